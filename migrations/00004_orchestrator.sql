@@ -1,0 +1,491 @@
+-- The verbs of the orchestrator queue, and history.
+
+-- +goose Up
+
+-- +goose StatementBegin
+CREATE FUNCTION enqueue_message_many(
+    p_instances text[], p_kinds text[], p_datas text[], p_names text[] DEFAULT NULL, p_versions text[] DEFAULT NULL,
+    p_executions bigint[] DEFAULT NULL, p_namespaces text[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL,
+    p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
+    p_quiet boolean DEFAULT false)
+RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz, item_namespace text)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_nestloop = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now    timestamptz := clock_timestamp();
+    v_before text;
+BEGIN
+    PERFORM register_namespaces(p_namespaces);
+    v_before := quiet(p_quiet);
+    RETURN QUERY
+    WITH input AS MATERIALIZED (
+        SELECT i.ord, nextval('orchestrator_queue_id_seq') AS id, i.instance_id, i.kind, i.data::json AS data,
+               i.name, i.version, i.execution_id,
+               coalesce((SELECT known.namespace FROM instances known WHERE known.instance_id = i.instance_id),
+                        i.namespace, 'default') AS namespace,
+               coalesce(i.priority, 0::smallint) AS priority,
+               coalesce(i.visible_at, v_now + i.delay, v_now) AS visible_at, i.dedup_key
+          FROM unnest(p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, p_namespaces, p_priorities,
+                      p_delays, p_visible_ats, p_dedup_keys) WITH ORDINALITY
+               AS i (instance_id, kind, data, name, version, execution_id, namespace, priority,
+                     delay, visible_at, dedup_key, ord)
+    ), added AS (
+        INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
+                                        namespace, priority, visible_at, dedup_key)
+        SELECT id, instance_id, kind, data, name, version, execution_id, namespace, priority, visible_at, dedup_key
+          FROM input ORDER BY ord
+        ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING
+        RETURNING id
+    )
+    SELECT coalesce(added.id, queued.id, first.id), added.id IS NULL, input.visible_at, v_now, input.namespace
+      FROM input
+      LEFT JOIN added ON added.id = input.id
+      LEFT JOIN LATERAL (SELECT q.id FROM orchestrator_queue q
+                          WHERE added.id IS NULL
+                            AND q.namespace = input.namespace AND q.dedup_key = input.dedup_key) queued ON true
+      LEFT JOIN LATERAL (SELECT min(same.id) AS id FROM input same
+                          WHERE added.id IS NULL
+                            AND same.namespace = input.namespace AND same.dedup_key = input.dedup_key) first ON true
+     ORDER BY input.ord;
+    PERFORM set_config('pgwake.notify', v_before, true);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order. An instance that is known keeps its namespace, whatever the message says. Dedup keys and p_quiet as in enqueue_work_many.';
+
+-- +goose StatementBegin
+CREATE FUNCTION enqueue_message(
+    p_instance text, p_kind text, p_data json DEFAULT NULL, p_name text DEFAULT NULL, p_version text DEFAULT NULL,
+    p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0, p_delay interval DEFAULT NULL,
+    p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL)
+RETURNS bigint
+LANGUAGE sql
+SET search_path FROM CURRENT
+AS $$
+    SELECT item_id FROM enqueue_message_many(
+        ARRAY[p_instance], ARRAY[p_kind], ARRAY[p_data::text], ARRAY[p_name], ARRAY[p_version], NULL,
+        ARRAY[p_namespace], ARRAY[p_priority::smallint], ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key])
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION enqueue_message IS 'Adds one message for an instance and returns its id: SELECT enqueue_message(''order-7'', ''start'', ''{}'', p_name => ''order'').';
+
+-- +goose StatementBegin
+CREATE FUNCTION lock_due_instance(p_id bigint, p_instance text, p_token uuid, p_now timestamptz, p_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_lock_end timestamptz;
+BEGIN
+    -- Two fetches never work on one instance at a time, so none waits for the other's insert below.
+    IF NOT pg_try_advisory_xact_lock(hashtext(current_schema()::text), hashtext(p_instance)) THEN
+        RETURN false;
+    END IF;
+    -- Has an earlier candidate, or another fetch, moved this message meanwhile?
+    IF NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.id = p_id AND q.visible_at <= p_now) THEN
+        RETURN false;
+    END IF;
+
+    SELECT l.locked_until INTO v_lock_end FROM instance_locks l
+     WHERE l.instance_id = p_instance FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        -- Either there is no lock, or an ack is about to remove it. An insert would wait for that ack,
+        -- which may be part of a long transaction.
+        IF EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = p_instance) THEN
+            RETURN false;
+        END IF;
+        INSERT INTO instance_locks VALUES (p_instance, p_token, p_until) ON CONFLICT DO NOTHING;
+        RETURN FOUND;
+    END IF;
+
+    IF v_lock_end > p_now THEN
+        -- Out of the way until the lease ends. Whoever releases the lock locks its row first, so it
+        -- either sees these messages as held and brings them back, or we could not have locked the row.
+        UPDATE orchestrator_queue q SET visible_at = v_lock_end, held = true
+         WHERE q.instance_id = p_instance AND q.visible_at <= p_now;
+        RETURN false;
+    END IF;
+    UPDATE instance_locks l SET lock_token = p_token, locked_until = p_until WHERE l.instance_id = p_instance;
+    RETURN true;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due message; never waits. False if it is leased (its due messages are then held until the lease ends) or if somebody is changing its lock at this moment.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fetch_orchestration(
+    p_token uuid, p_lock_timeout interval, p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false)
+RETURNS TABLE (
+    part text, id bigint, type text, data json, name text, version text, execution_id bigint,
+    attempt_count integer, created_at timestamptz, instance_id text, namespace text,
+    locked_until timestamptz, earliest_at timestamptz, now_at timestamptz)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now       timestamptz := clock_timestamp();
+    v_until     timestamptz := v_now + p_lock_timeout;
+    v_instance  text;
+    v_candidate record;
+    v_spare     integer := 32;
+    v_read      integer;
+    v_known     instances;
+    v_opening   orchestrator_queue;
+    v_execution bigint;
+BEGIN
+    IF p_lock_timeout <= interval '0' OR p_token IS NULL THEN
+        RAISE EXCEPTION 'fetch_orchestration needs a token and a positive lock timeout' USING ERRCODE = 'PW003';
+    END IF;
+
+    -- The first candidate, in order, whose instance can be locked. These are loops and no WHERE clause:
+    -- the planner is free to evaluate a function with side effects for rows that it then discards.
+    IF p_namespaces IS NULL THEN
+        FOR v_candidate IN
+            SELECT head.id, head.instance_id
+              FROM generate_series(9, 0, -1) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT q.id, q.instance_id FROM orchestrator_queue q
+                    WHERE q.priority = level.priority AND q.visible_at <= v_now
+                    ORDER BY q.visible_at, q.id) head
+        LOOP
+            IF lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until) THEN
+                v_instance := v_candidate.instance_id;
+                EXIT;
+            END IF;
+        END LOOP;
+    ELSE
+        -- Several namespaces have to be merged, so a few candidates of each are read at a time. A round
+        -- that locks none has held all that are leased; the next reads further, past those in motion.
+        LOOP
+            v_read := 0;
+            FOR v_candidate IN
+                SELECT c.id, c.instance_id
+                  FROM unnest(p_namespaces) AS served (namespace)
+                 CROSS JOIN generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.instance_id, q.priority, q.visible_at FROM orchestrator_queue q
+                        WHERE q.namespace = served.namespace AND q.priority = level.priority AND q.visible_at <= v_now
+                        ORDER BY q.visible_at, q.id
+                        LIMIT v_spare) c
+                 ORDER BY c.priority DESC, c.visible_at, c.id
+            LOOP
+                v_read := v_read + 1;
+                IF lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until) THEN
+                    v_instance := v_candidate.instance_id;
+                    EXIT;
+                END IF;
+            END LOOP;
+            EXIT WHEN v_instance IS NOT NULL OR v_read < v_spare;
+            v_spare := v_spare * 8;
+        END LOOP;
+    END IF;
+
+    IF v_instance IS NOT NULL THEN
+        UPDATE orchestrator_queue q
+           SET lock_token = p_token, visible_at = v_until, held = false, attempt_count = q.attempt_count + 1
+         WHERE q.instance_id = v_instance AND q.visible_at <= v_now;
+
+        SELECT * INTO v_known FROM instances i WHERE i.instance_id = v_instance;
+        SELECT * INTO v_opening FROM orchestrator_queue q
+         WHERE q.instance_id = v_instance AND q.lock_token = p_token AND q.kind IN ('start', 'continue_as_new')
+         ORDER BY q.id LIMIT 1;
+        v_execution := coalesce(v_known.current_execution, v_opening.execution_id, 1);
+
+        RETURN QUERY
+        SELECT 'item', NULL::bigint, NULL::text, NULL::json,
+               coalesce(v_known.name, v_opening.name), coalesce(v_known.version, v_opening.version), v_execution,
+               max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, min(q.namespace)),
+               v_until, NULL::timestamptz, NULL::timestamptz
+          FROM orchestrator_queue q WHERE q.instance_id = v_instance AND q.lock_token = p_token;
+        RETURN QUERY
+        SELECT 'message', q.id, q.kind, q.data, q.name, q.version, q.execution_id, q.attempt_count, q.created_at,
+               NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz
+          FROM orchestrator_queue q WHERE q.instance_id = v_instance AND q.lock_token = p_token ORDER BY q.id;
+        RETURN QUERY
+        SELECT 'event', h.event_id, h.type, h.data, NULL::text, NULL::text, NULL::bigint, NULL::integer, h.created_at,
+               NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz
+          FROM history h WHERE h.instance_id = v_instance AND h.execution_id = v_execution ORDER BY h.event_id;
+        IF p_announce THEN
+            PERFORM notify_queue('orchestrator', 0, v_until);
+        END IF;
+    END IF;
+
+    RETURN QUERY
+    SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer,
+           NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces), clock_timestamp();
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message and takes all its visible messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id, and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock.';
+
+-- +goose StatementBegin
+CREATE FUNCTION hold_instance_lock(p_instance text, p_token uuid)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    PERFORM FROM instance_locks l
+      WHERE l.instance_id = p_instance AND l.lock_token = p_token AND l.locked_until > clock_timestamp()
+        FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no lock on instance % with lock token %', p_instance, p_token USING ERRCODE = 'PW001';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION hold_instance_lock IS 'Locks the lock row of an instance to the end of the transaction. PW001 unless p_token holds it and has not expired.';
+
+-- +goose StatementBegin
+CREATE FUNCTION release_instance(p_instance text)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
+    UPDATE orchestrator_queue q SET visible_at = v_now, held = false
+     WHERE q.instance_id = p_instance AND q.held;
+    RETURN EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.visible_at <= v_now);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION release_instance IS 'Removes the lock of an instance and brings back the messages held behind it. True if the instance has a due message now. The caller holds the lock row.';
+
+-- +goose StatementBegin
+CREATE FUNCTION append_history(p_instance text, p_execution bigint, p_event_ids bigint[], p_types text[], p_datas text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    INSERT INTO history (instance_id, execution_id, event_id, type, data)
+    SELECT p_instance, p_execution, e.event_id, e.type, e.data::json
+      FROM unnest(p_event_ids, p_types, p_datas) AS e (event_id, type, data);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION append_history IS 'Adds events to an execution. An id that is taken is a unique violation of history_pkey.';
+
+-- +goose StatementBegin
+CREATE FUNCTION ack_orchestration(
+    p_instance text, p_token uuid, p_execution bigint,
+    p_name text DEFAULT NULL, p_version text DEFAULT NULL, p_status text DEFAULT NULL, p_output text DEFAULT NULL,
+    p_event_ids bigint[] DEFAULT NULL, p_event_types text[] DEFAULT NULL, p_event_datas text[] DEFAULT NULL,
+    p_work_names text[] DEFAULT NULL, p_work_inputs text[] DEFAULT NULL, p_work_namespaces text[] DEFAULT NULL,
+    p_work_priorities smallint[] DEFAULT NULL, p_work_delays interval[] DEFAULT NULL,
+    p_work_visible_ats timestamptz[] DEFAULT NULL, p_work_dedup_keys text[] DEFAULT NULL,
+    p_work_instances text[] DEFAULT NULL, p_work_executions bigint[] DEFAULT NULL, p_work_activities bigint[] DEFAULT NULL,
+    p_message_instances text[] DEFAULT NULL, p_message_kinds text[] DEFAULT NULL, p_message_datas text[] DEFAULT NULL,
+    p_message_names text[] DEFAULT NULL, p_message_versions text[] DEFAULT NULL, p_message_executions bigint[] DEFAULT NULL,
+    p_message_namespaces text[] DEFAULT NULL, p_message_priorities smallint[] DEFAULT NULL,
+    p_message_delays interval[] DEFAULT NULL, p_message_visible_ats timestamptz[] DEFAULT NULL,
+    p_message_dedup_keys text[] DEFAULT NULL,
+    p_quiet boolean DEFAULT false)
+RETURNS TABLE (queue text, namespace text, due_at timestamptz, now_at timestamptz)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now       timestamptz;
+    v_namespace text;
+BEGIN
+    PERFORM hold_instance_lock(p_instance, p_token);
+    SELECT min(q.namespace) INTO v_namespace FROM orchestrator_queue q
+     WHERE q.instance_id = p_instance AND q.lock_token = p_token;
+
+    IF p_name IS NOT NULL THEN
+        INSERT INTO instances AS i (instance_id, namespace, name, version, current_execution)
+        VALUES (p_instance, coalesce(v_namespace, 'default'), p_name, p_version, p_execution)
+        ON CONFLICT (instance_id) DO UPDATE
+           SET name = excluded.name, version = coalesce(excluded.version, i.version), updated_at = clock_timestamp(),
+               current_execution = greatest(i.current_execution, excluded.current_execution);
+    ELSE
+        UPDATE instances i
+           SET current_execution = greatest(i.current_execution, p_execution), updated_at = clock_timestamp()
+         WHERE i.instance_id = p_instance;
+        IF NOT FOUND AND (cardinality(p_event_ids) > 0 OR p_status IS NOT NULL) THEN
+            RAISE EXCEPTION 'instance % is new, so its first ack must name it', p_instance USING ERRCODE = 'PW003';
+        END IF;
+    END IF;
+    IF EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance) THEN
+        INSERT INTO executions AS x (instance_id, execution_id, status, output, completed_at)
+        VALUES (p_instance, p_execution, coalesce(p_status, 'Running'), p_output,
+                CASE WHEN p_status <> 'Running' THEN clock_timestamp() END)
+        ON CONFLICT (instance_id, execution_id) DO UPDATE
+           SET status = excluded.status, output = coalesce(excluded.output, x.output),
+               completed_at = excluded.completed_at
+         WHERE p_status IS NOT NULL;
+    END IF;
+
+    IF cardinality(p_event_ids) > 0 THEN
+        PERFORM append_history(p_instance, p_execution, p_event_ids, p_event_types, p_event_datas);
+    END IF;
+    IF cardinality(p_work_names) > 0 THEN
+        RETURN QUERY
+        SELECT 'worker', coalesce(n.namespace, 'default'), w.due_at, w.now_at
+          FROM enqueue_work_many(p_work_names, p_work_inputs, p_work_namespaces, p_work_priorities, p_work_delays,
+                                 p_work_visible_ats, p_work_dedup_keys, p_work_instances, p_work_executions,
+                                 p_work_activities, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
+          LEFT JOIN unnest(p_work_namespaces) WITH ORDINALITY AS n (namespace, ord) ON n.ord = w.ord;
+    END IF;
+    IF cardinality(p_message_instances) > 0 THEN
+        RETURN QUERY
+        SELECT 'orchestrator', m.item_namespace, m.due_at, m.now_at
+          FROM enqueue_message_many(p_message_instances, p_message_kinds, p_message_datas, p_message_names,
+                                    p_message_versions, p_message_executions, p_message_namespaces, p_message_priorities,
+                                    p_message_delays, p_message_visible_ats, p_message_dedup_keys, p_quiet) AS m;
+    END IF;
+
+    DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;
+    v_now := clock_timestamp();
+    IF release_instance(p_instance) THEN
+        RETURN QUERY SELECT 'orchestrator', coalesce(v_namespace, 'default'), v_now, v_now;
+    END IF;
+    RETURN QUERY SELECT 'freed', coalesce(v_namespace, 'default'), v_now, v_now;
+    -- A caller that asked for quiet looks once more after its commit. For any other the commit is out
+    -- of sight, and a message may commit between this snapshot and that commit: so always notify.
+    IF NOT p_quiet THEN
+        PERFORM notify_queue('orchestrator', 1, NULL, v_namespace);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell. PW001 if the token no longer holds.';
+
+-- +goose StatementBegin
+CREATE FUNCTION give_back_turn(p_instance text, p_token uuid, p_delay interval, p_ignore_attempt boolean)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_now       timestamptz := clock_timestamp();
+    v_namespace text;
+BEGIN
+    WITH returned AS (
+        UPDATE orchestrator_queue q
+           SET visible_at = v_now + p_delay, lock_token = NULL,
+               attempt_count = greatest(q.attempt_count - p_ignore_attempt::integer, 0)
+         WHERE q.instance_id = p_instance AND q.lock_token = p_token
+        RETURNING q.namespace)
+    SELECT min(r.namespace) INTO v_namespace FROM returned r;
+    PERFORM release_instance(p_instance);
+    PERFORM notify_queue('orchestrator', 1, v_now + p_delay, v_namespace);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION give_back_turn IS 'Returns the messages of a turn to the queue, due after p_delay, and releases the instance. The caller holds the lock row.';
+
+-- +goose StatementBegin
+CREATE FUNCTION abandon_orchestration(p_instance text, p_token uuid, p_delay interval DEFAULT '0', p_ignore_attempt boolean DEFAULT false)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    PERFORM hold_instance_lock(p_instance, p_token);
+    PERFORM give_back_turn(p_instance, p_token, p_delay, p_ignore_attempt);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION abandon_orchestration IS 'Gives a turn back: its messages are due again after p_delay and the instance is free at once. p_ignore_attempt undoes the count of this attempt. PW001 if the token no longer holds.';
+
+-- +goose StatementBegin
+CREATE FUNCTION renew_orchestration(p_instance text, p_token uuid, p_lock_timeout interval)
+RETURNS timestamptz
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_until timestamptz;
+BEGIN
+    PERFORM hold_instance_lock(p_instance, p_token);
+    v_until := clock_timestamp() + p_lock_timeout;
+    UPDATE instance_locks l SET locked_until = v_until WHERE l.instance_id = p_instance;
+    UPDATE orchestrator_queue q SET visible_at = v_until
+     WHERE q.instance_id = p_instance AND (q.lock_token = p_token OR q.held);
+    RETURN v_until;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION renew_orchestration IS 'Makes the instance lock, and with it the turn, end p_lock_timeout from now, and returns that instant. PW001 if the token no longer holds.';
+
+-- +goose StatementBegin
+CREATE FUNCTION undo_orchestration_claim(p_token uuid)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_instance text;
+BEGIN
+    SELECT l.instance_id INTO v_instance FROM instance_locks l
+     WHERE l.lock_token = p_token AND l.locked_until > clock_timestamp() FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM give_back_turn(v_instance, p_token, interval '0', true);
+    RETURN true;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION undo_orchestration_claim IS 'Gives back the turn that p_token took, as if it had never been fetched; false if there is none. For a fetch whose outcome is unknown.';
+
+-- +goose StatementBegin
+CREATE FUNCTION read_history(p_instance text, p_execution bigint DEFAULT NULL, p_from_event_id bigint DEFAULT NULL)
+RETURNS TABLE (event_id bigint, type text, data json, created_at timestamptz, execution_id bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_execution bigint := coalesce(p_execution,
+        (SELECT i.current_execution FROM instances i WHERE i.instance_id = p_instance), 1);
+BEGIN
+    RETURN QUERY
+    SELECT h.event_id, h.type, h.data, h.created_at, h.execution_id FROM history h
+     WHERE h.instance_id = p_instance AND h.execution_id = v_execution
+       AND h.event_id >= coalesce(p_from_event_id, h.event_id)
+     ORDER BY h.event_id;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION read_history IS 'Events of an execution (null: the current one) by id, from p_from_event_id on. No row for an unknown instance.';
+
+-- +goose Down
+
+DROP FUNCTION read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn,
+    ack_orchestration, append_history, release_instance, hold_instance_lock, fetch_orchestration, lock_due_instance,
+    enqueue_message, enqueue_message_many;

@@ -1,0 +1,133 @@
+// Package migrations holds the schema as numbered SQL files and applies them.
+//
+// The SQL functions that the files create are the wire contract of pgwake: every verb of the Go API
+// calls exactly one of them, and any language can call them too.
+package migrations
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+)
+
+//go:embed *.sql
+var files embed.FS
+
+// versionTable records the applied migrations. It lives in the schema that they were applied to.
+const versionTable = "schema_migrations"
+
+// Up creates the schema if it is missing and applies every migration that it lacks. It may be called
+// again, and by any number of processes at once: they take turns by an advisory lock, and only the
+// first finds work to do. It needs the right to create in the schema, and the right to create schemas
+// only if the schema is missing.
+func Up(ctx context.Context, config *pgx.ConnConfig, schema string) error {
+	return run(ctx, config, schema, func(ctx context.Context, p *goose.Provider) error {
+		_, err := p.Up(ctx)
+		return err
+	})
+}
+
+// Down takes every migration back. It is refused with SQLSTATE PW006 while a table still holds rows,
+// so it cannot lose any. The empty schema itself remains.
+func Down(ctx context.Context, config *pgx.ConnConfig, schema string) error {
+	return run(ctx, config, schema, func(ctx context.Context, p *goose.Provider) error {
+		_, err := p.DownTo(ctx, 0)
+		return err
+	})
+}
+
+// Version returns the version that the schema is at, and the newest one that this package knows.
+// A schema that does not exist is at version 0.
+func Version(ctx context.Context, conn *pgx.Conn, schema string) (current, latest int64, err error) {
+	latest, err = latestVersion()
+	if err != nil {
+		return 0, 0, err
+	}
+	table := pgx.Identifier{schema, versionTable}.Sanitize()
+	var exists bool
+	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, table).Scan(&exists); err != nil {
+		return 0, 0, fmt.Errorf("read the migration version of schema %q: %w", schema, err)
+	}
+	if !exists {
+		return 0, latest, nil
+	}
+	err = conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM `+table+` WHERE is_applied`).Scan(&current)
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the migration version of schema %q: %w", schema, err)
+	}
+	return current, latest, nil
+}
+
+func latestVersion() (int64, error) {
+	entries, err := files.ReadDir(".")
+	if err != nil {
+		return 0, err
+	}
+	return goose.NumericComponent(entries[len(entries)-1].Name())
+}
+
+func run(ctx context.Context, config *pgx.ConnConfig, schema string, apply func(context.Context, *goose.Provider) error) (err error) {
+	config = config.Copy()
+	// The files name nothing by schema: the first entry decides where objects land, pg_catalog is
+	// searched before it, and functions pin this very path (SET search_path FROM CURRENT).
+	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
+	db := stdlib.OpenDB(*config)
+	defer func() { err = errors.Join(err, db.Close()) }()
+
+	unlock, err := takeTurn(ctx, db, schema)
+	if err != nil {
+		return fmt.Errorf("migrate schema %q: %w", schema, err)
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, files,
+		goose.WithTableName(versionTable),
+		goose.WithDisableGlobalRegistry(true),
+	)
+	if err != nil {
+		return fmt.Errorf("load the migrations: %w", err)
+	}
+	if err := apply(ctx, provider); err != nil {
+		return fmt.Errorf("migrate schema %q: %w", schema, err)
+	}
+	return nil
+}
+
+// takeTurn lets one process at a time migrate a schema, and makes sure that the schema exists. It goes
+// before goose's own session locker, which comes after goose has created its table: in pg_temp, as long as
+// there is no schema. It does not poll either: the server's lock queue wakes the next process at once.
+func takeTurn(ctx context.Context, db *sql.DB, schema string) (unlock func() error, err error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Closing the session releases the lock, also when this process dies.
+	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
+	if err == nil {
+		err = createSchema(ctx, conn, schema)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return func() error {
+		_, err := conn.ExecContext(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock_all()`)
+		return errors.Join(err, conn.Close())
+	}, nil
+}
+
+// createSchema looks before it creates, since CREATE SCHEMA IF NOT EXISTS demands the right to create
+// schemas even where there is nothing to create.
+func createSchema(ctx context.Context, conn *sql.Conn, schema string) error {
+	var exists bool
+	err := conn.QueryRowContext(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, schema).Scan(&exists)
+	if err != nil || exists {
+		return err
+	}
+	_, err = conn.ExecContext(ctx, `CREATE SCHEMA `+pgx.Identifier{schema}.Sanitize())
+	return err
+}
