@@ -1,0 +1,125 @@
+package pgwake
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// This file answers: how do the other nodes learn what this one did?
+//
+// A notification inside a producer's transaction makes its commit take the one lock of the whole server
+// that orders notifications, and hold it while the commit reaches the disk: writers queue up behind each
+// other. So the library's own producers commit without one and leave what there is to say here. The
+// coalescer says it right after, in a small transaction of its own that waits for no disk, at most once
+// per CoalesceInterval and queue: the first at once (leading edge), whatever follows within the interval
+// merged into one (trailing edge). Nothing is dropped: what cannot be sent now is sent later.
+//
+// A process that dies between its commit and this transaction leaves the item to the other nodes'
+// fallback. Producers that cannot accept that, or that bring their own transaction, use the Tx twins.
+
+type coalescer struct {
+	e        *engine
+	interval time.Duration
+
+	mu      sync.Mutex
+	pending [queueCount]*note
+	wake    chan struct{}
+}
+
+func newCoalescer(e *engine) *coalescer {
+	return &coalescer{e: e, interval: e.cfg.CoalesceInterval, wake: make(chan struct{}, 1)}
+}
+
+// tell has the other nodes told. It never blocks.
+func (c *coalescer) tell(q Queue, n note) {
+	c.mu.Lock()
+	if c.pending[q] != nil {
+		n = c.pending[q].merge(n)
+	}
+	c.pending[q] = &n
+	c.mu.Unlock()
+	c.again()
+}
+
+// again has the goroutine flush once more. It never blocks.
+func (c *coalescer) again() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *coalescer) run(ctx context.Context) {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	<-pause.C
+	c.again() // whatever was left by a run that panicked
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		}
+		c.e.inject("coalescer")
+		interval := c.interval
+		if err := c.flush(ctx); err != nil && ctx.Err() == nil {
+			interval = time.Second // the database is out of reach; what is pending stays so
+			c.again()
+		}
+		pause.Reset(interval)
+		select {
+		case <-ctx.Done():
+			return
+		case <-pause.C:
+		}
+	}
+}
+
+// flush sends what is pending in one statement.
+func (c *coalescer) flush(ctx context.Context) error {
+	c.mu.Lock()
+	taken := c.pending
+	c.pending = [queueCount]*note{}
+	c.mu.Unlock()
+
+	var queues, namespaces []*string
+	var due []int64
+	var next []*time.Time
+	for q, n := range taken {
+		if n == nil {
+			continue
+		}
+		name := Queue(q).String()
+		queues, due = append(queues, &name), append(due, n.due)
+		next = append(next, optional(n.next, n.next.IsZero()))
+		namespaces = append(namespaces, optional(n.namespace, n.namespace == ""))
+	}
+	if len(queues) == 0 {
+		return nil
+	}
+	var void any
+	err := c.e.exec(ctx, &void, c.e.sql.tell, queues, due, next, namespaces)
+	if err == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for q, n := range taken {
+		if n != nil {
+			if c.pending[q] != nil {
+				*n = n.merge(*c.pending[q])
+			}
+			c.pending[q] = n
+		}
+	}
+	return err
+}
+
+// optional returns a pointer to v, or nil if it is absent: how arguments say NULL.
+func optional[T any](v T, absent bool) *T {
+	if absent {
+		return nil
+	}
+	return &v
+}

@@ -1,0 +1,260 @@
+package pgwake
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Mode says how a node learns of due work.
+type Mode int
+
+const (
+	// ModeHybrid listens for notifications and, once a FallbackInterval, asks in case one was lost.
+	ModeHybrid Mode = iota
+	// ModeEventDriven listens for notifications alone. The connection is still kept alive by a statement
+	// every FallbackInterval, whose answer wakes nobody.
+	ModeEventDriven
+	// ModePolling has no LISTEN connection: one dispatcher per node and queue asks every PollInterval and
+	// calls the others when it finds work. For transaction poolers and servers without NOTIFY. Instants
+	// that the node knows of, timers and ends of leases, are met exactly all the same.
+	ModePolling
+)
+
+func (m Mode) String() string {
+	switch m {
+	case ModeHybrid:
+		return "hybrid"
+	case ModeEventDriven:
+		return "event-driven"
+	case ModePolling:
+		return "polling"
+	}
+	return fmt.Sprintf("Mode(%d)", int(m))
+}
+
+// AggressivePolicy says when a node polls in spite of listening.
+type AggressivePolicy int
+
+const (
+	// OnTrouble polls after a sign that notifications may not get through: the LISTEN connection was
+	// lost, a fetch failed, or a notification was not taken in time.
+	OnTrouble AggressivePolicy = iota
+	// OnEveryWake polls after every wake-up as well.
+	OnEveryWake
+	// Never does not poll, whatever happens.
+	Never
+)
+
+func (p AggressivePolicy) String() string {
+	switch p {
+	case OnTrouble:
+		return "on-trouble"
+	case OnEveryWake:
+		return "on-every-wake"
+	case Never:
+		return "never"
+	}
+	return fmt.Sprintf("AggressivePolicy(%d)", int(p))
+}
+
+// Config holds every setting of a Provider. The zero value means the defaults, and so does a nil *Config.
+// Durations that are negative, and values out of their range, are errors; all of them are reported at once.
+type Config struct {
+	// Schema holds the tables and functions. Any name of at most 63 bytes is good, also one that has to
+	// be quoted. Defaults to "pgwake".
+	Schema string
+
+	// SkipMigrate leaves the schema as it is; New and Open then fail with ErrNotMigrated if it is behind.
+	// Defaults to false: the schema is created and migrated.
+	SkipMigrate bool
+
+	// Mode says how the node learns of due work. Defaults to ModeHybrid.
+	Mode Mode
+
+	// DisableLongPoll makes every fetch return at once, and opens no LISTEN connection.
+	// Defaults to false.
+	DisableLongPoll bool
+
+	// ListenConfig is the configuration of the LISTEN connection, for when the pool goes through a
+	// transaction pooler, which cannot carry LISTEN. Defaults to the pool's.
+	ListenConfig *pgx.ConnConfig
+
+	// FallbackEnabled says whether what the periodic statement finds wakes a dispatcher. The statement
+	// itself runs in any case, since it keeps the LISTEN connection alive. Nil means true. Defaults to
+	// true, except in ModeEventDriven, where it must not be set to true.
+	FallbackEnabled *bool
+
+	// FallbackInterval is the time between two such statements; up to 1 s of jitter is added. It also
+	// bounds, with 5 s on top, how long a connection that lost its peer without a sign goes unnoticed.
+	// At least 100 ms. Defaults to 60 s.
+	FallbackInterval time.Duration
+
+	// MaxWait is how long a fetch waits whose PollTimeout is 0. Defaults to 30 s.
+	MaxWait time.Duration
+
+	// TimerGrace wakes a dispatcher this much before an item is due, at the price of one query that finds
+	// nothing. Due times are measured on the server's clock, so no grace is needed for clocks that
+	// differ. At most 1 s. Defaults to 0.
+	TimerGrace time.Duration
+
+	// AggressivePolicy says when a node polls in spite of listening. Defaults to OnTrouble.
+	AggressivePolicy AggressivePolicy
+
+	// AggressiveDuration is how long that polling lasts at least. Defaults to 60 s.
+	AggressiveDuration time.Duration
+
+	// AggressiveInterval is the time between two polls of a queue. The first comes after 5 ms, and the
+	// time then doubles up to this. At least 5 ms. Defaults to 100 ms.
+	AggressiveInterval time.Duration
+
+	// AggressiveExitThreshold is how many polls in a row must succeed and find nothing before the polling
+	// ends. Defaults to 5.
+	AggressiveExitThreshold int
+
+	// NotifyDeliveryTimeout is how soon a waiting dispatcher must take up a notification; if it is later,
+	// something is wrong with the process and the node polls. Defaults to 100 ms.
+	NotifyDeliveryTimeout time.Duration
+
+	// CoalesceInterval is the least time between two notifications that the library sends for one queue
+	// on its own account. The first goes out at once; what follows within the interval is merged into
+	// one at its end. Defaults to 5 ms.
+	CoalesceInterval time.Duration
+
+	// PollInterval is the time between two polls of a queue in ModePolling. Defaults to 100 ms.
+	PollInterval time.Duration
+
+	// WakeFanout is how many nodes a producer wakes for one item once wake-ups are directed; until then
+	// (docs/architecture.md, "Three stages") every listening node is told. Defaults to 2.
+	WakeFanout int
+
+	// QuietAbove is the number of finds per second from which a busy lane asks not to be notified; like
+	// WakeFanout it awaits the later stages. Defaults to 200.
+	QuietAbove int
+
+	// HibernateAfter closes the LISTEN connection after so long without work, for servers that suspend
+	// when idle; like WakeFanout it awaits the later stages, and until then must be 0. Defaults to 0: off.
+	HibernateAfter time.Duration
+
+	// HibernatePoll is the time between two looks while hibernating. Defaults to 6 min.
+	HibernatePoll time.Duration
+
+	// MaxPayload is the largest payload accepted, in bytes: an input, a message's data, an event's data.
+	// Defaults to 1 MiB.
+	MaxPayload int
+
+	// Logger receives what operators should know: a lost connection, a goroutine that panicked.
+	// Defaults to slog.Default().
+	Logger *slog.Logger
+
+	// clock replaces the local clock in tests of clocks that disagree.
+	clock func() time.Time
+	// fault is called at points where tests make the engine fail.
+	fault func(point string)
+}
+
+// Limits of the lock timeout of a fetch or a renewal, and its default.
+const (
+	MinLockTimeout     = 10 * time.Millisecond
+	MaxLockTimeout     = 24 * time.Hour
+	DefaultLockTimeout = 30 * time.Second
+)
+
+const (
+	defaultSchema = "pgwake"
+
+	// maxIdentifier is the length at which PostgreSQL truncates names (NAMEDATALEN - 1).
+	maxIdentifier = 63
+)
+
+// resolve returns a copy with the defaults filled in, or an ErrConfig that lists everything wrong.
+func (c *Config) resolve() (Config, error) {
+	var r Config
+	if c != nil {
+		r = *c
+	}
+	var problems []string
+	problem := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+
+	if r.Schema == "" {
+		r.Schema = defaultSchema
+	}
+	switch {
+	case len(r.Schema) > maxIdentifier:
+		problem("Schema is %d bytes long, and PostgreSQL truncates names at %d", len(r.Schema), maxIdentifier)
+	case strings.ContainsRune(r.Schema, 0) || !utf8.ValidString(r.Schema):
+		problem("Schema %q contains NUL or invalid UTF-8", r.Schema)
+	case strings.HasPrefix(r.Schema, "pg_"):
+		problem("Schema %q: names that begin with pg_ are the server's", r.Schema)
+	}
+
+	if r.Mode < ModeHybrid || r.Mode > ModePolling {
+		problem("Mode %d is unknown", int(r.Mode))
+	}
+	if r.AggressivePolicy < OnTrouble || r.AggressivePolicy > Never {
+		problem("AggressivePolicy %d is unknown", int(r.AggressivePolicy))
+	}
+	switch {
+	case r.FallbackEnabled == nil:
+		r.FallbackEnabled = new(r.Mode == ModeHybrid)
+	case *r.FallbackEnabled && r.Mode == ModeEventDriven:
+		problem("FallbackEnabled is true, and ModeEventDriven is the mode without it")
+	}
+
+	duration := func(name string, d *time.Duration, fallback, least, most time.Duration) {
+		if *d == 0 {
+			*d = fallback
+		}
+		if *d < least || *d > most {
+			problem("%s %v is not between %v and %v", name, *d, least, most)
+		}
+	}
+	const ever = time.Duration(math.MaxInt64)
+	duration("FallbackInterval", &r.FallbackInterval, time.Minute, 100*time.Millisecond, 24*time.Hour)
+	duration("MaxWait", &r.MaxWait, 30*time.Second, time.Millisecond, ever)
+	duration("TimerGrace", &r.TimerGrace, 0, 0, time.Second)
+	duration("AggressiveDuration", &r.AggressiveDuration, time.Minute, time.Millisecond, 24*time.Hour)
+	duration("AggressiveInterval", &r.AggressiveInterval, 100*time.Millisecond, firstScoutInterval, time.Hour)
+	duration("NotifyDeliveryTimeout", &r.NotifyDeliveryTimeout, 100*time.Millisecond, time.Millisecond, time.Minute)
+	duration("CoalesceInterval", &r.CoalesceInterval, 5*time.Millisecond, time.Millisecond, time.Second)
+	duration("PollInterval", &r.PollInterval, 100*time.Millisecond, time.Millisecond, time.Hour)
+	duration("HibernateAfter", &r.HibernateAfter, 0, 0, 0)
+	duration("HibernatePoll", &r.HibernatePoll, 6*time.Minute, time.Second, 24*time.Hour)
+
+	number := func(name string, n *int, fallback, least int) {
+		if *n == 0 {
+			*n = fallback
+		}
+		if *n < least {
+			problem("%s %d is less than %d", name, *n, least)
+		}
+	}
+	number("AggressiveExitThreshold", &r.AggressiveExitThreshold, 5, 1)
+	number("WakeFanout", &r.WakeFanout, 2, 1)
+	number("QuietAbove", &r.QuietAbove, 200, 1)
+	number("MaxPayload", &r.MaxPayload, 1<<20, 1)
+
+	if r.Logger == nil {
+		r.Logger = slog.Default()
+	}
+	if len(problems) > 0 {
+		return Config{}, fmt.Errorf("%w: %s", ErrConfig, strings.Join(problems, "; "))
+	}
+	return r, nil
+}
+
+// lockTimeout checks and completes the lock timeout of a fetch or a renewal.
+func lockTimeout(d time.Duration) (time.Duration, error) {
+	switch {
+	case d == 0:
+		return DefaultLockTimeout, nil
+	case d < MinLockTimeout || d > MaxLockTimeout:
+		return 0, invalid("lock timeout %v is not between %v and %v", d, MinLockTimeout, MaxLockTimeout)
+	}
+	return d, nil
+}

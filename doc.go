@@ -1,0 +1,73 @@
+// Package pgwake hands durable work from PostgreSQL to Go code: within about a millisecond of its becoming
+// due, and with about one query a minute while nothing is due.
+//
+// # First steps
+//
+// Open a [Provider], enqueue, fetch, acknowledge:
+//
+//	p, err := pgwake.Open(ctx, os.Getenv("DATABASE_URL"), nil) // migrates, listens
+//	if err != nil {
+//		return err
+//	}
+//	defer p.Close(context.WithoutCancel(ctx))
+//
+//	_, err = p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "email.send", Input: []byte(`{"to":"ada"}`)}, nil)
+//	if err != nil {
+//		return err
+//	}
+//	for {
+//		item, err := p.FetchWorkItem(ctx, nil) // waits, holding no connection and asking nothing
+//		if errors.Is(err, pgwake.ErrNoWork) {
+//			continue // nothing was due for 30 s
+//		}
+//		if err != nil {
+//			return err
+//		}
+//		// ... do the work ...
+//		if err := p.AckWorkItem(ctx, item.LockToken, nil); err != nil {
+//			return err
+//		}
+//	}
+//
+// Run as many such loops as there should be items in work at once, in as many processes as you like.
+//
+// # Leases
+//
+// A fetch claims an item for a lock timeout (30 s unless [FetchOptions] says otherwise) and gives it a
+// [LockToken]. Acknowledge it, give it back with [Provider.AbandonWorkItem], or make the lease longer with
+// [Provider.RenewWorkItemLock] before it ends. When a process dies, its items come back the moment their
+// leases end; an expired token can do nothing, so a process that was only slow cannot do harm. Delivery is
+// at least once. An effect that happens in the transaction that also acknowledges ([Provider.AckWorkItemTx])
+// happens exactly once.
+//
+// # Time, order, and whom it is for
+//
+// [EnqueueOptions] delays an item or sets the instant at which it is due, by the server's clock; the clock
+// of the application does not matter. Due items are fetched by priority, then due time, then id. A namespace
+// is a queue of its own within a queue: fetch from some with [FetchOptions], or from all. A dedup key makes
+// an enqueue add nothing while an item with the same key is queued.
+//
+// # Transactions
+//
+// Each verb but the fetches has a twin that ends in Tx and joins your transaction: the item exists if and
+// only if the transaction commits.
+//
+// # Orchestrations
+//
+// The second queue carries messages to instances of durable workflows. [Provider.FetchOrchestrationItem]
+// locks an instance and returns a turn: its visible messages, in order, and its history.
+// [Provider.AckOrchestrationItem] stores what the turn decided, all or nothing: history, work items,
+// messages, timers (messages with a delay). A runtime on top replays the history and decides; nothing here
+// reads it.
+//
+// # Any language
+//
+// Every verb is one SQL function of the schema (package migrations), so psql and other languages can take
+// part: SELECT pgwake.enqueue_work('email.send', '{"to":"ada"}') wakes a Go dispatcher like any other.
+//
+// # When something is wrong
+//
+// Errors are an [*Error] that says which verb failed and whether to try again, around conditions for
+// errors.Is such as [ErrLockLost]. [Provider.Stats] and [Provider.Health] show what the engine does; they
+// ask the database nothing. Without a LISTEN connection a Provider polls, as little as it can, and says so.
+package pgwake

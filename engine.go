@@ -1,0 +1,379 @@
+package pgwake
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/internal/dbclock"
+	"github.com/pgwake/pgwake/internal/supervise"
+)
+
+// This file answers: how do the pieces work together to make one fetch?
+
+// engine is what a Provider adds to the verbs: it knows when to ask the database for work.
+type engine struct {
+	cfg   *Config
+	sql   *statements
+	pool  *pgxpool.Pool
+	clock *dbclock.Clock
+	stats engineStats
+
+	waiters   *waiters
+	leases    leases
+	timer     *timer
+	coalescer *coalescer
+	listener  *listener // nil: ModePolling, or no long polling
+
+	mu       sync.Mutex
+	trouble  [queueCount]*aggressive
+	nextPoll [queueCount]time.Time // ModePolling
+
+	group *supervise.Group
+	ctx   context.Context
+	stop  context.CancelFunc
+
+	// lost is told when the LISTEN connection is lost.
+	lost func()
+}
+
+func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen *pgx.ConnConfig, lost func()) *engine {
+	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), lost: lost}
+	e.timer = newTimer(e)
+	e.coalescer = newCoalescer(e)
+	e.waiters = newWaiters(func(q Queue, namespaces []string) *lane {
+		return newLane(q, namespaces, e.clock.Now, e.timer.moved, &e.stats.queues[q])
+	})
+	for q := range e.trouble {
+		e.trouble[q] = newAggressive(cfg)
+	}
+	if cfg.Mode != ModePolling && !cfg.DisableLongPoll {
+		e.listener = newListener(e, listen)
+	}
+	e.ctx, e.stop = context.WithCancel(context.Background())
+	e.group = supervise.New(e.ctx, cfg.Logger)
+	return e
+}
+
+// start sets the goroutines going and waits until the first attempt to listen has ended, so that a
+// Provider hears from the moment it is returned.
+func (e *engine) start(ctx context.Context) {
+	e.group.Go("timer", e.timer.run)
+	e.group.Go("coalescer", e.coalescer.run)
+	if e.listener != nil {
+		e.group.Go("listener", e.listener.run)
+		select {
+		case <-e.listener.tried:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (e *engine) log() *slog.Logger { return e.cfg.Logger }
+
+// inject is where a test may make the engine fail.
+func (e *engine) inject(point string) {
+	if e.cfg.fault != nil {
+		e.cfg.fault(point)
+	}
+}
+
+// epoch identifies the LISTEN connection; 0: none.
+func (e *engine) epoch() uint64 {
+	if e.listener == nil {
+		return 0
+	}
+	return e.listener.epoch.Load()
+}
+
+// exec runs one of the engine's own small statements, which returns one value: on the LISTEN connection, so
+// that an exhausted pool does not delay it, or else on the pool.
+func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) error {
+	if e.listener != nil {
+		if err := e.listener.exec(ctx, dest, sql, args...); !errors.Is(err, errNotListening) {
+			return err
+		}
+	}
+	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	return e.pool.QueryRow(bounded, sql, args...).Scan(dest)
+}
+
+// claim is one query for work. announce says whether to tell the other nodes when the leases end.
+type claim func(ctx context.Context, announce bool) (report, error)
+
+// fetch makes the claim until it finds something, as often as there is reason to, or returns ErrNoWork
+// when the time is up:
+//
+//  1. It asks once, unless the lane is known to be empty and the fetch is one that waits.
+//  2. It parks. That costs no query and holds no connection.
+//  3. Each token makes it ask again.
+//  4. When the time is up it returns, without asking: the lane's last answer still holds.
+func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	l, err := e.waiters.enter(q, plan.namespaces)
+	if err != nil {
+		return err
+	}
+	defer l.leave()
+
+	mayPark := !plan.noWait && !e.cfg.DisableLongPoll
+	began := e.clock.Now()
+	if !mayPark || !l.isEmpty(e.epoch() != 0, e.staleAfter(q)) {
+		found, err := e.look(ctx, l, plan.lock, nil, ask)
+		if found || err != nil {
+			return err
+		}
+	}
+	if !mayPark {
+		return ErrNoWork
+	}
+	timeUp := time.NewTimer(plan.poll - e.clock.Now().Sub(began))
+	defer timeUp.Stop()
+	for {
+		t, err := l.park(ctx, timeUp.C)
+		if err != nil {
+			return err
+		}
+		e.woken(q, t)
+		found, err := e.look(ctx, l, plan.lock, &t, ask)
+		if found || err != nil {
+			return err
+		}
+	}
+}
+
+// staleAfter is how long an empty answer is good for without a LISTEN connection: past the scout's next poll,
+// which renews it as long as anyone waits. So many dispatchers that call Fetch in short turns cost no more
+// queries than one.
+func (e *engine) staleAfter(q Queue) time.Duration {
+	if e.cfg.Mode == ModePolling {
+		return 2 * e.cfg.PollInterval
+	}
+	if e.isAggressive(q) {
+		return 2 * e.cfg.AggressiveInterval
+	}
+	return 0
+}
+
+// look makes one query for work and lets the lane know what it says. by is the token that demanded it.
+func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, by *token, ask claim) (found bool, err error) {
+	answered := false
+	defer func() {
+		if !answered && by != nil {
+			l.handBack(*by) // also when ask panics
+		}
+	}()
+	k := l.beginLook(e.epoch())
+	sent := e.clock.Now()
+	announce := e.leases.announce(l.queue, e.clock.Server(sent), lockTimeout)
+	r, err := ask(ctx, announce)
+	if err != nil {
+		// A cancelled caller says nothing about the database.
+		if ctx.Err() == nil && e.ctx.Err() == nil {
+			e.enterAggressive(l.queue, troubleFetch)
+			e.observe(l.queue, outcomeFailed)
+		}
+		return false, err
+	}
+	answered = true
+	l.endLook(k, r, by, e.epoch())
+	if r.found == 0 {
+		e.observe(l.queue, outcomeEmpty)
+		return false, nil
+	}
+	e.observe(l.queue, outcomeFound)
+	if announce {
+		e.leases.told(l.queue, r.leaseEnd)
+	}
+	// The end of the lease is an instant for every lane here, whatever becomes of this dispatcher.
+	e.waiters.each(l.queue, "", func(any *lane) { any.heard(r.leaseEnd) })
+	c := &e.stats.queues[l.queue]
+	c.items.Add(int64(r.found))
+	c.finds[reasonOf(by)].Add(1)
+	return true, nil
+}
+
+func reasonOf(by *token) WakeReason {
+	if by == nil {
+		return WakeFetch
+	}
+	return by.reason
+}
+
+// woken accounts for a token that a parked dispatcher took.
+func (e *engine) woken(q Queue, t token) {
+	if e.cfg.AggressivePolicy == OnEveryWake {
+		e.enterAggressive(q, troubleWake)
+	}
+	if t.reason == WakeNotify && !t.handed.IsZero() && e.clock.Now().Sub(t.handed) > e.cfg.NotifyDeliveryTimeout {
+		e.enterAggressive(q, troubleDelivery)
+	}
+}
+
+// heard takes in what a notification says.
+func (e *engine) heard(q Queue, n note) {
+	if !n.next.IsZero() {
+		e.leases.told(q, n.next)
+	}
+	e.signal(q, n, WakeNotify)
+}
+
+// signal passes a note on to the lanes that it concerns.
+func (e *engine) signal(q Queue, n note, why WakeReason) {
+	e.waiters.each(q, n.namespace, func(l *lane) {
+		if !n.next.IsZero() {
+			l.heard(n.next)
+		}
+		if n.due > 0 {
+			l.signal(why)
+		}
+	})
+}
+
+// quiet reports whether an enqueue of this Provider may leave the notification to the coalescer.
+func (e *engine) quiet() bool { return e.epoch() != 0 }
+
+// produced is something that a committed transaction made due, at once or later.
+type produced struct {
+	queue      Queue
+	namespace  string
+	dueAt, now time.Time // server time
+}
+
+// tell lets this node know what was just committed, and the others if the transaction was quiet.
+func (e *engine) tell(all []produced, quiet bool) {
+	var notes [queueCount]*note
+	for _, d := range all {
+		n := note{namespace: d.namespace}
+		if d.dueAt.After(d.now) {
+			n.next = d.dueAt
+		} else {
+			n.due = 1
+		}
+		if notes[d.queue] != nil {
+			n = notes[d.queue].merge(n)
+		}
+		notes[d.queue] = &n
+	}
+	for q, n := range notes {
+		if n == nil {
+			continue
+		}
+		e.signal(Queue(q), *n, WakeLocal)
+		if quiet {
+			e.coalescer.tell(Queue(q), *n)
+		}
+	}
+}
+
+// acked is called after the commit of an ack that ended a turn.
+func (e *engine) acked(freed string, due []produced, quiet bool) {
+	e.tell(due, quiet)
+	e.released(freed, quiet)
+}
+
+// relayAfter is how soon after a release a dispatcher of this node must have looked before the others are
+// asked to.
+const relayAfter = 10 * time.Millisecond
+
+// released is called after the commit of what freed an instance. A message that committed between that
+// transaction's last snapshot and its commit was seen by neither side: its wake-up found the lease still
+// held. So somebody looks once more: a dispatcher of this node if one does within relayAfter, or another
+// node's.
+func (e *engine) released(namespace string, quiet bool) {
+	asked := false
+	e.waiters.each(Orchestrator, namespace, func(l *lane) {
+		asked = true
+		if quiet {
+			l.relayAt(e.clock.Now().Add(relayAfter))
+		}
+		l.signal(WakeLocal)
+	})
+	if quiet && !asked {
+		e.coalescer.tell(Orchestrator, note{due: 1, namespace: namespace})
+	}
+}
+
+func (e *engine) enterAggressive(q Queue, why trouble) {
+	e.mu.Lock()
+	e.trouble[q].enter(why, e.clock.Now())
+	e.mu.Unlock()
+	e.timer.moved()
+}
+
+func (e *engine) observe(q Queue, o outcome) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.trouble[q].observe(o, e.clock.Now())
+}
+
+func (e *engine) isAggressive(q Queue) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, active := e.trouble[q].poll()
+	return active
+}
+
+// pollQueue makes the scout of a queue look if it is time to, and returns when it will be next.
+func (e *engine) pollQueue(q Queue) (next time.Time, polling bool) {
+	e.mu.Lock()
+	now := e.clock.Now()
+	var due bool
+	if e.cfg.Mode == ModePolling {
+		if due = !e.nextPoll[q].After(now); due {
+			e.nextPoll[q] = now.Add(e.cfg.PollInterval)
+		}
+		next, polling = e.nextPoll[q], true
+	} else if next, polling = e.trouble[q].poll(); polling && !next.After(now) {
+		due = true
+		e.trouble[q].polled(now)
+		next, _ = e.trouble[q].poll()
+	}
+	e.mu.Unlock()
+	if due {
+		for _, l := range e.waiters.lanes(q) {
+			l.poll()
+		}
+	}
+	return next, polling
+}
+
+// listenerLost voids what was known by listening.
+func (e *engine) listenerLost() {
+	if e.ctx.Err() != nil {
+		return
+	}
+	e.lost()
+	for q := range Queue(queueCount) {
+		for _, l := range e.waiters.lanes(q) {
+			l.forget()
+		}
+		e.enterAggressive(q, troubleListener)
+	}
+}
+
+// listenerUp makes every lane look once, in a snapshot that is younger than the LISTEN.
+func (e *engine) listenerUp() {
+	for q := range Queue(queueCount) {
+		for _, l := range e.waiters.lanes(q) {
+			l.signal(WakeReconnect)
+		}
+	}
+}
+
+// close ends the waits, says what is left to say, and ends the goroutines; ctx bounds it.
+func (e *engine) close(ctx context.Context) {
+	e.waiters.close()
+	flushing, cancel := context.WithTimeout(ctx, time.Second)
+	_ = e.coalescer.flush(flushing) // a node that leaves mid-flush is a node that died: the fallback's case
+	cancel()
+	e.stop()
+	e.group.Wait()
+}

@@ -1,0 +1,140 @@
+package pgwake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// The conditions that callers tell apart, for use with errors.Is. The errors returned by the verbs wrap
+// them in an *Error.
+var (
+	// ErrNoWork: the poll timeout of a fetch passed and nothing was due.
+	ErrNoWork = errors.New("no work")
+	// ErrLockLost: the lock token is unknown, was used up, or has expired. Nothing was written.
+	ErrLockLost = errors.New("lock token is unknown or expired")
+	// ErrNotFound: there is no such instance.
+	ErrNotFound = errors.New("not found")
+	// ErrDuplicateEvent: an event with this id is already in the execution's history. Nothing was written.
+	ErrDuplicateEvent = errors.New("event id is already in the history")
+	// ErrInvalid: an argument breaks a rule that its documentation states. Nothing was sent.
+	ErrInvalid = errors.New("invalid argument")
+	// ErrPayloadTooLarge: a payload exceeds Config.MaxPayload. It is also an ErrInvalid.
+	ErrPayloadTooLarge = fmt.Errorf("%w: payload too large", ErrInvalid)
+	// ErrClosed: the Provider is closed.
+	ErrClosed = errors.New("provider is closed")
+	// ErrConfig: the Config, the database URL or the schema name is unusable.
+	ErrConfig = errors.New("invalid configuration")
+	// ErrServerTooOld: the server is older than PostgreSQL 14.
+	ErrServerTooOld = errors.New("PostgreSQL 14 or newer is required")
+	// ErrPermission: the role lacks a right that the operation needs.
+	ErrPermission = errors.New("permission denied")
+	// ErrNotMigrated: the schema does not have the tables and functions that this version needs.
+	ErrNotMigrated = errors.New("schema is not migrated")
+)
+
+// Error is what every verb returns when it fails.
+type Error struct {
+	Op        string // the verb, such as "ack work item"
+	Err       error  // the cause; errors.Is and errors.As see through
+	Retryable bool   // the same call may succeed later: deadlock, serialization failure, lost connection, shutdown, full pool
+	SQLState  string // the server's SQLSTATE, if the server answered
+}
+
+func (e *Error) Error() string { return "pgwake: " + e.Op + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// SQLSTATEs raised by the functions in migrations.
+const (
+	stateLockLost  = "PW001"
+	stateNotFound  = "PW002"
+	stateInvalid   = "PW003"
+	stateUndefined = "42883" // undefined_function
+)
+
+// failed wraps err as the outcome of op. It is idempotent, and nil stays nil.
+func failed(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if wrapped := (*Error)(nil); errors.As(err, &wrapped) {
+		return err
+	}
+	e := &Error{Op: op, Err: err, Retryable: retryable(err)}
+	pgErr := (*pgconn.PgError)(nil)
+	if !errors.As(err, &pgErr) {
+		return e
+	}
+	e.SQLState = pgErr.Code
+	if condition := conditionOf(pgErr); condition != nil {
+		e.Err = fmt.Errorf("%w: %w", condition, err)
+	}
+	return e
+}
+
+func conditionOf(err *pgconn.PgError) error {
+	switch {
+	case err.Code == stateLockLost:
+		return ErrLockLost
+	case err.Code == stateNotFound:
+		return ErrNotFound
+	case err.Code == stateInvalid:
+		return ErrInvalid
+	case err.Code == "23505" && err.ConstraintName == "history_pkey":
+		return ErrDuplicateEvent
+	case err.Code == "42501": // insufficient_privilege
+		return ErrPermission
+	case err.Code == stateUndefined, err.Code == "3F000", err.Code == "42P01": // function, schema, table
+		return ErrNotMigrated
+	case err.Code == "22P02", err.Code == "22021", err.Code == "22P05", err.Code == "23514": // bad text, bad encoding, check
+		return ErrInvalid
+	}
+	return nil
+}
+
+// retryable reports whether the same call may succeed later. A cancelled context is the caller's wish and
+// is not; a deadline is, since it is how a full pool and a dead network show.
+func retryable(err error) bool {
+	if errors.Is(err, context.Canceled) {
+		return false
+	}
+	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
+		switch {
+		case strings.HasPrefix(pgErr.Code, "08"), // connection exceptions
+			strings.HasPrefix(pgErr.Code, "53"),  // out of connections, memory, disk
+			strings.HasPrefix(pgErr.Code, "57P"), // shutdown, crash, starting up
+			strings.HasPrefix(pgErr.Code, "40"),  // serialization failure, deadlock
+			pgErr.Code == "25006",                // read-only: a standby, until failover ends
+			pgErr.Code == "55P03",                // lock timeout
+			pgErr.Code == "57014":                // statement timeout
+			return true
+		}
+		return false
+	}
+	var connectErr *pgconn.ConnectError
+	var netErr net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &connectErr) || errors.As(err, &netErr) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		pgconn.SafeToRetry(err)
+}
+
+// outcomeUnknown reports whether a statement that failed with err may have been committed all the same:
+// it was sent, and no answer to it came back.
+func outcomeUnknown(err error) bool {
+	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
+		return pgErr.Severity != "ERROR"
+	}
+	return err != nil && !pgconn.SafeToRetry(err)
+}
+
+// invalid returns an ErrInvalid that says what is wrong with which argument.
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,369 @@
+package pgwake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+)
+
+// This file answers: how do notifications reach this node, and how does it know that they do?
+//
+// One goroutine owns one connection. It listens, hands what it hears to the lanes, and once a
+// FallbackInterval asks the database for what is due: the safety net, and the proof that the connection
+// lives. Others may have it run a short statement in between (exec), so that nothing of the engine needs
+// the pool. It never waits for a dispatcher.
+//
+// The epoch counts connections; 0 means that there is none. It is set after LISTEN was committed, so a
+// query that begins in an epoch misses nothing that the epoch's notifications do not report.
+
+const (
+	// answerDeadline bounds every statement on the LISTEN connection. One that takes longer has lost its
+	// peer: together with FallbackInterval this is the bound on an outage that gives no sign.
+	answerDeadline = 5 * time.Second
+
+	firstReconnect   = 50 * time.Millisecond
+	lastReconnect    = 5 * time.Second
+	healthySession   = 10 * time.Second
+	fallbackJitter   = time.Second
+	closingHandshake = time.Second
+)
+
+type listener struct {
+	e      *engine
+	config *pgx.ConnConfig
+
+	epoch    atomic.Uint64
+	sessions atomic.Uint64 // so far
+	pid      atomic.Uint32 // of the backend
+
+	tried     chan struct{} // closed once the first attempt to listen has ended, either way
+	triedOnce sync.Once
+
+	mu        sync.Mutex
+	interrupt context.CancelFunc // ends the wait for a notification; nil: not waiting
+	jobs      []*job
+	lastErr   error
+}
+
+// job is a statement for the LISTEN connection.
+type job struct {
+	sql  string
+	args []any
+	dest any // where the one value of the one row goes
+	done chan error
+}
+
+var errNotListening = errors.New("not listening")
+
+func newListener(e *engine, config *pgx.ConnConfig) *listener {
+	config = config.Copy()
+	// A wait is interrupted by a deadline on the socket, which leaves the connection usable.
+	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
+	}
+	return &listener{e: e, config: config, tried: make(chan struct{})}
+}
+
+// run keeps a session up, with a jittered back-off between attempts.
+func (l *listener) run(ctx context.Context) {
+	pause := firstReconnect
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	defer l.lost(errors.New("listener stopped")) // also when it panics
+	<-wait.C
+	for {
+		began := time.Now()
+		err := l.session(ctx)
+		l.lost(err)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) >= healthySession {
+			pause = firstReconnect
+		}
+		wait.Reset(pause/2 + rand.N(pause))
+		select {
+		case <-ctx.Done():
+			return
+		case <-wait.C:
+		}
+		pause = min(2*pause, lastReconnect)
+	}
+}
+
+// lost ends the epoch: what was known by listening is void, and the scout takes over.
+func (l *listener) lost(err error) {
+	if was := l.epoch.Swap(0); was != 0 && l.e.ctx.Err() == nil {
+		l.e.log().Warn("pgwake: LISTEN connection lost; polling until it is back", "error", err)
+	}
+	l.mu.Lock()
+	l.interrupt = nil
+	jobs := l.jobs
+	l.jobs = nil
+	if l.lastErr == nil {
+		l.lastErr = err
+	}
+	l.mu.Unlock()
+	for _, j := range jobs {
+		j.done <- errNotListening
+	}
+	l.e.listenerLost()
+	l.triedOnce.Do(func() { close(l.tried) })
+}
+
+// session connects, listens, and serves until something breaks.
+func (l *listener) session(ctx context.Context) error {
+	l.e.inject("connect")
+	dialing, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	conn, err := pgx.ConnectConfig(dialing, l.config)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingHandshake)
+		defer cancel()
+		_ = conn.Close(closing)
+	}()
+	keepAlive(conn.PgConn().Conn())
+	channels, err := l.listen(dialing, conn)
+	if err != nil {
+		return err
+	}
+
+	l.pid.Store(conn.PgConn().PID())
+	l.mu.Lock()
+	l.lastErr = nil
+	l.mu.Unlock()
+	l.epoch.Store(l.sessions.Add(1))
+	// Whatever was notified, or became due, before this moment went unheard. One look per lane finds it,
+	// and brings the instants of everything that is not due yet.
+	l.e.listenerUp()
+	l.triedOnce.Do(func() { close(l.tried) })
+
+	next := time.Now().Add(l.fallbackPause())
+	for {
+		l.e.inject("listener")
+		n, err := l.wait(ctx, conn, next)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		if n != nil {
+			l.handle(n, channels)
+		}
+		if err := l.runJobs(ctx, conn); err != nil {
+			return err
+		}
+		if !time.Now().Before(next) {
+			if err := l.fallback(ctx, conn); err != nil {
+				return err
+			}
+			next = time.Now().Add(l.fallbackPause())
+		}
+	}
+}
+
+// fallbackPause adds jitter, so that nodes that started together do not ask together.
+func (l *listener) fallbackPause() time.Duration {
+	interval := l.e.cfg.FallbackInterval
+	return interval + rand.N(min(fallbackJitter, interval/10+1))
+}
+
+// listen prepares the session and returns its channels.
+func (l *listener) listen(ctx context.Context, conn *pgx.Conn) (channels [queueCount]string, err error) {
+	sent := l.e.clock.Now()
+	var now time.Time
+	err = conn.QueryRow(ctx, l.e.sql.session).Scan(&channels[Orchestrator], &channels[Worker], &now)
+	if err != nil {
+		return channels, fmt.Errorf("prepare the LISTEN session: %w", err)
+	}
+	l.e.clock.Observe(sent, l.e.clock.Now(), now)
+	for _, channel := range channels {
+		if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
+			return channels, fmt.Errorf("listen on %s: %w", channel, err)
+		}
+	}
+	return channels, nil
+}
+
+// wait returns the next notification, or nil when there is a job or the time has come.
+func (l *listener) wait(ctx context.Context, conn *pgx.Conn, until time.Time) (*pgconn.Notification, error) {
+	waiting, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	l.mu.Lock()
+	if len(l.jobs) > 0 {
+		l.mu.Unlock()
+		return nil, nil
+	}
+	l.interrupt = cancel
+	l.mu.Unlock()
+
+	n, err := conn.WaitForNotification(waiting)
+
+	l.mu.Lock()
+	l.interrupt = nil
+	l.mu.Unlock()
+	if err != nil && waiting.Err() != nil && !conn.IsClosed() {
+		err = nil // interrupted, and none the worse for it
+	}
+	return n, err
+}
+
+func (l *listener) handle(n *pgconn.Notification, channels [queueCount]string) {
+	// What this connection sent is the coalescer's, and the lanes here were signalled directly.
+	if n.PID == l.pid.Load() {
+		return
+	}
+	for q, channel := range channels {
+		if n.Channel == channel {
+			l.e.heard(Queue(q), parseNote(n.Payload))
+		}
+	}
+}
+
+// parseNote reads what the SQL function notify_queue wrote. A payload that it cannot read, from a newer
+// version or a stranger, means: look, whatever your namespace.
+func parseNote(payload string) note {
+	unclear := note{due: 1}
+	due, rest, ok1 := strings.Cut(payload, " ")
+	micros, namespace, ok2 := strings.Cut(rest, " ")
+	count, err1 := strconv.ParseInt(due, 10, 64)
+	next, err2 := strconv.ParseInt(micros, 10, 64)
+	if !ok1 || !ok2 || err1 != nil || err2 != nil {
+		return unclear
+	}
+	n := note{due: count, namespace: namespace}
+	if next != 0 {
+		n.next = time.UnixMicro(next)
+	}
+	if namespace == "*" {
+		n.namespace = ""
+	}
+	return n
+}
+
+// exec runs a statement on the LISTEN connection. It fails at once if there is none. dest is not to be
+// read unless exec returns nil.
+func (l *listener) exec(ctx context.Context, dest any, sql string, args ...any) error {
+	j := &job{sql: sql, args: args, dest: dest, done: make(chan error, 1)}
+	l.mu.Lock()
+	if l.epoch.Load() == 0 {
+		l.mu.Unlock()
+		return errNotListening
+	}
+	l.jobs = append(l.jobs, j)
+	if l.interrupt != nil {
+		l.interrupt()
+	}
+	l.mu.Unlock()
+	select {
+	case err := <-j.done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// runJobs runs what exec left. An error that says the connection broke ends the session.
+func (l *listener) runJobs(ctx context.Context, conn *pgx.Conn) error {
+	l.mu.Lock()
+	jobs := l.jobs
+	l.jobs = nil
+	l.mu.Unlock()
+	var broken error
+	for _, j := range jobs {
+		if broken != nil {
+			j.done <- errNotListening
+			continue
+		}
+		bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+		err := conn.QueryRow(bounded, j.sql, j.args...).Scan(j.dest)
+		cancel()
+		j.done <- err
+		if conn.IsClosed() {
+			broken = fmt.Errorf("statement on the LISTEN connection: %w", err)
+		}
+	}
+	return broken
+}
+
+// fallback asks, for every lane of the node at once, whether something is due and what comes next.
+func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
+	l.e.waiters.retire()
+	var lanes []*lane
+	var looks []look
+	var queues []string
+	var filters []*string
+	for q := range Queue(queueCount) {
+		for _, ln := range l.e.waiters.lanes(q) {
+			lanes = append(lanes, ln)
+			looks = append(looks, ln.beginFallback())
+			queues = append(queues, q.String())
+			filters = append(filters, optional(laneKey(ln.namespaces), ln.namespaces == nil))
+		}
+	}
+
+	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	sent := l.e.clock.Now()
+	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters)
+	if err != nil {
+		return fmt.Errorf("fallback: %w", err)
+	}
+	var at int
+	var earliest *time.Time
+	var now time.Time
+	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now}, func() error {
+		r := report{now: now}
+		if earliest != nil {
+			r.earliest = *earliest
+		}
+		if *l.e.cfg.FallbackEnabled {
+			lanes[at-1].endFallback(looks[at-1], r)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("fallback: %w", err)
+	}
+	if at > 0 {
+		l.e.clock.Observe(sent, l.e.clock.Now(), now)
+	}
+	l.e.stats.fallbacks.Add(1)
+	return nil
+}
+
+func (l *lane) beginFallback() look {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return look{began: l.now(), signals: l.signals, heardOf: l.heardOf}
+}
+
+// endFallback wakes a dispatcher for what is due, and re-seeds the timer otherwise.
+func (l *lane) endFallback(k look, r report) {
+	if r.more() {
+		l.signal(WakeFallback)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.heardOf == k.heardOf {
+		l.earliest = r.earliest
+		l.moved()
+	} else {
+		l.lower(r.earliest)
+	}
+}

@@ -1,0 +1,431 @@
+package pgwake
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: what can be done with orchestrations, one turn at a time?
+
+// MessageKind tells messages apart. Two kinds mean something to the queue; any other name is the runtime's.
+type MessageKind string
+
+const (
+	// MessageStart opens the first execution of an instance. It carries Name, Version and ExecutionID.
+	MessageStart MessageKind = "start"
+	// MessageContinueAsNew opens another execution of an instance, and carries the same.
+	MessageContinueAsNew MessageKind = "continue_as_new"
+)
+
+// Message is something for an instance to react to.
+type Message struct {
+	Instance string          // the instance it is for; at most 255 bytes
+	Kind     MessageKind     // required; at most 255 bytes
+	Data     json.RawMessage // JSON of at most Config.MaxPayload bytes, kept byte for byte; empty means none
+
+	// For MessageStart and MessageContinueAsNew: the orchestration, its version, and the execution that
+	// begins. ExecutionID 0 means 1.
+	Name        string
+	Version     string
+	ExecutionID int64
+}
+
+// MessageEnqueue is a message together with its options, for enqueuing several at once. The namespace counts
+// only for an instance that is not known yet; a known one keeps its own.
+type MessageEnqueue struct {
+	Message
+	EnqueueOptions
+}
+
+// ClaimedMessage is a message of a turn.
+type ClaimedMessage struct {
+	Message
+	ID         int64
+	Attempt    int // claims so far, this one included
+	EnqueuedAt time.Time
+}
+
+// OrchestrationItem is a turn: an instance under its lock, with the messages that were visible when it was
+// claimed, in the order of their ids, and the history of its current execution. Messages that arrive later
+// belong to the next turn.
+type OrchestrationItem struct {
+	Instance    string
+	Namespace   string
+	Name        string // of the orchestration; for a new instance, from its opening message
+	Version     string
+	ExecutionID int64
+	Messages    []ClaimedMessage
+	History     []Event
+	Attempt     int // the most that any of the messages was claimed
+	LockToken   LockToken
+	LockedUntil time.Time // end of the lease, server time
+}
+
+// Status of an execution.
+type Status string
+
+// The statuses of an execution.
+const (
+	StatusRunning        Status = "Running"
+	StatusCompleted      Status = "Completed"
+	StatusFailed         Status = "Failed"
+	StatusCancelled      Status = "Cancelled"
+	StatusContinuedAsNew Status = "ContinuedAsNew"
+)
+
+var statuses = []Status{"", StatusRunning, StatusCompleted, StatusFailed, StatusCancelled, StatusContinuedAsNew}
+
+// Metadata describes an instance and its execution. The first ack of an instance must carry its Name: that
+// is what creates the instance. Empty fields leave what is stored as it is.
+type Metadata struct {
+	Name    string
+	Version string
+	Status  Status
+	Output  string
+}
+
+// OrchestrationAck is what a turn decided. All of it takes effect, or none.
+type OrchestrationAck struct {
+	// ExecutionID is the execution that the turn belongs to; a higher one than the current becomes
+	// current. Defaults to 1.
+	ExecutionID int64
+
+	History   []Event          // appended; ids are the runtime's and must be new in the execution
+	WorkItems []WorkEnqueue    // for workers
+	Messages  []MessageEnqueue // for instances, this one included; a timer is a delayed message to itself
+	Metadata  Metadata
+}
+
+// EnqueueForOrchestrator adds a message, durably once it returns. It creates no instance: that is for the
+// first ack to do. The error is ErrInvalid if the message or an option breaks a rule.
+func (p *Provider) EnqueueForOrchestrator(ctx context.Context, m Message, o *EnqueueOptions) (Enqueued, error) {
+	return first(p.EnqueueForOrchestratorMany(ctx, []MessageEnqueue{{m, value(o)}}))
+}
+
+// EnqueueForOrchestratorTx is EnqueueForOrchestrator as part of the transaction.
+func (p *Provider) EnqueueForOrchestratorTx(ctx context.Context, tx pgx.Tx, m Message, o *EnqueueOptions) (Enqueued, error) {
+	return first(p.EnqueueForOrchestratorManyTx(ctx, tx, []MessageEnqueue{{m, value(o)}}))
+}
+
+// EnqueueForOrchestratorMany adds messages, all or none, in one statement. The outcomes are in the order of
+// the messages.
+func (p *Provider) EnqueueForOrchestratorMany(ctx context.Context, messages []MessageEnqueue) (added []Enqueued, err error) {
+	var namespaces []string
+	quiet := p.engine.quiet()
+	err = p.do(ctx, "enqueue messages", func(ctx context.Context, q querier) error {
+		added, namespaces, err = p.enqueueMessages(ctx, q, messages, quiet)
+		return err
+	})
+	if err == nil {
+		due := make([]produced, len(added))
+		for i, a := range added {
+			due[i] = produced{Orchestrator, namespaces[i], a.DueAt, a.now}
+		}
+		p.engine.tell(due, quiet)
+	}
+	return added, err
+}
+
+// EnqueueForOrchestratorManyTx is EnqueueForOrchestratorMany as part of the transaction.
+func (p *Provider) EnqueueForOrchestratorManyTx(ctx context.Context, tx pgx.Tx, messages []MessageEnqueue) (added []Enqueued, err error) {
+	err = p.doTx(ctx, tx, "enqueue messages", func(ctx context.Context, q querier) error {
+		added, _, err = p.enqueueMessages(ctx, q, messages, false)
+		return err
+	})
+	return added, err
+}
+
+func (p *Provider) enqueueMessages(ctx context.Context, q querier, messages []MessageEnqueue, quiet bool) (added []Enqueued, namespaces []string, err error) {
+	if len(messages) == 0 {
+		return nil, nil, nil
+	}
+	c, err := p.messageColumns(messages)
+	if err != nil {
+		return nil, nil, err
+	}
+	rows, err := q.Query(ctx, p.sql.enqueueMessages, append(c.args(), quiet)...)
+	if err != nil {
+		return nil, nil, err
+	}
+	added, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Enqueued, err error) {
+		var namespace string
+		err = row.Scan(&e.ID, &e.Duplicate, &e.DueAt, &e.now, &namespace)
+		namespaces = append(namespaces, namespace)
+		return e, err
+	})
+	return added, namespaces, err
+}
+
+// messageColumns are messages as the arrays that enqueue_message_many and ack_orchestration take.
+type messageColumns struct {
+	instances, kinds, datas, names, versions []*string
+	executions                               []*int64
+	options                                  optionColumns
+}
+
+func (c *messageColumns) args() []any {
+	return append([]any{c.instances, c.kinds, c.datas, c.names, c.versions, c.executions}, c.options.args()...)
+}
+
+func (p *Provider) messageColumns(messages []MessageEnqueue) (*messageColumns, error) {
+	c := &messageColumns{}
+	for i := range messages {
+		m := &messages[i]
+		if err := p.checkMessage(&m.Message); err != nil {
+			return nil, at(i, len(messages), err)
+		}
+		if err := c.options.add(&m.EnqueueOptions); err != nil {
+			return nil, at(i, len(messages), err)
+		}
+		c.instances = append(c.instances, &m.Instance)
+		c.kinds = append(c.kinds, text(string(m.Kind)))
+		c.datas = append(c.datas, payload(m.Data))
+		c.names = append(c.names, text(m.Name))
+		c.versions = append(c.versions, text(m.Version))
+		c.executions = append(c.executions, optional(m.ExecutionID, m.ExecutionID == 0))
+	}
+	return c, nil
+}
+
+func (p *Provider) checkMessage(m *Message) error {
+	if err := checkText("instance id", m.Instance, true); err != nil {
+		return err
+	}
+	if err := checkText("message kind", string(m.Kind), true); err != nil {
+		return err
+	}
+	if err := checkText("orchestration name", m.Name, false); err != nil {
+		return err
+	}
+	if err := checkText("orchestration version", m.Version, false); err != nil {
+		return err
+	}
+	return p.cfg.checkJSON("data of a message to instance "+m.Instance, m.Data)
+}
+
+// FetchOrchestrationItem locks the instance whose due message is first by priority, due time and id, and
+// takes all its visible messages as one turn, waiting for one if need be. While it is locked nobody else
+// gets a turn of that instance. Errors as for FetchWorkItem.
+func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) (item *OrchestrationItem, err error) {
+	const op = "fetch orchestration"
+	plan, err := p.plan(o)
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	ctx, done, err := p.begin(ctx)
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	defer done()
+	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, announce bool) (report, error) {
+		claim := uuid.New()
+		c, err := detached(ctx, p, func(ctx context.Context, q querier) (claimed[*OrchestrationItem], error) {
+			return p.claimOrchestration(ctx, q, claim, plan, announce)
+		}, func(ctx context.Context) (undone bool, err error) {
+			err = p.engine.exec(ctx, &undone, p.sql.undoOrchestration, claim)
+			return undone, err
+		})
+		item = c.item
+		return c.report, err
+	})
+	if err != nil {
+		return nil, p.ended(op, err)
+	}
+	return item, nil
+}
+
+// claimOrchestration runs fetch_orchestration.
+func (p *Provider) claimOrchestration(ctx context.Context, q querier, claim uuid.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
+	sent := p.engine.clock.Now()
+	rows, err := q.Query(ctx, p.sql.fetchOrchestration, claim, plan.lock, plan.namespaces, announce)
+	if err != nil {
+		return c, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var part string
+		var id, execution *int64
+		var kind, name, version, instance, namespace *string
+		var data json.RawMessage
+		var attempt *int
+		var createdAt, lockedUntil, earliest, now *time.Time
+		err := rows.Scan(&part, &id, &kind, &data, &name, &version, &execution, &attempt, &createdAt, &instance,
+			&namespace, &lockedUntil, &earliest, &now)
+		if err != nil {
+			return c, err
+		}
+		switch part {
+		case "item":
+			c.found = 1
+			c.item = &OrchestrationItem{
+				Instance: *instance, Namespace: *namespace, Name: value(name), Version: value(version),
+				ExecutionID: *execution, Attempt: *attempt,
+				LockToken: lockToken(claim, *instance), LockedUntil: *lockedUntil,
+			}
+		case "message":
+			c.item.Messages = append(c.item.Messages, ClaimedMessage{
+				Message: Message{Instance: c.item.Instance, Kind: MessageKind(*kind), Data: data,
+					Name: value(name), Version: value(version), ExecutionID: value(execution)},
+				ID: *id, Attempt: *attempt, EnqueuedAt: *createdAt,
+			})
+		case "event":
+			c.item.History = append(c.item.History, Event{ID: *id, Type: *kind, Data: data, CreatedAt: *createdAt})
+		case "outlook":
+			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
+			c.earliest, c.now, c.leaseEnd = value(earliest), *now, *lockedUntil
+		}
+	}
+	return c, rows.Err()
+}
+
+// AckOrchestrationItem ends a turn with what it decided, in one transaction, and frees the instance.
+// ErrLockLost if the lease has ended, ErrDuplicateEvent if an event id is taken; the turn is then still
+// locked and nothing has changed.
+func (p *Provider) AckOrchestrationItem(ctx context.Context, token LockToken, ack OrchestrationAck) error {
+	quiet := p.engine.quiet()
+	var freed string
+	var due []produced
+	err := p.do(ctx, "ack orchestration", func(ctx context.Context, q querier) (err error) {
+		freed, due, err = p.ackOrchestration(ctx, q, token, ack, quiet)
+		return err
+	})
+	if err == nil {
+		p.engine.acked(freed, due, quiet)
+	}
+	return err
+}
+
+// AckOrchestrationItemTx is AckOrchestrationItem as part of the transaction.
+func (p *Provider) AckOrchestrationItemTx(ctx context.Context, tx pgx.Tx, token LockToken, ack OrchestrationAck) error {
+	return p.doTx(ctx, tx, "ack orchestration", func(ctx context.Context, q querier) error {
+		_, _, err := p.ackOrchestration(ctx, q, token, ack, false)
+		return err
+	})
+}
+
+// ackOrchestration runs ack_orchestration. It returns the namespace of the instance that it freed and what
+// it made due.
+func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockToken, ack OrchestrationAck, quiet bool) (freed string, due []produced, err error) {
+	claim, instance, err := token.split()
+	if err != nil {
+		return "", nil, err
+	}
+	if ack.ExecutionID < 0 {
+		return "", nil, invalid("execution id %d is negative", ack.ExecutionID)
+	}
+	if err := ack.Metadata.check(); err != nil {
+		return "", nil, err
+	}
+	events, err := p.eventColumns(ack.History)
+	if err != nil {
+		return "", nil, err
+	}
+	work, err := p.workColumns(ack.WorkItems)
+	if err != nil {
+		return "", nil, err
+	}
+	messages, err := p.messageColumns(ack.Messages)
+	if err != nil {
+		return "", nil, err
+	}
+	m := ack.Metadata
+	args := []any{instance, claim, max(ack.ExecutionID, 1), text(m.Name), text(m.Version), text(string(m.Status)), text(m.Output)}
+	args = slices.Concat(args, events.args(), work.args(), messages.args(), []any{quiet})
+	rows, err := q.Query(ctx, p.sql.ackOrchestration, args...)
+	if err != nil {
+		return "", nil, err
+	}
+	var queue string
+	var d produced
+	_, err = pgx.ForEachRow(rows, []any{&queue, &d.namespace, &d.dueAt, &d.now}, func() error {
+		switch queue {
+		case "freed":
+			freed = d.namespace
+		case Worker.String():
+			d.queue = Worker
+			due = append(due, d)
+		default:
+			d.queue = Orchestrator
+			due = append(due, d)
+		}
+		return nil
+	})
+	return freed, due, err
+}
+
+func (m *Metadata) check() error {
+	if err := checkText("orchestration name", m.Name, false); err != nil {
+		return err
+	}
+	if err := checkText("orchestration version", m.Version, false); err != nil {
+		return err
+	}
+	if !slices.Contains(statuses, m.Status) {
+		return invalid("status %q is unknown", m.Status)
+	}
+	return nil
+}
+
+// AbandonOrchestrationItem gives a turn back. Its messages are due again after the delay; the instance is
+// free at once. ErrLockLost if the lease has ended.
+func (p *Provider) AbandonOrchestrationItem(ctx context.Context, token LockToken, o *AbandonOptions) error {
+	return p.do(ctx, "abandon orchestration", func(ctx context.Context, q querier) error {
+		return p.abandonOrchestration(ctx, q, token, o)
+	})
+}
+
+// AbandonOrchestrationItemTx is AbandonOrchestrationItem as part of the transaction.
+func (p *Provider) AbandonOrchestrationItemTx(ctx context.Context, tx pgx.Tx, token LockToken, o *AbandonOptions) error {
+	return p.doTx(ctx, tx, "abandon orchestration", func(ctx context.Context, q querier) error {
+		return p.abandonOrchestration(ctx, q, token, o)
+	})
+}
+
+func (p *Provider) abandonOrchestration(ctx context.Context, q querier, token LockToken, o *AbandonOptions) error {
+	claim, instance, err := token.split()
+	if err != nil {
+		return err
+	}
+	options, err := o.resolve()
+	if err != nil {
+		return err
+	}
+	_, err = q.Exec(ctx, p.sql.abandonOrchestration, instance, claim, options.Delay, options.IgnoreAttempt)
+	return err
+}
+
+// RenewOrchestrationItemLock makes the lock of the instance end extend from now (0: DefaultLockTimeout) and
+// returns that instant, in server time. ErrLockLost if the lease has ended.
+func (p *Provider) RenewOrchestrationItemLock(ctx context.Context, token LockToken, extend time.Duration) (until time.Time, err error) {
+	err = p.do(ctx, "renew orchestration lock", func(ctx context.Context, q querier) error {
+		until, err = p.renewOrchestration(ctx, q, token, extend)
+		return err
+	})
+	return until, err
+}
+
+// RenewOrchestrationItemLockTx is RenewOrchestrationItemLock as part of the transaction.
+func (p *Provider) RenewOrchestrationItemLockTx(ctx context.Context, tx pgx.Tx, token LockToken, extend time.Duration) (until time.Time, err error) {
+	err = p.doTx(ctx, tx, "renew orchestration lock", func(ctx context.Context, q querier) error {
+		until, err = p.renewOrchestration(ctx, q, token, extend)
+		return err
+	})
+	return until, err
+}
+
+func (p *Provider) renewOrchestration(ctx context.Context, q querier, token LockToken, extend time.Duration) (until time.Time, err error) {
+	claim, instance, err := token.split()
+	if err != nil {
+		return until, err
+	}
+	if extend, err = lockTimeout(extend); err != nil {
+		return until, err
+	}
+	err = q.QueryRow(ctx, p.sql.renewOrchestration, instance, claim, extend).Scan(&until)
+	return until, err
+}

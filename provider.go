@@ -1,0 +1,323 @@
+package pgwake
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/migrations"
+)
+
+// minServerVersion is the oldest server that pgwake supports, as server_version_num.
+const minServerVersion = 140000
+
+// Provider hands durable work from PostgreSQL to Go code. Make one per process and database with Open or
+// New, share it among all goroutines, and Close it in the end. All methods are safe for concurrent use.
+//
+// Every verb is one round trip. A verb whose name ends in Tx joins the caller's transaction and takes
+// effect when that commits; if it fails, the transaction is aborted, as with any failed statement.
+type Provider struct {
+	cfg     Config
+	sql     *statements
+	pool    *pgxpool.Pool
+	ownPool bool
+	engine  *engine
+
+	// Verbs in flight. A verb ends with its caller's context or, if Close runs out of time, with abort.
+	mu       sync.Mutex
+	inFlight sync.WaitGroup
+	closing  chan struct{} // closed when Close begins; no verb begins after
+	closed   chan struct{} // closed when Close has finished
+	abort    context.Context
+	abortNow context.CancelFunc
+}
+
+// Open connects to the database, creates or migrates the schema, and starts to listen. databaseURL is
+// whatever pgx accepts: a URL or keyword/value string, pool settings included; one connection is kept warm
+// unless pool_min_conns says otherwise. A nil Config means the defaults.
+//
+// The Provider uses the pool and one more connection, for LISTEN. If LISTEN cannot be had, the Provider
+// works all the same, by polling, and Health says so.
+//
+// Errors: ErrConfig for a URL or Config that is unusable, ErrServerTooOld, ErrPermission, ErrNotMigrated,
+// and whatever connecting may return.
+func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, error) {
+	const op = "open"
+	cfg, err := config.resolve()
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	poolConfig, err := pgxpool.ParseConfig(databaseURL)
+	if err != nil {
+		return nil, failed(op, fmt.Errorf("%w: %w", ErrConfig, err))
+	}
+	if poolConfig.MinConns == 0 {
+		poolConfig.MinConns = 1
+	}
+	// The LISTEN connection notices a dead server before the pool does, and the pool is then reset; so a
+	// connection need not be tried before every use. Rarely used ones still are.
+	poolConfig.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
+		return p.IdleDuration > time.Minute
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	p, err := newProvider(ctx, pool, &cfg, true)
+	if err != nil {
+		pool.Close()
+		return nil, failed(op, err)
+	}
+	return p, nil
+}
+
+// New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
+// connection settings. The Provider never holds one of the pool's connections while it waits.
+func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, error) {
+	const op = "new"
+	cfg, err := config.resolve()
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	if pool == nil {
+		return nil, failed(op, fmt.Errorf("%w: the pool is nil", ErrConfig))
+	}
+	p, err := newProvider(ctx, pool, &cfg, false)
+	return p, failed(op, err)
+}
+
+func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool bool) (*Provider, error) {
+	if err := checkServer(ctx, pool, cfg); err != nil {
+		return nil, err
+	}
+	listen := cfg.ListenConfig
+	if listen == nil {
+		listen = pool.Config().ConnConfig
+	}
+	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool,
+		closing: make(chan struct{}), closed: make(chan struct{})}
+	p.abort, p.abortNow = context.WithCancel(context.Background())
+	p.engine = newEngine(&p.cfg, p.sql, pool, listen, func() {
+		if ownPool { // what took the LISTEN connection may have taken the pool's
+			pool.Reset()
+		}
+	})
+	p.engine.start(ctx)
+	if err := ctx.Err(); err != nil {
+		p.engine.close(ctx)
+		return nil, err
+	}
+	return p, nil
+}
+
+// checkServer makes sure of the server's version and of the schema.
+func checkServer(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
+	var current, latest int64
+	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		var version int
+		if err := c.QueryRow(ctx, `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil {
+			return err
+		}
+		if version < minServerVersion {
+			return fmt.Errorf("%w: the server is version %d", ErrServerTooOld, version/10000)
+		}
+		var err error
+		current, latest, err = migrations.Version(ctx, c.Conn(), cfg.Schema)
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case current >= latest:
+		return nil
+	case cfg.SkipMigrate:
+		return fmt.Errorf("%w: schema %q is at version %d of %d", ErrNotMigrated, cfg.Schema, current, latest)
+	}
+	return migrations.Up(ctx, pool.Config().ConnConfig, cfg.Schema)
+}
+
+// Close returns every waiting fetch with ErrClosed, waits for the verbs in flight, tells the other nodes
+// what this one had left to say, and ends all goroutines and connections of its own. When ctx ends first,
+// it cuts the verbs in flight short and returns the context's error; nothing is left behind then either.
+// Later calls wait for the first and return nil.
+func (p *Provider) Close(ctx context.Context) error {
+	if !p.beginClose() {
+		select {
+		case <-p.closed:
+			return nil
+		case <-ctx.Done():
+			return failed("close", ctx.Err())
+		}
+	}
+	defer close(p.closed)
+
+	p.engine.waiters.close()
+	idle := make(chan struct{})
+	go func() {
+		p.inFlight.Wait()
+		close(idle)
+	}()
+	var err error
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		err = ctx.Err()
+		p.abortNow()
+		<-idle
+	}
+	p.engine.close(ctx)
+	p.abortNow()
+	if p.ownPool {
+		p.pool.Close()
+	}
+	return failed("close", err)
+}
+
+// beginClose lets no verb begin any more. It reports whether it is the first to.
+func (p *Provider) beginClose() (first bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isClosing() {
+		return false
+	}
+	close(p.closing)
+	return true
+}
+
+func (p *Provider) isClosing() bool {
+	select {
+	case <-p.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// begin admits a verb. The returned context ends with the caller's or when Close runs out of time; done
+// must be called when the verb has ended.
+func (p *Provider) begin(ctx context.Context) (_ context.Context, done func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isClosing() {
+		return nil, nil, ErrClosed
+	}
+	p.inFlight.Add(1)
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(p.abort, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+		p.inFlight.Done()
+	}, nil
+}
+
+// querier is what the pool and a transaction have in common.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// do runs a verb on the pool.
+func (p *Provider) do(ctx context.Context, op string, verb func(context.Context, querier) error) error {
+	ctx, done, err := p.begin(ctx)
+	if err != nil {
+		return failed(op, err)
+	}
+	defer done()
+	return p.ended(op, verb(ctx, p.pool))
+}
+
+// doTx runs a verb in the caller's transaction.
+func (p *Provider) doTx(ctx context.Context, tx pgx.Tx, op string, verb func(context.Context, querier) error) error {
+	if tx == nil {
+		return failed(op, invalid("the transaction is nil"))
+	}
+	ctx, done, err := p.begin(ctx)
+	if err != nil {
+		return failed(op, err)
+	}
+	defer done()
+	return p.ended(op, verb(ctx, tx))
+}
+
+// ended wraps the outcome of a verb. One that Close cut short ended for that reason, whatever it says.
+func (p *Provider) ended(op string, err error) error {
+	if err != nil && p.abort.Err() != nil {
+		err = fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+	return failed(op, err)
+}
+
+// claimDeadline bounds a query for work. One that takes longer has lost its peer.
+const claimDeadline = 30 * time.Second
+
+// claimed is what a query for work brought back.
+type claimed[T any] struct {
+	item T
+	report
+}
+
+// detached makes a claim so that a caller who leaves in the middle strands nothing. The query runs to its
+// end, whatever happens to the caller's context; if the caller is gone by then, or if nobody knows whether
+// the server committed, undo gives back what was claimed and reports whether there was something. Only the
+// wait for a connection is the caller's to cancel.
+func detached[T any](ctx context.Context, p *Provider, query func(context.Context, querier) (claimed[T], error), undo func(context.Context) (bool, error)) (claimed[T], error) {
+	conn, err := p.pool.Acquire(ctx)
+	if err != nil {
+		return claimed[T]{}, err
+	}
+	type outcome struct {
+		claimed[T]
+		err error
+	}
+	outcomes := make(chan outcome, 1)
+	p.inFlight.Go(func() {
+		bounded, cancel := context.WithTimeout(p.abort, claimDeadline)
+		defer cancel()
+		c, err := query(bounded, conn)
+		conn.Release()
+		outcomes <- outcome{c, err}
+	})
+	select {
+	case o := <-outcomes:
+		if outcomeUnknown(o.err) {
+			p.inFlight.Go(func() { p.giveBack(undo) })
+		}
+		return o.claimed, o.err
+	case <-ctx.Done():
+		p.inFlight.Go(func() {
+			if o := <-outcomes; o.found > 0 || outcomeUnknown(o.err) {
+				p.giveBack(undo)
+			}
+		})
+		return claimed[T]{}, ctx.Err()
+	}
+}
+
+// giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy
+// with it, and then finds nothing to undo; so there are several, the last one when the Provider closes.
+// What none of them reaches comes back when the lease ends.
+func (p *Provider) giveBack(undo func(context.Context) (bool, error)) {
+	closing := p.closing
+	for _, pause := range []time.Duration{0, 100 * time.Millisecond, time.Second, 5 * time.Second} {
+		wait := time.NewTimer(pause)
+		select {
+		case <-wait.C:
+		case <-closing:
+			wait.Stop()
+			_, _ = undo(p.abort)
+			return
+		}
+		if undone, err := undo(p.abort); undone && err == nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package pgwake
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+// This file answers: what has the engine been doing? Reading it costs no query.
+
+// Stats is a snapshot of a Provider's engine. Counters count from its creation.
+type Stats struct {
+	Mode      Mode
+	Listening bool // the LISTEN connection is up
+
+	Orchestrator QueueStats
+	Worker       QueueStats
+
+	Fallbacks  int64 // periodic statements on the LISTEN connection
+	Reconnects int64 // LISTEN connections made after the first
+	Panics     int64 // engine goroutines that panicked and were restarted
+
+	// ClockOffset is how far the server's clock is ahead of the local one, as far as round trips can tell.
+	ClockOffset time.Duration
+}
+
+// QueueStats is what happened on one queue.
+type QueueStats struct {
+	Parked     int  // dispatchers that wait at this moment
+	Aggressive bool // the queue is being polled because something went wrong
+
+	Looks  int64            // queries for work
+	Tokens map[string]int64 // wake-ups by reason: notify, timer, chain, local, reconnect, fallback, scout
+	Finds  map[string]int64 // queries that found work by reason; "fetch" is the query at the start of a fetch
+	Items  int64            // items, or turns, fetched
+
+	// FallbackFinds and ScoutFinds count the queries that found work which no notification and no timer
+	// announced, not even within the next 100 ms. They are 0 unless something is broken.
+	FallbackFinds int64
+	ScoutFinds    int64
+
+	// WakeLatency is the time from a signal to the item in hand.
+	WakeLatency Histogram
+}
+
+// Histogram counts durations in buckets: bucket i holds those under 2^i microseconds that no earlier
+// bucket holds; the last one holds the rest.
+type Histogram [24]int64
+
+// Quantile returns an upper bound of the q-quantile (0 to 1), exact to a factor of two; 0 if empty.
+func (h *Histogram) Quantile(q float64) time.Duration {
+	var total int64
+	for _, n := range h {
+		total += n
+	}
+	if total == 0 {
+		return 0
+	}
+	rank := int64(q * float64(total-1))
+	for i, n := range h {
+		if rank < n {
+			return time.Duration(1<<i) * time.Microsecond
+		}
+		rank -= n
+	}
+	return time.Duration(1<<(len(h)-1)) * time.Microsecond
+}
+
+type histogram [len(Histogram{})]atomic.Int64
+
+func (h *histogram) observe(d time.Duration) {
+	h[min(bits.Len64(uint64(max(d.Microseconds(), 0))), len(h)-1)].Add(1)
+}
+
+// queueStats are the counters behind QueueStats.
+type queueStats struct {
+	looks       atomic.Int64
+	items       atomic.Int64
+	tokens      [wakeReasons]atomic.Int64
+	finds       [wakeReasons]atomic.Int64
+	unannounced [wakeReasons]atomic.Int64
+	latency     histogram
+}
+
+type engineStats struct {
+	queues    [queueCount]queueStats
+	fallbacks atomic.Int64
+}
+
+// Stats returns a snapshot. It is cheap and safe for concurrent use.
+func (p *Provider) Stats() Stats {
+	e := p.engine
+	s := Stats{
+		Mode:      e.cfg.Mode,
+		Fallbacks: e.stats.fallbacks.Load(),
+		Panics:    e.group.Panics(),
+	}
+	if e.listener != nil {
+		s.Listening = e.listener.epoch.Load() != 0
+		s.Reconnects = max(int64(e.listener.sessions.Load())-1, 0)
+	}
+	s.ClockOffset, _ = e.clock.Offset()
+	s.Orchestrator = e.queueStats(Orchestrator)
+	s.Worker = e.queueStats(Worker)
+	return s
+}
+
+func (e *engine) queueStats(q Queue) QueueStats {
+	for _, l := range e.waiters.lanes(q) {
+		l.audit()
+	}
+	c := &e.stats.queues[q]
+	s := QueueStats{
+		Parked:        e.waiters.parked(q),
+		Aggressive:    e.isAggressive(q),
+		Looks:         c.looks.Load(),
+		Items:         c.items.Load(),
+		Tokens:        make(map[string]int64, wakeReasons),
+		Finds:         make(map[string]int64, wakeReasons),
+		FallbackFinds: c.unannounced[WakeFallback].Load(),
+		ScoutFinds:    c.unannounced[WakeScout].Load(),
+	}
+	for why := range WakeReason(wakeReasons) {
+		s.Tokens[why.String()] = c.tokens[why].Load()
+		s.Finds[why.String()] = c.finds[why].Load()
+	}
+	delete(s.Tokens, WakeFetch.String())
+	for i := range c.latency {
+		s.WakeLatency[i] = c.latency[i].Load()
+	}
+	return s
+}
+
+// Health says whether a Provider does its work as designed.
+type Health struct {
+	OK       bool
+	Problems []string // what is wrong, in words for an operator; empty if OK
+}
+
+// Health reports on the engine and asks the database nothing. A Provider that is not OK still delivers
+// work as long as the database answers, by polling.
+func (p *Provider) Health() Health {
+	var problems []string
+	e := p.engine
+	if e.listener != nil && e.listener.epoch.Load() == 0 {
+		problem := "not listening, polling instead"
+		if err := e.listener.err(); err != nil {
+			problem += ": " + err.Error()
+		}
+		problems = append(problems, problem)
+	}
+	if e.group.Degraded() {
+		problems = append(problems, "a goroutine of the engine panicked and is about to be restarted")
+	}
+	if e.ctx.Err() != nil {
+		problems = append(problems, "closed")
+	}
+	return Health{OK: len(problems) == 0, Problems: problems}
+}
+
+func (l *listener) err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lastErr
+}

@@ -1,0 +1,126 @@
+package pgwake
+
+import (
+	"context"
+	"time"
+)
+
+// This file answers: at which instants does a node act by itself?
+//
+// One goroutine per node meets every instant that its lanes wait for: the next due time, the next look at
+// rows that others had locked, the next poll of a queue in trouble. It sleeps until the first of them, or
+// until one moves up. It asks the database nothing: at an instant it gives a lane a token, and the
+// dispatcher that takes it makes the query, whose answer says which instant is the next (wakechain.go).
+
+// maxRetryInterval bounds the pause before another look at rows that somebody keeps locked.
+const maxRetryInterval = 100 * time.Millisecond
+
+type timer struct {
+	e    *engine
+	poke chan struct{} // an instant moved up
+}
+
+func newTimer(e *engine) *timer { return &timer{e: e, poke: make(chan struct{}, 1)} }
+
+// moved wakes the goroutine to see an instant that is earlier than the one it sleeps for. It never blocks.
+func (t *timer) moved() {
+	select {
+	case t.poke <- struct{}{}:
+	default:
+	}
+}
+
+func (t *timer) run(ctx context.Context) {
+	sleep := time.NewTimer(0)
+	defer sleep.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.poke:
+		case <-sleep.C:
+		}
+		t.e.inject("timer")
+		if next, ok := t.fire(); ok {
+			sleep.Reset(next.Sub(t.e.clock.Now()))
+		} else {
+			sleep.Stop()
+		}
+	}
+}
+
+// fire emits what is due and returns the next instant to wake at, in local time.
+func (t *timer) fire() (next time.Time, ok bool) {
+	earliest := func(at time.Time) {
+		if !ok || at.Before(next) {
+			next, ok = at, true
+		}
+	}
+	for q := range Queue(queueCount) {
+		for _, l := range t.e.waiters.lanes(q) {
+			for _, at := range l.fire(t.e) {
+				earliest(at)
+			}
+		}
+		if at, polling := t.e.pollQueue(q); polling {
+			earliest(at)
+		}
+	}
+	return next, ok
+}
+
+// fire emits a token for each instant of the lane that has come, and returns those still to come.
+func (l *lane) fire(e *engine) (ahead []time.Time) {
+	l.mu.Lock()
+	now := l.now()
+	var due, retry, relay bool
+	if !l.earliest.IsZero() {
+		at := e.clock.Local(l.earliest)
+		// Early, by the grace, but only once for each instant, or an empty answer would bring us back
+		// here at once until the instant comes.
+		if !l.early.Equal(l.earliest) {
+			at = at.Add(-e.cfg.TimerGrace)
+		}
+		if due = !at.After(now); due {
+			l.early, l.earliest = l.earliest, time.Time{} // invariant (3): the token follows
+		} else {
+			ahead = append(ahead, at)
+		}
+	}
+	if !l.retryAt.IsZero() {
+		if retry = !l.retryAt.After(now); retry {
+			l.retryAt = time.Time{}
+		} else {
+			ahead = append(ahead, l.retryAt)
+		}
+	}
+	if !l.relay.IsZero() {
+		if relay = !l.relay.After(now); relay {
+			l.relay = time.Time{}
+		} else {
+			ahead = append(ahead, l.relay)
+		}
+	}
+	l.mu.Unlock()
+
+	if relay {
+		e.coalescer.tell(l.queue, note{due: 1})
+	}
+	if due {
+		l.signal(WakeTimer)
+	}
+	if retry {
+		l.signal(WakeScout)
+	}
+	return ahead
+}
+
+// poll makes one waiting dispatcher look, unless a look is owed already.
+func (l *lane) poll() {
+	l.mu.Lock()
+	wanted := len(l.waiting) > 0 && len(l.tokens) == 0
+	l.mu.Unlock()
+	if wanted {
+		l.signal(WakeScout)
+	}
+}

@@ -1,0 +1,148 @@
+package pgwake
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// This file answers: what may callers pass in? Everything is checked before anything is sent.
+
+const (
+	// MaxNameLength bounds names, instance ids, versions and dedup keys, in bytes. They are index keys.
+	MaxNameLength = 255
+
+	// MinPriority and MaxPriority bound the priority of an item; the highest is fetched first.
+	MinPriority, MaxPriority = 0, 9
+
+	// MaxFetch bounds how many items one FetchWorkItems claims.
+	MaxFetch = 10_000
+)
+
+// DefaultNamespace is where items without a namespace live.
+const DefaultNamespace = "default"
+
+var namespacePattern = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,39}$`)
+
+func checkNamespace(namespace string) error {
+	if !namespacePattern.MatchString(namespace) {
+		return invalid("namespace %q does not match %s", namespace, namespacePattern)
+	}
+	return nil
+}
+
+// namespaceSet returns the sorted, distinct namespaces; nil for none.
+func namespaceSet(namespaces []string) ([]string, error) {
+	if len(namespaces) == 0 {
+		return nil, nil
+	}
+	for _, n := range namespaces {
+		if err := checkNamespace(n); err != nil {
+			return nil, err
+		}
+	}
+	set := slices.Clone(namespaces)
+	slices.Sort(set)
+	return slices.Compact(set), nil
+}
+
+// checkText checks a short text that becomes a key or a label.
+func checkText(what, s string, required bool) error {
+	switch {
+	case s == "" && required:
+		return invalid("%s is empty", what)
+	case len(s) > MaxNameLength:
+		return invalid("%s is %d bytes long, more than %d", what, len(s), MaxNameLength)
+	case !utf8.ValidString(s):
+		return invalid("%s %q is not valid UTF-8", what, s)
+	case strings.ContainsRune(s, 0):
+		return invalid("%s %q contains NUL", what, s)
+	}
+	return nil
+}
+
+// checkJSON checks a payload: JSON that PostgreSQL can hold and take apart, or nothing.
+func (c *Config) checkJSON(what string, data []byte) error {
+	switch {
+	case len(data) > c.MaxPayload:
+		return fmt.Errorf("%w: %s is %d bytes, more than %d", ErrPayloadTooLarge, what, len(data), c.MaxPayload)
+	case len(data) == 0:
+		return nil
+	case bytes.IndexByte(data, 0) >= 0:
+		return invalid("%s contains NUL", what)
+	case !utf8.Valid(data):
+		return invalid("%s is not valid UTF-8", what)
+	case !json.Valid(data):
+		return invalid("%s is not valid JSON", what)
+	}
+	return checkEscapes(what, data)
+}
+
+// checkEscapes refuses the two escapes that JSON allows and PostgreSQL's text cannot hold: NUL, and half of
+// a surrogate pair. A json column would store them, and every later look inside would fail.
+func checkEscapes(what string, data []byte) error {
+	for {
+		at := bytes.IndexByte(data, '\\')
+		if at < 0 {
+			return nil
+		}
+		data = data[at:]
+		if data[1] != 'u' {
+			data = data[2:]
+			continue
+		}
+		unit := codeUnit(data)
+		data = data[6:]
+		switch {
+		case unit == 0:
+			return invalid(`%s contains the escape \u0000`, what)
+		case utf16.IsSurrogate(unit):
+			if !bytes.HasPrefix(data, []byte(`\u`)) || utf16.DecodeRune(unit, codeUnit(data)) == utf8.RuneError {
+				return invalid("%s contains half of a surrogate pair", what)
+			}
+			data = data[6:]
+		}
+	}
+}
+
+// codeUnit returns the value of the escape \uXXXX that valid JSON begins with.
+func codeUnit(escape []byte) rune {
+	unit, _ := strconv.ParseUint(string(escape[2:6]), 16, 16)
+	return rune(unit)
+}
+
+// payload returns JSON as an argument: NULL if there is none.
+func payload(data []byte) *string {
+	if len(data) == 0 {
+		return nil
+	}
+	return new(string(data))
+}
+
+// text returns an optional text as an argument: NULL if empty.
+func text(s string) *string { return optional(s, s == "") }
+
+// maxDelay keeps due times within what timestamptz and time.Duration can both express.
+const maxDelay = 100 * 365 * 24 * time.Hour
+
+func checkDelay(d time.Duration) error {
+	if d < 0 || d > maxDelay {
+		return invalid("delay %v is not between 0 and %v", d, maxDelay)
+	}
+	return nil
+}
+
+// checkAt checks an absolute due time; the zero time is none.
+func checkAt(at time.Time) error {
+	if !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
+		return invalid("due time %v is not between the years 1 and 9999", at)
+	}
+	return nil
+}

@@ -1,0 +1,140 @@
+package pgwake
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// This file answers: who on this node is waiting, and for what?
+
+// waiters is the registry of a node's lanes. A lane comes with the first fetch that needs it.
+type waiters struct {
+	newLane func(Queue, []string) *lane
+
+	mu     sync.RWMutex
+	byKey  [queueCount]map[string]*lane
+	closed bool
+}
+
+func newWaiters(newLane func(Queue, []string) *lane) *waiters {
+	w := &waiters{newLane: newLane}
+	for q := range w.byKey {
+		w.byKey[q] = make(map[string]*lane)
+	}
+	return w
+}
+
+// laneKey is the canonical form of a set of namespaces, as the SQL function look takes it. Names cannot
+// contain a comma.
+func laneKey(namespaces []string) string { return strings.Join(namespaces, ",") }
+
+// enter returns the lane for a sorted set of namespaces (nil: all) with the caller inside it.
+func (w *waiters) enter(q Queue, namespaces []string) (*lane, error) {
+	key := laneKey(namespaces)
+	w.mu.RLock()
+	l := w.byKey[q][key]
+	if l != nil && !w.closed {
+		l.enter() // under the registry's lock: a lane with somebody inside is never retired
+		w.mu.RUnlock()
+		return l, nil
+	}
+	w.mu.RUnlock()
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil, ErrClosed
+	}
+	if l = w.byKey[q][key]; l == nil {
+		w.retireIdle()
+		l = w.newLane(q, slices.Clone(namespaces))
+		w.byKey[q][key] = l
+	}
+	l.enter()
+	return l, nil
+}
+
+// lanes returns the lanes of a queue.
+func (w *waiters) lanes(q Queue) []*lane {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	lanes := make([]*lane, 0, len(w.byKey[q]))
+	for _, l := range w.byKey[q] {
+		lanes = append(lanes, l)
+	}
+	return lanes
+}
+
+// each calls fn for every lane of the queue that serves the namespace; "" stands for any.
+func (w *waiters) each(q Queue, namespace string, fn func(*lane)) {
+	for _, l := range w.lanes(q) {
+		if l.serves(namespace) {
+			fn(l)
+		}
+	}
+}
+
+// parked returns how many dispatchers of the queue wait.
+func (w *waiters) parked(q Queue) int {
+	n := 0
+	for _, l := range w.lanes(q) {
+		l.mu.Lock()
+		n += len(l.waiting)
+		l.mu.Unlock()
+	}
+	return n
+}
+
+// retire drops the lanes that nobody has used for a while, so that short-lived filters leave no trace.
+func (w *waiters) retire() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.retireIdle()
+}
+
+func (w *waiters) retireIdle() {
+	for q := range w.byKey {
+		for key, l := range w.byKey[q] {
+			if l.retire() {
+				l.audit()
+				delete(w.byKey[q], key)
+			}
+		}
+	}
+}
+
+// close ends every wait with ErrClosed, and lets none begin.
+func (w *waiters) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return
+	}
+	w.closed = true
+	for q := range w.byKey {
+		for _, l := range w.byKey[q] {
+			close(l.closed)
+		}
+	}
+}
+
+// note is what a notification says: how many items are due, when the next one will be, and where.
+type note struct {
+	due       int64
+	next      time.Time // server time; zero: none
+	namespace string    // "": any
+}
+
+// merge returns a note that says at least what both say.
+func (n note) merge(m note) note {
+	n.due += m.due
+	if n.next.IsZero() || (!m.next.IsZero() && m.next.Before(n.next)) {
+		n.next = m.next
+	}
+	if n.namespace != m.namespace {
+		n.namespace = ""
+	}
+	return n
+}

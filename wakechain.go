@@ -1,0 +1,364 @@
+package pgwake
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// This file answers: which of the waiting dispatchers goes to look, and when need nobody look at all?
+//
+// A lane is the set of this node's dispatchers that fetch the same thing: one queue, one set of
+// namespaces. It hands out tokens. A token is the duty to query once, in a snapshot taken after the
+// token was made; one token wakes one parked dispatcher.
+//
+// Invariants
+//
+//	(1) Every signal is followed by a query that begins after it, or finds as many such queries already
+//	    owed as the lane has dispatchers. A token is spent only by a query that the server answered; a
+//	    dispatcher that leaves without having made one hands the token on (handBack).
+//	(2) empty is true only if the last query found nothing left, it began while the node was listening,
+//	    the node has been listening ever since, and no signal came after it began. Whoever commits due
+//	    work after that query's snapshot causes a signal, so there is nothing to find until one comes.
+//	(3) earliest is never later than the next instant at which something becomes due, unless a token is
+//	    owed: it is replaced only by what a query reports that saw no new instants come in meanwhile,
+//	    lowered by every instant heard of, and cleared only together with the emission of a token.
+//	(4) While the query that a token demands reports more due work than it took, it passes a token on.
+
+// Queue names one of the two queues.
+type Queue int
+
+const (
+	// Orchestrator is the queue of messages to instances, fetched as turns.
+	Orchestrator Queue = iota
+	// Worker is the queue of single work items.
+	Worker
+
+	queueCount = 2
+)
+
+func (q Queue) String() string {
+	if q == Orchestrator {
+		return "orchestrator"
+	}
+	return "worker"
+}
+
+// WakeReason says what made a dispatcher look for work.
+type WakeReason int
+
+const (
+	WakeFetch     WakeReason = iota // nothing: the query at the start of a fetch
+	WakeNotify                      // a notification
+	WakeTimer                       // an instant at which something became due
+	WakeChain                       // another dispatcher, which found more than it could take
+	WakeLocal                       // an enqueue or a release by this Provider itself
+	WakeReconnect                   // the LISTEN connection is up (again)
+	WakeFallback                    // the periodic statement found something due
+	WakeScout                       // a poll: ModePolling, trouble, or rows that others had locked
+
+	wakeReasons = 8
+)
+
+func (r WakeReason) String() string {
+	return [...]string{"fetch", "notify", "timer", "chain", "local", "reconnect", "fallback", "scout"}[r]
+}
+
+// announces reports whether a signal for this reason means that somebody, or the clock, told the node of
+// due work. The others are the safety net.
+func (r WakeReason) announces() bool { return r != WakeFallback && r != WakeScout }
+
+type token struct {
+	reason    WakeReason
+	signal    uint64 // the signal that made it
+	announced uint64 // announcing signals up to then
+	at        time.Time
+	handed    time.Time // when it was given to a parked dispatcher; zero: it lay in store
+}
+
+// parked is a dispatcher that waits. Its channel holds one token.
+type parked struct{ wake chan token }
+
+type lane struct {
+	queue      Queue
+	namespaces []string // sorted; nil: all
+	now        func() time.Time
+	moved      func() // called, with mu held, when the timer goroutine has an earlier instant to meet
+	stats      *queueStats
+
+	mu      sync.Mutex
+	closed  chan struct{}
+	waiting []*parked // first come, first served
+	tokens  []token   // not taken yet, oldest first
+	inside  int       // dispatchers inside a fetch
+	seen    int       // most of them at one time: the capacity of tokens
+	idle    time.Time // when the last one left
+
+	signals   uint64 // so far
+	announced uint64 // those of them for which announces() holds
+	heardOf   uint64 // due instants heard of so far
+	empty     bool   // invariant (2)
+	lookedAt  time.Time
+	earliest  time.Time // invariant (3), server time; zero: none
+	early     time.Time // the earliest for which TimerGrace has been used up
+
+	retryAt   time.Time // local: when to look again at rows that somebody had locked; zero: never
+	retryStep time.Duration
+
+	relay time.Time // local: when to ask another node to look, unless a look begins here; zero: never
+
+	suspects []suspect // finds that may turn out not to have been announced
+}
+
+// suspect is a find by the safety net. It counts as unannounced unless a signal comes by the deadline.
+type suspect struct {
+	reason    WakeReason
+	announced uint64
+	deadline  time.Time
+}
+
+func newLane(q Queue, namespaces []string, now func() time.Time, moved func(), stats *queueStats) *lane {
+	return &lane{queue: q, namespaces: namespaces, now: now, moved: moved, stats: stats,
+		closed: make(chan struct{}), idle: now()}
+}
+
+// serves reports whether the lane may take items of the namespace; "" stands for any.
+func (l *lane) serves(namespace string) bool {
+	return l.namespaces == nil || namespace == "" || slices.Contains(l.namespaces, namespace)
+}
+
+// signal tells the lane that there may be due work: one dispatcher is to look.
+func (l *lane) signal(why WakeReason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.signals++
+	if why.announces() {
+		l.settleSuspects()
+		l.announced++
+	}
+	l.empty = false
+	l.stats.tokens[why].Add(1)
+	l.hand(token{reason: why, signal: l.signals, announced: l.announced, at: l.now()})
+}
+
+// hand gives the token to the dispatcher that waits longest, or keeps it. A lane that owes as many queries
+// as it has dispatchers has called everyone: each will look after this signal, and the token can go.
+func (l *lane) hand(t token) {
+	if len(l.waiting) > 0 {
+		first := l.waiting[0]
+		l.waiting = slices.Delete(l.waiting, 0, 1)
+		t.handed = l.now()
+		first.wake <- t
+		return
+	}
+	if len(l.tokens) < max(l.seen, 1) {
+		l.tokens = append(l.tokens, t)
+	}
+}
+
+// handBack returns a token whose query was not made, or not answered.
+func (l *lane) handBack(t token) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.empty = false
+	l.hand(t)
+}
+
+func (l *lane) enter() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inside++
+	l.seen = max(l.seen, l.inside)
+}
+
+func (l *lane) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inside--
+	l.idle = l.now()
+}
+
+// isEmpty reports whether a query would find nothing, by invariant (2). Without a LISTEN connection, an
+// answer is good for `stale`, the time until the scout looks anyway; 0 then means not at all.
+func (l *lane) isEmpty(listening bool, stale time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.empty && (listening || l.now().Sub(l.lookedAt) < stale)
+}
+
+// forget drops what is known about the lane, because notifications may have been lost.
+func (l *lane) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.empty = false
+}
+
+// park waits for a token. It returns ErrNoWork when the deadline fires, the context's error, or ErrClosed.
+func (l *lane) park(ctx context.Context, deadline <-chan time.Time) (token, error) {
+	select {
+	case <-l.closed:
+		return token{}, ErrClosed
+	default:
+	}
+	l.mu.Lock()
+	if len(l.tokens) > 0 {
+		t := l.tokens[0]
+		l.tokens = slices.Delete(l.tokens, 0, 1)
+		l.mu.Unlock()
+		return t, nil
+	}
+	self := &parked{wake: make(chan token, 1)}
+	l.waiting = append(l.waiting, self)
+	l.mu.Unlock()
+
+	var err error
+	select {
+	case t := <-self.wake:
+		return t, nil
+	case <-deadline:
+		err = ErrNoWork
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-l.closed:
+		err = ErrClosed
+	}
+
+	l.mu.Lock()
+	at := slices.Index(l.waiting, self)
+	if at >= 0 {
+		l.waiting = slices.Delete(l.waiting, at, at+1)
+	}
+	l.mu.Unlock()
+	if at < 0 { // a token came at the same moment: invariant (1)
+		l.handBack(<-self.wake)
+	}
+	return token{}, err
+}
+
+// look is a query for work in flight: what the lane knew when it began.
+type look struct {
+	began   time.Time
+	signals uint64
+	heardOf uint64
+	epoch   uint64 // of the LISTEN connection; 0: none
+}
+
+func (l *lane) beginLook(epoch uint64) look {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.looks.Add(1)
+	l.relay = time.Time{}
+	return look{began: l.now(), signals: l.signals, heardOf: l.heardOf, epoch: epoch}
+}
+
+// report is what a query for work brought back.
+type report struct {
+	found    int
+	earliest time.Time // earliest visible_at that is left, server time; zero: none
+	now      time.Time // server time
+	leaseEnd time.Time // of what was found, server time
+}
+
+func (r *report) more() bool { return !r.earliest.IsZero() && !r.earliest.After(r.now) }
+
+// endLook takes the answer of a query into account. listening is the epoch of the LISTEN connection now.
+// It returns whether the query was contended: it found nothing, yet a plain read sees due rows.
+func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended bool) {
+	if r.found > 0 && by != nil && r.more() {
+		defer l.signal(WakeChain) // invariant (4)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if by != nil && r.found > 0 {
+		if !by.reason.announces() {
+			l.suspects = append(l.suspects, suspect{by.reason, by.announced, l.now().Add(announceGrace)})
+		}
+		l.stats.latency.observe(l.now().Sub(by.at))
+	}
+	if r.more() {
+		if r.found == 0 {
+			l.retryStep = max(min(2*l.retryStep, maxRetryInterval), firstScoutInterval)
+			l.retryAt = l.now().Add(l.retryStep)
+			l.moved()
+			return true
+		}
+		return false
+	}
+
+	// Nothing is left that this query could have seen: it has paid for every token made before it began.
+	l.tokens = slices.DeleteFunc(l.tokens, func(t token) bool { return t.signal <= k.signals })
+	l.retryAt, l.retryStep = time.Time{}, 0
+	l.lookedAt = k.began
+	l.empty = l.signals == k.signals && k.epoch == listening
+	if l.heardOf == k.heardOf {
+		l.earliest = r.earliest
+		l.moved()
+	} else {
+		l.lower(r.earliest)
+	}
+	return false
+}
+
+// heard tells the lane of an instant, in server time, at which something becomes due.
+func (l *lane) heard(at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.heardOf++
+	l.lower(at)
+}
+
+// relayAt has another node asked to look unless a look begins here by then.
+func (l *lane) relayAt(at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.relay.IsZero() {
+		l.relay = at
+		l.moved()
+	}
+}
+
+func (l *lane) lower(at time.Time) {
+	if !at.IsZero() && (l.earliest.IsZero() || at.Before(l.earliest)) {
+		l.earliest = at
+		l.moved()
+	}
+}
+
+// retire reports whether nobody has used the lane for a minute, so that it can be dropped.
+func (l *lane) retire() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.inside == 0 && l.now().Sub(l.idle) > time.Minute
+}
+
+// announceGrace is how long after a find by the safety net the signal that should have led to it may come.
+const announceGrace = 100 * time.Millisecond
+
+// settleSuspects counts the finds whose deadline passed without a signal, and drops the others that this
+// signal, or one before it, announced.
+func (l *lane) settleSuspects() {
+	now := l.now()
+	for _, s := range l.suspects {
+		if s.announced == l.announced && now.After(s.deadline) {
+			l.stats.unannounced[s.reason].Add(1)
+		}
+	}
+	l.suspects = l.suspects[:0]
+}
+
+// audit settles the finds whose deadline has passed.
+func (l *lane) audit() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	l.suspects = slices.DeleteFunc(l.suspects, func(s suspect) bool {
+		if s.announced == l.announced && !now.After(s.deadline) {
+			return false
+		}
+		if s.announced == l.announced {
+			l.stats.unannounced[s.reason].Add(1)
+		}
+		return true
+	})
+}

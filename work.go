@@ -1,0 +1,609 @@
+package pgwake
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: what can be done with work items?
+
+// LockToken proves a claim. It is made anew for every fetch, is opaque, and may be handed to another
+// process. Once its lease has ended, whether or not somebody else took the item, it can do nothing.
+type LockToken string
+
+// lockToken joins the claim's id and what was claimed, so that a verb finds the row by its primary key.
+func lockToken(claim uuid.UUID, subject string) LockToken {
+	return LockToken(claim.String() + "/" + subject)
+}
+
+// split takes a token apart. One that was never made by a fetch is a lost lock.
+func (t LockToken) split() (claim uuid.UUID, subject string, err error) {
+	id, subject, ok := strings.Cut(string(t), "/")
+	if claim, err = uuid.Parse(id); !ok || subject == "" || err != nil {
+		return claim, "", fmt.Errorf("%w: lock token %q", ErrLockLost, t)
+	}
+	return claim, subject, nil
+}
+
+// splitWork takes the token of a work item apart.
+func (t LockToken) splitWork() (claim uuid.UUID, item int64, err error) {
+	claim, subject, err := t.split()
+	if err != nil {
+		return claim, 0, err
+	}
+	if item, err = strconv.ParseInt(subject, 10, 64); err != nil {
+		return claim, 0, fmt.Errorf("%w: lock token %q", ErrLockLost, t)
+	}
+	return claim, item, nil
+}
+
+// WorkItem is a unit of work for whoever fetches it.
+type WorkItem struct {
+	Name  string          // what to do; at most 255 bytes
+	Input json.RawMessage // JSON of at most Config.MaxPayload bytes, kept byte for byte; empty means none
+
+	// The orchestration that scheduled the item, if one did. Opaque to the queue.
+	Instance    string
+	ExecutionID int64
+	ActivityID  int64
+}
+
+// EnqueueOptions says when, where and how urgently. Nil means the zero value: now, in the default
+// namespace, at priority 0.
+type EnqueueOptions struct {
+	// Namespace is where the item goes; the first item creates it. At most 40 characters of lower-case
+	// letters, digits, '_' and '-', beginning with a letter. Defaults to DefaultNamespace.
+	Namespace string
+
+	// Priority from 0 to 9; higher ones are fetched first. Defaults to 0.
+	Priority int
+
+	// Delay makes the item due so much later, by the server's clock. Defaults to 0: due at once.
+	Delay time.Duration
+
+	// At makes the item due at an instant of the server's clock; one in the past is due at once. Not
+	// together with Delay. Defaults to the zero time: not used.
+	At time.Time
+
+	// DedupKey makes the enqueue add nothing while an item with the same key is queued in the same queue
+	// and namespace, claimed or not. At most 255 bytes. Defaults to "": no such check.
+	DedupKey string
+}
+
+// Enqueued is the outcome of an enqueue.
+type Enqueued struct {
+	ID        int64     // of the item, or of the one that was already queued under the dedup key
+	Duplicate bool      // nothing was added
+	DueAt     time.Time // server time
+
+	now time.Time // server time of the enqueue
+}
+
+// WorkEnqueue is a work item together with its options, for enqueuing several at once.
+type WorkEnqueue struct {
+	WorkItem
+	EnqueueOptions
+}
+
+// ClaimedWorkItem is a work item under a lease.
+type ClaimedWorkItem struct {
+	WorkItem
+	ID          int64
+	Namespace   string
+	Priority    int
+	Attempt     int // claims so far, this one included
+	EnqueuedAt  time.Time
+	LockToken   LockToken
+	LockedUntil time.Time // end of the lease, server time
+}
+
+// FetchOptions says what to fetch and how long to wait. Nil means the zero value.
+type FetchOptions struct {
+	// LockTimeout is how long the claim holds unless it is renewed. From 10 ms to 24 h.
+	// Defaults to DefaultLockTimeout, 30 s.
+	LockTimeout time.Duration
+
+	// PollTimeout is how long to wait for work. A fetch never gives up earlier, and at most a query in
+	// flight later. Defaults to Config.MaxWait.
+	PollTimeout time.Duration
+
+	// NoWait makes the fetch ask once and return. Not together with PollTimeout. Defaults to false.
+	NoWait bool
+
+	// Namespaces limits the fetch to these. Defaults to all.
+	Namespaces []string
+}
+
+// fetchPlan is a FetchOptions that was checked and completed.
+type fetchPlan struct {
+	lock       time.Duration
+	poll       time.Duration
+	noWait     bool
+	namespaces []string // sorted; nil: all
+}
+
+func (p *Provider) plan(o *FetchOptions) (fetchPlan, error) {
+	if o == nil {
+		o = &FetchOptions{}
+	}
+	lock, err := lockTimeout(o.LockTimeout)
+	if err != nil {
+		return fetchPlan{}, err
+	}
+	switch {
+	case o.PollTimeout < 0:
+		return fetchPlan{}, invalid("poll timeout %v is negative", o.PollTimeout)
+	case o.NoWait && o.PollTimeout > 0:
+		return fetchPlan{}, invalid("NoWait contradicts the poll timeout %v", o.PollTimeout)
+	}
+	namespaces, err := namespaceSet(o.Namespaces)
+	return fetchPlan{lock: lock, poll: cmp.Or(o.PollTimeout, p.cfg.MaxWait), noWait: o.NoWait, namespaces: namespaces}, err
+}
+
+// EnqueueForWorker adds a work item, durably once it returns. The error is ErrInvalid if the item or an
+// option breaks a rule.
+func (p *Provider) EnqueueForWorker(ctx context.Context, item WorkItem, o *EnqueueOptions) (Enqueued, error) {
+	return first(p.EnqueueForWorkerMany(ctx, one(item, o)))
+}
+
+// EnqueueForWorkerTx is EnqueueForWorker as part of the transaction.
+func (p *Provider) EnqueueForWorkerTx(ctx context.Context, tx pgx.Tx, item WorkItem, o *EnqueueOptions) (Enqueued, error) {
+	return first(p.EnqueueForWorkerManyTx(ctx, tx, one(item, o)))
+}
+
+// EnqueueForWorkerMany adds work items, all or none, in one statement. The outcomes are in the order of
+// the items.
+func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue) (added []Enqueued, err error) {
+	const op = "enqueue work"
+	quiet := p.engine.quiet()
+	err = p.do(ctx, op, func(ctx context.Context, q querier) error {
+		added, err = p.enqueueWork(ctx, q, items, quiet)
+		return err
+	})
+	if err == nil {
+		due := make([]produced, len(added))
+		for i, a := range added {
+			due[i] = produced{Worker, cmp.Or(items[i].Namespace, DefaultNamespace), a.DueAt, a.now}
+		}
+		p.engine.tell(due, quiet)
+	}
+	return added, err
+}
+
+// EnqueueForWorkerManyTx is EnqueueForWorkerMany as part of the transaction.
+func (p *Provider) EnqueueForWorkerManyTx(ctx context.Context, tx pgx.Tx, items []WorkEnqueue) (added []Enqueued, err error) {
+	err = p.doTx(ctx, tx, "enqueue work", func(ctx context.Context, q querier) error {
+		added, err = p.enqueueWork(ctx, q, items, false)
+		return err
+	})
+	return added, err
+}
+
+func (p *Provider) enqueueWork(ctx context.Context, q querier, items []WorkEnqueue, quiet bool) ([]Enqueued, error) {
+	if len(items) == 0 {
+		return nil, nil
+	}
+	c, err := p.workColumns(items)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := q.Query(ctx, p.sql.enqueueWork, append(c.args(), quiet)...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Enqueued, err error) {
+		err = row.Scan(&e.ID, &e.Duplicate, &e.DueAt, &e.now)
+		return e, err
+	})
+}
+
+// workColumns are work items as the arrays that enqueue_work_many and ack_orchestration take.
+type workColumns struct {
+	names, inputs []*string
+	options       optionColumns
+	instances     []*string
+	executions    []*int64
+	activities    []*int64
+}
+
+func (c *workColumns) args() []any {
+	return append(append([]any{c.names, c.inputs}, c.options.args()...), c.instances, c.executions, c.activities)
+}
+
+func (p *Provider) workColumns(items []WorkEnqueue) (*workColumns, error) {
+	c := &workColumns{}
+	for i := range items {
+		item := &items[i]
+		if err := p.checkWork(&item.WorkItem); err != nil {
+			return nil, at(i, len(items), err)
+		}
+		if err := c.options.add(&item.EnqueueOptions); err != nil {
+			return nil, at(i, len(items), err)
+		}
+		c.names = append(c.names, &item.Name)
+		c.inputs = append(c.inputs, payload(item.Input))
+		c.instances = append(c.instances, text(item.Instance))
+		c.executions = append(c.executions, optional(item.ExecutionID, item.ExecutionID == 0))
+		c.activities = append(c.activities, optional(item.ActivityID, item.ActivityID == 0))
+	}
+	return c, nil
+}
+
+func (p *Provider) checkWork(item *WorkItem) error {
+	if err := checkText("work item name", item.Name, true); err != nil {
+		return err
+	}
+	if err := checkText("instance id", item.Instance, false); err != nil {
+		return err
+	}
+	return p.cfg.checkJSON("input of work item "+strconv.Quote(item.Name), item.Input)
+}
+
+// optionColumns are EnqueueOptions as the arrays that the SQL functions take. A column without a value
+// stays nil, which is NULL.
+type optionColumns struct {
+	namespaces []*string
+	priorities []int16
+	delays     []*time.Duration
+	visibleAts []*time.Time
+	dedupKeys  []*string
+}
+
+func (c *optionColumns) args() []any {
+	namespaces := c.namespaces
+	if allNil(namespaces) {
+		namespaces = nil // nothing to register
+	}
+	return []any{namespaces, c.priorities, c.delays, c.visibleAts, c.dedupKeys}
+}
+
+func (c *optionColumns) add(o *EnqueueOptions) error {
+	if o.Namespace != "" {
+		if err := checkNamespace(o.Namespace); err != nil {
+			return err
+		}
+	}
+	if o.Priority < MinPriority || o.Priority > MaxPriority {
+		return invalid("priority %d is not between %d and %d", o.Priority, MinPriority, MaxPriority)
+	}
+	if o.Delay != 0 && !o.At.IsZero() {
+		return invalid("both a delay (%v) and a due time (%v) are given", o.Delay, o.At)
+	}
+	if err := checkDelay(o.Delay); err != nil {
+		return err
+	}
+	if err := checkAt(o.At); err != nil {
+		return err
+	}
+	if err := checkText("dedup key", o.DedupKey, false); err != nil {
+		return err
+	}
+	c.namespaces = append(c.namespaces, optional(o.Namespace, o.Namespace == "" || o.Namespace == DefaultNamespace))
+	c.priorities = append(c.priorities, int16(o.Priority))
+	c.delays = append(c.delays, optional(o.Delay, o.Delay == 0))
+	c.visibleAts = append(c.visibleAts, optional(o.At, o.At.IsZero()))
+	c.dedupKeys = append(c.dedupKeys, text(o.DedupKey))
+	return nil
+}
+
+// FetchWorkItem claims the due item that is first by priority, due time and id, waiting for one if
+// need be. ErrNoWork when the poll timeout has passed, the context's error when it ends, ErrClosed when the
+// Provider is closed. A cancelled fetch leaves nothing claimed.
+func (p *Provider) FetchWorkItem(ctx context.Context, o *FetchOptions) (*ClaimedWorkItem, error) {
+	items, err := p.FetchWorkItems(ctx, 1, o)
+	if err != nil {
+		return nil, err
+	}
+	return items[0], nil
+}
+
+// FetchWorkItems claims up to n due items, 1 to MaxFetch, in order, and waits only for the first. The slice
+// is never empty: see FetchWorkItem for the errors.
+func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (items []*ClaimedWorkItem, err error) {
+	const op = "fetch work"
+	plan, err := p.plan(o)
+	if err == nil && (n < 1 || n > MaxFetch) {
+		err = invalid("number of items %d is not between 1 and %d", n, MaxFetch)
+	}
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	ctx, done, err := p.begin(ctx)
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	defer done()
+	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool) (report, error) {
+		claim := uuid.New()
+		c, err := detached(ctx, p, func(ctx context.Context, q querier) (claimed[[]*ClaimedWorkItem], error) {
+			return p.claimWork(ctx, q, claim, n, plan, announce)
+		}, func(ctx context.Context) (bool, error) {
+			var undone int64
+			err := p.engine.exec(ctx, &undone, p.sql.undoWork, claim, plan.lock)
+			return undone > 0, err
+		})
+		items = c.item
+		return c.report, err
+	})
+	if err != nil {
+		return nil, p.ended(op, err)
+	}
+	return items, nil
+}
+
+// claimWork runs fetch_work.
+func (p *Provider) claimWork(ctx context.Context, q querier, claim uuid.UUID, n int, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
+	sent := p.engine.clock.Now()
+	rows, err := q.Query(ctx, p.sql.fetchWork, claim, plan.lock, n, plan.namespaces, announce)
+	if err != nil {
+		return c, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var item ClaimedWorkItem
+		var id, execution, activity *int64
+		var namespace, name, instance *string
+		var priority *int16
+		var attempt *int
+		var enqueuedAt, earliest, now *time.Time
+		err := rows.Scan(&id, &namespace, &priority, &attempt, &name, &item.Input, &instance, &execution, &activity,
+			&enqueuedAt, &c.leaseEnd, &earliest, &now)
+		if err != nil {
+			return c, err
+		}
+		if id == nil { // the last row: the outlook
+			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
+			c.found, c.earliest, c.now = len(c.item), value(earliest), *now
+			continue
+		}
+		item.ID, item.LockToken = *id, lockToken(claim, strconv.FormatInt(*id, 10))
+		item.Namespace, item.Priority, item.Attempt = *namespace, int(*priority), *attempt
+		item.Name, item.Instance = *name, value(instance)
+		item.ExecutionID, item.ActivityID = value(execution), value(activity)
+		item.EnqueuedAt, item.LockedUntil = *enqueuedAt, c.leaseEnd
+		c.item = append(c.item, &item)
+	}
+	return c, rows.Err()
+}
+
+// AckWorkItem removes a finished item and, with a message, sends that to its instance, both or neither.
+// ErrLockLost if the lease has ended.
+func (p *Provider) AckWorkItem(ctx context.Context, token LockToken, completion *Message) error {
+	quiet := p.engine.quiet()
+	var namespace *string
+	err := p.do(ctx, "ack work item", func(ctx context.Context, q querier) (err error) {
+		namespace, err = p.ackWork(ctx, q, token, completion, quiet)
+		return err
+	})
+	if err == nil && namespace != nil {
+		p.engine.tell([]produced{{queue: Orchestrator, namespace: *namespace}}, quiet)
+	}
+	return err
+}
+
+// AckWorkItemTx is AckWorkItem as part of the transaction: whatever else the transaction does happens
+// exactly once, together with the end of the item.
+func (p *Provider) AckWorkItemTx(ctx context.Context, tx pgx.Tx, token LockToken, completion *Message) error {
+	return p.doTx(ctx, tx, "ack work item", func(ctx context.Context, q querier) error {
+		_, err := p.ackWork(ctx, q, token, completion, false)
+		return err
+	})
+}
+
+func (p *Provider) ackWork(ctx context.Context, q querier, token LockToken, completion *Message, quiet bool) (namespace *string, err error) {
+	claim, id, err := token.splitWork()
+	if err != nil {
+		return nil, err
+	}
+	var m Message
+	if completion != nil {
+		m = *completion
+		if err := p.checkMessage(&m); err != nil {
+			return nil, err
+		}
+	}
+	err = q.QueryRow(ctx, p.sql.ackWork, id, claim, text(m.Instance), text(string(m.Kind)), payload(m.Data),
+		text(m.Name), text(m.Version), optional(m.ExecutionID, m.ExecutionID == 0), quiet).Scan(&namespace)
+	return namespace, err
+}
+
+// LostLocksError lists the items of a batch whose lease had ended. It is an ErrLockLost. The others of the
+// batch were dealt with.
+type LostLocksError struct{ Tokens []LockToken }
+
+func (e *LostLocksError) Error() string {
+	return fmt.Sprintf("%v: %d of the batch, the first is %q", ErrLockLost, len(e.Tokens), e.Tokens[0])
+}
+
+// Unwrap makes errors.Is(err, ErrLockLost) hold.
+func (e *LostLocksError) Unwrap() error { return ErrLockLost }
+
+// AckWorkItems removes finished items in one statement. Those whose lease has ended are left alone and
+// reported by a *LostLocksError; all others are removed.
+func (p *Provider) AckWorkItems(ctx context.Context, tokens []LockToken) error {
+	return p.do(ctx, "ack work items", func(ctx context.Context, q querier) error {
+		return p.ackWorkMany(ctx, q, tokens)
+	})
+}
+
+// AckWorkItemsTx is AckWorkItems as part of the transaction.
+func (p *Provider) AckWorkItemsTx(ctx context.Context, tx pgx.Tx, tokens []LockToken) error {
+	return p.doTx(ctx, tx, "ack work items", func(ctx context.Context, q querier) error {
+		return p.ackWorkMany(ctx, q, tokens)
+	})
+}
+
+func (p *Provider) ackWorkMany(ctx context.Context, q querier, tokens []LockToken) error {
+	_, err := onLeases(ctx, q, tokens, p.sql.ackWorkMany, nil, func(row pgx.CollectableRow) (id int64, _ struct{}, err error) {
+		err = row.Scan(&id)
+		return id, struct{}{}, err
+	})
+	return err
+}
+
+// onLeases runs a statement on (ids, claims, args...) that returns a row for each lease that still holds,
+// and what scan makes of it by token. The leases without a row are a *LostLocksError.
+func onLeases[T any](ctx context.Context, q querier, tokens []LockToken, sql string, args []any,
+	scan func(pgx.CollectableRow) (id int64, _ T, err error)) (map[LockToken]T, error) {
+	if len(tokens) == 0 {
+		return nil, nil
+	}
+	ids, claims := make([]int64, len(tokens)), make([]uuid.UUID, len(tokens))
+	byID := make(map[int64]LockToken, len(tokens))
+	for i, t := range tokens {
+		var err error
+		if claims[i], ids[i], err = t.splitWork(); err != nil {
+			return nil, err
+		}
+		byID[ids[i]] = t
+	}
+	rows, err := q.Query(ctx, sql, append([]any{ids, claims}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	held := make(map[LockToken]T, len(tokens))
+	_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (_ struct{}, err error) {
+		id, v, err := scan(row)
+		held[byID[id]] = v
+		return struct{}{}, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var lost LostLocksError
+	for _, t := range tokens {
+		if _, ok := held[t]; !ok {
+			lost.Tokens = append(lost.Tokens, t)
+		}
+	}
+	if len(lost.Tokens) > 0 {
+		return held, &lost
+	}
+	return held, nil
+}
+
+// AbandonOptions says how to give something back. Nil means the zero value.
+type AbandonOptions struct {
+	// Delay makes it due again so much later. Defaults to 0: at once.
+	Delay time.Duration
+
+	// IgnoreAttempt takes this attempt out of the count. Defaults to false.
+	IgnoreAttempt bool
+}
+
+func (o *AbandonOptions) resolve() (AbandonOptions, error) {
+	if o == nil {
+		return AbandonOptions{}, nil
+	}
+	return *o, checkDelay(o.Delay)
+}
+
+// AbandonWorkItem gives an item back, for anyone to fetch. ErrLockLost if the lease has ended.
+func (p *Provider) AbandonWorkItem(ctx context.Context, token LockToken, o *AbandonOptions) error {
+	return p.do(ctx, "abandon work item", func(ctx context.Context, q querier) error {
+		return p.abandonWork(ctx, q, token, o)
+	})
+}
+
+// AbandonWorkItemTx is AbandonWorkItem as part of the transaction.
+func (p *Provider) AbandonWorkItemTx(ctx context.Context, tx pgx.Tx, token LockToken, o *AbandonOptions) error {
+	return p.doTx(ctx, tx, "abandon work item", func(ctx context.Context, q querier) error {
+		return p.abandonWork(ctx, q, token, o)
+	})
+}
+
+func (p *Provider) abandonWork(ctx context.Context, q querier, token LockToken, o *AbandonOptions) error {
+	claim, id, err := token.splitWork()
+	if err != nil {
+		return err
+	}
+	options, err := o.resolve()
+	if err != nil {
+		return err
+	}
+	_, err = q.Exec(ctx, p.sql.abandonWork, id, claim, options.Delay, options.IgnoreAttempt)
+	return err
+}
+
+// RenewWorkItemLock makes the lease end extend from now (0: DefaultLockTimeout) and returns that instant,
+// in server time. ErrLockLost if the lease has ended.
+func (p *Provider) RenewWorkItemLock(ctx context.Context, token LockToken, extend time.Duration) (time.Time, error) {
+	until, err := p.RenewWorkItemLocks(ctx, []LockToken{token}, extend)
+	return until[token], err
+}
+
+// RenewWorkItemLocks renews several leases in one statement and returns their new ends by token. Those that
+// have ended are reported by a *LostLocksError; all others are renewed.
+func (p *Provider) RenewWorkItemLocks(ctx context.Context, tokens []LockToken, extend time.Duration) (until map[LockToken]time.Time, err error) {
+	err = p.do(ctx, "renew work item locks", func(ctx context.Context, q querier) error {
+		until, err = p.renewWork(ctx, q, tokens, extend)
+		return err
+	})
+	return until, err
+}
+
+// RenewWorkItemLocksTx is RenewWorkItemLocks as part of the transaction.
+func (p *Provider) RenewWorkItemLocksTx(ctx context.Context, tx pgx.Tx, tokens []LockToken, extend time.Duration) (until map[LockToken]time.Time, err error) {
+	err = p.doTx(ctx, tx, "renew work item locks", func(ctx context.Context, q querier) error {
+		until, err = p.renewWork(ctx, q, tokens, extend)
+		return err
+	})
+	return until, err
+}
+
+func (p *Provider) renewWork(ctx context.Context, q querier, tokens []LockToken, extend time.Duration) (map[LockToken]time.Time, error) {
+	extend, err := lockTimeout(extend)
+	if err != nil {
+		return nil, err
+	}
+	return onLeases(ctx, q, tokens, p.sql.renewWork, []any{extend}, func(row pgx.CollectableRow) (id int64, until time.Time, err error) {
+		err = row.Scan(&id, &until)
+		return id, until, err
+	})
+}
+
+// one makes a batch of one.
+func one(item WorkItem, o *EnqueueOptions) []WorkEnqueue {
+	return []WorkEnqueue{{item, value(o)}}
+}
+
+// first takes the outcome of a batch of one.
+func first(all []Enqueued, err error) (Enqueued, error) {
+	if err != nil {
+		return Enqueued{}, err
+	}
+	return all[0], nil
+}
+
+// at says which element of a batch an error is about.
+func at(i, of int, err error) error {
+	if of == 1 {
+		return err
+	}
+	return fmt.Errorf("element %d: %w", i, err)
+}
+
+// value returns what p points to, or the zero value: how results say NULL.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+func allNil[T any](pointers []*T) bool {
+	for _, p := range pointers {
+		if p != nil {
+			return false
+		}
+	}
+	return true
+}
