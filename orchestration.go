@@ -3,11 +3,13 @@ package pgwake
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // This file answers: what can be done with orchestrations, one turn at a time?
@@ -224,8 +226,8 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 	defer done()
 	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, announce bool) (report, error) {
 		claim := uuid.New()
-		c, err := detached(ctx, p, func(ctx context.Context, q querier) (claimed[*OrchestrationItem], error) {
-			return p.claimOrchestration(ctx, q, claim, plan, announce)
+		c, err := detached(ctx, p, func(ctx context.Context, conn *pgxpool.Conn) (claimed[*OrchestrationItem], error) {
+			return p.claimOrchestration(ctx, conn, claim, plan, announce)
 		}, func(ctx context.Context) (undone bool, err error) {
 			err = p.engine.exec(ctx, &undone, p.sql.undoOrchestration, claim)
 			return undone, err
@@ -240,13 +242,13 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 }
 
 // claimOrchestration runs fetch_orchestration.
-func (p *Provider) claimOrchestration(ctx context.Context, q querier, claim uuid.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
+func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, claim uuid.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
 	sent := p.engine.clock.Now()
-	rows, err := q.Query(ctx, p.sql.fetchOrchestration, claim, plan.lock, plan.namespaces, announce)
+	rows, finish, err := p.claimRows(ctx, conn, p.sql.fetchOrchestration, claim, plan.lock, plan.namespaces, announce)
 	if err != nil {
 		return c, err
 	}
-	defer rows.Close()
+	defer func() { err = errors.Join(err, finish()) }()
 	for rows.Next() {
 		var part string
 		var id, execution *int64
@@ -280,7 +282,7 @@ func (p *Provider) claimOrchestration(ctx context.Context, q querier, claim uuid
 			c.earliest, c.now, c.leaseEnd = value(earliest), *now, *lockedUntil
 		}
 	}
-	return c, rows.Err()
+	return c, nil
 }
 
 // AckOrchestrationItem ends a turn with what it decided, in one transaction, and frees the instance.

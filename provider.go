@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -269,7 +270,7 @@ type claimed[T any] struct {
 // end, whatever happens to the caller's context; if the caller is gone by then, or if nobody knows whether
 // the server committed, undo gives back what was claimed and reports whether there was something. Only the
 // wait for a connection is the caller's to cancel.
-func detached[T any](ctx context.Context, p *Provider, query func(context.Context, querier) (claimed[T], error), undo func(context.Context) (bool, error)) (claimed[T], error) {
+func detached[T any](ctx context.Context, p *Provider, query func(context.Context, *pgxpool.Conn) (claimed[T], error), undo func(context.Context) (bool, error)) (claimed[T], error) {
 	conn, err := p.pool.Acquire(ctx)
 	if err != nil {
 		return claimed[T]{}, err
@@ -300,6 +301,30 @@ func detached[T any](ctx context.Context, p *Provider, query func(context.Contex
 		})
 		return claimed[T]{}, ctx.Err()
 	}
+}
+
+// claimRows sends a query that does nothing but claim. Its commit does not wait for the disk: what a crash of
+// the server may take back is a lease, and the token then fails. Both statements travel together and are one
+// transaction; the setting ends with it. No SQL function could do this: its own setting would be gone at the
+// commit, or stay for the rest of a caller's transaction.
+func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, sql string, args ...any) (pgx.Rows, func() error, error) {
+	batch := &pgx.Batch{}
+	batch.Queue(p.sql.asyncCommit)
+	batch.Queue(sql, args...)
+	results := conn.SendBatch(ctx, batch)
+	if _, err := results.Exec(); err != nil {
+		_ = results.Close()
+		return nil, nil, err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		_ = results.Close()
+		return nil, nil, err
+	}
+	return rows, func() error {
+		rows.Close()
+		return errors.Join(rows.Err(), results.Close())
+	}, nil
 }
 
 // giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy

@@ -2,11 +2,11 @@ package pgwake
 
 import "github.com/jackc/pgx/v5"
 
-// This file answers: what does the library say to the database? Every statement is a call of one function
-// of the wire contract (migrations); only the schema varies, and it is quoted here, once.
+// This file answers: what does the library say to the database? Every statement but one is a call of one
+// function of the wire contract (migrations); only the schema varies, and it is quoted here, once.
 
 type statements struct {
-	session, look, tell string
+	session, look, tell, asyncCommit string
 
 	enqueueWork, fetchWork, ackWork, ackWorkMany, abandonWork, renewWork, undoWork string
 
@@ -21,6 +21,7 @@ func newStatements(schema string) *statements {
 		session:              "SELECT * FROM " + in + "listen_session()",
 		look:                 "SELECT * FROM " + in + "look($1, $2)",
 		tell:                 "SELECT " + in + "notify_queues($1, $2, $3, $4)",
+		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
 		enqueueWork:          "SELECT * FROM " + in + "enqueue_work_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
 		fetchWork:            "SELECT * FROM " + in + "fetch_work($1, $2, $3, $4, $5)",
 		ackWork:              "SELECT " + in + "ack_work($1, $2, $3, $4, $5, $6, $7, $8, $9)",

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // This file answers: what can be done with work items?
@@ -323,8 +325,8 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 	defer done()
 	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool) (report, error) {
 		claim := uuid.New()
-		c, err := detached(ctx, p, func(ctx context.Context, q querier) (claimed[[]*ClaimedWorkItem], error) {
-			return p.claimWork(ctx, q, claim, n, plan, announce)
+		c, err := detached(ctx, p, func(ctx context.Context, conn *pgxpool.Conn) (claimed[[]*ClaimedWorkItem], error) {
+			return p.claimWork(ctx, conn, claim, n, plan, announce)
 		}, func(ctx context.Context) (bool, error) {
 			var undone int64
 			err := p.engine.exec(ctx, &undone, p.sql.undoWork, claim, plan.lock)
@@ -340,13 +342,13 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 }
 
 // claimWork runs fetch_work.
-func (p *Provider) claimWork(ctx context.Context, q querier, claim uuid.UUID, n int, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
+func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, claim uuid.UUID, n int, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
 	sent := p.engine.clock.Now()
-	rows, err := q.Query(ctx, p.sql.fetchWork, claim, plan.lock, n, plan.namespaces, announce)
+	rows, finish, err := p.claimRows(ctx, conn, p.sql.fetchWork, claim, plan.lock, n, plan.namespaces, announce)
 	if err != nil {
 		return c, err
 	}
-	defer rows.Close()
+	defer func() { err = errors.Join(err, finish()) }()
 	for rows.Next() {
 		var item ClaimedWorkItem
 		var id, execution, activity *int64
@@ -371,7 +373,7 @@ func (p *Provider) claimWork(ctx context.Context, q querier, claim uuid.UUID, n 
 		item.EnqueuedAt, item.LockedUntil = *enqueuedAt, c.leaseEnd
 		c.item = append(c.item, &item)
 	}
-	return c, rows.Err()
+	return c, nil
 }
 
 // AckWorkItem removes a finished item and, with a message, sends that to its instance, both or neither.

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// drift bounds how far two clocks diverge per second. Quartz is good to about 50 ppm, and NTP slews by
-// up to 500 ppm while it corrects.
-const drift = 500e-6
+// drift bounds how far two clocks diverge per second: two quartzes of 50 ppm each. While NTP slews one of them
+// it can be more; what comes of that is a wake-up that is early by a part of a millisecond.
+const drift = 100e-6
 
 // Clock converts instants of the server's clock to local ones. It is safe for concurrent use.
 type Clock struct {

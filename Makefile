@@ -1,0 +1,44 @@
+# Everything a contributor runs. `make help` lists it.
+
+GO      ?= go
+MODULES := . devpg bench examples
+
+# The race detector needs a C compiler. Without one the tests run all the same.
+RACE := $(shell command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
+
+# One PostgreSQL for all of a run: found, or booted and removed again.
+WITH_PG := $(GO) run ./devpg/cmd/withpg
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
+
+.PHONY: demo test check bench mutants help
+
+## demo: the main job on a real PostgreSQL, measured live, in under a minute
+demo:
+	@$(GO) run ./examples/quickstart
+
+## test: all tests of all modules, with the race detector
+test:
+ifeq ($(RACE),)
+	@echo "no C compiler: testing without the race detector" >&2
+endif
+	@$(WITH_PG) -- sh -ec 'for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) ./...); done'
+
+## check: format, vet, staticcheck, tidy modules
+check:
+	@files=$$(gofmt -l .); test -z "$$files" || { echo "not gofmt-ed: $$files" >&2; exit 1; }
+	@for m in $(MODULES); do \
+		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) mod tidy -diff) || exit 1; \
+	done
+
+## bench: every figure beside its baseline (ARGS="-run idle -idle 3m" to choose)
+bench:
+	@$(GO) run ./bench $(ARGS)
+
+## mutants: opens each hole of the wake engine again and requires its test to fail
+mutants:
+	@$(WITH_PG) -- $(GO) run ./internal/mutants
+
+## help: this list
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)

@@ -1,0 +1,64 @@
+package pgwake
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Leading edge at once, the rest merged: many enqueues within an interval reach the other nodes in few
+// notifications, and none is forgotten.
+func TestCoalescer_ManyEnqueuesAtOnce_AreTheFewestNotifications(t *testing.T) {
+	p := testProvider(t, Config{CoalesceInterval: 300 * time.Millisecond})
+	ear := plain(t, p.cfg.Schema)
+	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	began := time.Now()
+	var producers sync.WaitGroup
+	for range 4 {
+		producers.Go(func() {
+			for range 10 {
+				_, err := p.EnqueueForWorker(t.Context(), WorkItem{Name: "w"}, nil)
+				require.NoError(t, err)
+			}
+		})
+	}
+	producers.Wait()
+	var due int64
+	var heard int
+	for due < 40 {
+		ctx, cancel := context.WithTimeout(t.Context(), patient)
+		n, err := ear.WaitForNotification(ctx)
+		cancel()
+		require.NoError(t, err, "%d of 40 were announced", due)
+		due += parseNote(n.Payload).due
+		heard++
+	}
+	intervals := int(time.Since(began)/(300*time.Millisecond)) + 2
+	require.LessOrEqual(t, heard, intervals)
+	require.EqualValues(t, 40, due)
+}
+
+func TestNote_Merge_SaysAtLeastWhatBothSay(t *testing.T) {
+	early, late := time.Now(), time.Now().Add(time.Hour)
+	require.Equal(t, note{due: 3, next: early, namespace: "a"},
+		note{due: 1, next: late, namespace: "a"}.merge(note{due: 2, next: early, namespace: "a"}))
+	require.Equal(t, note{due: 1, next: late},
+		note{due: 1, namespace: "a"}.merge(note{next: late, namespace: "b"}))
+	require.Equal(t, note{due: 1, next: late}, note{next: late, namespace: "a"}.merge(note{due: 1}))
+}
+
+// With the LISTEN connection gone the coalescer must still get through, by the pool.
+func TestCoalescer_NotListening_TellsByThePool(t *testing.T) {
+	p := testProvider(t, Config{Mode: ModePolling})
+	ear := plain(t, p.cfg.Schema)
+	mustExec(t, ear, "LISTEN "+channelOf(t, p, Orchestrator))
+	p.engine.coalescer.tell(Orchestrator, note{due: 1, namespace: "red"})
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	n, err := ear.WaitForNotification(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "1 0 red", n.Payload)
+}

@@ -1,0 +1,425 @@
+package pgwake
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/stretchr/testify/require"
+)
+
+// patient bounds what must come by push or timer. It is far from both the fallback (60 s) and the
+// milliseconds that it takes: a test that waits so long has lost a wake-up.
+const patient = 10 * time.Second
+
+var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// testProvider opens a Provider on the schema of cfg, or on a fresh one.
+func testProvider(t *testing.T, cfg Config) *Provider {
+	t.Helper()
+	if cfg.Schema == "" {
+		cfg.Schema = testdb.Schema(t)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = silent
+	}
+	p, err := Open(t.Context(), testdb.URL(t), &cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patient)
+		defer cancel()
+		require.NoError(t, p.Close(ctx))
+	})
+	return p
+}
+
+// plain is a connection that knows nothing of the library: a producer in any language.
+func plain(t *testing.T, schema string) *pgx.Conn {
+	t.Helper()
+	config, err := pgx.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+func mustExec(t *testing.T, conn *pgx.Conn, sql string, args ...any) {
+	t.Helper()
+	_, err := conn.Exec(t.Context(), sql, args...)
+	require.NoError(t, err)
+}
+
+// delivery is what a dispatcher of a test got.
+type delivery struct {
+	item *ClaimedWorkItem
+	turn *OrchestrationItem
+	err  error
+	at   time.Time
+}
+
+// fetchWork starts one fetch and returns the channel for its outcome.
+func fetchWork(t *testing.T, p *Provider, o *FetchOptions) <-chan delivery {
+	t.Helper()
+	out := make(chan delivery, 1)
+	ctx := t.Context()
+	go func() {
+		item, err := p.FetchWorkItem(ctx, o)
+		out <- delivery{item: item, err: err, at: time.Now()}
+	}()
+	return out
+}
+
+func fetchTurn(t *testing.T, p *Provider, o *FetchOptions) <-chan delivery {
+	t.Helper()
+	out := make(chan delivery, 1)
+	ctx := t.Context()
+	go func() {
+		turn, err := p.FetchOrchestrationItem(ctx, o)
+		out <- delivery{turn: turn, err: err, at: time.Now()}
+	}()
+	return out
+}
+
+// get waits for a delivery that must come.
+func get(t *testing.T, from <-chan delivery) delivery {
+	t.Helper()
+	select {
+	case d := <-from:
+		require.NoError(t, d.err)
+		return d
+	case <-time.After(patient):
+		require.Fail(t, "no delivery: a wake-up was lost")
+		return delivery{}
+	}
+}
+
+// eventually waits for a condition of the engine.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	require.Eventually(t, condition, patient, time.Millisecond, what)
+}
+
+// awaitParked waits until n dispatchers of the queue wait.
+func awaitParked(t *testing.T, p *Provider, q Queue, n int) {
+	t.Helper()
+	eventually(t, "dispatchers are parked", func() bool { return p.engine.waiters.parked(q) == n })
+}
+
+// requireNoSafetyNet asserts that everything so far was found because it was announced.
+func requireNoSafetyNet(t *testing.T, p *Provider) {
+	t.Helper()
+	s := p.Stats()
+	for _, q := range []QueueStats{s.Orchestrator, s.Worker} {
+		require.Zero(t, q.FallbackFinds, "fallback_finds")
+		require.Zero(t, q.ScoutFinds, "scout finds")
+	}
+}
+
+var longPoll = &FetchOptions{PollTimeout: time.Minute}
+
+func TestFetch_SingleItem_CostsOneQuery(t *testing.T) {
+	p := testProvider(t, Config{})
+	producer := plain(t, p.cfg.Schema)
+	var waits []<-chan delivery
+	for range 4 {
+		waits = append(waits, fetchWork(t, p, longPoll))
+	}
+	awaitParked(t, p, Worker, 4)
+	before := p.Stats().Worker.Looks
+
+	mustExec(t, producer, `SELECT enqueue_work('one')`)
+	merged := make(chan delivery, 4)
+	for _, w := range waits {
+		go func() { merged <- <-w }()
+	}
+	d := get(t, merged)
+	require.Equal(t, "one", d.item.Name)
+	awaitParked(t, p, Worker, 3)
+	require.EqualValues(t, 1, p.Stats().Worker.Looks-before)
+
+	// The answer said that nothing was left: the next fetch waits without asking.
+	require.NoError(t, p.AckWorkItem(t.Context(), d.item.LockToken, nil))
+	fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 4)
+	require.EqualValues(t, 1, p.Stats().Worker.Looks-before)
+	requireNoSafetyNet(t, p)
+}
+
+func TestFetch_KnownEmptyLane_ManyShortFetchesAskOnce(t *testing.T) {
+	p := testProvider(t, Config{})
+	for i := range 50 {
+		_, err := p.FetchWorkItem(t.Context(), &FetchOptions{PollTimeout: 2 * time.Millisecond})
+		require.ErrorIs(t, err, ErrNoWork)
+		require.EqualValues(t, 1, p.Stats().Worker.Looks, "after fetch %d", i)
+	}
+	// A fetch that does not wait has nothing to be woken by, so it asks.
+	_, err := p.FetchWorkItem(t.Context(), &FetchOptions{NoWait: true})
+	require.ErrorIs(t, err, ErrNoWork)
+	require.EqualValues(t, 2, p.Stats().Worker.Looks)
+}
+
+func TestFetch_PollTimeout_IsNeverCutShort(t *testing.T) {
+	p := testProvider(t, Config{})
+	for _, timeout := range []time.Duration{time.Millisecond, 50 * time.Millisecond, 300 * time.Millisecond} {
+		began := time.Now()
+		_, err := p.FetchOrchestrationItem(t.Context(), &FetchOptions{PollTimeout: timeout})
+		require.ErrorIs(t, err, ErrNoWork)
+		require.GreaterOrEqual(t, time.Since(began), timeout)
+	}
+}
+
+func TestFetch_LongPollDisabled_AsksAndReturnsAtOnce(t *testing.T) {
+	p := testProvider(t, Config{DisableLongPoll: true})
+	for i := range int64(3) {
+		_, err := p.FetchWorkItem(t.Context(), longPoll)
+		require.ErrorIs(t, err, ErrNoWork)
+		require.Equal(t, i+1, p.Stats().Worker.Looks)
+	}
+	require.False(t, p.Stats().Listening)
+}
+
+// A burst wakes the dispatchers by a chain, one token each and a few to wind down, not one per item.
+func TestWakeChain_BurstOf100On4Dispatchers_UsesAFewTokens(t *testing.T) {
+	p := testProvider(t, Config{})
+	producer := plain(t, p.cfg.Schema)
+	done := make(chan struct{}, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 4)
+	for range 4 {
+		go func() {
+			for {
+				item, err := p.FetchWorkItem(ctx, longPoll)
+				if err == nil {
+					err = p.AckWorkItem(ctx, item.LockToken, nil)
+					done <- struct{}{}
+				}
+				if err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+	}
+	awaitParked(t, p, Worker, 4)
+	mustExec(t, producer, `SELECT enqueue_work_many(array_agg('n' || i), NULL) FROM generate_series(1, 100) i`)
+	for range 100 {
+		select {
+		case <-done:
+		case <-time.After(patient):
+			require.Fail(t, "the burst was not drained")
+		}
+	}
+	awaitParked(t, p, Worker, 4)
+	cancel()
+	for range 4 {
+		require.ErrorIs(t, <-ended, context.Canceled)
+	}
+	s := p.Stats().Worker
+	tokens := int64(0)
+	for _, n := range s.Tokens {
+		tokens += n
+	}
+	require.LessOrEqual(t, tokens, int64(16), "tokens: %v", s.Tokens)
+	require.EqualValues(t, 1, s.Tokens["notify"])
+	requireNoSafetyNet(t, p)
+}
+
+// A wake-up for one lane must reach that lane, and leave the others alone.
+func TestLanes_ItemOfOneNamespace_WakesOnlyWhoServesIt(t *testing.T) {
+	p := testProvider(t, Config{})
+	producer := plain(t, p.cfg.Schema)
+	red := fetchWork(t, p, &FetchOptions{PollTimeout: time.Minute, Namespaces: []string{"red"}})
+	blue := fetchWork(t, p, &FetchOptions{PollTimeout: time.Minute, Namespaces: []string{"blue", "default"}})
+	awaitParked(t, p, Worker, 2)
+	before := p.Stats().Worker.Looks
+	mustExec(t, producer, `SELECT enqueue_work('a', p_namespace => 'red')`)
+	require.Equal(t, "red", get(t, red).item.Namespace)
+	require.EqualValues(t, 1, p.Stats().Worker.Looks-before)
+	require.Len(t, blue, 0)
+
+	// One statement with several namespaces calls everyone whom it may concern.
+	red = fetchWork(t, p, &FetchOptions{PollTimeout: time.Minute, Namespaces: []string{"red"}})
+	awaitParked(t, p, Worker, 2)
+	mustExec(t, producer, `SELECT enqueue_work_many('{a,b}', NULL, '{red,blue}')`)
+	require.Equal(t, "red", get(t, red).item.Namespace)
+	require.Equal(t, "blue", get(t, blue).item.Namespace)
+	requireNoSafetyNet(t, p)
+}
+
+func TestLocalEnqueue_WakesThisNodeAndTellsTheOthers(t *testing.T) {
+	here := testProvider(t, Config{})
+	there := testProvider(t, Config{Schema: here.cfg.Schema})
+	for i := range 5 {
+		near, far := fetchWork(t, here, longPoll), fetchWork(t, there, longPoll)
+		awaitParked(t, here, Worker, 1)
+		awaitParked(t, there, Worker, 1)
+		added, err := here.EnqueueForWorkerMany(t.Context(), []WorkEnqueue{
+			{WorkItem: WorkItem{Name: "a"}}, {WorkItem: WorkItem{Name: "b"}}})
+		require.NoError(t, err)
+		require.Len(t, added, 2)
+		got := []string{get(t, near).item.Name, get(t, far).item.Name}
+		require.ElementsMatch(t, []string{"a", "b"}, got, "round %d", i)
+	}
+	require.Positive(t, here.Stats().Worker.Finds["local"])
+	require.Positive(t, there.Stats().Worker.Finds["notify"])
+	requireNoSafetyNet(t, here)
+	requireNoSafetyNet(t, there)
+}
+
+// The notification that a node sends on its own account must not wake it a second time.
+func TestLocalEnqueue_OwnEcho_IsNotHeard(t *testing.T) {
+	p := testProvider(t, Config{})
+	wait := fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	_, err := p.EnqueueForWorker(t.Context(), WorkItem{Name: "a"}, nil)
+	require.NoError(t, err)
+	get(t, wait)
+	// Another node's notification is behind the echo in the server's queue, so the echo has come by now.
+	wait = fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('b')`)
+	get(t, wait)
+	s := p.Stats().Worker
+	require.EqualValues(t, 1, s.Tokens["local"])
+	require.EqualValues(t, 1, s.Tokens["notify"])
+}
+
+func TestFallback_ItemThatNobodyAnnounced_IsFoundAndCounted(t *testing.T) {
+	p := testProvider(t, Config{FallbackInterval: 300 * time.Millisecond})
+	wait := fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	mustExec(t, plain(t, p.cfg.Schema), `SELECT set_config('pgwake.notify', 'off', false), enqueue_work('quiet')`)
+	require.Equal(t, "quiet", get(t, wait).item.Name)
+	require.EqualValues(t, 1, p.Stats().Worker.Finds["fallback"])
+	eventually(t, "the find is counted", func() bool { return p.Stats().Worker.FallbackFinds == 1 })
+}
+
+func TestFallback_SwitchedOff_WakesNobody(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"mode":   {Mode: ModeEventDriven, FallbackInterval: 100 * time.Millisecond},
+		"option": {FallbackEnabled: new(false), FallbackInterval: 100 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := testProvider(t, cfg)
+			wait := fetchWork(t, p, longPoll)
+			awaitParked(t, p, Worker, 1)
+			producer := plain(t, p.cfg.Schema)
+			mustExec(t, producer, `SELECT set_config('pgwake.notify', 'off', false), enqueue_work('quiet')`)
+			began := p.Stats().Fallbacks
+			eventually(t, "the keep-alive runs", func() bool { return p.Stats().Fallbacks >= began+3 })
+			require.Len(t, wait, 0)
+			mustExec(t, producer, `SELECT set_config('pgwake.notify', '', false), enqueue_work('loud')`)
+			require.Equal(t, "quiet", get(t, wait).item.Name)
+		})
+	}
+}
+
+// ModePolling costs a poll per interval and queue, not per dispatcher, and meets timers exactly.
+func TestPolling_EightDispatchers_AskOnceAnInterval(t *testing.T) {
+	const interval = 200 * time.Millisecond
+	p := testProvider(t, Config{Mode: ModePolling, PollInterval: interval})
+	require.False(t, p.Stats().Listening)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	items := make(chan *ClaimedWorkItem, 8)
+	ended := make(chan struct{}, 8)
+	for range 8 {
+		go func() {
+			defer func() { ended <- struct{}{} }()
+			for ctx.Err() == nil {
+				item, err := p.FetchWorkItem(ctx, &FetchOptions{PollTimeout: 50 * time.Millisecond})
+				if err == nil {
+					items <- item
+				}
+			}
+		}()
+	}
+	eventually(t, "all have asked once", func() bool { return p.Stats().Worker.Looks >= 8 })
+	before, began := p.Stats().Worker.Looks, time.Now()
+	eventually(t, "polls", func() bool { return p.Stats().Worker.Looks >= before+10 })
+	passed := time.Since(began)
+	require.GreaterOrEqual(t, passed, 5*interval, "the dispatchers polled on their own account")
+
+	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('polled')`)
+	select {
+	case item := <-items:
+		require.Equal(t, "polled", item.Name)
+	case <-time.After(patient):
+		require.Fail(t, "the scout did not find the item")
+	}
+	cancel()
+	for range 8 {
+		<-ended
+	}
+}
+
+// A panic in any goroutine of the engine costs a pause, not the wake-ups.
+func TestEngine_PanicInAnyGoroutine_IsSurvived(t *testing.T) {
+	for _, point := range []string{"timer", "coalescer", "listener"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			bomb := make(chan struct{}, 1)
+			p := testProvider(t, Config{fault: func(at string) {
+				if at == point {
+					select {
+					case <-bomb:
+						panic("injected")
+					default:
+					}
+				}
+			}})
+			wait := fetchWork(t, p, longPoll)
+			awaitParked(t, p, Worker, 1)
+			bomb <- struct{}{}
+			producer := plain(t, p.cfg.Schema)
+			mustExec(t, producer, `SELECT enqueue_work('pushed')`)
+			get(t, wait)
+			_, err := p.EnqueueForWorker(t.Context(), WorkItem{Name: "local"}, &EnqueueOptions{Delay: 20 * time.Millisecond})
+			require.NoError(t, err)
+			require.Equal(t, "local", get(t, fetchWork(t, p, longPoll)).item.Name)
+			eventually(t, "the goroutine is back", func() bool {
+				return p.Stats().Panics == 1 && p.Health().OK
+			})
+		})
+	}
+}
+
+// requireCancelled waits for the end of a fetch whose context was cancelled.
+func requireCancelled(t *testing.T, from <-chan delivery) {
+	t.Helper()
+	select {
+	case d := <-from:
+		require.True(t, errors.Is(d.err, context.Canceled), "%v", d.err)
+	case <-time.After(patient):
+		require.Fail(t, "the fetch did not return")
+	}
+}
+
+// awaitLine reads until a line of the output is the wanted one.
+func awaitLine(t *testing.T, out io.Reader, want string) {
+	t.Helper()
+	found := make(chan bool, 1)
+	go func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			if s.Text() == want {
+				found <- true
+				return
+			}
+		}
+		found <- false
+	}()
+	select {
+	case ok := <-found:
+		require.True(t, ok, "the process ended without saying %q", want)
+	case <-time.After(time.Minute):
+		require.Fail(t, "the process did not say "+want)
+	}
+}

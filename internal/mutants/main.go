@@ -1,0 +1,127 @@
+// Command mutants opens each hole of the wake engine again, one at a time, and requires the test that is
+// named for it to fail: a test that cannot fail protects nothing. Run it with `make mutants`.
+//
+// A mutant is a patch of one source file, laid over the tree by the build's -overlay; nothing is written to
+// the tree itself. It must apply, compile, and be caught.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// deadline bounds one mutant. A test that hangs on its mutant has not caught it.
+const deadline = 2 * time.Minute
+
+// atOnce is how many mutants are tried at a time. Most of the time their tests wait in vain.
+const atOnce = 4
+
+func main() {
+	only := flag.String("run", "", "run only the mutants whose name matches this regular expression")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *only); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, only string) error {
+	wanted, err := regexp.Compile(only)
+	if err != nil {
+		return err
+	}
+	var tries errgroup.Group
+	tries.SetLimit(atOnce)
+	var caught, survived atomic.Int64
+	for _, m := range mutants {
+		if !wanted.MatchString(m.name) {
+			continue
+		}
+		tries.Go(func() error {
+			began := time.Now()
+			if err := m.try(ctx); err != nil {
+				survived.Add(1)
+				fmt.Printf("FAIL  %-52s %v\n", m.name, err)
+				return nil
+			}
+			caught.Add(1)
+			fmt.Printf("ok    %-52s caught by %s in %.1fs\n", m.name, m.test, time.Since(began).Seconds())
+			return nil
+		})
+	}
+	if err := tries.Wait(); err != nil {
+		return err
+	}
+	fmt.Printf("mutants: %d passed, %d failed\n", caught.Load(), survived.Load())
+	if survived.Load() > 0 || caught.Load() == 0 {
+		return errors.New("not every mutant was caught")
+	}
+	return nil
+}
+
+// try returns nil if the mutant's test fails on it.
+func (m *mutant) try(ctx context.Context) error {
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		return err
+	}
+	for _, p := range m.patches {
+		if n := bytes.Count(source, []byte(p.old)); n != 1 {
+			return fmt.Errorf("%s has %d places like %q, and the patch needs one", m.file, n, p.old)
+		}
+		source = bytes.Replace(source, []byte(p.old), []byte(p.new), 1)
+	}
+
+	dir, err := os.MkdirTemp("", "pgwake-mutant")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	mutated := filepath.Join(dir, filepath.Base(m.file))
+	if err := os.WriteFile(mutated, source, 0o600); err != nil {
+		return err
+	}
+	original, err := filepath.Abs(m.file)
+	if err != nil {
+		return err
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{original: mutated}})
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(overlay, replace, 0o600); err != nil {
+		return err
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	test := exec.CommandContext(ctx, "go", "test", "-overlay", overlay, "-count=1", "-run", "^"+m.test+"$", m.pkg)
+	out, err := test.CombinedOutput()
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("no verdict: %w", ctx.Err())
+	case err == nil:
+		return fmt.Errorf("%s passed: it does not protect what it is named for", m.test)
+	case !strings.Contains(string(out), "--- FAIL: "+m.test):
+		return fmt.Errorf("%s did not fail by itself:\n%s", m.test, out)
+	}
+	return nil
+}

@@ -1,0 +1,154 @@
+package main
+
+// mutant is one hole, opened again.
+type mutant struct {
+	name    string
+	file    string
+	patches []patch
+	pkg     string // of the test
+	test    string // that must fail
+}
+
+// patch replaces the one place that reads old.
+type patch struct{ old, new string }
+
+const (
+	root = "."
+
+	// conservation is the promise itself, on a simulated database.
+	conservation = "TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher"
+)
+
+var mutants = []mutant{
+	{
+		name:    "01 timer forgotten when it fires",
+		file:    "wakechain.go",
+		patches: []patch{{"	if l.heardOf == k.heardOf {\n		l.earliest = r.earliest", "	if l.heardOf == k.heardOf {\n		l.earliest = time.Time{}"}},
+		pkg:     root, test: "TestHole01_SecondEarliestTimer_FiresOnTime",
+	},
+	{
+		name:    "02 no seed at the start",
+		file:    "wakechain.go",
+		patches: []patch{{"	if l.heardOf == k.heardOf {\n		l.earliest = r.earliest", "	if by == nil {\n		return false\n	}\n	if l.heardOf == k.heardOf {\n		l.earliest = r.earliest"}},
+		pkg:     root, test: "TestHole02_TimerScheduledBeforeTheStart_FiresOnTime",
+	},
+	{
+		name:    "03 no look after a reconnect",
+		file:    "engine.go",
+		patches: []patch{{"			l.signal(WakeReconnect)\n", "			_ = l\n"}},
+		pkg:     root, test: "TestHole03_EnqueuedWhileNotListening_FoundOnReconnect",
+	},
+	{
+		name:    "04 nobody is told when a lease ends (work)",
+		file:    "migrations/00003_worker.sql",
+		patches: []patch{{"        IF p_announce THEN\n", "        IF false THEN\n"}},
+		pkg:     root, test: "TestHole04_ProcessKilledWithItsLease_RedeliversWhenTheLeaseEnds",
+	},
+	{
+		name:    "04 nobody is told when a lease ends (turn)",
+		file:    "migrations/00004_orchestrator.sql",
+		patches: []patch{{"        IF p_announce THEN\n", "        IF false THEN\n"}},
+		pkg:     root, test: "TestHole04_ProcessKilledWithItsLease_RedeliversWhenTheLeaseEnds",
+	},
+	{
+		name:    "05 abandon notifies nobody (work)",
+		file:    "migrations/00003_worker.sql",
+		patches: []patch{{"    PERFORM notify_queue('worker', (p_delay <= interval '0')::integer, v_now + p_delay, v_namespace);\n", ""}},
+		pkg:     root, test: "TestHole05_AbandonedItem_WakesAnotherNode",
+	},
+	{
+		name:    "05 abandon notifies nobody (turn)",
+		file:    "migrations/00004_orchestrator.sql",
+		patches: []patch{{"    PERFORM notify_queue('orchestrator', 1, v_now + p_delay, v_namespace);\n", ""}},
+		pkg:     root, test: "TestHole05_AbandonedItem_WakesAnotherNode",
+	},
+	{
+		name:    "05 ack tells nobody of the instance",
+		file:    "engine.go",
+		patches: []patch{{"	e.tell(due, quiet)\n	e.released(freed, quiet)\n", ""}},
+		pkg:     root, test: "TestHole05_AckReleasesInstanceWithNewMessage_WakesAnotherNode",
+	},
+	{
+		name: "05 ack in a caller's transaction trusts its snapshot",
+		file: "migrations/00004_orchestrator.sql",
+		patches: []patch{{"    IF NOT p_quiet THEN\n        PERFORM notify_queue('orchestrator', 1, NULL, v_namespace);\n", "    IF false THEN\n        NULL;\n"},
+			{"            RETURN false;\n        END IF;\n        INSERT INTO instance_locks", "            UPDATE orchestrator_queue q SET visible_at = p_now + interval '30s', held = true WHERE q.id = p_id;\n            RETURN false;\n        END IF;\n        INSERT INTO instance_locks"}},
+		pkg: root, test: "TestHole05_MessageCommitsWhileAckIsUncommitted_IsDelivered",
+	},
+	{
+		name:    "06 no due time for work items",
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{"PERFORM notify_queue(TG_ARGV[0], v_due, v_next,", "PERFORM notify_queue(TG_ARGV[0], v_due, CASE TG_ARGV[0] WHEN 'orchestrator' THEN v_next END,"}},
+		pkg:     root, test: "TestHole06_DelayedWorkItem_FiresOnTime",
+	},
+	{
+		name:    "06 a later timer is kept",
+		file:    "wakechain.go",
+		patches: []patch{{"(l.earliest.IsZero() || at.Before(l.earliest))", "(l.earliest.IsZero())"}},
+		pkg:     root, test: "TestHole06_EarlierTimer_ReplacesALaterOne",
+	},
+	{
+		name: "07 one notification per row",
+		file: "migrations/00002_notify.sql",
+		patches: []patch{
+			{"CREATE TRIGGER worker_queue_notify AFTER INSERT ON worker_queue\n    REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT", "CREATE TRIGGER worker_queue_notify AFTER INSERT ON worker_queue\n    FOR EACH ROW"},
+			{"      FROM inserted;", "      FROM (SELECT NEW.visible_at, NEW.namespace) AS inserted;"},
+		},
+		pkg: root, test: "TestHole07_BatchOf1000Rows_SendsOneNotification",
+	},
+	{
+		name:    "08 channel named after the schema",
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{"'pgwake_' || substr(md5(current_schema()), 1, 16) || '_' || p_queue", "current_schema() || '_' || p_queue"}},
+		pkg:     root, test: "TestHole08_SchemaNameAtTheLimit_IsNotified",
+	},
+	{
+		name:    "09 clocks are taken to agree",
+		file:    "internal/dbclock/dbclock.go",
+		patches: []patch{{"return c.base.Add(server.Sub(c.base) - low)", "_ = low\n	return c.base.Add(server.Sub(c.base))"}},
+		pkg:     root, test: "TestHole09_ClocksHoursApart_ChangeNothing",
+	},
+	{
+		name:    "10 every dispatcher polls",
+		file:    "timer.go",
+		patches: []patch{{"	wanted := len(l.waiting) > 0 && len(l.tokens) == 0\n	l.mu.Unlock()\n	if wanted {", "	wanted := len(l.waiting)\n	l.mu.Unlock()\n	for range wanted {"}},
+		pkg:     root, test: "TestHole10_AggressiveMode_OneDispatcherPollsForAll",
+	},
+	{
+		name:    "chain: the one who found more calls nobody",
+		file:    "wakechain.go",
+		patches: []patch{{"		defer l.signal(WakeChain) // invariant (4)\n", "		_ = WakeChain\n"}},
+		pkg:     root, test: conservation,
+	},
+	{
+		name:    "chain: the token of a failed query is gone",
+		file:    "engine.go",
+		patches: []patch{{"			l.handBack(*by) // also when ask panics\n", ""}},
+		pkg:     root, test: conservation,
+	},
+	{
+		name:    "chain: the token of a dispatcher that left is gone",
+		file:    "wakechain.go",
+		patches: []patch{{"		l.handBack(<-self.wake)\n", "		<-self.wake\n"}},
+		pkg:     root, test: "TestLane_TokenToDispatcherThatLeaves_IsNotLost",
+	},
+	{
+		name: "empty: a signal during the query is overlooked",
+		file: "wakechain.go",
+		patches: []patch{{"l.empty = l.signals == k.signals && k.epoch == listening", "l.empty = k.epoch == listening"},
+			{"return t.signal <= k.signals", "return true"}},
+		pkg: root, test: "TestLane_EmptyAnswer_PaysForOlderTokensOnly",
+	},
+	{
+		name:    "empty: an instant heard during the query is overwritten",
+		file:    "wakechain.go",
+		patches: []patch{{"	if l.heardOf == k.heardOf {\n		l.earliest = r.earliest", "	if true {\n		l.earliest = r.earliest"}},
+		pkg:     root, test: "TestLane_InstantHeardDuringAQuery_SurvivesItsAnswer",
+	},
+	{
+		name:    "reconnect: nobody looks",
+		file:    "engine.go",
+		patches: []patch{{"			l.signal(WakeReconnect)\n", "			_ = l\n"}},
+		pkg:     root, test: conservation,
+	},
+}

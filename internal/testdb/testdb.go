@@ -1,0 +1,72 @@
+// Package testdb gives each test a schema of its own on the test server: one server per run of `make test`,
+// or else one per test process, found or booted by devpg.
+package testdb
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/devpg"
+)
+
+// URL returns the URL of the test server. A server that it has to boot ends with the process.
+func URL(tb testing.TB) string {
+	tb.Helper()
+	url, err := server()
+	if err != nil {
+		tb.Fatalf("these tests need a PostgreSQL: %v", err)
+	}
+	return url
+}
+
+var server = sync.OnceValues(func() (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s, err := devpg.Start(ctx, &devpg.Options{Logf: func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, format+"\n", args...)
+	}})
+	if err != nil {
+		return "", err
+	}
+	return s.URL, nil
+})
+
+var schemas atomic.Int64
+
+// Schema returns the name of a schema that does not exist. It is dropped when the test ends.
+func Schema(tb testing.TB) string {
+	tb.Helper()
+	name := fmt.Sprintf("test_%d_%d_%d", os.Getpid(), time.Now().UnixNano()%1_000_000, schemas.Add(1))
+	DropSchema(tb, name)
+	return name
+}
+
+// DropSchema drops the schema when the test ends.
+func DropSchema(tb testing.TB, name string) {
+	tb.Helper()
+	url := URL(tb)
+	tb.Cleanup(func() {
+		Exec(tb, url, `DROP SCHEMA IF EXISTS `+pgx.Identifier{name}.Sanitize()+` CASCADE`)
+	})
+}
+
+// Exec runs a statement on a connection of its own.
+func Exec(tb testing.TB, url, sql string, args ...any) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		tb.Fatalf("connect to the test server: %v", err)
+	}
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, sql, args...); err != nil {
+		tb.Fatalf("%s: %v", sql, err)
+	}
+}

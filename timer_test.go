@@ -1,0 +1,116 @@
+package pgwake
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// testEngine is an engine without a database, on the clock of the test.
+func testEngine(t *testing.T, cfg Config) *engine {
+	t.Helper()
+	cfg.Logger = silent
+	resolved, err := cfg.resolve()
+	require.NoError(t, err)
+	e := newEngine(&resolved, newStatements("s"), nil, &pgx.ConnConfig{}, func() {})
+	t.Cleanup(e.stop)
+	return e
+}
+
+// The goroutine sleeps until the first of all instants, whichever lane it belongs to, and sees one that moves
+// up while it sleeps.
+func TestTimer_InstantsOfSeveralLanes_FireInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := testEngine(t, Config{})
+		e.group.Go("timer", e.timer.run)
+		red, err := e.waiters.enter(Worker, []string{"red"})
+		require.NoError(t, err)
+		blue, err := e.waiters.enter(Orchestrator, []string{"blue"})
+		require.NoError(t, err)
+		start := time.Now()
+		red.heard(start.Add(time.Hour))
+		blue.heard(start.Add(10 * time.Minute))
+		synctest.Wait()
+		red.heard(start.Add(time.Minute))
+
+		_, err = red.park(t.Context(), nil)
+		require.NoError(t, err)
+		require.Equal(t, time.Minute, time.Since(start))
+		_, err = blue.park(t.Context(), nil)
+		require.NoError(t, err)
+		require.Equal(t, 10*time.Minute, time.Since(start))
+		e.stop()
+		e.group.Wait()
+	})
+}
+
+// An instant that has passed already, of a transaction that took longer than the delay it gave, fires at once.
+func TestTimer_InstantInThePast_FiresAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := testEngine(t, Config{})
+		e.group.Go("timer", e.timer.run)
+		l, err := e.waiters.enter(Worker, nil)
+		require.NoError(t, err)
+		start := time.Now()
+		l.heard(start.Add(-time.Second))
+		tok, err := l.park(t.Context(), nil)
+		require.NoError(t, err)
+		require.Equal(t, WakeTimer, tok.reason)
+		require.Zero(t, time.Since(start))
+		e.stop()
+		e.group.Wait()
+	})
+}
+
+// A release that no dispatcher of this node looks at is passed on to the others after 10 ms.
+func TestTimer_ReleaseThatNobodyHereLooksAt_IsToldToTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := testEngine(t, Config{})
+		e.group.Go("timer", e.timer.run)
+		l, err := e.waiters.enter(Orchestrator, nil)
+		require.NoError(t, err)
+		told := func() bool {
+			e.coalescer.mu.Lock()
+			defer e.coalescer.mu.Unlock()
+			return e.coalescer.pending[Orchestrator] != nil
+		}
+		e.released("default", true)
+		l.beginLook(1) // one does
+		time.Sleep(relayAfter)
+		synctest.Wait()
+		require.False(t, told())
+
+		e.released("default", true)
+		time.Sleep(relayAfter - 1)
+		synctest.Wait()
+		require.False(t, told())
+		time.Sleep(1)
+		synctest.Wait()
+		require.True(t, told())
+		e.stop()
+		e.group.Wait()
+	})
+}
+
+func TestTimerGrace_WakesEarlyOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := testEngine(t, Config{TimerGrace: 50 * time.Millisecond})
+		l, err := e.waiters.enter(Worker, nil)
+		require.NoError(t, err)
+		due := time.Now().Add(time.Second)
+		l.heard(due)
+		time.Sleep(960 * time.Millisecond)
+		e.timer.fire()
+		require.Len(t, l.tokens, 1, "within the grace")
+		// The early look finds nothing and hears of the same instant again.
+		k := l.beginLook(0)
+		l.endLook(k, report{now: time.Now(), earliest: due}, nil, 0)
+		next, ok := e.timer.fire()
+		require.True(t, ok)
+		require.Empty(t, l.tokens)
+		require.WithinDuration(t, due, next, time.Millisecond)
+	})
+}

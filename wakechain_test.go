@@ -1,0 +1,364 @@
+package pgwake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// simulation is a node against a database that exists only in memory, on virtual time: items become due,
+// queries take time, notifications arrive late, connections break, dispatchers die with their leases. It
+// checks the promise itself: no due item waits while a dispatcher of a lane that may take it is parked.
+type simulation struct {
+	t  *testing.T
+	e  *engine
+	wg sync.WaitGroup
+
+	mu     sync.Mutex
+	rng    *rand.Rand
+	up     time.Time // when the LISTEN connection came back
+	items  []*simItem
+	events int
+}
+
+type simItem struct {
+	namespace string
+	visible   time.Time
+	gone      bool
+}
+
+const simLease = 2 * time.Second
+
+func newSimulation(t *testing.T, seed uint64, policy AggressivePolicy) *simulation {
+	cfg, err := (&Config{Logger: silent, AggressivePolicy: policy}).resolve()
+	require.NoError(t, err)
+	e := newEngine(&cfg, newStatements("s"), nil, &pgx.ConnConfig{}, func() {})
+	// The simulation plays the listener: it sets the epoch and delivers what was notified.
+	e.listener = &listener{e: e}
+	e.listener.epoch.Store(1)
+	e.listener.sessions.Store(1)
+	e.group.Go("timer", e.timer.run)
+	return &simulation{t: t, e: e, rng: rand.New(rand.NewPCG(seed, seed))}
+}
+
+// random returns a number from 0 to n-1.
+func (s *simulation) random(n int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rng.IntN(n)
+}
+
+func (s *simulation) pause(most time.Duration) { time.Sleep(time.Duration(s.random(int(most) + 1))) }
+
+// set changes an item.
+func (s *simulation) set(i *simItem, change func(*simItem)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(i)
+}
+
+// claim is fetch_work: the snapshot is somewhere within the time that the query takes.
+func (s *simulation) claim(namespaces []string) (*simItem, report) {
+	s.pause(2 * time.Millisecond)
+	defer s.pause(2 * time.Millisecond)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	var best *simItem
+	mine := func(i *simItem) bool {
+		if i.gone {
+			return false
+		}
+		if namespaces == nil {
+			return true
+		}
+		for _, n := range namespaces {
+			if n == i.namespace {
+				return true
+			}
+		}
+		return false
+	}
+	for _, i := range s.items {
+		if mine(i) && !i.visible.After(now) && (best == nil || i.visible.Before(best.visible)) {
+			best = i
+		}
+	}
+	r := report{now: now, leaseEnd: now.Add(simLease)}
+	if best != nil {
+		best.visible = r.leaseEnd
+		r.found = 1
+	}
+	for _, i := range s.items {
+		if mine(i) && (r.earliest.IsZero() || i.visible.Before(r.earliest)) {
+			r.earliest = i.visible
+		}
+	}
+	return best, r
+}
+
+// enqueue commits items, and delivers the notification some time later unless the connection is down then.
+func (s *simulation) enqueue(namespace string, delays ...time.Duration) {
+	now := time.Now()
+	n := note{namespace: namespace}
+	for _, d := range delays {
+		s.mu.Lock()
+		s.items = append(s.items, &simItem{namespace: namespace, visible: now.Add(d)})
+		s.mu.Unlock()
+		if d == 0 {
+			n.due++
+		} else if at := now.Add(d); n.next.IsZero() || at.Before(n.next) {
+			n.next = at
+		}
+	}
+	s.notify(n)
+}
+
+func (s *simulation) notify(n note) {
+	epoch := s.e.epoch()
+	s.wg.Go(func() {
+		s.pause(3 * time.Millisecond)
+		if epoch != 0 && s.e.epoch() == epoch {
+			s.e.heard(Worker, n)
+		}
+	})
+}
+
+// dispatcher fetches, works, and acks, abandons, or forgets what it has.
+func (s *simulation) dispatcher(ctx context.Context, namespaces []string) {
+	for ctx.Err() == nil {
+		var got *simItem
+		plan := fetchPlan{lock: simLease, poll: time.Duration(1+s.random(20_000)) * time.Millisecond, namespaces: namespaces}
+		fetch, cancel := ctx, context.CancelFunc(func() {})
+		if s.random(10) == 0 { // a caller that loses patience
+			fetch, cancel = context.WithTimeout(ctx, time.Duration(s.random(300))*time.Millisecond)
+		}
+		err := s.e.fetch(fetch, Worker, plan, func(ctx context.Context, _ bool) (report, error) {
+			if s.random(50) == 0 {
+				s.pause(time.Millisecond)
+				return report{}, errors.New("connection reset")
+			}
+			item, r := s.claim(namespaces)
+			if ctx.Err() != nil { // as detached does: the claim is undone, which notifies
+				if item != nil {
+					s.set(item, func(i *simItem) { i.visible = time.Now() })
+					s.notify(note{due: 1, namespace: item.namespace})
+				}
+				return report{}, ctx.Err()
+			}
+			got = item
+			return r, nil
+		})
+		cancel()
+		if err != nil {
+			if !errors.Is(err, ErrNoWork) {
+				s.pause(5 * time.Second) // what it owed must be done by others
+			}
+			continue
+		}
+		s.set(got, func(*simItem) { s.events++ })
+		switch s.random(12) {
+		case 0: // dies with its lease; somebody else takes its place
+			continue
+		case 1:
+			s.pause(20 * time.Millisecond)
+			s.set(got, func(i *simItem) { i.visible = time.Now() })
+			s.notify(note{due: 1, namespace: got.namespace})
+		default:
+			s.pause(200 * time.Millisecond)
+			s.set(got, func(i *simItem) { i.gone = true })
+		}
+	}
+}
+
+// watch checks the promise every few milliseconds. The bound is what a wake-up may take here: a late
+// notification, a failing query and its scout, and the queries themselves.
+func (s *simulation) watch(ctx context.Context, bound time.Duration) {
+	for ctx.Err() == nil {
+		time.Sleep(5 * time.Millisecond)
+		if s.e.epoch() == 0 {
+			continue // nothing is promised but the scout
+		}
+		if late := s.late(bound); late != "" {
+			s.t.Error(late)
+			return
+		}
+	}
+}
+
+func (s *simulation) late(bound time.Duration) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for _, i := range s.items {
+		if i.gone || now.Sub(i.visible) <= bound || now.Sub(s.up) <= bound {
+			continue
+		}
+		for _, l := range s.e.waiters.lanes(Worker) {
+			l.mu.Lock()
+			waiting := len(l.waiting)
+			l.mu.Unlock()
+			if l.serves(i.namespace) && waiting > 0 {
+				return fmt.Sprintf("an item of %q is due since %v while %d dispatchers wait", i.namespace, now.Sub(i.visible), waiting)
+			}
+		}
+	}
+	return ""
+}
+
+func TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher(t *testing.T) {
+	for seed := range uint64(8) {
+		// Polling in trouble would make up for what is lost, so half of the runs do without it; and when
+		// dispatchers are busy they look anyway, so half of the runs leave them waiting most of the time.
+		policy := []AggressivePolicy{OnTrouble, Never}[seed%2]
+		lull := []time.Duration{200 * time.Millisecond, 4 * time.Second}[seed/2%2]
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(t, seed, policy)
+			ctx, cancel := context.WithCancel(t.Context())
+			for _, namespaces := range [][]string{nil, nil, nil, {"blue"}, {"blue", "red"}, {"red"}} {
+				s.wg.Go(func() { s.dispatcher(ctx, namespaces) })
+			}
+			s.wg.Go(func() { s.watch(ctx, 150*time.Millisecond) })
+			for range 300 {
+				switch s.random(20) {
+				case 0: // the LISTEN connection is lost, and comes back
+					if s.e.listener.epoch.Swap(0) != 0 {
+						s.e.listenerLost()
+						s.wg.Go(func() {
+							s.pause(10 * time.Second)
+							s.set(nil, func(*simItem) { s.up = time.Now() })
+							s.e.listener.epoch.Store(s.e.listener.sessions.Add(1))
+							s.e.listenerUp()
+						})
+					}
+				default:
+					delays := make([]time.Duration, 1+s.random(4))
+					for i := range delays {
+						if s.random(2) == 0 {
+							delays[i] = time.Duration(s.random(3000)) * time.Millisecond
+						}
+					}
+					s.enqueue([]string{"blue", "red", "green"}[s.random(3)], delays...)
+				}
+				s.pause(lull)
+			}
+			time.Sleep(30 * time.Second) // of virtual time: leases of those that died end, retries are over
+			cancel()
+			s.e.waiters.close()
+			s.wg.Wait()
+			s.e.stop()
+			s.e.group.Wait()
+			for _, i := range s.items {
+				require.True(t, i.gone, "an item was never finished")
+			}
+			require.Greater(t, s.events, 300)
+		})
+	}
+}
+
+// testLane is a lane on the clock of the test.
+func testLane() *lane {
+	return newLane(Worker, nil, time.Now, func() {}, &queueStats{})
+}
+
+// A dispatcher whose context ends at the moment at which a token comes either takes it or leaves it behind.
+func TestLane_TokenToDispatcherThatLeaves_IsNotLost(t *testing.T) {
+	taken, left := 0, 0
+	for round := range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			l := testLane()
+			ctx, leave := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { _, err := l.park(ctx, nil); ended <- err }()
+			synctest.Wait()
+			l.mu.Lock() // neither can be seen before the other
+			if round%2 == 0 {
+				leave()
+			}
+			l.signals++
+			l.hand(token{reason: WakeNotify, signal: l.signals})
+			leave()
+			l.mu.Unlock()
+			if err := <-ended; err == nil {
+				taken++
+				require.Empty(t, l.tokens)
+			} else {
+				left++
+				require.Len(t, l.tokens, 1, "the token is gone")
+			}
+		})
+	}
+	require.Positive(t, left, "the case never came up")
+	require.Positive(t, taken)
+}
+
+func TestLane_MoreSignalsThanDispatchers_AreKeptUpToTheirNumber(t *testing.T) {
+	l := testLane()
+	for range 3 {
+		l.enter()
+	}
+	for range 10 {
+		l.signal(WakeNotify)
+	}
+	require.Len(t, l.tokens, 3)
+}
+
+func TestLane_EmptyAnswer_PaysForOlderTokensOnly(t *testing.T) {
+	l := testLane()
+	l.enter()
+	l.enter()
+	l.signal(WakeNotify)
+	k := l.beginLook(1)
+	l.signal(WakeNotify) // after the query began: its snapshot may be older
+	l.endLook(k, report{now: time.Now()}, nil, 1)
+	require.Len(t, l.tokens, 1)
+	require.False(t, l.isEmpty(true, 0))
+
+	k = l.beginLook(1)
+	l.endLook(k, report{now: time.Now()}, nil, 1)
+	require.Empty(t, l.tokens)
+	require.True(t, l.isEmpty(true, 0))
+
+	// The same answer from before a reconnect is worth nothing.
+	k = l.beginLook(1)
+	l.endLook(k, report{now: time.Now()}, nil, 2)
+	require.False(t, l.isEmpty(true, 0))
+}
+
+func TestLane_InstantHeardDuringAQuery_SurvivesItsAnswer(t *testing.T) {
+	l := testLane()
+	now := time.Now()
+	k := l.beginLook(1)
+	l.heard(now.Add(time.Minute))
+	l.endLook(k, report{now: now, earliest: now.Add(time.Hour)}, nil, 1)
+	require.Equal(t, now.Add(time.Minute), l.earliest)
+	// An answer that heard nothing new in the meantime replaces it.
+	k = l.beginLook(1)
+	l.endLook(k, report{now: now, earliest: now.Add(time.Hour)}, nil, 1)
+	require.Equal(t, now.Add(time.Hour), l.earliest)
+}
+
+// Contended: rows that somebody keeps locked may come free without a sign, so a lane looks again, and less
+// and less often.
+func TestLane_RowsLockedByOthers_AreLookedAtAgain(t *testing.T) {
+	l := testLane()
+	due := report{now: time.Now(), earliest: time.Now().Add(-time.Second)}
+	var last time.Duration
+	for _, want := range []time.Duration{5, 10, 20, 40, 80, 100, 100} {
+		require.True(t, l.endLook(l.beginLook(1), due, nil, 1))
+		last = l.retryStep
+		require.Equal(t, want*time.Millisecond, last)
+		require.False(t, l.isEmpty(true, time.Hour))
+	}
+	l.endLook(l.beginLook(1), report{now: time.Now()}, nil, 1)
+	require.Zero(t, l.retryStep)
+	require.True(t, l.retryAt.IsZero())
+}
