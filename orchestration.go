@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -225,7 +225,7 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 	}
 	defer done()
 	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, announce bool) (report, error) {
-		claim := uuid.New()
+		claim := newClaim()
 		c, err := detached(ctx, p, func(ctx context.Context, conn *pgxpool.Conn) (claimed[*OrchestrationItem], error) {
 			return p.claimOrchestration(ctx, conn, claim, plan, announce)
 		}, func(ctx context.Context) (undone bool, err error) {
@@ -242,7 +242,7 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 }
 
 // claimOrchestration runs fetch_orchestration.
-func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, claim uuid.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
+func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, claim pgtype.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
 	sent := p.engine.clock.Now()
 	rows, finish, err := p.claimRows(ctx, conn, p.sql.fetchOrchestration, claim, plan.lock, plan.namespaces, announce)
 	if err != nil {

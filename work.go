@@ -3,6 +3,7 @@ package pgwake
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -21,22 +22,29 @@ import (
 // process. Once its lease has ended, whether or not somebody else took the item, it can do nothing.
 type LockToken string
 
+// newClaim returns the id of one claim. The client makes it, so that it can undo a claim whose answer was lost.
+func newClaim() pgtype.UUID {
+	id := pgtype.UUID{Valid: true}
+	_, _ = rand.Read(id.Bytes[:]) // never fails
+	return id
+}
+
 // lockToken joins the claim's id and what was claimed, so that a verb finds the row by its primary key.
-func lockToken(claim uuid.UUID, subject string) LockToken {
+func lockToken(claim pgtype.UUID, subject string) LockToken {
 	return LockToken(claim.String() + "/" + subject)
 }
 
 // split takes a token apart. One that was never made by a fetch is a lost lock.
-func (t LockToken) split() (claim uuid.UUID, subject string, err error) {
+func (t LockToken) split() (claim pgtype.UUID, subject string, err error) {
 	id, subject, ok := strings.Cut(string(t), "/")
-	if claim, err = uuid.Parse(id); !ok || subject == "" || err != nil {
+	if err := claim.Scan(id); !ok || subject == "" || err != nil {
 		return claim, "", fmt.Errorf("%w: lock token %q", ErrLockLost, t)
 	}
 	return claim, subject, nil
 }
 
 // splitWork takes the token of a work item apart.
-func (t LockToken) splitWork() (claim uuid.UUID, item int64, err error) {
+func (t LockToken) splitWork() (claim pgtype.UUID, item int64, err error) {
 	claim, subject, err := t.split()
 	if err != nil {
 		return claim, 0, err
@@ -324,7 +332,7 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 	}
 	defer done()
 	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool) (report, error) {
-		claim := uuid.New()
+		claim := newClaim()
 		c, err := detached(ctx, p, func(ctx context.Context, conn *pgxpool.Conn) (claimed[[]*ClaimedWorkItem], error) {
 			return p.claimWork(ctx, conn, claim, n, plan, announce)
 		}, func(ctx context.Context) (bool, error) {
@@ -342,7 +350,7 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 }
 
 // claimWork runs fetch_work.
-func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, claim uuid.UUID, n int, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
+func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, claim pgtype.UUID, n int, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
 	sent := p.engine.clock.Now()
 	rows, finish, err := p.claimRows(ctx, conn, p.sql.fetchWork, claim, plan.lock, n, plan.namespaces, announce)
 	if err != nil {
@@ -458,7 +466,7 @@ func onLeases[T any](ctx context.Context, q querier, tokens []LockToken, sql str
 	if len(tokens) == 0 {
 		return nil, nil
 	}
-	ids, claims := make([]int64, len(tokens)), make([]uuid.UUID, len(tokens))
+	ids, claims := make([]int64, len(tokens)), make([]pgtype.UUID, len(tokens))
 	byID := make(map[int64]LockToken, len(tokens))
 	for i, t := range tokens {
 		var err error
