@@ -1,0 +1,57 @@
+package devpg
+
+// What a booted server is set to, and the environment that it runs in.
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// settings are the lines that are added to postgresql.conf. There, rather than
+// on the command line, a test may still change them with ALTER SYSTEM.
+func settings(ctx context.Context, o *Options, bin *binaries) string {
+	set := map[string]string{
+		"listen_addresses":   "127.0.0.1",
+		"max_connections":    "200",
+		"fsync":              onOff(o.Fsync),
+		"full_page_writes":   onOff(o.Fsync),
+		"synchronous_commit": "on",
+		"timezone":           "UTC",
+		"log_timezone":       "UTC",
+	}
+	// Tests count statements with it. Many packages come without it.
+	if bin.hasLibrary(ctx, "pg_stat_statements") {
+		set["shared_preload_libraries"] = "pg_stat_statements"
+	}
+	for name, value := range o.Settings {
+		set[strings.ToLower(name)] = value
+	}
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		b.WriteString(name + " = '" + settingEscapes.Replace(set[name]) + "'\n")
+	}
+	return b.String()
+}
+
+// settingEscapes are those of a string in postgresql.conf.
+var settingEscapes = strings.NewReplacer(`\`, `\\`, `'`, `''`)
+
+func containsControl(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+// serverEnv is all that the server inherits: PGDATA, PGPORT and the like are meant
+// for others, and messages in the user's language would be read by nobody here.
+// With TZ set, initdb does not search for the name of the machine's time zone.
+func serverEnv() []string {
+	return []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "TZ=UTC"}
+}
