@@ -189,8 +189,8 @@ func (c *Config) resolve() (Config, error) {
 		problem("Schema is %d bytes long, and PostgreSQL truncates names at %d", len(r.Schema), maxIdentifier)
 	case strings.ContainsRune(r.Schema, 0) || !utf8.ValidString(r.Schema):
 		problem("Schema %q contains NUL or invalid UTF-8", r.Schema)
-	case strings.HasPrefix(r.Schema, "pg_"):
-		problem("Schema %q: names that begin with pg_ are the server's", r.Schema)
+	case strings.HasPrefix(r.Schema, "pg_"), r.Schema == "$user", r.Schema == "information_schema":
+		problem("Schema %q: the name is the server's", r.Schema)
 	}
 
 	if r.Mode < ModeHybrid || r.Mode > ModePolling {

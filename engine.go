@@ -91,7 +91,7 @@ func (e *engine) epoch() uint64 {
 }
 
 // exec runs one of the engine's own small statements, which returns one value: on the LISTEN connection, so
-// that an exhausted pool does not delay it, or else on the pool.
+// that an exhausted pool does not delay it, or else on the pool. What it notifies is not heard by this node.
 func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) error {
 	if e.listener != nil {
 		if err := e.listener.exec(ctx, dest, sql, args...); !errors.Is(err, errNotListening) {
@@ -278,6 +278,10 @@ func (e *engine) acked(freed string, due []produced, quiet bool) {
 	e.tell(due, quiet)
 	e.released(freed, quiet)
 }
+
+// undone makes this node look for what an undone claim gave back. The notification of that reached the other
+// nodes only: it came from the LISTEN connection, whose own voice is not heard.
+func (e *engine) undone(q Queue) { e.signal(q, note{due: 1}, WakeLocal) }
 
 // relayAfter is how soon after a release a dispatcher of this node must have looked before the others are
 // asked to.

@@ -3,7 +3,6 @@ package pgwake
 import (
 	"bufio"
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"testing"
@@ -389,17 +388,6 @@ func TestEngine_PanicInAnyGoroutine_IsSurvived(t *testing.T) {
 				return p.Stats().Panics == 1 && p.Health().OK
 			})
 		})
-	}
-}
-
-// requireCancelled waits for the end of a fetch whose context was cancelled.
-func requireCancelled(t *testing.T, from <-chan delivery) {
-	t.Helper()
-	select {
-	case d := <-from:
-		require.True(t, errors.Is(d.err, context.Canceled), "%v", d.err)
-	case <-time.After(patient):
-		require.Fail(t, "the fetch did not return")
 	}
 }
 

@@ -40,7 +40,7 @@ func (p *Provider) readHistory(ctx context.Context, instance string, execution, 
 			return err
 		}
 		events, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Event, err error) {
-			err = row.Scan(&e.ID, &e.Type, &e.Data, &e.CreatedAt, nil)
+			err = row.Scan(&e.ID, &e.Type, (*[]byte)(&e.Data), &e.CreatedAt, nil)
 			return e, err
 		})
 		return err
@@ -94,7 +94,7 @@ func (p *Provider) eventColumns(events []Event) (*eventColumns, error) {
 		if err := checkText("event type", e.Type, true); err != nil {
 			return nil, at(i, len(events), err)
 		}
-		if err := p.cfg.checkJSON("data of event "+e.Type, e.Data); err != nil {
+		if err := p.cfg.checkJSON("data of event "+quote(e.Type), e.Data); err != nil {
 			return nil, at(i, len(events), err)
 		}
 		c.ids = append(c.ids, e.ID)

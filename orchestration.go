@@ -3,9 +3,11 @@ package pgwake
 import (
 	"context"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -88,7 +90,7 @@ type Metadata struct {
 	Name    string
 	Version string
 	Status  Status
-	Output  string
+	Output  string // any text of at most Config.MaxPayload bytes
 }
 
 // OrchestrationAck is what a turn decided. All of it takes effect, or none.
@@ -156,7 +158,10 @@ func (p *Provider) enqueueMessages(ctx context.Context, q querier, messages []Me
 	}
 	added, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Enqueued, err error) {
 		var namespace string
-		err = row.Scan(&e.ID, &e.Duplicate, &e.DueAt, &e.now, &namespace)
+		var id *int64
+		var dueAt *time.Time
+		err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now, &namespace)
+		e.ID, e.DueAt = value(id), value(dueAt)
 		namespaces = append(namespaces, namespace)
 		return e, err
 	})
@@ -207,7 +212,7 @@ func (p *Provider) checkMessage(m *Message) error {
 	if err := checkText("orchestration version", m.Version, false); err != nil {
 		return err
 	}
-	return p.cfg.checkJSON("data of a message to instance "+m.Instance, m.Data)
+	return p.cfg.checkJSON("data of a message to instance "+quote(m.Instance), m.Data)
 }
 
 // FetchOrchestrationItem locks the instance whose due message is first by priority, due time and id, and
@@ -230,13 +235,16 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 			return p.claimOrchestration(ctx, conn, claim, plan, announce)
 		}, func(ctx context.Context) (undone bool, err error) {
 			err = p.engine.exec(ctx, &undone, p.sql.undoOrchestration, claim)
+			if undone {
+				p.engine.undone(Orchestrator)
+			}
 			return undone, err
 		})
 		item = c.item
 		return c.report, err
 	})
 	if err != nil {
-		return nil, p.ended(op, err)
+		return nil, p.ended(ctx, op, err)
 	}
 	return item, nil
 }
@@ -244,26 +252,20 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 // claimOrchestration runs fetch_orchestration.
 func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, claim pgtype.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
 	sent := p.engine.clock.Now()
-	rows, finish, err := p.claimRows(ctx, conn, p.sql.fetchOrchestration, claim, plan.lock, plan.namespaces, announce)
-	if err != nil {
-		return c, err
-	}
-	defer func() { err = errors.Join(err, finish()) }()
-	for rows.Next() {
+	err = p.claimRows(ctx, conn, func(rows pgx.Rows) error {
 		var part string
 		var id, execution *int64
 		var kind, name, version, instance, namespace *string
-		var data json.RawMessage
+		var data []byte
 		var attempt *int
 		var createdAt, lockedUntil, earliest, now *time.Time
 		err := rows.Scan(&part, &id, &kind, &data, &name, &version, &execution, &attempt, &createdAt, &instance,
 			&namespace, &lockedUntil, &earliest, &now)
 		if err != nil {
-			return c, err
+			return err
 		}
 		switch part {
 		case "item":
-			c.found = 1
 			c.item = &OrchestrationItem{
 				Instance: *instance, Namespace: *namespace, Name: value(name), Version: value(version),
 				ExecutionID: *execution, Attempt: *attempt,
@@ -280,9 +282,13 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, c
 		case "outlook":
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
 			c.earliest, c.now, c.leaseEnd = value(earliest), *now, *lockedUntil
+			if c.item != nil {
+				c.found = 1
+			}
 		}
-	}
-	return c, nil
+		return nil
+	}, p.sql.fetchOrchestration, claim, plan.lock, plan.namespaces, announce)
+	return c, err
 }
 
 // AckOrchestrationItem ends a turn with what it decided, in one transaction, and frees the instance.
@@ -320,7 +326,7 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	if ack.ExecutionID < 0 {
 		return "", nil, invalid("execution id %d is negative", ack.ExecutionID)
 	}
-	if err := ack.Metadata.check(); err != nil {
+	if err := p.checkMetadata(&ack.Metadata); err != nil {
 		return "", nil, err
 	}
 	events, err := p.eventColumns(ack.History)
@@ -360,7 +366,7 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	return freed, due, err
 }
 
-func (m *Metadata) check() error {
+func (p *Provider) checkMetadata(m *Metadata) error {
 	if err := checkText("orchestration name", m.Name, false); err != nil {
 		return err
 	}
@@ -368,7 +374,13 @@ func (m *Metadata) check() error {
 		return err
 	}
 	if !slices.Contains(statuses, m.Status) {
-		return invalid("status %q is unknown", m.Status)
+		return invalid("status %s is unknown", quote(string(m.Status)))
+	}
+	switch {
+	case len(m.Output) > p.cfg.MaxPayload:
+		return fmt.Errorf("%w: output is %d bytes, more than %d", ErrPayloadTooLarge, len(m.Output), p.cfg.MaxPayload)
+	case !utf8.ValidString(m.Output) || strings.ContainsRune(m.Output, 0):
+		return invalid("output contains NUL or invalid UTF-8")
 	}
 	return nil
 }

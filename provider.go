@@ -28,6 +28,10 @@ type Provider struct {
 	ownPool bool
 	engine  *engine
 
+	// readCommitted: a transaction of the role is READ COMMITTED unless it says otherwise, as usual. The
+	// functions count on it: a later statement must see what was committed since the one before.
+	readCommitted bool
+
 	// Verbs in flight. A verb ends with its caller's context or, if Close runs out of time, with abort.
 	mu       sync.Mutex
 	inFlight sync.WaitGroup
@@ -92,14 +96,15 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, er
 }
 
 func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool bool) (*Provider, error) {
-	if err := checkServer(ctx, pool, cfg); err != nil {
+	readCommitted, err := checkServer(ctx, pool, cfg)
+	if err != nil {
 		return nil, err
 	}
 	listen := cfg.ListenConfig
 	if listen == nil {
 		listen = pool.Config().ConnConfig
 	}
-	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool,
+	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool, readCommitted: readCommitted,
 		closing: make(chan struct{}), closed: make(chan struct{})}
 	p.abort, p.abortNow = context.WithCancel(context.Background())
 	p.engine = newEngine(&p.cfg, p.sql, pool, listen, func() {
@@ -115,10 +120,11 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 	return p, nil
 }
 
-// checkServer makes sure of the server's version and of the schema.
-func checkServer(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
+// checkServer makes sure of the server's version and of the schema. It reports whether the role's default
+// isolation level is READ COMMITTED.
+func checkServer(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (readCommitted bool, err error) {
 	var current, latest int64
-	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+	err = pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
 		var version int
 		if err := c.QueryRow(ctx, `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil {
 			return err
@@ -126,24 +132,29 @@ func checkServer(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 		if version < minServerVersion {
 			return fmt.Errorf("%w: the server is version %d", ErrServerTooOld, version/10000)
 		}
-		var err error
+		var isolation string
+		if err := c.QueryRow(ctx, `SELECT current_setting('default_transaction_isolation')`).Scan(&isolation); err != nil {
+			return err
+		}
+		readCommitted = isolation == string(pgx.ReadCommitted)
 		current, latest, err = migrations.Version(ctx, c.Conn(), cfg.Schema)
 		return err
 	})
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case current >= latest:
-		return nil
+		return readCommitted, nil
 	case cfg.SkipMigrate:
-		return fmt.Errorf("%w: schema %q is at version %d of %d", ErrNotMigrated, cfg.Schema, current, latest)
+		return false, fmt.Errorf("%w: schema %q is at version %d of %d", ErrNotMigrated, cfg.Schema, current, latest)
 	}
-	return migrations.Up(ctx, pool.Config().ConnConfig, cfg.Schema)
+	return readCommitted, migrations.Up(ctx, pool.Config().ConnConfig, cfg.Schema)
 }
 
 // Close returns every waiting fetch with ErrClosed, waits for the verbs in flight, tells the other nodes
 // what this one had left to say, and ends all goroutines and connections of its own. When ctx ends first,
-// it cuts the verbs in flight short and returns the context's error; nothing is left behind then either.
+// it cuts the verbs in flight short and returns the context's error; nothing is left behind then either, once
+// the server has closed its ends or, if it does not answer, after 15 s.
 // Later calls wait for the first and return nil.
 func (p *Provider) Close(ctx context.Context) error {
 	if !p.beginClose() {
@@ -173,7 +184,20 @@ func (p *Provider) Close(ctx context.Context) error {
 	p.engine.close(ctx)
 	p.abortNow()
 	if p.ownPool {
-		p.pool.Close()
+		emptied := make(chan struct{})
+		go func() {
+			p.pool.Close()
+			close(emptied)
+		}()
+		// A statement that was cut short is cancelled on the server while its connection closes: a
+		// moment more than ctx allows, unless the server does not answer.
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingHandshake)
+		defer cancel()
+		select {
+		case <-emptied:
+		case <-closing.Done():
+			err = context.DeadlineExceeded
+		}
 	}
 	return failed("close", err)
 }
@@ -233,8 +257,14 @@ func (p *Provider) do(ctx context.Context, op string, verb func(context.Context,
 		return failed(op, err)
 	}
 	defer done()
-	return p.ended(op, verb(ctx, p.pool))
+	if p.readCommitted {
+		return p.ended(ctx, op, verb(ctx, p.pool))
+	}
+	return p.ended(ctx, op, pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error { return verb(ctx, tx) }))
 }
+
+// readCommitted is for where the role's default is another level.
+var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 
 // doTx runs a verb in the caller's transaction.
 func (p *Provider) doTx(ctx context.Context, tx pgx.Tx, op string, verb func(context.Context, querier) error) error {
@@ -246,13 +276,19 @@ func (p *Provider) doTx(ctx context.Context, tx pgx.Tx, op string, verb func(con
 		return failed(op, err)
 	}
 	defer done()
-	return p.ended(op, verb(ctx, tx))
+	return p.ended(ctx, op, verb(ctx, tx))
 }
 
-// ended wraps the outcome of a verb. One that Close cut short ended for that reason, whatever it says.
-func (p *Provider) ended(op string, err error) error {
-	if err != nil && p.abort.Err() != nil {
+// ended wraps the outcome of a verb. One that Close or its context cut short ended for that reason, whatever
+// the connection says.
+func (p *Provider) ended(ctx context.Context, op string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case p.abort.Err() != nil:
 		err = fmt.Errorf("%w: %w", ErrClosed, err)
+	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
+		err = fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	return failed(op, err)
 }
@@ -303,28 +339,25 @@ func detached[T any](ctx context.Context, p *Provider, query func(context.Contex
 	}
 }
 
-// claimRows sends a query that does nothing but claim. Its commit does not wait for the disk: what a crash of
-// the server may take back is a lease, and the token then fails. Both statements travel together and are one
-// transaction; the setting ends with it. No SQL function could do this: its own setting would be gone at the
-// commit, or stay for the rest of a caller's transaction.
-func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, sql string, args ...any) (pgx.Rows, func() error, error) {
+// claimRows sends a query that does nothing but claim, and hands its rows to scan. Its commit does not wait
+// for the disk: what a crash of the server may take back is a lease, and the token then fails. Both statements
+// travel together and are one transaction; the setting ends with it. No SQL function could do this: its own
+// setting would be gone at the commit, or stay for the rest of a caller's transaction.
+func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, scan func(pgx.Rows) error, sql string, args ...any) error {
 	batch := &pgx.Batch{}
 	batch.Queue(p.sql.asyncCommit)
-	batch.Queue(sql, args...)
-	results := conn.SendBatch(ctx, batch)
-	if _, err := results.Exec(); err != nil {
-		_ = results.Close()
-		return nil, nil, err
+	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			if err := scan(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+	if p.readCommitted {
+		return conn.SendBatch(ctx, batch).Close()
 	}
-	rows, err := results.Query()
-	if err != nil {
-		_ = results.Close()
-		return nil, nil, err
-	}
-	return rows, func() error {
-		rows.Close()
-		return errors.Join(rows.Err(), results.Close())
-	}, nil
+	return pgx.BeginTxFunc(ctx, conn, readCommitted, func(tx pgx.Tx) error { return tx.SendBatch(ctx, batch).Close() })
 }
 
 // giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy

@@ -25,7 +25,7 @@ func newStatements(schema string) *statements {
 		enqueueWork:          "SELECT * FROM " + in + "enqueue_work_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
 		fetchWork:            "SELECT * FROM " + in + "fetch_work($1, $2, $3, $4, $5)",
 		ackWork:              "SELECT " + in + "ack_work($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-		ackWorkMany:          "SELECT " + in + "ack_work_many($1, $2)",
+		ackWorkMany:          "SELECT * FROM " + in + "ack_work_many($1, $2)",
 		abandonWork:          "SELECT " + in + "abandon_work($1, $2, $3, $4)",
 		renewWork:            "SELECT * FROM " + in + "renew_work($1, $2, $3)",
 		undoWork:             "SELECT " + in + "undo_work_claim($1, $2)",

@@ -84,10 +84,10 @@ func TestTimer_ReleaseThatNobodyHereLooksAt_IsToldToTheOthers(t *testing.T) {
 		require.False(t, told())
 
 		e.released("default", true)
-		time.Sleep(relayAfter - 1)
+		time.Sleep(relayAfter - time.Nanosecond)
 		synctest.Wait()
 		require.False(t, told())
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		require.True(t, told())
 		e.stop()

@@ -33,7 +33,7 @@ var namespacePattern = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,39}$`)
 
 func checkNamespace(namespace string) error {
 	if !namespacePattern.MatchString(namespace) {
-		return invalid("namespace %q does not match %s", namespace, namespacePattern)
+		return invalid("namespace %s does not match %s", quote(namespace), namespacePattern)
 	}
 	return nil
 }
@@ -53,6 +53,15 @@ func namespaceSet(namespaces []string) ([]string, error) {
 	return slices.Compact(set), nil
 }
 
+// quote returns a caller's text for an error message, shortened to what a log line bears.
+func quote(s string) string {
+	const most = 100
+	if len(s) > most {
+		return strconv.Quote(s[:most]) + "…"
+	}
+	return strconv.Quote(s)
+}
+
 // checkText checks a short text that becomes a key or a label.
 func checkText(what, s string, required bool) error {
 	switch {
@@ -61,9 +70,9 @@ func checkText(what, s string, required bool) error {
 	case len(s) > MaxNameLength:
 		return invalid("%s is %d bytes long, more than %d", what, len(s), MaxNameLength)
 	case !utf8.ValidString(s):
-		return invalid("%s %q is not valid UTF-8", what, s)
+		return invalid("%s %s is not valid UTF-8", what, quote(s))
 	case strings.ContainsRune(s, 0):
-		return invalid("%s %q contains NUL", what, s)
+		return invalid("%s %s contains NUL", what, quote(s))
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -34,25 +33,32 @@ func lockToken(claim pgtype.UUID, subject string) LockToken {
 	return LockToken(claim.String() + "/" + subject)
 }
 
-// split takes a token apart. One that was never made by a fetch is a lost lock.
+// split takes a token apart. One that no fetch can have made is a lost lock.
 func (t LockToken) split() (claim pgtype.UUID, subject string, err error) {
-	id, subject, ok := strings.Cut(string(t), "/")
-	if err := claim.Scan(id); !ok || subject == "" || err != nil {
-		return claim, "", fmt.Errorf("%w: lock token %q", ErrLockLost, t)
+	id, subject, _ := strings.Cut(string(t), "/")
+	if claim.Scan(id) != nil || checkText("", subject, true) != nil {
+		return claim, "", fmt.Errorf("%w: lock token %s", ErrLockLost, quote(string(t)))
 	}
 	return claim, subject, nil
 }
 
 // splitWork takes the token of a work item apart.
-func (t LockToken) splitWork() (claim pgtype.UUID, item int64, err error) {
+func (t LockToken) splitWork() (l lease, err error) {
 	claim, subject, err := t.split()
 	if err != nil {
-		return claim, 0, err
+		return l, err
 	}
-	if item, err = strconv.ParseInt(subject, 10, 64); err != nil {
-		return claim, 0, fmt.Errorf("%w: lock token %q", ErrLockLost, t)
+	item, err := strconv.ParseInt(subject, 10, 64)
+	if err != nil {
+		return l, fmt.Errorf("%w: lock token %s", ErrLockLost, quote(string(t)))
 	}
-	return claim, item, nil
+	return lease{item, claim}, nil
+}
+
+// lease is what the token of a work item stands for.
+type lease struct {
+	item  int64
+	claim pgtype.UUID
 }
 
 // WorkItem is a unit of work for whoever fetches it.
@@ -90,8 +96,10 @@ type EnqueueOptions struct {
 
 // Enqueued is the outcome of an enqueue.
 type Enqueued struct {
-	ID        int64     // of the item, or of the one that was already queued under the dedup key
-	Duplicate bool      // nothing was added
+	// Duplicate says that nothing was added, because the dedup key is queued already. ID and DueAt are
+	// then those of the queued one, or zero if that was finished at this very moment.
+	Duplicate bool
+	ID        int64
 	DueAt     time.Time // server time
 
 	now time.Time // server time of the enqueue
@@ -210,7 +218,10 @@ func (p *Provider) enqueueWork(ctx context.Context, q querier, items []WorkEnque
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Enqueued, err error) {
-		err = row.Scan(&e.ID, &e.Duplicate, &e.DueAt, &e.now)
+		var id *int64
+		var dueAt *time.Time
+		err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now)
+		e.ID, e.DueAt = value(id), value(dueAt)
 		return e, err
 	})
 }
@@ -254,7 +265,7 @@ func (p *Provider) checkWork(item *WorkItem) error {
 	if err := checkText("instance id", item.Instance, false); err != nil {
 		return err
 	}
-	return p.cfg.checkJSON("input of work item "+strconv.Quote(item.Name), item.Input)
+	return p.cfg.checkJSON("input of work item "+quote(item.Name), item.Input)
 }
 
 // optionColumns are EnqueueOptions as the arrays that the SQL functions take. A column without a value
@@ -338,13 +349,16 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 		}, func(ctx context.Context) (bool, error) {
 			var undone int64
 			err := p.engine.exec(ctx, &undone, p.sql.undoWork, claim, plan.lock)
+			if undone > 0 {
+				p.engine.undone(Worker)
+			}
 			return undone > 0, err
 		})
 		items = c.item
 		return c.report, err
 	})
 	if err != nil {
-		return nil, p.ended(op, err)
+		return nil, p.ended(ctx, op, err)
 	}
 	return items, nil
 }
@@ -352,27 +366,22 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 // claimWork runs fetch_work.
 func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, claim pgtype.UUID, n int, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
 	sent := p.engine.clock.Now()
-	rows, finish, err := p.claimRows(ctx, conn, p.sql.fetchWork, claim, plan.lock, n, plan.namespaces, announce)
-	if err != nil {
-		return c, err
-	}
-	defer func() { err = errors.Join(err, finish()) }()
-	for rows.Next() {
+	err = p.claimRows(ctx, conn, func(rows pgx.Rows) error {
 		var item ClaimedWorkItem
 		var id, execution, activity *int64
 		var namespace, name, instance *string
 		var priority *int16
 		var attempt *int
 		var enqueuedAt, earliest, now *time.Time
-		err := rows.Scan(&id, &namespace, &priority, &attempt, &name, &item.Input, &instance, &execution, &activity,
+		err := rows.Scan(&id, &namespace, &priority, &attempt, &name, (*[]byte)(&item.Input), &instance, &execution, &activity,
 			&enqueuedAt, &c.leaseEnd, &earliest, &now)
 		if err != nil {
-			return c, err
+			return err
 		}
 		if id == nil { // the last row: the outlook
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
 			c.found, c.earliest, c.now = len(c.item), value(earliest), *now
-			continue
+			return nil
 		}
 		item.ID, item.LockToken = *id, lockToken(claim, strconv.FormatInt(*id, 10))
 		item.Namespace, item.Priority, item.Attempt = *namespace, int(*priority), *attempt
@@ -380,8 +389,9 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, claim pgty
 		item.ExecutionID, item.ActivityID = value(execution), value(activity)
 		item.EnqueuedAt, item.LockedUntil = *enqueuedAt, c.leaseEnd
 		c.item = append(c.item, &item)
-	}
-	return c, nil
+		return nil
+	}, p.sql.fetchWork, claim, plan.lock, n, plan.namespaces, announce)
+	return c, err
 }
 
 // AckWorkItem removes a finished item and, with a message, sends that to its instance, both or neither.
@@ -409,7 +419,7 @@ func (p *Provider) AckWorkItemTx(ctx context.Context, tx pgx.Tx, token LockToken
 }
 
 func (p *Provider) ackWork(ctx context.Context, q querier, token LockToken, completion *Message, quiet bool) (namespace *string, err error) {
-	claim, id, err := token.splitWork()
+	l, err := token.splitWork()
 	if err != nil {
 		return nil, err
 	}
@@ -420,7 +430,7 @@ func (p *Provider) ackWork(ctx context.Context, q querier, token LockToken, comp
 			return nil, err
 		}
 	}
-	err = q.QueryRow(ctx, p.sql.ackWork, id, claim, text(m.Instance), text(string(m.Kind)), payload(m.Data),
+	err = q.QueryRow(ctx, p.sql.ackWork, l.item, l.claim, text(m.Instance), text(string(m.Kind)), payload(m.Data),
 		text(m.Name), text(m.Version), optional(m.ExecutionID, m.ExecutionID == 0), quiet).Scan(&namespace)
 	return namespace, err
 }
@@ -430,7 +440,7 @@ func (p *Provider) ackWork(ctx context.Context, q querier, token LockToken, comp
 type LostLocksError struct{ Tokens []LockToken }
 
 func (e *LostLocksError) Error() string {
-	return fmt.Sprintf("%v: %d of the batch, the first is %q", ErrLockLost, len(e.Tokens), e.Tokens[0])
+	return fmt.Sprintf("%v: %d of the batch, the first is %s", ErrLockLost, len(e.Tokens), quote(string(e.Tokens[0])))
 }
 
 // Unwrap makes errors.Is(err, ErrLockLost) hold.
@@ -452,52 +462,55 @@ func (p *Provider) AckWorkItemsTx(ctx context.Context, tx pgx.Tx, tokens []LockT
 }
 
 func (p *Provider) ackWorkMany(ctx context.Context, q querier, tokens []LockToken) error {
-	_, err := onLeases(ctx, q, tokens, p.sql.ackWorkMany, nil, func(row pgx.CollectableRow) (id int64, _ struct{}, err error) {
-		err = row.Scan(&id)
-		return id, struct{}{}, err
+	_, err := onLeases(ctx, q, tokens, p.sql.ackWorkMany, nil, func(row pgx.CollectableRow) (l lease, _ struct{}, err error) {
+		err = row.Scan(&l.item, &l.claim)
+		return l, struct{}{}, err
 	})
 	return err
 }
 
 // onLeases runs a statement on (ids, claims, args...) that returns a row for each lease that still holds,
-// and what scan makes of it by token. The leases without a row are a *LostLocksError.
+// and what scan makes of it by token. The tokens without a row are a *LostLocksError.
 func onLeases[T any](ctx context.Context, q querier, tokens []LockToken, sql string, args []any,
-	scan func(pgx.CollectableRow) (id int64, _ T, err error)) (map[LockToken]T, error) {
-	if len(tokens) == 0 {
-		return nil, nil
+	scan func(pgx.CollectableRow) (lease, T, error)) (map[LockToken]T, error) {
+	var ids []int64
+	var claims []pgtype.UUID
+	for _, t := range tokens {
+		if l, err := t.splitWork(); err == nil {
+			ids = append(ids, l.item)
+			claims = append(claims, l.claim)
+		}
 	}
-	ids, claims := make([]int64, len(tokens)), make([]pgtype.UUID, len(tokens))
-	byID := make(map[int64]LockToken, len(tokens))
-	for i, t := range tokens {
-		var err error
-		if claims[i], ids[i], err = t.splitWork(); err != nil {
+	held := make(map[lease]T, len(ids))
+	if len(ids) > 0 {
+		rows, err := q.Query(ctx, sql, append([]any{ids, claims}, args...)...)
+		if err != nil {
 			return nil, err
 		}
-		byID[ids[i]] = t
-	}
-	rows, err := q.Query(ctx, sql, append([]any{ids, claims}, args...)...)
-	if err != nil {
-		return nil, err
-	}
-	held := make(map[LockToken]T, len(tokens))
-	_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (_ struct{}, err error) {
-		id, v, err := scan(row)
-		held[byID[id]] = v
-		return struct{}{}, err
-	})
-	if err != nil {
-		return nil, err
-	}
-	var lost LostLocksError
-	for _, t := range tokens {
-		if _, ok := held[t]; !ok {
-			lost.Tokens = append(lost.Tokens, t)
+		_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (_ struct{}, err error) {
+			l, v, err := scan(row)
+			held[l] = v
+			return struct{}{}, err
+		})
+		if err != nil {
+			return nil, err
 		}
 	}
-	if len(lost.Tokens) > 0 {
-		return held, &lost
+	byToken := make(map[LockToken]T, len(held))
+	var lost LostLocksError
+	for _, t := range tokens {
+		l, err := t.splitWork()
+		v, ok := held[l]
+		if err != nil || !ok {
+			lost.Tokens = append(lost.Tokens, t)
+			continue
+		}
+		byToken[t] = v
 	}
-	return held, nil
+	if len(lost.Tokens) > 0 {
+		return byToken, &lost
+	}
+	return byToken, nil
 }
 
 // AbandonOptions says how to give something back. Nil means the zero value.
@@ -531,7 +544,7 @@ func (p *Provider) AbandonWorkItemTx(ctx context.Context, tx pgx.Tx, token LockT
 }
 
 func (p *Provider) abandonWork(ctx context.Context, q querier, token LockToken, o *AbandonOptions) error {
-	claim, id, err := token.splitWork()
+	l, err := token.splitWork()
 	if err != nil {
 		return err
 	}
@@ -539,7 +552,7 @@ func (p *Provider) abandonWork(ctx context.Context, q querier, token LockToken, 
 	if err != nil {
 		return err
 	}
-	_, err = q.Exec(ctx, p.sql.abandonWork, id, claim, options.Delay, options.IgnoreAttempt)
+	_, err = q.Exec(ctx, p.sql.abandonWork, l.item, l.claim, options.Delay, options.IgnoreAttempt)
 	return err
 }
 
@@ -574,9 +587,9 @@ func (p *Provider) renewWork(ctx context.Context, q querier, tokens []LockToken,
 	if err != nil {
 		return nil, err
 	}
-	return onLeases(ctx, q, tokens, p.sql.renewWork, []any{extend}, func(row pgx.CollectableRow) (id int64, until time.Time, err error) {
-		err = row.Scan(&id, &until)
-		return id, until, err
+	return onLeases(ctx, q, tokens, p.sql.renewWork, []any{extend}, func(row pgx.CollectableRow) (l lease, until time.Time, err error) {
+		err = row.Scan(&l.item, &l.claim, &until)
+		return l, until, err
 	})
 }
 

@@ -22,7 +22,8 @@ CREATE TABLE worker_queue (
                   CONSTRAINT worker_queue_namespace_check CHECK (namespace ~ '^[a-z][a-z0-9_-]{0,39}$'),
     priority      smallint    NOT NULL DEFAULT 0
                   CONSTRAINT worker_queue_priority_check CHECK (priority BETWEEN 0 AND 9),
-    visible_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    visible_at    timestamptz NOT NULL DEFAULT clock_timestamp()
+                  CONSTRAINT worker_queue_visible_at_check CHECK (isfinite(visible_at)),
     attempt_count integer     NOT NULL DEFAULT 0,
     lock_token    uuid,
     name          text        NOT NULL,
@@ -63,7 +64,8 @@ CREATE TABLE orchestrator_queue (
                   CONSTRAINT orchestrator_queue_namespace_check CHECK (namespace ~ '^[a-z][a-z0-9_-]{0,39}$'),
     priority      smallint    NOT NULL DEFAULT 0
                   CONSTRAINT orchestrator_queue_priority_check CHECK (priority BETWEEN 0 AND 9),
-    visible_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    visible_at    timestamptz NOT NULL DEFAULT clock_timestamp()
+                  CONSTRAINT orchestrator_queue_visible_at_check CHECK (isfinite(visible_at)),
     attempt_count integer     NOT NULL DEFAULT 0,
     lock_token    uuid,
     held          boolean     NOT NULL DEFAULT false,
@@ -100,13 +102,15 @@ CREATE UNIQUE INDEX orchestrator_queue_dedup_idx ON orchestrator_queue (namespac
 CREATE TABLE instance_locks (
     instance_id  text        PRIMARY KEY,
     lock_token   uuid        NOT NULL,
-    locked_until timestamptz NOT NULL
+    locked_until timestamptz NOT NULL,
+    held         bigint      NOT NULL DEFAULT 0
 ) WITH (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON TABLE instance_locks IS 'Who holds an instance, and until when. Engine transactions alone lock these rows, and only for moments.';
+COMMENT ON TABLE instance_locks IS 'Who holds an instance, and until when. Fetches lock these rows only for moments, and never wait for them.';
+COMMENT ON COLUMN instance_locks.held IS 'How many messages were held behind this lock. Holding one changes the row, so a release whose snapshot is older fails instead of overlooking it.';
 
 CREATE TABLE instances (
     instance_id       text        PRIMARY KEY,
@@ -144,11 +148,11 @@ CREATE TABLE history (
 );
 COMMENT ON TABLE history IS 'Append-only events of an execution. The ids are the runtime''s; the content is never read here.';
 
--- +goose Down
-
--- Going down drops the tables, so it is refused while a single row would be lost with them.
 -- +goose StatementBegin
-DO $$
+CREATE FUNCTION require_empty() RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
 BEGIN
     IF EXISTS (SELECT FROM worker_queue) OR EXISTS (SELECT FROM orchestrator_queue)
        OR EXISTS (SELECT FROM instances) OR EXISTS (SELECT FROM history) THEN
@@ -158,5 +162,10 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
+COMMENT ON FUNCTION require_empty IS 'Fails with PW006 while a row would be lost by migrating down.';
 
+-- +goose Down
+
+SELECT require_empty();
+DROP FUNCTION require_empty;
 DROP TABLE history, executions, instances, instance_locks, orchestrator_queue, worker_queue, namespaces;

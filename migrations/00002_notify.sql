@@ -225,6 +225,8 @@ BEGIN
             set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '25000', false);
     -- What a node says on its own account must not wait for the disk, and nothing here changes a row.
     PERFORM set_config('synchronous_commit', 'off', false);
+    -- The protocol counts on a new snapshot for each statement; the role's default may differ.
+    PERFORM set_config('default_transaction_isolation', 'read committed', false);
     RETURN QUERY SELECT channel('orchestrator'), channel('worker'), clock_timestamp();
 END
 $$;

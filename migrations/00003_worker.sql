@@ -12,48 +12,40 @@ RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at tim
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
-SET enable_nestloop = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_before text;
+    v_ids    bigint[] := ARRAY(SELECT nextval('worker_queue_id_seq') FROM generate_series(1, cardinality(p_names)));
 BEGIN
     PERFORM register_namespaces(p_namespaces);
     v_before := quiet(p_quiet);
-    RETURN QUERY
-    WITH input AS MATERIALIZED (
-        SELECT i.ord, nextval('worker_queue_id_seq') AS id, i.name, i.input::json AS input,
-               coalesce(i.namespace, 'default') AS namespace, coalesce(i.priority, 0::smallint) AS priority,
-               coalesce(i.visible_at, v_now + i.delay, v_now) AS visible_at, i.dedup_key,
-               i.instance_id, i.execution_id, i.activity_id
-          FROM unnest(p_names, p_inputs, p_namespaces, p_priorities, p_delays, p_visible_ats, p_dedup_keys,
-                      p_instances, p_executions, p_activities) WITH ORDINALITY
-               AS i (name, input, namespace, priority, delay, visible_at, dedup_key,
-                     instance_id, execution_id, activity_id, ord)
-    ), added AS (
-        INSERT INTO worker_queue (id, name, input, namespace, priority, visible_at, dedup_key,
-                                  instance_id, execution_id, activity_id)
-        SELECT id, name, input, namespace, priority, visible_at, dedup_key, instance_id, execution_id, activity_id
-          FROM input ORDER BY ord
-        ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING
-        RETURNING id
-    )
-    SELECT coalesce(added.id, queued.id, first.id), added.id IS NULL, input.visible_at, v_now
-      FROM input
-      LEFT JOIN added ON added.id = input.id
-      LEFT JOIN LATERAL (SELECT q.id FROM worker_queue q
-                          WHERE added.id IS NULL
-                            AND q.namespace = input.namespace AND q.dedup_key = input.dedup_key) queued ON true
-      LEFT JOIN LATERAL (SELECT min(same.id) AS id FROM input same
-                          WHERE added.id IS NULL
-                            AND same.namespace = input.namespace AND same.dedup_key = input.dedup_key) first ON true
-     ORDER BY input.ord;
+    INSERT INTO worker_queue (id, name, input, namespace, priority, visible_at, dedup_key,
+                              instance_id, execution_id, activity_id)
+    SELECT i.id, i.name, i.input::json, coalesce(i.namespace, 'default'), coalesce(i.priority, 0),
+           coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key, i.instance_id, i.execution_id, i.activity_id
+      FROM unnest(v_ids, p_names, p_inputs, p_namespaces, p_priorities, p_delays, p_visible_ats, p_dedup_keys,
+                  p_instances, p_executions, p_activities) WITH ORDINALITY
+           AS i (id, name, input, namespace, priority, delay, visible_at, dedup_key,
+                 instance_id, execution_id, activity_id, ord)
+     ORDER BY i.ord
+    ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
+
+    -- In a second statement, whose snapshot shows the row that a conflict was waited for.
+    RETURN QUERY
+    SELECT coalesce(added.id, queued.id), added.id IS NULL, coalesce(added.visible_at, queued.visible_at), v_now
+      FROM unnest(v_ids, p_namespaces, p_dedup_keys) WITH ORDINALITY AS i (id, namespace, dedup_key, ord)
+      LEFT JOIN worker_queue added ON added.id = i.id
+      LEFT JOIN worker_queue queued ON added.id IS NULL
+            AND queued.namespace = coalesce(i.namespace, 'default') AND queued.dedup_key = i.dedup_key
+     ORDER BY i.ord;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element, and returns a row for each in the same order. An item whose dedup key is already queued adds nothing and returns the id of the queued one. p_quiet leaves the notification to the caller.';
+COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element, and returns a row for each in the same order. An item whose dedup key is already queued adds nothing and returns the id and due time of the queued one, or null if that was finished at this very moment. p_quiet leaves the notification to the caller.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_work(
@@ -161,22 +153,23 @@ COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token:
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_work_many(p_ids bigint[], p_tokens uuid[])
-RETURNS SETOF bigint
+RETURNS TABLE (item_id bigint, lock_token uuid)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+#variable_conflict use_column
 BEGIN
     RETURN QUERY
     DELETE FROM worker_queue q
      USING unnest(p_ids, p_tokens) AS done (id, token)
      WHERE q.id = done.id AND q.lock_token = done.token AND q.visible_at > clock_timestamp()
-    RETURNING q.id;
+    RETURNING q.id, q.lock_token;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION ack_work_many IS 'Removes the items whose token still holds, and returns their ids. The others are left as they are.';
+COMMENT ON FUNCTION ack_work_many IS 'Removes the items whose token still holds, and returns them. The others are left as they are.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_work(
@@ -234,21 +227,31 @@ COMMENT ON FUNCTION abandon_work IS 'Gives an item back, due again after p_delay
 
 -- +goose StatementBegin
 CREATE FUNCTION renew_work(p_ids bigint[], p_tokens uuid[], p_lock_timeout interval)
-RETURNS TABLE (item_id bigint, locked_until timestamptz)
+RETURNS TABLE (item_id bigint, lock_token uuid, locked_until timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+#variable_conflict use_column
 DECLARE
-    v_now timestamptz := clock_timestamp();
+    v_until timestamptz := clock_timestamp() + p_lock_timeout;
+    v_ids    bigint[];
+    v_tokens uuid[];
+    v_sooner boolean;
 BEGIN
-    RETURN QUERY
-    UPDATE worker_queue q
-       SET visible_at = v_now + p_lock_timeout
-      FROM unnest(p_ids, p_tokens) AS held (id, token)
-     WHERE q.id = held.id AND q.lock_token = held.token AND q.visible_at > v_now
-    RETURNING q.id, q.visible_at;
+    WITH renewed AS (
+        UPDATE worker_queue q
+           SET visible_at = v_until
+          FROM unnest(p_ids, p_tokens) AS held (id, token), worker_queue before
+         WHERE q.id = held.id AND q.lock_token = held.token AND q.visible_at > clock_timestamp() AND before.id = q.id
+        RETURNING q.id, q.lock_token, before.visible_at > v_until AS sooner
+    )
+    SELECT array_agg(r.id), array_agg(r.lock_token), bool_or(r.sooner) INTO v_ids, v_tokens, v_sooner FROM renewed r;
+    IF v_sooner THEN -- earlier than anybody knows
+        PERFORM notify_queue('worker', 0, v_until);
+    END IF;
+    RETURN QUERY SELECT held.id, held.token, v_until FROM unnest(v_ids, v_tokens) AS held (id, token);
 END
 $$;
 -- +goose StatementEnd

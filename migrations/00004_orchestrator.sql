@@ -12,46 +12,42 @@ RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at tim
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
-SET enable_nestloop = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_now    timestamptz := clock_timestamp();
-    v_before text;
+    v_now        timestamptz := clock_timestamp();
+    v_before     text;
+    v_ids        bigint[] := ARRAY(SELECT nextval('orchestrator_queue_id_seq') FROM generate_series(1, cardinality(p_instances)));
+    v_namespaces text[];
 BEGIN
     PERFORM register_namespaces(p_namespaces);
+    v_namespaces := ARRAY(
+        SELECT coalesce(known.namespace, i.namespace, 'default')
+          FROM unnest(p_instances, p_namespaces) WITH ORDINALITY AS i (instance_id, namespace, ord)
+          LEFT JOIN instances known ON known.instance_id = i.instance_id
+         ORDER BY i.ord);
     v_before := quiet(p_quiet);
-    RETURN QUERY
-    WITH input AS MATERIALIZED (
-        SELECT i.ord, nextval('orchestrator_queue_id_seq') AS id, i.instance_id, i.kind, i.data::json AS data,
-               i.name, i.version, i.execution_id,
-               coalesce((SELECT known.namespace FROM instances known WHERE known.instance_id = i.instance_id),
-                        i.namespace, 'default') AS namespace,
-               coalesce(i.priority, 0::smallint) AS priority,
-               coalesce(i.visible_at, v_now + i.delay, v_now) AS visible_at, i.dedup_key
-          FROM unnest(p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, p_namespaces, p_priorities,
-                      p_delays, p_visible_ats, p_dedup_keys) WITH ORDINALITY
-               AS i (instance_id, kind, data, name, version, execution_id, namespace, priority,
-                     delay, visible_at, dedup_key, ord)
-    ), added AS (
-        INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
-                                        namespace, priority, visible_at, dedup_key)
-        SELECT id, instance_id, kind, data, name, version, execution_id, namespace, priority, visible_at, dedup_key
-          FROM input ORDER BY ord
-        ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING
-        RETURNING id
-    )
-    SELECT coalesce(added.id, queued.id, first.id), added.id IS NULL, input.visible_at, v_now, input.namespace
-      FROM input
-      LEFT JOIN added ON added.id = input.id
-      LEFT JOIN LATERAL (SELECT q.id FROM orchestrator_queue q
-                          WHERE added.id IS NULL
-                            AND q.namespace = input.namespace AND q.dedup_key = input.dedup_key) queued ON true
-      LEFT JOIN LATERAL (SELECT min(same.id) AS id FROM input same
-                          WHERE added.id IS NULL
-                            AND same.namespace = input.namespace AND same.dedup_key = input.dedup_key) first ON true
-     ORDER BY input.ord;
+    INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
+                                    namespace, priority, visible_at, dedup_key)
+    SELECT i.id, i.instance_id, i.kind, i.data::json, i.name, i.version, i.execution_id, i.namespace,
+           coalesce(i.priority, 0), coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key
+      FROM unnest(v_ids, p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, v_namespaces, p_priorities,
+                  p_delays, p_visible_ats, p_dedup_keys) WITH ORDINALITY
+           AS i (id, instance_id, kind, data, name, version, execution_id, namespace, priority,
+                 delay, visible_at, dedup_key, ord)
+     ORDER BY i.ord
+    ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
+
+    -- In a second statement, whose snapshot shows the row that a conflict was waited for.
+    RETURN QUERY
+    SELECT coalesce(added.id, queued.id), added.id IS NULL, coalesce(added.visible_at, queued.visible_at), v_now, i.namespace
+      FROM unnest(v_ids, v_namespaces, p_dedup_keys) WITH ORDINALITY AS i (id, namespace, dedup_key, ord)
+      LEFT JOIN orchestrator_queue added ON added.id = i.id
+      LEFT JOIN orchestrator_queue queued ON added.id IS NULL
+            AND queued.namespace = i.namespace AND queued.dedup_key = i.dedup_key
+     ORDER BY i.ord;
 END
 $$;
 -- +goose StatementEnd
@@ -101,18 +97,21 @@ BEGIN
         IF EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = p_instance) THEN
             RETURN false;
         END IF;
-        INSERT INTO instance_locks VALUES (p_instance, p_token, p_until) ON CONFLICT DO NOTHING;
+        INSERT INTO instance_locks (instance_id, lock_token, locked_until)
+        VALUES (p_instance, p_token, p_until) ON CONFLICT DO NOTHING;
         RETURN FOUND;
     END IF;
 
     IF v_lock_end > p_now THEN
         -- Out of the way until the lease ends. Whoever releases the lock locks its row first, so it
-        -- either sees these messages as held and brings them back, or we could not have locked the row.
+        -- either sees these messages as held and brings them back, or we could not have locked the row,
+        -- or, in a snapshot from before this, it fails for the change of the row.
         UPDATE orchestrator_queue q SET visible_at = v_lock_end, held = true
          WHERE q.instance_id = p_instance AND q.visible_at <= p_now;
+        UPDATE instance_locks l SET held = l.held + 1 WHERE l.instance_id = p_instance;
         RETURN false;
     END IF;
-    UPDATE instance_locks l SET lock_token = p_token, locked_until = p_until WHERE l.instance_id = p_instance;
+    UPDATE instance_locks l SET lock_token = p_token, locked_until = p_until, held = 0 WHERE l.instance_id = p_instance;
     RETURN true;
 END
 $$;
@@ -425,13 +424,18 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_until timestamptz;
+    v_until  timestamptz;
+    v_before timestamptz;
 BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
     v_until := clock_timestamp() + p_lock_timeout;
+    SELECT l.locked_until INTO v_before FROM instance_locks l WHERE l.instance_id = p_instance;
     UPDATE instance_locks l SET locked_until = v_until WHERE l.instance_id = p_instance;
     UPDATE orchestrator_queue q SET visible_at = v_until
      WHERE q.instance_id = p_instance AND (q.lock_token = p_token OR q.held);
+    IF v_until < v_before THEN -- earlier than anybody knows
+        PERFORM notify_queue('orchestrator', 0, v_until);
+    END IF;
     RETURN v_until;
 END
 $$;

@@ -27,7 +27,7 @@ const versionTable = "schema_migrations"
 // first finds work to do. It needs the right to create in the schema, and the right to create schemas
 // only if the schema is missing.
 func Up(ctx context.Context, config *pgx.ConnConfig, schema string) error {
-	return run(ctx, config, schema, func(ctx context.Context, p *goose.Provider) error {
+	return run(ctx, config, schema, func(ctx context.Context, _ *sql.DB, p *goose.Provider) error {
 		_, err := p.Up(ctx)
 		return err
 	})
@@ -36,7 +36,14 @@ func Up(ctx context.Context, config *pgx.ConnConfig, schema string) error {
 // Down takes every migration back. It is refused with SQLSTATE PW006 while a table still holds rows,
 // so it cannot lose any. The empty schema itself remains.
 func Down(ctx context.Context, config *pgx.ConnConfig, schema string) error {
-	return run(ctx, config, schema, func(ctx context.Context, p *goose.Provider) error {
+	return run(ctx, config, schema, func(ctx context.Context, db *sql.DB, p *goose.Provider) error {
+		// Each migration goes down in a transaction of its own, so the refusal comes before the first.
+		if version, err := p.GetDBVersion(ctx); err != nil || version == 0 {
+			return err
+		}
+		if _, err := db.ExecContext(ctx, `SELECT require_empty()`); err != nil {
+			return err
+		}
 		_, err := p.DownTo(ctx, 0)
 		return err
 	})
@@ -72,7 +79,7 @@ func latestVersion() (int64, error) {
 	return goose.NumericComponent(entries[len(entries)-1].Name())
 }
 
-func run(ctx context.Context, config *pgx.ConnConfig, schema string, apply func(context.Context, *goose.Provider) error) (err error) {
+func run(ctx context.Context, config *pgx.ConnConfig, schema string, apply func(context.Context, *sql.DB, *goose.Provider) error) (err error) {
 	config = config.Copy()
 	// The files name nothing by schema: the first entry decides where objects land, pg_catalog is
 	// searched before it, and functions pin this very path (SET search_path FROM CURRENT).
@@ -92,7 +99,7 @@ func run(ctx context.Context, config *pgx.ConnConfig, schema string, apply func(
 	if err != nil {
 		return fmt.Errorf("load the migrations: %w", err)
 	}
-	if err := apply(ctx, provider); err != nil {
+	if err := apply(ctx, db, provider); err != nil {
 		return fmt.Errorf("migrate schema %q: %w", schema, err)
 	}
 	return nil

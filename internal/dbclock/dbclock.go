@@ -42,7 +42,7 @@ func (c *Clock) Now() time.Time { return c.now() }
 // Observe takes one measurement: server is what the server's clock read at some moment between the
 // local instants sent and received.
 func (c *Clock) Observe(sent, received, server time.Time) {
-	reading := server.Sub(c.base)
+	reading := clamp(server.Sub(c.base))
 	low, high := reading-received.Sub(c.base), reading-sent.Sub(c.base)
 	at := received.Sub(c.base)
 
@@ -64,7 +64,14 @@ func (c *Clock) Local(server time.Time) time.Time {
 	c.mu.Lock()
 	low := c.low
 	c.mu.Unlock()
-	return c.base.Add(server.Sub(c.base) - low)
+	return c.base.Add(clamp(server.Sub(c.base)) - low)
+}
+
+// clamp keeps distances so far from the limits of a Duration that sums of them cannot overflow. An instant
+// beyond is as good as never.
+func clamp(d time.Duration) time.Duration {
+	const century = 100 * 365 * 24 * time.Hour
+	return min(max(d, -century), century)
 }
 
 // Server returns what the server's clock shows at a local instant, to the precision of Offset.

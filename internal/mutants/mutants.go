@@ -105,7 +105,7 @@ var mutants = []mutant{
 	{
 		name:    "09 clocks are taken to agree",
 		file:    "internal/dbclock/dbclock.go",
-		patches: []patch{{"return c.base.Add(server.Sub(c.base) - low)", "_ = low\n	return c.base.Add(server.Sub(c.base))"}},
+		patches: []patch{{"return c.base.Add(clamp(server.Sub(c.base)) - low)", "_ = low\n	return c.base.Add(clamp(server.Sub(c.base)))"}},
 		pkg:     root, test: "TestHole09_ClocksHoursApart_ChangeNothing",
 	},
 	{

@@ -1,0 +1,178 @@
+package pgwake_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgwake/pgwake"
+	"github.com/stretchr/testify/require"
+)
+
+func TestError_AnyVerbThatFails_NamesTheVerbAndLeadsToTheCause(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	stale := claims{"8c0fbd0e-2f8f-4a0f-9a0b-0d8f6e7c1a11/1", "8c0fbd0e-2f8f-4a0f-9a0b-0d8f6e7c1a11/i"}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, call := range poolVerbs(n, ctx, stale) {
+		err := requireError(t, call(), context.Canceled)
+		require.ErrorContains(t, err, "pgwake: "+err.Op+": ", name)
+		require.Equal(t, context.Canceled, errors.Unwrap(err))
+	}
+	err := requireError(t, n.AckWorkItem(t.Context(), stale.work, nil), pgwake.ErrLockLost)
+	var pgErr *pgconn.PgError
+	require.ErrorAs(t, err, &pgErr)
+	require.Equal(t, "PW001", err.SQLState)
+	require.Equal(t, pgErr.Code, err.SQLState)
+	require.False(t, err.Retryable)
+	require.NotErrorIs(t, err, pgwake.ErrNoWork)
+	require.NotErrorIs(t, err, fs.ErrNotExist)
+}
+
+func TestError_ServerSaysWhy_SQLStateDecidesWhetherToRetry(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN RAISE EXCEPTION 'told to fail' USING ERRCODE = new.name; END $$`)
+	n.exec(t, `CREATE TRIGGER fail BEFORE INSERT ON worker_queue FOR EACH ROW EXECUTE FUNCTION `+n.quoted()+`.fail()`)
+	for state, want := range map[string]struct {
+		retryable bool
+		condition error
+	}{
+		"40001": {true, nil},  // serialization failure
+		"40P01": {true, nil},  // deadlock
+		"08006": {true, nil},  // connection failure
+		"53300": {true, nil},  // too many connections
+		"53100": {true, nil},  // disk full
+		"57P01": {true, nil},  // admin shutdown
+		"57P03": {true, nil},  // cannot connect now
+		"25006": {true, nil},  // read-only: a standby
+		"55P03": {true, nil},  // lock not available
+		"57014": {true, nil},  // statement timeout
+		"XX000": {false, nil}, // internal error
+		"P0001": {false, nil},
+		"23505": {false, nil}, // a unique violation that is none of ours
+		"22012": {false, nil},
+		"42501": {false, pgwake.ErrPermission},
+		"42P01": {false, pgwake.ErrNotMigrated},
+		"42883": {false, pgwake.ErrNotMigrated},
+		"3F000": {false, pgwake.ErrNotMigrated},
+		"23514": {false, pgwake.ErrInvalid},
+		"PW001": {false, pgwake.ErrLockLost},
+		"PW002": {false, pgwake.ErrNotFound},
+		"PW003": {false, pgwake.ErrInvalid},
+	} {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: state}, nil)
+		var typed *pgwake.Error
+		require.ErrorAs(t, err, &typed)
+		require.Equal(t, state, typed.SQLState)
+		require.Equal(t, want.retryable, typed.Retryable, state)
+		require.ErrorContains(t, err, "told to fail")
+		if want.condition != nil {
+			require.ErrorIs(t, err, want.condition, state)
+		}
+		for _, condition := range []error{pgwake.ErrPermission, pgwake.ErrNotMigrated, pgwake.ErrInvalid, pgwake.ErrLockLost, pgwake.ErrNotFound, pgwake.ErrDuplicateEvent} {
+			require.Equal(t, condition == want.condition, errors.Is(err, condition), "%s: %v", state, condition)
+		}
+	}
+	require.NotContains(t, n.rows(t), "worker_queue")
+}
+
+func TestError_ServerCannotBeReached_Retryable(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"postgres://127.0.0.1:1/db", "host=/nowhere/at/all"} {
+		p, err := pgwake.Open(t.Context(), url, nil)
+		require.Nil(t, p)
+		var typed *pgwake.Error
+		require.ErrorAs(t, err, &typed)
+		require.True(t, typed.Retryable, "%v", err)
+		require.Equal(t, "open", typed.Op)
+		require.NotErrorIs(t, err, pgwake.ErrConfig)
+	}
+}
+
+func TestError_NoSuchDatabase_NotRetryableAndWithSQLState(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	_, err := pgwake.Open(t.Context(), n.urlWith(t, func(c *pgx.ConnConfig) { c.Database = "no such database" }), nil)
+	var typed *pgwake.Error
+	require.ErrorAs(t, err, &typed)
+	require.Equal(t, "3D000", typed.SQLState)
+	require.False(t, typed.Retryable)
+}
+
+func TestError_PoolIsExhausted_DeadlineIsRetryable(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	pool := n.userPool(t, 1)
+	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Close(context.Background())) }()
+	held, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer held.Release()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "x"}, nil)
+	require.True(t, requireError(t, err, context.DeadlineExceeded).Retryable)
+	require.NotContains(t, n.rows(t), "worker_queue")
+}
+
+// Every verb waits for a table that the test has locked; then its server process is terminated.
+func TestError_ConnectionLostDuringAVerb_Retryable(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	c := n.claimBoth(t)
+	for name, call := range poolVerbs(n, t.Context(), c) {
+		t.Run(name, func(t *testing.T) {
+			tx := n.begin(t)
+			_, err := tx.Exec(t.Context(), `LOCK TABLE worker_queue, orchestrator_queue, instance_locks, history, instances IN ACCESS EXCLUSIVE MODE`)
+			require.NoError(t, err)
+			outcome := make(chan error, 1)
+			go func() { outcome <- call() }()
+			require.Eventually(t, func() bool {
+				for _, pid := range n.blocked(t) {
+					n.exec(t, `SELECT pg_terminate_backend($1)`, pid)
+				}
+				select {
+				case err = <-outcome:
+					return true
+				default:
+					return false
+				}
+			}, patience, 5*time.Millisecond)
+			require.NoError(t, tx.Rollback(t.Context()))
+			var typed *pgwake.Error
+			require.ErrorAs(t, err, &typed)
+			require.True(t, typed.Retryable, "%v", err)
+			if typed.SQLState != "" {
+				require.Equal(t, "57P01", typed.SQLState)
+			}
+		})
+	}
+	// And the same call does succeed later.
+	require.NoError(t, n.AckWorkItem(t.Context(), c.work, nil))
+	n.ackTurn(t, &pgwake.OrchestrationItem{LockToken: c.turn}, pgwake.OrchestrationAck{})
+}
+
+func TestError_LockTimeoutOfTheServer_Retryable(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	c := n.claimBoth(t)
+	tx := n.begin(t)
+	_, err := tx.Exec(t.Context(), `LOCK TABLE worker_queue IN ACCESS EXCLUSIVE MODE`)
+	require.NoError(t, err)
+	p := n.openAt(t, n.urlWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams["lock_timeout"] = "50ms" }), nil)
+	err = p.AckWorkItem(t.Context(), c.work, nil)
+	var typed *pgwake.Error
+	require.ErrorAs(t, err, &typed)
+	require.Equal(t, "55P03", typed.SQLState)
+	require.True(t, typed.Retryable)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, p.AckWorkItem(t.Context(), c.work, nil))
+}

@@ -1,0 +1,19 @@
+package pgwake_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	closeBackstage()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintf(os.Stderr, "goroutines were left behind: %v\n", err)
+		code = 1
+	}
+	os.Exit(code)
+}

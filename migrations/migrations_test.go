@@ -1,0 +1,321 @@
+package migrations_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/migrations"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintf(os.Stderr, "goroutines were left behind: %v\n", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// schema is one that migrations are applied to, and a connection to look at it.
+type schema struct {
+	name   string
+	config *pgx.ConnConfig
+	conn   *pgx.Conn
+}
+
+func newSchema(t *testing.T, name string) *schema {
+	t.Helper()
+	if name == "" {
+		name = testdb.Schema(t)
+	} else {
+		testdb.DropSchema(t, name)
+	}
+	config, err := pgx.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	looking := config.Copy()
+	looking.RuntimeParams["search_path"] = pgx.Identifier{name}.Sanitize()
+	looking.DefaultQueryExecMode = pgx.QueryExecModeExec
+	conn, err := pgx.ConnectConfig(t.Context(), looking)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return &schema{name, config, conn}
+}
+
+func (s *schema) up(t *testing.T) {
+	t.Helper()
+	require.NoError(t, migrations.Up(t.Context(), s.config, s.name))
+}
+
+func (s *schema) exec(t *testing.T, sql string) {
+	t.Helper()
+	_, err := s.conn.Exec(t.Context(), sql)
+	require.NoError(t, err)
+}
+
+func (s *schema) list(t *testing.T, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := s.conn.Query(t.Context(), sql, args...)
+	require.NoError(t, err)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return all
+}
+
+// objects are all relations, functions, types and triggers of the schema.
+func (s *schema) objects(t *testing.T) []string {
+	t.Helper()
+	return s.list(t, `
+		SELECT 'relation ' || relname || ' ' || relkind::text FROM pg_class WHERE relnamespace = to_regnamespace($1)
+		 UNION ALL SELECT 'function ' || oid::regprocedure || ' ' || md5(prosrc) FROM pg_proc WHERE pronamespace = to_regnamespace($1)
+		 UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = to_regnamespace($1) AND NOT tgisinternal
+		 UNION ALL SELECT 'constraint ' || conname || pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = to_regnamespace($1)
+		 ORDER BY 1`, pgx.Identifier{s.name}.Sanitize())
+}
+
+func (s *schema) version(t *testing.T) (current, latest int64) {
+	t.Helper()
+	current, latest, err := migrations.Version(t.Context(), s.conn, s.name)
+	require.NoError(t, err)
+	return current, latest
+}
+
+func TestUp_TwentyAtOnceOnAFreshSchema_AllSucceedAndItIsMigratedOnce(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			if err := migrations.Up(t.Context(), s.config.Copy(), s.name); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	current, latest := s.version(t)
+	require.Equal(t, latest, current)
+	require.EqualValues(t, latest, len(s.list(t, `SELECT version_id::text FROM schema_migrations WHERE version_id > 0`)))
+	s.exec(t, `SELECT enqueue_work('x')`)
+}
+
+func TestUp_Again_ChangesNothing(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	s.exec(t, `SELECT enqueue_work('x')`)
+	before, rows := s.objects(t), s.list(t, `SELECT to_json(q)::text FROM worker_queue q`)
+	s.up(t)
+	require.Equal(t, before, s.objects(t))
+	require.Equal(t, rows, s.list(t, `SELECT to_json(q)::text FROM worker_queue q`))
+}
+
+func TestUp_SchemaExists_TheRightToCreateInItIsEnough(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	role := pgx.Identifier{"owner of " + s.name}.Sanitize()
+	s.exec(t, `CREATE ROLE `+role)
+	t.Cleanup(func() {
+		_, err := s.conn.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
+		require.NoError(t, err)
+	})
+	config := s.config.Copy()
+	config.RuntimeParams["role"] = "owner of " + s.name
+
+	err := migrations.Up(t.Context(), config, s.name)
+	require.Equal(t, "42501", stateOf(err), "%v", err)
+	require.ErrorContains(t, err, s.name)
+
+	s.exec(t, `CREATE SCHEMA `+pgx.Identifier{s.name}.Sanitize()+` AUTHORIZATION `+role)
+	require.NoError(t, migrations.Up(t.Context(), config, s.name))
+	require.Equal(t, []string{"owner of " + s.name}, s.list(t, `SELECT DISTINCT tableowner FROM pg_tables WHERE schemaname = $1`, s.name))
+}
+
+func stateOf(err error) string {
+	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+func TestUp_NameThatNeedsQuoting_NothingLandsElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{`Mig "quoted" 1`, "mig, comma", "mig 'single'", "MIG", "mig-✉-ü", `mig \ back`, "mig\nline"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSchema(t, name)
+			s.up(t)
+			plain := newSchema(t, "")
+			plain.up(t)
+			require.Equal(t, len(plain.objects(t)), len(s.objects(t)))
+			s.exec(t, `SELECT enqueue_work('x'), enqueue_message('i', 'k')`)
+			require.Equal(t, []string{"1 1"}, s.list(t, `SELECT (SELECT count(*) FROM worker_queue) || ' ' || (SELECT count(*) FROM orchestrator_queue)`))
+			require.NotEqual(t, plain.list(t, `SELECT channel('worker')`), s.list(t, `SELECT channel('worker')`))
+			require.Less(t, len(s.list(t, `SELECT channel('orchestrator')`)[0]), 64)
+			s.exec(t, `DELETE FROM worker_queue; DELETE FROM orchestrator_queue`)
+			require.NoError(t, migrations.Down(t.Context(), s.config, s.name))
+		})
+	}
+}
+
+// A function must work whatever the search path of its caller is, and must not be made to call a stranger's.
+func TestFunctions_CallersSearchPathIsHostile_TheirOwnSchemaIsUsed(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	evil := newSchema(t, "")
+	evil.exec(t, `CREATE SCHEMA `+pgx.Identifier{evil.name}.Sanitize())
+	evil.exec(t, `CREATE TABLE worker_queue (id bigint); CREATE FUNCTION register_namespaces(text[]) RETURNS void LANGUAGE plpgsql AS 'BEGIN RAISE ''hijacked''; END'`)
+	evil.exec(t, `CREATE TEMP TABLE namespaces (name text); CREATE TEMP TABLE orchestrator_queue (id bigint)`)
+	evil.exec(t, `SELECT `+pgx.Identifier{s.name}.Sanitize()+`.enqueue_work('x', p_namespace => 'new')`)
+	require.Equal(t, []string{"x"}, s.list(t, `SELECT name FROM worker_queue`))
+	require.Equal(t, []string{"default", "new"}, s.list(t, `SELECT name FROM namespaces ORDER BY 1`))
+}
+
+func TestSchemas_SideBySide_NotificationsDoNotCross(t *testing.T) {
+	t.Parallel()
+	a, b := newSchema(t, ""), newSchema(t, "")
+	a.up(t)
+	b.up(t)
+	for _, queue := range []string{"worker", "orchestrator"} {
+		channel := b.list(t, `SELECT channel($1)`, queue)[0]
+		require.NotEqual(t, a.list(t, `SELECT channel($1)`, queue)[0], channel)
+		b.exec(t, `LISTEN `+pgx.Identifier{channel}.Sanitize())
+	}
+	b.exec(t, `LISTEN barrier`)
+	a.exec(t, `SELECT enqueue_work('x'), enqueue_message('i', 'k')`)
+	a.exec(t, `NOTIFY barrier`) // whatever was sent before it has come when it comes
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	n, err := b.conn.WaitForNotification(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "barrier", n.Channel)
+
+	b.exec(t, `SELECT enqueue_work('x')`)
+	n, err = b.conn.WaitForNotification(ctx)
+	require.NoError(t, err)
+	require.Equal(t, b.list(t, `SELECT channel('worker')`)[0], n.Channel)
+}
+
+func TestVersion_SchemaIsMissing_IsZero(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	current, latest := s.version(t)
+	require.Zero(t, current)
+	require.Positive(t, latest)
+	s.up(t)
+	current, _ = s.version(t)
+	require.Equal(t, latest, current)
+}
+
+func TestDown_NoRows_LeavesAnEmptySchemaAndUpBringsEverythingBack(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	before := s.objects(t)
+	for range 2 {
+		require.NoError(t, migrations.Down(t.Context(), s.config, s.name))
+		for _, object := range s.objects(t) {
+			require.Contains(t, object, "schema_migrations", "only the migrations' own table is left")
+		}
+		current, _ := s.version(t)
+		require.Zero(t, current)
+		require.NoError(t, migrations.Down(t.Context(), s.config, s.name), "again")
+		s.up(t)
+		require.Equal(t, before, s.objects(t))
+		require.Equal(t, []string{"default"}, s.list(t, `SELECT name FROM namespaces`))
+	}
+}
+
+func TestDown_SchemaIsMissing_IsNoDisaster(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	require.NoError(t, migrations.Down(t.Context(), s.config, s.name))
+}
+
+// rows are statements that put one row into one of the tables whose loss would hurt.
+var rows = map[string]string{
+	"worker_queue":       `SELECT enqueue_work('x')`,
+	"orchestrator_queue": `SELECT enqueue_message('i', 'k')`,
+	"instances":          `INSERT INTO instances (instance_id, namespace, name) VALUES ('i', 'default', 'flow')`,
+	"history":            `INSERT INTO history (instance_id, execution_id, event_id, type) VALUES ('i', 1, 1, 'e')`,
+}
+
+func TestDown_AnyTableHoldsARow_IsRefusedAndNoneIsLost(t *testing.T) {
+	t.Parallel()
+	for table, insert := range rows {
+		t.Run(table, func(t *testing.T) {
+			t.Parallel()
+			s := newSchema(t, "")
+			s.up(t)
+			s.exec(t, insert)
+			before := s.list(t, `SELECT to_json(q)::text FROM `+table+` q`)
+			require.Len(t, before, 1)
+			err := migrations.Down(t.Context(), s.config, s.name)
+			require.Equal(t, "PW006", stateOf(err), "%v", err)
+			require.Equal(t, before, s.list(t, `SELECT to_json(q)::text FROM `+table+` q`))
+			s.up(t) // and there is a way back
+			require.Equal(t, before, s.list(t, `SELECT to_json(q)::text FROM `+table+` q`))
+			s.exec(t, `SELECT enqueue_work('x')`)
+		})
+	}
+}
+
+// A refusal that leaves the functions dropped stops every node of a running deployment.
+func TestDown_Refused_LeavesEverythingAsItWas(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	s.exec(t, rows["worker_queue"])
+	before := s.objects(t)
+	require.Error(t, migrations.Down(t.Context(), s.config, s.name))
+	current, latest := s.version(t)
+	require.Equal(t, latest, current)
+	require.Equal(t, before, s.objects(t))
+}
+
+func TestSchema_EveryTableAndFunction_HasAComment(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	require.Empty(t, s.list(t, `SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relkind IN ('r', 'p', 'v', 'm')
+		AND relname <> 'schema_migrations' AND coalesce(obj_description(oid, 'pg_class'), '') = ''`, s.name), "tables and views")
+	require.Empty(t, s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace($1)
+		AND coalesce(obj_description(oid, 'pg_proc'), '') = ''`, s.name), "functions")
+	require.Greater(t, len(s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace($1)`, s.name)), 20)
+}
+
+func TestSchema_EveryFunction_PinsItsSearchPathAndIsNoSecurityDefiner(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, `Pinned "path"`)
+	s.up(t)
+	want := "search_path=" + pgx.Identifier{s.name}.Sanitize() + ", pg_temp"
+	require.Empty(t, s.list(t, `SELECT proname || ': ' || coalesce(array_to_string(proconfig, '; '), 'none') FROM pg_proc
+		WHERE pronamespace = to_regnamespace($1) AND NOT coalesce($2 = ANY (proconfig), false)`, pgx.Identifier{s.name}.Sanitize(), want))
+	require.Empty(t, s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace($1) AND prosecdef`, pgx.Identifier{s.name}.Sanitize()))
+}
+
+// What the hot path must not be able to do: plan a sequential scan because a table was small once.
+func TestSchema_EveryQueryOfTheHotPath_PinsItsPlan(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	var unpinned []string
+	for _, f := range s.list(t, `SELECT proname || ' ' || array_to_string(proconfig, ' ') FROM pg_proc WHERE pronamespace = to_regnamespace($1)
+		AND prosrc ~ '(FROM|UPDATE|INTO|JOIN) (worker_queue|orchestrator_queue|instance_locks|namespaces|instances|history)' AND prolang <> (SELECT oid FROM pg_language WHERE lanname = 'sql')
+		AND proname <> 'require_empty'`, s.name) {
+		if !strings.Contains(f, "enable_seqscan=off") || !strings.Contains(f, "plan_cache_mode=force_generic_plan") {
+			unpinned = append(unpinned, f)
+		}
+	}
+	require.Empty(t, unpinned)
+}
