@@ -132,9 +132,9 @@ func (c *cluster) start(ctx context.Context) error {
 		return fmt.Errorf("start postgres: %w", err)
 	}
 	c.pid.Store(int64(pid))
-	silence := errors.New("not asked yet")
 	for ended == "" {
-		if silence = c.answers(ctx); silence == nil {
+		silence := c.answers(ctx)
+		if silence == nil {
 			return nil
 		}
 		if ended, err = c.ended(ctx, 10*time.Millisecond); err != nil {
