@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake/bench/measure"
+	"github.com/pgwake/pgwake/devpg"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	measure.ChildMain()
+	goleak.VerifyTestMain(m)
+}
+
+func TestParse_ShortIsOneRoundOfSmallSizes_UnlessToldOtherwise(t *testing.T) {
+	s, err := parse(nil)
+	require.NoError(t, err)
+	assert.Equal(t, names(), s.scenarios)
+	assert.Equal(t, 5, s.rounds)
+	assert.Equal(t, 3*time.Minute, s.sizes.idle.Duration)
+
+	s, err = parse([]string{"-short", "-idle", "20s", "-run", "single,pairs"})
+	require.NoError(t, err)
+	assert.Equal(t, []string{"single", "pairs"}, s.scenarios)
+	assert.Equal(t, 1, s.rounds)
+	assert.Equal(t, 20*time.Second, s.sizes.idle.Duration)
+	assert.Equal(t, small.singles, s.sizes.singles)
+
+	s, err = parse([]string{"-short", "-rounds", "3"})
+	require.NoError(t, err)
+	assert.Equal(t, 3, s.rounds)
+}
+
+func TestParse_UnknownScenario_IsAnErrorThatNamesTheOthers(t *testing.T) {
+	_, err := parse([]string{"-run", "single,naps"})
+	assert.ErrorContains(t, err, `"naps"`)
+	assert.ErrorContains(t, err, "redelivery")
+}
+
+func TestRows_FiguresAndRatiosAreMediansOverRounds(t *testing.T) {
+	round := func(latency, trip, claim time.Duration) results {
+		ones := func(d time.Duration) measure.Samples { return measure.Samples{d * time.Millisecond} }
+		return results{
+			Baseline: []*measure.BaselineResult{{Trip: measure.Latency{FromSend: ones(trip)}, Claim: ones(claim), Sleep: ones(1)}},
+			Singles: []*measure.SinglesResult{{Producer: measure.OtherProvider,
+				Latency: measure.Latency{FromCommit: ones(latency), FromSend: ones(2 * latency)}}},
+		}
+	}
+	var all results
+	for _, r := range []results{round(3, 1, 1), round(90, 29, 1), round(4, 1, 1)} { // ratios 1.5, 3 and 2
+		all.Baseline = append(all.Baseline, r.Baseline...)
+		all.Singles = append(all.Singles, r.Singles...)
+	}
+	first := all.rows()[0]
+	assert.Equal(t, row{
+		measure: "single item by another provider, commit to hand, p50", figure: "4.00 ms",
+		baseline: "2.00 ms (notify trip + claim)", ratio: "2.00x", goal: "<= 1.5x", met: false,
+	}, first)
+
+	var out bytes.Buffer
+	printTable(&out, all.rows())
+	assert.Contains(t, out.String(), "<= 1.5x  missed")
+	assert.Contains(t, out.String(), "< 5ms  met")
+}
+
+func TestRows_SafetyNetAddsUpAllScenarios(t *testing.T) {
+	r := results{
+		Pairs:      []*measure.PairsResult{{Net: measure.SafetyNet{FallbackFinds: 1}}},
+		Baseline:   []*measure.BaselineResult{{}},
+		Redelivery: []*measure.RedeliveryResult{{Net: measure.SafetyNet{FallbackFinds: 1, ScoutFinds: 3}}},
+	}
+	assert.Equal(t, measure.SafetyNet{FallbackFinds: 2, ScoutFinds: 3}, r.safetyNet())
+	last := r.rows()[len(r.rows())-1]
+	assert.Equal(t, "2, 3", last.figure)
+	assert.False(t, last.met)
+}
+
+func TestIdleRow_NoStatementAtAll_IsABoundAndNoRatio(t *testing.T) {
+	r := results{
+		Idle:      []*measure.IdleResult{{Workers: 60, Orchestrators: 4, Duration: 10 * time.Second}},
+		ShortPoll: []*measure.ShortPollResult{{Dispatchers: 4, Interval: 50 * time.Millisecond, Duration: time.Second, Statements: 160}},
+	}
+	goal := r.rows()[0]
+	assert.Equal(t, "0.0000 (0 in 10s)", goal.figure)
+	assert.Equal(t, "< 1/1600", goal.ratio)
+	assert.True(t, goal.met)
+}
+
+func TestRecord_KeepsEverySample(t *testing.T) {
+	r := newRecord(&devpg.Server{Version: "15.1", Source: "here"})
+	r.Results.Pairs = []*measure.PairsResult{{Second: measure.Latency{FromCommit: measure.Samples{1, 2, 3}}}}
+	name, err := r.write(t.TempDir())
+	require.NoError(t, err)
+	text, err := os.ReadFile(name)
+	require.NoError(t, err)
+	var back record
+	require.NoError(t, json.Unmarshal(text, &back))
+	assert.Equal(t, r.Results, back.Results)
+	assert.True(t, strings.HasSuffix(name, ".json"))
+}

@@ -1,0 +1,1 @@
+DELETE FROM bare WHERE id = ANY ($1)

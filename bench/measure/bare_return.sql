@@ -1,0 +1,1 @@
+UPDATE bare SET visible_at = clock_timestamp() WHERE id = $1

@@ -1,0 +1,220 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Timed assertions belong to the bench command. These tests say that the scenarios count what they should.
+
+func TestBaseline_TakesOneSampleOfEachKindPerRound(t *testing.T) {
+	var last Progress
+	r, err := Baseline(t.Context(), serverURL(t), BaselineOptions{Rounds: 5, Gap: time.Millisecond, Progress: keep(&last)})
+	require.NoError(t, err)
+	assert.Len(t, r.Trip.FromSend, 5)
+	assert.Len(t, r.Trip.FromCommit, 5)
+	assert.Len(t, r.Claim, 5)
+	assert.Len(t, r.DurableClaim, 5)
+	assert.Len(t, r.Sleep, 15)
+	assert.Equal(t, 5, last.Done)
+	noneNegative(t, r.Trip.FromSend, r.Trip.FromCommit, r.Claim, r.DurableClaim, r.Sleep)
+	assertNothingLeft(t)
+}
+
+func TestSingles_TakesTheLatencyOfEveryItem(t *testing.T) {
+	for _, by := range []Producer{OtherProvider, PlainSQL, SameProvider} {
+		t.Run(string(by), func(t *testing.T) {
+			var last Progress
+			r, err := Singles(t.Context(), serverURL(t), SinglesOptions{
+				Items: 20, Gap: time.Millisecond, Gaps: Exponential, Producer: by, Dispatchers: 2, Progress: keep(&last)})
+			require.NoError(t, err)
+			assert.Len(t, r.FromCommit, 20)
+			assert.Len(t, r.FromSend, 20)
+			noneNegative(t, r.FromCommit, r.FromSend)
+			for i := range r.FromSend {
+				assert.Greater(t, r.FromSend[i], r.FromCommit[i], "an enqueue takes time")
+			}
+			assert.Zero(t, r.Again)
+			assert.Zero(t, r.Net)
+			assert.Equal(t, Progress{Done: 20, Total: 20, Elapsed: last.Elapsed, Figures: r.FromCommit.Summary()}, last)
+			assertNothingLeft(t)
+		})
+	}
+}
+
+func TestPairs_TakesBothLatenciesOfEachPair(t *testing.T) {
+	var last Progress
+	r, err := Pairs(t.Context(), serverURL(t), PairsOptions{
+		Pairs: 8, Most: 20 * time.Millisecond, Rest: time.Millisecond, Dispatchers: 2, Progress: keep(&last)})
+	require.NoError(t, err)
+	require.Len(t, r.Gaps, 8)
+	assert.Len(t, r.First.FromCommit, 8)
+	assert.Len(t, r.Second.FromCommit, 8)
+	for _, gap := range r.Gaps {
+		assert.GreaterOrEqual(t, gap, time.Millisecond)
+		assert.LessOrEqual(t, gap, 20*time.Millisecond)
+	}
+	assert.Zero(t, r.Net)
+	assert.Equal(t, 8, last.Done)
+	assertNothingLeft(t)
+}
+
+func TestTimers_TakesTheLatenessOfEveryTimer_AndNoneIsEarly(t *testing.T) {
+	var last Progress
+	r, err := Timers(t.Context(), serverURL(t), TimersOptions{
+		Timers: 24, Window: time.Second, Lead: 2 * time.Second, Dispatchers: 2, Progress: keep(&last)})
+	require.NoError(t, err)
+	assert.Len(t, r.All(), 24-r.TooSoon)
+	assert.NotEmpty(t, r.Before)
+	assert.NotEmpty(t, r.Other)
+	assert.NotEmpty(t, r.Own)
+	assert.Equal(t, r.All().Summary().Min, r.Earliest)
+	assert.GreaterOrEqual(t, r.Earliest, -r.ClockError)
+	assert.Zero(t, r.Net)
+	assert.Equal(t, 24, last.Done)
+	assertNothingLeft(t)
+}
+
+func TestTimers_DueBeforeAnybodyWaits_AreLeftOut(t *testing.T) {
+	r, err := Timers(t.Context(), serverURL(t), TimersOptions{
+		Timers: 6, Window: time.Millisecond, Lead: time.Millisecond, Dispatchers: 1})
+	require.NoError(t, err)
+	assert.Equal(t, 6, r.TooSoon)
+	assert.Empty(t, r.All())
+	assertNothingLeft(t)
+}
+
+func TestBurst_HandlesEveryItemOnce(t *testing.T) {
+	for _, prefill := range []bool{false, true} {
+		var last Progress
+		r, err := Burst(t.Context(), serverURL(t), BurstOptions{
+			Items: 1010, Chunk: 100, Batch: 20, Dispatchers: 4, Prefill: prefill, Progress: keep(&last)})
+		require.NoError(t, err)
+		assert.Equal(t, 1010, last.Done)
+		assert.Zero(t, r.Again)
+		assert.Zero(t, r.Net)
+		assert.Positive(t, r.PerSecond())
+		assert.GreaterOrEqual(t, r.Looks, int64(1010/20), "a query takes 20 items at most")
+		if !prefill {
+			assert.Positive(t, r.TokenCount(), "all dispatchers waited when the items came")
+		}
+	}
+	assertNothingLeft(t)
+}
+
+func TestBareBurst_DrainsTheTable(t *testing.T) {
+	took, err := BareBurst(t.Context(), serverURL(t), BurstOptions{Items: 1010, Batch: 20, Dispatchers: 4})
+	require.NoError(t, err)
+	assert.Positive(t, took)
+	assertNothingLeft(t)
+}
+
+func TestRedelivery_KilledProcess_ItsItemsComeAfterTheirLeases(t *testing.T) {
+	var last Progress
+	r, err := Redelivery(t.Context(), serverURL(t), RedeliveryOptions{
+		Kills: 2, Items: 2, LockTimeout: 700 * time.Millisecond, Dispatchers: 2, Progress: keep(&last)})
+	require.NoError(t, err)
+	assert.Len(t, r.Lateness, 4)
+	assert.GreaterOrEqual(t, r.Lateness.Summary().Min, -r.ClockError, "no lease was cut short")
+	assert.Zero(t, r.Net)
+	assert.Equal(t, 4, last.Done)
+	assertNothingLeft(t)
+}
+
+func TestIdle_CountsStartAndSteadyStateApart(t *testing.T) {
+	var last Progress
+	r, err := Idle(t.Context(), serverURL(t), IdleOptions{
+		Duration: 600 * time.Millisecond, Workers: 3, Orchestrators: 2, PollTimeout: 50 * time.Millisecond, Progress: keep(&last)})
+	require.NoError(t, err)
+	assert.Positive(t, r.StartUp, "the migrations alone are statements")
+	assert.Zero(t, r.Statements, "what a node asks while idle: %v", r.Texts)
+	assert.GreaterOrEqual(t, r.Duration, 600*time.Millisecond)
+	assert.Equal(t, r.Statements, last.Statements)
+	assert.Zero(t, r.Net)
+	assertNothingLeft(t)
+}
+
+func TestShortPoll_CountsAboutTheStatementsThatItMakes(t *testing.T) {
+	began := time.Now()
+	r, err := ShortPoll(t.Context(), serverURL(t), time.Second)
+	require.NoError(t, err)
+	// Each of the 8 dispatchers pauses for 50 ms before each statement.
+	assert.LessOrEqual(t, r.Statements, 8*int64(time.Since(began)/r.Interval))
+	assert.Positive(t, r.Statements)
+	assert.GreaterOrEqual(t, r.Duration, time.Second)
+	assertNothingLeft(t)
+}
+
+func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
+	enough := errors.New("enough")
+	for name, run := range map[string]func(ctx context.Context, url string, stop func(Progress)) error{
+		"baseline": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Baseline(ctx, url, BaselineOptions{Gap: time.Millisecond, Progress: stop})
+			return err
+		},
+		"idle": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Idle(ctx, url, IdleOptions{Workers: 2, Orchestrators: -1, Progress: stop})
+			return err
+		},
+		"singles": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Singles(ctx, url, SinglesOptions{Gap: time.Millisecond, Progress: stop})
+			return err
+		},
+		"pairs": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Pairs(ctx, url, PairsOptions{Progress: stop})
+			return err
+		},
+		"timers": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Timers(ctx, url, TimersOptions{Timers: 50, Window: 30 * time.Second, Progress: stop})
+			return err
+		},
+		"burst": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Burst(ctx, url, BurstOptions{Items: 100_000, Batch: 1, Progress: stop})
+			return err
+		},
+		"redelivery": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Redelivery(ctx, url, RedeliveryOptions{Kills: 100, Items: 1, LockTimeout: 200 * time.Millisecond, Progress: stop})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			err := run(ctx, serverURL(t), func(Progress) { cancel(enough) })
+			require.ErrorIs(t, err, enough)
+			assertNothingLeft(t)
+		})
+	}
+}
+
+func TestScenarios_UnusableURL_IsAnError(t *testing.T) {
+	_, err := Singles(t.Context(), "postgres://127.0.0.1:1/none", SinglesOptions{})
+	assert.ErrorContains(t, err, "measure singles")
+}
+
+func keep(last *Progress) func(Progress) { return func(p Progress) { *last = p } }
+
+func noneNegative(t *testing.T, all ...Samples) {
+	t.Helper()
+	for _, s := range all {
+		assert.GreaterOrEqual(t, s.Summary().Min, time.Duration(0))
+	}
+}
+
+// assertNothingLeft looks for schemas and databases of this package. No two of its tests run at a time.
+func assertNothingLeft(t *testing.T) {
+	t.Helper()
+	conn, err := connect(t.Context(), serverURL(t))
+	require.NoError(t, err)
+	defer hangUp(conn)
+	var left []string
+	require.NoError(t, conn.QueryRow(t.Context(), `
+		SELECT array(SELECT nspname FROM pg_namespace WHERE nspname LIKE 'pgwake\_measure\_%'
+		             UNION ALL SELECT datname FROM pg_database WHERE datname LIKE 'pgwake\_measure\_%')`).Scan(&left))
+	assert.Empty(t, left)
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/pgwake/pgwake/bench/measure"
+)
+
+// This file answers: what can be run, and at which sizes?
+
+// sizes of all scenarios.
+type sizes struct {
+	idle       measure.IdleOptions
+	baseline   measure.BaselineOptions
+	singles    measure.SinglesOptions
+	pairs      measure.PairsOptions
+	timers     measure.TimersOptions
+	burst      measure.BurstOptions
+	redelivery measure.RedeliveryOptions
+}
+
+var full = sizes{
+	idle:       measure.IdleOptions{Duration: 3 * time.Minute},
+	baseline:   measure.BaselineOptions{Rounds: 200},
+	singles:    measure.SinglesOptions{Items: 500},
+	pairs:      measure.PairsOptions{Pairs: 100},
+	timers:     measure.TimersOptions{Timers: 300, Window: 6 * time.Second},
+	burst:      measure.BurstOptions{Items: 50_000},
+	redelivery: measure.RedeliveryOptions{Kills: 5, Items: 3, LockTimeout: 2 * time.Second},
+}
+
+var small = sizes{
+	idle:       measure.IdleOptions{Duration: 10 * time.Second},
+	baseline:   measure.BaselineOptions{Rounds: 60},
+	singles:    measure.SinglesOptions{Items: 100},
+	pairs:      measure.PairsOptions{Pairs: 25},
+	timers:     measure.TimersOptions{Timers: 90, Window: 2 * time.Second},
+	burst:      measure.BurstOptions{Items: 10_000},
+	redelivery: measure.RedeliveryOptions{Kills: 2, Items: 2, LockTimeout: time.Second},
+}
+
+// results of all rounds, in the order of the rounds.
+type results struct {
+	Idle       []*measure.IdleResult       `json:"idle,omitempty"`
+	ShortPoll  []*measure.ShortPollResult  `json:"short_poll,omitempty"`
+	Baseline   []*measure.BaselineResult   `json:"baseline,omitempty"`
+	Singles    []*measure.SinglesResult    `json:"singles,omitempty"` // of all producers
+	Pairs      []*measure.PairsResult      `json:"pairs,omitempty"`
+	Timers     []*measure.TimersResult     `json:"timers,omitempty"`
+	Burst      []*measure.BurstResult      `json:"burst,omitempty"`
+	Prefilled  []*measure.BurstResult      `json:"prefilled_burst,omitempty"`
+	BareBurst  []time.Duration             `json:"bare_burst,omitempty"`
+	Redelivery []*measure.RedeliveryResult `json:"redelivery,omitempty"`
+}
+
+type scenario struct {
+	name string
+	what string
+	once bool // not in every round
+	run  func(ctx context.Context, url string, s *sizes, to *results) error
+}
+
+const baseline = "baseline"
+
+var scenarios = []scenario{
+	{name: "idle", what: "statements of an idle node", once: true,
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			if err := add(&to.ShortPoll)(measure.ShortPoll(ctx, url, 0)); err != nil {
+				return err
+			}
+			return add(&to.Idle)(measure.Idle(ctx, url, s.idle))
+		}},
+	{name: baseline, what: "bare notifications and claims",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Baseline)(measure.Baseline(ctx, url, s.baseline))
+		}},
+	{name: "single", what: "single items",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			for _, by := range producers {
+				o := s.singles
+				o.Producer = by
+				if err := add(&to.Singles)(measure.Singles(ctx, url, o)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+	{name: "pairs", what: "second items, soon after the first",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Pairs)(measure.Pairs(ctx, url, s.pairs))
+		}},
+	{name: "timers", what: "timers",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Timers)(measure.Timers(ctx, url, s.timers))
+		}},
+	{name: "burst", what: "bursts",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			if err := add(&to.BareBurst)(measure.BareBurst(ctx, url, s.burst)); err != nil {
+				return err
+			}
+			o := s.burst
+			if err := add(&to.Burst)(measure.Burst(ctx, url, o)); err != nil {
+				return err
+			}
+			o.Prefill = true
+			return add(&to.Prefilled)(measure.Burst(ctx, url, o))
+		}},
+	{name: "redelivery", what: "items of killed processes",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Redelivery)(measure.Redelivery(ctx, url, s.redelivery))
+		}},
+}
+
+var producers = []measure.Producer{measure.OtherProvider, measure.PlainSQL, measure.SameProvider}
+
+func names() (all []string) {
+	for _, sc := range scenarios {
+		all = append(all, sc.name)
+	}
+	return all
+}
+
+// needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
+func needsBaseline(name string) bool { return name != "idle" && name != "burst" }
+
+// add keeps a result.
+func add[T any](to *[]T) func(T, error) error {
+	return func(r T, err error) error {
+		if err == nil {
+			*to = append(*to, r)
+		}
+		return err
+	}
+}

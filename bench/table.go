@@ -1,0 +1,281 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/pgwake/pgwake/bench/measure"
+)
+
+// This file answers: what do the results say, beside the baseline and the goal?
+
+// row of the table. The fields are ready to print.
+type row struct {
+	measure, figure, baseline, ratio, goal string
+	met                                    bool // if there is a goal
+}
+
+// rows makes the table. Every figure is the median over the rounds, and every ratio is taken within a round.
+func (r *results) rows() (rows []row) {
+	rows = append(rows, r.idleRows()...)
+	rows = append(rows, r.singleRows()...)
+	rows = append(rows, r.pairRows()...)
+	rows = append(rows, r.timerRows()...)
+	rows = append(rows, r.redeliveryRows()...)
+	rows = append(rows, r.burstRows()...)
+	net := r.safetyNet()
+	return append(rows, row{
+		measure: "found by fallback, by scout (all scenarios)",
+		figure:  fmt.Sprintf("%d, %d", net.FallbackFinds, net.ScoutFinds),
+		goal:    "0, 0", met: net == measure.SafetyNet{},
+	})
+}
+
+func (r *results) idleRows() (rows []row) {
+	if len(r.Idle) == 0 {
+		return nil
+	}
+	idle, poll := r.Idle[0], r.ShortPoll[0]
+	goal := row{
+		measure:  fmt.Sprintf("idle, %d dispatchers: statements/s", idle.Workers+idle.Orchestrators),
+		figure:   fmt.Sprintf("%.4f (%d in %v)", idle.PerSecond(), idle.Statements, idle.Duration.Round(time.Second)),
+		baseline: fmt.Sprintf("%.0f (2x%d polling each %v)", poll.PerSecond(), poll.Dispatchers, poll.Interval),
+		ratio:    fmt.Sprintf("1/%.0f", poll.PerSecond()/max(idle.PerSecond(), 1/idle.Duration.Seconds())),
+		goal:     "<= 1/60", met: idle.PerSecond() <= 1.0/60,
+	}
+	if idle.Statements == 0 {
+		goal.ratio = "< " + goal.ratio
+	}
+	return []row{goal, {measure: "  statements to start up", figure: fmt.Sprint(idle.StartUp)}, {measure: "  counted by: " + idle.How}}
+}
+
+const (
+	tripAndClaim  = " (notify trip + claim)"
+	sleepAndClaim = " (Go timer + claim)"
+)
+
+func (r *results) singleRows() (rows []row) {
+	for _, by := range producers {
+		var of []*measure.SinglesResult
+		for _, s := range r.Singles {
+			if s.Producer == by {
+				of = append(of, s)
+			}
+		}
+		if len(of) == 0 {
+			continue
+		}
+		commit := func(i int) measure.Summary { return of[i].FromCommit.Summary() }
+		send := func(i int) measure.Summary { return of[i].FromSend.Summary() }
+		name := "single item by " + string(by)
+		rows = append(rows,
+			r.compare(name+", commit to hand, p50", len(of), p50(commit), r.tripAndClaim(p50), tripAndClaim, atMost(1.5)),
+			// The trip begins when it is sent, so this is the strict reading of the same goal.
+			r.compare("  the enqueue included, p50", len(of), p50(send), r.tripAndClaim(p50), tripAndClaim, atMost(1.5)),
+			r.compare("  commit to hand, p95", len(of), p95(commit), r.tripAndClaim(p95), tripAndClaim, noGoal),
+			r.compare("  commit to hand, p99", len(of), p99(commit), r.tripAndClaim(p99), tripAndClaim, under(5*time.Millisecond)),
+			r.compare("  commit to hand, max", len(of), longest(commit), nil, "", noGoal))
+	}
+	return rows
+}
+
+func (r *results) pairRows() []row {
+	n := len(r.Pairs)
+	if n == 0 {
+		return nil
+	}
+	first := func(i int) measure.Summary { return r.Pairs[i].First.FromCommit.Summary() }
+	second := func(i int) measure.Summary { return r.Pairs[i].Second.FromCommit.Summary() }
+	return []row{
+		r.compare("second item 1..200 ms later, commit to hand, p50", n, p50(second), p50(first), " (first items)", atMost(1.2)),
+		r.compare("  p95", n, p95(second), p95(first), " (first items)", noGoal),
+		r.compare("  max", n, longest(second), longest(first), " (first items)", noGoal),
+	}
+}
+
+func (r *results) timerRows() (rows []row) {
+	for _, group := range []struct {
+		name string
+		of   func(*measure.TimersResult) measure.Samples
+	}{
+		{"timers, scheduled before the start", func(t *measure.TimersResult) measure.Samples { return t.Before }},
+		{"timers, scheduled by others", func(t *measure.TimersResult) measure.Samples { return t.Other }},
+		{"timers, the node's own", func(t *measure.TimersResult) measure.Samples { return t.Own }},
+	} {
+		n := len(r.Timers)
+		if n == 0 {
+			break
+		}
+		late := func(i int) measure.Summary { return group.of(r.Timers[i]).Summary() }
+		rows = append(rows,
+			r.compare(group.name+", lateness, p50", n, p50(late), r.sleepAndClaim(p50), sleepAndClaim, noGoal),
+			r.compare("  lateness, p99", n, p99(late), r.sleepAndClaim(p99), sleepAndClaim, under(5*time.Millisecond)),
+			r.compare("  earliest", n, func(i int) time.Duration { return late(i).Min }, nil, "", noGoal))
+	}
+	return rows
+}
+
+func (r *results) redeliveryRows() []row {
+	n := len(r.Redelivery)
+	if n == 0 {
+		return nil
+	}
+	late := func(i int) measure.Summary { return r.Redelivery[i].Lateness.Summary() }
+	return []row{
+		r.compare("redelivery after kill -9, past the lock timeout, p50", n, p50(late), r.sleepAndClaim(p50), sleepAndClaim, noGoal),
+		r.compare("  max", n, longest(late), nil, "", under(50*time.Millisecond)),
+	}
+}
+
+func (r *results) burstRows() (rows []row) {
+	burst := func(name string, of []*measure.BurstResult) {
+		if len(of) == 0 {
+			return
+		}
+		var figures, bare, ratios, looks, tokens []float64
+		for i, b := range of {
+			figures = append(figures, b.PerSecond())
+			bare = append(bare, float64(b.Items)/r.BareBurst[i].Seconds())
+			ratios = append(ratios, figures[i]/bare[i])
+			looks = append(looks, float64(b.Looks))
+			tokens = append(tokens, float64(b.TokenCount()))
+		}
+		rows = append(rows, row{
+			measure:  fmt.Sprintf("burst of %d, %s: items/s", of[0].Items, name),
+			figure:   fmt.Sprintf("%.0f", measure.Median(figures)),
+			baseline: fmt.Sprintf("%.0f (bare table, filled before)", measure.Median(bare)),
+			ratio:    fmt.Sprintf("%.2fx", measure.Median(ratios)),
+		}, row{
+			measure: "  wake-ups, queries for work",
+			figure:  fmt.Sprintf("%.0f, %.0f", measure.Median(tokens), measure.Median(looks)),
+		})
+	}
+	burst("enqueued while 8 dispatchers wait", r.Burst)
+	burst("enqueued before", r.Prefilled)
+	return rows
+}
+
+func (r *results) safetyNet() (net measure.SafetyNet) {
+	for _, s := range r.Idle {
+		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Singles {
+		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Pairs {
+		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Timers {
+		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Redelivery {
+		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Burst {
+		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Prefilled {
+		net = net.Plus(s.Net)
+	}
+	return net
+}
+
+// perRound is a figure of each round.
+type perRound func(round int) time.Duration
+
+// quantile takes one figure of each round's summary.
+type quantile func(func(round int) measure.Summary) perRound
+
+func p50(of func(int) measure.Summary) perRound {
+	return func(i int) time.Duration { return of(i).P50 }
+}
+
+func p95(of func(int) measure.Summary) perRound {
+	return func(i int) time.Duration { return of(i).P95 }
+}
+
+func p99(of func(int) measure.Summary) perRound {
+	return func(i int) time.Duration { return of(i).P99 }
+}
+
+func longest(of func(int) measure.Summary) perRound {
+	return func(i int) time.Duration { return of(i).Max }
+}
+
+// tripAndClaim is what it takes at the least to wake somebody, the producer's commit included, and to claim.
+func (r *results) tripAndClaim(q quantile) perRound {
+	trip := q(func(i int) measure.Summary { return r.Baseline[i].Trip.FromSend.Summary() })
+	claim := q(func(i int) measure.Summary { return r.Baseline[i].Claim.Summary() })
+	return func(i int) time.Duration { return trip(i) + claim(i) }
+}
+
+// sleepAndClaim is what it takes at the least to meet an instant and to claim.
+func (r *results) sleepAndClaim(q quantile) perRound {
+	sleep := q(func(i int) measure.Summary { return r.Baseline[i].Sleep.Summary() })
+	claim := q(func(i int) measure.Summary { return r.Baseline[i].Claim.Summary() })
+	return func(i int) time.Duration { return sleep(i) + claim(i) }
+}
+
+// goal is judged by the median figure and the median ratio.
+type goal struct {
+	text string
+	met  func(figure time.Duration, ratio float64) bool
+}
+
+var noGoal goal
+
+func atMost(x float64) goal {
+	return goal{fmt.Sprintf("<= %.1fx", x), func(_ time.Duration, ratio float64) bool { return ratio <= x }}
+}
+
+func under(d time.Duration) goal {
+	return goal{fmt.Sprintf("< %v", d), func(figure time.Duration, _ float64) bool { return figure < d }}
+}
+
+// compare makes a row. A nil base means that there is nothing to compare with.
+func (r *results) compare(name string, rounds int, figure, base perRound, baseName string, g goal) row {
+	var figures, bases []time.Duration
+	var ratios []float64
+	for i := range rounds {
+		figures = append(figures, figure(i))
+		if base != nil {
+			bases = append(bases, base(i))
+			ratios = append(ratios, float64(figures[i])/float64(bases[i]))
+		}
+	}
+	w := row{measure: name, figure: millis(measure.Median(figures)), goal: g.text}
+	if base != nil {
+		w.baseline = millis(measure.Median(bases)) + baseName
+		w.ratio = fmt.Sprintf("%.2fx", measure.Median(ratios))
+	}
+	if g.met != nil {
+		w.met = g.met(measure.Median(figures), measure.Median(ratios))
+	}
+	return w
+}
+
+func millis(d time.Duration) string {
+	return fmt.Sprintf("%.2f ms", float64(d)/float64(time.Millisecond))
+}
+
+func printTable(to io.Writer, rows []row) {
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	line := func(cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
+	line("", "", "", "", "")
+	line("MEASURE", "FIGURE", "BASELINE", "RATIO", "GOAL")
+	for _, r := range rows {
+		verdict := ""
+		switch {
+		case r.goal == "":
+		case r.met:
+			verdict = "  met"
+		default:
+			verdict = "  missed"
+		}
+		line(r.measure, r.figure, r.baseline, r.ratio, r.goal+verdict)
+	}
+	_ = w.Flush()
+}
