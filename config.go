@@ -81,8 +81,8 @@ type Config struct {
 	// Defaults to false.
 	DisableLongPoll bool
 
-	// ListenConfig is the configuration of the LISTEN connection, for when the pool goes through a
-	// transaction pooler, which cannot carry LISTEN. Defaults to the pool's.
+	// ListenConfig is the configuration of the LISTEN connection, and of the one that migrates, for when
+	// the pool goes through a transaction pooler, which can carry neither. Defaults to the pool's.
 	ListenConfig *pgx.ConnConfig
 
 	// FallbackEnabled says whether what the periodic statement finds wakes a dispatcher. The statement
@@ -121,9 +121,9 @@ type Config struct {
 	// something is wrong with the process and the node polls. Defaults to 100 ms.
 	NotifyDeliveryTimeout time.Duration
 
-	// CoalesceInterval is the least time between two notifications that the library sends for one queue
-	// on its own account. The first goes out at once; what follows within the interval is merged into
-	// one at its end. Defaults to 5 ms.
+	// CoalesceInterval is the least time, on average, between two notifications that the library sends on
+	// its own account. After a pause the first four go out at once; what may not go yet is merged into
+	// the next. Defaults to 5 ms.
 	CoalesceInterval time.Duration
 
 	// PollInterval is the time between two polls of a queue in ModePolling. Defaults to 100 ms.

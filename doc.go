@@ -49,8 +49,8 @@
 //
 // # Transactions
 //
-// Each verb but the fetches has a twin that ends in Tx and joins your transaction: the item exists if and
-// only if the transaction commits.
+// Each verb that changes something, but the fetches, has a twin that ends in Tx and joins your transaction:
+// the item exists if and only if the transaction commits.
 //
 // # Orchestrations
 //

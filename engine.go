@@ -219,7 +219,7 @@ func (e *engine) woken(q Queue, t token) {
 
 // heard takes in what a notification says.
 func (e *engine) heard(q Queue, n note) {
-	if !n.next.IsZero() {
+	if !n.next.IsZero() && n.namespace == "" { // every lane of every node will look then
 		e.leases.told(q, n.next)
 	}
 	e.signal(q, n, WakeNotify)
@@ -277,6 +277,15 @@ func (e *engine) tell(all []produced, quiet bool) {
 func (e *engine) acked(freed string, due []produced, quiet bool) {
 	e.tell(due, quiet)
 	e.released(freed, quiet)
+}
+
+// unsure is called when nobody knows whether a transaction that was to feed the queues was committed. It may
+// have been, so everybody looks; a look also learns of what is not due yet.
+func (e *engine) unsure(queues ...Queue) {
+	for _, q := range queues {
+		e.signal(q, note{due: 1}, WakeLocal)
+		e.coalescer.tell(q, note{due: 1})
+	}
 }
 
 // undone makes this node look for what an undone claim gave back. The notification of that reached the other
@@ -350,11 +359,13 @@ func (e *engine) pollQueue(q Queue) (next time.Time, polling bool) {
 }
 
 // listenerLost voids what was known by listening.
-func (e *engine) listenerLost() {
+func (e *engine) listenerLost(wasUp bool) {
 	if e.ctx.Err() != nil {
 		return
 	}
-	e.lost()
+	if wasUp {
+		e.lost()
+	}
 	for q := range Queue(queueCount) {
 		for _, l := range e.waiters.lanes(q) {
 			l.forget()
@@ -375,8 +386,10 @@ func (e *engine) listenerUp() {
 // close ends the waits, says what is left to say, and ends the goroutines; ctx bounds it.
 func (e *engine) close(ctx context.Context) {
 	e.waiters.close()
+	// Before the goroutines end, since one of them may be in the middle of saying it. A node that cannot get
+	// it said is a node that died: the fallback's case.
 	flushing, cancel := context.WithTimeout(ctx, time.Second)
-	_ = e.coalescer.flush(flushing) // a node that leaves mid-flush is a node that died: the fallback's case
+	_ = e.coalescer.flush(flushing)
 	cancel()
 	e.stop()
 	e.group.Wait()

@@ -129,9 +129,9 @@ func retryable(err error) bool {
 // it was sent, and no answer to it came back.
 func outcomeUnknown(err error) bool {
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
-		return pgErr.Severity != "ERROR"
+		return pgErr.SeverityUnlocalized != "ERROR"
 	}
-	return err != nil && !pgconn.SafeToRetry(err)
+	return err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrLockLost) && !pgconn.SafeToRetry(err)
 }
 
 // invalid returns an ErrInvalid that says what is wrong with which argument.

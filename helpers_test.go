@@ -113,7 +113,7 @@ func (n *node) objects(tb tester) string {
 	tb.Helper()
 	return query[string](tb, n, `
 		SELECT concat_ws('; ',
-			(SELECT string_agg(relname || relkind || relnatts, ',' ORDER BY relname) FROM pg_class WHERE relnamespace = to_regnamespace($1)),
+			(SELECT string_agg(relname || relkind::text || relnatts, ',' ORDER BY relname) FROM pg_class WHERE relnamespace = to_regnamespace($1)),
 			(SELECT string_agg(proname || md5(prosrc) || coalesce(proacl::text, ''), ',' ORDER BY proname, prosrc) FROM pg_proc WHERE pronamespace = to_regnamespace($1)),
 			(SELECT string_agg(conname || pg_get_constraintdef(oid), ',' ORDER BY conname) FROM pg_constraint WHERE connamespace = to_regnamespace($1)),
 			(SELECT string_agg(tgname, ',' ORDER BY tgname) FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = to_regnamespace($1) AND NOT tgisinternal))`,
@@ -192,35 +192,42 @@ func (n *node) quoted() string { return pgx.Identifier{n.schema}.Sanitize() }
 // exec runs a statement in the schema and returns how many rows it met.
 func (n *node) exec(tb tester, sql string, args ...any) int64 {
 	tb.Helper()
-	results := n.peek(tb, sql, args)
-	tag, err := results.Exec()
-	require.NoError(tb, err, sql)
-	require.NoError(tb, results.Close())
-	return tag.RowsAffected()
+	var met int64
+	n.peek(tb, sql, args, func(results pgx.BatchResults) error {
+		tag, err := results.Exec()
+		met = tag.RowsAffected()
+		return err
+	})
+	return met
 }
 
 // query returns the first column of the rows that sql yields in the schema.
-func query[T any](tb tester, n *node, sql string, args ...any) []T {
+func query[T any](tb tester, n *node, sql string, args ...any) (all []T) {
 	tb.Helper()
-	results := n.peek(tb, sql, args)
-	rows, err := results.Query()
-	require.NoError(tb, err, sql)
-	all, err := pgx.CollectRows(rows, pgx.RowTo[T])
-	require.NoError(tb, err, sql)
-	require.NoError(tb, results.Close())
+	n.peek(tb, sql, args, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err == nil {
+			all, err = pgx.CollectRows(rows, pgx.RowTo[T])
+		}
+		return err
+	})
 	return all
 }
 
 // peek sends a statement with the search path before it: a pipeline is a transaction.
-func (n *node) peek(tb tester, sql string, args []any) pgx.BatchResults {
+func (n *node) peek(tb tester, sql string, args []any, read func(pgx.BatchResults) error) {
 	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
 	var b pgx.Batch
 	b.Queue(`SELECT set_config('search_path', $1, true)`, n.quoted())
 	b.Queue(sql, args...)
-	results := backstage.peek.SendBatch(context.Background(), &b)
+	results := backstage.peek.SendBatch(ctx, &b)
 	_, err := results.Exec()
-	require.NoError(tb, err)
-	return results
+	if err == nil {
+		err = read(results)
+	}
+	require.NoError(tb, errors.Join(err, results.Close()), sql)
 }
 
 // tables are those that a verb may write to.

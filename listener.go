@@ -103,7 +103,8 @@ func (l *listener) run(ctx context.Context) {
 
 // lost ends the epoch: what was known by listening is void, and the scout takes over.
 func (l *listener) lost(err error) {
-	if was := l.epoch.Swap(0); was != 0 && l.e.ctx.Err() == nil {
+	was := l.epoch.Swap(0)
+	if was != 0 && l.e.ctx.Err() == nil {
 		l.e.log().Warn("pgwake: LISTEN connection lost; polling until it is back", "error", err)
 	}
 	l.mu.Lock()
@@ -117,7 +118,7 @@ func (l *listener) lost(err error) {
 	for _, j := range jobs {
 		j.done <- errNotListening
 	}
-	l.e.listenerLost()
+	l.e.listenerLost(was != 0)
 	l.triedOnce.Do(func() { close(l.tried) })
 }
 

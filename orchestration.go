@@ -125,12 +125,17 @@ func (p *Provider) EnqueueForOrchestratorMany(ctx context.Context, messages []Me
 		added, namespaces, err = p.enqueueMessages(ctx, q, messages, quiet)
 		return err
 	})
-	if err == nil {
-		due := make([]produced, len(added))
+	switch {
+	case err == nil:
+		var due []produced
 		for i, a := range added {
-			due[i] = produced{Orchestrator, namespaces[i], a.DueAt, a.now}
+			if !a.Duplicate {
+				due = append(due, produced{Orchestrator, namespaces[i], a.DueAt, a.now})
+			}
 		}
 		p.engine.tell(due, quiet)
+	case outcomeUnknown(err):
+		p.engine.unsure(Orchestrator)
 	}
 	return added, err
 }
@@ -233,12 +238,14 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 		claim := newClaim()
 		c, err := detached(ctx, p, func(ctx context.Context, conn *pgxpool.Conn) (claimed[*OrchestrationItem], error) {
 			return p.claimOrchestration(ctx, conn, claim, plan, announce)
-		}, func(ctx context.Context) (undone bool, err error) {
-			err = p.engine.exec(ctx, &undone, p.sql.undoOrchestration, claim)
-			if undone {
-				p.engine.undone(Orchestrator)
+		}, func(ctx context.Context) (bool, error) {
+			var undone bool
+			err := p.engine.exec(ctx, &undone, p.sql.undoOrchestration, claim)
+			if err != nil || !undone {
+				return false, err
 			}
-			return undone, err
+			p.engine.undone(Orchestrator)
+			return true, nil
 		})
 		item = c.item
 		return c.report, err
@@ -302,8 +309,11 @@ func (p *Provider) AckOrchestrationItem(ctx context.Context, token LockToken, ac
 		freed, due, err = p.ackOrchestration(ctx, q, token, ack, quiet)
 		return err
 	})
-	if err == nil {
+	switch {
+	case err == nil:
 		p.engine.acked(freed, due, quiet)
+	case outcomeUnknown(err):
+		p.engine.unsure(Orchestrator, Worker)
 	}
 	return err
 }
@@ -349,8 +359,10 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 		return "", nil, err
 	}
 	var queue string
+	var namespace *string // null: any
 	var d produced
-	_, err = pgx.ForEachRow(rows, []any{&queue, &d.namespace, &d.dueAt, &d.now}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&queue, &namespace, &d.dueAt, &d.now}, func() error {
+		d.namespace = value(namespace)
 		switch queue {
 		case "freed":
 			freed = d.namespace

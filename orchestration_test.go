@@ -749,16 +749,20 @@ func TestRenewOrchestrationItemLock_Renewed_HoldsTurnAndLateMessagesPastTheOrigi
 	require.Equal(t, kinds{"2", "3"}, kindsOf(n.takeTurn(t)))
 }
 
-func TestRenewOrchestrationItemLock_ShorterThanWhatIsLeft_EndsTheLockSooner(t *testing.T) {
+// The messages that wait behind the lock must not go on waiting for an end that was moved forward.
+func TestRenewOrchestrationItemLock_ShorterThanWhatIsLeft_EndsTheLockSoonerForHeldMessagesToo(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	n.send(t, "i", "1")
 	turn := n.takeTurn(t)
+	n.send(t, "i", "2")
+	n.requireNoTurn(t)
 	until, err := n.RenewOrchestrationItemLock(t.Context(), turn.LockToken, 100*time.Millisecond)
 	require.NoError(t, err)
 	again, err := n.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: 5 * time.Second})
 	require.NoError(t, err, "the lock ended, and the fetch that waits does not know")
 	require.False(t, claimedAt(again.LockedUntil).Before(until))
+	require.Equal(t, kinds{"1", "2"}, kindsOf(again))
 }
 
 // Tokens that prove nothing

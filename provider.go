@@ -96,18 +96,19 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, er
 }
 
 func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool bool) (*Provider, error) {
-	readCommitted, err := checkServer(ctx, pool, cfg)
+	// Neither LISTEN nor a migration can go through a transaction pooler.
+	direct := cfg.ListenConfig
+	if direct == nil {
+		direct = pool.Config().ConnConfig
+	}
+	readCommitted, err := checkServer(ctx, pool, direct, cfg)
 	if err != nil {
 		return nil, err
-	}
-	listen := cfg.ListenConfig
-	if listen == nil {
-		listen = pool.Config().ConnConfig
 	}
 	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool, readCommitted: readCommitted,
 		closing: make(chan struct{}), closed: make(chan struct{})}
 	p.abort, p.abortNow = context.WithCancel(context.Background())
-	p.engine = newEngine(&p.cfg, p.sql, pool, listen, func() {
+	p.engine = newEngine(&p.cfg, p.sql, pool, direct, func() {
 		if ownPool { // what took the LISTEN connection may have taken the pool's
 			pool.Reset()
 		}
@@ -122,7 +123,7 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 
 // checkServer makes sure of the server's version and of the schema. It reports whether the role's default
 // isolation level is READ COMMITTED.
-func checkServer(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (readCommitted bool, err error) {
+func checkServer(ctx context.Context, pool *pgxpool.Pool, direct *pgx.ConnConfig, cfg *Config) (readCommitted bool, err error) {
 	var current, latest int64
 	err = pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
 		var version int
@@ -148,7 +149,7 @@ func checkServer(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (readComm
 	case cfg.SkipMigrate:
 		return false, fmt.Errorf("%w: schema %q is at version %d of %d", ErrNotMigrated, cfg.Schema, current, latest)
 	}
-	return readCommitted, migrations.Up(ctx, pool.Config().ConnConfig, cfg.Schema)
+	return readCommitted, migrations.Up(ctx, direct, cfg.Schema)
 }
 
 // Close returns every waiting fetch with ErrClosed, waits for the verbs in flight, tells the other nodes

@@ -865,20 +865,36 @@ func TestFetch_AnswerIsLost_ItemIsFetchableAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	for _, listen := range []*pgx.ConnConfig{direct, nil} { // undone through LISTEN, and through the pool
 		p := n.openAt(t, n.urlWith(t, link.use), &pgwake.Config{ListenConfig: listen, DisableLongPoll: listen == nil})
-		n.enqueue(t, "x")
-		n.send(t, "i", "k")
-
-		link.mode.Store(cutAnswer)
-		_, err := p.FetchWorkItem(t.Context(), now)
-		var failed *pgwake.Error
-		require.ErrorAs(t, err, &failed)
-		require.True(t, failed.Retryable, "%v", err)
-
-		link.mode.Store(cutAnswer)
-		_, err = p.FetchOrchestrationItem(t.Context(), now)
-		require.ErrorAs(t, err, &failed)
-		require.True(t, failed.Retryable, "%v", err)
-
+		// Each fetch is made once in vain before, so that its connection knows the statement and the answer
+		// that is lost is that of the claim.
+		lose := func(make func(), fetch func() (giveBack func() error, err error)) {
+			link.mode.Store(carry)
+			_, err := fetch()
+			require.ErrorIs(t, err, pgwake.ErrNoWork)
+			make()
+			for {
+				link.mode.Store(cutAnswer)
+				giveBack, err := fetch()
+				if err == nil { // the cut met the greeting of a new connection
+					require.NoError(t, giveBack())
+					continue
+				}
+				var failed *pgwake.Error
+				require.ErrorAs(t, err, &failed)
+				require.True(t, failed.Retryable, "%v", err)
+				link.mode.Store(carry)
+				return
+			}
+		}
+		ignore := &pgwake.AbandonOptions{IgnoreAttempt: true}
+		lose(func() { n.enqueue(t, "x") }, func() (func() error, error) {
+			item, err := p.FetchWorkItem(t.Context(), now)
+			return func() error { return n.AbandonWorkItem(t.Context(), item.LockToken, ignore) }, err
+		})
+		lose(func() { n.send(t, "i", "k") }, func() (func() error, error) {
+			turn, err := p.FetchOrchestrationItem(t.Context(), now)
+			return func() error { return n.AbandonOrchestrationItem(t.Context(), turn.LockToken, ignore) }, err
+		})
 		n.requireAllFetchable(t, 1, true)
 		n.exec(t, `TRUNCATE worker_queue, orchestrator_queue, instance_locks`)
 	}

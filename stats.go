@@ -143,7 +143,10 @@ func (p *Provider) Health() Health {
 	var problems []string
 	e := p.engine
 	if e.listener != nil && e.listener.epoch.Load() == 0 {
-		problem := "not listening, polling instead"
+		problem := "not listening"
+		if e.cfg.AggressivePolicy != Never {
+			problem += ", polling instead"
+		}
 		if err := e.listener.err(); err != nil {
 			problem += ": " + err.Error()
 		}

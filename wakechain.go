@@ -137,7 +137,9 @@ func (l *lane) signal(why WakeReason) {
 		l.settleSuspects()
 		l.announced++
 	}
-	l.empty = false
+	if why != WakeScout { // a poll says nothing about the queue
+		l.empty = false
+	}
 	l.stats.tokens[why].Add(1)
 	l.hand(token{reason: why, signal: l.signals, announced: l.announced, at: l.now()})
 }

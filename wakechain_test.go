@@ -231,7 +231,7 @@ func TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher(t *tes
 				switch s.random(20) {
 				case 0: // the LISTEN connection is lost, and comes back
 					if s.e.listener.epoch.Swap(0) != 0 {
-						s.e.listenerLost()
+						s.e.listenerLost(true)
 						s.wg.Go(func() {
 							s.pause(10 * time.Second)
 							s.set(nil, func(*simItem) { s.up = time.Now() })

@@ -186,12 +186,17 @@ func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue
 		added, err = p.enqueueWork(ctx, q, items, quiet)
 		return err
 	})
-	if err == nil {
-		due := make([]produced, len(added))
+	switch {
+	case err == nil:
+		var due []produced
 		for i, a := range added {
-			due[i] = produced{Worker, cmp.Or(items[i].Namespace, DefaultNamespace), a.DueAt, a.now}
+			if !a.Duplicate {
+				due = append(due, produced{Worker, cmp.Or(items[i].Namespace, DefaultNamespace), a.DueAt, a.now})
+			}
 		}
 		p.engine.tell(due, quiet)
+	case outcomeUnknown(err):
+		p.engine.unsure(Worker)
 	}
 	return added, err
 }
@@ -349,10 +354,11 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 		}, func(ctx context.Context) (bool, error) {
 			var undone int64
 			err := p.engine.exec(ctx, &undone, p.sql.undoWork, claim, plan.lock)
-			if undone > 0 {
-				p.engine.undone(Worker)
+			if err != nil || undone == 0 {
+				return false, err
 			}
-			return undone > 0, err
+			p.engine.undone(Worker)
+			return true, nil
 		})
 		items = c.item
 		return c.report, err
@@ -403,8 +409,11 @@ func (p *Provider) AckWorkItem(ctx context.Context, token LockToken, completion 
 		namespace, err = p.ackWork(ctx, q, token, completion, quiet)
 		return err
 	})
-	if err == nil && namespace != nil {
+	switch {
+	case err == nil && namespace != nil:
 		p.engine.tell([]produced{{queue: Orchestrator, namespace: *namespace}}, quiet)
+	case outcomeUnknown(err):
+		p.engine.unsure(Orchestrator)
 	}
 	return err
 }
@@ -560,6 +569,12 @@ func (p *Provider) abandonWork(ctx context.Context, q querier, token LockToken, 
 // in server time. ErrLockLost if the lease has ended.
 func (p *Provider) RenewWorkItemLock(ctx context.Context, token LockToken, extend time.Duration) (time.Time, error) {
 	until, err := p.RenewWorkItemLocks(ctx, []LockToken{token}, extend)
+	return until[token], err
+}
+
+// RenewWorkItemLockTx is RenewWorkItemLock as part of the transaction.
+func (p *Provider) RenewWorkItemLockTx(ctx context.Context, tx pgx.Tx, token LockToken, extend time.Duration) (time.Time, error) {
+	until, err := p.RenewWorkItemLocksTx(ctx, tx, []LockToken{token}, extend)
 	return until[token], err
 }
 

@@ -1294,3 +1294,75 @@ var badNamespaces = []string{
 	" ", "A", "aB", "1a", "-a", "_a", "a b", "a.b", "a\n", "\na", "a/b", "é", "aé", "a'", `a"`, "a,b", "*",
 	"aaaaaaaaaabbbbbbbbbbccccccccccdddddddddde", // 41
 }
+
+// A heartbeat renews a batch while another goroutine acknowledges it, or a second heartbeat overlaps the
+// first: whoever comes later waits for the other, and neither is made to fail.
+func TestWorkItems_BatchesOverlapInOppositeOrder_NoDeadlock(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for round := range 8 {
+		batch := make([]pgwake.WorkEnqueue, 200)
+		for i := range batch {
+			batch[i].Name = "x"
+		}
+		_, err := n.EnqueueForWorkerMany(t.Context(), batch)
+		require.NoError(t, err)
+		items, err := n.FetchWorkItems(t.Context(), len(batch), now)
+		require.NoError(t, err)
+		tokens := tokensOf(items)
+		backwards := slices.Clone(tokens)
+		slices.Reverse(backwards)
+		errs := make([]error, 4)
+		var wg sync.WaitGroup
+		for i := range errs {
+			wg.Go(func() {
+				order := [][]pgwake.LockToken{tokens, backwards}[i%2]
+				if i == 3 {
+					errs[i] = n.AckWorkItems(t.Context(), order)
+					return
+				}
+				_, errs[i] = n.RenewWorkItemLocks(t.Context(), order, lease)
+			})
+		}
+		wg.Wait()
+		for i, err := range errs {
+			if i != 3 && errors.Is(err, pgwake.ErrLockLost) { // the ack was first
+				continue
+			}
+			require.NoError(t, err, "round %d", round)
+		}
+		require.NotContains(t, n.rows(t), "worker_queue")
+	}
+}
+
+func TestEnqueueForWorkerMany_SameDedupKeysInOppositeOrder_NoDeadlock(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	const keys = 100
+	for round := range 8 {
+		forward := make([]pgwake.WorkEnqueue, keys)
+		for i := range forward {
+			forward[i].Name, forward[i].DedupKey = "x", fmt.Sprint(round, " ", i)
+		}
+		backwards := slices.Clone(forward)
+		slices.Reverse(backwards)
+		var fresh [4]int
+		var errs [4]error
+		var wg sync.WaitGroup
+		for i := range errs {
+			wg.Go(func() {
+				var added []pgwake.Enqueued
+				added, errs[i] = n.EnqueueForWorkerMany(t.Context(), [][]pgwake.WorkEnqueue{forward, backwards}[i%2])
+				for _, a := range added {
+					if !a.Duplicate {
+						fresh[i]++
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.NoError(t, errors.Join(errs[:]...), "round %d", round)
+		require.Equal(t, keys, fresh[0]+fresh[1]+fresh[2]+fresh[3])
+		require.Equal(t, (round+1)*keys, n.rows(t)["worker_queue"])
+	}
+}

@@ -92,7 +92,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION quiet IS 'With true, silences the notifications of this transaction. Returns the setting to go back to, by loud().';
+COMMENT ON FUNCTION quiet IS 'With true, silences the notifications of this transaction. Returns the setting to go back to.';
 
 -- +goose StatementBegin
 CREATE FUNCTION register_namespaces(p_namespaces text[])
@@ -106,11 +106,14 @@ BEGIN
     INSERT INTO namespaces (name)
     SELECT DISTINCT n.name FROM unnest(p_namespaces) AS n (name)
      WHERE n.name IS NOT NULL AND NOT EXISTS (SELECT FROM namespaces known WHERE known.name = n.name)
+       -- Whoever is about to add it holds this; waiting for that transaction would be waiting for a stranger.
+       AND pg_try_advisory_xact_lock(hashtext('pgwake namespaces of ' || current_schema()), hashtext(n.name))
+     ORDER BY n.name
     ON CONFLICT DO NOTHING;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION register_namespaces IS 'Adds the namespaces that the registry lacks, in the transaction of their first items.';
+COMMENT ON FUNCTION register_namespaces IS 'Adds the namespaces that the registry lacks, in the transaction of their first items; never waits. If another transaction is adding one at this moment, that one does, or else the next.';
 
 -- +goose StatementBegin
 CREATE FUNCTION earliest_work(p_namespaces text[])

@@ -30,7 +30,7 @@ BEGIN
                   p_instances, p_executions, p_activities) WITH ORDINALITY
            AS i (id, name, input, namespace, priority, delay, visible_at, dedup_key,
                  instance_id, execution_id, activity_id, ord)
-     ORDER BY i.ord
+     ORDER BY i.namespace, i.dedup_key, i.ord -- so that two batches with the same keys cannot deadlock
     ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
 
@@ -52,12 +52,14 @@ CREATE FUNCTION enqueue_work(
     p_name text, p_input json DEFAULT NULL, p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0,
     p_delay interval DEFAULT NULL, p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL)
 RETURNS bigint
-LANGUAGE sql
+LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
-    SELECT item_id FROM enqueue_work_many(
+BEGIN
+    RETURN (SELECT item_id FROM enqueue_work_many(
         ARRAY[p_name], ARRAY[p_input::text], ARRAY[p_namespace], ARRAY[p_priority::smallint],
-        ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key])
+        ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key]));
+END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION enqueue_work IS 'Adds one work item and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}'').';
@@ -163,7 +165,8 @@ AS $$
 BEGIN
     RETURN QUERY
     DELETE FROM worker_queue q
-     USING unnest(p_ids, p_tokens) AS done (id, token)
+     USING (SELECT t.id, t.token FROM unnest(p_ids, p_tokens) AS t (id, token)
+             ORDER BY t.id) AS done -- in order, so that two batches cannot deadlock
      WHERE q.id = done.id AND q.lock_token = done.token AND q.visible_at > clock_timestamp()
     RETURNING q.id, q.lock_token;
 END
@@ -219,7 +222,8 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no lock on work item % with lock token %', p_id, p_token USING ERRCODE = 'PW001';
     END IF;
-    PERFORM notify_queue('worker', (p_delay <= interval '0')::integer, v_now + p_delay, v_namespace);
+    PERFORM notify_queue('worker', (p_delay <= interval '0')::integer,
+                         CASE WHEN p_delay > interval '0' THEN v_now + p_delay END, v_namespace);
 END
 $$;
 -- +goose StatementEnd
@@ -243,7 +247,9 @@ BEGIN
     WITH renewed AS (
         UPDATE worker_queue q
            SET visible_at = v_until
-          FROM unnest(p_ids, p_tokens) AS held (id, token), worker_queue before
+          FROM (SELECT t.id, t.token FROM unnest(p_ids, p_tokens) AS t (id, token)
+                 ORDER BY t.id) AS held, -- in order, so that two batches cannot deadlock
+               worker_queue before
          WHERE q.id = held.id AND q.lock_token = held.token AND q.visible_at > clock_timestamp() AND before.id = q.id
         RETURNING q.id, q.lock_token, before.visible_at > v_until AS sooner
     )

@@ -36,7 +36,7 @@ BEGIN
                   p_delays, p_visible_ats, p_dedup_keys) WITH ORDINALITY
            AS i (id, instance_id, kind, data, name, version, execution_id, namespace, priority,
                  delay, visible_at, dedup_key, ord)
-     ORDER BY i.ord
+     ORDER BY i.namespace, i.dedup_key, i.ord -- so that two batches with the same keys cannot deadlock
     ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
 
@@ -59,12 +59,14 @@ CREATE FUNCTION enqueue_message(
     p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0, p_delay interval DEFAULT NULL,
     p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL)
 RETURNS bigint
-LANGUAGE sql
+LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
-    SELECT item_id FROM enqueue_message_many(
+BEGIN
+    RETURN (SELECT item_id FROM enqueue_message_many(
         ARRAY[p_instance], ARRAY[p_kind], ARRAY[p_data::text], ARRAY[p_name], ARRAY[p_version], NULL,
-        ARRAY[p_namespace], ARRAY[p_priority::smallint], ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key])
+        ARRAY[p_namespace], ARRAY[p_priority::smallint], ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key]));
+END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION enqueue_message IS 'Adds one message for an instance and returns its id: SELECT enqueue_message(''order-7'', ''start'', ''{}'', p_name => ''order'').';
@@ -80,43 +82,39 @@ AS $$
 DECLARE
     v_lock_end timestamptz;
 BEGIN
-    -- Two fetches never work on one instance at a time, so none waits for the other's insert below.
-    IF NOT pg_try_advisory_xact_lock(hashtext(current_schema()::text), hashtext(p_instance)) THEN
-        RETURN false;
-    END IF;
     -- Has an earlier candidate, or another fetch, moved this message meanwhile?
     IF NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.id = p_id AND q.visible_at <= p_now) THEN
-        RETURN false;
+        RETURN NULL;
     END IF;
 
     SELECT l.locked_until INTO v_lock_end FROM instance_locks l
      WHERE l.instance_id = p_instance FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        -- Either there is no lock, or an ack is about to remove it. An insert would wait for that ack,
-        -- which may be part of a long transaction.
-        IF EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = p_instance) THEN
-            RETURN false;
-        END IF;
-        INSERT INTO instance_locks (instance_id, lock_token, locked_until)
-        VALUES (p_instance, p_token, p_until) ON CONFLICT DO NOTHING;
-        RETURN FOUND;
-    END IF;
-
-    IF v_lock_end > p_now THEN
+    IF FOUND AND v_lock_end > p_now THEN
         -- Out of the way until the lease ends. Whoever releases the lock locks its row first, so it
         -- either sees these messages as held and brings them back, or we could not have locked the row,
         -- or, in a snapshot from before this, it fails for the change of the row.
         UPDATE orchestrator_queue q SET visible_at = v_lock_end, held = true
          WHERE q.instance_id = p_instance AND q.visible_at <= p_now;
         UPDATE instance_locks l SET held = l.held + 1 WHERE l.instance_id = p_instance;
+        RETURN NULL;
+    ELSIF FOUND THEN
+        UPDATE instance_locks l SET lock_token = p_token, locked_until = p_until, held = 0 WHERE l.instance_id = p_instance;
+        RETURN true;
+    END IF;
+
+    -- Either there is no lock, or an ack is about to remove it, or another fetch is about to add it. An
+    -- insert would wait for those, and an ack may be part of a long transaction.
+    IF EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = p_instance)
+       OR NOT pg_try_advisory_xact_lock(hashtext(current_schema()::text), hashtext(p_instance)) THEN
         RETURN false;
     END IF;
-    UPDATE instance_locks l SET lock_token = p_token, locked_until = p_until, held = 0 WHERE l.instance_id = p_instance;
-    RETURN true;
+    INSERT INTO instance_locks (instance_id, lock_token, locked_until)
+    VALUES (p_instance, p_token, p_until) ON CONFLICT DO NOTHING;
+    RETURN FOUND;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due message; never waits. False if it is leased (its due messages are then held until the lease ends) or if somebody is changing its lock at this moment.';
+COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due message; never waits. Null if there is no point: it is leased (its due messages are then held until the lease ends) or the message is gone. False if somebody is changing its lock at this moment.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fetch_orchestration(
@@ -138,6 +136,10 @@ DECLARE
     v_candidate record;
     v_spare     integer := 32;
     v_read      integer;
+    v_locked    boolean;
+    v_refused   text[] := '{}'; -- instances whose lock somebody is changing
+    v_tries     integer := 0;
+    v_most      CONSTANT integer := 1000; -- what is held so far stays held; the next look goes on from there
     v_known     instances;
     v_opening   orchestrator_queue;
     v_execution bigint;
@@ -157,10 +159,15 @@ BEGIN
                     WHERE q.priority = level.priority AND q.visible_at <= v_now
                     ORDER BY q.visible_at, q.id) head
         LOOP
-            IF lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until) THEN
+            CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);
+            v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until);
+            v_tries := v_tries + 1;
+            IF v_locked THEN
                 v_instance := v_candidate.instance_id;
-                EXIT;
+            ELSIF NOT v_locked THEN
+                v_refused := v_refused || v_candidate.instance_id;
             END IF;
+            EXIT WHEN v_locked OR v_tries = v_most;
         END LOOP;
     ELSE
         -- Several namespaces have to be merged, so a few candidates of each are read at a time. A round
@@ -179,12 +186,17 @@ BEGIN
                  ORDER BY c.priority DESC, c.visible_at, c.id
             LOOP
                 v_read := v_read + 1;
-                IF lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until) THEN
+                CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);
+                v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until);
+                v_tries := v_tries + 1;
+                IF v_locked THEN
                     v_instance := v_candidate.instance_id;
-                    EXIT;
+                ELSIF NOT v_locked THEN
+                    v_refused := v_refused || v_candidate.instance_id;
                 END IF;
+                EXIT WHEN v_locked OR v_tries = v_most;
             END LOOP;
-            EXIT WHEN v_instance IS NOT NULL OR v_read < v_spare;
+            EXIT WHEN v_instance IS NOT NULL OR v_read < v_spare OR v_tries >= v_most;
             v_spare := v_spare * 8;
         END LOOP;
     END IF;
@@ -248,6 +260,27 @@ $$;
 COMMENT ON FUNCTION hold_instance_lock IS 'Locks the lock row of an instance to the end of the transaction. PW001 unless p_token holds it and has not expired.';
 
 -- +goose StatementBegin
+CREATE FUNCTION instance_scope(p_instance text)
+RETURNS text
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_namespace text;
+BEGIN
+    SELECT i.namespace INTO v_namespace FROM instances i WHERE i.instance_id = p_instance;
+    IF EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.namespace <> v_namespace) THEN
+        RETURN NULL;
+    END IF;
+    RETURN v_namespace;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION instance_scope IS 'The namespace in which all messages of an instance are, or null if they may be in any: until its first ack, nothing says in which one they belong.';
+
+-- +goose StatementBegin
 CREATE FUNCTION release_instance(p_instance text)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -309,8 +342,10 @@ AS $$
 DECLARE
     v_now       timestamptz;
     v_namespace text;
+    v_scope     text;
 BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
+    v_scope := instance_scope(p_instance);
     SELECT min(q.namespace) INTO v_namespace FROM orchestrator_queue q
      WHERE q.instance_id = p_instance AND q.lock_token = p_token;
 
@@ -360,13 +395,13 @@ BEGIN
     DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;
     v_now := clock_timestamp();
     IF release_instance(p_instance) THEN
-        RETURN QUERY SELECT 'orchestrator', coalesce(v_namespace, 'default'), v_now, v_now;
+        RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now;
     END IF;
-    RETURN QUERY SELECT 'freed', coalesce(v_namespace, 'default'), v_now, v_now;
+    RETURN QUERY SELECT 'freed', v_scope, v_now, v_now;
     -- A caller that asked for quiet looks once more after its commit. For any other the commit is out
     -- of sight, and a message may commit between this snapshot and that commit: so always notify.
     IF NOT p_quiet THEN
-        PERFORM notify_queue('orchestrator', 1, NULL, v_namespace);
+        PERFORM notify_queue('orchestrator', 1, NULL, v_scope);
     END IF;
 END
 $$;
@@ -382,18 +417,15 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_now       timestamptz := clock_timestamp();
-    v_namespace text;
+    v_now timestamptz := clock_timestamp();
 BEGIN
-    WITH returned AS (
-        UPDATE orchestrator_queue q
-           SET visible_at = v_now + p_delay, lock_token = NULL,
-               attempt_count = greatest(q.attempt_count - p_ignore_attempt::integer, 0)
-         WHERE q.instance_id = p_instance AND q.lock_token = p_token
-        RETURNING q.namespace)
-    SELECT min(r.namespace) INTO v_namespace FROM returned r;
+    UPDATE orchestrator_queue q
+       SET visible_at = v_now + p_delay, lock_token = NULL,
+           attempt_count = greatest(q.attempt_count - p_ignore_attempt::integer, 0)
+     WHERE q.instance_id = p_instance AND q.lock_token = p_token;
     PERFORM release_instance(p_instance);
-    PERFORM notify_queue('orchestrator', 1, v_now + p_delay, v_namespace);
+    PERFORM notify_queue('orchestrator', 1, CASE WHEN p_delay > interval '0' THEN v_now + p_delay END,
+                         instance_scope(p_instance));
 END
 $$;
 -- +goose StatementEnd
@@ -491,5 +523,5 @@ COMMENT ON FUNCTION read_history IS 'Events of an execution (null: the current o
 -- +goose Down
 
 DROP FUNCTION read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn,
-    ack_orchestration, append_history, release_instance, hold_instance_lock, fetch_orchestration, lock_due_instance,
+    ack_orchestration, append_history, release_instance, instance_scope, hold_instance_lock, fetch_orchestration, lock_due_instance,
     enqueue_message, enqueue_message_many;

@@ -25,13 +25,16 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// schemas returns the schemas that hold a queue.
+const innerSchema = `Inner "test"`
+
+// schemas returns the schemas that hold a queue and that this process made; others share the server.
 func schemas(t *testing.T) []string {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	defer conn.Close(context.Background())
-	rows, err := conn.Query(t.Context(), `SELECT schemaname::text FROM pg_tables WHERE tablename = 'worker_queue'`)
+	rows, err := conn.Query(t.Context(), `SELECT schemaname::text FROM pg_tables WHERE tablename = 'worker_queue'
+		AND (schemaname = $1 OR schemaname LIKE $2)`, innerSchema, fmt.Sprintf(`test\_%d\_%%`, os.Getpid()))
 	require.NoError(t, err)
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
@@ -56,8 +59,8 @@ func TestNew_TestEnds_ProviderIsClosedAndItsSchemaDropped(t *testing.T) {
 	var p *pgwake.Provider
 	waiting := make(chan error, 1)
 	t.Run("inner", func(t *testing.T) {
-		p = pgwaketest.New(t, &pgwake.Config{Schema: `Inner "test"`, MaxPayload: 3})
-		require.Contains(t, schemas(t), `Inner "test"`)
+		p = pgwaketest.New(t, &pgwake.Config{Schema: innerSchema, MaxPayload: 3})
+		require.Contains(t, schemas(t), innerSchema)
 		_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x", Input: []byte(`"long"`)}, nil)
 		require.ErrorIs(t, err, pgwake.ErrPayloadTooLarge, "the rest of the Config counts")
 		go func() {

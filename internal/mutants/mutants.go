@@ -53,13 +53,13 @@ var mutants = []mutant{
 	{
 		name:    "05 abandon notifies nobody (work)",
 		file:    "migrations/00003_worker.sql",
-		patches: []patch{{"    PERFORM notify_queue('worker', (p_delay <= interval '0')::integer, v_now + p_delay, v_namespace);\n", ""}},
+		patches: []patch{{"    PERFORM notify_queue('worker', (p_delay <= interval '0')::integer,\n", "    PERFORM concat('worker', (p_delay <= interval '0')::integer,\n"}},
 		pkg:     root, test: "TestHole05_AbandonedItem_WakesAnotherNode",
 	},
 	{
 		name:    "05 abandon notifies nobody (turn)",
 		file:    "migrations/00004_orchestrator.sql",
-		patches: []patch{{"    PERFORM notify_queue('orchestrator', 1, v_now + p_delay, v_namespace);\n", ""}},
+		patches: []patch{{"    PERFORM notify_queue('orchestrator', 1, CASE", "    PERFORM concat('orchestrator', 1, CASE"}},
 		pkg:     root, test: "TestHole05_AbandonedItem_WakesAnotherNode",
 	},
 	{
@@ -71,7 +71,7 @@ var mutants = []mutant{
 	{
 		name: "05 ack in a caller's transaction trusts its snapshot",
 		file: "migrations/00004_orchestrator.sql",
-		patches: []patch{{"    IF NOT p_quiet THEN\n        PERFORM notify_queue('orchestrator', 1, NULL, v_namespace);\n", "    IF false THEN\n        NULL;\n"},
+		patches: []patch{{"    IF NOT p_quiet THEN\n        PERFORM notify_queue('orchestrator', 1, NULL, v_scope);\n", "    IF false THEN\n        NULL;\n"},
 			{"            RETURN false;\n        END IF;\n        INSERT INTO instance_locks", "            UPDATE orchestrator_queue q SET visible_at = p_now + interval '30s', held = true WHERE q.id = p_id;\n            RETURN false;\n        END IF;\n        INSERT INTO instance_locks"}},
 		pkg: root, test: "TestHole05_MessageCommitsWhileAckIsUncommitted_IsDelivered",
 	},

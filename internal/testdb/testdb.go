@@ -18,23 +18,19 @@ import (
 // URL returns the URL of the test server. A server that it has to boot ends with the process.
 func URL(tb testing.TB) string {
 	tb.Helper()
-	url, err := server()
+	s, err := server()
 	if err != nil {
 		tb.Fatalf("these tests need a PostgreSQL: %v", err)
 	}
-	return url
+	return s.URL
 }
 
-var server = sync.OnceValues(func() (string, error) {
+var server = sync.OnceValues(func() (*devpg.Server, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	s, err := devpg.Start(ctx, &devpg.Options{Logf: func(format string, args ...any) {
+	return devpg.Start(ctx, &devpg.Options{Logf: func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, format+"\n", args...)
 	}})
-	if err != nil {
-		return "", err
-	}
-	return s.URL, nil
 })
 
 var schemas atomic.Int64
