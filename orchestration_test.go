@@ -1168,3 +1168,43 @@ func eventsOfOrNil(history []pgwake.Event) []string {
 	}
 	return eventsOf(history)
 }
+
+// A fetch may find a message due, and by the time it has the lock another fetch had the turn and gave it
+// back, or acknowledged it. Then there is nothing to take, and no lock to leave behind.
+func TestFetchOrchestrationItem_RacesWithOthersThatGiveBack_TurnIsNeverEmpty(t *testing.T) {
+	t.Parallel()
+	a := newNode(t, nil)
+	b := a.another(t)
+	a.send(t, "i", "k")
+	a.send(t, "j", "k")
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			n := []*node{a, b}[g%2]
+			o := &pgwake.FetchOptions{LockTimeout: lease, NoWait: true}
+			if g%4 < 2 {
+				o.Namespaces = []string{"default"}
+			}
+			for range 150 {
+				turn, err := n.FetchOrchestrationItem(t.Context(), o)
+				if errors.Is(err, pgwake.ErrNoWork) {
+					continue
+				}
+				if err == nil && len(turn.Messages) != 1 {
+					err = fmt.Errorf("a turn of %d messages", len(turn.Messages))
+				}
+				if err == nil {
+					err = n.AbandonOrchestrationItem(t.Context(), turn.LockToken, &pgwake.AbandonOptions{IgnoreAttempt: true})
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.NotContains(t, a.rows(t), "instance_locks", "a lock without a turn")
+	require.Equal(t, 1, a.takeTurn(t).Attempt)
+	require.Equal(t, 1, a.takeTurn(t).Attempt)
+}

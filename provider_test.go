@@ -447,7 +447,9 @@ func TestClose_FetchesAreWaiting_TheyReturnAtOnceWithErrClosed(t *testing.T) {
 		go func() { errs <- dropped(n.FetchOrchestrationItem(t.Context(), o)) }()
 	}
 	require.Eventually(t, func() bool { return n.Stats().Worker.Parked+n.Stats().Orchestrator.Parked == 30 }, patience, time.Millisecond)
-	require.NoError(t, n.Close(t.Context()))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, n.Close(ctx))
 	for range 30 {
 		select {
 		case err := <-errs:

@@ -47,9 +47,10 @@ COMMENT ON COLUMN worker_queue.attempt_count IS 'Claims so far, the current one 
 COMMENT ON COLUMN worker_queue.instance_id IS 'Instance that scheduled this item, if one did.';
 COMMENT ON COLUMN worker_queue.dedup_key IS 'While a row with this key is queued in the namespace, another enqueue with it adds nothing.';
 
--- fetch_work and outlook, over all namespaces
-CREATE INDEX worker_queue_claim_idx ON worker_queue (priority, visible_at, id);
--- fetch_work and outlook, by namespace
+-- fetch_work and earliest_work, over all namespaces. It has -priority, so that a query by namespace, which has
+-- priority, cannot be planned to walk along it over everybody else's rows.
+CREATE INDEX worker_queue_claim_idx ON worker_queue ((-priority), visible_at, id);
+-- fetch_work and earliest_work, by namespace
 CREATE INDEX worker_queue_claim_by_namespace_idx ON worker_queue (namespace, priority, visible_at, id);
 -- enqueue_work_many
 CREATE UNIQUE INDEX worker_queue_dedup_idx ON worker_queue (namespace, dedup_key) WHERE dedup_key IS NOT NULL;
@@ -89,9 +90,9 @@ COMMENT ON COLUMN orchestrator_queue.lock_token IS 'Token of the turn that took 
 COMMENT ON COLUMN orchestrator_queue.held IS 'True while a due message waits behind the lock of its instance.';
 COMMENT ON COLUMN orchestrator_queue.kind IS '''start'' and ''continue_as_new'' open an execution and carry name, version and execution_id; any other kind is the runtime''s own.';
 
--- fetch_orchestration and outlook, over all namespaces
-CREATE INDEX orchestrator_queue_claim_idx ON orchestrator_queue (priority, visible_at, id);
--- fetch_orchestration and outlook, by namespace
+-- fetch_orchestration and earliest_message, over all namespaces; -priority as above
+CREATE INDEX orchestrator_queue_claim_idx ON orchestrator_queue ((-priority), visible_at, id);
+-- fetch_orchestration and earliest_message, by namespace
 CREATE INDEX orchestrator_queue_claim_by_namespace_idx ON orchestrator_queue (namespace, priority, visible_at, id);
 -- the messages of a turn, in order: fetch_orchestration, ack_orchestration, abandon_orchestration
 CREATE INDEX orchestrator_queue_instance_idx ON orchestrator_queue (instance_id, id);

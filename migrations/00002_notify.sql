@@ -131,7 +131,7 @@ BEGIN
           FROM generate_series(0, 9) AS level (priority)
          CROSS JOIN LATERAL (
                SELECT q.visible_at FROM worker_queue q
-                WHERE q.priority = level.priority
+                WHERE -q.priority = -level.priority
                 ORDER BY q.visible_at LIMIT 1) head;
     ELSE
         SELECT min(head.visible_at) INTO v_earliest
@@ -164,7 +164,7 @@ BEGIN
           FROM generate_series(0, 9) AS level (priority)
          CROSS JOIN LATERAL (
                SELECT q.visible_at FROM orchestrator_queue q
-                WHERE q.priority = level.priority
+                WHERE -q.priority = -level.priority
                 ORDER BY q.visible_at LIMIT 1) head;
     ELSE
         SELECT min(head.visible_at) INTO v_earliest

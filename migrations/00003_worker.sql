@@ -94,7 +94,7 @@ BEGIN
               FROM generate_series(9, 0, -1) AS level (priority)
              CROSS JOIN LATERAL (
                    SELECT q.id FROM worker_queue q
-                    WHERE q.priority = level.priority AND q.visible_at <= v_now
+                    WHERE -q.priority = -level.priority AND q.visible_at <= v_now
                     ORDER BY q.visible_at, q.id
                     LIMIT p_limit FOR UPDATE SKIP LOCKED) head
              LIMIT p_limit);
@@ -280,7 +280,7 @@ BEGIN
       FROM generate_series(0, 9) AS level (priority)
      CROSS JOIN LATERAL (
            SELECT held.id FROM worker_queue held
-            WHERE held.priority = level.priority AND held.visible_at > v_now
+            WHERE -held.priority = -level.priority AND held.visible_at > v_now
               AND held.visible_at <= v_now + p_lock_timeout AND held.lock_token = p_token) leased
      WHERE q.id = leased.id AND q.lock_token = p_token;
     GET DIAGNOSTICS v_undone = ROW_COUNT;

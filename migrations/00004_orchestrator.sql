@@ -99,18 +99,25 @@ BEGIN
         RETURN NULL;
     ELSIF FOUND THEN
         UPDATE instance_locks l SET lock_token = p_token, locked_until = p_until, held = 0 WHERE l.instance_id = p_instance;
-        RETURN true;
+    ELSE
+        -- Either there is no lock, or an ack is about to remove it, or another fetch is about to add it. An
+        -- insert would wait for those, and an ack may be part of a long transaction.
+        IF EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = p_instance)
+           OR NOT pg_try_advisory_xact_lock(hashtext(current_schema()::text), hashtext(p_instance)) THEN
+            RETURN false;
+        END IF;
+        INSERT INTO instance_locks (instance_id, lock_token, locked_until)
+        VALUES (p_instance, p_token, p_until) ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
     END IF;
-
-    -- Either there is no lock, or an ack is about to remove it, or another fetch is about to add it. An
-    -- insert would wait for those, and an ack may be part of a long transaction.
-    IF EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = p_instance)
-       OR NOT pg_try_advisory_xact_lock(hashtext(current_schema()::text), hashtext(p_instance)) THEN
-        RETURN false;
+    -- Before the lock was ours another fetch may have had the turn, and given it back or finished it.
+    IF NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.visible_at <= p_now) THEN
+        DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
+        RETURN NULL;
     END IF;
-    INSERT INTO instance_locks (instance_id, lock_token, locked_until)
-    VALUES (p_instance, p_token, p_until) ON CONFLICT DO NOTHING;
-    RETURN FOUND;
+    RETURN true;
 END
 $$;
 -- +goose StatementEnd
@@ -156,7 +163,7 @@ BEGIN
               FROM generate_series(9, 0, -1) AS level (priority)
              CROSS JOIN LATERAL (
                    SELECT q.id, q.instance_id FROM orchestrator_queue q
-                    WHERE q.priority = level.priority AND q.visible_at <= v_now
+                    WHERE -q.priority = -level.priority AND q.visible_at <= v_now
                     ORDER BY q.visible_at, q.id) head
         LOOP
             CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);

@@ -319,3 +319,49 @@ func TestSchema_EveryQueryOfTheHotPath_PinsItsPlan(t *testing.T) {
 	}
 	require.Empty(t, unpinned)
 }
+
+// A fetch costs as much as what it takes, whatever else is queued: work of other namespaces, timers, leases.
+func TestFetch_LargeBacklog_ReadsHardlyMoreThanItTakes(t *testing.T) {
+	t.Parallel()
+	for _, analyzed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("analyzed %v", analyzed), func(t *testing.T) {
+			t.Parallel()
+			s := newSchema(t, "")
+			s.up(t)
+			s.exec(t, `SET pgwake.notify = off`)
+			const backlog = `'others' || g % 5, now() + interval '1 hour' * (-1) ^ (g / 5) FROM generate_series(1, 20000) g`
+			s.exec(t, `INSERT INTO worker_queue (name, namespace, visible_at) SELECT 'x', `+backlog)
+			s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, namespace, visible_at) SELECT 'i' || g, 'k', `+backlog)
+			s.exec(t, `INSERT INTO worker_queue (name, namespace, visible_at) VALUES ('x', 'mine', now())`)
+			s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, namespace, visible_at) VALUES ('mine', 'k', 'mine', now())`)
+			if analyzed {
+				s.exec(t, `ANALYZE worker_queue; ANALYZE orchestrator_queue`)
+			}
+			for _, filter := range []string{`NULL`, `'{others1}'`, `'{mine}'`, `'{nobody}'`, `'{mine,nobody,others1,others2}'`} {
+				for _, fetch := range []string{
+					`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, ` + filter + `)`,
+					`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', ` + filter + `)`,
+				} {
+					tx, err := s.conn.Begin(t.Context())
+					require.NoError(t, err)
+					before := rowsRead(t, tx, s.name)
+					_, err = tx.Exec(t.Context(), fetch)
+					require.NoError(t, err)
+					read := rowsRead(t, tx, s.name) - before
+					require.NoError(t, tx.Rollback(t.Context()))
+					if read >= 500 {
+						t.Errorf("%s read %d rows", fetch, read)
+					}
+				}
+			}
+		})
+	}
+}
+
+// rowsRead is how many rows of the schema's tables the session has read of late.
+func rowsRead(t *testing.T, tx pgx.Tx, schema string) (read int64) {
+	t.Helper()
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)
+		FROM pg_stat_xact_user_tables WHERE schemaname = $1`, schema).Scan(&read))
+	return read
+}

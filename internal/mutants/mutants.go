@@ -72,7 +72,7 @@ var mutants = []mutant{
 		name: "05 ack in a caller's transaction trusts its snapshot",
 		file: "migrations/00004_orchestrator.sql",
 		patches: []patch{{"    IF NOT p_quiet THEN\n        PERFORM notify_queue('orchestrator', 1, NULL, v_scope);\n", "    IF false THEN\n        NULL;\n"},
-			{"        RETURN false;\n    END IF;\n    INSERT INTO instance_locks", "        UPDATE orchestrator_queue q SET visible_at = p_now + interval '30s', held = true WHERE q.id = p_id;\n        RETURN false;\n    END IF;\n    INSERT INTO instance_locks"}},
+			{"            RETURN false;\n        END IF;\n        INSERT INTO instance_locks", "            UPDATE orchestrator_queue q SET visible_at = p_now + interval '30s', held = true WHERE q.id = p_id;\n            RETURN false;\n        END IF;\n        INSERT INTO instance_locks"}},
 		pkg: root, test: "TestHole05_MessageCommitsWhileAckIsUncommitted_IsDelivered",
 	},
 	{
