@@ -20,7 +20,8 @@ const minServerVersion = 140000
 // New, share it among all goroutines, and Close it in the end. All methods are safe for concurrent use.
 //
 // Every verb is one round trip. A verb whose name ends in Tx joins the caller's transaction and takes
-// effect when that commits; if it fails, the transaction is aborted, as with any failed statement.
+// effect when that commits; if it fails on the server, the transaction is aborted, as with any failed statement.
+// A batch of which some leases were lost has not failed on the server.
 type Provider struct {
 	cfg     Config
 	sql     *statements
@@ -190,14 +191,18 @@ func (p *Provider) Close(ctx context.Context) error {
 			p.pool.Close()
 			close(emptied)
 		}()
-		// A statement that was cut short is cancelled on the server while its connection closes: a
-		// moment more than ctx allows, unless the server does not answer.
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingHandshake)
-		defer cancel()
 		select {
 		case <-emptied:
-		case <-closing.Done():
-			err = context.DeadlineExceeded
+		case <-ctx.Done():
+			// A statement that was cut short is cancelled on the server while its connection closes:
+			// a moment more, unless the server does not answer.
+			moment := time.NewTimer(closingHandshake)
+			defer moment.Stop()
+			select {
+			case <-emptied:
+			case <-moment.C:
+				err = ctx.Err()
+			}
 		}
 	}
 	return failed("close", err)

@@ -156,7 +156,8 @@ SET search_path FROM CURRENT
 AS $$
 BEGIN
     IF EXISTS (SELECT FROM worker_queue) OR EXISTS (SELECT FROM orchestrator_queue)
-       OR EXISTS (SELECT FROM instances) OR EXISTS (SELECT FROM history) THEN
+       OR EXISTS (SELECT FROM instances) OR EXISTS (SELECT FROM history)
+       OR EXISTS (SELECT FROM namespaces WHERE name <> 'default') THEN
         RAISE EXCEPTION 'schema % still holds rows; remove them before migrating down', current_schema()
             USING ERRCODE = 'PW006';
     END IF;
