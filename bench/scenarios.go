@@ -69,7 +69,14 @@ var scenarios = []scenario{
 			if err := add(&to.ShortPoll)(measure.ShortPoll(ctx, url, 0)); err != nil {
 				return err
 			}
-			return add(&to.Idle)(measure.Idle(ctx, url, s.idle))
+			for _, timeout := range idlePollTimeouts {
+				o := s.idle
+				o.PollTimeout = timeout
+				if err := add(&to.Idle)(measure.Idle(ctx, url, o)); err != nil {
+					return err
+				}
+			}
+			return nil
 		}},
 	{name: baseline, what: "bare notifications and claims",
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
@@ -111,6 +118,9 @@ var scenarios = []scenario{
 			return add(&to.Redelivery)(measure.Redelivery(ctx, url, s.redelivery))
 		}},
 }
+
+// idlePollTimeouts of the dispatchers: how often they return and come again must not show at the server.
+var idlePollTimeouts = []time.Duration{time.Second, time.Minute}
 
 var producers = []measure.Producer{measure.OtherProvider, measure.PlainSQL, measure.SameProvider}
 

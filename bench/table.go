@@ -38,18 +38,22 @@ func (r *results) idleRows() (rows []row) {
 	if len(r.Idle) == 0 {
 		return nil
 	}
-	idle, poll := r.Idle[0], r.ShortPoll[0]
-	goal := row{
-		measure:  fmt.Sprintf("idle, %d dispatchers: statements/s", idle.Workers+idle.Orchestrators),
-		figure:   fmt.Sprintf("%.4f (%d in %v)", idle.PerSecond(), idle.Statements, idle.Duration.Round(time.Second)),
-		baseline: fmt.Sprintf("%.0f (2x%d polling each %v)", poll.PerSecond(), poll.Dispatchers, poll.Interval),
-		ratio:    fmt.Sprintf("1/%.0f", poll.PerSecond()/max(idle.PerSecond(), 1/idle.Duration.Seconds())),
-		goal:     "<= 1/60", met: idle.PerSecond() <= 1.0/60,
+	poll := r.ShortPoll[0]
+	for _, idle := range r.Idle {
+		goal := row{
+			measure: fmt.Sprintf("idle, %d dispatchers, poll timeout %v: statements/s",
+				idle.Workers+idle.Orchestrators, idle.PollTimeout),
+			figure:   fmt.Sprintf("%.4f (%d in %v)", idle.PerSecond(), idle.Statements, idle.Duration.Round(time.Second)),
+			baseline: fmt.Sprintf("%.0f (2x%d polling each %v)", poll.PerSecond(), poll.Dispatchers, poll.Interval),
+			ratio:    fmt.Sprintf("1/%.0f", poll.PerSecond()/max(idle.PerSecond(), 1/idle.Duration.Seconds())),
+			goal:     "<= 1/60", met: idle.PerSecond() <= 1.0/60,
+		}
+		if idle.Statements == 0 {
+			goal.ratio = "< " + goal.ratio
+		}
+		rows = append(rows, goal, row{measure: "  statements to start up", figure: fmt.Sprint(idle.StartUp)})
 	}
-	if idle.Statements == 0 {
-		goal.ratio = "< " + goal.ratio
-	}
-	return []row{goal, {measure: "  statements to start up", figure: fmt.Sprint(idle.StartUp)}, {measure: "  counted by: " + idle.How}}
+	return append(rows, row{measure: "  counted by: " + r.Idle[0].How})
 }
 
 const (
