@@ -258,3 +258,11 @@ func lockTimeout(d time.Duration) (time.Duration, error) {
 	}
 	return d, nil
 }
+
+// withoutListener says, for operators, what a node does that is to listen and cannot.
+func (c *Config) withoutListener() string {
+	if c.AggressivePolicy == Never {
+		return fmt.Sprintf("asking every %v", c.FallbackInterval)
+	}
+	return fmt.Sprintf("polling every %v", c.AggressiveInterval)
+}

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/dbclock"
 	"github.com/pgwake/pgwake/internal/supervise"
@@ -28,6 +30,8 @@ type engine struct {
 	timer     *timer
 	coalescer *coalescer
 	listener  *listener // nil: ModePolling, or no long polling
+
+	failing atomic.Bool // the last query for work got no answer
 
 	mu       sync.Mutex
 	trouble  [queueCount]*aggressive
@@ -92,9 +96,11 @@ func (e *engine) epoch() uint64 {
 
 // exec runs one of the engine's own small statements, which returns one value: on the LISTEN connection, so
 // that an exhausted pool does not delay it, or else on the pool. What it notifies is not heard by this node.
+// A connection that broke may have run it all the same: each of them may be run twice.
 func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) error {
 	if e.listener != nil {
-		if err := e.listener.exec(ctx, dest, sql, args...); !errors.Is(err, errNotListening) {
+		err := e.listener.exec(ctx, dest, sql, args...)
+		if refused := (*pgconn.PgError)(nil); err == nil || errors.As(err, &refused) || ctx.Err() != nil {
 			return err
 		}
 	}
@@ -177,12 +183,16 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 	if err != nil {
 		// A cancelled caller says nothing about the database.
 		if ctx.Err() == nil && e.ctx.Err() == nil {
+			e.failing.Store(true)
 			e.enterAggressive(l.queue, troubleFetch)
 			e.observe(l.queue, outcomeFailed)
 		}
 		return false, err
 	}
 	answered = true
+	if e.failing.Swap(false) && e.listener != nil {
+		e.listener.retryNow()
+	}
 	l.endLook(k, r, by, e.epoch())
 	if r.found == 0 {
 		e.observe(l.queue, outcomeEmpty)
@@ -392,5 +402,8 @@ func (e *engine) close(ctx context.Context) {
 	_ = e.coalescer.flush(flushing)
 	cancel()
 	e.stop()
+	if e.listener != nil {
+		defer context.AfterFunc(ctx, e.listener.cut)()
+	}
 	e.group.Wait()
 }

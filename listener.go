@@ -2,9 +2,11 @@ package pgwake
 
 import (
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,16 +25,22 @@ import (
 // lives. Others may have it run a short statement in between (exec), so that nothing of the engine needs
 // the pool. It never waits for a dispatcher.
 //
-// The epoch counts connections; 0 means that there is none. It is set after LISTEN was committed, so a
-// query that begins in an epoch misses nothing that the epoch's notifications do not report.
+// The epoch counts connections; 0 means that there is none. It is set after LISTEN was committed and a
+// notification has come back, so a query that begins in an epoch misses nothing that the epoch's
+// notifications do not report.
 
 const (
 	// answerDeadline bounds every statement on the LISTEN connection. One that takes longer has lost its
 	// peer: together with FallbackInterval this is the bound on an outage that gives no sign.
 	answerDeadline = 5 * time.Second
 
+	// selfTestDeadline is how soon the node must hear its own notification.
+	selfTestDeadline = time.Second
+
+	// The pauses between attempts. The longest leaves time to connect, so that push is back within 5 s of
+	// the server.
 	firstReconnect   = 50 * time.Millisecond
-	lastReconnect    = 5 * time.Second
+	lastReconnect    = 4 * time.Second
 	healthySession   = 10 * time.Second
 	fallbackJitter   = time.Second
 	closingHandshake = time.Second
@@ -44,7 +52,11 @@ type listener struct {
 
 	epoch    atomic.Uint64
 	sessions atomic.Uint64 // so far
-	pid      atomic.Uint32 // of the backend
+	pid      atomic.Uint32 // of the backend, which behind a pooler is not what the connection says
+
+	retry chan struct{} // ends the pause before the next attempt
+
+	nextFallback time.Time // for the goroutine of run alone
 
 	tried     chan struct{} // closed once the first attempt to listen has ended, either way
 	triedOnce sync.Once
@@ -53,6 +65,8 @@ type listener struct {
 	interrupt context.CancelFunc // ends the wait for a notification; nil: not waiting
 	jobs      []*job
 	lastErr   error
+	missing   bool     // the log says that there is no connection
+	socket    net.Conn // of the connection, or of the last one
 }
 
 // job is a statement for the LISTEN connection.
@@ -63,7 +77,11 @@ type job struct {
 	done chan error
 }
 
-var errNotListening = errors.New("not listening")
+var (
+	errNotListening = errors.New("not listening")
+	errDeaf         = fmt.Errorf("LISTEN succeeded, but no notification came within %v: "+
+		"a transaction pooler carries none (Config.ListenConfig goes around it)", selfTestDeadline)
+)
 
 func newListener(e *engine, config *pgx.ConnConfig) *listener {
 	config = config.Copy()
@@ -71,11 +89,21 @@ func newListener(e *engine, config *pgx.ConnConfig) *listener {
 	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 	}
-	return &listener{e: e, config: config, tried: make(chan struct{})}
+	return &listener{e: e, config: config, tried: make(chan struct{}), retry: make(chan struct{}, 1)}
+}
+
+// retryNow is called when the database answers again: if there is no connection, this is the time for the
+// next attempt. It never blocks.
+func (l *listener) retryNow() {
+	select {
+	case l.retry <- struct{}{}:
+	default:
+	}
 }
 
 // run keeps a session up, with a jittered back-off between attempts.
 func (l *listener) run(ctx context.Context) {
+	l.planFallback()
 	pause := firstReconnect
 	wait := time.NewTimer(0)
 	defer wait.Stop()
@@ -88,33 +116,36 @@ func (l *listener) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		l.fallbackByDispatchers()
 		if time.Since(began) >= healthySession {
 			pause = firstReconnect
 		}
-		wait.Reset(pause/2 + rand.N(pause))
+		wait.Reset(pause/2 + rand.N(pause/2))
 		select {
 		case <-ctx.Done():
 			return
 		case <-wait.C:
+			pause = min(2*pause, lastReconnect)
+		case <-l.retry:
+			pause = firstReconnect
 		}
-		pause = min(2*pause, lastReconnect)
 	}
 }
 
 // lost ends the epoch: what was known by listening is void, and the scout takes over.
 func (l *listener) lost(err error) {
 	was := l.epoch.Swap(0)
-	if was != 0 && l.e.ctx.Err() == nil {
-		l.e.log().Warn("pgwake: LISTEN connection lost; polling until it is back", "error", err)
-	}
 	l.mu.Lock()
 	l.interrupt = nil
 	jobs := l.jobs
 	l.jobs = nil
-	if l.lastErr == nil {
-		l.lastErr = err
-	}
+	l.lastErr = err
+	first := !l.missing
+	l.missing = true
 	l.mu.Unlock()
+	if first && l.e.ctx.Err() == nil {
+		l.e.log().Warn("pgwake: not listening; "+l.e.cfg.withoutListener()+" until it is", "error", err)
+	}
 	for _, j := range jobs {
 		j.done <- errNotListening
 	}
@@ -122,12 +153,37 @@ func (l *listener) lost(err error) {
 	l.triedOnce.Do(func() { close(l.tried) })
 }
 
+// up begins an epoch.
+func (l *listener) up() {
+	l.mu.Lock()
+	again := l.missing
+	l.missing, l.lastErr = false, nil
+	l.mu.Unlock()
+	if again {
+		l.e.log().Info("pgwake: listening again")
+	}
+	l.epoch.Store(l.sessions.Add(1))
+	// Whatever was notified, or became due, before this moment went unheard. One look per lane finds it,
+	// and brings the instants of everything that is not due yet.
+	l.e.listenerUp()
+	l.triedOnce.Do(func() { close(l.tried) })
+}
+
+// cut breaks the connection, so that whoever waits for its peer stops.
+func (l *listener) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.socket != nil {
+		_ = l.socket.Close()
+	}
+}
+
 // session connects, listens, and serves until something breaks.
 func (l *listener) session(ctx context.Context) error {
 	l.e.inject("connect")
-	dialing, cancel := context.WithTimeout(ctx, answerDeadline)
+	preparing, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(dialing, l.config)
+	conn, err := pgx.ConnectConfig(preparing, l.config)
 	if err != nil {
 		return err
 	}
@@ -136,26 +192,23 @@ func (l *listener) session(ctx context.Context) error {
 		defer cancel()
 		_ = conn.Close(closing)
 	}()
+	l.mu.Lock()
+	l.socket = conn.PgConn().Conn()
+	l.mu.Unlock()
 	keepAlive(conn.PgConn().Conn())
-	channels, err := l.listen(dialing, conn)
+	channels, err := l.listen(preparing, conn)
 	if err != nil {
 		return err
 	}
+	if err := l.prepare(preparing, conn); err != nil {
+		return err
+	}
+	l.up()
 
-	l.pid.Store(conn.PgConn().PID())
-	l.mu.Lock()
-	l.lastErr = nil
-	l.mu.Unlock()
-	l.epoch.Store(l.sessions.Add(1))
-	// Whatever was notified, or became due, before this moment went unheard. One look per lane finds it,
-	// and brings the instants of everything that is not due yet.
-	l.e.listenerUp()
-	l.triedOnce.Do(func() { close(l.tried) })
-
-	next := time.Now().Add(l.fallbackPause())
+	l.planFallback()
 	for {
 		l.e.inject("listener")
-		n, err := l.wait(ctx, conn, next)
+		n, err := l.wait(ctx, conn, l.nextFallback)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -168,36 +221,95 @@ func (l *listener) session(ctx context.Context) error {
 		if err := l.runJobs(ctx, conn); err != nil {
 			return err
 		}
-		if !time.Now().Before(next) {
+		if !time.Now().Before(l.nextFallback) {
 			if err := l.fallback(ctx, conn); err != nil {
 				return err
 			}
-			next = time.Now().Add(l.fallbackPause())
+			l.planFallback()
 		}
 	}
 }
 
-// fallbackPause adds jitter, so that nodes that started together do not ask together.
-func (l *listener) fallbackPause() time.Duration {
+// planFallback adds jitter, so that nodes that started together do not ask together.
+func (l *listener) planFallback() {
 	interval := l.e.cfg.FallbackInterval
-	return interval + rand.N(min(fallbackJitter, interval/10+1))
+	l.nextFallback = time.Now().Add(interval + rand.N(min(fallbackJitter, interval/10+1)))
 }
 
-// listen prepares the session and returns its channels.
-func (l *listener) listen(ctx context.Context, conn *pgx.Conn) (channels [queueCount]string, err error) {
-	sent := l.e.clock.Now()
-	var now time.Time
-	err = conn.QueryRow(ctx, l.e.sql.session).Scan(&channels[Orchestrator], &channels[Worker], &now)
-	if err != nil {
-		return channels, fmt.Errorf("prepare the LISTEN session: %w", err)
+// fallbackByDispatchers is the fallback while there is no connection: one dispatcher of each lane asks.
+func (l *listener) fallbackByDispatchers() {
+	if !*l.e.cfg.FallbackEnabled || time.Now().Before(l.nextFallback) {
+		return
 	}
-	l.e.clock.Observe(sent, l.e.clock.Now(), now)
-	for _, channel := range channels {
-		if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
-			return channels, fmt.Errorf("listen on %s: %w", channel, err)
+	l.planFallback()
+	for q := range Queue(queueCount) {
+		for _, ln := range l.e.waiters.lanes(q) {
+			ln.signal(WakeFallback)
 		}
+	}
+}
+
+// listen makes sure that notifications come, begins to listen, and returns the channels of the queues.
+func (l *listener) listen(ctx context.Context, conn *pgx.Conn) (channels [queueCount]string, err error) {
+	test := "pgwake_test_" + crand.Text()
+	if err := execAll(ctx, conn, "LISTEN "+quoted(test)); err != nil {
+		return channels, fmt.Errorf("listen on a channel to test it: %w", err)
+	}
+	if err := l.selfTest(ctx, conn, test); err != nil {
+		_ = execAll(ctx, conn, "UNLISTEN "+quoted(test)) // on a session that is shared: as good as one can
+		return channels, err
+	}
+	if err := conn.QueryRow(ctx, l.e.sql.channels).Scan(&channels[Orchestrator], &channels[Worker]); err != nil {
+		return channels, fmt.Errorf("ask for the channels: %w", err)
+	}
+	err = execAll(ctx, conn, "LISTEN "+quoted(channels[Orchestrator]), "LISTEN "+quoted(channels[Worker]), "UNLISTEN "+quoted(test))
+	if err != nil {
+		return channels, fmt.Errorf("listen on %s and %s: %w", channels[Orchestrator], channels[Worker], err)
 	}
 	return channels, nil
+}
+
+func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// execAll runs statements that return nothing, in one round trip and one transaction.
+func execAll(ctx context.Context, conn *pgx.Conn, statements ...string) error {
+	return conn.PgConn().Exec(ctx, strings.Join(statements, "; ")).Close()
+}
+
+// selfTest sends this node a notification from another session. Behind a transaction pooler every LISTEN
+// succeeds and nothing ever comes. From the same session it might come all the same: with the answer to
+// the statement that sent it.
+func (l *listener) selfTest(ctx context.Context, conn *pgx.Conn, channel string) error {
+	testing, cancel := context.WithTimeout(ctx, selfTestDeadline)
+	defer cancel()
+	if _, err := l.e.pool.Exec(testing, "SELECT pg_notify($1, '')", channel); err != nil {
+		return fmt.Errorf("send the notification that tests LISTEN: %w", err)
+	}
+	for {
+		n, err := conn.WaitForNotification(testing)
+		switch {
+		case err != nil && testing.Err() != nil && ctx.Err() == nil:
+			return errDeaf
+		case err != nil:
+			return err
+		case n.Channel == channel:
+			return nil
+		}
+	}
+}
+
+// prepare configures the session, which is our own, as selfTest has shown: what it sets, no transaction of
+// anybody else will run under.
+func (l *listener) prepare(ctx context.Context, conn *pgx.Conn) error {
+	sent := l.e.clock.Now()
+	var pid uint32
+	var now time.Time
+	if err := conn.QueryRow(ctx, l.e.sql.session).Scan(&pid, &now); err != nil {
+		return fmt.Errorf("prepare the LISTEN session: %w", err)
+	}
+	l.e.clock.Observe(sent, l.e.clock.Now(), now)
+	l.pid.Store(pid)
+	return nil
 }
 
 // wait returns the next notification, or nil when there is a job or the time has come.

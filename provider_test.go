@@ -534,7 +534,7 @@ func TestClose_VerbIsStuck_ReturnsWhenItsContextEndsAndLeavesNothing(t *testing.
 func TestClose_NetworkIsSilent_ReturnsWhenItsContextEnds(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	link := newLink(t)
+	link := newLink(t, backstage.users.Config().ConnConfig)
 	p, err := pgwake.Open(t.Context(), n.urlWith(t, link.use), &pgwake.Config{Schema: n.schema, Logger: silent})
 	require.NoError(t, err)
 	link.mode.Store(swallow)
@@ -862,7 +862,7 @@ func TestClose_FetchesAreInFlight_EveryItemIsStillFetchableAtOnce(t *testing.T) 
 func TestFetch_AnswerIsLost_ItemIsFetchableAtOnce(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	link := newLink(t)
+	link := newLink(t, backstage.users.Config().ConnConfig)
 	direct, err := pgx.ParseConfig(n.urlWith(t, func(*pgx.ConnConfig) {}))
 	require.NoError(t, err)
 	for _, listen := range []*pgx.ConnConfig{direct, nil} { // undone through LISTEN, and through the pool
@@ -968,11 +968,11 @@ const (
 	cutAnswer       // the next answer is lost with its connection; then back to carry
 )
 
-func newLink(t *testing.T) *link {
+func newLink(t *testing.T, server *pgx.ConnConfig) *link {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	l := &link{address: listener.Addr().String(), server: backstage.users.Config().ConnConfig}
+	l := &link{address: listener.Addr().String(), server: server}
 	var mu sync.Mutex
 	var conns []net.Conn
 	var wg sync.WaitGroup

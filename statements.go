@@ -6,7 +6,7 @@ import "github.com/jackc/pgx/v5"
 // function of the wire contract (migrations); only the schema varies, and it is quoted here, once.
 
 type statements struct {
-	session, look, tell, asyncCommit string
+	channels, session, look, tell, asyncCommit string
 
 	enqueueWork, fetchWork, ackWork, ackWorkMany, abandonWork, renewWork, undoWork string
 
@@ -18,6 +18,7 @@ type statements struct {
 func newStatements(schema string) *statements {
 	in := pgx.Identifier{schema}.Sanitize() + "."
 	return &statements{
+		channels:             "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker')",
 		session:              "SELECT * FROM " + in + "listen_session()",
 		look:                 "SELECT * FROM " + in + "look($1, $2)",
 		tell:                 "SELECT " + in + "notify_queues($1, $2, $3, $4)",

@@ -143,10 +143,7 @@ func (p *Provider) Health() Health {
 	var problems []string
 	e := p.engine
 	if e.listener != nil && e.listener.epoch.Load() == 0 {
-		problem := "not listening"
-		if e.cfg.AggressivePolicy != Never {
-			problem += ", polling instead"
-		}
+		problem := "not listening; " + e.cfg.withoutListener()
 		if err := e.listener.err(); err != nil {
 			problem += ": " + err.Error()
 		}

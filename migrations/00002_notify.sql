@@ -218,7 +218,7 @@ COMMENT ON FUNCTION notify_queues IS 'Several calls of notify_queue in one round
 
 -- +goose StatementBegin
 CREATE FUNCTION listen_session()
-RETURNS TABLE (orchestrator_channel text, worker_channel text, now_at timestamptz)
+RETURNS TABLE (backend_pid integer, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
@@ -230,11 +230,11 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', false);
     -- The protocol counts on a new snapshot for each statement; the role's default may differ.
     PERFORM set_config('default_transaction_isolation', 'read committed', false);
-    RETURN QUERY SELECT channel('orchestrator'), channel('worker'), clock_timestamp();
+    RETURN QUERY SELECT pg_backend_pid(), clock_timestamp();
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION listen_session IS 'Prepares the session of a node''s LISTEN connection and names the channels to listen on.';
+COMMENT ON FUNCTION listen_session IS 'Configures the session of a node''s LISTEN connection, which must not be one that a pooler shares.';
 
 -- +goose Down
 

@@ -1,0 +1,546 @@
+//go:build unix
+
+package pgwake_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/devpg"
+	"github.com/pgwake/pgwake/migrations"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: what happens while the world misbehaves? Work keeps flowing wherever the database
+// answers at all, push comes back by itself, and Close returns within its context.
+
+const (
+	// back is how soon after the server push must be there again.
+	back = 5 * time.Second
+
+	// quickFallback bounds how long a fault that gives no sign goes unnoticed: this, its jitter, and 5 s.
+	quickFallback = 300 * time.Millisecond
+	unnoticed     = quickFallback + time.Second + 5*time.Second
+)
+
+// breakable is a server that the tests of this file share and break, each in a way that leaves the others
+// alone.
+var breakable = sync.OnceValues(func() (*devpg.Server, error) {
+	return devpg.Start(context.Background(), &devpg.Options{IgnoreURL: true})
+})
+
+// bootOne boots a server for a test that takes it down.
+func bootOne(t *testing.T) *devpg.Server {
+	t.Helper()
+	s, err := devpg.Start(t.Context(), &devpg.Options{IgnoreURL: true})
+	if errors.Is(err, devpg.ErrNoServer) {
+		t.Skipf("breaks a server, and none can be booted here: %v", err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Stop(context.Background())) })
+	return s
+}
+
+func breakableServer(t *testing.T) *devpg.Server {
+	t.Helper()
+	s, err := breakable()
+	if errors.Is(err, devpg.ErrNoServer) {
+		t.Skipf("breaks a server, and none can be booted here: %v", err)
+	}
+	require.NoError(t, err)
+	return s
+}
+
+// patientNode is a node in trouble, with two dispatchers of work items that take no error for an answer, and
+// a producer who knows nothing of the library.
+type patientNode struct {
+	*pgwake.Provider
+	schema string
+	pool   *pgxpool.Pool // the node's
+	direct *pgxpool.Pool // around whatever is broken
+
+	mu      sync.Mutex
+	handled map[string]int
+	news    chan struct{}
+	quit    func()
+}
+
+func listenName(schema string) string { return schema + " listen" }
+
+var nodesInTrouble atomic.Int64
+
+// trouble opens a node on server. change may send its connections elsewhere; listen is the configuration of
+// the LISTEN connection.
+func trouble(t *testing.T, server string, c pgwake.Config, change func(pool *pgxpool.Config, listen *pgx.ConnConfig)) *patientNode {
+	t.Helper()
+	n := &patientNode{handled: make(map[string]int), news: make(chan struct{}, 1)}
+	n.schema = fmt.Sprintf("trouble_%d", nodesInTrouble.Add(1))
+	var err error
+	n.direct, err = pgxpool.New(t.Context(), server)
+	require.NoError(t, err)
+	t.Cleanup(n.direct.Close)
+
+	config, err := pgxpool.ParseConfig(server)
+	require.NoError(t, err)
+	config.MaxConns = 4
+	listen := config.ConnConfig.Copy()
+	listen.RuntimeParams["application_name"] = listenName(n.schema)
+	if change != nil {
+		change(config, listen)
+	}
+	// The node has been here before: what is broken does not keep it from migrating.
+	require.NoError(t, migrations.Up(t.Context(), n.direct.Config().ConnConfig, n.schema))
+	n.pool, err = pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(n.pool.Close)
+	c.Schema, c.ListenConfig = n.schema, listen
+	c.AggressiveDuration = 200 * time.Millisecond
+	if c.FallbackInterval == 0 {
+		c.FallbackInterval = time.Minute // so that nothing of this is found by it
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	n.Provider, err = pgwake.New(t.Context(), n.pool, &c)
+	require.NoError(t, err)
+
+	ctx, cancel := context.WithCancel(context.Background())
+	var dispatchers sync.WaitGroup
+	n.quit = sync.OnceFunc(func() { cancel(); dispatchers.Wait() })
+	t.Cleanup(func() {
+		n.quit()
+		closing, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		require.NoError(t, n.Close(closing))
+	})
+	for range 2 {
+		dispatchers.Go(func() { n.dispatch(ctx) })
+	}
+	return n
+}
+
+// dispatch handles items until ctx ends or the Provider closes.
+func (n *patientNode) dispatch(ctx context.Context) {
+	for ctx.Err() == nil {
+		item, err := n.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: time.Second, PollTimeout: time.Minute})
+		switch {
+		case errors.Is(err, pgwake.ErrClosed):
+			return
+		case err == nil:
+			if n.AckWorkItem(ctx, item.LockToken, nil) == nil {
+				n.mu.Lock()
+				n.handled[item.Name]++
+				n.mu.Unlock()
+				select {
+				case n.news <- struct{}{}:
+				default:
+				}
+			}
+		case !errors.Is(err, pgwake.ErrNoWork):
+			pause := time.NewTimer(10 * time.Millisecond) // as a dispatcher would
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+func (n *patientNode) has(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.handled[name] > 0
+}
+
+// produce enqueues by plain SQL.
+func (n *patientNode) produce(t tester, name string) {
+	t.Helper()
+	_, err := n.direct.Exec(context.Background(), `SELECT `+pgx.Identifier{n.schema}.Sanitize()+`.enqueue_work($1)`, name)
+	require.NoError(t, err)
+}
+
+func (n *patientNode) await(t tester, name string, within time.Duration) {
+	t.Helper()
+	deadline := time.After(within)
+	for !n.has(name) {
+		select {
+		case <-n.news:
+		case <-deadline:
+			require.Failf(t, "not delivered", "%s within %v; health: %v", name, within, n.Health().Problems)
+		}
+	}
+}
+
+// flows asserts that an item of somebody else is delivered.
+func (n *patientNode) flows(t tester, within time.Duration) {
+	t.Helper()
+	name := "flow " + strconv.FormatUint(rand.Uint64(), 36)
+	n.produce(t, name)
+	n.await(t, name, within)
+}
+
+// pushed waits until the node listens, and asserts that a notification then brings an item.
+func (n *patientNode) pushed(t tester, within time.Duration) {
+	t.Helper()
+	require.Eventually(t, func() bool { return n.Stats().Listening }, within, time.Millisecond, "push is not back: %v", n.Health().Problems)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 && !n.Stats().Worker.Aggressive }, patience, time.Millisecond)
+	before := n.Stats().Worker.Finds["notify"]
+	n.flows(t, patience)
+	require.Greater(t, n.Stats().Worker.Finds["notify"], before, "found, and not by push: %v", n.Stats().Worker.Finds)
+	require.True(t, n.Health().OK, n.Health().Problems)
+}
+
+// listener returns the process of the LISTEN connection's backend.
+func (n *patientNode) listener(t tester) (pid int) {
+	t.Helper()
+	require.NoError(t, n.direct.QueryRow(context.Background(),
+		`SELECT pid FROM pg_stat_activity WHERE application_name = $1`, listenName(n.schema)).Scan(&pid))
+	return pid
+}
+
+func signal(t tester, pid int, s syscall.Signal) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(pid, s))
+}
+
+// The backend of the LISTEN connection hangs: TCP answers, and nothing comes.
+func TestDegradation_ListenBackendStops_WorkFlowsAndPushReturns(t *testing.T) {
+	t.Parallel()
+	n := trouble(t, breakableServer(t).URL, pgwake.Config{FallbackInterval: quickFallback}, nil)
+	n.pushed(t, patience)
+	pid := n.listener(t)
+	signal(t, pid, syscall.SIGSTOP)
+	t.Cleanup(func() { signal(t, pid, syscall.SIGCONT) })
+
+	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "own"}, nil)
+	require.NoError(t, err)
+	n.await(t, "own", patience/4)
+
+	n.flows(t, unnoticed+patience/4) // the bound of a fault that gives no sign
+	require.Eventually(t, func() bool { return n.Stats().Reconnects > 0 }, unnoticed+back, time.Millisecond)
+	n.pushed(t, back)
+}
+
+// The bytes of the LISTEN connection vanish, in both directions.
+func TestDegradation_ListenBytesVanish_WorkFlowsAndPushReturns(t *testing.T) {
+	t.Parallel()
+	server := breakableServer(t).URL
+	config, err := pgx.ParseConfig(server)
+	require.NoError(t, err)
+	link := newLink(t, config)
+	n := trouble(t, server, pgwake.Config{FallbackInterval: quickFallback}, func(_ *pgxpool.Config, listen *pgx.ConnConfig) { link.use(listen) })
+	n.pushed(t, patience)
+	link.mode.Store(swallow)
+	require.Eventually(t, func() bool { return !n.Stats().Listening }, unnoticed+patience/4, time.Millisecond)
+	require.NotEmpty(t, n.Health().Problems)
+	n.flows(t, back)
+	n.flows(t, back)
+	link.mode.Store(carry)
+	n.pushed(t, 5*time.Second+back) // an attempt that began before may have to give up first
+}
+
+func TestDegradation_ServerIsDownForHalfAMinute_NothingIsLostAndPushReturns(t *testing.T) {
+	t.Parallel()
+	server := bootOne(t)
+	n := trouble(t, server.URL, pgwake.Config{}, nil)
+	n.pushed(t, patience)
+	n.produce(t, "before")
+	require.NoError(t, server.Halt(t.Context(), devpg.Fast))
+	require.Eventually(t, func() bool { return !n.Stats().Listening }, patience, time.Millisecond)
+	require.False(t, n.Health().OK)
+	outage := time.NewTimer(30 * time.Second)
+	defer outage.Stop()
+	select {
+	case <-outage.C:
+	case <-t.Context().Done():
+	}
+	require.NoError(t, server.Resume(t.Context()))
+	n.pushed(t, back)
+	n.await(t, "before", patience)
+}
+
+// The server lets the connection in and refuses LISTEN.
+func TestDegradation_ListenRefused_PollsAndPushComes(t *testing.T) {
+	t.Parallel()
+	var refuse atomic.Bool
+	refuse.Store(true)
+	var log logbook
+	n := trouble(t, breakableServer(t).URL, pgwake.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, func(_ *pgxpool.Config, listen *pgx.ConnConfig) {
+		listen.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+			if refuse.Load() { // in a transaction that has failed, the server refuses everything
+				_, _ = conn.Exec(ctx, "BEGIN; SELECT 1/0").ReadAll()
+			}
+			return nil
+		}
+	})
+	require.False(t, n.Stats().Listening)
+	require.Contains(t, strings.Join(n.Health().Problems, ";"), "polling every 100ms")
+	for range 3 {
+		n.flows(t, back)
+	}
+	require.Positive(t, n.Stats().Worker.Finds["scout"])
+	require.Equal(t, 1, log.count("not listening"), "an operator is told once:\n%s", &log)
+	refuse.Store(false)
+	n.pushed(t, back)
+	require.Equal(t, 1, log.count("listening again"))
+}
+
+// Without the scout, the fallback still asks while there is no LISTEN connection.
+func TestDegradation_ListenRefusedAndPollingForbidden_FallbackFindsTheWork(t *testing.T) {
+	t.Parallel()
+	n := trouble(t, breakableServer(t).URL, pgwake.Config{AggressivePolicy: pgwake.Never, FallbackInterval: quickFallback},
+		func(_ *pgxpool.Config, listen *pgx.ConnConfig) { listen.Port, listen.Fallbacks = 1, nil })
+	require.Contains(t, strings.Join(n.Health().Problems, ";"), "asking every 300ms")
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, patience, time.Millisecond)
+	n.flows(t, patience)
+	require.Positive(t, n.Stats().Worker.Finds["fallback"])
+	require.Zero(t, n.Stats().Worker.Finds["scout"])
+}
+
+// Somebody else holds every connection of the pool.
+func TestDegradation_PoolIsExhausted_WorkFlowsOnceItIsNot(t *testing.T) {
+	t.Parallel()
+	n := trouble(t, breakableServer(t).URL, pgwake.Config{}, nil)
+	n.pushed(t, patience)
+	release := n.exhaust(t)
+	_, err := n.FetchWorkItem(within(t, 100*time.Millisecond), now)
+	require.True(t, requireError(t, err, context.DeadlineExceeded).Retryable)
+	n.produce(t, "while none is free")
+	signal(t, n.listener(t), syscall.SIGTERM) // and push is gone, too
+	require.Eventually(t, func() bool { return !n.Stats().Listening }, patience, time.Millisecond)
+	require.False(t, n.has("while none is free"))
+	release()
+	n.await(t, "while none is free", back)
+	n.pushed(t, back)
+}
+
+// exhaust takes every connection of the node's pool.
+func (n *patientNode) exhaust(t *testing.T) (release func()) {
+	t.Helper()
+	var held []*pgxpool.Conn
+	for range n.pool.Config().MaxConns {
+		c, err := n.pool.Acquire(within(t, patience))
+		require.NoError(t, err)
+		held = append(held, c)
+	}
+	release = sync.OnceFunc(func() {
+		for _, c := range held {
+			c.Release()
+		}
+	})
+	t.Cleanup(release)
+	return release
+}
+
+// within returns a context that ends after d, or with the test.
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestDegradation_CloseDuringAnyOfIt_ReturnsWithinItsContext(t *testing.T) {
+	t.Parallel()
+	const given = time.Second
+	quick := pgwake.Config{FallbackInterval: quickFallback}
+	for name, c := range map[string]struct {
+		shake func(*testing.T) *patientNode
+	}{
+		"the LISTEN backend is stopped": {func(t *testing.T) *patientNode {
+			n := trouble(t, breakableServer(t).URL, quick, nil)
+			n.pushed(t, patience)
+			pid := n.listener(t)
+			signal(t, pid, syscall.SIGSTOP)
+			t.Cleanup(func() { signal(t, pid, syscall.SIGCONT) })
+			return n
+		}},
+		"all bytes vanish": {func(t *testing.T) *patientNode {
+			server := breakableServer(t).URL
+			config, err := pgx.ParseConfig(server)
+			require.NoError(t, err)
+			link := newLink(t, config)
+			n := trouble(t, server, quick, func(pool *pgxpool.Config, listen *pgx.ConnConfig) {
+				link.use(pool.ConnConfig)
+				link.use(listen)
+			})
+			n.pushed(t, patience)
+			link.mode.Store(swallow)
+			// One verb and one notification are under way, and no answer will come.
+			go func() { _, _ = n.EnqueueForWorker(context.Background(), pgwake.WorkItem{Name: "w"}, nil) }()
+			require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, time.Millisecond)
+			return n
+		}},
+		"a connection attempt gets no answer": {func(t *testing.T) *patientNode {
+			server := breakableServer(t).URL
+			config, err := pgx.ParseConfig(server)
+			require.NoError(t, err)
+			link := newLink(t, config)
+			n := trouble(t, server, quick, func(_ *pgxpool.Config, listen *pgx.ConnConfig) { link.use(listen) })
+			n.pushed(t, patience)
+			link.mode.Store(swallow)
+			signal(t, n.listener(t), syscall.SIGTERM)
+			require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, time.Millisecond)
+			return n
+		}},
+		"the server is down": {func(t *testing.T) *patientNode {
+			server := bootOne(t)
+			n := trouble(t, server.URL, quick, nil)
+			n.pushed(t, patience)
+			require.NoError(t, server.Halt(t.Context(), devpg.Immediate))
+			return n
+		}},
+		"LISTEN cannot be had": {func(t *testing.T) *patientNode {
+			return trouble(t, breakableServer(t).URL, quick, func(_ *pgxpool.Config, listen *pgx.ConnConfig) { listen.Port, listen.Fallbacks = 1, nil })
+		}},
+		"the pool is exhausted": {func(t *testing.T) *patientNode {
+			n := trouble(t, breakableServer(t).URL, quick, nil)
+			n.exhaust(t)
+			n.produce(t, "found by nobody")
+			return n
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := c.shake(t)
+			began := time.Now()
+			err := n.Close(within(t, given))
+			took := time.Since(began)
+			if err != nil {
+				requireError(t, err, context.DeadlineExceeded)
+			}
+			require.Less(t, took, given+given/2, "Close had %v", given)
+			n.quit()
+		})
+	}
+}
+
+// rounds is how often the next test breaks something. The whole number of them is for make stress.
+func rounds(t *testing.T, unless int) int {
+	t.Helper()
+	text := os.Getenv("PGWAKE_ROUNDS")
+	if text == "" {
+		return unless
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err, "PGWAKE_ROUNDS")
+	return n
+}
+
+func TestDegradation_ListenerKilledAndServerRestartedUnderLoad_LosesNothing(t *testing.T) {
+	t.Parallel()
+	server := bootOne(t)
+	n := trouble(t, server.URL, pgwake.Config{}, nil)
+	n.pushed(t, patience)
+
+	// Two producers, one of them the node itself. What they were told is queued must be delivered; of what
+	// failed nobody knows.
+	var mu sync.Mutex
+	var promised []string
+	producing, stop := context.WithCancel(t.Context())
+	var producers sync.WaitGroup
+	for name, enqueue := range map[string]func(string) error{
+		"sql": func(name string) error {
+			_, err := n.direct.Exec(producing, `SELECT `+n.schema+`.enqueue_work($1)`, name)
+			return err
+		},
+		"own": func(name string) error {
+			_, err := n.EnqueueForWorker(producing, pgwake.WorkItem{Name: name}, nil)
+			return err
+		},
+	} {
+		producers.Go(func() {
+			for i := 0; producing.Err() == nil; i++ {
+				item := fmt.Sprintf("%s %d", name, i)
+				if enqueue(item) == nil {
+					mu.Lock()
+					promised = append(promised, item)
+					mu.Unlock()
+				}
+				pause := time.NewTimer(time.Duration(rand.Int64N(int64(4 * time.Millisecond))))
+				select {
+				case <-pause.C:
+				case <-producing.Done():
+				}
+			}
+		})
+	}
+	t.Cleanup(func() { stop(); producers.Wait() })
+
+	delivered := func() int {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return len(n.handled)
+	}
+	var slowest time.Duration
+	for round := range rounds(t, 8) {
+		loaded := delivered() + 40
+		require.Eventually(t, func() bool { return delivered() >= loaded }, patience, time.Millisecond, "work does not flow")
+		switch round % 4 {
+		case 0, 2:
+			signal(t, n.listener(t), syscall.SIGTERM)
+		case 1:
+			require.NoError(t, server.Restart(t.Context(), devpg.Fast))
+		case 3:
+			require.NoError(t, server.Restart(t.Context(), devpg.Immediate))
+		}
+		answers := time.Now()
+		sessions := n.Stats().Reconnects
+		if round%2 == 0 {
+			require.Eventually(t, func() bool { return !n.Stats().Listening || n.Stats().Reconnects > sessions }, back, time.Millisecond)
+		}
+		require.Eventually(t, func() bool { return n.Stats().Listening && n.heardOf(t) }, back, time.Millisecond, "round %d: push is not back", round)
+		slowest = max(slowest, time.Since(answers))
+	}
+	stop()
+	producers.Wait()
+	for _, item := range promised {
+		n.await(t, item, patience)
+	}
+	n.pushed(t, back)
+	t.Logf("%d items delivered; push was back after %v at most", len(promised), slowest)
+}
+
+// heardOf reports whether the LISTEN connection is one that the server knows.
+func (n *patientNode) heardOf(t tester) (known bool) {
+	t.Helper()
+	err := n.direct.QueryRow(context.Background(),
+		`SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = $1`, listenName(n.schema)).Scan(&known)
+	return err == nil && known
+}
+
+// logbook collects what a logger writes.
+type logbook struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logbook) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logbook) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func (l *logbook) count(what string) int { return strings.Count(l.String(), what) }
