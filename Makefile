@@ -11,7 +11,7 @@ WITH_PG := $(GO) run ./devpg/cmd/withpg
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test check bench mutants help
+.PHONY: demo test test-matrix stress check bench mutants help
 
 ## demo: the main job on a real PostgreSQL, measured live, in under a minute
 demo:
@@ -23,6 +23,15 @@ ifeq ($(RACE),)
 	@echo "no C compiler: testing without the race detector" >&2
 endif
 	@$(WITH_PG) -- sh -ec 'for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) ./...); done'
+
+## test-matrix: all tests on PostgreSQL 14 to 18, by turns (VERSIONS="14 18" to choose); needs npm
+test-matrix:
+	@.ci/matrix $(VERSIONS)
+
+## stress: the suites that break and load things, at full length
+stress:
+	@PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 30m \
+		-run 'UnderLoad|TestSource.*(Throughput|Idle)' .
 
 ## check: format, vet, staticcheck, tidy modules
 check:

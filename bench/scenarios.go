@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/pgwake/pgwake/bench/measure"
@@ -18,6 +19,7 @@ type sizes struct {
 	timers     measure.TimersOptions
 	burst      measure.BurstOptions
 	redelivery measure.RedeliveryOptions
+	stress     measure.StressOptions
 }
 
 var full = sizes{
@@ -28,6 +30,7 @@ var full = sizes{
 	timers:     measure.TimersOptions{Timers: 300, Window: 6 * time.Second},
 	burst:      measure.BurstOptions{Items: 50_000},
 	redelivery: measure.RedeliveryOptions{Kills: 5, Items: 3, LockTimeout: 2 * time.Second},
+	stress:     measure.StressOptions{Duration: 30 * time.Second},
 }
 
 var small = sizes{
@@ -38,6 +41,7 @@ var small = sizes{
 	timers:     measure.TimersOptions{Timers: 90, Window: 2 * time.Second},
 	burst:      measure.BurstOptions{Items: 10_000},
 	redelivery: measure.RedeliveryOptions{Kills: 2, Items: 2, LockTimeout: time.Second},
+	stress:     measure.StressOptions{Duration: 5 * time.Second},
 }
 
 // results of all rounds, in the order of the rounds.
@@ -52,6 +56,8 @@ type results struct {
 	Prefilled  []*measure.BurstResult      `json:"prefilled_burst,omitempty"`
 	BareBurst  []time.Duration             `json:"bare_burst,omitempty"`
 	Redelivery []*measure.RedeliveryResult `json:"redelivery,omitempty"`
+	Stress     []*measure.StressResult     `json:"stress,omitempty"`
+	Polled     []*measure.StressResult     `json:"polled_stress,omitempty"`
 }
 
 type scenario struct {
@@ -117,10 +123,22 @@ var scenarios = []scenario{
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
 			return add(&to.Redelivery)(measure.Redelivery(ctx, url, s.redelivery))
 		}},
+	{name: "stress", what: "orchestrations, pushed and polled",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			if err := add(&to.Stress)(measure.Stress(ctx, url, s.stress)); err != nil {
+				return err
+			}
+			polled := s.stress
+			polled.ShortPoll = shortPoll
+			return add(&to.Polled)(measure.Stress(ctx, url, polled))
+		}},
 }
 
 // idlePollTimeouts of the dispatchers: how often they return and come again must not show at the server.
 var idlePollTimeouts = []time.Duration{time.Second, time.Minute}
+
+// shortPoll is how long the dispatchers of a polling loop pause when there is nothing.
+const shortPoll = 50 * time.Millisecond
 
 var producers = []measure.Producer{measure.OtherProvider, measure.PlainSQL, measure.SameProvider}
 
@@ -132,7 +150,9 @@ func names() (all []string) {
 }
 
 // needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
-func needsBaseline(name string) bool { return name != "idle" && name != "burst" }
+func needsBaseline(name string) bool {
+	return !slices.Contains([]string{"idle", "burst", "stress"}, name)
+}
 
 // add keeps a result.
 func add[T any](to *[]T) func(T, error) error {

@@ -26,6 +26,7 @@ func (r *results) rows() (rows []row) {
 	rows = append(rows, r.timerRows()...)
 	rows = append(rows, r.redeliveryRows()...)
 	rows = append(rows, r.burstRows()...)
+	rows = append(rows, r.stressRows()...)
 	net := r.safetyNet()
 	return append(rows, row{
 		measure: "found by fallback, by scout (all scenarios)",
@@ -51,7 +52,10 @@ func (r *results) idleRows() (rows []row) {
 		if idle.Statements == 0 {
 			goal.ratio = "< " + goal.ratio
 		}
-		rows = append(rows, goal, row{measure: "  statements to start up", figure: fmt.Sprint(idle.StartUp)})
+		fewer := 1 - idle.PerSecond()/poll.PerSecond()
+		rows = append(rows, goal, row{
+			measure: "  fewer than by polling", figure: fmt.Sprintf("%.3f%%", 100*fewer), goal: ">= 99.9%", met: fewer >= 0.999,
+		}, row{measure: "  statements to start up", figure: fmt.Sprint(idle.StartUp)})
 	}
 	return append(rows, row{measure: "  counted by: " + r.Idle[0].How})
 }
@@ -162,6 +166,40 @@ func (r *results) burstRows() (rows []row) {
 	return rows
 }
 
+func (r *results) stressRows() []row {
+	if len(r.Stress) == 0 {
+		return nil
+	}
+	var pushed, polled, ratios, pushedLooks, polledLooks []float64
+	for i, push := range r.Stress {
+		poll := r.Polled[i]
+		pushed, polled = append(pushed, push.PerSecond()), append(polled, poll.PerSecond())
+		ratios = append(ratios, push.PerSecond()/poll.PerSecond())
+		pushedLooks = append(pushedLooks, float64(push.Looks)/float64(len(push.Completed)))
+		polledLooks = append(polledLooks, float64(poll.Looks)/float64(len(poll.Completed)))
+	}
+	byPolling := fmt.Sprintf(" (polling each %v)", shortPoll)
+	took := func(of []*measure.StressResult) func(int) measure.Summary {
+		return func(i int) measure.Summary { return of[i].Completed.Summary() }
+	}
+	return []row{
+		{
+			measure:  "stress, instances of 5 tasks: completed/s",
+			figure:   fmt.Sprintf("%.1f", measure.Median(pushed)),
+			baseline: fmt.Sprintf("%.1f", measure.Median(polled)) + byPolling,
+			ratio:    fmt.Sprintf("%.2fx", measure.Median(ratios)),
+			goal:     ">= 1.0x", met: measure.Median(ratios) >= 1,
+		},
+		r.compare("  start to completion, p50", len(r.Stress), p50(took(r.Stress)), p50(took(r.Polled)), byPolling, noGoal),
+		r.compare("  p99", len(r.Stress), p99(took(r.Stress)), p99(took(r.Polled)), byPolling, noGoal),
+		{
+			measure:  "  queries for work per instance",
+			figure:   fmt.Sprintf("%.1f", measure.Median(pushedLooks)),
+			baseline: fmt.Sprintf("%.1f", measure.Median(polledLooks)) + byPolling,
+		},
+	}
+}
+
 func (r *results) safetyNet() (net measure.SafetyNet) {
 	for _, s := range r.Idle {
 		net = net.Plus(s.Net)
@@ -179,6 +217,9 @@ func (r *results) safetyNet() (net measure.SafetyNet) {
 		net = net.Plus(s.Net)
 	}
 	for _, s := range r.Burst {
+		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Stress {
 		net = net.Plus(s.Net)
 	}
 	for _, s := range r.Prefilled {

@@ -150,6 +150,22 @@ func TestShortPoll_CountsAboutTheStatementsThatItMakes(t *testing.T) {
 	assertNothingLeft(t)
 }
 
+func TestStress_CompletesEveryInstanceThatItStarts(t *testing.T) {
+	for name, shortPoll := range map[string]time.Duration{"pushed": 0, "polled": 20 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			r, err := Stress(t.Context(), serverURL(t), StressOptions{
+				Duration: 300 * time.Millisecond, Instances: 3, Tasks: 2, TaskTime: time.Millisecond, Orchestrators: 2, Workers: 2, ShortPoll: shortPoll})
+			require.NoError(t, err)
+			assert.GreaterOrEqual(t, len(r.Completed), 3)
+			assert.GreaterOrEqual(t, r.Duration, 300*time.Millisecond)
+			assert.GreaterOrEqual(t, r.Looks, int64(len(r.Completed))*3, "a turn to start, and two tasks")
+			noneNegative(t, r.Completed)
+			assert.Zero(t, r.Net)
+			assertNothingLeft(t)
+		})
+	}
+}
+
 func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 	enough := errors.New("enough")
 	for name, run := range map[string]func(ctx context.Context, url string, stop func(Progress)) error{
@@ -179,6 +195,10 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 		},
 		"redelivery": func(ctx context.Context, url string, stop func(Progress)) error {
 			_, err := Redelivery(ctx, url, RedeliveryOptions{Kills: 100, Items: 1, LockTimeout: 200 * time.Millisecond, Progress: stop})
+			return err
+		},
+		"stress": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Stress(ctx, url, StressOptions{Progress: stop})
 			return err
 		},
 	} {

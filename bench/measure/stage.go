@@ -107,6 +107,10 @@ type node struct {
 
 // open starts a Provider that has enough connections for so many dispatchers to query at a time.
 func (s stage) open(ctx context.Context, dispatchers int) (*node, error) {
+	return s.openWith(ctx, dispatchers, pgwake.Config{})
+}
+
+func (s stage) openWith(ctx context.Context, dispatchers int, config pgwake.Config) (*node, error) {
 	url := s.url
 	if !strings.Contains(url, "pool_max_conns") {
 		var err error
@@ -114,7 +118,8 @@ func (s stage) open(ctx context.Context, dispatchers int) (*node, error) {
 			return nil, err
 		}
 	}
-	p, err := pgwake.Open(ctx, url, &pgwake.Config{Schema: s.schema})
+	config.Schema = s.schema
+	p, err := pgwake.Open(ctx, url, &config)
 	if err != nil {
 		return nil, err
 	}
