@@ -3,11 +3,14 @@
 GO      ?= go
 MODULES := . devpg bench examples
 
-# The race detector needs a C compiler. Without one the tests run all the same.
-RACE := $(shell command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
+# The race detector needs cgo, and that a C compiler. Without them the tests run all the same.
+RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC | cut -d' ' -f1) >/dev/null 2>&1 && echo -race)
 
-# One PostgreSQL for all of a run: found, or booted and removed again.
-WITH_PG := $(GO) run ./devpg/cmd/withpg
+# One PostgreSQL for all of a run: found, or booted and removed again. Built and not `go run`, so that a
+# signal to make reaches it.
+WITH_PG := $(GO) build -o bin/withpg ./devpg/cmd/withpg && bin/withpg
+
+.DEFAULT_GOAL := help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
@@ -15,14 +18,14 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
 ## demo: the main job on a real PostgreSQL, measured live, in under a minute
 demo:
-	@$(GO) run ./examples/quickstart
+	@$(GO) build -o bin/quickstart ./examples/quickstart && exec bin/quickstart
 
 ## test: all tests of all modules, with the race detector
 test:
 ifeq ($(RACE),)
-	@echo "no C compiler: testing without the race detector" >&2
+	@echo "no cgo or no C compiler: testing without the race detector" >&2
 endif
-	@$(WITH_PG) -- sh -ec 'for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) ./...); done'
+	@$(WITH_PG) -- sh -c 'failed=0; for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) ./...) || failed=1; done; exit $$failed'
 
 ## test-matrix: all tests on PostgreSQL 14 to 18, by turns (VERSIONS="14 18" to choose); needs npm
 test-matrix:
@@ -35,14 +38,15 @@ stress:
 
 ## check: format, vet, staticcheck, tidy modules
 check:
-	@files=$$(gofmt -l .); test -z "$$files" || { echo "not gofmt-ed: $$files" >&2; exit 1; }
+	@files=$$(gofmt -l .) && test -z "$$files" || { echo "not gofmt-ed: $$files" >&2; exit 1; }
 	@for m in $(MODULES); do \
+		echo "check $$m"; \
 		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) mod tidy -diff) || exit 1; \
 	done
 
 ## bench: every figure beside its baseline (ARGS="-run idle -idle 3m" to choose)
 bench:
-	@$(GO) run ./bench $(ARGS)
+	@$(GO) build -o bin/bench ./bench && exec bin/bench $(ARGS)
 
 ## mutants: opens each hole of the wake engine again and requires its test to fail
 mutants:
@@ -50,4 +54,4 @@ mutants:
 
 ## help: this list
 help:
-	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+	@sed -n 's/^## //p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "%-12s %s\n", $$1, substr($$0, length($$1) + 3) }'

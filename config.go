@@ -20,9 +20,10 @@ const (
 	// ModeEventDriven listens for notifications alone. The connection is still kept alive by a statement
 	// every FallbackInterval, whose answer wakes nobody.
 	ModeEventDriven
-	// ModePolling has no LISTEN connection: one dispatcher per node and queue asks every PollInterval and
-	// calls the others when it finds work. For transaction poolers and servers without NOTIFY. Instants
-	// that the node knows of, timers and ends of leases, are met exactly all the same.
+	// ModePolling has no LISTEN connection: for each queue, or each set of namespaces that is fetched of it,
+	// one dispatcher of the node asks every PollInterval, and calls the others when it finds work. For
+	// transaction poolers and servers without NOTIFY. Instants that the node knows of, timers and ends of
+	// leases, are met exactly all the same.
 	ModePolling
 )
 
@@ -86,8 +87,8 @@ type Config struct {
 	ListenConfig *pgx.ConnConfig
 
 	// FallbackEnabled says whether what the periodic statement finds wakes a dispatcher. The statement
-	// itself runs in any case, since it keeps the LISTEN connection alive. Nil means true. Defaults to
-	// true, except in ModeEventDriven, where it must not be set to true.
+	// itself runs in any case, since it keeps the LISTEN connection alive. Nil means true in ModeHybrid and
+	// false otherwise; in ModeEventDriven it must not be set to true.
 	FallbackEnabled *bool
 
 	// FallbackInterval is the time between two such statements; up to 1 s of jitter is added. It also
@@ -206,15 +207,18 @@ func (c *Config) resolve() (Config, error) {
 		problem("FallbackEnabled is true, and ModeEventDriven is the mode without it")
 	}
 
+	const ever = time.Duration(math.MaxInt64)
 	duration := func(name string, d *time.Duration, fallback, least, most time.Duration) {
 		if *d == 0 {
 			*d = fallback
 		}
-		if *d < least || *d > most {
+		switch {
+		case most == ever && *d < least:
+			problem("%s %v is less than %v", name, *d, least)
+		case *d < least || *d > most:
 			problem("%s %v is not between %v and %v", name, *d, least, most)
 		}
 	}
-	const ever = time.Duration(math.MaxInt64)
 	duration("FallbackInterval", &r.FallbackInterval, time.Minute, 100*time.Millisecond, 24*time.Hour)
 	duration("MaxWait", &r.MaxWait, 30*time.Second, time.Millisecond, ever)
 	duration("TimerGrace", &r.TimerGrace, 0, 0, time.Second)
@@ -223,7 +227,9 @@ func (c *Config) resolve() (Config, error) {
 	duration("NotifyDeliveryTimeout", &r.NotifyDeliveryTimeout, 100*time.Millisecond, time.Millisecond, time.Minute)
 	duration("CoalesceInterval", &r.CoalesceInterval, 5*time.Millisecond, time.Millisecond, time.Second)
 	duration("PollInterval", &r.PollInterval, 100*time.Millisecond, time.Millisecond, time.Hour)
-	duration("HibernateAfter", &r.HibernateAfter, 0, 0, 0)
+	if r.HibernateAfter != 0 {
+		problem("HibernateAfter %v must be 0 in this version", r.HibernateAfter)
+	}
 	duration("HibernatePoll", &r.HibernatePoll, 6*time.Minute, time.Second, 24*time.Hour)
 
 	number := func(name string, n *int, fallback, least int) {

@@ -42,6 +42,7 @@ func TestStats_FindsByTheSafetyNet_CountOnlyIfNothingAnnouncedThem(t *testing.T)
 	now = now.Add(time.Second)
 	l.audit()
 	require.Zero(t, l.stats.unannounced[WakeScout].Load())
+	l.endLook(l.beginLook(1), report{now: now}, nil, 1) // and whom it woke found nothing
 
 	l.tokens = nil
 	tok = scout()
@@ -52,5 +53,13 @@ func TestStats_FindsByTheSafetyNet_CountOnlyIfNothingAnnouncedThem(t *testing.T)
 	l.audit()
 	require.EqualValues(t, 1, l.stats.unannounced[WakeScout].Load())
 	l.signal(WakeNotify)
+	require.EqualValues(t, 1, l.stats.unannounced[WakeScout].Load())
+
+	// The notification came, and the scout overtook the dispatcher that it woke.
+	l.tokens = nil
+	tok = scout()
+	l.endLook(l.beginLook(1), found, &tok, 1)
+	now = now.Add(time.Second)
+	l.audit()
 	require.EqualValues(t, 1, l.stats.unannounced[WakeScout].Load())
 }

@@ -70,11 +70,10 @@ func (r WakeReason) String() string {
 func (r WakeReason) announces() bool { return r != WakeFallback && r != WakeScout }
 
 type token struct {
-	reason    WakeReason
-	signal    uint64 // the signal that made it
-	announced uint64 // announcing signals up to then
-	at        time.Time
-	handed    time.Time // when it was given to a parked dispatcher; zero: it lay in store
+	reason WakeReason
+	signal uint64 // the signal that made it
+	at     time.Time
+	handed time.Time // when it was given to a parked dispatcher; zero: it lay in store
 }
 
 // parked is a dispatcher that waits. Its channel holds one token.
@@ -97,6 +96,7 @@ type lane struct {
 
 	signals   uint64 // so far
 	announced uint64 // those of them for which announces() holds
+	answered  uint64 // announced, when the last query began that left nothing: what they announced is found
 	heardOf   uint64 // due instants heard of so far
 	empty     bool   // invariant (2)
 	lookedAt  time.Time
@@ -141,7 +141,7 @@ func (l *lane) signal(why WakeReason) {
 		l.empty = false
 	}
 	l.stats.tokens[why].Add(1)
-	l.hand(token{reason: why, signal: l.signals, announced: l.announced, at: l.now()})
+	l.hand(token{reason: why, signal: l.signals, at: l.now()})
 }
 
 // hand gives the token to the dispatcher that waits longest, or keeps it. A lane that owes as many queries
@@ -240,10 +240,11 @@ func (l *lane) park(ctx context.Context, deadline <-chan time.Time) (token, erro
 
 // look is a query for work in flight: what the lane knew when it began.
 type look struct {
-	began   time.Time
-	signals uint64
-	heardOf uint64
-	epoch   uint64 // of the LISTEN connection; 0: none
+	began     time.Time
+	signals   uint64
+	announced uint64
+	heardOf   uint64
+	epoch     uint64 // of the LISTEN connection; 0: none
 }
 
 func (l *lane) beginLook(epoch uint64) look {
@@ -251,7 +252,7 @@ func (l *lane) beginLook(epoch uint64) look {
 	defer l.mu.Unlock()
 	l.stats.looks.Add(1)
 	l.relay = time.Time{}
-	return look{began: l.now(), signals: l.signals, heardOf: l.heardOf, epoch: epoch}
+	return look{began: l.now(), signals: l.signals, announced: l.announced, heardOf: l.heardOf, epoch: epoch}
 }
 
 // report is what a query for work brought back.
@@ -273,8 +274,9 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if by != nil && r.found > 0 {
-		if !by.reason.announces() {
-			l.suspects = append(l.suspects, suspect{by.reason, by.announced, l.now().Add(announceGrace)})
+		// Another dispatcher may be on its way because of an announcement, and this one was faster.
+		if !by.reason.announces() && l.announced == l.answered {
+			l.suspects = append(l.suspects, suspect{by.reason, l.announced, l.now().Add(announceGrace)})
 		}
 		l.stats.latency.observe(l.now().Sub(by.at))
 	}
@@ -290,6 +292,7 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 
 	// Nothing is left that this query could have seen: it has paid for every token made before it began.
 	l.tokens = slices.DeleteFunc(l.tokens, func(t token) bool { return t.signal <= k.signals })
+	l.answered = max(l.answered, k.announced)
 	l.retryAt, l.retryStep = time.Time{}, 0
 	l.lookedAt = k.began
 	l.empty = l.signals == k.signals && k.epoch == listening

@@ -3,7 +3,7 @@
 //
 //	go run ./bench                              everything, 5 rounds: about ten minutes
 //	go run ./bench -run single,pairs -rounds 3
-//	go run ./bench -short                       about a minute, for CI
+//	go run ./bench -short                       one or two minutes, for CI
 //
 // Figures and ratios are medians over the rounds; each ratio is taken within a round, between neighbours. The
 // raw samples of all rounds go to a JSON file. A missed goal is reported and is no failure: the exit code says
@@ -32,7 +32,12 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends at once
-	if err := bench(ctx, os.Args[1:]); err != nil {
+	err := bench(ctx, os.Args[1:])
+	switch {
+	case ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "interrupted")
+		os.Exit(130)
+	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -94,7 +99,9 @@ func bench(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	server, err := devpg.Start(ctx, &devpg.Options{Fsync: true})
+	server, err := devpg.Start(ctx, &devpg.Options{Fsync: true, Logf: func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, format+"\n", args...)
+	}})
 	if err != nil {
 		return err
 	}

@@ -307,9 +307,9 @@ func millis(d time.Duration) string {
 }
 
 func printTable(to io.Writer, rows []row) {
-	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	line := func(cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
-	line("", "", "", "", "")
 	line("MEASURE", "FIGURE", "BASELINE", "RATIO", "GOAL")
 	for _, r := range rows {
 		verdict := ""
@@ -323,4 +323,8 @@ func printTable(to io.Writer, rows []row) {
 		line(r.measure, r.figure, r.baseline, r.ratio, r.goal+verdict)
 	}
 	_ = w.Flush()
+	fmt.Fprintln(to)
+	for row := range strings.Lines(text.String()) {
+		fmt.Fprintln(to, strings.TrimRight(row, " \n"))
+	}
 }

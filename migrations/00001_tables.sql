@@ -8,7 +8,7 @@ CREATE TABLE namespaces (
                CONSTRAINT namespaces_name_check CHECK (name ~ '^[a-z][a-z0-9_-]{0,39}$'),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE namespaces IS 'Registry of namespaces. A row appears in the transaction of the namespace''s first item.';
+COMMENT ON TABLE namespaces IS 'Registry of namespaces. A row appears in the transaction of the namespace''s first item; if two transactions are the first at once, one of them adds it, or else the next enqueue does.';
 
 INSERT INTO namespaces (name) VALUES ('default');
 
@@ -32,7 +32,9 @@ CREATE TABLE worker_queue (
     execution_id  bigint,
     activity_id   bigint,
     dedup_key     text,
-    created_at    timestamptz NOT NULL DEFAULT clock_timestamp()
+    created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT worker_queue_texts_check CHECK (octet_length(name) BETWEEN 1 AND 255
+        AND octet_length(instance_id) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255)
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
@@ -76,7 +78,10 @@ CREATE TABLE orchestrator_queue (
     execution_id  bigint,
     data          json,
     dedup_key     text,
-    created_at    timestamptz NOT NULL DEFAULT clock_timestamp()
+    created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT orchestrator_queue_texts_check CHECK (octet_length(instance_id) BETWEEN 1 AND 255
+        AND octet_length(kind) BETWEEN 1 AND 255 AND octet_length(name) BETWEEN 1 AND 255
+        AND octet_length(version) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255)
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,

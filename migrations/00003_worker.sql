@@ -20,6 +20,9 @@ DECLARE
     v_before text;
     v_ids    bigint[] := ARRAY(SELECT nextval('worker_queue_id_seq') FROM generate_series(1, cardinality(p_names)));
 BEGIN
+    IF interval '0' > ANY (p_delays) THEN
+        RAISE EXCEPTION 'a delay is negative' USING ERRCODE = 'PW003';
+    END IF;
     PERFORM register_namespaces(p_namespaces);
     v_before := quiet(p_quiet);
     INSERT INTO worker_queue (id, name, input, namespace, priority, visible_at, dedup_key,

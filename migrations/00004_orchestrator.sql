@@ -21,6 +21,9 @@ DECLARE
     v_ids        bigint[] := ARRAY(SELECT nextval('orchestrator_queue_id_seq') FROM generate_series(1, cardinality(p_instances)));
     v_namespaces text[];
 BEGIN
+    IF interval '0' > ANY (p_delays) THEN
+        RAISE EXCEPTION 'a delay is negative' USING ERRCODE = 'PW003';
+    END IF;
     PERFORM register_namespaces(p_namespaces);
     v_namespaces := ARRAY(
         SELECT coalesce(known.namespace, i.namespace, 'default')

@@ -38,7 +38,9 @@ func main() {
 }
 
 func run(ctx context.Context) (err error) {
-	server, err := devpg.Start(ctx, &devpg.Options{Fsync: true})
+	server, err := devpg.Start(ctx, &devpg.Options{Fsync: true, Logf: func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, format+"\n", args...)
+	}})
 	if err != nil {
 		return err
 	}

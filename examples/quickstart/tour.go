@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake/bench/measure"
+	"github.com/pgwake/pgwake/examples/workflow/order"
 )
 
 // This file answers: what does pgwake do, in figures? Every one of them is measured here and now; package
@@ -29,6 +30,7 @@ var stations = []station{
 	{"Pairs: the second item 1 to 200 ms after the first", pairs},
 	{"Timers: 200, due at random instants", timers},
 	{"Burst: 50,000 items come while the dispatchers wait", burst},
+	{"Workflow: 20 activities, a timer, an event from outside; the process dies in the middle of it", workflow},
 }
 
 // tour shows each station, live, and sums up.
@@ -137,6 +139,22 @@ func burst(ctx context.Context, url string, status func(string)) ([]string, meas
 		fmt.Sprintf("drained in %.2f s: %.0f items/s, each claimed under a lease and acknowledged", r.Drain.Seconds(), r.PerSecond()),
 		fmt.Sprintf("%d tokens (wake-ups), %d queries for work", r.TokenCount(), r.Looks),
 	}, r.Net, nil
+}
+
+func workflow(ctx context.Context, url string, status func(string)) ([]string, measure.SafetyNet, error) {
+	r, err := order.Run(ctx, url, status)
+	if err != nil {
+		return nil, measure.SafetyNet{}, err
+	}
+	reservations := 0
+	for _, times := range r.Reservations {
+		reservations += times
+	}
+	return []string{
+		r.Output,
+		fmt.Sprintf("all articles reserved %s after the crash, %d of them again", millis(r.FromCrash), reservations-len(r.Reservations)),
+		fmt.Sprintf("from the event to the end of the second execution %s", millis(r.FromPayment)),
+	}, measure.SafetyNet{}, nil
 }
 
 // progress shows how far a scenario is, and its figures so far.

@@ -31,6 +31,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
@@ -67,7 +68,9 @@ func run(args []string, stderr io.Writer) int {
 	flags.StringVar(&opts.Version, "pg", "", "major version of PostgreSQL (default $"+versionVariable+", else any)")
 	flags.BoolVar(&opts.IgnoreURL, "ignore-url", false, "start a server even if the environment has the URL of one")
 	keep := flags.Bool("keep-url", false, "if "+urlVariable+" is set, leave all as it is")
-	if err := flags.Parse(args); err != nil {
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
 		return statusUsage
 	}
 	if flags.NArg() == 0 {
@@ -84,6 +87,8 @@ func run(args []string, stderr io.Writer) int {
 	if *keep && os.Getenv(urlVariable) != "" {
 		fmt.Fprintln(stderr, "withpg: "+urlVariable+" is kept as it is")
 	} else {
+		var passedOver []string // part of the error if there is no server
+		opts.Logf = func(format string, args ...any) { passedOver = append(passedOver, fmt.Sprintf(format, args...)) }
 		srv, sig, err := start(&opts, signals)
 		if err != nil {
 			fmt.Fprintln(stderr, "withpg:", err)
@@ -93,7 +98,9 @@ func run(args []string, stderr io.Writer) int {
 			return statusNoServer
 		}
 		defer stop(srv, stderr)
-		fmt.Fprintf(stderr, "withpg: PostgreSQL %s from %s\n", srv.Version, srv.Source)
+		for _, line := range passedOver { // the last one says which was taken
+			fmt.Fprintln(stderr, "withpg: "+strings.TrimPrefix(line, "devpg: "))
+		}
 		env = append(env, urlVariable+"="+srv.URL)
 		if opts.Version != "" {
 			// Otherwise a command that reads the variable might pass this server over.

@@ -158,6 +158,10 @@ func TestWithpg_WrongUse_SaysSo(t *testing.T) {
 		assert.Equal(t, statusUsage, status)
 		assert.Contains(t, stderr, "usage: withpg")
 	}
+	help, _ := withpg(t, "-h")
+	status, _, usage := finish(t, help)
+	assert.Zero(t, status)
+	assert.Contains(t, usage, "usage: withpg")
 	cmd, _ := withpg(t, "-pg", "16.3", "--", "true")
 	status, _, stderr := finish(t, cmd)
 	assert.Equal(t, statusNoServer, status)

@@ -1,0 +1,229 @@
+// Dispatchers is a program whose work goes wrong in every way: handlers that fail, panic, take longer than their
+// lease or never succeed, and a shutdown in the middle.
+//
+//	go run ./examples/dispatchers
+//
+// It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes
+// whatever it made there. The part to reuse is dispatcher.go.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"maps"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/devpg"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+
+	err := run(ctx)
+	switch {
+	case ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "\ninterrupted")
+		os.Exit(130)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) (err error) {
+	server, err := devpg.Start(ctx, &devpg.Options{Fsync: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
+	fmt.Printf("PostgreSQL %s: %s\n\n", server.Version, server.Source)
+
+	_, err = demo(ctx, server.URL, os.Stdout)
+	return err
+}
+
+const (
+	goroutines      = 6
+	batchGoroutines = 2
+	lease           = 500 * time.Millisecond // of single items; short, so that the program is, too
+)
+
+// result is what came out.
+type result struct {
+	Done, Dead int            // items that were acknowledged, and parked
+	Parked     []deadItem     // those
+	Balances   map[string]int // of the accounts
+	Samples    int64          // sum of all
+	Stats      pgwake.Stats
+}
+
+// demo has two dispatchers on one Provider, in a schema of its own, which it drops.
+func demo(ctx context.Context, databaseURL string, out io.Writer) (r result, err error) {
+	config, err := pgxpool.ParseConfig(databaseURL)
+	if err != nil {
+		return r, err
+	}
+	config.MaxConns = goroutines + batchGoroutines // enough for all to be busy at once; waiting needs none
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return r, err
+	}
+	defer pool.Close()
+	schema := fmt.Sprintf("dispatchers_%d", os.Getpid())
+	defer func() {
+		_, dropped := pool.Exec(context.WithoutCancel(ctx), "DROP SCHEMA IF EXISTS "+schema+" CASCADE")
+		err = errors.Join(err, dropped)
+	}()
+	p, err := pgwake.New(ctx, pool, &pgwake.Config{Schema: schema})
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, p.Close(context.WithoutCancel(ctx))) }()
+	_, err = pool.Exec(ctx, "CREATE TABLE "+schema+".accounts AS SELECT 'ada' AS owner, 100 AS balance UNION ALL SELECT 'grace', 0")
+	if err != nil {
+		return r, err
+	}
+
+	w := &world{accounts: schema + ".accounts", encoderBegan: make(chan struct{})}
+	work := w.work()
+	settled := make(chan outcome, len(work)) // each item leaves the queue once
+	logger := log.New(out, "", log.Ltime|log.Lmicroseconds)
+	common := &dispatcher{
+		Provider: p, pool: pool, namespace: pgwake.DefaultNamespace, lease: lease, maxAttempts: 4, grace: 10 * time.Second,
+		handlers:     map[string]handler{"mail.send": w.sendMail, "report.build": w.buildReport, "video.encode": w.encodeVideo},
+		transactions: map[string]txHandler{"account.transfer": w.transfer},
+		log:          logger, settled: settled,
+	}
+	samples := &dispatcher{Provider: p, pool: pool, namespace: "samples", lease: pgwake.DefaultLockTimeout, grace: 10 * time.Second,
+		log: logger, settled: settled}
+
+	running, shutDown := context.WithCancel(ctx)
+	var dispatchers sync.WaitGroup
+	defer dispatchers.Wait()
+	defer shutDown()
+	dispatchers.Go(func() { common.run(running, goroutines, common.single) })
+	dispatchers.Go(func() { samples.run(running, batchGoroutines, samples.batches(100, w.addSamples)) })
+
+	if _, err := p.EnqueueForWorkerMany(ctx, work); err != nil {
+		return r, err
+	}
+	count := func(o outcome) {
+		if o.done {
+			r.Done++
+		} else {
+			r.Dead++
+		}
+	}
+	for others := len(work) - 1; others > 0; {
+		select {
+		case o := <-settled:
+			count(o)
+			if o.item.Name != "video.encode" {
+				others--
+			}
+		case <-ctx.Done():
+			return r, ctx.Err()
+		}
+	}
+	select {
+	case <-w.encoderBegan:
+	case <-ctx.Done():
+		return r, ctx.Err()
+	}
+	logger.Print("shutting down: nothing is left but the video")
+	shutDown()
+	dispatchers.Wait()
+	logger.Print("down")
+	close(settled)
+	for o := range settled {
+		count(o)
+	}
+
+	if r.Parked, err = exhume(ctx, p); err != nil {
+		return r, err
+	}
+	rows, err := pool.Query(ctx, "SELECT owner, balance FROM "+w.accounts)
+	if err != nil {
+		return r, err
+	}
+	r.Balances = map[string]int{}
+	var owner string
+	var balance int
+	_, err = pgx.ForEachRow(rows, []any{&owner, &balance}, func() error {
+		r.Balances[owner] = balance
+		return nil
+	})
+	if err != nil {
+		return r, err
+	}
+	r.Samples, r.Stats = w.samples.Load(), p.Stats()
+	r.print(out)
+	return r, nil
+}
+
+// exhume fetches what was parked. One would look into the error, mend what is broken, and enqueue the item again
+// in the transaction that acknowledges this one.
+func exhume(ctx context.Context, p *pgwake.Provider) (parked []deadItem, err error) {
+	for {
+		item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{Namespaces: []string{deadNamespace}, NoWait: true})
+		if errors.Is(err, pgwake.ErrNoWork) {
+			return parked, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		var dead deadItem
+		if err := json.Unmarshal(item.Input, &dead); err != nil {
+			return nil, err
+		}
+		parked = append(parked, dead)
+		if err := p.AckWorkItem(ctx, item.LockToken, nil); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (r *result) print(out io.Writer) {
+	fmt.Fprintf(out, "\n%d items done, %d parked\n", r.Done, r.Dead)
+	for _, dead := range r.Parked {
+		fmt.Fprintf(out, "  parked after %d attempts: %s %s: %s\n", dead.Attempts, dead.Name, dead.Input, dead.Error)
+	}
+	fmt.Fprintf(out, "balances after %d transfers, every fifth of which was tried twice: ada %d, grace %d\n",
+		transferCount, r.Balances["ada"], r.Balances["grace"])
+
+	s := r.Stats.Worker
+	fmt.Fprintln(out, "\np.Stats().Worker")
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(table, "  items fetched\t%d\n", s.Items)
+	fmt.Fprintf(table, "  queries for work\t%d\n", s.Looks)
+	fmt.Fprintf(table, "  wake-ups\t%s\n", byReason(s.Tokens))
+	fmt.Fprintf(table, "  queries that found some\t%s\n", byReason(s.Finds))
+	fmt.Fprintf(table, "  found by the safety net\t%d\n", s.FallbackFinds+s.ScoutFinds)
+	fmt.Fprintf(table, "  from the wake-up to the item\tp50 < %v, p99 < %v\n", s.WakeLatency.Quantile(0.5), s.WakeLatency.Quantile(0.99))
+	table.Flush()
+}
+
+func byReason(counts map[string]int64) string {
+	var list []string
+	for _, reason := range slices.Sorted(maps.Keys(counts)) {
+		if n := counts[reason]; n > 0 {
+			list = append(list, fmt.Sprintf("%s %d", reason, n))
+		}
+	}
+	return strings.Join(list, ", ")
+}
