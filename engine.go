@@ -302,22 +302,22 @@ func (e *engine) unsure(queues ...Queue) {
 // nodes only: it came from the LISTEN connection, whose own voice is not heard.
 func (e *engine) undone(q Queue) { e.signal(q, note{due: 1}, WakeLocal) }
 
-// relayAfter is how soon after a release a dispatcher of this node must have looked before the others are
-// asked to.
-const relayAfter = 10 * time.Millisecond
+// How soon after a release a dispatcher of this node must have looked by itself before one is called, and
+// before the other nodes are asked to. Whoever acknowledged a turn is likely to fetch the next at once.
+const (
+	callAfter  = 2 * time.Millisecond
+	relayAfter = 10 * time.Millisecond
+)
 
 // released is called after the commit of what freed an instance. A message that committed between that
 // transaction's last snapshot and its commit was seen by neither side: its wake-up found the lease still
-// held. So somebody looks once more: a dispatcher of this node if one does within relayAfter, or another
-// node's.
+// held. So somebody looks once more: a dispatcher of this node, the one that acknowledged or else one that is
+// called, or another node's.
 func (e *engine) released(namespace string, quiet bool) {
 	asked := false
 	e.waiters.each(Orchestrator, namespace, func(l *lane) {
 		asked = true
-		if quiet {
-			l.relayAt(e.clock.Now().Add(relayAfter))
-		}
-		l.signal(WakeLocal)
+		l.released(quiet)
 	})
 	if quiet && !asked {
 		e.coalescer.tell(Orchestrator, note{due: 1, namespace: namespace})

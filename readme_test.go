@@ -1,59 +1,56 @@
 package pgwake_test
 
 import (
-	"context"
-	"errors"
+	"bufio"
 	"fmt"
+	"net/url"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
-	"strings"
 	"testing"
-	"time"
 
-	"github.com/pgwake/pgwake"
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/require"
 )
 
-// readmeFirstProgram is the first program of the README, word for word. Example runs it.
-func readmeFirstProgram(ctx context.Context) error {
-	p, err := pgwake.Open(ctx, os.Getenv("DATABASE_URL"), nil) // all defaults; migrates, listens
-	if err != nil {
-		return err
-	}
-	defer p.Close(context.WithoutCancel(ctx))
-
-	_, err = p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "email.send", Input: []byte(`{"to":"ada"}`)}, nil)
-	if err != nil {
-		return err
-	}
-
-	for {
-		item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: 30 * time.Second, PollTimeout: time.Minute})
-		if errors.Is(err, pgwake.ErrNoWork) {
-			continue // the poll timeout passed; nothing was due
-		}
-		if err != nil {
-			return err
-		}
-		fmt.Printf("%s %s\n", item.Name, item.Input)
-		if err := p.AckWorkItem(ctx, item.LockToken, nil); err != nil {
-			return err
-		}
-	}
-}
-
-// Every piece of Go in the README stands in this file, so it compiles.
-func TestReadme_GoSnippets_Compile(t *testing.T) {
-	_ = readmeFirstProgram
+// The README's first program is built as it stands there, and does what it says.
+func TestReadme_FirstProgram_BuildsAndRuns(t *testing.T) {
+	t.Parallel()
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	source, err := os.ReadFile("readme_test.go")
+	programs := regexp.MustCompile("(?s)```go\n(package main\n.*?)```").FindAllSubmatch(readme, -1)
+	require.Len(t, programs, 1)
+	dir := t.TempDir()
+	source, binary := filepath.Join(dir, "main.go"), filepath.Join(dir, "first")
+	require.NoError(t, os.WriteFile(source, programs[0][1], 0o644))
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, source).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+
+	// It uses the default schema, so it gets a database of its own.
+	database := fmt.Sprintf("readme_%d", os.Getpid())
+	testdb.Exec(t, testdb.URL(t), `CREATE DATABASE `+database)
+	t.Cleanup(func() { testdb.Exec(t, testdb.URL(t), `DROP DATABASE `+database+` WITH (FORCE)`) })
+	program := exec.CommandContext(t.Context(), binary)
+	program.Env = append(os.Environ(), "DATABASE_URL="+inDatabase(t, database))
+	program.Stderr = os.Stderr
+	output, err := program.StdoutPipe()
 	require.NoError(t, err)
-	snippets := regexp.MustCompile("(?s)```go\n(.*?)\n```").FindAllStringSubmatch(string(readme), -1)
-	require.NotEmpty(t, snippets)
-	for _, s := range snippets {
-		indented := "\t" + strings.ReplaceAll(s[1], "\n", "\n\t")
-		indented = strings.ReplaceAll(indented, "\t\n", "\n")
-		require.Contains(t, string(source), indented)
-	}
+	require.NoError(t, program.Start())
+	line, err := bufio.NewReader(output).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, `email.send {"to":"ada"}`+"\n", line)
+	require.NoError(t, program.Process.Kill())
+	_ = program.Wait()
+}
+
+// inDatabase returns the URL of another database on the tests' server.
+func inDatabase(t *testing.T, name string) string {
+	t.Helper()
+	config, err := pgx.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	u := url.URL{Scheme: "postgres", Path: "/" + name, RawQuery: url.Values{
+		"host": {config.Host}, "port": {fmt.Sprint(config.Port)}, "user": {config.User}, "password": {config.Password}}.Encode()}
+	return u.String()
 }

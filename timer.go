@@ -73,7 +73,7 @@ func (t *timer) fire() (next time.Time, ok bool) {
 func (l *lane) fire(e *engine) (ahead []time.Time) {
 	l.mu.Lock()
 	now := l.now()
-	var due, retry, relay bool
+	var due, retry, call, relay bool
 	if !l.earliest.IsZero() {
 		at := e.clock.Local(l.earliest)
 		// Early, by the grace, but only once for each instant, or an empty answer would bring us back
@@ -94,6 +94,13 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 			ahead = append(ahead, l.retryAt)
 		}
 	}
+	if !l.call.IsZero() {
+		if call = !l.call.After(now); call {
+			l.call = time.Time{}
+		} else {
+			ahead = append(ahead, l.call)
+		}
+	}
 	if !l.relay.IsZero() {
 		if relay = !l.relay.After(now); relay {
 			l.relay = time.Time{}
@@ -108,6 +115,9 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 	}
 	if due {
 		l.signal(WakeTimer)
+	}
+	if call {
+		l.signal(WakeLocal)
 	}
 	if retry {
 		l.signal(WakeScout)

@@ -65,8 +65,9 @@ func TestTimer_InstantInThePast_FiresAtOnce(t *testing.T) {
 	})
 }
 
-// A release that no dispatcher of this node looks at is passed on to the others after 10 ms.
-func TestTimer_ReleaseThatNobodyHereLooksAt_IsToldToTheOthers(t *testing.T) {
+// After a release somebody looks: whoever fetches anyway, or one who is called after 2 ms; and if nobody of
+// this node has after 10 ms, the others are asked to.
+func TestTimer_Release_CallsOneWhoLooksAndElseTellsTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{})
 		e.group.Go("timer", e.timer.run)
@@ -77,14 +78,26 @@ func TestTimer_ReleaseThatNobodyHereLooksAt_IsToldToTheOthers(t *testing.T) {
 			defer e.coalescer.mu.Unlock()
 			return e.coalescer.pending[Orchestrator] != nil
 		}
+		tokens := func() int {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return len(l.tokens)
+		}
 		e.released("default", true)
 		l.beginLook(1) // one does
 		time.Sleep(relayAfter)
 		synctest.Wait()
 		require.False(t, told())
+		require.Zero(t, tokens(), "nobody had to be called")
 
 		e.released("default", true)
-		time.Sleep(relayAfter - time.Nanosecond)
+		time.Sleep(callAfter - time.Nanosecond)
+		synctest.Wait()
+		require.Zero(t, tokens())
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		require.Equal(t, 1, tokens(), "one is called")
+		time.Sleep(relayAfter - callAfter - time.Nanosecond)
 		synctest.Wait()
 		require.False(t, told())
 		time.Sleep(time.Nanosecond)

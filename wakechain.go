@@ -15,9 +15,9 @@ import (
 //
 // Invariants
 //
-//	(1) Every signal is followed by a query that begins after it, or finds as many such queries already
-//	    owed as the lane has dispatchers. A token is spent only by a query that the server answered; a
-//	    dispatcher that leaves without having made one hands the token on (handBack).
+//	(1) Every signal, and every release, is followed by a query that begins after it, or finds as many such
+//	    queries already owed as the lane has dispatchers. A token is spent only by a query that the server
+//	    answered; a dispatcher that leaves without having made one hands the token on (handBack).
 //	(2) empty is true only if the last query found nothing left, it began while the node was listening,
 //	    the node has been listening ever since, and no signal came after it began. Whoever commits due
 //	    work after that query's snapshot causes a signal, so there is nothing to find until one comes.
@@ -106,7 +106,9 @@ type lane struct {
 	retryAt   time.Time // local: when to look again at rows that somebody had locked; zero: never
 	retryStep time.Duration
 
-	relay time.Time // local: when to ask another node to look, unless a look begins here; zero: never
+	// After a release, unless a look begins before; local, zero: never.
+	call  time.Time // when to give a token
+	relay time.Time // when to ask another node to look
 
 	suspects []suspect // finds that may turn out not to have been announced
 }
@@ -251,7 +253,7 @@ func (l *lane) beginLook(epoch uint64) look {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.looks.Add(1)
-	l.relay = time.Time{}
+	l.call, l.relay = time.Time{}, time.Time{}
 	return look{began: l.now(), signals: l.signals, announced: l.announced, heardOf: l.heardOf, epoch: epoch}
 }
 
@@ -313,13 +315,19 @@ func (l *lane) heard(at time.Time) {
 	l.lower(at)
 }
 
-// relayAt has another node asked to look unless a look begins here by then.
-func (l *lane) relayAt(at time.Time) {
+// released tells the lane that a look is owed that begins after now: whoever fetches next makes it, or in
+// time the timer calls somebody. relay says whether to ask another node too, if nobody here has looked.
+func (l *lane) released(relay bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.relay.IsZero() {
-		l.relay = at
+	l.signals++ // a look that is under way does not count
+	l.empty = false
+	if l.call.IsZero() {
+		l.call = l.now().Add(callAfter)
 		l.moved()
+	}
+	if relay && l.relay.IsZero() {
+		l.relay = l.now().Add(relayAfter)
 	}
 }
 

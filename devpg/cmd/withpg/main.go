@@ -4,8 +4,8 @@
 //
 // It takes the server at $PGWAKE_DATABASE_URL or $DATABASE_URL if one answers, and
 // otherwise starts one, in the ways of package [github.com/pgwake/pgwake/devpg].
-// It says on standard error which, runs the command with PGWAKE_DATABASE_URL set to
-// that server, passes signals on to it, and stops the server afterwards. If withpg
+// It says on standard error which, runs the command with PGWAKE_DATABASE_URL and
+// DATABASE_URL set to that server, passes signals on to it, and stops the server afterwards. If withpg
 // is killed, the server ends too.
 //
 // The flags:
@@ -40,6 +40,7 @@ import (
 
 const (
 	urlVariable     = "PGWAKE_DATABASE_URL"
+	usualVariable   = "DATABASE_URL"
 	versionVariable = "PGWAKE_PG"
 	stopTimeout     = 30 * time.Second
 
@@ -101,7 +102,7 @@ func run(args []string, stderr io.Writer) int {
 		for _, line := range passedOver { // the last one says which was taken
 			fmt.Fprintln(stderr, "withpg: "+strings.TrimPrefix(line, "devpg: "))
 		}
-		env = append(env, urlVariable+"="+srv.URL)
+		env = append(env, urlVariable+"="+srv.URL, usualVariable+"="+srv.URL)
 		if opts.Version != "" {
 			// Otherwise a command that reads the variable might pass this server over.
 			env = append(env, versionVariable+"="+opts.Version)
