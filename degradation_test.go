@@ -321,7 +321,12 @@ func TestDegradation_PoolIsExhausted_WorkFlowsOnceItIsNot(t *testing.T) {
 	release := n.exhaust(t)
 	_, err := n.FetchWorkItem(within(t, 100*time.Millisecond), now)
 	require.True(t, requireError(t, err, context.DeadlineExceeded).Retryable)
+	told := n.Stats().Worker.Tokens["notify"]
 	n.produce(t, "while none is free")
+	require.Eventually(t, func() bool { return n.Stats().Worker.Tokens["notify"] > told }, patience, time.Millisecond)
+	_, err = n.FetchWorkItem(within(t, patience), &pgwake.FetchOptions{PollTimeout: 50 * time.Millisecond})
+	require.True(t, requireError(t, err, context.DeadlineExceeded).Retryable)
+	require.False(t, n.Stats().Worker.Aggressive, "the database is well")
 	signal(t, n.listener(t), syscall.SIGTERM) // and push is gone, too
 	require.Eventually(t, func() bool { return !n.Stats().Listening }, patience, time.Millisecond)
 	require.False(t, n.has("while none is free"))

@@ -29,7 +29,8 @@
 //		}
 //	}
 //
-// Run as many such loops as there should be items in work at once, in as many processes as you like.
+// Run as many such loops as there should be items in work at once, in as many processes as you like. Every
+// verb has an example; that of [Provider.FetchWorkItem] is this loop with all that can go wrong.
 //
 // # Leases
 //
@@ -39,6 +40,17 @@
 // leases end; an expired token can do nothing, so a process that was only slow cannot do harm. Delivery is
 // at least once. An effect that happens in the transaction that also acknowledges ([Provider.AckWorkItemTx])
 // happens exactly once.
+//
+// # Failures
+//
+// What a fetch returns tells the loop what to do. [ErrNoWork]: call again. The context has ended, or [ErrClosed]:
+// stop; nothing is left claimed. An [*Error] that is Retryable: the database is away; pause, for a second at most,
+// and call again. Anything else is a mistake in the program, or a right that is missing.
+//
+// An item whose handler failed goes back with [Provider.AbandonWorkItem], after a delay that grows with
+// [ClaimedWorkItem].Attempt. Without a word it comes back when its lease ends. Nothing limits the attempts: to
+// give up, enqueue the item into another namespace and acknowledge it, in one transaction. An ack that fails
+// with [ErrLockLost] came too late: the item is somebody else's by now, or will be.
 //
 // # Time, order, and whom it is for
 //
@@ -65,9 +77,13 @@
 // Every verb is one SQL function of the schema (package migrations), so psql and other languages can take
 // part: SELECT pgwake.enqueue_work('email.send', '{"to":"ada"}') wakes a Go dispatcher like any other.
 //
-// # When something is wrong
+// # Operation
 //
-// Errors are an [*Error] that says which verb failed and whether to try again, around conditions for
-// errors.Is such as [ErrLockLost]. [Provider.Stats] and [Provider.Health] show what the engine does; they
-// ask the database nothing. Without a LISTEN connection a Provider polls, as little as it can, and says so.
+// A Provider uses its pool and one connection more, for LISTEN. Errors are an [*Error] that says which verb
+// failed and whether to try again, around conditions for errors.Is such as [ErrLockLost]. [Provider.Stats] and
+// [Provider.Health] show what the engine does; they ask the database nothing. Without a LISTEN connection a
+// Provider polls, as little as it can, and says so.
+//
+// In the directory docs: architecture.md, operations.md (pool size, poolers, failures, rights), settings.md, and
+// moving-from-polling.md for a program that has a table of jobs.
 package pgwake

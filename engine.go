@@ -181,8 +181,8 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 	announce := e.leases.announce(l.queue, e.clock.Server(sent), lockTimeout)
 	r, err := ask(ctx, announce)
 	if err != nil {
-		// A cancelled caller says nothing about the database.
-		if ctx.Err() == nil && e.ctx.Err() == nil {
+		// A cancelled caller says nothing about the database, and neither do others who use the pool.
+		if ctx.Err() == nil && e.ctx.Err() == nil && !errors.Is(err, errPoolBusy) {
 			e.failing.Store(true)
 			e.enterAggressive(l.queue, troubleFetch)
 			e.observe(l.queue, outcomeFailed)
@@ -219,7 +219,7 @@ func reasonOf(by *token) WakeReason {
 
 // woken accounts for a token that a parked dispatcher took.
 func (e *engine) woken(q Queue, t token) {
-	if e.cfg.AggressivePolicy == OnEveryWake {
+	if e.cfg.AggressivePolicy == OnEveryWake && t.reason != WakeScout { // or one poll would lead to the next for ever
 		e.enterAggressive(q, troubleWake)
 	}
 	if t.reason == WakeNotify && !t.handed.IsZero() && e.clock.Now().Sub(t.handed) > e.cfg.NotifyDeliveryTimeout {

@@ -361,6 +361,20 @@ func TestPolling_EightDispatchers_AskOnceAnInterval(t *testing.T) {
 }
 
 // A panic in any goroutine of the engine costs a pause, not the wake-ups.
+func TestAggressive_OnEveryWake_ItsOwnPollsDoNotKeepItUp(t *testing.T) {
+	p := testProvider(t, Config{AggressivePolicy: OnEveryWake, AggressiveDuration: 100 * time.Millisecond, AggressiveExitThreshold: 1})
+	first, second := fetchWork(t, p, longPoll), fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 2)
+	eventually(t, "it has settled", func() bool { return !p.Stats().Worker.Aggressive })
+	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('w')`)
+	select {
+	case <-first:
+	case <-second:
+	}
+	require.True(t, p.Stats().Worker.Aggressive)
+	eventually(t, "the polling ends", func() bool { return !p.Stats().Worker.Aggressive })
+}
+
 func TestEngine_PanicInAnyGoroutine_IsSurvived(t *testing.T) {
 	for _, point := range []string{"timer", "coalescer", "listener"} {
 		t.Run(point, func(t *testing.T) {

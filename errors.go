@@ -22,7 +22,7 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrDuplicateEvent: an event with this id is already in the execution's history. Nothing was written.
 	ErrDuplicateEvent = errors.New("event id is already in the history")
-	// ErrInvalid: an argument breaks a rule that its documentation states. Nothing was sent.
+	// ErrInvalid: an argument breaks a rule that its documentation states. Nothing was written.
 	ErrInvalid = errors.New("invalid argument")
 	// ErrPayloadTooLarge: a payload exceeds Config.MaxPayload. It is also an ErrInvalid.
 	ErrPayloadTooLarge = fmt.Errorf("%w: payload too large", ErrInvalid)

@@ -80,7 +80,7 @@ type job struct {
 var (
 	errNotListening = errors.New("not listening")
 	errDeaf         = fmt.Errorf("LISTEN succeeded, but no notification came within %v: "+
-		"a transaction pooler carries none (Config.ListenConfig goes around it)", selfTestDeadline)
+		"a transaction pooler carries none (Config.ListenConfig goes around it), and neither does another database", selfTestDeadline)
 )
 
 func newListener(e *engine, config *pgx.ConnConfig) *listener {

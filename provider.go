@@ -43,8 +43,8 @@ type Provider struct {
 }
 
 // Open connects to the database, creates or migrates the schema, and starts to listen. databaseURL is
-// whatever pgx accepts: a URL or keyword/value string, pool settings included; one connection is kept warm
-// unless pool_min_conns says otherwise. A nil Config means the defaults.
+// whatever pgx accepts: a URL or keyword/value string, pool settings included; at least one connection is kept
+// warm, or more if pool_min_conns says so. A nil Config means the defaults.
 //
 // The Provider uses the pool and one more connection, for LISTEN. If LISTEN cannot be had, the Provider
 // works all the same, by polling, and Health says so.
@@ -299,6 +299,9 @@ func (p *Provider) ended(ctx context.Context, op string, err error) error {
 	return failed(op, err)
 }
 
+// errPoolBusy is not ErrNoWork, which would hide it: a pool that is too small looks like an idle queue.
+var errPoolBusy = fmt.Errorf("no connection of the pool came free within the poll timeout: %w", context.DeadlineExceeded)
+
 // claimDeadline bounds a query for work. One that takes longer has lost its peer.
 const claimDeadline = 30 * time.Second
 
@@ -311,10 +314,19 @@ type claimed[T any] struct {
 // detached makes a claim so that a caller who leaves in the middle strands nothing. The query runs to its
 // end, whatever happens to the caller's context; if the caller is gone by then, or if nobody knows whether
 // the server committed, undo gives back what was claimed and reports whether there was something. Only the
-// wait for a connection is the caller's to cancel.
-func detached[T any](ctx context.Context, p *Provider, query func(context.Context, *pgxpool.Conn) (claimed[T], error), undo func(context.Context) (bool, error)) (claimed[T], error) {
-	conn, err := p.pool.Acquire(ctx)
-	if err != nil {
+// wait for a connection is the caller's to cancel, and ends at giveUp.
+func detached[T any](ctx context.Context, p *Provider, giveUp time.Time, query func(context.Context, *pgxpool.Conn) (claimed[T], error), undo func(context.Context) (bool, error)) (claimed[T], error) {
+	acquiring := ctx
+	if !giveUp.IsZero() {
+		var cancel context.CancelFunc
+		acquiring, cancel = context.WithDeadline(ctx, giveUp)
+		defer cancel()
+	}
+	conn, err := p.pool.Acquire(acquiring)
+	switch {
+	case err != nil && acquiring.Err() != nil && ctx.Err() == nil:
+		return claimed[T]{}, errPoolBusy
+	case err != nil:
 		return claimed[T]{}, err
 	}
 	type outcome struct {

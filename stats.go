@@ -142,6 +142,9 @@ type Health struct {
 func (p *Provider) Health() Health {
 	var problems []string
 	e := p.engine
+	if e.ctx.Err() != nil {
+		return Health{Problems: []string{"closed"}}
+	}
 	if e.listener != nil && e.listener.epoch.Load() == 0 {
 		problem := "not listening; " + e.cfg.withoutListener()
 		if err := e.listener.err(); err != nil {
@@ -151,9 +154,6 @@ func (p *Provider) Health() Health {
 	}
 	if e.group.Degraded() {
 		problems = append(problems, "a goroutine of the engine panicked and is about to be restarted")
-	}
-	if e.ctx.Err() != nil {
-		problems = append(problems, "closed")
 	}
 	return Health{OK: len(problems) == 0, Problems: problems}
 }

@@ -283,6 +283,7 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 		l.stats.latency.observe(l.now().Sub(by.at))
 	}
 	if r.more() {
+		l.empty = false
 		if r.found == 0 {
 			l.retryStep = max(min(2*l.retryStep, maxRetryInterval), firstScoutInterval)
 			l.retryAt = l.now().Add(l.retryStep)

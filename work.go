@@ -129,8 +129,9 @@ type FetchOptions struct {
 	// Defaults to DefaultLockTimeout, 30 s.
 	LockTimeout time.Duration
 
-	// PollTimeout is how long to wait for work. A fetch never gives up earlier, and at most a query in
-	// flight later. Defaults to Config.MaxWait.
+	// PollTimeout is how long to wait for work. A fetch never gives up earlier, and at most 200 ms and a query
+	// in flight later. If it is still waiting for a connection of the pool then, the error is
+	// context.DeadlineExceeded, and ErrNoWork otherwise. Defaults to Config.MaxWait.
 	PollTimeout time.Duration
 
 	// NoWait makes the fetch ask once and return. Not together with PollTimeout. Defaults to false.
@@ -146,7 +147,13 @@ type fetchPlan struct {
 	poll       time.Duration
 	noWait     bool
 	namespaces []string // sorted; nil: all
+
+	giveUp time.Time // waiting for a connection of the pool; zero: with the caller's context
 }
+
+// poolGrace is how much longer than its poll timeout a fetch waits for a connection: its last wake-up may have
+// come with the timeout.
+const poolGrace = 200 * time.Millisecond
 
 func (p *Provider) plan(o *FetchOptions) (fetchPlan, error) {
 	if o == nil {
@@ -163,7 +170,11 @@ func (p *Provider) plan(o *FetchOptions) (fetchPlan, error) {
 		return fetchPlan{}, invalid("NoWait contradicts the poll timeout %v", o.PollTimeout)
 	}
 	namespaces, err := namespaceSet(o.Namespaces)
-	return fetchPlan{lock: lock, poll: cmp.Or(o.PollTimeout, p.cfg.MaxWait), noWait: o.NoWait, namespaces: namespaces}, err
+	plan := fetchPlan{lock: lock, poll: cmp.Or(o.PollTimeout, p.cfg.MaxWait), noWait: o.NoWait, namespaces: namespaces}
+	if !plan.noWait && plan.poll < maxDelay {
+		plan.giveUp = time.Now().Add(plan.poll + poolGrace)
+	}
+	return plan, err
 }
 
 // EnqueueForWorker adds a work item, durably once it returns. The error is ErrInvalid if the item or an
@@ -349,7 +360,7 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 	defer done()
 	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool) (report, error) {
 		claim := newClaim()
-		c, err := detached(ctx, p, func(ctx context.Context, conn *pgxpool.Conn) (claimed[[]*ClaimedWorkItem], error) {
+		c, err := detached(ctx, p, plan.giveUp, func(ctx context.Context, conn *pgxpool.Conn) (claimed[[]*ClaimedWorkItem], error) {
 			return p.claimWork(ctx, conn, claim, n, plan, announce)
 		}, func(ctx context.Context) (bool, error) {
 			var undone int64
