@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/dbclock"
@@ -45,7 +44,7 @@ type engine struct {
 	lost func()
 }
 
-func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen *pgx.ConnConfig, lost func()) *engine {
+func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, lost func()) *engine {
 	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), lost: lost}
 	e.timer = newTimer(e)
 	e.coalescer = newCoalescer(e)
@@ -190,10 +189,11 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 		return false, err
 	}
 	answered = true
+	l.endLook(k, r, by, e.epoch())
+	e.keepInstants(l, r.now)
 	if e.failing.Swap(false) && e.listener != nil {
 		e.listener.retryNow()
 	}
-	l.endLook(k, r, by, e.epoch())
 	if r.found == 0 {
 		e.observe(l.queue, outcomeEmpty)
 		return false, nil
@@ -208,6 +208,14 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 	c.items.Add(int64(r.found))
 	c.finds[reasonOf(by)].Add(1)
 	return true, nil
+}
+
+// keepInstants has the lane look at the next instant that this node was told of, whatever an answer said: those
+// who claimed count on it (leases.go).
+func (e *engine) keepInstants(l *lane, now time.Time) {
+	if next := e.leases.next(l.queue, now); !next.IsZero() {
+		l.keep(next)
+	}
 }
 
 func reasonOf(by *token) WakeReason {
@@ -332,6 +340,9 @@ func (e *engine) enterAggressive(q Queue, why trouble) {
 }
 
 func (e *engine) observe(q Queue, o outcome) {
+	if o == outcomeEmpty && e.listener != nil && e.epoch() == 0 {
+		return // no sign that notifications get through: there are none
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.trouble[q].observe(o, e.clock.Now())

@@ -135,6 +135,37 @@ func TestHole04_DispatcherGoneWithItsLease_RedeliversWhenTheLeaseEnds(t *testing
 	requireNoSafetyNet(t, p)
 }
 
+// Whoever was told of an instant looks at it, even if an answer since says that nothing is due then: a claim made
+// after that answer counts on it, and says nothing.
+func TestHole04_InstantThatWasTold_IsLookedAtWhateverAnAnswerSays(t *testing.T) {
+	const lockTimeout = 2 * time.Second
+	p := testProvider(t, Config{})
+	dies := testProvider(t, Config{Schema: p.cfg.Schema})
+	producer := plain(t, p.cfg.Schema)
+	silently := func(name string) *ClaimedWorkItem {
+		mustExec(t, producer, `BEGIN`)
+		mustExec(t, producer, `SET LOCAL pgwake.notify = off`)
+		mustExec(t, producer, `SELECT enqueue_work($1)`, name)
+		mustExec(t, producer, `COMMIT`)
+		item, err := dies.FetchWorkItem(t.Context(), &FetchOptions{LockTimeout: lockTimeout, NoWait: true})
+		require.NoError(t, err)
+		return item
+	}
+	wait := fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	told := func() time.Time { return p.engine.leases.next(Worker, time.Now().Add(-time.Hour)) }
+	first := silently("first") // tells of the end of its lease
+	eventually(t, "it is known", func() bool { return !told().IsZero() })
+	require.NoError(t, dies.AckWorkItem(t.Context(), first.LockToken, nil))
+	looks := p.Stats().Worker.Looks
+	mustExec(t, producer, `SELECT notify_queue('worker', 1, NULL)`)
+	eventually(t, "it looks and finds nothing", func() bool { return p.Stats().Worker.Looks > looks })
+	awaitParked(t, p, Worker, 1)
+	silently("second") // its lease ends soon after that instant, so it tells of nothing
+	require.Equal(t, "second", get(t, wait).item.Name)
+	requireNoSafetyNet(t, p)
+}
+
 // Hole 5: items that become visible without an INSERT fire no trigger.
 func TestHole05_AbandonedItem_WakesAnotherNode(t *testing.T) {
 	p := testProvider(t, Config{})

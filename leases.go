@@ -13,27 +13,34 @@ import (
 // look, see the lease as it then is, and know the rest. Knowledge is passed on by such looks: whoever looks
 // and finds nothing due learns the next instant, renewed leases included.
 //
-// Invariant: for every lease of this node that ends at e, the other nodes have been told of an instant in
+// Invariants: (1) For every lease of this node that ends at e, the other nodes have been told of an instant in
 // (commit of the claim, e]. With equal timeouts that takes one notification per half lock timeout, and
-// none while idle.
+// none while idle. (2) Whoever was told of an instant looks at it, even if an answer since says that nothing
+// becomes due then: somebody may have claimed after that answer, and counted on it.
 
 type leases struct {
 	mu       sync.Mutex
-	instants [queueCount][]time.Time // told by anyone, server time, not past
+	instants [queueCount][]time.Time // told by anyone, server time, not past, in order
 }
 
-// maxInstants bounds the memory for instants; forgetting one costs a needless notification.
-const maxInstants = 64
+// Of many instants the nearest are kept, and of those a node counts on the nearest few: others, who heard about the
+// same, keep them too.
+const (
+	keptInstants    = 1024
+	countedInstants = 64
+)
 
 // told remembers an instant at which every node will look.
 func (s *leases) told(q Queue, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := s.instants[q]
-	if len(known) >= maxInstants {
-		known = known[1:]
+	place, found := slices.BinarySearchFunc(known, at, time.Time.Compare)
+	if found {
+		return
 	}
-	s.instants[q] = append(known, at)
+	known = slices.Insert(known, place, at)
+	s.instants[q] = known[:min(len(known), keptInstants)]
 }
 
 // announce reports whether a claim made now, at server time now, must tell the others when its lease ends.
@@ -41,8 +48,25 @@ func (s *leases) told(q Queue, at time.Time) {
 func (s *leases) announce(q Queue, now time.Time, timeout time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.instants[q] = slices.DeleteFunc(s.instants[q], func(at time.Time) bool { return at.Before(now) })
-	return !slices.ContainsFunc(s.instants[q], func(at time.Time) bool {
+	known := s.ahead(q, now)
+	return !slices.ContainsFunc(known[:min(len(known), countedInstants)], func(at time.Time) bool {
 		return !at.Before(now.Add(timeout/2)) && !at.After(now.Add(timeout))
 	})
+}
+
+// next returns the first instant after now that was told of; zero: none.
+func (s *leases) next(q Queue, now time.Time) (next time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.ahead(q, now); len(known) > 0 {
+		next = known[0]
+	}
+	return next
+}
+
+// ahead forgets the instants that are past and returns the others.
+func (s *leases) ahead(q Queue, now time.Time) []time.Time {
+	past, _ := slices.BinarySearchFunc(s.instants[q], now.Add(1), time.Time.Compare)
+	s.instants[q] = slices.Delete(s.instants[q], 0, past)
+	return s.instants[q]
 }

@@ -48,7 +48,7 @@ const (
 
 type listener struct {
 	e      *engine
-	config *pgx.ConnConfig
+	dialer dialer
 
 	epoch    atomic.Uint64
 	sessions atomic.Uint64 // so far
@@ -83,13 +83,8 @@ var (
 		"a transaction pooler carries none (Config.ListenConfig goes around it), and neither does another database", selfTestDeadline)
 )
 
-func newListener(e *engine, config *pgx.ConnConfig) *listener {
-	config = config.Copy()
-	// A wait is interrupted by a deadline on the socket, which leaves the connection usable.
-	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
-		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
-	}
-	return &listener{e: e, config: config, tried: make(chan struct{}), retry: make(chan struct{}, 1)}
+func newListener(e *engine, d dialer) *listener {
+	return &listener{e: e, dialer: d, tried: make(chan struct{}), retry: make(chan struct{}, 1)}
 }
 
 // retryNow is called when the database answers again: if there is no connection, this is the time for the
@@ -183,7 +178,15 @@ func (l *listener) session(ctx context.Context) error {
 	l.e.inject("connect")
 	preparing, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(preparing, l.config)
+	config, err := l.dialer.prepare(preparing)
+	if err != nil {
+		return err
+	}
+	// A wait is interrupted by a deadline on the socket, which leaves the connection usable.
+	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
+	}
+	conn, err := pgx.ConnectConfig(preparing, config)
 	if err != nil {
 		return err
 	}
@@ -192,6 +195,11 @@ func (l *listener) session(ctx context.Context) error {
 		defer cancel()
 		_ = conn.Close(closing)
 	}()
+	if l.dialer.after != nil {
+		if err := l.dialer.after(preparing, conn); err != nil {
+			return err
+		}
+	}
 	l.mu.Lock()
 	l.socket = conn.PgConn().Conn()
 	l.mu.Unlock()
@@ -446,6 +454,7 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 		}
 		if *l.e.cfg.FallbackEnabled {
 			lanes[at-1].endFallback(looks[at-1], r)
+			l.e.keepInstants(lanes[at-1], now)
 		}
 		return nil
 	})
@@ -462,7 +471,7 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 func (l *lane) beginFallback() look {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return look{began: l.now(), signals: l.signals, heardOf: l.heardOf}
+	return l.knows(0)
 }
 
 // endFallback wakes a dispatcher for what is due, and re-seeds the timer otherwise.
@@ -473,10 +482,5 @@ func (l *lane) endFallback(k look, r report) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.heardOf == k.heardOf {
-		l.earliest = r.earliest
-		l.moved()
-	} else {
-		l.lower(r.earliest)
-	}
+	l.learn(k, r)
 }

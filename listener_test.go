@@ -1,9 +1,16 @@
 package pgwake
 
 import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -65,6 +72,90 @@ func TestListener_BackendKilledUnderLoad_LosesNothingAndListensAgain(t *testing.
 	}
 }
 
+// What a verb has to tell is told before Close lets the coalescer have the last word.
+func TestClose_VerbHasCommittedAndNotTold_WaitsForIt(t *testing.T) {
+	p := testProvider(t, Config{})
+	ear := plain(t, p.cfg.Schema)
+	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	committed, goOn := make(chan struct{}), make(chan struct{})
+	var verb sync.WaitGroup
+	verb.Go(func() {
+		_ = p.doAndTell(t.Context(), "test", func(context.Context, querier) error { return nil }, func() {
+			close(committed)
+			<-goOn
+			p.engine.tell([]produced{{queue: Worker, namespace: "late"}}, true)
+		})
+	})
+	<-committed
+	closed := make(chan error, 1)
+	go func() { closed <- p.Close(context.Background()) }()
+	eventually(t, "Close has begun", p.isClosing)
+	close(goOn)
+	require.NoError(t, <-closed)
+	verb.Wait()
+	hearing, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	n, err := ear.WaitForNotification(hearing)
+	require.NoError(t, err)
+	require.Equal(t, "late", parseNote(n.Payload).namespace)
+}
+
+// Where the pool makes its passwords anew, or sets a role, LISTEN and migrations do the same.
+func TestNew_PoolHasHooks_EveryConnectionGoesThroughThem(t *testing.T) {
+	config, err := pgxpool.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	var before, after atomic.Int64
+	config.ConnConfig.Port++ // wrong, and put right by the hook
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error { before.Add(1); c.Port--; return nil }
+	config.AfterConnect = func(context.Context, *pgx.Conn) error { after.Add(1); return nil }
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	p, err := New(t.Context(), pool, &Config{Schema: testdb.Schema(t), Logger: silent})
+	require.NoError(t, err)
+	require.True(t, p.Stats().Listening, p.Health().Problems)
+	require.NoError(t, p.Close(t.Context()))
+	require.GreaterOrEqual(t, after.Load(), int64(2), "one of the pool and that of LISTEN")
+	require.Greater(t, before.Load(), after.Load(), "and that of the migrations")
+}
+
+func TestFetch_PanicBelowTheClaim_IsAnErrorAndNothingIsLost(t *testing.T) {
+	config, err := pgxpool.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	tracer := &panicking{}
+	config.ConnConfig.Tracer = tracer
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	p, err := New(t.Context(), pool, &Config{Schema: testdb.Schema(t), Logger: silent})
+	require.NoError(t, err)
+	defer p.Close(context.Background())
+	_, err = p.EnqueueForWorker(t.Context(), WorkItem{Name: "w"}, nil)
+	require.NoError(t, err)
+	tracer.armed.Store(true)
+	_, err = p.FetchWorkItem(t.Context(), longPoll)
+	require.ErrorContains(t, err, "panic: tracer")
+	item, err := p.FetchWorkItem(t.Context(), longPoll)
+	require.NoError(t, err)
+	require.Equal(t, "w", item.Name)
+}
+
+// panicking panics at the start of one batch.
+type panicking struct{ armed atomic.Bool }
+
+func (*panicking) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (*panicking) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (p *panicking) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	if p.armed.CompareAndSwap(true, false) {
+		panic("tracer")
+	}
+	return ctx
+}
+func (*panicking) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*panicking) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
 func TestListener_CannotConnect_ProviderPollsAndSaysSo(t *testing.T) {
 	reached := testProvider(t, Config{})
 	config := reached.pool.Config().ConnConfig.Copy()
@@ -79,4 +170,20 @@ func TestListener_CannotConnect_ProviderPollsAndSaysSo(t *testing.T) {
 	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('polled')`)
 	require.Equal(t, "polled", get(t, wait).item.Name)
 	require.True(t, p.Stats().Worker.Aggressive)
+}
+
+// Polls that find nothing are no sign that notifications get through: without a LISTEN connection the polling goes
+// on, however short AggressiveDuration is.
+func TestListener_CannotConnect_PollingDoesNotEnd(t *testing.T) {
+	reached := testProvider(t, Config{})
+	config := reached.pool.Config().ConnConfig.Copy()
+	config.Port, config.Fallbacks = 1, nil
+	p := testProvider(t, Config{Schema: reached.cfg.Schema, ListenConfig: config,
+		AggressiveDuration: 10 * time.Millisecond, AggressiveExitThreshold: 1, AggressiveInterval: 10 * time.Millisecond})
+	fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	for looks := p.Stats().Worker.Looks; p.Stats().Worker.Looks < looks+30; {
+		require.True(t, p.Stats().Worker.Aggressive)
+		runtime.Gosched()
+	}
 }

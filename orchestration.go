@@ -121,12 +121,10 @@ func (p *Provider) EnqueueForOrchestratorTx(ctx context.Context, tx pgx.Tx, m Me
 func (p *Provider) EnqueueForOrchestratorMany(ctx context.Context, messages []MessageEnqueue) (added []Enqueued, err error) {
 	var namespaces []string
 	quiet := p.engine.quiet()
-	err = p.do(ctx, "enqueue messages", func(ctx context.Context, q querier) error {
+	err = p.doAndTell(ctx, "enqueue messages", func(ctx context.Context, q querier) error {
 		added, namespaces, err = p.enqueueMessages(ctx, q, messages, quiet)
 		return err
-	})
-	switch {
-	case err == nil:
+	}, func() {
 		var due []produced
 		for i, a := range added {
 			if !a.Duplicate {
@@ -134,9 +132,7 @@ func (p *Provider) EnqueueForOrchestratorMany(ctx context.Context, messages []Me
 			}
 		}
 		p.engine.tell(due, quiet)
-	case outcomeUnknown(err):
-		p.engine.unsure(Orchestrator)
-	}
+	}, Orchestrator)
 	return added, err
 }
 
@@ -288,7 +284,7 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, c
 			c.item.History = append(c.item.History, Event{ID: *id, Type: *kind, Data: data, CreatedAt: *createdAt})
 		case "outlook":
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
-			c.earliest, c.now, c.leaseEnd = value(earliest), *now, *lockedUntil
+			c.earliest, c.now, c.leaseEnd, c.unfinished = value(earliest), *now, *lockedUntil, value(attempt) > 0
 			if c.item != nil {
 				c.found = 1
 			}
@@ -305,17 +301,10 @@ func (p *Provider) AckOrchestrationItem(ctx context.Context, token LockToken, ac
 	quiet := p.engine.quiet()
 	var freed string
 	var due []produced
-	err := p.do(ctx, "ack orchestration", func(ctx context.Context, q querier) (err error) {
+	return p.doAndTell(ctx, "ack orchestration", func(ctx context.Context, q querier) (err error) {
 		freed, due, err = p.ackOrchestration(ctx, q, token, ack, quiet)
 		return err
-	})
-	switch {
-	case err == nil:
-		p.engine.acked(freed, due, quiet)
-	case outcomeUnknown(err):
-		p.engine.unsure(Orchestrator, Worker)
-	}
-	return err
+	}, func() { p.engine.acked(freed, due, quiet) }, Orchestrator, Worker)
 }
 
 // AckOrchestrationItemTx is AckOrchestrationItem as part of the transaction.

@@ -242,6 +242,37 @@ func TestFetchOrchestrationItem_NamespaceFilter_SeesOnlyThoseAndInOrderAcrossThe
 }
 
 // Instances that a transaction has in its hands must not stop a fetch from finding the free one behind them.
+func TestEnqueueForOrchestrator_InstanceAboutToBeKnown_MessageGoesToItsNamespace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	inRed := &pgwake.FetchOptions{Namespaces: []string{"red"}, LockTimeout: lease, NoWait: true}
+	_, err := n.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, &pgwake.EnqueueOptions{Namespace: "red"})
+	require.NoError(t, err)
+	turn, err := n.FetchOrchestrationItem(t.Context(), inRed)
+	require.NoError(t, err)
+	// One that sees the message that opens the instance, and one that does not: its transaction began earlier.
+	_, err = n.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "i", Kind: "event"}, nil)
+	require.NoError(t, err)
+	n.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind) VALUES ('i', 'early')`)
+	require.NoError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}}))
+	turn, err = n.FetchOrchestrationItem(t.Context(), inRed)
+	require.NoError(t, err)
+	require.Len(t, turn.Messages, 2)
+	require.Equal(t, []string{"red", "red"}, query[string](t, n, `SELECT namespace FROM orchestrator_queue`))
+}
+
+func TestFetchOrchestrationItem_ThousandsOfLockedInstancesBefore_TheFreeOneIsReached(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `INSERT INTO instance_locks (instance_id, lock_token, locked_until) SELECT i::text, gen_random_uuid(), now() + '1 hour' FROM generate_series(1, 2500) i`)
+	n.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind) SELECT i::text, 'event' FROM generate_series(1, 2500) i`)
+	n.exec(t, `SELECT enqueue_message('free', 'start', p_name => 'n')`)
+	turn, err := n.FetchOrchestrationItem(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, "free", turn.Instance)
+	require.EqualValues(t, 3, n.Stats().Orchestrator.Looks, "a thousand are moved out of the way at a time")
+}
+
 func TestFetchOrchestrationItem_FirstFiftyInstancesLockedByOthers_TakesTheNext(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -98,9 +99,10 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, er
 
 func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool bool) (*Provider, error) {
 	// Neither LISTEN nor a migration can go through a transaction pooler.
-	direct := cfg.ListenConfig
-	if direct == nil {
-		direct = pool.Config().ConnConfig
+	direct := dialer{config: cfg.ListenConfig}
+	if direct.config == nil {
+		like := pool.Config()
+		direct = dialer{config: like.ConnConfig, before: like.BeforeConnect, after: like.AfterConnect}
 	}
 	readCommitted, err := checkServer(ctx, pool, direct, cfg)
 	if err != nil {
@@ -124,7 +126,7 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 
 // checkServer makes sure of the server's version and of the schema. It reports whether the role's default
 // isolation level is READ COMMITTED.
-func checkServer(ctx context.Context, pool *pgxpool.Pool, direct *pgx.ConnConfig, cfg *Config) (readCommitted bool, err error) {
+func checkServer(ctx context.Context, pool *pgxpool.Pool, direct dialer, cfg *Config) (readCommitted bool, err error) {
 	var current, latest int64
 	err = pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
 		var version int
@@ -150,7 +152,28 @@ func checkServer(ctx context.Context, pool *pgxpool.Pool, direct *pgx.ConnConfig
 	case cfg.SkipMigrate:
 		return false, fmt.Errorf("%w: schema %q is at version %d of %d", ErrNotMigrated, cfg.Schema, current, latest)
 	}
-	return readCommitted, migrations.Up(ctx, direct, cfg.Schema)
+	config, err := direct.prepare(ctx)
+	if err != nil {
+		return false, err
+	}
+	return readCommitted, migrations.Up(ctx, config, cfg.Schema)
+}
+
+// dialer makes connections outside the pool, in the way of the pool: with a password that is made anew each time,
+// for instance.
+type dialer struct {
+	config *pgx.ConnConfig
+	before func(context.Context, *pgx.ConnConfig) error
+	after  func(context.Context, *pgx.Conn) error
+}
+
+// prepare returns the configuration of one connection.
+func (d dialer) prepare(ctx context.Context) (*pgx.ConnConfig, error) {
+	config := d.config.Copy()
+	if d.before == nil {
+		return config, nil
+	}
+	return config, d.before(ctx, config)
 }
 
 // Close returns every waiting fetch with ErrClosed, waits for the verbs in flight, tells the other nodes
@@ -258,15 +281,30 @@ type querier interface {
 
 // do runs a verb on the pool.
 func (p *Provider) do(ctx context.Context, op string, verb func(context.Context, querier) error) error {
+	return p.doAndTell(ctx, op, verb, func() {})
+}
+
+// doAndTell runs a verb on the pool that feeds queues, and tells of it once it was committed, or of the queues if
+// nobody knows whether it was. The telling is part of the verb: Close waits for it, and lets the coalescer have
+// the last word.
+func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.Context, querier) error, tell func(), queues ...Queue) error {
 	ctx, done, err := p.begin(ctx)
 	if err != nil {
 		return failed(op, err)
 	}
 	defer done()
 	if p.readCommitted {
-		return p.ended(ctx, op, verb(ctx, p.pool))
+		err = verb(ctx, p.pool)
+	} else {
+		err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error { return verb(ctx, tx) })
 	}
-	return p.ended(ctx, op, pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error { return verb(ctx, tx) }))
+	switch {
+	case err == nil:
+		tell()
+	case outcomeUnknown(err):
+		p.engine.unsure(queues...)
+	}
+	return p.ended(ctx, op, err)
 }
 
 // readCommitted is for where the role's default is another level.
@@ -335,11 +373,17 @@ func detached[T any](ctx context.Context, p *Provider, giveUp time.Time, query f
 	}
 	outcomes := make(chan outcome, 1)
 	p.inFlight.Go(func() {
+		var o outcome
+		defer func() {
+			if panicked := recover(); panicked != nil { // a tracer's, or a codec's: the caller's dispatcher may survive it
+				o.err = fmt.Errorf("panic: %v\n%s", panicked, debug.Stack())
+			}
+			conn.Release()
+			outcomes <- o
+		}()
 		bounded, cancel := context.WithTimeout(p.abort, claimDeadline)
 		defer cancel()
-		c, err := query(bounded, conn)
-		conn.Release()
-		outcomes <- outcome{c, err}
+		o.claimed, o.err = query(bounded, conn)
 	})
 	select {
 	case o := <-outcomes:
@@ -382,6 +426,11 @@ func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, scan func(
 // with it, and then finds nothing to undo; so there are several, the last one when the Provider closes.
 // What none of them reaches comes back when the lease ends.
 func (p *Provider) giveBack(undo func(context.Context) (bool, error)) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			p.cfg.Logger.Error("pgwake: panic while a claim was undone", "panic", panicked, "stack", string(debug.Stack()))
+		}
+	}()
 	closing := p.closing
 	for _, pause := range []time.Duration{0, 100 * time.Millisecond, time.Second, 5 * time.Second} {
 		wait := time.NewTimer(pause)

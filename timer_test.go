@@ -5,7 +5,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 )
 
@@ -15,7 +14,7 @@ func testEngine(t *testing.T, cfg Config) *engine {
 	cfg.Logger = silent
 	resolved, err := cfg.resolve()
 	require.NoError(t, err)
-	e := newEngine(&resolved, newStatements("s"), nil, &pgx.ConnConfig{}, func() {})
+	e := newEngine(&resolved, newStatements("s"), nil, dialer{}, func() {})
 	t.Cleanup(e.stop)
 	return e
 }

@@ -1,6 +1,7 @@
 package pgwake
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -22,8 +23,8 @@ import (
 //	    the node has been listening ever since, and no signal came after it began. Whoever commits due
 //	    work after that query's snapshot causes a signal, so there is nothing to find until one comes.
 //	(3) earliest is never later than the next instant at which something becomes due, unless a token is
-//	    owed: it is replaced only by what a query reports that saw no new instants come in meanwhile,
-//	    lowered by every instant heard of, and cleared only together with the emission of a token.
+//	    owed: it is replaced only by what a query reports during which no new instant and no other answer
+//	    came in, lowered by every instant heard of, and cleared only together with the emission of a token.
 //	(4) While the query that a token demands reports more due work than it took, it passes a token on.
 
 // Queue names one of the two queues.
@@ -98,6 +99,7 @@ type lane struct {
 	announced uint64 // those of them for which announces() holds
 	answered  uint64 // announced, when the last query began that left nothing: what they announced is found
 	heardOf   uint64 // due instants heard of so far
+	answers   uint64 // of queries, so far
 	empty     bool   // invariant (2)
 	lookedAt  time.Time
 	earliest  time.Time // invariant (3), server time; zero: none
@@ -147,7 +149,8 @@ func (l *lane) signal(why WakeReason) {
 }
 
 // hand gives the token to the dispatcher that waits longest, or keeps it. A lane that owes as many queries
-// as it has dispatchers has called everyone: each will look after this signal, and the token can go.
+// as it has dispatchers has called everyone, and one token can go: the oldest. A query that serves a newer one
+// serves it as well; a query under way may serve the older ones alone.
 func (l *lane) hand(t token) {
 	if len(l.waiting) > 0 {
 		first := l.waiting[0]
@@ -156,8 +159,10 @@ func (l *lane) hand(t token) {
 		first.wake <- t
 		return
 	}
-	if len(l.tokens) < max(l.seen, 1) {
-		l.tokens = append(l.tokens, t)
+	at, _ := slices.BinarySearchFunc(l.tokens, t.signal, func(stored token, signal uint64) int { return cmp.Compare(stored.signal, signal) })
+	l.tokens = slices.Insert(l.tokens, at, t)
+	if len(l.tokens) > max(l.seen, 1) {
+		l.tokens = slices.Delete(l.tokens, 0, 1)
 	}
 }
 
@@ -243,6 +248,7 @@ func (l *lane) park(ctx context.Context, deadline <-chan time.Time) (token, erro
 // look is a query for work in flight: what the lane knew when it began.
 type look struct {
 	began     time.Time
+	answers   uint64
 	signals   uint64
 	announced uint64
 	heardOf   uint64
@@ -254,7 +260,12 @@ func (l *lane) beginLook(epoch uint64) look {
 	defer l.mu.Unlock()
 	l.stats.looks.Add(1)
 	l.call, l.relay = time.Time{}, time.Time{}
-	return look{began: l.now(), signals: l.signals, announced: l.announced, heardOf: l.heardOf, epoch: epoch}
+	return l.knows(epoch)
+}
+
+// knows is what a query begins with.
+func (l *lane) knows(epoch uint64) look {
+	return look{began: l.now(), answers: l.answers, signals: l.signals, announced: l.announced, heardOf: l.heardOf, epoch: epoch}
 }
 
 // report is what a query for work brought back.
@@ -263,6 +274,9 @@ type report struct {
 	earliest time.Time // earliest visible_at that is left, server time; zero: none
 	now      time.Time // server time
 	leaseEnd time.Time // of what was found, server time
+
+	// unfinished: it found nothing so far, got somewhere, and should be asked again at once.
+	unfinished bool
 }
 
 func (r *report) more() bool { return !r.earliest.IsZero() && !r.earliest.After(r.now) }
@@ -283,10 +297,14 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 		l.stats.latency.observe(l.now().Sub(by.at))
 	}
 	if r.more() {
+		l.answers++
 		l.empty = false
 		if r.found == 0 {
 			l.retryStep = max(min(2*l.retryStep, maxRetryInterval), firstScoutInterval)
 			l.retryAt = l.now().Add(l.retryStep)
+			if r.unfinished {
+				l.retryAt, l.retryStep = l.now(), 0
+			}
 			l.moved()
 			return true
 		}
@@ -296,16 +314,27 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 	// Nothing is left that this query could have seen: it has paid for every token made before it began.
 	l.tokens = slices.DeleteFunc(l.tokens, func(t token) bool { return t.signal <= k.signals })
 	l.answered = max(l.answered, k.announced)
-	l.retryAt, l.retryStep = time.Time{}, 0
-	l.lookedAt = k.began
-	l.empty = l.signals == k.signals && k.epoch == listening
-	if l.heardOf == k.heardOf {
+	if l.learn(k, r) {
+		l.retryAt, l.retryStep = time.Time{}, 0
+		l.lookedAt = k.began
+		l.empty = l.signals == k.signals && k.epoch == listening
+	}
+	return false
+}
+
+// learn takes over the earliest instant that an answer reports, and reports whether that answer is the latest. If
+// another one came in since its query began, nobody knows which of the two saw the newer state; and an instant
+// that was heard of meanwhile it need not have seen: then only an earlier instant counts.
+func (l *lane) learn(k look, r report) (latest bool) {
+	latest = l.answers == k.answers
+	l.answers++
+	if latest && l.heardOf == k.heardOf {
 		l.earliest = r.earliest
 		l.moved()
 	} else {
 		l.lower(r.earliest)
 	}
-	return false
+	return latest
 }
 
 // heard tells the lane of an instant, in server time, at which something becomes due.
@@ -330,6 +359,13 @@ func (l *lane) released(relay bool) {
 	if relay && l.relay.IsZero() {
 		l.relay = l.now().Add(relayAfter)
 	}
+}
+
+// keep has the lane look at an instant at which it knows of nothing.
+func (l *lane) keep(at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lower(at)
 }
 
 func (l *lane) lower(at time.Time) {

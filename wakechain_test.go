@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 )
 
@@ -40,7 +39,7 @@ const simLease = 2 * time.Second
 func newSimulation(t *testing.T, seed uint64, policy AggressivePolicy) *simulation {
 	cfg, err := (&Config{Logger: silent, AggressivePolicy: policy}).resolve()
 	require.NoError(t, err)
-	e := newEngine(&cfg, newStatements("s"), nil, &pgx.ConnConfig{}, func() {})
+	e := newEngine(&cfg, newStatements("s"), nil, dialer{}, func() {})
 	// The simulation plays the listener: it sets the epoch and delivers what was notified.
 	e.listener = &listener{e: e}
 	e.listener.epoch.Store(1)
@@ -309,6 +308,52 @@ func TestLane_MoreSignalsThanDispatchers_AreKeptUpToTheirNumber(t *testing.T) {
 		l.signal(WakeNotify)
 	}
 	require.Len(t, l.tokens, 3)
+}
+
+// The one dispatcher is inside a query, and its lane is full. A signal that comes now must outlive the answer, which
+// pays for the token that was there before.
+func TestLane_SignalDuringAQueryOfAFullLane_IsKept(t *testing.T) {
+	l := testLane()
+	l.enter()
+	l.signal(WakeNotify)
+	k := l.beginLook(1)
+	l.signal(WakeNotify)
+	l.endLook(k, report{now: time.Now()}, nil, 1)
+	require.Len(t, l.tokens, 1)
+	require.Equal(t, l.signals, l.tokens[0].signal)
+}
+
+// Of two queries at a time nobody knows which saw the newer state.
+func TestLane_AnswerThatAnotherOvertook_ReplacesNothing(t *testing.T) {
+	l := testLane()
+	now := time.Now()
+	slow, quick := l.beginLook(1), l.beginLook(1)
+	l.endLook(quick, report{now: now, earliest: now.Add(time.Minute)}, nil, 1) // the end of somebody's lease
+	l.endLook(slow, report{now: now}, nil, 1)
+	require.Equal(t, now.Add(time.Minute), l.earliest)
+
+	slow, quick = l.beginLook(1), l.beginLook(1)
+	require.True(t, l.endLook(quick, report{now: now, earliest: now.Add(-time.Second)}, nil, 1))
+	l.endLook(slow, report{now: now}, nil, 1)
+	require.False(t, l.retryAt.IsZero(), "rows that somebody had locked are still to be looked at")
+	require.False(t, l.isEmpty(true, 0))
+
+	l.endLook(l.beginLook(1), report{now: now}, nil, 1)
+	require.True(t, l.earliest.IsZero())
+	require.True(t, l.retryAt.IsZero())
+}
+
+// A query that got somewhere and found nothing yet is made again at once.
+func TestLane_UnfinishedLook_GoesOnAtOnce(t *testing.T) {
+	l := testLane()
+	now := time.Now()
+	l.now = func() time.Time { return now }
+	due := report{now: now, earliest: now.Add(-time.Second)}
+	l.endLook(l.beginLook(1), due, nil, 1)
+	due.unfinished = true
+	l.endLook(l.beginLook(1), due, nil, 1)
+	require.Equal(t, now, l.retryAt)
+	require.Zero(t, l.retryStep)
 }
 
 func TestLane_EmptyAnswer_PaysForOlderTokensOnly(t *testing.T) {

@@ -191,14 +191,11 @@ func (p *Provider) EnqueueForWorkerTx(ctx context.Context, tx pgx.Tx, item WorkI
 // EnqueueForWorkerMany adds work items, all or none, in one statement. The outcomes are in the order of
 // the items.
 func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue) (added []Enqueued, err error) {
-	const op = "enqueue work"
 	quiet := p.engine.quiet()
-	err = p.do(ctx, op, func(ctx context.Context, q querier) error {
+	err = p.doAndTell(ctx, "enqueue work", func(ctx context.Context, q querier) error {
 		added, err = p.enqueueWork(ctx, q, items, quiet)
 		return err
-	})
-	switch {
-	case err == nil:
+	}, func() {
 		var due []produced
 		for i, a := range added {
 			if !a.Duplicate {
@@ -206,9 +203,7 @@ func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue
 			}
 		}
 		p.engine.tell(due, quiet)
-	case outcomeUnknown(err):
-		p.engine.unsure(Worker)
-	}
+	}, Worker)
 	return added, err
 }
 
@@ -416,17 +411,14 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, claim pgty
 func (p *Provider) AckWorkItem(ctx context.Context, token LockToken, completion *Message) error {
 	quiet := p.engine.quiet()
 	var namespace *string
-	err := p.do(ctx, "ack work item", func(ctx context.Context, q querier) (err error) {
+	return p.doAndTell(ctx, "ack work item", func(ctx context.Context, q querier) (err error) {
 		namespace, err = p.ackWork(ctx, q, token, completion, quiet)
 		return err
-	})
-	switch {
-	case err == nil && namespace != nil:
-		p.engine.tell([]produced{{queue: Orchestrator, namespace: *namespace}}, quiet)
-	case outcomeUnknown(err):
-		p.engine.unsure(Orchestrator)
-	}
-	return err
+	}, func() {
+		if namespace != nil {
+			p.engine.tell([]produced{{queue: Orchestrator, namespace: *namespace}}, quiet)
+		}
+	}, Orchestrator)
 }
 
 // AckWorkItemTx is AckWorkItem as part of the transaction: whatever else the transaction does happens

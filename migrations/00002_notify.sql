@@ -226,6 +226,8 @@ BEGIN
     -- The backend of a node that died without a word ends within 25 s.
     PERFORM set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
             set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '25000', false);
+    -- It is idle for a minute at a time.
+    PERFORM set_config('idle_session_timeout', '0', false);
     -- What a node says on its own account must not wait for the disk, and nothing here changes a row.
     PERFORM set_config('synchronous_commit', 'off', false);
     -- The protocol counts on a new snapshot for each statement; the role's default may differ.

@@ -26,9 +26,13 @@ BEGIN
     END IF;
     PERFORM register_namespaces(p_namespaces);
     v_namespaces := ARRAY(
-        SELECT coalesce(known.namespace, i.namespace, 'default')
+        SELECT coalesce(known.namespace, queued.namespace, i.namespace, 'default')
           FROM unnest(p_instances, p_namespaces) WITH ORDINALITY AS i (instance_id, namespace, ord)
           LEFT JOIN instances known ON known.instance_id = i.instance_id
+          LEFT JOIN LATERAL ( -- it is about to become known
+               SELECT q.namespace FROM orchestrator_queue q
+                WHERE known.instance_id IS NULL AND q.instance_id = i.instance_id
+                ORDER BY q.id LIMIT 1) queued ON true
          ORDER BY i.ord);
     v_before := quiet(p_quiet);
     INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
@@ -54,7 +58,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order. An instance that is known keeps its namespace, whatever the message says. Dedup keys and p_quiet as in enqueue_work_many.';
+COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order. An instance that is known, or has a message queued, keeps its namespace, whatever the message says. Dedup keys and p_quiet as in enqueue_work_many.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message(
@@ -242,12 +246,13 @@ BEGIN
     END IF;
 
     RETURN QUERY
-    SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer,
+    SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint,
+           CASE WHEN v_instance IS NULL AND v_tries >= v_most THEN v_tries END,
            NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces), clock_timestamp();
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message and takes all its visible messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id, and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock.';
+COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message and takes all its visible messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id, and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock; its attempt_count is not null if the look ended among messages of locked instances, and the next will get further.';
 
 -- +goose StatementBegin
 CREATE FUNCTION hold_instance_lock(p_instance text, p_token uuid)
@@ -403,6 +408,10 @@ BEGIN
     END IF;
 
     DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;
+    -- Messages that came before the instance was known, from a transaction that did not see the first one.
+    UPDATE orchestrator_queue q SET namespace = i.namespace
+      FROM instances i
+     WHERE i.instance_id = p_instance AND q.instance_id = p_instance AND q.namespace <> i.namespace;
     v_now := clock_timestamp();
     IF release_instance(p_instance) THEN
         RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now;
@@ -532,6 +541,9 @@ COMMENT ON FUNCTION read_history IS 'Events of an execution (null: the current o
 
 -- +goose Down
 
+-- Here, where nothing is gone yet; the lock waits for transactions that have enqueued and not committed.
+LOCK TABLE namespaces, worker_queue, orchestrator_queue, instances, executions, history IN ACCESS EXCLUSIVE MODE;
+SELECT require_empty();
 DROP FUNCTION read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn,
     ack_orchestration, append_history, release_instance, instance_scope, hold_instance_lock, fetch_orchestration, lock_due_instance,
     enqueue_message, enqueue_message_many;

@@ -283,6 +283,31 @@ func TestDown_Refused_LeavesEverythingAsItWas(t *testing.T) {
 	require.Equal(t, before, s.objects(t))
 }
 
+func TestDown_EnqueueIsNotYetCommitted_IsRefusedAndLeavesEverythingAsItWas(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	before := s.objects(t)
+	producer, err := pgx.ConnectConfig(t.Context(), s.config)
+	require.NoError(t, err)
+	defer producer.Close(t.Context())
+	tx, err := producer.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT set_config('search_path', $1, true)`, pgx.Identifier{s.name}.Sanitize())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT enqueue_work('x')`)
+	require.NoError(t, err)
+	down := make(chan error, 1)
+	go func() { down <- migrations.Down(context.Background(), s.config, s.name) }()
+	require.Eventually(t, func() bool {
+		return s.list(t, `SELECT count(*)::text FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+			WHERE NOT l.granted AND c.relnamespace = to_regnamespace($1)`, s.name)[0] != "0"
+	}, 10*time.Second, 5*time.Millisecond, "it waits for the transaction")
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, "PW006", stateOf(<-down))
+	require.Equal(t, before, s.objects(t))
+}
+
 func TestSchema_EveryTableAndFunction_HasAComment(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t, "")

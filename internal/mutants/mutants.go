@@ -23,13 +23,13 @@ var mutants = []mutant{
 	{
 		name:    "01 timer forgotten when it fires",
 		file:    "wakechain.go",
-		patches: []patch{{"	if l.heardOf == k.heardOf {\n		l.earliest = r.earliest", "	if l.heardOf == k.heardOf {\n		l.earliest = time.Time{}"}},
+		patches: []patch{{"	if latest && l.heardOf == k.heardOf {\n		l.earliest = r.earliest", "	if latest && l.heardOf == k.heardOf {\n		l.earliest = time.Time{}"}},
 		pkg:     root, test: "TestHole01_SecondEarliestTimer_FiresOnTime",
 	},
 	{
 		name:    "02 no seed at the start",
 		file:    "wakechain.go",
-		patches: []patch{{"	if l.heardOf == k.heardOf {\n		l.earliest = r.earliest", "	if by == nil {\n		return false\n	}\n	if l.heardOf == k.heardOf {\n		l.earliest = r.earliest"}},
+		patches: []patch{{"	if l.learn(k, r) {\n", "	if by != nil && l.learn(k, r) {\n"}},
 		pkg:     root, test: "TestHole02_TimerScheduledBeforeTheStart_FiresOnTime",
 	},
 	{
@@ -49,6 +49,12 @@ var mutants = []mutant{
 		file:    "migrations/00004_orchestrator.sql",
 		patches: []patch{{"        IF p_announce THEN\n", "        IF false THEN\n"}},
 		pkg:     root, test: "TestHole04_ProcessKilledWithItsLease_RedeliversWhenTheLeaseEnds",
+	},
+	{
+		name:    "04 an instant that was told is forgotten",
+		file:    "engine.go",
+		patches: []patch{{"		l.keep(next)\n", "		_ = next\n"}},
+		pkg:     root, test: "TestHole04_InstantThatWasTold_IsLookedAtWhateverAnAnswerSays",
 	},
 	{
 		name:    "05 abandon notifies nobody (work)",
@@ -142,8 +148,26 @@ var mutants = []mutant{
 	{
 		name:    "empty: an instant heard during the query is overwritten",
 		file:    "wakechain.go",
-		patches: []patch{{"	if l.heardOf == k.heardOf {\n		l.earliest = r.earliest", "	if true {\n		l.earliest = r.earliest"}},
+		patches: []patch{{"	if latest && l.heardOf == k.heardOf {\n", "	if latest {\n"}},
 		pkg:     root, test: "TestLane_InstantHeardDuringAQuery_SurvivesItsAnswer",
+	},
+	{
+		name:    "empty: an answer that another overtook counts",
+		file:    "wakechain.go",
+		patches: []patch{{"	latest = l.answers == k.answers\n", "	latest = true\n"}},
+		pkg:     root, test: "TestLane_AnswerThatAnotherOvertook_ReplacesNothing",
+	},
+	{
+		name:    "chain: a full lane drops the newest token",
+		file:    "wakechain.go",
+		patches: []patch{{"		l.tokens = slices.Delete(l.tokens, 0, 1)\n	}\n}\n", "		l.tokens = l.tokens[:len(l.tokens)-1]\n	}\n}\n"}},
+		pkg:     root, test: "TestLane_SignalDuringAQueryOfAFullLane_IsKept",
+	},
+	{
+		name:    "close: the last word is said too early",
+		file:    "provider.go",
+		patches: []patch{{"	defer done()\n	if p.readCommitted {\n", "	done()\n	if p.readCommitted {\n"}},
+		pkg:     root, test: "TestClose_VerbHasCommittedAndNotTold_WaitsForIt",
 	},
 	{
 		name:    "reconnect: nobody looks",
