@@ -1,7 +1,7 @@
 # Everything a contributor runs. `make help` lists it.
 
 GO      ?= go
-MODULES := . devpg bench examples
+MODULES := . devpg bench examples chaos
 
 # The race detector needs cgo, and that a C compiler. Without them the tests run all the same.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC | cut -d' ' -f1) >/dev/null 2>&1 && echo -race)
@@ -14,7 +14,7 @@ WITH_PG := $(GO) build -o bin/withpg ./devpg/cmd/withpg && bin/withpg
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress check bench mutants help
+.PHONY: demo test test-matrix stress check bench mutants chaos help
 
 ## demo: the main job on a real PostgreSQL, measured live, in under a minute
 demo:
@@ -33,7 +33,7 @@ test-matrix:
 
 ## stress: the suites that break and load things, at full length
 stress:
-	@PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 30m \
+	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 30m \
 		-run 'UnderLoad|TestSource.*(Throughput|Idle)' .
 
 ## check: format, vet, staticcheck, tidy modules
@@ -51,6 +51,10 @@ bench:
 ## mutants: opens each hole of the wake engine again and requires its test to fail
 mutants:
 	@$(WITH_PG) -- $(GO) run ./internal/mutants
+
+## chaos: several processes on one server while things go wrong (ARGS="-seed 7 -for 3m")
+chaos:
+	@$(GO) build -o bin/chaos ./chaos && exec bin/chaos $(ARGS)
 
 ## help: this list
 help:

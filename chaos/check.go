@@ -1,0 +1,242 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: did pgwake keep its promises?
+//
+// The ledgers say what the processes saw, the tables what the database holds at the end, with the queues
+// empty. For each item and message the two must be explained by one story in which nothing was lost, nothing
+// was done twice, no lease was handed out twice, and nothing waited without a reason.
+
+// tables is what the database holds at the end.
+type tables struct {
+	effects []effect
+	history []event // by instance, in order
+}
+
+type effect struct{ key, token string }
+
+type event struct {
+	instance string
+	remembered
+}
+
+func (c *chaos) readTables(ctx context.Context) (t tables, err error) {
+	err = c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		var e effect
+		rows, _ := conn.Query(ctx, `SELECT key, token FROM effects`)
+		if _, err := pgx.ForEachRow(rows, []any{&e.key, &e.token}, func() error {
+			t.effects = append(t.effects, e)
+			return nil
+		}); err != nil {
+			return err
+		}
+		var instance string
+		var data []byte
+		rows, _ = conn.Query(ctx, `SELECT instance_id, data FROM pgwake.history ORDER BY instance_id, execution_id, event_id`)
+		_, err := pgx.ForEachRow(rows, []any{&instance, &data}, func() error {
+			h := event{instance: instance}
+			err := json.Unmarshal(data, &h.remembered)
+			t.history = append(t.history, h)
+			return err
+		})
+		return err
+	})
+	return t, err
+}
+
+// fate is all that is known of an item or a message.
+type fate struct {
+	entry      // what was to be sent
+	intended   time.Time
+	confirmed  time.Time // when its enqueue had returned without an error; zero: outcome unknown
+	revoked    bool
+	claims     []*claim // in the order in which they were made
+	effects    []effect
+	remembered []event
+}
+
+// claim is a delivery, from the claim to what came of it.
+type claim struct {
+	entry            // what was in hand
+	inHand           time.Time
+	madeAt           time.Time // by the server
+	tried, outcome   string    // acking or returning; acked, returned, refused or unknown
+	stale            bool      // it was tried after the lease had ended
+	renewedTo        time.Time
+	triedAt, settled time.Time
+}
+
+// existed reports whether the item is known to have been in the queue.
+func (f *fate) existed() bool {
+	return !f.confirmed.IsZero() && !f.Duplicate || len(f.claims) > 0
+}
+
+func (f *fate) String() string {
+	what := "item"
+	if f.Instance != "" {
+		what = "message"
+	}
+	return fmt.Sprintf("%s %s (%s, id %d)", what, f.Key, f.Do, f.ID)
+}
+
+// verdict is what the run comes to.
+type verdict struct {
+	options    options
+	violations []string
+	faults     map[string]int
+	rounds     int
+	items      int // that existed
+	redelivers int
+	unknown    int // enqueues of unknown outcome, that turned out to have happened and not to
+	unhappened int
+	unsure     int // acks of unknown outcome
+	effects    int
+	refusals   int
+	slowest    time.Duration // from due to in hand, of all
+	probes     []time.Duration
+}
+
+// judge compares what was seen with what there is.
+func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
+	j := &judge{fates: map[string]*fate{}, crashes: c.crashes, stalls: c.stalls, rounds: rounds,
+		v: &verdict{options: c.options, violations: c.violations, faults: c.counts, rounds: len(rounds)}}
+	j.gather(lines, t)
+	for _, key := range slices.Sorted(maps.Keys(j.fates)) {
+		f := j.fates[key]
+		j.checkEnd(f)
+		j.checkLeases(f)
+		j.checkTraces(f)
+		j.checkWait(f)
+	}
+	j.checkDuplicates()
+	j.checkOrder(t.history)
+	return j.v
+}
+
+type judge struct {
+	fates           map[string]*fate
+	crashes, stalls []span
+	rounds          []round
+	v               *verdict
+}
+
+func (j *judge) complain(format string, args ...any) {
+	j.v.violations = append(j.v.violations, fmt.Sprintf(format, args...))
+}
+
+// gather makes the fates.
+func (j *judge) gather(lines []entry, t tables) {
+	tokens := map[string]*claim{} // by key and token
+	slices.SortStableFunc(lines, func(a, b entry) int { return a.At.Compare(b.At) })
+	for _, e := range lines {
+		if e.What == wrong {
+			j.complain("%s: %s", e.process, e.Err)
+			continue
+		}
+		f := j.fates[e.Key]
+		if e.What == sending {
+			if f == nil { // a turn may send again what it sent without effect
+				j.fates[e.Key] = &fate{entry: e, intended: e.At}
+			}
+			continue
+		}
+		if f == nil {
+			j.complain("%s: %s of %q, which nobody sent", e.process, e.What, e.Key)
+			continue
+		}
+		held := tokens[e.Key+e.Token]
+		switch {
+		case e.What == sent:
+			f.confirmed, f.ID, f.Duplicate, f.Due = e.At, cmp.Or(f.ID, e.ID), e.Duplicate, e.Due
+			if f.Due.IsZero() {
+				f.Due = e.At.Add(f.Delay)
+			}
+		case e.What == revoked:
+			f.revoked = true
+		case e.What == got && held != nil:
+			j.complain("%v was handed out twice under token %s", f, e.Token)
+		case e.What == got:
+			held = &claim{entry: e, inHand: e.At, madeAt: e.Until.Add(-lease)}
+			tokens[e.Key+e.Token] = held
+			f.claims = append(f.claims, held)
+			if f.ID = cmp.Or(f.ID, e.ID); f.ID != e.ID {
+				j.complain("%v exists a second time, as id %d", f, e.ID)
+			}
+		case held == nil:
+			j.complain("%s: %s of %v under token %s, which nobody got", e.process, e.What, f, e.Token)
+		case e.What == acking || e.What == returning:
+			held.tried, held.stale, held.triedAt = e.What, e.Stale, e.At
+		case e.What == renewed:
+			held.renewedTo = e.Until
+		default:
+			held.outcome, held.settled = e.What, e.At
+		}
+	}
+	for _, e := range t.effects {
+		if f := j.fates[e.key]; f != nil {
+			f.effects = append(f.effects, e)
+		} else {
+			j.complain("there is an effect of %q, which nobody sent", e.key)
+		}
+	}
+	for _, h := range t.history {
+		f := j.fates[h.Key]
+		if f == nil {
+			j.complain("%s remembers %q, which nobody sent", h.instance, h.Key)
+			continue
+		}
+		f.remembered = append(f.remembered, h)
+		for _, key := range h.Sends { // its turn took effect, so this was sent
+			if s := j.fates[key]; s != nil && s.confirmed.IsZero() {
+				s.confirmed, s.Due = s.intended, s.intended.Add(verbTimeout+s.Delay)
+			}
+		}
+	}
+	for _, f := range j.fates {
+		slices.SortFunc(f.claims, func(a, b *claim) int { return a.madeAt.Compare(b.madeAt) })
+		j.v.effects += len(f.effects)
+		switch unknown := f.confirmed.IsZero() && !f.revoked; {
+		case f.existed():
+			j.v.items++
+			j.v.redelivers += max(len(f.claims)-1, 0)
+			if unknown {
+				j.v.unknown++
+			}
+		case unknown:
+			j.v.unhappened++
+		}
+	}
+}
+
+// String is the summary.
+func (v *verdict) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d: %d rounds; faults:", v.options.seed, v.rounds)
+	for _, name := range slices.Sorted(maps.Keys(v.faults)) {
+		fmt.Fprintf(&b, " %d %s,", v.faults[name], name)
+	}
+	slices.Sort(v.probes)
+	fmt.Fprintf(&b, "\n%d items and messages, %d delivered again, %d transactional effects, %d late tokens refused\n",
+		v.items, v.redelivers, v.effects, v.refusals)
+	fmt.Fprintf(&b, "unknown outcomes: %d enqueues had happened, %d had not; %d acks\n", v.unknown, v.unhappened, v.unsure)
+	if n := len(v.probes); n > 0 {
+		fmt.Fprintf(&b, "from due to in hand: at most %v amid the faults; after recovery p50 %v, p99 %v, at most %v (%d probes)\n",
+			v.slowest.Round(time.Millisecond), v.probes[n/2], v.probes[n*99/100], v.probes[n-1], n)
+	}
+	for _, s := range v.violations {
+		fmt.Fprintf(&b, "VIOLATION: %s\n", s)
+	}
+	return b.String()
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// start is when the stories below begin, and at is so many ms later.
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func at(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+
+// story is what the ledgers and the tables say. Its line adds a line of process "p".
+type story struct {
+	lines   []entry
+	tables  tables
+	crashes []span
+	rounds  []round
+}
+
+func (s *story) line(ms int, what string, e entry) *story {
+	e.At, e.What, e.process = at(ms), what, "p"
+	s.lines = append(s.lines, e)
+	return s
+}
+
+// item is a work item that is sent, and delivered under token t1.
+func (s *story) item(key, do string) *story {
+	s.line(0, sending, entry{Key: key, Do: do}).line(10, sent, entry{Key: key, ID: 1, Due: at(5)})
+	return s.claimed(20, key, "t1")
+}
+
+// claimed is a delivery at that time.
+func (s *story) claimed(ms int, key, token string) *story {
+	return s.line(ms, got, entry{Key: key, ID: 1, Token: token, Until: at(ms).Add(lease)})
+}
+
+// ends is what a process tries with a claim, and what comes of it.
+func (s *story) ends(ms int, key, token, tried, outcome string) *story {
+	s.line(ms, tried, entry{Key: key, Token: token})
+	if outcome != "" {
+		s.line(ms+10, outcome, entry{Key: key, Token: token})
+	}
+	return s
+}
+
+// message is a message that was sent and is in the history by its turn.
+func (s *story) message(ms int, key string, id int64, token string) *story {
+	s.line(ms, sending, entry{Key: key, Do: doTurn, Instance: "i"}).line(ms+5, sent, entry{Key: key, ID: id, Due: at(ms)})
+	s.line(ms+500, got, entry{Key: key, ID: id, Token: token, Until: at(ms + 500).Add(lease)})
+	s.ends(ms+510, key, token, acking, acked)
+	s.tables.history = append(s.tables.history, event{"i", remembered{Key: key, ID: id, Token: token}})
+	return s
+}
+
+func (s *story) violations() []string {
+	c := &chaos{crashes: s.crashes}
+	return c.judge(s.lines, s.tables, s.rounds).violations
+}
+
+func TestJudge_WhatMayHappen_IsNoViolation(t *testing.T) {
+	effects := tables{effects: []effect{{"a", "t1"}}}
+	for name, s := range map[string]*story{
+		"acknowledged": new(story).item("a", doAck).ends(30, "a", "t1", acking, acked),
+		"delivered again after the lease": new(story).item("a", doAck).
+			claimed(2100, "a", "t2").ends(2200, "a", "t2", acking, acked).ends(2300, "a", "t1", acking, refused),
+		"given back and delivered again": new(story).item("a", doAck).ends(30, "a", "t1", returning, returned).
+			claimed(50, "a", "t2").ends(60, "a", "t2", acking, acked),
+		"the process died at the ack":                 new(story).item("a", doAck).ends(30, "a", "t1", acking, ""),
+		"unknown outcome, and not sent":               new(story).line(0, sending, entry{Key: "a", Do: doEffect}),
+		"rolled back":                                 new(story).line(0, sending, entry{Key: "a"}).line(1, revoked, entry{Key: "a"}),
+		"a crash took the claim back":                 (&story{crashes: []span{{at(100), at(200)}}}).item("a", doAck).claimed(300, "a", "t2").ends(400, "a", "t1", acking, refused).ends(500, "a", "t2", acking, acked),
+		"effect":                                      (&story{tables: effects}).item("a", doEffect).ends(30, "a", "t1", acking, acked),
+		"effect by an ack of unknown outcome":         (&story{tables: effects}).item("a", doEffect).ends(30, "a", "t1", acking, ""),
+		"two messages in order":                       new(story).message(0, "a", 1, "t1").message(600, "b", 2, "t2"),
+		"two messages at the same time, out of order": new(story).message(0, "a", 2, "t1").message(3, "b", 1, "t2"),
+		"waited, but for something that went wrong": (&story{rounds: []round{{at(30_000), span{at(25_000), at(32_000)}}}}).
+			line(0, sending, entry{Key: "a", Do: doProbe}).line(10, sent, entry{Key: "a", Due: at(5)}).
+			claimed(30_500, "a", "t1").ends(30_600, "a", "t1", acking, acked),
+	} {
+		t.Run(name, func(t *testing.T) { assert.Empty(t, s.violations()) })
+	}
+}
+
+func TestJudge_WhatMustNotHappen_IsAViolation(t *testing.T) {
+	twice := tables{effects: []effect{{"a", "t1"}, {"a", "t1"}}}
+	for want, s := range map[string]*story{
+		"is lost: sent at": new(story).line(0, sending, entry{Key: "a"}).line(1, sent, entry{Key: "a", ID: 1}),
+		"is lost: delivered 1 times, and gone without an ack": new(story).item("a", doAck).ends(2100, "a", "t1", acking, refused),
+		"its transaction had been rolled back": new(story).line(0, sending, entry{Key: "a"}).line(1, revoked, entry{Key: "a"}).
+			claimed(20, "a", "t1").ends(30, "a", "t1", acking, acked),
+		"which nobody sent":        new(story).claimed(20, "a", "t1"),
+		"exists a second time":     new(story).item("a", doAck).line(30, got, entry{Key: "a", ID: 2, Token: "t2"}).ends(40, "a", "t1", acking, acked),
+		"handed out twice":         new(story).item("a", doAck).claimed(30, "a", "t1").ends(40, "a", "t1", acking, acked),
+		"before the lease of":      new(story).item("a", doAck).claimed(1900, "a", "t2").ends(2000, "a", "t2", acking, acked),
+		"was acknowledged twice":   new(story).item("a", doAck).ends(30, "a", "t1", acking, acked).claimed(2100, "a", "t2").ends(2200, "a", "t2", acking, acked),
+		"but it was claimed again": new(story).item("a", doAck).claimed(2100, "a", "t2").ends(2200, "a", "t1", acking, acked),
+		"before its lease ended":   new(story).item("a", doAck).ends(1000, "a", "t1", acking, refused).claimed(2100, "a", "t2").ends(2200, "a", "t2", acking, acked),
+		"accepted after its lease": new(story).item("a", doAck).line(2100, acking, entry{Key: "a", Token: "t1", Stale: true}).
+			line(2110, acked, entry{Key: "a", Token: "t1"}),
+		"took effect 2 times":     (&story{tables: twice}).item("a", doEffect).ends(30, "a", "t1", acking, acked),
+		"gone without its effect": new(story).item("a", doEffect).ends(30, "a", "t1", acking, acked),
+		`whose outcome was "refused"`: (&story{tables: tables{effects: []effect{{"a", "t1"}}}}).item("a", doEffect).
+			ends(2100, "a", "t1", acking, refused).claimed(2200, "a", "t2").ends(2300, "a", "t2", acking, acked),
+		"what was to send it took no effect": new(story).message(0, "a", 1, "t1").item("a.out", doReply).ends(30, "a.out", "t1", acking, acked).
+			item("b", doAck).ends(2100, "b", "t1", acking, refused).claimed(2200, "b", "t2").ends(2300, "b", "t2", returning, returned).
+			message(3000, "b.done", 7, "t3"),
+		"gone without its reply": new(story).message(0, "a", 1, "t1").item("a.out", doReply).ends(30, "a.out", "t1", acking, ""),
+		"comes before":           new(story).message(600, "b", 2, "t2").message(0, "a", 1, "t1"),
+		"comes after":            new(story).message(0, "a", 2, "t1").message(0, "b", 1, "t1"),
+		"after all must have recovered": (&story{rounds: []round{{at(6000), span{at(1000), at(8000)}}}}).
+			line(0, sending, entry{Key: "a", Do: doProbe}).line(10, sent, entry{Key: "a", ID: 1, Due: at(5)}).
+			claimed(7100, "a", "t1").ends(7200, "a", "t1", acking, acked),
+		"refused as a duplicate of nothing": new(story).line(0, sending, entry{Key: "a", Dedup: "d"}).line(10, sent, entry{Key: "a", Duplicate: true}),
+		"was delivered, but its enqueue had reported a duplicate": new(story).item("o", doAck).
+			line(0, sending, entry{Key: "a", Dedup: "d"}).line(10, sent, entry{Key: "a", Duplicate: true}).claimed(20, "a", "t1").ends(30, "a", "t1", acking, acked),
+		"with its dedup key was queued": new(story).line(0, sending, entry{Key: "o", Dedup: "d"}).line(10, sent, entry{Key: "o"}).
+			line(20, sending, entry{Key: "a", Dedup: "d"}).line(30, sent, entry{Key: "a"}).
+			claimed(40, "o", "t1").ends(50, "o", "t1", acking, acked).claimed(40, "a", "t2").ends(50, "a", "t2", acking, acked),
+		"p: something": new(story).line(0, wrong, entry{Err: "something"}),
+	} {
+		t.Run(want, func(t *testing.T) {
+			found := s.violations()
+			assert.True(t, slices.ContainsFunc(found, func(v string) bool { return strings.Contains(v, want) }), "%q", found)
+		})
+	}
+}
+
+func TestJudge_SlownessOfTheMachine_IsAdded(t *testing.T) {
+	s := (&story{rounds: []round{{at(0), span{at(0), at(9000)}}}}).
+		line(0, sending, entry{Key: "a", Do: doProbe}).line(10, sent, entry{Key: "a", ID: 1, Due: at(5)}).
+		claimed(1500, "a", "t1").ends(1510, "a", "t1", acking, acked)
+	require.Len(t, s.violations(), 1)
+	c := &chaos{stalls: []span{{at(200), at(900)}}}
+	assert.Empty(t, c.judge(s.lines, s.tables, s.rounds).violations)
+}

@@ -1,0 +1,69 @@
+// Command chaos runs a deployment of several processes on one PostgreSQL, lets things go wrong, and checks that
+// pgwake keeps its promises.
+//
+//	go run ./chaos                        a minute with a random seed
+//	go run ./chaos -seed 7 -for 3m        the faults of seed 7, longer
+//	go run ./chaos -nodes 8               more workers and orchestrators; half as many producers and an idle
+//	                                      process come on top
+//
+// It starts a server of its own, which it stops and kills. Processes talk to it through toxiproxy, each through
+// two ways of its own, one for its pool and one for LISTEN. What they set out to do and what came of it is
+// written to ledgers outside the database (ledger.go); at the end those are held against each other and
+// against the tables (check.go). A failing run says why, prints its seed, keeps its ledgers, and exits with 1; a
+// passing run leaves nothing behind.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// This file answers: what can be asked for, and what does the exit code say?
+
+func main() {
+	childMain()
+	var o options
+	flag.Uint64Var(&o.seed, "seed", 0, "which faults happen (default random)")
+	flag.DurationVar(&o.length, "for", time.Minute, "how long")
+	flag.IntVar(&o.nodes, "nodes", 4, "workers and orchestrators, at least 2")
+	flag.Parse()
+	if flag.NArg() > 0 || o.nodes < 2 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if o.seed == 0 {
+		o.seed = uint64(rand.Uint32())
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	context.AfterFunc(ctx, cancel) // a second Ctrl-C ends at once
+	result, err := run(ctx, o, os.Stderr)
+	switch {
+	case ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "interrupted")
+		os.Exit(130)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Print(result)
+	if len(result.violations) > 0 {
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	seed   uint64
+	length time.Duration
+	nodes  int
+}
+
+func (o options) String() string {
+	return fmt.Sprintf("go run ./chaos -seed %d -for %v -nodes %d", o.seed, o.length, o.nodes)
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pgwake/pgwake/internal/devpg"
+)
+
+func TestMain(m *testing.M) {
+	childMain() // this binary is the processes as well
+	// toxiproxy forgets the goroutines of a connection that breaks while they pass on a chunk. The processes, in
+	// which pgwake runs, look for leaks themselves.
+	const library = "github.com/Shopify/toxiproxy/v2"
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction(library+".(*ToxicLink).read"),
+		goleak.IgnoreAnyFunction(library+".(*ToxicLink).write"), goleak.IgnoreAnyFunction(library+"/toxics.(*ToxicStub).Run"))
+}
+
+// A short run, with the race detector in all processes if the test has it.
+func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
+	temp := t.TempDir()
+	require.NoError(t, os.Chmod(temp, 0o777)) // the server may run as another user
+	t.Setenv("TMPDIR", temp)
+	var log strings.Builder
+	v, err := run(t.Context(), options{seed: 15, length: 11 * time.Second, nodes: 3}, &log)
+	if errors.Is(err, devpg.ErrNoServer) {
+		t.Skip("there are no PostgreSQL server binaries on this machine")
+	}
+	require.NoError(t, err, log.String())
+	t.Log(v)
+	assert.Empty(t, v.violations, log.String())
+	assert.Greater(t, v.items, 100)
+	assert.Greater(t, v.effects, 10)
+	assert.NotEmpty(t, v.probes)
+	assert.NotEmpty(t, v.faults)
+	left, err := os.ReadDir(temp)
+	require.NoError(t, err)
+	assert.Empty(t, left)
+}
+
+func TestSchedule_SameSeed_SameFaults(t *testing.T) {
+	make := func(seed uint64) (faults []string) {
+		for _, f := range schedule(rand.New(rand.NewPCG(seed, 0)), 6, faultsPerRound) {
+			assert.LessOrEqual(t, f.At+f.For, faultsPerRound)
+			faults = append(faults, f.At.String()+" "+f.String())
+		}
+		return faults
+	}
+	assert.Equal(t, make(7), make(7))
+	assert.NotEqual(t, make(7), make(8))
+	assert.Greater(t, len(make(7)), 10)
+}
+
+func TestSchedule_ManySeeds_EveryKindHappens(t *testing.T) {
+	seen := map[string]bool{}
+	for seed := range uint64(50) {
+		for _, f := range schedule(rand.New(rand.NewPCG(seed, 0)), 6, faultsPerRound) {
+			seen[f.Kind.name] = true
+		}
+	}
+	for _, k := range kinds {
+		assert.True(t, seen[k.name], k.name)
+	}
+}
+
+func TestLedger_ProcessKilledInTheMiddleOfALine_LosesThatLineOnly(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "node-1-0.ledger")
+	l, err := openLedger(path)
+	require.NoError(t, err)
+	l.write(sending, entry{Key: "a"}, entry{Key: "b", Delay: time.Second})
+	_, err = l.file.WriteString(`{"what":"se`)
+	require.NoError(t, err)
+	require.NoError(t, l.file.Close())
+
+	lines, err := readLedgers(dir)
+	require.NoError(t, err)
+	require.Len(t, lines, 2)
+	assert.Equal(t, "b", lines[1].Key)
+	assert.Equal(t, sending, lines[1].What)
+	assert.Equal(t, time.Second, lines[1].Delay)
+	assert.Equal(t, "node-1-0", lines[1].process)
+	assert.WithinDuration(t, time.Now(), lines[1].At, time.Minute)
+}
+
+func TestProcess_ParentGone_Ends(t *testing.T) {
+	o := `{"Ledger":"` + filepath.Join(t.TempDir(), "l") + `","PoolURL":"host=127.0.0.1 port=1","ListenURL":"host=127.0.0.1 port=1"}`
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), envOrder+"="+o)
+	input, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	require.NoError(t, input.Close())
+	assert.Error(t, cmd.Wait())
+	assert.Equal(t, 1, cmd.ProcessState.ExitCode())
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// This file answers: how does the parent start, stop and end the processes?
+
+// node is a member of the deployment. Its processes come and go, one at a time; its ways stay.
+type node struct {
+	index        int
+	role         string
+	seed         uint64
+	nodes        int
+	dir          string
+	pool, listen *way
+
+	mu         sync.Mutex // one fault at a time
+	generation int
+	process    *process
+}
+
+func (n *node) String() string { return fmt.Sprintf("node %d (%s)", n.index, n.role) }
+
+// name is what the server knows the connections of a way as.
+func (n *node) name(way string) string { return fmt.Sprintf("chaos-%d-%s", n.index, way) }
+
+func (n *node) url(way string, through *way) string {
+	u := url.URL{Scheme: "postgres", User: url.User("postgres"), Host: through.address(), Path: "/postgres"}
+	u.RawQuery = url.Values{"sslmode": {"disable"}, "application_name": {n.name(way)}, "connect_timeout": {"5"}}.Encode()
+	return u.String()
+}
+
+// process is one life of a node.
+type process struct {
+	name     string
+	cmd      *exec.Cmd
+	commands io.WriteCloser // its end ends the process
+	ready    chan struct{}  // closed when it has opened its Provider
+	gone     chan struct{}  // closed when it has ended; then the rest may be read
+	err      error
+	bye      *farewell
+}
+
+// start begins the node's next life.
+func (n *node) start() error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	o := order{
+		Node: n.index, Generation: n.generation, Nodes: n.nodes, Role: n.role, Seed: n.seed,
+		PoolURL: n.url("pool", n.pool) + "&pool_max_conns=8", ListenURL: n.url("listen", n.listen),
+	}
+	n.generation++
+	p := &process{name: o.process(), ready: make(chan struct{}), gone: make(chan struct{})}
+	o.Ledger = filepath.Join(n.dir, p.name+".ledger")
+	text, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	logFile, err := os.Create(filepath.Join(n.dir, p.name+".log"))
+	if err != nil {
+		return err
+	}
+	defer logFile.Close()
+	p.cmd = exec.Command(self)
+	p.cmd.Env = append(os.Environ(), envOrder+"="+string(text))
+	p.cmd.Stderr = logFile
+	ownGroup(p.cmd)
+	if p.commands, err = p.cmd.StdinPipe(); err != nil {
+		return err
+	}
+	words, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	n.process = p
+	go p.attend(words)
+	return nil
+}
+
+// attend hears the process out and waits for its end.
+func (p *process) attend(words io.Reader) {
+	defer close(p.gone)
+	for lines := bufio.NewScanner(words); lines.Scan(); {
+		if lines.Text() == "ready" {
+			close(p.ready)
+			continue
+		}
+		p.bye = &farewell{}
+		_ = json.Unmarshal(lines.Bytes(), p.bye)
+	}
+	p.err = p.cmd.Wait()
+}
+
+// kill ends the process as kill -9 does, also one that is stopped, and waits for its end.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	p.commands.Close()
+	<-p.gone
+}
+
+func (p *process) tell(command string) { _, _ = io.WriteString(p.commands, command+"\n") }
+
+// close has the process end by itself and says what was wrong with that.
+func (p *process) close(within time.Duration) error {
+	p.tell("close")
+	select {
+	case <-p.gone:
+	case <-time.After(within):
+		p.kill()
+		return fmt.Errorf("%s did not close within %v", p.name, within)
+	}
+	switch {
+	case p.bye != nil && p.bye.Error != "":
+		return fmt.Errorf("%s closed with: %s", p.name, p.bye.Error)
+	case p.err != nil:
+		return fmt.Errorf("%s closed with: %w", p.name, p.err)
+	case p.bye != nil && p.bye.Stats.Panics > 0:
+		return fmt.Errorf("%s: %d panics", p.name, p.bye.Stats.Panics)
+	}
+	return nil
+}
+
+// alive says that the process has ended by itself, if it has.
+func (p *process) alive() error {
+	select {
+	case <-p.gone:
+		return fmt.Errorf("%s ended by itself (%v); see its log", p.name, p.err)
+	default:
+		return nil
+	}
+}
+
+// awaitReady waits until the process works.
+func (p *process) awaitReady(ctx context.Context, within time.Duration) error {
+	select {
+	case <-p.ready:
+	case <-p.gone:
+	case <-time.After(within):
+		return fmt.Errorf("%s was not ready within %v", p.name, within)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return p.alive()
+}

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// This file answers: what are the promises, item by item?
+
+// checkEnd: what was sent was delivered and finished; what was not, never appeared.
+func (j *judge) checkEnd(f *fate) {
+	switch {
+	case f.revoked && len(f.claims) > 0:
+		j.complain("%v was delivered, but its transaction had been rolled back", f)
+	case f.Duplicate && len(f.claims) > 0:
+		j.complain("%v was delivered, but its enqueue had reported a duplicate", f)
+	case f.existed() && len(f.claims) == 0:
+		j.complain("%v is lost: sent at %v, never delivered", f, f.confirmed.Format(time.StampMicro))
+	case f.existed() && !slices.ContainsFunc(f.claims, (*claim).mayHaveEnded):
+		j.complain("%v is lost: delivered %d times, and gone without an ack", f, len(f.claims))
+	}
+}
+
+// mayHaveEnded reports whether the claim's ack took effect, as far as its process knows.
+func (c *claim) mayHaveEnded() bool {
+	return c.outcome == acked || c.tried == acking && c.outcome == ""
+}
+
+// mayHaveReturned reports the same of an abandon.
+func (c *claim) mayHaveReturned() bool {
+	return c.outcome == returned || c.tried == returning && c.outcome == ""
+}
+
+// checkLeases: at most one ack took effect, under the last claim; no lease was given to two; no token did
+// anything after its lease; no token failed before.
+func (j *judge) checkLeases(f *fate) {
+	ends := 0
+	for i, c := range f.claims {
+		if c.tried == acking && c.outcome == "" {
+			j.v.unsure++
+		}
+		if c.outcome == refused {
+			j.v.refusals++
+			if c.settled.Before(c.Until) && !j.crashed(c.inHand, c.settled) {
+				j.complain("%v: token %s was refused %v before its lease ended", f, c.Token, c.Until.Sub(c.settled))
+			}
+		}
+		if c.stale && (c.outcome == acked || c.outcome == returned) {
+			j.complain("%v: token %s was accepted after its lease had ended", f, c.Token)
+		}
+		last := i == len(f.claims)-1
+		if c.outcome == acked {
+			if ends++; ends > 1 {
+				j.complain("%v was acknowledged twice", f)
+			}
+			if !last {
+				j.complain("%v: token %s acknowledged it, but it was claimed again, by %s", f, c.Token, f.claims[i+1].process)
+			}
+		}
+		if !last && !c.mayHaveReturned() {
+			next := f.claims[i+1]
+			until := c.Until
+			if c.renewedTo.After(until) {
+				until = c.renewedTo
+			}
+			if next.madeAt.Before(until) && !j.crashed(c.madeAt, next.madeAt) {
+				j.complain("%v: claimed by %s %v before the lease of %s ended", f, next.process, until.Sub(next.madeAt), c.process)
+			}
+		}
+	}
+}
+
+// crashed reports whether the server crashed in the meantime, or a moment before. A claim is committed without
+// waiting for the disk, so a crash may take it back.
+func (j *judge) crashed(from, to time.Time) bool {
+	return slices.ContainsFunc(j.crashes, func(s span) bool { return from.Before(s.to) && to.After(s.from.Add(-time.Second)) })
+}
+
+// checkTraces: an item whose ack is one with an effect has left one; a message is in the history once; and
+// both by a token that was not refused. What a turn or a reply sends exists only if that took effect.
+func (j *judge) checkTraces(f *fate) {
+	traces, owed := len(f.effects), hasEffect(f.Do)
+	if f.Instance != "" {
+		traces, owed = len(f.remembered), true
+	}
+	switch {
+	case traces > 1:
+		j.complain("%v took effect %d times", f, traces)
+	case traces > 0 && !f.existed():
+		j.complain("%v took effect and never existed", f)
+	case traces == 0 && owed && f.existed():
+		j.complain("%v is gone without its effect", f)
+	}
+	for _, e := range f.remembered {
+		f.effects = append(f.effects, effect{e.Key, e.Token})
+	}
+	for _, e := range f.effects {
+		i := slices.IndexFunc(f.claims, func(c *claim) bool { return c.Token == e.token })
+		switch {
+		case i < 0:
+			j.complain("%v took effect by token %s, which nobody got", f, e.token)
+		case !f.claims[i].mayHaveEnded():
+			j.complain("%v took effect by token %s, whose outcome was %q", f, e.token, f.claims[i].outcome)
+		}
+	}
+	if done := j.fates[f.Key+".done"]; f.Do == doReply && f.existed() && (done == nil || !done.existed()) {
+		j.complain("%v is gone without its reply", f)
+	}
+	if i := strings.LastIndexByte(f.Key, '.'); i > 0 && f.existed() {
+		sender := j.fates[f.Key[:i]]
+		tookEffect := len(sender.remembered) > 0
+		if sender.Instance == "" {
+			tookEffect = slices.ContainsFunc(sender.claims, (*claim).mayHaveEnded)
+		}
+		if !tookEffect {
+			j.complain("%v exists, but what was to send it took no effect", f)
+		}
+	}
+}
+
+// checkWait: once everything must have recovered, a probe is in hand within a second, and anything else within
+// the time that two leases may hold it up; a solo item, for as long as its one dispatcher hangs. Slowness of the
+// machine is added.
+func (j *judge) checkWait(f *fate) {
+	if !f.existed() || len(f.claims) == 0 || f.confirmed.IsZero() || f.Do == doSolo {
+		return
+	}
+	inHand := f.claims[0].inHand
+	j.v.slowest = max(j.v.slowest, inHand.Sub(f.Due))
+	patience := time.Second
+	if f.Do != doProbe {
+		patience += 2 * lease
+	}
+	for _, r := range j.rounds {
+		from := f.Due
+		if from.Before(r.bound) {
+			from = r.bound
+		} else if f.Do == doProbe && inHand.Before(r.calm.to) {
+			j.v.probes = append(j.v.probes, inHand.Sub(from))
+		}
+		most := patience
+		for _, s := range j.stalls {
+			if s.to.After(from) && s.from.Before(inHand) {
+				most += s.to.Sub(s.from)
+			}
+		}
+		if end := from.Add(most); inHand.After(end) && end.Before(r.calm.to) {
+			j.complain("%v, sent by %s, due at %v, was in hand in %s only %v after that, and %v after all must have recovered",
+				f, f.process, f.Due.Format(time.StampMilli), f.claims[0].process, inHand.Sub(f.Due), inHand.Sub(r.bound))
+		}
+	}
+}
+
+// checkDuplicates: what a dedup key refused had an original at that time, and an original kept others out.
+func (j *judge) checkDuplicates() {
+	byKey := map[string][]*fate{}
+	for _, f := range j.fates {
+		if f.Dedup != "" {
+			byKey[f.Dedup] = append(byKey[f.Dedup], f)
+		}
+	}
+	for _, all := range byKey {
+		for _, f := range all {
+			if f.confirmed.IsZero() {
+				continue
+			}
+			// Surely queued: from the return of the enqueue to the first attempt at an ack. Possibly queued:
+			// from its call to the return of the ack.
+			explained := false
+			for _, original := range all {
+				if original == f || original.Duplicate || original.revoked {
+					continue
+				}
+				if original.intended.Before(f.confirmed) && !original.ackedBefore(f.intended) {
+					explained = true
+				}
+				if !f.Duplicate && original.existed() && !original.confirmed.IsZero() && original.confirmed.Before(f.intended) &&
+					f.confirmed.Before(original.firstTry()) {
+					j.complain("%v was added although %v with its dedup key was queued", f, original)
+				}
+			}
+			if f.Duplicate && !explained {
+				j.complain("%v was refused as a duplicate of nothing", f)
+			}
+		}
+	}
+}
+
+// ackedBefore reports whether an ack had returned by then.
+func (f *fate) ackedBefore(t time.Time) bool {
+	return slices.ContainsFunc(f.claims, func(c *claim) bool { return c.outcome == acked && c.settled.Before(t) })
+}
+
+// firstTry is when the first ack was called.
+func (f *fate) firstTry() time.Time {
+	first := time.Now()
+	for _, c := range f.claims {
+		if c.tried == acking && c.triedAt.Before(first) {
+			first = c.triedAt
+		}
+	}
+	return first
+}
+
+// checkOrder: the messages of a turn are in the order of their ids, and a message that was sent without a
+// delay after the enqueue of another had returned is not before it in the history.
+func (j *judge) checkOrder(history []event) {
+	for i, h := range history {
+		if i > 0 && history[i-1].instance == h.instance && history[i-1].Token == h.Token && history[i-1].ID >= h.ID {
+			j.complain("%s: message id %d comes after %d in one turn", h.instance, h.ID, history[i-1].ID)
+		}
+	}
+	var instance string
+	var earliest *fate // of those that come later in the history, the one that was sent first
+	for _, h := range slices.Backward(history) {
+		if h.instance != instance {
+			instance, earliest = h.instance, nil
+		}
+		f := j.fates[h.Key]
+		if f == nil || f.confirmed.IsZero() || f.Delay > 0 || strings.Contains(f.Key, ".") {
+			continue
+		}
+		if earliest != nil && earliest.confirmed.Before(f.intended) {
+			j.complain("%s: %v comes before %v, whose enqueue had returned before this one was called", h.instance, f, earliest)
+		}
+		if earliest == nil || f.confirmed.Before(earliest.confirmed) {
+			earliest = f
+		}
+	}
+}

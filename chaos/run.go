@@ -1,0 +1,374 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/devpg"
+)
+
+// This file answers: how does a run go, from the first process to the verdict?
+
+// How long what takes.
+const (
+	faultsPerRound = 12 * time.Second // and then comes a calm
+	calmLength     = 4 * time.Second  // after the bounds have passed, with probes alone
+
+	// The bounds after the end of all faults: on recovery, and, from the moment on at which a connection
+	// silently lost its peer, on noticing that. The second is Config.FallbackInterval's, with its jitter.
+	recoveryBound = 5 * time.Second
+	silenceBound  = fallbackInterval + time.Second + 5*time.Second
+
+	readyBound   = 15 * time.Second // from the start of a process to its Provider
+	drainBound   = 30 * time.Second
+	closingBound = 10 * time.Second
+)
+
+// span is a stretch of time.
+type span struct{ from, to time.Time }
+
+// round is what the checker needs to know of a round. By bound everything must have recovered, and until
+// calm.to nothing goes wrong.
+type round struct {
+	bound time.Time
+	calm  span
+}
+
+// chaos is a run.
+type chaos struct {
+	options
+	out    io.Writer
+	began  time.Time
+	dir    string
+	server *devpg.Server
+	net    *network
+	nodes  []*node
+
+	serverMu  sync.Mutex // one fault at a time
+	stoppedMu sync.Mutex
+	stopped   []int // backends that may be stopped
+
+	mu          sync.Mutex
+	counts      map[string]int
+	silentSince time.Time // when a connection last lost its peer silently
+	crashes     []span
+	stalls      []span // when the machine or the server was slow by itself
+	violations  []string
+}
+
+func (c *chaos) log(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fmt.Fprintf(c.out, "%8.3fs  %s\n", time.Since(c.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func (c *chaos) count(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts[what]++
+}
+
+// complain takes note of a violation, if there is one.
+func (c *chaos) complain(err error) {
+	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.violations = append(c.violations, err.Error())
+	}
+}
+
+// run returns the verdict, or an error if the run itself failed or was interrupted.
+func run(ctx context.Context, o options, out io.Writer) (v *verdict, err error) {
+	c := &chaos{options: o, out: out, began: time.Now(), counts: map[string]int{}}
+	if c.dir, err = os.MkdirTemp("", "pgwake-chaos-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if ctx.Err() != nil || err == nil && len(v.violations) == 0 {
+			os.RemoveAll(c.dir)
+			return
+		}
+		fmt.Fprintf(out, "\nFAILED. Again: %v\nThe ledgers and logs are in %s\n", o, c.dir)
+	}()
+	c.log("%v", o)
+	c.server, err = devpg.Start(ctx, &devpg.Options{IgnoreURL: true})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, c.server.Stop(stopping))
+	}()
+	c.log("PostgreSQL %s from %s", c.server.Version, c.server.Source)
+	if err := c.prepare(ctx); err != nil {
+		return nil, err
+	}
+	c.net = newNetwork(fmt.Sprintf("127.0.0.1:%d", c.server.Port()))
+	defer c.tearDown()
+	if err := c.populate(ctx); err != nil {
+		return nil, err
+	}
+
+	var rounds []round
+	for end := time.Now().Add(o.length); time.Until(end) > silenceBound || len(rounds) == 0; {
+		r, err := c.round(ctx, len(rounds), time.Until(end))
+		if err != nil {
+			return nil, err
+		}
+		rounds = append(rounds, r)
+	}
+	rounds[len(rounds)-1].calm.to, err = c.drain(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.countListeners(ctx); err != nil {
+		return nil, err
+	}
+	tables, err := c.readTables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.closeAll()
+	lines, err := readLedgers(c.dir)
+	if err != nil {
+		return nil, err
+	}
+	c.readLogs()
+	return c.judge(lines, tables, rounds), nil
+}
+
+// prepare makes the schema, and the table for effects.
+func (c *chaos) prepare(ctx context.Context) error {
+	p, err := pgwake.Open(ctx, c.server.URL, nil)
+	if err != nil {
+		return err
+	}
+	defer p.Close(context.WithoutCancel(ctx))
+	return c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, effectsTable)
+		return err
+	})
+}
+
+// ask has a conversation with the server that no proxy disturbs.
+func (c *chaos) ask(ctx context.Context, talk func(context.Context, *pgx.Conn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, c.server.URL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return talk(ctx, conn)
+}
+
+// populate starts all processes and waits until they work.
+func (c *chaos) populate(ctx context.Context) error {
+	var roles []string
+	for i := range c.options.nodes {
+		roles = append(roles, []string{worker, orchestrator}[i%2])
+	}
+	for range max(c.options.nodes/2, 1) {
+		roles = append(roles, producer)
+	}
+	roles = append(roles, idler)
+	for i, role := range roles {
+		n := &node{index: i, role: role, seed: c.seed, nodes: len(roles), dir: c.dir}
+		if err := c.connect(n); err != nil {
+			return err
+		}
+		if err := n.start(); err != nil {
+			return err
+		}
+		c.nodes = append(c.nodes, n)
+	}
+	for _, n := range c.nodes {
+		if err := n.process.awaitReady(ctx, readyBound); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// connect gives a node new ways.
+func (c *chaos) connect(n *node) (err error) {
+	if n.pool, err = c.net.newWay(n.name("pool")); err == nil {
+		n.listen, err = c.net.newWay(n.name("listen"))
+	}
+	return err
+}
+
+// tearDown ends whatever still runs.
+func (c *chaos) tearDown() {
+	for _, n := range c.nodes {
+		n.process.kill()
+		for _, w := range []*way{n.pool, n.listen} {
+			_ = w.change(func() error { w.proxy.Stop(); return nil })
+		}
+	}
+}
+
+// round lets things go wrong for a while, ends that, and waits until all must have recovered and probes have
+// shown whether it has.
+func (c *chaos) round(ctx context.Context, number int, left time.Duration) (r round, err error) {
+	length := min(faultsPerRound, max(left-silenceBound, 2*time.Second))
+	c.log("round %d: faults for %v", number+1, length.Round(time.Millisecond))
+	rng := rand.New(rand.NewPCG(c.seed, uint64(number)))
+	began := time.Now()
+	var faults sync.WaitGroup
+	failures := make(chan error, 1)
+	for _, f := range schedule(rng, len(c.nodes), length) {
+		if !nap(ctx, time.Until(began.Add(f.At))) {
+			break
+		}
+		faults.Go(func() {
+			if err := c.inflict(ctx, f); err != nil {
+				select {
+				case failures <- err:
+				default:
+				}
+			}
+		})
+	}
+	faults.Wait()
+	select {
+	case err := <-failures:
+		return r, err
+	case <-ctx.Done():
+		return r, context.Cause(ctx)
+	default:
+	}
+	for _, n := range c.nodes {
+		if err := n.process.awaitReady(ctx, readyBound); err != nil {
+			c.complain(err)
+			return r, err
+		}
+	}
+	if err := c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error { return conn.Ping(ctx) }); err != nil {
+		return r, err
+	}
+	healed := time.Now()
+	r.bound = healed.Add(recoveryBound)
+	if silent := c.silentSince.Add(silenceBound); silent.After(r.bound) {
+		r.bound = silent
+	}
+	r.calm = span{healed, r.bound.Add(calmLength)}
+	c.log("calm; all must have recovered in %v", time.Until(r.bound).Round(time.Millisecond))
+	if err := c.watch(ctx, r.bound); err != nil {
+		return r, err
+	}
+	if err := c.countListeners(ctx); err != nil {
+		return r, err
+	}
+	for _, n := range c.nodes {
+		n.process.tell("probe")
+		defer n.process.tell("work")
+	}
+	return r, c.watch(ctx, r.calm.to)
+}
+
+// countListeners complains about nodes that do not have exactly one LISTEN connection.
+func (c *chaos) countListeners(ctx context.Context) error {
+	return c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		for _, n := range c.nodes {
+			var listening int
+			err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, n.name("listen")).Scan(&listening)
+			if err != nil {
+				return err
+			}
+			if listening != 1 {
+				c.log("%v has %d LISTEN connections", n, listening)
+				c.complain(fmt.Errorf("%v has %d LISTEN connections after all must have recovered", n, listening))
+			}
+		}
+		return nil
+	})
+}
+
+// watch waits until the end of a calm, and notes when the machine or the server is slow by itself: others may
+// be at work here.
+func (c *chaos) watch(ctx context.Context, until time.Time) error {
+	conn, err := pgx.Connect(ctx, c.server.URL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	for time.Now().Before(until) {
+		began := time.Now()
+		if !nap(ctx, 20*time.Millisecond) {
+			return context.Cause(ctx)
+		}
+		if err := conn.Ping(ctx); err != nil {
+			return err
+		}
+		if took := time.Since(began); took > 100*time.Millisecond {
+			c.stalls = append(c.stalls, span{began, time.Now()})
+		}
+	}
+	return nil
+}
+
+// drain has the processes enqueue no more, waits until the queues are empty, and returns when that was, or when
+// it was given up.
+func (c *chaos) drain(ctx context.Context) (end time.Time, err error) {
+	for _, n := range c.nodes {
+		n.process.tell("quiet")
+	}
+	c.log("no more is enqueued")
+	for given := time.Now().Add(drainBound); ; {
+		if err := c.watch(ctx, time.Now().Add(500*time.Millisecond)); err != nil {
+			return end, err
+		}
+		var left int
+		err := c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			return conn.QueryRow(ctx, `SELECT (SELECT count(*) FROM pgwake.worker_queue)
+				+ (SELECT count(*) FROM pgwake.orchestrator_queue)`).Scan(&left)
+		})
+		if err != nil {
+			return end, err
+		}
+		if left == 0 {
+			c.log("the queues are empty")
+			return time.Now(), nil
+		}
+		if time.Now().After(given) {
+			c.complain(fmt.Errorf("%d items and messages are left in the queues after %v", left, drainBound))
+			return time.Now(), nil
+		}
+	}
+}
+
+// closeAll has all processes end by themselves.
+func (c *chaos) closeAll() {
+	var all sync.WaitGroup
+	for _, n := range c.nodes {
+		all.Go(func() { c.complain(n.process.close(closingBound)) })
+	}
+	all.Wait()
+	c.log("closed")
+}
+
+// readLogs complains about what must not be in them.
+func (c *chaos) readLogs() {
+	logs, _ := filepath.Glob(filepath.Join(c.dir, "*.log"))
+	for _, path := range logs {
+		text, err := os.ReadFile(path)
+		c.complain(err)
+		for _, bad := range []string{"DATA RACE", "panic"} {
+			if at := strings.Index(string(text), bad); at >= 0 {
+				c.complain(fmt.Errorf("%s: %.2000s", filepath.Base(path), text[at:]))
+			}
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: what do the processes do all day?
+//
+// Producers enqueue; workers and orchestrators take what is due; and these send probes to all processes, each of
+// which takes its own, so that everyone's way from notification to item in hand is measured. Probes are rare: a
+// wake-up that is lost must not be made good by the next one. Each step goes into the ledger.
+
+// The roles of processes.
+const (
+	producer     = "producer"
+	worker       = "worker"
+	orchestrator = "orchestrator"
+	idler        = "idler" // does nothing but take its probes
+)
+
+// What a handler is to do with a work item. All but the probe begin with an ordinary claim.
+const (
+	doAck     = "ack"
+	doEffect  = "effect"  // a row in table effects and the ack, in one transaction
+	doAbandon = "abandon" // give the first claim back, due later; then effect
+	doHang    = "hang"    // hang until the first lease has ended, and try the effect all the same
+	doSolo    = "solo"    // the same, where nobody else could have claimed it meanwhile
+	doRenew   = "renew"   // renew the lease, and ack after it would have ended
+	doReply   = "reply"   // ack with a message to an instance
+	doProbe   = "probe"
+	doTurn    = "turn" // a message: into the history
+)
+
+// hasEffect reports whether an item that is gone has left exactly one row in table effects.
+func hasEffect(do string) bool {
+	return do == doEffect || do == doAbandon || do == doHang || do == doSolo
+}
+
+// effectsTable is where transactional effects go. It has no key, so that a second one is seen.
+const effectsTable = `CREATE TABLE effects (key text NOT NULL, token text NOT NULL)`
+
+const insertEffect = `INSERT INTO effects (key, token) VALUES ($1, $2)`
+
+// The namespaces of ordinary work items, and how many instances there are.
+var namespaces = []string{"default", "bulk"}
+
+const instances = 8
+
+func probeNamespace(node int) string { return fmt.Sprintf("probe-%d", node) }
+
+// solo is a namespace with one dispatcher.
+const solo = "solo"
+
+// job is what an item or a message carries.
+type job struct {
+	Key      string `json:"key"`
+	Do       string `json:"do"`
+	Instance string `json:"instance,omitempty"` // whom to reply to
+	Out      bool   `json:"out,omitempty"`      // the turn sends a work item, which replies
+	Again    bool   `json:"again,omitempty"`    // the turn sends the instance another message, delayed
+}
+
+func (j job) json() json.RawMessage {
+	text, _ := json.Marshal(j)
+	return text
+}
+
+// remembered is the content of an event of a history.
+type remembered struct {
+	Key   string   `json:"key"`
+	ID    int64    `json:"id"` // of the message
+	Token string   `json:"token"`
+	Sends []string `json:"sends,omitempty"` // the keys of what the turn sent on behalf of the message
+}
+
+type workload struct {
+	order
+	ledger   *ledger
+	provider *pgwake.Provider
+	pool     *pgxpool.Pool
+	loops    sync.WaitGroup
+
+	alive context.Context // until the process is to end
+	die   context.CancelFunc
+	loud  context.Context // until it is to enqueue no more
+	quiet context.CancelFunc
+
+	resting atomic.Bool // it is to enqueue probes alone
+}
+
+// begin starts the loops of the role.
+func (w *workload) begin() {
+	if w.Role != idler {
+		w.loop("probe", w.sendProbes)
+	}
+	own := &pgwake.FetchOptions{LockTimeout: lease, Namespaces: []string{probeNamespace(w.Node)}}
+	for i := range 2 {
+		w.loop(fmt.Sprint("probed", i), func(rng *rand.Rand) { w.fetchWork(rng, own, 1) })
+	}
+	switch w.Role {
+	case producer:
+		for _, name := range []string{"a", "b", "c"} {
+			w.loop("produce "+name, func(rng *rand.Rand) { w.produce(rng, name) })
+		}
+	case worker:
+		for i := range 7 {
+			o := &pgwake.FetchOptions{LockTimeout: lease, Namespaces: namespaces, PollTimeout: time.Second}
+			w.loop(fmt.Sprint("work", i), func(rng *rand.Rand) { w.fetchWork(rng, o, 1) })
+		}
+		if w.Node == 0 {
+			w.loop("solo", func(rng *rand.Rand) {
+				w.fetchWork(rng, &pgwake.FetchOptions{LockTimeout: lease, Namespaces: []string{solo}}, 1)
+			})
+		}
+		w.loop("batches", func(rng *rand.Rand) {
+			w.fetchWork(rng, &pgwake.FetchOptions{LockTimeout: lease, Namespaces: namespaces[1:]}, 5)
+		})
+	case orchestrator:
+		for i := range 4 {
+			w.loop(fmt.Sprint("turns", i), w.fetchTurns)
+		}
+	}
+}
+
+// loop runs f in a goroutine with random numbers of its own, which the seed determines.
+func (w *workload) loop(name string, f func(*rand.Rand)) {
+	h := fnv.New64()
+	fmt.Fprint(h, w.process(), name)
+	rng := rand.New(rand.NewPCG(w.Seed, h.Sum64()))
+	w.loops.Go(func() { f(rng) })
+}
+
+var errRevoked = errors.New("to be rolled back")
+
+// enqueue makes the call between the lines that say what it is to do and what it did.
+func (w *workload) enqueue(lines []entry, call func(context.Context) ([]pgwake.Enqueued, error)) {
+	w.ledger.write(sending, lines...)
+	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	defer cancel()
+	added, err := call(ctx)
+	switch {
+	case errors.Is(err, errRevoked):
+		w.ledger.write(revoked, lines...)
+	case err != nil:
+		w.failed("enqueue", err)
+	default:
+		for i, a := range added {
+			lines[i] = entry{Key: lines[i].Key, ID: a.ID, Duplicate: a.Duplicate, Due: a.DueAt}
+		}
+		w.ledger.write(sent, lines...)
+	}
+}
+
+// failed takes note of an error that no fault explains.
+func (w *workload) failed(what string, err error) {
+	var verb *pgwake.Error
+	if !errors.As(err, &verb) { // the pool's own
+		return
+	}
+	explained := verb.Retryable || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, pgwake.ErrLockLost) || errors.Is(err, pgwake.ErrClosed)
+	if !explained {
+		w.ledger.write(wrong, entry{Err: fmt.Sprintf("%s: %v", what, err)})
+	}
+}
+
+// renew makes the lease of some claims longer.
+func (w *workload) renew(claims []entry, call func(context.Context) (time.Time, error)) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	defer cancel()
+	until, err := call(ctx)
+	if err != nil {
+		w.failed("renew", err)
+		return false
+	}
+	for i := range claims {
+		claims[i].Until = until
+	}
+	w.ledger.write(renewed, claims...)
+	return true
+}
+
+// finish acks or gives back some claims, which sends something as well, between the lines that say so.
+func (w *workload) finish(how string, claims, sends []entry, call func(context.Context) error) {
+	if len(sends) > 0 {
+		w.ledger.write(sending, sends...)
+	}
+	w.ledger.write(how, claims...)
+	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	defer cancel()
+	err := call(ctx)
+	switch {
+	case errors.Is(err, pgwake.ErrLockLost):
+		w.ledger.write(refused, claims...)
+	case err != nil:
+		w.failed(how, err)
+	default:
+		outcome := acked
+		if how == returning {
+			outcome = returned
+		}
+		w.ledger.write(outcome, claims...)
+		if len(sends) > 0 {
+			w.ledger.write(sent, sends...)
+		}
+	}
+}
+
+func between(rng *rand.Rand, least, most time.Duration) time.Duration {
+	return least + time.Duration(rng.Int64N(int64(most-least)+1))
+}
+
+// nap waits for d and reports true, or false if ctx ends first.
+func nap(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
