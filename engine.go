@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/dbclock"
 	"github.com/pgwake/pgwake/internal/supervise"
@@ -98,8 +97,7 @@ func (e *engine) epoch() uint64 {
 // A connection that broke may have run it all the same: each of them may be run twice.
 func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) error {
 	if e.listener != nil {
-		err := e.listener.exec(ctx, dest, sql, args...)
-		if refused := (*pgconn.PgError)(nil); err == nil || errors.As(err, &refused) || ctx.Err() != nil {
+		if err := e.listener.exec(ctx, dest, sql, args...); !errors.Is(err, errNotListening) {
 			return err
 		}
 	}
@@ -170,12 +168,12 @@ func (e *engine) staleAfter(q Queue) time.Duration {
 // look makes one query for work and lets the lane know what it says. by is the token that demanded it.
 func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, by *token, ask claim) (found bool, err error) {
 	answered := false
+	k := l.beginLook(e.epoch())
 	defer func() {
-		if !answered && by != nil {
-			l.handBack(*by) // also when ask panics
+		if !answered {
+			l.unanswered(k, by) // also when ask panics
 		}
 	}()
-	k := l.beginLook(e.epoch())
 	sent := e.clock.Now()
 	announce := e.leases.announce(l.queue, e.clock.Server(sent), lockTimeout)
 	r, err := ask(ctx, announce)
@@ -237,7 +235,14 @@ func (e *engine) woken(q Queue, t token) {
 
 // heard takes in what a notification says.
 func (e *engine) heard(q Queue, n note) {
-	if !n.next.IsZero() && n.namespace == "" { // every lane of every node will look then
+	switch {
+	case n.joins():
+		// It looks at what was told before only if it is told again, and what is claimed from here on counts on
+		// what is told from here on.
+		if next := e.leases.joined(q, e.clock.Server(e.clock.Now())); !next.IsZero() {
+			e.coalescer.tell(q, note{next: next})
+		}
+	case !n.next.IsZero() && n.namespace == "": // every lane of every node will look then
 		e.leases.told(q, n.next)
 	}
 	e.signal(q, n, WakeNotify)
@@ -395,12 +400,14 @@ func (e *engine) listenerLost(wasUp bool) {
 	}
 }
 
-// listenerUp makes every lane look once, in a snapshot that is younger than the LISTEN.
+// listenerUp makes every lane look once, in a snapshot that is younger than the LISTEN, and lets the other nodes
+// know that there is one more to tell of leases.
 func (e *engine) listenerUp() {
 	for q := range Queue(queueCount) {
 		for _, l := range e.waiters.lanes(q) {
 			l.signal(WakeReconnect)
 		}
+		e.coalescer.tell(q, note{})
 	}
 }
 

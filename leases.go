@@ -15,12 +15,20 @@ import (
 //
 // Invariants: (1) For every lease of this node that ends at e, the other nodes have been told of an instant in
 // (commit of the claim, e]. With equal timeouts that takes one notification per half lock timeout, and
-// none while idle. (2) Whoever was told of an instant looks at it, even if an answer since says that nothing
+// none while idle; a node that begins to listen says so, and is told of the next one. (2) Whoever was told of an instant looks at it, even if an answer since says that nothing
 // becomes due then: somebody may have claimed after that answer, and counted on it.
 
 type leases struct {
 	mu       sync.Mutex
-	instants [queueCount][]time.Time // told by anyone, server time, not past, in order
+	instants [queueCount][]instant // not past, in order
+}
+
+// instant was told by anyone; server time.
+type instant struct {
+	at time.Time
+
+	// all: every node that listens was told. One that began to listen later was not.
+	all bool
 }
 
 // Of many instants the nearest are kept, and of those a node counts on the nearest few: others, who heard about the
@@ -35,13 +43,15 @@ func (s *leases) told(q Queue, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := s.instants[q]
-	place, found := slices.BinarySearchFunc(known, at, time.Time.Compare)
-	if found {
-		return
+	place, found := slices.BinarySearchFunc(known, at, instant.compare)
+	if !found {
+		known = slices.Insert(known, place, instant{at: at})
 	}
-	known = slices.Insert(known, place, at)
+	known[place].all = true
 	s.instants[q] = known[:min(len(known), keptInstants)]
 }
+
+func (i instant) compare(at time.Time) int { return i.at.Compare(at) }
 
 // announce reports whether a claim made now, at server time now, must tell the others when its lease ends.
 // Half the timeout is left for the claim to commit before they look.
@@ -49,9 +59,24 @@ func (s *leases) announce(q Queue, now time.Time, timeout time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := s.ahead(q, now)
-	return !slices.ContainsFunc(known[:min(len(known), countedInstants)], func(at time.Time) bool {
-		return !at.Before(now.Add(timeout/2)) && !at.After(now.Add(timeout))
+	return !slices.ContainsFunc(known[:min(len(known), countedInstants)], func(i instant) bool {
+		return i.all && !i.at.Before(now.Add(timeout/2)) && !i.at.After(now.Add(timeout))
 	})
+}
+
+// joined is told that a node has begun to listen, at server time now. It returns the instant to tell that node of:
+// there it will see, and so know from then on, what was claimed before.
+func (s *leases) joined(q Queue, now time.Time) (next time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.ahead(q, now)
+	for i := range known {
+		known[i].all = false
+	}
+	if len(known) > 0 {
+		next = known[0].at
+	}
+	return next
 }
 
 // next returns the first instant after now that was told of; zero: none.
@@ -59,14 +84,14 @@ func (s *leases) next(q Queue, now time.Time) (next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if known := s.ahead(q, now); len(known) > 0 {
-		next = known[0]
+		next = known[0].at
 	}
 	return next
 }
 
 // ahead forgets the instants that are past and returns the others.
-func (s *leases) ahead(q Queue, now time.Time) []time.Time {
-	past, _ := slices.BinarySearchFunc(s.instants[q], now.Add(1), time.Time.Compare)
+func (s *leases) ahead(q Queue, now time.Time) []instant {
+	past, _ := slices.BinarySearchFunc(s.instants[q], now.Add(1), instant.compare)
 	s.instants[q] = slices.Delete(s.instants[q], 0, past)
 	return s.instants[q]
 }

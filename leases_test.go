@@ -39,6 +39,20 @@ func TestLeases_AnyClaims_AreCoveredByAnAnnouncedInstant(t *testing.T) {
 	})
 }
 
+// What was told before a node began to listen does not cover it, and is looked at all the same.
+func TestLeases_NodeJoins_IsToldTheNextInstantAndCoveredAnew(t *testing.T) {
+	var known leases
+	now := time.Now()
+	at := now.Add(30 * time.Second)
+	known.told(Worker, at)
+	require.Equal(t, at, known.joined(Worker, now))
+	require.True(t, known.announce(Worker, now, 30*time.Second))
+	require.Equal(t, at, known.next(Worker, now))
+	known.told(Worker, at)
+	require.False(t, known.announce(Worker, now, 30*time.Second))
+	require.Zero(t, known.joined(Orchestrator, now))
+}
+
 func TestLeases_OtherQueue_IsNotCovered(t *testing.T) {
 	var known leases
 	now := time.Now()

@@ -22,8 +22,8 @@ import (
 //
 // One goroutine owns one connection. It listens, hands what it hears to the lanes, and once a
 // FallbackInterval asks the database for what is due: the safety net, and the proof that the connection
-// lives. Others may have it run a short statement in between (exec), so that nothing of the engine needs
-// the pool. It never waits for a dispatcher.
+// lives. Others may have it run a short statement in between (exec), so that while it listens nothing of the
+// engine needs the pool. It never waits for a dispatcher.
 //
 // The epoch counts connections; 0 means that there is none. It is set after LISTEN was committed and a
 // notification has come back, so a query that begins in an epoch misses nothing that the epoch's
@@ -122,7 +122,12 @@ func (l *listener) run(ctx context.Context) {
 		case <-wait.C:
 			pause = min(2*pause, lastReconnect)
 		case <-l.retry:
+			// Others saw the server return at the same moment; and should failures and successes alternate
+			// for another reason, this is no busy loop.
 			pause = firstReconnect
+			if !sleep(ctx, rand.N(pause)) {
+				return
+			}
 		}
 	}
 }
@@ -154,6 +159,10 @@ func (l *listener) up() {
 	again := l.missing
 	l.missing, l.lastErr = false, nil
 	l.mu.Unlock()
+	select {
+	case <-l.retry: // done
+	default:
+	}
 	if again {
 		l.e.log().Info("pgwake: listening again")
 	}
@@ -400,25 +409,34 @@ func (l *listener) exec(ctx context.Context, dest any, sql string, args ...any) 
 
 // runJobs runs what exec left. An error that says the connection broke ends the session.
 func (l *listener) runJobs(ctx context.Context, conn *pgx.Conn) error {
-	l.mu.Lock()
-	jobs := l.jobs
-	l.jobs = nil
-	l.mu.Unlock()
-	var broken error
-	for _, j := range jobs {
-		if broken != nil {
-			j.done <- errNotListening
-			continue
+	for {
+		l.mu.Lock()
+		if len(l.jobs) == 0 {
+			l.mu.Unlock()
+			return nil
 		}
-		bounded, cancel := context.WithTimeout(ctx, answerDeadline)
-		err := conn.QueryRow(bounded, j.sql, j.args...).Scan(j.dest)
-		cancel()
-		j.done <- err
-		if conn.IsClosed() {
-			broken = fmt.Errorf("statement on the LISTEN connection: %w", err)
+		j := l.jobs[0]
+		l.jobs = l.jobs[1:]
+		l.mu.Unlock()
+		if err := j.run(ctx, conn); err != nil {
+			return err // lost answers the others
 		}
 	}
-	return broken
+}
+
+// run runs the statement and answers whoever asked for it. The error is that of a connection that broke.
+func (j *job) run(ctx context.Context, conn *pgx.Conn) (broken error) {
+	answer := errNotListening // also when this panics
+	defer func() { j.done <- answer }()
+	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	err := conn.QueryRow(bounded, j.sql, j.args...).Scan(j.dest)
+	if conn.IsClosed() {
+		answer = fmt.Errorf("%w: %w", errNotListening, err)
+		return fmt.Errorf("statement on the LISTEN connection: %w", err)
+	}
+	answer = err
+	return nil
 }
 
 // fallback asks, for every lane of the node at once, whether something is due and what comes next.

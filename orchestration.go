@@ -262,8 +262,9 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, c
 		var data []byte
 		var attempt *int
 		var createdAt, lockedUntil, earliest, now *time.Time
+		var unfinished *bool
 		err := rows.Scan(&part, &id, &kind, &data, &name, &version, &execution, &attempt, &createdAt, &instance,
-			&namespace, &lockedUntil, &earliest, &now)
+			&namespace, &lockedUntil, &earliest, &now, &unfinished)
 		if err != nil {
 			return err
 		}
@@ -284,7 +285,7 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, c
 			c.item.History = append(c.item.History, Event{ID: *id, Type: *kind, Data: data, CreatedAt: *createdAt})
 		case "outlook":
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
-			c.earliest, c.now, c.leaseEnd, c.unfinished = value(earliest), *now, *lockedUntil, value(attempt) > 0
+			c.earliest, c.now, c.leaseEnd, c.unfinished = value(earliest), *now, *lockedUntil, value(unfinished)
 			if c.item != nil {
 				c.found = 1
 			}

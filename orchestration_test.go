@@ -261,6 +261,35 @@ func TestEnqueueForOrchestrator_InstanceAboutToBeKnown_MessageGoesToItsNamespace
 	require.Equal(t, []string{"red", "red"}, query[string](t, n, `SELECT namespace FROM orchestrator_queue`))
 }
 
+func TestEnqueueForOrchestratorMany_NewInstanceInSeveralNamespaces_IsInTheFirst(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	_, err := n.EnqueueForOrchestratorMany(t.Context(), []pgwake.MessageEnqueue{
+		{Message: pgwake.Message{Instance: "i", Kind: "k"}},
+		{Message: pgwake.Message{Instance: "i", Kind: "k"}, EnqueueOptions: pgwake.EnqueueOptions{Namespace: "red"}},
+		{Message: pgwake.Message{Instance: "i", Kind: "k"}, EnqueueOptions: pgwake.EnqueueOptions{Namespace: "blue"}},
+	})
+	require.NoError(t, err)
+	require.Equal(t, []string{"red", "red", "red"}, query[string](t, n, `SELECT namespace FROM orchestrator_queue`))
+}
+
+// A dedup key that is taken in the namespace of the instance must not make its acks fail.
+func TestAckOrchestrationItem_MessageCannotMoveToTheNamespace_AckSucceedsAndItComesNext(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	red := pgwake.EnqueueOptions{Namespace: "red"}
+	_, err := n.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, &red)
+	require.NoError(t, err)
+	turn, err := n.FetchOrchestrationItem(t.Context(), now)
+	require.NoError(t, err)
+	n.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, namespace, dedup_key) VALUES ('i', 'early', 'blue', 'k'), ('i', 'early', 'green', 'k')`)
+	n.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, namespace, dedup_key, visible_at) VALUES ('other', 'k', 'red', 'k', now() + '1 hour')`)
+	require.NoError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}}))
+	turn, err = n.FetchOrchestrationItem(t.Context(), now)
+	require.NoError(t, err)
+	require.Len(t, turn.Messages, 2)
+}
+
 func TestFetchOrchestrationItem_ThousandsOfLockedInstancesBefore_TheFreeOneIsReached(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

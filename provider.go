@@ -159,8 +159,9 @@ func checkServer(ctx context.Context, pool *pgxpool.Pool, direct dialer, cfg *Co
 	return readCommitted, migrations.Up(ctx, config, cfg.Schema)
 }
 
-// dialer makes connections outside the pool, in the way of the pool: with a password that is made anew each time,
-// for instance.
+// dialer is how connections outside the pool are made, in the way of the pool: with a password that is made anew
+// each time, for instance. Migrations, which bring their own connections, use what is done before a connection is
+// made; LISTEN also what is done after.
 type dialer struct {
 	config *pgx.ConnConfig
 	before func(context.Context, *pgx.ConnConfig) error
@@ -340,6 +341,12 @@ func (p *Provider) ended(ctx context.Context, op string, err error) error {
 // errPoolBusy is not ErrNoWork, which would hide it: a pool that is too small looks like an idle queue.
 var errPoolBusy = fmt.Errorf("no connection of the pool came free within the poll timeout: %w", context.DeadlineExceeded)
 
+// allInUse tells a pool that is too small from a server to which no connection can be made.
+func allInUse(pool *pgxpool.Pool) bool {
+	s := pool.Stat()
+	return s.AcquiredConns() == s.MaxConns()
+}
+
 // claimDeadline bounds a query for work. One that takes longer has lost its peer.
 const claimDeadline = 30 * time.Second
 
@@ -362,7 +369,7 @@ func detached[T any](ctx context.Context, p *Provider, giveUp time.Time, query f
 	}
 	conn, err := p.pool.Acquire(acquiring)
 	switch {
-	case err != nil && acquiring.Err() != nil && ctx.Err() == nil:
+	case err != nil && acquiring.Err() != nil && ctx.Err() == nil && allInUse(p.pool):
 		return claimed[T]{}, errPoolBusy
 	case err != nil:
 		return claimed[T]{}, err

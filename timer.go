@@ -73,7 +73,7 @@ func (t *timer) fire() (next time.Time, ok bool) {
 func (l *lane) fire(e *engine) (ahead []time.Time) {
 	l.mu.Lock()
 	now := l.now()
-	var due, retry, call, relay bool
+	var due bool
 	if !l.earliest.IsZero() {
 		at := e.clock.Local(l.earliest)
 		// Early, by the grace, but only once for each instant, or an empty answer would bring us back
@@ -87,27 +87,18 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 			ahead = append(ahead, at)
 		}
 	}
-	if !l.retryAt.IsZero() {
-		if retry = !l.retryAt.After(now); retry {
-			l.retryAt = time.Time{}
-		} else {
-			ahead = append(ahead, l.retryAt)
+	comes := func(at *time.Time) bool {
+		switch {
+		case at.IsZero():
+			return false
+		case at.After(now):
+			ahead = append(ahead, *at)
+			return false
 		}
+		*at = time.Time{}
+		return true
 	}
-	if !l.call.IsZero() {
-		if call = !l.call.After(now); call {
-			l.call = time.Time{}
-		} else {
-			ahead = append(ahead, l.call)
-		}
-	}
-	if !l.relay.IsZero() {
-		if relay = !l.relay.After(now); relay {
-			l.relay = time.Time{}
-		} else {
-			ahead = append(ahead, l.relay)
-		}
-	}
+	retry, call, relay := comes(&l.retryAt), comes(&l.call), comes(&l.relay)
 	l.mu.Unlock()
 
 	if relay {

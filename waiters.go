@@ -127,6 +127,9 @@ type note struct {
 	namespace string    // "": any
 }
 
+// joins reports whether the note says nothing but that a node has begun to listen.
+func (n note) joins() bool { return n == note{} }
+
 // merge returns a note that says at least what both say.
 func (n note) merge(m note) note {
 	n.due += m.due

@@ -25,7 +25,8 @@ import (
 //	(3) earliest is never later than the next instant at which something becomes due, unless a token is
 //	    owed: it is replaced only by what a query reports during which no new instant and no other answer
 //	    came in, lowered by every instant heard of, and cleared only together with the emission of a token.
-//	(4) While the query that a token demands reports more due work than it took, it passes a token on.
+//	(4) While the query that a token or a release demands reports more due work than it took, it passes a
+//	    token on.
 
 // Queue names one of the two queues.
 type Queue int
@@ -248,6 +249,8 @@ func (l *lane) park(ctx context.Context, deadline <-chan time.Time) (token, erro
 // look is a query for work in flight: what the lane knew when it began.
 type look struct {
 	began     time.Time
+	call      time.Time // what was owed for a release, and is paid by an answer
+	relay     time.Time
 	answers   uint64
 	signals   uint64
 	announced uint64
@@ -259,8 +262,29 @@ func (l *lane) beginLook(epoch uint64) look {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.looks.Add(1)
+	k := l.knows(epoch)
+	k.call, k.relay = l.call, l.relay
 	l.call, l.relay = time.Time{}, time.Time{}
-	return l.knows(epoch)
+	return k
+}
+
+// unanswered returns what a query was to pay for, and did not: the token that demanded it, and a release.
+func (l *lane) unanswered(k look, by *token) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if by != nil {
+		l.empty = false
+		l.hand(*by)
+	}
+	if !k.call.IsZero() {
+		l.empty = false
+		l.call = k.call // earlier than any since
+		l.moved()
+	}
+	if !k.relay.IsZero() {
+		l.relay = k.relay
+		l.moved()
+	}
 }
 
 // knows is what a query begins with.
@@ -284,7 +308,8 @@ func (r *report) more() bool { return !r.earliest.IsZero() && !r.earliest.After(
 // endLook takes the answer of a query into account. listening is the epoch of the LISTEN connection now.
 // It returns whether the query was contended: it found nothing, yet a plain read sees due rows.
 func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended bool) {
-	if r.found > 0 && by != nil && r.more() {
+	// Several releases may have left one look to make, and each of them a due item.
+	if demanded := by != nil || !k.call.IsZero(); r.found > 0 && demanded && r.more() {
 		defer l.signal(WakeChain) // invariant (4)
 	}
 	l.mu.Lock()

@@ -343,6 +343,31 @@ func TestLane_AnswerThatAnotherOvertook_ReplacesNothing(t *testing.T) {
 	require.True(t, l.retryAt.IsZero())
 }
 
+// A release is owed a look that was answered.
+func TestLane_LookThatFails_StillOwesTheRelease(t *testing.T) {
+	l := testLane()
+	l.released(true)
+	call, relay := l.call, l.relay
+	k := l.beginLook(1)
+	require.True(t, l.call.IsZero())
+	l.unanswered(k, nil)
+	require.Equal(t, call, l.call)
+	require.Equal(t, relay, l.relay)
+	l.endLook(l.beginLook(1), report{now: time.Now()}, nil, 1)
+	require.True(t, l.call.IsZero())
+	require.True(t, l.relay.IsZero())
+}
+
+// Two releases leave one look to make; if both freed a due message, it calls somebody for the second.
+func TestLane_LookForTwoReleases_PassesOnWhatItLeaves(t *testing.T) {
+	l := testLane()
+	l.released(false)
+	l.released(false)
+	now := time.Now()
+	l.endLook(l.beginLook(1), report{found: 1, now: now, earliest: now.Add(-time.Second)}, nil, 1)
+	require.Len(t, l.tokens, 1)
+}
+
 // A query that got somewhere and found nothing yet is made again at once.
 func TestLane_UnfinishedLook_GoesOnAtOnce(t *testing.T) {
 	l := testLane()

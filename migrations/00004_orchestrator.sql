@@ -26,7 +26,8 @@ BEGIN
     END IF;
     PERFORM register_namespaces(p_namespaces);
     v_namespaces := ARRAY(
-        SELECT coalesce(known.namespace, queued.namespace, i.namespace, 'default')
+        SELECT coalesce(known.namespace, queued.namespace,
+                        first_value(i.namespace) OVER (PARTITION BY i.instance_id ORDER BY i.namespace IS NULL, i.ord), 'default')
           FROM unnest(p_instances, p_namespaces) WITH ORDINALITY AS i (instance_id, namespace, ord)
           LEFT JOIN instances known ON known.instance_id = i.instance_id
           LEFT JOIN LATERAL ( -- it is about to become known
@@ -136,7 +137,7 @@ CREATE FUNCTION fetch_orchestration(
 RETURNS TABLE (
     part text, id bigint, type text, data json, name text, version text, execution_id bigint,
     attempt_count integer, created_at timestamptz, instance_id text, namespace text,
-    locked_until timestamptz, earliest_at timestamptz, now_at timestamptz)
+    locked_until timestamptz, earliest_at timestamptz, now_at timestamptz, unfinished boolean)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -229,16 +230,16 @@ BEGIN
         RETURN QUERY
         SELECT 'item', NULL::bigint, NULL::text, NULL::json,
                coalesce(v_known.name, v_opening.name), coalesce(v_known.version, v_opening.version), v_execution,
-               max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, min(q.namespace)),
-               v_until, NULL::timestamptz, NULL::timestamptz
+               max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.id))[1]),
+               v_until, NULL::timestamptz, NULL::timestamptz, NULL::boolean
           FROM orchestrator_queue q WHERE q.instance_id = v_instance AND q.lock_token = p_token;
         RETURN QUERY
         SELECT 'message', q.id, q.kind, q.data, q.name, q.version, q.execution_id, q.attempt_count, q.created_at,
-               NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz
+               NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean
           FROM orchestrator_queue q WHERE q.instance_id = v_instance AND q.lock_token = p_token ORDER BY q.id;
         RETURN QUERY
         SELECT 'event', h.event_id, h.type, h.data, NULL::text, NULL::text, NULL::bigint, NULL::integer, h.created_at,
-               NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz
+               NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean
           FROM history h WHERE h.instance_id = v_instance AND h.execution_id = v_execution ORDER BY h.event_id;
         IF p_announce THEN
             PERFORM notify_queue('orchestrator', 0, v_until);
@@ -246,13 +247,13 @@ BEGIN
     END IF;
 
     RETURN QUERY
-    SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint,
-           CASE WHEN v_instance IS NULL AND v_tries >= v_most THEN v_tries END,
-           NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces), clock_timestamp();
+    SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer,
+           NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces), clock_timestamp(),
+           v_instance IS NULL AND v_tries - cardinality(v_refused) > 0 AND v_tries >= v_most;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message and takes all its visible messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id, and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock; its attempt_count is not null if the look ended among messages of locked instances, and the next will get further.';
+COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message and takes all its visible messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id, and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock; it is unfinished if the look moved messages of locked instances out of the way and ended among them: the next gets further.';
 
 -- +goose StatementBegin
 CREATE FUNCTION hold_instance_lock(p_instance text, p_token uuid)
@@ -361,8 +362,8 @@ DECLARE
 BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
     v_scope := instance_scope(p_instance);
-    SELECT min(q.namespace) INTO v_namespace FROM orchestrator_queue q
-     WHERE q.instance_id = p_instance AND q.lock_token = p_token;
+    SELECT q.namespace INTO v_namespace FROM orchestrator_queue q
+     WHERE q.instance_id = p_instance AND q.lock_token = p_token ORDER BY q.id LIMIT 1;
 
     IF p_name IS NOT NULL THEN
         INSERT INTO instances AS i (instance_id, namespace, name, version, current_execution)
@@ -408,10 +409,16 @@ BEGIN
     END IF;
 
     DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;
-    -- Messages that came before the instance was known, from a transaction that did not see the first one.
+    -- Messages that came before the instance was known, from a transaction that did not see the first one. One
+    -- whose dedup key is taken there stays where it is, and comes with the next turn.
+    RETURN QUERY
     UPDATE orchestrator_queue q SET namespace = i.namespace
       FROM instances i
-     WHERE i.instance_id = p_instance AND q.instance_id = p_instance AND q.namespace <> i.namespace;
+     WHERE i.instance_id = p_instance AND q.instance_id = p_instance AND q.namespace <> i.namespace
+       AND (q.dedup_key IS NULL OR NOT EXISTS (
+            SELECT FROM orchestrator_queue d
+             WHERE d.dedup_key = q.dedup_key AND d.id <> q.id AND (d.namespace = i.namespace OR d.instance_id = p_instance)))
+    RETURNING 'orchestrator', i.namespace, q.visible_at, clock_timestamp();
     v_now := clock_timestamp();
     IF release_instance(p_instance) THEN
         RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now;

@@ -129,7 +129,7 @@ var mutants = []mutant{
 	{
 		name:    "chain: the token of a failed query is gone",
 		file:    "engine.go",
-		patches: []patch{{"			l.handBack(*by) // also when ask panics\n", ""}},
+		patches: []patch{{"			l.unanswered(k, by) // also when ask panics\n", ""}},
 		pkg:     root, test: conservation,
 	},
 	{
