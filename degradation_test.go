@@ -259,6 +259,22 @@ func TestDegradation_ListenBytesVanish_WorkFlowsAndPushReturns(t *testing.T) {
 	n.pushed(t, 5*time.Second+back) // an attempt that began before may have to give up first
 }
 
+// A request on a connection of the pool vanishes, while LISTEN is well.
+func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) {
+	t.Parallel()
+	server := breakableServer(t).URL
+	config, err := pgx.ParseConfig(server)
+	require.NoError(t, err)
+	link := newLink(t, config)
+	n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) { link.use(pool.ConnConfig) })
+	n.pushed(t, patience)
+	link.mode.Store(swallow)
+	n.produce(t, "unanswered")
+	require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, time.Millisecond)
+	link.mode.Store(carry)
+	n.await(t, "unanswered", 5*time.Second+back)
+}
+
 func TestDegradation_ServerIsDownForHalfAMinute_NothingIsLostAndPushReturns(t *testing.T) {
 	t.Parallel()
 	server := bootOne(t)

@@ -149,7 +149,7 @@ func TestDocs_Settings_PerCallAndFixedValues(t *testing.T) {
 	for what, value := range map[string]string{
 		"longest wait for the answer to a statement on the LISTEN connection": answerDeadline.String(),
 		"longest wait for the node's own test notification":                   selfTestDeadline.String(),
-		"longest wait for the answer to a fetch's query":                      claimDeadline.String(),
+		"longest wait for the answer to a fetch's query":                      claimDeadline(0).String() + ", and 1ms for each item",
 		"pause before the LISTEN connection is made again":                    firstReconnect.String() + " to " + lastReconnect.String(),
 		"a session of this length ends the doubling of that pause":            healthySession.String(),
 		"first poll after trouble":                                            firstScoutInterval.String(),

@@ -232,7 +232,7 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 	defer done()
 	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, announce bool) (report, error) {
 		claim := newClaim()
-		c, err := detached(ctx, p, plan.giveUp, func(ctx context.Context, conn *pgxpool.Conn) (claimed[*OrchestrationItem], error) {
+		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn) (claimed[*OrchestrationItem], error) {
 			return p.claimOrchestration(ctx, conn, claim, plan, announce)
 		}, func(ctx context.Context) (bool, error) {
 			var undone bool

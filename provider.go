@@ -347,8 +347,10 @@ func allInUse(pool *pgxpool.Pool) bool {
 	return s.AcquiredConns() == s.MaxConns()
 }
 
-// claimDeadline bounds a query for work. One that takes longer has lost its peer.
-const claimDeadline = 30 * time.Second
+// claimDeadline bounds a query for so many items. One that takes longer has lost its peer.
+func claimDeadline(items int) time.Duration {
+	return answerDeadline + time.Duration(items)*time.Millisecond
+}
 
 // claimed is what a query for work brought back.
 type claimed[T any] struct {
@@ -359,12 +361,12 @@ type claimed[T any] struct {
 // detached makes a claim so that a caller who leaves in the middle strands nothing. The query runs to its
 // end, whatever happens to the caller's context; if the caller is gone by then, or if nobody knows whether
 // the server committed, undo gives back what was claimed and reports whether there was something. Only the
-// wait for a connection is the caller's to cancel, and ends at giveUp.
-func detached[T any](ctx context.Context, p *Provider, giveUp time.Time, query func(context.Context, *pgxpool.Conn) (claimed[T], error), undo func(context.Context) (bool, error)) (claimed[T], error) {
+// wait for a connection is the caller's to cancel, and ends when plan says.
+func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query func(context.Context, *pgxpool.Conn) (claimed[T], error), undo func(context.Context) (bool, error)) (claimed[T], error) {
 	acquiring := ctx
-	if !giveUp.IsZero() {
+	if !plan.giveUp.IsZero() {
 		var cancel context.CancelFunc
-		acquiring, cancel = context.WithDeadline(ctx, giveUp)
+		acquiring, cancel = context.WithDeadline(ctx, plan.giveUp)
 		defer cancel()
 	}
 	conn, err := p.pool.Acquire(acquiring)
@@ -388,9 +390,11 @@ func detached[T any](ctx context.Context, p *Provider, giveUp time.Time, query f
 			conn.Release()
 			outcomes <- o
 		}()
-		bounded, cancel := context.WithTimeout(p.abort, claimDeadline)
+		bounded, cancel := context.WithTimeout(p.abort, claimDeadline(plan.items))
 		defer cancel()
-		o.claimed, o.err = query(bounded, conn)
+		if o.claimed, o.err = query(bounded, conn); o.err != nil && bounded.Err() != nil && p.abort.Err() == nil {
+			p.engine.lost() // and with this connection perhaps all of them
+		}
 	})
 	select {
 	case o := <-outcomes:

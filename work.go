@@ -147,6 +147,7 @@ type fetchPlan struct {
 	poll       time.Duration
 	noWait     bool
 	namespaces []string // sorted; nil: all
+	items      int      // at most so many
 
 	giveUp time.Time // waiting for a connection of the pool; zero: with the caller's context
 }
@@ -170,7 +171,7 @@ func (p *Provider) plan(o *FetchOptions) (fetchPlan, error) {
 		return fetchPlan{}, invalid("NoWait contradicts the poll timeout %v", o.PollTimeout)
 	}
 	namespaces, err := namespaceSet(o.Namespaces)
-	plan := fetchPlan{lock: lock, poll: cmp.Or(o.PollTimeout, p.cfg.MaxWait), noWait: o.NoWait, namespaces: namespaces}
+	plan := fetchPlan{lock: lock, poll: cmp.Or(o.PollTimeout, p.cfg.MaxWait), noWait: o.NoWait, namespaces: namespaces, items: 1}
 	if !plan.noWait && plan.poll < maxDelay {
 		plan.giveUp = time.Now().Add(plan.poll + poolGrace)
 	}
@@ -348,6 +349,7 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 	if err != nil {
 		return nil, failed(op, err)
 	}
+	plan.items = n
 	ctx, done, err := p.begin(ctx)
 	if err != nil {
 		return nil, failed(op, err)
@@ -355,7 +357,7 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 	defer done()
 	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool) (report, error) {
 		claim := newClaim()
-		c, err := detached(ctx, p, plan.giveUp, func(ctx context.Context, conn *pgxpool.Conn) (claimed[[]*ClaimedWorkItem], error) {
+		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn) (claimed[[]*ClaimedWorkItem], error) {
 			return p.claimWork(ctx, conn, claim, n, plan, announce)
 		}, func(ctx context.Context) (bool, error) {
 			var undone int64
