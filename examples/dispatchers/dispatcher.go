@@ -165,17 +165,18 @@ func (d *dispatcher) attempt(working context.Context, item *pgwake.ClaimedWorkIt
 	return d.AckWorkItem(ctx, item.LockToken, nil)
 }
 
-// keepLease renews a lease at half its time until release is called. The context ends when it is lost.
+// keepLease renews a lease at each third of its time until release is called: one renewal may fail or come late.
+// The context ends when it is lost.
 func (d *dispatcher) keepLease(ctx context.Context, token pgwake.LockToken) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	released := make(chan struct{})
 	var renewing sync.WaitGroup
 	renewing.Go(func() {
-		half := time.NewTicker(d.lease / 2)
-		defer half.Stop()
+		third := time.NewTicker(d.lease / 3)
+		defer third.Stop()
 		for {
 			select {
-			case <-half.C:
+			case <-third.C:
 			case <-released:
 				return
 			}

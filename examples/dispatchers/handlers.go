@@ -18,7 +18,7 @@ const (
 	mailCount     = 6
 	transferCount = 20
 	sampleCount   = 1000
-	encoding      = 3 * lease // longer than everything else together
+	encoding      = lease + time.Second // longer than everything else together, and than the lease unless that is renewed
 )
 
 // world is what the handlers work on.
@@ -75,7 +75,7 @@ func (w *world) buildReport(_ context.Context, item *pgwake.ClaimedWorkItem) err
 	return nil
 }
 
-// encodeVideo takes several times as long as the lease, and does not care: its dispatcher renews that.
+// encodeVideo takes longer than the lease, and does not care: its dispatcher renews that.
 func (w *world) encodeVideo(ctx context.Context, item *pgwake.ClaimedWorkItem) error {
 	if item.Attempt == 1 {
 		close(w.encoderBegan)

@@ -60,7 +60,7 @@ func run(ctx context.Context) (err error) {
 const (
 	goroutines      = 6
 	batchGoroutines = 2
-	lease           = 500 * time.Millisecond // of single items; short, so that the program is, too
+	lease           = 3 * time.Second // of single items; short, so that the program is, too, but longer than a disk may stall
 )
 
 // result is what came out.

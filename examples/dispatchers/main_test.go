@@ -24,6 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestDemo_EverythingGoesWrong_EverythingIsDone(t *testing.T) {
 	var out bytes.Buffer
 	r, err := demo(t.Context(), pgwaketest.URL(t), &out)
+	t.Log(out.String())
 	require.NoError(t, err)
 	assert.Equal(t, 1+1+mailCount+transferCount+sampleCount, r.Done, "the video, which was at work when the shutdown began, among them")
 	assert.Equal(t, 1, r.Dead)
