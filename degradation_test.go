@@ -259,20 +259,30 @@ func TestDegradation_ListenBytesVanish_WorkFlowsAndPushReturns(t *testing.T) {
 	n.pushed(t, 5*time.Second+back) // an attempt that began before may have to give up first
 }
 
-// A request on a connection of the pool vanishes, while LISTEN is well.
+// A request on a connection of the pool vanishes, while LISTEN is well: the fetch's own, or that of a pool which
+// tries its connections before use and gives that no limit.
 func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) {
 	t.Parallel()
-	server := breakableServer(t).URL
-	config, err := pgx.ParseConfig(server)
-	require.NoError(t, err)
-	link := newLink(t, config)
-	n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) { link.use(pool.ConnConfig) })
-	n.pushed(t, patience)
-	link.mode.Store(swallow)
-	n.produce(t, "unanswered")
-	require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, time.Millisecond)
-	link.mode.Store(carry)
-	n.await(t, "unanswered", 5*time.Second+back)
+	for name, tries := range map[string]bool{"fetch": false, "ping": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := breakableServer(t).URL
+			config, err := pgx.ParseConfig(server)
+			require.NoError(t, err)
+			link := newLink(t, config)
+			n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
+				link.use(pool.ConnConfig)
+				pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return tries }
+			})
+			n.pushed(t, patience)
+			link.mode.Store(swallow)
+			n.produce(t, "unanswered")
+			require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, time.Millisecond)
+			link.mode.Store(carry)
+			n.await(t, "unanswered", 5*time.Second+back)
+			require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, 5*time.Second+back, time.Millisecond, "a fetch hangs")
+		})
+	}
 }
 
 func TestDegradation_ServerIsDownForHalfAMinute_NothingIsLostAndPushReturns(t *testing.T) {

@@ -34,8 +34,10 @@ type Provider struct {
 	// functions count on it: a later statement must see what was committed since the one before.
 	readCommitted bool
 
+	mu        sync.Mutex
+	lastReset time.Time // of the pool, because it did not answer
+
 	// Verbs in flight. A verb ends with its caller's context or, if Close runs out of time, with abort.
-	mu       sync.Mutex
 	inFlight sync.WaitGroup
 	closing  chan struct{} // closed when Close begins; no verb begins after
 	closed   chan struct{} // closed when Close has finished
@@ -70,6 +72,7 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 	poolConfig.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
 		return p.IdleDuration > time.Minute
 	}
+	poolConfig.PingTimeout = answerDeadline
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {
 		return nil, failed(op, err)
@@ -83,7 +86,8 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 }
 
 // New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
-// connection settings. The Provider never holds one of the pool's connections while it waits.
+// connection settings. The Provider never holds one of the pool's connections while it waits. If one of them does
+// not answer a fetch for 5 s, the pool is reset: connections are then closed when nobody uses them, and made anew.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, error) {
 	const op = "new"
 	cfg, err := config.resolve()
@@ -341,10 +345,49 @@ func (p *Provider) ended(ctx context.Context, op string, err error) error {
 // errPoolBusy is not ErrNoWork, which would hide it: a pool that is too small looks like an idle queue.
 var errPoolBusy = fmt.Errorf("no connection of the pool came free within the poll timeout: %w", context.DeadlineExceeded)
 
-// allInUse tells a pool that is too small from a server to which no connection can be made.
-func allInUse(pool *pgxpool.Pool) bool {
-	s := pool.Stat()
-	return s.AcquiredConns() == s.MaxConns()
+// errPoolSilent: a connection was there, and did not answer when it was tried, or one could not be made.
+var errPoolSilent = fmt.Errorf("no connection of the pool answered within %v: %w", answerDeadline, context.DeadlineExceeded)
+
+// acquire waits for a connection, until giveUp unless that is zero. A pool may try a connection before it hands it
+// out, and wait for as long as its caller does for an answer that never comes; so this waits in short stretches,
+// and has lost its peer unless all connections were in use.
+func (p *Provider) acquire(ctx context.Context, giveUp time.Time) (*pgxpool.Conn, error) {
+	for {
+		until, last := time.Now().Add(answerDeadline), false
+		if !giveUp.IsZero() && giveUp.Before(until) {
+			until, last = giveUp, true
+		}
+		stretch, cancel := context.WithDeadline(ctx, until)
+		conn, err := p.pool.Acquire(stretch)
+		over := stretch.Err() != nil
+		cancel()
+		s := p.pool.Stat()
+		busy := s.AcquiredConns() == s.MaxConns()
+		switch {
+		case err == nil:
+			return conn, nil
+		case ctx.Err() != nil || !over:
+			return nil, err
+		case last && busy:
+			return nil, errPoolBusy
+		case last:
+			return nil, err
+		case !busy:
+			p.unanswered()
+			return nil, errPoolSilent
+		}
+	}
+}
+
+// unanswered resets the pool, since what took one of its connections without a sign may have taken all. If it is
+// the server that is slow, connections made anew at each turn would not help it.
+func (p *Provider) unanswered() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.lastReset) >= answerDeadline {
+		p.pool.Reset()
+		p.lastReset = time.Now()
+	}
 }
 
 // claimDeadline bounds a query for so many items. One that takes longer has lost its peer.
@@ -363,17 +406,8 @@ type claimed[T any] struct {
 // the server committed, undo gives back what was claimed and reports whether there was something. Only the
 // wait for a connection is the caller's to cancel, and ends when plan says.
 func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query func(context.Context, *pgxpool.Conn) (claimed[T], error), undo func(context.Context) (bool, error)) (claimed[T], error) {
-	acquiring := ctx
-	if !plan.giveUp.IsZero() {
-		var cancel context.CancelFunc
-		acquiring, cancel = context.WithDeadline(ctx, plan.giveUp)
-		defer cancel()
-	}
-	conn, err := p.pool.Acquire(acquiring)
-	switch {
-	case err != nil && acquiring.Err() != nil && ctx.Err() == nil && allInUse(p.pool):
-		return claimed[T]{}, errPoolBusy
-	case err != nil:
+	conn, err := p.acquire(ctx, plan.giveUp)
+	if err != nil {
 		return claimed[T]{}, err
 	}
 	type outcome struct {
@@ -393,7 +427,7 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query fun
 		bounded, cancel := context.WithTimeout(p.abort, claimDeadline(plan.items))
 		defer cancel()
 		if o.claimed, o.err = query(bounded, conn); o.err != nil && bounded.Err() != nil && p.abort.Err() == nil {
-			p.engine.lost() // and with this connection perhaps all of them
+			p.unanswered()
 		}
 	})
 	select {

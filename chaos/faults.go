@@ -71,7 +71,7 @@ var kinds = []kind{
 	{name: "stop backend", weight: 2, least: 500 * time.Millisecond, most: 9 * time.Second, ways: listenOnly, apply: (*chaos).stopBackend},
 	{name: "black hole", weight: 3, least: 300 * time.Millisecond, most: 9 * time.Second, ways: anyWay, apply: toxic((*way).blackhole)},
 	{name: "lost answers", weight: 3, least: 100 * time.Millisecond, most: 6 * time.Second, ways: anyWay, apply: toxic((*way).mute)},
-	{name: "vanish", weight: 2, ways: listenOnly, apply: (*chaos).vanish},
+	{name: "vanish", weight: 2, ways: anyWay, apply: (*chaos).vanish},
 	{name: "reset", weight: 2, least: 100 * time.Millisecond, most: time.Second, ways: anyWay, apply: toxic((*way).reset)},
 	{name: "latency", weight: 2, least: 500 * time.Millisecond, most: 4 * time.Second, ways: anyWay, size: 300, apply: sized((*way).slow)},
 	{name: "bandwidth", weight: 1, least: 500 * time.Millisecond, most: 4 * time.Second, ways: anyWay, size: 32, apply: sized((*way).narrow)},
@@ -227,11 +227,14 @@ func (c *chaos) backend(ctx context.Context, sql, name string) (pid int, err err
 	return pid, nil
 }
 
-func (c *chaos) vanish(_ context.Context, _ fault, n *node) (func() error, error) {
-	until, err := n.listen.vanish()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.silentSince = until
+func (c *chaos) vanish(ctx context.Context, f fault, n *node) (func() error, error) {
+	_, err := toxic(func(w *way) (func() error, error) {
+		until, err := w.vanish()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.silentSince = until
+		return nil, err
+	})(c, ctx, f, n)
 	return nil, err
 }
 
