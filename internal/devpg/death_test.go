@@ -153,18 +153,18 @@ var bootStages = []struct {
 	name    string
 	reached func(base string) bool
 }{
-	{"directory made", seen("*")},
-	{"initdb began", seen("*/data")},
-	{"initdb bootstraps", seen("*/data/global/pg_control")},
-	{"initdb goes on", seen("*/data/base/4")},
-	{"postgres began", seen("*/data/postmaster.opts")},
-	{"postgres listens", seen("*/.s.PGSQL.*")},
+	{"directory made", seen(1, "*")},
+	{"initdb began", seen(1, "*/data")},
+	{"initdb bootstraps", seen(1, "*/data/global/pg_control")},
+	{"initdb goes on", seen(2, "*/data/base/*")}, // the second database
+	{"postgres began", seen(1, "*/data/postmaster.opts")},
+	{"postgres listens", seen(1, "*/.s.PGSQL.*")},
 }
 
-func seen(pattern string) func(base string) bool {
+func seen(n int, pattern string) func(base string) bool {
 	return func(base string) bool {
 		found, _ := filepath.Glob(filepath.Join(base, pattern))
-		return len(found) > 0
+		return len(found) >= n
 	}
 }
 
