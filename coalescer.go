@@ -18,12 +18,35 @@ import (
 // A process that dies between its commit and this transaction leaves the item to the other nodes'
 // fallback. Producers that cannot accept that, or that bring their own transaction, use the Tx twins.
 
+// note is what a notification says: how many items are due, when the next one will be, and where.
+type note struct {
+	due       int64
+	next      time.Time // server time; zero: none
+	namespace string    // "": any
+}
+
+// joined is the note by which a node says that it has begun to listen.
+var joined = note{}
+
+// merge returns a note that says at least what both say.
+func (n note) merge(m note) note {
+	n.due += m.due
+	if n.next.IsZero() || (!m.next.IsZero() && m.next.Before(n.next)) {
+		n.next = m.next
+	}
+	if n.namespace != m.namespace {
+		n.namespace = ""
+	}
+	return n
+}
+
 type coalescer struct {
 	e        *engine
 	interval time.Duration
 
 	mu      sync.Mutex
 	pending [queueCount]*note
+	joined  bool // this node has begun to listen, and has not said so
 	wake    chan struct{}
 	turn    chan struct{} // held while something is being sent
 }
@@ -39,6 +62,14 @@ func (c *coalescer) tell(q Queue, n note) {
 		n = c.pending[q].merge(n)
 	}
 	c.pending[q] = &n
+	c.mu.Unlock()
+	c.again()
+}
+
+// join has the other nodes told that this one has begun to listen. It never blocks.
+func (c *coalescer) join() {
+	c.mu.Lock()
+	c.joined = true
 	c.mu.Unlock()
 	c.again()
 }
@@ -107,21 +138,26 @@ func (c *coalescer) flush(ctx context.Context) error {
 		return ctx.Err()
 	}
 	c.mu.Lock()
-	taken := c.pending
-	c.pending = [queueCount]*note{}
+	taken, joins := c.pending, c.joined
+	c.pending, c.joined = [queueCount]*note{}, false
 	c.mu.Unlock()
 
 	var queues, namespaces []*string
 	var due []int64
 	var next []*time.Time
-	for q, n := range taken {
-		if n == nil {
-			continue
-		}
-		name := Queue(q).String()
+	say := func(q Queue, n note) {
+		name := q.String()
 		queues, due = append(queues, &name), append(due, n.due)
 		next = append(next, optional(n.next, n.next.IsZero()))
 		namespaces = append(namespaces, optional(n.namespace, n.namespace == ""))
+	}
+	for q, n := range taken {
+		if joins { // in a note of its own: merged with another it could not be told from that
+			say(Queue(q), joined)
+		}
+		if n != nil {
+			say(Queue(q), *n)
+		}
 	}
 	if len(queues) == 0 {
 		return nil
@@ -133,6 +169,7 @@ func (c *coalescer) flush(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.joined = c.joined || joins
 	for q, n := range taken {
 		if n != nil {
 			if c.pending[q] != nil {

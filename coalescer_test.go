@@ -61,3 +61,24 @@ func TestCoalescer_NotListening_TellsByThePool(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "1 0 red", n.Payload)
 }
+
+// Whatever else there is to say at that moment, that a node has begun to listen is a note of its own.
+func TestCoalescer_NodeJoinsWithNewsPending_BothAreHeard(t *testing.T) {
+	p := testProvider(t, Config{Mode: ModePolling})
+	ear := plain(t, p.cfg.Schema)
+	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	c := p.engine.coalescer
+	c.turn <- struct{}{} // as if something were being sent
+	c.tell(Worker, note{due: 1, namespace: "red"})
+	c.join()
+	<-c.turn
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	var heard []note
+	for len(heard) < 2 {
+		n, err := ear.WaitForNotification(ctx)
+		require.NoError(t, err, "heard only %v", heard)
+		heard = append(heard, parseNote(n.Payload))
+	}
+	require.ElementsMatch(t, []note{joined, {due: 1, namespace: "red"}}, heard)
+}

@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// This file answers: what can be set, and to what?
+
 // Mode says how a node learns of due work.
 type Mode int
 
@@ -91,7 +93,7 @@ type Config struct {
 	// false otherwise; in ModeEventDriven it must not be set to true.
 	FallbackEnabled *bool
 
-	// FallbackInterval is the time between two such statements; up to 1 s of jitter is added. It also
+	// FallbackInterval is the time between two such statements; jitter adds up to a tenth of it, 1 s at most. It also
 	// bounds, with 5 s on top, how long a connection that lost its peer without a sign goes unnoticed.
 	// At least 100 ms. Defaults to 60 s.
 	FallbackInterval time.Duration
@@ -114,7 +116,7 @@ type Config struct {
 	// time then doubles up to this. At least 5 ms. Defaults to 100 ms.
 	AggressiveInterval time.Duration
 
-	// AggressiveExitThreshold is how many polls in a row must succeed and find nothing before the polling
+	// AggressiveExitThreshold is how many queries in a row must succeed and find nothing before the polling
 	// ends. Defaults to 5.
 	AggressiveExitThreshold int
 
@@ -173,6 +175,9 @@ const (
 	maxIdentifier = 63
 )
 
+// listens reports whether there is to be a LISTEN connection.
+func (c *Config) listens() bool { return c.Mode != ModePolling && !c.DisableLongPoll }
+
 // resolve returns a copy with the defaults filled in, or an ErrConfig that lists everything wrong.
 func (c *Config) resolve() (Config, error) {
 	var r Config
@@ -205,6 +210,8 @@ func (c *Config) resolve() (Config, error) {
 		r.FallbackEnabled = new(r.Mode == ModeHybrid)
 	case *r.FallbackEnabled && r.Mode == ModeEventDriven:
 		problem("FallbackEnabled is true, and ModeEventDriven is the mode without it")
+	default:
+		r.FallbackEnabled = new(*r.FallbackEnabled) // the caller may use the variable again
 	}
 
 	const ever = time.Duration(math.MaxInt64)

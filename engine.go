@@ -53,7 +53,7 @@ func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, 
 	for q := range e.trouble {
 		e.trouble[q] = newAggressive(cfg)
 	}
-	if cfg.Mode != ModePolling && !cfg.DisableLongPoll {
+	if cfg.listens() {
 		e.listener = newListener(e, listen)
 	}
 	e.ctx, e.stop = context.WithCancel(context.Background())
@@ -236,7 +236,7 @@ func (e *engine) woken(q Queue, t token) {
 // heard takes in what a notification says.
 func (e *engine) heard(q Queue, n note) {
 	switch {
-	case n.joins():
+	case n == joined:
 		// It looks at what was told before only if it is told again, and what is claimed from here on counts on
 		// what is told from here on.
 		if next := e.leases.joined(q, e.clock.Server(e.clock.Now())); !next.IsZero() {
@@ -301,6 +301,10 @@ func (e *engine) acked(freed string, due []produced, quiet bool) {
 	e.tell(due, quiet)
 	e.released(freed, quiet)
 }
+
+// renewed is called after the commit of a renewal. If it made the lease end sooner, the other nodes were notified
+// of that, and so was this one if it listens.
+func (e *engine) renewed(q Queue, until time.Time) { e.signal(q, note{next: until}, WakeLocal) }
 
 // unsure is called when nobody knows whether a transaction that was to feed the queues was committed. It may
 // have been, so everybody looks; a look also learns of what is not due yet.
@@ -407,8 +411,8 @@ func (e *engine) listenerUp() {
 		for _, l := range e.waiters.lanes(q) {
 			l.signal(WakeReconnect)
 		}
-		e.coalescer.tell(q, note{})
 	}
+	e.coalescer.join()
 }
 
 // close ends the waits, says what is left to say, and ends the goroutines; ctx bounds it.

@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
+// This file answers: what can go wrong, and how does a caller tell?
+
 // The conditions that callers tell apart, for use with errors.Is. The errors returned by the verbs wrap
 // them in an *Error.
 var (
@@ -131,7 +133,9 @@ func outcomeUnknown(err error) bool {
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
 		return pgErr.SeverityUnlocalized != "ERROR"
 	}
-	return err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrLockLost) && !pgconn.SafeToRetry(err)
+	connectErr := (*pgconn.ConnectError)(nil)
+	return err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrLockLost) && !pgconn.SafeToRetry(err) &&
+		!errors.As(err, &connectErr)
 }
 
 // invalid returns an ErrInvalid that says what is wrong with which argument.

@@ -303,7 +303,7 @@ func TestHole07_BatchOf1000Rows_SendsOneNotification(t *testing.T) {
 func TestHole08_SchemaNameAtTheLimit_IsNotified(t *testing.T) {
 	schema := fmt.Sprintf("Ü \"%s", strings.Repeat("x", 59))
 	require.Len(t, schema, maxIdentifier)
-	testdb.DropSchema(t, schema)
+	testdb.OwnSchema(t, schema)
 	p := testProvider(t, Config{Schema: schema})
 	wait := fetchWork(t, p, longPoll)
 	awaitParked(t, p, Worker, 1)

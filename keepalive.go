@@ -5,6 +5,8 @@ import (
 	"time"
 )
 
+// This file answers: when does a connection notice that its peer is gone?
+
 // keepAlive makes the local end notice a dead peer within about 25 s of silence: by probes while nothing
 // is in flight, and by TCP_USER_TIMEOUT, where the system has it, while something is. What cannot be set
 // (a Unix socket, a custom dialer) is left as it is; the fallback's deadline bounds those too.

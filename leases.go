@@ -13,10 +13,13 @@ import (
 // look, see the lease as it then is, and know the rest. Knowledge is passed on by such looks: whoever looks
 // and finds nothing due learns the next instant, renewed leases included.
 //
-// Invariants: (1) For every lease of this node that ends at e, the other nodes have been told of an instant in
-// (commit of the claim, e]. With equal timeouts that takes one notification per half lock timeout, and
-// none while idle; a node that begins to listen says so, and is told of the next one. (2) Whoever was told of an instant looks at it, even if an answer since says that nothing
-// becomes due then: somebody may have claimed after that answer, and counted on it.
+// Invariants
+//
+//	(1) For every lease of this node that ends at e, the other nodes have been told of an instant in (commit of
+//	    the claim, e]. With equal timeouts that takes one notification per half lock timeout, and none while
+//	    idle; a node that begins to listen says so, and is told of the next one.
+//	(2) Whoever was told of an instant looks at it, even if an answer since says that nothing becomes due then:
+//	    somebody may have claimed after that answer, and counted on it.
 
 type leases struct {
 	mu       sync.Mutex

@@ -232,8 +232,8 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 	defer done()
 	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, announce bool) (report, error) {
 		claim := newClaim()
-		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn) (claimed[*OrchestrationItem], error) {
-			return p.claimOrchestration(ctx, conn, claim, plan, announce)
+		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[*OrchestrationItem], error) {
+			return p.claimOrchestration(ctx, conn, rowCame, claim, plan, announce)
 		}, func(ctx context.Context) (bool, error) {
 			var undone bool
 			err := p.engine.exec(ctx, &undone, p.sql.undoOrchestration, claim)
@@ -253,9 +253,9 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 }
 
 // claimOrchestration runs fetch_orchestration.
-func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, claim pgtype.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
+func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
 	sent := p.engine.clock.Now()
-	err = p.claimRows(ctx, conn, func(rows pgx.Rows) error {
+	err = p.claimRows(ctx, conn, rowCame, func(rows pgx.Rows) error {
 		var part string
 		var id, execution *int64
 		var kind, name, version, instance, namespace *string
@@ -390,19 +390,25 @@ func (p *Provider) checkMetadata(m *Metadata) error {
 // AbandonOrchestrationItem gives a turn back. Its messages are due again after the delay; the instance is
 // free at once. ErrLockLost if the lease has ended.
 func (p *Provider) AbandonOrchestrationItem(ctx context.Context, token LockToken, o *AbandonOptions) error {
-	return p.do(ctx, "abandon orchestration", func(ctx context.Context, q querier) error {
-		return p.abandonOrchestration(ctx, q, token, o)
-	})
+	quiet := p.engine.quiet()
+	back := produced{queue: Orchestrator}
+	return p.doAndTell(ctx, "abandon orchestration", func(ctx context.Context, q querier) error {
+		return p.abandonOrchestration(ctx, q, token, o, quiet, &back)
+	}, func() {
+		freed := back
+		freed.dueAt = freed.now // what was held behind the turn
+		p.engine.tell([]produced{back, freed}, quiet)
+	}, Orchestrator)
 }
 
 // AbandonOrchestrationItemTx is AbandonOrchestrationItem as part of the transaction.
 func (p *Provider) AbandonOrchestrationItemTx(ctx context.Context, tx pgx.Tx, token LockToken, o *AbandonOptions) error {
 	return p.doTx(ctx, tx, "abandon orchestration", func(ctx context.Context, q querier) error {
-		return p.abandonOrchestration(ctx, q, token, o)
+		return p.abandonOrchestration(ctx, q, token, o, false, &produced{})
 	})
 }
 
-func (p *Provider) abandonOrchestration(ctx context.Context, q querier, token LockToken, o *AbandonOptions) error {
+func (p *Provider) abandonOrchestration(ctx context.Context, q querier, token LockToken, o *AbandonOptions, quiet bool, back *produced) error {
 	claim, instance, err := token.split()
 	if err != nil {
 		return err
@@ -411,17 +417,20 @@ func (p *Provider) abandonOrchestration(ctx context.Context, q querier, token Lo
 	if err != nil {
 		return err
 	}
-	_, err = q.Exec(ctx, p.sql.abandonOrchestration, instance, claim, options.Delay, options.IgnoreAttempt)
+	var scope *string
+	err = q.QueryRow(ctx, p.sql.abandonOrchestration, instance, claim, options.Delay, options.IgnoreAttempt, quiet).
+		Scan(&scope, &back.dueAt, &back.now)
+	back.namespace = value(scope)
 	return err
 }
 
 // RenewOrchestrationItemLock makes the lock of the instance end extend from now (0: DefaultLockTimeout) and
 // returns that instant, in server time. ErrLockLost if the lease has ended.
 func (p *Provider) RenewOrchestrationItemLock(ctx context.Context, token LockToken, extend time.Duration) (until time.Time, err error) {
-	err = p.do(ctx, "renew orchestration lock", func(ctx context.Context, q querier) error {
+	err = p.doAndTell(ctx, "renew orchestration lock", func(ctx context.Context, q querier) error {
 		until, err = p.renewOrchestration(ctx, q, token, extend)
 		return err
-	})
+	}, func() { p.engine.renewed(Orchestrator, until) })
 	return until, err
 }
 

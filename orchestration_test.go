@@ -455,6 +455,35 @@ func TestFetchOrchestrationItem_LockExpires_RedeliversAtExpiry(t *testing.T) {
 
 // Ack
 
+// Between the insert that meets a dedup key and the statement that asks whose it is, that item may be finished: the
+// ack waits there for another key.
+func TestAckOrchestrationItem_DuplicateIsFinishedMeanwhile_TakesEffect(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueueWith(t, "original", &pgwake.EnqueueOptions{DedupKey: "a"})
+	original := n.take(t)
+	n.send(t, "i", "k")
+	turn := n.takeTurn(t)
+	tx := n.begin(t)
+	_, err := n.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "b"}, &pgwake.EnqueueOptions{DedupKey: "b"})
+	require.NoError(t, err)
+	acked := make(chan error, 1)
+	go func() {
+		acked <- n.AckOrchestrationItem(context.Background(), turn.LockToken, pgwake.OrchestrationAck{
+			Metadata: pgwake.Metadata{Name: "n"},
+			WorkItems: []pgwake.WorkEnqueue{
+				{WorkItem: pgwake.WorkItem{Name: "x"}, EnqueueOptions: pgwake.EnqueueOptions{DedupKey: "a"}},
+				{WorkItem: pgwake.WorkItem{Name: "y"}, EnqueueOptions: pgwake.EnqueueOptions{DedupKey: "b"}},
+			},
+		})
+	}()
+	n.awaitBlocked(t, 1)
+	require.NoError(t, n.AckWorkItem(t.Context(), original.LockToken, nil))
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-acked)
+	require.Zero(t, n.rows(t)["instance_locks"])
+}
+
 func TestAckOrchestrationItem_FirstAck_CreatesTheInstance(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -14,13 +14,16 @@ import (
 	"github.com/pgwake/pgwake/migrations"
 )
 
+// This file answers: how does a Provider begin and end, and how does each of its verbs?
+
 // minServerVersion is the oldest server that pgwake supports, as server_version_num.
 const minServerVersion = 140000
 
 // Provider hands durable work from PostgreSQL to Go code. Make one per process and database with Open or
 // New, share it among all goroutines, and Close it in the end. All methods are safe for concurrent use.
 //
-// Every verb is one round trip. A verb whose name ends in Tx joins the caller's transaction and takes
+// Every verb is one round trip, unless the role's default isolation level is another than READ COMMITTED; then it
+// brings a transaction of its own. A verb whose name ends in Tx joins the caller's transaction and takes
 // effect when that commits; if it fails on the server, the transaction is aborted, as with any failed statement.
 // A batch of which some leases were lost has not failed on the server.
 type Provider struct {
@@ -67,10 +70,12 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 	if poolConfig.MinConns == 0 {
 		poolConfig.MinConns = 1
 	}
-	// The LISTEN connection notices a dead server before the pool does, and the pool is then reset; so a
-	// connection need not be tried before every use. Rarely used ones still are.
-	poolConfig.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
-		return p.IdleDuration > time.Minute
+	if cfg.listens() {
+		// The LISTEN connection notices a dead server before the pool does, and the pool is then reset; so a
+		// connection need not be tried before every use. Rarely used ones still are.
+		poolConfig.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
+			return p.IdleDuration > time.Minute
+		}
 	}
 	poolConfig.PingTimeout = answerDeadline
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
@@ -185,7 +190,7 @@ func (d dialer) prepare(ctx context.Context) (*pgx.ConnConfig, error) {
 // what this one had left to say, and ends all goroutines and connections of its own. When ctx ends first,
 // it cuts the verbs in flight short and returns the context's error; nothing is left behind then either, once
 // the server has closed its ends or, if it does not answer, after 15 s.
-// Later calls wait for the first and return nil.
+// Later calls wait for the first and return nil, or the error of their own context if that ends before.
 func (p *Provider) Close(ctx context.Context) error {
 	if !p.beginClose() {
 		select {
@@ -298,10 +303,15 @@ func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.C
 		return failed(op, err)
 	}
 	defer done()
+	conn, err := p.pool.Acquire(ctx)
+	if err != nil {
+		return p.ended(ctx, op, err) // nothing was sent
+	}
+	defer conn.Release()
 	if p.readCommitted {
-		err = verb(ctx, p.pool)
+		err = verb(ctx, conn)
 	} else {
-		err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error { return verb(ctx, tx) })
+		err = inTransaction(ctx, conn, func(tx pgx.Tx) error { return verb(ctx, tx) })
 	}
 	switch {
 	case err == nil:
@@ -312,8 +322,22 @@ func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.C
 	return p.ended(ctx, op, err)
 }
 
-// readCommitted is for where the role's default is another level.
-var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+// inTransaction is for where the role's default isolation level is not the one that the functions count on. A
+// batch of which some leases were lost is committed: the others of it were dealt with.
+func inTransaction(ctx context.Context, conn *pgxpool.Conn, verb func(pgx.Tx) error) error {
+	var lost *LostLocksError
+	err := pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err := verb(tx)
+		if errors.As(err, &lost) {
+			return nil
+		}
+		return err
+	})
+	if err == nil && lost != nil {
+		return lost
+	}
+	return err
+}
 
 // doTx runs a verb in the caller's transaction.
 func (p *Provider) doTx(ctx context.Context, tx pgx.Tx, op string, verb func(context.Context, querier) error) error {
@@ -390,7 +414,8 @@ func (p *Provider) unanswered() {
 	}
 }
 
-// claimDeadline bounds a query for so many items. One that takes longer has lost its peer.
+// claimDeadline bounds the silence of the server during a claim of so many items. A longer one means that it is
+// gone, while a long history may take as long to arrive as it needs.
 func claimDeadline(items int) time.Duration {
 	return answerDeadline + time.Duration(items)*time.Millisecond
 }
@@ -401,11 +426,14 @@ type claimed[T any] struct {
 	report
 }
 
+// claimQuery asks for work, and reports each row of the answer as it comes.
+type claimQuery[T any] func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[T], error)
+
 // detached makes a claim so that a caller who leaves in the middle strands nothing. The query runs to its
 // end, whatever happens to the caller's context; if the caller is gone by then, or if nobody knows whether
 // the server committed, undo gives back what was claimed and reports whether there was something. Only the
 // wait for a connection is the caller's to cancel, and ends when plan says.
-func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query func(context.Context, *pgxpool.Conn) (claimed[T], error), undo func(context.Context) (bool, error)) (claimed[T], error) {
+func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query claimQuery[T], undo func(context.Context) (bool, error)) (claimed[T], error) {
 	conn, err := p.acquire(ctx, plan.giveUp)
 	if err != nil {
 		return claimed[T]{}, err
@@ -424,9 +452,13 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query fun
 			conn.Release()
 			outcomes <- o
 		}()
-		bounded, cancel := context.WithTimeout(p.abort, claimDeadline(plan.items))
+		bounded, cancel := context.WithCancel(p.abort)
 		defer cancel()
-		if o.claimed, o.err = query(bounded, conn); o.err != nil && bounded.Err() != nil && p.abort.Err() == nil {
+		silence := time.AfterFunc(claimDeadline(plan.items), cancel)
+		defer silence.Stop()
+		rowCame := func() { silence.Reset(claimDeadline(plan.items)) }
+		if o.claimed, o.err = query(bounded, conn, rowCame); o.err != nil && bounded.Err() != nil && p.abort.Err() == nil {
+			o.err = fmt.Errorf("%w: %w", errPoolSilent, o.err)
 			p.unanswered()
 		}
 	})
@@ -450,11 +482,12 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query fun
 // for the disk: what a crash of the server may take back is a lease, and the token then fails. Both statements
 // travel together and are one transaction; the setting ends with it. No SQL function could do this: its own
 // setting would be gone at the commit, or stay for the rest of a caller's transaction.
-func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, scan func(pgx.Rows) error, sql string, args ...any) error {
+func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, rowCame func(), scan func(pgx.Rows) error, sql string, args ...any) error {
 	batch := &pgx.Batch{}
 	batch.Queue(p.sql.asyncCommit)
 	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
+			rowCame()
 			if err := scan(rows); err != nil {
 				return err
 			}
@@ -464,7 +497,7 @@ func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, scan func(
 	if p.readCommitted {
 		return conn.SendBatch(ctx, batch).Close()
 	}
-	return pgx.BeginTxFunc(ctx, conn, readCommitted, func(tx pgx.Tx) error { return tx.SendBatch(ctx, batch).Close() })
+	return inTransaction(ctx, conn, func(tx pgx.Tx) error { return tx.SendBatch(ctx, batch).Close() })
 }
 
 // giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/assert"
@@ -219,6 +220,28 @@ func TestOpen_RoleMayOnlyEnqueue_EnqueuesAndMayDoNothingElse(t *testing.T) {
 	}
 	require.Equal(t, []string{"x"}, n.takeAll(t))
 	require.Equal(t, kinds{"k"}, kindsOf(n.takeTurn(t)))
+}
+
+// A batch of which some leases were lost is not rolled back with the others.
+func TestVerbs_RoleDefaultsToAnotherIsolationLevel_LostLocksLeaveTheOthersDone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	p := n.openAt(t, n.urlWith(t, func(c *pgx.ConnConfig) {
+		c.RuntimeParams["options"] = `-c default_transaction_isolation=repeatable\ read`
+	}), nil)
+	n.enqueue(t, "lost", "held")
+	lost, held := n.take(t).LockToken, n.take(t).LockToken
+	require.NoError(t, n.AckWorkItem(t.Context(), lost, nil))
+
+	until, err := p.RenewWorkItemLocks(t.Context(), []pgwake.LockToken{lost, held}, time.Hour)
+	var which *pgwake.LostLocksError
+	require.ErrorAs(t, err, &which)
+	require.Equal(t, []pgwake.LockToken{lost}, which.Tokens)
+	require.EqualValues(t, 1, n.exec(t, `UPDATE worker_queue SET name = name WHERE visible_at = $1`, until[held]), "the lease that was promised is not there")
+
+	require.ErrorAs(t, p.AckWorkItems(t.Context(), []pgwake.LockToken{lost, held}), &which)
+	require.Equal(t, []pgwake.LockToken{lost}, which.Tokens)
+	require.Zero(t, n.rows(t)["worker_queue"])
 }
 
 // The locks that the queues rely on need READ COMMITTED, whatever a role or a database has as its default.
@@ -528,6 +551,43 @@ func TestClose_VerbIsStuck_ReturnsWhenItsContextEndsAndLeavesNothing(t *testing.
 		return len(query[int32](t, n, `SELECT pid FROM pg_stat_activity WHERE application_name = 'stuck'`)) == 0
 	}, patience, 5*time.Millisecond, "a connection is left")
 	require.NotContains(t, n.rows(t), "worker_queue")
+}
+
+// slowConn carries 1 MiB a second.
+type slowConn struct{ net.Conn }
+
+func (c slowConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p[:min(len(p), 16<<10)])
+	time.Sleep(time.Duration(n) * time.Second / (1 << 20))
+	return n, err
+}
+
+// A history takes as long to arrive as it needs; only silence means that nobody is there.
+func TestFetchOrchestrationItem_LongHistoryOnASlowLine_Arrives(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	const events = 7 // so many seconds
+	for i := range events {
+		data := []byte(`"` + strings.Repeat("x", 1<<20-2) + `"`)
+		require.NoError(t, n.AppendHistory(t.Context(), "i", 1, []pgwake.Event{{ID: int64(i), Type: "e", Data: data}}))
+	}
+	n.send(t, "i", "k")
+	config, err := pgxpool.ParseConfig(pgwaketest.URL(t))
+	require.NoError(t, err)
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return slowConn{conn}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, Mode: pgwake.ModePolling})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	turn, err := p.FetchOrchestrationItem(t.Context(), now)
+	require.NoError(t, err)
+	require.Len(t, turn.History, events)
 }
 
 // A network that swallows everything gives no error either.

@@ -137,8 +137,9 @@ type Health struct {
 	Problems []string // what is wrong, in words for an operator; empty if OK
 }
 
-// Health reports on the engine and asks the database nothing. A Provider that is not OK still delivers
-// work as long as the database answers, by polling.
+// Health reports on the engine and asks the database nothing. A Provider that is not OK, and
+// not closed, still delivers work wherever the database answers: by polling, or with AggressivePolicy Never by the
+// fallback, if that is enabled.
 func (p *Provider) Health() Health {
 	var problems []string
 	e := p.engine

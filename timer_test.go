@@ -126,3 +126,45 @@ func TestTimerGrace_WakesEarlyOnce(t *testing.T) {
 		require.WithinDuration(t, due, next, time.Millisecond)
 	})
 }
+
+// A node that polls hears nothing; what its own verbs make due, and when, it knows all the same.
+func TestPolling_OwnAbandonAndRenewal_AreMetAtTheirInstants(t *testing.T) {
+	p := testProvider(t, Config{Mode: ModePolling, PollInterval: time.Hour})
+	claim := func() *ClaimedWorkItem {
+		_, err := p.EnqueueForWorker(t.Context(), WorkItem{Name: "a"}, nil)
+		require.NoError(t, err)
+		item, err := p.FetchWorkItem(t.Context(), &FetchOptions{LockTimeout: time.Hour})
+		require.NoError(t, err)
+		return item
+	}
+	for what, giveUp := range map[string]func(*ClaimedWorkItem) error{
+		"abandon": func(item *ClaimedWorkItem) error { return p.AbandonWorkItem(t.Context(), item.LockToken, nil) },
+		"delay": func(item *ClaimedWorkItem) error {
+			return p.AbandonWorkItem(t.Context(), item.LockToken, &AbandonOptions{Delay: 50 * time.Millisecond})
+		},
+		"renewal": func(item *ClaimedWorkItem) error {
+			_, err := p.RenewWorkItemLock(t.Context(), item.LockToken, 50*time.Millisecond)
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			item := claim()
+			wait := fetchWork(t, p, longPoll)
+			awaitParked(t, p, Worker, 1)
+			require.NoError(t, giveUp(item))
+			got := get(t, wait)
+			require.Equal(t, item.ID, got.item.ID)
+			require.NoError(t, p.AckWorkItem(t.Context(), got.item.LockToken, nil))
+		})
+	}
+	t.Run("turn", func(t *testing.T) {
+		_, err := p.EnqueueForOrchestrator(t.Context(), Message{Instance: "i", Kind: "k"}, nil)
+		require.NoError(t, err)
+		turn, err := p.FetchOrchestrationItem(t.Context(), &FetchOptions{LockTimeout: time.Hour})
+		require.NoError(t, err)
+		again := fetchTurn(t, p, longPoll)
+		awaitParked(t, p, Orchestrator, 1)
+		require.NoError(t, p.AbandonOrchestrationItem(t.Context(), turn.LockToken, &AbandonOptions{Delay: 50 * time.Millisecond}))
+		require.Equal(t, "i", get(t, again).turn.Instance)
+	})
+}

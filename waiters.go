@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 )
 
 // This file answers: who on this node is waiting, and for what?
@@ -118,26 +117,4 @@ func (w *waiters) close() {
 			close(l.closed)
 		}
 	}
-}
-
-// note is what a notification says: how many items are due, when the next one will be, and where.
-type note struct {
-	due       int64
-	next      time.Time // server time; zero: none
-	namespace string    // "": any
-}
-
-// joins reports whether the note says nothing but that a node has begun to listen.
-func (n note) joins() bool { return n == note{} }
-
-// merge returns a note that says at least what both say.
-func (n note) merge(m note) note {
-	n.due += m.due
-	if n.next.IsZero() || (!m.next.IsZero() && m.next.Before(n.next)) {
-		n.next = m.next
-	}
-	if n.namespace != m.namespace {
-		n.namespace = ""
-	}
-	return n
 }

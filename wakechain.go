@@ -139,7 +139,8 @@ func (l *lane) signal(why WakeReason) {
 	defer l.mu.Unlock()
 	l.signals++
 	if why.announces() {
-		l.settleSuspects()
+		l.settle()
+		l.suspects = l.suspects[:0] // this announces them
 		l.announced++
 	}
 	if why != WakeScout { // a poll says nothing about the queue
@@ -410,30 +411,21 @@ func (l *lane) retire() bool {
 // announceGrace is how long after a find by the safety net the signal that should have led to it may come.
 const announceGrace = 100 * time.Millisecond
 
-// settleSuspects counts the finds whose deadline passed without a signal, and drops the others that this
-// signal, or one before it, announced.
-func (l *lane) settleSuspects() {
+// settle counts the finds whose deadline has passed without a signal. The others wait on.
+func (l *lane) settle() {
 	now := l.now()
-	for _, s := range l.suspects {
-		if s.announced == l.announced && now.After(s.deadline) {
+	l.suspects = slices.DeleteFunc(l.suspects, func(s suspect) bool {
+		late := now.After(s.deadline)
+		if late && s.announced == l.announced {
 			l.stats.unannounced[s.reason].Add(1)
 		}
-	}
-	l.suspects = l.suspects[:0]
+		return late || s.announced != l.announced
+	})
 }
 
-// audit settles the finds whose deadline has passed.
+// audit is settle for whoever does not hold mu.
 func (l *lane) audit() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
-	l.suspects = slices.DeleteFunc(l.suspects, func(s suspect) bool {
-		if s.announced == l.announced && !now.After(s.deadline) {
-			return false
-		}
-		if s.announced == l.announced {
-			l.stats.unannounced[s.reason].Add(1)
-		}
-		return true
-	})
+	l.settle()
 }

@@ -134,7 +134,8 @@ type FetchOptions struct {
 	// context.DeadlineExceeded, and ErrNoWork otherwise. Defaults to Config.MaxWait.
 	PollTimeout time.Duration
 
-	// NoWait makes the fetch ask once and return. Not together with PollTimeout. Defaults to false.
+	// NoWait makes the fetch ask once and return; for a connection of the pool it waits as long as its context
+	// lets it. Not together with PollTimeout. Defaults to false.
 	NoWait bool
 
 	// Namespaces limits the fetch to these. Defaults to all.
@@ -357,8 +358,8 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 	defer done()
 	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool) (report, error) {
 		claim := newClaim()
-		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn) (claimed[[]*ClaimedWorkItem], error) {
-			return p.claimWork(ctx, conn, claim, n, plan, announce)
+		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[[]*ClaimedWorkItem], error) {
+			return p.claimWork(ctx, conn, rowCame, claim, n, plan, announce)
 		}, func(ctx context.Context) (bool, error) {
 			var undone int64
 			err := p.engine.exec(ctx, &undone, p.sql.undoWork, claim, plan.lock)
@@ -378,9 +379,9 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 }
 
 // claimWork runs fetch_work.
-func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, claim pgtype.UUID, n int, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
+func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, n int, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
 	sent := p.engine.clock.Now()
-	err = p.claimRows(ctx, conn, func(rows pgx.Rows) error {
+	err = p.claimRows(ctx, conn, rowCame, func(rows pgx.Rows) error {
 		var item ClaimedWorkItem
 		var id, execution, activity *int64
 		var namespace, name, instance *string
@@ -545,19 +546,21 @@ func (o *AbandonOptions) resolve() (AbandonOptions, error) {
 
 // AbandonWorkItem gives an item back, for anyone to fetch. ErrLockLost if the lease has ended.
 func (p *Provider) AbandonWorkItem(ctx context.Context, token LockToken, o *AbandonOptions) error {
-	return p.do(ctx, "abandon work item", func(ctx context.Context, q querier) error {
-		return p.abandonWork(ctx, q, token, o)
-	})
+	quiet := p.engine.quiet()
+	back := produced{queue: Worker}
+	return p.doAndTell(ctx, "abandon work item", func(ctx context.Context, q querier) error {
+		return p.abandonWork(ctx, q, token, o, quiet, &back)
+	}, func() { p.engine.tell([]produced{back}, quiet) }, Worker)
 }
 
 // AbandonWorkItemTx is AbandonWorkItem as part of the transaction.
 func (p *Provider) AbandonWorkItemTx(ctx context.Context, tx pgx.Tx, token LockToken, o *AbandonOptions) error {
 	return p.doTx(ctx, tx, "abandon work item", func(ctx context.Context, q querier) error {
-		return p.abandonWork(ctx, q, token, o)
+		return p.abandonWork(ctx, q, token, o, false, &produced{})
 	})
 }
 
-func (p *Provider) abandonWork(ctx context.Context, q querier, token LockToken, o *AbandonOptions) error {
+func (p *Provider) abandonWork(ctx context.Context, q querier, token LockToken, o *AbandonOptions, quiet bool, back *produced) error {
 	l, err := token.splitWork()
 	if err != nil {
 		return err
@@ -566,8 +569,8 @@ func (p *Provider) abandonWork(ctx context.Context, q querier, token LockToken, 
 	if err != nil {
 		return err
 	}
-	_, err = q.Exec(ctx, p.sql.abandonWork, l.item, l.claim, options.Delay, options.IgnoreAttempt)
-	return err
+	return q.QueryRow(ctx, p.sql.abandonWork, l.item, l.claim, options.Delay, options.IgnoreAttempt, quiet).
+		Scan(&back.namespace, &back.dueAt, &back.now)
 }
 
 // RenewWorkItemLock makes the lease end extend from now (0: DefaultLockTimeout) and returns that instant,
@@ -590,6 +593,10 @@ func (p *Provider) RenewWorkItemLocks(ctx context.Context, tokens []LockToken, e
 		until, err = p.renewWork(ctx, q, tokens, extend)
 		return err
 	})
+	for _, end := range until { // the same for all
+		p.engine.renewed(Worker, end)
+		break
+	}
 	return until, err
 }
 

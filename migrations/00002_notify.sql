@@ -17,7 +17,7 @@ LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    RETURN 'pgwake_' || substr(md5(current_schema()), 1, 16) || '_' || p_queue;
+    RETURN 'pgwake_' || substr(encode(sha256(convert_to(current_schema(), 'UTF8')), 'hex'), 1, 16) || '_' || p_queue;
 END
 $$;
 -- +goose StatementEnd

@@ -206,8 +206,10 @@ $$;
 COMMENT ON FUNCTION ack_work IS 'Removes an item and, if p_instance is given, sends that instance a message, in one transaction. Returns the namespace of that message. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
-CREATE FUNCTION abandon_work(p_id bigint, p_token uuid, p_delay interval DEFAULT '0', p_ignore_attempt boolean DEFAULT false)
-RETURNS void
+CREATE FUNCTION abandon_work(
+    p_id bigint, p_token uuid, p_delay interval DEFAULT '0', p_ignore_attempt boolean DEFAULT false,
+    p_quiet boolean DEFAULT false)
+RETURNS TABLE (item_namespace text, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -225,12 +227,15 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no lock on work item % with lock token %', p_id, p_token USING ERRCODE = 'PW001';
     END IF;
-    PERFORM notify_queue('worker', (p_delay <= interval '0')::integer,
-                         CASE WHEN p_delay > interval '0' THEN v_now + p_delay END, v_namespace);
+    IF NOT p_quiet THEN
+        PERFORM notify_queue('worker', (p_delay <= interval '0')::integer,
+                             CASE WHEN p_delay > interval '0' THEN v_now + p_delay END, v_namespace);
+    END IF;
+    RETURN QUERY SELECT v_namespace, v_now + p_delay, v_now;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION abandon_work IS 'Gives an item back, due again after p_delay. p_ignore_attempt undoes the count of this attempt. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION abandon_work IS 'Gives an item back, due again after p_delay, and returns where and when. p_ignore_attempt undoes the count of this attempt. p_quiet leaves the notification to the caller. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION renew_work(p_ids bigint[], p_tokens uuid[], p_lock_timeout interval)

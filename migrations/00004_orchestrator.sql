@@ -398,14 +398,16 @@ BEGIN
           FROM enqueue_work_many(p_work_names, p_work_inputs, p_work_namespaces, p_work_priorities, p_work_delays,
                                  p_work_visible_ats, p_work_dedup_keys, p_work_instances, p_work_executions,
                                  p_work_activities, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
-          LEFT JOIN unnest(p_work_namespaces) WITH ORDINALITY AS n (namespace, ord) ON n.ord = w.ord;
+          LEFT JOIN unnest(p_work_namespaces) WITH ORDINALITY AS n (namespace, ord) ON n.ord = w.ord
+         WHERE NOT w.duplicate;
     END IF;
     IF cardinality(p_message_instances) > 0 THEN
         RETURN QUERY
         SELECT 'orchestrator', m.item_namespace, m.due_at, m.now_at
           FROM enqueue_message_many(p_message_instances, p_message_kinds, p_message_datas, p_message_names,
                                     p_message_versions, p_message_executions, p_message_namespaces, p_message_priorities,
-                                    p_message_delays, p_message_visible_ats, p_message_dedup_keys, p_quiet) AS m;
+                                    p_message_delays, p_message_visible_ats, p_message_dedup_keys, p_quiet) AS m
+         WHERE NOT m.duplicate;
     END IF;
 
     DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;
@@ -435,31 +437,37 @@ $$;
 COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
-CREATE FUNCTION give_back_turn(p_instance text, p_token uuid, p_delay interval, p_ignore_attempt boolean)
-RETURNS void
+CREATE FUNCTION give_back_turn(p_instance text, p_token uuid, p_delay interval, p_ignore_attempt boolean, p_quiet boolean)
+RETURNS TABLE (scope text, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_now timestamptz := clock_timestamp();
+    v_now   timestamptz := clock_timestamp();
+    v_scope text;
 BEGIN
     UPDATE orchestrator_queue q
        SET visible_at = v_now + p_delay, lock_token = NULL,
            attempt_count = greatest(q.attempt_count - p_ignore_attempt::integer, 0)
      WHERE q.instance_id = p_instance AND q.lock_token = p_token;
     PERFORM release_instance(p_instance);
-    PERFORM notify_queue('orchestrator', 1, CASE WHEN p_delay > interval '0' THEN v_now + p_delay END,
-                         instance_scope(p_instance));
+    v_scope := instance_scope(p_instance);
+    IF NOT p_quiet THEN
+        PERFORM notify_queue('orchestrator', 1, CASE WHEN p_delay > interval '0' THEN v_now + p_delay END, v_scope);
+    END IF;
+    RETURN QUERY SELECT v_scope, v_now + p_delay, v_now;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION give_back_turn IS 'Returns the messages of a turn to the queue, due after p_delay, and releases the instance. The caller holds the lock row.';
+COMMENT ON FUNCTION give_back_turn IS 'Returns the messages of a turn to the queue, due after p_delay, and releases the instance; whatever was held behind it is due at once. Returns the scope of the instance (see instance_scope) and when the turn is due. The caller holds the lock row.';
 
 -- +goose StatementBegin
-CREATE FUNCTION abandon_orchestration(p_instance text, p_token uuid, p_delay interval DEFAULT '0', p_ignore_attempt boolean DEFAULT false)
-RETURNS void
+CREATE FUNCTION abandon_orchestration(
+    p_instance text, p_token uuid, p_delay interval DEFAULT '0', p_ignore_attempt boolean DEFAULT false,
+    p_quiet boolean DEFAULT false)
+RETURNS TABLE (scope text, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -467,11 +475,11 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
-    PERFORM give_back_turn(p_instance, p_token, p_delay, p_ignore_attempt);
+    RETURN QUERY SELECT * FROM give_back_turn(p_instance, p_token, p_delay, p_ignore_attempt, p_quiet);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION abandon_orchestration IS 'Gives a turn back: its messages are due again after p_delay and the instance is free at once. p_ignore_attempt undoes the count of this attempt. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION abandon_orchestration IS 'Gives a turn back: its messages are due again after p_delay and the instance is free at once. Returns the namespace (null: any) and when they are due. p_ignore_attempt undoes the count of this attempt. p_quiet leaves the notification to the caller. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION renew_orchestration(p_instance text, p_token uuid, p_lock_timeout interval)
@@ -516,12 +524,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM give_back_turn(v_instance, p_token, interval '0', true);
+    PERFORM give_back_turn(v_instance, p_token, interval '0', true, false);
     RETURN true;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION undo_orchestration_claim IS 'Gives back the turn that p_token took, as if it had never been fetched; false if there is none. For a fetch whose outcome is unknown.';
+COMMENT ON FUNCTION undo_orchestration_claim IS 'Gives back the turn that p_token took, as if it had never been fetched; false if there is none. For a fetch whose outcome is unknown: it reads the locks of all turns at work, since an index for so rare a case would cost every turn.';
 
 -- +goose StatementBegin
 CREATE FUNCTION read_history(p_instance text, p_execution bigint DEFAULT NULL, p_from_event_id bigint DEFAULT NULL)

@@ -87,11 +87,11 @@ func run(ctx context.Context, config *pgx.ConnConfig, schema string, apply func(
 	db := stdlib.OpenDB(*config)
 	defer func() { err = errors.Join(err, db.Close()) }()
 
-	unlock, err := takeTurn(ctx, db, schema)
+	endTurn, err := takeTurn(ctx, db, schema)
 	if err != nil {
 		return fmt.Errorf("migrate schema %q: %w", schema, err)
 	}
-	defer func() { err = errors.Join(err, unlock()) }()
+	defer func() { err = errors.Join(err, endTurn()) }()
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, files,
 		goose.WithTableName(versionTable),
 		goose.WithDisableGlobalRegistry(true),
@@ -108,12 +108,13 @@ func run(ctx context.Context, config *pgx.ConnConfig, schema string, apply func(
 // takeTurn lets one process at a time migrate a schema, and makes sure that the schema exists. It goes
 // before goose's own session locker, which comes after goose has created its table: in pg_temp, as long as
 // there is no schema. It does not poll either: the server's lock queue wakes the next process at once.
-func takeTurn(ctx context.Context, db *sql.DB, schema string) (unlock func() error, err error) {
+func takeTurn(ctx context.Context, db *sql.DB, schema string) (endTurn func() error, err error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// Closing the session releases the lock, also when this process dies.
+	// The end of the session releases the lock: when db is closed, and also when this process dies. To ask the server
+	// for it could take for ever.
 	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
 	if err == nil {
 		err = createSchema(ctx, conn, schema)
@@ -121,10 +122,7 @@ func takeTurn(ctx context.Context, db *sql.DB, schema string) (unlock func() err
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return func() error {
-		_, err := conn.ExecContext(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock_all()`)
-		return errors.Join(err, conn.Close())
-	}, nil
+	return conn.Close, nil
 }
 
 // createSchema looks before it creates, since CREATE SCHEMA IF NOT EXISTS demands the right to create

@@ -39,7 +39,7 @@ func newSchema(t *testing.T, name string) *schema {
 	if name == "" {
 		name = testdb.Schema(t)
 	} else {
-		testdb.DropSchema(t, name)
+		testdb.OwnSchema(t, name)
 	}
 	config, err := pgx.ParseConfig(testdb.URL(t))
 	require.NoError(t, err)

@@ -24,8 +24,8 @@ import (
 // closeDeadline bounds how long a test may hold up the Close of its Provider.
 const closeDeadline = 10 * time.Second
 
-// New returns a Provider on a fresh schema. config may be nil; its Schema, if set, is used as it is. The
-// Provider logs nothing unless config has a Logger.
+// New returns a Provider on a fresh schema, which is dropped when the test ends. config may be nil; if it names a
+// Schema, the test fails if that exists already. The Provider logs nothing unless config has a Logger.
 func New(tb testing.TB, config *pgwake.Config) *pgwake.Provider {
 	tb.Helper()
 	var c pgwake.Config
@@ -35,15 +35,19 @@ func New(tb testing.TB, config *pgwake.Config) *pgwake.Provider {
 	if c.Schema == "" {
 		c.Schema = testdb.Schema(tb)
 	} else {
-		testdb.DropSchema(tb, c.Schema)
+		testdb.OwnSchema(tb, c.Schema)
 	}
 	return Open(tb, &c)
 }
 
-// Open returns one more Provider on the schema that config names: another node of the same deployment.
+// Open returns one more Provider on the schema that config names: another node of the same deployment. What the
+// schema holds stays as it is. A nil config means the default schema.
 func Open(tb testing.TB, config *pgwake.Config) *pgwake.Provider {
 	tb.Helper()
-	c := *config
+	var c pgwake.Config
+	if config != nil {
+		c = *config
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}

@@ -75,6 +75,42 @@ func TestNew_TestEnds_ProviderIsClosedAndItsSchemaDropped(t *testing.T) {
 	require.ElementsMatch(t, before, schemas(t))
 }
 
+// The server may be a developer's own.
+func TestNew_SchemaExists_FailsAndLeavesIt(t *testing.T) {
+	url := pgwaketest.URL(t)
+	const schema = "somebody's own"
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	_, err = conn.Exec(t.Context(), `CREATE SCHEMA "`+schema+`"`)
+	require.NoError(t, err)
+	var tb recorder
+	done := make(chan struct{})
+	go func() { // Fatalf ends the goroutine
+		defer close(done)
+		pgwaketest.New(&tb, &pgwake.Config{Schema: schema})
+	}()
+	<-done
+	require.Contains(t, tb.failure, "the schema exists")
+	require.Empty(t, tb.cleanups)
+	_, err = conn.Exec(t.Context(), `DROP SCHEMA "`+schema+`"`)
+	require.NoError(t, err)
+}
+
+// recorder is a test that fails.
+type recorder struct {
+	testing.TB
+	failure  string
+	cleanups []func()
+}
+
+func (r *recorder) Helper()          {}
+func (r *recorder) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.failure = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
 func TestNew_ConfigOfTheCaller_IsNotChanged(t *testing.T) {
 	c := pgwake.Config{}
 	pgwaketest.New(t, &c)

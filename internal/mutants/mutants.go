@@ -105,7 +105,7 @@ var mutants = []mutant{
 	{
 		name:    "08 channel named after the schema",
 		file:    "migrations/00002_notify.sql",
-		patches: []patch{{"'pgwake_' || substr(md5(current_schema()), 1, 16) || '_' || p_queue", "current_schema() || '_' || p_queue"}},
+		patches: []patch{{"'pgwake_' || substr(encode(sha256(convert_to(current_schema(), 'UTF8')), 'hex'), 1, 16) || '_' || p_queue", "current_schema() || '_' || p_queue"}},
 		pkg:     root, test: "TestHole08_SchemaNameAtTheLimit_IsNotified",
 	},
 	{

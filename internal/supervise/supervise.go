@@ -35,7 +35,7 @@ func New(ctx context.Context, logger *slog.Logger) *Group {
 	return &Group{ctx: ctx, logger: logger}
 }
 
-// Go runs fn until it returns nil or the group's context ends. A panic in fn is recovered and fn is run
+// Go runs fn until it returns or the group's context ends. A panic in fn is recovered and fn is run
 // again, with fresh state of its own, after a jittered pause.
 func (g *Group) Go(name string, fn func(context.Context)) {
 	g.wg.Go(func() {

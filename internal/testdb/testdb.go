@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,12 +40,22 @@ var schemas atomic.Int64
 func Schema(tb testing.TB) string {
 	tb.Helper()
 	name := fmt.Sprintf("test_%d_%d_%d", os.Getpid(), time.Now().UnixNano()%1_000_000, schemas.Add(1))
-	DropSchema(tb, name)
+	drop(tb, name)
 	return name
 }
 
-// DropSchema drops the schema when the test ends.
-func DropSchema(tb testing.TB, name string) {
+// OwnSchema drops the schema when the test ends. The test fails if it exists already: the server may be one with
+// a queue that somebody uses.
+func OwnSchema(tb testing.TB, name string) {
+	tb.Helper()
+	Exec(tb, URL(tb), `DO $$ BEGIN IF to_regnamespace(`+literal(pgx.Identifier{name}.Sanitize())+`) IS NOT NULL THEN
+		RAISE 'the schema exists, and a test would drop it'; END IF; END $$`)
+	drop(tb, name)
+}
+
+func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
+
+func drop(tb testing.TB, name string) {
 	tb.Helper()
 	url := URL(tb)
 	tb.Cleanup(func() {
