@@ -162,11 +162,21 @@ func (c *coalescer) flush(ctx context.Context) error {
 	if len(queues) == 0 {
 		return nil
 	}
+	said := false
+	defer func() {
+		if !said {
+			c.putBack(taken, joins) // also when something panics
+		}
+	}()
+	c.e.inject("flush")
 	var void any
 	err := c.e.exec(ctx, &void, c.e.sql.tell, queues, due, next, namespaces)
-	if err == nil {
-		return nil
-	}
+	said = err == nil
+	return err
+}
+
+// putBack keeps what could not be said.
+func (c *coalescer) putBack(taken [queueCount]*note, joins bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.joined = c.joined || joins
@@ -178,7 +188,6 @@ func (c *coalescer) flush(ctx context.Context) error {
 			c.pending[q] = n
 		}
 	}
-	return err
 }
 
 // optional returns a pointer to v, or nil if it is absent: how arguments say NULL.

@@ -82,3 +82,27 @@ func TestCoalescer_NodeJoinsWithNewsPending_BothAreHeard(t *testing.T) {
 	}
 	require.ElementsMatch(t, []note{joined, {due: 1, namespace: "red"}}, heard)
 }
+
+// What was about to be said when the goroutine panicked is said by its next run.
+func TestCoalescer_PanicWhileItSpeaks_SaysItAfterwards(t *testing.T) {
+	bomb := make(chan struct{}, 1)
+	bomb <- struct{}{}
+	p := testProvider(t, Config{Mode: ModePolling, fault: func(at string) {
+		if at == "flush" {
+			select {
+			case <-bomb:
+				panic("injected")
+			default:
+			}
+		}
+	}})
+	ear := plain(t, p.cfg.Schema)
+	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	p.engine.coalescer.tell(Worker, note{due: 1, namespace: "red"})
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	n, err := ear.WaitForNotification(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "1 0 red", n.Payload)
+	require.EqualValues(t, 1, p.Stats().Panics)
+}

@@ -1,8 +1,11 @@
 package pgwake
 
 import (
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,4 +29,22 @@ func TestGoMod_RequiresOnlyWhatWasDecided(t *testing.T) {
 		"golang.org/x/sync",
 		"pgregory.net/rapid",
 	}, direct)
+}
+
+// Each package that has tests looks for goroutines that they left behind.
+func TestPackages_LookForLeaks(t *testing.T) {
+	checked := map[string]bool{}
+	require.NoError(t, filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		dir := filepath.Dir(path)
+		checked[dir] = checked[dir] || strings.Contains(string(source), "goleak.")
+		return err
+	}))
+	require.Greater(t, len(checked), 10)
+	for dir, leaks := range checked {
+		require.True(t, leaks, "package in %s", dir)
+	}
 }

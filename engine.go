@@ -34,6 +34,7 @@ type engine struct {
 	mu       sync.Mutex
 	trouble  [queueCount]*aggressive
 	nextPoll [queueCount]time.Time // ModePolling
+	doubts   [queueCount]doubt
 
 	group *supervise.Group
 	ctx   context.Context
@@ -103,7 +104,9 @@ func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) er
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
-	return e.pool.QueryRow(bounded, sql, args...).Scan(dest)
+	return e.pool.AcquireFunc(bounded, func(conn *pgxpool.Conn) error { // which releases it also after a panic
+		return conn.QueryRow(bounded, sql, args...).Scan(dest)
+	})
 }
 
 // claim is one query for work. announce says whether to tell the other nodes when the leases end.
@@ -306,13 +309,53 @@ func (e *engine) acked(freed string, due []produced, quiet bool) {
 // of that, and so was this one if it listens.
 func (e *engine) renewed(q Queue, until time.Time) { e.signal(q, note{next: until}, WakeLocal) }
 
-// unsure is called when nobody knows whether a transaction that was to feed the queues was committed. It may
-// have been, so everybody looks; a look also learns of what is not due yet.
+// A request whose sender has given up may still be under way: it arrives, waits for a lock, and commits whenever
+// that is free. So after a doubt everybody looks not once but after each of these pauses. The server drops a sender
+// that vanished within 25 s; what commits later than all of them is the fallback's to find.
+var doubtPauses = [...]time.Duration{100 * time.Millisecond, 400 * time.Millisecond, 1500 * time.Millisecond, 6 * time.Second, 20 * time.Second}
+
+// doubt is a queue to which a statement without an answer may add something.
+type doubt struct {
+	pauses int       // how many of them are over
+	next   time.Time // local: the end of the next; zero: there is no doubt
+}
+
+// unsure is called when nobody knows whether a transaction that was to feed the queues was committed, or will be.
+// A look also learns of what is not due yet.
 func (e *engine) unsure(queues ...Queue) {
 	for _, q := range queues {
-		e.signal(q, note{due: 1}, WakeLocal)
-		e.coalescer.tell(q, note{due: 1})
+		e.mu.Lock()
+		e.doubts[q] = doubt{next: e.clock.Now().Add(doubtPauses[0])}
+		e.mu.Unlock()
+		e.assumeDue(q)
 	}
+	e.timer.moved()
+}
+
+// assumeDue makes everybody look.
+func (e *engine) assumeDue(q Queue) {
+	e.signal(q, note{due: 1}, WakeLocal)
+	e.coalescer.tell(q, note{due: 1})
+}
+
+// resolveDoubt makes everybody look if it is time to, and returns when it will be next.
+func (e *engine) resolveDoubt(q Queue) (next time.Time, doubtful bool) {
+	e.mu.Lock()
+	d, now := &e.doubts[q], e.clock.Now()
+	over := !d.next.IsZero() && !d.next.After(now)
+	if over {
+		d.pauses++
+		d.next = time.Time{}
+		if d.pauses < len(doubtPauses) {
+			d.next = now.Add(doubtPauses[d.pauses])
+		}
+	}
+	next = d.next
+	e.mu.Unlock()
+	if over {
+		e.assumeDue(q)
+	}
+	return next, !next.IsZero()
 }
 
 // undone makes this node look for what an undone claim gave back. The notification of that reached the other
@@ -420,6 +463,14 @@ func (e *engine) close(ctx context.Context) {
 	e.waiters.close()
 	// Before the goroutines end, since one of them may be in the middle of saying it. A node that cannot get
 	// it said is a node that died: the fallback's case.
+	for q := range Queue(queueCount) {
+		e.mu.Lock()
+		doubtful := !e.doubts[q].next.IsZero()
+		e.mu.Unlock()
+		if doubtful {
+			e.coalescer.tell(q, note{due: 1})
+		}
+	}
 	flushing, cancel := context.WithTimeout(ctx, time.Second)
 	_ = e.coalescer.flush(flushing)
 	cancel()

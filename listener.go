@@ -297,11 +297,11 @@ func execAll(ctx context.Context, conn *pgx.Conn, statements ...string) error {
 // succeeds and nothing ever comes. From the same session it might come all the same: with the answer to
 // the statement that sent it.
 func (l *listener) selfTest(ctx context.Context, conn *pgx.Conn, channel string) error {
-	testing, cancel := context.WithTimeout(ctx, selfTestDeadline)
-	defer cancel()
-	if _, err := l.e.pool.Exec(testing, "SELECT pg_notify($1, '')", channel); err != nil {
+	if err := l.notifySelf(ctx, channel); err != nil {
 		return fmt.Errorf("send the notification that tests LISTEN: %w", err)
 	}
+	testing, cancel := context.WithTimeout(ctx, selfTestDeadline)
+	defer cancel()
 	for {
 		n, err := conn.WaitForNotification(testing)
 		switch {
@@ -313,6 +313,44 @@ func (l *listener) selfTest(ctx context.Context, conn *pgx.Conn, channel string)
 			return nil
 		}
 	}
+}
+
+// notifySelf sends the notification from the pool, as producers do, which shows that both lead to the same database.
+// A pool of which others hold every connection must not keep the node from listening, so it is then sent from a
+// connection of its own.
+func (l *listener) notifySelf(ctx context.Context, channel string) error {
+	const notify = "SELECT pg_notify($1, '')"
+	waiting, cancel := context.WithTimeout(ctx, selfTestDeadline)
+	defer cancel()
+	pooled, err := l.e.pool.Acquire(waiting)
+	if err == nil {
+		defer pooled.Release()
+		_, err = pooled.Exec(waiting, notify, channel)
+		return err
+	}
+	if s := l.e.pool.Stat(); waiting.Err() == nil || s.AcquiredConns() < s.MaxConns() {
+		return err
+	}
+	config, err := l.dialer.prepare(ctx)
+	if err != nil {
+		return err
+	}
+	other, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingHandshake)
+		defer cancel()
+		_ = other.Close(closing)
+	}()
+	if l.dialer.after != nil {
+		if err := l.dialer.after(ctx, other); err != nil {
+			return err
+		}
+	}
+	_, err = other.Exec(ctx, notify, channel)
+	return err
 }
 
 // prepare configures the session, which is our own, as selfTest has shown: what it sets, no transaction of

@@ -187,9 +187,10 @@ func (d dialer) prepare(ctx context.Context) (*pgx.ConnConfig, error) {
 }
 
 // Close returns every waiting fetch with ErrClosed, waits for the verbs in flight, tells the other nodes
-// what this one had left to say, and ends all goroutines and connections of its own. When ctx ends first,
-// it cuts the verbs in flight short and returns the context's error; nothing is left behind then either, once
-// the server has closed its ends or, if it does not answer, after 15 s.
+// what this one had left to say, and ends all goroutines and connections of its own. When ctx does
+// not leave it the time for that, it cuts the verbs in flight short and returns the context's error, by its deadline
+// or at most 1 s after it was cancelled; nothing is left behind then either, once the server has closed its ends or,
+// if it does not answer, after 15 s.
 // Later calls wait for the first and return nil, or the error of their own context if that ends before.
 func (p *Provider) Close(ctx context.Context) error {
 	if !p.beginClose() {
@@ -209,10 +210,12 @@ func (p *Provider) Close(ctx context.Context) error {
 		close(idle)
 	}()
 	var err error
+	patience, cancel := leaveTime(ctx)
+	defer cancel()
 	select {
 	case <-idle:
-	case <-ctx.Done():
-		err = ctx.Err()
+	case <-patience.Done():
+		err = patience.Err()
 		p.abortNow()
 		<-idle
 	}
@@ -227,18 +230,26 @@ func (p *Provider) Close(ctx context.Context) error {
 		select {
 		case <-emptied:
 		case <-ctx.Done():
-			// A statement that was cut short is cancelled on the server while its connection closes:
-			// a moment more, unless the server does not answer.
-			moment := time.NewTimer(closingHandshake)
-			defer moment.Stop()
-			select {
-			case <-emptied:
-			case <-moment.C:
-				err = ctx.Err()
+			err = ctx.Err()
+			if !errors.Is(err, context.DeadlineExceeded) { // the end could not be foreseen
+				select {
+				case <-emptied:
+				case <-time.After(closingHandshake):
+				}
 			}
 		}
 	}
 	return failed("close", err)
+}
+
+// leaveTime ends before ctx does: a statement that is cut short is cancelled on the server while its connection
+// closes, and that takes a moment, too.
+func leaveTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, end.Add(-min(closingHandshake, time.Until(end)/4)))
 }
 
 // beginClose lets no verb begin any more. It reports whether it is the first to.

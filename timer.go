@@ -8,7 +8,7 @@ import (
 // This file answers: at which instants does a node act by itself?
 //
 // One goroutine per node meets every instant that its lanes wait for: the next due time, the next look at
-// rows that others had locked, the next poll of a queue in trouble. It sleeps until the first of them, or
+// rows that others had locked, the next poll of a queue in trouble or in doubt. It sleeps until the first of them, or
 // until one moves up. It asks the database nothing: at an instant it gives a lane a token, and the
 // dispatcher that takes it makes the query, whose answer says which instant is the next (wakechain.go).
 
@@ -63,6 +63,9 @@ func (t *timer) fire() (next time.Time, ok bool) {
 			}
 		}
 		if at, polling := t.e.pollQueue(q); polling {
+			earliest(at)
+		}
+		if at, doubtful := t.e.resolveDoubt(q); doubtful {
 			earliest(at)
 		}
 	}

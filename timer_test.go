@@ -1,10 +1,16 @@
 package pgwake
 
 import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -167,4 +173,94 @@ func TestPolling_OwnAbandonAndRenewal_AreMetAtTheirInstants(t *testing.T) {
 		require.NoError(t, p.AbandonOrchestrationItem(t.Context(), turn.LockToken, &AbandonOptions{Delay: 50 * time.Millisecond}))
 		require.Equal(t, "i", get(t, again).turn.Instance)
 	})
+}
+
+// A request outlives its sender: this one waits on the server for somebody's dedup key, and commits, without a
+// notification, after its sender has given up and everybody has looked in vain.
+func TestDoubt_EnqueueCommitsAfterItsSenderGaveUp_EveryNodeFindsIt(t *testing.T) {
+	for _, who := range []string{"own node", "other node"} {
+		t.Run(who, func(t *testing.T) {
+			t.Parallel()
+			config := Config{AggressivePolicy: Never, FallbackInterval: time.Hour}
+			other := testProvider(t, config)
+			config.Schema, config.Logger = other.cfg.Schema, silent
+			sender, unreachable := behindDialer(t, config)
+			finder := sender
+			if who == "other node" {
+				finder = other
+			}
+			wait := fetchWork(t, finder, longPoll)
+			awaitParked(t, finder, Worker, 1)
+			blocker := plain(t, sender.cfg.Schema)
+			mustExec(t, blocker, `BEGIN`)
+			mustExec(t, blocker, `SELECT enqueue_work('blocker', p_dedup_key => 'key')`)
+
+			impatient, cancel := context.WithCancel(t.Context())
+			sent := make(chan error, 1)
+			go func() {
+				_, err := sender.EnqueueForWorker(impatient, WorkItem{Name: "late"}, &EnqueueOptions{DedupKey: "key"})
+				sent <- err
+			}()
+			peek := plain(t, sender.cfg.Schema)
+			eventually(t, "it waits for the key", func() bool {
+				var blocked bool
+				err := peek.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND $1::int = ANY (pg_blocking_pids(pid)))`,
+					blocker.PgConn().PID()).Scan(&blocked)
+				return err == nil && blocked
+			})
+			looks := finder.Stats().Worker.Looks
+			reachable := unreachable() // nor can the request be cancelled
+			cancel()
+			require.ErrorIs(t, <-sent, context.Canceled)
+			reachable()
+			eventually(t, "everybody looks", func() bool { return finder.Stats().Worker.Looks > looks })
+			mustExec(t, blocker, `ROLLBACK`)
+			require.Equal(t, "late", get(t, wait).item.Name)
+			requireNoSafetyNet(t, finder)
+		})
+	}
+}
+
+// behindDialer is a Provider that can be kept from making connections: from the call of unreachable until what that
+// returns is called, which first waits for an attempt.
+func behindDialer(t *testing.T, cfg Config) (p *Provider, unreachable func() (reachable func())) {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	var refuse atomic.Bool
+	refused := make(chan struct{}, 100)
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if refuse.Load() {
+			refused <- struct{}{}
+			return nil, errors.New("out of reach")
+		}
+		return dial(ctx, network, address)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	for range 3 { // enough for the verbs of a test
+		warm, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		defer warm.Release()
+	}
+	p, err = New(t.Context(), pool, &cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patient)
+		defer cancel()
+		require.NoError(t, p.Close(ctx))
+	})
+	return p, func() func() {
+		refuse.Store(true)
+		return func() {
+			select {
+			case <-refused:
+			case <-time.After(patient):
+				require.Fail(t, "nobody tried to connect")
+			}
+			refuse.Store(false)
+		}
+	}
 }

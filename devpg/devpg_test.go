@@ -14,13 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgwake/pgwake/internal/devpg"
+	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) {
 	// Whatever server the rest of a test run uses is not to be touched here.
 	os.Unsetenv(devpg.EnvURL)
 	os.Unsetenv(devpg.EnvFallbackURL)
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // started boots a server from the binaries on this machine.

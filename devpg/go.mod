@@ -10,6 +10,7 @@ require (
 	github.com/pgwake/pgwake v0.0.0-00010101000000-000000000000
 	github.com/stretchr/testify v1.11.1
 	github.com/testcontainers/testcontainers-go v0.40.0
+	go.uber.org/goleak v1.3.0
 	golang.org/x/sys v0.37.0
 )
 

@@ -1,4 +1,4 @@
-// Workflow is a durable workflow that survives the death of the process that runs it, written with nothing
+// Workflow is a durable workflow that goes on elsewhere when the node that runs it stops dead, written with nothing
 // but pgwake: no workflow engine.
 //
 //	go run ./examples/workflow

@@ -5,8 +5,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // Invariant: if every measurement is honest, Local never names an instant before the server's clock gets
 // there, whatever the skew and the latencies, and is late by less than the fastest reply.

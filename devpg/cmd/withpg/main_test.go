@@ -25,6 +25,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/pgwake/pgwake/devpg"
 )
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 	default:
 		os.Unsetenv("PGWAKE_DATABASE_URL")
 		os.Unsetenv("DATABASE_URL")
-		os.Exit(m.Run())
+		goleak.VerifyTestMain(m)
 	}
 }
 
