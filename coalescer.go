@@ -155,8 +155,12 @@ func (c *coalescer) flush(ctx context.Context) error {
 		if joins { // in a note of its own: merged with another it could not be told from that
 			say(Queue(q), joined)
 		}
-		if n != nil {
-			say(Queue(q), *n)
+		if n == nil {
+			continue
+		}
+		say(Queue(q), *n)
+		if n.namespace == "" && !n.next.IsZero() { // the others count on every lane here to look then
+			c.e.waiters.each(Queue(q), "", func(l *lane) { l.heard(n.next) })
 		}
 	}
 	if len(queues) == 0 {

@@ -178,7 +178,10 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 		}
 	}()
 	sent := e.clock.Now()
-	announce := e.leases.announce(l.queue, e.clock.Server(sent), lockTimeout)
+	joined, announce := e.leases.announce(l.queue, e.clock.Server(sent), lockTimeout)
+	if e.epoch() == 0 {
+		announce = true // who may have joined since, this node has not heard
+	}
 	r, err := ask(ctx, announce)
 	if err != nil {
 		// A cancelled caller says nothing about the database, and neither do others who use the pool.
@@ -201,7 +204,7 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 	}
 	e.observe(l.queue, outcomeFound)
 	if announce {
-		e.leases.told(l.queue, r.leaseEnd)
+		e.leases.told(l.queue, r.leaseEnd, joined)
 	}
 	// The end of the lease is an instant for every lane here, whatever becomes of this dispatcher.
 	e.waiters.each(l.queue, "", func(any *lane) { any.heard(r.leaseEnd) })
@@ -246,7 +249,7 @@ func (e *engine) heard(q Queue, n note) {
 			e.coalescer.tell(q, note{next: next})
 		}
 	case !n.next.IsZero() && n.namespace == "": // every lane of every node will look then
-		e.leases.told(q, n.next)
+		e.leases.heard(q, n.next)
 	}
 	e.signal(q, n, WakeNotify)
 }
@@ -451,6 +454,7 @@ func (e *engine) listenerLost(wasUp bool) {
 // know that there is one more to tell of leases.
 func (e *engine) listenerUp() {
 	for q := range Queue(queueCount) {
+		e.leases.joined(q, e.clock.Server(e.clock.Now())) // others may have, unheard
 		for _, l := range e.waiters.lanes(q) {
 			l.signal(WakeReconnect)
 		}

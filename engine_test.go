@@ -19,7 +19,8 @@ const patient = 10 * time.Second
 
 var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// testProvider opens a Provider on the schema of cfg, or on a fresh one.
+// testProvider opens a Provider on the schema of cfg, or on a fresh one. Unless cfg says how soon a notification must be
+// taken up, a machine that stands still is no trouble: it would make the queue poll, and counts of queries differ.
 func testProvider(t *testing.T, cfg Config) *Provider {
 	t.Helper()
 	if cfg.Schema == "" {
@@ -27,6 +28,9 @@ func testProvider(t *testing.T, cfg Config) *Provider {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = silent
+	}
+	if cfg.NotifyDeliveryTimeout == 0 {
+		cfg.NotifyDeliveryTimeout = patient
 	}
 	p, err := Open(t.Context(), testdb.URL(t), &cfg)
 	require.NoError(t, err)
@@ -323,7 +327,7 @@ func TestFallback_SwitchedOff_WakesNobody(t *testing.T) {
 
 // ModePolling costs a poll per interval and queue, not per dispatcher, and meets timers exactly.
 func TestPolling_EightDispatchers_AskOnceAnInterval(t *testing.T) {
-	const interval = 200 * time.Millisecond
+	const interval = 500 * time.Millisecond // if a poll is late by another, the dispatchers rightly ask themselves
 	p := testProvider(t, Config{Mode: ModePolling, PollInterval: interval})
 	require.False(t, p.Stats().Listening)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -343,9 +347,9 @@ func TestPolling_EightDispatchers_AskOnceAnInterval(t *testing.T) {
 	}
 	eventually(t, "all have asked once", func() bool { return p.Stats().Worker.Looks >= 8 })
 	before, began := p.Stats().Worker.Looks, time.Now()
-	eventually(t, "polls", func() bool { return p.Stats().Worker.Looks >= before+10 })
+	eventually(t, "polls", func() bool { return p.Stats().Worker.Looks >= before+6 })
 	passed := time.Since(began)
-	require.GreaterOrEqual(t, passed, 5*interval, "the dispatchers polled on their own account")
+	require.GreaterOrEqual(t, passed, 3*interval, "the dispatchers polled on their own account")
 
 	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('polled')`)
 	select {

@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -168,27 +169,39 @@ func TestHole04_InstantThatWasTold_IsLookedAtWhateverAnAnswerSays(t *testing.T) 
 
 // Hole 5: items that become visible without an INSERT fire no trigger.
 func TestHole05_AbandonedItem_WakesAnotherNode(t *testing.T) {
-	p := testProvider(t, Config{})
-	holder := testProvider(t, Config{Schema: p.cfg.Schema})
-	for _, delay := range []time.Duration{0, 200 * time.Millisecond} {
-		_, err := holder.EnqueueForWorker(t.Context(), WorkItem{Name: "w"}, nil)
-		require.NoError(t, err)
-		_, err = holder.EnqueueForOrchestrator(t.Context(), Message{Instance: "i", Kind: MessageStart, Name: "n"}, nil)
-		require.NoError(t, err)
-		held, err := holder.FetchWorkItem(t.Context(), nil)
-		require.NoError(t, err)
-		heldTurn, err := holder.FetchOrchestrationItem(t.Context(), nil)
-		require.NoError(t, err)
-		work, turn := fetchWork(t, p, longPoll), fetchTurn(t, p, longPoll)
-		awaitParked(t, p, Worker, 1)
-		awaitParked(t, p, Orchestrator, 1)
+	for name, abandon := range map[string]func(*Provider, LockToken, LockToken, *AbandonOptions) error{
+		"own transaction": func(p *Provider, work, turn LockToken, o *AbandonOptions) error { // the coalescer tells
+			return errors.Join(p.AbandonWorkItem(t.Context(), work, o), p.AbandonOrchestrationItem(t.Context(), turn, o))
+		},
+		"caller's transaction": func(p *Provider, work, turn LockToken, o *AbandonOptions) error { // the functions notify
+			return pgx.BeginFunc(t.Context(), p.pool, func(tx pgx.Tx) error {
+				return errors.Join(p.AbandonWorkItemTx(t.Context(), tx, work, o), p.AbandonOrchestrationItemTx(t.Context(), tx, turn, o))
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := testProvider(t, Config{})
+			holder := testProvider(t, Config{Schema: p.cfg.Schema})
+			for _, delay := range []time.Duration{0, 200 * time.Millisecond} {
+				_, err := holder.EnqueueForWorker(t.Context(), WorkItem{Name: "w"}, nil)
+				require.NoError(t, err)
+				_, err = holder.EnqueueForOrchestrator(t.Context(), Message{Instance: "i", Kind: MessageStart, Name: "n"}, nil)
+				require.NoError(t, err)
+				held, err := holder.FetchWorkItem(t.Context(), nil)
+				require.NoError(t, err)
+				heldTurn, err := holder.FetchOrchestrationItem(t.Context(), nil)
+				require.NoError(t, err)
+				work, turn := fetchWork(t, p, longPoll), fetchTurn(t, p, longPoll)
+				awaitParked(t, p, Worker, 1)
+				awaitParked(t, p, Orchestrator, 1)
 
-		require.NoError(t, holder.AbandonWorkItem(t.Context(), held.LockToken, &AbandonOptions{Delay: delay}))
-		require.NoError(t, holder.AbandonOrchestrationItem(t.Context(), heldTurn.LockToken, &AbandonOptions{Delay: delay}))
-		require.NoError(t, p.AckWorkItem(t.Context(), get(t, work).item.LockToken, nil))
-		require.NoError(t, p.AckOrchestrationItem(t.Context(), get(t, turn).turn.LockToken, OrchestrationAck{}))
+				require.NoError(t, abandon(holder, held.LockToken, heldTurn.LockToken, &AbandonOptions{Delay: delay}))
+				require.NoError(t, p.AckWorkItem(t.Context(), get(t, work).item.LockToken, nil))
+				require.NoError(t, p.AckOrchestrationItem(t.Context(), get(t, turn).turn.LockToken, OrchestrationAck{}))
+			}
+			requireNoSafetyNet(t, p)
+		})
 	}
-	requireNoSafetyNet(t, p)
 }
 
 func TestHole05_AckReleasesInstanceWithNewMessage_WakesAnotherNode(t *testing.T) {

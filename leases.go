@@ -24,6 +24,7 @@ import (
 type leases struct {
 	mu       sync.Mutex
 	instants [queueCount][]instant // not past, in order
+	joins    [queueCount]int       // how often a node has begun to listen, as far as this one knows
 }
 
 // instant was told by anyone; server time.
@@ -41,28 +42,40 @@ const (
 	countedInstants = 64
 )
 
-// told remembers an instant at which every node will look.
-func (s *leases) told(q Queue, at time.Time) {
+// heard remembers an instant that somebody told every node of.
+func (s *leases) heard(q Queue, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.remember(q, at, true)
+}
+
+// told remembers an instant that this node told the others of, with a claim for which announce returned joins: a
+// node that joined between the two may not have been there to hear it.
+func (s *leases) told(q Queue, at time.Time, joins int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remember(q, at, joins == s.joins[q])
+}
+
+func (s *leases) remember(q Queue, at time.Time, all bool) {
 	known := s.instants[q]
 	place, found := slices.BinarySearchFunc(known, at, instant.compare)
 	if !found {
 		known = slices.Insert(known, place, instant{at: at})
 	}
-	known[place].all = true
+	known[place].all = known[place].all || all
 	s.instants[q] = known[:min(len(known), keptInstants)]
 }
 
 func (i instant) compare(at time.Time) int { return i.at.Compare(at) }
 
 // announce reports whether a claim made now, at server time now, must tell the others when its lease ends.
-// Half the timeout is left for the claim to commit before they look.
-func (s *leases) announce(q Queue, now time.Time, timeout time.Duration) bool {
+// Half the timeout is left for the claim to commit before they look. joins is for told.
+func (s *leases) announce(q Queue, now time.Time, timeout time.Duration) (joins int, announce bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := s.ahead(q, now)
-	return !slices.ContainsFunc(known[:min(len(known), countedInstants)], func(i instant) bool {
+	return s.joins[q], !slices.ContainsFunc(known[:min(len(known), countedInstants)], func(i instant) bool {
 		return i.all && !i.at.Before(now.Add(timeout/2)) && !i.at.After(now.Add(timeout))
 	})
 }
@@ -72,6 +85,7 @@ func (s *leases) announce(q Queue, now time.Time, timeout time.Duration) bool {
 func (s *leases) joined(q Queue, now time.Time) (next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.joins[q]++
 	known := s.ahead(q, now)
 	for i := range known {
 		known[i].all = false

@@ -2,7 +2,6 @@ package pgwake
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -182,8 +181,10 @@ func TestListener_CannotConnect_PollingDoesNotEnd(t *testing.T) {
 		AggressiveDuration: 10 * time.Millisecond, AggressiveExitThreshold: 1, AggressiveInterval: 10 * time.Millisecond})
 	fetchWork(t, p, longPoll)
 	awaitParked(t, p, Worker, 1)
-	for looks := p.Stats().Worker.Looks; p.Stats().Worker.Looks < looks+30; {
-		require.True(t, p.Stats().Worker.Aggressive)
-		runtime.Gosched()
-	}
+	looks, ended := p.Stats().Worker.Looks, false
+	eventually(t, "it has polled 30 times", func() bool {
+		ended = ended || !p.Stats().Worker.Aggressive
+		return ended || p.Stats().Worker.Looks >= looks+30
+	})
+	require.False(t, ended)
 }

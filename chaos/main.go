@@ -44,6 +44,9 @@ func main() {
 	defer cancel()
 	context.AfterFunc(ctx, cancel) // a second Ctrl-C ends at once
 	result, err := run(ctx, o, os.Stderr)
+	if result != nil { // there is a verdict even if cleaning up failed, or was cut short
+		fmt.Print(result)
+	}
 	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "interrupted")
@@ -51,9 +54,7 @@ func main() {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
-	}
-	fmt.Print(result)
-	if len(result.violations) > 0 {
+	case len(result.violations) > 0:
 		os.Exit(1)
 	}
 }

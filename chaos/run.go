@@ -29,6 +29,11 @@ const (
 	recoveryBound = 5 * time.Second
 	silenceBound  = fallbackInterval + time.Second + 5*time.Second
 
+	// What stalls the machine holds up recovery as well, so the first bound grows by it; by no more than this, or a
+	// disk that is always slow would make a round endless. The last is for connections that come and go.
+	mostStalled   = 30 * time.Second
+	listenerBound = time.Second
+
 	readyBound   = 15 * time.Second // from the start of a process to its Provider
 	drainBound   = 30 * time.Second
 	closingBound = 10 * time.Second
@@ -263,11 +268,14 @@ func (c *chaos) round(ctx context.Context, number int, left time.Duration) (r ro
 	if silent := c.silentSince.Add(silenceBound); silent.After(r.bound) {
 		r.bound = silent
 	}
-	r.calm = span{healed, r.bound.Add(calmLength)}
 	c.log("calm; all must have recovered in %v", time.Until(r.bound).Round(time.Millisecond))
-	if err := c.watch(ctx, r.bound); err != nil {
-		return r, err
+	for unstalled, noted := r.bound, len(c.stalls); time.Now().Before(r.bound); {
+		if err := c.watch(ctx, r.bound); err != nil {
+			return r, err
+		}
+		r.bound = unstalled.Add(min(c.stalled(noted), mostStalled))
 	}
+	r.calm = span{healed, r.bound.Add(calmLength)}
 	if err := c.countListeners(ctx); err != nil {
 		return r, err
 	}
@@ -278,9 +286,29 @@ func (c *chaos) round(ctx context.Context, number int, left time.Duration) (r ro
 	return r, c.watch(ctx, r.calm.to)
 }
 
-// countListeners complains about nodes that do not have exactly one LISTEN connection.
+// countListeners complains about nodes that do not have exactly one LISTEN connection, and do not come to have it.
 func (c *chaos) countListeners(ctx context.Context) error {
-	return c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	for began, noted := time.Now(), len(c.stalls); ; {
+		wrong, err := c.miscounted(ctx)
+		if err != nil || len(wrong) == 0 {
+			return err
+		}
+		if time.Since(began) > listenerBound+min(c.stalled(noted), mostStalled) {
+			for _, err := range wrong {
+				c.log("%v", err)
+				c.complain(err)
+			}
+			return nil
+		}
+		if err := c.watch(ctx, time.Now().Add(50*time.Millisecond)); err != nil {
+			return err
+		}
+	}
+}
+
+// miscounted returns what is wrong with the LISTEN connections at this moment.
+func (c *chaos) miscounted(ctx context.Context) (wrong []error, err error) {
+	err = c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		for _, n := range c.nodes {
 			var listening int
 			err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, n.name("listen")).Scan(&listening)
@@ -288,16 +316,25 @@ func (c *chaos) countListeners(ctx context.Context) error {
 				return err
 			}
 			if listening != 1 {
-				c.log("%v has %d LISTEN connections", n, listening)
-				c.complain(fmt.Errorf("%v has %d LISTEN connections after all must have recovered", n, listening))
+				wrong = append(wrong, fmt.Errorf("%v has %d LISTEN connections after all must have recovered", n, listening))
 			}
 		}
 		return nil
 	})
+	return wrong, err
+}
+
+// stalled is how long the machine stalled in all, not counting the first stalls, which are older.
+func (c *chaos) stalled(first int) (total time.Duration) {
+	for _, s := range c.stalls[first:] {
+		total += s.to.Sub(s.from)
+	}
+	return total
 }
 
 // watch waits until the end of a calm, and notes when the machine or the server is slow by itself: others may
-// be at work here.
+// be at work here. What it times is a commit that writes, since a busy disk lets a query through and keeps everybody
+// who enqueues or acknowledges waiting.
 func (c *chaos) watch(ctx context.Context, until time.Time) error {
 	conn, err := pgx.Connect(ctx, c.server.URL)
 	if err != nil {
@@ -309,7 +346,7 @@ func (c *chaos) watch(ctx context.Context, until time.Time) error {
 		if !nap(ctx, 20*time.Millisecond) {
 			return context.Cause(ctx)
 		}
-		if err := conn.Ping(ctx); err != nil {
+		if _, err := conn.Exec(ctx, `SELECT pg_logical_emit_message(true, 'chaos', '')`); err != nil {
 			return err
 		}
 		if took := time.Since(began); took > 100*time.Millisecond {

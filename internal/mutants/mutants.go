@@ -17,6 +17,9 @@ const (
 
 	// conservation is the promise itself, on a simulated database.
 	conservation = "TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher"
+
+	// deployment is the same for several nodes, which are deaf at times and die.
+	deployment = "TestDeployment_NodesGoDeafAndDie_NoDueItemWaitsForAParkedDispatcher"
 )
 
 var mutants = []mutant{
@@ -166,8 +169,44 @@ var mutants = []mutant{
 	{
 		name:    "close: the last word is said too early",
 		file:    "provider.go",
-		patches: []patch{{"	defer done()\n	if p.readCommitted {\n", "	done()\n	if p.readCommitted {\n"}},
+		patches: []patch{{"	defer done()\n	conn, err := p.pool.Acquire(ctx)\n", "	conn, err := p.pool.Acquire(ctx)\n	done()\n"}},
 		pkg:     root, test: "TestClose_VerbHasCommittedAndNotTold_WaitsForIt",
+	},
+	{
+		name:    "release: nobody here is called",
+		file:    "timer.go",
+		patches: []patch{{"	if call {\n", "	if call && false {\n"}},
+		pkg:     root, test: deployment,
+	},
+	{
+		name:    "release: the other nodes are not asked",
+		file:    "timer.go",
+		patches: []patch{{"	if relay {\n", "	if relay && false {\n"}},
+		pkg:     root, test: deployment,
+	},
+	{
+		name:    "leases: a claim is never announced",
+		file:    "leases.go",
+		patches: []patch{{"	return !slices.ContainsFunc(known", "	return false && !slices.ContainsFunc(known"}},
+		pkg:     root, test: deployment,
+	},
+	{
+		name:    "leases: a deaf node counts on others",
+		file:    "engine.go",
+		patches: []patch{{"		announce = true // who may have joined since, this node has not heard\n", ""}},
+		pkg:     root, test: "TestDeployment_NodeJoinsWhileAnotherIsDeaf_IsToldOfItsLeases",
+	},
+	{
+		name:    "doubt: one look is enough",
+		file:    "engine.go",
+		patches: []patch{{"		e.doubts[q] = doubt{next: e.clock.Now().Add(doubtPauses[0])}\n", ""}},
+		pkg:     root, test: "TestDoubt_EnqueueCommitsAfterItsSenderGaveUp_EveryNodeFindsIt",
+	},
+	{
+		name:    "coalescer: what panics is not said",
+		file:    "coalescer.go",
+		patches: []patch{{"			c.putBack(taken, joins) // also when something panics\n", "			_ = c\n"}},
+		pkg:     root, test: "TestCoalescer_PanicWhileItSpeaks_SaysItAfterwards",
 	},
 	{
 		name:    "reconnect: nobody looks",
