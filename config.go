@@ -132,6 +132,16 @@ type Config struct {
 	// PollInterval is the time between two polls of a queue in ModePolling. Defaults to 100 ms.
 	PollInterval time.Duration
 
+	// ArchiveFor is how long a copy of each work item that this Provider acknowledges is kept in the archive
+	// (Provider.ListArchive). Defaults to 0: none is kept.
+	ArchiveFor time.Duration
+
+	// ValidateEvent is called for each event of a history that is fetched; if it returns an error, the turn comes with
+	// that as HistoryError and without a history. For a runtime that cannot go on with events it does not
+	// understand: it can then mark the instance as failed. It is called by the goroutine of the fetch, and must not
+	// block. Defaults to nil: all are good.
+	ValidateEvent func(*Event) error
+
 	// WakeFanout is how many nodes a producer wakes for one item once wake-ups are directed; until then
 	// (docs/architecture.md, "Three stages") every listening node is told. Defaults to 2.
 	WakeFanout int
@@ -234,6 +244,7 @@ func (c *Config) resolve() (Config, error) {
 	duration("NotifyDeliveryTimeout", &r.NotifyDeliveryTimeout, 100*time.Millisecond, time.Millisecond, time.Minute)
 	duration("CoalesceInterval", &r.CoalesceInterval, 5*time.Millisecond, time.Millisecond, time.Second)
 	duration("PollInterval", &r.PollInterval, 100*time.Millisecond, time.Millisecond, time.Hour)
+	duration("ArchiveFor", &r.ArchiveFor, 0, 0, 10*365*24*time.Hour)
 	if r.HibernateAfter != 0 {
 		problem("HibernateAfter %v must be 0 in this version", r.HibernateAfter)
 	}

@@ -85,10 +85,11 @@ var badKnobs = map[string][]Config{
 	"HibernateAfter":          {{HibernateAfter: -1}, {HibernateAfter: time.Minute}}, // not before the later stages
 	"HibernatePoll":           {{HibernatePoll: -1}, {HibernatePoll: time.Second - 1}, {HibernatePoll: 24*time.Hour + 1}},
 	"MaxPayload":              {{MaxPayload: -1}},
+	"ArchiveFor":              {{ArchiveFor: -1}, {ArchiveFor: 10*365*24*time.Hour + 1}},
 }
 
 // free are the knobs that take any value.
-var free = []string{"SkipMigrate", "DisableLongPoll", "ListenConfig", "Logger"}
+var free = []string{"SkipMigrate", "DisableLongPoll", "ListenConfig", "Logger", "ValidateEvent"}
 
 func TestConfig_EveryKnobThatCanBeWrong_IsRefusedByName(t *testing.T) {
 	t.Parallel()

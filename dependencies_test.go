@@ -24,6 +24,7 @@ func TestGoMod_RequiresOnlyWhatWasDecided(t *testing.T) {
 		"github.com/jackc/pgx/v5",
 		"github.com/pressly/goose/v3",
 		// tests, and internal/mutants
+		"github.com/anishathalye/porcupine",
 		"github.com/stretchr/testify",
 		"go.uber.org/goleak",
 		"golang.org/x/sync",

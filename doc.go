@@ -48,9 +48,11 @@
 // and call again. Anything else is a mistake in the program, or a right that is missing.
 //
 // An item whose handler failed goes back with [Provider.AbandonWorkItem], after a delay that grows with
-// [ClaimedWorkItem].Attempt. Without a word it comes back when its lease ends. Nothing limits the attempts: to
-// give up, enqueue the item into another namespace and acknowledge it, in one transaction. An ack that fails
-// with [ErrLockLost] came too late: the item is somebody else's by now, or will be.
+// [ClaimedWorkItem].Attempt. Without a word it comes back when its lease ends. Nothing limits the attempts unless
+// [FetchOptions] does: an item that was claimed oftener than MaxAttempts becomes a dead letter. To give up
+// earlier, call [Provider.DeadLetterWorkItem]. Dead letters are kept with the reason, until somebody puts them back
+// ([Provider.RedriveDeadLetters]) or removes them. An ack that fails with [ErrLockLost] came too late: the item is
+// somebody else's by now, or will be.
 //
 // # Time, order, and whom it is for
 //
@@ -59,10 +61,13 @@
 // is a queue of its own within a queue: fetch from some with [FetchOptions], or from all. A dedup key makes
 // an enqueue add nothing while an item with the same key is queued.
 //
+// A tag says what an item needs, such as a GPU: only a fetch that asks for it ([Tags], [DefaultAnd], [AnyTag]) gets
+// it. A session says that items belong together: one owner at a time gets them ([SessionOptions]).
+//
 // # Transactions
 //
 // Each verb that changes something, but the fetches, has a twin that ends in Tx and joins your transaction:
-// the item exists if and only if the transaction commits.
+// the item exists if and only if the transaction commits. [WrapSQLTx] joins a transaction of database/sql.
 //
 // # Orchestrations
 //
@@ -70,7 +75,11 @@
 // locks an instance and returns a turn: its visible messages, in order, and its history.
 // [Provider.AckOrchestrationItem] stores what the turn decided, all or nothing: history, work items,
 // messages, timers (messages with a delay). A runtime on top replays the history and decides; nothing here
-// reads it.
+// reads it. Queue names and pinned versions let a node ask for the instances that it can run.
+//
+// Whoever started an instance waits for its end with [Provider.WaitForInstance], or for its custom status with
+// [Provider.WaitForStatus]; both are pushed, and thousands of them cost one query for each change. An instance also keeps
+// key-value pairs, and can be listed, looked at, deleted and pruned.
 //
 // # Any language
 //

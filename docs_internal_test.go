@@ -89,6 +89,9 @@ func TestDocs_Settings_EveryFieldWithItsDefaultAndItsLimits(t *testing.T) {
 			require.Equal(t, byDefault, "`"+strconv.Quote(value.String())+"`", field.Name)
 		case reflect.Bool:
 			require.Equal(t, byDefault, fmt.Sprintf("`%t`", value.Bool()), field.Name)
+		case reflect.Func: // ValidateEvent
+			require.Equal(t, byDefault, "none", field.Name)
+			require.True(t, value.IsNil(), field.Name)
 		case reflect.Pointer: // FallbackEnabled, ListenConfig, Logger
 			if on, ok := value.Interface().(*bool); ok {
 				require.Equal(t, byDefault, fmt.Sprintf("`%t`", *on), field.Name)

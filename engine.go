@@ -24,6 +24,7 @@ type engine struct {
 	stats engineStats
 
 	waiters   *waiters
+	waits     *waits
 	leases    leases
 	timer     *timer
 	coalescer *coalescer
@@ -48,8 +49,9 @@ func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, 
 	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), lost: lost}
 	e.timer = newTimer(e)
 	e.coalescer = newCoalescer(e)
-	e.waiters = newWaiters(func(q Queue, namespaces []string) *lane {
-		return newLane(q, namespaces, e.clock.Now, e.timer.moved, &e.stats.queues[q])
+	e.waits = newWaits(e)
+	e.waiters = newWaiters(func(q Queue, f filter) *lane {
+		return newLane(q, f, e.clock.Now, e.timer.moved, &e.stats.queues[q])
 	})
 	for q := range e.trouble {
 		e.trouble[q] = newAggressive(cfg)
@@ -67,6 +69,7 @@ func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, 
 func (e *engine) start(ctx context.Context) {
 	e.group.Go("timer", e.timer.run)
 	e.group.Go("coalescer", e.coalescer.run)
+	e.group.Go("waits", e.waits.run)
 	if e.listener != nil {
 		e.group.Go("listener", e.listener.run)
 		select {
@@ -123,7 +126,7 @@ func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) 
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	l, err := e.waiters.enter(q, plan.namespaces)
+	l, err := e.waiters.enter(q, plan.filter)
 	if err != nil {
 		return err
 	}
@@ -131,7 +134,7 @@ func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) 
 
 	mayPark := !plan.noWait && !e.cfg.DisableLongPoll
 	began := e.clock.Now()
-	if !mayPark || !l.isEmpty(e.epoch() != 0, e.staleAfter(q)) {
+	if !mayPark || plan.ack != nil || !l.isEmpty(e.epoch() != 0, e.staleAfter(q)) {
 		found, err := e.look(ctx, l, plan.lock, nil, ask)
 		if found || err != nil {
 			return err
@@ -442,6 +445,7 @@ func (e *engine) listenerLost(wasUp bool) {
 	if wasUp {
 		e.lost()
 	}
+	e.waits.again() // from here on it polls
 	for q := range Queue(queueCount) {
 		for _, l := range e.waiters.lanes(q) {
 			l.forget()
@@ -450,9 +454,10 @@ func (e *engine) listenerLost(wasUp bool) {
 	}
 }
 
-// listenerUp makes every lane look once, in a snapshot that is younger than the LISTEN, and lets the other nodes
-// know that there is one more to tell of leases.
+// listenerUp makes every lane, and whoever waits for an instance, look once, in a snapshot that is younger than the
+// LISTEN, and lets the other nodes know that there is one more to tell of leases.
 func (e *engine) listenerUp() {
+	e.waits.lookAtAll()
 	for q := range Queue(queueCount) {
 		e.leases.joined(q, e.clock.Server(e.clock.Now())) // others may have, unheard
 		for _, l := range e.waiters.lanes(q) {
@@ -462,9 +467,15 @@ func (e *engine) listenerUp() {
 	e.coalescer.join()
 }
 
+// endWaits ends every wait, for work and for instances, with ErrClosed, and lets none begin.
+func (e *engine) endWaits() {
+	e.waiters.close()
+	e.waits.close()
+}
+
 // close ends the waits, says what is left to say, and ends the goroutines; ctx bounds it.
 func (e *engine) close(ctx context.Context) {
-	e.waiters.close()
+	e.endWaits()
 	// Before the goroutines end, since one of them may be in the middle of saying it. A node that cannot get
 	// it said is a node that died: the fallback's case.
 	for q := range Queue(queueCount) {

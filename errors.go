@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,11 @@ var (
 	ErrLockLost = errors.New("lock token is unknown or expired")
 	// ErrNotFound: there is no such instance.
 	ErrNotFound = errors.New("not found")
+	// ErrInstanceRunning: the instance is running, and deleting it was not forced.
+	ErrInstanceRunning = errors.New("instance is running")
+	// ErrHasParent: the instance is a child, and goes only together with its parent; or it is a parent, and a child
+	// of it would be left behind.
+	ErrHasParent = errors.New("instance has a parent or would leave children behind")
 	// ErrDuplicateEvent: an event with this id is already in the execution's history. Nothing was written.
 	ErrDuplicateEvent = errors.New("event id is already in the history")
 	// ErrInvalid: an argument breaks a rule that its documentation states. Nothing was written.
@@ -58,6 +64,8 @@ const (
 	stateLockLost  = "PW001"
 	stateNotFound  = "PW002"
 	stateInvalid   = "PW003"
+	stateRunning   = "PW004"
+	stateHasParent = "PW005"
 	stateUndefined = "42883" // undefined_function
 )
 
@@ -70,8 +78,8 @@ func failed(op string, err error) error {
 		return err
 	}
 	e := &Error{Op: op, Err: err, Retryable: retryable(err)}
-	pgErr := (*pgconn.PgError)(nil)
-	if !errors.As(err, &pgErr) {
+	pgErr := serverError(err)
+	if pgErr == nil {
 		return e
 	}
 	e.SQLState = pgErr.Code
@@ -81,6 +89,34 @@ func failed(op string, err error) error {
 	return e
 }
 
+// serverError returns what the server said; nil if err is not of the server. Under WrapSQLTx the driver may be another
+// than pgx: lib/pq tells the SQLSTATE by a method of that name, and pgdriver by the field of the protocol.
+func serverError(err error) *pgconn.PgError {
+	pgErr := (*pgconn.PgError)(nil)
+	if errors.As(err, &pgErr) {
+		return pgErr
+	}
+	var state interface{ SQLState() string }
+	var field interface{ Field(name byte) string }
+	switch {
+	case errors.As(err, &state):
+		pgErr = &pgconn.PgError{Code: state.SQLState()}
+	case errors.As(err, &field):
+		pgErr = &pgconn.PgError{Code: field.Field('C')}
+	}
+	if pgErr == nil || pgErr.Code == "" {
+		return nil
+	}
+	pgErr.Message = err.Error()
+	if strings.Contains(pgErr.Message, historyKey) { // whatever the language; each driver has its own way to tell it
+		pgErr.ConstraintName = historyKey
+	}
+	return pgErr
+}
+
+// historyKey is the constraint that keeps event ids unique.
+const historyKey = "history_pkey"
+
 func conditionOf(err *pgconn.PgError) error {
 	switch {
 	case err.Code == stateLockLost:
@@ -89,7 +125,11 @@ func conditionOf(err *pgconn.PgError) error {
 		return ErrNotFound
 	case err.Code == stateInvalid:
 		return ErrInvalid
-	case err.Code == "23505" && err.ConstraintName == "history_pkey":
+	case err.Code == stateRunning:
+		return ErrInstanceRunning
+	case err.Code == stateHasParent:
+		return ErrHasParent
+	case err.Code == "23505" && err.ConstraintName == historyKey:
 		return ErrDuplicateEvent
 	case err.Code == "42501": // insufficient_privilege
 		return ErrPermission
@@ -107,7 +147,7 @@ func retryable(err error) bool {
 	if errors.Is(err, context.Canceled) {
 		return false
 	}
-	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
+	if pgErr := serverError(err); pgErr != nil {
 		switch {
 		case strings.HasPrefix(pgErr.Code, "08"), // connection exceptions
 			strings.HasPrefix(pgErr.Code, "53"),  // out of connections, memory, disk
@@ -124,7 +164,7 @@ func retryable(err error) bool {
 	var netErr net.Error
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &connectErr) || errors.As(err, &netErr) ||
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
-		pgconn.SafeToRetry(err)
+		errors.Is(err, driver.ErrBadConn) || pgconn.SafeToRetry(err)
 }
 
 // outcomeUnknown reports whether a statement that failed with err may have been committed all the same:

@@ -11,6 +11,7 @@ import (
 	"go/token"
 	"log"
 	"log/slog"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -78,10 +79,16 @@ func check(err error) {
 // Every method of a Provider has an example whose output is checked.
 func TestExamples_EveryMethodOfProvider_HasOne(t *testing.T) {
 	t.Parallel()
-	file, err := parser.ParseFile(token.NewFileSet(), "example_test.go", nil, parser.ParseComments)
+	names, err := filepath.Glob("example*_test.go")
 	require.NoError(t, err)
+	var files []*ast.File
+	for _, name := range names {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		require.NoError(t, err)
+		files = append(files, file)
+	}
 	outputs := make(map[string]string)
-	for _, e := range doc.Examples([]*ast.File{file}...) {
+	for _, e := range doc.Examples(files...) {
 		require.True(t, e.Output != "" || e.EmptyOutput, "Example%s has no output, so it never runs", e.Name)
 		outputs[e.Name] = e.Output
 	}

@@ -3,6 +3,7 @@ module github.com/pgwake/pgwake
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.0.3
 	github.com/jackc/pgx/v5 v5.9.1
 	github.com/pressly/goose/v3 v3.26.0
 	github.com/stretchr/testify v1.11.1

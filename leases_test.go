@@ -434,7 +434,7 @@ func (n *simNode) dispatch(namespaces []string) {
 
 // fetch takes a turn and does something with it.
 func (n *simNode) fetch(namespaces []string, p fetchPlan) {
-	p.lock, p.namespaces = n.d.plan.leases[n.d.random(len(n.d.plan.leases))], namespaces
+	p.lock, p.filter.Namespaces = n.d.plan.leases[n.d.random(len(n.d.plan.leases))], namespaces
 	var turn *simInstance
 	var claim int
 	err := n.e.fetch(n.ctx, Orchestrator, p, func(_ context.Context, announce bool) (r report, err error) {

@@ -213,7 +213,7 @@ func (l *listener) session(ctx context.Context) error {
 	l.socket = conn.PgConn().Conn()
 	l.mu.Unlock()
 	keepAlive(conn.PgConn().Conn())
-	channels, err := l.listen(preparing, conn)
+	heard, err := l.listen(preparing, conn)
 	if err != nil {
 		return err
 	}
@@ -233,7 +233,7 @@ func (l *listener) session(ctx context.Context) error {
 			return err
 		}
 		if n != nil {
-			l.handle(n, channels)
+			l.handle(n, heard)
 		}
 		if err := l.runJobs(ctx, conn); err != nil {
 			return err
@@ -259,6 +259,7 @@ func (l *listener) fallbackByDispatchers() {
 		return
 	}
 	l.planFallback()
+	l.e.waits.lookAtAll()
 	for q := range Queue(queueCount) {
 		for _, ln := range l.e.waiters.lanes(q) {
 			ln.signal(WakeFallback)
@@ -266,24 +267,31 @@ func (l *listener) fallbackByDispatchers() {
 	}
 }
 
-// listen makes sure that notifications come, begins to listen, and returns the channels of the queues.
-func (l *listener) listen(ctx context.Context, conn *pgx.Conn) (channels [queueCount]string, err error) {
+// channels are those that this node listens on.
+type channels struct {
+	queues    [queueCount]string
+	instances string
+}
+
+// listen makes sure that notifications come, begins to listen, and returns the channels.
+func (l *listener) listen(ctx context.Context, conn *pgx.Conn) (c channels, err error) {
 	test := "pgwake_test_" + crand.Text()
 	if err := execAll(ctx, conn, "LISTEN "+quoted(test)); err != nil {
-		return channels, fmt.Errorf("listen on a channel to test it: %w", err)
+		return c, fmt.Errorf("listen on a channel to test it: %w", err)
 	}
 	if err := l.selfTest(ctx, conn, test); err != nil {
 		_ = execAll(ctx, conn, "UNLISTEN "+quoted(test)) // on a session that is shared: as good as one can
-		return channels, err
+		return c, err
 	}
-	if err := conn.QueryRow(ctx, l.e.sql.channels).Scan(&channels[Orchestrator], &channels[Worker]); err != nil {
-		return channels, fmt.Errorf("ask for the channels: %w", err)
+	if err := conn.QueryRow(ctx, l.e.sql.channels).Scan(&c.queues[Orchestrator], &c.queues[Worker], &c.instances); err != nil {
+		return c, fmt.Errorf("ask for the channels: %w", err)
 	}
-	err = execAll(ctx, conn, "LISTEN "+quoted(channels[Orchestrator]), "LISTEN "+quoted(channels[Worker]), "UNLISTEN "+quoted(test))
+	err = execAll(ctx, conn, "LISTEN "+quoted(c.queues[Orchestrator]), "LISTEN "+quoted(c.queues[Worker]),
+		"LISTEN "+quoted(c.instances), "UNLISTEN "+quoted(test))
 	if err != nil {
-		return channels, fmt.Errorf("listen on %s and %s: %w", channels[Orchestrator], channels[Worker], err)
+		return c, fmt.Errorf("listen on %s, %s and %s: %w", c.queues[Orchestrator], c.queues[Worker], c.instances, err)
 	}
-	return channels, nil
+	return c, nil
 }
 
 func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
@@ -390,12 +398,16 @@ func (l *listener) wait(ctx context.Context, conn *pgx.Conn, until time.Time) (*
 	return n, err
 }
 
-func (l *listener) handle(n *pgconn.Notification, channels [queueCount]string) {
+func (l *listener) handle(n *pgconn.Notification, c channels) {
 	// What this connection sent is the coalescer's, and the lanes here were signalled directly.
 	if n.PID == l.pid.Load() {
 		return
 	}
-	for q, channel := range channels {
+	if n.Channel == c.instances {
+		l.e.waits.heard(n.Payload)
+		return
+	}
+	for q, channel := range c.queues {
 		if n.Channel == channel {
 			l.e.heard(Queue(q), parseNote(n.Payload))
 		}
@@ -410,7 +422,7 @@ func parseNote(payload string) note {
 	micros, namespace, ok2 := strings.Cut(rest, " ")
 	count, err1 := strconv.ParseInt(due, 10, 64)
 	next, err2 := strconv.ParseInt(micros, 10, 64)
-	if !ok1 || !ok2 || err1 != nil || err2 != nil {
+	if !ok1 || !ok2 || err1 != nil || err2 != nil || count < 0 || namespace != "*" && checkNamespace(namespace) != nil {
 		return unclear
 	}
 	n := note{due: count, namespace: namespace}
@@ -477,19 +489,23 @@ func (j *job) run(ctx context.Context, conn *pgx.Conn) (broken error) {
 	return nil
 }
 
-// fallback asks, for every lane of the node at once, whether something is due and what comes next.
+// fallback asks, for every lane of the node at once, whether something is due and what comes next. Whoever waits
+// for an instance has it looked at, on the pool.
 func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	l.e.waiters.retire()
+	if *l.e.cfg.FallbackEnabled {
+		l.e.waits.lookAtAll()
+	}
 	var lanes []*lane
 	var looks []look
 	var queues []string
-	var filters []*string
+	var filters []string
 	for q := range Queue(queueCount) {
 		for _, ln := range l.e.waiters.lanes(q) {
 			lanes = append(lanes, ln)
 			looks = append(looks, ln.beginFallback())
 			queues = append(queues, q.String())
-			filters = append(filters, optional(laneKey(ln.namespaces), ln.namespaces == nil))
+			filters = append(filters, ln.filter.key())
 		}
 	}
 

@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -16,7 +14,7 @@ import (
 
 // This file answers: what can be done with orchestrations, one turn at a time?
 
-// MessageKind tells messages apart. Two kinds mean something to the queue; any other name is the runtime's.
+// MessageKind tells messages apart. Three kinds mean something to the queue; any other name is the runtime's.
 type MessageKind string
 
 const (
@@ -24,6 +22,9 @@ const (
 	MessageStart MessageKind = "start"
 	// MessageContinueAsNew opens another execution of an instance, and carries the same.
 	MessageContinueAsNew MessageKind = "continue_as_new"
+	// MessageQueued is for instances that exist: if nothing has opened the instance, and nothing in the same turn
+	// does, it is dropped, and the server's log says so.
+	MessageQueued MessageKind = "queue_message"
 )
 
 // Message is something for an instance to react to.
@@ -37,6 +38,10 @@ type Message struct {
 	Name        string
 	Version     string
 	ExecutionID int64
+
+	// Queue is the queue name of the instance, for FetchOptions.Queues. Like the namespace it counts only for an
+	// instance that is not known yet; a known one keeps its own. At most 255 bytes. Defaults to "": none.
+	Queue string
 }
 
 // MessageEnqueue is a message together with its options, for enqueuing several at once. The namespace counts
@@ -62,10 +67,21 @@ type OrchestrationItem struct {
 	Namespace   string
 	Name        string // of the orchestration; for a new instance, from its opening message
 	Version     string
-	ExecutionID int64
+	ExecutionID int64 // the current one, or that which MessageContinueAsNew opens
 	Messages    []ClaimedMessage
-	History     []Event
-	Attempt     int // the most that any of the messages was claimed
+	History     []Event // of the execution
+	LastEventID int64   // the highest id in the history, whether or not that was asked for; 0: none
+	Attempt     int     // the most that any of the messages was claimed
+
+	// HistoryError says why History is empty although there is one: Config.ValidateEvent refused an event of it.
+	HistoryError error
+
+	Queue         string            // queue name of the instance
+	Parent        string            // instance that started this one as its child
+	Attributes    json.RawMessage   // Metadata.Attributes
+	PinnedVersion *Version          // of the execution; nil: none
+	KV            map[string]string // what the executions before this one left
+
 	LockToken   LockToken
 	LockedUntil time.Time // end of the lease, server time
 }
@@ -91,7 +107,15 @@ type Metadata struct {
 	Version string
 	Status  Status
 	Output  string // any text of at most Config.MaxPayload bytes
+
+	Queue         string          // queue name of the instance; its messages follow
+	Parent        string          // instance that started this one as its child
+	Attributes    json.RawMessage // JSON of at most Config.MaxPayload bytes, for the runtime to see again with each turn
+	PinnedVersion *Version        // that a node must support to take a turn of this execution; another execution has its own
 }
+
+// ActivityRef names a work item by what scheduled it.
+type ActivityRef struct{ ExecutionID, ActivityID int64 }
 
 // OrchestrationAck is what a turn decided. All of it takes effect, or none.
 type OrchestrationAck struct {
@@ -103,6 +127,16 @@ type OrchestrationAck struct {
 	WorkItems []WorkEnqueue    // for workers
 	Messages  []MessageEnqueue // for instances, this one included; a timer is a delayed message to itself
 	Metadata  Metadata
+
+	// CancelActivities removes work items of this instance, claimed or not: whoever has one learns of it by the loss
+	// of its lease. Those that are not there are fine. An item that the same ack schedules is removed as well.
+	CancelActivities []ActivityRef
+
+	// CancelMessages removes messages to this instance by their dedup keys, such as timers that are not due yet.
+	CancelMessages []string
+
+	CustomStatus *CustomStatusUpdate // nil: as it was
+	KV           []KVUpdate          // in order
 }
 
 // EnqueueForOrchestrator adds a message, durably once it returns. It creates no instance: that is for the
@@ -174,10 +208,12 @@ type messageColumns struct {
 	instances, kinds, datas, names, versions []*string
 	executions                               []*int64
 	options                                  optionColumns
+	queues                                   []*string
 }
 
 func (c *messageColumns) args() []any {
-	return append([]any{c.instances, c.kinds, c.datas, c.names, c.versions, c.executions}, c.options.args()...)
+	args := append([]any{c.instances, c.kinds, c.datas, c.names, c.versions, c.executions}, c.options.args()...)
+	return append(args, c.queues)
 }
 
 func (p *Provider) messageColumns(messages []MessageEnqueue) (*messageColumns, error) {
@@ -196,6 +232,7 @@ func (p *Provider) messageColumns(messages []MessageEnqueue) (*messageColumns, e
 		c.names = append(c.names, text(m.Name))
 		c.versions = append(c.versions, text(m.Version))
 		c.executions = append(c.executions, optional(m.ExecutionID, m.ExecutionID == 0))
+		c.queues = append(c.queues, text(m.Queue))
 	}
 	return c, nil
 }
@@ -213,6 +250,9 @@ func (p *Provider) checkMessage(m *Message) error {
 	if err := checkText("orchestration version", m.Version, false); err != nil {
 		return err
 	}
+	if err := checkText("queue name", m.Queue, false); err != nil {
+		return err
+	}
 	return p.cfg.checkJSON("data of a message to instance "+quote(m.Instance), m.Data)
 }
 
@@ -221,7 +261,7 @@ func (p *Provider) checkMessage(m *Message) error {
 // gets a turn of that instance. Errors as for FetchWorkItem.
 func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) (item *OrchestrationItem, err error) {
 	const op = "fetch orchestration"
-	plan, err := p.plan(o)
+	plan, err := p.plan(Orchestrator, o)
 	if err != nil {
 		return nil, failed(op, err)
 	}
@@ -255,7 +295,7 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 // claimOrchestration runs fetch_orchestration.
 func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
 	sent := p.engine.clock.Now()
-	err = p.claimRows(ctx, conn, rowCame, func(rows pgx.Rows) error {
+	err = p.claimRows(ctx, conn, rowCame, true, func(rows pgx.Rows) error {
 		var part string
 		var id, execution *int64
 		var kind, name, version, instance, namespace *string
@@ -275,6 +315,7 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 				ExecutionID: *execution, Attempt: *attempt,
 				LockToken: lockToken(claim, *instance), LockedUntil: *lockedUntil,
 			}
+			return c.item.describe(data)
 		case "message":
 			c.item.Messages = append(c.item.Messages, ClaimedMessage{
 				Message: Message{Instance: c.item.Instance, Kind: MessageKind(*kind), Data: data,
@@ -282,17 +323,46 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 				ID: *id, Attempt: *attempt, EnqueuedAt: *createdAt,
 			})
 		case "event":
-			c.item.History = append(c.item.History, Event{ID: *id, Type: *kind, Data: data, CreatedAt: *createdAt})
+			e := Event{ID: *id, Type: *kind, Data: data, CreatedAt: *createdAt}
+			if validate := p.cfg.ValidateEvent; validate != nil && c.item.HistoryError == nil {
+				c.item.HistoryError = validate(&e)
+			}
+			c.item.History = append(c.item.History, e)
 		case "outlook":
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
 			c.earliest, c.now, c.leaseEnd, c.unfinished = value(earliest), *now, *lockedUntil, value(unfinished)
 			if c.item != nil {
 				c.found = 1
+				if c.item.HistoryError != nil {
+					c.item.History = nil
+				}
 			}
 		}
 		return nil
-	}, p.sql.fetchOrchestration, claim, plan.lock, plan.namespaces, announce)
+	}, p.sql.fetchOrchestration, claim, plan.lock, plan.filter.Namespaces, announce, plan.filter.Labels,
+		optional(plan.filter.MinPin, plan.filter.MinPin == 0), optional(plan.filter.MaxPin, plan.filter.MaxPin == 0), plan.history)
 	return c, err
+}
+
+// describe reads what fetch_orchestration says about the instance.
+func (item *OrchestrationItem) describe(data []byte) error {
+	var about struct {
+		Queue      string
+		Parent     string
+		Attributes json.RawMessage
+		Pin        int64
+		LastEvent  int64 `json:"last_event"`
+		KV         map[string]string
+	}
+	if err := json.Unmarshal(data, &about); err != nil {
+		return fmt.Errorf("read what instance %s is: %w", quote(item.Instance), err)
+	}
+	item.Queue, item.Parent, item.PinnedVersion = about.Queue, about.Parent, pinned(about.Pin)
+	item.LastEventID, item.KV = about.LastEvent, about.KV
+	if string(about.Attributes) != "null" {
+		item.Attributes = about.Attributes
+	}
+	return nil
 }
 
 // AckOrchestrationItem ends a turn with what it decided, in one transaction, and frees the instance.
@@ -305,7 +375,11 @@ func (p *Provider) AckOrchestrationItem(ctx context.Context, token LockToken, ac
 	return p.doAndTell(ctx, "ack orchestration", func(ctx context.Context, q querier) (err error) {
 		freed, due, err = p.ackOrchestration(ctx, q, token, ack, quiet)
 		return err
-	}, func() { p.engine.acked(freed, due, quiet) }, Orchestrator, Worker)
+	}, func() {
+		p.engine.acked(freed, due, quiet)
+		_, instance, _ := token.split()
+		p.engine.waits.changed(instance)
+	}, Orchestrator, Worker)
 }
 
 // AckOrchestrationItemTx is AckOrchestrationItem as part of the transaction.
@@ -341,9 +415,13 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	if err != nil {
 		return "", nil, err
 	}
+	state, err := p.stateArgs(&ack)
+	if err != nil {
+		return "", nil, err
+	}
 	m := ack.Metadata
 	args := []any{instance, claim, max(ack.ExecutionID, 1), text(m.Name), text(m.Version), text(string(m.Status)), text(m.Output)}
-	args = slices.Concat(args, events.args(), work.args(), messages.args(), []any{quiet})
+	args = slices.Concat(args, events.args(), work.args(), messages.args(), state, []any{quiet})
 	rows, err := q.Query(ctx, p.sql.ackOrchestration, args...)
 	if err != nil {
 		return "", nil, err
@@ -368,6 +446,35 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	return freed, due, err
 }
 
+// stateArgs are the arguments of ack_orchestration that say what becomes of the instance.
+func (p *Provider) stateArgs(ack *OrchestrationAck) ([]any, error) {
+	m := &ack.Metadata
+	var pin *int64
+	if m.PinnedVersion != nil {
+		pin = new(m.PinnedVersion.pin())
+	}
+	args := []any{text(m.Parent), text(m.Queue), payload(m.Attributes), pin}
+	var executions, activities []int64
+	for _, a := range ack.CancelActivities {
+		executions, activities = append(executions, a.ExecutionID), append(activities, a.ActivityID)
+	}
+	for i, key := range ack.CancelMessages {
+		if err := checkText("dedup key", key, true); err != nil {
+			return nil, at(i, len(ack.CancelMessages), err)
+		}
+	}
+	args = append(args, executions, activities, ack.CancelMessages)
+	clear, status, err := p.statusArgs(ack.CustomStatus)
+	if err != nil {
+		return nil, err
+	}
+	kv, err := p.kvColumns(ack.KV)
+	if err != nil {
+		return nil, err
+	}
+	return append(append(args, status, clear), kv.args()...), nil
+}
+
 func (p *Provider) checkMetadata(m *Metadata) error {
 	if err := checkText("orchestration name", m.Name, false); err != nil {
 		return err
@@ -375,16 +482,24 @@ func (p *Provider) checkMetadata(m *Metadata) error {
 	if err := checkText("orchestration version", m.Version, false); err != nil {
 		return err
 	}
+	if err := checkText("queue name", m.Queue, false); err != nil {
+		return err
+	}
+	if err := checkText("parent instance id", m.Parent, false); err != nil {
+		return err
+	}
 	if !slices.Contains(statuses, m.Status) {
 		return invalid("status %s is unknown", quote(string(m.Status)))
 	}
-	switch {
-	case len(m.Output) > p.cfg.MaxPayload:
-		return fmt.Errorf("%w: output is %d bytes, more than %d", ErrPayloadTooLarge, len(m.Output), p.cfg.MaxPayload)
-	case !utf8.ValidString(m.Output) || strings.ContainsRune(m.Output, 0):
-		return invalid("output contains NUL or invalid UTF-8")
+	if m.PinnedVersion != nil {
+		if err := m.PinnedVersion.check(); err != nil {
+			return err
+		}
 	}
-	return nil
+	if err := p.cfg.checkJSON("attributes", m.Attributes); err != nil {
+		return err
+	}
+	return p.cfg.checkValue("output", m.Output)
 }
 
 // AbandonOrchestrationItem gives a turn back. Its messages are due again after the delay; the instance is
@@ -413,7 +528,7 @@ func (p *Provider) abandonOrchestration(ctx context.Context, q querier, token Lo
 	if err != nil {
 		return err
 	}
-	options, err := o.resolve()
+	options, err := p.abandonOptions(o)
 	if err != nil {
 		return err
 	}

@@ -154,6 +154,8 @@ func checkServer(ctx context.Context, pool *pgxpool.Pool, direct dialer, cfg *Co
 		return err
 	})
 	switch {
+	case errors.Is(err, migrations.ErrForeign):
+		return false, fmt.Errorf("%w: %w", ErrNotMigrated, err)
 	case err != nil:
 		return false, err
 	case current >= latest:
@@ -186,11 +188,11 @@ func (d dialer) prepare(ctx context.Context) (*pgx.ConnConfig, error) {
 	return config, d.before(ctx, config)
 }
 
-// Close returns every waiting fetch with ErrClosed, waits for the verbs in flight, tells the other nodes
-// what this one had left to say, and ends all goroutines and connections of its own. When ctx does
-// not leave it the time for that, it cuts the verbs in flight short and returns the context's error, by its deadline
-// or at most 1 s after it was cancelled; nothing is left behind then either, once the server has closed its ends or,
-// if it does not answer, after 15 s.
+// Close returns every waiting fetch, and whoever waits for an instance, with ErrClosed, waits for the verbs in
+// flight, tells the other nodes what this one had left to say, and ends all goroutines and connections of its own.
+// When ctx does not leave it the time for that, it cuts the verbs in flight short and returns the context's error, by
+// its deadline or at most 1 s after it was cancelled; nothing is left behind then either, once the server has closed
+// its ends or, if it does not answer, after 15 s.
 // Later calls wait for the first and return nil, or the error of their own context if that ends before.
 func (p *Provider) Close(ctx context.Context) error {
 	if !p.beginClose() {
@@ -203,7 +205,7 @@ func (p *Provider) Close(ctx context.Context) error {
 	}
 	defer close(p.closed)
 
-	p.engine.waiters.close()
+	p.engine.endWaits()
 	idle := make(chan struct{})
 	go func() {
 		p.inFlight.Wait()
@@ -489,13 +491,15 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query cla
 	}
 }
 
-// claimRows sends a query that does nothing but claim, and hands its rows to scan. Its commit does not wait
+// claimRows sends a query that claims, and hands its rows to scan. If it does nothing else, its commit does not wait
 // for the disk: what a crash of the server may take back is a lease, and the token then fails. Both statements
 // travel together and are one transaction; the setting ends with it. No SQL function could do this: its own
 // setting would be gone at the commit, or stay for the rest of a caller's transaction.
-func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, rowCame func(), scan func(pgx.Rows) error, sql string, args ...any) error {
+func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, rowCame func(), onlyClaims bool, scan func(pgx.Rows) error, sql string, args ...any) error {
 	batch := &pgx.Batch{}
-	batch.Queue(p.sql.asyncCommit)
+	if onlyClaims {
+		batch.Queue(p.sql.asyncCommit)
+	}
 	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
 			rowCame()

@@ -16,6 +16,9 @@ type Stats struct {
 	Orchestrator QueueStats
 	Worker       QueueStats
 
+	Waits     int   // calls of WaitForStatus and WaitForInstance that wait at this moment
+	WaitReads int64 // queries made for all of them together
+
 	Fallbacks  int64 // periodic statements on the LISTEN connection
 	Reconnects int64 // LISTEN connections made after the first
 	Panics     int64 // engine goroutines that panicked and were restarted
@@ -85,6 +88,7 @@ type queueStats struct {
 type engineStats struct {
 	queues    [queueCount]queueStats
 	fallbacks atomic.Int64
+	waitReads atomic.Int64
 }
 
 // Stats returns a snapshot. It is cheap and safe for concurrent use.
@@ -92,6 +96,8 @@ func (p *Provider) Stats() Stats {
 	e := p.engine
 	s := Stats{
 		Mode:      e.cfg.Mode,
+		Waits:     e.waits.parked(),
+		WaitReads: e.stats.waitReads.Load(),
 		Fallbacks: e.stats.fallbacks.Load(),
 		Panics:    e.group.Panics(),
 	}

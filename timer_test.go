@@ -31,9 +31,9 @@ func TestTimer_InstantsOfSeveralLanes_FireInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{})
 		e.group.Go("timer", e.timer.run)
-		red, err := e.waiters.enter(Worker, []string{"red"})
+		red, err := e.waiters.enter(Worker, filter{Namespaces: []string{"red"}})
 		require.NoError(t, err)
-		blue, err := e.waiters.enter(Orchestrator, []string{"blue"})
+		blue, err := e.waiters.enter(Orchestrator, filter{Namespaces: []string{"blue"}})
 		require.NoError(t, err)
 		start := time.Now()
 		red.heard(start.Add(time.Hour))
@@ -57,7 +57,7 @@ func TestTimer_InstantInThePast_FiresAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{})
 		e.group.Go("timer", e.timer.run)
-		l, err := e.waiters.enter(Worker, nil)
+		l, err := e.waiters.enter(Worker, filter{})
 		require.NoError(t, err)
 		start := time.Now()
 		l.heard(start.Add(-time.Second))
@@ -76,7 +76,7 @@ func TestTimer_Release_CallsOneWhoLooksAndElseTellsTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{})
 		e.group.Go("timer", e.timer.run)
-		l, err := e.waiters.enter(Orchestrator, nil)
+		l, err := e.waiters.enter(Orchestrator, filter{})
 		require.NoError(t, err)
 		told := func() bool {
 			e.coalescer.mu.Lock()
@@ -116,7 +116,7 @@ func TestTimer_Release_CallsOneWhoLooksAndElseTellsTheOthers(t *testing.T) {
 func TestTimerGrace_WakesEarlyOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{TimerGrace: 50 * time.Millisecond})
-		l, err := e.waiters.enter(Worker, nil)
+		l, err := e.waiters.enter(Worker, filter{})
 		require.NoError(t, err)
 		due := time.Now().Add(time.Second)
 		l.heard(due)

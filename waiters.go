@@ -1,23 +1,19 @@
 package pgwake
 
-import (
-	"slices"
-	"strings"
-	"sync"
-)
+import "sync"
 
 // This file answers: who on this node is waiting, and for what?
 
 // waiters is the registry of a node's lanes. A lane comes with the first fetch that needs it.
 type waiters struct {
-	newLane func(Queue, []string) *lane
+	newLane func(Queue, filter) *lane
 
 	mu     sync.RWMutex
 	byKey  [queueCount]map[string]*lane
 	closed bool
 }
 
-func newWaiters(newLane func(Queue, []string) *lane) *waiters {
+func newWaiters(newLane func(Queue, filter) *lane) *waiters {
 	w := &waiters{newLane: newLane}
 	for q := range w.byKey {
 		w.byKey[q] = make(map[string]*lane)
@@ -25,13 +21,9 @@ func newWaiters(newLane func(Queue, []string) *lane) *waiters {
 	return w
 }
 
-// laneKey is the canonical form of a set of namespaces, as the SQL function look takes it. Names cannot
-// contain a comma.
-func laneKey(namespaces []string) string { return strings.Join(namespaces, ",") }
-
-// enter returns the lane for a sorted set of namespaces (nil: all) with the caller inside it.
-func (w *waiters) enter(q Queue, namespaces []string) (*lane, error) {
-	key := laneKey(namespaces)
+// enter returns the lane for a filter with the caller inside it.
+func (w *waiters) enter(q Queue, f filter) (*lane, error) {
+	key := f.key()
 	w.mu.RLock()
 	l := w.byKey[q][key]
 	if l != nil && !w.closed {
@@ -48,7 +40,7 @@ func (w *waiters) enter(q Queue, namespaces []string) (*lane, error) {
 	}
 	if l = w.byKey[q][key]; l == nil {
 		w.retireIdle()
-		l = w.newLane(q, slices.Clone(namespaces))
+		l = w.newLane(q, f)
 		w.byKey[q][key] = l
 	}
 	l.enter()
@@ -61,7 +53,9 @@ func (w *waiters) lanes(q Queue) []*lane {
 	defer w.mu.RUnlock()
 	lanes := make([]*lane, 0, len(w.byKey[q]))
 	for _, l := range w.byKey[q] {
-		lanes = append(lanes, l)
+		if !l.filter.nothing { // there is no news for that one
+			lanes = append(lanes, l)
+		}
 	}
 	return lanes
 }

@@ -10,15 +10,15 @@ import (
 
 func TestWaiters_SameFilter_SharesALane(t *testing.T) {
 	w := testEngine(t, Config{}).waiters
-	all, err := w.enter(Worker, nil)
+	all, err := w.enter(Worker, filter{})
 	require.NoError(t, err)
-	again, err := w.enter(Worker, nil)
+	again, err := w.enter(Worker, filter{})
 	require.NoError(t, err)
 	require.Same(t, all, again)
-	red, err := w.enter(Worker, []string{"red"})
+	red, err := w.enter(Worker, filter{Namespaces: []string{"red"}})
 	require.NoError(t, err)
 	require.NotSame(t, all, red)
-	other, err := w.enter(Orchestrator, nil)
+	other, err := w.enter(Orchestrator, filter{})
 	require.NoError(t, err)
 	require.NotSame(t, all, other)
 
@@ -33,9 +33,9 @@ func TestWaiters_SameFilter_SharesALane(t *testing.T) {
 func TestWaiters_LaneThatNobodyUses_IsDroppedAfterAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := testEngine(t, Config{}).waiters
-		used, err := w.enter(Worker, []string{"used"})
+		used, err := w.enter(Worker, filter{Namespaces: []string{"used"}})
 		require.NoError(t, err)
-		gone, err := w.enter(Worker, []string{"gone"})
+		gone, err := w.enter(Worker, filter{Namespaces: []string{"gone"}})
 		require.NoError(t, err)
 		gone.leave()
 		time.Sleep(time.Minute)
@@ -49,12 +49,12 @@ func TestWaiters_LaneThatNobodyUses_IsDroppedAfterAMinute(t *testing.T) {
 
 func TestWaiters_Closed_AdmitsNobody(t *testing.T) {
 	w := testEngine(t, Config{}).waiters
-	l, err := w.enter(Worker, nil)
+	l, err := w.enter(Worker, filter{})
 	require.NoError(t, err)
 	w.close()
 	w.close()
 	_, err = l.park(t.Context(), nil)
 	require.ErrorIs(t, err, ErrClosed)
-	_, err = w.enter(Worker, nil)
+	_, err = w.enter(Worker, filter{})
 	require.ErrorIs(t, err, ErrClosed)
 }

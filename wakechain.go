@@ -10,8 +10,7 @@ import (
 
 // This file answers: which of the waiting dispatchers goes to look, and when need nobody look at all?
 //
-// A lane is the set of this node's dispatchers that fetch the same thing: one queue, one set of
-// namespaces. It hands out tokens. A token is the duty to query once, in a snapshot taken after the
+// A lane is the set of this node's dispatchers that fetch the same thing: one queue, one filter. It hands out tokens. A token is the duty to query once, in a snapshot taken after the
 // token was made; one token wakes one parked dispatcher.
 //
 // Invariants
@@ -82,11 +81,11 @@ type token struct {
 type parked struct{ wake chan token }
 
 type lane struct {
-	queue      Queue
-	namespaces []string // sorted; nil: all
-	now        func() time.Time
-	moved      func() // called, with mu held, when the timer goroutine has an earlier instant to meet
-	stats      *queueStats
+	queue  Queue
+	filter filter
+	now    func() time.Time
+	moved  func() // called, with mu held, when the timer goroutine has an earlier instant to meet
+	stats  *queueStats
 
 	mu      sync.Mutex
 	closed  chan struct{}
@@ -123,14 +122,14 @@ type suspect struct {
 	deadline  time.Time
 }
 
-func newLane(q Queue, namespaces []string, now func() time.Time, moved func(), stats *queueStats) *lane {
-	return &lane{queue: q, namespaces: namespaces, now: now, moved: moved, stats: stats,
+func newLane(q Queue, f filter, now func() time.Time, moved func(), stats *queueStats) *lane {
+	return &lane{queue: q, filter: f, now: now, moved: moved, stats: stats,
 		closed: make(chan struct{}), idle: now()}
 }
 
 // serves reports whether the lane may take items of the namespace; "" stands for any.
 func (l *lane) serves(namespace string) bool {
-	return l.namespaces == nil || namespace == "" || slices.Contains(l.namespaces, namespace)
+	return l.filter.Namespaces == nil || namespace == "" || slices.Contains(l.filter.Namespaces, namespace)
 }
 
 // signal tells the lane that there may be due work: one dispatcher is to look.

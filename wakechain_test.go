@@ -135,7 +135,7 @@ func (s *simulation) notify(n note) {
 func (s *simulation) dispatcher(ctx context.Context, namespaces []string) {
 	for ctx.Err() == nil {
 		var got *simItem
-		plan := fetchPlan{lock: simLease, poll: time.Duration(1+s.random(20_000)) * time.Millisecond, namespaces: namespaces}
+		plan := fetchPlan{lock: simLease, poll: time.Duration(1+s.random(20_000)) * time.Millisecond, filter: filter{Namespaces: namespaces}}
 		fetch, cancel := ctx, context.CancelFunc(func() {})
 		if s.random(10) == 0 { // a caller that loses patience
 			fetch, cancel = context.WithTimeout(ctx, time.Duration(s.random(300))*time.Millisecond)
@@ -265,7 +265,7 @@ func TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher(t *tes
 
 // testLane is a lane on the clock of the test.
 func testLane() *lane {
-	return newLane(Worker, nil, time.Now, func() {}, &queueStats{})
+	return newLane(Worker, filter{}, time.Now, func() {}, &queueStats{})
 }
 
 // A dispatcher whose context ends at the moment at which a token comes either takes it or leaves it behind.

@@ -3,11 +3,9 @@ package pgwake
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,50 +14,6 @@ import (
 )
 
 // This file answers: what can be done with work items?
-
-// LockToken proves a claim. It is made anew for every fetch, is opaque, and may be handed to another
-// process. Once its lease has ended, whether or not somebody else took the item, it can do nothing.
-type LockToken string
-
-// newClaim returns the id of one claim. The client makes it, so that it can undo a claim whose answer was lost.
-func newClaim() pgtype.UUID {
-	id := pgtype.UUID{Valid: true}
-	_, _ = rand.Read(id.Bytes[:]) // never fails
-	return id
-}
-
-// lockToken joins the claim's id and what was claimed, so that a verb finds the row by its primary key.
-func lockToken(claim pgtype.UUID, subject string) LockToken {
-	return LockToken(claim.String() + "/" + subject)
-}
-
-// split takes a token apart. One that no fetch can have made is a lost lock.
-func (t LockToken) split() (claim pgtype.UUID, subject string, err error) {
-	id, subject, _ := strings.Cut(string(t), "/")
-	if claim.Scan(id) != nil || checkText("", subject, true) != nil {
-		return claim, "", fmt.Errorf("%w: lock token %s", ErrLockLost, quote(string(t)))
-	}
-	return claim, subject, nil
-}
-
-// splitWork takes the token of a work item apart.
-func (t LockToken) splitWork() (l lease, err error) {
-	claim, subject, err := t.split()
-	if err != nil {
-		return l, err
-	}
-	item, err := strconv.ParseInt(subject, 10, 64)
-	if err != nil {
-		return l, fmt.Errorf("%w: lock token %s", ErrLockLost, quote(string(t)))
-	}
-	return lease{item, claim}, nil
-}
-
-// lease is what the token of a work item stands for.
-type lease struct {
-	item  int64
-	claim pgtype.UUID
-}
 
 // WorkItem is a unit of work for whoever fetches it.
 type WorkItem struct {
@@ -70,6 +24,14 @@ type WorkItem struct {
 	Instance    string
 	ExecutionID int64
 	ActivityID  int64
+
+	// Tag is what a fetch can ask for or leave out, such as the hardware that the item needs. At most 255 bytes.
+	// Defaults to "": none.
+	Tag string
+
+	// Session is for items that are to be handled in one place, one owner at a time; see SessionOptions. Within a
+	// session the order is that of due time and id, whatever the priority. At most 255 bytes. Defaults to "": none.
+	Session string
 }
 
 // EnqueueOptions says when, where and how urgently. Nil means the zero value: now, in the default
@@ -119,64 +81,10 @@ type ClaimedWorkItem struct {
 	Priority    int
 	Attempt     int // claims so far, this one included
 	EnqueuedAt  time.Time
+	DueAt       time.Time // since when it could be claimed; after a lease that ended, the end of that
+	LastError   string    // AbandonOptions.Error of the latest attempt that gave one
 	LockToken   LockToken
 	LockedUntil time.Time // end of the lease, server time
-}
-
-// FetchOptions says what to fetch and how long to wait. Nil means the zero value.
-type FetchOptions struct {
-	// LockTimeout is how long the claim holds unless it is renewed. From 10 ms to 24 h.
-	// Defaults to DefaultLockTimeout, 30 s.
-	LockTimeout time.Duration
-
-	// PollTimeout is how long to wait for work. A fetch never gives up earlier, and at most 200 ms and a query
-	// in flight later. If it is still waiting for a connection of the pool then, the error is
-	// context.DeadlineExceeded, and ErrNoWork otherwise. Defaults to Config.MaxWait.
-	PollTimeout time.Duration
-
-	// NoWait makes the fetch ask once and return; for a connection of the pool it waits as long as its context
-	// lets it. Not together with PollTimeout. Defaults to false.
-	NoWait bool
-
-	// Namespaces limits the fetch to these. Defaults to all.
-	Namespaces []string
-}
-
-// fetchPlan is a FetchOptions that was checked and completed.
-type fetchPlan struct {
-	lock       time.Duration
-	poll       time.Duration
-	noWait     bool
-	namespaces []string // sorted; nil: all
-	items      int      // at most so many
-
-	giveUp time.Time // waiting for a connection of the pool; zero: with the caller's context
-}
-
-// poolGrace is how much longer than its poll timeout a fetch waits for a connection: its last wake-up may have
-// come with the timeout.
-const poolGrace = 200 * time.Millisecond
-
-func (p *Provider) plan(o *FetchOptions) (fetchPlan, error) {
-	if o == nil {
-		o = &FetchOptions{}
-	}
-	lock, err := lockTimeout(o.LockTimeout)
-	if err != nil {
-		return fetchPlan{}, err
-	}
-	switch {
-	case o.PollTimeout < 0:
-		return fetchPlan{}, invalid("poll timeout %v is negative", o.PollTimeout)
-	case o.NoWait && o.PollTimeout > 0:
-		return fetchPlan{}, invalid("NoWait contradicts the poll timeout %v", o.PollTimeout)
-	}
-	namespaces, err := namespaceSet(o.Namespaces)
-	plan := fetchPlan{lock: lock, poll: cmp.Or(o.PollTimeout, p.cfg.MaxWait), noWait: o.NoWait, namespaces: namespaces, items: 1}
-	if !plan.noWait && plan.poll < maxDelay {
-		plan.giveUp = time.Now().Add(plan.poll + poolGrace)
-	}
-	return plan, err
 }
 
 // EnqueueForWorker adds a work item, durably once it returns. The error is ErrInvalid if the item or an
@@ -246,10 +154,12 @@ type workColumns struct {
 	instances     []*string
 	executions    []*int64
 	activities    []*int64
+	tags          []*string
+	sessions      []*string
 }
 
 func (c *workColumns) args() []any {
-	return append(append([]any{c.names, c.inputs}, c.options.args()...), c.instances, c.executions, c.activities)
+	return append(append([]any{c.names, c.inputs}, c.options.args()...), c.instances, c.executions, c.activities, c.tags, c.sessions)
 }
 
 func (p *Provider) workColumns(items []WorkEnqueue) (*workColumns, error) {
@@ -267,6 +177,8 @@ func (p *Provider) workColumns(items []WorkEnqueue) (*workColumns, error) {
 		c.instances = append(c.instances, text(item.Instance))
 		c.executions = append(c.executions, optional(item.ExecutionID, item.ExecutionID == 0))
 		c.activities = append(c.activities, optional(item.ActivityID, item.ActivityID == 0))
+		c.tags = append(c.tags, text(item.Tag))
+		c.sessions = append(c.sessions, text(item.Session))
 	}
 	return c, nil
 }
@@ -276,6 +188,12 @@ func (p *Provider) checkWork(item *WorkItem) error {
 		return err
 	}
 	if err := checkText("instance id", item.Instance, false); err != nil {
+		return err
+	}
+	if err := checkText("tag", item.Tag, false); err != nil {
+		return err
+	}
+	if err := checkText("session", item.Session, false); err != nil {
 		return err
 	}
 	return p.cfg.checkJSON("input of work item "+quote(item.Name), item.Input)
@@ -343,7 +261,7 @@ func (p *Provider) FetchWorkItem(ctx context.Context, o *FetchOptions) (*Claimed
 // is never empty: see FetchWorkItem for the errors.
 func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (items []*ClaimedWorkItem, err error) {
 	const op = "fetch work"
-	plan, err := p.plan(o)
+	plan, err := p.plan(Worker, o)
 	if err == nil && (n < 1 || n > MaxFetch) {
 		err = invalid("number of items %d is not between 1 and %d", n, MaxFetch)
 	}
@@ -359,7 +277,7 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool) (report, error) {
 		claim := newClaim()
 		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[[]*ClaimedWorkItem], error) {
-			return p.claimWork(ctx, conn, rowCame, claim, n, plan, announce)
+			return p.claimWork(ctx, conn, rowCame, claim, plan, announce)
 		}, func(ctx context.Context) (bool, error) {
 			var undone int64
 			err := p.engine.exec(ctx, &undone, p.sql.undoWork, claim, plan.lock)
@@ -379,20 +297,27 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 }
 
 // claimWork runs fetch_work.
-func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, n int, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
+func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
 	sent := p.engine.clock.Now()
-	err = p.claimRows(ctx, conn, rowCame, func(rows pgx.Rows) error {
+	lost := &LostLocksError{}
+	err = p.claimRows(ctx, conn, rowCame, plan.ack == nil, func(rows pgx.Rows) error {
 		var item ClaimedWorkItem
 		var id, execution, activity *int64
-		var namespace, name, instance *string
+		var namespace, name, instance, tag, session, lastError *string
 		var priority *int16
 		var attempt *int
-		var enqueuedAt, earliest, now *time.Time
+		var enqueuedAt, dueAt, until, earliest, now *time.Time
+		var token pgtype.UUID
 		err := rows.Scan(&id, &namespace, &priority, &attempt, &name, (*[]byte)(&item.Input), &instance, &execution, &activity,
-			&enqueuedAt, &c.leaseEnd, &earliest, &now)
+			&tag, &session, &lastError, &enqueuedAt, &dueAt, &until, &earliest, &now, &token)
 		if err != nil {
 			return err
 		}
+		if token.Valid {
+			lost.Tokens = append(lost.Tokens, lockToken(token, strconv.FormatInt(*id, 10)))
+			return nil
+		}
+		c.leaseEnd = *until
 		if id == nil { // the last row: the outlook
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
 			c.found, c.earliest, c.now = len(c.item), value(earliest), *now
@@ -402,11 +327,31 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 		item.Namespace, item.Priority, item.Attempt = *namespace, int(*priority), *attempt
 		item.Name, item.Instance = *name, value(instance)
 		item.ExecutionID, item.ActivityID = value(execution), value(activity)
-		item.EnqueuedAt, item.LockedUntil = *enqueuedAt, c.leaseEnd
+		item.Tag, item.Session, item.LastError = value(tag), value(session), value(lastError)
+		item.EnqueuedAt, item.DueAt, item.LockedUntil = *enqueuedAt, *dueAt, c.leaseEnd
 		c.item = append(c.item, &item)
 		return nil
-	}, p.sql.fetchWork, claim, plan.lock, n, plan.namespaces, announce)
+	}, p.sql.fetchWork, p.fetchArgs(claim, plan, announce)...)
+	if err == nil && lost.Tokens != nil {
+		err = lost
+	}
 	return c, err
+}
+
+func (p *Provider) fetchArgs(claim pgtype.UUID, plan fetchPlan, announce bool) []any {
+	var ids []int64
+	var claims []pgtype.UUID
+	for _, l := range plan.ack {
+		ids, claims = append(ids, l.item), append(claims, l.claim)
+	}
+	f := plan.filter
+	return []any{claim, plan.lock, plan.items, f.Namespaces, announce, f.Labels, text(f.Owner), plan.session,
+		plan.maxAttempts, ids, claims, p.archiveFor()}
+}
+
+// archiveFor is how long a copy of what is acknowledged is kept; nil: not at all.
+func (p *Provider) archiveFor() *time.Duration {
+	return optional(p.cfg.ArchiveFor, p.cfg.ArchiveFor == 0)
 }
 
 // AckWorkItem removes a finished item and, with a message, sends that to its instance, both or neither.
@@ -446,7 +391,7 @@ func (p *Provider) ackWork(ctx context.Context, q querier, token LockToken, comp
 		}
 	}
 	err = q.QueryRow(ctx, p.sql.ackWork, l.item, l.claim, text(m.Instance), text(string(m.Kind)), payload(m.Data),
-		text(m.Name), text(m.Version), optional(m.ExecutionID, m.ExecutionID == 0), quiet).Scan(&namespace)
+		text(m.Name), text(m.Version), optional(m.ExecutionID, m.ExecutionID == 0), text(m.Queue), quiet, p.archiveFor()).Scan(&namespace)
 	return namespace, err
 }
 
@@ -477,7 +422,7 @@ func (p *Provider) AckWorkItemsTx(ctx context.Context, tx pgx.Tx, tokens []LockT
 }
 
 func (p *Provider) ackWorkMany(ctx context.Context, q querier, tokens []LockToken) error {
-	_, err := onLeases(ctx, q, tokens, p.sql.ackWorkMany, nil, func(row pgx.CollectableRow) (l lease, _ struct{}, err error) {
+	_, err := onLeases(ctx, q, tokens, p.sql.ackWorkMany, []any{p.archiveFor()}, func(row pgx.CollectableRow) (l lease, _ struct{}, err error) {
 		err = row.Scan(&l.item, &l.claim)
 		return l, struct{}{}, err
 	})
@@ -535,13 +480,20 @@ type AbandonOptions struct {
 
 	// IgnoreAttempt takes this attempt out of the count. Defaults to false.
 	IgnoreAttempt bool
+
+	// Error is why, for whoever fetches the work item next (ClaimedWorkItem.LastError) and for a dead letter. Any
+	// text of at most Config.MaxPayload bytes. Turns have no use for it. Defaults to "": the error before stays.
+	Error string
 }
 
-func (o *AbandonOptions) resolve() (AbandonOptions, error) {
+func (p *Provider) abandonOptions(o *AbandonOptions) (AbandonOptions, error) {
 	if o == nil {
 		return AbandonOptions{}, nil
 	}
-	return *o, checkDelay(o.Delay)
+	if err := checkDelay(o.Delay); err != nil {
+		return *o, err
+	}
+	return *o, p.cfg.checkValue("error", o.Error)
 }
 
 // AbandonWorkItem gives an item back, for anyone to fetch. ErrLockLost if the lease has ended.
@@ -565,11 +517,11 @@ func (p *Provider) abandonWork(ctx context.Context, q querier, token LockToken, 
 	if err != nil {
 		return err
 	}
-	options, err := o.resolve()
+	options, err := p.abandonOptions(o)
 	if err != nil {
 		return err
 	}
-	return q.QueryRow(ctx, p.sql.abandonWork, l.item, l.claim, options.Delay, options.IgnoreAttempt, quiet).
+	return q.QueryRow(ctx, p.sql.abandonWork, l.item, l.claim, options.Delay, options.IgnoreAttempt, text(options.Error), quiet).
 		Scan(&back.namespace, &back.dueAt, &back.now)
 }
 

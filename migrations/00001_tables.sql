@@ -32,9 +32,13 @@ CREATE TABLE worker_queue (
     execution_id  bigint,
     activity_id   bigint,
     dedup_key     text,
+    tag           text        NOT NULL DEFAULT '',
+    session_id    text,
+    last_error    text,
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT worker_queue_texts_check CHECK (octet_length(name) BETWEEN 1 AND 255
-        AND octet_length(instance_id) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255)
+        AND octet_length(instance_id) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255
+        AND octet_length(tag) <= 255 AND octet_length(session_id) BETWEEN 1 AND 255)
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
@@ -47,13 +51,21 @@ COMMENT ON COLUMN worker_queue.visible_at IS 'Due instant; while an item is leas
 COMMENT ON COLUMN worker_queue.lock_token IS 'Token of the latest claim. It is only good while visible_at lies in the future.';
 COMMENT ON COLUMN worker_queue.attempt_count IS 'Claims so far, the current one included.';
 COMMENT ON COLUMN worker_queue.instance_id IS 'Instance that scheduled this item, if one did.';
+COMMENT ON COLUMN worker_queue.tag IS 'What a fetch can ask for or leave out; empty: none.';
+COMMENT ON COLUMN worker_queue.session_id IS 'Session whose owner alone may claim this item, if it belongs to one.';
+COMMENT ON COLUMN worker_queue.last_error IS 'Why the latest attempt gave the item back, if it said so.';
 COMMENT ON COLUMN worker_queue.dedup_key IS 'While a row with this key is queued in the namespace, another enqueue with it adds nothing.';
 
--- fetch_work and earliest_work, over all namespaces. It has -priority, so that a query by namespace, which has
--- priority, cannot be planned to walk along it over everybody else's rows.
-CREATE INDEX worker_queue_claim_idx ON worker_queue ((-priority), visible_at, id);
--- fetch_work and earliest_work, by namespace
-CREATE INDEX worker_queue_claim_by_namespace_idx ON worker_queue (namespace, priority, visible_at, id);
+-- fetch_work and earliest_work, over all namespaces, of what has neither tag nor session. It has -priority, so that a
+-- query by namespace, which has priority, cannot be planned to walk along it over everybody else's rows.
+CREATE INDEX worker_queue_claim_idx ON worker_queue ((-priority), visible_at, id) WHERE tag = '' AND session_id IS NULL;
+-- fetch_work and earliest_work, by namespace or tag
+CREATE INDEX worker_queue_claim_by_namespace_idx ON worker_queue (namespace, tag, priority, visible_at, id)
+    WHERE session_id IS NULL;
+-- fetch_work and earliest_work, by session; cleanup_sessions
+CREATE INDEX worker_queue_session_idx ON worker_queue (session_id, visible_at, id) WHERE session_id IS NOT NULL;
+-- ack_orchestration, which cancels activities; delete_instances
+CREATE INDEX worker_queue_instance_idx ON worker_queue (instance_id, execution_id, activity_id) WHERE instance_id IS NOT NULL;
 -- enqueue_work_many
 CREATE UNIQUE INDEX worker_queue_dedup_idx ON worker_queue (namespace, dedup_key) WHERE dedup_key IS NOT NULL;
 
@@ -78,10 +90,13 @@ CREATE TABLE orchestrator_queue (
     execution_id  bigint,
     data          json,
     dedup_key     text,
+    queue         text        NOT NULL DEFAULT '',
+    pin           bigint      NOT NULL DEFAULT 0,
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT orchestrator_queue_texts_check CHECK (octet_length(instance_id) BETWEEN 1 AND 255
         AND octet_length(kind) BETWEEN 1 AND 255 AND octet_length(name) BETWEEN 1 AND 255
-        AND octet_length(version) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255)
+        AND octet_length(version) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255
+        AND octet_length(queue) <= 255)
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
@@ -93,12 +108,14 @@ COMMENT ON TABLE orchestrator_queue IS 'Messages for instances. All visible mess
 COMMENT ON COLUMN orchestrator_queue.visible_at IS 'Due instant; while the message is in a turn or held behind one, the instant at which the instance lock ends.';
 COMMENT ON COLUMN orchestrator_queue.lock_token IS 'Token of the turn that took this message.';
 COMMENT ON COLUMN orchestrator_queue.held IS 'True while a due message waits behind the lock of its instance.';
-COMMENT ON COLUMN orchestrator_queue.kind IS '''start'' and ''continue_as_new'' open an execution and carry name, version and execution_id; any other kind is the runtime''s own.';
+COMMENT ON COLUMN orchestrator_queue.kind IS '''start'' and ''continue_as_new'' open an execution and carry name, version and execution_id; a ''queue_message'' for an instance that is unknown is dropped; any other kind is the runtime''s own.';
+COMMENT ON COLUMN orchestrator_queue.queue IS 'Queue name of the instance; empty: none.';
+COMMENT ON COLUMN orchestrator_queue.pin IS 'Pinned version of the instance''s current execution, see executions.pin. A fetch that filters by version corrects one that is out of date.';
 
 -- fetch_orchestration and earliest_message, over all namespaces; -priority as above
 CREATE INDEX orchestrator_queue_claim_idx ON orchestrator_queue ((-priority), visible_at, id);
--- fetch_orchestration and earliest_message, by namespace
-CREATE INDEX orchestrator_queue_claim_by_namespace_idx ON orchestrator_queue (namespace, priority, visible_at, id);
+-- fetch_orchestration and earliest_message, by namespace, queue name or version
+CREATE INDEX orchestrator_queue_claim_by_namespace_idx ON orchestrator_queue (namespace, queue, pin, priority, visible_at, id);
 -- the messages of a turn, in order: fetch_orchestration, ack_orchestration, abandon_orchestration
 CREATE INDEX orchestrator_queue_instance_idx ON orchestrator_queue (instance_id, id);
 -- enqueue_message_many
@@ -125,9 +142,21 @@ CREATE TABLE instances (
     name              text        NOT NULL,
     version           text,
     current_execution bigint      NOT NULL DEFAULT 1,
+    queue             text        NOT NULL DEFAULT '',
+    parent_id         text,
+    attributes        json,
+    custom_status         text,
+    custom_status_version bigint  NOT NULL DEFAULT 0,
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-    updated_at        timestamptz NOT NULL DEFAULT clock_timestamp()
+    updated_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT instances_texts_check CHECK (octet_length(queue) <= 255 AND octet_length(parent_id) BETWEEN 1 AND 255)
 ) WITH (fillfactor = 80);
+COMMENT ON COLUMN instances.queue IS 'Queue name; its messages carry the same. Empty: none.';
+COMMENT ON COLUMN instances.parent_id IS 'Instance that started this one as its child, if one did.';
+COMMENT ON COLUMN instances.attributes IS 'Whatever the runtime wants to see again with each turn.';
+COMMENT ON COLUMN instances.custom_status_version IS 'Goes up by one with each change of custom_status, clearing included; 0: never set.';
+-- children of an instance: delete_instances, list_children, instance_tree
+CREATE INDEX instances_parent_idx ON instances (parent_id) WHERE parent_id IS NOT NULL;
 COMMENT ON TABLE instances IS 'Orchestration instances. A row appears with the first acknowledged turn that carries a name.';
 
 CREATE TABLE executions (
@@ -137,11 +166,17 @@ CREATE TABLE executions (
                  CONSTRAINT executions_status_check
                  CHECK (status IN ('Running', 'Completed', 'Failed', 'Cancelled', 'ContinuedAsNew')),
     output       text,
+    pin          bigint      NOT NULL DEFAULT 0,
+    last_event   bigint      NOT NULL DEFAULT 0,
+    event_count  bigint      NOT NULL DEFAULT 0,
     started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     completed_at timestamptz,
     PRIMARY KEY (instance_id, execution_id)
 ) WITH (fillfactor = 80);
 COMMENT ON TABLE executions IS 'Executions of an instance; a new one begins when an instance continues as new.';
+COMMENT ON COLUMN executions.pin IS 'Version that a node must support to take a turn: 1 + major * 2^40 + minor * 2^20 + patch; 0: any node may.';
+COMMENT ON COLUMN executions.last_event IS 'Highest event id in the history.';
+COMMENT ON COLUMN executions.event_count IS 'How many events the history has: with last_event it tells whether a copy of the history is complete.';
 
 CREATE TABLE history (
     instance_id  text        NOT NULL,
@@ -154,6 +189,89 @@ CREATE TABLE history (
 );
 COMMENT ON TABLE history IS 'Append-only events of an execution. The ids are the runtime''s; the content is never read here.';
 
+CREATE TABLE sessions (
+    session_id       text        PRIMARY KEY
+                     CONSTRAINT sessions_id_check CHECK (octet_length(session_id) BETWEEN 1 AND 255),
+    owner            text        NOT NULL
+                     CONSTRAINT sessions_owner_check CHECK (octet_length(owner) BETWEEN 1 AND 255),
+    locked_until     timestamptz NOT NULL,
+    last_activity_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+COMMENT ON TABLE sessions IS 'Who alone may claim the items of a session, and until when. A row comes with the first claim; cleanup_sessions removes it.';
+
+CREATE TABLE kv_store (
+    instance_id  text   NOT NULL,
+    key          text   NOT NULL,
+    value        text   NOT NULL,
+    execution_id bigint NOT NULL,
+    PRIMARY KEY (instance_id, key)
+) WITH (fillfactor = 80);
+COMMENT ON TABLE kv_store IS 'Key-value pairs that the ended executions of an instance left. A turn sees these.';
+
+CREATE TABLE kv_delta (
+    instance_id  text   NOT NULL,
+    key          text   NOT NULL,
+    value        text,
+    execution_id bigint NOT NULL,
+    PRIMARY KEY (instance_id, key)
+) WITH (fillfactor = 80);
+COMMENT ON TABLE kv_delta IS 'What the current execution changed in kv_store, which takes it in when the execution ends. A null value clears the key.';
+
+CREATE TABLE dead_letters (
+    id            bigint      GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    queue         text        NOT NULL CONSTRAINT dead_letters_queue_check CHECK (queue IN ('worker', 'orchestrator')),
+    item_id       bigint      NOT NULL,
+    namespace     text        NOT NULL,
+    priority      smallint    NOT NULL,
+    attempt_count integer     NOT NULL,
+    name          text, -- of the work item, or of the orchestration
+    kind          text, -- of the message
+    version       text,
+    data          json, -- input of the work item, or data of the message
+    instance_id   text,
+    execution_id  bigint,
+    activity_id   bigint,
+    dedup_key     text,
+    tag           text        NOT NULL DEFAULT '', -- of the work item, or queue name of the message
+    session_id    text,
+    enqueued_at   timestamptz NOT NULL,
+    died_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    reason        text        NOT NULL,
+    error         text
+);
+COMMENT ON TABLE dead_letters IS 'Work items and messages that nobody is to fetch any more, with the reason.';
+-- list_dead_letters, redrive_dead_letters, purge_dead_letters: oldest first
+CREATE INDEX dead_letters_order_idx ON dead_letters (queue, namespace, id);
+-- delete_instances; the same three, by instance
+CREATE INDEX dead_letters_instance_idx ON dead_letters (instance_id) WHERE instance_id IS NOT NULL;
+
+CREATE TABLE archive (
+    id            bigint      GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    item_id       bigint      NOT NULL,
+    namespace     text        NOT NULL,
+    priority      smallint    NOT NULL,
+    attempt_count integer     NOT NULL,
+    name          text        NOT NULL,
+    input         json,
+    instance_id   text,
+    execution_id  bigint,
+    activity_id   bigint,
+    dedup_key     text,
+    tag           text        NOT NULL DEFAULT '',
+    session_id    text,
+    enqueued_at   timestamptz NOT NULL,
+    finished_at   timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (
+    -- archive_work removes at one end of archive_finished_idx, and would walk over what is gone
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_cost_delay = 0
+);
+COMMENT ON TABLE archive IS 'Acknowledged work items, where a node is configured to keep them.';
+-- archive_work, which removes what has been kept long enough; purge_archive
+CREATE INDEX archive_finished_idx ON archive (finished_at);
+-- list_archive, by instance
+CREATE INDEX archive_instance_idx ON archive (instance_id, id) WHERE instance_id IS NOT NULL;
+
 -- +goose StatementBegin
 CREATE FUNCTION require_empty() RETURNS void
 LANGUAGE plpgsql
@@ -162,6 +280,8 @@ AS $$
 BEGIN
     IF EXISTS (SELECT FROM worker_queue) OR EXISTS (SELECT FROM orchestrator_queue)
        OR EXISTS (SELECT FROM instances) OR EXISTS (SELECT FROM history)
+       OR EXISTS (SELECT FROM kv_store) OR EXISTS (SELECT FROM kv_delta)
+       OR EXISTS (SELECT FROM dead_letters) OR EXISTS (SELECT FROM archive)
        OR EXISTS (SELECT FROM namespaces WHERE name <> 'default') THEN
         RAISE EXCEPTION 'schema % still holds rows; remove them before migrating down', current_schema()
             USING ERRCODE = 'PW006';
@@ -175,4 +295,5 @@ COMMENT ON FUNCTION require_empty IS 'Fails with PW006 while a row would be lost
 
 SELECT require_empty();
 DROP FUNCTION require_empty;
-DROP TABLE history, executions, instances, instance_locks, orchestrator_queue, worker_queue, namespaces;
+DROP TABLE archive, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
+    worker_queue, namespaces;

@@ -5,8 +5,8 @@
 -- the time (empty when analyzed, a million rows a minute later, or the other way round), and each of
 -- their queries has exactly one good plan, the walk along the index made for it.
 --
--- SQLSTATEs raised here: PW001 the lock token is unknown or expired, PW002 not found,
--- PW003 invalid argument, PW006 rows would be lost.
+-- SQLSTATEs raised here: PW001 the lock token is unknown or expired, PW002 not found, PW003 invalid argument,
+-- PW004 the instance is running, PW005 it has a parent or children, PW006 rows would be lost.
 
 -- +goose Up
 
@@ -21,7 +21,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION channel IS 'Notification channel of a queue (orchestrator or worker). A hash, since LISTEN silently truncates names at 63 bytes.';
+COMMENT ON FUNCTION channel IS 'Notification channel of a queue (orchestrator or worker), or of changes to instances (instance). A hash, since LISTEN silently truncates names at 63 bytes.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_queue(p_queue text, p_due bigint, p_next timestamptz, p_namespace text DEFAULT NULL)
@@ -116,7 +116,184 @@ $$;
 COMMENT ON FUNCTION register_namespaces IS 'Adds the namespaces that the registry lacks, in the transaction of their first items; never waits. If another transaction is adding one at this moment, that one does, or else the next.';
 
 -- +goose StatementBegin
-CREATE FUNCTION earliest_work(p_namespaces text[])
+CREATE FUNCTION work_lists(p_namespaces text[], p_tags text[])
+RETURNS TABLE (namespace text, tag text)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    -- From each pair to the next along the index, past all their rows.
+    IF p_namespaces IS NULL THEN
+        RETURN QUERY
+        WITH RECURSIVE list AS (
+            (SELECT q.namespace, q.tag FROM worker_queue q WHERE q.session_id IS NULL ORDER BY q.namespace, q.tag LIMIT 1)
+            UNION ALL
+            SELECT next.* FROM list l CROSS JOIN LATERAL (
+                SELECT q.namespace, q.tag FROM worker_queue q
+                 WHERE (q.namespace, q.tag) > (l.namespace, l.tag) AND q.session_id IS NULL
+                 ORDER BY q.namespace, q.tag LIMIT 1) next
+        )
+        SELECT l.* FROM list l WHERE p_tags IS NULL OR l.tag = ANY (p_tags);
+    ELSE
+        RETURN QUERY
+        WITH RECURSIVE list AS (
+            SELECT head.* FROM unnest(p_namespaces) AS served (name) CROSS JOIN LATERAL (
+                SELECT q.namespace, q.tag FROM worker_queue q
+                 WHERE q.namespace = served.name AND q.session_id IS NULL
+                 ORDER BY q.namespace, q.tag LIMIT 1) head
+            UNION ALL
+            SELECT next.* FROM list l CROSS JOIN LATERAL (
+                SELECT q.namespace, q.tag FROM worker_queue q
+                 WHERE q.namespace = l.namespace AND (q.tag) > (l.tag) AND q.session_id IS NULL
+                 ORDER BY q.namespace, q.tag LIMIT 1) next
+        )
+        SELECT l.* FROM list l WHERE p_tags IS NULL OR l.tag = ANY (p_tags);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION work_lists IS 'Which pairs of namespace and tag there are in the worker queue, sessions left out, of these namespaces and tags (null: all).';
+
+-- +goose StatementBegin
+CREATE FUNCTION asked_lists(p_namespaces text[], p_tags text[])
+RETURNS TABLE (namespace text, tag text)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF p_namespaces IS NOT NULL AND p_tags IS NOT NULL THEN
+        RETURN QUERY SELECT n.name, t.name FROM unnest(p_namespaces) AS n (name) CROSS JOIN unnest(p_tags) AS t (name);
+    ELSIF p_namespaces IS NOT NULL THEN
+        RETURN QUERY SELECT l.namespace, l.tag FROM work_lists(p_namespaces, p_tags) AS l;
+    ELSE -- the index of what has no tag serves that over all namespaces
+        RETURN QUERY SELECT l.namespace, l.tag FROM work_lists(p_namespaces, p_tags) AS l WHERE l.tag <> '';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION asked_lists IS 'The lists, each a namespace and a tag, that a query for work has to merge.';
+
+-- +goose StatementBegin
+CREATE FUNCTION session_lists(p_owner text, p_now timestamptz)
+RETURNS TABLE (session_id text, free_at timestamptz)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE list AS (
+        (SELECT q.session_id FROM worker_queue q WHERE q.session_id IS NOT NULL ORDER BY q.session_id LIMIT 1)
+        UNION ALL
+        SELECT next.session_id FROM list l CROSS JOIN LATERAL (
+            SELECT q.session_id FROM worker_queue q
+             WHERE q.session_id IS NOT NULL AND q.session_id > l.session_id
+             ORDER BY q.session_id LIMIT 1) next
+    )
+    SELECT l.session_id, CASE WHEN s.owner <> p_owner AND s.locked_until > p_now THEN s.locked_until END
+      FROM list l LEFT JOIN sessions s ON s.session_id = l.session_id;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION session_lists IS 'Which sessions there are in the worker queue, and when those that another owner holds are free.';
+
+-- +goose StatementBegin
+CREATE FUNCTION earliest_work(p_namespaces text[], p_tags text[] DEFAULT ARRAY[''], p_owner text DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_now      timestamptz := clock_timestamp();
+    v_earliest timestamptz;
+BEGIN
+    IF p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags)) THEN
+        SELECT min(head.visible_at) INTO v_earliest
+          FROM generate_series(0, 9) AS level (priority)
+         CROSS JOIN LATERAL (
+               SELECT q.visible_at FROM worker_queue q
+                WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL
+                ORDER BY q.visible_at LIMIT 1) head;
+    END IF;
+    IF p_namespaces IS NOT NULL OR p_tags IS NULL OR p_tags <> ARRAY[''] THEN
+        SELECT least(v_earliest, min(head.visible_at)) INTO v_earliest
+          FROM asked_lists(p_namespaces, p_tags) AS list
+         CROSS JOIN generate_series(0, 9) AS level (priority)
+         CROSS JOIN LATERAL (
+               SELECT q.visible_at FROM worker_queue q
+                WHERE q.namespace = list.namespace AND q.tag = list.tag AND q.priority = level.priority AND q.session_id IS NULL
+                ORDER BY q.visible_at LIMIT 1) head;
+    END IF;
+    IF p_owner IS NOT NULL THEN
+        SELECT least(v_earliest, min(greatest(head.visible_at, list.free_at))) INTO v_earliest
+          FROM session_lists(p_owner, v_now) AS list
+         CROSS JOIN LATERAL (
+               SELECT q.visible_at FROM worker_queue q
+                WHERE q.session_id = list.session_id AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces))
+                  AND (p_tags IS NULL OR q.tag = ANY (p_tags))
+                ORDER BY q.visible_at LIMIT 1) head;
+    END IF;
+    RETURN v_earliest;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION earliest_work IS 'Earliest visible_at among the work items of these namespaces and tags (null: all), and with p_owner those of sessions that this owner may claim. If it has passed, something is due; if not, that is when something next will be, ends of leases included; null means none at all.';
+
+-- +goose StatementBegin
+CREATE FUNCTION message_lists(p_namespaces text[], p_queues text[], p_min_pin bigint, p_max_pin bigint)
+RETURNS TABLE (namespace text, queue text, pin bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    -- From each pair to the next along the index, past all their rows.
+    IF p_namespaces IS NULL THEN
+        RETURN QUERY
+        WITH RECURSIVE list AS (
+            (SELECT q.namespace, q.queue, q.pin FROM orchestrator_queue q ORDER BY q.namespace, q.queue, q.pin LIMIT 1)
+            UNION ALL
+            SELECT next.* FROM list l CROSS JOIN LATERAL (
+                SELECT q.namespace, q.queue, q.pin FROM orchestrator_queue q
+                 WHERE (q.namespace, q.queue, q.pin) > (l.namespace, l.queue, l.pin)
+                 ORDER BY q.namespace, q.queue, q.pin LIMIT 1) next
+        )
+        SELECT l.* FROM list l WHERE (p_queues IS NULL OR l.queue = ANY (p_queues))
+           AND (p_min_pin IS NULL OR l.pin = 0 OR l.pin BETWEEN p_min_pin AND p_max_pin);
+    ELSE
+        RETURN QUERY
+        WITH RECURSIVE list AS (
+            SELECT head.* FROM unnest(p_namespaces) AS served (name) CROSS JOIN LATERAL (
+                SELECT q.namespace, q.queue, q.pin FROM orchestrator_queue q
+                 WHERE q.namespace = served.name
+                 ORDER BY q.namespace, q.queue, q.pin LIMIT 1) head
+            UNION ALL
+            SELECT next.* FROM list l CROSS JOIN LATERAL (
+                SELECT q.namespace, q.queue, q.pin FROM orchestrator_queue q
+                 WHERE q.namespace = l.namespace AND (q.queue, q.pin) > (l.queue, l.pin)
+                 ORDER BY q.namespace, q.queue, q.pin LIMIT 1) next
+        )
+        SELECT l.* FROM list l WHERE (p_queues IS NULL OR l.queue = ANY (p_queues))
+           AND (p_min_pin IS NULL OR l.pin = 0 OR l.pin BETWEEN p_min_pin AND p_max_pin);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION message_lists IS 'Which namespaces, queue names and pinned versions there are in the orchestrator queue, of those asked for (null: all). Rows without a version count as of any.';
+
+-- +goose StatementBegin
+CREATE FUNCTION earliest_message(
+    p_namespaces text[], p_queues text[] DEFAULT NULL, p_min_pin bigint DEFAULT NULL, p_max_pin bigint DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -126,63 +303,39 @@ AS $$
 DECLARE
     v_earliest timestamptz;
 BEGIN
-    IF p_namespaces IS NULL THEN
+    IF p_namespaces IS NULL AND p_queues IS NULL AND p_min_pin IS NULL THEN
         SELECT min(head.visible_at) INTO v_earliest
           FROM generate_series(0, 9) AS level (priority)
          CROSS JOIN LATERAL (
-               SELECT q.visible_at FROM worker_queue q
+               SELECT q.visible_at FROM orchestrator_queue q
                 WHERE -q.priority = -level.priority
                 ORDER BY q.visible_at LIMIT 1) head;
     ELSE
         SELECT min(head.visible_at) INTO v_earliest
-          FROM unnest(p_namespaces) AS served (namespace)
+          FROM message_lists(p_namespaces, p_queues, p_min_pin, p_max_pin) AS list
          CROSS JOIN generate_series(0, 9) AS level (priority)
          CROSS JOIN LATERAL (
-               SELECT q.visible_at FROM worker_queue q
-                WHERE q.namespace = served.namespace AND q.priority = level.priority
+               SELECT q.visible_at FROM orchestrator_queue q
+                WHERE q.namespace = list.namespace AND q.queue = list.queue AND q.pin = list.pin AND q.priority = level.priority
                 ORDER BY q.visible_at LIMIT 1) head;
     END IF;
     RETURN v_earliest;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION earliest_work IS 'Earliest visible_at among the work items of these namespaces (null: all). If it has passed, something is due; if not, that is when something next will be, ends of leases included; null means none at all.';
+COMMENT ON FUNCTION earliest_message IS 'Earliest visible_at among the messages of these namespaces and queue names (null: all) that a node of these versions may take. If it has passed, something is due; if not, that is when something next will be, ends of leases included; null means none at all.';
 
 -- +goose StatementBegin
-CREATE FUNCTION earliest_message(p_namespaces text[])
-RETURNS timestamptz
-LANGUAGE plpgsql
+CREATE FUNCTION texts(p_array jsonb)
+RETURNS text[]
+LANGUAGE sql IMMUTABLE
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan SET jit = off
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-AS $$
-DECLARE
-    v_earliest timestamptz;
-BEGIN
-    IF p_namespaces IS NULL THEN
-        SELECT min(head.visible_at) INTO v_earliest
-          FROM generate_series(0, 9) AS level (priority)
-         CROSS JOIN LATERAL (
-               SELECT q.visible_at FROM orchestrator_queue q
-                WHERE -q.priority = -level.priority
-                ORDER BY q.visible_at LIMIT 1) head;
-    ELSE
-        SELECT min(head.visible_at) INTO v_earliest
-          FROM unnest(p_namespaces) AS served (namespace)
-         CROSS JOIN generate_series(0, 9) AS level (priority)
-         CROSS JOIN LATERAL (
-               SELECT q.visible_at FROM orchestrator_queue q
-                WHERE q.namespace = served.namespace AND q.priority = level.priority
-                ORDER BY q.visible_at LIMIT 1) head;
-    END IF;
-    RETURN v_earliest;
-END
-$$;
+RETURN CASE WHEN p_array IS NOT NULL THEN ARRAY(SELECT e.value FROM jsonb_array_elements_text(p_array) AS e (value)) END;
 -- +goose StatementEnd
-COMMENT ON FUNCTION earliest_message IS 'Earliest visible_at among the messages of these namespaces (null: all). If it has passed, something is due; if not, that is when something next will be, ends of leases included; null means none at all.';
+COMMENT ON FUNCTION texts IS 'A JSON array of strings as an array; null for null.';
 
 -- +goose StatementBegin
-CREATE FUNCTION look(p_queues text[], p_namespaces text[])
+CREATE FUNCTION look(p_queues text[], p_filters text[])
 RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -193,14 +346,18 @@ AS $$
 BEGIN
     RETURN QUERY
     SELECT asked.ord::integer,
-           CASE asked.queue WHEN 'worker' THEN earliest_work(string_to_array(asked.namespaces, ','))
-                            ELSE earliest_message(string_to_array(asked.namespaces, ',')) END,
+           CASE asked.queue
+               WHEN 'worker' THEN earliest_work(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'), asked.filter ->> 'owner')
+               ELSE earliest_message(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'),
+                                     (asked.filter ->> 'min')::bigint, (asked.filter ->> 'max')::bigint)
+           END,
            clock_timestamp()
-      FROM unnest(p_queues, p_namespaces) WITH ORDINALITY AS asked (queue, namespaces, ord);
+      FROM (SELECT f.queue, f.filter::jsonb, f.ord
+              FROM unnest(p_queues, p_filters) WITH ORDINALITY AS f (queue, filter, ord)) AS asked;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look IS 'For each lane of a node, a queue and a comma-separated list of namespaces (null: all), the earliest visible_at. The one statement a minute of an idle node.';
+COMMENT ON FUNCTION look IS 'For each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions), min and max (pinned version); what is absent does not filter. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_queues(p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[])
@@ -242,4 +399,4 @@ COMMENT ON FUNCTION listen_session IS 'Configures the session of a node''s LISTE
 
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
-DROP FUNCTION listen_session, notify_queues, look, earliest_work, earliest_message, register_namespaces, quiet, notify_inserted, notify_queue, channel;
+DROP FUNCTION listen_session, notify_queues, look, texts, earliest_message, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, quiet, notify_inserted, notify_queue, channel;

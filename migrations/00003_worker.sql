@@ -7,7 +7,7 @@ CREATE FUNCTION enqueue_work_many(
     p_names text[], p_inputs text[], p_namespaces text[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL,
     p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
     p_instances text[] DEFAULT NULL, p_executions bigint[] DEFAULT NULL, p_activities bigint[] DEFAULT NULL,
-    p_quiet boolean DEFAULT false)
+    p_tags text[] DEFAULT NULL, p_sessions text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
 RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -26,13 +26,14 @@ BEGIN
     PERFORM register_namespaces(p_namespaces);
     v_before := quiet(p_quiet);
     INSERT INTO worker_queue (id, name, input, namespace, priority, visible_at, dedup_key,
-                              instance_id, execution_id, activity_id)
+                              instance_id, execution_id, activity_id, tag, session_id)
     SELECT i.id, i.name, i.input::json, coalesce(i.namespace, 'default'), coalesce(i.priority, 0),
-           coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key, i.instance_id, i.execution_id, i.activity_id
+           coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key, i.instance_id, i.execution_id, i.activity_id,
+           coalesce(i.tag, ''), i.session_id
       FROM unnest(v_ids, p_names, p_inputs, p_namespaces, p_priorities, p_delays, p_visible_ats, p_dedup_keys,
-                  p_instances, p_executions, p_activities) WITH ORDINALITY
+                  p_instances, p_executions, p_activities, p_tags, p_sessions) WITH ORDINALITY
            AS i (id, name, input, namespace, priority, delay, visible_at, dedup_key,
-                 instance_id, execution_id, activity_id, ord)
+                 instance_id, execution_id, activity_id, tag, session_id, ord)
      ORDER BY i.namespace, i.dedup_key, i.ord -- so that two batches with the same keys cannot deadlock
     ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
@@ -53,7 +54,8 @@ COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_work(
     p_name text, p_input json DEFAULT NULL, p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0,
-    p_delay interval DEFAULT NULL, p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL)
+    p_delay interval DEFAULT NULL, p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL,
+    p_tag text DEFAULT NULL, p_session text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -61,20 +63,171 @@ AS $$
 BEGIN
     RETURN (SELECT item_id FROM enqueue_work_many(
         ARRAY[p_name], ARRAY[p_input::text], ARRAY[p_namespace], ARRAY[p_priority::smallint],
-        ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key]));
+        ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], p_tags => ARRAY[p_tag], p_sessions => ARRAY[p_session]));
 END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION enqueue_work IS 'Adds one work item and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}'').';
 
 -- +goose StatementBegin
+CREATE FUNCTION claim_session(p_session text, p_owner text, p_now timestamptz, p_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_session sessions;
+BEGIN
+    SELECT * INTO v_session FROM sessions s WHERE s.session_id = p_session FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        IF v_session.owner <> p_owner AND v_session.locked_until > p_now THEN
+            RETURN false;
+        END IF;
+        UPDATE sessions s
+           SET owner = p_owner, last_activity_at = p_now,
+               locked_until = CASE WHEN s.owner = p_owner THEN greatest(s.locked_until, p_until) ELSE p_until END
+         WHERE s.session_id = p_session;
+        RETURN true;
+    END IF;
+    -- Either there is none, or somebody is about to change it or to add it; an insert would wait for them.
+    IF EXISTS (SELECT FROM sessions s WHERE s.session_id = p_session)
+       OR NOT pg_try_advisory_xact_lock(hashtext('pgwake sessions of ' || current_schema()), hashtext(p_session)) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO sessions (session_id, owner, locked_until, last_activity_at)
+    VALUES (p_session, p_owner, p_until, p_now) ON CONFLICT DO NOTHING;
+    RETURN FOUND;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION claim_session IS 'Makes p_owner the owner of a session that is free, or is its own already; never waits. False if another holds it, or is about to.';
+
+-- +goose StatementBegin
+CREATE FUNCTION touch_sessions(p_sessions text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    UPDATE sessions s SET last_activity_at = clock_timestamp()
+      FROM (SELECT DISTINCT t.id FROM unnest(p_sessions) AS t (id) ORDER BY t.id) AS touched -- so that two batches cannot deadlock
+     WHERE s.session_id = touched.id;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION touch_sessions IS 'Notes that there was activity in these sessions.';
+
+-- +goose StatementBegin
+CREATE FUNCTION pick_work(
+    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text, p_session_until timestamptz)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_picked     bigint[] := '{}';
+    v_candidates bigint[];
+    v_sessions   text[];
+    v_refused    text[] := '{}';
+    v_cut        boolean;
+    v_spare      integer := 32;
+BEGIN
+    IF p_namespaces IS NULL AND p_tags = ARRAY[''] AND p_owner IS NULL THEN
+        RETURN ARRAY(
+            SELECT head.id
+              FROM generate_series(9, 0, -1) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT q.id FROM worker_queue q
+                    WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
+                    ORDER BY q.visible_at, q.id
+                    LIMIT p_limit FOR UPDATE SKIP LOCKED) head
+             LIMIT p_limit);
+    END IF;
+
+    -- The order runs across several lists, but rows can be locked lazily only along one index. So candidates are
+    -- read without locks, some to spare, merged, and then locked in order; if others hold so many of them that too
+    -- few remain, there is another round with more to spare.
+    LOOP
+        SELECT array_agg(c.id ORDER BY c.priority DESC, c.visible_at, c.id),
+               array_agg(c.session_id ORDER BY c.priority DESC, c.visible_at, c.id),
+               coalesce(bool_or(c.place = p_limit + v_spare), false)
+          INTO v_candidates, v_sessions, v_cut
+          FROM (SELECT head.* FROM generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                         FROM worker_queue q
+                        WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
+                        ORDER BY q.visible_at, q.id
+                        LIMIT p_limit + v_spare) head
+                 WHERE p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags))
+                UNION ALL
+                SELECT head.* FROM asked_lists(p_namespaces, p_tags) AS list
+                 CROSS JOIN generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                         FROM worker_queue q
+                        WHERE q.namespace = list.namespace AND q.tag = list.tag AND q.priority = level.priority
+                          AND q.session_id IS NULL AND q.visible_at <= p_now
+                        ORDER BY q.visible_at, q.id
+                        LIMIT p_limit + v_spare) head
+                UNION ALL
+                SELECT head.* FROM session_lists(p_owner, p_now) AS list
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                         FROM worker_queue q
+                        WHERE q.session_id = list.session_id AND q.visible_at <= p_now
+                          AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces))
+                          AND (p_tags IS NULL OR q.tag = ANY (p_tags))
+                        ORDER BY q.visible_at, q.id
+                        LIMIT p_limit + v_spare) head
+                 WHERE p_owner IS NOT NULL AND list.free_at IS NULL) AS c;
+        IF p_owner IS NULL THEN
+            v_picked := ARRAY(
+                SELECT q.id FROM worker_queue q
+                 WHERE q.id = ANY (v_candidates) AND q.visible_at <= p_now
+                 ORDER BY q.priority DESC, q.visible_at, q.id
+                 LIMIT p_limit FOR UPDATE SKIP LOCKED);
+        ELSE
+            FOR i IN 1 .. coalesce(cardinality(v_candidates), 0) LOOP
+                EXIT WHEN cardinality(v_picked) >= p_limit;
+                CONTINUE WHEN v_candidates[i] = ANY (v_picked) OR v_sessions[i] = ANY (v_refused);
+                IF v_sessions[i] IS NOT NULL AND NOT claim_session(v_sessions[i], p_owner, p_now, p_session_until) THEN
+                    v_refused := v_refused || v_sessions[i];
+                    CONTINUE;
+                END IF;
+                PERFORM FROM worker_queue q WHERE q.id = v_candidates[i] AND q.visible_at <= p_now FOR UPDATE SKIP LOCKED;
+                IF FOUND THEN
+                    v_picked := v_picked || v_candidates[i];
+                END IF;
+            END LOOP;
+        END IF;
+        EXIT WHEN NOT v_cut OR cardinality(v_picked) = p_limit;
+        v_spare := v_spare * 8;
+    END LOOP;
+    RETURN v_picked;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION pick_work IS 'Locks up to p_limit due items that a fetch may claim, in order, and claims their sessions.';
+
+-- +goose StatementBegin
 CREATE FUNCTION fetch_work(
     p_token uuid, p_lock_timeout interval, p_limit integer DEFAULT 1,
-    p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false)
+    p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false,
+    p_tags text[] DEFAULT ARRAY[''], p_owner text DEFAULT NULL, p_session_timeout interval DEFAULT '30 s',
+    p_max_attempts integer DEFAULT 0, p_ack_ids bigint[] DEFAULT NULL, p_ack_tokens uuid[] DEFAULT NULL,
+    p_archive_for interval DEFAULT NULL)
 RETURNS TABLE (
     item_id bigint, namespace text, priority smallint, attempt_count integer, name text, input json,
-    instance_id text, execution_id bigint, activity_id bigint, enqueued_at timestamptz,
-    locked_until timestamptz, earliest_at timestamptz, now_at timestamptz)
+    instance_id text, execution_id bigint, activity_id bigint, tag text, session_id text, last_error text,
+    enqueued_at timestamptz, due_at timestamptz,
+    locked_until timestamptz, earliest_at timestamptz, now_at timestamptz, lost uuid)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -82,66 +235,53 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_now   timestamptz := clock_timestamp();
-    v_until timestamptz := v_now + p_lock_timeout;
-    v_picked bigint[];
-    v_spare integer := 32;
+    v_now    timestamptz;
+    v_until  timestamptz;
+    v_picked bigint[] := '{}';
+    v_poison bigint[];
+    v_claims bigint;
 BEGIN
     IF p_limit < 1 OR p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_work needs a token, a limit of at least 1 and a positive lock timeout' USING ERRCODE = 'PW003';
     END IF;
-
-    IF p_namespaces IS NULL THEN
-        v_picked := ARRAY(
-            SELECT head.id
-              FROM generate_series(9, 0, -1) AS level (priority)
-             CROSS JOIN LATERAL (
-                   SELECT q.id FROM worker_queue q
-                    WHERE -q.priority = -level.priority AND q.visible_at <= v_now
-                    ORDER BY q.visible_at, q.id
-                    LIMIT p_limit FOR UPDATE SKIP LOCKED) head
-             LIMIT p_limit);
-    ELSE
-        -- The order runs across the namespaces, but rows can be locked lazily only along one index.
-        -- So candidates are read without locks, some to spare, merged, and then locked in order; if
-        -- others hold so many of them that too few remain, there is another round with more to spare.
-        LOOP
-            DECLARE
-                v_candidates bigint[];
-                v_cut        boolean;
-            BEGIN
-                SELECT array_agg(c.id), coalesce(bool_or(c.place = p_limit + v_spare), false)
-                  INTO v_candidates, v_cut
-                  FROM unnest(p_namespaces) AS served (namespace)
-                 CROSS JOIN generate_series(0, 9) AS level (priority)
-                 CROSS JOIN LATERAL (
-                       SELECT q.id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
-                         FROM worker_queue q
-                        WHERE q.namespace = served.namespace AND q.priority = level.priority AND q.visible_at <= v_now
-                        ORDER BY q.visible_at, q.id
-                        LIMIT p_limit + v_spare) c;
-                v_picked := ARRAY(
-                    SELECT q.id FROM worker_queue q
-                     WHERE q.id = ANY (v_candidates) AND q.visible_at <= v_now
-                     ORDER BY q.priority DESC, q.visible_at, q.id
-                     LIMIT p_limit FOR UPDATE SKIP LOCKED);
-                EXIT WHEN NOT v_cut OR cardinality(v_picked) = p_limit;
-                v_spare := v_spare * 8;
-            END;
-        END LOOP;
+    IF p_ack_ids IS NOT NULL THEN
+        RETURN QUERY
+        SELECT asked.id, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json, NULL::text, NULL::bigint, NULL::bigint,
+               NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
+               NULL::timestamptz, asked.token
+          FROM unnest(p_ack_ids, p_ack_tokens) AS asked (id, token)
+          LEFT JOIN ack_work_many(p_ack_ids, p_ack_tokens, p_archive_for) AS done
+            ON done.item_id = asked.id AND done.lock_token = asked.token
+         WHERE done.item_id IS NULL;
+        GET DIAGNOSTICS v_claims = ROW_COUNT;
+        IF v_claims > 0 THEN
+            RETURN; -- whoever asked wants to know first
+        END IF;
     END IF;
+
+    v_now := clock_timestamp();
+    v_until := v_now + p_lock_timeout;
+    LOOP
+        v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner, v_now + p_session_timeout);
+        EXIT WHEN p_max_attempts <= 0 OR cardinality(v_picked) = 0;
+        v_poison := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_picked) AND q.attempt_count >= p_max_attempts);
+        EXIT WHEN cardinality(v_poison) = 0;
+        PERFORM bury_work(v_poison, 'max attempts', NULL);
+        v_picked := ARRAY(SELECT p.id FROM unnest(v_picked) WITH ORDINALITY AS p (id, place) WHERE p.id <> ALL (v_poison) ORDER BY p.place);
+        EXIT WHEN cardinality(v_picked) > 0;
+    END LOOP;
 
     IF cardinality(v_picked) > 0 THEN
         RETURN QUERY
         WITH claimed AS (
             UPDATE worker_queue q
                SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1
-              FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place)
-             WHERE q.id = picked.id
-            RETURNING q.*, picked.place
+              FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place), worker_queue before
+             WHERE q.id = picked.id AND before.id = picked.id
+            RETURNING q.*, before.visible_at AS was_due, picked.place
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
-               c.activity_id, c.created_at, v_until, NULL::timestamptz, NULL::timestamptz
+               c.activity_id, c.tag, c.session_id, c.last_error, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
           FROM claimed c
          ORDER BY c.place;
         IF p_announce THEN
@@ -150,14 +290,15 @@ BEGIN
     END IF;
 
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json,
-        NULL::text, NULL::bigint, NULL::bigint, NULL::timestamptz, v_until, earliest_work(p_namespaces), clock_timestamp();
+        NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz,
+        v_until, earliest_work(p_namespaces, p_tags, p_owner), clock_timestamp(), NULL::uuid;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id. The last row has no item: it carries the earliest visible_at that is left (see earliest_work) and the clock. p_announce tells the other nodes when the lease ends.';
+COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work) and the clock. p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim.';
 
 -- +goose StatementBegin
-CREATE FUNCTION ack_work_many(p_ids bigint[], p_tokens uuid[])
+CREATE FUNCTION ack_work_many(p_ids bigint[], p_tokens uuid[], p_archive_for interval DEFAULT NULL)
 RETURNS TABLE (item_id bigint, lock_token uuid)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -165,23 +306,44 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_archived bigint[];
+    v_ids      bigint[];
+    v_tokens   uuid[];
+    v_sessions text[];
 BEGIN
-    RETURN QUERY
-    DELETE FROM worker_queue q
-     USING (SELECT t.id, t.token FROM unnest(p_ids, p_tokens) AS t (id, token)
-             ORDER BY t.id) AS done -- in order, so that two batches cannot deadlock
-     WHERE q.id = done.id AND q.lock_token = done.token AND q.visible_at > clock_timestamp()
-    RETURNING q.id, q.lock_token;
+    IF p_archive_for IS NOT NULL THEN
+        v_archived := ARRAY(
+            SELECT q.id FROM worker_queue q JOIN unnest(p_ids, p_tokens) AS t (id, token) ON q.id = t.id
+             WHERE q.lock_token = t.token AND q.visible_at > clock_timestamp()
+             ORDER BY q.id FOR UPDATE OF q);
+        PERFORM archive_work(v_archived, p_archive_for);
+    END IF;
+    WITH removed AS (
+        DELETE FROM worker_queue q
+         USING (SELECT t.id, t.token FROM unnest(p_ids, p_tokens) AS t (id, token)
+                 ORDER BY t.id) AS done -- in order, so that two batches cannot deadlock
+         WHERE q.id = done.id AND q.lock_token = done.token
+           -- What was archived goes, even if its lease has ended in the meantime: nobody could claim it.
+           AND (q.visible_at > clock_timestamp() AND v_archived IS NULL OR q.id = ANY (v_archived))
+        RETURNING q.id, q.lock_token, q.session_id
+    )
+    SELECT array_agg(r.id), array_agg(r.lock_token), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL)
+      INTO v_ids, v_tokens, v_sessions FROM removed r;
+    IF v_sessions IS NOT NULL THEN
+        PERFORM touch_sessions(v_sessions);
+    END IF;
+    RETURN QUERY SELECT done.id, done.token FROM unnest(v_ids, v_tokens) AS done (id, token);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION ack_work_many IS 'Removes the items whose token still holds, and returns them. The others are left as they are.';
+COMMENT ON FUNCTION ack_work_many IS 'Removes the items whose token still holds, and returns them. The others are left as they are. With p_archive_for, a copy is kept for so long.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_work(
     p_id bigint, p_token uuid, p_instance text DEFAULT NULL, p_kind text DEFAULT NULL, p_data text DEFAULT NULL,
-    p_name text DEFAULT NULL, p_version text DEFAULT NULL, p_execution bigint DEFAULT NULL,
-    p_quiet boolean DEFAULT false)
+    p_name text DEFAULT NULL, p_version text DEFAULT NULL, p_execution bigint DEFAULT NULL, p_queue text DEFAULT NULL,
+    p_quiet boolean DEFAULT false, p_archive_for interval DEFAULT NULL)
 RETURNS text
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -191,13 +353,13 @@ AS $$
 DECLARE
     v_namespace text;
 BEGIN
-    IF NOT EXISTS (SELECT FROM ack_work_many(ARRAY[p_id], ARRAY[p_token])) THEN
+    IF NOT EXISTS (SELECT FROM ack_work_many(ARRAY[p_id], ARRAY[p_token], p_archive_for)) THEN
         RAISE EXCEPTION 'no lock on work item % with lock token %', p_id, p_token USING ERRCODE = 'PW001';
     END IF;
     IF p_instance IS NOT NULL THEN
         SELECT sent.item_namespace INTO v_namespace
           FROM enqueue_message_many(ARRAY[p_instance], ARRAY[p_kind], ARRAY[p_data], ARRAY[p_name], ARRAY[p_version],
-                                    ARRAY[p_execution], p_quiet => p_quiet) AS sent;
+                                    ARRAY[p_execution], p_queues => ARRAY[p_queue], p_quiet => p_quiet) AS sent;
     END IF;
     RETURN v_namespace;
 END
@@ -208,7 +370,7 @@ COMMENT ON FUNCTION ack_work IS 'Removes an item and, if p_instance is given, se
 -- +goose StatementBegin
 CREATE FUNCTION abandon_work(
     p_id bigint, p_token uuid, p_delay interval DEFAULT '0', p_ignore_attempt boolean DEFAULT false,
-    p_quiet boolean DEFAULT false)
+    p_error text DEFAULT NULL, p_quiet boolean DEFAULT false)
 RETURNS TABLE (item_namespace text, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -220,7 +382,7 @@ DECLARE
     v_namespace text;
 BEGIN
     UPDATE worker_queue q
-       SET visible_at = v_now + p_delay, lock_token = NULL,
+       SET visible_at = v_now + p_delay, lock_token = NULL, last_error = coalesce(p_error, q.last_error),
            attempt_count = greatest(q.attempt_count - p_ignore_attempt::integer, 0)
      WHERE q.id = p_id AND q.lock_token = p_token AND q.visible_at > v_now
     RETURNING q.namespace INTO v_namespace;
@@ -235,7 +397,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION abandon_work IS 'Gives an item back, due again after p_delay, and returns where and when. p_ignore_attempt undoes the count of this attempt. p_quiet leaves the notification to the caller. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION abandon_work IS 'Gives an item back, due again after p_delay, and returns where and when. p_ignore_attempt undoes the count of this attempt; p_error is kept as last_error. p_quiet leaves the notification to the caller. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION renew_work(p_ids bigint[], p_tokens uuid[], p_lock_timeout interval)
@@ -251,6 +413,7 @@ DECLARE
     v_ids    bigint[];
     v_tokens uuid[];
     v_sooner boolean;
+    v_sessions text[];
 BEGIN
     WITH renewed AS (
         UPDATE worker_queue q
@@ -259,9 +422,13 @@ BEGIN
                  ORDER BY t.id) AS held, -- in order, so that two batches cannot deadlock
                worker_queue before
          WHERE q.id = held.id AND q.lock_token = held.token AND q.visible_at > clock_timestamp() AND before.id = q.id
-        RETURNING q.id, q.lock_token, before.visible_at > v_until AS sooner
+        RETURNING q.id, q.lock_token, q.session_id, before.visible_at > v_until AS sooner
     )
-    SELECT array_agg(r.id), array_agg(r.lock_token), bool_or(r.sooner) INTO v_ids, v_tokens, v_sooner FROM renewed r;
+    SELECT array_agg(r.id), array_agg(r.lock_token), bool_or(r.sooner), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL)
+      INTO v_ids, v_tokens, v_sooner, v_sessions FROM renewed r;
+    IF v_sessions IS NOT NULL THEN
+        PERFORM touch_sessions(v_sessions);
+    END IF;
     IF v_sooner THEN -- earlier than anybody knows
         PERFORM notify_queue('worker', 0, v_until);
     END IF;
@@ -285,11 +452,24 @@ DECLARE
 BEGIN
     UPDATE worker_queue q
        SET visible_at = v_now, lock_token = NULL, attempt_count = greatest(q.attempt_count - 1, 0)
-      FROM generate_series(0, 9) AS level (priority)
-     CROSS JOIN LATERAL (
-           SELECT held.id FROM worker_queue held
-            WHERE -held.priority = -level.priority AND held.visible_at > v_now
-              AND held.visible_at <= v_now + p_lock_timeout AND held.lock_token = p_token) leased
+      FROM (SELECT held.id FROM generate_series(0, 9) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT h.id FROM worker_queue h
+                    WHERE -h.priority = -level.priority AND h.tag = '' AND h.session_id IS NULL
+                      AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held
+            UNION ALL
+            SELECT held.id FROM asked_lists(NULL, NULL) AS list
+             CROSS JOIN generate_series(0, 9) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT h.id FROM worker_queue h
+                    WHERE h.namespace = list.namespace AND h.tag = list.tag AND h.priority = level.priority AND h.session_id IS NULL
+                      AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held
+            UNION ALL
+            SELECT held.id FROM session_lists('', v_now) AS list
+             CROSS JOIN LATERAL (
+                   SELECT h.id FROM worker_queue h
+                    WHERE h.session_id = list.session_id
+                      AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held) AS leased
      WHERE q.id = leased.id AND q.lock_token = p_token;
     GET DIAGNOSTICS v_undone = ROW_COUNT;
     IF v_undone > 0 THEN
@@ -301,6 +481,55 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION undo_work_claim IS 'Gives back whatever p_token claimed, as if it had never been fetched, and returns how many items that was. For a fetch whose outcome is unknown: it finds the items by the end of their lease.';
 
+-- +goose StatementBegin
+CREATE FUNCTION renew_sessions(p_owners text[], p_extend interval, p_idle interval)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_now     timestamptz := clock_timestamp();
+    v_renewed bigint;
+BEGIN
+    UPDATE sessions s SET locked_until = v_now + p_extend
+      FROM (SELECT r.session_id FROM sessions r
+             WHERE r.owner = ANY (p_owners) AND r.locked_until > v_now AND r.last_activity_at > v_now - p_idle
+             ORDER BY r.session_id FOR UPDATE) AS active
+     WHERE s.session_id = active.session_id;
+    GET DIAGNOSTICS v_renewed = ROW_COUNT;
+    RETURN v_renewed;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION renew_sessions IS 'Makes the sessions of these owners end p_extend from now, but for those that have ended and those without activity for p_idle. Returns how many.';
+
+-- +goose StatementBegin
+CREATE FUNCTION cleanup_sessions()
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_removed bigint;
+BEGIN
+    DELETE FROM sessions s
+     USING (SELECT r.session_id FROM sessions r
+             WHERE r.locked_until <= clock_timestamp()
+               AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = r.session_id)
+             ORDER BY r.session_id FOR UPDATE SKIP LOCKED) AS ended
+     WHERE s.session_id = ended.session_id;
+    GET DIAGNOSTICS v_removed = ROW_COUNT;
+    RETURN v_removed;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended and have no items. Returns how many.';
+
 -- +goose Down
 
-DROP FUNCTION undo_work_claim, renew_work, abandon_work, ack_work, ack_work_many, fetch_work, enqueue_work, enqueue_work_many;
+DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_many, fetch_work, pick_work,
+    touch_sessions, claim_session, enqueue_work, enqueue_work_many;

@@ -7,7 +7,7 @@ CREATE FUNCTION enqueue_message_many(
     p_instances text[], p_kinds text[], p_datas text[], p_names text[] DEFAULT NULL, p_versions text[] DEFAULT NULL,
     p_executions bigint[] DEFAULT NULL, p_namespaces text[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL,
     p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
-    p_quiet boolean DEFAULT false)
+    p_queues text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
 RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz, item_namespace text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -20,30 +20,38 @@ DECLARE
     v_before     text;
     v_ids        bigint[] := ARRAY(SELECT nextval('orchestrator_queue_id_seq') FROM generate_series(1, cardinality(p_instances)));
     v_namespaces text[];
+    v_queues     text[];
+    v_pins       bigint[];
 BEGIN
     IF interval '0' > ANY (p_delays) THEN
         RAISE EXCEPTION 'a delay is negative' USING ERRCODE = 'PW003';
     END IF;
     PERFORM register_namespaces(p_namespaces);
-    v_namespaces := ARRAY(
-        SELECT coalesce(known.namespace, queued.namespace,
-                        first_value(i.namespace) OVER (PARTITION BY i.instance_id ORDER BY i.namespace IS NULL, i.ord), 'default')
-          FROM unnest(p_instances, p_namespaces) WITH ORDINALITY AS i (instance_id, namespace, ord)
-          LEFT JOIN instances known ON known.instance_id = i.instance_id
-          LEFT JOIN LATERAL ( -- it is about to become known
-               SELECT q.namespace FROM orchestrator_queue q
-                WHERE known.instance_id IS NULL AND q.instance_id = i.instance_id
-                ORDER BY q.id LIMIT 1) queued ON true
-         ORDER BY i.ord);
+    SELECT array_agg(coalesce(home.namespace, 'default') ORDER BY home.ord), array_agg(coalesce(home.queue, '') ORDER BY home.ord),
+           array_agg(home.pin ORDER BY home.ord)
+      INTO v_namespaces, v_queues, v_pins
+      FROM (SELECT i.ord,
+                   coalesce(known.namespace, queued.namespace,
+                            first_value(i.namespace) OVER (PARTITION BY i.instance_id ORDER BY i.namespace IS NULL, i.ord)) AS namespace,
+                   coalesce(known.queue, queued.queue,
+                            first_value(i.queue) OVER (PARTITION BY i.instance_id ORDER BY i.queue IS NULL, i.ord)) AS queue,
+                   coalesce(current.pin, 0) AS pin
+              FROM unnest(p_instances, p_namespaces, p_queues) WITH ORDINALITY AS i (instance_id, namespace, queue, ord)
+              LEFT JOIN instances known ON known.instance_id = i.instance_id
+              LEFT JOIN executions current ON current.instance_id = known.instance_id AND current.execution_id = known.current_execution
+              LEFT JOIN LATERAL ( -- it is about to become known
+                   SELECT q.namespace, q.queue FROM orchestrator_queue q
+                    WHERE known.instance_id IS NULL AND q.instance_id = i.instance_id
+                    ORDER BY q.id LIMIT 1) queued ON true) AS home;
     v_before := quiet(p_quiet);
     INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
-                                    namespace, priority, visible_at, dedup_key)
+                                    namespace, priority, visible_at, dedup_key, queue, pin)
     SELECT i.id, i.instance_id, i.kind, i.data::json, i.name, i.version, i.execution_id, i.namespace,
-           coalesce(i.priority, 0), coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key
+           coalesce(i.priority, 0), coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key, i.queue, i.pin
       FROM unnest(v_ids, p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, v_namespaces, p_priorities,
-                  p_delays, p_visible_ats, p_dedup_keys) WITH ORDINALITY
+                  p_delays, p_visible_ats, p_dedup_keys, v_queues, v_pins) WITH ORDINALITY
            AS i (id, instance_id, kind, data, name, version, execution_id, namespace, priority,
-                 delay, visible_at, dedup_key, ord)
+                 delay, visible_at, dedup_key, queue, pin, ord)
      ORDER BY i.namespace, i.dedup_key, i.ord -- so that two batches with the same keys cannot deadlock
     ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
@@ -59,13 +67,13 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order. An instance that is known, or has a message queued, keeps its namespace, whatever the message says. Dedup keys and p_quiet as in enqueue_work_many.';
+COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order. An instance that is known, or has a message queued, keeps its namespace and queue name, whatever the message says. Dedup keys and p_quiet as in enqueue_work_many.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message(
     p_instance text, p_kind text, p_data json DEFAULT NULL, p_name text DEFAULT NULL, p_version text DEFAULT NULL,
     p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0, p_delay interval DEFAULT NULL,
-    p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL)
+    p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL, p_queue text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -73,14 +81,15 @@ AS $$
 BEGIN
     RETURN (SELECT item_id FROM enqueue_message_many(
         ARRAY[p_instance], ARRAY[p_kind], ARRAY[p_data::text], ARRAY[p_name], ARRAY[p_version], NULL,
-        ARRAY[p_namespace], ARRAY[p_priority::smallint], ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key]));
+        ARRAY[p_namespace], ARRAY[p_priority::smallint], ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], ARRAY[p_queue]));
 END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION enqueue_message IS 'Adds one message for an instance and returns its id: SELECT enqueue_message(''order-7'', ''start'', ''{}'', p_name => ''order'').';
 
 -- +goose StatementBegin
-CREATE FUNCTION lock_due_instance(p_id bigint, p_instance text, p_token uuid, p_now timestamptz, p_until timestamptz)
+CREATE FUNCTION lock_due_instance(
+    p_id bigint, p_instance text, p_token uuid, p_now timestamptz, p_until timestamptz, p_min_pin bigint, p_max_pin bigint)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -89,6 +98,8 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 DECLARE
     v_lock_end timestamptz;
+    v_pin      bigint;
+    v_dropped  bigint;
 BEGIN
     -- Has an earlier candidate, or another fetch, moved this message meanwhile?
     IF NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.id = p_id AND q.visible_at <= p_now) THEN
@@ -120,6 +131,27 @@ BEGIN
             RETURN false;
         END IF;
     END IF;
+    -- The candidate was chosen by what its message says of the version, which may be out of date.
+    IF p_min_pin IS NOT NULL THEN
+        SELECT x.pin INTO v_pin FROM instances i JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
+         WHERE i.instance_id = p_instance;
+        IF v_pin <> 0 AND v_pin NOT BETWEEN p_min_pin AND p_max_pin THEN
+            UPDATE orchestrator_queue q SET pin = v_pin WHERE q.instance_id = p_instance AND q.pin <> v_pin;
+            DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
+            RETURN NULL;
+        END IF;
+    END IF;
+    -- What was sent to an instance that nothing has opened, nor opens now, waits for nobody.
+    IF EXISTS (SELECT FROM orchestrator_queue q
+                WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message')
+       AND NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance)
+       AND NOT EXISTS (SELECT FROM history h WHERE h.instance_id = p_instance)
+       AND NOT EXISTS (SELECT FROM orchestrator_queue q
+                        WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind IN ('start', 'continue_as_new')) THEN
+        DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message';
+        GET DIAGNOSTICS v_dropped = ROW_COUNT;
+        RAISE WARNING 'dropped % messages for instance %, which is unknown', v_dropped, p_instance;
+    END IF;
     -- Before the lock was ours another fetch may have had the turn, and given it back or finished it.
     IF NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.visible_at <= p_now) THEN
         DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
@@ -129,11 +161,12 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due message; never waits. Null if there is no point: it is leased (its due messages are then held until the lease ends) or the message is gone. False if somebody is changing its lock at this moment.';
+COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due message; never waits. Null if there is no point: it is leased (its due messages are then held until the lease ends), its version is not among those asked for, or the message is gone. False if somebody is changing its lock at this moment.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fetch_orchestration(
-    p_token uuid, p_lock_timeout interval, p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false)
+    p_token uuid, p_lock_timeout interval, p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false,
+    p_queues text[] DEFAULT NULL, p_min_pin bigint DEFAULT NULL, p_max_pin bigint DEFAULT NULL, p_history boolean DEFAULT true)
 RETURNS TABLE (
     part text, id bigint, type text, data json, name text, version text, execution_id bigint,
     attempt_count integer, created_at timestamptz, instance_id text, namespace text,
@@ -158,6 +191,7 @@ DECLARE
     v_known     instances;
     v_opening   orchestrator_queue;
     v_execution bigint;
+    v_run       executions;
 BEGIN
     IF p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_orchestration needs a token and a positive lock timeout' USING ERRCODE = 'PW003';
@@ -165,7 +199,7 @@ BEGIN
 
     -- The first candidate, in order, whose instance can be locked. These are loops and no WHERE clause:
     -- the planner is free to evaluate a function with side effects for rows that it then discards.
-    IF p_namespaces IS NULL THEN
+    IF p_namespaces IS NULL AND p_queues IS NULL AND p_min_pin IS NULL THEN
         FOR v_candidate IN
             SELECT head.id, head.instance_id
               FROM generate_series(9, 0, -1) AS level (priority)
@@ -175,7 +209,7 @@ BEGIN
                     ORDER BY q.visible_at, q.id) head
         LOOP
             CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);
-            v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until);
+            v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until, p_min_pin, p_max_pin);
             v_tries := v_tries + 1;
             IF v_locked THEN
                 v_instance := v_candidate.instance_id;
@@ -185,24 +219,25 @@ BEGIN
             EXIT WHEN v_locked OR v_tries = v_most;
         END LOOP;
     ELSE
-        -- Several namespaces have to be merged, so a few candidates of each are read at a time. A round
+        -- Several lists have to be merged, so a few candidates of each are read at a time. A round
         -- that locks none has held all that are leased; the next reads further, past those in motion.
         LOOP
             v_read := 0;
             FOR v_candidate IN
                 SELECT c.id, c.instance_id
-                  FROM unnest(p_namespaces) AS served (namespace)
+                  FROM message_lists(p_namespaces, p_queues, p_min_pin, p_max_pin) AS list
                  CROSS JOIN generate_series(0, 9) AS level (priority)
                  CROSS JOIN LATERAL (
                        SELECT q.id, q.instance_id, q.priority, q.visible_at FROM orchestrator_queue q
-                        WHERE q.namespace = served.namespace AND q.priority = level.priority AND q.visible_at <= v_now
+                        WHERE q.namespace = list.namespace AND q.queue = list.queue AND q.pin = list.pin
+                          AND q.priority = level.priority AND q.visible_at <= v_now
                         ORDER BY q.visible_at, q.id
                         LIMIT v_spare) c
                  ORDER BY c.priority DESC, c.visible_at, c.id
             LOOP
                 v_read := v_read + 1;
                 CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);
-                v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until);
+                v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until, p_min_pin, p_max_pin);
                 v_tries := v_tries + 1;
                 IF v_locked THEN
                     v_instance := v_candidate.instance_id;
@@ -225,10 +260,18 @@ BEGIN
         SELECT * INTO v_opening FROM orchestrator_queue q
          WHERE q.instance_id = v_instance AND q.lock_token = p_token AND q.kind IN ('start', 'continue_as_new')
          ORDER BY q.id LIMIT 1;
-        v_execution := coalesce(v_known.current_execution, v_opening.execution_id, 1);
+        v_execution := greatest(v_known.current_execution, CASE WHEN v_known IS NULL OR v_opening.kind = 'continue_as_new' THEN v_opening.execution_id END);
+        v_execution := coalesce(v_execution, 1);
+        SELECT * INTO v_run FROM executions x WHERE x.instance_id = v_instance AND x.execution_id = v_execution;
 
         RETURN QUERY
-        SELECT 'item', NULL::bigint, NULL::text, NULL::json,
+        SELECT 'item', NULL::bigint, NULL::text,
+               json_build_object(
+                   'queue', coalesce(v_known.queue, (array_agg(q.queue ORDER BY q.id))[1]), 'parent', v_known.parent_id,
+                   'attributes', v_known.attributes, 'pin', v_run.pin,
+                   'last_event', coalesce(v_run.last_event, (SELECT max(h.event_id) FROM history h
+                                                              WHERE h.instance_id = v_instance AND h.execution_id = v_execution)),
+                   'event_count', v_run.event_count, 'kv', kv_snapshot(v_instance)),
                coalesce(v_known.name, v_opening.name), coalesce(v_known.version, v_opening.version), v_execution,
                max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.id))[1]),
                v_until, NULL::timestamptz, NULL::timestamptz, NULL::boolean
@@ -240,7 +283,7 @@ BEGIN
         RETURN QUERY
         SELECT 'event', h.event_id, h.type, h.data, NULL::text, NULL::text, NULL::bigint, NULL::integer, h.created_at,
                NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean
-          FROM history h WHERE h.instance_id = v_instance AND h.execution_id = v_execution ORDER BY h.event_id;
+          FROM history h WHERE p_history AND h.instance_id = v_instance AND h.execution_id = v_execution ORDER BY h.event_id;
         IF p_announce THEN
             PERFORM notify_queue('orchestrator', 0, v_until);
         END IF;
@@ -248,12 +291,12 @@ BEGIN
 
     RETURN QUERY
     SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer,
-           NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces), clock_timestamp(),
+           NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces, p_queues, p_min_pin, p_max_pin), clock_timestamp(),
            v_instance IS NULL AND v_tries - cardinality(v_refused) > 0 AND v_tries >= v_most;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message and takes all its visible messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id, and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock; it is unfinished if the look moved messages of locked instances out of the way and ended among them: the next gets further.';
+COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message, among those of these namespaces and queue names (null: all) and pinned versions (null: any), and takes all its visible messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id (unless p_history is false), and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock; it is unfinished if the look moved messages of locked instances out of the way and ended among them: the next gets further.';
 
 -- +goose StatementBegin
 CREATE FUNCTION hold_instance_lock(p_instance text, p_token uuid)
@@ -328,6 +371,10 @@ BEGIN
     INSERT INTO history (instance_id, execution_id, event_id, type, data)
     SELECT p_instance, p_execution, e.event_id, e.type, e.data::json
       FROM unnest(p_event_ids, p_types, p_datas) AS e (event_id, type, data);
+    UPDATE executions x
+       SET event_count = x.event_count + cardinality(p_event_ids),
+           last_event = greatest(x.last_event, (SELECT max(e.id) FROM unnest(p_event_ids) AS e (id)))
+     WHERE x.instance_id = p_instance AND x.execution_id = p_execution;
 END
 $$;
 -- +goose StatementEnd
@@ -342,11 +389,16 @@ CREATE FUNCTION ack_orchestration(
     p_work_priorities smallint[] DEFAULT NULL, p_work_delays interval[] DEFAULT NULL,
     p_work_visible_ats timestamptz[] DEFAULT NULL, p_work_dedup_keys text[] DEFAULT NULL,
     p_work_instances text[] DEFAULT NULL, p_work_executions bigint[] DEFAULT NULL, p_work_activities bigint[] DEFAULT NULL,
+    p_work_tags text[] DEFAULT NULL, p_work_sessions text[] DEFAULT NULL,
     p_message_instances text[] DEFAULT NULL, p_message_kinds text[] DEFAULT NULL, p_message_datas text[] DEFAULT NULL,
     p_message_names text[] DEFAULT NULL, p_message_versions text[] DEFAULT NULL, p_message_executions bigint[] DEFAULT NULL,
     p_message_namespaces text[] DEFAULT NULL, p_message_priorities smallint[] DEFAULT NULL,
     p_message_delays interval[] DEFAULT NULL, p_message_visible_ats timestamptz[] DEFAULT NULL,
-    p_message_dedup_keys text[] DEFAULT NULL,
+    p_message_dedup_keys text[] DEFAULT NULL, p_message_queues text[] DEFAULT NULL,
+    p_parent text DEFAULT NULL, p_queue text DEFAULT NULL, p_attributes text DEFAULT NULL, p_pin bigint DEFAULT NULL,
+    p_cancel_executions bigint[] DEFAULT NULL, p_cancel_activities bigint[] DEFAULT NULL, p_cancel_messages text[] DEFAULT NULL,
+    p_custom_status text DEFAULT NULL, p_clear_custom_status boolean DEFAULT false,
+    p_kv_ops text[] DEFAULT NULL, p_kv_keys text[] DEFAULT NULL, p_kv_values text[] DEFAULT NULL,
     p_quiet boolean DEFAULT false)
 RETURNS TABLE (queue text, namespace text, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
@@ -358,35 +410,41 @@ AS $$
 DECLARE
     v_now       timestamptz;
     v_namespace text;
+    v_queue     text;
     v_scope     text;
+    v_before    instances;
+    v_known     instances;
+    v_pin       bigint;
 BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
     v_scope := instance_scope(p_instance);
-    SELECT q.namespace INTO v_namespace FROM orchestrator_queue q
+    SELECT q.namespace, q.queue INTO v_namespace, v_queue FROM orchestrator_queue q
      WHERE q.instance_id = p_instance AND q.lock_token = p_token ORDER BY q.id LIMIT 1;
+    SELECT * INTO v_before FROM instances i WHERE i.instance_id = p_instance;
 
-    IF p_name IS NOT NULL THEN
-        INSERT INTO instances AS i (instance_id, namespace, name, version, current_execution)
-        VALUES (p_instance, coalesce(v_namespace, 'default'), p_name, p_version, p_execution)
-        ON CONFLICT (instance_id) DO UPDATE
-           SET name = excluded.name, version = coalesce(excluded.version, i.version), updated_at = clock_timestamp(),
-               current_execution = greatest(i.current_execution, excluded.current_execution);
+    IF p_name IS NOT NULL AND v_before.instance_id IS NULL THEN
+        INSERT INTO instances AS i (instance_id, namespace, name, version, current_execution, queue, parent_id, attributes)
+        VALUES (p_instance, coalesce(v_namespace, 'default'), p_name, p_version, p_execution,
+                coalesce(p_queue, v_queue, ''), p_parent, p_attributes::json);
     ELSE
         UPDATE instances i
-           SET current_execution = greatest(i.current_execution, p_execution), updated_at = clock_timestamp()
+           SET name = coalesce(p_name, i.name), version = coalesce(p_version, i.version), updated_at = clock_timestamp(),
+               current_execution = greatest(i.current_execution, p_execution), queue = coalesce(p_queue, i.queue),
+               parent_id = coalesce(p_parent, i.parent_id), attributes = coalesce(p_attributes::json, i.attributes)
          WHERE i.instance_id = p_instance;
-        IF NOT FOUND AND (cardinality(p_event_ids) > 0 OR p_status IS NOT NULL) THEN
+        IF NOT FOUND AND (cardinality(p_event_ids) > 0 OR p_status IS NOT NULL OR p_custom_status IS NOT NULL OR cardinality(p_kv_ops) > 0) THEN
             RAISE EXCEPTION 'instance % is new, so its first ack must name it', p_instance USING ERRCODE = 'PW003';
         END IF;
     END IF;
-    IF EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance) THEN
-        INSERT INTO executions AS x (instance_id, execution_id, status, output, completed_at)
-        VALUES (p_instance, p_execution, coalesce(p_status, 'Running'), p_output,
+    SELECT * INTO v_known FROM instances i WHERE i.instance_id = p_instance;
+    IF v_known.instance_id IS NOT NULL THEN
+        INSERT INTO executions AS x (instance_id, execution_id, status, output, pin, completed_at)
+        VALUES (p_instance, p_execution, coalesce(p_status, 'Running'), p_output, coalesce(p_pin, 0),
                 CASE WHEN p_status <> 'Running' THEN clock_timestamp() END)
         ON CONFLICT (instance_id, execution_id) DO UPDATE
-           SET status = excluded.status, output = coalesce(excluded.output, x.output),
-               completed_at = excluded.completed_at
-         WHERE p_status IS NOT NULL;
+           SET status = coalesce(p_status, x.status), output = coalesce(excluded.output, x.output), pin = coalesce(p_pin, x.pin),
+               completed_at = CASE WHEN p_status IS NULL THEN x.completed_at ELSE excluded.completed_at END
+         WHERE p_status IS NOT NULL OR p_pin IS NOT NULL;
     END IF;
 
     IF cardinality(p_event_ids) > 0 THEN
@@ -397,7 +455,7 @@ BEGIN
         SELECT 'worker', coalesce(n.namespace, 'default'), w.due_at, w.now_at
           FROM enqueue_work_many(p_work_names, p_work_inputs, p_work_namespaces, p_work_priorities, p_work_delays,
                                  p_work_visible_ats, p_work_dedup_keys, p_work_instances, p_work_executions,
-                                 p_work_activities, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
+                                 p_work_activities, p_work_tags, p_work_sessions, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
           LEFT JOIN unnest(p_work_namespaces) WITH ORDINALITY AS n (namespace, ord) ON n.ord = w.ord
          WHERE NOT w.duplicate;
     END IF;
@@ -406,11 +464,48 @@ BEGIN
         SELECT 'orchestrator', m.item_namespace, m.due_at, m.now_at
           FROM enqueue_message_many(p_message_instances, p_message_kinds, p_message_datas, p_message_names,
                                     p_message_versions, p_message_executions, p_message_namespaces, p_message_priorities,
-                                    p_message_delays, p_message_visible_ats, p_message_dedup_keys, p_quiet) AS m
+                                    p_message_delays, p_message_visible_ats, p_message_dedup_keys, p_message_queues, p_quiet) AS m
          WHERE NOT m.duplicate;
     END IF;
 
+    IF p_custom_status IS NOT NULL OR p_clear_custom_status THEN
+        PERFORM apply_custom_status(p_instance, p_clear_custom_status, p_custom_status);
+    END IF;
+    -- What the execution before left comes first, and what this one leaves when it ends with this turn, last.
+    IF v_before.current_execution < p_execution THEN
+        PERFORM merge_kv(p_instance);
+    END IF;
+    IF cardinality(p_kv_ops) > 0 THEN
+        PERFORM apply_kv(p_instance, p_execution, p_kv_ops, p_kv_keys, p_kv_values);
+    END IF;
+    IF p_status <> 'Running' THEN
+        PERFORM merge_kv(p_instance);
+    END IF;
+    IF p_status <> 'Running' OR p_custom_status IS NOT NULL OR p_clear_custom_status THEN
+        PERFORM notify_instance(p_instance);
+    END IF;
+
+    -- After the inserts: what one turn both schedules and cancels does not happen. Whoever has such an activity in
+    -- hand learns of it by the loss of its lease.
+    IF cardinality(p_cancel_activities) > 0 THEN
+        DELETE FROM worker_queue w
+         USING (SELECT q.id FROM unnest(p_cancel_executions, p_cancel_activities) AS c (execution_id, activity_id)
+                 JOIN worker_queue q ON q.instance_id = p_instance AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id
+                ORDER BY q.id FOR UPDATE OF q) AS cancelled
+         WHERE w.id = cancelled.id;
+    END IF;
     DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;
+    IF cardinality(p_cancel_messages) > 0 THEN
+        DELETE FROM orchestrator_queue q
+         WHERE q.instance_id = p_instance AND q.dedup_key = ANY (p_cancel_messages);
+    END IF;
+    -- What the queue says of the instance follows it.
+    SELECT x.pin INTO v_pin FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_known.current_execution;
+    IF v_known.queue <> coalesce(v_before.queue, v_queue)
+       OR p_pin IS NOT NULL OR v_known.current_execution <> coalesce(v_before.current_execution, v_known.current_execution) THEN
+        UPDATE orchestrator_queue q SET queue = v_known.queue, pin = v_pin
+         WHERE q.instance_id = p_instance AND (q.queue <> v_known.queue OR q.pin <> v_pin);
+    END IF;
     -- Messages that came before the instance was known, from a transaction that did not see the first one. One
     -- whose dedup key is taken there stays where it is, and comes with the next turn.
     RETURN QUERY
@@ -434,7 +529,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, sets custom status and key-value pairs, cancels activities and messages (by dedup key), removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION give_back_turn(p_instance text, p_token uuid, p_delay interval, p_ignore_attempt boolean, p_quiet boolean)
@@ -556,9 +651,6 @@ COMMENT ON FUNCTION read_history IS 'Events of an execution (null: the current o
 
 -- +goose Down
 
--- Here, where nothing is gone yet; the lock waits for transactions that have enqueued and not committed.
-LOCK TABLE namespaces, worker_queue, orchestrator_queue, instances, executions, history IN ACCESS EXCLUSIVE MODE;
-SELECT require_empty();
 DROP FUNCTION read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn,
     ack_orchestration, append_history, release_instance, instance_scope, hold_instance_lock, fetch_orchestration, lock_due_instance,
     enqueue_message, enqueue_message_many;

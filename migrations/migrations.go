@@ -6,10 +6,13 @@ package migrations
 
 import (
 	"context"
+	"crypto/sha256"
 	"database/sql"
 	"embed"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -19,6 +22,10 @@ import (
 //go:embed *.sql
 var files embed.FS
 
+// ErrForeign: the schema was made by other migrations than the ones of the same number here, such as those of a
+// version before the first release. Nothing was changed. What it holds has to be moved by hand.
+var ErrForeign = errors.New("the schema was made by other migrations than these")
+
 // versionTable records the applied migrations. It lives in the schema that they were applied to.
 const versionTable = "schema_migrations"
 
@@ -27,10 +34,63 @@ const versionTable = "schema_migrations"
 // first finds work to do. It needs the right to create in the schema, and the right to create schemas
 // only if the schema is missing.
 func Up(ctx context.Context, config *pgx.ConnConfig, schema string) error {
-	return run(ctx, config, schema, func(ctx context.Context, _ *sql.DB, p *goose.Provider) error {
-		_, err := p.Up(ctx)
+	return run(ctx, config, schema, func(ctx context.Context, db *sql.DB, p *goose.Provider) error {
+		current, err := p.GetDBVersion(ctx)
+		if err != nil {
+			return err
+		}
+		var known sql.NullString
+		if err := db.QueryRowContext(ctx, `SELECT obj_description(to_regclass($1), 'pg_class')`, versionTable).Scan(&known); err != nil {
+			return err
+		}
+		if err := check(current, known.String); err != nil {
+			return err
+		}
+		if latest, err := latestVersion(); err != nil || current >= latest {
+			return err
+		}
+		// Before they are applied: a process that dies in between leaves a version that is known.
+		sums, err := checksums()
+		if err != nil {
+			return err
+		}
+		if _, err := db.ExecContext(ctx, `COMMENT ON TABLE `+versionTable+` IS '`+strings.Join(sums, ", ")+`'`); err != nil {
+			return err
+		}
+		_, err = p.Up(ctx)
 		return err
 	})
+}
+
+// check compares the migrations that made a schema with those here. A schema of a newer version knows ours as well.
+func check(current int64, known string) error {
+	sums, err := checksums()
+	if err != nil || current == 0 {
+		return err
+	}
+	newest := sums[min(int(current), len(sums))-1]
+	if !slices.Contains(strings.Split(known, ", "), newest) {
+		return fmt.Errorf("version %d: %w", current, ErrForeign)
+	}
+	return nil
+}
+
+// checksums are those of the migrations, each of all up to its number.
+func checksums() (sums []string, err error) {
+	entries, err := files.ReadDir(".")
+	if err != nil {
+		return nil, err
+	}
+	hash := sha256.New()
+	for i, e := range entries {
+		text, err := files.ReadFile(e.Name())
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(hash, "%s %d\n%s", e.Name(), len(text), text)
+		sums = append(sums, fmt.Sprintf("%d %x", i+1, hash.Sum(nil)[:8]))
+	}
+	return sums, nil
 }
 
 // Down takes every migration back. It is refused with SQLSTATE PW006 while a table still holds rows,
@@ -50,7 +110,7 @@ func Down(ctx context.Context, config *pgx.ConnConfig, schema string) error {
 }
 
 // Version returns the version that the schema is at, and the newest one that this package knows.
-// A schema that does not exist is at version 0.
+// A schema that does not exist is at version 0. ErrForeign if others made it.
 func Version(ctx context.Context, conn *pgx.Conn, schema string) (current, latest int64, err error) {
 	latest, err = latestVersion()
 	if err != nil {
@@ -64,7 +124,12 @@ func Version(ctx context.Context, conn *pgx.Conn, schema string) (current, lates
 	if !exists {
 		return 0, latest, nil
 	}
-	err = conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM `+table+` WHERE is_applied`).Scan(&current)
+	var made string
+	err = conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0), coalesce(obj_description(to_regclass($1), 'pg_class'), '')
+		FROM `+table+` WHERE is_applied`, table).Scan(&current, &made)
+	if err == nil {
+		err = check(current, made)
+	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("read the migration version of schema %q: %w", schema, err)
 	}

@@ -329,6 +329,22 @@ func TestSchema_EveryFunction_PinsItsSearchPathAndIsNoSecurityDefiner(t *testing
 	require.Empty(t, s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace($1) AND prosecdef`, pgx.Identifier{s.name}.Sanitize()))
 }
 
+// Before the first release the files change; a schema of an earlier state is left alone, and somebody is told.
+func TestUp_SchemaWasMadeByOthers_IsRefusedUnchanged(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	s.up(t)
+	s.exec(t, `COMMENT ON TABLE schema_migrations IS 'of another time'`)
+	before := s.objects(t)
+	require.ErrorIs(t, migrations.Up(t.Context(), s.config, s.name), migrations.ErrForeign)
+	_, _, err := migrations.Version(t.Context(), s.conn, s.name)
+	require.ErrorIs(t, err, migrations.ErrForeign)
+	require.Equal(t, before, s.objects(t))
+	require.NoError(t, migrations.Down(t.Context(), s.config, s.name), "nothing is in it")
+	s.up(t)
+}
+
 // What the hot path must not be able to do: plan a sequential scan because a table was small once.
 func TestSchema_EveryQueryOfTheHotPath_PinsItsPlan(t *testing.T) {
 	t.Parallel()
@@ -380,6 +396,45 @@ func TestFetch_LargeBacklog_ReadsHardlyMoreThanItTakes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The same for what else a fetch can select, and leave: tags, sessions, queue names, pinned versions.
+func TestFetch_LargeBacklogOfOtherKinds_ReadsHardlyMoreThanItTakes(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	s.exec(t, `SET pgwake.notify = off`)
+	s.exec(t, `INSERT INTO worker_queue (name, tag, session_id, visible_at) SELECT 'x', CASE g % 4 WHEN 0 THEN 'gpu' WHEN 1 THEN 'big' ELSE '' END,
+		CASE WHEN g % 4 = 2 THEN 's' || g % 20 END, now() - interval '1 hour' FROM generate_series(1, 20000) g WHERE g % 4 <> 3`)
+	s.exec(t, `INSERT INTO sessions (session_id, owner, locked_until) SELECT DISTINCT session_id, 'other', now() + interval '1 hour'
+		FROM worker_queue WHERE session_id IS NOT NULL`)
+	s.exec(t, `INSERT INTO worker_queue (name, visible_at) VALUES ('x', now())`)
+	s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, queue, pin, visible_at)
+		SELECT 'i' || g, 'k', CASE g % 2 WHEN 0 THEN 'slow' ELSE '' END, 1 + g % 3, now() - interval '1 hour' FROM generate_series(1, 20000) g`)
+	s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, queue, pin, visible_at) VALUES ('mine', 'k', 'fast', 9, now())`)
+	for _, fetch := range []string{
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`,
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', p_tags => '{gpu}')`,
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', p_tags => '{tpu}')`,
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', p_tags => NULL)`,
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', p_owner => 'me')`,
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', p_tags => NULL, p_owner => 'me')`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_queues => '{fast}')`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_queues => '{none}')`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_min_pin => 9, p_max_pin => 9)`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_min_pin => 10, p_max_pin => 10)`,
+	} {
+		tx, err := s.conn.Begin(t.Context())
+		require.NoError(t, err)
+		before := rowsRead(t, tx, s.name)
+		_, err = tx.Exec(t.Context(), fetch)
+		require.NoError(t, err)
+		read := rowsRead(t, tx, s.name) - before
+		require.NoError(t, tx.Rollback(t.Context()))
+		if read >= 500 {
+			t.Errorf("%s read %d rows", fetch, read)
+		}
 	}
 }
 

@@ -1,0 +1,592 @@
+-- Looking at instances and removing them, for runtimes and operators.
+--
+-- What a deletion relies on, and what others may rely on:
+--
+-- * No turn of an instance is taken, acknowledged, renewed or given back while a transaction deletes it:
+--   each of those begins by locking the row in instance_locks, and so does a deletion. It adds the row where there
+--   is none, under the advisory lock that a fetch needs to add one, and at the end removes it.
+--   - A turn in progress is cut off: its token is gone with the row, so its ack fails with PW001 and
+--     cannot bring the instance back.
+--   - An ack that came first is waited for, and what it wrote is deleted.
+--   - A fetch never waits for a deletion: it skips a lock row that is held, and only tries the advisory lock.
+-- * A deletion waits in this order: advisory locks by key, lock rows by instance, dead letters by id, work items by
+--   id, executions by instance and execution. Only then, holding everything that somebody else could, it
+--   removes the first row. So two deletions cannot deadlock, neither can one and any verb that is a transaction of
+--   its own, and nobody who waits for a removed dedup key can be waited for. A caller's transaction that holds
+--   work items of an instance and then asks for its turn goes the other way; the server ends one of the two.
+-- * Everything is decided again once the locks are held, by statements whose snapshots are newer.
+--
+-- A message or work item that is enqueued for a deleted instance is one for an instance that never was.
+--
+-- SQLSTATEs raised here: PW002 no such instance or execution, PW003 invalid argument, PW004 the instance is running,
+-- PW005 it has a parent, or would leave children behind. An instance is running while its current execution is.
+
+-- +goose Up
+
+-- list_instances by status
+CREATE INDEX executions_status_idx ON executions (status, instance_id);
+-- delete_instances_bulk
+CREATE INDEX executions_completed_idx ON executions (completed_at, instance_id) WHERE completed_at IS NOT NULL;
+
+CREATE VIEW instance_info AS
+SELECT i.instance_id, i.namespace, i.name, i.version, i.queue, i.parent_id, i.attributes,
+       i.current_execution AS execution_id, coalesce(x.status, 'Running') AS status, x.output,
+       i.custom_status, i.custom_status_version, coalesce(x.pin, 0) AS pin, i.created_at, i.updated_at
+  FROM instances i
+  LEFT JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution;
+COMMENT ON VIEW instance_info IS 'Instances with their current execution.';
+
+-- +goose StatementBegin
+CREATE FUNCTION list_instances(
+    p_status text DEFAULT NULL, p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_queue text DEFAULT NULL,
+    p_after text DEFAULT NULL, p_limit integer DEFAULT 100)
+RETURNS SETOF instance_info
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    IF p_status IS NULL THEN
+        RETURN QUERY
+        SELECT i.* FROM instance_info i
+         WHERE i.instance_id > coalesce(p_after, '')
+           AND (p_namespace IS NULL OR i.namespace = p_namespace) AND (p_name IS NULL OR i.name = p_name)
+           AND (p_queue IS NULL OR i.queue = p_queue)
+         ORDER BY i.instance_id LIMIT p_limit;
+    ELSE
+        RETURN QUERY
+        SELECT i.* FROM executions x
+          JOIN instance_info i ON i.instance_id = x.instance_id AND i.execution_id = x.execution_id
+         WHERE x.status = p_status AND x.instance_id > coalesce(p_after, '')
+           AND (p_namespace IS NULL OR i.namespace = p_namespace) AND (p_name IS NULL OR i.name = p_name)
+           AND (p_queue IS NULL OR i.queue = p_queue)
+         ORDER BY x.instance_id LIMIT p_limit;
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION list_instances IS 'Instances by id, from the one after p_after on; a null filter is none. It walks along the ids, or those of a status, so a filter that few match reads what lies between.';
+
+-- +goose StatementBegin
+CREATE FUNCTION get_instance_info(p_instance text)
+RETURNS SETOF instance_info
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN QUERY SELECT i.* FROM instance_info i WHERE i.instance_id = p_instance;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no instance %', p_instance USING ERRCODE = 'PW002';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION get_instance_info IS 'One instance with its current execution. PW002 if there is none.';
+
+-- +goose StatementBegin
+CREATE FUNCTION list_executions(p_instance text, p_execution bigint DEFAULT NULL)
+RETURNS TABLE (execution_id bigint, status text, output text, pin bigint, events bigint, started_at timestamptz, completed_at timestamptz)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT x.execution_id, x.status, x.output, x.pin, x.event_count, x.started_at, x.completed_at
+      FROM executions x
+     WHERE x.instance_id = p_instance AND x.execution_id >= coalesce(p_execution, x.execution_id)
+       AND x.execution_id <= coalesce(p_execution, x.execution_id)
+     ORDER BY x.execution_id;
+    IF NOT FOUND AND p_execution IS NOT NULL THEN
+        RAISE EXCEPTION 'there is no execution % of instance %', p_execution, p_instance USING ERRCODE = 'PW002';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION list_executions IS 'Executions of an instance by id, or p_execution alone, which is PW002 if there is none. No row for an unknown instance.';
+
+-- +goose StatementBegin
+CREATE FUNCTION list_children(p_instance text)
+RETURNS SETOF text
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN QUERY SELECT i.instance_id FROM instances i WHERE i.parent_id = p_instance ORDER BY i.instance_id;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION list_children IS 'Instances that this one started, by id; not those that they started.';
+
+-- +goose StatementBegin
+CREATE FUNCTION get_parent(p_instance text)
+RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_parent text;
+BEGIN
+    SELECT i.parent_id INTO v_parent FROM instances i WHERE i.instance_id = p_instance;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no instance %', p_instance USING ERRCODE = 'PW002';
+    END IF;
+    RETURN v_parent;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION get_parent IS 'Instance that started this one, null for a root. PW002 if there is no such instance.';
+
+-- +goose StatementBegin
+CREATE FUNCTION instance_trees(p_roots text[])
+RETURNS TABLE (root text, instance_id text)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_roots      text[] := p_roots;
+    v_ids        text[] := p_roots;
+    v_seen_roots text[];
+    v_seen_ids   text[];
+BEGIN
+    -- Level by level, and not by one recursive query: that would make room for as many rows as the planner fears.
+    WHILE v_ids IS NOT NULL LOOP
+        RETURN QUERY SELECT above.root, above.id FROM unnest(v_roots, v_ids) AS above (root, id);
+        v_seen_roots := v_seen_roots || v_roots;
+        v_seen_ids := v_seen_ids || v_ids;
+        SELECT array_agg(below.root ORDER BY below.id), array_agg(below.id ORDER BY below.id) INTO v_roots, v_ids
+          FROM (SELECT above.root, i.instance_id
+                  FROM unnest(v_roots, v_ids) AS above (root, id) JOIN instances i ON i.parent_id = above.id
+                EXCEPT -- parents may go round in a circle
+                SELECT * FROM unnest(v_seen_roots, v_seen_ids)) AS below (root, id);
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION instance_trees IS 'For each of the instances, known or not, itself and its descendants: level by level, and in one by id.';
+
+-- +goose StatementBegin
+CREATE FUNCTION get_instance_tree(p_instance text)
+RETURNS SETOF text
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance) THEN
+        RAISE EXCEPTION 'there is no instance %', p_instance USING ERRCODE = 'PW002';
+    END IF;
+    RETURN QUERY SELECT t.instance_id FROM instance_trees(ARRAY[p_instance]) t;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION get_instance_tree IS 'An instance, its children by id, their children, and so on. PW002 if there is no such instance.';
+
+-- +goose StatementBegin
+CREATE FUNCTION lock_instances(p_instances text[], p_token uuid)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    -- Advisory locks are few on a server, so of very many instances only some get one: those with messages first. A
+    -- fetch that meets a message of another one then waits for the end of the deletion; if it also holds a row that
+    -- the deletion still lacks, the server ends one of the two, which may be called again.
+    PERFORM pg_advisory_xact_lock(hashtext(current_schema()::text), k.key)
+       FROM (SELECT DISTINCT hashtext(first.id) AS key
+               FROM (SELECT asked.id FROM unnest(p_instances) AS asked (id)
+                      ORDER BY EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = asked.id) DESC
+                      LIMIT 1000) first
+              ORDER BY 1) k;
+    -- The update changes nothing, and locks.
+    INSERT INTO instance_locks AS l (instance_id, lock_token, locked_until)
+    SELECT asked.id, p_token, clock_timestamp()
+      FROM (SELECT DISTINCT unnest(p_instances) AS id) asked
+     ORDER BY asked.id -- so that two deletions cannot deadlock
+    ON CONFLICT (instance_id) DO UPDATE SET held = l.held;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION lock_instances IS 'Locks the lock rows of these instances to the end of the transaction. Rows that it had to add carry p_token and must be removed before.';
+
+-- +goose StatementBegin
+CREATE FUNCTION check_deletion(p_instances text[], p_force boolean)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_instance text;
+    v_other    text;
+BEGIN
+    SELECT asked.id INTO v_instance FROM unnest(p_instances) AS asked (id)
+     WHERE NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = asked.id) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'there is no instance %', v_instance USING ERRCODE = 'PW002';
+    END IF;
+
+    -- A parent that is gone is none.
+    SELECT p.instance_id INTO v_other
+      FROM (SELECT i.parent_id FROM unnest(p_instances) AS asked (id) JOIN instances i ON i.instance_id = asked.id
+             WHERE i.parent_id IS NOT NULL
+            EXCEPT SELECT unnest(p_instances)) above
+      JOIN instances p ON p.instance_id = above.parent_id LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'a child of instance % goes only together with it', v_other USING ERRCODE = 'PW005';
+    END IF;
+    SELECT c.instance_id INTO v_other
+      FROM unnest(p_instances) AS asked (id) JOIN instances c ON c.parent_id = asked.id
+    EXCEPT SELECT unnest(p_instances) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'instance % would lose its parent', v_other USING ERRCODE = 'PW005';
+    END IF;
+
+    SELECT i.instance_id INTO v_instance
+      FROM unnest(p_instances) AS asked (id) JOIN instance_info i ON i.instance_id = asked.id
+     WHERE i.status = 'Running' AND NOT p_force LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'instance % is running', v_instance USING ERRCODE = 'PW004';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION check_deletion IS 'Fails unless these instances may be deleted together: PW002 if one is unknown, PW005 if one has a parent or a child that is not among them, PW004 if one is running, unless forced.';
+
+-- +goose StatementBegin
+CREATE FUNCTION remove_instances(p_instances text[])
+RETURNS TABLE (instances bigint, executions bigint, events bigint, queue_items bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_work bigint[];
+    v_rows bigint;
+BEGIN
+    -- Letters first: one may be on its way into the queue. One that comes out of it is seen by the delete.
+    PERFORM FROM dead_letters d WHERE d.instance_id = ANY (p_instances) ORDER BY d.id FOR UPDATE;
+    v_work := ARRAY(SELECT q.id FROM worker_queue q WHERE q.instance_id = ANY (p_instances) ORDER BY q.id FOR UPDATE);
+    PERFORM FROM executions x WHERE x.instance_id = ANY (p_instances) ORDER BY x.instance_id, x.execution_id FOR UPDATE;
+
+    DELETE FROM worker_queue q WHERE q.id = ANY (v_work);
+    GET DIAGNOSTICS queue_items = ROW_COUNT;
+    DELETE FROM orchestrator_queue q WHERE q.instance_id = ANY (p_instances);
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    queue_items := queue_items + v_rows;
+    DELETE FROM dead_letters d WHERE d.instance_id = ANY (p_instances);
+    DELETE FROM kv_delta k WHERE k.instance_id = ANY (p_instances);
+    DELETE FROM kv_store k WHERE k.instance_id = ANY (p_instances);
+    DELETE FROM history h WHERE h.instance_id = ANY (p_instances);
+    GET DIAGNOSTICS events = ROW_COUNT;
+    DELETE FROM executions x WHERE x.instance_id = ANY (p_instances);
+    GET DIAGNOSTICS executions = ROW_COUNT;
+    DELETE FROM instances i WHERE i.instance_id = ANY (p_instances);
+    GET DIAGNOSTICS instances = ROW_COUNT;
+    DELETE FROM instance_locks l WHERE l.instance_id = ANY (p_instances);
+    PERFORM notify_instance(gone.id) FROM unnest(p_instances) AS gone (id); -- whoever waits for it
+    RETURN NEXT;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION remove_instances IS 'Deletes these instances with their executions, history, key-value pairs, dead letters and all that is queued by or for them, and counts. The caller has locked them by lock_instances.';
+
+-- +goose StatementBegin
+CREATE FUNCTION delete_instance(p_instance text, p_force boolean DEFAULT false)
+RETURNS TABLE (instances bigint, executions bigint, events bigint, queue_items bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_tree   text[] := ARRAY(SELECT t.instance_id FROM instance_trees(ARRAY[p_instance]) t);
+    v_locked text[] := '{}';
+    v_more   text[] := v_tree;
+BEGIN
+    PERFORM check_deletion(v_tree, p_force); -- a refusal need not wait for anybody
+    WHILE v_more <> '{}' LOOP -- more than once if a child was acknowledged for the first time meanwhile
+        PERFORM lock_instances(v_more, gen_random_uuid());
+        v_locked := v_locked || v_more;
+        v_tree := ARRAY(SELECT t.instance_id FROM instance_trees(ARRAY[p_instance]) t);
+        v_more := ARRAY(SELECT unnest(v_tree) EXCEPT SELECT unnest(v_locked));
+    END LOOP;
+    PERFORM check_deletion(v_tree, p_force);
+    RETURN QUERY SELECT * FROM remove_instances(v_locked);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION delete_instance IS 'Deletes an instance that nobody started, with all its descendants and whatever belongs to them, and counts. Whoever has a turn or a work item of theirs can do nothing with it any more. PW002 if there is none, PW005 if it has a parent, PW004 if one of them is running, unless forced.';
+
+-- +goose StatementBegin
+CREATE FUNCTION delete_instances(p_instances text[], p_force boolean DEFAULT false)
+RETURNS TABLE (instances bigint, executions bigint, events bigint, queue_items bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    PERFORM check_deletion(p_instances, p_force); -- a refusal need not wait for anybody
+    PERFORM lock_instances(p_instances, gen_random_uuid());
+    PERFORM check_deletion(p_instances, p_force);
+    RETURN QUERY SELECT * FROM remove_instances(p_instances);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION delete_instances IS 'Deletes exactly these instances, all or none, as delete_instance does. PW005 also if one of them has a child that is not among them.';
+
+-- +goose StatementBegin
+CREATE FUNCTION delete_instances_bulk(
+    p_instances text[] DEFAULT NULL, p_completed_before timestamptz DEFAULT NULL, p_limit integer DEFAULT 1000)
+RETURNS TABLE (instances bigint, executions bigint, events bigint, queue_items bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_token uuid := gen_random_uuid();
+    v_roots text[];
+    v_tree  text[]; -- what is locked
+    v_new   text[];
+    v_going text[];
+    v_kept  text[];
+BEGIN
+    IF p_limit < 1 THEN
+        RAISE EXCEPTION 'delete_instances_bulk needs a limit of at least 1' USING ERRCODE = 'PW003';
+    END IF;
+    IF p_instances IS NULL THEN
+        v_roots := ARRAY(
+            SELECT i.instance_id FROM executions x
+              JOIN instances i ON i.instance_id = x.instance_id AND i.current_execution = x.execution_id
+             WHERE x.completed_at < coalesce(p_completed_before, 'infinity') AND x.status <> 'Running'
+               AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)
+               AND NOT EXISTS (SELECT FROM instance_trees(ARRAY[i.instance_id]) t
+                                 JOIN instance_info m ON m.instance_id = t.instance_id WHERE m.status = 'Running')
+             ORDER BY x.completed_at, x.instance_id LIMIT p_limit);
+    ELSE
+        v_roots := ARRAY(
+            SELECT i.instance_id FROM (SELECT DISTINCT unnest(p_instances) AS id) asked
+              JOIN instances i ON i.instance_id = asked.id
+              JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
+             WHERE x.completed_at < coalesce(p_completed_before, 'infinity') AND x.status <> 'Running'
+               AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)
+               AND NOT EXISTS (SELECT FROM instance_trees(ARRAY[i.instance_id]) t
+                                 JOIN instance_info m ON m.instance_id = t.instance_id WHERE m.status = 'Running')
+             ORDER BY x.completed_at, x.instance_id LIMIT p_limit);
+    END IF;
+    v_tree := ARRAY(SELECT DISTINCT t.instance_id FROM instance_trees(v_roots) t);
+    PERFORM lock_instances(v_tree, v_token);
+
+    -- Roots that have changed meanwhile stay: deleted by others, running again, or with a new descendant.
+    v_new := ARRAY(SELECT t.instance_id FROM instance_trees(v_roots) t EXCEPT SELECT unnest(v_tree));
+    v_roots := ARRAY(
+        SELECT unnest(v_roots)
+        EXCEPT
+        SELECT t.root FROM instance_trees(v_roots) t
+          LEFT JOIN instance_info m ON m.instance_id = t.instance_id
+         WHERE m.instance_id IS NULL OR m.status = 'Running' OR m.instance_id = ANY (v_new));
+    v_going := ARRAY(SELECT DISTINCT t.instance_id FROM instance_trees(v_roots) t);
+    v_kept := ARRAY(SELECT unnest(v_tree) EXCEPT SELECT unnest(v_going));
+    DELETE FROM instance_locks l WHERE l.instance_id = ANY (v_kept) AND l.lock_token = v_token;
+    RETURN QUERY SELECT * FROM remove_instances(v_going);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION delete_instances_bulk IS 'Deletes up to p_limit instances that nobody started and whose current execution has ended, before p_completed_before if that is given, with all their descendants: of p_instances or, if null, of all, those first that ended first. One that is running, or has a running descendant, is passed over.';
+
+-- +goose StatementBegin
+CREATE FUNCTION prunable_executions(p_instance text, p_keep_last integer, p_completed_before timestamptz)
+RETURNS SETOF bigint
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT x.execution_id FROM executions x
+     WHERE x.instance_id = p_instance AND x.status <> 'Running'
+       AND (p_completed_before IS NULL OR x.completed_at < p_completed_before)
+       AND x.execution_id <> (SELECT i.current_execution FROM instances i WHERE i.instance_id = p_instance)
+       AND x.execution_id < (SELECT last.execution_id FROM executions last WHERE last.instance_id = p_instance
+                              ORDER BY last.execution_id DESC OFFSET greatest(p_keep_last, 1) - 1 LIMIT 1);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION prunable_executions IS 'Executions of an instance that are neither running nor the current one nor among the last p_keep_last, and have ended before p_completed_before, if that is given.';
+
+-- +goose StatementBegin
+CREATE FUNCTION prune(p_instances text[], p_keep_last integer, p_completed_before timestamptz)
+RETURNS TABLE (instances bigint, executions bigint, events bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    -- No lock row: a turn reads and writes the current execution, and that one stays. Which it is only goes up.
+    RETURN QUERY
+    WITH doomed AS (
+        SELECT x.instance_id, x.execution_id
+          FROM unnest(p_instances) AS asked (id)
+         CROSS JOIN LATERAL prunable_executions(asked.id, p_keep_last, p_completed_before) AS old (execution_id)
+          JOIN executions x ON x.instance_id = asked.id AND x.execution_id = old.execution_id
+         WHERE x.status <> 'Running'
+         FOR UPDATE OF x SKIP LOCKED -- someone else prunes or deletes it
+    ), gone AS (
+        DELETE FROM executions x USING doomed d
+         WHERE x.instance_id = d.instance_id AND x.execution_id = d.execution_id
+        RETURNING x.instance_id
+    ), forgotten AS (
+        DELETE FROM history h USING doomed d
+         WHERE h.instance_id = d.instance_id AND h.execution_id = d.execution_id
+        RETURNING 1
+    )
+    SELECT count(DISTINCT g.instance_id), count(*), (SELECT count(*) FROM forgotten) FROM gone g;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION prune IS 'Deletes the prunable executions of these instances, with their history, and counts the instances that lost any.';
+
+-- +goose StatementBegin
+CREATE FUNCTION prune_executions(p_instance text, p_keep_last integer DEFAULT 1, p_completed_before timestamptz DEFAULT NULL)
+RETURNS TABLE (instances bigint, executions bigint, events bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance) THEN
+        RAISE EXCEPTION 'there is no instance %', p_instance USING ERRCODE = 'PW002';
+    END IF;
+    RETURN QUERY SELECT * FROM prune(ARRAY[p_instance], p_keep_last, p_completed_before);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION prune_executions IS 'Deletes executions of an instance, with their history, and counts: all but the last p_keep_last or, if p_completed_before is given, those of them that ended before. The current execution and running ones always stay, key-value pairs too. PW002 if there is no such instance.';
+
+-- +goose StatementBegin
+CREATE FUNCTION prune_executions_bulk(
+    p_instances text[] DEFAULT NULL, p_instance_completed_before timestamptz DEFAULT NULL, p_limit integer DEFAULT 1000,
+    p_keep_last integer DEFAULT 1, p_completed_before timestamptz DEFAULT NULL)
+RETURNS TABLE (instances bigint, executions bigint, events bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_instances text[];
+BEGIN
+    IF p_limit < 1 THEN
+        RAISE EXCEPTION 'prune_executions_bulk needs a limit of at least 1' USING ERRCODE = 'PW003';
+    END IF;
+    -- Only those that have something to prune, so that the next call gets further.
+    IF p_instances IS NULL THEN
+        v_instances := ARRAY(
+            SELECT i.instance_id FROM instances i
+             WHERE i.current_execution > 1
+               AND (p_instance_completed_before IS NULL OR EXISTS (
+                    SELECT FROM executions x WHERE x.instance_id = i.instance_id AND x.execution_id = i.current_execution
+                       AND x.completed_at < p_instance_completed_before))
+               AND EXISTS (SELECT FROM prunable_executions(i.instance_id, p_keep_last, p_completed_before))
+             ORDER BY i.instance_id LIMIT p_limit);
+    ELSE
+        v_instances := ARRAY(
+            SELECT i.instance_id FROM (SELECT DISTINCT unnest(p_instances) AS id) asked
+              JOIN instances i ON i.instance_id = asked.id
+             WHERE (p_instance_completed_before IS NULL OR EXISTS (
+                    SELECT FROM executions x WHERE x.instance_id = i.instance_id AND x.execution_id = i.current_execution
+                       AND x.completed_at < p_instance_completed_before))
+               AND EXISTS (SELECT FROM prunable_executions(i.instance_id, p_keep_last, p_completed_before))
+             ORDER BY i.instance_id LIMIT p_limit);
+    END IF;
+    RETURN QUERY SELECT * FROM prune(v_instances, p_keep_last, p_completed_before);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION prune_executions_bulk IS 'Does what prune_executions does to up to p_limit instances that have something to prune, running ones included: of p_instances or, if null, of all, which reads them all; only those whose current execution ended before p_instance_completed_before, if that is given.';
+
+-- +goose StatementBegin
+CREATE FUNCTION system_metrics()
+RETURNS TABLE (metric text, label text, value bigint)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off
+AS $$
+BEGIN
+    RETURN QUERY SELECT 'instances', i.status, count(*) FROM instance_info i GROUP BY i.status;
+    RETURN QUERY SELECT 'executions', NULL::text, count(*) FROM executions;
+    RETURN QUERY SELECT 'events', NULL::text, count(*) FROM history;
+    RETURN QUERY SELECT 'work_items', NULL::text, count(*) FROM worker_queue;
+    RETURN QUERY SELECT 'messages', NULL::text, count(*) FROM orchestrator_queue;
+    RETURN QUERY SELECT 'turns', NULL::text, count(*) FROM instance_locks l WHERE l.locked_until > clock_timestamp();
+    RETURN QUERY SELECT 'sessions', NULL::text, count(*) FROM sessions s WHERE s.locked_until > clock_timestamp();
+    RETURN QUERY SELECT 'dead_letters', NULL::text, count(*) FROM dead_letters;
+    RETURN QUERY SELECT 'archived', NULL::text, count(*) FROM archive;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION system_metrics IS 'How much there is of everything; instances by status. It reads an index of each table from end to end.';
+
+-- +goose StatementBegin
+CREATE FUNCTION queue_depths()
+RETURNS TABLE (queue text, namespace text, tag text, due bigint, delayed bigint, leased bigint, oldest_due timestamptz)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    RETURN QUERY
+    SELECT 'orchestrator', q.namespace, q.queue,
+           count(*) FILTER (WHERE q.visible_at <= v_now),
+           count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NULL AND NOT q.held),
+           count(*) FILTER (WHERE q.visible_at > v_now AND (q.lock_token IS NOT NULL OR q.held)),
+           min(q.visible_at) FILTER (WHERE q.visible_at <= v_now)
+      FROM orchestrator_queue q GROUP BY q.namespace, q.queue ORDER BY q.namespace, q.queue;
+    RETURN QUERY
+    SELECT 'worker', q.namespace, q.tag,
+           count(*) FILTER (WHERE q.visible_at <= v_now),
+           count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NULL),
+           count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NOT NULL),
+           min(q.visible_at) FILTER (WHERE q.visible_at <= v_now)
+      FROM worker_queue q GROUP BY q.namespace, q.tag ORDER BY q.namespace, q.tag;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION queue_depths IS 'How many items are queued: messages by namespace and queue name, work items by namespace and tag. Leased: claimed, or held behind a turn of their instance. It reads both queues from end to end.';
+
+-- +goose Down
+
+DROP FUNCTION queue_depths, system_metrics, prune_executions_bulk, prune_executions, prune, prunable_executions,
+    delete_instances_bulk, delete_instances, delete_instance, remove_instances, check_deletion, lock_instances,
+    get_instance_tree, instance_trees, get_parent, list_children, list_executions, get_instance_info, list_instances;
+DROP VIEW instance_info;
+DROP INDEX executions_completed_idx, executions_status_idx;

@@ -1,0 +1,56 @@
+package pgwake
+
+import (
+	"crypto/rand"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// This file answers: what does a claim leave in the hands of whoever made it?
+
+// LockToken proves a claim. It is made anew for every fetch, is opaque, and may be handed to another
+// process. Once its lease has ended, whether or not somebody else took the item, it can do nothing.
+type LockToken string
+
+// newClaim returns the id of one claim. The client makes it, so that it can undo a claim whose answer was lost.
+func newClaim() pgtype.UUID {
+	id := pgtype.UUID{Valid: true}
+	_, _ = rand.Read(id.Bytes[:]) // never fails
+	return id
+}
+
+// lockToken joins the claim's id and what was claimed, so that a verb finds the row by its primary key.
+func lockToken(claim pgtype.UUID, subject string) LockToken {
+	return LockToken(claim.String() + "/" + subject)
+}
+
+// split takes a token apart. One that no fetch can have made is a lost lock.
+func (t LockToken) split() (claim pgtype.UUID, subject string, err error) {
+	id, subject, _ := strings.Cut(string(t), "/")
+	if claim.Scan(id) != nil || checkText("", subject, true) != nil {
+		return claim, "", fmt.Errorf("%w: lock token %s", ErrLockLost, quote(string(t)))
+	}
+	return claim, subject, nil
+}
+
+// splitWork takes the token of a work item apart.
+func (t LockToken) splitWork() (l lease, err error) {
+	claim, subject, err := t.split()
+	if err != nil {
+		return l, err
+	}
+	item, err := strconv.ParseInt(subject, 10, 64)
+	if err != nil {
+		return l, fmt.Errorf("%w: lock token %s", ErrLockLost, quote(string(t)))
+	}
+	return lease{item, claim}, nil
+}
+
+// lease is what the token of a work item stands for.
+type lease struct {
+	item  int64
+	claim pgtype.UUID
+}

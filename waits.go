@@ -1,0 +1,370 @@
+package pgwake
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: how do those who wait for an instance learn that it has changed?
+//
+// A transaction that changes the custom status of an instance, or the status of its execution, or deletes it, notifies
+// in that transaction (SQL function notify_instance). The payload is a hash of the instance's id: two instances that
+// share one cost a look too many. One goroutine looks on behalf of all waiters of the node: at those whom a
+// notification concerns, one query at a time, so whatever comes in during one is dealt with by the next.
+//
+// Invariants
+//
+//	(1) A waiter is registered, and due, before the query that reads for it first begins.
+//	(2) A waiter that is due is read by a query that begins after it became due; only a query that begins makes it
+//	    undue, and one that fails makes those that it did not answer due again.
+//	(3) A waiter becomes due with every notification that it may concern; whenever the node begins to listen, since
+//	    what was notified before went unheard; with every fallback; and while the node does not listen at every poll.
+//
+// So no change is lost: one that was committed before the first query is seen by it, and one after is notified after
+// the waiter was registered, or meets a node that does not listen, and polls. While nothing changes and the node
+// listens there is no query at all.
+
+type waits struct {
+	e    *engine
+	wake chan struct{}
+	done chan struct{} // closed by close
+
+	// look asks the database; tests replace it.
+	look func(ctx context.Context, asked []question, tell func(i int, a answer)) error
+
+	mu     sync.Mutex
+	closed bool
+	count  int
+	byHash map[uint64]map[*waiting]struct{} // by instance
+	due    map[*waiting]struct{}
+	err    error // of the last query
+}
+
+// question is what a waiter wants to know. Waiters with equal questions are read together.
+type question struct {
+	instance string
+	outcome  bool  // how the instance ended; otherwise: its custom status
+	lastSeen int64 // version of the custom status
+	known    bool  // the instance existed when it was last read
+}
+
+// answer is what the database says to a question: that the instance exists or not and, if complete, what the waiter
+// waits for.
+type answer struct {
+	known, complete bool
+	value           *string // custom status or output
+	version         int64
+	execution       int64
+	status          string
+}
+
+// waiting is a waiter. Its channel holds one verdict.
+type waiting struct {
+	question
+	hash     uint64
+	verdicts chan verdict
+}
+
+type verdict struct {
+	answer
+	err error
+}
+
+func newWaits(e *engine) *waits {
+	w := &waits{e: e, wake: make(chan struct{}, 1), done: make(chan struct{}),
+		byHash: make(map[uint64]map[*waiting]struct{}), due: make(map[*waiting]struct{})}
+	w.look = w.ask
+	return w
+}
+
+// hashOf is what notify_instance sends, as a number.
+func hashOf(instance string) uint64 {
+	sum := sha256.Sum256([]byte(instance))
+	return binary.BigEndian.Uint64(sum[:])
+}
+
+// wait returns the complete answer to a question. It holds no connection meanwhile.
+func (w *waits) wait(ctx context.Context, q question) (answer, error) {
+	x, err := w.enter(q)
+	if err != nil {
+		return answer{}, err
+	}
+	defer w.leave(x)
+	select {
+	case v := <-x.verdicts:
+		return v.answer, v.err
+	case <-w.done:
+		return answer{}, ErrClosed
+	case <-ctx.Done():
+		return answer{}, w.cutShort(ctx.Err())
+	}
+}
+
+// cutShort is the error of a wait that ended with its context: if the database could not be read, that may be why.
+func (w *waits) cutShort(err error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err != nil {
+		return fmt.Errorf("%w; the last look at the instance failed: %w", err, w.err)
+	}
+	return err
+}
+
+func (w *waits) enter(q question) (*waiting, error) {
+	x := &waiting{question: q, hash: hashOf(q.instance), verdicts: make(chan verdict, 1)}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil, ErrClosed
+	}
+	if w.byHash[x.hash] == nil {
+		w.byHash[x.hash] = make(map[*waiting]struct{})
+	}
+	w.byHash[x.hash][x] = struct{}{}
+	w.count++
+	w.due[x] = struct{}{} // invariant (1)
+	w.again()
+	return x, nil
+}
+
+// leave removes a waiter, if it is still registered.
+func (w *waits) leave(x *waiting) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.remove(x)
+}
+
+func (w *waits) remove(x *waiting) {
+	same := w.byHash[x.hash]
+	if _, registered := same[x]; !registered {
+		return
+	}
+	delete(same, x)
+	if len(same) == 0 {
+		delete(w.byHash, x.hash)
+	}
+	delete(w.due, x)
+	w.count--
+}
+
+// parked returns how many wait.
+func (w *waits) parked() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.count
+}
+
+// heard takes in the payload of a notification. One that it cannot read, from a newer version or a stranger, means
+// any instance.
+func (w *waits) heard(payload string) {
+	hash, err := strconv.ParseUint(payload, 16, 64)
+	if err != nil {
+		w.lookAtAll()
+		return
+	}
+	w.lookAt(hash)
+}
+
+// changed is called after the commit of what changed an instance. A node that listens hears of it by itself.
+func (w *waits) changed(instance string) {
+	if w.e.epoch() == 0 {
+		w.lookAt(hashOf(instance))
+	}
+}
+
+func (w *waits) lookAt(hash uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for x := range w.byHash[hash] {
+		w.due[x] = struct{}{}
+	}
+	if len(w.byHash[hash]) > 0 {
+		w.again()
+	}
+}
+
+// lookAtAll makes every waiter due.
+func (w *waits) lookAtAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, same := range w.byHash {
+		for x := range same {
+			w.due[x] = struct{}{}
+		}
+	}
+	w.again()
+}
+
+// again has the goroutine see what there is to do. It never blocks.
+func (w *waits) again() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run looks whenever somebody is due.
+func (w *waits) run(ctx context.Context) {
+	w.lookAtAll()        // whatever was taken by a run that panicked
+	var polled time.Time // when the last poll of all of them ended
+	pause := firstRetry  // before the next attempt, after a failure
+	poll := time.NewTimer(0)
+	defer poll.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.wake:
+		case <-poll.C:
+		}
+		w.e.inject("waits")
+		interval, polling := w.pollInterval()
+		polling = polling && w.parked() > 0
+		all := polling && time.Since(polled) >= interval
+		if all {
+			w.lookAtAll()
+		}
+		switch err := w.read(ctx); {
+		case err == nil:
+			pause = firstRetry
+		case !sleep(ctx, pause/2+rand.N(pause/2)):
+			return
+		default:
+			pause = min(2*pause, lastRetry)
+			w.again()
+		}
+		if all {
+			polled = time.Now()
+		}
+		if polling {
+			poll.Reset(time.Until(polled.Add(interval)))
+		} else {
+			poll.Stop()
+		}
+	}
+}
+
+// The pauses after a query that failed.
+const (
+	firstRetry = 10 * time.Millisecond
+	lastRetry  = 250 * time.Millisecond
+)
+
+// pollInterval is the time between two looks at all waiters while nobody tells this node of changes.
+func (w *waits) pollInterval() (interval time.Duration, polling bool) {
+	cfg := w.e.cfg
+	switch {
+	case w.e.listener == nil:
+		return cfg.PollInterval, true
+	case w.e.epoch() != 0 || cfg.AggressivePolicy == Never:
+		return 0, false
+	}
+	return cfg.AggressiveInterval, true
+}
+
+// read makes one query for everyone who is due, if anyone is, and hands out the answers.
+func (w *waits) read(ctx context.Context) error {
+	w.mu.Lock()
+	var asked []question
+	askers := make(map[question][]*waiting)
+	for x := range w.due { // invariant (2)
+		if askers[x.question] == nil {
+			asked = append(asked, x.question)
+		}
+		askers[x.question] = append(askers[x.question], x)
+	}
+	clear(w.due)
+	w.mu.Unlock()
+	if len(asked) == 0 {
+		return nil
+	}
+	w.e.stats.waitReads.Add(1)
+	err := w.look(ctx, asked, func(i int, a answer) {
+		w.tell(askers[asked[i]], a)
+	})
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	recovered := err == nil && w.err != nil
+	w.err = err
+	if err != nil {
+		for _, some := range askers {
+			for _, x := range some {
+				if _, registered := w.byHash[x.hash][x]; registered {
+					w.due[x] = struct{}{}
+				}
+			}
+		}
+	}
+	if recovered && w.e.listener != nil {
+		w.e.listener.retryNow()
+	}
+	return err
+}
+
+// tell gives an answer to those who asked.
+func (w *waits) tell(askers []*waiting, a answer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, x := range askers {
+		v := verdict{answer: a}
+		switch {
+		case a.complete:
+		case x.known && !a.known:
+			v.err = fmt.Errorf("%w: instance %s was deleted", ErrNotFound, quote(x.instance))
+		default:
+			x.known = a.known
+			continue
+		}
+		w.remove(x)
+		select {
+		case x.verdicts <- v:
+		default: // it has one
+		}
+	}
+}
+
+// ask sends the questions to the database. The answers come as they arrive: what was told stays true, even if the
+// query fails in the end.
+func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a answer)) error {
+	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	instances := make([]string, len(asked))
+	lastSeen := make([]*int64, len(asked))
+	known := make([]bool, len(asked))
+	for i, q := range asked {
+		instances[i], lastSeen[i], known[i] = q.instance, optional(q.lastSeen, q.outcome), q.known
+	}
+	rows, err := w.e.pool.Query(bounded, w.e.sql.lookAtInstances, instances, lastSeen, known)
+	if err != nil {
+		return err
+	}
+	var i int
+	var a answer
+	var version, execution *int64 // null: the instance is unknown
+	var status *string            // null: the execution has not ended
+	_, err = pgx.ForEachRow(rows, []any{&i, &a.known, &a.complete, &a.value, &version, &execution, &status}, func() error {
+		a.version, a.execution, a.status = value(version), value(execution), value(status)
+		tell(i-1, a)
+		return nil
+	})
+	return err
+}
+
+// close ends every wait with ErrClosed, and lets none begin.
+func (w *waits) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		w.closed = true
+		close(w.done)
+	}
+}

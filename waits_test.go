@@ -1,0 +1,679 @@
+package pgwake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// fakeInstances is a database of instances that counts the queries for them.
+type fakeInstances struct {
+	mu      sync.Mutex
+	answers map[question]answer // complete ones
+	known   map[string]bool
+	reads   int
+	asked   int
+	err     error
+	during  func() // called in the middle of a query, once its snapshot was taken
+}
+
+func (f *fakeInstances) look(_ context.Context, asked []question, tell func(int, answer)) error {
+	f.mu.Lock()
+	f.reads++
+	f.asked += len(asked)
+	err, during := f.err, f.during
+	f.during = nil
+	told := make(map[int]answer)
+	for i, q := range asked {
+		known := q.known
+		q.known = false
+		a, ok := f.answers[q]
+		if a.known = f.known[q.instance]; ok || a.known != known {
+			a.complete = ok
+			told[i] = a
+		}
+	}
+	f.mu.Unlock()
+	if during != nil {
+		during()
+	}
+	if err != nil {
+		return err
+	}
+	for i, a := range told {
+		tell(i, a)
+	}
+	return nil
+}
+
+// end is the change that the waiters for the instance's outcome wait for.
+func (f *fakeInstances) end(instance string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.known[instance] = true
+	f.answers[question{instance: instance, outcome: true}] = answer{status: string(StatusCompleted)}
+}
+
+func (f *fakeInstances) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+}
+
+func (f *fakeInstances) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reads
+}
+
+// testWaits runs a registry in virtual time. It listens, or else has no LISTEN connection at the moment.
+func testWaits(t *testing.T, cfg Config, listening bool) (*waits, *fakeInstances) {
+	t.Helper()
+	cfg.Logger = silent
+	resolved, err := cfg.resolve()
+	require.NoError(t, err)
+	e := &engine{cfg: &resolved}
+	if resolved.listens() {
+		e.listener = newListener(e, dialer{})
+	}
+	if listening {
+		e.listener.epoch.Store(1)
+	}
+	w := newWaits(e)
+	f := &fakeInstances{answers: make(map[question]answer), known: make(map[string]bool)}
+	w.look = f.look
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+		require.Empty(t, w.byHash, "waiters are left")
+		require.Empty(t, w.due)
+		require.Zero(t, w.count)
+	})
+	return w, f
+}
+
+// waitFor starts a wait for the outcome of an instance and returns the channel for its error.
+func waitFor(ctx context.Context, w *waits, instance string) <-chan error {
+	out := make(chan error, 1)
+	go func() {
+		_, err := w.wait(ctx, question{instance: instance, outcome: true})
+		out <- err
+	}()
+	return out
+}
+
+func TestWaits_NothingChanges_NoQuery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{}, true)
+		ctx, cancel := context.WithCancel(t.Context())
+		var outs []<-chan error
+		for i := range 1000 {
+			outs = append(outs, waitFor(ctx, w, strconv.Itoa(i%10)))
+		}
+		synctest.Wait()
+		before := f.count()
+		time.Sleep(24 * time.Hour)
+		require.Equal(t, before, f.count())
+		w.heard(fmt.Sprintf("%016x", hashOf("of nobody here")))
+		synctest.Wait()
+		require.Equal(t, before, f.count(), "asked for an instance that nobody waits for")
+		require.Equal(t, 1000, w.parked())
+		cancel()
+		for _, out := range outs {
+			require.Equal(t, context.Canceled, <-out)
+		}
+	})
+}
+
+func TestWaits_ManyWaitersOfOneInstance_AreOneQuestionOfOneQuery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{}, true)
+		f.known["i"] = true
+		var outs []<-chan error
+		for range 5000 {
+			outs = append(outs, waitFor(t.Context(), w, "i"))
+		}
+		synctest.Wait()
+		before, asked := f.count(), f.asked
+		f.end("i")
+		w.heard(fmt.Sprintf("%016x", hashOf("i")))
+		for _, out := range outs {
+			require.NoError(t, <-out)
+		}
+		require.Equal(t, 1, f.count()-before)
+		require.Equal(t, 1, f.asked-asked)
+	})
+}
+
+// Whatever is notified during a query is dealt with by one more.
+func TestWaits_ChangesDuringAQuery_AreOneMoreQuery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{}, true)
+		var outs []<-chan error
+		for i := range 5000 {
+			outs = append(outs, waitFor(t.Context(), w, strconv.Itoa(i)))
+		}
+		synctest.Wait()
+		before := f.count()
+		f.mu.Lock()
+		f.during = func() {
+			for i := range 5000 {
+				f.end(strconv.Itoa(i))
+				w.heard(fmt.Sprintf("%016x", hashOf(strconv.Itoa(i))))
+			}
+		}
+		f.mu.Unlock()
+		w.heard(fmt.Sprintf("%016x", hashOf("0")))
+		for _, out := range outs {
+			require.NoError(t, <-out)
+		}
+		require.Equal(t, 2, f.count()-before)
+	})
+}
+
+// Invariants (1) and (2): the change comes after the first query's snapshot, and its notification before the answer.
+func TestWaits_ChangeDuringTheFirstQuery_IsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{}, true)
+		f.during = func() {
+			f.end("i")
+			w.heard(fmt.Sprintf("%016x", hashOf("i")))
+		}
+		require.NoError(t, <-waitFor(t.Context(), w, "i"))
+		require.Equal(t, 2, f.count())
+	})
+}
+
+func TestWaits_PayloadThatIsNotClear_MeansAnyInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{}, true)
+		for i, payload := range []string{"", "of a newer version", "-1", "00000000000000000000"} {
+			instance := strconv.Itoa(i)
+			out := waitFor(t.Context(), w, instance)
+			synctest.Wait()
+			f.end(instance)
+			if i == 3 { // a number: of nobody
+				w.heard(payload)
+				synctest.Wait()
+				require.Empty(t, out)
+				payload = ""
+			}
+			w.heard(payload)
+			require.NoError(t, <-out)
+		}
+	})
+}
+
+// Invariant (3): what changed while nobody listened went unheard.
+func TestWaits_ListeningBegins_EveryWaiterIsReadOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{AggressivePolicy: Never}, false)
+		var outs []<-chan error
+		for i := range 100 {
+			outs = append(outs, waitFor(t.Context(), w, strconv.Itoa(i)))
+		}
+		synctest.Wait()
+		for i := range 100 {
+			f.end(strconv.Itoa(i))
+		}
+		before := f.count()
+		time.Sleep(time.Hour)
+		require.Equal(t, before, f.count(), "polling is forbidden")
+		w.e.listener.epoch.Store(1)
+		w.lookAtAll()
+		for _, out := range outs {
+			require.NoError(t, <-out)
+		}
+		require.Equal(t, 1, f.count()-before)
+	})
+}
+
+func TestWaits_NobodyTellsThisNode_OneQueryAnIntervalForAll(t *testing.T) {
+	const interval = 200 * time.Millisecond
+	for name, cfg := range map[string]Config{
+		"not listening":      {AggressiveInterval: interval},
+		"ModePolling":        {Mode: ModePolling, PollInterval: interval},
+		"long poll disabled": {DisableLongPoll: true, PollInterval: interval},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, f := testWaits(t, cfg, false)
+				time.Sleep(time.Hour)
+				require.Zero(t, f.count(), "asked for nobody")
+				var outs []<-chan error
+				for i := range 1000 {
+					outs = append(outs, waitFor(t.Context(), w, strconv.Itoa(i)))
+				}
+				synctest.Wait()
+				before := f.count()
+				time.Sleep(100*interval + interval/2)
+				require.Equal(t, 100, f.count()-before)
+				for i := range outs {
+					f.end(strconv.Itoa(i))
+				}
+				changed := time.Now()
+				for _, out := range outs {
+					require.NoError(t, <-out)
+				}
+				require.LessOrEqual(t, time.Since(changed), interval)
+				require.Equal(t, 101, f.count()-before)
+
+				// What this node did itself it need not wait for.
+				out := waitFor(t.Context(), w, "own")
+				synctest.Wait()
+				f.end("own")
+				changed = time.Now()
+				w.changed("own")
+				require.NoError(t, <-out)
+				require.Zero(t, time.Since(changed))
+			})
+		})
+	}
+}
+
+func TestWaits_ListeningAgain_PollingEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{}, true)
+		ctx, cancel := context.WithCancel(t.Context())
+		out := waitFor(ctx, w, "i")
+		synctest.Wait()
+		w.e.listener.epoch.Store(0)
+		w.again()
+		before := f.count()
+		time.Sleep(time.Second)
+		require.InDelta(t, 10, f.count()-before, 1)
+		w.e.listener.epoch.Store(2)
+		w.lookAtAll()
+		synctest.Wait()
+		before = f.count()
+		time.Sleep(time.Hour)
+		require.Equal(t, before, f.count())
+		w.changed("i") // the notification of that is on its way
+		synctest.Wait()
+		require.Equal(t, before, f.count(), "read twice for one change")
+		cancel()
+		require.Error(t, <-out)
+	})
+}
+
+func TestWaits_QueryFails_IsRetriedAndNobodyIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{}, true)
+		var outs []<-chan error
+		for i := range 100 {
+			outs = append(outs, waitFor(t.Context(), w, strconv.Itoa(i)))
+		}
+		synctest.Wait()
+		f.fail(errors.New("server is gone"))
+		for i := range 100 {
+			f.end(strconv.Itoa(i))
+			w.heard(fmt.Sprintf("%016x", hashOf(strconv.Itoa(i))))
+		}
+		before := f.count()
+		time.Sleep(time.Minute)
+		require.InDelta(t, time.Minute/lastRetry, f.count()-before, float64(time.Minute/lastRetry))
+		for _, out := range outs {
+			require.Empty(t, out)
+		}
+
+		// Whoever leaves in the meantime is told what was wrong.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := <-waitFor(ctx, w, "impatient")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "server is gone")
+
+		f.fail(nil)
+		for _, out := range outs {
+			require.NoError(t, <-out)
+		}
+	})
+}
+
+func TestWaits_Close_EndsAllAndLetsNoneBegin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := testWaits(t, Config{}, true)
+		var outs []<-chan error
+		for i := range 1000 {
+			outs = append(outs, waitFor(t.Context(), w, strconv.Itoa(i%7)))
+		}
+		synctest.Wait()
+		w.close()
+		w.close()
+		for _, out := range outs {
+			require.Equal(t, ErrClosed, <-out)
+		}
+		require.Equal(t, ErrClosed, <-waitFor(t.Context(), w, "late"))
+	})
+}
+
+// At random: whatever happens in whatever order, nobody whose instance has changed waits on.
+func TestWaits_AnythingGoes_NoWaiterMissesAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{AggressivePolicy: Never}, true)
+		var all sync.WaitGroup
+		for i := range 500 {
+			instance := strconv.Itoa(i % 50)
+			all.Go(func() {
+				time.Sleep(time.Duration(i*7919%1000) * time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				if err := <-waitFor(ctx, w, instance); err != nil {
+					t.Errorf("waiter %d: %v", i, err)
+				}
+			})
+		}
+		for i := range 50 {
+			all.Go(func() {
+				time.Sleep(time.Duration(i*104729%1000) * time.Millisecond)
+				f.end(strconv.Itoa(i))
+				if i%5 == 0 { // the query that sees it has not begun, or is under way
+					f.mu.Lock()
+					f.during = func() { w.heard(fmt.Sprintf("%016x", hashOf(strconv.Itoa(i)))) }
+					f.mu.Unlock()
+				}
+				w.heard(fmt.Sprintf("%016x", hashOf(strconv.Itoa(i))))
+			})
+		}
+		all.Go(func() {
+			for i := range 10 {
+				time.Sleep(100 * time.Millisecond)
+				f.fail(map[bool]error{true: errors.New("server is gone")}[i%2 == 0])
+			}
+		})
+		all.Wait()
+	})
+}
+
+func TestNotifyInstance_HashOfTheID_IsWhatTheNodeComputes(t *testing.T) {
+	p := testProvider(t, Config{})
+	conn, ear := plain(t, p.cfg.Schema), plain(t, p.cfg.Schema)
+	var channel string
+	require.NoError(t, conn.QueryRow(t.Context(), `SELECT channel('instance')`).Scan(&channel))
+	mustExec(t, ear, "LISTEN "+channel)
+	for _, instance := range []string{"i", "order 7/ö/\U0001F600", "'; --", " "} {
+		// Equal payloads of one transaction are one notification.
+		mustExec(t, conn, `SELECT notify_instance($1), notify_instance($1)`, instance)
+		n, err := ear.WaitForNotification(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("%016x", hashOf(instance)), n.Payload)
+	}
+	mustExec(t, conn, `SELECT set_config('pgwake.notify', 'off', false), notify_instance('silent')`)
+	mustExec(t, conn, `SELECT set_config('pgwake.notify', '', false), notify_instance('loud')`)
+	n, err := ear.WaitForNotification(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprintf("%016x", hashOf("loud")), n.Payload)
+}
+
+// waited is what a wait for a custom status returned.
+type waited struct {
+	instance string
+	status   *CustomStatus
+	err      error
+}
+
+func waitForStatus(ctx context.Context, p *Provider, instance string, to chan<- waited) {
+	go func() {
+		s, err := p.WaitForStatus(ctx, instance, 0)
+		to <- waited{instance, s, err}
+	}()
+}
+
+func getStatus(t *testing.T, from <-chan waited) waited {
+	t.Helper()
+	select {
+	case got := <-from:
+		require.NoError(t, got.err)
+		return got
+	case <-time.After(patient):
+		require.Fail(t, "a change was lost")
+		return waited{}
+	}
+}
+
+// makeInstances makes instances known behind the scenes: i1 to in.
+func makeInstances(t *testing.T, conn *pgx.Conn, n int) {
+	t.Helper()
+	mustExec(t, conn, `WITH made AS (
+			INSERT INTO instances (instance_id, namespace, name)
+			SELECT 'i' || i, 'default', 'flow' FROM generate_series(1, $1::int) i RETURNING instance_id)
+		INSERT INTO executions (instance_id, execution_id) SELECT instance_id, 1 FROM made`, n)
+}
+
+// awaitRead waits until n waiters wait, all for instances that exist, and have been read.
+func awaitRead(t *testing.T, p *Provider, n int) {
+	t.Helper()
+	w := p.engine.waits
+	eventually(t, "the waiters were read", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		read := 0
+		for _, same := range w.byHash {
+			for x := range same {
+				if x.known {
+					read++
+				}
+			}
+		}
+		return read == n && len(w.due) == 0
+	})
+}
+
+func TestWaitForStatus_Changed_IsPushedByOneReadAndHoldsNoConnection(t *testing.T) {
+	p := testProvider(t, Config{})
+	conn := plain(t, p.cfg.Schema)
+	makeInstances(t, conn, 2)
+	got := make(chan waited, 2)
+	waitForStatus(t.Context(), p, "i1", got)
+	waitForStatus(t.Context(), p, "i2", got)
+	awaitRead(t, p, 2)
+	require.Equal(t, 2, p.Stats().Waits)
+	require.Zero(t, p.pool.Stat().AcquiredConns())
+	before := p.Stats().WaitReads
+	for i, instance := range []string{"i1", "i2"} {
+		mustExec(t, conn, `SELECT apply_custom_status($1, false, 'half way')`, instance)
+		w := getStatus(t, got)
+		require.Equal(t, instance, w.instance)
+		require.Equal(t, CustomStatus{Value: "half way", Set: true, Version: 1}, *w.status)
+		require.EqualValues(t, i+1, p.Stats().WaitReads-before)
+		require.Equal(t, 1-i, p.Stats().Waits)
+	}
+}
+
+func TestWaitForStatus_ThousandsOfWaiters_ReadsAreShared(t *testing.T) {
+	const n = 3000
+	p := testProvider(t, Config{})
+	conn := plain(t, p.cfg.Schema)
+	makeInstances(t, conn, n)
+	got := make(chan waited, n)
+	for i := range n {
+		waitForStatus(t.Context(), p, fmt.Sprint("i", i+1), got)
+	}
+	awaitRead(t, p, n)
+	before := p.Stats().WaitReads
+	require.Less(t, before, int64(n/10), "reads when they came")
+
+	// One transaction after the other, as fast as one connection can: the node reads what came meanwhile.
+	mustExec(t, conn, `DO $$ BEGIN FOR i IN 1..1000 LOOP
+		PERFORM apply_custom_status('i' || i, false, 'done'); COMMIT; END LOOP; END $$`)
+	// And all at once.
+	mustExec(t, conn, `SELECT count(apply_custom_status('i' || i, false, 'done')) FROM generate_series(1001, $1::int) i`, n)
+	seen := make(map[string]bool)
+	for range n {
+		seen[getStatus(t, got).instance] = true
+	}
+	require.Len(t, seen, n)
+	reads := p.Stats().WaitReads - before
+	t.Logf("%d changes in 1001 transactions: %d reads", n, reads)
+	require.LessOrEqual(t, reads, int64(1001+20))
+	require.Zero(t, p.Stats().Waits)
+}
+
+func TestWaitForStatus_SeveralNodes_EachIsToldAndReadsOnce(t *testing.T) {
+	here := testProvider(t, Config{})
+	there := testProvider(t, Config{Schema: here.cfg.Schema})
+	polls := testProvider(t, Config{Schema: here.cfg.Schema, Mode: ModePolling, PollInterval: 20 * time.Millisecond})
+	conn := plain(t, here.cfg.Schema)
+	makeInstances(t, conn, 1)
+	nodes := []*Provider{here, there, polls}
+	got := make(chan waited, len(nodes))
+	var before []int64
+	for _, p := range nodes {
+		waitForStatus(t.Context(), p, "i1", got)
+		awaitRead(t, p, 1)
+		before = append(before, p.Stats().WaitReads)
+	}
+	// On a connection of one of the pools: a node hears what it did itself.
+	_, err := here.pool.Exec(t.Context(), "SELECT "+pgx.Identifier{here.cfg.Schema}.Sanitize()+".apply_custom_status('i1', true, NULL)")
+	require.NoError(t, err)
+	for range nodes {
+		require.Equal(t, CustomStatus{Version: 1}, *getStatus(t, got).status)
+	}
+	for i, p := range nodes[:2] {
+		require.EqualValues(t, 1, p.Stats().WaitReads-before[i])
+	}
+}
+
+// As hole 3: what is notified while the LISTEN connection is down is lost.
+func TestWaitForStatus_ChangedWhileNotListening_FoundOnReconnect(t *testing.T) {
+	gate := make(chan struct{}, 1)
+	gate <- struct{}{} // the first connection
+	p := testProvider(t, Config{AggressivePolicy: Never, fault: func(point string) {
+		if point == "connect" {
+			select {
+			case <-gate:
+			case <-time.After(patient):
+			}
+		}
+	}})
+	conn := plain(t, p.cfg.Schema)
+	makeInstances(t, conn, 1)
+	got := make(chan waited, 1)
+	waitForStatus(t.Context(), p, "i1", got)
+	awaitRead(t, p, 1)
+	mustExec(t, conn, `SELECT pg_terminate_backend($1)`, p.engine.listener.pid.Load())
+	eventually(t, "the loss is noticed", func() bool { return !p.Stats().Listening })
+	mustExec(t, conn, `SELECT apply_custom_status('i1', false, 'unheard')`)
+	before := p.Stats().WaitReads
+	gate <- struct{}{}
+	require.Equal(t, "unheard", getStatus(t, got).status.Value)
+	require.EqualValues(t, 1, p.Stats().WaitReads-before)
+}
+
+func TestWaitForStatus_CannotListen_IsPolled(t *testing.T) {
+	reached := testProvider(t, Config{})
+	config := reached.pool.Config().ConnConfig.Copy()
+	config.Port, config.Fallbacks = 1, nil // nobody listens there
+	p := testProvider(t, Config{Schema: reached.cfg.Schema, ListenConfig: config})
+	conn := plain(t, p.cfg.Schema)
+	makeInstances(t, conn, 1)
+	got := make(chan waited, 1)
+	waitForStatus(t.Context(), p, "i1", got)
+	awaitRead(t, p, 1)
+	mustExec(t, conn, `SELECT apply_custom_status('i1', false, 'polled')`)
+	require.Equal(t, "polled", getStatus(t, got).status.Value)
+}
+
+func TestWaitForStatus_ChangeThatNobodyAnnounced_IsFoundByTheFallbackIfItIsOn(t *testing.T) {
+	for name, c := range map[string]struct {
+		cfg   Config
+		found bool
+	}{
+		"on":  {Config{FallbackInterval: 100 * time.Millisecond}, true},
+		"off": {Config{FallbackInterval: 100 * time.Millisecond, Mode: ModeEventDriven}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := testProvider(t, c.cfg)
+			conn := plain(t, p.cfg.Schema)
+			makeInstances(t, conn, 1)
+			got := make(chan waited, 1)
+			waitForStatus(t.Context(), p, "i1", got)
+			awaitRead(t, p, 1)
+			mustExec(t, conn, `SELECT set_config('pgwake.notify', 'off', false), apply_custom_status('i1', false, 'silent')`)
+			if !c.found {
+				began := p.Stats().Fallbacks
+				eventually(t, "the keep-alive runs", func() bool { return p.Stats().Fallbacks >= began+3 })
+				require.Empty(t, got)
+				mustExec(t, conn, `SELECT set_config('pgwake.notify', '', false), notify_instance('i1')`)
+			}
+			require.Equal(t, "silent", getStatus(t, got).status.Value)
+		})
+	}
+}
+
+func TestWaitForStatus_PanicInTheGoroutine_IsSurvived(t *testing.T) {
+	bomb := make(chan struct{}, 1)
+	p := testProvider(t, Config{fault: func(at string) {
+		if at == "waits" {
+			select {
+			case <-bomb:
+				panic("injected")
+			default:
+			}
+		}
+	}})
+	conn := plain(t, p.cfg.Schema)
+	makeInstances(t, conn, 1)
+	got := make(chan waited, 1)
+	waitForStatus(t.Context(), p, "i1", got)
+	awaitRead(t, p, 1)
+	bomb <- struct{}{}
+	mustExec(t, conn, `SELECT apply_custom_status('i1', false, 'survived')`)
+	require.Equal(t, "survived", getStatus(t, got).status.Value)
+	require.EqualValues(t, 1, p.Stats().Panics)
+}
+
+// The pool is exhausted and then is not; nobody is told of an error in between.
+func TestWaitForStatus_PoolIsExhausted_WaitsOnAndSaysWhyIfItEnds(t *testing.T) {
+	p := testProvider(t, Config{})
+	conn := plain(t, p.cfg.Schema)
+	makeInstances(t, conn, 1)
+	var held []func()
+	for range p.pool.Config().MaxConns {
+		c, err := p.pool.Acquire(t.Context())
+		require.NoError(t, err)
+		held = append(held, c.Release)
+	}
+	got := make(chan waited, 1)
+	waitForStatus(t.Context(), p, "i1", got)
+	eventually(t, "it waits", func() bool { return p.Stats().Waits == 1 })
+	mustExec(t, conn, `SELECT apply_custom_status('i1', false, 'late')`)
+	require.Empty(t, got)
+	for _, release := range held {
+		release()
+	}
+	require.Equal(t, "late", getStatus(t, got).status.Value)
+}
+
+func TestClose_WaitersOfInstances_ReturnAtOnce(t *testing.T) {
+	p := testProvider(t, Config{})
+	const n = 200
+	got := make(chan waited, n)
+	for i := range n {
+		waitForStatus(t.Context(), p, fmt.Sprint("unknown ", i), got)
+	}
+	eventually(t, "all wait", func() bool { return p.Stats().Waits == n })
+	closing, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	require.NoError(t, p.Close(closing))
+	for range n {
+		require.ErrorIs(t, (<-got).err, ErrClosed)
+	}
+	require.Zero(t, p.Stats().Waits)
+	_, err := p.WaitForInstance(t.Context(), "i")
+	require.ErrorIs(t, err, ErrClosed)
+}
