@@ -1,0 +1,121 @@
+package providertest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/providertest"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintf(os.Stderr, "goroutines were left behind: %v\n", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// damaged is the type of an event that config refuses.
+const damaged = "damaged"
+
+// node is a pgwake.Provider that knows its schema.
+type node struct {
+	*pgwake.Provider
+	schema string
+}
+
+func open(tb testing.TB, schema string, c pgwake.Config) node {
+	c.Schema = schema
+	c.ValidateEvent = func(e *pgwake.Event) error {
+		if e.Type == damaged {
+			return errors.New("the event is damaged")
+		}
+		return nil
+	}
+	return node{pgwaketest.Open(tb, &c), schema}
+}
+
+// schemas are used by one row after another: most of the time that a row takes would go into migrations.
+type schemas struct {
+	all  testing.TB // until its end
+	mu   sync.Mutex
+	free []string
+}
+
+func (s *schemas) take(tb testing.TB) (schema string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if last := len(s.free) - 1; last >= 0 {
+		schema, s.free = s.free[last], s.free[:last]
+	} else {
+		schema = testdb.Schema(s.all)
+	}
+	tb.Cleanup(func() { // after the Provider was closed
+		testdb.Exec(tb, pgwaketest.URL(tb), empty(schema))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.free = append(s.free, schema)
+	})
+	return schema
+}
+
+// empty is a statement that leaves a schema as the migrations do.
+func empty(schema string) string {
+	return `DO $$ BEGIN
+		SET search_path = ` + schema + `;
+		EXECUTE (SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ') || ' RESTART IDENTITY' FROM pg_tables
+		          WHERE schemaname = current_schema() AND tablename <> 'schema_migrations');
+		INSERT INTO namespaces (name) VALUES ('default');
+	END $$`
+}
+
+func TestProvider(t *testing.T) {
+	s := &schemas{all: t}
+	providertest.Run(t, providertest.Factory{
+		New: func(tb testing.TB) providertest.Provider { return open(tb, s.take(tb), pgwake.Config{}) },
+		Another: func(tb testing.TB, p providertest.Provider) providertest.Provider {
+			return open(tb, p.(node).schema, pgwake.Config{})
+		},
+		ShortPoll: func(tb testing.TB) providertest.Provider {
+			return open(tb, s.take(tb), pgwake.Config{DisableLongPoll: true})
+		},
+		CorruptHistory: func(tb testing.TB, p providertest.Provider, instance string) {
+			schema := pgx.Identifier{p.(node).schema}.Sanitize()
+			testdb.Exec(tb, pgwaketest.URL(tb), `UPDATE `+schema+`.history h SET type = $2 FROM `+schema+`.instances i
+				WHERE i.instance_id = $1 AND h.instance_id = $1 AND h.execution_id = i.current_execution`, instance, damaged)
+		},
+		Begin: func(tb testing.TB, p providertest.Provider) pgx.Tx {
+			conn, err := pgx.Connect(context.Background(), pgwaketest.URL(tb))
+			require.NoError(tb, err)
+			tb.Cleanup(func() { _ = conn.Close(context.Background()) })
+			tx, err := conn.Begin(context.Background())
+			require.NoError(tb, err)
+			return tx
+		},
+	})
+}
+
+// What a Provider has beyond the contract is listed here.
+func TestTransactional_HasEveryVerb(t *testing.T) {
+	contract := reflect.TypeFor[providertest.Transactional]()
+	for m := range reflect.TypeFor[*pgwake.Provider]().Methods() {
+		switch m.Name {
+		case "Close", "Health", "Stats", "ListArchive", "PurgeArchive", "PurgeArchiveTx":
+			continue
+		}
+		_, ok := contract.MethodByName(m.Name)
+		require.True(t, ok, "%s is missing", m.Name)
+	}
+}
