@@ -16,7 +16,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
 .PHONY: demo test test-matrix stress check bench mutants chaos help
 
-## demo: the main job on a real PostgreSQL, measured live, in under a minute
+## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
 	@$(GO) build -o bin/quickstart ./examples/quickstart && exec bin/quickstart
 

@@ -128,7 +128,7 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (_ *ledger, er
 				}
 				fmt.Fprintf(out, "node %d got item %d and was killed (SIGKILL)\n", r.Node, r.Item)
 			case r.What == ended && r.Node == l.killed:
-				fmt.Fprintf(out, "node %d is dead, and %d items are still its own, for up to %v\n", r.Node, l.held(), lockTimeout)
+				fmt.Fprintf(out, "node %d is dead; it had reported no end of %d items, which are its own for up to %v more\n", r.Node, l.held(), lockTimeout)
 				patience = time.After(lockTimeout + time.Second)
 			case r.What == ended:
 				return nil, fmt.Errorf("node %d has ended", r.Node)
