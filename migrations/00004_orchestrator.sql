@@ -142,10 +142,10 @@ BEGIN
         END IF;
     END IF;
     -- What was sent to an instance that nothing has opened, nor opens now, waits for nobody.
-    IF EXISTS (SELECT FROM orchestrator_queue q
-                WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message')
-       AND NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance)
+    IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance)
        AND NOT EXISTS (SELECT FROM history h WHERE h.instance_id = p_instance)
+       AND EXISTS (SELECT FROM orchestrator_queue q
+                    WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message')
        AND NOT EXISTS (SELECT FROM orchestrator_queue q
                         WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind IN ('start', 'continue_as_new')) THEN
         DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message';
