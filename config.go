@@ -136,6 +136,11 @@ type Config struct {
 	// (Provider.ListArchive). Defaults to 0: none is kept.
 	ArchiveFor time.Duration
 
+	// HistoryCache is how many bytes of histories the Provider may keep, so that a turn reads of a long one only
+	// what this node does not know. A history takes about 100 bytes for each event, and what the event holds. One
+	// that is larger than all of it is not kept. Defaults to 0: none is.
+	HistoryCache int
+
 	// ValidateEvent is called for each event of a history that is fetched; if it returns an error, the turn comes with
 	// that as HistoryError and without a history. For a runtime that cannot go on with events it does not
 	// understand: it can then mark the instance as failed. It is called by the goroutine of the fetch, and must not
@@ -262,6 +267,7 @@ func (c *Config) resolve() (Config, error) {
 	number("WakeFanout", &r.WakeFanout, 2, 1)
 	number("QuietAbove", &r.QuietAbove, 200, 1)
 	number("MaxPayload", &r.MaxPayload, 1<<20, 1)
+	number("HistoryCache", &r.HistoryCache, 0, 0)
 
 	if r.Logger == nil {
 		r.Logger = slog.Default()

@@ -85,6 +85,7 @@ var badKnobs = map[string][]Config{
 	"HibernateAfter":          {{HibernateAfter: -1}, {HibernateAfter: time.Minute}}, // not before the later stages
 	"HibernatePoll":           {{HibernatePoll: -1}, {HibernatePoll: time.Second - 1}, {HibernatePoll: 24*time.Hour + 1}},
 	"MaxPayload":              {{MaxPayload: -1}},
+	"HistoryCache":            {{HistoryCache: -1}},
 	"ArchiveFor":              {{ArchiveFor: -1}, {ArchiveFor: 10*365*24*time.Hour + 1}},
 }
 

@@ -108,14 +108,14 @@ func serverError(err error) *pgconn.PgError {
 		return nil
 	}
 	pgErr.Message = err.Error()
-	if strings.Contains(pgErr.Message, historyKey) { // whatever the language; each driver has its own way to tell it
-		pgErr.ConstraintName = historyKey
+	if strings.Contains(pgErr.Message, historyPrimaryKey) { // whatever the language; each driver has its own way to tell it
+		pgErr.ConstraintName = historyPrimaryKey
 	}
 	return pgErr
 }
 
-// historyKey is the constraint that keeps event ids unique.
-const historyKey = "history_pkey"
+// historyPrimaryKey is the constraint that keeps event ids unique.
+const historyPrimaryKey = "history_pkey"
 
 func conditionOf(err *pgconn.PgError) error {
 	switch {
@@ -129,7 +129,7 @@ func conditionOf(err *pgconn.PgError) error {
 		return ErrInstanceRunning
 	case err.Code == stateHasParent:
 		return ErrHasParent
-	case err.Code == "23505" && err.ConstraintName == historyKey:
+	case err.Code == "23505" && err.ConstraintName == historyPrimaryKey:
 		return ErrDuplicateEvent
 	case err.Code == "42501": // insufficient_privilege
 		return ErrPermission

@@ -258,7 +258,8 @@ func (p *Provider) checkMessage(m *Message) error {
 
 // FetchOrchestrationItem locks the instance whose due message is first by priority, due time and id, and
 // takes all its visible messages as one turn, waiting for one if need be. While it is locked nobody else
-// gets a turn of that instance. Errors as for FetchWorkItem.
+// gets a turn of that instance. With Config.HistoryCache a second query reads what of the history this node does not
+// know. Errors as for FetchWorkItem.
 func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) (item *OrchestrationItem, err error) {
 	const op = "fetch orchestration"
 	plan, err := p.plan(Orchestrator, o)
@@ -295,6 +296,8 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 // claimOrchestration runs fetch_orchestration.
 func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
 	sent := p.engine.clock.Now()
+	var state historyState
+	remembered := plan.history && p.histories != nil
 	err = p.claimRows(ctx, conn, rowCame, true, func(rows pgx.Rows) error {
 		var part string
 		var id, execution *int64
@@ -315,7 +318,8 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 				ExecutionID: *execution, Attempt: *attempt,
 				LockToken: lockToken(claim, *instance), LockedUntil: *lockedUntil,
 			}
-			return c.item.describe(data)
+			state, err = c.item.describe(data)
+			return err
 		case "message":
 			c.item.Messages = append(c.item.Messages, ClaimedMessage{
 				Message: Message{Instance: c.item.Instance, Kind: MessageKind(*kind), Data: data,
@@ -340,29 +344,32 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 		}
 		return nil
 	}, p.sql.fetchOrchestration, claim, plan.lock, plan.filter.Namespaces, announce, plan.filter.Labels,
-		optional(plan.filter.MinPin, plan.filter.MinPin == 0), optional(plan.filter.MaxPin, plan.filter.MaxPin == 0), plan.history)
+		optional(plan.filter.MinPin, plan.filter.MinPin == 0), optional(plan.filter.MaxPin, plan.filter.MaxPin == 0), plan.history && !remembered)
+	if err == nil && remembered && c.item != nil {
+		err = p.recall(ctx, conn, rowCame, c.item, state)
+	}
 	return c, err
 }
 
 // describe reads what fetch_orchestration says about the instance.
-func (item *OrchestrationItem) describe(data []byte) error {
+func (item *OrchestrationItem) describe(data []byte) (historyState, error) {
 	var about struct {
+		historyState
 		Queue      string
 		Parent     string
 		Attributes json.RawMessage
 		Pin        int64
-		LastEvent  int64 `json:"last_event"`
 		KV         map[string]string
 	}
 	if err := json.Unmarshal(data, &about); err != nil {
-		return fmt.Errorf("read what instance %s is: %w", quote(item.Instance), err)
+		return historyState{}, fmt.Errorf("read what instance %s is: %w", quote(item.Instance), err)
 	}
 	item.Queue, item.Parent, item.PinnedVersion = about.Queue, about.Parent, pinned(about.Pin)
-	item.LastEventID, item.KV = about.LastEvent, about.KV
+	item.LastEventID, item.KV = value(about.Last), about.KV
 	if string(about.Attributes) != "null" {
 		item.Attributes = about.Attributes
 	}
-	return nil
+	return about.historyState, nil
 }
 
 // AckOrchestrationItem ends a turn with what it decided, in one transaction, and frees the instance.
@@ -370,80 +377,93 @@ func (item *OrchestrationItem) describe(data []byte) error {
 // locked and nothing has changed.
 func (p *Provider) AckOrchestrationItem(ctx context.Context, token LockToken, ack OrchestrationAck) error {
 	quiet := p.engine.quiet()
-	var freed string
-	var due []produced
-	return p.doAndTell(ctx, "ack orchestration", func(ctx context.Context, q querier) (err error) {
-		freed, due, err = p.ackOrchestration(ctx, q, token, ack, quiet)
+	var done acked
+	_, instance, _ := token.split()
+	err := p.doAndTell(ctx, "ack orchestration", func(ctx context.Context, q querier) (err error) {
+		done, err = p.ackOrchestration(ctx, q, token, ack, quiet)
 		return err
 	}, func() {
-		p.engine.acked(freed, due, quiet)
-		_, instance, _ := token.split()
+		p.histories.acked(instance, &ack, done.history) // before somebody fetches the next turn
+		p.engine.acked(done.freed, done.due, quiet)
 		p.engine.waits.changed(instance)
 	}, Orchestrator, Worker)
+	if err != nil {
+		p.histories.drop(historyKey{instance, ack.execution()})
+	}
+	return err
 }
 
 // AckOrchestrationItemTx is AckOrchestrationItem as part of the transaction.
 func (p *Provider) AckOrchestrationItemTx(ctx context.Context, tx pgx.Tx, token LockToken, ack OrchestrationAck) error {
 	return p.doTx(ctx, tx, "ack orchestration", func(ctx context.Context, q querier) error {
-		_, _, err := p.ackOrchestration(ctx, q, token, ack, false)
+		_, err := p.ackOrchestration(ctx, q, token, ack, false)
 		return err
 	})
 }
 
-// ackOrchestration runs ack_orchestration. It returns the namespace of the instance that it freed and what
-// it made due.
-func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockToken, ack OrchestrationAck, quiet bool) (freed string, due []produced, err error) {
+// acked is what the ack of a turn brought about.
+type acked struct {
+	freed   string     // namespace of the instance
+	due     []produced // what is or will be due
+	history []byte     // what became of the history, if something was added to it
+}
+
+func (ack *OrchestrationAck) execution() int64 { return max(ack.ExecutionID, 1) }
+
+// ackOrchestration runs ack_orchestration.
+func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockToken, ack OrchestrationAck, quiet bool) (done acked, err error) {
 	claim, instance, err := token.split()
 	if err != nil {
-		return "", nil, err
+		return done, err
 	}
 	if ack.ExecutionID < 0 {
-		return "", nil, invalid("execution id %d is negative", ack.ExecutionID)
+		return done, invalid("execution id %d is negative", ack.ExecutionID)
 	}
 	if err := p.checkMetadata(&ack.Metadata); err != nil {
-		return "", nil, err
+		return done, err
 	}
 	events, err := p.eventColumns(ack.History)
 	if err != nil {
-		return "", nil, err
+		return done, err
 	}
 	work, err := p.workColumns(ack.WorkItems)
 	if err != nil {
-		return "", nil, err
+		return done, err
 	}
 	messages, err := p.messageColumns(ack.Messages)
 	if err != nil {
-		return "", nil, err
+		return done, err
 	}
 	state, err := p.stateArgs(&ack)
 	if err != nil {
-		return "", nil, err
+		return done, err
 	}
 	m := ack.Metadata
-	args := []any{instance, claim, max(ack.ExecutionID, 1), text(m.Name), text(m.Version), text(string(m.Status)), text(m.Output)}
+	args := []any{instance, claim, ack.execution(), text(m.Name), text(m.Version), text(string(m.Status)), text(m.Output)}
 	args = slices.Concat(args, events.args(), work.args(), messages.args(), state, []any{quiet})
 	rows, err := q.Query(ctx, p.sql.ackOrchestration, args...)
 	if err != nil {
-		return "", nil, err
+		return done, err
 	}
 	var queue string
 	var namespace *string // null: any
 	var d produced
-	_, err = pgx.ForEachRow(rows, []any{&queue, &namespace, &d.dueAt, &d.now}, func() error {
+	var history []byte
+	_, err = pgx.ForEachRow(rows, []any{&queue, &namespace, &d.dueAt, &d.now, &history}, func() error {
 		d.namespace = value(namespace)
 		switch queue {
 		case "freed":
-			freed = d.namespace
+			done.freed, done.history = d.namespace, history
 		case Worker.String():
 			d.queue = Worker
-			due = append(due, d)
+			done.due = append(done.due, d)
 		default:
 			d.queue = Orchestrator
-			due = append(due, d)
+			done.due = append(done.due, d)
 		}
 		return nil
 	})
-	return freed, due, err
+	return done, err
 }
 
 // stateArgs are the arguments of ack_orchestration that say what becomes of the instance.

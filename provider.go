@@ -33,6 +33,8 @@ type Provider struct {
 	ownPool bool
 	engine  *engine
 
+	histories *historyCache // nil: none is kept
+
 	// readCommitted: a transaction of the role is READ COMMITTED unless it says otherwise, as usual. The
 	// functions count on it: a later statement must see what was committed since the one before.
 	readCommitted bool
@@ -118,7 +120,7 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 		return nil, err
 	}
 	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool, readCommitted: readCommitted,
-		closing: make(chan struct{}), closed: make(chan struct{})}
+		histories: newHistoryCache(cfg.HistoryCache), closing: make(chan struct{}), closed: make(chan struct{})}
 	p.abort, p.abortNow = context.WithCancel(context.Background())
 	p.engine = newEngine(&p.cfg, p.sql, pool, direct, func() {
 		if ownPool { // what took the LISTEN connection may have taken the pool's
@@ -477,7 +479,7 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query cla
 	})
 	select {
 	case o := <-outcomes:
-		if outcomeUnknown(o.err) {
+		if outcomeUnknown(o.err) || o.err != nil && o.found > 0 { // the latter: claimed, but not all of it was read
 			p.inFlight.Go(func() { p.giveBack(undo) })
 		}
 		return o.claimed, o.err

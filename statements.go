@@ -12,7 +12,7 @@ type statements struct {
 
 	enqueueMessages, fetchOrchestration, ackOrchestration, abandonOrchestration, renewOrchestration, undoOrchestration string
 
-	readHistory, appendHistory string
+	readHistory, resumeHistory, appendHistory string
 
 	renewSessions, cleanupSessions string
 
@@ -47,6 +47,7 @@ func newStatements(schema string) *statements {
 		renewOrchestration:   "SELECT " + in + "renew_orchestration($1, $2, $3)",
 		undoOrchestration:    "SELECT " + in + "undo_orchestration_claim($1)",
 		readHistory:          "SELECT * FROM " + in + "read_history($1, $2, $3)",
+		resumeHistory:        "SELECT * FROM " + in + "resume_history($1, $2, $3)",
 		appendHistory:        "SELECT " + in + "append_history($1, $2, $3, $4, $5)",
 		renewSessions:        "SELECT " + in + "renew_sessions($1, $2, $3)",
 		cleanupSessions:      "SELECT " + in + "cleanup_sessions()",

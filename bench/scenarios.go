@@ -20,6 +20,7 @@ type sizes struct {
 	burst      measure.BurstOptions
 	redelivery measure.RedeliveryOptions
 	stress     measure.StressOptions
+	histories  measure.HistoriesOptions
 }
 
 var full = sizes{
@@ -31,6 +32,7 @@ var full = sizes{
 	burst:      measure.BurstOptions{Items: 50_000},
 	redelivery: measure.RedeliveryOptions{Kills: 5, Items: 3, LockTimeout: 2 * time.Second},
 	stress:     measure.StressOptions{Duration: 30 * time.Second},
+	histories:  measure.HistoriesOptions{Turns: 200},
 }
 
 var small = sizes{
@@ -42,6 +44,7 @@ var small = sizes{
 	burst:      measure.BurstOptions{Items: 10_000},
 	redelivery: measure.RedeliveryOptions{Kills: 2, Items: 2, LockTimeout: time.Second},
 	stress:     measure.StressOptions{Duration: 5 * time.Second},
+	histories:  measure.HistoriesOptions{Turns: 50},
 }
 
 // results of all rounds, in the order of the rounds.
@@ -58,6 +61,7 @@ type results struct {
 	Redelivery []*measure.RedeliveryResult `json:"redelivery,omitempty"`
 	Stress     []*measure.StressResult     `json:"stress,omitempty"`
 	Polled     []*measure.StressResult     `json:"polled_stress,omitempty"`
+	Histories  []*measure.HistoriesResult  `json:"histories,omitempty"`
 }
 
 type scenario struct {
@@ -132,6 +136,10 @@ var scenarios = []scenario{
 			polled.ShortPoll = shortPoll
 			return add(&to.Polled)(measure.Stress(ctx, url, polled))
 		}},
+	{name: "history", what: "turns with short and long histories",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Histories)(measure.Histories(ctx, url, s.histories))
+		}},
 }
 
 // idlePollTimeouts of the dispatchers: how often they return and come again must not show at the server.
@@ -151,7 +159,7 @@ func names() (all []string) {
 
 // needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
 func needsBaseline(name string) bool {
-	return !slices.Contains([]string{"idle", "burst", "stress"}, name)
+	return !slices.Contains([]string{"idle", "burst", "stress", "history"}, name)
 }
 
 // add keeps a result.

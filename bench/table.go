@@ -27,6 +27,7 @@ func (r *results) rows() (rows []row) {
 	rows = append(rows, r.redeliveryRows()...)
 	rows = append(rows, r.burstRows()...)
 	rows = append(rows, r.stressRows()...)
+	rows = append(rows, r.historyRows()...)
 	net := r.safetyNet()
 	return append(rows, row{
 		measure: "found by fallback, by scout (all scenarios)",
@@ -197,6 +198,26 @@ func (r *results) stressRows() []row {
 			figure:   fmt.Sprintf("%.1f", measure.Median(pushedLooks)),
 			baseline: fmt.Sprintf("%.1f", measure.Median(polledLooks)) + byPolling,
 		},
+	}
+}
+
+func (r *results) historyRows() []row {
+	n := len(r.Histories)
+	if n == 0 {
+		return nil
+	}
+	of := func(turns func(*measure.HistoriesResult) measure.Samples) func(int) measure.Summary {
+		return func(i int) measure.Summary { return turns(r.Histories[i]).Summary() }
+	}
+	short := of(func(h *measure.HistoriesResult) measure.Samples { return h.Short })
+	long := of(func(h *measure.HistoriesResult) measure.Samples { return h.Long })
+	read := of(func(h *measure.HistoriesResult) measure.Samples { return h.LongRead })
+	base := fmt.Sprintf(" (%d events)", r.Histories[0].ShortEvents)
+	events := r.Histories[0].LongEvents
+	return []row{
+		r.compare(fmt.Sprintf("turn with %d events, from the cache, p50", events), n, p50(long), p50(short), base, atMost(2)),
+		r.compare("  p95", n, p95(long), p95(short), base, noGoal),
+		r.compare("  read each time, p50", n, p50(read), p50(short), base, noGoal),
 	}
 }
 

@@ -169,6 +169,7 @@ CREATE TABLE executions (
     pin          bigint      NOT NULL DEFAULT 0,
     last_event   bigint      NOT NULL DEFAULT 0,
     event_count  bigint      NOT NULL DEFAULT 0,
+    appended_at  timestamptz,
     started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     completed_at timestamptz,
     PRIMARY KEY (instance_id, execution_id)
@@ -176,7 +177,8 @@ CREATE TABLE executions (
 COMMENT ON TABLE executions IS 'Executions of an instance; a new one begins when an instance continues as new.';
 COMMENT ON COLUMN executions.pin IS 'Version that a node must support to take a turn: 1 + major * 2^40 + minor * 2^20 + patch; 0: any node may.';
 COMMENT ON COLUMN executions.last_event IS 'Highest event id in the history.';
-COMMENT ON COLUMN executions.event_count IS 'How many events the history has: with last_event it tells whether a copy of the history is complete.';
+COMMENT ON COLUMN executions.event_count IS 'How many events the history has.';
+COMMENT ON COLUMN executions.appended_at IS 'When the history was last added to, which is created_at of what was added. With started_at and event_count it tells whether a copy of the history is the history.';
 
 CREATE TABLE history (
     instance_id  text        NOT NULL,

@@ -271,7 +271,7 @@ BEGIN
                    'attributes', v_known.attributes, 'pin', v_run.pin,
                    'last_event', coalesce(v_run.last_event, (SELECT max(h.event_id) FROM history h
                                                               WHERE h.instance_id = v_instance AND h.execution_id = v_execution)),
-                   'event_count', v_run.event_count, 'kv', kv_snapshot(v_instance)),
+                   'event_count', v_run.event_count, 'appended_at', v_run.appended_at, 'started_at', v_run.started_at, 'kv', kv_snapshot(v_instance)),
                coalesce(v_known.name, v_opening.name), coalesce(v_known.version, v_opening.version), v_execution,
                max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.id))[1]),
                v_until, NULL::timestamptz, NULL::timestamptz, NULL::boolean
@@ -360,6 +360,19 @@ $$;
 COMMENT ON FUNCTION release_instance IS 'Removes the lock of an instance and brings back the messages held behind it. True if the instance has a due message now. The caller holds the lock row.';
 
 -- +goose StatementBegin
+CREATE FUNCTION lock_new_history(p_instance text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('pgwake histories of ' || current_schema()), hashtext(p_instance));
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION lock_new_history IS 'Waits for, and keeps out to the end of the transaction, whoever adds events to an execution of the instance that is not known yet, or makes one known: what the first adds, the second counts.';
+
+-- +goose StatementBegin
 CREATE FUNCTION append_history(p_instance text, p_execution bigint, p_event_ids bigint[], p_types text[], p_datas text[])
 RETURNS void
 LANGUAGE plpgsql
@@ -367,18 +380,26 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
 BEGIN
-    INSERT INTO history (instance_id, execution_id, event_id, type, data)
-    SELECT p_instance, p_execution, e.event_id, e.type, e.data::json
+    INSERT INTO history (instance_id, execution_id, event_id, type, data, created_at)
+    SELECT p_instance, p_execution, e.event_id, e.type, e.data::json, v_now
       FROM unnest(p_event_ids, p_types, p_datas) AS e (event_id, type, data);
-    UPDATE executions x
-       SET event_count = x.event_count + cardinality(p_event_ids),
-           last_event = greatest(x.last_event, (SELECT max(e.id) FROM unnest(p_event_ids) AS e (id)))
-     WHERE x.instance_id = p_instance AND x.execution_id = p_execution;
+    FOR attempt IN 1..2 LOOP
+        -- The lock of this row puts what is added to a history in an order: each copy of it is as it was after one
+        -- of the additions.
+        UPDATE executions x
+           SET event_count = x.event_count + cardinality(p_event_ids), appended_at = v_now,
+               last_event = greatest(x.last_event, (SELECT max(e.id) FROM unnest(p_event_ids) AS e (id)))
+         WHERE x.instance_id = p_instance AND x.execution_id = p_execution;
+        EXIT WHEN FOUND OR attempt = 2;
+        PERFORM lock_new_history(p_instance);
+    END LOOP;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION append_history IS 'Adds events to an execution. An id that is taken is a unique violation of history_pkey.';
+COMMENT ON FUNCTION append_history IS 'Adds events to an execution, all with the same created_at. An id that is taken is a unique violation of history_pkey.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_orchestration(
@@ -400,7 +421,7 @@ CREATE FUNCTION ack_orchestration(
     p_custom_status text DEFAULT NULL, p_clear_custom_status boolean DEFAULT false,
     p_kv_ops text[] DEFAULT NULL, p_kv_keys text[] DEFAULT NULL, p_kv_values text[] DEFAULT NULL,
     p_quiet boolean DEFAULT false)
-RETURNS TABLE (queue text, namespace text, due_at timestamptz, now_at timestamptz)
+RETURNS TABLE (queue text, namespace text, due_at timestamptz, now_at timestamptz, history json)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -414,6 +435,8 @@ DECLARE
     v_scope     text;
     v_before    instances;
     v_known     instances;
+    v_appended  timestamptz;
+    v_history   json;
     v_pin       bigint;
 BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
@@ -438,21 +461,32 @@ BEGIN
     END IF;
     SELECT * INTO v_known FROM instances i WHERE i.instance_id = p_instance;
     IF v_known.instance_id IS NOT NULL THEN
-        INSERT INTO executions AS x (instance_id, execution_id, status, output, pin, completed_at)
-        VALUES (p_instance, p_execution, coalesce(p_status, 'Running'), p_output, coalesce(p_pin, 0),
-                CASE WHEN p_status <> 'Running' THEN clock_timestamp() END)
-        ON CONFLICT (instance_id, execution_id) DO UPDATE
-           SET status = coalesce(p_status, x.status), output = coalesce(excluded.output, x.output), pin = coalesce(p_pin, x.pin),
-               completed_at = CASE WHEN p_status IS NULL THEN x.completed_at ELSE excluded.completed_at END
-         WHERE p_status IS NOT NULL OR p_pin IS NOT NULL;
+        SELECT x.appended_at INTO v_appended FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = p_execution;
+        IF NOT FOUND THEN
+            PERFORM lock_new_history(p_instance);
+            INSERT INTO executions AS x (instance_id, execution_id, status, output, pin, completed_at, last_event, event_count, appended_at)
+            SELECT p_instance, p_execution, coalesce(p_status, 'Running'), p_output, coalesce(p_pin, 0),
+                   CASE WHEN p_status <> 'Running' THEN clock_timestamp() END,
+                   greatest(max(h.event_id), 0), count(*), max(h.created_at)
+              FROM history h WHERE h.instance_id = p_instance AND h.execution_id = p_execution
+            RETURNING x.appended_at INTO v_appended;
+        ELSIF p_status IS NOT NULL OR p_pin IS NOT NULL THEN
+            UPDATE executions x
+               SET status = coalesce(p_status, x.status), output = coalesce(p_output, x.output), pin = coalesce(p_pin, x.pin),
+                   completed_at = CASE WHEN p_status IS NULL THEN x.completed_at WHEN p_status <> 'Running' THEN clock_timestamp() END
+             WHERE x.instance_id = p_instance AND x.execution_id = p_execution;
+        END IF;
     END IF;
 
     IF cardinality(p_event_ids) > 0 THEN
         PERFORM append_history(p_instance, p_execution, p_event_ids, p_event_types, p_event_datas);
+        SELECT json_build_object('event_count', x.event_count, 'started_at', x.started_at, 'appended_at', x.appended_at,
+                                 'appended_before', v_appended)
+          INTO v_history FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = p_execution;
     END IF;
     IF cardinality(p_work_names) > 0 THEN
         RETURN QUERY
-        SELECT 'worker', coalesce(n.namespace, 'default'), w.due_at, w.now_at
+        SELECT 'worker', coalesce(n.namespace, 'default'), w.due_at, w.now_at, NULL::json
           FROM enqueue_work_many(p_work_names, p_work_inputs, p_work_namespaces, p_work_priorities, p_work_delays,
                                  p_work_visible_ats, p_work_dedup_keys, p_work_instances, p_work_executions,
                                  p_work_activities, p_work_tags, p_work_sessions, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
@@ -461,7 +495,7 @@ BEGIN
     END IF;
     IF cardinality(p_message_instances) > 0 THEN
         RETURN QUERY
-        SELECT 'orchestrator', m.item_namespace, m.due_at, m.now_at
+        SELECT 'orchestrator', m.item_namespace, m.due_at, m.now_at, NULL::json
           FROM enqueue_message_many(p_message_instances, p_message_kinds, p_message_datas, p_message_names,
                                     p_message_versions, p_message_executions, p_message_namespaces, p_message_priorities,
                                     p_message_delays, p_message_visible_ats, p_message_dedup_keys, p_message_queues, p_quiet) AS m
@@ -515,12 +549,12 @@ BEGIN
        AND (q.dedup_key IS NULL OR NOT EXISTS (
             SELECT FROM orchestrator_queue d
              WHERE d.dedup_key = q.dedup_key AND d.id <> q.id AND (d.namespace = i.namespace OR d.instance_id = p_instance)))
-    RETURNING 'orchestrator', i.namespace, q.visible_at, clock_timestamp();
+    RETURNING 'orchestrator', i.namespace, q.visible_at, clock_timestamp(), NULL::json;
     v_now := clock_timestamp();
     IF release_instance(p_instance) THEN
-        RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now;
+        RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json;
     END IF;
-    RETURN QUERY SELECT 'freed', v_scope, v_now, v_now;
+    RETURN QUERY SELECT 'freed', v_scope, v_now, v_now, v_history;
     -- A caller that asked for quiet looks once more after its commit. For any other the commit is out
     -- of sight, and a message may commit between this snapshot and that commit: so always notify.
     IF NOT p_quiet THEN
@@ -529,7 +563,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, sets custom status and key-value pairs, cancels activities and messages (by dedup key), removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, sets custom status and key-value pairs, cancels activities and messages (by dedup key), removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell. In that row history says what became of the history, if events were added: its event_count, started_at and appended_at, and appended_at before. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION give_back_turn(p_instance text, p_token uuid, p_delay interval, p_ignore_attempt boolean, p_quiet boolean)
@@ -642,15 +676,40 @@ BEGIN
     RETURN QUERY
     SELECT h.event_id, h.type, h.data, h.created_at, h.execution_id FROM history h
      WHERE h.instance_id = p_instance AND h.execution_id = v_execution
-       AND h.event_id >= coalesce(p_from_event_id, h.event_id)
+       AND h.event_id >= coalesce(p_from_event_id, '-9223372036854775808')
      ORDER BY h.event_id;
 END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION read_history IS 'Events of an execution (null: the current one) by id, from p_from_event_id on. No row for an unknown instance.';
 
+-- +goose StatementBegin
+CREATE FUNCTION resume_history(p_instance text, p_execution bigint, p_from_event_id bigint DEFAULT NULL)
+RETURNS TABLE (event_id bigint, type text, data json, created_at timestamptz, event_count bigint, started_at timestamptz, appended_at timestamptz)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    -- One statement, so that both are of one snapshot.
+    RETURN QUERY
+    SELECT NULL::bigint, NULL::text, NULL::json, NULL::timestamptz, x.event_count, x.started_at, x.appended_at
+      FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = p_execution
+    UNION ALL
+    (SELECT h.event_id, h.type, h.data, h.created_at, NULL::bigint, NULL::timestamptz, NULL::timestamptz
+       FROM history h
+      WHERE h.instance_id = p_instance AND h.execution_id = p_execution
+        AND h.event_id >= coalesce(p_from_event_id, '-9223372036854775808')
+      ORDER BY h.event_id);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION resume_history IS 'Events of an execution by id, from p_from_event_id on (null: all), for a node that has those before; and, in a row without an event, what executions says of the history at the same moment, by which the node can tell whether it has all of it.';
+
 -- +goose Down
 
-DROP FUNCTION read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn,
-    ack_orchestration, append_history, release_instance, instance_scope, hold_instance_lock, fetch_orchestration, lock_due_instance,
+DROP FUNCTION resume_history, read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn,
+    ack_orchestration, append_history, lock_new_history, release_instance, instance_scope, hold_instance_lock, fetch_orchestration, lock_due_instance,
     enqueue_message, enqueue_message_many;

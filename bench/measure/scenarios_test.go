@@ -201,6 +201,10 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 			_, err := Stress(ctx, url, StressOptions{Progress: stop})
 			return err
 		},
+		"histories": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Histories(ctx, url, HistoriesOptions{Turns: 100_000, Long: 100, Progress: stop})
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
@@ -210,6 +214,18 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 			assertNothingLeft(t)
 		})
 	}
+}
+
+func TestHistories_TakesTheTimeOfEveryTurn(t *testing.T) {
+	var last Progress
+	r, err := Histories(t.Context(), serverURL(t), HistoriesOptions{Turns: 10, Short: 2, Long: 50, Progress: keep(&last)})
+	require.NoError(t, err)
+	assert.Len(t, r.Short, 10)
+	assert.Len(t, r.Long, 10)
+	assert.Len(t, r.LongRead, 1)
+	noneNegative(t, r.Short, r.Long, r.LongRead)
+	assert.Equal(t, 10, last.Done)
+	assertNothingLeft(t)
 }
 
 func TestScenarios_UnusableURL_IsAnError(t *testing.T) {
