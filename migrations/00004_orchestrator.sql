@@ -464,9 +464,10 @@ BEGIN
         SELECT x.appended_at INTO v_appended FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = p_execution;
         IF NOT FOUND THEN
             PERFORM lock_new_history(p_instance);
-            INSERT INTO executions AS x (instance_id, execution_id, status, output, pin, completed_at, last_event, event_count, appended_at)
+            v_now := clock_timestamp();
+            INSERT INTO executions AS x (instance_id, execution_id, status, output, pin, started_at, completed_at, last_event, event_count, appended_at)
             SELECT p_instance, p_execution, coalesce(p_status, 'Running'), p_output, coalesce(p_pin, 0),
-                   CASE WHEN p_status <> 'Running' THEN clock_timestamp() END,
+                   v_now, CASE WHEN p_status <> 'Running' THEN v_now END,
                    greatest(max(h.event_id), 0), count(*), max(h.created_at)
               FROM history h WHERE h.instance_id = p_instance AND h.execution_id = p_execution
             RETURNING x.appended_at INTO v_appended;
