@@ -12,6 +12,9 @@ WITH_PG := $(GO) build -o bin/withpg ./devpg/cmd/withpg && bin/withpg
 
 .DEFAULT_GOAL := help
 
+# Faults of a Provider, by a regular expression.
+FAULTS ?= .
+
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
 .PHONY: demo test test-matrix stress check bench mutants chaos help
@@ -48,9 +51,10 @@ check:
 bench:
 	@$(GO) build -o bin/bench ./bench && exec bin/bench $(ARGS)
 
-## mutants: opens each hole of the wake engine again and requires its test to fail
+## mutants: breaks the wake engine, then the contract, one thing at a time; each must fail its test (FAULTS="delay" to choose)
 mutants:
-	@$(WITH_PG) -- $(GO) run ./internal/mutants
+	@$(WITH_PG) -- sh -c 'failed=0; $(GO) run ./internal/mutants || failed=1; \
+		PGWAKE_FAULTS="$(FAULTS)" $(GO) test -count=1 -v -run TestFaults ./providertest || failed=1; exit $$failed'
 
 ## chaos: several processes on one server while things go wrong (ARGS="-seed 7 -for 3m")
 chaos:

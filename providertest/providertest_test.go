@@ -47,6 +47,11 @@ func open(tb testing.TB, schema string, c pgwake.Config) node {
 	return node{pgwaketest.Open(tb, &c), schema}
 }
 
+func (n node) in() (schema string) { return n.schema }
+
+// schemaOf returns the schema of a node, in whatever it was dressed.
+func schemaOf(p providertest.Provider) string { return p.(interface{ in() string }).in() }
+
 // schemas are used by one row after another: most of the time that a row takes would go into migrations.
 type schemas struct {
 	all  testing.TB // until its end
@@ -54,20 +59,32 @@ type schemas struct {
 	free []string
 }
 
-func (s *schemas) take(tb testing.TB) (schema string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if last := len(s.free) - 1; last >= 0 {
-		schema, s.free = s.free[last], s.free[:last]
-	} else {
+// take returns a schema without data. If f is not nil, its functions have that fault until tb ends.
+func (s *schemas) take(tb testing.TB, f *fault) string {
+	schema := s.unused()
+	if schema == "" {
 		schema = testdb.Schema(s.all)
+		migrate(tb, schema)
 	}
+	mend := f.infect(tb, schema)
 	tb.Cleanup(func() { // after the Provider was closed
 		testdb.Exec(tb, pgwaketest.URL(tb), empty(schema))
+		for _, function := range mend {
+			testdb.Exec(tb, pgwaketest.URL(tb), function)
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.free = append(s.free, schema)
 	})
+	return schema
+}
+
+func (s *schemas) unused() (schema string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if last := len(s.free) - 1; last >= 0 {
+		schema, s.free = s.free[last], s.free[:last]
+	}
 	return schema
 }
 
@@ -82,17 +99,21 @@ func empty(schema string) string {
 }
 
 func TestProvider(t *testing.T) {
-	s := &schemas{all: t}
-	providertest.Run(t, providertest.Factory{
-		New: func(tb testing.TB) providertest.Provider { return open(tb, s.take(tb), pgwake.Config{}) },
+	providertest.Run(t, factory(&schemas{all: t}, nil))
+}
+
+// factory makes Providers with a fault, or sound ones if that is nil.
+func factory(s *schemas, f *fault) providertest.Factory {
+	return providertest.Factory{
+		New: func(tb testing.TB) providertest.Provider { return f.dress(open(tb, s.take(tb, f), pgwake.Config{})) },
 		Another: func(tb testing.TB, p providertest.Provider) providertest.Provider {
-			return open(tb, p.(node).schema, pgwake.Config{})
+			return f.dress(open(tb, schemaOf(p), pgwake.Config{}))
 		},
 		ShortPoll: func(tb testing.TB) providertest.Provider {
-			return open(tb, s.take(tb), pgwake.Config{DisableLongPoll: true})
+			return f.dress(open(tb, s.take(tb, f), pgwake.Config{DisableLongPoll: true}))
 		},
 		CorruptHistory: func(tb testing.TB, p providertest.Provider, instance string) {
-			schema := pgx.Identifier{p.(node).schema}.Sanitize()
+			schema := pgx.Identifier{schemaOf(p)}.Sanitize()
 			testdb.Exec(tb, pgwaketest.URL(tb), `UPDATE `+schema+`.history h SET type = $2 FROM `+schema+`.instances i
 				WHERE i.instance_id = $1 AND h.instance_id = $1 AND h.execution_id = i.current_execution`, instance, damaged)
 		},
@@ -104,7 +125,7 @@ func TestProvider(t *testing.T) {
 			require.NoError(tb, err)
 			return tx
 		},
-	})
+	}
 }
 
 // What a Provider has beyond the contract is listed here.

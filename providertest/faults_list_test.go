@@ -1,0 +1,1331 @@
+package providertest_test
+
+import (
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/providertest"
+)
+
+// This file answers: in which ways can a Provider break the contract, and which rows notice? The numbers are those of
+// the rules.
+
+var faults = []fault{
+	// 1, 2, 5, 6: what a turn does is done by its holder, as a whole, or not at all.
+	{
+		name: "ack of a turn does not look at the token",
+		rows: []string{"instance_locking/invalid_lock_token_rejection", "lock_expiration/lock_expires_after_timeout"},
+		sql:  []edit{{"hold_instance_lock", "l.lock_token = p_token AND ", ""}},
+	},
+	{
+		name: "ack of a turn does not look at the end of the lease",
+		rows: []string{"error_handling/lock_expiration_during_ack", "lock_expiration/orchestration_lock_renewal_after_expiration"},
+		sql:  []edit{{"hold_instance_lock", " AND l.locked_until > clock_timestamp()", ""}},
+	},
+	{
+		name: "two acks of a turn do not exclude each other",
+		rows: []string{"atomicity/concurrent_ack_prevention"},
+		sql: []edit{{"hold_instance_lock", "        FOR UPDATE;", "        ;\n    IF FOUND THEN PERFORM pg_sleep(0.3); END IF;"},
+			{"release_instance", "DELETE FROM instance_locks l WHERE l.instance_id = p_instance;", "PERFORM pg_sleep(0.5); DELETE FROM instance_locks l WHERE l.instance_id = p_instance;"}},
+	},
+	{
+		name: "event with an id that is taken is swallowed",
+		rows: []string{"atomicity/atomicity_failure_rollback", "error_handling/duplicate_event_id_rejection"},
+		sql:  []edit{{"append_history", "AS e (event_id, type, data);", "AS e (event_id, type, data) ON CONFLICT DO NOTHING;"}},
+	},
+	{
+		name: "event with an id that is taken replaces the other",
+		rows: []string{"error_handling/duplicate_event_id_rejection"},
+		sql: []edit{{"append_history", "AS e (event_id, type, data);",
+			"AS e (event_id, type, data) ON CONFLICT (instance_id, execution_id, event_id) DO UPDATE SET type = excluded.type, data = excluded.data;"}},
+	},
+	{
+		name: "work items of an ack that fails stay",
+		rows: []string{"atomicity/atomicity_failure_rollback"},
+		verb: func(n node) providertest.Provider { return eagerAck{n} },
+	},
+	{
+		name: "ack that fails gives the turn back",
+		rows: []string{"atomicity/atomicity_failure_rollback", "atomicity/lock_released_only_on_successful_ack"},
+		verb: func(n node) providertest.Provider { return dropsTurn{n} },
+	},
+	{
+		name: "ack that loses its lock is no error",
+		rows: []string{"error_handling/invalid_lock_token_on_ack", "instance_locking/invalid_lock_token_rejection",
+			"error_handling/lock_expiration_during_ack", "deletion/force_delete_prevents_ack_recreation"},
+		verb: func(n node) providertest.Provider { return forgivesAck{n} },
+	},
+	{
+		name: "messages of an ack are lost",
+		rows: []string{"atomicity/multi_operation_atomic_ack", "instance_creation/sub_orchestration_instance_creation"},
+		sql:  []edit{{"ack_orchestration", "IF cardinality(p_message_instances) > 0 THEN", "IF false THEN"}},
+	},
+
+	// 3: instances.
+	{
+		name: "instance appears when a message is sent",
+		rows: []string{"instance_creation/no_instance_creation_on_enqueue", "instance_creation/instance_creation_via_metadata",
+			"instance_creation/sub_orchestration_instance_creation"},
+		sql: []edit{{"enqueue_message_many", "v_before := quiet(p_quiet);",
+			"v_before := quiet(p_quiet); INSERT INTO instances (instance_id, namespace, name) SELECT DISTINCT unnest(p_instances), 'default', 'flow' ON CONFLICT DO NOTHING;"}},
+	},
+	{
+		name: "instance appears when its turn is taken",
+		rows: []string{"instance_creation/instance_creation_via_metadata"},
+		sql: []edit{{"fetch_orchestration", "SELECT * INTO v_known FROM",
+			"INSERT INTO instances (instance_id, namespace, name) VALUES (v_instance, 'default', 'flow') ON CONFLICT DO NOTHING; SELECT * INTO v_known FROM"}},
+	},
+	{
+		name: "name and version come from the message",
+		rows: []string{"instance_creation/instance_creation_via_metadata", "instance_creation/null_version_handling"},
+		sql: []edit{{"ack_orchestration", "coalesce(v_namespace, 'default'), p_name, p_version,",
+			"coalesce(v_namespace, 'default'), coalesce((SELECT max(q.name) FROM orchestrator_queue q WHERE q.lock_token = p_token), p_name), (SELECT max(q.version) FROM orchestrator_queue q WHERE q.lock_token = p_token),"}},
+	},
+	{
+		name: "version of an instance is that of its first ack for ever",
+		rows: []string{"instance_creation/null_version_handling"},
+		sql:  []edit{{"ack_orchestration", "coalesce(p_queue, v_queue, ''), p_parent, p_attributes::json);", "coalesce(p_queue, v_queue, ''), p_parent, p_attributes::json);\n        UPDATE instances i SET version = NULL WHERE i.instance_id = p_instance;"}},
+	},
+
+	{
+		name: "payloads are rewritten",
+		rows: []string{"error_handling/corrupted_serialization_data"},
+		sql:  []edit{{"enqueue_message_many", "i.data::json", "i.data::jsonb::json"}},
+	},
+	{
+		name: "history of an unknown instance is an error",
+		rows: []string{"error_handling/missing_instance_metadata", "deletion/delete_terminal_instances"},
+		sql: []edit{{"read_history", "BEGIN\n", `BEGIN
+    IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance) THEN
+        RAISE EXCEPTION 'there is no instance %', p_instance USING ERRCODE = 'PW002';
+    END IF;
+`}},
+	},
+
+	// 4: taking a turn.
+	{
+		name: "leased instance can be taken",
+		rows: []string{"instance_locking/completions_arriving_during_lock_blocked", "instance_locking/ack_only_affects_locked_messages",
+			"lock_expiration/lock_renewal_on_ack"},
+		sql: []edit{{"lock_due_instance", "IF FOUND AND v_lock_end > p_now THEN", "IF FOUND AND v_lock_end < p_now THEN"}},
+	},
+	{
+		name: "messages of a leased turn stay visible, and its lock is none",
+		rows: []string{"instance_locking/exclusive_instance_lock", "instance_locking/multi_threaded_lock_contention",
+			"instance_locking/multi_threaded_no_duplicate_processing", "instance_locking/concurrent_instance_fetching",
+			"instance_locking/multi_threaded_lock_expiration_recovery", "lock_expiration/concurrent_lock_attempts_respect_expiration",
+			"capability_filtering/concurrent_filtered_fetch_no_double_lock"},
+		sql: []edit{{"lock_due_instance", "IF FOUND AND v_lock_end > p_now THEN", "IF FOUND AND v_lock_end < p_now THEN"},
+			{"fetch_orchestration", "SET lock_token = p_token, visible_at = v_until,", "SET lock_token = p_token,"}},
+	},
+	{
+		name: "leased instance blocks the others",
+		rows: []string{"instance_locking/cross_instance_lock_isolation", "instance_locking/lock_token_uniqueness"},
+		sql:  []edit{{"lock_due_instance", "WHERE l.instance_id = p_instance FOR UPDATE SKIP LOCKED;", "ORDER BY l.locked_until DESC LIMIT 1;"}},
+	},
+	{
+		name: "every turn has the token of the first",
+		rows: []string{"instance_locking/lock_token_uniqueness", "lock_expiration/abandon_releases_lock_immediately"},
+		verb: func(n node) providertest.Provider { return &oneToken{node: n} },
+	},
+	{
+		name: "messages of a turn come in the wrong order",
+		rows: []string{"atomicity/multi_operation_atomic_ack", "instance_locking/completions_arriving_during_lock_blocked"},
+		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.id;", "q.lock_token = p_token ORDER BY q.id DESC;"}},
+	},
+	{
+		name: "turn has its first message only",
+		rows: []string{"atomicity/multi_operation_atomic_ack", "instance_locking/message_tagging_during_lock"},
+		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.id;", "q.lock_token = p_token ORDER BY q.id LIMIT 1;"}},
+	},
+	{
+		name: "ack removes messages that came later",
+		rows: []string{"instance_locking/message_tagging_during_lock", "instance_locking/ack_only_affects_locked_messages",
+			"lock_expiration/lock_renewal_on_ack"},
+		sql: []edit{{"ack_orchestration", "DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;",
+			"DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.created_at < v_now; DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND (q.lock_token = p_token OR q.held OR cardinality(p_message_instances) IS NULL);"}},
+	},
+	{
+		name: "ack leaves the messages of the turn",
+		rows: []string{"queue_semantics/worker_ack_atomicity", "instance_locking/ack_only_affects_locked_messages"},
+		sql: []edit{{"ack_orchestration", "DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;",
+			"UPDATE orchestrator_queue q SET held = true, lock_token = NULL WHERE q.instance_id = p_instance AND q.lock_token = p_token;"}},
+	},
+	{
+		name: "lock of an instance is not released",
+		rows: []string{"lock_expiration/lock_renewal_on_ack", "lock_expiration/abandon_releases_lock_immediately"},
+		sql:  []edit{{"release_instance", "DELETE FROM instance_locks l WHERE l.instance_id = p_instance;", ""}},
+	},
+	{
+		name: "history is that of all executions",
+		rows: []string{"multi_execution/execution_isolation", "multi_execution/latest_execution_detection", "multi_execution/execution_history_persistence"},
+		sql:  []edit{{"read_history", "AND h.execution_id = v_execution", ""}},
+	},
+	{
+		name: "history is that of the first execution",
+		rows: []string{"multi_execution/execution_isolation", "multi_execution/latest_execution_detection", "multi_execution/continue_as_new_creates_new_execution"},
+		sql:  []edit{{"read_history", "coalesce(p_execution,", "coalesce(p_execution, 1,"}},
+	},
+	{
+		name: "history does not begin at the event that was asked for",
+		rows: []string{"multi_execution/execution_isolation", "capability_filtering/ack_appends_event_to_corrupted_history"},
+		sql:  []edit{{"read_history", "coalesce(p_from_event_id, '-9223372036854775808')", "'-9223372036854775808'"}},
+	},
+	{
+		name: "turn comes with the history of all executions",
+		rows: []string{"multi_execution/execution_id_sequencing"},
+		sql:  []edit{{"fetch_orchestration", "WHERE p_history AND h.instance_id = v_instance AND h.execution_id = v_execution ORDER", "WHERE p_history AND h.instance_id = v_instance ORDER"}},
+	},
+	{
+		name: "current execution stays the first",
+		rows: []string{"multi_execution/execution_id_sequencing", "multi_execution/continue_as_new_creates_new_execution", "management/get_instance_info"},
+		sql:  []edit{{"ack_orchestration", "greatest(i.current_execution, p_execution)", "i.current_execution"}},
+	},
+	{
+		name: "new execution overwrites the one before",
+		rows: []string{"multi_execution/execution_history_persistence", "multi_execution/execution_isolation", "management/list_executions"},
+		sql: []edit{{"append_history", "BEGIN\n", `BEGIN
+    DELETE FROM history h WHERE h.instance_id = p_instance AND h.execution_id < p_execution;
+    DELETE FROM executions h WHERE h.instance_id = p_instance AND h.execution_id < p_execution;
+`}},
+	},
+
+	// 6, 8: leases of work.
+	{
+		name: "ack of work does not look at the token",
+		rows: []string{"sessions/both_locks_expire_different_worker_claims"},
+		sql:  []edit{{"ack_work_many", "WHERE q.id = done.id AND q.lock_token = done.token", "WHERE q.id = done.id"}},
+	},
+	{
+		name: "ack of work does not look at the end of the lease",
+		rows: []string{"lock_expiration/worker_ack_fails_after_lock_expiry"},
+		sql:  []edit{{"ack_work_many", "AND (q.visible_at > clock_timestamp() AND v_archived IS NULL OR", "AND (v_archived IS NULL OR"}},
+	},
+	{
+		name: "abandon of work does not look at the token",
+		rows: []string{"lock_expiration/abandon_work_item_releases_lock"},
+		sql:  []edit{{"abandon_work", "q.id = p_id AND q.lock_token = p_token AND q.visible_at > v_now", "q.id = p_id"}},
+	},
+	{
+		name: "abandon with a token that is lost is no error",
+		rows: []string{"lock_expiration/abandon_work_item_releases_lock", "queue_semantics/worker_peek_lock_semantics",
+			"instance_locking/invalid_lock_token_rejection", "deletion/force_delete_prevents_ack_recreation"},
+		verb: func(n node) providertest.Provider { return forgivesAbandon{n} },
+	},
+	{
+		name: "renewal revives a lease of work that has ended",
+		rows: []string{"lock_expiration/worker_lock_renewal_after_expiration"},
+		sql:  []edit{{"renew_work", "AND q.visible_at > clock_timestamp() AND before.id", "AND before.id"}},
+	},
+	{
+		name: "renewal of work extends nothing",
+		rows: []string{"lock_expiration/worker_lock_renewal_success", "lock_expiration/worker_lock_renewal_extends_timeout", "pgwake/wake_when_renewed_lease_of_work_ends"},
+		sql:  []edit{{"renew_work", "SET visible_at = v_until", "SET visible_at = q.visible_at"}},
+	},
+	{
+		name: "renewal of work with a token that is lost is no error",
+		rows: []string{"lock_expiration/worker_lock_renewal_invalid_token", "lock_expiration/worker_lock_renewal_after_ack",
+			"lock_expiration/worker_lock_renewal_after_expiration", "cancellation/renew_fails_when_entry_deleted"},
+		verb: func(n node) providertest.Provider { return forgivesRenewal{n} },
+	},
+	{
+		name: "renewal of a turn extends nothing",
+		rows: []string{"pgwake/wake_when_renewed_lease_of_turn_ends"},
+		sql: []edit{{"renew_orchestration", "SET locked_until = v_until", "SET locked_until = l.locked_until"},
+			{"renew_orchestration", "SET visible_at = v_until", "SET visible_at = q.visible_at"}},
+	},
+	{
+		name: "claimed work stays visible",
+		rows: []string{"queue_semantics/worker_queue_fifo_ordering", "queue_semantics/worker_peek_lock_semantics", "queue_semantics/lost_lock_token_handling"},
+		sql:  []edit{{"fetch_work", "SET visible_at = v_until, lock_token = p_token", "SET lock_token = p_token"}},
+	},
+	{
+		name: "lease of work does not end when it says",
+		rows: []string{"queue_semantics/lost_lock_token_handling", "poison_message/worker_attempt_count_increments_on_lock_expiry"},
+		sql:  []edit{{"fetch_work", "SET visible_at = v_until, lock_token = p_token", "SET visible_at = v_now + p_lock_timeout / 2, lock_token = p_token"}},
+	},
+	{
+		name: "fetch gives no new token",
+		rows: []string{"lock_expiration/abandon_work_item_releases_lock", "queue_semantics/lost_lock_token_handling", "tag_filtering/tag_survives_abandon_and_refetch"},
+		verb: func(n node) providertest.Provider { return &oneWorkToken{node: n} },
+	},
+	{
+		name: "work comes in the wrong order",
+		rows: []string{"queue_semantics/worker_queue_fifo_ordering", "atomicity/multi_operation_atomic_ack"},
+		sql:  []edit{{"pick_work", "ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR UPDATE SKIP LOCKED", "ORDER BY q.visible_at DESC, q.id DESC\n                    LIMIT p_limit FOR UPDATE SKIP LOCKED"}},
+	},
+	{
+		name: "completion is sent although the lease is lost",
+		rows: []string{"queue_semantics/worker_ack_atomicity", "cancellation/ack_work_item_fails_when_entry_deleted",
+			"lock_expiration/worker_ack_fails_after_lock_expiry", "deletion/stale_activity_after_delete_recreate"},
+		verb: func(n node) providertest.Provider { return eagerCompletion{n} },
+	},
+	{
+		name: "completion is lost",
+		rows: []string{"queue_semantics/worker_ack_atomicity", "deletion/stale_activity_after_delete_recreate", "pgwake/tx_completion"},
+		sql:  []edit{{"ack_work", "IF p_instance IS NOT NULL THEN", "IF false THEN"}},
+	},
+	{
+		name: "ack without a completion sends one",
+		rows: []string{"cancellation/ack_work_item_none_deletes_without_enqueue"},
+		verb: func(n node) providertest.Provider { return chattyAck{n} },
+	},
+	{
+		name: "new work is not due at once",
+		rows: []string{"queue_semantics/worker_item_immediate_visibility", "queue_semantics/worker_queue_fifo_ordering"},
+		sql:  []edit{{"enqueue_work_many", "coalesce(i.visible_at, v_now + i.delay, v_now)", "coalesce(i.visible_at, v_now + i.delay, v_now + interval '1s')"}},
+	},
+
+	// 5, 7: delays.
+	{
+		name: "delay of abandoned work is ignored",
+		rows: []string{"lock_expiration/abandon_work_item_with_delay", "queue_semantics/worker_delayed_visibility_skips_future_items"},
+		sql:  []edit{{"abandon_work", "SET visible_at = v_now + p_delay", "SET visible_at = v_now"}},
+	},
+	{
+		name: "delay of an abandoned turn is ignored",
+		rows: []string{"pgwake/wake_when_turn_is_abandoned_with_delay"},
+		sql:  []edit{{"give_back_turn", "SET visible_at = v_now + p_delay", "SET visible_at = v_now"}},
+	},
+	{
+		name: "timer fires at once",
+		rows: []string{"queue_semantics/timer_delayed_visibility", "pgwake/wake_when_timer_of_turn_fires", "management/get_queue_depths"},
+		sql:  []edit{{"enqueue_message_many", "coalesce(i.visible_at, v_now + i.delay, v_now)", "v_now"}},
+	},
+
+	// 10: attempts.
+	{
+		name: "attempt of work is not counted",
+		rows: []string{"poison_message/worker_attempt_count_increments_on_lock_expiry", "poison_message/attempt_count_is_per_message",
+			"sessions/abandoned_session_item_retryable", "tag_filtering/tag_survives_abandon_and_refetch"},
+		sql: []edit{{"fetch_work", "attempt_count = q.attempt_count + 1", "attempt_count = 1"}},
+	},
+	{
+		name: "attempts of work begin at 0",
+		rows: []string{"poison_message/worker_attempt_count_starts_at_one"},
+		verb: func(n node) providertest.Provider { return fromZero{n} },
+	},
+	{
+		name: "attempt of a turn is not counted",
+		rows: []string{"poison_message/orchestration_attempt_count_increments_on_refetch", "poison_message/max_attempt_count_across_message_batch",
+			"capability_filtering/fetch_deserialization_error_increments_attempt_count"},
+		sql: []edit{{"fetch_orchestration", "attempt_count = q.attempt_count + 1", "attempt_count = 1"}},
+	},
+	{
+		name: "attempts of turns begin at 0",
+		rows: []string{"poison_message/orchestration_attempt_count_starts_at_one"},
+		verb: func(n node) providertest.Provider { return fromZero{n} },
+	},
+	{
+		name: "attempt of a turn is that of its newest message",
+		rows: []string{"poison_message/max_attempt_count_across_message_batch"},
+		sql:  []edit{{"fetch_orchestration", "max(q.attempt_count), min(q.created_at)", "min(q.attempt_count), min(q.created_at)"}},
+	},
+	{
+		name: "attempts are counted for all items together",
+		rows: []string{"poison_message/attempt_count_is_per_message"},
+		sql:  []edit{{"fetch_work", "attempt_count = q.attempt_count + 1", "attempt_count = (SELECT max(a.attempt_count) + 1 FROM worker_queue a)"}},
+	},
+	{
+		name: "ignore_attempt is ignored for work",
+		rows: []string{"poison_message/abandon_work_item_ignore_attempt_decrements", "poison_message/ignore_attempt_never_goes_negative",
+			"sessions/abandoned_session_item_ignore_attempt"},
+		sql: []edit{{"abandon_work", "q.attempt_count - p_ignore_attempt::integer", "q.attempt_count"}},
+	},
+	{
+		name: "ignore_attempt is ignored for turns",
+		rows: []string{"poison_message/abandon_orchestration_item_ignore_attempt_decrements", "poison_message/ignore_attempt_never_goes_negative"},
+		sql:  []edit{{"give_back_turn", "q.attempt_count - p_ignore_attempt::integer", "q.attempt_count"}},
+	},
+	{
+		name: "ignore_attempt goes below zero",
+		rows: []string{"poison_message/ignore_attempt_never_goes_negative"},
+		sql:  []edit{{"abandon_work", "greatest(q.attempt_count - p_ignore_attempt::integer, 0)", "q.attempt_count - 2 * p_ignore_attempt::integer"}},
+	},
+
+	// 9: cancellation.
+	{
+		name: "cancellation of activities is not applied",
+		rows: []string{"cancellation/cancelled_activities_deleted_from_worker_queue", "cancellation/batch_cancellation_deletes_multiple_activities",
+			"cancellation/ack_work_item_fails_when_entry_deleted", "cancellation/renew_fails_when_entry_deleted"},
+		sql: []edit{{"ack_orchestration", "IF cardinality(p_cancel_activities) > 0 THEN", "IF false THEN"}},
+	},
+	{
+		name: "activities are cancelled before the inserts",
+		rows: []string{"cancellation/same_activity_in_worker_items_and_cancelled_is_noop"},
+		sql: []edit{{"ack_orchestration", "IF cardinality(p_cancel_activities) > 0 THEN", "IF false THEN"},
+			{"ack_orchestration", "    IF cardinality(p_work_names) > 0 THEN", `    DELETE FROM worker_queue w
+     USING unnest(p_cancel_executions, p_cancel_activities) AS c (execution_id, activity_id)
+     WHERE w.instance_id = p_instance AND w.execution_id = c.execution_id AND w.activity_id = c.activity_id;
+    IF cardinality(p_work_names) > 0 THEN`}},
+	},
+	{
+		name: "cancellation takes all activities of the instance",
+		rows: []string{"cancellation/cancelled_activities_deleted_from_worker_queue", "cancellation/same_activity_in_worker_items_and_cancelled_is_noop",
+			"cancellation/cancelling_nonexistent_activities_is_idempotent"},
+		sql: []edit{{"ack_orchestration", "AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id", ""},
+			{"ack_orchestration", "ORDER BY q.id FOR UPDATE OF q) AS cancelled", "ORDER BY q.id) AS cancelled"}},
+	},
+	{
+		name: "cancellation takes one activity only",
+		rows: []string{"cancellation/batch_cancellation_deletes_multiple_activities"},
+		sql:  []edit{{"ack_orchestration", "ORDER BY q.id FOR UPDATE OF q) AS cancelled", "ORDER BY q.id LIMIT 1) AS cancelled"}},
+	},
+	{
+		name: "cancellation of an activity that is gone is an error",
+		rows: []string{"cancellation/cancelling_nonexistent_activities_is_idempotent"},
+		sql:  []edit{{"ack_orchestration", "WHERE w.id = cancelled.id;", "WHERE w.id = cancelled.id;\n        IF NOT FOUND THEN RAISE EXCEPTION 'nothing to cancel' USING ERRCODE = 'PW002'; END IF;"}},
+	},
+	{
+		name: "activity of an instance that does not run is not fetched",
+		rows: []string{"cancellation/fetch_returns_terminal_state_when_orchestration_completed", "cancellation/fetch_returns_terminal_state_when_orchestration_failed",
+			"cancellation/fetch_returns_terminal_state_when_orchestration_continued_as_new", "cancellation/fetch_returns_missing_state_when_instance_deleted"},
+		sql: []edit{{"pick_work", "-q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now",
+			`-q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
+                      AND (q.instance_id IS NULL OR EXISTS (SELECT FROM instance_info i WHERE i.instance_id = q.instance_id AND i.status = 'Running'))`}},
+	},
+	{
+		name: "activity of a running instance is not fetched",
+		rows: []string{"cancellation/fetch_returns_running_state_for_active_orchestration", "cancellation/renew_returns_running_when_orchestration_active"},
+		sql: []edit{{"pick_work", "-q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now",
+			`-q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
+                      AND NOT EXISTS (SELECT FROM instance_info i WHERE i.instance_id = q.instance_id AND i.status = 'Running')`}},
+	},
+	{
+		name: "activity of an instance that does not run is not renewed",
+		rows: []string{"cancellation/renew_returns_terminal_when_orchestration_completed", "cancellation/renew_returns_missing_when_instance_deleted"},
+		sql: []edit{{"renew_work", "AND before.id = q.id", `AND before.id = q.id
+           AND (q.instance_id IS NULL OR EXISTS (SELECT FROM instance_info i WHERE i.instance_id = q.instance_id AND i.status = 'Running'))`}},
+	},
+
+	// 11: damaged history.
+	{
+		name: "damaged history loses events in silence",
+		rows: []string{"capability_filtering/fetch_corrupted_history_filtered_vs_unfiltered", "capability_filtering/fetch_deserialization_error_increments_attempt_count"},
+		verb: func(n node) providertest.Provider { return hidesDamage{n} },
+	},
+	{
+		name: "turn with a damaged history is an error of the fetch",
+		rows: []string{"capability_filtering/fetch_corrupted_history_filtered_vs_unfiltered", "capability_filtering/ack_appends_event_to_corrupted_history"},
+		verb: func(n node) providertest.Provider { return refusesDamage{n} },
+	},
+	{
+		name: "fetch of a damaged history is not counted",
+		rows: []string{"capability_filtering/fetch_deserialization_error_increments_attempt_count",
+			"capability_filtering/fetch_deserialization_error_eventually_reaches_poison"},
+		sql: []edit{{"fetch_orchestration", "attempt_count = q.attempt_count + 1",
+			"attempt_count = q.attempt_count + (q.attempt_count = 0 OR NOT EXISTS (SELECT FROM history h WHERE h.instance_id = v_instance AND h.type = 'damaged'))::integer"}},
+	},
+	{
+		name: "damaged history takes no event",
+		rows: []string{"capability_filtering/ack_appends_event_to_corrupted_history"},
+		sql: []edit{{"append_history", "BEGIN\n", `BEGIN
+    IF EXISTS (SELECT FROM history h WHERE h.instance_id = p_instance AND h.type = 'damaged') THEN
+        RAISE EXCEPTION 'damaged' USING ERRCODE = 'PW003';
+    END IF;
+`}},
+	},
+	{
+		name: "ack removes the damaged events",
+		rows: []string{"capability_filtering/ack_appends_event_to_corrupted_history"},
+		sql: []edit{{"append_history", "BEGIN\n", `BEGIN
+    DELETE FROM history h WHERE h.instance_id = p_instance AND h.type = 'damaged';
+    UPDATE executions x SET event_count = 0 WHERE x.instance_id = p_instance AND x.event_count = 1;
+`}},
+	},
+
+	// 12: versions.
+	{
+		name: "version filter is ignored",
+		rows: []string{"capability_filtering/fetch_with_incompatible_filter_skips_item", "capability_filtering/fetch_filter_skips_incompatible_selects_compatible",
+			"capability_filtering/fetch_filter_applied_before_history_deserialization", "capability_filtering/filter_with_empty_supported_versions_returns_nothing"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) { o.Versions = nil }}
+		},
+	},
+	{
+		name: "version filter locks what it skips",
+		rows: []string{"capability_filtering/fetch_filter_does_not_lock_skipped_instances", "capability_filtering/fetch_with_incompatible_filter_skips_item"},
+		verb: func(n node) providertest.Provider { return locksSkipped{n} },
+	},
+	{
+		name: "version filter leaves out what has a version",
+		rows: []string{"capability_filtering/fetch_with_compatible_filter_returns_item", "capability_filtering/concurrent_filtered_fetch_no_double_lock"},
+		sql:  []edit{{"message_lists", "l.pin BETWEEN p_min_pin AND p_max_pin", "false"}},
+	},
+	{
+		name: "fetch without a version filter leaves out what has a version",
+		rows: []string{"capability_filtering/fetch_with_filter_none_returns_any_item"},
+		sql:  []edit{{"fetch_orchestration", "-q.priority = -level.priority AND q.visible_at <= v_now", "-q.priority = -level.priority AND q.visible_at <= v_now AND q.pin = 0"}},
+	},
+	{
+		name: "version filter leaves out what has no version",
+		rows: []string{"capability_filtering/fetch_filter_null_pinned_version_always_compatible", "capability_filtering/ack_stores_pinned_version_via_metadata_update"},
+		sql:  []edit{{"message_lists", "p_min_pin IS NULL OR l.pin = 0 OR l.pin", "p_min_pin IS NULL OR l.pin"}},
+	},
+	{
+		name: "version filter leaves out its highest version",
+		rows: []string{"capability_filtering/fetch_filter_boundary_versions"},
+		sql:  []edit{{"message_lists", "l.pin BETWEEN p_min_pin AND p_max_pin", "l.pin >= p_min_pin AND l.pin < p_max_pin"}},
+	},
+	{
+		name: "version filter leaves out its lowest version",
+		rows: []string{"capability_filtering/fetch_filter_boundary_versions"},
+		sql:  []edit{{"message_lists", "l.pin BETWEEN p_min_pin AND p_max_pin", "l.pin > p_min_pin AND l.pin <= p_max_pin"}},
+	},
+	{
+		name: "version filter has no upper end",
+		rows: []string{"capability_filtering/fetch_filter_boundary_versions", "capability_filtering/fetch_with_incompatible_filter_skips_item"},
+		sql: []edit{{"message_lists", "l.pin BETWEEN p_min_pin AND p_max_pin", "l.pin >= p_min_pin"},
+			{"lock_due_instance", "v_pin NOT BETWEEN p_min_pin AND p_max_pin", "v_pin < p_min_pin"}},
+	},
+	{
+		name: "version filter without a range matches everything",
+		rows: []string{"capability_filtering/filter_with_empty_supported_versions_returns_nothing"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) {
+				if o.Versions != nil && len(o.Versions.Ranges) == 0 {
+					o.Versions = nil
+				}
+			}}
+		},
+	},
+	{
+		name: "version filter uses its second range",
+		rows: []string{"capability_filtering/fetch_single_range_only_uses_first_range"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) {
+				if o.Versions != nil && len(o.Versions.Ranges) > 1 {
+					o.Versions = &pgwake.VersionFilter{Ranges: []pgwake.VersionRange{{Min: o.Versions.Ranges[0].Min, Max: o.Versions.Ranges[1].Max}}}
+				}
+			}}
+		},
+	},
+	{
+		name: "pinned version is not stored",
+		rows: []string{"capability_filtering/pinned_version_stored_via_ack_metadata", "capability_filtering/ack_stores_pinned_version_via_metadata_update",
+			"capability_filtering/provider_updates_pinned_version_when_told"},
+		sql: []edit{{"ack_orchestration", "coalesce(p_pin, 0)", "0"}, {"ack_orchestration", "pin = coalesce(p_pin, x.pin)", "pin = x.pin"}},
+	},
+	{
+		name: "pinned version is stored with the first ack only",
+		rows: []string{"capability_filtering/ack_stores_pinned_version_via_metadata_update", "capability_filtering/provider_updates_pinned_version_when_told"},
+		sql:  []edit{{"ack_orchestration", "pin = coalesce(p_pin, x.pin)", "pin = x.pin"}},
+	},
+	{
+		name: "pinned version is never overwritten",
+		rows: []string{"capability_filtering/provider_updates_pinned_version_when_told"},
+		sql:  []edit{{"ack_orchestration", "pin = coalesce(p_pin, x.pin)", "pin = coalesce(nullif(x.pin, 0), p_pin, 0)"}},
+	},
+	{
+		name: "pinned version is forgotten by an ack without one",
+		rows: []string{"capability_filtering/pinned_version_immutable_across_ack_cycles"},
+		sql:  []edit{{"ack_orchestration", "pin = coalesce(p_pin, x.pin)", "pin = coalesce(p_pin, 0)"}},
+	},
+	{
+		name: "pinned version is inherited",
+		rows: []string{"capability_filtering/continue_as_new_execution_gets_own_pinned_version"},
+		sql:  []edit{{"ack_orchestration", "coalesce(p_pin, 0)", "coalesce(p_pin, (SELECT max(y.pin) FROM executions y WHERE y.instance_id = p_instance), 0)"}},
+	},
+	{
+		name: "pinned version of an instance is that of its first execution",
+		rows: []string{"capability_filtering/continue_as_new_execution_gets_own_pinned_version"},
+		sql:  []edit{{"ack_orchestration", "coalesce(p_pin, 0)", "coalesce((SELECT min(y.pin) FROM executions y WHERE y.instance_id = p_instance), p_pin, 0)"}},
+	},
+	{
+		name: "messages that are queued keep the version from before the pin",
+		rows: []string{"capability_filtering/ack_stores_pinned_version_via_metadata_update"},
+		sql: []edit{{"ack_orchestration", "SET queue = v_known.queue, pin = v_pin", "SET queue = v_known.queue"},
+			{"lock_due_instance", "IF p_min_pin IS NOT NULL THEN", "IF false THEN"}},
+	},
+
+	// 13: tags.
+	{
+		name: "fetch without a tag filter takes tagged work",
+		rows: []string{"tag_filtering/default_only_fetches_untagged", "tag_filtering/tag_survives_abandon_and_refetch"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) {
+				if labelled(o.Tags, pgwake.DefaultOnly()) {
+					o.Tags = pgwake.AnyTag()
+				}
+			}}
+		},
+	},
+	{
+		name: "tag filter is ignored",
+		rows: []string{"tag_filtering/tags_fetches_only_matching", "tag_filtering/multi_tag_filter", "tag_filtering/multi_runtime_tag_isolation"},
+		sql:  []edit{{"asked_lists", "FROM work_lists(p_namespaces, p_tags) AS l WHERE", "FROM work_lists(p_namespaces, NULL) AS l WHERE"}},
+	},
+	{
+		name: "only the first tag of a filter counts",
+		rows: []string{"tag_filtering/multi_tag_filter", "tag_filtering/multi_runtime_tag_isolation"},
+		sql:  []edit{{"asked_lists", "FROM work_lists(p_namespaces, p_tags) AS l WHERE", "FROM work_lists(p_namespaces, p_tags[1:1]) AS l WHERE"}},
+	},
+	{
+		name: "filter with tags leaves out untagged work",
+		rows: []string{"tag_filtering/default_and_fetches_untagged_and_matching", "tag_filtering/multi_runtime_tag_isolation"},
+		sql:  []edit{{"pick_work", "WHERE p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags))", "WHERE p_namespaces IS NULL AND p_tags IS NULL"}},
+	},
+	{
+		name: "any tag leaves out tagged work",
+		rows: []string{"tag_filtering/any_filter_fetches_everything", "tag_filtering/tag_round_trip_preservation"},
+		sql:  []edit{{"asked_lists", "FROM work_lists(p_namespaces, p_tags) AS l WHERE", "FROM work_lists(p_namespaces, p_tags) AS l WHERE p_tags IS NOT NULL AND"}},
+	},
+	{
+		name: "filter for no tag takes untagged work",
+		rows: []string{"tag_filtering/none_filter_returns_nothing"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) {
+				if labelled(o.Tags, pgwake.NoTag()) {
+					o.Tags = pgwake.DefaultOnly()
+				}
+			}}
+		},
+	},
+	{
+		name: "tag is lost when work is abandoned",
+		rows: []string{"tag_filtering/tag_survives_abandon_and_refetch"},
+		sql:  []edit{{"abandon_work", "lock_token = NULL,", "lock_token = NULL, tag = '',"}},
+	},
+	{
+		name: "tag is lost when a turn schedules work",
+		rows: []string{"tag_filtering/tag_preserved_through_ack_orchestration_item"},
+		sql:  []edit{{"ack_orchestration", "p_work_activities, p_work_tags, p_work_sessions", "p_work_activities, NULL::text[], p_work_sessions"}},
+	},
+	{
+		name: "tag is changed when work is enqueued",
+		rows: []string{"tag_filtering/tag_round_trip_preservation"},
+		sql:  []edit{{"enqueue_work_many", "coalesce(i.tag, '')", "coalesce(lower(i.tag), '')"}},
+	},
+
+	// 14: sessions.
+	{
+		name: "session belongs to everybody",
+		rows: []string{"sessions/session_affinity_blocks_other_worker", "sessions/concurrent_session_claim_only_one_wins",
+			"sessions/mixed_session_and_non_session_items", "sessions/different_sessions_different_workers",
+			"sessions/shared_worker_id_any_caller_can_fetch_owned_session", "sessions/activity_lock_expires_session_lock_valid_same_worker_refetches"},
+		sql: []edit{{"claim_session", "IF v_session.owner <> p_owner AND v_session.locked_until > p_now THEN", "IF false THEN"},
+			{"session_lists", "CASE WHEN s.owner <> p_owner AND s.locked_until > p_now THEN s.locked_until END", "NULL::timestamptz"}},
+	},
+	{
+		name: "session is closed to its owner",
+		rows: []string{"sessions/session_affinity_same_worker", "sessions/session_items_processed_in_order",
+			"sessions/original_worker_reclaims_expired_session", "sessions/session_lock_expires_same_worker_reacquires",
+			"sessions/abandoned_session_item_retryable"},
+		sql: []edit{{"claim_session", "IF v_session.owner <> p_owner AND v_session.locked_until > p_now THEN", "IF v_session.owner = p_owner THEN"}},
+	},
+	{
+		name: "session never ends",
+		rows: []string{"sessions/session_takeover_after_lock_expiry", "sessions/session_lock_expires_activity_lock_valid_ack_succeeds",
+			"sessions/session_claimable_after_lock_expiry", "sessions/renew_session_lock_after_expiry_returns_zero"},
+		sql: []edit{{"claim_session", "v_session.owner <> p_owner AND v_session.locked_until > p_now", "v_session.owner <> p_owner"},
+			{"session_lists", "s.owner <> p_owner AND s.locked_until > p_now", "s.owner <> p_owner"}},
+	},
+	{
+		name: "session that another took over stays with the first",
+		rows: []string{"sessions/session_takeover_after_lock_expiry", "sessions/session_lock_expires_new_owner_gets_redelivery",
+			"sessions/both_locks_expire_different_worker_claims"},
+		sql: []edit{{"claim_session", "SET owner = p_owner, last_activity_at", "SET last_activity_at"}},
+	},
+	{
+		name: "fetch without an owner takes the work of sessions",
+		rows: []string{"sessions/none_session_skips_session_items"},
+		sql: []edit{{"pick_work", "q.session_id IS NULL AND q.visible_at <= p_now\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR",
+			"q.visible_at <= p_now\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR"}},
+	},
+	{
+		name: "fetch with an owner takes only the work of sessions",
+		rows: []string{"sessions/non_session_items_returned_with_session_config", "sessions/some_session_returns_all_items",
+			"sessions/mixed_session_and_non_session_items", "sessions/non_session_items_fetchable_by_any_worker"},
+		sql: []edit{{"pick_work", "WHERE p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags))",
+			"WHERE p_owner IS NULL AND p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags))"}},
+	},
+	{
+		name: "session is lost when work is enqueued",
+		rows: []string{"sessions/session_item_claimable_when_no_session", "sessions/none_session_skips_session_items"},
+		sql:  []edit{{"enqueue_work_many", "coalesce(i.tag, ''), i.session_id", "coalesce(i.tag, ''), NULL::text"}},
+	},
+	{
+		name: "work of a session comes in the wrong order",
+		rows: []string{"sessions/session_items_processed_in_order", "sessions/some_session_returns_all_items"},
+		sql:  []edit{{"pick_work", "ORDER BY c.priority DESC, c.visible_at, c.id", "ORDER BY c.priority DESC, c.visible_at DESC, c.id DESC"}},
+	},
+	{
+		name: "renewal revives a session that has ended",
+		rows: []string{"sessions/renew_session_lock_after_expiry_returns_zero"},
+		sql:  []edit{{"renew_sessions", "AND r.locked_until > v_now AND", "AND"}},
+	},
+	{
+		name: "renewal keeps idle sessions",
+		rows: []string{"sessions/renew_session_lock_skips_idle", "sessions/ack_updates_session_last_activity", "sessions/renew_work_item_updates_session_last_activity"},
+		sql:  []edit{{"renew_sessions", "AND r.last_activity_at > v_now - p_idle", ""}},
+	},
+	{
+		name: "renewal of sessions extends nothing",
+		rows: []string{"sessions/session_lock_renewal_extends_past_original_timeout"},
+		sql:  []edit{{"renew_sessions", "SET locked_until = v_now + p_extend", "SET locked_until = s.locked_until"}},
+	},
+	{
+		name: "renewal of sessions is for all owners",
+		rows: []string{"sessions/renew_session_lock_active"},
+		sql:  []edit{{"renew_sessions", "r.owner = ANY (p_owners) AND", ""}},
+	},
+	{
+		name: "renewal of sessions counts one",
+		rows: []string{"sessions/renew_session_lock_active"},
+		sql:  []edit{{"renew_sessions", "RETURN v_renewed;", "RETURN least(v_renewed, 1);"}},
+	},
+	{
+		name: "renewal of sessions counts one too many",
+		rows: []string{"sessions/renew_session_lock_no_sessions"},
+		sql:  []edit{{"renew_sessions", "RETURN v_renewed;", "RETURN v_renewed + 1;"}},
+	},
+	{
+		name: "ack and renewal of work are no activity of its session",
+		rows: []string{"sessions/ack_updates_session_last_activity", "sessions/renew_work_item_updates_session_last_activity"},
+		sql:  []edit{{"touch_sessions", "WHERE s.session_id = touched.id", "WHERE false"}},
+	},
+	{
+		name: "cleanup removes sessions with work",
+		rows: []string{"sessions/cleanup_keeps_sessions_with_pending_items"},
+		sql:  []edit{{"cleanup_sessions", "AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = r.session_id)", ""}},
+	},
+	{
+		name: "cleanup takes claimed work for none",
+		rows: []string{"sessions/cleanup_keeps_sessions_with_pending_items"},
+		sql:  []edit{{"cleanup_sessions", "WHERE q.session_id = r.session_id)", "WHERE q.session_id = r.session_id AND q.visible_at <= clock_timestamp())"}},
+	},
+	{
+		name: "cleanup removes sessions that have not ended",
+		rows: []string{"sessions/cleanup_keeps_active_sessions"},
+		sql:  []edit{{"cleanup_sessions", "r.locked_until <= clock_timestamp()", "true"}},
+	},
+	{
+		name: "cleanup removes nothing",
+		rows: []string{"sessions/cleanup_removes_expired_no_items", "sessions/cleanup_then_new_item_recreates_session"},
+		sql:  []edit{{"cleanup_sessions", "r.locked_until <= clock_timestamp()", "false"}},
+	},
+
+	// 15: custom status.
+	{
+		name: "custom status is not stored",
+		rows: []string{"custom_status/custom_status_set", "custom_status/custom_status_polling_no_change", "custom_status/custom_status_none_preserves"},
+		sql:  []edit{{"apply_custom_status", "SET custom_status = CASE WHEN NOT p_clear THEN p_value END,", "SET custom_status = '',"}},
+	},
+	{
+		name: "version of the custom status does not count clearing",
+		rows: []string{"custom_status/custom_status_clear", "custom_status/custom_status_version_increments"},
+		sql:  []edit{{"apply_custom_status", "i.custom_status_version + 1", "i.custom_status_version + (NOT p_clear)::integer"}},
+	},
+	{
+		name: "version of the custom status counts once",
+		rows: []string{"custom_status/custom_status_version_increments"},
+		sql:  []edit{{"apply_custom_status", "i.custom_status_version + 1", "1"}},
+	},
+	{
+		name: "clearing keeps the custom status",
+		rows: []string{"custom_status/custom_status_clear", "custom_status/custom_status_version_increments"},
+		sql:  []edit{{"apply_custom_status", "CASE WHEN NOT p_clear THEN p_value END", "coalesce(p_value, i.custom_status)"}},
+	},
+	{
+		name: "ack without a custom status clears it",
+		rows: []string{"custom_status/custom_status_none_preserves"},
+		sql: []edit{{"ack_orchestration", "    IF p_custom_status IS NOT NULL OR p_clear_custom_status THEN\n        PERFORM apply_custom_status(p_instance, p_clear_custom_status, p_custom_status);",
+			"    IF v_known.instance_id IS NOT NULL THEN\n        PERFORM apply_custom_status(p_instance, p_custom_status IS NULL, p_custom_status);"}},
+	},
+	{
+		name: "custom status comes to those who have seen it",
+		rows: []string{"custom_status/custom_status_polling_no_change", "custom_status/custom_status_default_on_new_instance"},
+		sql:  []edit{{"get_custom_status", "i.custom_status_version > p_last_seen", "i.custom_status_version >= p_last_seen"}},
+	},
+	{
+		name: "custom status of an unknown instance is one",
+		rows: []string{"custom_status/custom_status_nonexistent_instance"},
+		sql:  []edit{{"get_custom_status", "i.custom_status_version > p_last_seen;", "i.custom_status_version > p_last_seen UNION ALL SELECT '', 1::bigint WHERE NOT EXISTS (SELECT FROM instances j WHERE j.instance_id = p_instance);"}},
+	},
+	{
+		name: "changes of instances are told nobody",
+		rows: []string{"pgwake/other_node_wait_for_status_ends_with_the_change", "pgwake/other_node_wait_for_instance_ends_with_its_outcome"},
+		sql:  []edit{{"notify_instance", "IS DISTINCT FROM 'off'", "= 'nobody'"}},
+	},
+	{
+		name: "wait for a custom status ends without a new one",
+		rows: []string{"pgwake/wait_for_status_ends_with_the_change"},
+		sql: []edit{{"look_at_instances", "i.custom_status_version > asked.last_seen, x", "i.custom_status_version >= asked.last_seen, x"},
+			{"look_at_instances", "OR i.custom_status_version > asked.last_seen OR", "OR i.custom_status_version >= asked.last_seen OR"}},
+	},
+	{
+		name: "wait for an instance ends when that continues as new",
+		rows: []string{"pgwake/wait_for_instance_ends_with_its_outcome", "pgwake/other_node_wait_for_instance_ends_with_its_outcome"},
+		sql:  []edit{{"look_at_instances", "x.status IN ('Completed',", "x.status IN ('ContinuedAsNew', 'Completed',"}},
+	},
+
+	// 16: key-value pairs.
+	{
+		name: "turn sees the pairs of its own execution",
+		rows: []string{"kv_store/kv_delta_snapshot_excludes_current_execution", "kv_store/kv_snapshot_cross_execution", "kv_store/kv_delta_tombstone_overrides_store"},
+		sql: []edit{{"kv_snapshot", "json_object_agg(s.key, s.value ORDER BY s.key), '{}') FROM kv_store s WHERE s.instance_id = p_instance);",
+			"json_object_agg(s.key, s.value ORDER BY s.key), '{}') FROM list_kv(p_instance) s);"}},
+	},
+	{
+		name: "turn sees a pair that nobody wrote",
+		rows: []string{"kv_store/kv_snapshot_empty", "kv_store/kv_snapshot_after_clear_all"},
+		sql:  []edit{{"kv_snapshot", "'{}'", `'{"x": ""}'`}},
+	},
+	{
+		name: "turn sees no pairs",
+		rows: []string{"kv_store/kv_snapshot_in_fetch", "kv_store/kv_delta_snapshot_includes_completed_execution", "kv_store/kv_prune_preserves_all_keys"},
+		sql:  []edit{{"kv_snapshot", "WHERE s.instance_id = p_instance", "WHERE false"}},
+	},
+	{
+		name: "turn sees the pairs of other instances",
+		rows: []string{"kv_store/kv_instance_isolation"},
+		sql: []edit{{"kv_snapshot", "SELECT coalesce(json_object_agg(s.key, s.value ORDER BY s.key), '{}') FROM kv_store s WHERE s.instance_id = p_instance",
+			"SELECT coalesce(json_object_agg(s.key, s.value ORDER BY s.key), '{}') FROM kv_store s"}},
+	},
+	{
+		name: "client does not see what was written now",
+		rows: []string{"kv_store/kv_set_and_get", "kv_store/kv_overwrite", "kv_store/kv_delta_client_reads_merged", "kv_store/kv_cross_execution_overwrite",
+			"kv_store/kv_special_chars_in_key", "kv_store/kv_empty_value"},
+		sql: []edit{{"get_kv", "CASE WHEN d.key IS NULL THEN s.value ELSE d.value END", "s.value"}},
+	},
+	{
+		name: "client does not see what earlier executions left",
+		rows: []string{"kv_store/kv_delta_client_reads_merged", "kv_store/kv_execution_id_tracking", "kv_store/kv_delta_merged_on_completion"},
+		sql:  []edit{{"get_kv", "CASE WHEN d.key IS NULL THEN s.value ELSE d.value END", "d.value"}},
+	},
+	{
+		name: "tombstone is lost for a client",
+		rows: []string{"kv_store/kv_delta_tombstone_overrides_store", "kv_store/kv_delta_clear_all_tombstones_store", "kv_store/kv_cross_execution_remove_readd"},
+		sql:  []edit{{"get_kv", "CASE WHEN d.key IS NULL THEN s.value ELSE d.value END", "coalesce(d.value, s.value)"}},
+	},
+	{
+		name: "tombstone is lost at the merge",
+		rows: []string{"kv_store/kv_cross_execution_remove_readd", "kv_store/kv_snapshot_after_clear_single", "kv_store/kv_snapshot_after_clear_all"},
+		sql:  []edit{{"merge_kv", "s.key = t.key AND t.value IS NULL", "s.key = t.key AND false"}},
+	},
+	{
+		name: "list of pairs shows what was cleared",
+		rows: []string{"kv_store/kv_delta_tombstone_overrides_store", "kv_store/kv_clear_isolation"},
+		sql:  []edit{{"list_kv", "WHERE d.instance_id = p_instance AND d.key = s.key)", "WHERE d.instance_id = p_instance AND d.key = s.key AND d.value IS NOT NULL)"}},
+	},
+	{
+		name: "pairs are not merged at completion",
+		rows: []string{"kv_store/kv_delta_merged_on_completion", "kv_store/kv_snapshot_in_fetch", "kv_store/kv_delta_merged_on_can"},
+		sql:  []edit{{"ack_orchestration", "IF p_status <> 'Running' THEN\n        PERFORM merge_kv(p_instance);", "IF false THEN\n        PERFORM merge_kv(p_instance);"}},
+	},
+	{
+		name: "pairs are merged before the writes of the last turn",
+		rows: []string{"kv_store/kv_delta_merged_on_completion", "kv_store/kv_delta_merged_on_can"},
+		sql: []edit{{"ack_orchestration", "IF p_status <> 'Running' THEN\n        PERFORM merge_kv(p_instance);", "IF false THEN\n        PERFORM merge_kv(p_instance);"},
+			{"ack_orchestration", "IF v_before.current_execution < p_execution THEN", "IF v_before.current_execution < p_execution OR p_status <> 'Running' THEN"}},
+	},
+	{
+		name: "pairs are merged with every turn",
+		rows: []string{"kv_store/kv_delta_snapshot_excludes_current_execution", "kv_store/kv_delta_merged_on_can", "kv_store/kv_delta_prune_untouched_key_survives"},
+		sql:  []edit{{"ack_orchestration", "IF p_status <> 'Running' THEN\n        PERFORM merge_kv(p_instance);", "IF true THEN\n        PERFORM merge_kv(p_instance);"}},
+	},
+	{
+		name: "merge loses the pairs that were not written again",
+		rows: []string{"kv_store/kv_delta_prune_untouched_key_survives", "kv_store/kv_execution_id_tracking"},
+		sql:  []edit{{"merge_kv", "s.key = t.key AND t.value IS NULL", "s.key <> t.key"}},
+	},
+	{
+		name: "clearing a key does nothing",
+		rows: []string{"kv_store/kv_clear_single", "kv_store/kv_snapshot_after_clear_single"},
+		sql:  []edit{{"apply_kv", "WHERE u.ord > v_cleared", "WHERE u.ord > v_cleared AND u.op <> 'clear'"}},
+	},
+	{
+		name: "clearing a key that is not there is an error",
+		rows: []string{"kv_store/kv_clear_nonexistent_key"},
+		sql: []edit{{"apply_kv", "    IF v_cleared > 0 THEN", `    IF EXISTS (SELECT FROM unnest(p_ops, p_keys) AS u (op, key) WHERE u.op = 'clear' AND get_kv(p_instance, u.key) IS NULL) THEN
+        RAISE EXCEPTION 'no such key' USING ERRCODE = 'PW002';
+    END IF;
+    IF v_cleared > 0 THEN`}},
+	},
+	{
+		name: "clearing all clears what was stored before only",
+		rows: []string{"kv_store/kv_clear_all", "kv_store/kv_set_after_clear", "kv_store/kv_snapshot_after_clear_all"},
+		sql:  []edit{{"apply_kv", "DELETE FROM kv_delta d WHERE d.instance_id = p_instance;", ""}, {"apply_kv", "FROM kv_store s WHERE s.instance_id = p_instance;", "FROM kv_store s WHERE s.instance_id = p_instance ON CONFLICT DO NOTHING;"}},
+	},
+	{
+		name: "clearing all leaves what was stored before",
+		rows: []string{"kv_store/kv_delta_clear_all_tombstones_store"},
+		sql:  []edit{{"apply_kv", "FROM kv_store s WHERE s.instance_id = p_instance;", "FROM kv_store s WHERE false;"}},
+	},
+	{
+		name: "clearing all clears other instances",
+		rows: []string{"kv_store/kv_clear_isolation"},
+		sql:  []edit{{"apply_kv", "DELETE FROM kv_delta d WHERE d.instance_id = p_instance;", "DELETE FROM kv_delta d;"}},
+	},
+	{
+		name: "clearing all comes after the writes",
+		rows: []string{"kv_store/kv_set_after_clear"},
+		sql:  []edit{{"apply_kv", "WHERE u.ord > v_cleared\n", "WHERE v_cleared = 0\n"}},
+	},
+	{
+		name: "first write of a key counts",
+		rows: []string{"kv_store/kv_overwrite"},
+		sql:  []edit{{"apply_kv", "ORDER BY u.key, u.ord DESC", "ORDER BY u.key, u.ord"}},
+	},
+	{
+		name: "empty value is none",
+		rows: []string{"kv_store/kv_empty_value"},
+		sql:  []edit{{"apply_kv", "CASE u.op WHEN 'set' THEN u.value END", "CASE u.op WHEN 'set' THEN nullif(u.value, '') END"}},
+	},
+	{
+		name: "large value is cut off",
+		rows: []string{"kv_store/kv_large_value"},
+		sql:  []edit{{"apply_kv", "CASE u.op WHEN 'set' THEN u.value END", "CASE u.op WHEN 'set' THEN left(u.value, 65000) END"}},
+	},
+	{
+		name: "key is changed",
+		rows: []string{"kv_store/kv_special_chars_in_key"},
+		sql:  []edit{{"apply_kv", "p_instance, u.key, CASE", "p_instance, btrim(u.key), CASE"}},
+	},
+	{
+		name: "key is looked for without its case",
+		rows: []string{"kv_store/kv_get_nonexistent"},
+		sql:  []edit{{"get_kv", "d.key = asked.key", "lower(d.key) = lower(asked.key)"}},
+	},
+	{
+		name: "pairs of other instances are seen",
+		rows: []string{"kv_store/kv_instance_isolation"},
+		sql:  []edit{{"list_kv", "WHERE d.instance_id = p_instance AND d.value IS NOT NULL", "WHERE d.value IS NOT NULL"}},
+	},
+	{
+		name: "pairs of an unknown instance are an error",
+		rows: []string{"kv_store/kv_get_unknown_instance"},
+		sql: []edit{{"get_kv", "BEGIN\n", `BEGIN
+    IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance) THEN
+        RAISE EXCEPTION 'there is no instance %', p_instance USING ERRCODE = 'PW002';
+    END IF;
+`}},
+	},
+	{
+		name: "prune takes the pairs of the executions with it",
+		rows: []string{"kv_store/kv_prune_preserves_all_keys", "kv_store/kv_execution_id_tracking", "kv_store/kv_delta_prune_untouched_key_survives"},
+		sql: []edit{{"prune", "), gone AS (", `), pairs AS (
+        DELETE FROM kv_store k USING doomed d WHERE k.instance_id = d.instance_id AND k.execution_id = d.execution_id RETURNING 1
+    ), gone AS (`}},
+	},
+	{
+		name: "prune takes all pairs with it",
+		rows: []string{"kv_store/kv_prune_preserves_overwritten", "kv_store/kv_prune_current_execution_protected"},
+		sql:  []edit{{"prune_executions", "    RETURN QUERY", "    DELETE FROM kv_store k WHERE k.instance_id = p_instance; DELETE FROM kv_delta k WHERE k.instance_id = p_instance;\n    RETURN QUERY"}},
+	},
+	{
+		name: "deletion leaves what was stored",
+		rows: []string{"kv_store/kv_delete_instance_cascades"},
+		sql:  []edit{{"remove_instances", "DELETE FROM kv_store k WHERE k.instance_id = ANY (p_instances);", ""}},
+	},
+	{
+		name: "deletion leaves what was written and not merged",
+		rows: []string{"kv_store/kv_delta_delete_instance_cascades", "kv_store/kv_delete_instance_with_children", "deletion/delete_cleans_queues_and_locks"},
+		sql:  []edit{{"remove_instances", "DELETE FROM kv_delta k WHERE k.instance_id = ANY (p_instances);", ""}},
+	},
+
+	// 17: orphans.
+	{
+		name: "message for nobody is kept",
+		rows: []string{"queue_semantics/orphan_queue_messages_dropped"},
+		sql:  []edit{{"lock_due_instance", "q.visible_at <= p_now AND q.kind = 'queue_message')", "q.visible_at <= p_now AND false)"}},
+	},
+	{
+		name: "message for a known instance is dropped",
+		rows: []string{"queue_semantics/orphan_queue_messages_dropped"},
+		sql: []edit{{"lock_due_instance", "IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance)", "IF true"},
+			{"lock_due_instance", "AND NOT EXISTS (SELECT FROM history h WHERE h.instance_id = p_instance)", ""}},
+	},
+	{
+		name: "message for an instance that is opened now is dropped",
+		rows: []string{"queue_semantics/orphan_queue_messages_dropped"},
+		sql:  []edit{{"lock_due_instance", "AND q.kind IN ('start', 'continue_as_new')", "AND false"}},
+	},
+
+	// 18: management, deletion and pruning.
+	{
+		name: "list of instances ignores the status",
+		rows: []string{"management/list_instances_by_status"},
+		sql:  []edit{{"list_instances", "x.status = p_status AND", ""}},
+	},
+	{
+		name: "list of instances does not go on after one",
+		rows: []string{"management/list_instances"},
+		sql:  []edit{{"list_instances", "i.instance_id > coalesce(p_after, '')", "true"}},
+	},
+	{
+		name: "info of an unknown instance is no error",
+		rows: []string{"management/get_instance_info", "deletion/delete_terminal_instances"},
+		verb: func(n node) providertest.Provider { return knowsAll{n} },
+	},
+	{
+		name: "list of executions shows the current one only",
+		rows: []string{"management/list_executions", "prune/prune_options_combinations"},
+		sql: []edit{{"list_executions", "WHERE x.instance_id = p_instance AND",
+			"WHERE x.instance_id = p_instance AND (p_execution IS NOT NULL OR x.execution_id = (SELECT i.current_execution FROM instances i WHERE i.instance_id = p_instance)) AND"}},
+	},
+	{
+		name: "output of an execution is lost",
+		rows: []string{"management/get_execution_info", "pgwake/wait_for_instance_ends_with_its_outcome"},
+		sql: []edit{{"ack_orchestration", "output = coalesce(p_output, x.output)", "output = x.output"},
+			{"ack_orchestration", "coalesce(p_status, 'Running'), p_output,", "coalesce(p_status, 'Running'), NULL,"}},
+	},
+	{
+		name: "metrics do not grow",
+		rows: []string{"management/get_system_metrics"},
+		sql:  []edit{{"system_metrics", "count(*) FROM history", "0::bigint"}},
+	},
+	{
+		name: "depth of the queue of messages does not grow",
+		rows: []string{"management/get_queue_depths"},
+		sql:  []edit{{"queue_depths", "FROM orchestrator_queue q GROUP BY", "FROM orchestrator_queue q WHERE false GROUP BY"}},
+	},
+	{
+		name: "running instance is deleted without force",
+		rows: []string{"deletion/delete_running_rejected_force_succeeds", "deletion/delete_instances_atomic_force"},
+		sql:  []edit{{"check_deletion", "i.status = 'Running' AND NOT p_force", "false"}},
+	},
+	{
+		name: "running instance is not deleted with force",
+		rows: []string{"deletion/delete_running_rejected_force_succeeds", "deletion/delete_instances_atomic_force"},
+		sql:  []edit{{"check_deletion", "i.status = 'Running' AND NOT p_force", "i.status = 'Running'"}},
+	},
+	{
+		name: "unknown instance is deleted",
+		rows: []string{"deletion/delete_nonexistent_instance"},
+		sql:  []edit{{"check_deletion", "WHERE NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = asked.id) LIMIT 1;", "WHERE false LIMIT 1;"}},
+	},
+	{
+		name: "child is deleted alone",
+		rows: []string{"deletion/cascade_delete_hierarchy"},
+		sql:  []edit{{"check_deletion", "JOIN instances p ON p.instance_id = above.parent_id LIMIT 1;", "JOIN instances p ON p.instance_id = above.parent_id LIMIT 0;"}},
+	},
+	{
+		name: "child is deleted alone with force",
+		rows: []string{"deletion/cascade_delete_hierarchy"},
+		sql:  []edit{{"check_deletion", "JOIN instances p ON p.instance_id = above.parent_id LIMIT 1;", "JOIN instances p ON p.instance_id = above.parent_id AND NOT p_force LIMIT 1;"}},
+	},
+	{
+		name: "parent is deleted without its child",
+		rows: []string{"deletion/delete_instances_atomic_orphan_detection"},
+		sql:  []edit{{"check_deletion", "EXCEPT SELECT unnest(p_instances) LIMIT 1;", "EXCEPT SELECT unnest(p_instances) LIMIT 0;"}},
+	},
+	{
+		name: "deletion of several is not one",
+		rows: []string{"deletion/delete_instances_atomic_force", "deletion/delete_instances_atomic_orphan_detection"},
+		verb: func(n node) providertest.Provider { return oneByOne{n} },
+	},
+	{
+		name: "tree ends with the children",
+		rows: []string{"deletion/delete_get_instance_tree", "deletion/cascade_delete_hierarchy"},
+		sql:  []edit{{"instance_trees", "JOIN instances i ON i.parent_id = above.id", "JOIN instances i ON i.parent_id = above.id AND v_seen_ids = p_roots"}},
+	},
+	{
+		name: "children are all descendants",
+		rows: []string{"deletion/list_children"},
+		sql: []edit{{"list_children", "WHERE i.parent_id = p_instance ORDER",
+			"WHERE i.instance_id <> p_instance AND i.instance_id IN (SELECT t.instance_id FROM instance_trees(ARRAY[p_instance]) t) ORDER"}},
+	},
+	{
+		name: "parent of an unknown instance is no error",
+		rows: []string{"deletion/delete_get_parent_id"},
+		sql:  []edit{{"get_parent", "IF NOT FOUND THEN", "IF false THEN"}},
+	},
+	{
+		name: "deletion leaves the history",
+		rows: []string{"deletion/delete_terminal_instances", "deletion/delete_cleans_queues_and_locks", "deletion/stale_activity_after_delete_recreate"},
+		sql:  []edit{{"remove_instances", "DELETE FROM history h WHERE h.instance_id = ANY (p_instances);", "PERFORM FROM history h WHERE h.instance_id = ANY (p_instances);"}},
+	},
+	{
+		name: "deletion leaves the messages",
+		rows: []string{"deletion/delete_cleans_queues_and_locks"},
+		sql:  []edit{{"remove_instances", "DELETE FROM orchestrator_queue q WHERE q.instance_id = ANY (p_instances);", "PERFORM FROM orchestrator_queue q WHERE q.instance_id = ANY (p_instances);"}},
+	},
+	{
+		name: "deletion leaves the work",
+		rows: []string{"deletion/delete_cleans_queues_and_locks", "deletion/stale_activity_after_delete_recreate", "deletion/delete_instances_atomic"},
+		sql:  []edit{{"remove_instances", "DELETE FROM worker_queue q WHERE q.id = ANY (v_work);", ""}},
+	},
+	{
+		name: "deletion leaves the lock",
+		rows: []string{"deletion/delete_cleans_queues_and_locks", "deletion/force_delete_prevents_ack_recreation"},
+		sql:  []edit{{"remove_instances", "DELETE FROM instance_locks l WHERE l.instance_id = ANY (p_instances);", ""}},
+	},
+	{
+		name: "deletion leaves an activity in hand that nobody can finish",
+		rows: []string{"cancellation/orphan_activity_after_instance_force_deletion"},
+		sql:  []edit{{"remove_instances", "DELETE FROM worker_queue q WHERE q.id = ANY (v_work);", "UPDATE worker_queue q SET lock_token = gen_random_uuid(), visible_at = clock_timestamp(), instance_id = 'i' WHERE q.id = ANY (v_work); INSERT INTO orchestrator_queue (instance_id, kind, namespace, visible_at) VALUES ('i', 'stale', 'default', clock_timestamp());"}},
+	},
+	{
+		name: "deletion counts what it did not delete",
+		rows: []string{"deletion/delete_terminal_instances", "deletion/delete_instances_atomic"},
+		sql:  []edit{{"remove_instances", "GET DIAGNOSTICS events = ROW_COUNT;", "events := 0;"}},
+	},
+	{
+		name: "bulk deletion takes running instances",
+		rows: []string{"bulk_deletion/delete_instance_bulk_safety_and_limits", "bulk_deletion/delete_instance_bulk_filter_combinations"},
+		sql: []edit{{"delete_instances_bulk", "AND x.status <> 'Running'", ""},
+			{"delete_instances_bulk", "x.completed_at < coalesce(p_completed_before, 'infinity')", "coalesce(x.completed_at, '-infinity') < coalesce(p_completed_before, 'infinity')"},
+			{"delete_instances_bulk", "m.status = 'Running'", "false"}},
+	},
+	{
+		name: "bulk deletion has no limit",
+		rows: []string{"bulk_deletion/delete_instance_bulk_safety_and_limits"},
+		sql:  []edit{{"delete_instances_bulk", "LIMIT p_limit", ""}},
+	},
+	{
+		name: "bulk deletion ignores the ids",
+		rows: []string{"bulk_deletion/delete_instance_bulk_filter_combinations"},
+		verb: func(n node) providertest.Provider {
+			return bulk{n, func(f *pgwake.BulkFilter) { f.Instances = nil }}
+		},
+	},
+	{
+		name: "bulk deletion with ids ignores the time",
+		rows: []string{"bulk_deletion/delete_instance_bulk_completed_before_filter"},
+		verb: func(n node) providertest.Provider {
+			return bulk{n, func(f *pgwake.BulkFilter) {
+				if f.Instances != nil {
+					f.CompletedBefore = time.Time{}
+				}
+			}}
+		},
+	},
+	{
+		name: "bulk deletion takes children",
+		rows: []string{"bulk_deletion/delete_instance_bulk_cascades_to_children"},
+		sql:  []edit{{"delete_instances_bulk", "AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)", ""}},
+	},
+	{
+		name: "bulk deletion leaves children",
+		rows: []string{"bulk_deletion/delete_instance_bulk_cascades_to_children"},
+		sql:  []edit{{"delete_instances_bulk", "v_going := ARRAY(SELECT DISTINCT t.instance_id FROM instance_trees(v_roots) t);", "v_going := v_roots;"}},
+	},
+	{
+		name: "prune takes the current execution",
+		rows: []string{"prune/prune_safety"},
+		sql: []edit{{"prunable_executions", "AND x.execution_id <> (SELECT i.current_execution FROM instances i WHERE i.instance_id = p_instance)", ""},
+			{"prunable_executions", "OFFSET greatest(p_keep_last, 1) - 1 LIMIT 1)", "OFFSET greatest(p_keep_last, 1) - 1 LIMIT 1) + 1"}},
+	},
+	{
+		name: "prune keeps one more",
+		rows: []string{"prune/prune_options_combinations", "prune/prune_safety"},
+		sql:  []edit{{"prunable_executions", "OFFSET greatest(p_keep_last, 1) - 1", "OFFSET greatest(p_keep_last, 1)"}},
+	},
+	{
+		name: "prune ignores how many to keep",
+		rows: []string{"prune/prune_options_combinations", "prune/prune_bulk", "kv_store/kv_execution_id_tracking"},
+		sql:  []edit{{"prunable_executions", "OFFSET greatest(p_keep_last, 1) - 1", "OFFSET 0"}},
+	},
+	{
+		name: "prune ignores the time",
+		rows: []string{"prune/prune_options_combinations"},
+		sql:  []edit{{"prunable_executions", "AND (p_completed_before IS NULL OR x.completed_at < p_completed_before)", ""}},
+	},
+	{
+		name: "prune takes either criterion",
+		rows: []string{"prune/prune_options_combinations"},
+		verb: func(n node) providertest.Provider { return prunesEither{n} },
+	},
+	{
+		name: "prune of an unknown instance is no error",
+		rows: []string{"prune/prune_safety"},
+		sql:  []edit{{"prune_executions", "IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance) THEN", "IF false THEN"}},
+	},
+	{
+		name: "prune leaves the history",
+		rows: []string{"prune/prune_options_combinations"},
+		sql:  []edit{{"prune", "DELETE FROM history h USING doomed d\n         WHERE h", "DELETE FROM history h USING doomed d\n         WHERE false AND h"}},
+	},
+	{
+		name: "bulk prune ignores the ids",
+		rows: []string{"prune/prune_bulk"},
+		sql:  []edit{{"prune_executions_bulk", "IF p_instances IS NULL THEN", "IF true THEN"}},
+	},
+	{
+		name: "bulk prune passes over running instances",
+		rows: []string{"prune/prune_bulk_includes_running_instances"},
+		sql: []edit{{"prune_executions_bulk", "AND EXISTS (SELECT FROM prunable_executions(",
+			"AND EXISTS (SELECT FROM instance_info r WHERE r.instance_id = i.instance_id AND r.status <> 'Running') AND EXISTS (SELECT FROM prunable_executions("}},
+	},
+
+	// 19: long polling.
+	{
+		name: "fetch does not wait",
+		rows: []string{"long_polling/long_poll_waits_for_timeout", "long_polling/long_poll_work_item_waits_for_timeout",
+			"pgwake/wake_when_work_is_enqueued", "pgwake/wake_when_message_is_sent"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) { o.PollTimeout, o.NoWait = 0, true }}
+		},
+	},
+	{
+		name: "fetch gives up early",
+		rows: []string{"long_polling/long_poll_waits_for_timeout", "long_polling/long_poll_work_item_waits_for_timeout",
+			"pgwake/long_poll_of_work_never_ends_early", "pgwake/long_poll_of_turns_never_ends_early"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) { o.PollTimeout = o.PollTimeout * 4 / 10 }}
+		},
+	},
+	{
+		name: "fetch takes too long",
+		rows: []string{"long_polling/fetch_respects_timeout_upper_bound", "long_polling/short_poll_returns_immediately", "long_polling/short_poll_work_item_returns_immediately"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) { time.Sleep(300 * time.Millisecond) }}
+		},
+	},
+	{
+		name: "fetch that waits takes too long",
+		rows: []string{"pgwake/long_poll_of_work_ends_soon_after_its_timeout", "pgwake/long_poll_of_turns_ends_soon_after_its_timeout",
+			"long_polling/fetch_respects_timeout_upper_bound"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) {
+				if !o.NoWait {
+					o.PollTimeout += 400 * time.Millisecond
+				}
+			}}
+		},
+	},
+	{
+		name: "fetch that waits ignores its context",
+		rows: []string{"pgwake/long_poll_ends_with_its_context"},
+		verb: func(n node) providertest.Provider { return deafToContext{n} },
+	},
+
+	// The wake-ups.
+	{
+		name: "nodes are not told of work that is due",
+		rows: []string{"pgwake/other_node_wakes_when_work_is_enqueued", "pgwake/other_node_wakes_when_work_is_abandoned",
+			"pgwake/other_node_wakes_when_turn_schedules_work", "pgwake/other_node_wakes_when_work_is_redriven",
+			"pgwake/tx_enqueue_of_work", "pgwake/tx_turn_schedules_work"},
+		sql: []edit{{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'worker' AND p_due > 0 THEN RETURN; END IF;\n"}},
+	},
+	{
+		name: "nodes are not told of messages that are due",
+		rows: []string{"pgwake/other_node_wakes_when_message_is_sent", "pgwake/other_node_wakes_when_turn_is_abandoned",
+			"pgwake/other_node_wakes_when_completion_is_sent", "pgwake/other_node_wakes_when_turn_sends_message",
+			"pgwake/other_node_wakes_when_ack_frees_instance_with_held_message", "pgwake/other_node_wakes_when_message_is_redriven",
+			"pgwake/other_node_wakes_when_abandon_frees_instance_with_held_message",
+			"pgwake/other_node_wakes_when_dead_letter_frees_instance_with_held_message",
+			"pgwake/tx_enqueue_of_message", "pgwake/tx_completion", "pgwake/tx_ack_frees_instance"},
+		sql: []edit{{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'orchestrator' AND p_due > 0 THEN RETURN; END IF;\n"}},
+	},
+	{
+		name: "nodes are not told when work becomes due",
+		rows: []string{"pgwake/other_node_wakes_when_delay_of_work_ends", "pgwake/other_node_wakes_when_work_is_abandoned_with_delay",
+			"pgwake/other_node_wakes_when_lease_of_work_is_cut_short", "pgwake/tx_renewal_of_work"},
+		sql: []edit{{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'worker' AND p_due = 0 THEN RETURN; END IF;\n"}},
+	},
+	{
+		name: "nodes are not told when messages become due",
+		rows: []string{"pgwake/other_node_wakes_when_delay_of_message_ends",
+			"pgwake/other_node_wakes_when_lease_of_turn_is_cut_short", "pgwake/tx_renewal_of_turn"},
+		sql: []edit{{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'orchestrator' THEN p_next := NULL; IF p_due = 0 THEN RETURN; END IF; END IF;\n"}},
+	},
+	{
+		name: "fetch does not know when the next work is due",
+		rows: []string{"pgwake/wake_when_delay_of_work_from_before_ends"},
+		sql:  []edit{{"earliest_work", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= v_now THEN v_earliest END;"}},
+	},
+	{
+		name: "fetch does not know when the next message is due",
+		rows: []string{"pgwake/wake_when_delay_of_message_from_before_ends"},
+		sql:  []edit{{"earliest_message", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= clock_timestamp() THEN v_earliest END;"}},
+	},
+	{
+		name: "node does not know when the work of another is due",
+		rows: []string{"pgwake/other_node_wakes_when_delay_of_work_from_before_ends", "pgwake/other_node_wakes_when_lease_of_work_ends",
+			"pgwake/other_node_wakes_when_renewed_lease_of_work_ends"},
+		sql: []edit{{"earliest_work", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= v_now THEN v_earliest END;"},
+			{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'worker' AND p_due = 0 THEN RETURN; END IF;\n"}},
+	},
+	{
+		name: "node does not know when the message of another is due",
+		rows: []string{"pgwake/other_node_wakes_when_delay_of_message_from_before_ends", "pgwake/other_node_wakes_when_lease_of_turn_ends",
+			"pgwake/other_node_wakes_when_renewed_lease_of_turn_ends"},
+		sql: []edit{{"earliest_message", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= clock_timestamp() THEN v_earliest END;"},
+			{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'orchestrator' AND p_due = 0 THEN RETURN; END IF;\n"}},
+	},
+	{
+		name: "messages that are held are not brought back",
+		rows: []string{"pgwake/wake_when_ack_frees_instance_with_held_message", "pgwake/wake_when_abandon_frees_instance_with_held_message",
+			"pgwake/wake_when_dead_letter_frees_instance_with_held_message", "instance_locking/ack_only_affects_locked_messages"},
+		sql: []edit{{"release_instance", "WHERE q.instance_id = p_instance AND q.held;", "WHERE false;"}},
+	},
+	{
+		name: "renewal in a transaction does not tell of an earlier end (work)",
+		rows: []string{"pgwake/tx_renewal_of_work"},
+		sql:  []edit{{"renew_work", "IF v_sooner THEN", "IF false THEN"}},
+	},
+	{
+		name: "renewal in a transaction does not tell of an earlier end (turn)",
+		rows: []string{"pgwake/tx_renewal_of_turn"},
+		sql:  []edit{{"renew_orchestration", "IF v_until < v_before THEN", "IF false THEN"}},
+	},
+	{
+		name: "abandon in a transaction tells nobody (work)",
+		rows: []string{"pgwake/tx_abandon_of_work"},
+		sql:  []edit{{"abandon_work", "IF NOT p_quiet THEN", "IF false THEN"}},
+	},
+	{
+		name: "abandon in a transaction tells nobody (turn)",
+		rows: []string{"pgwake/tx_abandon_of_turn"},
+		sql:  []edit{{"give_back_turn", "IF NOT p_quiet THEN", "IF false THEN"}},
+	},
+	{
+		name: "ack in a transaction does not tell of the instance",
+		rows: []string{"pgwake/tx_ack_frees_instance"},
+		sql:  []edit{{"ack_orchestration", "IF NOT p_quiet THEN", "IF false THEN"}},
+	},
+	{
+		name: "enqueue in a transaction is not told of",
+		rows: []string{"pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message", "pgwake/tx_turn_schedules_work", "pgwake/tx_completion"},
+		sql:  []edit{{"notify_inserted", "IF v_rows > 0 THEN", "IF false THEN"}},
+	},
+
+	// Namespaces and transactions.
+	{
+		name: "namespace of work is ignored",
+		rows: []string{"pgwake/namespaces_of_work_are_apart"},
+		sql:  []edit{{"asked_lists", "FROM unnest(p_namespaces) AS n (name) CROSS JOIN", "FROM namespaces AS n CROSS JOIN"}},
+	},
+	{
+		name: "namespace of turns is ignored",
+		rows: []string{"pgwake/namespaces_of_turns_are_apart"},
+		sql:  []edit{{"message_lists", "FROM unnest(p_namespaces) AS served (name)", "FROM namespaces AS served"}},
+	},
+	{
+		name: "fetch serves all namespaces",
+		rows: []string{"pgwake/namespaces_of_work_are_apart", "pgwake/namespaces_of_turns_are_apart", "pgwake/namespaces_of_waiting_fetches_are_apart"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) { o.Namespaces = nil }}
+		},
+	},
+	{
+		name: "fetch of all namespaces serves the default one",
+		rows: []string{"pgwake/namespaces_of_work_are_apart"},
+		sql: []edit{{"pick_work", "q.session_id IS NULL AND q.visible_at <= p_now\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR",
+			"q.session_id IS NULL AND q.visible_at <= p_now AND q.namespace = 'default'\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR"}},
+	},
+	{
+		name: "message of an instance goes to another namespace",
+		rows: []string{"pgwake/namespaces_of_turns_are_apart"},
+		sql: []edit{{"enqueue_message_many", "coalesce(known.namespace, queued.namespace,", "coalesce("},
+			{"ack_orchestration", "q.instance_id = p_instance AND q.namespace <> i.namespace", "false"}},
+	},
+	{
+		name: "enqueue in a transaction is not part of it",
+		rows: []string{"pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message"},
+		verb: func(n node) providertest.Provider { return outsideTx{n} },
+	},
+	{
+		name: "ack in a transaction is not part of it",
+		rows: []string{"pgwake/tx_completion", "pgwake/tx_turn_schedules_work", "pgwake/tx_ack_frees_instance"},
+		verb: func(n node) providertest.Provider { return outsideTx{n} },
+	},
+	{
+		name: "abandon in a transaction is not part of it",
+		rows: []string{"pgwake/tx_abandon_of_work", "pgwake/tx_abandon_of_turn"},
+		verb: func(n node) providertest.Provider { return outsideTx{n} },
+	},
+}

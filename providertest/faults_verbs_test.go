@@ -1,0 +1,295 @@
+package providertest_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: what are the Providers that break a verb or two? Their embedded node does the others.
+
+// asks changes the options of every fetch.
+type asks struct {
+	node
+	change func(*pgwake.FetchOptions)
+}
+
+func (b asks) options(o *pgwake.FetchOptions) *pgwake.FetchOptions {
+	var changed pgwake.FetchOptions
+	if o != nil {
+		changed = *o
+	}
+	b.change(&changed)
+	return &changed
+}
+
+func (b asks) FetchWorkItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.ClaimedWorkItem, error) {
+	return b.node.FetchWorkItem(ctx, b.options(o))
+}
+
+func (b asks) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error) {
+	return b.node.FetchOrchestrationItem(ctx, b.options(o))
+}
+
+// bulk changes the filter of bulk deletions.
+type bulk struct {
+	node
+	change func(*pgwake.BulkFilter)
+}
+
+func (b bulk) DeleteInstancesBulk(ctx context.Context, f *pgwake.BulkFilter) (pgwake.Deleted, error) {
+	var changed pgwake.BulkFilter
+	if f != nil {
+		changed = *f
+	}
+	b.change(&changed)
+	return b.node.DeleteInstancesBulk(ctx, &changed)
+}
+
+// eagerAck enqueues the work items of a turn before it is acknowledged.
+type eagerAck struct{ node }
+
+func (b eagerAck) AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
+	if _, err := b.EnqueueForWorkerMany(ctx, ack.WorkItems); err != nil {
+		return err
+	}
+	ack.WorkItems = nil
+	return b.node.AckOrchestrationItem(ctx, token, ack)
+}
+
+// dropsTurn gives a turn back when its ack fails.
+type dropsTurn struct{ node }
+
+func (b dropsTurn) AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
+	err := b.node.AckOrchestrationItem(ctx, token, ack)
+	if err != nil {
+		_ = b.AbandonOrchestrationItem(ctx, token, nil)
+	}
+	return err
+}
+
+// forgive makes a lost lock no error.
+func forgive(err error) error {
+	if errors.Is(err, pgwake.ErrLockLost) {
+		return nil
+	}
+	return err
+}
+
+type forgivesAck struct{ node }
+
+func (b forgivesAck) AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
+	return forgive(b.node.AckOrchestrationItem(ctx, token, ack))
+}
+
+type forgivesAbandon struct{ node }
+
+func (b forgivesAbandon) AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
+	return forgive(b.node.AbandonWorkItem(ctx, token, o))
+}
+
+func (b forgivesAbandon) AbandonOrchestrationItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
+	return forgive(b.node.AbandonOrchestrationItem(ctx, token, o))
+}
+
+type forgivesRenewal struct{ node }
+
+func (b forgivesRenewal) RenewWorkItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (time.Time, error) {
+	until, err := b.node.RenewWorkItemLock(ctx, token, extend)
+	return until, forgive(err)
+}
+
+// oneToken gives every turn the token of the first.
+type oneToken struct {
+	node
+	mu    sync.Mutex
+	first pgwake.LockToken
+}
+
+func (b *oneToken) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error) {
+	turn, err := b.node.FetchOrchestrationItem(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.first == "" {
+		b.first = turn.LockToken
+	}
+	turn.LockToken = b.first
+	return turn, nil
+}
+
+// oneWorkToken gives every work item the token of the first.
+type oneWorkToken struct {
+	node
+	mu    sync.Mutex
+	first pgwake.LockToken
+}
+
+func (b *oneWorkToken) FetchWorkItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.ClaimedWorkItem, error) {
+	item, err := b.node.FetchWorkItem(ctx, o)
+	if err != nil || item.Namespace != pgwake.DefaultNamespace { // such as the items by which the suite waits
+		return item, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.first == "" {
+		b.first = item.LockToken
+	}
+	item.LockToken = b.first
+	return item, nil
+}
+
+// eagerCompletion sends a completion whatever becomes of the ack.
+type eagerCompletion struct{ node }
+
+func (b eagerCompletion) AckWorkItem(ctx context.Context, token pgwake.LockToken, completion *pgwake.Message) error {
+	if completion != nil {
+		if _, err := b.EnqueueForOrchestrator(ctx, *completion, nil); err != nil {
+			return err
+		}
+	}
+	return b.node.AckWorkItem(ctx, token, nil)
+}
+
+// chattyAck completes what is acknowledged without a completion.
+type chattyAck struct{ node }
+
+func (b chattyAck) AckWorkItem(ctx context.Context, token pgwake.LockToken, completion *pgwake.Message) error {
+	if completion == nil {
+		completion = &pgwake.Message{Instance: "i", Kind: "done"}
+	}
+	return b.node.AckWorkItem(ctx, token, completion)
+}
+
+// fromZero counts attempts from 0.
+type fromZero struct{ node }
+
+func (b fromZero) FetchWorkItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.ClaimedWorkItem, error) {
+	item, err := b.node.FetchWorkItem(ctx, o)
+	if err == nil {
+		item.Attempt--
+	}
+	return item, err
+}
+
+func (b fromZero) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error) {
+	turn, err := b.node.FetchOrchestrationItem(ctx, o)
+	if err == nil {
+		turn.Attempt--
+	}
+	return turn, err
+}
+
+// hidesDamage hands a damaged history out as an empty one.
+type hidesDamage struct{ node }
+
+func (b hidesDamage) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error) {
+	turn, err := b.node.FetchOrchestrationItem(ctx, o)
+	if err == nil {
+		turn.HistoryError = nil
+	}
+	return turn, err
+}
+
+// refusesDamage makes a damaged history an error.
+type refusesDamage struct{ node }
+
+func (b refusesDamage) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error) {
+	turn, err := b.node.FetchOrchestrationItem(ctx, o)
+	if err == nil && turn.HistoryError != nil {
+		return nil, turn.HistoryError
+	}
+	return turn, err
+}
+
+// locksSkipped takes what a version filter leaves out, and keeps it to itself.
+type locksSkipped struct{ node }
+
+func (b locksSkipped) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error) {
+	turn, err := b.node.FetchOrchestrationItem(ctx, o)
+	if errors.Is(err, pgwake.ErrNoWork) && o.Versions != nil {
+		_, _ = b.node.FetchOrchestrationItem(ctx, &pgwake.FetchOptions{LockTimeout: o.LockTimeout, NoWait: true})
+	}
+	return turn, err
+}
+
+// labelled says whether two filters are the same.
+func labelled(a, b pgwake.TagFilter) bool { return reflect.DeepEqual(a, b) }
+
+// knowsAll has something to say of instances that it does not know.
+type knowsAll struct{ node }
+
+func (b knowsAll) GetInstanceInfo(ctx context.Context, instance string) (*pgwake.InstanceInfo, error) {
+	info, err := b.node.GetInstanceInfo(ctx, instance)
+	if errors.Is(err, pgwake.ErrNotFound) {
+		return nil, nil
+	}
+	return info, err
+}
+
+// oneByOne deletes several instances in as many transactions.
+type oneByOne struct{ node }
+
+func (b oneByOne) DeleteInstances(ctx context.Context, instances []string, o *pgwake.DeleteOptions) (all pgwake.Deleted, err error) {
+	for _, instance := range instances {
+		d, err := b.DeleteInstance(ctx, instance, o)
+		if err != nil {
+			return pgwake.Deleted{}, err
+		}
+		all.Instances += d.Instances
+	}
+	return all, nil
+}
+
+// prunesEither prunes by each criterion in turn.
+type prunesEither struct{ node }
+
+func (b prunesEither) PruneExecutions(ctx context.Context, instance string, o *pgwake.PruneOptions) (pgwake.Pruned, error) {
+	if o == nil || o.CompletedBefore.IsZero() || o.KeepLast == 0 {
+		return b.node.PruneExecutions(ctx, instance, o)
+	}
+	return b.node.PruneExecutions(ctx, instance, &pgwake.PruneOptions{CompletedBefore: o.CompletedBefore})
+}
+
+// deafToContext waits for work whatever its caller does, for a second.
+type deafToContext struct{ node }
+
+func (b deafToContext) FetchWorkItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.ClaimedWorkItem, error) {
+	changed := *o
+	changed.PollTimeout = min(o.PollTimeout, time.Second)
+	return b.node.FetchWorkItem(context.WithoutCancel(ctx), &changed)
+}
+
+// outsideTx takes a transaction and does without.
+type outsideTx struct{ node }
+
+func (b outsideTx) EnqueueForWorkerTx(ctx context.Context, _ pgx.Tx, item pgwake.WorkItem, o *pgwake.EnqueueOptions) (pgwake.Enqueued, error) {
+	return b.EnqueueForWorker(ctx, item, o)
+}
+
+func (b outsideTx) EnqueueForOrchestratorTx(ctx context.Context, _ pgx.Tx, m pgwake.Message, o *pgwake.EnqueueOptions) (pgwake.Enqueued, error) {
+	return b.EnqueueForOrchestrator(ctx, m, o)
+}
+
+func (b outsideTx) AckWorkItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, completion *pgwake.Message) error {
+	return b.AckWorkItem(ctx, token, completion)
+}
+
+func (b outsideTx) AckOrchestrationItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
+	return b.AckOrchestrationItem(ctx, token, ack)
+}
+
+func (b outsideTx) AbandonWorkItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
+	return b.AbandonWorkItem(ctx, token, o)
+}
+
+func (b outsideTx) AbandonOrchestrationItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
+	return b.AbandonOrchestrationItem(ctx, token, o)
+}
