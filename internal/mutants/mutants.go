@@ -187,7 +187,7 @@ var mutants = []mutant{
 	{
 		name:    "leases: a claim is never announced",
 		file:    "leases.go",
-		patches: []patch{{"	return !slices.ContainsFunc(known", "	return false && !slices.ContainsFunc(known"}},
+		patches: []patch{{"	return s.joins[q], !slices.ContainsFunc(known", "	return s.joins[q], false && !slices.ContainsFunc(known"}},
 		pkg:     root, test: deployment,
 	},
 	{
