@@ -265,12 +265,24 @@ func (n *node) end(t *testing.T, instance string, execution int64, status pgwake
 // turn is acked with the event 1 and stays Running. Nothing else may be due.
 func (n *node) continueAsNew(t *testing.T, instance string, next int64) {
 	t.Helper()
+	n.endForNext(t, instance, next)
+	n.beginNext(t, instance, next)
+}
+
+// endForNext is the first half of continueAsNew: afterwards the message that begins the next execution is due.
+func (n *node) endForNext(t *testing.T, instance string, next int64) {
+	t.Helper()
 	n.turn(t, instance, pgwake.OrchestrationAck{
 		ExecutionID: next - 1,
 		Messages: []pgwake.MessageEnqueue{{Message: pgwake.Message{
 			Instance: instance, Kind: pgwake.MessageContinueAsNew, Name: "flow", Version: "1.0.0", ExecutionID: next}}},
 		Metadata: pgwake.Metadata{Status: pgwake.StatusContinuedAsNew},
 	})
+}
+
+// beginNext is the second half.
+func (n *node) beginNext(t *testing.T, instance string, next int64) {
+	t.Helper()
 	n.ackTurn(t, n.takeTurnOf(t, instance), pgwake.OrchestrationAck{ExecutionID: next, History: events(1), Metadata: running})
 }
 

@@ -564,11 +564,18 @@ func outcomeWait(waiter func(*testing.T, *node) *node) func(*testing.T, *node) {
 		w := waiter(t, n)
 		back := await(t, func(ctx context.Context) (*pgwake.Outcome, error) { return w.WaitForInstance(ctx, "i") })
 		n.start(t, "i")
-		n.continueAsNew(t, "i", 2)
+		n.endForNext(t, "i", 2)
+		meanwhile, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		_, err := w.WaitForInstance(meanwhile, "i")
+		require.ErrorIs(t, err, context.DeadlineExceeded, "an instance that continues as new has not ended")
 		require.Empty(t, back, "an instance that continues as new has not ended")
+		n.beginNext(t, "i", 2)
+		running := await(t, func(ctx context.Context) (*pgwake.Outcome, error) { return w.WaitForInstance(ctx, "i") })
 		n.end(t, "i", 2, pgwake.StatusFailed, "broken")
 		want := &pgwake.Outcome{Instance: "i", ExecutionID: 2, Status: pgwake.StatusFailed, Output: "broken"}
 		require.Equal(t, told[*pgwake.Outcome]{want, nil}, <-back)
+		require.Equal(t, told[*pgwake.Outcome]{want, nil}, <-running)
 	}
 }
 
