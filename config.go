@@ -138,7 +138,8 @@ type Config struct {
 
 	// HistoryCache is how many bytes of histories the Provider may keep, so that a turn reads of a long one only
 	// what this node does not know. A history takes about 100 bytes for each event, and what the event holds. One
-	// that is larger than all of it is not kept. Defaults to 0: none is.
+	// that is larger than all of it is not kept. OrchestrationAck.Sticky has the turns of an instance come to the node that
+	// knows its history. Defaults to 0: none is.
 	HistoryCache int
 
 	// ValidateEvent is called for each event of a history that is fetched; if it returns an error, the turn comes with

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/pgwake/pgwake"
 )
@@ -123,4 +124,23 @@ func ExampleProvider_ListKV() {
 	// Output:
 	// sugar 1
 	// tea 2
+}
+
+// A node with a history cache has the next turns of what it works on come back to it, unless it is away for long.
+func ExampleSticky() {
+	ctx, p, end := openProvider()
+	defer end()
+	turn(ctx, p, "order-7", pgwake.MessageStart, pgwake.OrchestrationAck{
+		Sticky: &pgwake.Sticky{Owner: "node 1", For: 10 * time.Second}})
+	_, err := p.EnqueueForOrchestrator(ctx, pgwake.Message{Instance: "order-7", Kind: "paid"}, nil)
+	check(err)
+
+	_, err = p.FetchOrchestrationItem(ctx, &pgwake.FetchOptions{NoWait: true, Owner: "node 2"})
+	fmt.Println("node 2:", err)
+	item, err := p.FetchOrchestrationItem(ctx, &pgwake.FetchOptions{NoWait: true, Owner: "node 1"})
+	check(err)
+	fmt.Println("node 1:", item.Messages[0].Kind)
+	// Output:
+	// node 2: pgwake: fetch orchestration: no work
+	// node 1: paid
 }

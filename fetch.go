@@ -50,6 +50,10 @@ type FetchOptions struct {
 	// Defaults to all.
 	Queues []string
 
+	// Owner is who fetches turns, for instances that are sticky to it (OrchestrationAck.Sticky); at most 255 bytes.
+	// Fetches with the same owner, on whatever node, are alike. Defaults to "": no turn of an instance that is sticky.
+	Owner string
+
 	// Versions limits a fetch of turns to executions that this node supports. Defaults to nil: any.
 	Versions *VersionFilter
 
@@ -219,8 +223,8 @@ func (p *Provider) plan(q Queue, o *FetchOptions) (plan fetchPlan, err error) {
 		return plan, invalid("at most %d attempts is negative", o.MaxAttempts)
 	case q == Orchestrator && (o.Tags.mode != tagsListed || o.Tags.tags != nil || o.Session != nil || o.MaxAttempts != 0 || o.Ack != nil):
 		return plan, invalid("Tags, Session, MaxAttempts and Ack are for work items")
-	case q == Worker && (o.Queues != nil || o.Versions != nil || o.WithoutHistory):
-		return plan, invalid("Queues, Versions and WithoutHistory are for turns")
+	case q == Worker && (o.Queues != nil || o.Owner != "" || o.Versions != nil || o.WithoutHistory):
+		return plan, invalid("Queues, Owner, Versions and WithoutHistory are for turns")
 	}
 	if !plan.noWait && plan.poll < maxDelay {
 		plan.giveUp = time.Now().Add(plan.poll + poolGrace)
@@ -265,6 +269,10 @@ func (plan *fetchPlan) ofTurns(o *FetchOptions) error {
 		}
 	}
 	plan.filter.Labels = sortedSet(o.Queues)
+	if err := checkText("sticky owner", o.Owner, false); err != nil {
+		return err
+	}
+	plan.filter.Owner = o.Owner
 	switch {
 	case o.Versions == nil:
 		return nil
@@ -301,7 +309,7 @@ func sortedSet(texts []string) []string {
 type filter struct {
 	Namespaces []string `json:"namespaces,omitempty"` // sorted; nil: all
 	Labels     []string `json:"labels,omitempty"`     // tags of work items, queue names of instances, sorted; nil: all
-	Owner      string   `json:"owner,omitempty"`      // of sessions; "": items without one alone
+	Owner      string   `json:"owner,omitempty"`      // of sessions, or to whom instances are sticky; "": what has none alone
 	MinPin     int64    `json:"min,omitempty"`        // of the pinned version; 0: any
 	MaxPin     int64    `json:"max,omitempty"`
 

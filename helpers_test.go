@@ -265,7 +265,8 @@ func (n *node) rows(tb tester) map[string]int {
 func (n *node) travel(tb tester, d time.Duration) {
 	tb.Helper()
 	n.exec(tb, `WITH w AS (UPDATE worker_queue SET visible_at = visible_at - $1::interval),
-	                 o AS (UPDATE orchestrator_queue SET visible_at = visible_at - $1::interval)
+	                 o AS (UPDATE orchestrator_queue SET visible_at = visible_at - $1::interval, sticky_due = sticky_due - $1::interval),
+	                 i AS (UPDATE instances SET sticky_until = sticky_until - $1::interval)
 	            UPDATE instance_locks SET locked_until = locked_until - $1::interval`, d)
 }
 

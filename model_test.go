@@ -34,8 +34,36 @@ type modelRow struct {
 	attempt   int
 	token     pgwake.LockToken // of the latest claim, unless that was given back
 	held      bool             // waits behind the lock of its instance, until that ends
+	owner     string           // whom it is sticky to; visible is then when that ends
+	own       time.Duration    // when it is due for owner
 	id        int64            // once it is known
 }
+
+// due is when somebody may have it.
+func (r *modelRow) due() time.Duration {
+	if r.owner != "" {
+		return r.own
+	}
+	return r.visible
+}
+
+// dueFor is when whoever fetches as owner may have it.
+func (r *modelRow) dueFor(owner string) time.Duration {
+	if r.owner == owner {
+		return r.due()
+	}
+	return r.visible
+}
+
+// stick makes it the owner's alone until then, unless it is not due before.
+func (r *modelRow) stick(owner string, until time.Duration) {
+	if owner != "" && r.visible < until {
+		r.owner, r.own, r.visible = owner, r.visible, until
+	}
+}
+
+// unstick makes it anybody's.
+func (r *modelRow) unstick() { r.visible, r.owner = r.due(), "" }
 
 // modelInstance is what acknowledged turns left.
 type modelInstance struct {
@@ -43,6 +71,8 @@ type modelInstance struct {
 	execution                int64
 	statuses                 map[int64]pgwake.Status
 	history                  map[int64][]pgwake.Event
+	owner                    string // whom it is sticky to, until then
+	until                    time.Duration
 }
 
 type modelLock struct {
@@ -118,20 +148,24 @@ func (m *contractModel) enqueueMessages(batch []pgwake.MessageEnqueue) (added, q
 		return pgwake.DefaultNamespace
 	}
 	for _, e := range batch {
-		added = append(added, &modelRow{message: e.Message, namespace: namespace(e.Instance), priority: e.Priority, key: e.DedupKey, visible: now + e.Delay})
+		row := &modelRow{message: e.Message, namespace: namespace(e.Instance), priority: e.Priority, key: e.DedupKey, visible: now + e.Delay}
+		if known := m.instances[e.Instance]; known != nil && now < known.until {
+			row.stick(known.owner, known.until)
+		}
+		added = append(added, row)
 	}
 	return added, m.add(&m.messages, added)
 }
 
-// due returns the rows that are due in the namespaces (none: all), in the order of claiming.
-func due(rows []*modelRow, now time.Duration, namespaces []string) (due []*modelRow) {
+// due returns the rows that are due for the owner in the namespaces (none: all), in the order of claiming.
+func due(rows []*modelRow, now time.Duration, namespaces []string, owner string) (due []*modelRow) {
 	for _, r := range rows {
-		if r.visible <= now && (len(namespaces) == 0 || slices.Contains(namespaces, r.namespace)) {
+		if r.dueFor(owner) <= now && (len(namespaces) == 0 || slices.Contains(namespaces, r.namespace)) {
 			due = append(due, r)
 		}
 	}
 	slices.SortFunc(due, func(a, b *modelRow) int {
-		return cmp.Or(-cmp.Compare(a.priority, b.priority), cmp.Compare(a.visible, b.visible), cmp.Compare(a.place, b.place))
+		return cmp.Or(-cmp.Compare(a.priority, b.priority), cmp.Compare(a.dueFor(owner), b.dueFor(owner)), cmp.Compare(a.place, b.place))
 	})
 	return due
 }
@@ -139,7 +173,7 @@ func due(rows []*modelRow, now time.Duration, namespaces []string) (due []*model
 // fetchWork claims up to n items. Their token is still to be told.
 func (m *contractModel) fetchWork(n int, lease time.Duration, namespaces []string) []*modelRow {
 	now := m.now()
-	rows := due(m.work, now, namespaces)
+	rows := due(m.work, now, namespaces, "")
 	rows = rows[:min(n, len(rows))]
 	for _, r := range rows {
 		r.attempt++
@@ -175,11 +209,11 @@ func (r *modelRow) giveBack(now time.Duration, o *pgwake.AbandonOptions) {
 
 // fetchTurn takes the turn of the first instance that is free, and holds what it meets of those that are not, until
 // their lease ends. The rows of the turn are in the order of their ids.
-func (m *contractModel) fetchTurn(lease time.Duration, namespaces []string) (lock *modelLock, turn []*modelRow) {
+func (m *contractModel) fetchTurn(lease time.Duration, namespaces []string, owner string) (lock *modelLock, turn []*modelRow) {
 	now := m.now()
-	for _, r := range due(m.messages, now, namespaces) {
+	for _, r := range due(m.messages, now, namespaces, owner) {
 		instance := r.message.Instance
-		if r.visible > now {
+		if r.dueFor(owner) > now {
 			continue // held a moment ago
 		}
 		l := m.locks[instance]
@@ -189,10 +223,10 @@ func (m *contractModel) fetchTurn(lease time.Duration, namespaces []string) (loc
 			m.locks[instance] = l
 		}
 		for _, o := range m.messages {
-			if o.message.Instance != instance || o.visible > now {
+			if o.message.Instance != instance || o.due() > now {
 				continue
 			}
-			o.visible, o.held = l.until, leased
+			o.visible, o.held, o.owner = l.until, leased, ""
 			if !leased {
 				o.attempt++
 				turn = append(turn, o)
@@ -233,7 +267,7 @@ func (m *contractModel) release(instance string) {
 func (m *contractModel) ackTurn(instance string, turn []*modelRow, ack pgwake.OrchestrationAck) error {
 	known := m.instances[instance]
 	execution := max(ack.ExecutionID, 1)
-	if known == nil && ack.Metadata.Name == "" && (len(ack.History) > 0 || ack.Metadata.Status != "") {
+	if known == nil && ack.Metadata.Name == "" && (len(ack.History) > 0 || ack.Metadata.Status != "" || ack.Sticky != nil) {
 		return pgwake.ErrInvalid
 	}
 	if known != nil {
@@ -253,11 +287,21 @@ func (m *contractModel) ackTurn(instance string, turn []*modelRow, ack pgwake.Or
 		known.statuses[execution] = cmp.Or(ack.Metadata.Status, known.statuses[execution], pgwake.StatusRunning)
 		known.history[execution] = append(known.history[execution], ack.History...)
 		slices.SortFunc(known.history[execution], func(a, b pgwake.Event) int { return cmp.Compare(a.ID, b.ID) })
+		known.owner = ""
+		if ack.Sticky != nil {
+			known.owner, known.until = ack.Sticky.Owner, m.now()+ack.Sticky.For
+		}
 	}
 	m.enqueueWork(ack.WorkItems)
 	m.enqueueMessages(ack.Messages)
 	m.messages = slices.DeleteFunc(m.messages, func(r *modelRow) bool { return slices.Contains(turn, r) })
 	m.release(instance)
+	for _, r := range m.messages {
+		if known != nil && r.message.Instance == instance {
+			r.unstick()
+			r.stick(known.owner, known.until)
+		}
+	}
 	return nil
 }
 
@@ -266,8 +310,9 @@ func (m *contractModel) rows() []string {
 	rows := []string{}
 	for queue, all := range map[string][]*modelRow{"work": m.work, "message": m.messages} {
 		for _, r := range all {
-			rows = append(rows, fmt.Sprintf("%s %s for %q in %s priority %d key %q attempt %d due %t",
-				queue, r.work.Name+string(r.message.Kind), r.work.Instance+r.message.Instance, r.namespace, r.priority, r.key, r.attempt, r.visible <= m.clock))
+			rows = append(rows, fmt.Sprintf("%s %s for %q in %s priority %d key %q attempt %d due %t own %s %t",
+				queue, r.work.Name+string(r.message.Kind), r.work.Instance+r.message.Instance, r.namespace, r.priority, r.key, r.attempt, r.visible <= m.clock,
+				r.owner, r.owner != "" && r.own <= m.clock))
 		}
 	}
 	for id, i := range m.instances {
@@ -287,11 +332,12 @@ func (m *contractModel) rows() []string {
 
 // modelRowsSQL is the same of the tables.
 const modelRowsSQL = `
-	SELECT format('work %s for "%s" in %s priority %s key "%s" attempt %s due %s',
+	SELECT format('work %s for "%s" in %s priority %s key "%s" attempt %s due %s own  false',
 	       name, instance_id, namespace, priority, dedup_key, attempt_count, (visible_at <= clock_timestamp())::text) FROM worker_queue
 	UNION ALL
-	SELECT format('message %s for "%s" in %s priority %s key "%s" attempt %s due %s',
-	       kind, instance_id, namespace, priority, dedup_key, attempt_count, (visible_at <= clock_timestamp())::text) FROM orchestrator_queue
+	SELECT format('message %s for "%s" in %s priority %s key "%s" attempt %s due %s own %s %s',
+	       kind, instance_id, namespace, priority, dedup_key, attempt_count, (visible_at <= clock_timestamp())::text,
+	       sticky_owner, coalesce(sticky_due <= clock_timestamp(), false)::text) FROM orchestrator_queue
 	UNION ALL
 	SELECT format('instance %s in %s %s "%s" execution %s', instance_id, namespace, name, version, current_execution) FROM instances
 	UNION ALL
@@ -317,6 +363,7 @@ type modelRun struct {
 var (
 	modelNamespaces = []string{"", "default", "a", "b-1"}
 	modelInstances  = []string{"i", "i", "i", "j", "k/1"} // mostly one, so that much happens to it
+	modelOwners     = []string{"A", "A", "B"}
 	modelLease      = 90 * time.Second
 )
 
@@ -414,6 +461,14 @@ func (r *modelRun) learn(t *rapid.T, rows []*modelRow, row *modelRow, id int64) 
 	}
 }
 
+func (r *modelRun) enqueueMessages(t *rapid.T) {
+	batch := r.drawMessages(t, 1, 3)
+	got, err := r.EnqueueForOrchestratorMany(tctx, batch)
+	require.NoError(t, err)
+	added, queued := r.model.enqueueMessages(batch)
+	r.requireAdded(t, got, added, queued)
+}
+
 func (r *modelRun) fetchWork(t *rapid.T) {
 	filter, n := r.drawFilter(t), rapid.IntRange(1, 5).Draw(t, "n")
 	o := &pgwake.FetchOptions{LockTimeout: modelLease, NoWait: true, Namespaces: filter}
@@ -447,8 +502,9 @@ func (r *modelRun) fetchWork(t *rapid.T) {
 
 func (r *modelRun) fetchTurn(t *rapid.T) {
 	filter := r.drawFilter(t)
-	got, err := r.FetchOrchestrationItem(tctx, &pgwake.FetchOptions{LockTimeout: modelLease, NoWait: true, Namespaces: filter})
-	lock, want := r.model.fetchTurn(modelLease, filter)
+	owner := rapid.SampledFrom(append([]string{""}, modelOwners...)).Draw(t, "owner")
+	got, err := r.FetchOrchestrationItem(tctx, &pgwake.FetchOptions{LockTimeout: modelLease, NoWait: true, Namespaces: filter, Owner: owner})
+	lock, want := r.model.fetchTurn(modelLease, filter, owner)
 	if lock == nil {
 		requireError(t, err, pgwake.ErrNoWork)
 		require.Nil(t, got)
@@ -504,6 +560,10 @@ func (r *modelRun) ackTurn(t *rapid.T) {
 	}
 	ack.Metadata.Version = rapid.SampledFrom([]string{"", "1.0.0", "1.1.0"}).Draw(t, "version")
 	ack.Metadata.Status = rapid.SampledFrom([]pgwake.Status{"", "", pgwake.StatusCompleted, pgwake.StatusFailed}).Draw(t, "status")
+	if rapid.Bool().Draw(t, "sticky") {
+		ack.Sticky = &pgwake.Sticky{Owner: rapid.SampledFrom(modelOwners).Draw(t, "owner"),
+			For: rapid.SampledFrom([]time.Duration{65, 425}).Draw(t, "seconds") * time.Second}
+	}
 	next := int64(1)
 	if known != nil {
 		next = int64(len(known.history[ack.ExecutionID])) + 1
@@ -572,14 +632,8 @@ func TestModel_AllVerbsInAnyOrder_AnswerAsTheModelDoes(t *testing.T) {
 				added, queued := m.enqueueWork(batch)
 				r.requireAdded(t, got, added, queued)
 			},
-			"enqueue messages": func(t *rapid.T) {
-				batch := r.drawMessages(t, 1, 3)
-				got, err := r.EnqueueForOrchestratorMany(tctx, batch)
-				require.NoError(t, err)
-				added, queued := m.enqueueMessages(batch)
-				r.requireAdded(t, got, added, queued)
-			},
-			"fetch work": r.fetchWork,
+			"enqueue messages": r.enqueueMessages,
+			"fetch work":       r.fetchWork,
 			"ack work": func(t *rapid.T) {
 				token := r.drawToken(t, r.work).token
 				var completion *pgwake.Message
@@ -676,6 +730,7 @@ func TestModel_AllVerbsInAnyOrder_AnswerAsTheModelDoes(t *testing.T) {
 		}
 		// As often as they lead to something.
 		verbs["fetch work again"], verbs["fetch turn again"], verbs["ack turn again"] = r.fetchWork, r.fetchTurn, r.ackTurn
+		verbs["enqueue messages again"], verbs["ack turn once more"] = r.enqueueMessages, r.ackTurn
 		verbs["renew turn again"], verbs["fetch turn once more"], verbs["travel again"] = r.renewTurn, r.fetchTurn, r.travel
 		t.Repeat(verbs)
 	})

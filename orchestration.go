@@ -137,6 +137,28 @@ type OrchestrationAck struct {
 
 	CustomStatus *CustomStatusUpdate // nil: as it was
 	KV           []KVUpdate          // in order
+
+	// Sticky has the next turns go to one owner for a while. Nil: to anybody, whatever the ack before said.
+	Sticky *Sticky
+}
+
+// Sticky is a preference for whoever has the state of an instance at hand, such as its history in a cache. Until For
+// has passed since the ack, only a fetch whose FetchOptions.Owner is Owner gets a turn of the instance; afterwards
+// anybody does. So whatever becomes due while the owner is away is late by For at most. A turn that is given back, or
+// whose lease ends, is anybody's.
+type Sticky struct {
+	Owner string        // at most 255 bytes
+	For   time.Duration // from 10 ms to 24 h
+}
+
+func (s *Sticky) check() error {
+	if s == nil {
+		return nil
+	}
+	if s.For < MinLockTimeout || s.For > MaxLockTimeout {
+		return invalid("sticky for %v is not between %v and %v", s.For, MinLockTimeout, MaxLockTimeout)
+	}
+	return checkText("sticky owner", s.Owner, true)
 }
 
 // EnqueueForOrchestrator adds a message, durably once it returns. It creates no instance: that is for the
@@ -344,7 +366,8 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 		}
 		return nil
 	}, p.sql.fetchOrchestration, claim, plan.lock, plan.filter.Namespaces, announce, plan.filter.Labels,
-		optional(plan.filter.MinPin, plan.filter.MinPin == 0), optional(plan.filter.MaxPin, plan.filter.MaxPin == 0), plan.history && !remembered)
+		optional(plan.filter.MinPin, plan.filter.MinPin == 0), optional(plan.filter.MaxPin, plan.filter.MaxPin == 0), plan.history && !remembered,
+		text(plan.filter.Owner))
 	if err == nil && remembered && c.item != nil {
 		err = p.recall(ctx, conn, rowCame, c.item, state)
 	}
@@ -473,7 +496,13 @@ func (p *Provider) stateArgs(ack *OrchestrationAck) ([]any, error) {
 	if m.PinnedVersion != nil {
 		pin = new(m.PinnedVersion.pin())
 	}
-	args := []any{text(m.Parent), text(m.Queue), payload(m.Attributes), pin}
+	if err := ack.Sticky.check(); err != nil {
+		return nil, err
+	}
+	args := []any{text(m.Parent), text(m.Queue), payload(m.Attributes), pin, nil, nil}
+	if s := ack.Sticky; s != nil {
+		args[4], args[5] = s.Owner, s.For
+	}
 	var executions, activities []int64
 	for _, a := range ack.CancelActivities {
 		executions, activities = append(executions, a.ExecutionID), append(activities, a.ActivityID)

@@ -92,11 +92,14 @@ CREATE TABLE orchestrator_queue (
     dedup_key     text,
     queue         text        NOT NULL DEFAULT '',
     pin           bigint      NOT NULL DEFAULT 0,
+    sticky_owner  text,
+    sticky_due    timestamptz
+                  CONSTRAINT orchestrator_queue_sticky_check CHECK ((sticky_due IS NULL) = (sticky_owner IS NULL)),
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT orchestrator_queue_texts_check CHECK (octet_length(instance_id) BETWEEN 1 AND 255
         AND octet_length(kind) BETWEEN 1 AND 255 AND octet_length(name) BETWEEN 1 AND 255
         AND octet_length(version) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255
-        AND octet_length(queue) <= 255)
+        AND octet_length(queue) <= 255 AND octet_length(sticky_owner) BETWEEN 1 AND 255)
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
@@ -110,12 +113,17 @@ COMMENT ON COLUMN orchestrator_queue.lock_token IS 'Token of the turn that took 
 COMMENT ON COLUMN orchestrator_queue.held IS 'True while a due message waits behind the lock of its instance.';
 COMMENT ON COLUMN orchestrator_queue.kind IS '''start'' and ''continue_as_new'' open an execution and carry name, version and execution_id; a ''queue_message'' for an instance that is unknown is dropped; any other kind is the runtime''s own.';
 COMMENT ON COLUMN orchestrator_queue.queue IS 'Queue name of the instance; empty: none.';
+COMMENT ON COLUMN orchestrator_queue.sticky_owner IS 'Who may have the message before visible_at, from sticky_due on; see instances.sticky_owner. To everybody else it is delayed until visible_at. Null once it has been in a turn.';
+COMMENT ON COLUMN orchestrator_queue.sticky_due IS 'Due instant for sticky_owner.';
 COMMENT ON COLUMN orchestrator_queue.pin IS 'Pinned version of the instance''s current execution, see executions.pin. A fetch that filters by version corrects one that is out of date.';
 
 -- fetch_orchestration and earliest_message, over all namespaces; -priority as above
 CREATE INDEX orchestrator_queue_claim_idx ON orchestrator_queue ((-priority), visible_at, id);
 -- fetch_orchestration and earliest_message, by namespace, queue name or version
 CREATE INDEX orchestrator_queue_claim_by_namespace_idx ON orchestrator_queue (namespace, queue, pin, priority, visible_at, id);
+-- fetch_orchestration and earliest_message, by sticky owner
+CREATE INDEX orchestrator_queue_sticky_idx ON orchestrator_queue (sticky_owner, namespace, queue, pin, priority, sticky_due, id)
+    WHERE sticky_owner IS NOT NULL;
 -- the messages of a turn, in order: fetch_orchestration, ack_orchestration, abandon_orchestration
 CREATE INDEX orchestrator_queue_instance_idx ON orchestrator_queue (instance_id, id);
 -- enqueue_message_many
@@ -145,15 +153,19 @@ CREATE TABLE instances (
     queue             text        NOT NULL DEFAULT '',
     parent_id         text,
     attributes        json,
+    sticky_owner      text,
+    sticky_until      timestamptz,
     custom_status         text,
     custom_status_version bigint  NOT NULL DEFAULT 0,
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-    CONSTRAINT instances_texts_check CHECK (octet_length(queue) <= 255 AND octet_length(parent_id) BETWEEN 1 AND 255)
+    CONSTRAINT instances_texts_check CHECK (octet_length(queue) <= 255 AND octet_length(parent_id) BETWEEN 1 AND 255
+        AND octet_length(sticky_owner) BETWEEN 1 AND 255)
 ) WITH (fillfactor = 80);
 COMMENT ON COLUMN instances.queue IS 'Queue name; its messages carry the same. Empty: none.';
 COMMENT ON COLUMN instances.parent_id IS 'Instance that started this one as its child, if one did.';
 COMMENT ON COLUMN instances.attributes IS 'Whatever the runtime wants to see again with each turn.';
+COMMENT ON COLUMN instances.sticky_owner IS 'Who alone gets the turns of this instance before sticky_until, because it has the instance''s state at hand.';
 COMMENT ON COLUMN instances.custom_status_version IS 'Goes up by one with each change of custom_status, clearing included; 0: never set.';
 -- children of an instance: delete_instances, list_children, instance_tree
 CREATE INDEX instances_parent_idx ON instances (parent_id) WHERE parent_id IS NOT NULL;

@@ -292,8 +292,36 @@ $$;
 COMMENT ON FUNCTION message_lists IS 'Which namespaces, queue names and pinned versions there are in the orchestrator queue, of those asked for (null: all). Rows without a version count as of any.';
 
 -- +goose StatementBegin
+CREATE FUNCTION sticky_lists(p_owner text, p_namespaces text[], p_queues text[], p_min_pin bigint, p_max_pin bigint)
+RETURNS TABLE (namespace text, queue text, pin bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE list AS (
+        (SELECT q.namespace, q.queue, q.pin FROM orchestrator_queue q WHERE q.sticky_owner = p_owner
+          ORDER BY q.namespace, q.queue, q.pin LIMIT 1)
+        UNION ALL
+        SELECT next.* FROM list l CROSS JOIN LATERAL (
+            SELECT q.namespace, q.queue, q.pin FROM orchestrator_queue q
+             WHERE q.sticky_owner = p_owner AND (q.namespace, q.queue, q.pin) > (l.namespace, l.queue, l.pin)
+             ORDER BY q.namespace, q.queue, q.pin LIMIT 1) next
+    )
+    SELECT l.* FROM list l WHERE (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)) AND (p_queues IS NULL OR l.queue = ANY (p_queues))
+       AND (p_min_pin IS NULL OR l.pin = 0 OR l.pin BETWEEN p_min_pin AND p_max_pin);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION sticky_lists IS 'message_lists for what is sticky to p_owner.';
+
+-- +goose StatementBegin
 CREATE FUNCTION earliest_message(
-    p_namespaces text[], p_queues text[] DEFAULT NULL, p_min_pin bigint DEFAULT NULL, p_max_pin bigint DEFAULT NULL)
+    p_namespaces text[], p_queues text[] DEFAULT NULL, p_min_pin bigint DEFAULT NULL, p_max_pin bigint DEFAULT NULL,
+    p_owner text DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -319,11 +347,21 @@ BEGIN
                 WHERE q.namespace = list.namespace AND q.queue = list.queue AND q.pin = list.pin AND q.priority = level.priority
                 ORDER BY q.visible_at LIMIT 1) head;
     END IF;
+    IF p_owner IS NOT NULL THEN
+        SELECT least(v_earliest, min(head.sticky_due)) INTO v_earliest
+          FROM sticky_lists(p_owner, p_namespaces, p_queues, p_min_pin, p_max_pin) AS list
+         CROSS JOIN generate_series(0, 9) AS level (priority)
+         CROSS JOIN LATERAL (
+               SELECT q.sticky_due FROM orchestrator_queue q
+                WHERE q.sticky_owner = p_owner AND q.namespace = list.namespace AND q.queue = list.queue AND q.pin = list.pin
+                  AND q.priority = level.priority
+                ORDER BY q.sticky_due LIMIT 1) head;
+    END IF;
     RETURN v_earliest;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION earliest_message IS 'Earliest visible_at among the messages of these namespaces and queue names (null: all) that a node of these versions may take. If it has passed, something is due; if not, that is when something next will be, ends of leases included; null means none at all.';
+COMMENT ON FUNCTION earliest_message IS 'Earliest visible_at among the messages of these namespaces and queue names (null: all) that a node of these versions may take, and for p_owner earliest sticky_due among those that are sticky to it. If it has passed, something is due; if not, that is when something next will be, ends of leases included; null means none at all.';
 
 -- +goose StatementBegin
 CREATE FUNCTION texts(p_array jsonb)
@@ -349,7 +387,7 @@ BEGIN
            CASE asked.queue
                WHEN 'worker' THEN earliest_work(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'), asked.filter ->> 'owner')
                ELSE earliest_message(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'),
-                                     (asked.filter ->> 'min')::bigint, (asked.filter ->> 'max')::bigint)
+                                     (asked.filter ->> 'min')::bigint, (asked.filter ->> 'max')::bigint, asked.filter ->> 'owner')
            END,
            clock_timestamp()
       FROM (SELECT f.queue, f.filter::jsonb, f.ord
@@ -357,7 +395,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look IS 'For each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions), min and max (pinned version); what is absent does not filter. The one statement a minute of an idle node.';
+COMMENT ON FUNCTION look IS 'For each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_queues(p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[])
@@ -399,4 +437,4 @@ COMMENT ON FUNCTION listen_session IS 'Configures the session of a node''s LISTE
 
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
-DROP FUNCTION listen_session, notify_queues, look, texts, earliest_message, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, quiet, notify_inserted, notify_queue, channel;
+DROP FUNCTION listen_session, notify_queues, look, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, quiet, notify_inserted, notify_queue, channel;

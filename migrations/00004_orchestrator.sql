@@ -22,20 +22,23 @@ DECLARE
     v_namespaces text[];
     v_queues     text[];
     v_pins       bigint[];
+    v_owners     text[];
+    v_untils     timestamptz[];
 BEGIN
     IF interval '0' > ANY (p_delays) THEN
         RAISE EXCEPTION 'a delay is negative' USING ERRCODE = 'PW003';
     END IF;
     PERFORM register_namespaces(p_namespaces);
     SELECT array_agg(coalesce(home.namespace, 'default') ORDER BY home.ord), array_agg(coalesce(home.queue, '') ORDER BY home.ord),
-           array_agg(home.pin ORDER BY home.ord)
-      INTO v_namespaces, v_queues, v_pins
+           array_agg(home.pin ORDER BY home.ord), array_agg(home.sticky_owner ORDER BY home.ord), array_agg(home.sticky_until ORDER BY home.ord)
+      INTO v_namespaces, v_queues, v_pins, v_owners, v_untils
       FROM (SELECT i.ord,
                    coalesce(known.namespace, queued.namespace,
                             first_value(i.namespace) OVER (PARTITION BY i.instance_id ORDER BY i.namespace IS NULL, i.ord)) AS namespace,
                    coalesce(known.queue, queued.queue,
                             first_value(i.queue) OVER (PARTITION BY i.instance_id ORDER BY i.queue IS NULL, i.ord)) AS queue,
-                   coalesce(current.pin, 0) AS pin
+                   coalesce(current.pin, 0) AS pin,
+                   CASE WHEN known.sticky_until > v_now THEN known.sticky_owner END AS sticky_owner, known.sticky_until
               FROM unnest(p_instances, p_namespaces, p_queues) WITH ORDINALITY AS i (instance_id, namespace, queue, ord)
               LEFT JOIN instances known ON known.instance_id = i.instance_id
               LEFT JOIN executions current ON current.instance_id = known.instance_id AND current.execution_id = known.current_execution
@@ -45,20 +48,29 @@ BEGIN
                     ORDER BY q.id LIMIT 1) queued ON true) AS home;
     v_before := quiet(p_quiet);
     INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
-                                    namespace, priority, visible_at, dedup_key, queue, pin)
+                                    namespace, priority, visible_at, dedup_key, queue, pin, sticky_owner, sticky_due)
     SELECT i.id, i.instance_id, i.kind, i.data::json, i.name, i.version, i.execution_id, i.namespace,
-           coalesce(i.priority, 0), coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key, i.queue, i.pin
+           coalesce(i.priority, 0), CASE WHEN due.sticks THEN i.sticky_until ELSE due.at END, i.dedup_key, i.queue, i.pin,
+           CASE WHEN due.sticks THEN i.sticky_owner END, CASE WHEN due.sticks THEN due.at END
       FROM unnest(v_ids, p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, v_namespaces, p_priorities,
-                  p_delays, p_visible_ats, p_dedup_keys, v_queues, v_pins) WITH ORDINALITY
+                  p_delays, p_visible_ats, p_dedup_keys, v_queues, v_pins, v_owners, v_untils) WITH ORDINALITY
            AS i (id, instance_id, kind, data, name, version, execution_id, namespace, priority,
-                 delay, visible_at, dedup_key, queue, pin, ord)
+                 delay, visible_at, dedup_key, queue, pin, sticky_owner, sticky_until, ord)
+     CROSS JOIN LATERAL (SELECT d.at, i.sticky_owner IS NOT NULL AND d.at < i.sticky_until AS sticks
+                           FROM (SELECT coalesce(i.visible_at, v_now + i.delay, v_now) AS at) AS d) AS due
      ORDER BY i.namespace, i.dedup_key, i.ord -- so that two batches with the same keys cannot deadlock
     ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
+    IF NOT p_quiet AND array_remove(v_owners, NULL) <> '{}' THEN
+        -- The trigger has told when they are visible.
+        PERFORM notify_queue('orchestrator', count(*) FILTER (WHERE q.sticky_due <= v_now), min(q.sticky_due) FILTER (WHERE q.sticky_due > v_now))
+           FROM orchestrator_queue q WHERE q.id = ANY (v_ids) HAVING count(q.sticky_due) > 0;
+    END IF;
 
     -- In a second statement, whose snapshot shows the row that a conflict was waited for.
     RETURN QUERY
-    SELECT coalesce(added.id, queued.id), added.id IS NULL, coalesce(added.visible_at, queued.visible_at), v_now, i.namespace
+    SELECT coalesce(added.id, queued.id), added.id IS NULL,
+           coalesce(added.sticky_due, added.visible_at, queued.sticky_due, queued.visible_at), v_now, i.namespace
       FROM unnest(v_ids, v_namespaces, p_dedup_keys) WITH ORDINALITY AS i (id, namespace, dedup_key, ord)
       LEFT JOIN orchestrator_queue added ON added.id = i.id
       LEFT JOIN orchestrator_queue queued ON added.id IS NULL
@@ -67,7 +79,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order. An instance that is known, or has a message queued, keeps its namespace and queue name, whatever the message says. Dedup keys and p_quiet as in enqueue_work_many.';
+COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order. An instance that is known, or has a message queued, keeps its namespace and queue name, whatever the message says. due_at is the due instant for whom the instance is sticky to, if it is. Dedup keys and p_quiet as in enqueue_work_many.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message(
@@ -89,7 +101,7 @@ COMMENT ON FUNCTION enqueue_message IS 'Adds one message for an instance and ret
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_due_instance(
-    p_id bigint, p_instance text, p_token uuid, p_now timestamptz, p_until timestamptz, p_min_pin bigint, p_max_pin bigint)
+    p_id bigint, p_instance text, p_token uuid, p_now timestamptz, p_until timestamptz, p_min_pin bigint, p_max_pin bigint, p_owner text)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -102,7 +114,8 @@ DECLARE
     v_dropped  bigint;
 BEGIN
     -- Has an earlier candidate, or another fetch, moved this message meanwhile?
-    IF NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.id = p_id AND q.visible_at <= p_now) THEN
+    IF NOT EXISTS (SELECT FROM orchestrator_queue q
+                    WHERE q.id = p_id AND (q.visible_at <= p_now OR q.sticky_owner = p_owner AND q.sticky_due <= p_now)) THEN
         RETURN NULL;
     END IF;
 
@@ -112,8 +125,8 @@ BEGIN
         -- Out of the way until the lease ends. Whoever releases the lock locks its row first, so it
         -- either sees these messages as held and brings them back, or we could not have locked the row,
         -- or, in a snapshot from before this, it fails for the change of the row.
-        UPDATE orchestrator_queue q SET visible_at = v_lock_end, held = true
-         WHERE q.instance_id = p_instance AND q.visible_at <= p_now;
+        UPDATE orchestrator_queue q SET visible_at = v_lock_end, held = true, sticky_owner = NULL, sticky_due = NULL
+         WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now;
         UPDATE instance_locks l SET held = l.held + 1 WHERE l.instance_id = p_instance;
         RETURN NULL;
     ELSIF FOUND THEN
@@ -153,7 +166,8 @@ BEGIN
         RAISE WARNING 'dropped % messages for instance %, which is unknown', v_dropped, p_instance;
     END IF;
     -- Before the lock was ours another fetch may have had the turn, and given it back or finished it.
-    IF NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.visible_at <= p_now) THEN
+    IF NOT EXISTS (SELECT FROM orchestrator_queue q
+                    WHERE q.instance_id = p_instance AND (q.visible_at <= p_now OR q.sticky_owner = p_owner AND q.sticky_due <= p_now)) THEN
         DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
         RETURN NULL;
     END IF;
@@ -166,7 +180,8 @@ COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due me
 -- +goose StatementBegin
 CREATE FUNCTION fetch_orchestration(
     p_token uuid, p_lock_timeout interval, p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false,
-    p_queues text[] DEFAULT NULL, p_min_pin bigint DEFAULT NULL, p_max_pin bigint DEFAULT NULL, p_history boolean DEFAULT true)
+    p_queues text[] DEFAULT NULL, p_min_pin bigint DEFAULT NULL, p_max_pin bigint DEFAULT NULL, p_history boolean DEFAULT true,
+    p_owner text DEFAULT NULL)
 RETURNS TABLE (
     part text, id bigint, type text, data json, name text, version text, execution_id bigint,
     attempt_count integer, created_at timestamptz, instance_id text, namespace text,
@@ -180,6 +195,7 @@ AS $$
 DECLARE
     v_now       timestamptz := clock_timestamp();
     v_until     timestamptz := v_now + p_lock_timeout;
+    v_selects   boolean := p_namespaces IS NOT NULL OR p_queues IS NOT NULL OR p_min_pin IS NOT NULL;
     v_instance  text;
     v_candidate record;
     v_spare     integer := 32;
@@ -199,7 +215,7 @@ BEGIN
 
     -- The first candidate, in order, whose instance can be locked. These are loops and no WHERE clause:
     -- the planner is free to evaluate a function with side effects for rows that it then discards.
-    IF p_namespaces IS NULL AND p_queues IS NULL AND p_min_pin IS NULL THEN
+    IF NOT v_selects AND p_owner IS NULL THEN
         FOR v_candidate IN
             SELECT head.id, head.instance_id
               FROM generate_series(9, 0, -1) AS level (priority)
@@ -209,7 +225,7 @@ BEGIN
                     ORDER BY q.visible_at, q.id) head
         LOOP
             CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);
-            v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until, p_min_pin, p_max_pin);
+            v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until, p_min_pin, p_max_pin, p_owner);
             v_tries := v_tries + 1;
             IF v_locked THEN
                 v_instance := v_candidate.instance_id;
@@ -224,7 +240,7 @@ BEGIN
         LOOP
             v_read := 0;
             FOR v_candidate IN
-                SELECT c.id, c.instance_id
+                SELECT c.*
                   FROM message_lists(p_namespaces, p_queues, p_min_pin, p_max_pin) AS list
                  CROSS JOIN generate_series(0, 9) AS level (priority)
                  CROSS JOIN LATERAL (
@@ -233,11 +249,31 @@ BEGIN
                           AND q.priority = level.priority AND q.visible_at <= v_now
                         ORDER BY q.visible_at, q.id
                         LIMIT v_spare) c
-                 ORDER BY c.priority DESC, c.visible_at, c.id
+                 WHERE v_selects
+                UNION ALL
+                SELECT c.*
+                  FROM generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.instance_id, q.priority, q.visible_at FROM orchestrator_queue q
+                        WHERE -q.priority = -level.priority AND q.visible_at <= v_now
+                        ORDER BY q.visible_at, q.id
+                        LIMIT v_spare) c
+                 WHERE NOT v_selects
+                UNION ALL
+                SELECT c.*
+                  FROM sticky_lists(p_owner, p_namespaces, p_queues, p_min_pin, p_max_pin) AS list
+                 CROSS JOIN generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.instance_id, q.priority, q.sticky_due FROM orchestrator_queue q
+                        WHERE q.sticky_owner = p_owner AND q.namespace = list.namespace AND q.queue = list.queue AND q.pin = list.pin
+                          AND q.priority = level.priority AND q.sticky_due <= v_now
+                        ORDER BY q.sticky_due, q.id
+                        LIMIT v_spare) c
+                 ORDER BY priority DESC, visible_at, id
             LOOP
                 v_read := v_read + 1;
                 CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);
-                v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until, p_min_pin, p_max_pin);
+                v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until, p_min_pin, p_max_pin, p_owner);
                 v_tries := v_tries + 1;
                 IF v_locked THEN
                     v_instance := v_candidate.instance_id;
@@ -253,8 +289,9 @@ BEGIN
 
     IF v_instance IS NOT NULL THEN
         UPDATE orchestrator_queue q
-           SET lock_token = p_token, visible_at = v_until, held = false, attempt_count = q.attempt_count + 1
-         WHERE q.instance_id = v_instance AND q.visible_at <= v_now;
+           SET lock_token = p_token, visible_at = v_until, held = false, sticky_owner = NULL, sticky_due = NULL,
+               attempt_count = q.attempt_count + 1
+         WHERE q.instance_id = v_instance AND coalesce(q.sticky_due, q.visible_at) <= v_now;
 
         SELECT * INTO v_known FROM instances i WHERE i.instance_id = v_instance;
         SELECT * INTO v_opening FROM orchestrator_queue q
@@ -291,12 +328,12 @@ BEGIN
 
     RETURN QUERY
     SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer,
-           NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces, p_queues, p_min_pin, p_max_pin), clock_timestamp(),
+           NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces, p_queues, p_min_pin, p_max_pin, p_owner), clock_timestamp(),
            v_instance IS NULL AND v_tries - cardinality(v_refused) > 0 AND v_tries >= v_most;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message, among those of these namespaces and queue names (null: all) and pinned versions (null: any), and takes all its visible messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id (unless p_history is false), and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock; it is unfinished if the look moved messages of locked instances out of the way and ended among them: the next gets further.';
+COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message, among those of these namespaces and queue names (null: all) and pinned versions (null: any), those that are sticky to p_owner included, and takes all its due messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id (unless p_history is false), and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock; it is unfinished if the look moved messages of locked instances out of the way and ended among them: the next gets further.';
 
 -- +goose StatementBegin
 CREATE FUNCTION hold_instance_lock(p_instance text, p_token uuid)
@@ -353,7 +390,7 @@ BEGIN
     DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
     UPDATE orchestrator_queue q SET visible_at = v_now, held = false
      WHERE q.instance_id = p_instance AND q.held;
-    RETURN EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.visible_at <= v_now);
+    RETURN EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= v_now);
 END
 $$;
 -- +goose StatementEnd
@@ -417,6 +454,7 @@ CREATE FUNCTION ack_orchestration(
     p_message_delays interval[] DEFAULT NULL, p_message_visible_ats timestamptz[] DEFAULT NULL,
     p_message_dedup_keys text[] DEFAULT NULL, p_message_queues text[] DEFAULT NULL,
     p_parent text DEFAULT NULL, p_queue text DEFAULT NULL, p_attributes text DEFAULT NULL, p_pin bigint DEFAULT NULL,
+    p_sticky_owner text DEFAULT NULL, p_sticky_for interval DEFAULT NULL,
     p_cancel_executions bigint[] DEFAULT NULL, p_cancel_activities bigint[] DEFAULT NULL, p_cancel_messages text[] DEFAULT NULL,
     p_custom_status text DEFAULT NULL, p_clear_custom_status boolean DEFAULT false,
     p_kv_ops text[] DEFAULT NULL, p_kv_keys text[] DEFAULT NULL, p_kv_values text[] DEFAULT NULL,
@@ -446,16 +484,19 @@ BEGIN
     SELECT * INTO v_before FROM instances i WHERE i.instance_id = p_instance;
 
     IF p_name IS NOT NULL AND v_before.instance_id IS NULL THEN
-        INSERT INTO instances AS i (instance_id, namespace, name, version, current_execution, queue, parent_id, attributes)
+        INSERT INTO instances AS i (instance_id, namespace, name, version, current_execution, queue, parent_id, attributes,
+                                    sticky_owner, sticky_until)
         VALUES (p_instance, coalesce(v_namespace, 'default'), p_name, p_version, p_execution,
-                coalesce(p_queue, v_queue, ''), p_parent, p_attributes::json);
+                coalesce(p_queue, v_queue, ''), p_parent, p_attributes::json, p_sticky_owner, clock_timestamp() + p_sticky_for);
     ELSE
         UPDATE instances i
            SET name = coalesce(p_name, i.name), version = coalesce(p_version, i.version), updated_at = clock_timestamp(),
                current_execution = greatest(i.current_execution, p_execution), queue = coalesce(p_queue, i.queue),
-               parent_id = coalesce(p_parent, i.parent_id), attributes = coalesce(p_attributes::json, i.attributes)
+               parent_id = coalesce(p_parent, i.parent_id), attributes = coalesce(p_attributes::json, i.attributes),
+               sticky_owner = p_sticky_owner, sticky_until = clock_timestamp() + p_sticky_for
          WHERE i.instance_id = p_instance;
-        IF NOT FOUND AND (cardinality(p_event_ids) > 0 OR p_status IS NOT NULL OR p_custom_status IS NOT NULL OR cardinality(p_kv_ops) > 0) THEN
+        IF NOT FOUND AND (cardinality(p_event_ids) > 0 OR p_status IS NOT NULL OR p_custom_status IS NOT NULL OR cardinality(p_kv_ops) > 0
+                          OR p_sticky_owner IS NOT NULL) THEN
             RAISE EXCEPTION 'instance % is new, so its first ack must name it', p_instance USING ERRCODE = 'PW003';
         END IF;
     END IF;
@@ -550,10 +591,20 @@ BEGIN
        AND (q.dedup_key IS NULL OR NOT EXISTS (
             SELECT FROM orchestrator_queue d
              WHERE d.dedup_key = q.dedup_key AND d.id <> q.id AND (d.namespace = i.namespace OR d.instance_id = p_instance)))
-    RETURNING 'orchestrator', i.namespace, q.visible_at, clock_timestamp(), NULL::json;
+    RETURNING 'orchestrator', i.namespace, coalesce(q.sticky_due, q.visible_at), clock_timestamp(), NULL::json;
     v_now := clock_timestamp();
     IF release_instance(p_instance) THEN
         RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json;
+    END IF;
+    IF v_before.sticky_owner IS NOT NULL OR v_known.sticky_owner IS NOT NULL THEN
+        UPDATE orchestrator_queue q SET visible_at = q.sticky_due, sticky_owner = NULL, sticky_due = NULL
+         WHERE q.instance_id = p_instance AND q.sticky_owner IS NOT NULL;
+        UPDATE orchestrator_queue q SET visible_at = v_known.sticky_until, sticky_owner = v_known.sticky_owner, sticky_due = q.visible_at
+         WHERE q.instance_id = p_instance AND v_known.sticky_owner IS NOT NULL AND q.visible_at < v_known.sticky_until;
+        -- For whom are they now, and when? Nobody heard of that but as of now; those who look learn of what comes later.
+        RETURN QUERY
+        SELECT 'orchestrator', v_scope, min(coalesce(q.sticky_due, q.visible_at)), v_now, NULL::json
+          FROM orchestrator_queue q WHERE q.instance_id = p_instance HAVING count(*) > 0;
     END IF;
     RETURN QUERY SELECT 'freed', v_scope, v_now, v_now, v_history;
     -- A caller that asked for quiet looks once more after its commit. For any other the commit is out
@@ -564,7 +615,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, sets custom status and key-value pairs, cancels activities and messages (by dedup key), removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell. In that row history says what became of the history, if events were added: its event_count, started_at and appended_at, and appended_at before. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, sets custom status and key-value pairs, cancels activities and messages (by dedup key), makes the instance sticky to p_sticky_owner for p_sticky_for (null: to nobody), removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell. In that row history says what became of the history, if events were added: its event_count, started_at and appended_at, and appended_at before. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION give_back_turn(p_instance text, p_token uuid, p_delay interval, p_ignore_attempt boolean, p_quiet boolean)

@@ -566,11 +566,13 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT 'orchestrator', q.namespace, q.queue,
-           count(*) FILTER (WHERE q.visible_at <= v_now),
-           count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NULL AND NOT q.held),
-           count(*) FILTER (WHERE q.visible_at > v_now AND (q.lock_token IS NOT NULL OR q.held)),
-           min(q.visible_at) FILTER (WHERE q.visible_at <= v_now)
-      FROM orchestrator_queue q GROUP BY q.namespace, q.queue ORDER BY q.namespace, q.queue;
+           count(*) FILTER (WHERE q.due_at <= v_now),
+           count(*) FILTER (WHERE q.due_at > v_now AND q.lock_token IS NULL AND NOT q.held),
+           count(*) FILTER (WHERE q.due_at > v_now AND (q.lock_token IS NOT NULL OR q.held)),
+           min(q.due_at) FILTER (WHERE q.due_at <= v_now)
+      FROM (SELECT m.namespace, m.queue, m.lock_token, m.held, coalesce(m.sticky_due, m.visible_at) AS due_at
+              FROM orchestrator_queue m) AS q
+     GROUP BY q.namespace, q.queue ORDER BY q.namespace, q.queue;
     RETURN QUERY
     SELECT 'worker', q.namespace, q.tag,
            count(*) FILTER (WHERE q.visible_at <= v_now),

@@ -399,7 +399,7 @@ func TestFetch_LargeBacklog_ReadsHardlyMoreThanItTakes(t *testing.T) {
 	}
 }
 
-// The same for what else a fetch can select, and leave: tags, sessions, queue names, pinned versions.
+// The same for what else a fetch can select, and leave: tags, sessions, queue names, pinned versions, what is sticky.
 func TestFetch_LargeBacklogOfOtherKinds_ReadsHardlyMoreThanItTakes(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t, "")
@@ -413,6 +413,8 @@ func TestFetch_LargeBacklogOfOtherKinds_ReadsHardlyMoreThanItTakes(t *testing.T)
 	s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, queue, pin, visible_at)
 		SELECT 'i' || g, 'k', CASE g % 2 WHEN 0 THEN 'slow' ELSE '' END, 1 + g % 3, now() - interval '1 hour' FROM generate_series(1, 20000) g`)
 	s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, queue, pin, visible_at) VALUES ('mine', 'k', 'fast', 9, now())`)
+	s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, queue, pin, visible_at, sticky_owner, sticky_due)
+		SELECT 'i' || g, 'k', 'slow', 1, now() + interval '1 hour', CASE g % 2 WHEN 0 THEN 'me' ELSE 'you' END, now() FROM generate_series(1, 20000) g`)
 	for _, fetch := range []string{
 		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`,
 		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', p_tags => '{gpu}')`,
@@ -424,6 +426,10 @@ func TestFetch_LargeBacklogOfOtherKinds_ReadsHardlyMoreThanItTakes(t *testing.T)
 		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_queues => '{none}')`,
 		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_min_pin => 9, p_max_pin => 9)`,
 		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_min_pin => 10, p_max_pin => 10)`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_owner => 'me')`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_owner => 'you', p_queues => '{fast}')`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_owner => 'you', p_queues => '{none}')`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_owner => 'nobody', p_queues => '{none}')`,
 	} {
 		tx, err := s.conn.Begin(t.Context())
 		require.NoError(t, err)

@@ -84,7 +84,7 @@ var faults = []fault{
 	{
 		name: "version of an instance is that of its first ack for ever",
 		rows: []string{"instance_creation/null_version_handling"},
-		sql:  []edit{{"ack_orchestration", "coalesce(p_queue, v_queue, ''), p_parent, p_attributes::json);", "coalesce(p_queue, v_queue, ''), p_parent, p_attributes::json);\n        UPDATE instances i SET version = NULL WHERE i.instance_id = p_instance;"}},
+		sql:  []edit{{"ack_orchestration", "p_sticky_owner, clock_timestamp() + p_sticky_for);", "p_sticky_owner, clock_timestamp() + p_sticky_for);\n        UPDATE instances i SET version = NULL WHERE i.instance_id = p_instance;"}},
 	},
 
 	{
@@ -979,7 +979,7 @@ var faults = []fault{
 	{
 		name: "depth of the queue of messages does not grow",
 		rows: []string{"management/get_queue_depths"},
-		sql:  []edit{{"queue_depths", "FROM orchestrator_queue q GROUP BY", "FROM orchestrator_queue q WHERE false GROUP BY"}},
+		sql:  []edit{{"queue_depths", "FROM orchestrator_queue m)", "FROM orchestrator_queue m WHERE false)"}},
 	},
 	{
 		name: "running instance is deleted without force",
@@ -1327,5 +1327,103 @@ var faults = []fault{
 		name: "abandon in a transaction is not part of it",
 		rows: []string{"pgwake/tx_abandon_of_work", "pgwake/tx_abandon_of_turn"},
 		verb: func(n node) providertest.Provider { return outsideTx{n} },
+	},
+
+	// Sticky instances.
+	{
+		name: "messages of a sticky instance are anybody's",
+		rows: []string{"sticky/turn_goes_to_owner", "sticky/others_are_woken_when_it_ends"},
+		sql:  []edit{{"enqueue_message_many", "THEN known.sticky_owner END", "THEN NULL END"}},
+	},
+	{
+		name: "owner of a sticky instance is anybody with a name",
+		rows: []string{"sticky/turn_goes_to_owner", "sticky/ack_makes_it_another_s"},
+		sql: []edit{{"fetch_orchestration", "WHERE q.sticky_owner = p_owner AND", "WHERE p_owner IS NOT NULL AND q.sticky_owner IS NOT NULL AND"},
+			{"sticky_lists", "q.sticky_owner = p_owner", "q.sticky_owner IS NOT NULL"},
+			{"lock_due_instance", "q.sticky_owner = p_owner AND", "q.sticky_owner IS NOT NULL AND"}},
+	},
+	{
+		name: "owner gets nothing but what is sticky",
+		rows: []string{"sticky/owner_gets_other_turns_too", "sticky/order_is_that_of_all_turns"},
+		sql:  []edit{{"fetch_orchestration", "WHERE NOT v_selects", "WHERE false"}},
+	},
+	{
+		name: "owner waits like the others",
+		rows: []string{"sticky/turn_goes_to_owner", "sticky/owner_is_woken", "sticky/owner_is_woken_on_another_node", "sticky/message_of_a_turn_under_way_follows"},
+		sql:  []edit{{"fetch_orchestration", "WHERE q.sticky_owner = p_owner AND", "WHERE false AND"}},
+	},
+	{
+		name: "owner gets what is not due",
+		rows: []string{"sticky/owner_is_woken_when_a_delay_ends"},
+		sql: []edit{{"fetch_orchestration", "AND q.sticky_due <= v_now", ""}, {"lock_due_instance", "AND q.sticky_due <= p_now", ""},
+			{"fetch_orchestration", "coalesce(q.sticky_due, q.visible_at) <= v_now", "true"}},
+	},
+	{
+		name: "owner is told nothing in a transaction",
+		rows: []string{"sticky/owner_is_woken_by_a_transaction"},
+		sql:  []edit{{"enqueue_message_many", "IF NOT p_quiet AND", "IF false AND"}},
+	},
+	{
+		name: "due instant of a sticky message is that for others",
+		rows: []string{"sticky/owner_is_woken", "sticky/owner_is_woken_on_another_node", "sticky/owner_is_woken_when_a_delay_ends"},
+		sql:  []edit{{"enqueue_message_many", "added.sticky_due, ", ""}},
+	},
+	{
+		name: "owner does not know when its next message is due",
+		rows: []string{"sticky/owner_is_woken_when_a_delay_ends"},
+		sql: []edit{{"earliest_message", "WHERE q.sticky_owner = p_owner AND", "WHERE false AND"},
+			{"enqueue_message_many", "added.sticky_due, ", ""}},
+	},
+	{
+		name: "instance is sticky for ever",
+		rows: []string{"sticky/others_are_woken_when_it_ends"},
+		sql:  []edit{{"ack_orchestration", "clock_timestamp() + p_sticky_for", "clock_timestamp() + p_sticky_for + interval '1 day'"}},
+	},
+	{
+		name: "instance is sticky for a moment",
+		rows: []string{"sticky/turn_goes_to_owner", "sticky/others_are_woken_when_it_ends"},
+		sql:  []edit{{"ack_orchestration", "clock_timestamp() + p_sticky_for", "clock_timestamp()"}},
+	},
+	{
+		name: "what is queued does not become sticky",
+		rows: []string{"sticky/message_of_a_turn_under_way_follows", "sticky/ack_makes_it_another_s"},
+		sql:  []edit{{"ack_orchestration", "AND v_known.sticky_owner IS NOT NULL AND q.visible_at < v_known.sticky_until", "AND false"}},
+	},
+	{
+		name: "what is queued stays sticky",
+		rows: []string{"sticky/ack_without_it_ends_it", "sticky/shorter_one_brings_delayed_messages_forward"},
+		sql:  []edit{{"ack_orchestration", "WHERE q.instance_id = p_instance AND q.sticky_owner IS NOT NULL;", "WHERE false;"}},
+	},
+	{
+		name: "ack without a preference leaves the one before",
+		rows: []string{"sticky/ack_without_it_ends_it", "sticky/shorter_one_brings_delayed_messages_forward"},
+		sql: []edit{{"ack_orchestration", "sticky_owner = p_sticky_owner, sticky_until = clock_timestamp() + p_sticky_for",
+			"sticky_owner = coalesce(p_sticky_owner, i.sticky_owner), sticky_until = coalesce(clock_timestamp() + p_sticky_for, i.sticky_until)"}},
+	},
+	{
+		name: "message is late that is due after the preference",
+		rows: []string{"sticky/delay_beyond_its_end_is_anybody_s"},
+		sql: []edit{{"enqueue_message_many", "i.sticky_owner IS NOT NULL AND d.at < i.sticky_until AS sticks", "i.sticky_owner IS NOT NULL AS sticks"},
+			{"enqueue_message_many", "THEN i.sticky_until ELSE due.at END", "THEN greatest(i.sticky_until, due.at) + interval '1 day' ELSE due.at END"}},
+	},
+	{
+		name: "turn takes what is anybody's and leaves the rest",
+		rows: []string{"sticky/turn_whose_lease_ended_is_anybody_s"},
+		sql:  []edit{{"fetch_orchestration", "coalesce(q.sticky_due, q.visible_at) <= v_now", "(q.visible_at <= v_now OR q.sticky_owner = p_owner AND q.sticky_due <= v_now)"}},
+	},
+	{
+		name: "owner does not look at priorities",
+		rows: []string{"sticky/order_is_that_of_all_turns"},
+		sql:  []edit{{"fetch_orchestration", "ORDER BY priority DESC, visible_at, id", "ORDER BY visible_at, id"}},
+	},
+	{
+		name: "owner gets what it has not asked for",
+		rows: []string{"sticky/filters_hold_for_the_owner"},
+		sql:  []edit{{"sticky_lists", "(p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)) AND (p_queues IS NULL OR l.queue = ANY (p_queues))", "true"}},
+	},
+	{
+		name: "sticky messages count as delayed",
+		rows: []string{"sticky/depths_count_it_as_due"},
+		sql:  []edit{{"queue_depths", "coalesce(m.sticky_due, m.visible_at) AS", "m.visible_at AS"}},
 	},
 }

@@ -196,4 +196,5 @@ var groups = []group{
 	tagFiltering,
 	kvStore,
 	ours,
+	sticky,
 }
