@@ -228,6 +228,7 @@ func poolVerbs(n *node, ctx context.Context, c claims) map[string]func() error {
 		"fetch a turn":      func() error { return dropped(n.FetchOrchestrationItem(ctx, now)) },
 		"ack work":          func() error { return n.AckWorkItem(ctx, c.work, &m) },
 		"ack works":         func() error { return n.AckWorkItems(ctx, []pgwake.LockToken{c.work}) },
+		"ack in a group":    func() error { return n.AckBatched(ctx, c.work, nil) },
 		"abandon work":      func() error { return n.AbandonWorkItem(ctx, c.work, nil) },
 		"renew work":        func() error { return dropped(n.RenewWorkItemLock(ctx, c.work, 0)) },
 		"renew works":       func() error { return dropped(n.RenewWorkItemLocks(ctx, []pgwake.LockToken{c.work}, 0)) },

@@ -397,6 +397,28 @@ func ExampleProvider_AckWorkItemTx() {
 	// lock lost: true
 }
 
+// Handlers that end many items at the same time let their acks share a commit. Each has its own outcome.
+func ExampleProvider_AckBatched() {
+	ctx, p, end := openProvider()
+	defer end()
+	for range 8 {
+		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "email.send"}, nil)
+		check(err)
+	}
+	var handlers sync.WaitGroup
+	for range 8 {
+		handlers.Go(func() {
+			item, err := p.FetchWorkItem(ctx, nil)
+			check(err)
+			check(p.AckBatched(ctx, item.LockToken, nil))
+		})
+	}
+	handlers.Wait()
+	_, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{NoWait: true})
+	fmt.Println(err)
+	// Output: pgwake: fetch work: no work
+}
+
 // One lease of a batch has ended before the ack. The others are done; that item comes again.
 func ExampleProvider_AckWorkItems() {
 	ctx, p, end := openProvider()

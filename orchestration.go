@@ -248,15 +248,20 @@ func (p *Provider) messageColumns(messages []MessageEnqueue) (*messageColumns, e
 		if err := c.options.add(&m.EnqueueOptions); err != nil {
 			return nil, at(i, len(messages), err)
 		}
-		c.instances = append(c.instances, &m.Instance)
-		c.kinds = append(c.kinds, text(string(m.Kind)))
-		c.datas = append(c.datas, payload(m.Data))
-		c.names = append(c.names, text(m.Name))
-		c.versions = append(c.versions, text(m.Version))
-		c.executions = append(c.executions, optional(m.ExecutionID, m.ExecutionID == 0))
-		c.queues = append(c.queues, text(m.Queue))
+		c.add(&m.Message)
 	}
 	return c, nil
+}
+
+// add adds a message; the zero Message is none.
+func (c *messageColumns) add(m *Message) {
+	c.instances = append(c.instances, text(m.Instance))
+	c.kinds = append(c.kinds, text(string(m.Kind)))
+	c.datas = append(c.datas, payload(m.Data))
+	c.names = append(c.names, text(m.Name))
+	c.versions = append(c.versions, text(m.Version))
+	c.executions = append(c.executions, optional(m.ExecutionID, m.ExecutionID == 0))
+	c.queues = append(c.queues, text(m.Queue))
 }
 
 func (p *Provider) checkMessage(m *Message) error {

@@ -34,6 +34,7 @@ type Provider struct {
 	engine  *engine
 
 	histories *historyCache // nil: none is kept
+	acks      *ackGroups
 
 	// readCommitted: a transaction of the role is READ COMMITTED unless it says otherwise, as usual. The
 	// functions count on it: a later statement must see what was committed since the one before.
@@ -122,6 +123,7 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool, readCommitted: readCommitted,
 		histories: newHistoryCache(cfg.HistoryCache), closing: make(chan struct{}), closed: make(chan struct{})}
 	p.abort, p.abortNow = context.WithCancel(context.Background())
+	p.acks = newAckGroups(p)
 	p.engine = newEngine(&p.cfg, p.sql, pool, direct, func() {
 		if ownPool { // what took the LISTEN connection may have taken the pool's
 			pool.Reset()
@@ -318,9 +320,14 @@ func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.C
 		return failed(op, err)
 	}
 	defer done()
+	return p.ended(ctx, op, p.run(ctx, verb, tell, queues...))
+}
+
+// run is what doAndTell does once the verb is admitted.
+func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) error, tell func(), queues ...Queue) error {
 	conn, err := p.pool.Acquire(ctx)
 	if err != nil {
-		return p.ended(ctx, op, err) // nothing was sent
+		return err // nothing was sent
 	}
 	defer conn.Release()
 	if p.readCommitted {
@@ -334,7 +341,7 @@ func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.C
 	case outcomeUnknown(err):
 		p.engine.unsure(queues...)
 	}
-	return p.ended(ctx, op, err)
+	return err
 }
 
 // inTransaction is for where the role's default isolation level is not the one that the functions count on. A

@@ -8,7 +8,7 @@ import "github.com/jackc/pgx/v5"
 type statements struct {
 	channels, session, look, tell, asyncCommit string
 
-	enqueueWork, fetchWork, ackWork, ackWorkMany, abandonWork, renewWork, undoWork string
+	enqueueWork, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
 
 	enqueueMessages, fetchOrchestration, ackOrchestration, abandonOrchestration, renewOrchestration, undoOrchestration string
 
@@ -36,6 +36,7 @@ func newStatements(schema string) *statements {
 		enqueueWork:          "SELECT * FROM " + in + "enqueue_work_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
 		fetchWork:            "SELECT * FROM " + in + "fetch_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
 		ackWork:              "SELECT " + in + "ack_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+		ackWorkGroup:         "SELECT * FROM " + in + "ack_work_group($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
 		ackWorkMany:          "SELECT * FROM " + in + "ack_work_many($1, $2, $3)",
 		abandonWork:          "SELECT * FROM " + in + "abandon_work($1, $2, $3, $4, $5, $6)",
 		renewWork:            "SELECT * FROM " + in + "renew_work($1, $2, $3)",

@@ -379,20 +379,21 @@ func (p *Provider) AckWorkItemTx(ctx context.Context, tx pgx.Tx, token LockToken
 }
 
 func (p *Provider) ackWork(ctx context.Context, q querier, token LockToken, completion *Message, quiet bool) (namespace *string, err error) {
-	l, err := token.splitWork()
+	l, m, err := p.checkAck(token, completion)
 	if err != nil {
 		return nil, err
-	}
-	var m Message
-	if completion != nil {
-		m = *completion
-		if err := p.checkMessage(&m); err != nil {
-			return nil, err
-		}
 	}
 	err = q.QueryRow(ctx, p.sql.ackWork, l.item, l.claim, text(m.Instance), text(string(m.Kind)), payload(m.Data),
 		text(m.Name), text(m.Version), optional(m.ExecutionID, m.ExecutionID == 0), text(m.Queue), quiet, p.archiveFor()).Scan(&namespace)
 	return namespace, err
+}
+
+// checkAck returns what an ack is about, and the message that it sends; the zero Message is none.
+func (p *Provider) checkAck(token LockToken, completion *Message) (l lease, m Message, err error) {
+	if l, err = token.splitWork(); err != nil || completion == nil {
+		return l, m, err
+	}
+	return l, *completion, p.checkMessage(completion)
 }
 
 // LostLocksError lists the items of a batch whose lease had ended. It is an ErrLockLost. The others of the

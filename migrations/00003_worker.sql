@@ -249,10 +249,8 @@ BEGIN
         SELECT asked.id, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json, NULL::text, NULL::bigint, NULL::bigint,
                NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
                NULL::timestamptz, asked.token
-          FROM unnest(p_ack_ids, p_ack_tokens) AS asked (id, token)
-          LEFT JOIN ack_work_many(p_ack_ids, p_ack_tokens, p_archive_for) AS done
-            ON done.item_id = asked.id AND done.lock_token = asked.token
-         WHERE done.item_id IS NULL;
+          FROM (SELECT a.id, a.token FROM unnest(p_ack_ids, p_ack_tokens) AS a (id, token)
+                EXCEPT SELECT done.item_id, done.lock_token FROM ack_work_many(p_ack_ids, p_ack_tokens, p_archive_for) AS done) AS asked;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
         IF v_claims > 0 THEN
             RETURN; -- whoever asked wants to know first
@@ -338,6 +336,47 @@ END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION ack_work_many IS 'Removes the items whose token still holds, and returns them. The others are left as they are. With p_archive_for, a copy is kept for so long.';
+
+-- +goose StatementBegin
+CREATE FUNCTION ack_work_group(
+    p_ids bigint[], p_tokens uuid[], p_instances text[], p_kinds text[], p_datas text[], p_names text[], p_versions text[],
+    p_executions bigint[], p_queues text[], p_quiet boolean DEFAULT false, p_archive_for interval DEFAULT NULL)
+RETURNS TABLE (item_id bigint, lock_token uuid, message_namespace text)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_held  boolean[];
+    v_sends integer[]; -- places of those that send a message
+BEGIN
+    SELECT array_agg(done.item_id IS NOT NULL ORDER BY asked.place),
+           array_agg(asked.place::integer ORDER BY asked.place) FILTER (WHERE done.item_id IS NOT NULL AND p_instances[asked.place] IS NOT NULL)
+      INTO v_held, v_sends
+      FROM unnest(p_ids, p_tokens) WITH ORDINALITY AS asked (id, token, place)
+      LEFT JOIN ack_work_many(p_ids, p_tokens, p_archive_for) AS done ON done.item_id = asked.id AND done.lock_token = asked.token;
+    RETURN QUERY
+    WITH sent AS (
+        SELECT m.item_namespace, v_sends[m.ord] AS place
+          FROM enqueue_message_many(
+                   ARRAY(SELECT p_instances[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
+                   ARRAY(SELECT p_kinds[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
+                   ARRAY(SELECT p_datas[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
+                   ARRAY(SELECT p_names[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
+                   ARRAY(SELECT p_versions[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
+                   ARRAY(SELECT p_executions[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
+                   p_queues => ARRAY(SELECT p_queues[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
+                   p_quiet => p_quiet) WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, ord)
+         WHERE v_sends IS NOT NULL
+    )
+    SELECT asked.id, asked.token, sent.item_namespace
+      FROM unnest(p_ids, p_tokens, v_held) WITH ORDINALITY AS asked (id, token, held, place)
+      LEFT JOIN sent ON sent.place = asked.place
+     WHERE asked.held;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION ack_work_group IS 'ack_work for several at once, each with a message or without (p_instances null). Returns those whose token held, with the namespace of their message; the others are left as they are, and send nothing.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_work(
@@ -531,5 +570,5 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 
 -- +goose Down
 
-DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_many, fetch_work, pick_work,
+DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, fetch_work, pick_work,
     touch_sessions, claim_session, enqueue_work, enqueue_work_many;

@@ -1,0 +1,241 @@
+package pgwake
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// This file answers: how do acks of the same moment share a commit?
+//
+// A group is on its way at once if none is. What comes meanwhile makes the next one, which starts when that has ended,
+// or earlier: after groupPause, or with groupSize. So an ack alone takes what AckWorkItem takes, and the more there
+// are at a time, the larger the groups.
+//
+// Invariants
+//
+//	(1) Each ack gets one outcome, and it is its own: a lease that was lost fails that ack alone, and if the server
+//	    refuses a group each of it is tried by itself.
+//	(2) An ack is reported as done after the commit of its group, and not before.
+//	(3) Whoever leaves before the group of its ack has started takes the ack along. A group goes on as long as
+//	    anybody waits for it.
+
+const (
+	groupPause = 5 * time.Millisecond
+	groupSize  = 1000
+	maxGroups  = 4 // on their way at a time
+)
+
+// groupedAck is the ack of one item.
+type groupedAck struct {
+	lease
+	message Message
+	outcome chan error // holds one
+	group   *ackGroup  // nil: it has not started
+}
+
+// ackGroup is what travels together.
+type ackGroup struct {
+	acks   []*groupedAck
+	wanted int                // so many wait for it
+	cancel context.CancelFunc // when nobody does
+}
+
+// ackGroups are those of a Provider.
+type ackGroups struct {
+	p *Provider
+
+	// transact makes acks in one transaction; tests replace it. Without an error it has committed, and outcomes has
+	// those whose leases were lost.
+	transact func(ctx context.Context, acks []*groupedAck, outcomes []error) error
+
+	mu      sync.Mutex
+	waiting []*groupedAck
+	flying  int         // groups on their way
+	overdue *time.Timer // starts a group beside those
+}
+
+func newAckGroups(p *Provider) *ackGroups {
+	g := &ackGroups{p: p}
+	g.transact = g.commit
+	g.overdue = time.AfterFunc(groupPause, g.hurry)
+	return g
+}
+
+// AckBatched is AckWorkItem in one transaction with the acks that others make on this Provider at the same moment: where
+// many items end at a time it costs the server a fraction. It returns after the commit, like AckWorkItem, and
+// with the error of this item alone.
+func (p *Provider) AckBatched(ctx context.Context, token LockToken, completion *Message) error {
+	const op = "ack work item"
+	l, m, err := p.checkAck(token, completion)
+	if err != nil {
+		return failed(op, err)
+	}
+	ctx, done, err := p.begin(ctx)
+	if err != nil {
+		return failed(op, err)
+	}
+	defer done()
+	return p.ended(ctx, op, p.acks.ack(ctx, &groupedAck{lease: l, message: m, outcome: make(chan error, 1)}))
+}
+
+// ack returns what became of a.
+func (g *ackGroups) ack(ctx context.Context, a *groupedAck) error {
+	g.enter(a)
+	select {
+	case err := <-a.outcome:
+		return err
+	case <-ctx.Done():
+	}
+	g.leave(a)
+	select {
+	case err := <-a.outcome: // it came at the same moment
+		return err
+	default:
+		return ctx.Err()
+	}
+}
+
+func (g *ackGroups) enter(a *groupedAck) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.waiting = append(g.waiting, a)
+	if g.flying == 0 || len(g.waiting) >= groupSize {
+		g.start()
+	} else if len(g.waiting) == 1 {
+		g.overdue.Reset(groupPause)
+	}
+}
+
+// leave is for an ack that nobody waits for any longer: invariant (3).
+func (g *ackGroups) leave(a *groupedAck) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if a.group == nil {
+		g.waiting = slices.DeleteFunc(g.waiting, func(o *groupedAck) bool { return o == a })
+		return
+	}
+	if a.group.wanted--; a.group.wanted == 0 {
+		a.group.cancel()
+	}
+}
+
+// hurry starts a group although others are on their way.
+func (g *ackGroups) hurry() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.start()
+}
+
+// start sends off those that wait, the first groupSize of them. The caller holds mu.
+func (g *ackGroups) start() {
+	if len(g.waiting) == 0 || g.flying == maxGroups {
+		return
+	}
+	ctx, cancel := context.WithCancel(g.p.abort)
+	group := &ackGroup{cancel: cancel}
+	with := make(map[lease]bool)
+	g.waiting = slices.DeleteFunc(g.waiting, func(a *groupedAck) bool {
+		if len(group.acks) == groupSize || with[a.lease] { // a second ack of an item is to learn what the first did
+			return false
+		}
+		a.group, with[a.lease] = group, true
+		group.acks = append(group.acks, a)
+		return true
+	})
+	group.wanted = len(group.acks)
+	if len(g.waiting) > 0 {
+		g.overdue.Reset(groupPause)
+	}
+	g.flying++
+	g.p.inFlight.Go(func() { // as are those who wait
+		defer cancel()
+		for i, err := range g.send(ctx, group.acks) {
+			group.acks[i].outcome <- err
+		}
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.flying--
+		g.start()
+	})
+}
+
+// send returns what became of each of the acks.
+func (g *ackGroups) send(ctx context.Context, acks []*groupedAck) []error {
+	outcomes := make([]error, len(acks))
+	err := g.try(ctx, acks, outcomes)
+	switch {
+	case err == nil:
+	case len(acks) > 1 && serverError(err) != nil && !retryable(err) && !outcomeUnknown(err): // because of one of them
+		for i := range acks {
+			if err := g.try(ctx, acks[i:i+1], outcomes[i:i+1]); err != nil {
+				outcomes[i] = err
+			}
+		}
+	default:
+		for i := range outcomes {
+			outcomes[i] = err
+		}
+	}
+	return outcomes
+}
+
+// try is transact for whom others wait: a panic, of a tracer or a codec, is an error.
+func (g *ackGroups) try(ctx context.Context, acks []*groupedAck, outcomes []error) (err error) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			err = fmt.Errorf("panic: %v\n%s", panicked, debug.Stack())
+		}
+	}()
+	return g.transact(ctx, acks, outcomes)
+}
+
+func (g *ackGroups) commit(ctx context.Context, acks []*groupedAck, outcomes []error) error {
+	var ids []int64
+	var claims []pgtype.UUID
+	places := make(map[lease]int, len(acks))
+	c := &messageColumns{}
+	for i, a := range acks {
+		ids, claims = append(ids, a.item), append(claims, a.claim)
+		places[a.lease] = i
+		c.add(&a.message)
+	}
+	p := g.p
+	quiet := p.engine.quiet()
+	var namespaces []string // of the messages
+	return p.run(ctx, func(ctx context.Context, q querier) error {
+		rows, err := q.Query(ctx, p.sql.ackWorkGroup, ids, claims, c.instances, c.kinds, c.datas, c.names, c.versions, c.executions, c.queues,
+			quiet, p.archiveFor())
+		if err != nil {
+			return err
+		}
+		held := make([]bool, len(acks))
+		var l lease
+		var namespace *string
+		_, err = pgx.ForEachRow(rows, []any{&l.item, &l.claim, &namespace}, func() error {
+			held[places[l]] = true
+			if namespace != nil {
+				namespaces = append(namespaces, *namespace)
+			}
+			return nil
+		})
+		for i := range acks {
+			if err == nil && !held[i] {
+				outcomes[i] = ErrLockLost
+			}
+		}
+		return err
+	}, func() {
+		var due []produced
+		for _, namespace := range namespaces {
+			due = append(due, produced{queue: Orchestrator, namespace: namespace})
+		}
+		p.engine.tell(due, quiet)
+	}, Orchestrator)
+}
