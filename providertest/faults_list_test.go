@@ -30,7 +30,7 @@ var faults = []fault{
 	},
 	{
 		name: "event with an id that is taken is swallowed",
-		rows: []string{"atomicity/atomicity_failure_rollback", "error_handling/duplicate_event_id_rejection"},
+		rows: []string{"pgwake/history_is_appended_without_a_turn", "atomicity/atomicity_failure_rollback", "error_handling/duplicate_event_id_rejection"},
 		sql:  []edit{{"append_history", "AS e (event_id, type, data);", "AS e (event_id, type, data) ON CONFLICT DO NOTHING;"}},
 	},
 	{
@@ -193,7 +193,7 @@ var faults = []fault{
 	// 6, 8: leases of work.
 	{
 		name: "ack of work does not look at the token",
-		rows: []string{"sessions/both_locks_expire_different_worker_claims"},
+		rows: []string{"pgwake/batch_of_acks_reports_leases_that_are_lost", "sessions/both_locks_expire_different_worker_claims"},
 		sql:  []edit{{"ack_work_many", "WHERE q.id = done.id AND q.lock_token = done.token", "WHERE q.id = done.id"}},
 	},
 	{
@@ -1327,5 +1327,219 @@ var faults = []fault{
 		name: "abandon in a transaction is not part of it",
 		rows: []string{"pgwake/tx_abandon_of_work", "pgwake/tx_abandon_of_turn"},
 		verb: func(n node) providertest.Provider { return outsideTx{n} },
+	},
+
+	// Dedup keys, priorities and due times.
+	{
+		name: "dedup key of work is ignored",
+		rows: []string{"pgwake/dedup_key_of_work_is_queued_once", "pgwake/batch_of_work_is_told_in_its_order"},
+		sql:  []edit{{"enqueue_work_many", "v_now), i.dedup_key, i.instance_id", "v_now), NULL::text, i.instance_id"}},
+	},
+	{
+		name: "dedup key of messages is ignored",
+		rows: []string{"pgwake/dedup_key_of_messages_is_queued_once", "pgwake/batch_of_messages_is_told_in_its_order"},
+		sql:  []edit{{"enqueue_message_many", "v_now), i.dedup_key, i.queue", "v_now), NULL::text, i.queue"}},
+	},
+	{
+		name: "dedup key is free once its work is claimed",
+		rows: []string{"pgwake/dedup_key_of_work_is_queued_once"},
+		sql:  []edit{{"fetch_work", "SET visible_at = v_until, lock_token = p_token", "SET dedup_key = NULL, visible_at = v_until, lock_token = p_token"}},
+	},
+	{
+		name: "dedup key is free once its message is claimed",
+		rows: []string{"pgwake/dedup_key_of_messages_is_queued_once"},
+		sql:  []edit{{"fetch_orchestration", "SET lock_token = p_token, visible_at = v_until,", "SET dedup_key = NULL, lock_token = p_token, visible_at = v_until,"}},
+	},
+	{
+		name: "dedup key of work holds in all namespaces",
+		rows: []string{"pgwake/dedup_key_of_work_is_queued_once"},
+		sql: []edit{{"enqueue_work_many", "     ORDER BY i.namespace, i.dedup_key",
+			"     WHERE NOT EXISTS (SELECT FROM worker_queue d WHERE d.dedup_key = i.dedup_key)\n     ORDER BY i.namespace, i.dedup_key"}},
+	},
+	{
+		name: "duplicate does not say what is queued",
+		rows: []string{"pgwake/dedup_key_of_work_is_queued_once", "pgwake/batch_of_work_is_told_in_its_order"},
+		sql:  []edit{{"enqueue_work_many", "coalesce(added.id, queued.id)", "i.id"}},
+	},
+	{
+		name: "priority of work is ignored",
+		rows: []string{"pgwake/priority_of_work_comes_first"},
+		sql:  []edit{{"pick_work", "generate_series(9, 0, -1)", "generate_series(0, 9)"}},
+	},
+	{
+		name: "priority of work is ignored by a fetch of some namespaces",
+		rows: []string{"pgwake/priority_of_work_comes_first"},
+		sql:  []edit{{"pick_work", "ORDER BY q.priority DESC, q.visible_at, q.id", "ORDER BY q.visible_at, q.id"}},
+	},
+	{
+		name: "priority of turns is ignored",
+		rows: []string{"pgwake/priority_of_messages_comes_first"},
+		sql:  []edit{{"fetch_orchestration", "generate_series(9, 0, -1)", "generate_series(0, 9)"}},
+	},
+	{
+		name: "priority of turns is ignored by a fetch of some namespaces",
+		rows: []string{"pgwake/priority_of_messages_comes_first"},
+		sql:  []edit{{"fetch_orchestration", "ORDER BY c.priority DESC, c.visible_at, c.id", "ORDER BY c.visible_at, c.id"}},
+	},
+	{
+		name: "order of work is that of the ids",
+		rows: []string{"pgwake/due_time_of_work_decides_within_a_priority"},
+		sql:  []edit{{"pick_work", "ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR", "ORDER BY q.id\n                    LIMIT p_limit FOR"}},
+	},
+	{
+		name: "order of turns is that of the ids of their messages",
+		rows: []string{"pgwake/due_time_of_messages_decides_within_a_priority"},
+		sql:  []edit{{"fetch_orchestration", "ORDER BY q.visible_at, q.id) head", "ORDER BY q.id) head"}},
+	},
+
+	// Several at once.
+	{
+		name: "what is to be done at once is done one by one",
+		rows: []string{"pgwake/batch_of_work_is_all_or_none", "pgwake/batch_of_messages_is_all_or_none", "pgwake/history_is_appended_without_a_turn"},
+		verb: func(n node) providertest.Provider { return piecemeal{n} },
+	},
+	{
+		name: "outcomes of a batch are in the wrong order",
+		rows: []string{"pgwake/batch_of_work_is_told_in_its_order", "pgwake/batch_of_messages_is_told_in_its_order"},
+		verb: func(n node) providertest.Provider { return backwards{n} },
+	},
+	{
+		name: "fetch of several claims one",
+		rows: []string{"pgwake/batch_of_claims_is_what_is_due_up_to_its_size"},
+		sql:  []edit{{"pick_work", "LIMIT p_limit", "LIMIT 1"}},
+	},
+	{
+		name: "fetch of several claims one more",
+		rows: []string{"pgwake/batch_of_claims_is_what_is_due_up_to_its_size"},
+		verb: func(n node) providertest.Provider { return claims{n, oneMore} },
+	},
+	{
+		name: "fetch of several is empty when nothing is due",
+		rows: []string{"pgwake/batch_of_claims_is_what_is_due_up_to_its_size"},
+		verb: func(n node) providertest.Provider { return claims{n, maybeNone} },
+	},
+	{
+		name: "fetch of several gives all the same token",
+		rows: []string{"pgwake/batch_of_claims_is_what_is_due_up_to_its_size"},
+		verb: func(n node) providertest.Provider { return claims{n, sharesToken} },
+	},
+	{
+		name: "fetch of several waits for all of them",
+		rows: []string{"pgwake/batch_of_claims_waits_for_the_first_alone"},
+		verb: func(n node) providertest.Provider { return claims{n, fills} },
+	},
+	{
+		name: "lost lease of a batch is no error",
+		rows: []string{"pgwake/batch_of_acks_reports_leases_that_are_lost", "pgwake/batch_of_renewals_reports_leases_that_are_lost"},
+		verb: func(n node) providertest.Provider { return forgivesBatch{n} },
+	},
+	{
+		name: "lost lease of a batch stops the others",
+		rows: []string{"pgwake/batch_of_acks_reports_leases_that_are_lost", "pgwake/batch_of_renewals_reports_leases_that_are_lost",
+			"pgwake/fetch_that_acknowledges_a_lost_lease_claims_nothing"},
+		verb: func(n node) providertest.Provider { return allOrNone{n} },
+	},
+	{
+		name: "renewal of several leases does not look at the token",
+		rows: []string{"pgwake/batch_of_renewals_reports_leases_that_are_lost"},
+		sql:  []edit{{"renew_work", "WHERE q.id = held.id AND q.lock_token = held.token AND", "WHERE q.id = held.id AND"}},
+	},
+	{
+		name: "fetch does not acknowledge",
+		rows: []string{"pgwake/fetch_acknowledges_before_it_claims", "pgwake/fetch_that_acknowledges_a_lost_lease_claims_nothing"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) { o.Ack = nil }}
+		},
+	},
+	{
+		name: "fetch that acknowledges a lost lease claims all the same",
+		rows: []string{"pgwake/fetch_that_acknowledges_a_lost_lease_claims_nothing"},
+		verb: func(n node) providertest.Provider { return claimsAnyway{n} },
+	},
+
+	// How far a turn reaches, and what is written without one.
+	{
+		name: "current execution goes down",
+		rows: []string{"pgwake/current_execution_never_goes_down"},
+		sql:  []edit{{"ack_orchestration", "greatest(i.current_execution, p_execution)", "p_execution"}},
+	},
+	{
+		name: "cancellation of activities ignores the execution",
+		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
+		sql:  []edit{{"ack_orchestration", "AND q.execution_id = c.execution_id AND q.activity_id", "AND q.activity_id"}},
+	},
+	{
+		name: "cancellation of activities reaches other instances",
+		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
+		sql:  []edit{{"ack_orchestration", "q.instance_id = p_instance AND q.execution_id = c.execution_id", "q.execution_id = c.execution_id"}},
+	},
+	{
+		name: "cancellation of messages is not applied",
+		rows: []string{"pgwake/cancelled_messages_are_removed"},
+		sql:  []edit{{"ack_orchestration", "IF cardinality(p_cancel_messages) > 0 THEN", "IF false THEN"}},
+	},
+	{
+		name: "cancellation of messages takes all of the instance",
+		rows: []string{"pgwake/cancelled_messages_are_removed"},
+		sql:  []edit{{"ack_orchestration", " AND q.dedup_key = ANY (p_cancel_messages)", ""}},
+	},
+	{
+		name: "cancellation of messages reaches other instances",
+		rows: []string{"pgwake/cancelled_messages_are_removed"},
+		sql:  []edit{{"ack_orchestration", "q.instance_id = p_instance AND q.dedup_key = ANY", "q.dedup_key = ANY"}},
+	},
+	{
+		name: "history that is appended makes its execution the current one",
+		rows: []string{"pgwake/history_is_appended_without_a_turn"},
+		sql: []edit{{"append_history", "BEGIN\n", `BEGIN
+    UPDATE instances i SET current_execution = p_execution WHERE i.instance_id = p_instance AND i.current_execution < p_execution;
+`}},
+	},
+
+	// Dead letters.
+	{
+		name: "dead letters are listed whatever their reason",
+		rows: []string{"pgwake/dead_letters_are_listed_by_filter"},
+		sql:  []edit{{"list_dead_letters", "(p_reason IS NULL OR d.reason = p_reason)", "true"}},
+	},
+	{
+		name: "dead letters are listed whenever they died",
+		rows: []string{"pgwake/dead_letters_are_listed_by_filter"},
+		sql:  []edit{{"list_dead_letters", "(p_died_before IS NULL OR d.died_at < p_died_before)", "true"}},
+	},
+	{
+		name: "list of dead letters begins anew",
+		rows: []string{"pgwake/dead_letters_are_listed_by_filter"},
+		sql:  []edit{{"list_dead_letters", "d.id > p_after", "true"}},
+	},
+	{
+		name: "purge and redrive take dead letters of all namespaces",
+		rows: []string{"pgwake/dead_letters_are_purged_by_filter", "pgwake/dead_letters_are_redriven_by_filter"},
+		sql:  []edit{{"pick_dead_letters", "(p_namespace IS NULL OR d.namespace = p_namespace)", "true"}},
+	},
+	{
+		name: "purge and redrive without ids take all dead letters",
+		rows: []string{"pgwake/dead_letters_are_purged_by_filter", "pgwake/dead_letters_are_redriven_by_filter"},
+		sql:  []edit{{"pick_dead_letters", "p_ids IS NULL OR", "coalesce(cardinality(p_ids), 0) = 0 OR"}},
+	},
+	{
+		name: "purge and redrive have no limit",
+		rows: []string{"pgwake/dead_letters_are_purged_by_filter", "pgwake/dead_letters_are_redriven_by_filter"},
+		sql:  []edit{{"pick_dead_letters", "LIMIT p_limit", ""}},
+	},
+	{
+		name: "dead letter forgets what went wrong",
+		rows: []string{"pgwake/dead_letter_of_work_comes_back_as_it_was"},
+		sql:  []edit{{"bury_work", "coalesce(p_error, d.last_error)", "p_error"}},
+	},
+	{
+		name: "work that is redriven loses its tag",
+		rows: []string{"pgwake/dead_letter_of_work_comes_back_as_it_was"},
+		sql:  []edit{{"redrive_dead_letters", "d.dedup_key, d.tag, d.session_id", "d.dedup_key, '', d.session_id"}},
+	},
+	{
+		name: "message that is redriven loses its data",
+		rows: []string{"pgwake/dead_letter_of_message_comes_back_as_it_was"},
+		sql:  []edit{{"redrive_dead_letters", "d.execution_id, d.data, d.dedup_key", "d.execution_id, NULL::json, d.dedup_key"}},
 	},
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -265,6 +266,151 @@ func (b deafToContext) FetchWorkItem(ctx context.Context, o *pgwake.FetchOptions
 	changed := *o
 	changed.PollTimeout = min(o.PollTimeout, time.Second)
 	return b.node.FetchWorkItem(context.WithoutCancel(ctx), &changed)
+}
+
+// claims fetches several items in its own way.
+type claims struct {
+	node
+	fetch func(ctx context.Context, n node, count int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error)
+}
+
+func (b claims) FetchWorkItems(ctx context.Context, count int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
+	return b.fetch(ctx, b.node, count, o)
+}
+
+// oneMore claims one more than asked for.
+func oneMore(ctx context.Context, n node, count int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
+	return n.FetchWorkItems(ctx, count+1, o)
+}
+
+// maybeNone comes back with nothing and no error.
+func maybeNone(ctx context.Context, n node, count int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
+	items, err := n.FetchWorkItems(ctx, count, o)
+	if errors.Is(err, pgwake.ErrNoWork) {
+		return nil, nil
+	}
+	return items, err
+}
+
+// fills waits until it has as many items as were asked for.
+func fills(ctx context.Context, n node, count int, o *pgwake.FetchOptions) (items []*pgwake.ClaimedWorkItem, err error) {
+	for len(items) < count {
+		more, err := n.FetchWorkItems(ctx, count-len(items), o)
+		if err != nil && len(items) == 0 {
+			return nil, err
+		} else if err != nil {
+			break
+		}
+		items = append(items, more...)
+	}
+	return items, nil
+}
+
+// sharesToken gives all items of a batch the token of the first.
+func sharesToken(ctx context.Context, n node, count int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
+	items, err := n.FetchWorkItems(ctx, count, o)
+	for _, item := range items {
+		item.LockToken = items[0].LockToken
+	}
+	return items, err
+}
+
+// forgivesBatch makes a lost lease of several no error.
+type forgivesBatch struct{ node }
+
+func (b forgivesBatch) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error {
+	return forgive(b.node.AckWorkItems(ctx, tokens))
+}
+
+func (b forgivesBatch) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error) {
+	until, err := b.node.RenewWorkItemLocks(ctx, tokens, extend)
+	return until, forgive(err)
+}
+
+// allOrNone does nothing with several leases, or items that were enqueued, if one of them is no good.
+type allOrNone struct{ node }
+
+func (b allOrNone) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error {
+	if _, err := b.node.RenewWorkItemLocks(ctx, tokens, time.Hour); err != nil {
+		return err
+	}
+	return b.node.AckWorkItems(ctx, tokens)
+}
+
+func (b allOrNone) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error) {
+	if _, err := b.node.RenewWorkItemLocks(ctx, tokens, time.Hour); err != nil {
+		return nil, err
+	}
+	return b.node.RenewWorkItemLocks(ctx, tokens, extend)
+}
+
+func (b allOrNone) FetchWorkItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.ClaimedWorkItem, error) {
+	if o.Ack != nil {
+		if _, err := b.node.RenewWorkItemLocks(ctx, o.Ack, time.Hour); err != nil {
+			return nil, err
+		}
+	}
+	return b.node.FetchWorkItem(ctx, o)
+}
+
+// claimsAnyway claims although a lease is lost that was to be acknowledged before, and keeps that to itself.
+type claimsAnyway struct{ node }
+
+func (b claimsAnyway) FetchWorkItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.ClaimedWorkItem, error) {
+	item, err := b.node.FetchWorkItem(ctx, o)
+	if errors.Is(err, pgwake.ErrLockLost) {
+		_, _ = b.node.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: o.LockTimeout, NoWait: true})
+	}
+	return item, err
+}
+
+// piecemeal does one after the other what is to be done at once.
+type piecemeal struct{ node }
+
+func (b piecemeal) EnqueueForWorkerMany(ctx context.Context, items []pgwake.WorkEnqueue) (added []pgwake.Enqueued, err error) {
+	for _, item := range items {
+		one, err := b.node.EnqueueForWorkerMany(ctx, []pgwake.WorkEnqueue{item})
+		if err != nil {
+			return nil, err
+		}
+		added = append(added, one...)
+	}
+	return added, nil
+}
+
+func (b piecemeal) EnqueueForOrchestratorMany(ctx context.Context, messages []pgwake.MessageEnqueue) (added []pgwake.Enqueued, err error) {
+	for _, m := range messages {
+		one, err := b.node.EnqueueForOrchestratorMany(ctx, []pgwake.MessageEnqueue{m})
+		if err != nil {
+			return nil, err
+		}
+		added = append(added, one...)
+	}
+	return added, nil
+}
+
+func (b piecemeal) AppendHistory(ctx context.Context, instance string, execution int64, events []pgwake.Event) error {
+	for _, e := range events {
+		if err := b.node.AppendHistory(ctx, instance, execution, []pgwake.Event{e}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// backwards tells of several enqueues in the wrong order.
+type backwards struct{ node }
+
+func (b backwards) EnqueueForWorkerMany(ctx context.Context, items []pgwake.WorkEnqueue) ([]pgwake.Enqueued, error) {
+	added, err := b.node.EnqueueForWorkerMany(ctx, items)
+	slices.Reverse(added)
+	return added, err
+}
+
+func (b backwards) EnqueueForOrchestratorMany(ctx context.Context, messages []pgwake.MessageEnqueue) ([]pgwake.Enqueued, error) {
+	added, err := b.node.EnqueueForOrchestratorMany(ctx, messages)
+	slices.Reverse(added)
+	return added, err
 }
 
 // outsideTx takes a transaction and does without.

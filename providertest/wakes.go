@@ -102,7 +102,7 @@ var ours = group{"pgwake", slices.Concat([]row{
 			require.Equal(t, "a", (<-inA).got(t).namespace)
 		}
 	}},
-}, wakes(), transactions, waits())}
+}, queueing, batches, turns, letters, wakes(), transactions, waits())}
 
 var timeouts = []time.Duration{time.Millisecond, 40 * time.Millisecond, 300 * time.Millisecond}
 
