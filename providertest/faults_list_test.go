@@ -916,7 +916,7 @@ var faults = []fault{
 	},
 	{
 		name: "deletion leaves what was stored",
-		rows: []string{"kv_store/kv_delete_instance_cascades"},
+		rows: []string{"kv_store/kv_delete_instance_with_children", "kv_store/kv_delete_instance_cascades"},
 		sql:  []edit{{"remove_instances", "DELETE FROM kv_store k WHERE k.instance_id = ANY (p_instances);", ""}},
 	},
 	{
@@ -1224,12 +1224,12 @@ var faults = []fault{
 	},
 	{
 		name: "fetch does not know when the next work is due",
-		rows: []string{"pgwake/wake_when_delay_of_work_from_before_ends"},
+		rows: []string{"pgwake/other_node_wakes_when_delay_of_work_from_before_ends", "pgwake/wake_when_delay_of_work_from_before_ends"},
 		sql:  []edit{{"earliest_work", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= v_now THEN v_earliest END;"}},
 	},
 	{
 		name: "fetch does not know when the next message is due",
-		rows: []string{"pgwake/wake_when_delay_of_message_from_before_ends"},
+		rows: []string{"pgwake/other_node_wakes_when_delay_of_message_from_before_ends", "pgwake/wake_when_delay_of_message_from_before_ends"},
 		sql:  []edit{{"earliest_message", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= clock_timestamp() THEN v_earliest END;"}},
 	},
 	{
@@ -1329,7 +1329,7 @@ var faults = []fault{
 		verb: func(n node) providertest.Provider { return outsideTx{n} },
 	},
 
-	// Dedup keys, priorities and due times.
+	// Dedup keys, priorities, due times and delays.
 	{
 		name: "dedup key of work is ignored",
 		rows: []string{"pgwake/dedup_key_of_work_is_queued_once", "pgwake/batch_of_work_is_told_in_its_order"},
@@ -1390,6 +1390,29 @@ var faults = []fault{
 		name: "order of turns is that of the ids of their messages",
 		rows: []string{"pgwake/due_time_of_messages_decides_within_a_priority"},
 		sql:  []edit{{"fetch_orchestration", "ORDER BY q.visible_at, q.id) head", "ORDER BY q.id) head"}},
+	},
+	{
+		name: "delay of work is half as long",
+		rows: []string{"pgwake/wake_when_delay_of_work_ends", "pgwake/other_node_wakes_when_delay_of_work_ends",
+			"pgwake/wake_when_delay_of_work_from_before_ends", "pgwake/other_node_wakes_when_delay_of_work_from_before_ends"},
+		sql: []edit{{"enqueue_work_many", "v_now + i.delay", "v_now + i.delay / 2"}},
+	},
+	{
+		name: "delay of messages is half as long",
+		rows: []string{"pgwake/wake_when_delay_of_message_ends", "pgwake/other_node_wakes_when_delay_of_message_ends",
+			"pgwake/wake_when_delay_of_message_from_before_ends", "pgwake/other_node_wakes_when_delay_of_message_from_before_ends",
+			"pgwake/wake_when_timer_of_turn_fires"},
+		sql: []edit{{"enqueue_message_many", "v_now + i.delay", "v_now + i.delay / 2"}},
+	},
+	{
+		name: "delay of abandoned work is half as long",
+		rows: []string{"pgwake/wake_when_work_is_abandoned_with_delay", "pgwake/other_node_wakes_when_work_is_abandoned_with_delay"},
+		sql:  []edit{{"abandon_work", "v_now + p_delay", "v_now + p_delay / 2"}},
+	},
+	{
+		name: "delay of an abandoned turn is half as long",
+		rows: []string{"pgwake/wake_when_turn_is_abandoned_with_delay", "pgwake/other_node_wakes_when_turn_is_abandoned_with_delay"},
+		sql:  []edit{{"give_back_turn", "v_now + p_delay", "v_now + p_delay / 2"}},
 	},
 
 	// Several at once.
@@ -1494,6 +1517,22 @@ var faults = []fault{
 		sql: []edit{{"append_history", "BEGIN\n", `BEGIN
     UPDATE instances i SET current_execution = p_execution WHERE i.instance_id = p_instance AND i.current_execution < p_execution;
 `}},
+	},
+	{
+		name: "ack that fails leaves its timers",
+		rows: []string{"deletion/force_delete_prevents_ack_recreation"},
+		verb: func(n node) providertest.Provider { return eagerTimers{n} },
+	},
+	{
+		name: "deletion leaves the pairs of children",
+		rows: []string{"kv_store/kv_delete_instance_with_children"},
+		sql: []edit{{"remove_instances", "DELETE FROM kv_store k WHERE k.instance_id = ANY (p_instances);",
+			"DELETE FROM kv_store k USING instances i WHERE k.instance_id = ANY (p_instances) AND i.instance_id = k.instance_id AND i.parent_id IS NULL;"}},
+	},
+	{
+		name: "deletion takes the pairs of all instances",
+		rows: []string{"kv_store/kv_delete_instance_with_children"},
+		sql:  []edit{{"remove_instances", "DELETE FROM kv_delta k WHERE k.instance_id = ANY (p_instances);", "DELETE FROM kv_delta k;"}},
 	},
 
 	// Dead letters.

@@ -413,6 +413,18 @@ func (b backwards) EnqueueForOrchestratorMany(ctx context.Context, messages []pg
 	return added, err
 }
 
+// eagerTimers sends the delayed messages of an ack, whatever becomes of it.
+type eagerTimers struct{ node }
+
+func (b eagerTimers) AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
+	err := b.node.AckOrchestrationItem(ctx, token, ack)
+	if errors.Is(err, pgwake.ErrLockLost) {
+		timers := slices.DeleteFunc(slices.Clone(ack.Messages), func(m pgwake.MessageEnqueue) bool { return m.Delay == 0 })
+		_, _ = b.EnqueueForOrchestratorMany(ctx, timers)
+	}
+	return err
+}
+
 // outsideTx takes a transaction and does without.
 type outsideTx struct{ node }
 

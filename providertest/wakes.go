@@ -196,18 +196,26 @@ type cause struct {
 
 // wakes are the rows about causes, each for a fetch on the same node and for one on another.
 func wakes() (rows []row) {
-	for _, c := range causes {
-		rows = append(rows, row{"wake_when_" + c.name, func(t *testing.T, n *node) { c.wakes(t, n, n) }})
+	for _, c := range slices.Concat(causes, causesFromBefore) {
+		rows = append(rows, row{"wake_when_" + c.name, func(t *testing.T, n *node) { c.wakes(t, n, c.prepare(t, n)) }})
 	}
 	for _, c := range causes {
-		rows = append(rows, row{"other_node_wakes_when_" + c.name, func(t *testing.T, n *node) { c.wakes(t, n, n.another(t)) }})
+		rows = append(rows, row{"other_node_wakes_when_" + c.name, func(t *testing.T, n *node) {
+			waiter := n.another(t)
+			c.wakes(t, waiter, c.prepare(t, n))
+		}})
+	}
+	for _, c := range causesFromBefore {
+		rows = append(rows, row{"other_node_wakes_when_" + c.name, func(t *testing.T, n *node) {
+			happen := c.prepare(t, n)
+			c.wakes(t, n.another(t), happen) // it begins when it is too late to be told
+		}})
 	}
 	return rows
 }
 
-// wakes asserts that the cause, on one node, ends the wait of a fetch on another, and not before something is due.
-func (c cause) wakes(t *testing.T, on, waiter *node) {
-	happen := c.prepare(t, on)
+// wakes asserts that the cause ends the wait of a fetch, and not before something is due.
+func (c cause) wakes(t *testing.T, waiter *node, happen func() (due time.Time)) {
 	back := waiter.waiting(t, c.queue)
 	due := happen()
 	requireNotBefore(t, due, (<-back).got(t).claimedAt)
@@ -222,13 +230,7 @@ var causes = []cause{
 		}
 	}},
 	{"delay_of_work_ends", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
-		return func() time.Time {
-			return n.enqueueWith(t, pgwake.WorkItem{Name: "work"}, &pgwake.EnqueueOptions{Delay: n.LockTimeout}).DueAt
-		}
-	}},
-	{"delay_of_work_from_before_ends", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
-		added := n.enqueueWith(t, pgwake.WorkItem{Name: "work"}, &pgwake.EnqueueOptions{Delay: n.LockTimeout})
-		return func() time.Time { return added.DueAt }
+		return func() time.Time { return n.addDelayed(t, pgwake.Worker) }
 	}},
 	{"work_is_abandoned", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
 		n.enqueue(t, "work")
@@ -242,8 +244,9 @@ var causes = []cause{
 		n.enqueue(t, "work")
 		item := n.take(t)
 		return func() time.Time {
+			before := n.clock(t, pgwake.Worker)
 			require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, &pgwake.AbandonOptions{Delay: n.LockTimeout}))
-			return claimedAt(item.LockedUntil).Add(n.LockTimeout) // or a little later
+			return before.Add(n.LockTimeout)
 		}
 	}},
 	{"lease_of_work_ends", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
@@ -295,13 +298,7 @@ var causes = []cause{
 		}
 	}},
 	{"delay_of_message_ends", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
-		return func() time.Time {
-			return n.sendWith(t, startMessage("i"), &pgwake.EnqueueOptions{Delay: n.LockTimeout}).DueAt
-		}
-	}},
-	{"delay_of_message_from_before_ends", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
-		added := n.sendWith(t, startMessage("i"), &pgwake.EnqueueOptions{Delay: n.LockTimeout})
-		return func() time.Time { return added.DueAt }
+		return func() time.Time { return n.addDelayed(t, pgwake.Orchestrator) }
 	}},
 	{"turn_is_abandoned", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
 		n.sendWith(t, startMessage("i"), nil)
@@ -315,8 +312,9 @@ var causes = []cause{
 		n.sendWith(t, startMessage("i"), nil)
 		turn := n.takeTurnOf(t, "i")
 		return func() time.Time {
+			before := n.clock(t, pgwake.Orchestrator)
 			require.NoError(t, n.AbandonOrchestrationItem(t.Context(), turn.LockToken, &pgwake.AbandonOptions{Delay: n.LockTimeout}))
-			return claimedAt(turn.LockedUntil).Add(n.LockTimeout) // or a little later
+			return before.Add(n.LockTimeout)
 		}
 	}},
 	{"lease_of_turn_ends", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
@@ -362,6 +360,7 @@ var causes = []cause{
 		n.sendWith(t, startMessage("i"), nil)
 		turn := n.takeTurnOf(t, "i")
 		return func() time.Time {
+			before := n.clock(t, pgwake.Orchestrator)
 			n.ackTurn(t, turn, pgwake.OrchestrationAck{
 				Messages: []pgwake.MessageEnqueue{{
 					Message:        pgwake.Message{Instance: "i", Kind: "timer_fired"},
@@ -369,7 +368,7 @@ var causes = []cause{
 				}},
 				Metadata: running,
 			})
-			return claimedAt(turn.LockedUntil).Add(n.LockTimeout) // or a little later
+			return before.Add(n.LockTimeout)
 		}
 	}},
 	{"ack_frees_instance_with_held_message", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
@@ -403,6 +402,28 @@ var causes = []cause{
 			return time.Time{}
 		}
 	}},
+}
+
+// causesFromBefore have nothing left to happen: who waits is to see for itself what will become due.
+var causesFromBefore = []cause{
+	{"delay_of_work_from_before_ends", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
+		due := n.addDelayed(t, pgwake.Worker)
+		return func() time.Time { return due }
+	}},
+	{"delay_of_message_from_before_ends", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
+		due := n.addDelayed(t, pgwake.Orchestrator)
+		return func() time.Time { return due }
+	}},
+}
+
+// addDelayed adds something with a delay, and asserts that the delay counts from that instant. It returns when it is due.
+func (n *node) addDelayed(t *testing.T, queue pgwake.Queue) (due time.Time) {
+	t.Helper()
+	before := n.clock(t, queue)
+	due = n.add(t, queue, "delayed", pgwake.EnqueueOptions{Delay: n.LockTimeout}).DueAt
+	requireNotBefore(t, before.Add(n.LockTimeout), due)
+	requireNotBefore(t, due, n.clock(t, queue).Add(n.LockTimeout))
+	return due
 }
 
 // hold takes a turn, and has a message arrive behind its lock, where a fetch meets it.
