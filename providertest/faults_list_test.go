@@ -1254,7 +1254,7 @@ var faults = []fault{
 	},
 	{
 		name: "renewal in a transaction does not tell of an earlier end (work)",
-		rows: []string{"pgwake/tx_renewal_of_work"},
+		rows: []string{"pgwake/tx_batch_of_renewals", "pgwake/tx_renewal_of_work"},
 		sql:  []edit{{"renew_work", "IF v_sooner THEN", "IF false THEN"}},
 	},
 	{
@@ -1279,7 +1279,7 @@ var faults = []fault{
 	},
 	{
 		name: "enqueue in a transaction is not told of",
-		rows: []string{"pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message", "pgwake/tx_turn_schedules_work", "pgwake/tx_completion"},
+		rows: []string{"pgwake/tx_batch_of_work", "pgwake/tx_batch_of_messages", "pgwake/tx_redrive_of_work", "pgwake/tx_redrive_of_message", "pgwake/sql_tx_enqueue_of_work", "pgwake/sql_tx_enqueue_of_message", "pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message", "pgwake/tx_turn_schedules_work", "pgwake/tx_completion"},
 		sql:  []edit{{"notify_inserted", "IF v_rows > 0 THEN", "IF false THEN"}},
 	},
 
@@ -1314,19 +1314,28 @@ var faults = []fault{
 			{"ack_orchestration", "q.instance_id = p_instance AND q.namespace <> i.namespace", "false"}},
 	},
 	{
-		name: "enqueue in a transaction is not part of it",
-		rows: []string{"pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message"},
+		name: "verb in a transaction is not part of it",
+		rows: inBothTx("enqueue_of_work", "batch_of_work", "abandon_of_work", "renewal_of_work", "batch_of_renewals", "turn_schedules_work",
+			"redrive_of_work", "enqueue_of_message", "batch_of_messages", "completion", "abandon_of_turn", "renewal_of_turn",
+			"ack_frees_instance", "dead_letter_frees_instance", "redrive_of_message", "ack_of_work", "batch_of_acks", "dead_letter_of_work",
+			"dead_letter_of_turn", "purge_of_dead_letters", "append_of_history", "cleanup_of_sessions", "renewal_of_session", "deletion",
+			"deletion_of_several", "deletion_in_bulk", "prune", "prune_in_bulk", "verb_that_fails"),
 		verb: func(n node) providertest.Provider { return outsideTx{n} },
 	},
 	{
-		name: "ack in a transaction is not part of it",
-		rows: []string{"pgwake/tx_completion", "pgwake/tx_turn_schedules_work", "pgwake/tx_ack_frees_instance"},
-		verb: func(n node) providertest.Provider { return outsideTx{n} },
+		name: "dead letter in a transaction does not tell of the instance",
+		rows: inBothTx("dead_letter_frees_instance"),
+		sql:  []edit{{"dead_letter_orchestration", "IF NOT p_quiet THEN", "IF false THEN"}},
 	},
 	{
-		name: "abandon in a transaction is not part of it",
-		rows: []string{"pgwake/tx_abandon_of_work", "pgwake/tx_abandon_of_turn"},
-		verb: func(n node) providertest.Provider { return outsideTx{n} },
+		name: "transaction goes on after a verb that failed",
+		rows: inBothTx("verb_that_fails"),
+		verb: func(n node) providertest.Provider { return savesTx{n} },
+	},
+	{
+		name: "transaction ends with a verb that was refused",
+		rows: inBothTx("verb_that_fails"),
+		verb: func(n node) providertest.Provider { return abortsTx{n} },
 	},
 
 	// Dedup keys, priorities, due times and delays.
@@ -1581,4 +1590,12 @@ var faults = []fault{
 		rows: []string{"pgwake/dead_letter_of_message_comes_back_as_it_was"},
 		sql:  []edit{{"redrive_dead_letters", "d.execution_id, d.data, d.dedup_key", "d.execution_id, NULL::json, d.dedup_key"}},
 	},
+}
+
+// inBothTx are the rows about verbs in transactions, those of database/sql as well.
+func inBothTx(names ...string) (rows []string) {
+	for _, name := range names {
+		rows = append(rows, "pgwake/tx_"+name, "pgwake/sql_tx_"+name)
+	}
+	return rows
 }

@@ -425,6 +425,31 @@ func (b eagerTimers) AckOrchestrationItem(ctx context.Context, token pgwake.Lock
 	return err
 }
 
+// savesTx has the transaction go on after an ack that failed.
+type savesTx struct{ node }
+
+func (b savesTx) AckWorkItemTx(ctx context.Context, tx pgx.Tx, token pgwake.LockToken, completion *pgwake.Message) error {
+	if _, err := tx.Exec(ctx, "SAVEPOINT before"); err != nil {
+		return err
+	}
+	err := b.node.AckWorkItemTx(ctx, tx, token, completion)
+	if err != nil {
+		_, _ = tx.Exec(ctx, "ROLLBACK TO before")
+	}
+	return err
+}
+
+// abortsTx has the transaction end with an enqueue that is refused.
+type abortsTx struct{ node }
+
+func (b abortsTx) EnqueueForWorkerTx(ctx context.Context, tx pgx.Tx, item pgwake.WorkItem, o *pgwake.EnqueueOptions) (pgwake.Enqueued, error) {
+	added, err := b.node.EnqueueForWorkerTx(ctx, tx, item, o)
+	if errors.Is(err, pgwake.ErrInvalid) {
+		_, _ = tx.Exec(ctx, "SELECT 1 / 0")
+	}
+	return added, err
+}
+
 // outsideTx takes a transaction and does without.
 type outsideTx struct{ node }
 
@@ -432,22 +457,94 @@ func (b outsideTx) EnqueueForWorkerTx(ctx context.Context, _ pgx.Tx, item pgwake
 	return b.EnqueueForWorker(ctx, item, o)
 }
 
+func (b outsideTx) EnqueueForWorkerManyTx(ctx context.Context, _ pgx.Tx, items []pgwake.WorkEnqueue) ([]pgwake.Enqueued, error) {
+	return b.EnqueueForWorkerMany(ctx, items)
+}
+
 func (b outsideTx) EnqueueForOrchestratorTx(ctx context.Context, _ pgx.Tx, m pgwake.Message, o *pgwake.EnqueueOptions) (pgwake.Enqueued, error) {
 	return b.EnqueueForOrchestrator(ctx, m, o)
+}
+
+func (b outsideTx) EnqueueForOrchestratorManyTx(ctx context.Context, _ pgx.Tx, messages []pgwake.MessageEnqueue) ([]pgwake.Enqueued, error) {
+	return b.EnqueueForOrchestratorMany(ctx, messages)
 }
 
 func (b outsideTx) AckWorkItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, completion *pgwake.Message) error {
 	return b.AckWorkItem(ctx, token, completion)
 }
 
-func (b outsideTx) AckOrchestrationItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
-	return b.AckOrchestrationItem(ctx, token, ack)
+func (b outsideTx) AckWorkItemsTx(ctx context.Context, _ pgx.Tx, tokens []pgwake.LockToken) error {
+	return b.AckWorkItems(ctx, tokens)
 }
 
 func (b outsideTx) AbandonWorkItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
 	return b.AbandonWorkItem(ctx, token, o)
 }
 
+func (b outsideTx) RenewWorkItemLockTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, extend time.Duration) (time.Time, error) {
+	return b.RenewWorkItemLock(ctx, token, extend)
+}
+
+func (b outsideTx) RenewWorkItemLocksTx(ctx context.Context, _ pgx.Tx, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error) {
+	return b.RenewWorkItemLocks(ctx, tokens, extend)
+}
+
+func (b outsideTx) AckOrchestrationItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
+	return b.AckOrchestrationItem(ctx, token, ack)
+}
+
 func (b outsideTx) AbandonOrchestrationItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
 	return b.AbandonOrchestrationItem(ctx, token, o)
+}
+
+func (b outsideTx) RenewOrchestrationItemLockTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, extend time.Duration) (time.Time, error) {
+	return b.RenewOrchestrationItemLock(ctx, token, extend)
+}
+
+func (b outsideTx) AppendHistoryTx(ctx context.Context, _ pgx.Tx, instance string, execution int64, events []pgwake.Event) error {
+	return b.AppendHistory(ctx, instance, execution, events)
+}
+
+func (b outsideTx) RenewSessionLockTx(ctx context.Context, _ pgx.Tx, owners []string, extend, idle time.Duration) (int, error) {
+	return b.RenewSessionLock(ctx, owners, extend, idle)
+}
+
+func (b outsideTx) CleanupSessionsTx(ctx context.Context, _ pgx.Tx) (int, error) {
+	return b.CleanupSessions(ctx)
+}
+
+func (b outsideTx) DeleteInstanceTx(ctx context.Context, _ pgx.Tx, instance string, o *pgwake.DeleteOptions) (pgwake.Deleted, error) {
+	return b.DeleteInstance(ctx, instance, o)
+}
+
+func (b outsideTx) DeleteInstancesTx(ctx context.Context, _ pgx.Tx, instances []string, o *pgwake.DeleteOptions) (pgwake.Deleted, error) {
+	return b.DeleteInstances(ctx, instances, o)
+}
+
+func (b outsideTx) DeleteInstancesBulkTx(ctx context.Context, _ pgx.Tx, f *pgwake.BulkFilter) (pgwake.Deleted, error) {
+	return b.DeleteInstancesBulk(ctx, f)
+}
+
+func (b outsideTx) PruneExecutionsTx(ctx context.Context, _ pgx.Tx, instance string, o *pgwake.PruneOptions) (pgwake.Pruned, error) {
+	return b.PruneExecutions(ctx, instance, o)
+}
+
+func (b outsideTx) PruneExecutionsBulkTx(ctx context.Context, _ pgx.Tx, f *pgwake.BulkFilter, o *pgwake.PruneOptions) (pgwake.Pruned, error) {
+	return b.PruneExecutionsBulk(ctx, f, o)
+}
+
+func (b outsideTx) DeadLetterWorkItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, reason, cause string) error {
+	return b.DeadLetterWorkItem(ctx, token, reason, cause)
+}
+
+func (b outsideTx) DeadLetterOrchestrationItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, reason, cause string) error {
+	return b.DeadLetterOrchestrationItem(ctx, token, reason, cause)
+}
+
+func (b outsideTx) RedriveDeadLettersTx(ctx context.Context, _ pgx.Tx, f *pgwake.DeadLetterFilter) (int, error) {
+	return b.RedriveDeadLetters(ctx, f)
+}
+
+func (b outsideTx) PurgeDeadLettersTx(ctx context.Context, _ pgx.Tx, f *pgwake.DeadLetterFilter) (int, error) {
+	return b.PurgeDeadLetters(ctx, f)
 }

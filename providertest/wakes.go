@@ -2,12 +2,10 @@ package providertest
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
 )
@@ -102,7 +100,7 @@ var ours = group{"pgwake", slices.Concat([]row{
 			require.Equal(t, "a", (<-inA).got(t).namespace)
 		}
 	}},
-}, queueing, batches, turns, letters, wakes(), transactions, waits())}
+}, queueing, batches, turns, letters, wakes(), transactions(), waits())}
 
 var timeouts = []time.Duration{time.Millisecond, 40 * time.Millisecond, 300 * time.Millisecond}
 
@@ -434,120 +432,6 @@ func (n *node) hold(t *testing.T, instance string) *pgwake.OrchestrationItem {
 	n.send(t, instance, "held")
 	n.requireNoTurn(t)
 	return turn
-}
-
-// transactions are the rows about verbs in a transaction of the caller's.
-var transactions = []row{
-	{"tx_enqueue_of_work", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Worker, func(t *testing.T, n *node) txVerb {
-			return func(p Transactional, tx pgx.Tx) error {
-				_, err := p.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "work"}, nil)
-				return err
-			}
-		})
-	}},
-	{"tx_abandon_of_work", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Worker, func(t *testing.T, n *node) txVerb {
-			n.enqueue(t, "work")
-			item := n.take(t)
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AbandonWorkItemTx(t.Context(), tx, item.LockToken, nil)
-			}
-		})
-	}},
-	{"tx_renewal_of_work", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Worker, func(t *testing.T, n *node) txVerb {
-			n.enqueue(t, "work")
-			item := n.take(t)
-			return func(p Transactional, tx pgx.Tx) error {
-				_, err := p.RenewWorkItemLockTx(t.Context(), tx, item.LockToken, n.LockTimeout)
-				return err
-			}
-		})
-	}},
-	{"tx_turn_schedules_work", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Worker, func(t *testing.T, n *node) txVerb {
-			n.sendWith(t, startMessage("i"), nil)
-			turn := n.takeTurnOf(t, "i")
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AckOrchestrationItemTx(t.Context(), tx, turn.LockToken, pgwake.OrchestrationAck{WorkItems: activities("i", 1), Metadata: running})
-			}
-		})
-	}},
-	{"tx_enqueue_of_message", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			return func(p Transactional, tx pgx.Tx) error {
-				_, err := p.EnqueueForOrchestratorTx(t.Context(), tx, startMessage("i"), nil)
-				return err
-			}
-		})
-	}},
-	{"tx_completion", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			n.startWithActivities(t, "i", 1)
-			item := n.takeActivity(t, "i", 1)
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AckWorkItemTx(t.Context(), tx, item.LockToken, &pgwake.Message{Instance: "i", Kind: "done"})
-			}
-		})
-	}},
-	{"tx_abandon_of_turn", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			n.sendWith(t, startMessage("i"), nil)
-			turn := n.takeTurnOf(t, "i")
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AbandonOrchestrationItemTx(t.Context(), tx, turn.LockToken, nil)
-			}
-		})
-	}},
-	{"tx_renewal_of_turn", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			n.sendWith(t, startMessage("i"), nil)
-			turn := n.takeTurnOf(t, "i")
-			return func(p Transactional, tx pgx.Tx) error {
-				_, err := p.RenewOrchestrationItemLockTx(t.Context(), tx, turn.LockToken, n.LockTimeout)
-				return err
-			}
-		})
-	}},
-	{"tx_ack_frees_instance", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			turn := n.hold(t, "i")
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AckOrchestrationItemTx(t.Context(), tx, turn.LockToken, pgwake.OrchestrationAck{Metadata: running})
-			}
-		})
-	}},
-}
-
-// txVerb makes something due, in a transaction.
-type txVerb func(Transactional, pgx.Tx) error
-
-// inTransactions asserts of a verb that it makes something due in the queue when its transaction commits: not while
-// that is open, and not at all if it is rolled back. The verb must then still be possible.
-func inTransactions(t *testing.T, n *node, queue pgwake.Queue, prepare func(t *testing.T, n *node) txVerb) {
-	if n.Begin == nil {
-		t.Skip("the Factory begins no transactions")
-	}
-	p, ok := n.Provider.(Transactional)
-	require.True(t, ok, "Factory.Begin is set, and the Provider is not Transactional")
-	verb := prepare(t, n)
-	back := n.waiting(t, queue)
-
-	tx := n.Begin(t, n.Provider)
-	require.NoError(t, verb(p, tx))
-	require.ErrorIs(t, n.fetch(t.Context(), queue, now).err, pgwake.ErrNoWork)
-	require.NoError(t, tx.Rollback(t.Context()))
-	if err := n.fetch(t.Context(), queue, now).err; !errors.Is(err, pgwake.ErrNoWork) {
-		require.Fail(t, "it has taken effect although it was rolled back", "%v", err)
-	}
-
-	tx = n.Begin(t, n.Provider)
-	require.NoError(t, verb(p, tx))
-	require.Empty(t, back, "it has taken effect before the commit")
-	require.NoError(t, tx.Commit(t.Context()))
-	(<-back).got(t)
-	require.ErrorIs(t, n.fetch(t.Context(), queue, now).err, pgwake.ErrNoWork, "it was due once")
 }
 
 // waits are the rows about those who wait for an instance, on the node where it changes and on another.
