@@ -91,21 +91,42 @@ var deletion = group{"deletion", []row{
 		n.requireGone(t, "root", "a", "b", "leaf")
 	}},
 	{"force_delete_prevents_ack_recreation", func(t *testing.T, n *node) {
-		n.start(t, "i")
+		n.startWithActivities(t, "i", 1)
+		activity := n.takeActivity(t, "i", 1)
 		n.send(t, "i", "poke")
 		turn := n.takeTurnOf(t, "i")
-		n.requireDelete(t, "i", force, pgwake.Deleted{Instances: 1, Executions: 1, Events: 1, QueueItems: 1})
-		err := n.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{
-			History:   events(2),
-			WorkItems: activities("i", 1),
-			Messages:  []pgwake.MessageEnqueue{{Message: pgwake.Message{Instance: "i", Kind: "poke"}}},
-			Metadata:  running,
-		})
-		requirePermanent(t, err, pgwake.ErrLockLost)
-		_, err = n.RenewOrchestrationItemLock(t.Context(), turn.LockToken, lease)
-		requirePermanent(t, err, pgwake.ErrLockLost)
-		requirePermanent(t, n.AbandonOrchestrationItem(t.Context(), turn.LockToken, nil), pgwake.ErrLockLost)
+		n.requireDelete(t, "i", force, pgwake.Deleted{Instances: 1, Executions: 1, Events: 1, QueueItems: 2})
+		inFlight := func() {
+			timer := pgwake.MessageEnqueue{Message: startMessage("i"), EnqueueOptions: pgwake.EnqueueOptions{Delay: lease}}
+			err := n.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{
+				History:      events(2),
+				WorkItems:    activities("i", 1),
+				Messages:     []pgwake.MessageEnqueue{{Message: pgwake.Message{Instance: "i", Kind: "poke"}}, timer},
+				Metadata:     running,
+				CustomStatus: &pgwake.CustomStatusUpdate{Value: "half done"},
+				KV:           []pgwake.KVUpdate{set("key", "value")},
+			})
+			requirePermanent(t, err, pgwake.ErrLockLost)
+			_, err = n.RenewOrchestrationItemLock(t.Context(), turn.LockToken, lease)
+			requirePermanent(t, err, pgwake.ErrLockLost)
+			requirePermanent(t, n.AbandonOrchestrationItem(t.Context(), turn.LockToken, nil), pgwake.ErrLockLost)
+			requirePermanent(t, n.DeadLetterOrchestrationItem(t.Context(), turn.LockToken, "zombie", ""), pgwake.ErrLockLost)
+			done := &pgwake.Message{Instance: "i", Kind: "done"}
+			requirePermanent(t, n.AckWorkItem(t.Context(), activity.LockToken, done), pgwake.ErrLockLost)
+		}
+		inFlight()
 		n.requireGone(t, "i")
+		require.Zero(t, n.depth(t, pgwake.Worker))
+		require.Zero(t, n.depth(t, pgwake.Orchestrator), "not even later")
+
+		n.start(t, "i")
+		n.send(t, "i", "fresh")
+		fresh := n.takeTurnOf(t, "i")
+		inFlight()
+		require.Equal(t, []pgwake.MessageKind{"fresh"}, kinds(fresh))
+		n.ackTurn(t, fresh, pgwake.OrchestrationAck{History: events(3)})
+		n.requireHistoryOf(t, "i", events(1, 3))
+		n.requireNoTurn(t)
 	}},
 	{"list_children", func(t *testing.T, n *node) {
 		n.completedTree(t)

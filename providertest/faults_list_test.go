@@ -30,7 +30,7 @@ var faults = []fault{
 	},
 	{
 		name: "event with an id that is taken is swallowed",
-		rows: []string{"atomicity/atomicity_failure_rollback", "error_handling/duplicate_event_id_rejection"},
+		rows: []string{"pgwake/history_is_appended_without_a_turn", "atomicity/atomicity_failure_rollback", "error_handling/duplicate_event_id_rejection"},
 		sql:  []edit{{"append_history", "AS e (event_id, type, data);", "AS e (event_id, type, data) ON CONFLICT DO NOTHING;"}},
 	},
 	{
@@ -193,7 +193,7 @@ var faults = []fault{
 	// 6, 8: leases of work.
 	{
 		name: "ack of work does not look at the token",
-		rows: []string{"sessions/both_locks_expire_different_worker_claims"},
+		rows: []string{"pgwake/batch_of_acks_reports_leases_that_are_lost", "sessions/both_locks_expire_different_worker_claims"},
 		sql:  []edit{{"ack_work_many", "WHERE q.id = done.id AND q.lock_token = done.token", "WHERE q.id = done.id"}},
 	},
 	{
@@ -916,7 +916,7 @@ var faults = []fault{
 	},
 	{
 		name: "deletion leaves what was stored",
-		rows: []string{"kv_store/kv_delete_instance_cascades"},
+		rows: []string{"kv_store/kv_delete_instance_with_children", "kv_store/kv_delete_instance_cascades"},
 		sql:  []edit{{"remove_instances", "DELETE FROM kv_store k WHERE k.instance_id = ANY (p_instances);", ""}},
 	},
 	{
@@ -1224,12 +1224,12 @@ var faults = []fault{
 	},
 	{
 		name: "fetch does not know when the next work is due",
-		rows: []string{"pgwake/wake_when_delay_of_work_from_before_ends"},
+		rows: []string{"pgwake/other_node_wakes_when_delay_of_work_from_before_ends", "pgwake/wake_when_delay_of_work_from_before_ends"},
 		sql:  []edit{{"earliest_work", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= v_now THEN v_earliest END;"}},
 	},
 	{
 		name: "fetch does not know when the next message is due",
-		rows: []string{"pgwake/wake_when_delay_of_message_from_before_ends"},
+		rows: []string{"pgwake/other_node_wakes_when_delay_of_message_from_before_ends", "pgwake/wake_when_delay_of_message_from_before_ends"},
 		sql:  []edit{{"earliest_message", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= clock_timestamp() THEN v_earliest END;"}},
 	},
 	{
@@ -1254,7 +1254,7 @@ var faults = []fault{
 	},
 	{
 		name: "renewal in a transaction does not tell of an earlier end (work)",
-		rows: []string{"pgwake/tx_renewal_of_work"},
+		rows: []string{"pgwake/tx_batch_of_renewals", "pgwake/tx_renewal_of_work"},
 		sql:  []edit{{"renew_work", "IF v_sooner THEN", "IF false THEN"}},
 	},
 	{
@@ -1279,7 +1279,7 @@ var faults = []fault{
 	},
 	{
 		name: "enqueue in a transaction is not told of",
-		rows: []string{"pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message", "pgwake/tx_turn_schedules_work", "pgwake/tx_completion"},
+		rows: []string{"pgwake/tx_batch_of_work", "pgwake/tx_batch_of_messages", "pgwake/tx_redrive_of_work", "pgwake/tx_redrive_of_message", "pgwake/sql_tx_enqueue_of_work", "pgwake/sql_tx_enqueue_of_message", "pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message", "pgwake/tx_turn_schedules_work", "pgwake/tx_completion"},
 		sql:  []edit{{"notify_inserted", "IF v_rows > 0 THEN", "IF false THEN"}},
 	},
 
@@ -1314,19 +1314,281 @@ var faults = []fault{
 			{"ack_orchestration", "q.instance_id = p_instance AND q.namespace <> i.namespace", "false"}},
 	},
 	{
-		name: "enqueue in a transaction is not part of it",
-		rows: []string{"pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message"},
+		name: "verb in a transaction is not part of it",
+		rows: inBothTx("enqueue_of_work", "batch_of_work", "abandon_of_work", "renewal_of_work", "batch_of_renewals", "turn_schedules_work",
+			"redrive_of_work", "enqueue_of_message", "batch_of_messages", "completion", "abandon_of_turn", "renewal_of_turn",
+			"ack_frees_instance", "dead_letter_frees_instance", "redrive_of_message", "ack_of_work", "batch_of_acks", "dead_letter_of_work",
+			"dead_letter_of_turn", "purge_of_dead_letters", "append_of_history", "cleanup_of_sessions", "renewal_of_session", "deletion",
+			"deletion_of_several", "deletion_in_bulk", "prune", "prune_in_bulk", "verb_that_fails"),
 		verb: func(n node) providertest.Provider { return outsideTx{n} },
 	},
 	{
-		name: "ack in a transaction is not part of it",
-		rows: []string{"pgwake/tx_completion", "pgwake/tx_turn_schedules_work", "pgwake/tx_ack_frees_instance"},
-		verb: func(n node) providertest.Provider { return outsideTx{n} },
+		name: "dead letter in a transaction does not tell of the instance",
+		rows: inBothTx("dead_letter_frees_instance"),
+		sql:  []edit{{"dead_letter_orchestration", "IF NOT p_quiet THEN", "IF false THEN"}},
 	},
 	{
-		name: "abandon in a transaction is not part of it",
-		rows: []string{"pgwake/tx_abandon_of_work", "pgwake/tx_abandon_of_turn"},
-		verb: func(n node) providertest.Provider { return outsideTx{n} },
+		name: "transaction goes on after a verb that failed",
+		rows: inBothTx("verb_that_fails"),
+		verb: func(n node) providertest.Provider { return savesTx{n} },
+	},
+	{
+		name: "transaction ends with a verb that was refused",
+		rows: inBothTx("verb_that_fails"),
+		verb: func(n node) providertest.Provider { return abortsTx{n} },
+	},
+
+	// Dedup keys, priorities, due times and delays.
+	{
+		name: "dedup key of work is ignored",
+		rows: []string{"pgwake/dedup_key_of_work_is_queued_once", "pgwake/batch_of_work_is_told_in_its_order"},
+		sql:  []edit{{"enqueue_work_many", "v_now), i.dedup_key, i.instance_id", "v_now), NULL::text, i.instance_id"}},
+	},
+	{
+		name: "dedup key of messages is ignored",
+		rows: []string{"pgwake/dedup_key_of_messages_is_queued_once", "pgwake/batch_of_messages_is_told_in_its_order"},
+		sql:  []edit{{"enqueue_message_many", "v_now), i.dedup_key, i.queue", "v_now), NULL::text, i.queue"}},
+	},
+	{
+		name: "dedup key is free once its work is claimed",
+		rows: []string{"pgwake/dedup_key_of_work_is_queued_once"},
+		sql:  []edit{{"fetch_work", "SET visible_at = v_until, lock_token = p_token", "SET dedup_key = NULL, visible_at = v_until, lock_token = p_token"}},
+	},
+	{
+		name: "dedup key is free once its message is claimed",
+		rows: []string{"pgwake/dedup_key_of_messages_is_queued_once"},
+		sql:  []edit{{"fetch_orchestration", "SET lock_token = p_token, visible_at = v_until,", "SET dedup_key = NULL, lock_token = p_token, visible_at = v_until,"}},
+	},
+	{
+		name: "dedup key of work holds in all namespaces",
+		rows: []string{"pgwake/dedup_key_of_work_is_queued_once"},
+		sql: []edit{{"enqueue_work_many", "     ORDER BY i.namespace, i.dedup_key",
+			"     WHERE NOT EXISTS (SELECT FROM worker_queue d WHERE d.dedup_key = i.dedup_key)\n     ORDER BY i.namespace, i.dedup_key"}},
+	},
+	{
+		name: "duplicate does not say what is queued",
+		rows: []string{"pgwake/dedup_key_of_work_is_queued_once", "pgwake/batch_of_work_is_told_in_its_order"},
+		sql:  []edit{{"enqueue_work_many", "coalesce(added.id, queued.id)", "i.id"}},
+	},
+	{
+		name: "priority of work is ignored",
+		rows: []string{"pgwake/priority_of_work_comes_first"},
+		sql:  []edit{{"pick_work", "generate_series(9, 0, -1)", "generate_series(0, 9)"}},
+	},
+	{
+		name: "priority of work is ignored by a fetch of some namespaces",
+		rows: []string{"pgwake/priority_of_work_comes_first"},
+		sql:  []edit{{"pick_work", "ORDER BY q.priority DESC, q.visible_at, q.id", "ORDER BY q.visible_at, q.id"}},
+	},
+	{
+		name: "priority of turns is ignored",
+		rows: []string{"pgwake/priority_of_messages_comes_first"},
+		sql:  []edit{{"fetch_orchestration", "generate_series(9, 0, -1)", "generate_series(0, 9)"}},
+	},
+	{
+		name: "priority of turns is ignored by a fetch of some namespaces",
+		rows: []string{"pgwake/priority_of_messages_comes_first"},
+		sql:  []edit{{"fetch_orchestration", "ORDER BY c.priority DESC, c.visible_at, c.id", "ORDER BY c.visible_at, c.id"}},
+	},
+	{
+		name: "order of work is that of the ids",
+		rows: []string{"pgwake/due_time_of_work_decides_within_a_priority"},
+		sql:  []edit{{"pick_work", "ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR", "ORDER BY q.id\n                    LIMIT p_limit FOR"}},
+	},
+	{
+		name: "order of turns is that of the ids of their messages",
+		rows: []string{"pgwake/due_time_of_messages_decides_within_a_priority"},
+		sql:  []edit{{"fetch_orchestration", "ORDER BY q.visible_at, q.id) head", "ORDER BY q.id) head"}},
+	},
+	{
+		name: "delay of work is half as long",
+		rows: []string{"pgwake/wake_when_delay_of_work_ends", "pgwake/other_node_wakes_when_delay_of_work_ends",
+			"pgwake/wake_when_delay_of_work_from_before_ends", "pgwake/other_node_wakes_when_delay_of_work_from_before_ends"},
+		sql: []edit{{"enqueue_work_many", "v_now + i.delay", "v_now + i.delay / 2"}},
+	},
+	{
+		name: "delay of messages is half as long",
+		rows: []string{"pgwake/wake_when_delay_of_message_ends", "pgwake/other_node_wakes_when_delay_of_message_ends",
+			"pgwake/wake_when_delay_of_message_from_before_ends", "pgwake/other_node_wakes_when_delay_of_message_from_before_ends",
+			"pgwake/wake_when_timer_of_turn_fires"},
+		sql: []edit{{"enqueue_message_many", "v_now + i.delay", "v_now + i.delay / 2"}},
+	},
+	{
+		name: "delay of abandoned work is half as long",
+		rows: []string{"pgwake/wake_when_work_is_abandoned_with_delay", "pgwake/other_node_wakes_when_work_is_abandoned_with_delay"},
+		sql:  []edit{{"abandon_work", "v_now + p_delay", "v_now + p_delay / 2"}},
+	},
+	{
+		name: "delay of an abandoned turn is half as long",
+		rows: []string{"pgwake/wake_when_turn_is_abandoned_with_delay", "pgwake/other_node_wakes_when_turn_is_abandoned_with_delay"},
+		sql:  []edit{{"give_back_turn", "v_now + p_delay", "v_now + p_delay / 2"}},
+	},
+
+	// Several at once.
+	{
+		name: "what is to be done at once is done one by one",
+		rows: []string{"pgwake/batch_of_work_is_all_or_none", "pgwake/batch_of_messages_is_all_or_none", "pgwake/history_is_appended_without_a_turn"},
+		verb: func(n node) providertest.Provider { return piecemeal{n} },
+	},
+	{
+		name: "outcomes of a batch are in the wrong order",
+		rows: []string{"pgwake/batch_of_work_is_told_in_its_order", "pgwake/batch_of_messages_is_told_in_its_order"},
+		verb: func(n node) providertest.Provider { return backwards{n} },
+	},
+	{
+		name: "fetch of several claims one",
+		rows: []string{"pgwake/batch_of_claims_is_what_is_due_up_to_its_size"},
+		sql:  []edit{{"pick_work", "LIMIT p_limit", "LIMIT 1"}},
+	},
+	{
+		name: "fetch of several claims one more",
+		rows: []string{"pgwake/batch_of_claims_is_what_is_due_up_to_its_size"},
+		verb: func(n node) providertest.Provider { return claims{n, oneMore} },
+	},
+	{
+		name: "fetch of several is empty when nothing is due",
+		rows: []string{"pgwake/batch_of_claims_is_what_is_due_up_to_its_size"},
+		verb: func(n node) providertest.Provider { return claims{n, maybeNone} },
+	},
+	{
+		name: "fetch of several gives all the same token",
+		rows: []string{"pgwake/batch_of_claims_is_what_is_due_up_to_its_size"},
+		verb: func(n node) providertest.Provider { return claims{n, sharesToken} },
+	},
+	{
+		name: "fetch of several waits for all of them",
+		rows: []string{"pgwake/batch_of_claims_waits_for_the_first_alone"},
+		verb: func(n node) providertest.Provider { return claims{n, fills} },
+	},
+	{
+		name: "lost lease of a batch is no error",
+		rows: []string{"pgwake/batch_of_acks_reports_leases_that_are_lost", "pgwake/batch_of_renewals_reports_leases_that_are_lost"},
+		verb: func(n node) providertest.Provider { return forgivesBatch{n} },
+	},
+	{
+		name: "lost lease of a batch stops the others",
+		rows: []string{"pgwake/batch_of_acks_reports_leases_that_are_lost", "pgwake/batch_of_renewals_reports_leases_that_are_lost",
+			"pgwake/fetch_that_acknowledges_a_lost_lease_claims_nothing"},
+		verb: func(n node) providertest.Provider { return allOrNone{n} },
+	},
+	{
+		name: "renewal of several leases does not look at the token",
+		rows: []string{"pgwake/batch_of_renewals_reports_leases_that_are_lost"},
+		sql:  []edit{{"renew_work", "WHERE q.id = held.id AND q.lock_token = held.token AND", "WHERE q.id = held.id AND"}},
+	},
+	{
+		name: "fetch does not acknowledge",
+		rows: []string{"pgwake/fetch_acknowledges_before_it_claims", "pgwake/fetch_that_acknowledges_a_lost_lease_claims_nothing"},
+		verb: func(n node) providertest.Provider {
+			return asks{n, func(o *pgwake.FetchOptions) { o.Ack = nil }}
+		},
+	},
+	{
+		name: "fetch that acknowledges a lost lease claims all the same",
+		rows: []string{"pgwake/fetch_that_acknowledges_a_lost_lease_claims_nothing"},
+		verb: func(n node) providertest.Provider { return claimsAnyway{n} },
+	},
+
+	// How far a turn reaches, and what is written without one.
+	{
+		name: "current execution goes down",
+		rows: []string{"pgwake/current_execution_never_goes_down"},
+		sql:  []edit{{"ack_orchestration", "greatest(i.current_execution, p_execution)", "p_execution"}},
+	},
+	{
+		name: "cancellation of activities ignores the execution",
+		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
+		sql:  []edit{{"ack_orchestration", "AND q.execution_id = c.execution_id AND q.activity_id", "AND q.activity_id"}},
+	},
+	{
+		name: "cancellation of activities reaches other instances",
+		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
+		sql:  []edit{{"ack_orchestration", "q.instance_id = p_instance AND q.execution_id = c.execution_id", "q.execution_id = c.execution_id"}},
+	},
+	{
+		name: "cancellation of messages is not applied",
+		rows: []string{"pgwake/cancelled_messages_are_removed"},
+		sql:  []edit{{"ack_orchestration", "IF cardinality(p_cancel_messages) > 0 THEN", "IF false THEN"}},
+	},
+	{
+		name: "cancellation of messages takes all of the instance",
+		rows: []string{"pgwake/cancelled_messages_are_removed"},
+		sql:  []edit{{"ack_orchestration", " AND q.dedup_key = ANY (p_cancel_messages)", ""}},
+	},
+	{
+		name: "cancellation of messages reaches other instances",
+		rows: []string{"pgwake/cancelled_messages_are_removed"},
+		sql:  []edit{{"ack_orchestration", "q.instance_id = p_instance AND q.dedup_key = ANY", "q.dedup_key = ANY"}},
+	},
+	{
+		name: "history that is appended makes its execution the current one",
+		rows: []string{"pgwake/history_is_appended_without_a_turn"},
+		sql: []edit{{"append_history", "BEGIN\n", `BEGIN
+    UPDATE instances i SET current_execution = p_execution WHERE i.instance_id = p_instance AND i.current_execution < p_execution;
+`}},
+	},
+	{
+		name: "ack that fails leaves its timers",
+		rows: []string{"deletion/force_delete_prevents_ack_recreation"},
+		verb: func(n node) providertest.Provider { return eagerTimers{n} },
+	},
+	{
+		name: "deletion leaves the pairs of children",
+		rows: []string{"kv_store/kv_delete_instance_with_children"},
+		sql: []edit{{"remove_instances", "DELETE FROM kv_store k WHERE k.instance_id = ANY (p_instances);",
+			"DELETE FROM kv_store k USING instances i WHERE k.instance_id = ANY (p_instances) AND i.instance_id = k.instance_id AND i.parent_id IS NULL;"}},
+	},
+	{
+		name: "deletion takes the pairs of all instances",
+		rows: []string{"kv_store/kv_delete_instance_with_children"},
+		sql:  []edit{{"remove_instances", "DELETE FROM kv_delta k WHERE k.instance_id = ANY (p_instances);", "DELETE FROM kv_delta k;"}},
+	},
+
+	// Dead letters.
+	{
+		name: "dead letters are listed whatever their reason",
+		rows: []string{"pgwake/dead_letters_are_listed_by_filter"},
+		sql:  []edit{{"list_dead_letters", "(p_reason IS NULL OR d.reason = p_reason)", "true"}},
+	},
+	{
+		name: "dead letters are listed whenever they died",
+		rows: []string{"pgwake/dead_letters_are_listed_by_filter"},
+		sql:  []edit{{"list_dead_letters", "(p_died_before IS NULL OR d.died_at < p_died_before)", "true"}},
+	},
+	{
+		name: "list of dead letters begins anew",
+		rows: []string{"pgwake/dead_letters_are_listed_by_filter"},
+		sql:  []edit{{"list_dead_letters", "d.id > p_after", "true"}},
+	},
+	{
+		name: "purge and redrive take dead letters of all namespaces",
+		rows: []string{"pgwake/dead_letters_are_purged_by_filter", "pgwake/dead_letters_are_redriven_by_filter"},
+		sql:  []edit{{"pick_dead_letters", "(p_namespace IS NULL OR d.namespace = p_namespace)", "true"}},
+	},
+	{
+		name: "purge and redrive without ids take all dead letters",
+		rows: []string{"pgwake/dead_letters_are_purged_by_filter", "pgwake/dead_letters_are_redriven_by_filter"},
+		sql:  []edit{{"pick_dead_letters", "p_ids IS NULL OR", "coalesce(cardinality(p_ids), 0) = 0 OR"}},
+	},
+	{
+		name: "purge and redrive have no limit",
+		rows: []string{"pgwake/dead_letters_are_purged_by_filter", "pgwake/dead_letters_are_redriven_by_filter"},
+		sql:  []edit{{"pick_dead_letters", "LIMIT p_limit", ""}},
+	},
+	{
+		name: "dead letter forgets what went wrong",
+		rows: []string{"pgwake/dead_letter_of_work_comes_back_as_it_was"},
+		sql:  []edit{{"bury_work", "coalesce(p_error, d.last_error)", "p_error"}},
+	},
+	{
+		name: "work that is redriven loses its tag",
+		rows: []string{"pgwake/dead_letter_of_work_comes_back_as_it_was"},
+		sql:  []edit{{"redrive_dead_letters", "d.dedup_key, d.tag, d.session_id", "d.dedup_key, '', d.session_id"}},
+	},
+	{
+		name: "message that is redriven loses its data",
+		rows: []string{"pgwake/dead_letter_of_message_comes_back_as_it_was"},
+		sql:  []edit{{"redrive_dead_letters", "d.execution_id, d.data, d.dedup_key", "d.execution_id, NULL::json, d.dedup_key"}},
 	},
 
 	// Sticky instances.
@@ -1426,4 +1688,12 @@ var faults = []fault{
 		rows: []string{"sticky/depths_count_it_as_due"},
 		sql:  []edit{{"queue_depths", "coalesce(m.sticky_due, m.visible_at) AS", "m.visible_at AS"}},
 	},
+}
+
+// inBothTx are the rows about verbs in transactions, those of database/sql as well.
+func inBothTx(names ...string) (rows []string) {
+	for _, name := range names {
+		rows = append(rows, "pgwake/tx_"+name, "pgwake/sql_tx_"+name)
+	}
+	return rows
 }

@@ -370,13 +370,22 @@ func requireNotBefore(t *testing.T, limit, got time.Time) {
 	require.False(t, got.Before(limit), "%v before %v", limit.Sub(got), limit)
 }
 
+// clock is an instant of the server's clock, between the call and its return. It stays behind in a queue that the row
+// does not look at: in that of messages if it looks at the one of work, and the other way round.
+func (n *node) clock(t *testing.T, looksAt pgwake.Queue) time.Time {
+	t.Helper()
+	return n.add(t, other(looksAt), "clock", pgwake.EnqueueOptions{Namespace: clockNamespace}).DueAt
+}
+
+// clockNamespace is used by no row.
+const clockNamespace = "providertest-clock"
+
 // passed waits until the server's clock has passed an instant: by fetching an item that is due then, in a namespace
 // that no row uses.
 func (n *node) passed(t *testing.T, instant time.Time) {
 	t.Helper()
-	const clock = "providertest-clock"
-	n.enqueueWith(t, pgwake.WorkItem{Name: "instant"}, &pgwake.EnqueueOptions{Namespace: clock, At: instant.Add(time.Millisecond)})
-	n.ack(t, n.takeWith(t, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: patience, Namespaces: []string{clock}}))
+	n.enqueueWith(t, pgwake.WorkItem{Name: "instant"}, &pgwake.EnqueueOptions{Namespace: clockNamespace, At: instant.Add(time.Millisecond)})
+	n.ack(t, n.takeWith(t, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: patience, Namespaces: []string{clockNamespace}}))
 }
 
 // within asserts that f ends within limit in one of a few tries: a machine may stall in the others.

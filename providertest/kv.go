@@ -142,15 +142,26 @@ var kvOperations = []row{
 		n.requireSnapshot(t, "i", nil)
 	}},
 	{"kv_delete_instance_with_children", func(t *testing.T, n *node) {
-		n.completed(t, "root")
+		n.completed(t, "root", "other")
 		n.completedChild(t, "root", "child")
-		n.write(t, "child", 1, set("key", "value"))
-		n.requireKV(t, "child", pairs{"key": "value"})
-		n.requireDelete(t, "root", nil, pgwake.Deleted{Instances: 2, Executions: 2, Events: 2})
-		n.requireNoKV(t, "child", "key")
-		n.start(t, "child")
-		n.requireKV(t, "child", nil)
-		n.requireSnapshot(t, "child", nil)
+		n.completedChild(t, "child", "grandchild")
+		for _, instance := range []string{"other", "child", "grandchild"} {
+			n.turn(t, instance, pgwake.OrchestrationAck{
+				KV:       []pgwake.KVUpdate{set("stored", "1")},
+				Metadata: pgwake.Metadata{Status: pgwake.StatusCompleted},
+			})
+			n.write(t, instance, 1, set("written", "2"))
+			n.requireSnapshot(t, instance, pairs{"stored": "1"})
+			n.requireKV(t, instance, pairs{"stored": "1", "written": "2"})
+		}
+		n.requireDelete(t, "root", nil, pgwake.Deleted{Instances: 3, Executions: 3, Events: 3})
+		for _, instance := range []string{"child", "grandchild"} {
+			n.requireNoKV(t, instance, "stored", "written")
+			n.start(t, instance)
+			n.requireKV(t, instance, nil)
+			n.requireSnapshot(t, instance, nil)
+		}
+		n.requireKV(t, "other", pairs{"stored": "1", "written": "2"})
 	}},
 }
 

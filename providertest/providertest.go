@@ -13,6 +13,7 @@ package providertest
 
 import (
 	"context"
+	"database/sql"
 	"testing"
 	"time"
 
@@ -78,7 +79,8 @@ type Provider interface {
 	PurgeDeadLetters(context.Context, *pgwake.DeadLetterFilter) (int, error)
 }
 
-// Transactional is a Provider whose verbs can join a transaction of the caller's; see Factory.Begin.
+// Transactional is a Provider whose verbs can join a transaction of the caller's; see Factory.Begin and
+// Factory.BeginSQL.
 type Transactional interface {
 	Provider
 
@@ -134,6 +136,10 @@ type Factory struct {
 	// Begin starts a transaction that the verbs of p can join, and rolls it back at the end of the test if it is
 	// open then. p must be Transactional. Nil skips what needs transactions.
 	Begin func(tb testing.TB, p Provider) pgx.Tx
+
+	// BeginSQL is Begin for a transaction of database/sql, which the verbs join by pgwake.WrapSQLTx. Nil skips what
+	// needs that.
+	BeginSQL func(tb testing.TB, p Provider) *sql.Tx
 
 	// LockTimeout is the length of the leases that rows wait to see end; it must outlast what a row does under the
 	// lease, on a machine that stalls now and then. Defaults to 1 s.

@@ -2,14 +2,21 @@ package providertest_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
+	"path/filepath"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/pgwaketest"
@@ -125,6 +132,15 @@ func factory(s *schemas, f *fault) providertest.Factory {
 			require.NoError(tb, err)
 			return tx
 		},
+		BeginSQL: func(tb testing.TB, p providertest.Provider) *sql.Tx {
+			db, err := sql.Open("pgx", pgwaketest.URL(tb))
+			require.NoError(tb, err)
+			tb.Cleanup(func() { _ = db.Close() })
+			tx, err := db.Begin()
+			require.NoError(tb, err)
+			tb.Cleanup(func() { _ = tx.Rollback() })
+			return tx
+		},
 	}
 }
 
@@ -138,5 +154,29 @@ func TestTransactional_HasEveryVerb(t *testing.T) {
 		}
 		_, ok := contract.MethodByName(m.Name)
 		require.True(t, ok, "%s is missing", m.Name)
+	}
+}
+
+// What calls a verb is part of a row, or staticcheck finds it unused.
+func TestTransactional_HasARowForEveryVerb(t *testing.T) {
+	called := make(map[string]bool)
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		for n := range ast.Preorder(file) {
+			if call, ok := n.(*ast.CallExpr); ok {
+				if verb, ok := call.Fun.(*ast.SelectorExpr); ok {
+					called[verb.Sel.Name] = true
+				}
+			}
+		}
+	}
+	for m := range reflect.TypeFor[providertest.Transactional]().Methods() {
+		require.True(t, called[m.Name], "no row calls %s", m.Name)
 	}
 }

@@ -2,12 +2,10 @@ package providertest
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
 )
@@ -102,7 +100,7 @@ var ours = group{"pgwake", slices.Concat([]row{
 			require.Equal(t, "a", (<-inA).got(t).namespace)
 		}
 	}},
-}, wakes(), transactions, waits())}
+}, queueing, batches, turns, letters, wakes(), transactions(), waits())}
 
 var timeouts = []time.Duration{time.Millisecond, 40 * time.Millisecond, 300 * time.Millisecond}
 
@@ -196,18 +194,26 @@ type cause struct {
 
 // wakes are the rows about causes, each for a fetch on the same node and for one on another.
 func wakes() (rows []row) {
-	for _, c := range causes {
-		rows = append(rows, row{"wake_when_" + c.name, func(t *testing.T, n *node) { c.wakes(t, n, n) }})
+	for _, c := range slices.Concat(causes, causesFromBefore) {
+		rows = append(rows, row{"wake_when_" + c.name, func(t *testing.T, n *node) { c.wakes(t, n, c.prepare(t, n)) }})
 	}
 	for _, c := range causes {
-		rows = append(rows, row{"other_node_wakes_when_" + c.name, func(t *testing.T, n *node) { c.wakes(t, n, n.another(t)) }})
+		rows = append(rows, row{"other_node_wakes_when_" + c.name, func(t *testing.T, n *node) {
+			waiter := n.another(t)
+			c.wakes(t, waiter, c.prepare(t, n))
+		}})
+	}
+	for _, c := range causesFromBefore {
+		rows = append(rows, row{"other_node_wakes_when_" + c.name, func(t *testing.T, n *node) {
+			happen := c.prepare(t, n)
+			c.wakes(t, n.another(t), happen) // it begins when it is too late to be told
+		}})
 	}
 	return rows
 }
 
-// wakes asserts that the cause, on one node, ends the wait of a fetch on another, and not before something is due.
-func (c cause) wakes(t *testing.T, on, waiter *node) {
-	happen := c.prepare(t, on)
+// wakes asserts that the cause ends the wait of a fetch, and not before something is due.
+func (c cause) wakes(t *testing.T, waiter *node, happen func() (due time.Time)) {
 	back := waiter.waiting(t, c.queue)
 	due := happen()
 	requireNotBefore(t, due, (<-back).got(t).claimedAt)
@@ -222,13 +228,7 @@ var causes = []cause{
 		}
 	}},
 	{"delay_of_work_ends", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
-		return func() time.Time {
-			return n.enqueueWith(t, pgwake.WorkItem{Name: "work"}, &pgwake.EnqueueOptions{Delay: n.LockTimeout}).DueAt
-		}
-	}},
-	{"delay_of_work_from_before_ends", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
-		added := n.enqueueWith(t, pgwake.WorkItem{Name: "work"}, &pgwake.EnqueueOptions{Delay: n.LockTimeout})
-		return func() time.Time { return added.DueAt }
+		return func() time.Time { return n.addDelayed(t, pgwake.Worker) }
 	}},
 	{"work_is_abandoned", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
 		n.enqueue(t, "work")
@@ -242,8 +242,9 @@ var causes = []cause{
 		n.enqueue(t, "work")
 		item := n.take(t)
 		return func() time.Time {
+			before := n.clock(t, pgwake.Worker)
 			require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, &pgwake.AbandonOptions{Delay: n.LockTimeout}))
-			return claimedAt(item.LockedUntil).Add(n.LockTimeout) // or a little later
+			return before.Add(n.LockTimeout)
 		}
 	}},
 	{"lease_of_work_ends", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
@@ -295,13 +296,7 @@ var causes = []cause{
 		}
 	}},
 	{"delay_of_message_ends", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
-		return func() time.Time {
-			return n.sendWith(t, startMessage("i"), &pgwake.EnqueueOptions{Delay: n.LockTimeout}).DueAt
-		}
-	}},
-	{"delay_of_message_from_before_ends", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
-		added := n.sendWith(t, startMessage("i"), &pgwake.EnqueueOptions{Delay: n.LockTimeout})
-		return func() time.Time { return added.DueAt }
+		return func() time.Time { return n.addDelayed(t, pgwake.Orchestrator) }
 	}},
 	{"turn_is_abandoned", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
 		n.sendWith(t, startMessage("i"), nil)
@@ -315,8 +310,9 @@ var causes = []cause{
 		n.sendWith(t, startMessage("i"), nil)
 		turn := n.takeTurnOf(t, "i")
 		return func() time.Time {
+			before := n.clock(t, pgwake.Orchestrator)
 			require.NoError(t, n.AbandonOrchestrationItem(t.Context(), turn.LockToken, &pgwake.AbandonOptions{Delay: n.LockTimeout}))
-			return claimedAt(turn.LockedUntil).Add(n.LockTimeout) // or a little later
+			return before.Add(n.LockTimeout)
 		}
 	}},
 	{"lease_of_turn_ends", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
@@ -362,6 +358,7 @@ var causes = []cause{
 		n.sendWith(t, startMessage("i"), nil)
 		turn := n.takeTurnOf(t, "i")
 		return func() time.Time {
+			before := n.clock(t, pgwake.Orchestrator)
 			n.ackTurn(t, turn, pgwake.OrchestrationAck{
 				Messages: []pgwake.MessageEnqueue{{
 					Message:        pgwake.Message{Instance: "i", Kind: "timer_fired"},
@@ -369,7 +366,7 @@ var causes = []cause{
 				}},
 				Metadata: running,
 			})
-			return claimedAt(turn.LockedUntil).Add(n.LockTimeout) // or a little later
+			return before.Add(n.LockTimeout)
 		}
 	}},
 	{"ack_frees_instance_with_held_message", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
@@ -405,6 +402,28 @@ var causes = []cause{
 	}},
 }
 
+// causesFromBefore have nothing left to happen: who waits is to see for itself what will become due.
+var causesFromBefore = []cause{
+	{"delay_of_work_from_before_ends", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
+		due := n.addDelayed(t, pgwake.Worker)
+		return func() time.Time { return due }
+	}},
+	{"delay_of_message_from_before_ends", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
+		due := n.addDelayed(t, pgwake.Orchestrator)
+		return func() time.Time { return due }
+	}},
+}
+
+// addDelayed adds something with a delay, and asserts that the delay counts from that instant. It returns when it is due.
+func (n *node) addDelayed(t *testing.T, queue pgwake.Queue) (due time.Time) {
+	t.Helper()
+	before := n.clock(t, queue)
+	due = n.add(t, queue, "delayed", pgwake.EnqueueOptions{Delay: n.LockTimeout}).DueAt
+	requireNotBefore(t, before.Add(n.LockTimeout), due)
+	requireNotBefore(t, due, n.clock(t, queue).Add(n.LockTimeout))
+	return due
+}
+
 // hold takes a turn, and has a message arrive behind its lock, where a fetch meets it.
 func (n *node) hold(t *testing.T, instance string) *pgwake.OrchestrationItem {
 	t.Helper()
@@ -413,120 +432,6 @@ func (n *node) hold(t *testing.T, instance string) *pgwake.OrchestrationItem {
 	n.send(t, instance, "held")
 	n.requireNoTurn(t)
 	return turn
-}
-
-// transactions are the rows about verbs in a transaction of the caller's.
-var transactions = []row{
-	{"tx_enqueue_of_work", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Worker, func(t *testing.T, n *node) txVerb {
-			return func(p Transactional, tx pgx.Tx) error {
-				_, err := p.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "work"}, nil)
-				return err
-			}
-		})
-	}},
-	{"tx_abandon_of_work", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Worker, func(t *testing.T, n *node) txVerb {
-			n.enqueue(t, "work")
-			item := n.take(t)
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AbandonWorkItemTx(t.Context(), tx, item.LockToken, nil)
-			}
-		})
-	}},
-	{"tx_renewal_of_work", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Worker, func(t *testing.T, n *node) txVerb {
-			n.enqueue(t, "work")
-			item := n.take(t)
-			return func(p Transactional, tx pgx.Tx) error {
-				_, err := p.RenewWorkItemLockTx(t.Context(), tx, item.LockToken, n.LockTimeout)
-				return err
-			}
-		})
-	}},
-	{"tx_turn_schedules_work", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Worker, func(t *testing.T, n *node) txVerb {
-			n.sendWith(t, startMessage("i"), nil)
-			turn := n.takeTurnOf(t, "i")
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AckOrchestrationItemTx(t.Context(), tx, turn.LockToken, pgwake.OrchestrationAck{WorkItems: activities("i", 1), Metadata: running})
-			}
-		})
-	}},
-	{"tx_enqueue_of_message", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			return func(p Transactional, tx pgx.Tx) error {
-				_, err := p.EnqueueForOrchestratorTx(t.Context(), tx, startMessage("i"), nil)
-				return err
-			}
-		})
-	}},
-	{"tx_completion", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			n.startWithActivities(t, "i", 1)
-			item := n.takeActivity(t, "i", 1)
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AckWorkItemTx(t.Context(), tx, item.LockToken, &pgwake.Message{Instance: "i", Kind: "done"})
-			}
-		})
-	}},
-	{"tx_abandon_of_turn", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			n.sendWith(t, startMessage("i"), nil)
-			turn := n.takeTurnOf(t, "i")
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AbandonOrchestrationItemTx(t.Context(), tx, turn.LockToken, nil)
-			}
-		})
-	}},
-	{"tx_renewal_of_turn", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			n.sendWith(t, startMessage("i"), nil)
-			turn := n.takeTurnOf(t, "i")
-			return func(p Transactional, tx pgx.Tx) error {
-				_, err := p.RenewOrchestrationItemLockTx(t.Context(), tx, turn.LockToken, n.LockTimeout)
-				return err
-			}
-		})
-	}},
-	{"tx_ack_frees_instance", func(t *testing.T, n *node) {
-		inTransactions(t, n, pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
-			turn := n.hold(t, "i")
-			return func(p Transactional, tx pgx.Tx) error {
-				return p.AckOrchestrationItemTx(t.Context(), tx, turn.LockToken, pgwake.OrchestrationAck{Metadata: running})
-			}
-		})
-	}},
-}
-
-// txVerb makes something due, in a transaction.
-type txVerb func(Transactional, pgx.Tx) error
-
-// inTransactions asserts of a verb that it makes something due in the queue when its transaction commits: not while
-// that is open, and not at all if it is rolled back. The verb must then still be possible.
-func inTransactions(t *testing.T, n *node, queue pgwake.Queue, prepare func(t *testing.T, n *node) txVerb) {
-	if n.Begin == nil {
-		t.Skip("the Factory begins no transactions")
-	}
-	p, ok := n.Provider.(Transactional)
-	require.True(t, ok, "Factory.Begin is set, and the Provider is not Transactional")
-	verb := prepare(t, n)
-	back := n.waiting(t, queue)
-
-	tx := n.Begin(t, n.Provider)
-	require.NoError(t, verb(p, tx))
-	require.ErrorIs(t, n.fetch(t.Context(), queue, now).err, pgwake.ErrNoWork)
-	require.NoError(t, tx.Rollback(t.Context()))
-	if err := n.fetch(t.Context(), queue, now).err; !errors.Is(err, pgwake.ErrNoWork) {
-		require.Fail(t, "it has taken effect although it was rolled back", "%v", err)
-	}
-
-	tx = n.Begin(t, n.Provider)
-	require.NoError(t, verb(p, tx))
-	require.Empty(t, back, "it has taken effect before the commit")
-	require.NoError(t, tx.Commit(t.Context()))
-	(<-back).got(t)
-	require.ErrorIs(t, n.fetch(t.Context(), queue, now).err, pgwake.ErrNoWork, "it was due once")
 }
 
 // waits are the rows about those who wait for an instance, on the node where it changes and on another.
