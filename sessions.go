@@ -16,36 +16,37 @@ import (
 // that were. Sessions that have ended are not revived, and those without activity for idle (a fetch, an ack or a renewal
 // of one of their items) are left to end; idle 0 leaves all.
 func (p *Provider) RenewSessionLock(ctx context.Context, owners []string, extend, idle time.Duration) (renewed int, err error) {
-	err = p.do(ctx, "renew session lock", func(ctx context.Context, q querier) error {
-		renewed, err = p.renewSessions(ctx, q, owners, extend, idle)
+	var until time.Time
+	err = p.doAndTell(ctx, "renew session lock", func(ctx context.Context, q querier) error {
+		renewed, until, err = p.renewSessions(ctx, q, owners, extend, idle)
 		return err
-	})
+	}, func() { p.engine.renewed(Worker, until) })
 	return renewed, err
 }
 
 // RenewSessionLockTx is RenewSessionLock as part of the transaction.
 func (p *Provider) RenewSessionLockTx(ctx context.Context, tx pgx.Tx, owners []string, extend, idle time.Duration) (renewed int, err error) {
 	err = p.doTx(ctx, tx, "renew session lock", func(ctx context.Context, q querier) error {
-		renewed, err = p.renewSessions(ctx, q, owners, extend, idle)
+		renewed, _, err = p.renewSessions(ctx, q, owners, extend, idle)
 		return err
 	})
 	return renewed, err
 }
 
-func (p *Provider) renewSessions(ctx context.Context, q querier, owners []string, extend, idle time.Duration) (renewed int, err error) {
+func (p *Provider) renewSessions(ctx context.Context, q querier, owners []string, extend, idle time.Duration) (renewed int, until time.Time, err error) {
 	if extend, err = lockTimeout(extend); err != nil {
-		return 0, err
+		return 0, until, err
 	}
 	if idle < 0 || idle > maxDelay {
-		return 0, invalid("idle time %v is not between 0 and %v", idle, maxDelay)
+		return 0, until, invalid("idle time %v is not between 0 and %v", idle, maxDelay)
 	}
 	for i, owner := range owners {
 		if err := checkText("session owner", owner, true); err != nil {
-			return 0, at(i, len(owners), err)
+			return 0, until, at(i, len(owners), err)
 		}
 	}
-	err = q.QueryRow(ctx, p.sql.renewSessions, owners, extend, idle).Scan(&renewed)
-	return renewed, err
+	err = q.QueryRow(ctx, p.sql.renewSessions, owners, extend, idle).Scan(&renewed, &until)
+	return renewed, until, err
 }
 
 // CleanupSessions removes the sessions that have ended and have no items queued, and returns how many that were. It

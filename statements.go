@@ -50,7 +50,7 @@ func newStatements(schema string) *statements {
 		readHistory:          "SELECT * FROM " + in + "read_history($1, $2, $3)",
 		resumeHistory:        "SELECT * FROM " + in + "resume_history($1, $2, $3)",
 		appendHistory:        "SELECT " + in + "append_history($1, $2, $3, $4, $5)",
-		renewSessions:        "SELECT " + in + "renew_sessions($1, $2, $3)",
+		renewSessions:        "SELECT * FROM " + in + "renew_sessions($1, $2, $3)",
 		cleanupSessions:      "SELECT " + in + "cleanup_sessions()",
 		getCustomStatus:      "SELECT * FROM " + in + "get_custom_status($1, $2)",
 		lookAtInstances:      "SELECT * FROM " + in + "look_at_instances($1, $2, $3)",

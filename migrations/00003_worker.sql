@@ -522,27 +522,36 @@ COMMENT ON FUNCTION undo_work_claim IS 'Gives back whatever p_token claimed, as 
 
 -- +goose StatementBegin
 CREATE FUNCTION renew_sessions(p_owners text[], p_extend interval, p_idle interval)
-RETURNS bigint
+RETURNS TABLE (renewed bigint, locked_until timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+#variable_conflict use_column
 DECLARE
     v_now     timestamptz := clock_timestamp();
+    v_until   timestamptz := v_now + p_extend;
     v_renewed bigint;
+    v_sooner  boolean;
 BEGIN
-    UPDATE sessions s SET locked_until = v_now + p_extend
-      FROM (SELECT r.session_id FROM sessions r
-             WHERE r.owner = ANY (p_owners) AND r.locked_until > v_now AND r.last_activity_at > v_now - p_idle
-             ORDER BY r.session_id FOR UPDATE) AS active
-     WHERE s.session_id = active.session_id;
-    GET DIAGNOSTICS v_renewed = ROW_COUNT;
-    RETURN v_renewed;
+    WITH renewed AS (
+        UPDATE sessions s SET locked_until = v_until
+          FROM (SELECT r.session_id, r.locked_until FROM sessions r
+                 WHERE r.owner = ANY (p_owners) AND r.locked_until > v_now AND r.last_activity_at > v_now - p_idle
+                 ORDER BY r.session_id FOR UPDATE) AS active
+         WHERE s.session_id = active.session_id
+        RETURNING active.locked_until > v_until AS sooner
+    )
+    SELECT count(*), bool_or(r.sooner) INTO v_renewed, v_sooner FROM renewed r;
+    IF v_sooner THEN -- earlier than anybody knows
+        PERFORM notify_queue('worker', 0, v_until);
+    END IF;
+    RETURN QUERY SELECT v_renewed, v_until;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION renew_sessions IS 'Makes the sessions of these owners end p_extend from now, but for those that have ended and those without activity for p_idle. Returns how many.';
+COMMENT ON FUNCTION renew_sessions IS 'Makes the sessions of these owners end p_extend from now, but for those that have ended and those without activity for p_idle. Returns how many, and that instant.';
 
 -- +goose StatementBegin
 CREATE FUNCTION cleanup_sessions()

@@ -138,6 +138,21 @@ var batches = []row{
 		require.NoError(t, n.AckWorkItems(t.Context(), []pgwake.LockToken{retaken}))
 		require.Zero(t, n.depth(t, pgwake.Worker))
 	}},
+	{"acks_at_the_same_moment_have_outcomes_of_their_own", func(t *testing.T, n *node) {
+		n.start(t, "i")
+		retaken, held, lost := n.takeAndLoseOne(t)
+		tokens := []pgwake.LockToken{held[0], lost, held[1]}
+		errs := make([]error, len(tokens))
+		together(len(tokens), func(i int) {
+			errs[i] = n.AckBatched(t.Context(), tokens[i], &pgwake.Message{Instance: "i", Kind: "done"})
+		})
+		require.NoError(t, errs[0])
+		requirePermanent(t, errs[1], pgwake.ErrLockLost)
+		require.NoError(t, errs[2])
+		require.Len(t, n.takeTurnOf(t, "i").Messages, 2, "one that lost its lease sends nothing")
+		require.NoError(t, n.AckBatched(t.Context(), retaken, nil))
+		require.Zero(t, n.depth(t, pgwake.Worker))
+	}},
 	{"batch_of_renewals_reports_leases_that_are_lost", func(t *testing.T, n *node) {
 		retaken, held, lost := n.takeAndLoseOne(t)
 		until, err := n.RenewWorkItemLocks(t.Context(), []pgwake.LockToken{held[0], lost, held[1]}, n.LockTimeout)

@@ -663,7 +663,7 @@ var faults = []fault{
 	{
 		name: "renewal of sessions extends nothing",
 		rows: []string{"sessions/session_lock_renewal_extends_past_original_timeout"},
-		sql:  []edit{{"renew_sessions", "SET locked_until = v_now + p_extend", "SET locked_until = s.locked_until"}},
+		sql:  []edit{{"renew_sessions", "SET locked_until = v_until", "SET locked_until = s.locked_until"}},
 	},
 	{
 		name: "renewal of sessions is for all owners",
@@ -673,12 +673,12 @@ var faults = []fault{
 	{
 		name: "renewal of sessions counts one",
 		rows: []string{"sessions/renew_session_lock_active"},
-		sql:  []edit{{"renew_sessions", "RETURN v_renewed;", "RETURN least(v_renewed, 1);"}},
+		sql:  []edit{{"renew_sessions", "QUERY SELECT v_renewed,", "QUERY SELECT least(v_renewed, 1),"}},
 	},
 	{
 		name: "renewal of sessions counts one too many",
 		rows: []string{"sessions/renew_session_lock_no_sessions"},
-		sql:  []edit{{"renew_sessions", "RETURN v_renewed;", "RETURN v_renewed + 1;"}},
+		sql:  []edit{{"renew_sessions", "QUERY SELECT v_renewed,", "QUERY SELECT v_renewed + 1,"}},
 	},
 	{
 		name: "ack and renewal of work are no activity of its session",
@@ -1347,7 +1347,7 @@ var faults = []fault{
 	{
 		name: "dedup key of messages is ignored",
 		rows: []string{"pgwake/dedup_key_of_messages_is_queued_once", "pgwake/batch_of_messages_is_told_in_its_order"},
-		sql:  []edit{{"enqueue_message_many", "v_now), i.dedup_key, i.queue", "v_now), NULL::text, i.queue"}},
+		sql:  []edit{{"enqueue_message_many", "END, i.dedup_key, i.queue", "END, NULL::text, i.queue"}},
 	},
 	{
 		name: "dedup key is free once its work is claimed",
@@ -1388,7 +1388,7 @@ var faults = []fault{
 	{
 		name: "priority of turns is ignored by a fetch of some namespaces",
 		rows: []string{"pgwake/priority_of_messages_comes_first"},
-		sql:  []edit{{"fetch_orchestration", "ORDER BY c.priority DESC, c.visible_at, c.id", "ORDER BY c.visible_at, c.id"}},
+		sql:  []edit{{"fetch_orchestration", "ORDER BY priority DESC, visible_at, id", "ORDER BY visible_at, id"}},
 	},
 	{
 		name: "order of work is that of the ids",
@@ -1589,6 +1589,28 @@ var faults = []fault{
 		name: "message that is redriven loses its data",
 		rows: []string{"pgwake/dead_letter_of_message_comes_back_as_it_was"},
 		sql:  []edit{{"redrive_dead_letters", "d.execution_id, d.data, d.dedup_key", "d.execution_id, NULL::json, d.dedup_key"}},
+	},
+
+	{
+		name: "end of a session comes sooner and nobody is told",
+		rows: []string{"pgwake/other_node_wakes_when_session_is_cut_short"},
+		sql:  []edit{{"renew_sessions", "IF v_sooner THEN", "IF false THEN"}},
+	},
+
+	{
+		name: "acks that share a commit report what was lost as done",
+		rows: []string{"pgwake/acks_at_the_same_moment_have_outcomes_of_their_own"},
+		sql:  []edit{{"ack_work_group", "WHERE asked.held", "WHERE true"}},
+	},
+	{
+		name: "acks that share a commit send for what was lost",
+		rows: []string{"pgwake/acks_at_the_same_moment_have_outcomes_of_their_own"},
+		sql:  []edit{{"ack_work_group", "WHERE done.item_id IS NOT NULL AND p_instances", "WHERE p_instances"}},
+	},
+	{
+		name: "acks that share a commit send nothing",
+		rows: []string{"pgwake/acks_at_the_same_moment_have_outcomes_of_their_own"},
+		sql:  []edit{{"ack_work_group", "p_instances[asked.place] IS NOT NULL", "false"}},
 	},
 
 	// Sticky instances.

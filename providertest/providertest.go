@@ -31,6 +31,7 @@ type Provider interface {
 	FetchWorkItem(context.Context, *pgwake.FetchOptions) (*pgwake.ClaimedWorkItem, error)
 	FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error)
 	AckWorkItem(ctx context.Context, token pgwake.LockToken, completion *pgwake.Message) error
+	AckBatched(ctx context.Context, token pgwake.LockToken, completion *pgwake.Message) error
 	AckWorkItems(context.Context, []pgwake.LockToken) error
 	AbandonWorkItem(context.Context, pgwake.LockToken, *pgwake.AbandonOptions) error
 	RenewWorkItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (time.Time, error)

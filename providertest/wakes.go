@@ -100,7 +100,7 @@ var ours = group{"pgwake", slices.Concat([]row{
 			require.Equal(t, "a", (<-inA).got(t).namespace)
 		}
 	}},
-}, queueing, batches, turns, letters, wakes(), transactions(), waits())}
+}, queueing, batches, turns, letters, wakes(), transactions(), sessionEnds(), waits())}
 
 var timeouts = []time.Duration{time.Millisecond, 40 * time.Millisecond, 300 * time.Millisecond}
 
@@ -432,6 +432,27 @@ func (n *node) hold(t *testing.T, instance string) *pgwake.OrchestrationItem {
 	n.send(t, instance, "held")
 	n.requireNoTurn(t)
 	return turn
+}
+
+// sessionEnds are the rows about those who wait for a session of another owner to end sooner than it was to.
+func sessionEnds() (rows []row) {
+	for name, waiter := range map[string]func(*testing.T, *node) *node{
+		"wake_when_session_is_cut_short":             func(_ *testing.T, n *node) *node { return n },
+		"other_node_wakes_when_session_is_cut_short": func(t *testing.T, n *node) *node { return n.another(t) },
+	} {
+		rows = append(rows, row{name, func(t *testing.T, n *node) {
+			w := waiter(t, n)
+			n.enqueueIn(t, "s", "1", "2")
+			n.requireTake(t, "A", "s", "1")
+			back := w.waitingWith(t.Context(), t, pgwake.Worker, patiently(by("B")))
+			before := n.clock(t, pgwake.Worker)
+			renewed, err := n.RenewSessionLock(t.Context(), []string{"A"}, n.LockTimeout, lease)
+			require.NoError(t, err)
+			require.Equal(t, 1, renewed)
+			requireNotBefore(t, before.Add(n.LockTimeout), (<-back).got(t).claimedAt)
+		}})
+	}
+	return rows
 }
 
 // waits are the rows about those who wait for an instance, on the node where it changes and on another.
