@@ -2,6 +2,9 @@ package pgwake
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -46,7 +49,8 @@ type coalescer struct {
 
 	mu      sync.Mutex
 	pending [queueCount]*note
-	joined  bool // this node has begun to listen, and has not said so
+	changed map[string]bool // payloads of the instance channel
+	joined  bool            // this node has begun to listen, and has not said so
 	wake    chan struct{}
 	turn    chan struct{} // held while something is being sent
 }
@@ -64,6 +68,43 @@ func (c *coalescer) tell(q Queue, n note) {
 	c.pending[q] = &n
 	c.mu.Unlock()
 	c.again()
+}
+
+// anyInstance is a payload that stands for every instance.
+const anyInstance = "*"
+
+// maxChanges is how many instances are told apart in one notification.
+const maxChanges = 100
+
+// tellChange has the other nodes told that an instance has changed, by the hash of its id. It never blocks.
+func (c *coalescer) tellChange(hash uint64) {
+	c.tellChanges(map[string]bool{fmt.Sprintf("%016x", hash): true})
+}
+
+// tellChanges is tellChange for payloads.
+func (c *coalescer) tellChanges(payloads map[string]bool) {
+	c.mu.Lock()
+	c.keepChanges(payloads)
+	c.mu.Unlock()
+	c.again()
+}
+
+func (c *coalescer) keepChanges(payloads map[string]bool) {
+	if c.changed == nil {
+		c.changed = make(map[string]bool)
+	}
+	maps.Copy(c.changed, payloads)
+	if len(c.changed) > maxChanges || c.changed[anyInstance] {
+		c.changed = map[string]bool{anyInstance: true}
+	}
+}
+
+// assumeDue makes the other nodes look. It never blocks.
+func (c *coalescer) assumeDue(q Queue) {
+	c.tell(q, note{due: 1})
+	if q == Orchestrator { // what feeds it may be an ack that changes an instance
+		c.tellChanges(map[string]bool{anyInstance: true})
+	}
 }
 
 // join has the other nodes told that this one has begun to listen. It never blocks.
@@ -138,8 +179,8 @@ func (c *coalescer) flush(ctx context.Context) error {
 		return ctx.Err()
 	}
 	c.mu.Lock()
-	taken, joins := c.pending, c.joined
-	c.pending, c.joined = [queueCount]*note{}, false
+	taken, changed, joins := c.pending, c.changed, c.joined
+	c.pending, c.changed, c.joined = [queueCount]*note{}, nil, false
 	c.mu.Unlock()
 
 	var queues, namespaces []*string
@@ -163,27 +204,28 @@ func (c *coalescer) flush(ctx context.Context) error {
 			c.e.waiters.each(Queue(q), "", func(l *lane) { l.heard(n.next) })
 		}
 	}
-	if len(queues) == 0 {
+	if len(queues) == 0 && len(changed) == 0 {
 		return nil
 	}
 	said := false
 	defer func() {
 		if !said {
-			c.putBack(taken, joins) // also when something panics
+			c.putBack(taken, changed, joins) // also when something panics
 		}
 	}()
 	c.e.inject("flush")
 	var void any
-	err := c.e.exec(ctx, &void, c.e.sql.tell, queues, due, next, namespaces)
+	err := c.e.exec(ctx, &void, c.e.sql.tell, queues, due, next, namespaces, slices.Collect(maps.Keys(changed)))
 	said = err == nil
 	return err
 }
 
 // putBack keeps what could not be said.
-func (c *coalescer) putBack(taken [queueCount]*note, joins bool) {
+func (c *coalescer) putBack(taken [queueCount]*note, changed map[string]bool, joins bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.joined = c.joined || joins
+	c.keepChanges(changed)
 	for q, n := range taken {
 		if n != nil {
 			if c.pending[q] != nil {

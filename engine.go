@@ -341,7 +341,10 @@ func (e *engine) unsure(queues ...Queue) {
 // assumeDue makes everybody look.
 func (e *engine) assumeDue(q Queue) {
 	e.signal(q, note{due: 1}, WakeLocal)
-	e.coalescer.tell(q, note{due: 1})
+	if q == Orchestrator {
+		e.waits.lookAtAll()
+	}
+	e.coalescer.assumeDue(q)
 }
 
 // resolveDoubt makes everybody look if it is time to, and returns when it will be next.
@@ -483,7 +486,7 @@ func (e *engine) close(ctx context.Context) {
 		doubtful := !e.doubts[q].next.IsZero()
 		e.mu.Unlock()
 		if doubtful {
-			e.coalescer.tell(q, note{due: 1})
+			e.coalescer.assumeDue(q)
 		}
 	}
 	flushing, cancel := context.WithTimeout(ctx, time.Second)

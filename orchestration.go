@@ -413,7 +413,9 @@ func (p *Provider) AckOrchestrationItem(ctx context.Context, token LockToken, ac
 	}, func() {
 		p.histories.acked(instance, &ack, done.history) // before somebody fetches the next turn
 		p.engine.acked(done.freed, done.due, quiet)
-		p.engine.waits.changed(instance)
+		if ack.changesInstance() {
+			p.engine.waits.changed(instance, quiet)
+		}
 	}, Orchestrator, Worker)
 	if err != nil {
 		p.histories.drop(historyKey{instance, ack.execution()})
@@ -427,6 +429,11 @@ func (p *Provider) AckOrchestrationItemTx(ctx context.Context, tx pgx.Tx, token 
 		_, err := p.ackOrchestration(ctx, q, token, ack, false)
 		return err
 	})
+}
+
+// changesInstance reports whether somebody may wait for what it changes.
+func (ack *OrchestrationAck) changesInstance() bool {
+	return ack.CustomStatus != nil || ack.Metadata.Status != "" && ack.Metadata.Status != StatusRunning
 }
 
 // acked is what the ack of a turn brought about.

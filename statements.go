@@ -31,7 +31,7 @@ func newStatements(schema string) *statements {
 		channels:             "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "channel('instance')",
 		session:              "SELECT * FROM " + in + "listen_session()",
 		look:                 "SELECT * FROM " + in + "look($1, $2)",
-		tell:                 "SELECT " + in + "notify_queues($1, $2, $3, $4)",
+		tell:                 "SELECT " + in + "notify_queues($1, $2, $3, $4, $5)",
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
 		enqueueWork:          "SELECT * FROM " + in + "enqueue_work_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
 		fetchWork:            "SELECT * FROM " + in + "fetch_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",

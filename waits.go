@@ -16,8 +16,8 @@ import (
 // This file answers: how do those who wait for an instance learn that it has changed?
 //
 // A transaction that changes the custom status of an instance, or the status of its execution, or deletes it, notifies
-// in that transaction (SQL function notify_instance). The payload is a hash of the instance's id: two instances that
-// share one cost a look too many. One goroutine looks on behalf of all waiters of the node: at those whom a
+// in that transaction (SQL function notify_instance), or its Provider does right after the commit (coalescer.go). The
+// payload is a hash of the instance's id: two instances that share one cost a look too many. One goroutine looks on behalf of all waiters of the node: at those whom a
 // notification concerns, one query at a time, so whatever comes in during one is dealt with by the next.
 //
 // Invariants
@@ -173,10 +173,15 @@ func (w *waits) heard(payload string) {
 	w.lookAt(hash)
 }
 
-// changed is called after the commit of what changed an instance. A node that listens hears of it by itself.
-func (w *waits) changed(instance string) {
-	if w.e.epoch() == 0 {
-		w.lookAt(hashOf(instance))
+// changed is called after the commit of what changed an instance. If that was quiet, nobody hears of it but by
+// this; otherwise a node that listens does.
+func (w *waits) changed(instance string, quiet bool) {
+	hash := hashOf(instance)
+	if quiet {
+		w.e.coalescer.tellChange(hash)
+	}
+	if quiet || w.e.epoch() == 0 {
+		w.lookAt(hash)
 	}
 }
 

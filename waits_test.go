@@ -277,7 +277,7 @@ func TestWaits_NobodyTellsThisNode_OneQueryAnIntervalForAll(t *testing.T) {
 				synctest.Wait()
 				f.end("own")
 				changed = time.Now()
-				w.changed("own")
+				w.changed("own", false)
 				require.NoError(t, <-out)
 				require.Zero(t, time.Since(changed))
 			})
@@ -302,7 +302,7 @@ func TestWaits_ListeningAgain_PollingEnds(t *testing.T) {
 		before = f.count()
 		time.Sleep(time.Hour)
 		require.Equal(t, before, f.count())
-		w.changed("i") // the notification of that is on its way
+		w.changed("i", false) // the notification of that is on its way
 		synctest.Wait()
 		require.Equal(t, before, f.count(), "read twice for one change")
 		cancel()
@@ -546,6 +546,46 @@ func TestWaitForStatus_SeveralNodes_EachIsToldAndReadsOnce(t *testing.T) {
 	for i, p := range nodes[:2] {
 		require.EqualValues(t, 1, p.Stats().WaitReads-before[i])
 	}
+}
+
+// The commit of an ack does not take the lock of all notifications, whoever waits: the coalescer says it afterwards.
+func TestWaitForStatus_ChangedByAnAck_IsToldAfterItsCommit(t *testing.T) {
+	held, free := make(chan struct{}), make(chan struct{})
+	p := testProvider(t, Config{fault: func(point string) {
+		select {
+		case <-held:
+			if point == "flush" {
+				<-free
+			}
+		default:
+		}
+	}})
+	var once sync.Once
+	defer once.Do(func() { close(free) })
+	_, err := p.EnqueueForOrchestrator(t.Context(), Message{Instance: "i", Kind: MessageStart}, nil)
+	require.NoError(t, err)
+	turn, err := p.FetchOrchestrationItem(t.Context(), nil)
+	require.NoError(t, err)
+	conn, ear := plain(t, p.cfg.Schema), plain(t, p.cfg.Schema)
+	var channel string
+	require.NoError(t, conn.QueryRow(t.Context(), `SELECT channel('instance')`).Scan(&channel))
+	mustExec(t, ear, "LISTEN "+channel)
+	hears := func(payload string) {
+		n, err := ear.WaitForNotification(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, payload, n.Payload)
+	}
+	got := make(chan waited, 1)
+	waitForStatus(t.Context(), p, "i", got)
+
+	close(held)
+	require.NoError(t, p.AckOrchestrationItem(t.Context(), turn.LockToken, OrchestrationAck{
+		Metadata: Metadata{Name: "flow"}, CustomStatus: &CustomStatusUpdate{Value: "half way"}}))
+	require.Equal(t, "half way", getStatus(t, got).status.Value, "this node knows")
+	mustExec(t, conn, `SELECT pg_notify($1, 'afterwards')`, channel)
+	hears("afterwards")
+	once.Do(func() { close(free) })
+	hears(fmt.Sprintf("%016x", hashOf("i")))
 }
 
 // As hole 3: what is notified while the LISTEN connection is down is lost.

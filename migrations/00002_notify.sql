@@ -398,7 +398,7 @@ $$;
 COMMENT ON FUNCTION look IS 'For each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
-CREATE FUNCTION notify_queues(p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[])
+CREATE FUNCTION notify_queues(p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_instances text[] DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -406,10 +406,11 @@ AS $$
 BEGIN
     PERFORM notify_queue(told.queue, told.due, told.next, told.namespace)
        FROM unnest(p_queues, p_due, p_next, p_namespaces) AS told (queue, due, next, namespace);
+    PERFORM pg_notify(channel('instance'), changed.hash) FROM unnest(p_instances) AS changed (hash);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_queues IS 'Several calls of notify_queue in one round trip, for the nodes'' own notifications.';
+COMMENT ON FUNCTION notify_queues IS 'Several calls of notify_queue, and of notify_instance by its payloads, in one round trip, for the nodes'' own notifications.';
 
 -- +goose StatementBegin
 CREATE FUNCTION listen_session()

@@ -545,7 +545,7 @@ BEGIN
     END IF;
 
     IF p_custom_status IS NOT NULL OR p_clear_custom_status THEN
-        PERFORM apply_custom_status(p_instance, p_clear_custom_status, p_custom_status);
+        PERFORM apply_custom_status(p_instance, p_clear_custom_status, p_custom_status, p_quiet);
     END IF;
     -- What the execution before left comes first, and what this one leaves when it ends with this turn, last.
     IF v_before.current_execution < p_execution THEN
@@ -557,7 +557,7 @@ BEGIN
     IF p_status <> 'Running' THEN
         PERFORM merge_kv(p_instance);
     END IF;
-    IF p_status <> 'Running' OR p_custom_status IS NOT NULL OR p_clear_custom_status THEN
+    IF p_status <> 'Running' AND NOT p_quiet THEN
         PERFORM notify_instance(p_instance);
     END IF;
 

@@ -19,7 +19,7 @@ $$;
 COMMENT ON FUNCTION notify_instance IS 'Tells the nodes that an instance, its custom status or the status of its current execution has changed. Several calls in a transaction are one notification. Silent while the setting pgwake.notify is off.';
 
 -- +goose StatementBegin
-CREATE FUNCTION apply_custom_status(p_instance text, p_clear boolean, p_value text)
+CREATE FUNCTION apply_custom_status(p_instance text, p_clear boolean, p_value text, p_quiet boolean DEFAULT false)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -36,11 +36,13 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'instance % is unknown and can have no custom status', p_instance USING ERRCODE = 'PW003';
     END IF;
-    PERFORM notify_instance(p_instance);
+    IF NOT p_quiet THEN
+        PERFORM notify_instance(p_instance);
+    END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION apply_custom_status IS 'Sets or clears the custom status of an instance, which takes its version up by one, and tells the nodes. Part of ack_orchestration.';
+COMMENT ON FUNCTION apply_custom_status IS 'Sets or clears the custom status of an instance, which takes its version up by one, and tells the nodes unless p_quiet leaves that to the caller. Part of ack_orchestration.';
 
 -- +goose StatementBegin
 CREATE FUNCTION get_custom_status(p_instance text, p_last_seen bigint DEFAULT 0)

@@ -730,7 +730,7 @@ var faults = []fault{
 	{
 		name: "ack without a custom status clears it",
 		rows: []string{"custom_status/custom_status_none_preserves"},
-		sql: []edit{{"ack_orchestration", "    IF p_custom_status IS NOT NULL OR p_clear_custom_status THEN\n        PERFORM apply_custom_status(p_instance, p_clear_custom_status, p_custom_status);",
+		sql: []edit{{"ack_orchestration", "    IF p_custom_status IS NOT NULL OR p_clear_custom_status THEN\n        PERFORM apply_custom_status(p_instance, p_clear_custom_status, p_custom_status, p_quiet);",
 			"    IF v_known.instance_id IS NOT NULL THEN\n        PERFORM apply_custom_status(p_instance, p_custom_status IS NULL, p_custom_status);"}},
 	},
 	{
