@@ -292,6 +292,9 @@ func (m *contractModel) ackTurn(instance string, turn []*modelRow, ack pgwake.Or
 			known.owner, known.until = ack.Sticky.Owner, m.now()+ack.Sticky.For
 		}
 	}
+	for _, r := range turn {
+		r.key = "" // free for what the turn enqueues
+	}
 	m.enqueueWork(ack.WorkItems)
 	m.enqueueMessages(ack.Messages)
 	m.messages = slices.DeleteFunc(m.messages, func(r *modelRow) bool { return slices.Contains(turn, r) })

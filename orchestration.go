@@ -132,7 +132,9 @@ type OrchestrationAck struct {
 	// of its lease. Those that are not there are fine. An item that the same ack schedules is removed as well.
 	CancelActivities []ActivityRef
 
-	// CancelMessages removes messages to this instance by their dedup keys, such as timers that are not due yet.
+	// CancelMessages removes messages to this instance by their dedup keys, such as timers that are not due yet. That
+	// comes first: Messages may set one anew under its key. Keys are those of the whole namespace, so an instance
+	// does well to begin its own with its id.
 	CancelMessages []string
 
 	CustomStatus *CustomStatusUpdate // nil: as it was

@@ -129,6 +129,18 @@ CREATE INDEX orchestrator_queue_instance_idx ON orchestrator_queue (instance_id,
 -- enqueue_message_many
 CREATE UNIQUE INDEX orchestrator_queue_dedup_idx ON orchestrator_queue (namespace, dedup_key) WHERE dedup_key IS NOT NULL;
 
+-- What a message copies from its instance (namespace, queue name, pinned version, stickiness) may be out of date if the
+-- two transactions did not see each other: see align_messages. After a crash none of them is left, nor is a note.
+CREATE UNLOGGED TABLE realignments (
+    id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    instance_id text        NOT NULL,
+    next_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    tries       integer     NOT NULL DEFAULT 0
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+COMMENT ON TABLE realignments IS 'Instances for which a message with an outdated copy may be queued, or may be committed yet.';
+-- realign_messages, earliest_message
+CREATE INDEX realignments_next_idx ON realignments (next_at);
+
 -- A row exists while the instance is locked, and afterwards only if the lock expired.
 CREATE TABLE instance_locks (
     instance_id  text        PRIMARY KEY,
@@ -309,5 +321,5 @@ COMMENT ON FUNCTION require_empty IS 'Fails with PW006 while a row would be lost
 
 SELECT require_empty();
 DROP FUNCTION require_empty;
-DROP TABLE archive, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
+DROP TABLE archive, realignments, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
     worker_queue, namespaces;

@@ -346,6 +346,7 @@ BEGIN
                SELECT q.visible_at FROM orchestrator_queue q
                 WHERE q.namespace = list.namespace AND q.queue = list.queue AND q.pin = list.pin AND q.priority = level.priority
                 ORDER BY q.visible_at LIMIT 1) head;
+        SELECT least(v_earliest, min(r.next_at)) INTO v_earliest FROM realignments r;
     END IF;
     IF p_owner IS NOT NULL THEN
         SELECT least(v_earliest, min(head.sticky_due)) INTO v_earliest
@@ -361,7 +362,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION earliest_message IS 'Earliest visible_at among the messages of these namespaces and queue names (null: all) that a node of these versions may take, and for p_owner earliest sticky_due among those that are sticky to it. If it has passed, something is due; if not, that is when something next will be, ends of leases included; null means none at all.';
+COMMENT ON FUNCTION earliest_message IS 'Earliest visible_at among the messages of these namespaces and queue names (null: all) that a node of these versions may take, and for p_owner earliest sticky_due among those that are sticky to it. If it has passed, something is due, or may be; if not, that is when something next will be, ends of leases included; null means none at all.';
 
 -- +goose StatementBegin
 CREATE FUNCTION texts(p_array jsonb)

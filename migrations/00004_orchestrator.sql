@@ -2,6 +2,127 @@
 
 -- +goose Up
 
+-- A message copies from its instance what fetches select by, and an ack that changes that changes the copies. Three
+-- things keep a copy from staying out of date although neither transaction waits for the other:
+--
+--  (1) Whoever adds a message holds a shared lock (below) from before it reads the instance, and whoever changes what
+--      is copied tries for the exclusive one before it changes the copies. If he gets it, nobody has read the
+--      instance and not committed; and who comes later, before he commits, does not get the shared one.
+--  (2) Who does not get his lock, or reads in a snapshot from before it, leaves a note in realignments.
+--  (3) Each fetch that selects changes the copies of the instances noted. A note goes when that was done under the
+--      exclusive lock, and till then it is an instant at which nodes look.
+--
+-- One lock stands for many instances, so that a large batch does not fill the server's lock table.
+
+-- +goose StatementBegin
+CREATE FUNCTION share_homes(p_instances text[])
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_shared boolean;
+BEGIN
+    SELECT bool_and(pg_try_advisory_xact_lock_shared(hashtext('pgwake homes of ' || current_schema()), b.bucket)) INTO v_shared
+      FROM (SELECT DISTINCT hashtext(i.id) & 127 AS bucket FROM unnest(p_instances) AS i (id)) AS b;
+    RETURN v_shared AND current_setting('transaction_isolation') = 'read committed';
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION share_homes IS 'The shared locks of instances, see above. False: what is read of them may be out of date when it is committed.';
+
+-- +goose StatementBegin
+CREATE FUNCTION change_homes(p_instances text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    INSERT INTO realignments (instance_id)
+    SELECT i.id FROM unnest(p_instances) AS i (id)
+     WHERE NOT pg_try_advisory_xact_lock(hashtext('pgwake homes of ' || current_schema()), hashtext(i.id) & 127);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION change_homes IS 'The exclusive locks of instances, see above, or else a note. Never waits.';
+
+-- +goose StatementBegin
+CREATE FUNCTION align_messages(p_instance text, OUT moved boolean, OUT remains boolean)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_home  instances;
+    v_pin   bigint;
+    v_moved bigint;
+BEGIN
+    SELECT * INTO v_home FROM instances i WHERE i.instance_id = p_instance;
+    SELECT x.pin INTO v_pin FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_home.current_execution;
+    v_pin := coalesce(v_pin, 0);
+    UPDATE orchestrator_queue q
+       SET queue = coalesce(v_home.queue, q.queue), pin = v_pin,
+           visible_at = CASE WHEN q.sticky_owner IS DISTINCT FROM v_home.sticky_owner THEN coalesce(q.sticky_due, q.visible_at) ELSE q.visible_at END,
+           sticky_due = CASE WHEN q.sticky_owner = v_home.sticky_owner THEN q.sticky_due END,
+           sticky_owner = CASE WHEN q.sticky_owner = v_home.sticky_owner THEN q.sticky_owner END,
+           -- One whose dedup key is taken there stays where it is until that is free.
+           namespace = CASE WHEN q.dedup_key IS NULL OR NOT EXISTS (
+               SELECT FROM orchestrator_queue d
+                WHERE d.dedup_key = q.dedup_key AND d.id <> q.id AND (d.namespace = v_home.namespace OR d.instance_id = p_instance))
+               THEN coalesce(v_home.namespace, q.namespace) ELSE q.namespace END
+     WHERE q.id IN (
+           SELECT m.id FROM orchestrator_queue m
+            WHERE m.instance_id = p_instance
+              AND (m.namespace <> v_home.namespace OR m.queue <> v_home.queue OR m.pin <> v_pin
+                   OR m.sticky_owner IS NOT NULL AND m.sticky_owner IS DISTINCT FROM v_home.sticky_owner)
+              FOR UPDATE SKIP LOCKED);
+    GET DIAGNOSTICS v_moved = ROW_COUNT;
+    moved := v_moved > 0;
+    remains := EXISTS (
+        SELECT FROM orchestrator_queue m
+         WHERE m.instance_id = p_instance
+           AND (m.namespace <> v_home.namespace OR m.queue <> v_home.queue OR m.pin <> v_pin
+                OR m.sticky_owner IS NOT NULL AND m.sticky_owner IS DISTINCT FROM v_home.sticky_owner));
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION align_messages IS 'Brings what the messages of an instance copied from it up to date. moved: something was not; remains: something is not, because somebody has the message locked, or because its dedup key is taken where it belongs. Never waits.';
+
+-- +goose StatementBegin
+CREATE FUNCTION realign_messages()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_note    realignments;
+    v_alone   boolean;
+    v_aligned record;
+    v_moved   boolean := false;
+BEGIN
+    FOR v_note IN SELECT * FROM realignments r ORDER BY r.next_at LIMIT 20 FOR UPDATE SKIP LOCKED LOOP
+        v_alone := pg_try_advisory_xact_lock(hashtext('pgwake homes of ' || current_schema()), hashtext(v_note.instance_id) & 127);
+        SELECT * INTO v_aligned FROM align_messages(v_note.instance_id);
+        v_moved := v_moved OR v_aligned.moved;
+        IF v_alone AND NOT v_aligned.remains THEN
+            DELETE FROM realignments r WHERE r.id = v_note.id;
+        ELSE
+            UPDATE realignments r
+               SET next_at = clock_timestamp() + least(interval '10 s', interval '50 ms' * 2 ^ least(v_note.tries, 20)), tries = v_note.tries + 1
+             WHERE r.id = v_note.id;
+        END IF;
+    END LOOP;
+    IF v_moved THEN
+        PERFORM notify_queue('orchestrator', 1, NULL);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION realign_messages IS 'align_messages for the instances that are noted, as far as it takes no time to speak of.';
+
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message_many(
     p_instances text[], p_kinds text[], p_datas text[], p_names text[] DEFAULT NULL, p_versions text[] DEFAULT NULL,
@@ -24,22 +145,28 @@ DECLARE
     v_pins       bigint[];
     v_owners     text[];
     v_untils     timestamptz[];
+    v_sure       boolean;
 BEGIN
     IF interval '0' > ANY (p_delays) THEN
         RAISE EXCEPTION 'a delay is negative' USING ERRCODE = 'PW003';
     END IF;
     PERFORM register_namespaces(p_namespaces);
+    v_sure := share_homes(p_instances);
     SELECT array_agg(coalesce(home.namespace, 'default') ORDER BY home.ord), array_agg(coalesce(home.queue, '') ORDER BY home.ord),
-           array_agg(home.pin ORDER BY home.ord), array_agg(home.sticky_owner ORDER BY home.ord), array_agg(home.sticky_until ORDER BY home.ord)
-      INTO v_namespaces, v_queues, v_pins, v_owners, v_untils
+           array_agg(home.pin ORDER BY home.ord), array_agg(home.sticky_owner ORDER BY home.ord), array_agg(home.sticky_until ORDER BY home.ord),
+           v_sure AND NOT bool_or(home.guessed)
+      INTO v_namespaces, v_queues, v_pins, v_owners, v_untils, v_sure
       FROM (SELECT i.ord,
                    coalesce(known.namespace, queued.namespace,
                             first_value(i.namespace) OVER (PARTITION BY i.instance_id ORDER BY i.namespace IS NULL, i.ord)) AS namespace,
                    coalesce(known.queue, queued.queue,
                             first_value(i.queue) OVER (PARTITION BY i.instance_id ORDER BY i.queue IS NULL, i.ord)) AS queue,
                    coalesce(current.pin, 0) AS pin,
-                   CASE WHEN known.sticky_until > v_now THEN known.sticky_owner END AS sticky_owner, known.sticky_until
-              FROM unnest(p_instances, p_namespaces, p_queues) WITH ORDINALITY AS i (instance_id, namespace, queue, ord)
+                   CASE WHEN known.sticky_until > v_now THEN known.sticky_owner END AS sticky_owner, known.sticky_until,
+                   -- Whoever opens an instance says where it is; for anybody else that is a guess.
+                   coalesce(known.instance_id, queued.namespace) IS NULL AND i.kind NOT IN ('start', 'continue_as_new')
+                   AND (i.namespace <> 'default' OR i.queue <> '') AS guessed
+              FROM unnest(p_instances, coalesce(p_namespaces, '{}'), coalesce(p_queues, '{}'), p_kinds) WITH ORDINALITY AS i (instance_id, namespace, queue, kind, ord)
               LEFT JOIN instances known ON known.instance_id = i.instance_id
               LEFT JOIN executions current ON current.instance_id = known.instance_id AND current.execution_id = known.current_execution
               LEFT JOIN LATERAL ( -- it is about to become known
@@ -65,6 +192,10 @@ BEGIN
         -- The trigger has told when they are visible.
         PERFORM notify_queue('orchestrator', count(*) FILTER (WHERE q.sticky_due <= v_now), min(q.sticky_due) FILTER (WHERE q.sticky_due > v_now))
            FROM orchestrator_queue q WHERE q.id = ANY (v_ids) HAVING count(q.sticky_due) > 0;
+    END IF;
+
+    IF NOT v_sure THEN
+        INSERT INTO realignments (instance_id) SELECT DISTINCT i.id FROM unnest(p_instances) AS i (id);
     END IF;
 
     -- In a second statement, whose snapshot shows the row that a conflict was waited for.
@@ -101,7 +232,8 @@ COMMENT ON FUNCTION enqueue_message IS 'Adds one message for an instance and ret
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_due_instance(
-    p_id bigint, p_instance text, p_token uuid, p_now timestamptz, p_until timestamptz, p_min_pin bigint, p_max_pin bigint, p_owner text)
+    p_id bigint, p_instance text, p_token uuid, p_now timestamptz, p_until timestamptz,
+    p_namespaces text[], p_queues text[], p_min_pin bigint, p_max_pin bigint, p_owner text)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -110,7 +242,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 DECLARE
     v_lock_end timestamptz;
-    v_pin      bigint;
+    v_aligned  record;
     v_dropped  bigint;
 BEGIN
     -- Has an earlier candidate, or another fetch, moved this message meanwhile?
@@ -144,13 +276,15 @@ BEGIN
             RETURN false;
         END IF;
     END IF;
-    -- The candidate was chosen by what its message says of the version, which may be out of date.
-    IF p_min_pin IS NOT NULL THEN
-        SELECT x.pin INTO v_pin FROM instances i JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
-         WHERE i.instance_id = p_instance;
-        IF v_pin <> 0 AND v_pin NOT BETWEEN p_min_pin AND p_max_pin THEN
-            UPDATE orchestrator_queue q SET pin = v_pin WHERE q.instance_id = p_instance AND q.pin <> v_pin;
+    -- The candidate was chosen by what its message says of the instance, which may be out of date.
+    IF (p_namespaces IS NOT NULL OR p_queues IS NOT NULL OR p_min_pin IS NOT NULL) AND EXISTS (
+        SELECT FROM instances i LEFT JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
+         WHERE i.instance_id = p_instance
+           AND (i.namespace <> ALL (p_namespaces) OR i.queue <> ALL (p_queues) OR x.pin <> 0 AND x.pin NOT BETWEEN p_min_pin AND p_max_pin)) THEN
+        SELECT * INTO v_aligned FROM align_messages(p_instance);
+        IF v_aligned.moved THEN -- or else it has to stay, and is taken here
             DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
+            PERFORM notify_queue('orchestrator', 1, NULL);
             RETURN NULL;
         END IF;
     END IF;
@@ -175,7 +309,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due message; never waits. Null if there is no point: it is leased (its due messages are then held until the lease ends), its version is not among those asked for, or the message is gone. False if somebody is changing its lock at this moment.';
+COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due message; never waits. Null if there is no point: it is leased (its due messages are then held until the lease ends), it is not what was asked for, its message being out of date, or the message is gone. False if somebody is changing its lock at this moment.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fetch_orchestration(
@@ -202,8 +336,9 @@ DECLARE
     v_read      integer;
     v_locked    boolean;
     v_refused   text[] := '{}'; -- instances whose lock somebody is changing
-    v_tries     integer := 0;
-    v_most      CONSTANT integer := 1000; -- what is held so far stays held; the next look goes on from there
+    v_moved     integer := 0;
+    v_most      CONSTANT integer := 1000; -- what is moved out of the way so far stays so; the next look goes on from there
+    v_patience  CONSTANT integer := 10000; -- for those, each of which the next look would meet again
     v_known     instances;
     v_opening   orchestrator_queue;
     v_execution bigint;
@@ -211,6 +346,11 @@ DECLARE
 BEGIN
     IF p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_orchestration needs a token and a positive lock timeout' USING ERRCODE = 'PW003';
+    END IF;
+    IF v_selects AND EXISTS (SELECT FROM realignments) THEN
+        PERFORM realign_messages();
+        v_now := clock_timestamp();
+        v_until := v_now + p_lock_timeout;
     END IF;
 
     -- The first candidate, in order, whose instance can be locked. These are loops and no WHERE clause:
@@ -225,14 +365,15 @@ BEGIN
                     ORDER BY q.visible_at, q.id) head
         LOOP
             CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);
-            v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until, p_min_pin, p_max_pin, p_owner);
-            v_tries := v_tries + 1;
+            v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until, NULL, NULL, NULL, NULL, NULL);
             IF v_locked THEN
                 v_instance := v_candidate.instance_id;
             ELSIF NOT v_locked THEN
                 v_refused := v_refused || v_candidate.instance_id;
+            ELSE
+                v_moved := v_moved + 1;
             END IF;
-            EXIT WHEN v_locked OR v_tries = v_most;
+            EXIT WHEN v_locked OR v_moved = v_most OR cardinality(v_refused) = v_patience;
         END LOOP;
     ELSE
         -- Several lists have to be merged, so a few candidates of each are read at a time. A round
@@ -273,16 +414,18 @@ BEGIN
             LOOP
                 v_read := v_read + 1;
                 CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);
-                v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until, p_min_pin, p_max_pin, p_owner);
-                v_tries := v_tries + 1;
+                v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until,
+                                              p_namespaces, p_queues, p_min_pin, p_max_pin, p_owner);
                 IF v_locked THEN
                     v_instance := v_candidate.instance_id;
                 ELSIF NOT v_locked THEN
                     v_refused := v_refused || v_candidate.instance_id;
+                ELSE
+                    v_moved := v_moved + 1;
                 END IF;
-                EXIT WHEN v_locked OR v_tries = v_most;
+                EXIT WHEN v_locked OR v_moved = v_most OR cardinality(v_refused) = v_patience;
             END LOOP;
-            EXIT WHEN v_instance IS NOT NULL OR v_read < v_spare OR v_tries >= v_most;
+            EXIT WHEN v_instance IS NOT NULL OR v_read < v_spare OR v_moved = v_most OR cardinality(v_refused) = v_patience;
             v_spare := v_spare * 8;
         END LOOP;
     END IF;
@@ -329,7 +472,7 @@ BEGIN
     RETURN QUERY
     SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer,
            NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces, p_queues, p_min_pin, p_max_pin, p_owner), clock_timestamp(),
-           v_instance IS NULL AND v_tries - cardinality(v_refused) > 0 AND v_tries >= v_most;
+           v_instance IS NULL AND v_moved = v_most;
 END
 $$;
 -- +goose StatementEnd
@@ -439,6 +582,25 @@ $$;
 COMMENT ON FUNCTION append_history IS 'Adds events to an execution, all with the same created_at. An id that is taken is a unique violation of history_pkey.';
 
 -- +goose StatementBegin
+CREATE FUNCTION cancel_activities(p_instance text, p_executions bigint[], p_activities bigint[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    DELETE FROM worker_queue w
+     USING (SELECT q.id FROM unnest(p_executions, p_activities) AS c (execution_id, activity_id)
+             JOIN worker_queue q ON q.instance_id = p_instance AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id
+            ORDER BY q.id FOR UPDATE OF q) AS cancelled
+     WHERE w.id = cancelled.id;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION cancel_activities IS 'Removes work items of an instance, claimed or not. Part of ack_orchestration.';
+
+-- +goose StatementBegin
 CREATE FUNCTION ack_orchestration(
     p_instance text, p_token uuid, p_execution bigint,
     p_name text DEFAULT NULL, p_version text DEFAULT NULL, p_status text DEFAULT NULL, p_output text DEFAULT NULL,
@@ -475,13 +637,28 @@ DECLARE
     v_known     instances;
     v_appended  timestamptz;
     v_history   json;
-    v_pin       bigint;
+    v_pin       bigint; -- before
+    v_pinned    bigint; -- now
+    v_moves     boolean; -- what its messages copy of it
+    v_aligned   record;
 BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
     v_scope := instance_scope(p_instance);
     SELECT q.namespace, q.queue INTO v_namespace, v_queue FROM orchestrator_queue q
      WHERE q.instance_id = p_instance AND q.lock_token = p_token ORDER BY q.id LIMIT 1;
     SELECT * INTO v_before FROM instances i WHERE i.instance_id = p_instance;
+    SELECT x.pin INTO v_pin FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_before.current_execution;
+
+    -- What this turn ends or cancels stands in the way of nothing that it begins under the same key.
+    UPDATE orchestrator_queue q SET dedup_key = NULL
+     WHERE q.instance_id = p_instance AND q.lock_token = p_token AND q.dedup_key IS NOT NULL;
+    IF cardinality(p_cancel_messages) > 0 THEN
+        DELETE FROM orchestrator_queue q
+         WHERE q.instance_id = p_instance AND q.dedup_key = ANY (p_cancel_messages);
+    END IF;
+    IF cardinality(p_cancel_activities) > 0 THEN
+        PERFORM cancel_activities(p_instance, p_cancel_executions, p_cancel_activities);
+    END IF;
 
     IF p_name IS NOT NULL AND v_before.instance_id IS NULL THEN
         INSERT INTO instances AS i (instance_id, namespace, name, version, current_execution, queue, parent_id, attributes,
@@ -563,36 +740,30 @@ BEGIN
 
     -- After the inserts: what one turn both schedules and cancels does not happen. Whoever has such an activity in
     -- hand learns of it by the loss of its lease.
-    IF cardinality(p_cancel_activities) > 0 THEN
-        DELETE FROM worker_queue w
-         USING (SELECT q.id FROM unnest(p_cancel_executions, p_cancel_activities) AS c (execution_id, activity_id)
-                 JOIN worker_queue q ON q.instance_id = p_instance AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id
-                ORDER BY q.id FOR UPDATE OF q) AS cancelled
-         WHERE w.id = cancelled.id;
+    IF cardinality(p_cancel_activities) > 0 AND cardinality(p_work_names) > 0 THEN
+        PERFORM cancel_activities(p_instance, p_cancel_executions, p_cancel_activities);
     END IF;
     DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;
-    IF cardinality(p_cancel_messages) > 0 THEN
-        DELETE FROM orchestrator_queue q
-         WHERE q.instance_id = p_instance AND q.dedup_key = ANY (p_cancel_messages);
-    END IF;
     -- What the queue says of the instance follows it.
-    SELECT x.pin INTO v_pin FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_known.current_execution;
-    IF v_known.queue <> coalesce(v_before.queue, v_queue)
-       OR p_pin IS NOT NULL OR v_known.current_execution <> coalesce(v_before.current_execution, v_known.current_execution) THEN
-        UPDATE orchestrator_queue q SET queue = v_known.queue, pin = v_pin
-         WHERE q.instance_id = p_instance AND (q.queue <> v_known.queue OR q.pin <> v_pin);
+    SELECT x.pin INTO v_pinned FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_known.current_execution;
+    v_moves := v_known.instance_id IS NOT NULL
+        AND ((v_known.namespace, v_known.queue, coalesce(v_pinned, 0))
+                 IS DISTINCT FROM (coalesce(v_before.namespace, 'default'), coalesce(v_before.queue, ''), coalesce(v_pin, 0))
+             OR coalesce(v_before.sticky_owner <> coalesce(v_known.sticky_owner, ''), false));
+    IF v_moves THEN
+        PERFORM change_homes(ARRAY[p_instance]);
     END IF;
-    -- Messages that came before the instance was known, from a transaction that did not see the first one. One
-    -- whose dedup key is taken there stays where it is, and comes with the next turn.
-    RETURN QUERY
-    UPDATE orchestrator_queue q SET namespace = i.namespace
-      FROM instances i
-     WHERE i.instance_id = p_instance AND q.instance_id = p_instance AND q.namespace <> i.namespace
-       AND (q.dedup_key IS NULL OR NOT EXISTS (
-            SELECT FROM orchestrator_queue d
-             WHERE d.dedup_key = q.dedup_key AND d.id <> q.id AND (d.namespace = i.namespace OR d.instance_id = p_instance)))
-    RETURNING 'orchestrator', i.namespace, coalesce(q.sticky_due, q.visible_at), clock_timestamp(), NULL::json;
     v_now := clock_timestamp();
+    IF v_moves OR v_known.instance_id IS NOT NULL AND v_before.instance_id IS NULL THEN
+        SELECT * INTO v_aligned FROM align_messages(p_instance);
+        IF v_aligned.remains THEN
+            INSERT INTO realignments (instance_id) VALUES (p_instance);
+        END IF;
+        IF v_aligned.moved OR v_before.instance_id IS NOT NULL THEN -- whoever serves it now need not have heard of them
+            v_scope := NULL;
+            RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json;
+        END IF;
+    END IF;
     IF release_instance(p_instance) THEN
         RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json;
     END IF;
@@ -763,5 +934,5 @@ COMMENT ON FUNCTION resume_history IS 'Events of an execution by id, from p_from
 -- +goose Down
 
 DROP FUNCTION resume_history, read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn,
-    ack_orchestration, append_history, lock_new_history, release_instance, instance_scope, hold_instance_lock, fetch_orchestration, lock_due_instance,
-    enqueue_message, enqueue_message_many;
+    ack_orchestration, cancel_activities, append_history, lock_new_history, release_instance, instance_scope, hold_instance_lock, fetch_orchestration, lock_due_instance,
+    enqueue_message, enqueue_message_many, realign_messages, align_messages, change_homes, share_homes;

@@ -202,6 +202,7 @@ AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_before text;
+    v_instances text[];
     -- One letter per item: the items' ids tell below which letters went.
     v_ids    bigint[] := ARRAY(
         SELECT DISTINCT ON (d.queue, d.item_id) d.id
@@ -230,6 +231,10 @@ BEGIN
     SELECT 'worker', a.namespace, count(*), v_now FROM added a GROUP BY a.namespace;
 
     -- A message goes to where its instance is now, as in enqueue_message_many.
+    v_instances := ARRAY(SELECT DISTINCT d.instance_id FROM dead_letters d WHERE d.id = ANY (v_ids) AND d.queue = 'orchestrator');
+    IF NOT share_homes(v_instances) THEN
+        INSERT INTO realignments (instance_id) SELECT i.id FROM unnest(v_instances) AS i (id);
+    END IF;
     RETURN QUERY
     WITH added AS (
         INSERT INTO orchestrator_queue AS q (id, instance_id, namespace, priority, visible_at, kind, name, version,

@@ -242,6 +242,7 @@ func TestAdvance_EveryInstantOnTheSchema_Moves(t *testing.T) {
 		INSERT INTO namespaces (name) VALUES ('default');
 		INSERT INTO worker_queue (name) VALUES ('x');
 		INSERT INTO orchestrator_queue (instance_id, kind, sticky_owner, sticky_due) VALUES ('i', 'ping', 'o', now());
+		INSERT INTO realignments (instance_id) VALUES ('i');
 		INSERT INTO instance_locks (instance_id, lock_token, locked_until) VALUES ('j', gen_random_uuid(), now());
 		INSERT INTO instances (instance_id, namespace, name) VALUES ('i', 'default', 'flow');
 		INSERT INTO executions (instance_id, execution_id) VALUES ('i', 1);

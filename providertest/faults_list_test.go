@@ -353,28 +353,24 @@ var faults = []fault{
 	{
 		name: "activities are cancelled before the inserts",
 		rows: []string{"cancellation/same_activity_in_worker_items_and_cancelled_is_noop"},
-		sql: []edit{{"ack_orchestration", "IF cardinality(p_cancel_activities) > 0 THEN", "IF false THEN"},
-			{"ack_orchestration", "    IF cardinality(p_work_names) > 0 THEN", `    DELETE FROM worker_queue w
-     USING unnest(p_cancel_executions, p_cancel_activities) AS c (execution_id, activity_id)
-     WHERE w.instance_id = p_instance AND w.execution_id = c.execution_id AND w.activity_id = c.activity_id;
-    IF cardinality(p_work_names) > 0 THEN`}},
+		sql:  []edit{{"ack_orchestration", "IF cardinality(p_cancel_activities) > 0 AND cardinality(p_work_names) > 0 THEN", "IF false THEN"}},
 	},
 	{
 		name: "cancellation takes all activities of the instance",
 		rows: []string{"cancellation/cancelled_activities_deleted_from_worker_queue", "cancellation/same_activity_in_worker_items_and_cancelled_is_noop",
 			"cancellation/cancelling_nonexistent_activities_is_idempotent"},
-		sql: []edit{{"ack_orchestration", "AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id", ""},
-			{"ack_orchestration", "ORDER BY q.id FOR UPDATE OF q) AS cancelled", "ORDER BY q.id) AS cancelled"}},
+		sql: []edit{{"cancel_activities", "AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id", ""},
+			{"cancel_activities", "ORDER BY q.id FOR UPDATE OF q) AS cancelled", "ORDER BY q.id) AS cancelled"}},
 	},
 	{
 		name: "cancellation takes one activity only",
 		rows: []string{"cancellation/batch_cancellation_deletes_multiple_activities"},
-		sql:  []edit{{"ack_orchestration", "ORDER BY q.id FOR UPDATE OF q) AS cancelled", "ORDER BY q.id LIMIT 1) AS cancelled"}},
+		sql:  []edit{{"cancel_activities", "ORDER BY q.id FOR UPDATE OF q) AS cancelled", "ORDER BY q.id LIMIT 1) AS cancelled"}},
 	},
 	{
 		name: "cancellation of an activity that is gone is an error",
 		rows: []string{"cancellation/cancelling_nonexistent_activities_is_idempotent"},
-		sql:  []edit{{"ack_orchestration", "WHERE w.id = cancelled.id;", "WHERE w.id = cancelled.id;\n        IF NOT FOUND THEN RAISE EXCEPTION 'nothing to cancel' USING ERRCODE = 'PW002'; END IF;"}},
+		sql:  []edit{{"cancel_activities", "WHERE w.id = cancelled.id;", "WHERE w.id = cancelled.id;\n        IF NOT FOUND THEN RAISE EXCEPTION 'nothing to cancel' USING ERRCODE = 'PW002'; END IF;"}},
 	},
 	{
 		name: "activity of an instance that does not run is not fetched",
@@ -477,7 +473,7 @@ var faults = []fault{
 		name: "version filter has no upper end",
 		rows: []string{"capability_filtering/fetch_filter_boundary_versions", "capability_filtering/fetch_with_incompatible_filter_skips_item"},
 		sql: []edit{{"message_lists", "l.pin BETWEEN p_min_pin AND p_max_pin", "l.pin >= p_min_pin"},
-			{"lock_due_instance", "v_pin NOT BETWEEN p_min_pin AND p_max_pin", "v_pin < p_min_pin"}},
+			{"lock_due_instance", "x.pin NOT BETWEEN p_min_pin AND p_max_pin", "x.pin < p_min_pin"}},
 	},
 	{
 		name: "version filter without a range matches everything",
@@ -535,8 +531,8 @@ var faults = []fault{
 	{
 		name: "messages that are queued keep the version from before the pin",
 		rows: []string{"capability_filtering/ack_stores_pinned_version_via_metadata_update"},
-		sql: []edit{{"ack_orchestration", "SET queue = v_known.queue, pin = v_pin", "SET queue = v_known.queue"},
-			{"lock_due_instance", "IF p_min_pin IS NOT NULL THEN", "IF false THEN"}},
+		sql: []edit{{"align_messages", "pin = v_pin,", "pin = q.pin,"},
+			{"lock_due_instance", "IF (p_namespaces IS NOT NULL", "IF false AND (p_namespaces IS NOT NULL"}},
 	},
 
 	// 13: tags.
@@ -746,7 +742,7 @@ var faults = []fault{
 	{
 		name: "changes of instances are told nobody",
 		rows: []string{"pgwake/other_node_wait_for_status_ends_with_the_change", "pgwake/other_node_wait_for_instance_ends_with_its_outcome"},
-		sql:  []edit{{"notify_instance", "IS DISTINCT FROM 'off'", "= 'nobody'"}},
+		sql:  []edit{{"notify_queues", "FROM unnest(p_instances)", "FROM unnest('{}'::text[])"}},
 	},
 	{
 		name: "wait for a custom status ends without a new one",
@@ -1311,7 +1307,7 @@ var faults = []fault{
 		name: "message of an instance goes to another namespace",
 		rows: []string{"pgwake/namespaces_of_turns_are_apart"},
 		sql: []edit{{"enqueue_message_many", "coalesce(known.namespace, queued.namespace,", "coalesce("},
-			{"ack_orchestration", "q.instance_id = p_instance AND q.namespace <> i.namespace", "false"}},
+			{"align_messages", "THEN coalesce(v_home.namespace, q.namespace) ELSE", "THEN q.namespace ELSE"}},
 	},
 	{
 		name: "verb in a transaction is not part of it",
@@ -1498,12 +1494,12 @@ var faults = []fault{
 	{
 		name: "cancellation of activities ignores the execution",
 		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
-		sql:  []edit{{"ack_orchestration", "AND q.execution_id = c.execution_id AND q.activity_id", "AND q.activity_id"}},
+		sql:  []edit{{"cancel_activities", "AND q.execution_id = c.execution_id AND q.activity_id", "AND q.activity_id"}},
 	},
 	{
 		name: "cancellation of activities reaches other instances",
 		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
-		sql:  []edit{{"ack_orchestration", "q.instance_id = p_instance AND q.execution_id = c.execution_id", "q.execution_id = c.execution_id"}},
+		sql:  []edit{{"cancel_activities", "q.instance_id = p_instance AND q.execution_id = c.execution_id", "q.execution_id = c.execution_id"}},
 	},
 	{
 		name: "cancellation of messages is not applied",
@@ -1611,6 +1607,53 @@ var faults = []fault{
 		name: "acks that share a commit send nothing",
 		rows: []string{"pgwake/acks_at_the_same_moment_have_outcomes_of_their_own"},
 		sql:  []edit{{"ack_work_group", "p_instances[asked.place] IS NOT NULL", "false"}},
+	},
+
+	// What fetches select an instance by.
+	{
+		name: "change of an instance leaves no note for messages that meet it",
+		rows: []string{"pgwake/message_committed_after_a_new_pin_is_found", "pgwake/message_committed_after_a_new_queue_name_is_found",
+			"pgwake/message_committed_after_stickiness_ended_is_anybody_s"},
+		sql: []edit{{"change_homes", "WHERE NOT", "WHERE false AND NOT"}},
+	},
+	{
+		name: "message that meets a change of its instance is not announced to that",
+		rows: []string{"pgwake/message_committed_after_a_new_pin_is_found", "pgwake/message_committed_after_a_new_queue_name_is_found",
+			"pgwake/message_committed_after_stickiness_ended_is_anybody_s"},
+		sql: []edit{{"share_homes", "bool_and(pg_try_advisory_xact_lock_shared(hashtext('pgwake homes of ' || current_schema()), b.bucket))", "true"}},
+	},
+	{
+		name: "nobody reads the notes of messages that met a change",
+		rows: []string{"pgwake/message_committed_after_a_new_pin_is_found", "pgwake/message_committed_after_a_new_queue_name_is_found",
+			"pgwake/message_committed_after_stickiness_ended_is_anybody_s", "pgwake/message_committed_after_the_start_is_where_that_is"},
+		sql: []edit{{"fetch_orchestration", "IF v_selects AND EXISTS (SELECT FROM realignments) THEN", "IF false THEN"}},
+	},
+	{
+		name: "nobody is told of the timers of an instance that moves",
+		rows: []string{"pgwake/timer_follows_the_queue_name", "pgwake/timer_follows_the_pin"},
+		sql:  []edit{{"ack_orchestration", "IF v_aligned.moved OR v_before.instance_id IS NOT NULL THEN", "IF false THEN"}},
+	},
+	{
+		name: "timers stay behind when an instance moves",
+		rows: []string{"pgwake/timer_follows_the_queue_name", "pgwake/timer_follows_the_pin"},
+		sql:  []edit{{"align_messages", "WHERE m.instance_id = p_instance", "WHERE false"}},
+	},
+	{
+		name: "timer that fires keeps its key",
+		rows: []string{"pgwake/timer_is_set_again_in_its_own_turn"},
+		sql:  []edit{{"ack_orchestration", "AND q.lock_token = p_token AND q.dedup_key IS NOT NULL", "AND false"}},
+	},
+	{
+		name: "messages are cancelled after the inserts",
+		rows: []string{"pgwake/timer_is_reset_by_cancelling_it_in_the_same_ack"},
+		sql: []edit{{"ack_orchestration", "DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;",
+			"DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND (q.lock_token = p_token OR q.dedup_key = ANY (p_cancel_messages));"}},
+	},
+	{
+		name: "activities are cancelled after the inserts alone",
+		rows: []string{"pgwake/activity_replaces_a_cancelled_one_of_the_same_key"},
+		sql: []edit{{"ack_orchestration", "IF cardinality(p_cancel_activities) > 0 THEN", "IF false THEN"},
+			{"ack_orchestration", "IF cardinality(p_cancel_activities) > 0 AND cardinality(p_work_names) > 0 THEN", "IF cardinality(p_cancel_activities) > 0 THEN"}},
 	},
 
 	// Sticky instances.

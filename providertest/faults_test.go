@@ -112,8 +112,9 @@ func TestFaults_All_FitTheFunctions(t *testing.T) {
 		require.True(t, len(f.sql) > 0 || f.verb != nil, "%s: nothing is broken", f.name)
 		tx, err := conn.Begin(t.Context())
 		require.NoError(t, err)
-		_, err = f.edit(t.Context(), conn, schema)
-		require.NoError(t, err)
+		if _, err := f.edit(t.Context(), conn, schema); err != nil {
+			t.Error(err)
+		}
 		require.NoError(t, tx.Rollback(t.Context()))
 	}
 }
