@@ -110,6 +110,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 DECLARE
     v_lock_end timestamptz;
+    v_held     bigint;
     v_pin      bigint;
     v_dropped  bigint;
 BEGIN
@@ -119,14 +120,18 @@ BEGIN
         RETURN NULL;
     END IF;
 
-    SELECT l.locked_until INTO v_lock_end FROM instance_locks l
+    SELECT l.locked_until, l.held INTO v_lock_end, v_held FROM instance_locks l
      WHERE l.instance_id = p_instance FOR UPDATE SKIP LOCKED;
     IF FOUND AND v_lock_end > p_now THEN
         -- Out of the way until the lease ends. Whoever releases the lock locks its row first, so it
         -- either sees these messages as held and brings them back, or we could not have locked the row,
         -- or, in a snapshot from before this, it fails for the change of the row.
+        -- What came before this message is in the turn, as a rule: it may be much, and no need to read it again
+        -- for each that arrives. A due one among it is a candidate in its own right; should there be many, which
+        -- come in the reverse order of their ids, each 16th takes all of them along.
         UPDATE orchestrator_queue q SET visible_at = v_lock_end, held = true, sticky_owner = NULL, sticky_due = NULL
-         WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now;
+         WHERE q.instance_id = p_instance AND q.id >= CASE WHEN v_held % 16 = 15 THEN 0 ELSE p_id END
+           AND coalesce(q.sticky_due, q.visible_at) <= p_now;
         UPDATE instance_locks l SET held = l.held + 1 WHERE l.instance_id = p_instance;
         RETURN NULL;
     ELSIF FOUND THEN

@@ -444,6 +444,39 @@ func TestFetch_LargeBacklogOfOtherKinds_ReadsHardlyMoreThanItTakes(t *testing.T)
 	}
 }
 
+// A message that arrives during a turn is moved out of the way at a cost that does not depend on the turn, whatever the
+// order in which such messages become due.
+func TestFetch_MessagesBehindALargeTurn_ReadsHardlyMoreThanThose(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		arrive string
+		most   int64
+	}{
+		"one": {`SELECT 'i', 'k', now()`, 20},
+		// As many as one look moves at most. If each were moved alone, it would read those that were moved before.
+		"many, latest first": {`SELECT 'i', 'k', now() - interval '1 ms' * g FROM generate_series(1, 1000) g`, 30_000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSchema(t, "")
+			s.up(t)
+			s.exec(t, `SET pgwake.notify = off`)
+			s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, visible_at) SELECT 'i', 'k', now() FROM generate_series(1, 10000)`)
+			s.exec(t, `SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 h')`)
+			s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, visible_at) `+test.arrive)
+
+			tx, err := s.conn.Begin(t.Context())
+			require.NoError(t, err)
+			before := rowsRead(t, tx, s.name)
+			_, err = tx.Exec(t.Context(), `SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 h')`)
+			require.NoError(t, err)
+			require.Less(t, rowsRead(t, tx, s.name)-before, test.most)
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Empty(t, s.list(t, `SELECT id::text FROM orchestrator_queue WHERE visible_at <= now()`), "all are held")
+		})
+	}
+}
+
 // rowsRead is how many rows of the schema's tables the session has read of late.
 func rowsRead(t *testing.T, tx pgx.Tx, schema string) (read int64) {
 	t.Helper()
