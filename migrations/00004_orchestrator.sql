@@ -44,8 +44,8 @@ BEGIN
               LEFT JOIN executions current ON current.instance_id = known.instance_id AND current.execution_id = known.current_execution
               LEFT JOIN LATERAL ( -- it is about to become known
                    SELECT q.namespace, q.queue FROM orchestrator_queue q
-                    WHERE known.instance_id IS NULL AND q.instance_id = i.instance_id
-                    ORDER BY q.id LIMIT 1) queued ON true) AS home;
+                    WHERE known.instance_id IS NULL AND q.instance_id BETWEEN i.instance_id AND i.instance_id
+                    ORDER BY q.instance_id, q.id LIMIT 1) queued ON true) AS home;
     v_before := quiet(p_quiet);
     INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
                                     namespace, priority, visible_at, dedup_key, queue, pin, sticky_owner, sticky_due)
@@ -67,14 +67,16 @@ BEGIN
            FROM orchestrator_queue q WHERE q.id = ANY (v_ids) HAVING count(q.sticky_due) > 0;
     END IF;
 
-    -- In a second statement, whose snapshot shows the row that a conflict was waited for.
+    -- In a second statement, whose snapshot shows the row that a conflict was waited for. The limits keep the planner from
+    -- a join by walking over the whole table, which is as good to it if it believes the table to be empty.
     RETURN QUERY
     SELECT coalesce(added.id, queued.id), added.id IS NULL,
            coalesce(added.sticky_due, added.visible_at, queued.sticky_due, queued.visible_at), v_now, i.namespace
       FROM unnest(v_ids, v_namespaces, p_dedup_keys) WITH ORDINALITY AS i (id, namespace, dedup_key, ord)
-      LEFT JOIN orchestrator_queue added ON added.id = i.id
-      LEFT JOIN orchestrator_queue queued ON added.id IS NULL
-            AND queued.namespace = i.namespace AND queued.dedup_key = i.dedup_key
+      LEFT JOIN LATERAL (SELECT q.* FROM orchestrator_queue q WHERE q.id = i.id LIMIT 1) added ON true
+      LEFT JOIN LATERAL (
+           SELECT q.* FROM orchestrator_queue q
+            WHERE added.id IS NULL AND q.namespace = i.namespace AND q.dedup_key = i.dedup_key LIMIT 1) queued ON true
      ORDER BY i.ord;
 END
 $$;
@@ -163,10 +165,10 @@ BEGIN
     IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance)
        AND NOT EXISTS (SELECT FROM history h WHERE h.instance_id = p_instance)
        AND EXISTS (SELECT FROM orchestrator_queue q
-                    WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message')
+                    WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now AND q.kind = 'queue_message')
        AND NOT EXISTS (SELECT FROM orchestrator_queue q
-                        WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind IN ('start', 'continue_as_new')) THEN
-        DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message';
+                        WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now AND q.kind IN ('start', 'continue_as_new')) THEN
+        DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now AND q.kind = 'queue_message';
         GET DIAGNOSTICS v_dropped = ROW_COUNT;
         RAISE WARNING 'dropped % messages for instance %, which is unknown', v_dropped, p_instance;
     END IF;
@@ -299,9 +301,11 @@ BEGIN
          WHERE q.instance_id = v_instance AND coalesce(q.sticky_due, q.visible_at) <= v_now;
 
         SELECT * INTO v_known FROM instances i WHERE i.instance_id = v_instance;
+        -- In the order of their ids. If it were an equality, a walk along the primary key, over the messages of all
+        -- instances, would give that order as well, and do for a planner that believes the table to be empty.
         SELECT * INTO v_opening FROM orchestrator_queue q
-         WHERE q.instance_id = v_instance AND q.lock_token = p_token AND q.kind IN ('start', 'continue_as_new')
-         ORDER BY q.id LIMIT 1;
+         WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token AND q.kind IN ('start', 'continue_as_new')
+         ORDER BY q.instance_id, q.id LIMIT 1;
         v_execution := greatest(v_known.current_execution, CASE WHEN v_known IS NULL OR v_opening.kind = 'continue_as_new' THEN v_opening.execution_id END);
         v_execution := coalesce(v_execution, 1);
         SELECT * INTO v_run FROM executions x WHERE x.instance_id = v_instance AND x.execution_id = v_execution;
@@ -309,19 +313,19 @@ BEGIN
         RETURN QUERY
         SELECT 'item', NULL::bigint, NULL::text,
                json_build_object(
-                   'queue', coalesce(v_known.queue, (array_agg(q.queue ORDER BY q.id))[1]), 'parent', v_known.parent_id,
+                   'queue', coalesce(v_known.queue, (array_agg(q.queue ORDER BY q.instance_id, q.id))[1]), 'parent', v_known.parent_id,
                    'attributes', v_known.attributes, 'pin', v_run.pin,
                    'last_event', coalesce(v_run.last_event, (SELECT max(h.event_id) FROM history h
                                                               WHERE h.instance_id = v_instance AND h.execution_id = v_execution)),
                    'event_count', v_run.event_count, 'appended_at', v_run.appended_at, 'started_at', v_run.started_at, 'kv', kv_snapshot(v_instance)),
                coalesce(v_known.name, v_opening.name), coalesce(v_known.version, v_opening.version), v_execution,
-               max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.id))[1]),
+               max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.instance_id, q.id))[1]),
                v_until, NULL::timestamptz, NULL::timestamptz, NULL::boolean
-          FROM orchestrator_queue q WHERE q.instance_id = v_instance AND q.lock_token = p_token;
+          FROM orchestrator_queue q WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token;
         RETURN QUERY
         SELECT 'message', q.id, q.kind, q.data, q.name, q.version, q.execution_id, q.attempt_count, q.created_at,
                NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean
-          FROM orchestrator_queue q WHERE q.instance_id = v_instance AND q.lock_token = p_token ORDER BY q.id;
+          FROM orchestrator_queue q WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token ORDER BY q.instance_id, q.id;
         RETURN QUERY
         SELECT 'event', h.event_id, h.type, h.data, NULL::text, NULL::text, NULL::bigint, NULL::integer, h.created_at,
                NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean
@@ -485,7 +489,7 @@ BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
     v_scope := instance_scope(p_instance);
     SELECT q.namespace, q.queue INTO v_namespace, v_queue FROM orchestrator_queue q
-     WHERE q.instance_id = p_instance AND q.lock_token = p_token ORDER BY q.id LIMIT 1;
+     WHERE q.instance_id BETWEEN p_instance AND p_instance AND q.lock_token = p_token ORDER BY q.instance_id, q.id LIMIT 1;
     SELECT * INTO v_before FROM instances i WHERE i.instance_id = p_instance;
 
     IF p_name IS NOT NULL AND v_before.instance_id IS NULL THEN

@@ -131,12 +131,12 @@ var faults = []fault{
 	{
 		name: "messages of a turn come in the wrong order",
 		rows: []string{"atomicity/multi_operation_atomic_ack", "instance_locking/completions_arriving_during_lock_blocked"},
-		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.id;", "q.lock_token = p_token ORDER BY q.id DESC;"}},
+		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.instance_id, q.id;", "q.lock_token = p_token ORDER BY q.id DESC;"}},
 	},
 	{
 		name: "turn has its first message only",
 		rows: []string{"atomicity/multi_operation_atomic_ack", "instance_locking/message_tagging_during_lock"},
-		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.id;", "q.lock_token = p_token ORDER BY q.id LIMIT 1;"}},
+		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.instance_id, q.id;", "q.lock_token = p_token ORDER BY q.id LIMIT 1;"}},
 	},
 	{
 		name: "ack removes messages that came later",
@@ -929,7 +929,7 @@ var faults = []fault{
 	{
 		name: "message for nobody is kept",
 		rows: []string{"queue_semantics/orphan_queue_messages_dropped"},
-		sql:  []edit{{"lock_due_instance", "q.visible_at <= p_now AND q.kind = 'queue_message')", "q.visible_at <= p_now AND false)"}},
+		sql:  []edit{{"lock_due_instance", "<= p_now AND q.kind = 'queue_message')", "<= p_now AND false)"}},
 	},
 	{
 		name: "message for a known instance is dropped",
