@@ -488,6 +488,48 @@ func TestTurn_ManyInstancesInATableAnalyzedWhenEmpty_ReadsHardlyMoreThanItTakes(
 	require.Equal(t, []string{"4"}, s.list(t, `SELECT (20000 + 2 - count(*))::text FROM orchestrator_queue`), "each turn was taken")
 }
 
+// The same for a work item.
+func TestWork_ManyItemsInATableAnalyzedWhenEmpty_ReadsHardlyMoreThanItTakes(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	s.exec(t, `SET pgwake.notify = off`)
+	s.exec(t, `ALTER TABLE worker_queue SET (autovacuum_enabled = off)`)
+	const fill = `INSERT INTO worker_queue (name, dedup_key) SELECT 'x', 'key ' || g FROM generate_series(1, 20000) g`
+	s.exec(t, fill)
+	s.exec(t, `DELETE FROM worker_queue; ANALYZE worker_queue`)
+	s.exec(t, fill)
+	const token = `'00000000-0000-0000-0000-000000000001'`
+	var first int64
+	require.NoError(t, s.conn.QueryRow(t.Context(), `SELECT min(id) FROM worker_queue`).Scan(&first))
+	for _, statement := range []string{
+		`SELECT count(*) FROM enqueue_work_many('{x}', '{null}')`,
+		`SELECT count(*) FROM enqueue_work_many('{x}', '{null}', p_dedup_keys => '{key 7}')`,
+		`SELECT count(*) FROM fetch_work(` + token + `, '1 min', 3)`,
+		`SELECT count(*) FROM renew_work(ARRAY[$1::bigint], ARRAY[` + token + `]::uuid[], '1 min')`,
+		`SELECT ack_work($1, ` + token + `)`,
+		`SELECT count(*) FROM ack_work_many(ARRAY[$1 + 1], ARRAY[` + token + `]::uuid[])`,
+		`SELECT count(*) FROM ack_work_many(ARRAY[$1 + 2], ARRAY[` + token + `]::uuid[], '1 min')`,
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 3, '{default}')`,
+	} {
+		var args []any
+		if strings.Contains(statement, "$1") {
+			args = append(args, first)
+		}
+		tx, err := s.conn.Begin(t.Context())
+		require.NoError(t, err)
+		before := rowsRead(t, tx, s.name)
+		_, err = tx.Exec(t.Context(), statement, args...)
+		require.NoError(t, err)
+		read := rowsRead(t, tx, s.name) - before
+		require.NoError(t, tx.Commit(t.Context()))
+		if read >= 100 {
+			t.Errorf("%s read %d rows", statement, read)
+		}
+	}
+	require.Equal(t, []string{"3"}, s.list(t, `SELECT (20000 + 1 - count(*))::text FROM worker_queue`), "three items are done")
+}
+
 // A message that arrives during a turn is moved out of the way at a cost that does not depend on the turn, whatever the
 // order in which such messages become due.
 func TestFetch_MessagesBehindALargeTurn_ReadsHardlyMoreThanThose(t *testing.T) {

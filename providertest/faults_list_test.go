@@ -194,7 +194,7 @@ var faults = []fault{
 	{
 		name: "ack of work does not look at the token",
 		rows: []string{"sessions/both_locks_expire_different_worker_claims"},
-		sql:  []edit{{"ack_work_many", "WHERE q.id = done.id AND q.lock_token = done.token", "WHERE q.id = done.id"}},
+		sql:  []edit{{"ack_work_many", "AND q.lock_token = done.token", ""}},
 	},
 	{
 		name: "ack of work does not look at the end of the lease",
@@ -394,7 +394,7 @@ var faults = []fault{
 	{
 		name: "activity of an instance that does not run is not renewed",
 		rows: []string{"cancellation/renew_returns_terminal_when_orchestration_completed", "cancellation/renew_returns_missing_when_instance_deleted"},
-		sql: []edit{{"renew_work", "AND before.id = q.id", `AND before.id = q.id
+		sql: []edit{{"renew_work", "AND before.id = ANY (ARRAY[held.id])", `AND before.id = ANY (ARRAY[held.id])
            AND (q.instance_id IS NULL OR EXISTS (SELECT FROM instance_info i WHERE i.instance_id = q.instance_id AND i.status = 'Running'))`}},
 	},
 
