@@ -49,8 +49,8 @@ var small = sizes{
 	redelivery: measure.RedeliveryOptions{Kills: 2, Items: 2, LockTimeout: time.Second},
 	stress:     measure.StressOptions{Duration: 5 * time.Second},
 	histories:  measure.HistoriesOptions{Turns: 50},
-	fanIn:      measure.FanInOptions{Turns: 3, Large: 2000, Singles: 100, Many: 10_000},
-	convoy:     measure.ConvoyOptions{Acks: 600},
+	fanIn:      measure.FanInOptions{Turns: 2, Large: 2000, Singles: 60, Many: 10_000},
+	convoy:     measure.ConvoyOptions{Acks: 400},
 }
 
 // results of all rounds, in the order of the rounds.
