@@ -78,6 +78,7 @@ type modelInstance struct {
 type modelLock struct {
 	token pgwake.LockToken
 	until time.Duration
+	holds int // how often messages were held behind it
 }
 
 // contractModel is the specification. Its clock ticks at every instant that a verb takes from the server's, so that
@@ -207,8 +208,8 @@ func (r *modelRow) giveBack(now time.Duration, o *pgwake.AbandonOptions) {
 	}
 }
 
-// fetchTurn takes the turn of the first instance that is free, and holds what it meets of those that are not, until
-// their lease ends. The rows of the turn are in the order of their ids.
+// fetchTurn takes the turn of the first instance that is free, and holds what it meets of those that are not, and what
+// came after that, until their lease ends; each 16th time all of it. The rows of the turn are in the order of their ids.
 func (m *contractModel) fetchTurn(lease time.Duration, namespaces []string, owner string) (lock *modelLock, turn []*modelRow) {
 	now := m.now()
 	for _, r := range due(m.messages, now, namespaces, owner) {
@@ -222,7 +223,14 @@ func (m *contractModel) fetchTurn(lease time.Duration, namespaces []string, owne
 			l = &modelLock{until: now + lease}
 			m.locks[instance] = l
 		}
-		for _, o := range m.messages {
+		first := 0
+		if leased {
+			if l.holds%16 != 15 {
+				first = slices.Index(m.messages, r)
+			}
+			l.holds++
+		}
+		for _, o := range m.messages[first:] {
 			if o.message.Instance != instance || o.due() > now {
 				continue
 			}

@@ -1,7 +1,7 @@
 // Command bench measures what pgwake promises, prints each figure with its baseline beside it, and says which
 // goals were met. Package measure defines the figures.
 //
-//	go run ./bench                              everything, 5 rounds: about ten minutes
+//	go run ./bench                              everything, 5 rounds: about a quarter of an hour
 //	go run ./bench -run single,pairs -rounds 3
 //	go run ./bench -short                       one or two minutes, for CI
 //

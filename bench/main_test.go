@@ -94,6 +94,51 @@ func TestIdleRow_NoStatementAtAll_IsABoundAndNoRatio(t *testing.T) {
 	assert.True(t, goal.met)
 }
 
+func TestFanInRows_MessagesAreComparedOneByOne_AndTurnsAsAWhole(t *testing.T) {
+	times := func(d time.Duration) measure.TurnTimes {
+		return measure.TurnTimes{Fetch: measure.Samples{d * time.Millisecond}, Ack: measure.Samples{2 * d * time.Millisecond}}
+	}
+	r := results{FanIn: []*measure.FanInResult{{
+		Small: 100, Large: 10_000, SmallTurns: times(2), LargeTurns: times(100),
+		Few: 1000, Many: 100_000, AmongFew: times(1), AmongMany: times(2),
+		BehindSmall: measure.Samples{time.Millisecond}, BehindLarge: measure.Samples{time.Millisecond},
+	}}}
+	rows := r.fanInRows()
+	require.Len(t, rows, 5)
+	assert.Equal(t, row{
+		measure: "turn of 10000 messages, fetch, per 1000 of them, p50", figure: "10.00 ms",
+		baseline: "20.00 ms (of 100)", ratio: "0.50x", goal: "<= 1.5x", met: true,
+	}, rows[0])
+	assert.Equal(t, row{
+		measure: "turn of 1 message, 100000 instances with one, fetch, p50", figure: "2.00 ms",
+		baseline: "1.00 ms (1000)", ratio: "2.00x", goal: "<= 1.5x", met: false,
+	}, rows[3])
+}
+
+func TestConvoyRows_AWorkerThatWaitsForARow_MissesTheGoal_OtherWaitsDoNot(t *testing.T) {
+	way := func(took time.Duration, waits ...measure.LockWait) measure.Convoy {
+		return measure.Convoy{Took: took, Acks: make(measure.Samples, 100), Looks: 10, Waits: waits}
+	}
+	ofTable := measure.LockWait{Kind: "extend", Function: "ack_work", Seen: 3}
+	ofTurn := measure.LockWait{Kind: "transactionid", Function: "ack_orchestration", Seen: 2}
+	of := func(waits ...measure.LockWait) (rate, workers, dispatchers, rest row) {
+		r := results{Convoy: []*measure.ConvoyResult{{
+			Workers: 16, Dispatchers: 4, Apart: way(time.Second, ofTable), Shared: way(2 * time.Second), Crowded: way(time.Second, waits...)}}}
+		rows := r.convoyRows()
+		return rows[0], rows[2], rows[3], rows[4]
+	}
+	rate, workers, dispatchers, rest := of(ofTurn)
+	assert.Equal(t, "0.50x", rate.ratio)
+	assert.False(t, rate.met)
+	assert.True(t, workers.met)
+	assert.Equal(t, "0, 2", dispatchers.figure)
+	assert.Equal(t, "3 (own)", rest.baseline)
+
+	_, workers, _, _ = of(ofTurn, measure.LockWait{Kind: "tuple", Function: "ack_work", Seen: 1})
+	assert.Equal(t, "0, 1", workers.figure)
+	assert.False(t, workers.met)
+}
+
 func TestRecord_KeepsEverySample(t *testing.T) {
 	r := newRecord(&devpg.Server{Version: "15.1", Source: "here"})
 	r.Results.Pairs = []*measure.PairsResult{{Second: measure.Latency{FromCommit: measure.Samples{1, 2, 3}}}}

@@ -21,6 +21,8 @@ type sizes struct {
 	redelivery measure.RedeliveryOptions
 	stress     measure.StressOptions
 	histories  measure.HistoriesOptions
+	fanIn      measure.FanInOptions
+	convoy     measure.ConvoyOptions
 }
 
 var full = sizes{
@@ -33,6 +35,8 @@ var full = sizes{
 	redelivery: measure.RedeliveryOptions{Kills: 5, Items: 3, LockTimeout: 2 * time.Second},
 	stress:     measure.StressOptions{Duration: 30 * time.Second},
 	histories:  measure.HistoriesOptions{Turns: 200},
+	fanIn:      measure.FanInOptions{Turns: 5, Large: 10_000, Singles: 300, Many: 100_000},
+	convoy:     measure.ConvoyOptions{Acks: 5000},
 }
 
 var small = sizes{
@@ -45,6 +49,8 @@ var small = sizes{
 	redelivery: measure.RedeliveryOptions{Kills: 2, Items: 2, LockTimeout: time.Second},
 	stress:     measure.StressOptions{Duration: 5 * time.Second},
 	histories:  measure.HistoriesOptions{Turns: 50},
+	fanIn:      measure.FanInOptions{Turns: 2, Large: 2000, Singles: 60, Many: 10_000},
+	convoy:     measure.ConvoyOptions{Acks: 400},
 }
 
 // results of all rounds, in the order of the rounds.
@@ -62,6 +68,8 @@ type results struct {
 	Stress     []*measure.StressResult     `json:"stress,omitempty"`
 	Polled     []*measure.StressResult     `json:"polled_stress,omitempty"`
 	Histories  []*measure.HistoriesResult  `json:"histories,omitempty"`
+	FanIn      []*measure.FanInResult      `json:"fan_in,omitempty"`
+	Convoy     []*measure.ConvoyResult     `json:"convoy,omitempty"`
 }
 
 type scenario struct {
@@ -140,6 +148,13 @@ var scenarios = []scenario{
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
 			return add(&to.Histories)(measure.Histories(ctx, url, s.histories))
 		}},
+	{name: "fanin", what: "completions fanned in to one instance, and many instances",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			if err := add(&to.FanIn)(measure.FanIn(ctx, url, s.fanIn)); err != nil {
+				return err
+			}
+			return add(&to.Convoy)(measure.LockConvoy(ctx, url, s.convoy))
+		}},
 }
 
 // idlePollTimeouts of the dispatchers: how often they return and come again must not show at the server.
@@ -159,7 +174,7 @@ func names() (all []string) {
 
 // needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
 func needsBaseline(name string) bool {
-	return !slices.Contains([]string{"idle", "burst", "stress", "history"}, name)
+	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin"}, name)
 }
 
 // add keeps a result.

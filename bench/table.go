@@ -28,6 +28,8 @@ func (r *results) rows() (rows []row) {
 	rows = append(rows, r.burstRows()...)
 	rows = append(rows, r.stressRows()...)
 	rows = append(rows, r.historyRows()...)
+	rows = append(rows, r.fanInRows()...)
+	rows = append(rows, r.convoyRows()...)
 	net := r.safetyNet()
 	return append(rows, row{
 		measure: "found by fallback, by scout (all scenarios)",

@@ -38,13 +38,15 @@ BEGIN
     ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
 
-    -- In a second statement, whose snapshot shows the row that a conflict was waited for.
+    -- In a second statement, whose snapshot shows the row that a conflict was waited for. The limits keep the planner from
+    -- a join by walking over the whole table, which is as good to it if it believes the table to be empty.
     RETURN QUERY
     SELECT coalesce(added.id, queued.id), added.id IS NULL, coalesce(added.visible_at, queued.visible_at), v_now
       FROM unnest(v_ids, p_namespaces, p_dedup_keys) WITH ORDINALITY AS i (id, namespace, dedup_key, ord)
-      LEFT JOIN worker_queue added ON added.id = i.id
-      LEFT JOIN worker_queue queued ON added.id IS NULL
-            AND queued.namespace = coalesce(i.namespace, 'default') AND queued.dedup_key = i.dedup_key
+      LEFT JOIN LATERAL (SELECT q.* FROM worker_queue q WHERE q.id = i.id LIMIT 1) added ON true
+      LEFT JOIN LATERAL (
+           SELECT q.* FROM worker_queue q
+            WHERE added.id IS NULL AND q.namespace = coalesce(i.namespace, 'default') AND q.dedup_key = i.dedup_key LIMIT 1) queued ON true
      ORDER BY i.ord;
 END
 $$;
@@ -275,7 +277,7 @@ BEGIN
             UPDATE worker_queue q
                SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1
               FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place), worker_queue before
-             WHERE q.id = picked.id AND before.id = picked.id
+             WHERE q.id = ANY (ARRAY[picked.id]) AND before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
             RETURNING q.*, before.visible_at AS was_due, picked.place
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
@@ -312,16 +314,17 @@ DECLARE
 BEGIN
     IF p_archive_for IS NOT NULL THEN
         v_archived := ARRAY(
-            SELECT q.id FROM worker_queue q JOIN unnest(p_ids, p_tokens) AS t (id, token) ON q.id = t.id
+            SELECT q.id FROM worker_queue q JOIN unnest(p_ids, p_tokens) AS t (id, token) ON q.id = ANY (ARRAY[t.id])
              WHERE q.lock_token = t.token AND q.visible_at > clock_timestamp()
-             ORDER BY q.id FOR UPDATE OF q);
+             ORDER BY t.id FOR UPDATE OF q);
         PERFORM archive_work(v_archived, p_archive_for);
     END IF;
     WITH removed AS (
         DELETE FROM worker_queue q
          USING (SELECT t.id, t.token FROM unnest(p_ids, p_tokens) AS t (id, token)
                  ORDER BY t.id) AS done -- in order, so that two batches cannot deadlock
-         WHERE q.id = done.id AND q.lock_token = done.token
+         WHERE q.id = ANY (ARRAY[done.id]) -- if believed empty, the table would be as good to walk over for an equality
+           AND q.lock_token = done.token
            -- What was archived goes, even if its lease has ended in the meantime: nobody could claim it.
            AND (q.visible_at > clock_timestamp() AND v_archived IS NULL OR q.id = ANY (v_archived))
         RETURNING q.id, q.lock_token, q.session_id
@@ -460,7 +463,8 @@ BEGIN
           FROM (SELECT t.id, t.token FROM unnest(p_ids, p_tokens) AS t (id, token)
                  ORDER BY t.id) AS held, -- in order, so that two batches cannot deadlock
                worker_queue before
-         WHERE q.id = held.id AND q.lock_token = held.token AND q.visible_at > clock_timestamp() AND before.id = q.id
+         WHERE q.id = ANY (ARRAY[held.id]) -- as in ack_work_many
+           AND q.lock_token = held.token AND q.visible_at > clock_timestamp() AND before.id = ANY (ARRAY[held.id])
         RETURNING q.id, q.lock_token, q.session_id, before.visible_at > v_until AS sooner
     )
     SELECT array_agg(r.id), array_agg(r.lock_token), bool_or(r.sooner), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL)

@@ -67,16 +67,16 @@ BEGIN
            sticky_due = CASE WHEN q.sticky_owner = v_home.sticky_owner THEN q.sticky_due END,
            sticky_owner = CASE WHEN q.sticky_owner = v_home.sticky_owner THEN q.sticky_owner END,
            -- One whose dedup key is taken there stays where it is until that is free.
-           namespace = CASE WHEN q.dedup_key IS NULL OR NOT EXISTS (
-               SELECT FROM orchestrator_queue d
-                WHERE d.dedup_key = q.dedup_key AND d.id <> q.id AND (d.namespace = v_home.namespace OR d.instance_id = p_instance))
+           namespace = CASE WHEN q.dedup_key IS NULL
+                   OR NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.namespace = v_home.namespace AND d.dedup_key = q.dedup_key AND d.id <> q.id)
+                  AND NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.instance_id = p_instance AND coalesce(d.dedup_key, '') = q.dedup_key AND d.id <> q.id)
                THEN coalesce(v_home.namespace, q.namespace) ELSE q.namespace END
-     WHERE q.id IN (
+     WHERE q.id = ANY (ARRAY(
            SELECT m.id FROM orchestrator_queue m
             WHERE m.instance_id = p_instance
               AND (m.namespace <> v_home.namespace OR m.queue <> v_home.queue OR m.pin <> v_pin
                    OR m.sticky_owner IS NOT NULL AND m.sticky_owner IS DISTINCT FROM v_home.sticky_owner)
-              FOR UPDATE SKIP LOCKED);
+              FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS v_moved = ROW_COUNT;
     moved := v_moved > 0;
     remains := EXISTS (
@@ -171,8 +171,8 @@ BEGIN
               LEFT JOIN executions current ON current.instance_id = known.instance_id AND current.execution_id = known.current_execution
               LEFT JOIN LATERAL ( -- it is about to become known
                    SELECT q.namespace, q.queue FROM orchestrator_queue q
-                    WHERE known.instance_id IS NULL AND q.instance_id = i.instance_id
-                    ORDER BY q.id LIMIT 1) queued ON true) AS home;
+                    WHERE known.instance_id IS NULL AND q.instance_id BETWEEN i.instance_id AND i.instance_id
+                    ORDER BY q.instance_id, q.id LIMIT 1) queued ON true) AS home;
     v_before := quiet(p_quiet);
     INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
                                     namespace, priority, visible_at, dedup_key, queue, pin, sticky_owner, sticky_due)
@@ -198,14 +198,16 @@ BEGIN
         INSERT INTO realignments (instance_id) SELECT DISTINCT i.id FROM unnest(p_instances) AS i (id);
     END IF;
 
-    -- In a second statement, whose snapshot shows the row that a conflict was waited for.
+    -- In a second statement, whose snapshot shows the row that a conflict was waited for. The limits keep the planner from
+    -- a join by walking over the whole table, which is as good to it if it believes the table to be empty.
     RETURN QUERY
     SELECT coalesce(added.id, queued.id), added.id IS NULL,
            coalesce(added.sticky_due, added.visible_at, queued.sticky_due, queued.visible_at), v_now, i.namespace
       FROM unnest(v_ids, v_namespaces, p_dedup_keys) WITH ORDINALITY AS i (id, namespace, dedup_key, ord)
-      LEFT JOIN orchestrator_queue added ON added.id = i.id
-      LEFT JOIN orchestrator_queue queued ON added.id IS NULL
-            AND queued.namespace = i.namespace AND queued.dedup_key = i.dedup_key
+      LEFT JOIN LATERAL (SELECT q.* FROM orchestrator_queue q WHERE q.id = i.id LIMIT 1) added ON true
+      LEFT JOIN LATERAL (
+           SELECT q.* FROM orchestrator_queue q
+            WHERE added.id IS NULL AND q.namespace = i.namespace AND q.dedup_key = i.dedup_key LIMIT 1) queued ON true
      ORDER BY i.ord;
 END
 $$;
@@ -243,6 +245,8 @@ AS $$
 DECLARE
     v_lock_end timestamptz;
     v_aligned  record;
+    v_held     bigint;
+    v_opens    timestamptz;
     v_dropped  bigint;
 BEGIN
     -- Has an earlier candidate, or another fetch, moved this message meanwhile?
@@ -251,14 +255,18 @@ BEGIN
         RETURN NULL;
     END IF;
 
-    SELECT l.locked_until INTO v_lock_end FROM instance_locks l
+    SELECT l.locked_until, l.held INTO v_lock_end, v_held FROM instance_locks l
      WHERE l.instance_id = p_instance FOR UPDATE SKIP LOCKED;
     IF FOUND AND v_lock_end > p_now THEN
         -- Out of the way until the lease ends. Whoever releases the lock locks its row first, so it
         -- either sees these messages as held and brings them back, or we could not have locked the row,
         -- or, in a snapshot from before this, it fails for the change of the row.
+        -- What came before this message is in the turn, as a rule: it may be much, and no need to read it again
+        -- for each that arrives. A due one among it is a candidate in its own right; should there be many, which
+        -- come in the reverse order of their ids, each 16th takes all of them along.
         UPDATE orchestrator_queue q SET visible_at = v_lock_end, held = true, sticky_owner = NULL, sticky_due = NULL
-         WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now;
+         WHERE q.instance_id = p_instance AND q.id >= CASE WHEN v_held % 16 = 15 THEN 0 ELSE p_id END
+           AND coalesce(q.sticky_due, q.visible_at) <= p_now;
         UPDATE instance_locks l SET held = l.held + 1 WHERE l.instance_id = p_instance;
         RETURN NULL;
     ELSIF FOUND THEN
@@ -292,12 +300,19 @@ BEGIN
     IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance)
        AND NOT EXISTS (SELECT FROM history h WHERE h.instance_id = p_instance)
        AND EXISTS (SELECT FROM orchestrator_queue q
-                    WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message')
+                    WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now AND q.kind = 'queue_message')
        AND NOT EXISTS (SELECT FROM orchestrator_queue q
-                        WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind IN ('start', 'continue_as_new')) THEN
-        DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message';
-        GET DIAGNOSTICS v_dropped = ROW_COUNT;
-        RAISE WARNING 'dropped % messages for instance %, which is unknown', v_dropped, p_instance;
+                        WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now AND q.kind IN ('start', 'continue_as_new')) THEN
+        SELECT min(q.visible_at) INTO v_opens FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.kind IN ('start', 'continue_as_new');
+        IF v_opens IS NOT NULL THEN -- but for what is about to open it
+            UPDATE orchestrator_queue q SET visible_at = v_opens
+             WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message';
+        ELSE
+            DELETE FROM orchestrator_queue q
+             WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now AND q.kind = 'queue_message';
+            GET DIAGNOSTICS v_dropped = ROW_COUNT;
+            RAISE WARNING 'dropped % messages for instance %, which is unknown', v_dropped, p_instance;
+        END IF;
     END IF;
     -- Before the lock was ours another fetch may have had the turn, and given it back or finished it.
     IF NOT EXISTS (SELECT FROM orchestrator_queue q
@@ -437,9 +452,11 @@ BEGIN
          WHERE q.instance_id = v_instance AND coalesce(q.sticky_due, q.visible_at) <= v_now;
 
         SELECT * INTO v_known FROM instances i WHERE i.instance_id = v_instance;
+        -- In the order of their ids. If it were an equality, a walk along the primary key, over the messages of all
+        -- instances, would give that order as well, and do for a planner that believes the table to be empty.
         SELECT * INTO v_opening FROM orchestrator_queue q
-         WHERE q.instance_id = v_instance AND q.lock_token = p_token AND q.kind IN ('start', 'continue_as_new')
-         ORDER BY q.id LIMIT 1;
+         WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token AND q.kind IN ('start', 'continue_as_new')
+         ORDER BY q.instance_id, q.id LIMIT 1;
         v_execution := greatest(v_known.current_execution, CASE WHEN v_known IS NULL OR v_opening.kind = 'continue_as_new' THEN v_opening.execution_id END);
         v_execution := coalesce(v_execution, 1);
         SELECT * INTO v_run FROM executions x WHERE x.instance_id = v_instance AND x.execution_id = v_execution;
@@ -447,19 +464,19 @@ BEGIN
         RETURN QUERY
         SELECT 'item', NULL::bigint, NULL::text,
                json_build_object(
-                   'queue', coalesce(v_known.queue, (array_agg(q.queue ORDER BY q.id))[1]), 'parent', v_known.parent_id,
+                   'queue', coalesce(v_known.queue, (array_agg(q.queue ORDER BY q.instance_id, q.id))[1]), 'parent', v_known.parent_id,
                    'attributes', v_known.attributes, 'pin', v_run.pin,
                    'last_event', coalesce(v_run.last_event, (SELECT max(h.event_id) FROM history h
                                                               WHERE h.instance_id = v_instance AND h.execution_id = v_execution)),
                    'event_count', v_run.event_count, 'appended_at', v_run.appended_at, 'started_at', v_run.started_at, 'kv', kv_snapshot(v_instance)),
                coalesce(v_known.name, v_opening.name), coalesce(v_known.version, v_opening.version), v_execution,
-               max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.id))[1]),
+               max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.instance_id, q.id))[1]),
                v_until, NULL::timestamptz, NULL::timestamptz, NULL::boolean
-          FROM orchestrator_queue q WHERE q.instance_id = v_instance AND q.lock_token = p_token;
+          FROM orchestrator_queue q WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token;
         RETURN QUERY
         SELECT 'message', q.id, q.kind, q.data, q.name, q.version, q.execution_id, q.attempt_count, q.created_at,
                NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean
-          FROM orchestrator_queue q WHERE q.instance_id = v_instance AND q.lock_token = p_token ORDER BY q.id;
+          FROM orchestrator_queue q WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token ORDER BY q.instance_id, q.id;
         RETURN QUERY
         SELECT 'event', h.event_id, h.type, h.data, NULL::text, NULL::text, NULL::bigint, NULL::integer, h.created_at,
                NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean
@@ -645,16 +662,16 @@ BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
     v_scope := instance_scope(p_instance);
     SELECT q.namespace, q.queue INTO v_namespace, v_queue FROM orchestrator_queue q
-     WHERE q.instance_id = p_instance AND q.lock_token = p_token ORDER BY q.id LIMIT 1;
+     WHERE q.instance_id BETWEEN p_instance AND p_instance AND q.lock_token = p_token ORDER BY q.instance_id, q.id LIMIT 1;
     SELECT * INTO v_before FROM instances i WHERE i.instance_id = p_instance;
     SELECT x.pin INTO v_pin FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_before.current_execution;
 
     -- What this turn ends or cancels stands in the way of nothing that it begins under the same key.
     UPDATE orchestrator_queue q SET dedup_key = NULL
-     WHERE q.instance_id = p_instance AND q.lock_token = p_token AND q.dedup_key IS NOT NULL;
+     WHERE q.instance_id = p_instance AND q.lock_token = p_token AND coalesce(q.dedup_key, '') <> ''; -- for which no partial index will do
     IF cardinality(p_cancel_messages) > 0 THEN
         DELETE FROM orchestrator_queue q
-         WHERE q.instance_id = p_instance AND q.dedup_key = ANY (p_cancel_messages);
+         WHERE q.instance_id = p_instance AND coalesce(q.dedup_key, '') = ANY (p_cancel_messages);
     END IF;
     IF cardinality(p_cancel_activities) > 0 THEN
         PERFORM cancel_activities(p_instance, p_cancel_executions, p_cancel_activities);
@@ -769,7 +786,7 @@ BEGIN
     END IF;
     IF v_before.sticky_owner IS NOT NULL OR v_known.sticky_owner IS NOT NULL THEN
         UPDATE orchestrator_queue q SET visible_at = q.sticky_due, sticky_owner = NULL, sticky_due = NULL
-         WHERE q.instance_id = p_instance AND q.sticky_owner IS NOT NULL;
+         WHERE q.instance_id = p_instance AND coalesce(q.sticky_owner, '') <> '';
         UPDATE orchestrator_queue q SET visible_at = v_known.sticky_until, sticky_owner = v_known.sticky_owner, sticky_due = q.visible_at
          WHERE q.instance_id = p_instance AND v_known.sticky_owner IS NOT NULL AND q.visible_at < v_known.sticky_until;
         -- For whom are they now, and when? Nobody heard of that but as of now; those who look learn of what comes later.

@@ -310,7 +310,7 @@ BEGIN
     SELECT q.id, q.namespace, q.priority, q.attempt_count, q.name, q.input, q.instance_id, q.execution_id,
            q.activity_id, q.dedup_key, q.tag, q.session_id, q.created_at, v_now
       FROM unnest(p_ids) AS given (id)
-      JOIN worker_queue q ON q.id = given.id;
+      JOIN worker_queue q ON q.id = ANY (ARRAY[given.id]); -- as in ack_work_many
 
     -- Retention needs no background job: whoever adds rows removes twice as many, and a few more, of those that
     -- have been kept long enough, if there are any. So the archive shrinks to what is to be kept, however many rows

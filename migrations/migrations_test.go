@@ -444,6 +444,125 @@ func TestFetch_LargeBacklogOfOtherKinds_ReadsHardlyMoreThanItTakes(t *testing.T)
 	}
 }
 
+// A turn reads nothing of other instances' messages, nor does an enqueue, also while the server believes that there are
+// none: it counted when the queue had just been emptied, and the pages were still there.
+func TestTurn_ManyInstancesInATableAnalyzedWhenEmpty_ReadsHardlyMoreThanItTakes(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	s.exec(t, `SET pgwake.notify = off`)
+	s.exec(t, `ALTER TABLE orchestrator_queue SET (autovacuum_enabled = off)`)
+	// With long names, since the planner then likes each other index better than that of instances.
+	const fill = `INSERT INTO orchestrator_queue (instance_id, kind, name, dedup_key)
+		SELECT repeat('i', 200) || g, 'start', 'x', 'key ' || g FROM generate_series(1, 20000) g`
+	s.exec(t, fill)
+	s.exec(t, `DELETE FROM orchestrator_queue; ANALYZE orchestrator_queue`)
+	s.exec(t, fill)
+
+	// Those of new instances come first, then those of known ones.
+	s.exec(t, `INSERT INTO instances (instance_id, namespace, name) SELECT repeat('i', 200) || g, 'default', 'x' FROM generate_series(3, 20000) g`)
+	s.exec(t, `INSERT INTO executions (instance_id, execution_id) SELECT repeat('i', 200) || g, 1 FROM generate_series(3, 20000) g`)
+	statements := []string{
+		`SELECT count(*) FROM enqueue_message_many(ARRAY[repeat('i', 200) || 7], '{k}', '{null}')`,
+		`SELECT count(*) FROM enqueue_message_many('{new}', '{k}', '{null}')`,
+		`SELECT count(*) FROM enqueue_message_many('{new}', '{k}', '{null}', p_dedup_keys => '{key 7}')`,
+	}
+	for n := range 4 {
+		token := fmt.Sprintf("'00000000-0000-0000-0000-%012d'", n+1)
+		statements = append(statements,
+			`SELECT count(*) FROM fetch_orchestration(`+token+`, '1 min')`,
+			`SELECT count(*) FROM instance_locks l, ack_orchestration(l.instance_id, `+token+`, 1, p_name => 'x') WHERE l.lock_token = `+token)
+	}
+	for _, statement := range statements {
+		tx, err := s.conn.Begin(t.Context())
+		require.NoError(t, err)
+		before := rowsRead(t, tx, s.name)
+		_, err = tx.Exec(t.Context(), statement)
+		require.NoError(t, err)
+		read := rowsRead(t, tx, s.name) - before
+		require.NoError(t, tx.Commit(t.Context()))
+		if read >= 100 {
+			t.Errorf("%s read %d rows", statement, read)
+		}
+	}
+	require.Equal(t, []string{"4"}, s.list(t, `SELECT (20000 + 2 - count(*))::text FROM orchestrator_queue`), "each turn was taken")
+}
+
+// The same for a work item.
+func TestWork_ManyItemsInATableAnalyzedWhenEmpty_ReadsHardlyMoreThanItTakes(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	s.exec(t, `SET pgwake.notify = off`)
+	s.exec(t, `ALTER TABLE worker_queue SET (autovacuum_enabled = off)`)
+	const fill = `INSERT INTO worker_queue (name, dedup_key) SELECT 'x', 'key ' || g FROM generate_series(1, 20000) g`
+	s.exec(t, fill)
+	s.exec(t, `DELETE FROM worker_queue; ANALYZE worker_queue`)
+	s.exec(t, fill)
+	const token = `'00000000-0000-0000-0000-000000000001'`
+	var first int64
+	require.NoError(t, s.conn.QueryRow(t.Context(), `SELECT min(id) FROM worker_queue`).Scan(&first))
+	for _, statement := range []string{
+		`SELECT count(*) FROM enqueue_work_many('{x}', '{null}')`,
+		`SELECT count(*) FROM enqueue_work_many('{x}', '{null}', p_dedup_keys => '{key 7}')`,
+		`SELECT count(*) FROM fetch_work(` + token + `, '1 min', 3)`,
+		`SELECT count(*) FROM renew_work(ARRAY[$1::bigint], ARRAY[` + token + `]::uuid[], '1 min')`,
+		`SELECT ack_work($1, ` + token + `)`,
+		`SELECT count(*) FROM ack_work_many(ARRAY[$1 + 1], ARRAY[` + token + `]::uuid[])`,
+		`SELECT count(*) FROM ack_work_many(ARRAY[$1 + 2], ARRAY[` + token + `]::uuid[], '1 min')`,
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 3, '{default}')`,
+	} {
+		var args []any
+		if strings.Contains(statement, "$1") {
+			args = append(args, first)
+		}
+		tx, err := s.conn.Begin(t.Context())
+		require.NoError(t, err)
+		before := rowsRead(t, tx, s.name)
+		_, err = tx.Exec(t.Context(), statement, args...)
+		require.NoError(t, err)
+		read := rowsRead(t, tx, s.name) - before
+		require.NoError(t, tx.Commit(t.Context()))
+		if read >= 100 {
+			t.Errorf("%s read %d rows", statement, read)
+		}
+	}
+	require.Equal(t, []string{"3"}, s.list(t, `SELECT (20000 + 1 - count(*))::text FROM worker_queue`), "three items are done")
+}
+
+// A message that arrives during a turn is moved out of the way at a cost that does not depend on the turn, whatever the
+// order in which such messages become due.
+func TestFetch_MessagesBehindALargeTurn_ReadsHardlyMoreThanThose(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		arrive string
+		most   int64
+	}{
+		"one": {`SELECT 'i', 'k', now()`, 20},
+		// As many as one look moves at most. If each were moved alone, it would read those that were moved before.
+		"many, latest first": {`SELECT 'i', 'k', now() - interval '1 ms' * g FROM generate_series(1, 1000) g`, 30_000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSchema(t, "")
+			s.up(t)
+			s.exec(t, `SET pgwake.notify = off`)
+			s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, visible_at) SELECT 'i', 'k', now() FROM generate_series(1, 10000)`)
+			s.exec(t, `SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 h')`)
+			s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, visible_at) `+test.arrive)
+
+			tx, err := s.conn.Begin(t.Context())
+			require.NoError(t, err)
+			before := rowsRead(t, tx, s.name)
+			_, err = tx.Exec(t.Context(), `SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 h')`)
+			require.NoError(t, err)
+			require.Less(t, rowsRead(t, tx, s.name)-before, test.most)
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Empty(t, s.list(t, `SELECT id::text FROM orchestrator_queue WHERE visible_at <= now()`), "all are held")
+		})
+	}
+}
+
 // rowsRead is how many rows of the schema's tables the session has read of late.
 func rowsRead(t *testing.T, tx pgx.Tx, schema string) (read int64) {
 	t.Helper()

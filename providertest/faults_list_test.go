@@ -131,12 +131,12 @@ var faults = []fault{
 	{
 		name: "messages of a turn come in the wrong order",
 		rows: []string{"atomicity/multi_operation_atomic_ack", "instance_locking/completions_arriving_during_lock_blocked"},
-		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.id;", "q.lock_token = p_token ORDER BY q.id DESC;"}},
+		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.instance_id, q.id;", "q.lock_token = p_token ORDER BY q.id DESC;"}},
 	},
 	{
 		name: "turn has its first message only",
 		rows: []string{"atomicity/multi_operation_atomic_ack", "instance_locking/message_tagging_during_lock"},
-		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.id;", "q.lock_token = p_token ORDER BY q.id LIMIT 1;"}},
+		sql:  []edit{{"fetch_orchestration", "q.lock_token = p_token ORDER BY q.instance_id, q.id;", "q.lock_token = p_token ORDER BY q.id LIMIT 1;"}},
 	},
 	{
 		name: "ack removes messages that came later",
@@ -194,7 +194,7 @@ var faults = []fault{
 	{
 		name: "ack of work does not look at the token",
 		rows: []string{"pgwake/batch_of_acks_reports_leases_that_are_lost", "sessions/both_locks_expire_different_worker_claims"},
-		sql:  []edit{{"ack_work_many", "WHERE q.id = done.id AND q.lock_token = done.token", "WHERE q.id = done.id"}},
+		sql:  []edit{{"ack_work_many", "AND q.lock_token = done.token", ""}},
 	},
 	{
 		name: "ack of work does not look at the end of the lease",
@@ -390,7 +390,7 @@ var faults = []fault{
 	{
 		name: "activity of an instance that does not run is not renewed",
 		rows: []string{"cancellation/renew_returns_terminal_when_orchestration_completed", "cancellation/renew_returns_missing_when_instance_deleted"},
-		sql: []edit{{"renew_work", "AND before.id = q.id", `AND before.id = q.id
+		sql: []edit{{"renew_work", "AND before.id = ANY (ARRAY[held.id])", `AND before.id = ANY (ARRAY[held.id])
            AND (q.instance_id IS NULL OR EXISTS (SELECT FROM instance_info i WHERE i.instance_id = q.instance_id AND i.status = 'Running'))`}},
 	},
 
@@ -925,7 +925,7 @@ var faults = []fault{
 	{
 		name: "message for nobody is kept",
 		rows: []string{"queue_semantics/orphan_queue_messages_dropped"},
-		sql:  []edit{{"lock_due_instance", "q.visible_at <= p_now AND q.kind = 'queue_message')", "q.visible_at <= p_now AND false)"}},
+		sql:  []edit{{"lock_due_instance", "<= p_now AND q.kind = 'queue_message')", "<= p_now AND false)"}},
 	},
 	{
 		name: "message for a known instance is dropped",
@@ -1470,7 +1470,7 @@ var faults = []fault{
 	{
 		name: "renewal of several leases does not look at the token",
 		rows: []string{"pgwake/batch_of_renewals_reports_leases_that_are_lost"},
-		sql:  []edit{{"renew_work", "WHERE q.id = held.id AND q.lock_token = held.token AND", "WHERE q.id = held.id AND"}},
+		sql:  []edit{{"renew_work", "AND q.lock_token = held.token AND", "AND"}},
 	},
 	{
 		name: "fetch does not acknowledge",
@@ -1509,12 +1509,12 @@ var faults = []fault{
 	{
 		name: "cancellation of messages takes all of the instance",
 		rows: []string{"pgwake/cancelled_messages_are_removed"},
-		sql:  []edit{{"ack_orchestration", " AND q.dedup_key = ANY (p_cancel_messages)", ""}},
+		sql:  []edit{{"ack_orchestration", " AND coalesce(q.dedup_key, '') = ANY (p_cancel_messages)", ""}},
 	},
 	{
 		name: "cancellation of messages reaches other instances",
 		rows: []string{"pgwake/cancelled_messages_are_removed"},
-		sql:  []edit{{"ack_orchestration", "q.instance_id = p_instance AND q.dedup_key = ANY", "q.dedup_key = ANY"}},
+		sql:  []edit{{"ack_orchestration", "q.instance_id = p_instance AND coalesce(q.dedup_key, '') = ANY", "q.dedup_key = ANY"}},
 	},
 	{
 		name: "history that is appended makes its execution the current one",
@@ -1641,7 +1641,7 @@ var faults = []fault{
 	{
 		name: "timer that fires keeps its key",
 		rows: []string{"pgwake/timer_is_set_again_in_its_own_turn"},
-		sql:  []edit{{"ack_orchestration", "AND q.lock_token = p_token AND q.dedup_key IS NOT NULL", "AND false"}},
+		sql:  []edit{{"ack_orchestration", "AND q.lock_token = p_token AND coalesce(q.dedup_key, '') <> ''", "AND false"}},
 	},
 	{
 		name: "messages are cancelled after the inserts",
@@ -1654,6 +1654,12 @@ var faults = []fault{
 		rows: []string{"pgwake/activity_replaces_a_cancelled_one_of_the_same_key"},
 		sql: []edit{{"ack_orchestration", "IF cardinality(p_cancel_activities) > 0 THEN", "IF false THEN"},
 			{"ack_orchestration", "IF cardinality(p_cancel_activities) > 0 AND cardinality(p_work_names) > 0 THEN", "IF cardinality(p_cancel_activities) > 0 THEN"}},
+	},
+
+	{
+		name: "message for an instance whose start waits is dropped",
+		rows: []string{"pgwake/queue_message_waits_for_a_start_that_was_given_back"},
+		sql:  []edit{{"lock_due_instance", "IF v_opens IS NOT NULL THEN", "IF false THEN"}},
 	},
 
 	// Sticky instances.
@@ -1719,7 +1725,7 @@ var faults = []fault{
 	{
 		name: "what is queued stays sticky",
 		rows: []string{"sticky/ack_without_it_ends_it", "sticky/shorter_one_brings_delayed_messages_forward"},
-		sql:  []edit{{"ack_orchestration", "WHERE q.instance_id = p_instance AND q.sticky_owner IS NOT NULL;", "WHERE false;"}},
+		sql:  []edit{{"ack_orchestration", "WHERE q.instance_id = p_instance AND coalesce(q.sticky_owner, '') <> '';", "WHERE false;"}},
 	},
 	{
 		name: "ack without a preference leaves the one before",

@@ -50,6 +50,18 @@ var homes = []row{
 		old:    func(o *pgwake.FetchOptions) { o.Versions = only(1) },
 		serve:  func(o *pgwake.FetchOptions) { o.Versions = only(2) },
 	})},
+	{"queue_message_waits_for_a_start_that_was_given_back", func(t *testing.T, n *node) {
+		n.sendWith(t, startMessage("i"), nil)
+		turn := n.takeTurnOf(t, "i")
+		before := n.clock(t, pgwake.Orchestrator)
+		require.NoError(t, n.AbandonOrchestrationItem(t.Context(), turn.LockToken, &pgwake.AbandonOptions{Delay: n.LockTimeout}))
+		n.send(t, "i", pgwake.MessageQueued)
+		n.requireNoTurn(t)
+		turn = n.awaitTurn(t)
+		requireNotBefore(t, before.Add(n.LockTimeout), claimedAt(turn.LockedUntil))
+		require.Len(t, turn.Messages, 2)
+		require.Equal(t, pgwake.MessageStart, turn.Messages[0].Kind)
+	}},
 	{"timer_is_set_again_in_its_own_turn", func(t *testing.T, n *node) {
 		n.start(t, "i")
 		timer := []pgwake.MessageEnqueue{{Message: pgwake.Message{Instance: "i", Kind: "timer"}, EnqueueOptions: pgwake.EnqueueOptions{DedupKey: "timer"}}}

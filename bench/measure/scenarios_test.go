@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -205,6 +206,14 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 			_, err := Histories(ctx, url, HistoriesOptions{Turns: 100_000, Long: 100, Progress: stop})
 			return err
 		},
+		"fan-in": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := FanIn(ctx, url, FanInOptions{Turns: 100_000, Large: 100, Progress: stop})
+			return err
+		},
+		"lock convoy": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := LockConvoy(ctx, url, ConvoyOptions{Acks: 100_000, Slices: 10_000, Workers: 2, Progress: stop})
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
@@ -226,6 +235,93 @@ func TestHistories_TakesTheTimeOfEveryTurn(t *testing.T) {
 	noneNegative(t, r.Short, r.Long, r.LongRead)
 	assert.Equal(t, 10, last.Done)
 	assertNothingLeft(t)
+}
+
+func TestFanIn_TakesTheTimeOfEveryTurn(t *testing.T) {
+	var last Progress
+	r, err := FanIn(t.Context(), serverURL(t), FanInOptions{
+		Turns: 2, Small: 5, Large: 1010, Singles: 10, Few: 20, Many: 1010, Progress: keep(&last)})
+	require.NoError(t, err)
+	for _, of := range []struct {
+		turns TurnTimes
+		count int
+	}{{r.SmallTurns, 2 * smallPerLarge}, {r.LargeTurns, 2}, {r.AmongFew, 10}, {r.AmongMany, 10}} {
+		assert.Len(t, of.turns.Fetch, of.count)
+		assert.Len(t, of.turns.Ack, of.count)
+		noneNegative(t, of.turns.Fetch, of.turns.Ack)
+	}
+	assert.Len(t, r.BehindSmall, 2*smallPerLarge*looksBehind)
+	assert.Len(t, r.BehindLarge, 2*looksBehind)
+	noneNegative(t, r.BehindSmall, r.BehindLarge)
+	assert.Equal(t, 12, last.Done)
+	assertNothingLeft(t)
+}
+
+func TestFanIn_MoreTurnsThanInstances_IsAnError(t *testing.T) {
+	_, err := FanIn(t.Context(), serverURL(t), FanInOptions{Turns: 1, Large: 10, Singles: 10, Few: 10})
+	assert.ErrorContains(t, err, "more than 10 instances")
+	assertNothingLeft(t)
+}
+
+func TestLockConvoy_TakesTheTimeOfEveryAck_AndEachCompletionHasItsTurn(t *testing.T) {
+	var last Progress
+	r, err := LockConvoy(t.Context(), serverURL(t), ConvoyOptions{
+		Acks: 60, Workers: 3, Dispatchers: 2, Slices: 2, Interval: time.Millisecond, Progress: keep(&last)})
+	require.NoError(t, err)
+	for _, c := range []Convoy{r.Apart, r.Shared, r.Crowded} {
+		assert.Len(t, c.Acks, 60)
+		noneNegative(t, c.Acks)
+		assert.Positive(t, c.PerSecond())
+		assert.Positive(t, c.Looks)
+	}
+	assert.Equal(t, 3, last.Done)
+	assertNothingLeft(t)
+}
+
+// What LockConvoy does not find is not there: it would see a worker that waits for a row.
+func TestLockWaits_WaitForRow_IsSeenWithTheFunction(t *testing.T) {
+	s := newStage(serverURL(t))
+	n, err := s.open(t.Context(), 1)
+	require.NoError(t, err)
+	defer func() {
+		n.close(&err)
+		s.drop(&err)
+		assert.NoError(t, err)
+		assertNothingLeft(t)
+	}()
+	require.NoError(t, sendTo(t.Context(), n, 1, func(int) string { return "instance" }))
+	item, err := n.FetchOrchestrationItem(t.Context(), nil)
+	require.NoError(t, err)
+
+	eye, err := s.connect(t.Context())
+	require.NoError(t, err)
+	defer hangUp(eye)
+	holder, err := s.connect(t.Context())
+	require.NoError(t, err)
+	defer hangUp(holder)
+	tx, err := holder.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM instance_locks FOR UPDATE")
+	require.NoError(t, err)
+
+	url, err := withSetting(s.url, "application_name", s.schema)
+	require.NoError(t, err)
+	acker, err := stage{url, s.schema}.open(t.Context(), 1)
+	require.NoError(t, err)
+	defer acker.close(&err)
+	acked := make(chan error, 1)
+	go func() {
+		acked <- acker.AckOrchestrationItem(t.Context(), item.LockToken, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "x"}})
+	}()
+	var waits []LockWait
+	require.Eventually(t, func() bool {
+		waits, err = lockWaits(t.Context(), eye, s.schema)
+		return err != nil || len(waits) > 0
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, err)
+	assert.Equal(t, []LockWait{{Kind: "transactionid", Function: "ack_orchestration", Seen: 1}}, waits)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, <-acked)
 }
 
 func TestScenarios_UnusableURL_IsAnError(t *testing.T) {
