@@ -1725,7 +1725,8 @@ var faults = []fault{
 	{
 		name: "what is queued stays sticky",
 		rows: []string{"sticky/ack_without_it_ends_it", "sticky/shorter_one_brings_delayed_messages_forward"},
-		sql:  []edit{{"ack_orchestration", "WHERE q.instance_id = p_instance AND coalesce(q.sticky_owner, '') <> '';", "WHERE false;"}},
+		sql: []edit{{"ack_orchestration", "WHERE q.instance_id = p_instance AND coalesce(q.sticky_owner, '') <> '';", "WHERE false;"},
+			{"align_messages", "m.sticky_owner IS NOT NULL AND", "false AND"}},
 	},
 	{
 		name: "ack without a preference leaves the one before",
