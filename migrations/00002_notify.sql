@@ -162,6 +162,8 @@ CREATE FUNCTION asked_lists(p_namespaces text[], p_tags text[])
 RETURNS TABLE (namespace text, tag text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 BEGIN
@@ -169,8 +171,19 @@ BEGIN
         RETURN QUERY SELECT n.name, t.name FROM unnest(p_namespaces) AS n (name) CROSS JOIN unnest(p_tags) AS t (name);
     ELSIF p_namespaces IS NOT NULL THEN
         RETURN QUERY SELECT l.namespace, l.tag FROM work_lists(p_namespaces, p_tags) AS l;
-    ELSE -- the index of what has no tag serves that over all namespaces
-        RETURN QUERY SELECT l.namespace, l.tag FROM work_lists(p_namespaces, p_tags) AS l WHERE l.tag <> '';
+    ELSIF p_tags IS NULL THEN -- the index of what has no tag serves that over all namespaces
+        RETURN QUERY SELECT l.namespace, l.tag FROM work_lists(NULL, NULL) AS l WHERE l.tag <> '';
+    ELSIF p_tags <> ARRAY[''] THEN -- from each namespace to the next, past all tags
+        RETURN QUERY
+        WITH RECURSIVE space AS (
+            (SELECT q.namespace FROM worker_queue q WHERE q.session_id IS NULL ORDER BY q.namespace, q.tag LIMIT 1)
+            UNION ALL
+            SELECT next.namespace FROM space s CROSS JOIN LATERAL (
+                SELECT q.namespace FROM worker_queue q
+                 WHERE q.namespace > s.namespace AND q.session_id IS NULL
+                 ORDER BY q.namespace, q.tag LIMIT 1) next
+        )
+        SELECT s.namespace, t.name FROM space s CROSS JOIN unnest(p_tags) AS t (name) WHERE t.name <> '';
     END IF;
 END
 $$;
@@ -257,6 +270,29 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 BEGIN
+    IF p_queues IS NOT NULL THEN
+        -- From each namespace to the next, past all queue names, and from each version to the next in those asked for.
+        RETURN QUERY
+        WITH RECURSIVE space AS (
+            (SELECT q.namespace FROM orchestrator_queue q WHERE p_namespaces IS NULL ORDER BY q.namespace, q.queue LIMIT 1)
+            UNION ALL
+            SELECT next.namespace FROM space s CROSS JOIN LATERAL (
+                SELECT q.namespace FROM orchestrator_queue q WHERE q.namespace > s.namespace ORDER BY q.namespace, q.queue LIMIT 1) next
+        ), list AS (
+            SELECT head.* FROM (SELECT s.namespace FROM space s UNION ALL SELECT n.name FROM unnest(p_namespaces) AS n (name)) AS served
+             CROSS JOIN unnest(p_queues) AS asked (name) CROSS JOIN LATERAL (
+                SELECT q.namespace, q.queue, q.pin FROM orchestrator_queue q
+                 WHERE q.namespace = served.namespace AND q.queue = asked.name
+                 ORDER BY q.pin LIMIT 1) head
+            UNION ALL
+            SELECT next.* FROM list l CROSS JOIN LATERAL (
+                SELECT q.namespace, q.queue, q.pin FROM orchestrator_queue q
+                 WHERE q.namespace = l.namespace AND q.queue = l.queue AND q.pin > l.pin
+                 ORDER BY q.pin LIMIT 1) next
+        )
+        SELECT l.* FROM list l WHERE p_min_pin IS NULL OR l.pin = 0 OR l.pin BETWEEN p_min_pin AND p_max_pin;
+        RETURN;
+    END IF;
     -- From each pair to the next along the index, past all their rows.
     IF p_namespaces IS NULL THEN
         RETURN QUERY
@@ -268,8 +304,7 @@ BEGIN
                  WHERE (q.namespace, q.queue, q.pin) > (l.namespace, l.queue, l.pin)
                  ORDER BY q.namespace, q.queue, q.pin LIMIT 1) next
         )
-        SELECT l.* FROM list l WHERE (p_queues IS NULL OR l.queue = ANY (p_queues))
-           AND (p_min_pin IS NULL OR l.pin = 0 OR l.pin BETWEEN p_min_pin AND p_max_pin);
+        SELECT l.* FROM list l WHERE p_min_pin IS NULL OR l.pin = 0 OR l.pin BETWEEN p_min_pin AND p_max_pin;
     ELSE
         RETURN QUERY
         WITH RECURSIVE list AS (
@@ -283,8 +318,7 @@ BEGIN
                  WHERE q.namespace = l.namespace AND (q.queue, q.pin) > (l.queue, l.pin)
                  ORDER BY q.namespace, q.queue, q.pin LIMIT 1) next
         )
-        SELECT l.* FROM list l WHERE (p_queues IS NULL OR l.queue = ANY (p_queues))
-           AND (p_min_pin IS NULL OR l.pin = 0 OR l.pin BETWEEN p_min_pin AND p_max_pin);
+        SELECT l.* FROM list l WHERE p_min_pin IS NULL OR l.pin = 0 OR l.pin BETWEEN p_min_pin AND p_max_pin;
     END IF;
 END
 $$;

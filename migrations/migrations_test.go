@@ -383,16 +383,7 @@ func TestFetch_LargeBacklog_ReadsHardlyMoreThanItTakes(t *testing.T) {
 					`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, ` + filter + `)`,
 					`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', ` + filter + `)`,
 				} {
-					tx, err := s.conn.Begin(t.Context())
-					require.NoError(t, err)
-					before := rowsRead(t, tx, s.name)
-					_, err = tx.Exec(t.Context(), fetch)
-					require.NoError(t, err)
-					read := rowsRead(t, tx, s.name) - before
-					require.NoError(t, tx.Rollback(t.Context()))
-					if read >= 500 {
-						t.Errorf("%s read %d rows", fetch, read)
-					}
+					s.requireReads(t, fetch, 500)
 				}
 			}
 		})
@@ -431,16 +422,7 @@ func TestFetch_LargeBacklogOfOtherKinds_ReadsHardlyMoreThanItTakes(t *testing.T)
 		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_owner => 'you', p_queues => '{none}')`,
 		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_owner => 'nobody', p_queues => '{none}')`,
 	} {
-		tx, err := s.conn.Begin(t.Context())
-		require.NoError(t, err)
-		before := rowsRead(t, tx, s.name)
-		_, err = tx.Exec(t.Context(), fetch)
-		require.NoError(t, err)
-		read := rowsRead(t, tx, s.name) - before
-		require.NoError(t, tx.Rollback(t.Context()))
-		if read >= 500 {
-			t.Errorf("%s read %d rows", fetch, read)
-		}
+		s.requireReads(t, fetch, 500)
 	}
 }
 
@@ -560,6 +542,41 @@ func TestFetch_MessagesBehindALargeTurn_ReadsHardlyMoreThanThose(t *testing.T) {
 			require.NoError(t, tx.Commit(t.Context()))
 			require.Empty(t, s.list(t, `SELECT id::text FROM orchestrator_queue WHERE visible_at <= now()`), "all are held")
 		})
+	}
+}
+
+// One that asks for a few tags or queue names does not care how many others there are.
+func TestFetch_ManyTagsAndQueueNames_ReadsThoseThatItAskedFor(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	s.exec(t, `SET pgwake.notify = off`)
+	s.exec(t, `INSERT INTO worker_queue (name, tag, visible_at) SELECT 'x', 'tag ' || g, now() FROM generate_series(1, 5000) g`)
+	s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, queue, visible_at) SELECT 'i' || g, 'k', 'queue ' || g, now() FROM generate_series(1, 5000) g`)
+	for _, fetch := range []string{
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`,
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', p_tags => '{tag 7,none}')`,
+		`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, '{default}', p_tags => '{tag 7,none}')`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min')`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_queues => '{queue 7,none}')`,
+		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{default}', p_queues => '{queue 7,none}', p_min_pin => 9, p_max_pin => 10)`,
+	} {
+		s.requireReads(t, fetch, 100)
+	}
+}
+
+// requireReads asserts that a statement, which is undone, reads fewer rows of the schema's tables.
+func (s *schema) requireReads(t *testing.T, statement string, fewerThan int64) {
+	t.Helper()
+	tx, err := s.conn.Begin(t.Context())
+	require.NoError(t, err)
+	before := rowsRead(t, tx, s.name)
+	_, err = tx.Exec(t.Context(), statement)
+	require.NoError(t, err)
+	read := rowsRead(t, tx, s.name) - before
+	require.NoError(t, tx.Rollback(t.Context()))
+	if read >= fewerThan {
+		t.Errorf("%s read %d rows", statement, read)
 	}
 }
 
