@@ -28,6 +28,10 @@ import (
 //	(3) A waiter becomes due with every notification that it may concern; whenever the node begins to listen, since
 //	    what was notified before went unheard; with every fallback; and while the node does not listen at every poll.
 //
+// An instance is known by its created_at, in which the incarnations of an id differ: it is read from the server's
+// clock when the row is written, and between two such rows lie a deletion, a claim and an ack, whoever's transactions
+// those are. The same microsecond twice takes a clock that is set back to it.
+//
 // So no change is lost: one that was committed before the first query is seen by it, and one after is notified after
 // the waiter was registered, or meets a node that does not listen, and polls. While nothing changes and the node
 // listens there is no query at all.
@@ -53,17 +57,18 @@ type question struct {
 	instance string
 	outcome  bool  // how the instance ended; otherwise: its custom status
 	lastSeen int64 // version of the custom status
-	known    bool  // the instance existed when it was last read
+	known    int64 // the incarnation of the instance that was read last; 0: there was none
 }
 
-// answer is what the database says to a question: that the instance exists or not and, if complete, what the waiter
-// waits for.
+// answer is what the database says to a question: which incarnation of the instance there is and, if complete, what
+// the waiter waits for.
 type answer struct {
-	known, complete bool
-	value           *string // custom status or output
-	version         int64
-	execution       int64
-	status          string
+	known     int64 // 0: none
+	complete  bool
+	value     *string // custom status or output
+	version   int64
+	execution int64
+	status    string
 }
 
 // waiting is a waiter. Its channel holds one verdict.
@@ -322,9 +327,9 @@ func (w *waits) tell(askers []*waiting, a answer) {
 	for _, x := range askers {
 		v := verdict{answer: a}
 		switch {
-		case a.complete:
-		case x.known && !a.known:
+		case x.known != 0 && a.known != x.known: // whatever another of the same id has come to
 			v.err = fmt.Errorf("%w: instance %s was deleted", ErrNotFound, quote(x.instance))
+		case a.complete:
 		default:
 			x.known = a.known
 			continue
@@ -344,9 +349,9 @@ func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a an
 	defer cancel()
 	instances := make([]string, len(asked))
 	lastSeen := make([]*int64, len(asked))
-	known := make([]bool, len(asked))
+	known := make([]*time.Time, len(asked))
 	for i, q := range asked {
-		instances[i], lastSeen[i], known[i] = q.instance, optional(q.lastSeen, q.outcome), q.known
+		instances[i], lastSeen[i], known[i] = q.instance, optional(q.lastSeen, q.outcome), optional(time.UnixMicro(q.known), q.known == 0)
 	}
 	rows, err := w.e.pool.Query(bounded, w.e.sql.lookAtInstances, instances, lastSeen, known)
 	if err != nil {
@@ -354,9 +359,14 @@ func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a an
 	}
 	var i int
 	var a answer
-	var version, execution *int64 // null: the instance is unknown
+	var createdAt *time.Time      // null: the instance is unknown
+	var version, execution *int64 // the same
 	var status *string            // null: the execution has not ended
-	_, err = pgx.ForEachRow(rows, []any{&i, &a.known, &a.complete, &a.value, &version, &execution, &status}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&i, &createdAt, &a.complete, &a.value, &version, &execution, &status}, func() error {
+		a.known = 0
+		if createdAt != nil {
+			a.known = createdAt.UnixMicro()
+		}
 		a.version, a.execution, a.status = value(version), value(execution), value(status)
 		tell(i-1, a)
 		return nil
