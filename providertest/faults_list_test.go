@@ -984,12 +984,34 @@ var faults = []fault{
 	{
 		name: "running instance is deleted without force",
 		rows: []string{"deletion/delete_running_rejected_force_succeeds", "deletion/delete_instances_atomic_force"},
-		sql:  []edit{{"check_deletion", "i.status = 'Running' AND NOT p_force", "false"}},
+		sql:  []edit{{"check_deletion", "i.status IN ('Running', 'ContinuedAsNew') AND NOT p_force", "false"}},
 	},
 	{
 		name: "running instance is not deleted with force",
 		rows: []string{"deletion/delete_running_rejected_force_succeeds", "deletion/delete_instances_atomic_force"},
-		sql:  []edit{{"check_deletion", "i.status = 'Running' AND NOT p_force", "i.status = 'Running'"}},
+		sql:  []edit{{"check_deletion", "i.status IN ('Running', 'ContinuedAsNew') AND NOT p_force", "i.status IN ('Running', 'ContinuedAsNew')"}},
+	},
+	{
+		name: "instance between two executions is deleted without force",
+		rows: []string{"deletion/delete_between_executions_needs_force"},
+		sql:  []edit{{"check_deletion", "i.status IN ('Running', 'ContinuedAsNew')", "i.status = 'Running'"}},
+	},
+	{
+		name: "bulk deletion takes instances between two executions",
+		rows: []string{"bulk_deletion/delete_instance_bulk_skips_what_is_between_executions"},
+		sql: []edit{{"delete_instances_bulk", "AND x.status IN ('Completed', 'Failed', 'Cancelled')", ""},
+			{"delete_instances_bulk", "m.status IN ('Running', 'ContinuedAsNew')", "m.status = 'Running'"}},
+	},
+	{
+		name: "wait outlives the instance",
+		rows: []string{"pgwake/wait_ends_with_the_instance", "pgwake/other_node_wait_ends_with_the_instance"},
+		sql: []edit{{"look_at_instances", "asked.ord::integer, i.created_at,", "asked.ord::integer, CASE WHEN i.instance_id IS NOT NULL THEN timestamptz '2000-01-01' END,"},
+			{"remove_instances", "PERFORM notify_instance(gone.id) FROM unnest(p_instances) AS gone (id);", ""}},
+	},
+	{
+		name: "activity 0 is none",
+		rows: []string{"cancellation/cancelled_activity_may_have_the_id_0"},
+		sql:  []edit{{"enqueue_work_many", "i.instance_id, i.execution_id, i.activity_id,", "i.instance_id, i.execution_id, nullif(i.activity_id, 0),"}},
 	},
 	{
 		name: "unknown instance is deleted",
@@ -1065,9 +1087,9 @@ var faults = []fault{
 	{
 		name: "bulk deletion takes running instances",
 		rows: []string{"bulk_deletion/delete_instance_bulk_safety_and_limits", "bulk_deletion/delete_instance_bulk_filter_combinations"},
-		sql: []edit{{"delete_instances_bulk", "AND x.status <> 'Running'", ""},
+		sql: []edit{{"delete_instances_bulk", "AND x.status IN ('Completed', 'Failed', 'Cancelled')", ""},
 			{"delete_instances_bulk", "x.completed_at < coalesce(p_completed_before, 'infinity')", "coalesce(x.completed_at, '-infinity') < coalesce(p_completed_before, 'infinity')"},
-			{"delete_instances_bulk", "m.status = 'Running'", "false"}},
+			{"delete_instances_bulk", "m.status IN ('Running', 'ContinuedAsNew')", "false"}},
 	},
 	{
 		name: "bulk deletion has no limit",
