@@ -406,7 +406,7 @@ func TestRedriveDeadLetters_InstanceMovedMeanwhile_MessagesGoToIt(t *testing.T) 
 	}
 	n.sendWith(t, pgwake.Message{Instance: "queued", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "old", Priority: 4})
 	n.buryTurn(t, "r")
-	n.sendWith(t, pgwake.Message{Instance: "queued", Kind: "start"}, &pgwake.EnqueueOptions{Namespace: "new"})
+	n.sendWith(t, pgwake.Message{Instance: "queued", Kind: "start", Name: "flow"}, &pgwake.EnqueueOptions{Namespace: "new"})
 	n.exec(t, `UPDATE orchestrator_queue SET queue = 'q', pin = 7`)
 	require.Equal(t, 1, n.redrive(t, nil))
 	require.Equal(t, []string{"new q 7 4 t"}, at())

@@ -562,7 +562,7 @@ func TestWaitForStatus_ChangedByAnAck_IsToldAfterItsCommit(t *testing.T) {
 	}})
 	var once sync.Once
 	defer once.Do(func() { close(free) })
-	_, err := p.EnqueueForOrchestrator(t.Context(), Message{Instance: "i", Kind: MessageStart}, nil)
+	_, err := p.EnqueueForOrchestrator(t.Context(), Message{Instance: "i", Kind: MessageStart, Name: "flow"}, nil)
 	require.NoError(t, err)
 	turn, err := p.FetchOrchestrationItem(t.Context(), nil)
 	require.NoError(t, err)
