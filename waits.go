@@ -28,10 +28,6 @@ import (
 //	(3) A waiter becomes due with every notification that it may concern; whenever the node begins to listen, since
 //	    what was notified before went unheard; with every fallback; and while the node does not listen at every poll.
 //
-// An instance is known by its created_at, in which the incarnations of an id differ: it is read from the server's
-// clock when the row is written, and between two such rows lie a deletion, a claim and an ack, whoever's transactions
-// those are. The same microsecond twice takes a clock that is set back to it.
-//
 // So no change is lost: one that was committed before the first query is seen by it, and one after is notified after
 // the waiter was registered, or meets a node that does not listen, and polls. While nothing changes and the node
 // listens there is no query at all.
@@ -349,9 +345,9 @@ func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a an
 	defer cancel()
 	instances := make([]string, len(asked))
 	lastSeen := make([]*int64, len(asked))
-	known := make([]*time.Time, len(asked))
+	known := make([]*int64, len(asked))
 	for i, q := range asked {
-		instances[i], lastSeen[i], known[i] = q.instance, optional(q.lastSeen, q.outcome), optional(time.UnixMicro(q.known), q.known == 0)
+		instances[i], lastSeen[i], known[i] = q.instance, optional(q.lastSeen, q.outcome), optional(q.known, q.known == 0)
 	}
 	rows, err := w.e.pool.Query(bounded, w.e.sql.lookAtInstances, instances, lastSeen, known)
 	if err != nil {
@@ -359,15 +355,10 @@ func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a an
 	}
 	var i int
 	var a answer
-	var createdAt *time.Time      // null: the instance is unknown
-	var version, execution *int64 // the same
-	var status *string            // null: the execution has not ended
-	_, err = pgx.ForEachRow(rows, []any{&i, &createdAt, &a.complete, &a.value, &version, &execution, &status}, func() error {
-		a.known = 0
-		if createdAt != nil {
-			a.known = createdAt.UnixMicro()
-		}
-		a.version, a.execution, a.status = value(version), value(execution), value(status)
+	var incarnation, version, execution *int64 // null: the instance is unknown
+	var status *string                         // null: the execution has not ended
+	_, err = pgx.ForEachRow(rows, []any{&i, &incarnation, &a.complete, &a.value, &version, &execution, &status}, func() error {
+		a.known, a.version, a.execution, a.status = value(incarnation), value(version), value(execution), value(status)
 		tell(i-1, a)
 		return nil
 	})

@@ -604,7 +604,7 @@ var faults = []fault{
 		rows: []string{"sessions/session_affinity_blocks_other_worker", "sessions/concurrent_session_claim_only_one_wins",
 			"sessions/mixed_session_and_non_session_items", "sessions/different_sessions_different_workers",
 			"sessions/shared_worker_id_any_caller_can_fetch_owned_session", "sessions/activity_lock_expires_session_lock_valid_same_worker_refetches"},
-		sql: []edit{{"claim_session", "IF v_session.owner <> p_owner AND v_session.locked_until > p_now THEN", "IF false THEN"},
+		sql: []edit{{"lock_session", "RETURN v_session.owner = p_owner OR v_session.locked_until <= p_now;", "RETURN true;"},
 			{"session_lists", "CASE WHEN s.owner <> p_owner AND s.locked_until > p_now THEN s.locked_until END", "NULL::timestamptz"}},
 	},
 	{
@@ -612,20 +612,26 @@ var faults = []fault{
 		rows: []string{"sessions/session_affinity_same_worker", "sessions/session_items_processed_in_order",
 			"sessions/original_worker_reclaims_expired_session", "sessions/session_lock_expires_same_worker_reacquires",
 			"sessions/abandoned_session_item_retryable"},
-		sql: []edit{{"claim_session", "IF v_session.owner <> p_owner AND v_session.locked_until > p_now THEN", "IF v_session.owner = p_owner THEN"}},
+		sql: []edit{{"lock_session", "RETURN v_session.owner = p_owner OR v_session.locked_until <= p_now;", "RETURN v_session.owner <> p_owner;"}},
 	},
 	{
 		name: "session never ends",
 		rows: []string{"sessions/session_takeover_after_lock_expiry", "sessions/session_lock_expires_activity_lock_valid_ack_succeeds",
 			"sessions/session_claimable_after_lock_expiry", "sessions/renew_session_lock_after_expiry_returns_zero"},
-		sql: []edit{{"claim_session", "v_session.owner <> p_owner AND v_session.locked_until > p_now", "v_session.owner <> p_owner"},
+		sql: []edit{{"lock_session", "v_session.owner = p_owner OR v_session.locked_until <= p_now", "v_session.owner = p_owner"},
 			{"session_lists", "s.owner <> p_owner AND s.locked_until > p_now", "s.owner <> p_owner"}},
+	},
+	{
+		name: "session is claimed for an item that is put aside",
+		rows: []string{"sessions/poisoned_item_claims_no_session"},
+		sql: []edit{{"fetch_work", "v_poison := ARRAY(",
+			"PERFORM claim_sessions(v_picked, p_owner, p_token, v_now, v_now + p_session_timeout); v_poison := ARRAY("}},
 	},
 	{
 		name: "session that another took over stays with the first",
 		rows: []string{"sessions/session_takeover_after_lock_expiry", "sessions/session_lock_expires_new_owner_gets_redelivery",
 			"sessions/both_locks_expire_different_worker_claims"},
-		sql: []edit{{"claim_session", "SET owner = p_owner, last_activity_at", "SET last_activity_at"}},
+		sql: []edit{{"claim_sessions", "SET owner = p_owner, last_activity_at", "SET last_activity_at"}},
 	},
 	{
 		name: "fetch without an owner takes the work of sessions",
@@ -1005,7 +1011,7 @@ var faults = []fault{
 	{
 		name: "wait outlives the instance",
 		rows: []string{"pgwake/wait_ends_with_the_instance", "pgwake/other_node_wait_ends_with_the_instance"},
-		sql: []edit{{"look_at_instances", "asked.ord::integer, i.created_at,", "asked.ord::integer, CASE WHEN i.instance_id IS NOT NULL THEN timestamptz '2000-01-01' END,"},
+		sql: []edit{{"look_at_instances", "asked.ord::integer, i.incarnation,", "asked.ord::integer, i.incarnation * 0 + 1,"},
 			{"remove_instances", "PERFORM notify_instance(gone.id) FROM unnest(p_instances) AS gone (id);", ""}},
 	},
 	{
