@@ -238,6 +238,9 @@ func queueNamed(name string) (Queue, error) {
 // ids; messages go to the namespace and queue name that their instance has by now. A letter whose dedup key is
 // queued again stays where it is and does not count, and one that somebody else is redriving is left to him. To
 // redrive any number of letters, call it until it returns 0.
+//
+// A letter is no longer in the queue, so OrchestrationAck.CancelActivities does not reach it: an activity that died, and
+// was cancelled afterwards, comes back with a redrive, and its completion is one that the orchestration must bear.
 func (p *Provider) RedriveDeadLetters(ctx context.Context, f *DeadLetterFilter) (redriven int, err error) {
 	quiet := p.engine.quiet()
 	var due []produced

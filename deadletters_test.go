@@ -406,7 +406,7 @@ func TestRedriveDeadLetters_InstanceMovedMeanwhile_MessagesGoToIt(t *testing.T) 
 	}
 	n.sendWith(t, pgwake.Message{Instance: "queued", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "old", Priority: 4})
 	n.buryTurn(t, "r")
-	n.sendWith(t, pgwake.Message{Instance: "queued", Kind: "start"}, &pgwake.EnqueueOptions{Namespace: "new"})
+	n.sendWith(t, pgwake.Message{Instance: "queued", Kind: "start", Name: "flow"}, &pgwake.EnqueueOptions{Namespace: "new"})
 	n.exec(t, `UPDATE orchestrator_queue SET queue = 'q', pin = 7`)
 	require.Equal(t, 1, n.redrive(t, nil))
 	require.Equal(t, []string{"new q 7 4 t"}, at())
@@ -745,6 +745,61 @@ func TestListArchive_ItemWithEverything_IsListedAsItWas(t *testing.T) {
 		WorkItem: pgwake.WorkItem{Name: "w", Input: json.RawMessage(`{"a":  1.50}`), Instance: "i", ExecutionID: 2, ActivityID: 3, Tag: "gpu", Session: "s"},
 		ID:       items[0].ID, ItemID: id, Namespace: "mine", Priority: 7, Attempts: 2, DedupKey: "key",
 	}, items[0])
+}
+
+func TestAckWorkItems_TokenTwice_IsArchivedOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, &pgwake.Config{ArchiveFor: time.Hour})
+	n.enqueue(t, "a", "b")
+	token := n.take(t).LockToken
+	require.NoError(t, n.AckWorkItems(t.Context(), []pgwake.LockToken{token, token}))
+	require.Len(t, n.archived(t, nil), 1)
+	token = n.take(t).LockToken
+	_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Ack: []pgwake.LockToken{token, token}})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	require.Len(t, n.archived(t, nil), 2)
+}
+
+// What an undone claim took it gives back: the item, and the session if its owner did not have that before.
+func TestUndoWorkClaim_ItemOfASession_GivesBackNoMoreThanItTook(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	enqueue := func(names ...string) {
+		for _, name := range names {
+			_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Session: "s"}, nil)
+			require.NoError(t, err)
+		}
+	}
+	fetch := func(owner string) (*pgwake.ClaimedWorkItem, error) {
+		return n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, LockTimeout: time.Hour,
+			Session: &pgwake.SessionOptions{Owner: owner, LockTimeout: time.Hour}})
+	}
+	undo := func(item *pgwake.ClaimedWorkItem) {
+		undone := query[int64](t, n, `SELECT undo_work_claim(lock_token, '1 hour') FROM worker_queue WHERE id = $1`, item.ID)
+		require.Equal(t, []int64{1}, undone)
+	}
+	take := func(owner, want string) *pgwake.ClaimedWorkItem {
+		item, err := fetch(owner)
+		require.NoError(t, err)
+		require.Equal(t, want, item.Name)
+		require.Equal(t, 1, item.Attempt)
+		return item
+	}
+	refused := func(owner string) {
+		_, err := fetch(owner)
+		require.ErrorIs(t, err, pgwake.ErrNoWork)
+	}
+	enqueue("1", "2", "3")
+	undo(take("A", "1")) // it created the session
+	first := take("B", "2")
+	refused("A")
+	undo(take("B", "3")) // the session was B's already
+	refused("A")
+	undo(first) // and is, by a later claim
+	refused("A")
+	n.exec(t, `UPDATE sessions SET locked_until = clock_timestamp()`)
+	undo(take("C", "1")) // it took the session over
+	take("A", "3")
 }
 
 func TestListArchive_Filter_AllConditionsHold(t *testing.T) {

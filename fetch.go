@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,7 +39,7 @@ type FetchOptions struct {
 	Session *SessionOptions
 
 	// MaxAttempts makes a fetch of work items put those aside that were claimed so often before: they become dead
-	// letters, with the reason "max attempts". Defaults to 0: no limit.
+	// letters, with the reason "max attempts". Up to 2,147,483,647. Defaults to 0: no limit.
 	MaxAttempts int
 
 	// Ack has a fetch of work items acknowledge others first, in the same round trip and transaction. If the lease of
@@ -219,8 +220,8 @@ func (p *Provider) plan(q Queue, o *FetchOptions) (plan fetchPlan, err error) {
 		return plan, invalid("poll timeout %v is negative", o.PollTimeout)
 	case o.NoWait && o.PollTimeout > 0:
 		return plan, invalid("NoWait contradicts the poll timeout %v", o.PollTimeout)
-	case o.MaxAttempts < 0:
-		return plan, invalid("at most %d attempts is negative", o.MaxAttempts)
+	case o.MaxAttempts < 0 || o.MaxAttempts > math.MaxInt32:
+		return plan, invalid("at most %d attempts is not between 0 and %d", o.MaxAttempts, math.MaxInt32)
 	case q == Orchestrator && (o.Tags.mode != tagsListed || o.Tags.tags != nil || o.Session != nil || o.MaxAttempts != 0 || o.Ack != nil):
 		return plan, invalid("Tags, Session, MaxAttempts and Ack are for work items")
 	case q == Worker && (o.Queues != nil || o.Owner != "" || o.Versions != nil || o.WithoutHistory):

@@ -23,7 +23,7 @@ func (n *node) pinned(t *testing.T, instance string, between func()) {
 	pin := func(major int) pgwake.OrchestrationAck {
 		return pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow", PinnedVersion: &pgwake.Version{Major: major}}}
 	}
-	n.sendWith(t, pgwake.Message{Instance: instance, Kind: pgwake.MessageStart}, nil)
+	n.sendWith(t, pgwake.Message{Instance: instance, Kind: pgwake.MessageStart, Name: "flow"}, nil)
 	n.ackTurn(t, n.takeTurn(t), pin(1))
 	between()
 	n.send(t, instance, "move")
@@ -87,6 +87,31 @@ func TestHomes_FetchMeetsAMessageThatIsOutOfDate_LeavesItToWhoServesTheInstance(
 	require.NoError(t, <-back)
 }
 
+// What was added for an instance that is deleted meanwhile is for another of the same id.
+func TestHomes_DeletedMeanwhile_MessageIsForAnybody(t *testing.T) {
+	t.Parallel()
+	for name, ack := range map[string]pgwake.OrchestrationAck{
+		"sticky": {Metadata: pgwake.Metadata{Name: "flow"}, Sticky: &pgwake.Sticky{Owner: "A", For: time.Hour}},
+		"pinned": {Metadata: pgwake.Metadata{Name: "flow", PinnedVersion: &pgwake.Version{Major: 1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
+			n.ackTurn(t, n.takeTurn(t), ack)
+			tx := n.begin(t)
+			_, err := n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
+			require.NoError(t, err)
+			_, err = n.DeleteInstance(tctx, "i", &pgwake.DeleteOptions{Force: true})
+			require.NoError(t, err)
+			require.NoError(t, tx.Commit(tctx))
+			turn, err := n.FetchOrchestrationItem(tctx, versions(2))
+			require.NoError(t, err)
+			require.Equal(t, "i", turn.Instance)
+		})
+	}
+}
+
 // A note goes when nobody can add what it is about any more.
 func TestHomes_TransactionsHaveEnded_NoNoteIsLeft(t *testing.T) {
 	t.Parallel()
@@ -114,7 +139,7 @@ func TestHomes_NobodyChangesAnything_NoNoteIsMade(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	tx := n.begin(t)
-	_, err := n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart}, nil)
+	_, err := n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
 	require.NoError(t, err)
 	n.start(t, "i")
 	n.send(t, "i", "poke")

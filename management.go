@@ -211,7 +211,8 @@ type Deleted struct {
 //
 // ErrNotFound if there is no such instance, ErrInstanceRunning if it or a descendant is running, unless forced,
 // and ErrHasParent, even if forced, for a child: delete its root. A running instance is one whose current
-// execution is neither completed, failed, cancelled nor continued as new.
+// execution is neither completed, failed nor cancelled; one that has continued as new, and whose next execution has
+// not begun yet, is running too.
 func (p *Provider) DeleteInstance(ctx context.Context, instance string, o *DeleteOptions) (d Deleted, err error) {
 	err = p.do(ctx, "delete instance", func(ctx context.Context, q querier) error {
 		d, err = p.deleteInstance(ctx, q, instance, o)
@@ -221,7 +222,8 @@ func (p *Provider) DeleteInstance(ctx context.Context, instance string, o *Delet
 }
 
 // DeleteInstanceTx is DeleteInstance as part of the transaction. Until that ends, acks for the deleted instances
-// wait.
+// wait. ErrInvalid unless the transaction is READ COMMITTED: another does not see, and would leave behind, what was
+// queued since it began.
 func (p *Provider) DeleteInstanceTx(ctx context.Context, tx pgx.Tx, instance string, o *DeleteOptions) (d Deleted, err error) {
 	err = p.doTx(ctx, tx, "delete instance", func(ctx context.Context, q querier) error {
 		d, err = p.deleteInstance(ctx, q, instance, o)
@@ -252,7 +254,8 @@ func (p *Provider) DeleteInstances(ctx context.Context, instances []string, o *D
 	return d, err
 }
 
-// DeleteInstancesTx is DeleteInstances as part of the transaction.
+// DeleteInstancesTx is DeleteInstances as part of the transaction, which must be READ COMMITTED, as for
+// DeleteInstanceTx.
 func (p *Provider) DeleteInstancesTx(ctx context.Context, tx pgx.Tx, instances []string, o *DeleteOptions) (d Deleted, err error) {
 	err = p.doTx(ctx, tx, "delete instances", func(ctx context.Context, q querier) error {
 		d, err = p.deleteInstances(ctx, q, instances, o)
@@ -296,7 +299,8 @@ func (f *BulkFilter) args() ([]any, error) {
 }
 
 // DeleteInstancesBulk deletes root instances that are not running, each with all its descendants, in one
-// transaction. It passes over whatever DeleteInstance would refuse. Without Instances in the filter those go first
+// transaction. It passes over whatever DeleteInstance would refuse. A circle of parents has no root: it goes
+// by DeleteInstance of any of them. Without Instances in the filter those go first
 // that ended first: to enforce a retention, call it until it deletes nothing.
 func (p *Provider) DeleteInstancesBulk(ctx context.Context, f *BulkFilter) (d Deleted, err error) {
 	err = p.do(ctx, "delete instances in bulk", func(ctx context.Context, q querier) error {
@@ -306,7 +310,8 @@ func (p *Provider) DeleteInstancesBulk(ctx context.Context, f *BulkFilter) (d De
 	return d, err
 }
 
-// DeleteInstancesBulkTx is DeleteInstancesBulk as part of the transaction.
+// DeleteInstancesBulkTx is DeleteInstancesBulk as part of the transaction, which must be READ COMMITTED, as for
+// DeleteInstanceTx.
 func (p *Provider) DeleteInstancesBulkTx(ctx context.Context, tx pgx.Tx, f *BulkFilter) (d Deleted, err error) {
 	err = p.doTx(ctx, tx, "delete instances in bulk", func(ctx context.Context, q querier) error {
 		d, err = p.deleteInstancesBulk(ctx, q, f)
@@ -365,7 +370,8 @@ func (p *Provider) PruneExecutions(ctx context.Context, instance string, o *Prun
 	return pruned, err
 }
 
-// PruneExecutionsTx is PruneExecutions as part of the transaction.
+// PruneExecutionsTx is PruneExecutions as part of the transaction, of whatever isolation level: an execution that
+// changed after its snapshot makes it fail with a serialization failure.
 func (p *Provider) PruneExecutionsTx(ctx context.Context, tx pgx.Tx, instance string, o *PruneOptions) (pruned Pruned, err error) {
 	err = p.doTx(ctx, tx, "prune executions", func(ctx context.Context, q querier) error {
 		pruned, err = p.pruneExecutions(ctx, q, instance, o)

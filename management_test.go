@@ -146,7 +146,7 @@ func TestGetInstanceInfo_EveryField_IsWhatIsStored(t *testing.T) {
 func TestGetInstanceInfo_OnlyEnqueued_NotFound(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	n.send(t, "i", pgwake.MessageStart)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
 	info, err := n.GetInstanceInfo(t.Context(), "i")
 	requireError(t, err, pgwake.ErrNotFound)
 	require.Nil(t, info)
@@ -243,7 +243,7 @@ func TestDeleteInstance_Ended_NothingOfItIsLeftAndTheIDIsFree(t *testing.T) {
 	n := newNode(t, nil)
 	n.complete(t, "other")
 	before := n.content(t)
-	for _, status := range []pgwake.Status{pgwake.StatusCompleted, pgwake.StatusFailed, pgwake.StatusCancelled, pgwake.StatusContinuedAsNew} {
+	for _, status := range []pgwake.Status{pgwake.StatusCompleted, pgwake.StatusFailed, pgwake.StatusCancelled} {
 		n.run(t, "i", 1, pgwake.StatusContinuedAsNew)
 		n.run(t, "i", 2, status)
 		n.send(t, "i", "late")
@@ -309,7 +309,7 @@ func TestDeleteInstance_CurrentExecutionDoesNotExistYet_IsRunning(t *testing.T) 
 func TestDeleteInstance_Unknown_NotFound(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	n.send(t, "i", pgwake.MessageStart)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
 	before := n.content(t)
 	_, err := n.DeleteInstance(t.Context(), "i", force)
 	require.False(t, requireError(t, err, pgwake.ErrNotFound).Retryable)
@@ -801,6 +801,59 @@ func TestDeleteInstancesBulk_TenThousand_InOneCall(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, pgwake.Deleted{Instances: 10_000, Executions: 10_000, Events: 10_000}, deleted)
 	require.Len(t, n.content(t), 1, "namespaces")
+}
+
+// What was queued since the snapshot of such a transaction would be left behind.
+func TestDeletionTx_OneSnapshotForAll_IsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.complete(t, "i")
+	begin := func(t *testing.T, level pgx.TxIsoLevel) pgx.Tx {
+		tx := n.begin(t)
+		_, err := tx.Exec(t.Context(), `ROLLBACK; BEGIN ISOLATION LEVEL `+string(level))
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(), `SELECT set_config('search_path', $1, true)`, n.quoted())
+		require.NoError(t, err)
+		return tx
+	}
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		for name, del := range map[string]func(pgx.Tx) (pgwake.Deleted, error){
+			"one": func(tx pgx.Tx) (pgwake.Deleted, error) { return n.DeleteInstanceTx(t.Context(), tx, "i", force) },
+			"several": func(tx pgx.Tx) (pgwake.Deleted, error) {
+				return n.DeleteInstancesTx(t.Context(), tx, []string{"i"}, force)
+			},
+			"in bulk": func(tx pgx.Tx) (pgwake.Deleted, error) { return n.DeleteInstancesBulkTx(t.Context(), tx, nil) },
+		} {
+			t.Run(fmt.Sprintf("%s %s", level, name), func(t *testing.T) {
+				tx := begin(t, level)
+				n.send(t, "i", "late")
+				before := n.content(t)
+				deleted, err := del(tx)
+				require.ErrorContains(t, err, "READ COMMITTED")
+				require.False(t, requireError(t, err, pgwake.ErrInvalid).Retryable)
+				require.Zero(t, deleted)
+				require.Error(t, tx.Commit(t.Context()))
+				require.Equal(t, before, n.content(t))
+			})
+		}
+	}
+	tx := begin(t, pgx.ReadUncommitted) // the same thing to PostgreSQL
+	deleted, err := n.DeleteInstanceTx(t.Context(), tx, "i", force)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.EqualValues(t, 1, deleted.Instances)
+
+	// A prune leaves nothing behind: it fails.
+	n.start(t, "j")
+	n.run(t, "j", 1, pgwake.StatusContinuedAsNew)
+	n.run(t, "j", 2, pgwake.StatusRunning)
+	tx = begin(t, pgx.RepeatableRead)
+	require.NoError(t, n.AppendHistory(t.Context(), "j", 1, []pgwake.Event{{ID: 1000, Type: "late"}}))
+	_, err = n.PruneExecutionsTx(t.Context(), tx, "j", nil)
+	var failed *pgwake.Error
+	require.ErrorAs(t, err, &failed)
+	require.True(t, failed.Retryable)
+	require.Equal(t, "40001", failed.SQLState)
 }
 
 func TestDeletionTx_RolledBack_EverythingIsThere(t *testing.T) {

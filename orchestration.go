@@ -33,8 +33,8 @@ type Message struct {
 	Kind     MessageKind     // required; at most 255 bytes
 	Data     json.RawMessage // JSON of at most Config.MaxPayload bytes, kept byte for byte; empty means none
 
-	// For MessageStart and MessageContinueAsNew: the orchestration, its version, and the execution that
-	// begins. ExecutionID 0 means 1.
+	// For MessageStart and MessageContinueAsNew: the orchestration, which is required, its version, and the execution
+	// that begins. ExecutionID 0 means 1.
 	Name        string
 	Version     string
 	ExecutionID int64
@@ -273,11 +273,15 @@ func (p *Provider) checkMessage(m *Message) error {
 	if err := checkText("message kind", string(m.Kind), true); err != nil {
 		return err
 	}
-	if err := checkText("orchestration name", m.Name, false); err != nil {
+	opens := m.Kind == MessageStart || m.Kind == MessageContinueAsNew
+	if err := checkText("orchestration name", m.Name, opens); err != nil {
 		return err
 	}
 	if err := checkText("orchestration version", m.Version, false); err != nil {
 		return err
+	}
+	if m.ExecutionID < 0 {
+		return invalid("execution id %d is negative", m.ExecutionID)
 	}
 	if err := checkText("queue name", m.Queue, false); err != nil {
 		return err
@@ -456,7 +460,7 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	if ack.ExecutionID < 0 {
 		return done, invalid("execution id %d is negative", ack.ExecutionID)
 	}
-	if err := p.checkMetadata(&ack.Metadata); err != nil {
+	if err := p.checkMetadata(instance, &ack.Metadata); err != nil {
 		return done, err
 	}
 	events, err := p.eventColumns(ack.History)
@@ -538,7 +542,7 @@ func (p *Provider) stateArgs(ack *OrchestrationAck) ([]any, error) {
 	return append(append(args, status, clear), kv.args()...), nil
 }
 
-func (p *Provider) checkMetadata(m *Metadata) error {
+func (p *Provider) checkMetadata(instance string, m *Metadata) error {
 	if err := checkText("orchestration name", m.Name, false); err != nil {
 		return err
 	}
@@ -550,6 +554,9 @@ func (p *Provider) checkMetadata(m *Metadata) error {
 	}
 	if err := checkText("parent instance id", m.Parent, false); err != nil {
 		return err
+	}
+	if m.Parent == instance {
+		return invalid("instance %s is its own parent", quote(instance))
 	}
 	if !slices.Contains(statuses, m.Status) {
 		return invalid("status %s is unknown", quote(string(m.Status)))

@@ -1297,3 +1297,26 @@ func TestFetchOrchestrationItem_RacesWithOthersThatGiveBack_TurnIsNeverEmpty(t *
 	require.Equal(t, 1, a.takeTurn(t).Attempt)
 	require.Equal(t, 1, a.takeTurn(t).Attempt)
 }
+
+// A circle of parents would have no root, and bulk deletion would never find it.
+func TestAck_ParentThatIsADescendant_IsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	child := func(instance, parent string) error {
+		n.send(t, instance, "k")
+		turn := n.takeTurn(t)
+		err := n.AckOrchestrationItem(tctx, turn.LockToken, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow", Parent: parent}})
+		if err != nil {
+			require.NoError(t, n.AbandonOrchestrationItem(tctx, turn.LockToken, &pgwake.AbandonOptions{Delay: lease}))
+		}
+		return err
+	}
+	require.NoError(t, child("a", ""))
+	require.NoError(t, child("b", "a"))
+	require.NoError(t, child("c", "b"))
+	require.NoError(t, child("c", "b"), "again")
+	requireError(t, child("a", "c"), pgwake.ErrInvalid)
+	requireError(t, child("b", "b"), pgwake.ErrInvalid)
+	require.NoError(t, child("other", "nobody knows it"))
+	require.NoError(t, child("c", "a"), "it moves")
+}

@@ -34,7 +34,9 @@ type Outcome struct {
 }
 
 // GetCustomStatus returns the custom status of an instance if its version is higher than lastSeen: 0 for any that
-// was ever set. Nil, without an error, if it is not, and for an unknown instance.
+// was ever set. Nil, without an error, if it is not, and for an unknown instance. Versions begin anew with an instance
+// that is deleted and made again: whoever remembers one of the former sees nothing of the latter until that has got
+// further.
 func (p *Provider) GetCustomStatus(ctx context.Context, instance string, lastSeen int64) (status *CustomStatus, err error) {
 	err = p.do(ctx, "get custom status", func(ctx context.Context, q querier) error {
 		if err := checkText("instance id", instance, true); err != nil {
@@ -57,10 +59,12 @@ func (p *Provider) GetCustomStatus(ctx context.Context, instance string, lastSee
 
 // WaitForStatus returns the custom status of an instance as soon as its version is higher than lastSeen. It is
 // pushed, and while nothing changes it costs neither a query nor a connection, however many wait; the instance need not
-// exist yet. Versions in between are skipped: it is the latest one that is returned.
+// exist yet. Versions in between are skipped: it is the latest one that is returned. What GetCustomStatus says of a
+// lastSeen from a former instance holds here too.
 //
 // It waits as long as ctx lets it. Errors: the context's, then with the database's if the last attempt to read failed;
-// ErrClosed when the Provider is closed; ErrNotFound when an instance that existed when the wait began is deleted.
+// ErrClosed when the Provider is closed; ErrNotFound when an instance that existed when the wait began is deleted,
+// even if there is another with its id by then.
 func (p *Provider) WaitForStatus(ctx context.Context, instance string, lastSeen int64) (*CustomStatus, error) {
 	a, err := p.wait(ctx, "wait for status", question{instance: instance, lastSeen: lastSeen})
 	if err != nil {

@@ -172,6 +172,40 @@ func TestWait_InstanceIsDeleted_IsNotFound(t *testing.T) {
 	n.requireWaitsOn(t, out)
 }
 
+// Another instance with the same id, made before anybody looked, is not the one that was waited for.
+func TestWait_InstanceIsDeletedAndMadeAnew_IsNotFound(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.instance(t, "i")
+	n.exec(t, `SELECT apply_custom_status('i', false, 'one')`)
+	outs := []<-chan ending{n.await(t, t.Context(), "i"), n.await(t, t.Context(), "i")}
+	status := make(chan error, 1)
+	go func() {
+		_, err := n.WaitForStatus(t.Context(), "i", 1)
+		status <- err
+	}()
+	require.Eventually(t, func() bool { return n.Stats().Waits == 3 }, patience, time.Millisecond)
+	n.requireWaitsOn(t, outs[0]) // all have been read: it exists
+
+	tx := n.begin(t)
+	_, err := n.DeleteInstanceTx(t.Context(), tx, "i", &pgwake.DeleteOptions{Force: true})
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `INSERT INTO instances (instance_id, namespace, name) VALUES ('i', 'default', 'another')`)
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `INSERT INTO executions (instance_id, execution_id, status) VALUES ('i', 1, 'Completed')`)
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT apply_custom_status('i', false, 'one'), apply_custom_status('i', false, 'two')`)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	for _, out := range outs {
+		requireError(t, receive(t, out).err, pgwake.ErrNotFound)
+	}
+	requireError(t, receive(t, status), pgwake.ErrNotFound)
+	outcome, err := n.WaitForInstance(t.Context(), "i")
+	require.NoError(t, err)
+	require.Equal(t, pgwake.StatusCompleted, outcome.Status)
+}
+
 func TestWaitForStatus_NewerThanLastSeen_ReturnsTheLatest(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -53,17 +53,18 @@ type question struct {
 	instance string
 	outcome  bool  // how the instance ended; otherwise: its custom status
 	lastSeen int64 // version of the custom status
-	known    bool  // the instance existed when it was last read
+	known    int64 // the incarnation of the instance that was read last; 0: there was none
 }
 
-// answer is what the database says to a question: that the instance exists or not and, if complete, what the waiter
-// waits for.
+// answer is what the database says to a question: which incarnation of the instance there is and, if complete, what
+// the waiter waits for.
 type answer struct {
-	known, complete bool
-	value           *string // custom status or output
-	version         int64
-	execution       int64
-	status          string
+	known     int64 // 0: none
+	complete  bool
+	value     *string // custom status or output
+	version   int64
+	execution int64
+	status    string
 }
 
 // waiting is a waiter. Its channel holds one verdict.
@@ -322,9 +323,9 @@ func (w *waits) tell(askers []*waiting, a answer) {
 	for _, x := range askers {
 		v := verdict{answer: a}
 		switch {
-		case a.complete:
-		case x.known && !a.known:
+		case x.known != 0 && a.known != x.known: // whatever another of the same id has come to
 			v.err = fmt.Errorf("%w: instance %s was deleted", ErrNotFound, quote(x.instance))
+		case a.complete:
 		default:
 			x.known = a.known
 			continue
@@ -344,9 +345,9 @@ func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a an
 	defer cancel()
 	instances := make([]string, len(asked))
 	lastSeen := make([]*int64, len(asked))
-	known := make([]bool, len(asked))
+	known := make([]*int64, len(asked))
 	for i, q := range asked {
-		instances[i], lastSeen[i], known[i] = q.instance, optional(q.lastSeen, q.outcome), q.known
+		instances[i], lastSeen[i], known[i] = q.instance, optional(q.lastSeen, q.outcome), optional(q.known, q.known == 0)
 	}
 	rows, err := w.e.pool.Query(bounded, w.e.sql.lookAtInstances, instances, lastSeen, known)
 	if err != nil {
@@ -354,10 +355,10 @@ func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a an
 	}
 	var i int
 	var a answer
-	var version, execution *int64 // null: the instance is unknown
-	var status *string            // null: the execution has not ended
-	_, err = pgx.ForEachRow(rows, []any{&i, &a.known, &a.complete, &a.value, &version, &execution, &status}, func() error {
-		a.version, a.execution, a.status = value(version), value(execution), value(status)
+	var incarnation, version, execution *int64 // null: the instance is unknown
+	var status *string                         // null: the execution has not ended
+	_, err = pgx.ForEachRow(rows, []any{&i, &incarnation, &a.complete, &a.value, &version, &execution, &status}, func() error {
+		a.known, a.version, a.execution, a.status = value(incarnation), value(version), value(execution), value(status)
 		tell(i-1, a)
 		return nil
 	})

@@ -18,7 +18,7 @@ import (
 type fakeInstances struct {
 	mu      sync.Mutex
 	answers map[question]answer // complete ones
-	known   map[string]bool
+	known   map[string]int64
 	reads   int
 	asked   int
 	err     error
@@ -34,7 +34,7 @@ func (f *fakeInstances) look(_ context.Context, asked []question, tell func(int,
 	told := make(map[int]answer)
 	for i, q := range asked {
 		known := q.known
-		q.known = false
+		q.known = 0
 		a, ok := f.answers[q]
 		if a.known = f.known[q.instance]; ok || a.known != known {
 			a.complete = ok
@@ -58,7 +58,7 @@ func (f *fakeInstances) look(_ context.Context, asked []question, tell func(int,
 func (f *fakeInstances) end(instance string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.known[instance] = true
+	f.known[instance] = max(f.known[instance], 1)
 	f.answers[question{instance: instance, outcome: true}] = answer{status: string(StatusCompleted)}
 }
 
@@ -88,7 +88,7 @@ func testWaits(t *testing.T, cfg Config, listening bool) (*waits, *fakeInstances
 		e.listener.epoch.Store(1)
 	}
 	w := newWaits(e)
-	f := &fakeInstances{answers: make(map[question]answer), known: make(map[string]bool)}
+	f := &fakeInstances{answers: make(map[question]answer), known: make(map[string]int64)}
 	w.look = f.look
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -142,7 +142,7 @@ func TestWaits_NothingChanges_NoQuery(t *testing.T) {
 func TestWaits_ManyWaitersOfOneInstance_AreOneQuestionOfOneQuery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
-		f.known["i"] = true
+		f.known["i"] = 1
 		var outs []<-chan error
 		for range 5000 {
 			outs = append(outs, waitFor(t.Context(), w, "i"))
@@ -464,7 +464,7 @@ func awaitRead(t *testing.T, p *Provider, n int) {
 		read := 0
 		for _, same := range w.byHash {
 			for x := range same {
-				if x.known {
+				if x.known != 0 {
 					read++
 				}
 			}
@@ -562,7 +562,7 @@ func TestWaitForStatus_ChangedByAnAck_IsToldAfterItsCommit(t *testing.T) {
 	}})
 	var once sync.Once
 	defer once.Do(func() { close(free) })
-	_, err := p.EnqueueForOrchestrator(t.Context(), Message{Instance: "i", Kind: MessageStart}, nil)
+	_, err := p.EnqueueForOrchestrator(t.Context(), Message{Instance: "i", Kind: MessageStart, Name: "flow"}, nil)
 	require.NoError(t, err)
 	turn, err := p.FetchOrchestrationItem(t.Context(), nil)
 	require.NoError(t, err)

@@ -20,7 +20,8 @@ type WorkItem struct {
 	Name  string          // what to do; at most 255 bytes
 	Input json.RawMessage // JSON of at most Config.MaxPayload bytes, kept byte for byte; empty means none
 
-	// The orchestration that scheduled the item, if one did. Opaque to the queue.
+	// The orchestration that scheduled the item, if one did, and what it calls it; see CancelActivities. Opaque to the
+	// queue.
 	Instance    string
 	ExecutionID int64
 	ActivityID  int64
@@ -175,8 +176,8 @@ func (p *Provider) workColumns(items []WorkEnqueue) (*workColumns, error) {
 		c.names = append(c.names, &item.Name)
 		c.inputs = append(c.inputs, payload(item.Input))
 		c.instances = append(c.instances, text(item.Instance))
-		c.executions = append(c.executions, optional(item.ExecutionID, item.ExecutionID == 0))
-		c.activities = append(c.activities, optional(item.ActivityID, item.ActivityID == 0))
+		c.executions = append(c.executions, optional(item.ExecutionID, item.ExecutionID == 0 && item.Instance == ""))
+		c.activities = append(c.activities, optional(item.ActivityID, item.ActivityID == 0 && item.Instance == ""))
 		c.tags = append(c.tags, text(item.Tag))
 		c.sessions = append(c.sessions, text(item.Session))
 	}

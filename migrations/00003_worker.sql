@@ -72,7 +72,7 @@ $$;
 COMMENT ON FUNCTION enqueue_work IS 'Adds one work item and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}'').';
 
 -- +goose StatementBegin
-CREATE FUNCTION claim_session(p_session text, p_owner text, p_now timestamptz, p_until timestamptz)
+CREATE FUNCTION lock_session(p_session text, p_owner text, p_now timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -84,27 +84,39 @@ DECLARE
 BEGIN
     SELECT * INTO v_session FROM sessions s WHERE s.session_id = p_session FOR UPDATE SKIP LOCKED;
     IF FOUND THEN
-        IF v_session.owner <> p_owner AND v_session.locked_until > p_now THEN
-            RETURN false;
-        END IF;
-        UPDATE sessions s
-           SET owner = p_owner, last_activity_at = p_now,
-               locked_until = CASE WHEN s.owner = p_owner THEN greatest(s.locked_until, p_until) ELSE p_until END
-         WHERE s.session_id = p_session;
-        RETURN true;
+        RETURN v_session.owner = p_owner OR v_session.locked_until <= p_now;
     END IF;
     -- Either there is none, or somebody is about to change it or to add it; an insert would wait for them.
     IF EXISTS (SELECT FROM sessions s WHERE s.session_id = p_session)
        OR NOT pg_try_advisory_xact_lock(hashtext('pgwake sessions of ' || current_schema()), hashtext(p_session)) THEN
         RETURN false;
     END IF;
-    INSERT INTO sessions (session_id, owner, locked_until, last_activity_at)
-    VALUES (p_session, p_owner, p_until, p_now) ON CONFLICT DO NOTHING;
-    RETURN FOUND;
+    RETURN NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = p_session); -- added by who had the lock before
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION claim_session IS 'Makes p_owner the owner of a session that is free, or is its own already; never waits. False if another holds it, or is about to.';
+COMMENT ON FUNCTION lock_session IS 'Locks a session that is free, or p_owner''s already, to the end of the transaction, for claim_sessions; never waits. False if another holds it, or is about to.';
+
+-- +goose StatementBegin
+CREATE FUNCTION claim_sessions(p_items bigint[], p_owner text, p_token uuid, p_now timestamptz, p_until timestamptz)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    INSERT INTO sessions AS s (session_id, owner, locked_until, last_activity_at, taken_by)
+    SELECT DISTINCT q.session_id, p_owner, p_until, p_now, p_token FROM worker_queue q
+     WHERE q.id = ANY (p_items) AND q.session_id IS NOT NULL
+    ON CONFLICT (session_id) DO UPDATE
+       SET owner = p_owner, last_activity_at = p_now,
+           locked_until = CASE WHEN s.owner = p_owner THEN greatest(s.locked_until, p_until) ELSE p_until END,
+           taken_by = CASE WHEN s.owner <> p_owner OR s.locked_until <= p_now THEN p_token END;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION claim_sessions IS 'Makes p_owner the owner of the sessions of these items, which lock_session has locked.';
 
 -- +goose StatementBegin
 CREATE FUNCTION touch_sessions(p_sessions text[])
@@ -125,7 +137,7 @@ COMMENT ON FUNCTION touch_sessions IS 'Notes that there was activity in these se
 
 -- +goose StatementBegin
 CREATE FUNCTION pick_work(
-    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text, p_session_until timestamptz)
+    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text)
 RETURNS bigint[]
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -136,6 +148,7 @@ DECLARE
     v_picked     bigint[] := '{}';
     v_candidates bigint[];
     v_sessions   text[];
+    v_locked     text[] := '{}';
     v_refused    text[] := '{}';
     v_cut        boolean;
     v_spare      integer := 32;
@@ -199,9 +212,12 @@ BEGIN
             FOR i IN 1 .. coalesce(cardinality(v_candidates), 0) LOOP
                 EXIT WHEN cardinality(v_picked) >= p_limit;
                 CONTINUE WHEN v_candidates[i] = ANY (v_picked) OR v_sessions[i] = ANY (v_refused);
-                IF v_sessions[i] IS NOT NULL AND NOT claim_session(v_sessions[i], p_owner, p_now, p_session_until) THEN
-                    v_refused := v_refused || v_sessions[i];
-                    CONTINUE;
+                IF v_sessions[i] <> ALL (v_locked) THEN
+                    IF NOT lock_session(v_sessions[i], p_owner, p_now) THEN
+                        v_refused := v_refused || v_sessions[i];
+                        CONTINUE;
+                    END IF;
+                    v_locked := v_locked || v_sessions[i];
                 END IF;
                 PERFORM FROM worker_queue q WHERE q.id = v_candidates[i] AND q.visible_at <= p_now FOR UPDATE SKIP LOCKED;
                 IF FOUND THEN
@@ -216,7 +232,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION pick_work IS 'Locks up to p_limit due items that a fetch may claim, in order, and claims their sessions.';
+COMMENT ON FUNCTION pick_work IS 'Locks up to p_limit due items that a fetch may claim, in order, and their sessions.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fetch_work(
@@ -262,7 +278,7 @@ BEGIN
     v_now := clock_timestamp();
     v_until := v_now + p_lock_timeout;
     LOOP
-        v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner, v_now + p_session_timeout);
+        v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner);
         EXIT WHEN p_max_attempts <= 0 OR cardinality(v_picked) = 0;
         v_poison := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_picked) AND q.attempt_count >= p_max_attempts);
         EXIT WHEN cardinality(v_poison) = 0;
@@ -272,6 +288,9 @@ BEGIN
     END LOOP;
 
     IF cardinality(v_picked) > 0 THEN
+        IF p_owner IS NOT NULL THEN
+            PERFORM claim_sessions(v_picked, p_owner, p_token, v_now, v_now + p_session_timeout);
+        END IF;
         RETURN QUERY
         WITH claimed AS (
             UPDATE worker_queue q
@@ -314,7 +333,8 @@ DECLARE
 BEGIN
     IF p_archive_for IS NOT NULL THEN
         v_archived := ARRAY(
-            SELECT q.id FROM worker_queue q JOIN unnest(p_ids, p_tokens) AS t (id, token) ON q.id = ANY (ARRAY[t.id])
+            SELECT q.id FROM worker_queue q
+              JOIN (SELECT DISTINCT u.id, u.token FROM unnest(p_ids, p_tokens) AS u (id, token)) AS t ON q.id = ANY (ARRAY[t.id])
              WHERE q.lock_token = t.token AND q.visible_at > clock_timestamp()
              ORDER BY t.id FOR UPDATE OF q);
         PERFORM archive_work(v_archived, p_archive_for);
@@ -490,39 +510,45 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_now    timestamptz := clock_timestamp();
-    v_undone bigint;
+    v_now      timestamptz := clock_timestamp();
+    v_undone   bigint;
+    v_sessions text[];
 BEGIN
-    UPDATE worker_queue q
-       SET visible_at = v_now, lock_token = NULL, attempt_count = greatest(q.attempt_count - 1, 0)
-      FROM (SELECT held.id FROM generate_series(0, 9) AS level (priority)
-             CROSS JOIN LATERAL (
-                   SELECT h.id FROM worker_queue h
-                    WHERE -h.priority = -level.priority AND h.tag = '' AND h.session_id IS NULL
-                      AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held
-            UNION ALL
-            SELECT held.id FROM asked_lists(NULL, NULL) AS list
-             CROSS JOIN generate_series(0, 9) AS level (priority)
-             CROSS JOIN LATERAL (
-                   SELECT h.id FROM worker_queue h
-                    WHERE h.namespace = list.namespace AND h.tag = list.tag AND h.priority = level.priority AND h.session_id IS NULL
-                      AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held
-            UNION ALL
-            SELECT held.id FROM session_lists('', v_now) AS list
-             CROSS JOIN LATERAL (
-                   SELECT h.id FROM worker_queue h
-                    WHERE h.session_id = list.session_id
-                      AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held) AS leased
-     WHERE q.id = leased.id AND q.lock_token = p_token;
-    GET DIAGNOSTICS v_undone = ROW_COUNT;
+    WITH undone AS (
+        UPDATE worker_queue q
+           SET visible_at = v_now, lock_token = NULL, attempt_count = greatest(q.attempt_count - 1, 0)
+          FROM (SELECT held.id FROM generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT h.id FROM worker_queue h
+                        WHERE -h.priority = -level.priority AND h.tag = '' AND h.session_id IS NULL
+                          AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held
+                UNION ALL
+                SELECT held.id FROM asked_lists(NULL, NULL) AS list
+                 CROSS JOIN generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT h.id FROM worker_queue h
+                        WHERE h.namespace = list.namespace AND h.tag = list.tag AND h.priority = level.priority AND h.session_id IS NULL
+                          AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held
+                UNION ALL
+                SELECT held.id FROM session_lists('', v_now) AS list
+                 CROSS JOIN LATERAL (
+                       SELECT h.id FROM worker_queue h
+                        WHERE h.session_id = list.session_id
+                          AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held) AS leased
+         WHERE q.id = leased.id AND q.lock_token = p_token
+        RETURNING q.session_id
+    )
+    SELECT count(*), array_agg(DISTINCT u.session_id) FILTER (WHERE u.session_id IS NOT NULL) INTO v_undone, v_sessions FROM undone u;
     IF v_undone > 0 THEN
+        UPDATE sessions s SET locked_until = v_now
+         WHERE s.session_id = ANY (v_sessions) AND s.taken_by = p_token AND s.locked_until > v_now;
         PERFORM notify_queue('worker', v_undone, NULL);
     END IF;
     RETURN v_undone;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION undo_work_claim IS 'Gives back whatever p_token claimed, as if it had never been fetched, and returns how many items that was. For a fetch whose outcome is unknown: it finds the items by the end of their lease.';
+COMMENT ON FUNCTION undo_work_claim IS 'Gives back whatever p_token claimed, as if it had never been fetched, and returns how many items that was. For a fetch whose outcome is unknown: it finds the items by the end of their lease. Sessions that the claim created or took over are free again; those that its owner had before stay his.';
 
 -- +goose StatementBegin
 CREATE FUNCTION renew_sessions(p_owners text[], p_extend interval, p_idle interval)
@@ -584,4 +610,4 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 -- +goose Down
 
 DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, fetch_work, pick_work,
-    touch_sessions, claim_session, enqueue_work, enqueue_work_many;
+    touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_many;

@@ -665,6 +665,14 @@ BEGIN
      WHERE q.instance_id BETWEEN p_instance AND p_instance AND q.lock_token = p_token ORDER BY q.instance_id, q.id LIMIT 1;
     SELECT * INTO v_before FROM instances i WHERE i.instance_id = p_instance;
     SELECT x.pin INTO v_pin FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_before.current_execution;
+    IF p_parent IS NOT NULL AND p_parent IS DISTINCT FROM v_before.parent_id AND p_instance IN (
+        WITH RECURSIVE above (id) AS (
+            SELECT p_parent
+            UNION -- which ends a circle that others are in
+            SELECT i.parent_id FROM above JOIN instances i ON i.instance_id = above.id WHERE i.parent_id IS NOT NULL)
+        SELECT above.id FROM above) THEN
+        RAISE EXCEPTION 'instance % would be its own ancestor', p_instance USING ERRCODE = 'PW003';
+    END IF;
 
     -- What this turn ends or cancels stands in the way of nothing that it begins under the same key.
     UPDATE orchestrator_queue q SET dedup_key = NULL

@@ -62,8 +62,8 @@ $$;
 COMMENT ON FUNCTION get_custom_status IS 'The custom status of an instance (null: cleared) and its version, if that is higher than p_last_seen; otherwise, and for an unknown instance, no row.';
 
 -- +goose StatementBegin
-CREATE FUNCTION look_at_instances(p_instances text[], p_last_seen bigint[], p_known boolean[])
-RETURNS TABLE (question integer, known boolean, answered boolean, value text, version bigint, execution_id bigint, status text)
+CREATE FUNCTION look_at_instances(p_instances text[], p_last_seen bigint[], p_known bigint[])
+RETURNS TABLE (question integer, known bigint, answered boolean, value text, version bigint, execution_id bigint, status text)
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -71,7 +71,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 BEGIN
     RETURN QUERY
-    SELECT asked.ord::integer, i.instance_id IS NOT NULL,
+    SELECT asked.ord::integer, i.incarnation,
            coalesce(i.custom_status_version > asked.last_seen, x.instance_id IS NOT NULL, false),
            CASE WHEN asked.last_seen IS NULL THEN x.output WHEN i.custom_status_version > asked.last_seen THEN i.custom_status END,
            i.custom_status_version, i.current_execution, x.status
@@ -79,11 +79,11 @@ BEGIN
       LEFT JOIN instances i ON i.instance_id = asked.instance_id
       LEFT JOIN executions x ON x.instance_id = CASE WHEN asked.last_seen IS NULL THEN i.instance_id END
             AND x.execution_id = i.current_execution AND x.status IN ('Completed', 'Failed', 'Cancelled')
-     WHERE (i.instance_id IS NOT NULL) <> asked.known OR i.custom_status_version > asked.last_seen OR x.instance_id IS NOT NULL;
+     WHERE i.incarnation IS DISTINCT FROM asked.known OR i.custom_status_version > asked.last_seen OR x.instance_id IS NOT NULL;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look_at_instances IS 'What the waiters of a node ask: for each instance whether its custom status is newer than last_seen or, if that is null, whether its current execution has ended. A row for each question that has an answer, and for each instance that is known now and was not before, or the other way round.';
+COMMENT ON FUNCTION look_at_instances IS 'What the waiters of a node ask: for each instance whether its custom status is newer than last_seen or, if that is null, whether its current execution has ended. known is the incarnation that was seen last, null for none. A row for each question that has an answer, and for each instance whose known is no longer true.';
 
 -- +goose StatementBegin
 CREATE FUNCTION merge_kv(p_instance text)

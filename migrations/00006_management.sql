@@ -14,19 +14,22 @@
 --   removes the first row. So two deletions cannot deadlock, neither can one and any verb that is a transaction of
 --   its own, and nobody who waits for a removed dedup key can be waited for. A caller's transaction that holds
 --   work items of an instance and then asks for its turn goes the other way; the server ends one of the two.
--- * Everything is decided again once the locks are held, by statements whose snapshots are newer.
+-- * Everything is decided again once the locks are held, by statements whose snapshots are newer. So a deletion in a
+--   transaction that has one snapshot for all its statements is refused: it would not see, and leave behind, what was
+--   queued since then.
 --
 -- A message or work item that is enqueued for a deleted instance is one for an instance that never was.
 --
 -- SQLSTATEs raised here: PW002 no such instance or execution, PW003 invalid argument, PW004 the instance is running,
--- PW005 it has a parent, or would leave children behind. An instance is running while its current execution is.
+-- PW005 it has a parent, or would leave children behind. An instance is running while its current execution is, and
+-- also once that has continued as new: then the message that begins the next one is queued, or in a turn.
 
 -- +goose Up
 
 -- list_instances by status
 CREATE INDEX executions_status_idx ON executions (status, instance_id);
 -- delete_instances_bulk
-CREATE INDEX executions_completed_idx ON executions (completed_at, instance_id) WHERE completed_at IS NOT NULL;
+CREATE INDEX executions_completed_idx ON executions (completed_at, instance_id) WHERE status IN ('Completed', 'Failed', 'Cancelled');
 
 CREATE VIEW instance_info AS
 SELECT i.instance_id, i.namespace, i.name, i.version, i.queue, i.parent_id, i.attributes,
@@ -196,6 +199,22 @@ $$;
 COMMENT ON FUNCTION get_instance_tree IS 'An instance, its children by id, their children, and so on. PW002 if there is no such instance.';
 
 -- +goose StatementBegin
+CREATE FUNCTION check_isolation()
+RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'a deletion in a transaction that is % would leave behind what was queued since that began: make it READ COMMITTED',
+            upper(current_setting('transaction_isolation')) USING ERRCODE = 'PW003';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION check_isolation IS 'PW003 unless the transaction is READ COMMITTED. Part of the deletions.';
+
+-- +goose StatementBegin
 CREATE FUNCTION lock_instances(p_instances text[], p_token uuid)
 RETURNS void
 LANGUAGE plpgsql
@@ -260,14 +279,14 @@ BEGIN
 
     SELECT i.instance_id INTO v_instance
       FROM unnest(p_instances) AS asked (id) JOIN instance_info i ON i.instance_id = asked.id
-     WHERE i.status = 'Running' AND NOT p_force LIMIT 1;
+     WHERE i.status IN ('Running', 'ContinuedAsNew') AND NOT p_force LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'instance % is running', v_instance USING ERRCODE = 'PW004';
     END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION check_deletion IS 'Fails unless these instances may be deleted together: PW002 if one is unknown, PW005 if one has a parent or a child that is not among them, PW004 if one is running, unless forced.';
+COMMENT ON FUNCTION check_deletion IS 'Fails unless these instances may be deleted together: PW002 if one is unknown, PW005 if one has a parent or a child that is not among them, PW004 if one is running or between two executions, unless forced.';
 
 -- +goose StatementBegin
 CREATE FUNCTION remove_instances(p_instances text[])
@@ -286,6 +305,12 @@ BEGIN
     PERFORM FROM dead_letters d WHERE d.instance_id = ANY (p_instances) ORDER BY d.id FOR UPDATE;
     v_work := ARRAY(SELECT q.id FROM worker_queue q WHERE q.instance_id = ANY (p_instances) ORDER BY q.id FOR UPDATE);
     PERFORM FROM executions x WHERE x.instance_id = ANY (p_instances) ORDER BY x.instance_id, x.execution_id FOR UPDATE;
+    -- A message that meets this is for no version, and for no owner, any more.
+    PERFORM change_homes(ARRAY(
+        SELECT i.instance_id FROM instances i
+         WHERE i.instance_id = ANY (p_instances)
+           AND (i.sticky_owner IS NOT NULL
+                OR EXISTS (SELECT FROM executions x WHERE x.instance_id = i.instance_id AND x.execution_id = i.current_execution AND x.pin <> 0))));
 
     DELETE FROM worker_queue q WHERE q.id = ANY (v_work);
     GET DIAGNOSTICS queue_items = ROW_COUNT;
@@ -322,6 +347,7 @@ DECLARE
     v_locked text[] := '{}';
     v_more   text[] := v_tree;
 BEGIN
+    PERFORM check_isolation();
     PERFORM check_deletion(v_tree, p_force); -- a refusal need not wait for anybody
     WHILE v_more <> '{}' LOOP -- more than once if a child was acknowledged for the first time meanwhile
         PERFORM lock_instances(v_more, gen_random_uuid());
@@ -334,7 +360,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION delete_instance IS 'Deletes an instance that nobody started, with all its descendants and whatever belongs to them, and counts. Whoever has a turn or a work item of theirs can do nothing with it any more. PW002 if there is none, PW005 if it has a parent, PW004 if one of them is running, unless forced.';
+COMMENT ON FUNCTION delete_instance IS 'Deletes an instance that nobody started, with all its descendants and whatever belongs to them, and counts. Whoever has a turn or a work item of theirs can do nothing with it any more. PW002 if there is none, PW005 if it has a parent, PW004 if one of them is running or between two executions, unless forced. PW003 in a transaction that is not READ COMMITTED.';
 
 -- +goose StatementBegin
 CREATE FUNCTION delete_instances(p_instances text[], p_force boolean DEFAULT false)
@@ -345,6 +371,7 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM check_isolation();
     PERFORM check_deletion(p_instances, p_force); -- a refusal need not wait for anybody
     PERFORM lock_instances(p_instances, gen_random_uuid());
     PERFORM check_deletion(p_instances, p_force);
@@ -352,7 +379,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION delete_instances IS 'Deletes exactly these instances, all or none, as delete_instance does. PW005 also if one of them has a child that is not among them.';
+COMMENT ON FUNCTION delete_instances IS 'Deletes exactly these instances, all or none, as delete_instance does, with the same errors. PW005 also if one of them has a child that is not among them.';
 
 -- +goose StatementBegin
 CREATE FUNCTION delete_instances_bulk(
@@ -371,6 +398,7 @@ DECLARE
     v_going text[];
     v_kept  text[];
 BEGIN
+    PERFORM check_isolation();
     IF p_limit < 1 THEN
         RAISE EXCEPTION 'delete_instances_bulk needs a limit of at least 1' USING ERRCODE = 'PW003';
     END IF;
@@ -378,20 +406,20 @@ BEGIN
         v_roots := ARRAY(
             SELECT i.instance_id FROM executions x
               JOIN instances i ON i.instance_id = x.instance_id AND i.current_execution = x.execution_id
-             WHERE x.completed_at < coalesce(p_completed_before, 'infinity') AND x.status <> 'Running'
+             WHERE x.completed_at < coalesce(p_completed_before, 'infinity') AND x.status IN ('Completed', 'Failed', 'Cancelled')
                AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)
                AND NOT EXISTS (SELECT FROM instance_trees(ARRAY[i.instance_id]) t
-                                 JOIN instance_info m ON m.instance_id = t.instance_id WHERE m.status = 'Running')
+                                 JOIN instance_info m ON m.instance_id = t.instance_id WHERE m.status IN ('Running', 'ContinuedAsNew'))
              ORDER BY x.completed_at, x.instance_id LIMIT p_limit);
     ELSE
         v_roots := ARRAY(
             SELECT i.instance_id FROM (SELECT DISTINCT unnest(p_instances) AS id) asked
               JOIN instances i ON i.instance_id = asked.id
               JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
-             WHERE x.completed_at < coalesce(p_completed_before, 'infinity') AND x.status <> 'Running'
+             WHERE x.completed_at < coalesce(p_completed_before, 'infinity') AND x.status IN ('Completed', 'Failed', 'Cancelled')
                AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)
                AND NOT EXISTS (SELECT FROM instance_trees(ARRAY[i.instance_id]) t
-                                 JOIN instance_info m ON m.instance_id = t.instance_id WHERE m.status = 'Running')
+                                 JOIN instance_info m ON m.instance_id = t.instance_id WHERE m.status IN ('Running', 'ContinuedAsNew'))
              ORDER BY x.completed_at, x.instance_id LIMIT p_limit);
     END IF;
     v_tree := ARRAY(SELECT DISTINCT t.instance_id FROM instance_trees(v_roots) t);
@@ -404,7 +432,7 @@ BEGIN
         EXCEPT
         SELECT t.root FROM instance_trees(v_roots) t
           LEFT JOIN instance_info m ON m.instance_id = t.instance_id
-         WHERE m.instance_id IS NULL OR m.status = 'Running' OR m.instance_id = ANY (v_new));
+         WHERE m.instance_id IS NULL OR m.status IN ('Running', 'ContinuedAsNew') OR m.instance_id = ANY (v_new));
     v_going := ARRAY(SELECT DISTINCT t.instance_id FROM instance_trees(v_roots) t);
     v_kept := ARRAY(SELECT unnest(v_tree) EXCEPT SELECT unnest(v_going));
     DELETE FROM instance_locks l WHERE l.instance_id = ANY (v_kept) AND l.lock_token = v_token;
@@ -412,7 +440,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION delete_instances_bulk IS 'Deletes up to p_limit instances that nobody started and whose current execution has ended, before p_completed_before if that is given, with all their descendants: of p_instances or, if null, of all, those first that ended first. One that is running, or has a running descendant, is passed over.';
+COMMENT ON FUNCTION delete_instances_bulk IS 'Deletes up to p_limit instances that nobody started and whose current execution has ended, before p_completed_before if that is given, with all their descendants: of p_instances or, if null, of all, those first that ended first. One that is running or between two executions, or has such a descendant, is passed over. PW003 in a transaction that is not READ COMMITTED.';
 
 -- +goose StatementBegin
 CREATE FUNCTION prunable_executions(p_instance text, p_keep_last integer, p_completed_before timestamptz)
@@ -588,7 +616,7 @@ COMMENT ON FUNCTION queue_depths IS 'How many items are queued: messages by name
 -- +goose Down
 
 DROP FUNCTION queue_depths, system_metrics, prune_executions_bulk, prune_executions, prune, prunable_executions,
-    delete_instances_bulk, delete_instances, delete_instance, remove_instances, check_deletion, lock_instances,
+    delete_instances_bulk, delete_instances, delete_instance, remove_instances, check_deletion, lock_instances, check_isolation,
     get_instance_tree, instance_trees, get_parent, list_children, list_executions, get_instance_info, list_instances;
 DROP VIEW instance_info;
 DROP INDEX executions_completed_idx, executions_status_idx;

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
@@ -15,12 +16,17 @@ import (
 // DrainOptions says what to work off, and how often to try. Nil means the zero value.
 type DrainOptions struct {
 	// Fetch limits what is fetched; its PollTimeout, NoWait and Ack do not count. Defaults to everything: work items of all
-	// tags, and of the sessions that nobody holds; messages of all queue names and versions. The lease is an hour.
+	// tags, and of the sessions that nobody holds; messages of all queue names and versions. The lease is an hour. Unless
+	// it has an Owner, a turn that is sticky is fetched in the name of its owner, after all others, if the Provider is of this package.
 	Fetch *pgwake.FetchOptions
 
 	// MaxAttempts is how often the same work item is handled, or the same instance's turn without success, before the
 	// test fails. Defaults to 3.
 	MaxAttempts int
+
+	// MaxHandled is how many work items or turns are handled before the test fails: with a handler that goes on
+	// enqueueing what is due there would be no end. Defaults to 10,000.
+	MaxHandled int
 }
 
 const (
@@ -45,6 +51,10 @@ func Drain(tb testing.TB, p *pgwake.Provider, handler func(context.Context, *pgw
 		}
 		if err != nil {
 			tb.Fatalf("drain: %v", err)
+		}
+		if handled == o.maxHandled() {
+			tb.Fatalf("drain: after %d work items there is still one due, %s: a handler may enqueue without end; see DrainOptions.MaxHandled",
+				handled, describeWork(item.WorkItem))
 		}
 		attempts[item.ID]++
 		failure := handler(ctx, item)
@@ -73,12 +83,16 @@ func DrainTurns(tb testing.TB, p *pgwake.Provider, handler func(context.Context,
 	fetch := o.fetch(pgwake.FetchOptions{})
 	failures := make(map[string]int)
 	for handled := 0; ; {
-		turn, err := p.FetchOrchestrationItem(ctx, fetch)
+		turn, err := fetchTurn(tb, p, fetch)
 		if errors.Is(err, pgwake.ErrNoWork) {
 			return handled
 		}
 		if err != nil {
 			tb.Fatalf("drain turns: %v", err)
+		}
+		if handled == o.maxHandled() {
+			tb.Fatalf("drain turns: after %d turns there is still one due, of instance %q: a handler may send messages without end; see DrainOptions.MaxHandled",
+				handled, turn.Instance)
 		}
 		ack, failure := handler(ctx, turn)
 		if failure == nil {
@@ -101,6 +115,33 @@ func DrainTurns(tb testing.TB, p *pgwake.Provider, handler func(context.Context,
 	}
 }
 
+// fetchTurn fetches a turn that is anybody's or, if there is none and o has no owner, one that is sticky to somebody.
+func fetchTurn(tb testing.TB, p *pgwake.Provider, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error) {
+	tb.Helper()
+	turn, err := p.FetchOrchestrationItem(tb.Context(), o)
+	if _, ours := schemas.Load(p); !ours || !errors.Is(err, pgwake.ErrNoWork) || o.Owner != "" {
+		return turn, err
+	}
+	var owners []string
+	if err := backstage(tb, p, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		rows, err := conn.Query(ctx, `SELECT DISTINCT sticky_owner FROM orchestrator_queue WHERE sticky_due <= clock_timestamp() ORDER BY 1`)
+		if err == nil {
+			owners, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		}
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	for _, owner := range owners {
+		o := *o
+		o.Owner = owner
+		if turn, err = p.FetchOrchestrationItem(tb.Context(), &o); !errors.Is(err, pgwake.ErrNoWork) {
+			break
+		}
+	}
+	return turn, err
+}
+
 // fetch returns what to fetch, by default everything.
 func (o *DrainOptions) fetch(everything pgwake.FetchOptions) *pgwake.FetchOptions {
 	f := everything
@@ -110,6 +151,13 @@ func (o *DrainOptions) fetch(everything pgwake.FetchOptions) *pgwake.FetchOption
 	f.NoWait, f.PollTimeout, f.Ack = true, 0, nil
 	f.LockTimeout = cmp.Or(f.LockTimeout, drainLease)
 	return &f
+}
+
+func (o *DrainOptions) maxHandled() int {
+	if o == nil || o.MaxHandled == 0 {
+		return 10_000
+	}
+	return o.MaxHandled
 }
 
 func (o *DrainOptions) maxAttempts() int {

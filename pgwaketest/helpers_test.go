@@ -180,6 +180,85 @@ func TestAdvance_ParkedFetches_GetWhatBecameDue(t *testing.T) {
 	require.ErrorIs(t, err, pgwake.ErrNoWork)
 }
 
+// Whoever waits for an instance does not mistake one that grew older for another.
+func TestAdvance_SomebodyWaitsForAnInstance_WaitsOn(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	send(t, p, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
+	turn := func(status pgwake.Status) {
+		require.Equal(t, 1, pgwaketest.DrainTurns(t, p, func(context.Context, *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+			return pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow", Status: status}}, nil
+		}, nil))
+	}
+	turn(pgwake.StatusRunning)
+	got := make(chan error, 1)
+	before := p.Stats().WaitReads
+	go func() {
+		_, err := p.WaitForInstance(t.Context(), "i")
+		got <- err
+	}()
+	read := func(n int64) {
+		require.Eventually(t, func() bool { return p.Stats().WaitReads >= before+n }, 10*time.Second, time.Millisecond)
+	}
+	read(1)
+	go func() { _, _ = p.WaitForInstance(t.Context(), "other") }()
+	read(2) // so the first has ended
+	pgwaketest.Advance(t, p, time.Hour)
+	send(t, p, pgwake.Message{Instance: "i", Kind: "go"}, nil)
+	turn(pgwake.StatusCompleted)
+	require.NoError(t, <-got)
+}
+
+func TestDrainTurns_StickyInstances_AreDrainedAsTheirOwners(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	owners := map[string]string{"i": "A", "j": "B", "k": ""}
+	handler := func(_ context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+		ack := pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}}
+		if owner := owners[turn.Instance]; owner != "" {
+			ack.Sticky = &pgwake.Sticky{Owner: owner, For: time.Hour}
+		}
+		return ack, nil
+	}
+	for instance := range owners {
+		send(t, p, pgwake.Message{Instance: instance, Kind: pgwake.MessageStart, Name: "flow"}, nil)
+	}
+	require.Equal(t, 3, pgwaketest.DrainTurns(t, p, handler, nil))
+	for instance := range owners {
+		send(t, p, pgwake.Message{Instance: instance, Kind: "go"}, nil)
+	}
+	found := pgwaketest.RequireMessage(t, p, pgwake.Message{Instance: "i"}, 1)
+	require.Equal(t, "A", found[0].StickyOwner)
+	require.Less(t, time.Since(found[0].StickyDue).Abs(), 30*time.Minute)
+	require.Greater(t, time.Until(found[0].DueAt), 30*time.Minute)
+	require.Contains(t, failureOf(t, func(tb testing.TB) { pgwaketest.RequireNoMessage(tb, p) }), `for the sticky owner "A", and at`)
+
+	require.Equal(t, 2, pgwaketest.DrainTurns(t, p, handler, &pgwaketest.DrainOptions{Fetch: &pgwake.FetchOptions{Owner: "B"}}))
+	require.Equal(t, 1, pgwaketest.DrainTurns(t, p, handler, nil))
+	pgwaketest.RequireNoMessage(t, p)
+}
+
+func TestDrain_HandlerEnqueuesWithoutEnd_FailsTheTest(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	o := &pgwaketest.DrainOptions{MaxHandled: 5}
+	enqueue(t, p, pgwake.WorkItem{Name: "again"}, nil)
+	handled := 0
+	require.Contains(t, failureOf(t, func(tb testing.TB) {
+		pgwaketest.Drain(tb, p, func(context.Context, *pgwake.ClaimedWorkItem) error {
+			handled++
+			enqueue(t, p, pgwake.WorkItem{Name: "again"}, nil)
+			return nil
+		}, o)
+	}), `after 5 work items there is still one due, {name: "again"}`)
+	require.Equal(t, 5, handled)
+
+	send(t, p, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
+	require.Contains(t, failureOf(t, func(tb testing.TB) {
+		pgwaketest.DrainTurns(tb, p, func(context.Context, *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+			return pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"},
+				Messages: []pgwake.MessageEnqueue{{Message: pgwake.Message{Instance: "i", Kind: "again"}}}}, nil
+		}, o)
+	}), `after 5 turns there is still one due, of instance "i"`)
+}
+
 func TestAdvance_LeasesAndSessions_End(t *testing.T) {
 	p := pgwaketest.New(t, nil)
 	now := func(owner string) *pgwake.FetchOptions {

@@ -37,6 +37,18 @@ type QueuedWork struct {
 type QueuedMessage struct {
 	pgwake.Message
 	Queued
+
+	// StickyOwner is who may have the message from StickyDue on, server time; for everybody else it is due at DueAt. Empty:
+	// it is anybody's.
+	StickyOwner string
+	StickyDue   time.Time
+}
+
+func (m *QueuedMessage) state() string {
+	if m.StickyOwner == "" || m.Claimed {
+		return m.Queued.state()
+	}
+	return fmt.Sprintf(" due at %v for the sticky owner %q, and at %v for others", m.StickyDue, m.StickyOwner, m.DueAt)
 }
 
 // RequireWork fails the test unless exactly n work items like want are queued, due or not, claimed or not. It returns
@@ -92,6 +104,7 @@ const (
 		SELECT id, namespace, priority, coalesce(dedup_key, ''), visible_at,
 		       visible_at > clock_timestamp() AND (lock_token IS NOT NULL OR held),
 		       attempt_count, created_at, instance_id, kind, data, coalesce(name, ''), coalesce(version, ''), coalesce(execution_id, 0), queue,
+		       coalesce(sticky_owner, ''), coalesce(sticky_due, visible_at),
 		       ($1 IN ('', instance_id) AND $2 IN ('', kind) AND coalesce(data::jsonb = $3::jsonb, $3::jsonb IS NULL) AND $4 IN ('', name)
 		        AND $5 IN ('', version) AND $6 IN (0::bigint, execution_id) AND $7 IN ('', queue)) IS TRUE
 		  FROM orchestrator_queue ORDER BY id`
@@ -115,7 +128,10 @@ func queuedMessages(tb testing.TB, p *pgwake.Provider, want pgwake.Message) (fou
 	tb.Helper()
 	found, all, err := queued(tb, p, messageSQL, func(row pgx.CollectableRow) (m QueuedMessage, like bool, err error) {
 		err = row.Scan(&m.ID, &m.Namespace, &m.Priority, &m.DedupKey, &m.DueAt, &m.Claimed, &m.Attempts, &m.EnqueuedAt,
-			&m.Instance, &m.Kind, (*[]byte)(&m.Data), &m.Name, &m.Version, &m.ExecutionID, &m.Queue, &like)
+			&m.Instance, &m.Kind, (*[]byte)(&m.Data), &m.Name, &m.Version, &m.ExecutionID, &m.Queue, &m.StickyOwner, &m.StickyDue, &like)
+		if m.StickyOwner == "" {
+			m.StickyDue = time.Time{}
+		}
 		return m, like, err
 	}, func(m QueuedMessage) string { return describeMessage(m.Message) + m.state() },
 		want.Instance, string(want.Kind), wanted(tb, want.Data), want.Name, want.Version, want.ExecutionID, want.Queue)

@@ -11,6 +11,19 @@ import (
 // This file answers: what becomes of an activity whose instance no longer waits for it?
 
 var cancellation = group{"cancellation", []row{
+	{"cancelled_activity_may_have_the_id_0", func(t *testing.T, n *node) {
+		zero := pgwake.WorkItem{Name: "zero", Instance: "i"}
+		n.startWith(t, "i", pgwake.OrchestrationAck{History: events(1), Metadata: running,
+			WorkItems: append(activities("i", 1), pgwake.WorkEnqueue{WorkItem: zero})})
+		n.enqueueWith(t, zero, nil)
+		item := n.takeActivity(t, "i", 1)
+		require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+		item = n.take(t)
+		require.Equal(t, zero, item.WorkItem)
+		n.turn(t, "i", pgwake.OrchestrationAck{CancelActivities: []pgwake.ActivityRef{{}}})
+		requirePermanent(t, n.AckWorkItem(t.Context(), item.LockToken, nil), pgwake.ErrLockLost)
+		n.requireNoWork(t)
+	}},
 	{"fetch_returns_running_state_for_active_orchestration", func(t *testing.T, n *node) {
 		n.startWithActivities(t, "i", 1)
 		n.takeActivity(t, "i", 1)

@@ -35,6 +35,28 @@ var deletion = group{"deletion", []row{
 		n.requireDelete(t, "i", force, pgwake.Deleted{Instances: 1, Executions: 1, Events: 1})
 		n.requireGone(t, "i")
 	}},
+	{"delete_between_executions_needs_force", func(t *testing.T, n *node) {
+		n.start(t, "i")
+		n.endForNext(t, "i", 2)
+		refused := func() {
+			for _, del := range []func() (pgwake.Deleted, error){
+				func() (pgwake.Deleted, error) { return n.DeleteInstance(t.Context(), "i", nil) },
+				func() (pgwake.Deleted, error) { return n.DeleteInstances(t.Context(), []string{"i"}, nil) },
+			} {
+				d, err := del()
+				requirePermanent(t, err, pgwake.ErrInstanceRunning)
+				require.Zero(t, d)
+			}
+		}
+		refused()
+		turn := n.takeTurnOf(t, "i")
+		refused()
+		require.NoError(t, n.AbandonOrchestrationItem(t.Context(), turn.LockToken, nil))
+		n.beginNext(t, "i", 2)
+		n.endForNext(t, "i", 3)
+		n.requireDelete(t, "i", force, pgwake.Deleted{Instances: 1, Executions: 2, Events: 2, QueueItems: 1})
+		n.requireGone(t, "i")
+	}},
 	{"delete_nonexistent_instance", func(t *testing.T, n *node) {
 		n.start(t, "i")
 		for _, o := range []*pgwake.DeleteOptions{nil, force} {
@@ -295,6 +317,24 @@ var bulkDeletion = group{"bulk_deletion", []row{
 		n.requireGone(t, "a", "b", "c", "d")
 		require.Equal(t, []string{"running"}, n.instances(t, nil))
 		n.requireHistoryOf(t, "running", events(1))
+	}},
+	{"delete_instance_bulk_skips_what_is_between_executions", func(t *testing.T, n *node) {
+		n.completed(t, "root")
+		n.completedChild(t, "root", "child")
+		n.turn(t, "child", pgwake.OrchestrationAck{Metadata: running}) // and again
+		for next := range int64(3) {
+			if next > 0 {
+				n.beginNext(t, "child", next+1)
+			}
+			n.endForNext(t, "child", next+2)
+			n.requireBulk(t, nil, none)
+			n.requireBulk(t, &pgwake.BulkFilter{Instances: []string{"root", "child"}}, none)
+		}
+		n.beginNext(t, "child", 4)
+		n.start(t, "alone")
+		n.endForNext(t, "alone", 2)
+		n.requireBulk(t, nil, none)
+		n.requireBulk(t, &pgwake.BulkFilter{Instances: []string{"alone"}}, none)
 	}},
 	{"delete_instance_bulk_completed_before_filter", func(t *testing.T, n *node) {
 		n.completed(t, "a", "b")

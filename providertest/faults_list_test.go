@@ -600,7 +600,7 @@ var faults = []fault{
 		rows: []string{"sessions/session_affinity_blocks_other_worker", "sessions/concurrent_session_claim_only_one_wins",
 			"sessions/mixed_session_and_non_session_items", "sessions/different_sessions_different_workers",
 			"sessions/shared_worker_id_any_caller_can_fetch_owned_session", "sessions/activity_lock_expires_session_lock_valid_same_worker_refetches"},
-		sql: []edit{{"claim_session", "IF v_session.owner <> p_owner AND v_session.locked_until > p_now THEN", "IF false THEN"},
+		sql: []edit{{"lock_session", "RETURN v_session.owner = p_owner OR v_session.locked_until <= p_now;", "RETURN true;"},
 			{"session_lists", "CASE WHEN s.owner <> p_owner AND s.locked_until > p_now THEN s.locked_until END", "NULL::timestamptz"}},
 	},
 	{
@@ -608,20 +608,26 @@ var faults = []fault{
 		rows: []string{"sessions/session_affinity_same_worker", "sessions/session_items_processed_in_order",
 			"sessions/original_worker_reclaims_expired_session", "sessions/session_lock_expires_same_worker_reacquires",
 			"sessions/abandoned_session_item_retryable"},
-		sql: []edit{{"claim_session", "IF v_session.owner <> p_owner AND v_session.locked_until > p_now THEN", "IF v_session.owner = p_owner THEN"}},
+		sql: []edit{{"lock_session", "RETURN v_session.owner = p_owner OR v_session.locked_until <= p_now;", "RETURN v_session.owner <> p_owner;"}},
 	},
 	{
 		name: "session never ends",
 		rows: []string{"sessions/session_takeover_after_lock_expiry", "sessions/session_lock_expires_activity_lock_valid_ack_succeeds",
 			"sessions/session_claimable_after_lock_expiry", "sessions/renew_session_lock_after_expiry_returns_zero"},
-		sql: []edit{{"claim_session", "v_session.owner <> p_owner AND v_session.locked_until > p_now", "v_session.owner <> p_owner"},
+		sql: []edit{{"lock_session", "v_session.owner = p_owner OR v_session.locked_until <= p_now", "v_session.owner = p_owner"},
 			{"session_lists", "s.owner <> p_owner AND s.locked_until > p_now", "s.owner <> p_owner"}},
+	},
+	{
+		name: "session is claimed for an item that is put aside",
+		rows: []string{"sessions/poisoned_item_claims_no_session"},
+		sql: []edit{{"fetch_work", "v_poison := ARRAY(",
+			"PERFORM claim_sessions(v_picked, p_owner, p_token, v_now, v_now + p_session_timeout); v_poison := ARRAY("}},
 	},
 	{
 		name: "session that another took over stays with the first",
 		rows: []string{"sessions/session_takeover_after_lock_expiry", "sessions/session_lock_expires_new_owner_gets_redelivery",
 			"sessions/both_locks_expire_different_worker_claims"},
-		sql: []edit{{"claim_session", "SET owner = p_owner, last_activity_at", "SET last_activity_at"}},
+		sql: []edit{{"claim_sessions", "SET owner = p_owner, last_activity_at", "SET last_activity_at"}},
 	},
 	{
 		name: "fetch without an owner takes the work of sessions",
@@ -980,12 +986,34 @@ var faults = []fault{
 	{
 		name: "running instance is deleted without force",
 		rows: []string{"deletion/delete_running_rejected_force_succeeds", "deletion/delete_instances_atomic_force"},
-		sql:  []edit{{"check_deletion", "i.status = 'Running' AND NOT p_force", "false"}},
+		sql:  []edit{{"check_deletion", "i.status IN ('Running', 'ContinuedAsNew') AND NOT p_force", "false"}},
 	},
 	{
 		name: "running instance is not deleted with force",
 		rows: []string{"deletion/delete_running_rejected_force_succeeds", "deletion/delete_instances_atomic_force"},
-		sql:  []edit{{"check_deletion", "i.status = 'Running' AND NOT p_force", "i.status = 'Running'"}},
+		sql:  []edit{{"check_deletion", "i.status IN ('Running', 'ContinuedAsNew') AND NOT p_force", "i.status IN ('Running', 'ContinuedAsNew')"}},
+	},
+	{
+		name: "instance between two executions is deleted without force",
+		rows: []string{"deletion/delete_between_executions_needs_force"},
+		sql:  []edit{{"check_deletion", "i.status IN ('Running', 'ContinuedAsNew')", "i.status = 'Running'"}},
+	},
+	{
+		name: "bulk deletion takes instances between two executions",
+		rows: []string{"bulk_deletion/delete_instance_bulk_skips_what_is_between_executions"},
+		sql: []edit{{"delete_instances_bulk", "AND x.status IN ('Completed', 'Failed', 'Cancelled')", ""},
+			{"delete_instances_bulk", "m.status IN ('Running', 'ContinuedAsNew')", "m.status = 'Running'"}},
+	},
+	{
+		name: "wait outlives the instance",
+		rows: []string{"pgwake/wait_ends_with_the_instance", "pgwake/other_node_wait_ends_with_the_instance"},
+		sql: []edit{{"look_at_instances", "asked.ord::integer, i.incarnation,", "asked.ord::integer, i.incarnation * 0 + 1,"},
+			{"remove_instances", "PERFORM notify_instance(gone.id) FROM unnest(p_instances) AS gone (id);", ""}},
+	},
+	{
+		name: "activity 0 is none",
+		rows: []string{"cancellation/cancelled_activity_may_have_the_id_0"},
+		sql:  []edit{{"enqueue_work_many", "i.instance_id, i.execution_id, i.activity_id,", "i.instance_id, i.execution_id, nullif(i.activity_id, 0),"}},
 	},
 	{
 		name: "unknown instance is deleted",
@@ -1061,9 +1089,9 @@ var faults = []fault{
 	{
 		name: "bulk deletion takes running instances",
 		rows: []string{"bulk_deletion/delete_instance_bulk_safety_and_limits", "bulk_deletion/delete_instance_bulk_filter_combinations"},
-		sql: []edit{{"delete_instances_bulk", "AND x.status <> 'Running'", ""},
+		sql: []edit{{"delete_instances_bulk", "AND x.status IN ('Completed', 'Failed', 'Cancelled')", ""},
 			{"delete_instances_bulk", "x.completed_at < coalesce(p_completed_before, 'infinity')", "coalesce(x.completed_at, '-infinity') < coalesce(p_completed_before, 'infinity')"},
-			{"delete_instances_bulk", "m.status = 'Running'", "false"}},
+			{"delete_instances_bulk", "m.status IN ('Running', 'ContinuedAsNew')", "false"}},
 	},
 	{
 		name: "bulk deletion has no limit",

@@ -200,6 +200,16 @@ var sessions = group{"sessions", []row{
 		n.requireNoWorkWith(t, by("A"))
 		n.requireTake(t, "B", "s", "3")
 	}},
+	{"poisoned_item_claims_no_session", func(t *testing.T, n *node) {
+		n.enqueueIn(t, "s", "poisoned")
+		item := n.takeAndLoseSession(t, "A")
+		require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, nil))
+		once := by("B")
+		once.MaxAttempts = 1
+		n.requireNoWorkWith(t, once)
+		n.enqueueIn(t, "s", "sound")
+		n.requireTake(t, "C", "s", "sound")
+	}},
 	{"cleanup_then_new_item_recreates_session", func(t *testing.T, n *node) {
 		n.enqueueIn(t, "s", "1")
 		n.ack(t, n.takeAndLoseSession(t, "A"))

@@ -464,6 +464,8 @@ func waits() []row {
 		{"other_node_wait_for_status_ends_with_the_change", statusWait(there)},
 		{"wait_for_instance_ends_with_its_outcome", outcomeWait(here)},
 		{"other_node_wait_for_instance_ends_with_its_outcome", outcomeWait(there)},
+		{"wait_ends_with_the_instance", lostWait(here)},
+		{"other_node_wait_ends_with_the_instance", lostWait(there)},
 	}
 }
 
@@ -502,6 +504,25 @@ func outcomeWait(waiter func(*testing.T, *node) *node) func(*testing.T, *node) {
 		want := &pgwake.Outcome{Instance: "i", ExecutionID: 2, Status: pgwake.StatusFailed, Output: "broken"}
 		require.Equal(t, told[*pgwake.Outcome]{want, nil}, <-back)
 		require.Equal(t, told[*pgwake.Outcome]{want, nil}, <-running)
+	}
+}
+
+// lostWait: another instance with the same id is not the one that was waited for.
+func lostWait(waiter func(*testing.T, *node) *node) func(*testing.T, *node) {
+	return func(t *testing.T, n *node) {
+		w := waiter(t, n)
+		n.start(t, "i")
+		n.setStatus(t, "i", "first")
+		outcome := await(t, func(ctx context.Context) (*pgwake.Outcome, error) { return w.WaitForInstance(ctx, "i") })
+		status := await(t, func(ctx context.Context) (*pgwake.CustomStatus, error) { return w.WaitForStatus(ctx, "i", 1) })
+		_, err := n.DeleteInstance(t.Context(), "i", force)
+		require.NoError(t, err)
+		n.start(t, "i")
+		n.setStatus(t, "i", "first")
+		n.setStatus(t, "i", "second")
+		n.end(t, "i", 1, pgwake.StatusCompleted, "done")
+		requirePermanent(t, (<-outcome).err, pgwake.ErrNotFound)
+		requirePermanent(t, (<-status).err, pgwake.ErrNotFound)
 	}
 }
 
