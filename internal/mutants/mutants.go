@@ -169,7 +169,7 @@ var mutants = []mutant{
 	{
 		name:    "close: the last word is said too early",
 		file:    "provider.go",
-		patches: []patch{{"	defer done()\n	conn, err := p.pool.Acquire(ctx)\n", "	conn, err := p.pool.Acquire(ctx)\n	done()\n"}},
+		patches: []patch{{"	case err == nil:\n		tell()\n", "	case err == nil:\n		go tell()\n"}},
 		pkg:     root, test: "TestClose_VerbHasCommittedAndNotTold_WaitsForIt",
 	},
 	{
