@@ -1,0 +1,97 @@
+package model
+
+// This file answers: how are many millions of states kept?
+//
+// Each is a few words in a list, which is at once the queue of the breadth-first search; a table of their numbers,
+// with open addressing, finds them again. Nothing is approximated: equal means equal in every bit.
+
+const chunk = 1 << 16 // states
+
+type space struct {
+	words   int
+	count   int
+	states  [][]uint64
+	parents [][]uint32
+	table   []uint32 // number + 1; 0: free
+}
+
+func newSpace(words int) *space {
+	return &space{words: words, table: make([]uint32, 1<<16)}
+}
+
+func (s *space) len() int { return s.count }
+
+func (s *space) at(i int) (e encoded) {
+	copy(e[:], s.states[i/chunk][i%chunk*s.words:][:s.words])
+	return e
+}
+
+func (s *space) parent(i int) int { return int(s.parents[i/chunk][i%chunk]) }
+
+// add keeps the state unless it is known.
+func (s *space) add(e encoded, parent int) {
+	slot, known := s.slot(&e)
+	if known {
+		return
+	}
+	if s.count%chunk == 0 {
+		s.states = append(s.states, make([]uint64, 0, chunk*s.words))
+		s.parents = append(s.parents, make([]uint32, 0, chunk))
+	}
+	last := len(s.states) - 1
+	s.states[last] = append(s.states[last], e[:s.words]...)
+	s.parents[last] = append(s.parents[last], uint32(parent))
+	s.count++
+	s.table[slot] = uint32(s.count)
+	if s.count*4 > len(s.table)*3 {
+		s.grow()
+	}
+}
+
+// find returns the number of a state that is known.
+func (s *space) find(e encoded) int {
+	slot, _ := s.slot(&e)
+	return int(s.table[slot]) - 1
+}
+
+func (s *space) slot(e *encoded) (slot uint64, known bool) {
+	mask := uint64(len(s.table) - 1)
+	slot = e.hash(s.words) & mask
+	for s.table[slot] != 0 {
+		i := int(s.table[slot]) - 1
+		stored := s.states[i/chunk][i%chunk*s.words:][:s.words]
+		same := true
+		for w, v := range stored {
+			same = same && e[w] == v
+		}
+		if same {
+			return slot, true
+		}
+		slot = (slot + 1) & mask
+	}
+	return slot, false
+}
+
+func (s *space) grow() {
+	s.table = make([]uint32, 2*len(s.table))
+	mask := uint64(len(s.table) - 1)
+	for i := range s.count {
+		e := s.at(i)
+		slot := e.hash(s.words) & mask
+		for s.table[slot] != 0 {
+			slot = (slot + 1) & mask
+		}
+		s.table[slot] = uint32(i + 1)
+	}
+}
+
+func (e *encoded) hash(words int) uint64 {
+	const odd = 0x9E3779B97F4A7C15
+	h := uint64(0)
+	for _, v := range e[:words] {
+		h = (h ^ v) * odd
+		h ^= h >> 32
+	}
+	h *= odd
+	return h ^ h>>29
+}
