@@ -71,7 +71,7 @@ func (m *machine) commitBounce(s *state, l int) {
 	if stay {
 		arrived := lane.tokens > 0 // while the bounce was under way: it bounces in its turn
 		m.signal(&after, l)
-		lane.stuck = !arrived && !m.present(&after, l, -1)
+		lane.stuck = !arrived || !m.keeps(BounceAgain)
 	}
 	m.add(BounceCommits, l, &after)
 }

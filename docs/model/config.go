@@ -35,9 +35,19 @@ type Config struct {
 	Producers []Producer
 	Fanout    int // how many lanes a producer tells; 0: 1
 
+	// TimeOuts lets a dispatcher that waits give up, as its user pleases: the poll timeout, or the end of a context.
+	TimeOuts bool
+
 	Leaves int // how many nodes may leave
 	Deaths int // how many may die
 	Faults int // how many fetches may fail after they began
+
+	// Parked starts where every dispatcher is parked, armed, and settled, and the lanes are known empty.
+	Parked bool
+
+	// Bounced items are due at the start, with one notification under way to the first lane: a node that is not
+	// modelled, all of whose dispatchers are in handlers, has bounced its tokens. Together with Parked.
+	Bounced int
 
 	// NoRollback keeps producers from rolling back, for traces with fewer branches.
 	NoRollback bool
@@ -65,6 +75,7 @@ const (
 	BounceAfterFetch                     // … but does while anybody is inside a fetch
 	BounceDisarms                        // a bounce disarms its own lane
 	SkipByMemory                         // the arm write is skipped by memory; without: by reading the row
+	ArmByMemory                          // the same; without, a lane whose write is skipped settles all the same
 	Sequence                             // the row keeps the newest write by sequence numbers
 	LaneMatch                            // rule 4: a token goes only to a lane that can use it
 	LeaveWaits                           // rule 5: who leaves waits for K
@@ -73,6 +84,10 @@ const (
 	Contended                            // a fetch that met locked rows does not say "nothing"
 	FailedFetchTells                     // the lane of a fetch that failed gets a token
 	TakeOver                             // settling that ended with a find is taken over by whoever is parked
+	HotAlone                             // a find disarms only where nobody else is parked or inside a fetch
+	FirstFind                            // a find without a token has the duty to chain, if somebody was parked
+	ChainStays                           // a chain token that nobody here takes any more stays, and bounces
+	BounceAgain                          // what arrives while a bounce is under way bounces in its turn
 
 	// The mends: what wake.md lacked when it was modelled.
 
@@ -81,5 +96,5 @@ const (
 	SweepPassesOn     // the sweeper waits for K itself and passes on what is due, with the row's deletion
 	ScoutWhileWaiting // who waits for K looks again every now and then
 
-	noRule Rule = 0
+	allRules Rule = 1<<iota - 1
 )

@@ -48,10 +48,10 @@ func (r *bitReader) get(width uint) uint64 {
 // The widths. What a phase does not use is zero, and is left out where the phase alone tells.
 const (
 	phaseBits    = 4
-	fetchBits    = 18 // the rest of a dispatcher
-	producerBits = 13
+	fetchBits    = 14 // the rest of a dispatcher; and a set of lanes
+	producerBits = 5  // and two sets of lanes
 	laneBits     = 11
-	bounceBits   = 7
+	bounceBits   = 3 // and a set of lanes
 	statusBits   = 3
 	dueBits      = 2
 	faultBits    = 2
@@ -76,11 +76,11 @@ func unpackDispatcher(v uint32) dispatcher {
 }
 
 func packProducer(p *producer) uint32 {
-	return uint32(p.phase) | bit(p.locked, 3) | bit(p.all, 4) | uint32(p.seen)<<5 | uint32(p.tells)<<9
+	return uint32(p.phase) | bit(p.locked, 3) | bit(p.all, 4) | uint32(p.tells)<<producerBits | uint32(p.seen)<<producerBits<<maxLanes
 }
 
 func unpackProducer(v uint32) producer {
-	return producer{phase: producerPhase(v & 7), locked: v>>3&1 != 0, all: v>>4&1 != 0, seen: laneSet(v >> 5 & 15), tells: laneSet(v >> 9 & 15)}
+	return producer{phase: producerPhase(v & 7), locked: v>>3&1 != 0, all: v>>4&1 != 0, tells: laneSet(v >> producerBits & 15), seen: laneSet(v >> producerBits >> maxLanes & 15)}
 }
 
 func packLane(l *lane) uint32 {
@@ -100,7 +100,8 @@ func unpackLane(v uint32) lane {
 type codec struct {
 	m     *machine
 	perms []permutation
-	words int // so many of an encoded state are in use
+	set   uint // bits of a set of lanes
+	words int  // so many of an encoded state are in use
 }
 
 // permutation says which node takes the place of which, and thereby lanes and dispatchers.
@@ -113,8 +114,9 @@ type permutation struct {
 func newCodec(m *machine) *codec {
 	c := &codec{m: m}
 	c.permute(nil)
-	n := uint(dueBits*tagCount + faultBits + producerBits*len(m.cfg.Producers) + statusBits*len(m.cfg.Nodes))
-	n += uint(m.lanes*(laneBits+bounceBits) + m.first[m.lanes]*(phaseBits+fetchBits))
+	n := dueBits*tagCount + faultBits + (producerBits+2*m.lanes)*len(m.cfg.Producers) + statusBits*len(m.cfg.Nodes)
+	n += m.lanes*(laneBits+bounceBits+m.lanes) + m.first[m.lanes]*(phaseBits+fetchBits+m.lanes)
+	c.set = uint(m.lanes)
 	c.words = int(n+63) / 64
 	return c
 }
@@ -242,7 +244,7 @@ func (c *codec) write(s *state, p *permutation) encoded {
 		v := packLane(&lane)
 		w.put(uint64(v&(1<<laneBits-1)), laneBits)
 		if lane.bounce != noBounce {
-			w.put(uint64(v>>laneBits), bounceBits)
+			w.put(uint64(v>>laneBits), bounceBits+c.set)
 		}
 		c.writeDispatchers(&w, s, p, l)
 	}
@@ -261,7 +263,8 @@ func (c *codec) writeProducers(w *bitWriter, s *state, p *permutation) {
 		}
 	}
 	for i := range m.cfg.Producers {
-		w.put(uint64(packed[i]), producerBits)
+		w.put(uint64(packed[i]&(1<<maxLanes<<producerBits-1)), producerBits+c.set)
+		w.put(uint64(packed[i]>>maxLanes>>producerBits), c.set)
 	}
 }
 
@@ -280,7 +283,7 @@ func (c *codec) writeDispatchers(w *bitWriter, s *state, p *permutation, l int) 
 	for d := first; d < end; d++ {
 		w.put(uint64(packed[d]&(1<<phaseBits-1)), phaseBits)
 		if hasFetch(phase(packed[d] & (1<<phaseBits - 1))) {
-			w.put(uint64(packed[d]>>phaseBits), fetchBits)
+			w.put(uint64(packed[d]>>phaseBits), fetchBits+c.set)
 		}
 	}
 }
@@ -297,7 +300,8 @@ func (c *codec) decode(e encoded) state {
 	}
 	s.faults = uint8(r.get(faultBits))
 	for i := range m.cfg.Producers {
-		s.producers[i] = unpackProducer(uint32(r.get(producerBits)))
+		v := r.get(producerBits + c.set)
+		s.producers[i] = unpackProducer(uint32(v | r.get(c.set)<<maxLanes<<producerBits))
 	}
 	for n := range m.cfg.Nodes {
 		s.nodes[n] = nodeStatus(r.get(statusBits))
@@ -305,13 +309,13 @@ func (c *codec) decode(e encoded) state {
 	for l := range m.lanes {
 		v := uint32(r.get(laneBits))
 		if bouncePhase(v>>9&3) != noBounce {
-			v |= uint32(r.get(bounceBits)) << laneBits
+			v |= uint32(r.get(bounceBits+c.set)) << laneBits
 		}
 		s.lanes[l] = unpackLane(v)
 		for d := m.first[l]; d < m.first[l+1]; d++ {
 			v := uint32(r.get(phaseBits))
 			if hasFetch(phase(v)) {
-				v |= uint32(r.get(fetchBits)) << phaseBits
+				v |= uint32(r.get(fetchBits+c.set)) << phaseBits
 			}
 			s.dispatchers[d] = unpackDispatcher(v)
 		}

@@ -30,6 +30,7 @@ type Result struct {
 	Depth  int
 	Fault  Fault
 	Trace  []string // how to get there: one line a step
+	Taken  [transitionCount]int
 }
 
 // ErrTooLarge is returned for a space with more states than allowed.
@@ -66,6 +67,7 @@ func (x *explorer) run() (Result, error) {
 			t := &x.m.steps[i]
 			owed = owed || t.owed
 			x.result.Steps++
+			x.result.Taken[t.what]++
 			x.space.add(x.codec.encode(&t.after), at)
 		}
 		if !owed && x.m.stranded(&s) {
@@ -83,14 +85,49 @@ func (x *explorer) run() (Result, error) {
 	return x.result, nil
 }
 
+// Sketch visits every state as Explore does, but for the chance that sketch tells of; it does not look for cycles, and
+// of a fault it says only what the state is. progress is called after each level.
+func Sketch(cfg Config, progress func(Result)) Result {
+	m := newMachine(cfg)
+	c := newCodec(m)
+	seen := newSketch(c.words)
+	start := m.initial()
+	seen.add(c.encode(&start))
+	var r Result
+	for len(seen.next) > 0 {
+		level := seen.next
+		seen.next = nil
+		for ; len(level) > 0; level = level[c.words:] {
+			var e encoded
+			copy(e[:], level[:c.words])
+			s := c.decode(e)
+			owed := false
+			for i := range m.successors(&s) {
+				t := &m.steps[i]
+				owed = owed || t.owed
+				r.Steps++
+				r.Taken[t.what]++
+				seen.add(c.encode(&t.after))
+			}
+			if !owed && m.stranded(&s) {
+				r.States, r.Fault, r.Trace = seen.count, Stranded, []string{m.summary(&s)}
+				return r
+			}
+		}
+		r.States, r.Depth = seen.count, r.Depth+1
+		progress(r)
+	}
+	return r
+}
+
 func (x *explorer) fail(f Fault, path []int, depth int) Result {
 	x.result.States, x.result.Depth, x.result.Fault = x.space.len(), depth, f
 	x.result.Trace = x.trace(path)
 	return x.result
 }
 
-// stranded reports whether an item is due, and free, while a dispatcher is parked that could take it. The only excuse
-// is a sweep that waits for K: how long a death goes unnoticed is bounded by the fallback.
+// stranded reports whether an item is due, and free, while a dispatcher waits that could take it: parked, or for K. The
+// only excuse is a sweep that waits for K: how long a death goes unnoticed is bounded by the fallback.
 func (m *machine) stranded(s *state) bool {
 	for n := range m.cfg.Nodes {
 		if s.nodes[n] == sweepingK {
@@ -98,7 +135,7 @@ func (m *machine) stranded(s *state) bool {
 		}
 	}
 	for l := range m.lanes {
-		if s.nodes[m.node[l]] == live && m.parked(s, l) >= 0 && m.freeTags(s, l) != 0 {
+		if s.nodes[m.node[l]] == live && m.freeTags(s, l) != 0 && m.any(s, l, (*dispatcher).waits) {
 			return true
 		}
 	}

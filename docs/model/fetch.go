@@ -11,6 +11,7 @@ func (m *machine) dispatcher(s *state, d int) {
 	case parked:
 		m.lookAgain(s, d)
 		m.takeOver(s, d)
+		m.timeOut(s, d)
 	case begunFetch:
 		m.claim(s, d)
 	case foundNone:
@@ -23,6 +24,7 @@ func (m *machine) dispatcher(s *state, d int) {
 		m.answer(s, d)
 	case waitingK:
 		m.settle(s, d)
+		m.timeOut(s, d)
 	}
 	if zombie && self.locks() || s.faults > 0 && self.inside() && !zombie {
 		m.fail(s, d)
@@ -51,6 +53,16 @@ func (m *machine) takeToken(s *state, d int) {
 	m.fetch(&after, d, FetchBegins, true)
 }
 
+// timeOut: the time of a Fetch that waits is up, or its context ends; the user calls it again whenever he likes.
+func (m *machine) timeOut(s *state, d int) {
+	if !m.cfg.TimeOuts {
+		return
+	}
+	after := *s
+	after.dispatchers[d] = dispatcher{}
+	m.may(FetchTimesOut, d, &after)
+}
+
 // fetch begins a query for work: under the node's mutex it takes its sequence number and decides what the request
 // says. The request arrives whenever it does.
 func (m *machine) fetch(s *state, d int, what Transition, woken bool) {
@@ -67,7 +79,7 @@ func (m *machine) fetch(s *state, d int, what Transition, woken bool) {
 	lane := &after.lanes[l]
 	self := &after.dispatchers[d]
 	*self = dispatcher{}
-	*self = dispatcher{phase: begunFetch, duty: woken || m.parked(&after, l) >= 0}
+	*self = dispatcher{phase: begunFetch, duty: woken || m.keeps(FirstFind) && m.parked(&after, l) >= 0}
 	self.remote = self.duty && !m.parkedMatch(&after, l)
 	self.arms, self.clean = !lane.settled, lane.settled
 	if self.arms {
@@ -78,7 +90,7 @@ func (m *machine) fetch(s *state, d int, what Transition, woken bool) {
 
 	// Several finds in a row, or many in a second: whether the lane is hot is left open, where it may be. A lane
 	// that is not armed has no use for it.
-	if lane.armed && !m.present(&after, l, d) {
+	if lane.armed && (!m.keeps(HotAlone) || !m.present(&after, l, d)) {
 		self.disarms, self.arms, self.clean = true, true, false
 		self.rank = 0
 		self.rank = m.number(&after, l)
@@ -133,7 +145,7 @@ func (m *machine) claimNone(s *state, d int) {
 	if !m.keeps(SkipByMemory) && s.lanes[l].armed {
 		self.arms = false
 	}
-	if !self.arms {
+	if !self.arms || !m.keeps(ArmByMemory) && s.lanes[l].armed {
 		m.forgo(&after, d)
 		self.phase = answered
 	}
@@ -278,7 +290,7 @@ func (m *machine) chain(s *state, d int, self *dispatcher) {
 			continue
 		}
 		to := m.local(s, own, t)
-		if to < 0 && !self.remote && m.keeps(Chain) {
+		if to < 0 && !self.remote && m.keeps(Chain) && m.keeps(ChainStays) {
 			to = own
 		}
 		if to >= 0 {

@@ -81,7 +81,7 @@ func (m *machine) disarm(s *state, n int) {
 }
 
 // leaveGranted is the grant of K, which is released at once: every producer that may have chosen this node has
-// ended. The node then notifies itself.
+// ended, and its item is there to be seen.
 func (m *machine) leaveGranted(s *state, n int) {
 	if !m.exclusiveFree(s) {
 		return
@@ -91,29 +91,45 @@ func (m *machine) leaveGranted(s *state, n int) {
 	m.add(LeaveGranted, n, &after)
 }
 
-// passOn comes after the node's own notification has come back, and with it all that were committed before; and after
-// all its fetches. Then it stops listening.
+// passOn comes after all fetches of the node. It notifies others of whatever is due that the node could have taken, and
+// stops listening: no matter what tokens there are, or notifications under way. Somebody who chose this node for a
+// chain or a bounce, without holding K, did so before it disarmed, and for what was due then: the node sees that too.
 func (m *machine) passOn(s *state, n int) {
-	ready, tokens := true, false
+	ready := true
 	var due Tags
 	m.each(m.of[n], func(l int) {
-		lane := &s.lanes[l]
-		ready = ready && lane.bounce == noBounce && !m.present(s, l, -1)
-		ready = ready && (lane.inFlight == 0 || !m.keeps(LeaveWaits))
-		tokens = tokens || lane.tokens > 0
+		ready = ready && s.lanes[l].bounce == noBounce && !m.present(s, l, -1)
 		due |= m.dueTags(s, l, -1)
 	})
+	switch {
+	case !m.keeps(LeavePassesOn):
+		due = 0
+	case !m.keeps(PassOnByDueRows) && m.keeps(LeaveWaits):
+		tokens, heard := m.tokensOf(s, n)
+		ready = ready && heard
+		if !tokens {
+			due = 0
+		}
+	}
 	if !ready {
 		return
-	}
-	if !m.keeps(LeavePassesOn) || !tokens && !m.keeps(PassOnByDueRows) {
-		due = 0
 	}
 	m.passOnTo(s, due, func(after state) {
 		after.nodes[n] = left
 		m.clear(&after, n)
 		m.add(LeaveUnlistens, n, &after)
 	})
+}
+
+// tokensOf is for the rule as wake.md had it, to pass on tokens: then the node has to hear first what was notified
+// before it was granted K. It reports whether the node has tokens, and whether it has heard all.
+func (m *machine) tokensOf(s *state, n int) (tokens, heard bool) {
+	heard = true
+	m.each(m.of[n], func(l int) {
+		tokens = tokens || s.lanes[l].tokens > 0
+		heard = heard && s.lanes[l].inFlight == 0
+	})
+	return tokens, heard
 }
 
 // passOnTo notifies, for each tag of what is due, one lane that is armed.
@@ -176,22 +192,26 @@ func (m *machine) sweep(s *state, n int) {
 	m.askToSettle(&after, n)
 }
 
-// askToSettle is what wake.md had: one other node, an armed one if there is one, settles again.
+// askToSettle is what wake.md had: one other node, an armed one, is asked to settle again. It takes that in before it
+// settles, or after: an answer that is under way is waited for.
 func (m *machine) askToSettle(s *state, n int) {
-	asked := false
+	nobody := true
 	for other := range m.cfg.Nodes {
-		armed := false
 		after := *s
+		armed, between := false, false
 		m.each(m.of[other], func(l int) {
 			armed = armed || s.lanes[l].armed
+			between = between || m.any(s, l, func(d *dispatcher) bool { return d.settling && d.phase == answered })
 			after.lanes[l].settled, after.lanes[l].empty = false, false
 		})
 		if armed && s.nodes[other].listens() {
-			asked = true
-			m.add(SweepCommits, n, &after)
+			nobody = false
+			if !between {
+				m.add(SweepCommits, n, &after)
+			}
 		}
 	}
-	if !asked {
+	if nobody {
 		m.add(SweepCommits, n, s)
 	}
 }

@@ -49,7 +49,7 @@ func newMachine(cfg Config) *machine {
 
 func (m *machine) keeps(r Rule) bool { return m.cfg.Without&r == 0 }
 
-// initial: nodes listen, and nobody has called Fetch yet.
+// initial: nodes listen, and nobody has called Fetch yet; or, for shorter stories, everybody has, and has found nothing.
 func (m *machine) initial() state {
 	s := state{faults: uint8(m.cfg.Faults)}
 	for d := m.first[m.lanes]; d < maxDispatchers; d++ {
@@ -60,6 +60,18 @@ func (m *machine) initial() state {
 	}
 	for n := len(m.cfg.Nodes); n < maxNodes; n++ {
 		s.nodes[n] = left
+	}
+	if !m.cfg.Parked {
+		return s
+	}
+	for l := range m.lanes {
+		s.lanes[l].armed, s.lanes[l].settled, s.lanes[l].empty = true, true, true
+	}
+	for d := range m.first[m.lanes] {
+		s.dispatchers[d].phase = parked
+	}
+	if m.cfg.Bounced > 0 {
+		s.due[0], s.lanes[0].inFlight = uint8(m.cfg.Bounced), 1
 	}
 	return s
 }

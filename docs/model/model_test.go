@@ -1,6 +1,7 @@
 package model
 
 import (
+	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -9,48 +10,194 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func nodes(n, dispatchers int) (all []Node) {
+// This file answers: does the protocol keep its promise, in each of the sizes and variants?
+
+// alike returns nodes with one lane each.
+func alike(n, dispatchers int) (nodes []Node) {
 	for range n {
-		all = append(all, Node{{TagA, dispatchers}})
+		nodes = append(nodes, Node{{TagA, dispatchers}})
+	}
+	return nodes
+}
+
+func producers(tags ...Tags) (all []Producer) {
+	for _, tag := range tags {
+		all = append(all, Producer{Tag: tag})
 	}
 	return all
 }
 
-func producers(n int) (all []Producer) {
-	for range n {
-		all = append(all, Producer{Tag: TagA})
-	}
-	return all
+var (
+	one   = producers(TagA)
+	two   = producers(TagA, TagA)
+	three = producers(TagA, TagA, TagA)
+	mixed = producers(TagA, TagB)
+
+	crowded = []Node{{{TagA, 2}}, {{TagA, 1}}}
+)
+
+// How long an exploration takes: those that take over ten seconds are left out with -short and under the race
+// detector, which has nothing to find here.
+type length int
+
+const (
+	quick length = iota
+	long
+	full // with PGWAKE_MODEL=full: minutes to hours, and up to 2 GB
+)
+
+// A configuration is named nodes x dispatchers of each x producers. A transaction that stays open is in all of
+// them: no step of a producer is owed.
+var sizes = []struct {
+	cfg    Config
+	states int // exactly so many: whoever changes the protocol says so here
+	length length
+}{
+	{cfg: Config{Name: "1x1x1", Nodes: alike(1, 1), Producers: one}},
+	{cfg: Config{Name: "1x2x3", Nodes: alike(1, 2), Producers: three}},
+	{cfg: Config{Name: "2x1x2", Nodes: alike(2, 1), Producers: two}},
+	{cfg: Config{Name: "2x1x3", Nodes: alike(2, 1), Producers: three}, length: long},
+	{cfg: Config{Name: "2x1x3, fanout 2", Nodes: alike(2, 1), Producers: three, Fanout: 2}, length: full},
+
+	{cfg: Config{Name: "1x2x2, waits time out", Nodes: alike(1, 2), Producers: two, TimeOuts: true}},
+	{cfg: Config{Name: "2x1x1, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true}},
+	{cfg: Config{Name: "2x1x2, waits time out, from parked", Nodes: alike(2, 1), Producers: two, TimeOuts: true, Parked: true, NoRollback: true}},
+	{cfg: Config{Name: "2 and 1 x0, after a bounce, waits time out", Nodes: crowded, TimeOuts: true, Parked: true, Bounced: 2}},
+	{cfg: Config{Name: "2x1x2, waits time out", Nodes: alike(2, 1), Producers: two, TimeOuts: true}, length: long},
+
+	{cfg: Config{Name: "1x2x2, one not READ COMMITTED", Nodes: alike(1, 2), Producers: []Producer{{TagA, true}, {TagA, false}}}},
+	{cfg: Config{Name: "2x1x2, one not READ COMMITTED", Nodes: alike(2, 1), Producers: []Producer{{TagA, true}, {TagA, false}}}},
+
+	{cfg: Config{Name: "1 node with lanes a and b x2", Nodes: []Node{{{TagA, 1}, {TagB, 1}}}, Producers: mixed}},
+	{cfg: Config{Name: "1 node with lanes a and ab x2", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed}},
+	{cfg: Config{Name: "nodes for a and for ab x2", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed}},
+
+	{cfg: Config{Name: "1x2x2, a fetch fails", Nodes: alike(1, 2), Producers: two, Faults: 1}},
+	{cfg: Config{Name: "2x1x1, a fetch fails", Nodes: alike(2, 1), Producers: one, Faults: 1}},
+	{cfg: Config{Name: "2x1x2, a fetch fails", Nodes: alike(2, 1), Producers: two, Faults: 1}, length: full},
+
+	{cfg: Config{Name: "2x1x1, a node leaves", Nodes: alike(2, 1), Producers: one, Leaves: 1}},
+	{cfg: Config{Name: "2x1x2, a node leaves", Nodes: alike(2, 1), Producers: two, Leaves: 1}, length: long},
+	{cfg: Config{Name: "3x1x1, two nodes leave, from parked", Nodes: alike(3, 1), Producers: one, Leaves: 2, Parked: true}},
+	{cfg: Config{Name: "3x1x2, a node leaves, from parked", Nodes: alike(3, 1), Producers: two, Leaves: 1, Parked: true, NoRollback: true}, length: full},
+
+	{cfg: Config{Name: "2x1x2, a node dies", Nodes: alike(2, 1), Producers: two, Deaths: 1}},
+	{cfg: Config{Name: "3x1x2, a node dies, from parked", Nodes: alike(3, 1), Producers: two, Deaths: 1, Parked: true, NoRollback: true}},
+
+	// Too many states to keep within 2 GB: of each a fingerprint is kept.
+	{cfg: Config{Name: "2x2x2", Nodes: alike(2, 2), Producers: two}, length: full},
 }
 
-func try(t *testing.T, cfg Config) Result {
+// maxStates is what fits into 2 GB. What has more is explored by fingerprints.
+const maxStates = 45_000_000
+
+func TestPromise_AllInterleavings(t *testing.T) {
+	for _, size := range sizes {
+		t.Run(size.cfg.Name, func(t *testing.T) {
+			skip(t, size.length)
+			r := exploreAll(t, size.cfg)
+			require.Equal(t, Nothing, r.Fault, "\n"+strings.Join(r.Trace, "\n"))
+			if size.states != 0 {
+				require.Equal(t, size.states, r.States)
+			}
+		})
+	}
+}
+
+func skip(t *testing.T, l length) {
+	if l == full && os.Getenv("PGWAKE_MODEL") != "full" {
+		t.Skip("takes minutes to hours; PGWAKE_MODEL=full runs it")
+	}
+	if l == long && (testing.Short() || raceEnabled) {
+		t.Skip("takes longer than ten seconds, and ten times as long under the race detector, for nothing: it is one goroutine")
+	}
+}
+
+func exploreAll(t *testing.T, cfg Config) Result {
 	t.Helper()
 	began := time.Now()
-	r, err := Explore(cfg, 60_000_000)
-	t.Logf("%s: %d states, %d steps, depth %d, %v, %v %v", cfg.Name, r.States, r.Steps, r.Depth, time.Since(began).Round(time.Millisecond), r.Fault, err)
-	if r.Fault != Nothing {
-		t.Logf("\n%s", strings.Join(r.Trace, "\n"))
+	r, err := Explore(cfg, maxStates)
+	if err != nil {
+		t.Logf("more than %d states: from here on by fingerprints", maxStates)
+		r = Sketch(cfg, func(r Result) {
+			t.Logf("depth %d: %d states, %v", r.Depth, r.States, time.Since(began).Round(time.Second))
+		})
 	}
-	require.NoError(t, err)
+	t.Logf("%d states, %d steps, depth %d, %v", r.States, r.Steps, r.Depth, time.Since(began).Round(time.Millisecond))
 	return r
 }
 
-func TestScratch(t *testing.T) {
+// Steps that Explore takes as one are taken one by one.
+func TestPromise_NoStepsMerged(t *testing.T) {
 	for _, cfg := range []Config{
-		{Name: "1x1x1", Nodes: nodes(1, 1), Producers: producers(1)},
-		{Name: "1x1x2", Nodes: nodes(1, 1), Producers: producers(2)},
-		{Name: "1x2x1", Nodes: nodes(1, 2), Producers: producers(1)},
-		{Name: "2x1x1", Nodes: nodes(2, 1), Producers: producers(1)},
-		{Name: "1x2x2", Nodes: nodes(1, 2), Producers: producers(2)},
-		{Name: "2x1x2", Nodes: nodes(2, 1), Producers: producers(2)},
-		{Name: "1x2x3", Nodes: nodes(1, 2), Producers: producers(3)},
-		{Name: "2x1x3", Nodes: nodes(2, 1), Producers: producers(3)},
+		{Name: "1x2x2", Nodes: alike(1, 2), Producers: two, Split: true},
+		{Name: "2x1x1", Nodes: alike(2, 1), Producers: one, Split: true},
+		{Name: "2x1x2", Nodes: alike(2, 1), Producers: two, Split: true},
+		{Name: "lanes a and ab", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed, Split: true},
 	} {
-		if os.Getenv("ONLY") != "" && !strings.Contains(cfg.Name, os.Getenv("ONLY")) {
-			continue
+		t.Run(cfg.Name, func(t *testing.T) {
+			r := exploreAll(t, cfg)
+			require.Equal(t, Nothing, r.Fault, "\n"+strings.Join(r.Trace, "\n"))
+		})
+	}
+}
+
+// A sketch of a space that fits has as many states as the space.
+func TestSketch_SmallSpace_MissesNothing(t *testing.T) {
+	cfg := Config{Nodes: alike(2, 1), Producers: one, TimeOuts: true}
+	r, err := Explore(cfg, 0)
+	require.NoError(t, err)
+	require.Equal(t, r.States, Sketch(cfg, func(Result) {}).States)
+}
+
+func TestTransitions_EachIsReachedAndImplemented(t *testing.T) {
+	var taken [transitionCount]int
+	for _, cfg := range []Config{
+		{Nodes: alike(1, 2), Producers: two, TimeOuts: true},
+		{Nodes: alike(2, 1), Producers: one, Leaves: 1, Deaths: 1, Faults: 1, Parked: true},
+		{Nodes: alike(1, 1), Producers: one, Without: FreshRead},
+	} {
+		r, err := Explore(cfg, 0)
+		require.NoError(t, err)
+		for what, n := range r.Taken {
+			taken[what] += n
 		}
-		if try(t, cfg).Fault != Nothing {
-			return
+	}
+	for what := range Transition(transitionCount) {
+		require.NotZero(t, taken[what], "%v is never taken", what)
+		require.NotEmpty(t, Implementation[what], "what implements %v?", what)
+	}
+	require.Len(t, Implementation, transitionCount)
+}
+
+// What is kept of a state is the whole of it, and the same for all that it stands for.
+func TestEncode_RandomWalks_RoundTrip(t *testing.T) {
+	for seed, cfg := range []Config{
+		{Nodes: alike(2, 2), Producers: three, Leaves: 1, Deaths: 1, Faults: 2, TimeOuts: true},
+		{Nodes: alike(3, 1), Producers: mixed, Leaves: 1, Deaths: 1, Faults: 1},
+		{Nodes: []Node{{{TagA, 1}, {TagB, 1}}, {{TagA, 1}, {TagB, 1}}}, Producers: mixed, Leaves: 1, Faults: 1},
+		{Nodes: alike(2, 1), Producers: []Producer{{TagA, true}, {TagA, false}}, Without: OldSnapshotTellsAll},
+	} {
+		random := rand.New(rand.NewPCG(1, uint64(seed)))
+		m := newMachine(cfg)
+		c := newCodec(m)
+		for range 200 {
+			s := m.initial()
+			for range 60 {
+				e := c.encode(&s)
+				for p := range c.perms {
+					exchanged := c.decode(c.write(&s, &c.perms[p]))
+					require.Equal(t, e, c.encode(&exchanged), "%+v", s)
+				}
+				for _, unused := range e[c.words:] {
+					require.Zero(t, unused)
+				}
+				steps := m.successors(&s)
+				if len(steps) == 0 {
+					break
+				}
+				s = steps[random.IntN(len(steps))].after
+			}
 		}
 	}
 }

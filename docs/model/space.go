@@ -95,3 +95,46 @@ func (e *encoded) hash(words int) uint64 {
 	h *= odd
 	return h ^ h>>29
 }
+
+// sketch keeps of each state only a fingerprint of 64 bits, and the states themselves of two levels of the search: a
+// third of the memory, no way back for a trace, and the chance that two states share a fingerprint, so that what
+// follows from one of them goes unseen: among n states some do with a probability of about n*n/2^65.
+type sketch struct {
+	words int
+	count int
+	table []uint64 // 0: free
+	next  []uint64 // states of the next level
+}
+
+func newSketch(words int) *sketch { return &sketch{words: words, table: make([]uint64, 1<<16)} }
+
+// add keeps the state unless it, or its double, is known.
+func (s *sketch) add(e encoded) {
+	print := e.hash(s.words) | 1
+	if !s.mark(print) {
+		return
+	}
+	s.next = append(s.next, e[:s.words]...)
+	s.count++
+	if s.count*5 > len(s.table)*4 {
+		old := s.table
+		s.table = make([]uint64, 2*len(old))
+		for _, print := range old {
+			if print != 0 {
+				s.mark(print)
+			}
+		}
+	}
+}
+
+func (s *sketch) mark(print uint64) (isNew bool) {
+	mask := uint64(len(s.table) - 1)
+	slot := print >> 1 & mask
+	for ; s.table[slot] != 0; slot = (slot + 1) & mask {
+		if s.table[slot] == print {
+			return false
+		}
+	}
+	s.table[slot] = print
+	return true
+}

@@ -46,7 +46,7 @@ const (
 	live       nodeStatus = iota
 	leaving               // takes no more work; still armed
 	leavingK              // has disarmed, and waits for K
-	leavingOut            // was granted K, and waits for its own notification to come back
+	leavingOut            // was granted K; its last fetches end
 	left
 	dead      // its LISTEN session has ended, and with it its liveness lock; its rows are there
 	sweepingK // another node is about to sweep its rows, and waits for K
@@ -128,6 +128,9 @@ func (d *dispatcher) holdsK() bool {
 
 // inside reports whether the dispatcher is inside a fetch: neither parked nor in a handler.
 func (d *dispatcher) inside() bool { return d.phase >= begunFetch && d.phase <= waitingK }
+
+// waits reports whether the dispatcher waits because its last query found nothing.
+func (d *dispatcher) waits() bool { return d.phase == parked || d.phase == waitingK }
 
 // locks reports whether the dispatcher's transaction holds an item that it has not committed to.
 func (d *dispatcher) locks() bool { return d.phase == claimed || d.phase == reported }

@@ -19,6 +19,7 @@ const (
 	FetchCommits
 	FetchReturns
 	FetchRollsBack
+	FetchTimesOut
 
 	SettleClaims
 	SettleTakenOver
@@ -43,7 +44,7 @@ const (
 
 var transitionNames = [transitionCount]string{
 	"begin", "insert", "read armed", "commit", "rollback",
-	"park at once", "begin fetch", "claim", "report", "commit fetch", "return", "fetch fails",
+	"park at once", "begin fetch", "claim", "report", "commit fetch", "return", "fetch fails", "time out",
 	"K granted, claim", "take settling over", "scout while waiting for K", "scout",
 	"notification", "begin bounce", "choose for bounce", "commit bounce",
 	"begin to leave", "disarm", "K granted", "pass on, UNLISTEN", "die", "begin sweep", "sweep",
@@ -67,6 +68,8 @@ var Implementation = map[Transition]string{
 	FetchCommits:   "SQL arm, and the end of fetch_work",
 	FetchReturns:   "Go (*lane).endLook",
 	FetchRollsBack: "Go (*lane).unanswered, SQL undo_work_claims",
+
+	FetchTimesOut: "Go (*lane).park: ErrNoWork, or the end of the caller's context",
 
 	SettleClaims:    "SQL settle: pg_advisory_xact_lock, fetch_work",
 	SettleTakenOver: "Go (*lane).takeOver",
