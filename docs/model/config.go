@@ -26,6 +26,7 @@ type Node []Lane
 type Producer struct {
 	Tag         Tags
 	OldSnapshot bool // its isolation is not READ COMMITTED
+	Coalesced   bool // the library's own: it commits in silence, and the coalescer notifies after
 }
 
 // Config is a system to explore. At most 3 nodes, 4 lanes, 4 dispatchers and 3 producers.

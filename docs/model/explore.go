@@ -86,11 +86,12 @@ func (x *explorer) run() (Result, error) {
 }
 
 // Sketch visits every state as Explore does, but for the chance that sketch tells of; it does not look for cycles, and
-// of a fault it says only what the state is. progress is called after each level.
-func Sketch(cfg Config, progress func(Result)) Result {
+// of a fault it says only what the state is. It keeps 4 bytes for each slot, a power of two. progress is called after
+// each level.
+func Sketch(cfg Config, slots int, progress func(Result)) (Result, error) {
 	m := newMachine(cfg)
 	c := newCodec(m)
-	seen := newSketch(c.words)
+	seen := newSketch(c.words, slots)
 	start := m.initial()
 	seen.add(c.encode(&start))
 	var r Result
@@ -111,13 +112,16 @@ func Sketch(cfg Config, progress func(Result)) Result {
 			}
 			if !owed && m.stranded(&s) {
 				r.States, r.Fault, r.Trace = seen.count, Stranded, []string{m.summary(&s)}
-				return r
+				return r, nil
 			}
 		}
 		r.States, r.Depth = seen.count, r.Depth+1
 		progress(r)
+		if seen.full() {
+			return r, ErrTooLarge
+		}
 	}
-	return r
+	return r, nil
 }
 
 func (x *explorer) fail(f Fault, path []int, depth int) Result {

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -32,6 +33,8 @@ var (
 	two   = producers(TagA, TagA)
 	three = producers(TagA, TagA, TagA)
 	mixed = producers(TagA, TagB)
+	old   = []Producer{{Tag: TagA, OldSnapshot: true}, {Tag: TagA}}
+	quiet = []Producer{{Tag: TagA, Coalesced: true}, {Tag: TagA}}
 
 	crowded = []Node{{{TagA, 2}}, {{TagA, 1}}}
 )
@@ -53,43 +56,53 @@ var sizes = []struct {
 	states int // exactly so many: whoever changes the protocol says so here
 	length length
 }{
-	{cfg: Config{Name: "1x1x1", Nodes: alike(1, 1), Producers: one}},
-	{cfg: Config{Name: "1x2x3", Nodes: alike(1, 2), Producers: three}},
-	{cfg: Config{Name: "2x1x2", Nodes: alike(2, 1), Producers: two}},
-	{cfg: Config{Name: "2x1x3", Nodes: alike(2, 1), Producers: three}, length: long},
+	{cfg: Config{Name: "1x1x1", Nodes: alike(1, 1), Producers: one}, states: 95},
+	{cfg: Config{Name: "1x2x3", Nodes: alike(1, 2), Producers: three}, states: 145_544},
+	{cfg: Config{Name: "2x1x2", Nodes: alike(2, 1), Producers: two}, states: 736_644},
+	{cfg: Config{Name: "2x1x3", Nodes: alike(2, 1), Producers: three}, states: 8_656_354, length: long},
 	{cfg: Config{Name: "2x1x3, fanout 2", Nodes: alike(2, 1), Producers: three, Fanout: 2}, length: full},
 
-	{cfg: Config{Name: "1x2x2, waits time out", Nodes: alike(1, 2), Producers: two, TimeOuts: true}},
-	{cfg: Config{Name: "2x1x1, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true}},
-	{cfg: Config{Name: "2x1x2, waits time out, from parked", Nodes: alike(2, 1), Producers: two, TimeOuts: true, Parked: true, NoRollback: true}},
-	{cfg: Config{Name: "2 and 1 x0, after a bounce, waits time out", Nodes: crowded, TimeOuts: true, Parked: true, Bounced: 2}},
-	{cfg: Config{Name: "2x1x2, waits time out", Nodes: alike(2, 1), Producers: two, TimeOuts: true}, length: long},
+	{cfg: Config{Name: "1x2x2, waits time out", Nodes: alike(1, 2), Producers: two, TimeOuts: true}, states: 40_608},
+	{cfg: Config{Name: "2x1x1, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true}, states: 38_990},
+	{cfg: Config{Name: "2x1x2, waits time out, from parked", Nodes: alike(2, 1), Producers: two, TimeOuts: true, Parked: true, NoRollback: true}, states: 407_324},
+	{cfg: Config{Name: "2 and 1 x0, after a bounce, waits time out", Nodes: crowded, TimeOuts: true, Parked: true, Bounced: 2}, states: 586_156},
+	{cfg: Config{Name: "2x1x2, waits time out", Nodes: alike(2, 1), Producers: two, TimeOuts: true}, states: 1_975_286, length: long},
 
-	{cfg: Config{Name: "1x2x2, one not READ COMMITTED", Nodes: alike(1, 2), Producers: []Producer{{TagA, true}, {TagA, false}}}},
-	{cfg: Config{Name: "2x1x2, one not READ COMMITTED", Nodes: alike(2, 1), Producers: []Producer{{TagA, true}, {TagA, false}}}},
+	{cfg: Config{Name: "1x2x2, one not READ COMMITTED", Nodes: alike(1, 2), Producers: old}, states: 26_227},
+	{cfg: Config{Name: "2x1x2, one not READ COMMITTED", Nodes: alike(2, 1), Producers: old}, states: 929_385},
 
-	{cfg: Config{Name: "1 node with lanes a and b x2", Nodes: []Node{{{TagA, 1}, {TagB, 1}}}, Producers: mixed}},
-	{cfg: Config{Name: "1 node with lanes a and ab x2", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed}},
-	{cfg: Config{Name: "nodes for a and for ab x2", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed}},
+	{cfg: Config{Name: "1x2x2, one by the coalescer", Nodes: alike(1, 2), Producers: quiet}, states: 35_412},
+	{cfg: Config{Name: "2x1x2, one by the coalescer", Nodes: alike(2, 1), Producers: quiet}, states: 1_014_506},
+	{cfg: Config{Name: "3x1x2, one by the coalescer, a node leaves, from parked", Nodes: alike(3, 1), Producers: quiet, Leaves: 1, Parked: true, NoRollback: true}, states: 3_721_646, length: long},
 
-	{cfg: Config{Name: "1x2x2, a fetch fails", Nodes: alike(1, 2), Producers: two, Faults: 1}},
-	{cfg: Config{Name: "2x1x1, a fetch fails", Nodes: alike(2, 1), Producers: one, Faults: 1}},
+	{cfg: Config{Name: "1 node with lanes a and b x2", Nodes: []Node{{{TagA, 1}, {TagB, 1}}}, Producers: mixed}, states: 18_741},
+	{cfg: Config{Name: "1 node with lanes a and ab x2", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed}, states: 556_144},
+	{cfg: Config{Name: "nodes for a and for ab x2", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed}, states: 410_839},
+
+	{cfg: Config{Name: "1x2x2, a fetch fails", Nodes: alike(1, 2), Producers: two, Faults: 1}, states: 239_297},
+	{cfg: Config{Name: "2x1x1, a fetch fails", Nodes: alike(2, 1), Producers: one, Faults: 1}, states: 755_647},
 	{cfg: Config{Name: "2x1x2, a fetch fails", Nodes: alike(2, 1), Producers: two, Faults: 1}, length: full},
 
-	{cfg: Config{Name: "2x1x1, a node leaves", Nodes: alike(2, 1), Producers: one, Leaves: 1}},
-	{cfg: Config{Name: "2x1x2, a node leaves", Nodes: alike(2, 1), Producers: two, Leaves: 1}, length: long},
-	{cfg: Config{Name: "3x1x1, two nodes leave, from parked", Nodes: alike(3, 1), Producers: one, Leaves: 2, Parked: true}},
+	{cfg: Config{Name: "2x1x1, a node leaves", Nodes: alike(2, 1), Producers: one, Leaves: 1}, states: 36_630},
+	{cfg: Config{Name: "2x1x2, a node leaves", Nodes: alike(2, 1), Producers: two, Leaves: 1}, states: 3_283_766, length: long},
+	{cfg: Config{Name: "3x1x1, two nodes leave, from parked", Nodes: alike(3, 1), Producers: one, Leaves: 2, Parked: true}, states: 153_206},
 	{cfg: Config{Name: "3x1x2, a node leaves, from parked", Nodes: alike(3, 1), Producers: two, Leaves: 1, Parked: true, NoRollback: true}, length: full},
 
-	{cfg: Config{Name: "2x1x2, a node dies", Nodes: alike(2, 1), Producers: two, Deaths: 1}},
-	{cfg: Config{Name: "3x1x2, a node dies, from parked", Nodes: alike(3, 1), Producers: two, Deaths: 1, Parked: true, NoRollback: true}},
+	{cfg: Config{Name: "2x1x2, a node dies", Nodes: alike(2, 1), Producers: two, Deaths: 1}, states: 838_361},
+	{cfg: Config{Name: "3x1x1, two nodes die, from parked", Nodes: alike(3, 1), Producers: one, Deaths: 2, Parked: true}, states: 3_487},
+	{cfg: Config{Name: "2x1x1, leaving, dying, failing, from parked", Nodes: alike(2, 1), Producers: one, Leaves: 1, Deaths: 1, Faults: 1, TimeOuts: true, Parked: true}, states: 5_780_285, length: long},
+	{cfg: Config{Name: "nodes for a and for ab x2, a node leaves, from parked", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed, Leaves: 1, Parked: true}, states: 50_871},
+	{cfg: Config{Name: "3x1x2, a node dies, from parked", Nodes: alike(3, 1), Producers: two, Deaths: 1, Parked: true, NoRollback: true}, states: 492_915},
 
-	// Too many states to keep within 2 GB: of each a fingerprint is kept.
+	// Too many states to keep within 2 GB: it is sketched.
 	{cfg: Config{Name: "2x2x2", Nodes: alike(2, 2), Producers: two}, length: full},
 }
 
-// maxStates is what fits into 2 GB. What has more is explored by fingerprints.
-const maxStates = 45_000_000
+// maxStates is what fits into 2 GB. Of what has more, a sketch of so many slots does.
+const (
+	maxStates = 45_000_000
+	slots     = 1 << 28
+)
 
 func TestPromise_AllInterleavings(t *testing.T) {
 	for _, size := range sizes {
@@ -117,12 +130,13 @@ func exploreAll(t *testing.T, cfg Config) Result {
 	t.Helper()
 	began := time.Now()
 	r, err := Explore(cfg, maxStates)
-	if err != nil {
-		t.Logf("more than %d states: from here on by fingerprints", maxStates)
-		r = Sketch(cfg, func(r Result) {
+	if errors.Is(err, ErrTooLarge) {
+		t.Logf("more than %d states: a sketch must do", maxStates)
+		r, err = Sketch(cfg, slots, func(r Result) {
 			t.Logf("depth %d: %d states, %v", r.Depth, r.States, time.Since(began).Round(time.Second))
 		})
 	}
+	require.NoError(t, err)
 	t.Logf("%d states, %d steps, depth %d, %v", r.States, r.Steps, r.Depth, time.Since(began).Round(time.Millisecond))
 	return r
 }
@@ -147,7 +161,9 @@ func TestSketch_SmallSpace_MissesNothing(t *testing.T) {
 	cfg := Config{Nodes: alike(2, 1), Producers: one, TimeOuts: true}
 	r, err := Explore(cfg, 0)
 	require.NoError(t, err)
-	require.Equal(t, r.States, Sketch(cfg, func(Result) {}).States)
+	sketch, err := Sketch(cfg, 1<<16, func(Result) {})
+	require.NoError(t, err)
+	require.Equal(t, r.States, sketch.States)
 }
 
 func TestTransitions_EachIsReachedAndImplemented(t *testing.T) {
@@ -156,6 +172,7 @@ func TestTransitions_EachIsReachedAndImplemented(t *testing.T) {
 		{Nodes: alike(1, 2), Producers: two, TimeOuts: true},
 		{Nodes: alike(2, 1), Producers: one, Leaves: 1, Deaths: 1, Faults: 1, Parked: true},
 		{Nodes: alike(1, 1), Producers: one, Without: FreshRead},
+		{Nodes: alike(1, 1), Producers: quiet},
 	} {
 		r, err := Explore(cfg, 0)
 		require.NoError(t, err)
@@ -176,7 +193,7 @@ func TestEncode_RandomWalks_RoundTrip(t *testing.T) {
 		{Nodes: alike(2, 2), Producers: three, Leaves: 1, Deaths: 1, Faults: 2, TimeOuts: true},
 		{Nodes: alike(3, 1), Producers: mixed, Leaves: 1, Deaths: 1, Faults: 1},
 		{Nodes: []Node{{{TagA, 1}, {TagB, 1}}, {{TagA, 1}, {TagB, 1}}}, Producers: mixed, Leaves: 1, Faults: 1},
-		{Nodes: alike(2, 1), Producers: []Producer{{TagA, true}, {TagA, false}}, Without: OldSnapshotTellsAll},
+		{Nodes: alike(2, 1), Producers: old, Without: OldSnapshotTellsAll},
 	} {
 		random := rand.New(rand.NewPCG(1, uint64(seed)))
 		m := newMachine(cfg)

@@ -2,10 +2,14 @@ package model
 
 // This file answers: what does a transaction do that makes an item due?
 //
-// A producer is one transaction. Nothing of it is owed: it may stay open at any point for as long as it likes,
+// A producer is one transaction, but for the library's own (coalesce). Nothing of it is owed: it may stay open at any point for as long as it likes,
 // and the promise has to hold meanwhile. So a long transaction needs no variant of its own.
 
 func (m *machine) producer(s *state, p int) {
+	if m.cfg.Producers[p].Coalesced {
+		m.coalesce(s, p)
+		return
+	}
 	switch s.producers[p].phase {
 	case notBegun:
 		if m.reads(p) != inserted {
@@ -90,6 +94,30 @@ func (m *machine) commit(s *state, p int) {
 	m.notify(&after, self.tells)
 	*self = producer{phase: ended}
 	m.may(ProducerCommit, p, &after)
+}
+
+// coalesce is the way of the library's own producers. The item is visible before anybody reads who is armed, so K is
+// not needed: who is not armed yet will settle, and see it. From its commit on the rest is owed. That the producer's own
+// node wakes its dispatchers directly is left out: the other nodes must do without.
+func (m *machine) coalesce(s *state, p int) {
+	after := *s
+	self := &after.producers[p]
+	switch s.producers[p].phase {
+	case notBegun:
+		after.due[m.tags[p]]++
+		self.phase = inserted
+		m.may(ProducerCommit, p, &after)
+	case inserted:
+		self.phase = open
+		choices(m.targets(s, m.tags[p]), max(m.cfg.Fanout, 1), func(set laneSet) {
+			self.tells = set
+			m.add(CoalescerChooses, p, &after)
+		})
+	case open:
+		m.notify(&after, self.tells)
+		*self = producer{phase: ended}
+		m.add(CoalescerCommits, p, &after)
+	}
 }
 
 // undo makes the item of a claim due again, as a producer would: by its own transaction, some time. A producer

@@ -21,7 +21,7 @@ var rules = []struct {
 	{"TakeOver", TakeOver, Stranded, Config{Nodes: alike(1, 2), Producers: one, TimeOuts: true}},
 	{"FreshRead", FreshRead, Stranded, Config{Nodes: alike(1, 1), Producers: one}},
 	{"UnlockedTells", UnlockedTells | UnlockedTellsAll, Stranded, Config{Nodes: alike(1, 1), Producers: two}},
-	{"OldSnapshotTellsAll", OldSnapshotTellsAll, Stranded, Config{Nodes: alike(1, 1), Producers: []Producer{{TagA, true}}}},
+	{"OldSnapshotTellsAll", OldSnapshotTellsAll, Stranded, Config{Nodes: alike(1, 1), Producers: []Producer{{Tag: TagA, OldSnapshot: true}}}},
 	{"SkipByMemory", SkipByMemory, Stranded, Config{Nodes: alike(1, 1), Producers: two}},
 	{"ArmByMemory", ArmByMemory, Stranded, Config{Nodes: alike(1, 2), Producers: two, Parked: true, TimeOuts: true}},
 	{"Sequence", Sequence, Stranded, Config{Nodes: alike(1, 1), Producers: two}},

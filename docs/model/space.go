@@ -96,45 +96,33 @@ func (e *encoded) hash(words int) uint64 {
 	return h ^ h>>29
 }
 
-// sketch keeps of each state only a fingerprint of 64 bits, and the states themselves of two levels of the search: a
-// third of the memory, no way back for a trace, and the chance that two states share a fingerprint, so that what
-// follows from one of them goes unseen: among n states some do with a probability of about n*n/2^65.
+// sketch keeps of each state only where it belongs in a table and 32 bits of its hash, and the states themselves of two
+// levels of the search: an eighth of the memory, and no way back for a trace. Two states that agree in those 32 bits, and
+// meet in the table, are taken for one, and what follows from the other goes unseen. With n states in a table that is at
+// most six sevenths full that happens to less than n/2^29 of them.
 type sketch struct {
 	words int
 	count int
-	table []uint64 // 0: free
+	table []uint32 // 0: free
 	next  []uint64 // states of the next level
 }
 
-func newSketch(words int) *sketch { return &sketch{words: words, table: make([]uint64, 1<<16)} }
+func newSketch(words, slots int) *sketch { return &sketch{words: words, table: make([]uint32, slots)} }
 
 // add keeps the state unless it, or its double, is known.
 func (s *sketch) add(e encoded) {
-	print := e.hash(s.words) | 1
-	if !s.mark(print) {
-		return
-	}
-	s.next = append(s.next, e[:s.words]...)
-	s.count++
-	if s.count*5 > len(s.table)*4 {
-		old := s.table
-		s.table = make([]uint64, 2*len(old))
-		for _, print := range old {
-			if print != 0 {
-				s.mark(print)
-			}
-		}
-	}
-}
-
-func (s *sketch) mark(print uint64) (isNew bool) {
+	h := e.hash(s.words)
+	print := uint32(h>>32) | 1
 	mask := uint64(len(s.table) - 1)
-	slot := print >> 1 & mask
+	slot := (h ^ h>>17) & mask
 	for ; s.table[slot] != 0; slot = (slot + 1) & mask {
 		if s.table[slot] == print {
-			return false
+			return
 		}
 	}
 	s.table[slot] = print
-	return true
+	s.next = append(s.next, e[:s.words]...)
+	s.count++
 }
+
+func (s *sketch) full() bool { return s.count > len(s.table)/7*6 }

@@ -31,7 +31,7 @@ func (m *machine) describe(before *state, t *step) string {
 
 func (m *machine) actor(t *step) string {
 	switch t.what {
-	case ProducerBegin, ProducerInsert, ProducerReadArmed, ProducerCommit, ProducerRollback:
+	case ProducerBegin, ProducerInsert, ProducerReadArmed, ProducerCommit, ProducerRollback, CoalescerChooses, CoalescerCommits:
 		return fmt.Sprintf("P%d", t.who+1)
 	case NotificationArrives, BounceBegins, BounceChooses, BounceCommits:
 		return m.laneName(int(t.who))
@@ -71,7 +71,7 @@ func (m *machine) detail(before *state, t *step) string {
 		say(!after.producers[t.who].locked, "K is not to be had")
 	case ProducerBegin:
 		say(true, "its snapshot shows armed: %s", m.lanesName(after.producers[t.who].seen))
-	case ProducerReadArmed:
+	case ProducerReadArmed, CoalescerChooses:
 		say(after.producers[t.who].all, "will notify all")
 		say(!after.producers[t.who].all, "will notify %s", m.lanesName(after.producers[t.who].tells))
 	case BounceChooses:

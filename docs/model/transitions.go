@@ -11,6 +11,8 @@ const (
 	ProducerReadArmed
 	ProducerCommit
 	ProducerRollback
+	CoalescerChooses
+	CoalescerCommits
 
 	FetchParks
 	FetchBegins
@@ -43,7 +45,7 @@ const (
 )
 
 var transitionNames = [transitionCount]string{
-	"begin", "insert", "read armed", "commit", "rollback",
+	"begin", "insert", "read armed", "commit", "rollback", "choose for coalescer", "commit of coalescer",
 	"park at once", "begin fetch", "claim", "report", "commit fetch", "return", "fetch fails", "time out",
 	"K granted, claim", "take settling over", "scout while waiting for K", "scout",
 	"notification", "begin bounce", "choose for bounce", "commit bounce",
@@ -60,6 +62,9 @@ var Implementation = map[Transition]string{
 	ProducerReadArmed: "SQL notify_inserted: read waiters, pg_notify",
 	ProducerCommit:    "COMMIT of the caller, or of enqueue_for_worker and the like",
 	ProducerRollback:  "ROLLBACK of the caller",
+
+	CoalescerChooses: "Go (*coalescer).flush, SQL notify_queues: read waiters",
+	CoalescerCommits: "SQL notify_queues: pg_notify",
 
 	FetchParks:     "Go (*engine).fetch: (*lane).isEmpty, (*lane).park",
 	FetchBegins:    "Go (*lane).beginLook",
