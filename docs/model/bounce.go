@@ -30,7 +30,13 @@ func (m *machine) laneSteps(s *state, l int) {
 // does for all the tokens: it looks at what is due, and whoever it calls passes on the rest.
 func (m *machine) beginBounce(s *state, l int) {
 	lane := &s.lanes[l]
-	if lane.tokens == 0 || lane.stuck || m.parked(s, l) >= 0 || !m.keeps(Bounce) {
+	begin := m.add
+	if m.cfg.Absences && lane.armed && lane.tokens == 0 {
+		begin = m.may
+	} else if lane.tokens == 0 || lane.stuck {
+		return
+	}
+	if m.parked(s, l) >= 0 || !m.keeps(Bounce) {
 		return
 	}
 	if m.keeps(BounceAfterFetch) && m.present(s, l, -1) {
@@ -41,7 +47,7 @@ func (m *machine) beginBounce(s *state, l int) {
 	self.tokens, self.bounce = 0, bounceBegun
 	self.settled, self.empty = false, false
 	self.rank = m.number(s, l)
-	m.add(BounceBegins, l, &after)
+	begin(BounceBegins, l, &after)
 }
 
 // chooseBounce reads what is due for the lane, and for each tag of it who else is armed. Nothing due: the token has

@@ -39,6 +39,10 @@ type Config struct {
 	// TimeOuts lets a dispatcher that waits give up, as its user pleases: the poll timeout, or the end of a context.
 	TimeOuts bool
 
+	// Absences lets a lane disarm, and bounce what it holds if anything, whenever all its dispatchers are in handlers: its
+	// user may have stopped calling Fetch.
+	Absences bool
+
 	Leaves int // how many nodes may leave
 	Deaths int // how many may die
 	Faults int // how many fetches may fail after they began
@@ -59,11 +63,12 @@ type Config struct {
 	Without Rule
 }
 
-// Rule is a set of rules of the protocol. Config.Without takes them away.
+// Rule is a set of rules of the protocol. "Rule 1" to "rule 5" are those of directed wake: chain, bounce, broadcast when
+// unsure, lanes, leaving. Config.Without takes them away.
 type Rule uint32
 
 const (
-	// The rules of wake.md.
+	// The rules of the specification.
 
 	SettleWaits         Rule = 1 << iota // settling waits for K; without: it tries, and parks all the same
 	SettleSnapshot                       // settling reads in a snapshot taken after K was granted
@@ -90,7 +95,7 @@ const (
 	ChainStays                           // a chain token that nobody here takes any more stays, and bounces
 	BounceAgain                          // what arrives while a bounce is under way bounces in its turn
 
-	// The mends: what wake.md lacked when it was modelled.
+	// The mends: what the specification lacked when it was modelled.
 
 	UnlockedTellsAll  // a producer without K notifies all, whoever it sees armed
 	PassOnByDueRows   // who leaves passes on what is due, not only the tokens it holds

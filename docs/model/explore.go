@@ -115,8 +115,11 @@ func Sketch(cfg Config, slots int, progress func(Result)) (Result, error) {
 				return r, nil
 			}
 		}
-		r.States, r.Depth = seen.count, r.Depth+1
+		r.States = seen.count
 		progress(r)
+		if len(seen.next) > 0 {
+			r.Depth++
+		}
 		if seen.full() {
 			return r, ErrTooLarge
 		}

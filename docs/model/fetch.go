@@ -46,7 +46,7 @@ func (m *machine) call(s *state, d int) {
 	m.fetch(s, d, FetchBegins, false)
 }
 
-// takeToken: a token wakes a parked dispatcher.
+// takeToken: a token wakes a dispatcher that waits.
 func (m *machine) takeToken(s *state, d int) {
 	after := *s
 	after.lanes[m.lane[d]].tokens--
@@ -64,29 +64,26 @@ func (m *machine) timeOut(s *state, d int) {
 }
 
 // fetch begins a query for work: under the node's mutex it takes its sequence number and decides what the request
-// says. The request arrives whenever it does.
+// says. The request arrives whenever it does. Whoever is woken owes it; another may call Fetch whenever he likes.
 func (m *machine) fetch(s *state, d int, what Transition, woken bool) {
-	l := m.lane[d]
-	owed := what != FetchBegins || woken
-	offer := func(after *state) {
-		if owed {
-			m.add(what, d, after)
-		} else {
-			m.may(what, d, after)
-		}
+	offer := m.may
+	if woken {
+		offer = m.add
 	}
+	l := m.lane[d]
 	after := *s
 	lane := &after.lanes[l]
 	self := &after.dispatchers[d]
 	*self = dispatcher{}
-	*self = dispatcher{phase: begunFetch, duty: woken || m.keeps(FirstFind) && m.parked(&after, l) >= 0}
+	self.duty = woken || m.keeps(FirstFind) && m.parked(&after, l) >= 0
 	self.remote = self.duty && !m.parkedMatch(&after, l)
 	self.arms, self.clean = !lane.settled, lane.settled
 	if self.arms {
 		self.rank = m.number(&after, l)
 	}
+	self.phase = begunFetch
 	lane.contended, lane.stuck = false, false // the answer will tell
-	offer(&after)
+	offer(what, d, &after)
 
 	// Several finds in a row, or many in a second: whether the lane is hot is left open, where it may be. A lane
 	// that is not armed has no use for it.
@@ -95,7 +92,7 @@ func (m *machine) fetch(s *state, d int, what Transition, woken bool) {
 		self.rank = 0
 		self.rank = m.number(&after, l)
 		lane.settled, lane.empty = false, false
-		offer(&after)
+		offer(what, d, &after)
 	}
 }
 
@@ -191,11 +188,7 @@ func (m *machine) report(s *state, d int) {
 	self.phase = reported
 	self.more = m.dueTags(s, m.lane[d], d)
 	self.clean = self.clean && self.more == 0
-	if self.more == 0 || !self.duty || !self.remote {
-		m.add(FetchReports, d, &after)
-		return
-	}
-	if !m.keeps(Chain) {
+	if self.more == 0 || !self.remote || !m.keeps(Chain) {
 		m.add(FetchReports, d, &after)
 		return
 	}

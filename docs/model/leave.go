@@ -121,7 +121,7 @@ func (m *machine) passOn(s *state, n int) {
 	})
 }
 
-// tokensOf is for the rule as wake.md had it, to pass on tokens: then the node has to hear first what was notified
+// tokensOf is for the rule as first specified, to pass on tokens: then the node has to hear first what was notified
 // before it was granted K. It reports whether the node has tokens, and whether it has heard all.
 func (m *machine) tokensOf(s *state, n int) (tokens, heard bool) {
 	heard = true
@@ -192,7 +192,7 @@ func (m *machine) sweep(s *state, n int) {
 	m.askToSettle(&after, n)
 }
 
-// askToSettle is what wake.md had: one other node, an armed one, is asked to settle again. It takes that in before it
+// askToSettle is what was first specified: one other node, an armed one, is asked to settle again. It takes that in before it
 // settles, or after: an answer that is under way is waited for.
 func (m *machine) askToSettle(s *state, n int) {
 	nobody := true

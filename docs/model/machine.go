@@ -115,7 +115,7 @@ func (m *machine) successors(s *state) []step {
 
 // What several rules ask.
 
-// dispatchersOf calls visit for each dispatcher of the lane until it returns false.
+// any reports whether a dispatcher of the lane is as asked.
 func (m *machine) any(s *state, l int, is func(*dispatcher) bool) bool {
 	for d := m.first[l]; d < m.first[l+1]; d++ {
 		if is(&s.dispatchers[d]) {

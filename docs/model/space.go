@@ -5,6 +5,8 @@ package model
 // Each is a few words in a list, which is at once the queue of the breadth-first search; a table of their numbers,
 // with open addressing, finds them again. Nothing is approximated: equal means equal in every bit.
 
+import "math/bits"
+
 const chunk = 1 << 16 // states
 
 type space struct {
@@ -85,21 +87,22 @@ func (s *space) grow() {
 	}
 }
 
+// hash folds the words together as wyhash does: a product of 128 bits, its halves added without carry. A sketch relies
+// on all of its bits.
 func (e *encoded) hash(words int) uint64 {
-	const odd = 0x9E3779B97F4A7C15
-	h := uint64(0)
+	h := uint64(0x2D358DCCAA6C78A5)
 	for _, v := range e[:words] {
-		h = (h ^ v) * odd
-		h ^= h >> 32
+		high, low := bits.Mul64(h^v, 0x9E3779B97F4A7C15^v>>32)
+		h = high ^ low ^ v
 	}
-	h *= odd
-	return h ^ h>>29
+	high, low := bits.Mul64(h^0x8BB84B93962EACC9, 0x4B33A62ED433D4A3)
+	return high ^ low
 }
 
 // sketch keeps of each state only where it belongs in a table and 32 bits of its hash, and the states themselves of two
 // levels of the search: an eighth of the memory, and no way back for a trace. Two states that agree in those 32 bits, and
 // meet in the table, are taken for one, and what follows from the other goes unseen. With n states in a table that is at
-// most six sevenths full that happens to less than n/2^29 of them.
+// most six sevenths full, fewer than n/2^29 are to be expected to be lost.
 type sketch struct {
 	words int
 	count int
