@@ -24,9 +24,10 @@
 // a wake-up. Take any moment at which it does wait, and let the world stand still: producers stay open, handlers
 // do not return. There are finitely many states, and by (2) no cycle of owed steps, so owed steps end in a quiet state;
 // by (1) the item is not free there any more, or nobody waits who could take it. So at each moment finitely many
-// steps, each of the length of a query or a notification, are all that keeps the item: nobody has to
-// wait for the world, however long a transaction or a handler takes. What the world does meanwhile can prolong this, but
-// only by adding work: the number of producers, and with it that of the world's steps that matter, is finite.
+// steps, each of the length of a query or a notification, are all that keeps the item: nobody has to wait for the
+// world, however long a transaction or a handler takes. Nor does it help the world to move on: wherever it leads, the
+// same holds from there. Only a world that makes a new step in less time than it takes to deliver a wake-up, again
+// and again and each time the one that hurts, could put it off; whether it could for ever is not examined.
 //
 // The model shows this for the sizes that are explored. That it holds beyond is not proved, but no rule counts
 // nodes, dispatchers or producers.

@@ -77,7 +77,7 @@ var sizes = []struct {
 
 	{cfg: Config{Name: "1x2x2, one by the coalescer", Nodes: alike(1, 2), Producers: quiet}, states: 35_412},
 	{cfg: Config{Name: "2x1x2, one by the coalescer", Nodes: alike(2, 1), Producers: quiet}, states: 1_014_506, length: long},
-	{cfg: Config{Name: "3x1x2, one by the coalescer, a node leaves, from parked", Nodes: alike(3, 1), Producers: quiet, Leaves: 1, Parked: true, NoRollback: true}, states: 3_721_646, length: long},
+	{cfg: Config{Name: "3x1x2, one by the coalescer, a node leaves, from parked", Nodes: alike(3, 1), Producers: quiet, Leaves: 1, Parked: true, NoRollback: true}, states: 3_721_646, length: full},
 
 	{cfg: Config{Name: "1 node with lanes a and b x2", Nodes: []Node{{{TagA, 1}, {TagB, 1}}}, Producers: mixed}, states: 18_741},
 	{cfg: Config{Name: "1 node with lanes a and ab x2", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed}, states: 556_144, length: long},
@@ -94,7 +94,7 @@ var sizes = []struct {
 
 	{cfg: Config{Name: "2x1x2, a node dies", Nodes: alike(2, 1), Producers: two, Deaths: 1}, states: 838_361, length: long},
 	{cfg: Config{Name: "3x1x1, two nodes die, from parked", Nodes: alike(3, 1), Producers: one, Deaths: 2, Parked: true}, states: 3_487},
-	{cfg: Config{Name: "2x1x1, leaving, dying, failing, from parked", Nodes: alike(2, 1), Producers: one, Leaves: 1, Deaths: 1, Faults: 1, TimeOuts: true, Parked: true}, states: 5_780_285, length: long},
+	{cfg: Config{Name: "2x1x1, leaving, dying, failing, from parked", Nodes: alike(2, 1), Producers: one, Leaves: 1, Deaths: 1, Faults: 1, TimeOuts: true, Parked: true}, states: 5_780_285, length: full},
 	{cfg: Config{Name: "nodes for a and for ab x2, a node leaves, from parked", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed, Leaves: 1, Parked: true}, states: 50_871},
 	{cfg: Config{Name: "3x1x2, a node dies, from parked", Nodes: alike(3, 1), Producers: two, Deaths: 1, Parked: true, NoRollback: true}, states: 492_915, length: long},
 
