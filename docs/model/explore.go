@@ -1,0 +1,218 @@
+package model
+
+// This file answers: which states can be reached, and is one of them wrong?
+
+import (
+	"errors"
+	"slices"
+)
+
+// Fault is what can be wrong.
+type Fault int
+
+const (
+	// Nothing is wrong.
+	Nothing Fault = iota
+	// Stranded: nothing that is owed is left to do, and an item is due while somebody is parked who could take it.
+	Stranded
+	// Endless: what is owed can go on for ever while the world stands still.
+	Endless
+)
+
+func (f Fault) String() string {
+	return [...]string{"nothing", "stranded item", "endless steps"}[f]
+}
+
+// Result is what an exploration found.
+type Result struct {
+	States int
+	Steps  int
+	Depth  int
+	Fault  Fault
+	Trace  []string // how to get there: one line a step
+	Taken  [transitionCount]int
+}
+
+// ErrTooLarge is returned for a space with more states than allowed.
+var ErrTooLarge = errors.New("too many states")
+
+// Explore visits every state that can be reached, breadth first, so that a trace is as short as can be, and then
+// looks for a cycle of owed steps. limit bounds the number of states; 0: none.
+func Explore(cfg Config, limit int) (Result, error) {
+	m := newMachine(cfg)
+	x := &explorer{m: m, codec: newCodec(m), limit: limit}
+	x.space = newSpace(x.codec.words)
+	return x.run()
+}
+
+type explorer struct {
+	m      *machine
+	codec  *codec
+	space  *space
+	limit  int
+	result Result
+}
+
+func (x *explorer) run() (Result, error) {
+	start := x.m.initial()
+	x.space.add(x.codec.encode(&start), 0)
+	depth, levelEnd := 0, 1
+	for at := 0; at < x.space.len(); at++ {
+		if at == levelEnd {
+			depth, levelEnd = depth+1, x.space.len()
+		}
+		s := x.codec.decode(x.space.at(at))
+		owed := false
+		for i := range x.m.successors(&s) {
+			t := &x.m.steps[i]
+			owed = owed || t.owed
+			x.result.Steps++
+			x.result.Taken[t.what]++
+			x.space.add(x.codec.encode(&t.after), at)
+		}
+		if !owed && x.m.stranded(&s) {
+			return x.fail(Stranded, x.path(at), depth), nil
+		}
+		if x.limit > 0 && x.space.len() > x.limit {
+			x.result.States, x.result.Depth = x.space.len(), depth
+			return x.result, ErrTooLarge
+		}
+	}
+	x.result.States, x.result.Depth = x.space.len(), depth
+	if cycle := x.cycle(); cycle != nil {
+		return x.fail(Endless, append(x.path(cycle[0]), cycle[1:]...), depth), nil
+	}
+	return x.result, nil
+}
+
+// Sketch visits every state as Explore does, but for the chance that sketch tells of; it does not look for cycles, and
+// of a fault it says only what the state is. It keeps 4 bytes for each slot, a power of two. progress is called after
+// each level.
+func Sketch(cfg Config, slots int, progress func(Result)) (Result, error) {
+	m := newMachine(cfg)
+	c := newCodec(m)
+	seen := newSketch(c.words, slots)
+	start := m.initial()
+	seen.add(c.encode(&start))
+	var r Result
+	for len(seen.next) > 0 {
+		level := seen.next
+		seen.next = nil
+		for ; len(level) > 0; level = level[c.words:] {
+			var e encoded
+			copy(e[:], level[:c.words])
+			s := c.decode(e)
+			owed := false
+			for i := range m.successors(&s) {
+				t := &m.steps[i]
+				owed = owed || t.owed
+				r.Steps++
+				r.Taken[t.what]++
+				seen.add(c.encode(&t.after))
+			}
+			if !owed && m.stranded(&s) {
+				r.States, r.Fault, r.Trace = seen.count, Stranded, []string{m.summary(&s)}
+				return r, nil
+			}
+		}
+		r.States = seen.count
+		progress(r)
+		if len(seen.next) > 0 {
+			r.Depth++
+		}
+		if seen.full() {
+			return r, ErrTooLarge
+		}
+	}
+	return r, nil
+}
+
+func (x *explorer) fail(f Fault, path []int, depth int) Result {
+	x.result.States, x.result.Depth, x.result.Fault = x.space.len(), depth, f
+	x.result.Trace = x.trace(path)
+	return x.result
+}
+
+// stranded reports whether an item is due, and free, while a dispatcher waits that could take it: parked, or for K. The
+// only excuse is a sweep that waits for K: how long a death goes unnoticed is bounded by the fallback.
+func (m *machine) stranded(s *state) bool {
+	for n := range m.cfg.Nodes {
+		if s.nodes[n] == sweepingK {
+			return false
+		}
+	}
+	for l := range m.lanes {
+		if s.nodes[m.node[l]] == live && m.freeTags(s, l) != 0 && m.any(s, l, (*dispatcher).waits) {
+			return true
+		}
+	}
+	return false
+}
+
+// path returns the states on the way to one, itself included.
+func (x *explorer) path(at int) (path []int) {
+	for ; at != 0; at = x.space.parent(at) {
+		path = append(path, at)
+	}
+	path = append(path, 0)
+	slices.Reverse(path)
+	return path
+}
+
+// cycle looks for states that lead to one another by owed steps alone, depth first. It returns them, the first also as
+// the last; nil: there are none.
+func (x *explorer) cycle() []int {
+	type frame struct {
+		at   int
+		next []int
+	}
+	const (
+		open   = 1
+		closed = 2
+	)
+	color := make([]uint8, x.space.len())
+	var stack []frame
+	push := func(at int) {
+		color[at] = open
+		stack = append(stack, frame{at, x.owed(at)})
+	}
+	for root := range color {
+		if color[root] != 0 {
+			continue
+		}
+		for push(root); len(stack) > 0; {
+			top := &stack[len(stack)-1]
+			if len(top.next) == 0 {
+				color[top.at] = closed
+				stack = stack[:len(stack)-1]
+				continue
+			}
+			next := top.next[0]
+			top.next = top.next[1:]
+			switch color[next] {
+			case 0:
+				push(next)
+			case open:
+				var cycle []int
+				for _, f := range stack {
+					if f.at == next || cycle != nil {
+						cycle = append(cycle, f.at)
+					}
+				}
+				return append(cycle, next)
+			}
+		}
+	}
+	return nil
+}
+
+// owed returns the states that an owed step leads to.
+func (x *explorer) owed(at int) (next []int) {
+	s := x.codec.decode(x.space.at(at))
+	for i := range x.m.successors(&s) {
+		if t := &x.m.steps[i]; t.owed {
+			next = append(next, x.space.find(x.codec.encode(&t.after)))
+		}
+	}
+	return next
+}

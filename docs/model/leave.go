@@ -1,0 +1,236 @@
+package model
+
+// This file answers: how does a node go, planned or not?
+
+import "math/bits"
+
+func (m *machine) nodeSteps(s *state, n int) {
+	switch s.nodes[n] {
+	case live:
+		if m.count(s, leaving, leavingK, leavingOut, left) < m.cfg.Leaves {
+			m.leave(s, n)
+		}
+		m.die(s, n)
+	case leaving:
+		m.disarm(s, n)
+		m.die(s, n)
+	case leavingK:
+		m.leaveGranted(s, n)
+		m.die(s, n)
+	case leavingOut:
+		m.passOn(s, n)
+		m.die(s, n)
+	case dead:
+		m.sweep(s, n)
+	case sweepingK:
+		m.sweepGranted(s, n)
+	}
+}
+
+// count returns how many nodes of the configuration have one of the statuses.
+func (m *machine) count(s *state, statuses ...nodeStatus) (count int) {
+	for n := range m.cfg.Nodes {
+		for _, status := range statuses {
+			if s.nodes[n] == status {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+func (m *machine) each(set laneSet, visit func(l int)) {
+	for ; set != 0; set &= set - 1 {
+		visit(bits.TrailingZeros8(uint8(set)))
+	}
+}
+
+// leave ends every wait. A fetch under way ends as it does.
+func (m *machine) leave(s *state, n int) {
+	after := *s
+	after.nodes[n] = leaving
+	m.each(m.of[n], func(l int) {
+		for d := m.first[l]; d < m.first[l+1]; d++ {
+			self := &after.dispatchers[d]
+			if !self.inside() || self.phase == waitingK {
+				*self = dispatcher{phase: gone}
+			}
+		}
+	})
+	m.may(LeaveBegins, n, &after)
+}
+
+// disarm has a number newer than all: no fetch begins any more. The LISTEN connection runs it, after a bounce that
+// it runs.
+func (m *machine) disarm(s *state, n int) {
+	after := *s
+	busy := false
+	m.each(m.of[n], func(l int) {
+		busy = busy || s.lanes[l].bounce != noBounce
+		m.write(&after, l, m.number(s, l), false)
+		after.lanes[l].settled, after.lanes[l].empty, after.lanes[l].contended = false, false, false
+	})
+	if busy {
+		return
+	}
+	after.nodes[n] = leavingK
+	if !m.keeps(LeaveWaits) {
+		after.nodes[n] = leavingOut
+	}
+	m.add(LeaveDisarms, n, &after)
+}
+
+// leaveGranted is the grant of K, which is released at once: every producer that may have chosen this node has
+// ended, and its item is there to be seen.
+func (m *machine) leaveGranted(s *state, n int) {
+	if !m.exclusiveFree(s) {
+		return
+	}
+	after := *s
+	after.nodes[n] = leavingOut
+	m.add(LeaveGranted, n, &after)
+}
+
+// passOn comes after all fetches of the node. It notifies others of whatever is due that the node could have taken, and
+// stops listening: no matter what tokens there are, or notifications under way. Somebody who chose this node for a
+// chain or a bounce, without holding K, did so before it disarmed, and for what was due then: the node sees that too.
+func (m *machine) passOn(s *state, n int) {
+	ready := true
+	var due Tags
+	m.each(m.of[n], func(l int) {
+		ready = ready && s.lanes[l].bounce == noBounce && !m.present(s, l, -1)
+		due |= m.dueTags(s, l, -1)
+	})
+	switch {
+	case !m.keeps(LeavePassesOn):
+		due = 0
+	case !m.keeps(PassOnByDueRows) && m.keeps(LeaveWaits):
+		tokens, heard := m.tokensOf(s, n)
+		ready = ready && heard
+		if !tokens {
+			due = 0
+		}
+	}
+	if !ready {
+		return
+	}
+	m.passOnTo(s, due, func(after state) {
+		after.nodes[n] = left
+		m.clear(&after, n)
+		m.add(LeaveUnlistens, n, &after)
+	})
+}
+
+// tokensOf is for the rule as first specified, to pass on tokens: then the node has to hear first what was notified
+// before it was granted K. It reports whether the node has tokens, and whether it has heard all.
+func (m *machine) tokensOf(s *state, n int) (tokens, heard bool) {
+	heard = true
+	m.each(m.of[n], func(l int) {
+		tokens = tokens || s.lanes[l].tokens > 0
+		heard = heard && s.lanes[l].inFlight == 0
+	})
+	return tokens, heard
+}
+
+// passOnTo notifies, for each tag of what is due, one lane that is armed.
+func (m *machine) passOnTo(s *state, due Tags, then func(after state)) {
+	m.oneOfEach(s, due, maxLanes, func(set laneSet, _ bool) {
+		after := *s
+		m.notify(&after, set)
+		then(after)
+	})
+}
+
+// clear forgets the memory of a node that is gone, and its rows.
+func (m *machine) clear(s *state, n int) {
+	m.each(m.of[n], func(l int) {
+		s.lanes[l] = lane{}
+		for d := m.first[l]; d < m.first[l+1]; d++ {
+			if !s.dispatchers[d].locks() {
+				s.dispatchers[d] = dispatcher{phase: gone}
+			}
+		}
+	})
+}
+
+// die ends a node without a word. Its rows stay. A transaction that has claimed may live on for a while; one that has
+// not might as well never have begun, or have ended just before. What dispatchers had in hand is for the expiry of
+// their leases.
+func (m *machine) die(s *state, n int) {
+	if m.count(s, dead, sweepingK, swept) >= m.cfg.Deaths {
+		return
+	}
+	after := *s
+	m.clear(&after, n)
+	m.each(m.of[n], func(l int) {
+		after.lanes[l].armed = s.lanes[l].armed
+		for d := m.first[l]; d < m.first[l+1]; d++ {
+			after.dispatchers[d].rank = 0
+		}
+	})
+	after.nodes[n] = dead
+	m.may(NodeDies, n, &after)
+}
+
+// sweep: some other node, if there is one, finds the rows of the dead.
+func (m *machine) sweep(s *state, n int) {
+	if m.count(s, live) == 0 {
+		return
+	}
+	after := *s
+	if m.keeps(SweepSettles|SweepPassesOn) && m.keeps(SweepSettles) && m.keeps(SweepPassesOn) {
+		after.nodes[n] = sweepingK
+		m.add(SweepBegins, n, &after)
+		return
+	}
+	after.nodes[n] = swept
+	m.each(m.of[n], func(l int) { after.lanes[l].armed = false })
+	if !m.keeps(SweepSettles) {
+		m.add(SweepCommits, n, &after)
+		return
+	}
+	m.askToSettle(&after, n)
+}
+
+// askToSettle is what was first specified: one other node, an armed one, is asked to settle again. It takes that in before it
+// settles, or after: an answer that is under way is waited for.
+func (m *machine) askToSettle(s *state, n int) {
+	nobody := true
+	for other := range m.cfg.Nodes {
+		after := *s
+		armed, between := false, false
+		m.each(m.of[other], func(l int) {
+			armed = armed || s.lanes[l].armed
+			between = between || m.any(s, l, func(d *dispatcher) bool { return d.settling && d.phase == answered })
+			after.lanes[l].settled, after.lanes[l].empty = false, false
+		})
+		if armed && s.nodes[other].listens() {
+			nobody = false
+			if !between {
+				m.add(SweepCommits, n, &after)
+			}
+		}
+	}
+	if nobody {
+		m.add(SweepCommits, n, s)
+	}
+}
+
+// sweepGranted is the grant of K: every producer that may have chosen the dead node has ended. What they left is due,
+// and in the same transaction that deletes the rows somebody is told. A sweeper that dies before leaves the rows to
+// the next.
+func (m *machine) sweepGranted(s *state, n int) {
+	if !m.exclusiveFree(s) {
+		return
+	}
+	if m.count(s, live) == 0 { // the sweeper is gone as well
+		return
+	}
+	var due Tags
+	m.each(m.of[n], func(l int) { due |= m.dueTags(s, l, -1) })
+	m.passOnTo(s, due, func(after state) {
+		after.nodes[n] = swept
+		m.each(m.of[n], func(l int) { after.lanes[l].armed = false })
+		m.add(SweepCommits, n, &after)
+	})
+}

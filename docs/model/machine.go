@@ -1,0 +1,324 @@
+package model
+
+// This file answers: which steps are there from a state?
+
+import "math/bits"
+
+// machine generates the steps of one configuration.
+type machine struct {
+	cfg   Config
+	lanes int // how many there are
+	takes [maxLanes]Tags
+	node  [maxLanes]int     // whose lane it is
+	first [maxLanes + 1]int // its dispatchers are first[l] .. first[l+1]-1
+	lane  [maxDispatchers]int
+	of    [maxNodes]laneSet // the lanes of a node
+	tags  [maxProducers]int // what the producer inserts
+
+	steps []step
+}
+
+// step is a transition from one state to another.
+type step struct {
+	what  Transition
+	who   uint8 // number of the producer, dispatcher, lane or node
+	owed  bool  // the protocol takes it by itself, in its own time; see the package comment
+	after state
+}
+
+func newMachine(cfg Config) *machine {
+	m := &machine{cfg: cfg}
+	d := 0
+	for n, node := range cfg.Nodes {
+		for _, l := range node {
+			m.takes[m.lanes], m.node[m.lanes], m.first[m.lanes] = l.Takes, n, d
+			m.of[n] |= 1 << m.lanes
+			for range l.Dispatchers {
+				m.lane[d] = m.lanes
+				d++
+			}
+			m.lanes++
+			m.first[m.lanes] = d
+		}
+	}
+	for p, producer := range cfg.Producers {
+		m.tags[p] = bits.TrailingZeros8(uint8(producer.Tag))
+	}
+	return m
+}
+
+func (m *machine) keeps(r Rule) bool { return m.cfg.Without&r == 0 }
+
+// initial: nodes listen, and nobody has called Fetch yet; or, for shorter stories, everybody has, and has found nothing.
+func (m *machine) initial() state {
+	s := state{faults: uint8(m.cfg.Faults)}
+	for d := m.first[m.lanes]; d < maxDispatchers; d++ {
+		s.dispatchers[d].phase = gone
+	}
+	for p := len(m.cfg.Producers); p < maxProducers; p++ {
+		s.producers[p].phase = ended
+	}
+	for n := len(m.cfg.Nodes); n < maxNodes; n++ {
+		s.nodes[n] = left
+	}
+	if !m.cfg.Parked {
+		return s
+	}
+	for l := range m.lanes {
+		s.lanes[l].armed, s.lanes[l].settled, s.lanes[l].empty = true, true, true
+	}
+	for d := range m.first[m.lanes] {
+		s.dispatchers[d].phase = parked
+	}
+	if m.cfg.Bounced > 0 {
+		s.due[0], s.lanes[0].inFlight = uint8(m.cfg.Bounced), 1
+	}
+	return s
+}
+
+// add offers a step that the protocol takes by itself.
+func (m *machine) add(what Transition, who int, after *state) {
+	m.steps = append(m.steps, step{what, uint8(who), true, *after})
+}
+
+// may offers a step that happens if the world, or a user, pleases.
+func (m *machine) may(what Transition, who int, after *state) {
+	m.steps = append(m.steps, step{what, uint8(who), false, *after})
+}
+
+// successors returns all steps from s. The result is good until the next call.
+//
+// A token that meets a parked dispatcher is handed over under the mutex that made the one stored, or the other
+// parked: nothing comes between, so no other step is offered then.
+func (m *machine) successors(s *state) []step {
+	m.steps = m.steps[:0]
+	for l := range m.lanes {
+		if s.lanes[l].tokens > 0 && m.parked(s, l) >= 0 {
+			m.takeToken(s, m.parked(s, l))
+			return m.steps
+		}
+	}
+	for p := range m.cfg.Producers {
+		m.producer(s, p)
+	}
+	for d := range m.first[m.lanes] {
+		m.dispatcher(s, d)
+	}
+	for l := range m.lanes {
+		m.laneSteps(s, l)
+	}
+	for n := range m.cfg.Nodes {
+		m.nodeSteps(s, n)
+	}
+	return m.steps
+}
+
+// What several rules ask.
+
+// any reports whether a dispatcher of the lane is as asked.
+func (m *machine) any(s *state, l int, is func(*dispatcher) bool) bool {
+	for d := m.first[l]; d < m.first[l+1]; d++ {
+		if is(&s.dispatchers[d]) {
+			return true
+		}
+	}
+	return false
+}
+
+// parked returns a parked dispatcher of the lane; -1: none. They are alike, so one will do.
+func (m *machine) parked(s *state, l int) int {
+	for d := m.first[l]; d < m.first[l+1]; d++ {
+		if s.dispatchers[d].phase == parked {
+			return d
+		}
+	}
+	return -1
+}
+
+// present reports whether a dispatcher of the lane, but for the one given, is parked or inside a fetch.
+func (m *machine) present(s *state, l, but int) bool {
+	for d := m.first[l]; d < m.first[l+1]; d++ {
+		if d != but && (s.dispatchers[d].phase == parked || s.dispatchers[d].inside()) {
+			return true
+		}
+	}
+	return false
+}
+
+// targets returns the lanes that a statement sees armed, on live nodes, that can use an item with the tag.
+func (m *machine) targets(s *state, tag int) (set laneSet) {
+	for l := range m.lanes {
+		if s.lanes[l].armed && s.nodes[m.node[l]].listens() && m.matches(l, tag) {
+			set |= 1 << l
+		}
+	}
+	return set
+}
+
+func (m *machine) matches(l, tag int) bool {
+	return m.takes[l]&(1<<tag) != 0 || !m.keeps(LaneMatch)
+}
+
+// dueTags returns the tags of the lane of which a plain read sees due rows. An item that an open transaction has
+// claimed still looks due to everybody else.
+func (m *machine) dueTags(s *state, l, but int) (tags Tags) {
+	for t := range tagCount {
+		if s.due[t] > 0 {
+			tags |= 1 << t
+		}
+	}
+	return (tags | m.lockedTags(s, but)) & m.takes[l]
+}
+
+func (m *machine) lockedTags(s *state, but int) (tags Tags) {
+	for d := range m.first[m.lanes] {
+		if d != but && s.dispatchers[d].locks() {
+			tags |= 1 << s.dispatchers[d].tag
+		}
+	}
+	return tags
+}
+
+func (m *machine) freeTags(s *state, l int) (tags Tags) {
+	for t := range tagCount {
+		if s.due[t] > 0 {
+			tags |= 1 << t
+		}
+	}
+	return tags & m.takes[l]
+}
+
+// sharedFree reports whether a producer's try of K succeeds: nobody has it exclusively, or waits to.
+func (m *machine) sharedFree(s *state) bool {
+	for d := range m.first[m.lanes] {
+		if s.dispatchers[d].phase == waitingK || s.dispatchers[d].holdsK() {
+			return false
+		}
+	}
+	for n := range m.cfg.Nodes {
+		if s.nodes[n] == leavingK || s.nodes[n] == sweepingK {
+			return false
+		}
+	}
+	return true
+}
+
+// exclusiveFree reports whether a wait for K can end. Who of several waits ends first is left open; PostgreSQL
+// grants in the order of arrival, which is one of the possibilities.
+func (m *machine) exclusiveFree(s *state) bool {
+	for p := range m.cfg.Producers {
+		if s.producers[p].locked {
+			return false
+		}
+	}
+	for d := range m.first[m.lanes] {
+		if s.dispatchers[d].holdsK() {
+			return false
+		}
+	}
+	return true
+}
+
+// notify puts a notification on its way to each of the lanes whose node listens.
+func (m *machine) notify(s *state, set laneSet) {
+	for l := range m.lanes {
+		if set&(1<<l) != 0 && s.nodes[m.node[l]].listens() {
+			s.lanes[l].inFlight = min(s.lanes[l].inFlight+1, many)
+		}
+	}
+}
+
+// many notifications in flight are not counted any more: when one arrives, there may be one less, or still as many.
+const many = 3
+
+// signal gives the lane a token. A full channel means that everybody has been called.
+func (m *machine) signal(s *state, l int) {
+	lane := &s.lanes[l]
+	lane.empty, lane.stuck = false, false
+	lane.tokens = min(lane.tokens+1, uint8(m.first[l+1]-m.first[l]))
+	if m.first[l+1]-m.first[l] == 1 {
+		return // the token tells as much
+	}
+	for d := m.first[l]; d < m.first[l+1]; d++ {
+		s.dispatchers[d].clean = false
+	}
+}
+
+// choices calls choose with each set of n of the lanes, or with all of them if there are fewer.
+func choices(from laneSet, n int, choose func(laneSet)) {
+	if bits.OnesCount8(uint8(from)) <= n {
+		choose(from)
+		return
+	}
+	for set := laneSet(1); set <= from; set++ {
+		if set&^from == 0 && bits.OnesCount8(uint8(set)) == n {
+			choose(set)
+		}
+	}
+}
+
+// oneOfEach calls choose with each way to take, for each of the tags, one lane that is armed and can use it, but
+// for one lane; short tells that for some tag there was none.
+func (m *machine) oneOfEach(s *state, tags Tags, but int, choose func(set laneSet, short bool)) {
+	sets := []laneSet{0}
+	short := false
+	for t := range tagCount {
+		if tags&(1<<t) == 0 {
+			continue
+		}
+		candidates := m.targets(s, t) &^ (1 << but)
+		if candidates == 0 {
+			short = true
+			continue
+		}
+		var extended []laneSet
+		choices(candidates, 1, func(one laneSet) {
+			for _, set := range sets {
+				extended = append(extended, set|one)
+			}
+		})
+		sets = extended
+	}
+	for _, set := range sets {
+		choose(set, short)
+	}
+}
+
+// The sequence numbers of a lane. Only their order matters, so those of the writes in flight are kept as ranks: 0
+// is older than what the row has, 1 the next one, and so on; no number grows.
+
+// number gives a write that begins now the newest number of its lane.
+func (m *machine) number(s *state, l int) uint8 {
+	newest := s.lanes[l].rank
+	for d := m.first[l]; d < m.first[l+1]; d++ {
+		newest = max(newest, s.dispatchers[d].rank)
+	}
+	return newest + 1
+}
+
+// write commits a write of the lane's row: the newest wins.
+func (m *machine) write(s *state, l int, rank uint8, armed bool) {
+	if rank == 0 && m.keeps(Sequence) {
+		return
+	}
+	s.lanes[l].armed = armed
+	s.lanes[l].rank = max(s.lanes[l].rank, rank) - rank
+	for d := m.first[l]; d < m.first[l+1]; d++ {
+		s.dispatchers[d].rank = max(s.dispatchers[d].rank, rank) - rank
+	}
+}
+
+// closeRanks closes the gap that a write leaves which did not happen.
+func (m *machine) closeRanks(s *state, l int, rank uint8) {
+	if rank == 0 {
+		return
+	}
+	if s.lanes[l].rank > rank {
+		s.lanes[l].rank--
+	}
+	for d := m.first[l]; d < m.first[l+1]; d++ {
+		if s.dispatchers[d].rank > rank {
+			s.dispatchers[d].rank--
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package model
+
+// This file answers: what does a transaction do that makes an item due?
+//
+// A producer is one transaction, but for the library's own (coalesce). Nothing of it is owed: it may stay open at any point for as long as it likes,
+// and the promise has to hold meanwhile. So a long transaction needs no variant of its own.
+
+func (m *machine) producer(s *state, p int) {
+	if m.cfg.Producers[p].Coalesced {
+		m.coalesce(s, p)
+		return
+	}
+	switch s.producers[p].phase {
+	case notBegun:
+		if m.reads(p) != inserted {
+			m.begin(s, p)
+		} else {
+			m.insert(s, p)
+		}
+	case begun:
+		m.insert(s, p)
+	case inserted:
+		m.readArmed(s, p)
+	case open:
+		m.commit(s, p)
+		if !m.cfg.NoRollback {
+			after := *s
+			after.producers[p] = producer{phase: ended}
+			m.may(ProducerRollback, p, &after)
+		}
+	}
+}
+
+// reads says at which point a producer takes the snapshot in which it reads who is armed. What a producer that
+// notifies all reads does not matter, and it is spared the step.
+func (m *machine) reads(p int) producerPhase {
+	if m.cfg.Producers[p].OldSnapshot && !m.keeps(OldSnapshotTellsAll) || !m.keeps(FreshRead) {
+		return begun
+	}
+	return inserted
+}
+
+// begin takes the snapshot of a transaction, or of the statement that inserts, before K is tried.
+func (m *machine) begin(s *state, p int) {
+	after := *s
+	after.producers[p] = producer{phase: begun, seen: m.targets(s, m.tags[p])}
+	m.may(ProducerBegin, p, &after)
+}
+
+// insert inserts the item, which nobody sees before the commit, and tries K.
+func (m *machine) insert(s *state, p int) {
+	after := *s
+	after.producers[p].phase = inserted
+	after.producers[p].locked = m.sharedFree(s)
+	m.may(ProducerInsert, p, &after)
+}
+
+// readArmed is the statement after: in its new snapshot it reads who is armed, and decides whom to notify.
+func (m *machine) readArmed(s *state, p int) {
+	after := *s
+	self := &after.producers[p]
+	self.phase = open
+	armed := m.targets(s, m.tags[p])
+	if m.reads(p) == begun {
+		armed = self.seen
+	}
+	self.seen = 0
+	blind := m.cfg.Producers[p].OldSnapshot && m.keeps(OldSnapshotTellsAll)
+	unlocked := !self.locked && (armed == 0 && m.keeps(UnlockedTells) || m.keeps(UnlockedTellsAll))
+	if blind || unlocked {
+		self.all = true
+		m.may(ProducerReadArmed, p, &after)
+		return
+	}
+	choices(armed, max(m.cfg.Fanout, 1), func(set laneSet) {
+		self.tells = set
+		m.may(ProducerReadArmed, p, &after)
+	})
+}
+
+// commit makes, in one step, the item visible, the notifications deliverable, and K free. PostgreSQL does it in
+// this order; between the first and the last others can only wait longer.
+func (m *machine) commit(s *state, p int) {
+	after := *s
+	self := &after.producers[p]
+	after.due[m.tags[p]]++
+	if self.all {
+		for l := range m.lanes { // the broadcast channel; the payload names the tag
+			if m.matches(l, m.tags[p]) {
+				self.tells |= 1 << l
+			}
+		}
+	}
+	m.notify(&after, self.tells)
+	*self = producer{phase: ended}
+	m.may(ProducerCommit, p, &after)
+}
+
+// coalesce is the way of the library's own producers. The item is visible before anybody reads who is armed, so K is
+// not needed: who is not armed yet will settle, and see it. From its commit on the rest is owed. That the producer's own
+// node wakes its dispatchers directly is left out: the other nodes must do without.
+func (m *machine) coalesce(s *state, p int) {
+	after := *s
+	self := &after.producers[p]
+	switch s.producers[p].phase {
+	case notBegun:
+		after.due[m.tags[p]]++
+		self.phase = inserted
+		m.may(ProducerCommit, p, &after)
+	case inserted:
+		self.phase = open
+		choices(m.targets(s, m.tags[p]), max(m.cfg.Fanout, 1), func(set laneSet) {
+			self.tells = set
+			m.add(CoalescerChooses, p, &after)
+		})
+	case open:
+		m.notify(&after, self.tells)
+		*self = producer{phase: ended}
+		m.add(CoalescerCommits, p, &after)
+	}
+}
+
+// undo makes the item of a claim due again, as a producer would: by its own transaction, some time. A producer
+// of an item with that tag has ended, since somebody had the item.
+func (m *machine) undo(s *state, tag int) {
+	for p := range m.cfg.Producers {
+		if m.tags[p] == tag && s.producers[p].phase == ended {
+			s.producers[p] = producer{}
+			return
+		}
+	}
+}
