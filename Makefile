@@ -17,7 +17,7 @@ FAULTS ?= .
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress check bench mutants chaos help
+.PHONY: demo test test-matrix stress check bench mutants model chaos help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -55,6 +55,10 @@ bench:
 mutants:
 	@$(WITH_PG) -- sh -c 'failed=0; $(GO) run ./internal/mutants || failed=1; \
 		PGWAKE_FAULTS="$(FAULTS)" $(GO) test -count=1 -v -run TestFaults ./providertest || failed=1; exit $$failed'
+
+## model: every order of steps of the wake-up protocol, at full size; takes hours
+model:
+	GOMAXPROCS=1 GOGC=50 PGWAKE_MODEL=full $(GO) test -count=1 -v -timeout 24h ./docs/model
 
 ## chaos: several processes on one server while things go wrong (ARGS="-seed 7 -for 3m")
 chaos:
