@@ -18,6 +18,8 @@ import (
 // once (leading edge), and on average at most one per CoalesceInterval; whatever cannot go at once is merged
 // into the next (trailing edge). Nothing is dropped: what cannot be sent now is sent later.
 //
+// Changes of instances travel the same way, by the hash of their ids; of more than maxChanges it says: any.
+//
 // A process that dies between its commit and this transaction leaves the item to the other nodes'
 // fallback. Producers that cannot accept that, or that bring their own transaction, use the Tx twins.
 

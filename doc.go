@@ -66,8 +66,8 @@
 //
 // # Transactions
 //
-// Each verb that changes something, but the fetches, has a twin that ends in Tx and joins your transaction:
-// the item exists if and only if the transaction commits. [WrapSQLTx] joins a transaction of database/sql.
+// Each verb that changes something, but the fetches and [Provider.AckBatched], has a twin that ends in Tx and joins
+// your transaction: the item exists if and only if the transaction commits. [WrapSQLTx] joins a transaction of database/sql.
 //
 // # Orchestrations
 //
@@ -75,7 +75,8 @@
 // locks an instance and returns a turn: its visible messages, in order, and its history.
 // [Provider.AckOrchestrationItem] stores what the turn decided, all or nothing: history, work items,
 // messages, timers (messages with a delay). A runtime on top replays the history and decides; nothing here
-// reads it. Queue names and pinned versions let a node ask for the instances that it can run.
+// reads it. Queue names and pinned versions let a node ask for the instances that it can run, and
+// an instance can be sticky for a while to the node that has its history ([Sticky]).
 //
 // Whoever started an instance waits for its end with [Provider.WaitForInstance], or for its custom status with
 // [Provider.WaitForStatus]; both are pushed, and thousands of them cost one query for each change. An instance also keeps

@@ -421,7 +421,8 @@ func TestDocs_Operations_TheGrantsAreEnoughAndTheQueryAnswers(t *testing.T) {
 		"producer": {func(p *node) error {
 			_, err1 := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "w"}, &pgwake.EnqueueOptions{Namespace: "new", DedupKey: "k"})
 			_, err2 := p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "i", Kind: "k"}, nil)
-			return errors.Join(err1, err2)
+			_, err3 := p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "j", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "new"})
+			return errors.Join(err1, err2, err3)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -51,8 +51,9 @@ type FetchOptions struct {
 	// Defaults to all.
 	Queues []string
 
-	// Owner is who fetches turns, for instances that are sticky to it (OrchestrationAck.Sticky); at most 255 bytes.
-	// Fetches with the same owner, on whatever node, are alike. Defaults to "": no turn of an instance that is sticky.
+	// Owner is who fetches turns: for it, instances that are sticky to it (OrchestrationAck.Sticky) are due too. At most
+	// 255 bytes. Fetches with the same owner, on whatever node, are alike; each owner is a lane of its own on a node,
+	// so have one for a node, not one for a dispatcher. Defaults to "": no turn of an instance while it is sticky.
 	Owner string
 
 	// Versions limits a fetch of turns to executions that this node supports. Defaults to nil: any.

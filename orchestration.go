@@ -109,7 +109,7 @@ type Metadata struct {
 	Output  string // any text of at most Config.MaxPayload bytes
 
 	Queue         string          // queue name of the instance; its messages follow
-	Parent        string          // instance that started this one as its child
+	Parent        string          // instance that started this one as its child; neither itself nor a descendant, which is ErrInvalid
 	Attributes    json.RawMessage // JSON of at most Config.MaxPayload bytes, for the runtime to see again with each turn
 	PinnedVersion *Version        // that a node must support to take a turn of this execution; another execution has its own
 }
@@ -125,7 +125,7 @@ type OrchestrationAck struct {
 
 	History   []Event          // appended; ids are the runtime's and must be new in the execution
 	WorkItems []WorkEnqueue    // for workers
-	Messages  []MessageEnqueue // for instances, this one included; a timer is a delayed message to itself
+	Messages  []MessageEnqueue // for instances, this one included; a timer is a delayed message to itself. The dedup keys of the turn's own messages are free for these
 	Metadata  Metadata
 
 	// CancelActivities removes work items of this instance, claimed or not: whoever has one learns of it by the loss

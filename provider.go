@@ -30,8 +30,7 @@ const minServerVersion = 140000
 // Let the transaction of a Tx verb be READ COMMITTED. In one that is REPEATABLE READ or SERIALIZABLE a verb does not see
 // what was committed after the snapshot. Deletions are refused there with ErrInvalid. Whatever meets a row that has
 // changed since, such as the release of a turn behind which messages were held, fails with a serialization failure,
-// SQLSTATE 40001, after which the whole transaction may be tried again. An ack that gives an instance another queue
-// name or version leaves the messages that came since under the old one.
+// SQLSTATE 40001, after which the whole transaction may be tried again.
 type Provider struct {
 	cfg     Config
 	sql     *statements

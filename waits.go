@@ -17,8 +17,9 @@ import (
 //
 // A transaction that changes the custom status of an instance, or the status of its execution, or deletes it, notifies
 // in that transaction (SQL function notify_instance), or its Provider does right after the commit (coalescer.go). The
-// payload is a hash of the instance's id: two instances that share one cost a look too many. One goroutine looks on behalf of all waiters of the node: at those whom a
-// notification concerns, one query at a time, so whatever comes in during one is dealt with by the next.
+// payload is a hash of the instance's id: two instances that share one cost a look too many. One goroutine looks on
+// behalf of all waiters of the node: at those whom a notification concerns, one query at a time, so whatever comes in
+// during one is dealt with by the next.
 //
 // Invariants
 //
@@ -29,7 +30,8 @@ import (
 //	    what was notified before went unheard; with every fallback; and while the node does not listen at every poll.
 //
 // So no change is lost: one that was committed before the first query is seen by it, and one after is notified after
-// the waiter was registered, or meets a node that does not listen, and polls. While nothing changes and the node
+// the waiter was registered, by the transaction or right after its commit (if that process dies in between, the
+// fallback finds it), or meets a node that does not listen, and polls. While nothing changes and the node
 // listens there is no query at all.
 
 type waits struct {

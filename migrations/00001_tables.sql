@@ -129,9 +129,9 @@ CREATE INDEX orchestrator_queue_instance_idx ON orchestrator_queue (instance_id,
 -- enqueue_message_many
 CREATE UNIQUE INDEX orchestrator_queue_dedup_idx ON orchestrator_queue (namespace, dedup_key) WHERE dedup_key IS NOT NULL;
 
--- What a message copies from its instance (namespace, queue name, pinned version, stickiness) may be out of date if the
--- two transactions did not see each other: see align_messages. After a crash none of them is left, nor is a note.
-CREATE UNLOGGED TABLE realignments (
+-- What a message copies from its instance (namespace, queue name, pinned version, stickiness: its home) may be out of
+-- date if the two transactions did not see each other: see align_messages.
+CREATE TABLE realignments (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     instance_id text        NOT NULL,
     next_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -167,7 +167,8 @@ CREATE TABLE instances (
     parent_id         text,
     attributes        json,
     sticky_owner      text,
-    sticky_until      timestamptz,
+    sticky_until      timestamptz
+                      CONSTRAINT instances_sticky_check CHECK ((sticky_until IS NULL) = (sticky_owner IS NULL)),
     custom_status         text,
     custom_status_version bigint  NOT NULL DEFAULT 0,
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -180,6 +181,7 @@ COMMENT ON COLUMN instances.queue IS 'Queue name; its messages carry the same. E
 COMMENT ON COLUMN instances.parent_id IS 'Instance that started this one as its child, if one did.';
 COMMENT ON COLUMN instances.attributes IS 'Whatever the runtime wants to see again with each turn.';
 COMMENT ON COLUMN instances.sticky_owner IS 'Who alone gets the turns of this instance before sticky_until, because it has the instance''s state at hand.';
+COMMENT ON COLUMN instances.sticky_until IS 'When it is anybody''s again; null with sticky_owner.';
 COMMENT ON COLUMN instances.custom_status_version IS 'Goes up by one with each change of custom_status, clearing included; 0: never set.';
 -- children of an instance: delete_instances, list_children, instance_tree
 CREATE INDEX instances_parent_idx ON instances (parent_id) WHERE parent_id IS NOT NULL;

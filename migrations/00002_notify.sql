@@ -95,6 +95,19 @@ $$;
 COMMENT ON FUNCTION quiet IS 'With true, silences the notifications of this transaction. Returns the setting to go back to.';
 
 -- +goose StatementBegin
+CREATE FUNCTION reads_committed()
+RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION reads_committed IS 'Whether each statement of the transaction sees what was committed before it.';
+
+-- +goose StatementBegin
 CREATE FUNCTION register_namespaces(p_namespaces text[])
 RETURNS void
 LANGUAGE plpgsql
@@ -473,4 +486,4 @@ COMMENT ON FUNCTION listen_session IS 'Configures the session of a node''s LISTE
 
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
-DROP FUNCTION listen_session, notify_queues, look, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, quiet, notify_inserted, notify_queue, channel;
+DROP FUNCTION listen_session, notify_queues, look, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, reads_committed, quiet, notify_inserted, notify_queue, channel;

@@ -2,8 +2,8 @@
 
 -- +goose Up
 
--- A message copies from its instance what fetches select by, and an ack that changes that changes the copies. Three
--- things keep a copy from staying out of date although neither transaction waits for the other:
+-- What fetches select an instance by (namespace, queue name, pinned version, stickiness) is its home. A message carries
+-- a copy of it, and an ack that gives the instance another home changes the copies. Three things keep a copy from staying out of date although neither transaction waits for the other:
 --
 --  (1) Whoever adds a message holds a shared lock (below) from before it reads the instance, and whoever changes what
 --      is copied tries for the exclusive one before it changes the copies. If he gets it, nobody has read the
@@ -25,14 +25,27 @@ DECLARE
 BEGIN
     SELECT bool_and(pg_try_advisory_xact_lock_shared(hashtext('pgwake homes of ' || current_schema()), b.bucket)) INTO v_shared
       FROM (SELECT DISTINCT hashtext(i.id) & 127 AS bucket FROM unnest(p_instances) AS i (id)) AS b;
-    RETURN v_shared AND current_setting('transaction_isolation') = 'read committed';
+    RETURN v_shared AND reads_committed();
 END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION share_homes IS 'The shared locks of instances, see above. False: what is read of them may be out of date when it is committed.';
 
 -- +goose StatementBegin
-CREATE FUNCTION change_homes(p_instances text[])
+CREATE FUNCTION lock_home(p_instance text)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN pg_try_advisory_xact_lock(hashtext('pgwake homes of ' || current_schema()), hashtext(p_instance) & 127);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION lock_home IS 'Tries for the exclusive lock of an instance''s home, see above. Never waits.';
+
+-- +goose StatementBegin
+CREATE FUNCTION lock_homes(p_instances text[])
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -40,11 +53,11 @@ AS $$
 BEGIN
     INSERT INTO realignments (instance_id)
     SELECT i.id FROM unnest(p_instances) AS i (id)
-     WHERE NOT pg_try_advisory_xact_lock(hashtext('pgwake homes of ' || current_schema()), hashtext(i.id) & 127);
+     WHERE NOT (reads_committed() AND lock_home(i.id));
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION change_homes IS 'The exclusive locks of instances, see above, or else a note. Never waits.';
+COMMENT ON FUNCTION lock_homes IS 'Tries for the exclusive locks of instances'' homes, and leaves a note for each that it does not get. Never waits.';
 
 -- +goose StatementBegin
 CREATE FUNCTION align_messages(p_instance text, OUT moved boolean, OUT remains boolean)
@@ -54,36 +67,38 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_home  instances;
-    v_pin   bigint;
-    v_moved bigint;
+    v_home instances;
+    v_pin  bigint;
 BEGIN
     SELECT * INTO v_home FROM instances i WHERE i.instance_id = p_instance;
     SELECT x.pin INTO v_pin FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_home.current_execution;
     v_pin := coalesce(v_pin, 0);
     UPDATE orchestrator_queue q
        SET queue = coalesce(v_home.queue, q.queue), pin = v_pin,
+           namespace = CASE WHEN stale.fits THEN coalesce(v_home.namespace, q.namespace) ELSE q.namespace END,
            visible_at = CASE WHEN q.sticky_owner IS DISTINCT FROM v_home.sticky_owner THEN coalesce(q.sticky_due, q.visible_at) ELSE q.visible_at END,
            sticky_due = CASE WHEN q.sticky_owner = v_home.sticky_owner THEN q.sticky_due END,
-           sticky_owner = CASE WHEN q.sticky_owner = v_home.sticky_owner THEN q.sticky_owner END,
-           -- One whose dedup key is taken there stays where it is until that is free.
-           namespace = CASE WHEN q.dedup_key IS NULL
-                   OR NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.namespace = v_home.namespace AND d.dedup_key = q.dedup_key AND d.id <> q.id)
-                  AND NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.instance_id = p_instance AND coalesce(d.dedup_key, '') = q.dedup_key AND d.id <> q.id)
-               THEN coalesce(v_home.namespace, q.namespace) ELSE q.namespace END
-     WHERE q.id = ANY (ARRAY(
-           SELECT m.id FROM orchestrator_queue m
-            WHERE m.instance_id = p_instance
-              AND (m.namespace <> v_home.namespace OR m.queue <> v_home.queue OR m.pin <> v_pin
-                   OR m.sticky_owner IS NOT NULL AND m.sticky_owner IS DISTINCT FROM v_home.sticky_owner)
-              FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS v_moved = ROW_COUNT;
-    moved := v_moved > 0;
+           sticky_owner = CASE WHEN q.sticky_owner = v_home.sticky_owner THEN q.sticky_owner END
+      FROM (SELECT m.id,
+                   -- One whose dedup key is taken there stays where it is until that is free.
+                   m.dedup_key IS NULL
+                   OR NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.namespace = v_home.namespace AND d.dedup_key = m.dedup_key AND d.id <> m.id)
+                  AND NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.instance_id = p_instance AND coalesce(d.dedup_key, '') = m.dedup_key AND d.id <> m.id) AS fits
+              FROM orchestrator_queue m
+             WHERE m.instance_id = p_instance
+               AND (m.namespace <> v_home.namespace OR m.queue <> v_home.queue OR m.pin <> v_pin
+                    OR m.sticky_owner <> coalesce(v_home.sticky_owner, ''))
+               FOR UPDATE OF m SKIP LOCKED) AS stale
+     WHERE q.id = ANY (ARRAY[stale.id])
+       -- What stays is not told of: those who look because of that would tell each other for ever.
+       AND (stale.fits AND q.namespace <> v_home.namespace OR q.queue <> v_home.queue OR q.pin <> v_pin
+            OR q.sticky_owner <> coalesce(v_home.sticky_owner, ''));
+    moved := FOUND;
     remains := EXISTS (
         SELECT FROM orchestrator_queue m
          WHERE m.instance_id = p_instance
            AND (m.namespace <> v_home.namespace OR m.queue <> v_home.queue OR m.pin <> v_pin
-                OR m.sticky_owner IS NOT NULL AND m.sticky_owner IS DISTINCT FROM v_home.sticky_owner));
+                OR m.sticky_owner <> coalesce(v_home.sticky_owner, '')));
 END
 $$;
 -- +goose StatementEnd
@@ -103,8 +118,14 @@ DECLARE
     v_aligned record;
     v_moved   boolean := false;
 BEGIN
+    -- One at a time: two that then hold messages of what the other has aligned would wait for each other.
+    IF NOT pg_try_advisory_xact_lock(hashtext('pgwake realignments of ' || current_schema()), 0) THEN
+        RETURN;
+    END IF;
+    -- Whatever next_at says: the fetch may have been woken for this very message. next_at is only when nodes look by
+    -- themselves.
     FOR v_note IN SELECT * FROM realignments r ORDER BY r.next_at LIMIT 20 FOR UPDATE SKIP LOCKED LOOP
-        v_alone := pg_try_advisory_xact_lock(hashtext('pgwake homes of ' || current_schema()), hashtext(v_note.instance_id) & 127);
+        v_alone := lock_home(v_note.instance_id);
         SELECT * INTO v_aligned FROM align_messages(v_note.instance_id);
         v_moved := v_moved OR v_aligned.moved;
         IF v_alone AND NOT v_aligned.remains THEN
@@ -121,7 +142,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION realign_messages IS 'align_messages for the instances that are noted, as far as it takes no time to speak of.';
+COMMENT ON FUNCTION realign_messages IS 'Brings the messages of up to 20 instances that are noted up to date, and tells the nodes if that moved any.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message_many(
@@ -163,7 +184,8 @@ BEGIN
                             first_value(i.queue) OVER (PARTITION BY i.instance_id ORDER BY i.queue IS NULL, i.ord)) AS queue,
                    coalesce(current.pin, 0) AS pin,
                    CASE WHEN known.sticky_until > v_now THEN known.sticky_owner END AS sticky_owner, known.sticky_until,
-                   -- Whoever opens an instance says where it is; for anybody else that is a guess.
+                   -- Whoever opens an instance says where it is; for anybody else that is a guess. That it is in the
+                   -- default namespace and has no queue name is none: ack_orchestration counts on nothing else.
                    coalesce(known.instance_id, queued.namespace) IS NULL AND i.kind NOT IN ('start', 'continue_as_new')
                    AND (i.namespace <> 'default' OR i.queue <> '') AS guessed
               FROM unnest(p_instances, coalesce(p_namespaces, '{}'), coalesce(p_queues, '{}'), p_kinds) WITH ORDINALITY AS i (instance_id, namespace, queue, kind, ord)
@@ -305,8 +327,8 @@ BEGIN
                         WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now AND q.kind IN ('start', 'continue_as_new')) THEN
         SELECT min(q.visible_at) INTO v_opens FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.kind IN ('start', 'continue_as_new');
         IF v_opens IS NOT NULL THEN -- but for what is about to open it
-            UPDATE orchestrator_queue q SET visible_at = v_opens
-             WHERE q.instance_id = p_instance AND q.visible_at <= p_now AND q.kind = 'queue_message';
+            UPDATE orchestrator_queue q SET visible_at = v_opens, sticky_owner = NULL, sticky_due = NULL
+             WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now AND q.kind = 'queue_message';
         ELSE
             DELETE FROM orchestrator_queue q
              WHERE q.instance_id = p_instance AND coalesce(q.sticky_due, q.visible_at) <= p_now AND q.kind = 'queue_message';
@@ -656,7 +678,7 @@ DECLARE
     v_history   json;
     v_pin       bigint; -- before
     v_pinned    bigint; -- now
-    v_moves     boolean; -- what its messages copy of it
+    v_moves     boolean; -- whether its home changes
     v_aligned   record;
 BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
@@ -771,12 +793,13 @@ BEGIN
     DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token;
     -- What the queue says of the instance follows it.
     SELECT x.pin INTO v_pinned FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_known.current_execution;
+    -- 'default' and '' are what enqueue_message_many assumes of an unknown instance without a note (guessed, there).
     v_moves := v_known.instance_id IS NOT NULL
         AND ((v_known.namespace, v_known.queue, coalesce(v_pinned, 0))
                  IS DISTINCT FROM (coalesce(v_before.namespace, 'default'), coalesce(v_before.queue, ''), coalesce(v_pin, 0))
              OR coalesce(v_before.sticky_owner <> coalesce(v_known.sticky_owner, ''), false));
     IF v_moves THEN
-        PERFORM change_homes(ARRAY[p_instance]);
+        PERFORM lock_homes(ARRAY[p_instance]);
     END IF;
     v_now := clock_timestamp();
     IF v_moves OR v_known.instance_id IS NOT NULL AND v_before.instance_id IS NULL THEN
@@ -793,10 +816,14 @@ BEGIN
         RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json;
     END IF;
     IF v_before.sticky_owner IS NOT NULL OR v_known.sticky_owner IS NOT NULL THEN
-        UPDATE orchestrator_queue q SET visible_at = q.sticky_due, sticky_owner = NULL, sticky_due = NULL
-         WHERE q.instance_id = p_instance AND coalesce(q.sticky_owner, '') <> '';
-        UPDATE orchestrator_queue q SET visible_at = v_known.sticky_until, sticky_owner = v_known.sticky_owner, sticky_due = q.visible_at
-         WHERE q.instance_id = p_instance AND v_known.sticky_owner IS NOT NULL AND q.visible_at < v_known.sticky_until;
+        UPDATE orchestrator_queue q
+           SET visible_at   = CASE WHEN due.sticks THEN v_known.sticky_until ELSE due.at END,
+               sticky_owner = CASE WHEN due.sticks THEN v_known.sticky_owner END,
+               sticky_due   = CASE WHEN due.sticks THEN due.at END
+          FROM (SELECT m.id, coalesce(m.sticky_due, m.visible_at) AS at,
+                       coalesce(coalesce(m.sticky_due, m.visible_at) < v_known.sticky_until, false) AS sticks
+                  FROM orchestrator_queue m WHERE m.instance_id = p_instance) AS due
+         WHERE q.id = ANY (ARRAY[due.id]) AND (due.sticks OR coalesce(q.sticky_owner, '') <> '');
         -- For whom are they now, and when? Nobody heard of that but as of now; those who look learn of what comes later.
         RETURN QUERY
         SELECT 'orchestrator', v_scope, min(coalesce(q.sticky_due, q.visible_at)), v_now, NULL::json
@@ -960,4 +987,4 @@ COMMENT ON FUNCTION resume_history IS 'Events of an execution by id, from p_from
 
 DROP FUNCTION resume_history, read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn,
     ack_orchestration, cancel_activities, append_history, lock_new_history, release_instance, instance_scope, hold_instance_lock, fetch_orchestration, lock_due_instance,
-    enqueue_message, enqueue_message_many, realign_messages, align_messages, change_homes, share_homes;
+    enqueue_message, enqueue_message_many, realign_messages, align_messages, lock_homes, lock_home, share_homes;

@@ -205,7 +205,7 @@ LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+    IF NOT reads_committed() THEN
         RAISE EXCEPTION 'a deletion in a transaction that is % would leave behind what was queued since that began: make it READ COMMITTED',
             upper(current_setting('transaction_isolation')) USING ERRCODE = 'PW003';
     END IF;
@@ -306,7 +306,7 @@ BEGIN
     v_work := ARRAY(SELECT q.id FROM worker_queue q WHERE q.instance_id = ANY (p_instances) ORDER BY q.id FOR UPDATE);
     PERFORM FROM executions x WHERE x.instance_id = ANY (p_instances) ORDER BY x.instance_id, x.execution_id FOR UPDATE;
     -- A message that meets this is for no version, and for no owner, any more.
-    PERFORM change_homes(ARRAY(
+    PERFORM lock_homes(ARRAY(
         SELECT i.instance_id FROM instances i
          WHERE i.instance_id = ANY (p_instances)
            AND (i.sticky_owner IS NOT NULL

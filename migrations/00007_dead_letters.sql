@@ -203,6 +203,7 @@ DECLARE
     v_now    timestamptz := clock_timestamp();
     v_before text;
     v_instances text[];
+    v_sure   boolean;
     -- One letter per item: the items' ids tell below which letters went.
     v_ids    bigint[] := ARRAY(
         SELECT DISTINCT ON (d.queue, d.item_id) d.id
@@ -232,9 +233,10 @@ BEGIN
 
     -- A message goes to where its instance is now, as in enqueue_message_many.
     v_instances := ARRAY(SELECT DISTINCT d.instance_id FROM dead_letters d WHERE d.id = ANY (v_ids) AND d.queue = 'orchestrator');
-    IF NOT share_homes(v_instances) THEN
-        INSERT INTO realignments (instance_id) SELECT i.id FROM unnest(v_instances) AS i (id);
-    END IF;
+    v_sure := share_homes(v_instances);
+    INSERT INTO realignments (instance_id)
+    SELECT i.id FROM unnest(v_instances) AS i (id)
+     WHERE NOT v_sure OR NOT EXISTS (SELECT FROM instances known WHERE known.instance_id = i.id); -- then its place is a guess
     RETURN QUERY
     WITH added AS (
         INSERT INTO orchestrator_queue AS q (id, instance_id, namespace, priority, visible_at, kind, name, version,

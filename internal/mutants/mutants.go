@@ -205,7 +205,7 @@ var mutants = []mutant{
 	{
 		name:    "coalescer: what panics is not said",
 		file:    "coalescer.go",
-		patches: []patch{{"			c.putBack(taken, joins) // also when something panics\n", "			_ = c\n"}},
+		patches: []patch{{"			c.putBack(taken, changed, joins) // also when something panics\n", "			_ = c\n"}},
 		pkg:     root, test: "TestCoalescer_PanicWhileItSpeaks_SaysItAfterwards",
 	},
 	{
