@@ -1,7 +1,12 @@
 package pgwake_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -174,4 +179,284 @@ func TestFetch_ManyInstancesAreBeingChanged_TakesTheNextThatIsFree(t *testing.T)
 		require.NoError(t, n.AbandonOrchestrationItem(tctx, turn.LockToken, nil))
 	}
 	require.NoError(t, tx.Rollback(tctx))
+}
+
+func inNamespace(namespace string) *pgwake.FetchOptions {
+	return &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: patience, Namespaces: []string{namespace}}
+}
+
+// begun makes the first ack of an instance.
+func (n *node) begun(t *testing.T, turn *pgwake.OrchestrationItem) {
+	t.Helper()
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow", Status: pgwake.StatusCompleted}})
+}
+
+// displaced leaves a message with a dedup key in the default namespace, for an instance that is elsewhere.
+func (n *node) displaced(t *testing.T) {
+	t.Helper()
+	tx := n.begin(t)
+	_, err := n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: "early"}, &pgwake.EnqueueOptions{DedupKey: "K"})
+	require.NoError(t, err)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, &pgwake.EnqueueOptions{Namespace: "space"})
+	n.begun(t, n.takeTurn(t))
+	require.NoError(t, tx.Commit(tctx))
+}
+
+// Until then it can be had where it is, and nobody is told again and again.
+func TestHomes_DedupKeyIsTakenThere_MessageStaysUntilItIsFree(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	other := n.sendWith(t, pgwake.Message{Instance: "j", Kind: pgwake.MessageStart, Name: "flow"}, &pgwake.EnqueueOptions{Namespace: "space", DedupKey: "K", Delay: lease})
+	n.displaced(t)
+
+	ear, err := pgx.Connect(tctx, n.urlWith(t, func(*pgx.ConnConfig) {}))
+	require.NoError(t, err)
+	defer func() { _ = ear.Close(tctx) }()
+	channel := query[string](t, n, `SELECT channel('orchestrator')`)[0]
+	_, err = ear.Exec(tctx, "LISTEN "+channel)
+	require.NoError(t, err)
+	for range 3 {
+		n.exec(t, `SELECT FROM fetch_orchestration(gen_random_uuid(), '1 min', '{space}')`)
+	}
+	n.exec(t, `SELECT pg_notify($1, 'nothing before')`, channel)
+	heard, err := ear.WaitForNotification(tctx)
+	require.NoError(t, err)
+	require.Equal(t, "nothing before", heard.Payload)
+
+	o := inNamespace("default")
+	o.NoWait, o.PollTimeout = true, 0
+	turn, err := n.FetchOrchestrationItem(tctx, o)
+	require.NoError(t, err)
+	require.NoError(t, n.AbandonOrchestrationItem(tctx, turn.LockToken, nil))
+	n.exec(t, `DELETE FROM orchestrator_queue WHERE id = $1`, other.ID)
+	turn, err = n.FetchOrchestrationItem(tctx, inNamespace("space"))
+	require.NoError(t, err)
+	require.Equal(t, "i", turn.Instance)
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{})
+	require.Zero(t, n.rows(t)["orchestrator_queue"])
+}
+
+func TestHomes_DedupKeyIsAboutToBeTakenThere_NoFetchWaits(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.displaced(t)
+	tx := n.begin(t)
+	_, err := n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "j", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "space", DedupKey: "K"})
+	require.NoError(t, err)
+	o := inNamespace("space")
+	o.NoWait, o.PollTimeout = true, 0
+	_, err = n.FetchOrchestrationItem(tctx, o)
+	requireError(t, err, pgwake.ErrNoWork)
+	require.NoError(t, tx.Rollback(tctx))
+	_, err = n.FetchOrchestrationItem(tctx, inNamespace("space"))
+	require.NoError(t, err)
+}
+
+// The note of a message must outlive the transaction that makes its instance known.
+func TestHomes_FirstAckIsInATransaction_MessageFollows(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	early, first := n.begin(t), n.begin(t)
+	_, err := n.EnqueueForOrchestratorTx(tctx, early, pgwake.Message{Instance: "i", Kind: "early"}, &pgwake.EnqueueOptions{Namespace: "a"})
+	require.NoError(t, err)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
+	turn, err := n.FetchOrchestrationItem(tctx, inNamespace("default"))
+	require.NoError(t, err)
+	require.NoError(t, n.AckOrchestrationItemTx(tctx, first, turn.LockToken, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}}))
+	require.NoError(t, early.Commit(tctx))
+	o := inNamespace("default")
+	o.NoWait, o.PollTimeout = true, 0
+	_, err = n.FetchOrchestrationItem(tctx, o)
+	requireError(t, err, pgwake.ErrNoWork)
+	require.NoError(t, first.Commit(tctx))
+	_, err = n.FetchOrchestrationItem(tctx, inNamespace("default"))
+	require.NoError(t, err)
+}
+
+func TestHomes_DeletedAndMadeAnewElsewhere_MessageFollows(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, &pgwake.EnqueueOptions{Namespace: "space"})
+	n.begun(t, n.takeTurn(t))
+	tx := n.begin(t)
+	_, err := n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: "late"}, nil)
+	require.NoError(t, err)
+	_, err = n.DeleteInstance(tctx, "i", nil)
+	require.NoError(t, err)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
+	n.begun(t, n.takeTurn(t))
+	require.NoError(t, tx.Commit(tctx))
+	_, err = n.FetchOrchestrationItem(tctx, inNamespace("default"))
+	require.NoError(t, err)
+}
+
+// Fetches that do not select see to the notes as well.
+func TestHomes_NobodySelects_MessagesFollowAndNoNoteIsLeft(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
+	n.ackTurn(t, n.takeTurn(t), pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}, Sticky: &pgwake.Sticky{Owner: "A", For: time.Hour}})
+	n.send(t, "i", "go")
+	turn, err := n.FetchOrchestrationItem(tctx, &pgwake.FetchOptions{LockTimeout: lease, NoWait: true, Owner: "A"})
+	require.NoError(t, err)
+	tx := n.begin(t)
+	_, err = n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: "late"}, nil)
+	require.NoError(t, err)
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{})
+	require.NoError(t, tx.Commit(tctx))
+	turn, err = n.FetchOrchestrationItem(tctx, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: patience})
+	require.NoError(t, err)
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{})
+
+	pool := n.userPool(t, 2)
+	for range 10 {
+		require.NoError(t, pgx.BeginTxFunc(tctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+			_, err := n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: "k"}, nil)
+			return err
+		}))
+		n.ackTurn(t, n.takeTurn(t), pgwake.OrchestrationAck{})
+	}
+	require.Zero(t, n.rows(t)["realignments"])
+}
+
+// Whoever waits where the message belongs is told, although the message names another namespace.
+func TestHomes_OldSnapshotNamesTheWrongNamespace_WakesTheRightOne(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	tx, err := n.userPool(t, 2).BeginTx(tctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(tctx) }()
+	_, err = tx.Exec(tctx, "SELECT count(*) FROM "+n.quoted()+".instances")
+	require.NoError(t, err)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, &pgwake.EnqueueOptions{Namespace: "space"})
+	n.begun(t, n.takeTurn(t))
+	_, err = n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: "late"}, nil)
+	require.NoError(t, err)
+	back := make(chan error, 1)
+	go func() {
+		_, err := n.FetchOrchestrationItem(tctx, inNamespace("space"))
+		back <- err
+	}()
+	require.Eventually(t, func() bool { return n.Stats().Orchestrator.Parked == 1 }, patience, time.Millisecond)
+	require.NoError(t, tx.Commit(tctx))
+	require.NoError(t, <-back)
+}
+
+// The candidate was read before the other fetch changed it.
+func TestHomes_AnotherFetchIsAligning_NobodyGetsWhatHeDidNotAskFor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	tx := n.begin(t)
+	n.pinned(t, "i", func() {
+		_, err := n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: "late"}, nil)
+		require.NoError(t, err)
+	})
+	require.NoError(t, tx.Commit(tctx))
+	aligning := n.begin(t)
+	_, err := aligning.Exec(tctx, `SELECT FROM fetch_orchestration(gen_random_uuid(), '1 min', p_queues => '{none}')`)
+	require.NoError(t, err)
+	o := versions(1)
+	o.NoWait, o.PollTimeout = true, 0
+	_, err = n.FetchOrchestrationItem(tctx, o)
+	requireError(t, err, pgwake.ErrNoWork)
+	require.NoError(t, aligning.Commit(tctx))
+	_, err = n.FetchOrchestrationItem(tctx, o)
+	requireError(t, err, pgwake.ErrNoWork)
+	_, err = n.FetchOrchestrationItem(tctx, versions(2))
+	require.NoError(t, err)
+}
+
+// While transactions add messages, acks move instances between queue names and owners, and six dispatchers on two nodes
+// serve one name each: every message that was committed comes once, to whom the instance belongs, and no note is left.
+func TestHomes_InstancesMoveUnderLoad_EveryMessageComesOnceToTheRightOne(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	nodes := []*node{n, n.another(t)}
+	queues := []string{"", "q1", "q2"}
+	const producers, transactions, instances = 4, 40, 20
+	var mu sync.Mutex
+	sent, got := make(map[string]bool), make(map[string]int)
+	var producing, serving sync.WaitGroup
+	for w := range producers {
+		producing.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(w), 7))
+			for k := range transactions {
+				tx := n.begin(t)
+				var ids []string
+				for j := range 1 + rng.IntN(3) {
+					id := fmt.Sprintf("%d-%d-%d", w, k, j)
+					m := pgwake.Message{Instance: fmt.Sprint("i", rng.IntN(instances)), Kind: pgwake.MessageStart, Name: "flow", Data: []byte(`"` + id + `"`)}
+					if _, err := n.EnqueueForOrchestratorTx(tctx, tx, m, nil); err != nil {
+						t.Error(err)
+					}
+					ids = append(ids, id)
+				}
+				if _, err := tx.Exec(tctx, `SELECT pg_sleep($1)`, float64(rng.IntN(10))/1000); err != nil { // the transaction is as long
+					t.Error(err)
+				}
+				if rng.IntN(5) == 0 {
+					_ = tx.Rollback(tctx)
+					continue
+				}
+				mu.Lock()
+				for _, id := range ids {
+					sent[id] = true
+				}
+				mu.Unlock()
+				if err := tx.Commit(tctx); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	ctx, cancel := context.WithCancel(tctx)
+	defer cancel()
+	for i := range 6 {
+		m, queue, rng := nodes[i%2], queues[i%3], rand.New(rand.NewPCG(uint64(i), 8))
+		serving.Go(func() {
+			for {
+				turn, err := m.FetchOrchestrationItem(ctx, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: patience, Queues: []string{queue}, Owner: fmt.Sprint("o", i)})
+				switch {
+				case ctx.Err() != nil:
+					return
+				case errors.Is(err, pgwake.ErrNoWork):
+					continue
+				case err != nil:
+					t.Error(err)
+					continue
+				}
+				mu.Lock()
+				if turn.Queue != queue {
+					t.Errorf("asked for %q, and got a turn of %q", queue, turn.Queue)
+				}
+				for _, message := range turn.Messages {
+					got[strings.Trim(string(message.Data), `"`)]++
+				}
+				mu.Unlock()
+				ack := pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow", Queue: queues[rng.IntN(3)]}}
+				if rng.IntN(3) == 0 {
+					ack.Sticky = &pgwake.Sticky{Owner: fmt.Sprint("o", rng.IntN(6)), For: 300 * time.Millisecond}
+				}
+				if err := m.AckOrchestrationItem(tctx, turn.LockToken, ack); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	producing.Wait()
+	require.Eventually(t, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(got) >= len(sent)
+	}, 2*patience, 10*time.Millisecond)
+	cancel()
+	serving.Wait()
+	for id := range sent {
+		require.Equal(t, 1, got[id], id)
+	}
+	require.Len(t, got, len(sent))
+	require.Zero(t, n.rows(t)["orchestrator_queue"])
+	for _, m := range nodes {
+		require.Zero(t, m.Stats().Orchestrator.FallbackFinds)
+	}
 }

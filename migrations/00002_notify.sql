@@ -393,8 +393,8 @@ BEGIN
                SELECT q.visible_at FROM orchestrator_queue q
                 WHERE q.namespace = list.namespace AND q.queue = list.queue AND q.pin = list.pin AND q.priority = level.priority
                 ORDER BY q.visible_at LIMIT 1) head;
-        SELECT least(v_earliest, min(r.next_at)) INTO v_earliest FROM realignments r;
     END IF;
+    SELECT least(v_earliest, min(r.next_at)) INTO v_earliest FROM realignments r;
     IF p_owner IS NOT NULL THEN
         SELECT least(v_earliest, min(head.sticky_due)) INTO v_earliest
           FROM sticky_lists(p_owner, p_namespaces, p_queues, p_min_pin, p_max_pin) AS list

@@ -16,20 +16,25 @@
 
 -- +goose StatementBegin
 CREATE FUNCTION share_homes(p_instances text[])
-RETURNS boolean
+RETURNS text[]
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_shared boolean;
+    v_failed integer[];
 BEGIN
-    SELECT bool_and(pg_try_advisory_xact_lock_shared(hashtext('pgwake homes of ' || current_schema()), b.bucket)) INTO v_shared
-      FROM (SELECT DISTINCT hashtext(i.id) & 127 AS bucket FROM unnest(p_instances) AS i (id)) AS b;
-    RETURN v_shared AND reads_committed();
+    v_failed := ARRAY(
+        SELECT b.bucket FROM (SELECT DISTINCT hashtext(i.id) & 127 AS bucket FROM unnest(p_instances) AS i (id)) AS b
+         WHERE NOT pg_try_advisory_xact_lock_shared(hashtext('pgwake homes of ' || current_schema()), b.bucket));
+    IF v_failed = '{}' AND reads_committed() THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(SELECT DISTINCT i.id FROM unnest(p_instances) AS i (id)
+                  WHERE hashtext(i.id) & 127 = ANY (v_failed) OR NOT reads_committed());
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION share_homes IS 'The shared locks of instances, see above. False: what is read of them may be out of date when it is committed.';
+COMMENT ON FUNCTION share_homes IS 'Tries for the shared locks of instances'' homes, see above. Returns those of which what is read may be out of date when it is committed.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_home(p_instance text)
@@ -67,33 +72,46 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_home instances;
-    v_pin  bigint;
+    v_home    instances;
+    v_pin     bigint;
+    v_keyed   bigint;
+    v_timeout text := current_setting('lock_timeout');
 BEGIN
     SELECT * INTO v_home FROM instances i WHERE i.instance_id = p_instance;
     SELECT x.pin INTO v_pin FROM executions x WHERE x.instance_id = p_instance AND x.execution_id = v_home.current_execution;
     v_pin := coalesce(v_pin, 0);
     UPDATE orchestrator_queue q
        SET queue = coalesce(v_home.queue, q.queue), pin = v_pin,
-           namespace = CASE WHEN stale.fits THEN coalesce(v_home.namespace, q.namespace) ELSE q.namespace END,
+           namespace = CASE WHEN q.dedup_key IS NULL THEN coalesce(v_home.namespace, q.namespace) ELSE q.namespace END,
            visible_at = CASE WHEN q.sticky_owner IS DISTINCT FROM v_home.sticky_owner THEN coalesce(q.sticky_due, q.visible_at) ELSE q.visible_at END,
            sticky_due = CASE WHEN q.sticky_owner = v_home.sticky_owner THEN q.sticky_due END,
            sticky_owner = CASE WHEN q.sticky_owner = v_home.sticky_owner THEN q.sticky_owner END
-      FROM (SELECT m.id,
-                   -- One whose dedup key is taken there stays where it is until that is free.
-                   m.dedup_key IS NULL
-                   OR NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.namespace = v_home.namespace AND d.dedup_key = m.dedup_key AND d.id <> m.id)
-                  AND NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.instance_id = p_instance AND coalesce(d.dedup_key, '') = m.dedup_key AND d.id <> m.id) AS fits
-              FROM orchestrator_queue m
+      FROM (SELECT m.id FROM orchestrator_queue m
              WHERE m.instance_id = p_instance
                AND (m.namespace <> v_home.namespace OR m.queue <> v_home.queue OR m.pin <> v_pin
                     OR m.sticky_owner <> coalesce(v_home.sticky_owner, ''))
                FOR UPDATE OF m SKIP LOCKED) AS stale
      WHERE q.id = ANY (ARRAY[stale.id])
        -- What stays is not told of: those who look because of that would tell each other for ever.
-       AND (stale.fits AND q.namespace <> v_home.namespace OR q.queue <> v_home.queue OR q.pin <> v_pin
+       AND (q.dedup_key IS NULL AND q.namespace <> v_home.namespace OR q.queue <> v_home.queue OR q.pin <> v_pin
             OR q.sticky_owner <> coalesce(v_home.sticky_owner, ''));
     moved := FOUND;
+    -- One whose dedup key is taken there, or may be by somebody who has not committed, stays where it is until that is free.
+    FOR v_keyed IN
+        SELECT m.id FROM orchestrator_queue m
+         WHERE m.instance_id = p_instance AND m.namespace <> v_home.namespace AND coalesce(m.dedup_key, '') <> ''
+           AND NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.namespace = v_home.namespace AND d.dedup_key = m.dedup_key)
+           FOR UPDATE OF m SKIP LOCKED
+    LOOP
+        BEGIN
+            PERFORM set_config('lock_timeout', '1ms', true);
+            UPDATE orchestrator_queue q SET namespace = v_home.namespace WHERE q.id = v_keyed;
+            moved := true;
+        EXCEPTION WHEN unique_violation OR lock_not_available THEN
+            NULL;
+        END;
+        PERFORM set_config('lock_timeout', v_timeout, true);
+    END LOOP;
     remains := EXISTS (
         SELECT FROM orchestrator_queue m
          WHERE m.instance_id = p_instance
@@ -122,17 +140,22 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtext('pgwake realignments of ' || current_schema()), 0) THEN
         RETURN;
     END IF;
-    -- Whatever next_at says: the fetch may have been woken for this very message. next_at is only when nodes look by
-    -- themselves.
+    -- Whatever next_at says, for those that can be done with: the fetch may have been woken for this very message.
     FOR v_note IN SELECT * FROM realignments r ORDER BY r.next_at LIMIT 20 FOR UPDATE SKIP LOCKED LOOP
+        -- Messages are changed under the lock row of their instance alone, like everywhere.
+        PERFORM FROM instance_locks l WHERE l.instance_id = v_note.instance_id FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND
+             AND (EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = v_note.instance_id)
+                  OR NOT pg_try_advisory_xact_lock(hashtext(current_schema()::text), hashtext(v_note.instance_id)));
         v_alone := lock_home(v_note.instance_id);
+        CONTINUE WHEN NOT v_alone AND v_note.next_at > clock_timestamp(); -- it would have to be done again
         SELECT * INTO v_aligned FROM align_messages(v_note.instance_id);
         v_moved := v_moved OR v_aligned.moved;
         IF v_alone AND NOT v_aligned.remains THEN
             DELETE FROM realignments r WHERE r.id = v_note.id;
-        ELSE
+        ELSIF v_note.next_at <= clock_timestamp() THEN
             UPDATE realignments r
-               SET next_at = clock_timestamp() + least(interval '10 s', interval '50 ms' * 2 ^ least(v_note.tries, 20)), tries = v_note.tries + 1
+               SET next_at = clock_timestamp() + least(interval '2 s', interval '50 ms' * 2 ^ least(v_note.tries, 10)), tries = v_note.tries + 1
              WHERE r.id = v_note.id;
         END IF;
     END LOOP;
@@ -166,18 +189,19 @@ DECLARE
     v_pins       bigint[];
     v_owners     text[];
     v_untils     timestamptz[];
-    v_sure       boolean;
+    v_unsure     text[]; -- instances
+    v_guessed    text[];
 BEGIN
     IF interval '0' > ANY (p_delays) THEN
         RAISE EXCEPTION 'a delay is negative' USING ERRCODE = 'PW003';
     END IF;
     PERFORM register_namespaces(p_namespaces);
-    v_sure := share_homes(p_instances);
+    v_unsure := share_homes(p_instances);
     SELECT array_agg(coalesce(home.namespace, 'default') ORDER BY home.ord), array_agg(coalesce(home.queue, '') ORDER BY home.ord),
            array_agg(home.pin ORDER BY home.ord), array_agg(home.sticky_owner ORDER BY home.ord), array_agg(home.sticky_until ORDER BY home.ord),
-           v_sure AND NOT bool_or(home.guessed)
-      INTO v_namespaces, v_queues, v_pins, v_owners, v_untils, v_sure
-      FROM (SELECT i.ord,
+           array_agg(DISTINCT home.instance_id) FILTER (WHERE home.guessed)
+      INTO v_namespaces, v_queues, v_pins, v_owners, v_untils, v_guessed
+      FROM (SELECT i.ord, i.instance_id,
                    coalesce(known.namespace, queued.namespace,
                             first_value(i.namespace) OVER (PARTITION BY i.instance_id ORDER BY i.namespace IS NULL, i.ord)) AS namespace,
                    coalesce(known.queue, queued.queue,
@@ -216,8 +240,10 @@ BEGIN
            FROM orchestrator_queue q WHERE q.id = ANY (v_ids) HAVING count(q.sticky_due) > 0;
     END IF;
 
-    IF NOT v_sure THEN
-        INSERT INTO realignments (instance_id) SELECT DISTINCT i.id FROM unnest(p_instances) AS i (id);
+    v_unsure := v_unsure || v_guessed;
+    IF v_unsure <> '{}' THEN
+        INSERT INTO realignments (instance_id) SELECT DISTINCT i.id FROM unnest(v_unsure) AS i (id);
+        PERFORM notify_queue('orchestrator', 1, NULL); -- wherever they belong
     END IF;
 
     -- In a second statement, whose snapshot shows the row that a conflict was waited for. The limits keep the planner from
@@ -312,9 +338,14 @@ BEGIN
          WHERE i.instance_id = p_instance
            AND (i.namespace <> ALL (p_namespaces) OR i.queue <> ALL (p_queues) OR x.pin <> 0 AND x.pin NOT BETWEEN p_min_pin AND p_max_pin)) THEN
         SELECT * INTO v_aligned FROM align_messages(p_instance);
-        IF v_aligned.moved THEN -- or else it has to stay, and is taken here
-            DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
+        IF v_aligned.moved THEN
             PERFORM notify_queue('orchestrator', 1, NULL);
+        END IF;
+        IF NOT EXISTS ( -- or else it has to stay where it is, and is taken there
+            SELECT FROM orchestrator_queue q
+             WHERE q.id = p_id AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces)) AND (p_queues IS NULL OR q.queue = ANY (p_queues))
+               AND (p_min_pin IS NULL OR q.pin = 0 OR q.pin BETWEEN p_min_pin AND p_max_pin)) THEN
+            DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
             RETURN NULL;
         END IF;
     END IF;
@@ -384,7 +415,7 @@ BEGIN
     IF p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_orchestration needs a token and a positive lock timeout' USING ERRCODE = 'PW003';
     END IF;
-    IF v_selects AND EXISTS (SELECT FROM realignments) THEN
+    IF EXISTS (SELECT FROM realignments) THEN
         PERFORM realign_messages();
         v_now := clock_timestamp();
         v_until := v_now + p_lock_timeout;
@@ -679,6 +710,7 @@ DECLARE
     v_pin       bigint; -- before
     v_pinned    bigint; -- now
     v_moves     boolean; -- whether its home changes
+    v_noted     boolean;
     v_aligned   record;
 BEGIN
     PERFORM hold_instance_lock(p_instance, p_token);
@@ -803,8 +835,10 @@ BEGIN
     END IF;
     v_now := clock_timestamp();
     IF v_moves OR v_known.instance_id IS NOT NULL AND v_before.instance_id IS NULL THEN
+        -- That the instance is known is out of sight for whoever goes by a note until this commits: he is not to be alone.
+        v_noted := NOT v_moves AND share_homes(ARRAY[p_instance]) <> '{}';
         SELECT * INTO v_aligned FROM align_messages(p_instance);
-        IF v_aligned.remains THEN
+        IF v_aligned.remains OR v_noted THEN
             INSERT INTO realignments (instance_id) VALUES (p_instance);
         END IF;
         IF v_aligned.moved OR v_before.instance_id IS NOT NULL THEN -- whoever serves it now need not have heard of them
@@ -823,7 +857,9 @@ BEGIN
           FROM (SELECT m.id, coalesce(m.sticky_due, m.visible_at) AS at,
                        coalesce(coalesce(m.sticky_due, m.visible_at) < v_known.sticky_until, false) AS sticks
                   FROM orchestrator_queue m WHERE m.instance_id = p_instance) AS due
-         WHERE q.id = ANY (ARRAY[due.id]) AND (due.sticks OR coalesce(q.sticky_owner, '') <> '');
+           -- What sticks already keeps its end: nobody rewrites all timers with each turn.
+         WHERE q.id = ANY (ARRAY[due.id])
+           AND CASE WHEN due.sticks THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner ELSE coalesce(q.sticky_owner, '') <> '' END;
         -- For whom are they now, and when? Nobody heard of that but as of now; those who look learn of what comes later.
         RETURN QUERY
         SELECT 'orchestrator', v_scope, min(coalesce(q.sticky_due, q.visible_at)), v_now, NULL::json

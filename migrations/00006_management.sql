@@ -305,11 +305,11 @@ BEGIN
     PERFORM FROM dead_letters d WHERE d.instance_id = ANY (p_instances) ORDER BY d.id FOR UPDATE;
     v_work := ARRAY(SELECT q.id FROM worker_queue q WHERE q.instance_id = ANY (p_instances) ORDER BY q.id FOR UPDATE);
     PERFORM FROM executions x WHERE x.instance_id = ANY (p_instances) ORDER BY x.instance_id, x.execution_id FOR UPDATE;
-    -- A message that meets this is for no version, and for no owner, any more.
+    -- A message that meets this is for no version, and for no owner, any more; and it only guesses where it belongs.
     PERFORM lock_homes(ARRAY(
         SELECT i.instance_id FROM instances i
          WHERE i.instance_id = ANY (p_instances)
-           AND (i.sticky_owner IS NOT NULL
+           AND (i.sticky_owner IS NOT NULL OR i.namespace <> 'default' OR i.queue <> ''
                 OR EXISTS (SELECT FROM executions x WHERE x.instance_id = i.instance_id AND x.execution_id = i.current_execution AND x.pin <> 0))));
 
     DELETE FROM worker_queue q WHERE q.id = ANY (v_work);

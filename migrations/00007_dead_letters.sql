@@ -203,7 +203,8 @@ DECLARE
     v_now    timestamptz := clock_timestamp();
     v_before text;
     v_instances text[];
-    v_sure   boolean;
+    v_unsure text[];
+    v_noted  boolean;
     -- One letter per item: the items' ids tell below which letters went.
     v_ids    bigint[] := ARRAY(
         SELECT DISTINCT ON (d.queue, d.item_id) d.id
@@ -233,10 +234,11 @@ BEGIN
 
     -- A message goes to where its instance is now, as in enqueue_message_many.
     v_instances := ARRAY(SELECT DISTINCT d.instance_id FROM dead_letters d WHERE d.id = ANY (v_ids) AND d.queue = 'orchestrator');
-    v_sure := share_homes(v_instances);
+    v_unsure := share_homes(v_instances);
     INSERT INTO realignments (instance_id)
     SELECT i.id FROM unnest(v_instances) AS i (id)
-     WHERE NOT v_sure OR NOT EXISTS (SELECT FROM instances known WHERE known.instance_id = i.id); -- then its place is a guess
+     WHERE i.id = ANY (v_unsure) OR NOT EXISTS (SELECT FROM instances known WHERE known.instance_id = i.id); -- then its place is a guess
+    v_noted := FOUND;
     RETURN QUERY
     WITH added AS (
         INSERT INTO orchestrator_queue AS q (id, instance_id, namespace, priority, visible_at, kind, name, version,
@@ -267,6 +269,9 @@ BEGIN
     )
     SELECT 'orchestrator', a.namespace, count(*), v_now FROM added a GROUP BY a.namespace;
     PERFORM set_config('pgwake.notify', v_before, true);
+    IF v_noted THEN
+        PERFORM notify_queue('orchestrator', 1, NULL); -- wherever they belong
+    END IF;
 END
 $$;
 -- +goose StatementEnd
