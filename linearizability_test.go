@@ -181,7 +181,8 @@ var linearWork = linearQueue{
 
 var linearTurn = linearQueue{
 	add: func(t *testing.T, n *node, namespace string) int64 {
-		return n.sendWith(t, pgwake.Message{Instance: namespace, Kind: "k"}, &pgwake.EnqueueOptions{Namespace: namespace}).ID
+		// A start, so that no fetch of another history takes the lock for a moment to see whether the namespace is right.
+		return n.sendWith(t, pgwake.Message{Instance: namespace, Kind: pgwake.MessageStart, Name: "flow"}, &pgwake.EnqueueOptions{Namespace: namespace}).ID
 	},
 	claim: func(n *node, o *pgwake.FetchOptions) (pgwake.LockToken, int, error) {
 		turn, err := n.FetchOrchestrationItem(tctx, o)

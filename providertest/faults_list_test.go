@@ -1781,7 +1781,8 @@ var faults = []fault{
 	{
 		name: "owner gets what it has not asked for",
 		rows: []string{"sticky/filters_hold_for_the_owner"},
-		sql: []edit{{"sticky_lists", "(p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)) AND (p_queues IS NULL OR l.queue = ANY (p_queues))", "true"}},
+		sql: []edit{{"sticky_lists", "(p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)) AND (p_queues IS NULL OR l.queue = ANY (p_queues))", "true"},
+			{"lock_due_instance", "IF (p_namespaces IS NOT NULL", "IF false AND (p_namespaces IS NOT NULL"}},
 	},
 	{
 		name: "sticky messages count as delayed",
