@@ -18,7 +18,7 @@ type DrainOptions struct {
 	// Fetch limits what is fetched; its PollTimeout, NoWait and Ack do not count. Defaults to everything: work items
 	// of all tags, and of the sessions that nobody holds; messages of all queue names and versions. The lease is an
 	// hour. Unless it has an Owner, a turn that is sticky is fetched in the name of its owner, after all others, if
-	// pgwaketest.New made the Provider.
+	// New or Open of this package made the Provider.
 	Fetch *pgwake.FetchOptions
 
 	// MaxAttempts is how often the same work item is handled, or the same instance's turn without success, before the
