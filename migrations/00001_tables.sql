@@ -228,7 +228,7 @@ CREATE TABLE sessions (
     last_activity_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     taken_by         uuid
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
-COMMENT ON COLUMN sessions.taken_by IS 'Token of the claim by which the owner became it, as long as that is his latest claim of the session: an undone claim gives back no more than it took.';
+COMMENT ON COLUMN sessions.taken_by IS 'Token of the claim by which the owner took the session, unless he has claimed from it again since: what an undone claim gives back.';
 COMMENT ON TABLE sessions IS 'Who alone may claim the items of a session, and until when. A row comes with the first claim; cleanup_sessions removes it.';
 
 CREATE TABLE kv_store (

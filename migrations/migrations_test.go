@@ -383,7 +383,7 @@ func TestFetch_LargeBacklog_ReadsHardlyMoreThanItTakes(t *testing.T) {
 					`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, ` + filter + `)`,
 					`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', ` + filter + `)`,
 				} {
-					s.requireReads(t, fetch, 500)
+					s.requireReads(t, false, 500, fetch)
 				}
 			}
 		})
@@ -422,7 +422,7 @@ func TestFetch_LargeBacklogOfOtherKinds_ReadsHardlyMoreThanItTakes(t *testing.T)
 		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_owner => 'you', p_queues => '{none}')`,
 		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_owner => 'nobody', p_queues => '{none}')`,
 	} {
-		s.requireReads(t, fetch, 500)
+		s.requireReads(t, false, 500, fetch)
 	}
 }
 
@@ -456,16 +456,7 @@ func TestTurn_ManyInstancesInATableAnalyzedWhenEmpty_ReadsHardlyMoreThanItTakes(
 			`SELECT count(*) FROM instance_locks l, ack_orchestration(l.instance_id, `+token+`, 1, p_name => 'x') WHERE l.lock_token = `+token)
 	}
 	for _, statement := range statements {
-		tx, err := s.conn.Begin(t.Context())
-		require.NoError(t, err)
-		before := rowsRead(t, tx, s.name)
-		_, err = tx.Exec(t.Context(), statement)
-		require.NoError(t, err)
-		read := rowsRead(t, tx, s.name) - before
-		require.NoError(t, tx.Commit(t.Context()))
-		if read >= 100 {
-			t.Errorf("%s read %d rows", statement, read)
-		}
+		s.requireReads(t, true, 100, statement)
 	}
 	require.Equal(t, []string{"4"}, s.list(t, `SELECT (20000 + 2 - count(*))::text FROM orchestrator_queue`), "each turn was taken")
 }
@@ -498,16 +489,7 @@ func TestWork_ManyItemsInATableAnalyzedWhenEmpty_ReadsHardlyMoreThanItTakes(t *t
 		if strings.Contains(statement, "$1") {
 			args = append(args, first)
 		}
-		tx, err := s.conn.Begin(t.Context())
-		require.NoError(t, err)
-		before := rowsRead(t, tx, s.name)
-		_, err = tx.Exec(t.Context(), statement, args...)
-		require.NoError(t, err)
-		read := rowsRead(t, tx, s.name) - before
-		require.NoError(t, tx.Commit(t.Context()))
-		if read >= 100 {
-			t.Errorf("%s read %d rows", statement, read)
-		}
+		s.requireReads(t, true, 100, statement, args...)
 	}
 	require.Equal(t, []string{"3"}, s.list(t, `SELECT (20000 + 1 - count(*))::text FROM worker_queue`), "three items are done")
 }
@@ -533,13 +515,7 @@ func TestFetch_MessagesBehindALargeTurn_ReadsHardlyMoreThanThose(t *testing.T) {
 			s.exec(t, `SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 h')`)
 			s.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind, visible_at) `+test.arrive)
 
-			tx, err := s.conn.Begin(t.Context())
-			require.NoError(t, err)
-			before := rowsRead(t, tx, s.name)
-			_, err = tx.Exec(t.Context(), `SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 h')`)
-			require.NoError(t, err)
-			require.Less(t, rowsRead(t, tx, s.name)-before, test.most)
-			require.NoError(t, tx.Commit(t.Context()))
+			s.requireReads(t, true, test.most, `SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 h')`)
 			require.Empty(t, s.list(t, `SELECT id::text FROM orchestrator_queue WHERE visible_at <= now()`), "all are held")
 		})
 	}
@@ -561,20 +537,24 @@ func TestFetch_ManyTagsAndQueueNames_ReadsThoseThatItAskedFor(t *testing.T) {
 		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', p_queues => '{queue 7,none}')`,
 		`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{default}', p_queues => '{queue 7,none}', p_min_pin => 9, p_max_pin => 10)`,
 	} {
-		s.requireReads(t, fetch, 100)
+		s.requireReads(t, false, 100, fetch)
 	}
 }
 
-// requireReads asserts that a statement, which is undone, reads fewer rows of the schema's tables.
-func (s *schema) requireReads(t *testing.T, statement string, fewerThan int64) {
+// requireReads asserts that a statement reads fewer rows of the schema's tables. Unless it is to commit, it is undone.
+func (s *schema) requireReads(t *testing.T, commit bool, fewerThan int64, statement string, args ...any) {
 	t.Helper()
 	tx, err := s.conn.Begin(t.Context())
 	require.NoError(t, err)
 	before := rowsRead(t, tx, s.name)
-	_, err = tx.Exec(t.Context(), statement)
+	_, err = tx.Exec(t.Context(), statement, args...)
 	require.NoError(t, err)
 	read := rowsRead(t, tx, s.name) - before
-	require.NoError(t, tx.Rollback(t.Context()))
+	end := tx.Rollback
+	if commit {
+		end = tx.Commit
+	}
+	require.NoError(t, end(t.Context()))
 	if read >= fewerThan {
 		t.Errorf("%s read %d rows", statement, read)
 	}

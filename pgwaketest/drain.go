@@ -15,9 +15,10 @@ import (
 
 // DrainOptions says what to work off, and how often to try. Nil means the zero value.
 type DrainOptions struct {
-	// Fetch limits what is fetched; its PollTimeout, NoWait and Ack do not count. Defaults to everything: work items of all
-	// tags, and of the sessions that nobody holds; messages of all queue names and versions. The lease is an hour. Unless
-	// it has an Owner, a turn that is sticky is fetched in the name of its owner, after all others, if the Provider is of this package.
+	// Fetch limits what is fetched; its PollTimeout, NoWait and Ack do not count. Defaults to everything: work items
+	// of all tags, and of the sessions that nobody holds; messages of all queue names and versions. The lease is an
+	// hour. Unless it has an Owner, a turn that is sticky is fetched in the name of its owner, after all others, if
+	// New or Open of this package made the Provider.
 	Fetch *pgwake.FetchOptions
 
 	// MaxAttempts is how often the same work item is handled, or the same instance's turn without success, before the
@@ -25,7 +26,7 @@ type DrainOptions struct {
 	MaxAttempts int
 
 	// MaxHandled is how many work items or turns are handled before the test fails: with a handler that goes on
-	// enqueueing what is due there would be no end. Defaults to 10,000.
+	// enqueueing what is due there would be no end. Turns and items count alike. Defaults to 10,000.
 	MaxHandled int
 }
 

@@ -28,8 +28,7 @@ var homes = []row{
 	{"message_committed_after_the_start_is_where_that_is", func(t *testing.T, n *node) {
 		n.requireTransactions(t)
 		tx := n.Begin(t, n.Provider)
-		p := n.Provider.(Transactional)
-		_, err := p.EnqueueForOrchestratorTx(t.Context(), tx, pgwake.Message{Instance: "i", Kind: "early"}, nil)
+		_, err := n.transactional(t).EnqueueForOrchestratorTx(t.Context(), tx, pgwake.Message{Instance: "i", Kind: "early"}, nil)
 		require.NoError(t, err)
 		n.sendWith(t, startMessage("i"), &pgwake.EnqueueOptions{Namespace: "space"})
 		n.ackTurn(t, n.takeTurnOf(t, "i"), pgwake.OrchestrationAck{Metadata: running})
@@ -103,16 +102,18 @@ type change struct {
 	old, serve   func(*pgwake.FetchOptions)     // fetches that served the instance before, and that do after
 }
 
-func (c change) options(o *pgwake.FetchOptions, narrow func(*pgwake.FetchOptions)) *pgwake.FetchOptions {
-	narrowed := *o
-	narrow(&narrowed)
-	return &narrowed
+// narrowed is o with what a change selects by.
+func narrowed(o *pgwake.FetchOptions, by func(*pgwake.FetchOptions)) *pgwake.FetchOptions {
+	o = new(*o)
+	by(o)
+	return o
 }
 
-func (c change) ack(decide func(*pgwake.OrchestrationAck)) pgwake.OrchestrationAck {
+// decided is the ack of a running instance with what a change adds to it, if anything.
+func decided(by func(*pgwake.OrchestrationAck)) pgwake.OrchestrationAck {
 	ack := pgwake.OrchestrationAck{Metadata: running}
-	if decide != nil {
-		decide(&ack)
+	if by != nil {
+		by(&ack)
 	}
 	return ack
 }
@@ -122,15 +123,15 @@ func (c change) ack(decide func(*pgwake.OrchestrationAck)) pgwake.OrchestrationA
 func meetsChange(c change) func(*testing.T, *node) {
 	return func(t *testing.T, n *node) {
 		n.requireTransactions(t)
-		n.startWith(t, "i", c.ack(c.before))
+		n.startWith(t, "i", decided(c.before))
 		n.send(t, "i", "go")
 		turn := n.takeTurnWith(t, owned("A"))
 		tx := n.Begin(t, n.Provider)
-		_, err := n.Provider.(Transactional).EnqueueForOrchestratorTx(t.Context(), tx, pgwake.Message{Instance: "i", Kind: "late"}, nil)
+		_, err := n.transactional(t).EnqueueForOrchestratorTx(t.Context(), tx, pgwake.Message{Instance: "i", Kind: "late"}, nil)
 		require.NoError(t, err)
-		n.ackTurn(t, turn, c.ack(c.with))
-		n.requireNoTurnWith(t, c.options(now, c.serve))
-		back := n.waitingWith(t.Context(), t, pgwake.Orchestrator, c.options(soon, c.serve))
+		n.ackTurn(t, turn, decided(c.with))
+		n.requireNoTurnWith(t, narrowed(now, c.serve))
+		back := n.waitingWith(t.Context(), t, pgwake.Orchestrator, narrowed(soon, c.serve))
 		require.NoError(t, tx.Commit(t.Context()))
 		(<-back).got(t)
 	}
@@ -142,13 +143,13 @@ func followsChange(c change) func(*testing.T, *node) {
 	return func(t *testing.T, n *node) {
 		other := n.another(t)
 		n.sendWith(t, startMessage("i"), nil)
-		n.ackTurn(t, n.takeTurnWith(t, c.options(now, c.old)), c.ack(c.before)) // a fetch of everything would look as well
+		n.ackTurn(t, n.takeTurnWith(t, narrowed(now, c.old)), decided(c.before)) // a fetch of everything would look as well
 		timer := n.sendWith(t, pgwake.Message{Instance: "i", Kind: "timer"}, &pgwake.EnqueueOptions{Delay: n.LockTimeout})
 		n.send(t, "i", "go")
-		turn := n.takeTurnWith(t, c.options(now, c.old))
-		back := other.waitingWith(t.Context(), t, pgwake.Orchestrator, c.options(soon, c.serve))
-		n.ackTurn(t, turn, c.ack(c.with))
-		n.requireNoTurnWith(t, c.options(now, c.old))
+		turn := n.takeTurnWith(t, narrowed(now, c.old))
+		back := other.waitingWith(t.Context(), t, pgwake.Orchestrator, narrowed(soon, c.serve))
+		n.ackTurn(t, turn, decided(c.with))
+		n.requireNoTurnWith(t, narrowed(now, c.old))
 		requireNotBefore(t, timer.DueAt, (<-back).got(t).claimedAt)
 	}
 }
@@ -156,12 +157,4 @@ func followsChange(c change) func(*testing.T, *node) {
 // only selects one major version.
 func only(major int) *pgwake.VersionFilter {
 	return &pgwake.VersionFilter{Ranges: []pgwake.VersionRange{{Min: pgwake.Version{Major: major}, Max: pgwake.Version{Major: major, Minor: 9}}}}
-}
-
-// requireTransactions skips a row for which the Factory must begin transactions.
-func (n *node) requireTransactions(t *testing.T) {
-	t.Helper()
-	if n.Begin == nil {
-		t.Skip("the Factory begins no transactions")
-	}
 }

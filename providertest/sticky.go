@@ -37,13 +37,11 @@ var sticky = group{"sticky", []row{
 		(<-back).got(t)
 	}},
 	{"owner_is_woken_by_a_transaction", func(t *testing.T, n *node) {
-		if n.Begin == nil {
-			t.Skip("the Factory begins no transactions")
-		}
+		n.requireTransactions(t)
 		n.stick(t, "i", "A", lease)
 		back := n.waitingWith(t.Context(), t, pgwake.Orchestrator, patiently(owned("A")))
 		tx := n.Begin(t, n.Provider)
-		_, err := n.Provider.(Transactional).EnqueueForOrchestratorTx(t.Context(), tx, pgwake.Message{Instance: "i", Kind: "poke"}, nil)
+		_, err := n.transactional(t).EnqueueForOrchestratorTx(t.Context(), tx, pgwake.Message{Instance: "i", Kind: "poke"}, nil)
 		require.NoError(t, err)
 		require.Empty(t, back)
 		require.NoError(t, tx.Commit(t.Context()))
@@ -149,21 +147,18 @@ var sticky = group{"sticky", []row{
 		}
 	}},
 	{"filters_hold_for_the_owner", func(t *testing.T, n *node) {
-		version := pgwake.Version{Major: 2}
 		n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow", Queue: "q"}, &pgwake.EnqueueOptions{Namespace: "space"})
 		metadata := running
-		metadata.PinnedVersion = &version
+		metadata.PinnedVersion = &pgwake.Version{Major: 2}
 		n.ackTurn(t, n.takeTurnOf(t, "i"), pgwake.OrchestrationAck{Metadata: metadata, Sticky: &pgwake.Sticky{Owner: "A", For: lease}})
 		n.send(t, "i", "poke")
 		for _, o := range []pgwake.FetchOptions{
-			{Namespaces: []string{"default"}}, {Queues: []string{""}},
-			{Versions: &pgwake.VersionFilter{Ranges: []pgwake.VersionRange{{Min: pgwake.Version{Major: 1}, Max: pgwake.Version{Major: 1, Minor: 9}}}}},
+			{Namespaces: []string{"default"}}, {Queues: []string{""}}, {Versions: only(1)},
 		} {
 			o.Owner, o.NoWait, o.LockTimeout = "A", true, lease
 			n.requireNoTurnWith(t, &o)
 		}
-		n.takeTurnWith(t, &pgwake.FetchOptions{Owner: "A", NoWait: true, LockTimeout: lease, Namespaces: []string{"space"}, Queues: []string{"q"},
-			Versions: &pgwake.VersionFilter{Ranges: []pgwake.VersionRange{{Min: version, Max: version}}}})
+		n.takeTurnWith(t, &pgwake.FetchOptions{Owner: "A", NoWait: true, LockTimeout: lease, Namespaces: []string{"space"}, Queues: []string{"q"}, Versions: only(2)})
 	}},
 	{"depths_count_it_as_due", func(t *testing.T, n *node) {
 		n.stick(t, "i", "A", lease)

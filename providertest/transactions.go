@@ -42,9 +42,7 @@ type transaction struct {
 }
 
 func ofPgx(t *testing.T, n *node) transaction {
-	if n.Begin == nil {
-		t.Skip("the Factory begins no transactions")
-	}
+	n.requireTransactions(t)
 	tx := n.Begin(t, n.Provider)
 	return transaction{tx, func() error { return tx.Commit(t.Context()) }, func() error { return tx.Rollback(t.Context()) }}
 }
@@ -65,6 +63,14 @@ type joined struct {
 
 // txVerb is a verb that joins a transaction.
 type txVerb func(Transactional, pgx.Tx) error
+
+// requireTransactions skips a row for which the Factory must begin transactions.
+func (n *node) requireTransactions(t *testing.T) {
+	t.Helper()
+	if n.Begin == nil {
+		t.Skip("the Factory begins no transactions")
+	}
+}
 
 // transactional is the Provider, which must be.
 func (n *node) transactional(t *testing.T) Transactional {

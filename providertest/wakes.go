@@ -436,12 +436,15 @@ func (n *node) hold(t *testing.T, instance string) *pgwake.OrchestrationItem {
 
 // sessionEnds are the rows about those who wait for a session of another owner to end sooner than it was to.
 func sessionEnds() (rows []row) {
-	for name, waiter := range map[string]func(*testing.T, *node) *node{
-		"wake_when_session_is_cut_short":             func(_ *testing.T, n *node) *node { return n },
-		"other_node_wakes_when_session_is_cut_short": func(t *testing.T, n *node) *node { return n.another(t) },
+	for _, on := range []struct {
+		name   string
+		waiter func(*testing.T, *node) *node
+	}{
+		{"wake_when_session_is_cut_short", func(_ *testing.T, n *node) *node { return n }},
+		{"other_node_wakes_when_session_is_cut_short", func(t *testing.T, n *node) *node { return n.another(t) }},
 	} {
-		rows = append(rows, row{name, func(t *testing.T, n *node) {
-			w := waiter(t, n)
+		rows = append(rows, row{on.name, func(t *testing.T, n *node) {
+			w := on.waiter(t, n)
 			n.enqueueIn(t, "s", "1", "2")
 			n.requireTake(t, "A", "s", "1")
 			back := w.waitingWith(t.Context(), t, pgwake.Worker, patiently(by("B")))
@@ -487,13 +490,16 @@ func statusWait(waiter func(*testing.T, *node) *node) func(*testing.T, *node) {
 	}
 }
 
+// silence is how long a row looks on while a wait does not end that must not.
+const silence = 200 * time.Millisecond
+
 func outcomeWait(waiter func(*testing.T, *node) *node) func(*testing.T, *node) {
 	return func(t *testing.T, n *node) {
 		w := waiter(t, n)
 		back := await(t, func(ctx context.Context) (*pgwake.Outcome, error) { return w.WaitForInstance(ctx, "i") })
 		n.start(t, "i")
 		n.endForNext(t, "i", 2)
-		meanwhile, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		meanwhile, cancel := context.WithTimeout(t.Context(), silence)
 		defer cancel()
 		_, err := w.WaitForInstance(meanwhile, "i")
 		require.ErrorIs(t, err, context.DeadlineExceeded, "an instance that continues as new has not ended")
