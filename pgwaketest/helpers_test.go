@@ -323,7 +323,7 @@ func TestAdvance_EveryInstantOnTheSchema_Moves(t *testing.T) {
 		INSERT INTO orchestrator_queue (instance_id, kind, sticky_owner, sticky_due) VALUES ('i', 'ping', 'o', now());
 		INSERT INTO realignments (instance_id) VALUES ('i');
 		INSERT INTO instance_locks (instance_id, lock_token, locked_until) VALUES ('j', gen_random_uuid(), now());
-		INSERT INTO instances (instance_id, namespace, name) VALUES ('i', 'default', 'flow');
+		INSERT INTO instances (instance_id, namespace, name, sticky_owner, sticky_until) VALUES ('i', 'default', 'flow', 'o', now());
 		INSERT INTO executions (instance_id, execution_id) VALUES ('i', 1);
 		INSERT INTO history (instance_id, execution_id, event_id, type) VALUES ('i', 1, 1, 'x');
 		INSERT INTO sessions (session_id, owner, locked_until) VALUES ('s', 'o', now());
