@@ -370,26 +370,31 @@ SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_held  boolean[];
-    v_sends integer[]; -- places of those that send a message
+    v_held       boolean[];
+    v_sends      bigint[]; -- places of those that send a message
+    v_instances  text[];
+    v_kinds      text[];
+    v_datas      text[];
+    v_names      text[];
+    v_versions   text[];
+    v_executions bigint[];
+    v_queues     text[];
 BEGIN
-    SELECT array_agg(done.item_id IS NOT NULL ORDER BY asked.place),
-           array_agg(asked.place::integer ORDER BY asked.place) FILTER (WHERE done.item_id IS NOT NULL AND p_instances[asked.place] IS NOT NULL)
-      INTO v_held, v_sends
+    SELECT array_agg(done.item_id IS NOT NULL ORDER BY asked.place) INTO v_held
       FROM unnest(p_ids, p_tokens) WITH ORDINALITY AS asked (id, token, place)
       LEFT JOIN ack_work_many(p_ids, p_tokens, p_archive_for) AS done ON done.item_id = asked.id AND done.lock_token = asked.token;
+    SELECT array_agg(m.place), array_agg(m.instance), array_agg(m.kind), array_agg(m.data), array_agg(m.name), array_agg(m.version),
+           array_agg(m.execution), array_agg(m.queue)
+      INTO v_sends, v_instances, v_kinds, v_datas, v_names, v_versions, v_executions, v_queues
+      FROM unnest(v_held, p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, p_queues) WITH ORDINALITY
+           AS m (held, instance, kind, data, name, version, execution, queue, place)
+     WHERE m.held AND m.instance IS NOT NULL;
     RETURN QUERY
     WITH sent AS (
         SELECT m.item_namespace, v_sends[m.ord] AS place
-          FROM enqueue_message_many(
-                   ARRAY(SELECT p_instances[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_kinds[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_datas[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_names[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_versions[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_executions[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   p_queues => ARRAY(SELECT p_queues[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   p_quiet => p_quiet) WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, ord)
+          FROM enqueue_message_many(v_instances, v_kinds, v_datas, v_names, v_versions, v_executions,
+                                    p_queues => v_queues, p_quiet => p_quiet)
+               WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, ord)
          WHERE v_sends IS NOT NULL
     )
     SELECT asked.id, asked.token, sent.item_namespace
