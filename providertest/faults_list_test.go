@@ -1624,7 +1624,7 @@ var faults = []fault{
 	{
 		name: "acks that share a commit report what was lost as done",
 		rows: []string{"pgwake/acks_at_the_same_moment_have_outcomes_of_their_own"},
-		sql:  []edit{{"ack_work_group", "WHERE asked.held", "WHERE true"}},
+		sql:  []edit{{"ack_work_group", "NOT asked.held", "false"}, {"ack_work_group", "WHERE asked.held", "WHERE true"}},
 	},
 	{
 		name: "acks that share a commit send for what was lost",
