@@ -2,9 +2,11 @@ package pgwake
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,11 +22,14 @@ import (
 //
 // Invariants
 //
-//	(1) Each ack gets one outcome, and it is its own: a lease that was lost fails that ack alone, and if the server
-//	    refuses a group each of it is tried by itself.
-//	(2) An ack is reported as done after the commit of its group, and not before.
+//	(1) Each ack gets one outcome, and it is its own: a lease that was lost fails that ack alone. A group waits for no
+//	    item that another transaction has locked: that ack is made by itself, and waits by itself. So is each of a group
+//	    that the server refuses, be it because of one of them, a deadlock, or what took too long. Nobody makes an ack
+//	    twice that may have been committed.
+//	(2) An ack is reported as done after the commit of its group, or of itself if it is made by itself, and not before.
 //	(3) Whoever leaves before the group of its ack has started takes the ack along. A group goes on as long as
-//	    anybody waits for it.
+//	    anybody waits for it. An ack by itself is made by its caller, who ends that and nothing else by leaving; it is
+//	    no longer on its way with a group, so that it holds up none.
 
 const (
 	groupPause = 5 * time.Millisecond // the longest that an ack waits for a slow group, while fewer than maxGroups are on their way
@@ -36,9 +41,13 @@ const (
 type groupedAck struct {
 	lease
 	message Message
-	outcome chan error // holds one
+	token   LockToken  // of the lease
+	outcome chan error // holds one; errAlone: the caller is to make it by itself
 	group   *ackGroup  // nil: it has not started
 }
+
+// errAlone is for acks that do not travel with their group.
+var errAlone = errors.New("to be acknowledged by itself")
 
 // ackGroup is what travels together.
 type ackGroup struct {
@@ -52,8 +61,9 @@ type ackGroups struct {
 	p *Provider
 
 	// transact makes acks in one transaction; tests replace it. Without an error it has committed, and outcomes has
-	// those whose leases were lost.
+	// those whose leases were lost, and errAlone for those whose items are locked. alone makes one by itself.
 	transact func(ctx context.Context, acks []*groupedAck, outcomes []error) error
+	alone    func(ctx context.Context, a *groupedAck) error
 
 	mu      sync.Mutex
 	waiting []*groupedAck
@@ -63,7 +73,7 @@ type ackGroups struct {
 
 func newAckGroups(p *Provider) *ackGroups {
 	g := &ackGroups{p: p}
-	g.transact = g.commit
+	g.transact, g.alone = g.commit, g.commitAlone
 	g.overdue = time.AfterFunc(groupPause, g.hurry)
 	g.overdue.Stop()
 	return g
@@ -71,7 +81,8 @@ func newAckGroups(p *Provider) *ackGroups {
 
 // AckBatched is AckWorkItem in one transaction with the acks that other goroutines make on this Provider at the same
 // moment: they share one round trip and one commit. An ack alone goes at once; one that meets others waits for 5 ms at
-// most, unless four groups are on their way already. It returns after the commit, with the error of this item alone:
+// most, unless four groups are on their way already. An item that another transaction has locked holds up none but its
+// own ack, which is then made as AckWorkItem makes it. It returns after the commit, with the error of this item alone:
 // ErrLockLost if its lease has ended, or that of the group if it failed as a whole. If ctx ends before the group has
 // started nothing is acknowledged; afterwards the ack may still take effect. It has no Tx twin, since in a
 // transaction of the caller's all acks share the commit anyway.
@@ -86,24 +97,27 @@ func (p *Provider) AckBatched(ctx context.Context, token LockToken, completion *
 		return failed(op, err)
 	}
 	defer done()
-	return p.ended(ctx, op, p.acks.ack(ctx, &groupedAck{lease: l, message: m, outcome: make(chan error, 1)}))
+	return p.ended(ctx, op, p.acks.ack(ctx, &groupedAck{lease: l, message: m, token: token, outcome: make(chan error, 1)}))
 }
 
 // ack returns what became of a.
 func (g *ackGroups) ack(ctx context.Context, a *groupedAck) error {
 	g.enter(a)
+	var err error
 	select {
-	case err := <-a.outcome:
-		return err
+	case err = <-a.outcome:
 	case <-ctx.Done():
+		g.leave(a)
+		select {
+		case err = <-a.outcome: // it came at the same moment
+		default:
+			err = ctx.Err()
+		}
 	}
-	g.leave(a)
-	select {
-	case err := <-a.outcome: // it came at the same moment
-		return err
-	default:
-		return ctx.Err()
+	if err == errAlone {
+		return g.alone(ctx, a)
 	}
+	return err
 }
 
 func (g *ackGroups) enter(a *groupedAck) {
@@ -173,21 +187,25 @@ func (g *ackGroups) start() {
 // send returns what became of each of the acks.
 func (g *ackGroups) send(ctx context.Context, acks []*groupedAck) []error {
 	outcomes := make([]error, len(acks))
-	err := g.try(ctx, acks, outcomes)
-	switch {
-	case err == nil:
-	case len(acks) > 1 && serverError(err) != nil && !retryable(err) && !outcomeUnknown(err): // because of one of them
-		for i := range acks {
-			if err := g.try(ctx, acks[i:i+1], outcomes[i:i+1]); err != nil {
-				outcomes[i] = err
-			}
+	if err := g.try(ctx, acks, outcomes); err != nil {
+		if len(acks) > 1 && refusedForOne(err) {
+			err = errAlone
 		}
-	default:
 		for i := range outcomes {
 			outcomes[i] = err
 		}
 	}
 	return outcomes
+}
+
+// refusedForOne reports whether what a group met may be the fault of one of it, and nothing of the group has been
+// committed: something is wrong with one, or one of them had to wait, for a session say, until the server gave up.
+func refusedForOne(err error) bool {
+	pgErr := serverError(err)
+	if pgErr == nil || outcomeUnknown(err) {
+		return false
+	}
+	return !retryable(err) || strings.HasPrefix(pgErr.Code, "40") || pgErr.Code == "55P03" || pgErr.Code == "57014"
 }
 
 // try is transact for whom others wait: a panic, of a tracer or a codec, is an error.
@@ -219,27 +237,49 @@ func (g *ackGroups) commit(ctx context.Context, acks []*groupedAck, outcomes []e
 		if err != nil {
 			return err
 		}
-		held := make([]bool, len(acks))
+		for i := range outcomes {
+			outcomes[i] = ErrLockLost
+		}
 		var l lease
 		var namespace *string
-		_, err = pgx.ForEachRow(rows, []any{&l.item, &l.claim, &namespace}, func() error {
-			held[places[l]] = true
+		var busy bool
+		_, err = pgx.ForEachRow(rows, []any{&l.item, &l.claim, &namespace, &busy}, func() error {
+			outcomes[places[l]] = nil
+			if busy {
+				outcomes[places[l]] = errAlone
+			}
 			if namespace != nil {
 				namespaces = append(namespaces, *namespace)
 			}
 			return nil
 		})
-		for i := range acks {
-			if err == nil && !held[i] {
-				outcomes[i] = ErrLockLost
-			}
+		return err
+	}, func() { p.tellOfMessages(namespaces, quiet) }, Orchestrator)
+}
+
+// commitAlone does what AckWorkItem does once it is admitted.
+func (g *ackGroups) commitAlone(ctx context.Context, a *groupedAck) error {
+	var completion *Message
+	if a.message.Instance != "" {
+		completion = &a.message
+	}
+	p := g.p
+	quiet := p.engine.quiet()
+	var namespaces []string
+	return p.run(ctx, func(ctx context.Context, q querier) error {
+		namespace, err := p.ackWork(ctx, q, a.token, completion, quiet)
+		if namespace != nil {
+			namespaces = []string{*namespace}
 		}
 		return err
-	}, func() {
-		var due []produced
-		for _, namespace := range namespaces {
-			due = append(due, produced{queue: Orchestrator, namespace: namespace})
-		}
-		p.engine.tell(due, quiet)
-	}, Orchestrator)
+	}, func() { p.tellOfMessages(namespaces, quiet) }, Orchestrator)
+}
+
+// tellOfMessages tells whom messages in these namespaces concern.
+func (p *Provider) tellOfMessages(namespaces []string, quiet bool) {
+	var due []produced
+	for _, namespace := range namespaces {
+		due = append(due, produced{queue: Orchestrator, namespace: namespace})
+	}
+	p.engine.tell(due, quiet)
 }

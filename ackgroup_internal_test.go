@@ -19,11 +19,13 @@ import (
 // groupTest is ackGroups without a database, on virtual time.
 type groupTest struct {
 	*ackGroups
-	took   time.Duration       // by each transaction
-	fail   func(n int64) error // because of the ack of item n; nil: none
-	groups [][]int64           // items, by transaction, in the order of their beginning
-	ends   map[int64]error     // what the ack of each item heard
-	cut    []int               // transactions whose context ended
+	took    time.Duration       // by each transaction
+	fail    func(n int64) error // because of the ack of item n; nil: none
+	locked  chan struct{}       // closed when the items of acks of this kind no longer are
+	groups  [][]int64           // items, by transaction, in the order of their beginning
+	singles []int64             // items of acks that are made by themselves
+	ends    map[int64]error     // what the ack of each item heard
+	cut     []int               // transactions whose context ended
 }
 
 func inGroups(t *testing.T, play func(t *testing.T, g *groupTest)) {
@@ -31,15 +33,18 @@ func inGroups(t *testing.T, play func(t *testing.T, g *groupTest)) {
 		p := &Provider{}
 		p.abort, p.abortNow = context.WithCancel(context.Background())
 		defer p.abortNow()
-		g := &groupTest{ackGroups: newAckGroups(p), took: time.Millisecond, ends: make(map[int64]error)}
+		g := &groupTest{ackGroups: newAckGroups(p), took: time.Millisecond, locked: make(chan struct{}), ends: make(map[int64]error)}
 		g.transact = func(ctx context.Context, acks []*groupedAck, outcomes []error) error {
 			g.mu.Lock()
 			n := len(g.groups)
 			var items []int64
 			for i, a := range acks {
 				items = append(items, a.item)
-				if a.message.Kind == "lost" {
+				switch a.message.Kind {
+				case "lost":
 					outcomes[i] = ErrLockLost
+				case "locked":
+					outcomes[i] = errAlone
 				}
 			}
 			g.groups = append(g.groups, items)
@@ -56,6 +61,28 @@ func inGroups(t *testing.T, play func(t *testing.T, g *groupTest)) {
 				if g.fail != nil && g.fail(item) != nil {
 					return g.fail(item)
 				}
+			}
+			return nil
+		}
+		g.alone = func(ctx context.Context, a *groupedAck) error {
+			g.mu.Lock()
+			g.singles = append(g.singles, a.item)
+			g.mu.Unlock()
+			unlocked := time.After(g.took)
+			if a.message.Kind == "locked" {
+				unlocked = nil
+			}
+			select {
+			case <-unlocked:
+			case <-g.locked:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if a.message.Kind == "lost" {
+				return ErrLockLost
+			}
+			if g.fail != nil {
+				return g.fail(a.item)
 			}
 			return nil
 		}
@@ -151,21 +178,105 @@ func TestAckGroups_SameItemTwice_IsNotInOneGroup(t *testing.T) {
 }
 
 func TestAckGroups_ErrorOfOne_IsNobodyElses(t *testing.T) {
-	refused := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "23514"}
+	// Whatever is wrong with one; and a failed serialization, a deadlock, a lock that took too long, or a statement.
+	for _, code := range []string{"23514", "PW003", "40001", "40P01", "55P03", "57014"} {
+		t.Run(code, func(t *testing.T) {
+			refused := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code}
+			inGroups(t, func(t *testing.T, g *groupTest) {
+				g.fail = func(item int64) error {
+					if item == 3 {
+						return refused
+					}
+					return nil
+				}
+				began := time.Now()
+				g.calls(1, 2)
+				g.call(context.Background(), 3, "")
+				g.call(context.Background(), 4, "lost")
+				g.call(context.Background(), 5, "")
+				g.p.inFlight.Wait()
+				require.Equal(t, [][]int64{{1}, {2, 3, 4, 5}}, g.sent())
+				require.ElementsMatch(t, []int64{2, 3, 4, 5}, g.singles)
+				require.Equal(t, map[int64]error{1: nil, 2: nil, 3: refused, 4: ErrLockLost, 5: nil}, g.heard())
+				require.Equal(t, 3*g.took, time.Since(began), "they do not wait for one another")
+			})
+		})
+	}
+}
+
+func TestAckGroups_OneAloneIsRefused_IsNotTriedAgain(t *testing.T) {
+	refused := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "55P03"}
 	inGroups(t, func(t *testing.T, g *groupTest) {
-		g.fail = func(item int64) error {
-			if item == 3 {
-				return refused
-			}
-			return nil
-		}
-		g.calls(1, 2)
-		g.call(context.Background(), 3, "")
-		g.call(context.Background(), 4, "lost")
-		g.call(context.Background(), 5, "")
+		g.fail = func(int64) error { return refused }
+		g.calls(1)
 		g.p.inFlight.Wait()
-		require.Equal(t, [][]int64{{1}, {2, 3, 4, 5}, {2}, {3}, {4}, {5}}, g.sent())
-		require.Equal(t, map[int64]error{1: nil, 2: nil, 3: refused, 4: ErrLockLost, 5: nil}, g.heard())
+		require.Equal(t, map[int64]error{1: refused}, g.heard())
+		require.Empty(t, g.singles)
+	})
+}
+
+func TestAckGroups_ServerCannot_IsSaidToAll(t *testing.T) {
+	for _, code := range []string{"53300", "57P01", "25006", "08006"} {
+		down := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code}
+		inGroups(t, func(t *testing.T, g *groupTest) {
+			g.fail = func(int64) error { return down }
+			g.calls(1, 2, 3)
+			g.p.inFlight.Wait()
+			require.Equal(t, map[int64]error{1: down, 2: down, 3: down}, g.heard())
+			require.Empty(t, g.singles)
+		})
+	}
+}
+
+func TestAckGroups_SomeAreLocked_WaitByThemselves_AndHoldUpNobody(t *testing.T) {
+	inGroups(t, func(t *testing.T, g *groupTest) {
+		g.calls(0)
+		for item := range int64(2 * maxGroups) {
+			g.call(context.Background(), 10+item, "locked")
+		}
+		g.calls(1)
+		time.Sleep(2 * g.took)
+		synctest.Wait()
+		require.Len(t, g.sent(), 2)
+		require.Equal(t, map[int64]error{0: nil, 1: nil}, g.heard())
+		require.Len(t, g.singles, 2*maxGroups)
+
+		for item := range int64(2 * maxGroups) { // nor do those that come one by one
+			g.call(context.Background(), 20+item, "locked")
+			time.Sleep(g.took)
+			synctest.Wait()
+		}
+		began := time.Now()
+		g.calls(2)
+		time.Sleep(g.took)
+		synctest.Wait()
+		require.Equal(t, map[int64]error{0: nil, 1: nil, 2: nil}, g.heard())
+		require.Equal(t, g.took, time.Since(began))
+		close(g.locked)
+		g.p.inFlight.Wait()
+		require.Len(t, g.heard(), 3+4*maxGroups)
+		for item, err := range g.heard() {
+			require.NoError(t, err, item)
+		}
+	})
+}
+
+func TestAckGroups_CallerLeavesWhatIsLocked_TheOthersGoOn(t *testing.T) {
+	inGroups(t, func(t *testing.T, g *groupTest) {
+		ctx, cancel := context.WithCancel(context.Background())
+		g.calls(1)
+		g.call(ctx, 2, "locked")
+		g.call(context.Background(), 3, "locked")
+		time.Sleep(2 * g.took)
+		synctest.Wait()
+		g.calls(4)
+		cancel()
+		synctest.Wait()
+		require.Equal(t, map[int64]error{1: nil, 2: context.Canceled}, g.heard())
+		close(g.locked)
+		g.p.inFlight.Wait()
+		require.Equal(t, map[int64]error{1: nil, 2: context.Canceled, 3: nil, 4: nil}, g.heard())
+		require.Empty(t, g.cut)
 	})
 }
 
@@ -175,7 +286,8 @@ func TestAckGroups_NobodyKnows_IsSaidToAll(t *testing.T) {
 		g.fail = func(item int64) error { return broken }
 		g.calls(1, 2, 3)
 		g.p.inFlight.Wait()
-		require.Equal(t, [][]int64{{1}, {2, 3}}, g.sent(), "it is not tried again: it may have committed")
+		require.Equal(t, [][]int64{{1}, {2, 3}}, g.sent())
+		require.Empty(t, g.singles, "it is not tried again: it may have committed")
 		require.Equal(t, map[int64]error{1: broken, 2: broken, 3: broken}, g.heard())
 	})
 }

@@ -74,36 +74,136 @@ func TestAckBatched_ManyAtOnce_EachDoesItsOwn(t *testing.T) {
 	require.Len(t, turn.Messages, len(completions))
 }
 
+// ackTogether makes these acks in one group, which gathers while as many groups as there may be are held up. For that
+// tx locks the table; it keeps what it has locked before. The result is what each hears.
+func (n *node) ackTogether(t *testing.T, tx pgx.Tx, acks map[*pgwake.ClaimedWorkItem]*pgwake.Message) map[string]chan error {
+	t.Helper()
+	const groups = 4
+	var ahead []*pgwake.ClaimedWorkItem
+	for range groups {
+		n.enqueue(t, "ahead")
+		ahead = append(ahead, n.take(t))
+	}
+	hold, err := tx.Begin(tctx)
+	require.NoError(t, err)
+	_, err = hold.Exec(tctx, `LOCK TABLE worker_queue IN EXCLUSIVE MODE`)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for i, item := range ahead {
+		wg.Go(func() { require.NoError(t, n.AckBatched(tctx, item.LockToken, nil)) })
+		n.awaitBlocked(t, i+1)
+	}
+	heard := make(map[string]chan error)
+	for item, message := range acks {
+		c := make(chan error, 1)
+		heard[item.Name] = c
+		go func() { c <- n.AckBatched(tctx, item.LockToken, message) }()
+	}
+	time.Sleep(50 * time.Millisecond) // none of them can start; if one comes too late, the test sees less
+	require.NoError(t, hold.Rollback(tctx))
+	wg.Wait()
+	return heard
+}
+
+func requireHeard(t *testing.T, heard chan error) {
+	t.Helper()
+	select {
+	case err := <-heard:
+		require.NoError(t, err)
+	case <-time.After(patience):
+		require.FailNow(t, "it waits still")
+	}
+}
+
 // What the server refuses, for reasons that nobody can foresee, hits whom it is about, even in a group.
 func TestAckBatched_ServerRefusesOne_TheOthersAreDone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	n.refuse(t, "orchestrator_queue", `instance_id = 'refused'`)
-	n.enqueue(t, "first", "good", "bad", "better")
-	first, good, bad, better := n.take(t), n.take(t), n.take(t), n.take(t)
+	n.enqueue(t, "good", "bad", "better")
+	to := func(instance string) *pgwake.Message { return &pgwake.Message{Instance: instance, Kind: "done"} }
+	heard := n.ackTogether(t, n.begin(t), map[*pgwake.ClaimedWorkItem]*pgwake.Message{n.take(t): to("i"), n.take(t): to("refused"), n.take(t): to("i")})
+	requireHeard(t, heard["good"])
+	require.ErrorContains(t, <-heard["bad"], "refused_by_test")
+	requireHeard(t, heard["better"])
+	require.Equal(t, []string{"bad"}, query[string](t, n, `SELECT name FROM worker_queue`))
+	require.Len(t, n.takeTurn(t).Messages, 2)
+}
 
-	// While the first is held up, the others gather.
-	tx := n.begin(t)
-	_, err := tx.Exec(tctx, `SELECT FROM worker_queue WHERE id = $1 FOR UPDATE`, first.ID)
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	ack := func(item *pgwake.ClaimedWorkItem, instance string, check func(error)) {
-		wg.Go(func() {
-			check(n.AckBatched(tctx, item.LockToken, &pgwake.Message{Instance: instance, Kind: "done"}))
+// An item that somebody else has locked, as the ack of a turn that cancels it does, costs the others nothing.
+func TestAckBatched_ItemIsLocked_TheOthersDoNotWait(t *testing.T) {
+	t.Parallel()
+	done := &pgwake.Message{Instance: "i", Kind: "done"}
+	for name, archive := range map[string]time.Duration{"deleted": 0, "archived": time.Hour} {
+		for name2, cancelled := range map[string]bool{"cancelled": true, "let go": false} {
+			t.Run(name+", "+name2, func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t, &pgwake.Config{ArchiveFor: archive})
+				n.enqueue(t, "locked", "free", "silent")
+				locked, free, silent := n.take(t), n.take(t), n.take(t)
+				tx := n.begin(t)
+				_, err := tx.Exec(tctx, `DELETE FROM worker_queue WHERE id = $1`, locked.ID)
+				require.NoError(t, err)
+				heard := n.ackTogether(t, tx, map[*pgwake.ClaimedWorkItem]*pgwake.Message{locked: done, free: done, silent: nil})
+				requireHeard(t, heard["free"])
+				requireHeard(t, heard["silent"])
+				n.awaitBlocked(t, 1)
+				require.Empty(t, heard["locked"])
+				require.Len(t, n.takeTurn(t).Messages, 1, "what was not done has sent nothing")
+
+				// Nor does it hold up those that come later, however many are held up.
+				n.enqueue(t, "1", "2", "3", "4", "5")
+				for range 5 {
+					item := n.take(t)
+					_, err := tx.Exec(tctx, `SELECT FROM worker_queue WHERE id = $1 FOR UPDATE`, item.ID)
+					require.NoError(t, err)
+					ctx, cancel := context.WithTimeout(tctx, 50*time.Millisecond)
+					defer cancel()
+					require.ErrorIs(t, n.AckBatched(ctx, item.LockToken, done), context.DeadlineExceeded)
+				}
+				n.enqueue(t, "later")
+				require.NoError(t, n.AckBatched(tctx, n.take(t).LockToken, nil))
+
+				if cancelled {
+					require.NoError(t, tx.Commit(tctx))
+					requireError(t, <-heard["locked"], pgwake.ErrLockLost)
+					return
+				}
+				require.NoError(t, tx.Rollback(tctx))
+				requireHeard(t, heard["locked"])
+				require.Equal(t, []int{5}, query[int](t, n, `SELECT count(*)::int FROM worker_queue`))
+			})
+		}
+	}
+}
+
+// On a server that gives up waiting, only what had to wait fails.
+func TestAckBatched_ServerGivesUpOnOne_TheOthersAreDone(t *testing.T) {
+	t.Parallel()
+	for parameter, state := range map[string]string{"lock_timeout": "55P03", "statement_timeout": "57014"} {
+		t.Run(parameter, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			impatient := n.openAt(t, n.urlWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams[parameter] = "1500" }), nil)
+			n.enqueue(t, "locked", "stuck", "free")
+			locked, stuck, free := n.take(t), n.take(t), n.take(t)
+			n.exec(t, `CREATE FUNCTION wait_by_test() RETURNS trigger LANGUAGE plpgsql AS
+				$$BEGIN PERFORM pg_advisory_xact_lock(hashtext(current_schema()), 7); RETURN NULL; END$$`)
+			n.exec(t, `CREATE TRIGGER waits AFTER DELETE ON worker_queue FOR EACH ROW WHEN (old.name = 'stuck') EXECUTE FUNCTION wait_by_test()`)
+			tx := n.begin(t)
+			_, err := tx.Exec(tctx, `SELECT pg_advisory_xact_lock(hashtext(current_schema()), 7)`)
+			require.NoError(t, err)
+			_, err = tx.Exec(tctx, `SELECT FROM worker_queue WHERE id = $1 FOR UPDATE`, locked.ID)
+			require.NoError(t, err)
+			heard := impatient.ackTogether(t, tx, map[*pgwake.ClaimedWorkItem]*pgwake.Message{locked: nil, stuck: nil, free: nil})
+			requireHeard(t, heard["free"])
+			require.ErrorContains(t, <-heard["locked"], state)
+			require.ErrorContains(t, <-heard["stuck"], state)
+			require.NoError(t, tx.Rollback(tctx))
+			require.ElementsMatch(t, []string{"locked", "stuck"}, query[string](t, n, `SELECT name FROM worker_queue`))
+			require.NoError(t, impatient.AckBatched(tctx, stuck.LockToken, nil))
 		})
 	}
-	fine := func(err error) { require.NoError(t, err) }
-	ack(first, "i", fine)
-	n.awaitBlocked(t, 1)
-	ack(good, "i", fine)
-	ack(bad, "refused", func(err error) {
-		require.ErrorContains(t, err, "refused_by_test")
-	})
-	ack(better, "i", fine)
-	require.NoError(t, tx.Rollback(tctx))
-	wg.Wait()
-	require.Equal(t, []string{"bad"}, query[string](t, n, `SELECT name FROM worker_queue`))
-	require.Len(t, n.takeTurn(t).Messages, 3)
 }
 
 func TestAckBatched_Completion_WakesWhoeverWaits(t *testing.T) {

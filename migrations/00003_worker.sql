@@ -364,42 +364,59 @@ COMMENT ON FUNCTION ack_work_many IS 'Removes the items whose token still holds,
 CREATE FUNCTION ack_work_group(
     p_ids bigint[], p_tokens uuid[], p_instances text[], p_kinds text[], p_datas text[], p_names text[], p_versions text[],
     p_executions bigint[], p_queues text[], p_quiet boolean DEFAULT false, p_archive_for interval DEFAULT NULL)
-RETURNS TABLE (item_id bigint, lock_token uuid, message_namespace text)
+RETURNS TABLE (item_id bigint, lock_token uuid, message_namespace text, busy boolean)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off -- but hash joins: each is looked up among up to a thousand others
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_held  boolean[];
-    v_sends integer[]; -- places of those that send a message
+    v_free_ids    bigint[];
+    v_free_tokens uuid[];
+    v_held        boolean[];
+    v_sends       bigint[]; -- places of those that send a message
+    v_instances   text[];
+    v_kinds       text[];
+    v_datas       text[];
+    v_names       text[];
+    v_versions    text[];
+    v_executions  bigint[];
+    v_queues      text[];
 BEGIN
-    SELECT array_agg(done.item_id IS NOT NULL ORDER BY asked.place),
-           array_agg(asked.place::integer ORDER BY asked.place) FILTER (WHERE done.item_id IS NOT NULL AND p_instances[asked.place] IS NOT NULL)
-      INTO v_held, v_sends
+    -- Waiting for one item would cost the others their leases.
+    SELECT array_agg(free.id), array_agg(free.token) INTO v_free_ids, v_free_tokens
+      FROM (SELECT asked.id, asked.token FROM unnest(p_ids, p_tokens) AS asked (id, token)
+              JOIN worker_queue q ON q.id = ANY (ARRAY[asked.id]) -- as in ack_work_many
+             WHERE q.lock_token = asked.token AND q.visible_at > clock_timestamp()
+             ORDER BY asked.id FOR UPDATE OF q SKIP LOCKED) AS free;
+    SELECT array_agg(done.item_id IS NOT NULL ORDER BY asked.place) INTO v_held
       FROM unnest(p_ids, p_tokens) WITH ORDINALITY AS asked (id, token, place)
-      LEFT JOIN ack_work_many(p_ids, p_tokens, p_archive_for) AS done ON done.item_id = asked.id AND done.lock_token = asked.token;
+      LEFT JOIN ack_work_many(v_free_ids, v_free_tokens, p_archive_for) AS done ON done.item_id = asked.id AND done.lock_token = asked.token;
+    SELECT array_agg(m.place), array_agg(m.instance), array_agg(m.kind), array_agg(m.data), array_agg(m.name), array_agg(m.version),
+           array_agg(m.execution), array_agg(m.queue)
+      INTO v_sends, v_instances, v_kinds, v_datas, v_names, v_versions, v_executions, v_queues
+      FROM unnest(v_held, p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, p_queues) WITH ORDINALITY
+           AS m (held, instance, kind, data, name, version, execution, queue, place)
+     WHERE m.held AND m.instance IS NOT NULL;
     RETURN QUERY
     WITH sent AS (
         SELECT m.item_namespace, v_sends[m.ord] AS place
-          FROM enqueue_message_many(
-                   ARRAY(SELECT p_instances[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_kinds[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_datas[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_names[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_versions[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   ARRAY(SELECT p_executions[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   p_queues => ARRAY(SELECT p_queues[s.place] FROM unnest(v_sends) WITH ORDINALITY AS s (place, ord) ORDER BY s.ord),
-                   p_quiet => p_quiet) WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, ord)
+          FROM enqueue_message_many(v_instances, v_kinds, v_datas, v_names, v_versions, v_executions,
+                                    p_queues => v_queues, p_quiet => p_quiet)
+               WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, ord)
          WHERE v_sends IS NOT NULL
     )
-    SELECT asked.id, asked.token, sent.item_namespace
+    SELECT asked.id, asked.token, sent.item_namespace, NOT asked.held
       FROM unnest(p_ids, p_tokens, v_held) WITH ORDINALITY AS asked (id, token, held, place)
       LEFT JOIN sent ON sent.place = asked.place
-     WHERE asked.held;
+     WHERE asked.held
+        OR EXISTS (SELECT FROM worker_queue q
+                    WHERE q.id = ANY (ARRAY[asked.id]) AND q.lock_token = asked.token AND q.visible_at > clock_timestamp());
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION ack_work_group IS 'ack_work for several at once, each with a message or without (p_instances null). Returns those whose token held, with the namespace of their message; the others are left as they are, and send nothing.';
+COMMENT ON FUNCTION ack_work_group IS 'ack_work for several at once, each with a message or without (p_instances null). Returns those whose token held, with the namespace of their message. Those that another transaction has locked are not waited for: if their token holds still they are returned as busy, which is to be acknowledged by itself. These and all others are left as they are, and send nothing.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_work(

@@ -1624,17 +1624,17 @@ var faults = []fault{
 	{
 		name: "acks that share a commit report what was lost as done",
 		rows: []string{"pgwake/acks_at_the_same_moment_have_outcomes_of_their_own"},
-		sql:  []edit{{"ack_work_group", "WHERE asked.held", "WHERE true"}},
+		sql:  []edit{{"ack_work_group", "NOT asked.held", "false"}, {"ack_work_group", "WHERE asked.held", "WHERE true"}},
 	},
 	{
 		name: "acks that share a commit send for what was lost",
 		rows: []string{"pgwake/acks_at_the_same_moment_have_outcomes_of_their_own"},
-		sql:  []edit{{"ack_work_group", "WHERE done.item_id IS NOT NULL AND p_instances", "WHERE p_instances"}},
+		sql:  []edit{{"ack_work_group", "WHERE m.held AND m.instance", "WHERE m.instance"}},
 	},
 	{
 		name: "acks that share a commit send nothing",
 		rows: []string{"pgwake/acks_at_the_same_moment_have_outcomes_of_their_own"},
-		sql:  []edit{{"ack_work_group", "p_instances[asked.place] IS NOT NULL", "false"}},
+		sql:  []edit{{"ack_work_group", "m.instance IS NOT NULL", "false"}},
 	},
 
 	// What fetches select an instance by.
