@@ -520,7 +520,7 @@ func TestRedriveDeadLetters_IDIsInUseAgain_LetterStays(t *testing.T) {
 	require.Equal(t, 2, n.redrive(t, nil))
 	require.Len(t, n.letters(t, nil), 2)
 	require.Zero(t, n.redrive(t, nil))
-	require.Equal(t, map[string]int{"namespaces": 1, "worker_queue": 1, "orchestrator_queue": 1, "dead_letters": 2}, n.rows(t))
+	require.Equal(t, map[string]int{"namespaces": 1, "worker_queue": 1, "orchestrator_queue": 1, "dead_letters": 2, "realignments": 1}, n.rows(t))
 }
 
 func TestRedriveDeadLetters_AnotherHasLockedSome_TakesTheRest(t *testing.T) {

@@ -297,9 +297,12 @@ DECLARE
     v_opens    timestamptz;
     v_dropped  bigint;
 BEGIN
-    -- Has an earlier candidate, or another fetch, moved this message meanwhile?
-    IF NOT EXISTS (SELECT FROM orchestrator_queue q
-                    WHERE q.id = p_id AND (q.visible_at <= p_now OR q.sticky_owner = p_owner AND q.sticky_due <= p_now)) THEN
+    -- Has an earlier candidate, or another fetch, moved this message meanwhile? (The order is that of the primary key: for an
+    -- equality, a walk over any index that has the id will do for a planner that believes the table to be empty.)
+    PERFORM FROM orchestrator_queue q
+      WHERE q.id BETWEEN p_id AND p_id AND (q.visible_at <= p_now OR q.sticky_owner = p_owner AND q.sticky_due <= p_now)
+      ORDER BY q.id LIMIT 1;
+    IF NOT FOUND THEN
         RETURN NULL;
     END IF;
 
@@ -341,10 +344,11 @@ BEGIN
         IF v_aligned.moved THEN
             PERFORM notify_queue('orchestrator', 1, NULL);
         END IF;
-        IF NOT EXISTS ( -- or else it has to stay where it is, and is taken there
-            SELECT FROM orchestrator_queue q
-             WHERE q.id = p_id AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces)) AND (p_queues IS NULL OR q.queue = ANY (p_queues))
-               AND (p_min_pin IS NULL OR q.pin = 0 OR q.pin BETWEEN p_min_pin AND p_max_pin)) THEN
+        PERFORM FROM orchestrator_queue q
+          WHERE q.id BETWEEN p_id AND p_id AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces))
+            AND (p_queues IS NULL OR q.queue = ANY (p_queues)) AND (p_min_pin IS NULL OR q.pin = 0 OR q.pin BETWEEN p_min_pin AND p_max_pin)
+          ORDER BY q.id LIMIT 1;
+        IF NOT FOUND THEN -- or else it has to stay where it is, and is taken there
             DELETE FROM instance_locks l WHERE l.instance_id = p_instance;
             RETURN NULL;
         END IF;
@@ -525,7 +529,8 @@ BEGIN
                coalesce(v_known.name, v_opening.name), coalesce(v_known.version, v_opening.version), v_execution,
                max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.instance_id, q.id))[1]),
                v_until, NULL::timestamptz, NULL::timestamptz, NULL::boolean
-          FROM orchestrator_queue q WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token;
+          FROM (SELECT m.* FROM orchestrator_queue m WHERE m.instance_id BETWEEN v_instance AND v_instance AND m.lock_token = p_token
+                 ORDER BY m.instance_id, m.id OFFSET 0) q;
         RETURN QUERY
         SELECT 'message', q.id, q.kind, q.data, q.name, q.version, q.execution_id, q.attempt_count, q.created_at,
                NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean

@@ -204,7 +204,6 @@ DECLARE
     v_before text;
     v_instances text[];
     v_unsure text[];
-    v_noted  boolean;
     -- One letter per item: the items' ids tell below which letters went.
     v_ids    bigint[] := ARRAY(
         SELECT DISTINCT ON (d.queue, d.item_id) d.id
@@ -235,10 +234,6 @@ BEGIN
     -- A message goes to where its instance is now, as in enqueue_message_many.
     v_instances := ARRAY(SELECT DISTINCT d.instance_id FROM dead_letters d WHERE d.id = ANY (v_ids) AND d.queue = 'orchestrator');
     v_unsure := share_homes(v_instances);
-    INSERT INTO realignments (instance_id)
-    SELECT i.id FROM unnest(v_instances) AS i (id)
-     WHERE i.id = ANY (v_unsure) OR NOT EXISTS (SELECT FROM instances known WHERE known.instance_id = i.id); -- then its place is a guess
-    v_noted := FOUND;
     RETURN QUERY
     WITH added AS (
         INSERT INTO orchestrator_queue AS q (id, instance_id, namespace, priority, visible_at, kind, name, version,
@@ -262,14 +257,19 @@ BEGIN
             WINDOW same AS (PARTITION BY d.instance_id ORDER BY d.item_id)) m
          ORDER BY m.namespace, m.dedup_key, m.item_id
         ON CONFLICT DO NOTHING
-        RETURNING q.id, q.namespace
+        RETURNING q.id, q.namespace, q.instance_id
+    ), noted AS (
+        INSERT INTO realignments (instance_id)
+        SELECT DISTINCT a.instance_id FROM added a
+         WHERE a.instance_id = ANY (v_unsure)
+            OR NOT EXISTS (SELECT FROM instances known WHERE known.instance_id = a.instance_id) -- then its place is a guess
     ), gone AS (
         DELETE FROM dead_letters d
          WHERE d.id = ANY (v_ids) AND d.queue = 'orchestrator' AND (d.item_id IN (SELECT a.id FROM added a)) IS TRUE
     )
     SELECT 'orchestrator', a.namespace, count(*), v_now FROM added a GROUP BY a.namespace;
     PERFORM set_config('pgwake.notify', v_before, true);
-    IF v_noted THEN
+    IF EXISTS (SELECT FROM realignments r WHERE r.instance_id = ANY (v_instances)) THEN
         PERFORM notify_queue('orchestrator', 1, NULL); -- wherever they belong
     END IF;
 END
