@@ -171,7 +171,8 @@ func TestAckBatched_ItemIsLocked_TheOthersDoNotWait(t *testing.T) {
 				}
 				require.NoError(t, tx.Rollback(tctx))
 				requireHeard(t, heard["locked"])
-				require.Equal(t, []int{5}, query[int](t, n, `SELECT count(*)::int FROM worker_queue`))
+				// Of the five nobody knows: who gave up has a request under way.
+				require.Empty(t, query[string](t, n, `SELECT name FROM worker_queue WHERE name !~ '^[1-5]$'`))
 			})
 		}
 	}
