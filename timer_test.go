@@ -213,7 +213,10 @@ func TestDoubt_EnqueueCommitsAfterItsSenderGaveUp_EveryNodeFindsIt(t *testing.T)
 			cancel()
 			require.ErrorIs(t, <-sent, context.Canceled)
 			reachable()
-			eventually(t, "everybody looks", func() bool { return finder.Stats().Worker.Looks > looks })
+			eventually(t, "everybody has looked in vain", func() bool {
+				stats := finder.Stats().Worker
+				return stats.Looks > looks && stats.Parked == 1
+			})
 			mustExec(t, blocker, `ROLLBACK`)
 			require.Equal(t, "late", get(t, wait).item.Name)
 			requireNoSafetyNet(t, finder)
