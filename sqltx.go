@@ -89,7 +89,9 @@ func (sqlTx) LargeObjects() pgx.LargeObjects                         { return pg
 func (sqlTx) Conn() *pgx.Conn                                        { return nil }
 
 // noBatch are the results of a batch that was not sent.
-type noBatch struct{}
+type noBatch struct {
+	pgx.BatchResults // nil, for methods that pgx may add: so that its users can have a newer one than this was written for
+}
 
 var errNoBatch = fmt.Errorf("send a batch: %w", errUnsupported)
 
@@ -97,6 +99,7 @@ func (noBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, e
 func (noBatch) Query() (pgx.Rows, error)         { return &sqlRows{err: errNoBatch}, errNoBatch }
 func (noBatch) QueryRow() pgx.Row                { return sqlRow{&sqlRows{err: errNoBatch}} }
 func (noBatch) Close() error                     { return errNoBatch }
+func (noBatch) Tx() pgx.Tx                       { return nil }
 
 // textArgs returns the arguments as strings, and NULL as nil.
 func textArgs(args []any) ([]any, error) {
@@ -123,6 +126,8 @@ func textArgs(args []any) ([]any, error) {
 
 // sqlRows are *sql.Rows with the manners of pgx.Rows. Without rows there is an error.
 type sqlRows struct {
+	pgx.Rows // as in noBatch
+
 	rows *sql.Rows
 	err  error // the first
 	read int64
@@ -205,6 +210,7 @@ func (r *sqlRows) FieldDescriptions() []pgconn.FieldDescription {
 func (r *sqlRows) CommandTag() pgconn.CommandTag { return countTag(r.read) }
 func (*sqlRows) RawValues() [][]byte             { return nil }
 func (*sqlRows) Conn() *pgx.Conn                 { return nil }
+func (*sqlRows) TypeMap() *pgtype.Map            { return nil }
 
 // countTag is a command tag that knows the number of rows alone.
 func countTag(rows int64) pgconn.CommandTag {
