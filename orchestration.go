@@ -460,7 +460,7 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	if ack.ExecutionID < 0 {
 		return done, invalid("execution id %d is negative", ack.ExecutionID)
 	}
-	if err := p.checkMetadata(instance, &ack.Metadata); err != nil {
+	if err := p.checkMetadata(&ack.Metadata); err != nil {
 		return done, err
 	}
 	events, err := p.eventColumns(ack.History)
@@ -542,7 +542,7 @@ func (p *Provider) stateArgs(ack *OrchestrationAck) ([]any, error) {
 	return append(append(args, status, clear), kv.args()...), nil
 }
 
-func (p *Provider) checkMetadata(instance string, m *Metadata) error {
+func (p *Provider) checkMetadata(m *Metadata) error {
 	if err := checkText("orchestration name", m.Name, false); err != nil {
 		return err
 	}
@@ -555,11 +555,8 @@ func (p *Provider) checkMetadata(instance string, m *Metadata) error {
 	if err := checkText("parent instance id", m.Parent, false); err != nil {
 		return err
 	}
-	if m.Parent == instance {
-		return invalid("instance %s is its own parent", quote(instance))
-	}
-	if !slices.Contains(statuses, m.Status) {
-		return invalid("status %s is unknown", quote(string(m.Status)))
+	if err := checkStatus(m.Status); err != nil {
+		return err
 	}
 	if m.PinnedVersion != nil {
 		if err := m.PinnedVersion.check(); err != nil {
