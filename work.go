@@ -233,7 +233,7 @@ func (c *optionColumns) add(o *EnqueueOptions) error {
 	if err := checkDelay(o.Delay); err != nil {
 		return err
 	}
-	if err := checkAt(o.At); err != nil {
+	if err := checkInstant("due time", o.At); err != nil {
 		return err
 	}
 	if err := checkText("dedup key", o.DedupKey, false); err != nil {
@@ -425,17 +425,6 @@ func (p *Provider) checkAck(token LockToken, completion *Message) (l lease, m Me
 	}
 	return l, *completion, p.checkMessage(completion)
 }
-
-// LostLocksError lists the items of a batch whose lease had ended. It is an ErrLockLost. The others of the
-// batch were dealt with.
-type LostLocksError struct{ Tokens []LockToken }
-
-func (e *LostLocksError) Error() string {
-	return fmt.Sprintf("%v: %d of the batch, the first is %s", ErrLockLost, len(e.Tokens), quote(string(e.Tokens[0])))
-}
-
-// Unwrap makes errors.Is(err, ErrLockLost) hold.
-func (e *LostLocksError) Unwrap() error { return ErrLockLost }
 
 // AckWorkItems removes finished items in one statement. Those whose lease has ended are left alone and
 // reported by a *LostLocksError; all others are removed.
