@@ -299,9 +299,9 @@ func (f *BulkFilter) args() ([]any, error) {
 }
 
 // DeleteInstancesBulk deletes root instances that are not running, each with all its descendants, in one
-// transaction. It passes over whatever DeleteInstance would refuse. A circle of parents, which two acks at the same moment can make, has
-// no root: it goes by DeleteInstance of any of them. Without Instances in the filter those go first
-// that ended first: to enforce a retention, call it until it deletes nothing.
+// transaction. It passes over whatever DeleteInstance would refuse. A circle of parents, which two acks at the same
+// moment can make, has no root: it goes by DeleteInstance of any of them. Without Instances in the filter those go
+// first that ended first: to enforce a retention, call it until it deletes nothing.
 func (p *Provider) DeleteInstancesBulk(ctx context.Context, f *BulkFilter) (d Deleted, err error) {
 	err = p.do(ctx, "delete instances in bulk", func(ctx context.Context, q querier) error {
 		d, err = p.deleteInstancesBulk(ctx, q, f)
