@@ -17,7 +17,7 @@ FAULTS ?= .
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress check bench mutants model chaos help
+.PHONY: demo test test-matrix stress check bench mutants model chaos clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -63,6 +63,10 @@ model:
 ## chaos: several processes on one server while things go wrong (ARGS="-seed 7 -for 3m")
 chaos:
 	@$(GO) build -o bin/chaos ./chaos && exec bin/chaos $(ARGS)
+
+## clean: removes what the other targets built; the raw samples in bench/results stay
+clean:
+	rm -rf bin
 
 ## help: this list
 help:

@@ -41,7 +41,6 @@ const (
 type groupedAck struct {
 	lease
 	message Message
-	token   LockToken  // of the lease
 	outcome chan error // holds one; errAlone: the caller is to make it by itself
 	group   *ackGroup  // nil: it has not started
 }
@@ -73,7 +72,7 @@ type ackGroups struct {
 
 func newAckGroups(p *Provider) *ackGroups {
 	g := &ackGroups{p: p}
-	g.transact, g.alone = g.commit, g.commitAlone
+	g.transact, g.alone = g.commit, func(ctx context.Context, a *groupedAck) error { return p.ackAlone(ctx, a.lease, a.message) }
 	g.overdue = time.AfterFunc(groupPause, g.hurry)
 	g.overdue.Stop()
 	return g
@@ -87,17 +86,9 @@ func newAckGroups(p *Provider) *ackGroups {
 // started nothing is acknowledged; afterwards the ack may still take effect. It has no Tx twin, since in a
 // transaction of the caller's all acks share the commit anyway.
 func (p *Provider) AckBatched(ctx context.Context, token LockToken, completion *Message) error {
-	const op = "ack work item"
-	l, m, err := p.checkAck(token, completion)
-	if err != nil {
-		return failed(op, err)
-	}
-	ctx, done, err := p.begin(ctx)
-	if err != nil {
-		return failed(op, err)
-	}
-	defer done()
-	return p.ended(ctx, op, p.acks.ack(ctx, &groupedAck{lease: l, message: m, token: token, outcome: make(chan error, 1)}))
+	return p.ack(ctx, token, completion, func(ctx context.Context, l lease, m Message) error {
+		return p.acks.ack(ctx, &groupedAck{lease: l, message: m, outcome: make(chan error, 1)})
+	})
 }
 
 // ack returns what became of a.
@@ -255,31 +246,4 @@ func (g *ackGroups) commit(ctx context.Context, acks []*groupedAck, outcomes []e
 		})
 		return err
 	}, func() { p.tellOfMessages(namespaces, quiet) }, Orchestrator)
-}
-
-// commitAlone does what AckWorkItem does once it is admitted.
-func (g *ackGroups) commitAlone(ctx context.Context, a *groupedAck) error {
-	var completion *Message
-	if a.message.Instance != "" {
-		completion = &a.message
-	}
-	p := g.p
-	quiet := p.engine.quiet()
-	var namespaces []string
-	return p.run(ctx, func(ctx context.Context, q querier) error {
-		namespace, err := p.ackWork(ctx, q, a.token, completion, quiet)
-		if namespace != nil {
-			namespaces = []string{*namespace}
-		}
-		return err
-	}, func() { p.tellOfMessages(namespaces, quiet) }, Orchestrator)
-}
-
-// tellOfMessages tells whom messages in these namespaces concern.
-func (p *Provider) tellOfMessages(namespaces []string, quiet bool) {
-	var due []produced
-	for _, namespace := range namespaces {
-		due = append(due, produced{queue: Orchestrator, namespace: namespace})
-	}
-	p.engine.tell(due, quiet)
 }

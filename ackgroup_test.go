@@ -99,7 +99,7 @@ func (n *node) ackTogether(t *testing.T, tx pgx.Tx, acks map[*pgwake.ClaimedWork
 		heard[item.Name] = c
 		go func() { c <- n.AckBatched(tctx, item.LockToken, message) }()
 	}
-	time.Sleep(50 * time.Millisecond) // none of them can start; if one comes too late, the test sees less
+	require.Eventually(t, func() bool { return pgwake.AcksWaiting(n.Provider) == len(acks) }, patience, time.Millisecond) // none of them can start
 	require.NoError(t, hold.Rollback(tctx))
 	wg.Wait()
 	return heard

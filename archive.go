@@ -104,7 +104,7 @@ func (p *Provider) purgeArchive(ctx context.Context, q querier, before time.Time
 	if before.IsZero() {
 		return 0, invalid("the time to purge before is zero")
 	}
-	if err := checkAt(before); err != nil {
+	if err := checkInstant("the time to purge before,", before); err != nil {
 		return 0, err
 	}
 	err = q.QueryRow(ctx, p.sql.purgeArchive, before).Scan(&purged)

@@ -177,7 +177,6 @@ func badCalls(n *node, ctx context.Context, c claims) map[string]func() error {
 	message("negative execution", pgwake.Message{Instance: "i", Kind: "k", ExecutionID: -1}, nil)
 	message("start without a name", pgwake.Message{Instance: "i", Kind: pgwake.MessageStart}, nil)
 	message("continue as new without a name", pgwake.Message{Instance: "i", Kind: pgwake.MessageContinueAsNew, ExecutionID: 2}, nil)
-	metadata("its own parent", pgwake.Metadata{Name: "flow", Parent: "i"})
 	metadata("unknown status", pgwake.Metadata{Name: "flow", Status: "running"})
 	calls["ack of a turn: negative execution"] = func() error {
 		return n.AckOrchestrationItem(ctx, c.turn, pgwake.OrchestrationAck{ExecutionID: -1, Metadata: pgwake.Metadata{Name: "flow"}})

@@ -84,7 +84,7 @@ type Config struct {
 	// Defaults to false.
 	DisableLongPoll bool
 
-	// ListenConfig is the configuration of the LISTEN connection, and of the one that migrates, for when
+	// ListenConfig is the configuration of the LISTEN connection, and of those that migrate, for when
 	// the pool goes through a transaction pooler, which can carry neither. Defaults to the pool's.
 	ListenConfig *pgx.ConnConfig
 
@@ -163,8 +163,8 @@ type Config struct {
 	// HibernatePoll is the time between two looks while hibernating. Defaults to 6 min.
 	HibernatePoll time.Duration
 
-	// MaxPayload is the largest payload accepted, in bytes: an input, a message's data, an event's data.
-	// Defaults to 1 MiB.
+	// MaxPayload is the largest payload accepted, in bytes: input of a work item, data of a message or an event,
+	// attributes, output, custom status, value of a key, error of an AbandonOptions. Defaults to 1 MiB.
 	MaxPayload int
 
 	// Logger receives what operators should know: a lost connection, a goroutine that panicked.

@@ -71,7 +71,7 @@ func (f *DeadLetterFilter) args(limit int) ([]any, error) {
 	}
 	limit, pageErr := pageLimit(f.After, f.Limit, limit)
 	err := cmp.Or(checkText("name", f.Name, false), checkText("instance id", f.Instance, false),
-		checkText("reason", f.Reason, false), checkAt(f.DiedBefore), pageErr)
+		checkText("reason", f.Reason, false), checkInstant("DiedBefore", f.DiedBefore), pageErr)
 	if err != nil {
 		return nil, err
 	}
@@ -84,17 +84,6 @@ func (f *DeadLetterFilter) args(limit int) ([]any, error) {
 	}
 	return []any{queue, text(f.Namespace), text(f.Name), text(f.Instance), text(f.Reason),
 		optional(f.DiedBefore, f.DiedBefore.IsZero()), f.IDs, f.After, limit}, nil
-}
-
-// pageLimit checks where a page begins and completes how long it is.
-func pageLimit(after int64, limit, byDefault int) (int, error) {
-	if after < 0 {
-		return 0, invalid("id %d to begin after is negative", after)
-	}
-	if limit < 0 || limit > MaxFetch {
-		return 0, invalid("limit %d is not between 0 and %d", limit, MaxFetch)
-	}
-	return cmp.Or(limit, byDefault), nil
 }
 
 // DeadLetterWorkItem takes an item out of the queue for good, unless it is redriven, with a reason to filter by

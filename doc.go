@@ -94,6 +94,7 @@
 // [Provider.Health] show what the engine does; they ask the database nothing. Without a LISTEN connection a
 // Provider polls, as little as it can, and says so.
 //
-// In the directory docs: architecture.md, operations.md (pool size, poolers, failures, rights), settings.md, and
-// moving-from-polling.md for a program that has a table of jobs.
+// In the directory docs: architecture.md, operations.md (pool size, poolers, failures, rights), settings.md,
+// runtime-authors.md for who writes a runtime for durable workflows, moving-from-polling.md for a program that has a
+// table of jobs, and source-tests.md, which maps the test plans of the designs that this goes back to.
 package pgwake

@@ -445,7 +445,8 @@ func TestDocs_Operations_TheGrantsAreEnoughAndTheQueryAnswers(t *testing.T) {
 		})
 	}
 	n := newNode(t, nil)
-	n.enqueue(t, "x")
+	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "w", Tag: "gpu"}, nil)
+	require.NoError(t, err)
 	n.travel(t, time.Hour)
 	sql := strings.TrimSuffix(strings.TrimSpace(n.docSQL(t, page, "work_waits")), ";")
 	waits := query[time.Duration](t, n, `SELECT work_waits FROM (`+sql+`) AS answer`)[0]

@@ -19,9 +19,10 @@ import (
 var (
 	// ErrNoWork: the poll timeout of a fetch passed and nothing was due.
 	ErrNoWork = errors.New("no work")
-	// ErrLockLost: the lock token is unknown, was used up, or has expired. Nothing was written.
+	// ErrLockLost: the lock token is unknown, was used up, or has expired. Nothing was written. Of a batch it is said by
+	// a *LostLocksError, and holds for the tokens that this lists.
 	ErrLockLost = errors.New("lock token is unknown or expired")
-	// ErrNotFound: there is no such instance.
+	// ErrNotFound: there is no such instance or execution.
 	ErrNotFound = errors.New("not found")
 	// ErrInstanceRunning: the instance is running, and deleting it was not forced.
 	ErrInstanceRunning = errors.New("instance is running")
@@ -58,6 +59,17 @@ func (e *Error) Error() string { return "pgwake: " + e.Op + ": " + e.Err.Error()
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
+
+// LostLocksError lists the items of a batch whose lease had ended. It is an ErrLockLost. The others of the
+// batch were dealt with.
+type LostLocksError struct{ Tokens []LockToken }
+
+func (e *LostLocksError) Error() string {
+	return fmt.Sprintf("%v: %d of the batch, the first is %s", ErrLockLost, len(e.Tokens), quote(string(e.Tokens[0])))
+}
+
+// Unwrap makes errors.Is(err, ErrLockLost) hold.
+func (e *LostLocksError) Unwrap() error { return ErrLockLost }
 
 // SQLSTATEs raised by the functions in migrations.
 const (

@@ -236,14 +236,6 @@ func (p *Provider) recall(ctx context.Context, conn *pgxpool.Conn, rowCame func(
 	if last := len(item.History) - 1; last >= 0 {
 		item.LastEventID = item.History[last].ID
 	}
-	if validate := p.cfg.ValidateEvent; validate != nil {
-		for i := range item.History {
-			if item.HistoryError = validate(&item.History[i]); item.HistoryError != nil {
-				item.History = nil
-				break
-			}
-		}
-	}
 	return nil
 }
 

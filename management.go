@@ -236,10 +236,10 @@ func (p *Provider) deleteInstance(ctx context.Context, q querier, instance strin
 	if err := checkText("instance id", instance, true); err != nil {
 		return d, err
 	}
-	return d.scan(q.QueryRow(ctx, p.sql.deleteInstance, instance, value(o).Force))
+	return scanDeleted(q.QueryRow(ctx, p.sql.deleteInstance, instance, value(o).Force))
 }
 
-func (Deleted) scan(row pgx.Row) (d Deleted, err error) {
+func scanDeleted(row pgx.Row) (d Deleted, err error) {
 	err = row.Scan(&d.Instances, &d.Executions, &d.Events, &d.QueueItems)
 	return d, err
 }
@@ -268,7 +268,7 @@ func (p *Provider) deleteInstances(ctx context.Context, q querier, instances []s
 	if err := checkInstances(instances); err != nil || len(instances) == 0 {
 		return d, err
 	}
-	return d.scan(q.QueryRow(ctx, p.sql.deleteInstances, instances, value(o).Force))
+	return scanDeleted(q.QueryRow(ctx, p.sql.deleteInstances, instances, value(o).Force))
 }
 
 // BulkFilter says which instances a bulk verb is for: those to which all of it applies. Nil means the zero
@@ -294,14 +294,14 @@ func (f *BulkFilter) args() ([]any, error) {
 		f = &BulkFilter{}
 	}
 	limit, err := pageLimit(0, f.Limit, 1000)
-	err = cmp.Or(err, checkInstances(f.Instances), checkCutoff(f.CompletedBefore))
+	err = cmp.Or(err, checkInstances(f.Instances), checkInstant("CompletedBefore", f.CompletedBefore))
 	return []any{f.Instances, optional(f.CompletedBefore, f.CompletedBefore.IsZero()), limit}, err
 }
 
 // DeleteInstancesBulk deletes root instances that are not running, each with all its descendants, in one
-// transaction. It passes over whatever DeleteInstance would refuse. A circle of parents, which two acks at the same moment can make, has
-// no root: it goes by DeleteInstance of any of them. Without Instances in the filter those go first
-// that ended first: to enforce a retention, call it until it deletes nothing.
+// transaction. It passes over whatever DeleteInstance would refuse. A circle of parents, which two acks at the same
+// moment can make, has no root: it goes by DeleteInstance of any of them. Without Instances in the filter those go
+// first that ended first: to enforce a retention, call it until it deletes nothing.
 func (p *Provider) DeleteInstancesBulk(ctx context.Context, f *BulkFilter) (d Deleted, err error) {
 	err = p.do(ctx, "delete instances in bulk", func(ctx context.Context, q querier) error {
 		d, err = p.deleteInstancesBulk(ctx, q, f)
@@ -325,7 +325,7 @@ func (p *Provider) deleteInstancesBulk(ctx context.Context, q querier, f *BulkFi
 	if err != nil || f.none() {
 		return d, err
 	}
-	return d.scan(q.QueryRow(ctx, p.sql.deleteInstancesBulk, args...))
+	return scanDeleted(q.QueryRow(ctx, p.sql.deleteInstancesBulk, args...))
 }
 
 // PruneOptions says which executions of an instance to delete: those to which all of it applies. The current
@@ -347,7 +347,7 @@ func (o *PruneOptions) args() ([]any, error) {
 	if o.KeepLast < 0 || o.KeepLast > maxKeepLast {
 		return nil, invalid("number of executions to keep %d is not between 0 and %d", o.KeepLast, maxKeepLast)
 	}
-	return []any{max(o.KeepLast, 1), optional(o.CompletedBefore, o.CompletedBefore.IsZero())}, checkCutoff(o.CompletedBefore)
+	return []any{max(o.KeepLast, 1), optional(o.CompletedBefore, o.CompletedBefore.IsZero())}, checkInstant("CompletedBefore", o.CompletedBefore)
 }
 
 const maxKeepLast = 1 << 30
@@ -388,10 +388,10 @@ func (p *Provider) pruneExecutions(ctx context.Context, q querier, instance stri
 	if err != nil {
 		return pruned, err
 	}
-	return pruned.scan(q.QueryRow(ctx, p.sql.pruneExecutions, slices.Concat([]any{instance}, args)...))
+	return scanPruned(q.QueryRow(ctx, p.sql.pruneExecutions, slices.Concat([]any{instance}, args)...))
 }
 
-func (Pruned) scan(row pgx.Row) (pruned Pruned, err error) {
+func scanPruned(row pgx.Row) (pruned Pruned, err error) {
 	err = row.Scan(&pruned.Instances, &pruned.Executions, &pruned.Events)
 	return pruned, err
 }
@@ -425,7 +425,7 @@ func (p *Provider) pruneExecutionsBulk(ctx context.Context, q querier, f *BulkFi
 	if err != nil || f.none() {
 		return pruned, err
 	}
-	return pruned.scan(q.QueryRow(ctx, p.sql.pruneExecutionsBulk, slices.Concat(filter, args)...))
+	return scanPruned(q.QueryRow(ctx, p.sql.pruneExecutionsBulk, slices.Concat(filter, args)...))
 }
 
 // SystemMetrics counts everything that a schema holds.
@@ -501,10 +501,11 @@ func (p *Provider) GetQueueDepths(ctx context.Context) (depths []QueueDepth, err
 			var queue string
 			var oldest *time.Time
 			err = row.Scan(&queue, &d.Namespace, &d.Tag, &d.Due, &d.Delayed, &d.Leased, &oldest)
-			d.OldestDue = value(oldest)
-			if queue == Worker.String() {
-				d.Queue = Worker
+			if err != nil {
+				return d, err
 			}
+			d.OldestDue = value(oldest)
+			d.Queue, err = queueNamed(queue)
 			return d, err
 		})
 		return err
@@ -524,14 +525,6 @@ func checkInstances(instances []string) error {
 func checkStatus(status Status) error {
 	if !slices.Contains(statuses, status) {
 		return invalid("status %s is unknown", quote(string(status)))
-	}
-	return nil
-}
-
-// checkCutoff checks an instant that something must have ended before; the zero time is none.
-func checkCutoff(before time.Time) error {
-	if !before.IsZero() && (before.Year() < 1 || before.Year() > 9999) {
-		return invalid("instant %v is not between the years 1 and 9999", before)
 	}
 	return nil
 }

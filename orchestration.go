@@ -360,29 +360,41 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 				ID: *id, Attempt: *attempt, EnqueuedAt: *createdAt,
 			})
 		case "event":
-			e := Event{ID: *id, Type: *kind, Data: data, CreatedAt: *createdAt}
-			if validate := p.cfg.ValidateEvent; validate != nil && c.item.HistoryError == nil {
-				c.item.HistoryError = validate(&e)
-			}
-			c.item.History = append(c.item.History, e)
+			c.item.History = append(c.item.History, Event{ID: *id, Type: *kind, Data: data, CreatedAt: *createdAt})
 		case "outlook":
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
 			c.earliest, c.now, c.leaseEnd, c.unfinished = value(earliest), *now, *lockedUntil, value(unfinished)
 			if c.item != nil {
 				c.found = 1
-				if c.item.HistoryError != nil {
-					c.item.History = nil
-				}
 			}
 		}
 		return nil
 	}, p.sql.fetchOrchestration, claim, plan.lock, plan.filter.Namespaces, announce, plan.filter.Labels,
 		optional(plan.filter.MinPin, plan.filter.MinPin == 0), optional(plan.filter.MaxPin, plan.filter.MaxPin == 0), plan.history && !remembered,
 		text(plan.filter.Owner))
-	if err == nil && remembered && c.item != nil {
-		err = p.recall(ctx, conn, rowCame, c.item, state)
+	if err != nil || c.item == nil {
+		return c, err
 	}
-	return c, err
+	if remembered {
+		if err := p.recall(ctx, conn, rowCame, c.item, state); err != nil {
+			return c, err
+		}
+	}
+	c.item.validateHistory(p.cfg.ValidateEvent)
+	return c, nil
+}
+
+// validateHistory takes a history out of the turn that the runtime refuses.
+func (item *OrchestrationItem) validateHistory(validate func(*Event) error) {
+	if validate == nil {
+		return
+	}
+	for i := range item.History {
+		if item.HistoryError = validate(&item.History[i]); item.HistoryError != nil {
+			item.History = nil
+			return
+		}
+	}
 }
 
 // describe reads what fetch_orchestration says about the instance.
@@ -460,7 +472,7 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	if ack.ExecutionID < 0 {
 		return done, invalid("execution id %d is negative", ack.ExecutionID)
 	}
-	if err := p.checkMetadata(instance, &ack.Metadata); err != nil {
+	if err := p.checkMetadata(&ack.Metadata); err != nil {
 		return done, err
 	}
 	events, err := p.eventColumns(ack.History)
@@ -542,7 +554,7 @@ func (p *Provider) stateArgs(ack *OrchestrationAck) ([]any, error) {
 	return append(append(args, status, clear), kv.args()...), nil
 }
 
-func (p *Provider) checkMetadata(instance string, m *Metadata) error {
+func (p *Provider) checkMetadata(m *Metadata) error {
 	if err := checkText("orchestration name", m.Name, false); err != nil {
 		return err
 	}
@@ -555,11 +567,8 @@ func (p *Provider) checkMetadata(instance string, m *Metadata) error {
 	if err := checkText("parent instance id", m.Parent, false); err != nil {
 		return err
 	}
-	if m.Parent == instance {
-		return invalid("instance %s is its own parent", quote(instance))
-	}
-	if !slices.Contains(statuses, m.Status) {
-		return invalid("status %s is unknown", quote(string(m.Status)))
+	if err := checkStatus(m.Status); err != nil {
+		return err
 	}
 	if m.PinnedVersion != nil {
 		if err := m.PinnedVersion.check(); err != nil {

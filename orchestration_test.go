@@ -1317,6 +1317,7 @@ func TestAck_ParentThatIsADescendant_IsRefused(t *testing.T) {
 	require.NoError(t, child("c", "b"), "again")
 	requireError(t, child("a", "c"), pgwake.ErrInvalid)
 	requireError(t, child("b", "b"), pgwake.ErrInvalid)
+	requireError(t, child("new", "new"), pgwake.ErrInvalid)
 	require.NoError(t, child("other", "nobody knows it"))
 	require.NoError(t, child("c", "a"), "it moves")
 }

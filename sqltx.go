@@ -20,7 +20,7 @@ import (
 //	_, err = p.EnqueueForWorkerTx(ctx, pgwake.WrapSQLTx(tx), item, nil)
 //
 // The driver may be any for PostgreSQL that writes parameters as $1. The transaction is to be on the database of the
-// Provider and, as for any Tx verb, READ COMMITTED if it acknowledges turns. It stays the caller's: Commit and
+// Provider and, as for any Tx verb, READ COMMITTED (see Provider). It stays the caller's: Commit and
 // Rollback of what WrapSQLTx returns fail. So does everything else that no verb needs; LargeObjects must not be used,
 // and Conn is nil. For nil it returns nil. Like the transaction it is safe for concurrent use.
 func WrapSQLTx(tx *sql.Tx) pgx.Tx {

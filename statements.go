@@ -1,9 +1,15 @@
 package pgwake
 
-import "github.com/jackc/pgx/v5"
+import (
+	"strconv"
+	"strings"
 
-// This file answers: what does the library say to the database? Every statement but one is a call of one
-// function of the wire contract (migrations); only the schema varies, and it is quoted here, once.
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: what does the library say to the database? Every statement but asyncCommit calls the functions of
+// the wire contract (migrations); only the schema varies, and it is quoted here, once. What a Provider asks when it opens
+// is in provider.go, and LISTEN in listener.go.
 
 type statements struct {
 	channels, session, look, tell, asyncCommit string
@@ -27,54 +33,63 @@ type statements struct {
 
 func newStatements(schema string) *statements {
 	in := pgx.Identifier{schema}.Sanitize() + "."
+	call := func(function string, args int) string {
+		placeholders := make([]string, args)
+		for i := range placeholders {
+			placeholders[i] = "$" + strconv.Itoa(i+1)
+		}
+		return in + function + "(" + strings.Join(placeholders, ", ") + ")"
+	}
+	scalar := func(function string, args int) string { return "SELECT " + call(function, args) }
+	rows := func(function string, args int) string { return "SELECT * FROM " + call(function, args) }
 	return &statements{
 		channels:             "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "channel('instance')",
-		session:              "SELECT * FROM " + in + "listen_session()",
-		look:                 "SELECT * FROM " + in + "look($1, $2)",
-		tell:                 "SELECT " + in + "notify_queues($1, $2, $3, $4, $5)",
+		session:              rows("listen_session", 0),
+		look:                 rows("look", 2),
+		tell:                 scalar("notify_queues", 5),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
-		enqueueWork:          "SELECT * FROM " + in + "enqueue_work_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
-		fetchWork:            "SELECT * FROM " + in + "fetch_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
-		ackWork:              "SELECT " + in + "ack_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-		ackWorkGroup:         "SELECT * FROM " + in + "ack_work_group($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-		ackWorkMany:          "SELECT * FROM " + in + "ack_work_many($1, $2, $3)",
-		abandonWork:          "SELECT * FROM " + in + "abandon_work($1, $2, $3, $4, $5, $6)",
-		renewWork:            "SELECT * FROM " + in + "renew_work($1, $2, $3)",
-		undoWork:             "SELECT " + in + "undo_work_claim($1, $2)",
-		enqueueMessages:      "SELECT * FROM " + in + "enqueue_message_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
-		fetchOrchestration:   "SELECT * FROM " + in + "fetch_orchestration($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-		ackOrchestration:     "SELECT * FROM " + in + "ack_orchestration($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42, $43, $44, $45, $46, $47, $48, $49)",
-		abandonOrchestration: "SELECT * FROM " + in + "abandon_orchestration($1, $2, $3, $4, $5)",
-		renewOrchestration:   "SELECT " + in + "renew_orchestration($1, $2, $3)",
-		undoOrchestration:    "SELECT " + in + "undo_orchestration_claim($1)",
-		readHistory:          "SELECT * FROM " + in + "read_history($1, $2, $3)",
-		resumeHistory:        "SELECT * FROM " + in + "resume_history($1, $2, $3)",
-		appendHistory:        "SELECT " + in + "append_history($1, $2, $3, $4, $5)",
-		renewSessions:        "SELECT * FROM " + in + "renew_sessions($1, $2, $3)",
-		cleanupSessions:      "SELECT " + in + "cleanup_sessions()",
-		getCustomStatus:      "SELECT * FROM " + in + "get_custom_status($1, $2)",
-		lookAtInstances:      "SELECT * FROM " + in + "look_at_instances($1, $2, $3)",
-		getKV:                "SELECT " + in + "get_kv($1, $2)",
-		listKV:               "SELECT * FROM " + in + "list_kv($1)",
-		deadLetterWork:       "SELECT " + in + "dead_letter_work($1, $2, $3, $4)",
-		deadLetterTurn:       "SELECT * FROM " + in + "dead_letter_orchestration($1, $2, $3, $4, $5)",
-		listDeadLetters:      "SELECT * FROM " + in + "list_dead_letters($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-		redriveDeadLetters:   "SELECT * FROM " + in + "redrive_dead_letters($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-		purgeDeadLetters:     "SELECT " + in + "purge_dead_letters($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-		listArchive:          "SELECT * FROM " + in + "list_archive($1, $2, $3, $4, $5)",
-		purgeArchive:         "SELECT " + in + "purge_archive($1)",
-		listInstances:        "SELECT * FROM " + in + "list_instances($1, $2, $3, $4, $5, $6)",
-		getInstanceInfo:      "SELECT * FROM " + in + "get_instance_info($1)",
-		listExecutions:       "SELECT * FROM " + in + "list_executions($1, $2)",
-		listChildren:         "SELECT " + in + "list_children($1)",
-		getParent:            "SELECT " + in + "get_parent($1)",
-		getInstanceTree:      "SELECT " + in + "get_instance_tree($1)",
-		deleteInstance:       "SELECT * FROM " + in + "delete_instance($1, $2)",
-		deleteInstances:      "SELECT * FROM " + in + "delete_instances($1, $2)",
-		deleteInstancesBulk:  "SELECT * FROM " + in + "delete_instances_bulk($1, $2, $3)",
-		pruneExecutions:      "SELECT * FROM " + in + "prune_executions($1, $2, $3)",
-		pruneExecutionsBulk:  "SELECT * FROM " + in + "prune_executions_bulk($1, $2, $3, $4, $5)",
-		systemMetrics:        "SELECT * FROM " + in + "system_metrics()",
-		queueDepths:          "SELECT * FROM " + in + "queue_depths()",
+		enqueueWork:          rows("enqueue_work_many", 13),
+		fetchWork:            rows("fetch_work", 12),
+		ackWork:              scalar("ack_work", 11),
+		ackWorkGroup:         rows("ack_work_group", 11),
+		ackWorkMany:          rows("ack_work_many", 3),
+		abandonWork:          rows("abandon_work", 6),
+		renewWork:            rows("renew_work", 3),
+		undoWork:             scalar("undo_work_claim", 2),
+		enqueueMessages:      rows("enqueue_message_many", 13),
+		fetchOrchestration:   rows("fetch_orchestration", 9),
+		ackOrchestration:     rows("ack_orchestration", 49),
+		abandonOrchestration: rows("abandon_orchestration", 5),
+		renewOrchestration:   scalar("renew_orchestration", 3),
+		undoOrchestration:    scalar("undo_orchestration_claim", 1),
+		readHistory:          rows("read_history", 3),
+		resumeHistory:        rows("resume_history", 3),
+		appendHistory:        scalar("append_history", 5),
+		renewSessions:        rows("renew_sessions", 3),
+		cleanupSessions:      scalar("cleanup_sessions", 0),
+		getCustomStatus:      rows("get_custom_status", 2),
+		lookAtInstances:      rows("look_at_instances", 3),
+		getKV:                scalar("get_kv", 2),
+		listKV:               rows("list_kv", 1),
+		deadLetterWork:       scalar("dead_letter_work", 4),
+		deadLetterTurn:       rows("dead_letter_orchestration", 5),
+		listDeadLetters:      rows("list_dead_letters", 9),
+		redriveDeadLetters:   rows("redrive_dead_letters", 10),
+		purgeDeadLetters:     scalar("purge_dead_letters", 9),
+		listArchive:          rows("list_archive", 5),
+		purgeArchive:         scalar("purge_archive", 1),
+		listInstances:        rows("list_instances", 6),
+		getInstanceInfo:      rows("get_instance_info", 1),
+		listExecutions:       rows("list_executions", 2),
+		listChildren:         scalar("list_children", 1),
+		getParent:            scalar("get_parent", 1),
+		getInstanceTree:      scalar("get_instance_tree", 1),
+		deleteInstance:       rows("delete_instance", 2),
+		deleteInstances:      rows("delete_instances", 2),
+		deleteInstancesBulk:  rows("delete_instances_bulk", 3),
+		pruneExecutions:      rows("prune_executions", 3),
+		pruneExecutionsBulk:  rows("prune_executions_bulk", 5),
+		systemMetrics:        rows("system_metrics", 0),
+		queueDepths:          rows("queue_depths", 0),
 	}
 }

@@ -3,9 +3,6 @@ package pgwake
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -107,15 +104,4 @@ func (p *Provider) statusArgs(u *CustomStatusUpdate) (clear *bool, text *string,
 		return new(true), nil, nil
 	}
 	return new(false), &u.Value, p.cfg.checkValue("custom status", u.Value)
-}
-
-// checkValue checks a text that is kept as it is.
-func (c *Config) checkValue(what, s string) error {
-	switch {
-	case len(s) > c.MaxPayload:
-		return fmt.Errorf("%w: %s is %d bytes, more than %d", ErrPayloadTooLarge, what, len(s), c.MaxPayload)
-	case !utf8.ValidString(s) || strings.ContainsRune(s, 0):
-		return invalid("%s contains NUL or invalid UTF-8", what)
-	}
-	return nil
 }

@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"regexp"
@@ -127,6 +128,17 @@ func codeUnit(escape []byte) rune {
 	return rune(unit)
 }
 
+// checkValue checks a text that is kept as it is.
+func (c *Config) checkValue(what, s string) error {
+	switch {
+	case len(s) > c.MaxPayload:
+		return fmt.Errorf("%w: %s is %d bytes, more than %d", ErrPayloadTooLarge, what, len(s), c.MaxPayload)
+	case !utf8.ValidString(s) || strings.ContainsRune(s, 0):
+		return invalid("%s contains NUL or invalid UTF-8", what)
+	}
+	return nil
+}
+
 // payload returns JSON as an argument: NULL if there is none.
 func payload(data []byte) *string {
 	if len(data) == 0 {
@@ -148,10 +160,21 @@ func checkDelay(d time.Duration) error {
 	return nil
 }
 
-// checkAt checks an absolute due time; the zero time is none.
-func checkAt(at time.Time) error {
+// checkInstant checks a point in time; the zero time is none.
+func checkInstant(what string, at time.Time) error {
 	if !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
-		return invalid("due time %v is not between the years 1 and 9999", at)
+		return invalid("%s %v is not between the years 1 and 9999", what, at)
 	}
 	return nil
+}
+
+// pageLimit checks where a page begins and completes how long it is.
+func pageLimit(after int64, limit, byDefault int) (int, error) {
+	if after < 0 {
+		return 0, invalid("id %d to begin after is negative", after)
+	}
+	if limit < 0 || limit > MaxFetch {
+		return 0, invalid("limit %d is not between 0 and %d", limit, MaxFetch)
+	}
+	return cmp.Or(limit, byDefault), nil
 }

@@ -233,7 +233,7 @@ func (c *optionColumns) add(o *EnqueueOptions) error {
 	if err := checkDelay(o.Delay); err != nil {
 		return err
 	}
-	if err := checkAt(o.At); err != nil {
+	if err := checkInstant("due time", o.At); err != nil {
 		return err
 	}
 	if err := checkText("dedup key", o.DedupKey, false); err != nil {
@@ -358,32 +358,61 @@ func (p *Provider) archiveFor() *time.Duration {
 // AckWorkItem removes a finished item and, with a message, sends that to its instance, both or neither.
 // ErrLockLost if the lease has ended.
 func (p *Provider) AckWorkItem(ctx context.Context, token LockToken, completion *Message) error {
+	return p.ack(ctx, token, completion, p.ackAlone)
+}
+
+// ack admits the ack of one item, and has it sent. The zero Message is none.
+func (p *Provider) ack(ctx context.Context, token LockToken, completion *Message, send func(context.Context, lease, Message) error) error {
+	const op = "ack work item"
+	l, m, err := p.checkAck(token, completion)
+	if err != nil {
+		return failed(op, err)
+	}
+	ctx, done, err := p.begin(ctx)
+	if err != nil {
+		return failed(op, err)
+	}
+	defer done()
+	return p.ended(ctx, op, send(ctx, l, m))
+}
+
+// ackAlone makes an ack in a transaction of its own.
+func (p *Provider) ackAlone(ctx context.Context, l lease, m Message) error {
 	quiet := p.engine.quiet()
-	var namespace *string
-	return p.doAndTell(ctx, "ack work item", func(ctx context.Context, q querier) (err error) {
-		namespace, err = p.ackWork(ctx, q, token, completion, quiet)
-		return err
-	}, func() {
+	var namespaces []string
+	return p.run(ctx, func(ctx context.Context, q querier) error {
+		namespace, err := p.ackWork(ctx, q, l, m, quiet)
 		if namespace != nil {
-			p.engine.tell([]produced{{queue: Orchestrator, namespace: *namespace}}, quiet)
+			namespaces = []string{*namespace}
 		}
-	}, Orchestrator)
+		return err
+	}, func() { p.tellOfMessages(namespaces, quiet) }, Orchestrator)
+}
+
+// tellOfMessages tells whom messages in these namespaces concern.
+func (p *Provider) tellOfMessages(namespaces []string, quiet bool) {
+	var due []produced
+	for _, namespace := range namespaces {
+		due = append(due, produced{queue: Orchestrator, namespace: namespace})
+	}
+	p.engine.tell(due, quiet)
 }
 
 // AckWorkItemTx is AckWorkItem as part of the transaction: whatever else the transaction does happens
 // exactly once, together with the end of the item.
 func (p *Provider) AckWorkItemTx(ctx context.Context, tx pgx.Tx, token LockToken, completion *Message) error {
 	return p.doTx(ctx, tx, "ack work item", func(ctx context.Context, q querier) error {
-		_, err := p.ackWork(ctx, q, token, completion, false)
+		l, m, err := p.checkAck(token, completion)
+		if err != nil {
+			return err
+		}
+		_, err = p.ackWork(ctx, q, l, m, false)
 		return err
 	})
 }
 
-func (p *Provider) ackWork(ctx context.Context, q querier, token LockToken, completion *Message, quiet bool) (namespace *string, err error) {
-	l, m, err := p.checkAck(token, completion)
-	if err != nil {
-		return nil, err
-	}
+// ackWork runs ack_work. It returns the namespace of the message, if one was sent.
+func (p *Provider) ackWork(ctx context.Context, q querier, l lease, m Message, quiet bool) (namespace *string, err error) {
 	err = q.QueryRow(ctx, p.sql.ackWork, l.item, l.claim, text(m.Instance), text(string(m.Kind)), payload(m.Data),
 		text(m.Name), text(m.Version), optional(m.ExecutionID, m.ExecutionID == 0), text(m.Queue), quiet, p.archiveFor()).Scan(&namespace)
 	return namespace, err
@@ -396,17 +425,6 @@ func (p *Provider) checkAck(token LockToken, completion *Message) (l lease, m Me
 	}
 	return l, *completion, p.checkMessage(completion)
 }
-
-// LostLocksError lists the items of a batch whose lease had ended. It is an ErrLockLost. The others of the
-// batch were dealt with.
-type LostLocksError struct{ Tokens []LockToken }
-
-func (e *LostLocksError) Error() string {
-	return fmt.Sprintf("%v: %d of the batch, the first is %s", ErrLockLost, len(e.Tokens), quote(string(e.Tokens[0])))
-}
-
-// Unwrap makes errors.Is(err, ErrLockLost) hold.
-func (e *LostLocksError) Unwrap() error { return ErrLockLost }
 
 // AckWorkItems removes finished items in one statement. Those whose lease has ended are left alone and
 // reported by a *LostLocksError; all others are removed.

@@ -3,7 +3,8 @@
 -- +goose Up
 
 -- What fetches select an instance by (namespace, queue name, pinned version, stickiness) is its home. A message carries
--- a copy of it, and an ack that gives the instance another home changes the copies. Three things keep a copy from staying out of date although neither transaction waits for the other:
+-- a copy of it, and an ack that gives the instance another home changes the copies. Three things keep a copy from staying
+-- out of date although neither transaction waits for the other:
 --
 --  (1) Whoever adds a message holds a shared lock (below) from before it reads the instance, and whoever changes what
 --      is copied tries for the exclusive one before it changes the copies. If he gets it, nobody has read the
@@ -409,8 +410,8 @@ DECLARE
     v_locked    boolean;
     v_refused   text[] := '{}'; -- instances whose lock somebody is changing
     v_moved     integer := 0;
-    v_most      CONSTANT integer := 1000; -- what is moved out of the way so far stays so; the next look goes on from there
-    v_patience  CONSTANT integer := 10000; -- for those, each of which the next look would meet again
+    v_moved_limit   CONSTANT integer := 1000; -- what is moved out of the way so far stays so; the next look goes on from there
+    v_refused_limit CONSTANT integer := 10000; -- for those, each of which the next look would meet again
     v_known     instances;
     v_opening   orchestrator_queue;
     v_execution bigint;
@@ -445,7 +446,7 @@ BEGIN
             ELSE
                 v_moved := v_moved + 1;
             END IF;
-            EXIT WHEN v_locked OR v_moved = v_most OR cardinality(v_refused) = v_patience;
+            EXIT WHEN v_locked OR v_moved = v_moved_limit OR cardinality(v_refused) = v_refused_limit;
         END LOOP;
     ELSE
         -- Several lists have to be merged, so a few candidates of each are read at a time. A round
@@ -495,9 +496,9 @@ BEGIN
                 ELSE
                     v_moved := v_moved + 1;
                 END IF;
-                EXIT WHEN v_locked OR v_moved = v_most OR cardinality(v_refused) = v_patience;
+                EXIT WHEN v_locked OR v_moved = v_moved_limit OR cardinality(v_refused) = v_refused_limit;
             END LOOP;
-            EXIT WHEN v_instance IS NOT NULL OR v_read < v_spare OR v_moved = v_most OR cardinality(v_refused) = v_patience;
+            EXIT WHEN v_instance IS NOT NULL OR v_read < v_spare OR v_moved = v_moved_limit OR cardinality(v_refused) = v_refused_limit;
             v_spare := v_spare * 8;
         END LOOP;
     END IF;
@@ -547,7 +548,7 @@ BEGIN
     RETURN QUERY
     SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer,
            NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces, p_queues, p_min_pin, p_max_pin, p_owner), clock_timestamp(),
-           v_instance IS NULL AND v_moved = v_most;
+           v_instance IS NULL AND v_moved = v_moved_limit;
 END
 $$;
 -- +goose StatementEnd

@@ -7,14 +7,12 @@
 
 -- +goose StatementBegin
 CREATE FUNCTION bury_work(p_ids bigint[], p_reason text, p_error text)
-RETURNS bigint
+RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
-DECLARE
-    v_buried bigint;
 BEGIN
     WITH dead AS (
         DELETE FROM worker_queue q
@@ -28,12 +26,10 @@ BEGIN
            d.activity_id, d.dedup_key, d.tag, d.session_id, d.created_at, p_reason, coalesce(p_error, d.last_error)
       FROM dead d
      ORDER BY d.id;
-    GET DIAGNOSTICS v_buried = ROW_COUNT;
-    RETURN v_buried;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION bury_work IS 'Moves work items into dead_letters, with the error of their latest attempt unless p_error is given, and returns how many. It asks for no token: the caller holds the rows.';
+COMMENT ON FUNCTION bury_work IS 'Moves work items into dead_letters, with the error of their latest attempt unless p_error is given. It asks for no token: the caller holds the rows.';
 
 -- +goose StatementBegin
 CREATE FUNCTION dead_letter_work(p_id bigint, p_token uuid, p_reason text, p_error text DEFAULT NULL)
@@ -58,14 +54,12 @@ COMMENT ON FUNCTION dead_letter_work IS 'Makes a claimed work item a dead letter
 
 -- +goose StatementBegin
 CREATE FUNCTION bury_turn(p_instance text, p_token uuid, p_reason text, p_error text)
-RETURNS bigint
+RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
-DECLARE
-    v_buried bigint;
 BEGIN
     WITH dead AS (
         DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token RETURNING q.*
@@ -76,12 +70,10 @@ BEGIN
            d.execution_id, d.dedup_key, d.queue, d.created_at, p_reason, p_error
       FROM dead d
      ORDER BY d.id;
-    GET DIAGNOSTICS v_buried = ROW_COUNT;
-    RETURN v_buried;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION bury_turn IS 'Moves the messages of a turn into dead_letters and returns how many. The instance stays locked; the caller holds the lock row.';
+COMMENT ON FUNCTION bury_turn IS 'Moves the messages of a turn into dead_letters. The instance stays locked; the caller holds the lock row.';
 
 -- +goose StatementBegin
 CREATE FUNCTION dead_letter_orchestration(

@@ -1,0 +1,174 @@
+package pgwake
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// This file answers: how does a fetch claim, and leave nothing stranded when its caller, its connection or the server
+// goes away in the middle?
+
+// errPoolBusy is not ErrNoWork, which would hide it: a pool that is too small looks like an idle queue.
+var errPoolBusy = fmt.Errorf("no connection of the pool came free within the poll timeout: %w", context.DeadlineExceeded)
+
+// errPoolSilent: a connection was there, and did not answer when it was tried, or one could not be made.
+var errPoolSilent = fmt.Errorf("no connection of the pool answered within %v: %w", answerDeadline, context.DeadlineExceeded)
+
+// acquire waits for a connection, until giveUp unless that is zero. A pool may try a connection before it hands it
+// out, and wait for as long as its caller does for an answer that never comes; so this waits in short stretches,
+// and has lost its peer unless all connections were in use.
+func (p *Provider) acquire(ctx context.Context, giveUp time.Time) (*pgxpool.Conn, error) {
+	for {
+		until, last := time.Now().Add(answerDeadline), false
+		if !giveUp.IsZero() && giveUp.Before(until) {
+			until, last = giveUp, true
+		}
+		stretch, cancel := context.WithDeadline(ctx, until)
+		conn, err := p.pool.Acquire(stretch)
+		over := stretch.Err() != nil
+		cancel()
+		s := p.pool.Stat()
+		busy := s.AcquiredConns() == s.MaxConns()
+		switch {
+		case err == nil:
+			return conn, nil
+		case ctx.Err() != nil || !over:
+			return nil, err
+		case last && busy:
+			return nil, errPoolBusy
+		case last:
+			return nil, err
+		case !busy:
+			p.unanswered()
+			return nil, errPoolSilent
+		}
+	}
+}
+
+// unanswered resets the pool, since what took one of its connections without a sign may have taken all. If it is
+// the server that is slow, connections made anew at each turn would not help it.
+func (p *Provider) unanswered() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.lastReset) >= answerDeadline {
+		p.pool.Reset()
+		p.lastReset = time.Now()
+	}
+}
+
+// claimDeadline bounds the silence of the server during a claim of so many items. A longer one means that it is
+// gone, while a long history may take as long to arrive as it needs.
+func claimDeadline(items int) time.Duration {
+	return answerDeadline + time.Duration(items)*time.Millisecond
+}
+
+// claimed is what a query for work brought back.
+type claimed[T any] struct {
+	item T
+	report
+}
+
+// claimQuery asks for work, and reports each row of the answer as it comes.
+type claimQuery[T any] func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[T], error)
+
+// detached makes a claim so that a caller who leaves in the middle strands nothing. The query runs to its
+// end, whatever happens to the caller's context; if the caller is gone by then, or if nobody knows whether
+// the server committed, undo gives back what was claimed and reports whether there was something. Only the
+// wait for a connection is the caller's to cancel, and ends when plan says.
+func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query claimQuery[T], undo func(context.Context) (bool, error)) (claimed[T], error) {
+	conn, err := p.acquire(ctx, plan.giveUp)
+	if err != nil {
+		return claimed[T]{}, err
+	}
+	type outcome struct {
+		claimed[T]
+		err error
+	}
+	outcomes := make(chan outcome, 1)
+	p.inFlight.Go(func() {
+		var o outcome
+		defer func() {
+			if panicked := recover(); panicked != nil { // a tracer's, or a codec's: the caller's dispatcher may survive it
+				o.err = fmt.Errorf("panic: %v\n%s", panicked, debug.Stack())
+			}
+			conn.Release()
+			outcomes <- o
+		}()
+		bounded, cancel := context.WithCancel(p.abort)
+		defer cancel()
+		silence := time.AfterFunc(claimDeadline(plan.items), cancel)
+		defer silence.Stop()
+		rowCame := func() { silence.Reset(claimDeadline(plan.items)) }
+		if o.claimed, o.err = query(bounded, conn, rowCame); o.err != nil && bounded.Err() != nil && p.abort.Err() == nil {
+			o.err = fmt.Errorf("%w: %w", errPoolSilent, o.err)
+			p.unanswered()
+		}
+	})
+	select {
+	case o := <-outcomes:
+		if outcomeUnknown(o.err) || o.err != nil && o.found > 0 { // the latter: claimed, but not all of it was read
+			p.inFlight.Go(func() { p.giveBack(undo) })
+		}
+		return o.claimed, o.err
+	case <-ctx.Done():
+		p.inFlight.Go(func() {
+			if o := <-outcomes; o.found > 0 || outcomeUnknown(o.err) {
+				p.giveBack(undo)
+			}
+		})
+		return claimed[T]{}, ctx.Err()
+	}
+}
+
+// claimRows sends a query that claims, and hands its rows to scan. If it does nothing else, its commit does not wait
+// for the disk: what a crash of the server may take back is a lease, and the token then fails. Both statements
+// travel together and are one transaction; the setting ends with it. No SQL function could do this: its own
+// setting would be gone at the commit, or stay for the rest of a caller's transaction.
+func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, rowCame func(), onlyClaims bool, scan func(pgx.Rows) error, sql string, args ...any) error {
+	batch := &pgx.Batch{}
+	if onlyClaims {
+		batch.Queue(p.sql.asyncCommit)
+	}
+	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			rowCame()
+			if err := scan(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+	if p.readCommitted {
+		return conn.SendBatch(ctx, batch).Close()
+	}
+	return inTransaction(ctx, conn, func(tx pgx.Tx) error { return tx.SendBatch(ctx, batch).Close() })
+}
+
+// giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy
+// with it, and then finds nothing to undo; so there are several, the last one when the Provider closes.
+// What none of them reaches comes back when the lease ends.
+func (p *Provider) giveBack(undo func(context.Context) (bool, error)) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			p.cfg.Logger.Error("pgwake: panic while a claim was undone", "panic", panicked, "stack", string(debug.Stack()))
+		}
+	}()
+	for _, pause := range []time.Duration{0, 100 * time.Millisecond, time.Second, 5 * time.Second} {
+		wait := time.NewTimer(pause)
+		select {
+		case <-wait.C:
+		case <-p.closing:
+			wait.Stop()
+			_, _ = undo(p.abort)
+			return
+		}
+		if undone, err := undo(p.abort); undone && err == nil {
+			return
+		}
+	}
+}
