@@ -257,7 +257,7 @@ func (plan *fetchPlan) ofWork(o *FetchOptions) (err error) {
 	for _, token := range o.Ack {
 		l, err := token.splitWork()
 		if err != nil {
-			return &LostLocksError{Tokens: []LockToken{token}}
+			return &LostLocksError{Tokens: []LockToken{token}} // at least; the others are yet to be acknowledged
 		}
 		plan.ack = append(plan.ack, l)
 	}

@@ -779,6 +779,47 @@ func TestAckWorkItems_GarbageAmongGoodTokens_IsOneMoreLostLock(t *testing.T) {
 	require.Empty(t, n.content(t)["worker_queue"], "the good one is acked")
 }
 
+func TestFetchWorkItem_AcknowledgesAndWaits_AcknowledgesOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a")
+	done := n.take(t)
+	type outcome struct {
+		item *pgwake.ClaimedWorkItem
+		err  error
+	}
+	got := make(chan outcome, 1)
+	go func() {
+		item, err := n.FetchWorkItem(tctx, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: patience, Ack: []pgwake.LockToken{done.LockToken}})
+		got <- outcome{item, err}
+	}()
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 1 }, patience, time.Millisecond)
+	require.Empty(t, n.content(t)["worker_queue"])
+	n.enqueue(t, "b")
+	o := <-got
+	require.NoError(t, o.err)
+	require.Equal(t, "b", o.item.Name)
+}
+
+func TestFetchWorkItem_GarbageAmongTokensToAck_IsOneMoreLostLock(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a", "lost", "due")
+	item, lost := n.take(t), n.take(t)
+	require.NoError(t, n.AckWorkItem(t.Context(), lost.LockToken, nil))
+	const garbage = pgwake.LockToken("garbage")
+	options := &pgwake.FetchOptions{NoWait: true, Ack: []pgwake.LockToken{garbage, item.LockToken, lost.LockToken}}
+	_, err := n.FetchWorkItems(t.Context(), 0, options)
+	requireError(t, err, pgwake.ErrInvalid)
+	_, err = n.FetchWorkItem(t.Context(), options)
+	requireError(t, err, pgwake.ErrLockLost)
+	var lostLocks *pgwake.LostLocksError
+	require.ErrorAs(t, err, &lostLocks)
+	require.ElementsMatch(t, []pgwake.LockToken{garbage, lost.LockToken}, lostLocks.Tokens)
+	require.Equal(t, []string{"due 0"}, query[string](t, n, `SELECT name || ' ' || attempt_count FROM worker_queue`),
+		"the good one is acked, and nothing is claimed")
+}
+
 // A dispatcher that got an item again, because its first lease ran out, may still have the old token.
 func TestAckWorkItems_OldAndNewTokenOfOneItem_OnlyTheOldOneIsLost(t *testing.T) {
 	t.Parallel()
