@@ -104,6 +104,24 @@ func TestFetchOrchestrationItem_KnownInstance_IsDescribedByWhatWasAcked(t *testi
 	require.Equal(t, []string{"1 started {\"n\":1}", "2 scheduled "}, eventsOf(turn.History))
 }
 
+// A second start is the runtime's to judge. It does not hide that the instance continues as new.
+func TestFetchOrchestrationItem_StartBeforeContinueAsNew_IsATurnOfTheNextExecution(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.start(t, "i")
+	n.send(t, "i", "k")
+	turn := n.takeTurn(t)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "again", Version: "9.9.9", ExecutionID: 9}, nil)
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{
+		Metadata: pgwake.Metadata{Status: pgwake.StatusContinuedAsNew}, History: []pgwake.Event{{ID: 1, Type: "e"}},
+		Messages: []pgwake.MessageEnqueue{{Message: pgwake.Message{Instance: "i", Kind: pgwake.MessageContinueAsNew, Name: "flow", ExecutionID: 2}}},
+	})
+	turn = n.takeTurn(t)
+	require.Equal(t, kinds{pgwake.MessageStart, pgwake.MessageContinueAsNew}, kindsOf(turn))
+	require.Equal(t, []any{"flow", "1.0.0", int64(2)}, []any{turn.Name, turn.Version, turn.ExecutionID})
+	require.Empty(t, turn.History, "it is that of the execution before")
+}
+
 // eventsOf writes events as "id type data".
 func eventsOf(history []pgwake.Event) []string {
 	texts := make([]string, len(history))

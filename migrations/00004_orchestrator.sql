@@ -514,8 +514,12 @@ BEGIN
         SELECT * INTO v_opening FROM orchestrator_queue q
          WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token AND q.kind IN ('start', 'continue_as_new')
          ORDER BY q.instance_id, q.id LIMIT 1;
-        v_execution := greatest(v_known.current_execution, CASE WHEN v_known IS NULL OR v_opening.kind = 'continue_as_new' THEN v_opening.execution_id END);
-        v_execution := coalesce(v_execution, 1);
+        v_execution := v_opening.execution_id;
+        IF v_opening.id IS NOT NULL AND v_known.instance_id IS NOT NULL THEN -- for which a start opens nothing
+            SELECT max(q.execution_id) INTO v_execution FROM orchestrator_queue q
+             WHERE q.instance_id = v_instance AND q.lock_token = p_token AND q.kind = 'continue_as_new';
+        END IF;
+        v_execution := coalesce(greatest(v_known.current_execution, v_execution), 1);
         SELECT * INTO v_run FROM executions x WHERE x.instance_id = v_instance AND x.execution_id = v_execution;
 
         RETURN QUERY
