@@ -47,8 +47,8 @@ type FetchOptions struct {
 	// other error but ErrNoWork nobody knows. Defaults to none.
 	Ack []LockToken
 
-	// Queues limits a fetch of turns to instances with these queue names; "" stands for those without one.
-	// Defaults to all.
+	// Queues limits a fetch of turns to instances with these queue names; "" stands for those without one. Nil means
+	// all, and an empty slice that is not nil means none. Defaults to all.
 	Queues []string
 
 	// Owner is who fetches turns: for it, instances that are sticky to it (OrchestrationAck.Sticky) are due too. At most
@@ -271,6 +271,7 @@ func (plan *fetchPlan) ofTurns(o *FetchOptions) error {
 		}
 	}
 	plan.filter.Labels = sortedSet(o.Queues)
+	plan.filter.nothing = o.Queues != nil && len(o.Queues) == 0
 	if err := checkText("sticky owner", o.Owner, false); err != nil {
 		return err
 	}

@@ -122,6 +122,18 @@ func TestFetchOrchestrationItem_StartBeforeContinueAsNew_IsATurnOfTheNextExecuti
 	require.Empty(t, turn.History, "it is that of the execution before")
 }
 
+// What such a fetch finds says nothing about what others would.
+func TestFetchOrchestrationItem_NoQueueNames_GetsNothingAndKeepsNothingFromOthers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.send(t, "i", "k")
+	_, err := n.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{PollTimeout: time.Millisecond, Queues: []string{}})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	turn, err := n.FetchOrchestrationItem(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, "i", turn.Instance)
+}
+
 // eventsOf writes events as "id type data".
 func eventsOf(history []pgwake.Event) []string {
 	texts := make([]string, len(history))
