@@ -564,6 +564,8 @@ func TestAckOrchestrationItem_Metadata_EmptyFieldsLeaveWhatIsStored(t *testing.T
 	require.Equal(t, []string{"i 1 Completed 42"}, n.executions(t))
 	turn(pgwake.OrchestrationAck{})
 	require.Equal(t, []string{"i 1 Completed 42"}, n.executions(t))
+	turn(pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Output: "43"}})
+	require.Equal(t, []string{"i 1 Completed 43"}, n.executions(t))
 	require.Equal(t, []bool{true}, query[bool](t, n, `SELECT completed_at IS NOT NULL FROM executions`))
 }
 

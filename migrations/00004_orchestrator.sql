@@ -777,7 +777,7 @@ BEGIN
                    greatest(max(h.event_id), 0), count(*), max(h.created_at)
               FROM history h WHERE h.instance_id = p_instance AND h.execution_id = p_execution
             RETURNING x.appended_at INTO v_appended;
-        ELSIF p_status IS NOT NULL OR p_pin IS NOT NULL THEN
+        ELSIF p_status IS NOT NULL OR p_output IS NOT NULL OR p_pin IS NOT NULL THEN
             UPDATE executions x
                SET status = coalesce(p_status, x.status), output = coalesce(p_output, x.output), pin = coalesce(p_pin, x.pin),
                    completed_at = CASE WHEN p_status IS NULL THEN x.completed_at WHEN p_status <> 'Running' THEN clock_timestamp() END
