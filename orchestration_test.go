@@ -540,6 +540,12 @@ func TestAckOrchestrationItem_NewInstanceWithoutName_IsRefusedAndTheTurnStaysLoc
 	for _, ack := range []pgwake.OrchestrationAck{
 		{History: []pgwake.Event{{ID: 1, Type: "e"}}},
 		{Metadata: pgwake.Metadata{Status: pgwake.StatusCompleted}},
+		{Metadata: pgwake.Metadata{Version: "1.0.0"}},
+		{Metadata: pgwake.Metadata{Output: "x"}},
+		{Metadata: pgwake.Metadata{Queue: "q"}},
+		{Metadata: pgwake.Metadata{Parent: "p"}},
+		{Metadata: pgwake.Metadata{Attributes: json.RawMessage(`{}`)}},
+		{Metadata: pgwake.Metadata{PinnedVersion: &pgwake.Version{}}},
 	} {
 		requireError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, ack), pgwake.ErrInvalid)
 		require.Equal(t, before, n.content(t))

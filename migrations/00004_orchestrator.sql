@@ -761,7 +761,7 @@ BEGIN
                sticky_owner = p_sticky_owner, sticky_until = clock_timestamp() + p_sticky_for
          WHERE i.instance_id = p_instance;
         IF NOT FOUND AND (cardinality(p_event_ids) > 0 OR p_status IS NOT NULL OR p_custom_status IS NOT NULL OR cardinality(p_kv_ops) > 0
-                          OR p_sticky_owner IS NOT NULL) THEN
+                          OR coalesce(p_sticky_owner, p_version, p_output, p_parent, p_queue, p_attributes, p_pin::text) IS NOT NULL) THEN
             RAISE EXCEPTION 'instance % is new, so its first ack must name it', p_instance USING ERRCODE = 'PW003';
         END IF;
     END IF;
