@@ -653,12 +653,16 @@ BEGIN
                last_event = greatest(x.last_event, (SELECT max(e.id) FROM unnest(p_event_ids) AS e (id)))
          WHERE x.instance_id = p_instance AND x.execution_id = p_execution;
         EXIT WHEN FOUND OR attempt = 2;
+        IF NOT reads_committed() THEN
+            RAISE EXCEPTION 'execution % of instance % may be known by now, which a transaction that is % does not see: make it READ COMMITTED',
+                p_execution, p_instance, upper(current_setting('transaction_isolation')) USING ERRCODE = 'PW003';
+        END IF;
         PERFORM lock_new_history(p_instance);
     END LOOP;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION append_history IS 'Adds events to an execution, all with the same created_at. An id that is taken is a unique violation of history_pkey.';
+COMMENT ON FUNCTION append_history IS 'Adds events to an execution, all with the same created_at. An id that is taken is a unique violation of history_pkey. PW003 for an execution that is not known yet in a transaction that is not READ COMMITTED, which cannot tell.';
 
 -- +goose StatementBegin
 CREATE FUNCTION cancel_activities(p_instance text, p_executions bigint[], p_activities bigint[])
