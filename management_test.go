@@ -530,6 +530,32 @@ func TestDeleteInstance_ChildIsBornWhileItWaits_GoesToo(t *testing.T) {
 	require.Empty(t, n.instances(t))
 }
 
+func TestDeleteInstance_DescendantGetsAnotherParentWhileItWaits_Stays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.complete(t, "root", "another", "child")
+	n.adopt(t, "root", "child")
+	n.send(t, "child", "k")
+	tx := n.begin(t)
+	require.NoError(t, n.AckOrchestrationItemTx(t.Context(), tx, n.takeTurn(t).LockToken,
+		pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Parent: "another", Status: pgwake.StatusRunning}}))
+	deleted := make(chan pgwake.Deleted, 1)
+	go func() {
+		d, err := n.DeleteInstance(tctx, "root", nil)
+		if err != nil {
+			t.Error(err)
+		}
+		deleted <- d
+	}()
+	n.awaitBlocked(t, 1)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.EqualValues(t, 1, (<-deleted).Instances)
+	require.Equal(t, []string{"another", "child"}, n.instances(t))
+	require.NotContains(t, n.rows(t), "instance_locks")
+	n.send(t, "child", "k")
+	require.Equal(t, "child", n.takeTurn(t).Instance)
+}
+
 func TestDeleteInstance_SomebodyWaitsForIt_IsTold(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
