@@ -819,6 +819,38 @@ func TestDeleteInstancesBulk_RunsAgainOrGrowsWhileItWaits_IsLeftAlone(t *testing
 	}
 }
 
+func TestDeleteInstancesBulk_NoLongerMatchesWhenItHasWaited_IsLeftAlone(t *testing.T) {
+	t.Parallel()
+	for name, m := range map[string]pgwake.Metadata{
+		"ended anew":   {Status: pgwake.StatusCompleted},
+		"got a parent": {Parent: "parent"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			n.complete(t, "i", "j")
+			before := query[time.Time](t, n, `SELECT clock_timestamp()`)[0]
+			n.complete(t, "parent")
+			n.send(t, "i", "k")
+			tx := n.begin(t)
+			require.NoError(t, n.AckOrchestrationItemTx(t.Context(), tx, n.takeTurn(t).LockToken, pgwake.OrchestrationAck{Metadata: m}))
+			deleted := make(chan pgwake.Deleted, 1)
+			go func() {
+				d, err := n.DeleteInstancesBulk(tctx, &pgwake.BulkFilter{CompletedBefore: before})
+				if err != nil {
+					t.Error(err)
+				}
+				deleted <- d
+			}()
+			n.awaitBlocked(t, 1)
+			require.NoError(t, tx.Commit(t.Context()))
+			require.EqualValues(t, 1, (<-deleted).Instances)
+			require.Equal(t, []string{"i", "parent"}, n.instances(t))
+			require.NotContains(t, n.rows(t), "instance_locks")
+		})
+	}
+}
+
 func TestDeleteInstancesBulk_TenThousand_InOneCall(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

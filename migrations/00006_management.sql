@@ -428,10 +428,15 @@ BEGIN
     v_tree := ARRAY(SELECT DISTINCT t.instance_id FROM instance_trees(v_roots) t);
     PERFORM lock_instances(v_tree, v_token);
 
-    -- Roots that have changed meanwhile stay: deleted by others, running again, or with a new descendant.
+    -- Roots that have changed meanwhile stay: deleted by others, running again or ended anew, with a new descendant, or
+    -- roots no more.
     v_new := ARRAY(SELECT t.instance_id FROM instance_trees(v_roots) t EXCEPT SELECT unnest(v_tree));
     v_roots := ARRAY(
-        SELECT unnest(v_roots)
+        SELECT i.instance_id FROM unnest(v_roots) AS root (id)
+          JOIN instances i ON i.instance_id = root.id
+          JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
+         WHERE x.completed_at < coalesce(p_completed_before, 'infinity')
+           AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)
         EXCEPT
         SELECT t.root FROM instance_trees(v_roots) t
           LEFT JOIN instance_info m ON m.instance_id = t.instance_id
