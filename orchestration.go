@@ -569,6 +569,10 @@ func (p *Provider) checkMetadata(instance string, m *Metadata) error {
 	if err := p.cfg.checkJSON("attributes", m.Attributes); err != nil {
 		return err
 	}
+	// A turn brings them inside of an object, and one that cannot be read would come back for ever.
+	if len(m.Attributes) > 0 && !json.Valid(slices.Concat([]byte("["), m.Attributes, []byte("]"))) {
+		return invalid("attributes are nested too deeply")
+	}
 	return p.cfg.checkValue("output", m.Output)
 }
 
