@@ -820,6 +820,18 @@ func TestFetchWorkItem_GarbageAmongTokensToAck_IsOneMoreLostLock(t *testing.T) {
 		"the good one is acked, and nothing is claimed")
 }
 
+// The database answered: there is no reason to poll.
+func TestFetchWorkItem_LeaseToAckHasEnded_IsNoTrouble(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a")
+	lost := n.take(t)
+	require.NoError(t, n.AckWorkItem(t.Context(), lost.LockToken, nil))
+	_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience, Ack: []pgwake.LockToken{lost.LockToken}})
+	requireError(t, err, pgwake.ErrLockLost)
+	require.False(t, n.Stats().Worker.Aggressive)
+}
+
 // A dispatcher that got an item again, because its first lease ran out, may still have the old token.
 func TestAckWorkItems_OldAndNewTokenOfOneItem_OnlyTheOldOneIsLost(t *testing.T) {
 	t.Parallel()
