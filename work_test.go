@@ -634,6 +634,25 @@ func TestFetchWorkItems_ManyFetchersOnTwoNodes_NoItemIsSharedOrMissed(t *testing
 	}
 }
 
+// The two claims see nothing of each other.
+func TestFetchWorkItems_PlainItemBeforeThoseOfASession_SessionStaysWithOneOwner(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "plain")
+	for range 2 {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "of the session", Session: "s"}, nil)
+		require.NoError(t, err)
+	}
+	tx := n.begin(t)
+	tag, err := tx.Exec(t.Context(), `SELECT fetch_work(gen_random_uuid(), '1 h', 2, p_owner => 'A')`)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, tag.RowsAffected(), "the plain item, one of the session, and the outlook")
+	_, err = n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: lease, NoWait: true, Session: &pgwake.SessionOptions{Owner: "B"}})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, []string{"A"}, query[string](t, n, `SELECT owner FROM sessions`))
+}
+
 func TestFetchWorkItem_LockExpires_RedeliversAtExpiry(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
