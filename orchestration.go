@@ -365,6 +365,7 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 				c.item.HistoryError = validate(&e)
 			}
 			c.item.History = append(c.item.History, e)
+			c.item.LastEventID = e.ID // one that was added without a turn may have come since the item was described
 		case "outlook":
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
 			c.earliest, c.now, c.leaseEnd, c.unfinished = value(earliest), *now, *lockedUntil, value(unfinished)
