@@ -187,8 +187,9 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 	}
 	r, err := ask(ctx, announce)
 	if err != nil {
-		// A cancelled caller says nothing about the database, and neither do others who use the pool.
-		if ctx.Err() == nil && e.ctx.Err() == nil && !errors.Is(err, errPoolBusy) {
+		// A cancelled caller says nothing about the database, and neither do others who use the pool. Whoever was told
+		// that a lease has ended got an answer.
+		if ctx.Err() == nil && e.ctx.Err() == nil && !errors.Is(err, errPoolBusy) && !errors.Is(err, ErrLockLost) {
 			e.failing.Store(true)
 			e.enterAggressive(l.queue, troubleFetch)
 			e.observe(l.queue, outcomeFailed)

@@ -275,7 +275,7 @@ func (m *contractModel) release(instance string) {
 func (m *contractModel) ackTurn(instance string, turn []*modelRow, ack pgwake.OrchestrationAck) error {
 	known := m.instances[instance]
 	execution := max(ack.ExecutionID, 1)
-	if known == nil && ack.Metadata.Name == "" && (len(ack.History) > 0 || ack.Metadata.Status != "" || ack.Sticky != nil) {
+	if known == nil && ack.Metadata.Name == "" && (len(ack.History) > 0 || ack.Metadata.Status != "" || ack.Metadata.Version != "" || ack.Sticky != nil) {
 		return pgwake.ErrInvalid
 	}
 	if known != nil {
