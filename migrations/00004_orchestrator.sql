@@ -871,9 +871,9 @@ BEGIN
           FROM (SELECT m.id, coalesce(m.sticky_due, m.visible_at) AS at,
                        coalesce(coalesce(m.sticky_due, m.visible_at) < v_known.sticky_until, false) AS sticks
                   FROM orchestrator_queue m WHERE m.instance_id = p_instance) AS due
-           -- What sticks already keeps its end: nobody rewrites all timers with each turn.
+           -- What sticks already keeps its end, unless that is too late: nobody rewrites all timers with each turn.
          WHERE q.id = ANY (ARRAY[due.id])
-           AND CASE WHEN due.sticks THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner ELSE coalesce(q.sticky_owner, '') <> '' END;
+           AND CASE WHEN due.sticks THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner OR q.visible_at > v_known.sticky_until ELSE coalesce(q.sticky_owner, '') <> '' END;
         -- For whom are they now, and when? Nobody heard of that but as of now; those who look learn of what comes later.
         RETURN QUERY
         SELECT 'orchestrator', v_scope, min(coalesce(q.sticky_due, q.visible_at)), v_now, NULL::json
