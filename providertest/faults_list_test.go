@@ -1753,7 +1753,7 @@ var faults = []fault{
 	{
 		name: "what is queued does not become sticky",
 		rows: []string{"sticky/message_of_a_turn_under_way_follows", "sticky/ack_makes_it_another_s"},
-		sql:  []edit{{"ack_orchestration", "THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner ELSE", "THEN false ELSE"}},
+		sql:  []edit{{"ack_orchestration", "THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner OR q.visible_at > v_known.sticky_until ELSE", "THEN false ELSE"}},
 	},
 	{
 		name: "what is queued stays sticky",
