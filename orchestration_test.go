@@ -1359,3 +1359,15 @@ func TestAck_ParentThatIsADescendant_IsRefused(t *testing.T) {
 	require.NoError(t, child("other", "nobody knows it"))
 	require.NoError(t, child("c", "a"), "it moves")
 }
+
+// A query gives up after it has moved many messages of locked instances out of the way; a fetch does not.
+func TestFetchOrchestrationItem_ManyLockedInstancesInFront_FindsTheFreeOne(t *testing.T) {
+	n := newNode(t, nil)
+	n.exec(t, `INSERT INTO instance_locks (instance_id, lock_token, locked_until)
+		SELECT 'locked' || i, gen_random_uuid(), clock_timestamp() + '1 hour' FROM generate_series(1, 2500) i`)
+	n.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind) SELECT 'locked' || i, 'poke' FROM generate_series(1, 2500) i`)
+	n.send(t, "free", "poke")
+	item, err := n.FetchOrchestrationItem(tctx, &pgwake.FetchOptions{NoWait: true})
+	require.NoError(t, err)
+	require.Equal(t, "free", item.Instance)
+}
