@@ -185,6 +185,6 @@ func (r *results) settings() (lines []string) {
 		poll.Name()+": "+poll.Settings(),
 		river.Name()+": "+river.Settings(),
 		riverBench.Name()+": "+riverBench.Settings()+fmt.Sprintf("; its bench has %d workers", peers.RiverBenchWorkers),
-		"all: the same server and driver, fsync on; what is enqueued and what is done is committed to disk (synchronous_commit on); claims of pgwake are not, those of the others are")
+		"all: the same server and driver, fsync on; what is enqueued and what is done is committed to disk (synchronous_commit on); a claim of pgwake that acknowledges nothing is not, those of the others are")
 	return lines
 }

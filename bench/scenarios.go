@@ -25,6 +25,9 @@ type sizes struct {
 	fanIn      measure.FanInOptions
 	convoy     measure.ConvoyOptions
 
+	idleTimeouts []time.Duration // poll timeouts: how often dispatchers return and come again must not show at the server
+
+	noPeers       bool          // but River's drain
 	peerIdle      time.Duration // to count statements of a peer
 	peerPairs     measure.PairsOptions
 	peerTimers    measure.TimersOptions // none: left out
@@ -37,6 +40,14 @@ type sizes struct {
 	nodesCounts   []int
 	fetch         measure.FetchCostOptions
 	bloat         measure.BloatOptions
+}
+
+// peers returns these, unless there are to be none.
+func (s *sizes) peers(all ...measure.Peer) []measure.Peer {
+	if s.noPeers {
+		return nil
+	}
+	return all
 }
 
 // tell has all scenarios report their progress.
@@ -63,6 +74,8 @@ var full = sizes{
 	histories:  measure.HistoriesOptions{Turns: 200},
 	fanIn:      measure.FanInOptions{Turns: 5, Large: 10_000, Singles: 300, Many: 100_000},
 	convoy:     measure.ConvoyOptions{Acks: 5000},
+
+	idleTimeouts: []time.Duration{time.Second, time.Minute},
 
 	peerIdle:      30 * time.Second,
 	peerPairs:     measure.PairsOptions{Pairs: 25, Rest: 200 * time.Millisecond},
@@ -91,13 +104,15 @@ var small = sizes{
 	fanIn:      measure.FanInOptions{Turns: 2, Large: 2000, Singles: 60, Many: 10_000},
 	convoy:     measure.ConvoyOptions{Acks: 400},
 
+	idleTimeouts: []time.Duration{time.Second},
+
 	peerIdle:      2 * time.Second,
 	peerPairs:     measure.PairsOptions{Pairs: 4, Rest: 100 * time.Millisecond},
 	drain:         measure.DrainOptions{Items: 10_000},
 	slowDrain:     500 * time.Millisecond,
 	riverWorkers:  []int{peers.RiverBenchWorkers},
 	writers:       measure.WritersOptions{Duration: 300 * time.Millisecond},
-	writersCounts: []int{32},
+	writersCounts: []int{4, 32},
 	nodes:         measure.NodesOptions{Items: 25},
 	nodesCounts:   []int{10},
 	fetch:         measure.FetchCostOptions{Backlog: 20_000, Locked: 10_000, Timers: 20_000, LockedInstances: 1000, Fetches: 60},
@@ -107,12 +122,16 @@ var small = sizes{
 // quick has the figures with a goal in the specification, and is done within a minute.
 func quick() sizes {
 	s := small
-	s.baseline.Rounds, s.singles.Items, s.pairs.Pairs = 30, 50, 12
+	s.noPeers = true
+	s.baseline = measure.BaselineOptions{Rounds: 25, Gap: 6 * time.Millisecond}
+	s.singles = measure.SinglesOptions{Items: 50, Gap: 10 * time.Millisecond}
+	s.pairs.Pairs = 12
 	s.timers = measure.TimersOptions{Timers: 60, Window: time.Second}
 	s.redelivery.Kills = 1
-	s.peerPairs.Pairs = 3
-	s.peerIdle = 2 * time.Second
 	s.idle.Duration = 3 * time.Second
+	s.nodes.Items = 15
+	s.writersCounts = []int{maxWriters}
+	s.fetch = measure.FetchCostOptions{Backlog: 10_000, Locked: 5000, Timers: 10_000, LockedInstances: 300, Fetches: 40}
 	return s
 }
 
@@ -129,6 +148,7 @@ type results struct {
 	Timers     []*measure.TimersResult     `json:"timers,omitempty"`
 	Burst      []*measure.BurstResult      `json:"burst,omitempty"`
 	Prefilled  []*measure.BurstResult      `json:"prefilled_burst,omitempty"`
+	SmallBurst []*measure.BurstResult      `json:"small_burst,omitempty"`
 	BareBurst  []time.Duration             `json:"bare_burst,omitempty"`
 	Redelivery []*measure.RedeliveryResult `json:"redelivery,omitempty"`
 	Stress     []*measure.StressResult     `json:"stress,omitempty"`
@@ -163,14 +183,14 @@ var scenarios = []scenario{
 			if err := add(&to.ShortPoll)(measure.ShortPoll(ctx, url, 0)); err != nil {
 				return err
 			}
-			for _, timeout := range idlePollTimeouts {
+			for _, timeout := range s.idleTimeouts {
 				o := s.idle
 				o.PollTimeout = timeout
 				if err := add(&to.Idle)(measure.Idle(ctx, url, o)); err != nil {
 					return err
 				}
 			}
-			for _, peer := range []measure.Peer{published, river} {
+			for _, peer := range s.peers(published, river) {
 				if err := add(&to.PeerIdle)(measure.PeerIdle(ctx, url, peer, 64, s.peerIdle)); err != nil {
 					return err
 				}
@@ -197,7 +217,7 @@ var scenarios = []scenario{
 			if err := add(&to.Pairs)(measure.Pairs(ctx, url, s.pairs)); err != nil {
 				return err
 			}
-			for _, peer := range allPeers {
+			for _, peer := range s.peers(allPeers...) {
 				o := s.peerPairs
 				o.Peer = peer
 				if err := add(&to.PeerPairs)(measure.Pairs(ctx, url, o)); err != nil {
@@ -214,7 +234,7 @@ var scenarios = []scenario{
 			if s.peerTimers.Timers == 0 || len(to.PeerTimers) > 0 { // it takes minutes, so only once
 				return nil
 			}
-			for _, peer := range []measure.Peer{published, river} {
+			for _, peer := range s.peers(published, river) {
 				if err := add(&to.PeerTimers)(measure.PeerTimers(ctx, url, peer, s.peerTimers)); err != nil {
 					return err
 				}
@@ -223,6 +243,9 @@ var scenarios = []scenario{
 		}},
 	{name: "burst", what: "bursts",
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			if err := add(&to.SmallBurst)(measure.Burst(ctx, url, measure.BurstOptions{Items: 100, Dispatchers: 4, Batch: 1})); err != nil {
+				return err
+			}
 			if err := add(&to.BareBurst)(measure.BareBurst(ctx, url, s.burst)); err != nil {
 				return err
 			}
@@ -268,7 +291,7 @@ var scenarios = []scenario{
 		}},
 	{name: "bloat", what: "throughput beside a transaction that stays open", once: true,
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
-			for _, peer := range []measure.Peer{nil, published, riverBench} {
+			for _, peer := range append([]measure.Peer{nil}, s.peers(published, riverBench)...) {
 				o := s.bloat
 				if o.Peer = peer; peer == riverBench {
 					o.Dispatchers = riverBloatWorkers
@@ -303,7 +326,7 @@ func runWriters(ctx context.Context, url string, s *sizes, to *results) error {
 			}
 		}
 		o.Way = measure.ByPeer
-		for _, peer := range []measure.Peer{published, river} {
+		for _, peer := range s.peers(published, river) {
 			o.Peer = peer
 			if err := run(o); err != nil {
 				return err
@@ -329,7 +352,7 @@ const maxWriters = 32
 
 func runNodes(ctx context.Context, url string, s *sizes, to *results) error {
 	for _, nodes := range s.nodesCounts {
-		for _, peer := range []measure.Peer{nil, published} {
+		for _, peer := range append([]measure.Peer{nil}, s.peers(published)...) {
 			o := s.nodes
 			o.Nodes, o.Peer = nodes, peer
 			if err := add(&to.Nodes)(measure.Nodes(ctx, url, o)); err != nil {
@@ -346,6 +369,9 @@ func runDrains(ctx context.Context, url string, s *sizes, to *results) error {
 		return err
 	}
 	for _, way := range []measure.DrainWay{measure.InBatches, measure.OneByOne, measure.GroupedAcks} {
+		if s.noPeers && way != measure.InBatches {
+			break
+		}
 		o := s.drain
 		if o.Way = way; way != measure.InBatches {
 			o.Limit = s.slowDrain
@@ -363,7 +389,7 @@ func runDrains(ctx context.Context, url string, s *sizes, to *results) error {
 			return err
 		}
 	}
-	for _, peer := range []measure.Peer{river, published} {
+	for _, peer := range s.peers(river, published) {
 		o := s.drain
 		o.Limit = s.slowDrain
 		if err := keep(measure.PeerDrain(ctx, url, peer, o)); err != nil {
@@ -372,9 +398,6 @@ func runDrains(ctx context.Context, url string, s *sizes, to *results) error {
 	}
 	return nil
 }
-
-// idlePollTimeouts of the dispatchers: how often they return and come again must not show at the server.
-var idlePollTimeouts = []time.Duration{time.Second, time.Minute}
 
 // shortPoll is how long the dispatchers of a polling loop pause when there is nothing.
 const shortPoll = 50 * time.Millisecond

@@ -68,13 +68,16 @@ type lineChart struct {
 }
 
 const (
-	chartWidth, chartHeight             = 760, 400
-	marginLeft, marginRight, marginTop  = 70, 210, 40
+	chartWidth, chartHeight             = 800, 400
+	marginLeft, marginRight, marginTop  = 70, 250, 40
 	marginBottom, barHeight, barLabels  = 50, 26, 300
 	chartFont                           = `font-family="system-ui, sans-serif" font-size="12"`
 	chartInk, chartGrid, chartPaper     = "#333", "#ddd", "#fff"
 	legendLine, legendGap, legendIndent = 22, 20, 28
 )
+
+// markedPoints is up to how many points a line shows them.
+const markedPoints = 20
 
 var chartColors = []string{"#0b6e4f", "#d1495b", "#2e6fbb", "#e0a030", "#7a4fa3", "#777777", "#3aa6a6"}
 
@@ -155,6 +158,11 @@ func (c *lineChart) svg() string {
 			path.WriteString(letter + coordinate(x.at(at.x)) + " " + coordinate(y.at(at.y)))
 		}
 		fmt.Fprintf(p, `<path d="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", path.String(), color)
+		if len(s.points) <= markedPoints {
+			for _, at := range s.points {
+				fmt.Fprintf(p, `<circle cx="%s" cy="%s" r="3" fill="%s"/>`+"\n", coordinate(x.at(at.x)), coordinate(y.at(at.y)), color)
+			}
+		}
 		row := float64(above + legendGap*i + 8)
 		p.line(right+12, row, right+12+legendLine, row, color, 3)
 		p.text(right+12+legendIndent, row+4, "start", s.name, "")

@@ -141,6 +141,9 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 		return nil, err
 	}
 	defer n.close(&err)
+	if err := n.connectAll(o.Dispatchers); err != nil {
+		return nil, err
+	}
 	if err := s.fillWork(ctx, 0, o.Items, 0, false); err != nil {
 		return nil, err
 	}
@@ -152,6 +155,21 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 		return nil, err
 	}
 	return t.result("pgwake, "+string(o.Way), "defaults", &o), nil
+}
+
+// connectAll has so many dispatchers ask at a time, for nothing, so that connections are made and statements prepared.
+func (n *node) connectAll(dispatchers int) error {
+	var group errgroup.Group
+	for range dispatchers {
+		group.Go(func() error {
+			_, err := n.FetchWorkItem(n.ctx, &pgwake.FetchOptions{NoWait: true})
+			if errors.Is(err, pgwake.ErrNoWork) {
+				return nil
+			}
+			return err
+		})
+	}
+	return group.Wait()
 }
 
 // drainTurn is one turn of a dispatcher. It does not wait for work: there is none but the backlog.

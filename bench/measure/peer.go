@@ -181,7 +181,10 @@ func PeerIdle(ctx context.Context, url string, p Peer, workers int, d time.Durat
 		return nil, err
 	}
 	defer n.close(&err)
-	settled, err := c.settle(n.ctx)
+	if err := pause(n.ctx, quietSpell); err != nil { // a peer may never be quiet
+		return nil, err
+	}
+	settled, err := c.read(n.ctx)
 	if err != nil {
 		return nil, err
 	}
