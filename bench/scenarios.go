@@ -93,8 +93,8 @@ var full = sizes{
 
 var small = sizes{
 	idle:       measure.IdleOptions{Duration: 4 * time.Second},
-	baseline:   measure.BaselineOptions{Rounds: 40},
-	singles:    measure.SinglesOptions{Items: 60},
+	baseline:   measure.BaselineOptions{Rounds: 40, Gap: 10 * time.Millisecond},
+	singles:    measure.SinglesOptions{Items: 60, Gap: 10 * time.Millisecond},
 	pairs:      measure.PairsOptions{Pairs: 25},
 	timers:     measure.TimersOptions{Timers: 90, Window: 2 * time.Second},
 	burst:      measure.BurstOptions{Items: 10_000},
@@ -107,7 +107,7 @@ var small = sizes{
 	idleTimeouts: []time.Duration{time.Second},
 
 	peerIdle:      2 * time.Second,
-	peerPairs:     measure.PairsOptions{Pairs: 4, Rest: 100 * time.Millisecond},
+	peerPairs:     measure.PairsOptions{Pairs: 3, Rest: 50 * time.Millisecond},
 	drain:         measure.DrainOptions{Items: 10_000},
 	slowDrain:     500 * time.Millisecond,
 	riverWorkers:  []int{peers.RiverBenchWorkers},
@@ -115,7 +115,7 @@ var small = sizes{
 	writersCounts: []int{4, 32},
 	nodes:         measure.NodesOptions{Items: 25},
 	nodesCounts:   []int{10},
-	fetch:         measure.FetchCostOptions{Backlog: 20_000, Locked: 10_000, Timers: 20_000, LockedInstances: 1000, Fetches: 60},
+	fetch:         measure.FetchCostOptions{Backlog: 20_000, Locked: 10_000, Timers: 20_000, LockedInstances: 500, Fetches: 40},
 	bloat:         measure.BloatOptions{Duration: time.Second},
 }
 
