@@ -365,34 +365,38 @@ func runNodes(ctx context.Context, url string, s *sizes, to *results) error {
 
 func runDrains(ctx context.Context, url string, s *sizes, to *results) error {
 	keep := add(&to.Drains)
+	slow := func(o measure.DrainOptions) measure.DrainOptions {
+		o.Limit = s.slowDrain
+		return o
+	}
+	// Those that are compared come one after the other.
 	if err := keep(measure.BareDrain(ctx, url, s.drain)); err != nil {
 		return err
 	}
-	for _, way := range []measure.DrainWay{measure.InBatches, measure.OneByOne, measure.GroupedAcks} {
-		if s.noPeers && way != measure.InBatches {
-			break
-		}
-		o := s.drain
-		if o.Way = way; way != measure.InBatches {
-			o.Limit = s.slowDrain
-		}
-		if err := keep(measure.Drain(ctx, url, o)); err != nil {
-			return err
-		}
+	if err := keep(measure.Drain(ctx, url, s.drain)); err != nil {
+		return err
 	}
-	for _, workers := range s.riverWorkers {
+	for _, workers := range slices.Backward(s.riverWorkers) {
 		o := s.drain
 		if o.Dispatchers = workers; workers < 100 {
-			o.Limit = s.slowDrain
+			o = slow(o)
 		}
 		if err := keep(measure.PeerDrain(ctx, url, riverBench, o)); err != nil {
 			return err
 		}
 	}
-	for _, peer := range s.peers(river, published) {
-		o := s.drain
-		o.Limit = s.slowDrain
-		if err := keep(measure.PeerDrain(ctx, url, peer, o)); err != nil {
+	if s.noPeers {
+		return nil
+	}
+	for _, way := range []measure.DrainWay{measure.OneByOne, measure.GroupedAcks} {
+		o := slow(s.drain)
+		o.Way = way
+		if err := keep(measure.Drain(ctx, url, o)); err != nil {
+			return err
+		}
+	}
+	for _, peer := range []measure.Peer{river, published} {
+		if err := keep(measure.PeerDrain(ctx, url, peer, slow(s.drain))); err != nil {
 			return err
 		}
 	}

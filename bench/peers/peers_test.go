@@ -2,7 +2,6 @@ package peers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/pgwake/pgwake/bench/measure"
 	"github.com/pgwake/pgwake/internal/devpg"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -142,12 +143,30 @@ func TestPublished_LostConnection_ListensAgain(t *testing.T) {
 	assert.Equal(t, 2, <-came)
 }
 
-func TestRiver_FailedJob_FailsTheNode(t *testing.T) {
-	n := &riverNode{failed: make(chan struct{}), counted: make(chan struct{}), err: errors.New("x")}
-	assert.Equal(t, int64(-1), n.Looks())
-	select {
-	case <-n.Failed():
-		t.Error("it has not failed")
-	default:
+func TestRiver_JobThatFailed_FailsTheNode_AfterThoseBeforeItWereCounted(t *testing.T) {
+	n := &riverNode{failed: make(chan struct{}), counted: make(chan struct{})}
+	events := make(chan *river.Event, 4)
+	var done int
+	event := func(kind river.EventKind) *river.Event {
+		return &river.Event{Kind: kind, Job: &rivertype.JobRow{ID: 7}}
 	}
+	go n.count(events, func(count int) { done += count })
+	events <- event(river.EventKindJobCompleted)
+	events <- event(river.EventKindJobCompleted)
+	events <- event(river.EventKindJobFailed)
+	<-n.counted
+	<-n.Failed()
+	assert.ErrorContains(t, n.err, "job 7: job_failed")
+	assert.Equal(t, 2, done)
+}
+
+func TestRiver_SubscriptionThatEnds_EndsTheCount(t *testing.T) {
+	n := &riverNode{failed: make(chan struct{}), counted: make(chan struct{})}
+	events := make(chan *river.Event, 1)
+	var done int
+	events <- &river.Event{Kind: river.EventKindJobCompleted}
+	close(events)
+	n.count(events, func(count int) { done += count })
+	assert.Equal(t, 1, done)
+	assert.NoError(t, n.err)
 }

@@ -167,13 +167,10 @@ func (n *riverNode) count(events <-chan *river.Event, done func(int)) {
 	defer close(n.counted)
 	for event := range events {
 		count := 0
-		for more := true; more && event != nil; {
+		for more := true; more; {
 			if event.Kind != river.EventKindJobCompleted {
-				if n.err == nil {
-					n.err = fmt.Errorf("job %d: %s", event.Job.ID, event.Kind)
-					close(n.failed)
-				}
-				return
+				n.err = fmt.Errorf("job %d: %s", event.Job.ID, event.Kind)
+				break
 			}
 			count++
 			select {
@@ -182,8 +179,12 @@ func (n *riverNode) count(events <-chan *river.Event, done func(int)) {
 				more = false
 			}
 		}
-		if done != nil {
+		if done != nil && count > 0 {
 			done(count)
+		}
+		if n.err != nil {
+			close(n.failed)
+			return
 		}
 	}
 }
