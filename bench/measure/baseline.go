@@ -69,7 +69,8 @@ type BaselineOptions struct {
 
 // BaselineResult is what Baseline found.
 type BaselineResult struct {
-	// RoundTrip is one prepared SELECT 1; Insert is one prepared INSERT of a row, which commits to disk.
+	// RoundTrip is one prepared SELECT 1, on a connection that was just used; Insert is one prepared INSERT of a row,
+	// directly after it, which commits to disk.
 	RoundTrip Samples `json:"round_trip"`
 	Insert    Samples `json:"insert"`
 
@@ -92,7 +93,7 @@ func Baseline(ctx context.Context, url string, o BaselineOptions) (r *BaselineRe
 	orDefault(&o.Rounds, 200)
 	orDefault(&o.Gap, 20*time.Millisecond)
 	orDefault(&o.Gaps, Uniform)
-	defer func() { err = about("the baseline", err) }()
+	defer func(ctx context.Context) { err = aboutIn(ctx, "the baseline", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)
@@ -125,12 +126,9 @@ func Baseline(ctx context.Context, url string, o BaselineOptions) (r *BaselineRe
 		r.Sleep = append(r.Sleep, time.Since(began)-gap)
 		return err
 	}
-	timed := func(took *Samples, sql string, args ...any) (n int64, err error) {
-		if err := rest(); err != nil {
-			return 0, err
-		}
+	timed := func(took *Samples, sql string) (n int64, err error) {
 		began := time.Now()
-		err = sender.QueryRow(ctx, sql, args...).Scan(&n)
+		err = sender.QueryRow(ctx, sql).Scan(&n)
 		*took = append(*took, time.Since(began))
 		return n, err
 	}

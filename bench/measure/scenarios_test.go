@@ -24,7 +24,7 @@ func TestBaseline_TakesOneSampleOfEachKindPerRound(t *testing.T) {
 	assert.Len(t, r.DurableClaim, 5)
 	assert.Len(t, r.RoundTrip, 5)
 	assert.Len(t, r.Insert, 5)
-	assert.Len(t, r.Sleep, 25)
+	assert.Len(t, r.Sleep, 15)
 	assert.Equal(t, 5, last.Done)
 	noneNegative(t, r.RoundTrip, r.Insert, r.Trip.FromSend, r.Trip.FromCommit, r.Claim, r.DurableClaim, r.Sleep)
 	assertNothingLeft(t)
