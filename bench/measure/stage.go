@@ -111,7 +111,7 @@ func withSetting(databaseURL, key, value string) (string, error) {
 	}
 	query := u.Query()
 	query.Set(key, value) // the query counts more than the path
-	u.RawQuery = query.Encode()
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx, like libpq, takes a plus for itself
 	return u.String(), nil
 }
 
