@@ -17,7 +17,7 @@ FAULTS ?= .
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress check bench mutants model chaos clean help
+.PHONY: demo test test-matrix stress check docs bench mutants model chaos clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -46,6 +46,10 @@ check:
 		echo "check $$m"; \
 		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) mod tidy -diff) || exit 1; \
 	done
+
+## docs: writes docs/sql.md anew, after a change of what the SQL functions say of themselves
+docs:
+	@PGWAKE_WRITE_DOCS=1 $(GO) test -count=1 -run TestDocs_SQL .
 
 ## bench: every figure beside its baseline (ARGS="-run idle -idle 3m" to choose)
 bench:

@@ -15,7 +15,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION check_texts IS 'PW003 unless each of these texts has p_least to 255 bytes; null has none, and is fine unless p_required.';
+COMMENT ON FUNCTION check_texts IS 'Internal: PW003 unless each of these texts has p_least to 255 bytes; null has none, and is fine unless p_required.';
 
 -- +goose StatementBegin
 CREATE FUNCTION check_options(p_namespaces text[], p_priorities smallint[], p_delays interval[], p_visible_ats timestamptz[])
@@ -41,7 +41,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION check_options IS 'PW003 unless these options of an enqueue are good.';
+COMMENT ON FUNCTION check_options IS 'Internal: PW003 unless these options of an enqueue are good.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_work_many(
@@ -145,7 +145,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_session IS 'Locks a session that is free, or p_owner''s already, to the end of the transaction, for claim_sessions; never waits. False if another holds it, or is about to.';
+COMMENT ON FUNCTION lock_session IS 'Internal: locks a session that is free, or p_owner''s already, to the end of the transaction, for claim_sessions; never waits. False if another holds it, or is about to.';
 
 -- +goose StatementBegin
 CREATE FUNCTION claim_sessions(p_items bigint[], p_owner text, p_token uuid, p_now timestamptz, p_until timestamptz)
@@ -166,7 +166,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION claim_sessions IS 'Makes p_owner the owner of the sessions of these items, which lock_session has locked.';
+COMMENT ON FUNCTION claim_sessions IS 'Internal: makes p_owner the owner of the sessions of these items, which lock_session has locked.';
 
 -- +goose StatementBegin
 CREATE FUNCTION touch_sessions(p_sessions text[])
@@ -183,7 +183,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION touch_sessions IS 'Notes that there was activity in these sessions.';
+COMMENT ON FUNCTION touch_sessions IS 'Internal: notes that there was activity in these sessions.';
 
 -- +goose StatementBegin
 CREATE FUNCTION pick_work(
@@ -282,7 +282,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION pick_work IS 'Locks up to p_limit due items that a fetch may claim, in order, and their sessions.';
+COMMENT ON FUNCTION pick_work IS 'Internal: locks up to p_limit due items that a fetch may claim, in order, and their sessions.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fetch_work(

@@ -35,7 +35,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION share_homes IS 'Tries for the shared locks of instances'' homes, see above. Returns those of which what is read may be out of date when it is committed.';
+COMMENT ON FUNCTION share_homes IS 'Internal: tries for the shared locks of instances'' homes, see above. Returns those of which what is read may be out of date when it is committed.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_home(p_instance text)
@@ -48,7 +48,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_home IS 'Tries for the exclusive lock of an instance''s home, see above. Never waits.';
+COMMENT ON FUNCTION lock_home IS 'Internal: tries for the exclusive lock of an instance''s home, see above. Never waits.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_homes(p_instances text[])
@@ -63,7 +63,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_homes IS 'Tries for the exclusive locks of instances'' homes, and leaves a note for each that it does not get. Never waits.';
+COMMENT ON FUNCTION lock_homes IS 'Internal: tries for the exclusive locks of instances'' homes, and leaves a note for each that it does not get. Never waits.';
 
 -- +goose StatementBegin
 CREATE FUNCTION align_messages(p_instance text, OUT moved boolean, OUT remains boolean)
@@ -121,7 +121,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION align_messages IS 'Brings what the messages of an instance copied from it up to date. moved: something was not; remains: something is not, because somebody has the message locked, or because its dedup key is taken where it belongs. Never waits.';
+COMMENT ON FUNCTION align_messages IS 'Internal: brings what the messages of an instance copied from it up to date. moved: something was not; remains: something is not, because somebody has the message locked, or because its dedup key is taken where it belongs. Never waits.';
 
 -- +goose StatementBegin
 CREATE FUNCTION realign_messages()
@@ -166,7 +166,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION realign_messages IS 'Brings the messages of up to 20 instances that are noted up to date, and tells the nodes if that moved any.';
+COMMENT ON FUNCTION realign_messages IS 'Internal: brings the messages of up to 20 instances that are noted up to date, and tells the nodes if that moved any.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message_many(
@@ -395,7 +395,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due message; never waits. Null if there is no point: it is leased (its due messages are then held until the lease ends), it is not what was asked for, its message being out of date, or the message is gone. False if somebody is changing its lock at this moment.';
+COMMENT ON FUNCTION lock_due_instance IS 'Internal: tries to lock the instance of a due message; never waits. Null if there is no point: it is leased (its due messages are then held until the lease ends), it is not what was asked for, its message being out of date, or the message is gone. False if somebody is changing its lock at this moment.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fetch_orchestration(
@@ -585,7 +585,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION hold_instance_lock IS 'Locks the lock row of an instance to the end of the transaction. PW001 unless p_token holds it and has not expired.';
+COMMENT ON FUNCTION hold_instance_lock IS 'Internal: locks the lock row of an instance to the end of the transaction. PW001 unless p_token holds it and has not expired.';
 
 -- +goose StatementBegin
 CREATE FUNCTION instance_scope(p_instance text)
@@ -606,7 +606,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION instance_scope IS 'The namespace in which all messages of an instance are, or null if they may be in any: until its first ack, nothing says in which one they belong.';
+COMMENT ON FUNCTION instance_scope IS 'Internal: the namespace in which all messages of an instance are, or null if they may be in any: until its first ack, nothing says in which one they belong.';
 
 -- +goose StatementBegin
 CREATE FUNCTION release_instance(p_instance text)
@@ -626,7 +626,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION release_instance IS 'Removes the lock of an instance and brings back the messages held behind it. True if the instance has a due message now. The caller holds the lock row.';
+COMMENT ON FUNCTION release_instance IS 'Internal: removes the lock of an instance and brings back the messages held behind it. True if the instance has a due message now. The caller holds the lock row.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_new_history(p_instance text)
@@ -639,7 +639,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_new_history IS 'Waits for, and keeps out to the end of the transaction, whoever adds events to an execution of the instance that is not known yet, or makes one known: what the first adds, the second counts.';
+COMMENT ON FUNCTION lock_new_history IS 'Internal: waits for, and keeps out to the end of the transaction, whoever adds events to an execution of the instance that is not known yet, or makes one known: what the first adds, the second counts.';
 
 -- +goose StatementBegin
 CREATE FUNCTION append_history(p_instance text, p_execution bigint, p_event_ids bigint[], p_types text[], p_datas text[])
@@ -687,7 +687,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION cancel_activities IS 'Removes work items of an instance, claimed or not. Part of ack_orchestration.';
+COMMENT ON FUNCTION cancel_activities IS 'Internal: removes work items of an instance, claimed or not. Part of ack_orchestration.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_orchestration(
@@ -920,7 +920,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION give_back_turn IS 'Returns the messages of a turn to the queue, due after p_delay, and releases the instance; whatever was held behind it is due at once. Returns the scope of the instance (see instance_scope) and when the turn is due. The caller holds the lock row.';
+COMMENT ON FUNCTION give_back_turn IS 'Internal: returns the messages of a turn to the queue, due after p_delay, and releases the instance; whatever was held behind it is due at once. Returns the scope of the instance (see instance_scope) and when the turn is due. The caller holds the lock row.';
 
 -- +goose StatementBegin
 CREATE FUNCTION abandon_orchestration(
