@@ -30,7 +30,7 @@ ifeq ($(RACE),)
 endif
 	@$(WITH_PG) -- sh -c 'failed=0; for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) ./...) || failed=1; done; exit $$failed'
 
-## test-matrix: all tests on PostgreSQL 14 to 18, by turns (VERSIONS="14 18" to choose); needs npm
+## test-matrix: all tests on PostgreSQL 14 to 18, by turns (VERSIONS="14 18" to choose); needs bash 4 and, for versions that are not installed, npm and linux-x64
 test-matrix:
 	@.ci/matrix $(VERSIONS)
 
@@ -55,7 +55,7 @@ docs:
 bench:
 	@$(GO) build -o bin/bench ./bench && exec bin/bench $(ARGS)
 
-## mutants: breaks the wake engine, then the contract, one thing at a time; each must fail its test (FAULTS="delay" to choose)
+## mutants: breaks the wake engine, then the contract, one thing at a time; each must fail its test (FAULTS="delay" chooses among the contract's)
 mutants:
 	@$(WITH_PG) -- sh -c 'failed=0; $(GO) run ./internal/mutants || failed=1; \
 		PGWAKE_FAULTS="$(FAULTS)" $(GO) test -count=1 -v -run TestFaults ./providertest || failed=1; exit $$failed'
