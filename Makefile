@@ -17,7 +17,7 @@ FAULTS ?= .
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress check docs bench mutants model chaos clean help
+.PHONY: demo test test-matrix stress check docs bench bench-quick mutants model chaos clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -54,6 +54,10 @@ docs:
 ## bench: every figure beside its baseline (ARGS="-run idle -idle 3m" to choose)
 bench:
 	@$(GO) build -o bin/bench ./bench && exec bin/bench $(ARGS)
+
+## bench-quick: the figures that have a goal, in small, in under a minute
+bench-quick:
+	@$(GO) build -o bin/bench ./bench && exec bin/bench -quick $(ARGS)
 
 ## mutants: breaks the wake engine, then the contract, one thing at a time; each must fail its test (FAULTS="delay" chooses among the contract's)
 mutants:

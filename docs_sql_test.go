@@ -80,7 +80,7 @@ func TestDocs_SQL_ListsEveryFunctionThatIsNotInternalAsItIs(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte(intro+marker+want), 0o644))
 		return
 	}
-	require.Equal(t, want, reference, "make docs")
+	require.True(t, want == reference, "docs/sql.md is out of date: make docs")
 
 	var listed []string
 	for _, h := range heading.FindAllStringSubmatch(reference, -1) {

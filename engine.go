@@ -171,8 +171,18 @@ func (e *engine) staleAfter(q Queue) time.Duration {
 	return 0
 }
 
-// look makes one query for work and lets the lane know what it says. by is the token that demanded it.
+// look queries for work until it gets an answer: one that is unfinished is none. by is the token that demanded it.
 func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, by *token, ask claim) (found bool, err error) {
+	for {
+		found, unfinished, err := e.lookOnce(ctx, l, lockTimeout, by, ask)
+		if err != nil || !unfinished {
+			return found, err
+		}
+	}
+}
+
+// lookOnce makes one query for work and lets the lane know what it says.
+func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duration, by *token, ask claim) (found, unfinished bool, err error) {
 	answered := false
 	k := l.beginLook(e.epoch())
 	defer func() {
@@ -187,13 +197,14 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 	}
 	r, err := ask(ctx, announce)
 	if err != nil {
-		// A cancelled caller says nothing about the database, and neither do others who use the pool.
-		if ctx.Err() == nil && e.ctx.Err() == nil && !errors.Is(err, errPoolBusy) {
+		// A cancelled caller says nothing about the database, and neither do others who use the pool. Whoever was told
+		// that a lease has ended got an answer.
+		if ctx.Err() == nil && e.ctx.Err() == nil && !errors.Is(err, errPoolBusy) && !errors.Is(err, ErrLockLost) {
 			e.failing.Store(true)
 			e.enterAggressive(l.queue, troubleFetch)
 			e.observe(l.queue, outcomeFailed)
 		}
-		return false, err
+		return false, false, err
 	}
 	answered = true
 	l.endLook(k, r, by, e.epoch())
@@ -203,7 +214,7 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 	}
 	if r.found == 0 {
 		e.observe(l.queue, outcomeEmpty)
-		return false, nil
+		return false, r.unfinished, nil
 	}
 	e.observe(l.queue, outcomeFound)
 	if announce {
@@ -214,7 +225,7 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 	c := &e.stats.queues[l.queue]
 	c.items.Add(int64(r.found))
 	c.finds[reasonOf(by)].Add(1)
-	return true, nil
+	return true, false, nil
 }
 
 // keepInstants has the lane look at the next instant that this node was told of, whatever an answer said: those

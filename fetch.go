@@ -47,8 +47,8 @@ type FetchOptions struct {
 	// other error but ErrNoWork nobody knows. Defaults to none.
 	Ack []LockToken
 
-	// Queues limits a fetch of turns to instances with these queue names; "" stands for those without one.
-	// Defaults to all.
+	// Queues limits a fetch of turns to instances with these queue names; "" stands for those without one. Nil means
+	// all, and an empty slice that is not nil means none. Defaults to all.
 	Queues []string
 
 	// Owner is who fetches turns: for it, instances that are sticky to it (OrchestrationAck.Sticky) are due too. At most
@@ -257,7 +257,7 @@ func (plan *fetchPlan) ofWork(o *FetchOptions) (err error) {
 	for _, token := range o.Ack {
 		l, err := token.splitWork()
 		if err != nil {
-			return &LostLocksError{Tokens: []LockToken{token}}
+			return &LostLocksError{Tokens: []LockToken{token}} // at least; the others are yet to be acknowledged
 		}
 		plan.ack = append(plan.ack, l)
 	}
@@ -271,6 +271,7 @@ func (plan *fetchPlan) ofTurns(o *FetchOptions) error {
 		}
 	}
 	plan.filter.Labels = sortedSet(o.Queues)
+	plan.filter.nothing = o.Queues != nil && len(o.Queues) == 0
 	if err := checkText("sticky owner", o.Owner, false); err != nil {
 		return err
 	}

@@ -56,7 +56,9 @@ func (p *Provider) AppendHistory(ctx context.Context, instance string, execution
 	})
 }
 
-// AppendHistoryTx is AppendHistory as part of the transaction.
+// AppendHistoryTx is AppendHistory as part of the transaction. In one that is not READ COMMITTED it is ErrInvalid for an
+// execution that has not been acknowledged yet, as far as the transaction sees, and a serialization failure for one
+// that has changed after its snapshot.
 func (p *Provider) AppendHistoryTx(ctx context.Context, tx pgx.Tx, instance string, executionID int64, events []Event) error {
 	return p.doTx(ctx, tx, "append history", func(ctx context.Context, q querier) error {
 		return p.appendHistory(ctx, q, instance, executionID, events)

@@ -116,6 +116,32 @@ func TestAppendHistory_InstanceUnderALock_DoesNotWaitForTheTurn(t *testing.T) {
 	require.Equal(t, []string{"1 e ", "99999 broken "}, eventsOf(events))
 }
 
+func TestAppendHistory_WhileATurnIsFetched_LastEventIDIsThatOfTheHistory(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.start(t, "i")
+	require.NoError(t, n.AppendHistory(t.Context(), "i", 1, []pgwake.Event{{ID: 1, Type: "e"}}))
+	n.send(t, "i", "k")
+	tx := n.begin(t)
+	_, err := tx.Exec(t.Context(), `LOCK TABLE kv_store`) // of which the description of the instance has a part
+	require.NoError(t, err)
+	turns := make(chan *pgwake.OrchestrationItem, 1)
+	go func() {
+		turn, err := n.FetchOrchestrationItem(tctx, now)
+		if err != nil {
+			t.Error(err)
+		}
+		turns <- turn
+	}()
+	n.awaitBlocked(t, 1)
+	require.NoError(t, n.AppendHistory(t.Context(), "i", 1, []pgwake.Event{{ID: 2, Type: "e"}}))
+	require.NoError(t, tx.Commit(t.Context()))
+	turn := <-turns
+	require.NotNil(t, turn)
+	require.Equal(t, []string{"1 e ", "2 e "}, eventsOf(turn.History))
+	require.EqualValues(t, 2, turn.LastEventID)
+}
+
 func TestAppendHistoryTx_CommitOrRollback_DecidesForAll(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -516,6 +516,23 @@ func TestAppendHistory_WhileTheFirstAckIsMade_IsCounted(t *testing.T) {
 	}
 }
 
+// Whoever does not see that the execution is known would not count what he adds, and who has a copy would not miss it.
+func TestAppendHistoryTx_FirstAckIsAfterItsSnapshot_IsRefused(t *testing.T) {
+	t.Parallel()
+	other := newNode(t, nil)
+	n, _ := other.caching(t, pgwake.Config{})
+	tx := other.begin(t)
+	_, err := tx.Exec(t.Context(), `COMMIT; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1`)
+	require.NoError(t, err)
+	n.ackTurn(t, n.turnOf(t, "i"), flow(event(1, `1`)))
+	err = other.AppendHistoryTx(t.Context(), tx, "i", 1, []pgwake.Event{event(2, `2`)})
+	require.ErrorContains(t, err, "READ COMMITTED")
+	require.False(t, requireError(t, err, pgwake.ErrInvalid).Retryable)
+	require.Error(t, tx.Commit(t.Context()))
+	require.Len(t, n.turnOf(t, "i").History, 1)
+	require.Equal(t, []string{"1 1"}, query[string](t, n, `SELECT event_count || ' ' || last_event FROM executions`))
+}
+
 func TestHistoryCache_AnythingGoes_EachTurnHasWhatIsStored(t *testing.T) {
 	t.Parallel()
 	plain := newNode(t, nil)

@@ -530,6 +530,32 @@ func TestDeleteInstance_ChildIsBornWhileItWaits_GoesToo(t *testing.T) {
 	require.Empty(t, n.instances(t))
 }
 
+func TestDeleteInstance_DescendantGetsAnotherParentWhileItWaits_Stays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.complete(t, "root", "another", "child")
+	n.adopt(t, "root", "child")
+	n.send(t, "child", "k")
+	tx := n.begin(t)
+	require.NoError(t, n.AckOrchestrationItemTx(t.Context(), tx, n.takeTurn(t).LockToken,
+		pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Parent: "another", Status: pgwake.StatusRunning}}))
+	deleted := make(chan pgwake.Deleted, 1)
+	go func() {
+		d, err := n.DeleteInstance(tctx, "root", nil)
+		if err != nil {
+			t.Error(err)
+		}
+		deleted <- d
+	}()
+	n.awaitBlocked(t, 1)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.EqualValues(t, 1, (<-deleted).Instances)
+	require.Equal(t, []string{"another", "child"}, n.instances(t))
+	require.NotContains(t, n.rows(t), "instance_locks")
+	n.send(t, "child", "k")
+	require.Equal(t, "child", n.takeTurn(t).Instance)
+}
+
 func TestDeleteInstance_SomebodyWaitsForIt_IsTold(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -789,6 +815,38 @@ func TestDeleteInstancesBulk_RunsAgainOrGrowsWhileItWaits_IsLeftAlone(t *testing
 			require.Empty(t, n.content(t)["instance_locks"])
 			n.send(t, "b", "k")
 			n.takeTurn(t)
+		})
+	}
+}
+
+func TestDeleteInstancesBulk_NoLongerMatchesWhenItHasWaited_IsLeftAlone(t *testing.T) {
+	t.Parallel()
+	for name, m := range map[string]pgwake.Metadata{
+		"ended anew":   {Status: pgwake.StatusCompleted},
+		"got a parent": {Parent: "parent"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			n.complete(t, "i", "j")
+			before := query[time.Time](t, n, `SELECT clock_timestamp()`)[0]
+			n.complete(t, "parent")
+			n.send(t, "i", "k")
+			tx := n.begin(t)
+			require.NoError(t, n.AckOrchestrationItemTx(t.Context(), tx, n.takeTurn(t).LockToken, pgwake.OrchestrationAck{Metadata: m}))
+			deleted := make(chan pgwake.Deleted, 1)
+			go func() {
+				d, err := n.DeleteInstancesBulk(tctx, &pgwake.BulkFilter{CompletedBefore: before})
+				if err != nil {
+					t.Error(err)
+				}
+				deleted <- d
+			}()
+			n.awaitBlocked(t, 1)
+			require.NoError(t, tx.Commit(t.Context()))
+			require.EqualValues(t, 1, (<-deleted).Instances)
+			require.Equal(t, []string{"i", "parent"}, n.instances(t))
+			require.NotContains(t, n.rows(t), "instance_locks")
 		})
 	}
 }

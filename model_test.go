@@ -62,6 +62,16 @@ func (r *modelRow) stick(owner string, until time.Duration) {
 	}
 }
 
+// restick is stick after a turn. What is the owner's already becomes anybody's no later than that.
+func (r *modelRow) restick(owner string, until time.Duration) {
+	if owner != "" && r.owner == owner && r.own < until {
+		r.visible = min(r.visible, until)
+		return
+	}
+	r.unstick()
+	r.stick(owner, until)
+}
+
 // unstick makes it anybody's.
 func (r *modelRow) unstick() { r.visible, r.owner = r.due(), "" }
 
@@ -275,7 +285,7 @@ func (m *contractModel) release(instance string) {
 func (m *contractModel) ackTurn(instance string, turn []*modelRow, ack pgwake.OrchestrationAck) error {
 	known := m.instances[instance]
 	execution := max(ack.ExecutionID, 1)
-	if known == nil && ack.Metadata.Name == "" && (len(ack.History) > 0 || ack.Metadata.Status != "" || ack.Sticky != nil) {
+	if known == nil && ack.Metadata.Name == "" && (len(ack.History) > 0 || ack.Metadata.Status != "" || ack.Metadata.Version != "" || ack.Sticky != nil) {
 		return pgwake.ErrInvalid
 	}
 	if known != nil {
@@ -309,8 +319,7 @@ func (m *contractModel) ackTurn(instance string, turn []*modelRow, ack pgwake.Or
 	m.release(instance)
 	for _, r := range m.messages {
 		if known != nil && r.message.Instance == instance {
-			r.unstick()
-			r.stick(known.owner, known.until)
+			r.restick(known.owner, known.until)
 		}
 	}
 	return nil
@@ -528,8 +537,10 @@ func (r *modelRun) fetchTurn(t *rapid.T) {
 	if at := slices.IndexFunc(want, func(w *modelRow) bool { return w.message.Name != "" }); at >= 0 {
 		opening := want[at].message
 		turn.Name, turn.Version, turn.ExecutionID = opening.Name, opening.Version, max(opening.ExecutionID, 1)
-		if opening.Kind == pgwake.MessageContinueAsNew {
-			next = opening.ExecutionID
+	}
+	for _, w := range want {
+		if w.message.Kind == pgwake.MessageContinueAsNew {
+			next = max(next, w.message.ExecutionID)
 		}
 	}
 	if known := r.model.instances[instance]; known != nil {

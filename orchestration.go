@@ -361,6 +361,7 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 			})
 		case "event":
 			c.item.History = append(c.item.History, Event{ID: *id, Type: *kind, Data: data, CreatedAt: *createdAt})
+			c.item.LastEventID = *id // one that was added without a turn may have come since the item was described
 		case "outlook":
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
 			c.earliest, c.now, c.leaseEnd, c.unfinished = value(earliest), *now, *lockedUntil, value(unfinished)
@@ -577,6 +578,10 @@ func (p *Provider) checkMetadata(m *Metadata) error {
 	}
 	if err := p.cfg.checkJSON("attributes", m.Attributes); err != nil {
 		return err
+	}
+	// A turn brings them inside of an object, and one that cannot be read would come back for ever.
+	if len(m.Attributes) > 0 && !json.Valid(slices.Concat([]byte("["), m.Attributes, []byte("]"))) {
+		return invalid("attributes are nested too deeply")
 	}
 	return p.cfg.checkValue("output", m.Output)
 }

@@ -104,6 +104,36 @@ func TestFetchOrchestrationItem_KnownInstance_IsDescribedByWhatWasAcked(t *testi
 	require.Equal(t, []string{"1 started {\"n\":1}", "2 scheduled "}, eventsOf(turn.History))
 }
 
+// A second start is the runtime's to judge. It does not hide that the instance continues as new.
+func TestFetchOrchestrationItem_StartBeforeContinueAsNew_IsATurnOfTheNextExecution(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.start(t, "i")
+	n.send(t, "i", "k")
+	turn := n.takeTurn(t)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "again", Version: "9.9.9", ExecutionID: 9}, nil)
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{
+		Metadata: pgwake.Metadata{Status: pgwake.StatusContinuedAsNew}, History: []pgwake.Event{{ID: 1, Type: "e"}},
+		Messages: []pgwake.MessageEnqueue{{Message: pgwake.Message{Instance: "i", Kind: pgwake.MessageContinueAsNew, Name: "flow", ExecutionID: 2}}},
+	})
+	turn = n.takeTurn(t)
+	require.Equal(t, kinds{pgwake.MessageStart, pgwake.MessageContinueAsNew}, kindsOf(turn))
+	require.Equal(t, []any{"flow", "1.0.0", int64(2)}, []any{turn.Name, turn.Version, turn.ExecutionID})
+	require.Empty(t, turn.History, "it is that of the execution before")
+}
+
+// What such a fetch finds says nothing about what others would.
+func TestFetchOrchestrationItem_NoQueueNames_GetsNothingAndKeepsNothingFromOthers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.send(t, "i", "k")
+	_, err := n.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{PollTimeout: time.Millisecond, Queues: []string{}})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	turn, err := n.FetchOrchestrationItem(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, "i", turn.Instance)
+}
+
 // eventsOf writes events as "id type data".
 func eventsOf(history []pgwake.Event) []string {
 	texts := make([]string, len(history))
@@ -510,6 +540,12 @@ func TestAckOrchestrationItem_NewInstanceWithoutName_IsRefusedAndTheTurnStaysLoc
 	for _, ack := range []pgwake.OrchestrationAck{
 		{History: []pgwake.Event{{ID: 1, Type: "e"}}},
 		{Metadata: pgwake.Metadata{Status: pgwake.StatusCompleted}},
+		{Metadata: pgwake.Metadata{Version: "1.0.0"}},
+		{Metadata: pgwake.Metadata{Output: "x"}},
+		{Metadata: pgwake.Metadata{Queue: "q"}},
+		{Metadata: pgwake.Metadata{Parent: "p"}},
+		{Metadata: pgwake.Metadata{Attributes: json.RawMessage(`{}`)}},
+		{Metadata: pgwake.Metadata{PinnedVersion: &pgwake.Version{}}},
 	} {
 		requireError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, ack), pgwake.ErrInvalid)
 		require.Equal(t, before, n.content(t))
@@ -534,6 +570,8 @@ func TestAckOrchestrationItem_Metadata_EmptyFieldsLeaveWhatIsStored(t *testing.T
 	require.Equal(t, []string{"i 1 Completed 42"}, n.executions(t))
 	turn(pgwake.OrchestrationAck{})
 	require.Equal(t, []string{"i 1 Completed 42"}, n.executions(t))
+	turn(pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Output: "43"}})
+	require.Equal(t, []string{"i 1 Completed 43"}, n.executions(t))
 	require.Equal(t, []bool{true}, query[bool](t, n, `SELECT completed_at IS NOT NULL FROM executions`))
 }
 
@@ -1320,4 +1358,16 @@ func TestAck_ParentThatIsADescendant_IsRefused(t *testing.T) {
 	requireError(t, child("new", "new"), pgwake.ErrInvalid)
 	require.NoError(t, child("other", "nobody knows it"))
 	require.NoError(t, child("c", "a"), "it moves")
+}
+
+// A query gives up after it has moved many messages of locked instances out of the way; a fetch does not.
+func TestFetchOrchestrationItem_ManyLockedInstancesInFront_FindsTheFreeOne(t *testing.T) {
+	n := newNode(t, nil)
+	n.exec(t, `INSERT INTO instance_locks (instance_id, lock_token, locked_until)
+		SELECT 'locked' || i, gen_random_uuid(), clock_timestamp() + '1 hour' FROM generate_series(1, 2500) i`)
+	n.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind) SELECT 'locked' || i, 'poke' FROM generate_series(1, 2500) i`)
+	n.send(t, "free", "poke")
+	item, err := n.FetchOrchestrationItem(tctx, &pgwake.FetchOptions{NoWait: true})
+	require.NoError(t, err)
+	require.Equal(t, "free", item.Instance)
 }

@@ -103,6 +103,29 @@ func TestPayload_NestedDeeply_IsKeptOrRefused(t *testing.T) {
 	}
 }
 
+// Whatever attributes an ack accepts, a turn can bring: if it failed, it would be in everybody's way for ever.
+func TestAttributes_NestedDeeply_ComeBackOrAreRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for _, depth := range []int{1000, 9999, 10_000, 10_001} {
+		instance := fmt.Sprint(depth)
+		n.sendWith(t, pgwake.Message{Instance: instance, Kind: pgwake.MessageStart, Name: "flow"}, nil)
+		turn := n.takeTurn(t)
+		data := strings.Repeat("[", depth) + strings.Repeat("]", depth)
+		err := n.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow", Attributes: []byte(data)}})
+		if err != nil {
+			require.False(t, requireError(t, err, pgwake.ErrInvalid).Retryable)
+			require.Greater(t, depth, 1000)
+			n.ackTurn(t, turn, pgwake.OrchestrationAck{})
+			continue
+		}
+		n.send(t, instance, "k")
+		turn = n.takeTurn(t)
+		require.Equal(t, data, string(turn.Attributes))
+		n.ackTurn(t, turn, pgwake.OrchestrationAck{})
+	}
+}
+
 // Limits are inclusive: what stands on one is good.
 func TestLimits_ExactlyReached_AreAccepted(t *testing.T) {
 	t.Parallel()

@@ -299,7 +299,7 @@ type report struct {
 	now      time.Time // server time
 	leaseEnd time.Time // of what was found, server time
 
-	// unfinished: it found nothing so far, got somewhere, and should be asked again at once.
+	// unfinished: it found nothing so far, got somewhere, and has to be asked again at once.
 	unfinished bool
 }
 
@@ -327,9 +327,6 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 		if r.found == 0 {
 			l.retryStep = max(min(2*l.retryStep, maxRetryInterval), firstScoutInterval)
 			l.retryAt = l.now().Add(l.retryStep)
-			if r.unfinished {
-				l.retryAt, l.retryStep = l.now(), 0
-			}
 			l.moved()
 			return true
 		}

@@ -368,19 +368,6 @@ func TestLane_LookForTwoReleases_PassesOnWhatItLeaves(t *testing.T) {
 	require.Len(t, l.tokens, 1)
 }
 
-// A query that got somewhere and found nothing yet is made again at once.
-func TestLane_UnfinishedLook_GoesOnAtOnce(t *testing.T) {
-	l := testLane()
-	now := time.Now()
-	l.now = func() time.Time { return now }
-	due := report{now: now, earliest: now.Add(-time.Second)}
-	l.endLook(l.beginLook(1), due, nil, 1)
-	due.unfinished = true
-	l.endLook(l.beginLook(1), due, nil, 1)
-	require.Equal(t, now, l.retryAt)
-	require.Zero(t, l.retryStep)
-}
-
 func TestLane_EmptyAnswer_PaysForOlderTokensOnly(t *testing.T) {
 	l := testLane()
 	l.enter()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -263,8 +264,11 @@ func (p *Provider) FetchWorkItem(ctx context.Context, o *FetchOptions) (*Claimed
 func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (items []*ClaimedWorkItem, err error) {
 	const op = "fetch work"
 	plan, err := p.plan(Worker, o)
-	if err == nil && (n < 1 || n > MaxFetch) {
+	if n < 1 || n > MaxFetch {
 		err = invalid("number of items %d is not between 1 and %d", n, MaxFetch)
+	}
+	if lost := (*LostLocksError)(nil); errors.As(err, &lost) {
+		return nil, p.do(ctx, op, func(ctx context.Context, q querier) error { return p.ackWorkMany(ctx, q, o.Ack) })
 	}
 	if err != nil {
 		return nil, failed(op, err)
@@ -289,6 +293,9 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 			return true, nil
 		})
 		items = c.item
+		if err == nil {
+			plan.ack = nil // they are acknowledged: whatever is asked from here on is for work alone
+		}
 		return c.report, err
 	})
 	if err != nil {

@@ -634,6 +634,25 @@ func TestFetchWorkItems_ManyFetchersOnTwoNodes_NoItemIsSharedOrMissed(t *testing
 	}
 }
 
+// The two claims see nothing of each other.
+func TestFetchWorkItems_PlainItemBeforeThoseOfASession_SessionStaysWithOneOwner(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "plain")
+	for range 2 {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "of the session", Session: "s"}, nil)
+		require.NoError(t, err)
+	}
+	tx := n.begin(t)
+	tag, err := tx.Exec(t.Context(), `SELECT fetch_work(gen_random_uuid(), '1 h', 2, p_owner => 'A')`)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, tag.RowsAffected(), "the plain item, one of the session, and the outlook")
+	_, err = n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: lease, NoWait: true, Session: &pgwake.SessionOptions{Owner: "B"}})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, []string{"A"}, query[string](t, n, `SELECT owner FROM sessions`))
+}
+
 func TestFetchWorkItem_LockExpires_RedeliversAtExpiry(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -777,6 +796,59 @@ func TestAckWorkItems_GarbageAmongGoodTokens_IsOneMoreLostLock(t *testing.T) {
 	require.ErrorAs(t, err, &lost)
 	require.Equal(t, []pgwake.LockToken{garbage}, lost.Tokens)
 	require.Empty(t, n.content(t)["worker_queue"], "the good one is acked")
+}
+
+func TestFetchWorkItem_AcknowledgesAndWaits_AcknowledgesOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a")
+	done := n.take(t)
+	type outcome struct {
+		item *pgwake.ClaimedWorkItem
+		err  error
+	}
+	got := make(chan outcome, 1)
+	go func() {
+		item, err := n.FetchWorkItem(tctx, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: patience, Ack: []pgwake.LockToken{done.LockToken}})
+		got <- outcome{item, err}
+	}()
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 1 }, patience, time.Millisecond)
+	require.Empty(t, n.content(t)["worker_queue"])
+	n.enqueue(t, "b")
+	o := <-got
+	require.NoError(t, o.err)
+	require.Equal(t, "b", o.item.Name)
+}
+
+func TestFetchWorkItem_GarbageAmongTokensToAck_IsOneMoreLostLock(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a", "lost", "due")
+	item, lost := n.take(t), n.take(t)
+	require.NoError(t, n.AckWorkItem(t.Context(), lost.LockToken, nil))
+	const garbage = pgwake.LockToken("garbage")
+	options := &pgwake.FetchOptions{NoWait: true, Ack: []pgwake.LockToken{garbage, item.LockToken, lost.LockToken}}
+	_, err := n.FetchWorkItems(t.Context(), 0, options)
+	requireError(t, err, pgwake.ErrInvalid)
+	_, err = n.FetchWorkItem(t.Context(), options)
+	requireError(t, err, pgwake.ErrLockLost)
+	var lostLocks *pgwake.LostLocksError
+	require.ErrorAs(t, err, &lostLocks)
+	require.ElementsMatch(t, []pgwake.LockToken{garbage, lost.LockToken}, lostLocks.Tokens)
+	require.Equal(t, []string{"due 0"}, query[string](t, n, `SELECT name || ' ' || attempt_count FROM worker_queue`),
+		"the good one is acked, and nothing is claimed")
+}
+
+// The database answered: there is no reason to poll.
+func TestFetchWorkItem_LeaseToAckHasEnded_IsNoTrouble(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a")
+	lost := n.take(t)
+	require.NoError(t, n.AckWorkItem(t.Context(), lost.LockToken, nil))
+	_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience, Ack: []pgwake.LockToken{lost.LockToken}})
+	requireError(t, err, pgwake.ErrLockLost)
+	require.False(t, n.Stats().Worker.Aggressive)
 }
 
 // A dispatcher that got an item again, because its first lease ran out, may still have the old token.

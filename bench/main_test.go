@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pgwake/pgwake/bench/measure"
 	"github.com/pgwake/pgwake/devpg"
@@ -39,6 +42,31 @@ func TestParse_ShortIsOneRoundOfSmallSizes_UnlessToldOtherwise(t *testing.T) {
 	assert.Equal(t, 3, s.rounds)
 }
 
+func TestParse_Quick_HasEveryScenarioThatAGoalNeeds(t *testing.T) {
+	s, err := parse([]string{"-quick", "-json", "elsewhere.json", "-backlog", "7", "-items", "9"})
+	require.NoError(t, err)
+	assert.Equal(t, quickNames, s.scenarios)
+	assert.Equal(t, 1, s.rounds)
+	assert.Equal(t, "elsewhere.json", s.json)
+	assert.Equal(t, 7, s.sizes.fetch.Backlog)
+	assert.Equal(t, 9, s.sizes.drain.Items)
+	for _, name := range quickNames {
+		assert.Contains(t, names(), name)
+	}
+}
+
+func TestSizes_Tell_ReachesEveryScenario(t *testing.T) {
+	s := full
+	s.tell(func(measure.Progress) {})
+	all := reflect.ValueOf(s)
+	for i := range all.NumField() {
+		if of := all.Field(i); of.Kind() == reflect.Struct {
+			assert.False(t, of.FieldByName("Progress").IsNil(), all.Type().Field(i).Name)
+		}
+	}
+	assert.Nil(t, full.drain.Progress, "the sizes are copies")
+}
+
 func TestParse_UnknownScenario_IsAnErrorThatNamesTheOthers(t *testing.T) {
 	_, err := parse([]string{"-run", "single,naps"})
 	assert.ErrorContains(t, err, `"naps"`)
@@ -59,7 +87,7 @@ func TestRows_FiguresAndRatiosAreMediansOverRounds(t *testing.T) {
 		all.Baseline = append(all.Baseline, r.Baseline...)
 		all.Singles = append(all.Singles, r.Singles...)
 	}
-	first := all.rows()[0]
+	first := all.singleRows()[0]
 	assert.Equal(t, row{
 		measure: "single item by another provider, commit to hand, p50", figure: "4.00 ms",
 		baseline: "2.00 ms (notify trip + claim)", ratio: "2.00x", goal: "<= 1.5x", met: false,
@@ -67,8 +95,14 @@ func TestRows_FiguresAndRatiosAreMediansOverRounds(t *testing.T) {
 
 	var out bytes.Buffer
 	printTable(&out, all.rows())
-	assert.Contains(t, out.String(), "<= 1.5x  missed")
-	assert.Contains(t, out.String(), "< 5ms  met")
+	assert.Contains(t, out.String(), "| <= 1.5x: **missed** |")
+	assert.Contains(t, out.String(), "| < 5ms: met ")
+	assert.Contains(t, out.String(), "\n| … the enqueue included, p50 ")
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	for _, line := range lines {
+		assert.Equal(t, utf8.RuneCountInString(lines[0]), utf8.RuneCountInString(line), "columns are aligned: %s", line)
+		assert.Equal(t, 6, strings.Count(line, "|"), line)
+	}
 }
 
 func TestRows_SafetyNetAddsUpAllScenarios(t *testing.T) {
@@ -88,7 +122,7 @@ func TestIdleRow_NoStatementAtAll_IsABoundAndNoRatio(t *testing.T) {
 		Idle:      []*measure.IdleResult{{Workers: 60, Orchestrators: 4, Duration: 10 * time.Second}},
 		ShortPoll: []*measure.ShortPollResult{{Dispatchers: 4, Interval: 50 * time.Millisecond, Duration: time.Second, Statements: 160}},
 	}
-	goal := r.rows()[0]
+	goal := r.idleRows()[0]
 	assert.Equal(t, "0.0000 (0 in 10s)", goal.figure)
 	assert.Equal(t, "< 1/1600", goal.ratio)
 	assert.True(t, goal.met)
@@ -139,15 +173,41 @@ func TestConvoyRows_AWorkerThatWaitsForARow_MissesTheGoal_OtherWaitsDoNot(t *tes
 	assert.False(t, workers.met)
 }
 
-func TestRecord_KeepsEverySample(t *testing.T) {
+func TestRecord_KeepsEverySample_AndTheFiguresByName(t *testing.T) {
 	r := newRecord(&devpg.Server{Version: "15.1", Source: "here"})
-	r.Results.Pairs = []*measure.PairsResult{{Second: measure.Latency{FromCommit: measure.Samples{1, 2, 3}}}}
-	name, err := r.write(t.TempDir())
-	require.NoError(t, err)
-	text, err := os.ReadFile(name)
+	r.Results.Pairs = []*measure.PairsResult{{Second: measure.Latency{FromCommit: measure.Samples{1e6, 2e6, 3e6}}}}
+	r.finish(1)
+	file := filepath.Join(t.TempDir(), "new", "results.json")
+	require.NoError(t, r.write(file))
+	require.NoError(t, r.write(file), "it is replaced")
+	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	var back record
 	require.NoError(t, json.Unmarshal(text, &back))
 	assert.Equal(t, r.Results, back.Results)
-	assert.True(t, strings.HasSuffix(name, ".json"))
+	assert.Equal(t, map[string]float64{"pair_second_p50_ms": 2}, back.Metrics)
+	assert.Equal(t, r.Settings, back.Settings)
+	assert.NotEmpty(t, back.Settings)
+}
+
+func TestRecord_WriteDocs_ReplacesWhatIsBetweenTheMarks(t *testing.T) {
+	r := newRecord(&devpg.Server{Version: "15.1"})
+	r.Results.ShortPoll = []*measure.ShortPollResult{{Dispatchers: 4, Duration: time.Second, Statements: 160}}
+	r.Results.Idle = []*measure.IdleResult{{Duration: time.Second}}
+	r.finish(1)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "page.md")
+	require.NoError(t, os.WriteFile(file, []byte("before\n"+docsBegin+"outdated figures\n"+docsEnd+"after\n"), 0o644))
+	for range 2 {
+		require.NoError(t, r.writeDocs(file))
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		assert.True(t, strings.HasPrefix(string(text), "before\n"+docsBegin+"PostgreSQL 15.1"), "%s", text)
+		assert.True(t, strings.HasSuffix(string(text), "![idle](images/benchmarks/idle.svg)\n"+docsEnd+"after\n"), "%s", text)
+		assert.NotContains(t, string(text), "outdated")
+	}
+	assert.FileExists(t, filepath.Join(dir, "images", "benchmarks", "idle.svg"))
+
+	require.NoError(t, os.WriteFile(file, []byte("nothing"), 0o644))
+	assert.ErrorContains(t, r.writeDocs(file), "no place for results")
 }

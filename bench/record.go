@@ -13,7 +13,7 @@ import (
 
 // This file answers: what is kept of a run?
 
-// record is the file of raw samples. Durations are in nanoseconds.
+// record is the file that a run leaves. Durations are in nanoseconds.
 type record struct {
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
@@ -23,8 +23,12 @@ type record struct {
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
 	CPUs     int    `json:"cpus"`
+	Rounds   int    `json:"rounds"`
 
-	Results results `json:"results"`
+	Settings []string                 `json:"settings"` // of everybody
+	Metrics  map[string]float64       `json:"metrics"`  // see results.metrics
+	Took     map[string]time.Duration `json:"took"`     // by scenario
+	Results  results                  `json:"results"`  // raw samples
 }
 
 func newRecord(s *devpg.Server) *record {
@@ -35,21 +39,30 @@ func newRecord(s *devpg.Server) *record {
 		Go:       runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH,
 		CPUs:     runtime.NumCPU(),
+		Took:     map[string]time.Duration{},
 	}
 }
 
-// write puts the record into a new file and returns its name.
-func (r *record) write(dir string) (string, error) {
+// finish adds what follows from the samples.
+func (r *record) finish(rounds int) {
+	r.Finished, r.Rounds = time.Now(), rounds
+	r.Settings, r.Metrics = r.Results.settings(), r.Results.metrics()
+}
+
+// write puts the record into a file, which is replaced as a whole.
+func (r *record) write(file string) error {
 	text, err := json.Marshal(r)
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(file), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(file+".tmp", append(text, '\n'), 0o644)
+	}
+	if err == nil {
+		err = os.Rename(file+".tmp", file)
+	}
 	if err != nil {
-		return "", err
+		return fmt.Errorf("keep the results: %w", err)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("keep the raw samples: %w", err)
-	}
-	name := filepath.Join(dir, r.Started.UTC().Format("20060102-150405.000")+".json")
-	if err := os.WriteFile(name, append(text, '\n'), 0o644); err != nil {
-		return "", fmt.Errorf("keep the raw samples: %w", err)
-	}
-	return name, nil
+	return nil
 }

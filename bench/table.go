@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pgwake/pgwake/bench/measure"
 )
@@ -20,11 +20,20 @@ type row struct {
 
 // rows makes the table. Every figure is the median over the rounds, and every ratio is taken within a round.
 func (r *results) rows() (rows []row) {
+	rows = append(rows, r.limitRows()...)
 	rows = append(rows, r.idleRows()...)
+	rows = append(rows, r.peerIdleRows()...)
 	rows = append(rows, r.singleRows()...)
 	rows = append(rows, r.pairRows()...)
+	rows = append(rows, r.peerPairRows()...)
 	rows = append(rows, r.timerRows()...)
+	rows = append(rows, r.peerTimerRows()...)
 	rows = append(rows, r.redeliveryRows()...)
+	rows = append(rows, r.writersRows()...)
+	rows = append(rows, r.nodesRows()...)
+	rows = append(rows, r.drainRows()...)
+	rows = append(rows, r.fetchRows()...)
+	rows = append(rows, r.bloatRows()...)
 	rows = append(rows, r.burstRows()...)
 	rows = append(rows, r.stressRows()...)
 	rows = append(rows, r.historyRows()...)
@@ -70,12 +79,7 @@ const (
 
 func (r *results) singleRows() (rows []row) {
 	for _, by := range producers {
-		var of []*measure.SinglesResult
-		for _, s := range r.Singles {
-			if s.Producer == by {
-				of = append(of, s)
-			}
-		}
+		of := r.singlesBy(by)
 		if len(of) == 0 {
 			continue
 		}
@@ -164,6 +168,15 @@ func (r *results) burstRows() (rows []row) {
 			figure:  fmt.Sprintf("%.0f, %.0f", measure.Median(tokens), measure.Median(looks)),
 		})
 	}
+	if len(r.SmallBurst) > 0 {
+		b := r.SmallBurst[0]
+		wakes := measure.Median(each(r.SmallBurst, func(b *measure.BurstResult) float64 { return float64(b.TokenCount()) }))
+		looks := measure.Median(each(r.SmallBurst, func(b *measure.BurstResult) float64 { return float64(b.Looks) }))
+		rows = append(rows, row{
+			measure: fmt.Sprintf("burst of %d on 4 dispatchers, one by one: wake-ups", b.Items),
+			figure:  fmt.Sprintf("%.0f", wakes), baseline: fmt.Sprintf("%.0f queries", looks), goal: "<= 10", met: wakes <= 10,
+		})
+	}
 	burst("enqueued while 8 dispatchers wait", r.Burst)
 	burst("enqueued before", r.Prefilled)
 	return rows
@@ -248,6 +261,12 @@ func (r *results) safetyNet() (net measure.SafetyNet) {
 	for _, s := range r.Prefilled {
 		net = net.Plus(s.Net)
 	}
+	for _, s := range r.SmallBurst {
+		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Nodes {
+		net = net.Plus(s.Net)
+	}
 	return net
 }
 
@@ -329,25 +348,38 @@ func millis(d time.Duration) string {
 	return fmt.Sprintf("%.2f ms", float64(d)/float64(time.Millisecond))
 }
 
+// printTable prints Markdown, in columns.
 func printTable(to io.Writer, rows []row) {
-	var text strings.Builder
-	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	line := func(cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
-	line("MEASURE", "FIGURE", "BASELINE", "RATIO", "GOAL")
+	lines := [][]string{{"Measure", "Figure", "Baseline", "Ratio", "Goal"}, {"-", "-", "-", "-", "-"}}
 	for _, r := range rows {
 		verdict := ""
 		switch {
 		case r.goal == "":
 		case r.met:
-			verdict = "  met"
+			verdict = ": met"
 		default:
-			verdict = "  missed"
+			verdict = ": **missed**"
 		}
-		line(r.measure, r.figure, r.baseline, r.ratio, r.goal+verdict)
+		name := r.measure
+		if detail, ok := strings.CutPrefix(name, "  "); ok {
+			name = "… " + detail
+		}
+		lines = append(lines, []string{name, r.figure, r.baseline, r.ratio, r.goal + verdict})
 	}
-	_ = w.Flush()
-	fmt.Fprintln(to)
-	for row := range strings.Lines(text.String()) {
-		fmt.Fprintln(to, strings.TrimRight(row, " \n"))
+	widths := make([]int, len(lines[0]))
+	for _, line := range lines {
+		for i, cell := range line {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for n, line := range lines {
+		for i, cell := range line {
+			fill := " "
+			if n == 1 {
+				fill = "-"
+			}
+			fmt.Fprint(to, "| ", cell, strings.Repeat(fill, widths[i]-utf8.RuneCountInString(cell)), " ")
+		}
+		fmt.Fprintln(to, "|")
 	}
 }

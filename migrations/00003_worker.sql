@@ -262,7 +262,7 @@ BEGIN
             FOR i IN 1 .. coalesce(cardinality(v_candidates), 0) LOOP
                 EXIT WHEN cardinality(v_picked) >= p_limit;
                 CONTINUE WHEN v_candidates[i] = ANY (v_picked) OR v_sessions[i] = ANY (v_refused);
-                IF v_sessions[i] <> ALL (v_locked) THEN
+                IF v_sessions[i] IS NOT NULL AND v_sessions[i] <> ALL (v_locked) THEN
                     IF NOT lock_session(v_sessions[i], p_owner, p_now) THEN
                         v_refused := v_refused || v_sessions[i];
                         CONTINUE;

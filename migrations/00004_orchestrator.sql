@@ -528,8 +528,12 @@ BEGIN
         SELECT * INTO v_opening FROM orchestrator_queue q
          WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token AND q.kind IN ('start', 'continue_as_new')
          ORDER BY q.instance_id, q.id LIMIT 1;
-        v_execution := greatest(v_known.current_execution, CASE WHEN v_known IS NULL OR v_opening.kind = 'continue_as_new' THEN v_opening.execution_id END);
-        v_execution := coalesce(v_execution, 1);
+        v_execution := v_opening.execution_id;
+        IF v_opening.id IS NOT NULL AND v_known.instance_id IS NOT NULL THEN -- for which a start opens nothing
+            SELECT max(q.execution_id) INTO v_execution FROM orchestrator_queue q
+             WHERE q.instance_id = v_instance AND q.lock_token = p_token AND q.kind = 'continue_as_new';
+        END IF;
+        v_execution := coalesce(greatest(v_known.current_execution, v_execution), 1);
         SELECT * INTO v_run FROM executions x WHERE x.instance_id = v_instance AND x.execution_id = v_execution;
 
         RETURN QUERY
@@ -663,12 +667,16 @@ BEGIN
                last_event = greatest(x.last_event, (SELECT max(e.id) FROM unnest(p_event_ids) AS e (id)))
          WHERE x.instance_id = p_instance AND x.execution_id = p_execution;
         EXIT WHEN FOUND OR attempt = 2;
+        IF NOT reads_committed() THEN
+            RAISE EXCEPTION 'execution % of instance % may be known by now, which a transaction that is % does not see: make it READ COMMITTED',
+                p_execution, p_instance, upper(current_setting('transaction_isolation')) USING ERRCODE = 'PW003';
+        END IF;
         PERFORM lock_new_history(p_instance);
     END LOOP;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION append_history IS 'Adds events to an execution, all with the same created_at. An id that is taken is a unique violation of history_pkey.';
+COMMENT ON FUNCTION append_history IS 'Adds events to an execution, all with the same created_at. An id that is taken is a unique violation of history_pkey. PW003 for an execution that is not known yet in a transaction that is not READ COMMITTED, which cannot tell.';
 
 -- +goose StatementBegin
 CREATE FUNCTION cancel_activities(p_instance text, p_executions bigint[], p_activities bigint[])
@@ -771,7 +779,7 @@ BEGIN
                sticky_owner = p_sticky_owner, sticky_until = clock_timestamp() + p_sticky_for
          WHERE i.instance_id = p_instance;
         IF NOT FOUND AND (cardinality(p_event_ids) > 0 OR p_status IS NOT NULL OR p_custom_status IS NOT NULL OR cardinality(p_kv_ops) > 0
-                          OR p_sticky_owner IS NOT NULL) THEN
+                          OR coalesce(p_sticky_owner, p_version, p_output, p_parent, p_queue, p_attributes, p_pin::text) IS NOT NULL) THEN
             RAISE EXCEPTION 'instance % is new, so its first ack must name it', p_instance USING ERRCODE = 'PW003';
         END IF;
     END IF;
@@ -787,7 +795,7 @@ BEGIN
                    greatest(max(h.event_id), 0), count(*), max(h.created_at)
               FROM history h WHERE h.instance_id = p_instance AND h.execution_id = p_execution
             RETURNING x.appended_at INTO v_appended;
-        ELSIF p_status IS NOT NULL OR p_pin IS NOT NULL THEN
+        ELSIF p_status IS NOT NULL OR p_output IS NOT NULL OR p_pin IS NOT NULL THEN
             UPDATE executions x
                SET status = coalesce(p_status, x.status), output = coalesce(p_output, x.output), pin = coalesce(p_pin, x.pin),
                    completed_at = CASE WHEN p_status IS NULL THEN x.completed_at WHEN p_status <> 'Running' THEN clock_timestamp() END
@@ -876,9 +884,9 @@ BEGIN
           FROM (SELECT m.id, coalesce(m.sticky_due, m.visible_at) AS at,
                        coalesce(coalesce(m.sticky_due, m.visible_at) < v_known.sticky_until, false) AS sticks
                   FROM orchestrator_queue m WHERE m.instance_id = p_instance) AS due
-           -- What sticks already keeps its end: nobody rewrites all timers with each turn.
+           -- What sticks already keeps its end, unless that is too late: nobody rewrites all timers with each turn.
          WHERE q.id = ANY (ARRAY[due.id])
-           AND CASE WHEN due.sticks THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner ELSE coalesce(q.sticky_owner, '') <> '' END;
+           AND CASE WHEN due.sticks THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner OR q.visible_at > v_known.sticky_until ELSE coalesce(q.sticky_owner, '') <> '' END;
         -- For whom are they now, and when? Nobody heard of that but as of now; those who look learn of what comes later.
         RETURN QUERY
         SELECT 'orchestrator', v_scope, min(coalesce(q.sticky_due, q.visible_at)), v_now, NULL::json

@@ -343,6 +343,7 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
+    v_token  uuid := gen_random_uuid();
     v_tree   text[] := ARRAY(SELECT t.instance_id FROM instance_trees(ARRAY[p_instance]) t);
     v_locked text[] := '{}';
     v_more   text[] := v_tree;
@@ -350,13 +351,15 @@ BEGIN
     PERFORM check_isolation();
     PERFORM check_deletion(v_tree, p_force); -- a refusal need not wait for anybody
     WHILE v_more <> '{}' LOOP -- more than once if a child was acknowledged for the first time meanwhile
-        PERFORM lock_instances(v_more, gen_random_uuid());
+        PERFORM lock_instances(v_more, v_token);
         v_locked := v_locked || v_more;
         v_tree := ARRAY(SELECT t.instance_id FROM instance_trees(ARRAY[p_instance]) t);
         v_more := ARRAY(SELECT unnest(v_tree) EXCEPT SELECT unnest(v_locked));
     END LOOP;
     PERFORM check_deletion(v_tree, p_force);
-    RETURN QUERY SELECT * FROM remove_instances(v_locked);
+    -- Whatever an ack gave another parent meanwhile is not part of this any more.
+    DELETE FROM instance_locks l WHERE l.instance_id = ANY (v_locked) AND l.instance_id <> ALL (v_tree) AND l.lock_token = v_token;
+    RETURN QUERY SELECT * FROM remove_instances(v_tree);
 END
 $$;
 -- +goose StatementEnd
@@ -425,10 +428,15 @@ BEGIN
     v_tree := ARRAY(SELECT DISTINCT t.instance_id FROM instance_trees(v_roots) t);
     PERFORM lock_instances(v_tree, v_token);
 
-    -- Roots that have changed meanwhile stay: deleted by others, running again, or with a new descendant.
+    -- Roots that have changed meanwhile stay: deleted by others, running again or ended anew, with a new descendant, or
+    -- roots no more.
     v_new := ARRAY(SELECT t.instance_id FROM instance_trees(v_roots) t EXCEPT SELECT unnest(v_tree));
     v_roots := ARRAY(
-        SELECT unnest(v_roots)
+        SELECT i.instance_id FROM unnest(v_roots) AS root (id)
+          JOIN instances i ON i.instance_id = root.id
+          JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
+         WHERE x.completed_at < coalesce(p_completed_before, 'infinity')
+           AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)
         EXCEPT
         SELECT t.root FROM instance_trees(v_roots) t
           LEFT JOIN instance_info m ON m.instance_id = t.instance_id

@@ -1697,6 +1697,11 @@ var faults = []fault{
 		sql:  []edit{{"enqueue_message_many", "THEN known.sticky_owner END", "THEN NULL END"}},
 	},
 	{
+		name: "shorter stickiness leaves what sticks already as it is",
+		rows: []string{"sticky/shorter_while_counts_for_what_waits"},
+		sql:  []edit{{"ack_orchestration", " OR q.visible_at > v_known.sticky_until", ""}},
+	},
+	{
 		name: "owner of a sticky instance is anybody with a name",
 		rows: []string{"sticky/turn_goes_to_owner", "sticky/ack_makes_it_another_s"},
 		sql: []edit{{"fetch_orchestration", "WHERE q.sticky_owner = p_owner AND", "WHERE p_owner IS NOT NULL AND q.sticky_owner IS NOT NULL AND"},
@@ -1748,7 +1753,7 @@ var faults = []fault{
 	{
 		name: "what is queued does not become sticky",
 		rows: []string{"sticky/message_of_a_turn_under_way_follows", "sticky/ack_makes_it_another_s"},
-		sql:  []edit{{"ack_orchestration", "THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner ELSE", "THEN false ELSE"}},
+		sql:  []edit{{"ack_orchestration", "THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner OR q.visible_at > v_known.sticky_until ELSE", "THEN false ELSE"}},
 	},
 	{
 		name: "what is queued stays sticky",

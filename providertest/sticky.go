@@ -66,6 +66,16 @@ var sticky = group{"sticky", []row{
 		n.send(t, "k", "poke")
 		requireNotBefore(t, end, (<-back).got(t).claimedAt)
 	}},
+	{"shorter_while_counts_for_what_waits", func(t *testing.T, n *node) {
+		n.stick(t, "i", "A", lease)
+		n.sendWith(t, pgwake.Message{Instance: "i", Kind: "later"}, &pgwake.EnqueueOptions{Delay: 2 * n.LockTimeout})
+		n.send(t, "i", "now")
+		turn := n.takeTurnWith(t, owned("A"))
+		require.Len(t, turn.Messages, 1)
+		n.ackTurn(t, turn, pgwake.OrchestrationAck{Metadata: running, Sticky: &pgwake.Sticky{Owner: "A", For: 3 * n.LockTimeout}})
+		back := n.waitingWith(t.Context(), t, pgwake.Orchestrator, soon)
+		(<-back).got(t)
+	}},
 	{"message_of_a_turn_under_way_follows", func(t *testing.T, n *node) {
 		n.sendWith(t, startMessage("i"), nil)
 		turn := n.takeTurnOf(t, "i")

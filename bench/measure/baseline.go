@@ -18,6 +18,8 @@ var (
 	bareTableSQL string
 	//go:embed bare_fill.sql
 	bareFillSQL string
+	//go:embed bare_insert.sql
+	bareInsertSQL string
 	//go:embed bare_send.sql
 	bareSendSQL string
 	//go:embed bare_claim.sql
@@ -67,6 +69,11 @@ type BaselineOptions struct {
 
 // BaselineResult is what Baseline found.
 type BaselineResult struct {
+	// RoundTrip is one prepared SELECT 1, on a connection that was just used; Insert is one prepared INSERT of a row,
+	// directly after it, which commits to disk.
+	RoundTrip Samples `json:"round_trip"`
+	Insert    Samples `json:"insert"`
+
 	// Trip is one statement that inserts a row and calls pg_notify, on one connection, until another
 	// connection, of this process too, has the notification in hand.
 	Trip Latency `json:"trip"`
@@ -86,7 +93,7 @@ func Baseline(ctx context.Context, url string, o BaselineOptions) (r *BaselineRe
 	orDefault(&o.Rounds, 200)
 	orDefault(&o.Gap, 20*time.Millisecond)
 	orDefault(&o.Gaps, Uniform)
-	defer func() { err = about("the baseline", err) }()
+	defer func(ctx context.Context) { err = aboutIn(ctx, "the baseline", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)
@@ -119,6 +126,12 @@ func Baseline(ctx context.Context, url string, o BaselineOptions) (r *BaselineRe
 		r.Sleep = append(r.Sleep, time.Since(began)-gap)
 		return err
 	}
+	timed := func(took *Samples, sql string) (n int64, err error) {
+		began := time.Now()
+		err = sender.QueryRow(ctx, sql).Scan(&n)
+		*took = append(*took, time.Since(began))
+		return n, err
+	}
 	claim := func(by *pgx.Conn, took *Samples, id int64) error {
 		if err := rest(); err != nil {
 			return err
@@ -138,6 +151,16 @@ func Baseline(ctx context.Context, url string, o BaselineOptions) (r *BaselineRe
 		if n == warmUps {
 			*r = BaselineResult{}
 			m = newMeter(o.Progress)
+		}
+		if _, err := timed(&r.RoundTrip, "SELECT 1"); err != nil {
+			return nil, err
+		}
+		inserted, err := timed(&r.Insert, bareInsertSQL)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := sender.Exec(ctx, bareAckSQL, []int64{inserted}); err != nil {
+			return nil, err
 		}
 		if err := rest(); err != nil {
 			return nil, err

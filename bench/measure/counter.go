@@ -4,8 +4,6 @@ import (
 	"context"
 	_ "embed"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -90,7 +88,7 @@ func newCounter(ctx context.Context, url, mark string) (_ *counter, err error) {
 
 // moveOut makes a database for the node, and connects to it.
 func (c *counter) moveOut(ctx context.Context, url string) error {
-	database := fmt.Sprintf("pgwake_measure_%08x", rand.Uint32())
+	database := ownName()
 	if _, err := c.conn.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{database}.Sanitize()); err != nil {
 		return err
 	}

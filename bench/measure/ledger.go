@@ -51,15 +51,20 @@ func (l *ledger) take(item *pgwake.ClaimedWorkItem, inHand time.Time) error {
 	if err != nil || n < 0 || n >= len(l.lines) {
 		return fmt.Errorf("work item %d has input %q, which is no item's number", item.ID, item.Input)
 	}
+	l.arrive(n, inHand)
+	return nil
+}
+
+// arrive notes the arrival of the item with this number.
+func (l *ledger) arrive(n int, inHand time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.lines[n].inHand.IsZero() {
 		l.again++
-		return nil
+		return
 	}
 	l.lines[n].inHand = inHand
 	l.arrived <- n
-	return nil
 }
 
 // line returns what is known of an item.

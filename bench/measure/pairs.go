@@ -15,12 +15,14 @@ type PairsOptions struct {
 	Least, Most time.Duration // From the return of the first enqueue to the second. Default to 1 and 200 ms.
 	Rest        time.Duration // Mean time from the end of one pair to the next. Defaults to 20 ms.
 	Producer    Producer      // Defaults to OtherProvider.
+	Peer        Peer          // Defaults to nil: pgwake. A peer's producer is always another node.
 	Dispatchers int           // Defaults to 8.
 	Progress    func(Progress)
 }
 
 // PairsResult is what Pairs found, in the order of the pairs.
 type PairsResult struct {
+	Peer     string    `json:"peer,omitempty"` // "": pgwake
 	Producer Producer  `json:"producer"`
 	Gaps     Samples   `json:"gaps"` // as drawn
 	First    Latency   `json:"first"`
@@ -41,24 +43,18 @@ func Pairs(ctx context.Context, url string, o PairsOptions) (r *PairsResult, err
 
 	s := newStage(url)
 	defer s.drop(&err)
-	consumer, err := s.open(ctx, o.Dispatchers)
-	if err != nil {
-		return nil, err
-	}
-	defer consumer.close(&err)
 	l := newLedger(warmUps + 2*o.Pairs)
-	p, err := s.produce(ctx, o.Producer, consumer, l)
+	p, err := s.cast(ctx, o.Peer, o.Producer, o.Dispatchers, l)
 	if err != nil {
 		return nil, err
 	}
-	defer p.close(&err)
-	consumer.dispatch(o.Dispatchers, nil, l.take)
-	ctx = consumer.ctx
+	defer p.leave(&err)
+	ctx = p.ctx
 	if err := p.warmUp(ctx, l, ignore); err != nil {
 		return nil, err
 	}
 
-	r = &PairsResult{Producer: o.Producer}
+	r = &PairsResult{Peer: nameOf(o.Peer), Producer: o.Producer}
 	m := newMeter(o.Progress)
 	for n := warmUps; n < warmUps+2*o.Pairs; n += 2 {
 		if err := pause(ctx, Uniform.draw(o.Rest)); err != nil {
@@ -85,6 +81,6 @@ func Pairs(ctx context.Context, url string, o PairsOptions) (r *PairsResult, err
 		}
 	}
 	r.Again = l.redelivered()
-	r.Net, err = safetyNet(ctx, consumer.Provider)
+	r.Net, err = p.net(ctx)
 	return r, err
 }

@@ -3,6 +3,7 @@ package measure
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -21,9 +22,11 @@ func TestBaseline_TakesOneSampleOfEachKindPerRound(t *testing.T) {
 	assert.Len(t, r.Trip.FromCommit, 5)
 	assert.Len(t, r.Claim, 5)
 	assert.Len(t, r.DurableClaim, 5)
+	assert.Len(t, r.RoundTrip, 5)
+	assert.Len(t, r.Insert, 5)
 	assert.Len(t, r.Sleep, 15)
 	assert.Equal(t, 5, last.Done)
-	noneNegative(t, r.Trip.FromSend, r.Trip.FromCommit, r.Claim, r.DurableClaim, r.Sleep)
+	noneNegative(t, r.RoundTrip, r.Insert, r.Trip.FromSend, r.Trip.FromCommit, r.Claim, r.DurableClaim, r.Sleep)
 	assertNothingLeft(t)
 }
 
@@ -210,6 +213,34 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 			_, err := FanIn(ctx, url, FanInOptions{Turns: 100_000, Large: 100, Progress: stop})
 			return err
 		},
+		"drain": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Drain(ctx, url, DrainOptions{Items: 100_000, Way: OneByOne, Progress: stop})
+			return err
+		},
+		"the drain's limit": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := BareDrain(ctx, url, DrainOptions{Items: 100_000, Batch: 1, Progress: stop})
+			return err
+		},
+		"writers": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Writers(ctx, url, WritersOptions{Writers: 2, Duration: time.Minute, Progress: stop})
+			return err
+		},
+		"bare writers": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Writers(ctx, url, WritersOptions{Way: BareTable, Writers: 2, Busy: 6, Duration: time.Minute, Progress: stop})
+			return err
+		},
+		"nodes": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Nodes(ctx, url, NodesOptions{Nodes: 2, Items: 100_000, Progress: stop})
+			return err
+		},
+		"fetch costs": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := FetchCosts(ctx, url, FetchCostOptions{Timers: 10, Fetches: 10_000, Progress: stop})
+			return err
+		},
+		"bloat": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Bloat(ctx, url, BloatOptions{Duration: time.Hour, Progress: stop})
+			return err
+		},
 		"lock convoy": func(ctx context.Context, url string, stop func(Progress)) error {
 			_, err := LockConvoy(ctx, url, ConvoyOptions{Acks: 100_000, Slices: 10_000, Workers: 2, Progress: stop})
 			return err
@@ -324,6 +355,108 @@ func TestLockWaits_WaitForRow_IsSeenWithTheFunction(t *testing.T) {
 	require.NoError(t, <-acked)
 }
 
+func TestDrain_DoesEveryItem(t *testing.T) {
+	for _, way := range []DrainWay{InBatches, OneByOne, GroupedAcks} {
+		t.Run(string(way), func(t *testing.T) {
+			var last Progress
+			r, err := Drain(t.Context(), serverURL(t), DrainOptions{Items: 210, Batch: 20, Dispatchers: 3, Way: way, Progress: keep(&last)})
+			require.NoError(t, err)
+			assert.Equal(t, 210, r.Done)
+			assert.Equal(t, 210, last.Done)
+			assert.Positive(t, r.PerSecond())
+			assertNothingLeft(t)
+		})
+	}
+}
+
+func TestDrain_Limit_CountsWhatWasDoneUntilThen(t *testing.T) {
+	r, err := Drain(t.Context(), serverURL(t), DrainOptions{Items: 20_000, Dispatchers: 1, Way: OneByOne, Limit: 50 * time.Millisecond})
+	require.NoError(t, err)
+	assert.Less(t, r.Done, 20_000)
+	assert.Equal(t, 20_000, r.Items)
+	assertNothingLeft(t)
+}
+
+func TestBareDrain_EmptiesTheTable(t *testing.T) {
+	r, err := BareDrain(t.Context(), serverURL(t), DrainOptions{Items: 1010, Batch: 20, Dispatchers: 4})
+	require.NoError(t, err)
+	assert.Equal(t, 1010, r.Done)
+	assertNothingLeft(t)
+}
+
+func TestWriters_CountsWhatIsEnqueued_BesideDispatchersThatAreBusyAndIdle(t *testing.T) {
+	for _, way := range []WritersWay{BareTable, Library, Trigger} {
+		for _, busy := range []int{3, 1} {
+			t.Run(fmt.Sprintf("%s, %d busy", way, busy), func(t *testing.T) {
+				r, err := Writers(t.Context(), serverURL(t), WritersOptions{
+					Way: way, Writers: 4, Dispatchers: 3, Busy: busy, Duration: 200 * time.Millisecond})
+				require.NoError(t, err)
+				assert.Positive(t, r.Inserted)
+				assert.Equal(t, 3-busy, r.Working)
+				if busy == 3 {
+					assert.Zero(t, r.Handled)
+				} else {
+					assert.Positive(t, r.Handled)
+				}
+				assertNothingLeft(t)
+			})
+		}
+	}
+}
+
+func TestWriters_UnknownWay_IsAnError(t *testing.T) {
+	_, err := Writers(t.Context(), serverURL(t), WritersOptions{Way: "by hand"})
+	assert.ErrorContains(t, err, "by hand")
+	assertNothingLeft(t)
+}
+
+func TestNodes_CountsTheQueriesOfAllNodes(t *testing.T) {
+	var last Progress
+	r, err := Nodes(t.Context(), serverURL(t), NodesOptions{Nodes: 3, Dispatchers: 2, Items: 10, Gap: time.Millisecond, Progress: keep(&last)})
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, r.PerItem(), 1.0, "somebody has to ask")
+	assert.Len(t, r.Latency.FromCommit, 10)
+	assert.Zero(t, r.Net)
+	assert.Equal(t, 10, last.Done)
+	var tokens int64
+	for _, count := range r.Tokens {
+		tokens += count
+	}
+	assert.Positive(t, tokens)
+	assertNothingLeft(t)
+}
+
+func TestFetchCosts_TakesBothTimesOfEachCase(t *testing.T) {
+	var last Progress
+	costs, err := FetchCosts(t.Context(), serverURL(t), FetchCostOptions{
+		Backlog: 50, Locked: 50, Timers: 50, LockedInstances: 50, Fetches: 5, Progress: keep(&last)})
+	require.NoError(t, err)
+	var names []string
+	for _, c := range costs {
+		names = append(names, c.Case)
+		assert.Len(t, c.Full, 5)
+		assert.Len(t, c.Empty, 5)
+		assert.Positive(t, c.Ratio())
+	}
+	assert.Equal(t, []string{CaseBacklog, CaseLocked, CaseTimers, CaseLockedInstances}, names)
+	costs, err = FetchCosts(t.Context(), serverURL(t), FetchCostOptions{})
+	require.NoError(t, err)
+	assert.Empty(t, costs)
+	assertNothingLeft(t)
+}
+
+func TestBloat_ComparesThroughputBeforeAndAfter(t *testing.T) {
+	r, err := Bloat(t.Context(), serverURL(t), BloatOptions{Duration: 200 * time.Millisecond, Chunk: 5})
+	require.NoError(t, err)
+	assert.Positive(t, r.Before)
+	assert.Positive(t, r.First)
+	assert.Positive(t, r.Last)
+	assert.Positive(t, r.Items)
+	assert.Positive(t, r.Size)
+	assert.Positive(t, r.Ratio())
+	assertNothingLeft(t)
+}
+
 func TestScenarios_UnusableURL_IsAnError(t *testing.T) {
 	_, err := Singles(t.Context(), "postgres://127.0.0.1:1/none", SinglesOptions{})
 	assert.ErrorContains(t, err, "measure singles")
@@ -338,7 +471,7 @@ func noneNegative(t *testing.T, all ...Samples) {
 	}
 }
 
-// assertNothingLeft looks for schemas and databases of this package. No two of its tests run at a time.
+// assertNothingLeft looks for schemas and databases of this process. No two of its tests run at a time.
 func assertNothingLeft(t *testing.T) {
 	t.Helper()
 	conn, err := connect(t.Context(), serverURL(t))
@@ -346,7 +479,7 @@ func assertNothingLeft(t *testing.T) {
 	defer hangUp(conn)
 	var left []string
 	require.NoError(t, conn.QueryRow(t.Context(), `
-		SELECT array(SELECT nspname FROM pg_namespace WHERE nspname LIKE 'pgwake\_measure\_%'
-		             UNION ALL SELECT datname FROM pg_database WHERE datname LIKE 'pgwake\_measure\_%')`).Scan(&left))
+		SELECT array(SELECT nspname FROM pg_namespace WHERE starts_with(nspname, $1)
+		             UNION ALL SELECT datname FROM pg_database WHERE starts_with(datname, $1))`, ownPrefix()).Scan(&left))
 	assert.Empty(t, left)
 }

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -33,12 +34,14 @@ type SinglesOptions struct {
 	Gap         time.Duration // Mean time from one enqueue's return to the next. Defaults to 20 ms.
 	Gaps        Gaps          // Defaults to Uniform.
 	Producer    Producer      // Defaults to OtherProvider.
+	Peer        Peer          // Defaults to nil: pgwake. A peer's producer is always another node.
 	Dispatchers int           // Defaults to 8.
 	Progress    func(Progress)
 }
 
 // SinglesResult is what Singles found.
 type SinglesResult struct {
+	Peer     string   `json:"peer,omitempty"` // "": pgwake
 	Producer Producer `json:"producer"`
 	Latency
 	Again int       `json:"again"` // deliveries beyond the first
@@ -56,24 +59,18 @@ func Singles(ctx context.Context, url string, o SinglesOptions) (r *SinglesResul
 
 	s := newStage(url)
 	defer s.drop(&err)
-	consumer, err := s.open(ctx, o.Dispatchers)
-	if err != nil {
-		return nil, err
-	}
-	defer consumer.close(&err)
 	l := newLedger(warmUps + o.Items)
-	p, err := s.produce(ctx, o.Producer, consumer, l)
+	p, err := s.cast(ctx, o.Peer, o.Producer, o.Dispatchers, l)
 	if err != nil {
 		return nil, err
 	}
-	defer p.close(&err)
-	consumer.dispatch(o.Dispatchers, nil, l.take)
-	ctx = consumer.ctx
+	defer p.leave(&err)
+	ctx = p.ctx
 	if err := p.warmUp(ctx, l, ignore); err != nil {
 		return nil, err
 	}
 
-	r = &SinglesResult{Producer: o.Producer}
+	r = &SinglesResult{Peer: nameOf(o.Peer), Producer: o.Producer}
 	m := newMeter(o.Progress)
 	see := func(n int) {
 		r.add(l.line(n))
@@ -97,7 +94,7 @@ func Singles(ctx context.Context, url string, o SinglesOptions) (r *SinglesResul
 	}
 	r.Again = l.redelivered()
 	m.report(Progress{Done: o.Items, Total: o.Items, Figures: r.FromCommit.Summary()})
-	r.Net, err = safetyNet(ctx, consumer.Provider)
+	r.Net, err = p.net(ctx)
 	return r, err
 }
 
@@ -107,4 +104,12 @@ func about(scenario string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("measure %s: %w", scenario, err)
+}
+
+// aboutIn is about for scenarios that are told by others that ctx has ended: it adds why.
+func aboutIn(ctx context.Context, scenario string, err error) error {
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	return about(scenario, err)
 }

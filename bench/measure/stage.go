@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -25,8 +26,13 @@ const farewell = 10 * time.Second
 type stage struct{ url, schema string }
 
 func newStage(url string) stage {
-	return stage{url: url, schema: fmt.Sprintf("pgwake_measure_%08x", rand.Uint32())}
+	return stage{url: url, schema: ownName()}
 }
+
+// ownName returns a new name for a schema or a database, with this process in it.
+func ownName() string { return fmt.Sprintf("%s%08x", ownPrefix(), rand.Uint32()) }
+
+func ownPrefix() string { return fmt.Sprintf("pgwake_measure_%x_", os.Getpid()) }
 
 // drop removes whatever the scenario left in the database, and joins an error of its own to that of the
 // scenario. It is for defer, after everything that uses the schema was closed.
@@ -59,6 +65,17 @@ func (s stage) connect(ctx context.Context) (*pgx.Conn, error) {
 		return nil, err
 	}
 	return conn, nil
+}
+
+// exec runs one statement in the stage's schema.
+func (s stage) exec(ctx context.Context, sql string, args ...any) error {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer hangUp(conn)
+	_, err = conn.Exec(ctx, sql, args...)
+	return err
 }
 
 func searchPath(ctx context.Context, conn *pgx.Conn, schema string) error {
@@ -98,6 +115,17 @@ func withSetting(databaseURL, key, value string) (string, error) {
 	return u.String(), nil
 }
 
+// withPool returns the database URL with a limit for a pool, unless it has one.
+func withPool(url string, connections int) (string, error) {
+	if strings.Contains(url, "pool_max_conns") {
+		return url, nil
+	}
+	return withSetting(url, "pool_max_conns", strconv.Itoa(connections))
+}
+
+// connectionsFor so many dispatchers: all may query at a time, up to a limit.
+func connectionsFor(dispatchers int) int { return max(4, min(dispatchers+1, 16)) }
+
 // node is a Provider with dispatchers.
 type node struct {
 	*pgwake.Provider
@@ -111,12 +139,14 @@ func (s stage) open(ctx context.Context, dispatchers int) (*node, error) {
 }
 
 func (s stage) openWith(ctx context.Context, dispatchers int, config pgwake.Config) (*node, error) {
-	url := s.url
-	if !strings.Contains(url, "pool_max_conns") {
-		var err error
-		if url, err = withSetting(url, "pool_max_conns", strconv.Itoa(max(4, min(dispatchers+1, 16)))); err != nil {
-			return nil, err
-		}
+	return s.openPooled(ctx, connectionsFor(dispatchers), config)
+}
+
+// openPooled opens a Provider with so many connections.
+func (s stage) openPooled(ctx context.Context, connections int, config pgwake.Config) (*node, error) {
+	url, err := withPool(s.url, connections)
+	if err != nil {
+		return nil, err
 	}
 	config.Schema = s.schema
 	p, err := pgwake.Open(ctx, url, &config)
@@ -181,4 +211,22 @@ func (n *node) parked(dispatchers int) error {
 		}
 	}
 	return nil
+}
+
+// fill enqueues items, numbered from first, in one transaction.
+func (n *node) fill(ctx context.Context, first, count int) error {
+	items := make([]pgwake.WorkEnqueue, count)
+	for i := range items {
+		items[i].WorkItem = pgwake.WorkItem{Name: "measure", Input: number(first + i)}
+	}
+	_, err := n.EnqueueForWorkerMany(ctx, items)
+	return err
+}
+
+func tokensOf(items []*pgwake.ClaimedWorkItem) []pgwake.LockToken {
+	tokens := make([]pgwake.LockToken, len(items))
+	for i, item := range items {
+		tokens[i] = item.LockToken
+	}
+	return tokens
 }

@@ -20,6 +20,13 @@ type TimersOptions struct {
 	Progress    func(Progress)
 }
 
+func (o *TimersOptions) setDefaults() {
+	orDefault(&o.Timers, 200)
+	orDefault(&o.Window, 5*time.Second)
+	orDefault(&o.Lead, 1500*time.Millisecond)
+	orDefault(&o.Dispatchers, 8)
+}
+
 // TimersResult is what Timers found: the lateness of each timer, by who scheduled it and when.
 type TimersResult struct {
 	Before Samples `json:"before"` // by a Provider that was closed before the consuming one was opened
@@ -56,10 +63,7 @@ const leastDelay = 20 * time.Millisecond
 // scheduled before the consuming Provider starts, a third by others while it runs, a third by itself. There
 // are always several ahead, so nearly all of them are at some time the second in line.
 func Timers(ctx context.Context, url string, o TimersOptions) (r *TimersResult, err error) {
-	orDefault(&o.Timers, 200)
-	orDefault(&o.Window, 5*time.Second)
-	orDefault(&o.Lead, 1500*time.Millisecond)
-	orDefault(&o.Dispatchers, 8)
+	o.setDefaults()
 	defer func() { err = about("timers", err) }()
 
 	s := newStage(url)

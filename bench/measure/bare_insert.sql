@@ -1,0 +1,1 @@
+INSERT INTO bare (input) VALUES ('1') RETURNING id

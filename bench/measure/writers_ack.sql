@@ -1,0 +1,1 @@
+DELETE FROM bare_queue WHERE id = $1

@@ -1,0 +1,1 @@
+INSERT INTO worker_queue (name, input) VALUES ('measure', $1) RETURNING id

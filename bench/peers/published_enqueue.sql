@@ -1,0 +1,1 @@
+INSERT INTO queue (input, visible_at) VALUES ($1, coalesce($2, clock_timestamp()))
