@@ -17,7 +17,7 @@ FAULTS ?= .
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress check bench bench-quick mutants model chaos clean help
+.PHONY: demo test test-matrix stress check docs bench bench-quick mutants model chaos clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -30,7 +30,7 @@ ifeq ($(RACE),)
 endif
 	@$(WITH_PG) -- sh -c 'failed=0; for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) ./...) || failed=1; done; exit $$failed'
 
-## test-matrix: all tests on PostgreSQL 14 to 18, by turns (VERSIONS="14 18" to choose); needs npm
+## test-matrix: all tests on PostgreSQL 14 to 18, by turns (VERSIONS="14 18" to choose); needs bash 4 and, for versions that are not installed, npm and linux-x64
 test-matrix:
 	@.ci/matrix $(VERSIONS)
 
@@ -47,6 +47,10 @@ check:
 		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) mod tidy -diff) || exit 1; \
 	done
 
+## docs: writes docs/sql.md anew, after a change of what the SQL functions say of themselves
+docs:
+	@PGWAKE_WRITE_DOCS=1 $(GO) test -count=1 -run TestDocs_SQL .
+
 ## bench: every figure beside its baseline (ARGS="-run idle -idle 3m" to choose)
 bench:
 	@$(GO) build -o bin/bench ./bench && exec bin/bench $(ARGS)
@@ -55,7 +59,7 @@ bench:
 bench-quick:
 	@$(GO) build -o bin/bench ./bench && exec bin/bench -quick $(ARGS)
 
-## mutants: breaks the wake engine, then the contract, one thing at a time; each must fail its test (FAULTS="delay" to choose)
+## mutants: breaks the wake engine, then the contract, one thing at a time; each must fail its test (FAULTS="delay" chooses among the contract's)
 mutants:
 	@$(WITH_PG) -- sh -c 'failed=0; $(GO) run ./internal/mutants || failed=1; \
 		PGWAKE_FAULTS="$(FAULTS)" $(GO) test -count=1 -v -run TestFaults ./providertest || failed=1; exit $$failed'

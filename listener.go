@@ -191,6 +191,9 @@ func (l *listener) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if _, named := config.RuntimeParams["application_name"]; !named {
+		config.RuntimeParams["application_name"] = "pgwake listen"
+	}
 	// A wait is interrupted by a deadline on the socket, which leaves the connection usable.
 	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}

@@ -57,6 +57,23 @@ func FuzzParseNote(f *testing.F) {
 	})
 }
 
+func TestListener_ApplicationName_IsTheCallersOrSaysWhatItIs(t *testing.T) {
+	named, err := pgx.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	named.RuntimeParams["application_name"] = "shop"
+	for _, c := range []struct {
+		listen *pgx.ConnConfig
+		want   string
+	}{{nil, "pgwake listen"}, {named, "shop"}} {
+		p := testProvider(t, Config{ListenConfig: c.listen})
+		require.True(t, p.Stats().Listening)
+		var name string
+		require.NoError(t, plain(t, p.cfg.Schema).QueryRow(t.Context(),
+			`SELECT application_name FROM pg_stat_activity WHERE pid = $1`, p.engine.listener.pid.Load()).Scan(&name))
+		require.Equal(t, c.want, name)
+	}
+}
+
 func TestListener_BackendKilledUnderLoad_LosesNothingAndListensAgain(t *testing.T) {
 	p := testProvider(t, Config{})
 	producer := plain(t, p.cfg.Schema)

@@ -179,7 +179,7 @@ func (p *Provider) EnqueueForOrchestratorTx(ctx context.Context, tx pgx.Tx, m Me
 func (p *Provider) EnqueueForOrchestratorMany(ctx context.Context, messages []MessageEnqueue) (added []Enqueued, err error) {
 	var namespaces []string
 	quiet := p.engine.quiet()
-	err = p.doAndTell(ctx, "enqueue messages", func(ctx context.Context, q querier) error {
+	err = p.doAndTell(ctx, "enqueue message", func(ctx context.Context, q querier) error {
 		added, namespaces, err = p.enqueueMessages(ctx, q, messages, quiet)
 		return err
 	}, func() {
@@ -196,7 +196,7 @@ func (p *Provider) EnqueueForOrchestratorMany(ctx context.Context, messages []Me
 
 // EnqueueForOrchestratorManyTx is EnqueueForOrchestratorMany as part of the transaction.
 func (p *Provider) EnqueueForOrchestratorManyTx(ctx context.Context, tx pgx.Tx, messages []MessageEnqueue) (added []Enqueued, err error) {
-	err = p.doTx(ctx, tx, "enqueue messages", func(ctx context.Context, q querier) error {
+	err = p.doTx(ctx, tx, "enqueue message", func(ctx context.Context, q querier) error {
 		added, _, err = p.enqueueMessages(ctx, q, messages, false)
 		return err
 	})

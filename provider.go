@@ -62,8 +62,9 @@ type Provider struct {
 // The Provider uses the pool and one more connection, for LISTEN. If LISTEN cannot be had, the Provider
 // works all the same, by polling, and Health says so.
 //
-// Errors: ErrConfig for a URL or Config that is unusable, ErrServerTooOld, ErrPermission, ErrNotMigrated,
-// and whatever connecting may return.
+// Errors: ErrConfig for a URL or Config that is unusable, ErrServerTooOld, ErrPermission, ErrNotMigrated, which is
+// also a migrations.ErrForeign if the schema was made by other migrations, and whatever connecting may return. An empty
+// databaseURL is none: it means what the environment says (PGHOST and the like), as everywhere in pgx.
 func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, error) {
 	const op = "open"
 	cfg, err := config.resolve()

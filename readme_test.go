@@ -41,8 +41,20 @@ func TestReadme_FirstProgram_BuildsAndRuns(t *testing.T) {
 	line, err := bufio.NewReader(output).ReadString('\n')
 	require.NoError(t, err)
 	require.Equal(t, `email.send {"to":"ada"}`+"\n", line)
-	require.NoError(t, program.Process.Kill())
-	_ = program.Wait()
+	require.NoError(t, program.Process.Signal(os.Interrupt))
+	require.NoError(t, program.Wait())
+	var left int
+	conn, err := pgx.Connect(t.Context(), inDatabase(t, database))
+	require.NoError(t, err)
+	defer conn.Close(t.Context())
+	require.NoError(t, conn.QueryRow(t.Context(), `SELECT count(*) FROM pgwake.worker_queue`).Scan(&left))
+	require.Zero(t, left, "it was interrupted before it acknowledged")
+
+	forgotten := exec.CommandContext(t.Context(), binary)
+	forgotten.Env = append(os.Environ(), "DATABASE_URL=")
+	out, err = forgotten.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "DATABASE_URL is not set")
 }
 
 // inDatabase returns the URL of another database on the tests' server.

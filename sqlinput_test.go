@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
 )
@@ -15,31 +16,81 @@ import (
 func TestSQLFunctions_ArgumentThatGoRefuses_IsRefusedAndNothingIsWritten(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
+	claim, id, _ := strings.Cut(string(n.claimBoth(t).work), "/")
 	before := n.content(t)
 	long := strings.Repeat("x", 256)
-	for _, call := range []string{
-		`enqueue_work('')`,
-		`enqueue_work('` + long + `')`,
-		`enqueue_work('w', p_dedup_key => '')`,
-		`enqueue_work('w', p_dedup_key => '` + long + `')`,
-		`enqueue_work('w', p_delay => '-1 hour')`,
-		`enqueue_work('w', p_priority => 10)`,
-		`enqueue_work('w', p_namespace => 'No')`,
-		`enqueue_work('w', p_visible_at => 'infinity')`,
-		`enqueue_message('', 'start')`,
-		`enqueue_message('` + long + `', 'start')`,
-		`enqueue_message('i', '')`,
-		`enqueue_message('i', '` + long + `')`,
-		`enqueue_message('i', 'start', p_name => '` + long + `')`,
-		`enqueue_message('i', 'start', p_version => '')`,
-		`enqueue_message('i', 'k', p_delay => '-1 second')`,
-	} {
+	const namespaces = "a namespace must have 1 to 40 lower-case letters, digits, _ and -, a letter first: not "
+	refused := map[string]string{
+		`enqueue_work(NULL)`:                                            "a name must have 1 to 255 bytes",
+		`enqueue_work('')`:                                              "a name must have 1 to 255 bytes",
+		`enqueue_work('` + long + `')`:                                  "a name must have 1 to 255 bytes",
+		`enqueue_work_many(ARRAY['w', NULL], NULL)`:                     "a name must have 1 to 255 bytes",
+		`enqueue_work_many(ARRAY['w', '` + long + `'], NULL)`:           "a name must have 1 to 255 bytes",
+		`enqueue_work_many(ARRAY['w'], NULL, p_instances => ARRAY[''])`: "an instance id must have 1 to 255 bytes",
+		`enqueue_work('w', p_tag => '` + long + `')`:                    "a tag must have 0 to 255 bytes",
+		`enqueue_work('w', p_session => '')`:                            "a session must have 1 to 255 bytes",
+		`enqueue_work_many(ARRAY['w', 'w'], NULL, p_priorities => ARRAY[0::smallint, 10::smallint])`: "a priority must be 0 to 9",
+		`enqueue_work_many(ARRAY['w', 'w'], NULL, ARRAY[NULL, 'a,b'])`:                               namespaces + `'a,b'`,
+		`enqueue_work_many(ARRAY['w', 'w'], NULL, p_delays => ARRAY[NULL, interval '-1 s'])`:         "a delay is negative",
+		`enqueue_message('', 'k')`:                                                                     "an instance id must have 1 to 255 bytes",
+		`enqueue_message(NULL, 'k')`:                                                                   "an instance id must have 1 to 255 bytes",
+		`enqueue_message('` + long + `', 'k')`:                                                         "an instance id must have 1 to 255 bytes",
+		`enqueue_message('i', '')`:                                                                     "a kind must have 1 to 255 bytes",
+		`enqueue_message('i', NULL)`:                                                                   "a kind must have 1 to 255 bytes",
+		`enqueue_message('i', '` + long + `')`:                                                         "a kind must have 1 to 255 bytes",
+		`enqueue_message('i', 'start', p_name => '` + long + `')`:                                      "a name must have 1 to 255 bytes",
+		`enqueue_message('i', 'start', p_name => '')`:                                                  "a name must have 1 to 255 bytes",
+		`enqueue_message('i', 'start', p_name => 'n', p_version => '')`:                                "a version must have 1 to 255 bytes",
+		`enqueue_message('i', 'k', p_queue => '` + long + `')`:                                         "a queue name must have 0 to 255 bytes",
+		`enqueue_message('i', 'start')`:                                                                "a message that opens an execution needs the name of the orchestration",
+		`enqueue_message('i', 'continue_as_new')`:                                                      "a message that opens an execution needs the name of the orchestration",
+		`enqueue_message_many(ARRAY['i', 'j'], ARRAY['start', 'start'], NULL, ARRAY['n'])`:             "a message that opens an execution needs the name of the orchestration",
+		`enqueue_message_many(ARRAY['i', 'j'], ARRAY['k', 'continue_as_new'], NULL, ARRAY['n', NULL])`: "a message that opens an execution needs the name of the orchestration",
+		`ack_work(` + id + `, '` + claim + `', p_instance => 'i', p_kind => 'start')`:                  "a message that opens an execution needs the name of the orchestration",
+	}
+	for _, enqueue := range []string{"enqueue_work('w'", "enqueue_message('i', 'k'"} {
+		for option, says := range map[string]string{
+			`p_dedup_key => ''`:                            "a dedup key must have 1 to 255 bytes",
+			`p_dedup_key => '` + long + `'`:                "a dedup key must have 1 to 255 bytes",
+			`p_delay => '-1 hour'`:                         "a delay is negative",
+			`p_priority => 10`:                             "a priority must be 0 to 9",
+			`p_priority => -1`:                             "a priority must be 0 to 9",
+			`p_priority => 65536`:                          "a priority must be 0 to 9",
+			`p_namespace => 'No'`:                          namespaces + `'No'`,
+			`p_namespace => ''`:                            namespaces + `''`,
+			`p_namespace => '1'`:                           namespaces + `'1'`,
+			`p_namespace => '` + long[:41] + `'`:           namespaces + `'` + long[:41] + `'`,
+			`p_visible_at => 'infinity'`:                   "a due time must be finite",
+			`p_visible_at => '-infinity'`:                  "a due time must be finite",
+			`p_delay => '1 second', p_visible_at => now()`: "both a delay and a due time are given",
+		} {
+			refused[enqueue+", "+option+")"] = says
+		}
+	}
+	for call, says := range refused {
 		tx := n.begin(t)
 		_, err := tx.Exec(t.Context(), `SELECT `+call)
-		require.Error(t, err, call)
+		var refusal *pgconn.PgError
+		require.ErrorAs(t, err, &refusal, call)
+		require.Equal(t, "PW003: "+says, refusal.Code+": "+refusal.Message, call)
+		require.LessOrEqual(t, strings.Count(refusal.Where, "\n"), 6, "%s: %s", call, refusal.Where)
 		require.NoError(t, tx.Rollback(t.Context()))
 	}
 	require.Equal(t, before, n.content(t))
+}
+
+func TestSQLFunctions_UnusualButGood_IsAccepted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for _, call := range []string{
+		`enqueue_work('null', p_namespace => 'null', p_tag => '', p_priority => NULL)`,
+		`enqueue_work('"" {}', p_namespace => '` + strings.Repeat("n", 40) + `', p_dedup_key => '""')`,
+		`enqueue_work_many(array_fill('w'::text, ARRAY[300]), NULL, p_delays => ARRAY['0', NULL::interval], p_visible_ats => ARRAY[NULL, now()])`,
+		`enqueue_message('i', 'k', p_queue => '')`,
+		`enqueue_message_many(ARRAY['i', 'j'], ARRAY['k', 'start'], NULL, ARRAY[NULL, 'n'], p_namespaces => ARRAY['a', 'b'])`,
+	} {
+		n.exec(t, `SELECT `+call)
+	}
 }
 
 func TestSQLFunctions_LimitsExactlyReached_GoFetchesAndFinishesIt(t *testing.T) {

@@ -321,7 +321,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION require_empty IS 'Fails with PW006 while a row would be lost by migrating down.';
+COMMENT ON FUNCTION require_empty IS 'Internal: fails with PW006 while a row would be lost by migrating down.';
 
 -- +goose Down
 

@@ -38,7 +38,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_queue IS 'Tells the nodes that p_due items are due and that another becomes due at p_next (either may be absent), in one namespace or, if null, in any. Silent while the setting pgwake.notify is off.';
+COMMENT ON FUNCTION notify_queue IS 'Internal: tells the nodes that p_due items are due and that another becomes due at p_next (either may be absent), in one namespace or, if null, in any. Silent while the setting pgwake.notify is off.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_inserted()
@@ -65,7 +65,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_inserted IS 'Sends one notification for all rows of an INSERT: how many are due, and when the next one will be.';
+COMMENT ON FUNCTION notify_inserted IS 'Internal: sends one notification for all rows of an INSERT: how many are due, and when the next one will be.';
 
 CREATE TRIGGER worker_queue_notify AFTER INSERT ON worker_queue
     REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT
@@ -92,7 +92,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION quiet IS 'With true, silences the notifications of this transaction. Returns the setting to go back to.';
+COMMENT ON FUNCTION quiet IS 'Internal: with true, silences the notifications of this transaction. Returns the setting to go back to.';
 
 -- +goose StatementBegin
 CREATE FUNCTION reads_committed()
@@ -105,7 +105,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION reads_committed IS 'Whether each statement of the transaction sees what was committed before it.';
+COMMENT ON FUNCTION reads_committed IS 'Internal: whether each statement of the transaction sees what was committed before it.';
 
 -- +goose StatementBegin
 CREATE FUNCTION register_namespaces(p_namespaces text[])
@@ -126,7 +126,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION register_namespaces IS 'Adds the namespaces that the registry lacks, in the transaction of their first items; never waits. If another transaction is adding one at this moment, that one does, or else the next.';
+COMMENT ON FUNCTION register_namespaces IS 'Internal: adds the namespaces that the registry lacks, in the transaction of their first items; never waits. If another transaction is adding one at this moment, that one does, or else the next.';
 
 -- +goose StatementBegin
 CREATE FUNCTION work_lists(p_namespaces text[], p_tags text[])
@@ -168,7 +168,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION work_lists IS 'Which pairs of namespace and tag there are in the worker queue, sessions left out, of these namespaces and tags (null: all).';
+COMMENT ON FUNCTION work_lists IS 'Internal: which pairs of namespace and tag there are in the worker queue, sessions left out, of these namespaces and tags (null: all).';
 
 -- +goose StatementBegin
 CREATE FUNCTION asked_lists(p_namespaces text[], p_tags text[])
@@ -201,7 +201,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION asked_lists IS 'The lists, each a namespace and a tag, that a query for work has to merge.';
+COMMENT ON FUNCTION asked_lists IS 'Internal: the lists, each a namespace and a tag, that a query for work has to merge.';
 
 -- +goose StatementBegin
 CREATE FUNCTION session_lists(p_owner text, p_now timestamptz)
@@ -227,7 +227,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION session_lists IS 'Which sessions there are in the worker queue, and when those that another owner holds are free.';
+COMMENT ON FUNCTION session_lists IS 'Internal: which sessions there are in the worker queue, and when those that another owner holds are free.';
 
 -- +goose StatementBegin
 CREATE FUNCTION earliest_work(p_namespaces text[], p_tags text[] DEFAULT ARRAY[''], p_owner text DEFAULT NULL)
@@ -336,7 +336,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION message_lists IS 'Which namespaces, queue names and pinned versions there are in the orchestrator queue, of those asked for (null: all). Rows without a version count as of any.';
+COMMENT ON FUNCTION message_lists IS 'Internal: which namespaces, queue names and pinned versions there are in the orchestrator queue, of those asked for (null: all). Rows without a version count as of any.';
 
 -- +goose StatementBegin
 CREATE FUNCTION sticky_lists(p_owner text, p_namespaces text[], p_queues text[], p_min_pin bigint, p_max_pin bigint)
@@ -363,7 +363,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION sticky_lists IS 'message_lists for what is sticky to p_owner.';
+COMMENT ON FUNCTION sticky_lists IS 'Internal: message_lists for what is sticky to p_owner.';
 
 -- +goose StatementBegin
 CREATE FUNCTION earliest_message(
@@ -418,7 +418,7 @@ LANGUAGE sql IMMUTABLE
 SET search_path FROM CURRENT
 RETURN CASE WHEN p_array IS NOT NULL THEN ARRAY(SELECT e.value FROM jsonb_array_elements_text(p_array) AS e (value)) END;
 -- +goose StatementEnd
-COMMENT ON FUNCTION texts IS 'A JSON array of strings as an array; null for null.';
+COMMENT ON FUNCTION texts IS 'Internal: a JSON array of strings as an array; null for null.';
 
 -- +goose StatementBegin
 CREATE FUNCTION look(p_queues text[], p_filters text[])
@@ -443,7 +443,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look IS 'For each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. The one statement a minute of an idle node.';
+COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_queues(p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_instances text[] DEFAULT NULL)
@@ -458,7 +458,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_queues IS 'Several calls of notify_queue, and of notify_instance by its payloads, in one round trip, for the nodes'' own notifications.';
+COMMENT ON FUNCTION notify_queues IS 'Internal: several calls of notify_queue, and of notify_instance by its payloads, in one round trip, for the nodes'' own notifications.';
 
 -- +goose StatementBegin
 CREATE FUNCTION listen_session()
@@ -480,7 +480,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION listen_session IS 'Configures the session of a node''s LISTEN connection, which must not be one that a pooler shares.';
+COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a node''s LISTEN connection, which must not be one that a pooler shares.';
 
 -- +goose Down
 

@@ -3,6 +3,47 @@
 -- +goose Up
 
 -- +goose StatementBegin
+CREATE FUNCTION check_texts(p_what text, p_texts text[], p_least integer DEFAULT 1, p_required boolean DEFAULT false)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM unnest(p_texts) AS t (text) WHERE coalesce(octet_length(t.text) NOT BETWEEN p_least AND 255, p_required)) THEN
+        RAISE EXCEPTION '% must have % to 255 bytes', p_what, p_least USING ERRCODE = 'PW003';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION check_texts IS 'Internal: PW003 unless each of these texts has p_least to 255 bytes; null has none, and is fine unless p_required.';
+
+-- +goose StatementBegin
+CREATE FUNCTION check_options(p_namespaces text[], p_priorities smallint[], p_delays interval[], p_visible_ats timestamptz[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_namespace text;
+BEGIN
+    SELECT n.name INTO v_namespace FROM unnest(p_namespaces) AS n (name) WHERE n.name !~ '^[a-z][a-z0-9_-]{0,39}$' LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'a namespace must have 1 to 40 lower-case letters, digits, _ and -, a letter first: not %', quote_literal(v_namespace) USING ERRCODE = 'PW003';
+    ELSIF 0 > ANY (p_priorities) OR 9 < ANY (p_priorities) THEN
+        RAISE EXCEPTION 'a priority must be 0 to 9' USING ERRCODE = 'PW003';
+    ELSIF interval '0' > ANY (p_delays) THEN
+        RAISE EXCEPTION 'a delay is negative' USING ERRCODE = 'PW003';
+    ELSIF EXISTS (SELECT FROM unnest(p_visible_ats) AS i (at) WHERE NOT isfinite(i.at)) THEN
+        RAISE EXCEPTION 'a due time must be finite' USING ERRCODE = 'PW003';
+    ELSIF EXISTS (SELECT FROM unnest(p_delays, p_visible_ats) AS i (delay, at) WHERE i.delay IS NOT NULL AND i.at IS NOT NULL) THEN
+        RAISE EXCEPTION 'both a delay and a due time are given' USING ERRCODE = 'PW003';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION check_options IS 'Internal: PW003 unless these options of an enqueue are good.';
+
+-- +goose StatementBegin
 CREATE FUNCTION enqueue_work_many(
     p_names text[], p_inputs text[], p_namespaces text[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL,
     p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
@@ -19,17 +60,26 @@ DECLARE
     v_now    timestamptz := clock_timestamp();
     v_before text;
     v_ids    bigint[] := ARRAY(SELECT nextval('worker_queue_id_seq') FROM generate_series(1, cardinality(p_names)));
+    v_texts  text := concat(p_names, p_dedup_keys, p_instances, p_tags, p_sessions);
 BEGIN
-    IF interval '0' > ANY (p_delays) THEN
-        RAISE EXCEPTION 'a delay is negative' USING ERRCODE = 'PW003';
+    -- Cheap tests, which nothing bad passes and all that is usual does; a batch does not. What is bad, if anything is, the
+    -- functions tell.
+    IF octet_length(v_texts) > 255 OR strpos(v_texts, '""') > 0 OR array_position(p_names, NULL) IS NOT NULL
+       OR octet_length(p_namespaces::text) > 42 OR p_namespaces::text !~ '^\{(NULL|[a-z][a-z0-9_-]*)}$' OR 0 > ANY (p_priorities) OR 9 < ANY (p_priorities)
+       OR interval '0' > ANY (p_delays) OR 'infinity' = ANY (p_visible_ats) OR '-infinity' = ANY (p_visible_ats)
+       OR array_remove(p_delays, NULL) <> '{}' AND array_remove(p_visible_ats, NULL) <> '{}' THEN
+        PERFORM check_texts('a name', p_names, p_required => true);
+        PERFORM check_texts('a dedup key', p_dedup_keys), check_texts('an instance id', p_instances);
+        PERFORM check_texts('a tag', p_tags, 0), check_texts('a session', p_sessions);
+        PERFORM check_options(p_namespaces, p_priorities, p_delays, p_visible_ats);
     END IF;
     PERFORM register_namespaces(p_namespaces);
     v_before := quiet(p_quiet);
     INSERT INTO worker_queue (id, name, input, namespace, priority, visible_at, dedup_key,
-                              instance_id, execution_id, activity_id, tag, session_id)
+                              instance_id, execution_id, activity_id, tag, session_id, created_at)
     SELECT i.id, i.name, i.input::json, coalesce(i.namespace, 'default'), coalesce(i.priority, 0),
            coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key, i.instance_id, i.execution_id, i.activity_id,
-           coalesce(i.tag, ''), i.session_id
+           coalesce(i.tag, ''), i.session_id, v_now
       FROM unnest(v_ids, p_names, p_inputs, p_namespaces, p_priorities, p_delays, p_visible_ats, p_dedup_keys,
                   p_instances, p_executions, p_activities, p_tags, p_sessions) WITH ORDINALITY
            AS i (id, name, input, namespace, priority, delay, visible_at, dedup_key,
@@ -51,7 +101,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element, and returns a row for each in the same order. An item whose dedup key is already queued adds nothing and returns the id and due time of the queued one, or null if that was finished at this very moment. p_quiet leaves the notification to the caller.';
+COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element, and returns a row for each in the same order; see enqueue_work. An array that is null, or has a null, means the default. An item whose dedup key is already queued adds nothing and returns the id and due time of the queued one, or null if that was finished at this very moment. p_instances, p_executions and p_activities say what scheduled an item. p_quiet leaves the notification to the caller. PW003 if an argument breaks a rule.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_work(
@@ -64,12 +114,12 @@ SET search_path FROM CURRENT
 AS $$
 BEGIN
     RETURN (SELECT item_id FROM enqueue_work_many(
-        ARRAY[p_name], ARRAY[p_input::text], ARRAY[p_namespace], ARRAY[p_priority::smallint],
+        ARRAY[p_name], ARRAY[p_input::text], ARRAY[p_namespace], ARRAY[least(greatest(coalesce(p_priority, 0), -1), 10)::smallint],
         ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], p_tags => ARRAY[p_tag], p_sessions => ARRAY[p_session]));
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_work IS 'Adds one work item and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}'').';
+COMMENT ON FUNCTION enqueue_work IS 'Adds one work item, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}''). If an item with the same p_dedup_key is queued in the namespace, claimed or not, it adds nothing and returns the id of that one. p_priority is 0 to 9, the highest first. The first item of a namespace creates it; by default it is ''default''. p_tag is what a fetch can ask for or leave out; the items of a p_session go to one owner at a time. PW003 if an argument breaks a rule: names, keys and sessions have 1 to 255 bytes, a tag at most 255; p_delay is not negative, and not together with p_visible_at.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_session(p_session text, p_owner text, p_now timestamptz)
@@ -95,7 +145,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_session IS 'Locks a session that is free, or p_owner''s already, to the end of the transaction, for claim_sessions; never waits. False if another holds it, or is about to.';
+COMMENT ON FUNCTION lock_session IS 'Internal: locks a session that is free, or p_owner''s already, to the end of the transaction, for claim_sessions; never waits. False if another holds it, or is about to.';
 
 -- +goose StatementBegin
 CREATE FUNCTION claim_sessions(p_items bigint[], p_owner text, p_token uuid, p_now timestamptz, p_until timestamptz)
@@ -116,7 +166,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION claim_sessions IS 'Makes p_owner the owner of the sessions of these items, which lock_session has locked.';
+COMMENT ON FUNCTION claim_sessions IS 'Internal: makes p_owner the owner of the sessions of these items, which lock_session has locked.';
 
 -- +goose StatementBegin
 CREATE FUNCTION touch_sessions(p_sessions text[])
@@ -133,7 +183,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION touch_sessions IS 'Notes that there was activity in these sessions.';
+COMMENT ON FUNCTION touch_sessions IS 'Internal: notes that there was activity in these sessions.';
 
 -- +goose StatementBegin
 CREATE FUNCTION pick_work(
@@ -232,7 +282,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION pick_work IS 'Locks up to p_limit due items that a fetch may claim, in order, and their sessions.';
+COMMENT ON FUNCTION pick_work IS 'Internal: locks up to p_limit due items that a fetch may claim, in order, and their sessions.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fetch_work(
@@ -627,4 +677,5 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 -- +goose Down
 
 DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, fetch_work, pick_work,
-    touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_many;
+    touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_many,
+    check_options, check_texts;

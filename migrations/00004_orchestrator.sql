@@ -35,7 +35,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION share_homes IS 'Tries for the shared locks of instances'' homes, see above. Returns those of which what is read may be out of date when it is committed.';
+COMMENT ON FUNCTION share_homes IS 'Internal: tries for the shared locks of instances'' homes, see above. Returns those of which what is read may be out of date when it is committed.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_home(p_instance text)
@@ -48,7 +48,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_home IS 'Tries for the exclusive lock of an instance''s home, see above. Never waits.';
+COMMENT ON FUNCTION lock_home IS 'Internal: tries for the exclusive lock of an instance''s home, see above. Never waits.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_homes(p_instances text[])
@@ -63,7 +63,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_homes IS 'Tries for the exclusive locks of instances'' homes, and leaves a note for each that it does not get. Never waits.';
+COMMENT ON FUNCTION lock_homes IS 'Internal: tries for the exclusive locks of instances'' homes, and leaves a note for each that it does not get. Never waits.';
 
 -- +goose StatementBegin
 CREATE FUNCTION align_messages(p_instance text, OUT moved boolean, OUT remains boolean)
@@ -121,7 +121,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION align_messages IS 'Brings what the messages of an instance copied from it up to date. moved: something was not; remains: something is not, because somebody has the message locked, or because its dedup key is taken where it belongs. Never waits.';
+COMMENT ON FUNCTION align_messages IS 'Internal: brings what the messages of an instance copied from it up to date. moved: something was not; remains: something is not, because somebody has the message locked, or because its dedup key is taken where it belongs. Never waits.';
 
 -- +goose StatementBegin
 CREATE FUNCTION realign_messages()
@@ -166,7 +166,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION realign_messages IS 'Brings the messages of up to 20 instances that are noted up to date, and tells the nodes if that moved any.';
+COMMENT ON FUNCTION realign_messages IS 'Internal: brings the messages of up to 20 instances that are noted up to date, and tells the nodes if that moved any.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message_many(
@@ -192,9 +192,22 @@ DECLARE
     v_untils     timestamptz[];
     v_unsure     text[]; -- instances
     v_guessed    text[];
+    v_texts      text := concat(p_instances, p_kinds, p_names, p_versions, p_dedup_keys, p_queues);
 BEGIN
-    IF interval '0' > ANY (p_delays) THEN
-        RAISE EXCEPTION 'a delay is negative' USING ERRCODE = 'PW003';
+    -- As in enqueue_work_many.
+    IF octet_length(v_texts) > 255 OR strpos(v_texts, '""') > 0
+       OR array_position(p_instances, NULL) IS NOT NULL OR array_position(p_kinds, NULL) IS NOT NULL
+       OR p_kinds && ARRAY['start', 'continue_as_new'] AND (coalesce(cardinality(p_names), 0) < cardinality(p_kinds) OR array_position(p_names, NULL) IS NOT NULL)
+       OR octet_length(p_namespaces::text) > 42 OR p_namespaces::text !~ '^\{(NULL|[a-z][a-z0-9_-]*)}$' OR 0 > ANY (p_priorities) OR 9 < ANY (p_priorities)
+       OR interval '0' > ANY (p_delays) OR 'infinity' = ANY (p_visible_ats) OR '-infinity' = ANY (p_visible_ats)
+       OR array_remove(p_delays, NULL) <> '{}' AND array_remove(p_visible_ats, NULL) <> '{}' THEN
+        PERFORM check_texts('an instance id', p_instances, p_required => true), check_texts('a kind', p_kinds, p_required => true);
+        PERFORM check_texts('a name', p_names), check_texts('a version', p_versions);
+        PERFORM check_texts('a dedup key', p_dedup_keys), check_texts('a queue name', p_queues, 0);
+        PERFORM check_options(p_namespaces, p_priorities, p_delays, p_visible_ats);
+        IF EXISTS (SELECT FROM unnest(p_kinds, p_names) AS i (kind, name) WHERE i.kind IN ('start', 'continue_as_new') AND i.name IS NULL) THEN
+            RAISE EXCEPTION 'a message that opens an execution needs the name of the orchestration' USING ERRCODE = 'PW003';
+        END IF;
     END IF;
     PERFORM register_namespaces(p_namespaces);
     v_unsure := share_homes(p_instances);
@@ -222,10 +235,10 @@ BEGIN
                     ORDER BY q.instance_id, q.id LIMIT 1) queued ON true) AS home;
     v_before := quiet(p_quiet);
     INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
-                                    namespace, priority, visible_at, dedup_key, queue, pin, sticky_owner, sticky_due)
+                                    namespace, priority, visible_at, dedup_key, queue, pin, sticky_owner, sticky_due, created_at)
     SELECT i.id, i.instance_id, i.kind, i.data::json, i.name, i.version, i.execution_id, i.namespace,
            coalesce(i.priority, 0), CASE WHEN due.sticks THEN i.sticky_until ELSE due.at END, i.dedup_key, i.queue, i.pin,
-           CASE WHEN due.sticks THEN i.sticky_owner END, CASE WHEN due.sticks THEN due.at END
+           CASE WHEN due.sticks THEN i.sticky_owner END, CASE WHEN due.sticks THEN due.at END, v_now
       FROM unnest(v_ids, p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, v_namespaces, p_priorities,
                   p_delays, p_visible_ats, p_dedup_keys, v_queues, v_pins, v_owners, v_untils) WITH ORDINALITY
            AS i (id, instance_id, kind, data, name, version, execution_id, namespace, priority,
@@ -261,7 +274,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order. An instance that is known, or has a message queued, keeps its namespace and queue name, whatever the message says. due_at is the due instant for whom the instance is sticky to, if it is. Dedup keys and p_quiet as in enqueue_work_many.';
+COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order; see enqueue_message. An instance that is known, or has a message queued, keeps its namespace and queue name, whatever the message says. due_at is the due instant for whom the instance is sticky to, if it is. Nulls, dedup keys and p_quiet as in enqueue_work_many. PW003 if an argument breaks a rule.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message(
@@ -275,11 +288,11 @@ AS $$
 BEGIN
     RETURN (SELECT item_id FROM enqueue_message_many(
         ARRAY[p_instance], ARRAY[p_kind], ARRAY[p_data::text], ARRAY[p_name], ARRAY[p_version], NULL,
-        ARRAY[p_namespace], ARRAY[p_priority::smallint], ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], ARRAY[p_queue]));
+        ARRAY[p_namespace], ARRAY[least(greatest(coalesce(p_priority, 0), -1), 10)::smallint], ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], ARRAY[p_queue]));
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_message IS 'Adds one message for an instance and returns its id: SELECT enqueue_message(''order-7'', ''start'', ''{}'', p_name => ''order'').';
+COMMENT ON FUNCTION enqueue_message IS 'Adds one message for an instance, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_message(''order-7'', ''start'', ''{}'', p_name => ''order''). The kinds ''start'' and ''continue_as_new'' open an execution and need p_name, the orchestration; a ''queue_message'' for an instance that is unknown is dropped; any other kind is the runtime''s own. p_namespace and p_queue, the queue name, count only for an instance that is not known yet. p_priority and p_dedup_key as in enqueue_work. PW003 if an argument breaks a rule: ids, kinds, names, versions and keys have 1 to 255 bytes, a queue name at most 255; p_delay is not negative, and not together with p_visible_at.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_due_instance(
@@ -382,7 +395,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_due_instance IS 'Tries to lock the instance of a due message; never waits. Null if there is no point: it is leased (its due messages are then held until the lease ends), it is not what was asked for, its message being out of date, or the message is gone. False if somebody is changing its lock at this moment.';
+COMMENT ON FUNCTION lock_due_instance IS 'Internal: tries to lock the instance of a due message; never waits. Null if there is no point: it is leased (its due messages are then held until the lease ends), it is not what was asked for, its message being out of date, or the message is gone. False if somebody is changing its lock at this moment.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fetch_orchestration(
@@ -576,7 +589,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION hold_instance_lock IS 'Locks the lock row of an instance to the end of the transaction. PW001 unless p_token holds it and has not expired.';
+COMMENT ON FUNCTION hold_instance_lock IS 'Internal: locks the lock row of an instance to the end of the transaction. PW001 unless p_token holds it and has not expired.';
 
 -- +goose StatementBegin
 CREATE FUNCTION instance_scope(p_instance text)
@@ -597,7 +610,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION instance_scope IS 'The namespace in which all messages of an instance are, or null if they may be in any: until its first ack, nothing says in which one they belong.';
+COMMENT ON FUNCTION instance_scope IS 'Internal: the namespace in which all messages of an instance are, or null if they may be in any: until its first ack, nothing says in which one they belong.';
 
 -- +goose StatementBegin
 CREATE FUNCTION release_instance(p_instance text)
@@ -617,7 +630,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION release_instance IS 'Removes the lock of an instance and brings back the messages held behind it. True if the instance has a due message now. The caller holds the lock row.';
+COMMENT ON FUNCTION release_instance IS 'Internal: removes the lock of an instance and brings back the messages held behind it. True if the instance has a due message now. The caller holds the lock row.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_new_history(p_instance text)
@@ -630,7 +643,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_new_history IS 'Waits for, and keeps out to the end of the transaction, whoever adds events to an execution of the instance that is not known yet, or makes one known: what the first adds, the second counts.';
+COMMENT ON FUNCTION lock_new_history IS 'Internal: waits for, and keeps out to the end of the transaction, whoever adds events to an execution of the instance that is not known yet, or makes one known: what the first adds, the second counts.';
 
 -- +goose StatementBegin
 CREATE FUNCTION append_history(p_instance text, p_execution bigint, p_event_ids bigint[], p_types text[], p_datas text[])
@@ -682,7 +695,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION cancel_activities IS 'Removes work items of an instance, claimed or not. Part of ack_orchestration.';
+COMMENT ON FUNCTION cancel_activities IS 'Internal: removes work items of an instance, claimed or not. Part of ack_orchestration.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_orchestration(
@@ -915,7 +928,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION give_back_turn IS 'Returns the messages of a turn to the queue, due after p_delay, and releases the instance; whatever was held behind it is due at once. Returns the scope of the instance (see instance_scope) and when the turn is due. The caller holds the lock row.';
+COMMENT ON FUNCTION give_back_turn IS 'Internal: returns the messages of a turn to the queue, due after p_delay, and releases the instance; whatever was held behind it is due at once. Returns the scope of the instance (see instance_scope) and when the turn is due. The caller holds the lock row.';
 
 -- +goose StatementBegin
 CREATE FUNCTION abandon_orchestration(

@@ -16,7 +16,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_instance IS 'Tells the nodes that an instance, its custom status or the status of its current execution has changed. Several calls in a transaction are one notification. Silent while the setting pgwake.notify is off.';
+COMMENT ON FUNCTION notify_instance IS 'Internal: tells the nodes that an instance, its custom status or the status of its current execution has changed. Several calls in a transaction are one notification. Silent while the setting pgwake.notify is off.';
 
 -- +goose StatementBegin
 CREATE FUNCTION apply_custom_status(p_instance text, p_clear boolean, p_value text, p_quiet boolean DEFAULT false)
@@ -42,7 +42,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION apply_custom_status IS 'Sets or clears the custom status of an instance, which takes its version up by one, and tells the nodes unless p_quiet leaves that to the caller. Part of ack_orchestration.';
+COMMENT ON FUNCTION apply_custom_status IS 'Internal: sets or clears the custom status of an instance, which takes its version up by one, and tells the nodes unless p_quiet leaves that to the caller. Part of ack_orchestration.';
 
 -- +goose StatementBegin
 CREATE FUNCTION get_custom_status(p_instance text, p_last_seen bigint DEFAULT 0)
@@ -83,7 +83,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look_at_instances IS 'What the waiters of a node ask: for each instance whether its custom status is newer than last_seen or, if that is null, whether its current execution has ended. known is the incarnation that was seen last, null for none. A row for each question that has an answer, and for each instance whose known is no longer true.';
+COMMENT ON FUNCTION look_at_instances IS 'Internal: what the waiters of a node ask: for each instance whether its custom status is newer than last_seen or, if that is null, whether its current execution has ended. known is the incarnation that was seen last, null for none. A row for each question that has an answer, and for each instance whose known is no longer true.';
 
 -- +goose StatementBegin
 CREATE FUNCTION merge_kv(p_instance text)
@@ -107,7 +107,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION merge_kv IS 'Moves what the executions of an instance changed so far into kv_store, where the next turn sees it. Part of ack_orchestration: when an execution ends, and before the writes of a higher one.';
+COMMENT ON FUNCTION merge_kv IS 'Internal: moves what the executions of an instance changed so far into kv_store, where the next turn sees it. Part of ack_orchestration: when an execution ends, and before the writes of a higher one.';
 
 -- +goose StatementBegin
 CREATE FUNCTION apply_kv(p_instance text, p_execution bigint, p_ops text[], p_keys text[], p_values text[])
@@ -148,7 +148,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION apply_kv IS 'Changes the key-value pairs of an instance, in order: set, clear or, without a key, clear_all. Clients see it at once, turns once merge_kv has run. Part of ack_orchestration.';
+COMMENT ON FUNCTION apply_kv IS 'Internal: changes the key-value pairs of an instance, in order: set, clear or, without a key, clear_all. Clients see it at once, turns once merge_kv has run. Part of ack_orchestration.';
 
 -- +goose StatementBegin
 CREATE FUNCTION kv_snapshot(p_instance text)
@@ -163,7 +163,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION kv_snapshot IS 'The key-value pairs that a turn sees, as one object: those of the executions before. Part of fetch_orchestration.';
+COMMENT ON FUNCTION kv_snapshot IS 'Internal: the key-value pairs that a turn sees, as one object: those of the executions before. Part of fetch_orchestration.';
 
 -- +goose StatementBegin
 CREATE FUNCTION get_kv(p_instance text, p_key text)

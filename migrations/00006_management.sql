@@ -178,7 +178,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION instance_trees IS 'For each of the instances, known or not, itself and its descendants: level by level, and in one by id.';
+COMMENT ON FUNCTION instance_trees IS 'Internal: for each of the instances, known or not, itself and its descendants: level by level, and in one by id.';
 
 -- +goose StatementBegin
 CREATE FUNCTION get_instance_tree(p_instance text)
@@ -212,7 +212,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION check_isolation IS 'PW003 unless the transaction is READ COMMITTED. Part of the deletions.';
+COMMENT ON FUNCTION check_isolation IS 'Internal: PW003 unless the transaction is READ COMMITTED. Part of the deletions.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_instances(p_instances text[], p_token uuid)
@@ -241,7 +241,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_instances IS 'Locks the lock rows of these instances to the end of the transaction. Rows that it had to add carry p_token and must be removed before.';
+COMMENT ON FUNCTION lock_instances IS 'Internal: locks the lock rows of these instances to the end of the transaction. Rows that it had to add carry p_token and must be removed before.';
 
 -- +goose StatementBegin
 CREATE FUNCTION check_deletion(p_instances text[], p_force boolean)
@@ -286,7 +286,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION check_deletion IS 'Fails unless these instances may be deleted together: PW002 if one is unknown, PW005 if one has a parent or a child that is not among them, PW004 if one is running or between two executions, unless forced.';
+COMMENT ON FUNCTION check_deletion IS 'Internal: fails unless these instances may be deleted together: PW002 if one is unknown, PW005 if one has a parent or a child that is not among them, PW004 if one is running or between two executions, unless forced.';
 
 -- +goose StatementBegin
 CREATE FUNCTION remove_instances(p_instances text[])
@@ -332,7 +332,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION remove_instances IS 'Deletes these instances with their executions, history, key-value pairs, dead letters and all that is queued by or for them, and counts. The caller has locked them by lock_instances.';
+COMMENT ON FUNCTION remove_instances IS 'Internal: deletes these instances with their executions, history, key-value pairs, dead letters and all that is queued by or for them, and counts. The caller has locked them by lock_instances.';
 
 -- +goose StatementBegin
 CREATE FUNCTION delete_instance(p_instance text, p_force boolean DEFAULT false)
@@ -469,7 +469,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION prunable_executions IS 'Executions of an instance that are neither running nor the current one nor among the last p_keep_last, and have ended before p_completed_before, if that is given.';
+COMMENT ON FUNCTION prunable_executions IS 'Internal: executions of an instance that are neither running nor the current one nor among the last p_keep_last, and have ended before p_completed_before, if that is given.';
 
 -- +goose StatementBegin
 CREATE FUNCTION prune(p_instances text[], p_keep_last integer, p_completed_before timestamptz)
@@ -503,7 +503,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION prune IS 'Deletes the prunable executions of these instances, with their history, and counts the instances that lost any.';
+COMMENT ON FUNCTION prune IS 'Internal: deletes the prunable executions of these instances, with their history, and counts the instances that lost any.';
 
 -- +goose StatementBegin
 CREATE FUNCTION prune_executions(p_instance text, p_keep_last integer DEFAULT 1, p_completed_before timestamptz DEFAULT NULL)

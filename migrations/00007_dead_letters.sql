@@ -29,7 +29,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION bury_work IS 'Moves work items into dead_letters, with the error of their latest attempt unless p_error is given. It asks for no token: the caller holds the rows.';
+COMMENT ON FUNCTION bury_work IS 'Internal: moves work items into dead_letters, with the error of their latest attempt unless p_error is given. It asks for no token: the caller holds the rows.';
 
 -- +goose StatementBegin
 CREATE FUNCTION dead_letter_work(p_id bigint, p_token uuid, p_reason text, p_error text DEFAULT NULL)
@@ -73,7 +73,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION bury_turn IS 'Moves the messages of a turn into dead_letters. The instance stays locked; the caller holds the lock row.';
+COMMENT ON FUNCTION bury_turn IS 'Internal: moves the messages of a turn into dead_letters. The instance stays locked; the caller holds the lock row.';
 
 -- +goose StatementBegin
 CREATE FUNCTION dead_letter_orchestration(
@@ -101,7 +101,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION dead_letter_orchestration IS 'Makes the messages of a turn dead letters and releases the instance. Returns the scope of the instance (see instance_scope) and whether it has a due message now: what a caller that asked for quiet has to tell. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION dead_letter_orchestration IS 'Makes the messages of a turn dead letters and releases the instance. Returns the namespace of the instance (null: any) and whether it has a due message now: what a caller that asked for quiet has to tell. PW001 if the token no longer holds.';
 
 -- The two functions that take a filter plan anew for each call: which of its conditions are given decides which
 -- index is good.
@@ -152,7 +152,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION is_queued IS 'Whether the dedup key of a dead letter is queued where the letter would go.';
+COMMENT ON FUNCTION is_queued IS 'Internal: whether the dedup key of a dead letter is queued where the letter would go.';
 
 -- +goose StatementBegin
 CREATE FUNCTION pick_dead_letters(
@@ -178,7 +178,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION pick_dead_letters IS 'As list_dead_letters, and locks them; those that somebody else has locked are left to him. With p_redrive, those whose dedup key is queued are left out.';
+COMMENT ON FUNCTION pick_dead_letters IS 'Internal: as list_dead_letters, and locks them; those that somebody else has locked are left to him. With p_redrive, those whose dedup key is queued are left out.';
 
 -- +goose StatementBegin
 CREATE FUNCTION redrive_dead_letters(
@@ -324,7 +324,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION archive_work IS 'Copies work items into the archive and removes at most 2 * cardinality(p_ids) + 10 rows that are older than p_for. The caller holds the rows of the items and deletes them in the same transaction. If nodes differ in p_for, the shortest counts.';
+COMMENT ON FUNCTION archive_work IS 'Internal: copies work items into the archive and removes at most 2 * cardinality(p_ids) + 10 rows that are older than p_for. The caller holds the rows of the items and deletes them in the same transaction. If nodes differ in p_for, the shortest counts.';
 
 -- +goose StatementBegin
 CREATE FUNCTION list_archive(

@@ -21,8 +21,9 @@ type DrainOptions struct {
 	// New or Open of this package made the Provider.
 	Fetch *pgwake.FetchOptions
 
-	// MaxAttempts is how often the same work item is handled, or the same instance's turn without success, before the
-	// test fails. Defaults to 3.
+	// MaxAttempts is how many attempts the same work item has: the test fails when the last of them fails. One that the
+	// handler itself gives back may come so often as well, and no oftener. For DrainTurns it is how often in a row turns
+	// of the same instance may fail: the last of these failures fails the test. Defaults to 3.
 	MaxAttempts int
 
 	// MaxHandled is how many work items or turns are handled before the test fails: with a handler that goes on
@@ -38,8 +39,8 @@ const (
 // Drain claims due work items one by one and handles them, until nothing is due, and returns how many were handled
 // with success. What a handler enqueues is handled as well if it is due; what is due later is not waited for: see
 // Advance. The item is acknowledged if the handler returns nil, unless the handler has done so itself, and given back
-// at once if it returns an error. An item that fails MaxAttempts times fails the test. The handler's context is that of
-// the test.
+// at once if it returns an error. An item that fails at its attempt number MaxAttempts fails the test. The handler's
+// context is that of the test.
 func Drain(tb testing.TB, p *pgwake.Provider, handler func(context.Context, *pgwake.ClaimedWorkItem) error, o *DrainOptions) int {
 	tb.Helper()
 	ctx := tb.Context()

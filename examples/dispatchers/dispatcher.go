@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
@@ -46,14 +45,11 @@ type dispatcher struct {
 // outcome of an item that has left the queue.
 type outcome struct {
 	item *pgwake.ClaimedWorkItem
-	done bool // or else parked
+	done bool // or else a dead letter
 }
 
 // errShutdown is why a handler's context ends when the grace is over.
 var errShutdown = errors.New("shutting down")
-
-// deadNamespace is where items go that failed too often. Nobody fetches from it but people.
-const deadNamespace = "dead"
 
 // run has goroutines call loop until ctx ends, and then waits for what is at work.
 func (d *dispatcher) run(ctx context.Context, goroutines int, loop func(fetching, working context.Context)) {
@@ -117,8 +113,9 @@ func (d *dispatcher) handle(working context.Context, item *pgwake.ClaimedWorkIte
 	case context.Cause(working) != nil: // it is not the item's fault: somebody else can have it, at once
 		err = d.AbandonWorkItem(ctx, item.LockToken, &pgwake.AbandonOptions{IgnoreAttempt: true})
 	case item.Attempt >= d.maxAttempts:
-		d.log.Printf("%-16s attempt %d: %v; parked", item.Name, item.Attempt, err)
-		if err = d.park(ctx, item, err); err == nil {
+		d.log.Printf("%-16s attempt %d: %v; given up", item.Name, item.Attempt, err)
+		// FetchOptions.MaxAttempts does it at the next fetch, also for items that took their processes down.
+		if err = d.DeadLetterWorkItem(ctx, item.LockToken, "max attempts", err.Error()); err == nil {
 			d.settled <- outcome{item, false}
 		}
 	default:
@@ -202,29 +199,6 @@ func (d *dispatcher) keepLease(ctx context.Context, token pgwake.LockToken) (_ c
 func backOff(attempt int) time.Duration {
 	pause := 30 * time.Millisecond << min(attempt-1, 12)
 	return (pause/2 + rand.N(pause)).Round(time.Millisecond)
-}
-
-// deadItem is the input of an item that was parked.
-type deadItem struct {
-	Name, Error string
-	Attempts    int
-	Input       json.RawMessage
-}
-
-// park moves an item to where nobody fetches it, with the reason, in one transaction.
-func (d *dispatcher) park(ctx context.Context, item *pgwake.ClaimedWorkItem, why error) error {
-	input, err := json.Marshal(deadItem{item.Name, why.Error(), item.Attempt, item.Input})
-	if err != nil {
-		return err
-	}
-	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
-		_, err := d.EnqueueForWorkerTx(ctx, tx, pgwake.WorkItem{Name: item.Name + ".dead", Input: input},
-			&pgwake.EnqueueOptions{Namespace: deadNamespace})
-		if err != nil {
-			return err
-		}
-		return d.AckWorkItemTx(ctx, tx, item.LockToken, nil)
-	})
 }
 
 // batches returns a loop for small items of which there are many: one round trip fetches up to size of them,

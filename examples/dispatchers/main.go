@@ -9,7 +9,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -65,11 +64,11 @@ const (
 
 // result is what came out.
 type result struct {
-	Done, Dead int            // items that were acknowledged, and parked
-	Parked     []deadItem     // those
-	Balances   map[string]int // of the accounts
-	Samples    int64          // sum of all
-	Stats      pgwake.Stats
+	Done, Dead  int                 // items that were acknowledged, and given up
+	DeadLetters []pgwake.DeadLetter // what became of those
+	Balances    map[string]int      // of the accounts
+	Samples     int64               // sum of all
+	Stats       pgwake.Stats
 }
 
 // demo has two dispatchers on one Provider, in a schema of its own, which it drops.
@@ -154,7 +153,8 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (r result, err
 		count(o)
 	}
 
-	if r.Parked, err = exhume(ctx, p); err != nil {
+	// One would look into the errors, mend what is broken, and call RedriveDeadLetters.
+	if r.DeadLetters, err = p.ListDeadLetters(ctx, nil); err != nil {
 		return r, err
 	}
 	rows, err := pool.Query(ctx, "SELECT owner, balance FROM "+w.accounts)
@@ -176,32 +176,10 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (r result, err
 	return r, nil
 }
 
-// exhume fetches what was parked. One would look into the error, mend what is broken, and enqueue the item again
-// in the transaction that acknowledges this one.
-func exhume(ctx context.Context, p *pgwake.Provider) (parked []deadItem, err error) {
-	for {
-		item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{Namespaces: []string{deadNamespace}, NoWait: true})
-		if errors.Is(err, pgwake.ErrNoWork) {
-			return parked, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		var dead deadItem
-		if err := json.Unmarshal(item.Input, &dead); err != nil {
-			return nil, err
-		}
-		parked = append(parked, dead)
-		if err := p.AckWorkItem(ctx, item.LockToken, nil); err != nil {
-			return nil, err
-		}
-	}
-}
-
 func (r *result) print(out io.Writer) {
-	fmt.Fprintf(out, "\n%d items done, %d parked\n", r.Done, r.Dead)
-	for _, dead := range r.Parked {
-		fmt.Fprintf(out, "  parked after %d attempts: %s %s: %s\n", dead.Attempts, dead.Name, dead.Input, dead.Error)
+	fmt.Fprintf(out, "\n%d items done, %d given up\n", r.Done, r.Dead)
+	for _, letter := range r.DeadLetters {
+		fmt.Fprintf(out, "  a dead letter after %d attempts: %s %s: %s\n", letter.Attempts, letter.Name, letter.Data, letter.Error)
 	}
 	fmt.Fprintf(out, "balances after %d transfers, every fifth of which was tried twice: ada %d, grace %d\n",
 		transferCount, r.Balances["ada"], r.Balances["grace"])

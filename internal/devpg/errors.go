@@ -23,8 +23,8 @@ const threeWays = `. Three ways to get one:
   1. name one that runs:   export PGWAKE_DATABASE_URL=postgres://user:password@host:5432/database
   2. install the server:   apt-get install postgresql, or brew install postgresql@17;
                            or name a directory with initdb and postgres in PGWAKE_PG_BIN
-  3. start Docker, or be online for a download, and run the command through
-                           go run github.com/pgwake/pgwake/devpg/cmd/withpg -- command`
+  3. start Docker, or be online for a download, and run the command, in a clone of pgwake, through
+                           go run ./devpg/cmd/withpg -- command`
 
 // NoServerError says what was tried. It unwraps to ErrNoServer and to the error
 // of each attempt.
