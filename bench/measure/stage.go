@@ -110,7 +110,7 @@ func withSetting(databaseURL, key, value string) (string, error) {
 		return "", errors.New("the database URL cannot be parsed") // url.Parse would quote the password
 	}
 	query := u.Query()
-	query.Set(key, value) // the query counts more than the path
+	query.Set(key, value)                                       // the query counts more than the path
 	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx, like libpq, takes a plus for itself
 	return u.String(), nil
 }
