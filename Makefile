@@ -72,7 +72,7 @@ model:
 chaos:
 	@$(GO) build -o bin/chaos ./chaos && exec bin/chaos $(ARGS)
 
-## clean: removes what the other targets built; the raw samples in bench/results stay
+## clean: removes what the other targets built; what the bench has left stays
 clean:
 	rm -rf bin
 
