@@ -14,7 +14,7 @@ import (
 // A notification inside a producer's transaction makes its commit take the one lock of the whole server
 // that orders notifications, and hold it while the commit reaches the disk: writers queue up behind each
 // other. So the library's own producers commit without one and leave what there is to say here. The
-// coalescer says it right after, in a small transaction of its own that waits for no disk: the first few at
+// coalescer says it right after, where somebody waits to hear it, in a small transaction of its own that waits for no disk: the first few at
 // once (leading edge), and on average at most one per CoalesceInterval; whatever cannot go at once is merged
 // into the next (trailing edge). Nothing is dropped: what cannot be sent now is sent later.
 //
@@ -28,6 +28,10 @@ type note struct {
 	due       int64
 	next      time.Time // server time; zero: none
 	namespace string    // "": any
+
+	// all: every node is told, whether it waits or not, because what this is about may not be there to be seen yet. It
+	// does not travel.
+	all bool
 }
 
 // joined is the note by which a node says that it has begun to listen.
@@ -36,6 +40,7 @@ var joined = note{}
 // merge returns a note that says at least what both say.
 func (n note) merge(m note) note {
 	n.due += m.due
+	n.all = n.all || m.all
 	if n.next.IsZero() || (!m.next.IsZero() && m.next.Before(n.next)) {
 		n.next = m.next
 	}
@@ -103,7 +108,7 @@ func (c *coalescer) keepChanges(payloads map[string]bool) {
 
 // assumeDue makes the other nodes look. It never blocks.
 func (c *coalescer) assumeDue(q Queue) {
-	c.tell(q, note{due: 1})
+	c.tell(q, note{due: 1, all: true})
 	if q == Orchestrator { // what feeds it may be an ack that changes an instance
 		c.tellChanges(map[string]bool{anyInstance: true})
 	}
@@ -188,11 +193,13 @@ func (c *coalescer) flush(ctx context.Context) error {
 	var queues, namespaces []*string
 	var due []int64
 	var next []*time.Time
+	var all []bool
 	say := func(q Queue, n note) {
 		name := q.String()
 		queues, due = append(queues, &name), append(due, n.due)
 		next = append(next, optional(n.next, n.next.IsZero()))
 		namespaces = append(namespaces, optional(n.namespace, n.namespace == ""))
+		all = append(all, n.all || n == joined)
 	}
 	for q, n := range taken {
 		if joins { // in a note of its own: merged with another it could not be told from that
@@ -217,7 +224,7 @@ func (c *coalescer) flush(ctx context.Context) error {
 	}()
 	c.e.inject("flush")
 	var void any
-	err := c.e.exec(ctx, &void, c.e.sql.tell, queues, due, next, namespaces, slices.Collect(maps.Keys(changed)))
+	err := c.e.exec(ctx, &void, c.e.sql.tell, queues, due, next, namespaces, all, slices.Collect(maps.Keys(changed)))
 	said = err == nil
 	return err
 }

@@ -15,6 +15,7 @@ func TestCoalescer_ManyEnqueuesAtOnce_AreTheFewestNotifications(t *testing.T) {
 	p := testProvider(t, Config{CoalesceInterval: 300 * time.Millisecond})
 	ear := plain(t, p.cfg.Schema)
 	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	somebodyWaits(t, ear)
 	began := time.Now()
 	var producers sync.WaitGroup
 	for range 4 {
@@ -54,6 +55,7 @@ func TestCoalescer_NotListening_TellsByThePool(t *testing.T) {
 	p := testProvider(t, Config{Mode: ModePolling})
 	ear := plain(t, p.cfg.Schema)
 	mustExec(t, ear, "LISTEN "+channelOf(t, p, Orchestrator))
+	somebodyWaits(t, ear)
 	p.engine.coalescer.tell(Orchestrator, note{due: 1, namespace: "red"})
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
@@ -67,6 +69,7 @@ func TestCoalescer_NodeJoinsWithNewsPending_BothAreHeard(t *testing.T) {
 	p := testProvider(t, Config{Mode: ModePolling})
 	ear := plain(t, p.cfg.Schema)
 	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	somebodyWaits(t, ear)
 	c := p.engine.coalescer
 	c.turn <- struct{}{} // as if something were being sent
 	c.tell(Worker, note{due: 1, namespace: "red"})
@@ -98,6 +101,7 @@ func TestCoalescer_PanicWhileItSpeaks_SaysItAfterwards(t *testing.T) {
 	}})
 	ear := plain(t, p.cfg.Schema)
 	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	somebodyWaits(t, ear)
 	p.engine.coalescer.tell(Worker, note{due: 1, namespace: "red"})
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()

@@ -66,6 +66,28 @@ func (p AggressivePolicy) String() string {
 	return fmt.Sprintf("AggressivePolicy(%d)", int(p))
 }
 
+// NotifyPolicy says when producers notify a node of what they add.
+type NotifyPolicy int
+
+const (
+	// NotifyQuiescent has them notify while somebody waits, or may be about to. While all dispatchers are busy
+	// producers are silent, and pay next to nothing.
+	NotifyQuiescent NotifyPolicy = iota
+	// NotifyBroadcast has them notify for as long as the node listens, busy or not. Transactions that notify commit one
+	// after the other on the whole server, and those behind them wait. To compare with, and to see each notification.
+	NotifyBroadcast
+)
+
+func (p NotifyPolicy) String() string {
+	switch p {
+	case NotifyQuiescent:
+		return "quiescent"
+	case NotifyBroadcast:
+		return "broadcast"
+	}
+	return fmt.Sprintf("NotifyPolicy(%d)", int(p))
+}
+
 // Config holds every setting of a Provider. The zero value means the defaults, and so does a nil *Config.
 // Durations that are negative, and values out of their range, are errors; all of them are reported at once.
 type Config struct {
@@ -79,6 +101,9 @@ type Config struct {
 
 	// Mode says how the node learns of due work. Defaults to ModeHybrid.
 	Mode Mode
+
+	// Notify says when producers notify this node. Producers notify if one node wants them to. Defaults to NotifyQuiescent.
+	Notify NotifyPolicy
 
 	// DisableLongPoll makes every fetch return at once, and opens no LISTEN connection.
 	// Defaults to false.
@@ -152,12 +177,13 @@ type Config struct {
 	// (docs/architecture.md, "Three stages") every listening node is told. Defaults to 2.
 	WakeFanout int
 
-	// QuietAbove is the number of finds per second from which a busy lane asks not to be notified; like
-	// WakeFanout it awaits the later stages. Defaults to 200.
+	// QuietAbove is the number of finds per second above which dispatchers that fetch the same and are all busy count
+	// as busy for longer, so that producers need not notify; several finds in a row do as well. For NotifyQuiescent.
+	// Defaults to 200.
 	QuietAbove int
 
 	// HibernateAfter closes the LISTEN connection after so long without work, for servers that suspend
-	// when idle; like WakeFanout it awaits the later stages, and until then must be 0. Defaults to 0: off.
+	// when idle; like WakeFanout it awaits the last stage, and until then must be 0. Defaults to 0: off.
 	HibernateAfter time.Duration
 
 	// HibernatePoll is the time between two looks while hibernating. Defaults to 6 min.
@@ -217,6 +243,9 @@ func (c *Config) resolve() (Config, error) {
 
 	if r.Mode < ModeHybrid || r.Mode > ModePolling {
 		problem("Mode %d is unknown", int(r.Mode))
+	}
+	if r.Notify < NotifyQuiescent || r.Notify > NotifyBroadcast {
+		problem("Notify %d is unknown", int(r.Notify))
 	}
 	if r.AggressivePolicy < OnTrouble || r.AggressivePolicy > Never {
 		problem("AggressivePolicy %d is unknown", int(r.AggressivePolicy))

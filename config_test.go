@@ -82,6 +82,7 @@ var badKnobs = map[string][]Config{
 	"PollInterval":            {{PollInterval: -1}, {PollInterval: time.Millisecond - 1}, {PollInterval: time.Hour + 1}},
 	"WakeFanout":              {{WakeFanout: -1}},
 	"QuietAbove":              {{QuietAbove: -1}},
+	"Notify":                  {{Notify: -1}, {Notify: NotifyBroadcast + 1}},
 	"HibernateAfter":          {{HibernateAfter: -1}, {HibernateAfter: time.Minute}}, // not before the later stages
 	"HibernatePoll":           {{HibernatePoll: -1}, {HibernatePoll: time.Second - 1}, {HibernatePoll: 24*time.Hour + 1}},
 	"MaxPayload":              {{MaxPayload: -1}},

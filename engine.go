@@ -28,9 +28,12 @@ type engine struct {
 	leases    leases
 	timer     *timer
 	coalescer *coalescer
+	settlers  [queueCount]*settler
+	disarmer  *disarmer
 	listener  *listener // nil: ModePolling, or no long polling
 
-	failing atomic.Bool // the last query for work got no answer
+	lanes   atomic.Int32 // so far
+	failing atomic.Bool  // the last query for work got no answer
 
 	mu       sync.Mutex
 	trouble  [queueCount]*aggressive
@@ -51,8 +54,17 @@ func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, 
 	e.coalescer = newCoalescer(e)
 	e.waits = newWaits(e)
 	e.waiters = newWaiters(func(q Queue, f filter) *lane {
-		return newLane(q, f, e.clock.Now, e.timer.moved, &e.stats.queues[q])
+		l := newLane(q, f, e.clock.Now, e.timer.moved, &e.stats.queues[q])
+		l.id, l.settler, l.overheard = e.lanes.Add(1), e.settlers[q], e.disarmer.again
+		if cfg.Notify == NotifyQuiescent {
+			l.quietAbove = cfg.QuietAbove
+		}
+		return l
 	})
+	e.disarmer = newDisarmer(e)
+	for q := range Queue(queueCount) {
+		e.settlers[q] = newSettler(e, q)
+	}
 	for q := range e.trouble {
 		e.trouble[q] = newAggressive(cfg)
 	}
@@ -70,6 +82,10 @@ func (e *engine) start(ctx context.Context) {
 	e.group.Go("timer", e.timer.run)
 	e.group.Go("coalescer", e.coalescer.run)
 	e.group.Go("waits", e.waits.run)
+	for q, s := range e.settlers {
+		e.group.Go("settler "+Queue(q).String(), s.run)
+	}
+	e.group.Go("disarmer", e.disarmer.run)
 	if e.listener != nil {
 		e.group.Go("listener", e.listener.run)
 		select {
@@ -88,13 +104,16 @@ func (e *engine) inject(point string) {
 	}
 }
 
-// epoch identifies the LISTEN connection; 0: none.
-func (e *engine) epoch() uint64 {
+// session returns the LISTEN connection; the zero value: none.
+func (e *engine) session() session {
 	if e.listener == nil {
-		return 0
+		return session{}
 	}
-	return e.listener.epoch.Load()
+	return e.listener.session()
 }
+
+// epoch identifies the LISTEN connection; 0: none.
+func (e *engine) epoch() uint64 { return e.session().epoch }
 
 // exec runs one of the engine's own small statements, which returns one value: on the LISTEN connection, so
 // that an exhausted pool does not delay it, or else on the pool. What it notifies is not heard by this node.
@@ -112,8 +131,9 @@ func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) er
 	})
 }
 
-// claim is one query for work. announce says whether to tell the other nodes when the leases end.
-type claim func(ctx context.Context, announce bool) (report, error)
+// claim is one query for work. announce says whether to tell the other nodes when the leases end, and row what to
+// write to the lane's row of waiters.
+type claim func(ctx context.Context, announce bool, row rowWrite) (report, error)
 
 // fetch makes the claim until it finds something, as often as there is reason to, or returns ErrNoWork
 // when the time is up:
@@ -184,7 +204,7 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 // lookOnce makes one query for work and lets the lane know what it says.
 func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duration, by *token, ask claim) (found, unfinished bool, err error) {
 	answered := false
-	k := l.beginLook(e.epoch())
+	k := l.beginLook(e.session())
 	defer func() {
 		if !answered {
 			l.unanswered(k, by) // also when ask panics
@@ -192,10 +212,10 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	}()
 	sent := e.clock.Now()
 	joined, announce := e.leases.announce(l.queue, e.clock.Server(sent), lockTimeout)
-	if e.epoch() == 0 {
+	if k.session.epoch == 0 {
 		announce = true // who may have joined since, this node has not heard
 	}
-	r, err := ask(ctx, announce)
+	r, err := ask(ctx, announce, k.row)
 	if err != nil {
 		// A cancelled caller says nothing about the database, and neither do others who use the pool. Whoever was told
 		// that a lease has ended got an answer.
@@ -245,7 +265,8 @@ func reasonOf(by *token) WakeReason {
 
 // woken accounts for a token that a parked dispatcher took.
 func (e *engine) woken(q Queue, t token) {
-	if e.cfg.AggressivePolicy == OnEveryWake && t.reason != WakeScout { // or one poll would lead to the next for ever
+	// A poll would lead to the next for ever; and settling, like polling, is the node's own doing.
+	if e.cfg.AggressivePolicy == OnEveryWake && t.reason != WakeScout && t.reason != WakeSettle {
 		e.enterAggressive(q, troubleWake)
 	}
 	if t.reason == WakeNotify && !t.handed.IsZero() && e.clock.Now().Sub(t.handed) > e.cfg.NotifyDeliveryTimeout {
@@ -260,7 +281,7 @@ func (e *engine) heard(q Queue, n note) {
 		// It looks at what was told before only if it is told again, and what is claimed from here on counts on
 		// what is told from here on.
 		if next := e.leases.joined(q, e.clock.Server(e.clock.Now())); !next.IsZero() {
-			e.coalescer.tell(q, note{next: next})
+			e.coalescer.tell(q, note{next: next, all: true})
 		}
 	case !n.next.IsZero() && n.namespace == "": // every lane of every node will look then
 		e.leases.heard(q, n.next)
@@ -502,6 +523,10 @@ func (e *engine) close(ctx context.Context) {
 	}
 	flushing, cancel := context.WithTimeout(ctx, time.Second)
 	_ = e.coalescer.flush(flushing)
+	if s := e.session(); s.epoch != 0 {
+		var void any
+		_ = e.exec(flushing, &void, e.sql.removeWaiters, s.node)
+	}
 	cancel()
 	e.stop()
 	if e.listener != nil {

@@ -292,7 +292,7 @@ func TestHole06_EarlierTimer_ReplacesALaterOne(t *testing.T) {
 
 // Hole 7: a statement with a thousand rows sends a thousand notifications.
 func TestHole07_BatchOf1000Rows_SendsOneNotification(t *testing.T) {
-	p := testProvider(t, Config{})
+	p := testProvider(t, Config{Notify: NotifyBroadcast})
 	producer, ear := plain(t, p.cfg.Schema), plain(t, p.cfg.Schema)
 	var channel string
 	require.NoError(t, ear.QueryRow(t.Context(), `SELECT channel('worker')`).Scan(&channel))
@@ -306,7 +306,9 @@ func TestHole07_BatchOf1000Rows_SendsOneNotification(t *testing.T) {
 		n, err := ear.WaitForNotification(ctx)
 		cancel()
 		require.NoError(t, err)
-		heard = append(heard, n.Payload)
+		if n.Payload != "0 0 *" { // the node's greeting
+			heard = append(heard, n.Payload)
+		}
 	}
 	require.Len(t, heard, 2, "%v", heard)
 	require.Regexp(t, `^\d+ \d{16} default$`, heard[0])

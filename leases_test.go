@@ -219,7 +219,7 @@ func (d *deployment) do(change func()) {
 
 // boot makes a node.
 func (d *deployment) boot(namespaces [][]string) *simNode {
-	cfg, err := (&Config{Logger: silent, AggressivePolicy: d.plan.policy}).resolve()
+	cfg, err := (&Config{Logger: silent, AggressivePolicy: d.plan.policy, Notify: NotifyBroadcast}).resolve()
 	if err != nil {
 		panic(err)
 	}
@@ -228,7 +228,7 @@ func (d *deployment) boot(namespaces [][]string) *simNode {
 	n.e = newEngine(&cfg, newStatements("s"), nil, dialer{}, func() {})
 	n.e.listener = &listener{e: n.e}
 	n.voice = &engine{cfg: &cfg, sql: n.e.sql, waiters: n.e.waiters, listener: &listener{}}
-	n.voice.listener.epoch.Store(1)
+	n.voice.listener.current.Store(&session{epoch: 1})
 	n.voice.listener.interrupt = func() {
 		select {
 		case n.said <- struct{}{}:
@@ -236,12 +236,14 @@ func (d *deployment) boot(namespaces [][]string) *simNode {
 		}
 	}
 	n.e.coalescer = newCoalescer(n.voice)
+	n.e.settlers[Orchestrator].wait = func(context.Context, *settler) error { d.pause(time.Millisecond); return nil }
 	return n
 }
 
 func (n *simNode) start() {
 	n.e.group.Go("timer", n.e.timer.run)
 	n.e.group.Go("coalescer", n.e.coalescer.run)
+	n.e.group.Go("settler", n.e.settlers[Orchestrator].run)
 	n.d.group.Go(n.speak)
 	n.d.group.Go(n.hear)
 	n.listen()
@@ -256,7 +258,7 @@ func (n *simNode) listen() {
 	n.d.do(func() {
 		if alive = n.ctx.Err() == nil; alive {
 			n.up = time.Now()
-			n.e.listener.epoch.Store(n.e.listener.sessions.Add(1))
+			n.e.listener.current.Store(&session{epoch: n.e.listener.sessions.Add(1)})
 		}
 	})
 	if alive {
@@ -268,7 +270,7 @@ func (n *simNode) listen() {
 func (n *simNode) die() {
 	n.d.do(func() {
 		n.kill()
-		n.e.listener.epoch.Store(0)
+		n.e.listener.current.Store(nil)
 	})
 	n.e.stop()
 	n.e.group.Wait()
@@ -346,7 +348,7 @@ func (d *deployment) take(s step) {
 			d.group.Go(func() { n.fetch(namespaces, fetchPlan{noWait: true}) })
 		}
 	case goesDeaf:
-		if n.ctx.Err() != nil || n.e.listener.epoch.Swap(0) == 0 {
+		if n.ctx.Err() != nil || n.e.listener.current.Swap(nil) == nil {
 			return
 		}
 		n.e.listenerLost(true)
@@ -437,7 +439,7 @@ func (n *simNode) fetch(namespaces []string, p fetchPlan) {
 	p.lock, p.filter.Namespaces = n.d.plan.leases[n.d.random(len(n.d.plan.leases))], namespaces
 	var turn *simInstance
 	var claim int
-	err := n.e.fetch(n.ctx, Orchestrator, p, func(_ context.Context, announce bool) (r report, err error) {
+	err := n.e.fetch(n.ctx, Orchestrator, p, func(_ context.Context, announce bool, _ rowWrite) (r report, err error) {
 		if n.d.random(50) == 0 {
 			n.d.pause(time.Millisecond)
 			return report{}, errors.New("connection reset")

@@ -50,9 +50,9 @@ type listener struct {
 	e      *engine
 	dialer dialer
 
-	epoch    atomic.Uint64
-	sessions atomic.Uint64 // so far
-	pid      atomic.Uint32 // of the backend, which behind a pooler is not what the connection says
+	current  atomic.Pointer[session] // nil: none
+	sessions atomic.Uint64           // so far
+	pid      atomic.Uint32           // of the backend, which behind a pooler is not what the connection says
 
 	retry chan struct{} // ends the pause before the next attempt
 
@@ -67,6 +67,20 @@ type listener struct {
 	lastErr   error
 	missing   bool     // the log says that there is no connection
 	socket    net.Conn // of the connection, or of the last one
+}
+
+// session is a LISTEN connection.
+type session struct {
+	epoch uint64 // 0: none
+	node  int32  // key of its rows in waiters
+}
+
+// session returns the one that is up.
+func (l *listener) session() session {
+	if s := l.current.Load(); s != nil {
+		return *s
+	}
+	return session{}
 }
 
 // job is a statement for the LISTEN connection.
@@ -106,7 +120,7 @@ func (l *listener) run(ctx context.Context) {
 	<-wait.C
 	for {
 		began := time.Now()
-		err := l.session(ctx)
+		err := l.serve(ctx)
 		l.lost(err)
 		if ctx.Err() != nil {
 			return
@@ -134,7 +148,7 @@ func (l *listener) run(ctx context.Context) {
 
 // lost ends the epoch: what was known by listening is void, and the scout takes over.
 func (l *listener) lost(err error) {
-	was := l.epoch.Swap(0)
+	was := l.current.Swap(nil)
 	l.mu.Lock()
 	l.interrupt = nil
 	jobs := l.jobs
@@ -149,12 +163,12 @@ func (l *listener) lost(err error) {
 	for _, j := range jobs {
 		j.done <- errNotListening
 	}
-	l.e.listenerLost(was != 0)
+	l.e.listenerLost(was != nil)
 	l.triedOnce.Do(func() { close(l.tried) })
 }
 
 // up begins an epoch.
-func (l *listener) up() {
+func (l *listener) up(node int32) {
 	l.mu.Lock()
 	again := l.missing
 	l.missing, l.lastErr = false, nil
@@ -166,7 +180,7 @@ func (l *listener) up() {
 	if again {
 		l.e.log().Info("pgwake: listening again")
 	}
-	l.epoch.Store(l.sessions.Add(1))
+	l.current.Store(&session{l.sessions.Add(1), node})
 	// Whatever was notified, or became due, before this moment went unheard. One look per lane finds it,
 	// and brings the instants of everything that is not due yet.
 	l.e.listenerUp()
@@ -182,8 +196,8 @@ func (l *listener) cut() {
 	}
 }
 
-// session connects, listens, and serves until something breaks.
-func (l *listener) session(ctx context.Context) error {
+// serve connects, listens, and serves until something breaks.
+func (l *listener) serve(ctx context.Context) error {
 	l.e.inject("connect")
 	preparing, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
@@ -220,10 +234,11 @@ func (l *listener) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := l.prepare(preparing, conn); err != nil {
+	node := int32(rand.Uint32()) // anew each time: producers may still hold the old one
+	if err := l.prepare(preparing, conn, node); err != nil {
 		return err
 	}
-	l.up()
+	l.up(node)
 
 	l.planFallback()
 	for {
@@ -366,11 +381,11 @@ func (l *listener) notifySelf(ctx context.Context, channel string) error {
 
 // prepare configures the session, which is our own, as selfTest has shown: what it sets, no transaction of
 // anybody else will run under.
-func (l *listener) prepare(ctx context.Context, conn *pgx.Conn) error {
+func (l *listener) prepare(ctx context.Context, conn *pgx.Conn, node int32) error {
 	sent := l.e.clock.Now()
 	var pid uint32
 	var now time.Time
-	if err := conn.QueryRow(ctx, l.e.sql.session).Scan(&pid, &now); err != nil {
+	if err := conn.QueryRow(ctx, l.e.sql.session, node, l.e.cfg.Notify == NotifyBroadcast).Scan(&pid, &now); err != nil {
 		return fmt.Errorf("prepare the LISTEN session: %w", err)
 	}
 	l.e.clock.Observe(sent, l.e.clock.Now(), now)
@@ -443,7 +458,7 @@ func parseNote(payload string) note {
 func (l *listener) exec(ctx context.Context, dest any, sql string, args ...any) error {
 	j := &job{sql: sql, args: args, dest: dest, done: make(chan error, 1)}
 	l.mu.Lock()
-	if l.epoch.Load() == 0 {
+	if l.current.Load() == nil {
 		l.mu.Unlock()
 		return errNotListening
 	}
@@ -503,9 +518,10 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	var looks []look
 	var queues []string
 	var filters []string
+	var ids []int32
 	for q := range Queue(queueCount) {
 		for _, ln := range l.e.waiters.lanes(q) {
-			lanes = append(lanes, ln)
+			lanes, ids = append(lanes, ln), append(ids, ln.id)
 			looks = append(looks, ln.beginFallback())
 			queues = append(queues, q.String())
 			filters = append(filters, ln.filter.key())
@@ -515,7 +531,7 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
 	sent := l.e.clock.Now()
-	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters)
+	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.session().node, ids)
 	if err != nil {
 		return fmt.Errorf("fallback: %w", err)
 	}
@@ -546,7 +562,7 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 func (l *lane) beginFallback() look {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.knows(0)
+	return l.knows(session{})
 }
 
 // endFallback wakes a dispatcher for what is due, and re-seeds the timer otherwise.

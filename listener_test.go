@@ -93,6 +93,7 @@ func TestClose_VerbHasCommittedAndNotTold_WaitsForIt(t *testing.T) {
 	p := testProvider(t, Config{})
 	ear := plain(t, p.cfg.Schema)
 	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	somebodyWaits(t, ear)
 	committed, goOn := make(chan struct{}), make(chan struct{})
 	var verb sync.WaitGroup
 	verb.Go(func() {

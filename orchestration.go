@@ -304,10 +304,10 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 		return nil, failed(op, err)
 	}
 	defer done()
-	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, announce bool) (report, error) {
+	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, announce bool, row rowWrite) (report, error) {
 		claim := newClaim()
 		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[*OrchestrationItem], error) {
-			return p.claimOrchestration(ctx, conn, rowCame, claim, plan, announce)
+			return p.claimOrchestration(ctx, conn, rowCame, claim, plan, announce, row)
 		}, func(ctx context.Context) (bool, error) {
 			var undone bool
 			err := p.engine.exec(ctx, &undone, p.sql.undoOrchestration, claim)
@@ -327,7 +327,7 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 }
 
 // claimOrchestration runs fetch_orchestration.
-func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, plan fetchPlan, announce bool) (c claimed[*OrchestrationItem], err error) {
+func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, plan fetchPlan, announce bool, row rowWrite) (c claimed[*OrchestrationItem], err error) {
 	sent := p.engine.clock.Now()
 	var state historyState
 	remembered := plan.history && p.histories != nil
@@ -370,9 +370,9 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 			}
 		}
 		return nil
-	}, p.sql.fetchOrchestration, claim, plan.lock, plan.filter.Namespaces, announce, plan.filter.Labels,
+	}, p.sql.fetchOrchestration, append([]any{claim, plan.lock, plan.filter.Namespaces, announce, plan.filter.Labels,
 		optional(plan.filter.MinPin, plan.filter.MinPin == 0), optional(plan.filter.MaxPin, plan.filter.MaxPin == 0), plan.history && !remembered,
-		text(plan.filter.Owner))
+		text(plan.filter.Owner)}, row.args()...)...)
 	if err != nil || c.item == nil {
 		return c, err
 	}

@@ -206,10 +206,11 @@ func TestOpen_RoleMayOnlyEnqueue_EnqueuesAndMayDoNothingElse(t *testing.T) {
 	url, _ := n.role(t,
 		`GRANT USAGE ON SCHEMA `+q+` TO %[1]s`,
 		`GRANT SELECT, INSERT ON namespaces, worker_queue, orchestrator_queue TO %[1]s`,
-		`GRANT SELECT ON instances, executions, schema_migrations TO %[1]s`,
+		`GRANT SELECT ON instances, executions, waiters, schema_migrations TO %[1]s`,
 		`GRANT INSERT ON realignments TO %[1]s`,
 		`GRANT USAGE ON ALL SEQUENCES IN SCHEMA `+q+` TO %[1]s`)
 	p := n.openAt(t, url, &pgwake.Config{SkipMigrate: true})
+	require.True(t, p.Health().OK, p.Health().Problems)
 	p.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "new", DedupKey: "k"})
 	p.sendWith(t, pgwake.Message{Instance: "elsewhere", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "new", Delay: lease})
 	p.send(t, "i", "k")

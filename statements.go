@@ -12,7 +12,7 @@ import (
 // is in provider.go, and LISTEN in listener.go.
 
 type statements struct {
-	channels, session, look, tell, asyncCommit string
+	channels, session, look, tell, asyncCommit, waitForProducers, producers, arm, removeWaiters string
 
 	enqueueWork, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
 
@@ -44,12 +44,16 @@ func newStatements(schema string) *statements {
 	rows := func(function string, args int) string { return "SELECT * FROM " + call(function, args) }
 	return &statements{
 		channels:             "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "channel('instance')",
-		session:              rows("listen_session", 0),
-		look:                 rows("look", 2),
-		tell:                 scalar("notify_queues", 5),
+		session:              rows("listen_session", 2),
+		look:                 rows("look", 4),
+		tell:                 scalar("notify_queues", 6),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
+		waitForProducers:     scalar("wait_for_producers", 2),
+		producers:            scalar("producers", 1),
+		arm:                  scalar("arm", 5),
+		removeWaiters:        "SELECT " + in + "remove_waiters($1, NULL)",
 		enqueueWork:          rows("enqueue_work_many", 13),
-		fetchWork:            rows("fetch_work", 12),
+		fetchWork:            rows("fetch_work", 16),
 		ackWork:              scalar("ack_work", 11),
 		ackWorkGroup:         rows("ack_work_group", 11),
 		ackWorkMany:          rows("ack_work_many", 3),
@@ -57,7 +61,7 @@ func newStatements(schema string) *statements {
 		renewWork:            rows("renew_work", 3),
 		undoWork:             scalar("undo_work_claim", 2),
 		enqueueMessages:      rows("enqueue_message_many", 13),
-		fetchOrchestration:   rows("fetch_orchestration", 9),
+		fetchOrchestration:   rows("fetch_orchestration", 13),
 		ackOrchestration:     rows("ack_orchestration", 49),
 		abandonOrchestration: rows("abandon_orchestration", 5),
 		renewOrchestration:   scalar("renew_orchestration", 3),

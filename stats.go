@@ -30,10 +30,11 @@ type Stats struct {
 // QueueStats is what happened on one queue.
 type QueueStats struct {
 	Parked     int  // dispatchers that wait at this moment
+	Settled    bool // who waits here looks only when told to; false while a transaction is open that may not tell, and while somebody looks
 	Aggressive bool // the queue is being polled because something went wrong
 
 	Looks  int64            // queries for work
-	Tokens map[string]int64 // wake-ups by reason: notify, timer, chain, local, reconnect, fallback, scout
+	Tokens map[string]int64 // wake-ups by reason: notify, timer, chain, local, reconnect, fallback, scout, settle
 	Finds  map[string]int64 // queries that found work by reason; "fetch" is the query at the start of a fetch
 	Items  int64            // items, or turns, fetched
 
@@ -102,7 +103,7 @@ func (p *Provider) Stats() Stats {
 		Panics:    e.group.Panics(),
 	}
 	if e.listener != nil {
-		s.Listening = e.listener.epoch.Load() != 0
+		s.Listening = e.epoch() != 0
 		s.Reconnects = max(int64(e.listener.sessions.Load())-1, 0)
 	}
 	s.ClockOffset, _ = e.clock.Offset()
@@ -118,6 +119,7 @@ func (e *engine) queueStats(q Queue) QueueStats {
 	c := &e.stats.queues[q]
 	s := QueueStats{
 		Parked:        e.waiters.parked(q),
+		Settled:       e.waiters.settled(q),
 		Aggressive:    e.isAggressive(q),
 		Looks:         c.looks.Load(),
 		Items:         c.items.Load(),
@@ -152,12 +154,17 @@ func (p *Provider) Health() Health {
 	if e.ctx.Err() != nil {
 		return Health{Problems: []string{"closed"}}
 	}
-	if e.listener != nil && e.listener.epoch.Load() == 0 {
+	if e.listener != nil && e.epoch() == 0 {
 		problem := "not listening; " + e.cfg.withoutListener()
 		if err := e.listener.err(); err != nil {
 			problem += ": " + err.Error()
 		}
 		problems = append(problems, problem)
+	}
+	for _, s := range e.settlers {
+		if problem := s.problem(); problem != "" {
+			problems = append(problems, problem)
+		}
 	}
 	if e.group.Degraded() {
 		problems = append(problems, "a goroutine of the engine panicked and is about to be restarted")

@@ -36,17 +36,17 @@ func TestStats_FindsByTheSafetyNet_CountOnlyIfNothingAnnouncedThem(t *testing.T)
 	}
 
 	tok := scout()
-	l.endLook(l.beginLook(1), found, &tok, 1)
+	l.endLook(l.beginLook(session{epoch: 1}), found, &tok, 1)
 	now = now.Add(announceGrace / 2)
 	l.signal(WakeNotify) // the notification was on its way
 	now = now.Add(time.Second)
 	l.audit()
 	require.Zero(t, l.stats.unannounced[WakeScout].Load())
-	l.endLook(l.beginLook(1), report{now: now}, nil, 1) // and whom it woke found nothing
+	l.endLook(l.beginLook(session{epoch: 1}), report{now: now}, nil, 1) // and whom it woke found nothing
 
 	l.tokens = nil
 	tok = scout()
-	l.endLook(l.beginLook(1), found, &tok, 1)
+	l.endLook(l.beginLook(session{epoch: 1}), found, &tok, 1)
 	l.audit()
 	require.Zero(t, l.stats.unannounced[WakeScout].Load(), "too early to tell")
 	now = now.Add(announceGrace + 1)
@@ -58,7 +58,7 @@ func TestStats_FindsByTheSafetyNet_CountOnlyIfNothingAnnouncedThem(t *testing.T)
 	// The notification came, and the scout overtook the dispatcher that it woke.
 	l.tokens = nil
 	tok = scout()
-	l.endLook(l.beginLook(1), found, &tok, 1)
+	l.endLook(l.beginLook(session{epoch: 1}), found, &tok, 1)
 	now = now.Add(time.Second)
 	l.audit()
 	require.EqualValues(t, 1, l.stats.unannounced[WakeScout].Load())

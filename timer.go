@@ -101,7 +101,7 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 		*at = time.Time{}
 		return true
 	}
-	retry, call, relay := comes(&l.retryAt), comes(&l.call), comes(&l.relay)
+	retry, call, relay, scout := comes(&l.retryAt), comes(&l.call), comes(&l.relay), comes(&l.scoutAt)
 	l.mu.Unlock()
 
 	if relay {
@@ -115,6 +115,9 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 	}
 	if retry {
 		l.signal(WakeScout)
+	}
+	if scout {
+		l.poll()
 	}
 	return ahead
 }

@@ -89,7 +89,7 @@ func TestTimer_Release_CallsOneWhoLooksAndElseTellsTheOthers(t *testing.T) {
 			return len(l.tokens)
 		}
 		e.released("default", true)
-		l.beginLook(1) // one does
+		l.beginLook(session{epoch: 1}) // one does
 		time.Sleep(relayAfter)
 		synctest.Wait()
 		require.False(t, told())
@@ -124,7 +124,7 @@ func TestTimerGrace_WakesEarlyOnce(t *testing.T) {
 		e.timer.fire()
 		require.Len(t, l.tokens, 1, "within the grace")
 		// The early look finds nothing and hears of the same instant again.
-		k := l.beginLook(0)
+		k := l.beginLook(session{})
 		l.endLook(k, report{now: time.Now(), earliest: due}, nil, 0)
 		next, ok := e.timer.fire()
 		require.True(t, ok)

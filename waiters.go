@@ -80,6 +80,20 @@ func (w *waiters) parked(q Queue) int {
 	return n
 }
 
+// settled reports whether those who wait for the queue, if any, look only when they are told to: each of their lanes is
+// known to be empty.
+func (w *waiters) settled(q Queue) bool {
+	for _, l := range w.lanes(q) {
+		l.mu.Lock()
+		settled := l.inside == 0 || l.arming.settled && l.empty
+		l.mu.Unlock()
+		if !settled {
+			return false
+		}
+	}
+	return true
+}
+
 // retire drops the lanes that nobody has used for a while, so that short-lived filters leave no trace.
 func (w *waiters) retire() {
 	w.mu.Lock()

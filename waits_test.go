@@ -85,7 +85,7 @@ func testWaits(t *testing.T, cfg Config, listening bool) (*waits, *fakeInstances
 		e.listener = newListener(e, dialer{})
 	}
 	if listening {
-		e.listener.epoch.Store(1)
+		e.listener.current.Store(&session{epoch: 1})
 	}
 	w := newWaits(e)
 	f := &fakeInstances{answers: make(map[question]answer), known: make(map[string]int64)}
@@ -233,7 +233,7 @@ func TestWaits_ListeningBegins_EveryWaiterIsReadOnce(t *testing.T) {
 		before := f.count()
 		time.Sleep(time.Hour)
 		require.Equal(t, before, f.count(), "polling is forbidden")
-		w.e.listener.epoch.Store(1)
+		w.e.listener.current.Store(&session{epoch: 1})
 		w.lookAtAll()
 		for _, out := range outs {
 			require.NoError(t, <-out)
@@ -291,12 +291,12 @@ func TestWaits_ListeningAgain_PollingEnds(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		out := waitFor(ctx, w, "i")
 		synctest.Wait()
-		w.e.listener.epoch.Store(0)
+		w.e.listener.current.Store(nil)
 		w.again()
 		before := f.count()
 		time.Sleep(time.Second)
 		require.InDelta(t, 10, f.count()-before, 1)
-		w.e.listener.epoch.Store(2)
+		w.e.listener.current.Store(&session{epoch: 2})
 		w.lookAtAll()
 		synctest.Wait()
 		before = f.count()

@@ -18,9 +18,10 @@ import (
 //	(1) Every signal, and every release, is followed by a query that begins after it, or finds as many such
 //	    queries already owed as the lane has dispatchers. A token is spent only by a query that the server
 //	    answered; a dispatcher that leaves without having made one hands the token on (handBack).
-//	(2) empty is true only if the last query found nothing left, it began while the node was listening,
-//	    the node has been listening ever since, and no signal came after it began. Whoever commits due
-//	    work after that query's snapshot causes a signal, so there is nothing to find until one comes.
+//	(2) empty is true only if a query left nothing due, no other has since it began, it began while the node was
+//	    listening and the lane settled (settle.go), both have been so ever since, and no signal came after it
+//	    began. Whoever commits due work after that query's snapshot causes a signal, so there is nothing to find
+//	    until one comes.
 //	(3) earliest is never later than the next instant at which something becomes due, unless a token is
 //	    owed: it is replaced only by what a query reports during which no new instant and no other answer
 //	    came in, lowered by every instant heard of, and cleared only together with the emission of a token.
@@ -57,13 +58,14 @@ const (
 	WakeLocal                       // an enqueue or a release by this Provider itself
 	WakeReconnect                   // the LISTEN connection is up (again)
 	WakeFallback                    // the periodic statement found something due
-	WakeScout                       // a poll: ModePolling, trouble, or rows that others had locked
+	WakeScout                       // a poll: ModePolling, trouble, rows that others had locked, or a producer that stays open
+	WakeSettle                      // producers that may have been silent have ended
 
-	wakeReasons = 8
+	wakeReasons = 9
 )
 
 func (r WakeReason) String() string {
-	return [...]string{"fetch", "notify", "timer", "chain", "local", "reconnect", "fallback", "scout"}[r]
+	return [...]string{"fetch", "notify", "timer", "chain", "local", "reconnect", "fallback", "scout", "settle"}[r]
 }
 
 // announces reports whether a signal for this reason means that somebody, or the clock, told the node of
@@ -87,6 +89,11 @@ type lane struct {
 	moved  func() // called, with mu held, when the timer goroutine has an earlier instant to meet
 	stats  *queueStats
 
+	id         int32 // unique on this node
+	quietAbove int   // Config.QuietAbove; 0: it stays armed
+	settler    *settler
+	overheard  func() // called, with mu held, when the lane should disarm although nobody of it fetches
+
 	mu      sync.Mutex
 	closed  chan struct{}
 	waiting []*parked // first come, first served
@@ -100,6 +107,7 @@ type lane struct {
 	answered  uint64 // announced, when the last query began that left nothing: what they announced is found
 	heardOf   uint64 // due instants heard of so far
 	answers   uint64 // of queries, so far
+	left      uint64 // those of them that left something due
 	empty     bool   // invariant (2)
 	lookedAt  time.Time
 	earliest  time.Time // invariant (3), server time; zero: none
@@ -113,6 +121,8 @@ type lane struct {
 	relay time.Time // when to ask another node to look
 
 	suspects []suspect // finds that may turn out not to have been announced
+
+	arming
 }
 
 // suspect is a find by the safety net. It counts as unannounced unless a signal comes by the deadline.
@@ -124,7 +134,7 @@ type suspect struct {
 
 func newLane(q Queue, f filter, now func() time.Time, moved func(), stats *queueStats) *lane {
 	return &lane{queue: q, filter: f, now: now, moved: moved, stats: stats,
-		closed: make(chan struct{}), idle: now()}
+		closed: make(chan struct{}), idle: now(), arming: arming{mostPause: lastDisarmPause}}
 }
 
 // serves reports whether the lane may take items of the namespace; "" stands for any.
@@ -136,9 +146,14 @@ func (l *lane) serves(namespace string) bool {
 func (l *lane) signal(why WakeReason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.emit(why)
+}
+
+// emit is signal for whoever holds mu.
+func (l *lane) emit(why WakeReason) {
 	l.signals++
 	if why.announces() {
-		l.settle()
+		l.judge()
 		l.suspects = l.suspects[:0] // this announces them
 		l.announced++
 	}
@@ -146,6 +161,11 @@ func (l *lane) signal(why WakeReason) {
 		l.empty = false
 	}
 	l.stats.tokens[why].Add(1)
+	if why == WakeNotify {
+		if l.untaken++; l.isUnused() {
+			l.overheard()
+		}
+	}
 	l.hand(token{reason: why, signal: l.signals, at: l.now()})
 }
 
@@ -179,6 +199,7 @@ func (l *lane) enter() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.inside++
+	l.untaken = 0
 	l.seen = max(l.seen, l.inside)
 }
 
@@ -201,7 +222,8 @@ func (l *lane) isEmpty(listening bool, stale time.Duration) bool {
 func (l *lane) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.empty = false
+	l.armed = false
+	l.unsettle()
 }
 
 // park waits for a token. It returns ErrNoWork when the deadline fires, the context's error, or ErrClosed.
@@ -252,17 +274,24 @@ type look struct {
 	call      time.Time // what was owed for a release, and is paid by an answer
 	relay     time.Time
 	answers   uint64
+	left      uint64
 	signals   uint64
 	announced uint64
 	heardOf   uint64
-	epoch     uint64 // of the LISTEN connection; 0: none
+	session   session
+
+	row     rowWrite
+	settled bool
+	disarms uint64
 }
 
-func (l *lane) beginLook(epoch uint64) look {
+func (l *lane) beginLook(s session) look {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.looks.Add(1)
-	k := l.knows(epoch)
+	k := l.knows(s)
+	k.row = l.beginWrite(s)
+	k.settled, k.disarms = l.settled, l.disarms
 	k.call, k.relay = l.call, l.relay
 	l.call, l.relay = time.Time{}, time.Time{}
 	return k
@@ -288,8 +317,8 @@ func (l *lane) unanswered(k look, by *token) {
 }
 
 // knows is what a query begins with.
-func (l *lane) knows(epoch uint64) look {
-	return look{began: l.now(), answers: l.answers, signals: l.signals, announced: l.announced, heardOf: l.heardOf, epoch: epoch}
+func (l *lane) knows(s session) look {
+	return look{began: l.now(), answers: l.answers, left: l.left, signals: l.signals, announced: l.announced, heardOf: l.heardOf, session: s}
 }
 
 // report is what a query for work brought back.
@@ -321,8 +350,14 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 		}
 		l.stats.latency.observe(l.now().Sub(by.at))
 	}
+	if r.found > 0 {
+		l.found(k)
+	} else {
+		l.foundNone(k, listening)
+	}
 	if r.more() {
 		l.answers++
+		l.left++
 		l.empty = false
 		if r.found == 0 {
 			l.retryStep = max(min(2*l.retryStep, maxRetryInterval), firstScoutInterval)
@@ -336,19 +371,21 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 	// Nothing is left that this query could have seen: it has paid for every token made before it began.
 	l.tokens = slices.DeleteFunc(l.tokens, func(t token) bool { return t.signal <= k.signals })
 	l.answered = max(l.answered, k.announced)
-	if l.learn(k, r) {
+	l.learn(k, r)
+	if l.left == k.left { // or one that overtook this one saw what this one may be too old to have seen
 		l.retryAt, l.retryStep = time.Time{}, 0
 		l.lookedAt = k.began
-		l.empty = l.signals == k.signals && k.epoch == listening
+		missed := k.session.epoch != listening || listening != 0 && !(k.settled && l.disarms == k.disarms)
+		l.empty = l.empty || l.signals == k.signals && !missed
 	}
 	return false
 }
 
-// learn takes over the earliest instant that an answer reports, and reports whether that answer is the latest. If
-// another one came in since its query began, nobody knows which of the two saw the newer state; and an instant
-// that was heard of meanwhile it need not have seen: then only an earlier instant counts.
-func (l *lane) learn(k look, r report) (latest bool) {
-	latest = l.answers == k.answers
+// learn takes over the earliest instant that an answer reports. If another answer came in since its query began,
+// nobody knows which of the two saw the newer state; and an instant that was heard of meanwhile it need not have
+// seen: then only an earlier instant counts.
+func (l *lane) learn(k look, r report) {
+	latest := l.answers == k.answers
 	l.answers++
 	if latest && l.heardOf == k.heardOf {
 		l.earliest = r.earliest
@@ -356,7 +393,6 @@ func (l *lane) learn(k look, r report) (latest bool) {
 	} else {
 		l.lower(r.earliest)
 	}
-	return latest
 }
 
 // heard tells the lane of an instant, in server time, at which something becomes due.
@@ -407,8 +443,8 @@ func (l *lane) retire() bool {
 // announceGrace is how long after a find by the safety net the signal that should have led to it may come.
 const announceGrace = 100 * time.Millisecond
 
-// settle counts the finds whose deadline has passed without a signal. The others wait on.
-func (l *lane) settle() {
+// judge counts the finds whose deadline has passed without a signal. The others wait on.
+func (l *lane) judge() {
 	now := l.now()
 	l.suspects = slices.DeleteFunc(l.suspects, func(s suspect) bool {
 		late := now.After(s.deadline)
@@ -419,9 +455,9 @@ func (l *lane) settle() {
 	})
 }
 
-// audit is settle for whoever does not hold mu.
+// audit is judge for whoever does not hold mu.
 func (l *lane) audit() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.settle()
+	l.judge()
 }

@@ -26,26 +26,73 @@ type simulation struct {
 	up     time.Time // when the LISTEN connection came back
 	items  []*simItem
 	events int
+	silent int // producers that notified nobody
+
+	// steady leaves out what makes up for a wake-up that is lost: other signals.
+	steady bool
+	steps  int
+
+	// What producers see: the lanes' rows of waiters, and the lock K.
+	rows    map[int32]rowWrite // disarm: it is not armed
+	holders int
+	waiting int // for K alone
 }
 
 type simItem struct {
 	namespace string
 	visible   time.Time
+	committed time.Time // zero: not yet
 	gone      bool
 }
 
 const simLease = 2 * time.Second
 
-func newSimulation(t *testing.T, seed uint64, policy AggressivePolicy) *simulation {
-	cfg, err := (&Config{Logger: silent, AggressivePolicy: policy}).resolve()
+func newSimulation(t *testing.T, seed uint64, c *Config) *simulation {
+	c.Logger = silent
+	cfg, err := c.resolve()
 	require.NoError(t, err)
 	e := newEngine(&cfg, newStatements("s"), nil, dialer{}, func() {})
 	// The simulation plays the listener: it sets the epoch and delivers what was notified.
 	e.listener = &listener{e: e}
-	e.listener.epoch.Store(1)
+	e.listener.current.Store(&session{epoch: 1})
 	e.listener.sessions.Store(1)
+	s := &simulation{t: t, e: e, rng: rand.New(rand.NewPCG(seed, seed)), rows: make(map[int32]rowWrite), steps: 300}
 	e.group.Go("timer", e.timer.run)
-	return &simulation{t: t, e: e, rng: rand.New(rand.NewPCG(seed, seed))}
+	e.group.Go("disarmer", func(ctx context.Context) { <-ctx.Done() })
+	e.settlers[Worker].wait = s.waitForProducers
+	made := e.waiters.newLane
+	e.waiters.newLane = func(q Queue, f filter) *lane {
+		l := made(q, f)
+		l.mostPause = firstDisarmPause
+		return l
+	}
+	e.group.Go("settler", e.settlers[Worker].run)
+	return s
+}
+
+// waitForProducers is the function of that name: while it waits nobody gets K.
+func (s *simulation) waitForProducers(ctx context.Context, _ *settler) error {
+	s.pause(time.Millisecond)
+	if s.random(50) == 0 {
+		return errors.New("connection reset")
+	}
+	s.set(nil, func(*simItem) { s.waiting++ })
+	defer s.set(nil, func(*simItem) { s.waiting-- })
+	for granted := false; !granted && sleep(ctx, time.Millisecond); {
+		s.set(nil, func(*simItem) { granted = s.holders == 0 })
+	}
+	s.pause(time.Millisecond)
+	return ctx.Err()
+}
+
+// somebodyWaits reads the rows. The caller holds mu.
+func (s *simulation) somebodyWaits() bool {
+	for _, row := range s.rows {
+		if !row.disarm {
+			return true
+		}
+	}
+	return false
 }
 
 // random returns a number from 0 to n-1.
@@ -64,16 +111,28 @@ func (s *simulation) set(i *simItem, change func(*simItem)) {
 	change(i)
 }
 
-// claim is fetch_work: the snapshot is somewhere within the time that the query takes.
-func (s *simulation) claim(namespaces []string) (*simItem, report) {
+// claim is fetch_work: the snapshot is somewhere within the time that the query takes, and so is the commit.
+func (s *simulation) claim(namespaces []string, row rowWrite) (*simItem, report) {
 	s.pause(2 * time.Millisecond)
-	defer s.pause(2 * time.Millisecond)
+	item, r := s.query(namespaces)
+	s.pause([]time.Duration{2 * time.Millisecond, 50 * time.Millisecond}[s.random(20)/19])
+	s.set(item, func(*simItem) {
+		write := row.number != 0 && (item == nil || row.disarm)
+		if row.disarm = item != nil; write && row.node == s.e.session().node && row.number > s.rows[row.lane].number {
+			s.rows[row.lane] = row
+		}
+	})
+	s.pause(2 * time.Millisecond)
+	return item, r
+}
+
+func (s *simulation) query(namespaces []string) (*simItem, report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	var best *simItem
 	mine := func(i *simItem) bool {
-		if i.gone {
+		if i.gone || i.committed.IsZero() {
 			return false
 		}
 		if namespaces == nil {
@@ -104,21 +163,51 @@ func (s *simulation) claim(namespaces []string) (*simItem, report) {
 	return best, r
 }
 
-// enqueue commits items, and delivers the notification some time later unless the connection is down then.
-func (s *simulation) enqueue(namespace string, delays ...time.Duration) {
+// enqueue is a transaction that adds items, and the notification some time later unless the connection is down then.
+// quiet is the way of the library's own producers.
+func (s *simulation) enqueue(namespace string, quiet bool, delays ...time.Duration) {
 	now := time.Now()
 	n := note{namespace: namespace}
+	var added []*simItem
 	for _, d := range delays {
-		s.mu.Lock()
-		s.items = append(s.items, &simItem{namespace: namespace, visible: now.Add(d)})
-		s.mu.Unlock()
+		added = append(added, &simItem{namespace: namespace, visible: now.Add(d)})
 		if d == 0 {
 			n.due++
 		} else if at := now.Add(d); n.next.IsZero() || at.Before(n.next) {
 			n.next = at
 		}
 	}
-	s.notify(n)
+	s.set(nil, func(*simItem) { s.items = append(s.items, added...) })
+	commit := func() {
+		for _, i := range added {
+			i.committed = time.Now()
+		}
+	}
+	waits, locked := true, false
+	if quiet {
+		s.set(nil, func(*simItem) { commit() })
+		s.pause(time.Millisecond)
+		s.set(nil, func(*simItem) { waits = s.somebodyWaits() })
+	} else {
+		s.set(nil, func(*simItem) {
+			if locked = s.waiting == 0; locked {
+				s.holders++
+			}
+		})
+		s.pause(time.Millisecond)
+		s.set(nil, func(*simItem) { waits = !locked || s.somebodyWaits() })
+		s.pause([]time.Duration{time.Millisecond, time.Millisecond, 3 * time.Second}[s.random(3)])
+		s.set(nil, func(*simItem) {
+			if commit(); locked {
+				s.holders--
+			}
+		})
+	}
+	if waits {
+		s.notify(n)
+	} else {
+		s.set(nil, func(*simItem) { s.silent++ })
+	}
 }
 
 func (s *simulation) notify(n note) {
@@ -137,15 +226,15 @@ func (s *simulation) dispatcher(ctx context.Context, namespaces []string) {
 		var got *simItem
 		plan := fetchPlan{lock: simLease, poll: time.Duration(1+s.random(20_000)) * time.Millisecond, filter: filter{Namespaces: namespaces}}
 		fetch, cancel := ctx, context.CancelFunc(func() {})
-		if s.random(10) == 0 { // a caller that loses patience
+		if !s.steady && s.random(10) == 0 { // a caller that loses patience
 			fetch, cancel = context.WithTimeout(ctx, time.Duration(s.random(300))*time.Millisecond)
 		}
-		err := s.e.fetch(fetch, Worker, plan, func(ctx context.Context, _ bool) (report, error) {
-			if s.random(50) == 0 {
+		err := s.e.fetch(fetch, Worker, plan, func(ctx context.Context, _ bool, row rowWrite) (report, error) {
+			if !s.steady && s.random(50) == 0 {
 				s.pause(time.Millisecond)
 				return report{}, errors.New("connection reset")
 			}
-			item, r := s.claim(namespaces)
+			item, r := s.claim(namespaces, row)
 			if ctx.Err() != nil { // as detached does: the claim is undone, which notifies
 				if item != nil {
 					s.set(item, func(i *simItem) { i.visible = time.Now() })
@@ -164,7 +253,11 @@ func (s *simulation) dispatcher(ctx context.Context, namespaces []string) {
 			continue
 		}
 		s.set(got, func(*simItem) { s.events++ })
-		switch s.random(12) {
+		event := 2
+		if !s.steady {
+			event = s.random(12)
+		}
+		switch event {
 		case 0: // dies with its lease; somebody else takes its place
 			continue
 		case 1:
@@ -198,7 +291,7 @@ func (s *simulation) late(bound time.Duration) string {
 	defer s.mu.Unlock()
 	now := time.Now()
 	for _, i := range s.items {
-		if i.gone || now.Sub(i.visible) <= bound || now.Sub(s.up) <= bound {
+		if i.gone || i.committed.IsZero() || now.Sub(i.committed) <= bound || now.Sub(i.visible) <= bound || now.Sub(s.up) <= bound {
 			continue
 		}
 		for _, l := range s.e.waiters.lanes(Worker) {
@@ -217,55 +310,80 @@ func TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher(t *tes
 	for seed := range uint64(8) {
 		// Polling in trouble would make up for what is lost, so half of the runs do without it; and when
 		// dispatchers are busy they look anyway, so half of the runs leave them waiting most of the time.
-		policy := []AggressivePolicy{OnTrouble, Never}[seed%2]
-		lull := []time.Duration{200 * time.Millisecond, 4 * time.Second}[seed/2%2]
 		synctest.Test(t, func(t *testing.T) {
-			s := newSimulation(t, seed, policy)
-			ctx, cancel := context.WithCancel(t.Context())
-			for _, namespaces := range [][]string{nil, nil, nil, {"blue"}, {"blue", "red"}, {"red"}} {
-				s.wg.Go(func() { s.dispatcher(ctx, namespaces) })
-			}
-			s.wg.Go(func() { s.watch(ctx, 150*time.Millisecond) })
-			for range 300 {
-				switch s.random(20) {
-				case 0: // the LISTEN connection is lost, and comes back
-					if s.e.listener.epoch.Swap(0) != 0 {
-						s.e.listenerLost(true)
-						s.wg.Go(func() {
-							s.pause(10 * time.Second)
-							s.set(nil, func(*simItem) { s.up = time.Now() })
-							s.e.listener.epoch.Store(s.e.listener.sessions.Add(1))
-							s.e.listenerUp()
-						})
-					}
-				default:
-					delays := make([]time.Duration, 1+s.random(4))
-					for i := range delays {
-						if s.random(2) == 0 {
-							delays[i] = time.Duration(s.random(3000)) * time.Millisecond
-						}
-					}
-					s.enqueue([]string{"blue", "red", "green"}[s.random(3)], delays...)
-				}
-				s.pause(lull)
-			}
-			time.Sleep(30 * time.Second) // of virtual time: leases of those that died end, retries are over
-			cancel()
-			s.e.waiters.close()
-			s.wg.Wait()
-			s.e.stop()
-			s.e.group.Wait()
-			for _, i := range s.items {
-				require.True(t, i.gone, "an item was never finished")
-			}
+			s := newSimulation(t, seed, &Config{AggressivePolicy: []AggressivePolicy{OnTrouble, Never}[seed%2]})
+			lull := []time.Duration{200 * time.Millisecond, 4 * time.Second}[seed/2%2]
+			s.run(lull, nil, nil, nil, []string{"blue"}, []string{"blue", "red"}, []string{"red"})
 			require.Greater(t, s.events, 300)
 		})
 	}
 }
 
+// A lane that is alone, and hot whenever it can be, disarms and arms all the time: nobody else's row has producers
+// notify.
+func TestSettle_LaneDisarmsAndArms_NoDueItemWaitsForAParkedDispatcher(t *testing.T) {
+	for seed := range uint64(16) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(t, seed, &Config{AggressivePolicy: Never, QuietAbove: 1})
+			s.steady, s.steps = true, 1500
+			dispatchers := make([][]string, 1+seed%2)
+			s.run(300*time.Millisecond/time.Duration(len(dispatchers)), dispatchers...)
+			require.NotZero(t, s.silent)
+		})
+	}
+}
+
+// run has dispatchers of these namespaces work while things happen, with such a pause in between at most.
+func (s *simulation) run(lull time.Duration, dispatchers ...[]string) {
+	ctx, cancel := context.WithCancel(s.t.Context())
+	for _, namespaces := range dispatchers {
+		s.wg.Go(func() { s.dispatcher(ctx, namespaces) })
+	}
+	s.wg.Go(func() { s.watch(ctx, 250*time.Millisecond) })
+	for range s.steps {
+		switch s.random(20) {
+		case 0: // the LISTEN connection is lost, and comes back
+			if !s.steady && s.e.listener.current.Swap(nil) != nil {
+				s.set(nil, func(*simItem) { clear(s.rows) })
+				s.e.listenerLost(true)
+				s.wg.Go(func() {
+					s.pause(10 * time.Second)
+					s.set(nil, func(*simItem) { s.up = time.Now() })
+					s.e.listener.current.Store(&session{epoch: s.e.listener.sessions.Add(1), node: int32(s.random(1 << 30))})
+					s.e.listenerUp()
+				})
+			}
+		default:
+			delays := make([]time.Duration, 1+s.random(4))
+			if s.steady {
+				delays = delays[:1]
+			}
+			for i := range delays {
+				if !s.steady && s.random(2) == 0 {
+					delays[i] = time.Duration(s.random(3000)) * time.Millisecond
+				}
+			}
+			namespace, quiet := []string{"blue", "red", "green"}[s.random(3)], s.random(3) == 0
+			s.wg.Go(func() { s.enqueue(namespace, quiet, delays...) })
+		}
+		s.pause(lull)
+	}
+	time.Sleep(30 * time.Second) // of virtual time: leases of those that died end, retries are over
+	cancel()
+	s.e.waiters.close()
+	s.wg.Wait()
+	s.e.stop()
+	s.e.group.Wait()
+	for _, i := range s.items {
+		require.True(s.t, i.gone, "an item was never finished")
+	}
+}
+
 // testLane is a lane on the clock of the test.
 func testLane() *lane {
-	return newLane(Worker, filter{}, time.Now, func() {}, &queueStats{})
+	l := newLane(Worker, filter{}, time.Now, func() {}, &queueStats{})
+	l.settled = true
+	return l
 }
 
 // A dispatcher whose context ends at the moment at which a token comes either takes it or leaves it behind.
@@ -316,7 +434,7 @@ func TestLane_SignalDuringAQueryOfAFullLane_IsKept(t *testing.T) {
 	l := testLane()
 	l.enter()
 	l.signal(WakeNotify)
-	k := l.beginLook(1)
+	k := l.beginLook(session{epoch: 1})
 	l.signal(WakeNotify)
 	l.endLook(k, report{now: time.Now()}, nil, 1)
 	require.Len(t, l.tokens, 1)
@@ -327,18 +445,18 @@ func TestLane_SignalDuringAQueryOfAFullLane_IsKept(t *testing.T) {
 func TestLane_AnswerThatAnotherOvertook_ReplacesNothing(t *testing.T) {
 	l := testLane()
 	now := time.Now()
-	slow, quick := l.beginLook(1), l.beginLook(1)
+	slow, quick := l.beginLook(session{epoch: 1}), l.beginLook(session{epoch: 1})
 	l.endLook(quick, report{now: now, earliest: now.Add(time.Minute)}, nil, 1) // the end of somebody's lease
 	l.endLook(slow, report{now: now}, nil, 1)
 	require.Equal(t, now.Add(time.Minute), l.earliest)
 
-	slow, quick = l.beginLook(1), l.beginLook(1)
+	slow, quick = l.beginLook(session{epoch: 1}), l.beginLook(session{epoch: 1})
 	require.True(t, l.endLook(quick, report{now: now, earliest: now.Add(-time.Second)}, nil, 1))
 	l.endLook(slow, report{now: now}, nil, 1)
 	require.False(t, l.retryAt.IsZero(), "rows that somebody had locked are still to be looked at")
 	require.False(t, l.isEmpty(true, 0))
 
-	l.endLook(l.beginLook(1), report{now: now}, nil, 1)
+	l.endLook(l.beginLook(session{epoch: 1}), report{now: now}, nil, 1)
 	require.True(t, l.earliest.IsZero())
 	require.True(t, l.retryAt.IsZero())
 }
@@ -348,12 +466,12 @@ func TestLane_LookThatFails_StillOwesTheRelease(t *testing.T) {
 	l := testLane()
 	l.released(true)
 	call, relay := l.call, l.relay
-	k := l.beginLook(1)
+	k := l.beginLook(session{epoch: 1})
 	require.True(t, l.call.IsZero())
 	l.unanswered(k, nil)
 	require.Equal(t, call, l.call)
 	require.Equal(t, relay, l.relay)
-	l.endLook(l.beginLook(1), report{now: time.Now()}, nil, 1)
+	l.endLook(l.beginLook(session{epoch: 1}), report{now: time.Now()}, nil, 1)
 	require.True(t, l.call.IsZero())
 	require.True(t, l.relay.IsZero())
 }
@@ -364,7 +482,7 @@ func TestLane_LookForTwoReleases_PassesOnWhatItLeaves(t *testing.T) {
 	l.released(false)
 	l.released(false)
 	now := time.Now()
-	l.endLook(l.beginLook(1), report{found: 1, now: now, earliest: now.Add(-time.Second)}, nil, 1)
+	l.endLook(l.beginLook(session{epoch: 1}), report{found: 1, now: now, earliest: now.Add(-time.Second)}, nil, 1)
 	require.Len(t, l.tokens, 1)
 }
 
@@ -373,19 +491,20 @@ func TestLane_EmptyAnswer_PaysForOlderTokensOnly(t *testing.T) {
 	l.enter()
 	l.enter()
 	l.signal(WakeNotify)
-	k := l.beginLook(1)
+	k := l.beginLook(session{epoch: 1})
 	l.signal(WakeNotify) // after the query began: its snapshot may be older
 	l.endLook(k, report{now: time.Now()}, nil, 1)
 	require.Len(t, l.tokens, 1)
 	require.False(t, l.isEmpty(true, 0))
 
-	k = l.beginLook(1)
+	k = l.beginLook(session{epoch: 1})
 	l.endLook(k, report{now: time.Now()}, nil, 1)
 	require.Empty(t, l.tokens)
 	require.True(t, l.isEmpty(true, 0))
 
 	// The same answer from before a reconnect is worth nothing.
-	k = l.beginLook(1)
+	k = l.beginLook(session{epoch: 1})
+	l.forget()
 	l.endLook(k, report{now: time.Now()}, nil, 2)
 	require.False(t, l.isEmpty(true, 0))
 }
@@ -393,12 +512,12 @@ func TestLane_EmptyAnswer_PaysForOlderTokensOnly(t *testing.T) {
 func TestLane_InstantHeardDuringAQuery_SurvivesItsAnswer(t *testing.T) {
 	l := testLane()
 	now := time.Now()
-	k := l.beginLook(1)
+	k := l.beginLook(session{epoch: 1})
 	l.heard(now.Add(time.Minute))
 	l.endLook(k, report{now: now, earliest: now.Add(time.Hour)}, nil, 1)
 	require.Equal(t, now.Add(time.Minute), l.earliest)
 	// An answer that heard nothing new in the meantime replaces it.
-	k = l.beginLook(1)
+	k = l.beginLook(session{epoch: 1})
 	l.endLook(k, report{now: now, earliest: now.Add(time.Hour)}, nil, 1)
 	require.Equal(t, now.Add(time.Hour), l.earliest)
 }
@@ -410,12 +529,12 @@ func TestLane_RowsLockedByOthers_AreLookedAtAgain(t *testing.T) {
 	due := report{now: time.Now(), earliest: time.Now().Add(-time.Second)}
 	var last time.Duration
 	for _, want := range []time.Duration{5, 10, 20, 40, 80, 100, 100} {
-		require.True(t, l.endLook(l.beginLook(1), due, nil, 1))
+		require.True(t, l.endLook(l.beginLook(session{epoch: 1}), due, nil, 1))
 		last = l.retryStep
 		require.Equal(t, want*time.Millisecond, last)
 		require.False(t, l.isEmpty(true, time.Hour))
 	}
-	l.endLook(l.beginLook(1), report{now: time.Now()}, nil, 1)
+	l.endLook(l.beginLook(session{epoch: 1}), report{now: time.Now()}, nil, 1)
 	require.Zero(t, l.retryStep)
 	require.True(t, l.retryAt.IsZero())
 }

@@ -279,10 +279,10 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 		return nil, failed(op, err)
 	}
 	defer done()
-	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool) (report, error) {
+	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool, row rowWrite) (report, error) {
 		claim := newClaim()
 		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[[]*ClaimedWorkItem], error) {
-			return p.claimWork(ctx, conn, rowCame, claim, plan, announce)
+			return p.claimWork(ctx, conn, rowCame, claim, plan, announce, row)
 		}, func(ctx context.Context) (bool, error) {
 			var undone int64
 			err := p.engine.exec(ctx, &undone, p.sql.undoWork, claim, plan.lock)
@@ -305,7 +305,7 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 }
 
 // claimWork runs fetch_work.
-func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, plan fetchPlan, announce bool) (c claimed[[]*ClaimedWorkItem], err error) {
+func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, plan fetchPlan, announce bool, row rowWrite) (c claimed[[]*ClaimedWorkItem], err error) {
 	sent := p.engine.clock.Now()
 	lost := &LostLocksError{}
 	err = p.claimRows(ctx, conn, rowCame, plan.ack == nil, func(rows pgx.Rows) error {
@@ -339,22 +339,22 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 		item.EnqueuedAt, item.DueAt, item.LockedUntil = *enqueuedAt, *dueAt, c.leaseEnd
 		c.item = append(c.item, &item)
 		return nil
-	}, p.sql.fetchWork, p.fetchArgs(claim, plan, announce)...)
+	}, p.sql.fetchWork, p.fetchArgs(claim, plan, announce, row)...)
 	if err == nil && lost.Tokens != nil {
 		err = lost
 	}
 	return c, err
 }
 
-func (p *Provider) fetchArgs(claim pgtype.UUID, plan fetchPlan, announce bool) []any {
+func (p *Provider) fetchArgs(claim pgtype.UUID, plan fetchPlan, announce bool, row rowWrite) []any {
 	var ids []int64
 	var claims []pgtype.UUID
 	for _, l := range plan.ack {
 		ids, claims = append(ids, l.item), append(claims, l.claim)
 	}
 	f := plan.filter
-	return []any{claim, plan.lock, plan.items, f.Namespaces, announce, f.Labels, text(f.Owner), plan.session,
-		plan.maxAttempts, ids, claims, p.archiveFor()}
+	return append([]any{claim, plan.lock, plan.items, f.Namespaces, announce, f.Labels, text(f.Owner), plan.session,
+		plan.maxAttempts, ids, claims, p.archiveFor()}, row.args()...)
 }
 
 // archiveFor is how long a copy of what is acknowledged is kept; nil: not at all.

@@ -304,6 +304,26 @@ CREATE INDEX archive_finished_idx ON archive (finished_at);
 -- list_archive, by instance
 CREATE INDEX archive_instance_idx ON archive (instance_id, id) WHERE instance_id IS NOT NULL;
 
+-- UNLOGGED, since each connection that a row speaks of ends with a crash of the server, or with a failover.
+CREATE UNLOGGED TABLE waiters (
+    node   integer NOT NULL,
+    lane   integer NOT NULL,
+    queue  text    NOT NULL CONSTRAINT waiters_queue_check CHECK (queue IN ('worker', 'orchestrator')),
+    armed  boolean NOT NULL,
+    number bigint  NOT NULL,
+    PRIMARY KEY (node, lane)
+) WITH (
+    fillfactor = 20, -- flips of armed are written over and over, by few rows
+    autovacuum_vacuum_threshold = 20,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_cost_delay = 0
+);
+COMMENT ON TABLE waiters IS 'Lanes of the nodes: dispatchers of one node that fetch the same. Who adds to a queue notifies only if one of its lanes is armed, because somebody of it may be waiting.';
+COMMENT ON COLUMN waiters.node IS 'Key of a LISTEN connection, which holds the advisory lock of this key while it lives; see listen_session.';
+COMMENT ON COLUMN waiters.number IS 'Sequence number, within the lane, of the write that made this row what it is: one that began earlier and comes later changes nothing.';
+-- somebody_waits, at each insert
+CREATE INDEX waiters_armed_idx ON waiters (queue) WHERE armed;
+
 -- +goose StatementBegin
 CREATE FUNCTION require_empty() RETURNS void
 LANGUAGE plpgsql
@@ -327,5 +347,5 @@ COMMENT ON FUNCTION require_empty IS 'Internal: fails with PW006 while a row wou
 
 SELECT require_empty();
 DROP FUNCTION require_empty;
-DROP TABLE archive, realignments, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
+DROP TABLE waiters, archive, realignments, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
     worker_queue, namespaces;

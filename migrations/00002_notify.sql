@@ -41,10 +41,33 @@ $$;
 COMMENT ON FUNCTION notify_queue IS 'Internal: tells the nodes that p_due items are due and that another becomes due at p_next (either may be absent), in one namespace or, if null, in any. Silent while the setting pgwake.notify is off.';
 
 -- +goose StatementBegin
+CREATE FUNCTION somebody_waits(p_queue text)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM waiters w WHERE w.queue = p_queue AND w.armed);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION somebody_waits IS 'Internal: whether a lane of the queue is armed.';
+
+-- A lane that is not armed is one of which nobody waits, or else one that has a look to come which sees whatever a
+-- producer adds that read it as not armed: the node waits (wait_for_producers) until every such producer has ended, and
+-- looks after that. So a producer may be silent if nobody is armed, provided that
+--   (1) it held the lock that they share before it read who is armed, which keeps the node waiting; without it
+--       somebody may be waiting for those that hold it, and will not wait for this one;
+--   (2) it read in a snapshot taken after that, and after its rows were written.
+
+-- +goose StatementBegin
 CREATE FUNCTION notify_inserted()
 RETURNS trigger
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET enable_seqscan = off
 AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
@@ -54,6 +77,15 @@ DECLARE
     v_first text;
     v_last  text;
 BEGIN
+    -- Each busy producer comes this far. What could be a function of its own is not: calling one costs as much as all
+    -- of this, for the settings that it pins.
+    IF pg_try_advisory_xact_lock_shared(hashtext('pgwake producers'), TG_RELID::integer)
+       AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+        -- In a statement of its own, and so in a snapshot of its own.
+        IF NOT EXISTS (SELECT FROM waiters w WHERE w.queue = TG_ARGV[0] AND w.armed) THEN
+            RETURN NULL;
+        END IF;
+    END IF;
     SELECT count(*), count(*) FILTER (WHERE visible_at <= v_now), min(visible_at) FILTER (WHERE visible_at > v_now),
            min(namespace), max(namespace)
       INTO v_rows, v_due, v_next, v_first, v_last
@@ -65,7 +97,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_inserted IS 'Internal: sends one notification for all rows of an INSERT: how many are due, and when the next one will be.';
+COMMENT ON FUNCTION notify_inserted IS 'Internal: sends one notification for all rows of an INSERT, how many are due and when the next one will be, unless nobody waits for them.';
 
 CREATE TRIGGER worker_queue_notify AFTER INSERT ON worker_queue
     REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT
@@ -421,7 +453,77 @@ RETURN CASE WHEN p_array IS NOT NULL THEN ARRAY(SELECT e.value FROM jsonb_array_
 COMMENT ON FUNCTION texts IS 'Internal: a JSON array of strings as an array; null for null.';
 
 -- +goose StatementBegin
-CREATE FUNCTION look(p_queues text[], p_filters text[])
+CREATE FUNCTION wait_for_producers(p_queue text, p_patience interval)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM set_config('lock_timeout', (extract(epoch FROM p_patience) * 1000)::bigint::text, true);
+    PERFORM pg_advisory_xact_lock(hashtext('pgwake producers'), (p_queue || '_queue')::regclass::oid::integer);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION wait_for_producers IS 'Internal: waits, for at most p_patience (0: for ever), until every transaction has ended that added to the queue without a notification before this was called. False if it takes longer. Meanwhile nobody is silent. To be the only statement of its transaction, which keeps them from being silent until it ends.';
+
+-- +goose StatementBegin
+CREATE FUNCTION producers(p_queue text)
+RETURNS integer[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT coalesce(l.pid, 0) FROM pg_locks l
+         WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ShareLock' AND l.granted
+           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+           AND l.classid = (hashtext('pgwake producers')::bigint & 4294967295)::oid AND l.objid = (p_queue || '_queue')::regclass::oid
+         ORDER BY l.pid);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION producers IS 'Internal: process ids of the sessions whose open transaction has added to the queue, and may have been silent. Of a prepared transaction it is 0.';
+
+-- +goose StatementBegin
+CREATE FUNCTION arm(p_node integer, p_lane integer, p_queue text, p_number bigint, p_armed boolean)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    INSERT INTO waiters AS w (node, lane, queue, number, armed) VALUES (p_node, p_lane, p_queue, p_number, p_armed)
+    ON CONFLICT (node, lane) DO UPDATE SET armed = p_armed, number = p_number WHERE w.number < p_number;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION arm IS 'Internal: writes whether a lane is armed, unless the row has a newer number.';
+
+-- +goose StatementBegin
+CREATE FUNCTION remove_waiters(p_node integer, p_lanes integer[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF NOT has_table_privilege('waiters', 'DELETE') THEN -- the node of a role that may only add to the queues
+        RETURN;
+    END IF;
+    DELETE FROM waiters w WHERE w.node = p_node AND (p_lanes IS NULL OR w.lane > 0 AND w.lane <> ALL (p_lanes));
+    DELETE FROM waiters w
+     WHERE w.node IN (SELECT DISTINCT other.node FROM waiters other WHERE other.node <> p_node)
+       AND pg_try_advisory_xact_lock(hashtext('pgwake nodes of ' || current_schema()), w.node);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node, but for these lanes (null: all rows), and those of connections that have ended.';
+
+-- +goose StatementBegin
+CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer DEFAULT NULL, p_lanes integer[] DEFAULT NULL)
 RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -430,6 +532,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 BEGIN
+    IF p_node IS NOT NULL THEN
+        PERFORM remove_waiters(p_node, p_lanes);
+    END IF;
     RETURN QUERY
     SELECT asked.ord::integer,
            CASE asked.queue
@@ -443,25 +548,27 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. The one statement a minute of an idle node.';
+COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. The one statement a minute of an idle node, p_node, which has these lanes and no other.';
 
 -- +goose StatementBegin
-CREATE FUNCTION notify_queues(p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_instances text[] DEFAULT NULL)
+CREATE FUNCTION notify_queues(p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_all boolean[], p_instances text[] DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
+    -- What this tells of was committed before, so whoever is not armed by now will see it when it looks.
     PERFORM notify_queue(told.queue, told.due, told.next, told.namespace)
-       FROM unnest(p_queues, p_due, p_next, p_namespaces) AS told (queue, due, next, namespace);
+       FROM unnest(p_queues, p_due, p_next, p_namespaces, p_all) AS told (queue, due, next, namespace, "all")
+      WHERE told."all" OR somebody_waits(told.queue);
     PERFORM pg_notify(channel('instance'), changed.hash) FROM unnest(p_instances) AS changed (hash);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_queues IS 'Internal: several calls of notify_queue, and of notify_instance by its payloads, in one round trip, for the nodes'' own notifications.';
+COMMENT ON FUNCTION notify_queues IS 'Internal: several calls of notify_queue, and of notify_instance by its payloads, in one round trip, for the nodes'' own notifications. Those without p_all tell of what is committed, and go where somebody waits.';
 
 -- +goose StatementBegin
-CREATE FUNCTION listen_session()
+CREATE FUNCTION listen_session(p_node integer, p_always boolean DEFAULT false)
 RETURNS TABLE (backend_pid integer, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -476,14 +583,22 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', false);
     -- The protocol counts on a new snapshot for each statement; the role's default may differ.
     PERFORM set_config('default_transaction_isolation', 'read committed', false);
+    -- While the session lives, others fail to get this, and know thereby that its rows in waiters count.
+    IF NOT pg_try_advisory_lock(hashtext('pgwake nodes of ' || current_schema()), p_node) THEN
+        RAISE EXCEPTION 'the key % is another session''s', p_node USING ERRCODE = 'PW003';
+    END IF;
+    PERFORM remove_waiters(p_node, NULL);
+    IF p_always THEN
+        PERFORM arm(p_node, -1, 'orchestrator', 0, true), arm(p_node, -2, 'worker', 0, true);
+    END IF;
     RETURN QUERY SELECT pg_backend_pid(), clock_timestamp();
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a node''s LISTEN connection, which must not be one that a pooler shares.';
+COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a node''s LISTEN connection, which must not be one that a pooler shares, and makes p_node, any number, the key of its rows in waiters. With p_always, producers notify for as long as it lives.';
 
 -- +goose Down
 
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
-DROP FUNCTION listen_session, notify_queues, look, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, reads_committed, quiet, notify_inserted, notify_queue, channel;
+DROP FUNCTION listen_session, notify_queues, look, remove_waiters, arm, producers, wait_for_producers, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, reads_committed, quiet, notify_inserted, somebody_waits, notify_queue, channel;

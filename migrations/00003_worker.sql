@@ -290,7 +290,8 @@ CREATE FUNCTION fetch_work(
     p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false,
     p_tags text[] DEFAULT ARRAY[''], p_owner text DEFAULT NULL, p_session_timeout interval DEFAULT '30 s',
     p_max_attempts integer DEFAULT 0, p_ack_ids bigint[] DEFAULT NULL, p_ack_tokens uuid[] DEFAULT NULL,
-    p_archive_for interval DEFAULT NULL)
+    p_archive_for interval DEFAULT NULL, p_node integer DEFAULT NULL, p_lane integer DEFAULT NULL, p_number bigint DEFAULT NULL,
+    p_disarm boolean DEFAULT false)
 RETURNS TABLE (
     item_id bigint, namespace text, priority smallint, attempt_count integer, name text, input json,
     instance_id text, execution_id bigint, activity_id bigint, tag text, session_id text, last_error text,
@@ -361,10 +362,13 @@ BEGIN
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json,
         NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz,
         v_until, earliest_work(p_namespaces, p_tags, p_owner), clock_timestamp(), NULL::uuid;
+    IF p_number IS NOT NULL AND (p_disarm OR cardinality(v_picked) = 0) THEN
+        PERFORM arm(p_node, p_lane, 'worker', p_number, cardinality(v_picked) = 0);
+    END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work) and the clock. p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim.';
+COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work) and the clock. p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim. With p_number, it writes to the row of the lane, of the node, that it is armed if nothing was found; if something was, and p_disarm, that it is not.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_work_many(p_ids bigint[], p_tokens uuid[], p_archive_for interval DEFAULT NULL)

@@ -401,7 +401,8 @@ COMMENT ON FUNCTION lock_due_instance IS 'Internal: tries to lock the instance o
 CREATE FUNCTION fetch_orchestration(
     p_token uuid, p_lock_timeout interval, p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false,
     p_queues text[] DEFAULT NULL, p_min_pin bigint DEFAULT NULL, p_max_pin bigint DEFAULT NULL, p_history boolean DEFAULT true,
-    p_owner text DEFAULT NULL)
+    p_owner text DEFAULT NULL, p_node integer DEFAULT NULL, p_lane integer DEFAULT NULL, p_number bigint DEFAULT NULL,
+    p_disarm boolean DEFAULT false)
 RETURNS TABLE (
     part text, id bigint, type text, data json, name text, version text, execution_id bigint,
     attempt_count integer, created_at timestamptz, instance_id text, namespace text,
@@ -566,10 +567,13 @@ BEGIN
     SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer,
            NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces, p_queues, p_min_pin, p_max_pin, p_owner), clock_timestamp(),
            v_instance IS NULL AND v_moved = v_moved_limit;
+    IF p_number IS NOT NULL AND (p_disarm OR v_instance IS NULL) THEN
+        PERFORM arm(p_node, p_lane, 'orchestrator', p_number, v_instance IS NULL);
+    END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message, among those of these namespaces and queue names (null: all) and pinned versions (null: any), those that are sticky to p_owner included, and takes all its due messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id (unless p_history is false), and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock; it is unfinished if the look moved messages of locked instances out of the way and ended among them: the next gets further.';
+COMMENT ON FUNCTION fetch_orchestration IS 'Locks the instance with the first due message, among those of these namespaces and queue names (null: all) and pinned versions (null: any), those that are sticky to p_owner included, and takes all its due messages as one turn. Rows by part: one item (the instance), its messages by id, the history of its current execution by event id (unless p_history is false), and last, always, the outlook: the earliest visible_at that is left (see earliest_message) and the clock; it is unfinished if the look moved messages of locked instances out of the way and ended among them: the next gets further. p_number and the others as for fetch_work.';
 
 -- +goose StatementBegin
 CREATE FUNCTION hold_instance_lock(p_instance text, p_token uuid)

@@ -160,6 +160,7 @@ func (n *node) waitingWith(ctx context.Context, t *testing.T, queue pgwake.Queue
 	}
 	for begun := time.Now(); time.Since(begun) < patience; time.Sleep(time.Millisecond) {
 		if parked, _ := n.parked(queue); parked > before || len(back) > 0 {
+			n.awaitSettled(queue)
 			return back
 		}
 	}
@@ -170,17 +171,35 @@ func (n *node) waitingWith(ctx context.Context, t *testing.T, queue pgwake.Queue
 // settle is enough for a wait to have begun that nobody can see. If it was not, the row shows a little less.
 const settle = 100 * time.Millisecond
 
+// settlePatience is enough for that unless a transaction of the row's stays open.
+const settlePatience = 2 * time.Second
+
+// awaitSettled waits until those who wait will not look by themselves any more: what happens before is found whether
+// anybody tells of it or not.
+func (n *node) awaitSettled(queue pgwake.Queue) {
+	p := n.Provider.(interface{ Stats() pgwake.Stats })
+	for begun := time.Now(); time.Since(begun) < settlePatience; time.Sleep(time.Millisecond) {
+		if stats := p.Stats(); !stats.Listening || statsOf(stats, queue).Settled {
+			return
+		}
+	}
+}
+
+func statsOf(stats pgwake.Stats, queue pgwake.Queue) pgwake.QueueStats {
+	if queue == pgwake.Worker {
+		return stats.Worker
+	}
+	return stats.Orchestrator
+}
+
 // parked is how many fetches wait, if the Provider tells.
 func (n *node) parked(queue pgwake.Queue) (count int, known bool) {
 	p, known := n.Provider.(interface{ Stats() pgwake.Stats })
 	if !known {
 		return 0, false
 	}
-	stats := p.Stats()
-	if queue == pgwake.Worker {
-		return stats.Worker.Parked, true
-	}
-	return stats.Orchestrator.Parked, true
+	of := statsOf(p.Stats(), queue)
+	return of.Parked, true
 }
 
 // cause is a way in which something becomes due.

@@ -59,26 +59,26 @@ func (t Transition) String() string { return transitionNames[t] }
 var Implementation = map[Transition]string{
 	ProducerBegin:     "BEGIN of a transaction that is not READ COMMITTED",
 	ProducerInsert:    "SQL notify_inserted: pg_try_advisory_xact_lock_shared",
-	ProducerReadArmed: "SQL notify_inserted: read waiters, pg_notify",
+	ProducerReadArmed: "SQL notify_inserted: somebody_waits, pg_notify",
 	ProducerCommit:    "COMMIT of the caller, or of enqueue_for_worker and the like",
 	ProducerRollback:  "ROLLBACK of the caller",
 
-	CoalescerChooses: "Go (*coalescer).flush, SQL notify_queues: read waiters",
+	CoalescerChooses: "Go (*coalescer).flush, SQL notify_queues: somebody_waits",
 	CoalescerCommits: "SQL notify_queues: pg_notify",
 
 	FetchParks:     "Go (*engine).fetch: (*lane).isEmpty, (*lane).park",
 	FetchBegins:    "Go (*lane).beginLook",
 	FetchClaims:    "SQL fetch_work: claim",
 	FetchReports:   "SQL fetch_work: report what is due, chain",
-	FetchCommits:   "SQL arm, and the end of fetch_work",
+	FetchCommits:   "SQL arm, and the end of fetch_work; Go (*lane).beginWrite",
 	FetchReturns:   "Go (*lane).endLook",
 	FetchRollsBack: "Go (*lane).unanswered, SQL undo_work_claims",
 
 	FetchTimesOut: "Go (*lane).park: ErrNoWork, or the end of the caller's context",
 
-	SettleClaims:    "SQL settle: pg_advisory_xact_lock, fetch_work",
-	SettleTakenOver: "Go (*lane).takeOver",
-	SettleScouts:    "Go (*lane).fire: a scout while settling waits",
+	SettleClaims:    "SQL wait_for_producers; Go (*lane).settleSince, and the look that it causes",
+	SettleTakenOver: "Go (*settler).run: whoever is parked takes the token",
+	SettleScouts:    "Go (*lane).fire: scoutAt",
 	ScoutLooks:      "Go (*lane).fire: retryAt",
 
 	NotificationArrives: "Go (*listener).handle, (*lane).signal",

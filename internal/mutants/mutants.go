@@ -20,6 +20,9 @@ const (
 
 	// deployment is the same for several nodes, which are deaf at times and die.
 	deployment = "TestDeployment_NodesGoDeafAndDie_NoDueItemWaitsForAParkedDispatcher"
+
+	// settling is the promise for a lane that has producers fall silent whenever it can.
+	settling = "TestSettle_LaneDisarmsAndArms_NoDueItemWaitsForAParkedDispatcher"
 )
 
 var mutants = []mutant{
@@ -32,7 +35,7 @@ var mutants = []mutant{
 	{
 		name:    "02 no seed at the start",
 		file:    "wakechain.go",
-		patches: []patch{{"	if l.learn(k, r) {\n", "	if by != nil && l.learn(k, r) {\n"}},
+		patches: []patch{{"	l.learn(k, r)\n", ""}},
 		pkg:     root, test: "TestHole02_TimerScheduledBeforeTheStart_FiresOnTime",
 	},
 	{
@@ -124,6 +127,66 @@ var mutants = []mutant{
 		pkg:     root, test: "TestHole10_AggressiveMode_OneDispatcherPollsForAll",
 	},
 	{
+		name:    "12 settling does not wait for producers",
+		file:    "settle.go",
+		patches: []patch{{"		if err := s.wait(ctx, s); err != nil {\n", "		if err := ctx.Err(); err != nil {\n"}},
+		pkg:     root, test: settling,
+	},
+	{
+		name:    "12 nobody looks once the lane has settled",
+		file:    "settle.go",
+		patches: []patch{{"		l.emit(WakeSettle)\n", "		_ = l\n"}},
+		pkg:     root, test: settling,
+	},
+	{
+		name:    "12 nobody looks while the settler waits",
+		file:    "settle.go",
+		patches: []patch{{"	if !l.settler.alone.Load() {\n", "	if false {\n"}},
+		pkg:     root, test: settling,
+	},
+	{
+		name:    "12 an empty answer counts before the lane has settled",
+		file:    "wakechain.go",
+		patches: []patch{{" || listening != 0 && !(k.settled && l.disarms == k.disarms)", ""}},
+		pkg:     root, test: settling,
+	},
+	{
+		name:    "12 a lane that disarms stays settled",
+		file:    "settle.go",
+		patches: []patch{{"	l.settled, l.settling, l.empty = false, false, false\n", "	l.empty = false\n"}},
+		pkg:     root, test: settling,
+	},
+	{
+		name:    "12 a lane disarms although others of it wait",
+		file:    "settle.go",
+		patches: []patch{{"	alone := l.inside <= 1 && len(l.waiting) == 0\n", "	const alone = true\n"}},
+		pkg:     root, test: settling,
+	},
+	{
+		name:    "12 settled although it has disarmed meanwhile",
+		file:    "settle.go",
+		patches: []patch{{"	if l.settling && l.disarms == disarms {\n", "	if disarms <= l.disarms {\n"}},
+		pkg:     root, test: "TestSettle_LaneDisarmsMeanwhile_IsNotSettled",
+	},
+	{
+		name:    "12 a write that is late counts",
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{" WHERE w.number < p_number;", ";"}},
+		pkg:     root, test: "TestArm_LateWrite_ChangesNothing",
+	},
+	{
+		name:    "12 a producer without the lock is silent",
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{"TG_RELID::integer)\n       AND current", "TG_RELID::integer) IS NOT NULL\n       AND current"}},
+		pkg:     root, test: "TestQuiescent_ProducerThatCannotBeSure_Notifies",
+	},
+	{
+		name:    "12 an old snapshot is trusted",
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{"       AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN\n        -- In", "       THEN\n        -- In"}},
+		pkg:     root, test: "TestQuiescent_ProducerThatCannotBeSure_Notifies",
+	},
+	{
 		name:    "chain: the one who found more calls nobody",
 		file:    "wakechain.go",
 		patches: []patch{{"		defer l.signal(WakeChain) // invariant (4)\n", "		_ = WakeChain\n"}},
@@ -144,7 +207,7 @@ var mutants = []mutant{
 	{
 		name: "empty: a signal during the query is overlooked",
 		file: "wakechain.go",
-		patches: []patch{{"l.empty = l.signals == k.signals && k.epoch == listening", "l.empty = k.epoch == listening"},
+		patches: []patch{{"l.empty = l.empty || l.signals == k.signals && !missed", "l.empty = l.empty || !missed"},
 			{"return t.signal <= k.signals", "return true"}},
 		pkg: root, test: "TestLane_EmptyAnswer_PaysForOlderTokensOnly",
 	},
@@ -157,7 +220,7 @@ var mutants = []mutant{
 	{
 		name:    "empty: an answer that another overtook counts",
 		file:    "wakechain.go",
-		patches: []patch{{"	latest = l.answers == k.answers\n", "	latest = true\n"}},
+		patches: []patch{{"	latest := l.answers == k.answers\n", "	latest := true\n"}},
 		pkg:     root, test: "TestLane_AnswerThatAnotherOvertook_ReplacesNothing",
 	},
 	{

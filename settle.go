@@ -1,0 +1,369 @@
+package pgwake
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// This file answers: how can producers be silent while everybody is busy, and yet no wake-up be lost?
+//
+// A producer notifies only if some lane is armed: if its row of the table waiters says that somebody may wait. A
+// query that finds nothing arms its lane, in its own transaction. A producer may have read the row before that, be
+// silent, and commit after the query's snapshot; so the node waits for all that may have, which share a lock K, and
+// then looks once more: it settles. While it waits for K nobody gets it, and who has no K is not silent.
+//
+// A busy lane disarms again, in the transaction of a query that finds something. That costs a write, and another
+// when it next finds nothing, so a lane does it only if it is hot.
+//
+// Invariants
+//
+//	(1) While somebody waits in a lane, it is armed, or a look of it is owed that begins after it was, and after
+//	    every producer has ended that may have read otherwise.
+//	(2) settled is true only if the row was committed as armed, every producer that may have read otherwise has
+//	    ended, and no write of "not armed" has begun since. So a look that begins then, and finds nothing, misses
+//	    only what is notified after it began.
+//	(3) The row is what the newest of its writes says. They are numbered when they begin, under the lane's mutex, and
+//	    the row keeps the highest number: a disarm that is late changes nothing.
+
+// rowWrite is what a query for work writes to its lane's row of waiters: that the lane is armed if it finds nothing,
+// and with disarm that it is not if it finds something.
+type rowWrite struct {
+	node, lane int32
+	number     int64 // 0: nothing is written
+	disarm     bool
+}
+
+// args are those of the SQL functions that fetch.
+func (w rowWrite) args() []any {
+	if w.number == 0 {
+		return []any{nil, nil, nil, false}
+	}
+	return []any{w.node, w.lane, w.number, w.disarm}
+}
+
+// A lane is hot after so many finds in a row, or more than Config.QuietAbove within a second. Under a long transaction
+// each write of its row leaves a dead one for producers to read over, so between two times that it disarms lies a pause.
+// It doubles if the silence before did not last.
+const (
+	hotStreak        = 8
+	firstDisarmPause = time.Second
+	lastDisarmPause  = 64 * time.Second
+	lastingSilence   = 5 * time.Second
+)
+
+// arming is what a lane knows of its row. The lane's mutex guards it.
+type arming struct {
+	number    int64
+	armed     bool          // the row may say so
+	settled   bool          // invariant (2)
+	settling  bool          // it is armed, and the settler has to make it settled
+	disarms   uint64        // how often a write of "not armed" has begun, or what is known became void
+	disarmed  time.Time     // when the latest began
+	pause     time.Duration // before the next
+	mostPause time.Duration
+	streak    int // finds in a row
+	finds     int // since second
+	second    time.Time
+	untaken   int       // signals since somebody of the lane was here
+	scoutAt   time.Time // local: when to look while the settler waits; zero: never
+	scoutStep time.Duration
+}
+
+// beginWrite returns what a query that begins now has to write. The caller holds mu.
+func (l *lane) beginWrite(s session) rowWrite {
+	if s.epoch == 0 || l.filter.nothing {
+		return rowWrite{}
+	}
+	a := &l.arming
+	hot := l.quietAbove > 0 && (a.streak >= hotStreak || a.finds > l.quietAbove && l.now().Sub(a.second) < time.Second)
+	alone := l.inside <= 1 && len(l.waiting) == 0
+	disarm := a.armed && hot && alone && l.now().Sub(a.disarmed) >= a.pause
+	if a.settled && !disarm {
+		return rowWrite{}
+	}
+	a.number++
+	if disarm {
+		l.unsettle()
+		a.disarmed = l.now()
+	}
+	return rowWrite{s.node, l.id, a.number, disarm}
+}
+
+// unsettle is called when a write of "not armed" begins, and when nobody knows what the row says. The caller holds mu.
+func (l *lane) unsettle() {
+	l.settled, l.settling, l.empty = false, false, false
+	l.disarms++
+}
+
+// found takes a find into account. The caller holds mu.
+func (l *lane) found(k look) {
+	if k.row.disarm && l.disarms == k.disarms {
+		l.armed = false
+	}
+	l.streak++
+	if now := l.now(); now.Sub(l.second) >= time.Second {
+		l.second, l.finds = now, 0
+	}
+	l.finds++
+}
+
+// foundNone takes it into account that a query found nothing, and so armed the lane if it was to. The caller holds mu.
+func (l *lane) foundNone(k look, listening uint64) {
+	l.streak = 0
+	if k.row.number == 0 || k.session.epoch != listening || l.disarms != k.disarms || l.settled {
+		return
+	}
+	if !l.armed {
+		if l.pause *= 2; l.now().Sub(l.disarmed) >= lastingSilence {
+			l.pause = 0
+		}
+		l.pause = min(max(l.pause, firstDisarmPause), l.mostPause)
+	}
+	l.armed = true
+	if !l.settling {
+		l.settling, l.scoutStep = true, 0
+		l.settler.again()
+	}
+	// While the settler waits, a producer may end that was silent, and another keep it waiting.
+	if !l.settler.alone.Load() {
+		l.scoutStep = max(min(2*l.scoutStep, maxRetryInterval), firstScoutInterval)
+		l.scoutAt = l.now().Add(l.scoutStep)
+		l.moved()
+	}
+}
+
+// settleSince ends the settling of a lane that was as disarms says when the wait for the producers began: somebody
+// looks once more.
+func (l *lane) settleSince(disarms uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.settling && l.disarms == disarms {
+		l.settling, l.settled = false, true
+		l.scoutAt = time.Time{}
+		l.emit(WakeSettle)
+	}
+}
+
+// settler waits for producers on behalf of the lanes of a queue.
+type settler struct {
+	e     *engine
+	queue Queue
+	wake  chan struct{}
+
+	// wait returns when every producer has ended that may have been silent.
+	wait func(context.Context, *settler) error
+
+	// alone: the wait is for one producer. Others were not silent since it began, so nobody need look before that one ends.
+	alone atomic.Bool
+
+	mu        sync.Mutex
+	blockedBy []int32 // process ids of producers that it has been waiting for, for a second and more
+	since     time.Time
+}
+
+func newSettler(e *engine, q Queue) *settler {
+	return &settler{e: e, queue: q, wake: make(chan struct{}, 1), wait: e.waitForProducers}
+}
+
+// again has the goroutine look for lanes to settle. It never blocks.
+func (s *settler) again() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *settler) run(ctx context.Context) {
+	s.again() // whatever was left by a run that panicked
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		}
+		s.e.inject("settler")
+		lanes := s.unsettled()
+		if len(lanes) == 0 {
+			continue
+		}
+		if err := s.wait(ctx, s); err != nil {
+			// The database is out of reach, and the lanes stay as they are: their scouts look.
+			if !sleep(ctx, maxRetryInterval) {
+				return
+			}
+			s.again()
+			continue
+		}
+		for l, disarms := range lanes {
+			l.settleSince(disarms)
+		}
+	}
+}
+
+// unsettled returns the lanes that are to be settled, and how they are.
+func (s *settler) unsettled() map[*lane]uint64 {
+	lanes := make(map[*lane]uint64)
+	for _, l := range s.e.waiters.lanes(s.queue) {
+		l.mu.Lock()
+		if l.settling {
+			lanes[l] = l.disarms
+		}
+		l.mu.Unlock()
+	}
+	return lanes
+}
+
+// settlePatience is how long the wait for producers occupies a connection of the pool, before it goes on on a
+// connection of its own.
+const settlePatience = time.Second
+
+// waitForProducers waits until every producer of the queue that may have been silent has ended.
+func (e *engine) waitForProducers(ctx context.Context, s *settler) error {
+	var over bool
+	err := e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
+		defer cancel()
+		return conn.QueryRow(bounded, e.sql.waitForProducers, s.queue.String(), settlePatience).Scan(&over)
+	})
+	if err != nil || over {
+		return err
+	}
+	return s.waitLong(ctx)
+}
+
+// waitLong waits for producers that stay open. The wait holds back the removal of dead rows no more than they do,
+// since each of them has written. It costs no statement but one a second while they are several.
+func (s *settler) waitLong(ctx context.Context) error {
+	e := s.e
+	config, err := e.listener.dialer.prepare(ctx)
+	if err != nil {
+		return err
+	}
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingHandshake)
+		defer cancel()
+		_ = conn.Close(closing)
+	}()
+	if after := e.listener.dialer.after; after != nil {
+		if err := after(ctx, conn); err != nil {
+			return err
+		}
+	}
+	keepAlive(conn.PgConn().Conn())
+	if err := execAll(ctx, conn, "SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0"); err != nil {
+		return err
+	}
+	defer s.blocked(nil)
+	for {
+		var pids []int32
+		if err := conn.QueryRow(ctx, e.sql.producers, s.queue.String()).Scan(&pids); err != nil {
+			return err
+		}
+		s.blocked(pids)
+		// One that is alone ends the wait by its end. Of several, one may end unseen: so the scouts of the lanes go on
+		// looking, and how many they are is asked again.
+		patience := time.Duration(0)
+		if len(pids) > 1 {
+			patience = settlePatience
+		}
+		var over bool
+		if err := conn.QueryRow(ctx, e.sql.waitForProducers, s.queue.String(), patience).Scan(&over); err != nil || over {
+			return err
+		}
+	}
+}
+
+// blocked keeps whom the wait is for.
+func (s *settler) blocked(pids []int32) {
+	s.mu.Lock()
+	if s.blockedBy == nil {
+		s.since = time.Now()
+	}
+	s.blockedBy = pids
+	s.mu.Unlock()
+	s.alone.Store(len(pids) == 1)
+}
+
+// problem says, for operators, that producers keep the lanes from settling.
+func (s *settler) problem() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.blockedBy) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("open transactions have added to the %v queue and not ended for more than %v: process ids %v", s.queue,
+		time.Since(s.since).Round(time.Second), s.blockedBy)
+}
+
+// disarmer disarms lanes that are told of work while nobody of them is here to take it: all of them are in handlers.
+type disarmer struct {
+	e    *engine
+	wake chan struct{}
+}
+
+func newDisarmer(e *engine) *disarmer { return &disarmer{e: e, wake: make(chan struct{}, 1)} }
+
+// again has the goroutine look for lanes to disarm. It never blocks.
+func (d *disarmer) again() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (d *disarmer) run(ctx context.Context) {
+	d.again() // whatever was left by a run that panicked
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.wake:
+		}
+		d.e.inject("disarmer")
+		for q := range Queue(queueCount) {
+			for _, l := range d.e.waiters.lanes(q) {
+				row := l.disarmUnused(d.e.session())
+				if row.number == 0 {
+					continue
+				}
+				var void any
+				if err := d.e.exec(ctx, &void, d.e.sql.arm, row.node, row.lane, q.String(), row.number, false); err != nil {
+					l.mu.Lock()
+					l.armed = true // for all that is known
+					l.mu.Unlock()
+				}
+			}
+		}
+	}
+}
+
+// idleSignals is how many notifications nobody takes before the lane asks for silence.
+const idleSignals = 8
+
+// isUnused reports whether the lane should disarm although nobody fetches. The caller holds mu.
+func (l *lane) isUnused() bool {
+	return l.quietAbove > 0 && l.armed && l.inside == 0 && l.untaken >= idleSignals && l.now().Sub(l.disarmed) >= l.pause
+}
+
+// disarmUnused begins the write that disarms the lane, if it is to.
+func (l *lane) disarmUnused(s session) rowWrite {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.epoch == 0 || !l.isUnused() {
+		return rowWrite{}
+	}
+	l.unsettle()
+	l.number++
+	l.armed, l.disarmed, l.untaken = false, l.now(), 0
+	return rowWrite{node: s.node, lane: l.id, number: l.number, disarm: true}
+}

@@ -1,0 +1,221 @@
+package pgwake
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// unsettledLane is a lane of one dispatcher, inside a fetch.
+func unsettledLane() *lane {
+	l := newLane(Worker, filter{}, time.Now, func() {}, &queueStats{})
+	l.id, l.quietAbove, l.settler, l.overheard = 1, 200, newSettler(nil, Worker), func() {}
+	l.enter()
+	return l
+}
+
+// lookOf makes a look that has its say at once.
+func lookOf(l *lane, found int) look {
+	k := l.beginLook(session{epoch: 1, node: 7})
+	l.endLook(k, report{now: time.Now(), found: found}, nil, 1)
+	return k
+}
+
+func TestSettle_EmptyAnswer_IsGoodOnlyOnceTheLaneHasSettled(t *testing.T) {
+	l := unsettledLane()
+	k := lookOf(l, 0)
+	require.Equal(t, rowWrite{node: 7, lane: 1, number: 1}, k.row)
+	require.False(t, l.isEmpty(true, 0))
+	l.settleSince(l.disarms)
+	require.Len(t, l.tokens, 1, "somebody looks once more")
+	require.Zero(t, lookOf(l, 0).row, "the row says what it should")
+	require.True(t, l.isEmpty(true, 0))
+	require.Empty(t, l.tokens)
+}
+
+// A look that was slow, and began before, makes nothing of it undone.
+func TestSettle_SlowLookFromBefore_LeavesTheLaneEmpty(t *testing.T) {
+	l := unsettledLane()
+	slow := l.beginLook(session{epoch: 1})
+	lookOf(l, 0)
+	l.settleSince(l.disarms)
+	lookOf(l, 0)
+	l.endLook(slow, report{now: time.Now()}, nil, 1)
+	require.True(t, l.isEmpty(true, 0))
+}
+
+func TestSettle_LaneDisarmsMeanwhile_IsNotSettled(t *testing.T) {
+	l := unsettledLane()
+	lookOf(l, 0)
+	since := l.disarms
+	for range hotStreak {
+		require.False(t, lookOf(l, 1).row.disarm)
+	}
+	require.True(t, lookOf(l, 1).row.disarm, "it is hot")
+	l.settleSince(since)
+	require.False(t, l.arming.settled)
+	require.Empty(t, l.tokens)
+	require.Equal(t, int64(hotStreak+3), lookOf(l, 0).row.number, "the next look arms it again")
+}
+
+func TestSettle_SomebodyElseIsHere_NoDisarming(t *testing.T) {
+	l := unsettledLane()
+	lookOf(l, 0)
+	l.settleSince(l.disarms)
+	l.enter()
+	for range 2 * hotStreak {
+		require.Zero(t, lookOf(l, 1).row)
+	}
+	l.leave()
+	require.True(t, lookOf(l, 1).row.disarm)
+	require.False(t, lookOf(l, 1).row.disarm, "not twice in a second")
+}
+
+func TestSettle_LostConnection_MakesTheRowVoid(t *testing.T) {
+	l := unsettledLane()
+	k := l.beginLook(session{epoch: 1})
+	l.forget()
+	l.endLook(k, report{now: time.Now()}, nil, 2)
+	require.False(t, l.settling, "what it wrote was the other connection's")
+	require.Zero(t, l.beginLook(session{}).row, "without a connection there is no row")
+	require.NotZero(t, l.beginLook(session{epoch: 2}).row)
+}
+
+// A write that began earlier and comes later changes nothing.
+func TestArm_LateWrite_ChangesNothing(t *testing.T) {
+	p := testProvider(t, Config{})
+	conn := plain(t, p.cfg.Schema)
+	armed := func() (armed bool) {
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT somebody_waits('worker')`).Scan(&armed))
+		return armed
+	}
+	mustExec(t, conn, `SELECT arm(1, 1, 'worker', 2, true), arm(1, 1, 'worker', 1, false)`)
+	require.True(t, armed())
+	mustExec(t, conn, `SELECT arm(1, 1, 'worker', 3, false)`)
+	require.False(t, armed())
+	require.False(t, func() (armed bool) {
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT somebody_waits('orchestrator')`).Scan(&armed))
+		return armed
+	}())
+}
+
+// notifications counts those of a queue that a connection hears while produce runs.
+func notifications(t *testing.T, p *Provider, q Queue, produce func()) (heard int) {
+	t.Helper()
+	ear := plain(t, p.cfg.Schema)
+	mustExec(t, ear, "LISTEN "+channelOf(t, p, q))
+	produce()
+	mustExec(t, plain(t, p.cfg.Schema), `SELECT pg_notify($1, 'end')`, channelOf(t, p, q))
+	for {
+		_, payload := hear(t, ear)
+		switch payload {
+		case "end":
+			return heard
+		case "0 0 *": // somebody's greeting
+		default:
+			heard++
+		}
+	}
+}
+
+// While everybody is busy nobody is notified, and whoever comes back finds all of it.
+func TestQuiescent_AllDispatchersBusy_ProducersAreSilent(t *testing.T) {
+	// Its goroutines panic on the way.
+	bombs := map[string]*atomic.Bool{"settler": new(atomic.Bool), "disarmer": new(atomic.Bool)}
+	p := testProvider(t, Config{QuietAbove: 1, fault: func(at string) {
+		if bomb := bombs[at]; bomb != nil && bomb.CompareAndSwap(true, false) {
+			panic("injected")
+		}
+	}})
+	for _, bomb := range bombs {
+		bomb.Store(true)
+	}
+	producer := plain(t, p.cfg.Schema)
+	insert := func() { mustExec(t, producer, `SELECT enqueue_work('a')`) }
+	wait := fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	require.NotZero(t, notifications(t, p, Worker, insert), "somebody waits")
+	get(t, wait)
+	// They are in handlers now, and nobody takes what is notified.
+	eventually(t, "it is quiet", func() bool { return notifications(t, p, Worker, insert) == 0 })
+	require.Zero(t, notifications(t, p, Worker, func() {
+		for range 100 {
+			insert()
+		}
+	}))
+	for range 100 {
+		get(t, fetchWork(t, p, longPoll))
+	}
+	eventually(t, "all is well", func() bool { return p.Stats().Panics == 2 && p.Health().OK })
+	requireNoSafetyNet(t, p)
+}
+
+// Whoever cannot know whether somebody waits notifies.
+func TestQuiescent_ProducerThatCannotBeSure_Notifies(t *testing.T) {
+	p := testProvider(t, Config{})
+	producer := plain(t, p.cfg.Schema)
+	require.Zero(t, notifications(t, p, Worker, func() { mustExec(t, producer, `SELECT enqueue_work('a')`) }))
+	for _, isolation := range []string{"REPEATABLE READ", "SERIALIZABLE"} {
+		require.Equal(t, 1, notifications(t, p, Worker, func() {
+			mustExec(t, producer, `BEGIN ISOLATION LEVEL `+isolation)
+			mustExec(t, producer, `SELECT enqueue_work('a')`)
+			mustExec(t, producer, `COMMIT`)
+		}), isolation)
+	}
+	// Somebody waits for those that are open, and not for those that come.
+	open := plain(t, p.cfg.Schema)
+	mustExec(t, open, `BEGIN`)
+	mustExec(t, open, `SELECT enqueue_work('a')`)
+	settling := make(chan error, 1)
+	settler := plain(t, p.cfg.Schema)
+	go func() {
+		_, err := settler.Exec(context.WithoutCancel(t.Context()), `SELECT wait_for_producers('worker', '1 min')`)
+		settling <- err
+	}()
+	eventually(t, "it waits", func() (waits bool) {
+		require.NoError(t, producer.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)`,
+			settler.PgConn().PID()).Scan(&waits))
+		return waits
+	})
+	require.Equal(t, 1, notifications(t, p, Worker, func() { mustExec(t, producer, `SELECT enqueue_work('a')`) }))
+	require.Zero(t, notifications(t, p, Orchestrator, func() { mustExec(t, producer, `SELECT enqueue_message('i', 'k')`) }), "the other queue")
+	mustExec(t, open, `ROLLBACK`)
+	require.NoError(t, <-settling)
+}
+
+// Hole 12, the other side: a producer that saw nobody waiting commits when somebody does.
+func TestSettle_SilentProducerCommitsLate_IsFound(t *testing.T) {
+	p := testProvider(t, Config{AggressivePolicy: Never, FallbackInterval: time.Hour})
+	var open []*pgx.Conn
+	for range 2 {
+		conn := plain(t, p.cfg.Schema)
+		mustExec(t, conn, `BEGIN`)
+		mustExec(t, conn, `SELECT enqueue_work('silent')`)
+		open = append(open, conn)
+	}
+	first := fetchWork(t, p, longPoll)
+	eventually(t, "it waits", func() bool { return p.engine.waiters.parked(Worker) == 1 })
+	// One of two: nothing but a look every now and then finds it, since the other one keeps the lane from settling.
+	mustExec(t, open[0], `COMMIT`)
+	get(t, first)
+	require.EqualValues(t, 1, p.Stats().Worker.Finds["scout"])
+	// The last one ends the wait.
+	second := fetchWork(t, p, longPoll)
+	eventually(t, "health says why", func() bool { return !p.Health().OK })
+	require.Contains(t, strings.Join(p.Health().Problems, ";"), "open transactions have added to the worker queue")
+	eventually(t, "nobody looks any more", func() bool {
+		l := p.engine.waiters.lanes(Worker)[0]
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.settler.alone.Load() && l.scoutAt.IsZero() && len(l.waiting) == 1
+	})
+	mustExec(t, open[1], `COMMIT`)
+	get(t, second)
+	require.EqualValues(t, 1, p.Stats().Worker.Finds["settle"])
+	eventually(t, "it is well again", func() bool { return p.Health().OK })
+}
