@@ -291,6 +291,17 @@ type world struct {
 	dispatchers []*propertyDispatcher
 	problems    []string
 	severed     []int32 // backends whose sockets were closed
+
+	stalled atomic.Bool // the machine stood still for longer than an announcement may be late
+}
+
+// watch notices when the machine stands still.
+func (w *world) watch(ctx context.Context) {
+	for last := time.Now(); sleep(ctx, announceGrace/20); last = time.Now() {
+		if time.Since(last) > announceGrace/4 {
+			w.stalled.Store(true)
+		}
+	}
 }
 
 // property is what the scenarios of a test have in common: a schema, and what they add up to.
@@ -322,7 +333,10 @@ func (p *property) run(t *rapid.T, s scenario) {
 	p.cases++
 	_, err := w.peek.Exec(tctx, `DELETE FROM worker_queue; DELETE FROM orchestrator_queue; DELETE FROM instance_locks; DELETE FROM instances`)
 	require.NoError(t, err)
+	watching, stop := context.WithCancel(tctx)
+	w.producing.Go(func() { w.watch(watching) })
 	defer w.end()
+	defer stop()
 	w.begin()
 	for _, step := range s.steps {
 		w.do(step)
@@ -1186,7 +1200,7 @@ func (w *world) finish() {
 			w.t.Fatalf("not handled once: %v", i)
 		}
 	}
-	if !w.serial {
+	if !w.serial || w.stalled.Load() {
 		return // one of several producers may end unseen, and a scout or a fallback be the first to see what it left
 	}
 	for _, n := range w.nodes {
