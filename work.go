@@ -132,6 +132,10 @@ func (p *Provider) enqueueWork(ctx context.Context, q querier, items []WorkEnque
 	if len(items) == 0 {
 		return nil, nil
 	}
+	if len(items) == 1 && items[0].DedupKey == "" {
+		e, err := p.enqueueWorkItem(ctx, q, &items[0], quiet)
+		return []Enqueued{e}, err
+	}
 	c, err := p.workColumns(items)
 	if err != nil {
 		return nil, err
@@ -140,13 +144,30 @@ func (p *Provider) enqueueWork(ctx context.Context, q querier, items []WorkEnque
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Enqueued, err error) {
-		var id *int64
-		var dueAt *time.Time
-		err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now)
-		e.ID, e.DueAt = value(id), value(dueAt)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Enqueued, error) { return scanEnqueued(row) })
+}
+
+// enqueueWorkItem is enqueueWork for one without a dedup key.
+func (p *Provider) enqueueWorkItem(ctx context.Context, q querier, item *WorkEnqueue, quiet bool) (e Enqueued, err error) {
+	if err := p.checkWork(&item.WorkItem); err != nil {
 		return e, err
-	})
+	}
+	if err := item.EnqueueOptions.check(); err != nil {
+		return e, err
+	}
+	return scanEnqueued(q.QueryRow(ctx, p.sql.enqueueWorkItem, item.Name, payload(item.Input),
+		optional(item.Namespace, item.Namespace == "" || item.Namespace == DefaultNamespace), int16(item.Priority),
+		optional(item.Delay, item.Delay == 0), optional(item.At, item.At.IsZero()), text(item.Instance),
+		optional(item.ExecutionID, item.ExecutionID == 0 && item.Instance == ""), optional(item.ActivityID, item.ActivityID == 0 && item.Instance == ""),
+		text(item.Tag), text(item.Session), quiet))
+}
+
+func scanEnqueued(row pgx.Row) (e Enqueued, err error) {
+	var id *int64
+	var dueAt *time.Time
+	err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now)
+	e.ID, e.DueAt = value(id), value(dueAt)
+	return e, err
 }
 
 // workColumns are work items as the arrays that enqueue_work_many and ack_orchestration take.
@@ -219,7 +240,7 @@ func (c *optionColumns) args() []any {
 	return []any{namespaces, c.priorities, c.delays, c.visibleAts, c.dedupKeys}
 }
 
-func (c *optionColumns) add(o *EnqueueOptions) error {
+func (o *EnqueueOptions) check() error {
 	if o.Namespace != "" {
 		if err := checkNamespace(o.Namespace); err != nil {
 			return err
@@ -237,7 +258,11 @@ func (c *optionColumns) add(o *EnqueueOptions) error {
 	if err := checkInstant("due time", o.At); err != nil {
 		return err
 	}
-	if err := checkText("dedup key", o.DedupKey, false); err != nil {
+	return checkText("dedup key", o.DedupKey, false)
+}
+
+func (c *optionColumns) add(o *EnqueueOptions) error {
+	if err := o.check(); err != nil {
 		return err
 	}
 	c.namespaces = append(c.namespaces, optional(o.Namespace, o.Namespace == "" || o.Namespace == DefaultNamespace))

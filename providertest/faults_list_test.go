@@ -273,7 +273,8 @@ var faults = []fault{
 	{
 		name: "new work is not due at once",
 		rows: []string{"queue_semantics/worker_item_immediate_visibility", "queue_semantics/worker_queue_fifo_ordering"},
-		sql:  []edit{{"enqueue_work_many", "coalesce(i.visible_at, v_now + i.delay, v_now)", "coalesce(i.visible_at, v_now + i.delay, v_now + interval '1s')"}},
+		sql: []edit{{"enqueue_work_item", "coalesce(p_visible_at, now_at + p_delay, now_at)", "coalesce(p_visible_at, now_at + p_delay, now_at + interval '1s')"},
+			{"enqueue_work_many", "coalesce(i.visible_at, v_now + i.delay, v_now)", "coalesce(i.visible_at, v_now + i.delay, v_now + interval '1s')"}},
 	},
 
 	// 5, 7: delays.
@@ -591,7 +592,8 @@ var faults = []fault{
 	{
 		name: "tag is changed when work is enqueued",
 		rows: []string{"tag_filtering/tag_round_trip_preservation"},
-		sql:  []edit{{"enqueue_work_many", "coalesce(i.tag, '')", "coalesce(lower(i.tag), '')"}},
+		sql: []edit{{"enqueue_work_item", "coalesce(p_tag, '')", "coalesce(lower(p_tag), '')"},
+			{"enqueue_work_many", "coalesce(i.tag, '')", "coalesce(lower(i.tag), '')"}},
 	},
 
 	// 14: sessions.
@@ -645,7 +647,8 @@ var faults = []fault{
 	{
 		name: "session is lost when work is enqueued",
 		rows: []string{"sessions/session_item_claimable_when_no_session", "sessions/none_session_skips_session_items"},
-		sql:  []edit{{"enqueue_work_many", "coalesce(i.tag, ''), i.session_id", "coalesce(i.tag, ''), NULL::text"}},
+		sql: []edit{{"enqueue_work_item", "coalesce(p_tag, ''), p_session", "coalesce(p_tag, ''), NULL"},
+			{"enqueue_work_many", "coalesce(i.tag, ''), i.session_id", "coalesce(i.tag, ''), NULL::text"}},
 	},
 	{
 		name: "work of a session comes in the wrong order",
@@ -1013,7 +1016,8 @@ var faults = []fault{
 	{
 		name: "activity 0 is none",
 		rows: []string{"cancellation/cancelled_activity_may_have_the_id_0"},
-		sql:  []edit{{"enqueue_work_many", "i.instance_id, i.execution_id, i.activity_id,", "i.instance_id, i.execution_id, nullif(i.activity_id, 0),"}},
+		sql: []edit{{"enqueue_work_item", "p_instance, p_execution, p_activity,", "p_instance, p_execution, nullif(p_activity, 0),"},
+			{"enqueue_work_many", "i.instance_id, i.execution_id, i.activity_id,", "i.instance_id, i.execution_id, nullif(i.activity_id, 0),"}},
 	},
 	{
 		name: "unknown instance is deleted",
@@ -1428,7 +1432,8 @@ var faults = []fault{
 		name: "delay of work is half as long",
 		rows: []string{"pgwake/wake_when_delay_of_work_ends", "pgwake/other_node_wakes_when_delay_of_work_ends",
 			"pgwake/wake_when_delay_of_work_from_before_ends", "pgwake/other_node_wakes_when_delay_of_work_from_before_ends"},
-		sql: []edit{{"enqueue_work_many", "v_now + i.delay", "v_now + i.delay / 2"}},
+		sql: []edit{{"enqueue_work_item", "now_at + p_delay", "now_at + p_delay / 2"},
+			{"enqueue_work_many", "v_now + i.delay", "v_now + i.delay / 2"}},
 	},
 	{
 		name: "delay of messages is half as long",
