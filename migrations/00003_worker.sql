@@ -341,20 +341,41 @@ AS $$
 DECLARE
     v_now    timestamptz;
     v_until  timestamptz;
+    v_simple boolean := p_namespaces IS NULL AND p_tags = ARRAY[''] AND p_owner IS NULL AND p_max_attempts <= 0;
     v_picked bigint[] := '{}';
     v_poison bigint[];
-    v_claims bigint;
+    v_done   bigint[];
+    v_tokens uuid[];
+    v_sessions text[];
+    v_earliest timestamptz;
+    v_claims bigint := 0;
 BEGIN
     IF p_limit < 1 OR p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_work needs a token, a limit of at least 1 and a positive lock timeout' USING ERRCODE = 'PW003';
     END IF;
-    IF p_ack_ids IS NOT NULL THEN
+    IF p_ack_ids IS NOT NULL AND p_archive_for IS NULL THEN
+        WITH removed AS ( -- as in ack_work_many, which would cost a third more
+            DELETE FROM worker_queue q
+             USING (SELECT t.id, t.token FROM unnest(p_ack_ids, p_ack_tokens) AS t (id, token) ORDER BY t.id) AS done
+             WHERE q.id = ANY (ARRAY[done.id]) AND q.lock_token = done.token AND q.visible_at > clock_timestamp()
+            RETURNING q.id, q.lock_token, q.session_id
+        )
+        SELECT array_agg(r.id), array_agg(r.lock_token), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL)
+          INTO v_done, v_tokens, v_sessions FROM removed r;
+        IF v_sessions IS NOT NULL THEN
+            PERFORM touch_sessions(v_sessions);
+        END IF;
+    ELSIF p_ack_ids IS NOT NULL THEN
+        SELECT array_agg(done.item_id), array_agg(done.lock_token) INTO v_done, v_tokens
+          FROM ack_work_many(p_ack_ids, p_ack_tokens, p_archive_for) AS done;
+    END IF;
+    IF cardinality(v_done) IS DISTINCT FROM cardinality(p_ack_ids) THEN
         RETURN QUERY
         SELECT asked.id, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json, NULL::text, NULL::bigint, NULL::bigint,
                NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
                NULL::timestamptz, asked.token
           FROM (SELECT a.id, a.token FROM unnest(p_ack_ids, p_ack_tokens) AS a (id, token)
-                EXCEPT SELECT done.item_id, done.lock_token FROM ack_work_many(p_ack_ids, p_ack_tokens, p_archive_for) AS done) AS asked;
+                EXCEPT SELECT done.id, done.token FROM unnest(v_done, v_tokens) AS done (id, token)) AS asked;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
         IF v_claims > 0 THEN
             RETURN; -- whoever asked wants to know first
@@ -363,42 +384,75 @@ BEGIN
 
     v_now := clock_timestamp();
     v_until := v_now + p_lock_timeout;
-    LOOP
-        v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner);
-        EXIT WHEN p_max_attempts <= 0 OR cardinality(v_picked) = 0;
-        v_poison := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_picked) AND q.attempt_count >= p_max_attempts);
-        EXIT WHEN cardinality(v_poison) = 0;
-        PERFORM bury_work(v_poison, 'max attempts', NULL);
-        v_picked := ARRAY(SELECT p.id FROM unnest(v_picked) WITH ORDINALITY AS p (id, place) WHERE p.id <> ALL (v_poison) ORDER BY p.place);
-        EXIT WHEN cardinality(v_picked) > 0;
-    END LOOP;
-
-    IF cardinality(v_picked) > 0 THEN
-        IF p_owner IS NOT NULL THEN
-            PERFORM claim_sessions(v_picked, p_owner, p_token, v_now, v_now + p_session_timeout);
-        END IF;
+    IF v_simple THEN
+        -- pick_work, the claim and earliest_work for what nearly all fetches ask for, in one statement each. The rows that
+        -- were locked are there by their place: to look each up by its id would cost as much as to find it.
         RETURN QUERY
         WITH claimed AS (
             UPDATE worker_queue q
                SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1
-              FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place), worker_queue before
-             WHERE q.id = ANY (ARRAY[picked.id]) AND before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
-            RETURNING q.*, before.visible_at AS was_due, picked.place
+              FROM (SELECT head.ctid, head.visible_at
+                      FROM generate_series(9, 0, -1) AS level (priority)
+                     CROSS JOIN LATERAL (
+                           SELECT d.ctid, d.visible_at FROM worker_queue d
+                            WHERE -d.priority = -level.priority AND d.tag = '' AND d.session_id IS NULL AND d.visible_at <= v_now
+                            ORDER BY d.visible_at, d.id
+                            LIMIT p_limit FOR UPDATE SKIP LOCKED) head
+                     LIMIT p_limit) AS picked
+             WHERE q.ctid = picked.ctid
+            RETURNING q.*, picked.visible_at AS was_due
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
                c.activity_id, c.tag, c.session_id, c.last_error, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
           FROM claimed c
-         ORDER BY c.place;
-        IF p_announce THEN
-            PERFORM notify_queue('worker', 0, v_until);
+         ORDER BY c.priority DESC, c.was_due, c.id;
+        GET DIAGNOSTICS v_claims = ROW_COUNT;
+        SELECT min(head.visible_at) INTO v_earliest
+          FROM generate_series(0, 9) AS level (priority)
+         CROSS JOIN LATERAL (
+               SELECT q.visible_at FROM worker_queue q
+                WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL
+                ORDER BY q.visible_at LIMIT 1) head;
+    ELSE
+        LOOP
+            v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner);
+            EXIT WHEN p_max_attempts <= 0 OR cardinality(v_picked) = 0;
+            v_poison := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_picked) AND q.attempt_count >= p_max_attempts);
+            EXIT WHEN cardinality(v_poison) = 0;
+            PERFORM bury_work(v_poison, 'max attempts', NULL);
+            v_picked := ARRAY(SELECT p.id FROM unnest(v_picked) WITH ORDINALITY AS p (id, place) WHERE p.id <> ALL (v_poison) ORDER BY p.place);
+            EXIT WHEN cardinality(v_picked) > 0;
+        END LOOP;
+
+        IF cardinality(v_picked) > 0 THEN
+            IF p_owner IS NOT NULL THEN
+                PERFORM claim_sessions(v_picked, p_owner, p_token, v_now, v_now + p_session_timeout);
+            END IF;
+            RETURN QUERY
+            WITH claimed AS (
+                UPDATE worker_queue q
+                   SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1
+                  FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place), worker_queue before
+                 WHERE q.id = ANY (ARRAY[picked.id]) AND before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
+                RETURNING q.*, before.visible_at AS was_due, picked.place
+            )
+            SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
+                   c.activity_id, c.tag, c.session_id, c.last_error, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+              FROM claimed c
+             ORDER BY c.place;
+            v_claims := cardinality(v_picked);
         END IF;
+        v_earliest := earliest_work(p_namespaces, p_tags, p_owner);
+    END IF;
+    IF v_claims > 0 AND p_announce THEN
+        PERFORM notify_queue('worker', 0, v_until);
     END IF;
 
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json,
         NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz,
-        v_until, earliest_work(p_namespaces, p_tags, p_owner), clock_timestamp(), NULL::uuid;
-    IF p_number IS NOT NULL AND (p_disarm OR cardinality(v_picked) = 0) THEN
-        PERFORM arm(p_node, p_lane, 'worker', p_number, cardinality(v_picked) = 0);
+        v_until, v_earliest, clock_timestamp(), NULL::uuid;
+    IF p_number IS NOT NULL AND (p_disarm OR v_claims = 0) THEN
+        PERFORM arm(p_node, p_lane, 'worker', p_number, v_claims = 0);
     END IF;
 END
 $$;
