@@ -14,7 +14,7 @@ import (
 type statements struct {
 	channels, session, look, tell, asyncCommit, waitForProducers, producers, arm, removeWaiters string
 
-	enqueueWork, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
+	enqueueWork, enqueueWorkItem, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
 
 	enqueueMessages, fetchOrchestration, ackOrchestration, abandonOrchestration, renewOrchestration, undoOrchestration string
 
@@ -53,6 +53,7 @@ func newStatements(schema string) *statements {
 		arm:                  scalar("arm", 5),
 		removeWaiters:        "SELECT " + in + "remove_waiters($1, NULL)",
 		enqueueWork:          rows("enqueue_work_many", 13),
+		enqueueWorkItem:      rows("enqueue_work_item", 12),
 		fetchWork:            rows("fetch_work", 16),
 		ackWork:              scalar("ack_work", 11),
 		ackWorkGroup:         rows("ack_work_group", 11),

@@ -47,7 +47,7 @@ var mutants = []mutant{
 	{
 		name:    "04 nobody is told when a lease ends (work)",
 		file:    "migrations/00003_worker.sql",
-		patches: []patch{{"        IF p_announce THEN\n", "        IF false THEN\n"}},
+		patches: []patch{{"    IF v_claims > 0 AND p_announce THEN\n", "    IF false THEN\n"}},
 		pkg:     root, test: "TestHole04_ProcessKilledWithItsLease_RedeliversWhenTheLeaseEnds",
 	},
 	{
