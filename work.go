@@ -110,8 +110,9 @@ func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue
 	}, func() {
 		var due []produced
 		for i, a := range added {
-			if !a.Duplicate {
-				due = append(due, produced{Worker, cmp.Or(items[i].Namespace, DefaultNamespace), a.DueAt, a.now})
+			if item := &items[i]; !a.Duplicate {
+				due = append(due, produced{queue: Worker, namespace: cmp.Or(item.Namespace, DefaultNamespace), label: &item.Tag,
+					forAny: item.Session == "", dueAt: a.DueAt, now: a.now})
 			}
 		}
 		p.engine.tell(due, quiet)

@@ -307,11 +307,17 @@ CREATE INDEX archive_instance_idx ON archive (instance_id, id) WHERE instance_id
 
 -- UNLOGGED, since each connection that a row speaks of ends with a crash of the server, or with a failover.
 CREATE UNLOGGED TABLE waiters (
-    node   integer NOT NULL,
-    lane   integer NOT NULL,
-    queue  text    NOT NULL CONSTRAINT waiters_queue_check CHECK (queue IN ('worker', 'orchestrator')),
-    armed  boolean NOT NULL,
-    number bigint  NOT NULL,
+    node       integer  NOT NULL,
+    lane       integer  NOT NULL,
+    listener   integer  NOT NULL,
+    queue      text     NOT NULL CONSTRAINT waiters_queue_check CHECK (queue IN ('worker', 'orchestrator')),
+    armed      boolean  NOT NULL,
+    number     bigint   NOT NULL,
+    namespace  text     NOT NULL,
+    namespaces text[],
+    labels     text[],
+    fanout     smallint NOT NULL,
+    places     smallint NOT NULL,
     PRIMARY KEY (node, lane)
 ) WITH (
     fillfactor = 20, -- flips of armed are written over and over, by few rows
@@ -319,11 +325,18 @@ CREATE UNLOGGED TABLE waiters (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON TABLE waiters IS 'Lanes of the nodes: dispatchers of one node that fetch the same. Who adds to a queue notifies only if one of its lanes is armed, because somebody of it may be waiting.';
-COMMENT ON COLUMN waiters.node IS 'Key of a LISTEN connection, which holds the advisory lock of this key while it lives; see listen_session.';
+COMMENT ON TABLE waiters IS 'Lanes of the nodes: dispatchers of one node that fetch the same. Who adds to a queue notifies only lanes that are armed, because somebody of theirs may be waiting.';
+COMMENT ON COLUMN waiters.node IS 'Key of a node, for the life of its process. It listens on channel(queue), and on a channel of its own, see node_channel.';
+COMMENT ON COLUMN waiters.lane IS 'Key of a lane within its node; 0: the node itself, there from when it begins to listen.';
+COMMENT ON COLUMN waiters.listener IS 'Key of the node''s LISTEN connection, which holds the advisory lock of this key while it lives; see listen_session.';
 COMMENT ON COLUMN waiters.number IS 'Sequence number, within the lane, of the write that made this row what it is: one that began earlier and comes later changes nothing.';
--- somebody_waits, at each insert
-CREATE INDEX waiters_armed_idx ON waiters (queue) WHERE armed;
+COMMENT ON COLUMN waiters.namespace IS 'The namespace that the lane serves; * stands for those of namespaces.';
+COMMENT ON COLUMN waiters.namespaces IS 'Namespaces that the lane serves; null: all.';
+COMMENT ON COLUMN waiters.labels IS 'Tags of work items, or queue names of instances, that the lane serves; null: all.';
+COMMENT ON COLUMN waiters.fanout IS 'How many lanes the node wants to be told of one item; 0: all, by channel(queue).';
+COMMENT ON COLUMN waiters.places IS 'How many dispatchers the lane has.';
+-- notify_inserted and wake, at each insert
+CREATE INDEX waiters_armed_idx ON waiters (queue, namespace) WHERE armed;
 
 -- +goose StatementBegin
 CREATE FUNCTION require_empty() RETURNS void

@@ -326,7 +326,7 @@ CREATE FUNCTION fetch_work(
     p_tags text[] DEFAULT ARRAY[''], p_owner text DEFAULT NULL, p_session_timeout interval DEFAULT '30 s',
     p_max_attempts integer DEFAULT 0, p_ack_ids bigint[] DEFAULT NULL, p_ack_tokens uuid[] DEFAULT NULL,
     p_archive_for interval DEFAULT NULL, p_node integer DEFAULT NULL, p_lane integer DEFAULT NULL, p_number bigint DEFAULT NULL,
-    p_disarm boolean DEFAULT false)
+    p_disarm boolean DEFAULT false, p_listener integer DEFAULT NULL, p_fanout integer DEFAULT 0, p_places integer DEFAULT 1)
 RETURNS TABLE (
     item_id bigint, namespace text, priority smallint, attempt_count integer, name text, input json,
     instance_id text, execution_id bigint, activity_id bigint, tag text, session_id text, last_error text,
@@ -452,7 +452,7 @@ BEGIN
         NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz,
         v_until, v_earliest, clock_timestamp(), NULL::uuid;
     IF p_number IS NOT NULL AND (p_disarm OR v_claims = 0) THEN
-        PERFORM arm(p_node, p_lane, 'worker', p_number, v_claims = 0);
+        PERFORM arm(p_node, p_lane, p_listener, 'worker', p_number, v_claims = 0, p_namespaces, p_tags, p_fanout, p_places);
     END IF;
 END
 $$;
@@ -547,7 +547,7 @@ BEGIN
         SELECT m.item_namespace, v_sends[m.ord] AS place
           FROM enqueue_message_many(v_instances, v_kinds, v_datas, v_names, v_versions, v_executions,
                                     p_queues => v_queues, p_quiet => p_quiet)
-               WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, ord)
+               WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, for_any, ord)
          WHERE v_sends IS NOT NULL
     )
     SELECT asked.id, asked.token, sent.item_namespace, NOT asked.held

@@ -1314,7 +1314,7 @@ var faults = []fault{
 	{
 		name: "enqueue in a transaction is not told of",
 		rows: []string{"pgwake/tx_batch_of_work", "pgwake/tx_batch_of_messages", "pgwake/tx_redrive_of_work", "pgwake/sql_tx_enqueue_of_work", "pgwake/sql_tx_enqueue_of_message", "pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message", "pgwake/tx_turn_schedules_work", "pgwake/tx_completion"},
-		sql:  []edit{{"notify_inserted", "IF v_rows > 0 THEN", "IF false THEN"}},
+		sql:  []edit{{"notify_inserted", "BEGIN\n", "BEGIN\n    RETURN NULL;\n"}},
 	},
 
 	// Namespaces and transactions.
