@@ -55,7 +55,7 @@ func (l *lane) reconsider() {
 
 // standBy is how much later whoever is told as well looks: if it is before the first has committed, he sees a row that
 // is locked, and has to look again.
-const standBy = 5 * time.Millisecond
+const standBy = 20 * time.Millisecond
 
 // called gives the lane a token of which few others know, or nobody.
 func (l *lane) called(c call) {
@@ -82,7 +82,7 @@ func (l *lane) reconnected() {
 
 // callParked gives a token to somebody who waits and can take d, and reports whether there is one.
 func (l *lane) callParked(d produced) bool {
-	if f := l.filter; !l.serves(d.namespace) || f.Labels != nil && (d.label == nil || !slices.Contains(f.Labels, *d.label)) {
+	if f := l.filter; !l.serves(d.namespace) || f.Labels != nil && !slices.Contains(f.Labels, *d.label) {
 		return false
 	}
 	l.mu.Lock()

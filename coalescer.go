@@ -33,8 +33,10 @@ type note struct {
 	// does not travel.
 	all bool
 
-	// forAny: what is due can be taken by whoever serves its namespace, and tag or queue name. It does not travel either.
+	// forAny: what is due can be taken by whoever serves its namespace, and tag or queue name, which is label if it is the
+	// same for all of it. Neither travels.
 	forAny bool
+	label  *string
 }
 
 // joined is the note by which a node says that it has begun to listen.
@@ -42,7 +44,15 @@ var joined = note{}
 
 // merge returns a note that says at least what both say.
 func (n note) merge(m note) note {
-	n.forAny = (n.forAny || n.due == 0) && (m.forAny || m.due == 0)
+	switch {
+	case n.due == 0:
+		n.forAny, n.label = m.forAny, m.label
+	case m.due > 0:
+		n.forAny = n.forAny && m.forAny
+		if n.label != nil && (m.label == nil || *n.label != *m.label) {
+			n.label = nil
+		}
+	}
 	n.due += m.due
 	n.all = n.all || m.all
 	if n.next.IsZero() || (!m.next.IsZero() && m.next.Before(n.next)) {
@@ -252,7 +262,7 @@ func (c *coalescer) flush(ctx context.Context) error {
 	}()
 	c.e.inject("flush")
 	var void any
-	err := c.e.exec(ctx, &void, c.e.sql.tell, c.e.node, say.queues, say.due, say.next, say.namespaces, say.hows, say.lanes,
+	err := c.e.exec(ctx, &void, c.e.sql.tell, c.e.node, say.queues, say.due, say.next, say.namespaces, say.labels, say.hows, say.lanes,
 		slices.Collect(maps.Keys(taken.changed)))
 	said = err == nil
 	return err
@@ -263,6 +273,8 @@ func (n note) how() string {
 	switch {
 	case n.all:
 		return "all"
+	case n.forAny && n.label != nil && n.namespace != "":
+		return "one kind"
 	case n.forAny:
 		return "any"
 	}
@@ -275,6 +287,7 @@ type saying struct {
 	due        []int64
 	next       []*time.Time
 	namespaces []*string
+	labels     []*string
 	hows       []string
 	lanes      []*int32
 }
@@ -283,6 +296,7 @@ func (s *saying) add(q Queue, n note, how string, lane *int32) {
 	s.queues, s.due = append(s.queues, q.String()), append(s.due, n.due)
 	s.next = append(s.next, optional(n.next, n.next.IsZero()))
 	s.namespaces = append(s.namespaces, optional(n.namespace, n.namespace == ""))
+	s.labels = append(s.labels, n.label)
 	s.hows, s.lanes = append(s.hows, how), append(s.lanes, lane)
 }
 

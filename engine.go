@@ -341,8 +341,7 @@ func (e *engine) quiet() bool { return e.epoch() != 0 }
 type produced struct {
 	queue      Queue
 	namespace  string
-	label      *string   // tag or queue name; nil: not known
-	forAny     bool      // whoever serves namespace and label can take it
+	label      *string   // tag or queue name; nil: not whoever serves that can take it, for all that is known
 	dueAt, now time.Time // server time
 }
 
@@ -355,9 +354,12 @@ func (e *engine) tell(all []produced, quiet bool) {
 			n.next = d.dueAt
 		} else {
 			// One of this node who can come takes care of it, and if he finds more than that, of the rest.
-			n.due, n.forAny = 1, d.forAny && e.cfg.Notify == NotifyDirected
-			if quiet && n.forAny && e.waiters.callParked(d) {
-				continue
+			n.due = 1
+			if d.label != nil && e.cfg.Notify == NotifyDirected {
+				if quiet && e.waiters.callParked(d) {
+					continue
+				}
+				n.forAny, n.label = true, d.label
 			}
 		}
 		if notes[d.queue] != nil {

@@ -211,7 +211,7 @@ func (p *Provider) enqueueMessages(ctx context.Context, q querier, messages []Me
 		d := produced{queue: Orchestrator}
 		var id *int64
 		var dueAt *time.Time
-		err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now, &d.namespace, &d.forAny)
+		err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now, &d.namespace, &d.label)
 		e.ID, e.DueAt = value(id), value(dueAt)
 		if d.dueAt, d.now = e.DueAt, e.now; !e.Duplicate {
 			due = append(due, d)
@@ -497,35 +497,21 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	var namespace *string // null: any
 	var d produced
 	var history []byte
-	tag := commonTag(ack.WorkItems)
-	_, err = pgx.ForEachRow(rows, []any{&queue, &namespace, &d.dueAt, &d.now, &history, &d.forAny}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&queue, &namespace, &d.dueAt, &d.now, &history, &d.label}, func() error {
 		d.namespace = value(namespace)
 		switch queue {
 		case "freed":
 			done.freed, done.history = d.namespace, history
 		case Worker.String():
-			d.queue, d.label = Worker, tag
+			d.queue = Worker
 			done.due = append(done.due, d)
 		default:
-			d.queue, d.label = Orchestrator, nil
+			d.queue = Orchestrator
 			done.due = append(done.due, d)
 		}
 		return nil
 	})
 	return done, err
-}
-
-// commonTag returns the tag that all of the items have; nil: they differ.
-func commonTag(items []WorkEnqueue) *string {
-	for i := range items {
-		if items[i].Tag != items[0].Tag {
-			return nil
-		}
-	}
-	if len(items) == 0 {
-		return nil
-	}
-	return &items[0].Tag
 }
 
 // stateArgs are the arguments of ack_orchestration that say what becomes of the instance.

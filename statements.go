@@ -47,7 +47,7 @@ func newStatements(schema string) *statements {
 			in + "node_channel('worker', $1), " + in + "channel('instance')",
 		session:              rows("listen_session", 3),
 		look:                 rows("look", 4),
-		tell:                 scalar("notify_queues", 8),
+		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
 		waitForProducers:     scalar("wait_for_producers", 2),
 		producers:            scalar("producers", 2),

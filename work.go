@@ -111,8 +111,7 @@ func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue
 		var due []produced
 		for i, a := range added {
 			if item := &items[i]; !a.Duplicate {
-				due = append(due, produced{queue: Worker, namespace: cmp.Or(item.Namespace, DefaultNamespace), label: &item.Tag,
-					forAny: item.Session == "", dueAt: a.DueAt, now: a.now})
+				due = append(due, produced{Worker, cmp.Or(item.Namespace, DefaultNamespace), optional(item.Tag, item.Session != ""), a.DueAt, a.now})
 			}
 		}
 		p.engine.tell(due, quiet)

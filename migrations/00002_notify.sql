@@ -733,8 +733,8 @@ $$;
 COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. Then a row that says whether p_node, which has these lanes and no other, is the only node that listens, and dead_queues. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
-CREATE FUNCTION notify_queues(p_node integer, p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_hows text[],
-    p_lanes integer[], p_instances text[] DEFAULT NULL)
+CREATE FUNCTION notify_queues(p_node integer, p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_labels text[],
+    p_hows text[], p_lanes integer[], p_instances text[] DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -743,12 +743,17 @@ DECLARE
     v_told record;
     v_lane waiters;
 BEGIN
-    FOR v_told IN SELECT * FROM unnest(p_queues, p_due, p_next, p_namespaces, p_hows, p_lanes) AS told (queue, due, next, namespace, how, lane) LOOP
+    FOR v_told IN SELECT * FROM unnest(p_queues, p_due, p_next, p_namespaces, p_labels, p_hows, p_lanes) AS told (queue, due, next, namespace, label, how, lane) LOOP
         IF v_told.how = 'all' THEN
             PERFORM notify_queue(v_told.queue, v_told.due, v_told.next, v_told.namespace);
             CONTINUE;
         END IF;
         -- What this tells of was committed before, so whoever is not armed by now will see it when it looks.
+        IF v_told.how = 'one kind' THEN
+            PERFORM wake(v_told.queue, v_told.namespace, v_told.label, v_told.due, 0, p_node);
+            CONTINUE WHEN v_told.next IS NULL;
+            v_told.due := 0;
+        END IF;
         CONTINUE WHEN NOT somebody_waits(v_told.queue);
         IF v_told.how = 'any' THEN
             IF v_told.due > 0 THEN
@@ -769,7 +774,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_queues IS 'Internal: what p_node has to say, in one round trip. Each entry tells of items that are due or will be, of one namespace or of any, by how: all, every node; waiting, those that wait, since what it tells of is committed; any, as many of them as it takes to have it done; bounce, somebody else than the lane of p_node, which was told alone and cannot come. p_instances are payloads of notify_instance.';
+COMMENT ON FUNCTION notify_queues IS 'Internal: what p_node has to say, in one round trip. Each entry tells of items that are due or will be, of one namespace or of any, by how: all, every node; waiting, those that wait, since what it tells of is committed; one kind, as many as it takes of those who wait for the namespace and label; any, the same of whatever is due there; bounce, somebody else than the lane of p_node, which was told alone and cannot come. p_instances are payloads of notify_instance.';
 
 -- +goose StatementBegin
 CREATE FUNCTION listen_session(p_node integer, p_listener integer, p_always boolean DEFAULT false)

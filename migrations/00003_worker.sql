@@ -547,7 +547,7 @@ BEGIN
         SELECT m.item_namespace, v_sends[m.ord] AS place
           FROM enqueue_message_many(v_instances, v_kinds, v_datas, v_names, v_versions, v_executions,
                                     p_queues => v_queues, p_quiet => p_quiet)
-               WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, for_any, ord)
+               WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, item_label, ord)
          WHERE v_sends IS NOT NULL
     )
     SELECT asked.id, asked.token, sent.item_namespace, NOT asked.held

@@ -195,7 +195,7 @@ var mutants = []mutant{
 	{
 		name:    "11 the coalescer tells all",
 		file:    "coalescer.go",
-		patches: []patch{{"	case n.forAny:\n		return \"any\"\n", ""}},
+		patches: []patch{{"	case n.forAny && n.label != nil && n.namespace != \"\":\n		return \"one kind\"\n	case n.forAny:\n		return \"any\"\n", ""}},
 		pkg:     root, test: "TestHole11_OneItemTenNodes_TwoLook",
 	},
 	{
