@@ -120,11 +120,8 @@ func (e *engine) leave(ctx context.Context) {
 		return
 	}
 	for _, queue := range queues {
-		var over bool
-		if err := e.exec(ctx, &over, e.sql.waitForProducers, queue, leavePatience); err == nil && over {
-			var void any
-			_ = e.exec(ctx, &void, e.sql.removeWaiters, queue, s.node, true)
-		}
+		var removed bool
+		_ = e.exec(ctx, &removed, e.sql.removeWaiters, queue, s.node, true, leavePatience)
 	}
 }
 
@@ -165,15 +162,8 @@ func (s *sweeper) run(ctx context.Context) {
 		queues := s.queues
 		s.mu.Unlock()
 		for _, queue := range queues {
-			// Whatever goes wrong, or takes too long, the next fallback finds the rows again.
-			q := Worker
-			if queue == Orchestrator.String() {
-				q = Orchestrator
-			}
-			if over, err := s.e.producersEnd(ctx, q); err == nil && over {
-				var void any
-				_ = s.e.exec(ctx, &void, s.e.sql.removeWaiters, queue, s.e.node, false)
-			}
+			// If it goes wrong, or takes too long, the next fallback finds the rows again.
+			_ = s.e.awaitProducers(ctx, new(bool), s.e.sql.removeWaiters, queue, s.e.node, false, settlePatience)
 		}
 	}
 }

@@ -60,7 +60,7 @@ func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, 
 	e.waiters = newWaiters(func(q Queue, f filter) *lane {
 		l := newLane(q, f, e.clock.Now, e.timer.moved, &e.stats.queues[q])
 		l.id, l.settler, l.overheard = e.lanes.Add(1), e.settlers[q], e.disarmer.again
-		l.alone, l.passOn = e.alone.Load, e.coalescer.passOn
+		l.alone, l.passOn = func() bool { return e.alone.Load() && e.waiters.oneLane(q) }, e.coalescer.passOn
 		if cfg.Notify != NotifyBroadcast {
 			l.quietAbove = cfg.QuietAbove
 		}

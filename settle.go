@@ -161,7 +161,10 @@ func (l *lane) waitsForOne(disarms uint64, one bool) {
 	switch {
 	case !l.settling || l.disarms != disarms:
 	case !one:
-		l.lastOne = time.Time{}
+		if l.lastOne = (time.Time{}); l.scoutAt.IsZero() {
+			l.planScout()
+			l.moved()
+		}
 	case l.lastOne.IsZero():
 		l.lastOne = l.now()
 	}
@@ -255,21 +258,21 @@ const settlePatience = time.Second
 
 // waitForProducers waits until every producer of the queue that may have been silent has ended.
 func (e *engine) waitForProducers(ctx context.Context, s *settler) error {
-	over, err := e.producersEnd(ctx, s.queue)
+	var over bool
+	err := e.awaitProducers(ctx, &over, e.sql.waitForProducers, s.queue.String(), settlePatience)
 	if err != nil || over {
 		return err
 	}
 	return s.waitLong(ctx)
 }
 
-// producersEnd waits for the same with patience, and reports whether they have ended.
-func (e *engine) producersEnd(ctx context.Context, q Queue) (over bool, err error) {
-	err = e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+// awaitProducers runs a statement that waits for producers with settlePatience, and reports in done whether they have ended.
+func (e *engine) awaitProducers(ctx context.Context, done *bool, sql string, args ...any) error {
+	return e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
 		defer cancel()
-		return conn.QueryRow(bounded, e.sql.waitForProducers, q.String(), settlePatience).Scan(&over)
+		return conn.QueryRow(bounded, sql, args...).Scan(done)
 	})
-	return over, err
 }
 
 // waitLong waits for producers that stay open. The wait holds back the removal of dead rows no more than they do,

@@ -53,7 +53,7 @@ func newStatements(schema string) *statements {
 		producers:            scalar("producers", 2),
 		arm:                  scalar("arm", 10),
 		disarmNode:           scalar("disarm_node", 1),
-		removeWaiters:        scalar("remove_waiters", 3),
+		removeWaiters:        scalar("remove_waiters", 4),
 		enqueueWork:          rows("enqueue_work_many", 13),
 		enqueueWorkItem:      rows("enqueue_work_item", 12),
 		fetchWork:            rows("fetch_work", 19),

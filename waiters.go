@@ -1,6 +1,9 @@
 package pgwake
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // This file answers: who on this node is waiting, and for what?
 
@@ -11,6 +14,8 @@ type waiters struct {
 	mu     sync.RWMutex
 	byKey  [queueCount]map[string]*lane
 	closed bool
+
+	count [queueCount]atomic.Int32 // of lanes, for whoever may not wait for mu
 }
 
 func newWaiters(newLane func(Queue, filter) *lane) *waiters {
@@ -42,6 +47,7 @@ func (w *waiters) enter(q Queue, f filter) (*lane, error) {
 		w.retireIdle()
 		l = w.newLane(q, f)
 		w.byKey[q][key] = l
+		w.count[q].Store(int32(len(w.byKey[q])))
 	}
 	l.enter()
 	return l, nil
@@ -78,6 +84,9 @@ func (w *waiters) byID(q Queue, id int32) *lane {
 	}
 	return nil
 }
+
+// oneLane reports whether the queue has no more than one lane. It may be called with a lane's mu held.
+func (w *waiters) oneLane(q Queue) bool { return w.count[q].Load() <= 1 }
 
 // callParked gives a token to somebody who waits and can take d, and reports whether there is one.
 func (w *waiters) callParked(d produced) bool {
@@ -129,6 +138,7 @@ func (w *waiters) retireIdle() {
 				delete(w.byKey[q], key)
 			}
 		}
+		w.count[q].Store(int32(len(w.byKey[q])))
 	}
 }
 

@@ -654,7 +654,8 @@ DECLARE
     v_queues text[];
 BEGIN
     IF has_table_privilege('waiters', 'UPDATE') THEN
-        WITH disarmed AS (UPDATE waiters w SET armed = false WHERE w.node = p_node RETURNING w.queue)
+        -- The newest number: a fetch that was cut short may still be under way on the server.
+        WITH disarmed AS (UPDATE waiters w SET armed = false, number = 9223372036854775807 WHERE w.node = p_node RETURNING w.queue)
         SELECT array_agg(DISTINCT d.queue) INTO v_queues FROM disarmed d;
     END IF;
     RETURN coalesce(v_queues, '{}');
@@ -673,15 +674,15 @@ BEGIN
     RETURN ARRAY(
         SELECT DISTINCT dead.queue
           FROM (SELECT w.queue, w.listener FROM waiters w WHERE w.node <> p_node OFFSET 0) AS dead
-         WHERE pg_try_advisory_xact_lock(hashtext('pgwake nodes of ' || current_schema()), dead.listener));
+         WHERE pg_try_advisory_xact_lock_shared(hashtext('pgwake nodes of ' || current_schema()), dead.listener)); -- shared, as in wake
 END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION dead_queues IS 'Internal: for which queues there are rows of other nodes than p_node whose connection has ended: see remove_waiters.';
 
 -- +goose StatementBegin
-CREATE FUNCTION remove_waiters(p_queue text, p_node integer, p_own boolean)
-RETURNS void
+CREATE FUNCTION remove_waiters(p_queue text, p_node integer, p_own boolean, p_patience interval)
+RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
@@ -689,19 +690,25 @@ DECLARE
     v_row waiters;
 BEGIN
     IF NOT has_table_privilege('waiters', 'DELETE') THEN -- the node of a role that may only add to the queues
-        RETURN;
+        RETURN true;
+    END IF;
+    -- In this transaction: who dies after the wait may have been chosen since.
+    IF NOT wait_for_producers(p_queue, p_patience) THEN
+        RETURN false;
     END IF;
     FOR v_row IN SELECT w.* FROM waiters w WHERE w.queue = p_queue AND (w.node = p_node) = p_own ORDER BY w.node, w.lane LOOP
-        CONTINUE WHEN NOT p_own AND NOT pg_try_advisory_xact_lock(hashtext('pgwake nodes of ' || current_schema()), v_row.listener);
+        -- Shared: if it were not, a producer would take the dead for living.
+        CONTINUE WHEN NOT p_own AND NOT pg_try_advisory_xact_lock_shared(hashtext('pgwake nodes of ' || current_schema()), v_row.listener);
         DELETE FROM waiters w WHERE w.node = v_row.node AND w.lane = v_row.lane AND w.listener = v_row.listener;
         IF FOUND AND v_row.lane > 0 THEN
             PERFORM pass_on(p_queue, v_row.namespaces, v_row.labels, 1, 0, p_node, CASE WHEN NOT p_own THEN 0 END);
         END IF;
     END LOOP;
+    RETURN true;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node, or with p_own false those of all others whose connection has ended, and passes on what is due for their lanes: whoever has chosen one of them, and told nobody else, has ended if all producers have ended since the rows were disarmed, or the connections ended; see wait_for_producers.';
+COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node that is about to leave, see disarm_node, or with p_own false those of all others whose connection has ended, and passes on what is due for their lanes: whoever has chosen one of them, and told nobody else, has ended by then, since it waits for all producers. False if that takes longer than p_patience; then nothing is removed.';
 
 -- +goose StatementBegin
 CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer DEFAULT NULL, p_lanes integer[] DEFAULT NULL)
@@ -762,11 +769,10 @@ BEGIN
             CONTINUE WHEN v_told.next IS NULL;
             v_told.due := 0;
         ELSIF v_told.how = 'bounce' THEN
+            -- If its row is gone, whatever is due.
             SELECT * INTO v_lane FROM waiters w WHERE w.node = p_node AND w.lane = v_told.lane;
-            IF FOUND THEN
-                PERFORM pass_on(v_told.queue, v_lane.namespaces, v_lane.labels, v_told.due, 1, p_node, v_told.lane);
-                CONTINUE;
-            END IF;
+            PERFORM pass_on(v_told.queue, v_lane.namespaces, v_lane.labels, v_told.due, 1, p_node, v_told.lane);
+            CONTINUE;
         END IF;
         PERFORM notify_queue(v_told.queue, v_told.due, v_told.next, v_told.namespace);
     END LOOP;

@@ -230,8 +230,8 @@ var mutants = []mutant{
 	},
 	{
 		name:    "11 who leaves does not wait for producers",
-		file:    "bounce.go",
-		patches: []patch{{"queue, leavePatience); err == nil && over {", "queue, time.Millisecond); err == nil || over {"}},
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{"    IF NOT wait_for_producers(p_queue, p_patience) THEN\n", "    IF false THEN\n"}},
 		pkg:     root, test: "TestSweep_NodeHasEnded_WhatItWasToldOfIsPassedOn",
 	},
 	{
