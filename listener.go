@@ -589,7 +589,7 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 			r.earliest = *earliest
 		}
 		if *l.e.cfg.FallbackEnabled {
-			lanes[at-1].endFallback(looks[at-1], r)
+			lanes[at-1].endFallback(looks[at-1], r, l.e.cfg.FallbackInterval)
 			l.e.keepInstants(lanes[at-1], now)
 		}
 		return nil
@@ -610,12 +610,14 @@ func (l *lane) beginFallback() look {
 }
 
 // endFallback wakes a dispatcher for what is due, and re-seeds the timer otherwise.
-func (l *lane) endFallback(k look, r report) {
-	if r.more() {
-		l.signal(WakeFallback)
-		return
-	}
+func (l *lane) endFallback(k look, r report, interval time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.learn(k, r)
+	if !r.more() {
+		l.learn(k, r)
+		return
+	}
+	// Of what has just become due others may have been told, and be on their way.
+	fresh := r.now.Sub(r.earliest) < min(interval/10, time.Second)
+	l.emit(token{reason: WakeFallback, silent: fresh})
 }

@@ -38,10 +38,11 @@ type QueueStats struct {
 	Finds  map[string]int64 // queries that found work by reason; "fetch" is the query at the start of a fetch
 	Items  int64            // items, or turns, fetched
 
-	PassedOn int64 // notifications that came to this node alone while all of its dispatchers were busy
+	PassedOn int64 // notifications to this node that nobody here could follow, and that were passed on to another
 
 	// FallbackFinds and ScoutFinds count the queries that found work which no notification and no timer
-	// announced, not even within the next 100 ms. They are 0 unless something is broken.
+	// announced, not even within the next 100 ms: work that had been due for a second or more when the fallback saw it (for
+	// a tenth of FallbackInterval, if that is less). They are 0 unless something is broken.
 	FallbackFinds int64
 	ScoutFinds    int64
 

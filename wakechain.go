@@ -79,7 +79,7 @@ type token struct {
 	reason WakeReason
 	sole   bool   // nobody else was told
 	hop    int    // how often it was passed on
-	silent bool   // whoever added what it is for was right to tell nobody
+	silent bool   // nobody need have told this lane of what it is for
 	signal uint64 // the signal that made it
 	at     time.Time
 	handed time.Time // when it was given to a parked dispatcher; zero: it lay in store
