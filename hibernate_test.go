@@ -96,10 +96,6 @@ func TestHibernate_WaitForStatus_NextPollAnswersIt(t *testing.T) {
 	cfg.HibernatePoll = time.Second
 	p := testProvider(t, cfg)
 	conn := plain(t, p.cfg.Schema)
-	mustExec(t, conn, `SET pgwake.notify = off`)
-	mustExec(t, conn, `SELECT enqueue_message('i', 'start', p_name => 'flow')`)
-	_, err := p.FetchOrchestrationItem(t.Context(), longPoll) // makes the instance known
-	require.NoError(t, err)
 	status := make(chan error, 1)
 	go func() {
 		_, err := p.WaitForStatus(t.Context(), "i", 0)
@@ -107,7 +103,7 @@ func TestHibernate_WaitForStatus_NextPollAnswersIt(t *testing.T) {
 	}()
 	eventually(t, "it waits", func() bool { return p.Stats().Waits == 1 })
 	awaitHibernation(t, p)
-	mustExec(t, conn, `UPDATE instances SET custom_status = 'x', custom_status_version = 1 WHERE instance_id = 'i'`)
+	mustExec(t, conn, `INSERT INTO instances (instance_id, namespace, name, custom_status, custom_status_version) VALUES ('i', 'default', 'flow', 'x', 1)`)
 	select {
 	case err := <-status:
 		require.NoError(t, err)
@@ -178,20 +174,20 @@ func TestHibernate_ProducerHasChosenTheNode_ItsItemIsPassedOn(t *testing.T) {
 		}
 	}
 	leaving := testProvider(t, cfg)
+	other := testProvider(t, Config{Schema: leaving.cfg.Schema, AggressivePolicy: Never})
+	wait := fetchWork(t, other, longPoll)
+	awaitParked(t, other, Worker, 1)
+	leaving.engine.stir()
+	eventually(t, "it listens", func() bool { return leaving.Stats().Listening })
+	_, err := leaving.FetchWorkItem(t.Context(), &FetchOptions{NoWait: true}) // and so has a row
+	require.ErrorIs(t, err, ErrNoWork)
 	open := chooses(t, leaving)
-	require.True(t, leaving.Stats().Listening)
-	require.ErrorIs(t, func() error {
-		_, err := leaving.FetchWorkItem(t.Context(), &FetchOptions{NoWait: true})
-		return err
-	}(), ErrNoWork) // has a row
-	wait := fetchWork(t, testProvider(t, Config{Schema: leaving.cfg.Schema, AggressivePolicy: Never}), longPoll)
 	before := turns.Load()
 	eventually(t, "it tries to leave", func() bool { return turns.Load() > before+5 })
-	require.Zero(t, leaving.Stats().Hibernations)
-	theLane(leaving).mu.Lock() // so that nobody settles meanwhile, and looks
-	theLane(leaving).mu.Unlock()
+	require.True(t, leaving.Stats().Listening)
 	mustExec(t, open, `COMMIT`)
 	get(t, wait)
+	require.EqualValues(t, 1, other.Stats().Worker.Finds["notify"])
 	awaitHibernation(t, leaving)
 }
 
@@ -211,22 +207,13 @@ func TestHibernate_QueryFails_WakesAndHibernatesOnceAllIsWell(t *testing.T) {
 	require.True(t, p.Health().OK)
 }
 
-// hibernating runs the goroutine of a node without a database that hibernates.
-func hibernating(t *testing.T, cfg Config) *engine {
-	e := testEngine(t, cfg)
-	e.listener.hibernation.on.Store(true)
-	e.group.Go("listener", func(ctx context.Context) { e.listener.hibernate(ctx) })
-	t.Cleanup(func() { e.stop(); e.group.Wait() })
-	return e
-}
-
 // The promise to the server: one dispatcher of each lane, at once and then at instants that all nodes share.
 func TestHibernate_Polls_OneDispatcherOfEachLaneAtSharedInstants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const poll = 10 * time.Minute
 		time.Sleep(3 * time.Minute) // off the instants
-		e := hibernating(t, Config{HibernateAfter: time.Minute, HibernatePoll: poll})
-		var polls []time.Time
+		e := testEngine(t, Config{HibernateAfter: time.Minute, HibernatePoll: poll})
+		polls := make(chan time.Time, 100)
 		for _, namespace := range []string{"red", "blue"} {
 			for range 3 {
 				l, err := e.waiters.enter(Worker, filter{Namespaces: []string{namespace}})
@@ -238,23 +225,30 @@ func TestHibernate_Polls_OneDispatcherOfEachLaneAtSharedInstants(t *testing.T) {
 							return
 						}
 						if tok.reason == WakeScout && tok.silent && namespace == "red" {
-							polls = append(polls, time.Now())
+							polls <- time.Now()
 						}
 					}
 				}()
 			}
 		}
-		began := time.Now()
 		away, err := e.waiters.enter(Worker, filter{Namespaces: []string{"away"}})
 		require.NoError(t, err)
+		synctest.Wait()
+		began := time.Now()
+		e.group.Go("listener", func(ctx context.Context) { e.listener.hibernate(ctx) })
+		require.Equal(t, began, <-polls)
+		synctest.Wait()
+		away.mu.Lock()
 		away.empty = true
-		time.Sleep(2*poll + time.Minute)
-		require.Len(t, polls, 3)
-		require.LessOrEqual(t, polls[0].Sub(began), time.Duration(0))
-		require.Equal(t, polls[1], polls[1].Truncate(poll))
-		require.Equal(t, poll, polls[2].Sub(polls[1]))
-		require.False(t, away.empty, "whoever fetches next asks")
+		away.mu.Unlock()
+		first := <-polls
+		require.Zero(t, first.Sub(first.Truncate(poll)))
+		require.Equal(t, poll, (<-polls).Sub(first))
+		require.Empty(t, polls, "one of them looks")
+		require.False(t, away.isEmpty(false, 24*time.Hour), "whoever fetches next asks")
 		e.waiters.close()
+		e.stop()
+		e.group.Wait()
 	})
 }
 
