@@ -188,12 +188,11 @@ type Config struct {
 	// Defaults to 200.
 	QuietAbove int
 
-	// HibernateAfter closes the LISTEN connection after so long without work, and all connections of a pool that the
-	// Provider made, for servers that suspend when idle. Not to hibernate means to be told of work; so what other
-	// processes add meanwhile is found by the next poll (HibernatePoll), while what this Provider adds, or finds, wakes
-	// it up at once, and instants that it knows are met. It stays awake while something is wrong, and while a
-	// transaction is open that has added to a queue. From 100 ms to 24 h, minutes rather than seconds. Only with
-	// a LISTEN connection, and not with pool_min_conns. Defaults to 0: off.
+	// HibernateAfter closes the LISTEN connection after so long without work, and those of a pool that Open made, for
+	// servers that suspend when idle. What other processes add from then on is found by the next poll (HibernatePoll).
+	// What is done through this Provider, or found by it, ends that at once; instants that it knows are met. It does not
+	// begin while something is wrong, or a transaction is open that has added to a queue. Not without a LISTEN
+	// connection, nor with pool_min_conns. From 100 ms to 24 h; minutes make sense. Defaults to 0: off.
 	HibernateAfter time.Duration
 
 	// HibernatePoll is the time between two looks while hibernating, in every mode that listens. All nodes look at the
