@@ -111,18 +111,24 @@ func (e *engine) learnOf(o others) {
 // leave has producers choose this node no more, and passes on what those who chose it have committed. If one of them is still
 // open, that is left to the others, as if the node had died.
 func (e *engine) leave(ctx context.Context) {
-	s := e.session()
-	if s.epoch == 0 {
-		return
+	if e.epoch() != 0 {
+		e.leaveBy(ctx, e.exec)
 	}
+}
+
+// leaveBy is leave with the statements run by exec. It reports whether nothing of the node is left.
+func (e *engine) leaveBy(ctx context.Context, exec func(ctx context.Context, dest any, sql string, args ...any) error) (left bool) {
 	var queues []string
-	if err := e.exec(ctx, &queues, e.sql.disarmNode, s.node); err != nil {
-		return
+	if err := exec(ctx, &queues, e.sql.disarmNode, e.node); err != nil {
+		return false
 	}
+	left = true
 	for _, queue := range queues {
 		var removed bool
-		_ = e.exec(ctx, &removed, e.sql.removeWaiters, queue, s.node, true, leavePatience)
+		err := exec(ctx, &removed, e.sql.removeWaiters, queue, e.node, true, leavePatience)
+		left = left && err == nil && removed
 	}
+	return left
 }
 
 // leavePatience is how long a node that leaves waits for producers that may have chosen it.

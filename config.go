@@ -188,11 +188,15 @@ type Config struct {
 	// Defaults to 200.
 	QuietAbove int
 
-	// HibernateAfter closes the LISTEN connection after so long without work, for servers that suspend
-	// when idle; like WakeFanout it awaits the last stage, and until then must be 0. Defaults to 0: off.
+	// HibernateAfter closes the LISTEN connection after so long without work, and those of a pool that Open made, for
+	// servers that suspend when idle. What other processes add from then on is found by the next poll (HibernatePoll).
+	// What is done through this Provider, or found by it, ends that at once; instants that it knows are met. It does not
+	// begin while something is wrong, or a transaction is open that has added to a queue. Not without a LISTEN
+	// connection, nor with pool_min_conns. From 100 ms to 24 h; minutes make sense. Defaults to 0: off.
 	HibernateAfter time.Duration
 
-	// HibernatePoll is the time between two looks while hibernating. Defaults to 6 min.
+	// HibernatePoll is the time between two looks while hibernating, in every mode that listens. All nodes look at the
+	// same instants of the server's clock, which is to be idle in between. From 1 s to 24 h. Defaults to 6 min.
 	HibernatePoll time.Duration
 
 	// MaxPayload is the largest payload accepted, in bytes: input of a work item, data of a message or an event,
@@ -287,7 +291,11 @@ func (c *Config) resolve() (Config, error) {
 	duration("PollInterval", &r.PollInterval, 100*time.Millisecond, time.Millisecond, time.Hour)
 	duration("ArchiveFor", &r.ArchiveFor, 0, 0, 10*365*24*time.Hour)
 	if r.HibernateAfter != 0 {
-		problem("HibernateAfter %v must be 0 in this version", r.HibernateAfter)
+		before := len(problems)
+		duration("HibernateAfter", &r.HibernateAfter, 0, 100*time.Millisecond, 24*time.Hour)
+		if len(problems) == before && !r.listens() {
+			problem("HibernateAfter %v is for a node that listens", r.HibernateAfter)
+		}
 	}
 	duration("HibernatePoll", &r.HibernatePoll, 6*time.Minute, time.Second, 24*time.Hour)
 

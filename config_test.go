@@ -83,7 +83,7 @@ var badKnobs = map[string][]Config{
 	"WakeFanout":              {{WakeFanout: -1}},
 	"QuietAbove":              {{QuietAbove: -1}},
 	"Notify":                  {{Notify: -1}, {Notify: NotifyBroadcast + 1}},
-	"HibernateAfter":          {{HibernateAfter: -1}, {HibernateAfter: time.Minute}}, // not before the later stages
+	"HibernateAfter":          {{HibernateAfter: -1}, {HibernateAfter: 100*time.Millisecond - 1}, {HibernateAfter: 24*time.Hour + 1}, {HibernateAfter: time.Minute, Mode: ModePolling}},
 	"HibernatePoll":           {{HibernatePoll: -1}, {HibernatePoll: time.Second - 1}, {HibernatePoll: 24*time.Hour + 1}},
 	"MaxPayload":              {{MaxPayload: -1}},
 	"HistoryCache":            {{HistoryCache: -1}},

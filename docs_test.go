@@ -122,6 +122,14 @@ func watch(ctx context.Context, p *pgwake.Provider) {
 	}
 }
 
+func openAndHibernate(ctx context.Context, url string) error {
+	p, err := pgwake.Open(ctx, url, &pgwake.Config{HibernateAfter: 5 * time.Minute, HibernatePoll: time.Hour})
+	if err != nil {
+		return err
+	}
+	return p.Close(ctx)
+}
+
 func openThroughPooler(ctx context.Context) error {
 	// POOLER_URL is postgres://app@pooler:6432/shop?default_query_exec_mode=cache_describe
 	direct, err := pgx.ParseConfig(os.Getenv("DIRECT_URL")) // postgres://app@db:5432/shop
@@ -180,7 +188,7 @@ func fences(page, language string) (blocks []string, rest string) {
 // readme_test.go.
 func TestDocs_GoSnippets_StandInCodeThatCompiles(t *testing.T) {
 	t.Parallel()
-	_, _ = watch, openThroughPooler
+	_, _, _ = watch, openThroughPooler, openAndHibernate
 	var code strings.Builder
 	for _, path := range []string{"docs_test.go", "example_test.go"} {
 		source, err := os.ReadFile(path)

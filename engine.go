@@ -50,10 +50,13 @@ type engine struct {
 
 	// lost is told when the LISTEN connection is lost.
 	lost func()
+
+	// tidy is called every now and then while the node hibernates: connections that nobody uses are to be closed.
+	tidy func()
 }
 
 func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, lost func()) *engine {
-	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), lost: lost, node: int32(rand.Uint32())}
+	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), lost: lost, tidy: func() {}, node: int32(rand.Uint32())}
 	e.timer = newTimer(e)
 	e.coalescer = newCoalescer(e)
 	e.waits = newWaits(e)
@@ -192,6 +195,9 @@ func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) 
 // which renews it as long as anyone waits. So many dispatchers that call Fetch in short turns cost no more
 // queries than one.
 func (e *engine) staleAfter(q Queue) time.Duration {
+	if e.hibernates() {
+		return 2 * e.cfg.HibernatePoll
+	}
 	if e.cfg.Mode == ModePolling {
 		return 2 * e.cfg.PollInterval
 	}
@@ -231,6 +237,7 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 		// that a lease has ended got an answer.
 		if ctx.Err() == nil && e.ctx.Err() == nil && !errors.Is(err, errPoolBusy) && !errors.Is(err, ErrLockLost) {
 			e.failing.Store(true)
+			e.stir() // who hibernates finds out what is wrong by listening
 			e.enterAggressive(l.queue, troubleFetch)
 			e.observe(l.queue, outcomeFailed)
 		}
@@ -247,6 +254,7 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 		return false, r.unfinished, nil
 	}
 	e.observe(l.queue, outcomeFound)
+	e.stir()
 	if announce {
 		e.leases.told(l.queue, r.leaseEnd, joined)
 	}
@@ -276,7 +284,7 @@ func reasonOf(by *token) WakeReason {
 // woken accounts for a token that a parked dispatcher took.
 func (e *engine) woken(q Queue, t token) {
 	// A poll would lead to the next for ever; and settling, like polling, is the node's own doing.
-	if e.cfg.AggressivePolicy == OnEveryWake && t.reason != WakeScout && t.reason != WakeSettle {
+	if e.cfg.AggressivePolicy == OnEveryWake && t.reason != WakeScout && t.reason != WakeSettle && !e.hibernates() {
 		e.enterAggressive(q, troubleWake)
 	}
 	if t.reason == WakeNotify && !t.handed.IsZero() && e.clock.Now().Sub(t.handed) > e.cfg.NotifyDeliveryTimeout {
@@ -286,6 +294,9 @@ func (e *engine) woken(q Queue, t token) {
 
 // heard takes in what a notification says.
 func (e *engine) heard(q Queue, n note) {
+	if n != joined {
+		e.stir()
+	}
 	switch {
 	case n == joined:
 		e.inCompany()
@@ -312,6 +323,7 @@ func (e *engine) inCompany() {
 
 // called takes in a notification that came to a lane of this node alone, or to few others.
 func (e *engine) called(q Queue, c call) {
+	e.stir()
 	if l := e.waiters.byID(q, c.lane); l != nil {
 		l.called(c)
 		return
@@ -347,6 +359,7 @@ type produced struct {
 
 // tell lets this node know what was just committed, and the others if the transaction was quiet.
 func (e *engine) tell(all []produced, quiet bool) {
+	e.stir()
 	var notes [queueCount]*note
 	for _, d := range all {
 		n := note{namespace: d.namespace}
@@ -386,7 +399,10 @@ func (e *engine) acked(freed string, due []produced, quiet bool) {
 
 // renewed is called after the commit of a renewal. If it made the lease end sooner, the other nodes were notified
 // of that, and so was this one if it listens.
-func (e *engine) renewed(q Queue, until time.Time) { e.signal(q, note{next: until}, WakeLocal) }
+func (e *engine) renewed(q Queue, until time.Time) {
+	e.stir()
+	e.signal(q, note{next: until}, WakeLocal)
+}
 
 // A request whose sender has given up may still be under way: it arrives, waits for a lock, and commits whenever
 // that is free. So after a doubt everybody looks not once but after each of these pauses. The server drops a sender
@@ -402,6 +418,9 @@ type doubt struct {
 // unsure is called when nobody knows whether a transaction that was to feed the queues was committed, or will be.
 // A look also learns of what is not due yet.
 func (e *engine) unsure(queues ...Queue) {
+	if len(queues) > 0 {
+		e.stir()
+	}
 	for _, q := range queues {
 		e.mu.Lock()
 		e.doubts[q] = doubt{next: e.clock.Now().Add(doubtPauses[0])}

@@ -57,6 +57,8 @@ type listener struct {
 
 	retry chan struct{} // ends the pause before the next attempt
 
+	hibernation hibernation
+
 	nextFallback time.Time // for the goroutine of run alone
 
 	tried     chan struct{} // closed once the first attempt to listen has ended, either way
@@ -100,7 +102,7 @@ var (
 )
 
 func newListener(e *engine, d dialer) *listener {
-	return &listener{e: e, dialer: d, tried: make(chan struct{}), retry: make(chan struct{}, 1)}
+	return &listener{e: e, dialer: d, tried: make(chan struct{}), retry: make(chan struct{}, 1), hibernation: newHibernation()}
 }
 
 // retryNow is called when the database answers again: if there is no connection, this is the time for the
@@ -123,6 +125,13 @@ func (l *listener) run(ctx context.Context) {
 	for {
 		began := time.Now()
 		err := l.serve(ctx)
+		if errors.Is(err, errHibernates) {
+			if l.hibernate(ctx); ctx.Err() != nil {
+				return
+			}
+			pause = firstReconnect
+			continue
+		}
 		l.lost(err)
 		if ctx.Err() != nil {
 			return
@@ -151,10 +160,9 @@ func (l *listener) run(ctx context.Context) {
 // lost ends the epoch: what was known by listening is void, and the scout takes over.
 func (l *listener) lost(err error) {
 	was := l.current.Swap(nil)
+	l.hibernation.on.Store(false)
 	l.mu.Lock()
 	l.interrupt = nil
-	jobs := l.jobs
-	l.jobs = nil
 	l.lastErr = err
 	first := !l.missing
 	l.missing = true
@@ -162,11 +170,20 @@ func (l *listener) lost(err error) {
 	if first && l.e.ctx.Err() == nil {
 		l.e.log().Warn("pgwake: not listening; "+l.e.cfg.withoutListener()+" until it is", "error", err)
 	}
+	l.refuseJobs()
+	l.e.listenerLost(was != nil)
+	l.triedOnce.Do(func() { close(l.tried) })
+}
+
+// refuseJobs sends those to the pool who wait for the LISTEN connection to run their statements. There is none any more.
+func (l *listener) refuseJobs() {
+	l.mu.Lock()
+	jobs := l.jobs
+	l.jobs = nil
+	l.mu.Unlock()
 	for _, j := range jobs {
 		j.done <- errNotListening
 	}
-	l.e.listenerLost(was != nil)
-	l.triedOnce.Do(func() { close(l.tried) })
 }
 
 // up begins an epoch.
@@ -183,6 +200,10 @@ func (l *listener) up(key int32) {
 		l.e.log().Info("pgwake: listening again")
 	}
 	l.current.Store(&session{l.sessions.Add(1), l.e.node, key})
+	if l.hibernation.on.Swap(false) {
+		l.hibernation.returns.Add(1)
+	}
+	l.e.stir()
 	// Whatever was notified, or became due, before this moment went unheard. One look per lane finds it,
 	// and brings the instants of everything that is not due yet.
 	l.e.listenerUp()
@@ -243,9 +264,10 @@ func (l *listener) serve(ctx context.Context) error {
 	l.up(key)
 
 	l.planFallback()
+	l.planHibernation()
 	for {
 		l.e.inject("listener")
-		n, err := l.wait(ctx, conn, l.nextFallback)
+		n, err := l.wait(ctx, conn, l.untilWork())
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -263,6 +285,9 @@ func (l *listener) serve(ctx context.Context) error {
 				return err
 			}
 			l.planFallback()
+		}
+		if err := l.tryHibernate(ctx, conn); err != nil {
+			return err
 		}
 	}
 }

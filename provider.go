@@ -57,7 +57,7 @@ type Provider struct {
 
 // Open connects to the database, creates or migrates the schema, and starts to listen. databaseURL is
 // whatever pgx accepts: a URL or keyword/value string, pool settings included; at least one connection is kept
-// warm, or more if pool_min_conns says so. A nil Config means the defaults.
+// warm, or more if pool_min_conns says so, but none with Config.HibernateAfter. A nil Config means the defaults.
 //
 // The Provider uses the pool and one more connection, for LISTEN. If LISTEN cannot be had, the Provider
 // works all the same, by polling, and Health says so.
@@ -75,7 +75,11 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 	if err != nil {
 		return nil, failed(op, fmt.Errorf("%w: %w", ErrConfig, err))
 	}
-	if poolConfig.MinConns == 0 {
+	switch warm := max(poolConfig.MinConns, poolConfig.MinIdleConns); {
+	case cfg.HibernateAfter > 0 && warm > 0:
+		return nil, failed(op, fmt.Errorf("%w: HibernateAfter is for a server that suspends when nobody is connected, and the pool's settings keep %d connections open",
+			ErrConfig, warm))
+	case cfg.HibernateAfter == 0 && poolConfig.MinConns == 0:
 		poolConfig.MinConns = 1
 	}
 	if cfg.listens() {
@@ -134,6 +138,13 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 			pool.Reset()
 		}
 	})
+	if ownPool {
+		p.engine.tidy = func() {
+			if pool.Stat().TotalConns() > 0 {
+				pool.Reset() // those in use are closed when they are not any more
+			}
+		}
+	}
 	p.engine.start(ctx)
 	if err := ctx.Err(); err != nil {
 		p.engine.close(ctx)
@@ -376,6 +387,7 @@ func (p *Provider) doTx(ctx context.Context, tx pgx.Tx, op string, verb func(con
 		return failed(op, err)
 	}
 	defer done()
+	defer p.engine.stir() // it is about to be committed
 	return p.ended(ctx, op, verb(ctx, tx))
 }
 

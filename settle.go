@@ -73,6 +73,11 @@ type arming struct {
 	second    time.Time
 	untaken   int // signals since somebody of the lane was here
 
+	// A node that leaves has to know which rows it may still write.
+	overEpoch uint64    // the last epoch in which none is written any more
+	writing   int       // queries under way that write it
+	unheardOf time.Time // when the latest query ended that may have done it, or still do, for all that is known
+
 	// While the settler waits, a producer may end that was silent, and another keep it waiting: so somebody looks every now
 	// and then.
 	scoutAt   time.Time // local: when next; zero: never
@@ -82,7 +87,7 @@ type arming struct {
 
 // beginWrite returns what a query that begins now has to write. The caller holds mu.
 func (l *lane) beginWrite(s session) rowWrite {
-	if s.epoch == 0 || l.filter.nothing {
+	if s.epoch <= l.overEpoch || l.filter.nothing { // or there is no session
 		return rowWrite{}
 	}
 	a := &l.arming
@@ -405,7 +410,7 @@ func (l *lane) isUnused() bool {
 func (l *lane) disarmUnused(s session) rowWrite {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s.epoch == 0 || !l.isUnused() {
+	if s.epoch <= l.overEpoch || !l.isUnused() {
 		return rowWrite{}
 	}
 	l.unsettle()

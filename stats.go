@@ -13,6 +13,11 @@ type Stats struct {
 	Mode      Mode
 	Listening bool // the LISTEN connection is up
 
+	// Hibernating: it is not, because there has been no work for Config.HibernateAfter. Hibernations says how often
+	// that has begun.
+	Hibernating  bool
+	Hibernations int64
+
 	Orchestrator QueueStats
 	Worker       QueueStats
 
@@ -20,7 +25,7 @@ type Stats struct {
 	WaitReads int64 // queries made for all of them together
 
 	Fallbacks  int64 // periodic statements on the LISTEN connection
-	Reconnects int64 // LISTEN connections made after the first
+	Reconnects int64 // LISTEN connections made after the first, but for those that ended a hibernation
 	Panics     int64 // engine goroutines that panicked and were restarted
 
 	// ClockOffset is how far the server's clock is ahead of the local one, as far as round trips can tell.
@@ -107,8 +112,10 @@ func (p *Provider) Stats() Stats {
 		Panics:    e.group.Panics(),
 	}
 	if e.listener != nil {
+		h := &e.listener.hibernation
 		s.Listening = e.epoch() != 0
-		s.Reconnects = max(int64(e.listener.sessions.Load())-1, 0)
+		s.Hibernating, s.Hibernations = !s.Listening && h.on.Load(), h.times.Load()
+		s.Reconnects = max(int64(e.listener.sessions.Load()-h.returns.Load())-1, 0)
 	}
 	s.ClockOffset, _ = e.clock.Offset()
 	s.Orchestrator = e.queueStats(Orchestrator)
@@ -152,14 +159,14 @@ type Health struct {
 
 // Health reports on the engine and asks the database nothing. A Provider that is not OK, and
 // not closed, still delivers work wherever the database answers: by polling, or with AggressivePolicy Never by the
-// fallback, if that is enabled.
+// fallback, if that is enabled. One that hibernates is OK.
 func (p *Provider) Health() Health {
 	var problems []string
 	e := p.engine
 	if e.ctx.Err() != nil {
 		return Health{Problems: []string{"closed"}}
 	}
-	if e.listener != nil && e.epoch() == 0 {
+	if e.isDeaf() {
 		problem := "not listening; " + e.cfg.withoutListener()
 		if err := e.listener.err(); err != nil {
 			problem += ": " + err.Error()

@@ -27,7 +27,8 @@ import (
 //	(2) A waiter that is due is read by a query that begins after it became due; only a query that begins makes it
 //	    undue, and one that fails makes those that it did not answer due again.
 //	(3) A waiter becomes due with every notification that it may concern; whenever the node begins to listen, since
-//	    what was notified before went unheard; with every fallback; and while the node does not listen at every poll.
+//	    what was notified before went unheard; with every fallback; and while the node does not listen, or
+//	    hibernates, at every poll.
 //
 // So no change is lost: one that was committed before the first query is seen by it, and one after is notified after
 // the waiter was registered, by the transaction or right after its commit (if that process dies in between, the
@@ -135,6 +136,7 @@ func (w *waits) enter(q question) (*waiting, error) {
 	w.count++
 	w.due[x] = struct{}{} // invariant (1)
 	w.again()
+	w.e.stir()
 	return x, nil
 }
 
@@ -196,6 +198,7 @@ func (w *waits) lookAt(hash uint64) {
 	}
 	if len(w.byHash[hash]) > 0 {
 		w.again()
+		w.e.stir()
 	}
 }
 
@@ -272,7 +275,7 @@ func (w *waits) pollInterval() (interval time.Duration, polling bool) {
 	switch {
 	case w.e.listener == nil:
 		return cfg.PollInterval, true
-	case w.e.epoch() != 0 || cfg.AggressivePolicy == Never:
+	case w.e.epoch() != 0 || w.e.hibernates() || cfg.AggressivePolicy == Never:
 		return 0, false
 	}
 	return cfg.AggressiveInterval, true

@@ -321,7 +321,9 @@ func (l *lane) beginLook(s session) look {
 	defer l.mu.Unlock()
 	l.stats.looks.Add(1)
 	k := l.knows(s)
-	k.row = l.beginWrite(s)
+	if k.row = l.beginWrite(s); k.row.number != 0 {
+		l.writing++
+	}
 	k.settled, k.disarms = l.settled, l.disarms
 	k.call, k.relay = l.call, l.relay
 	l.call, l.relay = time.Time{}, time.Time{}
@@ -332,6 +334,10 @@ func (l *lane) beginLook(s session) look {
 func (l *lane) unanswered(k look, by *token) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if k.row.number != 0 {
+		l.writing--
+		l.unheardOf = l.now()
+	}
 	if by != nil {
 		l.empty = false
 		l.hand(*by)
@@ -372,6 +378,9 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 	sole := by != nil && by.sole || !k.call.IsZero()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if k.row.number != 0 {
+		l.writing--
+	}
 	if demanded := by != nil || !k.call.IsZero(); r.found > 0 && demanded && r.more() {
 		defer l.emit(token{reason: WakeChain, sole: sole}) // invariant (4)
 	}

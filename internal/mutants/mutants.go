@@ -235,6 +235,30 @@ var mutants = []mutant{
 		pkg:     root, test: "TestSweep_NodeHasEnded_WhatItWasToldOfIsPassedOn",
 	},
 	{
+		name:    "hibernating nodes do not poll",
+		file:    "hibernate.go",
+		patches: []patch{{"					ln.pollAsleep()\n", "					_ = ln\n"}},
+		pkg:     root, test: "TestHibernate_PlainSQLAddsAnItem_NextPollFindsItAndTheNodeListensAgain",
+	},
+	{
+		name:    "hibernating nodes do not wake up",
+		file:    "hibernate.go",
+		patches: []patch{{"	if h.on.Load() { // who sets it looks at lastWork afterwards\n", "	if false {\n"}},
+		pkg:     root, test: "TestHibernate_SomethingIsDoneHere_WakesAtOnce",
+	},
+	{
+		name:    "who hibernates passes on nothing",
+		file:    "hibernate.go",
+		patches: []patch{{"left := e.leaveBy(ctx, exec); conn", "left := true; conn"}},
+		pkg:     root, test: "TestHibernate_ProducerHasChosenTheNode_ItsItemIsPassedOn",
+	},
+	{
+		name:    "a lane is armed after its node has left",
+		file:    "settle.go",
+		patches: []patch{{"	if s.epoch <= l.overEpoch || l.filter.nothing {", "	if s.epoch == 0 || l.filter.nothing {"}},
+		pkg:     root, test: "TestHibernate_EpochEnds_NoRowIsWrittenAnyMore",
+	},
+	{
 		name:    "11 nobody sweeps",
 		file:    "bounce.go",
 		patches: []patch{{"	if len(o.dead) > 0 {\n", "	if false {\n"}},
