@@ -223,3 +223,25 @@ func TestSettle_SilentProducerCommitsLate_IsFound(t *testing.T) {
 	require.EqualValues(t, 1, p.Stats().Worker.Finds["settle"])
 	eventually(t, "it is well again", func() bool { return p.Health().OK })
 }
+
+// The fallback removes the rows of lanes that have retired. One that is new since it listed them has one all the same.
+func TestSettle_LaneIsNewWhileTheFallbackLooks_KeepsItsRow(t *testing.T) {
+	p := testProvider(t, Config{Mode: ModeEventDriven, AggressivePolicy: Never, FallbackInterval: 100 * time.Millisecond})
+	producer := plain(t, p.cfg.Schema)
+	fetchTurn(t, p, longPoll)
+	eventually(t, "the lane for turns has settled", func() bool { return p.Stats().Orchestrator.Settled })
+	mustExec(t, producer, `BEGIN`)
+	mustExec(t, producer, `LOCK TABLE orchestrator_queue`)
+	eventually(t, "the fallback has begun", func() (blocked bool) {
+		require.NoError(t, producer.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)`,
+			p.engine.listener.pid.Load()).Scan(&blocked))
+		return blocked
+	})
+	wait := fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	fallbacks := p.Stats().Fallbacks
+	mustExec(t, producer, `COMMIT`)
+	eventually(t, "the fallback has ended", func() bool { return p.Stats().Fallbacks > fallbacks })
+	mustExec(t, producer, `SELECT enqueue_work('work')`)
+	require.Equal(t, "work", get(t, wait).item.Name)
+}
