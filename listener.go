@@ -583,7 +583,7 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	var looks []look
 	var queues []string
 	var filters []string
-	var ids []int32
+	ids := []int32{} // nil would be NULL, and no row go
 	for q := range Queue(queueCount) {
 		for _, ln := range l.e.waiters.lanes(q) {
 			lanes, ids = append(lanes, ln), append(ids, ln.id)

@@ -245,3 +245,20 @@ func TestSettle_LaneIsNewWhileTheFallbackLooks_KeepsItsRow(t *testing.T) {
 	mustExec(t, producer, `SELECT enqueue_work('work')`)
 	require.Equal(t, "work", get(t, wait).item.Name)
 }
+
+func TestSettle_LastLaneHasRetired_ItsRowGoes(t *testing.T) {
+	p := testProvider(t, Config{FallbackInterval: 100 * time.Millisecond})
+	conn := plain(t, p.cfg.Schema)
+	_, err := p.FetchWorkItem(t.Context(), &FetchOptions{NoWait: true})
+	require.ErrorIs(t, err, ErrNoWork)
+	rows := func() (n int) {
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT count(*) FROM waiters WHERE lane > 0`).Scan(&n))
+		return n
+	}
+	require.Equal(t, 1, rows())
+	l := theLane(p)
+	l.mu.Lock()
+	l.idle = time.Time{}
+	l.mu.Unlock()
+	eventually(t, "its row goes", func() bool { return rows() == 0 })
+}
