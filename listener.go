@@ -578,6 +578,7 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	if *l.e.cfg.FallbackEnabled {
 		l.e.waits.lookAtAll()
 	}
+	newest := l.e.lanes.Load() // before they are listed: one that comes meanwhile has not retired
 	var lanes []*lane
 	var looks []look
 	var queues []string
@@ -595,7 +596,7 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
 	sent := l.e.clock.Now()
-	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.e.node, ids)
+	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.e.node, ids, newest)
 	if err != nil {
 		return fmt.Errorf("fallback: %w", err)
 	}

@@ -46,7 +46,7 @@ func newStatements(schema string) *statements {
 		channels: "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "node_channel('orchestrator', $1), " +
 			in + "node_channel('worker', $1), " + in + "channel('instance')",
 		session:              rows("listen_session", 3),
-		look:                 rows("look", 4),
+		look:                 rows("look", 5),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
 		waitForProducers:     scalar("wait_for_producers", 2),
