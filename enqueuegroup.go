@@ -8,8 +8,8 @@ import (
 // This file answers: which enqueues of the same moment share a commit?
 
 const (
-	directEnqueues = 2        // a call is made by its caller, as if there were no groups, while fewer than so many are on their way
-	groupedInput   = 16 << 10 // a larger input gains little by sharing, and would hold up others
+	directEnqueues = 4       // so many at a time go as if there were no groups: one of a few items costs the server more than they do
+	groupedInput   = 4 << 10 // a larger input gains little by sharing, and would hold up others
 )
 
 // groupedEnqueue is the enqueue of one item, whose arguments were checked.
@@ -46,7 +46,7 @@ func newEnqueueGroups(p *Provider) *groups[*groupedEnqueue] {
 // option breaks a rule.
 //
 // Calls that other goroutines make on this Provider at the same moment may share a round trip and a commit, unless they
-// have a dedup key or an input of more than 16 KiB: while two are on their way, what comes next goes together. Each has its
+// have a dedup key or an input of more than 4 KiB: while four are on their way, what comes next goes together. Each has its
 // own outcome. The values of their contexts do not reach what the pool calls, such as a tracer, then.
 func (p *Provider) EnqueueForWorker(ctx context.Context, item WorkItem, o *EnqueueOptions) (Enqueued, error) {
 	batch := one(item, o)

@@ -13,9 +13,9 @@ import (
 
 // This file answers: how do calls of the same moment share a commit? ackgroup.go and enqueuegroup.go say which do.
 //
-// What comes while others are on their way makes the next group, which starts when one of those has ended, or earlier:
-// after groupPause, or with groupSize. So a call alone takes what it takes anyway, and the more there are at a time, the
-// larger the groups.
+// A call alone goes at once; or a few do, each by itself, which direct allows. What comes while those are on their way
+// makes the next group, which starts when one of them has ended, or earlier: after groupPause, or with groupSize. So a call
+// alone takes what it takes anyway, and the more there are at a time, the larger the groups.
 //
 // Invariants
 //
@@ -32,8 +32,10 @@ const (
 	maxGroups  = 4 // so that they leave the pool to others
 )
 
-// errAlone is for calls that do not travel with their group.
-var errAlone = errors.New("to be made by itself")
+var (
+	errAlone  = errors.New("to be made by itself") // for calls that do not travel with their group
+	errDirect = errors.New("to be made directly")  // for those that were counted in singles
+)
 
 // groups are the calls of one kind that a Provider makes.
 type groups[T any] struct {
@@ -44,19 +46,20 @@ type groups[T any] struct {
 	transact func(ctx context.Context, calls []T, outcomes []error) error
 	alone    func(ctx context.Context, call T) error
 
-	direct int         // a call is made by its caller, and in no group, while fewer than so many are on their way
+	direct int         // so few at a time, while there is no group, are made by their callers, directly: small groups gain nothing
 	key    func(T) any // two calls with the same do not travel together; nil: any do
 
 	mu      sync.Mutex
 	waiting []*grouped[T]
-	flying  int         // groups, and calls that are made directly, on their way
+	flying  int         // groups on their way
+	singles int         // calls that are made directly, on their way
 	overdue *time.Timer // starts a group beside those
 }
 
 // grouped is a call that waits for its group, or travels with it.
 type grouped[T any] struct {
 	call    T
-	outcome chan error // holds one; errAlone: the caller is to make it by itself
+	outcome chan error // holds one; errAlone, errDirect: the caller is to make it
 	group   *group[T]  // nil: it has not started
 }
 
@@ -76,10 +79,6 @@ func (g *groups[T]) init() {
 // do returns what became of the call.
 func (g *groups[T]) do(ctx context.Context, call T) error {
 	m := g.enter(call)
-	if m == nil {
-		defer g.landed()
-		return g.alone(ctx, call)
-	}
 	var err error
 	select {
 	case err = <-m.outcome:
@@ -91,23 +90,22 @@ func (g *groups[T]) do(ctx context.Context, call T) error {
 			err = ctx.Err()
 		}
 	}
-	if err == errAlone {
+	switch err {
+	case errDirect:
+		defer g.singleEnded()
+		return g.alone(ctx, call)
+	case errAlone:
 		return g.alone(ctx, call)
 	}
 	return err
 }
 
-// enter returns nil if the caller is to make the call directly, and to say when it has landed.
 func (g *groups[T]) enter(call T) *grouped[T] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.flying < g.direct {
-		g.flying++
-		return nil
-	}
 	m := &grouped[T]{call: call, outcome: make(chan error, 1)}
 	g.waiting = append(g.waiting, m)
-	if g.flying == 0 || len(g.waiting) >= groupSize {
+	if g.few() || g.flying+g.singles == 0 || len(g.waiting) >= groupSize {
 		g.start()
 	} else if len(g.waiting) == 1 {
 		g.overdue.Reset(groupPause)
@@ -115,12 +113,23 @@ func (g *groups[T]) enter(call T) *grouped[T] {
 	return m
 }
 
-// landed lets the next group start.
-func (g *groups[T]) landed() {
+// few reports whether those that wait are to be made directly. The caller holds mu.
+func (g *groups[T]) few() bool { return g.flying == 0 && g.singles+len(g.waiting) <= g.direct }
+
+func (g *groups[T]) groupEnded() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.flying--
 	g.start()
+}
+
+func (g *groups[T]) singleEnded() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.singles--
+	if g.flying+g.singles < maxGroups { // or else one of those lets go who waits, or overdue does
+		g.start()
+	}
 }
 
 // leave is for a call that nobody waits for any longer: invariant (3).
@@ -143,9 +152,18 @@ func (g *groups[T]) hurry() {
 	g.start()
 }
 
-// start sends off those that wait, the first groupSize of them. The caller holds mu.
+// start lets those go that wait: directly if they are few, or else, as a group, the first groupSize of them. If it does
+// not, since there are maxGroups, the end of one does. The caller holds mu.
 func (g *groups[T]) start() {
-	if len(g.waiting) == 0 || g.flying >= maxGroups {
+	if g.few() {
+		g.singles += len(g.waiting)
+		for _, m := range g.waiting {
+			m.outcome <- errDirect
+		}
+		g.waiting = nil
+		return
+	}
+	if len(g.waiting) == 0 || g.flying == maxGroups {
 		return
 	}
 	ctx, cancel := context.WithCancel(g.p.abort)
@@ -176,7 +194,7 @@ func (g *groups[T]) start() {
 		for i, err := range g.send(ctx, sent.members) {
 			sent.members[i].outcome <- err
 		}
-		g.landed()
+		g.groupEnded()
 	})
 }
 
