@@ -22,7 +22,7 @@ type groupedAck struct {
 type ackGroups struct{ *groups[*groupedAck] }
 
 func newAckGroups(p *Provider) ackGroups {
-	g := ackGroups{&groups[*groupedAck]{p: p}}
+	g := ackGroups{&groups[*groupedAck]{p: p, ample: maxGroups}}
 	g.key = func(a *groupedAck) any { return a.lease } // a second ack of an item is to learn what the first did
 	g.transact = g.commit
 	g.alone = func(ctx context.Context, a *groupedAck) error { return p.ackAlone(ctx, a.lease, a.message) }

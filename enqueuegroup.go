@@ -9,6 +9,7 @@ import (
 
 const (
 	directEnqueues = 4       // so many at a time go as if there were no groups: one of a few items costs the server more than they do
+	ampleEnqueues  = 2       // with more groups on their way, each is smaller, and the server does more for each item
 	groupedInput   = 4 << 10 // a larger input gains little by sharing, and would hold up others
 )
 
@@ -19,7 +20,7 @@ type groupedEnqueue struct {
 }
 
 func newEnqueueGroups(p *Provider) *groups[*groupedEnqueue] {
-	g := &groups[*groupedEnqueue]{p: p, direct: directEnqueues}
+	g := &groups[*groupedEnqueue]{p: p, direct: directEnqueues, ample: ampleEnqueues}
 	g.transact = func(ctx context.Context, calls []*groupedEnqueue, _ []error) error {
 		items := make([]WorkEnqueue, len(calls))
 		for i, c := range calls {

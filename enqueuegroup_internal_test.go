@@ -121,15 +121,15 @@ func TestEnqueueGroups_FewAtATime_GoByThemselves(t *testing.T) {
 
 func TestEnqueueGroups_MoreThanAFew_GoTogether_UntilTheyAreFewAgain(t *testing.T) {
 	inEnqueueGroups(t, func(t *testing.T, e *enqueueTest) {
-		e.took = map[string]time.Duration{"b": 3 * time.Millisecond, "c": 3 * time.Millisecond, "d": 3 * time.Millisecond, "1": 4 * time.Millisecond}
-		e.calls(t, "a", "b", "c", "d", "1", "2", "3")
-		e.pass(time.Millisecond) // a has ended
-		require.Equal(t, [][]string{{"1", "2", "3"}}, e.sent())
-		e.pass(2 * time.Millisecond) // and the others
-		e.calls(t, "4", "5")
+		e.took = map[string]time.Duration{"d": 3 * time.Millisecond, "1": 4 * time.Millisecond}
+		e.calls(t, "a", "b", "c", "d", "1", "2", "3", "4")
+		e.pass(time.Millisecond) // all but d have ended
+		require.Equal(t, [][]string{{"1", "2", "3", "4"}}, e.sent())
+		e.pass(2 * time.Millisecond) // so has d
+		e.calls(t, "5", "6")
 		require.Len(t, e.alones(), 4, "a group is on its way")
 		e.pass(2 * time.Millisecond)
-		require.ElementsMatch(t, []string{"a", "b", "c", "d", "4", "5"}, e.alones())
+		require.ElementsMatch(t, []string{"a", "b", "c", "d", "5", "6"}, e.alones())
 		require.Len(t, e.sent(), 1)
 	})
 }
@@ -151,6 +151,28 @@ func TestEnqueueGroups_ThoseAheadAreStuck_TheNextGoAfterThePause(t *testing.T) {
 		require.Len(t, e.sent(), maxGroups)
 		e.pass(time.Hour)
 		require.Contains(t, e.sent(), []string{"5"})
+	})
+}
+
+// As many groups as a slow moment has brought about would go on for good, each of them small, if the end of one let the
+// next start.
+func TestEnqueueGroups_OneOfManyEnds_TheNextWaitsForFewer(t *testing.T) {
+	inEnqueueGroups(t, func(t *testing.T, e *enqueueTest) {
+		e.took = map[string]time.Duration{"d": 15 * time.Millisecond, "1": 12 * time.Millisecond, "2": time.Second}
+		for _, name := range []string{"a", "b", "c"} {
+			e.took[name] = 7 * time.Millisecond
+		}
+		e.calls(t, "a", "b", "c", "d", "1")
+		e.pass(groupPause)
+		e.calls(t, "2", "too") // 5 ms
+		e.pass(groupPause)
+		require.Equal(t, [][]string{{"1"}, {"2", "too"}}, e.sent()) // 10 ms; d is on its way as well
+		e.pass(4 * time.Millisecond)
+		e.calls(t, "3")
+		e.pass(2 * time.Millisecond) // d has ended
+		require.Len(t, e.sent(), 2)
+		e.pass(time.Millisecond) // so has 1
+		require.Equal(t, [][]string{{"1"}, {"2", "too"}, {"3"}}, e.sent())
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 // This file answers: how do calls of the same moment share a commit? ackgroup.go and enqueuegroup.go say which do.
 //
 // A call alone goes at once; or a few do, each by itself, which direct allows. What comes while those are on their way
-// makes the next group, which starts when one of them has ended, or earlier: after groupPause, or with groupSize. So a call
+// makes the next group, which starts when fewer than ample are, or earlier: after groupPause, or with groupSize. So a call
 // alone takes what it takes anyway, and the more there are at a time, the larger the groups.
 //
 // Invariants
@@ -47,6 +47,7 @@ type groups[T any] struct {
 	alone    func(ctx context.Context, call T) error
 
 	direct int         // so few at a time, while there is no group, are made by their callers, directly: small groups gain nothing
+	ample  int         // while so many are on their way, a group starts only after groupPause, or with groupSize
 	key    func(T) any // two calls with the same do not travel together; nil: any do
 
 	mu      sync.Mutex
@@ -92,7 +93,7 @@ func (g *groups[T]) do(ctx context.Context, call T) error {
 	}
 	switch err {
 	case errDirect:
-		defer g.singleEnded()
+		defer g.ended(&g.singles)
 		return g.alone(ctx, call)
 	case errAlone:
 		return g.alone(ctx, call)
@@ -116,19 +117,15 @@ func (g *groups[T]) enter(call T) *grouped[T] {
 // few reports whether those that wait are to be made directly. The caller holds mu.
 func (g *groups[T]) few() bool { return g.flying == 0 && g.singles+len(g.waiting) <= g.direct }
 
-func (g *groups[T]) groupEnded() {
+// ended is called when what is counted there has, and lets those go that wait.
+func (g *groups[T]) ended(count *int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.flying--
-	g.start()
-}
-
-func (g *groups[T]) singleEnded() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.singles--
-	if g.flying+g.singles < maxGroups { // or else one of those lets go who waits, or overdue does
+	*count--
+	if g.few() || g.flying+g.singles < g.ample {
 		g.start()
+	} else if len(g.waiting) > 0 {
+		g.overdue.Reset(groupPause)
 	}
 }
 
@@ -153,7 +150,7 @@ func (g *groups[T]) hurry() {
 }
 
 // start lets those go that wait: directly if they are few, or else, as a group, the first groupSize of them. If it does
-// not, since there are maxGroups, the end of one does. The caller holds mu.
+// not, since there are maxGroups, the end of one does, or lets the pause begin. The caller holds mu.
 func (g *groups[T]) start() {
 	if g.few() {
 		g.singles += len(g.waiting)
@@ -194,7 +191,7 @@ func (g *groups[T]) start() {
 		for i, err := range g.send(ctx, sent.members) {
 			sent.members[i].outcome <- err
 		}
-		g.groupEnded()
+		g.ended(&g.flying)
 	})
 }
 

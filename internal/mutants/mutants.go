@@ -352,7 +352,7 @@ var mutants = []mutant{
 	{
 		name:    "group: after a panic its place is taken for good",
 		file:    "groups.go",
-		patches: []patch{{"		defer g.singleEnded()\n		return g.alone(ctx, call)\n", "		err := g.alone(ctx, call)\n		g.singleEnded()\n		return err\n"}},
+		patches: []patch{{"		defer g.ended(&g.singles)\n		return g.alone(ctx, call)\n", "		err := g.alone(ctx, call)\n		g.ended(&g.singles)\n		return err\n"}},
 		pkg:     root, test: "TestEnqueueGroups_PanicOfOneAlone_GivesItsPlaceBack",
 	},
 	{
