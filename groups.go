@@ -124,8 +124,6 @@ func (g *groups[T]) ended(count *int) {
 	*count--
 	if g.few() || g.flying+g.singles < g.ample {
 		g.start()
-	} else if len(g.waiting) > 0 {
-		g.overdue.Reset(groupPause)
 	}
 }
 
@@ -142,15 +140,18 @@ func (g *groups[T]) leave(m *grouped[T]) {
 	}
 }
 
-// hurry starts a group although others are on their way.
+// hurry starts a group although others are on their way. While anybody waits it is called again and again.
 func (g *groups[T]) hurry() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.start()
+	if len(g.waiting) > 0 {
+		g.overdue.Reset(groupPause)
+	}
 }
 
 // start lets those go that wait: directly if they are few, or else, as a group, the first groupSize of them. If it does
-// not, since there are maxGroups, the end of one does, or lets the pause begin. The caller holds mu.
+// not, since there are maxGroups, the end of one does, or overdue. The caller holds mu.
 func (g *groups[T]) start() {
 	if g.few() {
 		g.singles += len(g.waiting)
