@@ -224,31 +224,19 @@ func (l *listener) serve(ctx context.Context) error {
 	l.e.inject("connect")
 	preparing, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
-	config, err := l.dialer.prepare(preparing)
-	if err != nil {
-		return err
-	}
-	if _, named := config.RuntimeParams["application_name"]; !named {
-		config.RuntimeParams["application_name"] = "pgwake listen"
-	}
-	// A wait is interrupted by a deadline on the socket, which leaves the connection usable.
-	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
-		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
-	}
-	conn, err := pgx.ConnectConfig(preparing, config)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingHandshake)
-		defer cancel()
-		_ = conn.Close(closing)
-	}()
-	if l.dialer.after != nil {
-		if err := l.dialer.after(preparing, conn); err != nil {
-			return err
+	conn, err := l.dialer.connect(preparing, func(config *pgx.ConnConfig) {
+		if _, named := config.RuntimeParams["application_name"]; !named {
+			config.RuntimeParams["application_name"] = "pgwake listen"
 		}
+		// A wait is interrupted by a deadline on the socket, which leaves the connection usable.
+		config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
+			return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
+		}
+	})
+	if err != nil {
+		return err
 	}
+	defer hangUp(ctx, conn)
 	l.mu.Lock()
 	l.socket = conn.PgConn().Conn()
 	l.mu.Unlock()
@@ -390,24 +378,11 @@ func (l *listener) notifySelf(ctx context.Context, channel string) error {
 	if s := l.e.pool.Stat(); waiting.Err() == nil || s.AcquiredConns() < s.MaxConns() {
 		return err
 	}
-	config, err := l.dialer.prepare(ctx)
+	other, err := l.dialer.connect(ctx)
 	if err != nil {
 		return err
 	}
-	other, err := pgx.ConnectConfig(ctx, config)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingHandshake)
-		defer cancel()
-		_ = other.Close(closing)
-	}()
-	if l.dialer.after != nil {
-		if err := l.dialer.after(ctx, other); err != nil {
-			return err
-		}
-	}
+	defer hangUp(ctx, other)
 	_, err = other.Exec(ctx, notify, channel)
 	return err
 }
@@ -578,12 +553,12 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	if *l.e.cfg.FallbackEnabled {
 		l.e.waits.lookAtAll()
 	}
-	newest := l.e.lanes.Load() // before they are listed: one that comes meanwhile has not retired
+	newest := l.e.lanes.Load() // before they are listed: those that come meanwhile are not taken for retired
 	var lanes []*lane
 	var looks []look
 	var queues []string
 	var filters []string
-	var ids []int32
+	ids := []int32{} // nil would be NULL, and no row go
 	for q := range Queue(queueCount) {
 		for _, ln := range l.e.waiters.lanes(q) {
 			lanes, ids = append(lanes, ln), append(ids, ln.id)

@@ -209,6 +209,33 @@ func (d dialer) prepare(ctx context.Context) (*pgx.ConnConfig, error) {
 	return config, d.before(ctx, config)
 }
 
+// connect makes one connection, with its settings adjusted by each of these. hangUp closes it.
+func (d dialer) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*pgx.Conn, error) {
+	config, err := d.prepare(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, set := range adjust {
+		set(config)
+	}
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil || d.after == nil {
+		return conn, err
+	}
+	if err := d.after(ctx, conn); err != nil {
+		hangUp(ctx, conn)
+		return nil, err
+	}
+	return conn, nil
+}
+
+// hangUp closes the connection, also if ctx has ended: within closingHandshake.
+func hangUp(ctx context.Context, conn *pgx.Conn) {
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingHandshake)
+	defer cancel()
+	_ = conn.Close(closing)
+}
+
 // Close returns every waiting fetch, and whoever waits for an instance, with ErrClosed, waits for the verbs in
 // flight, tells the other nodes what this one had left to say, and ends all goroutines and connections of its own.
 // When ctx does not leave it the time for that, it cuts the verbs in flight short and returns the context's error, by

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -282,24 +281,11 @@ func (e *engine) waitForProducers(ctx context.Context, s *settler) error {
 // since each of them has written. It costs no statement but one a second while they are several.
 func (s *settler) waitLong(ctx context.Context) error {
 	e := s.e
-	config, err := e.listener.dialer.prepare(ctx)
+	conn, err := e.listener.dialer.connect(ctx)
 	if err != nil {
 		return err
 	}
-	conn, err := pgx.ConnectConfig(ctx, config)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closingHandshake)
-		defer cancel()
-		_ = conn.Close(closing)
-	}()
-	if after := e.listener.dialer.after; after != nil {
-		if err := after(ctx, conn); err != nil {
-			return err
-		}
-	}
+	defer hangUp(ctx, conn)
 	keepAlive(conn.PgConn().Conn())
 	if err := execAll(ctx, conn, "SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0"); err != nil {
 		return err

@@ -253,3 +253,42 @@ func TestSettle_SilentProducerCommitsLate_IsFound(t *testing.T) {
 	require.EqualValues(t, 1, p.Stats().Worker.Finds["settle"])
 	eventually(t, "it is well again", func() bool { return p.Health().OK })
 }
+
+// The fallback removes the rows of lanes that have retired. One that is new since it listed them has one all the same.
+func TestSettle_LaneIsNewWhileTheFallbackLooks_KeepsItsRow(t *testing.T) {
+	p := testProvider(t, Config{Mode: ModeEventDriven, AggressivePolicy: Never, FallbackInterval: 100 * time.Millisecond})
+	producer := plain(t, p.cfg.Schema)
+	fetchTurn(t, p, longPoll)
+	eventually(t, "the lane for turns has settled", func() bool { return p.Stats().Orchestrator.Settled })
+	mustExec(t, producer, `BEGIN`)
+	mustExec(t, producer, `LOCK TABLE orchestrator_queue`)
+	eventually(t, "the fallback has begun", func() (blocked bool) {
+		require.NoError(t, producer.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)`,
+			p.engine.listener.pid.Load()).Scan(&blocked))
+		return blocked
+	})
+	wait := fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	fallbacks := p.Stats().Fallbacks
+	mustExec(t, producer, `COMMIT`)
+	eventually(t, "the fallback has ended", func() bool { return p.Stats().Fallbacks > fallbacks })
+	mustExec(t, producer, `SELECT enqueue_work('work')`)
+	require.Equal(t, "work", get(t, wait).item.Name)
+}
+
+func TestSettle_LastLaneHasRetired_ItsRowGoes(t *testing.T) {
+	p := testProvider(t, Config{FallbackInterval: 100 * time.Millisecond})
+	conn := plain(t, p.cfg.Schema)
+	_, err := p.FetchWorkItem(t.Context(), &FetchOptions{NoWait: true})
+	require.ErrorIs(t, err, ErrNoWork)
+	rows := func() (n int) {
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT count(*) FROM waiters WHERE lane > 0`).Scan(&n))
+		return n
+	}
+	require.Equal(t, 1, rows())
+	l := theLane(p)
+	l.mu.Lock()
+	l.idle = time.Time{}
+	l.mu.Unlock()
+	eventually(t, "its row goes", func() bool { return rows() == 0 })
+}

@@ -711,7 +711,7 @@ $$;
 COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node that is about to leave, see disarm_node, or with p_own false those of all others whose connection has ended, and passes on what is due for their lanes: whoever has chosen one of them, and told nobody else, has ended by then, since it waits for all producers. False if that takes longer than p_patience; then nothing is removed.';
 
 -- +goose StatementBegin
-CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer DEFAULT NULL, p_lanes integer[] DEFAULT NULL, p_newest integer DEFAULT NULL)
+CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer, p_lanes integer[], p_newest integer)
 RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz, alone boolean, dead text[])
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -731,13 +731,14 @@ BEGIN
       FROM (SELECT f.queue, f.filter::jsonb, f.ord
               FROM unnest(p_queues, p_filters) WITH ORDINALITY AS f (queue, filter, ord)) AS asked;
     IF has_table_privilege('waiters', 'DELETE') THEN
+        -- A lane that is newer than the list may have its row already, and count on it.
         DELETE FROM waiters w WHERE w.node = p_node AND w.lane BETWEEN 1 AND p_newest AND w.lane <> ALL (p_lanes);
     END IF;
     RETURN QUERY SELECT 0, NULL::timestamptz, clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. Then a row that says whether p_node, which of its lanes up to p_newest has these and no other, is the only node that listens, and dead_queues. The one statement a minute of an idle node.';
+COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. Then a row that says whether p_node is the only node that listens, and dead_queues. Of the lanes of p_node up to p_newest only p_lanes are left: the rows of the others go. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_queues(p_node integer, p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_labels text[],
