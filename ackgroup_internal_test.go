@@ -18,7 +18,7 @@ import (
 
 // groupTest is ackGroups without a database, on virtual time.
 type groupTest struct {
-	*ackGroups
+	ackGroups
 	took    time.Duration       // by each transaction
 	fail    func(n int64) error // because of the ack of item n; nil: none
 	locked  chan struct{}       // closed when the items of acks of this kind no longer are
@@ -109,7 +109,7 @@ func (g *groupTest) heard() map[int64]error {
 // call makes the ack of an item in a goroutine, and returns when it waits.
 func (g *groupTest) call(ctx context.Context, item int64, kind MessageKind) {
 	g.p.inFlight.Go(func() {
-		err := g.ack(ctx, &groupedAck{lease: lease{item: item}, message: Message{Kind: kind}, outcome: make(chan error, 1)})
+		err := g.do(ctx, &groupedAck{lease: lease{item: item}, message: Message{Kind: kind}})
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		g.ends[item] = err

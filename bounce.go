@@ -5,6 +5,9 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // This file answers: who goes to look if the one who was told cannot come?
@@ -168,8 +171,19 @@ func (s *sweeper) run(ctx context.Context) {
 		queues := s.queues
 		s.mu.Unlock()
 		for _, queue := range queues {
-			// If it goes wrong, or takes too long, the next fallback finds the rows again.
-			_ = s.e.awaitProducers(ctx, new(bool), s.e.sql.removeWaiters, queue, s.e.node, false, settlePatience)
+			_ = s.removeDead(ctx, queue) // the next fallback finds the rows again
 		}
 	}
+}
+
+// removeDead removes what rows it can in settlePatience. The protocol counts on a new snapshot for each statement, also
+// where the default is another; and the LISTEN connection is not to wait for others.
+func (s *sweeper) removeDead(ctx context.Context, queue string) error {
+	return s.e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
+		defer cancel()
+		return inTransaction(bounded, conn, func(tx pgx.Tx) error {
+			return tx.QueryRow(bounded, s.e.sql.removeWaiters, queue, s.e.node, false, settlePatience).Scan(new(bool))
+		})
+	})
 }

@@ -38,7 +38,8 @@ type Provider struct {
 	engine  *engine
 
 	histories *historyCache // nil: none is kept
-	acks      *ackGroups
+	acks      ackGroups
+	enqueues  *groups[*groupedEnqueue]
 
 	// readCommitted: a transaction of the role is READ COMMITTED unless it says otherwise, as usual. The
 	// functions count on it: a later statement must see what was committed since the one before.
@@ -133,7 +134,7 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool, readCommitted: readCommitted,
 		histories: newHistoryCache(cfg.HistoryCache), closing: make(chan struct{}), closed: make(chan struct{})}
 	p.abort, p.abortNow = context.WithCancel(context.Background())
-	p.acks = newAckGroups(p)
+	p.acks, p.enqueues = newAckGroups(p), newEnqueueGroups(p)
 	p.engine = newEngine(&p.cfg, p.sql, pool, direct, func() {
 		if ownPool { // what took the LISTEN connection may have taken the pool's
 			pool.Reset()

@@ -118,7 +118,7 @@ func (l *lane) unsettle() {
 
 // found takes a find into account. The caller holds mu.
 func (l *lane) found(k look) {
-	if k.row.disarm && l.disarms == k.disarms {
+	if k.row.disarm && l.disarms == k.disarms && l.number == k.row.number {
 		l.armed = false
 	}
 	l.streak++
@@ -263,20 +263,18 @@ const settlePatience = time.Second
 // waitForProducers waits until every producer of the queue that may have been silent has ended.
 func (e *engine) waitForProducers(ctx context.Context, s *settler) error {
 	var over bool
-	err := e.awaitProducers(ctx, &over, e.sql.waitForProducers, s.queue.String(), settlePatience)
+	err := e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
+		defer cancel()
+		return conn.QueryRow(bounded, e.sql.waitForProducers, s.queue.String(), settlePatience).Scan(&over)
+	})
+	if refused := serverError(err); refused != nil && refused.Code == "57014" {
+		err = nil // the role's statement_timeout has less patience
+	}
 	if err != nil || over {
 		return err
 	}
 	return s.waitLong(ctx)
-}
-
-// awaitProducers runs a statement that waits for producers with settlePatience, and reports in done whether they have ended.
-func (e *engine) awaitProducers(ctx context.Context, done *bool, sql string, args ...any) error {
-	return e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
-		defer cancel()
-		return conn.QueryRow(bounded, sql, args...).Scan(done)
-	})
 }
 
 // waitLong waits for producers that stay open. The wait holds back the removal of dead rows no more than they do,

@@ -108,6 +108,36 @@ func TestArm_LateWrite_ChangesNothing(t *testing.T) {
 	}())
 }
 
+// A lane that comes while the fallback is on its way is no lane that has retired.
+func TestLook_RowsOfLanesThatRetired_Go(t *testing.T) {
+	p := testProvider(t, Config{})
+	conn := plain(t, p.cfg.Schema)
+	for lane := range 3 {
+		mustExec(t, conn, `SELECT arm(1, $1, 1, 'worker', 1, true, NULL, NULL, 2, 1)`, lane+1)
+	}
+	mustExec(t, conn, `SELECT look('{}', '{}', 1, '{1}', 2)`)
+	rows, err := conn.Query(t.Context(), `SELECT lane FROM waiters WHERE node = 1 ORDER BY lane`)
+	require.NoError(t, err)
+	lanes, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 3}, lanes)
+}
+
+// A disarm of which the answer is late says nothing about a row that was armed since.
+func TestSettle_SlowFindThatDisarms_LeavesTheRowThatIsArmedSince(t *testing.T) {
+	l := unsettledLane()
+	lookOf(l, 0)
+	l.settleSince(l.disarms)
+	for range hotStreak {
+		lookOf(l, 1)
+	}
+	slow := l.beginLook(session{epoch: 1, node: 7})
+	require.True(t, slow.row.disarm)
+	lookOf(l, 0)
+	l.endLook(slow, report{now: time.Now(), found: 1}, nil, 1)
+	require.True(t, l.armed)
+}
+
 // notifications counts those of a queue that a connection hears while produce runs.
 func notifications(t *testing.T, p *Provider, q Queue, produce func()) (heard int) {
 	t.Helper()

@@ -16,6 +16,8 @@ import (
 
 // This file answers: what can be done with work items?
 
+const opEnqueueWork = "enqueue work"
+
 // WorkItem is a unit of work for whoever fetches it.
 type WorkItem struct {
 	Name  string          // what to do; at most 255 bytes
@@ -89,12 +91,6 @@ type ClaimedWorkItem struct {
 	LockedUntil time.Time // end of the lease, server time
 }
 
-// EnqueueForWorker adds a work item, durably once it returns. The error is ErrInvalid if the item or an
-// option breaks a rule.
-func (p *Provider) EnqueueForWorker(ctx context.Context, item WorkItem, o *EnqueueOptions) (Enqueued, error) {
-	return first(p.EnqueueForWorkerMany(ctx, one(item, o)))
-}
-
 // EnqueueForWorkerTx is EnqueueForWorker as part of the transaction.
 func (p *Provider) EnqueueForWorkerTx(ctx context.Context, tx pgx.Tx, item WorkItem, o *EnqueueOptions) (Enqueued, error) {
 	return first(p.EnqueueForWorkerManyTx(ctx, tx, one(item, o)))
@@ -102,9 +98,20 @@ func (p *Provider) EnqueueForWorkerTx(ctx context.Context, tx pgx.Tx, item WorkI
 
 // EnqueueForWorkerMany adds work items, all or none, in one statement. The outcomes are in the order of
 // the items.
-func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue) (added []Enqueued, err error) {
+func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue) ([]Enqueued, error) {
+	ctx, done, err := p.begin(ctx)
+	if err != nil {
+		return nil, failed(opEnqueueWork, err)
+	}
+	defer done()
+	added, err := p.addWork(ctx, items)
+	return added, p.ended(ctx, opEnqueueWork, err)
+}
+
+// addWork is EnqueueForWorkerMany once it is admitted.
+func (p *Provider) addWork(ctx context.Context, items []WorkEnqueue) (added []Enqueued, err error) {
 	quiet := p.engine.quiet()
-	err = p.doAndTell(ctx, "enqueue work", func(ctx context.Context, q querier) error {
+	err = p.run(ctx, func(ctx context.Context, q querier) error {
 		added, err = p.enqueueWork(ctx, q, items, quiet)
 		return err
 	}, func() {
@@ -121,7 +128,7 @@ func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue
 
 // EnqueueForWorkerManyTx is EnqueueForWorkerMany as part of the transaction.
 func (p *Provider) EnqueueForWorkerManyTx(ctx context.Context, tx pgx.Tx, items []WorkEnqueue) (added []Enqueued, err error) {
-	err = p.doTx(ctx, tx, "enqueue work", func(ctx context.Context, q querier) error {
+	err = p.doTx(ctx, tx, opEnqueueWork, func(ctx context.Context, q querier) error {
 		added, err = p.enqueueWork(ctx, q, items, false)
 		return err
 	})
@@ -149,10 +156,7 @@ func (p *Provider) enqueueWork(ctx context.Context, q querier, items []WorkEnque
 
 // enqueueWorkItem is enqueueWork for one without a dedup key.
 func (p *Provider) enqueueWorkItem(ctx context.Context, q querier, item *WorkEnqueue, quiet bool) (e Enqueued, err error) {
-	if err := p.checkWork(&item.WorkItem); err != nil {
-		return e, err
-	}
-	if err := item.EnqueueOptions.check(); err != nil {
+	if err := p.checkWorkEnqueue(item); err != nil {
 		return e, err
 	}
 	return scanEnqueued(q.QueryRow(ctx, p.sql.enqueueWorkItem, item.Name, payload(item.Input),
@@ -204,6 +208,13 @@ func (p *Provider) workColumns(items []WorkEnqueue) (*workColumns, error) {
 		c.sessions = append(c.sessions, text(item.Session))
 	}
 	return c, nil
+}
+
+func (p *Provider) checkWorkEnqueue(item *WorkEnqueue) error {
+	if err := p.checkWork(&item.WorkItem); err != nil {
+		return err
+	}
+	return item.EnqueueOptions.check()
 }
 
 func (p *Provider) checkWork(item *WorkItem) error {

@@ -367,4 +367,28 @@ var mutants = []mutant{
 		patches: []patch{{"			l.reconnected()\n", "			_ = l\n"}},
 		pkg:     root, test: conservation,
 	},
+	{
+		name:    "group: what one did wrong is everybody's fault",
+		file:    "groups.go",
+		patches: []patch{{"		if len(members) > 1 && refusedForOne(err) {\n", "		if false {\n"}},
+		pkg:     root, test: "TestEnqueueForWorker_ServerRefusesOneOfAGroup_TheOthersLand",
+	},
+	{
+		name:    "group: whoever leaves ends it for all",
+		file:    "groups.go",
+		patches: []patch{{"	if m.group.wanted--; m.group.wanted == 0 {\n", "	if m.group.wanted--; true {\n"}},
+		pkg:     root, test: "TestAckGroups_CallersLeave_GroupGoesOnForTheOthers",
+	},
+	{
+		name:    "group: after a panic its place is taken for good",
+		file:    "groups.go",
+		patches: []patch{{"		defer g.ended(&g.singles)\n		return g.alone(ctx, call)\n", "		err := g.alone(ctx, call)\n		g.ended(&g.singles)\n		return err\n"}},
+		pkg:     root, test: "TestEnqueueGroups_PanicOfOneAlone_GivesItsPlaceBack",
+	},
+	{
+		name:    "group: each enqueue is told of the first",
+		file:    "enqueuegroup.go",
+		patches: []patch{{"			c.added = added[i]\n", "			c.added = added[i*0]\n"}},
+		pkg:     root, test: "TestEnqueueForWorker_ManyShareACommit_EachHearsOfItsOwn",
+	},
 }
