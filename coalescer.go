@@ -14,9 +14,9 @@ import (
 // A notification inside a producer's transaction makes its commit take the one lock of the whole server
 // that orders notifications, and hold it while the commit reaches the disk: writers queue up behind each
 // other. So the library's own producers commit without one and leave what there is to say here. The
-// coalescer says it right after, where somebody waits to hear it, in a small transaction of its own that waits for no disk: the first few at
-// once (leading edge), and on average at most one per CoalesceInterval; whatever cannot go at once is merged
-// into the next (trailing edge). Nothing is dropped: what cannot be sent now is sent later.
+// coalescer says it right after, where somebody waits to hear it, in a small transaction of its own that waits for no
+// disk: the first few at once (leading edge), and on average at most one per CoalesceInterval; whatever cannot go at
+// once is merged into the next (trailing edge). Nothing is dropped: what cannot be sent now is sent later.
 //
 // Changes of instances travel the same way, by the hash of their ids; of more than maxChanges it says: any.
 //

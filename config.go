@@ -180,12 +180,12 @@ type Config struct {
 	ValidateEvent func(*Event) error
 
 	// WakeFanout is how many nodes a producer wakes for one item, with NotifyDirected: more than one in case that one is
-	// dying at that moment, and of which each makes a query. Up to 100. Defaults to 2.
+	// dying at that moment. Each of them makes a query. From 1 to 100. Defaults to 2.
 	WakeFanout int
 
-	// QuietAbove is the number of finds per second above which dispatchers that fetch the same and are all busy count
-	// as busy for longer, so that producers need not notify; several finds in a row do as well. Not for NotifyBroadcast.
-	// Defaults to 200.
+	// QuietAbove is the number of finds per second above which dispatchers of this node that fetch the same ask producers
+	// for silence while all of them are busy; eight finds in a row, or notifications that nobody takes, do as well. At
+	// least 1. Not for NotifyBroadcast. Defaults to 200.
 	QuietAbove int
 
 	// HibernateAfter closes the LISTEN connection after so long without work, and those of a pool that Open made, for

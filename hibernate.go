@@ -75,8 +75,8 @@ func (l *listener) planHibernation() {
 	h.next = h.began.Add(time.Duration(h.lastWork.Load()) + l.e.cfg.HibernateAfter)
 }
 
-// untilWork returns when the goroutine has to do something by itself.
-func (l *listener) untilWork() time.Time {
+// nextAction returns when the listener has to do something by itself: the fallback, or see whether to hibernate.
+func (l *listener) nextAction() time.Time {
 	if h := &l.hibernation; l.e.cfg.HibernateAfter > 0 && h.next.Before(l.nextFallback) {
 		return h.next
 	}

@@ -255,7 +255,7 @@ func (l *listener) serve(ctx context.Context) error {
 	l.planHibernation()
 	for {
 		l.e.inject("listener")
-		n, err := l.wait(ctx, conn, l.untilWork())
+		n, err := l.wait(ctx, conn, l.nextAction())
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -60,8 +60,9 @@ type Provider struct {
 // whatever pgx accepts: a URL or keyword/value string, pool settings included; at least one connection is kept
 // warm, or more if pool_min_conns says so, but none with Config.HibernateAfter. A nil Config means the defaults.
 //
-// The Provider uses the pool and one more connection, for LISTEN. If LISTEN cannot be had, the Provider
-// works all the same, by polling, and Health says so.
+// The Provider uses the pool and one more connection, for LISTEN; for each queue yet another while a transaction that
+// has added to it stays open for more than a second, and dispatchers begin to wait. If LISTEN cannot be had, the
+// Provider works all the same, by polling, and Health says so.
 //
 // Errors: ErrConfig for a URL or Config that is unusable, ErrServerTooOld, ErrPermission, ErrNotMigrated, which is
 // also a migrations.ErrForeign if the schema was made by other migrations, and whatever connecting may return. An empty

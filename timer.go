@@ -7,10 +7,11 @@ import (
 
 // This file answers: at which instants does a node act by itself?
 //
-// One goroutine per node meets every instant that its lanes wait for: the next due time, the next look at
-// rows that others had locked, the next poll of a queue in trouble or in doubt. It sleeps until the first of them, or
-// until one moves up. It asks the database nothing: at an instant it gives a lane a token, and the
-// dispatcher that takes it makes the query, whose answer says which instant is the next (wakechain.go).
+// One goroutine per node meets every instant that its lanes wait for: the next due time, the next look at rows that
+// others had locked or that silent producers may leave, the end of standing by, the look that a release owes, the next
+// poll of a queue in trouble or in doubt. It sleeps until the first of them, or until one moves up. It asks the database
+// nothing: at an instant it gives a lane a token, and the dispatcher that takes it makes the query, whose answer says
+// which due time is the next (wakechain.go).
 
 // maxRetryInterval bounds the pause before another look at rows that somebody keeps locked.
 const maxRetryInterval = 100 * time.Millisecond

@@ -10,8 +10,8 @@ import (
 
 // This file answers: which of the waiting dispatchers goes to look, and when need nobody look at all?
 //
-// A lane is the set of this node's dispatchers that fetch the same thing: one queue, one filter. It hands out tokens. A token is the duty to query once, in a snapshot taken after the
-// token was made; one token wakes one parked dispatcher.
+// A lane is the set of this node's dispatchers that fetch the same thing: one queue, one filter. It hands out tokens. A
+// token is the duty to query once, in a snapshot taken after the token was made; one token wakes one parked dispatcher.
 //
 // Invariants
 //

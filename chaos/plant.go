@@ -47,9 +47,10 @@ var plants = map[string]func(*workload){
 			return
 		}
 		defer conn.Close(context.Background())
-		_, err = conn.Exec(w.alive, `SELECT pgwake.listen_session($1)`, node)
-		for lane := 0; err == nil && nap(w.alive, 50*time.Millisecond); lane++ {
-			_, err = conn.Exec(w.alive, `INSERT INTO pgwake.waiters VALUES ($1, $2, 'worker', false, 0)`, node, lane)
+		_, err = conn.Exec(w.alive, `SELECT pgwake.listen_session($1, $1)`, node)
+		for lane := 1; err == nil && nap(w.alive, 50*time.Millisecond); lane++ {
+			_, err = conn.Exec(w.alive, `INSERT INTO pgwake.waiters (node, lane, listener, queue, armed, number, namespace, fanout, places)
+				VALUES ($1, $2, $1, 'worker', false, 0, '*', 1, 1)`, node, lane)
 		}
 	},
 	"lost": planted(`DELETE FROM pgwake.worker_queue WHERE id = (SELECT id FROM pgwake.worker_queue

@@ -71,7 +71,7 @@ COMMENT ON FUNCTION somebody_waits IS 'Internal: whether a lane of the queue is 
 -- +goose StatementBegin
 CREATE FUNCTION wake(p_queue text, p_namespace text, p_label text, p_due bigint, p_hop integer DEFAULT 0,
     p_but_node integer DEFAULT NULL, p_but_lane integer DEFAULT NULL)
-RETURNS boolean
+RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -95,7 +95,7 @@ BEGIN
             AND pg_try_advisory_xact_lock_shared(hashtext('pgwake nodes of ' || current_schema()), v_waiter.listener);
         IF v_waiter.fanout = 0 THEN -- that node wants to hear of everything
             PERFORM notify_queue(p_queue, p_due, NULL, p_namespace);
-            RETURN true;
+            RETURN;
         END IF;
         IF p_hop = 0 THEN
             v_needed := greatest(v_needed, (p_due + v_waiter.places - 1) / v_waiter.places);
@@ -107,11 +107,10 @@ BEGIN
         v_told := v_told || v_waiter.node;
         EXIT WHEN cardinality(v_told) >= v_wanted;
     END LOOP;
-    RETURN v_told <> '{}';
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION wake IS 'Internal: notifies some lane that is armed and takes p_due items of this namespace and label (tag of a work item, queue name of an instance) with no session, pinned version or sticky owner: enough for all of the items, and as many as its fanout says, on a node each. Those that are not needed look a moment later. Not the lane p_but_lane of p_but_node, which calls this; null: none of that node. False if there is none. p_hop is how often they were passed on; then one is told.';
+COMMENT ON FUNCTION wake IS 'Internal: notifies some lane that is armed and takes p_due items of this namespace and label (tag of a work item, queue name of an instance) with no session, pinned version or sticky owner: enough for all of the items, and as many as its fanout says, on a node each. Those that are not needed look a moment later. Not the lane p_but_lane of p_but_node, which calls this; null: none of that node. p_hop is how often they were passed on; then one is told.';
 
 -- A lane that is not armed is one of which nobody waits, or else one that has a look to come which sees whatever a
 -- producer adds that read it as not armed: the node waits (wait_for_producers) until every such producer has ended, and
@@ -169,7 +168,7 @@ BEGIN
                        min(i.visible_at) FILTER (WHERE i.visible_at > v_now) AS next
                   FROM inserted i GROUP BY i.namespace, i.queue) AS k;
     END IF;
-    IF v_fanout > 0 AND v_kinds <= 16 THEN
+    IF v_fanout > 0 AND v_kinds <= 16 THEN -- of more kinds all are told: each costs a search of those who wait, in the producer's commit
         PERFORM wake(TG_ARGV[0], k.namespace, k.label, k.due)
            FROM unnest(v_namespaces, v_labels, v_counts) AS k (namespace, label, due) WHERE k.due > 0;
         v_due := v_due - v_any;
@@ -578,9 +577,10 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM wake(p_queue, list.namespace, list.label, p_due, p_hop, p_but_node, p_but_lane)
-       FROM due_lists(p_queue, p_namespaces, p_labels) AS list
-      WHERE somebody_waits(p_queue);
+    IF somebody_waits(p_queue) THEN -- or what is due need not be looked for
+        PERFORM wake(p_queue, list.namespace, list.label, p_due, p_hop, p_but_node, p_but_lane)
+           FROM due_lists(p_queue, p_namespaces, p_labels) AS list;
+    END IF;
 END
 $$;
 -- +goose StatementEnd

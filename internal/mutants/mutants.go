@@ -175,6 +175,12 @@ var mutants = []mutant{
 		pkg:     root, test: "TestArm_LateWrite_ChangesNothing",
 	},
 	{
+		name:    "12 the fallback takes a new lane for one that has retired",
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{"w.lane BETWEEN 1 AND p_newest AND", "w.lane > 0 AND"}},
+		pkg:     root, test: "TestSettle_LaneIsNewWhileTheFallbackLooks_KeepsItsRow",
+	},
+	{
 		name:    "12 a producer without the lock is silent",
 		file:    "migrations/00002_notify.sql",
 		patches: []patch{{"TG_RELID::integer)\n       AND current", "TG_RELID::integer) IS NOT NULL\n       AND current"}},
