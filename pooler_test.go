@@ -114,7 +114,7 @@ func TestPooler_ListenThroughATransactionPooler_SaysSoAndPolls(t *testing.T) {
 	for range 3 {
 		n.flows(t, back)
 	}
-	require.Positive(t, n.Stats().Worker.Finds["scout"])
+	require.True(t, n.Stats().Worker.Aggressive, "it polls")
 
 	// What the node set on a session would be set for whoever gets the session next.
 	shared, err := pgxpool.ParseConfig(server)
