@@ -1230,7 +1230,8 @@ var faults = []fault{
 		rows: []string{"pgwake/other_node_wakes_when_work_is_enqueued", "pgwake/other_node_wakes_when_work_is_abandoned",
 			"pgwake/other_node_wakes_when_turn_schedules_work", "pgwake/other_node_wakes_when_work_is_redriven",
 			"pgwake/tx_enqueue_of_work", "pgwake/tx_turn_schedules_work"},
-		sql: []edit{{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'worker' AND p_due > 0 THEN RETURN; END IF;\n"}},
+		sql: []edit{{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'worker' AND p_due > 0 THEN RETURN; END IF;\n"},
+			{"wake", "BEGIN\n", "BEGIN\n    IF p_queue = 'worker' THEN RETURN; END IF;\n"}},
 	},
 	{
 		name: "nodes are not told of messages that are due",
@@ -1240,7 +1241,8 @@ var faults = []fault{
 			"pgwake/other_node_wakes_when_abandon_frees_instance_with_held_message",
 			"pgwake/other_node_wakes_when_dead_letter_frees_instance_with_held_message",
 			"pgwake/tx_enqueue_of_message", "pgwake/tx_completion", "pgwake/tx_ack_frees_instance"},
-		sql: []edit{{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'orchestrator' AND p_due > 0 THEN RETURN; END IF;\n"}},
+		sql: []edit{{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'orchestrator' AND p_due > 0 THEN RETURN; END IF;\n"},
+			{"wake", "BEGIN\n", "BEGIN\n    IF p_queue = 'orchestrator' THEN RETURN; END IF;\n"}},
 	},
 	{
 		name: "nodes are not told when work becomes due",
