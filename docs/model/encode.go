@@ -47,12 +47,12 @@ func (r *bitReader) get(width uint) uint64 {
 
 // The widths. What a phase does not use is zero, and is left out where the phase alone tells.
 const (
-	phaseBits    = 4
-	fetchBits    = 14 // the rest of a dispatcher; and a set of lanes
+	phaseBits    = 3
+	fetchBits    = 19 // the rest of a dispatcher
 	producerBits = 5  // and two sets of lanes
-	laneBits     = 11
+	laneBits     = 18
 	bounceBits   = 3 // and a set of lanes
-	statusBits   = 3
+	nodeBits     = 6
 	dueBits      = 2
 	faultBits    = 2
 )
@@ -65,14 +65,15 @@ func bit(b bool, at uint) uint32 {
 }
 
 func packDispatcher(d *dispatcher) uint32 {
-	return uint32(d.phase) | (uint32(d.answer)|bit(d.settling, 2)|bit(d.arms, 3)|bit(d.disarms, 4)|bit(d.duty, 5)|bit(d.remote, 6)|
-		bit(d.clean, 7)|uint32(d.rank)<<8|uint32(d.tag)<<10|uint32(d.more)<<12|uint32(d.tells)<<14)<<phaseBits
+	return uint32(d.phase) | (uint32(d.answer)|uint32(d.by)<<2|bit(d.arms, 4)|bit(d.disarms, 5)|bit(d.clean, 6)|bit(d.void, 7)|bit(d.passed, 8)|
+		bit(d.fresh, 9)|uint32(d.newer)<<10|uint32(d.rank)<<12|uint32(d.tag)<<14|uint32(d.more)<<16|bit(d.alone, 18))<<phaseBits
 }
 
 func unpackDispatcher(v uint32) dispatcher {
 	r := v >> phaseBits
-	return dispatcher{phase: phase(v & (1<<phaseBits - 1)), answer: answer(r & 3), settling: r>>2&1 != 0, arms: r>>3&1 != 0, disarms: r>>4&1 != 0,
-		duty: r>>5&1 != 0, remote: r>>6&1 != 0, clean: r>>7&1 != 0, rank: uint8(r >> 8 & 3), tag: uint8(r >> 10 & 3), more: Tags(r >> 12 & 3), tells: laneSet(r >> 14 & 15)}
+	return dispatcher{phase: phase(v & (1<<phaseBits - 1)), answer: answer(r & 3), by: token(r >> 2 & 3), arms: r>>4&1 != 0, disarms: r>>5&1 != 0,
+		clean: r>>6&1 != 0, void: r>>7&1 != 0, passed: r>>8&1 != 0, fresh: r>>9&1 != 0, newer: uint8(r >> 10 & 3), rank: uint8(r >> 12 & 3),
+		tag: uint8(r >> 14 & 3), more: Tags(r >> 16 & 3), alone: r>>18&1 != 0}
 }
 
 func packProducer(p *producer) uint32 {
@@ -84,17 +85,24 @@ func unpackProducer(v uint32) producer {
 }
 
 func packLane(l *lane) uint32 {
-	return bit(l.armed, 0) | bit(l.settled, 1) | bit(l.empty, 2) | bit(l.contended, 3) | bit(l.stuck, 4) |
-		uint32(l.inFlight)<<5 | uint32(l.tokens)<<7 | uint32(l.bounce)<<9 |
+	return bit(l.armed, 0) | bit(l.settled, 1) | bit(l.empty, 2) | bit(l.contended, 3) | bit(l.stuck, 4) | bit(l.scout, 5) |
+		uint32(l.settle)<<6 | uint32(l.directed)<<8 | uint32(l.broadcast)<<10 | uint32(l.tokens[0])<<12 | uint32(l.tokens[1])<<14 | uint32(l.bounce)<<bounceAt |
 		(bit(l.stay, 0)|uint32(l.rank)<<1|uint32(l.tells)<<3)<<laneBits
 }
 
 func unpackLane(v uint32) lane {
 	b := v >> laneBits
-	return lane{armed: v&1 != 0, settled: v>>1&1 != 0, empty: v>>2&1 != 0, contended: v>>3&1 != 0, stuck: v>>4&1 != 0,
-		inFlight: uint8(v >> 5 & 3), tokens: uint8(v >> 7 & 3), bounce: bouncePhase(v >> 9 & 3),
+	return lane{armed: v&1 != 0, settled: v>>1&1 != 0, empty: v>>2&1 != 0, contended: v>>3&1 != 0, stuck: v>>4&1 != 0, scout: v>>5&1 != 0,
+		settle: settlePhase(v >> 6 & 3), directed: uint8(v >> 8 & 3), broadcast: uint8(v >> 10 & 3),
+		tokens: [maxOfLane]token{token(v >> 12 & 3), token(v >> 14 & 3)}, bounce: bouncePhase(v >> bounceAt & 3),
 		stay: b&1 != 0, rank: uint8(b >> 1 & 3), tells: laneSet(b >> 3 & 15)}
 }
+
+const bounceAt = 16
+
+func packNode(n node) uint64 { return uint64(n.status) | uint64(n.settler)<<3 }
+
+func unpackNode(v uint64) node { return node{status: nodeStatus(v & 7), settler: settlerPhase(v >> 3)} }
 
 // codec encodes the states of a configuration.
 type codec struct {
@@ -114,8 +122,8 @@ type permutation struct {
 func newCodec(m *machine) *codec {
 	c := &codec{m: m}
 	c.permute(nil)
-	n := dueBits*tagCount + faultBits + (producerBits+2*m.lanes)*len(m.cfg.Producers) + statusBits*len(m.cfg.Nodes)
-	n += m.lanes*(laneBits+bounceBits+m.lanes) + m.first[m.lanes]*(phaseBits+fetchBits+m.lanes)
+	n := dueBits*tagCount + faultBits + (producerBits+2*m.lanes)*len(m.cfg.Producers) + nodeBits*len(m.cfg.Nodes)
+	n += m.lanes*(laneBits+bounceBits+m.lanes) + m.first[m.lanes]*(phaseBits+fetchBits)
 	c.set = uint(m.lanes)
 	c.words = int(n+63) / 64
 	return c
@@ -126,7 +134,7 @@ func (c *codec) permute(nodes []int) {
 	all := c.m.cfg.Nodes
 	if len(nodes) < len(all) {
 		for n := range all {
-			if !slices.Contains(nodes, n) && slices.Equal(all[n], all[len(nodes)]) {
+			if !slices.Contains(nodes, n) && c.m.alike(n, len(nodes)) {
 				c.permute(append(slices.Clip(nodes), n))
 			}
 		}
@@ -164,8 +172,32 @@ func (p *permutation) move(set laneSet, lanes int) (moved laneSet) {
 	return moved
 }
 
+// forget drops what no step will ask for any more.
+func (m *machine) forget(s *state) {
+	for d := range m.first[m.lanes] {
+		self := &s.dispatchers[d]
+		if !self.inside() {
+			continue
+		}
+		if self.by == check {
+			self.by = plain // it has begun
+		}
+		self.void, self.alone = self.void && self.arms, self.alone && self.arms
+		settled := self.phase == reported || self.phase == foundNone || self.phase == answered
+		if settled && s.faults == 0 && self.more == 0 && self.answer != failed {
+			self.by = noToken // nothing to chain
+		}
+		if settled && (self.more != 0 || self.answer == contended || self.answer == failed) {
+			self.newer, self.clean, self.passed = 0, false, false // nothing is paid
+		}
+	}
+}
+
 // encode returns the representative of the state.
-func (c *codec) encode(s *state) encoded {
+func (c *codec) encode(state *state) encoded {
+	copied := *state
+	s := &copied
+	c.m.forget(s)
 	if len(c.perms) == 1 {
 		return c.write(s, &c.perms[0])
 	}
@@ -193,7 +225,7 @@ func (c *codec) encode(s *state) encoded {
 func (c *codec) key(s *state, n int) uint64 {
 	m := c.m
 	const odd = 0x9E3779B97F4A7C15
-	h := uint64(s.nodes[n]) + 1
+	h := packNode(s.nodes[n]) + 1
 	for l := range m.lanes {
 		if m.node[l] != n {
 			continue
@@ -204,9 +236,7 @@ func (c *codec) key(s *state, n int) uint64 {
 		h ^= h >> 29
 		sum := uint64(0)
 		for d := m.first[l]; d < m.first[l+1]; d++ {
-			dispatcher := s.dispatchers[d]
-			dispatcher.tells = 0
-			v := (uint64(packDispatcher(&dispatcher)) + 1) * odd
+			v := (uint64(packDispatcher(&s.dispatchers[d])) + 1) * odd
 			sum += v ^ v>>31
 		}
 		h = (h ^ sum) * odd
@@ -219,7 +249,7 @@ func (c *codec) ordered(keys *[maxNodes]uint64, p *permutation) bool {
 	all := c.m.cfg.Nodes
 	for i := range len(all) - 1 {
 		for j := i + 1; j < len(all); j++ {
-			if slices.Equal(all[i], all[j]) && keys[p.nodes[i]] > keys[p.nodes[j]] {
+			if c.m.alike(i, j) && keys[p.nodes[i]] > keys[p.nodes[j]] {
 				return false
 			}
 		}
@@ -236,7 +266,7 @@ func (c *codec) write(s *state, p *permutation) encoded {
 	w.put(uint64(s.faults), faultBits)
 	c.writeProducers(&w, s, p)
 	for n := range m.cfg.Nodes {
-		w.put(uint64(s.nodes[p.nodes[n]]), statusBits)
+		w.put(packNode(s.nodes[p.nodes[n]]), nodeBits)
 	}
 	for l := range m.lanes {
 		lane := s.lanes[p.lanes[l]]
@@ -273,9 +303,7 @@ func (c *codec) writeDispatchers(w *bitWriter, s *state, p *permutation, l int) 
 	var packed [maxDispatchers]uint32
 	first, end := m.first[l], m.first[l+1]
 	for d := first; d < end; d++ {
-		self := s.dispatchers[p.dispatchers[d]]
-		self.tells = p.move(self.tells, m.lanes)
-		packed[d] = packDispatcher(&self)
+		packed[d] = packDispatcher(&s.dispatchers[p.dispatchers[d]])
 		for j := d; j > first && packed[j-1] > packed[j]; j-- {
 			packed[j-1], packed[j] = packed[j], packed[j-1]
 		}
@@ -283,13 +311,13 @@ func (c *codec) writeDispatchers(w *bitWriter, s *state, p *permutation, l int) 
 	for d := first; d < end; d++ {
 		w.put(uint64(packed[d]&(1<<phaseBits-1)), phaseBits)
 		if hasFetch(phase(packed[d] & (1<<phaseBits - 1))) {
-			w.put(uint64(packed[d]>>phaseBits), fetchBits+c.set)
+			w.put(uint64(packed[d]>>phaseBits), fetchBits)
 		}
 	}
 }
 
 // hasFetch reports whether a dispatcher in the phase has more to it than that.
-func hasFetch(p phase) bool { return p >= begunFetch && p <= waitingK }
+func hasFetch(p phase) bool { return p >= begunFetch && p <= answered }
 
 func (c *codec) decode(e encoded) state {
 	m := c.m
@@ -304,18 +332,18 @@ func (c *codec) decode(e encoded) state {
 		s.producers[i] = unpackProducer(uint32(v | r.get(c.set)<<maxLanes<<producerBits))
 	}
 	for n := range m.cfg.Nodes {
-		s.nodes[n] = nodeStatus(r.get(statusBits))
+		s.nodes[n] = unpackNode(r.get(nodeBits))
 	}
 	for l := range m.lanes {
 		v := uint32(r.get(laneBits))
-		if bouncePhase(v>>9&3) != noBounce {
+		if bouncePhase(v>>bounceAt&3) != noBounce {
 			v |= uint32(r.get(bounceBits+c.set)) << laneBits
 		}
 		s.lanes[l] = unpackLane(v)
 		for d := m.first[l]; d < m.first[l+1]; d++ {
 			v := uint32(r.get(phaseBits))
 			if hasFetch(phase(v)) {
-				v |= uint32(r.get(fetchBits+c.set)) << phaseBits
+				v |= uint32(r.get(fetchBits)) << phaseBits
 			}
 			s.dispatchers[d] = unpackDispatcher(v)
 		}

@@ -5,7 +5,8 @@ package model
 import "math/bits"
 
 func (m *machine) nodeSteps(s *state, n int) {
-	switch s.nodes[n] {
+	m.settler(s, n)
+	switch s.nodes[n].status {
 	case live:
 		if m.count(s, leaving, leavingK, leavingOut, left) < m.cfg.Leaves {
 			m.leave(s, n)
@@ -31,7 +32,7 @@ func (m *machine) nodeSteps(s *state, n int) {
 func (m *machine) count(s *state, statuses ...nodeStatus) (count int) {
 	for n := range m.cfg.Nodes {
 		for _, status := range statuses {
-			if s.nodes[n] == status {
+			if s.nodes[n].status == status {
 				count++
 			}
 		}
@@ -48,11 +49,11 @@ func (m *machine) each(set laneSet, visit func(l int)) {
 // leave ends every wait. A fetch under way ends as it does.
 func (m *machine) leave(s *state, n int) {
 	after := *s
-	after.nodes[n] = leaving
+	after.nodes[n] = node{status: leaving}
 	m.each(m.of[n], func(l int) {
 		for d := m.first[l]; d < m.first[l+1]; d++ {
 			self := &after.dispatchers[d]
-			if !self.inside() || self.phase == waitingK {
+			if !self.inside() {
 				*self = dispatcher{phase: gone}
 			}
 		}
@@ -68,14 +69,15 @@ func (m *machine) disarm(s *state, n int) {
 	m.each(m.of[n], func(l int) {
 		busy = busy || s.lanes[l].bounce != noBounce
 		m.write(&after, l, m.number(s, l), false)
-		after.lanes[l].settled, after.lanes[l].empty, after.lanes[l].contended = false, false, false
+		m.unsettle(&after, l, -1)
+		after.lanes[l].settle, after.lanes[l].contended, after.lanes[l].scout = noSettle, false, false
 	})
 	if busy {
 		return
 	}
-	after.nodes[n] = leavingK
+	after.nodes[n].status = leavingK
 	if !m.keeps(LeaveWaits) {
-		after.nodes[n] = leavingOut
+		after.nodes[n].status = leavingOut
 	}
 	m.add(LeaveDisarms, n, &after)
 }
@@ -84,11 +86,21 @@ func (m *machine) disarm(s *state, n int) {
 // ended, and its item is there to be seen.
 func (m *machine) leaveGranted(s *state, n int) {
 	if !m.exclusiveFree(s) {
+		m.leaveGivesUp(s, n)
 		return
 	}
 	after := *s
-	after.nodes[n] = leavingOut
+	after.nodes[n].status = leavingOut
 	m.add(LeaveGranted, n, &after)
+}
+
+// leaveGivesUp: the wait takes longer than it has time. Its rows stay, disarmed, and others sweep them like those of
+// the dead.
+func (m *machine) leaveGivesUp(s *state, n int) {
+	after := *s
+	m.clear(&after, n)
+	after.nodes[n].status = dead
+	m.may(LeaveGivesUp, n, &after)
 }
 
 // passOn comes after all fetches of the node. It notifies others of whatever is due that the node could have taken, and
@@ -115,7 +127,7 @@ func (m *machine) passOn(s *state, n int) {
 		return
 	}
 	m.passOnTo(s, due, func(after state) {
-		after.nodes[n] = left
+		after.nodes[n] = node{status: left}
 		m.clear(&after, n)
 		m.add(LeaveUnlistens, n, &after)
 	})
@@ -126,8 +138,8 @@ func (m *machine) passOn(s *state, n int) {
 func (m *machine) tokensOf(s *state, n int) (tokens, heard bool) {
 	heard = true
 	m.each(m.of[n], func(l int) {
-		tokens = tokens || s.lanes[l].tokens > 0
-		heard = heard && s.lanes[l].inFlight == 0
+		tokens = tokens || s.lanes[l].tokens[0] != noToken
+		heard = heard && s.lanes[l].directed == 0 && s.lanes[l].broadcast == 0
 	})
 	return tokens, heard
 }
@@ -168,7 +180,7 @@ func (m *machine) die(s *state, n int) {
 			after.dispatchers[d].rank = 0
 		}
 	})
-	after.nodes[n] = dead
+	after.nodes[n] = node{status: dead}
 	m.may(NodeDies, n, &after)
 }
 
@@ -179,11 +191,11 @@ func (m *machine) sweep(s *state, n int) {
 	}
 	after := *s
 	if m.keeps(SweepSettles|SweepPassesOn) && m.keeps(SweepSettles) && m.keeps(SweepPassesOn) {
-		after.nodes[n] = sweepingK
+		after.nodes[n].status = sweepingK
 		m.add(SweepBegins, n, &after)
 		return
 	}
-	after.nodes[n] = swept
+	after.nodes[n].status = swept
 	m.each(m.of[n], func(l int) { after.lanes[l].armed = false })
 	if !m.keeps(SweepSettles) {
 		m.add(SweepCommits, n, &after)
@@ -192,23 +204,19 @@ func (m *machine) sweep(s *state, n int) {
 	m.askToSettle(&after, n)
 }
 
-// askToSettle is what was first specified: one other node, an armed one, is asked to settle again. It takes that in before it
-// settles, or after: an answer that is under way is waited for.
+// askToSettle is what was first specified: one other node, an armed one, is asked to settle again.
 func (m *machine) askToSettle(s *state, n int) {
 	nobody := true
 	for other := range m.cfg.Nodes {
 		after := *s
-		armed, between := false, false
+		armed := false
 		m.each(m.of[other], func(l int) {
 			armed = armed || s.lanes[l].armed
-			between = between || m.any(s, l, func(d *dispatcher) bool { return d.settling && d.phase == answered })
-			after.lanes[l].settled, after.lanes[l].empty = false, false
+			after.lanes[l].settled, after.lanes[l].empty, after.lanes[l].settle = false, false, wanted
 		})
 		if armed && s.nodes[other].listens() {
 			nobody = false
-			if !between {
-				m.add(SweepCommits, n, &after)
-			}
+			m.add(SweepCommits, n, &after)
 		}
 	}
 	if nobody {
@@ -229,7 +237,7 @@ func (m *machine) sweepGranted(s *state, n int) {
 	var due Tags
 	m.each(m.of[n], func(l int) { due |= m.dueTags(s, l, -1) })
 	m.passOnTo(s, due, func(after state) {
-		after.nodes[n] = swept
+		after.nodes[n].status = swept
 		m.each(m.of[n], func(l int) { after.lanes[l].armed = false })
 		m.add(SweepCommits, n, &after)
 	})

@@ -2,7 +2,10 @@ package model
 
 // This file answers: which steps are there from a state?
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // machine generates the steps of one configuration.
 type machine struct {
@@ -47,6 +50,19 @@ func newMachine(cfg Config) *machine {
 	return m
 }
 
+// alike reports whether two nodes are interchangeable: they have the same lanes, and neither is that of a producer.
+func (m *machine) alike(a, b int) bool {
+	if a == b {
+		return true
+	}
+	for _, p := range m.cfg.Producers {
+		if p.Coalesced && (p.Node == a || p.Node == b) {
+			return false
+		}
+	}
+	return slices.Equal(m.cfg.Nodes[a], m.cfg.Nodes[b])
+}
+
 func (m *machine) keeps(r Rule) bool { return m.cfg.Without&r == 0 }
 
 // initial: nodes listen, and nobody has called Fetch yet; or, for shorter stories, everybody has, and has found nothing.
@@ -59,7 +75,7 @@ func (m *machine) initial() state {
 		s.producers[p].phase = ended
 	}
 	for n := len(m.cfg.Nodes); n < maxNodes; n++ {
-		s.nodes[n] = left
+		s.nodes[n].status = left
 	}
 	if !m.cfg.Parked {
 		return s
@@ -71,7 +87,7 @@ func (m *machine) initial() state {
 		s.dispatchers[d].phase = parked
 	}
 	if m.cfg.Bounced > 0 {
-		s.due[0], s.lanes[0].inFlight = uint8(m.cfg.Bounced), 1
+		s.due[0], s.lanes[0].directed = uint8(m.cfg.Bounced), 1
 	}
 	return s
 }
@@ -93,7 +109,7 @@ func (m *machine) may(what Transition, who int, after *state) {
 func (m *machine) successors(s *state) []step {
 	m.steps = m.steps[:0]
 	for l := range m.lanes {
-		if s.lanes[l].tokens > 0 && m.parked(s, l) >= 0 {
+		if s.lanes[l].tokens[0] != noToken && m.parked(s, l) >= 0 {
 			m.takeToken(s, m.parked(s, l))
 			return m.steps
 		}
@@ -188,42 +204,47 @@ func (m *machine) freeTags(s *state, l int) (tags Tags) {
 	return tags & m.takes[l]
 }
 
-// sharedFree reports whether a producer's try of K succeeds: nobody has it exclusively, or waits to.
+// sharedFree reports whether a producer's try of K succeeds: nobody waits to have it exclusively.
 func (m *machine) sharedFree(s *state) bool {
-	for d := range m.first[m.lanes] {
-		if s.dispatchers[d].phase == waitingK || s.dispatchers[d].holdsK() {
+	for n := range m.cfg.Nodes {
+		if settler := s.nodes[n].settler; settler == waits || settler == waitsAlone {
 			return false
 		}
-	}
-	for n := range m.cfg.Nodes {
-		if s.nodes[n] == leavingK || s.nodes[n] == sweepingK {
+		if status := s.nodes[n].status; status == leavingK || status == sweepingK {
 			return false
 		}
 	}
 	return true
 }
 
-// exclusiveFree reports whether a wait for K can end. Who of several waits ends first is left open; PostgreSQL
-// grants in the order of arrival, which is one of the possibilities.
-func (m *machine) exclusiveFree(s *state) bool {
+// exclusiveFree reports whether a wait for K can end. It is released at once. Who of several waits ends first is left
+// open; PostgreSQL grants in the order of arrival, which is one of the possibilities.
+func (m *machine) exclusiveFree(s *state) bool { return m.holders(s) == 0 }
+
+// holders returns how many producers have K.
+func (m *machine) holders(s *state) (n int) {
 	for p := range m.cfg.Producers {
 		if s.producers[p].locked {
-			return false
+			n++
 		}
 	}
-	for d := range m.first[m.lanes] {
-		if s.dispatchers[d].holdsK() {
-			return false
-		}
-	}
-	return true
+	return n
 }
 
-// notify puts a notification on its way to each of the lanes whose node listens.
+// notify puts a notification on its way to each of the lanes whose node listens: to the lane alone.
 func (m *machine) notify(s *state, set laneSet) {
 	for l := range m.lanes {
 		if set&(1<<l) != 0 && s.nodes[m.node[l]].listens() {
-			s.lanes[l].inFlight = min(s.lanes[l].inFlight+1, many)
+			s.lanes[l].directed = min(s.lanes[l].directed+1, many)
+		}
+	}
+}
+
+// tellAll puts one on its way to all that can use an item with the tag.
+func (m *machine) tellAll(s *state, tag int) {
+	for l := range m.lanes { // the broadcast channel; the payload names the tag
+		if m.matches(l, tag) && s.nodes[m.node[l]].listens() {
+			s.lanes[l].broadcast = min(s.lanes[l].broadcast+1, many)
 		}
 	}
 }
@@ -231,16 +252,17 @@ func (m *machine) notify(s *state, set laneSet) {
 // many notifications in flight are not counted any more: when one arrives, there may be one less, or still as many.
 const many = 3
 
-// signal gives the lane a token. A full channel means that everybody has been called.
-func (m *machine) signal(s *state, l int) {
+// unsettle is when a write of "not armed" begins: whatever is known of the row is void.
+func (m *machine) unsettle(s *state, l, but int) {
 	lane := &s.lanes[l]
-	lane.empty, lane.stuck = false, false
-	lane.tokens = min(lane.tokens+1, uint8(m.first[l+1]-m.first[l]))
-	if m.first[l+1]-m.first[l] == 1 {
-		return // the token tells as much
+	lane.settled, lane.empty = false, false
+	if m.keeps(SettleVoid) {
+		lane.settle, lane.scout = noSettle, false
 	}
 	for d := m.first[l]; d < m.first[l+1]; d++ {
-		s.dispatchers[d].clean = false
+		if self := &s.dispatchers[d]; d != but && self.inside() {
+			self.clean, self.void = false, true
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ const (
 	maxLanes       = 4
 	maxDispatchers = 4
 	maxProducers   = 3
+	maxOfLane      = 2 // dispatchers of a lane
 )
 
 // laneSet is a set of lanes, by their number.
@@ -14,9 +15,9 @@ type laneSet uint8
 
 type state struct {
 	due         [tagCount]uint8 // items that are committed, due, and free, by tag
-	faults      uint8           // fetches that may still fail
+	faults      uint8           // fetches and bounces that may still fail
 	producers   [maxProducers]producer
-	nodes       [maxNodes]nodeStatus
+	nodes       [maxNodes]node
 	lanes       [maxLanes]lane
 	dispatchers [maxDispatchers]dispatcher
 }
@@ -26,12 +27,13 @@ type producerPhase uint8
 const (
 	notBegun producerPhase = iota
 	begun                  // has its snapshot
-	inserted               // has inserted its item and tried K
+	inserted               // has inserted its items and tried K; of the library's own: has committed
+	told                   // of the library's own: its lanes know, the other nodes do not
 	open                   // has decided whom to notify; nobody knows when it ends
 	ended                  // committed, or rolled back
 )
 
-// producer is a transaction that makes one item due: by inserting it, or by undoing its claim.
+// producer is a transaction that makes items due: by inserting them, or by undoing their claim.
 type producer struct {
 	phase  producerPhase
 	locked bool    // holds K, shared
@@ -53,27 +55,70 @@ const (
 	swept
 )
 
+// node is what a node is, and what its settler does.
+type node struct {
+	status  nodeStatus
+	settler settlerPhase
+}
+
 // listens reports whether notifications reach the node.
-func (n nodeStatus) listens() bool { return n <= leavingOut }
+func (n node) listens() bool { return n.status <= leavingOut }
+
+// settlerPhase is what the goroutine does that waits for producers on behalf of the lanes.
+type settlerPhase uint8
+
+const (
+	idle        settlerPhase = iota
+	waits                    // for K
+	pauses                   // … for so long that it goes on on another connection: for a moment it does not
+	waitsAlone               // for K, and has asked: one producer holds it
+	pausesAlone              // … if it asks before it waits
+	granted                  // the answer is under way
+)
+
+// alone reports whether the settler says that its wait is for one producer.
+func (n node) alone() bool { return n.settler == waitsAlone || n.settler == pausesAlone }
+
+// token is the duty to look once.
+type token uint8
+
+const (
+	noToken token = iota
+	plain         // others were told as well, or need not be
+	sole          // nobody else was told
+	check         // plain, of a lane that has settled
+)
 
 // lane is what the database and a node know of a lane.
 type lane struct {
-	armed    bool  // the row in waiters, as committed
-	inFlight uint8 // notifications that were committed and not received
+	armed     bool  // the row in waiters, as committed
+	directed  uint8 // notifications to this lane alone that were committed and not received
+	broadcast uint8 // those to all
 
 	// The node's memory.
 
-	tokens    uint8
+	tokens    [maxOfLane]token // in store, oldest first
+	settle    settlePhase
 	settled   bool // armed and settled since, and nothing that may disarm was begun
 	empty     bool // known empty
 	contended bool // a fetch met locked rows: the scout has to look again
+	scout     bool // a scout is to look while the settler waits
 
 	bounce bouncePhase
 	stay   bool    // of a bounce that chose: some due row has nowhere to go
-	stuck  bool    // a bounce brought the token back, and nothing has changed since
+	stuck  bool    // a bounce brought the token back, and no other has come since
 	rank   uint8   // of the bounce
 	tells  laneSet // whom the bounce notifies
 }
+
+// settlePhase is how far a lane has come that was armed and is not settled.
+type settlePhase uint8
+
+const (
+	noSettle settlePhase = iota
+	wanted               // the settler has to wait for K, and has not begun
+	inWait               // it waits, or was granted K
+)
 
 type bouncePhase uint8
 
@@ -91,9 +136,8 @@ const (
 	begunFetch // the request is under way
 	foundNone  // the server found nothing; the arm write is to come
 	claimed    // the server claimed an item; not committed
-	reported   // … and has read what more is due, and chosen whom to tell
+	reported   // … and has read what more is due
 	answered   // the transaction has ended; the answer is under way
-	waitingK   // settling: waits for K
 	gone
 )
 
@@ -107,30 +151,27 @@ const (
 )
 
 type dispatcher struct {
-	phase    phase
-	answer   answer
-	settling bool  // the fetch is that of a settle; it holds K until it commits
-	arms     bool  // writes armed = true if it finds nothing; unless skipped
-	disarms  bool  // writes armed = false if it finds something: the lane is hot
-	duty     bool  // has to pass on a token if more is due
-	remote   bool  // … in its own fetch, since nobody here was parked when it began
-	clean    bool  // the lane was settled when it began, or is by it, and no signal has come since
-	rank     uint8 // order of the sequence number, see machine.begin
-	tag      uint8 // of the item that it found
-	more     Tags  // what else it reported to be due
-	tells    laneSet
-}
-
-// holdsK reports whether the dispatcher's transaction has K, exclusively.
-func (d *dispatcher) holdsK() bool {
-	return d.settling && (d.phase == claimed || d.phase == reported)
+	phase   phase
+	answer  answer
+	by      token // what demanded the fetch
+	arms    bool  // writes armed = true if it finds nothing; unless skipped
+	disarms bool  // writes armed = false if it finds something: the lane is hot
+	clean   bool  // the lane was settled when it began, and no signal has come since, nor a disarm, nor an answer with more
+	void    bool  // a disarm of somebody else has begun since
+	passed  bool  // an answer with more has come since
+	alone   bool  // when it began, the settler's wait was known to be for one producer, and that wait goes on
+	fresh   bool  // the token in its hand is newer than the fetch that another is in
+	newer   uint8 // stored tokens that came after it began
+	rank    uint8 // order of the sequence number, see machine.begin
+	tag     uint8 // of the item that it found
+	more    Tags  // what else it reported to be due
 }
 
 // inside reports whether the dispatcher is inside a fetch: neither parked nor in a handler.
-func (d *dispatcher) inside() bool { return d.phase >= begunFetch && d.phase <= waitingK }
+func (d *dispatcher) inside() bool { return d.phase >= begunFetch && d.phase <= answered }
 
 // waits reports whether the dispatcher waits because its last query found nothing.
-func (d *dispatcher) waits() bool { return d.phase == parked || d.phase == waitingK }
+func (d *dispatcher) waits() bool { return d.phase == parked }
 
 // locks reports whether the dispatcher's transaction holds an item that it has not committed to.
 func (d *dispatcher) locks() bool { return d.phase == claimed || d.phase == reported }
