@@ -4,7 +4,7 @@ package model
 
 func (m *machine) laneSteps(s *state, l int) {
 	lane := &s.lanes[l]
-	if !s.nodes[m.node[l]].listens() {
+	if !s.nodes[m.node[l]].runs() {
 		return
 	}
 	m.arrives(s, l, sole)
@@ -105,6 +105,7 @@ func (m *machine) executeBounce(s *state, l int) {
 	rank := lane.rank
 	lane.rank = 0
 	if m.keeps(BounceDisarms) {
+		lane.stale = lane.stale && rank == 0
 		m.write(s, l, rank, false)
 	} else {
 		m.closeRanks(s, l, rank)

@@ -41,12 +41,16 @@ type Config struct {
 	// TimeOuts lets a dispatcher that waits give up, as its user pleases: the poll timeout, or the end of a context.
 	TimeOuts bool
 
+	// StayArmed keeps finds from disarming: no lane is ever hot. Bounces disarm all the same.
+	StayArmed bool
+
 	// Absences lets a lane disarm, and bounce what it holds if anything, whenever all its dispatchers are in handlers: its
 	// user may have stopped calling Fetch.
 	Absences bool
 
 	Leaves int // how many nodes may leave
 	Deaths int // how many may die
+	Losses int // how many nodes may lose their LISTEN session, once each, and come back
 	Faults int // how many fetches and bounces may fail after they began
 
 	// Patience lets a wait for producers take long: then it asks now and again for how many it waits.
@@ -62,7 +66,8 @@ type Config struct {
 	// NoRollback keeps producers from rolling back, for traces with fewer branches.
 	NoRollback bool
 
-	// Split takes no two steps as one where Config's zero value does because it makes no difference: to see that.
+	// Split takes no two steps as one where Config's zero value does because it makes no difference, and forgets nothing of a
+	// state that makes none: to see that.
 	Split bool
 
 	Without Rule
@@ -100,6 +105,9 @@ const (
 	Contended                             // a fetch that met locked rows does not say "nothing"
 	FailedFetchTells                      // the token of a fetch that failed is handed back
 	HotAlone                              // a find disarms only where nobody else is parked or inside a fetch
+	ReturnLooks                           // who listens again looks once more in each lane
+	ReturnSweeps                          // … and the rows of the session before are swept unless they are written anew
+	SweepsDisarmed                        // … the disarmed too
 	CoalescerTellsOthers                  // the coalescer spares the others only if somebody here is parked
 	SoleIfAlone                           // … and then its token is sole
 

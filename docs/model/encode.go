@@ -48,11 +48,11 @@ func (r *bitReader) get(width uint) uint64 {
 // The widths. What a phase does not use is zero, and is left out where the phase alone tells.
 const (
 	phaseBits    = 3
-	fetchBits    = 19 // the rest of a dispatcher
+	fetchBits    = 20 // the rest of a dispatcher
 	producerBits = 5  // and two sets of lanes
-	laneBits     = 18
+	laneBits     = 20
 	bounceBits   = 3 // and a set of lanes
-	nodeBits     = 6
+	nodeBits     = 8
 	dueBits      = 2
 	faultBits    = 2
 )
@@ -66,14 +66,14 @@ func bit(b bool, at uint) uint32 {
 
 func packDispatcher(d *dispatcher) uint32 {
 	return uint32(d.phase) | (uint32(d.answer)|uint32(d.by)<<2|bit(d.arms, 4)|bit(d.disarms, 5)|bit(d.clean, 6)|bit(d.void, 7)|bit(d.passed, 8)|
-		bit(d.fresh, 9)|uint32(d.newer)<<10|uint32(d.rank)<<12|uint32(d.tag)<<14|uint32(d.more)<<16|bit(d.alone, 18))<<phaseBits
+		bit(d.fresh, 9)|uint32(d.newer)<<10|uint32(d.rank)<<12|uint32(d.tag)<<14|uint32(d.more)<<16|bit(d.alone, 18)|bit(d.old, 19))<<phaseBits
 }
 
 func unpackDispatcher(v uint32) dispatcher {
 	r := v >> phaseBits
 	return dispatcher{phase: phase(v & (1<<phaseBits - 1)), answer: answer(r & 3), by: token(r >> 2 & 3), arms: r>>4&1 != 0, disarms: r>>5&1 != 0,
 		clean: r>>6&1 != 0, void: r>>7&1 != 0, passed: r>>8&1 != 0, fresh: r>>9&1 != 0, newer: uint8(r >> 10 & 3), rank: uint8(r >> 12 & 3),
-		tag: uint8(r >> 14 & 3), more: Tags(r >> 16 & 3), alone: r>>18&1 != 0}
+		tag: uint8(r >> 14 & 3), more: Tags(r >> 16 & 3), alone: r>>18&1 != 0, old: r>>19&1 != 0}
 }
 
 func packProducer(p *producer) uint32 {
@@ -86,7 +86,7 @@ func unpackProducer(v uint32) producer {
 
 func packLane(l *lane) uint32 {
 	return bit(l.armed, 0) | bit(l.settled, 1) | bit(l.empty, 2) | bit(l.contended, 3) | bit(l.stuck, 4) | bit(l.scout, 5) |
-		uint32(l.settle)<<6 | uint32(l.directed)<<8 | uint32(l.broadcast)<<10 | uint32(l.tokens[0])<<12 | uint32(l.tokens[1])<<14 | uint32(l.bounce)<<bounceAt |
+		uint32(l.settle)<<6 | uint32(l.directed)<<8 | uint32(l.broadcast)<<10 | uint32(l.tokens[0])<<12 | uint32(l.tokens[1])<<14 | uint32(l.bounce)<<bounceAt | bit(l.stale, 18) | bit(l.row, 19) |
 		(bit(l.stay, 0)|uint32(l.rank)<<1|uint32(l.tells)<<3)<<laneBits
 }
 
@@ -94,15 +94,19 @@ func unpackLane(v uint32) lane {
 	b := v >> laneBits
 	return lane{armed: v&1 != 0, settled: v>>1&1 != 0, empty: v>>2&1 != 0, contended: v>>3&1 != 0, stuck: v>>4&1 != 0, scout: v>>5&1 != 0,
 		settle: settlePhase(v >> 6 & 3), directed: uint8(v >> 8 & 3), broadcast: uint8(v >> 10 & 3),
-		tokens: [maxOfLane]token{token(v >> 12 & 3), token(v >> 14 & 3)}, bounce: bouncePhase(v >> bounceAt & 3),
+		stale: v>>18&1 != 0, row: v>>19&1 != 0, tokens: [maxOfLane]token{token(v >> 12 & 3), token(v >> 14 & 3)}, bounce: bouncePhase(v >> bounceAt & 3),
 		stay: b&1 != 0, rank: uint8(b >> 1 & 3), tells: laneSet(b >> 3 & 15)}
 }
 
 const bounceAt = 16
 
-func packNode(n node) uint64 { return uint64(n.status) | uint64(n.settler)<<3 }
+func packNode(n node) uint64 {
+	return uint64(n.status) | uint64(n.settler)<<4 | uint64(bit(n.sweep, 7))
+}
 
-func unpackNode(v uint64) node { return node{status: nodeStatus(v & 7), settler: settlerPhase(v >> 3)} }
+func unpackNode(v uint64) node {
+	return node{status: nodeStatus(v & 15), settler: settlerPhase(v >> 4 & 7), sweep: v>>7&1 != 0}
+}
 
 // codec encodes the states of a configuration.
 type codec struct {
@@ -122,7 +126,7 @@ type permutation struct {
 func newCodec(m *machine) *codec {
 	c := &codec{m: m}
 	c.permute(nil)
-	n := dueBits*tagCount + faultBits + (producerBits+2*m.lanes)*len(m.cfg.Producers) + nodeBits*len(m.cfg.Nodes)
+	n := dueBits*tagCount + 2*faultBits + (producerBits+2*m.lanes)*len(m.cfg.Producers) + nodeBits*len(m.cfg.Nodes)
 	n += m.lanes*(laneBits+bounceBits+m.lanes) + m.first[m.lanes]*(phaseBits+fetchBits)
 	c.set = uint(m.lanes)
 	c.words = int(n+63) / 64
@@ -182,6 +186,7 @@ func (m *machine) forget(s *state) {
 		if self.by == check {
 			self.by = plain // it has begun
 		}
+		self.old = self.old && (self.arms || self.disarms)
 		self.void, self.alone = self.void && self.arms, self.alone && self.arms
 		settled := self.phase == reported || self.phase == foundNone || self.phase == answered
 		if settled && s.faults == 0 && self.more == 0 && self.answer != failed {
@@ -197,7 +202,9 @@ func (m *machine) forget(s *state) {
 func (c *codec) encode(state *state) encoded {
 	copied := *state
 	s := &copied
-	c.m.forget(s)
+	if !c.m.cfg.Split {
+		c.m.forget(s)
+	}
 	if len(c.perms) == 1 {
 		return c.write(s, &c.perms[0])
 	}
@@ -264,6 +271,7 @@ func (c *codec) write(s *state, p *permutation) encoded {
 		w.put(uint64(s.due[t]), dueBits)
 	}
 	w.put(uint64(s.faults), faultBits)
+	w.put(uint64(s.losses), faultBits)
 	c.writeProducers(&w, s, p)
 	for n := range m.cfg.Nodes {
 		w.put(packNode(s.nodes[p.nodes[n]]), nodeBits)
@@ -327,6 +335,7 @@ func (c *codec) decode(e encoded) state {
 		s.due[t] = uint8(r.get(dueBits))
 	}
 	s.faults = uint8(r.get(faultBits))
+	s.losses = uint8(r.get(faultBits))
 	for i := range m.cfg.Producers {
 		v := r.get(producerBits + c.set)
 		s.producers[i] = unpackProducer(uint32(v | r.get(c.set)<<maxLanes<<producerBits))

@@ -4,7 +4,7 @@ package model
 
 func (m *machine) dispatcher(s *state, d int) {
 	self := &s.dispatchers[d]
-	zombie := !s.nodes[m.node[m.lane[d]]].listens() // its transaction may outlive the node
+	zombie := !s.nodes[m.node[m.lane[d]]].runs() // its transaction may outlive the node
 	switch self.phase {
 	case outside:
 		m.call(s, d)
@@ -30,7 +30,7 @@ func (m *machine) dispatcher(s *state, d int) {
 // call is Fetch being called, first or after a handler. Where nothing is to be found it parks at once.
 func (m *machine) call(s *state, d int) {
 	l := m.lane[d]
-	if s.nodes[m.node[l]].status != live {
+	if status := s.nodes[m.node[l]].status; status != live && status != deaf {
 		return
 	}
 	if s.lanes[l].empty {
@@ -75,6 +75,9 @@ func (m *machine) fetch(s *state, d int, what Transition, by token, fresh bool) 
 	lane := &after.lanes[l]
 	self := &after.dispatchers[d]
 	*self = dispatcher{by: by, fresh: fresh && m.cfg.Faults > 0, arms: !lane.settled, clean: lane.settled || !m.keeps(EmptyIfSettled)}
+	if s.nodes[m.node[l]].status == deaf {
+		self.arms, self.clean = false, false // it has no row
+	}
 	if self.arms {
 		self.rank = m.number(&after, l)
 	}
@@ -83,7 +86,7 @@ func (m *machine) fetch(s *state, d int, what Transition, by token, fresh bool) 
 
 	// Several finds in a row, or many in a second: whether the lane is hot is left open, where it may be. A lane
 	// that is not armed has no use for it.
-	if lane.armed && (by != check || !m.keeps(SettleNotHot)) && (!m.keeps(HotAlone) || !m.present(&after, l, d)) {
+	if !m.cfg.StayArmed && lane.armed && !lane.stale && s.nodes[m.node[l]].status != deaf && (by != check || !m.keeps(SettleNotHot)) && (!m.keeps(HotAlone) || !m.present(&after, l, d)) {
 		self.disarms, self.arms, self.clean = true, true, !m.keeps(EmptyIfSettled)
 		self.rank = 0
 		self.rank = m.number(&after, l)
@@ -155,6 +158,9 @@ func (m *machine) commitNone(s *state, d int) {
 
 func (m *machine) commitWrite(s *state, d int, armed bool) {
 	self := &s.dispatchers[d]
+	if self.rank > 0 || !m.keeps(Sequence) {
+		s.lanes[m.lane[d]].stale = self.old
+	}
 	m.write(s, m.lane[d], self.rank, armed)
 	self.rank = 0
 }
@@ -187,7 +193,7 @@ func (m *machine) commitFind(s *state, d int) {
 		m.commitWrite(&after, d, false)
 	}
 	self.disarms = false
-	if s.nodes[m.node[m.lane[d]]].listens() {
+	if s.nodes[m.node[m.lane[d]]].runs() {
 		m.arrive(&after, d)
 	} else {
 		*self = dispatcher{phase: gone}
@@ -220,7 +226,7 @@ func (m *machine) takeAnswer(s *state, d int) {
 		m.digest(s, l, &self, self.answer == contended)
 		s.lanes[l].contended = s.lanes[l].contended || self.answer == contended
 	}
-	if s.nodes[m.node[l]].status != live {
+	if status := s.nodes[m.node[l]].status; status != live && status != deaf {
 		s.dispatchers[d] = dispatcher{phase: gone}
 	}
 }
@@ -280,7 +286,7 @@ func (m *machine) chain(s *state, l int, self *dispatcher) {
 // fail ends a fetch that nobody hears an answer of: its transaction is rolled back, or was committed. After a
 // commit the node undoes the claim. A transaction that outlived its node can only be rolled back.
 func (m *machine) fail(s *state, d int) {
-	zombie := !s.nodes[m.node[m.lane[d]]].listens()
+	zombie := !s.nodes[m.node[m.lane[d]]].runs()
 	self := &s.dispatchers[d]
 	after := *s
 	if !zombie {

@@ -6,12 +6,14 @@ import "math/bits"
 
 func (m *machine) nodeSteps(s *state, n int) {
 	m.settler(s, n)
+	m.sweepSession(s, n)
 	switch s.nodes[n].status {
 	case live:
 		if m.count(s, leaving, leavingK, leavingOut, left) < m.cfg.Leaves {
 			m.leave(s, n)
 		}
 		m.die(s, n)
+		m.lose(s, n)
 	case leaving:
 		m.disarm(s, n)
 		m.die(s, n)
@@ -21,6 +23,8 @@ func (m *machine) nodeSteps(s *state, n int) {
 	case leavingOut:
 		m.passOn(s, n)
 		m.die(s, n)
+	case deaf:
+		m.listenAgain(s, n)
 	case dead:
 		m.sweep(s, n)
 	case sweepingK:
@@ -241,4 +245,58 @@ func (m *machine) sweepGranted(s *state, n int) {
 		m.each(m.of[n], func(l int) { after.lanes[l].armed = false })
 		m.add(SweepCommits, n, &after)
 	})
+}
+
+// lose is the loss of the LISTEN session: whatever is known by it is void, and notifications under way are lost.
+func (m *machine) lose(s *state, n int) {
+	if s.losses == 0 {
+		return
+	}
+	after := *s
+	after.losses--
+	after.nodes[n].status = deaf
+	m.each(m.of[n], func(l int) {
+		lane := &after.lanes[l]
+		lane.stale = lane.row && (lane.armed || m.keeps(SweepsDisarmed))
+		lane.directed, lane.broadcast = 0, 0
+		m.unsettle(&after, l, -1)
+		m.ofLane(&after, l, func(d *dispatcher) { d.old = true })
+	})
+	m.may(SessionLost, n, &after)
+}
+
+// listenAgain comes back on the same channel, after LISTEN.
+func (m *machine) listenAgain(s *state, n int) {
+	after := *s
+	after.nodes[n].status = live
+	if m.keeps(ReturnLooks) {
+		m.each(m.of[n], func(l int) { m.signal(&after, l, plain) })
+	}
+	m.add(SessionBack, n, &after)
+}
+
+// sweepSession: some node sweeps the rows of a session that has ended although its node is there: those that the new
+// session has not written anew.
+func (m *machine) sweepSession(s *state, n int) {
+	var rows laneSet
+	var due Tags
+	m.each(m.of[n], func(l int) {
+		if s.lanes[l].stale {
+			rows |= 1 << l
+			due |= m.dueTags(s, l, -1)
+		}
+	})
+	switch {
+	case !m.keeps(ReturnSweeps) || !s.nodes[n].runs() || m.count(s, live) == 0:
+	case !s.nodes[n].sweep && rows != 0:
+		after := *s
+		after.nodes[n].sweep = true
+		m.add(SweepBegins, n, &after)
+	case s.nodes[n].sweep && m.exclusiveFree(s):
+		m.passOnTo(s, due, func(after state) {
+			after.nodes[n].sweep = false
+			m.each(rows, func(l int) { after.lanes[l].armed, after.lanes[l].row, after.lanes[l].stale = false, false, false })
+			m.add(SweepCommits, n, &after)
+		})
+	}
 }

@@ -67,7 +67,7 @@ func (m *machine) keeps(r Rule) bool { return m.cfg.Without&r == 0 }
 
 // initial: nodes listen, and nobody has called Fetch yet; or, for shorter stories, everybody has, and has found nothing.
 func (m *machine) initial() state {
-	s := state{faults: uint8(m.cfg.Faults)}
+	s := state{faults: uint8(m.cfg.Faults), losses: uint8(m.cfg.Losses)}
 	for d := m.first[m.lanes]; d < maxDispatchers; d++ {
 		s.dispatchers[d].phase = gone
 	}
@@ -82,6 +82,7 @@ func (m *machine) initial() state {
 	}
 	for l := range m.lanes {
 		s.lanes[l].armed, s.lanes[l].settled, s.lanes[l].empty = true, true, true
+		s.lanes[l].row = m.cfg.Losses > 0
 	}
 	for d := range m.first[m.lanes] {
 		s.dispatchers[d].phase = parked
@@ -164,7 +165,7 @@ func (m *machine) present(s *state, l, but int) bool {
 // targets returns the lanes that a statement sees armed, on live nodes, that can use an item with the tag.
 func (m *machine) targets(s *state, tag int) (set laneSet) {
 	for l := range m.lanes {
-		if s.lanes[l].armed && s.nodes[m.node[l]].listens() && m.matches(l, tag) {
+		if s.lanes[l].armed && !s.lanes[l].stale && s.nodes[m.node[l]].listens() && m.matches(l, tag) {
 			set |= 1 << l
 		}
 	}
@@ -210,7 +211,7 @@ func (m *machine) sharedFree(s *state) bool {
 		if settler := s.nodes[n].settler; settler == waits || settler == waitsAlone {
 			return false
 		}
-		if status := s.nodes[n].status; status == leavingK || status == sweepingK {
+		if status := s.nodes[n].status; status == leavingK || status == sweepingK || s.nodes[n].sweep {
 			return false
 		}
 	}
@@ -323,7 +324,7 @@ func (m *machine) write(s *state, l int, rank uint8, armed bool) {
 	if rank == 0 && m.keeps(Sequence) {
 		return
 	}
-	s.lanes[l].armed = armed
+	s.lanes[l].armed, s.lanes[l].row = armed, m.cfg.Losses > 0
 	s.lanes[l].rank = max(s.lanes[l].rank, rank) - rank
 	for d := m.first[l]; d < m.first[l+1]; d++ {
 		s.dispatchers[d].rank = max(s.dispatchers[d].rank, rank) - rank

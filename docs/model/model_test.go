@@ -61,9 +61,11 @@ var sizes = []struct {
 	{cfg: Config{Name: "1x2x3", Nodes: alike(1, 2), Producers: three}, length: long},
 	{cfg: Config{Name: "2x1x1", Nodes: alike(2, 1), Producers: one}},
 	{cfg: Config{Name: "2x1x2", Nodes: alike(2, 1), Producers: two}, length: long},
-	{cfg: Config{Name: "2x1x3, from parked", Nodes: alike(2, 1), Producers: three, Parked: true, NoRollback: true}, length: long},
+	{cfg: Config{Name: "2x1x3, stays armed", Nodes: alike(2, 1), Producers: three, StayArmed: true}, length: long},
+	{cfg: Config{Name: "2x1x3, stays armed, from parked", Nodes: alike(2, 1), Producers: three, StayArmed: true, Parked: true, NoRollback: true}, length: long},
+	{cfg: Config{Name: "2x1x3, from parked", Nodes: alike(2, 1), Producers: three, Parked: true, NoRollback: true}, length: full},
 	{cfg: Config{Name: "2x1x3", Nodes: alike(2, 1), Producers: three}, length: full},
-	{cfg: Config{Name: "2x1x3, fanout 2, from parked", Nodes: alike(2, 1), Producers: three, Fanout: 2, Parked: true, NoRollback: true}, length: long},
+	{cfg: Config{Name: "2x1x3, fanout 2, from parked", Nodes: alike(2, 1), Producers: three, Fanout: 2, Parked: true, NoRollback: true}, length: full},
 
 	{cfg: Config{Name: "1x2x2, waits time out", Nodes: alike(1, 2), Producers: two, TimeOuts: true, NoRollback: true}, length: long},
 	{cfg: Config{Name: "2x1x1, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true}},
@@ -89,7 +91,7 @@ var sizes = []struct {
 	{cfg: Config{Name: "2x1x1, by the coalescer, waits time out", Nodes: alike(2, 1), Producers: home, TimeOuts: true}},
 	{cfg: Config{Name: "2x1, 2 items by the coalescer, waits time out, from parked", Nodes: alike(2, 1), Producers: homeBatch, TimeOuts: true, Parked: true}},
 	{cfg: Config{Name: "2x1x2, one by the coalescer, from parked", Nodes: alike(2, 1), Producers: quiet, Parked: true, NoRollback: true}},
-	{cfg: Config{Name: "2x1x2, both by the coalescer, waits time out, from parked", Nodes: alike(2, 1), Producers: []Producer{{Tag: TagA, Coalesced: true}, {Tag: TagA, Coalesced: true, Node: 1}}, TimeOuts: true, Parked: true}, length: long},
+	{cfg: Config{Name: "2x1x2, both by the coalescer, from parked", Nodes: alike(2, 1), Producers: []Producer{{Tag: TagA, Coalesced: true}, {Tag: TagA, Coalesced: true, Node: 1}}, Parked: true}},
 	{cfg: Config{Name: "2x1x2, one by the coalescer", Nodes: alike(2, 1), Producers: quiet}, length: full},
 	{cfg: Config{Name: "3x1x2, one by the coalescer, a node leaves, from parked", Nodes: alike(3, 1), Producers: quiet, Leaves: 1, Parked: true, NoRollback: true}, length: full},
 
@@ -101,6 +103,7 @@ var sizes = []struct {
 
 	{cfg: Config{Name: "1x2x1, a fetch or a bounce fails", Nodes: alike(1, 2), Producers: one, Faults: 1}},
 	{cfg: Config{Name: "2x1x1, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: one, Faults: 1, Parked: true}},
+	{cfg: Config{Name: "2x1x1, by the coalescer, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: home, Faults: 1, Parked: true}},
 	{cfg: Config{Name: "2x1, 2 items at once, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: batch, Faults: 1, Parked: true}, length: long},
 	{cfg: Config{Name: "2x1x1, a fetch or a bounce fails", Nodes: alike(2, 1), Producers: one, Faults: 1}, length: full},
 
@@ -115,6 +118,11 @@ var sizes = []struct {
 	{cfg: Config{Name: "3x1x2, a node dies, from parked", Nodes: alike(3, 1), Producers: two, Deaths: 1, Parked: true, NoRollback: true}, length: long},
 	{cfg: Config{Name: "nodes for a and for ab x2, a node leaves, from parked", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed, Leaves: 1, Parked: true, NoRollback: true}},
 	{cfg: Config{Name: "2x1x1, leaving, dying, failing, from parked", Nodes: alike(2, 1), Producers: one, Leaves: 1, Deaths: 1, Faults: 1, TimeOuts: true, Parked: true}, length: full},
+
+	{cfg: Config{Name: "2x1x1, a session is lost", Nodes: alike(2, 1), Producers: one, Losses: 1}},
+	{cfg: Config{Name: "2x1, 2 items at once, a session is lost, from parked", Nodes: alike(2, 1), Producers: batch, Losses: 1, Parked: true}},
+	{cfg: Config{Name: "2x1x2, a session is lost, from parked", Nodes: alike(2, 1), Producers: two, Losses: 1, Parked: true, NoRollback: true}, length: full},
+	{cfg: Config{Name: "2x1x1, a session is lost, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Losses: 1, TimeOuts: true, Parked: true}, length: long},
 
 	// Too many states to keep within 2 GB: it is sketched.
 	{cfg: Config{Name: "2x2x2", Nodes: alike(2, 2), Producers: two}, length: full},
@@ -186,7 +194,7 @@ func TestSketch_SmallSpace_MissesNothing(t *testing.T) {
 	cfg := Config{Nodes: alike(2, 1), Producers: one, TimeOuts: true}
 	r, err := Explore(cfg, 0)
 	require.NoError(t, err)
-	sketch, err := Sketch(cfg, 1<<16, func(Result) {})
+	sketch, err := Sketch(cfg, 1<<18, func(Result) {})
 	require.NoError(t, err)
 	require.Equal(t, r.States, sketch.States)
 }
@@ -194,9 +202,11 @@ func TestSketch_SmallSpace_MissesNothing(t *testing.T) {
 func TestTransitions_Each_IsReached(t *testing.T) {
 	var taken [transitionCount]int
 	for _, cfg := range []Config{
-		{Nodes: alike(1, 2), Producers: two, TimeOuts: true},
-		{Nodes: alike(2, 1), Producers: one, Deaths: 1, Faults: 1, Parked: true},
+		{Nodes: alike(1, 2), Producers: one, TimeOuts: true},
+		{Nodes: alike(2, 1), Producers: one, Faults: 1, Parked: true},
+		{Nodes: alike(2, 1), Producers: one, Deaths: 1, Parked: true},
 		{Nodes: alike(2, 1), Producers: one, Leaves: 1, Parked: true},
+		{Nodes: alike(2, 1), Producers: one, Losses: 1, Parked: true},
 		{Nodes: alike(1, 1), Producers: one, Without: FreshRead},
 		{Nodes: alike(2, 1), Producers: home, Absences: true},
 		{Nodes: alike(1, 1), Producers: two, Patience: true},

@@ -44,6 +44,10 @@ var rules = []struct {
 	{"CoalescerTellsOthers", CoalescerTellsOthers, Stranded, Config{Nodes: alike(2, 1), Producers: home, Parked: true, TimeOuts: true}},
 	{"SoleIfAlone", SoleIfAlone, Stranded, Config{Nodes: alike(2, 1), Producers: homeBatch, Parked: true}},
 
+	{"ReturnLooks", ReturnLooks, Stranded, Config{Nodes: alike(1, 1), Producers: one, Losses: 1, Parked: true}},
+	{"ReturnSweeps", ReturnSweeps, Stranded, Config{Nodes: alike(2, 1), Producers: batch, Losses: 1, Parked: true}},
+	{"SweepsDisarmed", SweepsDisarmed, Stranded, Config{Nodes: alike(2, 1), Producers: two, Losses: 1, Parked: true}},
+
 	// The mends: the protocol as it was first specified, or implemented.
 	{"UnlockedTellsAll", UnlockedTellsAll, Stranded, Config{Nodes: alike(2, 1), Producers: one, Leaves: 1}},
 	{"UnlockedTellsAll, death", UnlockedTellsAll, Stranded, Config{Nodes: alike(2, 1), Producers: one, Deaths: 1}},

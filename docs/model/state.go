@@ -15,6 +15,7 @@ type laneSet uint8
 
 type state struct {
 	due         [tagCount]uint8 // items that are committed, due, and free, by tag
+	losses      uint8           // sessions that may still be lost
 	faults      uint8           // fetches and bounces that may still fail
 	producers   [maxProducers]producer
 	nodes       [maxNodes]node
@@ -53,16 +54,22 @@ const (
 	dead      // its LISTEN session has ended, and with it its liveness lock; its rows are there
 	sweepingK // another node is about to sweep its rows, and waits for K
 	swept
+	deaf // has lost its LISTEN session, and not its wits
 )
 
 // node is what a node is, and what its settler does.
 type node struct {
 	status  nodeStatus
 	settler settlerPhase
+
+	sweep bool // another node is about to sweep the rows of its session that has ended, and waits for K
 }
 
 // listens reports whether notifications reach the node.
 func (n node) listens() bool { return n.status <= leavingOut }
+
+// runs reports whether its dispatchers go on.
+func (n node) runs() bool { return n.listens() || n.status == deaf }
 
 // settlerPhase is what the goroutine does that waits for producers on behalf of the lanes.
 type settlerPhase uint8
@@ -92,6 +99,8 @@ const (
 // lane is what the database and a node know of a lane.
 type lane struct {
 	armed     bool  // the row in waiters, as committed
+	row       bool  // there is one; kept only if sessions are lost
+	stale     bool  // it is that of a session that has ended
 	directed  uint8 // notifications to this lane alone that were committed and not received
 	broadcast uint8 // those to all
 
@@ -160,6 +169,7 @@ type dispatcher struct {
 	void    bool  // a disarm of somebody else has begun since
 	passed  bool  // an answer with more has come since
 	alone   bool  // when it began, the settler's wait was known to be for one producer, and that wait goes on
+	old     bool  // it began in a session that has ended
 	fresh   bool  // the token in its hand is newer than the fetch that another is in
 	newer   uint8 // stored tokens that came after it began
 	rank    uint8 // order of the sequence number, see machine.begin

@@ -39,7 +39,7 @@ func (m *machine) actor(t *step) string {
 		return fmt.Sprintf("P%d", t.who+1)
 	case NotificationArrives, BounceBegins, BounceChooses, BounceCommits, BounceFails, DisarmUnused, SettleScouts:
 		return m.laneName(int(t.who))
-	case SettleBegins, SettlePauses, SettleAsks, SettleGranted, SettleReturns, LeaveBegins, LeaveDisarms, LeaveGranted, LeaveGivesUp, LeaveUnlistens, NodeDies, SweepBegins, SweepCommits:
+	case SettleBegins, SettlePauses, SettleAsks, SettleGranted, SettleReturns, LeaveBegins, LeaveDisarms, LeaveGranted, LeaveGivesUp, LeaveUnlistens, NodeDies, SessionLost, SessionBack, SweepBegins, SweepCommits:
 		return m.nodeName(int(t.who))
 	}
 	return m.dispatcherName(int(t.who))

@@ -45,6 +45,8 @@ const (
 	LeaveGivesUp
 	LeaveUnlistens
 	NodeDies
+	SessionLost
+	SessionBack
 	SweepBegins
 	SweepCommits
 
@@ -56,7 +58,7 @@ var transitionNames = [transitionCount]string{
 	"park at once", "begin fetch", "claim", "report", "commit fetch", "return", "fetch fails", "time out",
 	"settler waits for K", "settler waits anew", "settler asks for whom it waits", "K granted to settler", "settled", "scout while settling", "scout",
 	"notification", "begin bounce", "choose for bounce", "commit bounce", "bounce fails", "disarm, unused",
-	"begin to leave", "disarm", "K granted", "leave without K", "pass on, UNLISTEN", "die", "begin sweep", "sweep",
+	"begin to leave", "disarm", "K granted", "leave without K", "pass on, UNLISTEN", "die", "lose its session", "listen again", "begin sweep", "sweep",
 }
 
 func (t Transition) String() string { return transitionNames[t] }
@@ -103,6 +105,8 @@ var Implementation = map[Transition]Code{
 	LeaveGivesUp:   {Go: []string{"(*engine).leave"}},
 	LeaveUnlistens: {SQL: []string{"remove_waiters"}, Note: "UNLISTEN, by closing the connection"},
 	NodeDies:       {Note: "the end of the LISTEN session, or of the process"},
+	SessionLost:    {Go: []string{"(*listener).lost", "(*engine).listenerLost", "(*lane).forget"}},
+	SessionBack:    {SQL: []string{"listen_session"}, Go: []string{"(*listener).up", "(*engine).listenerUp"}},
 	SweepBegins:    {SQL: []string{"wait_for_producers"}, Go: []string{"(*sweeper).run"}},
 	SweepCommits:   {SQL: []string{"remove_waiters"}, Go: []string{"(*sweeper).run"}},
 }
