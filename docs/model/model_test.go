@@ -56,73 +56,73 @@ var sizes = []struct {
 	states int // exactly so many: whoever changes the protocol says so here
 	length length
 }{
-	{cfg: Config{Name: "1x1x1", Nodes: alike(1, 1), Producers: one}},
-	{cfg: Config{Name: "1x2x2", Nodes: alike(1, 2), Producers: two}},
-	{cfg: Config{Name: "1x2x3", Nodes: alike(1, 2), Producers: three}, length: long},
-	{cfg: Config{Name: "2x1x1", Nodes: alike(2, 1), Producers: one}},
-	{cfg: Config{Name: "2x1x2", Nodes: alike(2, 1), Producers: two}, length: long},
-	{cfg: Config{Name: "2x1x3, stays armed", Nodes: alike(2, 1), Producers: three, StayArmed: true}, length: long},
-	{cfg: Config{Name: "2x1x3, stays armed, from parked", Nodes: alike(2, 1), Producers: three, StayArmed: true, Parked: true, NoRollback: true}, length: long},
+	{cfg: Config{Name: "1x1x1", Nodes: alike(1, 1), Producers: one}, states: 379},
+	{cfg: Config{Name: "1x2x2", Nodes: alike(1, 2), Producers: two}, states: 158_376},
+	{cfg: Config{Name: "1x2x3", Nodes: alike(1, 2), Producers: three}, states: 2_060_902, length: long},
+	{cfg: Config{Name: "2x1x1", Nodes: alike(2, 1), Producers: one}, states: 25_827},
+	{cfg: Config{Name: "2x1x2", Nodes: alike(2, 1), Producers: two}, states: 1_719_888, length: long},
+	{cfg: Config{Name: "2x1x3, stays armed", Nodes: alike(2, 1), Producers: three, StayArmed: true}, length: full},
+	{cfg: Config{Name: "2x1x3, stays armed, from parked", Nodes: alike(2, 1), Producers: three, StayArmed: true, Parked: true, NoRollback: true}, states: 2_478_616, length: long},
 	{cfg: Config{Name: "2x1x3, from parked", Nodes: alike(2, 1), Producers: three, Parked: true, NoRollback: true}, length: full},
 	{cfg: Config{Name: "2x1x3", Nodes: alike(2, 1), Producers: three}, length: full},
 	{cfg: Config{Name: "2x1x3, fanout 2, from parked", Nodes: alike(2, 1), Producers: three, Fanout: 2, Parked: true, NoRollback: true}, length: full},
 
-	{cfg: Config{Name: "1x2x2, waits time out", Nodes: alike(1, 2), Producers: two, TimeOuts: true, NoRollback: true}, length: long},
-	{cfg: Config{Name: "2x1x1, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true}},
-	{cfg: Config{Name: "2x1, 2 items at once, waits time out, from parked", Nodes: alike(2, 1), Producers: batch, TimeOuts: true, Parked: true}},
-	{cfg: Config{Name: "3x1, 3 items at once, from parked", Nodes: alike(3, 1), Producers: []Producer{{Tag: TagA, Items: 3}}, Parked: true, NoRollback: true}},
-	{cfg: Config{Name: "2 and 1, 3 items at once, from parked", Nodes: crowded, Producers: []Producer{{Tag: TagA, Items: 3}}, Parked: true, NoRollback: true}},
+	{cfg: Config{Name: "1x2x2, waits time out", Nodes: alike(1, 2), Producers: two, TimeOuts: true, NoRollback: true}, states: 350_506, length: long},
+	{cfg: Config{Name: "2x1x1, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true}, states: 116_765},
+	{cfg: Config{Name: "2x1, 2 items at once, waits time out, from parked", Nodes: alike(2, 1), Producers: batch, TimeOuts: true, Parked: true}, states: 35_997},
+	{cfg: Config{Name: "3x1, 3 items at once, from parked", Nodes: alike(3, 1), Producers: []Producer{{Tag: TagA, Items: 3}}, Parked: true, NoRollback: true}, states: 9_965},
+	{cfg: Config{Name: "2 and 1, 3 items at once, from parked", Nodes: crowded, Producers: []Producer{{Tag: TagA, Items: 3}}, Parked: true, NoRollback: true}, states: 14_347},
 	{cfg: Config{Name: "2x1x2, waits time out, from parked", Nodes: alike(2, 1), Producers: two, TimeOuts: true, Parked: true, NoRollback: true}, length: full},
-	{cfg: Config{Name: "2 and 1 x0, after a bounce, waits time out", Nodes: crowded, TimeOuts: true, Parked: true, Bounced: 2}, length: long},
+	{cfg: Config{Name: "2 and 1 x0, after a bounce, waits time out", Nodes: crowded, TimeOuts: true, Parked: true, Bounced: 2}, states: 884_672, length: long},
 
-	{cfg: Config{Name: "1x1x2, long waits for producers", Nodes: alike(1, 1), Producers: two, Patience: true}},
-	{cfg: Config{Name: "1x2x2, long waits for producers", Nodes: alike(1, 2), Producers: two, Patience: true, NoRollback: true}},
-	{cfg: Config{Name: "1 node with lanes a and b x2, long waits for producers", Nodes: []Node{{{TagA, 1}, {TagB, 1}}}, Producers: mixed, Patience: true, NoRollback: true}, length: long},
+	{cfg: Config{Name: "1x1x2, long waits for producers", Nodes: alike(1, 1), Producers: two, Patience: true}, states: 16_958},
+	{cfg: Config{Name: "1x2x2, long waits for producers", Nodes: alike(1, 2), Producers: two, Patience: true, NoRollback: true}, states: 455_945, length: long},
+	{cfg: Config{Name: "1 node with lanes a and b x2, long waits for producers", Nodes: []Node{{{TagA, 1}, {TagB, 1}}}, Producers: mixed, Patience: true, NoRollback: true}, states: 888_589, length: long},
 	{cfg: Config{Name: "1x2x3, long waits for producers", Nodes: alike(1, 2), Producers: three, Patience: true, NoRollback: true}, length: full},
 
-	{cfg: Config{Name: "1x2x2, absences", Nodes: alike(1, 2), Producers: two, Absences: true}},
-	{cfg: Config{Name: "2x1x1, absences, waits time out", Nodes: alike(2, 1), Producers: one, Absences: true, TimeOuts: true}, length: long},
-	{cfg: Config{Name: "2x1x2, absences, from parked", Nodes: alike(2, 1), Producers: two, Absences: true, Parked: true, NoRollback: true}, length: long},
+	{cfg: Config{Name: "1x2x2, absences", Nodes: alike(1, 2), Producers: two, Absences: true}, states: 193_569, length: long},
+	{cfg: Config{Name: "2x1x1, absences, waits time out", Nodes: alike(2, 1), Producers: one, Absences: true, TimeOuts: true}, states: 570_016, length: long},
+	{cfg: Config{Name: "2x1x2, absences, from parked", Nodes: alike(2, 1), Producers: two, Absences: true, Parked: true, NoRollback: true}, states: 27_091},
 
-	{cfg: Config{Name: "1x2x2, one not READ COMMITTED", Nodes: alike(1, 2), Producers: old}},
-	{cfg: Config{Name: "2x1x2, one not READ COMMITTED, from parked", Nodes: alike(2, 1), Producers: old, Parked: true, NoRollback: true}},
+	{cfg: Config{Name: "1x2x2, one not READ COMMITTED", Nodes: alike(1, 2), Producers: old}, states: 132_999},
+	{cfg: Config{Name: "2x1x2, one not READ COMMITTED, from parked", Nodes: alike(2, 1), Producers: old, Parked: true, NoRollback: true}, states: 122_292},
 
-	{cfg: Config{Name: "1x2x2, one by the coalescer", Nodes: alike(1, 2), Producers: quiet}},
-	{cfg: Config{Name: "2x1x1, by the coalescer, waits time out", Nodes: alike(2, 1), Producers: home, TimeOuts: true}},
-	{cfg: Config{Name: "2x1, 2 items by the coalescer, waits time out, from parked", Nodes: alike(2, 1), Producers: homeBatch, TimeOuts: true, Parked: true}},
-	{cfg: Config{Name: "2x1x2, one by the coalescer, from parked", Nodes: alike(2, 1), Producers: quiet, Parked: true, NoRollback: true}},
-	{cfg: Config{Name: "2x1x2, both by the coalescer, from parked", Nodes: alike(2, 1), Producers: []Producer{{Tag: TagA, Coalesced: true}, {Tag: TagA, Coalesced: true, Node: 1}}, Parked: true}},
+	{cfg: Config{Name: "1x2x2, one by the coalescer", Nodes: alike(1, 2), Producers: quiet}, states: 310_518, length: long},
+	{cfg: Config{Name: "2x1x1, by the coalescer, waits time out", Nodes: alike(2, 1), Producers: home, TimeOuts: true}, states: 246_198, length: long},
+	{cfg: Config{Name: "2x1, 2 items by the coalescer, waits time out, from parked", Nodes: alike(2, 1), Producers: homeBatch, TimeOuts: true, Parked: true}, states: 84_631},
+	{cfg: Config{Name: "2x1x2, one by the coalescer, from parked", Nodes: alike(2, 1), Producers: quiet, Parked: true, NoRollback: true}, states: 46_909},
+	{cfg: Config{Name: "2x1x2, both by the coalescer, from parked", Nodes: alike(2, 1), Producers: []Producer{{Tag: TagA, Coalesced: true}, {Tag: TagA, Coalesced: true, Node: 1}}, Parked: true}, states: 40_970},
 	{cfg: Config{Name: "2x1x2, one by the coalescer", Nodes: alike(2, 1), Producers: quiet}, length: full},
 	{cfg: Config{Name: "3x1x2, one by the coalescer, a node leaves, from parked", Nodes: alike(3, 1), Producers: quiet, Leaves: 1, Parked: true, NoRollback: true}, length: full},
 
-	{cfg: Config{Name: "1 node with lanes a and b x2", Nodes: []Node{{{TagA, 1}, {TagB, 1}}}, Producers: mixed}},
-	{cfg: Config{Name: "1 node with lanes a and ab x2, from parked", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed, Parked: true, NoRollback: true}},
+	{cfg: Config{Name: "1 node with lanes a and b x2", Nodes: []Node{{{TagA, 1}, {TagB, 1}}}, Producers: mixed}, states: 143_418},
+	{cfg: Config{Name: "1 node with lanes a and ab x2, from parked", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed, Parked: true, NoRollback: true}, states: 14_249},
 	{cfg: Config{Name: "1 node with lanes a and ab x2", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed}, length: full},
-	{cfg: Config{Name: "nodes for a and for ab x2, from parked", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed, Parked: true, NoRollback: true, TimeOuts: true}, length: long},
+	{cfg: Config{Name: "nodes for a and for ab x2, from parked", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed, Parked: true, NoRollback: true, TimeOuts: true}, states: 2_955_614, length: long},
 	{cfg: Config{Name: "nodes for a and for ab x2", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed}, length: full},
 
-	{cfg: Config{Name: "1x2x1, a fetch or a bounce fails", Nodes: alike(1, 2), Producers: one, Faults: 1}},
-	{cfg: Config{Name: "2x1x1, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: one, Faults: 1, Parked: true}},
-	{cfg: Config{Name: "2x1x1, by the coalescer, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: home, Faults: 1, Parked: true}},
-	{cfg: Config{Name: "2x1, 2 items at once, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: batch, Faults: 1, Parked: true}, length: long},
+	{cfg: Config{Name: "1x2x1, a fetch or a bounce fails", Nodes: alike(1, 2), Producers: one, Faults: 1}, states: 176_545},
+	{cfg: Config{Name: "2x1x1, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: one, Faults: 1, Parked: true}, states: 46_384},
+	{cfg: Config{Name: "2x1x1, by the coalescer, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: home, Faults: 1, Parked: true}, states: 40_666},
+	{cfg: Config{Name: "2x1, 2 items at once, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: batch, Faults: 1, Parked: true}, states: 2_098_500, length: long},
 	{cfg: Config{Name: "2x1x1, a fetch or a bounce fails", Nodes: alike(2, 1), Producers: one, Faults: 1}, length: full},
 
-	{cfg: Config{Name: "2x1x1, a node leaves", Nodes: alike(2, 1), Producers: one, Leaves: 1}},
-	{cfg: Config{Name: "2x1x2, a node leaves, from parked", Nodes: alike(2, 1), Producers: two, Leaves: 1, Parked: true, NoRollback: true}},
-	{cfg: Config{Name: "3x1x1, two nodes leave, from parked", Nodes: alike(3, 1), Producers: one, Leaves: 2, Parked: true}},
-	{cfg: Config{Name: "3x1, 2 items at once, a node leaves, from parked", Nodes: alike(3, 1), Producers: batch, Leaves: 1, Parked: true, NoRollback: true}, length: long},
+	{cfg: Config{Name: "2x1x1, a node leaves", Nodes: alike(2, 1), Producers: one, Leaves: 1}, states: 106_823},
+	{cfg: Config{Name: "2x1x2, a node leaves, from parked", Nodes: alike(2, 1), Producers: two, Leaves: 1, Parked: true, NoRollback: true}, states: 117_206},
+	{cfg: Config{Name: "3x1x1, two nodes leave, from parked", Nodes: alike(3, 1), Producers: one, Leaves: 2, Parked: true}, states: 42_397},
+	{cfg: Config{Name: "3x1, 2 items at once, a node leaves, from parked", Nodes: alike(3, 1), Producers: batch, Leaves: 1, Parked: true, NoRollback: true}, states: 123_257},
 	{cfg: Config{Name: "3x1x2, a node leaves, from parked", Nodes: alike(3, 1), Producers: two, Leaves: 1, Parked: true, NoRollback: true}, length: full},
-	{cfg: Config{Name: "2x1x1, a node dies", Nodes: alike(2, 1), Producers: one, Deaths: 1}},
-	{cfg: Config{Name: "2x1x2, a node dies, from parked", Nodes: alike(2, 1), Producers: two, Deaths: 1, Parked: true, NoRollback: true}},
-	{cfg: Config{Name: "3x1x1, two nodes die, from parked", Nodes: alike(3, 1), Producers: one, Deaths: 2, Parked: true}},
-	{cfg: Config{Name: "3x1x2, a node dies, from parked", Nodes: alike(3, 1), Producers: two, Deaths: 1, Parked: true, NoRollback: true}, length: long},
-	{cfg: Config{Name: "nodes for a and for ab x2, a node leaves, from parked", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed, Leaves: 1, Parked: true, NoRollback: true}},
+	{cfg: Config{Name: "2x1x1, a node dies", Nodes: alike(2, 1), Producers: one, Deaths: 1}, states: 38_169},
+	{cfg: Config{Name: "2x1x2, a node dies, from parked", Nodes: alike(2, 1), Producers: two, Deaths: 1, Parked: true, NoRollback: true}, states: 41_493},
+	{cfg: Config{Name: "3x1x1, two nodes die, from parked", Nodes: alike(3, 1), Producers: one, Deaths: 2, Parked: true}, states: 11_710},
+	{cfg: Config{Name: "3x1x2, a node dies, from parked", Nodes: alike(3, 1), Producers: two, Deaths: 1, Parked: true, NoRollback: true}, length: full},
+	{cfg: Config{Name: "nodes for a and for ab x2, a node leaves, from parked", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed, Leaves: 1, Parked: true, NoRollback: true}, states: 132_817},
 	{cfg: Config{Name: "2x1x1, leaving, dying, failing, from parked", Nodes: alike(2, 1), Producers: one, Leaves: 1, Deaths: 1, Faults: 1, TimeOuts: true, Parked: true}, length: full},
 
-	{cfg: Config{Name: "2x1x1, a session is lost", Nodes: alike(2, 1), Producers: one, Losses: 1}},
-	{cfg: Config{Name: "2x1, 2 items at once, a session is lost, from parked", Nodes: alike(2, 1), Producers: batch, Losses: 1, Parked: true}},
+	{cfg: Config{Name: "2x1x1, a session is lost", Nodes: alike(2, 1), Producers: one, Losses: 1}, states: 700_295, length: long},
+	{cfg: Config{Name: "2x1, 2 items at once, a session is lost, from parked", Nodes: alike(2, 1), Producers: batch, Losses: 1, Parked: true}, states: 518_415, length: long},
 	{cfg: Config{Name: "2x1x2, a session is lost, from parked", Nodes: alike(2, 1), Producers: two, Losses: 1, Parked: true, NoRollback: true}, length: full},
-	{cfg: Config{Name: "2x1x1, a session is lost, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Losses: 1, TimeOuts: true, Parked: true}, length: long},
+	{cfg: Config{Name: "2x1x1, a session is lost, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Losses: 1, TimeOuts: true, Parked: true}, length: full},
 
 	// Too many states to keep within 2 GB: it is sketched.
 	{cfg: Config{Name: "2x2x2", Nodes: alike(2, 2), Producers: two}, length: full},
@@ -173,16 +173,13 @@ func exploreAll(t *testing.T, cfg Config) Result {
 
 // Steps that Explore takes as one are taken one by one.
 func TestPromise_NoStepsMerged(t *testing.T) {
-	for i, cfg := range []Config{
-		{Name: "1x2x2", Nodes: alike(1, 2), Producers: two, Split: true},
+	for _, cfg := range []Config{
+		{Name: "1x2x1", Nodes: alike(1, 2), Producers: one, Split: true},
 		{Name: "2x1x1", Nodes: alike(2, 1), Producers: one, Split: true},
-		{Name: "2x1x2", Nodes: alike(2, 1), Producers: two, Split: true},
-		{Name: "lanes a and ab", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed, Split: true},
+		{Name: "2x1x2, from parked", Nodes: alike(2, 1), Producers: two, Parked: true, NoRollback: true, Split: true},
+		{Name: "lanes a and ab, from parked", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed, Parked: true, NoRollback: true, Split: true},
 	} {
 		t.Run(cfg.Name, func(t *testing.T) {
-			if i > 1 {
-				skip(t, long)
-			}
 			r := exploreAll(t, cfg)
 			require.Equal(t, Nothing, r.Fault, "\n"+strings.Join(r.Trace, "\n"))
 		})
@@ -203,7 +200,7 @@ func TestTransitions_Each_IsReached(t *testing.T) {
 	var taken [transitionCount]int
 	for _, cfg := range []Config{
 		{Nodes: alike(1, 2), Producers: one, TimeOuts: true},
-		{Nodes: alike(2, 1), Producers: one, Faults: 1, Parked: true},
+		{Nodes: alike(1, 1), Producers: batch, Faults: 1, Parked: true},
 		{Nodes: alike(2, 1), Producers: one, Deaths: 1, Parked: true},
 		{Nodes: alike(2, 1), Producers: one, Leaves: 1, Parked: true},
 		{Nodes: alike(2, 1), Producers: one, Losses: 1, Parked: true},
