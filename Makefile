@@ -15,9 +15,12 @@ WITH_PG := $(GO) build -o bin/withpg ./devpg/cmd/withpg && bin/withpg
 # Faults of a Provider, by a regular expression.
 FAULTS ?= .
 
+# How long a soak takes.
+DURATION ?= 60s
+
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress check docs bench bench-quick mutants model chaos clean help
+.PHONY: demo test test-matrix stress check docs bench bench-quick mutants model chaos soak clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -36,8 +39,8 @@ test-matrix:
 
 ## stress: the suites that break and load things, at full length
 stress:
-	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 30m \
-		-run 'UnderLoad|TestSource.*(Throughput|Idle)' .
+	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s PGWAKE_CASES=300; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 30m \
+		-run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)' .
 
 ## check: format, vet, staticcheck, tidy modules
 check:
@@ -71,6 +74,10 @@ model:
 ## chaos: several processes on one server while things go wrong (ARGS="-seed 7 -for 3m")
 chaos:
 	@$(GO) build -o bin/chaos ./chaos && exec bin/chaos $(ARGS)
+
+## soak: every kind of load while nothing goes wrong; nothing may grow, be lost or be late (DURATION=1h)
+soak:
+	@$(GO) build -o bin/chaos ./chaos && exec bin/chaos -soak -for $(DURATION) $(ARGS)
 
 ## clean: removes what the other targets built; what the bench has left stays
 clean:

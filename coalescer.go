@@ -32,6 +32,9 @@ type note struct {
 	// all: every node is told, whether it waits or not, because what this is about may not be there to be seen yet. It
 	// does not travel.
 	all bool
+
+	// forAny: what is due can be taken by whoever serves its namespace, and tag or queue name. It does not travel either.
+	forAny bool
 }
 
 // joined is the note by which a node says that it has begun to listen.
@@ -39,6 +42,7 @@ var joined = note{}
 
 // merge returns a note that says at least what both say.
 func (n note) merge(m note) note {
+	n.forAny = (n.forAny || n.due == 0) && (m.forAny || m.due == 0)
 	n.due += m.due
 	n.all = n.all || m.all
 	if n.next.IsZero() || (!m.next.IsZero() && m.next.Before(n.next)) {
@@ -55,11 +59,41 @@ type coalescer struct {
 	interval time.Duration
 
 	mu      sync.Mutex
-	pending [queueCount]*note
-	changed map[string]bool // payloads of the instance channel
-	joined  bool            // this node has begun to listen, and has not said so
+	pending pending
 	wake    chan struct{}
 	turn    chan struct{} // held while something is being sent
+}
+
+// pending is what there is to say.
+type pending struct {
+	notes   [queueCount]*note
+	bounced map[*lane]int   // tokens to pass on: how often they were, the most of them
+	changed map[string]bool // payloads of the instance channel
+	joined  bool            // this node has begun to listen
+}
+
+func (p *pending) tell(q Queue, n note) {
+	if p.notes[q] != nil {
+		n = p.notes[q].merge(n)
+	}
+	p.notes[q] = &n
+}
+
+func (p *pending) passOn(l *lane, hop int) {
+	if p.bounced == nil {
+		p.bounced = make(map[*lane]int)
+	}
+	p.bounced[l] = max(p.bounced[l], hop)
+}
+
+func (p *pending) change(payloads map[string]bool) {
+	if p.changed == nil {
+		p.changed = make(map[string]bool)
+	}
+	maps.Copy(p.changed, payloads)
+	if len(p.changed) > maxChanges || p.changed[anyInstance] {
+		p.changed = map[string]bool{anyInstance: true}
+	}
 }
 
 func newCoalescer(e *engine) *coalescer {
@@ -69,10 +103,15 @@ func newCoalescer(e *engine) *coalescer {
 // tell has the other nodes told. It never blocks.
 func (c *coalescer) tell(q Queue, n note) {
 	c.mu.Lock()
-	if c.pending[q] != nil {
-		n = c.pending[q].merge(n)
-	}
-	c.pending[q] = &n
+	c.pending.tell(q, n)
+	c.mu.Unlock()
+	c.again()
+}
+
+// passOn has the token of a lane passed on. It never blocks.
+func (c *coalescer) passOn(l *lane, hop int) {
+	c.mu.Lock()
+	c.pending.passOn(l, hop)
 	c.mu.Unlock()
 	c.again()
 }
@@ -91,19 +130,9 @@ func (c *coalescer) tellChange(hash uint64) {
 // tellChanges is tellChange for payloads.
 func (c *coalescer) tellChanges(payloads map[string]bool) {
 	c.mu.Lock()
-	c.keepChanges(payloads)
+	c.pending.change(payloads)
 	c.mu.Unlock()
 	c.again()
-}
-
-func (c *coalescer) keepChanges(payloads map[string]bool) {
-	if c.changed == nil {
-		c.changed = make(map[string]bool)
-	}
-	maps.Copy(c.changed, payloads)
-	if len(c.changed) > maxChanges || c.changed[anyInstance] {
-		c.changed = map[string]bool{anyInstance: true}
-	}
 }
 
 // assumeDue makes the other nodes look. It never blocks.
@@ -117,7 +146,7 @@ func (c *coalescer) assumeDue(q Queue) {
 // join has the other nodes told that this one has begun to listen. It never blocks.
 func (c *coalescer) join() {
 	c.mu.Lock()
-	c.joined = true
+	c.pending.joined = true
 	c.mu.Unlock()
 	c.again()
 }
@@ -186,61 +215,89 @@ func (c *coalescer) flush(ctx context.Context) error {
 		return ctx.Err()
 	}
 	c.mu.Lock()
-	taken, changed, joins := c.pending, c.changed, c.joined
-	c.pending, c.changed, c.joined = [queueCount]*note{}, nil, false
+	taken := c.pending
+	c.pending = pending{}
 	c.mu.Unlock()
 
-	var queues, namespaces []*string
-	var due []int64
-	var next []*time.Time
-	var all []bool
-	say := func(q Queue, n note) {
-		name := q.String()
-		queues, due = append(queues, &name), append(due, n.due)
-		next = append(next, optional(n.next, n.next.IsZero()))
-		namespaces = append(namespaces, optional(n.namespace, n.namespace == ""))
-		all = append(all, n.all || n == joined)
-	}
-	for q, n := range taken {
-		if joins { // in a note of its own: merged with another it could not be told from that
-			say(Queue(q), joined)
+	var say saying
+	for q, n := range taken.notes {
+		q := Queue(q)
+		if taken.joined { // in a note of its own: merged with another it could not be told from that
+			say.add(q, joined, "all", nil)
 		}
 		if n == nil {
 			continue
 		}
-		say(Queue(q), *n)
+		say.add(q, *n, n.how(), nil)
 		if n.namespace == "" && !n.next.IsZero() { // the others count on every lane here to look then
-			c.e.waiters.each(Queue(q), "", func(l *lane) { l.heard(n.next) })
+			c.e.waiters.each(q, "", func(l *lane) { l.heard(n.next) })
 		}
 	}
-	if len(queues) == 0 && len(changed) == 0 {
+	for l, hop := range taken.bounced {
+		if hop == 0 {
+			say.add(l.queue, note{due: 1}, "bounce", &l.id)
+			continue
+		}
+		say.add(l.queue, note{due: 1}, "waiting", nil)
+		c.e.signal(l.queue, note{due: 1}, WakeChain) // what this node says to all it does not hear
+	}
+	if len(say.queues) == 0 && len(taken.changed) == 0 {
 		return nil
 	}
 	said := false
 	defer func() {
 		if !said {
-			c.putBack(taken, changed, joins) // also when something panics
+			c.putBack(taken) // also when something panics
 		}
 	}()
 	c.e.inject("flush")
 	var void any
-	err := c.e.exec(ctx, &void, c.e.sql.tell, queues, due, next, namespaces, all, slices.Collect(maps.Keys(changed)))
+	err := c.e.exec(ctx, &void, c.e.sql.tell, c.e.node, say.queues, say.due, say.next, say.namespaces, say.hows, say.lanes,
+		slices.Collect(maps.Keys(taken.changed)))
 	said = err == nil
 	return err
 }
 
+// how says to whom notify_queues is to say the note.
+func (n note) how() string {
+	switch {
+	case n.all:
+		return "all"
+	case n.forAny:
+		return "any"
+	}
+	return "waiting"
+}
+
+// saying is the arguments of notify_queues, a column each.
+type saying struct {
+	queues     []string
+	due        []int64
+	next       []*time.Time
+	namespaces []*string
+	hows       []string
+	lanes      []*int32
+}
+
+func (s *saying) add(q Queue, n note, how string, lane *int32) {
+	s.queues, s.due = append(s.queues, q.String()), append(s.due, n.due)
+	s.next = append(s.next, optional(n.next, n.next.IsZero()))
+	s.namespaces = append(s.namespaces, optional(n.namespace, n.namespace == ""))
+	s.hows, s.lanes = append(s.hows, how), append(s.lanes, lane)
+}
+
 // putBack keeps what could not be said.
-func (c *coalescer) putBack(taken [queueCount]*note, changed map[string]bool, joins bool) {
+func (c *coalescer) putBack(taken pending) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.joined = c.joined || joins
-	c.keepChanges(changed)
-	for q, n := range taken {
+	c.pending.joined = c.pending.joined || taken.joined
+	c.pending.change(taken.changed)
+	for l, hop := range taken.bounced {
+		c.pending.passOn(l, hop)
+	}
+	for q, n := range taken.notes {
 		if n != nil {
-			if c.pending[q] != nil {
-				*n = n.merge(*c.pending[q])
-			}
-			c.pending[q] = n
+			c.pending.tell(Queue(q), *n)
 		}
 	}
 }

@@ -70,9 +70,12 @@ func (p AggressivePolicy) String() string {
 type NotifyPolicy int
 
 const (
-	// NotifyQuiescent has them notify while somebody waits, or may be about to. While all dispatchers are busy
-	// producers are silent, and pay next to nothing.
-	NotifyQuiescent NotifyPolicy = iota
+	// NotifyDirected has them notify WakeFanout nodes for an item that any dispatcher can take, of those where somebody
+	// waits; a node that cannot come passes it on. While all dispatchers are busy producers are silent, and pay next to
+	// nothing.
+	NotifyDirected NotifyPolicy = iota
+	// NotifyQuiescent has them notify all nodes while somebody waits, or may be about to, and be silent otherwise.
+	NotifyQuiescent
 	// NotifyBroadcast has them notify for as long as the node listens, busy or not. Transactions that notify commit one
 	// after the other on the whole server, and those behind them wait. To compare with, and to see each notification.
 	NotifyBroadcast
@@ -80,6 +83,8 @@ const (
 
 func (p NotifyPolicy) String() string {
 	switch p {
+	case NotifyDirected:
+		return "directed"
 	case NotifyQuiescent:
 		return "quiescent"
 	case NotifyBroadcast:
@@ -102,7 +107,8 @@ type Config struct {
 	// Mode says how the node learns of due work. Defaults to ModeHybrid.
 	Mode Mode
 
-	// Notify says when producers notify this node. Producers notify if one node wants them to. Defaults to NotifyQuiescent.
+	// Notify says when producers notify this node. A node that wants to hear more than another gets
+	// it, and the other with it. Defaults to NotifyDirected.
 	Notify NotifyPolicy
 
 	// DisableLongPoll makes every fetch return at once, and opens no LISTEN connection.
@@ -173,12 +179,12 @@ type Config struct {
 	// block. Defaults to nil: all are good.
 	ValidateEvent func(*Event) error
 
-	// WakeFanout is how many nodes a producer wakes for one item once wake-ups are directed; until then
-	// (docs/architecture.md, "Three stages") every listening node is told. Defaults to 2.
+	// WakeFanout is how many nodes a producer wakes for one item, with NotifyDirected: more than one in case that one is
+	// dying at that moment, and of which each makes a query. Up to 100. Defaults to 2.
 	WakeFanout int
 
 	// QuietAbove is the number of finds per second above which dispatchers that fetch the same and are all busy count
-	// as busy for longer, so that producers need not notify; several finds in a row do as well. For NotifyQuiescent.
+	// as busy for longer, so that producers need not notify; several finds in a row do as well. Not for NotifyBroadcast.
 	// Defaults to 200.
 	QuietAbove int
 
@@ -244,7 +250,7 @@ func (c *Config) resolve() (Config, error) {
 	if r.Mode < ModeHybrid || r.Mode > ModePolling {
 		problem("Mode %d is unknown", int(r.Mode))
 	}
-	if r.Notify < NotifyQuiescent || r.Notify > NotifyBroadcast {
+	if r.Notify < NotifyDirected || r.Notify > NotifyBroadcast {
 		problem("Notify %d is unknown", int(r.Notify))
 	}
 	if r.AggressivePolicy < OnTrouble || r.AggressivePolicy > Never {
@@ -295,6 +301,9 @@ func (c *Config) resolve() (Config, error) {
 	}
 	number("AggressiveExitThreshold", &r.AggressiveExitThreshold, 5, 1)
 	number("WakeFanout", &r.WakeFanout, 2, 1)
+	if r.WakeFanout > 100 {
+		problem("WakeFanout %d is more than 100", r.WakeFanout)
+	}
 	number("QuietAbove", &r.QuietAbove, 200, 1)
 	number("MaxPayload", &r.MaxPayload, 1<<20, 1)
 	number("HistoryCache", &r.HistoryCache, 0, 0)

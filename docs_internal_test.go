@@ -97,7 +97,7 @@ func TestDocs_Settings_EveryFieldWithItsDefaultAndItsLimits(t *testing.T) {
 				require.Equal(t, byDefault, fmt.Sprintf("`%t`", *on), field.Name)
 			}
 		case reflect.Int, reflect.Int64:
-			if name, ok := map[any]string{ModeHybrid: "ModeHybrid", OnTrouble: "OnTrouble", NotifyQuiescent: "NotifyQuiescent"}[value.Interface()]; ok {
+			if name, ok := map[any]string{ModeHybrid: "ModeHybrid", OnTrouble: "OnTrouble", NotifyDirected: "NotifyDirected"}[value.Interface()]; ok {
 				require.Equal(t, byDefault, "`"+name+"`", field.Name)
 				continue
 			}

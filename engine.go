@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,8 +31,11 @@ type engine struct {
 	coalescer *coalescer
 	settlers  [queueCount]*settler
 	disarmer  *disarmer
+	sweeper   *sweeper
 	listener  *listener // nil: ModePolling, or no long polling
 
+	node    int32        // key of this node
+	alone   atomic.Bool  // no other node listens
 	lanes   atomic.Int32 // so far
 	failing atomic.Bool  // the last query for work got no answer
 
@@ -49,19 +53,24 @@ type engine struct {
 }
 
 func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, lost func()) *engine {
-	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), lost: lost}
+	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), lost: lost, node: int32(rand.Uint32())}
 	e.timer = newTimer(e)
 	e.coalescer = newCoalescer(e)
 	e.waits = newWaits(e)
 	e.waiters = newWaiters(func(q Queue, f filter) *lane {
 		l := newLane(q, f, e.clock.Now, e.timer.moved, &e.stats.queues[q])
 		l.id, l.settler, l.overheard = e.lanes.Add(1), e.settlers[q], e.disarmer.again
-		if cfg.Notify == NotifyQuiescent {
+		l.alone, l.passOn = e.alone.Load, e.coalescer.passOn
+		if cfg.Notify != NotifyBroadcast {
 			l.quietAbove = cfg.QuietAbove
+		}
+		if cfg.Notify == NotifyDirected {
+			l.fanout = cfg.WakeFanout
 		}
 		return l
 	})
 	e.disarmer = newDisarmer(e)
+	e.sweeper = newSweeper(e)
 	for q := range Queue(queueCount) {
 		e.settlers[q] = newSettler(e, q)
 	}
@@ -86,6 +95,7 @@ func (e *engine) start(ctx context.Context) {
 		e.group.Go("settler "+Queue(q).String(), s.run)
 	}
 	e.group.Go("disarmer", e.disarmer.run)
+	e.group.Go("sweeper", e.sweeper.run)
 	if e.listener != nil {
 		e.group.Go("listener", e.listener.run)
 		select {
@@ -142,7 +152,7 @@ type claim func(ctx context.Context, announce bool, row rowWrite) (report, error
 //  2. It parks. That costs no query and holds no connection.
 //  3. Each token makes it ask again.
 //  4. When the time is up it returns, without asking: the lane's last answer still holds.
-func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) error {
+func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -150,7 +160,7 @@ func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) 
 	if err != nil {
 		return err
 	}
-	defer l.leave()
+	defer func() { l.leave(err == nil) }()
 
 	mayPark := !plan.noWait && !e.cfg.DisableLongPoll
 	began := e.clock.Now()
@@ -278,6 +288,7 @@ func (e *engine) woken(q Queue, t token) {
 func (e *engine) heard(q Queue, n note) {
 	switch {
 	case n == joined:
+		e.inCompany()
 		// It looks at what was told before only if it is told again, and what is claimed from here on counts on
 		// what is told from here on.
 		if next := e.leases.joined(q, e.clock.Server(e.clock.Now())); !next.IsZero() {
@@ -287,6 +298,28 @@ func (e *engine) heard(q Queue, n note) {
 		e.leases.heard(q, n.next)
 	}
 	e.signal(q, n, WakeNotify)
+}
+
+// inCompany is called when another node has begun to listen: it may take what nobody here can.
+func (e *engine) inCompany() {
+	e.alone.Store(false)
+	for q := range Queue(queueCount) {
+		for _, l := range e.waiters.lanes(q) {
+			l.reconsider()
+		}
+	}
+}
+
+// called takes in a notification that came to a lane of this node alone, or to few others.
+func (e *engine) called(q Queue, c call) {
+	if l := e.waiters.byID(q, c.lane); l != nil {
+		l.called(c)
+		return
+	}
+	// The lane has retired. Its dispatchers may be back in another one, or it is for others.
+	n := note{due: 1, namespace: c.namespace}
+	e.signal(q, n, WakeNotify)
+	e.coalescer.tell(q, n)
 }
 
 // signal passes a note on to the lanes that it concerns.
@@ -308,6 +341,8 @@ func (e *engine) quiet() bool { return e.epoch() != 0 }
 type produced struct {
 	queue      Queue
 	namespace  string
+	label      *string   // tag or queue name; nil: not known
+	forAny     bool      // whoever serves namespace and label can take it
 	dueAt, now time.Time // server time
 }
 
@@ -319,7 +354,11 @@ func (e *engine) tell(all []produced, quiet bool) {
 		if d.dueAt.After(d.now) {
 			n.next = d.dueAt
 		} else {
-			n.due = 1
+			// One of this node who can come takes care of it, and if he finds more than that, of the rest.
+			n.due, n.forAny = 1, d.forAny && e.cfg.Notify == NotifyDirected
+			if quiet && n.forAny && e.waiters.callParked(d) {
+				continue
+			}
 		}
 		if notes[d.queue] != nil {
 			n = notes[d.queue].merge(n)
@@ -466,7 +505,7 @@ func (e *engine) pollQueue(q Queue) (next time.Time, polling bool) {
 	e.mu.Unlock()
 	if due {
 		for _, l := range e.waiters.lanes(q) {
-			l.poll()
+			l.poll(false)
 		}
 	}
 	return next, polling
@@ -496,7 +535,7 @@ func (e *engine) listenerUp() {
 	for q := range Queue(queueCount) {
 		e.leases.joined(q, e.clock.Server(e.clock.Now())) // others may have, unheard
 		for _, l := range e.waiters.lanes(q) {
-			l.signal(WakeReconnect)
+			l.reconnected()
 		}
 	}
 	e.coalescer.join()
@@ -523,10 +562,7 @@ func (e *engine) close(ctx context.Context) {
 	}
 	flushing, cancel := context.WithTimeout(ctx, time.Second)
 	_ = e.coalescer.flush(flushing)
-	if s := e.session(); s.epoch != 0 {
-		var void any
-		_ = e.exec(flushing, &void, e.sql.removeWaiters, s.node)
-	}
+	e.leave(flushing)
 	cancel()
 	e.stop()
 	if e.listener != nil {

@@ -119,10 +119,10 @@ func awaitParked(t *testing.T, p *Provider, q Queue, n int) {
 	})
 }
 
-// somebodyWaits has producers notify, as if a dispatcher of another node waited in each queue.
+// somebodyWaits has producers notify, as if the connection were a node's that wants to hear everything.
 func somebodyWaits(t *testing.T, conn *pgx.Conn) {
 	t.Helper()
-	mustExec(t, conn, `SELECT arm(1, 1, 'orchestrator', 1, true), arm(1, 2, 'worker', 1, true)`)
+	mustExec(t, conn, `SELECT listen_session(1, 1, true)`)
 }
 
 // requireNoSafetyNet asserts that everything so far was found because it was announced.

@@ -254,6 +254,7 @@ func (plan *fetchPlan) ofWork(o *FetchOptions) (err error) {
 			return err
 		}
 	}
+	plan.ack = slices.Grow(plan.ack, len(o.Ack))
 	for _, token := range o.Ack {
 		l, err := token.splitWork()
 		if err != nil {

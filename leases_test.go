@@ -290,10 +290,10 @@ func (n *simNode) speak() {
 		n.voice.listener.mu.Unlock()
 		for _, j := range jobs {
 			n.d.pause(2 * time.Millisecond)
-			queues, due, next, namespaces := j.args[0].([]*string), j.args[1].([]int64), j.args[2].([]*time.Time), j.args[3].([]*string)
+			queues, due, next, namespaces := j.args[1].([]string), j.args[2].([]int64), j.args[3].([]*time.Time), j.args[4].([]*string)
 			n.d.do(func() {
 				for i := range queues {
-					if *queues[i] == Orchestrator.String() {
+					if queues[i] == Orchestrator.String() {
 						n.d.notify(n, due[i], next[i], namespaces[i])
 					}
 				}
@@ -408,7 +408,7 @@ func (d *deployment) enqueue(by *simNode, quiet, silent bool) {
 				due++
 			}
 			d.messages = append(d.messages, m)
-			all = append(all, produced{Orchestrator, i.namespace, m.visible, now})
+			all = append(all, produced{queue: Orchestrator, namespace: i.namespace, dueAt: m.visible, now: now})
 			namespace = &i.namespace
 			if all[0].namespace != i.namespace {
 				namespace = nil
@@ -588,7 +588,7 @@ func (n *simNode) ack(i *simInstance, claim int) {
 		for _, m := range d.messages {
 			if m.instance == i && !m.gone && (m.held || m.claim != claim && !m.visible.After(now)) {
 				seen = append(seen, m)
-				due = []produced{{Orchestrator, i.namespace, now, now}}
+				due = []produced{{queue: Orchestrator, namespace: i.namespace, dueAt: now, now: now}}
 			}
 		}
 	})

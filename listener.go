@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -71,8 +72,9 @@ type listener struct {
 
 // session is a LISTEN connection.
 type session struct {
-	epoch uint64 // 0: none
-	node  int32  // key of its rows in waiters
+	epoch    uint64 // 0: none
+	node     int32  // key of the node
+	listener int32  // key of the connection
 }
 
 // session returns the one that is up.
@@ -168,7 +170,7 @@ func (l *listener) lost(err error) {
 }
 
 // up begins an epoch.
-func (l *listener) up(node int32) {
+func (l *listener) up(key int32) {
 	l.mu.Lock()
 	again := l.missing
 	l.missing, l.lastErr = false, nil
@@ -180,7 +182,7 @@ func (l *listener) up(node int32) {
 	if again {
 		l.e.log().Info("pgwake: listening again")
 	}
-	l.current.Store(&session{l.sessions.Add(1), node})
+	l.current.Store(&session{l.sessions.Add(1), l.e.node, key})
 	// Whatever was notified, or became due, before this moment went unheard. One look per lane finds it,
 	// and brings the instants of everything that is not due yet.
 	l.e.listenerUp()
@@ -234,11 +236,11 @@ func (l *listener) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	node := int32(rand.Uint32()) // anew each time: producers may still hold the old one
-	if err := l.prepare(preparing, conn, node); err != nil {
+	key := int32(rand.Uint32()) // anew each time: producers may still hold the old one
+	if err := l.prepare(preparing, conn, key); err != nil {
 		return err
 	}
-	l.up(node)
+	l.up(key)
 
 	l.planFallback()
 	for {
@@ -288,6 +290,7 @@ func (l *listener) fallbackByDispatchers() {
 // channels are those that this node listens on.
 type channels struct {
 	queues    [queueCount]string
+	own       [queueCount]string // of this node alone
 	instances string
 }
 
@@ -301,13 +304,18 @@ func (l *listener) listen(ctx context.Context, conn *pgx.Conn) (c channels, err 
 		_ = execAll(ctx, conn, "UNLISTEN "+quoted(test)) // on a session that is shared: as good as one can
 		return c, err
 	}
-	if err := conn.QueryRow(ctx, l.e.sql.channels).Scan(&c.queues[Orchestrator], &c.queues[Worker], &c.instances); err != nil {
+	err = conn.QueryRow(ctx, l.e.sql.channels, l.e.node).Scan(&c.queues[Orchestrator], &c.queues[Worker],
+		&c.own[Orchestrator], &c.own[Worker], &c.instances)
+	if err != nil {
 		return c, fmt.Errorf("ask for the channels: %w", err)
 	}
-	err = execAll(ctx, conn, "LISTEN "+quoted(c.queues[Orchestrator]), "LISTEN "+quoted(c.queues[Worker]),
-		"LISTEN "+quoted(c.instances), "UNLISTEN "+quoted(test))
-	if err != nil {
-		return c, fmt.Errorf("listen on %s, %s and %s: %w", c.queues[Orchestrator], c.queues[Worker], c.instances, err)
+	statements := []string{"UNLISTEN " + quoted(test)}
+	names := slices.Concat(c.queues[:], c.own[:], []string{c.instances})
+	for _, name := range names {
+		statements = append(statements, "LISTEN "+quoted(name))
+	}
+	if err := execAll(ctx, conn, statements...); err != nil {
+		return c, fmt.Errorf("listen on %s: %w", strings.Join(names, ", "), err)
 	}
 	return c, nil
 }
@@ -381,15 +389,18 @@ func (l *listener) notifySelf(ctx context.Context, channel string) error {
 
 // prepare configures the session, which is our own, as selfTest has shown: what it sets, no transaction of
 // anybody else will run under.
-func (l *listener) prepare(ctx context.Context, conn *pgx.Conn, node int32) error {
+func (l *listener) prepare(ctx context.Context, conn *pgx.Conn, key int32) error {
 	sent := l.e.clock.Now()
 	var pid uint32
 	var now time.Time
-	if err := conn.QueryRow(ctx, l.e.sql.session, node, l.e.cfg.Notify == NotifyBroadcast).Scan(&pid, &now); err != nil {
+	var nodes others
+	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.e.cfg.Notify == NotifyBroadcast).Scan(&pid, &now, &nodes.none, &nodes.dead)
+	if err != nil {
 		return fmt.Errorf("prepare the LISTEN session: %w", err)
 	}
 	l.e.clock.Observe(sent, l.e.clock.Now(), now)
 	l.pid.Store(pid)
+	l.e.learnOf(nodes)
 	return nil
 }
 
@@ -417,6 +428,12 @@ func (l *listener) wait(ctx context.Context, conn *pgx.Conn, until time.Time) (*
 }
 
 func (l *listener) handle(n *pgconn.Notification, c channels) {
+	for q, channel := range c.own {
+		if n.Channel == channel {
+			l.e.called(Queue(q), parseCall(n.Payload))
+			return
+		}
+	}
 	// What this connection sent is the coalescer's, and the lanes here were signalled directly.
 	if n.PID == l.pid.Load() {
 		return
@@ -451,6 +468,28 @@ func parseNote(payload string) note {
 		n.namespace = ""
 	}
 	return n
+}
+
+// call is a notification to one lane of this node.
+type call struct {
+	lane      int32  // 0: none
+	hop       int    // how often it was passed on
+	standBy   bool   // another lane was told as well, and is to come first
+	namespace string // "": any
+}
+
+// parseCall reads what the SQL function wake wrote. Of a payload that it cannot read nobody knows for whom it is.
+func parseCall(payload string) call {
+	parts := strings.SplitN(payload, " ", 4)
+	if len(parts) != 4 {
+		return call{}
+	}
+	lane, err1 := strconv.ParseInt(parts[0], 10, 32)
+	hop, err2 := strconv.ParseUint(parts[1], 10, 31)
+	if err1 != nil || err2 != nil || checkNamespace(parts[3]) != nil {
+		return call{}
+	}
+	return call{int32(lane), int(hop), parts[2] == "1", parts[3]}
 }
 
 // exec runs a statement on the LISTEN connection. It fails at once if there is none. dest is not to be
@@ -531,14 +570,20 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
 	sent := l.e.clock.Now()
-	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.session().node, ids)
+	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.e.node, ids)
 	if err != nil {
 		return fmt.Errorf("fallback: %w", err)
 	}
 	var at int
 	var earliest *time.Time
 	var now time.Time
-	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now}, func() error {
+	var nodes others
+	var alone *bool
+	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now, &alone, &nodes.dead}, func() error {
+		if at == 0 {
+			nodes.none = *alone
+			return nil
+		}
 		r := report{now: now}
 		if earliest != nil {
 			r.earliest = *earliest
@@ -552,9 +597,8 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil {
 		return fmt.Errorf("fallback: %w", err)
 	}
-	if at > 0 {
-		l.e.clock.Observe(sent, l.e.clock.Now(), now)
-	}
+	l.e.clock.Observe(sent, l.e.clock.Now(), now)
+	l.e.learnOf(nodes)
 	l.e.stats.fallbacks.Add(1)
 	return nil
 }

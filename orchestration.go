@@ -177,20 +177,12 @@ func (p *Provider) EnqueueForOrchestratorTx(ctx context.Context, tx pgx.Tx, m Me
 // EnqueueForOrchestratorMany adds messages, all or none, in one statement. The outcomes are in the order of
 // the messages.
 func (p *Provider) EnqueueForOrchestratorMany(ctx context.Context, messages []MessageEnqueue) (added []Enqueued, err error) {
-	var namespaces []string
+	var due []produced
 	quiet := p.engine.quiet()
 	err = p.doAndTell(ctx, "enqueue message", func(ctx context.Context, q querier) error {
-		added, namespaces, err = p.enqueueMessages(ctx, q, messages, quiet)
+		added, due, err = p.enqueueMessages(ctx, q, messages, quiet)
 		return err
-	}, func() {
-		var due []produced
-		for i, a := range added {
-			if !a.Duplicate {
-				due = append(due, produced{Orchestrator, namespaces[i], a.DueAt, a.now})
-			}
-		}
-		p.engine.tell(due, quiet)
-	}, Orchestrator)
+	}, func() { p.engine.tell(due, quiet) }, Orchestrator)
 	return added, err
 }
 
@@ -203,7 +195,7 @@ func (p *Provider) EnqueueForOrchestratorManyTx(ctx context.Context, tx pgx.Tx, 
 	return added, err
 }
 
-func (p *Provider) enqueueMessages(ctx context.Context, q querier, messages []MessageEnqueue, quiet bool) (added []Enqueued, namespaces []string, err error) {
+func (p *Provider) enqueueMessages(ctx context.Context, q querier, messages []MessageEnqueue, quiet bool) (added []Enqueued, due []produced, err error) {
 	if len(messages) == 0 {
 		return nil, nil, nil
 	}
@@ -216,15 +208,17 @@ func (p *Provider) enqueueMessages(ctx context.Context, q querier, messages []Me
 		return nil, nil, err
 	}
 	added, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Enqueued, err error) {
-		var namespace string
+		d := produced{queue: Orchestrator}
 		var id *int64
 		var dueAt *time.Time
-		err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now, &namespace)
+		err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now, &d.namespace, &d.forAny)
 		e.ID, e.DueAt = value(id), value(dueAt)
-		namespaces = append(namespaces, namespace)
+		if d.dueAt, d.now = e.DueAt, e.now; !e.Duplicate {
+			due = append(due, d)
+		}
 		return e, err
 	})
-	return added, namespaces, err
+	return added, due, err
 }
 
 // messageColumns are messages as the arrays that enqueue_message_many and ack_orchestration take.
@@ -503,21 +497,35 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	var namespace *string // null: any
 	var d produced
 	var history []byte
-	_, err = pgx.ForEachRow(rows, []any{&queue, &namespace, &d.dueAt, &d.now, &history}, func() error {
+	tag := commonTag(ack.WorkItems)
+	_, err = pgx.ForEachRow(rows, []any{&queue, &namespace, &d.dueAt, &d.now, &history, &d.forAny}, func() error {
 		d.namespace = value(namespace)
 		switch queue {
 		case "freed":
 			done.freed, done.history = d.namespace, history
 		case Worker.String():
-			d.queue = Worker
+			d.queue, d.label = Worker, tag
 			done.due = append(done.due, d)
 		default:
-			d.queue = Orchestrator
+			d.queue, d.label = Orchestrator, nil
 			done.due = append(done.due, d)
 		}
 		return nil
 	})
 	return done, err
+}
+
+// commonTag returns the tag that all of the items have; nil: they differ.
+func commonTag(items []WorkEnqueue) *string {
+	for i := range items {
+		if items[i].Tag != items[0].Tag {
+			return nil
+		}
+	}
+	if len(items) == 0 {
+		return nil
+	}
+	return &items[0].Tag
 }
 
 // stateArgs are the arguments of ack_orchestration that say what becomes of the instance.

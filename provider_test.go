@@ -49,7 +49,7 @@ func TestOpen_SchemaNameThatNeedsQuoting_EverythingWorks(t *testing.T) {
 				}
 				got <- err
 			}()
-			require.Eventually(t, func() bool { return b.Stats().Worker.Parked == 1 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { s := b.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, time.Millisecond)
 			a.enqueue(t, "x")
 			require.NoError(t, <-got)
 			a.ackTurn(t, a.takeTurn(t), pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}, History: []pgwake.Event{{ID: 1, Type: "e"}}})

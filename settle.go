@@ -3,8 +3,8 @@ package pgwake
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,17 +34,18 @@ import (
 // rowWrite is what a query for work writes to its lane's row of waiters: that the lane is armed if it finds nothing,
 // and with disarm that it is not if it finds something.
 type rowWrite struct {
-	node, lane int32
-	number     int64 // 0: nothing is written
-	disarm     bool
+	node, lane, listener int32
+	number               int64 // 0: nothing is written
+	disarm               bool
+	fanout, places       int
 }
 
 // args are those of the SQL functions that fetch.
 func (w rowWrite) args() []any {
 	if w.number == 0 {
-		return []any{nil, nil, nil, false}
+		return []any{nil, nil, nil, false, nil, 0, 1}
 	}
-	return []any{w.node, w.lane, w.number, w.disarm}
+	return []any{w.node, w.lane, w.number, w.disarm, w.listener, w.fanout, w.places}
 }
 
 // A lane is hot after so many finds in a row, or more than Config.QuietAbove within a second. Under a long transaction
@@ -70,9 +71,13 @@ type arming struct {
 	streak    int // finds in a row
 	finds     int // since second
 	second    time.Time
-	untaken   int       // signals since somebody of the lane was here
-	scoutAt   time.Time // local: when to look while the settler waits; zero: never
+	untaken   int // signals since somebody of the lane was here
+
+	// While the settler waits, a producer may end that was silent, and another keep it waiting: so somebody looks every now
+	// and then.
+	scoutAt   time.Time // local: when next; zero: never
 	scoutStep time.Duration
+	lastOne   time.Time // local: since when the settler waits for one producer only, on behalf of what the lane is; zero: it does not
 }
 
 // beginWrite returns what a query that begins now has to write. The caller holds mu.
@@ -83,21 +88,27 @@ func (l *lane) beginWrite(s session) rowWrite {
 	a := &l.arming
 	hot := l.quietAbove > 0 && (a.streak >= hotStreak || a.finds > l.quietAbove && l.now().Sub(a.second) < time.Second)
 	alone := l.inside <= 1 && len(l.waiting) == 0
-	disarm := a.armed && hot && alone && l.now().Sub(a.disarmed) >= a.pause
+	disarm := a.armed && hot && alone && l.now().Sub(a.disarmed) >= max(a.pause, firstDisarmPause)
 	if a.settled && !disarm {
 		return rowWrite{}
 	}
-	a.number++
 	if disarm {
 		l.unsettle()
 		a.disarmed = l.now()
 	}
-	return rowWrite{s.node, l.id, a.number, disarm}
+	return l.nextWrite(s, disarm)
+}
+
+// nextWrite numbers a write that begins now. The caller holds mu.
+func (l *lane) nextWrite(s session, disarm bool) rowWrite {
+	l.number++
+	return rowWrite{s.node, l.id, s.listener, l.number, disarm, l.fanout, min(max(l.seen, 1), math.MaxInt16)}
 }
 
 // unsettle is called when a write of "not armed" begins, and when nobody knows what the row says. The caller holds mu.
 func (l *lane) unsettle() {
 	l.settled, l.settling, l.empty = false, false, false
+	l.lastOne, l.scoutAt = time.Time{}, time.Time{}
 	l.disarms++
 }
 
@@ -126,15 +137,33 @@ func (l *lane) foundNone(k look, listening uint64) {
 		l.pause = min(max(l.pause, firstDisarmPause), l.mostPause)
 	}
 	l.armed = true
-	if !l.settling {
+	switch {
+	case !l.settling:
 		l.settling, l.scoutStep = true, 0
 		l.settler.again()
-	}
-	// While the settler waits, a producer may end that was silent, and another keep it waiting.
-	if !l.settler.alone.Load() {
-		l.scoutStep = max(min(2*l.scoutStep, maxRetryInterval), firstScoutInterval)
-		l.scoutAt = l.now().Add(l.scoutStep)
+		l.planScout()
 		l.moved()
+	case !l.lastOne.IsZero() && k.began.After(l.lastOne):
+		l.scoutAt = time.Time{} // what was silent is found, but for the last one, which ends the wait by its end
+	}
+}
+
+// planScout plans the next look. The caller holds mu.
+func (l *lane) planScout() {
+	l.scoutStep = max(min(2*l.scoutStep, maxRetryInterval), firstScoutInterval)
+	l.scoutAt = l.now().Add(l.scoutStep)
+}
+
+// waitsForOne is told that the wait on behalf of the lane as disarms says is, or is not, for one producer only.
+func (l *lane) waitsForOne(disarms uint64, one bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case !l.settling || l.disarms != disarms:
+	case !one:
+		l.lastOne = time.Time{}
+	case l.lastOne.IsZero():
+		l.lastOne = l.now()
 	}
 }
 
@@ -145,8 +174,8 @@ func (l *lane) settleSince(disarms uint64) {
 	defer l.mu.Unlock()
 	if l.settling && l.disarms == disarms {
 		l.settling, l.settled = false, true
-		l.scoutAt = time.Time{}
-		l.emit(WakeSettle)
+		l.lastOne, l.scoutAt = time.Time{}, time.Time{}
+		l.emit(token{reason: WakeSettle})
 	}
 }
 
@@ -159,11 +188,9 @@ type settler struct {
 	// wait returns when every producer has ended that may have been silent.
 	wait func(context.Context, *settler) error
 
-	// alone: the wait is for one producer. Others were not silent since it began, so nobody need look before that one ends.
-	alone atomic.Bool
-
 	mu        sync.Mutex
-	blockedBy []int32 // process ids of producers that it has been waiting for, for a second and more
+	lanes     map[*lane]uint64 // on behalf of whom it waits, and how they were
+	blockedBy []int32          // process ids of producers that it has been waiting for, for a second and more
 	since     time.Time
 }
 
@@ -192,6 +219,9 @@ func (s *settler) run(ctx context.Context) {
 		if len(lanes) == 0 {
 			continue
 		}
+		s.mu.Lock()
+		s.lanes = lanes
+		s.mu.Unlock()
 		if err := s.wait(ctx, s); err != nil {
 			// The database is out of reach, and the lanes stay as they are: their scouts look.
 			if !sleep(ctx, maxRetryInterval) {
@@ -225,16 +255,21 @@ const settlePatience = time.Second
 
 // waitForProducers waits until every producer of the queue that may have been silent has ended.
 func (e *engine) waitForProducers(ctx context.Context, s *settler) error {
-	var over bool
-	err := e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
-		defer cancel()
-		return conn.QueryRow(bounded, e.sql.waitForProducers, s.queue.String(), settlePatience).Scan(&over)
-	})
+	over, err := e.producersEnd(ctx, s.queue)
 	if err != nil || over {
 		return err
 	}
 	return s.waitLong(ctx)
+}
+
+// producersEnd waits for the same with patience, and reports whether they have ended.
+func (e *engine) producersEnd(ctx context.Context, q Queue) (over bool, err error) {
+	err = e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
+		defer cancel()
+		return conn.QueryRow(bounded, e.sql.waitForProducers, q.String(), settlePatience).Scan(&over)
+	})
+	return over, err
 }
 
 // waitLong waits for producers that stay open. The wait holds back the removal of dead rows no more than they do,
@@ -264,22 +299,25 @@ func (s *settler) waitLong(ctx context.Context) error {
 		return err
 	}
 	defer s.blocked(nil)
+	ended := make(chan error, 1)
+	go func() {
+		var over bool
+		ended <- conn.QueryRow(ctx, e.sql.waitForProducers, s.queue.String(), time.Duration(0)).Scan(&over)
+	}()
+	again := time.NewTimer(0)
+	defer again.Stop()
 	for {
-		var pids []int32
-		if err := conn.QueryRow(ctx, e.sql.producers, s.queue.String()).Scan(&pids); err != nil {
+		select {
+		case err := <-ended:
 			return err
+		case <-again.C:
+		}
+		// Once the wait has begun they only become fewer. Of several, one may end unseen, and is looked for.
+		var pids []int32
+		if err := e.exec(ctx, &pids, e.sql.producers, s.queue.String(), conn.PgConn().PID()); err != nil || len(pids) != 1 {
+			again.Reset(settlePatience)
 		}
 		s.blocked(pids)
-		// One that is alone ends the wait by its end. Of several, one may end unseen: so the scouts of the lanes go on
-		// looking, and how many they are is asked again.
-		patience := time.Duration(0)
-		if len(pids) > 1 {
-			patience = settlePatience
-		}
-		var over bool
-		if err := conn.QueryRow(ctx, e.sql.waitForProducers, s.queue.String(), patience).Scan(&over); err != nil || over {
-			return err
-		}
 	}
 }
 
@@ -290,8 +328,11 @@ func (s *settler) blocked(pids []int32) {
 		s.since = time.Now()
 	}
 	s.blockedBy = pids
+	lanes := s.lanes
 	s.mu.Unlock()
-	s.alone.Store(len(pids) == 1)
+	for l, disarms := range lanes {
+		l.waitsForOne(disarms, len(pids) == 1)
+	}
 }
 
 // problem says, for operators, that producers keep the lanes from settling.
@@ -337,7 +378,9 @@ func (d *disarmer) run(ctx context.Context) {
 					continue
 				}
 				var void any
-				if err := d.e.exec(ctx, &void, d.e.sql.arm, row.node, row.lane, q.String(), row.number, false); err != nil {
+				err := d.e.exec(ctx, &void, d.e.sql.arm, row.node, row.lane, row.listener, q.String(), row.number, false,
+					l.filter.Namespaces, l.filter.Labels, row.fanout, row.places)
+				if err != nil {
 					l.mu.Lock()
 					l.armed = true // for all that is known
 					l.mu.Unlock()
@@ -363,7 +406,6 @@ func (l *lane) disarmUnused(s session) rowWrite {
 		return rowWrite{}
 	}
 	l.unsettle()
-	l.number++
 	l.armed, l.disarmed, l.untaken = false, l.now(), 0
-	return rowWrite{node: s.node, lane: l.id, number: l.number, disarm: true}
+	return l.nextWrite(s, true)
 }

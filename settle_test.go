@@ -29,7 +29,7 @@ func lookOf(l *lane, found int) look {
 func TestSettle_EmptyAnswer_IsGoodOnlyOnceTheLaneHasSettled(t *testing.T) {
 	l := unsettledLane()
 	k := lookOf(l, 0)
-	require.Equal(t, rowWrite{node: 7, lane: 1, number: 1}, k.row)
+	require.Equal(t, rowWrite{node: 7, lane: 1, number: 1, places: 1}, k.row)
 	require.False(t, l.isEmpty(true, 0))
 	l.settleSince(l.disarms)
 	require.Len(t, l.tokens, 1, "somebody looks once more")
@@ -71,7 +71,7 @@ func TestSettle_SomebodyElseIsHere_NoDisarming(t *testing.T) {
 	for range 2 * hotStreak {
 		require.Zero(t, lookOf(l, 1).row)
 	}
-	l.leave()
+	l.leave(true)
 	require.True(t, lookOf(l, 1).row.disarm)
 	require.False(t, lookOf(l, 1).row.disarm, "not twice in a second")
 }
@@ -94,9 +94,13 @@ func TestArm_LateWrite_ChangesNothing(t *testing.T) {
 		require.NoError(t, conn.QueryRow(t.Context(), `SELECT somebody_waits('worker')`).Scan(&armed))
 		return armed
 	}
-	mustExec(t, conn, `SELECT arm(1, 1, 'worker', 2, true), arm(1, 1, 'worker', 1, false)`)
+	arm := func(number int, armed bool) {
+		mustExec(t, conn, `SELECT arm(1, 1, 1, 'worker', $1, $2, NULL, NULL, 2, 1)`, number, armed)
+	}
+	arm(2, true)
+	arm(1, false)
 	require.True(t, armed())
-	mustExec(t, conn, `SELECT arm(1, 1, 'worker', 3, false)`)
+	arm(3, false)
 	require.False(t, armed())
 	require.False(t, func() (armed bool) {
 		require.NoError(t, conn.QueryRow(t.Context(), `SELECT somebody_waits('orchestrator')`).Scan(&armed))
@@ -212,7 +216,7 @@ func TestSettle_SilentProducerCommitsLate_IsFound(t *testing.T) {
 		l := p.engine.waiters.lanes(Worker)[0]
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.settler.alone.Load() && l.scoutAt.IsZero() && len(l.waiting) == 1
+		return !l.lastOne.IsZero() && l.scoutAt.IsZero() && len(l.waiting) == 1
 	})
 	mustExec(t, open[1], `COMMIT`)
 	get(t, second)

@@ -12,9 +12,9 @@ import (
 // is in provider.go, and LISTEN in listener.go.
 
 type statements struct {
-	channels, session, look, tell, asyncCommit, waitForProducers, producers, arm, removeWaiters string
+	channels, session, look, tell, asyncCommit, waitForProducers, producers, arm, disarmNode, removeWaiters string
 
-	enqueueWork, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
+	enqueueWork, enqueueWorkItem, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
 
 	enqueueMessages, fetchOrchestration, ackOrchestration, abandonOrchestration, renewOrchestration, undoOrchestration string
 
@@ -43,17 +43,20 @@ func newStatements(schema string) *statements {
 	scalar := func(function string, args int) string { return "SELECT " + call(function, args) }
 	rows := func(function string, args int) string { return "SELECT * FROM " + call(function, args) }
 	return &statements{
-		channels:             "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "channel('instance')",
-		session:              rows("listen_session", 2),
+		channels: "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "node_channel('orchestrator', $1), " +
+			in + "node_channel('worker', $1), " + in + "channel('instance')",
+		session:              rows("listen_session", 3),
 		look:                 rows("look", 4),
-		tell:                 scalar("notify_queues", 6),
+		tell:                 scalar("notify_queues", 8),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
 		waitForProducers:     scalar("wait_for_producers", 2),
-		producers:            scalar("producers", 1),
-		arm:                  scalar("arm", 5),
-		removeWaiters:        "SELECT " + in + "remove_waiters($1, NULL)",
+		producers:            scalar("producers", 2),
+		arm:                  scalar("arm", 10),
+		disarmNode:           scalar("disarm_node", 1),
+		removeWaiters:        scalar("remove_waiters", 3),
 		enqueueWork:          rows("enqueue_work_many", 13),
-		fetchWork:            rows("fetch_work", 16),
+		enqueueWorkItem:      rows("enqueue_work_item", 12),
+		fetchWork:            rows("fetch_work", 19),
 		ackWork:              scalar("ack_work", 11),
 		ackWorkGroup:         rows("ack_work_group", 11),
 		ackWorkMany:          rows("ack_work_many", 3),
@@ -61,7 +64,7 @@ func newStatements(schema string) *statements {
 		renewWork:            rows("renew_work", 3),
 		undoWork:             scalar("undo_work_claim", 2),
 		enqueueMessages:      rows("enqueue_message_many", 13),
-		fetchOrchestration:   rows("fetch_orchestration", 13),
+		fetchOrchestration:   rows("fetch_orchestration", 16),
 		ackOrchestration:     rows("ack_orchestration", 49),
 		abandonOrchestration: rows("abandon_orchestration", 5),
 		renewOrchestration:   scalar("renew_orchestration", 3),

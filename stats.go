@@ -38,6 +38,8 @@ type QueueStats struct {
 	Finds  map[string]int64 // queries that found work by reason; "fetch" is the query at the start of a fetch
 	Items  int64            // items, or turns, fetched
 
+	PassedOn int64 // notifications that came to this node alone while all of its dispatchers were busy
+
 	// FallbackFinds and ScoutFinds count the queries that found work which no notification and no timer
 	// announced, not even within the next 100 ms. They are 0 unless something is broken.
 	FallbackFinds int64
@@ -80,6 +82,7 @@ func (h *histogram) observe(d time.Duration) {
 type queueStats struct {
 	looks       atomic.Int64
 	items       atomic.Int64
+	passedOn    atomic.Int64
 	tokens      [wakeReasons]atomic.Int64
 	finds       [wakeReasons]atomic.Int64
 	unannounced [wakeReasons]atomic.Int64
@@ -123,6 +126,7 @@ func (e *engine) queueStats(q Queue) QueueStats {
 		Aggressive:    e.isAggressive(q),
 		Looks:         c.looks.Load(),
 		Items:         c.items.Load(),
+		PassedOn:      c.passedOn.Load(),
 		Tokens:        make(map[string]int64, wakeReasons),
 		Finds:         make(map[string]int64, wakeReasons),
 		FallbackFinds: c.unannounced[WakeFallback].Load(),

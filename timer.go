@@ -102,6 +102,19 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 		return true
 	}
 	retry, call, relay, scout := comes(&l.retryAt), comes(&l.call), comes(&l.relay), comes(&l.scoutAt)
+	if scout { // until something says that it is enough
+		l.planScout()
+		ahead = append(ahead, l.scoutAt)
+	}
+	if comes(&l.standByAt) {
+		l.emit(token{reason: WakeNotify, sole: true})
+	}
+	if comes(&l.bounceAt) {
+		l.bounce()
+	}
+	if retry {
+		l.emit(token{reason: WakeScout, sole: l.retrySole})
+	}
 	l.mu.Unlock()
 
 	if relay {
@@ -113,21 +126,18 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 	if call {
 		l.signal(WakeLocal)
 	}
-	if retry {
-		l.signal(WakeScout)
-	}
 	if scout {
-		l.poll()
+		l.poll(true)
 	}
 	return ahead
 }
 
-// poll makes one waiting dispatcher look, unless a look is owed already.
-func (l *lane) poll() {
+// poll makes one waiting dispatcher look, unless a look is owed already. bySilence says that what it may find, nobody was to
+// tell of.
+func (l *lane) poll(bySilence bool) {
 	l.mu.Lock()
-	wanted := len(l.waiting) > 0 && len(l.tokens) == 0
-	l.mu.Unlock()
-	if wanted {
-		l.signal(WakeScout)
+	defer l.mu.Unlock()
+	if len(l.waiting) > 0 && len(l.tokens) == 0 {
+		l.emit(token{reason: WakeScout, silent: bySilence})
 	}
 }

@@ -81,7 +81,7 @@ func TestTimer_Release_CallsOneWhoLooksAndElseTellsTheOthers(t *testing.T) {
 		told := func() bool {
 			e.coalescer.mu.Lock()
 			defer e.coalescer.mu.Unlock()
-			return e.coalescer.pending[Orchestrator] != nil
+			return e.coalescer.pending.notes[Orchestrator] != nil
 		}
 		tokens := func() int {
 			l.mu.Lock()

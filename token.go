@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
@@ -27,13 +28,40 @@ func lockToken(claim pgtype.UUID, subject string) LockToken {
 	return LockToken(claim.String() + "/" + subject)
 }
 
+// tokenMaker makes the tokens of the items of one claim.
+type tokenMaker []byte
+
+func newTokenMaker(claim pgtype.UUID) tokenMaker {
+	return append(append(make(tokenMaker, 0, 64), claim.String()...), '/')
+}
+
+// of returns lockToken of an item.
+func (m tokenMaker) of(item int64) LockToken { return LockToken(strconv.AppendInt(m, item, 10)) }
+
 // split takes a token apart. One that no fetch can have made is a lost lock.
 func (t LockToken) split() (claim pgtype.UUID, subject string, err error) {
 	id, subject, _ := strings.Cut(string(t), "/")
-	if claim.Scan(id) != nil || checkText("", subject, true) != nil {
+	if scanClaim(&claim, id) != nil || checkText("", subject, true) != nil {
 		return claim, "", fmt.Errorf("%w: lock token %s", ErrLockLost, quote(string(t)))
 	}
 	return claim, subject, nil
+}
+
+// scanClaim is claim.Scan, without what that allocates.
+func scanClaim(claim *pgtype.UUID, id string) error {
+	if len(id) != 36 {
+		return claim.Scan(id)
+	}
+	at := 0
+	for _, part := range [...]string{id[:8], id[9:13], id[14:18], id[19:23], id[24:]} {
+		n, err := hex.Decode(claim.Bytes[at:], []byte(part))
+		if err != nil {
+			return err
+		}
+		at += n
+	}
+	claim.Valid = true
+	return nil
 }
 
 // splitWork takes the token of a work item apart.

@@ -69,6 +69,26 @@ func (w *waiters) each(q Queue, namespace string, fn func(*lane)) {
 	}
 }
 
+// byID returns the lane with that id; nil: there is none any more.
+func (w *waiters) byID(q Queue, id int32) *lane {
+	for _, l := range w.lanes(q) {
+		if l.id == id {
+			return l
+		}
+	}
+	return nil
+}
+
+// callParked gives a token to somebody who waits and can take d, and reports whether there is one.
+func (w *waiters) callParked(d produced) bool {
+	for _, l := range w.lanes(d.queue) {
+		if l.callParked(d) {
+			return true
+		}
+	}
+	return false
+}
+
 // parked returns how many dispatchers of the queue wait.
 func (w *waiters) parked(q Queue) int {
 	n := 0

@@ -37,7 +37,7 @@ func TestWaiters_LaneThatNobodyUses_IsDroppedAfterAMinute(t *testing.T) {
 		require.NoError(t, err)
 		gone, err := w.enter(Worker, filter{Namespaces: []string{"gone"}})
 		require.NoError(t, err)
-		gone.leave()
+		gone.leave(true)
 		time.Sleep(time.Minute)
 		w.retire()
 		require.Len(t, w.lanes(Worker), 2)

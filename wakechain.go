@@ -27,6 +27,9 @@ import (
 //	    came in, lowered by every instant heard of, and cleared only together with the emission of a token.
 //	(4) While the query that a token or a release demands reports more due work than it took, it passes a
 //	    token on.
+//	(5) A token that is sole, because nobody else was told of what it is for, lies in store only while somebody of the lane
+//	    is inside a fetch, or about to be back, or while no other node listens. Otherwise the node has it passed on
+//	    (bounce.go).
 
 // Queue names one of the two queues.
 type Queue int
@@ -74,6 +77,9 @@ func (r WakeReason) announces() bool { return r != WakeFallback && r != WakeScou
 
 type token struct {
 	reason WakeReason
+	sole   bool   // nobody else was told
+	hop    int    // how often it was passed on
+	silent bool   // whoever added what it is for was right to tell nobody
 	signal uint64 // the signal that made it
 	at     time.Time
 	handed time.Time // when it was given to a parked dispatcher; zero: it lay in store
@@ -90,7 +96,10 @@ type lane struct {
 	stats  *queueStats
 
 	id         int32 // unique on this node
-	quietAbove int   // Config.QuietAbove; 0: it stays armed
+	fanout     int   // how many lanes are to be told of an item; 0: all
+	alone      func() bool
+	passOn     func(l *lane, hop int) // called, with mu held, for a token that is to be passed on
+	quietAbove int                    // Config.QuietAbove; 0: it stays armed
 	settler    *settler
 	overheard  func() // called, with mu held, when the lane should disarm although nobody of it fetches
 
@@ -115,6 +124,13 @@ type lane struct {
 
 	retryAt   time.Time // local: when to look again at rows that somebody had locked; zero: never
 	retryStep time.Duration
+	retrySole bool // nobody else was told of what is there
+
+	standByAt time.Time // local: when to look for what another lane should have taken; zero: never
+	standsBy  uint64    // the latest signal that asked for it
+
+	leftAt   time.Time // when the last one left who is likely to be back
+	bounceAt time.Time // local: when to see whether he is; zero: never
 
 	// After a release, unless a look begins before; local, zero: never.
 	call  time.Time // when to give a token
@@ -134,7 +150,7 @@ type suspect struct {
 
 func newLane(q Queue, f filter, now func() time.Time, moved func(), stats *queueStats) *lane {
 	return &lane{queue: q, filter: f, now: now, moved: moved, stats: stats,
-		closed: make(chan struct{}), idle: now(), arming: arming{mostPause: lastDisarmPause}}
+		closed: make(chan struct{}), idle: now(), alone: func() bool { return true }, arming: arming{mostPause: lastDisarmPause}}
 }
 
 // serves reports whether the lane may take items of the namespace; "" stands for any.
@@ -146,11 +162,24 @@ func (l *lane) serves(namespace string) bool {
 func (l *lane) signal(why WakeReason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.emit(why)
+	l.emit(token{reason: why})
 }
 
-// emit is signal for whoever holds mu.
-func (l *lane) emit(why WakeReason) {
+// emit is signal for whoever holds mu, and for a token with more to it than the reason.
+func (l *lane) emit(t token) {
+	l.heardSignal(t.reason)
+	l.stats.tokens[t.reason].Add(1)
+	if t.reason == WakeNotify {
+		if l.untaken++; l.isUnused() {
+			l.overheard()
+		}
+	}
+	t.signal, t.at = l.signals, l.now()
+	l.hand(t)
+}
+
+// heardSignal takes it in that there may be due work. The caller holds mu.
+func (l *lane) heardSignal(why WakeReason) {
 	l.signals++
 	if why.announces() {
 		l.judge()
@@ -160,13 +189,6 @@ func (l *lane) emit(why WakeReason) {
 	if why != WakeScout { // a poll says nothing about the queue
 		l.empty = false
 	}
-	l.stats.tokens[why].Add(1)
-	if why == WakeNotify {
-		if l.untaken++; l.isUnused() {
-			l.overheard()
-		}
-	}
-	l.hand(token{reason: why, signal: l.signals, at: l.now()})
 }
 
 // hand gives the token to the dispatcher that waits longest, or keeps it. A lane that owes as many queries
@@ -183,8 +205,12 @@ func (l *lane) hand(t token) {
 	at, _ := slices.BinarySearchFunc(l.tokens, t.signal, func(stored token, signal uint64) int { return cmp.Compare(stored.signal, signal) })
 	l.tokens = slices.Insert(l.tokens, at, t)
 	if len(l.tokens) > max(l.seen, 1) {
+		if first, second := l.tokens[0], &l.tokens[1]; first.sole {
+			second.sole, second.hop = true, max(first.hop, second.hop)
+		}
 		l.tokens = slices.Delete(l.tokens, 0, 1)
 	}
+	l.bounce()
 }
 
 // handBack returns a token whose query was not made, or not answered.
@@ -203,11 +229,16 @@ func (l *lane) enter() {
 	l.seen = max(l.seen, l.inside)
 }
 
-func (l *lane) leave() {
+// leave ends what enter began; busy says that it was with something to do.
+func (l *lane) leave(busy bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.inside--
 	l.idle = l.now()
+	if !busy {
+		l.leftAt = l.idle
+	}
+	l.bounce()
 }
 
 // isEmpty reports whether a query would find nothing, by invariant (2). Without a LISTEN connection, an
@@ -338,14 +369,15 @@ func (r *report) more() bool { return !r.earliest.IsZero() && !r.earliest.After(
 // It returns whether the query was contended: it found nothing, yet a plain read sees due rows.
 func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended bool) {
 	// Several releases may have left one look to make, and each of them a due item.
-	if demanded := by != nil || !k.call.IsZero(); r.found > 0 && demanded && r.more() {
-		defer l.signal(WakeChain) // invariant (4)
-	}
+	sole := by != nil && by.sole || !k.call.IsZero()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if demanded := by != nil || !k.call.IsZero(); r.found > 0 && demanded && r.more() {
+		defer l.emit(token{reason: WakeChain, sole: sole}) // invariant (4)
+	}
 	if by != nil && r.found > 0 {
 		// Another dispatcher may be on its way because of an announcement, and this one was faster.
-		if !by.reason.announces() && l.announced == l.answered {
+		if !by.reason.announces() && !by.silent && l.announced == l.answered {
 			l.suspects = append(l.suspects, suspect{by.reason, l.announced, l.now().Add(announceGrace)})
 		}
 		l.stats.latency.observe(l.now().Sub(by.at))
@@ -362,6 +394,7 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 		if r.found == 0 {
 			l.retryStep = max(min(2*l.retryStep, maxRetryInterval), firstScoutInterval)
 			l.retryAt = l.now().Add(l.retryStep)
+			l.retrySole = l.retrySole || sole
 			l.moved()
 			return true
 		}
@@ -370,10 +403,13 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 
 	// Nothing is left that this query could have seen: it has paid for every token made before it began.
 	l.tokens = slices.DeleteFunc(l.tokens, func(t token) bool { return t.signal <= k.signals })
+	if l.standsBy <= k.signals {
+		l.standByAt = time.Time{}
+	}
 	l.answered = max(l.answered, k.announced)
 	l.learn(k, r)
 	if l.left == k.left { // or one that overtook this one saw what this one may be too old to have seen
-		l.retryAt, l.retryStep = time.Time{}, 0
+		l.retryAt, l.retryStep, l.retrySole = time.Time{}, 0, false
 		l.lookedAt = k.began
 		missed := k.session.epoch != listening || listening != 0 && !(k.settled && l.disarms == k.disarms)
 		l.empty = l.empty || l.signals == k.signals && !missed

@@ -118,7 +118,7 @@ func (s *simulation) claim(namespaces []string, row rowWrite) (*simItem, report)
 	s.pause([]time.Duration{2 * time.Millisecond, 50 * time.Millisecond}[s.random(20)/19])
 	s.set(item, func(*simItem) {
 		write := row.number != 0 && (item == nil || row.disarm)
-		if row.disarm = item != nil; write && row.node == s.e.session().node && row.number > s.rows[row.lane].number {
+		if row.disarm = item != nil; write && row.listener == s.e.session().listener && row.number > s.rows[row.lane].number {
 			s.rows[row.lane] = row
 		}
 	})
@@ -349,7 +349,7 @@ func (s *simulation) run(lull time.Duration, dispatchers ...[]string) {
 				s.wg.Go(func() {
 					s.pause(10 * time.Second)
 					s.set(nil, func(*simItem) { s.up = time.Now() })
-					s.e.listener.current.Store(&session{epoch: s.e.listener.sessions.Add(1), node: int32(s.random(1 << 30))})
+					s.e.listener.current.Store(&session{epoch: s.e.listener.sessions.Add(1), listener: int32(s.random(1 << 30))})
 					s.e.listenerUp()
 				})
 			}

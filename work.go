@@ -110,8 +110,9 @@ func (p *Provider) EnqueueForWorkerMany(ctx context.Context, items []WorkEnqueue
 	}, func() {
 		var due []produced
 		for i, a := range added {
-			if !a.Duplicate {
-				due = append(due, produced{Worker, cmp.Or(items[i].Namespace, DefaultNamespace), a.DueAt, a.now})
+			if item := &items[i]; !a.Duplicate {
+				due = append(due, produced{queue: Worker, namespace: cmp.Or(item.Namespace, DefaultNamespace), label: &item.Tag,
+					forAny: item.Session == "", dueAt: a.DueAt, now: a.now})
 			}
 		}
 		p.engine.tell(due, quiet)
@@ -132,6 +133,10 @@ func (p *Provider) enqueueWork(ctx context.Context, q querier, items []WorkEnque
 	if len(items) == 0 {
 		return nil, nil
 	}
+	if len(items) == 1 && items[0].DedupKey == "" {
+		e, err := p.enqueueWorkItem(ctx, q, &items[0], quiet)
+		return []Enqueued{e}, err
+	}
 	c, err := p.workColumns(items)
 	if err != nil {
 		return nil, err
@@ -140,13 +145,30 @@ func (p *Provider) enqueueWork(ctx context.Context, q querier, items []WorkEnque
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Enqueued, err error) {
-		var id *int64
-		var dueAt *time.Time
-		err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now)
-		e.ID, e.DueAt = value(id), value(dueAt)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Enqueued, error) { return scanEnqueued(row) })
+}
+
+// enqueueWorkItem is enqueueWork for one without a dedup key.
+func (p *Provider) enqueueWorkItem(ctx context.Context, q querier, item *WorkEnqueue, quiet bool) (e Enqueued, err error) {
+	if err := p.checkWork(&item.WorkItem); err != nil {
 		return e, err
-	})
+	}
+	if err := item.EnqueueOptions.check(); err != nil {
+		return e, err
+	}
+	return scanEnqueued(q.QueryRow(ctx, p.sql.enqueueWorkItem, item.Name, payload(item.Input),
+		optional(item.Namespace, item.Namespace == "" || item.Namespace == DefaultNamespace), int16(item.Priority),
+		optional(item.Delay, item.Delay == 0), optional(item.At, item.At.IsZero()), text(item.Instance),
+		optional(item.ExecutionID, item.ExecutionID == 0 && item.Instance == ""), optional(item.ActivityID, item.ActivityID == 0 && item.Instance == ""),
+		text(item.Tag), text(item.Session), quiet))
+}
+
+func scanEnqueued(row pgx.Row) (e Enqueued, err error) {
+	var id *int64
+	var dueAt *time.Time
+	err = row.Scan(&id, &e.Duplicate, &dueAt, &e.now)
+	e.ID, e.DueAt = value(id), value(dueAt)
+	return e, err
 }
 
 // workColumns are work items as the arrays that enqueue_work_many and ack_orchestration take.
@@ -219,7 +241,7 @@ func (c *optionColumns) args() []any {
 	return []any{namespaces, c.priorities, c.delays, c.visibleAts, c.dedupKeys}
 }
 
-func (c *optionColumns) add(o *EnqueueOptions) error {
+func (o *EnqueueOptions) check() error {
 	if o.Namespace != "" {
 		if err := checkNamespace(o.Namespace); err != nil {
 			return err
@@ -237,7 +259,11 @@ func (c *optionColumns) add(o *EnqueueOptions) error {
 	if err := checkInstant("due time", o.At); err != nil {
 		return err
 	}
-	if err := checkText("dedup key", o.DedupKey, false); err != nil {
+	return checkText("dedup key", o.DedupKey, false)
+}
+
+func (c *optionColumns) add(o *EnqueueOptions) error {
+	if err := o.check(); err != nil {
 		return err
 	}
 	c.namespaces = append(c.namespaces, optional(o.Namespace, o.Namespace == "" || o.Namespace == DefaultNamespace))
@@ -308,36 +334,23 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame func(), claim pgtype.UUID, plan fetchPlan, announce bool, row rowWrite) (c claimed[[]*ClaimedWorkItem], err error) {
 	sent := p.engine.clock.Now()
 	lost := &LostLocksError{}
+	var r workRow
+	token := newTokenMaker(claim)
 	err = p.claimRows(ctx, conn, rowCame, plan.ack == nil, func(rows pgx.Rows) error {
-		var item ClaimedWorkItem
-		var id, execution, activity *int64
-		var namespace, name, instance, tag, session, lastError *string
-		var priority *int16
-		var attempt *int
-		var enqueuedAt, dueAt, until, earliest, now *time.Time
-		var token pgtype.UUID
-		err := rows.Scan(&id, &namespace, &priority, &attempt, &name, (*[]byte)(&item.Input), &instance, &execution, &activity,
-			&tag, &session, &lastError, &enqueuedAt, &dueAt, &until, &earliest, &now, &token)
-		if err != nil {
+		if err := rows.Scan(r.targets()...); err != nil {
 			return err
 		}
-		if token.Valid {
-			lost.Tokens = append(lost.Tokens, lockToken(token, strconv.FormatInt(*id, 10)))
+		if r.lost.Valid {
+			lost.Tokens = append(lost.Tokens, lockToken(r.lost, strconv.FormatInt(r.id.Int64, 10)))
 			return nil
 		}
-		c.leaseEnd = *until
-		if id == nil { // the last row: the outlook
-			p.engine.clock.Observe(sent, p.engine.clock.Now(), *now)
-			c.found, c.earliest, c.now = len(c.item), value(earliest), *now
+		c.leaseEnd = r.until.Time
+		if !r.id.Valid { // the last row: the outlook
+			p.engine.clock.Observe(sent, p.engine.clock.Now(), r.now.Time)
+			c.found, c.earliest, c.now = len(c.item), r.earliest.Time, r.now.Time
 			return nil
 		}
-		item.ID, item.LockToken = *id, lockToken(claim, strconv.FormatInt(*id, 10))
-		item.Namespace, item.Priority, item.Attempt = *namespace, int(*priority), *attempt
-		item.Name, item.Instance = *name, value(instance)
-		item.ExecutionID, item.ActivityID = value(execution), value(activity)
-		item.Tag, item.Session, item.LastError = value(tag), value(session), value(lastError)
-		item.EnqueuedAt, item.DueAt, item.LockedUntil = *enqueuedAt, *dueAt, c.leaseEnd
-		c.item = append(c.item, &item)
+		c.item = append(c.item, r.item(token.of(r.id.Int64)))
 		return nil
 	}, p.sql.fetchWork, p.fetchArgs(claim, plan, announce, row)...)
 	if err == nil && lost.Tokens != nil {
@@ -346,9 +359,53 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 	return c, err
 }
 
+// workRow is a row of fetch_work. One is good for all rows of an answer, and is meant to be: an item costs two
+// allocations and its input, and a text one more if it is not that of the row before.
+type workRow struct {
+	id, execution, activity                         pgtype.Int8
+	priority                                        pgtype.Int2
+	attempt                                         pgtype.Int4
+	namespace, name, instance, tag, session, reason sameText
+	input                                           []byte
+	enqueuedAt, dueAt, until, earliest, now         pgtype.Timestamptz
+	lost                                            pgtype.UUID
+
+	pointers []any
+}
+
+func (r *workRow) targets() []any {
+	if r.pointers == nil {
+		r.pointers = []any{&r.id, &r.namespace, &r.priority, &r.attempt, &r.name, &r.input, &r.instance, &r.execution, &r.activity,
+			&r.tag, &r.session, &r.reason, &r.enqueuedAt, &r.dueAt, &r.until, &r.earliest, &r.now, &r.lost}
+	}
+	return r.pointers
+}
+
+func (r *workRow) item(token LockToken) *ClaimedWorkItem {
+	return &ClaimedWorkItem{
+		WorkItem: WorkItem{Name: string(r.name), Input: r.input, Instance: string(r.instance), ExecutionID: r.execution.Int64,
+			ActivityID: r.activity.Int64, Tag: string(r.tag), Session: string(r.session)},
+		ID: r.id.Int64, Namespace: string(r.namespace), Priority: int(r.priority.Int16), Attempt: int(r.attempt.Int32),
+		EnqueuedAt: r.enqueuedAt.Time, DueAt: r.dueAt.Time, LastError: string(r.reason), LockToken: token, LockedUntil: r.until.Time,
+	}
+}
+
+// sameText reads texts, "" for NULL. One that equals the one before is that.
+type sameText string
+
+func (t *sameText) ScanBytes(text []byte) error {
+	if string(*t) != string(text) {
+		*t = sameText(text)
+	}
+	return nil
+}
+
 func (p *Provider) fetchArgs(claim pgtype.UUID, plan fetchPlan, announce bool, row rowWrite) []any {
 	var ids []int64
 	var claims []pgtype.UUID
+	if plan.ack != nil {
+		ids, claims = make([]int64, 0, len(plan.ack)), make([]pgtype.UUID, 0, len(plan.ack))
+	}
 	for _, l := range plan.ack {
 		ids, claims = append(ids, l.item), append(claims, l.claim)
 	}

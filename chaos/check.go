@@ -83,6 +83,11 @@ func (f *fate) existed() bool {
 	return !f.confirmed.IsZero() && !f.Duplicate || len(f.claims) > 0
 }
 
+// order has the claims be in the order in which they were made.
+func (f *fate) order() {
+	slices.SortFunc(f.claims, func(a, b *claim) int { return a.madeAt.Compare(b.madeAt) })
+}
+
 func (f *fate) String() string {
 	what := "item"
 	if f.Instance != "" {
@@ -108,10 +113,13 @@ type verdict struct {
 	probes     []time.Duration
 }
 
+func (v *verdict) failed() bool { return len(v.violations) > 0 }
+
 // judge compares what was seen with what there is.
 func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
-	j := &judge{fates: map[string]*fate{}, crashes: c.crashes, stalls: c.stalls, rounds: rounds,
-		v: &verdict{options: c.options, violations: c.violations, faults: c.counts, rounds: len(rounds)}}
+	j := newJudge(lease)
+	j.crashes, j.stalls, j.rounds = c.crashes, c.stalls, rounds
+	j.v = &verdict{options: c.options, violations: c.violations, faults: c.counts, rounds: len(rounds)}
 	j.gather(lines, t)
 	for _, key := range slices.Sorted(maps.Keys(j.fates)) {
 		f := j.fates[key]
@@ -126,19 +134,24 @@ func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 }
 
 type judge struct {
+	lease           time.Duration
 	fates           map[string]*fate
+	claims          map[string]*claim // by key and token
 	crashes, stalls []span
 	rounds          []round
 	v               *verdict
+}
+
+func newJudge(lease time.Duration) *judge {
+	return &judge{lease: lease, fates: map[string]*fate{}, claims: map[string]*claim{}, v: &verdict{}}
 }
 
 func (j *judge) complain(format string, args ...any) {
 	j.v.violations = append(j.v.violations, fmt.Sprintf(format, args...))
 }
 
-// gather makes the fates.
-func (j *judge) gather(lines []entry, t tables) {
-	tokens := map[string]*claim{} // by key and token
+// read takes what some lines say into the fates. What is said later has to come later.
+func (j *judge) read(lines []entry) {
 	slices.SortStableFunc(lines, func(a, b entry) int { return a.At.Compare(b.At) })
 	for _, e := range lines {
 		if e.What == wrong {
@@ -156,7 +169,7 @@ func (j *judge) gather(lines []entry, t tables) {
 			j.complain("%s: %s of %q, which nobody sent", e.process, e.What, e.Key)
 			continue
 		}
-		held := tokens[e.Key+e.Token]
+		held := j.claims[e.Key+e.Token]
 		switch {
 		case e.What == sent:
 			f.confirmed, f.ID, f.Duplicate, f.Due = e.At, cmp.Or(f.ID, e.ID), e.Duplicate, e.Due
@@ -168,8 +181,8 @@ func (j *judge) gather(lines []entry, t tables) {
 		case e.What == got && held != nil:
 			j.complain("%v was handed out twice under token %s", f, e.Token)
 		case e.What == got:
-			held = &claim{entry: e, inHand: e.At, madeAt: e.Until.Add(-lease)}
-			tokens[e.Key+e.Token] = held
+			held = &claim{entry: e, inHand: e.At, madeAt: e.Until.Add(-j.lease)}
+			j.claims[e.Key+e.Token] = held
 			f.claims = append(f.claims, held)
 			if f.ID = cmp.Or(f.ID, e.ID); f.ID != e.ID {
 				j.complain("%v exists a second time, as id %d", f, e.ID)
@@ -177,13 +190,18 @@ func (j *judge) gather(lines []entry, t tables) {
 		case held == nil:
 			j.complain("%s: %s of %v under token %s, which nobody got", e.process, e.What, f, e.Token)
 		case e.What == acking || e.What == returning:
-			held.tried, held.stale, held.triedAt = e.What, e.Stale, e.At
+			held.tried, held.stale, held.triedAt, held.Delay = e.What, e.Stale, e.At, e.Delay
 		case e.What == renewed:
 			held.renewedTo = e.Until
 		default:
 			held.outcome, held.settled = e.What, e.At
 		}
 	}
+}
+
+// gather makes the fates.
+func (j *judge) gather(lines []entry, t tables) {
+	j.read(lines)
 	for _, e := range t.effects {
 		if f := j.fates[e.key]; f != nil {
 			f.effects = append(f.effects, e)
@@ -205,7 +223,7 @@ func (j *judge) gather(lines []entry, t tables) {
 		}
 	}
 	for _, f := range j.fates {
-		slices.SortFunc(f.claims, func(a, b *claim) int { return a.madeAt.Compare(b.madeAt) })
+		f.order()
 		j.v.effects += len(f.effects)
 		switch unknown := f.confirmed.IsZero() && !f.revoked; {
 		case f.existed():

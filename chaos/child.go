@@ -20,8 +20,8 @@ import (
 //
 // It is this program again, told by its environment what to be. On its standard output it says "ready" and,
 // after it has closed, what its engine did. On its standard input it is told to "probe" only or to "work"
-// again, to be "quiet", that is to enqueue no more, and to "close". If that ends, the parent is gone, and so is
-// the process.
+// again, to be "quiet", that is to enqueue no more, and to "close"; when it soaks, also at which pace to enqueue,
+// and to "sample" itself, which it answers. If that input ends, the parent is gone, and so is the process.
 
 // envOrder makes a process a child. It holds its order, as JSON.
 const envOrder = "PGWAKE_CHAOS_ORDER"
@@ -36,6 +36,7 @@ type order struct {
 	PoolURL    string
 	ListenURL  string
 	Ledger     string
+	Plant      []string // defects to plant; see plants
 }
 
 func (o *order) process() string { return fmt.Sprintf("node-%d-%d", o.Node, o.Generation) }
@@ -100,6 +101,11 @@ func beChild(o order) (bye farewell, err error) {
 		switch commands.Text() {
 		case "probe", "work":
 			w.resting.Store(commands.Text() == "probe")
+		case paceBusy, paceTrickle, paceIdle:
+			w.pace.Store(new(commands.Text()))
+		case "sample":
+			line, _ := json.Marshal(map[string]any{"Vitals": w.sample()})
+			fmt.Println(string(line))
 		case "quiet":
 			w.quiet()
 		case "close":
@@ -133,6 +139,9 @@ func (w *workload) tryOpen() error {
 		FallbackInterval: fallbackInterval,
 		// Short, so that polling does not hide for long what pushing fails to do.
 		AggressiveDuration: time.Second,
+	}
+	if w.Role == soaker { // nothing goes wrong, so nothing needs polling: it would hide what is lost
+		config.AggressivePolicy = pgwake.Never
 	}
 	if w.pool, err = pgxpool.New(ctx, w.PoolURL); err != nil {
 		return err

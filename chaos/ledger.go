@@ -104,23 +104,46 @@ func readLedgers(dir string) ([]entry, error) {
 }
 
 func readLedger(all []entry, path, process string) ([]entry, error) {
+	r, err := followLedger(path, process)
+	if err != nil {
+		return nil, err
+	}
+	defer r.file.Close()
+	return r.readOn(all)
+}
+
+// ledgerReader reads a ledger that may still be written.
+type ledgerReader struct {
+	process string
+	file    *os.File
+	lines   *bufio.Reader
+	begun   []byte // of a line whose end is not there yet
+}
+
+func followLedger(path, process string) (*ledgerReader, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	for r := bufio.NewReader(f); ; {
-		line, err := r.ReadBytes('\n')
+	return &ledgerReader{process: process, file: f, lines: bufio.NewReader(f)}, nil
+}
+
+// readOn appends the lines that have come since the last time. A line that never gets an end was cut off by kill -9,
+// and what it says was never begun.
+func (r *ledgerReader) readOn(all []entry) ([]entry, error) {
+	for {
+		line, err := r.lines.ReadBytes('\n')
+		r.begun = append(r.begun, line...)
 		if errors.Is(err, io.EOF) {
-			return all, nil // a line without an end was cut off by kill -9, and what it says was never begun
+			return all, nil
 		}
 		if err != nil {
 			return nil, err
 		}
-		e := entry{process: process}
-		if err := json.Unmarshal(line, &e); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+		e := entry{process: r.process}
+		if err := json.Unmarshal(r.begun, &e); err != nil {
+			return nil, fmt.Errorf("%s: %w", r.file.Name(), err)
 		}
-		all = append(all, e)
+		all, r.begun = append(all, e), r.begun[:0]
 	}
 }

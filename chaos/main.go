@@ -5,6 +5,7 @@
 //	go run ./chaos -seed 7 -for 3m        the faults of seed 7, longer
 //	go run ./chaos -nodes 8               more workers and orchestrators; half as many producers and an idle
 //	                                      process come on top
+//	go run ./chaos -soak -for 1h          nothing goes wrong; does anything grow? (soak.go)
 //
 // It starts a server of its own, which it stops and kills. Processes talk to it through toxiproxy, each through
 // two ways of its own, one for its pool and one for LISTEN. What they set out to do and what came of it is
@@ -32,8 +33,16 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 0, "which faults happen (default random)")
 	flag.DurationVar(&o.length, "for", time.Minute, "how long")
 	flag.IntVar(&o.nodes, "nodes", 4, "workers and orchestrators, at least 2")
+	flag.BoolVar(&o.soak, "soak", false, "no faults, but every kind of load: does anything grow, or come late?")
+	flag.StringVar(&o.samples, "samples", "soak.jsonl", "where a soak keeps its samples")
+	plant := flag.String("plant", "", "defects for a soak to find, such as goroutine,lost")
 	flag.Parse()
-	if flag.NArg() > 0 || o.nodes < 2 {
+	var err error
+	if o.plant, err = plantsOf(*plant); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	if flag.NArg() > 0 || o.nodes < 2 || o.length <= 0 {
 		flag.Usage()
 		os.Exit(2)
 	}
@@ -43,7 +52,21 @@ func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	context.AfterFunc(ctx, cancel) // a second Ctrl-C ends at once
-	result, err := run(ctx, o, os.Stderr)
+	var result interface {
+		fmt.Stringer
+		failed() bool
+	}
+	if o.soak {
+		var v *soakVerdict
+		if v, err = soak(ctx, o, os.Stderr); v != nil {
+			result = v
+		}
+	} else {
+		var v *verdict
+		if v, err = run(ctx, o, os.Stderr); v != nil {
+			result = v
+		}
+	}
 	if result != nil { // there is a verdict even if cleaning up failed, or was cut short
 		fmt.Print(result)
 	}
@@ -54,7 +77,7 @@ func main() {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
-	case len(result.violations) > 0:
+	case result.failed():
 		os.Exit(1)
 	}
 }
@@ -63,8 +86,15 @@ type options struct {
 	seed   uint64
 	length time.Duration
 	nodes  int
+
+	soak    bool
+	samples string // path
+	plant   []string
 }
 
 func (o options) String() string {
+	if o.soak {
+		return fmt.Sprintf("go run ./chaos -soak -seed %d -for %v", o.seed, o.length)
+	}
 	return fmt.Sprintf("go run ./chaos -seed %d -for %v -nodes %d", o.seed, o.length, o.nodes)
 }

@@ -23,7 +23,9 @@ type node struct {
 	seed         uint64
 	nodes        int
 	dir          string
-	pool, listen *way
+	pool, listen *way   // nil: straight to the server
+	address      string // of the server
+	plant        []string
 
 	mu         sync.Mutex // one fault at a time
 	generation int
@@ -36,7 +38,11 @@ func (n *node) String() string { return fmt.Sprintf("node %d (%s)", n.index, n.r
 func (n *node) name(way string) string { return fmt.Sprintf("chaos-%d-%s", n.index, way) }
 
 func (n *node) url(way string, through *way) string {
-	u := url.URL{Scheme: "postgres", User: url.User("postgres"), Host: through.address(), Path: "/postgres"}
+	host := n.address
+	if through != nil {
+		host = through.address()
+	}
+	u := url.URL{Scheme: "postgres", User: url.User("postgres"), Host: host, Path: "/postgres"}
 	u.RawQuery = url.Values{"sslmode": {"disable"}, "application_name": {n.name(way)}, "connect_timeout": {"5"}}.Encode()
 	return u.String()
 }
@@ -50,7 +56,12 @@ type process struct {
 	gone     chan struct{}  // closed when it has ended; then the rest may be read
 	err      error
 	bye      *farewell
+	vitals   chan vitals // answers to "sample"
 }
+
+// poolSize is that of a node, and of one that soaks: all connections are there from the beginning, so that their number
+// does not grow.
+var poolSize = map[bool]string{false: "&pool_max_conns=8", true: "&pool_max_conns=12&pool_min_conns=12"}
 
 // start begins the node's next life.
 func (n *node) start() error {
@@ -59,11 +70,11 @@ func (n *node) start() error {
 		return err
 	}
 	o := order{
-		Node: n.index, Generation: n.generation, Nodes: n.nodes, Role: n.role, Seed: n.seed,
-		PoolURL: n.url("pool", n.pool) + "&pool_max_conns=8", ListenURL: n.url("listen", n.listen),
+		Node: n.index, Generation: n.generation, Nodes: n.nodes, Role: n.role, Seed: n.seed, Plant: n.plant,
+		PoolURL: n.url("pool", n.pool) + poolSize[n.role == soaker], ListenURL: n.url("listen", n.listen),
 	}
 	n.generation++
-	p := &process{name: o.process(), ready: make(chan struct{}), gone: make(chan struct{})}
+	p := &process{name: o.process(), ready: make(chan struct{}), gone: make(chan struct{}), vitals: make(chan vitals, 1)}
 	o.Ledger = filepath.Join(n.dir, p.name+".ledger")
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -101,8 +112,16 @@ func (p *process) attend(words io.Reader) {
 			close(p.ready)
 			continue
 		}
-		p.bye = &farewell{}
-		_ = json.Unmarshal(lines.Bytes(), p.bye)
+		var said struct {
+			farewell
+			Vitals *vitals
+		}
+		_ = json.Unmarshal(lines.Bytes(), &said)
+		if said.Vitals != nil {
+			p.vitals <- *said.Vitals
+			continue
+		}
+		p.bye = &said.farewell
 	}
 	p.err = p.cmd.Wait()
 }

@@ -64,6 +64,7 @@ type chaos struct {
 	stopped   []int // backends that may be stopped
 
 	mu          sync.Mutex
+	pace        string // at which is enqueued while it soaks
 	counts      map[string]int
 	silentSince time.Time // when a connection last lost its peer silently
 	crashes     []span
@@ -219,6 +220,9 @@ func (c *chaos) tearDown() {
 	for _, n := range c.nodes {
 		n.process.kill()
 		for _, w := range []*way{n.pool, n.listen} {
+			if w == nil {
+				continue
+			}
 			_ = w.change(func() error { w.proxy.Stop(); return nil })
 		}
 	}
@@ -350,7 +354,9 @@ func (c *chaos) watch(ctx context.Context, until time.Time) error {
 			return err
 		}
 		if took := time.Since(began); took > 100*time.Millisecond {
+			c.mu.Lock()
 			c.stalls = append(c.stalls, span{began, time.Now()})
+			c.mu.Unlock()
 		}
 	}
 	return nil

@@ -26,7 +26,8 @@ const (
 	producer     = "producer"
 	worker       = "worker"
 	orchestrator = "orchestrator"
-	idler        = "idler" // does nothing but take its probes
+	idler        = "idler"  // does nothing but take its probes
+	soaker       = "soaker" // does all of it, and more, while nothing goes wrong
 )
 
 // What a handler is to do with a work item. All but the probe begin with an ordinary claim.
@@ -97,10 +98,17 @@ type workload struct {
 	quiet context.CancelFunc
 
 	resting atomic.Bool // it is to enqueue probes alone
+
+	pace    atomic.Pointer[string] // at which it is to enqueue while it soaks
+	members members
 }
 
 // begin starts the loops of the role.
 func (w *workload) begin() {
+	if w.Role == soaker {
+		w.soak()
+		return
+	}
 	if w.Role != idler {
 		w.loop("probe", w.sendProbes)
 	}
@@ -168,7 +176,7 @@ func (w *workload) failed(what string, err error) {
 	if !errors.As(err, &verb) { // the pool's own
 		return
 	}
-	explained := verb.Retryable || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
+	explained := verb.Retryable && w.Role != soaker || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
 		errors.Is(err, pgwake.ErrLockLost) || errors.Is(err, pgwake.ErrClosed)
 	if !explained {
 		w.ledger.write(wrong, entry{Err: fmt.Sprintf("%s: %v", what, err)})

@@ -24,6 +24,19 @@ $$;
 COMMENT ON FUNCTION channel IS 'Notification channel of a queue (orchestrator or worker), or of changes to instances (instance). A hash, since LISTEN silently truncates names at 63 bytes.';
 
 -- +goose StatementBegin
+CREATE FUNCTION node_channel(p_queue text, p_node integer)
+RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN channel(p_queue) || '_' || p_node;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION node_channel IS 'Internal: notification channel of a queue that one node alone listens on.';
+
+-- +goose StatementBegin
 CREATE FUNCTION notify_queue(p_queue text, p_due bigint, p_next timestamptz, p_namespace text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql
@@ -55,12 +68,59 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION somebody_waits IS 'Internal: whether a lane of the queue is armed.';
 
+-- +goose StatementBegin
+CREATE FUNCTION wake(p_queue text, p_namespace text, p_label text, p_due bigint, p_hop integer DEFAULT 0,
+    p_but_node integer DEFAULT NULL, p_but_lane integer DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_waiter record;
+    v_needed integer := 1; -- for the items; others stand by
+    v_wanted integer := 1;
+    v_told   integer[] := '{}';
+BEGIN
+    FOR v_waiter IN
+        SELECT w.node, w.lane, w.listener, w.fanout, w.places FROM waiters w
+         WHERE w.queue = p_queue AND w.armed AND w.namespace = ANY (ARRAY[p_namespace, '*'])
+           AND (w.namespaces IS NULL OR p_namespace = ANY (w.namespaces)) AND (w.labels IS NULL OR p_label = ANY (w.labels))
+           AND (w.node IS DISTINCT FROM p_but_node OR w.lane <> p_but_lane)
+         ORDER BY w.fanout > 0, random()
+    LOOP
+        -- Whoever can have its lock knows that the connection has ended; a node knows that its own has not.
+        CONTINUE WHEN v_waiter.node = ANY (v_told) OR v_waiter.node IS DISTINCT FROM p_but_node
+            AND pg_try_advisory_xact_lock_shared(hashtext('pgwake nodes of ' || current_schema()), v_waiter.listener);
+        IF v_waiter.fanout = 0 THEN -- that node wants to hear of everything
+            PERFORM notify_queue(p_queue, p_due, NULL, p_namespace);
+            RETURN true;
+        END IF;
+        IF p_hop = 0 THEN
+            v_needed := greatest(v_needed, (p_due + v_waiter.places - 1) / v_waiter.places);
+            v_wanted := greatest(v_wanted, v_needed, v_waiter.fanout);
+        END IF;
+        -- "<lane> <how often it was passed on> <1: stand by> <namespace>"
+        PERFORM pg_notify(node_channel(p_queue, v_waiter.node), concat_ws(' ',
+            v_waiter.lane, p_hop, (cardinality(v_told) >= v_needed)::integer, p_namespace));
+        v_told := v_told || v_waiter.node;
+        EXIT WHEN cardinality(v_told) >= v_wanted;
+    END LOOP;
+    RETURN v_told <> '{}';
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION wake IS 'Internal: notifies some lane that is armed and takes p_due items of this namespace and label (tag of a work item, queue name of an instance) with no session, pinned version or sticky owner: enough for all of the items, and as many as its fanout says, on a node each. Those that are not needed look a moment later. Not the lane p_but_lane of p_but_node, which calls this; null: none of that node. False if there is none. p_hop is how often they were passed on; then one is told.';
+
 -- A lane that is not armed is one of which nobody waits, or else one that has a look to come which sees whatever a
 -- producer adds that read it as not armed: the node waits (wait_for_producers) until every such producer has ended, and
--- looks after that. So a producer may be silent if nobody is armed, provided that
+-- looks after that. So a producer may tell those alone that it sees as armed, provided that
 --   (1) it held the lock that they share before it read who is armed, which keeps the node waiting; without it
 --       somebody may be waiting for those that hold it, and will not wait for this one;
 --   (2) it read in a snapshot taken after that, and after its rows were written.
+-- A producer that is not sure tells all. So it does with what not every dispatcher of a lane can take, since whoever is told
+-- alone may have to be the one who takes it.
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_inserted()
@@ -71,33 +131,57 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
-    v_rows  bigint;
+    v_fanout smallint := 0; -- all are told
     v_due   bigint;
+    v_any   bigint; -- those of them that any dispatcher of a lane can take
     v_next  timestamptz;
     v_first text;
     v_last  text;
+    v_kinds integer;
+    v_namespaces text[];
+    v_labels     text[];
+    v_counts     bigint[];
 BEGIN
     -- Each busy producer comes this far. What could be a function of its own is not: calling one costs as much as all
     -- of this, for the settings that it pins.
     IF pg_try_advisory_xact_lock_shared(hashtext('pgwake producers'), TG_RELID::integer)
        AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
         -- In a statement of its own, and so in a snapshot of its own.
-        IF NOT EXISTS (SELECT FROM waiters w WHERE w.queue = TG_ARGV[0] AND w.armed) THEN
+        SELECT min(w.fanout) INTO v_fanout FROM waiters w WHERE w.queue = TG_ARGV[0] AND w.armed;
+        IF v_fanout IS NULL THEN
             RETURN NULL;
         END IF;
     END IF;
-    SELECT count(*), count(*) FILTER (WHERE visible_at <= v_now), min(visible_at) FILTER (WHERE visible_at > v_now),
-           min(namespace), max(namespace)
-      INTO v_rows, v_due, v_next, v_first, v_last
-      FROM inserted;
-    IF v_rows > 0 THEN
+    IF TG_ARGV[0] = 'worker' THEN
+        SELECT sum(k.due), sum(k.any), min(k.next), min(k.namespace), max(k.namespace), count(*),
+               array_agg(k.namespace), array_agg(k.tag), array_agg(k.any)
+          INTO v_due, v_any, v_next, v_first, v_last, v_kinds, v_namespaces, v_labels, v_counts
+          FROM (SELECT i.namespace, i.tag, count(*) FILTER (WHERE i.visible_at <= v_now) AS due,
+                       count(*) FILTER (WHERE i.visible_at <= v_now AND i.session_id IS NULL) AS any,
+                       min(i.visible_at) FILTER (WHERE i.visible_at > v_now) AS next
+                  FROM inserted i GROUP BY i.namespace, i.tag) AS k;
+    ELSE
+        SELECT sum(k.due), sum(k.any), min(k.next), min(k.namespace), max(k.namespace), count(*),
+               array_agg(k.namespace), array_agg(k.queue), array_agg(k.any)
+          INTO v_due, v_any, v_next, v_first, v_last, v_kinds, v_namespaces, v_labels, v_counts
+          FROM (SELECT i.namespace, i.queue, count(*) FILTER (WHERE i.visible_at <= v_now) AS due,
+                       count(*) FILTER (WHERE i.visible_at <= v_now AND i.pin = 0) AS any,
+                       min(i.visible_at) FILTER (WHERE i.visible_at > v_now) AS next
+                  FROM inserted i GROUP BY i.namespace, i.queue) AS k;
+    END IF;
+    IF v_fanout > 0 AND v_kinds <= 16 THEN
+        PERFORM wake(TG_ARGV[0], k.namespace, k.label, k.due)
+           FROM unnest(v_namespaces, v_labels, v_counts) AS k (namespace, label, due) WHERE k.due > 0;
+        v_due := v_due - v_any;
+    END IF;
+    IF v_due > 0 OR v_next IS NOT NULL THEN
         PERFORM notify_queue(TG_ARGV[0], v_due, v_next, CASE WHEN v_first = v_last THEN v_first END);
     END IF;
     RETURN NULL;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_inserted IS 'Internal: sends one notification for all rows of an INSERT, how many are due and when the next one will be, unless nobody waits for them.';
+COMMENT ON FUNCTION notify_inserted IS 'Internal: notifies, of all rows of an INSERT, how many are due and when the next one will be, unless nobody waits for them: some lanes that are armed if any of them will do, or else everybody.';
 
 CREATE TRIGGER worker_queue_notify AFTER INSERT ON worker_queue
     REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT
@@ -453,6 +537,56 @@ RETURN CASE WHEN p_array IS NOT NULL THEN ARRAY(SELECT e.value FROM jsonb_array_
 COMMENT ON FUNCTION texts IS 'Internal: a JSON array of strings as an array; null for null.';
 
 -- +goose StatementBegin
+CREATE FUNCTION due_lists(p_queue text, p_namespaces text[], p_labels text[])
+RETURNS TABLE (namespace text, label text)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    IF p_queue = 'worker' THEN
+        RETURN QUERY
+        SELECT list.namespace, list.tag FROM work_lists(p_namespaces, p_labels) AS list
+         WHERE EXISTS (SELECT FROM generate_series(0, 9) AS level (priority) CROSS JOIN LATERAL (
+                   SELECT FROM worker_queue q
+                    WHERE q.namespace = list.namespace AND q.tag = list.tag AND q.priority = level.priority
+                      AND q.session_id IS NULL AND q.visible_at <= v_now
+                    LIMIT 1) due);
+    ELSE
+        RETURN QUERY
+        SELECT list.namespace, list.queue FROM message_lists(p_namespaces, p_labels, 0, 0) AS list
+         WHERE EXISTS (SELECT FROM generate_series(0, 9) AS level (priority) CROSS JOIN LATERAL (
+                   SELECT FROM orchestrator_queue q
+                    WHERE q.namespace = list.namespace AND q.queue = list.queue AND q.pin = 0 AND q.priority = level.priority
+                      AND q.visible_at <= v_now
+                    LIMIT 1) due);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION due_lists IS 'Internal: in which of these namespaces and labels (null: all) something is due that any dispatcher can take who serves them.';
+
+-- +goose StatementBegin
+CREATE FUNCTION pass_on(p_queue text, p_namespaces text[], p_labels text[], p_due bigint, p_hop integer,
+    p_but_node integer DEFAULT NULL, p_but_lane integer DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM wake(p_queue, list.namespace, list.label, p_due, p_hop, p_but_node, p_but_lane)
+       FROM due_lists(p_queue, p_namespaces, p_labels) AS list
+      WHERE somebody_waits(p_queue);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION pass_on IS 'Internal: wake for each namespace and label, of these (null: all), in which something is due, p_due items in each for all that is known.';
+
+-- +goose StatementBegin
 CREATE FUNCTION wait_for_producers(p_queue text, p_patience interval)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -470,12 +604,15 @@ $$;
 COMMENT ON FUNCTION wait_for_producers IS 'Internal: waits, for at most p_patience (0: for ever), until every transaction has ended that added to the queue without a notification before this was called. False if it takes longer. Meanwhile nobody is silent. To be the only statement of its transaction, which keeps them from being silent until it ends.';
 
 -- +goose StatementBegin
-CREATE FUNCTION producers(p_queue text)
+CREATE FUNCTION producers(p_queue text, p_waiter integer)
 RETURNS integer[]
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
+    IF NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.pid = p_waiter AND NOT l.granted) THEN
+        RETURN NULL;
+    END IF;
     RETURN ARRAY(
         SELECT coalesce(l.pid, 0) FROM pg_locks l
          WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ShareLock' AND l.granted
@@ -485,10 +622,11 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION producers IS 'Internal: process ids of the sessions whose open transaction has added to the queue, and may have been silent. Of a prepared transaction it is 0.';
+COMMENT ON FUNCTION producers IS 'Internal: process ids of the sessions whose open transaction has added to the queue, and may have been silent: those for which the session p_waiter waits, in wait_for_producers. Null if it does not: later ones may have come before it. Of a prepared transaction it is 0.';
 
 -- +goose StatementBegin
-CREATE FUNCTION arm(p_node integer, p_lane integer, p_queue text, p_number bigint, p_armed boolean)
+CREATE FUNCTION arm(p_node integer, p_lane integer, p_listener integer, p_queue text, p_number bigint, p_armed boolean,
+    p_namespaces text[], p_labels text[], p_fanout integer, p_places integer)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -496,35 +634,78 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
-    INSERT INTO waiters AS w (node, lane, queue, number, armed) VALUES (p_node, p_lane, p_queue, p_number, p_armed)
-    ON CONFLICT (node, lane) DO UPDATE SET armed = p_armed, number = p_number WHERE w.number < p_number;
+    INSERT INTO waiters AS w (node, lane, listener, queue, number, armed, namespace, namespaces, labels, fanout, places)
+    VALUES (p_node, p_lane, p_listener, p_queue, p_number, p_armed, CASE WHEN cardinality(p_namespaces) = 1 THEN p_namespaces[1] ELSE '*' END,
+            p_namespaces, p_labels, p_fanout, p_places)
+    ON CONFLICT (node, lane) DO UPDATE SET armed = p_armed, number = p_number, listener = p_listener, places = p_places
+     WHERE w.number < p_number;
 END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION arm IS 'Internal: writes whether a lane is armed, unless the row has a newer number.';
 
 -- +goose StatementBegin
-CREATE FUNCTION remove_waiters(p_node integer, p_lanes integer[])
-RETURNS void
+CREATE FUNCTION disarm_node(p_node integer)
+RETURNS text[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_queues text[];
+BEGIN
+    IF has_table_privilege('waiters', 'UPDATE') THEN
+        WITH disarmed AS (UPDATE waiters w SET armed = false WHERE w.node = p_node RETURNING w.queue)
+        SELECT array_agg(DISTINCT d.queue) INTO v_queues FROM disarmed d;
+    END IF;
+    RETURN coalesce(v_queues, '{}');
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION disarm_node IS 'Internal: disarms all lanes of a node that is about to leave, and will not arm any again. Returns their queues.';
+
+-- +goose StatementBegin
+CREATE FUNCTION dead_queues(p_node integer)
+RETURNS text[]
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF NOT has_table_privilege('waiters', 'DELETE') THEN -- the node of a role that may only add to the queues
-        RETURN;
-    END IF;
-    DELETE FROM waiters w WHERE w.node = p_node AND (p_lanes IS NULL OR w.lane > 0 AND w.lane <> ALL (p_lanes));
-    DELETE FROM waiters w
-     WHERE w.node IN (SELECT DISTINCT other.node FROM waiters other WHERE other.node <> p_node)
-       AND pg_try_advisory_xact_lock(hashtext('pgwake nodes of ' || current_schema()), w.node);
+    RETURN ARRAY(
+        SELECT DISTINCT dead.queue
+          FROM (SELECT w.queue, w.listener FROM waiters w WHERE w.node <> p_node OFFSET 0) AS dead
+         WHERE pg_try_advisory_xact_lock(hashtext('pgwake nodes of ' || current_schema()), dead.listener));
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node, but for these lanes (null: all rows), and those of connections that have ended.';
+COMMENT ON FUNCTION dead_queues IS 'Internal: for which queues there are rows of other nodes than p_node whose connection has ended: see remove_waiters.';
+
+-- +goose StatementBegin
+CREATE FUNCTION remove_waiters(p_queue text, p_node integer, p_own boolean)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_row waiters;
+BEGIN
+    IF NOT has_table_privilege('waiters', 'DELETE') THEN -- the node of a role that may only add to the queues
+        RETURN;
+    END IF;
+    FOR v_row IN SELECT w.* FROM waiters w WHERE w.queue = p_queue AND (w.node = p_node) = p_own ORDER BY w.node, w.lane LOOP
+        CONTINUE WHEN NOT p_own AND NOT pg_try_advisory_xact_lock(hashtext('pgwake nodes of ' || current_schema()), v_row.listener);
+        DELETE FROM waiters w WHERE w.node = v_row.node AND w.lane = v_row.lane AND w.listener = v_row.listener;
+        IF FOUND AND v_row.lane > 0 THEN
+            PERFORM pass_on(p_queue, v_row.namespaces, v_row.labels, 1, 0, p_node, CASE WHEN NOT p_own THEN 0 END);
+        END IF;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node, or with p_own false those of all others whose connection has ended, and passes on what is due for their lanes: whoever has chosen one of them, and told nobody else, has ended if all producers have ended since the rows were disarmed, or the connections ended; see wait_for_producers.';
 
 -- +goose StatementBegin
 CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer DEFAULT NULL, p_lanes integer[] DEFAULT NULL)
-RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz)
+RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz, alone boolean, dead text[])
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -532,9 +713,6 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 BEGIN
-    IF p_node IS NOT NULL THEN
-        PERFORM remove_waiters(p_node, p_lanes);
-    END IF;
     RETURN QUERY
     SELECT asked.ord::integer,
            CASE asked.queue
@@ -542,34 +720,60 @@ BEGIN
                ELSE earliest_message(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'),
                                      (asked.filter ->> 'min')::bigint, (asked.filter ->> 'max')::bigint, asked.filter ->> 'owner')
            END,
-           clock_timestamp()
+           clock_timestamp(), NULL::boolean, NULL::text[]
       FROM (SELECT f.queue, f.filter::jsonb, f.ord
               FROM unnest(p_queues, p_filters) WITH ORDINALITY AS f (queue, filter, ord)) AS asked;
+    IF has_table_privilege('waiters', 'DELETE') THEN
+        DELETE FROM waiters w WHERE w.node = p_node AND w.lane > 0 AND w.lane <> ALL (p_lanes);
+    END IF;
+    RETURN QUERY SELECT 0, NULL::timestamptz, clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. The one statement a minute of an idle node, p_node, which has these lanes and no other.';
+COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. Then a row that says whether p_node, which has these lanes and no other, is the only node that listens, and dead_queues. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
-CREATE FUNCTION notify_queues(p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_all boolean[], p_instances text[] DEFAULT NULL)
+CREATE FUNCTION notify_queues(p_node integer, p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_hows text[],
+    p_lanes integer[], p_instances text[] DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
+DECLARE
+    v_told record;
+    v_lane waiters;
 BEGIN
-    -- What this tells of was committed before, so whoever is not armed by now will see it when it looks.
-    PERFORM notify_queue(told.queue, told.due, told.next, told.namespace)
-       FROM unnest(p_queues, p_due, p_next, p_namespaces, p_all) AS told (queue, due, next, namespace, "all")
-      WHERE told."all" OR somebody_waits(told.queue);
+    FOR v_told IN SELECT * FROM unnest(p_queues, p_due, p_next, p_namespaces, p_hows, p_lanes) AS told (queue, due, next, namespace, how, lane) LOOP
+        IF v_told.how = 'all' THEN
+            PERFORM notify_queue(v_told.queue, v_told.due, v_told.next, v_told.namespace);
+            CONTINUE;
+        END IF;
+        -- What this tells of was committed before, so whoever is not armed by now will see it when it looks.
+        CONTINUE WHEN NOT somebody_waits(v_told.queue);
+        IF v_told.how = 'any' THEN
+            IF v_told.due > 0 THEN
+                PERFORM pass_on(v_told.queue, CASE WHEN v_told.namespace IS NOT NULL THEN ARRAY[v_told.namespace] END, NULL, v_told.due, 0, p_node);
+            END IF;
+            CONTINUE WHEN v_told.next IS NULL;
+            v_told.due := 0;
+        ELSIF v_told.how = 'bounce' THEN
+            SELECT * INTO v_lane FROM waiters w WHERE w.node = p_node AND w.lane = v_told.lane;
+            IF FOUND THEN
+                PERFORM pass_on(v_told.queue, v_lane.namespaces, v_lane.labels, v_told.due, 1, p_node, v_told.lane);
+                CONTINUE;
+            END IF;
+        END IF;
+        PERFORM notify_queue(v_told.queue, v_told.due, v_told.next, v_told.namespace);
+    END LOOP;
     PERFORM pg_notify(channel('instance'), changed.hash) FROM unnest(p_instances) AS changed (hash);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_queues IS 'Internal: several calls of notify_queue, and of notify_instance by its payloads, in one round trip, for the nodes'' own notifications. Those without p_all tell of what is committed, and go where somebody waits.';
+COMMENT ON FUNCTION notify_queues IS 'Internal: what p_node has to say, in one round trip. Each entry tells of items that are due or will be, of one namespace or of any, by how: all, every node; waiting, those that wait, since what it tells of is committed; any, as many of them as it takes to have it done; bounce, somebody else than the lane of p_node, which was told alone and cannot come. p_instances are payloads of notify_instance.';
 
 -- +goose StatementBegin
-CREATE FUNCTION listen_session(p_node integer, p_always boolean DEFAULT false)
-RETURNS TABLE (backend_pid integer, now_at timestamptz)
+CREATE FUNCTION listen_session(p_node integer, p_listener integer, p_always boolean DEFAULT false)
+RETURNS TABLE (backend_pid integer, now_at timestamptz, alone boolean, dead text[])
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
@@ -584,21 +788,24 @@ BEGIN
     -- The protocol counts on a new snapshot for each statement; the role's default may differ.
     PERFORM set_config('default_transaction_isolation', 'read committed', false);
     -- While the session lives, others fail to get this, and know thereby that its rows in waiters count.
-    IF NOT pg_try_advisory_lock(hashtext('pgwake nodes of ' || current_schema()), p_node) THEN
-        RAISE EXCEPTION 'the key % is another session''s', p_node USING ERRCODE = 'PW003';
+    IF NOT pg_try_advisory_lock(hashtext('pgwake nodes of ' || current_schema()), p_listener) THEN
+        RAISE EXCEPTION 'the key % is another session''s', p_listener USING ERRCODE = 'PW003';
     END IF;
-    PERFORM remove_waiters(p_node, NULL);
-    IF p_always THEN
-        PERFORM arm(p_node, -1, 'orchestrator', 0, true), arm(p_node, -2, 'worker', 0, true);
+    IF has_table_privilege('waiters', 'INSERT') AND has_table_privilege('waiters', 'UPDATE') AND has_table_privilege('waiters', 'DELETE') THEN
+        DELETE FROM waiters w WHERE w.node = p_node; -- those of a connection before
+        PERFORM arm(p_node, 0, p_listener, 'worker', 0, false, NULL, NULL, 0, 0);
+        IF p_always THEN
+            PERFORM arm(p_node, -1, p_listener, 'orchestrator', 0, true, NULL, NULL, 0, 0), arm(p_node, -2, p_listener, 'worker', 0, true, NULL, NULL, 0, 0);
+        END IF;
     END IF;
-    RETURN QUERY SELECT pg_backend_pid(), clock_timestamp();
+    RETURN QUERY SELECT pg_backend_pid(), clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a node''s LISTEN connection, which must not be one that a pooler shares, and makes p_node, any number, the key of its rows in waiters. With p_always, producers notify for as long as it lives.';
+COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a node''s LISTEN connection, which must not be one that a pooler shares. p_node is the node''s key for the life of its process, p_listener that of this connection, any numbers. With p_always, producers notify for as long as it lives. Returns the same as look about the other nodes.';
 
 -- +goose Down
 
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
-DROP FUNCTION listen_session, notify_queues, look, remove_waiters, arm, producers, wait_for_producers, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, reads_committed, quiet, notify_inserted, somebody_waits, notify_queue, channel;
+DROP FUNCTION listen_session, notify_queues, look, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;

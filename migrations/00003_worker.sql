@@ -73,7 +73,9 @@ BEGIN
         PERFORM check_texts('a tag', p_tags, 0), check_texts('a session', p_sessions);
         PERFORM check_options(p_namespaces, p_priorities, p_delays, p_visible_ats);
     END IF;
-    PERFORM register_namespaces(p_namespaces);
+    IF array_remove(array_remove(p_namespaces, NULL), 'default') <> '{}' THEN
+        PERFORM register_namespaces(p_namespaces);
+    END IF;
     v_before := quiet(p_quiet);
     INSERT INTO worker_queue (id, name, input, namespace, priority, visible_at, dedup_key,
                               instance_id, execution_id, activity_id, tag, session_id, created_at)
@@ -104,6 +106,35 @@ $$;
 COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element, and returns a row for each in the same order; see enqueue_work. An array that is null, or has a null, means the default. An item whose dedup key is already queued adds nothing and returns the id and due time of the queued one, or null if that was finished at this very moment. p_instances, p_executions and p_activities say what scheduled an item. p_quiet leaves the notification to the caller. PW003 if an argument breaks a rule.';
 
 -- +goose StatementBegin
+CREATE FUNCTION enqueue_work_item(
+    p_name text, p_input text, p_namespace text, p_priority smallint, p_delay interval, p_visible_at timestamptz,
+    p_instance text, p_execution bigint, p_activity bigint, p_tag text, p_session text, p_quiet boolean,
+    OUT item_id bigint, OUT duplicate boolean, OUT due_at timestamptz, OUT now_at timestamptz)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off -- no more than it needs: each costs as much as a statement
+AS $$
+DECLARE
+    v_off text;
+BEGIN
+    now_at := clock_timestamp();
+    duplicate := false;
+    IF p_namespace IS NOT NULL THEN
+        PERFORM register_namespaces(ARRAY[p_namespace]);
+    END IF;
+    IF p_quiet THEN
+        v_off := set_config('pgwake.notify', 'off', true);
+    END IF;
+    INSERT INTO worker_queue (name, input, namespace, priority, visible_at, instance_id, execution_id, activity_id, tag, session_id, created_at)
+    VALUES (p_name, p_input::json, coalesce(p_namespace, 'default'), p_priority, coalesce(p_visible_at, now_at + p_delay, now_at),
+            p_instance, p_execution, p_activity, coalesce(p_tag, ''), p_session, now_at)
+    RETURNING id, visible_at INTO item_id, due_at;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION enqueue_work_item IS 'Internal: enqueue_work_many for one item without a dedup key, whose arguments were checked before, at a fraction of the cost. With p_quiet the rest of the transaction is silent, too.';
+
+-- +goose StatementBegin
 CREATE FUNCTION enqueue_work(
     p_name text, p_input json DEFAULT NULL, p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0,
     p_delay interval DEFAULT NULL, p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL,
@@ -113,6 +144,10 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
+    IF p_dedup_key IS NULL AND octet_length(p_name) BETWEEN 1 AND 255 AND (p_priority BETWEEN 0 AND 9)
+       AND coalesce(p_namespace = 'default', true) AND p_delay IS NULL AND p_visible_at IS NULL AND p_tag IS NULL AND p_session IS NULL THEN
+        RETURN (enqueue_work_item(p_name, p_input::text, NULL, p_priority::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false)).item_id;
+    END IF;
     RETURN (SELECT item_id FROM enqueue_work_many(
         ARRAY[p_name], ARRAY[p_input::text], ARRAY[p_namespace], ARRAY[least(greatest(coalesce(p_priority, 0), -1), 10)::smallint],
         ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], p_tags => ARRAY[p_tag], p_sessions => ARRAY[p_session]));
@@ -291,7 +326,7 @@ CREATE FUNCTION fetch_work(
     p_tags text[] DEFAULT ARRAY[''], p_owner text DEFAULT NULL, p_session_timeout interval DEFAULT '30 s',
     p_max_attempts integer DEFAULT 0, p_ack_ids bigint[] DEFAULT NULL, p_ack_tokens uuid[] DEFAULT NULL,
     p_archive_for interval DEFAULT NULL, p_node integer DEFAULT NULL, p_lane integer DEFAULT NULL, p_number bigint DEFAULT NULL,
-    p_disarm boolean DEFAULT false)
+    p_disarm boolean DEFAULT false, p_listener integer DEFAULT NULL, p_fanout integer DEFAULT 0, p_places integer DEFAULT 1)
 RETURNS TABLE (
     item_id bigint, namespace text, priority smallint, attempt_count integer, name text, input json,
     instance_id text, execution_id bigint, activity_id bigint, tag text, session_id text, last_error text,
@@ -306,20 +341,41 @@ AS $$
 DECLARE
     v_now    timestamptz;
     v_until  timestamptz;
+    v_simple boolean := p_namespaces IS NULL AND p_tags = ARRAY[''] AND p_owner IS NULL AND p_max_attempts <= 0;
     v_picked bigint[] := '{}';
     v_poison bigint[];
-    v_claims bigint;
+    v_done   bigint[];
+    v_tokens uuid[];
+    v_sessions text[];
+    v_earliest timestamptz;
+    v_claims bigint := 0;
 BEGIN
     IF p_limit < 1 OR p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_work needs a token, a limit of at least 1 and a positive lock timeout' USING ERRCODE = 'PW003';
     END IF;
-    IF p_ack_ids IS NOT NULL THEN
+    IF p_ack_ids IS NOT NULL AND p_archive_for IS NULL THEN
+        WITH removed AS ( -- as in ack_work_many, which would cost a third more
+            DELETE FROM worker_queue q
+             USING (SELECT t.id, t.token FROM unnest(p_ack_ids, p_ack_tokens) AS t (id, token) ORDER BY t.id) AS done
+             WHERE q.id = ANY (ARRAY[done.id]) AND q.lock_token = done.token AND q.visible_at > clock_timestamp()
+            RETURNING q.id, q.lock_token, q.session_id
+        )
+        SELECT array_agg(r.id), array_agg(r.lock_token), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL)
+          INTO v_done, v_tokens, v_sessions FROM removed r;
+        IF v_sessions IS NOT NULL THEN
+            PERFORM touch_sessions(v_sessions);
+        END IF;
+    ELSIF p_ack_ids IS NOT NULL THEN
+        SELECT array_agg(done.item_id), array_agg(done.lock_token) INTO v_done, v_tokens
+          FROM ack_work_many(p_ack_ids, p_ack_tokens, p_archive_for) AS done;
+    END IF;
+    IF cardinality(v_done) IS DISTINCT FROM cardinality(p_ack_ids) THEN
         RETURN QUERY
         SELECT asked.id, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json, NULL::text, NULL::bigint, NULL::bigint,
                NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
                NULL::timestamptz, asked.token
           FROM (SELECT a.id, a.token FROM unnest(p_ack_ids, p_ack_tokens) AS a (id, token)
-                EXCEPT SELECT done.item_id, done.lock_token FROM ack_work_many(p_ack_ids, p_ack_tokens, p_archive_for) AS done) AS asked;
+                EXCEPT SELECT done.id, done.token FROM unnest(v_done, v_tokens) AS done (id, token)) AS asked;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
         IF v_claims > 0 THEN
             RETURN; -- whoever asked wants to know first
@@ -328,42 +384,75 @@ BEGIN
 
     v_now := clock_timestamp();
     v_until := v_now + p_lock_timeout;
-    LOOP
-        v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner);
-        EXIT WHEN p_max_attempts <= 0 OR cardinality(v_picked) = 0;
-        v_poison := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_picked) AND q.attempt_count >= p_max_attempts);
-        EXIT WHEN cardinality(v_poison) = 0;
-        PERFORM bury_work(v_poison, 'max attempts', NULL);
-        v_picked := ARRAY(SELECT p.id FROM unnest(v_picked) WITH ORDINALITY AS p (id, place) WHERE p.id <> ALL (v_poison) ORDER BY p.place);
-        EXIT WHEN cardinality(v_picked) > 0;
-    END LOOP;
-
-    IF cardinality(v_picked) > 0 THEN
-        IF p_owner IS NOT NULL THEN
-            PERFORM claim_sessions(v_picked, p_owner, p_token, v_now, v_now + p_session_timeout);
-        END IF;
+    IF v_simple THEN
+        -- pick_work, the claim and earliest_work for what nearly all fetches ask for, in one statement each. The rows that
+        -- were locked are there by their place: to look each up by its id would cost as much as to find it.
         RETURN QUERY
         WITH claimed AS (
             UPDATE worker_queue q
                SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1
-              FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place), worker_queue before
-             WHERE q.id = ANY (ARRAY[picked.id]) AND before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
-            RETURNING q.*, before.visible_at AS was_due, picked.place
+              FROM (SELECT head.ctid, head.visible_at
+                      FROM generate_series(9, 0, -1) AS level (priority)
+                     CROSS JOIN LATERAL (
+                           SELECT d.ctid, d.visible_at FROM worker_queue d
+                            WHERE -d.priority = -level.priority AND d.tag = '' AND d.session_id IS NULL AND d.visible_at <= v_now
+                            ORDER BY d.visible_at, d.id
+                            LIMIT p_limit FOR UPDATE SKIP LOCKED) head
+                     LIMIT p_limit) AS picked
+             WHERE q.ctid = picked.ctid
+            RETURNING q.*, picked.visible_at AS was_due
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
                c.activity_id, c.tag, c.session_id, c.last_error, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
           FROM claimed c
-         ORDER BY c.place;
-        IF p_announce THEN
-            PERFORM notify_queue('worker', 0, v_until);
+         ORDER BY c.priority DESC, c.was_due, c.id;
+        GET DIAGNOSTICS v_claims = ROW_COUNT;
+        SELECT min(head.visible_at) INTO v_earliest
+          FROM generate_series(0, 9) AS level (priority)
+         CROSS JOIN LATERAL (
+               SELECT q.visible_at FROM worker_queue q
+                WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL
+                ORDER BY q.visible_at LIMIT 1) head;
+    ELSE
+        LOOP
+            v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner);
+            EXIT WHEN p_max_attempts <= 0 OR cardinality(v_picked) = 0;
+            v_poison := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_picked) AND q.attempt_count >= p_max_attempts);
+            EXIT WHEN cardinality(v_poison) = 0;
+            PERFORM bury_work(v_poison, 'max attempts', NULL);
+            v_picked := ARRAY(SELECT p.id FROM unnest(v_picked) WITH ORDINALITY AS p (id, place) WHERE p.id <> ALL (v_poison) ORDER BY p.place);
+            EXIT WHEN cardinality(v_picked) > 0;
+        END LOOP;
+
+        IF cardinality(v_picked) > 0 THEN
+            IF p_owner IS NOT NULL THEN
+                PERFORM claim_sessions(v_picked, p_owner, p_token, v_now, v_now + p_session_timeout);
+            END IF;
+            RETURN QUERY
+            WITH claimed AS (
+                UPDATE worker_queue q
+                   SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1
+                  FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place), worker_queue before
+                 WHERE q.id = ANY (ARRAY[picked.id]) AND before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
+                RETURNING q.*, before.visible_at AS was_due, picked.place
+            )
+            SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
+                   c.activity_id, c.tag, c.session_id, c.last_error, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+              FROM claimed c
+             ORDER BY c.place;
+            v_claims := cardinality(v_picked);
         END IF;
+        v_earliest := earliest_work(p_namespaces, p_tags, p_owner);
+    END IF;
+    IF v_claims > 0 AND p_announce THEN
+        PERFORM notify_queue('worker', 0, v_until);
     END IF;
 
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json,
         NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz,
-        v_until, earliest_work(p_namespaces, p_tags, p_owner), clock_timestamp(), NULL::uuid;
-    IF p_number IS NOT NULL AND (p_disarm OR cardinality(v_picked) = 0) THEN
-        PERFORM arm(p_node, p_lane, 'worker', p_number, cardinality(v_picked) = 0);
+        v_until, v_earliest, clock_timestamp(), NULL::uuid;
+    IF p_number IS NOT NULL AND (p_disarm OR v_claims = 0) THEN
+        PERFORM arm(p_node, p_lane, p_listener, 'worker', p_number, v_claims = 0, p_namespaces, p_tags, p_fanout, p_places);
     END IF;
 END
 $$;
@@ -458,7 +547,7 @@ BEGIN
         SELECT m.item_namespace, v_sends[m.ord] AS place
           FROM enqueue_message_many(v_instances, v_kinds, v_datas, v_names, v_versions, v_executions,
                                     p_queues => v_queues, p_quiet => p_quiet)
-               WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, ord)
+               WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, for_any, ord)
          WHERE v_sends IS NOT NULL
     )
     SELECT asked.id, asked.token, sent.item_namespace, NOT asked.held
@@ -681,5 +770,5 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 -- +goose Down
 
 DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, fetch_work, pick_work,
-    touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_many,
+    touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_item, enqueue_work_many,
     check_options, check_texts;

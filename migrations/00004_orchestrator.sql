@@ -174,7 +174,7 @@ CREATE FUNCTION enqueue_message_many(
     p_executions bigint[] DEFAULT NULL, p_namespaces text[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL,
     p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
     p_queues text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
-RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz, item_namespace text)
+RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz, item_namespace text, for_any boolean)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -264,7 +264,8 @@ BEGIN
     -- a join by walking over the whole table, which is as good to it if it believes the table to be empty.
     RETURN QUERY
     SELECT coalesce(added.id, queued.id), added.id IS NULL,
-           coalesce(added.sticky_due, added.visible_at, queued.sticky_due, queued.visible_at), v_now, i.namespace
+           coalesce(added.sticky_due, added.visible_at, queued.sticky_due, queued.visible_at), v_now, i.namespace,
+           coalesce(added.pin = 0 AND added.sticky_owner IS NULL, false)
       FROM unnest(v_ids, v_namespaces, p_dedup_keys) WITH ORDINALITY AS i (id, namespace, dedup_key, ord)
       LEFT JOIN LATERAL (SELECT q.* FROM orchestrator_queue q WHERE q.id = i.id LIMIT 1) added ON true
       LEFT JOIN LATERAL (
@@ -274,7 +275,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order; see enqueue_message. An instance that is known, or has a message queued, keeps its namespace and queue name, whatever the message says. due_at is the due instant for whom the instance is sticky to, if it is. Nulls, dedup keys and p_quiet as in enqueue_work_many. PW003 if an argument breaks a rule.';
+COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order; see enqueue_message. An instance that is known, or has a message queued, keeps its namespace and queue name, whatever the message says. due_at is the due instant for whom the instance is sticky to, if it is. for_any says that it is neither sticky nor pinned to a version. Nulls, dedup keys and p_quiet as in enqueue_work_many. PW003 if an argument breaks a rule.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message(
@@ -402,7 +403,7 @@ CREATE FUNCTION fetch_orchestration(
     p_token uuid, p_lock_timeout interval, p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false,
     p_queues text[] DEFAULT NULL, p_min_pin bigint DEFAULT NULL, p_max_pin bigint DEFAULT NULL, p_history boolean DEFAULT true,
     p_owner text DEFAULT NULL, p_node integer DEFAULT NULL, p_lane integer DEFAULT NULL, p_number bigint DEFAULT NULL,
-    p_disarm boolean DEFAULT false)
+    p_disarm boolean DEFAULT false, p_listener integer DEFAULT NULL, p_fanout integer DEFAULT 0, p_places integer DEFAULT 1)
 RETURNS TABLE (
     part text, id bigint, type text, data json, name text, version text, execution_id bigint,
     attempt_count integer, created_at timestamptz, instance_id text, namespace text,
@@ -568,7 +569,7 @@ BEGIN
            NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces, p_queues, p_min_pin, p_max_pin, p_owner), clock_timestamp(),
            v_instance IS NULL AND v_moved = v_moved_limit;
     IF p_number IS NOT NULL AND (p_disarm OR v_instance IS NULL) THEN
-        PERFORM arm(p_node, p_lane, 'orchestrator', p_number, v_instance IS NULL);
+        PERFORM arm(p_node, p_lane, p_listener, 'orchestrator', p_number, v_instance IS NULL, p_namespaces, p_queues, p_fanout, p_places);
     END IF;
 END
 $$;
@@ -722,7 +723,7 @@ CREATE FUNCTION ack_orchestration(
     p_custom_status text DEFAULT NULL, p_clear_custom_status boolean DEFAULT false,
     p_kv_ops text[] DEFAULT NULL, p_kv_keys text[] DEFAULT NULL, p_kv_values text[] DEFAULT NULL,
     p_quiet boolean DEFAULT false)
-RETURNS TABLE (queue text, namespace text, due_at timestamptz, now_at timestamptz, history json)
+RETURNS TABLE (queue text, namespace text, due_at timestamptz, now_at timestamptz, history json, for_any boolean)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -815,16 +816,16 @@ BEGIN
     END IF;
     IF cardinality(p_work_names) > 0 THEN
         RETURN QUERY
-        SELECT 'worker', coalesce(n.namespace, 'default'), w.due_at, w.now_at, NULL::json
+        SELECT 'worker', coalesce(n.namespace, 'default'), w.due_at, w.now_at, NULL::json, n.session IS NULL
           FROM enqueue_work_many(p_work_names, p_work_inputs, p_work_namespaces, p_work_priorities, p_work_delays,
                                  p_work_visible_ats, p_work_dedup_keys, p_work_instances, p_work_executions,
                                  p_work_activities, p_work_tags, p_work_sessions, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
-          LEFT JOIN unnest(p_work_namespaces) WITH ORDINALITY AS n (namespace, ord) ON n.ord = w.ord
+          LEFT JOIN unnest(p_work_namespaces, p_work_sessions) WITH ORDINALITY AS n (namespace, session, ord) ON n.ord = w.ord
          WHERE NOT w.duplicate;
     END IF;
     IF cardinality(p_message_instances) > 0 THEN
         RETURN QUERY
-        SELECT 'orchestrator', m.item_namespace, m.due_at, m.now_at, NULL::json
+        SELECT 'orchestrator', m.item_namespace, m.due_at, m.now_at, NULL::json, m.for_any
           FROM enqueue_message_many(p_message_instances, p_message_kinds, p_message_datas, p_message_names,
                                     p_message_versions, p_message_executions, p_message_namespaces, p_message_priorities,
                                     p_message_delays, p_message_visible_ats, p_message_dedup_keys, p_message_queues, p_quiet) AS m
@@ -874,11 +875,11 @@ BEGIN
         END IF;
         IF v_aligned.moved OR v_before.instance_id IS NOT NULL THEN -- whoever serves it now need not have heard of them
             v_scope := NULL;
-            RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json;
+            RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json, false;
         END IF;
     END IF;
     IF release_instance(p_instance) THEN
-        RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json;
+        RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json, false;
     END IF;
     IF v_before.sticky_owner IS NOT NULL OR v_known.sticky_owner IS NOT NULL THEN
         UPDATE orchestrator_queue q
@@ -893,10 +894,10 @@ BEGIN
            AND CASE WHEN due.sticks THEN q.sticky_owner IS DISTINCT FROM v_known.sticky_owner OR q.visible_at > v_known.sticky_until ELSE coalesce(q.sticky_owner, '') <> '' END;
         -- For whom are they now, and when? Nobody heard of that but as of now; those who look learn of what comes later.
         RETURN QUERY
-        SELECT 'orchestrator', v_scope, min(coalesce(q.sticky_due, q.visible_at)), v_now, NULL::json
+        SELECT 'orchestrator', v_scope, min(coalesce(q.sticky_due, q.visible_at)), v_now, NULL::json, false
           FROM orchestrator_queue q WHERE q.instance_id = p_instance HAVING count(*) > 0;
     END IF;
-    RETURN QUERY SELECT 'freed', v_scope, v_now, v_now, v_history;
+    RETURN QUERY SELECT 'freed', v_scope, v_now, v_now, v_history, false;
     -- A caller that asked for quiet looks once more after its commit. For any other the commit is out
     -- of sight, and a message may commit between this snapshot and that commit: so always notify.
     IF NOT p_quiet THEN
@@ -905,7 +906,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, sets custom status and key-value pairs, cancels activities and messages (by dedup key), makes the instance sticky to p_sticky_owner for p_sticky_for (null: to nobody), removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell. In that row history says what became of the history, if events were added: its event_count, started_at and appended_at, and appended_at before. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, sets custom status and key-value pairs, cancels activities and messages (by dedup key), makes the instance sticky to p_sticky_owner for p_sticky_for (null: to nobody), removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell; for_any says that whoever serves the namespace, and the tag or queue name, can take it. In that row history says what became of the history, if events were added: its event_count, started_at and appended_at, and appended_at before. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION give_back_turn(p_instance text, p_token uuid, p_delay interval, p_ignore_attempt boolean, p_quiet boolean)

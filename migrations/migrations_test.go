@@ -187,7 +187,7 @@ func TestSchemas_SideBySide_NotificationsDoNotCross(t *testing.T) {
 	a.up(t)
 	b.up(t)
 	for _, s := range []*schema{a, b} {
-		s.exec(t, `SELECT arm(1, 1, 'worker', 1, true), arm(1, 2, 'orchestrator', 1, true)`) // somebody waits
+		s.exec(t, `SELECT listen_session(1, 1, true)`) // somebody waits
 	}
 	for _, queue := range []string{"worker", "orchestrator"} {
 		channel := b.list(t, `SELECT channel($1)`, queue)[0]

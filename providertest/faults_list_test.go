@@ -252,7 +252,8 @@ var faults = []fault{
 	{
 		name: "work comes in the wrong order",
 		rows: []string{"queue_semantics/worker_queue_fifo_ordering", "atomicity/multi_operation_atomic_ack"},
-		sql:  []edit{{"pick_work", "ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR UPDATE SKIP LOCKED", "ORDER BY q.visible_at DESC, q.id DESC\n                    LIMIT p_limit FOR UPDATE SKIP LOCKED"}},
+		sql: []edit{{"pick_work", "ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR UPDATE SKIP LOCKED", "ORDER BY q.visible_at DESC, q.id DESC\n                    LIMIT p_limit FOR UPDATE SKIP LOCKED"},
+			{"fetch_work", "ORDER BY d.visible_at, d.id", "ORDER BY d.visible_at DESC, d.id DESC"}},
 	},
 	{
 		name: "completion is sent although the lease is lost",
@@ -273,7 +274,8 @@ var faults = []fault{
 	{
 		name: "new work is not due at once",
 		rows: []string{"queue_semantics/worker_item_immediate_visibility", "queue_semantics/worker_queue_fifo_ordering"},
-		sql:  []edit{{"enqueue_work_many", "coalesce(i.visible_at, v_now + i.delay, v_now)", "coalesce(i.visible_at, v_now + i.delay, v_now + interval '1s')"}},
+		sql: []edit{{"enqueue_work_item", "coalesce(p_visible_at, now_at + p_delay, now_at)", "coalesce(p_visible_at, now_at + p_delay, now_at + interval '1s')"},
+			{"enqueue_work_many", "coalesce(i.visible_at, v_now + i.delay, v_now)", "coalesce(i.visible_at, v_now + i.delay, v_now + interval '1s')"}},
 	},
 
 	// 5, 7: delays.
@@ -378,14 +380,16 @@ var faults = []fault{
 			"cancellation/fetch_returns_terminal_state_when_orchestration_continued_as_new", "cancellation/fetch_returns_missing_state_when_instance_deleted"},
 		sql: []edit{{"pick_work", "-q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now",
 			`-q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
-                      AND (q.instance_id IS NULL OR EXISTS (SELECT FROM instance_info i WHERE i.instance_id = q.instance_id AND i.status = 'Running'))`}},
+                      AND (q.instance_id IS NULL OR EXISTS (SELECT FROM instance_info i WHERE i.instance_id = q.instance_id AND i.status = 'Running'))`},
+			{"fetch_work", "d.visible_at <= v_now\n", "d.visible_at <= v_now AND (d.instance_id IS NULL OR EXISTS (SELECT FROM instance_info i WHERE i.instance_id = d.instance_id AND i.status = 'Running'))\n"}},
 	},
 	{
 		name: "activity of a running instance is not fetched",
 		rows: []string{"cancellation/fetch_returns_running_state_for_active_orchestration", "cancellation/renew_returns_running_when_orchestration_active"},
 		sql: []edit{{"pick_work", "-q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now",
 			`-q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
-                      AND NOT EXISTS (SELECT FROM instance_info i WHERE i.instance_id = q.instance_id AND i.status = 'Running')`}},
+                      AND NOT EXISTS (SELECT FROM instance_info i WHERE i.instance_id = q.instance_id AND i.status = 'Running')`},
+			{"fetch_work", "d.visible_at <= v_now\n", "d.visible_at <= v_now AND NOT EXISTS (SELECT FROM instance_info i WHERE i.instance_id = d.instance_id AND i.status = 'Running')\n"}},
 	},
 	{
 		name: "activity of an instance that does not run is not renewed",
@@ -591,7 +595,8 @@ var faults = []fault{
 	{
 		name: "tag is changed when work is enqueued",
 		rows: []string{"tag_filtering/tag_round_trip_preservation"},
-		sql:  []edit{{"enqueue_work_many", "coalesce(i.tag, '')", "coalesce(lower(i.tag), '')"}},
+		sql: []edit{{"enqueue_work_item", "coalesce(p_tag, '')", "coalesce(lower(p_tag), '')"},
+			{"enqueue_work_many", "coalesce(i.tag, '')", "coalesce(lower(i.tag), '')"}},
 	},
 
 	// 14: sessions.
@@ -633,7 +638,8 @@ var faults = []fault{
 		name: "fetch without an owner takes the work of sessions",
 		rows: []string{"sessions/none_session_skips_session_items"},
 		sql: []edit{{"pick_work", "q.session_id IS NULL AND q.visible_at <= p_now\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR",
-			"q.visible_at <= p_now\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR"}},
+			"q.visible_at <= p_now\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR"},
+			{"fetch_work", "d.session_id IS NULL AND ", ""}},
 	},
 	{
 		name: "fetch with an owner takes only the work of sessions",
@@ -645,7 +651,8 @@ var faults = []fault{
 	{
 		name: "session is lost when work is enqueued",
 		rows: []string{"sessions/session_item_claimable_when_no_session", "sessions/none_session_skips_session_items"},
-		sql:  []edit{{"enqueue_work_many", "coalesce(i.tag, ''), i.session_id", "coalesce(i.tag, ''), NULL::text"}},
+		sql: []edit{{"enqueue_work_item", "coalesce(p_tag, ''), p_session", "coalesce(p_tag, ''), NULL"},
+			{"enqueue_work_many", "coalesce(i.tag, ''), i.session_id", "coalesce(i.tag, ''), NULL::text"}},
 	},
 	{
 		name: "work of a session comes in the wrong order",
@@ -1013,7 +1020,8 @@ var faults = []fault{
 	{
 		name: "activity 0 is none",
 		rows: []string{"cancellation/cancelled_activity_may_have_the_id_0"},
-		sql:  []edit{{"enqueue_work_many", "i.instance_id, i.execution_id, i.activity_id,", "i.instance_id, i.execution_id, nullif(i.activity_id, 0),"}},
+		sql: []edit{{"enqueue_work_item", "p_instance, p_execution, p_activity,", "p_instance, p_execution, nullif(p_activity, 0),"},
+			{"enqueue_work_many", "i.instance_id, i.execution_id, i.activity_id,", "i.instance_id, i.execution_id, nullif(i.activity_id, 0),"}},
 	},
 	{
 		name: "unknown instance is deleted",
@@ -1249,7 +1257,8 @@ var faults = []fault{
 	{
 		name: "fetch does not know when the next work is due",
 		rows: []string{"pgwake/other_node_wakes_when_delay_of_work_from_before_ends", "pgwake/wake_when_delay_of_work_from_before_ends"},
-		sql:  []edit{{"earliest_work", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= v_now THEN v_earliest END;"}},
+		sql: []edit{{"earliest_work", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= v_now THEN v_earliest END;"},
+			{"fetch_work", "v_until, v_earliest, clock", "v_until, CASE WHEN v_earliest <= v_now THEN v_earliest END, clock"}},
 	},
 	{
 		name: "fetch does not know when the next message is due",
@@ -1261,7 +1270,8 @@ var faults = []fault{
 		rows: []string{"pgwake/other_node_wakes_when_delay_of_work_from_before_ends", "pgwake/other_node_wakes_when_lease_of_work_ends",
 			"pgwake/other_node_wakes_when_renewed_lease_of_work_ends"},
 		sql: []edit{{"earliest_work", "RETURN v_earliest;", "RETURN CASE WHEN v_earliest <= v_now THEN v_earliest END;"},
-			{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'worker' AND p_due = 0 THEN RETURN; END IF;\n"}},
+			{"notify_queue", "BEGIN\n", "BEGIN\n    IF p_queue = 'worker' AND p_due = 0 THEN RETURN; END IF;\n"},
+			{"fetch_work", "v_until, v_earliest, clock", "v_until, CASE WHEN v_earliest <= v_now THEN v_earliest END, clock"}},
 	},
 	{
 		name: "node does not know when the message of another is due",
@@ -1304,7 +1314,7 @@ var faults = []fault{
 	{
 		name: "enqueue in a transaction is not told of",
 		rows: []string{"pgwake/tx_batch_of_work", "pgwake/tx_batch_of_messages", "pgwake/tx_redrive_of_work", "pgwake/sql_tx_enqueue_of_work", "pgwake/sql_tx_enqueue_of_message", "pgwake/tx_enqueue_of_work", "pgwake/tx_enqueue_of_message", "pgwake/tx_turn_schedules_work", "pgwake/tx_completion"},
-		sql:  []edit{{"notify_inserted", "IF v_rows > 0 THEN", "IF false THEN"}},
+		sql:  []edit{{"notify_inserted", "BEGIN\n", "BEGIN\n    RETURN NULL;\n"}},
 	},
 
 	// Namespaces and transactions.
@@ -1329,7 +1339,8 @@ var faults = []fault{
 		name: "fetch of all namespaces serves the default one",
 		rows: []string{"pgwake/namespaces_of_work_are_apart"},
 		sql: []edit{{"pick_work", "q.session_id IS NULL AND q.visible_at <= p_now\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR",
-			"q.session_id IS NULL AND q.visible_at <= p_now AND q.namespace = 'default'\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR"}},
+			"q.session_id IS NULL AND q.visible_at <= p_now AND q.namespace = 'default'\n                    ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR"},
+			{"fetch_work", "d.visible_at <= v_now\n", "d.visible_at <= v_now AND d.namespace = 'default'\n"}},
 	},
 	{
 		name: "message of an instance goes to another namespace",
@@ -1397,7 +1408,9 @@ var faults = []fault{
 	{
 		name: "priority of work is ignored",
 		rows: []string{"pgwake/priority_of_work_comes_first"},
-		sql:  []edit{{"pick_work", "generate_series(9, 0, -1)", "generate_series(0, 9)"}},
+		sql: []edit{{"pick_work", "generate_series(9, 0, -1)", "generate_series(0, 9)"},
+			{"fetch_work", "generate_series(9, 0, -1)", "generate_series(0, 9)"},
+			{"fetch_work", "ORDER BY c.priority DESC, c.was_due", "ORDER BY c.priority, c.was_due"}},
 	},
 	{
 		name: "priority of work is ignored by a fetch of some namespaces",
@@ -1417,7 +1430,9 @@ var faults = []fault{
 	{
 		name: "order of work is that of the ids",
 		rows: []string{"pgwake/due_time_of_work_decides_within_a_priority"},
-		sql:  []edit{{"pick_work", "ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR", "ORDER BY q.id\n                    LIMIT p_limit FOR"}},
+		sql: []edit{{"pick_work", "ORDER BY q.visible_at, q.id\n                    LIMIT p_limit FOR", "ORDER BY q.id\n                    LIMIT p_limit FOR"},
+			{"fetch_work", "ORDER BY d.visible_at, d.id", "ORDER BY d.id"},
+			{"fetch_work", "ORDER BY c.priority DESC, c.was_due, c.id", "ORDER BY c.priority DESC, c.id"}},
 	},
 	{
 		name: "order of turns is that of the ids of their messages",
@@ -1428,7 +1443,8 @@ var faults = []fault{
 		name: "delay of work is half as long",
 		rows: []string{"pgwake/wake_when_delay_of_work_ends", "pgwake/other_node_wakes_when_delay_of_work_ends",
 			"pgwake/wake_when_delay_of_work_from_before_ends", "pgwake/other_node_wakes_when_delay_of_work_from_before_ends"},
-		sql: []edit{{"enqueue_work_many", "v_now + i.delay", "v_now + i.delay / 2"}},
+		sql: []edit{{"enqueue_work_item", "now_at + p_delay", "now_at + p_delay / 2"},
+			{"enqueue_work_many", "v_now + i.delay", "v_now + i.delay / 2"}},
 	},
 	{
 		name: "delay of messages is half as long",
@@ -1462,7 +1478,8 @@ var faults = []fault{
 	{
 		name: "fetch of several claims one",
 		rows: []string{"pgwake/batch_of_claims_is_what_is_due_up_to_its_size"},
-		sql:  []edit{{"pick_work", "LIMIT p_limit", "LIMIT 1"}},
+		sql: []edit{{"pick_work", "LIMIT p_limit", "LIMIT 1"},
+			{"fetch_work", "LIMIT p_limit", "LIMIT 1"}},
 	},
 	{
 		name: "fetch of several claims one more",

@@ -41,13 +41,13 @@ var mutants = []mutant{
 	{
 		name:    "03 no look after a reconnect",
 		file:    "engine.go",
-		patches: []patch{{"			l.signal(WakeReconnect)\n", "			_ = l\n"}},
+		patches: []patch{{"			l.reconnected()\n", "			_ = l\n"}},
 		pkg:     root, test: "TestHole03_EnqueuedWhileNotListening_FoundOnReconnect",
 	},
 	{
 		name:    "04 nobody is told when a lease ends (work)",
 		file:    "migrations/00003_worker.sql",
-		patches: []patch{{"        IF p_announce THEN\n", "        IF false THEN\n"}},
+		patches: []patch{{"    IF v_claims > 0 AND p_announce THEN\n", "    IF false THEN\n"}},
 		pkg:     root, test: "TestHole04_ProcessKilledWithItsLease_RedeliversWhenTheLeaseEnds",
 	},
 	{
@@ -104,7 +104,7 @@ var mutants = []mutant{
 		file: "migrations/00002_notify.sql",
 		patches: []patch{
 			{"CREATE TRIGGER worker_queue_notify AFTER INSERT ON worker_queue\n    REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT", "CREATE TRIGGER worker_queue_notify AFTER INSERT ON worker_queue\n    FOR EACH ROW"},
-			{"      FROM inserted;", "      FROM (SELECT NEW.visible_at, NEW.namespace) AS inserted;"},
+			{"FROM inserted i GROUP BY i.namespace, i.tag)", "FROM (SELECT NEW.visible_at, NEW.namespace, NEW.tag, NEW.session_id) AS i GROUP BY i.namespace, i.tag)"},
 		},
 		pkg: root, test: "TestHole07_BatchOf1000Rows_SendsOneNotification",
 	},
@@ -123,7 +123,7 @@ var mutants = []mutant{
 	{
 		name:    "10 every dispatcher polls",
 		file:    "timer.go",
-		patches: []patch{{"	wanted := len(l.waiting) > 0 && len(l.tokens) == 0\n	l.mu.Unlock()\n	if wanted {", "	wanted := len(l.waiting)\n	l.mu.Unlock()\n	for range wanted {"}},
+		patches: []patch{{"	if len(l.waiting) > 0 && len(l.tokens) == 0 {", "	for range len(l.waiting) {"}},
 		pkg:     root, test: "TestHole10_AggressiveMode_OneDispatcherPollsForAll",
 	},
 	{
@@ -135,13 +135,13 @@ var mutants = []mutant{
 	{
 		name:    "12 nobody looks once the lane has settled",
 		file:    "settle.go",
-		patches: []patch{{"		l.emit(WakeSettle)\n", "		_ = l\n"}},
+		patches: []patch{{"		l.emit(token{reason: WakeSettle})\n", "		_ = l\n"}},
 		pkg:     root, test: settling,
 	},
 	{
 		name:    "12 nobody looks while the settler waits",
 		file:    "settle.go",
-		patches: []patch{{"	if !l.settler.alone.Load() {\n", "	if false {\n"}},
+		patches: []patch{{"		l.planScout()\n		l.moved()\n", ""}},
 		pkg:     root, test: settling,
 	},
 	{
@@ -187,9 +187,69 @@ var mutants = []mutant{
 		pkg:     root, test: "TestQuiescent_ProducerThatCannotBeSure_Notifies",
 	},
 	{
+		name:    "11 all nodes are told",
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{"        EXIT WHEN cardinality(v_told) >= v_wanted;\n", ""}},
+		pkg:     root, test: "TestHole11_OneItemTenNodes_TwoLook",
+	},
+	{
+		name:    "11 the coalescer tells all",
+		file:    "coalescer.go",
+		patches: []patch{{"	case n.forAny:\n		return \"any\"\n", ""}},
+		pkg:     root, test: "TestHole11_OneItemTenNodes_TwoLook",
+	},
+	{
+		name:    "11 who cannot come keeps it",
+		file:    "bounce.go",
+		patches: []patch{{"	l.passOn(l, hop)\n", ""}},
+		pkg:     root, test: "TestBounce_NodeWasToldAloneAndIsBusy_PassesItOn",
+	},
+	{
+		name:    "11 a token of a lane that has retired is dropped",
+		file:    "engine.go",
+		patches: []patch{{"	e.signal(q, n, WakeNotify)\n	e.coalescer.tell(q, n)\n", "	_ = n\n"}},
+		pkg:     root, test: "TestBounce_LaneHasRetired_OthersAreTold",
+	},
+	{
+		name:    "11 nobody reconsiders when another joins",
+		file:    "engine.go",
+		patches: []patch{{"			l.reconsider()\n", "			_ = l\n"}},
+		pkg:     root, test: "TestBounce_AnotherNodeJoins_GetsWhatWasKept",
+	},
+	{
+		name:    "11 what was missed while not listening is kept",
+		file:    "bounce.go",
+		patches: []patch{{"token{reason: WakeReconnect, sole: true}", "token{reason: WakeReconnect}"}},
+		pkg:     root, test: "TestBounce_NodeReconnectsAndIsBusy_PassesOnWhatItMissed",
+	},
+	{
+		name:    "11 who leaves passes on nothing",
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{"        IF FOUND AND v_row.lane > 0 THEN\n", "        IF FOUND AND v_row.lane > 0 AND NOT p_own THEN\n"}},
+		pkg:     root, test: "TestLeave_ProducerHasChosenTheNode_ItsItemIsPassedOn",
+	},
+	{
+		name:    "11 who leaves does not wait for producers",
+		file:    "bounce.go",
+		patches: []patch{{"queue, leavePatience); err == nil && over {", "queue, time.Millisecond); err == nil || over {"}},
+		pkg:     root, test: "TestSweep_NodeHasEnded_WhatItWasToldOfIsPassedOn",
+	},
+	{
+		name:    "11 nobody sweeps",
+		file:    "bounce.go",
+		patches: []patch{{"	if len(o.dead) > 0 {\n", "	if false {\n"}},
+		pkg:     root, test: "TestSweep_NodeHasEnded_WhatItWasToldOfIsPassedOn",
+	},
+	{
+		name:    "11 a lane is told what it cannot take",
+		file:    "migrations/00002_notify.sql",
+		patches: []patch{{" AND (w.labels IS NULL OR p_label = ANY (w.labels))", ""}},
+		pkg:     root, test: "TestWake_ItemsOfAllKinds_GoToWhoeverCanTakeThem",
+	},
+	{
 		name:    "chain: the one who found more calls nobody",
 		file:    "wakechain.go",
-		patches: []patch{{"		defer l.signal(WakeChain) // invariant (4)\n", "		_ = WakeChain\n"}},
+		patches: []patch{{"		defer l.emit(token{reason: WakeChain, sole: sole}) // invariant (4)\n", "		_ = WakeChain\n"}},
 		pkg:     root, test: conservation,
 	},
 	{
@@ -226,7 +286,7 @@ var mutants = []mutant{
 	{
 		name:    "chain: a full lane drops the newest token",
 		file:    "wakechain.go",
-		patches: []patch{{"		l.tokens = slices.Delete(l.tokens, 0, 1)\n	}\n}\n", "		l.tokens = l.tokens[:len(l.tokens)-1]\n	}\n}\n"}},
+		patches: []patch{{"		l.tokens = slices.Delete(l.tokens, 0, 1)\n	}\n	l.bounce()\n", "		l.tokens = l.tokens[:len(l.tokens)-1]\n	}\n	l.bounce()\n"}},
 		pkg:     root, test: "TestLane_SignalDuringAQueryOfAFullLane_IsKept",
 	},
 	{
@@ -268,13 +328,13 @@ var mutants = []mutant{
 	{
 		name:    "coalescer: what panics is not said",
 		file:    "coalescer.go",
-		patches: []patch{{"			c.putBack(taken, changed, joins) // also when something panics\n", "			_ = c\n"}},
+		patches: []patch{{"			c.putBack(taken) // also when something panics\n", "			_ = c\n"}},
 		pkg:     root, test: "TestCoalescer_PanicWhileItSpeaks_SaysItAfterwards",
 	},
 	{
 		name:    "reconnect: nobody looks",
 		file:    "engine.go",
-		patches: []patch{{"			l.signal(WakeReconnect)\n", "			_ = l\n"}},
+		patches: []patch{{"			l.reconnected()\n", "			_ = l\n"}},
 		pkg:     root, test: conservation,
 	},
 }

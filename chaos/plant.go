@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: would the soak notice? Each plant is a defect, for it to be found.
+
+// plants are defects by name. They are there until the process is to end.
+var plants = map[string]func(*workload){
+	"memory": func(w *workload) {
+		for nap(w.alive, 100*time.Millisecond) {
+			w.members.mu.Lock()
+			w.members.kept = append(w.members.kept, make([]byte, 500<<10))
+			w.members.mu.Unlock()
+		}
+	},
+	"goroutine": func(w *workload) {
+		for nap(w.alive, 50*time.Millisecond) {
+			w.loops.Go(func() { <-w.alive.Done() })
+		}
+	},
+	"connection": func(w *workload) {
+		for n := 0; n < 100 && nap(w.alive, 100*time.Millisecond); n++ { // the server does not admit many more
+			w.loops.Go(func() {
+				if conn, err := pgx.Connect(w.alive, w.ListenURL); err == nil {
+					<-w.alive.Done()
+					conn.Close(context.Background())
+				}
+			})
+		}
+	},
+	// Rows of a node that lives: those of others are removed by whoever opens a Provider.
+	"waiter": func(w *workload) {
+		const node = -1
+		conn, err := pgx.Connect(w.alive, w.ListenURL)
+		if err != nil {
+			return
+		}
+		defer conn.Close(context.Background())
+		_, err = conn.Exec(w.alive, `SELECT pgwake.listen_session($1)`, node)
+		for lane := 0; err == nil && nap(w.alive, 50*time.Millisecond); lane++ {
+			_, err = conn.Exec(w.alive, `INSERT INTO pgwake.waiters VALUES ($1, $2, 'worker', false, 0)`, node, lane)
+		}
+	},
+	"lost": planted(`DELETE FROM pgwake.worker_queue WHERE id = (SELECT id FROM pgwake.worker_queue
+		WHERE attempt_count = 0 AND visible_at > now() AND instance_id IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED)`, 500*time.Millisecond),
+	"twice": planted(`INSERT INTO pgwake.worker_queue (name, input) SELECT name, input FROM pgwake.worker_queue
+		WHERE attempt_count = 0 AND instance_id IS NULL LIMIT 1`, 500*time.Millisecond),
+	// Items of which no node is told, where nothing else wakes anybody.
+	"silent": func(w *workload) {
+		const alone = "silent"
+		w.loop(alone, func(rng *rand.Rand) {
+			w.soakWork(w.alive, rng, w.provider, &pgwake.FetchOptions{
+				LockTimeout: soakLease, Namespaces: []string{alone}, Tags: pgwake.Tags(alone)})
+		})
+		for n := 0; nap(w.loud, 700*time.Millisecond); n++ {
+			j := job{Key: fmt.Sprintf("%s-silent-%d", w.process(), n), Do: doAck}
+			w.enqueue([]entry{{Key: j.Key, Do: j.Do}}, func(ctx context.Context) ([]pgwake.Enqueued, error) {
+				return w.inTx(ctx, func(tx pgx.Tx) ([]pgwake.Enqueued, error) {
+					_, err := tx.Exec(ctx, `SELECT set_config('pgwake.notify', 'off', true)`)
+					if err == nil {
+						_, err = tx.Exec(ctx, `INSERT INTO pgwake.worker_queue (name, input, tag, namespace)
+							VALUES ('soak', $1, $2, $2)`, j.json(), alone)
+					}
+					return make([]pgwake.Enqueued, 1), err
+				})
+			})
+		}
+	},
+}
+
+// planted runs a statement over and over.
+func planted(statement string, every time.Duration) func(*workload) {
+	return func(w *workload) {
+		for nap(w.loud, every) {
+			_, _ = w.pool.Exec(w.alive, statement)
+		}
+	}
+}
+
+// plantsOf reads a list of names.
+func plantsOf(list string) (names []string, err error) {
+	for name := range strings.SplitSeq(list, ",") {
+		if name == "" {
+			continue
+		}
+		if plants[name] == nil {
+			return nil, fmt.Errorf("there is no defect %q to plant, only %v", name, slices.Sorted(maps.Keys(plants)))
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgwake/pgwake/internal/devpg"
+)
+
+// briefSoak is a soak of a few seconds.
+func briefSoak(t *testing.T, length time.Duration, plant ...string) (v *soakVerdict, temp string) {
+	temp = t.TempDir()
+	require.NoError(t, os.Chmod(temp, 0o777)) // the server may run as another user
+	t.Setenv("TMPDIR", temp)
+	var log strings.Builder
+	s := newSoak(options{soak: true, seed: 15, length: length, plant: plant, samples: filepath.Join(t.TempDir(), "samples")}, &log)
+	s.warmUp, s.late = 2*time.Second, time.Minute // nothing here is about the speed of the machine
+	v, err := s.run(t.Context(), func(string) {})
+	if errors.Is(err, devpg.ErrNoServer) {
+		t.Skip("there are no PostgreSQL server binaries on this machine")
+	}
+	require.NoError(t, err, log.String())
+	t.Log(log.String())
+	t.Log(v)
+	return v, temp
+}
+
+func TestSoak_Sound_HasNoViolations(t *testing.T) {
+	v, temp := briefSoak(t, 6*time.Second)
+	assert.Empty(t, v.violations)
+	a := v.accounts
+	for what, n := range map[string]int{"items": a.items, "given back": a.returns, "renewed": a.renewals, "rolled back": a.rolledBack, "waits": len(a.waits)} {
+		assert.Positive(t, n, what)
+	}
+	assert.Greater(t, v.vitals.Opened, int64(2*soakNodes), "one comes and goes")
+	left, err := os.ReadDir(temp)
+	require.NoError(t, err)
+	assert.Empty(t, left)
+}
+
+func TestSoak_Planted_IsFound(t *testing.T) {
+	v, temp := briefSoak(t, 8*time.Second, "memory", "goroutine", "connection", "waiter", "lost", "twice")
+	all := strings.Join(v.violations, "\n")
+	for _, want := range []string{
+		"process 0: heap in use, MB grew", "process 0: goroutines grew", "connections grew", "rows of waiters, but for short-lived lanes grew",
+		"is lost: sent at", "exists a second time",
+	} {
+		assert.Contains(t, all, want)
+	}
+	assert.NotContains(t, all, "process 1: ")
+	assert.True(t, v.failed())
+	ledgers, err := filepath.Glob(filepath.Join(temp, "pgwake-soak-*", "*.ledger"))
+	require.NoError(t, err)
+	assert.Len(t, ledgers, soakNodes, "a failed run keeps them")
+}
+
+func TestVitals_Wrong_SaysWhich(t *testing.T) {
+	sound := vitals{Items: 1, Looks: 1, Fallbacks: 1, ScoutFinds: 1, Reconnects: 1, Opened: 1}
+	assert.Empty(t, sound.wrong())
+	var all vitals
+	all.sum(vitals{FallbackFinds: 1})
+	all.sum(vitals{FallbackFinds: 1, Panics: 3})
+	assert.Equal(t, []string{"2 unannounced finds of fallbacks", "3 panics of the engine"}, all.wrong())
+}
+
+func TestPlantsOf_Unknown_IsAnError(t *testing.T) {
+	names, err := plantsOf("memory,lost")
+	require.NoError(t, err)
+	assert.Equal(t, []string{"memory", "lost"}, names)
+	none, err := plantsOf("")
+	require.NoError(t, err)
+	assert.Empty(t, none)
+	_, err = plantsOf("gremlin")
+	assert.ErrorContains(t, err, "gremlin")
+}
