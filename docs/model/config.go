@@ -36,22 +36,23 @@ type Config struct {
 	Name      string
 	Nodes     []Node
 	Producers []Producer
-	Fanout    int // how many lanes a producer tells; 0: 1
+	Fanout    int // how many lanes a producer tells, of which all but one stand by; 0: 1
 
 	// TimeOuts lets a dispatcher that waits give up, as its user pleases: the poll timeout, or the end of a context.
 	TimeOuts bool
 
-	// StayArmed keeps finds from disarming: no lane is ever hot. Bounces disarm all the same.
+	// StayArmed keeps finds from disarming: no lane is ever hot.
 	StayArmed bool
 
-	// Absences lets a lane disarm, and bounce what it holds if anything, whenever all its dispatchers are in handlers: its
-	// user may have stopped calling Fetch.
+	// Absences lets a lane disarm whenever all its dispatchers are in handlers: its user may have stopped calling Fetch.
 	Absences bool
 
 	Leaves int // how many nodes may leave
 	Deaths int // how many may die
 	Losses int // how many nodes may lose their LISTEN session, once each, and come back
-	Faults int // how many fetches and bounces may fail after they began
+	Faults int // how many fetches, bounces, and long waits for producers may fail after they began
+	Joins  int // how many nodes, the last ones, do not listen at the start, and join
+	Lapses int // how many lanes may retire
 
 	// Patience lets a wait for producers take long: then it asks now and again for how many it waits.
 	Patience bool
@@ -59,8 +60,8 @@ type Config struct {
 	// Parked starts where every dispatcher is parked, armed, and settled, and the lanes are known empty.
 	Parked bool
 
-	// Bounced items are due at the start, with one notification under way to the first lane: a node that is not
-	// modelled, all of whose dispatchers are in handlers, has bounced its tokens. Together with Parked.
+	// Bounced items are due at the start, with one notification under way to the first lane that was passed on once: by a
+	// node that is not modelled, all of whose dispatchers are in handlers. Together with Parked.
 	Bounced int
 
 	// NoRollback keeps producers from rolling back, for traces with fewer branches.
@@ -92,8 +93,14 @@ const (
 	ChainKeepsSole                        // … of which nobody else knows, if nobody knew of the first
 	Bounce                                // rule 2: a token does not stay where everybody is in a handler
 	BounceAfterFetch                      // … but does while anybody is inside a fetch
-	BounceDisarms                         // a bounce disarms its own lane
 	BounceAgain                           // what arrives while a bounce is under way bounces in its turn
+	BounceToOwnLanes                      // a bounce may go to another lane of the same node
+	HopLimit                              // what was passed on once goes to all the next time, and is nobody's alone any more
+	HopTellsOwnLanes                      // … the lanes of the same node included
+	ContendedKeepsSole                    // the scout of contended rows has a sole token if that of the look was
+	AloneAmongLanes                       // a node keeps a sole token only if it has no other lane either
+	GreetingFrees                         // … and until another node says that it has begun to listen
+	UnknownTellsAll                       // what comes for a lane that has retired goes to all
 	OverflowKeepsSole                     // a token that makes room leaves its being sole to those that stay
 	SkipByMemory                          // the arm write is skipped by memory; without: by reading the row
 	ArmByMemory                           // the same; without, a lane whose write is skipped settles all the same
@@ -106,8 +113,7 @@ const (
 	FailedFetchTells                      // the token of a fetch that failed is handed back
 	HotAlone                              // a find disarms only where nobody else is parked or inside a fetch
 	ReturnLooks                           // who listens again looks once more in each lane
-	ReturnSweeps                          // … and the rows of the session before are swept unless they are written anew
-	SweepsDisarmed                        // … the disarmed too
+	ReconnectSole                         // … with a token that is sole
 	CoalescerTellsOthers                  // the coalescer spares the others only if somebody here is parked
 	SoleIfAlone                           // … and then its token is sole
 
@@ -120,7 +126,12 @@ const (
 	ScoutGoesOn       // … also after a scout has left with an item
 	AloneLooks        // … until a look began that knew the wait, which is for the lane too, to be for one producer
 	AsksWhileWaiting  // which the settler asks while it waits
-	SettleNotHot      // the look that settling demands does not disarm
+	ScoutAfterFailure // … also after a wait that failed
+	DisarmPause       // between two times that a lane disarms it has found something
+	SweepHoldsK       // the sweeper holds K until the rows are gone
+	DeadStayDead      // who tests whether a node is dead does not make it look alive
+	LeaveIsLast       // no write of the row is newer than that of who leaves
+	NoRowTellsOwn     // a bounce of a lane whose row is gone tells the other lanes of the node as well
 
 	allRules Rule = 1<<iota - 1
 )

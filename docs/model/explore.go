@@ -137,7 +137,7 @@ func (x *explorer) fail(f Fault, path []int, depth int) Result {
 // only excuse is a sweep that waits for K: how long a death goes unnoticed is bounded by the fallback.
 func (m *machine) stranded(s *state) bool {
 	for n := range m.cfg.Nodes {
-		if s.nodes[n].status == sweepingK || s.nodes[n].sweep {
+		if s.nodes[n].status == sweepingK {
 			return false
 		}
 	}

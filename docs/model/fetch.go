@@ -74,19 +74,20 @@ func (m *machine) fetch(s *state, d int, what Transition, by token, fresh bool) 
 	m.ofLane(&after, l, func(other *dispatcher) { other.fresh = false })
 	lane := &after.lanes[l]
 	self := &after.dispatchers[d]
-	*self = dispatcher{by: by, fresh: fresh && m.cfg.Faults > 0, arms: !lane.settled, clean: lane.settled || !m.keeps(EmptyIfSettled)}
+	*self = dispatcher{by: by, fresh: fresh && m.cfg.Faults > 0, lastOne: lane.lastOne, stands: lane.standsBy, arms: !lane.settled, clean: lane.settled || !m.keeps(EmptyIfSettled)}
 	if s.nodes[m.node[l]].status == deaf {
 		self.arms, self.clean = false, false // it has no row
 	}
 	if self.arms {
 		self.rank = m.number(&after, l)
 	}
-	self.phase, self.alone = begunFetch, s.nodes[m.node[l]].alone()
+	self.phase = begunFetch
 	offer(what, d, &after)
 
 	// Several finds in a row, or many in a second: whether the lane is hot is left open, where it may be. A lane
-	// that is not armed has no use for it.
-	if !m.cfg.StayArmed && lane.armed && !lane.stale && s.nodes[m.node[l]].status != deaf && (by != check || !m.keeps(SettleNotHot)) && (!m.keeps(HotAlone) || !m.present(&after, l, d)) {
+	// that is not armed has no use for it. For a second after a disarm it is not hot; so then it has found something since.
+	if !m.cfg.StayArmed && lane.hot && lane.armed && !lane.stale && s.nodes[m.node[l]].status != deaf && (!m.keeps(HotAlone) || !m.present(&after, l, d)) {
+		lane.hot = !m.keeps(DisarmPause)
 		self.disarms, self.arms, self.clean = true, true, !m.keeps(EmptyIfSettled)
 		self.rank = 0
 		self.rank = m.number(&after, l)
@@ -214,6 +215,7 @@ func (m *machine) takeAnswer(s *state, d int) {
 	s.dispatchers[d] = dispatcher{}
 	switch self.answer {
 	case found:
+		s.lanes[l].hot = true
 		m.digest(s, l, &self, self.more != 0)
 		m.chain(s, l, &self)
 	case failed:
@@ -224,7 +226,9 @@ func (m *machine) takeAnswer(s *state, d int) {
 		s.dispatchers[d].phase = parked
 		m.armed(s, l, &self)
 		m.digest(s, l, &self, self.answer == contended)
-		s.lanes[l].contended = s.lanes[l].contended || self.answer == contended
+		if lane := &s.lanes[l]; self.answer == contended {
+			lane.contended, lane.alone = true, lane.alone || self.by.isSole()
+		}
 	}
 	if status := s.nodes[m.node[l]].status; status != live && status != deaf {
 		s.dispatchers[d] = dispatcher{phase: gone}
@@ -240,8 +244,11 @@ func (m *machine) digest(s *state, l int, self *dispatcher, more bool) {
 		return
 	}
 	m.pay(s, l, self.newer)
+	if self.stands {
+		lane.standsBy = false
+	}
 	if !self.passed {
-		lane.contended = false
+		lane.contended, lane.alone = false, false
 		lane.empty = lane.empty || self.clean
 	}
 }
@@ -259,11 +266,19 @@ func (m *machine) armed(s *state, l int, self *dispatcher) {
 		lane.settled = true
 		return
 	}
+	lastOne := lane.lastOne && self.lastOne
+	if !m.keeps(AloneLooks) {
+		lastOne = s.nodes[m.node[l]].forOne()
+	}
+	switch {
+	case !m.keeps(ScoutWhileWaiting):
+	case lastOne:
+		lane.scout = false // what was silent is found, but for the last one, which ends the wait by its end
+	case lane.settle == noSettle || !m.keeps(ScoutGoesOn):
+		lane.scout = true
+	}
 	if lane.settle == noSettle {
 		lane.settle = wanted
-	}
-	if alone := s.nodes[m.node[l]].alone() && (self.alone && lane.settle == inWait || !m.keeps(AloneLooks)); m.keeps(ScoutWhileWaiting) && !alone {
-		lane.scout = true
 	}
 }
 
@@ -273,12 +288,9 @@ func (m *machine) chain(s *state, l int, self *dispatcher) {
 	if self.by == noToken || self.more == 0 || !m.keeps(Chain) {
 		return
 	}
-	t := self.by
-	if t == check {
-		t = plain
-	}
-	if !m.keeps(ChainKeepsSole) {
-		t = plain
+	t := plain
+	if self.by.isSole() && m.keeps(ChainKeepsSole) {
+		t = sole
 	}
 	m.signal(s, l, t)
 }

@@ -67,7 +67,7 @@ func (m *machine) keeps(r Rule) bool { return m.cfg.Without&r == 0 }
 
 // initial: nodes listen, and nobody has called Fetch yet; or, for shorter stories, everybody has, and has found nothing.
 func (m *machine) initial() state {
-	s := state{faults: uint8(m.cfg.Faults), losses: uint8(m.cfg.Losses)}
+	s := state{faults: uint8(m.cfg.Faults), losses: uint8(m.cfg.Losses), lapses: uint8(m.cfg.Lapses)}
 	for d := m.first[m.lanes]; d < maxDispatchers; d++ {
 		s.dispatchers[d].phase = gone
 	}
@@ -77,18 +77,25 @@ func (m *machine) initial() state {
 	for n := len(m.cfg.Nodes); n < maxNodes; n++ {
 		s.nodes[n].status = left
 	}
-	if !m.cfg.Parked {
-		return s
+	present := len(m.cfg.Nodes) - m.cfg.Joins
+	for n := range m.cfg.Nodes {
+		s.nodes[n].alone = present == 1
+		if n >= present {
+			s.nodes[n].status, s.nodes[n].alone = absent, false
+		}
 	}
 	for l := range m.lanes {
-		s.lanes[l].armed, s.lanes[l].settled, s.lanes[l].empty = true, true, true
-		s.lanes[l].row = m.cfg.Losses > 0
-	}
-	for d := range m.first[m.lanes] {
-		s.dispatchers[d].phase = parked
+		s.lanes[l].hot = true // for all that is known
+		if m.cfg.Parked && m.node[l] < present {
+			s.lanes[l].armed, s.lanes[l].settled, s.lanes[l].empty = true, true, true
+			s.lanes[l].row = m.rowsGo()
+			for d := m.first[l]; d < m.first[l+1]; d++ {
+				s.dispatchers[d].phase = parked
+			}
+		}
 	}
 	if m.cfg.Bounced > 0 {
-		s.due[0], s.lanes[0].directed = uint8(m.cfg.Bounced), 1
+		s.due[0], s.lanes[0].handed = uint8(m.cfg.Bounced), 1
 	}
 	return s
 }
@@ -162,10 +169,14 @@ func (m *machine) present(s *state, l, but int) bool {
 	return false
 }
 
+// rowsGo reports whether a lane's row may go while the lane, or what it has to say, is there.
+func (m *machine) rowsGo() bool { return m.cfg.Losses+m.cfg.Lapses > 0 }
+
 // targets returns the lanes that a statement sees armed, on live nodes, that can use an item with the tag.
 func (m *machine) targets(s *state, tag int) (set laneSet) {
 	for l := range m.lanes {
-		if s.lanes[l].armed && !s.lanes[l].stale && s.nodes[m.node[l]].listens() && m.matches(l, tag) {
+		alive := s.nodes[m.node[l]].listens() || s.nodes[m.node[l]].status == sweptSoon && !m.keeps(DeadStayDead)
+		if s.lanes[l].armed && !s.lanes[l].stale && alive && m.matches(l, tag) {
 			set |= 1 << l
 		}
 	}
@@ -211,16 +222,23 @@ func (m *machine) sharedFree(s *state) bool {
 		if settler := s.nodes[n].settler; settler == waits || settler == waitsAlone {
 			return false
 		}
-		if status := s.nodes[n].status; status == leavingK || status == sweepingK || s.nodes[n].sweep {
+		switch s.nodes[n].status {
+		case leavingK, sweepingK:
 			return false
+		case sweeping, sweptSoon:
+			if m.keeps(SweepHoldsK) {
+				return false
+			}
 		}
 	}
 	return true
 }
 
-// exclusiveFree reports whether a wait for K can end. It is released at once. Who of several waits ends first is left
-// open; PostgreSQL grants in the order of arrival, which is one of the possibilities.
-func (m *machine) exclusiveFree(s *state) bool { return m.holders(s) == 0 }
+// exclusiveFree reports whether a wait for K can end. It is released at once, but by a sweeper. Who of several waits ends
+// first is left open; PostgreSQL grants in the order of arrival, which is one of the possibilities.
+func (m *machine) exclusiveFree(s *state) bool {
+	return m.holders(s) == 0 && (!m.keeps(SweepHoldsK) || m.count(s, sweeping, sweptSoon) == 0)
+}
 
 // holders returns how many producers have K.
 func (m *machine) holders(s *state) (n int) {
@@ -233,10 +251,11 @@ func (m *machine) holders(s *state) (n int) {
 }
 
 // notify puts a notification on its way to each of the lanes whose node listens: to the lane alone.
-func (m *machine) notify(s *state, set laneSet) {
+func (m *machine) notify(s *state, set laneSet, as token) {
 	for l := range m.lanes {
 		if set&(1<<l) != 0 && s.nodes[m.node[l]].listens() {
-			s.lanes[l].directed = min(s.lanes[l].directed+1, many)
+			n := s.lanes[l].underWay(as)
+			*n = min(*n+1, many)
 		}
 	}
 }
@@ -244,8 +263,17 @@ func (m *machine) notify(s *state, set laneSet) {
 // tellAll puts one on its way to all that can use an item with the tag.
 func (m *machine) tellAll(s *state, tag int) {
 	for l := range m.lanes { // the broadcast channel; the payload names the tag
-		if m.matches(l, tag) && s.nodes[m.node[l]].listens() {
-			s.lanes[l].broadcast = min(s.lanes[l].broadcast+1, many)
+		if m.matches(l, tag) && !s.lanes[l].retired {
+			m.notify(s, 1<<l, plain)
+		}
+	}
+}
+
+// tellOthers puts one on its way to all, whatever they can use, but to one node.
+func (m *machine) tellOthers(s *state, but int) {
+	for l := range m.lanes {
+		if m.node[l] != but && !s.lanes[l].retired {
+			m.notify(s, 1<<l, plain)
 		}
 	}
 }
@@ -258,10 +286,14 @@ func (m *machine) unsettle(s *state, l, but int) {
 	lane := &s.lanes[l]
 	lane.settled, lane.empty = false, false
 	if m.keeps(SettleVoid) {
-		lane.settle, lane.scout = noSettle, false
+		lane.settle, lane.scout, lane.lastOne = noSettle, false, false
 	}
 	for d := m.first[l]; d < m.first[l+1]; d++ {
-		if self := &s.dispatchers[d]; d != but && self.inside() {
+		self := &s.dispatchers[d]
+		if self.inside() {
+			self.lastOne = false
+		}
+		if d != but && self.inside() {
 			self.clean, self.void = false, true
 		}
 	}
@@ -280,18 +312,16 @@ func choices(from laneSet, n int, choose func(laneSet)) {
 	}
 }
 
-// oneOfEach calls choose with each way to take, for each of the tags, one lane that is armed and can use it, but
-// for one lane; short tells that for some tag there was none.
-func (m *machine) oneOfEach(s *state, tags Tags, but int, choose func(set laneSet, short bool)) {
+// oneOfEach calls choose with each way to take, for each of the tags, one lane that is armed and can use it, but for
+// some lanes.
+func (m *machine) oneOfEach(s *state, tags Tags, but laneSet, choose func(set laneSet)) {
 	sets := []laneSet{0}
-	short := false
 	for t := range tagCount {
 		if tags&(1<<t) == 0 {
 			continue
 		}
-		candidates := m.targets(s, t) &^ (1 << but)
+		candidates := m.targets(s, t) &^ but
 		if candidates == 0 {
-			short = true
 			continue
 		}
 		var extended []laneSet
@@ -303,7 +333,7 @@ func (m *machine) oneOfEach(s *state, tags Tags, but int, choose func(set laneSe
 		sets = extended
 	}
 	for _, set := range sets {
-		choose(set, short)
+		choose(set)
 	}
 }
 
@@ -324,7 +354,7 @@ func (m *machine) write(s *state, l int, rank uint8, armed bool) {
 	if rank == 0 && m.keeps(Sequence) {
 		return
 	}
-	s.lanes[l].armed, s.lanes[l].row = armed, m.cfg.Losses > 0
+	s.lanes[l].armed, s.lanes[l].row = armed, m.rowsGo()
 	s.lanes[l].rank = max(s.lanes[l].rank, rank) - rank
 	for d := m.first[l]; d < m.first[l+1]; d++ {
 		s.dispatchers[d].rank = max(s.dispatchers[d].rank, rank) - rank

@@ -74,7 +74,10 @@ func (m *machine) readArmed(s *state, p int) {
 	}
 	choices(armed, max(m.cfg.Fanout, 1), func(set laneSet) {
 		self.tells = set
-		m.may(ProducerReadArmed, p, &after)
+		m.standBy(set, func(stands laneSet) {
+			self.seen = stands
+			m.may(ProducerReadArmed, p, &after)
+		})
 	})
 }
 
@@ -87,9 +90,28 @@ func (m *machine) commit(s *state, p int) {
 	if self.all {
 		m.tellAll(&after, m.tags[p])
 	}
-	m.notify(&after, self.tells)
+	m.callChosen(&after, self)
 	*self = producer{phase: ended}
 	m.may(ProducerCommit, p, &after)
+}
+
+// standBy calls choose with each way to have all lanes of the set but one stand by.
+func (m *machine) standBy(set laneSet, choose func(laneSet)) {
+	if set&(set-1) == 0 {
+		choose(0)
+		return
+	}
+	m.each(set, func(l int) { choose(set &^ (1 << l)) })
+}
+
+// callChosen notifies those whom the producer has chosen.
+func (m *machine) callChosen(s *state, p *producer) {
+	m.notify(s, p.tells&^p.seen, sole)
+	m.each(p.seen, func(l int) {
+		if s.nodes[m.node[l]].listens() {
+			s.lanes[l].standBys++
+		}
+	})
 }
 
 func (m *machine) items(p int) uint8 { return uint8(max(m.cfg.Producers[p].Items, 1)) }
@@ -110,10 +132,13 @@ func (m *machine) coalesce(s *state, p int) {
 		self.phase = open
 		choices(m.targets(s, m.tags[p])&^m.of[m.cfg.Producers[p].Node], max(m.cfg.Fanout, 1), func(set laneSet) {
 			self.tells = set
-			m.add(CoalescerChooses, p, &after)
+			m.standBy(set, func(stands laneSet) {
+				self.seen = stands
+				m.add(CoalescerChooses, p, &after)
+			})
 		})
 	case open:
-		m.notify(&after, self.tells)
+		m.callChosen(&after, self)
 		*self = producer{phase: ended}
 		m.add(CoalescerCommits, p, &after)
 	}
@@ -125,7 +150,7 @@ func (m *machine) coalesceHere(s *state, p int) {
 	spared := false
 	var here laneSet
 	m.each(m.of[m.cfg.Producers[p].Node], func(l int) {
-		if !m.matches(l, m.tags[p]) || s.nodes[m.node[l]].status != live {
+		if !m.matches(l, m.tags[p]) || s.nodes[m.node[l]].status != live || s.lanes[l].retired {
 			return
 		}
 		here |= 1 << l

@@ -15,12 +15,14 @@ func (m *machine) settler(s *state, n int) {
 	case waits:
 		m.grantSettle(s, n)
 		m.patience(s, n)
+		m.failSettle(s, n)
 	case pauses:
 		m.waitOn(s, n, waits)
 	case pausesAlone:
 		m.waitOn(s, n, waitsAlone)
 	case waitsAlone:
 		m.grantSettle(s, n)
+		m.failSettle(s, n)
 	case granted:
 		after := *s
 		m.settleLanes(&after, n)
@@ -64,7 +66,7 @@ func (m *machine) grantSettle(s *state, n int) {
 // settleLanes settles those that the wait was for, unless they have begun to disarm since.
 func (m *machine) settleLanes(s *state, n int) {
 	s.nodes[n].settler = idle
-	m.each(m.of[n], func(l int) { m.ofLane(s, l, func(d *dispatcher) { d.alone = false }) })
+	m.waitsForOne(s, n, false)
 	m.each(m.of[n], func(l int) {
 		lane := &s.lanes[l]
 		if lane.settle != inWait {
@@ -72,7 +74,7 @@ func (m *machine) settleLanes(s *state, n int) {
 		}
 		lane.settle, lane.settled, lane.scout = noSettle, true, false
 		if m.keeps(SettleLooks) && m.keeps(SettleWaits) {
-			m.signal(s, l, check)
+			m.signal(s, l, plain)
 		}
 	})
 }
@@ -90,10 +92,39 @@ func (m *machine) patience(s *state, n int) {
 		return
 	}
 	after.nodes[n].settler = waitsAlone
+	m.waitsForOne(&after, n, true)
 	if !m.keeps(AsksWhileWaiting) {
 		after.nodes[n].settler = pausesAlone
 	}
 	m.may(SettleAsks, n, &after)
+}
+
+// waitsForOne lets the lanes of the wait know whether it is for one producer only.
+func (m *machine) waitsForOne(s *state, n int, one bool) {
+	m.each(m.of[n], func(l int) {
+		if s.lanes[l].settle != inWait {
+			return
+		}
+		s.lanes[l].lastOne = one
+		m.ofLane(s, l, func(d *dispatcher) { d.lastOne = d.lastOne && one })
+	})
+}
+
+// failSettle is a long wait whose connection breaks. It begins anew, and may be for others then.
+func (m *machine) failSettle(s *state, n int) {
+	if !m.cfg.Patience || s.faults == 0 || m.exclusiveFree(s) {
+		return
+	}
+	after := *s
+	after.faults--
+	m.waitsForOne(&after, n, false)
+	after.nodes[n].settler = pauses
+	m.each(m.of[n], func(l int) {
+		if lane := &after.lanes[l]; lane.settle == inWait && m.keeps(ScoutAfterFailure) {
+			lane.scout = m.keeps(ScoutWhileWaiting)
+		}
+	})
+	m.may(SettleFails, n, &after)
 }
 
 func (m *machine) waitOn(s *state, n int, as settlerPhase) {
@@ -103,7 +134,7 @@ func (m *machine) waitOn(s *state, n int, as settlerPhase) {
 }
 
 // settleScout looks while the settler waits: a producer may have ended that was silent, and another keep it waiting.
-// The looks that find nothing make a difference only for what is known of the wait.
+// The looks that find nothing make a difference only if they may be the last.
 func (m *machine) settleScout(s *state, l int) {
 	lane := &s.lanes[l]
 	if !lane.scout || m.parked(s, l) < 0 || lane.settle == noSettle {
@@ -111,13 +142,13 @@ func (m *machine) settleScout(s *state, l int) {
 	}
 	offer := m.add
 	if m.freeTags(s, l) == 0 {
-		if !m.cfg.Patience {
+		if !lane.lastOne {
 			return
 		}
 		offer = m.may
 	}
 	after := *s
-	after.lanes[l].scout = m.keeps(ScoutGoesOn) && !s.nodes[m.node[l]].alone()
+	after.lanes[l].scout = m.keeps(ScoutGoesOn)
 	m.signal(&after, l, plain)
 	offer(SettleScouts, l, &after)
 }
@@ -131,8 +162,27 @@ func (m *machine) lookAgain(s *state, d int) {
 	}
 	if m.freeTags(s, l) != 0 || m.lockedTags(s, d)&m.takes[l] == 0 {
 		after := *s
-		after.lanes[l].contended = false // the answer will tell
-		m.signal(&after, l, plain)
+		m.retry(&after, l)
 		m.add(ScoutLooks, d, &after)
 	}
+}
+
+// retryAbsent is the same where nobody is. It makes a difference only if nobody else may know of those rows.
+func (m *machine) retryAbsent(s *state, l int) {
+	if lane := &s.lanes[l]; !lane.contended || !lane.alone || m.present(s, l, -1) {
+		return
+	}
+	after := *s
+	m.retry(&after, l)
+	m.add(RetryFires, l, &after)
+}
+
+func (m *machine) retry(s *state, l int) {
+	lane := &s.lanes[l]
+	lane.contended = false // the answer will tell
+	t := plain
+	if lane.alone && m.keeps(ContendedKeepsSole) {
+		t = sole
+	}
+	m.signal(s, l, t)
 }

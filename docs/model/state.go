@@ -16,7 +16,8 @@ type laneSet uint8
 type state struct {
 	due         [tagCount]uint8 // items that are committed, due, and free, by tag
 	losses      uint8           // sessions that may still be lost
-	faults      uint8           // fetches and bounces that may still fail
+	faults      uint8           // fetches, bounces and waits that may still fail
+	lapses      uint8           // lanes that may still retire
 	producers   [maxProducers]producer
 	nodes       [maxNodes]node
 	lanes       [maxLanes]lane
@@ -38,7 +39,7 @@ const (
 type producer struct {
 	phase  producerPhase
 	locked bool    // holds K, shared
-	seen   laneSet // who was armed when it began; kept only if it matters
+	seen   laneSet // who was armed when it began, if that matters; later: those it tells who stand by
 	tells  laneSet // whom its commit notifies
 	all    bool    // its commit notifies all
 }
@@ -53,16 +54,20 @@ const (
 	left
 	dead      // its LISTEN session has ended, and with it its liveness lock; its rows are there
 	sweepingK // another node is about to sweep its rows, and waits for K
+	sweeping  // … and was granted it
+	sweptSoon // … and has chosen whom to tell
 	swept
-	deaf // has lost its LISTEN session, and not its wits
+	deaf    // has lost its LISTEN session, and not its wits
+	absent  // has not begun to listen
+	joining // has asked who else there is; its row is not committed
 )
 
 // node is what a node is, and what its settler does.
 type node struct {
 	status  nodeStatus
 	settler settlerPhase
-
-	sweep bool // another node is about to sweep the rows of its session that has ended, and waits for K
+	alone   bool // believes that no other node listens
+	greets  bool // its greeting is on its way to the others
 }
 
 // listens reports whether notifications reach the node.
@@ -83,8 +88,8 @@ const (
 	granted                  // the answer is under way
 )
 
-// alone reports whether the settler says that its wait is for one producer.
-func (n node) alone() bool { return n.settler == waitsAlone || n.settler == pausesAlone }
+// forOne reports whether the settler says that its wait is for one producer.
+func (n node) forOne() bool { return n.settler == waitsAlone || n.settler == pausesAlone }
 
 // token is the duty to look once.
 type token uint8
@@ -93,15 +98,20 @@ const (
 	noToken token = iota
 	plain         // others were told as well, or need not be
 	sole          // nobody else was told
-	check         // plain, of a lane that has settled
+	passed        // sole, and was passed on once
 )
+
+// isSole reports whether nobody else was told.
+func (t token) isSole() bool { return t >= sole }
 
 // lane is what the database and a node know of a lane.
 type lane struct {
 	armed     bool  // the row in waiters, as committed
-	row       bool  // there is one; kept only if sessions are lost
+	row       bool  // there is one; kept only if it may go
 	stale     bool  // it is that of a session that has ended
 	directed  uint8 // notifications to this lane alone that were committed and not received
+	handed    uint8 // … of a bounce
+	standBys  uint8 // … by which it stands by
 	broadcast uint8 // those to all
 
 	// The node's memory.
@@ -111,14 +121,28 @@ type lane struct {
 	settled   bool // armed and settled since, and nothing that may disarm was begun
 	empty     bool // known empty
 	contended bool // a fetch met locked rows: the scout has to look again
-	scout     bool // a scout is to look while the settler waits
+	alone     bool // … and what it will have is sole
+	scout     bool // a scout looks now and then while the settler waits
+	lastOne   bool // the settler waits on its behalf, for one producer only
+	hot       bool // has found something since it began to disarm
+	standsBy  bool // somebody is to look, after a while
+	retired   bool
 
-	bounce bouncePhase
-	stay   bool    // of a bounce that chose: some due row has nowhere to go
-	stuck  bool    // a bounce brought the token back, and no other has come since
-	rank   uint8   // of the bounce
-	tells  laneSet // whom the bounce notifies
+	pending bounce  // a bounce that was begun, and is not under way yet
+	said    bounce  // one that is under way
+	tells   laneSet // whom it notifies, if it is not all
+	unused  bool    // a write is under way by which the lane disarms that nobody uses
+	rank    uint8   // … and its number
 }
+
+// bounce is a token on its way to others.
+type bounce uint8
+
+const (
+	noBounce bounce = iota
+	toOne           // for each kind of what is due
+	toAll
+)
 
 // settlePhase is how far a lane has come that was armed and is not settled.
 type settlePhase uint8
@@ -127,14 +151,6 @@ const (
 	noSettle settlePhase = iota
 	wanted               // the settler has to wait for K, and has not begun
 	inWait               // it waits, or was granted K
-)
-
-type bouncePhase uint8
-
-const (
-	noBounce bouncePhase = iota
-	bounceBegun
-	bounceChose
 )
 
 type phase uint8
@@ -168,8 +184,9 @@ type dispatcher struct {
 	clean   bool  // the lane was settled when it began, and no signal has come since, nor a disarm, nor an answer with more
 	void    bool  // a disarm of somebody else has begun since
 	passed  bool  // an answer with more has come since
-	alone   bool  // when it began, the settler's wait was known to be for one producer, and that wait goes on
+	lastOne bool  // it began after the settler knew that its wait is for one producer, and that wait goes on
 	old     bool  // it began in a session that has ended
+	stands  bool  // it began after the lane was told to stand by
 	fresh   bool  // the token in its hand is newer than the fetch that another is in
 	newer   uint8 // stored tokens that came after it began
 	rank    uint8 // order of the sequence number, see machine.begin

@@ -11,7 +11,7 @@ func (l *lane) stored() (n uint8) {
 	return n
 }
 
-func (l *lane) hasSole() bool { return l.tokens[0] == sole || l.tokens[1] == sole }
+func (l *lane) hasSole() bool { return l.tokens[0].isSole() || l.tokens[1].isSole() }
 
 // ofLane calls visit with each dispatcher of the lane that is inside a fetch.
 func (m *machine) ofLane(s *state, l int, visit func(*dispatcher)) {
@@ -25,24 +25,31 @@ func (m *machine) ofLane(s *state, l int, visit func(*dispatcher)) {
 // signal gives the lane a token, which is newer than all. If everybody has been called the oldest goes; but what it was
 // for, nobody else may know.
 func (m *machine) signal(s *state, l int, t token) {
+	m.hears(s, l)
 	lane := &s.lanes[l]
-	lane.empty = false
 	size := uint8(m.first[l+1] - m.first[l])
-	m.ofLane(s, l, func(d *dispatcher) {
-		d.clean = false
-		d.newer = min(d.newer+1, size)
-	})
-	if lane.stored() == size {
-		oldest := lane.tokens[0]
-		copy(lane.tokens[:size-1], lane.tokens[1:size])
-		lane.tokens[size-1] = t
-		if oldest == sole && m.keeps(OverflowKeepsSole) {
-			lane.tokens[0] = sole
-		}
-	} else {
+	m.ofLane(s, l, func(d *dispatcher) { d.newer = min(d.newer+1, size) })
+	if lane.stored() < size {
 		lane.tokens[lane.stored()] = t
+		return
 	}
-	lane.stuck = lane.stuck && t != sole && lane.hasSole()
+	oldest := lane.tokens[0]
+	copy(lane.tokens[:size-1], lane.tokens[1:size])
+	lane.tokens[size-1] = t
+	m.inherit(&lane.tokens[0], oldest)
+}
+
+// hears: there may be due work that a look under way is too old to have seen.
+func (m *machine) hears(s *state, l int) {
+	s.lanes[l].empty = false
+	m.ofLane(s, l, func(d *dispatcher) { d.clean = false })
+}
+
+// inherit leaves what a token that goes was to the one that stays.
+func (m *machine) inherit(stays *token, goes token) {
+	if goes.isSole() && m.keeps(OverflowKeepsSole) {
+		*stays = max(*stays, goes)
+	}
 }
 
 // take takes the oldest token.
@@ -56,21 +63,16 @@ func (m *machine) take(s *state, l int) token {
 
 // fewer is called when tokens were taken out.
 func (m *machine) fewer(s *state, l int) {
-	lane := &s.lanes[l]
-	n := lane.stored()
+	n := s.lanes[l].stored()
 	m.ofLane(s, l, func(d *dispatcher) { d.newer = min(d.newer, n) })
-	lane.stuck = lane.stuck && lane.hasSole()
 }
 
 // handBack returns a token whose fetch got no answer. It is older than those in store.
 func (m *machine) handBack(s *state, l int, t token, fresh bool) {
 	lane := &s.lanes[l]
 	lane.empty = false
-	lane.stuck = lane.stuck && t != sole
 	if int(lane.stored()) == m.first[l+1]-m.first[l] {
-		if t == sole && m.keeps(OverflowKeepsSole) {
-			lane.tokens[0] = sole
-		}
+		m.inherit(&lane.tokens[0], t)
 		return
 	}
 	copy(lane.tokens[1:], lane.tokens[:])
@@ -89,14 +91,22 @@ func (m *machine) pay(s *state, l int, newer uint8) {
 	m.fewer(s, l)
 }
 
-// takeSole removes all tokens that nobody else was told of.
-func (m *machine) takeSole(s *state, l int) {
+// takeSole removes all tokens that nobody else was told of, and returns how they go on.
+func (m *machine) takeSole(s *state, l int) bounce {
 	lane := &s.lanes[l]
-	if lane.tokens[1] == sole {
-		lane.tokens[1] = noToken
+	how := toOne
+	var rest [maxOfLane]token
+	at := 0
+	for _, t := range lane.tokens {
+		if t == passed && m.keeps(HopLimit) {
+			how = toAll
+		}
+		if !t.isSole() {
+			rest[at] = t
+			at++
+		}
 	}
-	if lane.tokens[0] == sole {
-		lane.tokens = [maxOfLane]token{lane.tokens[1]}
-	}
+	lane.tokens = rest
 	m.fewer(s, l)
+	return how
 }

@@ -37,9 +37,9 @@ func (m *machine) actor(t *step) string {
 	switch t.what {
 	case ProducerBegin, ProducerInsert, ProducerReadArmed, ProducerCommit, ProducerRollback, CoalescerTells, CoalescerChooses, CoalescerCommits:
 		return fmt.Sprintf("P%d", t.who+1)
-	case NotificationArrives, BounceBegins, BounceChooses, BounceCommits, BounceFails, DisarmUnused, SettleScouts:
+	case NotificationArrives, StandByEnds, BounceBegins, BounceChooses, BounceTells, BounceCommits, BounceFails, DisarmUnused, DisarmCommits, LaneRetires, LaneRowGoes, SettleScouts, RetryFires:
 		return m.laneName(int(t.who))
-	case SettleBegins, SettlePauses, SettleAsks, SettleGranted, SettleReturns, LeaveBegins, LeaveDisarms, LeaveGranted, LeaveGivesUp, LeaveUnlistens, NodeDies, SessionLost, SessionBack, SweepBegins, SweepCommits:
+	case SettleBegins, SettlePauses, SettleAsks, SettleFails, SettleGranted, SettleReturns, LeaveBegins, LeaveDisarms, LeaveGranted, LeaveGivesUp, LeaveUnlistens, NodeDies, SessionLost, NodeJoins, SessionBack, GreetingArrives, SweepBegins, SweepGranted, SweepChooses, SweepCommits:
 		return m.nodeName(int(t.who))
 	}
 	return m.dispatcherName(int(t.who))
@@ -78,10 +78,11 @@ func (m *machine) detail(before *state, t *step) string {
 	case ProducerReadArmed, CoalescerChooses:
 		say(after.producers[t.who].all, "will notify all")
 		say(!after.producers[t.who].all, "will notify %s", m.lanesName(after.producers[t.who].tells))
+		say(after.producers[t.who].seen != 0, "of which %s stands by", m.lanesName(after.producers[t.who].seen))
 	case BounceChooses:
 		say(true, "%s", m.lanesName(after.lanes[t.who].tells))
-	case BounceCommits:
-		say(after.lanes[t.who].stuck, "the token stays")
+	case SweepChooses:
+		say(true, "%s", m.lanesName(after.lanes[m.firstLane(int(t.who))].tells))
 	}
 	if m.actor(t) == m.dispatcherName(int(t.who)) {
 		parts = append(parts, m.fetchDetail(before, t)...)
@@ -91,6 +92,8 @@ func (m *machine) detail(before *state, t *step) string {
 		say(is.armed && !was.armed, "%s is armed", m.laneName(l))
 		say(!is.armed && was.armed, "%s is disarmed", m.laneName(l))
 		say(is.directed > was.directed, "a notification to %s alone is on its way", m.laneName(l))
+		say(is.handed > was.handed, "a notification to %s alone, passed on once, is on its way", m.laneName(l))
+		say(is.standBys > was.standBys, "one to stand by is on its way to %s", m.laneName(l))
 		say(is.broadcast > was.broadcast, "a broadcast to %s is on its way", m.laneName(l))
 		say(is.settled && !was.settled, "%s is settled", m.laneName(l))
 		say(is.tokens != was.tokens, "%s has in store: %s", m.laneName(l), tokensName(is.tokens))
@@ -165,7 +168,7 @@ func (m *machine) summary(s *state) string {
 }
 
 func tokensName(tokens [maxOfLane]token) string {
-	name := map[token]string{plain: "a token", check: "a settle token", sole: "a sole token"}
+	name := map[token]string{plain: "a token", sole: "a sole token", passed: "a sole token, passed on once"}
 	switch {
 	case tokens[0] == noToken:
 		return "nothing"

@@ -27,17 +27,24 @@ const (
 	SettleBegins
 	SettlePauses
 	SettleAsks
+	SettleFails
 	SettleGranted
 	SettleReturns
 	SettleScouts
 	ScoutLooks
+	RetryFires
 
 	NotificationArrives
+	StandByEnds
 	BounceBegins
 	BounceChooses
+	BounceTells
 	BounceCommits
 	BounceFails
 	DisarmUnused
+	DisarmCommits
+	LaneRetires
+	LaneRowGoes
 
 	LeaveBegins
 	LeaveDisarms
@@ -46,8 +53,12 @@ const (
 	LeaveUnlistens
 	NodeDies
 	SessionLost
+	NodeJoins
 	SessionBack
+	GreetingArrives
 	SweepBegins
+	SweepGranted
+	SweepChooses
 	SweepCommits
 
 	transitionCount = iota
@@ -56,9 +67,9 @@ const (
 var transitionNames = [transitionCount]string{
 	"begin", "insert", "read armed", "commit", "rollback", "tell the node itself", "choose for coalescer", "commit of coalescer",
 	"park at once", "begin fetch", "claim", "report", "commit fetch", "return", "fetch fails", "time out",
-	"settler waits for K", "settler waits anew", "settler asks for whom it waits", "K granted to settler", "settled", "scout while settling", "scout",
-	"notification", "begin bounce", "choose for bounce", "commit bounce", "bounce fails", "disarm, unused",
-	"begin to leave", "disarm", "K granted", "leave without K", "pass on, UNLISTEN", "die", "lose its session", "listen again", "begin sweep", "sweep",
+	"settler waits for K", "settler waits anew", "settler asks for whom it waits", "the wait for K breaks off", "K granted to settler", "settled", "scout while settling", "scout", "retry",
+	"notification", "end of stand-by", "begin bounce", "choose for bounce", "bounce to all", "commit bounce", "bounce fails", "disarm, unused", "commit disarm", "retire", "row of what retired goes",
+	"begin to leave", "disarm", "K granted", "leave without K", "pass on, UNLISTEN", "die", "lose its session", "begin to listen", "listening", "greeting", "begin sweep", "K granted to sweeper", "delete rows, choose", "commit sweep",
 }
 
 func (t Transition) String() string { return transitionNames[t] }
@@ -89,26 +100,37 @@ var Implementation = map[Transition]Code{
 	SettleAsks:    {SQL: []string{"producers"}, Go: []string{"(*settler).blocked"}},
 	SettleGranted: {SQL: []string{"wait_for_producers"}},
 	SettleReturns: {Go: []string{"(*lane).settleSince"}},
-	SettleScouts:  {Go: []string{"(*lane).fire", "(*lane).poll"}, Note: "scoutAt"},
+	SettleFails:   {Go: []string{"(*settler).waitLong", "(*settler).blocked", "(*lane).waitsForOne"}},
+	SettleScouts:  {Go: []string{"(*lane).fire", "(*lane).planScout", "(*lane).poll"}, Note: "scoutAt"},
 	ScoutLooks:    {Go: []string{"(*lane).fire"}, Note: "retryAt"},
+	RetryFires:    {Go: []string{"(*lane).fire"}, Note: "retryAt, where nobody waits"},
 
-	NotificationArrives: {Go: []string{"(*listener).handle", "(*engine).heard", "(*lane).signal"}},
-	BounceBegins:        {Go: []string{"(*passer).run", "(*lane).beginBounce"}},
-	BounceChooses:       {SQL: []string{"pass_on"}},
-	BounceCommits:       {SQL: []string{"pass_on"}, Go: []string{"(*lane).endBounce"}},
-	BounceFails:         {Go: []string{"(*lane).endBounce"}},
-	DisarmUnused:        {SQL: []string{"arm"}, Go: []string{"(*disarmer).run", "(*lane).disarmUnused"}},
+	NotificationArrives: {Go: []string{"(*listener).handle", "(*engine).heard", "(*lane).signal", "(*engine).called", "(*lane).called", "(*lane).emit", "(*lane).heardSignal"}},
+	StandByEnds:         {Go: []string{"(*lane).fire"}, Note: "standByAt"},
+	BounceBegins:        {Go: []string{"(*lane).bounce", "(*coalescer).passOn"}},
+	BounceChooses:       {SQL: []string{"notify_queues", "pass_on", "due_lists", "wake"}, Go: []string{"(*coalescer).flush"}},
+	BounceTells:         {Go: []string{"(*coalescer).flush", "(*engine).signal"}},
+	BounceCommits:       {SQL: []string{"notify_queues", "notify_queue", "somebody_waits"}},
+	BounceFails:         {Go: []string{"(*coalescer).putBack"}},
+	DisarmUnused:        {Go: []string{"(*disarmer).run", "(*lane).disarmUnused"}},
+	DisarmCommits:       {SQL: []string{"arm"}, Go: []string{"(*disarmer).run"}},
+	LaneRetires:         {Go: []string{"(*waiters).retireIdle", "(*lane).retire"}},
+	LaneRowGoes:         {SQL: []string{"look"}, Go: []string{"(*listener).fallback"}},
 
-	LeaveBegins:    {Go: []string{"(*engine).leave", "(*engine).endWaits"}},
-	LeaveDisarms:   {SQL: []string{"disarm_node"}, Go: []string{"(*engine).leave"}},
-	LeaveGranted:   {SQL: []string{"wait_for_producers"}, Go: []string{"(*engine).leave"}},
-	LeaveGivesUp:   {Go: []string{"(*engine).leave"}},
-	LeaveUnlistens: {SQL: []string{"remove_waiters"}, Note: "UNLISTEN, by closing the connection"},
-	NodeDies:       {Note: "the end of the LISTEN session, or of the process"},
-	SessionLost:    {Go: []string{"(*listener).lost", "(*engine).listenerLost", "(*lane).forget"}},
-	SessionBack:    {SQL: []string{"listen_session"}, Go: []string{"(*listener).up", "(*engine).listenerUp"}},
-	SweepBegins:    {SQL: []string{"wait_for_producers"}, Go: []string{"(*sweeper).run"}},
-	SweepCommits:   {SQL: []string{"remove_waiters"}, Go: []string{"(*sweeper).run"}},
+	LeaveBegins:     {Go: []string{"(*engine).close", "(*engine).endWaits"}},
+	LeaveDisarms:    {SQL: []string{"disarm_node"}, Go: []string{"(*engine).leave"}},
+	LeaveGranted:    {SQL: []string{"wait_for_producers"}, Go: []string{"(*engine).leave"}},
+	LeaveGivesUp:    {Go: []string{"(*engine).leave"}, Note: "leavePatience"},
+	LeaveUnlistens:  {SQL: []string{"remove_waiters", "pass_on"}, Note: "UNLISTEN, by closing the connection"},
+	NodeDies:        {Note: "the end of the LISTEN session, or of the process"},
+	SessionLost:     {Go: []string{"(*listener).lost", "(*engine).listenerLost", "(*lane).forget"}},
+	NodeJoins:       {SQL: []string{"listen_session"}, Go: []string{"(*listener).listen", "(*listener).prepare", "(*engine).learnOf"}},
+	SessionBack:     {SQL: []string{"listen_session"}, Go: []string{"(*listener).up", "(*engine).listenerUp", "(*lane).reconnected", "(*coalescer).join"}},
+	GreetingArrives: {Go: []string{"(*engine).inCompany", "(*lane).reconsider"}},
+	SweepBegins:     {SQL: []string{"dead_queues", "wait_for_producers"}, Go: []string{"(*engine).learnOf", "(*sweeper).sweep", "(*sweeper).run"}},
+	SweepGranted:    {SQL: []string{"wait_for_producers"}, Go: []string{"(*engine).producersEnd"}},
+	SweepChooses:    {SQL: []string{"remove_waiters", "pass_on"}, Go: []string{"(*sweeper).run"}},
+	SweepCommits:    {SQL: []string{"remove_waiters"}, Go: []string{"(*sweeper).run"}},
 }
 
 // Code is the functions that a transition stands for: none for what the world does.
