@@ -54,6 +54,10 @@ type Config struct {
 	Joins  int // how many nodes, the last ones, do not listen at the start, and join
 	Lapses int // how many lanes may retire
 
+	// RetriesStaySole has each scout of a lane that met locked rows have a sole token, once one had, until a look leaves
+	// nothing; otherwise that which follows a look by a sole token, or by one that comes after.
+	RetriesStaySole bool
+
 	// Patience lets a wait for producers take long: then it asks now and again for how many it waits.
 	Patience bool
 

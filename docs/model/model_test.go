@@ -124,6 +124,16 @@ var sizes = []struct {
 	{cfg: Config{Name: "2x1x2, a session is lost, from parked", Nodes: alike(2, 1), Producers: two, Losses: 1, Parked: true, NoRollback: true}, length: full},
 	{cfg: Config{Name: "2x1x1, a session is lost, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Losses: 1, TimeOuts: true, Parked: true}, length: full},
 
+	{cfg: Config{Name: "2x1x2, one stands by, from parked", Nodes: alike(2, 1), Producers: two, Fanout: 2, Parked: true, NoRollback: true}},
+	{cfg: Config{Name: "2x1x1, one stands by, waits time out", Nodes: alike(2, 1), Producers: one, Fanout: 2, TimeOuts: true, Parked: true}},
+	{cfg: Config{Name: "2x1x1, one node joins, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Joins: 1, TimeOuts: true, Parked: true}},
+	{cfg: Config{Name: "2x1x1, both nodes join", Nodes: alike(2, 1), Producers: one, Joins: 2}},
+	{cfg: Config{Name: "2x1x1, a lane retires, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Lapses: 1, TimeOuts: true, Parked: true}},
+	{cfg: Config{Name: "1 node with lanes a and ab x1, a lane retires, waits time out, from parked", Nodes: overlapping, Producers: one, Lapses: 1, TimeOuts: true, Parked: true}},
+	{cfg: Config{Name: "1x1x2, long waits for producers, one fails", Nodes: alike(1, 1), Producers: two, Patience: true, Faults: 1, NoRollback: true}},
+	{cfg: Config{Name: "3x1x1, two nodes die, by the coalescer, from parked", Nodes: alike(3, 1), Producers: home, Deaths: 2, Parked: true, NoRollback: true}},
+	{cfg: Config{Name: "2x1x1, retries stay sole, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true, RetriesStaySole: true}, length: full},
+
 	// Too many states to keep within 2 GB: it is sketched.
 	{cfg: Config{Name: "2x2x2", Nodes: alike(2, 2), Producers: two}, length: full},
 }

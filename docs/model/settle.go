@@ -184,5 +184,6 @@ func (m *machine) retry(s *state, l int) {
 	if lane.alone && m.keeps(ContendedKeepsSole) {
 		t = sole
 	}
+	lane.alone = lane.alone && m.cfg.RetriesStaySole
 	m.signal(s, l, t)
 }
