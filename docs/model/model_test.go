@@ -69,7 +69,7 @@ var sizes = []struct {
 
 	{cfg: Config{Name: "1x2x2, waits time out", Nodes: alike(1, 2), Producers: two, TimeOuts: true, NoRollback: true}, states: 273_127, length: long},
 	{cfg: Config{Name: "2x1x1, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true}, states: 309_954, length: long},
-	{cfg: Config{Name: "2x1, 2 items at once, waits time out, from parked", Nodes: alike(2, 1), Producers: batch, TimeOuts: true, Parked: true}, states: 139_496},
+	{cfg: Config{Name: "2x1, 2 items at once, waits time out, from parked", Nodes: alike(2, 1), Producers: batch, TimeOuts: true, Parked: true}, states: 139_496, length: long},
 	{cfg: Config{Name: "3x1, 3 items at once, from parked", Nodes: alike(3, 1), Producers: []Producer{{Tag: TagA, Items: 3}}, Parked: true, NoRollback: true}, states: 282_654, length: long},
 	{cfg: Config{Name: "2 and 1, 3 items at once, from parked", Nodes: crowded, Producers: []Producer{{Tag: TagA, Items: 3}}, Parked: true, NoRollback: true}, states: 48_671},
 	{cfg: Config{Name: "2x1x2, waits time out, from parked", Nodes: alike(2, 1), Producers: two, TimeOuts: true, Parked: true, NoRollback: true}, length: full},
@@ -84,7 +84,7 @@ var sizes = []struct {
 	{cfg: Config{Name: "2x1x1, absences, waits time out", Nodes: alike(2, 1), Producers: one, Absences: true, TimeOuts: true}, states: 1_233_754, length: full},
 	{cfg: Config{Name: "2x1x2, absences, from parked", Nodes: alike(2, 1), Producers: two, Absences: true, Parked: true, NoRollback: true}, states: 96_834},
 
-	{cfg: Config{Name: "1x2x2, one not READ COMMITTED", Nodes: alike(1, 2), Producers: old}, states: 142_368},
+	{cfg: Config{Name: "1x2x2, one not READ COMMITTED", Nodes: alike(1, 2), Producers: old}, states: 142_368, length: long},
 	{cfg: Config{Name: "2x1x2, one not READ COMMITTED, from parked", Nodes: alike(2, 1), Producers: old, Parked: true, NoRollback: true}, states: 190_391, length: long},
 
 	{cfg: Config{Name: "1x2x2, one by the coalescer", Nodes: alike(1, 2), Producers: quiet}, states: 311_264, length: long},
@@ -101,7 +101,7 @@ var sizes = []struct {
 	{cfg: Config{Name: "nodes for a and for ab x2, from parked", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed, Parked: true, NoRollback: true, TimeOuts: true}, states: 5_257_225, length: full},
 	{cfg: Config{Name: "nodes for a and for ab x2", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed}, length: full},
 
-	{cfg: Config{Name: "1x2x1, a fetch or a bounce fails", Nodes: alike(1, 2), Producers: one, Faults: 1}, states: 215_339},
+	{cfg: Config{Name: "1x2x1, a fetch or a bounce fails", Nodes: alike(1, 2), Producers: one, Faults: 1}, states: 215_339, length: long},
 	{cfg: Config{Name: "2x1x1, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: one, Faults: 1, Parked: true}, states: 55_718},
 	{cfg: Config{Name: "2x1x1, by the coalescer, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: home, Faults: 1, Parked: true}, states: 61_982},
 	{cfg: Config{Name: "2x1, 2 items at once, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: batch, Faults: 1, Parked: true}, states: 3_821_748, length: full},
