@@ -119,7 +119,7 @@ var Implementation = map[Transition]Code{
 
 	LeaveBegins:     {Go: []string{"(*engine).close", "(*engine).endWaits"}},
 	LeaveDisarms:    {SQL: []string{"disarm_node"}, Go: []string{"(*engine).leave"}},
-	LeaveGranted:    {SQL: []string{"wait_for_producers"}, Go: []string{"(*engine).leave"}},
+	LeaveGranted:    {SQL: []string{"remove_waiters", "wait_for_producers"}, Go: []string{"(*engine).leaveBy"}},
 	LeaveGivesUp:    {Go: []string{"(*engine).leave"}, Note: "leavePatience"},
 	LeaveUnlistens:  {SQL: []string{"remove_waiters", "pass_on"}, Note: "UNLISTEN, by closing the connection"},
 	NodeDies:        {Note: "the end of the LISTEN session, or of the process"},
@@ -127,10 +127,10 @@ var Implementation = map[Transition]Code{
 	NodeJoins:       {SQL: []string{"listen_session"}, Go: []string{"(*listener).listen", "(*listener).prepare", "(*engine).learnOf"}},
 	SessionBack:     {SQL: []string{"listen_session"}, Go: []string{"(*listener).up", "(*engine).listenerUp", "(*lane).reconnected", "(*coalescer).join"}},
 	GreetingArrives: {Go: []string{"(*engine).inCompany", "(*lane).reconsider"}},
-	SweepBegins:     {SQL: []string{"dead_queues", "wait_for_producers"}, Go: []string{"(*engine).learnOf", "(*sweeper).sweep", "(*sweeper).run"}},
-	SweepGranted:    {SQL: []string{"wait_for_producers"}, Go: []string{"(*engine).producersEnd"}},
-	SweepChooses:    {SQL: []string{"remove_waiters", "pass_on"}, Go: []string{"(*sweeper).run"}},
-	SweepCommits:    {SQL: []string{"remove_waiters"}, Go: []string{"(*sweeper).run"}},
+	SweepBegins:     {SQL: []string{"dead_queues", "remove_waiters", "wait_for_producers"}, Go: []string{"(*engine).learnOf", "(*sweeper).sweep", "(*sweeper).run"}},
+	SweepGranted:    {SQL: []string{"remove_waiters", "wait_for_producers"}},
+	SweepChooses:    {SQL: []string{"remove_waiters", "pass_on"}},
+	SweepCommits:    {SQL: []string{"remove_waiters"}, Go: []string{"(*sweeper).removeDead"}},
 }
 
 // Code is the functions that a transition stands for: none for what the world does.
