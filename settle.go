@@ -287,7 +287,9 @@ func (s *settler) waitLong(ctx context.Context) error {
 	}
 	defer hangUp(ctx, conn)
 	keepAlive(conn.PgConn().Conn())
-	if err := execAll(ctx, conn, "SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0"); err != nil {
+	// Those of them that this version of the server has.
+	if err := execAll(ctx, conn, `SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
+		WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')`); err != nil {
 		return err
 	}
 	defer s.blocked(nil)

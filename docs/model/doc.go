@@ -12,7 +12,7 @@
 // A state is quiet if no step that is owed is possible. The tests show, for each configuration:
 //
 //  1. In no quiet state is an item due and free, of a tag that a lane of a live node takes, while a dispatcher of
-//     that lane waits because its last query found nothing: parked, or still for K.
+//     that lane is parked, because its last query found nothing.
 //  2. No owed steps lead from a state back to it.
 //
 // Free means committed and not claimed; a row that an open claim has locked is not free. The only excuse is a sweep

@@ -11,7 +11,7 @@ import (
 )
 
 // maxWords bounds an encoded state.
-const maxWords = 4
+const maxWords = 5
 
 type encoded [maxWords]uint64
 
@@ -45,14 +45,16 @@ func (r *bitReader) get(width uint) uint64 {
 	return v & (1<<width - 1)
 }
 
-// The widths. What a phase does not use is zero, and is left out where the phase alone tells.
+// The widths. What a phase does not use is zero, and is left out where the phase alone tells; so is what no state of the
+// configuration has.
 const (
-	phaseBits    = 4
-	fetchBits    = 14 // the rest of a dispatcher; and a set of lanes
+	phaseBits    = 3
+	fetchBits    = 21 // the rest of a dispatcher
 	producerBits = 5  // and two sets of lanes
-	laneBits     = 11
-	bounceBits   = 3 // and a set of lanes
-	statusBits   = 3
+	laneBits     = 27
+	rareBits     = 6 // of a lane, with stand-bys, or rows that go
+	bounceBits   = 2 // of a lane that says something, or writes: and a set of lanes
+	nodeBits     = 9
 	dueBits      = 2
 	faultBits    = 2
 )
@@ -65,14 +67,15 @@ func bit(b bool, at uint) uint32 {
 }
 
 func packDispatcher(d *dispatcher) uint32 {
-	return uint32(d.phase) | (uint32(d.answer)|bit(d.settling, 2)|bit(d.arms, 3)|bit(d.disarms, 4)|bit(d.duty, 5)|bit(d.remote, 6)|
-		bit(d.clean, 7)|uint32(d.rank)<<8|uint32(d.tag)<<10|uint32(d.more)<<12|uint32(d.tells)<<14)<<phaseBits
+	return uint32(d.phase) | (uint32(d.answer)|uint32(d.by)<<2|bit(d.arms, 4)|bit(d.disarms, 5)|bit(d.clean, 6)|bit(d.void, 7)|bit(d.passed, 8)|
+		bit(d.fresh, 9)|uint32(d.newer)<<10|uint32(d.rank)<<12|uint32(d.tag)<<14|uint32(d.more)<<16|bit(d.lastOne, 18)|bit(d.old, 19)|bit(d.stands, 20))<<phaseBits
 }
 
 func unpackDispatcher(v uint32) dispatcher {
 	r := v >> phaseBits
-	return dispatcher{phase: phase(v & (1<<phaseBits - 1)), answer: answer(r & 3), settling: r>>2&1 != 0, arms: r>>3&1 != 0, disarms: r>>4&1 != 0,
-		duty: r>>5&1 != 0, remote: r>>6&1 != 0, clean: r>>7&1 != 0, rank: uint8(r >> 8 & 3), tag: uint8(r >> 10 & 3), more: Tags(r >> 12 & 3), tells: laneSet(r >> 14 & 15)}
+	return dispatcher{phase: phase(v & (1<<phaseBits - 1)), answer: answer(r & 3), by: token(r >> 2 & 3), arms: r>>4&1 != 0, disarms: r>>5&1 != 0,
+		clean: r>>6&1 != 0, void: r>>7&1 != 0, passed: r>>8&1 != 0, fresh: r>>9&1 != 0, newer: uint8(r >> 10 & 3), rank: uint8(r >> 12 & 3),
+		tag: uint8(r >> 14 & 3), more: Tags(r >> 16 & 3), lastOne: r>>18&1 != 0, old: r>>19&1 != 0, stands: r>>20&1 != 0}
 }
 
 func packProducer(p *producer) uint32 {
@@ -83,17 +86,39 @@ func unpackProducer(v uint32) producer {
 	return producer{phase: producerPhase(v & 7), locked: v>>3&1 != 0, all: v>>4&1 != 0, tells: laneSet(v >> producerBits & 15), seen: laneSet(v >> producerBits >> maxLanes & 15)}
 }
 
-func packLane(l *lane) uint32 {
-	return bit(l.armed, 0) | bit(l.settled, 1) | bit(l.empty, 2) | bit(l.contended, 3) | bit(l.stuck, 4) |
-		uint32(l.inFlight)<<5 | uint32(l.tokens)<<7 | uint32(l.bounce)<<9 |
-		(bit(l.stay, 0)|uint32(l.rank)<<1|uint32(l.tells)<<3)<<laneBits
+// packLane returns the bits of a lane: laneBits, rareBits, and, if it says something or writes, bounceBits and a set.
+func packLane(l *lane) uint64 {
+	common := bit(l.armed, 0) | bit(l.settled, 1) | bit(l.empty, 2) | bit(l.contended, 3) | bit(l.alone, 4) | bit(l.scout, 5) | bit(l.lastOne, 6) | bit(l.hot, 7) |
+		uint32(l.settle)<<8 | uint32(l.directed)<<10 | uint32(l.handed)<<12 | uint32(l.broadcast)<<14 | uint32(l.tokens[0])<<16 | uint32(l.tokens[1])<<18 |
+		uint32(l.pending)<<20 | uint32(l.said)<<saidAt | bit(l.unused, unusedAt) | bit(l.stale, 25) | bit(l.retired, 26)
+	rare := uint32(l.standBys) | bit(l.standsBy, 2) | bit(l.row, 3)
+	return uint64(common) | (uint64(rare)|(uint64(l.rank)|uint64(l.tells)<<bounceBits)<<rareBits)<<laneBits
 }
 
-func unpackLane(v uint32) lane {
-	b := v >> laneBits
-	return lane{armed: v&1 != 0, settled: v>>1&1 != 0, empty: v>>2&1 != 0, contended: v>>3&1 != 0, stuck: v>>4&1 != 0,
-		inFlight: uint8(v >> 5 & 3), tokens: uint8(v >> 7 & 3), bounce: bouncePhase(v >> 9 & 3),
-		stay: b&1 != 0, rank: uint8(b >> 1 & 3), tells: laneSet(b >> 3 & 15)}
+const (
+	saidAt   = 22
+	unusedAt = 24
+)
+
+// says reports whether there is more to a lane than laneBits and rareBits.
+func says(v uint64) bool { return v>>saidAt&3 != 0 || v>>unusedAt&1 != 0 }
+
+func unpackLane(v uint64) lane {
+	r := v >> laneBits
+	b := r >> rareBits
+	return lane{armed: v&1 != 0, settled: v>>1&1 != 0, empty: v>>2&1 != 0, contended: v>>3&1 != 0, alone: v>>4&1 != 0, scout: v>>5&1 != 0, lastOne: v>>6&1 != 0, hot: v>>7&1 != 0,
+		settle: settlePhase(v >> 8 & 3), directed: uint8(v >> 10 & 3), handed: uint8(v >> 12 & 3), broadcast: uint8(v >> 14 & 3),
+		tokens: [maxOfLane]token{token(v >> 16 & 3), token(v >> 18 & 3)}, pending: bounce(v >> 20 & 3), said: bounce(v >> saidAt & 3), unused: v>>unusedAt&1 != 0,
+		stale: v>>25&1 != 0, retired: v>>26&1 != 0, standBys: uint8(r & 3), standsBy: r>>2&1 != 0, row: r>>3&1 != 0,
+		rank: uint8(b & 3), tells: laneSet(b >> bounceBits & 15)}
+}
+
+func packNode(n node) uint64 {
+	return uint64(n.status) | uint64(n.settler)<<4 | uint64(bit(n.alone, 7)|bit(n.greets, 8))
+}
+
+func unpackNode(v uint64) node {
+	return node{status: nodeStatus(v & 15), settler: settlerPhase(v >> 4 & 7), alone: v>>7&1 != 0, greets: v>>8&1 != 0}
 }
 
 // codec encodes the states of a configuration.
@@ -101,6 +126,7 @@ type codec struct {
 	m     *machine
 	perms []permutation
 	set   uint // bits of a set of lanes
+	rare  uint // bits of a lane that some configurations have
 	words int  // so many of an encoded state are in use
 }
 
@@ -114,8 +140,11 @@ type permutation struct {
 func newCodec(m *machine) *codec {
 	c := &codec{m: m}
 	c.permute(nil)
-	n := dueBits*tagCount + faultBits + (producerBits+2*m.lanes)*len(m.cfg.Producers) + statusBits*len(m.cfg.Nodes)
-	n += m.lanes*(laneBits+bounceBits+m.lanes) + m.first[m.lanes]*(phaseBits+fetchBits+m.lanes)
+	if m.cfg.Fanout > 1 || m.rowsGo() {
+		c.rare = rareBits
+	}
+	n := dueBits*tagCount + 3*faultBits + (producerBits+2*m.lanes)*len(m.cfg.Producers) + nodeBits*len(m.cfg.Nodes)
+	n += m.lanes*(laneBits+int(c.rare)+bounceBits+m.lanes) + m.first[m.lanes]*(phaseBits+fetchBits)
 	c.set = uint(m.lanes)
 	c.words = int(n+63) / 64
 	return c
@@ -126,7 +155,7 @@ func (c *codec) permute(nodes []int) {
 	all := c.m.cfg.Nodes
 	if len(nodes) < len(all) {
 		for n := range all {
-			if !slices.Contains(nodes, n) && slices.Equal(all[n], all[len(nodes)]) {
+			if !slices.Contains(nodes, n) && c.m.alike(n, len(nodes)) {
 				c.permute(append(slices.Clip(nodes), n))
 			}
 		}
@@ -164,8 +193,38 @@ func (p *permutation) move(set laneSet, lanes int) (moved laneSet) {
 	return moved
 }
 
+// forget drops what no step will ask for any more.
+func (m *machine) forget(s *state) {
+	for d := range m.first[m.lanes] {
+		self := &s.dispatchers[d]
+		if !self.inside() {
+			continue
+		}
+		self.stands = self.stands && s.lanes[m.lane[d]].standsBy
+		self.old = self.old && (self.arms || self.disarms)
+		self.void, self.lastOne = self.void && self.arms, self.lastOne && self.arms
+		if self.by == passed && s.faults == 0 {
+			self.by = sole // it makes no difference to what comes of it
+		}
+		settled := self.phase == reported || self.phase == foundNone || self.phase == answered
+		if settled && s.faults == 0 && self.more == 0 && self.answer != failed {
+			if self.answer != contended || !self.by.isSole() {
+				self.by = noToken // nothing to chain
+			}
+		}
+		if settled && (self.more != 0 || self.answer == contended || self.answer == failed) {
+			self.newer, self.clean, self.passed, self.stands = 0, false, false, false // nothing is paid
+		}
+	}
+}
+
 // encode returns the representative of the state.
-func (c *codec) encode(s *state) encoded {
+func (c *codec) encode(state *state) encoded {
+	copied := *state
+	s := &copied
+	if !c.m.cfg.Split {
+		c.m.forget(s)
+	}
 	if len(c.perms) == 1 {
 		return c.write(s, &c.perms[0])
 	}
@@ -193,20 +252,18 @@ func (c *codec) encode(s *state) encoded {
 func (c *codec) key(s *state, n int) uint64 {
 	m := c.m
 	const odd = 0x9E3779B97F4A7C15
-	h := uint64(s.nodes[n]) + 1
+	h := packNode(s.nodes[n]) + 1
 	for l := range m.lanes {
 		if m.node[l] != n {
 			continue
 		}
 		lane := s.lanes[l]
 		lane.tells = 0
-		h = (h ^ uint64(packLane(&lane))) * odd
+		h = (h ^ packLane(&lane)) * odd
 		h ^= h >> 29
 		sum := uint64(0)
 		for d := m.first[l]; d < m.first[l+1]; d++ {
-			dispatcher := s.dispatchers[d]
-			dispatcher.tells = 0
-			v := (uint64(packDispatcher(&dispatcher)) + 1) * odd
+			v := (uint64(packDispatcher(&s.dispatchers[d])) + 1) * odd
 			sum += v ^ v>>31
 		}
 		h = (h ^ sum) * odd
@@ -219,7 +276,7 @@ func (c *codec) ordered(keys *[maxNodes]uint64, p *permutation) bool {
 	all := c.m.cfg.Nodes
 	for i := range len(all) - 1 {
 		for j := i + 1; j < len(all); j++ {
-			if slices.Equal(all[i], all[j]) && keys[p.nodes[i]] > keys[p.nodes[j]] {
+			if c.m.alike(i, j) && keys[p.nodes[i]] > keys[p.nodes[j]] {
 				return false
 			}
 		}
@@ -234,17 +291,20 @@ func (c *codec) write(s *state, p *permutation) encoded {
 		w.put(uint64(s.due[t]), dueBits)
 	}
 	w.put(uint64(s.faults), faultBits)
+	w.put(uint64(s.losses), faultBits)
+	w.put(uint64(s.lapses), faultBits)
 	c.writeProducers(&w, s, p)
 	for n := range m.cfg.Nodes {
-		w.put(uint64(s.nodes[p.nodes[n]]), statusBits)
+		w.put(packNode(s.nodes[p.nodes[n]]), nodeBits)
 	}
 	for l := range m.lanes {
 		lane := s.lanes[p.lanes[l]]
 		lane.tells = p.move(lane.tells, m.lanes)
 		v := packLane(&lane)
-		w.put(uint64(v&(1<<laneBits-1)), laneBits)
-		if lane.bounce != noBounce {
-			w.put(uint64(v>>laneBits), bounceBits+c.set)
+		w.put(v&(1<<laneBits-1), laneBits)
+		w.put(v>>laneBits&(1<<c.rare-1), c.rare)
+		if says(v) || s.nodes[p.nodes[m.node[l]]].status == sweptSoon {
+			w.put(v>>(laneBits+rareBits), bounceBits+c.set)
 		}
 		c.writeDispatchers(&w, s, p, l)
 	}
@@ -273,9 +333,7 @@ func (c *codec) writeDispatchers(w *bitWriter, s *state, p *permutation, l int) 
 	var packed [maxDispatchers]uint32
 	first, end := m.first[l], m.first[l+1]
 	for d := first; d < end; d++ {
-		self := s.dispatchers[p.dispatchers[d]]
-		self.tells = p.move(self.tells, m.lanes)
-		packed[d] = packDispatcher(&self)
+		packed[d] = packDispatcher(&s.dispatchers[p.dispatchers[d]])
 		for j := d; j > first && packed[j-1] > packed[j]; j-- {
 			packed[j-1], packed[j] = packed[j], packed[j-1]
 		}
@@ -283,13 +341,13 @@ func (c *codec) writeDispatchers(w *bitWriter, s *state, p *permutation, l int) 
 	for d := first; d < end; d++ {
 		w.put(uint64(packed[d]&(1<<phaseBits-1)), phaseBits)
 		if hasFetch(phase(packed[d] & (1<<phaseBits - 1))) {
-			w.put(uint64(packed[d]>>phaseBits), fetchBits+c.set)
+			w.put(uint64(packed[d]>>phaseBits), fetchBits)
 		}
 	}
 }
 
 // hasFetch reports whether a dispatcher in the phase has more to it than that.
-func hasFetch(p phase) bool { return p >= begunFetch && p <= waitingK }
+func hasFetch(p phase) bool { return p >= begunFetch && p <= answered }
 
 func (c *codec) decode(e encoded) state {
 	m := c.m
@@ -299,23 +357,26 @@ func (c *codec) decode(e encoded) state {
 		s.due[t] = uint8(r.get(dueBits))
 	}
 	s.faults = uint8(r.get(faultBits))
+	s.losses = uint8(r.get(faultBits))
+	s.lapses = uint8(r.get(faultBits))
 	for i := range m.cfg.Producers {
 		v := r.get(producerBits + c.set)
 		s.producers[i] = unpackProducer(uint32(v | r.get(c.set)<<maxLanes<<producerBits))
 	}
 	for n := range m.cfg.Nodes {
-		s.nodes[n] = nodeStatus(r.get(statusBits))
+		s.nodes[n] = unpackNode(r.get(nodeBits))
 	}
 	for l := range m.lanes {
-		v := uint32(r.get(laneBits))
-		if bouncePhase(v>>9&3) != noBounce {
-			v |= uint32(r.get(bounceBits+c.set)) << laneBits
+		v := r.get(laneBits)
+		v |= r.get(c.rare) << laneBits
+		if says(v) || s.nodes[m.node[l]].status == sweptSoon {
+			v |= r.get(bounceBits+c.set) << (laneBits + rareBits)
 		}
 		s.lanes[l] = unpackLane(v)
 		for d := m.first[l]; d < m.first[l+1]; d++ {
 			v := uint32(r.get(phaseBits))
 			if hasFetch(phase(v)) {
-				v |= uint32(r.get(fetchBits+c.set)) << phaseBits
+				v |= uint32(r.get(fetchBits)) << phaseBits
 			}
 			s.dispatchers[d] = unpackDispatcher(v)
 		}

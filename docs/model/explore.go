@@ -133,16 +133,16 @@ func (x *explorer) fail(f Fault, path []int, depth int) Result {
 	return x.result
 }
 
-// stranded reports whether an item is due, and free, while a dispatcher waits that could take it: parked, or for K. The
+// stranded reports whether an item is due, and free, while a dispatcher waits that could take it: parked. The
 // only excuse is a sweep that waits for K: how long a death goes unnoticed is bounded by the fallback.
 func (m *machine) stranded(s *state) bool {
 	for n := range m.cfg.Nodes {
-		if s.nodes[n] == sweepingK {
+		if s.nodes[n].status == sweepingK {
 			return false
 		}
 	}
 	for l := range m.lanes {
-		if s.nodes[m.node[l]] == live && m.freeTags(s, l) != 0 && m.any(s, l, (*dispatcher).waits) {
+		if s.nodes[m.node[l]].status == live && m.freeTags(s, l) != 0 && m.any(s, l, (*dispatcher).waits) {
 			return true
 		}
 	}

@@ -4,13 +4,12 @@ package model
 
 func (m *machine) dispatcher(s *state, d int) {
 	self := &s.dispatchers[d]
-	zombie := !s.nodes[m.node[m.lane[d]]].listens() // its transaction may outlive the node
+	zombie := !s.nodes[m.node[m.lane[d]]].runs() // its transaction may outlive the node
 	switch self.phase {
 	case outside:
 		m.call(s, d)
 	case parked:
 		m.lookAgain(s, d)
-		m.takeOver(s, d)
 		m.timeOut(s, d)
 	case begunFetch:
 		m.claim(s, d)
@@ -22,9 +21,6 @@ func (m *machine) dispatcher(s *state, d int) {
 		m.commitFind(s, d)
 	case answered:
 		m.answer(s, d)
-	case waitingK:
-		m.settle(s, d)
-		m.timeOut(s, d)
 	}
 	if zombie && self.locks() || s.faults > 0 && self.inside() && !zombie {
 		m.fail(s, d)
@@ -34,7 +30,7 @@ func (m *machine) dispatcher(s *state, d int) {
 // call is Fetch being called, first or after a handler. Where nothing is to be found it parks at once.
 func (m *machine) call(s *state, d int) {
 	l := m.lane[d]
-	if s.nodes[m.node[l]] != live {
+	if status := s.nodes[m.node[l]].status; status != live && status != deaf {
 		return
 	}
 	if s.lanes[l].empty {
@@ -43,14 +39,17 @@ func (m *machine) call(s *state, d int) {
 		m.may(FetchParks, d, &after)
 		return
 	}
-	m.fetch(s, d, FetchBegins, false)
+	m.fetch(s, d, FetchBegins, noToken, false)
 }
 
 // takeToken: a token wakes a dispatcher that waits.
 func (m *machine) takeToken(s *state, d int) {
+	l := m.lane[d]
 	after := *s
-	after.lanes[m.lane[d]].tokens--
-	m.fetch(&after, d, FetchBegins, true)
+	stored := after.lanes[l].stored()
+	fresh := false
+	m.ofLane(s, l, func(other *dispatcher) { fresh = fresh || other.newer >= stored })
+	m.fetch(&after, d, FetchBegins, m.take(&after, l), fresh)
 }
 
 // timeOut: the time of a Fetch that waits is up, or its context ends; the user calls it again whenever he likes.
@@ -63,52 +62,44 @@ func (m *machine) timeOut(s *state, d int) {
 	m.may(FetchTimesOut, d, &after)
 }
 
-// fetch begins a query for work: under the node's mutex it takes its sequence number and decides what the request
+// fetch begins a query for work: under the lane's mutex it takes its sequence number and decides what the request
 // says. The request arrives whenever it does. Whoever is woken owes it; another may call Fetch whenever he likes.
-func (m *machine) fetch(s *state, d int, what Transition, woken bool) {
+func (m *machine) fetch(s *state, d int, what Transition, by token, fresh bool) {
 	offer := m.may
-	if woken {
+	if by != noToken {
 		offer = m.add
 	}
 	l := m.lane[d]
 	after := *s
+	m.ofLane(&after, l, func(other *dispatcher) { other.fresh = false })
 	lane := &after.lanes[l]
 	self := &after.dispatchers[d]
-	*self = dispatcher{}
-	self.duty = woken || m.keeps(FirstFind) && m.parked(&after, l) >= 0
-	self.remote = self.duty && !m.parkedMatch(&after, l)
-	self.arms, self.clean = !lane.settled, lane.settled
+	*self = dispatcher{by: by, fresh: fresh && m.cfg.Faults > 0, lastOne: lane.lastOne, stands: lane.standsBy, arms: !lane.settled, clean: lane.settled || !m.keeps(EmptyIfSettled)}
+	if s.nodes[m.node[l]].status == deaf {
+		self.arms, self.clean = false, false // it has no row
+	}
 	if self.arms {
 		self.rank = m.number(&after, l)
 	}
 	self.phase = begunFetch
-	lane.contended, lane.stuck = false, false // the answer will tell
 	offer(what, d, &after)
 
 	// Several finds in a row, or many in a second: whether the lane is hot is left open, where it may be. A lane
-	// that is not armed has no use for it.
-	if lane.armed && (!m.keeps(HotAlone) || !m.present(&after, l, d)) {
-		self.disarms, self.arms, self.clean = true, true, false
+	// that is not armed has no use for it. For a second after a disarm it is not hot; so then it has found something since.
+	if !m.cfg.StayArmed && lane.hot && lane.armed && !lane.stale && s.nodes[m.node[l]].status != deaf && (!m.keeps(HotAlone) || !m.present(&after, l, d)) {
+		lane.hot = !m.keeps(DisarmPause)
+		self.disarms, self.arms, self.clean = true, true, !m.keeps(EmptyIfSettled)
 		self.rank = 0
 		self.rank = m.number(&after, l)
-		lane.settled, lane.empty = false, false
+		m.unsettle(&after, l, d)
 		offer(what, d, &after)
 	}
 }
 
-// parkedMatch reports whether anybody of the node is parked whose lane may use what this lane may.
-func (m *machine) parkedMatch(s *state, l int) bool {
-	for other := range m.lanes {
-		if m.node[other] == m.node[l] && m.takes[other]&m.takes[l] != 0 && m.parked(s, other) >= 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // claim is the statement that claims, in its snapshot. It skips rows that others hold.
 func (m *machine) claim(s *state, d int) {
-	free := m.freeTags(s, m.lane[d])
+	l := m.lane[d]
+	free := m.freeTags(s, l)
 	for t := range tagCount {
 		if free&(1<<t) != 0 {
 			after := *s
@@ -118,8 +109,9 @@ func (m *machine) claim(s *state, d int) {
 			if !self.disarms {
 				m.forgo(&after, d)
 			}
-			if !self.duty && !self.clean { // nobody will ask what it reports
-				self.phase = reported
+			lane := &s.lanes[l]
+			if alone := m.first[l+1]-m.first[l] == 1; alone && self.by == noToken && !self.clean && lane.stored() <= self.newer && !lane.contended {
+				self.phase = reported // nobody will ask what it reports
 			}
 			m.add(FetchClaims, d, &after)
 		}
@@ -134,7 +126,7 @@ func (m *machine) claimNone(s *state, d int) {
 	l := m.lane[d]
 	after := *s
 	self := &after.dispatchers[d]
-	self.duty, self.remote, self.disarms = false, false, false
+	self.disarms = false
 	if m.lockedTags(s, d)&m.takes[l] != 0 && m.keeps(Contended) {
 		self.answer, self.clean = contended, false
 	}
@@ -167,6 +159,9 @@ func (m *machine) commitNone(s *state, d int) {
 
 func (m *machine) commitWrite(s *state, d int, armed bool) {
 	self := &s.dispatchers[d]
+	if self.rank > 0 || !m.keeps(Sequence) {
+		s.lanes[m.lane[d]].stale = self.old
+	}
 	m.write(s, m.lane[d], self.rank, armed)
 	self.rank = 0
 }
@@ -181,44 +176,30 @@ func (m *machine) arrive(s *state, d int) {
 	}
 }
 
-// report reads, after the claim, what more is due, and chooses whom of the other lanes to tell.
+// report reads, after the claim, what more is due.
 func (m *machine) report(s *state, d int) {
 	after := *s
 	self := &after.dispatchers[d]
 	self.phase = reported
 	self.more = m.dueTags(s, m.lane[d], d)
-	self.clean = self.clean && self.more == 0
-	if self.more == 0 || !self.remote || !m.keeps(Chain) {
-		m.add(FetchReports, d, &after)
-		return
-	}
-	m.oneOfEach(s, self.more, m.lane[d], func(set laneSet, _ bool) {
-		self.tells = set
-		m.add(FetchReports, d, &after)
-	})
+	m.add(FetchReports, d, &after)
 }
 
-// commitFind makes the claim, the disarming and the notifications of the chain take effect. From here on the item
-// is the dispatcher's, and no longer due.
+// commitFind makes the claim and the disarming take effect. From here on the item is the dispatcher's, and no longer
+// due.
 func (m *machine) commitFind(s *state, d int) {
 	after := *s
-	m.commitClaim(&after, d)
-	m.add(FetchCommits, d, &after)
-}
-
-func (m *machine) commitClaim(s *state, d int) {
-	self := &s.dispatchers[d]
-	m.notify(s, self.tells)
-	self.tells = 0
+	self := &after.dispatchers[d]
 	if self.disarms {
-		m.commitWrite(s, d, false)
+		m.commitWrite(&after, d, false)
 	}
 	self.disarms = false
-	if !s.nodes[m.node[m.lane[d]]].listens() {
+	if s.nodes[m.node[m.lane[d]]].runs() {
+		m.arrive(&after, d)
+	} else {
 		*self = dispatcher{phase: gone}
-		return
 	}
-	m.arrive(s, d)
+	m.add(FetchCommits, d, &after)
 }
 
 func (m *machine) answer(s *state, d int) {
@@ -230,86 +211,94 @@ func (m *machine) answer(s *state, d int) {
 // takeAnswer is the return of a fetch to its node.
 func (m *machine) takeAnswer(s *state, d int) {
 	l := m.lane[d]
-	lane := &s.lanes[l]
 	self := s.dispatchers[d]
 	s.dispatchers[d] = dispatcher{}
 	switch self.answer {
 	case found:
-		m.chain(s, d, &self)
-		lane.empty = lane.empty || self.clean && lane.tokens == 0
+		s.lanes[l].hot = true
+		m.digest(s, l, &self, self.more != 0)
+		m.chain(s, l, &self)
 	case failed:
-		if m.keeps(FailedFetchTells) {
-			m.signal(s, l)
+		if m.keeps(FailedFetchTells) && self.by != noToken {
+			m.handBack(s, l, self.by, self.fresh)
 		}
 	default:
-		m.answerNone(s, d, &self)
+		s.dispatchers[d].phase = parked
+		m.armed(s, l, &self)
+		m.digest(s, l, &self, self.answer == contended)
+		if lane := &s.lanes[l]; self.answer == contended {
+			lane.contended, lane.alone = true, lane.alone || self.by.isSole()
+		}
 	}
-	if s.nodes[m.node[l]] != live {
+	if status := s.nodes[m.node[l]].status; status != live && status != deaf {
 		s.dispatchers[d] = dispatcher{phase: gone}
 	}
 }
 
-// answerNone parks, or goes on to settle: then once for the lane.
-func (m *machine) answerNone(s *state, d int, self *dispatcher) {
-	l := m.lane[d]
+// digest takes an answer into account that says whether anything is left.
+func (m *machine) digest(s *state, l int, self *dispatcher, more bool) {
 	lane := &s.lanes[l]
-	lane.contended = lane.contended || self.answer == contended
-	lane.settled = lane.settled || self.settling
-	s.dispatchers[d].phase = parked
-	if self.settling || !self.arms {
-		lane.empty = self.clean && lane.tokens == 0
+	if more {
+		lane.empty = false
+		m.ofLane(s, l, func(other *dispatcher) { other.clean, other.passed = false, true })
 		return
 	}
-	if m.settling(s, l) {
-		return
+	m.pay(s, l, self.newer)
+	if self.stands {
+		lane.standsBy = false
 	}
-	if !m.keeps(Settle) || !m.keeps(SettleWaits) && !m.exclusiveFree(s) {
-		lane.settled = true // as if it had
-		return
-	}
-	m.beginSettle(s, d)
-}
-
-// chain passes a token on here, if more is due and this fetch has the duty. If it has asked SQL to tell another
-// lane, a token is kept only where somebody is parked or inside a fetch. If not, because somebody was parked
-// when it began, and nobody is any more, the token stays with the lane, and bounces.
-func (m *machine) chain(s *state, d int, self *dispatcher) {
-	if !self.duty {
-		return
-	}
-	own := m.lane[d]
-	for t := range tagCount {
-		if self.more&(1<<t) == 0 {
-			continue
-		}
-		to := m.local(s, own, t)
-		if to < 0 && !self.remote && m.keeps(Chain) && m.keeps(ChainStays) {
-			to = own
-		}
-		if to >= 0 {
-			m.signal(s, to)
-		}
+	if !self.passed {
+		lane.contended, lane.alone = false, false
+		lane.empty = lane.empty || self.clean
 	}
 }
 
-// local returns the lane of the same node where somebody is parked or inside a fetch that can use an item with the
-// tag; its own first. -1: none.
-func (m *machine) local(s *state, own, tag int) int {
-	if m.present(s, own, -1) {
-		return own
+// armed: the fetch has armed the lane, if it was to. Then the settler has to settle it.
+func (m *machine) armed(s *state, l int, self *dispatcher) {
+	lane := &s.lanes[l]
+	if !m.keeps(SkipByMemory) && !self.arms {
+		lane.settled = true
 	}
-	for l := range m.lanes {
-		if m.node[l] == m.node[own] && m.matches(l, tag) && m.present(s, l, -1) {
-			return l
-		}
+	if !self.arms || self.void || lane.settled {
+		return
 	}
-	return -1
+	if !m.keeps(Settle) {
+		lane.settled = true
+		return
+	}
+	lastOne := lane.lastOne && self.lastOne
+	if !m.keeps(AloneLooks) {
+		lastOne = s.nodes[m.node[l]].forOne()
+	}
+	switch {
+	case !m.keeps(ScoutWhileWaiting):
+	case lastOne:
+		lane.scout = false // what was silent is found, but for the last one, which ends the wait by its end
+	case lane.settle == noSettle || !m.keeps(ScoutGoesOn):
+		lane.scout = true
+	}
+	if lane.settle == noSettle {
+		lane.settle = wanted
+	}
+}
+
+// chain leaves a token with the lane if more is due than what one took that came by a token. If nobody of the lane
+// is there, and nobody else knows, it bounces.
+func (m *machine) chain(s *state, l int, self *dispatcher) {
+	if self.by == noToken || self.more == 0 || !m.keeps(Chain) {
+		return
+	}
+	t := plain
+	if self.by.isSole() && m.keeps(ChainKeepsSole) {
+		t = sole
+	}
+	m.signal(s, l, t)
 }
 
 // fail ends a fetch that nobody hears an answer of: its transaction is rolled back, or was committed. After a
 // commit the node undoes the claim. A transaction that outlived its node can only be rolled back.
 func (m *machine) fail(s *state, d int) {
-	zombie := !s.nodes[m.node[m.lane[d]]].listens()
+	zombie := !s.nodes[m.node[m.lane[d]]].runs()
 	self := &s.dispatchers[d]
 	after := *s
 	if !zombie {
@@ -329,13 +318,12 @@ func (m *machine) fail(s *state, d int) {
 		if self.answer == found {
 			m.undo(&after, int(self.tag))
 		}
-	case waitingK:
 	}
-	*next = dispatcher{phase: answered, answer: failed}
 	if zombie {
 		*next = dispatcher{phase: gone}
 		m.add(FetchRollsBack, d, &after)
 		return
 	}
+	*next = dispatcher{phase: answered, answer: failed, by: self.by, fresh: self.fresh}
 	m.may(FetchRollsBack, d, &after)
 }

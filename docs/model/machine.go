@@ -2,7 +2,10 @@ package model
 
 // This file answers: which steps are there from a state?
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // machine generates the steps of one configuration.
 type machine struct {
@@ -47,11 +50,24 @@ func newMachine(cfg Config) *machine {
 	return m
 }
 
+// alike reports whether two nodes are interchangeable: they have the same lanes, and neither is that of a producer.
+func (m *machine) alike(a, b int) bool {
+	if a == b {
+		return true
+	}
+	for _, p := range m.cfg.Producers {
+		if p.Coalesced && (p.Node == a || p.Node == b) {
+			return false
+		}
+	}
+	return slices.Equal(m.cfg.Nodes[a], m.cfg.Nodes[b])
+}
+
 func (m *machine) keeps(r Rule) bool { return m.cfg.Without&r == 0 }
 
 // initial: nodes listen, and nobody has called Fetch yet; or, for shorter stories, everybody has, and has found nothing.
 func (m *machine) initial() state {
-	s := state{faults: uint8(m.cfg.Faults)}
+	s := state{faults: uint8(m.cfg.Faults), losses: uint8(m.cfg.Losses), lapses: uint8(m.cfg.Lapses)}
 	for d := m.first[m.lanes]; d < maxDispatchers; d++ {
 		s.dispatchers[d].phase = gone
 	}
@@ -59,19 +75,27 @@ func (m *machine) initial() state {
 		s.producers[p].phase = ended
 	}
 	for n := len(m.cfg.Nodes); n < maxNodes; n++ {
-		s.nodes[n] = left
+		s.nodes[n].status = left
 	}
-	if !m.cfg.Parked {
-		return s
+	present := len(m.cfg.Nodes) - m.cfg.Joins
+	for n := range m.cfg.Nodes {
+		s.nodes[n].alone = present == 1
+		if n >= present {
+			s.nodes[n].status, s.nodes[n].alone = absent, false
+		}
 	}
 	for l := range m.lanes {
-		s.lanes[l].armed, s.lanes[l].settled, s.lanes[l].empty = true, true, true
-	}
-	for d := range m.first[m.lanes] {
-		s.dispatchers[d].phase = parked
+		s.lanes[l].hot = true // for all that is known
+		if m.cfg.Parked && m.node[l] < present {
+			s.lanes[l].armed, s.lanes[l].settled, s.lanes[l].empty = true, true, true
+			s.lanes[l].row = m.rowsGo()
+			for d := m.first[l]; d < m.first[l+1]; d++ {
+				s.dispatchers[d].phase = parked
+			}
+		}
 	}
 	if m.cfg.Bounced > 0 {
-		s.due[0], s.lanes[0].inFlight = uint8(m.cfg.Bounced), 1
+		s.due[0], s.lanes[0].handed = uint8(m.cfg.Bounced), 1
 	}
 	return s
 }
@@ -93,7 +117,7 @@ func (m *machine) may(what Transition, who int, after *state) {
 func (m *machine) successors(s *state) []step {
 	m.steps = m.steps[:0]
 	for l := range m.lanes {
-		if s.lanes[l].tokens > 0 && m.parked(s, l) >= 0 {
+		if s.lanes[l].tokens[0] != noToken && m.parked(s, l) >= 0 {
 			m.takeToken(s, m.parked(s, l))
 			return m.steps
 		}
@@ -145,10 +169,14 @@ func (m *machine) present(s *state, l, but int) bool {
 	return false
 }
 
+// rowsGo reports whether a lane's row may go while the lane, or what it has to say, is there.
+func (m *machine) rowsGo() bool { return m.cfg.Losses+m.cfg.Lapses > 0 }
+
 // targets returns the lanes that a statement sees armed, on live nodes, that can use an item with the tag.
 func (m *machine) targets(s *state, tag int) (set laneSet) {
 	for l := range m.lanes {
-		if s.lanes[l].armed && s.nodes[m.node[l]].listens() && m.matches(l, tag) {
+		alive := s.nodes[m.node[l]].listens() || s.nodes[m.node[l]].status == sweptSoon && !m.keeps(DeadStayDead)
+		if s.lanes[l].armed && !s.lanes[l].stale && alive && m.matches(l, tag) {
 			set |= 1 << l
 		}
 	}
@@ -188,42 +216,64 @@ func (m *machine) freeTags(s *state, l int) (tags Tags) {
 	return tags & m.takes[l]
 }
 
-// sharedFree reports whether a producer's try of K succeeds: nobody has it exclusively, or waits to.
+// sharedFree reports whether a producer's try of K succeeds: nobody waits to have it exclusively.
 func (m *machine) sharedFree(s *state) bool {
-	for d := range m.first[m.lanes] {
-		if s.dispatchers[d].phase == waitingK || s.dispatchers[d].holdsK() {
+	for n := range m.cfg.Nodes {
+		if settler := s.nodes[n].settler; settler == waits || settler == waitsAlone {
 			return false
 		}
-	}
-	for n := range m.cfg.Nodes {
-		if s.nodes[n] == leavingK || s.nodes[n] == sweepingK {
+		switch s.nodes[n].status {
+		case leavingK, sweepingK:
 			return false
+		case sweeping, sweptSoon:
+			if m.keeps(SweepHoldsK) {
+				return false
+			}
 		}
 	}
 	return true
 }
 
-// exclusiveFree reports whether a wait for K can end. Who of several waits ends first is left open; PostgreSQL
-// grants in the order of arrival, which is one of the possibilities.
+// exclusiveFree reports whether a wait for K can end. It is released at once, but by a sweeper. Who of several waits ends
+// first is left open; PostgreSQL grants in the order of arrival, which is one of the possibilities.
 func (m *machine) exclusiveFree(s *state) bool {
+	return m.holders(s) == 0 && (!m.keeps(SweepHoldsK) || m.count(s, sweeping, sweptSoon) == 0)
+}
+
+// holders returns how many producers have K.
+func (m *machine) holders(s *state) (n int) {
 	for p := range m.cfg.Producers {
 		if s.producers[p].locked {
-			return false
+			n++
 		}
 	}
-	for d := range m.first[m.lanes] {
-		if s.dispatchers[d].holdsK() {
-			return false
-		}
-	}
-	return true
+	return n
 }
 
-// notify puts a notification on its way to each of the lanes whose node listens.
-func (m *machine) notify(s *state, set laneSet) {
+// notify puts a notification on its way to each of the lanes whose node listens: to the lane alone.
+func (m *machine) notify(s *state, set laneSet, as token) {
 	for l := range m.lanes {
 		if set&(1<<l) != 0 && s.nodes[m.node[l]].listens() {
-			s.lanes[l].inFlight = min(s.lanes[l].inFlight+1, many)
+			n := s.lanes[l].underWay(as)
+			*n = min(*n+1, many)
+		}
+	}
+}
+
+// tellAll puts one on its way to all that can use an item with the tag.
+func (m *machine) tellAll(s *state, tag int) {
+	for l := range m.lanes { // the broadcast channel; the payload names the tag
+		if m.matches(l, tag) && !s.lanes[l].retired {
+			m.notify(s, 1<<l, plain)
+		}
+	}
+}
+
+// tellOthers puts one on its way to all, whatever they can use, but to one node.
+func (m *machine) tellOthers(s *state, but int) {
+	for l := range m.lanes {
+		if m.node[l] != but && !s.lanes[l].retired {
+			m.notify(s, 1<<l, plain)
 		}
 	}
 }
@@ -231,16 +281,21 @@ func (m *machine) notify(s *state, set laneSet) {
 // many notifications in flight are not counted any more: when one arrives, there may be one less, or still as many.
 const many = 3
 
-// signal gives the lane a token. A full channel means that everybody has been called.
-func (m *machine) signal(s *state, l int) {
+// unsettle is when a write of "not armed" begins: whatever is known of the row is void.
+func (m *machine) unsettle(s *state, l, but int) {
 	lane := &s.lanes[l]
-	lane.empty, lane.stuck = false, false
-	lane.tokens = min(lane.tokens+1, uint8(m.first[l+1]-m.first[l]))
-	if m.first[l+1]-m.first[l] == 1 {
-		return // the token tells as much
+	lane.settled, lane.empty = false, false
+	if m.keeps(SettleVoid) {
+		lane.settle, lane.scout, lane.lastOne = noSettle, false, false
 	}
 	for d := m.first[l]; d < m.first[l+1]; d++ {
-		s.dispatchers[d].clean = false
+		self := &s.dispatchers[d]
+		if self.inside() {
+			self.lastOne = false
+		}
+		if d != but && self.inside() {
+			self.clean, self.void = false, true
+		}
 	}
 }
 
@@ -257,18 +312,16 @@ func choices(from laneSet, n int, choose func(laneSet)) {
 	}
 }
 
-// oneOfEach calls choose with each way to take, for each of the tags, one lane that is armed and can use it, but
-// for one lane; short tells that for some tag there was none.
-func (m *machine) oneOfEach(s *state, tags Tags, but int, choose func(set laneSet, short bool)) {
+// oneOfEach calls choose with each way to take, for each of the tags, one lane that is armed and can use it, but for
+// some lanes.
+func (m *machine) oneOfEach(s *state, tags Tags, but laneSet, choose func(set laneSet)) {
 	sets := []laneSet{0}
-	short := false
 	for t := range tagCount {
 		if tags&(1<<t) == 0 {
 			continue
 		}
-		candidates := m.targets(s, t) &^ (1 << but)
+		candidates := m.targets(s, t) &^ but
 		if candidates == 0 {
-			short = true
 			continue
 		}
 		var extended []laneSet
@@ -280,7 +333,7 @@ func (m *machine) oneOfEach(s *state, tags Tags, but int, choose func(set laneSe
 		sets = extended
 	}
 	for _, set := range sets {
-		choose(set, short)
+		choose(set)
 	}
 }
 
@@ -301,7 +354,7 @@ func (m *machine) write(s *state, l int, rank uint8, armed bool) {
 	if rank == 0 && m.keeps(Sequence) {
 		return
 	}
-	s.lanes[l].armed = armed
+	s.lanes[l].armed, s.lanes[l].row = armed, m.rowsGo()
 	s.lanes[l].rank = max(s.lanes[l].rank, rank) - rank
 	for d := m.first[l]; d < m.first[l+1]; d++ {
 		s.dispatchers[d].rank = max(s.dispatchers[d].rank, rank) - rank

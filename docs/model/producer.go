@@ -74,50 +74,109 @@ func (m *machine) readArmed(s *state, p int) {
 	}
 	choices(armed, max(m.cfg.Fanout, 1), func(set laneSet) {
 		self.tells = set
-		m.may(ProducerReadArmed, p, &after)
+		m.standBy(set, func(stands laneSet) {
+			self.seen = stands
+			m.may(ProducerReadArmed, p, &after)
+		})
 	})
 }
 
-// commit makes, in one step, the item visible, the notifications deliverable, and K free. PostgreSQL does it in
+// commit makes, in one step, the items visible, the notifications deliverable, and K free. PostgreSQL does it in
 // this order; between the first and the last others can only wait longer.
 func (m *machine) commit(s *state, p int) {
 	after := *s
 	self := &after.producers[p]
-	after.due[m.tags[p]]++
+	after.due[m.tags[p]] += m.items(p)
 	if self.all {
-		for l := range m.lanes { // the broadcast channel; the payload names the tag
-			if m.matches(l, m.tags[p]) {
-				self.tells |= 1 << l
-			}
-		}
+		m.tellAll(&after, m.tags[p])
 	}
-	m.notify(&after, self.tells)
+	m.callChosen(&after, self)
 	*self = producer{phase: ended}
 	m.may(ProducerCommit, p, &after)
 }
 
-// coalesce is the way of the library's own producers. The item is visible before anybody reads who is armed, so K is
-// not needed: who is not armed yet will settle, and see it. From its commit on the rest is owed. That the producer's own
-// node wakes its dispatchers directly is left out: the other nodes must do without.
+// standBy calls choose with each way to have all lanes of the set but one stand by.
+func (m *machine) standBy(set laneSet, choose func(laneSet)) {
+	if set&(set-1) == 0 {
+		choose(0)
+		return
+	}
+	m.each(set, func(l int) { choose(set &^ (1 << l)) })
+}
+
+// callChosen notifies those whom the producer has chosen.
+func (m *machine) callChosen(s *state, p *producer) {
+	m.notify(s, p.tells&^p.seen, sole)
+	m.each(p.seen, func(l int) {
+		if s.nodes[m.node[l]].listens() {
+			s.lanes[l].standBys++
+		}
+	})
+}
+
+func (m *machine) items(p int) uint8 { return uint8(max(m.cfg.Producers[p].Items, 1)) }
+
+// coalesce is the way of the library's own producers. The items are visible before anybody reads who is armed, so K is
+// not needed: who is not armed yet will settle, and see them. From its commit on the rest is owed.
 func (m *machine) coalesce(s *state, p int) {
 	after := *s
 	self := &after.producers[p]
 	switch s.producers[p].phase {
 	case notBegun:
-		after.due[m.tags[p]]++
+		after.due[m.tags[p]] += m.items(p)
 		self.phase = inserted
 		m.may(ProducerCommit, p, &after)
 	case inserted:
+		m.coalesceHere(s, p)
+	case told:
 		self.phase = open
-		choices(m.targets(s, m.tags[p]), max(m.cfg.Fanout, 1), func(set laneSet) {
+		choices(m.targets(s, m.tags[p])&^m.of[m.cfg.Producers[p].Node], max(m.cfg.Fanout, 1), func(set laneSet) {
 			self.tells = set
-			m.add(CoalescerChooses, p, &after)
+			m.standBy(set, func(stands laneSet) {
+				self.seen = stands
+				m.add(CoalescerChooses, p, &after)
+			})
 		})
 	case open:
-		m.notify(&after, self.tells)
+		m.callChosen(&after, self)
 		*self = producer{phase: ended}
 		m.add(CoalescerCommits, p, &after)
 	}
+}
+
+// coalesceHere tells the producer's own node. If somebody is parked here who can take an item he gets a token, and nobody
+// else is told. Otherwise the lanes here get tokens of which others know, and others are told.
+func (m *machine) coalesceHere(s *state, p int) {
+	spared := false
+	var here laneSet
+	m.each(m.of[m.cfg.Producers[p].Node], func(l int) {
+		if !m.matches(l, m.tags[p]) || s.nodes[m.node[l]].status != live || s.lanes[l].retired {
+			return
+		}
+		here |= 1 << l
+		if m.parked(s, l) < 0 {
+			return
+		}
+		spared = true
+		after := *s
+		after.producers[p] = producer{phase: ended}
+		t := sole
+		if !m.keeps(SoleIfAlone) {
+			t = plain
+		}
+		m.signal(&after, l, t)
+		m.add(CoalescerTells, p, &after)
+	})
+	if spared {
+		return
+	}
+	after := *s
+	after.producers[p].phase = told
+	if !m.keeps(CoalescerTellsOthers) && here != 0 {
+		after.producers[p] = producer{phase: ended}
+	}
+	m.each(here, func(l int) { m.signal(&after, l, plain) })
+	m.add(CoalescerTells, p, &after)
 }
 
 // undo makes the item of a claim due again, as a producer would: by its own transaction, some time. A producer

@@ -2,88 +2,188 @@ package model
 
 // This file answers: how does a lane become sure that there is nothing for it?
 //
-// Settling belongs to the lane: one dispatcher does it at a time. It waits for K, and looks again in a snapshot
-// that is younger than the grant.
+// In the background: the node's settler waits for K on behalf of the lanes that were armed. Then they are settled, and
+// somebody of each looks again, in a snapshot that is younger than the grant.
 
-// settling reports whether somebody of the lane settles.
-func (m *machine) settling(s *state, l int) bool {
-	return m.any(s, l, func(d *dispatcher) bool { return d.phase == waitingK || d.settling })
-}
-
-func (m *machine) beginSettle(s *state, d int) {
-	l := m.lane[d]
-	self := &s.dispatchers[d]
-	self.phase = waitingK
-	*self = dispatcher{phase: waitingK, duty: true, remote: !m.parkedMatch(s, l)}
-	if !m.keeps(SettleSnapshot) {
-		self.more = m.freeTags(s, l)
+func (m *machine) settler(s *state, n int) {
+	if s.nodes[n].status != live {
+		return
 	}
-}
-
-// settle is what can happen to a dispatcher that waits for K.
-func (m *machine) settle(s *state, d int) {
-	l := m.lane[d]
-	if s.lanes[l].tokens > 0 { // it ends the wait, and looks at once
-		m.takeToken(s, d)
-	}
-	if m.keeps(ScoutWhileWaiting) && m.freeTags(s, l) != 0 && !m.exclusiveFree(s) {
-		m.fetch(s, d, SettleScouts, true)
-	}
-	if m.exclusiveFree(s) {
-		m.settleClaim(s, d)
+	switch s.nodes[n].settler {
+	case idle:
+		m.beginSettle(s, n)
+	case waits:
+		m.grantSettle(s, n)
+		m.patience(s, n)
+		m.failSettle(s, n)
+	case pauses:
+		m.waitOn(s, n, waits)
+	case pausesAlone:
+		m.waitOn(s, n, waitsAlone)
+	case waitsAlone:
+		m.grantSettle(s, n)
+		m.failSettle(s, n)
+	case granted:
+		after := *s
+		m.settleLanes(&after, n)
+		m.add(SettleReturns, n, &after)
 	}
 }
 
-// settleClaim is the grant of K and the claim after it. Whatever others do between the two they may as well do
-// before the grant, when the wait has the same effect on them; so it is one step. Finding nothing it commits at
-// once: whoever tries K in between fails, as it would while the wait lasts.
-func (m *machine) settleClaim(s *state, d int) {
-	l := m.lane[d]
-	free := m.freeTags(s, l)
-	if !m.keeps(SettleSnapshot) {
-		free &= s.dispatchers[d].more
-	}
-	for t := range tagCount {
-		if free&(1<<t) != 0 {
-			after := *s
-			after.due[t]--
-			self := &after.dispatchers[d]
-			self.phase, self.settling, self.answer, self.tag, self.more = claimed, true, found, uint8(t), 0
-			m.add(SettleClaims, d, &after)
+func (m *machine) beginSettle(s *state, n int) {
+	after := *s
+	any := false
+	m.each(m.of[n], func(l int) {
+		if lane := &after.lanes[l]; lane.settle == wanted {
+			any, lane.settle = true, inWait
 		}
-	}
-	if free != 0 {
+	})
+	if !any {
 		return
 	}
-	after := *s
-	self := &after.dispatchers[d]
-	self.phase, self.settling, self.clean, self.duty, self.remote, self.more = answered, true, true, false, false, 0
-	if m.lockedTags(s, d)&m.takes[l] != 0 && m.keeps(Contended) {
-		self.answer, self.clean = contended, false
+	after.nodes[n].settler = waits
+	if !m.keeps(SettleWaits) && !m.exclusiveFree(s) {
+		m.settleLanes(&after, n) // as if it had
 	}
-	m.add(SettleClaims, d, &after)
+	m.add(SettleBegins, n, &after)
 }
 
-// takeOver: nobody of the lane settles, because who did left with an item, or because the lane was asked to settle
-// again. One of the parked does.
-func (m *machine) takeOver(s *state, d int) {
-	l := m.lane[d]
-	if s.lanes[l].settled || m.settling(s, l) || !m.keeps(TakeOver) || !m.keeps(Settle) || !m.keeps(SkipByMemory) || s.nodes[m.node[l]] != live {
+// grantSettle is the grant of K, which is released at once, and the answer. Whatever others do between the two they may
+// as well do before, or after: Config.Split takes them apart.
+func (m *machine) grantSettle(s *state, n int) {
+	if !m.exclusiveFree(s) {
 		return
 	}
 	after := *s
-	m.beginSettle(&after, d)
-	m.add(SettleTakenOver, d, &after)
+	if m.cfg.Split {
+		after.nodes[n].settler = granted
+	} else {
+		m.settleLanes(&after, n)
+	}
+	m.add(SettleGranted, n, &after)
+}
+
+// settleLanes settles those that the wait was for, unless they have begun to disarm since.
+func (m *machine) settleLanes(s *state, n int) {
+	s.nodes[n].settler = idle
+	m.waitsForOne(s, n, false)
+	m.each(m.of[n], func(l int) {
+		lane := &s.lanes[l]
+		if lane.settle != inWait {
+			return
+		}
+		lane.settle, lane.settled, lane.scout = noSettle, true, false
+		if m.keeps(SettleLooks) && m.keeps(SettleWaits) {
+			m.signal(s, l, plain)
+		}
+	})
+}
+
+// patience: the wait takes long. So it goes on on another connection, and the settler asks for how many producers it is,
+// now and again if they are several: while it waits, or else one that is not among them may get K in between.
+func (m *machine) patience(s *state, n int) {
+	if !m.cfg.Patience || m.exclusiveFree(s) {
+		return
+	}
+	after := *s
+	after.nodes[n].settler = pauses
+	m.may(SettlePauses, n, &after)
+	if m.holders(s) > 1 {
+		return
+	}
+	after.nodes[n].settler = waitsAlone
+	m.waitsForOne(&after, n, true)
+	if !m.keeps(AsksWhileWaiting) {
+		after.nodes[n].settler = pausesAlone
+	}
+	m.may(SettleAsks, n, &after)
+}
+
+// waitsForOne lets the lanes of the wait know whether it is for one producer only.
+func (m *machine) waitsForOne(s *state, n int, one bool) {
+	m.each(m.of[n], func(l int) {
+		if s.lanes[l].settle != inWait {
+			return
+		}
+		s.lanes[l].lastOne = one
+		m.ofLane(s, l, func(d *dispatcher) { d.lastOne = d.lastOne && one })
+	})
+}
+
+// failSettle is a long wait whose connection breaks. It begins anew, and may be for others then.
+func (m *machine) failSettle(s *state, n int) {
+	if !m.cfg.Patience || s.faults == 0 || m.exclusiveFree(s) {
+		return
+	}
+	after := *s
+	after.faults--
+	m.waitsForOne(&after, n, false)
+	after.nodes[n].settler = pauses
+	m.each(m.of[n], func(l int) {
+		if lane := &after.lanes[l]; lane.settle == inWait && m.keeps(ScoutAfterFailure) {
+			lane.scout = m.keeps(ScoutWhileWaiting)
+		}
+	})
+	m.may(SettleFails, n, &after)
+}
+
+func (m *machine) waitOn(s *state, n int, as settlerPhase) {
+	after := *s
+	after.nodes[n].settler = as
+	m.add(SettleBegins, n, &after)
+}
+
+// settleScout looks while the settler waits: a producer may have ended that was silent, and another keep it waiting.
+// The looks that find nothing make a difference only if they may be the last.
+func (m *machine) settleScout(s *state, l int) {
+	lane := &s.lanes[l]
+	if !lane.scout || m.parked(s, l) < 0 || lane.settle == noSettle {
+		return
+	}
+	offer := m.add
+	if m.freeTags(s, l) == 0 {
+		if !lane.lastOne {
+			return
+		}
+		offer = m.may
+	}
+	after := *s
+	after.lanes[l].scout = m.keeps(ScoutGoesOn)
+	m.signal(&after, l, plain)
+	offer(SettleScouts, l, &after)
 }
 
 // lookAgain is the scout of a lane that met rows which others had locked. It looks until it meets none; the looks
 // that say the same again are left out.
 func (m *machine) lookAgain(s *state, d int) {
 	l := m.lane[d]
-	if !s.lanes[l].contended {
+	if !s.lanes[l].contended || d != m.parked(s, l) {
 		return
 	}
 	if m.freeTags(s, l) != 0 || m.lockedTags(s, d)&m.takes[l] == 0 {
-		m.fetch(s, d, ScoutLooks, true)
+		after := *s
+		m.retry(&after, l)
+		m.add(ScoutLooks, d, &after)
 	}
+}
+
+// retryAbsent is the same where nobody is. It makes a difference only if nobody else may know of those rows.
+func (m *machine) retryAbsent(s *state, l int) {
+	if lane := &s.lanes[l]; !lane.contended || !lane.alone || m.present(s, l, -1) {
+		return
+	}
+	after := *s
+	m.retry(&after, l)
+	m.add(RetryFires, l, &after)
+}
+
+func (m *machine) retry(s *state, l int) {
+	lane := &s.lanes[l]
+	lane.contended = false // the answer will tell
+	t := plain
+	if lane.alone && m.keeps(ContendedKeepsSole) {
+		t = sole
+	}
+	lane.alone = lane.alone && m.cfg.RetriesStaySole
+	m.signal(s, l, t)
 }

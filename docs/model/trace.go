@@ -13,13 +13,17 @@ func (x *explorer) trace(path []int) (lines []string) {
 	s := x.m.initial()
 	for _, next := range path[1:] {
 		goal := x.space.at(next)
+		missing := true
 		for i := range x.m.successors(&s) {
 			t := x.m.steps[i]
 			if x.codec.encode(&t.after) == goal {
 				lines = append(lines, x.m.describe(&s, &t))
-				s = t.after
+				s, missing = t.after, false
 				break
 			}
+		}
+		if missing {
+			panic("a step of the story is not there: " + strings.Join(lines, "\n"))
 		}
 	}
 	return append(lines, "=> "+x.m.summary(&s))
@@ -31,11 +35,11 @@ func (m *machine) describe(before *state, t *step) string {
 
 func (m *machine) actor(t *step) string {
 	switch t.what {
-	case ProducerBegin, ProducerInsert, ProducerReadArmed, ProducerCommit, ProducerRollback, CoalescerChooses, CoalescerCommits:
+	case ProducerBegin, ProducerInsert, ProducerReadArmed, ProducerCommit, ProducerRollback, CoalescerTells, CoalescerChooses, CoalescerCommits:
 		return fmt.Sprintf("P%d", t.who+1)
-	case NotificationArrives, BounceBegins, BounceChooses, BounceCommits:
+	case NotificationArrives, StandByEnds, BounceBegins, BounceChooses, BounceTells, BounceCommits, BounceFails, DisarmUnused, DisarmCommits, LaneRetires, LaneRowGoes, SettleScouts, RetryFires:
 		return m.laneName(int(t.who))
-	case LeaveBegins, LeaveDisarms, LeaveGranted, LeaveUnlistens, NodeDies, SweepBegins, SweepCommits:
+	case SettleBegins, SettlePauses, SettleAsks, SettleFails, SettleGranted, SettleReturns, LeaveBegins, LeaveDisarms, LeaveGranted, LeaveGivesUp, LeaveUnlistens, NodeDies, SessionLost, NodeJoins, SessionBack, GreetingArrives, SweepBegins, SweepGranted, SweepChooses, SweepCommits:
 		return m.nodeName(int(t.who))
 	}
 	return m.dispatcherName(int(t.who))
@@ -74,10 +78,11 @@ func (m *machine) detail(before *state, t *step) string {
 	case ProducerReadArmed, CoalescerChooses:
 		say(after.producers[t.who].all, "will notify all")
 		say(!after.producers[t.who].all, "will notify %s", m.lanesName(after.producers[t.who].tells))
+		say(after.producers[t.who].seen != 0, "of which %s stands by", m.lanesName(after.producers[t.who].seen))
 	case BounceChooses:
 		say(true, "%s", m.lanesName(after.lanes[t.who].tells))
-	case BounceCommits:
-		say(after.lanes[t.who].tokens > 0, "the token stays")
+	case SweepChooses:
+		say(true, "%s", m.lanesName(after.lanes[m.firstLane(int(t.who))].tells))
 	}
 	if m.actor(t) == m.dispatcherName(int(t.who)) {
 		parts = append(parts, m.fetchDetail(before, t)...)
@@ -86,8 +91,13 @@ func (m *machine) detail(before *state, t *step) string {
 		was, is := &before.lanes[l], &after.lanes[l]
 		say(is.armed && !was.armed, "%s is armed", m.laneName(l))
 		say(!is.armed && was.armed, "%s is disarmed", m.laneName(l))
-		say(is.inFlight > was.inFlight, "a notification to %s is on its way", m.laneName(l))
-		say(is.tokens > was.tokens, "%s has a token", m.laneName(l))
+		say(is.directed > was.directed, "a notification to %s alone is on its way", m.laneName(l))
+		say(is.handed > was.handed, "a notification to %s alone, passed on once, is on its way", m.laneName(l))
+		say(is.standBys > was.standBys, "one to stand by is on its way to %s", m.laneName(l))
+		say(is.broadcast > was.broadcast, "a broadcast to %s is on its way", m.laneName(l))
+		say(is.settled && !was.settled, "%s is settled", m.laneName(l))
+		say(is.tokens != was.tokens, "%s has in store: %s", m.laneName(l), tokensName(is.tokens))
+		say(is.empty && !was.empty, "%s is known empty", m.laneName(l))
 	}
 	if len(parts) == 0 {
 		return ""
@@ -103,19 +113,18 @@ func (m *machine) fetchDetail(before *state, t *step) (parts []string) {
 		}
 	}
 	switch t.what {
-	case FetchBegins, ScoutLooks, SettleScouts:
-		say(was.phase == parked || was.phase == waitingK, "woken")
+	case FetchBegins:
+		say(was.phase == parked, "woken")
 		say(is.arms, "will arm if it finds nothing")
 		say(is.disarms, "and disarm if it finds something")
 		say(!is.arms, "knows the lane armed and settled")
-	case FetchClaims, SettleClaims:
+	case FetchClaims:
 		say(is.answer == none, "nothing")
 		say(is.answer == contended, "contended")
 		say(is.answer == found, "an item")
 		say(is.phase == foundNone, "the arm write is to come")
 	case FetchReports:
 		say(is.more != 0, "more is due")
-		say(is.tells != 0, "will notify "+m.lanesName(is.tells))
 	case FetchRollsBack:
 		say(was.answer == found && was.phase == answered, "it was committed, and will be undone")
 	}
@@ -123,8 +132,6 @@ func (m *machine) fetchDetail(before *state, t *step) (parts []string) {
 	case is.phase == was.phase:
 	case is.phase == parked:
 		say(true, "parks")
-	case is.phase == waitingK:
-		say(true, "waits for K, to settle")
 	case is.phase == outside:
 		say(t.what == FetchReturns && was.answer == found, "goes into its handler")
 	}
@@ -149,7 +156,7 @@ func (m *machine) summary(s *state) string {
 		}
 	}
 	for d := range m.first[m.lanes] {
-		where := [...]string{"in a handler", "parked", "in a fetch", "in a fetch", "in a fetch", "in a fetch", "in a fetch", "waiting for K", "gone"}
+		where := [...]string{"in a handler", "parked", "in a fetch", "in a fetch", "in a fetch", "in a fetch", "in a fetch", "gone"}
 		parts = append(parts, m.dispatcherName(d)+" is "+where[s.dispatchers[d].phase])
 	}
 	for p := range m.cfg.Producers {
@@ -158,4 +165,15 @@ func (m *machine) summary(s *state) string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+func tokensName(tokens [maxOfLane]token) string {
+	name := map[token]string{plain: "a token", sole: "a sole token", passed: "a sole token, passed on once"}
+	switch {
+	case tokens[0] == noToken:
+		return "nothing"
+	case tokens[1] == noToken:
+		return name[tokens[0]]
+	}
+	return name[tokens[0]] + ", " + name[tokens[1]]
 }

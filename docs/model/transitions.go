@@ -11,6 +11,7 @@ const (
 	ProducerReadArmed
 	ProducerCommit
 	ProducerRollback
+	CoalescerTells
 	CoalescerChooses
 	CoalescerCommits
 
@@ -23,74 +24,118 @@ const (
 	FetchRollsBack
 	FetchTimesOut
 
-	SettleClaims
-	SettleTakenOver
+	SettleBegins
+	SettlePauses
+	SettleAsks
+	SettleFails
+	SettleGranted
+	SettleReturns
 	SettleScouts
 	ScoutLooks
+	RetryFires
 
 	NotificationArrives
+	StandByEnds
 	BounceBegins
 	BounceChooses
+	BounceTells
 	BounceCommits
+	BounceFails
+	DisarmUnused
+	DisarmCommits
+	LaneRetires
+	LaneRowGoes
 
 	LeaveBegins
 	LeaveDisarms
 	LeaveGranted
+	LeaveGivesUp
 	LeaveUnlistens
 	NodeDies
+	SessionLost
+	NodeJoins
+	SessionBack
+	GreetingArrives
 	SweepBegins
+	SweepGranted
+	SweepChooses
 	SweepCommits
 
 	transitionCount = iota
 )
 
 var transitionNames = [transitionCount]string{
-	"begin", "insert", "read armed", "commit", "rollback", "choose for coalescer", "commit of coalescer",
+	"begin", "insert", "read armed", "commit", "rollback", "tell the node itself", "choose for coalescer", "commit of coalescer",
 	"park at once", "begin fetch", "claim", "report", "commit fetch", "return", "fetch fails", "time out",
-	"K granted, claim", "take settling over", "scout while waiting for K", "scout",
-	"notification", "begin bounce", "choose for bounce", "commit bounce",
-	"begin to leave", "disarm", "K granted", "pass on, UNLISTEN", "die", "begin sweep", "sweep",
+	"settler waits for K", "settler waits anew", "settler asks for whom it waits", "the wait for K breaks off", "K granted to settler", "settled", "scout while settling", "scout", "retry",
+	"notification", "end of stand-by", "begin bounce", "choose for bounce", "bounce to all", "commit bounce", "bounce fails", "disarm, unused", "commit disarm", "retire", "row of what retired goes",
+	"begin to leave", "disarm", "K granted", "leave without K", "pass on, UNLISTEN", "die", "lose its session", "begin to listen", "listening", "greeting", "begin sweep", "K granted to sweeper", "delete rows, choose", "commit sweep",
 }
 
 func (t Transition) String() string { return transitionNames[t] }
 
-// Implementation names the SQL function, or the Go function, that a transition stands for. Who implements the
-// protocol keeps it true.
-var Implementation = map[Transition]string{
-	ProducerBegin:     "BEGIN of a transaction that is not READ COMMITTED",
-	ProducerInsert:    "SQL notify_inserted: pg_try_advisory_xact_lock_shared",
-	ProducerReadArmed: "SQL notify_inserted: somebody_waits, pg_notify",
-	ProducerCommit:    "COMMIT of the caller, or of enqueue_for_worker and the like",
-	ProducerRollback:  "ROLLBACK of the caller",
+// Implementation names the functions that a transition stands for. A test looks them up.
+var Implementation = map[Transition]Code{
+	ProducerBegin:     {Note: "BEGIN of a transaction that is not READ COMMITTED"},
+	ProducerInsert:    {SQL: []string{"notify_inserted"}, Note: "pg_try_advisory_xact_lock_shared"},
+	ProducerReadArmed: {SQL: []string{"notify_inserted", "wake"}},
+	ProducerCommit:    {SQL: []string{"enqueue_work", "enqueue_message"}, Note: "COMMIT, the caller's or that of a statement alone"},
+	ProducerRollback:  {Note: "ROLLBACK of the caller"},
 
-	CoalescerChooses: "Go (*coalescer).flush, SQL notify_queues: somebody_waits",
-	CoalescerCommits: "SQL notify_queues: pg_notify",
+	CoalescerTells:   {Go: []string{"(*engine).tell", "(*engine).signal"}},
+	CoalescerChooses: {SQL: []string{"notify_queues", "wake"}, Go: []string{"(*coalescer).flush"}},
+	CoalescerCommits: {SQL: []string{"notify_queues"}, Go: []string{"(*coalescer).flush"}},
 
-	FetchParks:     "Go (*engine).fetch: (*lane).isEmpty, (*lane).park",
-	FetchBegins:    "Go (*lane).beginLook",
-	FetchClaims:    "SQL fetch_work: claim",
-	FetchReports:   "SQL fetch_work: report what is due, chain",
-	FetchCommits:   "SQL arm, and the end of fetch_work; Go (*lane).beginWrite",
-	FetchReturns:   "Go (*lane).endLook",
-	FetchRollsBack: "Go (*lane).unanswered, SQL undo_work_claims",
+	FetchParks:     {Go: []string{"(*engine).fetch", "(*lane).isEmpty", "(*lane).park"}},
+	FetchBegins:    {Go: []string{"(*lane).beginLook", "(*lane).beginWrite"}},
+	FetchClaims:    {SQL: []string{"fetch_work", "fetch_orchestration"}},
+	FetchReports:   {SQL: []string{"earliest_work", "earliest_message"}},
+	FetchCommits:   {SQL: []string{"arm"}, Note: "and COMMIT"},
+	FetchReturns:   {Go: []string{"(*lane).endLook", "(*lane).found", "(*lane).foundNone"}},
+	FetchRollsBack: {SQL: []string{"undo_work_claim", "undo_orchestration_claim"}, Go: []string{"(*lane).unanswered"}},
+	FetchTimesOut:  {Go: []string{"(*lane).park"}, Note: "ErrNoWork, or the end of the caller's context"},
 
-	FetchTimesOut: "Go (*lane).park: ErrNoWork, or the end of the caller's context",
+	SettleBegins:  {SQL: []string{"wait_for_producers"}, Go: []string{"(*settler).run", "(*settler).unsettled", "(*engine).waitForProducers"}},
+	SettlePauses:  {Go: []string{"(*settler).waitLong"}},
+	SettleAsks:    {SQL: []string{"producers"}, Go: []string{"(*settler).blocked"}},
+	SettleGranted: {SQL: []string{"wait_for_producers"}},
+	SettleReturns: {Go: []string{"(*lane).settleSince"}},
+	SettleFails:   {Go: []string{"(*settler).waitLong", "(*settler).blocked", "(*lane).waitsForOne"}},
+	SettleScouts:  {Go: []string{"(*lane).fire", "(*lane).planScout", "(*lane).poll"}, Note: "scoutAt"},
+	ScoutLooks:    {Go: []string{"(*lane).fire"}, Note: "retryAt"},
+	RetryFires:    {Go: []string{"(*lane).fire"}, Note: "retryAt, where nobody waits"},
 
-	SettleClaims:    "SQL wait_for_producers; Go (*lane).settleSince, and the look that it causes",
-	SettleTakenOver: "Go (*settler).run: whoever is parked takes the token",
-	SettleScouts:    "Go (*lane).fire: scoutAt",
-	ScoutLooks:      "Go (*lane).fire: retryAt",
+	NotificationArrives: {Go: []string{"(*listener).handle", "(*engine).heard", "(*lane).signal", "(*engine).called", "(*lane).called", "(*lane).emit", "(*lane).heardSignal"}},
+	StandByEnds:         {Go: []string{"(*lane).fire"}, Note: "standByAt"},
+	BounceBegins:        {Go: []string{"(*lane).bounce", "(*coalescer).passOn"}},
+	BounceChooses:       {SQL: []string{"notify_queues", "pass_on", "due_lists", "wake"}, Go: []string{"(*coalescer).flush"}},
+	BounceTells:         {Go: []string{"(*coalescer).flush", "(*engine).signal"}},
+	BounceCommits:       {SQL: []string{"notify_queues", "notify_queue", "somebody_waits"}},
+	BounceFails:         {Go: []string{"(*coalescer).putBack"}},
+	DisarmUnused:        {Go: []string{"(*disarmer).run", "(*lane).disarmUnused"}},
+	DisarmCommits:       {SQL: []string{"arm"}, Go: []string{"(*disarmer).run"}},
+	LaneRetires:         {Go: []string{"(*waiters).retireIdle", "(*lane).retire"}},
+	LaneRowGoes:         {SQL: []string{"look"}, Go: []string{"(*listener).fallback"}},
 
-	NotificationArrives: "Go (*listener).handle, (*lane).signal",
-	BounceBegins:        "Go (*lane).beginBounce",
-	BounceChooses:       "SQL pass_on: choose",
-	BounceCommits:       "SQL pass_on: disarm, pg_notify; Go (*lane).endBounce",
+	LeaveBegins:     {Go: []string{"(*engine).close", "(*engine).endWaits"}},
+	LeaveDisarms:    {SQL: []string{"disarm_node"}, Go: []string{"(*engine).leave"}},
+	LeaveGranted:    {SQL: []string{"remove_waiters", "wait_for_producers"}, Go: []string{"(*engine).leaveBy"}},
+	LeaveGivesUp:    {Go: []string{"(*engine).leave"}, Note: "leavePatience"},
+	LeaveUnlistens:  {SQL: []string{"remove_waiters", "pass_on"}, Note: "UNLISTEN, by closing the connection"},
+	NodeDies:        {Note: "the end of the LISTEN session, or of the process"},
+	SessionLost:     {Go: []string{"(*listener).lost", "(*engine).listenerLost", "(*lane).forget"}},
+	NodeJoins:       {SQL: []string{"listen_session"}, Go: []string{"(*listener).listen", "(*listener).prepare", "(*engine).learnOf"}},
+	SessionBack:     {SQL: []string{"listen_session"}, Go: []string{"(*listener).up", "(*engine).listenerUp", "(*lane).reconnected", "(*coalescer).join"}},
+	GreetingArrives: {Go: []string{"(*engine).inCompany", "(*lane).reconsider"}},
+	SweepBegins:     {SQL: []string{"dead_queues", "remove_waiters", "wait_for_producers"}, Go: []string{"(*engine).learnOf", "(*sweeper).sweep", "(*sweeper).run"}},
+	SweepGranted:    {SQL: []string{"remove_waiters", "wait_for_producers"}},
+	SweepChooses:    {SQL: []string{"remove_waiters", "pass_on"}},
+	SweepCommits:    {SQL: []string{"remove_waiters"}, Go: []string{"(*sweeper).removeDead"}},
+}
 
-	LeaveBegins:    "Go (*engine).leave: (*waiters).close",
-	LeaveDisarms:   "SQL disarm",
-	LeaveGranted:   "Go (*engine).leave: SQL wait_for_producers, a notification to itself",
-	LeaveUnlistens: "SQL pass_on, UNLISTEN",
-	NodeDies:       "the end of the LISTEN session, or of the process",
-	SweepBegins:    "Go (*engine).sweep: SQL wait_for_producers",
-	SweepCommits:   "SQL sweep: pass_on, delete from waiters",
+// Code is the functions that a transition stands for: none for what the world does.
+type Code struct {
+	SQL  []string // in migrations/
+	Go   []string // of the root package, methods as (*lane).park
+	Note string
 }
