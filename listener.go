@@ -210,7 +210,8 @@ func (l *listener) up(key int32) {
 	l.triedOnce.Do(func() { close(l.tried) })
 }
 
-// cut breaks the connection, so that whoever waits for its peer stops.
+// cut closes the socket of the connection, so that whoever waits for its peer stops, and the server learns of it if it
+// still can: as long as its end of the session is there, the node it was for seems to live.
 func (l *listener) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -236,6 +237,7 @@ func (l *listener) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer l.cut() // of a peer that does not answer, the driver would hold on to it for 15 s
 	defer hangUp(ctx, conn)
 	l.mu.Lock()
 	l.socket = conn.PgConn().Conn()

@@ -1023,6 +1023,7 @@ type link struct {
 	server    *pgx.ConnConfig
 	mode      atomic.Int32
 	swallowed atomic.Int64
+	open      atomic.Int64 // connections now
 }
 
 const (
@@ -1054,7 +1055,11 @@ func newLink(t *testing.T, server *pgx.ConnConfig) *link {
 			mu.Lock()
 			conns = append(conns, client, server)
 			mu.Unlock()
-			wg.Go(func() { l.pump(server, client, false) })
+			l.open.Add(1)
+			wg.Go(func() {
+				defer l.open.Add(-1)
+				l.pump(server, client, false)
+			})
 			wg.Go(func() { l.pump(client, server, true) })
 		}
 	})

@@ -44,7 +44,8 @@ func (o *order) process() string { return fmt.Sprintf("node-%d-%d", o.Node, o.Ge
 // farewell is what a child says last.
 type farewell struct {
 	Closing time.Duration // how long Close took
-	Error   string        // what Close returned, or which goroutines are left
+	Cut     bool          // Close ran out of time
+	Error   string        // what else Close returned, or which goroutines are left
 	Stats   pgwake.Stats
 }
 
@@ -179,6 +180,9 @@ func (w *workload) end(opened chan error) (bye farewell, err error) {
 	began := time.Now()
 	err = w.provider.Close(ctx)
 	bye.Closing = time.Since(began)
+	if bye.Cut = errors.Is(err, context.DeadlineExceeded); bye.Cut {
+		err = nil
+	}
 	w.die()
 	w.loops.Wait()
 	bye.Stats = w.provider.Stats()

@@ -188,8 +188,7 @@ func (c *chaos) replace(_ context.Context, _ fault, n *node) (func() error, erro
 	default:
 		return nil, errMissed
 	}
-	// The server may be gone or silent: see Provider.Close for how long its connections then take.
-	c.complain(n.process.close(30 * time.Second))
+	c.complain(n.close())
 	return n.start, nil
 }
 
@@ -235,6 +234,7 @@ func (c *chaos) vanish(ctx context.Context, f fault, n *node) (func() error, err
 		c.silentSince = until
 		return nil, err
 	})(c, ctx, f, n)
+	n.silenced = n.silenced || f.Way != "listen"
 	return nil, err
 }
 

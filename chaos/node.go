@@ -30,6 +30,7 @@ type node struct {
 	mu         sync.Mutex // one fault at a time
 	generation int
 	process    *process
+	silenced   bool // connections of the process's pool have lost their peer, and it may not have noticed
 }
 
 func (n *node) String() string { return fmt.Sprintf("node %d (%s)", n.index, n.role) }
@@ -99,7 +100,7 @@ func (n *node) start() error {
 	if err := p.cmd.Start(); err != nil {
 		return err
 	}
-	n.process = p
+	n.process, n.silenced = p, false
 	go p.attend(words)
 	return nil
 }
@@ -135,16 +136,21 @@ func (p *process) kill() {
 
 func (p *process) tell(command string) { _, _ = io.WriteString(p.commands, command+"\n") }
 
-// close has the process end by itself and says what was wrong with that.
-func (p *process) close(within time.Duration) error {
+// close has the node's process end by itself and says what was wrong with that.
+func (n *node) close() error {
+	p := n.process
 	p.tell("close")
 	select {
 	case <-p.gone:
-	case <-time.After(within):
+	case <-time.After(closingBound):
 		p.kill()
-		return fmt.Errorf("%s did not close within %v", p.name, within)
+		return fmt.Errorf("%s did not close within %v", p.name, closingBound)
 	}
 	switch {
+	case p.bye != nil && p.bye.Cut && !n.silenced:
+		return fmt.Errorf("%s: Close ran out of time", p.name)
+	case p.bye != nil && p.bye.Closing > 2*closeDeadline:
+		return fmt.Errorf("%s: Close took %v, with %v to do it in", p.name, p.bye.Closing, closeDeadline)
 	case p.bye != nil && p.bye.Error != "":
 		return fmt.Errorf("%s closed with: %s", p.name, p.bye.Error)
 	case p.err != nil:
