@@ -96,7 +96,7 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query cla
 			if panicked := recover(); panicked != nil { // a tracer's, or a codec's: the caller's dispatcher may survive it
 				o.err = fmt.Errorf("panic: %v\n%s", panicked, debug.Stack())
 			}
-			conn.Release()
+			release(conn)
 			outcomes <- o
 		}()
 		bounded, cancel := context.WithCancel(p.abort)

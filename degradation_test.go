@@ -24,6 +24,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/devpg"
 	"github.com/pgwake/pgwake/migrations"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -292,6 +293,37 @@ func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) 
 			require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, 5*time.Second+back, time.Millisecond, "a fetch hangs")
 		})
 	}
+}
+
+// All connections of the pool lose their peer while statements are under way on them. Those made anew work, once the
+// pool has places for them.
+func TestDegradation_WholePoolVanishes_VerbsGoOnAfterTheirDeadlines(t *testing.T) {
+	t.Parallel()
+	server := breakableServer(t).URL
+	config, err := pgx.ParseConfig(server)
+	require.NoError(t, err)
+	link := newLink(t, config)
+	n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
+		link.use(pool.ConnConfig)
+		pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	})
+	n.pushed(t, patience)
+	release := n.exhaust(t) // so that all are there
+	release()
+
+	link.forget()
+	lost := within(t, time.Second)
+	var verbs sync.WaitGroup
+	for range n.pool.Config().MaxConns {
+		verbs.Go(func() {
+			_, err := n.GetParent(lost, "nobody")
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+		})
+	}
+	verbs.Wait()
+	_, err = n.EnqueueForWorker(within(t, back), pgwake.WorkItem{Name: "after"}, nil)
+	require.NoError(t, err)
+	n.await(t, "after", patience)
 }
 
 func TestDegradation_ServerIsDownForHalfAMinute_NothingIsLostAndPushReturns(t *testing.T) {

@@ -374,7 +374,7 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 	if err != nil {
 		return err // nothing was sent
 	}
-	defer conn.Release()
+	defer release(conn)
 	if p.readCommitted {
 		err = verb(ctx, conn)
 	} else {
@@ -387,6 +387,16 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 		p.engine.unsure(queues...)
 	}
 	return err
+}
+
+// release gives a connection back. One that broke in the middle of a statement the driver keeps open, and the pool
+// counts, until the server has closed its end, or for 15 s: a network that loses what is sent, and gives no sign, would
+// fill the pool with the dead.
+func release(conn *pgxpool.Conn) {
+	if c := conn.Conn(); c.IsClosed() {
+		time.AfterFunc(closingHandshake, func() { _ = c.PgConn().Conn().Close() })
+	}
+	conn.Release()
 }
 
 // inTransaction is for where the role's default isolation level is not the one that the functions count on. A

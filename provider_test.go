@@ -1024,6 +1024,8 @@ type link struct {
 	mode      atomic.Int32
 	swallowed atomic.Int64
 	open      atomic.Int64 // connections now
+	made      atomic.Int64 // connections so far
+	forgotten atomic.Int64 // so many of them, the oldest, carry nothing any more
 }
 
 const (
@@ -1056,11 +1058,12 @@ func newLink(t *testing.T, server *pgx.ConnConfig) *link {
 			conns = append(conns, client, server)
 			mu.Unlock()
 			l.open.Add(1)
+			number := l.made.Add(1)
 			wg.Go(func() {
 				defer l.open.Add(-1)
-				l.pump(server, client, false)
+				l.pump(number, server, client, false)
 			})
-			wg.Go(func() { l.pump(client, server, true) })
+			wg.Go(func() { l.pump(number, client, server, true) })
 		}
 	})
 	t.Cleanup(func() {
@@ -1089,8 +1092,11 @@ func (l *link) use(c *pgx.ConnConfig) {
 	_, _ = fmt.Sscan(port, &c.Port)
 }
 
+// forget loses all that the connections of this moment carry from now on, as a firewall does that has forgotten them.
+func (l *link) forget() { l.forgotten.Store(l.made.Load()) }
+
 // pump carries bytes from one side to the other.
-func (l *link) pump(to, from net.Conn, answers bool) {
+func (l *link) pump(number int64, to, from net.Conn, answers bool) {
 	defer to.Close()
 	defer from.Close()
 	buffer := make([]byte, 64<<10)
@@ -1100,7 +1106,7 @@ func (l *link) pump(to, from net.Conn, answers bool) {
 			return
 		}
 		switch mode := l.mode.Load(); {
-		case mode == swallow:
+		case mode == swallow || number <= l.forgotten.Load():
 			l.swallowed.Add(int64(n))
 			continue
 		case mode == cutAnswer && answers && l.mode.CompareAndSwap(cutAnswer, carry):

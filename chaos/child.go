@@ -144,7 +144,17 @@ func (w *workload) tryOpen() error {
 	if w.Role == soaker { // nothing goes wrong, so nothing needs polling: it would hide what is lost
 		config.AggressivePolicy = pgwake.Never
 	}
-	if w.pool, err = pgxpool.New(ctx, w.PoolURL); err != nil {
+	pool, err := pgxpool.ParseConfig(w.PoolURL)
+	if err != nil {
+		return err
+	}
+	// What the process itself asks for may hang as well. See release of the library.
+	pool.BeforeClose = func(c *pgx.Conn) {
+		if c.IsClosed() {
+			time.AfterFunc(time.Second, func() { _ = c.PgConn().Conn().Close() })
+		}
+	}
+	if w.pool, err = pgxpool.NewWithConfig(ctx, pool); err != nil {
 		return err
 	}
 	// Half of the nodes have a pool of their own for the library.
