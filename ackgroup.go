@@ -9,7 +9,7 @@ import (
 )
 
 // This file answers: how do acks of the same moment share a commit? What it adds to groups.go: a lease that was lost fails
-// that ack alone, and a group waits for no item that another transaction has locked. That ack is made by itself, and
+// that ack alone, and a group waits for no item that another transaction has locked, nor for its session. That ack is made by itself, and
 // waits by itself; it is no longer on its way with a group, so that it holds up none.
 
 // groupedAck is the ack of one item.
@@ -32,8 +32,8 @@ func newAckGroups(p *Provider) ackGroups {
 
 // AckBatched is AckWorkItem in one transaction with the acks that other goroutines make on this Provider at the same
 // moment: they share one round trip and one commit. An ack alone goes at once; one that meets others waits for 5 ms at
-// most, unless four groups are on their way already. An item that another transaction has locked holds up none but its
-// own ack, which is then made as AckWorkItem makes it. It returns after the commit, with the error of this item alone:
+// most, unless four groups are on their way already. An item that another transaction has locked, or the session of which it
+// has, holds up none but its own ack, which is then made as AckWorkItem makes it. It returns after the commit, with the error of this item alone:
 // ErrLockLost if its lease has ended, or that of the group if it failed as a whole. If ctx ends before the group has
 // started nothing is acknowledged; afterwards the ack may still take effect. It has no Tx twin, since in a
 // transaction of the caller's all acks share the commit anyway.

@@ -178,6 +178,32 @@ func TestAckBatched_ItemIsLocked_TheOthersDoNotWait(t *testing.T) {
 	}
 }
 
+// A session is busy while somebody's transaction has acknowledged an item of it.
+func TestAckBatched_SessionIsLocked_TheOthersDoNotWait(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for name, session := range map[string]string{"theirs": "busy", "busy": "busy", "idle": "idle", "free": ""} {
+		_, err := n.EnqueueForWorker(tctx, pgwake.WorkItem{Name: name, Session: session}, nil)
+		require.NoError(t, err)
+	}
+	claimed, err := n.FetchWorkItems(tctx, 4, &pgwake.FetchOptions{LockTimeout: lease, NoWait: true, Session: &pgwake.SessionOptions{Owner: "we"}})
+	require.NoError(t, err)
+	items := make(map[string]*pgwake.ClaimedWorkItem)
+	for _, item := range claimed {
+		items[item.Name] = item
+	}
+	tx := n.begin(t)
+	require.NoError(t, n.AckWorkItemTx(tctx, tx, items["theirs"].LockToken, nil))
+	heard := n.ackTogether(t, tx, map[*pgwake.ClaimedWorkItem]*pgwake.Message{items["busy"]: nil, items["idle"]: nil, items["free"]: nil})
+	requireHeard(t, heard["idle"])
+	requireHeard(t, heard["free"])
+	n.awaitBlocked(t, 1)
+	require.ElementsMatch(t, []string{"theirs", "busy"}, query[string](t, n, `SELECT name FROM worker_queue`))
+	require.NoError(t, tx.Commit(tctx))
+	requireHeard(t, heard["busy"])
+	require.Empty(t, query[string](t, n, `SELECT name FROM worker_queue`))
+}
+
 // On a server that gives up waiting, only what had to wait fails.
 func TestAckBatched_ServerGivesUpOnOne_TheOthersAreDone(t *testing.T) {
 	t.Parallel()

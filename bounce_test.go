@@ -147,6 +147,19 @@ func TestLeave_ProducerHasChosenTheNode_ItsItemIsPassedOn(t *testing.T) {
 }
 
 // Whoever cannot wait that long leaves it to the others, as whoever dies does. The fallback wakes nobody here.
+// What producers have committed since would not be seen, and so not be passed on.
+func TestSweep_OldSnapshot_RemovesNothing(t *testing.T) {
+	p := testProvider(t, Config{})
+	conn := plain(t, p.cfg.Schema)
+	for isolation, removes := range map[string]bool{"READ COMMITTED": true, "REPEATABLE READ": false} {
+		var removed bool
+		mustExec(t, conn, `BEGIN ISOLATION LEVEL `+isolation)
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT remove_waiters('worker', 1, true, '1 s')`).Scan(&removed))
+		require.Equal(t, removes, removed, isolation)
+		mustExec(t, conn, `ROLLBACK`)
+	}
+}
+
 func TestSweep_NodeHasEnded_WhatItWasToldOfIsPassedOn(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, p *Provider){
 		"left": func(t *testing.T, p *Provider) { require.NoError(t, p.Close(t.Context())) },

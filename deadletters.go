@@ -91,9 +91,9 @@ func (f *DeadLetterFilter) args(limit int) ([]any, error) {
 // replaced; empty: what the latest AbandonOptions.Error said). The orchestration that scheduled the item is not told:
 // that is for a message in the same transaction, see the Tx twin. ErrLockLost if the lease has ended.
 func (p *Provider) DeadLetterWorkItem(ctx context.Context, token LockToken, reason, cause string) error {
-	return p.do(ctx, "dead-letter work item", func(ctx context.Context, q querier) error {
+	return p.doAndTell(ctx, "dead-letter work item", func(ctx context.Context, q querier) error {
 		return p.deadLetterWork(ctx, q, token, reason, cause)
-	})
+	}, p.engine.stir)
 }
 
 // DeadLetterWorkItemTx is DeadLetterWorkItem as part of the transaction.

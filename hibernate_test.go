@@ -286,6 +286,32 @@ func TestHibernate_Work_PutsItOff(t *testing.T) {
 	}
 }
 
+// Whatever ends an item is work, also where it has nobody to tell.
+func TestHibernate_ItemEnds_IsWork(t *testing.T) {
+	p := testProvider(t, Config{HibernateAfter: time.Hour})
+	for name, end := range map[string]func(*ClaimedWorkItem) error{
+		"an ack":         func(i *ClaimedWorkItem) error { return p.AckWorkItem(t.Context(), i.LockToken, nil) },
+		"one of a group": func(i *ClaimedWorkItem) error { return p.AckBatched(t.Context(), i.LockToken, nil) },
+		"one of several": func(i *ClaimedWorkItem) error { return p.AckWorkItems(t.Context(), []LockToken{i.LockToken}) },
+		"one by a fetch that finds nothing": func(i *ClaimedWorkItem) error {
+			_, err := p.FetchWorkItem(t.Context(), &FetchOptions{Ack: []LockToken{i.LockToken}, NoWait: true})
+			require.ErrorIs(t, err, ErrNoWork)
+			return nil
+		},
+		"a dead letter": func(i *ClaimedWorkItem) error {
+			return p.DeadLetterWorkItem(t.Context(), i.LockToken, "given up", "")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('w')`)
+			item := get(t, fetchWork(t, p, longPoll)).item
+			before := p.engine.listener.hibernation.lastWork.Load()
+			require.NoError(t, end(item))
+			require.Greater(t, p.engine.listener.hibernation.lastWork.Load(), before)
+		})
+	}
+}
+
 func TestHibernate_SomethingIsWrong_StaysAwake(t *testing.T) {
 	for name, trouble := range map[string]func(e *engine){
 		"it polls":             func(e *engine) { e.enterAggressive(Worker, troubleFetch) },

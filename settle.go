@@ -197,8 +197,8 @@ type settler struct {
 
 	mu        sync.Mutex
 	lanes     map[*lane]uint64 // on behalf of whom it waits, and how they were
-	blockedBy []int32          // process ids of producers that it has been waiting for, for a second and more
-	since     time.Time
+	blockedBy []int32          // process ids of producers that it waits for
+	since     time.Time        // when it began to
 }
 
 func newSettler(e *engine, q Queue) *settler {
@@ -226,8 +226,9 @@ func (s *settler) run(ctx context.Context) {
 		if len(lanes) == 0 {
 			continue
 		}
+		s.join(lanes)
 		s.mu.Lock()
-		s.lanes = lanes
+		s.since = time.Now()
 		s.mu.Unlock()
 		if err := s.wait(ctx, s); err != nil {
 			// The database is out of reach, and the lanes stay as they are: their scouts look.
@@ -237,6 +238,9 @@ func (s *settler) run(ctx context.Context) {
 			s.again()
 			continue
 		}
+		s.mu.Lock()
+		lanes = s.lanes // some have joined
+		s.mu.Unlock()
 		for l, disarms := range lanes {
 			l.settleSince(disarms)
 		}
@@ -256,17 +260,21 @@ func (s *settler) unsettled() map[*lane]uint64 {
 	return lanes
 }
 
-// settlePatience is how long the wait for producers occupies a connection of the pool, before it goes on on a
-// connection of its own.
+// settlePatience is how long the wait for producers occupies a connection of the pool, unless that is the last one, before
+// it goes on on a connection of its own.
 const settlePatience = time.Second
 
 // waitForProducers waits until every producer of the queue that may have been silent has ended.
 func (e *engine) waitForProducers(ctx context.Context, s *settler) error {
 	var over bool
 	err := e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
+		patience := settlePatience
+		if pool := e.pool.Stat(); pool.AcquiredConns() == pool.MaxConns() {
+			patience = producersPatience // whoever is woken meanwhile needs one
+		}
+		bounded, cancel := context.WithTimeout(ctx, patience+answerDeadline)
 		defer cancel()
-		return conn.QueryRow(bounded, e.sql.waitForProducers, s.queue.String(), settlePatience).Scan(&over)
+		return conn.QueryRow(bounded, e.sql.waitForProducers, s.queue.String(), patience).Scan(&over)
 	})
 	if refused := serverError(err); refused != nil && refused.Code == "57014" {
 		err = nil // the role's statement_timeout has less patience
@@ -277,8 +285,9 @@ func (e *engine) waitForProducers(ctx context.Context, s *settler) error {
 	return s.waitLong(ctx)
 }
 
-// waitLong waits for producers that stay open. The wait holds back the removal of dead rows no more than they do,
-// since each of them has written. It costs no statement but one a second while they are several.
+// waitLong waits for producers that stay open, for as long as a lane is to be settled: while it waits no producer is
+// silent. The wait holds back the removal of dead rows no more than they do, since each of them has written. It costs no
+// statement but one a second while they are several.
 func (s *settler) waitLong(ctx context.Context) error {
 	e := s.e
 	conn, err := e.listener.dialer.connect(ctx)
@@ -293,34 +302,67 @@ func (s *settler) waitLong(ctx context.Context) error {
 		return err
 	}
 	defer s.blocked(nil)
+	waiting, giveUp := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
 		var over bool
-		ended <- conn.QueryRow(ctx, e.sql.waitForProducers, s.queue.String(), time.Duration(0)).Scan(&over)
+		ended <- conn.QueryRow(waiting, e.sql.waitForProducers, s.queue.String(), time.Duration(0)).Scan(&over)
+	}()
+	defer func() {
+		giveUp()
+		<-ended // nobody else uses the connection when it is closed
 	}()
 	again := time.NewTimer(0)
 	defer again.Stop()
+	var pids []int32
 	for {
 		select {
 		case err := <-ended:
+			ended <- nil
 			return err
 		case <-again.C:
 		}
+		again.Reset(settlePatience)
+		lanes := s.unsettled() // as they are before it asks
+		covered := s.covers(lanes)
+		if covered && len(lanes) == 0 {
+			return nil
+		}
+		if covered && len(pids) == 1 {
+			continue
+		}
 		// Once the wait has begun they only become fewer. Of several, one may end unseen, and is looked for.
-		var pids []int32
-		if err := e.exec(ctx, &pids, e.sql.producers, s.queue.String(), conn.PgConn().PID()); err != nil || len(pids) != 1 {
-			again.Reset(settlePatience)
+		pids = nil
+		if err := e.exec(ctx, &pids, e.sql.producers, s.queue.String(), conn.PgConn().PID()); err == nil && pids != nil {
+			s.join(lanes)
 		}
 		s.blocked(pids)
 	}
 }
 
+// covers reports whether the wait is on behalf of all these lanes, as they are.
+func (s *settler) covers(lanes map[*lane]uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l, disarms := range lanes {
+		if known, ok := s.lanes[l]; !ok || known != disarms {
+			return false
+		}
+	}
+	return true
+}
+
+// join has the wait be on behalf of these lanes, which were armed before it was granted: whoever may have read otherwise
+// got K before that, and so has ended by then.
+func (s *settler) join(lanes map[*lane]uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lanes = lanes
+}
+
 // blocked keeps whom the wait is for.
 func (s *settler) blocked(pids []int32) {
 	s.mu.Lock()
-	if s.blockedBy == nil {
-		s.since = time.Now()
-	}
 	s.blockedBy = pids
 	lanes := s.lanes
 	s.mu.Unlock()
@@ -333,7 +375,7 @@ func (s *settler) blocked(pids []int32) {
 func (s *settler) problem() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.blockedBy) == 0 {
+	if len(s.blockedBy) == 0 || time.Since(s.since) < settlePatience {
 		return ""
 	}
 	return fmt.Sprintf("open transactions have added to the %v queue and not ended for more than %v: process ids %v", s.queue,

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -252,6 +254,126 @@ func TestSettle_SilentProducerCommitsLate_IsFound(t *testing.T) {
 	get(t, second)
 	require.EqualValues(t, 1, p.Stats().Worker.Finds["settle"])
 	eventually(t, "it is well again", func() bool { return p.Health().OK })
+}
+
+// A transaction that is prepared belongs to no session, and cannot notify.
+func TestSettle_PreparedTransaction_IsWaitedForOrLeftToTheFallback(t *testing.T) {
+	p := testProvider(t, Config{AggressivePolicy: Never, FallbackInterval: 200 * time.Millisecond})
+	producer := plain(t, p.cfg.Schema)
+	var most int
+	require.NoError(t, producer.QueryRow(t.Context(), `SELECT current_setting('max_prepared_transactions')::int`).Scan(&most))
+	if most == 0 {
+		t.Skip("the server has max_prepared_transactions = 0")
+	}
+	prepare := func(name, notify string) error {
+		mustExec(t, producer, `BEGIN`)
+		mustExec(t, producer, `SELECT set_config('pgwake.notify', $1, true), enqueue_work($2)`, notify, name)
+		_, err := producer.Exec(t.Context(), `PREPARE TRANSACTION '`+p.cfg.Schema+`'`)
+		return err
+	}
+	require.NoError(t, prepare("silent, since nobody waits", "on"))
+	wait := fetchWork(t, p, longPoll)
+	eventually(t, "it waits for it", func() bool { return !p.Health().OK })
+	require.Contains(t, strings.Join(p.Health().Problems, ";"), "process ids [0]")
+	mustExec(t, producer, `COMMIT PREPARED '`+p.cfg.Schema+`'`)
+	get(t, wait)
+	require.EqualValues(t, 1, p.Stats().Worker.Finds["settle"])
+
+	wait = fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	require.ErrorContains(t, prepare("notifies", "on"), "NOTIFY")
+	require.NoError(t, prepare("silenced", "off"))
+	mustExec(t, producer, `COMMIT PREPARED '`+p.cfg.Schema+`'`)
+	require.Equal(t, "silenced", get(t, wait).item.Name)
+	require.EqualValues(t, 1, p.Stats().Worker.Finds["fallback"])
+}
+
+// While somebody waits for a producer nobody is silent. So that ends when the lane is busy again.
+func TestSettle_LaneIsBusyAgain_WaitsForNobody(t *testing.T) {
+	p := testProvider(t, Config{QuietAbove: 1, AggressivePolicy: Never, FallbackInterval: time.Hour})
+	open, producer := plain(t, p.cfg.Schema), plain(t, p.cfg.Schema)
+	insert := func() { mustExec(t, producer, `SELECT enqueue_work('a')`) }
+	mustExec(t, open, `BEGIN`)
+	mustExec(t, open, `SELECT enqueue_work('open')`)
+	wait := fetchWork(t, p, longPoll)
+	eventually(t, "it waits for long", func() bool { return !p.Health().OK })
+	insert()
+	get(t, wait)
+	for range idleSignals { // nobody takes these, so the lane disarms
+		insert()
+	}
+	eventually(t, "the wait is over", func() bool { return p.Health().OK })
+	require.Zero(t, notifications(t, p, Worker, insert))
+	// What was open is found all the same.
+	for more := true; more; {
+		d := <-fetchWork(t, p, &FetchOptions{NoWait: true})
+		more = d.err == nil
+	}
+	wait = fetchWork(t, p, longPoll)
+	eventually(t, "it waits for it again", func() bool { return !p.Health().OK })
+	mustExec(t, open, `COMMIT`)
+	require.Equal(t, "open", get(t, wait).item.Name)
+	requireNoSafetyNet(t, p)
+}
+
+// patiences notes how long waits for producers may take.
+type patiences struct{ got chan time.Duration }
+
+func (p patiences) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(q.SQL, "wait_for_producers") {
+		select {
+		case p.got <- q.Args[1].(time.Duration):
+		default:
+		}
+	}
+	return ctx
+}
+
+func (p patiences) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// An item that is notified meanwhile is not to wait for the connection.
+func TestSettle_LastConnectionOfThePool_IsNotKept(t *testing.T) {
+	schema := testProvider(t, Config{}).cfg.Schema
+	for connections, patience := range map[int32]time.Duration{1: producersPatience, 4: settlePatience} {
+		config, err := pgxpool.ParseConfig(testdb.URL(t))
+		require.NoError(t, err)
+		asked := patiences{make(chan time.Duration, 1)}
+		config.MaxConns, config.ConnConfig.Tracer = connections, asked
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		defer pool.Close()
+		p, err := New(t.Context(), pool, &Config{Schema: schema, Logger: silent})
+		require.NoError(t, err)
+		_, err = p.FetchWorkItem(t.Context(), &FetchOptions{NoWait: true})
+		require.ErrorIs(t, err, ErrNoWork)
+		require.Equal(t, patience, <-asked.got)
+		require.NoError(t, p.Close(t.Context()))
+	}
+}
+
+// A lane that is armed in the middle of a wait joins it: one producer that stays open costs it no polling, either.
+func TestSettle_LaneIsNewWhileAnotherWaits_RestsAsWell(t *testing.T) {
+	p := testProvider(t, Config{AggressivePolicy: Never, FallbackInterval: time.Hour})
+	open := plain(t, p.cfg.Schema)
+	mustExec(t, open, `BEGIN`)
+	mustExec(t, open, `SELECT enqueue_work('open', p_namespace => 'late')`)
+	fetchWork(t, p, &FetchOptions{Namespaces: []string{"early"}, PollTimeout: time.Minute})
+	eventually(t, "it waits for long", func() bool { return !p.Health().OK })
+	late := fetchWork(t, p, &FetchOptions{Namespaces: []string{"late"}, PollTimeout: time.Minute})
+	eventually(t, "both wait, and nobody looks any more", func() bool {
+		resting := 0
+		for _, l := range p.engine.waiters.lanes(Worker) {
+			l.mu.Lock()
+			if !l.lastOne.IsZero() && l.scoutAt.IsZero() && len(l.waiting) == 1 {
+				resting++
+			}
+			l.mu.Unlock()
+		}
+		return resting == 2
+	})
+	mustExec(t, open, `COMMIT`)
+	require.Equal(t, "open", get(t, late).item.Name)
+	require.EqualValues(t, 1, p.Stats().Worker.Finds["settle"])
 }
 
 // The fallback removes the rows of lanes that have retired. One that is new since it listed them has one all the same.

@@ -95,7 +95,10 @@ type drawnNode struct {
 	dispatchers [][]drawnDispatcher // by lane
 	late        []bool              // by lane: they begin in the course of the schedule
 	quietAbove  int
-	mortal      bool // with leases that are soon over
+	notify      NotifyPolicy
+	fanout      int
+	skew        time.Duration // of its clock
+	mortal      bool          // with leases that are soon over
 }
 
 type drawnStep struct {
@@ -138,6 +141,9 @@ func drawScenario(t *rapid.T, faults bool) scenario {
 	}
 	for range nodes {
 		n := drawnNode{quietAbove: rapid.SampledFrom([]int{0, 1}).Draw(t, "quiet above")}
+		n.notify = rapid.SampledFrom([]NotifyPolicy{NotifyDirected, NotifyDirected, NotifyDirected, NotifyQuiescent, NotifyBroadcast}).Draw(t, "notify")
+		n.fanout = rapid.SampledFrom([]int{0, 1, 3}).Draw(t, "fanout")
+		n.skew = rapid.SampledFrom([]time.Duration{0, 0, 0, 3 * time.Hour, -3 * time.Hour}).Draw(t, "skew")
 		n.mortal = faults && len(s.nodes) > 0 && rapid.Bool().Draw(t, "mortal")
 		for range rapid.SampledFrom([]int{1, 1, 1, 2, 3}).Draw(t, "lanes") {
 			n.lanes = append(n.lanes, rapid.SampledFrom(drawnLanes).Draw(t, "lane"))
@@ -188,7 +194,7 @@ func drawScenario(t *rapid.T, faults bool) scenario {
 	step := rapid.Custom(func(t *rapid.T) drawnStep {
 		d := drawnStep{kind: rapid.SampledFrom(kinds).Draw(t, "kind")}
 		switch d.kind {
-		case "begin", "insert", "savepoint", "end", "psql":
+		case "begin", "insert", "savepoint", "end", "psql", "library":
 			d.producer = rapid.IntRange(0, len(s.simple)-1).Draw(t, "producer")
 			d.isolation = rapid.SampledFrom(isolations).Draw(t, "isolation")
 			d.by = rapid.SampledFrom([]string{"rows", "function", "twin"}).Draw(t, "by")
@@ -443,6 +449,7 @@ func (n *propertyNode) open() error {
 	}
 	n.Provider, err = New(tctx, n.pool, &Config{
 		Schema: n.w.schema, SkipMigrate: true, Logger: silent, QuietAbove: n.quietAbove,
+		Notify: n.notify, WakeFanout: n.fanout, clock: func() time.Time { return time.Now().Add(n.skew) },
 		FallbackInterval: time.Hour, AggressivePolicy: Never, NotifyDeliveryTimeout: patient, fault: n.fault,
 	})
 	if err == nil {
@@ -631,6 +638,9 @@ func (d *propertyDispatcher) handle(g dispatched) (owed bool) {
 	}
 	ack := func(p *Provider) error {
 		if worker {
+			if d.batch == 3 {
+				return p.AckBatched(tctx, g.token, nil)
+			}
 			return p.AckWorkItem(tctx, g.token, nil)
 		}
 		return p.AckOrchestrationItem(tctx, g.token, OrchestrationAck{Metadata: Metadata{Name: "flow"}})
@@ -963,8 +973,18 @@ func (w *world) do(step drawnStep) {
 		w.produce(w.producers[0], func() {
 			work, messages := enqueues(items)
 			var err error
-			if len(work) > 0 {
+			switch {
+			case len(work) == 0:
+			case step.fate != "commit":
 				_, err = n.EnqueueForWorkerMany(tctx, work)
+			default: // each by itself, all at once
+				var calls sync.WaitGroup
+				errs := make([]error, len(work))
+				for at, item := range work {
+					calls.Go(func() { _, errs[at] = n.EnqueueForWorker(tctx, item.WorkItem, &item.EnqueueOptions) })
+				}
+				calls.Wait()
+				err = errors.Join(errs...)
 			}
 			if len(messages) > 0 && err == nil {
 				_, err = n.EnqueueForOrchestratorMany(tctx, messages)

@@ -329,7 +329,8 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 			return true, nil
 		})
 		items = c.item
-		if err == nil {
+		if err == nil && plan.ack != nil {
+			p.engine.stir()
 			plan.ack = nil // they are acknowledged: whatever is asked from here on is for work alone
 		}
 		return c.report, err
@@ -516,6 +517,7 @@ func (p *Provider) AckWorkItemsTx(ctx context.Context, tx pgx.Tx, tokens []LockT
 }
 
 func (p *Provider) ackWorkMany(ctx context.Context, q querier, tokens []LockToken) error {
+	defer p.engine.stir()
 	_, err := onLeases(ctx, q, tokens, p.sql.ackWorkMany, []any{p.archiveFor()}, func(row pgx.CollectableRow) (l lease, _ struct{}, err error) {
 		err = row.Scan(&l.item, &l.claim)
 		return l, struct{}{}, err

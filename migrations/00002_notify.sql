@@ -692,8 +692,9 @@ BEGIN
     IF NOT has_table_privilege('waiters', 'DELETE') THEN -- the node of a role that may only add to the queues
         RETURN true;
     END IF;
-    -- In this transaction: who dies after the wait may have been chosen since.
-    IF NOT wait_for_producers(p_queue, p_patience) THEN
+    -- In this transaction: who dies after the wait may have been chosen since. What they have left is not to be seen in an
+    -- old snapshot.
+    IF NOT reads_committed() OR NOT wait_for_producers(p_queue, p_patience) THEN
         RETURN false;
     END IF;
     FOR v_row IN SELECT w.* FROM waiters w WHERE w.queue = p_queue AND (w.node = p_node) = p_own ORDER BY w.node, w.lane LOOP
@@ -708,7 +709,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node that is about to leave, see disarm_node, or with p_own false those of all others whose connection has ended, and passes on what is due for their lanes: whoever has chosen one of them, and told nobody else, has ended by then, since it waits for all producers. False if that takes longer than p_patience; then nothing is removed.';
+COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node that is about to leave, see disarm_node, or with p_own false those of all others whose connection has ended, and passes on what is due for their lanes: whoever has chosen one of them, and told nobody else, has ended by then, since it waits for all producers. False if that takes longer than p_patience, or the transaction is not READ COMMITTED; then nothing is removed.';
 
 -- +goose StatementBegin
 CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer, p_lanes integer[], p_newest integer)

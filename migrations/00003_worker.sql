@@ -517,6 +517,8 @@ AS $$
 DECLARE
     v_free_ids    bigint[];
     v_free_tokens uuid[];
+    v_sessions    text[]; -- of those items
+    v_locked      text[]; -- and of these, what somebody else has locked
     v_held        boolean[];
     v_sends       bigint[]; -- places of those that send a message
     v_instances   text[];
@@ -527,12 +529,26 @@ DECLARE
     v_executions  bigint[];
     v_queues      text[];
 BEGIN
-    -- Waiting for one item would cost the others their leases.
-    SELECT array_agg(free.id), array_agg(free.token) INTO v_free_ids, v_free_tokens
-      FROM (SELECT asked.id, asked.token FROM unnest(p_ids, p_tokens) AS asked (id, token)
+    -- Waiting for one item, or for the session of one, would cost the others their leases.
+    SELECT array_agg(free.id), array_agg(free.token), array_agg(free.session_id) FILTER (WHERE free.session_id IS NOT NULL)
+      INTO v_free_ids, v_free_tokens, v_sessions
+      FROM (SELECT asked.id, asked.token, q.session_id FROM unnest(p_ids, p_tokens) AS asked (id, token)
               JOIN worker_queue q ON q.id = ANY (ARRAY[asked.id]) -- as in ack_work_many
              WHERE q.lock_token = asked.token AND q.visible_at > clock_timestamp()
              ORDER BY asked.id FOR UPDATE OF q SKIP LOCKED) AS free;
+    IF v_sessions IS NOT NULL THEN
+        v_locked := ARRAY(
+            SELECT s.session_id FROM sessions s WHERE s.session_id = ANY (v_sessions)
+            EXCEPT
+            SELECT got.session_id FROM (SELECT s.session_id FROM sessions s WHERE s.session_id = ANY (v_sessions)
+                                         ORDER BY s.session_id FOR UPDATE SKIP LOCKED) AS got);
+        IF v_locked <> '{}' THEN
+            SELECT array_agg(free.id), array_agg(free.token) INTO v_free_ids, v_free_tokens
+              FROM unnest(v_free_ids, v_free_tokens) AS free (id, token)
+              JOIN worker_queue q ON q.id = ANY (ARRAY[free.id])
+             WHERE q.session_id IS NULL OR q.session_id <> ALL (v_locked);
+        END IF;
+    END IF;
     SELECT array_agg(done.item_id IS NOT NULL ORDER BY asked.place) INTO v_held
       FROM unnest(p_ids, p_tokens) WITH ORDINALITY AS asked (id, token, place)
       LEFT JOIN ack_work_many(v_free_ids, v_free_tokens, p_archive_for) AS done ON done.item_id = asked.id AND done.lock_token = asked.token;
@@ -559,7 +575,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION ack_work_group IS 'ack_work for several at once, each with a message or without (p_instances null). Returns those whose token held, with the namespace of their message. Those that another transaction has locked are not waited for: if their token holds still they are returned as busy, which is to be acknowledged by itself. These and all others are left as they are, and send nothing.';
+COMMENT ON FUNCTION ack_work_group IS 'ack_work for several at once, each with a message or without (p_instances null). Returns those whose token held, with the namespace of their message. Those that another transaction has locked, or their session, are not waited for: if their token holds still they are returned as busy, which is to be acknowledged by itself. These and all others are left as they are, and send nothing.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_work(

@@ -22,6 +22,7 @@ func (m *machine) settler(s *state, n int) {
 		m.waitOn(s, n, waitsAlone)
 	case waitsAlone:
 		m.grantSettle(s, n)
+		m.askAgain(s, n)
 		m.failSettle(s, n)
 	case granted:
 		after := *s
@@ -88,9 +89,47 @@ func (m *machine) patience(s *state, n int) {
 	after := *s
 	after.nodes[n].settler = pauses
 	m.may(SettlePauses, n, &after)
+	m.askAgain(s, n)
+	m.ask(s, n)
+}
+
+// askAgain is for what has become of the lanes meanwhile. Those that were armed join: whoever may have read otherwise got K
+// before, and is waited for. If there are none left that are to be settled, the wait ends.
+func (m *machine) askAgain(s *state, n int) {
+	if !m.cfg.Patience || m.exclusiveFree(s) {
+		return
+	}
+	joins, left := false, false
+	m.each(m.of[n], func(l int) {
+		joins, left = joins || s.lanes[l].settle == wanted, left || s.lanes[l].settle == inWait
+	})
+	after := *s
+	switch {
+	case joins && m.holders(s) > 1:
+		m.joinWait(&after, n)
+		m.may(SettleAsks, n, &after)
+	case joins && s.nodes[n].settler == waitsAlone:
+		m.ask(s, n)
+	case !joins && !left:
+		after.nodes[n].settler = idle
+		m.may(SettleReturns, n, &after)
+	}
+}
+
+func (m *machine) joinWait(s *state, n int) {
+	m.each(m.of[n], func(l int) {
+		if lane := &s.lanes[l]; lane.settle == wanted {
+			lane.settle = inWait
+		}
+	})
+}
+
+func (m *machine) ask(s *state, n int) {
 	if m.holders(s) > 1 {
 		return
 	}
+	after := *s
+	m.joinWait(&after, n)
 	after.nodes[n].settler = waitsAlone
 	m.waitsForOne(&after, n, true)
 	if !m.keeps(AsksWhileWaiting) {

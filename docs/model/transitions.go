@@ -97,7 +97,7 @@ var Implementation = map[Transition]Code{
 
 	SettleBegins:  {SQL: []string{"wait_for_producers"}, Go: []string{"(*settler).run", "(*settler).unsettled", "(*engine).waitForProducers"}},
 	SettlePauses:  {Go: []string{"(*settler).waitLong"}},
-	SettleAsks:    {SQL: []string{"producers"}, Go: []string{"(*settler).blocked"}},
+	SettleAsks:    {SQL: []string{"producers"}, Go: []string{"(*settler).waitLong", "(*settler).join", "(*settler).blocked"}},
 	SettleGranted: {SQL: []string{"wait_for_producers"}},
 	SettleReturns: {Go: []string{"(*lane).settleSince"}},
 	SettleFails:   {Go: []string{"(*settler).waitLong", "(*settler).blocked", "(*lane).waitsForOne"}},

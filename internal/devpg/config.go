@@ -15,13 +15,14 @@ import (
 // on the command line, a test may still change them with ALTER SYSTEM.
 func settings(ctx context.Context, o *Options, bin *binaries) string {
 	set := map[string]string{
-		"listen_addresses":   "127.0.0.1",
-		"max_connections":    "200",
-		"fsync":              onOff(o.Fsync),
-		"full_page_writes":   onOff(o.Fsync),
-		"synchronous_commit": "on",
-		"timezone":           "UTC",
-		"log_timezone":       "UTC",
+		"listen_addresses":          "127.0.0.1",
+		"max_connections":           "200",
+		"max_prepared_transactions": "10",
+		"fsync":                     onOff(o.Fsync),
+		"full_page_writes":          onOff(o.Fsync),
+		"synchronous_commit":        "on",
+		"timezone":                  "UTC",
+		"log_timezone":              "UTC",
 	}
 	// Tests count statements with it. Many packages come without it.
 	if bin.hasLibrary(ctx, "pg_stat_statements") {

@@ -237,7 +237,7 @@ var mutants = []mutant{
 	{
 		name:    "11 who leaves does not wait for producers",
 		file:    "migrations/00002_notify.sql",
-		patches: []patch{{"    IF NOT wait_for_producers(p_queue, p_patience) THEN\n", "    IF false THEN\n"}},
+		patches: []patch{{"    IF NOT reads_committed() OR NOT wait_for_producers(p_queue, p_patience) THEN\n", "    IF false THEN\n"}},
 		pkg:     root, test: "TestSweep_NodeHasEnded_WhatItWasToldOfIsPassedOn",
 	},
 	{
