@@ -192,8 +192,8 @@ type settler struct {
 	queue Queue
 	wake  chan struct{}
 
-	// wait returns when every producer has ended that may have been silent.
-	wait func(context.Context, *settler) error
+	// wait returns when every producer has ended that may have been silent. Tests replace it.
+	wait func(context.Context) error
 
 	mu        sync.Mutex
 	lanes     map[*lane]uint64 // on behalf of whom it waits, and how they were
@@ -202,7 +202,9 @@ type settler struct {
 }
 
 func newSettler(e *engine, q Queue) *settler {
-	return &settler{e: e, queue: q, wake: make(chan struct{}, 1), wait: e.waitForProducers}
+	s := &settler{e: e, queue: q, wake: make(chan struct{}, 1)}
+	s.wait = s.waitForProducers
+	return s
 }
 
 // again has the goroutine look for lanes to settle. It never blocks.
@@ -229,7 +231,7 @@ func (s *settler) run(ctx context.Context) {
 		s.mu.Lock()
 		s.lanes = lanes
 		s.mu.Unlock()
-		if err := s.wait(ctx, s); err != nil {
+		if err := s.wait(ctx); err != nil {
 			// The database is out of reach, and the lanes stay as they are: their scouts look.
 			if !sleep(ctx, maxRetryInterval) {
 				return
@@ -261,7 +263,8 @@ func (s *settler) unsettled() map[*lane]uint64 {
 const settlePatience = time.Second
 
 // waitForProducers waits until every producer of the queue that may have been silent has ended.
-func (e *engine) waitForProducers(ctx context.Context, s *settler) error {
+func (s *settler) waitForProducers(ctx context.Context) error {
+	e := s.e
 	var over bool
 	err := e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)

@@ -71,7 +71,7 @@ func newSimulation(t *testing.T, seed uint64, c *Config) *simulation {
 }
 
 // waitForProducers is the function of that name: while it waits nobody gets K.
-func (s *simulation) waitForProducers(ctx context.Context, _ *settler) error {
+func (s *simulation) waitForProducers(ctx context.Context) error {
 	s.pause(time.Millisecond)
 	if s.random(50) == 0 {
 		return errors.New("connection reset")
