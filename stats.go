@@ -47,7 +47,8 @@ type QueueStats struct {
 
 	// FallbackFinds and ScoutFinds count the queries that found work which no notification and no timer
 	// announced, not even within the next 100 ms: work that had been due for a second or more when the fallback saw it (for
-	// a tenth of FallbackInterval, if that is less). They are 0 unless something is broken.
+	// a tenth of FallbackInterval, if that is less). They are 0 unless something is broken; but in ModePolling, and where
+	// AggressivePolicy is OnEveryWake, polls find what others enqueue, and may be the first to.
 	FallbackFinds int64
 	ScoutFinds    int64
 

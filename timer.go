@@ -114,7 +114,8 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 		l.bounce()
 	}
 	if retry {
-		l.emit(token{reason: WakeScout, sole: l.retrySole})
+		// Of what it may find besides those rows, others were told, or nobody yet.
+		l.emit(token{reason: WakeScout, sole: l.retrySole, silent: l.fanout > 0 || !l.settled})
 	}
 	l.mu.Unlock()
 
