@@ -160,7 +160,7 @@ func TestDocs_Settings_PerCallAndFixedValues(t *testing.T) {
 		"longest pause before another look at rows that others had locked": maxRetryInterval.String(),
 		"longest that an `AckBatched`, or one of many `EnqueueForWorker`, waits for a group that is slow, while fewer than four are on their way": groupPause.String(),
 		"most of them in one such group": strconv.Itoa(groupSize),
-		"`EnqueueForWorker` that go by themselves at a time, before others share a commit": strconv.Itoa(directEnqueues),
+		"EnqueueForWorker` that go by themselves at a time, before others share a commit": strconv.Itoa(directEnqueues),
 		"largest input that shares one": fmt.Sprintf("%d KiB", groupedInput>>10),
 	} {
 		require.NotNil(t, fixed[what], what)
