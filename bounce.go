@@ -140,23 +140,20 @@ const leavePatience = 250 * time.Millisecond
 // sweeper removes the rows of nodes that have ended without that, and passes on what they were told of.
 type sweeper struct {
 	e    *engine
-	wake chan struct{}
+	bell bell
 
 	mu     sync.Mutex
 	queues []string
 }
 
-func newSweeper(e *engine) *sweeper { return &sweeper{e: e, wake: make(chan struct{}, 1)} }
+func newSweeper(e *engine) *sweeper { return &sweeper{e: e, bell: newBell()} }
 
 // sweep has the goroutine remove the rows for these queues. It never blocks.
 func (s *sweeper) sweep(queues []string) {
 	s.mu.Lock()
 	s.queues = queues
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.bell.ring()
 }
 
 func (s *sweeper) run(ctx context.Context) {
@@ -164,7 +161,7 @@ func (s *sweeper) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.wake:
+		case <-s.bell:
 		}
 		s.e.inject("sweeper")
 		s.mu.Lock()

@@ -70,7 +70,7 @@ type coalescer struct {
 
 	mu      sync.Mutex
 	pending pending
-	wake    chan struct{}
+	bell    bell
 	turn    chan struct{} // held while something is being sent
 }
 
@@ -107,7 +107,7 @@ func (p *pending) change(payloads map[string]bool) {
 }
 
 func newCoalescer(e *engine) *coalescer {
-	return &coalescer{e: e, interval: e.cfg.CoalesceInterval, wake: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
+	return &coalescer{e: e, interval: e.cfg.CoalesceInterval, bell: newBell(), turn: make(chan struct{}, 1)}
 }
 
 // tell has the other nodes told. It never blocks.
@@ -115,7 +115,7 @@ func (c *coalescer) tell(q Queue, n note) {
 	c.mu.Lock()
 	c.pending.tell(q, n)
 	c.mu.Unlock()
-	c.again()
+	c.bell.ring()
 }
 
 // passOn has the token of a lane passed on. It never blocks.
@@ -123,7 +123,7 @@ func (c *coalescer) passOn(l *lane, hop int) {
 	c.mu.Lock()
 	c.pending.passOn(l, hop)
 	c.mu.Unlock()
-	c.again()
+	c.bell.ring()
 }
 
 // anyInstance is a payload that stands for every instance.
@@ -142,7 +142,7 @@ func (c *coalescer) tellChanges(payloads map[string]bool) {
 	c.mu.Lock()
 	c.pending.change(payloads)
 	c.mu.Unlock()
-	c.again()
+	c.bell.ring()
 }
 
 // assumeDue makes the other nodes look. It never blocks.
@@ -158,15 +158,7 @@ func (c *coalescer) join() {
 	c.mu.Lock()
 	c.pending.joined = true
 	c.mu.Unlock()
-	c.again()
-}
-
-// again has the goroutine flush once more. It never blocks.
-func (c *coalescer) again() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	c.bell.ring()
 }
 
 // burst is how many notifications may go out at once after a pause. With one alone, an item that came 2 ms
@@ -174,13 +166,13 @@ func (c *coalescer) again() {
 const burst = 4
 
 func (c *coalescer) run(ctx context.Context) {
-	c.again()          // whatever was left by a run that panicked
+	c.bell.ring()      // whatever was left by a run that panicked
 	var paid time.Time // the notifications so far are paid for up to here, at one per interval
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.wake:
+		case <-c.bell:
 		}
 		c.e.inject("coalescer")
 		if !sleep(ctx, time.Until(paid.Add(-(burst-1)*c.interval))) {
@@ -191,7 +183,7 @@ func (c *coalescer) run(ctx context.Context) {
 			if !sleep(ctx, time.Second) {
 				return
 			}
-			c.again()
+			c.bell.ring()
 		}
 		now := time.Now()
 		if paid.Before(now) {

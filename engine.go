@@ -62,7 +62,7 @@ func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, 
 	e.waits = newWaits(e)
 	e.waiters = newWaiters(func(q Queue, f filter) *lane {
 		l := newLane(q, f, e.clock.Now, e.timer.moved, &e.stats.queues[q])
-		l.id, l.settler, l.overheard = e.lanes.Add(1), e.settlers[q], e.disarmer.again
+		l.id, l.settler, l.overheard = e.lanes.Add(1), e.settlers[q], e.disarmer.bell.ring
 		l.alone, l.passOn = func() bool { return e.alone.Load() && e.waiters.oneLane(q) }, e.coalescer.passOn
 		if cfg.Notify != NotifyBroadcast {
 			l.quietAbove = cfg.QuietAbove
@@ -540,7 +540,7 @@ func (e *engine) listenerLost(wasUp bool) {
 	if wasUp {
 		e.lost()
 	}
-	e.waits.again() // from here on it polls
+	e.waits.bell.ring() // from here on it polls
 	for q := range Queue(queueCount) {
 		for _, l := range e.waiters.lanes(q) {
 			l.forget()

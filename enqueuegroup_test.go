@@ -144,6 +144,63 @@ func TestEnqueueForWorker_ServerRefusesOneOfAGroup_TheOthersLand(t *testing.T) {
 	require.ElementsMatch(t, []string{"good", "better", "best", "last"}, query[string](t, n, `SELECT name FROM worker_queue WHERE name <> 'ahead'`))
 }
 
+// Nobody knows whether it was committed, so nobody makes it again but its callers, who are told that they may.
+func TestEnqueueForWorker_ConnectionBreaksUnderAGroup_AllHearOfItAndNothingIsTwice(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		shake func(t *testing.T, n *node, l *link, hold pgx.Tx)
+		kept  bool
+	}{
+		"before the commit": {func(t *testing.T, n *node, _ *link, _ pgx.Tx) {
+			for _, pid := range n.blocked(t) {
+				n.exec(t, `SELECT pg_terminate_backend($1)`, pid)
+			}
+		}, false},
+		"after the commit": {func(t *testing.T, _ *node, l *link, hold pgx.Tx) {
+			l.mode.Store(cutAnswer)
+			require.NoError(t, hold.Rollback(tctx))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			n.exec(t, `CREATE FUNCTION wait_by_test() RETURNS trigger LANGUAGE plpgsql AS
+				$$BEGIN PERFORM pg_advisory_xact_lock(hashtext(current_schema()), 7); RETURN NULL; END$$`)
+			n.exec(t, `CREATE TRIGGER waits AFTER INSERT ON worker_queue FOR EACH ROW WHEN (new.name = 'stuck') EXECUTE FUNCTION wait_by_test()`)
+			hold := n.begin(t)
+			_, err := hold.Exec(tctx, `SELECT pg_advisory_xact_lock(hashtext(current_schema()), 7)`)
+			require.NoError(t, err)
+			link := newLink(t, backstage.users.Config().ConnConfig)
+			direct, err := pgx.ParseConfig(n.urlWith(t, func(*pgx.ConnConfig) {}))
+			require.NoError(t, err)
+			p := n.openAt(t, n.urlWith(t, link.use), &pgwake.Config{ListenConfig: direct}) // the group alone is under way over the link
+			names := []string{"1", "2", "stuck", "4", "5"}
+			outcomes := p.enqueueTogether(t, workItems(names...), nil, nil)
+			n.awaitBlocked(t, 1)
+			c.shake(t, n, link, hold)
+			for _, outcome := range outcomes {
+				select {
+				case heard := <-outcome:
+					var failed *pgwake.Error
+					require.ErrorAs(t, heard.err, &failed)
+					require.True(t, failed.Retryable, "%v", heard.err)
+					require.Zero(t, heard.Enqueued)
+				case <-time.After(patience):
+					require.Fail(t, "a caller hangs")
+				}
+			}
+			_ = hold.Rollback(tctx)
+			_, err = p.EnqueueForWorker(tctx, pgwake.WorkItem{Name: "afterwards"}, nil)
+			require.NoError(t, err)
+			want := []string{"afterwards"}
+			if c.kept {
+				want = append(want, names...)
+			}
+			require.ElementsMatch(t, want, query[string](t, n, `SELECT name FROM worker_queue WHERE name <> 'ahead'`))
+		})
+	}
+}
+
 func TestEnqueueForWorker_CallerLeavesItsGroup_TheOthersLand(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -47,7 +47,9 @@ var (
 	ErrNotMigrated = errors.New("schema is not migrated")
 )
 
-// Error is what every verb returns when it fails.
+// Error is what every verb returns when it fails. If the connection was lost, or the context of the call ended, the verb may
+// have taken effect all the same, or may yet: nobody knows. To ack or to abandon again is harmless then, and an enqueue
+// may be repeated that has a DedupKey; without one it may add the same twice.
 type Error struct {
 	Op        string // the verb, such as "ack work item"
 	Err       error  // the cause; errors.Is and errors.As see through

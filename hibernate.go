@@ -25,7 +25,7 @@ type hibernation struct {
 	began    time.Time
 	lastWork atomic.Int64  // when there was some, in nanoseconds since began
 	on       atomic.Bool   // from when the node leaves until it listens again or has failed to
-	woken    chan struct{} // there is work
+	woken    bell          // there is work
 	returns  atomic.Uint64 // LISTEN connections made to end it
 	times    atomic.Int64  // that it has begun
 
@@ -36,7 +36,7 @@ type hibernation struct {
 var errHibernates = errors.New("hibernating")
 
 func newHibernation() hibernation {
-	return hibernation{began: time.Now(), woken: make(chan struct{}, 1)}
+	return hibernation{began: time.Now(), woken: newBell()}
 }
 
 // stir says that there is work. It never blocks.
@@ -47,14 +47,7 @@ func (e *engine) stir() {
 	h := &e.listener.hibernation
 	h.lastWork.Store(int64(time.Since(h.began)))
 	if h.on.Load() { // who sets it looks at lastWork afterwards
-		h.wake()
-	}
-}
-
-func (h *hibernation) wake() {
-	select {
-	case h.woken <- struct{}{}:
-	default:
+		h.woken.ring()
 	}
 }
 
@@ -119,10 +112,7 @@ func (l *listener) tryHibernate(ctx context.Context, conn *pgx.Conn) error {
 		}
 	}
 
-	select {
-	case <-h.woken: // the last time
-	default:
-	}
+	h.woken.silence() // of the last time
 	h.on.Store(true)
 	if h.lastWork.Load() != lastWork {
 		h.on.Store(false)
@@ -141,7 +131,7 @@ func (l *listener) tryHibernate(ctx context.Context, conn *pgx.Conn) error {
 	if left := e.leaveBy(ctx, exec); conn.IsClosed() {
 		return errors.New("the LISTEN connection broke while the node was about to hibernate")
 	} else if !left || late {
-		h.wake() // it listens again, and the rows are made anew
+		h.woken.ring() // it listens again, and the rows are made anew
 	}
 	return errHibernates
 }
@@ -174,10 +164,8 @@ func (e *engine) isUneasy() bool {
 
 // hibernate polls until there is work.
 func (l *listener) hibernate(ctx context.Context) {
-	select {
-	case <-l.hibernation.woken:
+	if l.hibernation.woken.silence() {
 		return
-	default:
 	}
 	l.hibernation.times.Add(1)
 	poll := time.NewTimer(0)

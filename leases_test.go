@@ -236,7 +236,7 @@ func (d *deployment) boot(namespaces [][]string) *simNode {
 		}
 	}
 	n.e.coalescer = newCoalescer(n.voice)
-	n.e.settlers[Orchestrator].wait = func(context.Context, *settler) error { d.pause(time.Millisecond); return nil }
+	n.e.settlers[Orchestrator].wait = func(context.Context) error { d.pause(time.Millisecond); return nil }
 	return n
 }
 

@@ -55,7 +55,7 @@ type listener struct {
 	sessions atomic.Uint64           // so far
 	pid      atomic.Uint32           // of the backend, which behind a pooler is not what the connection says
 
-	retry chan struct{} // ends the pause before the next attempt
+	retry bell // ends the pause before the next attempt
 
 	hibernation hibernation
 
@@ -102,17 +102,12 @@ var (
 )
 
 func newListener(e *engine, d dialer) *listener {
-	return &listener{e: e, dialer: d, tried: make(chan struct{}), retry: make(chan struct{}, 1), hibernation: newHibernation()}
+	return &listener{e: e, dialer: d, tried: make(chan struct{}), retry: newBell(), hibernation: newHibernation()}
 }
 
 // retryNow is called when the database answers again: if there is no connection, this is the time for the
 // next attempt. It never blocks.
-func (l *listener) retryNow() {
-	select {
-	case l.retry <- struct{}{}:
-	default:
-	}
-}
+func (l *listener) retryNow() { l.retry.ring() }
 
 // run keeps a session up, with a jittered back-off between attempts.
 func (l *listener) run(ctx context.Context) {
@@ -192,10 +187,7 @@ func (l *listener) up(key int32) {
 	again := l.missing
 	l.missing, l.lastErr = false, nil
 	l.mu.Unlock()
-	select {
-	case <-l.retry: // done
-	default:
-	}
+	l.retry.silence() // done
 	if again {
 		l.e.log().Info("pgwake: listening again")
 	}

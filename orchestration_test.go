@@ -219,12 +219,20 @@ func TestInstanceLock_OneInstanceLocked_OthersAreNotHindered(t *testing.T) {
 func TestFetchOrchestrationItem_DelayedMessage_InvisibleUntilDue(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	timer := n.sendWith(t, pgwake.Message{Instance: "i", Kind: "timer"}, &pgwake.EnqueueOptions{Delay: 200 * time.Millisecond})
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: "timer"}, &pgwake.EnqueueOptions{Delay: time.Hour})
 	n.send(t, "i", "ping")
-	n.ackTurn(t, n.takeTurn(t), pgwake.OrchestrationAck{})
+	turn := n.takeTurn(t)
+	require.Equal(t, kinds{"ping"}, kindsOf(turn))
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{})
+	n.requireNoTurn(t)
+	n.travel(t, time.Hour)
+	turn = n.takeTurn(t)
+	require.Equal(t, kinds{"timer"}, kindsOf(turn))
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{})
+
+	timer := n.sendWith(t, pgwake.Message{Instance: "i", Kind: "timer"}, &pgwake.EnqueueOptions{Delay: 200 * time.Millisecond})
 	turn, err := n.FetchOrchestrationItem(t.Context(), soon)
 	require.NoError(t, err)
-	require.Equal(t, kinds{"timer"}, kindsOf(turn))
 	require.False(t, claimedAt(turn.LockedUntil).Before(timer.DueAt))
 }
 

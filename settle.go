@@ -144,7 +144,7 @@ func (l *lane) foundNone(k look, listening uint64) {
 	switch {
 	case !l.settling:
 		l.settling, l.scoutStep = true, 0
-		l.settler.again()
+		l.settler.bell.ring()
 		l.planScout()
 		l.moved()
 	case !l.lastOne.IsZero() && k.began.After(l.lastOne):
@@ -190,10 +190,10 @@ func (l *lane) settleSince(disarms uint64) {
 type settler struct {
 	e     *engine
 	queue Queue
-	wake  chan struct{}
+	bell  bell // there are lanes to settle
 
-	// wait returns when every producer has ended that may have been silent.
-	wait func(context.Context, *settler) error
+	// wait returns when every producer has ended that may have been silent. Tests replace it.
+	wait func(context.Context) error
 
 	mu        sync.Mutex
 	lanes     map[*lane]uint64 // on behalf of whom it waits, and how they were
@@ -202,24 +202,18 @@ type settler struct {
 }
 
 func newSettler(e *engine, q Queue) *settler {
-	return &settler{e: e, queue: q, wake: make(chan struct{}, 1), wait: e.waitForProducers}
-}
-
-// again has the goroutine look for lanes to settle. It never blocks.
-func (s *settler) again() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s := &settler{e: e, queue: q, bell: newBell()}
+	s.wait = s.waitForProducers
+	return s
 }
 
 func (s *settler) run(ctx context.Context) {
-	s.again() // whatever was left by a run that panicked
+	s.bell.ring() // whatever was left by a run that panicked
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.wake:
+		case <-s.bell:
 		}
 		s.e.inject("settler")
 		lanes := s.unsettled()
@@ -230,12 +224,12 @@ func (s *settler) run(ctx context.Context) {
 		s.mu.Lock()
 		s.since = time.Now()
 		s.mu.Unlock()
-		if err := s.wait(ctx, s); err != nil {
+		if err := s.wait(ctx); err != nil {
 			// The database is out of reach, and the lanes stay as they are: their scouts look.
 			if !sleep(ctx, maxRetryInterval) {
 				return
 			}
-			s.again()
+			s.bell.ring()
 			continue
 		}
 		s.mu.Lock()
@@ -265,7 +259,8 @@ func (s *settler) unsettled() map[*lane]uint64 {
 const settlePatience = time.Second
 
 // waitForProducers waits until every producer of the queue that may have been silent has ended.
-func (e *engine) waitForProducers(ctx context.Context, s *settler) error {
+func (s *settler) waitForProducers(ctx context.Context) error {
+	e := s.e
 	var over bool
 	err := e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		patience := settlePatience
@@ -385,26 +380,18 @@ func (s *settler) problem() string {
 // disarmer disarms lanes that are told of work while nobody of them is here to take it: all of them are in handlers.
 type disarmer struct {
 	e    *engine
-	wake chan struct{}
+	bell bell // there are lanes to disarm
 }
 
-func newDisarmer(e *engine) *disarmer { return &disarmer{e: e, wake: make(chan struct{}, 1)} }
-
-// again has the goroutine look for lanes to disarm. It never blocks.
-func (d *disarmer) again() {
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
-}
+func newDisarmer(e *engine) *disarmer { return &disarmer{e: e, bell: newBell()} }
 
 func (d *disarmer) run(ctx context.Context) {
-	d.again() // whatever was left by a run that panicked
+	d.bell.ring() // whatever was left by a run that panicked
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-d.wake:
+		case <-d.bell:
 		}
 		d.e.inject("disarmer")
 		for q := range Queue(queueCount) {

@@ -43,11 +43,14 @@ type QueueStats struct {
 	Finds  map[string]int64 // queries that found work by reason; "fetch" is the query at the start of a fetch
 	Items  int64            // items, or turns, fetched
 
-	PassedOn int64 // notifications to this node that nobody here could follow, and that were passed on to another
+	// PassedOn is how often nobody here could come for what this node alone knew of, such as a notification to it or an
+	// enqueue of its own, so that another was to be told.
+	PassedOn int64
 
 	// FallbackFinds and ScoutFinds count the queries that found work which no notification and no timer
 	// announced, not even within the next 100 ms: work that had been due for a second or more when the fallback saw it (for
-	// a tenth of FallbackInterval, if that is less). They are 0 unless something is broken.
+	// a tenth of FallbackInterval, if that is less). They are 0 unless something is broken; but in ModePolling, and where
+	// AggressivePolicy is OnEveryWake, polls find what others enqueue, and may be the first to.
 	FallbackFinds int64
 	ScoutFinds    int64
 

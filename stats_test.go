@@ -63,3 +63,27 @@ func TestStats_FindsByTheSafetyNet_CountOnlyIfNothingAnnouncedThem(t *testing.T)
 	l.audit()
 	require.EqualValues(t, 1, l.stats.unannounced[WakeScout].Load())
 }
+
+// A lane that looks again at rows that others had locked may find what another lane was told of.
+func TestStats_FindsBesideRowsThatWereLocked_CountOnlyIfTheLaneWasToBeTold(t *testing.T) {
+	for _, c := range []struct {
+		fanout  int
+		settled bool
+		want    int64
+	}{{2, true, 0}, {0, false, 0}, {0, true, 1}} {
+		l := testLane()
+		now := time.Now()
+		l.now = func() time.Time { return now }
+		l.fanout, l.settled, l.settler = c.fanout, c.settled, &settler{bell: newBell()}
+		l.endLook(l.beginLook(session{epoch: 1}), report{now: now, earliest: now}, nil, 1)
+		now = now.Add(maxRetryInterval)
+		l.fire(nil)
+		require.Len(t, l.tokens, 1)
+		tok := l.tokens[0]
+		l.tokens = nil
+		l.endLook(l.beginLook(session{epoch: 1}), report{found: 1, now: now}, &tok, 1)
+		now = now.Add(announceGrace + 1)
+		l.audit()
+		require.Equal(t, c.want, l.stats.unannounced[WakeScout].Load(), "%+v", c)
+	}
+}

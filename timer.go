@@ -18,18 +18,13 @@ const maxRetryInterval = 100 * time.Millisecond
 
 type timer struct {
 	e    *engine
-	poke chan struct{} // an instant moved up
+	bell bell // an instant moved up
 }
 
-func newTimer(e *engine) *timer { return &timer{e: e, poke: make(chan struct{}, 1)} }
+func newTimer(e *engine) *timer { return &timer{e: e, bell: newBell()} }
 
 // moved wakes the goroutine to see an instant that is earlier than the one it sleeps for. It never blocks.
-func (t *timer) moved() {
-	select {
-	case t.poke <- struct{}{}:
-	default:
-	}
-}
+func (t *timer) moved() { t.bell.ring() }
 
 func (t *timer) run(ctx context.Context) {
 	sleep := time.NewTimer(0)
@@ -38,7 +33,7 @@ func (t *timer) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-t.poke:
+		case <-t.bell:
 		case <-sleep.C:
 		}
 		t.e.inject("timer")
@@ -114,7 +109,8 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 		l.bounce()
 	}
 	if retry {
-		l.emit(token{reason: WakeScout, sole: l.retrySole})
+		// Of what it may find besides those rows, others were told, or nobody yet.
+		l.emit(token{reason: WakeScout, sole: l.retrySole, silent: l.fanout > 0 || !l.settled})
 	}
 	l.mu.Unlock()
 

@@ -37,7 +37,7 @@ import (
 
 type waits struct {
 	e    *engine
-	wake chan struct{}
+	bell bell
 	done chan struct{} // closed by close
 
 	// look asks the database; tests replace it.
@@ -83,7 +83,7 @@ type verdict struct {
 }
 
 func newWaits(e *engine) *waits {
-	w := &waits{e: e, wake: make(chan struct{}, 1), done: make(chan struct{}),
+	w := &waits{e: e, bell: newBell(), done: make(chan struct{}),
 		byHash: make(map[uint64]map[*waiting]struct{}), due: make(map[*waiting]struct{})}
 	w.look = w.ask
 	return w
@@ -135,7 +135,7 @@ func (w *waits) enter(q question) (*waiting, error) {
 	w.byHash[x.hash][x] = struct{}{}
 	w.count++
 	w.due[x] = struct{}{} // invariant (1)
-	w.again()
+	w.bell.ring()
 	w.e.stir()
 	return x, nil
 }
@@ -197,7 +197,7 @@ func (w *waits) lookAt(hash uint64) {
 		w.due[x] = struct{}{}
 	}
 	if len(w.byHash[hash]) > 0 {
-		w.again()
+		w.bell.ring()
 		w.e.stir()
 	}
 }
@@ -211,15 +211,7 @@ func (w *waits) lookAtAll() {
 			w.due[x] = struct{}{}
 		}
 	}
-	w.again()
-}
-
-// again has the goroutine see what there is to do. It never blocks.
-func (w *waits) again() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	w.bell.ring()
 }
 
 // run looks whenever somebody is due.
@@ -233,7 +225,7 @@ func (w *waits) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.wake:
+		case <-w.bell:
 		case <-poll.C:
 		}
 		w.e.inject("waits")
@@ -250,7 +242,7 @@ func (w *waits) run(ctx context.Context) {
 			return
 		default:
 			pause = min(2*pause, lastRetry)
-			w.again()
+			w.bell.ring()
 		}
 		if all {
 			polled = time.Now()

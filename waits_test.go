@@ -292,7 +292,7 @@ func TestWaits_ListeningAgain_PollingEnds(t *testing.T) {
 		out := waitFor(ctx, w, "i")
 		synctest.Wait()
 		w.e.listener.current.Store(nil)
-		w.again()
+		w.bell.ring()
 		before := f.count()
 		time.Sleep(time.Second)
 		require.InDelta(t, 10, f.count()-before, 1)

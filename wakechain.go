@@ -61,7 +61,7 @@ const (
 	WakeLocal                       // an enqueue or a release by this Provider itself
 	WakeReconnect                   // the LISTEN connection is up (again)
 	WakeFallback                    // the periodic statement found something due
-	WakeScout                       // a poll: ModePolling, trouble, rows that others had locked, or a producer that stays open
+	WakeScout                       // a poll: ModePolling, trouble, hibernation, rows that others had locked, or a producer that stays open
 	WakeSettle                      // producers that may have been silent have ended
 
 	wakeReasons = 9
@@ -372,8 +372,7 @@ type report struct {
 func (r *report) more() bool { return !r.earliest.IsZero() && !r.earliest.After(r.now) }
 
 // endLook takes the answer of a query into account. listening is the epoch of the LISTEN connection now.
-// It returns whether the query was contended: it found nothing, yet a plain read sees due rows.
-func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended bool) {
+func (l *lane) endLook(k look, r report, by *token, listening uint64) {
 	// Several releases may have left one look to make, and each of them a due item.
 	sole := by != nil && by.sole || !k.call.IsZero()
 	l.mu.Lock()
@@ -400,14 +399,13 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 		l.answers++
 		l.left++
 		l.empty = false
-		if r.found == 0 {
+		if r.found == 0 { // contended: a plain read sees due rows
 			l.retryStep = max(min(2*l.retryStep, maxRetryInterval), firstScoutInterval)
 			l.retryAt = l.now().Add(l.retryStep)
 			l.retrySole = l.retrySole || sole
 			l.moved()
-			return true
 		}
-		return false
+		return
 	}
 
 	// Nothing is left that this query could have seen: it has paid for every token made before it began.
@@ -423,7 +421,6 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) (contended
 		missed := k.session.epoch != listening || listening != 0 && !(k.settled && l.disarms == k.disarms)
 		l.empty = l.empty || l.signals == k.signals && !missed
 	}
-	return false
 }
 
 // learn takes over the earliest instant that an answer reports. If another answer came in since its query began,

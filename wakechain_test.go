@@ -71,7 +71,7 @@ func newSimulation(t *testing.T, seed uint64, c *Config) *simulation {
 }
 
 // waitForProducers is the function of that name: while it waits nobody gets K.
-func (s *simulation) waitForProducers(ctx context.Context, _ *settler) error {
+func (s *simulation) waitForProducers(ctx context.Context) error {
 	s.pause(time.Millisecond)
 	if s.random(50) == 0 {
 		return errors.New("connection reset")
@@ -451,7 +451,8 @@ func TestLane_AnswerThatAnotherOvertook_ReplacesNothing(t *testing.T) {
 	require.Equal(t, now.Add(time.Minute), l.earliest)
 
 	slow, quick = l.beginLook(session{epoch: 1}), l.beginLook(session{epoch: 1})
-	require.True(t, l.endLook(quick, report{now: now, earliest: now.Add(-time.Second)}, nil, 1))
+	l.endLook(quick, report{now: now, earliest: now.Add(-time.Second)}, nil, 1)
+	require.False(t, l.retryAt.IsZero())
 	l.endLook(slow, report{now: now}, nil, 1)
 	require.False(t, l.retryAt.IsZero(), "rows that somebody had locked are still to be looked at")
 	require.False(t, l.isEmpty(true, 0))
@@ -529,7 +530,8 @@ func TestLane_RowsLockedByOthers_AreLookedAtAgain(t *testing.T) {
 	due := report{now: time.Now(), earliest: time.Now().Add(-time.Second)}
 	var last time.Duration
 	for _, want := range []time.Duration{5, 10, 20, 40, 80, 100, 100} {
-		require.True(t, l.endLook(l.beginLook(session{epoch: 1}), due, nil, 1))
+		l.endLook(l.beginLook(session{epoch: 1}), due, nil, 1)
+		require.False(t, l.retryAt.IsZero())
 		last = l.retryStep
 		require.Equal(t, want*time.Millisecond, last)
 		require.False(t, l.isEmpty(true, time.Hour))

@@ -30,6 +30,46 @@ func TestFetchWorkItem_SamePriority_FirstInFirstOut(t *testing.T) {
 	n.requireNoWork(t)
 }
 
+// fetch_work picks by itself what nearly all fetches ask for; pick_work does it for poison, and otherwise for filters.
+func TestFetchWorkItems_EachWayToPick_HasTheSameOrder(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	at := time.Now().Add(-time.Hour).Truncate(time.Second)
+	var items []pgwake.WorkEnqueue
+	for i := range 60 { // in each order, with ties
+		items = append(items, pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: strconv.Itoa(i)},
+			EnqueueOptions: pgwake.EnqueueOptions{Priority: i * 7 % 10, At: at.Add(time.Duration(i*11%4) * time.Second)}})
+	}
+	items = append(items,
+		pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: "tagged", Tag: "x"}, EnqueueOptions: pgwake.EnqueueOptions{At: at}},
+		pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: "of a session", Session: "s"}, EnqueueOptions: pgwake.EnqueueOptions{At: at}},
+		pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: "later"}, EnqueueOptions: pgwake.EnqueueOptions{Delay: time.Hour}})
+	for name, o := range map[string]pgwake.FetchOptions{
+		"without a filter":         {},
+		"with a limit of attempts": {MaxAttempts: 100},
+		"with a namespace":         {Namespaces: []string{pgwake.DefaultNamespace}},
+	} {
+		n.exec(t, `TRUNCATE worker_queue RESTART IDENTITY`)
+		_, err := n.EnqueueForWorkerMany(tctx, items)
+		require.NoError(t, err)
+		hold := n.begin(t)
+		_, err = hold.Exec(tctx, `SELECT FROM worker_queue WHERE id % 7 = 3 FOR UPDATE`)
+		require.NoError(t, err)
+		want := query[string](t, n, `SELECT name FROM worker_queue WHERE id % 7 <> 3 AND id <= 60 ORDER BY priority DESC, visible_at, id`)
+		var got []string
+		for o.LockTimeout, o.NoWait = lease, true; ; {
+			batch, err := n.FetchWorkItems(tctx, 4, &o)
+			if errors.Is(err, pgwake.ErrNoWork) {
+				break
+			}
+			require.NoError(t, err)
+			got = append(got, namesOf(batch)...)
+		}
+		require.Equal(t, want, got, name)
+		require.NoError(t, hold.Rollback(tctx))
+	}
+}
+
 func TestFetchWorkItem_Priorities_HighestFirst(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -32,10 +32,13 @@ var plants = map[string]func(*workload){
 	"connection": func(w *workload) {
 		for n := 0; n < 100 && nap(w.alive, 100*time.Millisecond); n++ { // the server does not admit many more
 			w.loops.Go(func() {
-				if conn, err := pgx.Connect(w.alive, w.ListenURL); err == nil {
-					<-w.alive.Done()
-					conn.Close(context.Background())
+				conn, err := pgx.Connect(w.alive, w.ListenURL)
+				if err != nil {
+					w.notPlanted(err)
+					return
 				}
+				<-w.alive.Done()
+				conn.Close(context.Background())
 			})
 		}
 	},
@@ -44,6 +47,7 @@ var plants = map[string]func(*workload){
 		const node = -1
 		conn, err := pgx.Connect(w.alive, w.ListenURL)
 		if err != nil {
+			w.notPlanted(err)
 			return
 		}
 		defer conn.Close(context.Background())
@@ -52,6 +56,7 @@ var plants = map[string]func(*workload){
 			_, err = conn.Exec(w.alive, `INSERT INTO pgwake.waiters (node, lane, listener, queue, armed, number, namespace, fanout, places)
 				VALUES ($1, $2, $1, 'worker', false, 0, '*', 1, 1)`, node, lane)
 		}
+		w.notPlanted(err)
 	},
 	"lost": planted(`DELETE FROM pgwake.worker_queue WHERE id = (SELECT id FROM pgwake.worker_queue
 		WHERE attempt_count = 0 AND visible_at > now() AND instance_id IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED)`, 500*time.Millisecond),
@@ -84,8 +89,16 @@ var plants = map[string]func(*workload){
 func planted(statement string, every time.Duration) func(*workload) {
 	return func(w *workload) {
 		for nap(w.loud, every) {
-			_, _ = w.pool.Exec(w.alive, statement)
+			_, err := w.pool.Exec(w.alive, statement)
+			w.notPlanted(err)
 		}
+	}
+}
+
+// notPlanted complains, unless all is well or at its end: what was not planted cannot be found.
+func (w *workload) notPlanted(err error) {
+	if err != nil && w.alive.Err() == nil {
+		w.ledger.write(wrong, entry{Err: fmt.Sprintf("plant a defect: %v", err)})
 	}
 }
 

@@ -313,11 +313,14 @@ func (v *vitals) sum(of vitals) {
 	v.Opened += of.Opened
 }
 
-// wrong is which counters should be 0 and are not. What a scout finds is no sign of a defect here: while a producer
-// holds its transaction open, scouts look for what others add in silence meanwhile.
+// wrong is which counters should be 0 and are not. Scouts that look for what a producer adds in silence count nothing, and
+// nothing else is to make these nodes poll.
 func (v *vitals) wrong() (violations []string) {
 	if v.FallbackFinds > 0 {
 		violations = append(violations, fmt.Sprintf("%d unannounced finds of fallbacks", v.FallbackFinds))
+	}
+	if v.ScoutFinds > 0 {
+		violations = append(violations, fmt.Sprintf("%d unannounced finds of scouts", v.ScoutFinds))
 	}
 	if v.Panics > 0 {
 		violations = append(violations, fmt.Sprintf("%d panics of the engine", v.Panics))

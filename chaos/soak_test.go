@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -62,12 +63,12 @@ func TestSoak_Planted_IsFound(t *testing.T) {
 }
 
 func TestVitals_Wrong_SaysWhich(t *testing.T) {
-	sound := vitals{Items: 1, Looks: 1, Fallbacks: 1, ScoutFinds: 1, Reconnects: 1, Opened: 1}
+	sound := vitals{Items: 1, Looks: 1, Fallbacks: 1, Reconnects: 1, Opened: 1}
 	assert.Empty(t, sound.wrong())
 	var all vitals
 	all.sum(vitals{FallbackFinds: 1})
-	all.sum(vitals{FallbackFinds: 1, Panics: 3})
-	assert.Equal(t, []string{"2 unannounced finds of fallbacks", "3 panics of the engine"}, all.wrong())
+	all.sum(vitals{FallbackFinds: 1, ScoutFinds: 4, Panics: 3})
+	assert.Equal(t, []string{"2 unannounced finds of fallbacks", "4 unannounced finds of scouts", "3 panics of the engine"}, all.wrong())
 }
 
 func TestPlantsOf_Unknown_IsAnError(t *testing.T) {
@@ -79,4 +80,22 @@ func TestPlantsOf_Unknown_IsAnError(t *testing.T) {
 	assert.Empty(t, none)
 	_, err = plantsOf("gremlin")
 	assert.ErrorContains(t, err, "gremlin")
+}
+
+func TestNotPlanted_ErrorBeforeTheEnd_IsAViolation(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger")
+	ledger, err := openLedger(path)
+	require.NoError(t, err)
+	defer ledger.file.Close()
+	w := &workload{ledger: ledger}
+	w.alive, w.die = context.WithCancel(t.Context())
+	w.notPlanted(nil)
+	w.notPlanted(errors.New("no room"))
+	w.die()
+	w.notPlanted(context.Canceled)
+	said, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Equal(t, 1, strings.Count(string(said), "\n"), string(said))
+	assert.Contains(t, string(said), wrong)
+	assert.Contains(t, string(said), "no room")
 }

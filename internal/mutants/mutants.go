@@ -129,7 +129,7 @@ var mutants = []mutant{
 	{
 		name:    "12 settling does not wait for producers",
 		file:    "settle.go",
-		patches: []patch{{"		if err := s.wait(ctx, s); err != nil {\n", "		if err := ctx.Err(); err != nil {\n"}},
+		patches: []patch{{"		if err := s.wait(ctx); err != nil {\n", "		if err := ctx.Err(); err != nil {\n"}},
 		pkg:     root, test: settling,
 	},
 	{
