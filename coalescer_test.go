@@ -14,7 +14,7 @@ import (
 func TestCoalescer_ManyEnqueuesAtOnce_AreTheFewestNotifications(t *testing.T) {
 	p := testProvider(t, Config{CoalesceInterval: 300 * time.Millisecond})
 	ear := plain(t, p.cfg.Schema)
-	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	listenTo(t, ear, p, Worker)
 	somebodyWaits(t, ear)
 	began := time.Now()
 	var producers sync.WaitGroup
@@ -54,7 +54,7 @@ func TestNote_Merge_SaysAtLeastWhatBothSay(t *testing.T) {
 func TestCoalescer_NotListening_TellsByThePool(t *testing.T) {
 	p := testProvider(t, Config{Mode: ModePolling})
 	ear := plain(t, p.cfg.Schema)
-	mustExec(t, ear, "LISTEN "+channelOf(t, p, Orchestrator))
+	listenTo(t, ear, p, Orchestrator)
 	somebodyWaits(t, ear)
 	p.engine.coalescer.tell(Orchestrator, note{due: 1, namespace: "red"})
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
@@ -68,7 +68,7 @@ func TestCoalescer_NotListening_TellsByThePool(t *testing.T) {
 func TestCoalescer_NodeJoinsWithNewsPending_BothAreHeard(t *testing.T) {
 	p := testProvider(t, Config{Mode: ModePolling})
 	ear := plain(t, p.cfg.Schema)
-	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	listenTo(t, ear, p, Worker)
 	somebodyWaits(t, ear)
 	c := p.engine.coalescer
 	c.turn <- struct{}{} // as if something were being sent
@@ -100,7 +100,7 @@ func TestCoalescer_PanicWhileItSpeaks_SaysItAfterwards(t *testing.T) {
 		}
 	}})
 	ear := plain(t, p.cfg.Schema)
-	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	listenTo(t, ear, p, Worker)
 	somebodyWaits(t, ear)
 	p.engine.coalescer.tell(Worker, note{due: 1, namespace: "red"})
 	ctx, cancel := context.WithTimeout(t.Context(), patient)

@@ -17,7 +17,7 @@ func TestParseNote_WhatTheServerWrites_IsUnderstood(t *testing.T) {
 	p := testProvider(t, Config{})
 	conn := plain(t, p.cfg.Schema)
 	ear := plain(t, p.cfg.Schema)
-	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	listenTo(t, ear, p, Worker)
 	at := time.Date(2031, 5, 6, 7, 8, 9, 123456000, time.UTC)
 	for _, c := range []struct {
 		next      *time.Time
@@ -41,6 +41,15 @@ func TestParseNote_WhatTheServerWrites_IsUnderstood(t *testing.T) {
 func channelOf(t *testing.T, p *Provider, q Queue) (channel string) {
 	t.Helper()
 	require.NoError(t, plain(t, p.cfg.Schema).QueryRow(t.Context(), `SELECT channel($1)`, q.String()).Scan(&channel))
+	return channel
+}
+
+// listenTo has ear listen to what all nodes are told, after the greeting of this one.
+func listenTo(t *testing.T, ear *pgx.Conn, p *Provider, q Queue) (channel string) {
+	t.Helper()
+	require.NoError(t, p.engine.coalescer.flush(t.Context()))
+	channel = channelOf(t, p, q)
+	mustExec(t, ear, "LISTEN "+channel)
 	return channel
 }
 
@@ -92,7 +101,7 @@ func TestListener_BackendKilledUnderLoad_LosesNothingAndListensAgain(t *testing.
 func TestClose_VerbHasCommittedAndNotTold_WaitsForIt(t *testing.T) {
 	p := testProvider(t, Config{})
 	ear := plain(t, p.cfg.Schema)
-	mustExec(t, ear, "LISTEN "+channelOf(t, p, Worker))
+	listenTo(t, ear, p, Worker)
 	somebodyWaits(t, ear)
 	committed := make(chan struct{})
 	var verb sync.WaitGroup

@@ -183,8 +183,7 @@ func TestSource004_NotifyEmittedOnWorkerInsert(t *testing.T) {
 func testNotifyEmitted(t *testing.T, q eitherQueue) {
 	p := testProvider(t, Config{Notify: NotifyBroadcast})
 	producer, ear := plain(t, p.cfg.Schema), plain(t, p.cfg.Schema)
-	wanted := channelOf(t, p, q.Queue)
-	mustExec(t, ear, "LISTEN "+wanted)
+	wanted := listenTo(t, ear, p, q.Queue)
 	for name, produce := range map[string]func(){
 		"a bare INSERT": func() { q.insert(t, producer, 0) },
 		"the library":   func() { q.add(t, p, nil) },
@@ -207,7 +206,7 @@ func TestSource004_NotifyPayloadContainsVisibleAt(t *testing.T) {
 	p := testProvider(t, Config{Notify: NotifyBroadcast})
 	producer, ear := plain(t, p.cfg.Schema), plain(t, p.cfg.Schema)
 	onBothQueues(t, func(t *testing.T, q eitherQueue) {
-		mustExec(t, ear, "LISTEN "+channelOf(t, p, q.Queue))
+		listenTo(t, ear, p, q.Queue)
 		fireAt := time.Now().Add(time.Minute).Truncate(time.Microsecond)
 		for name, produce := range map[string]func() time.Time{
 			"a bare INSERT": func() time.Time { _, due := q.insert(t, producer, time.Minute); return due },
