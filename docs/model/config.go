@@ -75,6 +75,9 @@ type Config struct {
 	// state that makes none: to see that.
 	Split bool
 
+	// Whole explores what comes after the last item like all the rest, and not node by node: see barren.go.
+	Whole bool
+
 	Without Rule
 }
 

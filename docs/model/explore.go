@@ -26,6 +26,7 @@ func (f Fault) String() string {
 // Result is what an exploration found.
 type Result struct {
 	States int
+	Parts  int // so many of the states are those of one node alone: see barren.go
 	Steps  int
 	Depth  int
 	Fault  Fault
@@ -41,21 +42,39 @@ var ErrTooLarge = errors.New("too many states")
 func Explore(cfg Config, limit int) (Result, error) {
 	m := newMachine(cfg)
 	x := &explorer{m: m, codec: newCodec(m), limit: limit}
-	x.space = newSpace(x.codec.words)
-	return x.run()
+	x.space, x.remains = newSpace(x.codec.words), newRemains(m, x.codec, &x.result)
+	r, err := x.run()
+	if errors.Is(err, errPerhapsEndless) {
+		cfg.Whole = true
+		return Explore(cfg, limit)
+	}
+	return r, err
 }
 
+// errPerhapsEndless: what comes after the last item may go on for ever. Only a search of the whole tells.
+var errPerhapsEndless = errors.New("perhaps endless")
+
 type explorer struct {
-	m      *machine
-	codec  *codec
-	space  *space
-	limit  int
-	result Result
+	m       *machine
+	codec   *codec
+	space   *space
+	remains *remains
+	limit   int
+	result  Result
+
+	// Where the owed steps of each state lead, one after the other, and where those of a state end; nil: they are too many,
+	// and have to be taken once more.
+	next []uint32
+	ends []int
 }
+
+// maxNext is how many numbers of states are kept in order not to take owed steps twice.
+const maxNext = 1 << 26
 
 func (x *explorer) run() (Result, error) {
 	start := x.m.initial()
 	x.space.add(x.codec.encode(&start), 0)
+	x.ends = []int{0}
 	depth, levelEnd := 0, 1
 	for at := 0; at < x.space.len(); at++ {
 		if at == levelEnd {
@@ -68,7 +87,18 @@ func (x *explorer) run() (Result, error) {
 			owed = owed || t.owed
 			x.result.Steps++
 			x.result.Taken[t.what]++
-			x.space.add(x.codec.encode(&t.after), at)
+			if x.remains.add(&t.after) {
+				continue
+			}
+			if number := x.space.add(x.codec.encode(&t.after), at); t.owed && x.ends != nil {
+				x.next = append(x.next, uint32(number))
+			}
+		}
+		if x.ends != nil {
+			x.ends = append(x.ends, len(x.next))
+		}
+		if len(x.next) > maxNext {
+			x.next, x.ends = nil, nil
 		}
 		if !owed && x.m.stranded(&s) {
 			return x.fail(Stranded, x.path(at), depth), nil
@@ -78,10 +108,18 @@ func (x *explorer) run() (Result, error) {
 			return x.result, ErrTooLarge
 		}
 	}
-	x.result.States, x.result.Depth = x.space.len(), depth
-	if cycle := x.cycle(); cycle != nil {
-		return x.fail(Endless, append(x.path(cycle[0]), cycle[1:]...), depth), nil
+	if states := cycle(x.space.len(), x.owed); states != nil {
+		path := x.path(int(states[0]))
+		for _, at := range states[1:] {
+			path = append(path, int(at))
+		}
+		return x.fail(Endless, path, depth), nil
 	}
+	if x.remains.endlessly() {
+		return Result{}, errPerhapsEndless
+	}
+	x.result.Parts = x.remains.space.len()
+	x.result.States, x.result.Depth = x.space.len()+x.result.Parts, depth
 	return x.result, nil
 }
 
@@ -95,6 +133,7 @@ func Sketch(cfg Config, slots int, progress func(Result)) (Result, error) {
 	start := m.initial()
 	seen.add(c.encode(&start))
 	var r Result
+	rest := newRemains(m, c, &r)
 	for len(seen.next) > 0 {
 		level := seen.next
 		seen.next = nil
@@ -108,7 +147,9 @@ func Sketch(cfg Config, slots int, progress func(Result)) (Result, error) {
 				owed = owed || t.owed
 				r.Steps++
 				r.Taken[t.what]++
-				seen.add(c.encode(&t.after))
+				if !rest.add(&t.after) {
+					seen.add(c.encode(&t.after))
+				}
 			}
 			if !owed && m.stranded(&s) {
 				r.States, r.Fault, r.Trace = seen.count, Stranded, []string{m.summary(&s)}
@@ -124,6 +165,11 @@ func Sketch(cfg Config, slots int, progress func(Result)) (Result, error) {
 			return r, ErrTooLarge
 		}
 	}
+	if rest.endlessly() {
+		return r, errPerhapsEndless
+	}
+	r.Parts = rest.space.len()
+	r.States += r.Parts
 	return r, nil
 }
 
@@ -159,28 +205,28 @@ func (x *explorer) path(at int) (path []int) {
 	return path
 }
 
-// cycle looks for states that lead to one another by owed steps alone, depth first. It returns them, the first also as
-// the last; nil: there are none.
-func (x *explorer) cycle() []int {
+// cycle looks for states, of the numbers below n, that lead to one another by owed steps alone, depth first. It returns
+// them, the first also as the last; nil: there are none.
+func cycle(n int, owed func(at int) []uint32) []uint32 {
 	type frame struct {
-		at   int
-		next []int
+		at   uint32
+		next []uint32
 	}
 	const (
 		open   = 1
 		closed = 2
 	)
-	color := make([]uint8, x.space.len())
+	color := make([]uint8, n)
 	var stack []frame
-	push := func(at int) {
+	push := func(at uint32) {
 		color[at] = open
-		stack = append(stack, frame{at, x.owed(at)})
+		stack = append(stack, frame{at, owed(int(at))})
 	}
 	for root := range color {
 		if color[root] != 0 {
 			continue
 		}
-		for push(root); len(stack) > 0; {
+		for push(uint32(root)); len(stack) > 0; {
 			top := &stack[len(stack)-1]
 			if len(top.next) == 0 {
 				color[top.at] = closed
@@ -193,25 +239,28 @@ func (x *explorer) cycle() []int {
 			case 0:
 				push(next)
 			case open:
-				var cycle []int
+				var states []uint32
 				for _, f := range stack {
-					if f.at == next || cycle != nil {
-						cycle = append(cycle, f.at)
+					if f.at == next || states != nil {
+						states = append(states, f.at)
 					}
 				}
-				return append(cycle, next)
+				return append(states, next)
 			}
 		}
 	}
 	return nil
 }
 
-// owed returns the states that an owed step leads to.
-func (x *explorer) owed(at int) (next []int) {
+// owed returns the states that an owed step leads to. What is barren leads to nothing but what is.
+func (x *explorer) owed(at int) (next []uint32) {
+	if x.ends != nil {
+		return x.next[x.ends[at]:x.ends[at+1]]
+	}
 	s := x.codec.decode(x.space.at(at))
 	for i := range x.m.successors(&s) {
-		if t := &x.m.steps[i]; t.owed {
-			next = append(next, x.space.find(x.codec.encode(&t.after)))
+		if t := &x.m.steps[i]; t.owed && !x.remains.takes(&t.after) {
+			next = append(next, uint32(x.space.find(x.codec.encode(&t.after))))
 		}
 	}
 	return next
