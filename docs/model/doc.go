@@ -32,10 +32,10 @@
 // The model shows this for the sizes that are explored. That it holds beyond is not proved, but no rule counts
 // nodes, dispatchers or producers.
 //
-// # What comes after the last item
+// # Once nothing can be stranded
 //
-// Once all producers have ended, and nothing is due, nothing can be stranded any more, and (2) is shown for each node by
-// itself: barren.go says why that is enough, and Config.Whole does without.
+// Once all producers have ended, and somebody is on the way for each item that is due, nothing can be stranded any more,
+// and (2) is shown for each node by itself: covered.go says why that is enough, and Config.Whole does without.
 //
 // # Order
 //

@@ -26,7 +26,7 @@ func (f Fault) String() string {
 // Result is what an exploration found.
 type Result struct {
 	States int
-	Parts  int // so many of the states are those of one node alone: see barren.go
+	Parts  int // so many of the states are those of one node alone: see covered.go
 	Steps  int
 	Depth  int
 	Fault  Fault
@@ -51,7 +51,7 @@ func Explore(cfg Config, limit int) (Result, error) {
 	return r, err
 }
 
-// errPerhapsEndless: what comes after the last item may go on for ever. Only a search of the whole tells.
+// errPerhapsEndless: what comes once nothing can be stranded may go on for ever. Only a search of the whole tells.
 var errPerhapsEndless = errors.New("perhaps endless")
 
 type explorer struct {
@@ -252,7 +252,7 @@ func cycle(n int, owed func(at int) []uint32) []uint32 {
 	return nil
 }
 
-// owed returns the states that an owed step leads to. What is barren leads to nothing but what is.
+// owed returns the states that an owed step leads to. What is covered leads to nothing but what is.
 func (x *explorer) owed(at int) (next []uint32) {
 	if x.ends != nil {
 		return x.next[x.ends[at]:x.ends[at+1]]

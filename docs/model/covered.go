@@ -1,50 +1,92 @@
 package model
 
-// This file answers: what need not be told apart once nothing is due, and nothing ever will be?
+// This file answers: what need not be told apart once nothing can be stranded any more?
 //
-// Such a state is barren: all producers have ended, nothing is due, and nothing can fail or leave, so what is claimed
-// stays claimed. That is most of all states: whatever order of steps was explored, its remains end here in every order
-// again. Whatever follows is barren too, and strands nothing. What is left to show is that owed steps lead in no
-// circle (property 2). It is shown node by node, which makes a sum of what is a product otherwise.
+// A state is covered if all producers have ended, nothing can fail or leave, and for each item that is due there is
+// somebody on the way: a dispatcher whose claim is to come, or one that will begin another fetch for a token or a
+// notification that is there already. Nothing due is the usual case. What follows is covered too: a claim that finds an
+// item is one dispatcher less for one item less, one that comes for all tags that are due finds one, and nothing takes a
+// token from those who are to look again. And where an item is due, a step is owed, of those who are on the way. So in no
+// quiet state after it is an item due (property 1).
 //
-// The part of a node (part) is what it knows, what its dispatchers do, and which tags others have locked. Notifications
-// under way are left out: in a part one of any kind may arrive at any time. So are the rows of others: in a part they
-// may be armed or not, as is convenient. Then the steps of one node are steps of its part, and those of others leave it
-// as it is, but for the locks, which may go at any time. So the parts that are explored are more than those that exist.
+// That is most of all states: whatever order of steps was explored, its remains end here in every order again. What is
+// left to show is that owed steps lead in no circle (property 2). It is shown node by node, which makes a sum of what is a
+// product otherwise.
 //
-// Let C be a circle of owed steps between barren states. weight is a number that no owed step of a part makes greater,
-// that of what it sends included, and that gets smaller whenever a notification arrives, a claim is reported or committed, and
-// at each step of a bounce. So C has none of these steps. But nothing else of a node is seen by another: what is armed is
-// read by bounces alone (expand compares), what is locked is constant in C, and nobody sends. So the steps in C of one
-// node alone are a circle of its part, with the same locks, all of them owed. If no part has such a circle, C does not
-// exist.
+// The part of a node (part) is what it knows, what its dispatchers do, what is due, and which tags others have locked.
+// Notifications under way are left out: in a part one of any kind may arrive at any time. So are the rows of others: in a
+// part they may be armed or not, as is convenient. Then the steps of one node are steps of its part, and those of others
+// leave it as it is, but that they may claim, and end a claim, at any time. So the parts that are explored are more
+// than those that exist.
+//
+// Let C be a circle of owed steps between covered states. weight is a number that no owed step of a part makes greater,
+// that of what it sends included, and that gets smaller whenever a notification arrives, something is claimed, reported
+// or committed, and at each step of a bounce. So C has none of these steps. But nothing else of a node is seen by
+// another: what is armed is read by bounces alone (partSteps compares), what is due and what is locked is constant in C,
+// and nobody sends. So the steps in C of one node alone are a circle of its part, with the same items due, and the same
+// locks, all of them owed. If no part has such a circle, C does not exist.
 //
 // That weight is as it says, and that no part has a circle, is looked at in each exploration, for each step of each
 // part; and if it is not so, every state is explored after all (Config.Whole). So what remains to be believed is
-// that parts have all steps. TestBarren_FullSearch_IsMadeOfParts compares.
+// that covered is as it says, and that parts have all steps: TestCovered_FullSearch_IsMadeOfParts compares.
 
 import "math/bits"
 
-// neverBarren reports whether the configuration is explored as a whole. Where a claim can be undone, or a node comes or
+// neverCovered reports whether the configuration is explored as a whole. Where a claim can be undone, or a node comes or
 // goes, something may be due again, or a node is more than its part; and a node alone is not less than itself.
-func (c *Config) neverBarren() bool {
+func (c *Config) neverCovered() bool {
 	return c.Whole || c.Split || len(c.Nodes) == 1 || c.Faults+c.Leaves+c.Deaths+c.Losses+c.Joins+c.Lapses > 0
 }
 
-// barren reports whether nothing is due, nor will be.
-func (m *machine) barren(s *state) bool {
-	if s.due != [tagCount]uint8{} {
-		return false
-	}
+// covered reports whether all producers have ended, and as many are on the way as items are due.
+func (m *machine) covered(s *state) bool {
 	for p := range m.cfg.Producers {
 		if s.producers[p].phase != ended {
 			return false
 		}
 	}
-	return true
+	items := uint8(0)
+	var due Tags
+	for t := range tagCount {
+		if s.due[t] > 0 {
+			items += s.due[t]
+			due |= 1 << t
+		}
+	}
+	if items == 0 {
+		return true
+	}
+	for l := range m.lanes {
+		if due&^m.takes[l] == 0 {
+			items -= min(items, m.onTheWay(s, l))
+		}
+	}
+	return items == 0
 }
 
-// part returns what a barren state is to a node. All others have left; one dispatcher of theirs stays for each tag
+// onTheWay returns how many dispatchers of a lane are bound to claim: at least so many.
+func (m *machine) onTheWay(s *state, l int) (n uint8) {
+	lane := &s.lanes[l]
+	called := lane.directed+lane.handed+lane.broadcast > 0
+	for d := m.first[l]; d < m.first[l+1]; d++ {
+		switch self := &s.dispatchers[d]; {
+		case self.phase == begunFetch:
+			n++
+		case m.cfg.TimeOuts: // who is parked may go
+		case self.phase == foundNone, self.phase == answered && self.answer != found:
+			// Alone in its lane, it takes what it leaves behind, once it parks.
+			if m.first[l+1]-m.first[l] == 1 && (called || self.newer > 0 && lane.tokens[0] != noToken && m.keeps(BounceAfterFetch)) {
+				n++
+			}
+		}
+	}
+	if m.parked(s, l) >= 0 && !m.cfg.TimeOuts && (called || lane.tokens[0] != noToken) {
+		n++ // the first
+	}
+	return n
+}
+
+// part returns what a covered state is to a node. All others have left; one dispatcher of theirs stays for each tag
 // that they have locked. Whom of them a bounce tells does not matter: how many, does.
 func (m *machine) part(s *state, n int) state {
 	part := *s
@@ -83,8 +125,8 @@ func lowest(set laneSet, n int) (low laneSet) {
 	return low
 }
 
-// weight is what a barren state, or a part, has left to do, as far as others may see it. What is claimed counts most, since
-// its commit is the only step that may let others look again. A sole token counts more than all that a bounce makes of
+// weight is what a covered state, or a part, has left to do, as far as others may see it. What is due and what is claimed
+// counts most, since nothing else may let others look again. A sole token counts more than all that a bounce makes of
 // it, and less than what it may come from.
 func (m *machine) weight(s *state) (w int) {
 	for d := range m.first[m.lanes] {
@@ -94,6 +136,9 @@ func (m *machine) weight(s *state) (w int) {
 		case reported:
 			w += weightOfLock
 		}
+	}
+	for t := range tagCount {
+		w += int(s.due[t]) * 3 * weightOfLock
 	}
 	locked := m.lockedTags(s, -1)
 	for l := range m.lanes {
@@ -110,7 +155,7 @@ func (m *machine) weight(s *state) (w int) {
 		if lane.unused {
 			w++
 		}
-		w += m.weightOfScout(s, l, locked&m.takes[l] != 0)
+		w += m.weightOfScout(s, l, locked&m.takes[l] != 0 && m.freeTags(s, l) == 0)
 	}
 	return w
 }
@@ -121,7 +166,7 @@ const (
 	weightOfLock   = 10_000
 )
 
-// weightOfScout is that of a lane which met locked rows, and of those who will say that it has. While the rows are
+// weightOfScout is that of a lane which met locked rows, and of those who will say that it has. While all it could have is
 // locked, only the scout of a lane where nobody is has anything to do; and somebody who is there, stays.
 func (m *machine) weightOfScout(s *state, l int, locked bool) (w int) {
 	switch lane := &s.lanes[l]; {
@@ -196,7 +241,7 @@ func (m *machine) partSteps(part *state) (steps []partStep, proved bool) {
 	return m.partSurprises(&s, n, steps, proved)
 }
 
-// partSurprises adds what others may do to a part: send it something, and end their claims.
+// partSurprises adds what others may do to a part: send it something, claim, and end their claims.
 func (m *machine) partSurprises(s *state, n int, steps []partStep, proved bool) ([]partStep, bool) {
 	arrives := func(x *state) {
 		for i := range m.steps {
@@ -222,6 +267,19 @@ func (m *machine) partSurprises(s *state, n int, steps []partStep, proved bool) 
 			arrives(&x)
 		}
 	})
+	for t := range tagCount {
+		for d := range m.first[m.lanes] {
+			if s.due[t] == 0 || m.node[m.lane[d]] == n {
+				continue
+			}
+			// Where d stands for another claim, it is as if that had ended as well: which may be.
+			x := *s
+			x.due[t]--
+			x.dispatchers[d] = dispatcher{phase: reported, answer: found, tag: uint8(t)}
+			proved = proved && m.weight(&x) < m.weight(s)
+			steps = append(steps, partStep{FetchClaims, 0, false, m.part(&x, n)})
+		}
+	}
 	for d := range m.first[m.lanes] {
 		if m.node[m.lane[d]] != n && s.dispatchers[d].locks() {
 			x := *s
@@ -245,7 +303,7 @@ func (m *machine) whose(part *state) int {
 
 func isBounce(t Transition) bool { return t >= BounceBegins && t <= BounceCommits }
 
-// remains keeps the parts of the barren states that a search has met.
+// remains keeps the parts of the covered states that a search has met.
 type remains struct {
 	m      *machine
 	whole  bool // takes nothing
@@ -255,13 +313,13 @@ type remains struct {
 }
 
 func newRemains(m *machine, c *codec, r *Result) *remains {
-	return &remains{m, m.cfg.neverBarren(), c, newSpace(c.words), r}
+	return &remains{m, m.cfg.neverCovered(), c, newSpace(c.words), r}
 }
 
 // takes reports whether a state is kept as its parts.
-func (r *remains) takes(s *state) bool { return !r.whole && r.m.barren(s) }
+func (r *remains) takes(s *state) bool { return !r.whole && r.m.covered(s) }
 
-// add takes a state if it is barren.
+// add takes a state if it is covered.
 func (r *remains) add(s *state) bool {
 	if !r.takes(s) {
 		return false
