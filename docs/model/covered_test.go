@@ -139,7 +139,7 @@ func TestCovered_SearchByParts_SameVerdict(t *testing.T) {
 			whole, err := Explore(cfg, 0)
 			require.NoError(t, err)
 			require.Equal(t, whole.Fault, parts.Fault, "%s without rule %b", cfg.Name, rule)
-			require.Equal(t, whole.Trace, parts.Trace)
+			require.GreaterOrEqual(t, len(parts.Trace), len(whole.Trace), "the whole is searched for the shortest")
 		}
 	}
 }

@@ -37,12 +37,12 @@ type Result struct {
 // ErrTooLarge is returned for a space with more states than allowed.
 var ErrTooLarge = errors.New("too many states")
 
-// Explore visits every state that can be reached, breadth first, so that a trace is as short as can be, and then
-// looks for a cycle of owed steps. limit bounds the number of states; 0: none.
+// Explore visits every state that can be reached, breadth first, so that a trace is as short as can be (where a token
+// is taken at once, that counts for nothing), and then looks for a cycle of owed steps. limit bounds the number of states; 0: none.
 func Explore(cfg Config, limit int) (Result, error) {
 	m := newMachine(cfg)
 	x := &explorer{m: m, codec: newCodec(m), limit: limit}
-	x.space, x.remains = newSpace(x.codec.words), newRemains(m, x.codec, &x.result)
+	x.space, x.remains, x.walk = newSpace(x.codec.words), newRemains(m, x.codec, &x.result), walk{m: m, whole: cfg.neverCovered()}
 	r, err := x.run()
 	if errors.Is(err, errPerhapsEndless) {
 		cfg.Whole = true
@@ -59,22 +59,23 @@ type explorer struct {
 	codec   *codec
 	space   *space
 	remains *remains
+	walk    walk
 	limit   int
 	result  Result
 
 	// Where the owed steps of each state lead, one after the other, and where those of a state end; nil: they are too many,
 	// and have to be taken once more.
 	next []uint32
-	ends []int
+	ends []uint32
 }
 
 // maxNext is how many numbers of states are kept in order not to take owed steps twice.
-const maxNext = 1 << 26
+const maxNext = 1 << 27
 
 func (x *explorer) run() (Result, error) {
 	start := x.m.initial()
 	x.space.add(x.codec.encode(&start), 0)
-	x.ends = []int{0}
+	x.ends = []uint32{0}
 	depth, levelEnd := 0, 1
 	for at := 0; at < x.space.len(); at++ {
 		if at == levelEnd {
@@ -82,20 +83,19 @@ func (x *explorer) run() (Result, error) {
 		}
 		s := x.codec.decode(x.space.at(at))
 		owed := false
-		for i := range x.m.successors(&s) {
-			t := &x.m.steps[i]
-			owed = owed || t.owed
+		x.walk.from(&s, func(t *step, is visited) {
+			owed = owed || t.owed && is.first
 			x.result.Steps++
 			x.result.Taken[t.what]++
-			if x.remains.add(&t.after) {
-				continue
+			if !is.last || x.remains.add(&t.after) {
+				return
 			}
-			if number := x.space.add(x.codec.encode(&t.after), at); t.owed && x.ends != nil {
+			if number := x.space.add(x.codec.encode(&t.after), at); is.owed && x.ends != nil {
 				x.next = append(x.next, uint32(number))
 			}
-		}
+		})
 		if x.ends != nil {
-			x.ends = append(x.ends, len(x.next))
+			x.ends = append(x.ends, uint32(len(x.next)))
 		}
 		if len(x.next) > maxNext {
 			x.next, x.ends = nil, nil
@@ -133,7 +133,7 @@ func Sketch(cfg Config, slots int, progress func(Result)) (Result, error) {
 	start := m.initial()
 	seen.add(c.encode(&start))
 	var r Result
-	rest := newRemains(m, c, &r)
+	rest, w := newRemains(m, c, &r), walk{m: m, whole: cfg.neverCovered()}
 	for len(seen.next) > 0 {
 		level := seen.next
 		seen.next = nil
@@ -142,15 +142,14 @@ func Sketch(cfg Config, slots int, progress func(Result)) (Result, error) {
 			copy(e[:], level[:c.words])
 			s := c.decode(e)
 			owed := false
-			for i := range m.successors(&s) {
-				t := &m.steps[i]
-				owed = owed || t.owed
+			w.from(&s, func(t *step, is visited) {
+				owed = owed || t.owed && is.first
 				r.Steps++
 				r.Taken[t.what]++
-				if !rest.add(&t.after) {
+				if is.last && !rest.add(&t.after) {
 					seen.add(c.encode(&t.after))
 				}
-			}
+			})
 			if !owed && m.stranded(&s) {
 				r.States, r.Fault, r.Trace = seen.count, Stranded, []string{m.summary(&s)}
 				return r, nil
@@ -258,10 +257,44 @@ func (x *explorer) owed(at int) (next []uint32) {
 		return x.next[x.ends[at]:x.ends[at+1]]
 	}
 	s := x.codec.decode(x.space.at(at))
-	for i := range x.m.successors(&s) {
-		if t := &x.m.steps[i]; t.owed && !x.remains.takes(&t.after) {
+	x.walk.from(&s, func(t *step, is visited) {
+		if is.last && is.owed && !x.remains.takes(&t.after) {
 			next = append(next, uint32(x.space.find(x.codec.encode(&t.after))))
 		}
-	}
+	})
 	return next
+}
+
+// walk takes steps. Where a token meets a parked dispatcher nothing comes between (successors), so unless every state
+// is to be explored, these are not kept: what they lead to, is.
+type walk struct {
+	m     *machine
+	whole bool
+	steps [maxDispatchers + 1][]step // of a state, and of those on the way: each has one dispatcher less parked
+}
+
+// visited is where a step is taken.
+type visited struct {
+	first bool // from the state itself
+	last  bool // to a state that is kept
+	owed  bool // and all from the state up to here are owed
+}
+
+// from calls visit with each step from s, and from those on the way.
+func (w *walk) from(s *state, visit func(*step, visited)) {
+	w.goOn(s, visited{first: true, owed: true}, 0, visit)
+}
+
+func (w *walk) goOn(s *state, is visited, depth int, visit func(*step, visited)) {
+	w.m.steps = w.steps[depth]
+	steps := w.m.successors(s)
+	w.steps[depth] = steps
+	for i := range steps {
+		t := &steps[i]
+		here := visited{is.first, w.whole || !w.m.wakesAny(&t.after), is.owed && t.owed}
+		visit(t, here)
+		if !here.last {
+			w.goOn(&t.after, visited{owed: here.owed}, depth+1, visit)
+		}
+	}
 }

@@ -147,6 +147,15 @@ func (m *machine) wakes(s *state, n int) bool {
 	return false
 }
 
+func (m *machine) wakesAny(s *state) bool {
+	for l := range m.lanes {
+		if s.lanes[l].tokens[0] != noToken && m.parked(s, l) >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // ofNode offers the steps of one node.
 func (m *machine) ofNode(s *state, n int) {
 	m.steps = m.steps[:0]
