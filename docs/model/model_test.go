@@ -46,7 +46,7 @@ type length int
 const (
 	quick length = iota
 	long
-	full // with PGWAKE_MODEL=full: minutes to hours, and up to 2 GB
+	full // with PGWAKE_MODEL=full: minutes to hours, and up to 3 GB
 )
 
 // A configuration is named nodes x dispatchers of each x producers. A transaction that stays open is in all of
@@ -102,7 +102,7 @@ var sizes = []struct {
 	{cfg: Config{Name: "1 node with lanes a and ab x2, from parked", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed, Parked: true, NoRollback: true}, states: 35_814},
 	{cfg: Config{Name: "1 node with lanes a and ab x2", Nodes: []Node{{{TagA, 1}, {TagA | TagB, 1}}}, Producers: mixed}, length: full},
 	{cfg: Config{Name: "nodes for a and for ab x2, from parked", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed, Parked: true, NoRollback: true, TimeOuts: true}, states: 1_011_201, length: long},
-	{cfg: Config{Name: "nodes for a and for ab x2", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed}, states: 706_935, length: full},
+	{cfg: Config{Name: "nodes for a and for ab x2", Nodes: []Node{{{TagA, 1}}, {{TagA | TagB, 1}}}, Producers: mixed}, states: 706_935, length: long},
 
 	{cfg: Config{Name: "1x2x1, a fetch or a bounce fails", Nodes: alike(1, 2), Producers: one, Faults: 1}, states: 215_339, length: long},
 	{cfg: Config{Name: "2x1x1, a fetch or a bounce fails, from parked", Nodes: alike(2, 1), Producers: one, Faults: 1, Parked: true}, states: 55_718},
@@ -127,7 +127,7 @@ var sizes = []struct {
 	{cfg: Config{Name: "2x1x2, a session is lost, from parked", Nodes: alike(2, 1), Producers: two, Losses: 1, Parked: true, NoRollback: true}, states: 3_422_752, length: full},
 	{cfg: Config{Name: "2x1x1, a session is lost, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Losses: 1, TimeOuts: true, Parked: true}, length: full},
 
-	{cfg: Config{Name: "2x1x2, one stands by, from parked", Nodes: alike(2, 1), Producers: two, Fanout: 2, Parked: true, NoRollback: true}, states: 39_890, length: full},
+	{cfg: Config{Name: "2x1x2, one stands by, from parked", Nodes: alike(2, 1), Producers: two, Fanout: 2, Parked: true, NoRollback: true}, states: 39_890, length: long},
 	{cfg: Config{Name: "2x1x1, one stands by, waits time out", Nodes: alike(2, 1), Producers: one, Fanout: 2, TimeOuts: true, Parked: true}, states: 27_772, length: long},
 	{cfg: Config{Name: "2x1x1, one node joins, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Joins: 1, TimeOuts: true, Parked: true}, states: 2_514_942, length: full},
 	{cfg: Config{Name: "2x1x1, one node joins, stays armed, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Joins: 1, StayArmed: true, TimeOuts: true, Parked: true}, length: long},
@@ -136,13 +136,13 @@ var sizes = []struct {
 	{cfg: Config{Name: "1 node with lanes a and ab x1, a lane retires, waits time out, from parked", Nodes: overlapping, Producers: one, Lapses: 1, TimeOuts: true, Parked: true}, states: 128_982},
 	{cfg: Config{Name: "1x1x2, long waits for producers, one fails", Nodes: alike(1, 1), Producers: two, Patience: true, Faults: 1, NoRollback: true}, states: 70_294},
 	{cfg: Config{Name: "3x1x1, two nodes die, by the coalescer, from parked", Nodes: alike(3, 1), Producers: home, Deaths: 2, Parked: true, NoRollback: true}, states: 16_757},
-	{cfg: Config{Name: "2x1x1, retries stay sole, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true, RetriesStaySole: true}, states: 34_273, length: full},
+	{cfg: Config{Name: "2x1x1, retries stay sole, waits time out", Nodes: alike(2, 1), Producers: one, TimeOuts: true, RetriesStaySole: true}, states: 34_273, length: long},
 
-	// Too many states to keep within 2 GB: it is sketched.
+	// Too many states to keep within 3 GB: it is sketched.
 	{cfg: Config{Name: "2x2x2", Nodes: alike(2, 2), Producers: two}, length: full},
 }
 
-// maxStates is what fits into 2 GB. Of what has more, a sketch of so many slots does.
+// maxStates is what fits into 3 GB. Of what has more, a sketch of so many slots does.
 const (
 	maxStates = 45_000_000
 	slots     = 1 << 28
