@@ -66,7 +66,7 @@ var sizes = []struct {
 	{cfg: Config{Name: "2x1x3, stays armed", Nodes: alike(2, 1), Producers: three, StayArmed: true}, states: 3_999_807, length: long},
 	{cfg: Config{Name: "2x1x3, stays armed, from parked", Nodes: alike(2, 1), Producers: three, StayArmed: true, Parked: true, NoRollback: true}, states: 38_229},
 	{cfg: Config{Name: "2x1x3, from parked", Nodes: alike(2, 1), Producers: three, Parked: true, NoRollback: true}, states: 292_795, length: long},
-	{cfg: Config{Name: "2x1x3", Nodes: alike(2, 1), Producers: three}, length: full},
+	{cfg: Config{Name: "2x1x3", Nodes: alike(2, 1), Producers: three}, states: 24_790_666, length: full},
 	{cfg: Config{Name: "2x1x3, fanout 2, from parked", Nodes: alike(2, 1), Producers: three, Fanout: 2, Parked: true, NoRollback: true}, length: full},
 
 	{cfg: Config{Name: "1x2x2, waits time out", Nodes: alike(1, 2), Producers: two, TimeOuts: true, NoRollback: true}, states: 273_127, length: long},
