@@ -125,7 +125,7 @@ var sizes = []struct {
 	{cfg: Config{Name: "2x1x1, a session is lost", Nodes: alike(2, 1), Producers: one, Losses: 1}, states: 1_158_920, length: long},
 	{cfg: Config{Name: "2x1, 2 items at once, a session is lost, from parked", Nodes: alike(2, 1), Producers: batch, Losses: 1, Parked: true}, states: 109_705},
 	{cfg: Config{Name: "2x1x2, a session is lost, from parked", Nodes: alike(2, 1), Producers: two, Losses: 1, Parked: true, NoRollback: true}, states: 3_422_752, length: full},
-	{cfg: Config{Name: "2x1x1, a session is lost, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Losses: 1, TimeOuts: true, Parked: true}, length: full},
+	{cfg: Config{Name: "2x1x1, a session is lost, waits time out, from parked", Nodes: alike(2, 1), Producers: one, Losses: 1, TimeOuts: true, Parked: true}, states: 2_743_793, length: full},
 
 	{cfg: Config{Name: "2x1x2, one stands by, from parked", Nodes: alike(2, 1), Producers: two, Fanout: 2, Parked: true, NoRollback: true}, states: 39_890, length: long},
 	{cfg: Config{Name: "2x1x1, one stands by, waits time out", Nodes: alike(2, 1), Producers: one, Fanout: 2, TimeOuts: true, Parked: true}, states: 27_772, length: long},
