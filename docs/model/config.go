@@ -75,6 +75,9 @@ type Config struct {
 	// state that makes none: to see that.
 	Split bool
 
+	// Whole explores what comes once nothing can be stranded like all the rest, and not node by node: see covered.go.
+	Whole bool
+
 	Without Rule
 }
 

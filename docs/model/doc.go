@@ -32,6 +32,11 @@
 // The model shows this for the sizes that are explored. That it holds beyond is not proved, but no rule counts
 // nodes, dispatchers or producers.
 //
+// # Once nothing can be stranded
+//
+// Once all producers have ended, and somebody is on the way for each item that is due, nothing can be stranded any more,
+// and (2) is shown for each node by itself: covered.go says why that is enough, and Config.Whole does without.
+//
 // # Order
 //
 // Order is kept by ranks and bits, never by counters that grow: a sequence number is a rank among those that are in use

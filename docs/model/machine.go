@@ -116,9 +116,9 @@ func (m *machine) may(what Transition, who int, after *state) {
 // parked: nothing comes between, so no other step is offered then.
 func (m *machine) successors(s *state) []step {
 	m.steps = m.steps[:0]
-	for l := range m.lanes {
-		if s.lanes[l].tokens[0] != noToken && m.parked(s, l) >= 0 {
-			m.takeToken(s, m.parked(s, l))
+	for n := range m.cfg.Nodes {
+		if m.wakes(s, n) {
+			m.ofNode(s, n)
 			return m.steps
 		}
 	}
@@ -135,6 +135,43 @@ func (m *machine) successors(s *state) []step {
 		m.nodeSteps(s, n)
 	}
 	return m.steps
+}
+
+// wakes reports whether a token meets a parked dispatcher of the node.
+func (m *machine) wakes(s *state, n int) bool {
+	for l := range m.lanes {
+		if m.node[l] == n && s.lanes[l].tokens[0] != noToken && m.parked(s, l) >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *machine) wakesAny(s *state) bool {
+	for l := range m.lanes {
+		if s.lanes[l].tokens[0] != noToken && m.parked(s, l) >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// ofNode offers the steps of one node.
+func (m *machine) ofNode(s *state, n int) {
+	m.steps = m.steps[:0]
+	for l := range m.lanes {
+		if m.node[l] == n && s.lanes[l].tokens[0] != noToken && m.parked(s, l) >= 0 {
+			m.takeToken(s, m.parked(s, l))
+			return
+		}
+	}
+	for d := range m.first[m.lanes] {
+		if m.node[m.lane[d]] == n {
+			m.dispatcher(s, d)
+		}
+	}
+	m.each(m.of[n], func(l int) { m.laneSteps(s, l) })
+	m.nodeSteps(s, n)
 }
 
 // What several rules ask.

@@ -3,22 +3,23 @@ package model
 // This file answers: how are many millions of states kept?
 //
 // Each is a few words in a list, which is at once the queue of the breadth-first search; a table of their numbers,
-// with open addressing, finds them again. Nothing is approximated: equal means equal in every bit.
+// with open addressing, finds them again. Beside a number it has 32 bits of the state's hash, so that hardly any state is
+// looked at in vain. Nothing is approximated: equal means equal in every bit.
 
 import "math/bits"
 
-const chunk = 1 << 16 // states
+const chunk = 1 << 12 // states
 
 type space struct {
 	words   int
 	count   int
 	states  [][]uint64
 	parents [][]uint32
-	table   []uint32 // number + 1; 0: free
+	table   []uint64 // 32 bits of the hash, which say where it belongs, and the number + 1; 0: free
 }
 
 func newSpace(words int) *space {
-	return &space{words: words, table: make([]uint32, 1<<16)}
+	return &space{words: words, table: make([]uint64, 1<<10)}
 }
 
 func (s *space) len() int { return s.count }
@@ -30,11 +31,11 @@ func (s *space) at(i int) (e encoded) {
 
 func (s *space) parent(i int) int { return int(s.parents[i/chunk][i%chunk]) }
 
-// add keeps the state unless it is known.
-func (s *space) add(e encoded, parent int) {
-	slot, known := s.slot(&e)
-	if known {
-		return
+// add keeps the state unless it is known, and returns its number.
+func (s *space) add(e encoded, parent int) int {
+	slot, print, number := s.slot(&e)
+	if number >= 0 {
+		return number
 	}
 	if s.count%chunk == 0 {
 		s.states = append(s.states, make([]uint64, 0, chunk*s.words))
@@ -44,46 +45,54 @@ func (s *space) add(e encoded, parent int) {
 	s.states[last] = append(s.states[last], e[:s.words]...)
 	s.parents[last] = append(s.parents[last], uint32(parent))
 	s.count++
-	s.table[slot] = uint32(s.count)
+	s.table[slot] = print | uint64(s.count)
 	if s.count*4 > len(s.table)*3 {
 		s.grow()
 	}
+	return s.count - 1
 }
 
-// find returns the number of a state that is known.
+// find returns the number of a state; negative: it is not known.
 func (s *space) find(e encoded) int {
-	slot, _ := s.slot(&e)
-	return int(s.table[slot]) - 1
+	_, _, number := s.slot(&e)
+	return number
 }
 
-func (s *space) slot(e *encoded) (slot uint64, known bool) {
-	mask := uint64(len(s.table) - 1)
-	slot = e.hash(s.words) & mask
-	for s.table[slot] != 0 {
-		i := int(s.table[slot]) - 1
-		stored := s.states[i/chunk][i%chunk*s.words:][:s.words]
+// slot returns where the state belongs, the part of its hash that is kept there, and its number if it is known.
+func (s *space) slot(e *encoded) (slot int, print uint64, number int) {
+	const bits32 = 1<<32 - 1
+	print = e.hash(s.words) &^ bits32
+	mask := len(s.table) - 1
+	for slot = int(print>>32) & mask; s.table[slot] != 0; slot = (slot + 1) & mask {
+		if s.table[slot]&^bits32 != print {
+			continue
+		}
+		number = int(s.table[slot]&bits32) - 1
+		stored := s.states[number/chunk][number%chunk*s.words:][:s.words]
 		same := true
 		for w, v := range stored {
 			same = same && e[w] == v
 		}
 		if same {
-			return slot, true
+			return slot, print, number
 		}
-		slot = (slot + 1) & mask
 	}
-	return slot, false
+	return slot, print, -1
 }
 
 func (s *space) grow() {
-	s.table = make([]uint32, 2*len(s.table))
-	mask := uint64(len(s.table) - 1)
-	for i := range s.count {
-		e := s.at(i)
-		slot := e.hash(s.words) & mask
+	old := s.table
+	s.table = make([]uint64, 2*len(old))
+	mask := len(s.table) - 1
+	for _, v := range old {
+		if v == 0 {
+			continue
+		}
+		slot := int(v>>32) & mask
 		for s.table[slot] != 0 {
 			slot = (slot + 1) & mask
 		}
-		s.table[slot] = uint32(i + 1)
+		s.table[slot] = v
 	}
 }
 

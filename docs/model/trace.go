@@ -12,21 +12,34 @@ import (
 func (x *explorer) trace(path []int) (lines []string) {
 	s := x.m.initial()
 	for _, next := range path[1:] {
-		goal := x.space.at(next)
-		missing := true
-		for i := range x.m.successors(&s) {
-			t := x.m.steps[i]
-			if x.codec.encode(&t.after) == goal {
-				lines = append(lines, x.m.describe(&s, &t))
-				s, missing = t.after, false
-				break
-			}
-		}
-		if missing {
+		more, after := x.retell(s, x.space.at(next))
+		if more == nil {
 			panic("a step of the story is not there: " + strings.Join(lines, "\n"))
 		}
+		lines, s = append(lines, more...), after
 	}
 	return append(lines, "=> "+x.m.summary(&s))
+}
+
+// retell finds the steps from s to what the goal stands for.
+func (x *explorer) retell(s state, goal encoded) (lines []string, after state) {
+	x.m.steps = nil
+	steps := x.m.successors(&s)
+	for i := range steps {
+		if t := &steps[i]; x.codec.encode(&t.after) == goal {
+			return []string{x.m.describe(&s, t)}, t.after
+		}
+	}
+	for i := range steps {
+		t := &steps[i]
+		if x.walk.whole || !x.m.wakesAny(&t.after) {
+			continue
+		}
+		if lines, after = x.retell(t.after, goal); lines != nil {
+			return append([]string{x.m.describe(&s, t)}, lines...), after
+		}
+	}
+	return nil, s
 }
 
 func (m *machine) describe(before *state, t *step) string {

@@ -95,7 +95,7 @@ var Implementation = map[Transition]Code{
 	FetchRollsBack: {SQL: []string{"undo_work_claim", "undo_orchestration_claim"}, Go: []string{"(*lane).unanswered"}},
 	FetchTimesOut:  {Go: []string{"(*lane).park"}, Note: "ErrNoWork, or the end of the caller's context"},
 
-	SettleBegins:  {SQL: []string{"wait_for_producers"}, Go: []string{"(*settler).run", "(*settler).unsettled", "(*engine).waitForProducers"}},
+	SettleBegins:  {SQL: []string{"wait_for_producers"}, Go: []string{"(*settler).run", "(*settler).unsettled", "(*settler).waitForProducers"}},
 	SettlePauses:  {Go: []string{"(*settler).waitLong"}},
 	SettleAsks:    {SQL: []string{"producers"}, Go: []string{"(*settler).waitLong", "(*settler).join", "(*settler).blocked"}},
 	SettleGranted: {SQL: []string{"wait_for_producers"}},
