@@ -258,11 +258,12 @@ func TestDegradation_ListenBytesVanish_WorkFlowsAndPushReturns(t *testing.T) {
 	link := newLink(t, config)
 	n := trouble(t, server, pgwake.Config{FallbackInterval: quickFallback}, func(_ *pgxpool.Config, listen *pgx.ConnConfig) { link.use(listen) })
 	n.pushed(t, patience)
+	lost := link.made.Load()
 	link.mode.Store(swallow)
 	require.Eventually(t, func() bool { return !n.Stats().Listening }, unnoticed+patience/4, time.Millisecond)
 	require.NotEmpty(t, n.Health().Problems)
 	// To the server it seems to live for as long as it keeps the connection that it has given up, as the driver does.
-	require.Eventually(t, func() bool { return link.open.Load() == 0 }, 2*back, time.Millisecond, "between two attempts")
+	require.Eventually(t, func() bool { _, closed := link.closed.Load(lost); return closed }, back, time.Millisecond)
 	n.flows(t, back)
 	n.flows(t, back)
 	link.mode.Store(carry)

@@ -1023,8 +1023,8 @@ type link struct {
 	server    *pgx.ConnConfig
 	mode      atomic.Int32
 	swallowed atomic.Int64
-	open      atomic.Int64 // connections now
 	made      atomic.Int64 // connections so far
+	closed    sync.Map     // those of them that the client has closed, by number
 	forgotten atomic.Int64 // so many of them, the oldest, carry nothing any more
 }
 
@@ -1057,10 +1057,9 @@ func newLink(t *testing.T, server *pgx.ConnConfig) *link {
 			mu.Lock()
 			conns = append(conns, client, server)
 			mu.Unlock()
-			l.open.Add(1)
 			number := l.made.Add(1)
 			wg.Go(func() {
-				defer l.open.Add(-1)
+				defer l.closed.Store(number, true)
 				l.pump(number, server, client, false)
 			})
 			wg.Go(func() { l.pump(number, client, server, true) })
