@@ -361,6 +361,11 @@ type produced struct {
 func (e *engine) tell(all []produced, quiet bool) {
 	e.stir()
 	var notes [queueCount]*note
+	type kind struct {
+		queue            Queue
+		namespace, label string
+	}
+	var unwanted map[kind]bool // for those nobody was found to wait: a large batch need not look again for each of its items
 	for _, d := range all {
 		n := note{namespace: d.namespace}
 		if d.dueAt.After(d.now) {
@@ -369,8 +374,14 @@ func (e *engine) tell(all []produced, quiet bool) {
 			// One of this node who can come takes care of it, and if he finds more than that, of the rest.
 			n.due = 1
 			if d.label != nil && e.cfg.Notify == NotifyDirected {
-				if quiet && e.waiters.callParked(d) {
-					continue
+				if k := (kind{d.queue, d.namespace, *d.label}); quiet && !unwanted[k] {
+					if e.waiters.callParked(d) {
+						continue
+					}
+					if unwanted == nil {
+						unwanted = make(map[kind]bool)
+					}
+					unwanted[k] = true
 				}
 				n.forAny, n.label = true, d.label
 			}

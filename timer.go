@@ -71,8 +71,8 @@ func (t *timer) fire() (next time.Time, ok bool) {
 // fire emits a token for each instant of the lane that has come, and returns those still to come.
 func (l *lane) fire(e *engine) (ahead []time.Time) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	now := l.now()
-	var due bool
 	if !l.earliest.IsZero() {
 		at := e.clock.Local(l.earliest)
 		// Early, by the grace, but only once for each instant, or an empty answer would bring us back
@@ -80,10 +80,11 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 		if !l.early.Equal(l.earliest) {
 			at = at.Add(-e.cfg.TimerGrace)
 		}
-		if due = !at.After(now); due {
-			l.early, l.earliest = l.earliest, time.Time{} // invariant (3): the token follows
-		} else {
+		if at.After(now) {
 			ahead = append(ahead, at)
+		} else {
+			l.early, l.earliest = l.earliest, time.Time{} // invariant (3)
+			l.emit(token{reason: WakeTimer})
 		}
 	}
 	comes := func(at *time.Time) bool {
@@ -97,10 +98,16 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 		*at = time.Time{}
 		return true
 	}
-	retry, call, relay, scout := comes(&l.retryAt), comes(&l.call), comes(&l.relay), comes(&l.scoutAt)
-	if scout { // until something says that it is enough
+	if comes(&l.call) {
+		l.emit(token{reason: WakeLocal})
+	}
+	if comes(&l.relay) {
+		e.coalescer.tell(l.queue, note{due: 1})
+	}
+	if comes(&l.scoutAt) { // until something says that it is enough
 		l.planScout()
 		ahead = append(ahead, l.scoutAt)
+		l.pollWaiting(true)
 	}
 	if comes(&l.standByAt) {
 		l.emit(token{reason: WakeNotify, sole: true})
@@ -108,23 +115,9 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 	if comes(&l.bounceAt) {
 		l.bounce()
 	}
-	if retry {
+	if comes(&l.retryAt) {
 		// Of what it may find besides those rows, others were told, or nobody yet.
 		l.emit(token{reason: WakeScout, sole: l.retrySole, silent: l.fanout > 0 || !l.settled})
-	}
-	l.mu.Unlock()
-
-	if relay {
-		e.coalescer.tell(l.queue, note{due: 1})
-	}
-	if due {
-		l.signal(WakeTimer)
-	}
-	if call {
-		l.signal(WakeLocal)
-	}
-	if scout {
-		l.poll(true)
 	}
 	return ahead
 }
@@ -134,6 +127,11 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 func (l *lane) poll(bySilence bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.pollWaiting(bySilence)
+}
+
+// pollWaiting is poll for whoever holds mu.
+func (l *lane) pollWaiting(bySilence bool) {
 	if len(l.waiting) > 0 && len(l.tokens) == 0 {
 		l.emit(token{reason: WakeScout, silent: bySilence})
 	}

@@ -328,13 +328,13 @@ var mutants = []mutant{
 	{
 		name:    "release: nobody here is called",
 		file:    "timer.go",
-		patches: []patch{{"	if call {\n", "	if call && false {\n"}},
+		patches: []patch{{"	if comes(&l.call) {\n", "	if comes(&l.call) && false {\n"}},
 		pkg:     root, test: deployment,
 	},
 	{
 		name:    "release: the other nodes are not asked",
 		file:    "timer.go",
-		patches: []patch{{"	if relay {\n", "	if relay && false {\n"}},
+		patches: []patch{{"	if comes(&l.relay) {\n", "	if comes(&l.relay) && false {\n"}},
 		pkg:     root, test: deployment,
 	},
 	{
