@@ -133,7 +133,7 @@ func (m *mutant) try(ctx context.Context) error {
 
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	test := exec.CommandContext(ctx, "go", "test", "-overlay", overlay, "-count=1", "-run", "^"+m.test+"$", m.pkg)
+	test := exec.CommandContext(ctx, "go", "test", "-vet=off", "-overlay", overlay, "-count=1", "-run", "^"+m.test+"$", m.pkg)
 	out, err := test.CombinedOutput()
 	switch {
 	case ctx.Err() != nil:
