@@ -141,17 +141,30 @@ var batches = []row{
 	{"acks_at_the_same_moment_have_outcomes_of_their_own", func(t *testing.T, n *node) {
 		n.start(t, "i")
 		retaken, held, lost := n.takeAndLoseOne(t)
-		tokens := []pgwake.LockToken{held[0], lost, held[1]}
+		tokens := append(held, lost)
+		holds := []bool{true, true, false}
+		for i := range 16 { // so many that most of them share
+			n.enqueue(t, "more")
+			item := n.take(t)
+			tokens, holds = append(tokens, item.LockToken), append(holds, i%2 == 0)
+			if i%2 != 0 {
+				require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, &pgwake.AbandonOptions{Delay: time.Hour}))
+			}
+		}
 		errs := make([]error, len(tokens))
 		together(len(tokens), func(i int) {
 			errs[i] = n.AckBatched(t.Context(), tokens[i], &pgwake.Message{Instance: "i", Kind: "done"})
 		})
-		require.NoError(t, errs[0])
-		requirePermanent(t, errs[1], pgwake.ErrLockLost)
-		require.NoError(t, errs[2])
-		require.Len(t, n.takeTurnOf(t, "i").Messages, 2, "one that lost its lease sends nothing")
+		for i, err := range errs {
+			if holds[i] {
+				require.NoError(t, err)
+			} else {
+				requirePermanent(t, err, pgwake.ErrLockLost)
+			}
+		}
+		require.Len(t, n.takeTurnOf(t, "i").Messages, 10, "those that lost their leases send nothing")
 		require.NoError(t, n.AckBatched(t.Context(), retaken, nil))
-		require.Zero(t, n.depth(t, pgwake.Worker))
+		require.Equal(t, pgwake.QueueDepth{Delayed: 8}, n.depth(t, pgwake.Worker))
 	}},
 	{"batch_of_renewals_reports_leases_that_are_lost", func(t *testing.T, n *node) {
 		retaken, held, lost := n.takeAndLoseOne(t)
