@@ -1379,3 +1379,33 @@ func TestFetchOrchestrationItem_ManyLockedInstancesInFront_FindsTheFreeOne(t *te
 	require.NoError(t, err)
 	require.Equal(t, "free", item.Instance)
 }
+
+// A fetch that began before the release of a lock may meet what was not held behind it first. What was held is older, and
+// comes in the same turn.
+func TestFetchOrchestrationItem_LockIsReleasedMeanwhile_WhatWasHeldComesFirst(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.start(t, "i")
+	n.start(t, "busy")
+	n.send(t, "i", "of the turn")
+	turn := n.takeTurn(t)
+	n.send(t, "busy", "of the turn")
+	n.takeTurn(t)
+	n.send(t, "i", "held")
+	n.requireNoTurn(t)
+	n.send(t, "busy", "in the way")
+	n.send(t, "i", "not held")
+
+	tx := n.begin(t)
+	_, err := tx.Exec(tctx, `SELECT FROM orchestrator_queue WHERE kind = 'in the way' FOR UPDATE`)
+	require.NoError(t, err)
+	next := make(chan *pgwake.OrchestrationItem, 1)
+	go func() {
+		turn, _ := n.FetchOrchestrationItem(tctx, now)
+		next <- turn
+	}()
+	n.awaitBlocked(t, 1) // it has begun, and is to hold what is in the way
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{})
+	require.NoError(t, tx.Rollback(tctx))
+	require.Equal(t, []pgwake.MessageKind{"held", "not held"}, kindsOf(<-next))
+}

@@ -519,6 +519,9 @@ BEGIN
     END IF;
 
     IF v_instance IS NOT NULL THEN
+        -- What was held behind the lock came back with the release of that, perhaps after this began, and is older than what
+        -- was not.
+        v_now := clock_timestamp();
         UPDATE orchestrator_queue q
            SET lock_token = p_token, visible_at = v_until, held = false, sticky_owner = NULL, sticky_due = NULL,
                attempt_count = q.attempt_count + 1
