@@ -109,8 +109,17 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query cla
 			p.unanswered()
 		}
 	})
+	unsure := func(err error) error {
+		if plan.ack == nil { // what was claimed is given back
+			return err
+		}
+		return unknownOutcome{err}
+	}
 	select {
 	case o := <-outcomes:
+		if outcomeUnknown(o.err) {
+			o.err = unsure(o.err)
+		}
 		if outcomeUnknown(o.err) || o.err != nil && o.found > 0 { // the latter: claimed, but not all of it was read
 			p.inFlight.Go(func() { p.giveBack(undo) })
 		}
@@ -121,7 +130,7 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query cla
 				p.giveBack(undo)
 			}
 		})
-		return claimed[T]{}, ctx.Err()
+		return claimed[T]{}, unsure(ctx.Err())
 	}
 }
 

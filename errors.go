@@ -47,14 +47,19 @@ var (
 	ErrNotMigrated = errors.New("schema is not migrated")
 )
 
-// Error is what every verb returns when it fails. If the connection was lost, or the context of the call ended, the verb may
-// have taken effect all the same, or may yet: nobody knows. To ack or to abandon again is harmless then, and an enqueue
-// may be repeated that has a DedupKey; without one it may add the same twice.
+// Error is what every verb returns when it fails.
 type Error struct {
 	Op        string // the verb, such as "ack work item"
 	Err       error  // the cause; errors.Is and errors.As see through
 	Retryable bool   // the same call may succeed later: deadlock, serialization failure, lost connection, shutdown, full pool
 	SQLState  string // the server's SQLSTATE, if the server answered
+
+	// Unknown says that the verb was sent and no answer came back, since the connection was lost or the context of the
+	// call ended: it may have taken effect all the same, or may yet. To ack or to abandon again is harmless then, and an
+	// enqueue may be repeated that has a DedupKey; without one it may add the same twice. If it is false, nothing was
+	// written, but what the error itself says (LostLocksError). It is false for fetches, which give back what they claimed,
+	// but for one with FetchOptions.Ack; and for Tx twins, whose outcome is that of the transaction.
+	Unknown bool
 }
 
 func (e *Error) Error() string { return "pgwake: " + e.Op + ": " + e.Err.Error() }
@@ -72,6 +77,11 @@ func (e *LostLocksError) Error() string {
 
 // Unwrap makes errors.Is(err, ErrLockLost) hold.
 func (e *LostLocksError) Unwrap() error { return ErrLockLost }
+
+// unknownOutcome marks the error of a verb that may have taken effect.
+type unknownOutcome struct{ error }
+
+func (e unknownOutcome) Unwrap() error { return e.error }
 
 // SQLSTATEs raised by the functions in migrations.
 const (
@@ -91,7 +101,11 @@ func failed(op string, err error) error {
 	if wrapped := (*Error)(nil); errors.As(err, &wrapped) {
 		return err
 	}
-	e := &Error{Op: op, Err: err, Retryable: retryable(err)}
+	unknown := errors.As(err, new(unknownOutcome))
+	if mark, outermost := err.(unknownOutcome); outermost {
+		err = mark.error
+	}
+	e := &Error{Op: op, Err: err, Retryable: retryable(err), Unknown: unknown}
 	pgErr := serverError(err)
 	if pgErr == nil {
 		return e

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"strings"
 	"testing"
 	"time"
 
@@ -119,7 +120,9 @@ func TestError_PoolIsExhausted_DeadlineIsRetryable(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err = p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "x"}, nil)
-	require.True(t, requireError(t, err, context.DeadlineExceeded).Retryable)
+	failed := requireError(t, err, context.DeadlineExceeded)
+	require.True(t, failed.Retryable)
+	require.False(t, failed.Unknown, "it was not sent")
 	require.NotContains(t, n.rows(t), "worker_queue")
 }
 
@@ -150,6 +153,7 @@ func TestError_ConnectionLostDuringAVerb_Retryable(t *testing.T) {
 			var typed *pgwake.Error
 			require.ErrorAs(t, err, &typed)
 			require.True(t, typed.Retryable, "%v", err)
+			require.Equal(t, !strings.HasPrefix(name, "fetch"), typed.Unknown, "%v", err)
 			if typed.SQLState != "" {
 				require.Equal(t, "57P01", typed.SQLState)
 			}
@@ -173,6 +177,54 @@ func TestError_LockTimeoutOfTheServer_Retryable(t *testing.T) {
 	require.ErrorAs(t, err, &typed)
 	require.Equal(t, "55P03", typed.SQLState)
 	require.True(t, typed.Retryable)
+	require.False(t, typed.Unknown)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.NoError(t, p.AckWorkItem(t.Context(), c.work, nil))
+}
+
+// The caller leaves while the server waits for a lock.
+func TestError_CallerLeavesAVerbThatWasSent_OutcomeIsUnknown(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		call    func(ctx context.Context, n *node, tx pgx.Tx, token pgwake.LockToken) error
+		unknown bool
+	}{
+		"AckWorkItem": {func(ctx context.Context, n *node, _ pgx.Tx, token pgwake.LockToken) error {
+			return n.AckWorkItem(ctx, token, nil)
+		}, true},
+		"EnqueueForWorker, in a group or not": {func(ctx context.Context, n *node, _ pgx.Tx, _ pgwake.LockToken) error {
+			_, err := n.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "x"}, nil)
+			return err
+		}, true},
+		"AckBatched": {func(ctx context.Context, n *node, _ pgx.Tx, token pgwake.LockToken) error {
+			return n.AckBatched(ctx, token, nil)
+		}, true},
+		"FetchWorkItem with Ack": {func(ctx context.Context, n *node, _ pgx.Tx, token pgwake.LockToken) error {
+			_, err := n.FetchWorkItem(ctx, &pgwake.FetchOptions{Ack: []pgwake.LockToken{token}})
+			return err
+		}, true},
+		"FetchWorkItem": {func(ctx context.Context, n *node, _ pgx.Tx, _ pgwake.LockToken) error {
+			_, err := n.FetchWorkItem(ctx, nil)
+			return err
+		}, false},
+		"AckWorkItemTx": {func(ctx context.Context, n *node, tx pgx.Tx, token pgwake.LockToken) error {
+			return n.AckWorkItemTx(ctx, tx, token, nil)
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			c0 := n.claimBoth(t)
+			other := n.begin(t)
+			lock := n.begin(t)
+			_, err := lock.Exec(t.Context(), `LOCK TABLE worker_queue IN ACCESS EXCLUSIVE MODE`)
+			require.NoError(t, err)
+			ctx, leave := context.WithCancel(t.Context())
+			outcome := make(chan error, 1)
+			go func() { outcome <- c.call(ctx, n, other, c0.work) }()
+			n.awaitBlocked(t, 1)
+			leave()
+			require.Equal(t, c.unknown, requireError(t, <-outcome, context.Canceled).Unknown)
+		})
+	}
 }

@@ -84,11 +84,13 @@ func (g *groups[T]) do(ctx context.Context, call T) error {
 	select {
 	case err = <-m.outcome:
 	case <-ctx.Done():
-		g.leave(m)
+		sent := g.leave(m)
 		select {
 		case err = <-m.outcome: // it came at the same moment
 		default:
-			err = ctx.Err()
+			if err = ctx.Err(); sent {
+				err = unknownOutcome{err}
+			}
 		}
 	}
 	switch err {
@@ -127,17 +129,18 @@ func (g *groups[T]) ended(count *int) {
 	}
 }
 
-// leave is for a call that nobody waits for any longer: invariant (3).
-func (g *groups[T]) leave(m *grouped[T]) {
+// leave is for a call that nobody waits for any longer: invariant (3). It reports whether its group is on its way.
+func (g *groups[T]) leave(m *grouped[T]) (sent bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m.group == nil {
 		g.waiting = slices.DeleteFunc(g.waiting, func(o *grouped[T]) bool { return o == m })
-		return
+		return false
 	}
 	if m.group.wanted--; m.group.wanted == 0 {
 		m.group.cancel()
 	}
+	return true
 }
 
 // hurry starts a group although others are on their way. While anybody waits it is called again and again.

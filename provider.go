@@ -385,6 +385,7 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 		tell()
 	case outcomeUnknown(err):
 		p.engine.unsure(queues...)
+		return unknownOutcome{err}
 	}
 	return err
 }
