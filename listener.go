@@ -612,7 +612,8 @@ func (l *lane) endFallback(k look, r report, interval time.Duration) {
 		l.learn(k, r)
 		return
 	}
-	// Of what has just become due others may have been told, and be on their way.
+	// Of what has just become due others may have been told, and be on their way. And while all dispatchers are in handlers,
+	// and the lane is not known empty, whoever comes first looks anyway.
 	fresh := r.now.Sub(r.earliest) < min(interval/10, time.Second)
-	l.emit(token{reason: WakeFallback, silent: fresh})
+	l.emit(token{reason: WakeFallback, silent: fresh || l.inside == 0 && !l.empty})
 }

@@ -487,6 +487,26 @@ func TestLane_LookForTwoReleases_PassesOnWhatItLeaves(t *testing.T) {
 	require.Len(t, l.tokens, 1)
 }
 
+// While all dispatchers are in handlers, the fallback is what finds something only if they would not look by themselves.
+func TestLane_FallbackFindsWhatAllAreTooBusyFor_CountsOnlyIfTheLaneIsKnownEmpty(t *testing.T) {
+	for _, empty := range []bool{false, true} {
+		l := testLane()
+		now := time.Now()
+		overdue := report{now: now, earliest: now.Add(-2 * time.Second)}
+		l.enter()
+		answer := report{now: now}
+		if !empty {
+			answer = report{found: 1, now: now, earliest: now}
+		}
+		l.endLook(l.beginLook(session{epoch: 1}), answer, nil, 1)
+		require.Equal(t, empty, l.isEmpty(true, 0))
+		l.leave(true)
+		l.endFallback(l.beginFallback(), overdue, time.Minute)
+		require.Len(t, l.tokens, 1)
+		require.Equal(t, !empty, l.tokens[0].silent)
+	}
+}
+
 func TestLane_EmptyAnswer_PaysForOlderTokensOnly(t *testing.T) {
 	l := testLane()
 	l.enter()
