@@ -167,6 +167,7 @@ func (a *accounts) wait(f *fate, c *claim, due time.Time) {
 	}
 	if waited > most {
 		a.tooLate++
-		a.j.complain("%v, sent by %s, due at %v, was late: it came in hand in %s after %v", f, f.process, due.Format(time.StampMilli), c.process, waited)
+		a.j.complain("%v, sent by %s, due at %v, was late: it came in hand in %s after %v (namespace %q, tag %q, session %q)",
+			f, f.process, due.Format(time.StampMilli), c.process, waited, c.Namespace, c.Tag, c.Session)
 	}
 }

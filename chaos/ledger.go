@@ -53,6 +53,10 @@ type entry struct {
 	Due       time.Time `json:"due,omitzero"`
 
 	// A delivery.
+	Namespace string `json:"namespace,omitempty"`
+	Tag       string `json:"tag,omitempty"`
+	Session   string `json:"session,omitempty"`
+
 	Token string    `json:"token,omitempty"`
 	Until time.Time `json:"until,omitzero"` // end of the lease when it was claimed, server time
 	Stale bool      `json:"stale,omitempty"`

@@ -2,14 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
 )
 
@@ -82,6 +85,29 @@ var plants = map[string]func(*workload){
 				})
 			})
 		}
+	},
+	// Two transactions that take two locks, each the other's second first.
+	"deadlock": func(w *workload) {
+		const first, second = 1, 2
+		var begun sync.WaitGroup
+		begun.Add(2)
+		take := func(one, other int) {
+			err := pgx.BeginFunc(w.alive, w.pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(w.alive, `SELECT pg_advisory_xact_lock(-7, $1)`, one)
+				begun.Done()
+				if err != nil {
+					return err
+				}
+				begun.Wait()
+				_, err = tx.Exec(w.alive, `SELECT pg_advisory_xact_lock(-7, $1)`, other)
+				return err
+			})
+			if refused := (*pgconn.PgError)(nil); !errors.As(err, &refused) || refused.Code != "40P01" { // as one of them must
+				w.notPlanted(err)
+			}
+		}
+		w.loops.Go(func() { take(first, second) })
+		take(second, first)
 	},
 }
 

@@ -107,14 +107,14 @@ func run(ctx context.Context, o options, out io.Writer) (v *verdict, err error) 
 		fmt.Fprintf(out, "\nFAILED. Again: %v\nThe ledgers and logs are in %s\n", o, c.dir)
 	}()
 	c.log("%v", o)
-	c.server, err = devpg.Start(ctx, &devpg.Options{IgnoreURL: true})
+	c.server, err = devpg.Start(ctx, &devpg.Options{IgnoreURL: true, Settings: map[string]string{"log_lock_waits": "on"}})
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		err = errors.Join(err, c.server.Stop(stopping))
+		err = errors.Join(err, c.keepServerLog(), c.server.Stop(stopping))
 	}()
 	c.log("PostgreSQL %s from %s", c.server.Version, c.server.Source)
 	if err := c.prepare(ctx); err != nil {
@@ -151,6 +151,9 @@ func run(ctx context.Context, o options, out io.Writer) (v *verdict, err error) 
 		return nil, err
 	}
 	c.readLogs()
+	if err := c.readServerLog(); err != nil {
+		return nil, err
+	}
 	return c.judge(lines, tables, rounds), nil
 }
 

@@ -42,7 +42,7 @@ var paces = []struct {
 
 // soakSettings: the default, a minute between two rounds of autovacuum, would let dead tuples grow all through a short
 // run.
-var soakSettings = map[string]string{"autovacuum_naptime": "2s"}
+var soakSettings = map[string]string{"autovacuum_naptime": "2s", "log_lock_waits": "on"}
 
 // sampledTables are those that are written all the time. The others are taken together.
 var sampledTables = []string{"worker_queue", "orchestrator_queue", "waiters"}
@@ -132,7 +132,7 @@ func (s *soaking) run(ctx context.Context, progress func(string)) (v *soakVerdic
 	defer func() {
 		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		err = errors.Join(err, s.server.Stop(stopping))
+		err = errors.Join(err, s.keepServerLog(), s.server.Stop(stopping))
 	}()
 	s.log("PostgreSQL %s from %s", s.server.Version, s.server.Source)
 	if err := s.prepare(ctx); err != nil {
@@ -174,6 +174,9 @@ func (s *soaking) run(ctx context.Context, progress func(string)) (v *soakVerdic
 		return nil, err
 	}
 	s.readLogs()
+	if err := s.readServerLog(); err != nil {
+		return nil, err
+	}
 	return s.verdict(), nil
 }
 

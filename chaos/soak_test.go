@@ -47,11 +47,11 @@ func TestSoak_Sound_HasNoViolations(t *testing.T) {
 }
 
 func TestSoak_Planted_IsFound(t *testing.T) {
-	v, temp := briefSoak(t, 8*time.Second, "memory", "goroutine", "connection", "waiter", "lost", "twice")
+	v, temp := briefSoak(t, 8*time.Second, "memory", "goroutine", "connection", "waiter", "lost", "twice", "deadlock")
 	all := strings.Join(v.violations, "\n")
 	for _, want := range []string{
 		"process 0: heap in use, MB grew", "process 0: goroutines grew", "connections grew", "rows of waiters, but for short-lived lanes grew",
-		"is lost: sent at", "exists a second time",
+		"is lost: sent at", "exists a second time", "deadlock detected",
 	} {
 		assert.Contains(t, all, want)
 	}

@@ -150,7 +150,8 @@ func (w *workload) soakWork(life context.Context, rng *rand.Rand, p *pgwake.Prov
 // takeSoaked writes down what is in hand.
 func (w *workload) takeSoaked(item *pgwake.ClaimedWorkItem) (j job, claim entry) {
 	_ = json.Unmarshal(item.Input, &j)
-	claim = entry{Key: j.Key, ID: item.ID, Token: string(item.LockToken), Until: item.LockedUntil, Due: item.DueAt}
+	claim = entry{Key: j.Key, ID: item.ID, Namespace: item.Namespace, Tag: item.Tag, Session: item.Session,
+		Token: string(item.LockToken), Until: item.LockedUntil, Due: item.DueAt}
 	w.ledger.write(got, claim)
 	return j, claim
 }

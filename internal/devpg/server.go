@@ -49,6 +49,14 @@ func (s *Server) DataDir() string {
 	return filepath.Join(s.cluster.dir, "data")
 }
 
+// LogPath is the file that an owned server logs to, which Stop removes; "" if it is not owned.
+func (s *Server) LogPath() string {
+	if s.cluster == nil {
+		return ""
+	}
+	return s.cluster.logPath()
+}
+
 // Port is the port on 127.0.0.1 that an owned server keeps for its life, or 0.
 func (s *Server) Port() int {
 	if s.cluster == nil {
