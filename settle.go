@@ -327,8 +327,11 @@ func (s *settler) waitLong(ctx context.Context) error {
 			continue
 		}
 		// Once the wait has begun they only become fewer. Of several, one may end unseen, and is looked for.
-		pids = nil
-		if err := e.exec(ctx, &pids, e.sql.producers, s.queue.String(), conn.PgConn().PID()); err == nil && pids != nil {
+		var open []int32
+		if err := e.exec(ctx, &open, e.sql.producers, s.queue.String(), conn.PgConn().PID()); err != nil {
+			continue // what was known of them still is
+		}
+		if pids = open; pids != nil {
 			s.join(lanes)
 		}
 		s.blocked(pids)
