@@ -126,10 +126,10 @@ type Config struct {
 
 	// FallbackInterval is the time between two such statements; jitter adds up to a tenth of it, 1 s at most. It also
 	// bounds, with 5 s on top, how long a connection that lost its peer without a sign goes unnoticed.
-	// At least 100 ms. Defaults to 60 s.
+	// From 100 ms to 24 h. Defaults to 60 s.
 	FallbackInterval time.Duration
 
-	// MaxWait is how long a fetch waits whose PollTimeout is 0. Defaults to 30 s.
+	// MaxWait is how long a fetch waits whose PollTimeout is 0. At least 1 ms. Defaults to 30 s.
 	MaxWait time.Duration
 
 	// TimerGrace wakes a dispatcher this much before an item is due, at the price of one query that finds
@@ -140,37 +140,37 @@ type Config struct {
 	// AggressivePolicy says when a node polls in spite of listening. Defaults to OnTrouble.
 	AggressivePolicy AggressivePolicy
 
-	// AggressiveDuration is how long that polling lasts at least. Defaults to 60 s.
+	// AggressiveDuration is how long that polling lasts at least. From 1 ms to 24 h. Defaults to 60 s.
 	AggressiveDuration time.Duration
 
 	// AggressiveInterval is the time between two polls of a queue. The first comes after 5 ms, and the
-	// time then doubles up to this. At least 5 ms. Defaults to 100 ms.
+	// time then doubles up to this. From 5 ms to 1 h. Defaults to 100 ms.
 	AggressiveInterval time.Duration
 
 	// AggressiveExitThreshold is how many queries in a row must succeed and find nothing before the polling
-	// ends. Defaults to 5.
+	// ends. At least 1. Defaults to 5.
 	AggressiveExitThreshold int
 
 	// NotifyDeliveryTimeout is how soon a waiting dispatcher must take up a notification; if it is later,
-	// something is wrong with the process and the node polls. Defaults to 100 ms.
+	// something is wrong with the process and the node polls. From 1 ms to 1 min. Defaults to 100 ms.
 	NotifyDeliveryTimeout time.Duration
 
 	// CoalesceInterval is the least time, on average, between two notifications that the library sends on
 	// its own account. After a pause the first four go out at once; what may not go yet is merged into
-	// the next. Defaults to 5 ms.
+	// the next. From 1 ms to 1 s. Defaults to 5 ms.
 	CoalesceInterval time.Duration
 
-	// PollInterval is the time between two polls of a queue in ModePolling. Defaults to 100 ms.
+	// PollInterval is the time between two polls of a queue in ModePolling. From 1 ms to 1 h. Defaults to 100 ms.
 	PollInterval time.Duration
 
 	// ArchiveFor is how long a copy of each work item that this Provider acknowledges is kept in the archive
-	// (Provider.ListArchive). Defaults to 0: none is kept.
+	// (Provider.ListArchive). At most 10 years. Defaults to 0: none is kept.
 	ArchiveFor time.Duration
 
 	// HistoryCache is how many bytes of histories the Provider may keep, so that a turn reads of a long one only
 	// what this node does not know. A history takes about 100 bytes for each event, and what the event holds. One
 	// that is larger than all of it is not kept. OrchestrationAck.Sticky has the turns of an instance come to the node that
-	// knows its history. Defaults to 0: none is.
+	// knows its history. Defaults to 0: none is kept.
 	HistoryCache int
 
 	// ValidateEvent is called for each event of a history that is fetched; if it returns an error, the turn comes with
@@ -200,7 +200,7 @@ type Config struct {
 	HibernatePoll time.Duration
 
 	// MaxPayload is the largest payload accepted, in bytes: input of a work item, data of a message or an event,
-	// attributes, output, custom status, value of a key, error of an AbandonOptions. Defaults to 1 MiB.
+	// attributes, output, custom status, value of a key, error of an AbandonOptions. At least 1. Defaults to 1 MiB.
 	MaxPayload int
 
 	// Logger receives what operators should know: a lost connection, a goroutine that panicked.

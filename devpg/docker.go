@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/devpg"
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/log"
 	"github.com/testcontainers/testcontainers-go/wait"
@@ -47,7 +48,7 @@ func fromDocker(ctx context.Context, o *Options) (*Server, error) {
 		)),
 	)
 	srv := &Server{
-		Source: "Docker, image " + image + ", fsync " + onOff(o.Fsync),
+		Source: "Docker, image " + image + ", " + devpg.Durability(o.Fsync),
 		stop: func(ctx context.Context) error {
 			if err := testcontainers.TerminateContainer(ctr, testcontainers.StopContext(ctx)); err != nil {
 				return fmt.Errorf("stop the container of %s: %w", image, err)

@@ -53,6 +53,7 @@ func tour(ctx context.Context, url string, s *screen) error {
 	s.line("")
 	s.line("In all of this, work that no notification and no timer announced:")
 	s.line(fmt.Sprintf("  fallback_finds %d  scout_finds %d", net.FallbackFinds, net.ScoutFinds))
+	s.line("Latencies are those of this machine as busy as it is: what else runs on it adds to them, most of all to p99.")
 	s.line(fmt.Sprintf("The tour took %.0f s. Figures with baselines, in rounds: make bench", time.Since(began).Seconds()))
 	return nil
 }
@@ -70,7 +71,7 @@ func idle(ctx context.Context, url string, status func(string)) ([]string, measu
 		return nil, measure.SafetyNet{}, err
 	}
 	lines := []string{
-		fmt.Sprintf("%d statements in %.1f s, and %d before that to start up and settle", r.Statements, r.Duration.Seconds(), r.StartUp),
+		fmt.Sprintf("%d statements in %.1f s, and %d before that to make the schema, start up and settle", r.Statements, r.Duration.Seconds(), r.StartUp),
 		"counted by the server: " + r.How,
 	}
 	for _, text := range slices.Sorted(maps.Keys(r.Texts)) {

@@ -67,7 +67,7 @@ func fromBinaries(ctx context.Context, o *Options, pass func(string, error)) *Se
 		}
 		return &Server{
 			URL:     c.url(),
-			Source:  fmt.Sprintf("%s on port %d%s, fsync %s", dir, c.port, as.suffix(), onOff(o.Fsync)),
+			Source:  fmt.Sprintf("%s on port %d%s, %s", dir, c.port, as.suffix(), Durability(o.Fsync)),
 			Version: bin.version,
 			cluster: c,
 		}

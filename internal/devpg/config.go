@@ -43,6 +43,14 @@ var settingEscapes = strings.NewReplacer(`\`, `\\`, `'`, `''`)
 
 func containsControl(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
 
+// Durability says, for people, what a server is good for that was booted with or without fsync.
+func Durability(fsync bool) string {
+	if fsync {
+		return "fsync on"
+	}
+	return "fsync off, which is enough for tests"
+}
+
 func onOff(on bool) string {
 	if on {
 		return "on"

@@ -127,7 +127,7 @@ func TestWithpg_CommandHasTheServer_NothingIsLeft(t *testing.T) {
 		said := strings.Split(out, "\n")
 		assert.True(t, strings.HasPrefix(said[0], base), said[0])
 		assert.Equal(t, fsync, said[1])
-		assert.Regexp(t, `^withpg: PostgreSQL \S+ from .*fsync `+fsync+`\n$`, stderr)
+		assert.Regexp(t, `^withpg: PostgreSQL \S+ from .*fsync `+fsync+`.*\n$`, stderr)
 		left, err := os.ReadDir(base)
 		require.NoError(t, err)
 		assert.Empty(t, left, "withpg returns when the server is gone")
