@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -306,6 +307,34 @@ func TestLocalEnqueue_OwnEcho_IsNotHeard(t *testing.T) {
 	s := p.Stats().Worker
 	require.EqualValues(t, 1, s.Tokens["local"])
 	require.EqualValues(t, 1, s.Tokens["notify"])
+}
+
+// A batch that got all that it asked for has not looked what is left. Somebody does, and so learns of the timer.
+func TestFetchWorkItems_FullBatch_AnotherLooksWhatIsLeft(t *testing.T) {
+	for _, o := range []FetchOptions{{}, {Namespaces: []string{DefaultNamespace}}} {
+		p := testProvider(t, Config{})
+		const batch = 10
+		o.PollTimeout = 10 * time.Second
+		waits := make(chan []*ClaimedWorkItem, 2)
+		for range 2 {
+			go func() {
+				items, err := p.FetchWorkItems(t.Context(), batch, &o)
+				assert.NoError(t, err)
+				waits <- items
+			}()
+		}
+		eventually(t, "both wait for a token", func() bool { s := p.Stats().Worker; return s.Parked == 2 && s.Settled })
+		producer := plain(t, p.cfg.Schema)
+		mustExec(t, producer, `SELECT set_config('pgwake.notify', 'off', false), enqueue_work('later', p_delay => '300 ms')`)
+		mustExec(t, producer, `SELECT set_config('pgwake.notify', '', false)`)
+		mustExec(t, producer, `SELECT enqueue_work('now') FROM generate_series(1, $1::integer)`, batch)
+		require.Len(t, <-waits, batch)
+		later := <-waits
+		require.Len(t, later, 1)
+		require.Equal(t, "later", later[0].Name)
+		require.EqualValues(t, 1, p.Stats().Worker.Tokens["chain"])
+		requireNoSafetyNet(t, p)
+	}
 }
 
 func TestFallback_ItemThatNobodyAnnounced_IsFoundAndCounted(t *testing.T) {

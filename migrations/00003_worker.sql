@@ -407,12 +407,6 @@ BEGIN
           FROM claimed c
          ORDER BY c.priority DESC, c.was_due, c.id;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
-        SELECT min(head.visible_at) INTO v_earliest
-          FROM generate_series(0, 9) AS level (priority)
-         CROSS JOIN LATERAL (
-               SELECT q.visible_at FROM worker_queue q
-                WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL
-                ORDER BY q.visible_at LIMIT 1) head;
     ELSE
         LOOP
             v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner);
@@ -442,6 +436,19 @@ BEGIN
              ORDER BY c.place;
             v_claims := cardinality(v_picked);
         END IF;
+    END IF;
+    IF v_claims = p_limit AND p_limit >= 10 THEN
+        -- There may be more. To know it is to walk over what was just claimed, which is a third of the cost of a batch; and if
+        -- there is none, that is one look too many in as many items.
+        v_earliest := v_now;
+    ELSIF v_simple THEN
+        SELECT min(head.visible_at) INTO v_earliest
+          FROM generate_series(0, 9) AS level (priority)
+         CROSS JOIN LATERAL (
+               SELECT q.visible_at FROM worker_queue q
+                WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL
+                ORDER BY q.visible_at LIMIT 1) head;
+    ELSE
         v_earliest := earliest_work(p_namespaces, p_tags, p_owner);
     END IF;
     IF v_claims > 0 AND p_announce THEN
@@ -457,7 +464,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work) and the clock. p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim. With p_number, it writes to the row of the lane, of the node, that it is armed if nothing was found; if something was, and p_disarm, that it is not.';
+COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work), or now if all of a p_limit of 10 or more was claimed and there may be more, and the clock. p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim. With p_number, it writes to the row of the lane, of the node, that it is armed if nothing was found; if something was, and p_disarm, that it is not.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_work_many(p_ids bigint[], p_tokens uuid[], p_archive_for interval DEFAULT NULL)

@@ -368,6 +368,12 @@ var mutants = []mutant{
 		pkg:     root, test: conservation,
 	},
 	{
+		name:    "batch: one that is full says that nothing is left",
+		file:    "migrations/00003_worker.sql",
+		patches: []patch{{"        v_earliest := v_now;\n", "        v_earliest := NULL;\n"}},
+		pkg:     root, test: "TestFetchWorkItems_FullBatch_AnotherLooksWhatIsLeft",
+	},
+	{
 		name:    "group: what one did wrong is everybody's fault",
 		file:    "groups.go",
 		patches: []patch{{"		if len(members) > 1 && refusedForOne(err) {\n", "		if false {\n"}},
