@@ -147,6 +147,9 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 	if err := s.fillWork(ctx, 0, o.Items, 0, false); err != nil {
 		return nil, err
 	}
+	if err := s.calm(ctx); err != nil {
+		return nil, err
+	}
 	t := newTally(o.Items)
 	for range o.Dispatchers {
 		n.loop(drainTurn(n, &o, t))
@@ -215,6 +218,9 @@ func BareDrain(ctx context.Context, url string, o DrainOptions) (r *DrainResult,
 	if err := s.createBare(ctx, o.Items); err != nil {
 		return nil, err
 	}
+	if err := s.calm(ctx); err != nil {
+		return nil, err
+	}
 	conns := make([]*pgx.Conn, o.Dispatchers)
 	for i := range conns {
 		if conns[i], err = s.connect(ctx); err != nil {
@@ -271,6 +277,9 @@ func PeerDrain(ctx context.Context, url string, p Peer, o DrainOptions) (r *Drai
 	}
 	defer producer.Close()
 	if err := producer.Fill(ctx, 0, o.Items); err != nil {
+		return nil, err
+	}
+	if err := s.calm(ctx); err != nil {
 		return nil, err
 	}
 	t := newTally(o.Items)
