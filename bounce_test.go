@@ -222,6 +222,9 @@ func TestHole11_OneItemTenNodes_TwoLook(t *testing.T) {
 		"the library":              func() { enqueue(testProvider(t, Config{Schema: schema})) },
 		"a node that waits itself": func() { enqueue(nodes[0]) },
 	} {
+		for _, p := range nodes {
+			eventually(t, "nobody is about to look for another reason", func() bool { return p.Stats().Worker.Settled })
+		}
 		before := looked()
 		produce()
 		waiting--
