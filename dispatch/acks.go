@@ -1,0 +1,132 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how does an item that is done leave the queue?
+//
+// A handler's place is free as soon as it returns. Its item is acknowledged together with whatever else is done by then: one
+// statement at once if nothing else is on its way, and a large one under load. If the database is away it is tried again for as
+// long as the lease holds: an ack that is lost costs another attempt, and no more.
+
+const (
+	ackers      = 2    // statements on their way at one time
+	ackedAtOnce = 1000 // most of one statement
+)
+
+type acker struct {
+	d *Dispatcher
+
+	mu      sync.Mutex
+	done    []*held // to be acknowledged
+	flying  int     // statements on their way
+	bell    chan struct{}
+	drained *sync.Cond
+}
+
+func newAcker(d *Dispatcher) *acker {
+	a := &acker{d: d, bell: make(chan struct{}, ackers)}
+	a.drained = sync.NewCond(&a.mu)
+	return a
+}
+
+// add has an item acknowledged.
+func (a *acker) add(h *held) {
+	a.mu.Lock()
+	a.done = append(a.done, h)
+	a.mu.Unlock()
+	select {
+	case a.bell <- struct{}{}:
+	default:
+	}
+}
+
+func (a *acker) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.bell:
+		}
+		for batch := a.begin(); batch != nil; batch = a.begin() {
+			a.ack(ctx, batch)
+		}
+	}
+}
+
+func (a *acker) begin() []*held {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.done) == 0 {
+		return nil
+	}
+	n := min(len(a.done), ackedAtOnce)
+	batch := a.done[:n:n]
+	a.done = a.done[n:]
+	a.flying++
+	return batch
+}
+
+func (a *acker) ack(ctx context.Context, batch []*held) {
+	defer func() {
+		a.mu.Lock()
+		a.flying--
+		a.drained.Broadcast()
+		a.mu.Unlock()
+		for _, h := range batch {
+			a.d.work.ended(h)
+		}
+	}()
+	tokens := make([]pgwake.LockToken, len(batch))
+	end := a.d.leases.end(batch[0])
+	for i, h := range batch {
+		tokens[i] = h.item.LockToken
+	}
+	err := persist(ctx, func() time.Time { return end }, func(ctx context.Context) error { return a.d.p.AckWorkItems(ctx, tokens) })
+	if lost, ok := lostOf(err); ok {
+		for range lost {
+			a.d.cfg.Logger.Warn("dispatch: an item was done, and its lease was lost before it could be acknowledged")
+		}
+		return
+	}
+	a.d.cfg.Logger.Warn("dispatch: items are done and cannot be acknowledged: they come again", "error", err, "items", len(batch))
+}
+
+// drain waits until everything is acknowledged.
+func (a *acker) drain() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for len(a.done) > 0 || a.flying > 0 {
+		a.drained.Wait()
+	}
+}
+
+// verbTimeout bounds one attempt of a verb.
+const verbTimeout = 10 * time.Second
+
+// persist makes a call until it succeeds, fails for a reason that stays, or the lease has ended.
+func persist(ctx context.Context, end func() time.Time, call func(context.Context) error) error {
+	for pause := firstFetchPause; ; pause = min(2*pause, lastFetchPause) {
+		bounded, cancel := context.WithDeadline(ctx, minTime(time.Now().Add(verbTimeout), end()))
+		err := call(bounded)
+		cancel()
+		var failure *pgwake.Error
+		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Add(pause).Before(end()) {
+			return err
+		}
+		nap(ctx, pause)
+	}
+}
+
+func minTime(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,25 @@
+// Package dispatch runs handlers on the work of a pgwake.Provider, so that nobody has to write the loop around Fetch:
+// with leases that are renewed for as long as a handler takes, retries, panics that become failures, and an end that
+// loses nothing.
+//
+//	d := dispatch.New(p, &dispatch.Config{Concurrency: 8})
+//	dispatch.Handle(d, "email.send", func(ctx context.Context, in Email) (Receipt, error) { ... })
+//	return d.Run(ctx)
+//
+// # What becomes of an item
+//
+// A handler that returns nil has its item acknowledged, with the result as completion if an orchestration scheduled it.
+// One that returns an error has it given back, due again after a delay (Config.Retry) or after the one that the error asks
+// for (RetryAfter), until it has been tried Config.MaxAttempts times; then it becomes a dead letter, as it does at once
+// for an error that is Permanent. A panic is an error with a stack (PanicError). An item for which there is no handler is
+// given back like one that failed: another process may know it, or the next version of this one.
+//
+// Delivery is at least once: a process that dies leaves its items to others when their leases end, and some of them were
+// done. HandleTx is for handlers whose effects are to happen exactly once.
+//
+// # The end
+//
+// When the context of Run ends, the Dispatcher claims no more, and gives back at once what it had claimed ahead. Handlers
+// go on for Config.StopTimeout. Then their contexts end, with ErrStopping as the cause, and what does not end with that is
+// given back as well. So others have it at once, and not when leases end.
+package dispatch

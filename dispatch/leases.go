@@ -1,0 +1,157 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how does what is in hand stay in hand?
+//
+// Every item has a lease from the claim to its end, however long it is ahead, at work, or to be acknowledged. Leases are
+// renewed together, in one statement, once a third of them is over. Instants are local, and begin when the request was sent:
+// so the lease here never outlasts that of the server. If it ends all the same, because the database was away for too long or
+// somebody took the item, the handler's context ends with ErrLockLost as the cause.
+
+// held is an item in hand.
+type held struct {
+	item  *pgwake.ClaimedWorkItem
+	since time.Time // local, of the claim
+
+	// For leases, under its mutex.
+	until time.Time // local: end of the lease, at the earliest
+	lost  bool
+	lose  context.CancelCauseFunc // nil: not at work
+}
+
+type leases struct {
+	d *Dispatcher
+
+	mu   sync.Mutex
+	held map[*held]bool
+}
+
+func newLeases(d *Dispatcher) *leases { return &leases{d: d, held: make(map[*held]bool)} }
+
+func (l *leases) add(items []*held) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range items {
+		l.held[h] = true
+	}
+}
+
+// guard has lose called when the lease is lost, and reports whether it is not.
+func (l *leases) guard(h *held, lose context.CancelCauseFunc) (ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h.lose = lose
+	return !h.lost
+}
+
+// drop ends the renewals of an item.
+func (l *leases) drop(h *held) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.held, h)
+	h.lose = nil
+}
+
+// end is when the lease of an item ends, for what is known.
+func (l *leases) end(h *held) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return h.until
+}
+
+// renewals: each lease is renewed two or three times in its length, in statements of at most renewedAtOnce.
+const (
+	renewals      = 3
+	renewedAtOnce = 1000
+)
+
+func (l *leases) run(ctx context.Context) {
+	tick := time.NewTicker(l.d.cfg.LockTimeout / (4 * renewals))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		l.renew(ctx)
+	}
+}
+
+// renew renews the leases of which a third is over, and gives up those that have ended.
+func (l *leases) renew(ctx context.Context) {
+	length := l.d.cfg.LockTimeout
+	now := time.Now()
+	var due []*held
+	l.mu.Lock()
+	for h := range l.held {
+		switch left := h.until.Sub(now); {
+		case h.lost:
+		case left <= 0:
+			l.loseIt(h)
+		case left <= length-length/renewals:
+			due = append(due, h)
+		}
+	}
+	l.mu.Unlock()
+	for len(due) > 0 {
+		batch := due[:min(len(due), renewedAtOnce)]
+		due = due[len(batch):]
+		tokens := make([]pgwake.LockToken, len(batch))
+		for i, h := range batch {
+			tokens[i] = h.item.LockToken
+		}
+		sent := time.Now()
+		bounded, cancel := context.WithTimeout(ctx, length/renewals)
+		_, err := l.d.p.RenewWorkItemLocks(bounded, tokens, length)
+		cancel()
+		lost, ok := lostOf(err)
+		if !ok {
+			l.d.cfg.Logger.Warn("dispatch: cannot renew leases", "error", err, "items", len(batch))
+			continue // it is tried again
+		}
+		l.mu.Lock()
+		for _, h := range batch {
+			switch {
+			case !l.held[h]: // meanwhile it has come to its end
+			case lost[h.item.LockToken]:
+				l.loseIt(h)
+			default:
+				h.until = sent.Add(length)
+			}
+		}
+		l.mu.Unlock()
+	}
+}
+
+// loseIt is called with mu held.
+func (l *leases) loseIt(h *held) {
+	h.lost = true
+	if h.lose != nil {
+		h.lose(pgwake.ErrLockLost)
+	}
+}
+
+// lostOf returns which of a batch are lost. ok is false if nothing is known of it.
+func lostOf(err error) (lost map[pgwake.LockToken]bool, ok bool) {
+	if err == nil {
+		return nil, true
+	}
+	var some *pgwake.LostLocksError
+	if !errors.As(err, &some) {
+		return nil, false
+	}
+	lost = make(map[pgwake.LockToken]bool, len(some.Tokens))
+	for _, t := range some.Tokens {
+		lost[t] = true
+	}
+	return lost, true
+}
