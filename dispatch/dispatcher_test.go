@@ -1,0 +1,261 @@
+package dispatch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/stretchr/testify/require"
+)
+
+// dispatching runs a Dispatcher in a bubble until test returns, and then ends it.
+func dispatching(t *testing.T, c Config, register func(*Dispatcher), test func(t *testing.T, f *fake, stop func() error)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		d := New(f, &c)
+		register(d)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- d.Run(ctx) }()
+		stopped := false
+		stop := func() error {
+			stopped = true
+			cancel()
+			return <-ended
+		}
+		test(t, f, stop)
+		if !stopped {
+			require.NoError(t, stop())
+		}
+	})
+}
+
+func does(fn func(ctx context.Context, item *pgwake.ClaimedWorkItem) error) Handler {
+	return func(ctx context.Context, item *pgwake.ClaimedWorkItem) (Result, error) { return nil, fn(ctx, item) }
+}
+
+func TestRun_HandlerReturns_ItemIsAcknowledged(t *testing.T) {
+	var handled atomic.Int64
+	dispatching(t, Config{}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { handled.Add(1); return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.enqueue("a", "a", "a")
+		synctest.Wait()
+		require.Equal(t, []string{"a", "a", "a"}, f.acked)
+		require.EqualValues(t, 3, handled.Load())
+	})
+}
+
+func TestRun_SlowHandler_ItsLeaseIsRenewed(t *testing.T) {
+	var attempts atomic.Int64
+	dispatching(t, Config{LockTimeout: time.Second}, func(d *Dispatcher) {
+		d.Handle("slow", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error {
+			attempts.Add(1)
+			time.Sleep(10 * time.Second)
+			return ctx.Err()
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.enqueue("slow")
+		time.Sleep(11 * time.Second)
+		require.Equal(t, []string{"slow"}, f.acked)
+		require.EqualValues(t, 1, attempts.Load())
+	})
+}
+
+func TestRun_RenewalsFail_ContextEndsWithTheLease(t *testing.T) {
+	var cause chan error
+	dispatching(t, Config{LockTimeout: time.Second}, func(d *Dispatcher) {
+		cause = make(chan error, 1)
+		d.Handle("slow", does(func(ctx context.Context, item *pgwake.ClaimedWorkItem) error {
+			if item.Attempt == 1 {
+				<-ctx.Done()
+				cause <- context.Cause(ctx)
+			}
+			return ctx.Err()
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.fail = func(verb string) error {
+			if verb == "renew" {
+				return retryable(verb)
+			}
+			return nil
+		}
+		f.mu.Unlock()
+		began := time.Now()
+		f.enqueue("slow")
+		require.ErrorIs(t, <-cause, pgwake.ErrLockLost)
+		require.GreaterOrEqual(t, time.Since(began), time.Second)
+		time.Sleep(time.Second)
+		require.Equal(t, []string{"slow"}, f.acked, "somebody else's second attempt")
+	})
+}
+
+func TestRun_HandlerFails_IsRetriedWithGrowingDelays_ThenBuried(t *testing.T) {
+	var at []time.Duration
+	began := time.Time{}
+	dispatching(t, Config{MaxAttempts: 4, Retry: func(n int, _ error) time.Duration { return time.Duration(n) * time.Second }}, func(d *Dispatcher) {
+		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
+			at = append(at, time.Since(began))
+			return errors.New("no")
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		began = time.Now()
+		f.enqueue("bad")
+		time.Sleep(time.Minute)
+		require.Equal(t, []time.Duration{0, time.Second, 3 * time.Second, 6 * time.Second}, at)
+		require.Equal(t, map[string]string{"bad": "max attempts: no"}, f.buried)
+	})
+}
+
+func TestRun_WhatErrorsAskFor_IsDone(t *testing.T) {
+	seen := map[string][]int{}
+	dispatching(t, Config{Concurrency: 1}, func(d *Dispatcher) {
+		for name, fn := range map[string]func(n int) error{
+			"permanent": func(int) error { return fmt.Errorf("it %w", Permanent(errors.New("never works"))) },
+			"after": func(n int) error {
+				if n == 1 {
+					return RetryAfter(errors.New("later"), 5*time.Minute)
+				}
+				return nil
+			},
+			"snooze": func(n int) error {
+				if len(seen["snooze"]) < 3 {
+					return Snooze(time.Minute)
+				}
+				return nil
+			},
+			"panic": func(n int) error {
+				if n == 1 {
+					panic("oh")
+				}
+				return nil
+			},
+		} {
+			d.Handle(name, does(func(_ context.Context, item *pgwake.ClaimedWorkItem) error {
+				seen[name] = append(seen[name], item.Attempt)
+				return fn(item.Attempt)
+			}))
+		}
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.enqueue("permanent", "after", "snooze", "panic", "unknown")
+		time.Sleep(4 * time.Minute)
+		require.Equal(t, map[string]string{"permanent": "permanent error: it never works"}, f.buried)
+		require.Equal(t, map[string][]int{"permanent": {1}, "after": {1}, "snooze": {1, 1, 1}, "panic": {1, 2}}, seen)
+		time.Sleep(2 * time.Minute)
+		require.ElementsMatch(t, []string{"after", "snooze", "panic"}, f.acked)
+		require.Len(t, f.items, 1, "that nobody knows")
+		require.Equal(t, ErrNoHandler.Error(), f.items[0].LastError)
+	})
+}
+
+func TestRun_HandlerTakesTooLong_TimesOut(t *testing.T) {
+	dispatching(t, Config{Timeout: time.Second, MaxAttempts: 1}, func(d *Dispatcher) {
+		d.Handle("slow", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { <-ctx.Done(); return ctx.Err() }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.enqueue("slow")
+		time.Sleep(time.Second + time.Millisecond)
+		require.Contains(t, f.buried["slow"], ErrTimeout.Error())
+	})
+}
+
+func TestRun_Concurrency_IsNeverExceeded(t *testing.T) {
+	var now, most atomic.Int64
+	dispatching(t, Config{Concurrency: 3}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
+			most.Store(max(most.Load(), now.Add(1)))
+			time.Sleep(time.Second)
+			now.Add(-1)
+			return nil
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		for range 30 {
+			f.enqueue("a")
+		}
+		time.Sleep(10*time.Second + time.Millisecond)
+		require.Len(t, f.acked, 30, "and is used")
+		require.EqualValues(t, 3, most.Load())
+		require.Len(t, f.items, 0)
+		for _, n := range f.fetched {
+			require.LessOrEqual(t, n, 3, "nothing is claimed that cannot be begun")
+		}
+	})
+}
+
+func TestStop_HandlersEnd_BeforeRunDoes(t *testing.T) {
+	dispatching(t, Config{StopTimeout: time.Minute}, func(d *Dispatcher) {
+		d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { time.Sleep(10 * time.Second); return ctx.Err() }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.enqueue("a")
+		synctest.Wait()
+		began := time.Now()
+		require.NoError(t, stop())
+		require.Equal(t, 10*time.Second, time.Since(began))
+		require.Equal(t, []string{"a"}, f.acked)
+	})
+}
+
+func TestStop_HandlersTakeTooLong_AreCancelledAndTheirItemsGivenBack(t *testing.T) {
+	for name, heeds := range map[string]bool{"that heed": true, "that do not": false} {
+		t.Run(name, func(t *testing.T) {
+			var release chan struct{}
+			dispatching(t, Config{StopTimeout: 5 * time.Second, CancelTimeout: time.Second}, func(d *Dispatcher) {
+				release = make(chan struct{})
+				d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error {
+					<-ctx.Done()
+					if !heeds {
+						<-release
+					}
+					return ctx.Err()
+				}))
+			}, func(t *testing.T, f *fake, stop func() error) {
+				f.enqueue("a")
+				synctest.Wait()
+				began := time.Now()
+				err := stop()
+				if heeds {
+					require.NoError(t, err)
+					require.Equal(t, 5*time.Second, time.Since(began))
+				} else {
+					require.ErrorIs(t, err, ErrHandlersLeft)
+					require.Equal(t, 6*time.Second, time.Since(began))
+				}
+				synctest.Wait()
+				require.False(t, f.items[0].visible.After(time.Now()), "others may have it at once")
+				require.Zero(t, f.items[0].Attempt, "the attempt does not count")
+				close(release)
+				synctest.Wait()
+				require.Empty(t, f.acked)
+			})
+		})
+	}
+}
+
+func TestRun_ItemOfAnOrchestration_ResultOrFailureIsSent(t *testing.T) {
+	type in struct{ A int }
+	type out struct{ B int }
+	dispatching(t, Config{MaxAttempts: 1}, func(d *Dispatcher) {
+		Handle(d, "double", func(_ context.Context, i in) (out, error) { return out{2 * i.A}, nil })
+		Handle(d, "fail", func(context.Context, in) (out, error) { return out{}, errors.New("no") })
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.add(pgwake.WorkItem{Name: "double", Input: json.RawMessage(`{"A":2}`), Instance: "i", ExecutionID: 3, ActivityID: 4})
+		synctest.Wait()
+		f.add(pgwake.WorkItem{Name: "fail", Instance: "i", ExecutionID: 3, ActivityID: 5})
+		synctest.Wait()
+		require.Equal(t, []pgwake.Message{
+			{Instance: "i", Kind: KindCompleted, Data: json.RawMessage(`{"execution_id":3,"activity_id":4,"name":"double","result":{"B":4}}`)},
+			{Instance: "i", Kind: KindFailed, Data: json.RawMessage(`{"execution_id":3,"activity_id":5,"name":"fail","error":"no"}`)},
+		}, f.sent)
+		require.Empty(t, f.buried)
+	})
+}

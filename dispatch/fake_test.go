@@ -1,0 +1,215 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// fake is a worker queue in memory, with leases, on the clock of the bubble.
+type fake struct {
+	mu    sync.Mutex
+	items []*fakeItem
+	next  int64
+	news  chan struct{}
+
+	fail    func(verb string) error // nil: none
+	fetched []int                   // how many each fetch asked for
+	acked   []string                // names, in the order of the acks
+	buried  map[string]string       // name to cause
+	sent    []pgwake.Message
+	renewed int // statements
+}
+
+type fakeItem struct {
+	pgwake.ClaimedWorkItem
+	visible time.Time
+	claims  int
+}
+
+func newFake() *fake { return &fake{news: make(chan struct{}, 1), buried: map[string]string{}} }
+
+func (f *fake) changed() {
+	select {
+	case f.news <- struct{}{}:
+	default:
+	}
+}
+
+func (f *fake) enqueue(names ...string) {
+	for _, name := range names {
+		f.add(pgwake.WorkItem{Name: name})
+	}
+}
+
+func (f *fake) add(w pgwake.WorkItem) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.next++
+	f.items = append(f.items, &fakeItem{ClaimedWorkItem: pgwake.ClaimedWorkItem{WorkItem: w, ID: f.next}, visible: time.Now()})
+	f.changed()
+}
+
+func retryable(verb string) error {
+	return &pgwake.Error{Op: verb, Err: context.DeadlineExceeded, Retryable: true}
+}
+
+func (f *fake) failing(verb string) error {
+	if f.fail == nil {
+		return nil
+	}
+	return f.fail(verb)
+}
+
+func (f *fake) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
+	end := time.Now().Add(30 * time.Second)
+	f.mu.Lock()
+	f.fetched = append(f.fetched, n)
+	f.mu.Unlock()
+	for {
+		f.mu.Lock()
+		err := f.failing("fetch")
+		got := f.claim(n, o)
+		wait := time.Until(end)
+		for _, i := range f.items {
+			wait = min(wait, max(time.Until(i.visible), 0))
+		}
+		f.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		if len(got) > 0 {
+			return got, nil
+		}
+		if !time.Now().Before(end) {
+			return nil, pgwake.ErrNoWork
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-f.news:
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, ctx.Err()
+		}
+		t.Stop()
+	}
+}
+
+// claim is called with mu held.
+func (f *fake) claim(n int, o *pgwake.FetchOptions) (got []*pgwake.ClaimedWorkItem) {
+	now := time.Now()
+	for _, i := range f.items {
+		if len(got) == n || i.visible.After(now) {
+			continue
+		}
+		i.claims++
+		i.Attempt++
+		i.visible = now.Add(o.LockTimeout)
+		i.LockToken = pgwake.LockToken(fmt.Sprintf("%d/%d", i.ID, i.claims))
+		c := i.ClaimedWorkItem
+		got = append(got, &c)
+	}
+	return got
+}
+
+// by returns the item of a token whose lease holds. It is called with mu held.
+func (f *fake) by(token pgwake.LockToken) *fakeItem {
+	for _, i := range f.items {
+		if i.LockToken == token && i.visible.After(time.Now()) {
+			return i
+		}
+	}
+	return nil
+}
+
+func (f *fake) remove(i *fakeItem) {
+	f.items = slices.DeleteFunc(f.items, func(o *fakeItem) bool { return o == i })
+}
+
+// verb makes a change to the item of a token.
+func (f *fake) verb(name string, token pgwake.LockToken, change func(*fakeItem)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer f.changed()
+	if err := f.failing(name); err != nil {
+		return err
+	}
+	i := f.by(token)
+	if i == nil {
+		return &pgwake.Error{Op: name, Err: pgwake.ErrLockLost}
+	}
+	change(i)
+	return nil
+}
+
+func (f *fake) AckWorkItems(_ context.Context, tokens []pgwake.LockToken) error {
+	var lost []pgwake.LockToken
+	for _, t := range tokens {
+		err := f.verb("ack", t, func(i *fakeItem) {
+			f.acked = append(f.acked, i.Name)
+			f.remove(i)
+		})
+		switch failure := (*pgwake.Error)(nil); {
+		case err == nil:
+		case errors.As(err, &failure) && failure.Err == pgwake.ErrLockLost:
+			lost = append(lost, t)
+		default:
+			return err
+		}
+	}
+	if lost != nil {
+		return &pgwake.Error{Op: "ack", Err: &pgwake.LostLocksError{Tokens: lost}}
+	}
+	return nil
+}
+
+func (f *fake) AckBatched(_ context.Context, token pgwake.LockToken, m *pgwake.Message) error {
+	return f.verb("ack", token, func(i *fakeItem) {
+		f.acked = append(f.acked, i.Name)
+		f.sent = append(f.sent, *m)
+		f.remove(i)
+	})
+}
+
+func (f *fake) AbandonWorkItem(_ context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
+	return f.verb("abandon", token, func(i *fakeItem) {
+		i.visible, i.LockToken, i.LastError = time.Now().Add(o.Delay), "", o.Error
+		if o.IgnoreAttempt {
+			i.Attempt--
+		}
+	})
+}
+
+func (f *fake) DeadLetterWorkItem(_ context.Context, token pgwake.LockToken, reason, cause string) error {
+	return f.verb("dead letter", token, func(i *fakeItem) {
+		f.buried[i.Name] = reason + ": " + cause
+		f.remove(i)
+	})
+}
+
+func (f *fake) RenewWorkItemLocks(_ context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error) {
+	f.mu.Lock()
+	f.renewed++
+	f.mu.Unlock()
+	var lost []pgwake.LockToken
+	for _, t := range tokens {
+		err := f.verb("renew", t, func(i *fakeItem) { i.visible = time.Now().Add(extend) })
+		switch failure := (*pgwake.Error)(nil); {
+		case err == nil:
+		case errors.As(err, &failure) && failure.Err == pgwake.ErrLockLost:
+			lost = append(lost, t)
+		default:
+			return nil, err
+		}
+	}
+	if lost != nil {
+		return nil, &pgwake.Error{Op: "renew", Err: &pgwake.LostLocksError{Tokens: lost}}
+	}
+	return nil, nil
+}
