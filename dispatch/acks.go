@@ -112,7 +112,7 @@ const verbTimeout = 10 * time.Second
 
 // persist makes a call until it succeeds, fails for a reason that stays, or the lease has ended.
 func persist(ctx context.Context, end func() time.Time, call func(context.Context) error) error {
-	for pause := firstFetchPause; ; pause = min(2*pause, lastFetchPause) {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		bounded, cancel := context.WithDeadline(ctx, minTime(time.Now().Add(verbTimeout), end()))
 		err := call(bounded)
 		cancel()

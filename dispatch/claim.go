@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -10,43 +11,56 @@ import (
 
 // This file answers: when are items claimed, and how many?
 
-// fetchPause bounds the pauses between fetches while the database is away.
-const (
-	firstFetchPause = 50 * time.Millisecond
-	lastFetchPause  = time.Second
-)
-
 // claim claims until ctx ends. Its error is one that will not go away.
 func (d *Dispatcher) claim(ctx context.Context) error {
 	options := &pgwake.FetchOptions{
 		LockTimeout: d.cfg.LockTimeout, Namespaces: d.cfg.Namespaces, Tags: d.cfg.Tags, Session: d.cfg.Session,
 		MaxAttempts: d.mostAttempts(),
 	}
-	pause := firstFetchPause
+	patience := patience{log: d.cfg.Logger}
 	for {
-		n := d.work.places(ctx)
+		n := d.work.room(ctx)
 		if n == 0 {
 			return nil
 		}
 		sent := time.Now() // the leases begin later
 		items, err := d.p.FetchWorkItems(ctx, n, options)
-		var failure *pgwake.Error
-		switch {
-		case err == nil:
-			pause = firstFetchPause
-			d.work.take(items, sent.Add(d.cfg.LockTimeout))
-		case errors.Is(err, pgwake.ErrNoWork):
-			pause = firstFetchPause
-		case ctx.Err() != nil, errors.Is(err, pgwake.ErrClosed):
-			return nil
-		case errors.As(err, &failure) && failure.Retryable:
-			d.cfg.Logger.Warn("dispatch: cannot fetch", "error", err, "again_in", pause)
-			nap(ctx, pause)
-			pause = min(2*pause, lastFetchPause)
-		default:
+		d.work.take(items, n, sent.Add(d.cfg.LockTimeout))
+		if goOn, err := patience.after(ctx, err); !goOn {
 			return err
 		}
 	}
+}
+
+// The pauses between fetches while the database is away.
+const (
+	firstPause = 50 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// patience is how a loop of fetches takes their errors.
+type patience struct {
+	log   *slog.Logger
+	pause time.Duration // 0: the last one did not fail
+}
+
+// after reports whether to fetch again after one that returned err, when it is time for that. The error is one that will
+// not go away.
+func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
+	var failure *pgwake.Error
+	switch {
+	case err == nil, errors.Is(err, pgwake.ErrNoWork):
+		p.pause = 0
+		return ctx.Err() == nil, nil
+	case ctx.Err() != nil, errors.Is(err, pgwake.ErrClosed):
+		return false, nil
+	case !errors.As(err, &failure) || !failure.Retryable:
+		return false, err
+	}
+	p.pause = min(max(2*p.pause, firstPause), lastPause)
+	p.log.Warn("dispatch: cannot fetch", "error", err, "again_in", p.pause)
+	nap(ctx, p.pause)
+	return ctx.Err() == nil, nil
 }
 
 // mostAttempts is from how many claims on the Provider is to put an item aside although nobody said so: each of them ended

@@ -15,8 +15,12 @@ import (
 
 // Config says how a Dispatcher works. The zero value means the defaults, and so does a nil *Config.
 type Config struct {
-	// Concurrency is how many items are handled at one time. Defaults to 10.
+	// Concurrency is how many handlers run at one time, at most. Defaults to 10.
 	Concurrency int
+
+	// MinConcurrency is how many may run at one time at the least: between it and Concurrency, as many do as get most done.
+	// Defaults to Concurrency, and so to a fixed number.
+	MinConcurrency int
 
 	// Namespaces, Tags and Session say what is fetched; see pgwake.FetchOptions. Default to everything that has neither tag
 	// nor session.
@@ -59,7 +63,12 @@ type Config struct {
 	// of the last attempt; nil: none. Defaults to CompletionMessage.
 	Completion func(item *pgwake.ClaimedWorkItem, result Result, err error) (*pgwake.Message, error)
 
-	// Logger receives what operators should know. Its keys are those of package slogkeys... Defaults to slog.Default().
+	// OnEnd is called when it is known what is to become of an item, before that is in the database. It runs on the
+	// handler's goroutine and must not block. Defaults to nil.
+	OnEnd func(Ended)
+
+	// Logger receives what operators should know: a line for each attempt that failed, at level Warn, for each dead letter,
+	// at level Error, and for a database that is away. Defaults to slog.Default().
 	Logger *slog.Logger
 }
 
@@ -74,36 +83,18 @@ func (c *Config) resolve() (Config, error) {
 	if c != nil {
 		r = *c
 	}
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{pgwake.ErrConfig}, args...)...))
+	var k checks
+	k.number("Concurrency", &r.Concurrency, 10, 1)
+	k.number("MinConcurrency", &r.MinConcurrency, r.Concurrency, 1)
+	if r.MinConcurrency > r.Concurrency {
+		k.bad("MinConcurrency %d is more than Concurrency %d", r.MinConcurrency, r.Concurrency)
 	}
-	number := func(name string, v *int, unless, least int) {
-		if *v == 0 {
-			*v = unless
-		}
-		if *v < least {
-			bad("%s %d is less than %d", name, *v, least)
-		}
-	}
-	duration := func(name string, v *time.Duration, unless, least time.Duration) {
-		if *v == 0 {
-			*v = unless
-		}
-		if *v < least {
-			bad("%s %v is less than %v", name, *v, least)
-		}
-	}
-	number("Concurrency", &r.Concurrency, 10, 1)
-	number("MaxAttempts", &r.MaxAttempts, 25, Unlimited)
-	number("Ahead", &r.Ahead, 1000, NotAhead)
-	duration("LockTimeout", &r.LockTimeout, pgwake.DefaultLockTimeout, time.Second)
-	duration("Timeout", &r.Timeout, 0, 0)
-	duration("StopTimeout", &r.StopTimeout, 25*time.Second, 0)
-	duration("CancelTimeout", &r.CancelTimeout, 2*time.Second, 0)
-	if r.LockTimeout > pgwake.MaxLockTimeout {
-		bad("LockTimeout %v is more than %v", r.LockTimeout, pgwake.MaxLockTimeout)
-	}
+	k.number("MaxAttempts", &r.MaxAttempts, 25, Unlimited)
+	k.number("Ahead", &r.Ahead, 1000, NotAhead)
+	k.lockTimeout(&r.LockTimeout)
+	k.duration("Timeout", &r.Timeout, 0, 0)
+	k.duration("StopTimeout", &r.StopTimeout, 25*time.Second, 0)
+	k.duration("CancelTimeout", &r.CancelTimeout, 2*time.Second, 0)
 	if r.Retry == nil {
 		r.Retry = Backoff(time.Second, time.Hour)
 	}
@@ -113,5 +104,38 @@ func (c *Config) resolve() (Config, error) {
 	if r.Logger == nil {
 		r.Logger = slog.Default()
 	}
-	return r, errors.Join(errs...)
+	return r, k.err
+}
+
+// checks completes settings and collects what is wrong with them.
+type checks struct{ err error }
+
+func (k *checks) bad(format string, args ...any) {
+	k.err = errors.Join(k.err, fmt.Errorf("%w: "+format, append([]any{pgwake.ErrConfig}, args...)...))
+}
+
+func (k *checks) number(name string, v *int, unless, least int) {
+	if *v == 0 {
+		*v = unless
+	}
+	if *v < least {
+		k.bad("%s %d is less than %d", name, *v, least)
+	}
+}
+
+func (k *checks) duration(name string, v *time.Duration, unless, least time.Duration) {
+	if *v == 0 {
+		*v = unless
+	}
+	if *v < least {
+		k.bad("%s %v is less than %v", name, *v, least)
+	}
+}
+
+// lockTimeout: a lease that is to be renewed in time is not too short for that.
+func (k *checks) lockTimeout(v *time.Duration) {
+	k.duration("LockTimeout", v, pgwake.DefaultLockTimeout, time.Second)
+	if *v > pgwake.MaxLockTimeout {
+		k.bad("LockTimeout %v is more than %v", *v, pgwake.MaxLockTimeout)
+	}
 }

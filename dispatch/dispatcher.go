@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
@@ -21,6 +23,7 @@ type Provider interface {
 	FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error)
 	AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error
 	AckBatched(ctx context.Context, token pgwake.LockToken, completion *pgwake.Message) error
+	AckWorkItemTx(ctx context.Context, tx pgx.Tx, token pgwake.LockToken, completion *pgwake.Message) error
 	AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error
 	DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error
 	RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error)
@@ -30,6 +33,15 @@ type Provider interface {
 // a crash. Its context ends when the lease is lost, when its time is up, or when the Dispatcher cannot wait any longer;
 // context.Cause says which. The result is for the orchestration that scheduled the item, if one did.
 type Handler func(ctx context.Context, item *pgwake.ClaimedWorkItem) (Result, error)
+
+// BatchHandler does the work of several items at once; for the rest it is as a Handler. An error is that of all of them,
+// unless it is BatchErrors. The context ends early when the leases of all of them are lost.
+type BatchHandler func(ctx context.Context, items []*pgwake.ClaimedWorkItem) error
+
+// BatchErrors is an error for each item of a batch, in order; nil, or nothing at the end: it is done.
+type BatchErrors []error
+
+func (e BatchErrors) Error() string { return fmt.Sprintf("in a batch: %v", errors.Join(e...)) }
 
 // Middleware wraps a handler.
 type Middleware func(next Handler) Handler
@@ -41,6 +53,8 @@ type Dispatcher struct {
 	err error // of the Config, and of registrations
 
 	handlers map[string]*registration
+	unknown  *registration // for items of other names
+	largest  int           // batch
 
 	work   *workshop
 	leases *leases
@@ -49,7 +63,8 @@ type Dispatcher struct {
 
 // registration is a handler with its settings.
 type registration struct {
-	run         Handler
+	run         func(ctx context.Context, unit []*held) []attempt
+	most        int // items of one run
 	maxAttempts int
 	retry       RetryPolicy
 	timeout     time.Duration
@@ -58,31 +73,99 @@ type registration struct {
 // New returns a Dispatcher on the worker queue of a Provider. Errors of the Config, and of handlers that are registered,
 // are those of Run.
 func New(p Provider, config *Config) *Dispatcher {
-	d := &Dispatcher{p: p, handlers: make(map[string]*registration)}
+	d := &Dispatcher{p: p, handlers: make(map[string]*registration), largest: 1}
 	d.cfg, d.err = config.resolve()
+	d.unknown = d.newRegistration(nil)
+	d.unknown.run = single(func(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { return nil, ErrNoHandler })
 	d.work = newWorkshop(d)
 	d.leases = newLeases(d)
 	d.acks = newAcker(d)
 	return d
 }
 
-// Handle registers a handler for the items of a name.
-func (d *Dispatcher) Handle(name string, h Handler, options ...Option) {
-	r := &registration{maxAttempts: d.cfg.MaxAttempts, retry: d.cfg.Retry, timeout: d.cfg.Timeout}
+func (d *Dispatcher) newRegistration(options []Option) *registration {
+	r := &registration{most: 1, maxAttempts: d.cfg.MaxAttempts, retry: d.cfg.Retry, timeout: d.cfg.Timeout}
 	for _, o := range options {
 		o(r)
 	}
-	for i := len(d.cfg.Middleware) - 1; i >= 0; i-- {
-		h = d.cfg.Middleware[i](h)
+	return r
+}
+
+// registration returns the one for a name.
+func (d *Dispatcher) registration(name string) *registration {
+	if r := d.handlers[name]; r != nil {
+		return r
 	}
-	r.run = h
+	return d.unknown
+}
+
+// Handle registers a handler for the items of a name.
+func (d *Dispatcher) Handle(name string, h Handler, options ...Option) {
+	r := d.newRegistration(options)
+	if h != nil {
+		for _, wrap := range slices.Backward(d.cfg.Middleware) {
+			h = wrap(h)
+		}
+		r.run = single(h)
+	}
+	d.register(name, r)
+}
+
+// single has a handler take one item.
+func single(h Handler) func(context.Context, []*held) []attempt {
+	return func(ctx context.Context, unit []*held) []attempt {
+		result, err := h(context.WithValue(ctx, heldKey{}, unit[0]), unit[0].item)
+		return []attempt{{result, err}}
+	}
+}
+
+// HandleBatch registers a handler that takes up to size items of a name at once, in one place: as many as are there when
+// the place is free, so it gets single ones while there is little to do. Each place claims for the largest batch of the
+// Dispatcher, so handlers of single items are better off in another one, with a tag of their own. Middleware is for single
+// items.
+func (d *Dispatcher) HandleBatch(name string, size int, h BatchHandler, options ...Option) {
+	r := d.newRegistration(options)
+	r.most = size
+	if size < 1 || size > pgwake.MaxFetch {
+		d.fail("the batches of %q are of %d items; they may be of 1 to %d", name, size, pgwake.MaxFetch)
+	}
+	if h != nil {
+		r.run = func(ctx context.Context, unit []*held) []attempt {
+			items := make([]*pgwake.ClaimedWorkItem, len(unit))
+			for i, held := range unit {
+				items[i] = held.item
+			}
+			err := h(ctx, items)
+			var each BatchErrors
+			if !errors.As(err, &each) {
+				return allFailed(len(unit), err)
+			}
+			attempts := make([]attempt, len(unit))
+			for i := range attempts {
+				if i < len(each) {
+					attempts[i].err = each[i]
+				}
+			}
+			return attempts
+		}
+	}
+	d.largest = max(d.largest, size)
+	d.register(name, r)
+}
+
+func (d *Dispatcher) register(name string, r *registration) {
 	switch {
 	case d.handlers[name] != nil:
-		d.err = errors.Join(d.err, fmt.Errorf("%w: two handlers for %q", pgwake.ErrConfig, name))
-	case name == "" || h == nil:
-		d.err = errors.Join(d.err, fmt.Errorf("%w: a handler without a name, or a name without a handler: %q", pgwake.ErrConfig, name))
+		d.fail("two handlers for %q", name)
+	case name == "" || r.run == nil:
+		d.fail("a handler without a name, or a name without a handler: %q", name)
 	}
 	d.handlers[name] = r
+}
+
+// fail keeps a mistake for Run.
+func (d *Dispatcher) fail(format string, args ...any) {
+	d.err = errors.Join(d.err, fmt.Errorf("%w: "+format, append([]any{pgwake.ErrConfig}, args...)...))
 }
 
 // Option is a setting of one handler.

@@ -194,7 +194,10 @@ func TestRun_Concurrency_IsNeverExceeded(t *testing.T) {
 
 func TestStop_HandlersEnd_BeforeRunDoes(t *testing.T) {
 	dispatching(t, Config{StopTimeout: time.Minute}, func(d *Dispatcher) {
-		d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { time.Sleep(10 * time.Second); return ctx.Err() }))
+		d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error {
+			time.Sleep(10 * time.Second)
+			return ctx.Err()
+		}))
 	}, func(t *testing.T, f *fake, stop func() error) {
 		f.enqueue("a")
 		synctest.Wait()

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
@@ -175,6 +176,11 @@ func (f *fake) AckBatched(_ context.Context, token pgwake.LockToken, m *pgwake.M
 		f.sent = append(f.sent, *m)
 		f.remove(i)
 	})
+}
+
+// AckWorkItemTx is for tests on a database.
+func (f *fake) AckWorkItemTx(context.Context, pgx.Tx, pgwake.LockToken, *pgwake.Message) error {
+	return errors.ErrUnsupported
 }
 
 func (f *fake) AbandonWorkItem(_ context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -20,6 +21,9 @@ import (
 type held struct {
 	item  *pgwake.ClaimedWorkItem
 	since time.Time // local, of the claim
+
+	// How the handler ended it by itself: nil, not at all; otherwise by its transaction, or not, since the lease was lost.
+	ended atomic.Pointer[error]
 
 	// For leases, under its mutex.
 	until time.Time // local: end of the lease, at the earliest

@@ -94,16 +94,18 @@ const (
 	acknowledge fate = iota
 	retry            // due again after a delay
 	bury             // a dead letter
-	forsake          // nothing is left to be done: the lease is lost
+	forsake          // nothing can be done: the lease is lost
+	committed        // nothing is left to be done: the handler has acknowledged it itself
 )
 
 // verdict says what is to become of an item.
 type verdict struct {
-	fate   fate
-	delay  time.Duration
-	free   bool   // the attempt does not count
-	reason string // of a dead letter
-	err    error
+	fate    fate
+	delay   time.Duration
+	free    bool   // the attempt does not count
+	snoozed bool   // as the handler wished
+	reason  string // of a dead letter
+	err     error
 }
 
 // The reasons of dead letters. The first is also the Provider's, for items of which every attempt ended its process.
@@ -113,29 +115,40 @@ const (
 )
 
 // judge says what becomes of an item whose attempt ended with err, under a context that ended for cause, if it did.
-func (r *registration) judge(item *pgwake.ClaimedWorkItem, err, cause error) verdict {
+func (r *registration) judge(h *held, err, cause error) verdict {
+	switch ended := h.ended.Load(); {
+	case ended != nil && errors.Is(*ended, pgwake.ErrLockLost):
+		return verdict{fate: forsake, err: *ended}
+	case ended != nil:
+		return verdict{fate: committed, err: err}
+	case err == nil && !errors.Is(cause, pgwake.ErrLockLost):
+		return verdict{fate: acknowledge}
+	}
+	return judgeAttempt(err, cause, h.item.Attempt, r.maxAttempts, r.retry)
+}
+
+// judgeAttempt says what comes of an attempt that did not succeed.
+func judgeAttempt(err, cause error, attempt, maxAttempts int, policy RetryPolicy) verdict {
 	var wish retryError
 	var permanent permanentError
 	switch {
 	case errors.Is(cause, pgwake.ErrLockLost):
 		return verdict{fate: forsake, err: cause}
-	case err == nil:
-		return verdict{fate: acknowledge}
 	case errors.Is(cause, ErrStopping):
 		return verdict{fate: retry, free: true, err: cause}
 	case errors.As(err, &permanent):
 		return verdict{fate: bury, reason: ReasonPermanent, err: err}
 	case errors.As(err, &wish) && wish.free:
-		return verdict{fate: retry, delay: wish.after, free: true}
+		return verdict{fate: retry, delay: wish.after, free: true, snoozed: true}
 	}
 	if errors.Is(cause, ErrTimeout) && errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrTimeout, err)
 	}
 	switch {
-	case r.maxAttempts != Unlimited && item.Attempt >= r.maxAttempts:
+	case maxAttempts != Unlimited && attempt >= maxAttempts:
 		return verdict{fate: bury, reason: ReasonMaxAttempts, err: err}
 	case errors.As(err, &wish):
 		return verdict{fate: retry, delay: wish.after, err: err}
 	}
-	return verdict{fate: retry, delay: r.retry(item.Attempt, err), err: err}
+	return verdict{fate: retry, delay: policy(attempt, err), err: err}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -23,7 +24,7 @@ func Handle[T, R any](d *Dispatcher, name string, fn func(context.Context, T) (R
 		if err != nil {
 			return nil, err
 		}
-		out, err := fn(withItem(ctx, item), in)
+		out, err := fn(ctx, in)
 		if err != nil {
 			return nil, err
 		}
@@ -49,20 +50,68 @@ func encode(out any) (Result, error) {
 	return text, nil
 }
 
-type itemKey struct{}
+type heldKey struct{}
 
-func withItem(ctx context.Context, item *pgwake.ClaimedWorkItem) context.Context {
-	return context.WithValue(ctx, itemKey{}, item)
-}
-
-// ItemFrom returns the item that a function given to Handle or HandleTx is at work on; nil outside of one.
+// ItemFrom returns the item that a handler is at work on; nil outside of one, and in a BatchHandler.
 func ItemFrom(ctx context.Context) *pgwake.ClaimedWorkItem {
-	item, _ := ctx.Value(itemKey{}).(*pgwake.ClaimedWorkItem)
-	return item
+	if h, ok := ctx.Value(heldKey{}).(*held); ok {
+		return h.item
+	}
+	return nil
 }
 
 // TxFunc is a function whose effects are those of a transaction.
 type TxFunc[T, R any] func(ctx context.Context, tx pgx.Tx, in T) (R, error)
+
+// HandleTx is Handle for a function that does its work in a transaction of Config.Begin, which also acknowledges the item: so
+// what it does there happens exactly once, however often the function is called. The transaction is committed if the
+// function returns no error, and rolled back otherwise. It must not end the transaction itself.
+func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...Option) {
+	if d.cfg.Begin == nil {
+		d.fail("HandleTx of %q needs Config.Begin", name)
+	}
+	d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (result Result, err error) {
+		in, err := decode[T](item)
+		if err != nil {
+			return nil, err
+		}
+		tx, err := d.cfg.Begin(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("begin: %w", err)
+		}
+		defer func() {
+			// After a commit it does nothing. The handler's context may have ended.
+			ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
+			defer cancel()
+			_ = tx.Rollback(ending)
+		}()
+		out, err := fn(ctx, tx, in)
+		if err != nil {
+			return nil, err
+		}
+		if result, err = encode(out); err != nil {
+			return nil, err
+		}
+		var completion *pgwake.Message
+		if item.Instance != "" {
+			if completion, err = d.cfg.Completion(item, result, nil); err != nil {
+				return nil, Permanent(fmt.Errorf("make the completion: %w", err))
+			}
+		}
+		held := ctx.Value(heldKey{}).(*held)
+		if err := d.p.AckWorkItemTx(ctx, tx, item.LockToken, completion); err != nil {
+			if errors.Is(err, pgwake.ErrLockLost) {
+				held.ended.Store(&err)
+			}
+			return nil, err
+		}
+		if err := tx.Commit(ctx); err != nil { // if it has committed all the same, nobody can give the item back
+			return nil, fmt.Errorf("commit: %w", err)
+		}
+		held.ended.Store(new(error))
+		return result, nil
+	}, options...)
+}
 
 // The kinds of the messages that CompletionMessage makes.
 const (

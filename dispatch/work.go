@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -34,16 +35,19 @@ type workshop struct {
 
 	mu        sync.Mutex
 	news      chan struct{} // something of the following has changed
+	places    *places
+	busy      int // places that are taken
 	running   map[*held]bool
 	ahead     []*held
+	more      bool // the last claim got all that it asked for, so there was probably more
 	unsettled int
-	mean      time.Duration // of what handlers took lately; 0: none has ended
+	mean      time.Duration // of what handlers took for an item lately; 0: none has ended
 	stopping  bool
 	stale     *time.Timer
 }
 
 func newWorkshop(d *Dispatcher) *workshop {
-	w := &workshop{d: d, running: make(map[*held]bool), news: make(chan struct{}, 1)}
+	w := &workshop{d: d, running: make(map[*held]bool), news: make(chan struct{}, 1), places: newPlaces(&d.cfg)}
 	w.working, w.cutShort = context.WithCancelCause(context.Background())
 	w.stale = time.AfterFunc(time.Hour, w.returnStale)
 	w.stale.Stop()
@@ -58,8 +62,8 @@ func (w *workshop) changed() {
 	}
 }
 
-// places waits until there is a place for an item, and returns how many there are; 0: ctx has ended.
-func (w *workshop) places(ctx context.Context) int {
+// room waits until there is room for an item, and returns for how many there is; 0: ctx has ended.
+func (w *workshop) room(ctx context.Context) int {
 	for ctx.Err() == nil {
 		w.mu.Lock()
 		n := w.free()
@@ -77,14 +81,14 @@ func (w *workshop) places(ctx context.Context) int {
 
 // free is called with mu held.
 func (w *workshop) free() int {
-	idle, window := w.d.cfg.Concurrency-len(w.running), w.window()
+	idle, window := w.places.now-w.busy, w.window()
 	switch {
 	case w.unsettled >= mostUnsettled:
 		return 0
 	case idle <= 0 && len(w.ahead) > window/2: // or each fetch would be for one
 		return 0
 	}
-	return idle + window - len(w.ahead)
+	return max(idle, 0)*w.d.largest + window - len(w.ahead)
 }
 
 // window is how many items to have ahead. It is called with mu held.
@@ -92,11 +96,11 @@ func (w *workshop) window() int {
 	if w.mean == 0 || w.d.cfg.Ahead == NotAhead {
 		return 0
 	}
-	return int(min(int64(w.d.cfg.Ahead), int64(w.d.cfg.Concurrency)*int64(lookAhead/max(w.mean, 1))))
+	return int(min(int64(w.d.cfg.Ahead), int64(w.places.now)*int64(lookAhead/max(w.mean, 1))))
 }
 
 // take begins the items, or keeps them ahead.
-func (w *workshop) take(items []*pgwake.ClaimedWorkItem, until time.Time) {
+func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int, until time.Time) {
 	taken := make([]*held, len(items))
 	for i, item := range items {
 		taken[i] = &held{item: item, since: time.Now(), until: until}
@@ -104,39 +108,66 @@ func (w *workshop) take(items []*pgwake.ClaimedWorkItem, until time.Time) {
 	w.d.leases.add(taken)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ahead = append(w.ahead, taken...)
-	for len(w.running) < w.d.cfg.Concurrency && len(w.ahead) > 0 {
-		go w.handleAll(w.next())
-	}
+	w.ahead, w.more = append(w.ahead, taken...), len(items) >= asked
+	w.fill()
 	if len(w.ahead) > 0 {
 		w.stale.Reset(staleAhead)
 	}
 }
 
-// next takes the next item to work, nil: there is none. It is called with mu held.
-func (w *workshop) next() *held {
-	if len(w.ahead) == 0 || w.stopping {
-		return nil
+// fill has what is ahead begun in all places that are free. It is called with mu held.
+func (w *workshop) fill() {
+	for w.busy < w.places.now && !w.stopping && len(w.ahead) > 0 {
+		w.busy++
+		go w.handleAll(w.next())
 	}
-	h := w.ahead[0]
-	w.ahead = w.ahead[1:]
-	w.running[h] = true
-	return h
 }
 
-// handleAll handles the item, and then what is ahead, in its place.
-func (w *workshop) handleAll(h *held) {
-	for h != nil {
+// next takes the next item to work, and with it those that its handler takes at once. It is called with mu held.
+func (w *workshop) next() (unit []*held) {
+	first := w.ahead[0]
+	most := w.d.registration(first.item.Name).most
+	if most == 1 { // as nearly always
+		unit, w.ahead = w.ahead[:1:1], w.ahead[1:]
+	} else {
+		var rest []*held
+		for _, h := range w.ahead {
+			if len(unit) < most && h.item.Name == first.item.Name {
+				unit = append(unit, h)
+			} else {
+				rest = append(rest, h)
+			}
+		}
+		w.ahead = rest
+	}
+	for _, h := range unit {
+		w.running[h] = true
+	}
+	return unit
+}
+
+// handleAll handles items, and then what is ahead, in their place.
+func (w *workshop) handleAll(unit []*held) {
+	for unit != nil {
 		began := time.Now()
-		w.handle(h)
+		w.handle(unit)
+		took := max(time.Since(began)/time.Duration(len(unit)), 1)
 		w.mu.Lock()
-		delete(w.running, h)
-		took := max(time.Since(began), 1)
+		for _, h := range unit {
+			delete(w.running, h)
+		}
 		if w.mean == 0 {
 			w.mean = took
 		}
 		w.mean += (took - w.mean) / 8
-		h = w.next()
+		w.places.ended(time.Now(), len(unit), w.busy == w.places.now && w.more)
+		unit = nil
+		if len(w.ahead) > 0 && !w.stopping && w.busy <= w.places.now {
+			unit = w.next()
+		} else {
+			w.busy--
+		}
+		w.fill() // there may be a place more than before
 		w.changed()
 		w.mu.Unlock()
 	}
@@ -161,20 +192,36 @@ func (w *workshop) returnStale() {
 // giveBack returns items that were not begun, or not ended in time.
 func (w *workshop) giveBack(items []*held) {
 	for _, h := range items {
-		w.settle(h, verdict{fate: retry, free: true}, nil)
+		w.settle(h, verdict{fate: retry, free: true}, attempt{})
 	}
 }
 
-// handle runs the handler of an item and sees to what becomes of it.
-func (w *workshop) handle(h *held) {
-	r := w.d.handlers[h.item.Name]
-	if r == nil {
-		r = &registration{maxAttempts: w.d.cfg.MaxAttempts, retry: w.d.cfg.Retry, run: noHandler}
+// handle runs the handler of items and sees to what becomes of each.
+func (w *workshop) handle(unit []*held) {
+	r := w.d.registration(unit[0].item.Name)
+	ctx, end := context.WithCancelCause(w.working)
+	defer end(nil)
+	var kept atomic.Int32
+	kept.Store(int32(len(unit)))
+	lose := func(cause error) { // of one of them
+		if kept.Add(-1) == 0 {
+			end(cause)
+		}
 	}
-	ctx, lose := context.WithCancelCause(w.working)
-	defer lose(nil)
-	if !w.d.leases.guard(h, lose) {
-		w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, nil)
+	var inHand []*held
+	for _, h := range unit {
+		switch {
+		case !w.d.leases.guard(h, lose):
+			lose(pgwake.ErrLockLost)
+			w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, attempt{})
+		case r.maxAttempts != Unlimited && h.item.Attempt > r.maxAttempts: // each attempt before ended its process
+			lose(nil)
+			w.settle(h, r.judge(h, errNoAttemptEnded, nil), attempt{})
+		default:
+			inHand = append(inHand, h)
+		}
+	}
+	if inHand == nil {
 		return
 	}
 	if r.timeout > 0 {
@@ -182,50 +229,60 @@ func (w *workshop) handle(h *held) {
 		ctx, cancel = context.WithTimeoutCause(ctx, r.timeout, ErrTimeout)
 		defer cancel()
 	}
-	var result Result
-	var err error
-	if r.maxAttempts != Unlimited && h.item.Attempt > r.maxAttempts { // each attempt before ended its process
-		err = errors.New("no attempt came to its end")
-	} else {
-		result, err = r.try(ctx, h.item)
-	}
+	attempts := r.try(ctx, inHand)
 	var cause error
 	if ctx.Err() != nil {
 		cause = context.Cause(ctx)
 	}
-	w.settle(h, r.judge(h.item, err, cause), result)
+	for i, h := range inHand {
+		w.settle(h, r.judge(h, attempts[i].err, cause), attempts[i])
+	}
 }
 
-func noHandler(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { return nil, ErrNoHandler }
+// errNoAttemptEnded is that of an item of which every attempt ended its process.
+var errNoAttemptEnded = errors.New("no attempt came to its end")
 
-// try runs the handler; a panic is an error.
-func (r *registration) try(ctx context.Context, item *pgwake.ClaimedWorkItem) (result Result, err error) {
+// attempt is what came of handling an item.
+type attempt struct {
+	result Result
+	err    error
+}
+
+// try runs the handler; a panic is an error of all items.
+func (r *registration) try(ctx context.Context, unit []*held) (attempts []attempt) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
-			err = &PanicError{panicked, debug.Stack()}
+			attempts = allFailed(len(unit), &PanicError{panicked, debug.Stack()})
 		}
 	}()
-	return r.run(ctx, item)
+	return r.run(ctx, unit)
+}
+
+func allFailed(n int, err error) []attempt {
+	attempts := make([]attempt, n)
+	for i := range attempts {
+		attempts[i].err = err
+	}
+	return attempts
 }
 
 // settle has the verdict carried out. It waits for nothing.
-func (w *workshop) settle(h *held, v verdict, result Result) {
+func (w *workshop) settle(h *held, v verdict, a attempt) {
 	d, item := w.d, h.item
 	w.mu.Lock()
 	w.unsettled++
 	w.mu.Unlock()
-	log := d.cfg.Logger.With("item", item.ID, "name", item.Name, "namespace", item.Namespace, "attempt", item.Attempt)
 	var completion *pgwake.Message
 	if item.Instance != "" && (v.fate == acknowledge || v.fate == bury) {
 		var err error
-		if completion, err = d.cfg.Completion(item, result, v.err); err != nil {
+		if completion, err = d.cfg.Completion(item, a.result, v.err); err != nil {
 			v = verdict{fate: bury, reason: ReasonPermanent, err: fmt.Errorf("make the completion: %w", err)}
 		}
 	}
+	d.tell(h, v)
 	var carryOut func(context.Context) error
 	switch {
-	case v.fate == forsake:
-		log.Warn("dispatch: the lease was lost", "error", v.err)
+	case v.fate == forsake, v.fate == committed:
 		w.ended(h)
 		return
 	case completion != nil: // of a failure the orchestration learns, and nobody needs a dead letter
@@ -234,14 +291,10 @@ func (w *workshop) settle(h *held, v verdict, result Result) {
 		d.acks.add(h)
 		return
 	case v.fate == bury:
-		log.Error("dispatch: given up", "reason", v.reason, "error", v.err)
 		carryOut = func(ctx context.Context) error {
 			return d.p.DeadLetterWorkItem(ctx, item.LockToken, v.reason, text(v.err))
 		}
 	default:
-		if v.err != nil {
-			log.Warn("dispatch: failed", "again_in", v.delay, "error", v.err)
-		}
 		o := &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free, Error: text(v.err)}
 		carryOut = func(ctx context.Context) error { return d.p.AbandonWorkItem(ctx, item.LockToken, o) }
 	}
@@ -250,9 +303,9 @@ func (w *workshop) settle(h *held, v verdict, result Result) {
 		err := persist(context.Background(), func() time.Time { return d.leases.end(h) }, carryOut)
 		switch {
 		case errors.Is(err, pgwake.ErrLockLost):
-			log.Warn("dispatch: the lease was lost", "error", err)
+			d.log(h).Warn("dispatch: the lease was lost", "error", err)
 		case err != nil:
-			log.Warn("dispatch: left to the end of its lease", "error", err)
+			d.log(h).Warn("dispatch: left to the end of its lease", "error", err)
 		}
 	}()
 }
@@ -289,7 +342,7 @@ func (w *workshop) stop() (left int) {
 	w.cutShort(ErrStopping)
 	w.mu.Lock()
 	for h := range w.running {
-		defer w.settle(h, verdict{fate: retry, free: true, err: ErrStopping}, nil)
+		defer w.settle(h, verdict{fate: retry, free: true, err: ErrStopping}, attempt{})
 	}
 	left = len(w.running)
 	w.mu.Unlock()

@@ -1,0 +1,283 @@
+package dispatch_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 20 * time.Second
+
+// running runs a Dispatcher, or an Orchestrator, until the test ends.
+func running(t *testing.T, d interface{ Run(context.Context) error }) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	stopped := false
+	stop = func() error {
+		stopped = true
+		cancel()
+		return <-ended
+	}
+	t.Cleanup(func() {
+		if !stopped {
+			require.NoError(t, stop())
+		}
+	})
+	return stop
+}
+
+func enqueue(t *testing.T, p *pgwake.Provider, n int, item pgwake.WorkItem) {
+	t.Helper()
+	items := make([]pgwake.WorkEnqueue, n)
+	for i := range items {
+		items[i].WorkItem = item
+		if item.Input == nil {
+			items[i].Input = json.RawMessage(fmt.Sprint(i))
+		}
+	}
+	_, err := p.EnqueueForWorkerMany(t.Context(), items)
+	require.NoError(t, err)
+}
+
+// depth is how much of the queues is queued, and claimed.
+func depth(t *testing.T, p *pgwake.Provider) (all, leased int64) {
+	t.Helper()
+	depths, err := p.GetQueueDepths(t.Context())
+	require.NoError(t, err)
+	for _, d := range depths {
+		all += d.Due + d.Delayed + d.Leased
+		leased += d.Leased
+	}
+	return all, leased
+}
+
+// awaitEmpty waits until the queues are empty.
+func awaitEmpty(t *testing.T, p *pgwake.Provider) {
+	t.Helper()
+	require.Eventually(t, func() bool { all, _ := depth(t, p); return all == 0 }, patience, time.Millisecond)
+}
+
+func TestT59_BurstAndSlowHandlers_ClaimsStopAtCapacity_NothingIsDropped(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	const places, items = 4, 10_000
+	enqueue(t, p, items, pgwake.WorkItem{Name: "slow"})
+	var done, most, now atomic.Int64
+	gate := make(chan struct{})
+	d := dispatch.New(p, &dispatch.Config{Concurrency: places})
+	dispatch.Handle(d, "slow", func(ctx context.Context, n int) (struct{}, error) {
+		most.Store(max(most.Load(), now.Add(1)))
+		defer now.Add(-1)
+		if done.Add(1) <= places {
+			<-gate
+		}
+		return struct{}{}, nil
+	})
+	running(t, d)
+	require.Eventually(t, func() bool { return now.Load() == places }, patience, time.Millisecond)
+	all, leased := depth(t, p)
+	require.EqualValues(t, items, all)
+	require.EqualValues(t, places, leased, "the others stay there for other processes")
+	close(gate)
+	awaitEmpty(t, p)
+	require.EqualValues(t, items, done.Load(), "each once")
+	require.LessOrEqual(t, most.Load(), int64(places))
+}
+
+func TestT60_StopWithItemsInFlight_NoNewClaims_WhatRunsEndsOrIsReturned(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	enqueue(t, p, 10, pgwake.WorkItem{Name: "work"})
+	begun := make(chan int, 10)
+	finish := make(chan struct{})
+	d := dispatch.New(p, &dispatch.Config{Concurrency: 2, StopTimeout: 100 * time.Millisecond})
+	dispatch.Handle(d, "work", func(ctx context.Context, n int) (struct{}, error) {
+		begun <- n
+		if n == 0 {
+			<-finish
+			return struct{}{}, nil
+		}
+		<-ctx.Done() // for longer than it may
+		return struct{}{}, context.Cause(ctx)
+	})
+	stop := running(t, d)
+	<-begun
+	<-begun
+	close(finish)
+	require.NoError(t, stop())
+	// The first is done; another was begun in its place, perhaps; all others are there for anybody at once.
+	items, err := p.FetchWorkItems(t.Context(), 20, &pgwake.FetchOptions{NoWait: true})
+	require.NoError(t, err)
+	require.Len(t, items, 9)
+	for _, item := range items {
+		require.Equal(t, 1, item.Attempt, "an attempt that the end cut short does not count")
+	}
+}
+
+func TestT62_HandlerPanicsOrTimesOut_RetryRuleApplies_WorkerSurvives(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	var panics, timeouts, after atomic.Int64
+	d := dispatch.New(p, &dispatch.Config{Concurrency: 1, MaxAttempts: 2, Retry: func(int, error) time.Duration { return time.Millisecond }})
+	dispatch.Handle(d, "panics", func(context.Context, int) (struct{}, error) {
+		panics.Add(1)
+		panic("oh")
+	})
+	dispatch.Handle(d, "hangs", func(ctx context.Context, _ int) (struct{}, error) {
+		timeouts.Add(1)
+		<-ctx.Done()
+		return struct{}{}, ctx.Err()
+	}, dispatch.WithTimeout(10*time.Millisecond))
+	dispatch.Handle(d, "fine", func(context.Context, int) (struct{}, error) { after.Add(1); return struct{}{}, nil })
+	running(t, d)
+	for _, name := range []string{"panics", "hangs", "fine"} {
+		enqueue(t, p, 1, pgwake.WorkItem{Name: name})
+	}
+	awaitEmpty(t, p)
+	require.Equal(t, []int64{2, 2, 1}, []int64{panics.Load(), timeouts.Load(), after.Load()})
+	letters, err := p.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, letters, 2)
+	for _, l := range letters {
+		require.Equal(t, dispatch.ReasonMaxAttempts, l.Reason)
+		require.Equal(t, 2, l.Attempts)
+		switch l.Name {
+		case "panics":
+			require.Contains(t, l.Error, "panic: oh")
+			require.Contains(t, l.Error, "dispatch_test.go", "its stack")
+		case "hangs":
+			require.Contains(t, l.Error, dispatch.ErrTimeout.Error())
+		}
+	}
+}
+
+func TestHandleTx_EffectsAndAckAreOneTransaction(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer pool.Close()
+	table := fmt.Sprintf("effects_%d", time.Now().UnixNano())
+	_, err = pool.Exec(t.Context(), `CREATE TABLE `+table+` (n integer)`)
+	require.NoError(t, err)
+	defer pool.Exec(context.Background(), `DROP TABLE `+table)
+	var calls atomic.Int64
+	d := dispatch.New(p, &dispatch.Config{Begin: pool.Begin, Retry: func(int, error) time.Duration { return 0 }})
+	dispatch.HandleTx(d, "insert", func(ctx context.Context, tx pgx.Tx, n int) (struct{}, error) {
+		if _, err := tx.Exec(ctx, `INSERT INTO `+table+` VALUES ($1)`, n); err != nil {
+			return struct{}{}, err
+		}
+		if calls.Add(1)%3 == 0 {
+			return struct{}{}, errors.New("after its effect")
+		}
+		if dispatch.ItemFrom(ctx).Name != "insert" {
+			return struct{}{}, dispatch.Permanent(errors.New("no item"))
+		}
+		return struct{}{}, nil
+	})
+	running(t, d)
+	enqueue(t, p, 100, pgwake.WorkItem{Name: "insert"})
+	awaitEmpty(t, p)
+	var rows, distinct int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT n) FROM `+table).Scan(&rows, &distinct))
+	require.Equal(t, []int{100, 100}, []int{rows, distinct})
+	require.Greater(t, calls.Load(), int64(100))
+}
+
+func TestHandleTx_LeaseIsLostMeanwhile_NothingHappens(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer pool.Close()
+	table := fmt.Sprintf("effects_lost_%d", time.Now().UnixNano())
+	_, err = pool.Exec(t.Context(), `CREATE TABLE `+table+` (n integer)`)
+	require.NoError(t, err)
+	defer pool.Exec(context.Background(), `DROP TABLE `+table)
+	first := true
+	d := dispatch.New(p, &dispatch.Config{Concurrency: 1, Begin: pool.Begin})
+	dispatch.HandleTx(d, "insert", func(ctx context.Context, tx pgx.Tx, n int) (struct{}, error) {
+		if first { // somebody gives it back behind our back
+			first = false
+			require.NoError(t, p.AbandonWorkItem(ctx, dispatch.ItemFrom(ctx).LockToken, nil))
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO `+table+` VALUES ($1)`, n)
+		return struct{}{}, err
+	})
+	running(t, d)
+	enqueue(t, p, 1, pgwake.WorkItem{Name: "insert"})
+	awaitEmpty(t, p)
+	var rows int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM `+table).Scan(&rows))
+	require.Equal(t, 1, rows)
+}
+
+func TestHandleBatch_TakesWhatIsThere_EachHasItsOwnFate(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	enqueue(t, p, 250, pgwake.WorkItem{Name: "many"})
+	var sizes []int
+	d := dispatch.New(p, &dispatch.Config{Concurrency: 1, MaxAttempts: 1})
+	d.HandleBatch("many", 100, func(_ context.Context, items []*pgwake.ClaimedWorkItem) error {
+		sizes = append(sizes, len(items))
+		errs := make(dispatch.BatchErrors, len(items))
+		for i, item := range items {
+			if string(item.Input) == "7" {
+				errs[i] = errors.New("seven")
+			}
+		}
+		return errs
+	})
+	stop := running(t, d)
+	awaitEmpty(t, p)
+	require.NoError(t, stop())
+	require.Equal(t, []int{100, 100, 50}, sizes)
+	letters, err := p.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, letters, 1)
+	require.Equal(t, "seven", letters[0].Error)
+}
+
+func TestOrchestrator_RunsAnInstanceWithActivities(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	d := dispatch.New(p, nil)
+	dispatch.Handle(d, "double", func(_ context.Context, n int) (int, error) { return 2 * n, nil })
+	running(t, d)
+	o := dispatch.NewOrchestrator(p, func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+		for i, m := range turn.Messages {
+			ack.History = append(ack.History, pgwake.Event{ID: turn.LastEventID + int64(i) + 1, Type: string(m.Kind), Data: m.Data})
+			switch m.Kind {
+			case pgwake.MessageStart:
+				ack.WorkItems = append(ack.WorkItems, pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{
+					Name: "double", Input: m.Data, Instance: turn.Instance, ExecutionID: turn.ExecutionID, ActivityID: 1}})
+			case dispatch.KindCompleted:
+				var c dispatch.Completion
+				if err := json.Unmarshal(m.Data, &c); err != nil {
+					return ack, dispatch.Permanent(err)
+				}
+				ack.Metadata.Status, ack.Metadata.Output = pgwake.StatusCompleted, string(c.Result)
+			}
+		}
+		return ack, nil
+	}, nil)
+	running(t, o)
+	_, err := p.EnqueueForOrchestrator(t.Context(), pgwake.Message{
+		Instance: "i", Kind: pgwake.MessageStart, Name: "flow", Data: json.RawMessage(`21`)}, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	outcome, err := p.WaitForInstance(ctx, "i")
+	require.NoError(t, err)
+	require.Equal(t, pgwake.StatusCompleted, outcome.Status)
+	require.Equal(t, "42", outcome.Output)
+}

@@ -1,0 +1,289 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/stretchr/testify/require"
+)
+
+// turns has turns in memory, one at a time for each instance.
+type turns struct {
+	mu    sync.Mutex
+	items map[string]*fakeTurn
+	news  chan struct{}
+	fail  func(verb string) error // nil: none
+	acks  []pgwake.OrchestrationAck
+	given []pgwake.AbandonOptions
+}
+
+type fakeTurn struct {
+	pgwake.OrchestrationItem
+	visible time.Time
+}
+
+func newTurns(instances ...string) *turns {
+	f := &turns{items: map[string]*fakeTurn{}, news: make(chan struct{}, 1)}
+	for _, instance := range instances {
+		f.items[instance] = &fakeTurn{OrchestrationItem: pgwake.OrchestrationItem{
+			Instance: instance, Name: "flow", ExecutionID: 1, LastEventID: 3, LockToken: pgwake.LockToken(instance)}}
+	}
+	return f
+}
+
+func (f *turns) changed() {
+	select {
+	case f.news <- struct{}{}:
+	default:
+	}
+}
+
+func (f *turns) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error) {
+	for {
+		f.mu.Lock()
+		if f.fail != nil {
+			if err := f.fail("fetch"); err != nil {
+				f.mu.Unlock()
+				return nil, err
+			}
+		}
+		wait := time.Hour
+		for _, t := range f.items {
+			if due := time.Until(t.visible); due > 0 {
+				wait = min(wait, due)
+				continue
+			}
+			t.Attempt++
+			t.visible = time.Now().Add(o.LockTimeout)
+			turn := t.OrchestrationItem
+			f.mu.Unlock()
+			f.changed()
+			return &turn, nil
+		}
+		f.mu.Unlock()
+		t := time.NewTimer(wait)
+		select {
+		case <-f.news:
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, ctx.Err()
+		}
+		t.Stop()
+	}
+}
+
+func (f *turns) verb(name string, token pgwake.LockToken, change func(*fakeTurn)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer f.changed()
+	if f.fail != nil {
+		if err := f.fail(name); err != nil {
+			return err
+		}
+	}
+	t := f.items[string(token)]
+	if t == nil || !t.visible.After(time.Now()) {
+		return &pgwake.Error{Op: name, Err: pgwake.ErrLockLost}
+	}
+	change(t)
+	return nil
+}
+
+func (f *turns) AckOrchestrationItem(_ context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
+	return f.verb("ack", token, func(t *fakeTurn) {
+		f.acks = append(f.acks, ack)
+		delete(f.items, t.Instance)
+	})
+}
+
+func (f *turns) AbandonOrchestrationItem(_ context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
+	return f.verb("abandon", token, func(t *fakeTurn) {
+		f.given = append(f.given, *o)
+		t.visible = time.Now().Add(o.Delay)
+		if o.IgnoreAttempt {
+			t.Attempt--
+		}
+	})
+}
+
+func (f *turns) RenewOrchestrationItemLock(_ context.Context, token pgwake.LockToken, extend time.Duration) (until time.Time, err error) {
+	return until, f.verb("renew", token, func(t *fakeTurn) {
+		until = time.Now().Add(extend)
+		t.visible = until
+	})
+}
+
+// deciding runs an Orchestrator in a bubble until test returns, and then ends it.
+func deciding(t *testing.T, c OrchestratorConfig, decide func() Decider, instances []string, test func(t *testing.T, f *turns, stop func() error)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := newTurns(instances...)
+		c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		o := NewOrchestrator(f, decide(), &c)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- o.Run(ctx) }()
+		stopped := false
+		stop := func() error {
+			stopped = true
+			cancel()
+			return <-ended
+		}
+		test(t, f, stop)
+		if !stopped {
+			require.NoError(t, stop())
+		}
+	})
+}
+
+func TestOrchestrator_Decides_WhatIsLeftOutIsFilledIn(t *testing.T) {
+	deciding(t, OrchestratorConfig{Sticky: time.Second, Owner: "me"}, func() Decider {
+		return func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			if turn.Instance == "b" {
+				ack.Metadata.Status = pgwake.StatusCompleted
+			}
+			return ack, nil
+		}
+	}, []string{"a", "b"}, func(t *testing.T, f *turns, _ func() error) {
+		synctest.Wait()
+		require.ElementsMatch(t, []pgwake.OrchestrationAck{
+			{ExecutionID: 1, Metadata: pgwake.Metadata{Name: "flow"}, Sticky: &pgwake.Sticky{Owner: "me", For: time.Second}},
+			{ExecutionID: 1, Metadata: pgwake.Metadata{Name: "flow", Status: pgwake.StatusCompleted}},
+		}, f.acks)
+	})
+}
+
+func TestOrchestrator_SlowTurn_IsRenewed(t *testing.T) {
+	deciding(t, OrchestratorConfig{LockTimeout: time.Second}, func() Decider {
+		return func(ctx context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			time.Sleep(10 * time.Second)
+			return ack, ctx.Err()
+		}
+	}, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
+		time.Sleep(11 * time.Second)
+		require.Len(t, f.acks, 1)
+	})
+}
+
+func TestOrchestrator_RenewalsFail_ContextEndsWithTheLease(t *testing.T) {
+	var cause chan error
+	deciding(t, OrchestratorConfig{LockTimeout: time.Second}, func() Decider {
+		cause = make(chan error, 1)
+		return func(ctx context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			if turn.Attempt == 1 {
+				<-ctx.Done()
+				cause <- context.Cause(ctx)
+			}
+			return ack, nil
+		}
+	}, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
+		f.mu.Lock()
+		f.fail = func(verb string) error {
+			if verb == "renew" {
+				return retryable(verb)
+			}
+			return nil
+		}
+		f.mu.Unlock()
+		require.ErrorIs(t, <-cause, pgwake.ErrLockLost)
+		time.Sleep(time.Second)
+		require.Len(t, f.acks, 1, "of the second attempt alone")
+		require.Empty(t, f.given)
+	})
+}
+
+func TestOrchestrator_TurnFails_IsRetried_AndThenTheInstanceFails(t *testing.T) {
+	for name, decide := range map[string]Decider{
+		"by an error": func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			return ack, errors.New("no")
+		},
+		"by a panic": func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) { panic("no") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			deciding(t, OrchestratorConfig{MaxAttempts: 3, Retry: func(n int, _ error) time.Duration { return time.Duration(n) * time.Second }},
+				func() Decider { return decide }, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
+					time.Sleep(4 * time.Second)
+					require.Len(t, f.given, 2)
+					require.Equal(t, []time.Duration{time.Second, 2 * time.Second}, []time.Duration{f.given[0].Delay, f.given[1].Delay})
+					require.Len(t, f.acks, 1)
+					ack := f.acks[0]
+					require.Equal(t, pgwake.StatusFailed, ack.Metadata.Status)
+					require.Contains(t, ack.Metadata.Output, "no")
+					require.Len(t, ack.History, 1)
+					require.EqualValues(t, 4, ack.History[0].ID)
+					require.Equal(t, KindExecutionFailed, ack.History[0].Type)
+					require.Contains(t, string(ack.History[0].Data), `"attempts":3`)
+				})
+		})
+	}
+}
+
+func TestOrchestrator_AckIsRefused_TheTurnHasFailed(t *testing.T) {
+	deciding(t, OrchestratorConfig{MaxAttempts: 2}, func() Decider {
+		return func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			return ack, nil
+		}
+	}, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
+		acks := 0
+		f.mu.Lock()
+		f.fail = func(verb string) error {
+			if verb == "ack" {
+				if acks++; acks <= 2 {
+					return &pgwake.Error{Op: verb, Err: pgwake.ErrInvalid}
+				}
+			}
+			return nil
+		}
+		f.mu.Unlock()
+		time.Sleep(time.Minute)
+		require.Len(t, f.given, 1)
+		require.Len(t, f.acks, 1)
+		require.Equal(t, pgwake.StatusFailed, f.acks[0].Metadata.Status)
+	})
+}
+
+func TestOrchestrator_Stops_TurnsThatTakeTooLongAreGivenBack(t *testing.T) {
+	deciding(t, OrchestratorConfig{StopTimeout: 5 * time.Second}, func() Decider {
+		return func(ctx context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			if turn.Instance == "quick" {
+				time.Sleep(time.Second)
+				return ack, nil
+			}
+			<-ctx.Done()
+			return ack, context.Cause(ctx)
+		}
+	}, []string{"quick", "slow"}, func(t *testing.T, f *turns, stop func() error) {
+		synctest.Wait()
+		began := time.Now()
+		require.NoError(t, stop())
+		require.Equal(t, 5*time.Second, time.Since(began))
+		require.Len(t, f.acks, 1)
+		require.Len(t, f.given, 1)
+		require.True(t, f.given[0].IgnoreAttempt)
+		require.Zero(t, f.given[0].Delay)
+	})
+}
+
+func TestOrchestrator_FetchFailsForGood_RunReturnsIt(t *testing.T) {
+	deciding(t, OrchestratorConfig{}, func() Decider {
+		return func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			return ack, nil
+		}
+	}, []string{"a"}, func(t *testing.T, f *turns, stop func() error) {
+		synctest.Wait()
+		f.mu.Lock()
+		f.fail = func(string) error { return &pgwake.Error{Op: "fetch", Err: pgwake.ErrPermission} }
+		f.mu.Unlock()
+		f.changed()
+		synctest.Wait()
+		require.ErrorIs(t, stop(), pgwake.ErrPermission)
+	})
+}

@@ -1,0 +1,72 @@
+package dispatch
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: who is told of what became of an item?
+
+// Outcome is what becomes of an item.
+type Outcome string
+
+const (
+	Done         Outcome = "done"          // acknowledged
+	Retried      Outcome = "retried"       // failed, and due again after a delay
+	Snoozed      Outcome = "snoozed"       // due again after a delay that the handler asked for; the attempt does not count
+	DeadLettered Outcome = "dead-lettered" // failed for the last time
+	GivenBack    Outcome = "given back"    // not begun in time, or the Dispatcher stops; due again at once
+	LeaseLost    Outcome = "lease lost"    // somebody else's by now
+)
+
+// Ended is the end of an attempt at an item.
+type Ended struct {
+	Item    *pgwake.ClaimedWorkItem
+	Outcome Outcome
+	Err     error         // of the handler; nil with Done
+	Delay   time.Duration // with Retried and Snoozed
+	Held    time.Duration // from the claim to now
+}
+
+func (v verdict) outcome() Outcome {
+	switch {
+	case v.fate == acknowledge, v.fate == committed:
+		return Done
+	case v.fate == bury:
+		return DeadLettered
+	case v.fate == forsake:
+		return LeaseLost
+	case !v.free:
+		return Retried
+	case v.snoozed:
+		return Snoozed
+	}
+	return GivenBack
+}
+
+// log is for lines about an item.
+func (d *Dispatcher) log(h *held) *slog.Logger {
+	return d.cfg.Logger.With("item", h.item.ID, "name", h.item.Name, "namespace", h.item.Namespace, "attempt", h.item.Attempt)
+}
+
+// tell says what becomes of an item.
+func (d *Dispatcher) tell(h *held, v verdict) {
+	outcome := v.outcome()
+	switch outcome {
+	case Retried:
+		d.log(h).Warn("dispatch: failed", "again_in", v.delay, "error", v.err)
+	case DeadLettered:
+		d.log(h).Error("dispatch: given up", "reason", v.reason, "error", v.err)
+	case LeaseLost:
+		d.log(h).Warn("dispatch: the lease was lost", "error", v.err)
+	case Done:
+		if v.err != nil {
+			d.log(h).Warn("dispatch: failed after its transaction had committed", "error", v.err)
+		}
+	}
+	if d.cfg.OnEnd != nil {
+		d.cfg.OnEnd(Ended{Item: h.item, Outcome: outcome, Err: v.err, Delay: v.delay, Held: time.Since(h.since)})
+	}
+}
