@@ -26,6 +26,7 @@ type Provider interface {
 	AckWorkItemTx(ctx context.Context, tx pgx.Tx, token pgwake.LockToken, completion *pgwake.Message) error
 	AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error
 	DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error
+	RenewSessionLock(ctx context.Context, owners []string, extend, idle time.Duration) (renewed int, err error)
 	RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error)
 }
 
@@ -195,6 +196,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	defer engine.Wait()
 	defer end()
 	engine.Go(func() { d.leases.run(quit) })
+	if d.cfg.Session != nil {
+		engine.Go(func() { d.leases.keepSessions(quit) })
+	}
 	for range ackers {
 		engine.Go(func() { d.acks.run(quit) })
 	}

@@ -262,3 +262,17 @@ func TestRun_ItemOfAnOrchestration_ResultOrFailureIsSent(t *testing.T) {
 		require.Empty(t, f.buried)
 	})
 }
+
+func TestRun_ItemOfASessionInHand_ItsSessionIsRenewed(t *testing.T) {
+	session := &pgwake.SessionOptions{Owner: "me", LockTimeout: 3 * time.Second}
+	dispatching(t, Config{Session: session}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(10 * time.Second); return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		time.Sleep(time.Minute)
+		require.Empty(t, f.sessions, "nothing is in hand")
+		f.add(pgwake.WorkItem{Name: "a", Session: "s"})
+		time.Sleep(time.Minute)
+		require.InDelta(t, 10, len(f.sessions), 1, "one a second")
+		require.Equal(t, "me", f.sessions[0])
+	})
+}

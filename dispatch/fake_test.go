@@ -25,6 +25,8 @@ type fake struct {
 	buried  map[string]string       // name to cause
 	sent    []pgwake.Message
 	renewed int // statements
+
+	sessions []string // owners whose sessions were renewed
 }
 
 type fakeItem struct {
@@ -176,6 +178,13 @@ func (f *fake) AckBatched(_ context.Context, token pgwake.LockToken, m *pgwake.M
 		f.sent = append(f.sent, *m)
 		f.remove(i)
 	})
+}
+
+func (f *fake) RenewSessionLock(_ context.Context, owners []string, _, _ time.Duration) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sessions = append(f.sessions, owners...)
+	return 1, nil
 }
 
 // AckWorkItemTx is for tests on a database.

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -134,6 +135,36 @@ func (l *leases) renew(ctx context.Context) {
 		}
 		l.mu.Unlock()
 	}
+}
+
+// keepSessions renews the sessions of which something is in hand: their items come here for as long as that lasts. What has
+// been idle since its last item goes to whoever comes first when its lock ends.
+func (l *leases) keepSessions(ctx context.Context) {
+	s := l.d.cfg.Session
+	length := cmp.Or(s.LockTimeout, pgwake.DefaultLockTimeout)
+	for nap(ctx, length/renewals); ctx.Err() == nil; nap(ctx, length/renewals) {
+		if !l.holdsSessions() {
+			continue
+		}
+		bounded, cancel := context.WithTimeout(ctx, length/renewals)
+		// A renewal of an item's lease counts as activity.
+		_, err := l.d.p.RenewSessionLock(bounded, []string{s.Owner}, length, l.d.cfg.LockTimeout)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			l.d.cfg.Logger.Warn("dispatch: cannot renew sessions", "error", err, "owner", s.Owner)
+		}
+	}
+}
+
+func (l *leases) holdsSessions() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for h := range l.held {
+		if h.item.Session != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // loseIt is called with mu held.
