@@ -299,3 +299,15 @@ func ExampleProvider_GetQueueDepths() {
 	}
 	// Output: worker default due: 1 delayed: 1 leased: 0
 }
+
+func ExampleProvider_LocalTime() {
+	ctx, p, end := openProvider()
+	defer end()
+	_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "video.encode"}, nil)
+	check(err)
+	item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: time.Minute})
+	check(err)
+	left := time.Until(p.LocalTime(item.LockedUntil)) // whatever the clocks show
+	fmt.Println(left.Round(10 * time.Second))
+	// Output: 1m0s
+}

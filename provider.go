@@ -390,6 +390,11 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 	return err
 }
 
+// LocalTime returns when, by the clock of this process, the server's clock shows an instant such as
+// ClaimedWorkItem.LockedUntil or DueAt: never later than that, for what the round trips so far tell, and earlier by less
+// than one of them took. The two clocks need not agree. The result has a monotonic reading, as time.Now has.
+func (p *Provider) LocalTime(server time.Time) time.Time { return p.engine.clock.LocalBefore(server) }
+
 // release gives a connection back. One that broke in the middle of a statement the driver keeps open, and the pool
 // counts, until the server has closed its end, or for 15 s: a network that loses what is sent, and gives no sign, would
 // fill the pool with the dead.

@@ -23,9 +23,8 @@ func (d *Dispatcher) claim(ctx context.Context) error {
 		if n == 0 {
 			return nil
 		}
-		sent := time.Now() // the leases begin later
 		items, err := d.p.FetchWorkItems(ctx, n, options)
-		d.work.take(items, n, sent.Add(d.cfg.LockTimeout))
+		d.work.take(items, n)
 		if goOn, err := patience.after(ctx, err); !goOn {
 			return err
 		}

@@ -26,6 +26,7 @@ type Provider interface {
 	AckWorkItemTx(ctx context.Context, tx pgx.Tx, token pgwake.LockToken, completion *pgwake.Message) error
 	AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error
 	DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error
+	LocalTime(server time.Time) time.Time
 	RenewSessionLock(ctx context.Context, owners []string, extend, idle time.Duration) (renewed int, err error)
 	RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error)
 }

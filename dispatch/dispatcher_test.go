@@ -276,3 +276,18 @@ func TestRun_ItemOfASessionInHand_ItsSessionIsRenewed(t *testing.T) {
 		require.Equal(t, "me", f.sessions[0])
 	})
 }
+
+// The lease begins with the claim, not with the fetch.
+func TestRun_ItemComesAfterALongWait_ItsLeaseIsWhole(t *testing.T) {
+	dispatching(t, Config{LockTimeout: 20 * time.Second}, func(d *Dispatcher) {
+		d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error {
+			time.Sleep(5 * time.Second)
+			return ctx.Err()
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		time.Sleep(25 * time.Second)
+		f.enqueue("a")
+		time.Sleep(6 * time.Second)
+		require.Equal(t, []string{"a"}, f.acked)
+	})
+}

@@ -115,6 +115,7 @@ func (f *fake) claim(n int, o *pgwake.FetchOptions) (got []*pgwake.ClaimedWorkIt
 		i.Attempt++
 		i.visible = now.Add(o.LockTimeout)
 		i.LockToken = pgwake.LockToken(fmt.Sprintf("%d/%d", i.ID, i.claims))
+		i.LockedUntil = i.visible
 		c := i.ClaimedWorkItem
 		got = append(got, &c)
 	}
@@ -179,6 +180,8 @@ func (f *fake) AckBatched(_ context.Context, token pgwake.LockToken, m *pgwake.M
 		f.remove(i)
 	})
 }
+
+func (f *fake) LocalTime(server time.Time) time.Time { return server }
 
 func (f *fake) RenewSessionLock(_ context.Context, owners []string, _, _ time.Duration) (int, error) {
 	f.mu.Lock()

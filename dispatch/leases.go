@@ -14,8 +14,8 @@ import (
 // This file answers: how does what is in hand stay in hand?
 //
 // Every item has a lease from the claim to its end, however long it is ahead, at work, or to be acknowledged. Leases are
-// renewed together, in one statement, once a third of them is over. Instants are local, and begin when the request was sent:
-// so the lease here never outlasts that of the server. If it ends all the same, because the database was away for too long or
+// renewed together, in one statement, once a third of them is over. Instants are local, and rather too early than too late:
+// the lease here never outlasts that of the server. If it ends all the same, because the database was away for too long or
 // somebody took the item, the handler's context ends with ErrLockLost as the cause.
 
 // held is an item in hand.

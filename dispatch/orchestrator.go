@@ -21,6 +21,7 @@ type TurnProvider interface {
 	FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error)
 	AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error
 	AbandonOrchestrationItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error
+	LocalTime(server time.Time) time.Time
 	RenewOrchestrationItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (time.Time, error)
 }
 
@@ -193,10 +194,9 @@ func (o *Orchestrator) loop(ctx context.Context) error {
 	}
 	patience := patience{log: o.cfg.Logger}
 	for {
-		sent := time.Now()
 		turn, err := o.p.FetchOrchestrationItem(ctx, options)
 		if err == nil {
-			o.take(turn, sent.Add(o.cfg.LockTimeout))
+			o.take(turn)
 		}
 		if goOn, err := patience.after(ctx, err); !goOn {
 			return err
@@ -217,12 +217,12 @@ func (l *turnLease) end() time.Time {
 }
 
 // take has a turn decided and acknowledged, or given back.
-func (o *Orchestrator) take(turn *pgwake.OrchestrationItem, until time.Time) {
+func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	o.inHand.Add(1)
 	defer o.inHand.Add(-1)
 	ctx, lose := context.WithCancelCause(o.working)
 	defer lose(nil)
-	lease := &turnLease{until: until}
+	lease := &turnLease{until: o.p.LocalTime(turn.LockedUntil)}
 	renewal := time.AfterFunc(o.cfg.LockTimeout/renewals, func() { o.renew(ctx, turn, lease, lose) })
 	defer renewal.Stop()
 	deciding := ctx

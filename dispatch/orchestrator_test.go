@@ -62,6 +62,7 @@ func (f *turns) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptio
 			}
 			t.Attempt++
 			t.visible = time.Now().Add(o.LockTimeout)
+			t.LockedUntil = t.visible
 			turn := t.OrchestrationItem
 			f.mu.Unlock()
 			f.changed()
@@ -113,6 +114,8 @@ func (f *turns) AbandonOrchestrationItem(_ context.Context, token pgwake.LockTok
 		}
 	})
 }
+
+func (f *turns) LocalTime(server time.Time) time.Time { return server }
 
 func (f *turns) RenewOrchestrationItemLock(_ context.Context, token pgwake.LockToken, extend time.Duration) (until time.Time, err error) {
 	return until, f.verb("renew", token, func(t *fakeTurn) {

@@ -100,10 +100,10 @@ func (w *workshop) window() int {
 }
 
 // take begins the items, or keeps them ahead.
-func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int, until time.Time) {
+func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int) {
 	taken := make([]*held, len(items))
 	for i, item := range items {
-		taken[i] = &held{item: item, since: time.Now(), until: until}
+		taken[i] = &held{item: item, since: time.Now(), until: w.d.p.LocalTime(item.LockedUntil)}
 	}
 	w.d.leases.add(taken)
 	w.mu.Lock()

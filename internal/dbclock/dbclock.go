@@ -67,6 +67,14 @@ func (c *Clock) Local(server time.Time) time.Time {
 	return c.base.Add(clamp(server.Sub(c.base)) - low)
 }
 
+// LocalBefore returns the last local instant up to which the server's clock has not passed the given one, for certain.
+func (c *Clock) LocalBefore(server time.Time) time.Time {
+	c.mu.Lock()
+	high := c.high
+	c.mu.Unlock()
+	return c.base.Add(clamp(server.Sub(c.base)) - high)
+}
+
 // clamp keeps distances so far from the limits of a Duration that sums of them cannot overflow. An instant
 // beyond is as good as never.
 func clamp(d time.Duration) time.Duration {

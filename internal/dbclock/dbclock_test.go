@@ -19,7 +19,7 @@ func TestClock_Local_NeverEarlyAndAtMostOneTripLate(t *testing.T) {
 		local := start
 		skew := time.Duration(rapid.Int64Range(-int64(48*time.Hour), int64(48*time.Hour)).Draw(t, "skew"))
 		c := New(func() time.Time { return local })
-		fastest := time.Hour
+		fastest, slowest := time.Hour, time.Duration(0) // replies, and requests
 		for range rapid.IntRange(1, 20).Draw(t, "trips") {
 			there := time.Duration(rapid.Int64Range(0, int64(50*time.Millisecond)).Draw(t, "there"))
 			back := time.Duration(rapid.Int64Range(0, int64(50*time.Millisecond)).Draw(t, "back"))
@@ -27,9 +27,12 @@ func TestClock_Local_NeverEarlyAndAtMostOneTripLate(t *testing.T) {
 			read := sent.Add(there)
 			local = read.Add(back)
 			c.Observe(sent, local, read.Add(skew))
-			fastest = min(fastest, back)
+			fastest, slowest = min(fastest, back), max(slowest, there)
 		}
 		due := local.Add(time.Second)
+		earliness := due.Sub(c.LocalBefore(due.Add(skew)))
+		require.GreaterOrEqual(t, earliness, time.Duration(0))
+		require.LessOrEqual(t, earliness, slowest+2*time.Millisecond)
 		lateness := c.Local(due.Add(skew)).Sub(due)
 		require.GreaterOrEqual(t, lateness, time.Duration(0))
 		// The oldest measurement may be about 2 s old by now: allow its drift.
