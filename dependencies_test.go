@@ -23,6 +23,9 @@ func TestGoMod_RequiresOnlyWhatWasDecided(t *testing.T) {
 	require.ElementsMatch(t, []string{
 		"github.com/jackc/pgx/v5",
 		"github.com/pressly/goose/v3",
+		"go.opentelemetry.io/otel",
+		"go.opentelemetry.io/otel/metric",
+		"go.opentelemetry.io/otel/trace",
 		// tests, and internal/mutants
 		"github.com/anishathalye/porcupine",
 		"github.com/stretchr/testify",

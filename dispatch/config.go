@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // This file answers: what can be set, and to what?
@@ -67,6 +69,11 @@ type Config struct {
 	// handler's goroutine and must not block. Defaults to nil.
 	OnEnd func(Ended)
 
+	// MeterProvider and TracerProvider are for OpenTelemetry; see the Metric names, and there is a span around each call of a
+	// handler. Default to the global ones.
+	MeterProvider  metric.MeterProvider
+	TracerProvider trace.TracerProvider
+
 	// Logger receives what operators should know: a line for each attempt that failed, at level Warn, for each dead letter,
 	// at level Error, and for a database that is away. Defaults to slog.Default().
 	Logger *slog.Logger
@@ -78,7 +85,7 @@ const (
 	NotAhead  = -1 // Config.Ahead
 )
 
-func (c *Config) resolve() (Config, error) {
+func (c *Config) resolve() (Config, telemetry, error) {
 	r := Config{}
 	if c != nil {
 		r = *c
@@ -104,7 +111,8 @@ func (c *Config) resolve() (Config, error) {
 	if r.Logger == nil {
 		r.Logger = slog.Default()
 	}
-	return r, k.err
+	t := newTelemetry(&r, &k)
+	return r, t, k.err
 }
 
 // checks completes settings and collects what is wrong with them.

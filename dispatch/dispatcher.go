@@ -58,9 +58,10 @@ type Dispatcher struct {
 	unknown  *registration // for items of other names
 	largest  int           // batch
 
-	work   *workshop
-	leases *leases
-	acks   *acker
+	telemetry telemetry
+	work      *workshop
+	leases    *leases
+	acks      *acker
 }
 
 // registration is a handler with its settings.
@@ -76,7 +77,7 @@ type registration struct {
 // are those of Run.
 func New(p Provider, config *Config) *Dispatcher {
 	d := &Dispatcher{p: p, handlers: make(map[string]*registration), largest: 1}
-	d.cfg, d.err = config.resolve()
+	d.cfg, d.telemetry, d.err = config.resolve()
 	d.unknown = d.newRegistration(nil)
 	d.unknown.run = single(func(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { return nil, ErrNoHandler })
 	d.work = newWorkshop(d)
@@ -203,6 +204,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	for range ackers {
 		engine.Go(func() { d.acks.run(quit) })
 	}
+	d.telemetry.hasPlaces(d.cfg.MinConcurrency)
 	err := d.claim(ctx)
 	left := d.work.stop()
 	d.acks.drain()

@@ -113,9 +113,10 @@ func (f *fake) claim(n int, o *pgwake.FetchOptions) (got []*pgwake.ClaimedWorkIt
 		}
 		i.claims++
 		i.Attempt++
+		due := i.visible
 		i.visible = now.Add(o.LockTimeout)
 		i.LockToken = pgwake.LockToken(fmt.Sprintf("%d/%d", i.ID, i.claims))
-		i.LockedUntil = i.visible
+		i.DueAt, i.LockedUntil = due, i.visible
 		c := i.ClaimedWorkItem
 		got = append(got, &c)
 	}

@@ -19,31 +19,31 @@ type places struct {
 	now         int
 
 	// The measurement that is under way.
-	since     time.Time
-	items     int
-	saturated bool // all the time
+	since time.Time
+	items int
 
 	rate float64 // of the number before, items a second; 0: unknown
 	step int     // that led from that to now
 }
 
 func newPlaces(c *Config) *places {
-	return &places{least: c.MinConcurrency, most: c.Concurrency, now: c.MinConcurrency, saturated: true, step: 1}
+	return &places{least: c.MinConcurrency, most: c.Concurrency, now: c.MinConcurrency, step: 1}
 }
 
-// ended counts items that were handled. saturated says that every place was taken, and more is there to do.
-func (p *places) ended(at time.Time, items int, saturated bool) {
+// ended counts items that were handled, and reports whether the number of places changes. saturated says that every place
+// was taken, and more is there to do.
+func (p *places) ended(at time.Time, items int, saturated bool) (changed bool) {
 	if p.least == p.most {
-		return
+		return false
 	}
 	if p.since.IsZero() || !saturated {
 		p.since, p.items, p.rate = at, 0, 0
-		return
+		return false
 	}
 	p.items += items
 	took := at.Sub(p.since)
 	if took < leastMeasured || p.items < 4*p.now {
-		return
+		return false
 	}
 	rate := float64(p.items) / took.Seconds()
 	p.since, p.items = at, 0
@@ -58,6 +58,7 @@ func (p *places) ended(at time.Time, items int, saturated bool) {
 		p.step = -1 // fewer do as well
 	}
 	p.rate = rate
-	size := max(p.now/8, 1)
-	p.now = min(max(p.now+p.step*size, p.least), p.most)
+	before := p.now
+	p.now = min(max(p.now+p.step*max(p.now/8, 1), p.least), p.most)
+	return p.now != before
 }

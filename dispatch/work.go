@@ -160,7 +160,9 @@ func (w *workshop) handleAll(unit []*held) {
 			w.mean = took
 		}
 		w.mean += (took - w.mean) / 8
-		w.places.ended(time.Now(), len(unit), w.busy == w.places.now && w.more)
+		if w.places.ended(time.Now(), len(unit), w.busy == w.places.now && w.more) {
+			w.d.telemetry.hasPlaces(w.places.now)
+		}
 		unit = nil
 		if len(w.ahead) > 0 && !w.stopping && w.busy <= w.places.now {
 			unit = w.next()
@@ -229,13 +231,20 @@ func (w *workshop) handle(unit []*held) {
 		ctx, cancel = context.WithTimeoutCause(ctx, r.timeout, ErrTimeout)
 		defer cancel()
 	}
+	began := time.Now()
+	ctx = w.d.telemetry.begin(ctx, w.d, inHand)
 	attempts := r.try(ctx, inHand)
 	var cause error
 	if ctx.Err() != nil {
 		cause = context.Cause(ctx)
 	}
+	verdicts := make([]verdict, len(inHand))
 	for i, h := range inHand {
-		w.settle(h, r.judge(h, attempts[i].err, cause), attempts[i])
+		verdicts[i] = r.judge(h, attempts[i].err, cause)
+	}
+	w.d.telemetry.end(ctx, inHand, verdicts, began)
+	for i, h := range inHand {
+		w.settle(h, verdicts[i], attempts[i])
 	}
 }
 
