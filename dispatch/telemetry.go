@@ -75,9 +75,9 @@ func newTelemetry(c *Config, k *checks) (t telemetry) {
 	t.wait, err = meter.Float64Histogram(MetricWait, metric.WithUnit("s"),
 		metric.WithDescription("from when items were due to the beginning of the attempt"), metric.WithExplicitBucketBoundaries(buckets...))
 	note(err)
-	t.running, err = meter.Int64UpDownCounter(MetricRunning, metric.WithUnit("{item}"), metric.WithDescription("items that handlers are at work on"))
+	t.running, err = meter.Int64UpDownCounter(MetricRunning, metric.WithDescription("items that handlers are at work on"))
 	note(err)
-	t.places, err = meter.Int64Gauge(MetricPlaces, metric.WithUnit("{place}"), metric.WithDescription("places for handlers"))
+	t.places, err = meter.Int64Gauge(MetricPlaces, metric.WithDescription("places for handlers"))
 	note(err)
 	return t
 }

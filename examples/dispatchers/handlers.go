@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
 )
 
 // This file answers: what is there to do, and what goes wrong with it?
@@ -47,66 +48,69 @@ func (w *world) work() (work []pgwake.WorkEnqueue) {
 		add("account.transfer", i, pgwake.EnqueueOptions{})
 	}
 	for i := range sampleCount {
-		add("sample", i+1, pgwake.EnqueueOptions{Namespace: "samples"})
+		add("sample", i+1, pgwake.EnqueueOptions{Namespace: samples})
 	}
 	return work
 }
 
+// none is the result of handlers that have none.
+type none struct{}
+
+// register registers the handlers of single items.
+func (w *world) register(d *dispatch.Dispatcher) {
+	dispatch.Handle(d, "mail.send", w.sendMail)
+	dispatch.Handle(d, "report.build", w.buildReport)
+	dispatch.Handle(d, "video.encode", w.encodeVideo)
+	dispatch.HandleTx(d, "account.transfer", w.transfer)
+}
+
 // sendMail fails now and then, and always for nobody.
-func (w *world) sendMail(_ context.Context, item *pgwake.ClaimedWorkItem) error {
-	var to string
-	if err := json.Unmarshal(item.Input, &to); err != nil {
-		return err
-	}
+func (w *world) sendMail(ctx context.Context, to string) (none, error) {
 	switch {
 	case to == "nobody":
-		return errors.New("no such mailbox")
-	case to == "reader 3" && item.Attempt < 3:
-		return errors.New("the server is busy")
+		return none{}, errors.New("no such mailbox")
+	case to == "reader 3" && dispatch.ItemFrom(ctx).Attempt < 3:
+		return none{}, errors.New("the server is busy")
 	}
-	return nil
+	return none{}, nil
 }
 
 // buildReport has a bug.
-func (w *world) buildReport(_ context.Context, item *pgwake.ClaimedWorkItem) error {
-	if item.Attempt == 1 {
+func (w *world) buildReport(ctx context.Context, _ int) (none, error) {
+	if dispatch.ItemFrom(ctx).Attempt == 1 {
 		panic("index out of range")
 	}
-	return nil
+	return none{}, nil
 }
 
-// encodeVideo takes longer than the lease, and does not care: its dispatcher renews that.
-func (w *world) encodeVideo(ctx context.Context, item *pgwake.ClaimedWorkItem) error {
-	if item.Attempt == 1 {
+// encodeVideo takes longer than the lease, and need not care: that is renewed.
+func (w *world) encodeVideo(ctx context.Context, _ string) (none, error) {
+	if dispatch.ItemFrom(ctx).Attempt == 1 {
 		close(w.encoderBegan)
 	}
 	select {
 	case <-time.After(encoding):
-		return nil
+		return none{}, nil
 	case <-ctx.Done(): // work that takes long should look at it now and then
-		return context.Cause(ctx)
+		return none{}, context.Cause(ctx)
 	}
 }
 
 // transfer moves 5 from ada to grace. What fails after that is rolled back with it, the ack included.
-func (w *world) transfer(ctx context.Context, tx pgx.Tx, item *pgwake.ClaimedWorkItem) error {
+func (w *world) transfer(ctx context.Context, tx pgx.Tx, n int) (none, error) {
 	for _, entry := range []struct {
 		owner  string
 		amount int
 	}{{"ada", -5}, {"grace", +5}} { // always in this order, so that two transfers cannot deadlock
 		_, err := tx.Exec(ctx, "UPDATE "+w.accounts+" SET balance = balance + $1 WHERE owner = $2", entry.amount, entry.owner)
 		if err != nil {
-			return err
+			return none{}, err
 		}
 	}
-	var n int
-	if err := json.Unmarshal(item.Input, &n); err != nil {
-		return err
+	if n%5 == 0 && dispatch.ItemFrom(ctx).Attempt == 1 {
+		return none{}, errors.New("the line went dead")
 	}
-	if n%5 == 0 && item.Attempt == 1 {
-		return errors.New("the line went dead")
-	}
-	return nil
+	return none{}, nil
 }
 
 // addSamples handles many at once.

@@ -1,24 +1,25 @@
 // Dispatchers is a program whose work goes wrong in every way: handlers that fail, panic, take longer than their
-// lease or never succeed, and a shutdown in the middle.
+// lease or never succeed, and a shutdown in the middle. Package dispatch deals with all of it.
 //
 //	go run ./examples/dispatchers
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes
-// whatever it made there. The part to reuse is dispatcher.go.
+// whatever it made there. The part to reuse is service.go. With -listen 127.0.0.1:8080, /metrics and the probes are there
+// while it runs.
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"maps"
 	"os"
 	"os/signal"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -27,13 +28,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/devpg"
+	"github.com/pgwake/pgwake/dispatch"
 )
 
 func main() {
+	listen := flag.String("listen", "127.0.0.1:0", "`address` of /metrics, /livez and /readyz")
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 
-	err := run(ctx)
+	err := run(ctx, *listen)
 	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "\ninterrupted")
@@ -44,7 +48,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context) (err error) {
+func run(ctx context.Context, listen string) (err error) {
 	server, err := devpg.Start(ctx, &devpg.Options{Fsync: true})
 	if err != nil {
 		return err
@@ -52,14 +56,14 @@ func run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
 	fmt.Printf("PostgreSQL %s: %s\n\n", server.Version, server.Source)
 
-	_, err = demo(ctx, server.URL, os.Stdout)
+	_, err = demo(ctx, server.URL, listen, os.Stdout)
 	return err
 }
 
 const (
-	goroutines      = 6
-	batchGoroutines = 2
-	lease           = 3 * time.Second // of single items; short, so that the program is, too, but longer than a disk may stall
+	places  = 6
+	lease   = 3 * time.Second // short, so that the program is, too, but longer than a disk may stall
+	samples = "samples"       // a namespace
 )
 
 // result is what came out.
@@ -71,13 +75,13 @@ type result struct {
 	Stats       pgwake.Stats
 }
 
-// demo has two dispatchers on one Provider, in a schema of its own, which it drops.
-func demo(ctx context.Context, databaseURL string, out io.Writer) (r result, err error) {
+// demo runs a service on a schema of its own, which it drops.
+func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r result, err error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if err != nil {
 		return r, err
 	}
-	config.MaxConns = goroutines + batchGoroutines // enough for all to be busy at once; waiting needs none
+	config.MaxConns = places + 4 // the transactions of handlers, and what dispatchers do beside; waiting needs none
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return r, err
@@ -98,31 +102,46 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (r result, err
 		return r, err
 	}
 
+	s, err := newService(p, address)
+	if err != nil {
+		return r, err
+	}
 	w := &world{accounts: schema + ".accounts", encoderBegan: make(chan struct{})}
 	work := w.work()
-	settled := make(chan outcome, len(work)) // each item leaves the queue once
-	logger := log.New(out, "", log.Ltime|log.Lmicroseconds)
-	common := &dispatcher{
-		Provider: p, pool: pool, namespace: pgwake.DefaultNamespace, lease: lease, maxAttempts: 4, grace: 10 * time.Second,
-		handlers:     map[string]handler{"mail.send": w.sendMail, "report.build": w.buildReport, "video.encode": w.encodeVideo},
-		transactions: map[string]txHandler{"account.transfer": w.transfer},
-		log:          logger, settled: settled,
+	settled := make(chan dispatch.Ended, len(work)) // each item leaves the queue once
+	logger := slog.New(slog.NewTextHandler(out, nil))
+	common := dispatch.Config{
+		Concurrency: places, LockTimeout: lease, MaxAttempts: 4, Begin: pool.Begin, StopTimeout: 10 * time.Second,
+		Namespaces: []string{pgwake.DefaultNamespace}, Retry: dispatch.Backoff(30*time.Millisecond, time.Second),
+		MeterProvider: s.meters, Logger: logger,
+		OnEnd: func(e dispatch.Ended) {
+			if e.Outcome == dispatch.Done || e.Outcome == dispatch.DeadLettered {
+				settled <- e
+			}
+		},
 	}
-	samples := &dispatcher{Provider: p, pool: pool, namespace: "samples", lease: pgwake.DefaultLockTimeout, grace: 10 * time.Second,
-		log: logger, settled: settled}
+	single := dispatch.New(p, &common)
+	w.register(single)
+	batches := common
+	batches.Concurrency, batches.Namespaces = 2, []string{samples}
+	many := dispatch.New(p, &batches)
+	many.HandleBatch("sample", 100, w.addSamples)
+	s.dispatchers = []*dispatch.Dispatcher{single, many}
 
 	running, shutDown := context.WithCancel(ctx)
-	var dispatchers sync.WaitGroup
-	defer dispatchers.Wait()
-	defer shutDown()
-	dispatchers.Go(func() { common.run(running, goroutines, common.single) })
-	dispatchers.Go(func() { samples.run(running, batchGoroutines, samples.batches(100, w.addSamples)) })
+	ended := make(chan error, 1)
+	go func() { ended <- s.run(running) }()
+	defer func() {
+		shutDown()
+		err = errors.Join(err, <-ended)
+	}()
+	fmt.Fprintf(out, "probes and metrics: http://%s/readyz /livez /metrics\n", s.listener.Addr())
 
 	if _, err := p.EnqueueForWorkerMany(ctx, work); err != nil {
 		return r, err
 	}
-	count := func(o outcome) {
-		if o.done {
+	count := func(e dispatch.Ended) {
+		if e.Outcome == dispatch.Done {
 			r.Done++
 		} else {
 			r.Dead++
@@ -130,9 +149,9 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (r result, err
 	}
 	for others := len(work) - 1; others > 0; {
 		select {
-		case o := <-settled:
-			count(o)
-			if o.item.Name != "video.encode" {
+		case e := <-settled:
+			count(e)
+			if e.Item.Name != "video.encode" {
 				others--
 			}
 		case <-ctx.Done():
@@ -144,13 +163,17 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (r result, err
 	case <-ctx.Done():
 		return r, ctx.Err()
 	}
-	logger.Print("shutting down: nothing is left but the video")
+	fmt.Fprintln(out, "shutting down: nothing is left but the video")
 	shutDown()
-	dispatchers.Wait()
-	logger.Print("down")
+	err = <-ended
+	ended <- nil
+	if err != nil {
+		return r, err
+	}
+	fmt.Fprintln(out, "down")
 	close(settled)
-	for o := range settled {
-		count(o)
+	for e := range settled {
+		count(e)
 	}
 
 	// One would look into the errors, mend what is broken, and call RedriveDeadLetters.
