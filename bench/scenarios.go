@@ -388,7 +388,7 @@ func runDrains(ctx context.Context, url string, s *sizes, to *results) error {
 	if s.noPeers {
 		return nil
 	}
-	for _, way := range []measure.DrainWay{measure.OneByOne, measure.GroupedAcks} {
+	for _, way := range []measure.DrainWay{measure.ByDispatcher, measure.OneByOne, measure.GroupedAcks} {
 		o := slow(s.drain)
 		o.Way = way
 		if err := keep(measure.Drain(ctx, url, o)); err != nil {

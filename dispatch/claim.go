@@ -15,7 +15,6 @@ import (
 func (d *Dispatcher) claim(ctx context.Context) error {
 	options := &pgwake.FetchOptions{
 		LockTimeout: d.cfg.LockTimeout, Namespaces: d.cfg.Namespaces, Tags: d.cfg.Tags, Session: d.cfg.Session,
-		MaxAttempts: d.mostAttempts(),
 	}
 	patience := patience{log: d.cfg.Logger}
 	for {
@@ -60,19 +59,6 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 	p.log.Warn("dispatch: cannot fetch", "error", err, "again_in", p.pause)
 	nap(ctx, p.pause)
 	return ctx.Err() == nil, nil
-}
-
-// mostAttempts is from how many claims on the Provider is to put an item aside although nobody said so: each of them ended
-// its process. Handlers with fewer attempts are dealt with here.
-func (d *Dispatcher) mostAttempts() int {
-	most := d.cfg.MaxAttempts
-	for _, r := range d.handlers {
-		if most == Unlimited || r.maxAttempts == Unlimited {
-			return 0
-		}
-		most = max(most, r.maxAttempts)
-	}
-	return max(most, 0)
 }
 
 // nap waits for d, or until ctx ends.

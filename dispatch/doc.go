@@ -2,7 +2,7 @@
 // with leases that are renewed for as long as a handler takes, retries, panics that become failures, and an end that
 // loses nothing.
 //
-//	d := dispatch.New(p, &dispatch.Config{Concurrency: 8})
+//	d := dispatch.New(p, nil)
 //	dispatch.Handle(d, "email.send", func(ctx context.Context, in Email) (Receipt, error) { ... })
 //	return d.Run(ctx)
 //
@@ -10,16 +10,30 @@
 //
 // A handler that returns nil has its item acknowledged, with the result as completion if an orchestration scheduled it.
 // One that returns an error has it given back, due again after a delay (Config.Retry) or after the one that the error asks
-// for (RetryAfter), until it has been tried Config.MaxAttempts times; then it becomes a dead letter, as it does at once
-// for an error that is Permanent. A panic is an error with a stack (PanicError). An item for which there is no handler is
-// given back like one that failed: another process may know it, or the next version of this one.
+// for ([RetryAfter], [Snooze]), until it has been tried Config.MaxAttempts times; then it becomes a dead letter, as it does at
+// once for an error that is [Permanent]. A panic is an error with a stack ([PanicError]). An item for which there is no
+// handler is given back like one that failed: another process may know it, or the next version of this one.
 //
 // Delivery is at least once: a process that dies leaves its items to others when their leases end, and some of them were
-// done. HandleTx is for handlers whose effects are to happen exactly once.
+// done. [HandleTx] is for handlers whose effects in the database are to happen exactly once.
+//
+// # Throughput
+//
+// One claim takes as many items as there are places for, and one statement acknowledges all that is done by then. Where
+// handlers are quick, items are claimed ahead (Config.Ahead) for 20 ms of work; where they take their time, none is, so nobody
+// keeps from others what he cannot begin. With Config.MinConcurrency, as many places are in use as get most done.
 //
 // # The end
 //
 // When the context of Run ends, the Dispatcher claims no more, and gives back at once what it had claimed ahead. Handlers
-// go on for Config.StopTimeout. Then their contexts end, with ErrStopping as the cause, and what does not end with that is
-// given back as well. So others have it at once, and not when leases end.
+// go on for Config.StopTimeout. Then their contexts end, with [ErrStopping] as the cause, and what does not end with that
+// within Config.CancelTimeout is given back as well. So others have it at once, and not when leases end. Close the
+// Provider after Run has returned.
+//
+// # Orchestrations
+//
+// An [Orchestrator] does the same for turns: it fetches them, calls a [Decider], and acknowledges what that decided, under a
+// lease that is renewed; an instance whose turn fails again and again is ended as failed ([FailInstance]).
+//
+// A Dispatcher and an Orchestrator are safe for concurrent use once Run has been called; register handlers before.
 package dispatch

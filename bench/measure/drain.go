@@ -3,12 +3,14 @@ package measure
 import (
 	"context"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -28,6 +30,8 @@ const (
 	OneByOne DrainWay = "one by one, ack with the next claim"
 	// GroupedAcks claims one item at a time and acknowledges it by AckBatched, which shares commits.
 	GroupedAcks DrainWay = "one by one, AckBatched"
+	// ByDispatcher leaves it to a dispatch.Dispatcher, whose handler does nothing.
+	ByDispatcher DrainWay = "dispatch.Dispatcher"
 )
 
 // DrainOptions are the sizes of Drain, BareDrain and PeerDrain.
@@ -151,13 +155,33 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 		return nil, err
 	}
 	t := newTally(o.Items)
-	for range o.Dispatchers {
-		n.loop(drainTurn(n, &o, t))
+	if o.Way == ByDispatcher {
+		d := dispatch.New(tallied{n.Provider, t}, &dispatch.Config{Concurrency: o.Dispatchers})
+		dispatch.Handle(d, "measure", func(context.Context, json.RawMessage) (json.RawMessage, error) { return nil, nil })
+		n.loop(func() error { return d.Run(n.ctx) })
+	} else {
+		for range o.Dispatchers {
+			n.loop(drainTurn(n, &o, t))
+		}
 	}
 	if err := t.wait(n.ctx, o.Limit, o.Progress); err != nil {
 		return nil, err
 	}
 	return t.result("pgwake, "+string(o.Way), "defaults", &o), nil
+}
+
+// tallied counts what its Dispatcher has acknowledged.
+type tallied struct {
+	*pgwake.Provider
+	t *tally
+}
+
+func (p tallied) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error {
+	err := p.Provider.AckWorkItems(ctx, tokens)
+	if err == nil {
+		p.t.add(len(tokens))
+	}
+	return err
 }
 
 // connectAll has so many dispatchers ask at a time, for nothing, so that connections are made and statements prepared.
