@@ -51,21 +51,31 @@ type email struct{ To string }
 
 type receipt struct{ ID int }
 
-// The whole program, but for what it does.
-func Example() {
-	ctx, p, end := openProvider()
-	defer end()
-	ctx, stop := context.WithCancel(ctx) // in a program: signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-
+func sendEmails(ctx context.Context, p *pgwake.Provider) error {
 	d := dispatch.New(p, nil)
 	dispatch.Handle(d, "email.send", func(ctx context.Context, in email) (receipt, error) {
 		fmt.Println("to", in.To)
-		stop()
 		return receipt{7}, nil
 	})
+	return d.Run(ctx) // until ctx ends
+}
+
+// A program has signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM) for ctx.
+func Example() {
+	ctx, p, end := openProvider()
+	defer end()
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() { ended <- sendEmails(ctx, p) }()
+
 	_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "email.send", Input: json.RawMessage(`{"To":"ada"}`)}, nil)
 	check(err)
-	check(d.Run(ctx)) // until ctx ends
+	for depths := []pgwake.QueueDepth{{}}; len(depths) > 0; { // until nothing is left
+		depths, err = p.GetQueueDepths(ctx)
+		check(err)
+	}
+	stop()
+	check(<-ended)
 	// Output: to ada
 }
 
