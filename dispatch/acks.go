@@ -23,17 +23,14 @@ const (
 type acker struct {
 	d *Dispatcher
 
-	mu      sync.Mutex
-	done    []*held // to be acknowledged
-	flying  int     // statements on their way
-	bell    chan struct{}
-	drained *sync.Cond
+	bell chan struct{}
+
+	mu   sync.Mutex
+	done []*held // to be acknowledged
 }
 
 func newAcker(d *Dispatcher) *acker {
-	a := &acker{d: d, bell: make(chan struct{}, ackers)}
-	a.drained = sync.NewCond(&a.mu)
-	return a
+	return &acker{d: d, bell: make(chan struct{}, ackers)}
 }
 
 // add has an item acknowledged.
@@ -55,7 +52,7 @@ func (a *acker) run(ctx context.Context) {
 		case <-a.bell:
 		}
 		for batch := a.begin(); batch != nil; batch = a.begin() {
-			a.ack(ctx, batch)
+			a.ack(batch)
 		}
 	}
 }
@@ -69,16 +66,11 @@ func (a *acker) begin() []*held {
 	n := min(len(a.done), ackedAtOnce)
 	batch := a.done[:n:n]
 	a.done = a.done[n:]
-	a.flying++
 	return batch
 }
 
-func (a *acker) ack(ctx context.Context, batch []*held) {
+func (a *acker) ack(batch []*held) {
 	defer func() {
-		a.mu.Lock()
-		a.flying--
-		a.drained.Broadcast()
-		a.mu.Unlock()
 		for _, h := range batch {
 			a.d.work.ended(h)
 		}
@@ -88,23 +80,20 @@ func (a *acker) ack(ctx context.Context, batch []*held) {
 	for i, h := range batch {
 		tokens[i] = h.item.LockToken
 	}
-	err := persist(ctx, func() time.Time { return end }, func(ctx context.Context) error { return a.d.p.AckWorkItems(ctx, tokens) })
+	unknown := false // an attempt that failed may have acknowledged them
+	err := persist(a.d.work.settling, func() time.Time { return end }, func(ctx context.Context) error {
+		err := a.d.p.AckWorkItems(ctx, tokens)
+		var failure *pgwake.Error
+		unknown = unknown || errors.As(err, &failure) && failure.Unknown
+		return err
+	})
 	if lost, ok := lostOf(err); ok {
-		for range lost {
-			a.d.cfg.Logger.Warn("dispatch: an item was done, and its lease was lost before it could be acknowledged")
+		if len(lost) > 0 && !unknown {
+			a.d.cfg.Logger.Warn("dispatch: items were done, and their leases were lost before they could be acknowledged", "items", len(lost))
 		}
 		return
 	}
 	a.d.cfg.Logger.Warn("dispatch: items are done and cannot be acknowledged: they come again", "error", err, "items", len(batch))
-}
-
-// drain waits until everything is acknowledged.
-func (a *acker) drain() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for len(a.done) > 0 || a.flying > 0 {
-		a.drained.Wait()
-	}
 }
 
 // verbTimeout bounds one attempt of a verb.

@@ -206,9 +206,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 	d.telemetry.hasPlaces(d.cfg.MinConcurrency)
 	err := d.claim(ctx)
-	left := d.work.stop()
-	d.acks.drain()
-	if left > 0 {
+	if left := d.work.stop(); left > 0 {
 		err = errors.Join(err, fmt.Errorf("%w: %d of them", ErrHandlersLeft, left))
 	}
 	return err

@@ -291,3 +291,39 @@ func TestRun_ItemComesAfterALongWait_ItsLeaseIsWhole(t *testing.T) {
 		require.Equal(t, []string{"a"}, f.acked)
 	})
 }
+
+func TestStop_WhatBecameOfItems_IsInTheDatabaseWhenRunReturns(t *testing.T) {
+	dispatching(t, Config{Concurrency: 2}, func(d *Dispatcher) {
+		d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.slow = time.Second
+		f.enqueue("good", "bad")
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"good"}, f.acked)
+		require.Len(t, f.items, 1)
+		require.Equal(t, "no", f.items[0].LastError)
+	})
+}
+
+func TestStop_DatabaseIsAway_RunReturnsAllTheSame(t *testing.T) {
+	dispatching(t, Config{CancelTimeout: 3 * time.Second}, func(d *Dispatcher) {
+		d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.mu.Lock()
+		f.fail = func(verb string) error {
+			if verb == "ack" {
+				return retryable(verb)
+			}
+			return nil
+		}
+		f.mu.Unlock()
+		f.enqueue("good")
+		synctest.Wait()
+		began := time.Now()
+		require.NoError(t, stop())
+		require.Equal(t, 3*time.Second, time.Since(began))
+		require.Empty(t, f.acked)
+	})
+}

@@ -27,6 +27,8 @@ type fake struct {
 	renewed int // statements
 
 	sessions []string // owners whose sessions were renewed
+
+	slow time.Duration // what every verb but the fetch takes
 }
 
 type fakeItem struct {
@@ -139,6 +141,7 @@ func (f *fake) remove(i *fakeItem) {
 
 // verb makes a change to the item of a token.
 func (f *fake) verb(name string, token pgwake.LockToken, change func(*fakeItem)) error {
+	time.Sleep(f.slow)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.changed()

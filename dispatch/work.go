@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +34,8 @@ type workshop struct {
 
 	working  context.Context // of handlers
 	cutShort context.CancelCauseFunc
+	settling context.Context // of the calls that settle items
+	giveUp   context.CancelFunc
 
 	mu        sync.Mutex
 	news      chan struct{} // something of the following has changed
@@ -49,6 +53,7 @@ type workshop struct {
 func newWorkshop(d *Dispatcher) *workshop {
 	w := &workshop{d: d, running: make(map[*held]bool), news: make(chan struct{}, 1), places: newPlaces(&d.cfg)}
 	w.working, w.cutShort = context.WithCancelCause(context.Background())
+	w.settling, w.giveUp = context.WithCancel(context.Background())
 	w.stale = time.AfterFunc(time.Hour, w.returnStale)
 	w.stale.Stop()
 	return w
@@ -309,7 +314,7 @@ func (w *workshop) settle(h *held, v verdict, a attempt) {
 	}
 	go func() {
 		defer w.ended(h)
-		err := persist(context.Background(), func() time.Time { return d.leases.end(h) }, carryOut)
+		err := persist(w.settling, func() time.Time { return d.leases.end(h) }, carryOut)
 		switch {
 		case errors.Is(err, pgwake.ErrLockLost):
 			d.log(h).Warn("dispatch: the lease was lost", "error", err)
@@ -335,7 +340,8 @@ func (w *workshop) ended(h *held) {
 	w.changed()
 }
 
-// stop ends the work in two stages, and returns how many handlers have not ended.
+// stop ends the work in two stages, and returns how many handlers have not ended. What has become of the items is in the
+// database then, unless that is away for longer than Config.CancelTimeout.
 func (w *workshop) stop() (left int) {
 	w.mu.Lock()
 	w.stopping = true
@@ -350,12 +356,17 @@ func (w *workshop) stop() (left int) {
 	}
 	w.cutShort(ErrStopping)
 	w.mu.Lock()
-	for h := range w.running {
-		defer w.settle(h, verdict{fate: retry, free: true, err: ErrStopping}, attempt{})
-	}
-	left = len(w.running)
+	stuck := slices.Collect(maps.Keys(w.running))
 	w.mu.Unlock()
-	return left
+	for _, h := range stuck {
+		w.settle(h, verdict{fate: retry, free: true, err: ErrStopping}, attempt{})
+	}
+	settled := func() bool { return w.unsettled == 0 }
+	if !w.waitFor(w.d.cfg.CancelTimeout, settled) {
+		w.giveUp()
+		w.waitFor(verbTimeout, settled)
+	}
+	return len(stuck)
 }
 
 // waitFor waits until a condition holds, which is judged with mu held, and reports whether it does in time.
