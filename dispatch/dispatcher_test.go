@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -67,6 +68,7 @@ func TestRun_SlowHandler_ItsLeaseIsRenewed(t *testing.T) {
 	}, func(t *testing.T, f *fake, _ func() error) {
 		f.enqueue("slow")
 		time.Sleep(11 * time.Second)
+		synctest.Wait()
 		require.Equal(t, []string{"slow"}, f.acked)
 		require.EqualValues(t, 1, attempts.Load())
 	})
@@ -97,6 +99,7 @@ func TestRun_RenewalsFail_ContextEndsWithTheLease(t *testing.T) {
 		require.ErrorIs(t, <-cause, pgwake.ErrLockLost)
 		require.GreaterOrEqual(t, time.Since(began), time.Second)
 		time.Sleep(time.Second)
+		synctest.Wait()
 		require.Equal(t, []string{"slow"}, f.acked, "somebody else's second attempt")
 	})
 }
@@ -113,12 +116,14 @@ func TestRun_HandlerFails_IsRetriedWithGrowingDelays_ThenBuried(t *testing.T) {
 		began = time.Now()
 		f.enqueue("bad")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Equal(t, []time.Duration{0, time.Second, 3 * time.Second, 6 * time.Second}, at)
 		require.Equal(t, map[string]string{"bad": "max attempts: no"}, f.buried)
 	})
 }
 
 func TestRun_WhatErrorsAskFor_IsDone(t *testing.T) {
+	var mu sync.Mutex
 	seen := map[string][]int{}
 	dispatching(t, Config{Concurrency: 1}, func(d *Dispatcher) {
 		for name, fn := range map[string]func(n int) error{
@@ -143,6 +148,8 @@ func TestRun_WhatErrorsAskFor_IsDone(t *testing.T) {
 			},
 		} {
 			d.Handle(name, does(func(_ context.Context, item *pgwake.ClaimedWorkItem) error {
+				mu.Lock()
+				defer mu.Unlock()
 				seen[name] = append(seen[name], item.Attempt)
 				return fn(item.Attempt)
 			}))
@@ -150,9 +157,13 @@ func TestRun_WhatErrorsAskFor_IsDone(t *testing.T) {
 	}, func(t *testing.T, f *fake, _ func() error) {
 		f.enqueue("permanent", "after", "snooze", "panic", "unknown")
 		time.Sleep(4 * time.Minute)
+		synctest.Wait()
 		require.Equal(t, map[string]string{"permanent": "permanent error: it never works"}, f.buried)
+		mu.Lock()
 		require.Equal(t, map[string][]int{"permanent": {1}, "after": {1}, "snooze": {1, 1, 1}, "panic": {1, 2}}, seen)
+		mu.Unlock()
 		time.Sleep(2 * time.Minute)
+		synctest.Wait()
 		require.ElementsMatch(t, []string{"after", "snooze", "panic"}, f.acked)
 		require.Len(t, f.items, 1, "that nobody knows")
 		require.Equal(t, ErrNoHandler.Error(), f.items[0].LastError)
@@ -165,6 +176,7 @@ func TestRun_HandlerTakesTooLong_TimesOut(t *testing.T) {
 	}, func(t *testing.T, f *fake, _ func() error) {
 		f.enqueue("slow")
 		time.Sleep(time.Second + time.Millisecond)
+		synctest.Wait()
 		require.Contains(t, f.buried["slow"], ErrTimeout.Error())
 	})
 }
@@ -183,6 +195,7 @@ func TestRun_Concurrency_IsNeverExceeded(t *testing.T) {
 			f.enqueue("a")
 		}
 		time.Sleep(10*time.Second + time.Millisecond)
+		synctest.Wait()
 		require.Len(t, f.acked, 30, "and is used")
 		require.EqualValues(t, 3, most.Load())
 		require.Len(t, f.items, 0)
@@ -269,9 +282,11 @@ func TestRun_ItemOfASessionInHand_ItsSessionIsRenewed(t *testing.T) {
 		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(10 * time.Second); return nil }))
 	}, func(t *testing.T, f *fake, _ func() error) {
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Empty(t, f.sessions, "nothing is in hand")
 		f.add(pgwake.WorkItem{Name: "a", Session: "s"})
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.InDelta(t, 10, len(f.sessions), 1, "one a second")
 		require.Equal(t, "me", f.sessions[0])
 	})
@@ -288,6 +303,7 @@ func TestRun_ItemComesAfterALongWait_ItsLeaseIsWhole(t *testing.T) {
 		time.Sleep(25 * time.Second)
 		f.enqueue("a")
 		time.Sleep(6 * time.Second)
+		synctest.Wait()
 		require.Equal(t, []string{"a"}, f.acked)
 	})
 }

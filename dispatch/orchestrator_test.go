@@ -32,10 +32,17 @@ type fakeTurn struct {
 func newTurns(instances ...string) *turns {
 	f := &turns{items: map[string]*fakeTurn{}, news: make(chan struct{}, 1)}
 	for _, instance := range instances {
-		f.items[instance] = &fakeTurn{OrchestrationItem: pgwake.OrchestrationItem{
-			Instance: instance, Name: "flow", ExecutionID: 1, LastEventID: 3, LockToken: pgwake.LockToken(instance)}}
+		f.add(instance)
 	}
 	return f
+}
+
+func (f *turns) add(instance string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.items[instance] = &fakeTurn{OrchestrationItem: pgwake.OrchestrationItem{
+		Instance: instance, Name: "flow", ExecutionID: 1, LastEventID: 3, LockToken: pgwake.LockToken(instance)}}
+	f.changed()
 }
 
 func (f *turns) changed() {
@@ -172,6 +179,7 @@ func TestOrchestrator_SlowTurn_IsRenewed(t *testing.T) {
 		}
 	}, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
 		time.Sleep(11 * time.Second)
+		synctest.Wait()
 		require.Len(t, f.acks, 1)
 	})
 }
@@ -198,6 +206,7 @@ func TestOrchestrator_RenewalsFail_ContextEndsWithTheLease(t *testing.T) {
 		f.mu.Unlock()
 		require.ErrorIs(t, <-cause, pgwake.ErrLockLost)
 		time.Sleep(time.Second)
+		synctest.Wait()
 		require.Len(t, f.acks, 1, "of the second attempt alone")
 		require.Empty(t, f.given)
 	})
@@ -214,6 +223,7 @@ func TestOrchestrator_TurnFails_IsRetried_AndThenTheInstanceFails(t *testing.T) 
 			deciding(t, OrchestratorConfig{MaxAttempts: 3, Retry: func(n int, _ error) time.Duration { return time.Duration(n) * time.Second }},
 				func() Decider { return decide }, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
 					time.Sleep(4 * time.Second)
+					synctest.Wait()
 					require.Len(t, f.given, 2)
 					require.Equal(t, []time.Duration{time.Second, 2 * time.Second}, []time.Duration{f.given[0].Delay, f.given[1].Delay})
 					require.Len(t, f.acks, 1)
@@ -234,7 +244,7 @@ func TestOrchestrator_AckIsRefused_TheTurnHasFailed(t *testing.T) {
 		return func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
 			return ack, nil
 		}
-	}, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
+	}, nil, func(t *testing.T, f *turns, _ func() error) {
 		acks := 0
 		f.mu.Lock()
 		f.fail = func(verb string) error {
@@ -246,7 +256,9 @@ func TestOrchestrator_AckIsRefused_TheTurnHasFailed(t *testing.T) {
 			return nil
 		}
 		f.mu.Unlock()
+		f.add("a")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Len(t, f.given, 1)
 		require.Len(t, f.acks, 1)
 		require.Equal(t, pgwake.StatusFailed, f.acks[0].Metadata.Status)
