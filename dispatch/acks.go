@@ -76,12 +76,20 @@ func (a *acker) ack(batch []*held) {
 		}
 	}()
 	tokens := make([]pgwake.LockToken, len(batch))
-	end := a.d.leases.end(batch[0])
 	for i, h := range batch {
 		tokens[i] = h.item.LockToken
 	}
 	unknown := false // an attempt that failed may have acknowledged them
-	err := persist(a.d.work.settling, func() time.Time { return end }, func(ctx context.Context) error {
+	// Each ack of the batch is good for itself, so there is hope as long as one lease lasts.
+	end := func() (latest time.Time) {
+		for _, h := range batch {
+			if until := a.d.leases.end(h); until.After(latest) {
+				latest = until
+			}
+		}
+		return latest
+	}
+	err := persist(a.d.work.settling, end, func(ctx context.Context) error {
 		err := a.d.p.AckWorkItems(ctx, tokens)
 		var failure *pgwake.Error
 		unknown = unknown || errors.As(err, &failure) && failure.Unknown

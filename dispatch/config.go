@@ -24,8 +24,8 @@ type Config struct {
 	// Defaults to Concurrency, and so to a fixed number.
 	MinConcurrency int
 
-	// Namespaces, Tags and Session say what is fetched; see pgwake.FetchOptions. Default to everything that has neither tag
-	// nor session.
+	// Namespaces, Tags and Session say what is fetched; see pgwake.FetchOptions. The sessions of which something is in hand
+	// are renewed; their items run side by side, as others do. Default to everything that has neither tag nor session.
 	Namespaces []string
 	Tags       pgwake.TagFilter
 	Session    *pgwake.SessionOptions
@@ -37,36 +37,42 @@ type Config struct {
 	// Timeout ends the context of a handler, with ErrTimeout as the cause. Defaults to 0: none.
 	Timeout time.Duration
 
-	// MaxAttempts is how often an item is tried before it becomes a dead letter; Unlimited for ever. Defaults to 25.
+	// MaxAttempts is how often an item is tried before it becomes a dead letter, or the orchestration that scheduled it is
+	// told; Unlimited for ever. An attempt is a claim, also by a process that died before it called the handler. Defaults to 25.
 	MaxAttempts int
 
 	// Retry says how long to wait after an attempt that failed. Defaults to Backoff(time.Second, time.Hour).
 	Retry RetryPolicy
 
 	// Ahead is how many items may be claimed beyond those at work, so that short handlers need not wait for the database. It
-	// claims as many as are likely to be begun within 20 ms, and gives back what is not. Defaults to 1000; NotAhead is for
-	// none.
+	// claims as many as are likely to be begun within 20 ms, and gives back what is not; none where MaxAttempts is 1.
+	// Defaults to 1000; NotAhead is for none.
 	Ahead int
 
-	// Begin begins the transactions of HandleTx, on the Provider's database; a pool's Begin will do. Defaults to nil:
-	// there is no HandleTx.
+	// Begin begins the transactions of HandleTx, on the Provider's database; a pool's Begin will do. Each handler at work
+	// holds a connection, so a pool that the Provider uses as well needs Concurrency and four more. Defaults to nil: there is
+	// no HandleTx.
 	Begin func(context.Context) (pgx.Tx, error)
 
-	// StopTimeout is how long handlers may go on once Run is to end. Defaults to 25 s.
+	// StopTimeout is how long handlers may go on once Run is to end. The least is 1 ns, since 0 means 25 s.
 	StopTimeout time.Duration
 
-	// CancelTimeout is how long those that did not end by then may take to notice. Defaults to 2 s.
+	// CancelTimeout is how long those that did not end by then may take to notice, and then again for how long Run waits
+	// while no item can be settled because the database is away. The least is 1 ns, since 0 means 2 s.
 	CancelTimeout time.Duration
 
-	// Middleware wraps every handler, the first outermost.
+	// Middleware wraps every handler of single items, the first outermost. The context that it passes on is to be its own or
+	// one made of that.
 	Middleware []Middleware
 
 	// Completion makes the message for the orchestration that scheduled an item, out of the handler's result or the error
-	// of the last attempt; nil: none. Defaults to CompletionMessage.
+	// of the last attempt; nil: none. If it fails, or the Provider refuses the message (see pgwake.Config.MaxPayload), it is
+	// asked for one with that as the error. Defaults to CompletionMessage.
 	Completion func(item *pgwake.ClaimedWorkItem, result Result, err error) (*pgwake.Message, error)
 
-	// OnEnd is called when it is known what is to become of an item, before that is in the database. It runs on the
-	// handler's goroutine and must not block. Defaults to nil.
+	// OnEnd is called once for each claim, when it is known what is to become of the item, and before that is in the
+	// database. It runs on the goroutine of the handler, or of whoever gives the item back, several at a time, and must not
+	// block; if it panics, that is logged. Defaults to nil.
 	OnEnd func(Ended)
 
 	// MeterProvider and TracerProvider are for OpenTelemetry; see the Metric names, and there is a span around each call of a

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,7 +34,7 @@ type Provider interface {
 
 // Handler does the work of an item. It may be called again for the same item, on any node, at any time after an error or
 // a crash. Its context ends when the lease is lost, when its time is up, or when the Dispatcher cannot wait any longer;
-// context.Cause says which. The result is for the orchestration that scheduled the item, if one did.
+// context.Cause says which. It has no values of the context of Run. The result is for the orchestration that scheduled the item, if one did.
 type Handler func(ctx context.Context, item *pgwake.ClaimedWorkItem) (Result, error)
 
 // BatchHandler does the work of several items at once; for the rest it is as a Handler. An error is that of all of them,
@@ -57,6 +58,11 @@ type Dispatcher struct {
 	handlers map[string]*registration
 	unknown  *registration // for items of other names
 	largest  int           // batch
+
+	// triedOnce: there are items for which one attempt is all. What a process claims ahead and takes with it when it dies
+	// would be such an attempt.
+	triedOnce bool
+	ran       atomic.Bool
 
 	telemetry telemetry
 	work      *workshop
@@ -87,10 +93,18 @@ func New(p Provider, config *Config) *Dispatcher {
 }
 
 func (d *Dispatcher) newRegistration(options []Option) *registration {
-	r := &registration{most: 1, maxAttempts: d.cfg.MaxAttempts, retry: d.cfg.Retry, timeout: d.cfg.Timeout}
+	r := &registration{most: 1, retry: d.cfg.Retry, timeout: d.cfg.Timeout}
 	for _, o := range options {
 		o(r)
 	}
+	var k checks
+	k.number("MaxAttempts", &r.maxAttempts, d.cfg.MaxAttempts, Unlimited)
+	k.duration("Timeout", &r.timeout, 0, 0)
+	d.err = errors.Join(d.err, k.err)
+	if r.retry == nil {
+		r.retry = d.cfg.Retry
+	}
+	d.triedOnce = d.triedOnce || r.maxAttempts == 1
 	return r
 }
 
@@ -174,10 +188,10 @@ func (d *Dispatcher) fail(format string, args ...any) {
 // Option is a setting of one handler.
 type Option func(*registration)
 
-// WithMaxAttempts is Config.MaxAttempts for one handler.
+// WithMaxAttempts is Config.MaxAttempts for one handler; 0 leaves it as it is there.
 func WithMaxAttempts(n int) Option { return func(r *registration) { r.maxAttempts = n } }
 
-// WithRetry is Config.Retry for one handler.
+// WithRetry is Config.Retry for one handler; nil leaves it as it is there.
 func WithRetry(p RetryPolicy) Option { return func(r *registration) { r.retry = p } }
 
 // WithTimeout is Config.Timeout for one handler; 0: none.
@@ -186,6 +200,8 @@ func WithTimeout(d time.Duration) Option { return func(r *registration) { r.time
 // ErrHandlersLeft: Run has ended, and handlers have not, although their contexts have. Their items were given back.
 var ErrHandlersLeft = errors.New("handlers did not end")
 
+var errRanBefore = fmt.Errorf("%w: Run was called before", pgwake.ErrConfig)
+
 // Run dispatches until ctx ends or the Provider is closed, and then ends as the package says. It returns nil when
 // everything has ended, ErrHandlersLeft if a handler has not, ErrConfig for mistakes in the Config and in what was
 // registered, and what a fetch returned that will not go away, such as pgwake.ErrPermission. Run may be called once.
@@ -193,11 +209,15 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	if d.err != nil {
 		return d.err
 	}
+	if d.ran.Swap(true) {
+		return errRanBefore
+	}
 	var engine sync.WaitGroup
 	quit, end := context.WithCancel(context.WithoutCancel(ctx)) // of the goroutines that handlers need to the last
 	defer engine.Wait()
 	defer end()
 	engine.Go(func() { d.leases.run(quit) })
+	engine.Go(func() { d.leases.expire(quit) })
 	if d.cfg.Session != nil {
 		engine.Go(func() { d.leases.keepSessions(quit) })
 	}

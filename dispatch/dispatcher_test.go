@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -341,5 +343,208 @@ func TestStop_DatabaseIsAway_RunReturnsAllTheSame(t *testing.T) {
 		require.NoError(t, stop())
 		require.Equal(t, 3*time.Second, time.Since(began))
 		require.Empty(t, f.acked)
+	})
+}
+
+// Ten long items take all places after quick ones, with many more waiting: those stay with others.
+func TestRun_AllPlacesHangAfterQuickItems_NothingIsClaimedOverAndOver(t *testing.T) {
+	dispatching(t, Config{}, func(d *Dispatcher) {
+		d.Handle("quick", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(time.Millisecond); return nil }))
+		d.Handle("long", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { <-ctx.Done(); return ctx.Err() }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		enqueueMany(f, "quick", 500)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.Len(t, f.acked, 500)
+		enqueueMany(f, "long", 10)
+		enqueueMany(f, "quick", 500)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		require.Less(t, f.calls["abandon"], 1000)
+	})
+}
+
+func enqueueMany(f *fake, name string, n int) {
+	for range n {
+		f.enqueue(name)
+	}
+}
+
+// nilError panics when it is asked what it says.
+type nilError struct{ said string }
+
+func (e *nilError) Error() string { return e.said }
+
+func TestRun_WhatTheProviderWouldRefuse_IsMadeFit(t *testing.T) {
+	for name, c := range map[string]struct {
+		err   error
+		after time.Duration
+	}{
+		"an error without a text":   {(*nilError)(nil), time.Second},
+		"a text that is too long":   {errors.New(strings.Repeat("x", 2<<20)), time.Second},
+		"a text that is no text":    {errors.New("a\x00b\xff"), time.Second},
+		"a delay below 0":           {RetryAfter(errors.New("no"), -time.Hour), 0},
+		"a snooze below 0":          {Snooze(-time.Hour), 0},
+		"a panic with such a value": {nil, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			attempts := 0
+			dispatching(t, Config{Retry: func(int, error) time.Duration { return time.Second }}, func(d *Dispatcher) {
+				d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
+					if attempts++; attempts > 1 {
+						return nil
+					}
+					if c.err == nil {
+						panic((*nilError)(nil))
+					}
+					return c.err
+				}))
+			}, func(t *testing.T, f *fake, _ func() error) {
+				f.enqueue("a")
+				time.Sleep(c.after)
+				synctest.Wait()
+				require.Equal(t, []string{"a"}, f.acked, "long before its lease ends")
+			})
+		})
+	}
+}
+
+func TestRun_HooksPanic_ItemHasItsFate(t *testing.T) {
+	dispatching(t, Config{
+		MaxAttempts: 2, Retry: func(int, error) time.Duration { panic("oh") }, OnEnd: func(Ended) { panic("oh") },
+	}, func(d *Dispatcher) {
+		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
+		d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.enqueue("bad", "good")
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"good"}, f.acked)
+		require.Equal(t, map[string]string{"bad": "max attempts: no"}, f.buried)
+	})
+}
+
+func TestRun_CompletionCannotBeMadeOrIsRefused_TheOrchestrationIsTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		result     Result
+		completion func(*pgwake.ClaimedWorkItem, Result, error) (*pgwake.Message, error)
+	}{
+		"no JSON":  {Result("oops"), nil},
+		"too long": {Result(`"` + strings.Repeat("x", 2<<20) + `"`), nil},
+		"NUL":      {Result(`"\u0000"`), nil},
+		"a panic": {nil, func(i *pgwake.ClaimedWorkItem, r Result, err error) (*pgwake.Message, error) {
+			if err == nil {
+				panic("oh")
+			}
+			return CompletionMessage(i, r, err)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			calls := 0
+			dispatching(t, Config{Completion: c.completion}, func(d *Dispatcher) {
+				d.Handle("a", func(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { calls++; return c.result, nil })
+			}, func(t *testing.T, f *fake, _ func() error) {
+				f.add(pgwake.WorkItem{Name: "a", Instance: "i"})
+				time.Sleep(time.Second)
+				synctest.Wait()
+				require.Len(t, f.sent, 1)
+				require.Equal(t, KindFailed, f.sent[0].Kind)
+				require.Equal(t, 1, calls)
+			})
+		})
+	}
+}
+
+func TestRun_HandlerEndsItsGoroutine_PlaceAndItemRemain(t *testing.T) {
+	dispatching(t, Config{Concurrency: 1, MaxAttempts: 1}, func(d *Dispatcher) {
+		d.Handle("exit", does(func(context.Context, *pgwake.ClaimedWorkItem) error { runtime.Goexit(); return nil }))
+		d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.enqueue("exit", "good", "exit", "good")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"good", "good"}, f.acked)
+		require.Contains(t, f.buried["exit"], errGoexit.Error())
+	})
+}
+
+func TestHandle_OptionsThatMakeNoSense_AreErrorsOfRun(t *testing.T) {
+	h := does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil })
+	for name, register := range map[string]func(*Dispatcher){
+		"attempts":   func(d *Dispatcher) { d.Handle("a", h, WithMaxAttempts(-2)) },
+		"timeout":    func(d *Dispatcher) { d.Handle("a", h, WithTimeout(-time.Second)) },
+		"twice":      func(d *Dispatcher) { d.Handle("a", h); d.Handle("a", h) },
+		"no name":    func(d *Dispatcher) { d.Handle("", h) },
+		"no handler": func(d *Dispatcher) { d.Handle("a", nil) },
+		"batch of none": func(d *Dispatcher) {
+			d.HandleBatch("a", 0, func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil })
+		},
+		"no transactions": func(d *Dispatcher) { HandleTx[int, int](d, "a", nil) },
+	} {
+		d := New(newFake(), nil)
+		register(d)
+		require.ErrorIs(t, d.Run(t.Context()), pgwake.ErrConfig, name)
+	}
+	d := New(newFake(), &Config{MaxAttempts: 3})
+	d.Handle("a", h, WithMaxAttempts(0), WithRetry(nil))
+	require.NoError(t, d.err)
+	require.Equal(t, 3, d.handlers["a"].maxAttempts)
+	require.NotNil(t, d.handlers["a"].retry)
+	for _, c := range []Config{{Concurrency: -1}, {MinConcurrency: 20}, {LockTimeout: time.Millisecond}, {LockTimeout: 25 * time.Hour}, {Ahead: -2}} {
+		require.ErrorIs(t, New(newFake(), &c).Run(t.Context()), pgwake.ErrConfig)
+	}
+}
+
+func TestRun_CalledTwice_IsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := New(newFake(), nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.NoError(t, d.Run(ctx))
+		require.ErrorIs(t, d.Run(ctx), pgwake.ErrConfig)
+	})
+}
+
+// Renewals that hang do not make anybody believe that the lease holds.
+func TestRun_RenewalsHang_ContextEndsWithTheLease(t *testing.T) {
+	const length = 30 * time.Second
+	var ended chan time.Duration
+	dispatching(t, Config{Concurrency: 3000, LockTimeout: length}, func(d *Dispatcher) {
+		ended = make(chan time.Duration, 3000)
+		d.Handle("a", does(func(ctx context.Context, item *pgwake.ClaimedWorkItem) error {
+			began := time.Now()
+			<-ctx.Done()
+			ended <- time.Since(began)
+			return ctx.Err()
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.hang = true
+		f.mu.Unlock()
+		enqueueMany(f, "a", 3000)
+		for range 3000 {
+			require.Equal(t, length, <-ended)
+		}
+	})
+}
+
+// The database is away for most of a lease.
+func TestRun_RenewalsFailForMostOfALease_ItIsKept(t *testing.T) {
+	dispatching(t, Config{LockTimeout: 30 * time.Second}, func(d *Dispatcher) {
+		d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { time.Sleep(time.Minute); return ctx.Err() }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.hang = true
+		f.mu.Unlock()
+		f.enqueue("a")
+		time.Sleep(25 * time.Second)
+		f.mu.Lock()
+		f.hang = false
+		f.mu.Unlock()
+		time.Sleep(40 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"a"}, f.acked)
 	})
 }

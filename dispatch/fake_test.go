@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
@@ -26,8 +28,10 @@ type fake struct {
 	sent    []pgwake.Message
 	renewed int // statements
 
-	sessions []string // owners whose sessions were renewed
+	calls    map[string]int // by verb
+	sessions []string       // owners whose sessions were renewed
 
+	hang bool          // renewals hang until their context ends
 	slow time.Duration // what every verb but the fetch takes
 }
 
@@ -37,7 +41,9 @@ type fakeItem struct {
 	claims  int
 }
 
-func newFake() *fake { return &fake{news: make(chan struct{}, 1), buried: map[string]string{}} }
+func newFake() *fake {
+	return &fake{news: make(chan struct{}, 1), buried: map[string]string{}, calls: map[string]int{}}
+}
 
 func (f *fake) changed() {
 	select {
@@ -140,11 +146,15 @@ func (f *fake) remove(i *fakeItem) {
 }
 
 // verb makes a change to the item of a token.
-func (f *fake) verb(name string, token pgwake.LockToken, change func(*fakeItem)) error {
+func (f *fake) verb(ctx context.Context, name string, token pgwake.LockToken, change func(*fakeItem)) error {
 	time.Sleep(f.slow)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.changed()
+	f.calls[name]++
+	if err := ctx.Err(); err != nil {
+		return &pgwake.Error{Op: name, Err: err, Retryable: errors.Is(err, context.DeadlineExceeded)}
+	}
 	if err := f.failing(name); err != nil {
 		return err
 	}
@@ -156,10 +166,22 @@ func (f *fake) verb(name string, token pgwake.LockToken, change func(*fakeItem))
 	return nil
 }
 
-func (f *fake) AckWorkItems(_ context.Context, tokens []pgwake.LockToken) error {
+// refused is what the Provider says to texts and delays that it does not take.
+func refused(verb string, delay time.Duration, texts ...string) error {
+	bad := delay < 0 || delay > longestDelay
+	for _, t := range texts {
+		bad = bad || len(t) > 1<<20 || !utf8.ValidString(t) || strings.Contains(t, "\x00") || strings.Contains(t, `\u0000`)
+	}
+	if bad {
+		return &pgwake.Error{Op: verb, Err: pgwake.ErrInvalid}
+	}
+	return nil
+}
+
+func (f *fake) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error {
 	var lost []pgwake.LockToken
 	for _, t := range tokens {
-		err := f.verb("ack", t, func(i *fakeItem) {
+		err := f.verb(ctx, "ack", t, func(i *fakeItem) {
 			f.acked = append(f.acked, i.Name)
 			f.remove(i)
 		})
@@ -177,8 +199,11 @@ func (f *fake) AckWorkItems(_ context.Context, tokens []pgwake.LockToken) error 
 	return nil
 }
 
-func (f *fake) AckBatched(_ context.Context, token pgwake.LockToken, m *pgwake.Message) error {
-	return f.verb("ack", token, func(i *fakeItem) {
+func (f *fake) AckBatched(ctx context.Context, token pgwake.LockToken, m *pgwake.Message) error {
+	if err := refused("ack", 0, string(m.Data)); err != nil {
+		return err
+	}
+	return f.verb(ctx, "ack", token, func(i *fakeItem) {
 		f.acked = append(f.acked, i.Name)
 		f.sent = append(f.sent, *m)
 		f.remove(i)
@@ -199,8 +224,11 @@ func (f *fake) AckWorkItemTx(context.Context, pgx.Tx, pgwake.LockToken, *pgwake.
 	return errors.ErrUnsupported
 }
 
-func (f *fake) AbandonWorkItem(_ context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
-	return f.verb("abandon", token, func(i *fakeItem) {
+func (f *fake) AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
+	if err := refused("abandon", o.Delay, o.Error); err != nil {
+		return err
+	}
+	return f.verb(ctx, "abandon", token, func(i *fakeItem) {
 		i.visible, i.LockToken, i.LastError = time.Now().Add(o.Delay), "", o.Error
 		if o.IgnoreAttempt {
 			i.Attempt--
@@ -208,20 +236,25 @@ func (f *fake) AbandonWorkItem(_ context.Context, token pgwake.LockToken, o *pgw
 	})
 }
 
-func (f *fake) DeadLetterWorkItem(_ context.Context, token pgwake.LockToken, reason, cause string) error {
-	return f.verb("dead letter", token, func(i *fakeItem) {
+func (f *fake) DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error {
+	return f.verb(ctx, "dead letter", token, func(i *fakeItem) {
 		f.buried[i.Name] = reason + ": " + cause
 		f.remove(i)
 	})
 }
 
-func (f *fake) RenewWorkItemLocks(_ context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error) {
+func (f *fake) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error) {
 	f.mu.Lock()
 	f.renewed++
+	hang := f.hang
 	f.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		return nil, &pgwake.Error{Op: "renew", Err: ctx.Err(), Retryable: true}
+	}
 	var lost []pgwake.LockToken
 	for _, t := range tokens {
-		err := f.verb("renew", t, func(i *fakeItem) { i.visible = time.Now().Add(extend) })
+		err := f.verb(ctx, "renew", t, func(i *fakeItem) { i.visible = time.Now().Add(extend) })
 		switch failure := (*pgwake.Error)(nil); {
 		case err == nil:
 		case errors.As(err, &failure) && failure.Err == pgwake.ErrLockLost:

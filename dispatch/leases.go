@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,8 @@ import (
 type held struct {
 	item  *pgwake.ClaimedWorkItem
 	since time.Time // local, of the claim
+
+	settled bool // under the workshop's mutex
 
 	// How the handler ended it by itself: nil, not at all; otherwise by its transaction, or not, since the lease was lost.
 	ended atomic.Pointer[error]
@@ -54,7 +57,7 @@ func (l *leases) guard(h *held, lose context.CancelCauseFunc) (ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h.lose = lose
-	return !h.lost
+	return !h.lost && time.Now().Before(h.until)
 }
 
 // drop ends the renewals of an item.
@@ -72,14 +75,16 @@ func (l *leases) end(h *held) time.Time {
 	return h.until
 }
 
-// renewals: each lease is renewed two or three times in its length, in statements of at most renewedAtOnce.
+// Each lease is renewed once a third of it is over, in statements of at most renewedAtOnce, and looked at so often that there
+// are some attempts before it ends.
 const (
 	renewals      = 3
+	looks         = 12
 	renewedAtOnce = 1000
 )
 
 func (l *leases) run(ctx context.Context) {
-	tick := time.NewTicker(l.d.cfg.LockTimeout / (4 * renewals))
+	tick := time.NewTicker(l.d.cfg.LockTimeout / looks)
 	defer tick.Stop()
 	for {
 		select {
@@ -87,53 +92,79 @@ func (l *leases) run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		l.renew(ctx)
+		for _, batch := range l.due() {
+			l.renew(ctx, batch)
+		}
 	}
 }
 
-// renew renews the leases of which a third is over, and gives up those that have ended.
-func (l *leases) renew(ctx context.Context) {
+// expire has those lose their lease that it has ended for, at that very moment, whatever a renewal is doing.
+func (l *leases) expire(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		next := l.d.cfg.LockTimeout / looks // what is claimed meanwhile does not end before
+		l.mu.Lock()
+		for h := range l.held {
+			switch left := time.Until(h.until); {
+			case h.lost:
+			case left <= 0:
+				l.loseIt(h)
+			default:
+				next = min(next, left)
+			}
+		}
+		l.mu.Unlock()
+		timer.Reset(next)
+	}
+}
+
+// due returns those of which a third is over, in batches.
+func (l *leases) due() (batches [][]*held) {
 	length := l.d.cfg.LockTimeout
-	now := time.Now()
 	var due []*held
 	l.mu.Lock()
 	for h := range l.held {
-		switch left := h.until.Sub(now); {
-		case h.lost:
-		case left <= 0:
-			l.loseIt(h)
-		case left <= length-length/renewals:
+		if !h.lost && time.Until(h.until) <= length-length/renewals {
 			due = append(due, h)
 		}
 	}
 	l.mu.Unlock()
-	for len(due) > 0 {
-		batch := due[:min(len(due), renewedAtOnce)]
-		due = due[len(batch):]
-		tokens := make([]pgwake.LockToken, len(batch))
-		for i, h := range batch {
-			tokens[i] = h.item.LockToken
-		}
-		sent := time.Now()
-		bounded, cancel := context.WithTimeout(ctx, length/renewals)
-		_, err := l.d.p.RenewWorkItemLocks(bounded, tokens, length)
-		cancel()
-		lost, ok := lostOf(err)
-		if !ok {
+	return slices.Collect(slices.Chunk(due, renewedAtOnce))
+}
+
+func (l *leases) renew(ctx context.Context, batch []*held) {
+	length := l.d.cfg.LockTimeout
+	tokens := make([]pgwake.LockToken, len(batch))
+	for i, h := range batch {
+		tokens[i] = h.item.LockToken
+	}
+	sent := time.Now()
+	bounded, cancel := context.WithTimeout(ctx, length/looks) // or one that hangs costs the attempts after it
+	_, err := l.d.p.RenewWorkItemLocks(bounded, tokens, length)
+	cancel()
+	lost, ok := lostOf(err)
+	if !ok {
+		if ctx.Err() == nil {
 			l.d.cfg.Logger.Warn("dispatch: cannot renew leases", "error", err, "items", len(batch))
-			continue // it is tried again
 		}
-		l.mu.Lock()
-		for _, h := range batch {
-			switch {
-			case !l.held[h]: // meanwhile it has come to its end
-			case lost[h.item.LockToken]:
-				l.loseIt(h)
-			default:
-				h.until = sent.Add(length)
-			}
+		return // it is tried again
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range batch {
+		switch {
+		case !l.held[h]: // meanwhile it has come to its end
+		case lost[h.item.LockToken]:
+			l.loseIt(h)
+		default:
+			h.until = sent.Add(length)
 		}
-		l.mu.Unlock()
 	}
 }
 
@@ -142,15 +173,20 @@ func (l *leases) renew(ctx context.Context) {
 func (l *leases) keepSessions(ctx context.Context) {
 	s := l.d.cfg.Session
 	length := cmp.Or(s.LockTimeout, pgwake.DefaultLockTimeout)
-	for nap(ctx, length/renewals); ctx.Err() == nil; nap(ctx, length/renewals) {
+	for pause := length / renewals; ; {
+		if nap(ctx, pause); ctx.Err() != nil {
+			return
+		}
+		pause = length / renewals
 		if !l.holdsSessions() {
 			continue
 		}
-		bounded, cancel := context.WithTimeout(ctx, length/renewals)
+		bounded, cancel := context.WithTimeout(ctx, length/looks)
 		// A renewal of an item's lease counts as activity.
 		_, err := l.d.p.RenewSessionLock(bounded, []string{s.Owner}, length, l.d.cfg.LockTimeout)
 		cancel()
 		if err != nil && ctx.Err() == nil {
+			pause = length / looks
 			l.d.cfg.Logger.Warn("dispatch: cannot renew sessions", "error", err, "owner", s.Owner)
 		}
 	}
@@ -169,6 +205,9 @@ func (l *leases) holdsSessions() bool {
 
 // loseIt is called with mu held.
 func (l *leases) loseIt(h *held) {
+	if h.lost {
+		return
+	}
 	h.lost = true
 	if h.lose != nil {
 		h.lose(pgwake.ErrLockLost)

@@ -50,7 +50,8 @@ type OrchestratorConfig struct {
 	// MaxAttempts is how often a turn is tried before the instance fails; Unlimited for ever. Defaults to 10.
 	MaxAttempts int
 
-	// Retry says how long to wait after a turn that failed. Defaults to Backoff(time.Second, time.Minute).
+	// Retry says how long to wait after a turn that failed, or could not be acknowledged. Defaults to
+	// Backoff(time.Second, time.Minute).
 	Retry RetryPolicy
 
 	// Poison decides a turn that was tried MaxAttempts times, or of which the Decider returned an error that is Permanent.
@@ -65,7 +66,7 @@ type OrchestratorConfig struct {
 	Owner string
 
 	// StopTimeout is how long turns may go on once Run is to end, and CancelTimeout how long those that did not end by then
-	// may take to notice. Default to 25 s and 2 s.
+	// may take to notice. The least is 1 ns, since 0 means 25 s and 2 s.
 	StopTimeout, CancelTimeout time.Duration
 
 	// Logger receives what operators should know. Defaults to slog.Default().
@@ -75,17 +76,18 @@ type OrchestratorConfig struct {
 // KindExecutionFailed is the type of the event that FailInstance adds to the history.
 const KindExecutionFailed = "execution_failed"
 
-// FailInstance ends the execution: its status is pgwake.StatusFailed, its output the error, and an event of the type
-// KindExecutionFailed, with {"error": ..., "attempts": ...}, is the last of its history. The messages of the turn are gone.
+// FailInstance ends the execution: its status is pgwake.StatusFailed, its output the error, of at most 16 KiB, and an event of
+// the type KindExecutionFailed, with {"error": ..., "attempts": ...}, is the last of its history. The messages of the turn are
+// gone.
 func FailInstance(turn *pgwake.OrchestrationItem, failure error) (pgwake.OrchestrationAck, error) {
 	data, err := json.Marshal(struct {
 		Error    string `json:"error"`
 		Attempts int    `json:"attempts"`
-	}{failure.Error(), turn.Attempt})
+	}{text(failure), turn.Attempt})
 	return pgwake.OrchestrationAck{
 		ExecutionID: turn.ExecutionID,
 		History:     []pgwake.Event{{ID: turn.LastEventID + 1, Type: KindExecutionFailed, Data: data}},
-		Metadata:    pgwake.Metadata{Name: turn.Name, Version: turn.Version, Status: pgwake.StatusFailed, Output: failure.Error()},
+		Metadata:    pgwake.Metadata{Name: turn.Name, Version: turn.Version, Status: pgwake.StatusFailed, Output: text(failure)},
 	}, err
 }
 
@@ -98,17 +100,23 @@ type Orchestrator struct {
 
 	working  context.Context // of turns
 	cutShort context.CancelCauseFunc
-	inHand   atomic.Int64
+	settling context.Context // of the calls that end them
+	giveUp   context.CancelFunc
+	ran      atomic.Bool
+
+	mu     sync.Mutex
+	inHand map[*heldTurn]bool
 }
 
 // NewOrchestrator returns an Orchestrator. Errors of the config are those of Run.
 func NewOrchestrator(p TurnProvider, decide Decider, config *OrchestratorConfig) *Orchestrator {
-	o := &Orchestrator{p: p, decide: decide}
+	o := &Orchestrator{p: p, decide: decide, inHand: make(map[*heldTurn]bool)}
 	o.cfg, o.err = config.resolve()
 	if decide == nil {
 		o.err = errors.Join(o.err, fmt.Errorf("%w: there is no Decider", pgwake.ErrConfig))
 	}
 	o.working, o.cutShort = context.WithCancelCause(context.Background())
+	o.settling, o.giveUp = context.WithCancel(context.Background())
 	return o
 }
 
@@ -139,40 +147,73 @@ func (c *OrchestratorConfig) resolve() (OrchestratorConfig, error) {
 	return r, k.err
 }
 
+// errOver is why the loops end when one of them has found the Provider closed.
+var errOver = errors.New("the provider is closed")
+
 // Run takes turns until ctx ends or the Provider is closed. It ends in two stages as Dispatcher.Run does, and returns what
-// that does.
+// that does. Run may be called once.
 func (o *Orchestrator) Run(ctx context.Context) error {
 	if o.err != nil {
 		return o.err
 	}
-	fetching, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	if o.ran.Swap(true) {
+		return errRanBefore
+	}
+	fetching, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	var loops sync.WaitGroup
 	for range o.cfg.Concurrency {
 		loops.Go(func() {
-			if err := o.loop(fetching); err != nil {
-				cancel(err)
+			err := o.loop(fetching)
+			if err == nil {
+				err = errOver
 			}
+			end(err)
 		})
 	}
 	ended := make(chan struct{})
 	go func() { loops.Wait(); close(ended) }()
-	select {
-	case <-fetching.Done():
-	case <-ended: // the Provider is closed
-	}
+	<-fetching.Done()
 	var err error
-	if ctx.Err() == nil {
-		err = context.Cause(fetching) // of a loop; nil: there is none
+	if cause := context.Cause(fetching); ctx.Err() == nil && cause != errOver {
+		err = cause
 	}
-	if !within(ended, o.cfg.StopTimeout) {
+	stopped := within(ended, o.cfg.StopTimeout)
+	if !stopped {
 		o.cutShort(ErrStopping)
-		if !within(ended, o.cfg.CancelTimeout) {
-			err = errors.Join(err, fmt.Errorf("%w: %d turns", ErrHandlersLeft, o.inHand.Load()))
-		}
+		stopped = within(ended, o.cfg.CancelTimeout)
 	}
 	o.cutShort(ErrStopping)
+	if stopped {
+		return err
+	}
+	// What is left is Deciders that do not heed their context, and turns that cannot be settled.
+	left := o.giveBackAll()
+	o.giveUp()
+	if !within(ended, 0) && left > 0 {
+		err = errors.Join(err, fmt.Errorf("%w: %d turns", ErrHandlersLeft, left))
+	}
 	return err
+}
+
+// giveBackAll gives back the turns whose Decider has not ended, and returns how many they are.
+func (o *Orchestrator) giveBackAll() (left int) {
+	o.mu.Lock()
+	var turns []*heldTurn
+	for t := range o.inHand {
+		if t.deciding {
+			turns = append(turns, t)
+		}
+	}
+	o.mu.Unlock()
+	bounded, cancel := context.WithTimeout(o.settling, o.cfg.CancelTimeout)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, t := range turns {
+		all.Go(func() { o.giveBack(bounded, t, verdict{fate: retry, free: true, err: ErrStopping}) })
+	}
+	all.Wait()
+	return len(turns)
 }
 
 func within(ended <-chan struct{}, d time.Duration) bool {
@@ -204,26 +245,34 @@ func (o *Orchestrator) loop(ctx context.Context) error {
 	}
 }
 
-// turnLease is the lease of a turn in hand.
-type turnLease struct {
+// heldTurn is a turn in hand.
+type heldTurn struct {
+	*pgwake.OrchestrationItem
+	deciding bool // under the Orchestrator's mutex
+
 	mu    sync.Mutex
-	until time.Time // local: its end, at the earliest
+	until time.Time // local: end of the lease, at the earliest
 }
 
-func (l *turnLease) end() time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.until
+func (t *heldTurn) end() time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.until
+}
+
+func (o *Orchestrator) log(t *heldTurn) *slog.Logger {
+	return o.cfg.Logger.With("instance", t.Instance, "name", t.Name, "namespace", t.Namespace, "attempt", t.Attempt)
 }
 
 // take has a turn decided and acknowledged, or given back.
 func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
-	o.inHand.Add(1)
-	defer o.inHand.Add(-1)
+	t := &heldTurn{OrchestrationItem: turn, until: o.p.LocalTime(turn.LockedUntil)}
+	o.hold(t, true)
+	defer o.drop(t)
 	ctx, lose := context.WithCancelCause(o.working)
 	defer lose(nil)
-	lease := &turnLease{until: o.p.LocalTime(turn.LockedUntil)}
-	renewal := time.AfterFunc(o.cfg.LockTimeout/renewals, func() { o.renew(ctx, turn, lease, lose) })
+	// A long history may have taken a part of the lease.
+	renewal := time.AfterFunc(min(o.cfg.LockTimeout/renewals, time.Until(t.until)/2), func() { o.renew(ctx, t, lose) })
 	defer renewal.Stop()
 	deciding := ctx
 	if o.cfg.Timeout > 0 {
@@ -232,100 +281,135 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 		defer cancel()
 	}
 
-	var ack pgwake.OrchestrationAck
-	err := errNoAttemptEnded
+	d := decision{err: errNoAttemptEnded}
 	if o.cfg.MaxAttempts == Unlimited || turn.Attempt <= o.cfg.MaxAttempts {
-		ack, err = o.try(deciding, turn)
+		d = o.try(func() (pgwake.OrchestrationAck, error) { return o.decide(deciding, turn) })
 	}
+	o.hold(t, false)
 	var cause error
 	if deciding.Err() != nil {
 		cause = context.Cause(deciding)
 	}
-	if err == nil && !errors.Is(cause, pgwake.ErrLockLost) {
-		err = o.ack(turn, lease, ack)
+	if d.err == nil && !errors.Is(cause, pgwake.ErrLockLost) {
+		err := o.ack(t, d.ack)
+		if err == nil {
+			return
+		}
+		if errors.Is(err, pgwake.ErrLockLost) {
+			cause = err
+		}
+		d.err = err
 	}
-	if err != nil {
-		o.failed(turn, lease, err, cause)
-	}
+	o.failed(t, judgeAttempt(d.err, cause, t.Attempt, o.cfg.MaxAttempts, o.cfg.Retry))
 }
 
-// try calls the Decider; a panic is an error.
-func (o *Orchestrator) try(ctx context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
-	defer func() {
-		if panicked := recover(); panicked != nil {
-			err = &PanicError{panicked, debug.Stack()}
-		}
+// hold has the turn be in hand, and be decided or not.
+func (o *Orchestrator) hold(t *heldTurn, deciding bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.inHand[t], t.deciding = true, deciding
+}
+
+func (o *Orchestrator) drop(t *heldTurn) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.inHand, t)
+}
+
+type decision struct {
+	ack pgwake.OrchestrationAck
+	err error
+}
+
+// try calls a function of the user's. A panic is an error, and so is an end of its goroutine, which is not that of the loop.
+func (o *Orchestrator) try(decide func() (pgwake.OrchestrationAck, error)) decision {
+	result := make(chan decision, 1)
+	go func() {
+		d := decision{err: errGoexit}
+		defer func() {
+			if panicked := recover(); panicked != nil {
+				d = decision{err: &PanicError{panicked, debug.Stack()}}
+			}
+			result <- d
+		}()
+		d.ack, d.err = decide()
 	}()
-	return o.decide(ctx, turn)
+	return <-result
 }
 
 // ack acknowledges a turn. What it leaves out of the ack is what anybody would say.
-func (o *Orchestrator) ack(turn *pgwake.OrchestrationItem, lease *turnLease, ack pgwake.OrchestrationAck) error {
+func (o *Orchestrator) ack(t *heldTurn, ack pgwake.OrchestrationAck) error {
 	if ack.ExecutionID == 0 {
-		ack.ExecutionID = turn.ExecutionID
+		ack.ExecutionID = t.ExecutionID
 	}
 	if ack.Metadata.Name == "" {
-		ack.Metadata.Name = turn.Name
+		ack.Metadata.Name = t.Name
 	}
 	goesOn := ack.Metadata.Status == "" || ack.Metadata.Status == pgwake.StatusRunning || ack.Metadata.Status == pgwake.StatusContinuedAsNew
 	if ack.Sticky == nil && o.cfg.Sticky > 0 && goesOn {
 		ack.Sticky = &pgwake.Sticky{Owner: o.cfg.Owner, For: o.cfg.Sticky}
 	}
-	return persist(context.Background(), lease.end, func(ctx context.Context) error {
-		return o.p.AckOrchestrationItem(ctx, turn.LockToken, ack)
+	return persist(o.settling, t.end, func(ctx context.Context) error {
+		return o.p.AckOrchestrationItem(ctx, t.LockToken, ack)
 	})
 }
 
 // failed ends a turn that could not be decided, or not be acknowledged.
-func (o *Orchestrator) failed(turn *pgwake.OrchestrationItem, lease *turnLease, err, cause error) {
-	log := o.cfg.Logger.With("instance", turn.Instance, "name", turn.Name, "namespace", turn.Namespace, "attempt", turn.Attempt)
-	v := judgeAttempt(err, cause, turn.Attempt, o.cfg.MaxAttempts, o.cfg.Retry)
-	if errors.Is(err, pgwake.ErrLockLost) {
-		v = verdict{fate: forsake, err: err}
-	}
+func (o *Orchestrator) failed(t *heldTurn, v verdict) {
 	switch v.fate {
 	case forsake:
-		log.Warn("dispatch: the lease was lost", "error", v.err)
+		o.log(t).Warn("dispatch: the lease was lost", "error", text(v.err))
 		return
 	case bury:
-		log.Error("dispatch: given up", "reason", v.reason, "error", v.err)
-		ack, err := o.cfg.Poison(turn, v.err)
-		if err == nil {
-			err = o.ack(turn, lease, ack)
+		o.log(t).Error("dispatch: given up", "reason", v.reason, "error", text(v.err))
+		d := o.try(func() (pgwake.OrchestrationAck, error) { return o.cfg.Poison(t.OrchestrationItem, v.err) })
+		if d.err == nil {
+			d.err = o.ack(t, d.ack)
 		}
-		if err == nil || errors.Is(err, pgwake.ErrLockLost) {
+		if d.err == nil || errors.Is(d.err, pgwake.ErrLockLost) {
 			return
 		}
-		v = verdict{fate: retry, delay: o.cfg.Retry(turn.Attempt, err), err: fmt.Errorf("give the instance up: %w", err)}
+		v = verdict{fate: retry, delay: o.cfg.Retry.after(t.Attempt, d.err), err: fmt.Errorf("give the instance up: %s", text(d.err))}
 	}
+	o.giveBack(o.settling, t, v)
+}
+
+func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
 	if v.err != nil {
-		log.Warn("dispatch: failed", "again_in", v.delay, "error", v.err)
+		o.log(t).Warn("dispatch: failed", "again_in", v.delay, "error", text(v.err))
 	}
 	options := &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free, Error: text(v.err)}
-	err = persist(context.Background(), lease.end, func(ctx context.Context) error {
-		return o.p.AbandonOrchestrationItem(ctx, turn.LockToken, options)
-	})
+	call := func(ctx context.Context) error { return o.p.AbandonOrchestrationItem(ctx, t.LockToken, options) }
+	err := persist(ctx, t.end, call)
+	if errors.Is(err, pgwake.ErrInvalid) { // a smaller Config.MaxPayload than the text has
+		options.Error = ""
+		err = persist(ctx, t.end, call)
+	}
 	if err != nil {
-		log.Warn("dispatch: left to the end of its lease", "error", err)
+		o.log(t).Warn("dispatch: left to the end of its lease", "error", err)
 	}
 }
 
 // renew renews the lease of a turn until ctx ends, or ends ctx when the lease is lost.
-func (o *Orchestrator) renew(ctx context.Context, turn *pgwake.OrchestrationItem, lease *turnLease, lose context.CancelCauseFunc) {
-	for length := o.cfg.LockTimeout; ctx.Err() == nil; nap(ctx, min(length/renewals, time.Until(lease.end()))) {
+func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, lose context.CancelCauseFunc) {
+	length := o.cfg.LockTimeout
+	for ctx.Err() == nil {
 		sent := time.Now()
-		bounded, cancel := context.WithDeadline(ctx, minTime(sent.Add(length/renewals), lease.end()))
-		_, err := o.p.RenewOrchestrationItemLock(bounded, turn.LockToken, length)
+		bounded, cancel := context.WithDeadline(ctx, minTime(sent.Add(length/looks), t.end()))
+		_, err := o.p.RenewOrchestrationItemLock(bounded, t.LockToken, length)
 		cancel()
+		pause := length / looks
 		switch {
 		case err == nil:
-			lease.mu.Lock()
-			lease.until = sent.Add(length)
-			lease.mu.Unlock()
-		case errors.Is(err, pgwake.ErrLockLost), !time.Now().Before(lease.end()):
+			pause = length / renewals
+			t.mu.Lock()
+			t.until = sent.Add(length)
+			t.mu.Unlock()
+		case errors.Is(err, pgwake.ErrLockLost), !time.Now().Before(t.end()):
 			lose(pgwake.ErrLockLost)
 		case ctx.Err() == nil:
-			o.cfg.Logger.Warn("dispatch: cannot renew a lease", "instance", turn.Instance, "error", err)
+			o.log(t).Warn("dispatch: cannot renew a lease", "error", err)
 		}
+		nap(ctx, min(pause, time.Until(t.end())))
 	}
 }

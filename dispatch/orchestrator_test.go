@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -300,5 +301,91 @@ func TestOrchestrator_FetchFailsForGood_RunReturnsIt(t *testing.T) {
 		f.changed()
 		synctest.Wait()
 		require.ErrorIs(t, stop(), pgwake.ErrPermission)
+	})
+}
+
+func TestOrchestrator_DeciderEndsItsGoroutineOrPoisonPanics_LoopsGoOn(t *testing.T) {
+	deciding(t, OrchestratorConfig{Concurrency: 1, MaxAttempts: 1, Poison: func(*pgwake.OrchestrationItem, error) (pgwake.OrchestrationAck, error) {
+		panic("oh")
+	}}, func() Decider {
+		return func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			if turn.Instance == "exits" {
+				runtime.Goexit()
+			}
+			return ack, nil
+		}
+	}, []string{"exits"}, func(t *testing.T, f *turns, _ func() error) {
+		time.Sleep(time.Minute)
+		f.add("good")
+		synctest.Wait()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		require.Len(t, f.acks, 1)
+		require.NotEmpty(t, f.given)
+		require.Contains(t, f.given[0].Error, "oh")
+	})
+}
+
+func TestOrchestrator_ProviderIsClosedDuringATurn_RunEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTurns("a")
+		o := NewOrchestrator(f, func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			<-ctx.Done()
+			return ack, context.Cause(ctx)
+		}, &OrchestratorConfig{StopTimeout: time.Second, Logger: slog.New(slog.DiscardHandler)})
+		ended := make(chan error, 1)
+		go func() { ended <- o.Run(t.Context()) }()
+		synctest.Wait()
+		f.mu.Lock()
+		f.fail = func(string) error { return pgwake.ErrClosed }
+		f.mu.Unlock()
+		f.changed()
+		require.NoError(t, <-ended)
+		require.ErrorIs(t, o.Run(t.Context()), pgwake.ErrConfig, "once")
+	})
+}
+
+func TestOrchestrator_DeciderDoesNotHeedTheEnd_ItsTurnIsGivenBack(t *testing.T) {
+	release := make(chan struct{})
+	synctest.Test(t, func(t *testing.T) {
+		release = make(chan struct{})
+		f := newTurns("a")
+		o := NewOrchestrator(f, func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			<-release
+			return ack, nil
+		}, &OrchestratorConfig{StopTimeout: time.Second, CancelTimeout: time.Second, Logger: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- o.Run(ctx) }()
+		synctest.Wait()
+		cancel()
+		require.ErrorIs(t, <-ended, ErrHandlersLeft)
+		require.Len(t, f.given, 1)
+		require.True(t, f.given[0].IgnoreAttempt)
+		close(release)
+		synctest.Wait()
+		require.Empty(t, f.acks)
+	})
+}
+
+func TestOrchestrator_RenewalsFailForMostOfALease_ItIsKept(t *testing.T) {
+	deciding(t, OrchestratorConfig{LockTimeout: 30 * time.Second}, func() Decider {
+		return func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			time.Sleep(time.Minute)
+			return ack, ctx.Err()
+		}
+	}, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
+		began := time.Now()
+		f.mu.Lock()
+		f.fail = func(verb string) error {
+			if verb == "renew" && time.Since(began) < 25*time.Second {
+				return retryable(verb)
+			}
+			return nil
+		}
+		f.mu.Unlock()
+		time.Sleep(61 * time.Second)
+		synctest.Wait()
+		require.Len(t, f.acks, 1)
 	})
 }

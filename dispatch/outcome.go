@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -16,7 +17,7 @@ const (
 	Done         Outcome = "done"          // acknowledged
 	Retried      Outcome = "retried"       // failed, and due again after a delay
 	Snoozed      Outcome = "snoozed"       // due again after a delay that the handler asked for; the attempt does not count
-	DeadLettered Outcome = "dead-lettered" // failed for the last time
+	DeadLettered Outcome = "dead-lettered" // failed for the last time; the orchestration that scheduled it, if one did, is told instead
 	GivenBack    Outcome = "given back"    // not begun in time, or the Dispatcher stops; due again at once
 	LeaseLost    Outcome = "lease lost"    // somebody else's by now
 )
@@ -56,17 +57,22 @@ func (d *Dispatcher) tell(h *held, v verdict) {
 	outcome := v.outcome()
 	switch outcome {
 	case Retried:
-		d.log(h).Warn("dispatch: failed", "again_in", v.delay, "error", v.err)
+		d.log(h).Warn("dispatch: failed", "again_in", v.delay, "error", text(v.err))
 	case DeadLettered:
-		d.log(h).Error("dispatch: given up", "reason", v.reason, "error", v.err)
+		d.log(h).Error("dispatch: given up", "reason", v.reason, "error", text(v.err))
 	case LeaseLost:
-		d.log(h).Warn("dispatch: the lease was lost", "error", v.err)
+		d.log(h).Warn("dispatch: the lease was lost", "error", text(v.err))
 	case Done:
 		if v.err != nil {
-			d.log(h).Warn("dispatch: failed after its transaction had committed", "error", v.err)
+			d.log(h).Warn("dispatch: failed after its transaction had committed", "error", text(v.err))
 		}
 	}
 	if d.cfg.OnEnd != nil {
+		defer func() {
+			if panicked := recover(); panicked != nil {
+				d.log(h).Error("dispatch: OnEnd panicked", "panic", fmt.Sprint(panicked))
+			}
+		}()
 		d.cfg.OnEnd(Ended{Item: h.item, Outcome: outcome, Err: v.err, Delay: v.delay, Held: time.Since(h.since)})
 	}
 }

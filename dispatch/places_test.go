@@ -73,4 +73,5 @@ func TestPlaces_Fixed_NeverMoves(t *testing.T) {
 		p.ended(now, 1, true)
 	}
 	require.Equal(t, 10, p.now)
+	require.Zero(t, p.since, "nothing is measured")
 }

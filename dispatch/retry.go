@@ -23,19 +23,25 @@ var (
 // ErrNoHandler: nothing is registered for the item's name.
 var ErrNoHandler = errors.New("no handler for the item")
 
-// RetryPolicy returns how long to wait after the attempt, 1 for the first, that failed with err.
+// RetryPolicy returns how long to wait after the attempt, 1 for the first, that failed with err. Less than 0 is taken for
+// 0, and more than 100 years for that. It is called by several goroutines at a time.
 type RetryPolicy func(attempt int, err error) time.Duration
+
+// longestDelay is the Provider's.
+const longestDelay = 100 * 365 * 24 * time.Hour
 
 // Backoff returns a policy that waits for first after the first attempt, and twice as long after each that follows, up to
 // most; each time a fifth more or less, at random.
 func Backoff(first, most time.Duration) RetryPolicy {
 	return func(attempt int, _ error) time.Duration {
 		d := first
-		for n := 1; n < attempt && d < most; n++ {
+		for n := 1; n < attempt && 0 < d && d < most; n++ {
 			d *= 2
 		}
-		d = min(d, most)
-		return d - d/5 + rand.N(2*d/5+1)
+		if d = min(d, most, longestDelay); d <= 0 {
+			return 0
+		}
+		return d - d/5 + rand.N(2*(d/5)+1)
 	}
 }
 
@@ -59,18 +65,19 @@ type retryError struct {
 
 func (e retryError) Unwrap() error { return e.error }
 
-// RetryAfter returns an error that says how long to wait before the next attempt. Of nil it returns nil.
+// RetryAfter returns an error that says how long to wait before the next attempt, not less than 0 and not more than 100
+// years. Of nil it returns nil.
 func RetryAfter(err error, delay time.Duration) error {
 	if err == nil {
 		return nil
 	}
-	return retryError{err, delay, false}
+	return retryError{err, bounded(delay), false}
 }
 
 // Snooze returns an error for a handler that cannot do its item yet: it is due again after the delay, and the attempt does
 // not count.
 func Snooze(delay time.Duration) error {
-	return retryError{fmt.Errorf("snoozed for %v", delay), delay, true}
+	return retryError{fmt.Errorf("snoozed for %v", delay), bounded(delay), true}
 }
 
 // PanicError is the error of a handler that panicked.
@@ -150,5 +157,17 @@ func judgeAttempt(err, cause error, attempt, maxAttempts int, policy RetryPolicy
 	case errors.As(err, &wish):
 		return verdict{fate: retry, delay: wish.after, err: err}
 	}
-	return verdict{fate: retry, delay: policy(attempt, err), err: err}
+	return verdict{fate: retry, delay: policy.after(attempt, err), err: err}
 }
+
+// after is what the policy says, within the Provider's limits. One that panics waits as long as the default would.
+func (p RetryPolicy) after(attempt int, err error) (delay time.Duration) {
+	defer func() {
+		if recover() != nil {
+			delay = Backoff(time.Second, time.Hour)(attempt, err)
+		}
+	}()
+	return bounded(p(attempt, err))
+}
+
+func bounded(d time.Duration) time.Duration { return min(max(d, 0), longestDelay) }

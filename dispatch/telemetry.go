@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -111,7 +112,7 @@ func (t *telemetry) end(ctx context.Context, unit []*held, verdicts []verdict, b
 	for _, v := range verdicts {
 		t.duration.Record(ctx, took, metric.WithAttributeSet(attribute.NewSet(AttrName.String(name), AttrOutcome.String(string(v.outcome())))))
 		if v.err != nil && span.IsRecording() {
-			span.RecordError(v.err)
+			span.RecordError(errors.New(text(v.err)))
 			span.SetStatus(codes.Error, string(v.outcome()))
 		}
 	}

@@ -16,7 +16,7 @@ import (
 // Result is what a handler returns, as JSON; empty: nothing.
 type Result = json.RawMessage
 
-// Handle registers a function for the items of a name. The input is decoded into a T, strictly: JSON that does not fit is a
+// Handle registers a function for the items of a name. The input is decoded into a T by package encoding/json; one that does not fit is a
 // permanent error. What the function returns is encoded. See Dispatcher.Handle.
 func Handle[T, R any](d *Dispatcher, name string, fn func(context.Context, T) (R, error), options ...Option) {
 	d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (Result, error) {
@@ -98,14 +98,20 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 				return nil, Permanent(fmt.Errorf("make the completion: %w", err))
 			}
 		}
-		held := ctx.Value(heldKey{}).(*held)
+		held, _ := ctx.Value(heldKey{}).(*held)
+		if held == nil {
+			return nil, Permanent(errors.New("middleware has replaced the handler's context, and not wrapped it"))
+		}
 		if err := d.p.AckWorkItemTx(ctx, tx, item.LockToken, completion); err != nil {
 			if errors.Is(err, pgwake.ErrLockLost) {
 				held.ended.Store(&err)
 			}
 			return nil, err
 		}
-		if err := tx.Commit(ctx); err != nil { // if it has committed all the same, nobody can give the item back
+		// A renewal that comes right after the commit finds no lease, and is not to cut it short.
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
+		defer cancel()
+		if err := tx.Commit(ending); err != nil { // if it has committed all the same, nobody can give the item back
 			return nil, fmt.Errorf("commit: %w", err)
 		}
 		held.ended.Store(new(error))
@@ -134,7 +140,7 @@ func CompletionMessage(item *pgwake.ClaimedWorkItem, result Result, failure erro
 	c := Completion{ExecutionID: item.ExecutionID, ActivityID: item.ActivityID, Name: item.Name, Result: result}
 	m := &pgwake.Message{Instance: item.Instance, Kind: KindCompleted}
 	if failure != nil {
-		m.Kind, c.Result, c.Error = KindFailed, nil, failure.Error()
+		m.Kind, c.Result, c.Error = KindFailed, nil, text(failure)
 	}
 	data, err := json.Marshal(c)
 	if err != nil {

@@ -3,10 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +17,7 @@ import (
 // claimed ahead as the handlers are likely to begin within lookAhead, by how long they took lately; that is none if handlers
 // take their time. What is not begun by staleAhead, since one of them took longer than the others, is given back.
 //
-// Invariant: each item that was taken is ended once, by ended; until then its lease is renewed.
+// Invariant: each item that was taken is settled once (settle.go), and its lease is renewed until that has been carried out.
 
 const (
 	lookAhead  = 20 * time.Millisecond
@@ -36,22 +33,27 @@ type workshop struct {
 	cutShort context.CancelCauseFunc
 	settling context.Context // of the calls that settle items
 	giveUp   context.CancelFunc
+	returns  chan struct{} // places for those that give items back
 
-	mu        sync.Mutex
-	news      chan struct{} // something of the following has changed
-	places    *places
-	busy      int // places that are taken
-	running   map[*held]bool
-	ahead     []*held
-	more      bool // the last claim got all that it asked for, so there was probably more
-	unsettled int
-	mean      time.Duration // of what handlers took for an item lately; 0: none has ended
-	stopping  bool
-	stale     *time.Timer
+	mu       sync.Mutex
+	news     chan struct{} // something of the following has changed
+	places   *places
+	busy     int // places that are taken
+	taken    int // items that are not ended
+	running  map[*held]bool
+	ahead    []*held
+	more     bool          // the last claim got all that it asked for, so there was probably more
+	mean     time.Duration // of what handlers took for an item lately; 0: none has ended
+	stopping bool
+	stale    *time.Timer
 }
 
+// returners is how many items are given back at one time.
+const returners = 8
+
 func newWorkshop(d *Dispatcher) *workshop {
-	w := &workshop{d: d, running: make(map[*held]bool), news: make(chan struct{}, 1), places: newPlaces(&d.cfg)}
+	w := &workshop{d: d, running: make(map[*held]bool), news: make(chan struct{}, 1), places: newPlaces(&d.cfg),
+		returns: make(chan struct{}, returners)}
 	w.working, w.cutShort = context.WithCancelCause(context.Background())
 	w.settling, w.giveUp = context.WithCancel(context.Background())
 	w.stale = time.AfterFunc(time.Hour, w.returnStale)
@@ -88,7 +90,7 @@ func (w *workshop) room(ctx context.Context) int {
 func (w *workshop) free() int {
 	idle, window := w.places.now-w.busy, w.window()
 	switch {
-	case w.unsettled >= mostUnsettled:
+	case w.taken-len(w.running)-len(w.ahead) >= mostUnsettled:
 		return 0
 	case idle <= 0 && len(w.ahead) > window/2: // or each fetch would be for one
 		return 0
@@ -98,10 +100,10 @@ func (w *workshop) free() int {
 
 // window is how many items to have ahead. It is called with mu held.
 func (w *workshop) window() int {
-	if w.mean == 0 || w.d.cfg.Ahead == NotAhead {
+	if w.mean == 0 || w.d.cfg.Ahead == NotAhead || w.d.triedOnce {
 		return 0
 	}
-	return int(min(int64(w.d.cfg.Ahead), int64(w.places.now)*int64(lookAhead/max(w.mean, 1))))
+	return int(min(int64(w.d.cfg.Ahead), int64(w.places.now)*int64(lookAhead/w.mean)))
 }
 
 // take begins the items, or keeps them ahead.
@@ -113,6 +115,7 @@ func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int) {
 	w.d.leases.add(taken)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.taken += len(taken)
 	w.ahead, w.more = append(w.ahead, taken...), len(items) >= asked
 	w.fill()
 	if len(w.ahead) > 0 {
@@ -151,36 +154,50 @@ func (w *workshop) next() (unit []*held) {
 	return unit
 }
 
-// handleAll handles items, and then what is ahead, in their place.
+// handleAll handles items, and then what is ahead, in their place. A handler that ends its goroutine (runtime.Goexit) does
+// not take that place with it.
 func (w *workshop) handleAll(unit []*held) {
+	began := time.Now()
+	defer func() {
+		if unit != nil {
+			if unit = w.over(unit, began); unit != nil {
+				go w.handleAll(unit)
+			}
+		}
+	}()
 	for unit != nil {
-		began := time.Now()
+		began = time.Now()
 		w.handle(unit)
-		took := max(time.Since(began)/time.Duration(len(unit)), 1)
-		w.mu.Lock()
-		for _, h := range unit {
-			delete(w.running, h)
-		}
-		if w.mean == 0 {
-			w.mean = took
-		}
-		w.mean += (took - w.mean) / 8
-		if w.places.ended(time.Now(), len(unit), w.busy == w.places.now && w.more) {
-			w.d.telemetry.hasPlaces(w.places.now)
-		}
-		unit = nil
-		if len(w.ahead) > 0 && !w.stopping && w.busy <= w.places.now {
-			unit = w.next()
-		} else {
-			w.busy--
-		}
-		w.fill() // there may be a place more than before
-		w.changed()
-		w.mu.Unlock()
+		unit = w.over(unit, began)
 	}
 }
 
-// returnStale gives back what has been ahead for too long.
+// over frees the place of items that have been handled, unless it returns others for it.
+func (w *workshop) over(unit []*held, began time.Time) (next []*held) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, h := range unit {
+		delete(w.running, h)
+	}
+	took := max(time.Since(began)/time.Duration(len(unit)), 1)
+	if w.mean == 0 {
+		w.mean = took
+	}
+	w.mean = max(w.mean+(took-w.mean)/8, 1)
+	if w.places.ended(time.Now(), len(unit), w.busy == w.places.now && w.more) {
+		w.d.telemetry.hasPlaces(w.places.now)
+	}
+	if len(w.ahead) > 0 && !w.stopping && w.busy <= w.places.now {
+		next = w.next()
+	} else {
+		w.busy--
+	}
+	w.fill() // there may be a place more than before
+	w.changed()
+	return next
+}
+
+// returnStale gives back what has been ahead for too long. That it was is a sign that handlers take longer than they did.
 func (w *workshop) returnStale() {
 	w.mu.Lock()
 	var stale []*held
@@ -191,16 +208,12 @@ func (w *workshop) returnStale() {
 	if len(w.ahead) > 0 {
 		w.stale.Reset(staleAhead - time.Since(w.ahead[0].since))
 	}
+	if len(stale) > 0 {
+		w.mean = max(w.mean, lookAhead+1)
+	}
 	w.changed()
 	w.mu.Unlock()
 	w.giveBack(stale)
-}
-
-// giveBack returns items that were not begun, or not ended in time.
-func (w *workshop) giveBack(items []*held) {
-	for _, h := range items {
-		w.settle(h, verdict{fate: retry, free: true}, attempt{})
-	}
 }
 
 // handle runs the handler of items and sees to what becomes of each.
@@ -220,10 +233,10 @@ func (w *workshop) handle(unit []*held) {
 		switch {
 		case !w.d.leases.guard(h, lose):
 			lose(pgwake.ErrLockLost)
-			w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, attempt{})
-		case r.maxAttempts != Unlimited && h.item.Attempt > r.maxAttempts: // each attempt before ended its process
+			w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, nil)
+		case r.maxAttempts != Unlimited && h.item.Attempt > r.maxAttempts:
 			lose(nil)
-			w.settle(h, r.judge(h, errNoAttemptEnded, nil), attempt{})
+			w.settle(h, r.judge(h, errNoAttemptEnded, nil), nil)
 		default:
 			inHand = append(inHand, h)
 		}
@@ -238,23 +251,29 @@ func (w *workshop) handle(unit []*held) {
 	}
 	began := time.Now()
 	ctx = w.d.telemetry.begin(ctx, w.d, inHand)
-	attempts := r.try(ctx, inHand)
-	var cause error
-	if ctx.Err() != nil {
-		cause = context.Cause(ctx)
-	}
-	verdicts := make([]verdict, len(inHand))
-	for i, h := range inHand {
-		verdicts[i] = r.judge(h, attempts[i].err, cause)
-	}
-	w.d.telemetry.end(ctx, inHand, verdicts, began)
-	for i, h := range inHand {
-		w.settle(h, verdicts[i], attempts[i])
-	}
+	attempts := allFailed(len(inHand), errGoexit)
+	defer func() {
+		var cause error
+		if ctx.Err() != nil {
+			cause = context.Cause(ctx)
+		}
+		verdicts := make([]verdict, len(inHand))
+		for i, h := range inHand {
+			verdicts[i] = r.judge(h, attempts[i].err, cause)
+		}
+		w.d.telemetry.end(ctx, inHand, verdicts, began)
+		for i, h := range inHand {
+			w.settle(h, verdicts[i], attempts[i].result)
+		}
+	}()
+	attempts = r.try(ctx, inHand)
 }
 
-// errNoAttemptEnded is that of an item of which every attempt ended its process.
-var errNoAttemptEnded = errors.New("no attempt came to its end")
+var (
+	// errNoAttemptEnded is that of an item of which every attempt ended its process.
+	errNoAttemptEnded = errors.New("no attempt came to its end")
+	errGoexit         = errors.New("the handler ended its goroutine")
+)
 
 // attempt is what came of handling an item.
 type attempt struct {
@@ -278,112 +297,4 @@ func allFailed(n int, err error) []attempt {
 		attempts[i].err = err
 	}
 	return attempts
-}
-
-// settle has the verdict carried out. It waits for nothing.
-func (w *workshop) settle(h *held, v verdict, a attempt) {
-	d, item := w.d, h.item
-	w.mu.Lock()
-	w.unsettled++
-	w.mu.Unlock()
-	var completion *pgwake.Message
-	if item.Instance != "" && (v.fate == acknowledge || v.fate == bury) {
-		var err error
-		if completion, err = d.cfg.Completion(item, a.result, v.err); err != nil {
-			v = verdict{fate: bury, reason: ReasonPermanent, err: fmt.Errorf("make the completion: %w", err)}
-		}
-	}
-	d.tell(h, v)
-	var carryOut func(context.Context) error
-	switch {
-	case v.fate == forsake, v.fate == committed:
-		w.ended(h)
-		return
-	case completion != nil: // of a failure the orchestration learns, and nobody needs a dead letter
-		carryOut = func(ctx context.Context) error { return d.p.AckBatched(ctx, item.LockToken, completion) }
-	case v.fate == acknowledge:
-		d.acks.add(h)
-		return
-	case v.fate == bury:
-		carryOut = func(ctx context.Context) error {
-			return d.p.DeadLetterWorkItem(ctx, item.LockToken, v.reason, text(v.err))
-		}
-	default:
-		o := &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free, Error: text(v.err)}
-		carryOut = func(ctx context.Context) error { return d.p.AbandonWorkItem(ctx, item.LockToken, o) }
-	}
-	go func() {
-		defer w.ended(h)
-		err := persist(w.settling, func() time.Time { return d.leases.end(h) }, carryOut)
-		switch {
-		case errors.Is(err, pgwake.ErrLockLost):
-			d.log(h).Warn("dispatch: the lease was lost", "error", err)
-		case err != nil:
-			d.log(h).Warn("dispatch: left to the end of its lease", "error", err)
-		}
-	}()
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-// ended is the last of an item.
-func (w *workshop) ended(h *held) {
-	w.d.leases.drop(h)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.unsettled--
-	w.changed()
-}
-
-// stop ends the work in two stages, and returns how many handlers have not ended. What has become of the items is in the
-// database then, unless that is away for longer than Config.CancelTimeout.
-func (w *workshop) stop() (left int) {
-	w.mu.Lock()
-	w.stopping = true
-	ahead := w.ahead
-	w.ahead = nil
-	w.stale.Stop()
-	w.mu.Unlock()
-	w.giveBack(ahead)
-	if !w.waitFor(w.d.cfg.StopTimeout, func() bool { return len(w.running) == 0 }) {
-		w.cutShort(ErrStopping)
-		w.waitFor(w.d.cfg.CancelTimeout, func() bool { return len(w.running) == 0 })
-	}
-	w.cutShort(ErrStopping)
-	w.mu.Lock()
-	stuck := slices.Collect(maps.Keys(w.running))
-	w.mu.Unlock()
-	for _, h := range stuck {
-		w.settle(h, verdict{fate: retry, free: true, err: ErrStopping}, attempt{})
-	}
-	settled := func() bool { return w.unsettled == 0 }
-	if !w.waitFor(w.d.cfg.CancelTimeout, settled) {
-		w.giveUp()
-		w.waitFor(verbTimeout, settled)
-	}
-	return len(stuck)
-}
-
-// waitFor waits until a condition holds, which is judged with mu held, and reports whether it does in time.
-func (w *workshop) waitFor(d time.Duration, holds func() bool) bool {
-	timeUp := time.NewTimer(d)
-	defer timeUp.Stop()
-	for {
-		w.mu.Lock()
-		ok := holds()
-		w.mu.Unlock()
-		if ok {
-			return true
-		}
-		select {
-		case <-w.news:
-		case <-timeUp.C:
-			return false
-		}
-	}
 }

@@ -1,0 +1,199 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how is what becomes of an item carried out, and that at the end as well?
+
+// settle has the verdict carried out. It waits for nothing, and does nothing for what is settled already: a handler that was
+// left behind may come to its end after its item was given back.
+func (w *workshop) settle(h *held, v verdict, result Result) {
+	w.mu.Lock()
+	settled := h.settled
+	h.settled = true
+	w.mu.Unlock()
+	if settled {
+		return
+	}
+	d, item := w.d, h.item
+	var completion *pgwake.Message
+	if item.Instance != "" && (v.fate == acknowledge || v.fate == bury) {
+		v, completion = d.complete(item, v, result)
+	}
+	d.tell(h, v)
+	switch {
+	case v.fate == forsake, v.fate == committed:
+		w.ended(h)
+		return
+	case v.fate == acknowledge && completion == nil:
+		d.acks.add(h)
+		return
+	}
+	go func() {
+		defer w.ended(h)
+		if v.fate == retry {
+			w.returns <- struct{}{}
+			defer func() { <-w.returns }()
+		}
+		err := persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOut(item, v, completion))
+		if errors.Is(err, pgwake.ErrInvalid) {
+			// What a handler said cannot be stored. It is left out.
+			d.log(h).Error("dispatch: refused", "error", err)
+			err = persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOutPlainly(item, v, completion, err))
+		}
+		switch {
+		case errors.Is(err, pgwake.ErrLockLost):
+			d.log(h).Warn("dispatch: the lease was lost", "error", err)
+		case err != nil:
+			d.log(h).Warn("dispatch: left to the end of its lease", "error", err)
+		}
+	}()
+}
+
+// complete makes the message for the orchestration that scheduled an item. If it cannot be made of the result, the
+// orchestration learns that.
+func (d *Dispatcher) complete(item *pgwake.ClaimedWorkItem, v verdict, result Result) (verdict, *pgwake.Message) {
+	m, err := d.makeCompletion(item, result, v.err)
+	if err == nil {
+		return v, m
+	}
+	v = verdict{fate: bury, reason: ReasonPermanent, err: errors.Join(v.err, fmt.Errorf("make the completion: %w", err))}
+	m, _ = d.makeCompletion(item, nil, v.err)
+	return v, m
+}
+
+func (d *Dispatcher) makeCompletion(item *pgwake.ClaimedWorkItem, result Result, failure error) (m *pgwake.Message, err error) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			err = fmt.Errorf("panic: %v", panicked)
+		}
+	}()
+	return d.cfg.Completion(item, result, failure)
+}
+
+// carryOut returns the call. Of a failure the orchestration learns, and nobody needs a dead letter.
+func (d *Dispatcher) carryOut(item *pgwake.ClaimedWorkItem, v verdict, completion *pgwake.Message) func(context.Context) error {
+	switch {
+	case completion != nil:
+		return func(ctx context.Context) error { return d.p.AckBatched(ctx, item.LockToken, completion) }
+	case v.fate == bury:
+		return func(ctx context.Context) error {
+			return d.p.DeadLetterWorkItem(ctx, item.LockToken, v.reason, text(v.err))
+		}
+	}
+	o := &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free, Error: text(v.err)}
+	return func(ctx context.Context) error { return d.p.AbandonWorkItem(ctx, item.LockToken, o) }
+}
+
+// carryOutPlainly returns the call for what the Provider has refused as it was.
+func (d *Dispatcher) carryOutPlainly(item *pgwake.ClaimedWorkItem, v verdict, completion *pgwake.Message, refusal error) func(context.Context) error {
+	if completion != nil {
+		failure, err := d.makeCompletion(item, nil, fmt.Errorf("the completion was refused: %w", refusal))
+		if err == nil && failure != nil {
+			return func(ctx context.Context) error { return d.p.AckBatched(ctx, item.LockToken, failure) }
+		}
+		return d.carryOut(item, verdict{fate: bury, reason: ReasonPermanent, err: refusal}, nil)
+	}
+	return func(ctx context.Context) error {
+		return d.p.AbandonWorkItem(ctx, item.LockToken, &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free})
+	}
+}
+
+// longestText is how much of an error is kept, in bytes.
+const longestText = 16 << 10
+
+// text is what an error says, as the Provider takes it.
+func text(err error) (said string) {
+	if err == nil {
+		return ""
+	}
+	defer func() {
+		if panicked := recover(); panicked != nil { // a nil pointer in an error, say
+			said = fmt.Sprintf("%T, whose text cannot be had: %v", err, panicked)
+		}
+	}()
+	said = err.Error()
+	if len(said) > longestText {
+		said = said[:longestText]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(said, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// ended is the last of an item.
+func (w *workshop) ended(h *held) {
+	w.d.leases.drop(h)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.taken--
+	w.changed()
+}
+
+// giveBack returns items that were not begun, or not ended in time.
+func (w *workshop) giveBack(items []*held) {
+	for _, h := range items {
+		w.settle(h, verdict{fate: retry, free: true}, nil)
+	}
+}
+
+// stop ends the work in two stages, and returns how many items handlers are at work on that have not ended. What has become
+// of all of them is in the database then, unless none could be settled for Config.CancelTimeout.
+func (w *workshop) stop() (left int) {
+	w.mu.Lock()
+	w.stopping = true
+	ahead := w.ahead
+	w.ahead = nil
+	w.stale.Stop()
+	w.mu.Unlock()
+	w.giveBack(ahead)
+	running := func() int { return len(w.running) }
+	if w.waitFor(w.d.cfg.StopTimeout, running) > 0 {
+		w.cutShort(ErrStopping)
+		w.waitFor(w.d.cfg.CancelTimeout, running)
+	}
+	w.cutShort(ErrStopping)
+	w.mu.Lock()
+	stuck := slices.Collect(maps.Keys(w.running))
+	w.mu.Unlock()
+	for _, h := range stuck {
+		w.settle(h, verdict{fate: retry, free: true, err: ErrStopping}, nil)
+	}
+	taken := func() int { return w.taken }
+	for before := w.waitFor(0, taken); before > 0; {
+		left := w.waitFor(w.d.cfg.CancelTimeout, taken)
+		if left == before {
+			break
+		}
+		before = left // some were settled, so the others may be
+	}
+	w.giveUp()
+	w.waitFor(verbTimeout, taken)
+	return len(stuck)
+}
+
+// waitFor waits until a number, which is counted with mu held, is 0, and returns what it is in time.
+func (w *workshop) waitFor(d time.Duration, count func() int) int {
+	timeUp := time.NewTimer(d)
+	defer timeUp.Stop()
+	for {
+		w.mu.Lock()
+		n := count()
+		w.mu.Unlock()
+		if n == 0 {
+			return 0
+		}
+		select {
+		case <-w.news:
+		case <-timeUp.C:
+			return n
+		}
+	}
+}
