@@ -149,7 +149,7 @@ func TestTransactional_HasEveryVerb(t *testing.T) {
 	contract := reflect.TypeFor[providertest.Transactional]()
 	for m := range reflect.TypeFor[*pgwake.Provider]().Methods() {
 		switch m.Name {
-		case "Close", "Health", "Stats", "ListArchive", "PurgeArchive", "PurgeArchiveTx":
+		case "Close", "Health", "Stats", "LocalTime", "ListArchive", "PurgeArchive", "PurgeArchiveTx":
 			continue
 		}
 		_, ok := contract.MethodByName(m.Name)
