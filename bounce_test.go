@@ -205,12 +205,34 @@ func TestHole11_OneItemTenNodes_TwoLook(t *testing.T) {
 		}
 		return n
 	}
-	looked := func() map[int]int64 {
-		looks := make(map[int]int64)
+	// What concerned each node: its queries, and what it was told.
+	concerned := func() map[int][2]int64 {
+		counts := make(map[int][2]int64)
 		for i, p := range nodes {
-			looks[i] = p.Stats().Worker.Looks
+			s := p.Stats().Worker
+			counts[i] = [2]int64{s.Looks, s.Tokens["notify"] + s.Tokens["local"]}
 		}
-		return looks
+		return counts
+	}
+	// settled waits until every node has heard all that was said so far, and nobody stands by because of it.
+	lane := func(p *Provider) (heardOf uint64, standsBy bool) {
+		l := p.engine.waiters.lanes(Worker)[0]
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.heardOf, !l.standByAt.IsZero()
+	}
+	settled := func() {
+		before := make(map[*Provider]uint64)
+		for _, p := range nodes {
+			before[p], _ = lane(p)
+		}
+		mustExec(t, plain(t, schema), `SELECT notify_queue('worker', 0, clock_timestamp() + interval '1 hour')`)
+		for _, p := range nodes {
+			eventually(t, "it has heard, and looked if it was to", func() bool {
+				heardOf, standsBy := lane(p)
+				return heardOf > before[p] && !standsBy && p.Stats().Worker.Settled
+			})
+		}
 	}
 	enqueue := func(p *Provider) {
 		_, err := p.EnqueueForWorker(t.Context(), WorkItem{Name: "work"}, nil)
@@ -222,15 +244,14 @@ func TestHole11_OneItemTenNodes_TwoLook(t *testing.T) {
 		"the library":              func() { enqueue(testProvider(t, Config{Schema: schema})) },
 		"a node that waits itself": func() { enqueue(nodes[0]) },
 	} {
-		for _, p := range nodes {
-			eventually(t, "nobody is about to look for another reason", func() bool { return p.Stats().Worker.Settled })
-		}
-		before := looked()
+		settled()
+		before := concerned()
 		produce()
 		waiting--
 		eventually(t, "somebody takes it", func() bool { return parked() == waiting })
-		after := looked()
-		maps.DeleteFunc(after, func(i int, looks int64) bool { return looks == before[i] })
+		settled()
+		after := concerned()
+		maps.DeleteFunc(after, func(i int, counts [2]int64) bool { return counts == before[i] })
 		require.LessOrEqual(t, len(after), 2, name)
 	}
 	for _, p := range nodes {
