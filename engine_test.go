@@ -337,6 +337,34 @@ func TestFetchWorkItems_FullBatch_AnotherLooksWhatIsLeft(t *testing.T) {
 	}
 }
 
+// A batch does not try what a transaction that is under way has locked. One that was rolled back leaves its mark on the row.
+func TestFetchWorkItems_OthersHadLockedIt_IsInItsPlace(t *testing.T) {
+	p := testProvider(t, Config{})
+	sql := plain(t, p.cfg.Schema)
+	mustExec(t, sql, `SELECT enqueue_work('locked'), enqueue_work('freed')`)
+	mustExec(t, sql, `SELECT enqueue_work('later') FROM generate_series(1, 20)`)
+	for _, end := range []string{"COMMIT", "ROLLBACK"} {
+		other := plain(t, p.cfg.Schema)
+		mustExec(t, other, "BEGIN")
+		mustExec(t, other, `SELECT FROM worker_queue WHERE name = 'freed' FOR UPDATE`)
+		if end == "ROLLBACK" {
+			mustExec(t, other, `DELETE FROM worker_queue WHERE name = 'freed'`)
+		}
+		mustExec(t, other, end)
+	}
+	mustExec(t, sql, "BEGIN")
+	mustExec(t, sql, `SELECT FROM worker_queue WHERE name = 'locked' FOR UPDATE`)
+	items, err := p.FetchWorkItems(t.Context(), 10, &FetchOptions{NoWait: true})
+	require.NoError(t, err)
+	require.Len(t, items, 10)
+	require.Equal(t, "freed", items[0].Name)
+	mustExec(t, sql, "ROLLBACK")
+	items, err = p.FetchWorkItems(t.Context(), 20, &FetchOptions{NoWait: true})
+	require.NoError(t, err)
+	require.Len(t, items, 12)
+	require.Equal(t, "locked", items[0].Name)
+}
+
 func TestFallback_ItemThatNobodyAnnounced_IsFoundAndCounted(t *testing.T) {
 	p := testProvider(t, Config{FallbackInterval: 300 * time.Millisecond})
 	wait := fetchWork(t, p, longPoll)

@@ -1,6 +1,7 @@
 package measure
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -158,7 +159,7 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 	if o.Way == ByDispatcher {
 		d := dispatch.New(tallied{n.Provider, t}, &dispatch.Config{Concurrency: o.Dispatchers})
 		dispatch.Handle(d, "measure", func(context.Context, json.RawMessage) (json.RawMessage, error) { return nil, nil })
-		n.loop(func() error { return d.Run(n.ctx) })
+		n.loop(func() error { return cmp.Or(d.Run(n.ctx), pgwake.ErrClosed) }) // it ends with the Provider
 	} else {
 		for range o.Dispatchers {
 			n.loop(drainTurn(n, &o, t))

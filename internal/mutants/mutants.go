@@ -374,6 +374,12 @@ var mutants = []mutant{
 		pkg:     root, test: "TestFetchWorkItems_FullBatch_AnotherLooksWhatIsLeft",
 	},
 	{
+		name:    "batch: what somebody locked once is left aside",
+		file:    "migrations/00003_worker.sql",
+		patches: []patch{{"AND (d.xmax = 0 OR d.xmax <> ALL (v_moving))", "AND d.xmax = 0"}},
+		pkg:     root, test: "TestFetchWorkItems_OthersHadLockedIt_IsInItsPlace",
+	},
+	{
 		name:    "group: what one did wrong is everybody's fault",
 		file:    "groups.go",
 		patches: []patch{{"		if len(members) > 1 && refusedForOne(err) {\n", "		if false {\n"}},
