@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -39,7 +40,7 @@ func newAckGroups(p *Provider) ackGroups {
 // transaction of the caller's all acks share the commit anyway.
 func (p *Provider) AckBatched(ctx context.Context, token LockToken, completion *Message) error {
 	return p.ack(ctx, token, completion, func(ctx context.Context, l lease, m Message) error {
-		m.Data = slices.Clone(m.Data) // the group may read it when the caller has left
+		m.Data, m.Headers = slices.Clone(m.Data), maps.Clone(m.Headers) // the group may read them when the caller has left
 		return p.acks.do(ctx, &groupedAck{lease: l, message: m})
 	})
 }
@@ -52,14 +53,14 @@ func (g ackGroups) commit(ctx context.Context, acks []*groupedAck, outcomes []er
 	for i, a := range acks {
 		ids, claims = append(ids, a.item), append(claims, a.claim)
 		places[a.lease] = i
-		c.add(&a.message)
+		c.add(&a.message, a.message.Headers)
 	}
 	p := g.p
 	quiet := p.engine.quiet()
 	var namespaces []string // of the messages
 	return p.run(ctx, func(ctx context.Context, q querier) error {
 		rows, err := q.Query(ctx, p.sql.ackWorkGroup, ids, claims, c.instances, c.kinds, c.datas, c.names, c.versions, c.executions, c.queues,
-			quiet, p.archiveFor())
+			c.headers, quiet, p.archiveFor())
 		if err != nil {
 			return err
 		}

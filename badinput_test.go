@@ -128,9 +128,15 @@ func badCalls(n *node, ctx context.Context, c claims) map[string]func() error {
 	message("no kind", pgwake.Message{Instance: "i"}, nil)
 	calls["ack of work with message: nothing in it"] = func() error { return n.AckWorkItem(ctx, c.work, &pgwake.Message{}) }
 	event("no type", pgwake.Event{ID: 2})
+	for _, headers := range []map[string]string{{"": "x"}, {"x": "\x00"}, {"x": "\xff"}} {
+		work(fmt.Sprintf("headers %q", headers), pgwake.WorkItem{Name: "x", Headers: headers}, nil)
+		message(fmt.Sprintf("headers %q", headers), pgwake.Message{Instance: "i", Kind: "k", Headers: headers}, nil)
+	}
 	for why, text := range badTexts {
 		work("name, "+why, pgwake.WorkItem{Name: text}, nil)
 		work("instance, "+why, pgwake.WorkItem{Name: "x", Instance: text}, nil)
+		work("header name, "+why, pgwake.WorkItem{Name: "x", Headers: map[string]string{text: ""}}, nil)
+		message("header name, "+why, pgwake.Message{Instance: "i", Kind: "k", Headers: map[string]string{text: ""}}, nil)
 		message("instance, "+why, pgwake.Message{Instance: text, Kind: "k"}, nil)
 		message("kind, "+why, pgwake.Message{Instance: "i", Kind: pgwake.MessageKind(text)}, nil)
 		message("name, "+why, pgwake.Message{Instance: "i", Kind: "k", Name: text}, nil)

@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/propagation"
 )
 
 // This file answers: what can be set, and to what?
@@ -199,6 +201,10 @@ type Config struct {
 	// same instants of the server's clock, which is to be idle in between. From 1 s to 24 h. Defaults to 6 min.
 	HibernatePoll time.Duration
 
+	// Propagator puts into the headers of whatever is enqueued to which trace it belongs, by the context of the call. A
+	// header that the caller has set stays. Defaults to OpenTelemetry's global one, which adds nothing unless it is set.
+	Propagator propagation.TextMapPropagator
+
 	// MaxPayload is the largest payload accepted, in bytes: input of a work item, data of a message or an event,
 	// attributes, output, custom status, value of a key, error of an AbandonOptions. At least 1. Defaults to 1 MiB.
 	MaxPayload int
@@ -316,6 +322,9 @@ func (c *Config) resolve() (Config, error) {
 	number("MaxPayload", &r.MaxPayload, 1<<20, 1)
 	number("HistoryCache", &r.HistoryCache, 0, 0)
 
+	if r.Propagator == nil {
+		r.Propagator = otel.GetTextMapPropagator()
+	}
 	if r.Logger == nil {
 		r.Logger = slog.Default()
 	}

@@ -37,6 +37,7 @@ type DeadLetter struct {
 	DedupKey    string // not queued by this: the same key may be enqueued again
 	Tag         string // of the work item; queue name of the message
 	Session     string // of the work item
+	Headers     map[string]string
 }
 
 // DeadLetterFilter says which dead letters, all of its conditions together. The zero value and nil mean all, up to
@@ -200,16 +201,17 @@ func scanDeadLetter(row pgx.CollectableRow) (d DeadLetter, err error) {
 	var queue string
 	var name, kind, version, instance, dedupKey, session, cause *string
 	var execution, activity *int64
+	var headers []byte
 	err = row.Scan(&d.ID, &queue, &d.ItemID, &d.Namespace, &d.Priority, &d.Attempts, &name, &kind, &version,
 		(*[]byte)(&d.Data), &instance, &execution, &activity, &dedupKey, &d.Tag, &session,
-		&d.EnqueuedAt, &d.DiedAt, &d.Reason, &cause)
+		&d.EnqueuedAt, &d.DiedAt, &d.Reason, &cause, &headers)
 	if err != nil {
 		return d, err
 	}
 	d.Queue, err = queueNamed(queue)
 	d.Name, d.Kind, d.Version = value(name), MessageKind(value(kind)), value(version)
 	d.Instance, d.ExecutionID, d.ActivityID = value(instance), value(execution), value(activity)
-	d.DedupKey, d.Session, d.Error = value(dedupKey), value(session), value(cause)
+	d.DedupKey, d.Session, d.Error, d.Headers = value(dedupKey), value(session), value(cause), headersOf(headers)
 	return d, err
 }
 

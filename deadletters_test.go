@@ -733,7 +733,7 @@ func TestListArchive_ItemWithEverything_IsListedAsItWas(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	id := n.wholeItem(t)
-	n.exec(t, `UPDATE worker_queue SET session_id = 's', attempt_count = 2`)
+	n.exec(t, `UPDATE worker_queue SET session_id = 's', attempt_count = 2, headers = '{"h": "1"}'`)
 	before := query[time.Time](t, n, `SELECT clock_timestamp()`)[0]
 	n.exec(t, `SELECT archive_work(ARRAY(SELECT id FROM worker_queue), '1 hour')`)
 	items := n.archived(t, nil)
@@ -742,8 +742,9 @@ func TestListArchive_ItemWithEverything_IsListedAsItWas(t *testing.T) {
 	require.True(t, items[0].EnqueuedAt.Equal(time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)))
 	items[0].FinishedAt, items[0].EnqueuedAt = time.Time{}, time.Time{}
 	require.Equal(t, pgwake.ArchivedItem{
-		WorkItem: pgwake.WorkItem{Name: "w", Input: json.RawMessage(`{"a":  1.50}`), Instance: "i", ExecutionID: 2, ActivityID: 3, Tag: "gpu", Session: "s"},
-		ID:       items[0].ID, ItemID: id, Namespace: "mine", Priority: 7, Attempts: 2, DedupKey: "key",
+		WorkItem: pgwake.WorkItem{Name: "w", Input: json.RawMessage(`{"a":  1.50}`), Instance: "i", ExecutionID: 2, ActivityID: 3, Tag: "gpu", Session: "s",
+			Headers: map[string]string{"h": "1"}},
+		ID: items[0].ID, ItemID: id, Namespace: "mine", Priority: 7, Attempts: 2, DedupKey: "key",
 	}, items[0])
 }
 

@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"maps"
 	"slices"
 )
 
@@ -60,7 +61,8 @@ func (p *Provider) EnqueueForWorker(ctx context.Context, item WorkItem, o *Enque
 	}
 	defer done()
 	call := &groupedEnqueue{item: batch[0]}
-	call.item.Input = slices.Clone(item.Input) // the group may read it when the caller has left
+	// The group may read them when the caller has left, and knows nothing of its context.
+	call.item.Input, call.item.Headers = slices.Clone(item.Input), p.withTrace(ctx, maps.Clone(item.Headers))
 	err = p.checkWorkEnqueue(&call.item)
 	if err == nil {
 		err = p.enqueues.do(ctx, call)

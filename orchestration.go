@@ -42,6 +42,9 @@ type Message struct {
 	// Queue is the queue name of the instance, for FetchOptions.Queues. Like the namespace it counts only for an
 	// instance that is not known yet; a known one keeps its own. At most 255 bytes. Defaults to "": none.
 	Queue string
+
+	// Headers travel with the message; see WorkItem.
+	Headers map[string]string
 }
 
 // MessageEnqueue is a message together with its options, for enqueuing several at once. The namespace counts
@@ -199,7 +202,7 @@ func (p *Provider) enqueueMessages(ctx context.Context, q querier, messages []Me
 	if len(messages) == 0 {
 		return nil, nil, nil
 	}
-	c, err := p.messageColumns(messages)
+	c, err := p.messageColumns(ctx, messages)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -226,15 +229,15 @@ type messageColumns struct {
 	instances, kinds, datas, names, versions []*string
 	executions                               []*int64
 	options                                  optionColumns
-	queues                                   []*string
+	queues, headers                          []*string
 }
 
 func (c *messageColumns) args() []any {
 	args := append([]any{c.instances, c.kinds, c.datas, c.names, c.versions, c.executions}, c.options.args()...)
-	return append(args, c.queues)
+	return append(args, c.queues, c.headers)
 }
 
-func (p *Provider) messageColumns(messages []MessageEnqueue) (*messageColumns, error) {
+func (p *Provider) messageColumns(ctx context.Context, messages []MessageEnqueue) (*messageColumns, error) {
 	c := &messageColumns{}
 	for i := range messages {
 		m := &messages[i]
@@ -244,13 +247,13 @@ func (p *Provider) messageColumns(messages []MessageEnqueue) (*messageColumns, e
 		if err := c.options.add(&m.EnqueueOptions); err != nil {
 			return nil, at(i, len(messages), err)
 		}
-		c.add(&m.Message)
+		c.add(&m.Message, p.withTrace(ctx, m.Headers))
 	}
 	return c, nil
 }
 
-// add adds a message; the zero Message is none.
-func (c *messageColumns) add(m *Message) {
+// add adds a message, with these headers; the zero Message is none.
+func (c *messageColumns) add(m *Message, headers map[string]string) {
 	c.instances = append(c.instances, text(m.Instance))
 	c.kinds = append(c.kinds, text(string(m.Kind)))
 	c.datas = append(c.datas, payload(m.Data))
@@ -258,6 +261,7 @@ func (c *messageColumns) add(m *Message) {
 	c.versions = append(c.versions, text(m.Version))
 	c.executions = append(c.executions, optional(m.ExecutionID, m.ExecutionID == 0))
 	c.queues = append(c.queues, text(m.Queue))
+	c.headers = append(c.headers, headersArg(headers))
 }
 
 func (p *Provider) checkMessage(m *Message) error {
@@ -278,6 +282,9 @@ func (p *Provider) checkMessage(m *Message) error {
 		return invalid("execution id %d is negative", m.ExecutionID)
 	}
 	if err := checkText("queue name", m.Queue, false); err != nil {
+		return err
+	}
+	if err := checkHeaders(m.Headers); err != nil {
 		return err
 	}
 	return p.cfg.checkJSON("data of a message to instance "+quote(m.Instance), m.Data)
@@ -329,11 +336,11 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 		var part string
 		var id, execution *int64
 		var kind, name, version, instance, namespace *string
-		var data []byte
+		var data, headers []byte
 		var attempt *int
 		var createdAt, lockedUntil, earliest, now *time.Time
 		var unfinished *bool
-		err := rows.Scan(&part, &id, &kind, &data, &name, &version, &execution, &attempt, &createdAt, &instance,
+		err := rows.Scan(&part, &id, &kind, &data, &name, &version, &execution, &attempt, &headers, &createdAt, &instance,
 			&namespace, &lockedUntil, &earliest, &now, &unfinished)
 		if err != nil {
 			return err
@@ -350,7 +357,7 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 		case "message":
 			c.item.Messages = append(c.item.Messages, ClaimedMessage{
 				Message: Message{Instance: c.item.Instance, Kind: MessageKind(*kind), Data: data,
-					Name: value(name), Version: value(version), ExecutionID: value(execution)},
+					Name: value(name), Version: value(version), ExecutionID: value(execution), Headers: headersOf(headers)},
 				ID: *id, Attempt: *attempt, EnqueuedAt: *createdAt,
 			})
 		case "event":
@@ -474,11 +481,11 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	if err != nil {
 		return done, err
 	}
-	work, err := p.workColumns(ack.WorkItems)
+	work, err := p.workColumns(ctx, ack.WorkItems)
 	if err != nil {
 		return done, err
 	}
-	messages, err := p.messageColumns(ack.Messages)
+	messages, err := p.messageColumns(ctx, ack.Messages)
 	if err != nil {
 		return done, err
 	}

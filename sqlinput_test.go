@@ -50,19 +50,23 @@ func TestSQLFunctions_ArgumentThatGoRefuses_IsRefusedAndNothingIsWritten(t *test
 	}
 	for _, enqueue := range []string{"enqueue_work('w'", "enqueue_message('i', 'k'"} {
 		for option, says := range map[string]string{
-			`p_dedup_key => ''`:                            "a dedup key must have 1 to 255 bytes",
-			`p_dedup_key => '` + long + `'`:                "a dedup key must have 1 to 255 bytes",
-			`p_delay => '-1 hour'`:                         "a delay is negative",
-			`p_priority => 10`:                             "a priority must be 0 to 9",
-			`p_priority => -1`:                             "a priority must be 0 to 9",
-			`p_priority => 65536`:                          "a priority must be 0 to 9",
-			`p_namespace => 'No'`:                          namespaces + `'No'`,
-			`p_namespace => ''`:                            namespaces + `''`,
-			`p_namespace => '1'`:                           namespaces + `'1'`,
-			`p_namespace => '` + long[:41] + `'`:           namespaces + `'` + long[:41] + `'`,
-			`p_visible_at => 'infinity'`:                   "a due time must be finite",
-			`p_visible_at => '-infinity'`:                  "a due time must be finite",
-			`p_delay => '1 second', p_visible_at => now()`: "both a delay and a due time are given",
+			`p_dedup_key => ''`:                                       "a dedup key must have 1 to 255 bytes",
+			`p_dedup_key => '` + long + `'`:                           "a dedup key must have 1 to 255 bytes",
+			`p_delay => '-1 hour'`:                                    "a delay is negative",
+			`p_priority => 10`:                                        "a priority must be 0 to 9",
+			`p_priority => -1`:                                        "a priority must be 0 to 9",
+			`p_priority => 65536`:                                     "a priority must be 0 to 9",
+			`p_namespace => 'No'`:                                     namespaces + `'No'`,
+			`p_namespace => ''`:                                       namespaces + `''`,
+			`p_namespace => '1'`:                                      namespaces + `'1'`,
+			`p_namespace => '` + long[:41] + `'`:                      namespaces + `'` + long[:41] + `'`,
+			`p_visible_at => 'infinity'`:                              "a due time must be finite",
+			`p_visible_at => '-infinity'`:                             "a due time must be finite",
+			`p_delay => '1 second', p_visible_at => now()`:            "both a delay and a due time are given",
+			`p_headers => '[]'`:                                       "headers must be a JSON object",
+			`p_headers => '{"a": 1}'`:                                 "headers must be strings under names of 1 to 255 bytes, of 8192 bytes together",
+			`p_headers => '{"": "a"}'`:                                "headers must be strings under names of 1 to 255 bytes, of 8192 bytes together",
+			`p_headers => jsonb_build_object('a', repeat('x', 8192))`: "headers must be strings under names of 1 to 255 bytes, of 8192 bytes together",
 		} {
 			refused[enqueue+", "+option+")"] = says
 		}

@@ -78,6 +78,14 @@ func checkText(what, s string, required bool) error {
 	return nil
 }
 
+// checkUTF8 checks a text that PostgreSQL is to hold.
+func checkUTF8(what, s string) error {
+	if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
+		return invalid("%s contains NUL or invalid UTF-8", what)
+	}
+	return nil
+}
+
 // checkJSON checks a payload: JSON that PostgreSQL can hold and take apart, or nothing.
 func (c *Config) checkJSON(what string, data []byte) error {
 	switch {
@@ -130,13 +138,10 @@ func codeUnit(escape []byte) rune {
 
 // checkValue checks a text that is kept as it is.
 func (c *Config) checkValue(what, s string) error {
-	switch {
-	case len(s) > c.MaxPayload:
+	if len(s) > c.MaxPayload {
 		return fmt.Errorf("%w: %s is %d bytes, more than %d", ErrPayloadTooLarge, what, len(s), c.MaxPayload)
-	case !utf8.ValidString(s) || strings.ContainsRune(s, 0):
-		return invalid("%s contains NUL or invalid UTF-8", what)
 	}
-	return nil
+	return checkUTF8(what, s)
 }
 
 // payload returns JSON as an argument: NULL if there is none.

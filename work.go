@@ -36,6 +36,10 @@ type WorkItem struct {
 	// Session is for items that are to be handled in one place, one owner at a time; see SessionOptions. Within a
 	// session the order is that of due time and id, whatever the priority. At most 255 bytes. Defaults to "": none.
 	Session string
+
+	// Headers travel with the item, such as to which trace it belongs (see Config.Propagator): names of at most 255
+	// bytes and any text, of MaxHeaderBytes together. Defaults to none.
+	Headers map[string]string
 }
 
 // EnqueueOptions says when, where and how urgently. Nil means the zero value: now, in the default
@@ -143,7 +147,7 @@ func (p *Provider) enqueueWork(ctx context.Context, q querier, items []WorkEnque
 		e, err := p.enqueueWorkItem(ctx, q, &items[0], quiet)
 		return []Enqueued{e}, err
 	}
-	c, err := p.workColumns(items)
+	c, err := p.workColumns(ctx, items)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +167,7 @@ func (p *Provider) enqueueWorkItem(ctx context.Context, q querier, item *WorkEnq
 		optional(item.Namespace, item.Namespace == "" || item.Namespace == DefaultNamespace), int16(item.Priority),
 		optional(item.Delay, item.Delay == 0), optional(item.At, item.At.IsZero()), text(item.Instance),
 		optional(item.ExecutionID, item.ExecutionID == 0 && item.Instance == ""), optional(item.ActivityID, item.ActivityID == 0 && item.Instance == ""),
-		text(item.Tag), text(item.Session), quiet))
+		text(item.Tag), text(item.Session), headersArg(p.withTrace(ctx, item.Headers)), quiet))
 }
 
 func scanEnqueued(row pgx.Row) (e Enqueued, err error) {
@@ -183,13 +187,14 @@ type workColumns struct {
 	activities    []*int64
 	tags          []*string
 	sessions      []*string
+	headers       []*string
 }
 
 func (c *workColumns) args() []any {
-	return append(append([]any{c.names, c.inputs}, c.options.args()...), c.instances, c.executions, c.activities, c.tags, c.sessions)
+	return append(append([]any{c.names, c.inputs}, c.options.args()...), c.instances, c.executions, c.activities, c.tags, c.sessions, c.headers)
 }
 
-func (p *Provider) workColumns(items []WorkEnqueue) (*workColumns, error) {
+func (p *Provider) workColumns(ctx context.Context, items []WorkEnqueue) (*workColumns, error) {
 	c := &workColumns{}
 	for i := range items {
 		item := &items[i]
@@ -206,6 +211,7 @@ func (p *Provider) workColumns(items []WorkEnqueue) (*workColumns, error) {
 		c.activities = append(c.activities, optional(item.ActivityID, item.ActivityID == 0 && item.Instance == ""))
 		c.tags = append(c.tags, text(item.Tag))
 		c.sessions = append(c.sessions, text(item.Session))
+		c.headers = append(c.headers, headersArg(p.withTrace(ctx, item.Headers)))
 	}
 	return c, nil
 }
@@ -228,6 +234,9 @@ func (p *Provider) checkWork(item *WorkItem) error {
 		return err
 	}
 	if err := checkText("session", item.Session, false); err != nil {
+		return err
+	}
+	if err := checkHeaders(item.Headers); err != nil {
 		return err
 	}
 	return p.cfg.checkJSON("input of work item "+quote(item.Name), item.Input)
@@ -377,7 +386,7 @@ type workRow struct {
 	priority                                        pgtype.Int2
 	attempt                                         pgtype.Int4
 	namespace, name, instance, tag, session, reason sameText
-	input                                           []byte
+	input, headers                                  []byte
 	enqueuedAt, dueAt, until, earliest, now         pgtype.Timestamptz
 	lost                                            pgtype.UUID
 
@@ -387,7 +396,7 @@ type workRow struct {
 func (r *workRow) targets() []any {
 	if r.pointers == nil {
 		r.pointers = []any{&r.id, &r.namespace, &r.priority, &r.attempt, &r.name, &r.input, &r.instance, &r.execution, &r.activity,
-			&r.tag, &r.session, &r.reason, &r.enqueuedAt, &r.dueAt, &r.until, &r.earliest, &r.now, &r.lost}
+			&r.tag, &r.session, &r.reason, &r.headers, &r.enqueuedAt, &r.dueAt, &r.until, &r.earliest, &r.now, &r.lost}
 	}
 	return r.pointers
 }
@@ -395,7 +404,7 @@ func (r *workRow) targets() []any {
 func (r *workRow) item(token LockToken) *ClaimedWorkItem {
 	return &ClaimedWorkItem{
 		WorkItem: WorkItem{Name: string(r.name), Input: r.input, Instance: string(r.instance), ExecutionID: r.execution.Int64,
-			ActivityID: r.activity.Int64, Tag: string(r.tag), Session: string(r.session)},
+			ActivityID: r.activity.Int64, Tag: string(r.tag), Session: string(r.session), Headers: headersOf(r.headers)},
 		ID: r.id.Int64, Namespace: string(r.namespace), Priority: int(r.priority.Int16), Attempt: int(r.attempt.Int32),
 		EnqueuedAt: r.enqueuedAt.Time, DueAt: r.dueAt.Time, LastError: string(r.reason), LockToken: token, LockedUntil: r.until.Time,
 	}
@@ -439,7 +448,7 @@ func (p *Provider) AckWorkItem(ctx context.Context, token LockToken, completion 
 // ack admits the ack of one item, and has it sent. The zero Message is none.
 func (p *Provider) ack(ctx context.Context, token LockToken, completion *Message, send func(context.Context, lease, Message) error) error {
 	const op = "ack work item"
-	l, m, err := p.checkAck(token, completion)
+	l, m, err := p.checkAck(ctx, token, completion)
 	if err != nil {
 		return failed(op, err)
 	}
@@ -477,7 +486,7 @@ func (p *Provider) tellOfMessages(namespaces []string, quiet bool) {
 // exactly once, together with the end of the item.
 func (p *Provider) AckWorkItemTx(ctx context.Context, tx pgx.Tx, token LockToken, completion *Message) error {
 	return p.doTx(ctx, tx, "ack work item", func(ctx context.Context, q querier) error {
-		l, m, err := p.checkAck(token, completion)
+		l, m, err := p.checkAck(ctx, token, completion)
 		if err != nil {
 			return err
 		}
@@ -489,16 +498,18 @@ func (p *Provider) AckWorkItemTx(ctx context.Context, tx pgx.Tx, token LockToken
 // ackWork runs ack_work. It returns the namespace of the message, if one was sent.
 func (p *Provider) ackWork(ctx context.Context, q querier, l lease, m Message, quiet bool) (namespace *string, err error) {
 	err = q.QueryRow(ctx, p.sql.ackWork, l.item, l.claim, text(m.Instance), text(string(m.Kind)), payload(m.Data),
-		text(m.Name), text(m.Version), optional(m.ExecutionID, m.ExecutionID == 0), text(m.Queue), quiet, p.archiveFor()).Scan(&namespace)
+		text(m.Name), text(m.Version), optional(m.ExecutionID, m.ExecutionID == 0), text(m.Queue), headersArg(m.Headers), quiet, p.archiveFor()).Scan(&namespace)
 	return namespace, err
 }
 
 // checkAck returns what an ack is about, and the message that it sends; the zero Message is none.
-func (p *Provider) checkAck(token LockToken, completion *Message) (l lease, m Message, err error) {
+func (p *Provider) checkAck(ctx context.Context, token LockToken, completion *Message) (l lease, m Message, err error) {
 	if l, err = token.splitWork(); err != nil || completion == nil {
 		return l, m, err
 	}
-	return l, *completion, p.checkMessage(completion)
+	m = *completion
+	m.Headers = p.withTrace(ctx, m.Headers)
+	return l, m, p.checkMessage(completion)
 }
 
 // AckWorkItems removes finished items in one statement. Those whose lease has ended are left alone and

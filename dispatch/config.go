@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 )
 
@@ -79,6 +80,10 @@ type Config struct {
 	// handler. Default to the global ones.
 	MeterProvider  metric.MeterProvider
 	TracerProvider trace.TracerProvider
+
+	// Propagator takes out of an item's headers to which trace it belongs: the one that enqueued it. Defaults to
+	// OpenTelemetry's global one. What handlers enqueue with their context belongs to it as well; see pgwake.Config.
+	Propagator propagation.TextMapPropagator
 
 	// Logger receives what operators should know: a line for each attempt that failed, at level Warn, for each dead letter,
 	// at level Error, and for a database that is away. Defaults to slog.Default().

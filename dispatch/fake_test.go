@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // fake is a worker queue in memory, with leases, on the clock of the bubble.
@@ -21,12 +22,13 @@ type fake struct {
 	next  int64
 	news  chan struct{}
 
-	fail    func(verb string) error // nil: none
-	fetched []int                   // how many each fetch asked for
-	acked   []string                // names, in the order of the acks
-	buried  map[string]string       // name to cause
-	sent    []pgwake.Message
-	renewed int // statements
+	fail     func(verb string) error // nil: none
+	fetched  []int                   // how many each fetch asked for
+	acked    []string                // names, in the order of the acks
+	buried   map[string]string       // name to cause
+	sent     []pgwake.Message
+	sentFrom []trace.SpanContext // in whose trace
+	renewed  int                 // statements
 
 	calls    map[string]int // by verb
 	sessions []string       // owners whose sessions were renewed
@@ -58,11 +60,16 @@ func (f *fake) enqueue(names ...string) {
 	}
 }
 
-func (f *fake) add(w pgwake.WorkItem) {
+func (f *fake) add(w pgwake.WorkItem) { f.addAll(w) }
+
+// addAll adds them at once.
+func (f *fake) addAll(items ...pgwake.WorkItem) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.next++
-	f.items = append(f.items, &fakeItem{ClaimedWorkItem: pgwake.ClaimedWorkItem{WorkItem: w, ID: f.next}, visible: time.Now()})
+	for _, w := range items {
+		f.next++
+		f.items = append(f.items, &fakeItem{ClaimedWorkItem: pgwake.ClaimedWorkItem{WorkItem: w, ID: f.next}, visible: time.Now()})
+	}
 	f.changed()
 }
 
@@ -206,6 +213,7 @@ func (f *fake) AckBatched(ctx context.Context, token pgwake.LockToken, m *pgwake
 	return f.verb(ctx, "ack", token, func(i *fakeItem) {
 		f.acked = append(f.acked, i.Name)
 		f.sent = append(f.sent, *m)
+		f.sentFrom = append(f.sentFrom, trace.SpanContextFromContext(ctx))
 		f.remove(i)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // This file answers: how does what is in hand stay in hand?
@@ -28,6 +29,8 @@ type held struct {
 
 	// How the handler ended it by itself: nil, not at all; otherwise by its transaction, or not, since the lease was lost.
 	ended atomic.Pointer[error]
+
+	span trace.SpanContext // of the attempt, once that has begun
 
 	// For leases, under its mutex.
 	until time.Time // local: end of the lease, at the earliest

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // This file answers: how does a runtime get its turns?
@@ -69,6 +72,12 @@ type OrchestratorConfig struct {
 	// may take to notice. The least is 1 ns, since 0 means 25 s and 2 s.
 	StopTimeout, CancelTimeout time.Duration
 
+	// MeterProvider, TracerProvider and Propagator are for OpenTelemetry: see MetricTurn, and there is a span around each
+	// turn, with links to the traces of its messages. What the ack enqueues belongs to it. Default to the global ones.
+	MeterProvider  metric.MeterProvider
+	TracerProvider trace.TracerProvider
+	Propagator     propagation.TextMapPropagator
+
 	// Logger receives what operators should know. Defaults to slog.Default().
 	Logger *slog.Logger
 }
@@ -98,6 +107,8 @@ type Orchestrator struct {
 	cfg    OrchestratorConfig
 	err    error // of the OrchestratorConfig
 
+	telemetry turnTelemetry
+
 	working  context.Context // of turns
 	cutShort context.CancelCauseFunc
 	settling context.Context // of the calls that end them
@@ -111,7 +122,7 @@ type Orchestrator struct {
 // NewOrchestrator returns an Orchestrator. Errors of the config are those of Run.
 func NewOrchestrator(p TurnProvider, decide Decider, config *OrchestratorConfig) *Orchestrator {
 	o := &Orchestrator{p: p, decide: decide, inHand: make(map[*heldTurn]bool)}
-	o.cfg, o.err = config.resolve()
+	o.cfg, o.telemetry, o.err = config.resolve()
 	if decide == nil {
 		o.err = errors.Join(o.err, fmt.Errorf("%w: there is no Decider", pgwake.ErrConfig))
 	}
@@ -120,7 +131,7 @@ func NewOrchestrator(p TurnProvider, decide Decider, config *OrchestratorConfig)
 	return o
 }
 
-func (c *OrchestratorConfig) resolve() (OrchestratorConfig, error) {
+func (c *OrchestratorConfig) resolve() (OrchestratorConfig, turnTelemetry, error) {
 	r := OrchestratorConfig{}
 	if c != nil {
 		r = *c
@@ -144,7 +155,8 @@ func (c *OrchestratorConfig) resolve() (OrchestratorConfig, error) {
 	if r.Logger == nil {
 		r.Logger = slog.Default()
 	}
-	return r, k.err
+	t := newTurnTelemetry(&r, &k)
+	return r, t, k.err
 }
 
 // errOver is why the loops end when one of them has found the Provider closed.
@@ -281,6 +293,10 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 		defer cancel()
 	}
 
+	began := time.Now()
+	deciding = o.telemetry.begin(deciding, turn)
+	v := verdict{fate: acknowledge}
+	defer func() { o.telemetry.end(deciding, turn, v, began) }()
 	d := decision{err: errNoAttemptEnded}
 	if o.cfg.MaxAttempts == Unlimited || turn.Attempt <= o.cfg.MaxAttempts {
 		d = o.try(func() (pgwake.OrchestrationAck, error) { return o.decide(deciding, turn) })
@@ -291,7 +307,7 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 		cause = context.Cause(deciding)
 	}
 	if d.err == nil && !errors.Is(cause, pgwake.ErrLockLost) {
-		err := o.ack(t, d.ack)
+		err := o.ack(deciding, t, d.ack)
 		if err == nil {
 			return
 		}
@@ -300,7 +316,8 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 		}
 		d.err = err
 	}
-	o.failed(t, judgeAttempt(d.err, cause, t.Attempt, o.cfg.MaxAttempts, o.cfg.Retry))
+	v = judgeAttempt(d.err, cause, t.Attempt, o.cfg.MaxAttempts, o.cfg.Retry)
+	o.failed(deciding, t, v)
 }
 
 // hold has the turn be in hand, and be decided or not.
@@ -337,8 +354,8 @@ func (o *Orchestrator) try(decide func() (pgwake.OrchestrationAck, error)) decis
 	return <-result
 }
 
-// ack acknowledges a turn. What it leaves out of the ack is what anybody would say.
-func (o *Orchestrator) ack(t *heldTurn, ack pgwake.OrchestrationAck) error {
+// ack acknowledges a turn, in the trace of its context. What it leaves out of the ack is what anybody would say.
+func (o *Orchestrator) ack(traced context.Context, t *heldTurn, ack pgwake.OrchestrationAck) error {
 	if ack.ExecutionID == 0 {
 		ack.ExecutionID = t.ExecutionID
 	}
@@ -350,12 +367,12 @@ func (o *Orchestrator) ack(t *heldTurn, ack pgwake.OrchestrationAck) error {
 		ack.Sticky = &pgwake.Sticky{Owner: o.cfg.Owner, For: o.cfg.Sticky}
 	}
 	return persist(o.settling, t.end, func(ctx context.Context) error {
-		return o.p.AckOrchestrationItem(ctx, t.LockToken, ack)
+		return o.p.AckOrchestrationItem(trace.ContextWithSpan(ctx, trace.SpanFromContext(traced)), t.LockToken, ack)
 	})
 }
 
 // failed ends a turn that could not be decided, or not be acknowledged.
-func (o *Orchestrator) failed(t *heldTurn, v verdict) {
+func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) {
 	switch v.fate {
 	case forsake:
 		o.log(t).Warn("dispatch: the lease was lost", "error", text(v.err))
@@ -364,7 +381,7 @@ func (o *Orchestrator) failed(t *heldTurn, v verdict) {
 		o.log(t).Error("dispatch: given up", "reason", v.reason, "error", text(v.err))
 		d := o.try(func() (pgwake.OrchestrationAck, error) { return o.cfg.Poison(t.OrchestrationItem, v.err) })
 		if d.err == nil {
-			d.err = o.ack(t, d.ack)
+			d.err = o.ack(traced, t, d.ack)
 		}
 		if d.err == nil || errors.Is(d.err, pgwake.ErrLockLost) {
 			return

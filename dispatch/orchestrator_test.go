@@ -13,16 +13,18 @@ import (
 
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // turns has turns in memory, one at a time for each instance.
 type turns struct {
-	mu    sync.Mutex
-	items map[string]*fakeTurn
-	news  chan struct{}
-	fail  func(verb string) error // nil: none
-	acks  []pgwake.OrchestrationAck
-	given []pgwake.AbandonOptions
+	mu        sync.Mutex
+	items     map[string]*fakeTurn
+	news      chan struct{}
+	fail      func(verb string) error // nil: none
+	acks      []pgwake.OrchestrationAck
+	ackedFrom []trace.SpanContext // in whose trace
+	given     []pgwake.AbandonOptions
 }
 
 type fakeTurn struct {
@@ -106,9 +108,10 @@ func (f *turns) verb(name string, token pgwake.LockToken, change func(*fakeTurn)
 	return nil
 }
 
-func (f *turns) AckOrchestrationItem(_ context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
+func (f *turns) AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
 	return f.verb("ack", token, func(t *fakeTurn) {
 		f.acks = append(f.acks, ack)
+		f.ackedFrom = append(f.ackedFrom, trace.SpanContextFromContext(ctx))
 		delete(f.items, t.Instance)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // This file answers: how is what becomes of an item carried out, and that at the end as well?
@@ -44,11 +45,11 @@ func (w *workshop) settle(h *held, v verdict, result Result) {
 			w.returns <- struct{}{}
 			defer func() { <-w.returns }()
 		}
-		err := persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOut(item, v, completion))
+		err := persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOut(h, v, completion))
 		if errors.Is(err, pgwake.ErrInvalid) {
 			// What a handler said cannot be stored. It is left out.
 			d.log(h).Error("dispatch: refused", "error", err)
-			err = persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOutPlainly(item, v, completion, err))
+			err = persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOutPlainly(h, v, completion, err))
 		}
 		switch {
 		case errors.Is(err, pgwake.ErrLockLost):
@@ -81,10 +82,14 @@ func (d *Dispatcher) makeCompletion(item *pgwake.ClaimedWorkItem, result Result,
 }
 
 // carryOut returns the call. Of a failure the orchestration learns, and nobody needs a dead letter.
-func (d *Dispatcher) carryOut(item *pgwake.ClaimedWorkItem, v verdict, completion *pgwake.Message) func(context.Context) error {
+func (d *Dispatcher) carryOut(h *held, v verdict, completion *pgwake.Message) func(context.Context) error {
+	item := h.item
 	switch {
 	case completion != nil:
-		return func(ctx context.Context) error { return d.p.AckBatched(ctx, item.LockToken, completion) }
+		return func(ctx context.Context) error {
+			// The message belongs to the trace of the attempt.
+			return d.p.AckBatched(trace.ContextWithSpanContext(ctx, h.span), item.LockToken, completion)
+		}
 	case v.fate == bury:
 		return func(ctx context.Context) error {
 			return d.p.DeadLetterWorkItem(ctx, item.LockToken, v.reason, text(v.err))
@@ -95,13 +100,14 @@ func (d *Dispatcher) carryOut(item *pgwake.ClaimedWorkItem, v verdict, completio
 }
 
 // carryOutPlainly returns the call for what the Provider has refused as it was.
-func (d *Dispatcher) carryOutPlainly(item *pgwake.ClaimedWorkItem, v verdict, completion *pgwake.Message, refusal error) func(context.Context) error {
+func (d *Dispatcher) carryOutPlainly(h *held, v verdict, completion *pgwake.Message, refusal error) func(context.Context) error {
+	item := h.item
 	if completion != nil {
 		failure, err := d.makeCompletion(item, nil, fmt.Errorf("the completion was refused: %w", refusal))
 		if err == nil && failure != nil {
-			return func(ctx context.Context) error { return d.p.AckBatched(ctx, item.LockToken, failure) }
+			return d.carryOut(h, v, failure)
 		}
-		return d.carryOut(item, verdict{fate: bury, reason: ReasonPermanent, err: refusal}, nil)
+		return d.carryOut(h, verdict{fate: bury, reason: ReasonPermanent, err: refusal}, nil)
 	}
 	return func(ctx context.Context) error {
 		return d.p.AbandonWorkItem(ctx, item.LockToken, &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free})

@@ -9,7 +9,10 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/pgwake/pgwake"
 )
 
 // This file answers: what can be seen of it from outside?
@@ -31,6 +34,9 @@ const (
 	MetricRunning = "pgwake.dispatch.running"
 	// MetricPlaces is the number of places for handlers, without attributes.
 	MetricPlaces = "pgwake.dispatch.places"
+	// MetricTurn is a histogram, in seconds, of how long turns of orchestrations took, from the call of the Decider to when
+	// the turn was acknowledged or given back; by AttrOutcome.
+	MetricTurn = "pgwake.dispatch.turn.duration"
 )
 
 // Attributes.
@@ -41,10 +47,52 @@ const (
 	AttrOutcome   = attribute.Key("pgwake.outcome") // an Outcome
 	AttrItem      = attribute.Key("messaging.message.id")
 	AttrAttempt   = attribute.Key("pgwake.attempt")
+	AttrInstance  = attribute.Key("pgwake.instance") // of a span alone
 )
 
+// tracing is where spans come from, and which they belong to.
+type tracing struct {
+	tracer trace.Tracer
+	traces propagation.TextMapPropagator
+}
+
+func newTracing(tracers trace.TracerProvider, traces propagation.TextMapPropagator) tracing {
+	if tracers == nil {
+		tracers = otel.GetTracerProvider()
+	}
+	if traces == nil {
+		traces = otel.GetTextMapPropagator()
+	}
+	return tracing{tracers.Tracer(Scope), traces}
+}
+
+// below returns the context with the span that headers carry, if they do.
+func (t *tracing) below(ctx context.Context, headers map[string]string) context.Context {
+	return t.traces.Extract(ctx, propagation.MapCarrier(headers))
+}
+
+// link adds a link to the span that headers carry, if they do.
+func (t *tracing) link(options []trace.SpanStartOption, headers map[string]string) []trace.SpanStartOption {
+	if from := trace.SpanContextFromContext(t.below(context.Background(), headers)); from.IsValid() {
+		options = append(options, trace.WithLinks(trace.Link{SpanContext: from}))
+	}
+	return options
+}
+
+// meterOf returns the meter, and what takes note of an instrument that cannot be had.
+func meterOf(meters metric.MeterProvider, k *checks) (metric.Meter, func(error)) {
+	if meters == nil {
+		meters = otel.GetMeterProvider()
+	}
+	return meters.Meter(Scope), func(err error) {
+		if err != nil {
+			k.bad("MeterProvider: %v", err)
+		}
+	}
+}
+
 type telemetry struct {
-	tracer   trace.Tracer
+	tracing
 	duration metric.Float64Histogram
 	wait     metric.Float64Histogram
 	running  metric.Int64UpDownCounter
@@ -55,20 +103,8 @@ type telemetry struct {
 var buckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 
 func newTelemetry(c *Config, k *checks) (t telemetry) {
-	tracers, meters := c.TracerProvider, c.MeterProvider
-	if tracers == nil {
-		tracers = otel.GetTracerProvider()
-	}
-	if meters == nil {
-		meters = otel.GetMeterProvider()
-	}
-	t.tracer = tracers.Tracer(Scope)
-	meter := meters.Meter(Scope)
-	note := func(err error) {
-		if err != nil {
-			k.bad("MeterProvider: %v", err)
-		}
-	}
+	t.tracing = newTracing(c.TracerProvider, c.Propagator)
+	meter, note := meterOf(c.MeterProvider, k)
 	var err error
 	t.duration, err = meter.Float64Histogram(MetricDuration, metric.WithUnit("s"),
 		metric.WithDescription("how long attempts took"), metric.WithExplicitBucketBoundaries(buckets...))
@@ -93,7 +129,18 @@ func (t *telemetry) begin(ctx context.Context, d *Dispatcher, unit []*held) cont
 	for _, h := range unit {
 		t.wait.Record(ctx, max(time.Since(d.p.LocalTime(h.item.DueAt)), 0).Seconds(), named)
 	}
-	ctx, span := t.tracer.Start(ctx, "process "+item.Name, trace.WithSpanKind(trace.SpanKindConsumer))
+	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
+	if len(unit) == 1 {
+		ctx = t.below(ctx, item.Headers)
+	} else { // they need not belong to one trace
+		for _, h := range unit {
+			options = t.link(options, h.item.Headers)
+		}
+	}
+	ctx, span := t.tracer.Start(ctx, "process "+item.Name, options...)
+	for _, h := range unit {
+		h.span = span.SpanContext()
+	}
 	if span.IsRecording() {
 		span.SetAttributes(AttrSystem.String("pgwake"), AttrName.String(item.Name), AttrNamespace.String(item.Namespace))
 		if len(unit) == 1 {
@@ -115,6 +162,50 @@ func (t *telemetry) end(ctx context.Context, unit []*held, verdicts []verdict, b
 			span.RecordError(errors.New(text(v.err)))
 			span.SetStatus(codes.Error, string(v.outcome()))
 		}
+	}
+	span.End()
+}
+
+// turnTelemetry is what an Orchestrator shows.
+type turnTelemetry struct {
+	tracing
+	duration metric.Float64Histogram
+}
+
+func newTurnTelemetry(c *OrchestratorConfig, k *checks) (t turnTelemetry) {
+	t.tracing = newTracing(c.TracerProvider, c.Propagator)
+	meter, note := meterOf(c.MeterProvider, k)
+	var err error
+	t.duration, err = meter.Float64Histogram(MetricTurn, metric.WithUnit("s"),
+		metric.WithDescription("how long turns took"), metric.WithExplicitBucketBoundaries(buckets...))
+	note(err)
+	return t
+}
+
+// begin takes note of the beginning of a turn. Its context is for the Decider, and for the ack: what that enqueues belongs to
+// the turn's span. The turn's messages may belong to several traces, so it begins one of its own.
+func (t *turnTelemetry) begin(ctx context.Context, turn *pgwake.OrchestrationItem) context.Context {
+	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
+	for _, m := range turn.Messages {
+		options = t.link(options, m.Headers)
+	}
+	ctx, span := t.tracer.Start(ctx, "turn "+turn.Name, options...)
+	if span.IsRecording() {
+		span.SetAttributes(AttrSystem.String("pgwake"), AttrName.String(turn.Name), AttrNamespace.String(turn.Namespace),
+			AttrInstance.String(turn.Instance), AttrAttempt.Int(turn.Attempt))
+	}
+	return ctx
+}
+
+// end takes note of what came of it.
+func (t *turnTelemetry) end(ctx context.Context, turn *pgwake.OrchestrationItem, v verdict, began time.Time) {
+	outcome := string(v.outcome())
+	t.duration.Record(ctx, time.Since(began).Seconds(),
+		metric.WithAttributeSet(attribute.NewSet(AttrName.String(turn.Name), AttrOutcome.String(outcome))))
+	span := trace.SpanFromContext(ctx)
+	if v.err != nil && span.IsRecording() {
+		span.RecordError(errors.New(text(v.err)))
+		span.SetStatus(codes.Error, outcome)
 	}
 	span.End()
 }

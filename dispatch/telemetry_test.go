@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"slices"
 	"sync"
 	"testing"
@@ -16,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 )
@@ -91,6 +94,12 @@ type tracer struct {
 func (t tracer) Start(ctx context.Context, name string, o ...trace.SpanStartOption) (context.Context, trace.Span) {
 	c := trace.NewSpanStartConfig(o...)
 	s := &span{recorder: t.recorder, text: fmt.Sprint(name, " ", c.SpanKind())}
+	if from := trace.SpanContextFromContext(ctx); from.IsValid() {
+		s.text += " below " + from.SpanID().String()
+	}
+	for _, l := range c.Links() {
+		s.text += " beside " + l.SpanContext.SpanID().String()
+	}
 	return trace.ContextWithSpan(ctx, s), s
 }
 
@@ -101,6 +110,11 @@ type span struct {
 }
 
 func (s *span) IsRecording() bool { return true }
+
+// attemptSpan is the context of every span.
+var attemptSpan = trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{9}, SpanID: trace.SpanID{9}})
+
+func (s *span) SpanContext() trace.SpanContext { return attemptSpan }
 
 func (s *span) SetAttributes(kv ...attribute.KeyValue) {
 	set := attribute.NewSet(kv...)
@@ -151,5 +165,65 @@ func TestTelemetry_Attempts_AreMeasuredAndTraced(t *testing.T) {
 		require.True(t, slices.Equal([]Outcome{Retried, Done}, outcomes), outcomes)
 		require.EqualError(t, ended[0].Err, "no")
 		require.Equal(t, time.Second, ended[0].Delay)
+	})
+}
+
+// ofSpan returns headers of a span with this id.
+func ofSpan(id byte) map[string]string {
+	return map[string]string{"traceparent": fmt.Sprintf("00-%032x-%016x-01", id, id)}
+}
+
+func TestTelemetry_ItemOfATrace_SpanIsBelowItsOwn_AndTheCompletionBelowThat(t *testing.T) {
+	r := &recorder{values: map[string][]float64{}}
+	dispatching(t, Config{TracerProvider: tracers{recorder: r}, Propagator: propagation.TraceContext{}}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.add(pgwake.WorkItem{Name: "a", Instance: "i", Headers: ofSpan(1)})
+		synctest.Wait()
+		require.Equal(t, []string{"process a consumer below 0000000000000001 messaging.destination.name=a,messaging.system=pgwake,pgwake.namespace= messaging.message.id=1,pgwake.attempt=1"}, r.spans)
+		require.Equal(t, []trace.SpanContext{attemptSpan}, f.sentFrom)
+	})
+}
+
+func TestTelemetry_Batch_HasLinksToTheTracesOfItsItems(t *testing.T) {
+	r := &recorder{values: map[string][]float64{}}
+	dispatching(t, Config{Concurrency: 1, TracerProvider: tracers{recorder: r}, Propagator: propagation.TraceContext{}}, func(d *Dispatcher) {
+		d.HandleBatch("a", 3, func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil })
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.addAll(pgwake.WorkItem{Name: "a", Headers: ofSpan(1)}, pgwake.WorkItem{Name: "a"}, pgwake.WorkItem{Name: "a", Headers: ofSpan(2)})
+		synctest.Wait()
+		require.Equal(t, []string{"process a consumer beside 0000000000000001 beside 0000000000000002 messaging.destination.name=a,messaging.system=pgwake,pgwake.namespace="}, r.spans)
+	})
+}
+
+func TestTelemetry_Turns_AreMeasuredAndTraced(t *testing.T) {
+	r := &recorder{values: map[string][]float64{}}
+	synctest.Test(t, func(t *testing.T) {
+		f := newTurns("i")
+		f.items["i"].Messages = []pgwake.ClaimedMessage{{Message: pgwake.Message{Headers: ofSpan(1)}}, {}}
+		o := NewOrchestrator(f, func(_ context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+			time.Sleep(time.Second)
+			if turn.Attempt == 1 {
+				return pgwake.OrchestrationAck{}, errors.New("no")
+			}
+			return pgwake.OrchestrationAck{}, nil
+		}, &OrchestratorConfig{
+			Concurrency: 1, Retry: func(int, error) time.Duration { return time.Second }, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+			MeterProvider: meters{recorder: r}, TracerProvider: tracers{recorder: r}, Propagator: propagation.TraceContext{},
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		ran := make(chan error, 1)
+		go func() { ran <- o.Run(ctx) }()
+		time.Sleep(4 * time.Second)
+		synctest.Wait()
+		stop()
+		require.NoError(t, <-ran)
+		require.Equal(t, map[string][]float64{
+			`pgwake.dispatch.turn.duration{messaging.destination.name=flow,pgwake.outcome=retried}`: {1},
+			`pgwake.dispatch.turn.duration{messaging.destination.name=flow,pgwake.outcome=done}`:    {1},
+		}, r.values)
+		const turn = "turn flow consumer beside 0000000000000001 messaging.destination.name=flow,messaging.system=pgwake,pgwake.attempt=%d,pgwake.instance=i,pgwake.namespace=%s"
+		require.Equal(t, []string{fmt.Sprintf(turn, 1, " Error: retried"), fmt.Sprintf(turn, 2, "")}, r.spans)
+		require.Equal(t, []trace.SpanContext{attemptSpan}, f.ackedFrom)
 	})
 }

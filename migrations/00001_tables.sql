@@ -36,6 +36,8 @@ CREATE TABLE worker_queue (
     tag           text        NOT NULL DEFAULT '',
     session_id    text,
     last_error    text,
+    headers       jsonb
+                  CONSTRAINT worker_queue_headers_check CHECK (jsonb_typeof(headers) = 'object'),
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT worker_queue_texts_check CHECK (octet_length(name) BETWEEN 1 AND 255
         AND octet_length(instance_id) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255
@@ -55,6 +57,7 @@ COMMENT ON COLUMN worker_queue.instance_id IS 'Instance that scheduled this item
 COMMENT ON COLUMN worker_queue.tag IS 'What a fetch can ask for or leave out; empty: none.';
 COMMENT ON COLUMN worker_queue.session_id IS 'Session whose owner alone may claim this item, if it belongs to one.';
 COMMENT ON COLUMN worker_queue.last_error IS 'Why the latest attempt gave the item back, if it said so.';
+COMMENT ON COLUMN worker_queue.headers IS 'What travels with the item beside its input, an object of strings: such as the trace that it belongs to.';
 COMMENT ON COLUMN worker_queue.dedup_key IS 'While a row with this key is queued in the namespace, another enqueue with it adds nothing.';
 
 -- fetch_work and earliest_work, over all namespaces, of what has neither tag nor session. It has -priority, so that a
@@ -96,6 +99,8 @@ CREATE TABLE orchestrator_queue (
     sticky_owner  text,
     sticky_due    timestamptz
                   CONSTRAINT orchestrator_queue_sticky_check CHECK ((sticky_due IS NULL) = (sticky_owner IS NULL)),
+    headers       jsonb
+                  CONSTRAINT orchestrator_queue_headers_check CHECK (jsonb_typeof(headers) = 'object'),
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT orchestrator_queue_texts_check CHECK (octet_length(instance_id) BETWEEN 1 AND 255
         AND octet_length(kind) BETWEEN 1 AND 255 AND octet_length(name) BETWEEN 1 AND 255
@@ -116,6 +121,7 @@ COMMENT ON COLUMN orchestrator_queue.kind IS '''start'' and ''continue_as_new'' 
 COMMENT ON COLUMN orchestrator_queue.queue IS 'Queue name of the instance; empty: none.';
 COMMENT ON COLUMN orchestrator_queue.sticky_owner IS 'Who may have the message before visible_at, from sticky_due on; see instances.sticky_owner. To everybody else it is delayed until visible_at. Null once it has been in a turn.';
 COMMENT ON COLUMN orchestrator_queue.sticky_due IS 'Due instant for sticky_owner.';
+COMMENT ON COLUMN orchestrator_queue.headers IS 'As those of a work item.';
 COMMENT ON COLUMN orchestrator_queue.pin IS 'Pinned version of the instance''s current execution, see executions.pin. A fetch that filters by version corrects one that is out of date.';
 
 -- fetch_orchestration and earliest_message, over all namespaces; -priority as above
@@ -270,7 +276,8 @@ CREATE TABLE dead_letters (
     enqueued_at   timestamptz NOT NULL,
     died_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     reason        text        NOT NULL,
-    error         text
+    error         text,
+    headers       jsonb
 );
 COMMENT ON TABLE dead_letters IS 'Work items and messages that nobody is to fetch any more, with the reason.';
 -- list_dead_letters, redrive_dead_letters, purge_dead_letters: oldest first
@@ -293,7 +300,8 @@ CREATE TABLE archive (
     tag           text        NOT NULL DEFAULT '',
     session_id    text,
     enqueued_at   timestamptz NOT NULL,
-    finished_at   timestamptz NOT NULL DEFAULT clock_timestamp()
+    finished_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    headers       jsonb
 ) WITH (
     -- archive_work removes at one end of archive_finished_idx, and would walk over what is gone
     autovacuum_vacuum_scale_factor = 0.02,

@@ -44,11 +44,31 @@ $$;
 COMMENT ON FUNCTION check_options IS 'Internal: PW003 unless these options of an enqueue are good.';
 
 -- +goose StatementBegin
+CREATE FUNCTION check_headers(p_headers text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM unnest(p_headers) AS h (object) WHERE jsonb_typeof(h.object::jsonb) <> 'object') THEN
+        RAISE EXCEPTION 'headers must be a JSON object' USING ERRCODE = 'PW003';
+    ELSIF EXISTS (SELECT FROM unnest(p_headers) AS h (object)
+                   WHERE EXISTS (SELECT FROM jsonb_each(h.object::jsonb) AS e
+                                  WHERE jsonb_typeof(e.value) <> 'string' OR octet_length(e.key) NOT BETWEEN 1 AND 255)
+                      OR (SELECT sum(octet_length(e.key) + octet_length(e.value)) FROM jsonb_each_text(h.object::jsonb) AS e) > 8192) THEN
+        RAISE EXCEPTION 'headers must be strings under names of 1 to 255 bytes, of 8192 bytes together' USING ERRCODE = 'PW003';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION check_headers IS 'Internal: PW003 unless each of these, or null, is a JSON object of strings that may be headers.';
+
+-- +goose StatementBegin
 CREATE FUNCTION enqueue_work_many(
     p_names text[], p_inputs text[], p_namespaces text[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL,
     p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
     p_instances text[] DEFAULT NULL, p_executions bigint[] DEFAULT NULL, p_activities bigint[] DEFAULT NULL,
-    p_tags text[] DEFAULT NULL, p_sessions text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
+    p_tags text[] DEFAULT NULL, p_sessions text[] DEFAULT NULL, p_headers text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
 RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -73,19 +93,22 @@ BEGIN
         PERFORM check_texts('a tag', p_tags, 0), check_texts('a session', p_sessions);
         PERFORM check_options(p_namespaces, p_priorities, p_delays, p_visible_ats);
     END IF;
+    IF array_remove(p_headers, NULL) <> '{}' THEN
+        PERFORM check_headers(p_headers);
+    END IF;
     IF array_remove(array_remove(p_namespaces, NULL), 'default') <> '{}' THEN
         PERFORM register_namespaces(p_namespaces);
     END IF;
     v_before := quiet(p_quiet);
     INSERT INTO worker_queue (id, name, input, namespace, priority, visible_at, dedup_key,
-                              instance_id, execution_id, activity_id, tag, session_id, created_at)
+                              instance_id, execution_id, activity_id, tag, session_id, headers, created_at)
     SELECT i.id, i.name, i.input::json, coalesce(i.namespace, 'default'), coalesce(i.priority, 0),
            coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key, i.instance_id, i.execution_id, i.activity_id,
-           coalesce(i.tag, ''), i.session_id, v_now
+           coalesce(i.tag, ''), i.session_id, i.headers::jsonb, v_now
       FROM unnest(v_ids, p_names, p_inputs, p_namespaces, p_priorities, p_delays, p_visible_ats, p_dedup_keys,
-                  p_instances, p_executions, p_activities, p_tags, p_sessions) WITH ORDINALITY
+                  p_instances, p_executions, p_activities, p_tags, p_sessions, p_headers) WITH ORDINALITY
            AS i (id, name, input, namespace, priority, delay, visible_at, dedup_key,
-                 instance_id, execution_id, activity_id, tag, session_id, ord)
+                 instance_id, execution_id, activity_id, tag, session_id, headers, ord)
      ORDER BY i.namespace, i.dedup_key, i.ord -- so that two batches with the same keys cannot deadlock
     ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
@@ -103,12 +126,12 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element, and returns a row for each in the same order; see enqueue_work. An array that is null, or has a null, means the default. An item whose dedup key is already queued adds nothing and returns the id and due time of the queued one, or null if that was finished at this very moment. p_instances, p_executions and p_activities say what scheduled an item. p_quiet leaves the notification to the caller. PW003 if an argument breaks a rule.';
+COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element, and returns a row for each in the same order; see enqueue_work. An array that is null, or has a null, means the default. An item whose dedup key is already queued adds nothing and returns the id and due time of the queued one, or null if that was finished at this very moment. p_instances, p_executions and p_activities say what scheduled an item; p_headers are JSON objects of strings. p_quiet leaves the notification to the caller. PW003 if an argument breaks a rule.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_work_item(
     p_name text, p_input text, p_namespace text, p_priority smallint, p_delay interval, p_visible_at timestamptz,
-    p_instance text, p_execution bigint, p_activity bigint, p_tag text, p_session text, p_quiet boolean,
+    p_instance text, p_execution bigint, p_activity bigint, p_tag text, p_session text, p_headers text, p_quiet boolean,
     OUT item_id bigint, OUT duplicate boolean, OUT due_at timestamptz, OUT now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -125,9 +148,9 @@ BEGIN
     IF p_quiet THEN
         v_off := set_config('pgwake.notify', 'off', true);
     END IF;
-    INSERT INTO worker_queue (name, input, namespace, priority, visible_at, instance_id, execution_id, activity_id, tag, session_id, created_at)
+    INSERT INTO worker_queue (name, input, namespace, priority, visible_at, instance_id, execution_id, activity_id, tag, session_id, headers, created_at)
     VALUES (p_name, p_input::json, coalesce(p_namespace, 'default'), p_priority, coalesce(p_visible_at, now_at + p_delay, now_at),
-            p_instance, p_execution, p_activity, coalesce(p_tag, ''), p_session, now_at)
+            p_instance, p_execution, p_activity, coalesce(p_tag, ''), p_session, p_headers::jsonb, now_at)
     RETURNING id, visible_at INTO item_id, due_at;
 END
 $$;
@@ -138,23 +161,24 @@ COMMENT ON FUNCTION enqueue_work_item IS 'Internal: enqueue_work_many for one it
 CREATE FUNCTION enqueue_work(
     p_name text, p_input json DEFAULT NULL, p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0,
     p_delay interval DEFAULT NULL, p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL,
-    p_tag text DEFAULT NULL, p_session text DEFAULT NULL)
+    p_tag text DEFAULT NULL, p_session text DEFAULT NULL, p_headers jsonb DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
     IF p_dedup_key IS NULL AND octet_length(p_name) BETWEEN 1 AND 255 AND (p_priority BETWEEN 0 AND 9)
-       AND coalesce(p_namespace = 'default', true) AND p_delay IS NULL AND p_visible_at IS NULL AND p_tag IS NULL AND p_session IS NULL THEN
-        RETURN (enqueue_work_item(p_name, p_input::text, NULL, p_priority::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false)).item_id;
+       AND coalesce(p_namespace = 'default', true) AND p_delay IS NULL AND p_visible_at IS NULL AND p_tag IS NULL AND p_session IS NULL AND p_headers IS NULL THEN
+        RETURN (enqueue_work_item(p_name, p_input::text, NULL, p_priority::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false)).item_id;
     END IF;
     RETURN (SELECT item_id FROM enqueue_work_many(
         ARRAY[p_name], ARRAY[p_input::text], ARRAY[p_namespace], ARRAY[least(greatest(coalesce(p_priority, 0), -1), 10)::smallint],
-        ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], p_tags => ARRAY[p_tag], p_sessions => ARRAY[p_session]));
+        ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], p_tags => ARRAY[p_tag], p_sessions => ARRAY[p_session],
+        p_headers => ARRAY[p_headers::text]));
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_work IS 'Adds one work item, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}''). If an item with the same p_dedup_key is queued in the namespace, claimed or not, it adds nothing and returns the id of that one. p_priority is 0 to 9, the highest first. The first item of a namespace creates it; by default it is ''default''. p_tag is what a fetch can ask for or leave out; the items of a p_session go to one owner at a time. PW003 if an argument breaks a rule: names, keys and sessions have 1 to 255 bytes, a tag at most 255; p_delay is not negative, and not together with p_visible_at.';
+COMMENT ON FUNCTION enqueue_work IS 'Adds one work item, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}''). If an item with the same p_dedup_key is queued in the namespace, claimed or not, it adds nothing and returns the id of that one. p_priority is 0 to 9, the highest first. The first item of a namespace creates it; by default it is ''default''. p_tag is what a fetch can ask for or leave out; the items of a p_session go to one owner at a time; p_headers, an object of strings of at most 8 KiB, travels with the item. PW003 if an argument breaks a rule: names, keys and sessions have 1 to 255 bytes, a tag at most 255; p_delay is not negative, and not together with p_visible_at.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_session(p_session text, p_owner text, p_now timestamptz)
@@ -330,7 +354,7 @@ CREATE FUNCTION fetch_work(
 RETURNS TABLE (
     item_id bigint, namespace text, priority smallint, attempt_count integer, name text, input json,
     instance_id text, execution_id bigint, activity_id bigint, tag text, session_id text, last_error text,
-    enqueued_at timestamptz, due_at timestamptz,
+    headers jsonb, enqueued_at timestamptz, due_at timestamptz,
     locked_until timestamptz, earliest_at timestamptz, now_at timestamptz, lost uuid)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -373,7 +397,7 @@ BEGIN
     IF cardinality(v_done) IS DISTINCT FROM cardinality(p_ack_ids) THEN
         RETURN QUERY
         SELECT asked.id, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json, NULL::text, NULL::bigint, NULL::bigint,
-               NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
+               NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
                NULL::timestamptz, asked.token
           FROM (SELECT a.id, a.token FROM unnest(p_ack_ids, p_ack_tokens) AS a (id, token)
                 EXCEPT SELECT done.id, done.token FROM unnest(v_done, v_tokens) AS done (id, token)) AS asked;
@@ -415,7 +439,7 @@ BEGIN
             RETURNING q.*, picked.visible_at AS was_due
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
-               c.activity_id, c.tag, c.session_id, c.last_error, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
           FROM claimed c
          ORDER BY c.priority DESC, c.was_due, c.id;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
@@ -443,7 +467,7 @@ BEGIN
                 RETURNING q.*, before.visible_at AS was_due, picked.place
             )
             SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
-                   c.activity_id, c.tag, c.session_id, c.last_error, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+                   c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
               FROM claimed c
              ORDER BY c.place;
             v_claims := cardinality(v_picked);
@@ -468,7 +492,7 @@ BEGIN
     END IF;
 
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json,
-        NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz,
+        NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::timestamptz, NULL::timestamptz,
         v_until, v_earliest, clock_timestamp(), NULL::uuid;
     IF p_number IS NOT NULL AND (p_disarm OR v_claims = 0) THEN
         PERFORM arm(p_node, p_lane, p_listener, 'worker', p_number, v_claims = 0, p_namespaces, p_tags, p_fanout, p_places);
@@ -525,7 +549,7 @@ COMMENT ON FUNCTION ack_work_many IS 'Removes the items whose token still holds,
 -- +goose StatementBegin
 CREATE FUNCTION ack_work_group(
     p_ids bigint[], p_tokens uuid[], p_instances text[], p_kinds text[], p_datas text[], p_names text[], p_versions text[],
-    p_executions bigint[], p_queues text[], p_quiet boolean DEFAULT false, p_archive_for interval DEFAULT NULL)
+    p_executions bigint[], p_queues text[], p_headers text[] DEFAULT NULL, p_quiet boolean DEFAULT false, p_archive_for interval DEFAULT NULL)
 RETURNS TABLE (item_id bigint, lock_token uuid, message_namespace text, busy boolean)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -547,6 +571,7 @@ DECLARE
     v_versions    text[];
     v_executions  bigint[];
     v_queues      text[];
+    v_headers     text[];
 BEGIN
     -- Waiting for one item, or for the session of one, would cost the others their leases.
     SELECT array_agg(free.id), array_agg(free.token), array_agg(free.session_id) FILTER (WHERE free.session_id IS NOT NULL)
@@ -572,16 +597,16 @@ BEGIN
       FROM unnest(p_ids, p_tokens) WITH ORDINALITY AS asked (id, token, place)
       LEFT JOIN ack_work_many(v_free_ids, v_free_tokens, p_archive_for) AS done ON done.item_id = asked.id AND done.lock_token = asked.token;
     SELECT array_agg(m.place), array_agg(m.instance), array_agg(m.kind), array_agg(m.data), array_agg(m.name), array_agg(m.version),
-           array_agg(m.execution), array_agg(m.queue)
-      INTO v_sends, v_instances, v_kinds, v_datas, v_names, v_versions, v_executions, v_queues
-      FROM unnest(v_held, p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, p_queues) WITH ORDINALITY
-           AS m (held, instance, kind, data, name, version, execution, queue, place)
+           array_agg(m.execution), array_agg(m.queue), array_agg(m.headers)
+      INTO v_sends, v_instances, v_kinds, v_datas, v_names, v_versions, v_executions, v_queues, v_headers
+      FROM unnest(v_held, p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, p_queues, p_headers) WITH ORDINALITY
+           AS m (held, instance, kind, data, name, version, execution, queue, headers, place)
      WHERE m.held AND m.instance IS NOT NULL;
     RETURN QUERY
     WITH sent AS (
         SELECT m.item_namespace, v_sends[m.ord] AS place
           FROM enqueue_message_many(v_instances, v_kinds, v_datas, v_names, v_versions, v_executions,
-                                    p_queues => v_queues, p_quiet => p_quiet)
+                                    p_queues => v_queues, p_headers => v_headers, p_quiet => p_quiet)
                WITH ORDINALITY AS m (item_id, duplicate, due_at, now_at, item_namespace, item_label, ord)
          WHERE v_sends IS NOT NULL
     )
@@ -600,7 +625,7 @@ COMMENT ON FUNCTION ack_work_group IS 'ack_work for several at once, each with a
 CREATE FUNCTION ack_work(
     p_id bigint, p_token uuid, p_instance text DEFAULT NULL, p_kind text DEFAULT NULL, p_data text DEFAULT NULL,
     p_name text DEFAULT NULL, p_version text DEFAULT NULL, p_execution bigint DEFAULT NULL, p_queue text DEFAULT NULL,
-    p_quiet boolean DEFAULT false, p_archive_for interval DEFAULT NULL)
+    p_headers text DEFAULT NULL, p_quiet boolean DEFAULT false, p_archive_for interval DEFAULT NULL)
 RETURNS text
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -616,7 +641,7 @@ BEGIN
     IF p_instance IS NOT NULL THEN
         SELECT sent.item_namespace INTO v_namespace
           FROM enqueue_message_many(ARRAY[p_instance], ARRAY[p_kind], ARRAY[p_data], ARRAY[p_name], ARRAY[p_version],
-                                    ARRAY[p_execution], p_queues => ARRAY[p_queue], p_quiet => p_quiet) AS sent;
+                                    ARRAY[p_execution], p_queues => ARRAY[p_queue], p_headers => ARRAY[p_headers], p_quiet => p_quiet) AS sent;
     END IF;
     RETURN v_namespace;
 END
@@ -806,4 +831,4 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 
 DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, fetch_work, pick_work,
     touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_item, enqueue_work_many,
-    check_options, check_texts;
+    check_headers, check_options, check_texts;

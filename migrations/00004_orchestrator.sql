@@ -173,7 +173,7 @@ CREATE FUNCTION enqueue_message_many(
     p_instances text[], p_kinds text[], p_datas text[], p_names text[] DEFAULT NULL, p_versions text[] DEFAULT NULL,
     p_executions bigint[] DEFAULT NULL, p_namespaces text[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL,
     p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
-    p_queues text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
+    p_queues text[] DEFAULT NULL, p_headers text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
 RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz, item_namespace text, item_label text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -209,6 +209,9 @@ BEGIN
             RAISE EXCEPTION 'a message that opens an execution needs the name of the orchestration' USING ERRCODE = 'PW003';
         END IF;
     END IF;
+    IF array_remove(p_headers, NULL) <> '{}' THEN
+        PERFORM check_headers(p_headers);
+    END IF;
     PERFORM register_namespaces(p_namespaces);
     v_unsure := share_homes(p_instances);
     SELECT array_agg(coalesce(home.namespace, 'default') ORDER BY home.ord), array_agg(coalesce(home.queue, '') ORDER BY home.ord),
@@ -235,14 +238,14 @@ BEGIN
                     ORDER BY q.instance_id, q.id LIMIT 1) queued ON true) AS home;
     v_before := quiet(p_quiet);
     INSERT INTO orchestrator_queue (id, instance_id, kind, data, name, version, execution_id,
-                                    namespace, priority, visible_at, dedup_key, queue, pin, sticky_owner, sticky_due, created_at)
+                                    namespace, priority, visible_at, dedup_key, queue, pin, sticky_owner, sticky_due, headers, created_at)
     SELECT i.id, i.instance_id, i.kind, i.data::json, i.name, i.version, i.execution_id, i.namespace,
            coalesce(i.priority, 0), CASE WHEN due.sticks THEN i.sticky_until ELSE due.at END, i.dedup_key, i.queue, i.pin,
-           CASE WHEN due.sticks THEN i.sticky_owner END, CASE WHEN due.sticks THEN due.at END, v_now
+           CASE WHEN due.sticks THEN i.sticky_owner END, CASE WHEN due.sticks THEN due.at END, i.headers::jsonb, v_now
       FROM unnest(v_ids, p_instances, p_kinds, p_datas, p_names, p_versions, p_executions, v_namespaces, p_priorities,
-                  p_delays, p_visible_ats, p_dedup_keys, v_queues, v_pins, v_owners, v_untils) WITH ORDINALITY
+                  p_delays, p_visible_ats, p_dedup_keys, v_queues, v_pins, v_owners, v_untils, p_headers) WITH ORDINALITY
            AS i (id, instance_id, kind, data, name, version, execution_id, namespace, priority,
-                 delay, visible_at, dedup_key, queue, pin, sticky_owner, sticky_until, ord)
+                 delay, visible_at, dedup_key, queue, pin, sticky_owner, sticky_until, headers, ord)
      CROSS JOIN LATERAL (SELECT d.at, i.sticky_owner IS NOT NULL AND d.at < i.sticky_until AS sticks
                            FROM (SELECT coalesce(i.visible_at, v_now + i.delay, v_now) AS at) AS d) AS due
      ORDER BY i.namespace, i.dedup_key, i.ord -- so that two batches with the same keys cannot deadlock
@@ -275,13 +278,14 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order; see enqueue_message. An instance that is known, or has a message queued, keeps its namespace and queue name, whatever the message says. due_at is the due instant for whom the instance is sticky to, if it is. item_label is the queue name, or null if the instance is sticky, or pinned to a version: then not everybody who serves that can take the message. Nulls, dedup keys and p_quiet as in enqueue_work_many. PW003 if an argument breaks a rule.';
+COMMENT ON FUNCTION enqueue_message_many IS 'Adds messages, one per array element, and returns a row for each in the same order; see enqueue_message. An instance that is known, or has a message queued, keeps its namespace and queue name, whatever the message says. due_at is the due instant for whom the instance is sticky to, if it is. item_label is the queue name, or null if the instance is sticky, or pinned to a version: then not everybody who serves that can take the message. Nulls, dedup keys, p_headers and p_quiet as in enqueue_work_many. PW003 if an argument breaks a rule.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_message(
     p_instance text, p_kind text, p_data json DEFAULT NULL, p_name text DEFAULT NULL, p_version text DEFAULT NULL,
     p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0, p_delay interval DEFAULT NULL,
-    p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL, p_queue text DEFAULT NULL)
+    p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL, p_queue text DEFAULT NULL,
+    p_headers jsonb DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -289,11 +293,11 @@ AS $$
 BEGIN
     RETURN (SELECT item_id FROM enqueue_message_many(
         ARRAY[p_instance], ARRAY[p_kind], ARRAY[p_data::text], ARRAY[p_name], ARRAY[p_version], NULL,
-        ARRAY[p_namespace], ARRAY[least(greatest(coalesce(p_priority, 0), -1), 10)::smallint], ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], ARRAY[p_queue]));
+        ARRAY[p_namespace], ARRAY[least(greatest(coalesce(p_priority, 0), -1), 10)::smallint], ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], ARRAY[p_queue], ARRAY[p_headers::text]));
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_message IS 'Adds one message for an instance, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_message(''order-7'', ''start'', ''{}'', p_name => ''order''). The kinds ''start'' and ''continue_as_new'' open an execution and need p_name, the orchestration; a ''queue_message'' for an instance that is unknown is dropped; any other kind is the runtime''s own. p_namespace and p_queue, the queue name, count only for an instance that is not known yet. p_priority and p_dedup_key as in enqueue_work. PW003 if an argument breaks a rule: ids, kinds, names, versions and keys have 1 to 255 bytes, a queue name at most 255; p_delay is not negative, and not together with p_visible_at.';
+COMMENT ON FUNCTION enqueue_message IS 'Adds one message for an instance, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_message(''order-7'', ''start'', ''{}'', p_name => ''order''). The kinds ''start'' and ''continue_as_new'' open an execution and need p_name, the orchestration; a ''queue_message'' for an instance that is unknown is dropped; any other kind is the runtime''s own. p_namespace and p_queue, the queue name, count only for an instance that is not known yet. p_priority, p_dedup_key and p_headers as in enqueue_work. PW003 if an argument breaks a rule: ids, kinds, names, versions and keys have 1 to 255 bytes, a queue name at most 255; p_delay is not negative, and not together with p_visible_at.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_due_instance(
@@ -406,7 +410,7 @@ CREATE FUNCTION fetch_orchestration(
     p_disarm boolean DEFAULT false, p_listener integer DEFAULT NULL, p_fanout integer DEFAULT 0, p_places integer DEFAULT 1)
 RETURNS TABLE (
     part text, id bigint, type text, data json, name text, version text, execution_id bigint,
-    attempt_count integer, created_at timestamptz, instance_id text, namespace text,
+    attempt_count integer, headers jsonb, created_at timestamptz, instance_id text, namespace text,
     locked_until timestamptz, earliest_at timestamptz, now_at timestamptz, unfinished boolean)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -550,16 +554,16 @@ BEGIN
                                                               WHERE h.instance_id = v_instance AND h.execution_id = v_execution)),
                    'event_count', v_run.event_count, 'appended_at', v_run.appended_at, 'started_at', v_run.started_at, 'kv', kv_snapshot(v_instance)),
                coalesce(v_known.name, v_opening.name), coalesce(v_known.version, v_opening.version), v_execution,
-               max(q.attempt_count), min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.instance_id, q.id))[1]),
+               max(q.attempt_count), NULL::jsonb, min(q.created_at), v_instance, coalesce(v_known.namespace, (array_agg(q.namespace ORDER BY q.instance_id, q.id))[1]),
                v_until, NULL::timestamptz, NULL::timestamptz, NULL::boolean
           FROM (SELECT m.* FROM orchestrator_queue m WHERE m.instance_id BETWEEN v_instance AND v_instance AND m.lock_token = p_token
                  ORDER BY m.instance_id, m.id OFFSET 0) q;
         RETURN QUERY
-        SELECT 'message', q.id, q.kind, q.data, q.name, q.version, q.execution_id, q.attempt_count, q.created_at,
+        SELECT 'message', q.id, q.kind, q.data, q.name, q.version, q.execution_id, q.attempt_count, q.headers, q.created_at,
                NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean
           FROM orchestrator_queue q WHERE q.instance_id BETWEEN v_instance AND v_instance AND q.lock_token = p_token ORDER BY q.instance_id, q.id;
         RETURN QUERY
-        SELECT 'event', h.event_id, h.type, h.data, NULL::text, NULL::text, NULL::bigint, NULL::integer, h.created_at,
+        SELECT 'event', h.event_id, h.type, h.data, NULL::text, NULL::text, NULL::bigint, NULL::integer, NULL::jsonb, h.created_at,
                NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean
           FROM history h WHERE p_history AND h.instance_id = v_instance AND h.execution_id = v_execution ORDER BY h.event_id;
         IF p_announce THEN
@@ -568,7 +572,7 @@ BEGIN
     END IF;
 
     RETURN QUERY
-    SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer,
+    SELECT 'outlook', NULL::bigint, NULL::text, NULL::json, NULL::text, NULL::text, NULL::bigint, NULL::integer, NULL::jsonb,
            NULL::timestamptz, NULL::text, NULL::text, v_until, earliest_message(p_namespaces, p_queues, p_min_pin, p_max_pin, p_owner), clock_timestamp(),
            v_instance IS NULL AND v_moved = v_moved_limit;
     IF p_number IS NOT NULL AND (p_disarm OR v_instance IS NULL) THEN
@@ -714,12 +718,12 @@ CREATE FUNCTION ack_orchestration(
     p_work_priorities smallint[] DEFAULT NULL, p_work_delays interval[] DEFAULT NULL,
     p_work_visible_ats timestamptz[] DEFAULT NULL, p_work_dedup_keys text[] DEFAULT NULL,
     p_work_instances text[] DEFAULT NULL, p_work_executions bigint[] DEFAULT NULL, p_work_activities bigint[] DEFAULT NULL,
-    p_work_tags text[] DEFAULT NULL, p_work_sessions text[] DEFAULT NULL,
+    p_work_tags text[] DEFAULT NULL, p_work_sessions text[] DEFAULT NULL, p_work_headers text[] DEFAULT NULL,
     p_message_instances text[] DEFAULT NULL, p_message_kinds text[] DEFAULT NULL, p_message_datas text[] DEFAULT NULL,
     p_message_names text[] DEFAULT NULL, p_message_versions text[] DEFAULT NULL, p_message_executions bigint[] DEFAULT NULL,
     p_message_namespaces text[] DEFAULT NULL, p_message_priorities smallint[] DEFAULT NULL,
     p_message_delays interval[] DEFAULT NULL, p_message_visible_ats timestamptz[] DEFAULT NULL,
-    p_message_dedup_keys text[] DEFAULT NULL, p_message_queues text[] DEFAULT NULL,
+    p_message_dedup_keys text[] DEFAULT NULL, p_message_queues text[] DEFAULT NULL, p_message_headers text[] DEFAULT NULL,
     p_parent text DEFAULT NULL, p_queue text DEFAULT NULL, p_attributes text DEFAULT NULL, p_pin bigint DEFAULT NULL,
     p_sticky_owner text DEFAULT NULL, p_sticky_for interval DEFAULT NULL,
     p_cancel_executions bigint[] DEFAULT NULL, p_cancel_activities bigint[] DEFAULT NULL, p_cancel_messages text[] DEFAULT NULL,
@@ -822,7 +826,7 @@ BEGIN
         SELECT 'worker', coalesce(n.namespace, 'default'), w.due_at, w.now_at, NULL::json, CASE WHEN n.session IS NULL THEN coalesce(n.tag, '') END
           FROM enqueue_work_many(p_work_names, p_work_inputs, p_work_namespaces, p_work_priorities, p_work_delays,
                                  p_work_visible_ats, p_work_dedup_keys, p_work_instances, p_work_executions,
-                                 p_work_activities, p_work_tags, p_work_sessions, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
+                                 p_work_activities, p_work_tags, p_work_sessions, p_work_headers, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
           LEFT JOIN unnest(p_work_namespaces, p_work_sessions, p_work_tags) WITH ORDINALITY AS n (namespace, session, tag, ord) ON n.ord = w.ord
          WHERE NOT w.duplicate;
     END IF;
@@ -831,7 +835,8 @@ BEGIN
         SELECT 'orchestrator', m.item_namespace, m.due_at, m.now_at, NULL::json, m.item_label
           FROM enqueue_message_many(p_message_instances, p_message_kinds, p_message_datas, p_message_names,
                                     p_message_versions, p_message_executions, p_message_namespaces, p_message_priorities,
-                                    p_message_delays, p_message_visible_ats, p_message_dedup_keys, p_message_queues, p_quiet) AS m
+                                    p_message_delays, p_message_visible_ats, p_message_dedup_keys, p_message_queues, p_message_headers,
+                                    p_quiet) AS m
          WHERE NOT m.duplicate;
     END IF;
 

@@ -21,9 +21,9 @@ BEGIN
         RETURNING q.*
     )
     INSERT INTO dead_letters (queue, item_id, namespace, priority, attempt_count, name, data, instance_id, execution_id,
-                              activity_id, dedup_key, tag, session_id, enqueued_at, reason, error)
+                              activity_id, dedup_key, tag, session_id, headers, enqueued_at, reason, error)
     SELECT 'worker', d.id, d.namespace, d.priority, d.attempt_count, d.name, d.input, d.instance_id, d.execution_id,
-           d.activity_id, d.dedup_key, d.tag, d.session_id, d.created_at, p_reason, coalesce(p_error, d.last_error)
+           d.activity_id, d.dedup_key, d.tag, d.session_id, d.headers, d.created_at, p_reason, coalesce(p_error, d.last_error)
       FROM dead d
      ORDER BY d.id;
 END
@@ -65,9 +65,9 @@ BEGIN
         DELETE FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.lock_token = p_token RETURNING q.*
     )
     INSERT INTO dead_letters (queue, item_id, namespace, priority, attempt_count, name, kind, version, data, instance_id,
-                              execution_id, dedup_key, tag, enqueued_at, reason, error)
+                              execution_id, dedup_key, tag, headers, enqueued_at, reason, error)
     SELECT 'orchestrator', d.id, d.namespace, d.priority, d.attempt_count, d.name, d.kind, d.version, d.data, d.instance_id,
-           d.execution_id, d.dedup_key, d.queue, d.created_at, p_reason, p_error
+           d.execution_id, d.dedup_key, d.queue, d.headers, d.created_at, p_reason, p_error
       FROM dead d
      ORDER BY d.id;
 END
@@ -208,9 +208,9 @@ BEGIN
     RETURN QUERY
     WITH added AS (
         INSERT INTO worker_queue AS q (id, namespace, priority, visible_at, name, input, instance_id, execution_id,
-                                       activity_id, dedup_key, tag, session_id, last_error, created_at)
+                                       activity_id, dedup_key, tag, session_id, last_error, headers, created_at)
         SELECT d.item_id, d.namespace, d.priority, v_now, d.name, d.data, d.instance_id, d.execution_id,
-               d.activity_id, d.dedup_key, d.tag, d.session_id, d.error, d.enqueued_at
+               d.activity_id, d.dedup_key, d.tag, d.session_id, d.error, d.headers, d.enqueued_at
           FROM dead_letters d
          WHERE d.id = ANY (v_ids) AND d.queue = 'worker'
          ORDER BY d.namespace, d.dedup_key, d.id -- so that it cannot deadlock with an enqueue of the same keys
@@ -229,13 +229,13 @@ BEGIN
     RETURN QUERY
     WITH added AS (
         INSERT INTO orchestrator_queue AS q (id, instance_id, namespace, priority, visible_at, kind, name, version,
-                                             execution_id, data, dedup_key, queue, pin, created_at)
+                                             execution_id, data, dedup_key, queue, pin, headers, created_at)
         SELECT m.* FROM (
             SELECT d.item_id, d.instance_id,
                    coalesce(known.namespace, queued.namespace, first_value(d.namespace) OVER same) AS namespace,
                    d.priority, v_now, d.kind, d.name, d.version, d.execution_id, d.data, d.dedup_key,
                    coalesce(known.queue, queued.queue, first_value(d.tag) OVER same),
-                   coalesce(known.pin, queued.pin, 0), d.enqueued_at
+                   coalesce(known.pin, queued.pin, 0), d.headers, d.enqueued_at
               FROM dead_letters d
               LEFT JOIN LATERAL (
                    SELECT i.namespace, i.queue, x.pin FROM instances i
@@ -305,9 +305,9 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     INSERT INTO archive (item_id, namespace, priority, attempt_count, name, input, instance_id, execution_id,
-                         activity_id, dedup_key, tag, session_id, enqueued_at, finished_at)
+                         activity_id, dedup_key, tag, session_id, headers, enqueued_at, finished_at)
     SELECT q.id, q.namespace, q.priority, q.attempt_count, q.name, q.input, q.instance_id, q.execution_id,
-           q.activity_id, q.dedup_key, q.tag, q.session_id, q.created_at, v_now
+           q.activity_id, q.dedup_key, q.tag, q.session_id, q.headers, q.created_at, v_now
       FROM unnest(p_ids) AS given (id)
       JOIN worker_queue q ON q.id = ANY (ARRAY[given.id]); -- as in ack_work_many
 

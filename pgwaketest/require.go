@@ -53,7 +53,8 @@ func (m *QueuedMessage) state() string {
 
 // RequireWork fails the test unless exactly n work items like want are queued, due or not, claimed or not. It returns
 // them in the order of their ids and claims nothing. Fields of want that are zero are not compared; so the zero
-// WorkItem is like any. Inputs are compared as JSON: space and the order of keys do not matter. What an open
+// WorkItem is like any. Inputs are compared as JSON: space and the order of keys do not matter. Of the headers
+// those of want are compared. What an open
 // transaction has enqueued is not there yet.
 func RequireWork(tb testing.TB, p *pgwake.Provider, want pgwake.WorkItem, n int) []QueuedWork {
 	tb.Helper()
@@ -96,17 +97,19 @@ const (
 	workSQL = `
 		SELECT id, namespace, priority, coalesce(dedup_key, ''), visible_at, visible_at > clock_timestamp() AND lock_token IS NOT NULL,
 		       attempt_count, created_at, name, input, coalesce(instance_id, ''), coalesce(execution_id, 0), coalesce(activity_id, 0),
-		       tag, coalesce(session_id, ''), coalesce(last_error, ''),
+		       tag, coalesce(session_id, ''), coalesce(last_error, ''), headers,
 		       ($1 IN ('', name) AND coalesce(input::jsonb = $2::jsonb, $2::jsonb IS NULL) AND $3 IN ('', instance_id)
-		        AND $4 IN (0::bigint, execution_id) AND $5 IN (0::bigint, activity_id) AND $6 IN ('', tag) AND $7 IN ('', session_id)) IS TRUE
+		        AND $4 IN (0::bigint, execution_id) AND $5 IN (0::bigint, activity_id) AND $6 IN ('', tag) AND $7 IN ('', session_id)
+		        AND coalesce(headers @> $8::jsonb, $8::jsonb IS NULL)) IS TRUE
 		  FROM worker_queue ORDER BY id`
 	messageSQL = `
 		SELECT id, namespace, priority, coalesce(dedup_key, ''), visible_at,
 		       visible_at > clock_timestamp() AND (lock_token IS NOT NULL OR held),
 		       attempt_count, created_at, instance_id, kind, data, coalesce(name, ''), coalesce(version, ''), coalesce(execution_id, 0), queue,
-		       coalesce(sticky_owner, ''), coalesce(sticky_due, visible_at),
+		       coalesce(sticky_owner, ''), coalesce(sticky_due, visible_at), headers,
 		       ($1 IN ('', instance_id) AND $2 IN ('', kind) AND coalesce(data::jsonb = $3::jsonb, $3::jsonb IS NULL) AND $4 IN ('', name)
-		        AND $5 IN ('', version) AND $6 IN (0::bigint, execution_id) AND $7 IN ('', queue)) IS TRUE
+		        AND $5 IN ('', version) AND $6 IN (0::bigint, execution_id) AND $7 IN ('', queue)
+		        AND coalesce(headers @> $8::jsonb, $8::jsonb IS NULL)) IS TRUE
 		  FROM orchestrator_queue ORDER BY id`
 )
 
@@ -114,10 +117,10 @@ func queuedWork(tb testing.TB, p *pgwake.Provider, want pgwake.WorkItem) (found 
 	tb.Helper()
 	found, all, err := queued(tb, p, workSQL, func(row pgx.CollectableRow) (w QueuedWork, like bool, err error) {
 		err = row.Scan(&w.ID, &w.Namespace, &w.Priority, &w.DedupKey, &w.DueAt, &w.Claimed, &w.Attempts, &w.EnqueuedAt,
-			&w.Name, (*[]byte)(&w.Input), &w.Instance, &w.ExecutionID, &w.ActivityID, &w.Tag, &w.Session, &w.LastError, &like)
+			&w.Name, (*[]byte)(&w.Input), &w.Instance, &w.ExecutionID, &w.ActivityID, &w.Tag, &w.Session, &w.LastError, &w.Headers, &like)
 		return w, like, err
 	}, func(w QueuedWork) string { return describeWork(w.WorkItem) + w.state() },
-		want.Name, wanted(tb, want.Input), want.Instance, want.ExecutionID, want.ActivityID, want.Tag, want.Session)
+		want.Name, wanted(tb, want.Input), want.Instance, want.ExecutionID, want.ActivityID, want.Tag, want.Session, wantedHeaders(want.Headers))
 	if err != nil {
 		tb.Fatalf("look for work items like %s: %v", describeWork(want), err)
 	}
@@ -128,13 +131,13 @@ func queuedMessages(tb testing.TB, p *pgwake.Provider, want pgwake.Message) (fou
 	tb.Helper()
 	found, all, err := queued(tb, p, messageSQL, func(row pgx.CollectableRow) (m QueuedMessage, like bool, err error) {
 		err = row.Scan(&m.ID, &m.Namespace, &m.Priority, &m.DedupKey, &m.DueAt, &m.Claimed, &m.Attempts, &m.EnqueuedAt,
-			&m.Instance, &m.Kind, (*[]byte)(&m.Data), &m.Name, &m.Version, &m.ExecutionID, &m.Queue, &m.StickyOwner, &m.StickyDue, &like)
+			&m.Instance, &m.Kind, (*[]byte)(&m.Data), &m.Name, &m.Version, &m.ExecutionID, &m.Queue, &m.StickyOwner, &m.StickyDue, &m.Headers, &like)
 		if m.StickyOwner == "" {
 			m.StickyDue = time.Time{}
 		}
 		return m, like, err
 	}, func(m QueuedMessage) string { return describeMessage(m.Message) + m.state() },
-		want.Instance, string(want.Kind), wanted(tb, want.Data), want.Name, want.Version, want.ExecutionID, want.Queue)
+		want.Instance, string(want.Kind), wanted(tb, want.Data), want.Name, want.Version, want.ExecutionID, want.Queue, wantedHeaders(want.Headers))
 	if err != nil {
 		tb.Fatalf("look for messages like %s: %v", describeMessage(want), err)
 	}
@@ -159,6 +162,15 @@ func queued[T any](tb testing.TB, p *pgwake.Provider, sql string, scan func(pgx.
 		return err
 	})
 	return found, all, err
+}
+
+// wantedHeaders returns headers as an argument: NULL if they are not compared.
+func wantedHeaders(headers map[string]string) *string {
+	if len(headers) == 0 {
+		return nil
+	}
+	object, _ := json.Marshal(headers) // strings
+	return new(string(object))
 }
 
 // wanted returns JSON as an argument: NULL if it is not compared.
@@ -197,12 +209,12 @@ func listed(all []string) string {
 
 func describeWork(w pgwake.WorkItem) string {
 	return describe(field{"name", w.Name}, field{"input", w.Input}, field{"instance", w.Instance}, field{"execution", w.ExecutionID},
-		field{"activity", w.ActivityID}, field{"tag", w.Tag}, field{"session", w.Session})
+		field{"activity", w.ActivityID}, field{"tag", w.Tag}, field{"session", w.Session}, field{"headers", w.Headers})
 }
 
 func describeMessage(m pgwake.Message) string {
 	return describe(field{"instance", m.Instance}, field{"kind", string(m.Kind)}, field{"data", m.Data}, field{"name", m.Name},
-		field{"version", m.Version}, field{"execution", m.ExecutionID}, field{"queue", m.Queue})
+		field{"version", m.Version}, field{"execution", m.ExecutionID}, field{"queue", m.Queue}, field{"headers", m.Headers})
 }
 
 type field struct {
@@ -222,6 +234,10 @@ func describe(fields ...field) string {
 		case json.RawMessage:
 			if len(v) > 0 {
 				parts = append(parts, fmt.Sprintf("%s: %s", f.name, v))
+			}
+		case map[string]string:
+			if len(v) > 0 {
+				parts = append(parts, fmt.Sprintf("%s: %q", f.name, v))
 			}
 		case int64:
 			if v != 0 {

@@ -13,7 +13,8 @@ import (
 
 var letters = []row{
 	{"dead_letter_of_work_comes_back_as_it_was", func(t *testing.T, n *node) {
-		item := pgwake.WorkItem{Name: "work", Input: []byte(`{"to": "ada"}`), Instance: "i", ExecutionID: 3, ActivityID: 4, Tag: "gpu", Session: "s"}
+		item := pgwake.WorkItem{Name: "work", Input: []byte(`{"to": "ada"}`), Instance: "i", ExecutionID: 3, ActivityID: 4, Tag: "gpu", Session: "s",
+			Headers: map[string]string{"h": "1"}}
 		o := &pgwake.EnqueueOptions{Namespace: "a", Priority: 7, DedupKey: "key"}
 		n.enqueueWith(t, item, o)
 		fetch := by("A")
@@ -24,7 +25,7 @@ var letters = []row{
 		n.requireNoWorkWith(t, fetch)
 		letter := n.requireLetter(t, pgwake.DeadLetter{Queue: pgwake.Worker, ItemID: first.ID, Namespace: "a", Priority: 7, Attempts: 2,
 			EnqueuedAt: first.EnqueuedAt, Reason: "given up", Error: "no answer", Name: "work", Data: item.Input,
-			Instance: "i", ExecutionID: 3, ActivityID: 4, DedupKey: "key", Tag: "gpu", Session: "s"})
+			Instance: "i", ExecutionID: 3, ActivityID: 4, DedupKey: "key", Tag: "gpu", Session: "s", Headers: item.Headers})
 		requireNotBefore(t, first.EnqueuedAt, letter.DiedAt)
 
 		require.False(t, n.enqueueWith(t, item, o).Duplicate, "the letter does not queue its key")
@@ -42,14 +43,14 @@ var letters = []row{
 	}},
 	{"dead_letter_of_message_comes_back_as_it_was", func(t *testing.T, n *node) {
 		m := startMessage("i")
-		m.Data, m.Queue = []byte(`{"order": 7}`), "slow"
+		m.Data, m.Queue, m.Headers = []byte(`{"order": 7}`), "slow", map[string]string{"h": "1"}
 		added := n.sendWith(t, m, &pgwake.EnqueueOptions{Namespace: "a", Priority: 7, DedupKey: "key"})
 		turn := n.takeTurnOf(t, "i")
 		require.NoError(t, n.DeadLetterOrchestrationItem(t.Context(), turn.LockToken, "given up", "no answer"))
 		n.requireNoTurn(t)
 		n.requireLetter(t, pgwake.DeadLetter{Queue: pgwake.Orchestrator, ItemID: added.ID, Namespace: "a", Priority: 7, Attempts: 1,
 			EnqueuedAt: turn.Messages[0].EnqueuedAt, Reason: "given up", Error: "no answer", Name: m.Name, Kind: m.Kind, Version: m.Version,
-			Data: m.Data, Instance: "i", ExecutionID: 1, DedupKey: "key", Tag: "slow"})
+			Data: m.Data, Instance: "i", ExecutionID: 1, DedupKey: "key", Tag: "slow", Headers: m.Headers})
 
 		n.requireRedriven(t, nil, 1)
 		again := n.takeTurnOf(t, "i")

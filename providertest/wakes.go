@@ -100,7 +100,7 @@ var ours = group{"pgwake", slices.Concat([]row{
 			require.Equal(t, "a", (<-inA).got(t).namespace)
 		}
 	}},
-}, queueing, batches, turns, homes, letters, wakes(), transactions(), sessionEnds(), waits())}
+}, queueing, batches, headers(), turns, homes, letters, wakes(), transactions(), sessionEnds(), waits())}
 
 var timeouts = []time.Duration{time.Millisecond, 40 * time.Millisecond, 300 * time.Millisecond}
 
