@@ -244,7 +244,11 @@ func (p *Provider) messageColumns(ctx context.Context, messages []MessageEnqueue
 		if err := p.checkMessage(&m.Message); err != nil {
 			return nil, at(i, len(messages), err)
 		}
-		if err := c.options.add(&m.EnqueueOptions); err != nil {
+		err := c.options.add(&m.EnqueueOptions)
+		if err == nil && (m.DedupFor != 0 || m.DedupScope != DedupQueued) {
+			err = invalid("DedupFor and DedupScope are for work items")
+		}
+		if err != nil {
 			return nil, at(i, len(messages), err)
 		}
 		c.add(&m.Message, p.withTrace(ctx, m.Headers))

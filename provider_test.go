@@ -206,7 +206,7 @@ func TestOpen_RoleMayOnlyEnqueue_EnqueuesAndMayDoNothingElse(t *testing.T) {
 	url, _ := n.role(t,
 		`GRANT USAGE ON SCHEMA `+q+` TO %[1]s`,
 		`GRANT SELECT, INSERT ON namespaces, worker_queue, orchestrator_queue TO %[1]s`,
-		`GRANT SELECT ON instances, executions, waiters, schema_migrations TO %[1]s`,
+		`GRANT SELECT ON instances, executions, waiters, dedup_keys, schema_migrations TO %[1]s`,
 		`GRANT INSERT ON realignments TO %[1]s`,
 		`GRANT USAGE ON ALL SEQUENCES IN SCHEMA `+q+` TO %[1]s`)
 	p := n.openAt(t, url, &pgwake.Config{SkipMigrate: true})

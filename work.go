@@ -62,12 +62,44 @@ type EnqueueOptions struct {
 	// DedupKey makes the enqueue add nothing while an item with the same key is queued in the same queue
 	// and namespace, claimed or not. At most 255 bytes. Defaults to "": no such check.
 	DedupKey string
+
+	// DedupFor takes the key of a work item for so long, from its enqueue on, whatever becomes of the item. At most 100
+	// years. Defaults to 0: the key is free again when the item has left the queue.
+	DedupFor time.Duration
+
+	// DedupScope says which work items stand in the way of this one. Defaults to DedupQueued.
+	DedupScope DedupScope
+}
+
+// DedupScope says for how much of its life a work item stands in the way of another with the same dedup key. The later
+// enqueue decides.
+type DedupScope int
+
+const (
+	// DedupQueued: while it is queued, claimed or not.
+	DedupQueued DedupScope = iota
+	// DedupWaiting: until it is claimed, so that what happens while it is at work is done by another item. If its attempt
+	// fails it is queued beside that, without its key.
+	DedupWaiting
+	// DedupQueuedOrDead: while it is queued, and as long as there is a dead letter of it.
+	DedupQueuedOrDead
+)
+
+// text is what enqueue_work_many takes; nil: the default.
+func (s DedupScope) text() *string {
+	switch s {
+	case DedupWaiting:
+		return new("waiting")
+	case DedupQueuedOrDead:
+		return new("dead")
+	}
+	return nil
 }
 
 // Enqueued is the outcome of an enqueue.
 type Enqueued struct {
-	// Duplicate says that nothing was added, because the dedup key is queued already. ID and DueAt are
-	// then those of the queued one, or zero if that was finished at this very moment.
+	// Duplicate says that nothing was added, because the dedup key is taken. ID and DueAt are then those of the item that
+	// is queued; if it no longer is, DueAt is zero, and ID as well if it was finished at this very moment.
 	Duplicate bool
 	ID        int64
 	DueAt     time.Time // server time
@@ -188,10 +220,12 @@ type workColumns struct {
 	tags          []*string
 	sessions      []*string
 	headers       []*string
+	dedupFors     []*time.Duration
+	dedupScopes   []*string
 }
 
 func (c *workColumns) args() []any {
-	return append(append([]any{c.names, c.inputs}, c.options.args()...), c.instances, c.executions, c.activities, c.tags, c.sessions, c.headers)
+	return append(append([]any{c.names, c.inputs}, c.options.args()...), c.instances, c.executions, c.activities, c.tags, c.sessions, c.headers, c.dedupFors, c.dedupScopes)
 }
 
 func (p *Provider) workColumns(ctx context.Context, items []WorkEnqueue) (*workColumns, error) {
@@ -212,6 +246,8 @@ func (p *Provider) workColumns(ctx context.Context, items []WorkEnqueue) (*workC
 		c.tags = append(c.tags, text(item.Tag))
 		c.sessions = append(c.sessions, text(item.Session))
 		c.headers = append(c.headers, headersArg(p.withTrace(ctx, item.Headers)))
+		c.dedupFors = append(c.dedupFors, optional(item.DedupFor, item.DedupFor == 0))
+		c.dedupScopes = append(c.dedupScopes, item.DedupScope.text())
 	}
 	return c, nil
 }
@@ -278,7 +314,18 @@ func (o *EnqueueOptions) check() error {
 	if err := checkInstant("due time", o.At); err != nil {
 		return err
 	}
-	return checkText("dedup key", o.DedupKey, false)
+	if err := checkText("dedup key", o.DedupKey, false); err != nil {
+		return err
+	}
+	switch {
+	case o.DedupFor < 0 || o.DedupFor > maxDelay:
+		return invalid("a dedup key kept for %v is not between 0 and %v", o.DedupFor, maxDelay)
+	case o.DedupScope < DedupQueued || o.DedupScope > DedupQueuedOrDead:
+		return invalid("dedup scope %d is unknown", int(o.DedupScope))
+	case o.DedupKey == "" && (o.DedupFor != 0 || o.DedupScope != DedupQueued):
+		return invalid("DedupFor and DedupScope are for items with a dedup key")
+	}
+	return nil
 }
 
 func (c *optionColumns) add(o *EnqueueOptions) error {

@@ -73,6 +73,21 @@ CREATE INDEX worker_queue_instance_idx ON worker_queue (instance_id, execution_i
 -- enqueue_work_many
 CREATE UNIQUE INDEX worker_queue_dedup_idx ON worker_queue (namespace, dedup_key) WHERE dedup_key IS NOT NULL;
 
+CREATE TABLE dedup_keys (
+    namespace  text        NOT NULL,
+    dedup_key  text        NOT NULL,
+    item_id    bigint      NOT NULL,
+    kept_until timestamptz NOT NULL,
+    PRIMARY KEY (namespace, dedup_key)
+) WITH (
+    fillfactor = 80,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_cost_delay = 0
+);
+COMMENT ON TABLE dedup_keys IS 'Dedup keys of work items that are taken until an instant, whatever became of the item.';
+-- keep_dedup_keys, which removes those whose time is over
+CREATE INDEX dedup_keys_until_idx ON dedup_keys (kept_until);
+
 -- Messages follow the same rule: a turn moves the visible_at of the messages that it took to the end
 -- of the instance lock. A message that arrives meanwhile is due but cannot be taken; the first fetch
 -- that meets it moves it out of the way too (held), and whatever releases the lock brings it back.
@@ -282,6 +297,8 @@ CREATE TABLE dead_letters (
 COMMENT ON TABLE dead_letters IS 'Work items and messages that nobody is to fetch any more, with the reason.';
 -- list_dead_letters, redrive_dead_letters, purge_dead_letters: oldest first
 CREATE INDEX dead_letters_order_idx ON dead_letters (queue, namespace, id);
+-- enqueue_work_many
+CREATE INDEX dead_letters_dedup_idx ON dead_letters (namespace, dedup_key) WHERE queue = 'worker' AND dedup_key IS NOT NULL;
 -- delete_instances; the same three, by instance
 CREATE INDEX dead_letters_instance_idx ON dead_letters (instance_id) WHERE instance_id IS NOT NULL;
 
@@ -355,7 +372,7 @@ BEGIN
     IF EXISTS (SELECT FROM worker_queue) OR EXISTS (SELECT FROM orchestrator_queue)
        OR EXISTS (SELECT FROM instances) OR EXISTS (SELECT FROM history)
        OR EXISTS (SELECT FROM kv_store) OR EXISTS (SELECT FROM kv_delta)
-       OR EXISTS (SELECT FROM dead_letters) OR EXISTS (SELECT FROM archive)
+       OR EXISTS (SELECT FROM dead_letters) OR EXISTS (SELECT FROM archive) OR EXISTS (SELECT FROM dedup_keys)
        OR EXISTS (SELECT FROM namespaces WHERE name <> 'default') THEN
         RAISE EXCEPTION 'schema % still holds rows; remove them before migrating down', current_schema()
             USING ERRCODE = 'PW006';
@@ -369,5 +386,5 @@ COMMENT ON FUNCTION require_empty IS 'Internal: fails with PW006 while a row wou
 
 SELECT require_empty();
 DROP FUNCTION require_empty;
-DROP TABLE waiters, archive, realignments, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
+DROP TABLE waiters, archive, realignments, dedup_keys, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
     worker_queue, namespaces;

@@ -64,11 +64,83 @@ $$;
 COMMENT ON FUNCTION check_headers IS 'Internal: PW003 unless each of these, or null, is a JSON object of strings that may be headers.';
 
 -- +goose StatementBegin
+CREATE FUNCTION check_dedup(p_dedup_keys text[], p_dedup_fors interval[], p_dedup_scopes text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM unnest(p_dedup_keys, p_dedup_fors, p_dedup_scopes) AS i (dedup_key, dedup_for, scope)
+                WHERE i.dedup_key IS NULL AND (i.dedup_for IS NOT NULL OR i.scope IS NOT NULL)) THEN
+        RAISE EXCEPTION 'for how long, or until when, a dedup key counts is said without one' USING ERRCODE = 'PW003';
+    ELSIF interval '0' >= ANY (p_dedup_fors) OR interval '100 years' < ANY (p_dedup_fors) THEN
+        RAISE EXCEPTION 'a dedup key is kept for more than no time, and at most 100 years' USING ERRCODE = 'PW003';
+    ELSIF array_remove(p_dedup_scopes, NULL) <> '{}' AND NOT array_remove(p_dedup_scopes, NULL) <@ ARRAY['waiting', 'queued', 'dead'] THEN
+        RAISE EXCEPTION 'the scope of a dedup key must be waiting, queued or dead' USING ERRCODE = 'PW003';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION check_dedup IS 'Internal: PW003 unless these options of an enqueue are good.';
+
+-- +goose StatementBegin
+CREATE FUNCTION keep_dedup_keys(p_ids bigint[], p_namespaces text[], p_dedup_keys text[], p_dedup_fors interval[], p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    INSERT INTO dedup_keys AS k (namespace, dedup_key, item_id, kept_until)
+    SELECT DISTINCT ON (1, 2) coalesce(i.namespace, 'default'), i.dedup_key, i.id, p_now + i.dedup_for
+      FROM unnest(p_ids, p_namespaces, p_dedup_keys, p_dedup_fors) WITH ORDINALITY AS i (id, namespace, dedup_key, dedup_for, ord)
+     WHERE i.dedup_for IS NOT NULL
+     ORDER BY 1, 2, i.ord -- so that two batches with the same keys cannot deadlock
+    ON CONFLICT (namespace, dedup_key) DO UPDATE SET item_id = excluded.item_id, kept_until = excluded.kept_until
+     WHERE k.kept_until <= p_now;
+    -- Whoever adds keys removes twice as many whose time is over, as archive_work does.
+    DELETE FROM dedup_keys k
+     USING (SELECT old.namespace, old.dedup_key FROM dedup_keys old
+             WHERE old.kept_until <= p_now
+             ORDER BY old.kept_until
+             LIMIT 2 * cardinality(p_ids) + 10 FOR UPDATE SKIP LOCKED) AS over
+     WHERE k.namespace = over.namespace AND k.dedup_key = over.dedup_key;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION keep_dedup_keys IS 'Internal: takes the keys of these items for as long as p_dedup_fors says (null: not at all), unless another item has the key.';
+
+-- +goose StatementBegin
+CREATE FUNCTION dedup_holder(p_namespace text, p_dedup_key text, p_scope text, p_now timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_item bigint;
+BEGIN
+    SELECT k.item_id INTO v_item FROM dedup_keys k
+     WHERE k.namespace = coalesce(p_namespace, 'default') AND k.dedup_key = p_dedup_key AND k.kept_until > p_now;
+    IF v_item IS NULL AND p_scope = 'dead' THEN -- not for a producer who may not read them
+        SELECT d.item_id INTO v_item FROM dead_letters d
+         WHERE d.queue = 'worker' AND d.namespace = coalesce(p_namespace, 'default') AND d.dedup_key = p_dedup_key LIMIT 1;
+    END IF;
+    RETURN v_item;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION dedup_holder IS 'Internal: which item has a dedup key although it is not queued any more; null: none.';
+
+-- +goose StatementBegin
 CREATE FUNCTION enqueue_work_many(
     p_names text[], p_inputs text[], p_namespaces text[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL,
     p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
     p_instances text[] DEFAULT NULL, p_executions bigint[] DEFAULT NULL, p_activities bigint[] DEFAULT NULL,
-    p_tags text[] DEFAULT NULL, p_sessions text[] DEFAULT NULL, p_headers text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
+    p_tags text[] DEFAULT NULL, p_sessions text[] DEFAULT NULL, p_headers text[] DEFAULT NULL,
+    p_dedup_fors interval[] DEFAULT NULL, p_dedup_scopes text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
 RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -81,6 +153,9 @@ DECLARE
     v_before text;
     v_ids    bigint[] := ARRAY(SELECT nextval('worker_queue_id_seq') FROM generate_series(1, cardinality(p_names)));
     v_texts  text := concat(p_names, p_dedup_keys, p_instances, p_tags, p_sessions);
+    v_keyed  boolean := array_remove(p_dedup_keys, NULL) <> '{}';
+    v_kept   boolean := array_remove(p_dedup_fors, NULL) <> '{}';
+    v_taken  bigint[] := '{}'; -- of v_ids, those whose key another item has
 BEGIN
     -- Cheap tests, which nothing bad passes and all that is usual does; a batch does not. What is bad, if anything is, the
     -- functions tell.
@@ -96,8 +171,27 @@ BEGIN
     IF array_remove(p_headers, NULL) <> '{}' THEN
         PERFORM check_headers(p_headers);
     END IF;
+    IF v_kept OR array_remove(p_dedup_scopes, NULL) <> '{}' THEN
+        PERFORM check_dedup(p_dedup_keys, p_dedup_fors, p_dedup_scopes);
+    END IF;
     IF array_remove(array_remove(p_namespaces, NULL), 'default') <> '{}' THEN
         PERFORM register_namespaces(p_namespaces);
+    END IF;
+    IF v_keyed THEN
+        IF v_kept THEN
+            PERFORM keep_dedup_keys(v_ids, p_namespaces, p_dedup_keys, p_dedup_fors, v_now);
+        END IF;
+        v_taken := ARRAY(
+            SELECT i.id FROM unnest(v_ids, p_namespaces, p_dedup_keys) AS i (id, namespace, dedup_key)
+              JOIN dedup_keys k ON k.namespace = coalesce(i.namespace, 'default') AND k.dedup_key = i.dedup_key
+             WHERE k.kept_until > v_now AND k.item_id <> i.id);
+        IF 'waiting' = ANY (p_dedup_scopes) THEN -- whoever is at work stands in the way of these no longer
+            UPDATE worker_queue q SET dedup_key = NULL
+              FROM (SELECT coalesce(i.namespace, 'default') AS namespace, i.dedup_key
+                      FROM unnest(v_ids, p_namespaces, p_dedup_keys, p_dedup_scopes) AS i (id, namespace, dedup_key, scope)
+                     WHERE i.scope = 'waiting' AND i.id <> ALL (v_taken) ORDER BY 1, 2) AS free
+             WHERE q.namespace = free.namespace AND q.dedup_key = free.dedup_key AND q.lock_token IS NOT NULL AND q.visible_at > v_now;
+        END IF;
     END IF;
     v_before := quiet(p_quiet);
     INSERT INTO worker_queue (id, name, input, namespace, priority, visible_at, dedup_key,
@@ -109,15 +203,34 @@ BEGIN
                   p_instances, p_executions, p_activities, p_tags, p_sessions, p_headers) WITH ORDINALITY
            AS i (id, name, input, namespace, priority, delay, visible_at, dedup_key,
                  instance_id, execution_id, activity_id, tag, session_id, headers, ord)
+     WHERE i.id <> ALL (v_taken)
      ORDER BY i.namespace, i.dedup_key, i.ord -- so that two batches with the same keys cannot deadlock
     ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
     PERFORM set_config('pgwake.notify', v_before, true);
+    IF v_kept OR 'dead' = ANY (p_dedup_scopes) THEN
+        -- The insert may have waited for whoever had the key. By now he keeps it, or his item is a dead letter, or neither.
+        DELETE FROM worker_queue q
+         USING unnest(v_ids, p_namespaces, p_dedup_keys, p_dedup_scopes) AS i (id, namespace, dedup_key, scope)
+         WHERE q.id = i.id
+           AND (EXISTS (SELECT FROM dedup_keys k
+                         WHERE k.namespace = coalesce(i.namespace, 'default') AND k.dedup_key = i.dedup_key AND k.kept_until > v_now AND k.item_id <> i.id)
+                OR i.scope = 'dead' AND EXISTS (
+                       SELECT FROM dead_letters d
+                        WHERE d.queue = 'worker' AND d.namespace = coalesce(i.namespace, 'default') AND d.dedup_key = i.dedup_key));
+    END IF;
+    IF v_kept THEN -- what was not added keeps no key
+        DELETE FROM dedup_keys k USING unnest(v_ids, p_namespaces, p_dedup_keys) AS i (id, namespace, dedup_key)
+         WHERE k.namespace = coalesce(i.namespace, 'default') AND k.dedup_key = i.dedup_key AND k.item_id = i.id
+           AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = i.id);
+    END IF;
 
     -- In a second statement, whose snapshot shows the row that a conflict was waited for. The limits keep the planner from
     -- a join by walking over the whole table, which is as good to it if it believes the table to be empty.
     RETURN QUERY
-    SELECT coalesce(added.id, queued.id), added.id IS NULL, coalesce(added.visible_at, queued.visible_at), v_now
-      FROM unnest(v_ids, p_namespaces, p_dedup_keys) WITH ORDINALITY AS i (id, namespace, dedup_key, ord)
+    SELECT CASE WHEN coalesce(added.id, queued.id) IS NOT NULL THEN coalesce(added.id, queued.id)
+                WHEN i.id = ANY (v_taken) OR i.scope = 'dead' THEN dedup_holder(i.namespace, i.dedup_key, i.scope, v_now) END,
+           added.id IS NULL, coalesce(added.visible_at, queued.visible_at), v_now
+      FROM unnest(v_ids, p_namespaces, p_dedup_keys, p_dedup_scopes) WITH ORDINALITY AS i (id, namespace, dedup_key, scope, ord)
       LEFT JOIN LATERAL (SELECT q.* FROM worker_queue q WHERE q.id = i.id LIMIT 1) added ON true
       LEFT JOIN LATERAL (
            SELECT q.* FROM worker_queue q
@@ -126,7 +239,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element, and returns a row for each in the same order; see enqueue_work. An array that is null, or has a null, means the default. An item whose dedup key is already queued adds nothing and returns the id and due time of the queued one, or null if that was finished at this very moment. p_instances, p_executions and p_activities say what scheduled an item; p_headers are JSON objects of strings. p_quiet leaves the notification to the caller. PW003 if an argument breaks a rule.';
+COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element, and returns a row for each in the same order; see enqueue_work. An array that is null, or has a null, means the default. An item whose dedup key is already queued adds nothing and returns the id and due time of the queued one, or null if that was finished at this very moment. p_dedup_fors and p_dedup_scopes as in enqueue_work: then it may be the id of an item that is no longer queued, without a due time. p_instances, p_executions and p_activities say what scheduled an item; p_headers are JSON objects of strings. p_quiet leaves the notification to the caller. PW003 if an argument breaks a rule.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_work_item(
@@ -161,24 +274,25 @@ COMMENT ON FUNCTION enqueue_work_item IS 'Internal: enqueue_work_many for one it
 CREATE FUNCTION enqueue_work(
     p_name text, p_input json DEFAULT NULL, p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0,
     p_delay interval DEFAULT NULL, p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL,
-    p_tag text DEFAULT NULL, p_session text DEFAULT NULL, p_headers jsonb DEFAULT NULL)
+    p_tag text DEFAULT NULL, p_session text DEFAULT NULL, p_headers jsonb DEFAULT NULL,
+    p_dedup_for interval DEFAULT NULL, p_dedup_scope text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF p_dedup_key IS NULL AND octet_length(p_name) BETWEEN 1 AND 255 AND (p_priority BETWEEN 0 AND 9)
+    IF coalesce(p_dedup_key, p_dedup_scope) IS NULL AND p_dedup_for IS NULL AND octet_length(p_name) BETWEEN 1 AND 255 AND (p_priority BETWEEN 0 AND 9)
        AND coalesce(p_namespace = 'default', true) AND p_delay IS NULL AND p_visible_at IS NULL AND p_tag IS NULL AND p_session IS NULL AND p_headers IS NULL THEN
         RETURN (enqueue_work_item(p_name, p_input::text, NULL, p_priority::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false)).item_id;
     END IF;
     RETURN (SELECT item_id FROM enqueue_work_many(
         ARRAY[p_name], ARRAY[p_input::text], ARRAY[p_namespace], ARRAY[least(greatest(coalesce(p_priority, 0), -1), 10)::smallint],
         ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], p_tags => ARRAY[p_tag], p_sessions => ARRAY[p_session],
-        p_headers => ARRAY[p_headers::text]));
+        p_headers => ARRAY[p_headers::text], p_dedup_fors => ARRAY[p_dedup_for], p_dedup_scopes => ARRAY[p_dedup_scope]));
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_work IS 'Adds one work item, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}''). If an item with the same p_dedup_key is queued in the namespace, claimed or not, it adds nothing and returns the id of that one. p_priority is 0 to 9, the highest first. The first item of a namespace creates it; by default it is ''default''. p_tag is what a fetch can ask for or leave out; the items of a p_session go to one owner at a time; p_headers, an object of strings of at most 8 KiB, travels with the item. PW003 if an argument breaks a rule: names, keys and sessions have 1 to 255 bytes, a tag at most 255; p_delay is not negative, and not together with p_visible_at.';
+COMMENT ON FUNCTION enqueue_work IS 'Adds one work item, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}''). If an item with the same p_dedup_key is queued in the namespace, claimed or not, it adds nothing and returns the id of that one; p_dedup_scope ''waiting'' counts only those that are not claimed, and ''dead'' dead letters as well; with p_dedup_for the key is taken for so long from now on, whatever becomes of the item. p_priority is 0 to 9, the highest first. The first item of a namespace creates it; by default it is ''default''. p_tag is what a fetch can ask for or leave out; the items of a p_session go to one owner at a time; p_headers, an object of strings of at most 8 KiB, travels with the item. PW003 if an argument breaks a rule: names, keys and sessions have 1 to 255 bytes, a tag at most 255; p_delay is not negative, and not together with p_visible_at.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_session(p_session text, p_owner text, p_now timestamptz)
@@ -831,4 +945,4 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 
 DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, fetch_work, pick_work,
     touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_item, enqueue_work_many,
-    check_headers, check_options, check_texts;
+    dedup_holder, keep_dedup_keys, check_dedup, check_headers, check_options, check_texts;

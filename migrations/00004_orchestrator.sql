@@ -719,6 +719,7 @@ CREATE FUNCTION ack_orchestration(
     p_work_visible_ats timestamptz[] DEFAULT NULL, p_work_dedup_keys text[] DEFAULT NULL,
     p_work_instances text[] DEFAULT NULL, p_work_executions bigint[] DEFAULT NULL, p_work_activities bigint[] DEFAULT NULL,
     p_work_tags text[] DEFAULT NULL, p_work_sessions text[] DEFAULT NULL, p_work_headers text[] DEFAULT NULL,
+    p_work_dedup_fors interval[] DEFAULT NULL, p_work_dedup_scopes text[] DEFAULT NULL,
     p_message_instances text[] DEFAULT NULL, p_message_kinds text[] DEFAULT NULL, p_message_datas text[] DEFAULT NULL,
     p_message_names text[] DEFAULT NULL, p_message_versions text[] DEFAULT NULL, p_message_executions bigint[] DEFAULT NULL,
     p_message_namespaces text[] DEFAULT NULL, p_message_priorities smallint[] DEFAULT NULL,
@@ -826,7 +827,7 @@ BEGIN
         SELECT 'worker', coalesce(n.namespace, 'default'), w.due_at, w.now_at, NULL::json, CASE WHEN n.session IS NULL THEN coalesce(n.tag, '') END
           FROM enqueue_work_many(p_work_names, p_work_inputs, p_work_namespaces, p_work_priorities, p_work_delays,
                                  p_work_visible_ats, p_work_dedup_keys, p_work_instances, p_work_executions,
-                                 p_work_activities, p_work_tags, p_work_sessions, p_work_headers, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
+                                 p_work_activities, p_work_tags, p_work_sessions, p_work_headers, p_work_dedup_fors, p_work_dedup_scopes, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
           LEFT JOIN unnest(p_work_namespaces, p_work_sessions, p_work_tags) WITH ORDINALITY AS n (namespace, session, tag, ord) ON n.ord = w.ord
          WHERE NOT w.duplicate;
     END IF;

@@ -370,7 +370,7 @@ COMMENT ON FUNCTION purge_archive IS 'Removes what was archived before p_before,
 -- +goose Down
 
 -- Here, where nothing is gone yet; the lock waits for transactions that have enqueued and not committed.
-LOCK TABLE namespaces, worker_queue, orchestrator_queue, instances, executions, history, kv_store, kv_delta, dead_letters, archive
+LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, instances, executions, history, kv_store, kv_delta, dead_letters, archive
     IN ACCESS EXCLUSIVE MODE;
 SELECT require_empty();
 DROP FUNCTION purge_archive, list_archive, archive_work, purge_dead_letters, redrive_dead_letters, pick_dead_letters, is_queued,

@@ -1,0 +1,196 @@
+package pgwake_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: for how long, and against what, is an item unique? The plain dedup key is in providertest.
+
+func (n *node) enqueueUnique(t *testing.T, name string, o pgwake.EnqueueOptions) pgwake.Enqueued {
+	t.Helper()
+	if o.DedupKey == "" {
+		o.DedupKey = "key"
+	}
+	added, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name}, &o)
+	require.NoError(t, err)
+	return added
+}
+
+func (n *node) done(t *testing.T, item *pgwake.ClaimedWorkItem) {
+	t.Helper()
+	require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+}
+
+func TestDedupFor_WindowIsOpen_NothingIsAddedWhateverBecameOfTheItem(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	window := pgwake.EnqueueOptions{DedupFor: time.Hour}
+	first := n.enqueueUnique(t, "first", window)
+	require.False(t, first.Duplicate)
+	again := n.enqueueUnique(t, "again", window)
+	require.Equal(t, pgwake.Enqueued{Duplicate: true, ID: first.ID, DueAt: again.DueAt}, withoutNow(again))
+	require.True(t, again.DueAt.Equal(first.DueAt))
+	n.done(t, n.take(t))
+	for _, o := range []pgwake.EnqueueOptions{window, {}, {DedupScope: pgwake.DedupWaiting}, {DedupScope: pgwake.DedupQueuedOrDead}} {
+		require.Equal(t, pgwake.Enqueued{Duplicate: true, ID: first.ID}, withoutNow(n.enqueueUnique(t, "again", o)), o)
+	}
+	require.False(t, n.enqueueUnique(t, "elsewhere", pgwake.EnqueueOptions{Namespace: "elsewhere", DedupFor: time.Hour}).Duplicate)
+	require.False(t, n.enqueueUnique(t, "another", pgwake.EnqueueOptions{DedupKey: "another", DedupFor: time.Hour}).Duplicate)
+
+	pgwaketest.Advance(t, n.Provider, time.Hour)
+	next := n.enqueueUnique(t, "next", window)
+	require.False(t, next.Duplicate)
+	require.NotEqual(t, first.ID, next.ID)
+	require.Equal(t, next.ID, n.enqueueUnique(t, "again", window).ID)
+}
+
+func TestDedupFor_KeyIsQueuedWithoutAWindow_NoWindowBegins(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	first := n.enqueueUnique(t, "first", pgwake.EnqueueOptions{})
+	require.Equal(t, first.ID, n.enqueueUnique(t, "again", pgwake.EnqueueOptions{DedupFor: time.Hour}).ID)
+	n.done(t, n.take(t))
+	require.False(t, n.enqueueUnique(t, "next", pgwake.EnqueueOptions{}).Duplicate)
+}
+
+func TestDedupFor_SameKeyTwiceInABatch_TheFirstIsAdded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	var batch []pgwake.WorkEnqueue
+	for _, key := range []string{"b", "a", "b", "", "a"} {
+		e := pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: "w"}, EnqueueOptions: pgwake.EnqueueOptions{DedupKey: key}}
+		if key != "" {
+			e.DedupFor = time.Hour
+		}
+		batch = append(batch, e)
+	}
+	added, err := n.EnqueueForWorkerMany(t.Context(), batch)
+	require.NoError(t, err)
+	for i, duplicate := range []bool{false, false, true, false, true} {
+		require.Equal(t, duplicate, added[i].Duplicate, i)
+	}
+	require.Equal(t, added[0].ID, added[2].ID)
+	require.Equal(t, added[1].ID, added[4].ID)
+}
+
+func TestDedupFor_OverInTheMeantime_KeysAreRemovedByEnqueues(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for i := range 30 {
+		n.enqueueUnique(t, "w", pgwake.EnqueueOptions{DedupKey: fmt.Sprint(i), DedupFor: time.Minute})
+	}
+	pgwaketest.Advance(t, n.Provider, time.Minute)
+	for i := range 3 {
+		n.enqueueUnique(t, "w", pgwake.EnqueueOptions{DedupKey: fmt.Sprint("later ", i), DedupFor: time.Minute})
+	}
+	require.Equal(t, []int64{3}, query[int64](t, n, `SELECT count(*) FROM dedup_keys`))
+}
+
+func TestDedupFor_ManyAtOnce_OneIsAdded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	const callers = 16
+	for round := range 5 {
+		key := fmt.Sprint(round)
+		added := make([]pgwake.Enqueued, callers)
+		var all sync.WaitGroup
+		for i := range callers {
+			all.Go(func() {
+				var err error
+				added[i], err = n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "w"}, &pgwake.EnqueueOptions{DedupKey: key, DedupFor: time.Hour})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		news := 0
+		for _, a := range added {
+			require.Equal(t, added[0].ID, a.ID)
+			if !a.Duplicate {
+				news++
+			}
+		}
+		require.Equal(t, 1, news)
+		n.done(t, n.take(t))
+		n.requireNoWork(t)
+	}
+}
+
+func TestDedupWaiting_ItemIsAtWork_AnotherIsAdded_AndOnlyOne(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	waiting := pgwake.EnqueueOptions{DedupScope: pgwake.DedupWaiting}
+	first := n.enqueueUnique(t, "first", waiting)
+	require.Equal(t, first.ID, n.enqueueUnique(t, "again", waiting).ID)
+	item := n.take(t)
+	require.Equal(t, first.ID, n.enqueueUnique(t, "again", pgwake.EnqueueOptions{}).ID, "by default it is in the way")
+	second := n.enqueueUnique(t, "second", waiting)
+	require.False(t, second.Duplicate)
+	require.Equal(t, second.ID, n.enqueueUnique(t, "again", waiting).ID)
+	require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, nil))
+	require.Equal(t, second.ID, n.enqueueUnique(t, "again", waiting).ID)
+	require.Equal(t, "second", n.take(t).Name)
+	require.Equal(t, "first", n.take(t).Name, "its attempt failed")
+}
+
+func TestDedupWaiting_LeaseHasEnded_ItWaitsAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	waiting := pgwake.EnqueueOptions{DedupScope: pgwake.DedupWaiting}
+	first := n.enqueueUnique(t, "first", waiting)
+	n.take(t)
+	pgwaketest.Advance(t, n.Provider, 24*time.Hour)
+	require.Equal(t, first.ID, n.enqueueUnique(t, "again", waiting).ID)
+}
+
+func TestDedupQueuedOrDead_DeadLetter_IsInTheWay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	orDead := pgwake.EnqueueOptions{DedupScope: pgwake.DedupQueuedOrDead}
+	first := n.enqueueUnique(t, "first", orDead)
+	require.Equal(t, first.ID, n.enqueueUnique(t, "again", orDead).ID)
+	require.NoError(t, n.DeadLetterWorkItem(t.Context(), n.take(t).LockToken, "spoilt", ""))
+	require.Equal(t, pgwake.Enqueued{Duplicate: true, ID: first.ID}, withoutNow(n.enqueueUnique(t, "again", orDead)))
+	n.requireNoWork(t)
+	require.False(t, n.enqueueUnique(t, "next", pgwake.EnqueueOptions{}).Duplicate, "by default it is not")
+	n.done(t, n.take(t))
+	purged, err := n.PurgeDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, purged)
+	require.False(t, n.enqueueUnique(t, "next", orDead).Duplicate)
+}
+
+// A transaction that makes the item a dead letter has not committed when the enqueue comes.
+func TestDedupQueuedOrDead_DiesMeanwhile_IsInTheWay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	orDead := pgwake.EnqueueOptions{DedupKey: "key", DedupScope: pgwake.DedupQueuedOrDead}
+	first := n.enqueueUnique(t, "first", orDead)
+	tx := n.begin(t)
+	require.NoError(t, n.DeadLetterWorkItemTx(t.Context(), tx, n.take(t).LockToken, "spoilt", ""))
+	added := make(chan pgwake.Enqueued)
+	go func() {
+		e, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "again"}, &orDead)
+		if err != nil {
+			t.Error(err)
+		}
+		added <- e
+	}()
+	n.awaitBlocked(t, 1)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, pgwake.Enqueued{Duplicate: true, ID: first.ID}, withoutNow(<-added))
+	n.requireNoWork(t)
+}
+
+// withoutNow leaves out what is not exported.
+func withoutNow(e pgwake.Enqueued) pgwake.Enqueued {
+	return pgwake.Enqueued{Duplicate: e.Duplicate, ID: e.ID, DueAt: e.DueAt}
+}
