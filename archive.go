@@ -66,13 +66,14 @@ func (p *Provider) ListArchive(ctx context.Context, f *ArchiveFilter) (items []A
 			return err
 		}
 		items, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (a ArchivedItem, err error) {
-			var instance, dedupKey, session *string
+			var instance, dedupKey, session, key *string
 			var execution, activity *int64
 			var headers []byte
 			err = row.Scan(&a.ID, &a.ItemID, &a.Namespace, &a.Priority, &a.Attempts, &a.Name, (*[]byte)(&a.Input),
-				&instance, &execution, &activity, &dedupKey, &a.Tag, &session, &a.EnqueuedAt, &a.FinishedAt, &headers)
+				&instance, &execution, &activity, &dedupKey, &a.Tag, &session, &a.EnqueuedAt, &a.FinishedAt, &headers, &key)
 			a.Instance, a.ExecutionID, a.ActivityID = value(instance), value(execution), value(activity)
 			a.DedupKey, a.Session, a.Headers = value(dedupKey), value(session), headersOf(headers)
+			a.Key = value(key)
 			return a, err
 		})
 		return err

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
 )
 
 // Inside the package, since what a Config resolves to cannot be seen from outside.
@@ -36,6 +37,7 @@ func TestConfig_NilOrZero_ResolvesToTheDocumentedDefaults(t *testing.T) {
 			HibernatePoll:           6 * time.Minute,
 			MaxPayload:              1 << 20,
 			Logger:                  slog.Default(),
+			Propagator:              otel.GetTextMapPropagator(),
 		}, r)
 	}
 }
@@ -91,7 +93,7 @@ var badKnobs = map[string][]Config{
 }
 
 // free are the knobs that take any value.
-var free = []string{"SkipMigrate", "DisableLongPoll", "ListenConfig", "Logger", "ValidateEvent"}
+var free = []string{"SkipMigrate", "DisableLongPoll", "ListenConfig", "Logger", "ValidateEvent", "Propagator"}
 
 func TestConfig_EveryKnobThatCanBeWrong_IsRefusedByName(t *testing.T) {
 	t.Parallel()

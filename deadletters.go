@@ -38,6 +38,7 @@ type DeadLetter struct {
 	Tag         string // of the work item; queue name of the message
 	Session     string // of the work item
 	Headers     map[string]string
+	Key         string // of the work item
 }
 
 // DeadLetterFilter says which dead letters, all of its conditions together. The zero value and nil mean all, up to
@@ -199,12 +200,12 @@ func (p *Provider) ListDeadLetters(ctx context.Context, f *DeadLetterFilter) (le
 
 func scanDeadLetter(row pgx.CollectableRow) (d DeadLetter, err error) {
 	var queue string
-	var name, kind, version, instance, dedupKey, session, cause *string
+	var name, kind, version, instance, dedupKey, session, cause, key *string
 	var execution, activity *int64
 	var headers []byte
 	err = row.Scan(&d.ID, &queue, &d.ItemID, &d.Namespace, &d.Priority, &d.Attempts, &name, &kind, &version,
 		(*[]byte)(&d.Data), &instance, &execution, &activity, &dedupKey, &d.Tag, &session,
-		&d.EnqueuedAt, &d.DiedAt, &d.Reason, &cause, &headers)
+		&d.EnqueuedAt, &d.DiedAt, &d.Reason, &cause, &headers, &key)
 	if err != nil {
 		return d, err
 	}
@@ -212,6 +213,7 @@ func scanDeadLetter(row pgx.CollectableRow) (d DeadLetter, err error) {
 	d.Name, d.Kind, d.Version = value(name), MessageKind(value(kind)), value(version)
 	d.Instance, d.ExecutionID, d.ActivityID = value(instance), value(execution), value(activity)
 	d.DedupKey, d.Session, d.Error, d.Headers = value(dedupKey), value(session), value(cause), headersOf(headers)
+	d.Key = value(key)
 	return d, err
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
 )
 
 // This file answers: does docs/settings.md say what the code does? Inside the package, since what a Config
@@ -92,6 +93,9 @@ func TestDocs_Settings_EveryFieldWithItsDefaultAndItsLimits(t *testing.T) {
 		case reflect.Func: // ValidateEvent
 			require.Equal(t, byDefault, "none", field.Name)
 			require.True(t, value.IsNil(), field.Name)
+		case reflect.Interface: // Propagator
+			require.Equal(t, byDefault, "OpenTelemetry's global one", field.Name)
+			require.Equal(t, otel.GetTextMapPropagator(), value.Interface(), field.Name)
 		case reflect.Pointer: // FallbackEnabled, ListenConfig, Logger
 			if on, ok := value.Interface().(*bool); ok {
 				require.Equal(t, byDefault, fmt.Sprintf("`%t`", *on), field.Name)

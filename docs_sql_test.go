@@ -21,6 +21,7 @@ var sqlSections = [][2]string{
 	{"00005_state.sql", "State of an instance"},
 	{"00006_management.sql", "Instances"},
 	{"00007_dead_letters.sql", "Dead letters and the archive"},
+	{"00008_limits.sql", "Limits"},
 }
 
 var (

@@ -38,6 +38,11 @@ type FetchOptions struct {
 	// Defaults to nil: only items without a session.
 	Session *SessionOptions
 
+	// Fair has the namespaces take turns that have work items due, by their Limits.Weight, so that a flood in one keeps no
+	// other waiting; priority and due time are the order within each. It costs about 20 µs for each namespace with items.
+	// Defaults to false: one order for all.
+	Fair bool
+
 	// MaxAttempts makes a fetch of work items put those aside that were claimed so often before: they become dead
 	// letters, with the reason "max attempts". Up to 2,147,483,647. Defaults to 0: no limit.
 	MaxAttempts int
@@ -223,8 +228,8 @@ func (p *Provider) plan(q Queue, o *FetchOptions) (plan fetchPlan, err error) {
 		return plan, invalid("NoWait contradicts the poll timeout %v", o.PollTimeout)
 	case o.MaxAttempts < 0 || o.MaxAttempts > math.MaxInt32:
 		return plan, invalid("at most %d attempts is not between 0 and %d", o.MaxAttempts, math.MaxInt32)
-	case q == Orchestrator && (o.Tags.mode != tagsListed || o.Tags.tags != nil || o.Session != nil || o.MaxAttempts != 0 || o.Ack != nil):
-		return plan, invalid("Tags, Session, MaxAttempts and Ack are for work items")
+	case q == Orchestrator && (o.Tags.mode != tagsListed || o.Tags.tags != nil || o.Session != nil || o.Fair || o.MaxAttempts != 0 || o.Ack != nil):
+		return plan, invalid("Tags, Session, Fair, MaxAttempts and Ack are for work items")
 	case q == Worker && (o.Queues != nil || o.Owner != "" || o.Versions != nil || o.WithoutHistory):
 		return plan, invalid("Queues, Owner, Versions and WithoutHistory are for turns")
 	}
@@ -241,7 +246,7 @@ func (p *Provider) plan(q Queue, o *FetchOptions) (plan fetchPlan, err error) {
 }
 
 func (plan *fetchPlan) ofWork(o *FetchOptions) (err error) {
-	plan.filter.nothing = o.Tags.mode == tagsNone
+	plan.filter.nothing, plan.filter.Fair = o.Tags.mode == tagsNone, o.Fair
 	if plan.filter.Labels, err = o.Tags.labels(); err != nil {
 		return err
 	}
@@ -316,6 +321,7 @@ type filter struct {
 	Owner      string   `json:"owner,omitempty"`      // of sessions, or to whom instances are sticky; "": what has none alone
 	MinPin     int64    `json:"min,omitempty"`        // of the pinned version; 0: any
 	MaxPin     int64    `json:"max,omitempty"`
+	Fair       bool     `json:"fair,omitempty"` // of no concern to look
 
 	nothing bool // it matches nothing
 }

@@ -217,6 +217,20 @@ var twins = map[string]twin{
 			return n.PurgeArchiveTx(ctx, tx, time.Now().Add(24*time.Hour))
 		}
 	},
+	"SetLimitsTx": func(_ *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
+		return func(ctx context.Context, tx pgx.Tx) (any, error) {
+			return nil, n.SetLimitsTx(ctx, tx, "mine", pgwake.Limits{MaxRunning: 3, RatePerKey: pgwake.Rate{Interval: time.Second, Burst: 2}})
+		}
+	},
+	"PauseTx": func(_ *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
+		return func(ctx context.Context, tx pgx.Tx) (any, error) {
+			return nil, n.PauseTx(ctx, tx, pgwake.Worker, "mine", "other")
+		}
+	},
+	"ResumeTx": func(t *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
+		require.NoError(t, n.Pause(tctx, pgwake.Worker))
+		return func(ctx context.Context, tx pgx.Tx) (any, error) { return nil, n.ResumeTx(ctx, tx, pgwake.Worker) }
+	},
 	"DeleteInstanceTx": func(t *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
 		turnOf(t, n, awkward)
 		return func(ctx context.Context, tx pgx.Tx) (any, error) {

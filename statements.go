@@ -28,6 +28,8 @@ type statements struct {
 
 	listInstances, getInstanceInfo, listExecutions, listChildren, getParent, getInstanceTree string
 
+	setLimits, listLimits, pause, listPaused string
+
 	deleteInstance, deleteInstances, deleteInstancesBulk, pruneExecutions, pruneExecutionsBulk, systemMetrics, queueDepths string
 }
 
@@ -54,9 +56,9 @@ func newStatements(schema string) *statements {
 		arm:                  scalar("arm", 10),
 		disarmNode:           scalar("disarm_node", 1),
 		removeWaiters:        scalar("remove_waiters", 4),
-		enqueueWork:          rows("enqueue_work_many", 16),
-		enqueueWorkItem:      rows("enqueue_work_item", 13),
-		fetchWork:            rows("fetch_work", 19),
+		enqueueWork:          rows("enqueue_work_many", 17),
+		enqueueWorkItem:      rows("enqueue_work_item", 14),
+		fetchWork:            rows("fetch_work", 20),
 		ackWork:              scalar("ack_work", 12),
 		ackWorkGroup:         rows("ack_work_group", 12),
 		ackWorkMany:          rows("ack_work_many", 3),
@@ -65,7 +67,7 @@ func newStatements(schema string) *statements {
 		undoWork:             scalar("undo_work_claim", 2),
 		enqueueMessages:      rows("enqueue_message_many", 14),
 		fetchOrchestration:   rows("fetch_orchestration", 16),
-		ackOrchestration:     rows("ack_orchestration", 53),
+		ackOrchestration:     rows("ack_orchestration", 54),
 		abandonOrchestration: rows("abandon_orchestration", 5),
 		renewOrchestration:   scalar("renew_orchestration", 3),
 		undoOrchestration:    scalar("undo_orchestration_claim", 1),
@@ -91,6 +93,10 @@ func newStatements(schema string) *statements {
 		listChildren:         scalar("list_children", 1),
 		getParent:            scalar("get_parent", 1),
 		getInstanceTree:      scalar("get_instance_tree", 1),
+		setLimits:            scalar("set_limits", 6),
+		listLimits:           rows("list_limits", 0),
+		pause:                scalar("pause", 3),
+		listPaused:           scalar("list_paused", 1),
 		deleteInstance:       rows("delete_instance", 2),
 		deleteInstances:      rows("delete_instances", 2),
 		deleteInstancesBulk:  rows("delete_instances_bulk", 3),

@@ -37,6 +37,10 @@ type WorkItem struct {
 	// session the order is that of due time and id, whatever the priority. At most 255 bytes. Defaults to "": none.
 	Session string
 
+	// Key is with whom the item shares the limits of its namespace, such as a customer; see Limits. Not together with
+	// Session. At most 255 bytes. Defaults to "": none.
+	Key string
+
 	// Headers travel with the item, such as to which trace it belongs (see Config.Propagator): names of at most 255
 	// bytes and any text, of MaxHeaderBytes together. Defaults to none.
 	Headers map[string]string
@@ -125,6 +129,10 @@ type ClaimedWorkItem struct {
 	LastError   string    // AbandonOptions.Error of the latest attempt that gave one
 	LockToken   LockToken
 	LockedUntil time.Time // end of the lease, server time
+
+	// Limited says that the item has one of the places that the limits of its namespace leave. Claim no more of those than
+	// can be begun: the others are somebody else's.
+	Limited bool
 }
 
 // EnqueueForWorkerTx is EnqueueForWorker as part of the transaction.
@@ -199,7 +207,7 @@ func (p *Provider) enqueueWorkItem(ctx context.Context, q querier, item *WorkEnq
 		optional(item.Namespace, item.Namespace == "" || item.Namespace == DefaultNamespace), int16(item.Priority),
 		optional(item.Delay, item.Delay == 0), optional(item.At, item.At.IsZero()), text(item.Instance),
 		optional(item.ExecutionID, item.ExecutionID == 0 && item.Instance == ""), optional(item.ActivityID, item.ActivityID == 0 && item.Instance == ""),
-		text(item.Tag), text(item.Session), headersArg(p.withTrace(ctx, item.Headers)), quiet))
+		text(item.Tag), text(item.Session), headersArg(p.withTrace(ctx, item.Headers)), text(item.Key), quiet))
 }
 
 func scanEnqueued(row pgx.Row) (e Enqueued, err error) {
@@ -222,10 +230,11 @@ type workColumns struct {
 	headers       []*string
 	dedupFors     []*time.Duration
 	dedupScopes   []*string
+	keys          []*string
 }
 
 func (c *workColumns) args() []any {
-	return append(append([]any{c.names, c.inputs}, c.options.args()...), c.instances, c.executions, c.activities, c.tags, c.sessions, c.headers, c.dedupFors, c.dedupScopes)
+	return append(append([]any{c.names, c.inputs}, c.options.args()...), c.instances, c.executions, c.activities, c.tags, c.sessions, c.headers, c.dedupFors, c.dedupScopes, c.keys)
 }
 
 func (p *Provider) workColumns(ctx context.Context, items []WorkEnqueue) (*workColumns, error) {
@@ -248,6 +257,7 @@ func (p *Provider) workColumns(ctx context.Context, items []WorkEnqueue) (*workC
 		c.headers = append(c.headers, headersArg(p.withTrace(ctx, item.Headers)))
 		c.dedupFors = append(c.dedupFors, optional(item.DedupFor, item.DedupFor == 0))
 		c.dedupScopes = append(c.dedupScopes, item.DedupScope.text())
+		c.keys = append(c.keys, text(item.Key))
 	}
 	return c, nil
 }
@@ -271,6 +281,12 @@ func (p *Provider) checkWork(item *WorkItem) error {
 	}
 	if err := checkText("session", item.Session, false); err != nil {
 		return err
+	}
+	if err := checkText("key", item.Key, false); err != nil {
+		return err
+	}
+	if item.Key != "" && item.Session != "" {
+		return invalid("both a key (%s) and a session (%s) are given", quote(item.Key), quote(item.Session))
 	}
 	if err := checkHeaders(item.Headers); err != nil {
 		return err
@@ -429,13 +445,14 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 // workRow is a row of fetch_work. One is good for all rows of an answer, and is meant to be: an item costs two
 // allocations and its input, and a text one more if it is not that of the row before.
 type workRow struct {
-	id, execution, activity                         pgtype.Int8
-	priority                                        pgtype.Int2
-	attempt                                         pgtype.Int4
-	namespace, name, instance, tag, session, reason sameText
-	input, headers                                  []byte
-	enqueuedAt, dueAt, until, earliest, now         pgtype.Timestamptz
-	lost                                            pgtype.UUID
+	id, execution, activity                              pgtype.Int8
+	priority                                             pgtype.Int2
+	attempt                                              pgtype.Int4
+	namespace, name, instance, tag, session, reason, key sameText
+	limited                                              pgtype.Bool
+	input, headers                                       []byte
+	enqueuedAt, dueAt, until, earliest, now              pgtype.Timestamptz
+	lost                                                 pgtype.UUID
 
 	pointers []any
 }
@@ -443,7 +460,7 @@ type workRow struct {
 func (r *workRow) targets() []any {
 	if r.pointers == nil {
 		r.pointers = []any{&r.id, &r.namespace, &r.priority, &r.attempt, &r.name, &r.input, &r.instance, &r.execution, &r.activity,
-			&r.tag, &r.session, &r.reason, &r.headers, &r.enqueuedAt, &r.dueAt, &r.until, &r.earliest, &r.now, &r.lost}
+			&r.tag, &r.session, &r.reason, &r.headers, &r.key, &r.limited, &r.enqueuedAt, &r.dueAt, &r.until, &r.earliest, &r.now, &r.lost}
 	}
 	return r.pointers
 }
@@ -451,9 +468,10 @@ func (r *workRow) targets() []any {
 func (r *workRow) item(token LockToken) *ClaimedWorkItem {
 	return &ClaimedWorkItem{
 		WorkItem: WorkItem{Name: string(r.name), Input: r.input, Instance: string(r.instance), ExecutionID: r.execution.Int64,
-			ActivityID: r.activity.Int64, Tag: string(r.tag), Session: string(r.session), Headers: headersOf(r.headers)},
+			ActivityID: r.activity.Int64, Tag: string(r.tag), Session: string(r.session), Headers: headersOf(r.headers), Key: string(r.key)},
 		ID: r.id.Int64, Namespace: string(r.namespace), Priority: int(r.priority.Int16), Attempt: int(r.attempt.Int32),
 		EnqueuedAt: r.enqueuedAt.Time, DueAt: r.dueAt.Time, LastError: string(r.reason), LockToken: token, LockedUntil: r.until.Time,
+		Limited: r.limited.Bool,
 	}
 }
 
@@ -478,7 +496,7 @@ func (p *Provider) fetchArgs(claim pgtype.UUID, plan fetchPlan, announce bool, r
 	}
 	f := plan.filter
 	return append([]any{claim, plan.lock, plan.items, f.Namespaces, announce, f.Labels, text(f.Owner), plan.session,
-		plan.maxAttempts, ids, claims, p.archiveFor()}, row.args()...)
+		plan.maxAttempts, ids, claims, p.archiveFor()}, append(row.args(), plan.filter.Fair)...)
 }
 
 // archiveFor is how long a copy of what is acknowledged is kept; nil: not at all.

@@ -148,6 +148,29 @@ func (r *results) drainRows() (rows []row) {
 	return rows
 }
 
+func (r *results) quotaRows() (rows []row) {
+	if len(r.Quotas) == 0 {
+		return nil
+	}
+	first := r.Quotas[0]
+	of := func(f func(*measure.QuotasResult) float64) []float64 { return each(r.Quotas, f) }
+	rows = append(rows, rate(fmt.Sprintf("drain of %d under a limit that does not bind", first.Limited.Items), "items/s",
+		of(func(q *measure.QuotasResult) float64 { return q.Limited.PerSecond() }),
+		of(func(q *measure.QuotasResult) float64 { return q.Free.PerSecond() }), "no limit", 0.8))
+	busy, highest := measure.Median(of(func(q *measure.QuotasResult) float64 { return q.Busy })), 0
+	for _, q := range r.Quotas {
+		highest = max(highest, q.Highest)
+	}
+	rows = append(rows,
+		row{measure: fmt.Sprintf("limit of %d over 5 nodes: at work, at most", first.Most), figure: fmt.Sprint(highest),
+			goal: fmt.Sprintf("<= %d", first.Most), met: highest <= first.Most},
+		row{measure: "  of it in use", figure: fmt.Sprintf("%.1f%%", 100*busy), goal: ">= 95%", met: busy >= 0.95})
+	delays := func(i int) measure.Summary { return r.Quotas[i].Delays.Summary() }
+	return append(rows,
+		r.compare(fmt.Sprintf("a tenant's item beside %d of another, commit to handler, p50", first.Flood), len(r.Quotas), p50(delays), nil, "", noGoal),
+		r.compare("  the longest", len(r.Quotas), longest(delays), nil, "", under(50*time.Millisecond)))
+}
+
 func (r *results) fetchRows() (rows []row) {
 	for _, of := range []struct{ name, what string }{
 		{measure.CaseBacklog, "items that are due"}, {measure.CaseLocked, "locked items"}, {measure.CaseTimers, "timers"},

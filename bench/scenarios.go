@@ -40,6 +40,7 @@ type sizes struct {
 	nodesCounts   []int
 	fetch         measure.FetchCostOptions
 	bloat         measure.BloatOptions
+	quotas        measure.QuotasOptions
 }
 
 // peers returns these, unless there are to be none.
@@ -56,7 +57,7 @@ func (s *sizes) tell(to func(measure.Progress)) {
 		&s.idle.Progress, &s.baseline.Progress, &s.singles.Progress, &s.pairs.Progress, &s.timers.Progress, &s.burst.Progress,
 		&s.redelivery.Progress, &s.stress.Progress, &s.histories.Progress, &s.fanIn.Progress, &s.convoy.Progress,
 		&s.peerPairs.Progress, &s.peerTimers.Progress, &s.drain.Progress, &s.writers.Progress, &s.nodes.Progress,
-		&s.fetch.Progress, &s.bloat.Progress,
+		&s.fetch.Progress, &s.bloat.Progress, &s.quotas.Progress,
 	} {
 		*progress = to
 	}
@@ -89,6 +90,7 @@ var full = sizes{
 	nodesCounts:   []int{2, 5, 10},
 	fetch:         measure.FetchCostOptions{Backlog: 200_000, Locked: 100_000, Timers: 1_000_000, LockedInstances: 10_000, Fetches: 500},
 	bloat:         measure.BloatOptions{Duration: 20 * time.Second},
+	quotas:        measure.QuotasOptions{Drain: measure.DrainOptions{Items: 200_000}},
 }
 
 var small = sizes{
@@ -117,6 +119,7 @@ var small = sizes{
 	nodesCounts:   []int{10},
 	fetch:         measure.FetchCostOptions{Backlog: 20_000, Locked: 10_000, Timers: 20_000, LockedInstances: 500, Fetches: 40},
 	bloat:         measure.BloatOptions{Duration: time.Second},
+	quotas:        measure.QuotasOptions{Drain: measure.DrainOptions{Items: 10_000}, Items: 100, Flood: 10_000, Singles: 20},
 }
 
 // quick has the figures with a goal in the specification, and is done within a minute.
@@ -166,6 +169,7 @@ type results struct {
 	Nodes      []*measure.NodesResult      `json:"nodes,omitempty"`
 	FetchCosts []*measure.FetchCost        `json:"fetch_costs,omitempty"`
 	Bloat      []*measure.BloatResult      `json:"bloat,omitempty"`
+	Quotas     []*measure.QuotasResult     `json:"quotas,omitempty"`
 }
 
 type scenario struct {
@@ -282,6 +286,10 @@ var scenarios = []scenario{
 		}},
 	{name: "writers", what: "many writers at a time", run: runWriters},
 	{name: "nodes", what: "single items for many nodes", run: runNodes},
+	{name: "limits", what: "limits, and tenants that take turns",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Quotas)(measure.Quotas(ctx, url, s.quotas))
+		}},
 	{name: "drain", what: "a backlog of items that do nothing", run: runDrains},
 	{name: "fetch", what: "fetches among rows that they do not take", once: true,
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
@@ -417,7 +425,7 @@ func names() (all []string) {
 
 // needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
 func needsBaseline(name string) bool {
-	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "drain", "fetch", "bloat"}, name)
+	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "drain", "fetch", "bloat"}, name)
 }
 
 // add keeps a result.

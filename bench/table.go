@@ -31,6 +31,7 @@ func (r *results) rows() (rows []row) {
 	rows = append(rows, r.redeliveryRows()...)
 	rows = append(rows, r.writersRows()...)
 	rows = append(rows, r.nodesRows()...)
+	rows = append(rows, r.quotaRows()...)
 	rows = append(rows, r.drainRows()...)
 	rows = append(rows, r.fetchRows()...)
 	rows = append(rows, r.bloatRows()...)

@@ -14,7 +14,7 @@ import (
 // claim claims until ctx ends. Its error is one that will not go away.
 func (d *Dispatcher) claim(ctx context.Context) error {
 	options := &pgwake.FetchOptions{
-		LockTimeout: d.cfg.LockTimeout, Namespaces: d.cfg.Namespaces, Tags: d.cfg.Tags, Session: d.cfg.Session,
+		LockTimeout: d.cfg.LockTimeout, Namespaces: d.cfg.Namespaces, Tags: d.cfg.Tags, Session: d.cfg.Session, Fair: d.cfg.Fair,
 	}
 	patience := patience{log: d.cfg.Logger}
 	for {

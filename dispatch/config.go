@@ -31,6 +31,10 @@ type Config struct {
 	Tags       pgwake.TagFilter
 	Session    *pgwake.SessionOptions
 
+	// Fair has the namespaces take turns, so that a flood in one keeps no other waiting; see pgwake.FetchOptions. Defaults to
+	// false.
+	Fair bool
+
 	// LockTimeout is how long the items of a process that died are kept from others. While a handler runs, the lease is
 	// renewed. From 1 s to 24 h. Defaults to 30 s.
 	LockTimeout time.Duration
@@ -46,7 +50,8 @@ type Config struct {
 	Retry RetryPolicy
 
 	// Ahead is how many items may be claimed beyond those at work, so that short handlers need not wait for the database. It
-	// claims as many as are likely to be begun within 20 ms, and gives back what is not; none where MaxAttempts is 1.
+	// claims as many as are likely to be begun within 20 ms, and gives back what is not; none where MaxAttempts is 1, nor while
+	// items come that have one of the places of a limit (pgwake.Limits).
 	// Defaults to 1000; NotAhead is for none.
 	Ahead int
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,6 +44,7 @@ type workshop struct {
 	running  map[*held]bool
 	ahead    []*held
 	more     bool          // the last claim got all that it asked for, so there was probably more
+	limited  bool          // the last claim got items that keep others from being claimed
 	mean     time.Duration // of what handlers took for an item lately; 0: none has ended
 	stopping bool
 	stale    *time.Timer
@@ -100,7 +102,7 @@ func (w *workshop) free() int {
 
 // window is how many items to have ahead. It is called with mu held.
 func (w *workshop) window() int {
-	if w.mean == 0 || w.d.cfg.Ahead == NotAhead || w.d.triedOnce {
+	if w.mean == 0 || w.d.cfg.Ahead == NotAhead || w.d.triedOnce || w.limited {
 		return 0
 	}
 	return int(min(int64(w.d.cfg.Ahead), int64(w.places.now)*int64(lookAhead/w.mean)))
@@ -117,6 +119,9 @@ func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int) {
 	defer w.mu.Unlock()
 	w.taken += len(taken)
 	w.ahead, w.more = append(w.ahead, taken...), len(items) >= asked
+	if len(items) > 0 {
+		w.limited = slices.ContainsFunc(items, func(item *pgwake.ClaimedWorkItem) bool { return item.Limited })
+	}
 	w.fill()
 	if len(w.ahead) > 0 {
 		w.stale.Reset(staleAhead)

@@ -38,10 +38,14 @@ CREATE TABLE worker_queue (
     last_error    text,
     headers       jsonb
                   CONSTRAINT worker_queue_headers_check CHECK (jsonb_typeof(headers) = 'object'),
+    key           text,
+    slot          boolean     NOT NULL DEFAULT false,
+    charged       boolean     NOT NULL DEFAULT false,
+    held_due      timestamptz,
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT worker_queue_texts_check CHECK (octet_length(name) BETWEEN 1 AND 255
         AND octet_length(instance_id) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255
-        AND octet_length(tag) <= 255 AND octet_length(session_id) BETWEEN 1 AND 255)
+        AND octet_length(tag) <= 255 AND octet_length(session_id) BETWEEN 1 AND 255 AND octet_length(key) BETWEEN 1 AND 255)
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
@@ -58,6 +62,10 @@ COMMENT ON COLUMN worker_queue.tag IS 'What a fetch can ask for or leave out; em
 COMMENT ON COLUMN worker_queue.session_id IS 'Session whose owner alone may claim this item, if it belongs to one.';
 COMMENT ON COLUMN worker_queue.last_error IS 'Why the latest attempt gave the item back, if it said so.';
 COMMENT ON COLUMN worker_queue.headers IS 'What travels with the item beside its input, an object of strings: such as the trace that it belongs to.';
+COMMENT ON COLUMN worker_queue.key IS 'With whom the item shares limits, within its namespace and tag; see limits.';
+COMMENT ON COLUMN worker_queue.slot IS 'Claimed under a limit: while the lease holds, the item counts as at work.';
+COMMENT ON COLUMN worker_queue.charged IS 'The item waits until visible_at for its share of the rate of its key, which is paid.';
+COMMENT ON COLUMN worker_queue.held_due IS 'Due instant of an item that is held, since too many of its key are at work; visible_at is in 9999 then. Null: it is not.';
 COMMENT ON COLUMN worker_queue.dedup_key IS 'While a row with this key is queued in the namespace, another enqueue with it adds nothing.';
 
 -- fetch_work and earliest_work, over all namespaces, of what has neither tag nor session. It has -priority, so that a
@@ -70,8 +78,58 @@ CREATE INDEX worker_queue_claim_by_namespace_idx ON worker_queue (namespace, tag
 CREATE INDEX worker_queue_session_idx ON worker_queue (session_id, visible_at, id) WHERE session_id IS NOT NULL;
 -- ack_orchestration, which cancels activities; delete_instances
 CREATE INDEX worker_queue_instance_idx ON worker_queue (instance_id, execution_id, activity_id) WHERE instance_id IS NOT NULL;
+-- at_work, earliest_limited
+CREATE INDEX worker_queue_slot_idx ON worker_queue (namespace, visible_at) WHERE slot AND lock_token IS NOT NULL;
+-- at_work_of_key
+CREATE INDEX worker_queue_slot_of_key_idx ON worker_queue (namespace, tag, key, visible_at) WHERE slot AND lock_token IS NOT NULL AND key IS NOT NULL;
+-- bring_back
+CREATE INDEX worker_queue_held_idx ON worker_queue (namespace, tag, key, (-priority), held_due, id) WHERE held_due IS NOT NULL;
 -- enqueue_work_many
 CREATE UNIQUE INDEX worker_queue_dedup_idx ON worker_queue (namespace, dedup_key) WHERE dedup_key IS NOT NULL;
+
+CREATE TABLE limits (
+    queue               text    NOT NULL CONSTRAINT limits_queue_check CHECK (queue IN ('worker', 'orchestrator')),
+    namespace           text    NOT NULL CONSTRAINT limits_namespace_check CHECK (namespace = '*' OR namespace ~ '^[a-z][a-z0-9_-]{0,39}$'),
+    paused              boolean NOT NULL DEFAULT false,
+    weight              integer NOT NULL DEFAULT 1 CONSTRAINT limits_weight_check CHECK (weight BETWEEN 1 AND 1000),
+    max_running         integer CONSTRAINT limits_max_running_check CHECK (max_running > 0),
+    max_running_per_key integer CONSTRAINT limits_max_running_per_key_check CHECK (max_running_per_key > 0),
+    rate_interval       interval CONSTRAINT limits_rate_interval_check CHECK (rate_interval > interval '0'),
+    rate_burst          integer NOT NULL DEFAULT 1 CONSTRAINT limits_rate_burst_check CHECK (rate_burst > 0),
+    holds               boolean GENERATED ALWAYS AS (paused OR max_running IS NOT NULL OR max_running_per_key IS NOT NULL OR rate_interval IS NOT NULL) STORED,
+    PRIMARY KEY (queue, namespace)
+);
+COMMENT ON TABLE limits IS 'What is set for a namespace of a queue, or with * for the whole queue; no row: nothing.';
+COMMENT ON COLUMN limits.weight IS 'Chances of the namespace where namespaces take turns.';
+COMMENT ON COLUMN limits.max_running IS 'How many of its work items may be at work at one time; null: any number.';
+COMMENT ON COLUMN limits.max_running_per_key IS 'How many of them with the same key.';
+COMMENT ON COLUMN limits.rate_interval IS 'Of the items of a key one may begin in this time; rate_burst of them may do so at once if none has for a while.';
+COMMENT ON COLUMN limits.holds IS 'Whether a claim has to look here.';
+-- every claim
+CREATE INDEX limits_holds_idx ON limits (queue, namespace) WHERE holds;
+-- served
+CREATE INDEX limits_paused_idx ON limits (queue, namespace) WHERE paused;
+
+CREATE TABLE releases (
+    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    namespace text   NOT NULL,
+    tag       text   NOT NULL,
+    key       text   NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+COMMENT ON TABLE releases IS 'Places of keys that became free, until the next claim brings back an item that is held for each.';
+-- take_up_releases, earliest_limited
+CREATE INDEX releases_namespace_idx ON releases (namespace, id);
+
+CREATE TABLE rates (
+    namespace text        NOT NULL,
+    tag       text        NOT NULL,
+    key       text        NOT NULL,
+    tat       timestamptz NOT NULL,
+    PRIMARY KEY (namespace, tag, key)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+COMMENT ON TABLE rates IS 'When each key will have made up for what it has begun (theoretical arrival time); no row: it has.';
+-- allot, which removes those that have
+CREATE INDEX rates_tat_idx ON rates (tat);
 
 CREATE TABLE dedup_keys (
     namespace  text        NOT NULL,
@@ -292,7 +350,8 @@ CREATE TABLE dead_letters (
     died_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     reason        text        NOT NULL,
     error         text,
-    headers       jsonb
+    headers       jsonb,
+    key           text -- of the work item
 );
 COMMENT ON TABLE dead_letters IS 'Work items and messages that nobody is to fetch any more, with the reason.';
 -- list_dead_letters, redrive_dead_letters, purge_dead_letters: oldest first
@@ -318,7 +377,8 @@ CREATE TABLE archive (
     session_id    text,
     enqueued_at   timestamptz NOT NULL,
     finished_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    headers       jsonb
+    headers       jsonb,
+    key           text
 ) WITH (
     -- archive_work removes at one end of archive_finished_idx, and would walk over what is gone
     autovacuum_vacuum_scale_factor = 0.02,
@@ -373,6 +433,7 @@ BEGIN
        OR EXISTS (SELECT FROM instances) OR EXISTS (SELECT FROM history)
        OR EXISTS (SELECT FROM kv_store) OR EXISTS (SELECT FROM kv_delta)
        OR EXISTS (SELECT FROM dead_letters) OR EXISTS (SELECT FROM archive) OR EXISTS (SELECT FROM dedup_keys)
+       OR EXISTS (SELECT FROM limits)
        OR EXISTS (SELECT FROM namespaces WHERE name <> 'default') THEN
         RAISE EXCEPTION 'schema % still holds rows; remove them before migrating down', current_schema()
             USING ERRCODE = 'PW006';
@@ -386,5 +447,5 @@ COMMENT ON FUNCTION require_empty IS 'Internal: fails with PW006 while a row wou
 
 SELECT require_empty();
 DROP FUNCTION require_empty;
-DROP TABLE waiters, archive, realignments, dedup_keys, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
+DROP TABLE waiters, archive, realignments, rates, releases, limits, dedup_keys, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
     worker_queue, namespaces;

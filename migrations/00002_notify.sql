@@ -354,9 +354,14 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
+    v_served   text[] := p_namespaces;
+    v_limited  boolean := EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds);
     v_earliest timestamptz;
 BEGIN
-    IF p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags)) THEN
+    IF v_limited THEN
+        v_served := served('worker', p_namespaces);
+        v_earliest := earliest_limited(v_served, p_tags);
+    ELSIF p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags)) THEN
         SELECT min(head.visible_at) INTO v_earliest
           FROM generate_series(0, 9) AS level (priority)
          CROSS JOIN LATERAL (
@@ -364,7 +369,7 @@ BEGIN
                 WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL
                 ORDER BY q.visible_at LIMIT 1) head;
     END IF;
-    IF p_namespaces IS NOT NULL OR p_tags IS NULL OR p_tags <> ARRAY[''] THEN
+    IF NOT v_limited AND (p_namespaces IS NOT NULL OR p_tags IS NULL OR p_tags <> ARRAY['']) THEN
         SELECT least(v_earliest, min(head.visible_at)) INTO v_earliest
           FROM asked_lists(p_namespaces, p_tags) AS list
          CROSS JOIN generate_series(0, 9) AS level (priority)
@@ -378,7 +383,7 @@ BEGIN
           FROM session_lists(p_owner, v_now) AS list
          CROSS JOIN LATERAL (
                SELECT q.visible_at FROM worker_queue q
-                WHERE q.session_id = list.session_id AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces))
+                WHERE q.session_id = list.session_id AND (v_served IS NULL OR q.namespace = ANY (v_served))
                   AND (p_tags IS NULL OR q.tag = ANY (p_tags))
                 ORDER BY q.visible_at LIMIT 1) head;
     END IF;
@@ -386,7 +391,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION earliest_work IS 'Earliest visible_at among the work items of these namespaces and tags (null: all), and with p_owner those of sessions that this owner may claim. If it has passed, something is due; if not, that is when something next will be, ends of leases included; null means none at all.';
+COMMENT ON FUNCTION earliest_work IS 'Earliest visible_at among the work items of these namespaces and tags (null: all), and with p_owner those of sessions that this owner may claim. If it has passed, something is due; if not, that is when something next will be, ends of leases included; null means none at all. Of what is paused, and what a limit keeps back, that counts when it can be taken.';
 
 -- +goose StatementBegin
 CREATE FUNCTION message_lists(p_namespaces text[], p_queues text[], p_min_pin bigint, p_max_pin bigint)
@@ -491,9 +496,10 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
+    v_served   text[] := served('orchestrator', p_namespaces);
     v_earliest timestamptz;
 BEGIN
-    IF p_namespaces IS NULL AND p_queues IS NULL AND p_min_pin IS NULL THEN
+    IF v_served IS NULL AND p_queues IS NULL AND p_min_pin IS NULL THEN
         SELECT min(head.visible_at) INTO v_earliest
           FROM generate_series(0, 9) AS level (priority)
          CROSS JOIN LATERAL (
@@ -502,7 +508,7 @@ BEGIN
                 ORDER BY q.visible_at LIMIT 1) head;
     ELSE
         SELECT min(head.visible_at) INTO v_earliest
-          FROM message_lists(p_namespaces, p_queues, p_min_pin, p_max_pin) AS list
+          FROM message_lists(v_served, p_queues, p_min_pin, p_max_pin) AS list
          CROSS JOIN generate_series(0, 9) AS level (priority)
          CROSS JOIN LATERAL (
                SELECT q.visible_at FROM orchestrator_queue q
@@ -512,7 +518,7 @@ BEGIN
     SELECT least(v_earliest, min(r.next_at)) INTO v_earliest FROM realignments r;
     IF p_owner IS NOT NULL THEN
         SELECT least(v_earliest, min(head.sticky_due)) INTO v_earliest
-          FROM sticky_lists(p_owner, p_namespaces, p_queues, p_min_pin, p_max_pin) AS list
+          FROM sticky_lists(p_owner, v_served, p_queues, p_min_pin, p_max_pin) AS list
          CROSS JOIN generate_series(0, 9) AS level (priority)
          CROSS JOIN LATERAL (
                SELECT q.sticky_due FROM orchestrator_queue q
@@ -550,7 +556,8 @@ BEGIN
     IF p_queue = 'worker' THEN
         RETURN QUERY
         SELECT list.namespace, list.tag FROM work_lists(p_namespaces, p_labels) AS list
-         WHERE EXISTS (SELECT FROM generate_series(0, 9) AS level (priority) CROSS JOIN LATERAL (
+         WHERE NOT EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace IN (list.namespace, '*') AND l.paused)
+           AND EXISTS (SELECT FROM generate_series(0, 9) AS level (priority) CROSS JOIN LATERAL (
                    SELECT FROM worker_queue q
                     WHERE q.namespace = list.namespace AND q.tag = list.tag AND q.priority = level.priority
                       AND q.session_id IS NULL AND q.visible_at <= v_now
@@ -734,6 +741,9 @@ BEGIN
     IF has_table_privilege('waiters', 'DELETE') THEN
         -- A lane that is newer than the list may have its row already, and count on it.
         DELETE FROM waiters w WHERE w.node = p_node AND w.lane BETWEEN 1 AND p_newest AND w.lane <> ALL (p_lanes);
+    END IF;
+    IF EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds) THEN
+        PERFORM bring_back_left();
     END IF;
     RETURN QUERY SELECT 0, NULL::timestamptz, clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node);
 END

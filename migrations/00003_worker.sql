@@ -140,7 +140,7 @@ CREATE FUNCTION enqueue_work_many(
     p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
     p_instances text[] DEFAULT NULL, p_executions bigint[] DEFAULT NULL, p_activities bigint[] DEFAULT NULL,
     p_tags text[] DEFAULT NULL, p_sessions text[] DEFAULT NULL, p_headers text[] DEFAULT NULL,
-    p_dedup_fors interval[] DEFAULT NULL, p_dedup_scopes text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
+    p_dedup_fors interval[] DEFAULT NULL, p_dedup_scopes text[] DEFAULT NULL, p_keys text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
 RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -152,7 +152,7 @@ DECLARE
     v_now    timestamptz := clock_timestamp();
     v_before text;
     v_ids    bigint[] := ARRAY(SELECT nextval('worker_queue_id_seq') FROM generate_series(1, cardinality(p_names)));
-    v_texts  text := concat(p_names, p_dedup_keys, p_instances, p_tags, p_sessions);
+    v_texts  text := concat(p_names, p_dedup_keys, p_instances, p_tags, p_sessions, p_keys);
     v_keyed  boolean := array_remove(p_dedup_keys, NULL) <> '{}';
     v_kept   boolean := array_remove(p_dedup_fors, NULL) <> '{}';
     v_taken  bigint[] := '{}'; -- of v_ids, those whose key another item has
@@ -165,11 +165,14 @@ BEGIN
        OR array_remove(p_delays, NULL) <> '{}' AND array_remove(p_visible_ats, NULL) <> '{}' THEN
         PERFORM check_texts('a name', p_names, p_required => true);
         PERFORM check_texts('a dedup key', p_dedup_keys), check_texts('an instance id', p_instances);
-        PERFORM check_texts('a tag', p_tags, 0), check_texts('a session', p_sessions);
+        PERFORM check_texts('a tag', p_tags, 0), check_texts('a session', p_sessions), check_texts('a key', p_keys);
         PERFORM check_options(p_namespaces, p_priorities, p_delays, p_visible_ats);
     END IF;
     IF array_remove(p_headers, NULL) <> '{}' THEN
         PERFORM check_headers(p_headers);
+    END IF;
+    IF array_remove(p_keys, NULL) <> '{}' AND EXISTS (SELECT FROM unnest(p_keys, p_sessions) AS i (key, session) WHERE i.key IS NOT NULL AND i.session IS NOT NULL) THEN
+        RAISE EXCEPTION 'an item has a key or a session, not both' USING ERRCODE = 'PW003';
     END IF;
     IF v_kept OR array_remove(p_dedup_scopes, NULL) <> '{}' THEN
         PERFORM check_dedup(p_dedup_keys, p_dedup_fors, p_dedup_scopes);
@@ -195,14 +198,14 @@ BEGIN
     END IF;
     v_before := quiet(p_quiet);
     INSERT INTO worker_queue (id, name, input, namespace, priority, visible_at, dedup_key,
-                              instance_id, execution_id, activity_id, tag, session_id, headers, created_at)
+                              instance_id, execution_id, activity_id, tag, session_id, headers, key, created_at)
     SELECT i.id, i.name, i.input::json, coalesce(i.namespace, 'default'), coalesce(i.priority, 0),
            coalesce(i.visible_at, v_now + i.delay, v_now), i.dedup_key, i.instance_id, i.execution_id, i.activity_id,
-           coalesce(i.tag, ''), i.session_id, i.headers::jsonb, v_now
+           coalesce(i.tag, ''), i.session_id, i.headers::jsonb, i.key, v_now
       FROM unnest(v_ids, p_names, p_inputs, p_namespaces, p_priorities, p_delays, p_visible_ats, p_dedup_keys,
-                  p_instances, p_executions, p_activities, p_tags, p_sessions, p_headers) WITH ORDINALITY
+                  p_instances, p_executions, p_activities, p_tags, p_sessions, p_headers, p_keys) WITH ORDINALITY
            AS i (id, name, input, namespace, priority, delay, visible_at, dedup_key,
-                 instance_id, execution_id, activity_id, tag, session_id, headers, ord)
+                 instance_id, execution_id, activity_id, tag, session_id, headers, key, ord)
      WHERE i.id <> ALL (v_taken)
      ORDER BY i.namespace, i.dedup_key, i.ord -- so that two batches with the same keys cannot deadlock
     ON CONFLICT (namespace, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING;
@@ -244,7 +247,7 @@ COMMENT ON FUNCTION enqueue_work_many IS 'Adds work items, one per array element
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_work_item(
     p_name text, p_input text, p_namespace text, p_priority smallint, p_delay interval, p_visible_at timestamptz,
-    p_instance text, p_execution bigint, p_activity bigint, p_tag text, p_session text, p_headers text, p_quiet boolean,
+    p_instance text, p_execution bigint, p_activity bigint, p_tag text, p_session text, p_headers text, p_key text, p_quiet boolean,
     OUT item_id bigint, OUT duplicate boolean, OUT due_at timestamptz, OUT now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -261,9 +264,9 @@ BEGIN
     IF p_quiet THEN
         v_off := set_config('pgwake.notify', 'off', true);
     END IF;
-    INSERT INTO worker_queue (name, input, namespace, priority, visible_at, instance_id, execution_id, activity_id, tag, session_id, headers, created_at)
+    INSERT INTO worker_queue (name, input, namespace, priority, visible_at, instance_id, execution_id, activity_id, tag, session_id, headers, key, created_at)
     VALUES (p_name, p_input::json, coalesce(p_namespace, 'default'), p_priority, coalesce(p_visible_at, now_at + p_delay, now_at),
-            p_instance, p_execution, p_activity, coalesce(p_tag, ''), p_session, p_headers::jsonb, now_at)
+            p_instance, p_execution, p_activity, coalesce(p_tag, ''), p_session, p_headers::jsonb, p_key, now_at)
     RETURNING id, visible_at INTO item_id, due_at;
 END
 $$;
@@ -275,24 +278,23 @@ CREATE FUNCTION enqueue_work(
     p_name text, p_input json DEFAULT NULL, p_namespace text DEFAULT NULL, p_priority integer DEFAULT 0,
     p_delay interval DEFAULT NULL, p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL,
     p_tag text DEFAULT NULL, p_session text DEFAULT NULL, p_headers jsonb DEFAULT NULL,
-    p_dedup_for interval DEFAULT NULL, p_dedup_scope text DEFAULT NULL)
+    p_dedup_for interval DEFAULT NULL, p_dedup_scope text DEFAULT NULL, p_key text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF coalesce(p_dedup_key, p_dedup_scope) IS NULL AND p_dedup_for IS NULL AND octet_length(p_name) BETWEEN 1 AND 255 AND (p_priority BETWEEN 0 AND 9)
+    IF coalesce(p_dedup_key, p_dedup_scope, p_key) IS NULL AND p_dedup_for IS NULL AND octet_length(p_name) BETWEEN 1 AND 255 AND (p_priority BETWEEN 0 AND 9)
        AND coalesce(p_namespace = 'default', true) AND p_delay IS NULL AND p_visible_at IS NULL AND p_tag IS NULL AND p_session IS NULL AND p_headers IS NULL THEN
-        RETURN (enqueue_work_item(p_name, p_input::text, NULL, p_priority::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false)).item_id;
+        RETURN (enqueue_work_item(p_name, p_input::text, NULL, p_priority::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false)).item_id;
     END IF;
-    RETURN (SELECT item_id FROM enqueue_work_many(
-        ARRAY[p_name], ARRAY[p_input::text], ARRAY[p_namespace], ARRAY[least(greatest(coalesce(p_priority, 0), -1), 10)::smallint],
-        ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], p_tags => ARRAY[p_tag], p_sessions => ARRAY[p_session],
-        p_headers => ARRAY[p_headers::text], p_dedup_fors => ARRAY[p_dedup_for], p_dedup_scopes => ARRAY[p_dedup_scope]));
+    RETURN (SELECT item_id FROM enqueue_work_many(ARRAY[p_name], ARRAY[p_input::text], ARRAY[p_namespace], ARRAY[least(greatest(coalesce(p_priority, 0), -1), 10)::smallint],
+        ARRAY[p_delay], ARRAY[p_visible_at], ARRAY[p_dedup_key], p_tags => ARRAY[p_tag], p_sessions => ARRAY[p_session], p_headers => ARRAY[p_headers::text],
+        p_dedup_fors => ARRAY[p_dedup_for], p_dedup_scopes => ARRAY[p_dedup_scope], p_keys => ARRAY[p_key]));
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION enqueue_work IS 'Adds one work item, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}''). If an item with the same p_dedup_key is queued in the namespace, claimed or not, it adds nothing and returns the id of that one; p_dedup_scope ''waiting'' counts only those that are not claimed, and ''dead'' dead letters as well; with p_dedup_for the key is taken for so long from now on, whatever becomes of the item. p_priority is 0 to 9, the highest first. The first item of a namespace creates it; by default it is ''default''. p_tag is what a fetch can ask for or leave out; the items of a p_session go to one owner at a time; p_headers, an object of strings of at most 8 KiB, travels with the item. PW003 if an argument breaks a rule: names, keys and sessions have 1 to 255 bytes, a tag at most 255; p_delay is not negative, and not together with p_visible_at.';
+COMMENT ON FUNCTION enqueue_work IS 'Adds one work item, due at p_visible_at, or after p_delay, or now, and returns its id: SELECT enqueue_work(''email.send'', ''{"to":"ada"}''). If an item with the same p_dedup_key is queued in the namespace, claimed or not, it adds nothing and returns the id of that one; p_dedup_scope ''waiting'' counts only those that are not claimed, and ''dead'' dead letters as well; with p_dedup_for the key is taken for so long from now on, whatever becomes of the item. p_priority is 0 to 9, the highest first. The first item of a namespace creates it; by default it is ''default''. p_tag is what a fetch can ask for or leave out; the items of a p_session go to one owner at a time; those with the same p_key share limits; p_headers, an object of strings of at most 8 KiB, travels with the item. PW003 if an argument breaks a rule: names, keys and sessions have 1 to 255 bytes, a tag at most 255; p_delay is not negative, and not together with p_visible_at.';
 
 -- +goose StatementBegin
 CREATE FUNCTION lock_session(p_session text, p_owner text, p_now timestamptz)
@@ -360,7 +362,7 @@ COMMENT ON FUNCTION touch_sessions IS 'Internal: notes that there was activity i
 
 -- +goose StatementBegin
 CREATE FUNCTION pick_work(
-    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text)
+    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text, p_sessions_only boolean DEFAULT false)
 RETURNS bigint[]
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -403,7 +405,7 @@ BEGIN
                         WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
                         ORDER BY q.visible_at, q.id
                         LIMIT p_limit + v_spare) head
-                 WHERE p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags))
+                 WHERE p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags)) AND NOT p_sessions_only
                 UNION ALL
                 SELECT head.* FROM asked_lists(p_namespaces, p_tags) AS list
                  CROSS JOIN generate_series(0, 9) AS level (priority)
@@ -414,6 +416,7 @@ BEGIN
                           AND q.session_id IS NULL AND q.visible_at <= p_now
                         ORDER BY q.visible_at, q.id
                         LIMIT p_limit + v_spare) head
+                 WHERE NOT p_sessions_only
                 UNION ALL
                 SELECT head.* FROM session_lists(p_owner, p_now) AS list
                  CROSS JOIN LATERAL (
@@ -464,11 +467,12 @@ CREATE FUNCTION fetch_work(
     p_tags text[] DEFAULT ARRAY[''], p_owner text DEFAULT NULL, p_session_timeout interval DEFAULT '30 s',
     p_max_attempts integer DEFAULT 0, p_ack_ids bigint[] DEFAULT NULL, p_ack_tokens uuid[] DEFAULT NULL,
     p_archive_for interval DEFAULT NULL, p_node integer DEFAULT NULL, p_lane integer DEFAULT NULL, p_number bigint DEFAULT NULL,
-    p_disarm boolean DEFAULT false, p_listener integer DEFAULT NULL, p_fanout integer DEFAULT 0, p_places integer DEFAULT 1)
+    p_disarm boolean DEFAULT false, p_listener integer DEFAULT NULL, p_fanout integer DEFAULT 0, p_places integer DEFAULT 1,
+    p_fair boolean DEFAULT false)
 RETURNS TABLE (
     item_id bigint, namespace text, priority smallint, attempt_count integer, name text, input json,
     instance_id text, execution_id bigint, activity_id bigint, tag text, session_id text, last_error text,
-    headers jsonb, enqueued_at timestamptz, due_at timestamptz,
+    headers jsonb, key text, limited boolean, enqueued_at timestamptz, due_at timestamptz,
     locked_until timestamptz, earliest_at timestamptz, now_at timestamptz, lost uuid)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -479,7 +483,9 @@ AS $$
 DECLARE
     v_now    timestamptz;
     v_until  timestamptz;
-    v_simple boolean := p_namespaces IS NULL AND p_tags = ARRAY[''] AND p_owner IS NULL AND p_max_attempts <= 0;
+    v_limited boolean := p_fair OR EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds);
+    v_simple boolean := NOT v_limited AND p_namespaces IS NULL AND p_tags = ARRAY[''] AND p_owner IS NULL AND p_max_attempts <= 0;
+    v_served text[] := p_namespaces;
     v_picked bigint[] := '{}';
     v_poison bigint[];
     v_done   bigint[];
@@ -488,6 +494,9 @@ DECLARE
     v_earliest timestamptz;
     v_claims bigint := 0;
     v_moving xid[] := '{}'; -- transactions whose rows are not to be tried
+    v_spaces text[]; -- of places that become free
+    v_tags   text[];
+    v_keys   text[];
 BEGIN
     IF p_limit < 1 OR p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_work needs a token, a limit of at least 1 and a positive lock timeout' USING ERRCODE = 'PW003';
@@ -497,10 +506,14 @@ BEGIN
             DELETE FROM worker_queue q
              USING (SELECT t.id, t.token FROM unnest(p_ack_ids, p_ack_tokens) AS t (id, token) ORDER BY t.id) AS done
              WHERE q.id = ANY (ARRAY[done.id]) AND q.lock_token = done.token AND q.visible_at > clock_timestamp()
-            RETURNING q.id, q.lock_token, q.session_id
+            RETURNING q.id, q.lock_token, q.session_id, q.slot, q.namespace, q.tag, q.key
         )
-        SELECT array_agg(r.id), array_agg(r.lock_token), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL)
-          INTO v_done, v_tokens, v_sessions FROM removed r;
+        SELECT array_agg(r.id), array_agg(r.lock_token), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL),
+               array_agg(r.namespace) FILTER (WHERE r.slot), array_agg(r.tag) FILTER (WHERE r.slot), array_agg(r.key) FILTER (WHERE r.slot)
+          INTO v_done, v_tokens, v_sessions, v_spaces, v_tags, v_keys FROM removed r;
+        IF v_spaces IS NOT NULL THEN
+            PERFORM release_places(v_spaces, v_tags, v_keys);
+        END IF;
         IF v_sessions IS NOT NULL THEN
             PERFORM touch_sessions(v_sessions);
         END IF;
@@ -511,7 +524,7 @@ BEGIN
     IF cardinality(v_done) IS DISTINCT FROM cardinality(p_ack_ids) THEN
         RETURN QUERY
         SELECT asked.id, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json, NULL::text, NULL::bigint, NULL::bigint,
-               NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
+               NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::text, NULL::boolean, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
                NULL::timestamptz, asked.token
           FROM (SELECT a.id, a.token FROM unnest(p_ack_ids, p_ack_tokens) AS a (id, token)
                 EXCEPT SELECT done.id, done.token FROM unnest(v_done, v_tokens) AS done (id, token)) AS asked;
@@ -523,6 +536,9 @@ BEGIN
 
     v_now := clock_timestamp();
     v_until := v_now + p_lock_timeout;
+    IF v_limited THEN
+        v_served := served('worker', p_namespaces);
+    END IF;
     IF v_simple THEN
         -- pick_work, the claim and earliest_work for what nearly all fetches ask for, in one statement each. The rows that
         -- were locked are there by their place: to look each up by its id would cost as much as to find it.
@@ -539,7 +555,7 @@ BEGIN
         RETURN QUERY
         WITH claimed AS (
             UPDATE worker_queue q
-               SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1
+               SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, slot = false
               FROM (SELECT head.ctid, head.visible_at
                       FROM generate_series(9, 0, -1) AS level (priority)
                      CROSS JOIN LATERAL (
@@ -553,13 +569,17 @@ BEGIN
             RETURNING q.*, picked.visible_at AS was_due
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
-               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, c.slot, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
           FROM claimed c
          ORDER BY c.priority DESC, c.was_due, c.id;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
     ELSE
         LOOP
-            v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner);
+            IF v_limited THEN
+                v_picked := pick_limited(v_now, p_limit, v_served, p_tags, p_owner, p_fair);
+            ELSE
+                v_picked := pick_work(v_now, p_limit, p_namespaces, p_tags, p_owner);
+            END IF;
             EXIT WHEN p_max_attempts <= 0 OR cardinality(v_picked) = 0;
             v_poison := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_picked) AND q.attempt_count >= p_max_attempts);
             EXIT WHEN cardinality(v_poison) = 0;
@@ -575,13 +595,16 @@ BEGIN
             RETURN QUERY
             WITH claimed AS (
                 UPDATE worker_queue q
-                   SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1
+                   SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false,
+                       slot = v_limited AND q.session_id IS NULL AND EXISTS (
+                           SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = q.namespace
+                              AND (l.max_running IS NOT NULL OR l.max_running_per_key IS NOT NULL AND q.key IS NOT NULL))
                   FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place), worker_queue before
                  WHERE q.id = ANY (ARRAY[picked.id]) AND before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
                 RETURNING q.*, before.visible_at AS was_due, picked.place
             )
             SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
-                   c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+                   c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, c.slot, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
               FROM claimed c
              ORDER BY c.place;
             v_claims := cardinality(v_picked);
@@ -606,7 +629,7 @@ BEGIN
     END IF;
 
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json,
-        NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::timestamptz, NULL::timestamptz,
+        NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::text, NULL::boolean, NULL::timestamptz, NULL::timestamptz,
         v_until, v_earliest, clock_timestamp(), NULL::uuid;
     IF p_number IS NOT NULL AND (p_disarm OR v_claims = 0) THEN
         PERFORM arm(p_node, p_lane, p_listener, 'worker', p_number, v_claims = 0, p_namespaces, p_tags, p_fanout, p_places);
@@ -614,7 +637,35 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work), or now if all of a p_limit of 10 or more was claimed and there may be more, and the clock. p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim. With p_number, it writes to the row of the lane, of the node, that it is armed if nothing was found; if something was, and p_disarm, that it is not.';
+COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work), or now if all of a p_limit of 10 or more was claimed and there may be more, and the clock. p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead. With p_fair the namespaces that have something due take turns by their weight, and the order is that within each. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim. With p_number, it writes to the row of the lane, of the node, that it is armed if nothing was found; if something was, and p_disarm, that it is not.';
+
+-- +goose StatementBegin
+CREATE FUNCTION remove_work(p_ids bigint[])
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_removed bigint;
+    v_spaces  text[]; -- of places that become free
+    v_tags    text[];
+    v_keys    text[];
+BEGIN
+    WITH removed AS (
+        DELETE FROM worker_queue q WHERE q.id = ANY (p_ids) RETURNING q.slot AND q.lock_token IS NOT NULL AS placed, q.namespace, q.tag, q.key
+    )
+    SELECT count(*), array_agg(r.namespace) FILTER (WHERE r.placed), array_agg(r.tag) FILTER (WHERE r.placed), array_agg(r.key) FILTER (WHERE r.placed)
+      INTO v_removed, v_spaces, v_tags, v_keys FROM removed r;
+    IF v_spaces IS NOT NULL THEN
+        PERFORM release_places(v_spaces, v_tags, v_keys);
+    END IF;
+    RETURN v_removed;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION remove_work IS 'Internal: removes work items, claimed or not, that the caller has locked, and returns how many.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ack_work_many(p_ids bigint[], p_tokens uuid[], p_archive_for interval DEFAULT NULL)
@@ -630,6 +681,9 @@ DECLARE
     v_ids      bigint[];
     v_tokens   uuid[];
     v_sessions text[];
+    v_spaces   text[]; -- of places that become free
+    v_tags     text[];
+    v_keys     text[];
 BEGIN
     IF p_archive_for IS NOT NULL THEN
         v_archived := ARRAY(
@@ -647,10 +701,14 @@ BEGIN
            AND q.lock_token = done.token
            -- What was archived goes, even if its lease has ended in the meantime: nobody could claim it.
            AND (q.visible_at > clock_timestamp() AND v_archived IS NULL OR q.id = ANY (v_archived))
-        RETURNING q.id, q.lock_token, q.session_id
+        RETURNING q.id, q.lock_token, q.session_id, q.slot, q.namespace, q.tag, q.key
     )
-    SELECT array_agg(r.id), array_agg(r.lock_token), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL)
-      INTO v_ids, v_tokens, v_sessions FROM removed r;
+    SELECT array_agg(r.id), array_agg(r.lock_token), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL),
+           array_agg(r.namespace) FILTER (WHERE r.slot), array_agg(r.tag) FILTER (WHERE r.slot), array_agg(r.key) FILTER (WHERE r.slot)
+      INTO v_ids, v_tokens, v_sessions, v_spaces, v_tags, v_keys FROM removed r;
+    IF v_spaces IS NOT NULL THEN
+        PERFORM release_places(v_spaces, v_tags, v_keys);
+    END IF;
     IF v_sessions IS NOT NULL THEN
         PERFORM touch_sessions(v_sessions);
     END IF;
@@ -776,14 +834,20 @@ AS $$
 DECLARE
     v_now       timestamptz := clock_timestamp();
     v_namespace text;
+    v_tag       text;
+    v_key       text;
+    v_slot      boolean;
 BEGIN
     UPDATE worker_queue q
        SET visible_at = v_now + p_delay, lock_token = NULL, last_error = coalesce(p_error, q.last_error),
            attempt_count = greatest(q.attempt_count - p_ignore_attempt::integer, 0)
      WHERE q.id = p_id AND q.lock_token = p_token AND q.visible_at > v_now
-    RETURNING q.namespace INTO v_namespace;
+    RETURNING q.namespace, q.tag, q.key, q.slot INTO v_namespace, v_tag, v_key, v_slot;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no lock on work item % with lock token %', p_id, p_token USING ERRCODE = 'PW001';
+    END IF;
+    IF v_slot THEN
+        PERFORM release_places(ARRAY[v_namespace], ARRAY[v_tag], ARRAY[v_key]);
     END IF;
     IF NOT p_quiet THEN
         PERFORM notify_queue('worker', (p_delay <= interval '0')::integer,
@@ -847,6 +911,9 @@ DECLARE
     v_now      timestamptz := clock_timestamp();
     v_undone   bigint;
     v_sessions text[];
+    v_spaces   text[]; -- of places that become free
+    v_tags     text[];
+    v_keys     text[];
 BEGIN
     WITH undone AS (
         UPDATE worker_queue q
@@ -870,9 +937,14 @@ BEGIN
                         WHERE h.session_id = list.session_id
                           AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held) AS leased
          WHERE q.id = leased.id AND q.lock_token = p_token
-        RETURNING q.session_id
+        RETURNING q.session_id, q.slot, q.namespace, q.tag, q.key
     )
-    SELECT count(*), array_agg(DISTINCT u.session_id) FILTER (WHERE u.session_id IS NOT NULL) INTO v_undone, v_sessions FROM undone u;
+    SELECT count(*), array_agg(DISTINCT u.session_id) FILTER (WHERE u.session_id IS NOT NULL),
+           array_agg(u.namespace) FILTER (WHERE u.slot), array_agg(u.tag) FILTER (WHERE u.slot), array_agg(u.key) FILTER (WHERE u.slot)
+      INTO v_undone, v_sessions, v_spaces, v_tags, v_keys FROM undone u;
+    IF v_spaces IS NOT NULL THEN
+        PERFORM release_places(v_spaces, v_tags, v_keys);
+    END IF;
     IF v_undone > 0 THEN
         UPDATE sessions s SET locked_until = v_now
          WHERE s.session_id = ANY (v_sessions) AND s.taken_by = p_token AND s.locked_until > v_now;
@@ -943,6 +1015,6 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 
 -- +goose Down
 
-DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, fetch_work, pick_work,
+DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, remove_work, fetch_work, pick_work,
     touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_item, enqueue_work_many,
     dedup_holder, keep_dedup_keys, check_dedup, check_headers, check_options, check_texts;

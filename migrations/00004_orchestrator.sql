@@ -421,7 +421,8 @@ AS $$
 DECLARE
     v_now       timestamptz := clock_timestamp();
     v_until     timestamptz := v_now + p_lock_timeout;
-    v_selects   boolean := p_namespaces IS NOT NULL OR p_queues IS NOT NULL OR p_min_pin IS NOT NULL;
+    v_served    text[] := served('orchestrator', p_namespaces);
+    v_selects   boolean := v_served IS NOT NULL OR p_queues IS NOT NULL OR p_min_pin IS NOT NULL;
     v_instance  text;
     v_candidate record;
     v_spare     integer := 32;
@@ -474,7 +475,7 @@ BEGIN
             v_read := 0;
             FOR v_candidate IN
                 SELECT c.*
-                  FROM message_lists(p_namespaces, p_queues, p_min_pin, p_max_pin) AS list
+                  FROM message_lists(v_served, p_queues, p_min_pin, p_max_pin) AS list
                  CROSS JOIN generate_series(0, 9) AS level (priority)
                  CROSS JOIN LATERAL (
                        SELECT q.id, q.instance_id, q.priority, q.visible_at FROM orchestrator_queue q
@@ -494,7 +495,7 @@ BEGIN
                  WHERE NOT v_selects
                 UNION ALL
                 SELECT c.*
-                  FROM sticky_lists(p_owner, p_namespaces, p_queues, p_min_pin, p_max_pin) AS list
+                  FROM sticky_lists(p_owner, v_served, p_queues, p_min_pin, p_max_pin) AS list
                  CROSS JOIN generate_series(0, 9) AS level (priority)
                  CROSS JOIN LATERAL (
                        SELECT q.id, q.instance_id, q.priority, q.sticky_due FROM orchestrator_queue q
@@ -507,7 +508,7 @@ BEGIN
                 v_read := v_read + 1;
                 CONTINUE WHEN v_candidate.instance_id = ANY (v_refused);
                 v_locked := lock_due_instance(v_candidate.id, v_candidate.instance_id, p_token, v_now, v_until,
-                                              p_namespaces, p_queues, p_min_pin, p_max_pin, p_owner);
+                                              v_served, p_queues, p_min_pin, p_max_pin, p_owner);
                 IF v_locked THEN
                     v_instance := v_candidate.instance_id;
                 ELSIF NOT v_locked THEN
@@ -699,11 +700,10 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
-    DELETE FROM worker_queue w
-     USING (SELECT q.id FROM unnest(p_executions, p_activities) AS c (execution_id, activity_id)
-             JOIN worker_queue q ON q.instance_id = p_instance AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id
-            ORDER BY q.id FOR UPDATE OF q) AS cancelled
-     WHERE w.id = cancelled.id;
+    PERFORM remove_work(ARRAY(
+        SELECT q.id FROM unnest(p_executions, p_activities) AS c (execution_id, activity_id)
+          JOIN worker_queue q ON q.instance_id = p_instance AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id
+         ORDER BY q.id FOR UPDATE OF q));
 END
 $$;
 -- +goose StatementEnd
@@ -719,7 +719,7 @@ CREATE FUNCTION ack_orchestration(
     p_work_visible_ats timestamptz[] DEFAULT NULL, p_work_dedup_keys text[] DEFAULT NULL,
     p_work_instances text[] DEFAULT NULL, p_work_executions bigint[] DEFAULT NULL, p_work_activities bigint[] DEFAULT NULL,
     p_work_tags text[] DEFAULT NULL, p_work_sessions text[] DEFAULT NULL, p_work_headers text[] DEFAULT NULL,
-    p_work_dedup_fors interval[] DEFAULT NULL, p_work_dedup_scopes text[] DEFAULT NULL,
+    p_work_dedup_fors interval[] DEFAULT NULL, p_work_dedup_scopes text[] DEFAULT NULL, p_work_keys text[] DEFAULT NULL,
     p_message_instances text[] DEFAULT NULL, p_message_kinds text[] DEFAULT NULL, p_message_datas text[] DEFAULT NULL,
     p_message_names text[] DEFAULT NULL, p_message_versions text[] DEFAULT NULL, p_message_executions bigint[] DEFAULT NULL,
     p_message_namespaces text[] DEFAULT NULL, p_message_priorities smallint[] DEFAULT NULL,
@@ -827,7 +827,7 @@ BEGIN
         SELECT 'worker', coalesce(n.namespace, 'default'), w.due_at, w.now_at, NULL::json, CASE WHEN n.session IS NULL THEN coalesce(n.tag, '') END
           FROM enqueue_work_many(p_work_names, p_work_inputs, p_work_namespaces, p_work_priorities, p_work_delays,
                                  p_work_visible_ats, p_work_dedup_keys, p_work_instances, p_work_executions,
-                                 p_work_activities, p_work_tags, p_work_sessions, p_work_headers, p_work_dedup_fors, p_work_dedup_scopes, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
+                                 p_work_activities, p_work_tags, p_work_sessions, p_work_headers, p_work_dedup_fors, p_work_dedup_scopes, p_work_keys, p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord)
           LEFT JOIN unnest(p_work_namespaces, p_work_sessions, p_work_tags) WITH ORDINALITY AS n (namespace, session, tag, ord) ON n.ord = w.ord
          WHERE NOT w.duplicate;
     END IF;

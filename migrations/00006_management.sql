@@ -312,8 +312,7 @@ BEGIN
            AND (i.sticky_owner IS NOT NULL OR i.namespace <> 'default' OR i.queue <> ''
                 OR EXISTS (SELECT FROM executions x WHERE x.instance_id = i.instance_id AND x.execution_id = i.current_execution AND x.pin <> 0))));
 
-    DELETE FROM worker_queue q WHERE q.id = ANY (v_work);
-    GET DIAGNOSTICS queue_items = ROW_COUNT;
+    queue_items := remove_work(v_work);
     DELETE FROM orchestrator_queue q WHERE q.instance_id = ANY (p_instances);
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     queue_items := queue_items + v_rows;

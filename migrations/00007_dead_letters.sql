@@ -13,19 +13,29 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+DECLARE
+    v_spaces text[]; -- of places that become free
+    v_tags   text[];
+    v_keys   text[];
 BEGIN
     WITH dead AS (
         DELETE FROM worker_queue q
          USING (SELECT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) AS given -- in order, so that two cannot deadlock
          WHERE q.id = given.id
         RETURNING q.*
-    )
+    ), letters AS (
     INSERT INTO dead_letters (queue, item_id, namespace, priority, attempt_count, name, data, instance_id, execution_id,
-                              activity_id, dedup_key, tag, session_id, headers, enqueued_at, reason, error)
+                              activity_id, dedup_key, tag, session_id, headers, key, enqueued_at, reason, error)
     SELECT 'worker', d.id, d.namespace, d.priority, d.attempt_count, d.name, d.input, d.instance_id, d.execution_id,
-           d.activity_id, d.dedup_key, d.tag, d.session_id, d.headers, d.created_at, p_reason, coalesce(p_error, d.last_error)
+           d.activity_id, d.dedup_key, d.tag, d.session_id, d.headers, d.key, d.created_at, p_reason, coalesce(p_error, d.last_error)
       FROM dead d
-     ORDER BY d.id;
+     ORDER BY d.id
+    )
+    SELECT array_agg(d.namespace), array_agg(d.tag), array_agg(d.key) INTO v_spaces, v_tags, v_keys
+      FROM dead d WHERE d.slot AND d.lock_token IS NOT NULL;
+    IF v_spaces IS NOT NULL THEN
+        PERFORM release_places(v_spaces, v_tags, v_keys);
+    END IF;
 END
 $$;
 -- +goose StatementEnd
@@ -208,9 +218,9 @@ BEGIN
     RETURN QUERY
     WITH added AS (
         INSERT INTO worker_queue AS q (id, namespace, priority, visible_at, name, input, instance_id, execution_id,
-                                       activity_id, dedup_key, tag, session_id, last_error, headers, created_at)
+                                       activity_id, dedup_key, tag, session_id, last_error, headers, key, created_at)
         SELECT d.item_id, d.namespace, d.priority, v_now, d.name, d.data, d.instance_id, d.execution_id,
-               d.activity_id, d.dedup_key, d.tag, d.session_id, d.error, d.headers, d.enqueued_at
+               d.activity_id, d.dedup_key, d.tag, d.session_id, d.error, d.headers, d.key, d.enqueued_at
           FROM dead_letters d
          WHERE d.id = ANY (v_ids) AND d.queue = 'worker'
          ORDER BY d.namespace, d.dedup_key, d.id -- so that it cannot deadlock with an enqueue of the same keys
@@ -305,9 +315,9 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     INSERT INTO archive (item_id, namespace, priority, attempt_count, name, input, instance_id, execution_id,
-                         activity_id, dedup_key, tag, session_id, headers, enqueued_at, finished_at)
+                         activity_id, dedup_key, tag, session_id, headers, key, enqueued_at, finished_at)
     SELECT q.id, q.namespace, q.priority, q.attempt_count, q.name, q.input, q.instance_id, q.execution_id,
-           q.activity_id, q.dedup_key, q.tag, q.session_id, q.headers, q.created_at, v_now
+           q.activity_id, q.dedup_key, q.tag, q.session_id, q.headers, q.key, q.created_at, v_now
       FROM unnest(p_ids) AS given (id)
       JOIN worker_queue q ON q.id = ANY (ARRAY[given.id]); -- as in ack_work_many
 
@@ -369,9 +379,5 @@ COMMENT ON FUNCTION purge_archive IS 'Removes what was archived before p_before,
 
 -- +goose Down
 
--- Here, where nothing is gone yet; the lock waits for transactions that have enqueued and not committed.
-LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, instances, executions, history, kv_store, kv_delta, dead_letters, archive
-    IN ACCESS EXCLUSIVE MODE;
-SELECT require_empty();
 DROP FUNCTION purge_archive, list_archive, archive_work, purge_dead_letters, redrive_dead_letters, pick_dead_letters, is_queued,
     list_dead_letters, dead_letter_orchestration, bury_turn, dead_letter_work, bury_work;

@@ -321,7 +321,7 @@ var faults = []fault{
 	{
 		name: "attempt of a turn is that of its newest message",
 		rows: []string{"poison_message/max_attempt_count_across_message_batch"},
-		sql:  []edit{{"fetch_orchestration", "max(q.attempt_count), min(q.created_at)", "min(q.attempt_count), min(q.created_at)"}},
+		sql:  []edit{{"fetch_orchestration", "max(q.attempt_count), NULL::jsonb, min(q.created_at)", "min(q.attempt_count), NULL::jsonb, min(q.created_at)"}},
 	},
 	{
 		name: "attempts are counted for all items together",
@@ -362,17 +362,17 @@ var faults = []fault{
 		rows: []string{"cancellation/cancelled_activities_deleted_from_worker_queue", "cancellation/same_activity_in_worker_items_and_cancelled_is_noop",
 			"cancellation/cancelling_nonexistent_activities_is_idempotent"},
 		sql: []edit{{"cancel_activities", "AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id", ""},
-			{"cancel_activities", "ORDER BY q.id FOR UPDATE OF q) AS cancelled", "ORDER BY q.id) AS cancelled"}},
+			{"cancel_activities", "ORDER BY q.id FOR UPDATE OF q));", "ORDER BY q.id));"}},
 	},
 	{
 		name: "cancellation takes one activity only",
 		rows: []string{"cancellation/batch_cancellation_deletes_multiple_activities"},
-		sql:  []edit{{"cancel_activities", "ORDER BY q.id FOR UPDATE OF q) AS cancelled", "ORDER BY q.id LIMIT 1) AS cancelled"}},
+		sql:  []edit{{"cancel_activities", "ORDER BY q.id FOR UPDATE OF q));", "ORDER BY q.id LIMIT 1));"}},
 	},
 	{
 		name: "cancellation of an activity that is gone is an error",
 		rows: []string{"cancellation/cancelling_nonexistent_activities_is_idempotent"},
-		sql:  []edit{{"cancel_activities", "WHERE w.id = cancelled.id;", "WHERE w.id = cancelled.id;\n        IF NOT FOUND THEN RAISE EXCEPTION 'nothing to cancel' USING ERRCODE = 'PW002'; END IF;"}},
+		sql:  []edit{{"cancel_activities", "    PERFORM remove_work(ARRAY(", "    IF NOT EXISTS (SELECT FROM unnest(p_executions, p_activities) AS c (execution_id, activity_id) JOIN worker_queue q ON q.instance_id = p_instance AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id) THEN RAISE EXCEPTION 'nothing to cancel' USING ERRCODE = 'PW002'; END IF;\n    PERFORM remove_work(ARRAY("}},
 	},
 	{
 		name: "activity of an instance that does not run is not fetched",
@@ -1077,7 +1077,7 @@ var faults = []fault{
 	{
 		name: "deletion leaves the work",
 		rows: []string{"deletion/delete_cleans_queues_and_locks", "deletion/stale_activity_after_delete_recreate", "deletion/delete_instances_atomic"},
-		sql:  []edit{{"remove_instances", "DELETE FROM worker_queue q WHERE q.id = ANY (v_work);", ""}},
+		sql:  []edit{{"remove_instances", "queue_items := remove_work(v_work);", "queue_items := cardinality(v_work);"}},
 	},
 	{
 		name: "deletion leaves the lock",
@@ -1087,7 +1087,7 @@ var faults = []fault{
 	{
 		name: "deletion leaves an activity in hand that nobody can finish",
 		rows: []string{"cancellation/orphan_activity_after_instance_force_deletion"},
-		sql:  []edit{{"remove_instances", "DELETE FROM worker_queue q WHERE q.id = ANY (v_work);", "UPDATE worker_queue q SET lock_token = gen_random_uuid(), visible_at = clock_timestamp(), instance_id = 'i' WHERE q.id = ANY (v_work); INSERT INTO orchestrator_queue (instance_id, kind, namespace, visible_at) VALUES ('i', 'stale', 'default', clock_timestamp());"}},
+		sql:  []edit{{"remove_instances", "queue_items := remove_work(v_work);", "queue_items := cardinality(v_work); UPDATE worker_queue q SET lock_token = gen_random_uuid(), visible_at = clock_timestamp(), instance_id = 'i' WHERE q.id = ANY (v_work); INSERT INTO orchestrator_queue (instance_id, kind, namespace, visible_at) VALUES ('i', 'stale', 'default', clock_timestamp());"}},
 	},
 	{
 		name: "deletion counts what it did not delete",
@@ -1399,8 +1399,8 @@ var faults = []fault{
 	{
 		name: "dedup key of work holds in all namespaces",
 		rows: []string{"pgwake/dedup_key_of_work_is_queued_once"},
-		sql: []edit{{"enqueue_work_many", "     ORDER BY i.namespace, i.dedup_key",
-			"     WHERE NOT EXISTS (SELECT FROM worker_queue d WHERE d.dedup_key = i.dedup_key)\n     ORDER BY i.namespace, i.dedup_key"}},
+		sql: []edit{{"enqueue_work_many", "     WHERE i.id <> ALL (v_taken)\n",
+			"     WHERE i.id <> ALL (v_taken) AND NOT EXISTS (SELECT FROM worker_queue d WHERE d.dedup_key = i.dedup_key)\n"}},
 	},
 	{
 		name: "duplicate does not say what is queued",

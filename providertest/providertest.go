@@ -24,7 +24,7 @@ import (
 // This file answers: what is tested, and what has whoever wants it tested to provide?
 
 // Provider is the contract: the verbs of a pgwake.Provider, where they are documented. What an implementation keeps
-// beyond it, such as an archive, and how it begins and ends, is its own.
+// beyond it, such as an archive or limits, and how it begins and ends, is its own.
 type Provider interface {
 	EnqueueForWorker(context.Context, pgwake.WorkItem, *pgwake.EnqueueOptions) (pgwake.Enqueued, error)
 	EnqueueForWorkerMany(context.Context, []pgwake.WorkEnqueue) ([]pgwake.Enqueued, error)

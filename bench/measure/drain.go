@@ -41,6 +41,7 @@ type DrainOptions struct {
 	Dispatchers int           // Defaults to 8.
 	Batch       int           // Items per claim, with InBatches and of BareDrain. Defaults to 100.
 	Way         DrainWay      // Defaults to InBatches.
+	MaxRunning  int           // The limit of the namespace, of Drain. Defaults to 0: none.
 	Limit       time.Duration // Ends the draining although items are left. Defaults to 0: none.
 	Progress    func(Progress)
 }
@@ -148,6 +149,11 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 	defer n.close(&err)
 	if err := n.connectAll(o.Dispatchers); err != nil {
 		return nil, err
+	}
+	if o.MaxRunning > 0 {
+		if err := n.SetLimits(ctx, pgwake.DefaultNamespace, pgwake.Limits{MaxRunning: o.MaxRunning}); err != nil {
+			return nil, err
+		}
 	}
 	if err := s.fillWork(ctx, 0, o.Items, 0, false); err != nil {
 		return nil, err

@@ -380,6 +380,24 @@ var mutants = []mutant{
 		pkg:     root, test: "TestFetchWorkItems_OthersHadLockedIt_IsInItsPlace",
 	},
 	{
+		name:    "limits: nobody is told of a place that is free",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"        IF somebody_waits('worker') THEN\n            PERFORM wake", "        IF false THEN\n            PERFORM wake"}},
+		pkg:     root, test: "TestLimits_PlaceBecomesFree_WhoeverWaitsIsTold",
+	},
+	{
+		name:    "limits: claims of a namespace do not wait for each other",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"    IF pg_try_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace)) THEN\n", "    IF true THEN\n"}},
+		pkg:     root, test: "TestLimits_FiveNodes_NeverTooMany_AndNoPlaceIdle",
+	},
+	{
+		name:    "dedup: who waited for the key does not look again",
+		file:    "migrations/00003_worker.sql",
+		patches: []patch{{"    IF v_kept OR 'dead' = ANY (p_dedup_scopes) THEN\n", "    IF false THEN\n"}},
+		pkg:     root, test: "TestDedupQueuedOrDead_DiesMeanwhile_IsInTheWay",
+	},
+	{
 		name:    "group: what one did wrong is everybody's fault",
 		file:    "groups.go",
 		patches: []patch{{"		if len(members) > 1 && refusedForOne(err) {\n", "		if false {\n"}},

@@ -1,0 +1,181 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+)
+
+// This file answers: what do limits cost, are they used up, and how long does a tenant wait for another's flood?
+
+// QuotasOptions are the sizes of Quotas.
+type QuotasOptions struct {
+	Drain DrainOptions // with a limit that does not bind, and without any
+
+	Nodes   int           // that share a limit. Defaults to 5.
+	Places  int           // of each node. Defaults to 8.
+	Most    int           // the limit. Defaults to 10.
+	Handler time.Duration // how long each item takes. Defaults to 50 ms.
+	Items   int           // to be done under it. Defaults to 1000.
+
+	Flood   int // items of the other tenant. Defaults to 1,000,000.
+	Singles int // items of the tenant that is to come through. Defaults to 100.
+
+	Progress func(Progress)
+}
+
+// QuotasResult is what Quotas found.
+type QuotasResult struct {
+	Free    *DrainResult `json:"free"`
+	Limited *DrainResult `json:"limited"`
+
+	Most    int     `json:"most"`
+	Highest int     `json:"highest"` // how many handlers ran at one time
+	Busy    float64 `json:"busy"`    // share of the limit's places that were taken by handlers, from the first to the last that began
+
+	Flood  int     `json:"flood"`
+	Delays Samples `json:"delays"` // from the enqueue's return to the handler, of a tenant beside the flood
+}
+
+// Quotas measures them one after the other.
+func Quotas(ctx context.Context, url string, o QuotasOptions) (r *QuotasResult, err error) {
+	orDefault(&o.Nodes, 5)
+	orDefault(&o.Places, 8)
+	orDefault(&o.Most, 10)
+	orDefault(&o.Handler, 50*time.Millisecond)
+	orDefault(&o.Items, 1000)
+	orDefault(&o.Flood, 1_000_000)
+	orDefault(&o.Singles, 100)
+	defer func(ctx context.Context) { err = aboutIn(ctx, "limits", err) }(ctx)
+	r = &QuotasResult{Most: o.Most, Flood: o.Flood}
+	o.Drain.Progress = o.Progress
+	if r.Free, err = Drain(ctx, url, o.Drain); err != nil {
+		return nil, err
+	}
+	limited := o.Drain
+	limited.setDefaults()
+	limited.MaxRunning = 4 * limited.Dispatchers * limited.Batch
+	if r.Limited, err = Drain(ctx, url, limited); err != nil {
+		return nil, err
+	}
+	if err := o.share(ctx, url, r); err != nil {
+		return nil, err
+	}
+	return r, o.flood(ctx, url, r)
+}
+
+// share has several nodes do items of which only so many may be at work.
+func (o *QuotasOptions) share(ctx context.Context, url string, r *QuotasResult) (err error) {
+	s := newStage(url)
+	defer s.drop(&err)
+	var mu sync.Mutex
+	var running, highest int
+	var began, last time.Time
+	var busy time.Duration
+	t := newTally(o.Items)
+	for i := range o.Nodes {
+		n, err := s.open(ctx, o.Places)
+		if err != nil {
+			return err
+		}
+		defer n.close(&err)
+		if i == 0 {
+			if err := n.SetLimits(ctx, pgwake.DefaultNamespace, pgwake.Limits{MaxRunning: o.Most}); err != nil {
+				return err
+			}
+			if err := s.fillWork(ctx, 0, o.Items, 0, false); err != nil {
+				return err
+			}
+		}
+		d := dispatch.New(n.Provider, &dispatch.Config{Concurrency: o.Places})
+		d.Handle("measure", func(ctx context.Context, _ *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+			mu.Lock()
+			if running++; running > highest {
+				highest = running
+			}
+			if last = time.Now(); began.IsZero() {
+				began = last
+			}
+			mu.Unlock()
+			err := pause(ctx, o.Handler)
+			mu.Lock()
+			running--
+			busy += o.Handler
+			mu.Unlock()
+			t.add(1)
+			return nil, err
+		})
+		n.loop(func() error { return errors.Join(d.Run(n.ctx), pgwake.ErrClosed) })
+	}
+	if err := t.wait(ctx, 0, o.Progress); err != nil {
+		return err
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	r.Highest = highest
+	// The last ones, as many as there are places, are at work when nothing is left to take those of others.
+	r.Busy = float64(busy-time.Duration(o.Most)*o.Handler) / float64(time.Duration(o.Most)*last.Sub(began))
+	return nil
+}
+
+// flood has one tenant's items come one by one while there are very many of another.
+func (o *QuotasOptions) flood(ctx context.Context, url string, r *QuotasResult) (err error) {
+	s := newStage(url)
+	defer s.drop(&err)
+	n, err := s.open(ctx, 8)
+	if err != nil {
+		return err
+	}
+	defer n.close(&err)
+	if err := withConn(ctx, s.url, func(conn *pgx.Conn) error {
+		if err := searchPath(ctx, conn, s.schema); err != nil {
+			return err
+		}
+		_, err := conn.Exec(ctx, `INSERT INTO worker_queue (name, namespace) SELECT 'measure', 'flood' FROM generate_series(1, $1::integer)`, o.Flood)
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := s.calm(ctx); err != nil {
+		return err
+	}
+	inHand := make(chan time.Time, 1)
+	var started atomic.Bool
+	d := dispatch.New(n.Provider, &dispatch.Config{Concurrency: 8, Fair: true})
+	d.Handle("measure", func(ctx context.Context, _ *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+		started.Store(true)
+		return nil, pause(ctx, 5*time.Millisecond)
+	})
+	d.Handle("single", func(context.Context, *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+		inHand <- time.Now()
+		return nil, nil
+	})
+	n.loop(func() error { return errors.Join(d.Run(n.ctx), pgwake.ErrClosed) })
+	for !started.Load() {
+		if err := pause(n.ctx, time.Millisecond); err != nil {
+			return context.Cause(n.ctx)
+		}
+	}
+	for range o.Singles {
+		if _, err := n.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "single"}, &pgwake.EnqueueOptions{Namespace: "tenant"}); err != nil {
+			return err
+		}
+		committed := time.Now()
+		select {
+		case at := <-inHand:
+			r.Delays = append(r.Delays, at.Sub(committed))
+		case <-n.ctx.Done():
+			return context.Cause(n.ctx)
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}

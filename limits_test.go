@@ -1,0 +1,448 @@
+package pgwake_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: are limits kept, and does nobody wait longer for a place than until one is free?
+
+func (n *node) limit(t *testing.T, l pgwake.Limits) {
+	t.Helper()
+	require.NoError(t, n.SetLimits(t.Context(), pgwake.DefaultNamespace, l))
+}
+
+// keyed enqueues an item for each key, with that as its name.
+func (n *node) keyed(t *testing.T, keys ...string) {
+	t.Helper()
+	for _, key := range keys {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: key, Key: key}, nil)
+		require.NoError(t, err)
+	}
+}
+
+// awaitParked waits until so many dispatchers wait for work.
+func (n *node) awaitParked(t *testing.T, dispatchers int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == dispatchers }, patience, time.Millisecond)
+}
+
+// takeSome fetches up to count items, and returns them with their names.
+func (n *node) takeSome(t *testing.T, count int) (items []*pgwake.ClaimedWorkItem, names []string) {
+	t.Helper()
+	items, err := n.FetchWorkItems(t.Context(), count, now)
+	if !errors.Is(err, pgwake.ErrNoWork) {
+		require.NoError(t, err)
+	}
+	for _, i := range items {
+		names = append(names, i.Name)
+	}
+	return items, names
+}
+
+func TestLimits_MaxRunning_SoManyAreClaimed_AndOneForEachThatEnds(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunning: 3})
+	n.enqueue(t, "a", "b", "c", "d", "e", "f")
+	items, names := n.takeSome(t, 10)
+	require.Equal(t, []string{"a", "b", "c"}, names)
+	require.True(t, items[0].Limited)
+	n.requireNoWork(t)
+
+	require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
+	_, names = n.takeSome(t, 10)
+	require.Equal(t, []string{"d"}, names)
+	require.NoError(t, n.AbandonWorkItem(t.Context(), items[1].LockToken, &pgwake.AbandonOptions{Delay: time.Hour}))
+	_, names = n.takeSome(t, 10)
+	require.Equal(t, []string{"e"}, names)
+	require.NoError(t, n.DeadLetterWorkItem(t.Context(), items[2].LockToken, "spoilt", ""))
+	_, names = n.takeSome(t, 10)
+	require.Equal(t, []string{"f"}, names)
+}
+
+func TestLimits_LeaseEnds_PlaceIsFree(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunning: 1})
+	n.enqueue(t, "a")
+	n.take(t)
+	n.enqueue(t, "b")
+	n.requireNoWork(t)
+	pgwaketest.Advance(t, n.Provider, 24*time.Hour)
+	_, names := n.takeSome(t, 2)
+	require.Equal(t, []string{"b"}, names, "it was due before the lease of the other ended")
+	n.requireNoWork(t)
+}
+
+func TestLimits_MaxRunningPerKey_OthersOfTheKeyWaitAside(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 2})
+	n.keyed(t, "a", "a", "a", "a", "b", "a", "b", "c")
+	n.enqueue(t, "none")
+	items, names := n.takeSome(t, 20)
+	require.Equal(t, []string{"a", "a", "b", "b", "c", "none"}, names)
+	n.requireNoWork(t)
+	require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
+	second, names := n.takeSome(t, 20)
+	require.Equal(t, []string{"a"}, names)
+	require.NoError(t, n.AckWorkItems(t.Context(), []pgwake.LockToken{items[1].LockToken, second[0].LockToken}))
+	_, names = n.takeSome(t, 20)
+	require.Equal(t, []string{"a", "a"}, names)
+}
+
+func TestLimits_HeldItems_ComeBackInTheirOrder(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+	add := func(name string, priority int) {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Key: "k"}, &pgwake.EnqueueOptions{Priority: priority})
+		require.NoError(t, err)
+	}
+	add("first", 0)
+	item := n.take(t)
+	add("third", 1)
+	add("fourth", 0)
+	add("second", 9)
+	n.requireNoWork(t)
+	for _, want := range []string{"second", "third", "fourth"} {
+		require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+		item = n.take(t)
+		require.Equal(t, want, item.Name)
+		n.requireNoWork(t)
+	}
+}
+
+// The ack has not committed when the claim holds an item for which there is no place.
+func TestLimits_PlaceIsLeftInAnOpenTransaction_HeldItemComesWhenItCommits(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+	n.keyed(t, "k")
+	item := n.take(t)
+	n.keyed(t, "k")
+	tx := n.begin(t)
+	require.NoError(t, n.AckWorkItemTx(t.Context(), tx, item.LockToken, nil))
+	next := make(chan error, 1)
+	go func() {
+		_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience})
+		next <- err
+	}()
+	n.awaitParked(t, 1)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-next)
+	require.Zero(t, n.Stats().Worker.FallbackFinds)
+}
+
+func TestLimits_PlaceBecomesFree_WhoeverWaitsIsTold(t *testing.T) {
+	t.Parallel()
+	for _, l := range []pgwake.Limits{{MaxRunning: 1}, {MaxRunningPerKey: 1}} {
+		n := newNode(t, nil)
+		n.limit(t, l)
+		n.keyed(t, "k", "k")
+		item := n.another(t).take(t)
+		next := make(chan error, 1)
+		go func() {
+			_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience})
+			next <- err
+		}()
+		require.Eventually(t, func() bool { s := n.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, time.Millisecond)
+		n.exec(t, `SELECT ack_work_many(ARRAY[$1::bigint], ARRAY[$2::uuid])`, item.ID, claimOf(item.LockToken))
+		require.NoError(t, <-next, "%+v", l)
+		require.Zero(t, n.Stats().Worker.FallbackFinds)
+	}
+}
+
+// claimOf is the token as SQL has it.
+func claimOf(token pgwake.LockToken) string {
+	claim, _, _ := strings.Cut(string(token), "/")
+	return claim
+}
+
+func TestLimits_RatePerKey_TheNextIsDueWhenItMayBegin(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Minute, Burst: 2}})
+	n.keyed(t, "a", "a", "a", "a", "b")
+	_, names := n.takeSome(t, 20)
+	require.Equal(t, []string{"a", "a", "b"}, names)
+	n.requireNoWork(t)
+	for range 2 {
+		pgwaketest.Advance(t, n.Provider, time.Minute-time.Second)
+		n.requireNoWork(t)
+		pgwaketest.Advance(t, n.Provider, time.Second)
+		items, names := n.takeSome(t, 20)
+		names = onlyKey(items, names)
+		require.Equal(t, []string{"a"}, names)
+	}
+}
+
+// onlyKey leaves out those whose lease has ended and who come again.
+func onlyKey(items []*pgwake.ClaimedWorkItem, names []string) (left []string) {
+	for i, item := range items {
+		if item.Attempt == 1 {
+			left = append(left, names[i])
+		}
+	}
+	return left
+}
+
+func TestLimits_AreLifted_WhatWaitedIsDue(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1, RatePerKey: pgwake.Rate{Interval: time.Hour}, MaxRunning: 10, Weight: 3})
+	limits, err := n.GetLimits(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, map[string]pgwake.Limits{pgwake.DefaultNamespace: {MaxRunningPerKey: 1, MaxRunning: 10, Weight: 3,
+		RatePerKey: pgwake.Rate{Interval: time.Hour, Burst: 1}}}, limits)
+	n.keyed(t, "a", "a", "b", "a")
+	_, names := n.takeSome(t, 20)
+	require.Equal(t, []string{"a", "b"}, names)
+	waiting := make(chan int, 1)
+	go func() {
+		items, err := n.FetchWorkItems(t.Context(), 20, &pgwake.FetchOptions{PollTimeout: patience})
+		if err != nil {
+			t.Error(err)
+		}
+		waiting <- len(items)
+	}()
+	n.awaitParked(t, 1)
+	n.limit(t, pgwake.Limits{})
+	require.Equal(t, 2, <-waiting)
+	limits, err = n.GetLimits(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, limits)
+	require.Equal(t, []int64{0}, query[int64](t, n, `SELECT (SELECT count(*) FROM limits) + (SELECT count(*) FROM rates) + (SELECT count(*) FROM releases)`))
+}
+
+func TestLimits_SetWhileItemsAreAtWork_TheyCount(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a", "b", "c")
+	first := n.take(t)
+	n.take(t)
+	n.limit(t, pgwake.Limits{MaxRunning: 2})
+	n.requireNoWork(t)
+	require.NoError(t, n.AckWorkItem(t.Context(), first.LockToken, nil))
+	require.Equal(t, "c", n.take(t).Name)
+}
+
+func TestPause_NamespaceOrQueue_NothingIsClaimedUntilItIsResumed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for _, namespace := range []string{"a", "b"} {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: namespace}, &pgwake.EnqueueOptions{Namespace: namespace})
+		require.NoError(t, err)
+		_, err = n.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: namespace, Kind: pgwake.MessageStart, Name: "flow"}, &pgwake.EnqueueOptions{Namespace: namespace})
+		require.NoError(t, err)
+	}
+	require.NoError(t, n.Pause(t.Context(), pgwake.Worker, "a"))
+	require.NoError(t, n.Pause(t.Context(), pgwake.Orchestrator, "a"))
+	paused, err := n.GetPaused(t.Context(), pgwake.Worker)
+	require.NoError(t, err)
+	require.Equal(t, pgwake.PausedNamespaces{Namespaces: []string{"a"}}, paused)
+	require.Equal(t, "b", n.take(t).Name)
+	n.requireNoWork(t)
+	turn, err := n.FetchOrchestrationItem(t.Context(), now)
+	require.NoError(t, err)
+	require.Equal(t, "b", turn.Instance)
+	_, err = n.FetchOrchestrationItem(t.Context(), now)
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+
+	wait := make(chan string, 2)
+	go func() {
+		item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience})
+		if err != nil {
+			t.Error(err)
+			wait <- ""
+			return
+		}
+		wait <- item.Name
+	}()
+	n.awaitParked(t, 1)
+	require.NoError(t, n.Resume(t.Context(), pgwake.Worker, "a"))
+	require.Equal(t, "a", <-wait)
+	require.NoError(t, n.Resume(t.Context(), pgwake.Orchestrator, "a"))
+	turn, err = n.FetchOrchestrationItem(t.Context(), now)
+	require.NoError(t, err)
+	require.Equal(t, "a", turn.Instance)
+
+	n.enqueue(t, "c")
+	require.NoError(t, n.Pause(t.Context(), pgwake.Worker))
+	n.requireNoWork(t)
+	require.NoError(t, n.Resume(t.Context(), pgwake.Worker, "default"))
+	n.requireNoWork(t)
+	require.NoError(t, n.Resume(t.Context(), pgwake.Worker))
+	require.Equal(t, "c", n.take(t).Name)
+	require.Equal(t, []int64{0}, query[int64](t, n, `SELECT count(*) FROM limits`))
+}
+
+// Of a queue that is paused nobody asks again and again.
+func TestPause_DueItems_CostNoQueries(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a")
+	require.NoError(t, n.Pause(t.Context(), pgwake.Worker))
+	_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: 300 * time.Millisecond})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	require.LessOrEqual(t, n.Stats().Worker.Looks, int64(3))
+}
+
+func TestFair_FloodInOneNamespace_OthersAreNotKeptWaiting(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `SELECT enqueue_work('flood', p_namespace => 'flood', p_priority => 9) FROM generate_series(1, 1000)`)
+	for _, namespace := range []string{"a", "b"} {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: namespace}, &pgwake.EnqueueOptions{Namespace: namespace})
+		require.NoError(t, err)
+	}
+	items, err := n.FetchWorkItems(t.Context(), 20, &pgwake.FetchOptions{NoWait: true, Fair: true})
+	require.NoError(t, err)
+	require.Len(t, items, 20)
+	count := map[string]int{}
+	for _, item := range items {
+		count[item.Namespace]++
+	}
+	require.Equal(t, map[string]int{"flood": 18, "a": 1, "b": 1}, count)
+}
+
+func TestFair_Weights_AreChances(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	require.NoError(t, n.SetLimits(t.Context(), "heavy", pgwake.Limits{Weight: 9}))
+	const rounds = 300
+	n.exec(t, `SELECT enqueue_work('w', p_namespace => s) FROM unnest(ARRAY['heavy', 'light']) AS s, generate_series(1, $1::integer)`, rounds)
+	heavy := 0
+	for range rounds {
+		item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Fair: true})
+		require.NoError(t, err)
+		if item.Namespace == "heavy" {
+			heavy++
+		}
+	}
+	require.InDelta(t, 0.9*rounds, heavy, 45, "eight standard deviations")
+}
+
+// Five nodes, with more places than there may be items at work. None too many ever is; each place is taken as soon as it
+// is free; and nobody needs the fallback.
+func TestLimits_FiveNodes_NeverTooMany_AndNoPlaceIdle(t *testing.T) {
+	t.Parallel()
+	const most, items, took = 10, 300, 10 * time.Millisecond
+	for _, l := range []pgwake.Limits{{MaxRunning: most}, {MaxRunningPerKey: most / 2}} {
+		n := newNode(t, nil)
+		n.limit(t, l)
+		nodes := []*node{n}
+		for range 4 {
+			nodes = append(nodes, n.another(t))
+		}
+		n.exec(t, `SELECT enqueue_work('w', p_key => 'k' || i % 2) FROM generate_series(1, $1::integer) AS i`, items)
+		var running, done, tooMany atomic.Int64
+		ctx, stop := context.WithTimeout(t.Context(), patience)
+		var all sync.WaitGroup
+		for _, n := range nodes {
+			for range 4 {
+				all.Go(func() {
+					for done.Load() < items {
+						item, err := n.FetchWorkItem(ctx, nil)
+						if err != nil {
+							if ctx.Err() == nil {
+								t.Error(err)
+							}
+							return
+						}
+						if running.Add(1) > most {
+							tooMany.Add(1)
+						}
+						time.Sleep(took)
+						running.Add(-1)
+						if err := n.AckWorkItem(ctx, item.LockToken, nil); err != nil {
+							t.Error(err)
+						}
+						if done.Add(1) == items {
+							stop()
+						}
+					}
+				})
+			}
+		}
+		all.Wait()
+		stop()
+		require.EqualValues(t, items, done.Load(), fmt.Sprint(l))
+		require.Zero(t, tooMany.Load())
+		for _, n := range nodes {
+			require.Zero(t, n.Stats().Worker.FallbackFinds)
+		}
+	}
+}
+
+func TestLimits_Bad_AreRefusedAndNothingIsWritten(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	before := n.content(t)
+	for _, l := range []pgwake.Limits{{MaxRunning: -1}, {MaxRunningPerKey: -1}, {Weight: -1}, {Weight: 1001}, {MaxRunning: 1 << 31},
+		{RatePerKey: pgwake.Rate{Interval: -1}}, {RatePerKey: pgwake.Rate{Interval: 1}}, {RatePerKey: pgwake.Rate{Burst: 1}},
+		{RatePerKey: pgwake.Rate{Interval: time.Second, Burst: -1}}, {RatePerKey: pgwake.Rate{Interval: 1<<63 - 1}}} {
+		require.Empty(t, requireError(t, n.SetLimits(t.Context(), "default", l), pgwake.ErrInvalid).SQLState, "%+v", l)
+	}
+	requireError(t, n.SetLimits(t.Context(), "*", pgwake.Limits{MaxRunning: 1}), pgwake.ErrInvalid)
+	requireError(t, n.Pause(t.Context(), pgwake.Worker, "*"), pgwake.ErrInvalid)
+	requireError(t, n.Pause(t.Context(), pgwake.Queue(7)), pgwake.ErrInvalid)
+	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "w", Key: "k", Session: "s"}, nil)
+	requireError(t, err, pgwake.ErrInvalid)
+	require.Equal(t, before, n.content(t))
+}
+
+// Whatever removes an item that is at work makes room for another of its key.
+func TestLimits_ItemIsRemovedByOtherMeans_AnotherOfItsKeyComes(t *testing.T) {
+	t.Parallel()
+	for what, remove := range map[string]func(t *testing.T, n *node, item *pgwake.ClaimedWorkItem){
+		"dead letter": func(t *testing.T, n *node, item *pgwake.ClaimedWorkItem) {
+			require.NoError(t, n.DeadLetterWorkItem(t.Context(), item.LockToken, "spoilt", ""))
+		},
+		"abandoned": func(t *testing.T, n *node, item *pgwake.ClaimedWorkItem) {
+			require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, &pgwake.AbandonOptions{Delay: time.Hour}))
+		},
+		"batched": func(t *testing.T, n *node, item *pgwake.ClaimedWorkItem) {
+			require.NoError(t, n.AckBatched(t.Context(), item.LockToken, nil))
+		},
+		"with a fetch": func(t *testing.T, n *node, item *pgwake.ClaimedWorkItem) {
+			_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{"elsewhere"}, Ack: []pgwake.LockToken{item.LockToken}})
+			require.ErrorIs(t, err, pgwake.ErrNoWork)
+		},
+		"rolled back first": func(t *testing.T, n *node, item *pgwake.ClaimedWorkItem) {
+			tx := n.begin(t)
+			require.NoError(t, n.AckWorkItemTx(t.Context(), tx, item.LockToken, nil))
+			require.NoError(t, tx.Rollback(t.Context()))
+			n.requireNoWork(t)
+			require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+		},
+		"undone": func(t *testing.T, n *node, item *pgwake.ClaimedWorkItem) {
+			n.exec(t, `SELECT undo_work_claim($1, '24 h')`, claimOf(item.LockToken))
+			n.exec(t, `DELETE FROM worker_queue WHERE id = $1`, item.ID)
+		},
+		"its instance was deleted": func(t *testing.T, n *node, item *pgwake.ClaimedWorkItem) {
+			n.exec(t, `SELECT remove_work(ARRAY[$1::bigint])`, item.ID)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t, nil)
+			n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+			n.keyed(t, "k", "k")
+			item := n.take(t)
+			n.requireNoWork(t)
+			remove(t, n, item)
+			require.NotEqual(t, item.ID, n.take(t).ID)
+		})
+	}
+}

@@ -1,0 +1,551 @@
+-- Limits: what of a queue is paused, and how much of a namespace may be at work at one time, or how often.
+--
+-- An item that was claimed under a limit has its place (slot) for as long as its lease holds: how many are at work is counted,
+-- and nothing has to be given back by a process that died. Claims of a namespace with limits come one after the other
+-- (lock_namespace), so none can be exceeded.
+--
+-- An item that a claim meets and may not take stays out of the way of those behind it:
+--   (1) its namespace is full, or paused: no claim looks there, and earliest_work says when a lease ends;
+--   (2) its key is full: it is held, which is to be due in 9999, and each place of that key that becomes free brings one back;
+--   (3) its key has had its share: it is due when that is (charged), and then its share is paid.
+--
+-- Whatever ends a lease with a place says so (release_places) as whoever enqueues does: lanes that are armed are told, and one
+-- that is not looks once that transaction has ended. For a key it adds a row to releases, which is there to be seen by whoever may
+-- claim next exactly when the place is free. So no claim can hold an item of which nobody knows that it could go.
+
+-- +goose Up
+
+-- +goose StatementBegin
+CREATE FUNCTION served(p_queue text, p_namespaces text[])
+RETURNS text[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM limits l WHERE l.queue = p_queue AND l.paused) THEN
+        RETURN p_namespaces;
+    ELSIF EXISTS (SELECT FROM limits l WHERE l.queue = p_queue AND l.paused AND l.namespace = '*') THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(
+        SELECT s.name
+          FROM (SELECT n.name FROM unnest(p_namespaces) AS n (name)
+                UNION SELECT n.name FROM namespaces n WHERE p_namespaces IS NULL
+                UNION SELECT w.namespace FROM work_lists(NULL, NULL) AS w WHERE p_namespaces IS NULL AND p_queue = 'worker'
+                UNION SELECT m.namespace FROM message_lists(NULL, NULL, NULL, NULL) AS m WHERE p_namespaces IS NULL AND p_queue = 'orchestrator') AS s
+         WHERE NOT EXISTS (SELECT FROM limits l WHERE l.queue = p_queue AND l.paused AND l.namespace = s.name)
+         ORDER BY s.name);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION served IS 'Internal: these namespaces (null: all) without those that are paused; null as long as none is.';
+
+-- +goose StatementBegin
+CREATE FUNCTION lock_namespace(p_namespace text)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_before text := current_setting('lock_timeout');
+BEGIN
+    IF pg_try_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace)) THEN
+        RETURN true;
+    END IF;
+    PERFORM set_config('lock_timeout', '20ms', true);
+    PERFORM pg_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace));
+    PERFORM set_config('lock_timeout', v_before, true);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION lock_namespace IS 'Internal: keeps other claims of a namespace that has limits waiting until the transaction ends. A claim takes moments, but one whose client the network has lost may be stuck while it sends its rows: so false after 20 ms.';
+
+-- +goose StatementBegin
+CREATE FUNCTION at_work(p_namespace text, p_most integer, p_now timestamptz)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+        SELECT FROM worker_queue q
+         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.visible_at > p_now LIMIT p_most) AS r);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION at_work IS 'Internal: how many items of a namespace have a place, counted up to p_most.';
+
+-- +goose StatementBegin
+CREATE FUNCTION at_work_of_key(p_namespace text, p_tag text, p_key text, p_most integer, p_now timestamptz)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+        SELECT FROM worker_queue q
+         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.tag = p_tag AND q.key = p_key AND q.visible_at > p_now
+         LIMIT p_most) AS r);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION at_work_of_key IS 'Internal: how many items of a key have a place, counted up to p_most.';
+
+-- +goose StatementBegin
+CREATE FUNCTION bring_back(p_namespace text, p_tag text, p_key text, p_count bigint)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    UPDATE worker_queue q SET visible_at = q.held_due, held_due = NULL
+      FROM (SELECT h.id FROM worker_queue h
+             WHERE h.namespace = p_namespace AND h.tag = p_tag AND h.key = p_key AND h.held_due IS NOT NULL
+             ORDER BY -h.priority, h.held_due, h.id LIMIT p_count FOR UPDATE SKIP LOCKED) AS head
+     WHERE q.id = ANY (ARRAY[head.id]); -- as in ack_work_many
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION bring_back IS 'Internal: makes the first p_count items of a key that are held due again, as they were, and returns how many that was.';
+
+-- +goose StatementBegin
+CREATE FUNCTION take_up_releases(p_namespaces text[], p_tags text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_namespaces text[];
+    v_tags       text[];
+    v_keys       text[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM releases r
+         USING (SELECT f.id FROM releases f
+                 WHERE f.namespace = ANY (p_namespaces) AND (p_tags IS NULL OR f.tag = ANY (p_tags))
+                 ORDER BY f.namespace, f.id LIMIT 1000 FOR UPDATE SKIP LOCKED) AS first
+         WHERE r.id = ANY (ARRAY[first.id])
+        RETURNING r.namespace, r.tag, r.key
+    )
+    SELECT array_agg(g.namespace), array_agg(g.tag), array_agg(g.key) INTO v_namespaces, v_tags, v_keys FROM gone g;
+    PERFORM bring_back(free.namespace, free.tag, free.key, free.places)
+       FROM (SELECT g.namespace, g.tag, g.key, count(*) AS places FROM unnest(v_namespaces, v_tags, v_keys) AS g (namespace, tag, key)
+              GROUP BY g.namespace, g.tag, g.key) AS free;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION take_up_releases IS 'Internal: brings back an item for each place that became free for a key. The caller has locked the namespaces: nobody is holding items there now.';
+
+-- +goose StatementBegin
+CREATE FUNCTION allot(p_ids bigint[], p_limit integer, p_now timestamptz, OUT picked bigint[], OUT held bigint[])
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_chosen bigint[];
+    v_late   bigint[];
+    v_ats    timestamptz[];
+BEGIN
+    WITH item AS MATERIALIZED (
+        SELECT q.id, q.namespace, q.tag, q.key, q.charged, g.ord, l.max_running, l.max_running_per_key
+          FROM unnest(p_ids) WITH ORDINALITY AS g (id, ord)
+          JOIN worker_queue q ON q.id = ANY (ARRAY[g.id])
+          LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
+    ), key AS MATERIALIZED (
+        SELECT k.*, k.max_running_per_key - at_work_of_key(k.namespace, k.tag, k.key, k.max_running_per_key, p_now) AS free
+          FROM (SELECT DISTINCT i.namespace, i.tag, i.key, i.max_running_per_key FROM item i
+                 WHERE i.key IS NOT NULL AND i.max_running_per_key IS NOT NULL) AS k
+    ), namespace AS MATERIALIZED (
+        SELECT n.*, n.max_running - at_work(n.namespace, n.max_running, p_now) AS free
+          FROM (SELECT DISTINCT i.namespace, i.max_running FROM item i WHERE i.max_running IS NOT NULL) AS n
+    ), of_key AS (
+        SELECT i.*, coalesce(row_number() OVER (PARTITION BY i.namespace, i.tag, i.key ORDER BY i.ord) <= k.free, true) AS may
+          FROM item i LEFT JOIN key k ON k.namespace = i.namespace AND k.tag = i.tag AND k.key = i.key
+    ), of_namespace AS (
+        SELECT i.*, i.may AND coalesce(row_number() OVER (PARTITION BY i.namespace, i.may ORDER BY i.ord) <= n.free, true) AS can
+          FROM of_key i LEFT JOIN namespace n ON n.namespace = i.namespace
+    )
+    SELECT coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE i.can), '{}'), coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE NOT i.may), '{}')
+      INTO v_chosen, held FROM of_namespace i;
+    v_chosen := v_chosen[1:p_limit];
+
+    -- Of each key the first of these that have not paid, in order, take the next shares that it has (GCRA): the last was
+    -- taken for tat, one more is there each rate_interval, and rate_burst of them may be there at once.
+    IF EXISTS (SELECT FROM worker_queue q JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
+                WHERE q.id = ANY (v_chosen) AND q.key IS NOT NULL AND NOT q.charged AND l.rate_interval IS NOT NULL) THEN
+        WITH due AS MATERIALIZED (
+            SELECT q.id, q.namespace, q.tag, q.key, l.rate_interval, l.rate_burst, greatest(r.tat, p_now) AS tat,
+                   row_number() OVER (PARTITION BY q.namespace, q.tag, q.key ORDER BY c.ord) AS n
+              FROM unnest(v_chosen) WITH ORDINALITY AS c (id, ord)
+              JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+              JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
+              LEFT JOIN rates r ON r.namespace = q.namespace AND r.tag = q.tag AND r.key = q.key
+             WHERE q.key IS NOT NULL AND NOT q.charged AND l.rate_interval IS NOT NULL
+        ), share AS MATERIALIZED (
+            SELECT d.*, d.tat + (d.n - d.rate_burst) * d.rate_interval AS at FROM due d
+        ), paid AS (
+            INSERT INTO rates AS r (namespace, tag, key, tat)
+            SELECT s.namespace, s.tag, s.key, max(s.tat + s.n * s.rate_interval) FROM share s GROUP BY s.namespace, s.tag, s.key ORDER BY 1, 2, 3
+            ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat
+        )
+        SELECT array_agg(s.id), array_agg(s.at) INTO v_late, v_ats FROM share s WHERE s.at > p_now;
+        UPDATE worker_queue q SET visible_at = late.at, charged = true
+          FROM unnest(v_late, v_ats) AS late (id, at) WHERE q.id = ANY (ARRAY[late.id]);
+        v_chosen := ARRAY(SELECT c.id FROM unnest(v_chosen) WITH ORDINALITY AS c (id, ord) WHERE c.id <> ALL (coalesce(v_late, '{}')) ORDER BY c.ord);
+        DELETE FROM rates r
+         USING (SELECT old.namespace, old.tag, old.key FROM rates old WHERE old.tat <= p_now ORDER BY old.tat
+                 LIMIT 2 * cardinality(p_ids) FOR UPDATE SKIP LOCKED) AS over
+         WHERE r.namespace = over.namespace AND r.tag = over.tag AND r.key = over.key;
+    END IF;
+    UPDATE worker_queue q SET held_due = q.visible_at, visible_at = '9999-12-31 00:00:00+00' WHERE q.id = ANY (held);
+    picked := v_chosen;
+    held := held || v_late;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION allot IS 'Internal: which of these items, that the caller has locked, may be claimed, p_limit of them in order. Those whose key is full are held, and those whose key has had its share are due when it has one for them: all that moved are returned too. The caller has locked the namespaces.';
+
+-- +goose StatementBegin
+CREATE FUNCTION pick_limited(
+    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text, p_fair boolean)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_picked     bigint[] := '{}';
+    v_namespace  text;
+    v_locked     text[] := '{}'; -- namespaces with limits
+    v_left_out   text[] := '{}'; -- those that are full, or that somebody else has locked
+    v_keyed      boolean;
+    v_want       integer;
+    v_candidates bigint[];
+    v_got        bigint[];
+    v_held       bigint[];
+    v_cut        boolean;
+    v_spare      integer := 32;
+    v_moved      integer := 0;
+    v_max        integer;
+BEGIN
+    FOR v_namespace, v_max IN
+        SELECT l.namespace, l.max_running FROM limits l
+         WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces))
+           AND EXISTS (SELECT FROM work_lists(ARRAY[l.namespace], p_tags))
+         ORDER BY l.namespace -- so that two claims cannot deadlock
+    LOOP
+        IF NOT lock_namespace(v_namespace) THEN
+            v_left_out := v_left_out || v_namespace;
+            CONTINUE;
+        END IF;
+        v_locked := v_locked || v_namespace;
+        IF v_max IS NOT NULL AND at_work(v_namespace, v_max, p_now) >= v_max THEN
+            v_left_out := v_left_out || v_namespace;
+        END IF;
+    END LOOP;
+    IF EXISTS (SELECT FROM releases r WHERE r.namespace = ANY (v_locked)) THEN
+        PERFORM take_up_releases(v_locked, p_tags);
+    END IF;
+    v_keyed := EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked)
+                          AND (l.max_running_per_key IS NOT NULL OR l.rate_interval IS NOT NULL));
+
+    LOOP
+        v_held := '{}';
+        v_want := CASE WHEN v_keyed THEN greatest(p_limit, 100) ELSE p_limit END;
+        WITH list AS MATERIALIZED (
+            SELECT w.namespace, w.tag, coalesce(l.weight, 1) AS weight
+              FROM work_lists(p_namespaces, p_tags) AS w
+              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = w.namespace
+             WHERE w.namespace <> ALL (v_left_out)
+        ), draw AS MATERIALIZED ( -- of a lottery, in which each has chances by its weight
+            SELECT d.namespace, CASE WHEN p_fair THEN -ln(1 - random()) / d.weight ELSE 0 END AS first FROM (SELECT DISTINCT l.namespace, l.weight FROM list l) AS d
+        ), head AS (
+            SELECT h.id, h.priority, h.visible_at, h.namespace, l.weight, h.place
+              FROM list l
+             CROSS JOIN generate_series(0, 9) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT q.id, q.namespace, q.priority, q.visible_at, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                     FROM worker_queue q
+                    WHERE q.namespace = l.namespace AND q.tag = l.tag AND q.priority = level.priority
+                      AND q.session_id IS NULL AND q.visible_at <= p_now
+                    ORDER BY q.visible_at, q.id
+                    LIMIT v_want + v_spare) h
+        ), line AS (
+            SELECT h.*, d.first + CASE WHEN p_fair THEN (row_number() OVER (PARTITION BY h.namespace ORDER BY h.priority DESC, h.visible_at, h.id) - 1)
+                                                        / h.weight::float8 ELSE 0 END AS turn
+              FROM head h JOIN draw d ON d.namespace = h.namespace
+        )
+        SELECT array_agg(l.id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id), coalesce(bool_or(l.place = v_want + v_spare), false)
+          INTO v_candidates, v_cut FROM line l;
+        v_got := ARRAY(
+            SELECT q.id FROM unnest(v_candidates) WITH ORDINALITY AS c (id, ord)
+              JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+             WHERE q.visible_at <= p_now
+             ORDER BY c.ord LIMIT v_want FOR UPDATE OF q SKIP LOCKED);
+        IF cardinality(v_locked) = 0 THEN
+            v_picked := v_got;
+        ELSE
+            SELECT * INTO v_picked, v_held FROM allot(v_got, p_limit, p_now);
+            v_moved := v_moved + cardinality(v_held);
+        END IF;
+        EXIT WHEN cardinality(v_picked) > 0 OR (NOT v_cut AND cardinality(v_held) = 0) OR v_moved >= 1000;
+        v_spare := CASE WHEN cardinality(v_held) > 0 THEN v_spare ELSE v_spare * 8 END;
+    END LOOP;
+    IF p_owner IS NOT NULL AND cardinality(v_picked) < p_limit THEN
+        v_picked := v_picked || pick_work(p_now, p_limit - cardinality(v_picked), p_namespaces, p_tags, p_owner, true);
+    END IF;
+    RETURN v_picked;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION pick_limited IS 'Internal: pick_work where there are limits, or where namespaces take turns (p_fair). Of those that others have locked, or are claiming, nothing is said: they are due still.';
+
+-- +goose StatementBegin
+CREATE FUNCTION earliest_limited(p_namespaces text[], p_tags text[])
+RETURNS timestamptz
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_now      timestamptz := clock_timestamp();
+    v_earliest timestamptz;
+BEGIN
+    SELECT min(greatest(head.visible_at, full_until.visible_at)) INTO v_earliest
+      FROM work_lists(p_namespaces, p_tags) AS list
+     CROSS JOIN LATERAL (
+           SELECT min(h.visible_at) AS visible_at
+             FROM generate_series(0, 9) AS level (priority)
+            CROSS JOIN LATERAL (
+                  SELECT q.visible_at FROM worker_queue q
+                   WHERE q.namespace = list.namespace AND q.tag = list.tag AND q.priority = level.priority AND q.session_id IS NULL
+                   ORDER BY q.visible_at LIMIT 1) h) head
+      LEFT JOIN LATERAL (
+           SELECT r.visible_at FROM limits l
+            CROSS JOIN LATERAL (
+                  SELECT q.visible_at FROM worker_queue q
+                   WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = l.namespace AND q.visible_at > v_now
+                   ORDER BY q.visible_at DESC OFFSET l.max_running - 1 LIMIT 1) r
+            WHERE l.queue = 'worker' AND l.namespace = list.namespace AND l.max_running IS NOT NULL) full_until ON true;
+    IF EXISTS (SELECT FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
+                WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces))) THEN
+        v_earliest := least(v_earliest, v_now);
+    END IF;
+    RETURN v_earliest;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION earliest_limited IS 'Internal: earliest_work where there are limits, sessions left out: when it can be taken counts, which is not before a lease ends if its namespace is full.';
+
+-- +goose StatementBegin
+CREATE FUNCTION release_places(p_namespaces text[], p_tags text[], p_keys text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    INSERT INTO releases (namespace, tag, key)
+    SELECT r.namespace, r.tag, r.key FROM unnest(p_namespaces, p_tags, p_keys) AS r (namespace, tag, key)
+     WHERE r.key IS NOT NULL
+       AND EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = r.namespace AND l.max_running_per_key IS NOT NULL);
+    IF current_setting('pgwake.notify', true) IS NOT DISTINCT FROM 'off' THEN
+        RETURN;
+    END IF;
+    -- As notify_inserted does, and for its reasons.
+    IF pg_try_advisory_xact_lock_shared(hashtext('pgwake producers'), 'worker_queue'::regclass::oid::integer) AND reads_committed() THEN
+        IF somebody_waits('worker') THEN
+            PERFORM wake('worker', told.namespace, told.tag, told.places)
+               FROM (SELECT r.namespace, r.tag, count(*) AS places FROM unnest(p_namespaces, p_tags, p_keys) AS r (namespace, tag, key)
+                      WHERE r.key IS NOT NULL GROUP BY r.namespace, r.tag
+                     UNION
+                     SELECT due.namespace, due.label, 1
+                       FROM (SELECT DISTINCT r.namespace FROM unnest(p_namespaces) AS r (namespace)) AS freed
+                      CROSS JOIN LATERAL due_lists('worker', ARRAY[freed.namespace], NULL) AS due) AS told;
+        END IF;
+    ELSE
+        PERFORM notify_queue('worker', cardinality(p_namespaces), NULL, CASE WHEN p_namespaces[1] = ALL (p_namespaces) THEN p_namespaces[1] END);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION release_places IS 'Internal: says that items with these namespaces, tags and keys (null: none) leave their places: those who wait for one are told, as by an insert.';
+
+-- +goose StatementBegin
+CREATE FUNCTION bring_back_left()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_key record;
+BEGIN
+    FOR v_key IN
+        WITH RECURSIVE held AS (
+            (SELECT q.namespace, q.tag, q.key FROM worker_queue q WHERE q.held_due IS NOT NULL ORDER BY q.namespace, q.tag, q.key LIMIT 1)
+            UNION ALL
+            SELECT next.* FROM held h CROSS JOIN LATERAL (
+                SELECT q.namespace, q.tag, q.key FROM worker_queue q
+                 WHERE q.held_due IS NOT NULL AND (q.namespace, q.tag, q.key) > (h.namespace, h.tag, h.key)
+                 ORDER BY q.namespace, q.tag, q.key LIMIT 1) next
+        )
+        SELECT h.* FROM held h
+         WHERE at_work_of_key(h.namespace, h.tag, h.key, 1, clock_timestamp()) = 0
+           AND NOT EXISTS (SELECT FROM releases r WHERE r.namespace = h.namespace AND r.tag = h.tag AND r.key = h.key)
+           AND NOT EXISTS (SELECT FROM worker_queue q
+                            WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = h.namespace AND q.tag = h.tag AND q.key = h.key)
+    LOOP
+        -- Not even the item whose lease has ended is there, which would bring back others when it is done.
+        IF lock_namespace(v_key.namespace) AND at_work_of_key(v_key.namespace, v_key.tag, v_key.key, 1, clock_timestamp()) = 0 THEN
+            PERFORM bring_back(v_key.namespace, v_key.tag, v_key.key, 1), notify_queue('worker', 1, NULL, v_key.namespace);
+        END IF;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION bring_back_left IS 'Internal: brings back an item of each key of which items are held, and none is at work or has been: somebody has removed rows of the queue by other means than the functions. Part of look.';
+
+-- +goose StatementBegin
+CREATE FUNCTION set_limits(
+    p_namespace text, p_weight integer DEFAULT 1, p_max_running integer DEFAULT NULL, p_max_running_per_key integer DEFAULT NULL,
+    p_rate_interval interval DEFAULT NULL, p_rate_burst integer DEFAULT 1)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_before limits;
+    v_now    timestamptz;
+BEGIN
+    PERFORM check_options(ARRAY[p_namespace], NULL, NULL, NULL);
+    IF p_namespace IS NULL OR coalesce(p_weight NOT BETWEEN 1 AND 1000, true) OR 1 > p_max_running OR 1 > p_max_running_per_key
+       OR interval '0' >= p_rate_interval OR coalesce(p_rate_burst < 1, true) THEN
+        RAISE EXCEPTION 'a weight must be 1 to 1000, and every other limit positive' USING ERRCODE = 'PW003';
+    END IF;
+    PERFORM register_namespaces(ARRAY[p_namespace]);
+    PERFORM pg_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace));
+    SELECT * INTO v_before FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace;
+    INSERT INTO limits AS l (queue, namespace, weight, max_running, max_running_per_key, rate_interval, rate_burst)
+    VALUES ('worker', p_namespace, p_weight, p_max_running, p_max_running_per_key, p_rate_interval, p_rate_burst)
+    ON CONFLICT (queue, namespace) DO UPDATE
+       SET weight = p_weight, max_running = p_max_running, max_running_per_key = p_max_running_per_key,
+           rate_interval = p_rate_interval, rate_burst = p_rate_burst;
+    DELETE FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace AND NOT l.holds AND l.weight = 1;
+
+    -- What is at work by now counts; what somebody has locked is about to end.
+    v_now := clock_timestamp();
+    UPDATE worker_queue q SET slot = NOT q.slot
+      FROM (SELECT r.id FROM worker_queue r
+             WHERE r.namespace = p_namespace AND r.session_id IS NULL AND r.lock_token IS NOT NULL AND r.visible_at > v_now
+               AND r.slot <> (p_max_running IS NOT NULL OR p_max_running_per_key IS NOT NULL AND r.key IS NOT NULL)
+             FOR UPDATE SKIP LOCKED) AS running
+     WHERE q.id = ANY (ARRAY[running.id]);
+    IF p_max_running_per_key IS DISTINCT FROM v_before.max_running_per_key THEN
+        -- The next claims hold again what is too much.
+        UPDATE worker_queue q SET visible_at = q.held_due, held_due = NULL WHERE q.namespace = p_namespace AND q.held_due IS NOT NULL;
+        DELETE FROM releases r WHERE r.namespace = p_namespace;
+    END IF;
+    IF p_rate_interval IS DISTINCT FROM v_before.rate_interval OR p_rate_burst IS DISTINCT FROM v_before.rate_burst THEN
+        -- They pay anew.
+        UPDATE worker_queue q SET visible_at = v_now, charged = false WHERE q.namespace = p_namespace AND q.session_id IS NULL AND q.charged;
+        DELETE FROM rates r WHERE r.namespace = p_namespace;
+    END IF;
+    PERFORM notify_queue('worker', 1, NULL, p_namespace);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION set_limits IS 'Sets what of a namespace may be at work, for all nodes, from the next claim on: p_max_running items at one time, p_max_running_per_key with the same key, and of each key one in p_rate_interval, p_rate_burst of them at once; null: any number. p_weight are its chances where namespaces take turns. Items of sessions do not count. It rewrites what is held, or waits for its share, so with many of those it takes its time. PW003 if an argument breaks a rule.';
+
+-- +goose StatementBegin
+CREATE FUNCTION list_limits()
+RETURNS TABLE (namespace text, weight integer, max_running integer, max_running_per_key integer, rate_interval interval, rate_burst integer)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT l.namespace, l.weight, l.max_running, l.max_running_per_key, l.rate_interval, l.rate_burst FROM limits l
+     WHERE l.queue = 'worker' AND (l.weight <> 1 OR coalesce(l.max_running, l.max_running_per_key) IS NOT NULL OR l.rate_interval IS NOT NULL)
+     ORDER BY l.namespace;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION list_limits IS 'The limits of each namespace that has any, as set_limits takes them.';
+
+-- +goose StatementBegin
+CREATE FUNCTION list_paused(p_queue text)
+RETURNS SETOF text
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN QUERY SELECT l.namespace FROM limits l WHERE l.queue = p_queue AND l.paused ORDER BY l.namespace;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION list_paused IS 'The namespaces of a queue that are paused; * is the whole queue.';
+
+-- +goose StatementBegin
+CREATE FUNCTION pause(p_queue text, p_namespaces text[] DEFAULT NULL, p_paused boolean DEFAULT true)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF coalesce(p_queue NOT IN ('worker', 'orchestrator'), true) THEN
+        RAISE EXCEPTION 'a queue must be worker or orchestrator' USING ERRCODE = 'PW003';
+    END IF;
+    PERFORM check_options(p_namespaces, NULL, NULL, NULL);
+    IF p_paused THEN
+        INSERT INTO limits AS l (queue, namespace, paused)
+        SELECT p_queue, n.name, true FROM (SELECT DISTINCT unnest(coalesce(p_namespaces, ARRAY['*'])) ORDER BY 1) AS n (name)
+        ON CONFLICT (queue, namespace) DO UPDATE SET paused = true;
+        RETURN;
+    END IF;
+    UPDATE limits l SET paused = false
+      FROM (SELECT p.namespace FROM limits p
+             WHERE p.queue = p_queue AND p.paused AND (p.namespace = ANY (p_namespaces) OR p_namespaces IS NULL AND p.namespace = '*')
+             ORDER BY p.namespace FOR UPDATE) AS resumed
+     WHERE l.queue = p_queue AND l.namespace = resumed.namespace;
+    DELETE FROM limits l
+     WHERE l.queue = p_queue AND NOT l.holds AND l.weight = 1 AND (l.namespace = ANY (p_namespaces) OR p_namespaces IS NULL AND l.namespace = '*');
+    PERFORM notify_queue(p_queue, 1, NULL, CASE WHEN cardinality(p_namespaces) = 1 THEN p_namespaces[1] END);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION pause IS 'Has nobody claim from these namespaces of a queue (worker or orchestrator; null: from any namespace) from now on, or with p_paused false has everybody do so again. What is at work goes on. A queue that is paused as a whole is resumed as a whole; a namespace that is paused by itself remains so. PW003 if an argument breaks a rule.';
+
+-- +goose Down
+
+-- Here, where nothing is gone yet; the lock waits for transactions that have enqueued and not committed.
+LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, limits, instances, executions, history, kv_store, kv_delta, dead_letters, archive
+    IN ACCESS EXCLUSIVE MODE;
+SELECT require_empty();
+DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, earliest_limited, pick_limited, allot, take_up_releases, bring_back,
+    at_work_of_key, at_work, lock_namespace, served;
