@@ -77,6 +77,7 @@ type registration struct {
 	maxAttempts int
 	retry       RetryPolicy
 	timeout     time.Duration
+	labels      *labels // nil: it is for any name
 }
 
 // New returns a Dispatcher on the worker queue of a Provider. Errors of the Config, and of handlers that are registered,
@@ -177,6 +178,7 @@ func (d *Dispatcher) register(name string, r *registration) {
 	case name == "" || r.run == nil:
 		d.fail("a handler without a name, or a name without a handler: %q", name)
 	}
+	r.labels = labelsOf(name)
 	d.handlers[name] = r
 }
 

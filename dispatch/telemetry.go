@@ -119,15 +119,30 @@ func newTelemetry(c *Config, k *checks) (t telemetry) {
 	return t
 }
 
+// labels are the attributes of what is measured of a name. To make them costs more than to measure.
+type labels struct {
+	add    []metric.AddOption
+	record []metric.RecordOption
+	ended  map[Outcome][]metric.RecordOption
+}
+
+func labelsOf(name string) *labels {
+	named := metric.WithAttributeSet(attribute.NewSet(AttrName.String(name)))
+	l := &labels{add: []metric.AddOption{named}, record: []metric.RecordOption{named}, ended: make(map[Outcome][]metric.RecordOption)}
+	for _, o := range []Outcome{Done, Retried, Snoozed, DeadLettered, GivenBack, LeaseLost} {
+		l.ended[o] = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(AttrName.String(name), AttrOutcome.String(string(o))))}
+	}
+	return l
+}
+
 func (t *telemetry) hasPlaces(n int) { t.places.Record(context.Background(), int64(n)) }
 
 // begin takes note of the beginning of an attempt. Its context is for the handler.
-func (t *telemetry) begin(ctx context.Context, d *Dispatcher, unit []*held) context.Context {
+func (t *telemetry) begin(ctx context.Context, d *Dispatcher, l *labels, unit []*held) context.Context {
 	item := unit[0].item
-	named := metric.WithAttributeSet(attribute.NewSet(AttrName.String(item.Name)))
-	t.running.Add(ctx, int64(len(unit)), named)
+	t.running.Add(ctx, int64(len(unit)), l.add...)
 	for _, h := range unit {
-		t.wait.Record(ctx, max(time.Since(d.p.LocalTime(h.item.DueAt)), 0).Seconds(), named)
+		t.wait.Record(ctx, max(time.Since(d.p.LocalTime(h.item.DueAt)), 0).Seconds(), l.record...)
 	}
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
 	if len(unit) == 1 {
@@ -151,13 +166,12 @@ func (t *telemetry) begin(ctx context.Context, d *Dispatcher, unit []*held) cont
 }
 
 // end takes note of what came of an attempt that began at that time.
-func (t *telemetry) end(ctx context.Context, unit []*held, verdicts []verdict, began time.Time) {
-	name := unit[0].item.Name
-	t.running.Add(ctx, -int64(len(unit)), metric.WithAttributeSet(attribute.NewSet(AttrName.String(name))))
+func (t *telemetry) end(ctx context.Context, l *labels, unit []*held, verdicts []verdict, began time.Time) {
+	t.running.Add(ctx, -int64(len(unit)), l.add...)
 	took := time.Since(began).Seconds()
 	span := trace.SpanFromContext(ctx)
 	for _, v := range verdicts {
-		t.duration.Record(ctx, took, metric.WithAttributeSet(attribute.NewSet(AttrName.String(name), AttrOutcome.String(string(v.outcome())))))
+		t.duration.Record(ctx, took, l.ended[v.outcome()]...)
 		if v.err != nil && span.IsRecording() {
 			span.RecordError(errors.New(text(v.err)))
 			span.SetStatus(codes.Error, string(v.outcome()))

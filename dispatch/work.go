@@ -255,7 +255,11 @@ func (w *workshop) handle(unit []*held) {
 		defer cancel()
 	}
 	began := time.Now()
-	ctx = w.d.telemetry.begin(ctx, w.d, inHand)
+	l := r.labels
+	if l == nil {
+		l = labelsOf(inHand[0].item.Name)
+	}
+	ctx = w.d.telemetry.begin(ctx, w.d, l, inHand)
 	attempts := allFailed(len(inHand), errGoexit)
 	defer func() {
 		var cause error
@@ -266,7 +270,7 @@ func (w *workshop) handle(unit []*held) {
 		for i, h := range inHand {
 			verdicts[i] = r.judge(h, attempts[i].err, cause)
 		}
-		w.d.telemetry.end(ctx, inHand, verdicts, began)
+		w.d.telemetry.end(ctx, l, inHand, verdicts, began)
 		for i, h := range inHand {
 			w.settle(h, verdicts[i], attempts[i].result)
 		}
