@@ -122,11 +122,14 @@ COMMENT ON FUNCTION wake IS 'Internal: notifies some lane that is armed and take
 -- alone may have to be the one who takes it.
 
 -- +goose StatementBegin
-CREATE FUNCTION notify_inserted()
+DO $do$
+BEGIN
+    -- It pins no settings, which would cost a producer twice what all else here does. So its names are in full, and its plans
+    -- are what the planner likes: the table is small.
+    EXECUTE format($create$
+CREATE FUNCTION %1$I.notify_inserted()
 RETURNS trigger
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
-SET enable_seqscan = off
 AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
@@ -146,10 +149,10 @@ BEGIN
     IF pg_try_advisory_xact_lock_shared(hashtext('pgwake producers'), TG_RELID::integer)
        AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
         -- In a statement of its own, and so in a snapshot of its own.
-        SELECT min(w.fanout) INTO v_fanout FROM waiters w WHERE w.queue = TG_ARGV[0] AND w.armed;
-        IF v_fanout IS NULL THEN
+        IF NOT EXISTS (SELECT FROM %1$I.waiters w WHERE w.queue = TG_ARGV[0] AND w.armed) THEN
             RETURN NULL;
         END IF;
+        SELECT min(w.fanout) INTO v_fanout FROM %1$I.waiters w WHERE w.queue = TG_ARGV[0] AND w.armed; -- null, if none is by now: all are told
     END IF;
     IF TG_ARGV[0] = 'worker' THEN
         SELECT sum(k.due), sum(k.any), min(k.next), min(k.namespace), max(k.namespace), count(*),
@@ -169,16 +172,19 @@ BEGIN
                   FROM inserted i GROUP BY i.namespace, i.queue) AS k;
     END IF;
     IF v_fanout > 0 AND v_kinds <= 16 THEN -- of more kinds all are told: each costs a search of those who wait, in the producer's commit
-        PERFORM wake(TG_ARGV[0], k.namespace, k.label, k.due)
+        PERFORM %1$I.wake(TG_ARGV[0], k.namespace, k.label, k.due)
            FROM unnest(v_namespaces, v_labels, v_counts) AS k (namespace, label, due) WHERE k.due > 0;
         v_due := v_due - v_any;
     END IF;
     IF v_due > 0 OR v_next IS NOT NULL THEN
-        PERFORM notify_queue(TG_ARGV[0], v_due, v_next, CASE WHEN v_first = v_last THEN v_first END);
+        PERFORM %1$I.notify_queue(TG_ARGV[0], v_due, v_next, CASE WHEN v_first = v_last THEN v_first END);
     END IF;
     RETURN NULL;
 END
 $$;
+$create$, current_schema());
+END
+$do$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION notify_inserted IS 'Internal: notifies, of all rows of an INSERT, how many are due and when the next one will be, unless nobody waits for them: some lanes that are armed if any of them will do, or else everybody.';
 

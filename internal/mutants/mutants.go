@@ -90,7 +90,7 @@ var mutants = []mutant{
 	{
 		name:    "06 no due time for work items",
 		file:    "migrations/00002_notify.sql",
-		patches: []patch{{"PERFORM notify_queue(TG_ARGV[0], v_due, v_next,", "PERFORM notify_queue(TG_ARGV[0], v_due, CASE TG_ARGV[0] WHEN 'orchestrator' THEN v_next END,"}},
+		patches: []patch{{"PERFORM %1$I.notify_queue(TG_ARGV[0], v_due, v_next,", "PERFORM %1$I.notify_queue(TG_ARGV[0], v_due, CASE TG_ARGV[0] WHEN 'orchestrator' THEN v_next END,"}},
 		pkg:     root, test: "TestHole06_DelayedWorkItem_FiresOnTime",
 	},
 	{
