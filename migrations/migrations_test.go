@@ -327,9 +327,26 @@ func TestSchema_EveryFunction_PinsItsSearchPathAndIsNoSecurityDefiner(t *testing
 	s := newSchema(t, `Pinned "path"`)
 	s.up(t)
 	want := "search_path=" + pgx.Identifier{s.name}.Sanitize() + ", pg_temp"
-	require.Empty(t, s.list(t, `SELECT proname || ': ' || coalesce(array_to_string(proconfig, '; '), 'none') FROM pg_proc
-		WHERE pronamespace = to_regnamespace($1) AND NOT coalesce($2 = ANY (proconfig), false)`, pgx.Identifier{s.name}.Sanitize(), want))
+	require.Equal(t, []string{"notify_inserted: none"}, s.list(t, `SELECT proname || ': ' || coalesce(array_to_string(proconfig, '; '), 'none') FROM pg_proc
+		WHERE pronamespace = to_regnamespace($1) AND NOT coalesce($2 = ANY (proconfig), false)`, pgx.Identifier{s.name}.Sanitize(), want),
+		"that has its names in full")
 	require.Empty(t, s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace($1) AND prosecdef`, pgx.Identifier{s.name}.Sanitize()))
+}
+
+// The trigger runs on the path of whoever inserts.
+func TestTrigger_PathHasOtherThingsOfItsNames_UsesItsOwn(t *testing.T) {
+	t.Parallel()
+	s, other := newSchema(t, `Traced "path"`), newSchema(t, "")
+	s.up(t)
+	in, decoys := pgx.Identifier{s.name}.Sanitize(), pgx.Identifier{other.name}.Sanitize()
+	s.exec(t, `CREATE SCHEMA IF NOT EXISTS `+decoys+`; CREATE TABLE `+decoys+`.waiters (nothing int);
+		CREATE FUNCTION `+decoys+`.wake(text, text, text, bigint) RETURNS void LANGUAGE plpgsql AS 'BEGIN RAISE ''decoy''; END';
+		CREATE FUNCTION `+decoys+`.notify_queue(text, bigint, timestamptz, text) RETURNS void LANGUAGE plpgsql AS 'BEGIN RAISE ''decoy''; END';
+		INSERT INTO `+in+`.waiters VALUES (1, 1, 1, 'worker', true, 1, '*', NULL, NULL, 2, 1)`)
+	for _, path := range []string{decoys + ", pg_catalog", `''`} {
+		s.exec(t, `SET search_path = `+path+`; INSERT INTO `+in+`.worker_queue (name) VALUES ('now');
+			INSERT INTO `+in+`.worker_queue (name, visible_at) VALUES ('later', now() + interval '1 hour'); RESET search_path`)
+	}
 }
 
 // Before the first release the files change; a schema of an earlier state is left alone, and somebody is told.

@@ -35,7 +35,7 @@ func TestImplementation_EachFunction_IsThere(t *testing.T) {
 }
 
 func sqlFunctions(t *testing.T) map[string]bool {
-	created := regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?FUNCTION (\w+)`)
+	created := regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?FUNCTION (?:%1\$I\.)?(\w+)`)
 	names := make(map[string]bool)
 	files, err := filepath.Glob("../../migrations/*.sql")
 	require.NoError(t, err)
