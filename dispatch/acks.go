@@ -90,7 +90,7 @@ func (a *acker) ack(batch []*held) {
 		return latest
 	}
 	err := persist(a.d.work.settling, end, func(ctx context.Context) error {
-		err := a.d.p.AckWorkItems(ctx, tokens)
+		err := a.call(ctx, tokens)
 		var failure *pgwake.Error
 		unknown = unknown || errors.As(err, &failure) && failure.Unknown
 		return err
@@ -102,6 +102,25 @@ func (a *acker) ack(batch []*held) {
 		return
 	}
 	a.d.cfg.Logger.Warn("dispatch: items are done and cannot be acknowledged: they come again", "error", err, "items", len(batch))
+}
+
+// call acknowledges items. Where a limit leaves few places, as many others are claimed in the same moment: a place that is
+// free is to be taken, and nobody else is to be woken for it.
+func (a *acker) call(ctx context.Context, tokens []pgwake.LockToken) error {
+	n := a.d.work.inPlaceOf(len(tokens))
+	if n == 0 {
+		return a.d.p.AckWorkItems(ctx, tokens)
+	}
+	options := a.d.fetchOptions()
+	options.NoWait, options.Ack = true, tokens
+	items, err := a.d.p.FetchWorkItems(ctx, n, options)
+	if errors.Is(err, pgwake.ErrNoWork) {
+		return nil
+	}
+	if err == nil {
+		a.d.work.take(items, n)
+	}
+	return err
 }
 
 // verbTimeout bounds one attempt of a verb.

@@ -13,9 +13,7 @@ import (
 
 // claim claims until ctx ends. Its error is one that will not go away.
 func (d *Dispatcher) claim(ctx context.Context) error {
-	options := &pgwake.FetchOptions{
-		LockTimeout: d.cfg.LockTimeout, Namespaces: d.cfg.Namespaces, Tags: d.cfg.Tags, Session: d.cfg.Session, Fair: d.cfg.Fair,
-	}
+	options := d.fetchOptions()
 	patience := patience{log: d.cfg.Logger}
 	for {
 		n := d.work.room(ctx)
@@ -27,6 +25,12 @@ func (d *Dispatcher) claim(ctx context.Context) error {
 		if goOn, err := patience.after(ctx, err); !goOn {
 			return err
 		}
+	}
+}
+
+func (d *Dispatcher) fetchOptions() *pgwake.FetchOptions {
+	return &pgwake.FetchOptions{
+		LockTimeout: d.cfg.LockTimeout, Namespaces: d.cfg.Namespaces, Tags: d.cfg.Tags, Session: d.cfg.Session, Fair: d.cfg.Fair,
 	}
 }
 

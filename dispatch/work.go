@@ -108,24 +108,46 @@ func (w *workshop) window() int {
 	return int(min(int64(w.d.cfg.Ahead), int64(w.places.now)*int64(lookAhead/w.mean)))
 }
 
-// take begins the items, or keeps them ahead.
+// take takes items to work. Those that come when the Dispatcher is about to end are given back.
 func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int) {
 	taken := make([]*held, len(items))
 	for i, item := range items {
 		taken[i] = &held{item: item, since: time.Now(), until: w.d.p.LocalTime(item.LockedUntil)}
 	}
 	w.d.leases.add(taken)
+	if !w.keep(taken, len(items) >= asked) {
+		w.giveBack(taken)
+	}
+}
+
+// keep begins the items, or keeps them ahead, unless the Dispatcher is about to end.
+func (w *workshop) keep(taken []*held, more bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.taken += len(taken)
-	w.ahead, w.more = append(w.ahead, taken...), len(items) >= asked
-	if len(items) > 0 {
-		w.limited = slices.ContainsFunc(items, func(item *pgwake.ClaimedWorkItem) bool { return item.Limited })
+	if w.stopping {
+		return false
+	}
+	w.ahead, w.more = append(w.ahead, taken...), more
+	if len(taken) > 0 {
+		w.limited = slices.ContainsFunc(taken, func(h *held) bool { return h.item.Limited })
 	}
 	w.fill()
 	if len(w.ahead) > 0 {
 		w.stale.Reset(staleAhead)
 	}
+	return true
+}
+
+// inPlaceOf returns how many items to claim with the ack of so many, beside what the next fetch asks for: none, unless a limit
+// leaves few places.
+func (w *workshop) inPlaceOf(acked int) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.limited || w.stopping {
+		return 0
+	}
+	return min(acked, max(w.places.now-w.busy-len(w.ahead), 0))
 }
 
 // fill has what is ahead begun in all places that are free. It is called with mu held.

@@ -497,6 +497,10 @@ DECLARE
     v_spaces text[]; -- of places that become free
     v_tags   text[];
     v_keys   text[];
+    v_sole     text; -- the one namespace that it can be from
+    v_sole_tag text;
+    v_free     integer; -- how many may be claimed there
+    v_slot     boolean; -- and whether they have a place then
 BEGIN
     IF p_limit < 1 OR p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_work needs a token, a limit of at least 1 and a positive lock timeout' USING ERRCODE = 'PW003';
@@ -512,7 +516,7 @@ BEGIN
                array_agg(r.namespace) FILTER (WHERE r.slot), array_agg(r.tag) FILTER (WHERE r.slot), array_agg(r.key) FILTER (WHERE r.slot)
           INTO v_done, v_tokens, v_sessions, v_spaces, v_tags, v_keys FROM removed r;
         IF v_spaces IS NOT NULL THEN
-            PERFORM release_places(v_spaces, v_tags, v_keys);
+            PERFORM note_releases(v_spaces, v_tags, v_keys);
         END IF;
         IF v_sessions IS NOT NULL THEN
             PERFORM touch_sessions(v_sessions);
@@ -530,6 +534,9 @@ BEGIN
                 EXCEPT SELECT done.id, done.token FROM unnest(v_done, v_tokens) AS done (id, token)) AS asked;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
         IF v_claims > 0 THEN
+            IF v_spaces IS NOT NULL THEN
+                PERFORM tell_of_places(v_spaces, v_tags, v_keys);
+            END IF;
             RETURN; -- whoever asked wants to know first
         END IF;
     END IF;
@@ -538,8 +545,34 @@ BEGIN
     v_until := v_now + p_lock_timeout;
     IF v_limited THEN
         v_served := served('worker', p_namespaces);
+        IF NOT p_fair AND p_owner IS NULL AND p_max_attempts <= 0 THEN
+            SELECT * INTO v_sole, v_sole_tag, v_free, v_slot FROM sole_list(v_served, p_tags, p_limit, v_now);
+        END IF;
     END IF;
-    IF v_simple THEN
+    IF v_sole IS NOT NULL THEN
+        -- As below, along one list.
+        RETURN QUERY
+        WITH claimed AS (
+            UPDATE worker_queue q
+               SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false, slot = v_slot
+              FROM (SELECT head.ctid, head.visible_at
+                      FROM generate_series(9, 0, -1) AS level (priority)
+                     CROSS JOIN LATERAL (
+                           SELECT d.ctid, d.visible_at FROM worker_queue d
+                            WHERE d.namespace = v_sole AND d.tag = v_sole_tag AND d.priority = level.priority AND d.session_id IS NULL
+                              AND d.visible_at <= v_now
+                            ORDER BY d.visible_at, d.id
+                            LIMIT v_free FOR UPDATE SKIP LOCKED) head
+                     LIMIT v_free) AS picked
+             WHERE q.ctid = picked.ctid
+            RETURNING q.*, picked.visible_at AS was_due
+        )
+        SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
+               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, c.slot, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+          FROM claimed c
+         ORDER BY c.priority DESC, c.was_due, c.id;
+        GET DIAGNOSTICS v_claims = ROW_COUNT;
+    ELSIF v_simple THEN
         -- pick_work, the claim and earliest_work for what nearly all fetches ask for, in one statement each. The rows that
         -- were locked are there by their place: to look each up by its id would cost as much as to find it.
         IF p_limit >= 10 THEN
@@ -626,6 +659,10 @@ BEGIN
     END IF;
     IF v_claims > 0 AND p_announce THEN
         PERFORM notify_queue('worker', 0, v_until);
+    END IF;
+    -- This claim may have taken the places itself.
+    IF v_spaces IS NOT NULL AND (v_sole = ALL (v_spaces) AND v_claims >= cardinality(v_spaces)) IS NOT TRUE THEN
+        PERFORM tell_of_places(v_spaces, v_tags, v_keys);
     END IF;
 
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json,

@@ -321,6 +321,35 @@ $$;
 COMMENT ON FUNCTION pick_limited IS 'Internal: pick_work where there are limits, or where namespaces take turns (p_fair). Of those that others have locked, or are claiming, nothing is said: they are due still.';
 
 -- +goose StatementBegin
+CREATE FUNCTION sole_list(
+    p_namespaces text[], p_tags text[], p_limit integer, p_now timestamptz, OUT sole text, OUT tag text, OUT free integer, OUT slot boolean)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_lists integer;
+    v_limit limits;
+BEGIN
+    SELECT count(*), min(l.namespace), min(l.tag) INTO v_lists, sole, tag FROM (SELECT w.* FROM work_lists(p_namespaces, p_tags) AS w LIMIT 2) AS l;
+    SELECT * INTO v_limit FROM limits l WHERE l.queue = 'worker' AND l.namespace = sole;
+    free := p_limit;
+    slot := v_limit.max_running IS NOT NULL;
+    IF v_lists <> 1 OR v_limit.max_running_per_key IS NOT NULL OR v_limit.rate_interval IS NOT NULL THEN
+        sole := NULL;
+    ELSIF slot AND NOT lock_namespace(sole) THEN
+        free := 0;
+    ELSIF slot THEN
+        free := greatest(least(p_limit, v_limit.max_running - at_work(sole, v_limit.max_running, p_now)), 0);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION sole_list IS 'Internal: the list that a fetch is from if it is the only one, and has no limits of keys, and how many items may be claimed there; null otherwise. The namespace is locked then, if it has a limit.';
+
+-- +goose StatementBegin
 CREATE FUNCTION earliest_limited(p_namespaces text[], p_tags text[])
 RETURNS timestamptz
 LANGUAGE plpgsql
@@ -359,7 +388,7 @@ $$;
 COMMENT ON FUNCTION earliest_limited IS 'Internal: earliest_work where there are limits, sessions left out: when it can be taken counts, which is not before a lease ends if its namespace is full.';
 
 -- +goose StatementBegin
-CREATE FUNCTION release_places(p_namespaces text[], p_tags text[], p_keys text[])
+CREATE FUNCTION note_releases(p_namespaces text[], p_tags text[], p_keys text[])
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -371,6 +400,20 @@ BEGIN
     SELECT r.namespace, r.tag, r.key FROM unnest(p_namespaces, p_tags, p_keys) AS r (namespace, tag, key)
      WHERE r.key IS NOT NULL
        AND EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = r.namespace AND l.max_running_per_key IS NOT NULL);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION note_releases IS 'Internal: has a held item brought back for each place of a key that these leave. Part of release_places.';
+
+-- +goose StatementBegin
+CREATE FUNCTION tell_of_places(p_namespaces text[], p_tags text[], p_keys text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
     IF current_setting('pgwake.notify', true) IS NOT DISTINCT FROM 'off' THEN
         RETURN;
     END IF;
@@ -388,6 +431,19 @@ BEGIN
     ELSE
         PERFORM notify_queue('worker', cardinality(p_namespaces), NULL, CASE WHEN p_namespaces[1] = ALL (p_namespaces) THEN p_namespaces[1] END);
     END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION tell_of_places IS 'Internal: tells those who wait for a place that these leave theirs. Part of release_places.';
+
+-- +goose StatementBegin
+CREATE FUNCTION release_places(p_namespaces text[], p_tags text[], p_keys text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM note_releases(p_namespaces, p_tags, p_keys), tell_of_places(p_namespaces, p_tags, p_keys);
 END
 $$;
 -- +goose StatementEnd
@@ -547,5 +603,5 @@ COMMENT ON FUNCTION pause IS 'Has nobody claim from these namespaces of a queue 
 LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, limits, instances, executions, history, kv_store, kv_delta, dead_letters, archive
     IN ACCESS EXCLUSIVE MODE;
 SELECT require_empty();
-DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, earliest_limited, pick_limited, allot, take_up_releases, bring_back,
+DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, sole_list, pick_limited, allot, take_up_releases, bring_back,
     at_work_of_key, at_work, lock_namespace, served;
