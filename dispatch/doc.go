@@ -23,6 +23,12 @@
 // handlers are quick, items are claimed ahead (Config.Ahead) for 20 ms of work; where they take their time, none is, so nobody
 // keeps from others what he cannot begin. With Config.MinConcurrency, as many places are in use as get most done.
 //
+// # Limits
+//
+// How many items of a namespace, or of a key in it, are at work over all processes, and how often a key may begin one, is set in the
+// database (pgwake.Provider.SetLimits). Under a limit nothing is claimed ahead, and an ack takes the next item with it. With
+// Config.Fair namespaces take turns, so that a flood in one keeps no other waiting.
+//
 // # The end
 //
 // When the context of Run ends, the Dispatcher claims no more, and gives back at once what it had claimed ahead. Handlers
