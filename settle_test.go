@@ -258,32 +258,37 @@ func TestSettle_SilentProducerCommitsLate_IsFound(t *testing.T) {
 
 // A transaction that is prepared belongs to no session, and cannot notify.
 func TestSettle_PreparedTransaction_IsWaitedForOrLeftToTheFallback(t *testing.T) {
-	p := testProvider(t, Config{AggressivePolicy: Never, FallbackInterval: 200 * time.Millisecond})
-	producer := plain(t, p.cfg.Schema)
-	var most int
-	require.NoError(t, producer.QueryRow(t.Context(), `SELECT current_setting('max_prepared_transactions')::int`).Scan(&most))
-	if most == 0 {
-		t.Skip("the server has max_prepared_transactions = 0")
+	start := func(fallback time.Duration) (p *Provider, prepare func(name, notify string) error, commit func()) {
+		p = testProvider(t, Config{AggressivePolicy: Never, FallbackInterval: fallback})
+		producer := plain(t, p.cfg.Schema)
+		var most int
+		require.NoError(t, producer.QueryRow(t.Context(), `SELECT current_setting('max_prepared_transactions')::int`).Scan(&most))
+		if most == 0 {
+			t.Skip("the server has max_prepared_transactions = 0")
+		}
+		return p, func(name, notify string) error {
+			mustExec(t, producer, `BEGIN`)
+			mustExec(t, producer, `SELECT set_config('pgwake.notify', $1, true), enqueue_work($2)`, notify, name)
+			_, err := producer.Exec(t.Context(), `PREPARE TRANSACTION '`+p.cfg.Schema+`'`)
+			return err
+		}, func() { mustExec(t, producer, `COMMIT PREPARED '`+p.cfg.Schema+`'`) }
 	}
-	prepare := func(name, notify string) error {
-		mustExec(t, producer, `BEGIN`)
-		mustExec(t, producer, `SELECT set_config('pgwake.notify', $1, true), enqueue_work($2)`, notify, name)
-		_, err := producer.Exec(t.Context(), `PREPARE TRANSACTION '`+p.cfg.Schema+`'`)
-		return err
-	}
+
+	p, prepare, commit := start(time.Hour)
 	require.NoError(t, prepare("silent, since nobody waits", "on"))
 	wait := fetchWork(t, p, longPoll)
 	eventually(t, "it waits for it", func() bool { return !p.Health().OK })
 	require.Contains(t, strings.Join(p.Health().Problems, ";"), "process ids [0]")
-	mustExec(t, producer, `COMMIT PREPARED '`+p.cfg.Schema+`'`)
+	commit()
 	get(t, wait)
 	require.EqualValues(t, 1, p.Stats().Worker.Finds["settle"])
 
+	p, prepare, commit = start(200 * time.Millisecond)
 	wait = fetchWork(t, p, longPoll)
 	awaitParked(t, p, Worker, 1)
 	require.ErrorContains(t, prepare("notifies", "on"), "NOTIFY")
 	require.NoError(t, prepare("silenced", "off"))
-	mustExec(t, producer, `COMMIT PREPARED '`+p.cfg.Schema+`'`)
+	commit()
 	require.Equal(t, "silenced", get(t, wait).item.Name)
 	require.EqualValues(t, 1, p.Stats().Worker.Finds["fallback"])
 }
