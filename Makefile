@@ -20,7 +20,7 @@ DURATION ?= 60s
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress check docs bench bench-quick mutants model model-quick chaos soak clean help
+.PHONY: demo test test-matrix stress check docs bench bench-quick mutants mutants-quick model model-quick chaos soak clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -66,6 +66,10 @@ bench-quick:
 mutants:
 	@$(WITH_PG) -- sh -c 'failed=0; $(GO) run ./internal/mutants || failed=1; \
 		PGWAKE_FAULTS="$(FAULTS)" $(GO) test -count=1 -v -run TestFaults ./providertest || failed=1; exit $$failed'
+
+## mutants-quick: the twelve holes alone
+mutants-quick:
+	@$(WITH_PG) -- $(GO) run ./internal/mutants -run '^[01][0-9] '
 
 ## model-quick: every order of steps of the wake-up protocol, in the sizes that take up to half a minute each; without the race detector, about a minute
 model-quick:
