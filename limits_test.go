@@ -57,7 +57,7 @@ func TestLimits_MaxRunning_SoManyAreClaimed_AndOneForEachThatEnds(t *testing.T) 
 	n.enqueue(t, "a", "b", "c", "d", "e", "f")
 	items, names := n.takeSome(t, 10)
 	require.Equal(t, []string{"a", "b", "c"}, names)
-	require.True(t, items[0].Limited)
+	require.Equal(t, 3, items[0].Places)
 	n.requireNoWork(t)
 
 	require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
@@ -69,6 +69,66 @@ func TestLimits_MaxRunning_SoManyAreClaimed_AndOneForEachThatEnds(t *testing.T) 
 	require.NoError(t, n.DeadLetterWorkItem(t.Context(), items[2].LockToken, "spoilt", ""))
 	_, names = n.takeSome(t, 10)
 	require.Equal(t, []string{"f"}, names)
+}
+
+// An ack hands its place on to what is claimed with it, whoever else is claiming then; but not if there are more at work than
+// there may be by now.
+func TestLimits_AckedWithAFetch_ItsPlaceIsHandedOn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunning: 4})
+	n.enqueue(t, "a", "b", "c", "d", "e", "f", "g", "h")
+	items, _ := n.takeSome(t, 4)
+	ackedWith := func(fetched int, acked ...*pgwake.ClaimedWorkItem) (names []string) {
+		o := &pgwake.FetchOptions{NoWait: true}
+		for _, item := range acked {
+			o.Ack = append(o.Ack, item.LockToken)
+		}
+		claimed, err := n.FetchWorkItems(t.Context(), fetched, o)
+		if !errors.Is(err, pgwake.ErrNoWork) {
+			require.NoError(t, err)
+		}
+		for _, item := range claimed {
+			items, names = append(items, item), append(names, item.Name)
+		}
+		return names
+	}
+	require.Equal(t, []string{"e"}, ackedWith(2, items[0])) // counted, and known to fit
+
+	claiming := n.begin(t)
+	_, err := claiming.Exec(t.Context(), `SELECT lock_namespace('default')`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"f"}, ackedWith(1, items[1]))
+	require.Equal(t, []string{"g"}, ackedWith(2, items[2]))
+	require.Empty(t, ackedWith(1))
+	require.NoError(t, claiming.Rollback(t.Context()))
+
+	n.limit(t, pgwake.Limits{MaxRunning: 2})
+	require.Empty(t, ackedWith(1, items[3]))
+	require.Empty(t, ackedWith(1, items[4]))
+	require.Equal(t, []string{"h"}, ackedWith(1, items[5]))
+}
+
+// Somebody renews a lease, or gives a place away, in time, but commits after the end of that lease. Nobody else has taken the
+// place by then.
+func TestLimits_LeaseEndsBeforeACommit_PlaceIsStillTaken(t *testing.T) {
+	t.Parallel()
+	for _, l := range []pgwake.Limits{{MaxRunning: 1}, {MaxRunningPerKey: 1}} {
+		n := newNode(t, nil)
+		n.limit(t, l)
+		n.keyed(t, "k", "k")
+		item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: time.Second})
+		require.NoError(t, err)
+		tx := n.begin(t)
+		_, err = n.RenewWorkItemLockTx(t.Context(), tx, item.LockToken, time.Hour)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool {
+			return n.exec(t, `SELECT WHERE clock_timestamp() > $1`, item.LockedUntil) == 1
+		}, patience, 10*time.Millisecond)
+		n.requireNoWork(t)
+		require.NoError(t, tx.Commit(t.Context()))
+		n.requireNoWork(t)
+	}
 }
 
 func TestLimits_LeaseEnds_PlaceIsFree(t *testing.T) {
@@ -173,15 +233,15 @@ func claimOf(token pgwake.LockToken) string {
 func TestLimits_RatePerKey_TheNextIsDueWhenItMayBegin(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Minute, Burst: 2}})
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 10 * time.Minute, Burst: 2}})
 	n.keyed(t, "a", "a", "a", "a", "b")
 	_, names := n.takeSome(t, 20)
 	require.Equal(t, []string{"a", "a", "b"}, names)
 	n.requireNoWork(t)
 	for range 2 {
-		pgwaketest.Advance(t, n.Provider, time.Minute-time.Second)
+		pgwaketest.Advance(t, n.Provider, 9*time.Minute)
 		n.requireNoWork(t)
-		pgwaketest.Advance(t, n.Provider, time.Second)
+		pgwaketest.Advance(t, n.Provider, time.Minute)
 		items, names := n.takeSome(t, 20)
 		names = onlyKey(items, names)
 		require.Equal(t, []string{"a"}, names)

@@ -130,9 +130,9 @@ type ClaimedWorkItem struct {
 	LockToken   LockToken
 	LockedUntil time.Time // end of the lease, server time
 
-	// Limited says that the item has one of the places that the limits of its namespace leave. Claim no more of those than
-	// can be begun: the others are somebody else's.
-	Limited bool
+	// Places is how many items like this, of its namespace or of its key, may be at work at one time, over all nodes; 0: any
+	// number. This is one of them, at work or not: whoever claims ahead keeps others from it.
+	Places int
 }
 
 // EnqueueForWorkerTx is EnqueueForWorker as part of the transaction.
@@ -449,7 +449,7 @@ type workRow struct {
 	priority                                             pgtype.Int2
 	attempt                                              pgtype.Int4
 	namespace, name, instance, tag, session, reason, key sameText
-	limited                                              pgtype.Bool
+	places                                               pgtype.Int4
 	input, headers                                       []byte
 	enqueuedAt, dueAt, until, earliest, now              pgtype.Timestamptz
 	lost                                                 pgtype.UUID
@@ -460,7 +460,7 @@ type workRow struct {
 func (r *workRow) targets() []any {
 	if r.pointers == nil {
 		r.pointers = []any{&r.id, &r.namespace, &r.priority, &r.attempt, &r.name, &r.input, &r.instance, &r.execution, &r.activity,
-			&r.tag, &r.session, &r.reason, &r.headers, &r.key, &r.limited, &r.enqueuedAt, &r.dueAt, &r.until, &r.earliest, &r.now, &r.lost}
+			&r.tag, &r.session, &r.reason, &r.headers, &r.key, &r.places, &r.enqueuedAt, &r.dueAt, &r.until, &r.earliest, &r.now, &r.lost}
 	}
 	return r.pointers
 }
@@ -471,7 +471,7 @@ func (r *workRow) item(token LockToken) *ClaimedWorkItem {
 			ActivityID: r.activity.Int64, Tag: string(r.tag), Session: string(r.session), Headers: headersOf(r.headers), Key: string(r.key)},
 		ID: r.id.Int64, Namespace: string(r.namespace), Priority: int(r.priority.Int16), Attempt: int(r.attempt.Int32),
 		EnqueuedAt: r.enqueuedAt.Time, DueAt: r.dueAt.Time, LastError: string(r.reason), LockToken: token, LockedUntil: r.until.Time,
-		Limited: r.limited.Bool,
+		Places: int(r.places.Int32),
 	}
 }
 

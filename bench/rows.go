@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/pgwake/pgwake/bench/measure"
@@ -154,9 +155,11 @@ func (r *results) quotaRows() (rows []row) {
 	}
 	first := r.Quotas[0]
 	of := func(f func(*measure.QuotasResult) float64) []float64 { return each(r.Quotas, f) }
-	rows = append(rows, rate(fmt.Sprintf("drain of %d under a limit that does not bind", first.Limited.Items), "items/s",
-		of(func(q *measure.QuotasResult) float64 { return q.Limited.PerSecond() }),
-		of(func(q *measure.QuotasResult) float64 { return q.Free.PerSecond() }), "no limit", 0.8))
+	for i, d := range first.Drains {
+		rows = append(rows, rate(fmt.Sprintf("drain of %d, limited, not so that it binds: %s; by %s", d.Free.Items, d.Limits, strings.TrimPrefix(d.Free.Who, "pgwake, ")), "items/s",
+			of(func(q *measure.QuotasResult) float64 { return q.Drains[i].Limited.PerSecond() }),
+			of(func(q *measure.QuotasResult) float64 { return q.Drains[i].Free.PerSecond() }), "no limit", 0.8))
+	}
 	busy, highest := measure.Median(of(func(q *measure.QuotasResult) float64 { return q.Busy })), 0
 	for _, q := range r.Quotas {
 		highest = max(highest, q.Highest)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +22,9 @@ import (
 const (
 	lookAhead  = 20 * time.Millisecond
 	staleAhead = 10 * lookAhead
+
+	// What is ahead counts as at work where that is limited, and keeps others from being so.
+	aheadOfAllowed = 16
 
 	mostUnsettled = 2 * ackedAtOnce // items that have been handled, and are still in the queue
 )
@@ -44,7 +46,7 @@ type workshop struct {
 	running  map[*held]bool
 	ahead    []*held
 	more     bool          // the last claim got all that it asked for, so there was probably more
-	limited  bool          // the last claim got items that keep others from being claimed
+	allowed  int           // how many items like those of the last claim may be at work, over all nodes; 0: any number
 	mean     time.Duration // of what handlers took for an item lately; 0: none has ended
 	stopping bool
 	stale    *time.Timer
@@ -102,10 +104,14 @@ func (w *workshop) free() int {
 
 // window is how many items to have ahead. It is called with mu held.
 func (w *workshop) window() int {
-	if w.mean == 0 || w.d.cfg.Ahead == NotAhead || w.d.triedOnce || w.limited {
+	if w.mean == 0 || w.d.cfg.Ahead == NotAhead || w.d.triedOnce {
 		return 0
 	}
-	return int(min(int64(w.d.cfg.Ahead), int64(w.places.now)*int64(lookAhead/w.mean)))
+	most := w.d.cfg.Ahead
+	if w.allowed > 0 {
+		most = min(most, w.allowed/aheadOfAllowed)
+	}
+	return int(min(int64(most), int64(w.places.now)*int64(lookAhead/w.mean)))
 }
 
 // take takes items to work. Those that come when the Dispatcher is about to end are given back.
@@ -130,7 +136,7 @@ func (w *workshop) keep(taken []*held, more bool) bool {
 	}
 	w.ahead, w.more = append(w.ahead, taken...), more
 	if len(taken) > 0 {
-		w.limited = slices.ContainsFunc(taken, func(h *held) bool { return h.item.Limited })
+		w.allowed = fewest(taken)
 	}
 	w.fill()
 	if len(w.ahead) > 0 {
@@ -139,15 +145,25 @@ func (w *workshop) keep(taken []*held, more bool) bool {
 	return true
 }
 
-// inPlaceOf returns how many items to claim with the ack of so many, beside what the next fetch asks for: none, unless a limit
-// leaves few places.
+// fewest is how many items like one of these may be at work at one time; 0: any number.
+func fewest(taken []*held) (places int) {
+	for _, h := range taken {
+		if p := h.item.Places; p > 0 && (places == 0 || p < places) {
+			places = p
+		}
+	}
+	return places
+}
+
+// inPlaceOf returns how many items to claim with the ack of so many, beside what the next fetch asks for: none, unless there is
+// a limit.
 func (w *workshop) inPlaceOf(acked int) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.limited || w.stopping {
+	if w.allowed == 0 || w.stopping {
 		return 0
 	}
-	return min(acked, max(w.places.now-w.busy-len(w.ahead), 0))
+	return min(acked, pgwake.MaxFetch, max(w.places.now-w.busy-len(w.ahead)+w.window(), 0))
 }
 
 // fill has what is ahead begun in all places that are free. It is called with mu held.

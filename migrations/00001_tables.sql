@@ -96,6 +96,7 @@ CREATE TABLE limits (
     max_running_per_key integer CONSTRAINT limits_max_running_per_key_check CHECK (max_running_per_key > 0),
     rate_interval       interval CONSTRAINT limits_rate_interval_check CHECK (rate_interval > interval '0'),
     rate_burst          integer NOT NULL DEFAULT 1 CONSTRAINT limits_rate_burst_check CHECK (rate_burst > 0),
+    over                boolean NOT NULL DEFAULT false,
     holds               boolean GENERATED ALWAYS AS (paused OR max_running IS NOT NULL OR max_running_per_key IS NOT NULL OR rate_interval IS NOT NULL) STORED,
     PRIMARY KEY (queue, namespace)
 );
@@ -104,6 +105,7 @@ COMMENT ON COLUMN limits.weight IS 'Chances of the namespace where namespaces ta
 COMMENT ON COLUMN limits.max_running IS 'How many of its work items may be at work at one time; null: any number.';
 COMMENT ON COLUMN limits.max_running_per_key IS 'How many of them with the same key.';
 COMMENT ON COLUMN limits.rate_interval IS 'Of the items of a key one may begin in this time; rate_burst of them may do so at once if none has for a while.';
+COMMENT ON COLUMN limits.over IS 'More than max_running may be at work, since it was set meanwhile: no ack hands its places on.';
 COMMENT ON COLUMN limits.holds IS 'Whether a claim has to look here.';
 -- every claim
 CREATE INDEX limits_holds_idx ON limits (queue, namespace) WHERE holds;

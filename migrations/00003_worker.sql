@@ -472,7 +472,7 @@ CREATE FUNCTION fetch_work(
 RETURNS TABLE (
     item_id bigint, namespace text, priority smallint, attempt_count integer, name text, input json,
     instance_id text, execution_id bigint, activity_id bigint, tag text, session_id text, last_error text,
-    headers jsonb, key text, limited boolean, enqueued_at timestamptz, due_at timestamptz,
+    headers jsonb, key text, places integer, enqueued_at timestamptz, due_at timestamptz,
     locked_until timestamptz, earliest_at timestamptz, now_at timestamptz, lost uuid)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -500,7 +500,7 @@ DECLARE
     v_sole     text; -- the one namespace that it can be from
     v_sole_tag text;
     v_free     integer; -- how many may be claimed there
-    v_slot     boolean; -- and whether they have a place then
+    v_places   integer; -- of how many they have one then; null: of any number
 BEGIN
     IF p_limit < 1 OR p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_work needs a token, a limit of at least 1 and a positive lock timeout' USING ERRCODE = 'PW003';
@@ -528,7 +528,7 @@ BEGIN
     IF cardinality(v_done) IS DISTINCT FROM cardinality(p_ack_ids) THEN
         RETURN QUERY
         SELECT asked.id, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json, NULL::text, NULL::bigint, NULL::bigint,
-               NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::text, NULL::boolean, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
+               NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::text, NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
                NULL::timestamptz, asked.token
           FROM (SELECT a.id, a.token FROM unnest(p_ack_ids, p_ack_tokens) AS a (id, token)
                 EXCEPT SELECT done.id, done.token FROM unnest(v_done, v_tokens) AS done (id, token)) AS asked;
@@ -546,21 +546,31 @@ BEGIN
     IF v_limited THEN
         v_served := served('worker', p_namespaces);
         IF NOT p_fair AND p_owner IS NULL AND p_max_attempts <= 0 THEN
-            SELECT * INTO v_sole, v_sole_tag, v_free, v_slot FROM sole_list(v_served, p_tags, p_limit, v_now);
+            SELECT * INTO v_sole, v_sole_tag, v_free, v_places FROM sole_list(v_served, p_tags, p_limit, v_spaces, v_now);
         END IF;
+    END IF;
+    IF p_limit >= 10 AND (v_simple OR v_sole IS NOT NULL) THEN
+        -- What others are claiming at this moment is skipped either way. To learn of a row that it is locked costs as much
+        -- as to lock it, and with eight batches at a time there are seven such rows for each that is taken. So those of
+        -- transactions that are under way now, or begin next, are not tried. They may have ended by the time: then
+        -- the row is claimed, or it is still due, and whoever looks for what is left sees it.
+        v_moving := ARRAY(
+            SELECT t.xid::xid FROM pg_snapshot_xip(pg_current_snapshot()) AS t (xid)
+            UNION ALL
+            SELECT (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + n.next)::text::xid8::xid FROM generate_series(0, 31) AS n (next));
     END IF;
     IF v_sole IS NOT NULL THEN
         -- As below, along one list.
         RETURN QUERY
         WITH claimed AS (
             UPDATE worker_queue q
-               SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false, slot = v_slot
+               SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false, slot = v_places IS NOT NULL
               FROM (SELECT head.ctid, head.visible_at
                       FROM generate_series(9, 0, -1) AS level (priority)
                      CROSS JOIN LATERAL (
                            SELECT d.ctid, d.visible_at FROM worker_queue d
                             WHERE d.namespace = v_sole AND d.tag = v_sole_tag AND d.priority = level.priority AND d.session_id IS NULL
-                              AND d.visible_at <= v_now
+                              AND d.visible_at <= v_now AND (d.xmax = 0 OR d.xmax <> ALL (v_moving))
                             ORDER BY d.visible_at, d.id
                             LIMIT v_free FOR UPDATE SKIP LOCKED) head
                      LIMIT v_free) AS picked
@@ -568,23 +578,13 @@ BEGIN
             RETURNING q.*, picked.visible_at AS was_due
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
-               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, c.slot, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, v_places, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
           FROM claimed c
          ORDER BY c.priority DESC, c.was_due, c.id;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
     ELSIF v_simple THEN
         -- pick_work, the claim and earliest_work for what nearly all fetches ask for, in one statement each. The rows that
         -- were locked are there by their place: to look each up by its id would cost as much as to find it.
-        IF p_limit >= 10 THEN
-            -- What others are claiming at this moment is skipped either way. To learn of a row that it is locked costs as much
-            -- as to lock it, and with eight batches at a time there are seven such rows for each that is taken. So those of
-            -- transactions that are under way now, or begin next, are not tried. They may have ended by the time: then
-            -- the row is claimed, or it is still due, and whoever looks for what is left sees it.
-            v_moving := ARRAY(
-                SELECT t.xid::xid FROM pg_snapshot_xip(pg_current_snapshot()) AS t (xid)
-                UNION ALL
-                SELECT (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + n.next)::text::xid8::xid FROM generate_series(0, 31) AS n (next));
-        END IF;
         RETURN QUERY
         WITH claimed AS (
             UPDATE worker_queue q
@@ -602,7 +602,7 @@ BEGIN
             RETURNING q.*, picked.visible_at AS was_due
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
-               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, c.slot, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, NULL::integer, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
           FROM claimed c
          ORDER BY c.priority DESC, c.was_due, c.id;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
@@ -628,16 +628,16 @@ BEGIN
             RETURN QUERY
             WITH claimed AS (
                 UPDATE worker_queue q
-                   SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false,
-                       slot = v_limited AND q.session_id IS NULL AND EXISTS (
-                           SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = q.namespace
-                              AND (l.max_running IS NOT NULL OR l.max_running_per_key IS NOT NULL AND q.key IS NOT NULL))
+                   SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false, slot = own.places IS NOT NULL
                   FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place), worker_queue before
+                  LEFT JOIN LATERAL (
+                       SELECT least(l.max_running, CASE WHEN before.key IS NOT NULL THEN l.max_running_per_key END) AS places FROM limits l
+                        WHERE v_limited AND before.session_id IS NULL AND l.queue = 'worker' AND l.namespace = before.namespace) own ON true
                  WHERE q.id = ANY (ARRAY[picked.id]) AND before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
-                RETURNING q.*, before.visible_at AS was_due, picked.place
+                RETURNING q.*, before.visible_at AS was_due, picked.place, own.places
             )
             SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
-                   c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, c.slot, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+                   c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, c.places, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
               FROM claimed c
              ORDER BY c.place;
             v_claims := cardinality(v_picked);
@@ -666,7 +666,7 @@ BEGIN
     END IF;
 
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json,
-        NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::text, NULL::boolean, NULL::timestamptz, NULL::timestamptz,
+        NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::text, NULL::integer, NULL::timestamptz, NULL::timestamptz,
         v_until, v_earliest, clock_timestamp(), NULL::uuid;
     IF p_number IS NOT NULL AND (p_disarm OR v_claims = 0) THEN
         PERFORM arm(p_node, p_lane, p_listener, 'worker', p_number, v_claims = 0, p_namespaces, p_tags, p_fanout, p_places);

@@ -1,8 +1,9 @@
 -- Limits: what of a queue is paused, and how much of a namespace may be at work at one time, or how often.
 --
 -- An item that was claimed under a limit has its place (slot) for as long as its lease holds: how many are at work is counted,
--- and nothing has to be given back by a process that died. Claims of a namespace with limits come one after the other
--- (lock_namespace), so none can be exceeded.
+-- and nothing has to be given back by a process that died. So that none can be exceeded, claims of a namespace with limits come
+-- one after the other (lock_namespace), but for those that take no more places than they leave by their own acks (sole_list):
+-- until they commit, all others count the old ones, and then the new ones.
 --
 -- An item that a claim meets and may not take stays out of the way of those behind it:
 --   (1) its namespace is full, or paused: no claim looks there, and earliest_work says when a lease ends;
@@ -43,7 +44,7 @@ $$;
 COMMENT ON FUNCTION served IS 'Internal: these namespaces (null: all) without those that are paused; null as long as none is.';
 
 -- +goose StatementBegin
-CREATE FUNCTION lock_namespace(p_namespace text)
+CREATE FUNCTION lock_namespace(p_namespace text, p_wait boolean DEFAULT true)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -53,6 +54,8 @@ DECLARE
 BEGIN
     IF pg_try_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace)) THEN
         RETURN true;
+    ELSIF NOT p_wait THEN
+        RETURN false;
     END IF;
     PERFORM set_config('lock_timeout', '20ms', true);
     PERFORM pg_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace));
@@ -63,7 +66,7 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_namespace IS 'Internal: keeps other claims of a namespace that has limits waiting until the transaction ends. A claim takes moments, but one whose client the network has lost may be stuck while it sends its rows: so false after 20 ms.';
+COMMENT ON FUNCTION lock_namespace IS 'Internal: keeps other claims of a namespace that has limits waiting until the transaction ends. A claim takes moments, but one whose client the network has lost may be stuck while it sends its rows: so false after 20 ms, or at once unless p_wait.';
 
 -- +goose StatementBegin
 CREATE FUNCTION at_work(p_namespace text, p_most integer, p_now timestamptz)
@@ -73,10 +76,23 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+DECLARE
+    v_count bigint;
 BEGIN
-    RETURN (SELECT count(*) FROM (
+    -- A lease that has ended and whose row is locked may be about to be renewed, or its place about to be handed on, by a
+    -- transaction that came in time. One statement sees either what was before that or what is then.
+    WITH ended AS MATERIALIZED (
+        SELECT q.id FROM worker_queue q
+         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.visible_at <= p_now
+         ORDER BY q.visible_at DESC LIMIT p_most
+    ), free AS MATERIALIZED (
+        SELECT q.id FROM ended e JOIN worker_queue q ON q.id = ANY (ARRAY[e.id]) WHERE q.slot AND q.visible_at <= p_now FOR UPDATE OF q SKIP LOCKED
+    ), running AS (
         SELECT FROM worker_queue q
-         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.visible_at > p_now LIMIT p_most) AS r);
+         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.visible_at > p_now LIMIT p_most
+    )
+    SELECT (SELECT count(*) FROM running) + (SELECT count(*) FROM ended) - (SELECT count(*) FROM free) INTO v_count;
+    RETURN least(v_count, p_most);
 END
 $$;
 -- +goose StatementEnd
@@ -90,11 +106,21 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+DECLARE
+    v_count bigint;
 BEGIN
-    RETURN (SELECT count(*) FROM (
+    WITH ended AS MATERIALIZED ( -- as in at_work
+        SELECT q.id FROM worker_queue q
+         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.tag = p_tag AND q.key = p_key AND q.visible_at <= p_now
+         ORDER BY q.visible_at DESC LIMIT p_most
+    ), free AS MATERIALIZED (
+        SELECT q.id FROM ended e JOIN worker_queue q ON q.id = ANY (ARRAY[e.id]) WHERE q.slot AND q.visible_at <= p_now FOR UPDATE OF q SKIP LOCKED
+    ), running AS (
         SELECT FROM worker_queue q
-         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.tag = p_tag AND q.key = p_key AND q.visible_at > p_now
-         LIMIT p_most) AS r);
+         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.tag = p_tag AND q.key = p_key AND q.visible_at > p_now LIMIT p_most
+    )
+    SELECT (SELECT count(*) FROM running) + (SELECT count(*) FROM ended) - (SELECT count(*) FROM free) INTO v_count;
+    RETURN least(v_count, p_most);
 END
 $$;
 -- +goose StatementEnd
@@ -322,7 +348,8 @@ COMMENT ON FUNCTION pick_limited IS 'Internal: pick_work where there are limits,
 
 -- +goose StatementBegin
 CREATE FUNCTION sole_list(
-    p_namespaces text[], p_tags text[], p_limit integer, p_now timestamptz, OUT sole text, OUT tag text, OUT free integer, OUT slot boolean)
+    p_namespaces text[], p_tags text[], p_limit integer, p_left text[], p_now timestamptz,
+    OUT sole text, OUT tag text, OUT free integer, OUT places integer)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -330,24 +357,37 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_lists integer;
-    v_limit limits;
+    v_lists   integer;
+    v_limit   limits;
+    v_left    integer;
+    v_at_work integer;
 BEGIN
     SELECT count(*), min(l.namespace), min(l.tag) INTO v_lists, sole, tag FROM (SELECT w.* FROM work_lists(p_namespaces, p_tags) AS w LIMIT 2) AS l;
     SELECT * INTO v_limit FROM limits l WHERE l.queue = 'worker' AND l.namespace = sole;
     free := p_limit;
-    slot := v_limit.max_running IS NOT NULL;
+    places := v_limit.max_running;
     IF v_lists <> 1 OR v_limit.max_running_per_key IS NOT NULL OR v_limit.rate_interval IS NOT NULL THEN
         sole := NULL;
-    ELSIF slot AND NOT lock_namespace(sole) THEN
-        free := 0;
-    ELSIF slot THEN
-        free := greatest(least(p_limit, v_limit.max_running - at_work(sole, v_limit.max_running, p_now)), 0);
+    ELSIF places IS NOT NULL THEN
+        v_left := CASE WHEN v_limit.over THEN 0 ELSE coalesce(cardinality(array_positions(p_left, sole)), 0) END;
+        IF v_left >= p_limit THEN
+            NULL; -- Others count the places that it leaves until they count those that it takes.
+        ELSIF lock_namespace(sole, v_left = 0) THEN
+            v_at_work := at_work(sole, places, p_now);
+            free := greatest(least(p_limit, places - v_at_work), 0);
+            IF v_limit.over AND v_at_work < places THEN
+                UPDATE limits l SET over = false
+                  FROM (SELECT FROM limits o WHERE o.queue = 'worker' AND o.namespace = sole FOR UPDATE SKIP LOCKED) AS own
+                 WHERE l.queue = 'worker' AND l.namespace = sole;
+            END IF;
+        ELSE
+            free := v_left;
+        END IF;
     END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION sole_list IS 'Internal: the list that a fetch is from if it is the only one, and has no limits of keys, and how many items may be claimed there; null otherwise. The namespace is locked then, if it has a limit.';
+COMMENT ON FUNCTION sole_list IS 'Internal: the list that a fetch is from if it is the only one, and has no limits of keys, and how many items may be claimed there; null otherwise. p_left has the namespace of each place that the fetch leaves by its acks. Where it may claim more than those, the namespace is locked then.';
 
 -- +goose StatementBegin
 CREATE FUNCTION earliest_limited(p_namespaces text[], p_tags text[])
@@ -507,11 +547,11 @@ BEGIN
     PERFORM register_namespaces(ARRAY[p_namespace]);
     PERFORM pg_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace));
     SELECT * INTO v_before FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace;
-    INSERT INTO limits AS l (queue, namespace, weight, max_running, max_running_per_key, rate_interval, rate_burst)
-    VALUES ('worker', p_namespace, p_weight, p_max_running, p_max_running_per_key, p_rate_interval, p_rate_burst)
+    INSERT INTO limits AS l (queue, namespace, weight, max_running, max_running_per_key, rate_interval, rate_burst, over)
+    VALUES ('worker', p_namespace, p_weight, p_max_running, p_max_running_per_key, p_rate_interval, p_rate_burst, p_max_running IS NOT NULL)
     ON CONFLICT (queue, namespace) DO UPDATE
        SET weight = p_weight, max_running = p_max_running, max_running_per_key = p_max_running_per_key,
-           rate_interval = p_rate_interval, rate_burst = p_rate_burst;
+           rate_interval = p_rate_interval, rate_burst = p_rate_burst, over = excluded.over;
     DELETE FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace AND NOT l.holds AND l.weight = 1;
 
     -- What is at work by now counts; what somebody has locked is about to end.

@@ -41,7 +41,8 @@ type DrainOptions struct {
 	Dispatchers int           // Defaults to 8.
 	Batch       int           // Items per claim, with InBatches and of BareDrain. Defaults to 100.
 	Way         DrainWay      // Defaults to InBatches.
-	MaxRunning  int           // The limit of the namespace, of Drain. Defaults to 0: none.
+	Keys        int           // of which each item has one, of Drain. Defaults to 0: items have none.
+	Limits      pgwake.Limits // of the namespace, of Drain. Defaults to none.
 	Limit       time.Duration // Ends the draining although items are left. Defaults to 0: none.
 	Progress    func(Progress)
 }
@@ -150,13 +151,24 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 	if err := n.connectAll(o.Dispatchers); err != nil {
 		return nil, err
 	}
-	if o.MaxRunning > 0 {
-		if err := n.SetLimits(ctx, pgwake.DefaultNamespace, pgwake.Limits{MaxRunning: o.MaxRunning}); err != nil {
+	if o.Limits != (pgwake.Limits{}) {
+		if err := n.SetLimits(ctx, pgwake.DefaultNamespace, o.Limits); err != nil {
 			return nil, err
 		}
 	}
 	if err := s.fillWork(ctx, 0, o.Items, 0, false); err != nil {
 		return nil, err
+	}
+	if o.Keys > 0 {
+		if err := withConn(ctx, s.url, func(conn *pgx.Conn) error {
+			if err := searchPath(ctx, conn, s.schema); err != nil {
+				return err
+			}
+			_, err := conn.Exec(ctx, `UPDATE worker_queue SET key = 'key ' || id % $1::bigint`, o.Keys)
+			return err
+		}); err != nil {
+			return nil, err
+		}
 	}
 	if err := s.calm(ctx); err != nil {
 		return nil, err
@@ -189,6 +201,14 @@ func (p tallied) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) er
 		p.t.add(len(tokens))
 	}
 	return err
+}
+
+func (p tallied) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
+	items, err := p.Provider.FetchWorkItems(ctx, n, o)
+	if err == nil || errors.Is(err, pgwake.ErrNoWork) {
+		p.t.add(len(o.Ack))
+	}
+	return items, err
 }
 
 // connectAll has so many dispatchers ask at a time, for nothing, so that connections are made and statements prepared.

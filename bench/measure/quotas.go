@@ -16,7 +16,7 @@ import (
 
 // QuotasOptions are the sizes of Quotas.
 type QuotasOptions struct {
-	Drain DrainOptions // with a limit that does not bind, and without any
+	Drain DrainOptions // with limits that do not bind, and without any
 
 	Nodes   int           // that share a limit. Defaults to 5.
 	Places  int           // of each node. Defaults to 8.
@@ -32,8 +32,7 @@ type QuotasOptions struct {
 
 // QuotasResult is what Quotas found.
 type QuotasResult struct {
-	Free    *DrainResult `json:"free"`
-	Limited *DrainResult `json:"limited"`
+	Drains []*LimitedDrain `json:"drains"`
 
 	Most    int     `json:"most"`
 	Highest int     `json:"highest"` // how many handlers ran at one time
@@ -41,6 +40,44 @@ type QuotasResult struct {
 
 	Flood  int     `json:"flood"`
 	Delays Samples `json:"delays"` // from the enqueue's return to the handler, of a tenant beside the flood
+}
+
+// LimitedDrain is a drain with limits that do not bind, beside the same without.
+type LimitedDrain struct {
+	Limits  string       `json:"limits"`
+	Free    *DrainResult `json:"free"`
+	Limited *DrainResult `json:"limited"`
+}
+
+// drains measures what limits cost.
+func (o *QuotasOptions) drains(ctx context.Context, url string, r *QuotasResult) (err error) {
+	o.Drain.setDefaults()
+	o.Drain.Progress, o.Drain.Keys = o.Progress, 1000
+	atWork := 4 * o.Drain.Dispatchers * o.Drain.Batch
+	for _, way := range []DrainWay{InBatches, ByDispatcher} {
+		drain := o.Drain
+		drain.Way = way
+		free, err := Drain(ctx, url, drain)
+		if err != nil {
+			return err
+		}
+		for _, of := range []struct {
+			what   string
+			limits pgwake.Limits
+		}{
+			{"items at work", pgwake.Limits{MaxRunning: atWork}},
+			{"items at work of a key", pgwake.Limits{MaxRunningPerKey: atWork}},
+			{"items of a key in a second", pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Microsecond, Burst: atWork}}},
+		} {
+			drain.Limits = of.limits
+			limited, err := Drain(ctx, url, drain)
+			if err != nil {
+				return err
+			}
+			r.Drains = append(r.Drains, &LimitedDrain{of.what, free, limited})
+		}
+	}
+	return nil
 }
 
 // Quotas measures them one after the other.
@@ -54,14 +91,7 @@ func Quotas(ctx context.Context, url string, o QuotasOptions) (r *QuotasResult, 
 	orDefault(&o.Singles, 100)
 	defer func(ctx context.Context) { err = aboutIn(ctx, "limits", err) }(ctx)
 	r = &QuotasResult{Most: o.Most, Flood: o.Flood}
-	o.Drain.Progress = o.Progress
-	if r.Free, err = Drain(ctx, url, o.Drain); err != nil {
-		return nil, err
-	}
-	limited := o.Drain
-	limited.setDefaults()
-	limited.MaxRunning = 4 * limited.Dispatchers * limited.Batch
-	if r.Limited, err = Drain(ctx, url, limited); err != nil {
+	if err := o.drains(ctx, url, r); err != nil {
 		return nil, err
 	}
 	if err := o.share(ctx, url, r); err != nil {

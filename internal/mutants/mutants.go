@@ -376,7 +376,7 @@ var mutants = []mutant{
 	{
 		name:    "batch: what somebody locked once is left aside",
 		file:    "migrations/00003_worker.sql",
-		patches: []patch{{"AND (d.xmax = 0 OR d.xmax <> ALL (v_moving))", "AND d.xmax = 0"}},
+		patches: []patch{{"       AND (d.xmax = 0 OR d.xmax <> ALL (v_moving))", "       AND d.xmax = 0"}},
 		pkg:     root, test: "TestFetchWorkItems_OthersHadLockedIt_IsInItsPlace",
 	},
 	{
@@ -390,6 +390,18 @@ var mutants = []mutant{
 		file:    "migrations/00008_limits.sql",
 		patches: []patch{{"    IF pg_try_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace)) THEN\n", "    IF true THEN\n"}},
 		pkg:     root, test: "TestLimits_FiveNodes_NeverTooMany_AndNoPlaceIdle",
+	},
+	{
+		name:    "limits: places are handed on though too many are taken",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"CASE WHEN v_limit.over THEN 0 ELSE", "CASE WHEN false THEN 0 ELSE"}},
+		pkg:     root, test: "TestLimits_AckedWithAFetch_ItsPlaceIsHandedOn",
+	},
+	{
+		name:    "limits: a place is free when its lease ends, whoever renews that",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"q.namespace = p_namespace AND q.visible_at <= p_now\n         ORDER BY q.visible_at DESC LIMIT p_most", "false LIMIT 1"}},
+		pkg:     root, test: "TestLimits_LeaseEndsBeforeACommit_PlaceIsStillTaken",
 	},
 	{
 		name:    "dedup: who waited for the key does not look again",
