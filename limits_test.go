@@ -131,6 +131,70 @@ func TestLimits_LeaseEndsBeforeACommit_PlaceIsStillTaken(t *testing.T) {
 	}
 }
 
+// An item whose lease has ended, and that waits aside or for its share since, is nobody's.
+func TestLimits_LeaseEndedAndKeyIsFull_OldTokenIsNoGood(t *testing.T) {
+	t.Parallel()
+	for _, l := range []pgwake.Limits{{MaxRunningPerKey: 1}, {RatePerKey: pgwake.Rate{Interval: 3 * time.Hour}}} {
+		n := newNode(t, nil)
+		n.limit(t, l)
+		n.keyed(t, "k")
+		late := n.take(t)
+		pgwaketest.Advance(t, n.Provider, 2*time.Hour)
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "urgent", Key: "k"}, &pgwake.EnqueueOptions{Priority: 9})
+		require.NoError(t, err)
+		items, _ := n.takeSome(t, 10)
+		requireError(t, n.AckWorkItem(t.Context(), late.LockToken, nil), pgwake.ErrLockLost)
+		for _, item := range items {
+			require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+		}
+		pgwaketest.Advance(t, n.Provider, 4*time.Hour)
+		next, names := n.takeSome(t, 10)
+		require.Len(t, append(items, next...), 2, names)
+	}
+}
+
+// As long as no key is full, acks leave nothing for others to take up.
+func TestLimits_ReleasesAreNoted_WhileItemsAreHeld(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+	released := func() int { return query[int](t, n, `SELECT count(*) FROM releases`)[0] }
+	held := func() int { return query[int](t, n, `SELECT count(*) FROM worker_queue WHERE held_due IS NOT NULL`)[0] }
+
+	n.keyed(t, "a", "b", "c", "d")
+	items, _ := n.takeSome(t, 4)
+	require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
+	require.NoError(t, n.AckWorkItems(t.Context(), []pgwake.LockToken{items[1].LockToken}))
+	require.NoError(t, n.AckBatched(t.Context(), items[2].LockToken, nil))
+	_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Ack: []pgwake.LockToken{items[3].LockToken}})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	require.Zero(t, released())
+
+	// An ack is under way that leaves nothing: until it has ended, no item is held that it might have brought back.
+	n.keyed(t, "k", "k", "k")
+	acking := n.begin(t)
+	_, err = acking.Exec(t.Context(), `SELECT pg_advisory_xact_lock_shared(hashtext('pgwake releases of ' || current_schema()), hashtext('default'))`)
+	require.NoError(t, err)
+	items, _ = n.takeSome(t, 10)
+	require.Len(t, items, 1)
+	n.requireNoWork(t)
+	require.Zero(t, held())
+	require.NoError(t, acking.Rollback(t.Context()))
+	n.requireNoWork(t)
+	require.Equal(t, 2, held())
+
+	require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
+	require.Equal(t, 1, released())
+	for range 2 {
+		require.NoError(t, n.AckWorkItem(t.Context(), n.take(t).LockToken, nil))
+	}
+	pgwaketest.Advance(t, n.Provider, time.Minute)
+	n.requireNoWork(t)
+	n.keyed(t, "k")
+	require.NoError(t, n.AckWorkItem(t.Context(), n.take(t).LockToken, nil))
+	require.Zero(t, released())
+}
+
 func TestLimits_LeaseEnds_PlaceIsFree(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -97,6 +97,7 @@ CREATE TABLE limits (
     rate_interval       interval CONSTRAINT limits_rate_interval_check CHECK (rate_interval > interval '0'),
     rate_burst          integer NOT NULL DEFAULT 1 CONSTRAINT limits_rate_burst_check CHECK (rate_burst > 0),
     over                boolean NOT NULL DEFAULT false,
+    holding_since       timestamptz,
     holds               boolean GENERATED ALWAYS AS (paused OR max_running IS NOT NULL OR max_running_per_key IS NOT NULL OR rate_interval IS NOT NULL) STORED,
     PRIMARY KEY (queue, namespace)
 );
@@ -106,6 +107,7 @@ COMMENT ON COLUMN limits.max_running IS 'How many of its work items may be at wo
 COMMENT ON COLUMN limits.max_running_per_key IS 'How many of them with the same key.';
 COMMENT ON COLUMN limits.rate_interval IS 'Of the items of a key one may begin in this time; rate_burst of them may do so at once if none has for a while.';
 COMMENT ON COLUMN limits.over IS 'More than max_running may be at work, since it was set meanwhile: no ack hands its places on.';
+COMMENT ON COLUMN limits.holding_since IS 'Since when items whose key is full may be held; null: none is, and a place that becomes free leaves no row in releases.';
 COMMENT ON COLUMN limits.holds IS 'Whether a claim has to look here.';
 -- every claim
 CREATE INDEX limits_holds_idx ON limits (queue, namespace) WHERE holds;

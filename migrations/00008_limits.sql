@@ -12,7 +12,10 @@
 --
 -- Whatever ends a lease with a place says so (release_places) as whoever enqueues does: lanes that are armed are told, and one
 -- that is not looks once that transaction has ended. For a key it adds a row to releases, which is there to be seen by whoever may
--- claim next exactly when the place is free. So no claim can hold an item of which nobody knows that it could go.
+-- claim next exactly when the place is free. So no claim can hold an item of which nobody knows that it could go. As long as no
+-- key is full, nobody adds such rows: an ack that adds none has the lock of keep_releasing with others like it until it ends, and a
+-- claim that is to hold an item has it alone, before it counts, and until it ends. What it has written to holding_since by then
+-- is seen by the acks that come after.
 
 -- +goose Up
 
@@ -174,13 +177,20 @@ BEGIN
     PERFORM bring_back(free.namespace, free.tag, free.key, free.places)
        FROM (SELECT g.namespace, g.tag, g.key, count(*) AS places FROM unnest(v_namespaces, v_tags, v_keys) AS g (namespace, tag, key)
               GROUP BY g.namespace, g.tag, g.key) AS free;
+    -- As long as that costs less than to begin again.
+    UPDATE limits l SET holding_since = NULL
+      FROM (SELECT o.namespace FROM limits o
+             WHERE o.queue = 'worker' AND o.namespace = ANY (p_namespaces) AND o.holding_since < clock_timestamp() - interval '10 s'
+               AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.namespace = o.namespace AND q.held_due IS NOT NULL)
+             ORDER BY o.namespace FOR UPDATE SKIP LOCKED) AS over
+     WHERE l.queue = 'worker' AND l.namespace = over.namespace;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION take_up_releases IS 'Internal: brings back an item for each place that became free for a key. The caller has locked the namespaces: nobody is holding items there now.';
+COMMENT ON FUNCTION take_up_releases IS 'Internal: brings back an item for each place that became free for a key, and notes where none is held any more. The caller has locked the namespaces: nobody is holding items there now.';
 
 -- +goose StatementBegin
-CREATE FUNCTION allot(p_ids bigint[], p_limit integer, p_now timestamptz, OUT picked bigint[], OUT held bigint[])
+CREATE FUNCTION allot(p_ids bigint[], p_limit integer, p_holding text[], p_now timestamptz, OUT picked bigint[], OUT moved bigint[], OUT unheld text[])
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -192,14 +202,20 @@ DECLARE
     v_ats    timestamptz[];
 BEGIN
     WITH item AS MATERIALIZED (
-        SELECT q.id, q.namespace, q.tag, q.key, q.charged, g.ord, l.max_running, l.max_running_per_key
+        SELECT q.id, q.namespace, q.tag, q.key, g.ord, l.max_running, l.max_running_per_key
           FROM unnest(p_ids) WITH ORDINALITY AS g (id, ord)
           JOIN worker_queue q ON q.id = ANY (ARRAY[g.id])
           LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
     ), key AS MATERIALIZED (
-        SELECT k.*, k.max_running_per_key - at_work_of_key(k.namespace, k.tag, k.key, k.max_running_per_key, p_now) AS free
+        SELECT k.*, k.max_running_per_key - CASE WHEN taken.ended THEN at_work_of_key(k.namespace, k.tag, k.key, k.max_running_per_key, p_now)
+                                                 ELSE taken.places END AS free
           FROM (SELECT DISTINCT i.namespace, i.tag, i.key, i.max_running_per_key FROM item i
                  WHERE i.key IS NOT NULL AND i.max_running_per_key IS NOT NULL) AS k
+         CROSS JOIN LATERAL (
+               SELECT count(*) AS places, coalesce(bool_or(w.visible_at <= p_now), false) AS ended
+                 FROM (SELECT q.visible_at FROM worker_queue q
+                        WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = k.namespace AND q.tag = k.tag AND q.key = k.key
+                        ORDER BY q.visible_at DESC LIMIT k.max_running_per_key) AS w) AS taken
     ), namespace AS MATERIALIZED (
         SELECT n.*, n.max_running - at_work(n.namespace, n.max_running, p_now) AS free
           FROM (SELECT DISTINCT i.namespace, i.max_running FROM item i WHERE i.max_running IS NOT NULL) AS n
@@ -210,8 +226,10 @@ BEGIN
         SELECT i.*, i.may AND coalesce(row_number() OVER (PARTITION BY i.namespace, i.may ORDER BY i.ord) <= n.free, true) AS can
           FROM of_key i LEFT JOIN namespace n ON n.namespace = i.namespace
     )
-    SELECT coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE i.can), '{}'), coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE NOT i.may), '{}')
-      INTO v_chosen, held FROM of_namespace i;
+    SELECT coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE i.can), '{}'),
+           coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE NOT i.may AND i.namespace = ANY (p_holding)), '{}'),
+           coalesce(array_agg(DISTINCT i.namespace) FILTER (WHERE NOT i.may AND i.namespace <> ALL (p_holding)), '{}')
+      INTO v_chosen, moved, unheld FROM of_namespace i;
     v_chosen := v_chosen[1:p_limit];
 
     -- Of each key the first of these that have not paid, in order, take the next shares that it has (GCRA): the last was
@@ -234,7 +252,7 @@ BEGIN
             ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat
         )
         SELECT array_agg(s.id), array_agg(s.at) INTO v_late, v_ats FROM share s WHERE s.at > p_now;
-        UPDATE worker_queue q SET visible_at = late.at, charged = true
+        UPDATE worker_queue q SET visible_at = late.at, charged = true, lock_token = NULL, slot = false
           FROM unnest(v_late, v_ats) AS late (id, at) WHERE q.id = ANY (ARRAY[late.id]);
         v_chosen := ARRAY(SELECT c.id FROM unnest(v_chosen) WITH ORDINALITY AS c (id, ord) WHERE c.id <> ALL (coalesce(v_late, '{}')) ORDER BY c.ord);
         DELETE FROM rates r
@@ -242,13 +260,45 @@ BEGIN
                  LIMIT 2 * cardinality(p_ids) FOR UPDATE SKIP LOCKED) AS over
          WHERE r.namespace = over.namespace AND r.tag = over.tag AND r.key = over.key;
     END IF;
-    UPDATE worker_queue q SET held_due = q.visible_at, visible_at = '9999-12-31 00:00:00+00' WHERE q.id = ANY (held);
+    UPDATE worker_queue q SET held_due = q.visible_at, visible_at = '9999-12-31 00:00:00+00', lock_token = NULL, slot = false
+     WHERE q.id = ANY (moved);
     picked := v_chosen;
-    held := held || v_late;
+    moved := moved || v_late;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION allot IS 'Internal: which of these items, that the caller has locked, may be claimed, p_limit of them in order. Those whose key is full are held, and those whose key has had its share are due when it has one for them: all that moved are returned too. The caller has locked the namespaces.';
+COMMENT ON FUNCTION allot IS 'Internal: which of these items, that the caller has locked, may be claimed, p_limit of them in order. Those whose key is full are held, in the namespaces of p_holding, and those whose key has had its share are due when it has one for them: all that moved are returned too, and in which other namespaces an item would have been held. The caller has locked the namespaces.';
+
+-- +goose StatementBegin
+CREATE FUNCTION keep_releasing(p_namespace text)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN pg_try_advisory_xact_lock(hashtext('pgwake releases of ' || current_schema()), hashtext(p_namespace));
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION keep_releasing IS 'Internal: has every place of a key of the namespace that becomes free until the transaction ends leave a row in releases; false if there may be one under way that does not.';
+
+-- +goose StatementBegin
+CREATE FUNCTION begin_holding(p_namespace text)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    UPDATE limits l SET holding_since = clock_timestamp()
+      FROM (SELECT FROM limits o WHERE o.queue = 'worker' AND o.namespace = p_namespace FOR UPDATE SKIP LOCKED) AS own
+     WHERE l.queue = 'worker' AND l.namespace = p_namespace AND l.holding_since IS NULL;
+    RETURN FOUND AND keep_releasing(p_namespace);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION begin_holding IS 'Internal: has places of keys that become free leave a row in releases from the end of the transaction on, and reports whether they all do so already.';
 
 -- +goose StatementBegin
 CREATE FUNCTION pick_limited(
@@ -264,14 +314,17 @@ DECLARE
     v_namespace  text;
     v_locked     text[] := '{}'; -- namespaces with limits
     v_left_out   text[] := '{}'; -- those that are full, or that somebody else has locked
+    v_holding    text[] := '{}'; -- those whose items may be held
+    v_unheld     text[]; -- and those where one would be, if it might
+    v_begun      boolean;
     v_keyed      boolean;
     v_want       integer;
     v_candidates bigint[];
     v_got        bigint[];
-    v_held       bigint[];
+    v_moved      bigint[];
     v_cut        boolean;
     v_spare      integer := 32;
-    v_moved      integer := 0;
+    v_moves      integer := 0;
     v_max        integer;
 BEGIN
     FOR v_namespace, v_max IN
@@ -292,12 +345,15 @@ BEGIN
     IF EXISTS (SELECT FROM releases r WHERE r.namespace = ANY (v_locked)) THEN
         PERFORM take_up_releases(v_locked, p_tags);
     END IF;
+    v_holding := ARRAY(SELECT l.namespace FROM limits l
+                        WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked) AND l.holding_since IS NOT NULL AND keep_releasing(l.namespace));
     v_keyed := EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked)
                           AND (l.max_running_per_key IS NOT NULL OR l.rate_interval IS NOT NULL));
+    v_want := CASE WHEN v_keyed THEN greatest(p_limit, 10) ELSE p_limit END;
 
     LOOP
-        v_held := '{}';
-        v_want := CASE WHEN v_keyed THEN greatest(p_limit, 100) ELSE p_limit END;
+        v_moved := '{}';
+        v_unheld := '{}';
         WITH list AS MATERIALIZED (
             SELECT w.namespace, w.tag, coalesce(l.weight, 1) AS weight
               FROM work_lists(p_namespaces, p_tags) AS w
@@ -331,11 +387,23 @@ BEGIN
         IF cardinality(v_locked) = 0 THEN
             v_picked := v_got;
         ELSE
-            SELECT * INTO v_picked, v_held FROM allot(v_got, p_limit, p_now);
-            v_moved := v_moved + cardinality(v_held);
+            SELECT * INTO v_picked, v_moved, v_unheld FROM allot(v_got, p_limit, v_holding, p_now);
+            v_moves := v_moves + cardinality(v_moved);
         END IF;
-        EXIT WHEN cardinality(v_picked) > 0 OR (NOT v_cut AND cardinality(v_held) = 0) OR v_moved >= 1000;
-        v_spare := CASE WHEN cardinality(v_held) > 0 THEN v_spare ELSE v_spare * 8 END;
+        v_begun := false;
+        FOREACH v_namespace IN ARRAY v_unheld LOOP
+            IF begin_holding(v_namespace) THEN
+                v_holding := v_holding || v_namespace;
+                v_begun := true;
+            END IF;
+        END LOOP;
+        CONTINUE WHEN v_begun AND cardinality(v_picked) = 0;
+        EXIT WHEN cardinality(v_picked) > 0 OR cardinality(v_unheld) > 0 OR (NOT v_cut AND cardinality(v_moved) = 0) OR v_moves >= 1000;
+        IF cardinality(v_moved) > 0 THEN
+            v_want := greatest(v_want, 100);
+        ELSE
+            v_spare := v_spare * 8;
+        END IF;
     END LOOP;
     IF p_owner IS NOT NULL AND cardinality(v_picked) < p_limit THEN
         v_picked := v_picked || pick_work(p_now, p_limit - cardinality(v_picked), p_namespaces, p_tags, p_owner, true);
@@ -435,15 +503,31 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+DECLARE
+    v_namespace text;
+    v_needed    text[] := '{}';
 BEGIN
+    FOR v_namespace IN
+        SELECT l.namespace FROM limits l
+         WHERE l.queue = 'worker' AND l.max_running_per_key IS NOT NULL
+           AND l.namespace = ANY (ARRAY(SELECT r.namespace FROM unnest(p_namespaces, p_keys) AS r (namespace, key) WHERE r.key IS NOT NULL))
+    LOOP
+        -- A transaction with other statements may stay open for long, and have those look again and again who cannot hold an item.
+        IF statement_timestamp() > transaction_timestamp() + interval '2 ms' OR NOT reads_committed()
+           OR NOT pg_try_advisory_xact_lock_shared(hashtext('pgwake releases of ' || current_schema()), hashtext(v_namespace)) THEN
+            v_needed := v_needed || v_namespace;
+        -- Only what is seen now, with the lock, is good until the end.
+        ELSIF EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = v_namespace AND l.holding_since IS NOT NULL) THEN
+            v_needed := v_needed || v_namespace;
+        END IF;
+    END LOOP;
     INSERT INTO releases (namespace, tag, key)
     SELECT r.namespace, r.tag, r.key FROM unnest(p_namespaces, p_tags, p_keys) AS r (namespace, tag, key)
-     WHERE r.key IS NOT NULL
-       AND EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = r.namespace AND l.max_running_per_key IS NOT NULL);
+     WHERE r.key IS NOT NULL AND r.namespace = ANY (v_needed);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION note_releases IS 'Internal: has a held item brought back for each place of a key that these leave. Part of release_places.';
+COMMENT ON FUNCTION note_releases IS 'Internal: has a held item brought back for each place of a key that these leave, where items are held, or may be before the transaction ends. Part of release_places.';
 
 -- +goose StatementBegin
 CREATE FUNCTION tell_of_places(p_namespaces text[], p_tags text[], p_keys text[])
@@ -566,6 +650,7 @@ BEGIN
         -- The next claims hold again what is too much.
         UPDATE worker_queue q SET visible_at = q.held_due, held_due = NULL WHERE q.namespace = p_namespace AND q.held_due IS NOT NULL;
         DELETE FROM releases r WHERE r.namespace = p_namespace;
+        UPDATE limits l SET holding_since = NULL WHERE l.queue = 'worker' AND l.namespace = p_namespace;
     END IF;
     IF p_rate_interval IS DISTINCT FROM v_before.rate_interval OR p_rate_burst IS DISTINCT FROM v_before.rate_burst THEN
         -- They pay anew.
@@ -643,5 +728,5 @@ COMMENT ON FUNCTION pause IS 'Has nobody claim from these namespaces of a queue 
 LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, limits, instances, executions, history, kv_store, kv_delta, dead_letters, archive
     IN ACCESS EXCLUSIVE MODE;
 SELECT require_empty();
-DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, sole_list, pick_limited, allot, take_up_releases, bring_back,
+DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, sole_list, pick_limited, begin_holding, keep_releasing, allot, take_up_releases, bring_back,
     at_work_of_key, at_work, lock_namespace, served;

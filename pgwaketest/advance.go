@@ -50,7 +50,7 @@ func Advance(tb testing.TB, p *pgwake.Provider, d time.Duration) {
 }
 
 // tables are those with instants. The schema may hold other tables, of its user.
-var tables = []string{"namespaces", "worker_queue", "dedup_keys", "rates", "orchestrator_queue", "realignments", "instance_locks", "instances", "executions", "history",
+var tables = []string{"namespaces", "worker_queue", "dedup_keys", "rates", "limits", "orchestrator_queue", "realignments", "instance_locks", "instances", "executions", "history",
 	"sessions", "dead_letters", "archive"}
 
 // advance moves every instant on the schema in one snapshot, so that a claim lies before it or after it as a whole. It

@@ -322,6 +322,7 @@ func TestAdvance_EveryInstantOnTheSchema_Moves(t *testing.T) {
 		INSERT INTO worker_queue (name) VALUES ('x');
 		INSERT INTO dedup_keys (namespace, dedup_key, item_id, kept_until) VALUES ('default', 'k', 1, now());
 		INSERT INTO rates (namespace, tag, key, tat) VALUES ('default', '', 'k', now());
+		INSERT INTO limits (queue, namespace, holding_since) VALUES ('worker', 'default', now());
 		INSERT INTO orchestrator_queue (instance_id, kind, sticky_owner, sticky_due) VALUES ('i', 'ping', 'o', now());
 		INSERT INTO realignments (instance_id) VALUES ('i');
 		INSERT INTO instance_locks (instance_id, lock_token, locked_until) VALUES ('j', gen_random_uuid(), now());
