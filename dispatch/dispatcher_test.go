@@ -548,3 +548,33 @@ func TestRun_RenewalsFailForMostOfALease_ItIsKept(t *testing.T) {
 		require.Equal(t, []string{"a"}, f.acked)
 	})
 }
+
+// One of a batch is given up, and somebody takes it before that is stored. The other is at work.
+func TestRun_BatchWithAnItemThatWasTriedTooOften_ItIsLost_TheOtherGoesOn(t *testing.T) {
+	var handled []error
+	dispatching(t, Config{Concurrency: 1, MaxAttempts: 1, LockTimeout: time.Second}, func(d *Dispatcher) {
+		d.HandleBatch("a", 2, func(ctx context.Context, items []*pgwake.ClaimedWorkItem) error {
+			time.Sleep(3 * time.Second)
+			handled = append(handled, context.Cause(ctx))
+			return nil
+		})
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.fail = func(verb string) error {
+			if verb == "dead letter" {
+				f.items[0].LockToken, f.items[0].visible = "somebody else's", time.Now().Add(time.Hour)
+				return retryable(verb)
+			}
+			return nil
+		}
+		for range 2 {
+			f.items = append(f.items, &fakeItem{ClaimedWorkItem: pgwake.ClaimedWorkItem{WorkItem: pgwake.WorkItem{Name: "a"}, ID: int64(len(f.items))}})
+		}
+		f.items[0].Attempt = 1
+		f.changed()
+		f.mu.Unlock()
+		time.Sleep(4 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []error{nil}, handled)
+	})
+}

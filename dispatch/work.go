@@ -257,13 +257,13 @@ func (w *workshop) handle(unit []*held) {
 	}
 	var inHand []*held
 	for _, h := range unit {
-		switch {
-		case !w.d.leases.guard(h, lose):
-			lose(pgwake.ErrLockLost)
-			w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, nil)
+		switch { // what is not handled is not guarded: nobody is to be told twice that it is gone
 		case r.maxAttempts != Unlimited && h.item.Attempt > r.maxAttempts:
 			lose(nil)
 			w.settle(h, r.judge(h, errNoAttemptEnded, nil), nil)
+		case !w.d.leases.guard(h, lose):
+			lose(pgwake.ErrLockLost)
+			w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, nil)
 		default:
 			inHand = append(inHand, h)
 		}
