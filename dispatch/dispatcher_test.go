@@ -578,3 +578,26 @@ func TestRun_BatchWithAnItemThatWasTriedTooOften_ItIsLost_TheOtherGoesOn(t *test
 		require.Equal(t, []error{nil}, handled)
 	})
 }
+
+// Items trickle in behind a handler that hangs. What came first is not kept for longer because of what comes after it.
+func TestRun_ItemsComeOneByOneBehindALongOne_NoneIsKeptFromOthersForLong(t *testing.T) {
+	dispatching(t, Config{Concurrency: 1, CancelTimeout: time.Second, StopTimeout: time.Second}, func(d *Dispatcher) {
+		d.Handle("quick", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(time.Millisecond); return nil }))
+		d.Handle("long", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { <-ctx.Done(); return ctx.Err() }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		enqueueMany(f, "quick", 100)
+		time.Sleep(time.Second)
+		f.enqueue("long")
+		synctest.Wait()
+		for range 6 {
+			f.enqueue("quick")
+			time.Sleep(staleAhead / 2)
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		require.Len(t, f.items, 7)
+		for _, i := range f.items[1:] {
+			require.False(t, i.visible.After(time.Now()), "it is there for others")
+		}
+	})
+}

@@ -133,9 +133,7 @@ func (w *workshop) keep(taken []*held, more bool) bool {
 		w.limited = slices.ContainsFunc(taken, func(h *held) bool { return h.item.Limited })
 	}
 	w.fill()
-	if len(w.ahead) > 0 {
-		w.stale.Reset(staleAhead)
-	}
+	w.watchAhead()
 	return true
 }
 
@@ -224,6 +222,13 @@ func (w *workshop) over(unit []*held, began time.Time) (next []*held) {
 	return next
 }
 
+// watchAhead has the first of what is ahead given back when it has been there for too long. It is called with mu held.
+func (w *workshop) watchAhead() {
+	if len(w.ahead) > 0 {
+		w.stale.Reset(staleAhead - time.Since(w.ahead[0].since))
+	}
+}
+
 // returnStale gives back what has been ahead for too long. That it was is a sign that handlers take longer than they did.
 func (w *workshop) returnStale() {
 	w.mu.Lock()
@@ -232,9 +237,7 @@ func (w *workshop) returnStale() {
 		stale = append(stale, w.ahead[0])
 		w.ahead = w.ahead[1:]
 	}
-	if len(w.ahead) > 0 {
-		w.stale.Reset(staleAhead - time.Since(w.ahead[0].since))
-	}
+	w.watchAhead()
 	if len(stale) > 0 {
 		w.mean = max(w.mean, lookAhead+1)
 	}
