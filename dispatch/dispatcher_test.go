@@ -376,6 +376,7 @@ func enqueueMany(f *fake, name string, n int) {
 type nilError struct{ said string }
 
 func (e *nilError) Error() string { return e.said }
+func (e *nilError) Unwrap() error { return errors.New(e.said) }
 
 func TestRun_WhatTheProviderWouldRefuse_IsMadeFit(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -381,10 +381,9 @@ func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) {
 		o.log(t).Error("dispatch: given up", "reason", v.reason, "error", text(v.err))
 		d := o.try(func() (pgwake.OrchestrationAck, error) { return o.cfg.Poison(t.OrchestrationItem, v.err) })
 		if d.err == nil {
-			d.err = o.ack(traced, t, d.ack)
-		}
-		if d.err == nil || errors.Is(d.err, pgwake.ErrLockLost) {
-			return
+			if d.err = o.ack(traced, t, d.ack); d.err == nil || errors.Is(d.err, pgwake.ErrLockLost) {
+				return
+			}
 		}
 		v = verdict{fate: retry, delay: o.cfg.Retry.after(t.Attempt, d.err), err: fmt.Errorf("give the instance up: %s", text(d.err))}
 	}

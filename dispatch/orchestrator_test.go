@@ -222,6 +222,9 @@ func TestOrchestrator_TurnFails_IsRetried_AndThenTheInstanceFails(t *testing.T) 
 			return ack, errors.New("no")
 		},
 		"by a panic": func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) { panic("no") },
+		"by a nil pointer": func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			return ack, (*nilError)(nil)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			deciding(t, OrchestratorConfig{MaxAttempts: 3, Retry: func(n int, _ error) time.Duration { return time.Duration(n) * time.Second }},

@@ -135,7 +135,12 @@ func (r *registration) judge(h *held, err, cause error) verdict {
 }
 
 // judgeAttempt says what comes of an attempt that did not succeed.
-func judgeAttempt(err, cause error, attempt, maxAttempts int, policy RetryPolicy) verdict {
+func judgeAttempt(err, cause error, attempt, maxAttempts int, policy RetryPolicy) (v verdict) {
+	defer func() {
+		if panicked := recover(); panicked != nil { // a nil pointer in an error, say, that it unwraps
+			v = judgeAttempt(errors.New(text(err)), cause, attempt, maxAttempts, policy)
+		}
+	}()
 	var wish retryError
 	var permanent permanentError
 	switch {
