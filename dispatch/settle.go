@@ -155,6 +155,7 @@ func (w *workshop) giveBack(items []*held) {
 func (w *workshop) stop() (left int) {
 	w.mu.Lock()
 	w.stopping = true
+	w.d.telemetry.addPlaces(-w.places.now)
 	ahead := w.ahead
 	w.ahead = nil
 	w.stale.Stop()

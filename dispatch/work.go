@@ -209,8 +209,8 @@ func (w *workshop) over(unit []*held, began time.Time) (next []*held) {
 		w.mean = took
 	}
 	w.mean = max(w.mean+(took-w.mean)/8, 1)
-	if w.places.ended(time.Now(), len(unit), w.busy == w.places.now && w.more) {
-		w.d.telemetry.hasPlaces(w.places.now)
+	if before := w.places.now; !w.stopping && w.places.ended(time.Now(), len(unit), w.busy == before && w.more) {
+		w.d.telemetry.addPlaces(w.places.now - before)
 	}
 	if len(w.ahead) > 0 && !w.stopping && w.busy <= w.places.now {
 		next = w.next()
