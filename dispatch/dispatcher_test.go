@@ -24,7 +24,9 @@ func dispatching(t *testing.T, c Config, register func(*Dispatcher), test func(t
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
-		c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		if c.Logger == nil {
+			c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		}
 		d := New(f, &c)
 		register(d)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -600,5 +602,27 @@ func TestRun_ItemsComeOneByOneBehindALongOne_NoneIsKeptFromOthersForLong(t *test
 		for _, i := range f.items[1:] {
 			require.False(t, i.visible.After(time.Now()), "it is there for others")
 		}
+	})
+}
+
+// The answer of the database is lost. The next attempt finds that there is nothing left to do, and nobody is alarmed.
+func TestRun_AnswerIsLost_IsNoLossOfALease(t *testing.T) {
+	var log strings.Builder
+	dispatching(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil)), Retry: func(int, error) time.Duration { return time.Hour }}, func(d *Dispatcher) {
+		d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.mu.Lock()
+		f.unanswered = map[string]int{"ack": 2, "abandon": 1}
+		f.mu.Unlock()
+		f.enqueue("good", "bad")
+		f.add(pgwake.WorkItem{Name: "good", Instance: "i"})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Len(t, f.acked, 2)
+		require.Len(t, f.items, 1)
+		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+		require.Contains(t, log.String(), "dispatch: failed")
 	})
 }

@@ -33,6 +33,8 @@ type fake struct {
 	calls    map[string]int // by verb
 	sessions []string       // owners whose sessions were renewed
 
+	unanswered map[string]int // how many calls of a verb succeed, and seem to have failed
+
 	hang bool          // renewals hang until their context ends
 	slow time.Duration // what every verb but the fetch takes
 }
@@ -170,6 +172,10 @@ func (f *fake) verb(ctx context.Context, name string, token pgwake.LockToken, ch
 		return &pgwake.Error{Op: name, Err: pgwake.ErrLockLost}
 	}
 	change(i)
+	if f.unanswered[name] > 0 {
+		f.unanswered[name]--
+		return &pgwake.Error{Op: name, Err: context.DeadlineExceeded, Retryable: true, Unknown: true}
+	}
 	return nil
 }
 

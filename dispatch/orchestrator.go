@@ -354,7 +354,7 @@ func (o *Orchestrator) try(decide func() (pgwake.OrchestrationAck, error)) decis
 	return <-result
 }
 
-// ack acknowledges a turn, in the trace of its context. What it leaves out of the ack is what anybody would say.
+// ack acknowledges a turn, in the trace of its context. What is left out of the ack is what anybody would say.
 func (o *Orchestrator) ack(traced context.Context, t *heldTurn, ack pgwake.OrchestrationAck) error {
 	if ack.ExecutionID == 0 {
 		ack.ExecutionID = t.ExecutionID
@@ -366,9 +366,13 @@ func (o *Orchestrator) ack(traced context.Context, t *heldTurn, ack pgwake.Orche
 	if ack.Sticky == nil && o.cfg.Sticky > 0 && goesOn {
 		ack.Sticky = &pgwake.Sticky{Owner: o.cfg.Owner, For: o.cfg.Sticky}
 	}
-	return persist(o.settling, t.end, func(ctx context.Context) error {
+	mayHave, err := persist(o.settling, t.end, func(ctx context.Context) error {
 		return o.p.AckOrchestrationItem(trace.ContextWithSpan(ctx, trace.SpanFromContext(traced)), t.LockToken, ack)
 	})
+	if mayHave && errors.Is(err, pgwake.ErrLockLost) {
+		return nil
+	}
+	return err
 }
 
 // failed ends a turn that could not be decided, or not be acknowledged.
@@ -391,17 +395,17 @@ func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) {
 }
 
 func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
-	if v.err != nil {
+	if v.err != nil && !v.free { // the end of the Orchestrator is no failure
 		o.log(t).Warn("dispatch: failed", "again_in", v.delay, "error", text(v.err))
 	}
 	options := &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free, Error: text(v.err)}
 	call := func(ctx context.Context) error { return o.p.AbandonOrchestrationItem(ctx, t.LockToken, options) }
-	err := persist(ctx, t.end, call)
+	mayHave, err := persist(ctx, t.end, call)
 	if errors.Is(err, pgwake.ErrInvalid) { // a smaller Config.MaxPayload than the text has
 		options.Error = ""
-		err = persist(ctx, t.end, call)
+		mayHave, err = persist(ctx, t.end, call)
 	}
-	if err != nil {
+	if err != nil && !(mayHave && errors.Is(err, pgwake.ErrLockLost)) {
 		o.log(t).Warn("dispatch: left to the end of its lease", "error", err)
 	}
 }

@@ -45,13 +45,15 @@ func (w *workshop) settle(h *held, v verdict, result Result) {
 			w.returns <- struct{}{}
 			defer func() { <-w.returns }()
 		}
-		err := persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOut(h, v, completion))
+		end := func() time.Time { return d.leases.end(h) }
+		mayHave, err := persist(w.settling, end, d.carryOut(h, v, completion))
 		if errors.Is(err, pgwake.ErrInvalid) {
 			// What a handler said cannot be stored. It is left out.
 			d.log(h).Error("dispatch: refused", "error", err)
-			err = persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOutPlainly(h, v, completion, err))
+			mayHave, err = persist(w.settling, end, d.carryOutPlainly(h, v, completion, err))
 		}
 		switch {
+		case errors.Is(err, pgwake.ErrLockLost) && mayHave:
 		case errors.Is(err, pgwake.ErrLockLost):
 			d.log(h).Warn("dispatch: the lease was lost", "error", err)
 		case err != nil:
