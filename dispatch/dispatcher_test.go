@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
 )
@@ -446,15 +447,19 @@ func TestRun_CompletionCannotBeMadeOrIsRefused_TheOrchestrationIsTold(t *testing
 	} {
 		t.Run(name, func(t *testing.T) {
 			calls := 0
-			dispatching(t, Config{Completion: c.completion}, func(d *Dispatcher) {
+			begin := func(context.Context) (pgx.Tx, error) { return fakeTx{}, nil }
+			dispatching(t, Config{Completion: c.completion, Begin: begin}, func(d *Dispatcher) {
 				d.Handle("a", func(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { calls++; return c.result, nil })
+				HandleTx(d, "tx", func(context.Context, pgx.Tx, struct{}) (Result, error) { calls++; return c.result, nil })
 			}, func(t *testing.T, f *fake, _ func() error) {
-				f.add(pgwake.WorkItem{Name: "a", Instance: "i"})
-				time.Sleep(time.Second)
-				synctest.Wait()
-				require.Len(t, f.sent, 1)
-				require.Equal(t, KindFailed, f.sent[0].Kind)
-				require.Equal(t, 1, calls)
+				for i, name := range []string{"a", "tx"} {
+					f.add(pgwake.WorkItem{Name: name, Instance: "i"})
+					time.Sleep(time.Second)
+					synctest.Wait()
+					require.Len(t, f.sent, i+1)
+					require.Equal(t, KindFailed, f.sent[i].Kind)
+					require.Equal(t, i+1, calls)
+				}
 			})
 		})
 	}
@@ -624,5 +629,41 @@ func TestRun_AnswerIsLost_IsNoLossOfALease(t *testing.T) {
 		require.Len(t, f.items, 1)
 		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
 		require.Contains(t, log.String(), "dispatch: failed")
+	})
+}
+
+func TestRun_DeadLetterIsRefused_ItGoesWithoutItsCause(t *testing.T) {
+	dispatching(t, Config{MaxAttempts: 1}, func(d *Dispatcher) {
+		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.noCauses = true
+		f.enqueue("bad")
+		synctest.Wait()
+		require.Equal(t, map[string]string{"bad": "max attempts: "}, f.buried)
+	})
+}
+
+func TestText_WhateverAnErrorSays_FitsAndIsText(t *testing.T) {
+	for _, said := range []string{strings.Repeat("\x00", 2*longestText), strings.Repeat("a\xff", longestText), strings.Repeat("ä", longestText), "fine"} {
+		kept := text(errors.New(said))
+		require.LessOrEqual(t, len(kept), longestText)
+		require.Greater(t, len(kept), min(len(said), longestText)-4)
+		require.NoError(t, refused("", 0, kept))
+	}
+}
+
+func TestHandleTx_MiddlewareReplacesTheContext_NothingIsBegun(t *testing.T) {
+	detached := func(next Handler) Handler {
+		return func(_ context.Context, item *pgwake.ClaimedWorkItem) (Result, error) {
+			return next(context.Background(), item)
+		}
+	}
+	begin := func(context.Context) (pgx.Tx, error) { panic("it has begun") }
+	dispatching(t, Config{Middleware: []Middleware{detached}, Begin: begin}, func(d *Dispatcher) {
+		HandleTx(d, "a", func(context.Context, pgx.Tx, struct{}) (struct{}, error) { return struct{}{}, nil })
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.enqueue("a")
+		synctest.Wait()
+		require.Contains(t, f.buried["a"], "middleware has replaced")
 	})
 }

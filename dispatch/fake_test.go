@@ -35,6 +35,8 @@ type fake struct {
 
 	unanswered map[string]int // how many calls of a verb succeed, and seem to have failed
 
+	noCauses bool // dead letters are refused that have one
+
 	hang bool          // renewals hang until their context ends
 	slow time.Duration // what every verb but the fetch takes
 }
@@ -233,10 +235,19 @@ func (f *fake) RenewSessionLock(_ context.Context, owners []string, _, _ time.Du
 	return 1, nil
 }
 
-// AckWorkItemTx is for tests on a database.
-func (f *fake) AckWorkItemTx(context.Context, pgx.Tx, pgwake.LockToken, *pgwake.Message) error {
-	return errors.ErrUnsupported
+// AckWorkItemTx does not wait for the commit.
+func (f *fake) AckWorkItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, m *pgwake.Message) error {
+	if m == nil {
+		return f.AckWorkItems(ctx, []pgwake.LockToken{token})
+	}
+	return f.AckBatched(ctx, token, m)
 }
+
+// fakeTx is a transaction in which nothing happens.
+type fakeTx struct{ pgx.Tx }
+
+func (fakeTx) Commit(context.Context) error   { return nil }
+func (fakeTx) Rollback(context.Context) error { return nil }
 
 func (f *fake) AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
 	if err := refused("abandon", o.Delay, o.Error); err != nil {
@@ -251,6 +262,9 @@ func (f *fake) AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *p
 }
 
 func (f *fake) DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error {
+	if f.noCauses && cause != "" {
+		return &pgwake.Error{Op: "dead letter", Err: pgwake.ErrInvalid}
+	}
 	return f.verb(ctx, "dead letter", token, func(i *fakeItem) {
 		f.buried[i.Name] = reason + ": " + cause
 		f.remove(i)

@@ -111,9 +111,8 @@ func (d *Dispatcher) carryOutPlainly(h *held, v verdict, completion *pgwake.Mess
 		}
 		return d.carryOut(h, verdict{fate: bury, reason: ReasonPermanent, err: refusal}, nil)
 	}
-	return func(ctx context.Context) error {
-		return d.p.AbandonWorkItem(ctx, item.LockToken, &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free})
-	}
+	v.err = nil
+	return d.carryOut(h, v, nil)
 }
 
 // longestText is how much of an error is kept, in bytes.
@@ -130,10 +129,9 @@ func text(err error) (said string) {
 		}
 	}()
 	said = err.Error()
-	if len(said) > longestText {
-		said = said[:longestText]
-	}
-	return strings.ReplaceAll(strings.ToValidUTF8(said, "\uFFFD"), "\x00", "\uFFFD")
+	said = said[:min(len(said), longestText)]
+	said = strings.ReplaceAll(strings.ToValidUTF8(said, "\uFFFD"), "\x00", "\uFFFD") // which takes more room
+	return strings.ToValidUTF8(said[:min(len(said), longestText)], "")
 }
 
 // ended is the last of an item.
