@@ -114,6 +114,7 @@ type Orchestrator struct {
 	settling context.Context // of the calls that end them
 	giveUp   context.CancelFunc
 	ran      atomic.Bool
+	renewing sync.WaitGroup
 
 	mu     sync.Mutex
 	inHand map[*heldTurn]bool
@@ -171,6 +172,8 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 	if o.ran.Swap(true) {
 		return errRanBefore
 	}
+	defer o.renewing.Wait()
+	defer o.giveUp()
 	fetching, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	var loops sync.WaitGroup
@@ -284,8 +287,8 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	ctx, lose := context.WithCancelCause(o.working)
 	defer lose(nil)
 	// A long history may have taken a part of the lease.
-	renewal := time.AfterFunc(min(o.cfg.LockTimeout/renewals, time.Until(t.until)/2), func() { o.renew(ctx, t, lose) })
-	defer renewal.Stop()
+	first := min(o.cfg.LockTimeout/renewals, time.Until(t.until)/2)
+	o.renewing.Go(func() { o.renew(ctx, t, first, lose) })
 	deciding := ctx
 	if o.cfg.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -410,15 +413,16 @@ func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
 	}
 }
 
-// renew renews the lease of a turn until ctx ends, or ends ctx when the lease is lost.
-func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, lose context.CancelCauseFunc) {
+// renew renews the lease of a turn, after a pause, until ctx ends, or ends ctx when the lease is lost. A turn that ends does not
+// cut short the renewal that is on its way: that would cost its connection.
+func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Duration, lose context.CancelCauseFunc) {
 	length := o.cfg.LockTimeout
-	for ctx.Err() == nil {
+	for nap(ctx, pause); ctx.Err() == nil; nap(ctx, min(pause, time.Until(t.end()))) {
 		sent := time.Now()
-		bounded, cancel := context.WithDeadline(ctx, minTime(sent.Add(length/looks), t.end()))
+		bounded, cancel := context.WithDeadline(o.settling, minTime(sent.Add(length/looks), t.end()))
 		_, err := o.p.RenewOrchestrationItemLock(bounded, t.LockToken, length)
 		cancel()
-		pause := length / looks
+		pause = length / looks
 		switch {
 		case err == nil:
 			pause = length / renewals
@@ -430,6 +434,5 @@ func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, lose context.Canc
 		case ctx.Err() == nil:
 			o.log(t).Warn("dispatch: cannot renew a lease", "error", err)
 		}
-		nap(ctx, min(pause, time.Until(t.end())))
 	}
 }

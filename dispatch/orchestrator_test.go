@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,6 +29,9 @@ type turns struct {
 	given     []pgwake.AbandonOptions
 
 	unanswered map[string]int // how many calls of a verb succeed, and seem to have failed
+
+	slow               time.Duration // what a renewal takes
+	renewing, cutShort atomic.Int64  // renewals
 }
 
 type fakeTurn struct {
@@ -135,7 +139,17 @@ func (f *turns) AbandonOrchestrationItem(_ context.Context, token pgwake.LockTok
 
 func (f *turns) LocalTime(server time.Time) time.Time { return server }
 
-func (f *turns) RenewOrchestrationItemLock(_ context.Context, token pgwake.LockToken, extend time.Duration) (until time.Time, err error) {
+func (f *turns) RenewOrchestrationItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (until time.Time, err error) {
+	if f.slow > 0 {
+		f.renewing.Add(1)
+		defer f.renewing.Add(-1)
+		nap(ctx, f.slow)
+		if ctx.Err() != nil {
+			f.cutShort.Add(1)
+			time.Sleep(time.Millisecond) // a connection is closed
+			return until, ctx.Err()
+		}
+	}
 	return until, f.verb("renew", token, func(t *fakeTurn) {
 		until = time.Now().Add(extend)
 		t.visible = until
@@ -429,5 +443,28 @@ func TestOrchestrator_AnswerIsLost_IsNoLossOfALease(t *testing.T) {
 		require.Len(t, f.given, 1)
 		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
 		require.Contains(t, log.String(), "dispatch: failed")
+	})
+}
+
+func TestOrchestrator_RenewalIsOnItsWay_TurnDoesNotCutItShort_AndRunWaitsForIt(t *testing.T) {
+	deciding(t, OrchestratorConfig{LockTimeout: 30 * time.Second}, func() Decider {
+		return func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			time.Sleep(11 * time.Second)
+			return ack, ctx.Err()
+		}
+	}, nil, func(t *testing.T, f *turns, stop func() error) {
+		f.slow = 2 * time.Second
+		f.add("a")
+		time.Sleep(12*time.Second - 1)
+		synctest.Wait()
+		require.Len(t, f.acks, 1)
+		require.EqualValues(t, 1, f.renewing.Load())
+		time.Sleep(time.Second)
+		require.Zero(t, f.renewing.Load()+f.cutShort.Load())
+		f.add("b")
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Zero(t, f.renewing.Load())
+		require.EqualValues(t, 1, f.cutShort.Load())
 	})
 }
