@@ -667,3 +667,28 @@ func TestHandleTx_MiddlewareReplacesTheContext_NothingIsBegun(t *testing.T) {
 		require.Contains(t, f.buried["a"], "middleware has replaced")
 	})
 }
+
+// Where a limit leaves few places, the next item comes with the ack of the one before, and none is claimed ahead.
+func TestRun_UnderALimit_AcksTakeTheNextItem(t *testing.T) {
+	var now, most atomic.Int64
+	dispatching(t, Config{}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
+			most.Store(max(most.Load(), now.Add(1)))
+			time.Sleep(time.Millisecond)
+			now.Add(-1)
+			return nil
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.limit = 2
+		f.mu.Unlock()
+		enqueueMany(f, "a", 100)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Len(t, f.acked, 100)
+		require.EqualValues(t, 2, most.Load())
+		require.Greater(t, len(f.ackedWith), 40)
+		require.Less(t, len(f.fetched), 10, "others are not woken for a place that is taken at once")
+		require.Zero(t, f.calls["abandon"])
+	})
+}

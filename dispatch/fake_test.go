@@ -30,6 +30,9 @@ type fake struct {
 	sentFrom []trace.SpanContext // in whose trace
 	renewed  int                 // statements
 
+	limit     int   // how many may be at work; 0: any number
+	ackedWith []int // of fetches that acknowledge: how many each asked for
+
 	calls    map[string]int // by verb
 	sessions []string       // owners whose sessions were renewed
 
@@ -90,16 +93,30 @@ func (f *fake) failing(verb string) error {
 
 func (f *fake) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
 	end := time.Now().Add(30 * time.Second)
+	if o.Ack != nil {
+		if err := f.AckWorkItems(ctx, o.Ack); err != nil {
+			return nil, err
+		}
+	}
 	f.mu.Lock()
-	f.fetched = append(f.fetched, n)
+	if o.Ack != nil {
+		f.ackedWith = append(f.ackedWith, n)
+	} else {
+		f.fetched = append(f.fetched, n)
+	}
 	f.mu.Unlock()
+	if o.NoWait {
+		end = time.Now()
+	}
 	for {
 		f.mu.Lock()
 		err := f.failing("fetch")
 		got := f.claim(n, o)
 		wait := time.Until(end)
 		for _, i := range f.items {
-			wait = min(wait, max(time.Until(i.visible), 0))
+			if left := time.Until(i.visible); left > 0 || f.limit == 0 { // what is due waits for a place, and hears of it
+				wait = min(wait, max(left, 0))
+			}
 		}
 		f.mu.Unlock()
 		if err != nil {
@@ -126,10 +143,18 @@ func (f *fake) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions
 // claim is called with mu held.
 func (f *fake) claim(n int, o *pgwake.FetchOptions) (got []*pgwake.ClaimedWorkItem) {
 	now := time.Now()
+	atWork := 0
 	for _, i := range f.items {
-		if len(got) == n || i.visible.After(now) {
+		if i.LockToken != "" && i.visible.After(now) {
+			atWork++
+		}
+	}
+	for _, i := range f.items {
+		if len(got) == n || i.visible.After(now) || f.limit > 0 && atWork == f.limit {
 			continue
 		}
+		atWork++
+		i.Limited = f.limit > 0
 		i.claims++
 		i.Attempt++
 		due := i.visible
