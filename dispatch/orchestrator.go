@@ -37,7 +37,8 @@ type OrchestratorConfig struct {
 	// Concurrency is how many turns are taken at one time, each of another instance. Defaults to 10.
 	Concurrency int
 
-	// Namespaces, Queues, Versions and WithoutHistory say what is fetched; see pgwake.FetchOptions.
+	// Namespaces, Queues, Versions and WithoutHistory say what is fetched; see pgwake.FetchOptions. Default to everything, with
+	// its history.
 	Namespaces     []string
 	Queues         []string
 	Versions       *pgwake.VersionFilter
@@ -66,6 +67,7 @@ type OrchestratorConfig struct {
 	Sticky time.Duration
 
 	// Owner is who gets the turns of the instances that are sticky to it: one name for a process. Required with Sticky.
+	// Defaults to "": nobody.
 	Owner string
 
 	// StopTimeout is how long turns may go on once Run is to end, and CancelTimeout how long those that did not end by then

@@ -24,7 +24,8 @@ var (
 var ErrNoHandler = errors.New("no handler for the item")
 
 // RetryPolicy returns how long to wait after the attempt, 1 for the first, that failed with err. Less than 0 is taken for
-// 0, and more than 100 years for that. It is called by several goroutines at a time.
+// 0, and more than 100 years for that; for one that panics there is Backoff(time.Second, time.Hour). It is called by several
+// goroutines at a time.
 type RetryPolicy func(attempt int, err error) time.Duration
 
 // longestDelay is the Provider's.
