@@ -116,29 +116,3 @@ func (a *acker) call(ctx context.Context, tokens []pgwake.LockToken) error {
 	}
 	return err
 }
-
-// verbTimeout bounds one attempt of a verb.
-const verbTimeout = 10 * time.Second
-
-// persist makes a call until it succeeds, fails for a reason that stays, or the lease has ended. mayHave says that one before
-// the last may have succeeded, since no answer to it came: that the lease is lost is no news then.
-func persist(ctx context.Context, end func() time.Time, call func(context.Context) error) (mayHave bool, _ error) {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		bounded, cancel := context.WithDeadline(ctx, minTime(time.Now().Add(verbTimeout), end()))
-		err := call(bounded)
-		cancel()
-		var failure *pgwake.Error
-		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Add(pause).Before(end()) {
-			return mayHave, err
-		}
-		mayHave = mayHave || failure.Unknown
-		nap(ctx, pause)
-	}
-}
-
-func minTime(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
-}
