@@ -21,8 +21,8 @@ type Limits struct {
 	// aside and holds up no other key. Defaults to 0: any number.
 	MaxRunningPerKey int
 
-	// RatePerKey is how often an item of a key, and tag, may begin; each claim is a beginning. Defaults to the zero Rate: any
-	// number of times.
+	// RatePerKey is how often an item of a key, and tag, may begin; each claim is a beginning, unless the item is given
+	// back at once and the attempt does not count (AbandonOptions.IgnoreAttempt). Defaults to the zero Rate: any number of times.
 	RatePerKey Rate
 
 	// Weight are the chances of the namespace in fetches with FetchOptions.Fair. From 1 to MaxWeight. Defaults to 1.
