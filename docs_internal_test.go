@@ -148,7 +148,10 @@ func TestDocs_Settings_PerCallAndFixedValues(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("%d ms to %d h", MinLockTimeout.Milliseconds(), int(MaxLockTimeout.Hours())), lock[1])
 	require.Equal(t, fmt.Sprintf("1 to %d", MaxFetch), calls["n of `FetchWorkItems"][1])
 	require.Equal(t, fmt.Sprintf("%d to %d", MinPriority, MaxPriority), calls["Priority"][1])
-	require.Equal(t, fmt.Sprintf("%d bytes", MaxNameLength), calls["names, instance ids, versions, dedup keys"][1])
+	require.Equal(t, fmt.Sprintf("%d bytes", MaxNameLength), calls["names, instance ids, versions, tags, sessions, keys, dedup keys"][1])
+	require.Equal(t, fmt.Sprintf("at most %d", MaxTags), calls["Tags"][1])
+	require.Equal(t, fmt.Sprintf("%d bytes", MaxHeaderBytes), calls["Headers"][1])
+	require.Equal(t, fmt.Sprintf("1 to %d", MaxWeight), calls["Limits.Weight"][1])
 	require.Equal(t, "`"+strings.Trim(namespacePattern.String(), "^$")+"`", calls["Namespaces"][1])
 
 	fixed := docTable(t, "## Fixed")

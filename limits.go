@@ -11,7 +11,8 @@ import (
 // This file answers: how much of a namespace may be at work, or may not at all for now?
 
 // Limits bound what of a namespace is at work, over all nodes. They are for work items without a session; an item is at work
-// from its claim to the end of its lease. The zero value means no limits.
+// from its claim until it is acknowledged, given back or a dead letter, or else until its lease ends. The zero value means no
+// limits.
 type Limits struct {
 	// MaxRunning is how many items may be at work at one time. Defaults to 0: any number.
 	MaxRunning int
@@ -20,18 +21,21 @@ type Limits struct {
 	// aside and holds up no other key. Defaults to 0: any number.
 	MaxRunningPerKey int
 
-	// RatePerKey is how often an item of a key, and tag, may begin. Defaults to the zero Rate: any number of times.
+	// RatePerKey is how often an item of a key, and tag, may begin; each claim is a beginning, unless the item is given
+	// back at once and the attempt does not count (AbandonOptions.IgnoreAttempt). Defaults to the zero Rate: any number of times.
 	RatePerKey Rate
 
 	// Weight are the chances of the namespace in fetches with FetchOptions.Fair. From 1 to MaxWeight. Defaults to 1.
 	Weight int
 }
 
-// Rate is one item in each Interval. Burst of them may begin at once, if none has for as long; that defaults to 1. An item
-// that may not begin yet is due when it may.
+// Rate is one item in each Interval, on average. An item that may not begin yet is due when it may.
 type Rate struct {
-	Interval time.Duration // at least 1 µs; 0: no limit
-	Burst    int
+	// Interval is from 1 µs to 100 years. Defaults to 0: no limit.
+	Interval time.Duration
+
+	// Burst is how many may begin at once, if none has for Burst intervals. Not without an Interval. Defaults to 1.
+	Burst int
 }
 
 // MaxWeight is the largest Limits.Weight.
@@ -65,7 +69,7 @@ func (l *Limits) args(namespace string) ([]any, error) {
 
 // SetLimits sets the limits of a namespace for all nodes, from the next claim on; the zero Limits removes them. What is at
 // work by then counts, and goes on even if it is too much. Items that wait aside, or for their share of a rate, are looked
-// at anew, in one statement.
+// at anew, in one statement. ErrInvalid if a limit is out of its range.
 func (p *Provider) SetLimits(ctx context.Context, namespace string, l Limits) error {
 	return p.doAndTell(ctx, "set limits", func(ctx context.Context, q querier) error {
 		return p.setLimits(ctx, q, namespace, l)
@@ -115,7 +119,8 @@ func (p *Provider) GetLimits(ctx context.Context) (limits map[string]Limits, err
 }
 
 // Pause has no node claim from these namespaces of a queue, or without any from the whole queue, until Resume says
-// otherwise. What is at work goes on, and what is enqueued waits.
+// otherwise: so mind a list that may be empty. What is at work goes on, and what is enqueued waits. A namespace need not
+// exist yet.
 func (p *Provider) Pause(ctx context.Context, queue Queue, namespaces ...string) error {
 	return p.do(ctx, "pause", func(ctx context.Context, q querier) error {
 		return p.pause(ctx, q, queue, namespaces, true)

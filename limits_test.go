@@ -322,6 +322,25 @@ func onlyKey(items []*pgwake.ClaimedWorkItem, names []string) (left []string) {
 	return left
 }
 
+func TestLimits_RatePerKey_ItemIsGivenBackUnbegun_HasPaid(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Hour}})
+	n.keyed(t, "a", "a")
+	give := func(o pgwake.AbandonOptions) {
+		t.Helper()
+		require.NoError(t, n.AbandonWorkItem(t.Context(), n.take(t).LockToken, &o))
+	}
+	give(pgwake.AbandonOptions{IgnoreAttempt: true})
+	give(pgwake.AbandonOptions{}) // it has paid once, for this one
+	n.requireNoWork(t)
+	pgwaketest.Advance(t, n.Provider, time.Hour)
+	item := n.take(t)
+	require.Equal(t, []int64{1}, query[int64](t, n, `SELECT undo_work_claim('`+claimOf(item.LockToken)+`', '24 h')`))
+	require.Equal(t, item.ID, n.take(t).ID)
+	n.requireNoWork(t)
+}
+
 func TestLimits_AreLifted_WhatWaitedIsDue(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

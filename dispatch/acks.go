@@ -79,7 +79,6 @@ func (a *acker) ack(batch []*held) {
 	for i, h := range batch {
 		tokens[i] = h.item.LockToken
 	}
-	unknown := false // an attempt that failed may have acknowledged them
 	// Each ack of the batch is good for itself, so there is hope as long as one lease lasts.
 	end := func() (latest time.Time) {
 		for _, h := range batch {
@@ -89,14 +88,9 @@ func (a *acker) ack(batch []*held) {
 		}
 		return latest
 	}
-	err := persist(a.d.work.settling, end, func(ctx context.Context) error {
-		err := a.call(ctx, tokens)
-		var failure *pgwake.Error
-		unknown = unknown || errors.As(err, &failure) && failure.Unknown
-		return err
-	})
+	mayHave, err := persist(a.d.work.settling, end, func(ctx context.Context) error { return a.call(ctx, tokens) })
 	if lost, ok := lostOf(err); ok {
-		if len(lost) > 0 && !unknown {
+		if len(lost) > 0 && !mayHave {
 			a.d.cfg.Logger.Warn("dispatch: items were done, and their leases were lost before they could be acknowledged", "items", len(lost))
 		}
 		return
@@ -121,28 +115,4 @@ func (a *acker) call(ctx context.Context, tokens []pgwake.LockToken) error {
 		a.d.work.take(items, n)
 	}
 	return err
-}
-
-// verbTimeout bounds one attempt of a verb.
-const verbTimeout = 10 * time.Second
-
-// persist makes a call until it succeeds, fails for a reason that stays, or the lease has ended.
-func persist(ctx context.Context, end func() time.Time, call func(context.Context) error) error {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		bounded, cancel := context.WithDeadline(ctx, minTime(time.Now().Add(verbTimeout), end()))
-		err := call(bounded)
-		cancel()
-		var failure *pgwake.Error
-		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Add(pause).Before(end()) {
-			return err
-		}
-		nap(ctx, pause)
-	}
-}
-
-func minTime(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }

@@ -226,7 +226,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	for range ackers {
 		engine.Go(func() { d.acks.run(quit) })
 	}
-	d.telemetry.hasPlaces(d.cfg.MinConcurrency)
+	d.telemetry.addPlaces(d.cfg.MinConcurrency)
 	err := d.claim(ctx)
 	if left := d.work.stop(); left > 0 {
 		err = errors.Join(err, fmt.Errorf("%w: %d of them", ErrHandlersLeft, left))

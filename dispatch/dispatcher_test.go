@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
 )
@@ -24,7 +25,9 @@ func dispatching(t *testing.T, c Config, register func(*Dispatcher), test func(t
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
-		c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		if c.Logger == nil {
+			c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		}
 		d := New(f, &c)
 		register(d)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -376,6 +379,7 @@ func enqueueMany(f *fake, name string, n int) {
 type nilError struct{ said string }
 
 func (e *nilError) Error() string { return e.said }
+func (e *nilError) Unwrap() error { return errors.New(e.said) }
 
 func TestRun_WhatTheProviderWouldRefuse_IsMadeFit(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -443,15 +447,19 @@ func TestRun_CompletionCannotBeMadeOrIsRefused_TheOrchestrationIsTold(t *testing
 	} {
 		t.Run(name, func(t *testing.T) {
 			calls := 0
-			dispatching(t, Config{Completion: c.completion}, func(d *Dispatcher) {
+			begin := func(context.Context) (pgx.Tx, error) { return fakeTx{}, nil }
+			dispatching(t, Config{Completion: c.completion, Begin: begin}, func(d *Dispatcher) {
 				d.Handle("a", func(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { calls++; return c.result, nil })
+				HandleTx(d, "tx", func(context.Context, pgx.Tx, struct{}) (Result, error) { calls++; return c.result, nil })
 			}, func(t *testing.T, f *fake, _ func() error) {
-				f.add(pgwake.WorkItem{Name: "a", Instance: "i"})
-				time.Sleep(time.Second)
-				synctest.Wait()
-				require.Len(t, f.sent, 1)
-				require.Equal(t, KindFailed, f.sent[0].Kind)
-				require.Equal(t, 1, calls)
+				for i, name := range []string{"a", "tx"} {
+					f.add(pgwake.WorkItem{Name: name, Instance: "i"})
+					time.Sleep(time.Second)
+					synctest.Wait()
+					require.Len(t, f.sent, i+1)
+					require.Equal(t, KindFailed, f.sent[i].Kind)
+					require.Equal(t, i+1, calls)
+				}
 			})
 		})
 	}
@@ -546,5 +554,141 @@ func TestRun_RenewalsFailForMostOfALease_ItIsKept(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		synctest.Wait()
 		require.Equal(t, []string{"a"}, f.acked)
+	})
+}
+
+// One of a batch is given up, and somebody takes it before that is stored. The other is at work.
+func TestRun_BatchWithAnItemThatWasTriedTooOften_ItIsLost_TheOtherGoesOn(t *testing.T) {
+	var handled []error
+	dispatching(t, Config{Concurrency: 1, MaxAttempts: 1, LockTimeout: time.Second}, func(d *Dispatcher) {
+		d.HandleBatch("a", 2, func(ctx context.Context, items []*pgwake.ClaimedWorkItem) error {
+			time.Sleep(3 * time.Second)
+			handled = append(handled, context.Cause(ctx))
+			return nil
+		})
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.fail = func(verb string) error {
+			if verb == "dead letter" {
+				f.items[0].LockToken, f.items[0].visible = "somebody else's", time.Now().Add(time.Hour)
+				return retryable(verb)
+			}
+			return nil
+		}
+		for range 2 {
+			f.items = append(f.items, &fakeItem{ClaimedWorkItem: pgwake.ClaimedWorkItem{WorkItem: pgwake.WorkItem{Name: "a"}, ID: int64(len(f.items))}})
+		}
+		f.items[0].Attempt = 1
+		f.changed()
+		f.mu.Unlock()
+		time.Sleep(4 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []error{nil}, handled)
+	})
+}
+
+// Items trickle in behind a handler that hangs. What came first is not kept for longer because of what comes after it.
+func TestRun_ItemsComeOneByOneBehindALongOne_NoneIsKeptFromOthersForLong(t *testing.T) {
+	dispatching(t, Config{Concurrency: 1, CancelTimeout: time.Second, StopTimeout: time.Second}, func(d *Dispatcher) {
+		d.Handle("quick", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(time.Millisecond); return nil }))
+		d.Handle("long", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { <-ctx.Done(); return ctx.Err() }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		enqueueMany(f, "quick", 100)
+		time.Sleep(time.Second)
+		f.enqueue("long")
+		synctest.Wait()
+		for range 6 {
+			f.enqueue("quick")
+			time.Sleep(staleAhead / 2)
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		require.Len(t, f.items, 7)
+		for _, i := range f.items[1:] {
+			require.False(t, i.visible.After(time.Now()), "it is there for others")
+		}
+	})
+}
+
+// The answer of the database is lost. The next attempt finds that there is nothing left to do, and nobody is alarmed.
+func TestRun_AnswerIsLost_IsNoLossOfALease(t *testing.T) {
+	var log strings.Builder
+	dispatching(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil)), Retry: func(int, error) time.Duration { return time.Hour }}, func(d *Dispatcher) {
+		d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.mu.Lock()
+		f.unanswered = map[string]int{"ack": 2, "abandon": 1}
+		f.mu.Unlock()
+		f.enqueue("good", "bad")
+		f.add(pgwake.WorkItem{Name: "good", Instance: "i"})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Len(t, f.acked, 2)
+		require.Len(t, f.items, 1)
+		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+		require.Contains(t, log.String(), "dispatch: failed")
+	})
+}
+
+func TestRun_DeadLetterIsRefused_ItGoesWithoutItsCause(t *testing.T) {
+	dispatching(t, Config{MaxAttempts: 1}, func(d *Dispatcher) {
+		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.noCauses = true
+		f.enqueue("bad")
+		synctest.Wait()
+		require.Equal(t, map[string]string{"bad": "max attempts: "}, f.buried)
+	})
+}
+
+func TestText_WhateverAnErrorSays_FitsAndIsText(t *testing.T) {
+	for _, said := range []string{strings.Repeat("\x00", 2*longestText), strings.Repeat("a\xff", longestText), strings.Repeat("ä", longestText), "fine"} {
+		kept := text(errors.New(said))
+		require.LessOrEqual(t, len(kept), longestText)
+		require.Greater(t, len(kept), min(len(said), longestText)-4)
+		require.NoError(t, refused("", 0, kept))
+	}
+}
+
+func TestHandleTx_MiddlewareReplacesTheContext_NothingIsBegun(t *testing.T) {
+	detached := func(next Handler) Handler {
+		return func(_ context.Context, item *pgwake.ClaimedWorkItem) (Result, error) {
+			return next(context.Background(), item)
+		}
+	}
+	begin := func(context.Context) (pgx.Tx, error) { panic("it has begun") }
+	dispatching(t, Config{Middleware: []Middleware{detached}, Begin: begin}, func(d *Dispatcher) {
+		HandleTx(d, "a", func(context.Context, pgx.Tx, struct{}) (struct{}, error) { return struct{}{}, nil })
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.enqueue("a")
+		synctest.Wait()
+		require.Contains(t, f.buried["a"], "middleware has replaced")
+	})
+}
+
+// Where a limit leaves few places, the next item comes with the ack of the one before, and none is claimed ahead.
+func TestRun_UnderALimit_AcksTakeTheNextItem(t *testing.T) {
+	var now, most atomic.Int64
+	dispatching(t, Config{}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
+			most.Store(max(most.Load(), now.Add(1)))
+			time.Sleep(time.Millisecond)
+			now.Add(-1)
+			return nil
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.limit = 2
+		f.mu.Unlock()
+		enqueueMany(f, "a", 100)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Len(t, f.acked, 100)
+		require.EqualValues(t, 2, most.Load())
+		require.Greater(t, len(f.ackedWith), 40)
+		require.Less(t, len(f.fetched), 10, "others are not woken for a place that is taken at once")
+		require.Zero(t, f.calls["abandon"])
 	})
 }

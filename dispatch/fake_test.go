@@ -30,8 +30,15 @@ type fake struct {
 	sentFrom []trace.SpanContext // in whose trace
 	renewed  int                 // statements
 
+	limit     int   // how many may be at work; 0: any number
+	ackedWith []int // of fetches that acknowledge: how many each asked for
+
 	calls    map[string]int // by verb
 	sessions []string       // owners whose sessions were renewed
+
+	unanswered map[string]int // how many calls of a verb succeed, and seem to have failed
+
+	noCauses bool // dead letters are refused that have one
 
 	hang bool          // renewals hang until their context ends
 	slow time.Duration // what every verb but the fetch takes
@@ -86,16 +93,30 @@ func (f *fake) failing(verb string) error {
 
 func (f *fake) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
 	end := time.Now().Add(30 * time.Second)
+	if o.Ack != nil {
+		if err := f.AckWorkItems(ctx, o.Ack); err != nil {
+			return nil, err
+		}
+	}
 	f.mu.Lock()
-	f.fetched = append(f.fetched, n)
+	if o.Ack != nil {
+		f.ackedWith = append(f.ackedWith, n)
+	} else {
+		f.fetched = append(f.fetched, n)
+	}
 	f.mu.Unlock()
+	if o.NoWait {
+		end = time.Now()
+	}
 	for {
 		f.mu.Lock()
 		err := f.failing("fetch")
 		got := f.claim(n, o)
 		wait := time.Until(end)
 		for _, i := range f.items {
-			wait = min(wait, max(time.Until(i.visible), 0))
+			if left := time.Until(i.visible); left > 0 || f.limit == 0 { // what is due waits for a place, and hears of it
+				wait = min(wait, max(left, 0))
+			}
 		}
 		f.mu.Unlock()
 		if err != nil {
@@ -122,10 +143,18 @@ func (f *fake) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions
 // claim is called with mu held.
 func (f *fake) claim(n int, o *pgwake.FetchOptions) (got []*pgwake.ClaimedWorkItem) {
 	now := time.Now()
+	atWork := 0
 	for _, i := range f.items {
-		if len(got) == n || i.visible.After(now) {
+		if i.LockToken != "" && i.visible.After(now) {
+			atWork++
+		}
+	}
+	for _, i := range f.items {
+		if len(got) == n || i.visible.After(now) || f.limit > 0 && atWork == f.limit {
 			continue
 		}
+		atWork++
+		i.Places = f.limit
 		i.claims++
 		i.Attempt++
 		due := i.visible
@@ -170,6 +199,10 @@ func (f *fake) verb(ctx context.Context, name string, token pgwake.LockToken, ch
 		return &pgwake.Error{Op: name, Err: pgwake.ErrLockLost}
 	}
 	change(i)
+	if f.unanswered[name] > 0 {
+		f.unanswered[name]--
+		return &pgwake.Error{Op: name, Err: context.DeadlineExceeded, Retryable: true, Unknown: true}
+	}
 	return nil
 }
 
@@ -227,10 +260,19 @@ func (f *fake) RenewSessionLock(_ context.Context, owners []string, _, _ time.Du
 	return 1, nil
 }
 
-// AckWorkItemTx is for tests on a database.
-func (f *fake) AckWorkItemTx(context.Context, pgx.Tx, pgwake.LockToken, *pgwake.Message) error {
-	return errors.ErrUnsupported
+// AckWorkItemTx does not wait for the commit.
+func (f *fake) AckWorkItemTx(ctx context.Context, _ pgx.Tx, token pgwake.LockToken, m *pgwake.Message) error {
+	if m == nil {
+		return f.AckWorkItems(ctx, []pgwake.LockToken{token})
+	}
+	return f.AckBatched(ctx, token, m)
 }
+
+// fakeTx is a transaction in which nothing happens.
+type fakeTx struct{ pgx.Tx }
+
+func (fakeTx) Commit(context.Context) error   { return nil }
+func (fakeTx) Rollback(context.Context) error { return nil }
 
 func (f *fake) AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
 	if err := refused("abandon", o.Delay, o.Error); err != nil {
@@ -245,6 +287,9 @@ func (f *fake) AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *p
 }
 
 func (f *fake) DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error {
+	if f.noCauses && cause != "" {
+		return &pgwake.Error{Op: "dead letter", Err: pgwake.ErrInvalid}
+	}
 	return f.verb(ctx, "dead letter", token, func(i *fakeItem) {
 		f.buried[i.Name] = reason + ": " + cause
 		f.remove(i)

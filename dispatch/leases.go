@@ -55,12 +55,15 @@ func (l *leases) add(items []*held) {
 	}
 }
 
-// guard has lose called when the lease is lost, and reports whether it is not.
+// guard has lose called when the lease is lost. If it is by now it reports that, and lose is not called.
 func (l *leases) guard(h *held, lose context.CancelCauseFunc) (ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if h.lost || !time.Now().Before(h.until) {
+		return false
+	}
 	h.lose = lose
-	return !h.lost && time.Now().Before(h.until)
+	return true
 }
 
 // drop ends the renewals of an item.

@@ -37,7 +37,8 @@ type OrchestratorConfig struct {
 	// Concurrency is how many turns are taken at one time, each of another instance. Defaults to 10.
 	Concurrency int
 
-	// Namespaces, Queues, Versions and WithoutHistory say what is fetched; see pgwake.FetchOptions.
+	// Namespaces, Queues, Versions and WithoutHistory say what is fetched; see pgwake.FetchOptions. Default to everything, with
+	// its history.
 	Namespaces     []string
 	Queues         []string
 	Versions       *pgwake.VersionFilter
@@ -66,6 +67,7 @@ type OrchestratorConfig struct {
 	Sticky time.Duration
 
 	// Owner is who gets the turns of the instances that are sticky to it: one name for a process. Required with Sticky.
+	// Defaults to "": nobody.
 	Owner string
 
 	// StopTimeout is how long turns may go on once Run is to end, and CancelTimeout how long those that did not end by then
@@ -114,6 +116,7 @@ type Orchestrator struct {
 	settling context.Context // of the calls that end them
 	giveUp   context.CancelFunc
 	ran      atomic.Bool
+	renewing sync.WaitGroup
 
 	mu     sync.Mutex
 	inHand map[*heldTurn]bool
@@ -171,6 +174,8 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 	if o.ran.Swap(true) {
 		return errRanBefore
 	}
+	defer o.renewing.Wait()
+	defer o.giveUp()
 	fetching, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	var loops sync.WaitGroup
@@ -284,8 +289,8 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	ctx, lose := context.WithCancelCause(o.working)
 	defer lose(nil)
 	// A long history may have taken a part of the lease.
-	renewal := time.AfterFunc(min(o.cfg.LockTimeout/renewals, time.Until(t.until)/2), func() { o.renew(ctx, t, lose) })
-	defer renewal.Stop()
+	first := min(o.cfg.LockTimeout/renewals, time.Until(t.until)/2)
+	o.renewing.Go(func() { o.renew(ctx, t, first, lose) })
 	deciding := ctx
 	if o.cfg.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -354,7 +359,7 @@ func (o *Orchestrator) try(decide func() (pgwake.OrchestrationAck, error)) decis
 	return <-result
 }
 
-// ack acknowledges a turn, in the trace of its context. What it leaves out of the ack is what anybody would say.
+// ack acknowledges a turn, in the trace of its context. What is left out of the ack is what anybody would say.
 func (o *Orchestrator) ack(traced context.Context, t *heldTurn, ack pgwake.OrchestrationAck) error {
 	if ack.ExecutionID == 0 {
 		ack.ExecutionID = t.ExecutionID
@@ -366,9 +371,13 @@ func (o *Orchestrator) ack(traced context.Context, t *heldTurn, ack pgwake.Orche
 	if ack.Sticky == nil && o.cfg.Sticky > 0 && goesOn {
 		ack.Sticky = &pgwake.Sticky{Owner: o.cfg.Owner, For: o.cfg.Sticky}
 	}
-	return persist(o.settling, t.end, func(ctx context.Context) error {
+	mayHave, err := persist(o.settling, t.end, func(ctx context.Context) error {
 		return o.p.AckOrchestrationItem(trace.ContextWithSpan(ctx, trace.SpanFromContext(traced)), t.LockToken, ack)
 	})
+	if mayHave && errors.Is(err, pgwake.ErrLockLost) {
+		return nil
+	}
+	return err
 }
 
 // failed ends a turn that could not be decided, or not be acknowledged.
@@ -381,10 +390,9 @@ func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) {
 		o.log(t).Error("dispatch: given up", "reason", v.reason, "error", text(v.err))
 		d := o.try(func() (pgwake.OrchestrationAck, error) { return o.cfg.Poison(t.OrchestrationItem, v.err) })
 		if d.err == nil {
-			d.err = o.ack(traced, t, d.ack)
-		}
-		if d.err == nil || errors.Is(d.err, pgwake.ErrLockLost) {
-			return
+			if d.err = o.ack(traced, t, d.ack); d.err == nil || errors.Is(d.err, pgwake.ErrLockLost) {
+				return
+			}
 		}
 		v = verdict{fate: retry, delay: o.cfg.Retry.after(t.Attempt, d.err), err: fmt.Errorf("give the instance up: %s", text(d.err))}
 	}
@@ -392,30 +400,31 @@ func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) {
 }
 
 func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
-	if v.err != nil {
+	if v.err != nil && !v.free { // the end of the Orchestrator is no failure
 		o.log(t).Warn("dispatch: failed", "again_in", v.delay, "error", text(v.err))
 	}
 	options := &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free, Error: text(v.err)}
 	call := func(ctx context.Context) error { return o.p.AbandonOrchestrationItem(ctx, t.LockToken, options) }
-	err := persist(ctx, t.end, call)
+	mayHave, err := persist(ctx, t.end, call)
 	if errors.Is(err, pgwake.ErrInvalid) { // a smaller Config.MaxPayload than the text has
 		options.Error = ""
-		err = persist(ctx, t.end, call)
+		mayHave, err = persist(ctx, t.end, call)
 	}
-	if err != nil {
+	if err != nil && !(mayHave && errors.Is(err, pgwake.ErrLockLost)) {
 		o.log(t).Warn("dispatch: left to the end of its lease", "error", err)
 	}
 }
 
-// renew renews the lease of a turn until ctx ends, or ends ctx when the lease is lost.
-func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, lose context.CancelCauseFunc) {
+// renew renews the lease of a turn, after a pause, until ctx ends, or ends ctx when the lease is lost. A turn that ends does not
+// cut short the renewal that is on its way: that would cost its connection.
+func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Duration, lose context.CancelCauseFunc) {
 	length := o.cfg.LockTimeout
-	for ctx.Err() == nil {
+	for nap(ctx, pause); ctx.Err() == nil; nap(ctx, min(pause, time.Until(t.end()))) {
 		sent := time.Now()
-		bounded, cancel := context.WithDeadline(ctx, minTime(sent.Add(length/looks), t.end()))
+		bounded, cancel := context.WithDeadline(o.settling, minTime(sent.Add(length/looks), t.end()))
 		_, err := o.p.RenewOrchestrationItemLock(bounded, t.LockToken, length)
 		cancel()
-		pause := length / looks
+		pause = length / looks
 		switch {
 		case err == nil:
 			pause = length / renewals
@@ -427,6 +436,5 @@ func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, lose context.Canc
 		case ctx.Err() == nil:
 			o.log(t).Warn("dispatch: cannot renew a lease", "error", err)
 		}
-		nap(ctx, min(pause, time.Until(t.end())))
 	}
 }

@@ -6,7 +6,9 @@ import (
 	"io"
 	"log/slog"
 	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +27,11 @@ type turns struct {
 	acks      []pgwake.OrchestrationAck
 	ackedFrom []trace.SpanContext // in whose trace
 	given     []pgwake.AbandonOptions
+
+	unanswered map[string]int // how many calls of a verb succeed, and seem to have failed
+
+	slow               time.Duration // what a renewal takes
+	renewing, cutShort atomic.Int64  // renewals
 }
 
 type fakeTurn struct {
@@ -44,7 +51,7 @@ func (f *turns) add(instance string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.items[instance] = &fakeTurn{OrchestrationItem: pgwake.OrchestrationItem{
-		Instance: instance, Name: "flow", ExecutionID: 1, LastEventID: 3, LockToken: pgwake.LockToken(instance)}}
+		Instance: instance, Name: "flow", ExecutionID: 1, LastEventID: 3}}
 	f.changed()
 }
 
@@ -72,7 +79,7 @@ func (f *turns) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptio
 			}
 			t.Attempt++
 			t.visible = time.Now().Add(o.LockTimeout)
-			t.LockedUntil = t.visible
+			t.LockedUntil, t.LockToken = t.visible, pgwake.LockToken(t.Instance)
 			turn := t.OrchestrationItem
 			f.mu.Unlock()
 			f.changed()
@@ -101,10 +108,14 @@ func (f *turns) verb(name string, token pgwake.LockToken, change func(*fakeTurn)
 		}
 	}
 	t := f.items[string(token)]
-	if t == nil || !t.visible.After(time.Now()) {
+	if t == nil || t.LockToken != token || !t.visible.After(time.Now()) {
 		return &pgwake.Error{Op: name, Err: pgwake.ErrLockLost}
 	}
 	change(t)
+	if f.unanswered[name] > 0 {
+		f.unanswered[name]--
+		return &pgwake.Error{Op: name, Err: context.DeadlineExceeded, Retryable: true, Unknown: true}
+	}
 	return nil
 }
 
@@ -119,7 +130,7 @@ func (f *turns) AckOrchestrationItem(ctx context.Context, token pgwake.LockToken
 func (f *turns) AbandonOrchestrationItem(_ context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
 	return f.verb("abandon", token, func(t *fakeTurn) {
 		f.given = append(f.given, *o)
-		t.visible = time.Now().Add(o.Delay)
+		t.visible, t.LockToken = time.Now().Add(o.Delay), ""
 		if o.IgnoreAttempt {
 			t.Attempt--
 		}
@@ -128,7 +139,17 @@ func (f *turns) AbandonOrchestrationItem(_ context.Context, token pgwake.LockTok
 
 func (f *turns) LocalTime(server time.Time) time.Time { return server }
 
-func (f *turns) RenewOrchestrationItemLock(_ context.Context, token pgwake.LockToken, extend time.Duration) (until time.Time, err error) {
+func (f *turns) RenewOrchestrationItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (until time.Time, err error) {
+	if f.slow > 0 {
+		f.renewing.Add(1)
+		defer f.renewing.Add(-1)
+		nap(ctx, f.slow)
+		if ctx.Err() != nil {
+			f.cutShort.Add(1)
+			time.Sleep(time.Millisecond) // a connection is closed
+			return until, ctx.Err()
+		}
+	}
 	return until, f.verb("renew", token, func(t *fakeTurn) {
 		until = time.Now().Add(extend)
 		t.visible = until
@@ -140,7 +161,9 @@ func deciding(t *testing.T, c OrchestratorConfig, decide func() Decider, instanc
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := newTurns(instances...)
-		c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		if c.Logger == nil {
+			c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		}
 		o := NewOrchestrator(f, decide(), &c)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -222,6 +245,9 @@ func TestOrchestrator_TurnFails_IsRetried_AndThenTheInstanceFails(t *testing.T) 
 			return ack, errors.New("no")
 		},
 		"by a panic": func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) { panic("no") },
+		"by a nil pointer": func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			return ack, (*nilError)(nil)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			deciding(t, OrchestratorConfig{MaxAttempts: 3, Retry: func(n int, _ error) time.Duration { return time.Duration(n) * time.Second }},
@@ -270,7 +296,8 @@ func TestOrchestrator_AckIsRefused_TheTurnHasFailed(t *testing.T) {
 }
 
 func TestOrchestrator_Stops_TurnsThatTakeTooLongAreGivenBack(t *testing.T) {
-	deciding(t, OrchestratorConfig{StopTimeout: 5 * time.Second}, func() Decider {
+	var log strings.Builder
+	deciding(t, OrchestratorConfig{StopTimeout: 5 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}, func() Decider {
 		return func(ctx context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
 			if turn.Instance == "quick" {
 				time.Sleep(time.Second)
@@ -288,6 +315,7 @@ func TestOrchestrator_Stops_TurnsThatTakeTooLongAreGivenBack(t *testing.T) {
 		require.Len(t, f.given, 1)
 		require.True(t, f.given[0].IgnoreAttempt)
 		require.Zero(t, f.given[0].Delay)
+		require.Empty(t, log.String(), "nothing has failed")
 	})
 }
 
@@ -390,5 +418,53 @@ func TestOrchestrator_RenewalsFailForMostOfALease_ItIsKept(t *testing.T) {
 		time.Sleep(61 * time.Second)
 		synctest.Wait()
 		require.Len(t, f.acks, 1)
+	})
+}
+
+func TestOrchestrator_AnswerIsLost_IsNoLossOfALease(t *testing.T) {
+	var log strings.Builder
+	deciding(t, OrchestratorConfig{Logger: slog.New(slog.NewTextHandler(&log, nil)), Retry: func(int, error) time.Duration { return time.Hour }}, func() Decider {
+		return func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			if turn.Instance == "bad" {
+				return ack, errors.New("no")
+			}
+			return ack, nil
+		}
+	}, nil, func(t *testing.T, f *turns, stop func() error) {
+		f.mu.Lock()
+		f.unanswered = map[string]int{"ack": 1, "abandon": 1}
+		f.mu.Unlock()
+		f.add("good")
+		f.add("bad")
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Len(t, f.acks, 1)
+		require.Len(t, f.given, 1)
+		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+		require.Contains(t, log.String(), "dispatch: failed")
+	})
+}
+
+func TestOrchestrator_RenewalIsOnItsWay_TurnDoesNotCutItShort_AndRunWaitsForIt(t *testing.T) {
+	deciding(t, OrchestratorConfig{LockTimeout: 30 * time.Second}, func() Decider {
+		return func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			time.Sleep(11 * time.Second)
+			return ack, ctx.Err()
+		}
+	}, nil, func(t *testing.T, f *turns, stop func() error) {
+		f.slow = 2 * time.Second
+		f.add("a")
+		time.Sleep(12*time.Second - 1)
+		synctest.Wait()
+		require.Len(t, f.acks, 1)
+		require.EqualValues(t, 1, f.renewing.Load())
+		time.Sleep(time.Second)
+		require.Zero(t, f.renewing.Load()+f.cutShort.Load())
+		f.add("b")
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Zero(t, f.renewing.Load())
+		require.EqualValues(t, 1, f.cutShort.Load())
 	})
 }

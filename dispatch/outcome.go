@@ -26,7 +26,7 @@ const (
 type Ended struct {
 	Item    *pgwake.ClaimedWorkItem
 	Outcome Outcome
-	Err     error         // of the handler; nil with Done
+	Err     error         // of the handler, or why that came to no end; nil if all is well, with Snoozed, and if it was not begun
 	Delay   time.Duration // with Retried and Snoozed
 	Held    time.Duration // from the claim to now
 }

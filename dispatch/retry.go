@@ -24,7 +24,8 @@ var (
 var ErrNoHandler = errors.New("no handler for the item")
 
 // RetryPolicy returns how long to wait after the attempt, 1 for the first, that failed with err. Less than 0 is taken for
-// 0, and more than 100 years for that. It is called by several goroutines at a time.
+// 0, and more than 100 years for that; for one that panics there is Backoff(time.Second, time.Hour). It is called by several
+// goroutines at a time.
 type RetryPolicy func(attempt int, err error) time.Duration
 
 // longestDelay is the Provider's.
@@ -135,7 +136,12 @@ func (r *registration) judge(h *held, err, cause error) verdict {
 }
 
 // judgeAttempt says what comes of an attempt that did not succeed.
-func judgeAttempt(err, cause error, attempt, maxAttempts int, policy RetryPolicy) verdict {
+func judgeAttempt(err, cause error, attempt, maxAttempts int, policy RetryPolicy) (v verdict) {
+	defer func() {
+		if panicked := recover(); panicked != nil { // a nil pointer in an error, say, that it unwraps
+			v = judgeAttempt(errors.New(text(err)), cause, attempt, maxAttempts, policy)
+		}
+	}()
 	var wish retryError
 	var permanent permanentError
 	switch {

@@ -45,13 +45,15 @@ func (w *workshop) settle(h *held, v verdict, result Result) {
 			w.returns <- struct{}{}
 			defer func() { <-w.returns }()
 		}
-		err := persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOut(h, v, completion))
+		end := func() time.Time { return d.leases.end(h) }
+		mayHave, err := persist(w.settling, end, d.carryOut(h, v, completion))
 		if errors.Is(err, pgwake.ErrInvalid) {
 			// What a handler said cannot be stored. It is left out.
 			d.log(h).Error("dispatch: refused", "error", err)
-			err = persist(w.settling, func() time.Time { return d.leases.end(h) }, d.carryOutPlainly(h, v, completion, err))
+			mayHave, err = persist(w.settling, end, d.carryOutPlainly(h, v, completion, err))
 		}
 		switch {
+		case errors.Is(err, pgwake.ErrLockLost) && mayHave:
 		case errors.Is(err, pgwake.ErrLockLost):
 			d.log(h).Warn("dispatch: the lease was lost", "error", err)
 		case err != nil:
@@ -109,9 +111,8 @@ func (d *Dispatcher) carryOutPlainly(h *held, v verdict, completion *pgwake.Mess
 		}
 		return d.carryOut(h, verdict{fate: bury, reason: ReasonPermanent, err: refusal}, nil)
 	}
-	return func(ctx context.Context) error {
-		return d.p.AbandonWorkItem(ctx, item.LockToken, &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free})
-	}
+	v.err = nil
+	return d.carryOut(h, v, nil)
 }
 
 // longestText is how much of an error is kept, in bytes.
@@ -128,10 +129,9 @@ func text(err error) (said string) {
 		}
 	}()
 	said = err.Error()
-	if len(said) > longestText {
-		said = said[:longestText]
-	}
-	return strings.ReplaceAll(strings.ToValidUTF8(said, "\uFFFD"), "\x00", "\uFFFD")
+	said = said[:min(len(said), longestText)]
+	said = strings.ReplaceAll(strings.ToValidUTF8(said, "\uFFFD"), "\x00", "\uFFFD") // which takes more room
+	return strings.ToValidUTF8(said[:min(len(said), longestText)], "")
 }
 
 // ended is the last of an item.
@@ -155,6 +155,7 @@ func (w *workshop) giveBack(items []*held) {
 func (w *workshop) stop() (left int) {
 	w.mu.Lock()
 	w.stopping = true
+	w.d.telemetry.addPlaces(-w.places.now)
 	ahead := w.ahead
 	w.ahead = nil
 	w.stale.Stop()

@@ -32,7 +32,7 @@ const (
 	MetricWait = "pgwake.dispatch.wait"
 	// MetricRunning is the number of items that handlers are at work on.
 	MetricRunning = "pgwake.dispatch.running"
-	// MetricPlaces is the number of places for handlers, without attributes.
+	// MetricPlaces is the number of places for handlers, of all Dispatchers together that run, without attributes.
 	MetricPlaces = "pgwake.dispatch.places"
 	// MetricTurn is a histogram, in seconds, of how long turns of orchestrations took, from the call of the Decider to when
 	// the turn was acknowledged or given back; by AttrOutcome.
@@ -96,7 +96,7 @@ type telemetry struct {
 	duration metric.Float64Histogram
 	wait     metric.Float64Histogram
 	running  metric.Int64UpDownCounter
-	places   metric.Int64Gauge
+	places   metric.Int64UpDownCounter
 }
 
 // buckets of durations of attempts and of waits, in seconds: from what a wake-up takes to a long batch job.
@@ -114,7 +114,7 @@ func newTelemetry(c *Config, k *checks) (t telemetry) {
 	note(err)
 	t.running, err = meter.Int64UpDownCounter(MetricRunning, metric.WithDescription("items that handlers are at work on"))
 	note(err)
-	t.places, err = meter.Int64Gauge(MetricPlaces, metric.WithDescription("places for handlers"))
+	t.places, err = meter.Int64UpDownCounter(MetricPlaces, metric.WithDescription("places for handlers"))
 	note(err)
 	return t
 }
@@ -135,7 +135,8 @@ func labelsOf(name string) *labels {
 	return l
 }
 
-func (t *telemetry) hasPlaces(n int) { t.places.Record(context.Background(), int64(n)) }
+// addPlaces takes note of places that are there from now on, or no longer. It is a sum, since a process may have several Dispatchers.
+func (t *telemetry) addPlaces(n int) { t.places.Add(context.Background(), int64(n)) }
 
 // begin takes note of the beginning of an attempt. Its context is for the handler.
 func (t *telemetry) begin(ctx context.Context, d *Dispatcher, l *labels, unit []*held) context.Context {

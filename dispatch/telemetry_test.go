@@ -153,6 +153,7 @@ func TestTelemetry_Attempts_AreMeasuredAndTraced(t *testing.T) {
 			`messaging.process.duration{messaging.destination.name=a,pgwake.outcome=done}`:    {1},
 			`pgwake.dispatch.wait{messaging.destination.name=a}`:                              {0, 0},
 			`pgwake.dispatch.running{messaging.destination.name=a}`:                           {1, -1, 1, -1},
+			`pgwake.dispatch.places{}`: {1},
 		}, r.values)
 		require.Equal(t, []string{
 			"process a consumer messaging.destination.name=a,messaging.system=pgwake,pgwake.namespace= messaging.message.id=1,pgwake.attempt=1 Error: retried",
@@ -225,5 +226,29 @@ func TestTelemetry_Turns_AreMeasuredAndTraced(t *testing.T) {
 		const turn = "turn flow consumer beside 0000000000000001 messaging.destination.name=flow,messaging.system=pgwake,pgwake.attempt=%d,pgwake.instance=i,pgwake.namespace=%s"
 		require.Equal(t, []string{fmt.Sprintf(turn, 1, " Error: retried"), fmt.Sprintf(turn, 2, "")}, r.spans)
 		require.Equal(t, []trace.SpanContext{attemptSpan}, f.ackedFrom)
+	})
+}
+
+func TestTelemetry_PlacesComeAndGo_TheirSumIsMeasured(t *testing.T) {
+	r := &recorder{values: map[string][]float64{}}
+	dispatching(t, Config{MinConcurrency: 1, Concurrency: 64, MeterProvider: meters{recorder: r}}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(time.Millisecond); return nil }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		sum := func() (now float64) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			for _, change := range r.values["pgwake.dispatch.places{}"] {
+				now += change
+			}
+			return now
+		}
+		synctest.Wait()
+		require.EqualValues(t, 1, sum())
+		enqueueMany(f, "a", 2_000)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Greater(t, sum(), 2.)
+		require.NoError(t, stop())
+		require.Zero(t, sum())
 	})
 }

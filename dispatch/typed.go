@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,7 +35,7 @@ func decode[T any](item *pgwake.ClaimedWorkItem) (in T, err error) {
 	if len(item.Input) == 0 {
 		return in, nil
 	}
-	if err := json.NewDecoder(bytes.NewReader(item.Input)).Decode(&in); err != nil {
+	if err := json.Unmarshal(item.Input, &in); err != nil {
 		return in, Permanent(fmt.Errorf("decode the input of %q: %w", item.Name, err))
 	}
 	return in, nil
@@ -65,12 +64,17 @@ type TxFunc[T, R any] func(ctx context.Context, tx pgx.Tx, in T) (R, error)
 
 // HandleTx is Handle for a function that does its work in a transaction of Config.Begin, which also acknowledges the item: so
 // what it does there happens exactly once, however often the function is called. The transaction is committed if the
-// function returns no error, and rolled back otherwise. It must not end the transaction itself.
+// function returns no error, and rolled back otherwise. It must not end the transaction itself. If the message for the
+// orchestration that scheduled the item cannot be made, or is refused, that is a permanent error.
 func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...Option) {
 	if d.cfg.Begin == nil {
 		d.fail("HandleTx of %q needs Config.Begin", name)
 	}
 	d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (result Result, err error) {
+		held, _ := ctx.Value(heldKey{}).(*held)
+		if held == nil {
+			return nil, Permanent(errors.New("middleware has replaced the handler's context, and not wrapped it"))
+		}
 		in, err := decode[T](item)
 		if err != nil {
 			return nil, err
@@ -94,18 +98,17 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 		}
 		var completion *pgwake.Message
 		if item.Instance != "" {
-			if completion, err = d.cfg.Completion(item, result, nil); err != nil {
+			if completion, err = d.makeCompletion(item, result, nil); err != nil {
 				return nil, Permanent(fmt.Errorf("make the completion: %w", err))
 			}
 		}
-		held, _ := ctx.Value(heldKey{}).(*held)
-		if held == nil {
-			return nil, Permanent(errors.New("middleware has replaced the handler's context, and not wrapped it"))
-		}
-		if err := d.p.AckWorkItemTx(ctx, tx, item.LockToken, completion); err != nil {
-			if errors.Is(err, pgwake.ErrLockLost) {
-				held.ended.Store(&err)
-			}
+		switch err := d.p.AckWorkItemTx(ctx, tx, item.LockToken, completion); {
+		case errors.Is(err, pgwake.ErrLockLost):
+			held.ended.Store(&err)
+			return nil, err
+		case errors.Is(err, pgwake.ErrInvalid):
+			return nil, Permanent(fmt.Errorf("the completion was refused: %w", err))
+		case err != nil:
 			return nil, err
 		}
 		// A renewal that comes right after the commit finds no lease, and is not to cut it short.

@@ -139,9 +139,7 @@ func (w *workshop) keep(taken []*held, more bool) bool {
 		w.allowed = fewest(taken)
 	}
 	w.fill()
-	if len(w.ahead) > 0 {
-		w.stale.Reset(staleAhead)
-	}
+	w.watchAhead()
 	return true
 }
 
@@ -227,8 +225,8 @@ func (w *workshop) over(unit []*held, began time.Time) (next []*held) {
 		w.mean = took
 	}
 	w.mean = max(w.mean+(took-w.mean)/8, 1)
-	if w.places.ended(time.Now(), len(unit), w.busy == w.places.now && w.more) {
-		w.d.telemetry.hasPlaces(w.places.now)
+	if before := w.places.now; !w.stopping && w.places.ended(time.Now(), len(unit), w.busy == before && w.more) {
+		w.d.telemetry.addPlaces(w.places.now - before)
 	}
 	if len(w.ahead) > 0 && !w.stopping && w.busy <= w.places.now {
 		next = w.next()
@@ -240,6 +238,13 @@ func (w *workshop) over(unit []*held, began time.Time) (next []*held) {
 	return next
 }
 
+// watchAhead has the first of what is ahead given back when it has been there for too long. It is called with mu held.
+func (w *workshop) watchAhead() {
+	if len(w.ahead) > 0 {
+		w.stale.Reset(staleAhead - time.Since(w.ahead[0].since))
+	}
+}
+
 // returnStale gives back what has been ahead for too long. That it was is a sign that handlers take longer than they did.
 func (w *workshop) returnStale() {
 	w.mu.Lock()
@@ -248,9 +253,7 @@ func (w *workshop) returnStale() {
 		stale = append(stale, w.ahead[0])
 		w.ahead = w.ahead[1:]
 	}
-	if len(w.ahead) > 0 {
-		w.stale.Reset(staleAhead - time.Since(w.ahead[0].since))
-	}
+	w.watchAhead()
 	if len(stale) > 0 {
 		w.mean = max(w.mean, lookAhead+1)
 	}
@@ -273,13 +276,13 @@ func (w *workshop) handle(unit []*held) {
 	}
 	var inHand []*held
 	for _, h := range unit {
-		switch {
-		case !w.d.leases.guard(h, lose):
-			lose(pgwake.ErrLockLost)
-			w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, nil)
+		switch { // what is not handled is not guarded: nobody is to be told twice that it is gone
 		case r.maxAttempts != Unlimited && h.item.Attempt > r.maxAttempts:
 			lose(nil)
 			w.settle(h, r.judge(h, errNoAttemptEnded, nil), nil)
+		case !w.d.leases.guard(h, lose):
+			lose(pgwake.ErrLockLost)
+			w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, nil)
 		default:
 			inHand = append(inHand, h)
 		}

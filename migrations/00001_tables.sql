@@ -64,7 +64,7 @@ COMMENT ON COLUMN worker_queue.last_error IS 'Why the latest attempt gave the it
 COMMENT ON COLUMN worker_queue.headers IS 'What travels with the item beside its input, an object of strings: such as the trace that it belongs to.';
 COMMENT ON COLUMN worker_queue.key IS 'With whom the item shares limits, within its namespace and tag; see limits.';
 COMMENT ON COLUMN worker_queue.slot IS 'Claimed under a limit: while the lease holds, the item counts as at work.';
-COMMENT ON COLUMN worker_queue.charged IS 'The item waits until visible_at for its share of the rate of its key, which is paid.';
+COMMENT ON COLUMN worker_queue.charged IS 'The share of the rate of its key is paid, and the item due at visible_at.';
 COMMENT ON COLUMN worker_queue.held_due IS 'Due instant of an item that is held, since too many of its key are at work; visible_at is in 9999 then. Null: it is not.';
 COMMENT ON COLUMN worker_queue.dedup_key IS 'While a row with this key is queued in the namespace, another enqueue with it adds nothing.';
 

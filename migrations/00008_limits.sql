@@ -190,6 +190,19 @@ $$;
 COMMENT ON FUNCTION take_up_releases IS 'Internal: brings back an item for each place that became free for a key, and notes where none is held any more. The caller has locked the namespaces: nobody is holding items there now.';
 
 -- +goose StatementBegin
+CREATE FUNCTION has_rate(p_namespace text)
+RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace AND l.rate_interval IS NOT NULL);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION has_rate IS 'Internal: whether the keys of a namespace have a rate. An item that is given back unbegun has paid for its next claim then.';
+
+-- +goose StatementBegin
 CREATE FUNCTION allot(p_ids bigint[], p_limit integer, p_holding text[], p_now timestamptz, OUT picked bigint[], OUT moved bigint[], OUT unheld text[])
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -728,5 +741,5 @@ COMMENT ON FUNCTION pause IS 'Has nobody claim from these namespaces of a queue 
 LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, limits, instances, executions, history, kv_store, kv_delta, dead_letters, archive
     IN ACCESS EXCLUSIVE MODE;
 SELECT require_empty();
-DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, sole_list, pick_limited, begin_holding, keep_releasing, allot, take_up_releases, bring_back,
+DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, sole_list, pick_limited, begin_holding, keep_releasing, allot, has_rate, take_up_releases, bring_back,
     at_work_of_key, at_work, lock_namespace, served;

@@ -24,19 +24,18 @@ const (
 
 // world is what the handlers work on.
 type world struct {
+	provider     *pgwake.Provider
 	accounts     string // the table
 	samples      atomic.Int64
 	encoderBegan chan struct{}
+
+	transfers, mostTransfers atomic.Int64 // at work now, and at most
 }
 
 // work is all there is to do.
 func (w *world) work() (work []pgwake.WorkEnqueue) {
 	add := func(name string, input any, o pgwake.EnqueueOptions) {
-		data, err := json.Marshal(input)
-		if err != nil {
-			panic(err) // strings and numbers
-		}
-		work = append(work, pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: name, Input: data}, EnqueueOptions: o})
+		work = append(work, pgwake.WorkEnqueue{WorkItem: item(name, input), EnqueueOptions: o})
 	}
 	add("video.encode", "holiday", pgwake.EnqueueOptions{Priority: pgwake.MaxPriority})
 	add("report.build", 2026, pgwake.EnqueueOptions{})
@@ -46,12 +45,25 @@ func (w *world) work() (work []pgwake.WorkEnqueue) {
 	}
 	for i := range transferCount {
 		add("account.transfer", i, pgwake.EnqueueOptions{})
+		work[len(work)-1].Key = "ada" // with whom it shares the limit
 	}
 	for i := range sampleCount {
 		add("sample", i+1, pgwake.EnqueueOptions{Namespace: samples})
 	}
 	return work
 }
+
+func item(name string, input any) pgwake.WorkItem {
+	data, err := json.Marshal(input)
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return pgwake.WorkItem{Name: name, Input: data}
+}
+
+// limits hold over all processes: of the transfers of an account, which wait for each other in the database, two are at work
+// at a time, and take no places from other work.
+var limits = pgwake.Limits{MaxRunningPerKey: 2}
 
 // none is the result of handlers that have none.
 type none struct{}
@@ -75,12 +87,14 @@ func (w *world) sendMail(ctx context.Context, to string) (none, error) {
 	return none{}, nil
 }
 
-// buildReport has a bug.
+// buildReport has a bug. When it has got over that it sends a mail, which belongs to the same trace by the context; and
+// once, however often it is tried, by the dedup key.
 func (w *world) buildReport(ctx context.Context, _ int) (none, error) {
 	if dispatch.ItemFrom(ctx).Attempt == 1 {
 		panic("index out of range")
 	}
-	return none{}, nil
+	_, err := w.provider.EnqueueForWorker(ctx, item("mail.send", "the boss"), &pgwake.EnqueueOptions{DedupKey: "report 2026", DedupFor: time.Hour})
+	return none{}, err
 }
 
 // encodeVideo takes longer than the lease, and need not care: that is renewed.
@@ -98,6 +112,11 @@ func (w *world) encodeVideo(ctx context.Context, _ string) (none, error) {
 
 // transfer moves 5 from ada to grace. What fails after that is rolled back with it, the ack included.
 func (w *world) transfer(ctx context.Context, tx pgx.Tx, n int) (none, error) {
+	now := w.transfers.Add(1)
+	defer w.transfers.Add(-1)
+	for most := w.mostTransfers.Load(); now > most && !w.mostTransfers.CompareAndSwap(most, now); {
+		most = w.mostTransfers.Load()
+	}
 	for _, entry := range []struct {
 		owner  string
 		amount int

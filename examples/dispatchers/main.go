@@ -1,5 +1,6 @@
 // Dispatchers is a program whose work goes wrong in every way: handlers that fail, panic, take longer than their
-// lease or never succeed, and a shutdown in the middle. Package dispatch deals with all of it.
+// lease or never succeed, and a shutdown in the middle. Package dispatch deals with all of it. Of one kind of work only so
+// much is at work at a time, over all processes; and a trace goes from who enqueues through the handler to what that enqueues.
 //
 //	go run ./examples/dispatchers
 //
@@ -20,6 +21,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -29,6 +31,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/devpg"
 	"github.com/pgwake/pgwake/dispatch"
+	"go.opentelemetry.io/otel/sdk/trace"
 )
 
 func main() {
@@ -72,7 +75,45 @@ type result struct {
 	DeadLetters []pgwake.DeadLetter // what became of those
 	Balances    map[string]int      // of the accounts
 	Samples     int64               // sum of all
+	Transfers   int64               // most at one time
+	Trace       []string            // names of the spans from the beginning to the mail that the report sends
 	Stats       pgwake.Stats
+}
+
+// spans keeps what a collector would get.
+type spans struct {
+	mu   sync.Mutex
+	list []trace.ReadOnlySpan
+}
+
+func (s *spans) ExportSpans(_ context.Context, list []trace.ReadOnlySpan) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, list...)
+	return nil
+}
+
+func (s *spans) Shutdown(context.Context) error { return nil }
+
+// path returns the names of the spans from the first of a trace to the deepest.
+func (s *spans) path() (deepest []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	byID := map[any]trace.ReadOnlySpan{}
+	for _, span := range s.list {
+		byID[span.SpanContext().SpanID()] = span
+	}
+	for _, span := range s.list {
+		var names []string
+		for ok := true; ok; span, ok = byID[span.Parent().SpanID()] {
+			names = append(names, span.Name())
+		}
+		if len(names) > len(deepest) {
+			slices.Reverse(names)
+			deepest = names
+		}
+	}
+	return deepest
 }
 
 // demo runs a service on a schema of its own, which it drops.
@@ -92,7 +133,7 @@ func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r re
 		_, dropped := pool.Exec(context.WithoutCancel(ctx), "DROP SCHEMA IF EXISTS "+schema+" CASCADE")
 		err = errors.Join(err, dropped)
 	}()
-	p, err := pgwake.New(ctx, pool, &pgwake.Config{Schema: schema})
+	p, err := pgwake.New(ctx, pool, &pgwake.Config{Schema: schema, Propagator: propagator})
 	if err != nil {
 		return r, err
 	}
@@ -102,18 +143,24 @@ func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r re
 		return r, err
 	}
 
-	s, err := newService(p, address)
+	// Each process may say so when it begins, or somebody with psql when it is time: SELECT pgwake.set_limits(...).
+	if err := p.SetLimits(ctx, pgwake.DefaultNamespace, limits); err != nil {
+		return r, err
+	}
+
+	collector := &spans{}
+	s, err := newService(p, address, collector)
 	if err != nil {
 		return r, err
 	}
-	w := &world{accounts: schema + ".accounts", encoderBegan: make(chan struct{})}
+	w := &world{provider: p, accounts: schema + ".accounts", encoderBegan: make(chan struct{})}
 	work := w.work()
-	settled := make(chan dispatch.Ended, len(work)) // each item leaves the queue once
+	settled := make(chan dispatch.Ended, len(work)+1) // each item leaves the queue once, and the report adds one
 	logger := slog.New(slog.NewTextHandler(out, nil))
 	common := dispatch.Config{
 		Concurrency: places, LockTimeout: lease, MaxAttempts: 4, Begin: pool.Begin, StopTimeout: 10 * time.Second,
 		Namespaces: []string{pgwake.DefaultNamespace}, Retry: dispatch.Backoff(30*time.Millisecond, time.Second),
-		MeterProvider: s.meters, Logger: logger,
+		MeterProvider: s.meters, TracerProvider: s.tracers, Propagator: propagator, Logger: logger,
 		OnEnd: func(e dispatch.Ended) {
 			if e.Outcome == dispatch.Done || e.Outcome == dispatch.DeadLettered {
 				settled <- e
@@ -137,7 +184,10 @@ func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r re
 	}()
 	fmt.Fprintf(out, "probes and metrics: http://%s/readyz /livez /metrics\n", s.listener.Addr())
 
-	if _, err := p.EnqueueForWorkerMany(ctx, work); err != nil {
+	beginning, span := s.tracers.Tracer("dispatchers").Start(ctx, "the day begins")
+	_, err = p.EnqueueForWorkerMany(beginning, work)
+	span.End()
+	if err != nil {
 		return r, err
 	}
 	count := func(e dispatch.Ended) {
@@ -147,7 +197,7 @@ func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r re
 			r.Dead++
 		}
 	}
-	for others := len(work) - 1; others > 0; {
+	for others := len(work); others > 0; { // all but the video, and the mail of the report
 		select {
 		case e := <-settled:
 			count(e)
@@ -194,7 +244,7 @@ func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r re
 	if err != nil {
 		return r, err
 	}
-	r.Samples, r.Stats = w.samples.Load(), p.Stats()
+	r.Samples, r.Transfers, r.Trace, r.Stats = w.samples.Load(), w.mostTransfers.Load(), collector.path(), p.Stats()
 	r.print(out)
 	return r, nil
 }
@@ -206,6 +256,8 @@ func (r *result) print(out io.Writer) {
 	}
 	fmt.Fprintf(out, "balances after %d transfers, every fifth of which was tried twice: ada %d, grace %d\n",
 		transferCount, r.Balances["ada"], r.Balances["grace"])
+	fmt.Fprintf(out, "transfers of an account at work at a time: %d, by a limit\n", r.Transfers)
+	fmt.Fprintf(out, "a trace: %s\n", strings.Join(r.Trace, " > "))
 
 	s := r.Stats.Worker
 	fmt.Fprintln(out, "\np.Stats().Worker")

@@ -28,7 +28,7 @@ func TestDemo_EverythingGoesWrong_EverythingIsDone(t *testing.T) {
 	r, err := demo(t.Context(), pgwaketest.URL(t), anyPort, &out)
 	t.Log(out.String())
 	require.NoError(t, err)
-	assert.Equal(t, 1+1+mailCount+transferCount+sampleCount, r.Done, "the video, which was at work when the shutdown began, among them")
+	assert.Equal(t, 1+1+mailCount+1+transferCount+sampleCount, r.Done, "the video, which was at work when the shutdown began, among them")
 	assert.Equal(t, 1, r.Dead)
 	if assert.Len(t, r.DeadLetters, 1) {
 		letter := r.DeadLetters[0]
@@ -36,6 +36,9 @@ func TestDemo_EverythingGoesWrong_EverythingIsDone(t *testing.T) {
 	}
 	assert.Equal(t, map[string]int{"ada": 100 - 5*transferCount, "grace": 5 * transferCount}, r.Balances, "each transfer happened once")
 	assert.EqualValues(t, sampleCount*(sampleCount+1)/2, r.Samples)
+	assert.Positive(t, r.Transfers)
+	assert.LessOrEqual(t, r.Transfers, int64(limits.MaxRunningPerKey))
+	assert.Equal(t, []string{"the day begins", "process report.build", "process mail.send"}, r.Trace)
 	assert.Contains(t, out.String(), "panic: index out of range")
 	assert.Empty(t, schemas(t))
 }
@@ -73,7 +76,7 @@ func get(t *testing.T, s *service, path string) (status int, text string) {
 
 func TestService_ProbesAndMetrics_SayHowItIs(t *testing.T) {
 	p := pgwaketest.New(t, nil)
-	s, err := newService(p, anyPort)
+	s, err := newService(p, anyPort, &spans{})
 	require.NoError(t, err)
 	d := dispatch.New(p, &dispatch.Config{MeterProvider: s.meters})
 	begun, finish := make(chan none), make(chan none)
@@ -111,9 +114,10 @@ func TestService_ProbesAndMetrics_SayHowItIs(t *testing.T) {
 
 func TestService_AddressIsTaken_IsAnError(t *testing.T) {
 	p := pgwaketest.New(t, nil)
-	s, err := newService(p, anyPort)
+	s, err := newService(p, anyPort, &spans{})
 	require.NoError(t, err)
 	defer s.listener.Close()
-	_, err = newService(p, s.listener.Addr().String())
+	defer s.tracers.Shutdown(t.Context())
+	_, err = newService(p, s.listener.Addr().String(), &spans{})
 	require.Error(t, err)
 }

@@ -16,7 +16,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	export "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/trace"
 )
 
 // This file answers: what does a process have around its dispatchers? Take it as it is.
@@ -25,19 +27,25 @@ import (
 // Give it longer than dispatch.Config.StopTimeout and CancelTimeout before it is killed; if it is killed all the same, others
 // have its items when the leases end.
 
+// propagator is for pgwake.Config and dispatch.Config: an item carries in its headers to which trace it belongs, from whoever
+// enqueues it to the handler, and on to whatever that enqueues.
+var propagator = propagation.TraceContext{}
+
 // service is a process that does work until it is told to stop.
 type service struct {
 	provider    *pgwake.Provider
 	dispatchers []*dispatch.Dispatcher
 	registry    *prometheus.Registry
-	meters      *sdk.MeterProvider // for dispatch.Config
+	meters      *sdk.MeterProvider    // for dispatch.Config
+	tracers     *trace.TracerProvider // the same
 
 	listener net.Listener
 	stopping atomic.Bool
 }
 
-// newService listens at the address for probes and for whoever collects metrics. Its dispatchers are the caller's to add.
-func newService(p *pgwake.Provider, address string) (*service, error) {
+// newService listens at the address for probes and for whoever collects metrics. Spans go to the exporter, such as that of
+// otlptracegrpc. Its dispatchers are the caller's to add.
+func newService(p *pgwake.Provider, address string, spans trace.SpanExporter) (*service, error) {
 	s := &service{provider: p, registry: prometheus.NewRegistry()}
 	exporter, err := export.New(export.WithRegisterer(s.registry))
 	if err != nil {
@@ -50,6 +58,7 @@ func newService(p *pgwake.Provider, address string) (*service, error) {
 	if s.listener, err = net.Listen("tcp", address); err != nil {
 		return nil, err
 	}
+	s.tracers = trace.NewTracerProvider(trace.WithBatcher(spans))
 	return s, nil
 }
 
@@ -81,7 +90,7 @@ func (s *service) run(ctx context.Context) error {
 	// The probes are answered to the end.
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	err := errors.Join(server.Shutdown(ending), s.meters.Shutdown(ending))
+	err := errors.Join(server.Shutdown(ending), s.meters.Shutdown(ending), s.tracers.Shutdown(ending))
 	running.Wait()
 	close(results)
 	for result := range results {

@@ -1,0 +1,79 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: what is done while the database is away?
+
+// The pauses between fetches, or the attempts of a verb.
+const (
+	firstPause = 50 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// patience is how a loop of fetches takes their errors.
+type patience struct {
+	log   *slog.Logger
+	pause time.Duration // 0: the last one did not fail
+}
+
+// after reports whether to fetch again after one that returned err, when it is time for that. The error is one that will
+// not go away.
+func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
+	var failure *pgwake.Error
+	switch {
+	case err == nil, errors.Is(err, pgwake.ErrNoWork):
+		p.pause = 0
+		return ctx.Err() == nil, nil
+	case ctx.Err() != nil, errors.Is(err, pgwake.ErrClosed):
+		return false, nil
+	case !errors.As(err, &failure) || !failure.Retryable:
+		return false, err
+	}
+	p.pause = min(max(2*p.pause, firstPause), lastPause)
+	p.log.Warn("dispatch: cannot fetch", "error", err, "again_in", p.pause)
+	nap(ctx, p.pause)
+	return ctx.Err() == nil, nil
+}
+
+// nap waits for d, or until ctx ends.
+func nap(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// verbTimeout bounds one attempt of a verb.
+const verbTimeout = 10 * time.Second
+
+// persist makes a call until it succeeds, fails for a reason that stays, or the lease has ended. mayHave says that one before
+// the last may have succeeded, since no answer to it came: that the lease is lost is no news then.
+func persist(ctx context.Context, end func() time.Time, call func(context.Context) error) (mayHave bool, _ error) {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		bounded, cancel := context.WithDeadline(ctx, minTime(time.Now().Add(verbTimeout), end()))
+		err := call(bounded)
+		cancel()
+		var failure *pgwake.Error
+		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Add(pause).Before(end()) {
+			return mayHave, err
+		}
+		mayHave = mayHave || failure.Unknown
+		nap(ctx, pause)
+	}
+}
+
+func minTime(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
