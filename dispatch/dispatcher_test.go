@@ -692,3 +692,26 @@ func TestRun_UnderALimit_AcksTakeTheNextItem(t *testing.T) {
 		require.Zero(t, f.calls["abandon"])
 	})
 }
+
+// Each verb takes up to nearly a third of a lease, which is no reason to lose it.
+func TestRun_DatabaseIsSlow_LeasesAreKept(t *testing.T) {
+	for _, takes := range []time.Duration{3 * time.Second, 9 * time.Second} {
+		t.Run(takes.String(), func(t *testing.T) {
+			calls := 0
+			dispatching(t, Config{LockTimeout: 30 * time.Second}, func(d *Dispatcher) {
+				d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error {
+					calls++
+					time.Sleep(5 * time.Minute)
+					return ctx.Err()
+				}))
+			}, func(t *testing.T, f *fake, _ func() error) {
+				f.slow = takes // before there is anything to be done
+				f.enqueue("a")
+				time.Sleep(6 * time.Minute)
+				synctest.Wait()
+				require.Equal(t, []string{"a"}, f.acked)
+				require.Equal(t, 1, calls)
+			})
+		})
+	}
+}

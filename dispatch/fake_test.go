@@ -183,7 +183,7 @@ func (f *fake) remove(i *fakeItem) {
 
 // verb makes a change to the item of a token.
 func (f *fake) verb(ctx context.Context, name string, token pgwake.LockToken, change func(*fakeItem)) error {
-	time.Sleep(f.slow)
+	nap(ctx, f.slow)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.changed()

@@ -89,7 +89,25 @@ const (
 	renewedAtOnce = 1000
 )
 
+// allowance is how long a renewal may take. One that hangs is not to cost the attempts after it; but where none is quicker,
+// because the database is slow, all of them together would keep no lease. So each that fails leaves the next twice as long, and
+// one that succeeds twice what it took.
+type allowance struct {
+	length time.Duration // of leases
+	now    time.Duration
+}
+
+func newAllowance(length time.Duration) *allowance { return &allowance{length, length / looks} }
+
+func (a *allowance) after(took time.Duration, ok bool) {
+	if !ok {
+		took = a.now
+	}
+	a.now = min(max(2*took, a.length/looks), a.length/renewals)
+}
+
 func (l *leases) run(ctx context.Context) {
+	allowance := newAllowance(l.d.cfg.LockTimeout)
 	tick := time.NewTicker(l.d.cfg.LockTimeout / looks)
 	defer tick.Stop()
 	for {
@@ -98,9 +116,17 @@ func (l *leases) run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		for _, batch := range l.due() {
-			l.renew(ctx, batch)
+		due := l.due()
+		if len(due) == 0 {
+			continue
 		}
+		longest, ok := time.Duration(0), true
+		for _, batch := range due {
+			sent := time.Now()
+			ok = l.renew(ctx, batch, allowance.now) && ok
+			longest = max(longest, time.Since(sent))
+		}
+		allowance.after(longest, ok)
 	}
 }
 
@@ -144,14 +170,15 @@ func (l *leases) due() (batches [][]*held) {
 	return slices.Collect(slices.Chunk(due, renewedAtOnce))
 }
 
-func (l *leases) renew(ctx context.Context, batch []*held) {
+// renew reports whether it is known of each lease if it holds.
+func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration) (ok bool) {
 	length := l.d.cfg.LockTimeout
 	tokens := make([]pgwake.LockToken, len(batch))
 	for i, h := range batch {
 		tokens[i] = h.item.LockToken
 	}
 	sent := time.Now()
-	bounded, cancel := context.WithTimeout(ctx, length/looks) // or one that hangs costs the attempts after it
+	bounded, cancel := context.WithTimeout(ctx, allowed)
 	_, err := l.d.p.RenewWorkItemLocks(bounded, tokens, length)
 	cancel()
 	lost, ok := lostOf(err)
@@ -159,7 +186,7 @@ func (l *leases) renew(ctx context.Context, batch []*held) {
 		if ctx.Err() == nil {
 			l.d.cfg.Logger.Warn("dispatch: cannot renew leases", "error", err, "items", len(batch))
 		}
-		return // it is tried again
+		return false // it is tried again
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,6 +199,7 @@ func (l *leases) renew(ctx context.Context, batch []*held) {
 			h.until = sent.Add(length)
 		}
 	}
+	return true
 }
 
 // keepSessions renews the sessions of which something is in hand: their items come here for as long as that lasts. What has
@@ -179,6 +207,7 @@ func (l *leases) renew(ctx context.Context, batch []*held) {
 func (l *leases) keepSessions(ctx context.Context) {
 	s := l.d.cfg.Session
 	length := cmp.Or(s.LockTimeout, pgwake.DefaultLockTimeout)
+	allowance := newAllowance(length)
 	for pause := length / renewals; ; {
 		if nap(ctx, pause); ctx.Err() != nil {
 			return
@@ -187,10 +216,12 @@ func (l *leases) keepSessions(ctx context.Context) {
 		if !l.holdsSessions() {
 			continue
 		}
-		bounded, cancel := context.WithTimeout(ctx, length/looks)
+		sent := time.Now()
+		bounded, cancel := context.WithTimeout(ctx, allowance.now)
 		// A renewal of an item's lease counts as activity.
 		_, err := l.d.p.RenewSessionLock(bounded, []string{s.Owner}, length, l.d.cfg.LockTimeout)
 		cancel()
+		allowance.after(time.Since(sent), err == nil)
 		if err != nil && ctx.Err() == nil {
 			pause = length / looks
 			l.d.cfg.Logger.Warn("dispatch: cannot renew sessions", "error", err, "owner", s.Owner)

@@ -419,12 +419,14 @@ func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
 // cut short the renewal that is on its way: that would cost its connection.
 func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Duration, lose context.CancelCauseFunc) {
 	length := o.cfg.LockTimeout
+	allowance := newAllowance(length)
 	for nap(ctx, pause); ctx.Err() == nil; nap(ctx, min(pause, time.Until(t.end()))) {
 		sent := time.Now()
-		bounded, cancel := context.WithDeadline(o.settling, minTime(sent.Add(length/looks), t.end()))
+		bounded, cancel := context.WithDeadline(o.settling, minTime(sent.Add(allowance.now), t.end()))
 		_, err := o.p.RenewOrchestrationItemLock(bounded, t.LockToken, length)
 		cancel()
-		pause = length / looks
+		allowance.after(time.Since(sent), err == nil)
+		pause = length/looks - time.Since(sent)
 		switch {
 		case err == nil:
 			pause = length / renewals

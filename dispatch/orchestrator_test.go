@@ -140,14 +140,17 @@ func (f *turns) AbandonOrchestrationItem(_ context.Context, token pgwake.LockTok
 func (f *turns) LocalTime(server time.Time) time.Time { return server }
 
 func (f *turns) RenewOrchestrationItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (until time.Time, err error) {
-	if f.slow > 0 {
+	f.mu.Lock()
+	slow := f.slow
+	f.mu.Unlock()
+	if slow > 0 {
 		f.renewing.Add(1)
 		defer f.renewing.Add(-1)
-		nap(ctx, f.slow)
+		nap(ctx, slow)
 		if ctx.Err() != nil {
 			f.cutShort.Add(1)
 			time.Sleep(time.Millisecond) // a connection is closed
-			return until, ctx.Err()
+			return until, retryable("renew")
 		}
 	}
 	return until, f.verb("renew", token, func(t *fakeTurn) {
@@ -335,6 +338,23 @@ func TestOrchestrator_FetchFailsForGood_RunReturnsIt(t *testing.T) {
 	})
 }
 
+func TestOrchestrator_RenewalsAreSlow_LeaseIsKept(t *testing.T) {
+	deciding(t, OrchestratorConfig{LockTimeout: 30 * time.Second}, func() Decider {
+		return func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			time.Sleep(5 * time.Minute)
+			return ack, ctx.Err()
+		}
+	}, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
+		f.mu.Lock()
+		f.slow = 9 * time.Second
+		f.mu.Unlock()
+		time.Sleep(6 * time.Minute)
+		synctest.Wait()
+		require.Len(t, f.acks, 1)
+		require.Empty(t, f.given)
+	})
+}
+
 func TestOrchestrator_DeciderEndsItsGoroutineOrPoisonPanics_LoopsGoOn(t *testing.T) {
 	deciding(t, OrchestratorConfig{Concurrency: 1, MaxAttempts: 1, Poison: func(*pgwake.OrchestrationItem, error) (pgwake.OrchestrationAck, error) {
 		panic("oh")
@@ -453,7 +473,9 @@ func TestOrchestrator_RenewalIsOnItsWay_TurnDoesNotCutItShort_AndRunWaitsForIt(t
 			return ack, ctx.Err()
 		}
 	}, nil, func(t *testing.T, f *turns, stop func() error) {
+		f.mu.Lock()
 		f.slow = 2 * time.Second
+		f.mu.Unlock()
 		f.add("a")
 		time.Sleep(12*time.Second - 1)
 		synctest.Wait()
