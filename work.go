@@ -711,7 +711,8 @@ func (p *Provider) RenewWorkItemLockTx(ctx context.Context, tx pgx.Tx, token Loc
 }
 
 // RenewWorkItemLocks renews several leases in one statement and returns their new ends by token. Those that
-// have ended are reported by a *LostLocksError; all others are renewed.
+// have ended are reported by a *LostLocksError; all others are renewed, but for those of several that another transaction
+// has locked at this moment: they are not waited for, nor in the result, and hold as they are. Renew them again.
 func (p *Provider) RenewWorkItemLocks(ctx context.Context, tokens []LockToken, extend time.Duration) (until map[LockToken]time.Time, err error) {
 	err = p.do(ctx, "renew work item locks", func(ctx context.Context, q querier) error {
 		until, err = p.renewWork(ctx, q, tokens, extend)
@@ -738,10 +739,17 @@ func (p *Provider) renewWork(ctx context.Context, q querier, tokens []LockToken,
 	if err != nil {
 		return nil, err
 	}
-	return onLeases(ctx, q, tokens, p.sql.renewWork, []any{extend}, func(row pgx.CollectableRow) (l lease, until time.Time, err error) {
+	held, err := onLeases(ctx, q, tokens, p.sql.renewWork, []any{extend}, func(row pgx.CollectableRow) (l lease, until *time.Time, err error) {
 		err = row.Scan(&l.item, &l.claim, &until)
 		return l, until, err
 	})
+	renewed := make(map[LockToken]time.Time, len(held))
+	for token, until := range held {
+		if until != nil {
+			renewed[token] = *until
+		}
+	}
+	return renewed, err
 }
 
 // one makes a batch of one.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -1477,4 +1478,29 @@ func TestEnqueueForWorkerMany_SameDedupKeysInOppositeOrder_NoDeadlock(t *testing
 		require.Equal(t, keys, fresh[0]+fresh[1]+fresh[2]+fresh[3])
 		require.Equal(t, (round+1)*keys, n.rows(t)["worker_queue"])
 	}
+}
+
+func TestRenewWorkItemLocks_OneIsLockedByATransaction_TheOthersAreRenewed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a", "b", "c")
+	var tokens []pgwake.LockToken
+	for range 3 {
+		tokens = append(tokens, n.take(t).LockToken)
+	}
+	tx := n.begin(t)
+	defer tx.Rollback(context.Background())
+	require.NoError(t, n.AckWorkItemTx(t.Context(), tx, tokens[1], nil))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	until, err := n.RenewWorkItemLocks(ctx, append(tokens, "no token"), time.Hour)
+	var lost *pgwake.LostLocksError
+	require.ErrorAs(t, err, &lost)
+	require.Equal(t, []pgwake.LockToken{"no token"}, lost.Tokens, "nobody knows yet what becomes of the one in between")
+	require.ElementsMatch(t, []pgwake.LockToken{tokens[0], tokens[2]}, slices.Collect(maps.Keys(until)))
+
+	require.NoError(t, tx.Rollback(ctx))
+	until, err = n.RenewWorkItemLocks(ctx, tokens, time.Hour)
+	require.NoError(t, err)
+	require.Len(t, until, 3)
 }

@@ -278,3 +278,40 @@ func TestOrchestrator_RunsAnInstanceWithActivities(t *testing.T) {
 	require.Equal(t, pgwake.StatusCompleted, outcome.Status)
 	require.Equal(t, "42", outcome.Output)
 }
+
+func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer pool.Close()
+	const places, lease = 5, 2 * time.Second
+	var begun, lost atomic.Int64
+	finish := make(chan struct{})
+	d := dispatch.New(p, &dispatch.Config{Concurrency: places, LockTimeout: lease})
+	dispatch.Handle(d, "work", func(ctx context.Context, _ int) (struct{}, error) {
+		begun.Add(1)
+		select {
+		case <-ctx.Done():
+			lost.Add(1)
+		case <-finish:
+		}
+		return struct{}{}, context.Cause(ctx)
+	})
+	running(t, d)
+	enqueue(t, p, places-1, pgwake.WorkItem{Name: "work"})
+	unique := &pgwake.EnqueueOptions{DedupKey: "k", DedupScope: pgwake.DedupWaiting}
+	_, err = p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "work", Input: json.RawMessage(`0`)}, unique)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return begun.Load() == places }, patience, time.Millisecond)
+
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background()) // or nothing can end
+	_, err = p.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "work", Input: json.RawMessage(`0`)}, unique) // takes its key
+	require.NoError(t, err)
+	time.Sleep(2 * lease)
+	require.LessOrEqual(t, lost.Load(), int64(1), "nothing but the one itself")
+	require.NoError(t, tx.Rollback(t.Context()))
+	close(finish)
+	awaitEmpty(t, p)
+}

@@ -306,8 +306,12 @@ func (f *fake) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken
 		return nil, &pgwake.Error{Op: "renew", Err: ctx.Err(), Retryable: true}
 	}
 	var lost []pgwake.LockToken
+	renewed := map[pgwake.LockToken]time.Time{}
 	for _, t := range tokens {
-		err := f.verb(ctx, "renew", t, func(i *fakeItem) { i.visible = time.Now().Add(extend) })
+		err := f.verb(ctx, "renew", t, func(i *fakeItem) {
+			i.visible = time.Now().Add(extend)
+			renewed[t] = i.visible
+		})
 		switch failure := (*pgwake.Error)(nil); {
 		case err == nil:
 		case errors.As(err, &failure) && failure.Err == pgwake.ErrLockLost:
@@ -317,7 +321,7 @@ func (f *fake) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken
 		}
 	}
 	if lost != nil {
-		return nil, &pgwake.Error{Op: "renew", Err: &pgwake.LostLocksError{Tokens: lost}}
+		return renewed, &pgwake.Error{Op: "renew", Err: &pgwake.LostLocksError{Tokens: lost}}
 	}
-	return nil, nil
+	return renewed, nil
 }

@@ -179,7 +179,7 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 	}
 	sent := time.Now()
 	bounded, cancel := context.WithTimeout(ctx, allowed)
-	_, err := l.d.p.RenewWorkItemLocks(bounded, tokens, length)
+	renewed, err := l.d.p.RenewWorkItemLocks(bounded, tokens, length)
 	cancel()
 	lost, ok := lostOf(err)
 	if !ok {
@@ -196,7 +196,9 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 		case lost[h.item.LockToken]:
 			l.loseIt(h)
 		default:
-			h.until = sent.Add(length)
+			if _, ok := renewed[h.item.LockToken]; ok { // otherwise somebody has locked it, and it is tried again
+				h.until = sent.Add(length)
+			}
 		}
 	}
 	return true

@@ -912,11 +912,20 @@ DECLARE
     v_tokens uuid[];
     v_sooner boolean;
     v_sessions text[];
+    v_free_ids    bigint[] := p_ids;
+    v_free_tokens uuid[] := p_tokens;
 BEGIN
+    IF cardinality(p_ids) > 1 THEN -- waiting for one of them would cost the others their leases
+        SELECT array_agg(free.id), array_agg(free.token) INTO v_free_ids, v_free_tokens
+          FROM (SELECT asked.id, asked.token FROM unnest(p_ids, p_tokens) AS asked (id, token)
+                  JOIN worker_queue q ON q.id = ANY (ARRAY[asked.id]) -- as in ack_work_many
+                 WHERE q.lock_token = asked.token AND q.visible_at > clock_timestamp()
+                 ORDER BY asked.id FOR UPDATE OF q SKIP LOCKED) AS free;
+    END IF;
     WITH renewed AS (
         UPDATE worker_queue q
            SET visible_at = v_until
-          FROM (SELECT t.id, t.token FROM unnest(p_ids, p_tokens) AS t (id, token)
+          FROM (SELECT t.id, t.token FROM unnest(v_free_ids, v_free_tokens) AS t (id, token)
                  ORDER BY t.id) AS held, -- in order, so that two batches cannot deadlock
                worker_queue before
          WHERE q.id = ANY (ARRAY[held.id]) -- as in ack_work_many
@@ -932,10 +941,18 @@ BEGIN
         PERFORM notify_queue('worker', 0, v_until);
     END IF;
     RETURN QUERY SELECT held.id, held.token, v_until FROM unnest(v_ids, v_tokens) AS held (id, token);
+    IF cardinality(v_free_ids) IS DISTINCT FROM cardinality(p_ids) THEN
+        RETURN QUERY
+        SELECT asked.id, asked.token, NULL::timestamptz
+          FROM (SELECT a.id, a.token FROM unnest(p_ids, p_tokens) AS a (id, token)
+                EXCEPT SELECT free.id, free.token FROM unnest(v_free_ids, v_free_tokens) AS free (id, token)) AS asked
+          JOIN worker_queue q ON q.id = ANY (ARRAY[asked.id])
+         WHERE q.lock_token = asked.token AND q.visible_at > clock_timestamp();
+    END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION renew_work IS 'Makes the leases that still hold end p_lock_timeout from now, and returns them. The others are left as they are.';
+COMMENT ON FUNCTION renew_work IS 'Makes the leases that still hold end p_lock_timeout from now, and returns them. The others are left as they are. One item is waited for if another transaction has locked it; of several, such an item is not, and is returned without an end: its lease holds as it is, for now.';
 
 -- +goose StatementBegin
 CREATE FUNCTION undo_work_claim(p_token uuid, p_lock_timeout interval)
