@@ -629,12 +629,13 @@ BEGIN
             WITH claimed AS (
                 UPDATE worker_queue q
                    SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false, slot = own.places IS NOT NULL
-                  FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place), worker_queue before
-                  LEFT JOIN LATERAL (
-                       SELECT least(l.max_running, CASE WHEN before.key IS NOT NULL THEN l.max_running_per_key END) AS places FROM limits l
-                        WHERE v_limited AND before.session_id IS NULL AND l.queue = 'worker' AND l.namespace = before.namespace) own ON true
-                 WHERE q.id = ANY (ARRAY[picked.id]) AND before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
-                RETURNING q.*, before.visible_at AS was_due, picked.place, own.places
+                  FROM (SELECT before.ctid, before.visible_at, picked.place,
+                               least(l.max_running, CASE WHEN before.key IS NOT NULL THEN l.max_running_per_key END) AS places
+                          FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place)
+                          JOIN worker_queue before ON before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
+                          LEFT JOIN limits l ON v_limited AND before.session_id IS NULL AND l.queue = 'worker' AND l.namespace = before.namespace) AS own
+                 WHERE q.ctid = own.ctid -- they are locked
+                RETURNING q.*, own.visible_at AS was_due, own.place, own.places
             )
             SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
                    c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, c.places, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid

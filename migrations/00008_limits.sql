@@ -214,30 +214,29 @@ DECLARE
     v_late   bigint[];
     v_ats    timestamptz[];
 BEGIN
-    WITH item AS MATERIALIZED (
-        SELECT q.id, q.namespace, q.tag, q.key, g.ord, l.max_running, l.max_running_per_key
+    WITH item AS (
+        SELECT q.id, q.namespace, q.tag, q.key, g.ord, l.max_running, CASE WHEN q.key IS NOT NULL THEN l.max_running_per_key END AS per_key,
+               row_number() OVER (PARTITION BY q.namespace, q.tag, q.key ORDER BY g.ord) AS of_key
           FROM unnest(p_ids) WITH ORDINALITY AS g (id, ord)
           JOIN worker_queue q ON q.id = ANY (ARRAY[g.id])
           LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
-    ), key AS MATERIALIZED (
-        SELECT k.*, k.max_running_per_key - CASE WHEN taken.ended THEN at_work_of_key(k.namespace, k.tag, k.key, k.max_running_per_key, p_now)
-                                                 ELSE taken.places END AS free
-          FROM (SELECT DISTINCT i.namespace, i.tag, i.key, i.max_running_per_key FROM item i
-                 WHERE i.key IS NOT NULL AND i.max_running_per_key IS NOT NULL) AS k
-         CROSS JOIN LATERAL (
+    ), counted AS MATERIALIZED ( -- once for each key, at its first item
+        SELECT i.*, coalesce(i.of_key <= max(i.per_key - CASE WHEN taken.ended THEN at_work_of_key(i.namespace, i.tag, i.key, i.per_key, p_now) ELSE taken.places END)
+                                         OVER (PARTITION BY i.namespace, i.tag, i.key), true) AS may
+          FROM item i
+          LEFT JOIN LATERAL (
                SELECT count(*) AS places, coalesce(bool_or(w.visible_at <= p_now), false) AS ended
                  FROM (SELECT q.visible_at FROM worker_queue q
-                        WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = k.namespace AND q.tag = k.tag AND q.key = k.key
-                        ORDER BY q.visible_at DESC LIMIT k.max_running_per_key) AS w) AS taken
+                        WHERE i.of_key = 1 AND i.per_key IS NOT NULL
+                          AND q.slot AND q.lock_token IS NOT NULL AND q.namespace = i.namespace AND q.tag = i.tag AND q.key = i.key
+                        ORDER BY q.visible_at DESC LIMIT i.per_key) AS w
+                HAVING i.of_key = 1) AS taken ON true
     ), namespace AS MATERIALIZED (
         SELECT n.*, n.max_running - at_work(n.namespace, n.max_running, p_now) AS free
-          FROM (SELECT DISTINCT i.namespace, i.max_running FROM item i WHERE i.max_running IS NOT NULL) AS n
-    ), of_key AS (
-        SELECT i.*, coalesce(row_number() OVER (PARTITION BY i.namespace, i.tag, i.key ORDER BY i.ord) <= k.free, true) AS may
-          FROM item i LEFT JOIN key k ON k.namespace = i.namespace AND k.tag = i.tag AND k.key = i.key
+          FROM (SELECT DISTINCT i.namespace, i.max_running FROM counted i WHERE i.max_running IS NOT NULL) AS n
     ), of_namespace AS (
         SELECT i.*, i.may AND coalesce(row_number() OVER (PARTITION BY i.namespace, i.may ORDER BY i.ord) <= n.free, true) AS can
-          FROM of_key i LEFT JOIN namespace n ON n.namespace = i.namespace
+          FROM counted i LEFT JOIN namespace n ON n.namespace = i.namespace
     )
     SELECT coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE i.can), '{}'),
            coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE NOT i.may AND i.namespace = ANY (p_holding)), '{}'),
