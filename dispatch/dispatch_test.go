@@ -306,7 +306,7 @@ func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
 
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
-	defer tx.Rollback(context.Background()) // or nothing can end
+	defer tx.Rollback(context.Background())
 	_, err = p.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "work", Input: json.RawMessage(`0`)}, unique) // takes its key
 	require.NoError(t, err)
 	time.Sleep(2 * lease)
