@@ -69,7 +69,7 @@ func ExampleProvider_Pause() {
 func ExampleProvider_PauseTx() {
 	ctx, p, pool, end := openProviderAndPool()
 	defer end()
-	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return p.PauseTx(ctx, tx, pgwake.Orchestrator) }))
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return p.PauseTx(ctx, tx, pgwake.Orchestrator, pgwake.AllNamespaces) }))
 	paused, err := p.GetPaused(ctx, pgwake.Orchestrator)
 	check(err)
 	fmt.Println(paused.All)
@@ -79,10 +79,10 @@ func ExampleProvider_PauseTx() {
 func ExampleProvider_Resume() {
 	ctx, p, end := openProvider()
 	defer end()
-	check(p.Pause(ctx, pgwake.Worker))
+	check(p.Pause(ctx, pgwake.Worker, pgwake.AllNamespaces))
 	_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "mail.send"}, nil)
 	check(err)
-	time.AfterFunc(10*time.Millisecond, func() { check(p.Resume(ctx, pgwake.Worker)) })
+	time.AfterFunc(10*time.Millisecond, func() { check(p.Resume(ctx, pgwake.Worker, pgwake.AllNamespaces)) })
 	item, err := p.FetchWorkItem(ctx, nil)
 	check(err)
 	fmt.Println(item.Name)

@@ -118,9 +118,11 @@ func (p *Provider) GetLimits(ctx context.Context) (limits map[string]Limits, err
 	return limits, err
 }
 
-// Pause has no node claim from these namespaces of a queue, or without any from the whole queue, until Resume says
-// otherwise: so mind a list that may be empty. What is at work goes on, and what is enqueued waits. A namespace need not
-// exist yet.
+// AllNamespaces is what to Pause and Resume for a queue as a whole.
+const AllNamespaces = "*"
+
+// Pause has no node claim from these namespaces of a queue, or from the whole queue with AllNamespaces, until Resume says
+// otherwise. What is at work goes on, and what is enqueued waits. A namespace need not exist yet. None at all is ErrInvalid.
 func (p *Provider) Pause(ctx context.Context, queue Queue, namespaces ...string) error {
 	return p.do(ctx, "pause", func(ctx context.Context, q querier) error {
 		return p.pause(ctx, q, queue, namespaces, true)
@@ -134,8 +136,8 @@ func (p *Provider) PauseTx(ctx context.Context, tx pgx.Tx, queue Queue, namespac
 	})
 }
 
-// Resume ends a Pause of these namespaces, or without any that of the whole queue, on all nodes at once. Namespaces that were
-// paused by themselves remain so when the queue is resumed.
+// Resume ends a Pause of these namespaces, or with AllNamespaces that of the whole queue, on all nodes at once. Namespaces that
+// were paused by themselves remain so when the queue is resumed.
 func (p *Provider) Resume(ctx context.Context, queue Queue, namespaces ...string) error {
 	return p.doAndTell(ctx, "resume", func(ctx context.Context, q querier) error {
 		return p.pause(ctx, q, queue, namespaces, false)
@@ -153,11 +155,18 @@ func (p *Provider) pause(ctx context.Context, q querier, queue Queue, namespaces
 	if queue != Worker && queue != Orchestrator {
 		return invalid("queue %d is unknown", int(queue))
 	}
-	set, err := namespaceSet(namespaces)
-	if err != nil {
-		return err
+	var set []string // nil: the whole queue
+	switch {
+	case len(namespaces) == 0:
+		return invalid("no namespace is given; the whole queue is AllNamespaces")
+	case len(namespaces) == 1 && namespaces[0] == AllNamespaces:
+	default:
+		var err error
+		if set, err = namespaceSet(namespaces); err != nil {
+			return err
+		}
 	}
-	_, err = q.Exec(ctx, p.sql.pause, queue.String(), set, paused)
+	_, err := q.Exec(ctx, p.sql.pause, queue.String(), set, paused)
 	return err
 }
 
@@ -178,7 +187,7 @@ func (p *Provider) GetPaused(ctx context.Context, queue Queue) (paused PausedNam
 			return err
 		}
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if i := slices.Index(all, "*"); i >= 0 {
+		if i := slices.Index(all, AllNamespaces); i >= 0 {
 			paused.All, all = true, slices.Delete(all, i, i+1)
 		}
 		paused.Namespaces = all
