@@ -306,7 +306,7 @@ func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
 
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
-	defer tx.Rollback(context.Background()) // or nothing can end
+	defer tx.Rollback(context.Background())                                                                            // or nothing can end
 	_, err = p.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "work", Input: json.RawMessage(`0`)}, unique) // takes its key
 	require.NoError(t, err)
 	time.Sleep(2 * lease)
@@ -314,4 +314,48 @@ func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	close(finish)
 	awaitEmpty(t, p)
+}
+
+func TestRun_DoneItemsAreLockedByATransaction_OthersAreAcknowledged(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer pool.Close()
+	const locked, others = 4, 20
+	var begun atomic.Int64
+	finish := make(chan struct{})
+	d := dispatch.New(p, &dispatch.Config{Concurrency: 50, Ahead: dispatch.NotAhead})
+	dispatch.Handle(d, "locked", func(context.Context, int) (struct{}, error) {
+		begun.Add(1)
+		<-finish
+		return struct{}{}, nil
+	})
+	dispatch.Handle(d, "other", func(context.Context, int) (struct{}, error) { return struct{}{}, nil })
+	running(t, d)
+	unique := func(i int) *pgwake.EnqueueOptions {
+		return &pgwake.EnqueueOptions{DedupKey: fmt.Sprint(i), DedupScope: pgwake.DedupWaiting}
+	}
+	item := pgwake.WorkItem{Name: "locked", Input: json.RawMessage(`0`)}
+	for i := range locked {
+		_, err := p.EnqueueForWorker(t.Context(), item, unique(i))
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool { return begun.Load() == locked }, patience, time.Millisecond)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	for i := range locked {
+		_, err = p.EnqueueForWorkerTx(t.Context(), tx, item, unique(i)) // takes its key
+		require.NoError(t, err)
+	}
+	for range locked {
+		finish <- struct{}{}
+		time.Sleep(50 * time.Millisecond) // an ack of its own
+	}
+	enqueue(t, p, others, pgwake.WorkItem{Name: "other"})
+	require.Eventually(t, func() bool { all, _ := depth(t, p); return all == locked }, patience, time.Millisecond)
+	require.NoError(t, tx.Rollback(t.Context()))
+	close(finish)
+	awaitEmpty(t, p)
+	require.EqualValues(t, locked, begun.Load(), "each once")
 }

@@ -226,6 +226,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	for range ackers {
 		engine.Go(func() { d.acks.run(quit) })
 	}
+	engine.Go(func() { d.acks.runApart(quit) })
 	d.telemetry.addPlaces(d.cfg.MinConcurrency)
 	err := d.claim(ctx)
 	if left := d.work.stop(); left > 0 {

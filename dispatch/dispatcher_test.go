@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -714,4 +715,29 @@ func TestRun_DatabaseIsSlow_LeasesAreKept(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A transaction locks items of three acks, more than there are at one time.
+func TestRun_DoneItemsAreLocked_OthersAreAcknowledged(t *testing.T) {
+	dispatching(t, Config{Concurrency: 20, LockTimeout: 30 * time.Second}, func(d *Dispatcher) {
+		d.Handle("locked", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+		d.Handle("free", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.locked["locked"] = true // before there is anything to be done
+		for range 3 {
+			f.enqueue("free", "locked", "free")
+			time.Sleep(10 * time.Millisecond)
+		}
+		f.enqueue("free", "free")
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		f.mu.Lock()
+		require.Equal(t, slices.Repeat([]string{"free"}, 8), f.acked)
+		f.locked["locked"] = false
+		f.mu.Unlock()
+		time.Sleep(lastPause + 10*time.Millisecond)
+		synctest.Wait()
+		require.Len(t, f.acked, 11)
+		require.Empty(t, f.items)
+	})
 }
