@@ -139,8 +139,8 @@ func single(h Handler) func(context.Context, []*held) []attempt {
 
 // HandleBatch registers a handler that takes up to size items of a name at once, in one place: as many as are there when
 // the place is free, so it gets single ones while there is little to do. Each place claims for the largest batch of the
-// Dispatcher, so handlers of single items are better off in another one, with a tag of their own. Middleware is for single
-// items.
+// Dispatcher, as long as that does not bring more than can be begun, so handlers of single items that take their time are
+// better off in another one, with a tag of their own. Middleware is for single items.
 func (d *Dispatcher) HandleBatch(name string, size int, h BatchHandler, options ...Option) {
 	r := d.newRegistration(options)
 	r.most = size
@@ -228,6 +228,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 	engine.Go(func() { d.acks.runApart(quit) })
 	d.telemetry.addPlaces(d.cfg.MinConcurrency)
+	d.work.each = d.largest
 	err := d.claim(ctx)
 	if left := d.work.stop(); left > 0 {
 		err = errors.Join(err, fmt.Errorf("%w: %d of them", ErrHandlersLeft, left))

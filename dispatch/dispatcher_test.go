@@ -741,3 +741,33 @@ func TestRun_DoneItemsAreLocked_OthersAreAcknowledged(t *testing.T) {
 		require.Empty(t, f.items)
 	})
 }
+
+// What is claimed for batches, and belongs to none, is given back once, and not again and again. Batches that come later are
+// whole all the same.
+func TestRun_SlowItemsBesideABatchHandler_ClaimsAdapt(t *testing.T) {
+	const slow, batch = 400, 100
+	var mu sync.Mutex
+	var sizes []int
+	dispatching(t, Config{Concurrency: 2}, func(d *Dispatcher) {
+		d.HandleBatch("many", batch, func(_ context.Context, items []*pgwake.ClaimedWorkItem) error {
+			mu.Lock()
+			sizes = append(sizes, len(items))
+			mu.Unlock()
+			time.Sleep(100 * time.Millisecond)
+			return nil
+		}, WithMaxAttempts(Unlimited))
+		d.Handle("slow", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(300 * time.Millisecond); return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		enqueueMany(f, "slow", slow)
+		time.Sleep(slow * 150 * time.Millisecond)
+		synctest.Wait()
+		require.Len(t, f.acked, slow)
+		require.LessOrEqual(t, f.calls["abandon"], 2*batch)
+		f.addAll(slices.Repeat([]pgwake.WorkItem{{Name: "many"}}, 20*batch)...)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Len(t, f.acked, slow+20*batch)
+		require.LessOrEqual(t, len(sizes), 20+2*8)
+		require.Equal(t, batch, slices.Max(sizes))
+	})
+}

@@ -48,6 +48,7 @@ type workshop struct {
 	more     bool          // the last claim got all that it asked for, so there was probably more
 	allowed  int           // how many items like those of the last claim may be at work, over all nodes; 0: any number
 	mean     time.Duration // of what handlers took for an item lately; 0: none has ended
+	each     int           // how many items to claim for a place: of the largest batch, unless what came lately was not for that
 	stopping bool
 	stale    *time.Timer
 }
@@ -99,7 +100,7 @@ func (w *workshop) free() int {
 	case idle <= 0 && len(w.ahead) > window/2: // or each fetch would be for one
 		return 0
 	}
-	return max(idle, 0)*w.d.largest + window - len(w.ahead)
+	return max(idle, 0)*w.each + window - len(w.ahead)
 }
 
 // window is how many items to have ahead. It is called with mu held.
@@ -188,6 +189,9 @@ func (w *workshop) next() (unit []*held) {
 			}
 		}
 		w.ahead = rest
+		if len(unit) < most && w.more { // it would have taken others that are there
+			w.each = min(2*w.each, w.d.largest)
+		}
 	}
 	for _, h := range unit {
 		w.running[h] = true
@@ -256,6 +260,7 @@ func (w *workshop) returnStale() {
 	w.watchAhead()
 	if len(stale) > 0 {
 		w.mean = max(w.mean, lookAhead+1)
+		w.each = 1 // what was claimed for a batch, say, belonged to none
 	}
 	w.changed()
 	w.mu.Unlock()
