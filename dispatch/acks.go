@@ -86,6 +86,13 @@ func (a *acker) begin() []*held {
 	return batch
 }
 
+// waiting is how many items are to be acknowledged, and not on their way.
+func (a *acker) waiting() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.done)
+}
+
 func (a *acker) ack(batch []*held, allowance *allowance) {
 	tokens := make([]pgwake.LockToken, len(batch))
 	for i, h := range batch {
@@ -138,11 +145,13 @@ func (a *acker) call(ctx context.Context, tokens []pgwake.LockToken) error {
 	options := a.d.fetchOptions()
 	options.NoWait, options.Ack = true, tokens
 	items, err := a.d.p.FetchWorkItems(ctx, n, options)
-	if errors.Is(err, pgwake.ErrNoWork) {
-		return nil
-	}
 	if err == nil {
 		a.d.work.take(items, n)
+		return nil
+	}
+	a.d.work.answered(n)
+	if errors.Is(err, pgwake.ErrNoWork) {
+		return nil
 	}
 	return err
 }

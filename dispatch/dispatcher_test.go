@@ -694,6 +694,20 @@ func TestRun_UnderALimit_AcksTakeTheNextItem(t *testing.T) {
 	})
 }
 
+func TestWorkshop_UnderALimit_CallsTogetherAskForNoMoreThanCanBeBegun(t *testing.T) {
+	w := New(newFake(), &Config{Concurrency: 10, Ahead: NotAhead}).work
+	w.each, w.allowed = 1, 100
+	require.Equal(t, 10, w.room(t.Context()), "the fetch")
+	require.Zero(t, w.inPlaceOf(5), "an ack beside it")
+	w.take(nil, 10)
+	require.Equal(t, 6, w.inPlaceOf(6))
+	require.Equal(t, 4, w.inPlaceOf(6), "another one")
+	w.answered(6)
+	w.answered(4)
+	w.d.acks.add(&held{})
+	require.Equal(t, 9, w.room(t.Context()), "the rest is for that ack")
+}
+
 // Each verb takes up to nearly a third of a lease, which is no reason to lose it.
 func TestRun_DatabaseIsSlow_LeasesAreKept(t *testing.T) {
 	for _, takes := range []time.Duration{3 * time.Second, 9 * time.Second} {
