@@ -416,19 +416,24 @@ func TestRun_WhatTheProviderWouldRefuse_IsMadeFit(t *testing.T) {
 	}
 }
 
-func TestRun_HooksPanic_ItemHasItsFate(t *testing.T) {
-	dispatching(t, Config{
-		MaxAttempts: 2, Retry: func(int, error) time.Duration { panic("oh") }, OnEnd: func(Ended) { panic("oh") },
-	}, func(d *Dispatcher) {
-		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
-		d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
-	}, func(t *testing.T, f *fake, _ func() error) {
-		f.enqueue("bad", "good")
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
-		require.Equal(t, []string{"good"}, f.acked)
-		require.Equal(t, map[string]string{"bad": "max attempts: no"}, f.buried)
-	})
+func TestRun_HooksDoNotReturn_ItemHasItsFate(t *testing.T) {
+	for name, ends := range map[string]func(){"panic": func() { panic("oh") }, "end of the goroutine": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			dispatching(t, Config{
+				MaxAttempts: 2, Retry: func(int, error) time.Duration { ends(); return 0 }, OnEnd: func(Ended) { ends() },
+			}, func(d *Dispatcher) {
+				d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
+				d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+				d.HandleBatch("batch", 3, func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil })
+			}, func(t *testing.T, f *fake, _ func() error) {
+				f.enqueue("bad", "good", "batch", "batch", "batch")
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				require.ElementsMatch(t, []string{"good", "batch", "batch", "batch"}, f.acked)
+				require.Equal(t, map[string]string{"bad": "max attempts: no"}, f.buried)
+			})
+		})
+	}
 }
 
 func TestRun_CompletionCannotBeMadeOrIsRefused_TheOrchestrationIsTold(t *testing.T) {
@@ -439,6 +444,12 @@ func TestRun_CompletionCannotBeMadeOrIsRefused_TheOrchestrationIsTold(t *testing
 		"no JSON":  {Result("oops"), nil},
 		"too long": {Result(`"` + strings.Repeat("x", 2<<20) + `"`), nil},
 		"NUL":      {Result(`"\u0000"`), nil},
+		"an end of the goroutine": {nil, func(i *pgwake.ClaimedWorkItem, r Result, err error) (*pgwake.Message, error) {
+			if err == nil {
+				runtime.Goexit()
+			}
+			return CompletionMessage(i, r, err)
+		}},
 		"a panic": {nil, func(i *pgwake.ClaimedWorkItem, r Result, err error) (*pgwake.Message, error) {
 			if err == nil {
 				panic("oh")

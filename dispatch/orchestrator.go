@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -302,26 +301,24 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	deciding = o.telemetry.begin(deciding, turn)
 	v := verdict{fate: acknowledge}
 	defer func() { o.telemetry.end(deciding, turn, v, began) }()
-	d := decision{err: errNoAttemptEnded}
+	ack, failure := pgwake.OrchestrationAck{}, errNoAttemptEnded
 	if o.cfg.MaxAttempts == Unlimited || turn.Attempt <= o.cfg.MaxAttempts {
-		d = o.try(func() (pgwake.OrchestrationAck, error) { return o.decide(deciding, turn) })
+		ack, failure = hooked(func() (pgwake.OrchestrationAck, error) { return o.decide(deciding, turn) })
 	}
 	o.hold(t, false)
 	var cause error
 	if deciding.Err() != nil {
 		cause = context.Cause(deciding)
 	}
-	if d.err == nil && !errors.Is(cause, pgwake.ErrLockLost) {
-		err := o.ack(deciding, t, d.ack)
-		if err == nil {
+	if failure == nil && !errors.Is(cause, pgwake.ErrLockLost) {
+		if failure = o.ack(deciding, t, ack); failure == nil {
 			return
 		}
-		if errors.Is(err, pgwake.ErrLockLost) {
-			cause = err
+		if errors.Is(failure, pgwake.ErrLockLost) {
+			cause = failure
 		}
-		d.err = err
 	}
-	v = judgeAttempt(d.err, cause, t.Attempt, o.cfg.MaxAttempts, o.cfg.Retry)
+	v = judgeAttempt(failure, cause, t.Attempt, o.cfg.MaxAttempts, o.cfg.Retry)
 	o.failed(deciding, t, v)
 }
 
@@ -336,27 +333,6 @@ func (o *Orchestrator) drop(t *heldTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.inHand, t)
-}
-
-type decision struct {
-	ack pgwake.OrchestrationAck
-	err error
-}
-
-// try calls a function of the user's. A panic is an error, and so is an end of its goroutine, which is not that of the loop.
-func (o *Orchestrator) try(decide func() (pgwake.OrchestrationAck, error)) decision {
-	result := make(chan decision, 1)
-	go func() {
-		d := decision{err: errGoexit}
-		defer func() {
-			if panicked := recover(); panicked != nil {
-				d = decision{err: &PanicError{panicked, debug.Stack()}}
-			}
-			result <- d
-		}()
-		d.ack, d.err = decide()
-	}()
-	return <-result
 }
 
 // ack acknowledges a turn, in the trace of its context. What is left out of the ack is what anybody would say.
@@ -388,13 +364,13 @@ func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) {
 		return
 	case bury:
 		o.log(t).Error("dispatch: given up", "reason", v.reason, "error", text(v.err))
-		d := o.try(func() (pgwake.OrchestrationAck, error) { return o.cfg.Poison(t.OrchestrationItem, v.err) })
-		if d.err == nil {
-			if d.err = o.ack(traced, t, d.ack); d.err == nil || errors.Is(d.err, pgwake.ErrLockLost) {
+		ack, err := hooked(func() (pgwake.OrchestrationAck, error) { return o.cfg.Poison(t.OrchestrationItem, v.err) })
+		if err == nil {
+			if err = o.ack(traced, t, ack); err == nil || errors.Is(err, pgwake.ErrLockLost) {
 				return
 			}
 		}
-		v = verdict{fate: retry, delay: o.cfg.Retry.after(t.Attempt, d.err), err: fmt.Errorf("give the instance up: %s", text(d.err))}
+		v = verdict{fate: retry, delay: o.cfg.Retry.after(t.Attempt, err), err: fmt.Errorf("give the instance up: %s", text(err))}
 	}
 	o.giveBack(o.settling, t, v)
 }

@@ -166,14 +166,13 @@ func judgeAttempt(err, cause error, attempt, maxAttempts int, policy RetryPolicy
 	return verdict{fate: retry, delay: policy.after(attempt, err), err: err}
 }
 
-// after is what the policy says, within the Provider's limits. One that panics waits as long as the default would.
-func (p RetryPolicy) after(attempt int, err error) (delay time.Duration) {
-	defer func() {
-		if recover() != nil {
-			delay = Backoff(time.Second, time.Hour)(attempt, err)
-		}
-	}()
-	return bounded(p(attempt, err))
+// after is what the policy says, within the Provider's limits. One that does not return waits as long as the default would.
+func (p RetryPolicy) after(attempt int, err error) time.Duration {
+	delay, failure := hooked(func() (time.Duration, error) { return p(attempt, err), nil })
+	if failure != nil {
+		delay = Backoff(time.Second, time.Hour)(attempt, err)
+	}
+	return bounded(delay)
 }
 
 func bounded(d time.Duration) time.Duration { return min(max(d, 0), longestDelay) }
