@@ -25,6 +25,8 @@ const (
 
 	// ackPatience is how long a statement may take, unless those before it took long as well.
 	ackPatience = 500 * time.Millisecond
+
+	mostLogged = 100 // of the ids of a batch
 )
 
 type acker struct {
@@ -125,14 +127,22 @@ func (a *acker) ended(items []*held) {
 
 func (a *acker) lost(items []*held) {
 	if len(items) > 0 {
-		a.d.cfg.Logger.Warn("dispatch: items were done, and their leases were lost before they could be acknowledged", "items", len(items))
+		a.d.cfg.Logger.Warn("dispatch: items were done, and their leases were lost before they could be acknowledged",
+			"items", len(items), "ids", idsOf(items))
 	}
 }
 
 func (a *acker) failed(items []*held, err error) {
-	if len(items) > 0 {
-		a.d.cfg.Logger.Warn("dispatch: items are done and cannot be acknowledged: they come again", "error", err, "items", len(items))
+	a.d.cfg.Logger.Warn("dispatch: items are done and cannot be acknowledged: they come again", "error", err,
+		"items", len(items), "ids", idsOf(items))
+}
+
+// idsOf returns the ids of the first mostLogged.
+func idsOf(items []*held) (ids []int64) {
+	for _, h := range items[:min(len(items), mostLogged)] {
+		ids = append(ids, h.item.ID)
 	}
+	return ids
 }
 
 // call acknowledges items. Where a limit leaves few places, as many others are claimed in the same moment: a place that is

@@ -796,3 +796,30 @@ func TestRun_SlowItemsBesideABatchHandler_ClaimsAdapt(t *testing.T) {
 		require.Equal(t, batch, slices.Max(sizes))
 	})
 }
+
+func TestRun_DoneItemsAreLostOrRefused_LogSaysWhich(t *testing.T) {
+	for name, failure := range map[string]error{
+		"lost":    &pgwake.LostLocksError{Tokens: []pgwake.LockToken{"1/1", "2/1"}},
+		"refused": pgwake.ErrPermission,
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log strings.Builder
+			dispatching(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, func(d *Dispatcher) {
+				d.HandleBatch("a", 2, func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil })
+			}, func(t *testing.T, f *fake, stop func() error) {
+				f.mu.Lock()
+				f.fail = func(verb string) error {
+					if verb == "ack" {
+						return &pgwake.Error{Op: verb, Err: failure}
+					}
+					return nil
+				}
+				f.mu.Unlock()
+				f.addAll(pgwake.WorkItem{Name: "a"}, pgwake.WorkItem{Name: "a"})
+				synctest.Wait()
+				require.NoError(t, stop())
+				require.Contains(t, log.String(), `ids="[1 2]"`)
+			})
+		})
+	}
+}
