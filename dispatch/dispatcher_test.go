@@ -823,3 +823,33 @@ func TestRun_DoneItemsAreLostOrRefused_LogSaysWhich(t *testing.T) {
 		})
 	}
 }
+
+func TestStop_HandlerFailsForAReasonOfItsOwn_ItIsKept(t *testing.T) {
+	failure := errors.New("half of it is done")
+	for err, want := range map[error]string{
+		nil:              ErrStopping.Error(),
+		context.Canceled: ErrStopping.Error(),
+		failure:          ErrStopping.Error() + ": " + failure.Error(),
+	} {
+		t.Run(fmt.Sprint(err), func(t *testing.T) {
+			var ended []Ended
+			dispatching(t, Config{StopTimeout: time.Second, OnEnd: func(e Ended) { ended = append(ended, e) }}, func(d *Dispatcher) {
+				d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error {
+					<-ctx.Done()
+					if err == nil {
+						return context.Cause(ctx)
+					}
+					return err
+				}))
+			}, func(t *testing.T, f *fake, stop func() error) {
+				f.enqueue("a")
+				synctest.Wait()
+				require.NoError(t, stop())
+				require.Equal(t, want, f.items[0].LastError)
+				require.Len(t, ended, 1)
+				require.ErrorIs(t, ended[0].Err, ErrStopping)
+				require.Equal(t, GivenBack, ended[0].Outcome)
+			})
+		})
+	}
+}
