@@ -85,7 +85,7 @@ type registration struct {
 func New(p Provider, config *Config) *Dispatcher {
 	d := &Dispatcher{p: p, handlers: make(map[string]*registration), largest: 1}
 	d.cfg, d.telemetry, d.err = config.resolve()
-	d.unknown = d.newRegistration(nil)
+	d.unknown = d.newRegistration("", nil)
 	d.unknown.run = single(func(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { return nil, ErrNoHandler })
 	d.work = newWorkshop(d)
 	d.leases = newLeases(d)
@@ -93,7 +93,7 @@ func New(p Provider, config *Config) *Dispatcher {
 	return d
 }
 
-func (d *Dispatcher) newRegistration(options []Option) *registration {
+func (d *Dispatcher) newRegistration(name string, options []Option) *registration {
 	r := &registration{most: 1, retry: d.cfg.Retry, timeout: d.cfg.Timeout}
 	for _, o := range options {
 		o(r)
@@ -101,7 +101,9 @@ func (d *Dispatcher) newRegistration(options []Option) *registration {
 	var k checks
 	k.number("MaxAttempts", &r.maxAttempts, d.cfg.MaxAttempts, Unlimited)
 	k.duration("Timeout", &r.timeout, 0, 0)
-	d.err = errors.Join(d.err, k.err)
+	if k.err != nil && len(options) > 0 { // or it is that of the Config
+		d.err = errors.Join(d.err, fmt.Errorf("handler for %q: %w", name, k.err))
+	}
 	if r.retry == nil {
 		r.retry = d.cfg.Retry
 	}
@@ -119,7 +121,7 @@ func (d *Dispatcher) registration(name string) *registration {
 
 // Handle registers a handler for the items of a name.
 func (d *Dispatcher) Handle(name string, h Handler, options ...Option) {
-	r := d.newRegistration(options)
+	r := d.newRegistration(name, options)
 	if h != nil {
 		for _, wrap := range slices.Backward(d.cfg.Middleware) {
 			h = wrap(h)
@@ -142,7 +144,7 @@ func single(h Handler) func(context.Context, []*held) []attempt {
 // Dispatcher, as long as that does not bring more than can be begun, so handlers of single items that take their time are
 // better off in another one, with a tag of their own. Middleware is for single items.
 func (d *Dispatcher) HandleBatch(name string, size int, h BatchHandler, options ...Option) {
-	r := d.newRegistration(options)
+	r := d.newRegistration(name, options)
 	r.most = size
 	if size < 1 || size > pgwake.MaxFetch {
 		d.fail("the batches of %q are of %d items; they may be of 1 to %d", name, size, pgwake.MaxFetch)

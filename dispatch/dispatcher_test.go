@@ -492,20 +492,26 @@ func TestRun_HandlerEndsItsGoroutine_PlaceAndItemRemain(t *testing.T) {
 
 func TestHandle_OptionsThatMakeNoSense_AreErrorsOfRun(t *testing.T) {
 	h := does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil })
+	batch := func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil }
 	for name, register := range map[string]func(*Dispatcher){
 		"attempts":   func(d *Dispatcher) { d.Handle("a", h, WithMaxAttempts(-2)) },
+		"in a batch": func(d *Dispatcher) { d.HandleBatch("a", 2, batch, WithMaxAttempts(-2)) },
 		"timeout":    func(d *Dispatcher) { d.Handle("a", h, WithTimeout(-time.Second)) },
 		"twice":      func(d *Dispatcher) { d.Handle("a", h); d.Handle("a", h) },
 		"no name":    func(d *Dispatcher) { d.Handle("", h) },
 		"no handler": func(d *Dispatcher) { d.Handle("a", nil) },
 		"batch of none": func(d *Dispatcher) {
-			d.HandleBatch("a", 0, func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil })
+			d.HandleBatch("a", 0, batch)
 		},
 		"no transactions": func(d *Dispatcher) { HandleTx[int, int](d, "a", nil) },
 	} {
 		d := New(newFake(), nil)
 		register(d)
-		require.ErrorIs(t, d.Run(t.Context()), pgwake.ErrConfig, name)
+		err := d.Run(t.Context())
+		require.ErrorIs(t, err, pgwake.ErrConfig, name)
+		if name != "no name" {
+			require.ErrorContains(t, err, `"a"`, "which handler it is about")
+		}
 	}
 	d := New(newFake(), &Config{MaxAttempts: 3})
 	d.Handle("a", h, WithMaxAttempts(0), WithRetry(nil))
