@@ -51,6 +51,12 @@ func does(fn func(ctx context.Context, item *pgwake.ClaimedWorkItem) error) Hand
 	return func(ctx context.Context, item *pgwake.ClaimedWorkItem) (Result, error) { return nil, fn(ctx, item) }
 }
 
+// raise has most be n at the least.
+func raise(most *atomic.Int64, n int64) {
+	for before := most.Load(); before < n && !most.CompareAndSwap(before, n); before = most.Load() {
+	}
+}
+
 func TestRun_HandlerReturns_ItemIsAcknowledged(t *testing.T) {
 	var handled atomic.Int64
 	dispatching(t, Config{}, func(d *Dispatcher) {
@@ -191,7 +197,7 @@ func TestRun_Concurrency_IsNeverExceeded(t *testing.T) {
 	var now, most atomic.Int64
 	dispatching(t, Config{Concurrency: 3}, func(d *Dispatcher) {
 		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
-			most.Store(max(most.Load(), now.Add(1)))
+			raise(&most, now.Add(1))
 			time.Sleep(time.Second)
 			now.Add(-1)
 			return nil
@@ -691,7 +697,7 @@ func TestRun_UnderALimit_AcksTakeTheNextItem(t *testing.T) {
 	var now, most atomic.Int64
 	dispatching(t, Config{}, func(d *Dispatcher) {
 		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
-			most.Store(max(most.Load(), now.Add(1)))
+			raise(&most, now.Add(1))
 			time.Sleep(time.Millisecond)
 			now.Add(-1)
 			return nil
