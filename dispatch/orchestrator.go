@@ -289,7 +289,9 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	defer lose(nil)
 	// A long history may have taken a part of the lease.
 	first := min(o.cfg.LockTimeout/renewals, time.Until(t.until)/2)
-	o.renewing.Go(func() { o.renew(ctx, t, first, lose) })
+	inHand, done := context.WithCancel(o.settling) // longer than ctx, which ends before a Decider has noticed
+	defer done()
+	o.renewing.Go(func() { o.renew(inHand, t, first, lose) })
 	deciding := ctx
 	if o.cfg.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -391,7 +393,7 @@ func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
 	}
 }
 
-// renew renews the lease of a turn, after a pause, until ctx ends, or ends ctx when the lease is lost. A turn that ends does not
+// renew renews the lease of a turn, after a pause, until ctx ends, or calls lose when the lease is lost. A turn that ends does not
 // cut short the renewal that is on its way: that would cost its connection.
 func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Duration, lose context.CancelCauseFunc) {
 	length := o.cfg.LockTimeout
@@ -411,6 +413,7 @@ func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Durati
 			t.mu.Unlock()
 		case errors.Is(err, pgwake.ErrLockLost), !time.Now().Before(t.end()):
 			lose(pgwake.ErrLockLost)
+			return
 		case ctx.Err() == nil:
 			o.log(t).Warn("dispatch: cannot renew a lease", "error", err)
 		}

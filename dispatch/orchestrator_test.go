@@ -490,3 +490,18 @@ func TestOrchestrator_RenewalIsOnItsWay_TurnDoesNotCutItShort_AndRunWaitsForIt(t
 		require.EqualValues(t, 1, f.cutShort.Load())
 	})
 }
+
+func TestOrchestrator_DeciderTakesLongToNoticeTheEnd_ItsLeaseIsKept(t *testing.T) {
+	const length = time.Second
+	deciding(t, OrchestratorConfig{LockTimeout: length, StopTimeout: time.Second, CancelTimeout: time.Minute}, func() Decider {
+		return func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			<-ctx.Done()
+			time.Sleep(5 * length)
+			return ack, nil
+		}
+	}, []string{"a"}, func(t *testing.T, f *turns, stop func() error) {
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Len(t, f.acks, 1)
+	})
+}
