@@ -218,6 +218,7 @@ func (o *Orchestrator) giveBackAll() (left int) {
 	var turns []*heldTurn
 	for t := range o.inHand {
 		if t.deciding {
+			t.givenBack = true
 			turns = append(turns, t)
 		}
 	}
@@ -264,7 +265,10 @@ func (o *Orchestrator) loop(ctx context.Context) error {
 // heldTurn is a turn in hand.
 type heldTurn struct {
 	*pgwake.OrchestrationItem
-	deciding bool // under the Orchestrator's mutex
+
+	// Under the Orchestrator's mutex.
+	deciding  bool
+	givenBack bool // since the Decider did not end: what that says later is for nobody
 
 	mu    sync.Mutex
 	until time.Time // local: end of the lease, at the earliest
@@ -307,7 +311,10 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	if o.cfg.MaxAttempts == Unlimited || turn.Attempt <= o.cfg.MaxAttempts {
 		ack, failure = hooked(func() (pgwake.OrchestrationAck, error) { return o.decide(deciding, turn) })
 	}
-	o.hold(t, false)
+	if o.hold(t, false) {
+		v = verdict{fate: retry, free: true, err: ErrStopping}
+		return
+	}
 	var cause error
 	if deciding.Err() != nil {
 		cause = context.Cause(deciding)
@@ -324,11 +331,12 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	o.failed(deciding, t, v)
 }
 
-// hold has the turn be in hand, and be decided or not.
-func (o *Orchestrator) hold(t *heldTurn, deciding bool) {
+// hold has the turn be in hand, and be decided or not, and reports whether it was given back.
+func (o *Orchestrator) hold(t *heldTurn, deciding bool) (givenBack bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.inHand[t], t.deciding = true, deciding
+	return t.givenBack
 }
 
 func (o *Orchestrator) drop(t *heldTurn) {

@@ -398,13 +398,14 @@ func TestOrchestrator_ProviderIsClosedDuringATurn_RunEnds(t *testing.T) {
 
 func TestOrchestrator_DeciderDoesNotHeedTheEnd_ItsTurnIsGivenBack(t *testing.T) {
 	release := make(chan struct{})
+	var log strings.Builder
 	synctest.Test(t, func(t *testing.T) {
 		release = make(chan struct{})
 		f := newTurns("a")
 		o := NewOrchestrator(f, func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
 			<-release
 			return ack, nil
-		}, &OrchestratorConfig{StopTimeout: time.Second, CancelTimeout: time.Second, Logger: slog.New(slog.DiscardHandler)})
+		}, &OrchestratorConfig{StopTimeout: time.Second, CancelTimeout: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- o.Run(ctx) }()
@@ -416,6 +417,7 @@ func TestOrchestrator_DeciderDoesNotHeedTheEnd_ItsTurnIsGivenBack(t *testing.T) 
 		close(release)
 		synctest.Wait()
 		require.Empty(t, f.acks)
+		require.Empty(t, log.String(), "it was given back")
 	})
 }
 
