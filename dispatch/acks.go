@@ -208,7 +208,7 @@ func (a *acker) runApart(ctx context.Context) {
 			a.ackEach(batch, allowance)
 		}
 		if len(items) > 0 {
-			pause.Reset(next)
+			pause.Reset(jittered(next))
 		}
 	}
 }

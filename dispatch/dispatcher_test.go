@@ -865,3 +865,49 @@ func TestStop_HandlerFailsForAReasonOfItsOwn_ItIsKept(t *testing.T) {
 		})
 	}
 }
+
+// Processes that begin together, and lose the database together, do not come back to it together.
+func TestPauses_OfTwoThatBeginTogether_Differ(t *testing.T) {
+	lasts := map[string]func(ctx context.Context, length time.Duration) error{
+		"fetches": func(ctx context.Context, _ time.Duration) error {
+			p := patience{log: slog.New(slog.DiscardHandler)}
+			for range 20 {
+				_, _ = p.after(ctx, retryable("fetch"))
+			}
+			return nil
+		},
+		"verbs": func(ctx context.Context, length time.Duration) error {
+			calls := 0
+			_, err := persist(ctx, func() time.Time { return time.Now().Add(time.Minute) }, func(context.Context) error {
+				if calls++; calls < 20 {
+					return retryable("ack")
+				}
+				return nil
+			})
+			return err
+		},
+		"renewals": func(ctx context.Context, length time.Duration) error {
+			ctx, end := context.WithCancel(ctx)
+			f := newFake()
+			f.fail = func(string) error { end(); return nil }
+			d := New(f, &Config{LockTimeout: length, Logger: slog.New(slog.DiscardHandler)})
+			d.leases.add([]*held{{item: &pgwake.ClaimedWorkItem{}, until: time.Now().Add(length)}})
+			f.items = []*fakeItem{{visible: time.Now().Add(length)}}
+			d.leases.run(ctx)
+			return nil
+		},
+	}
+	for name, last := range lasts {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				took := map[time.Duration]bool{}
+				for range 3 {
+					began := time.Now()
+					require.NoError(t, last(t.Context(), 30*time.Second))
+					took[time.Since(began)] = true
+				}
+				require.Greater(t, len(took), 1)
+			})
+		})
+	}
+}

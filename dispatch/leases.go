@@ -107,13 +107,13 @@ func (a *allowance) after(took time.Duration, ok bool) {
 
 func (l *leases) run(ctx context.Context) {
 	allowance := newAllowance(l.d.cfg.LockTimeout)
-	tick := time.NewTicker(l.d.cfg.LockTimeout / looks)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
+	for next := time.Now(); ; {
+		next = next.Add(jittered(l.d.cfg.LockTimeout / looks))
+		if late := time.Since(next); late > 0 {
+			next = next.Add(late)
+		}
+		if nap(ctx, time.Until(next)); ctx.Err() != nil {
 			return
-		case <-tick.C:
 		}
 		due := l.due()
 		if len(due) == 0 {
@@ -218,7 +218,7 @@ func (l *leases) keepSessions(ctx context.Context) {
 	length := cmp.Or(s.LockTimeout, pgwake.DefaultLockTimeout)
 	allowance := newAllowance(length)
 	for pause := length / renewals; ; {
-		if nap(ctx, pause); ctx.Err() != nil {
+		if nap(ctx, jittered(pause)); ctx.Err() != nil {
 			return
 		}
 		pause = length / renewals

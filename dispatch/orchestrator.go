@@ -406,7 +406,7 @@ func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
 func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Duration, lose context.CancelCauseFunc) {
 	length := o.cfg.LockTimeout
 	allowance := newAllowance(length)
-	for nap(ctx, pause); ctx.Err() == nil; nap(ctx, min(pause, time.Until(t.end()))) {
+	for nap(ctx, jittered(pause)); ctx.Err() == nil; nap(ctx, min(jittered(pause), time.Until(t.end()))) {
 		sent := time.Now()
 		bounded, cancel := context.WithDeadline(o.settling, minTime(sent.Add(allowance.now), t.end()))
 		_, err := o.p.RenewOrchestrationItemLock(bounded, t.LockToken, length)

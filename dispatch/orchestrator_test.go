@@ -476,14 +476,14 @@ func TestOrchestrator_RenewalIsOnItsWay_TurnDoesNotCutItShort_AndRunWaitsForIt(t
 		}
 	}, nil, func(t *testing.T, f *turns, stop func() error) {
 		f.mu.Lock()
-		f.slow = 2 * time.Second
+		f.slow = 2400 * time.Millisecond // from 9 s or a little later
 		f.mu.Unlock()
 		f.add("a")
-		time.Sleep(12*time.Second - 1)
+		time.Sleep(11200 * time.Millisecond)
 		synctest.Wait()
 		require.Len(t, f.acks, 1)
 		require.EqualValues(t, 1, f.renewing.Load())
-		time.Sleep(time.Second)
+		time.Sleep(1300 * time.Millisecond)
 		require.Zero(t, f.renewing.Load()+f.cutShort.Load())
 		f.add("b")
 		synctest.Wait()
