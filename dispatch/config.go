@@ -50,8 +50,8 @@ type Config struct {
 	Retry RetryPolicy
 
 	// Ahead is how many items may be claimed beyond those at work, so that short handlers need not wait for the database. It
-	// claims as many as are likely to be begun within 20 ms, and gives back what is not; none where MaxAttempts is 1, nor while
-	// items come that have one of the places of a limit (pgwake.Limits).
+	// claims as many as are likely to be begun within 20 ms, and gives back what is not; none where MaxAttempts is 1. While
+	// items come that have one of the places of a limit (pgwake.Limits), it is at most a sixteenth of those.
 	// Defaults to 1000; NotAhead is for none.
 	Ahead int
 

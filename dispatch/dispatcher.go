@@ -17,7 +17,7 @@ import (
 //
 // One goroutine claims, for all handlers: as many items as there are places for. Each item has a goroutine of its own
 // once it is begun. One goroutine renews the leases of all that is in hand, and two acknowledge what is done, so that no
-// handler's place waits for a commit.
+// handler's place waits for a commit; a third sees to those whose ack has to wait.
 
 // Provider is what a Dispatcher needs of a *pgwake.Provider.
 type Provider interface {

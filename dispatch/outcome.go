@@ -14,7 +14,7 @@ import (
 type Outcome string
 
 const (
-	Done         Outcome = "done"          // acknowledged
+	Done         Outcome = "done"          // acknowledged; if the completion is refused then, the orchestration is told that, and the log
 	Retried      Outcome = "retried"       // failed, and due again after a delay
 	Snoozed      Outcome = "snoozed"       // due again after a delay that the handler asked for; the attempt does not count
 	DeadLettered Outcome = "dead-lettered" // failed for the last time; the orchestration that scheduled it, if one did, is told instead
