@@ -148,7 +148,10 @@ func idsOf(items []*held) (ids []int64) {
 // call acknowledges items. Where a limit leaves few places, as many others are claimed in the same moment: a place that is
 // free is to be taken, and nobody else is to be woken for it.
 func (a *acker) call(ctx context.Context, tokens []pgwake.LockToken) error {
-	n := a.d.work.inPlaceOf(len(tokens))
+	n := 0
+	if !a.anyApart() { // a fetch that waits for what is locked keeps its connection for longer than anybody waits for it
+		n = a.d.work.inPlaceOf(len(tokens))
+	}
 	if n == 0 {
 		return a.d.p.AckWorkItems(ctx, tokens)
 	}
@@ -183,6 +186,12 @@ func (a *acker) setApart(items []*held, mayHave bool) {
 	case a.apartNow <- struct{}{}:
 	default:
 	}
+}
+
+func (a *acker) anyApart() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.apart) > 0
 }
 
 // runApart acknowledges what is set apart until ctx ends.

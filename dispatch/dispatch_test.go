@@ -323,7 +323,14 @@ func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
 }
 
 func TestRun_DoneItemsAreLockedByATransaction_OthersAreAcknowledged(t *testing.T) {
+	for name, limits := range map[string]pgwake.Limits{"no limit": {}, "a limit": {MaxRunning: 40}} {
+		t.Run(name, func(t *testing.T) { testDoneItemsAreLocked(t, limits) })
+	}
+}
+
+func testDoneItemsAreLocked(t *testing.T, limits pgwake.Limits) {
 	p := pgwaketest.New(t, nil)
+	require.NoError(t, p.SetLimits(t.Context(), "default", limits))
 	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	defer pool.Close()
