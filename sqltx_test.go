@@ -229,7 +229,9 @@ var twins = map[string]twin{
 	},
 	"ResumeTx": func(t *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
 		require.NoError(t, n.Pause(tctx, pgwake.Worker, pgwake.AllNamespaces))
-		return func(ctx context.Context, tx pgx.Tx) (any, error) { return nil, n.ResumeTx(ctx, tx, pgwake.Worker, pgwake.AllNamespaces) }
+		return func(ctx context.Context, tx pgx.Tx) (any, error) {
+			return nil, n.ResumeTx(ctx, tx, pgwake.Worker, pgwake.AllNamespaces)
+		}
 	},
 	"DeleteInstanceTx": func(t *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
 		turnOf(t, n, awkward)

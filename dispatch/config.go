@@ -50,8 +50,8 @@ type Config struct {
 	Retry RetryPolicy
 
 	// Ahead is how many items may be claimed beyond those at work, so that short handlers need not wait for the database. It
-	// claims as many as are likely to be begun within 20 ms, and gives back what is not; none where MaxAttempts is 1, nor while
-	// items come that have one of the places of a limit (pgwake.Limits).
+	// claims as many as are likely to be begun within 20 ms, and gives back what is not; none where MaxAttempts is 1. While
+	// items come that have one of the places of a limit (pgwake.Limits), it is at most a sixteenth of those.
 	// Defaults to 1000; NotAhead is for none.
 	Ahead int
 
@@ -77,8 +77,8 @@ type Config struct {
 	Completion func(item *pgwake.ClaimedWorkItem, result Result, err error) (*pgwake.Message, error)
 
 	// OnEnd is called once for each claim, when it is known what is to become of the item, and before that is in the
-	// database. It runs on the goroutine of the handler, or of whoever gives the item back, several at a time, and must not
-	// block; if it panics, that is logged. Defaults to nil.
+	// database. It runs on a goroutine of its own, for which the handler's place waits, or whoever gives the item back; several
+	// at a time. It must not block; if it panics, or ends its goroutine, that is logged. Defaults to nil.
 	OnEnd func(Ended)
 
 	// MeterProvider and TracerProvider are for OpenTelemetry; see the Metric names, and there is a span around each call of a

@@ -70,6 +70,12 @@ func awaitEmpty(t *testing.T, p *pgwake.Provider) {
 	require.Eventually(t, func() bool { all, _ := depth(t, p); return all == 0 }, patience, time.Millisecond)
 }
 
+// raise has most be n at the least.
+func raise(most *atomic.Int64, n int64) {
+	for before := most.Load(); before < n && !most.CompareAndSwap(before, n); before = most.Load() {
+	}
+}
+
 func TestT59_BurstAndSlowHandlers_ClaimsStopAtCapacity_NothingIsDropped(t *testing.T) {
 	p := pgwaketest.New(t, nil)
 	const places, items = 4, 10_000
@@ -78,7 +84,7 @@ func TestT59_BurstAndSlowHandlers_ClaimsStopAtCapacity_NothingIsDropped(t *testi
 	gate := make(chan struct{})
 	d := dispatch.New(p, &dispatch.Config{Concurrency: places})
 	dispatch.Handle(d, "slow", func(ctx context.Context, n int) (struct{}, error) {
-		most.Store(max(most.Load(), now.Add(1)))
+		raise(&most, now.Add(1))
 		defer now.Add(-1)
 		if done.Add(1) <= places {
 			<-gate
@@ -314,4 +320,55 @@ func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	close(finish)
 	awaitEmpty(t, p)
+}
+
+func TestRun_DoneItemsAreLockedByATransaction_OthersAreAcknowledged(t *testing.T) {
+	for name, limits := range map[string]pgwake.Limits{"no limit": {}, "a limit": {MaxRunning: 40}} {
+		t.Run(name, func(t *testing.T) { testDoneItemsAreLocked(t, limits) })
+	}
+}
+
+func testDoneItemsAreLocked(t *testing.T, limits pgwake.Limits) {
+	p := pgwaketest.New(t, nil)
+	require.NoError(t, p.SetLimits(t.Context(), "default", limits))
+	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer pool.Close()
+	const locked, others = 4, 20
+	var begun atomic.Int64
+	finish := make(chan struct{})
+	d := dispatch.New(p, &dispatch.Config{Concurrency: 50, Ahead: dispatch.NotAhead})
+	dispatch.Handle(d, "locked", func(context.Context, int) (struct{}, error) {
+		begun.Add(1)
+		<-finish
+		return struct{}{}, nil
+	})
+	dispatch.Handle(d, "other", func(context.Context, int) (struct{}, error) { return struct{}{}, nil })
+	running(t, d)
+	unique := func(i int) *pgwake.EnqueueOptions {
+		return &pgwake.EnqueueOptions{DedupKey: fmt.Sprint(i), DedupScope: pgwake.DedupWaiting}
+	}
+	item := pgwake.WorkItem{Name: "locked", Input: json.RawMessage(`0`)}
+	for i := range locked {
+		_, err := p.EnqueueForWorker(t.Context(), item, unique(i))
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool { return begun.Load() == locked }, patience, time.Millisecond)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	for i := range locked {
+		_, err = p.EnqueueForWorkerTx(t.Context(), tx, item, unique(i)) // takes its key
+		require.NoError(t, err)
+	}
+	for range locked {
+		finish <- struct{}{}
+		time.Sleep(50 * time.Millisecond) // an ack of its own
+	}
+	enqueue(t, p, others, pgwake.WorkItem{Name: "other"})
+	require.Eventually(t, func() bool { all, _ := depth(t, p); return all == locked }, patience, time.Millisecond)
+	require.NoError(t, tx.Rollback(t.Context()))
+	close(finish)
+	awaitEmpty(t, p)
+	require.EqualValues(t, locked, begun.Load(), "each once")
 }

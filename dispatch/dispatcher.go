@@ -17,7 +17,7 @@ import (
 //
 // One goroutine claims, for all handlers: as many items as there are places for. Each item has a goroutine of its own
 // once it is begun. One goroutine renews the leases of all that is in hand, and two acknowledge what is done, so that no
-// handler's place waits for a commit.
+// handler's place waits for a commit; a third sees to those whose ack has to wait.
 
 // Provider is what a Dispatcher needs of a *pgwake.Provider.
 type Provider interface {
@@ -85,7 +85,7 @@ type registration struct {
 func New(p Provider, config *Config) *Dispatcher {
 	d := &Dispatcher{p: p, handlers: make(map[string]*registration), largest: 1}
 	d.cfg, d.telemetry, d.err = config.resolve()
-	d.unknown = d.newRegistration(nil)
+	d.unknown = d.newRegistration("", nil)
 	d.unknown.run = single(func(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { return nil, ErrNoHandler })
 	d.work = newWorkshop(d)
 	d.leases = newLeases(d)
@@ -93,7 +93,7 @@ func New(p Provider, config *Config) *Dispatcher {
 	return d
 }
 
-func (d *Dispatcher) newRegistration(options []Option) *registration {
+func (d *Dispatcher) newRegistration(name string, options []Option) *registration {
 	r := &registration{most: 1, retry: d.cfg.Retry, timeout: d.cfg.Timeout}
 	for _, o := range options {
 		o(r)
@@ -101,7 +101,9 @@ func (d *Dispatcher) newRegistration(options []Option) *registration {
 	var k checks
 	k.number("MaxAttempts", &r.maxAttempts, d.cfg.MaxAttempts, Unlimited)
 	k.duration("Timeout", &r.timeout, 0, 0)
-	d.err = errors.Join(d.err, k.err)
+	if k.err != nil && len(options) > 0 { // or it is that of the Config
+		d.err = errors.Join(d.err, fmt.Errorf("handler for %q: %w", name, k.err))
+	}
 	if r.retry == nil {
 		r.retry = d.cfg.Retry
 	}
@@ -119,7 +121,7 @@ func (d *Dispatcher) registration(name string) *registration {
 
 // Handle registers a handler for the items of a name.
 func (d *Dispatcher) Handle(name string, h Handler, options ...Option) {
-	r := d.newRegistration(options)
+	r := d.newRegistration(name, options)
 	if h != nil {
 		for _, wrap := range slices.Backward(d.cfg.Middleware) {
 			h = wrap(h)
@@ -139,10 +141,10 @@ func single(h Handler) func(context.Context, []*held) []attempt {
 
 // HandleBatch registers a handler that takes up to size items of a name at once, in one place: as many as are there when
 // the place is free, so it gets single ones while there is little to do. Each place claims for the largest batch of the
-// Dispatcher, so handlers of single items are better off in another one, with a tag of their own. Middleware is for single
-// items.
+// Dispatcher, as long as that does not bring more than can be begun, so handlers of single items that take their time are
+// better off in another one, with a tag of their own. Middleware is for single items.
 func (d *Dispatcher) HandleBatch(name string, size int, h BatchHandler, options ...Option) {
-	r := d.newRegistration(options)
+	r := d.newRegistration(name, options)
 	r.most = size
 	if size < 1 || size > pgwake.MaxFetch {
 		d.fail("the batches of %q are of %d items; they may be of 1 to %d", name, size, pgwake.MaxFetch)
@@ -226,7 +228,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	for range ackers {
 		engine.Go(func() { d.acks.run(quit) })
 	}
+	engine.Go(func() { d.acks.runApart(quit) })
 	d.telemetry.addPlaces(d.cfg.MinConcurrency)
+	d.work.each = d.largest
 	err := d.claim(ctx)
 	if left := d.work.stop(); left > 0 {
 		err = errors.Join(err, fmt.Errorf("%w: %d of them", ErrHandlersLeft, left))

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,6 +49,12 @@ func dispatching(t *testing.T, c Config, register func(*Dispatcher), test func(t
 
 func does(fn func(ctx context.Context, item *pgwake.ClaimedWorkItem) error) Handler {
 	return func(ctx context.Context, item *pgwake.ClaimedWorkItem) (Result, error) { return nil, fn(ctx, item) }
+}
+
+// raise has most be n at the least.
+func raise(most *atomic.Int64, n int64) {
+	for before := most.Load(); before < n && !most.CompareAndSwap(before, n); before = most.Load() {
+	}
 }
 
 func TestRun_HandlerReturns_ItemIsAcknowledged(t *testing.T) {
@@ -190,7 +197,7 @@ func TestRun_Concurrency_IsNeverExceeded(t *testing.T) {
 	var now, most atomic.Int64
 	dispatching(t, Config{Concurrency: 3}, func(d *Dispatcher) {
 		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
-			most.Store(max(most.Load(), now.Add(1)))
+			raise(&most, now.Add(1))
 			time.Sleep(time.Second)
 			now.Add(-1)
 			return nil
@@ -415,19 +422,24 @@ func TestRun_WhatTheProviderWouldRefuse_IsMadeFit(t *testing.T) {
 	}
 }
 
-func TestRun_HooksPanic_ItemHasItsFate(t *testing.T) {
-	dispatching(t, Config{
-		MaxAttempts: 2, Retry: func(int, error) time.Duration { panic("oh") }, OnEnd: func(Ended) { panic("oh") },
-	}, func(d *Dispatcher) {
-		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
-		d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
-	}, func(t *testing.T, f *fake, _ func() error) {
-		f.enqueue("bad", "good")
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
-		require.Equal(t, []string{"good"}, f.acked)
-		require.Equal(t, map[string]string{"bad": "max attempts: no"}, f.buried)
-	})
+func TestRun_HooksDoNotReturn_ItemHasItsFate(t *testing.T) {
+	for name, ends := range map[string]func(){"panic": func() { panic("oh") }, "end of the goroutine": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			dispatching(t, Config{
+				MaxAttempts: 2, Retry: func(int, error) time.Duration { ends(); return 0 }, OnEnd: func(Ended) { ends() },
+			}, func(d *Dispatcher) {
+				d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
+				d.Handle("good", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+				d.HandleBatch("batch", 3, func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil })
+			}, func(t *testing.T, f *fake, _ func() error) {
+				f.enqueue("bad", "good", "batch", "batch", "batch")
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				require.ElementsMatch(t, []string{"good", "batch", "batch", "batch"}, f.acked)
+				require.Equal(t, map[string]string{"bad": "max attempts: no"}, f.buried)
+			})
+		})
+	}
 }
 
 func TestRun_CompletionCannotBeMadeOrIsRefused_TheOrchestrationIsTold(t *testing.T) {
@@ -438,6 +450,12 @@ func TestRun_CompletionCannotBeMadeOrIsRefused_TheOrchestrationIsTold(t *testing
 		"no JSON":  {Result("oops"), nil},
 		"too long": {Result(`"` + strings.Repeat("x", 2<<20) + `"`), nil},
 		"NUL":      {Result(`"\u0000"`), nil},
+		"an end of the goroutine": {nil, func(i *pgwake.ClaimedWorkItem, r Result, err error) (*pgwake.Message, error) {
+			if err == nil {
+				runtime.Goexit()
+			}
+			return CompletionMessage(i, r, err)
+		}},
 		"a panic": {nil, func(i *pgwake.ClaimedWorkItem, r Result, err error) (*pgwake.Message, error) {
 			if err == nil {
 				panic("oh")
@@ -480,20 +498,26 @@ func TestRun_HandlerEndsItsGoroutine_PlaceAndItemRemain(t *testing.T) {
 
 func TestHandle_OptionsThatMakeNoSense_AreErrorsOfRun(t *testing.T) {
 	h := does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil })
+	batch := func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil }
 	for name, register := range map[string]func(*Dispatcher){
 		"attempts":   func(d *Dispatcher) { d.Handle("a", h, WithMaxAttempts(-2)) },
+		"in a batch": func(d *Dispatcher) { d.HandleBatch("a", 2, batch, WithMaxAttempts(-2)) },
 		"timeout":    func(d *Dispatcher) { d.Handle("a", h, WithTimeout(-time.Second)) },
 		"twice":      func(d *Dispatcher) { d.Handle("a", h); d.Handle("a", h) },
 		"no name":    func(d *Dispatcher) { d.Handle("", h) },
 		"no handler": func(d *Dispatcher) { d.Handle("a", nil) },
 		"batch of none": func(d *Dispatcher) {
-			d.HandleBatch("a", 0, func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil })
+			d.HandleBatch("a", 0, batch)
 		},
 		"no transactions": func(d *Dispatcher) { HandleTx[int, int](d, "a", nil) },
 	} {
 		d := New(newFake(), nil)
 		register(d)
-		require.ErrorIs(t, d.Run(t.Context()), pgwake.ErrConfig, name)
+		err := d.Run(t.Context())
+		require.ErrorIs(t, err, pgwake.ErrConfig, name)
+		if name != "no name" {
+			require.ErrorContains(t, err, `"a"`, "which handler it is about")
+		}
 	}
 	d := New(newFake(), &Config{MaxAttempts: 3})
 	d.Handle("a", h, WithMaxAttempts(0), WithRetry(nil))
@@ -673,7 +697,7 @@ func TestRun_UnderALimit_AcksTakeTheNextItem(t *testing.T) {
 	var now, most atomic.Int64
 	dispatching(t, Config{}, func(d *Dispatcher) {
 		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
-			most.Store(max(most.Load(), now.Add(1)))
+			raise(&most, now.Add(1))
 			time.Sleep(time.Millisecond)
 			now.Add(-1)
 			return nil
@@ -691,6 +715,20 @@ func TestRun_UnderALimit_AcksTakeTheNextItem(t *testing.T) {
 		require.Less(t, len(f.fetched), 10, "others are not woken for a place that is taken at once")
 		require.Zero(t, f.calls["abandon"])
 	})
+}
+
+func TestWorkshop_UnderALimit_CallsTogetherAskForNoMoreThanCanBeBegun(t *testing.T) {
+	w := New(newFake(), &Config{Concurrency: 10, Ahead: NotAhead}).work
+	w.each, w.allowed = 1, 100
+	require.Equal(t, 10, w.room(t.Context()), "the fetch")
+	require.Zero(t, w.inPlaceOf(5), "an ack beside it")
+	w.take(nil, 10)
+	require.Equal(t, 6, w.inPlaceOf(6))
+	require.Equal(t, 4, w.inPlaceOf(6), "another one")
+	w.answered(6)
+	w.answered(4)
+	w.d.acks.add(&held{})
+	require.Equal(t, 9, w.room(t.Context()), "the rest is for that ack")
 }
 
 // Each verb takes up to nearly a third of a lease, which is no reason to lose it.
@@ -711,6 +749,164 @@ func TestRun_DatabaseIsSlow_LeasesAreKept(t *testing.T) {
 				synctest.Wait()
 				require.Equal(t, []string{"a"}, f.acked)
 				require.Equal(t, 1, calls)
+			})
+		})
+	}
+}
+
+// A transaction locks items of three acks, more than there are at one time.
+func TestRun_DoneItemsAreLocked_OthersAreAcknowledged(t *testing.T) {
+	dispatching(t, Config{Concurrency: 20, LockTimeout: 30 * time.Second}, func(d *Dispatcher) {
+		d.Handle("locked", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+		d.Handle("free", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.locked["locked"] = true // before there is anything to be done
+		for range 3 {
+			f.enqueue("free", "locked", "free")
+			time.Sleep(10 * time.Millisecond)
+		}
+		f.enqueue("free", "free")
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		f.mu.Lock()
+		require.Equal(t, slices.Repeat([]string{"free"}, 8), f.acked)
+		f.locked["locked"] = false
+		f.mu.Unlock()
+		time.Sleep(lastPause + 10*time.Millisecond)
+		synctest.Wait()
+		require.Len(t, f.acked, 11)
+		require.Empty(t, f.items)
+	})
+}
+
+// What is claimed for batches, and belongs to none, is given back once, and not again and again. Batches that come later are
+// whole all the same.
+func TestRun_SlowItemsBesideABatchHandler_ClaimsAdapt(t *testing.T) {
+	const slow, batch = 400, 100
+	var mu sync.Mutex
+	var sizes []int
+	dispatching(t, Config{Concurrency: 2}, func(d *Dispatcher) {
+		d.HandleBatch("many", batch, func(_ context.Context, items []*pgwake.ClaimedWorkItem) error {
+			mu.Lock()
+			sizes = append(sizes, len(items))
+			mu.Unlock()
+			time.Sleep(100 * time.Millisecond)
+			return nil
+		}, WithMaxAttempts(Unlimited))
+		d.Handle("slow", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(300 * time.Millisecond); return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		enqueueMany(f, "slow", slow)
+		time.Sleep(slow * 150 * time.Millisecond)
+		synctest.Wait()
+		require.Len(t, f.acked, slow)
+		require.LessOrEqual(t, f.calls["abandon"], 2*batch)
+		f.addAll(slices.Repeat([]pgwake.WorkItem{{Name: "many"}}, 20*batch)...)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Len(t, f.acked, slow+20*batch)
+		require.LessOrEqual(t, len(sizes), 20+2*8)
+		require.Equal(t, batch, slices.Max(sizes))
+	})
+}
+
+func TestRun_DoneItemsAreLostOrRefused_LogSaysWhich(t *testing.T) {
+	for name, failure := range map[string]error{
+		"lost":    &pgwake.LostLocksError{Tokens: []pgwake.LockToken{"1/1", "2/1"}},
+		"refused": pgwake.ErrPermission,
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log strings.Builder
+			dispatching(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, func(d *Dispatcher) {
+				d.HandleBatch("a", 2, func(context.Context, []*pgwake.ClaimedWorkItem) error { return nil })
+			}, func(t *testing.T, f *fake, stop func() error) {
+				f.mu.Lock()
+				f.fail = func(verb string) error {
+					if verb == "ack" {
+						return &pgwake.Error{Op: verb, Err: failure}
+					}
+					return nil
+				}
+				f.mu.Unlock()
+				f.addAll(pgwake.WorkItem{Name: "a"}, pgwake.WorkItem{Name: "a"})
+				synctest.Wait()
+				require.NoError(t, stop())
+				require.Contains(t, log.String(), `ids="[1 2]"`)
+			})
+		})
+	}
+}
+
+func TestStop_HandlerFailsForAReasonOfItsOwn_ItIsKept(t *testing.T) {
+	failure := errors.New("half of it is done")
+	for err, want := range map[error]string{
+		nil:              ErrStopping.Error(),
+		context.Canceled: ErrStopping.Error(),
+		failure:          ErrStopping.Error() + ": " + failure.Error(),
+	} {
+		t.Run(fmt.Sprint(err), func(t *testing.T) {
+			var ended []Ended
+			dispatching(t, Config{StopTimeout: time.Second, OnEnd: func(e Ended) { ended = append(ended, e) }}, func(d *Dispatcher) {
+				d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error {
+					<-ctx.Done()
+					if err == nil {
+						return context.Cause(ctx)
+					}
+					return err
+				}))
+			}, func(t *testing.T, f *fake, stop func() error) {
+				f.enqueue("a")
+				synctest.Wait()
+				require.NoError(t, stop())
+				require.Equal(t, want, f.items[0].LastError)
+				require.Len(t, ended, 1)
+				require.ErrorIs(t, ended[0].Err, ErrStopping)
+				require.Equal(t, GivenBack, ended[0].Outcome)
+			})
+		})
+	}
+}
+
+// Processes that begin together, and lose the database together, do not come back to it together.
+func TestPauses_OfTwoThatBeginTogether_Differ(t *testing.T) {
+	lasts := map[string]func(ctx context.Context, length time.Duration) error{
+		"fetches": func(ctx context.Context, _ time.Duration) error {
+			p := patience{log: slog.New(slog.DiscardHandler)}
+			for range 20 {
+				_, _ = p.after(ctx, retryable("fetch"))
+			}
+			return nil
+		},
+		"verbs": func(ctx context.Context, length time.Duration) error {
+			calls := 0
+			_, err := persist(ctx, func() time.Time { return time.Now().Add(time.Minute) }, func(context.Context) error {
+				if calls++; calls < 20 {
+					return retryable("ack")
+				}
+				return nil
+			})
+			return err
+		},
+		"renewals": func(ctx context.Context, length time.Duration) error {
+			ctx, end := context.WithCancel(ctx)
+			f := newFake()
+			f.fail = func(string) error { end(); return nil }
+			d := New(f, &Config{LockTimeout: length, Logger: slog.New(slog.DiscardHandler)})
+			d.leases.add([]*held{{item: &pgwake.ClaimedWorkItem{}, until: time.Now().Add(length)}})
+			f.items = []*fakeItem{{visible: time.Now().Add(length)}}
+			d.leases.run(ctx)
+			return nil
+		},
+	}
+	for name, last := range lasts {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				took := map[time.Duration]bool{}
+				for range 3 {
+					began := time.Now()
+					require.NoError(t, last(t.Context(), 30*time.Second))
+					took[time.Since(began)] = true
+				}
+				require.Greater(t, len(took), 1)
 			})
 		})
 	}

@@ -26,8 +26,10 @@
 // # Limits
 //
 // How many items of a namespace, or of a key in it, are at work over all processes, and how often a key may begin one, is set in the
-// database (pgwake.Provider.SetLimits). Under a limit nothing is claimed ahead, and an ack takes the next item with it. With
-// Config.Fair namespaces take turns, so that a flood in one keeps no other waiting.
+// database (pgwake.Provider.SetLimits). What is claimed has its place, begun or not. So where their number is limited, at most a
+// sixteenth of the places is claimed ahead, which is none if they are few, and an ack takes the next item with it. A rate alone
+// has no places: quick items are claimed ahead. With Config.Fair namespaces take turns, so that a flood in one keeps no other
+// waiting.
 //
 // # The end
 //

@@ -40,6 +40,8 @@ type fake struct {
 
 	noCauses bool // dead letters are refused that have one
 
+	locked map[string]bool // names of items that a transaction has locked: acks of them hang, and renewals pass them by
+
 	hang bool          // renewals hang until their context ends
 	slow time.Duration // what every verb but the fetch takes
 }
@@ -51,7 +53,7 @@ type fakeItem struct {
 }
 
 func newFake() *fake {
-	return &fake{news: make(chan struct{}, 1), buried: map[string]string{}, calls: map[string]int{}}
+	return &fake{news: make(chan struct{}, 1), buried: map[string]string{}, calls: map[string]int{}, locked: map[string]bool{}}
 }
 
 func (f *fake) changed() {
@@ -218,7 +220,27 @@ func refused(verb string, delay time.Duration, texts ...string) error {
 	return nil
 }
 
+// await waits until none of the items is locked, as their rows do.
+func (f *fake) await(ctx context.Context, tokens ...pgwake.LockToken) error {
+	isLocked := func(t pgwake.LockToken) bool { i := f.by(t); return i != nil && f.locked[i.Name] }
+	for {
+		f.mu.Lock()
+		wait := slices.ContainsFunc(tokens, isLocked)
+		f.mu.Unlock()
+		switch {
+		case !wait:
+			return nil
+		case ctx.Err() != nil:
+			return &pgwake.Error{Op: "ack", Err: ctx.Err(), Retryable: errors.Is(ctx.Err(), context.DeadlineExceeded), Unknown: true}
+		}
+		nap(ctx, time.Millisecond)
+	}
+}
+
 func (f *fake) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error {
+	if err := f.await(ctx, tokens...); err != nil {
+		return err
+	}
 	var lost []pgwake.LockToken
 	for _, t := range tokens {
 		err := f.verb(ctx, "ack", t, func(i *fakeItem) {
@@ -240,13 +262,20 @@ func (f *fake) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) erro
 }
 
 func (f *fake) AckBatched(ctx context.Context, token pgwake.LockToken, m *pgwake.Message) error {
-	if err := refused("ack", 0, string(m.Data)); err != nil {
+	if m != nil {
+		if err := refused("ack", 0, string(m.Data)); err != nil {
+			return err
+		}
+	}
+	if err := f.await(ctx, token); err != nil {
 		return err
 	}
 	return f.verb(ctx, "ack", token, func(i *fakeItem) {
 		f.acked = append(f.acked, i.Name)
-		f.sent = append(f.sent, *m)
-		f.sentFrom = append(f.sentFrom, trace.SpanContextFromContext(ctx))
+		if m != nil {
+			f.sent = append(f.sent, *m)
+			f.sentFrom = append(f.sentFrom, trace.SpanContextFromContext(ctx))
+		}
 		f.remove(i)
 	})
 }
@@ -308,6 +337,13 @@ func (f *fake) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken
 	var lost []pgwake.LockToken
 	renewed := map[pgwake.LockToken]time.Time{}
 	for _, t := range tokens {
+		f.mu.Lock()
+		i := f.by(t)
+		passed := i != nil && f.locked[i.Name]
+		f.mu.Unlock()
+		if passed {
+			continue
+		}
 		err := f.verb(ctx, "renew", t, func(i *fakeItem) {
 			i.visible = time.Now().Add(extend)
 			renewed[t] = i.visible

@@ -92,29 +92,28 @@ const (
 // allowance is how long a renewal may take. One that hangs is not to cost the attempts after it; but where none is quicker,
 // because the database is slow, all of them together would keep no lease. So each that fails leaves the next twice as long, and
 // one that succeeds twice what it took.
-type allowance struct {
-	length time.Duration // of leases
-	now    time.Duration
-}
+type allowance struct{ least, most, now time.Duration }
 
-func newAllowance(length time.Duration) *allowance { return &allowance{length, length / looks} }
+func newAllowance(length time.Duration) *allowance {
+	return &allowance{least: length / looks, most: length / renewals, now: length / looks}
+}
 
 func (a *allowance) after(took time.Duration, ok bool) {
 	if !ok {
 		took = a.now
 	}
-	a.now = min(max(2*took, a.length/looks), a.length/renewals)
+	a.now = min(max(2*took, a.least), a.most)
 }
 
 func (l *leases) run(ctx context.Context) {
 	allowance := newAllowance(l.d.cfg.LockTimeout)
-	tick := time.NewTicker(l.d.cfg.LockTimeout / looks)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
+	for next := time.Now(); ; {
+		next = next.Add(jittered(l.d.cfg.LockTimeout / looks))
+		if late := time.Since(next); late > 0 {
+			next = next.Add(late)
+		}
+		if nap(ctx, time.Until(next)); ctx.Err() != nil {
 			return
-		case <-tick.C:
 		}
 		due := l.due()
 		if len(due) == 0 {
@@ -123,7 +122,8 @@ func (l *leases) run(ctx context.Context) {
 		longest, ok := time.Duration(0), true
 		for _, batch := range due {
 			sent := time.Now()
-			ok = l.renew(ctx, batch, allowance.now) && ok
+			_, known := l.renew(ctx, batch, allowance.now)
+			ok = ok && known
 			longest = max(longest, time.Since(sent))
 		}
 		allowance.after(longest, ok)
@@ -170,8 +170,8 @@ func (l *leases) due() (batches [][]*held) {
 	return slices.Collect(slices.Chunk(due, renewedAtOnce))
 }
 
-// renew reports whether it is known of each lease if it holds.
-func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration) (ok bool) {
+// renew returns those that were renewed, and reports whether it is known of each lease if it holds.
+func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration) (renewed map[pgwake.LockToken]time.Time, ok bool) {
 	length := l.d.cfg.LockTimeout
 	tokens := make([]pgwake.LockToken, len(batch))
 	for i, h := range batch {
@@ -186,7 +186,7 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 		if ctx.Err() == nil {
 			l.d.cfg.Logger.Warn("dispatch: cannot renew leases", "error", err, "items", len(batch))
 		}
-		return false // it is tried again
+		return nil, false // it is tried again
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -201,7 +201,14 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 			}
 		}
 	}
-	return true
+	return renewed, true
+}
+
+// isLost reports whether it is known that the lease is lost.
+func (l *leases) isLost(h *held) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return h.lost
 }
 
 // keepSessions renews the sessions of which something is in hand: their items come here for as long as that lasts. What has
@@ -211,7 +218,7 @@ func (l *leases) keepSessions(ctx context.Context) {
 	length := cmp.Or(s.LockTimeout, pgwake.DefaultLockTimeout)
 	allowance := newAllowance(length)
 	for pause := length / renewals; ; {
-		if nap(ctx, pause); ctx.Err() != nil {
+		if nap(ctx, jittered(pause)); ctx.Err() != nil {
 			return
 		}
 		pause = length / renewals

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -219,6 +218,7 @@ func (o *Orchestrator) giveBackAll() (left int) {
 	var turns []*heldTurn
 	for t := range o.inHand {
 		if t.deciding {
+			t.givenBack = true
 			turns = append(turns, t)
 		}
 	}
@@ -265,7 +265,10 @@ func (o *Orchestrator) loop(ctx context.Context) error {
 // heldTurn is a turn in hand.
 type heldTurn struct {
 	*pgwake.OrchestrationItem
-	deciding bool // under the Orchestrator's mutex
+
+	// Under the Orchestrator's mutex.
+	deciding  bool
+	givenBack bool // since the Decider did not end: what that says later is for nobody
 
 	mu    sync.Mutex
 	until time.Time // local: end of the lease, at the earliest
@@ -290,7 +293,9 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	defer lose(nil)
 	// A long history may have taken a part of the lease.
 	first := min(o.cfg.LockTimeout/renewals, time.Until(t.until)/2)
-	o.renewing.Go(func() { o.renew(ctx, t, first, lose) })
+	inHand, done := context.WithCancel(o.settling) // longer than ctx, which ends before a Decider has noticed
+	defer done()
+	o.renewing.Go(func() { o.renew(inHand, t, first, lose) })
 	deciding := ctx
 	if o.cfg.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -302,61 +307,42 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	deciding = o.telemetry.begin(deciding, turn)
 	v := verdict{fate: acknowledge}
 	defer func() { o.telemetry.end(deciding, turn, v, began) }()
-	d := decision{err: errNoAttemptEnded}
+	ack, failure := pgwake.OrchestrationAck{}, errNoAttemptEnded
 	if o.cfg.MaxAttempts == Unlimited || turn.Attempt <= o.cfg.MaxAttempts {
-		d = o.try(func() (pgwake.OrchestrationAck, error) { return o.decide(deciding, turn) })
+		ack, failure = hooked(func() (pgwake.OrchestrationAck, error) { return o.decide(deciding, turn) })
 	}
-	o.hold(t, false)
+	if o.hold(t, false) {
+		v = verdict{fate: retry, free: true, err: ErrStopping}
+		return
+	}
 	var cause error
 	if deciding.Err() != nil {
 		cause = context.Cause(deciding)
 	}
-	if d.err == nil && !errors.Is(cause, pgwake.ErrLockLost) {
-		err := o.ack(deciding, t, d.ack)
-		if err == nil {
+	if failure == nil && !errors.Is(cause, pgwake.ErrLockLost) {
+		if failure = o.ack(deciding, t, ack); failure == nil {
 			return
 		}
-		if errors.Is(err, pgwake.ErrLockLost) {
-			cause = err
+		if errors.Is(failure, pgwake.ErrLockLost) {
+			cause = failure
 		}
-		d.err = err
 	}
-	v = judgeAttempt(d.err, cause, t.Attempt, o.cfg.MaxAttempts, o.cfg.Retry)
+	v = judgeAttempt(failure, cause, t.Attempt, o.cfg.MaxAttempts, o.cfg.Retry)
 	o.failed(deciding, t, v)
 }
 
-// hold has the turn be in hand, and be decided or not.
-func (o *Orchestrator) hold(t *heldTurn, deciding bool) {
+// hold has the turn be in hand, and be decided or not, and reports whether it was given back.
+func (o *Orchestrator) hold(t *heldTurn, deciding bool) (givenBack bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.inHand[t], t.deciding = true, deciding
+	return t.givenBack
 }
 
 func (o *Orchestrator) drop(t *heldTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.inHand, t)
-}
-
-type decision struct {
-	ack pgwake.OrchestrationAck
-	err error
-}
-
-// try calls a function of the user's. A panic is an error, and so is an end of its goroutine, which is not that of the loop.
-func (o *Orchestrator) try(decide func() (pgwake.OrchestrationAck, error)) decision {
-	result := make(chan decision, 1)
-	go func() {
-		d := decision{err: errGoexit}
-		defer func() {
-			if panicked := recover(); panicked != nil {
-				d = decision{err: &PanicError{panicked, debug.Stack()}}
-			}
-			result <- d
-		}()
-		d.ack, d.err = decide()
-	}()
-	return <-result
 }
 
 // ack acknowledges a turn, in the trace of its context. What is left out of the ack is what anybody would say.
@@ -388,13 +374,13 @@ func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) {
 		return
 	case bury:
 		o.log(t).Error("dispatch: given up", "reason", v.reason, "error", text(v.err))
-		d := o.try(func() (pgwake.OrchestrationAck, error) { return o.cfg.Poison(t.OrchestrationItem, v.err) })
-		if d.err == nil {
-			if d.err = o.ack(traced, t, d.ack); d.err == nil || errors.Is(d.err, pgwake.ErrLockLost) {
+		ack, err := hooked(func() (pgwake.OrchestrationAck, error) { return o.cfg.Poison(t.OrchestrationItem, v.err) })
+		if err == nil {
+			if err = o.ack(traced, t, ack); err == nil || errors.Is(err, pgwake.ErrLockLost) {
 				return
 			}
 		}
-		v = verdict{fate: retry, delay: o.cfg.Retry.after(t.Attempt, d.err), err: fmt.Errorf("give the instance up: %s", text(d.err))}
+		v = verdict{fate: retry, delay: o.cfg.Retry.after(t.Attempt, err), err: fmt.Errorf("give the instance up: %s", text(err))}
 	}
 	o.giveBack(o.settling, t, v)
 }
@@ -415,12 +401,12 @@ func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
 	}
 }
 
-// renew renews the lease of a turn, after a pause, until ctx ends, or ends ctx when the lease is lost. A turn that ends does not
+// renew renews the lease of a turn, after a pause, until ctx ends, or calls lose when the lease is lost. A turn that ends does not
 // cut short the renewal that is on its way: that would cost its connection.
 func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Duration, lose context.CancelCauseFunc) {
 	length := o.cfg.LockTimeout
 	allowance := newAllowance(length)
-	for nap(ctx, pause); ctx.Err() == nil; nap(ctx, min(pause, time.Until(t.end()))) {
+	for nap(ctx, jittered(pause)); ctx.Err() == nil; nap(ctx, min(jittered(pause), time.Until(t.end()))) {
 		sent := time.Now()
 		bounded, cancel := context.WithDeadline(o.settling, minTime(sent.Add(allowance.now), t.end()))
 		_, err := o.p.RenewOrchestrationItemLock(bounded, t.LockToken, length)
@@ -435,6 +421,7 @@ func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Durati
 			t.mu.Unlock()
 		case errors.Is(err, pgwake.ErrLockLost), !time.Now().Before(t.end()):
 			lose(pgwake.ErrLockLost)
+			return
 		case ctx.Err() == nil:
 			o.log(t).Warn("dispatch: cannot renew a lease", "error", err)
 		}

@@ -398,13 +398,14 @@ func TestOrchestrator_ProviderIsClosedDuringATurn_RunEnds(t *testing.T) {
 
 func TestOrchestrator_DeciderDoesNotHeedTheEnd_ItsTurnIsGivenBack(t *testing.T) {
 	release := make(chan struct{})
+	var log strings.Builder
 	synctest.Test(t, func(t *testing.T) {
 		release = make(chan struct{})
 		f := newTurns("a")
 		o := NewOrchestrator(f, func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
 			<-release
 			return ack, nil
-		}, &OrchestratorConfig{StopTimeout: time.Second, CancelTimeout: time.Second, Logger: slog.New(slog.DiscardHandler)})
+		}, &OrchestratorConfig{StopTimeout: time.Second, CancelTimeout: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- o.Run(ctx) }()
@@ -416,6 +417,7 @@ func TestOrchestrator_DeciderDoesNotHeedTheEnd_ItsTurnIsGivenBack(t *testing.T) 
 		close(release)
 		synctest.Wait()
 		require.Empty(t, f.acks)
+		require.Empty(t, log.String(), "it was given back")
 	})
 }
 
@@ -474,19 +476,34 @@ func TestOrchestrator_RenewalIsOnItsWay_TurnDoesNotCutItShort_AndRunWaitsForIt(t
 		}
 	}, nil, func(t *testing.T, f *turns, stop func() error) {
 		f.mu.Lock()
-		f.slow = 2 * time.Second
+		f.slow = 2400 * time.Millisecond // from 9 s or a little later
 		f.mu.Unlock()
 		f.add("a")
-		time.Sleep(12*time.Second - 1)
+		time.Sleep(11200 * time.Millisecond)
 		synctest.Wait()
 		require.Len(t, f.acks, 1)
 		require.EqualValues(t, 1, f.renewing.Load())
-		time.Sleep(time.Second)
+		time.Sleep(1300 * time.Millisecond)
 		require.Zero(t, f.renewing.Load()+f.cutShort.Load())
 		f.add("b")
 		synctest.Wait()
 		require.NoError(t, stop())
 		require.Zero(t, f.renewing.Load())
 		require.EqualValues(t, 1, f.cutShort.Load())
+	})
+}
+
+func TestOrchestrator_DeciderTakesLongToNoticeTheEnd_ItsLeaseIsKept(t *testing.T) {
+	const length = time.Second
+	deciding(t, OrchestratorConfig{LockTimeout: length, StopTimeout: time.Second, CancelTimeout: time.Minute}, func() Decider {
+		return func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			<-ctx.Done()
+			time.Sleep(5 * length)
+			return ack, nil
+		}
+	}, []string{"a"}, func(t *testing.T, f *turns, stop func() error) {
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Len(t, f.acks, 1)
 	})
 }

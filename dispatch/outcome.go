@@ -1,8 +1,8 @@
 package dispatch
 
 import (
-	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -14,7 +14,7 @@ import (
 type Outcome string
 
 const (
-	Done         Outcome = "done"          // acknowledged
+	Done         Outcome = "done"          // acknowledged; if the completion is refused then, the orchestration is told that, and the log
 	Retried      Outcome = "retried"       // failed, and due again after a delay
 	Snoozed      Outcome = "snoozed"       // due again after a delay that the handler asked for; the attempt does not count
 	DeadLettered Outcome = "dead-lettered" // failed for the last time; the orchestration that scheduled it, if one did, is told instead
@@ -68,11 +68,27 @@ func (d *Dispatcher) tell(h *held, v verdict) {
 		}
 	}
 	if d.cfg.OnEnd != nil {
+		ended := Ended{Item: h.item, Outcome: outcome, Err: v.err, Delay: v.delay, Held: time.Since(h.since)}
+		if _, err := hooked(func() (_ struct{}, _ error) { d.cfg.OnEnd(ended); return }); err != nil {
+			d.log(h).Error("dispatch: OnEnd did not return", "error", text(err))
+		}
+	}
+}
+
+// hooked calls a function of the user's. A panic is an error, and so is an end of its goroutine, which is one of its own: that of
+// the caller has more to do.
+func hooked[T any](fn func() (T, error)) (v T, err error) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		err = errGoexit
 		defer func() {
 			if panicked := recover(); panicked != nil {
-				d.log(h).Error("dispatch: OnEnd panicked", "panic", fmt.Sprint(panicked))
+				err = &PanicError{panicked, debug.Stack()}
 			}
 		}()
-		d.cfg.OnEnd(Ended{Item: h.item, Outcome: outcome, Err: v.err, Delay: v.delay, Held: time.Since(h.since)})
-	}
+		v, err = fn()
+	}()
+	<-ended
+	return v, err
 }

@@ -148,7 +148,7 @@ func judgeAttempt(err, cause error, attempt, maxAttempts int, policy RetryPolicy
 	case errors.Is(cause, pgwake.ErrLockLost):
 		return verdict{fate: forsake, err: cause}
 	case errors.Is(cause, ErrStopping):
-		return verdict{fate: retry, free: true, err: cause}
+		return verdict{fate: retry, free: true, err: beside(cause, err)}
 	case errors.As(err, &permanent):
 		return verdict{fate: bury, reason: ReasonPermanent, err: err}
 	case errors.As(err, &wish) && wish.free:
@@ -166,14 +166,24 @@ func judgeAttempt(err, cause error, attempt, maxAttempts int, policy RetryPolicy
 	return verdict{fate: retry, delay: policy.after(attempt, err), err: err}
 }
 
-// after is what the policy says, within the Provider's limits. One that panics waits as long as the default would.
-func (p RetryPolicy) after(attempt int, err error) (delay time.Duration) {
-	defer func() {
-		if recover() != nil {
-			delay = Backoff(time.Second, time.Hour)(attempt, err)
-		}
-	}()
-	return bounded(p(attempt, err))
+// beside returns why a context ended, with what the handler says to that, if it says more.
+func beside(cause, err error) error {
+	switch {
+	case err == nil, err == context.Canceled:
+		return cause
+	case errors.Is(err, cause):
+		return err
+	}
+	return fmt.Errorf("%w: %w", cause, err)
+}
+
+// after is what the policy says, within the Provider's limits. One that does not return waits as long as the default would.
+func (p RetryPolicy) after(attempt int, err error) time.Duration {
+	delay, failure := hooked(func() (time.Duration, error) { return p(attempt, err), nil })
+	if failure != nil {
+		delay = Backoff(time.Second, time.Hour)(attempt, err)
+	}
+	return bounded(delay)
 }
 
 func bounded(d time.Duration) time.Duration { return min(max(d, 0), longestDelay) }

@@ -74,13 +74,8 @@ func (d *Dispatcher) complete(item *pgwake.ClaimedWorkItem, v verdict, result Re
 	return v, m
 }
 
-func (d *Dispatcher) makeCompletion(item *pgwake.ClaimedWorkItem, result Result, failure error) (m *pgwake.Message, err error) {
-	defer func() {
-		if panicked := recover(); panicked != nil {
-			err = fmt.Errorf("panic: %v", panicked)
-		}
-	}()
-	return d.cfg.Completion(item, result, failure)
+func (d *Dispatcher) makeCompletion(item *pgwake.ClaimedWorkItem, result Result, failure error) (*pgwake.Message, error) {
+	return hooked(func() (*pgwake.Message, error) { return d.cfg.Completion(item, result, failure) })
 }
 
 // carryOut returns the call. Of a failure the orchestration learns, and nobody needs a dead letter.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -37,10 +38,14 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 		return false, err
 	}
 	p.pause = min(max(2*p.pause, firstPause), lastPause)
-	p.log.Warn("dispatch: cannot fetch", "error", err, "again_in", p.pause)
-	nap(ctx, p.pause)
+	again := jittered(p.pause)
+	p.log.Warn("dispatch: cannot fetch", "error", err, "again_in", again)
+	nap(ctx, again)
 	return ctx.Err() == nil, nil
 }
+
+// jittered returns d or up to a tenth less, at random: what many processes do now and then they are not to do together.
+func jittered(d time.Duration) time.Duration { return d - rand.N(max(d/10, 0)+1) }
 
 // nap waits for d, or until ctx ends.
 func nap(ctx context.Context, d time.Duration) {
@@ -67,7 +72,7 @@ func persist(ctx context.Context, end func() time.Time, call func(context.Contex
 			return mayHave, err
 		}
 		mayHave = mayHave || failure.Unknown
-		nap(ctx, pause)
+		nap(ctx, jittered(pause))
 	}
 }
 

@@ -43,11 +43,13 @@ type workshop struct {
 	places   *places
 	busy     int // places that are taken
 	taken    int // items that are not ended
+	asked    int // items that calls on their way ask for
 	running  map[*held]bool
 	ahead    []*held
 	more     bool          // the last claim got all that it asked for, so there was probably more
 	allowed  int           // how many items like those of the last claim may be at work, over all nodes; 0: any number
 	mean     time.Duration // of what handlers took for an item lately; 0: none has ended
+	each     int           // how many items to claim for a place: of the largest batch, unless what came lately was not for that
 	stopping bool
 	stale    *time.Timer
 }
@@ -73,14 +75,15 @@ func (w *workshop) changed() {
 	}
 }
 
-// room waits until there is room for an item, and returns for how many there is; 0: ctx has ended.
+// room waits until there is room for an item, and returns for how many there is, which are asked for then; 0: ctx has ended.
 func (w *workshop) room(ctx context.Context) int {
 	for ctx.Err() == nil {
 		w.mu.Lock()
-		n := w.free()
+		n := max(min(w.free()-w.asked-w.leftToAcks(), pgwake.MaxFetch), 0)
+		w.asked += n
 		w.mu.Unlock()
 		if n > 0 {
-			return min(n, pgwake.MaxFetch)
+			return n
 		}
 		select {
 		case <-w.news:
@@ -88,6 +91,14 @@ func (w *workshop) room(ctx context.Context) int {
 		}
 	}
 	return 0
+}
+
+// leftToAcks is for how many items acks that are about to begin ask: see inPlaceOf. It is called with mu held.
+func (w *workshop) leftToAcks() int {
+	if w.allowed == 0 {
+		return 0
+	}
+	return w.d.acks.waiting()
 }
 
 // free is called with mu held.
@@ -99,7 +110,7 @@ func (w *workshop) free() int {
 	case idle <= 0 && len(w.ahead) > window/2: // or each fetch would be for one
 		return 0
 	}
-	return max(idle, 0)*w.d.largest + window - len(w.ahead)
+	return max(idle, 0)*w.each + window - len(w.ahead)
 }
 
 // window is how many items to have ahead. It is called with mu held.
@@ -114,27 +125,38 @@ func (w *workshop) window() int {
 	return int(min(int64(most), int64(w.places.now)*int64(lookAhead/w.mean)))
 }
 
-// take takes items to work. Those that come when the Dispatcher is about to end are given back.
+// answered takes note of a call that had asked for so many items, and brought none.
+func (w *workshop) answered(asked int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked -= asked
+	w.changed()
+}
+
+// take takes items to work, which are those of a call that asked for so many. Those that come when the Dispatcher is about to
+// end are given back.
 func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int) {
 	taken := make([]*held, len(items))
 	for i, item := range items {
 		taken[i] = &held{item: item, since: time.Now(), until: w.d.p.LocalTime(item.LockedUntil)}
 	}
 	w.d.leases.add(taken)
-	if !w.keep(taken, len(items) >= asked) {
+	if !w.keep(taken, asked) {
 		w.giveBack(taken)
 	}
 }
 
 // keep begins the items, or keeps them ahead, unless the Dispatcher is about to end.
-func (w *workshop) keep(taken []*held, more bool) bool {
+func (w *workshop) keep(taken []*held, asked int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.taken += len(taken)
+	w.asked -= asked
+	w.changed()
 	if w.stopping {
 		return false
 	}
-	w.ahead, w.more = append(w.ahead, taken...), more
+	w.ahead, w.more = append(w.ahead, taken...), len(taken) >= asked
 	if len(taken) > 0 {
 		w.allowed = fewest(taken)
 	}
@@ -153,15 +175,18 @@ func fewest(taken []*held) (places int) {
 	return places
 }
 
-// inPlaceOf returns how many items to claim with the ack of so many, beside what the next fetch asks for: none, unless there is
-// a limit.
+// inPlaceOf returns how many items to claim with the ack of so many, which are asked for then: none, unless there is a limit.
+// All that is asked for may come at once, and is not to be more than can be begun: it would keep its places from others.
 func (w *workshop) inPlaceOf(acked int) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.allowed == 0 || w.stopping {
 		return 0
 	}
-	return min(acked, pgwake.MaxFetch, max(w.places.now-w.busy-len(w.ahead)+w.window(), 0))
+	n := max(min(acked, pgwake.MaxFetch, w.free()-w.asked), 0)
+	w.asked += n
+	w.changed()
+	return n
 }
 
 // fill has what is ahead begun in all places that are free. It is called with mu held.
@@ -188,6 +213,9 @@ func (w *workshop) next() (unit []*held) {
 			}
 		}
 		w.ahead = rest
+		if len(unit) < most && w.more { // it would have taken others that are there
+			w.each = min(2*w.each, w.d.largest)
+		}
 	}
 	for _, h := range unit {
 		w.running[h] = true
@@ -256,6 +284,7 @@ func (w *workshop) returnStale() {
 	w.watchAhead()
 	if len(stale) > 0 {
 		w.mean = max(w.mean, lookAhead+1)
+		w.each = 1 // what was claimed for a batch, say, belonged to none
 	}
 	w.changed()
 	w.mu.Unlock()
