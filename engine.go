@@ -415,6 +415,13 @@ func (e *engine) renewed(q Queue, until time.Time) {
 	e.signal(q, note{next: until}, WakeLocal)
 }
 
+// letGo is called after the commit of what leaves to anybody what was an owner's. The other nodes were notified, and so was
+// this one if it listens.
+func (e *engine) letGo(q Queue) {
+	e.stir()
+	e.signal(q, note{due: 1}, WakeLocal)
+}
+
 // A request whose sender has given up may still be under way: it arrives, waits for a lock, and commits whenever
 // that is free. So after a doubt everybody looks not once but after each of these pauses. The server drops a sender
 // that vanished within 25 s; what commits later than all of them is the fallback's to find.

@@ -149,8 +149,8 @@ type OrchestrationAck struct {
 
 // Sticky is a preference for whoever has the state of an instance at hand, such as its history in a cache. Until For
 // has passed since the ack, only a fetch whose FetchOptions.Owner is Owner gets a turn of the instance; afterwards
-// anybody does. So whatever becomes due while the owner is away is late by For at most. A turn that is given back, or
-// whose lease ends, is anybody's.
+// anybody does. So whatever becomes due while the owner is away is late by For at most; one that leaves in an orderly way says
+// so with ReleaseSticky. A turn that is given back, or whose lease ends, is anybody's.
 type Sticky struct {
 	Owner string        // at most 255 bytes
 	For   time.Duration // from 10 ms to 24 h
@@ -657,4 +657,32 @@ func (p *Provider) renewOrchestration(ctx context.Context, q querier, token Lock
 	}
 	err = q.QueryRow(ctx, p.sql.renewOrchestration, instance, claim, extend).Scan(&until)
 	return until, err
+}
+
+// ReleaseSticky makes the instances that are sticky to these owners (Sticky) anybody's from now on, and returns how many that
+// were: others have their turns at once, and not when the while is over. It is for owners that leave: settle the turns in hand,
+// fetch no more, and then release. Many messages are brought in line by the fetches to come, those that are due first. An
+// instance that another transaction is changing stays as it is. Fails with ErrInvalid for an owner that is empty or has more
+// than 255 bytes. Safe for concurrent use; it waits for nobody.
+func (p *Provider) ReleaseSticky(ctx context.Context, owners []string) (released int, err error) {
+	return p.letGo(ctx, "release sticky instances", Orchestrator, func(ctx context.Context, q querier) (int, error) {
+		return p.releaseSticky(ctx, q, owners)
+	})
+}
+
+// ReleaseStickyTx is ReleaseSticky as part of the transaction: until that ends, acks of these instances wait.
+func (p *Provider) ReleaseStickyTx(ctx context.Context, tx pgx.Tx, owners []string) (released int, err error) {
+	err = p.doTx(ctx, tx, "release sticky instances", func(ctx context.Context, q querier) error {
+		released, err = p.releaseSticky(ctx, q, owners)
+		return err
+	})
+	return released, err
+}
+
+func (p *Provider) releaseSticky(ctx context.Context, q querier, owners []string) (released int, err error) {
+	if err := checkOwners("sticky owner", owners); err != nil {
+		return 0, err
+	}
+	err = q.QueryRow(ctx, p.sql.releaseSticky, owners).Scan(&released)
+	return released, err
 }

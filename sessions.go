@@ -10,7 +10,8 @@ import (
 // This file answers: who keeps a session, and until when?
 //
 // A fetch with SessionOptions claims the session of the item that it claims. While its lock lasts, nobody else is given
-// an item of that session; the owner makes it last longer by fetching, or with RenewSessionLock.
+// an item of that session; the owner makes it last longer by fetching, or with RenewSessionLock, and ends it with
+// ReleaseSessions.
 
 // RenewSessionLock makes the sessions of these owners end extend from now (0: DefaultLockTimeout) and returns how many
 // that were. Sessions that have ended are not revived, and those without activity for idle (a fetch, an ack or a renewal
@@ -40,13 +41,61 @@ func (p *Provider) renewSessions(ctx context.Context, q querier, owners []string
 	if idle < 0 || idle > maxDelay {
 		return 0, until, invalid("idle time %v is not between 0 and %v", idle, maxDelay)
 	}
-	for i, owner := range owners {
-		if err := checkText("session owner", owner, true); err != nil {
-			return 0, until, at(i, len(owners), err)
-		}
+	if err := checkOwners("session owner", owners); err != nil {
+		return 0, until, err
 	}
 	err = q.QueryRow(ctx, p.sql.renewSessions, owners, extend, idle).Scan(&renewed, &until)
 	return renewed, until, err
+}
+
+func checkOwners(what string, owners []string) error {
+	for i, owner := range owners {
+		if err := checkText(what, owner, true); err != nil {
+			return at(i, len(owners), err)
+		}
+	}
+	return nil
+}
+
+// ReleaseSessions ends the sessions of these owners now, so that others have their items at once and not when the locks end,
+// and returns how many that were. Sessions of which an item is leased are left as they are. It is for owners that leave: settle
+// what is in hand, claim no more, and then release. The owner who fetches all the same gets a session again that
+// is free. Fails with ErrInvalid for an owner that is empty or has more than 255 bytes. Safe for concurrent use; it waits for
+// whoever claims, acknowledges or renews an item of such a session at this moment.
+func (p *Provider) ReleaseSessions(ctx context.Context, owners []string) (released int, err error) {
+	return p.letGo(ctx, "release sessions", Worker, func(ctx context.Context, q querier) (int, error) {
+		return p.releaseSessions(ctx, q, owners)
+	})
+}
+
+// ReleaseSessionsTx is ReleaseSessions as part of the transaction: until that ends, nobody is given an item of these sessions.
+func (p *Provider) ReleaseSessionsTx(ctx context.Context, tx pgx.Tx, owners []string) (released int, err error) {
+	err = p.doTx(ctx, tx, "release sessions", func(ctx context.Context, q querier) error {
+		released, err = p.releaseSessions(ctx, q, owners)
+		return err
+	})
+	return released, err
+}
+
+func (p *Provider) releaseSessions(ctx context.Context, q querier, owners []string) (released int, err error) {
+	if err := checkOwners("session owner", owners); err != nil {
+		return 0, err
+	}
+	err = q.QueryRow(ctx, p.sql.releaseSessions, owners).Scan(&released)
+	return released, err
+}
+
+// letGo runs a verb that leaves to anybody what was an owner's.
+func (p *Provider) letGo(ctx context.Context, op string, queue Queue, verb func(context.Context, querier) (int, error)) (released int, err error) {
+	err = p.doAndTell(ctx, op, func(ctx context.Context, q querier) error {
+		released, err = verb(ctx, q)
+		return err
+	}, func() {
+		if released > 0 {
+			p.engine.letGo(queue)
+		}
+	}, queue)
+	return released, err
 }
 
 // CleanupSessions removes the sessions that have ended and have no items queued, and returns how many that were. It

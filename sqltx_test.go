@@ -185,6 +185,19 @@ var twins = map[string]twin{
 			return n.RenewSessionLockTx(ctx, tx, []string{"nobody", awkward}, 4*time.Hour, 2*time.Hour)
 		}
 	},
+	"ReleaseSessionsTx": func(t *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
+		item := claimSession(t, n, lease)
+		require.NoError(t, n.AckWorkItem(tctx, item.LockToken, nil))
+		return func(ctx context.Context, tx pgx.Tx) (any, error) {
+			return n.ReleaseSessionsTx(ctx, tx, []string{"nobody", awkward})
+		}
+	},
+	"ReleaseStickyTx": func(t *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
+		n.stick(t, "order", awkward)
+		return func(ctx context.Context, tx pgx.Tx) (any, error) {
+			return n.ReleaseStickyTx(ctx, tx, []string{"nobody", awkward})
+		}
+	},
 	"CleanupSessionsTx": func(t *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
 		item := claimSession(t, n, lease)
 		require.NoError(t, n.AckWorkItem(tctx, item.LockToken, nil))

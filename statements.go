@@ -20,7 +20,7 @@ type statements struct {
 
 	readHistory, resumeHistory, appendHistory string
 
-	renewSessions, cleanupSessions string
+	renewSessions, releaseSessions, releaseSticky, cleanupSessions string
 
 	getCustomStatus, lookAtInstances, getKV, listKV string
 
@@ -75,6 +75,8 @@ func newStatements(schema string) *statements {
 		resumeHistory:        rows("resume_history", 3),
 		appendHistory:        scalar("append_history", 5),
 		renewSessions:        rows("renew_sessions", 3),
+		releaseSessions:      scalar("release_sessions", 1),
+		releaseSticky:        scalar("release_sticky", 1),
 		cleanupSessions:      scalar("cleanup_sessions", 0),
 		getCustomStatus:      rows("get_custom_status", 2),
 		lookAtInstances:      rows("look_at_instances", 3),

@@ -21,8 +21,9 @@ import (
 
 // tables is what the database holds at the end.
 type tables struct {
-	effects []effect
-	history []event // by instance, in order
+	effects   []effect
+	history   []event // by instance, in order
+	stretches []stretch
 }
 
 type effect struct{ key, token string }
@@ -38,6 +39,14 @@ func (c *chaos) readTables(ctx context.Context) (t tables, err error) {
 		rows, _ := conn.Query(ctx, `SELECT key, token FROM effects`)
 		if _, err := pgx.ForEachRow(rows, []any{&e.key, &e.token}, func() error {
 			t.effects = append(t.effects, e)
+			return nil
+		}); err != nil {
+			return err
+		}
+		var s stretch
+		rows, _ = conn.Query(ctx, `SELECT item, token, key, since, seen, until FROM stretches`)
+		if _, err := pgx.ForEachRow(rows, []any{&s.item, &s.token, &s.key, &s.since, &s.seen, &s.until}, func() error {
+			t.stretches = append(t.stretches, s)
 			return nil
 		}); err != nil {
 			return err
@@ -98,19 +107,22 @@ func (f *fate) String() string {
 
 // verdict is what the run comes to.
 type verdict struct {
-	options    options
-	violations []string
-	faults     map[string]int
-	rounds     int
-	items      int // that existed
-	redelivers int
-	unknown    int // enqueues of unknown outcome, that turned out to have happened and not to
-	unhappened int
-	unsure     int // acks of unknown outcome
-	effects    int
-	refusals   int
-	slowest    time.Duration // from due to in hand, of all
-	probes     []time.Duration
+	options       options
+	violations    []string
+	faults        map[string]int
+	rounds        int
+	items         int // that existed
+	redelivers    int
+	unknown       int // enqueues of unknown outcome, that turned out to have happened and not to
+	unhappened    int
+	unsure        int // acks of unknown outcome
+	effects       int
+	refusals      int
+	stretches     int // of handlers under a limit, and how many there were at once
+	running       int
+	runningPerKey int
+	slowest       time.Duration // from due to in hand, of all
+	probes        []time.Duration
 }
 
 func (v *verdict) failed() bool { return len(v.violations) > 0 }
@@ -130,6 +142,7 @@ func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 	}
 	j.checkDuplicates()
 	j.checkOrder(t.history)
+	j.checkLimits(t.stretches)
 	return j.v
 }
 
@@ -249,6 +262,10 @@ func (v *verdict) String() string {
 	fmt.Fprintf(&b, "\n%d items and messages, %d delivered again, %d transactional effects, %d late tokens refused\n",
 		v.items, v.redelivers, v.effects, v.refusals)
 	fmt.Fprintf(&b, "unknown outcomes: %d enqueues had happened, %d had not; %d acks\n", v.unknown, v.unhappened, v.unsure)
+	if v.stretches > 0 {
+		fmt.Fprintf(&b, "under limits: %d claims; at most %d items at once, of %d, and %d with a key, of %d\n",
+			v.stretches, v.running, limits.MaxRunning, v.runningPerKey, limits.MaxRunningPerKey)
+	}
 	if n := len(v.probes); n > 0 {
 		fmt.Fprintf(&b, "from due to in hand: at most %v amid the faults; after recovery p50 %v, p99 %v, at most %v (%d probes)\n",
 			v.slowest.Round(time.Millisecond), v.probes[n/2], v.probes[n*99/100], v.probes[n-1], n)

@@ -141,6 +141,9 @@ func (w *workload) tryOpen() error {
 		// Short, so that polling does not hide for long what pushing fails to do.
 		AggressiveDuration: time.Second,
 	}
+	if w.Role == dispatcher {
+		config.Schema = limitedSchema
+	}
 	if w.Role == soaker { // nothing goes wrong, so nothing needs polling: it would hide what is lost
 		config.AggressivePolicy = pgwake.Never
 	}

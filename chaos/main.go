@@ -3,8 +3,8 @@
 //
 //	go run ./chaos                        a minute with a random seed
 //	go run ./chaos -seed 7 -for 3m        the faults of seed 7, longer
-//	go run ./chaos -nodes 8               more workers and orchestrators; half as many producers and an idle
-//	                                      process come on top
+//	go run ./chaos -nodes 8               more workers and orchestrators; half as many producers, an idle
+//	                                      process, and two with dispatchers under limits come on top
 //	go run ./chaos -soak -for 1h          nothing goes wrong; does anything grow? (soak.go)
 //
 // It starts a server of its own, which it stops and kills. Processes talk to it through toxiproxy, each through

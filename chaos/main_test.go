@@ -42,6 +42,8 @@ func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
 	assert.Greater(t, v.items, 100)
 	assert.Greater(t, v.effects, 10)
 	assert.NotEmpty(t, v.probes)
+	assert.Greater(t, v.stretches, 10)
+	assert.Equal(t, limits.MaxRunning, v.running, "the limit is reached")
 	assert.NotEmpty(t, v.faults)
 	left, err := os.ReadDir(temp)
 	require.NoError(t, err)

@@ -37,7 +37,7 @@ func (c *claim) mayHaveReturned() bool {
 func (j *judge) checkLeases(f *fate) {
 	ends := 0
 	for i, c := range f.claims {
-		if c.tried == acking && c.outcome == "" {
+		if c.tried == acking && c.outcome == "" && !dispatched(f.Do) {
 			j.v.unsure++
 		}
 		if c.outcome == refused {
@@ -58,7 +58,7 @@ func (j *judge) checkLeases(f *fate) {
 				j.complain("%v: token %s acknowledged it, but it was claimed again, by %s", f, c.Token, f.claims[i+1].process)
 			}
 		}
-		if !last && !c.mayHaveReturned() {
+		if !last && !c.mayHaveReturned() && !dispatched(f.Do) {
 			next := f.claims[i+1]
 			until := c.Until
 			if c.renewedTo.After(until) {
@@ -120,10 +120,11 @@ func (j *judge) checkTraces(f *fate) {
 }
 
 // checkWait: once everything must have recovered, a probe is in hand within a second, and anything else within
-// the time that two leases may hold it up; a solo item, for as long as its one dispatcher hangs. Slowness of the
+// the time that two leases may hold it up; a solo item, for as long as its one dispatcher hangs, and one under a limit, for as
+// long as others have its places. Slowness of the
 // machine is added.
 func (j *judge) checkWait(f *fate) {
-	if !f.existed() || len(f.claims) == 0 || f.confirmed.IsZero() || f.Do == doSolo {
+	if !f.existed() || len(f.claims) == 0 || f.confirmed.IsZero() || f.Do == doSolo || dispatched(f.Do) {
 		return
 	}
 	inHand := f.claims[0].inHand

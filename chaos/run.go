@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -157,15 +158,23 @@ func run(ctx context.Context, o options, out io.Writer) (v *verdict, err error) 
 	return c.judge(lines, tables, rounds), nil
 }
 
-// prepare makes the schema, and the table for effects.
+// prepare makes the schemas, and the tables for effects and stretches.
 func (c *chaos) prepare(ctx context.Context) error {
 	p, err := pgwake.Open(ctx, c.server.URL, nil)
 	if err != nil {
 		return err
 	}
 	defer p.Close(context.WithoutCancel(ctx))
+	limited, err := pgwake.Open(ctx, c.server.URL, &pgwake.Config{Schema: limitedSchema})
+	if err != nil {
+		return err
+	}
+	defer limited.Close(context.WithoutCancel(ctx))
+	if err := limited.SetLimits(ctx, limitedNamespace, limits); err != nil {
+		return err
+	}
 	return c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, effectsTable)
+		_, err := conn.Exec(ctx, effectsTable+";"+stretchesTable)
 		return err
 	})
 }
@@ -184,7 +193,7 @@ func (c *chaos) ask(ctx context.Context, talk func(context.Context, *pgx.Conn) e
 
 // populate starts all processes and waits until they work.
 func (c *chaos) populate(ctx context.Context) error {
-	var roles []string
+	roles := slices.Repeat([]string{dispatcher}, dispatchers)
 	for i := range c.options.nodes {
 		roles = append(roles, []string{worker, orchestrator}[i%2])
 	}
@@ -379,7 +388,7 @@ func (c *chaos) drain(ctx context.Context) (end time.Time, err error) {
 		var left int
 		err := c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			return conn.QueryRow(ctx, `SELECT (SELECT count(*) FROM pgwake.worker_queue)
-				+ (SELECT count(*) FROM pgwake.orchestrator_queue)`).Scan(&left)
+				+ (SELECT count(*) FROM pgwake.orchestrator_queue) + (SELECT count(*) FROM limited.worker_queue)`).Scan(&left)
 		})
 		if err != nil {
 			return end, err

@@ -26,8 +26,9 @@ const (
 	producer     = "producer"
 	worker       = "worker"
 	orchestrator = "orchestrator"
-	idler        = "idler"  // does nothing but take its probes
-	soaker       = "soaker" // does all of it, and more, while nothing goes wrong
+	dispatcher   = "dispatcher" // enqueues and takes what is limited, in a schema of its own (limited.go)
+	idler        = "idler"      // does nothing but take its probes
+	soaker       = "soaker"     // does all of it, and more, while nothing goes wrong
 )
 
 // What a handler is to do with a work item. All but the probe begin with an ordinary claim.
@@ -40,12 +41,15 @@ const (
 	doRenew   = "renew"   // renew the lease, and ack after it would have ended
 	doReply   = "reply"   // ack with a message to an instance
 	doProbe   = "probe"
-	doTurn    = "turn" // a message: into the history
+
+	doLimited   = "limited"    // have it for a while, under a limit
+	doLimitedTx = "limited tx" // the same, with an effect
+	doTurn      = "turn"       // a message: into the history
 )
 
 // hasEffect reports whether an item that is gone has left exactly one row in table effects.
 func hasEffect(do string) bool {
-	return do == doEffect || do == doAbandon || do == doHang || do == doSolo
+	return do == doEffect || do == doAbandon || do == doHang || do == doSolo || do == doLimitedTx
 }
 
 // effectsTable is where transactional effects go. It has no key, so that a second one is seen.
@@ -109,6 +113,11 @@ func (w *workload) begin() {
 		w.soak()
 		return
 	}
+	if w.Role == dispatcher {
+		w.loop("produce", w.produceLimited)
+		w.loop("dispatch", w.dispatchLimited)
+		return
+	}
 	if w.Role != idler {
 		w.loop("probe", w.sendProbes)
 	}
@@ -126,7 +135,7 @@ func (w *workload) begin() {
 			o := &pgwake.FetchOptions{LockTimeout: lease, Namespaces: namespaces, PollTimeout: time.Second}
 			w.loop(fmt.Sprint("work", i), func(rng *rand.Rand) { w.fetchWork(rng, o, 1) })
 		}
-		if w.Node == 0 {
+		if w.Node == dispatchers {
 			w.loop("solo", func(rng *rand.Rand) {
 				w.fetchWork(rng, &pgwake.FetchOptions{LockTimeout: lease, Namespaces: []string{solo}}, 1)
 			})

@@ -26,7 +26,7 @@ type Config struct {
 	MinConcurrency int
 
 	// Namespaces, Tags and Session say what is fetched; see pgwake.FetchOptions. The sessions of which something is in hand
-	// are renewed; their items run side by side, as others do. Default to everything that has neither tag nor session.
+	// are renewed; their items run side by side, as others do. When Run ends, those of which nothing is in hand are released. Default to everything that has neither tag nor session.
 	Namespaces []string
 	Tags       pgwake.TagFilter
 	Session    *pgwake.SessionOptions

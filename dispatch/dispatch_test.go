@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -371,4 +372,69 @@ func testDoneItemsAreLocked(t *testing.T, limits pgwake.Limits) {
 	close(finish)
 	awaitEmpty(t, p)
 	require.EqualValues(t, locked, begun.Load(), "each once")
+}
+
+// awaitSettled waits until somebody waits who has to be told.
+func awaitSettled(t *testing.T, p *pgwake.Provider, queue func(pgwake.Stats) pgwake.QueueStats) {
+	t.Helper()
+	require.Eventually(t, func() bool { s := queue(p.Stats()); return s.Parked > 0 && s.Settled }, patience, time.Millisecond)
+}
+
+// beside opens another node on the schema of a new one.
+func beside(t *testing.T) (one, other *pgwake.Provider) {
+	schema := testdb.Schema(t)
+	return pgwaketest.New(t, &pgwake.Config{Schema: schema}), pgwaketest.Open(t, &pgwake.Config{Schema: schema})
+}
+
+func TestStop_ItemsOfASession_AnotherNodeHasThemAtOnce(t *testing.T) {
+	one, other := beside(t)
+	dispatcher := func(p *pgwake.Provider, owner string, h dispatch.Handler) (stop func() error) {
+		d := dispatch.New(p, &dispatch.Config{Session: &pgwake.SessionOptions{Owner: owner, LockTimeout: time.Hour}, StopTimeout: 1})
+		d.Handle("x", h)
+		return running(t, d)
+	}
+	began, handled := make(chan bool), make(chan bool)
+	stop := dispatcher(one, "a", func(ctx context.Context, _ *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+		began <- true
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	enqueue(t, one, 1, pgwake.WorkItem{Name: "x", Session: "s"})
+	<-began
+	dispatcher(other, "b", func(context.Context, *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+		handled <- true
+		return nil, nil
+	})
+	awaitSettled(t, other, func(s pgwake.Stats) pgwake.QueueStats { return s.Worker })
+	require.NoError(t, stop())
+	<-handled
+	s := other.Stats().Worker
+	require.Equal(t, int64(1), s.Finds["notify"])
+	require.Zero(t, s.FallbackFinds+s.ScoutFinds)
+}
+
+func TestOrchestrator_Stops_WhatWasStickyToItComesToOthersAtOnce(t *testing.T) {
+	one, other := beside(t)
+	orchestrator := func(p *pgwake.Provider, owner string) (turns chan pgwake.MessageKind, stop func() error) {
+		turns = make(chan pgwake.MessageKind, 10)
+		return turns, running(t, dispatch.NewOrchestrator(p, func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			turns <- turn.Messages[0].Kind
+			return ack, nil
+		}, &dispatch.OrchestratorConfig{Owner: owner, Sticky: time.Hour}))
+	}
+	mine, stop := orchestrator(one, "a")
+	send := func(kind pgwake.MessageKind) {
+		_, err := one.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "i", Kind: kind, Name: "flow"}, nil)
+		require.NoError(t, err)
+	}
+	send(pgwake.MessageStart)
+	require.Equal(t, pgwake.MessageStart, <-mine)
+	awaitEmpty(t, one)
+	others, _ := orchestrator(other, "b")
+	awaitSettled(t, other, func(s pgwake.Stats) pgwake.QueueStats { return s.Orchestrator })
+	require.NoError(t, stop())
+	send("event")
+	require.Equal(t, pgwake.MessageKind("event"), <-others)
+	s := other.Stats().Orchestrator
+	require.Zero(t, s.FallbackFinds+s.ScoutFinds)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,7 @@ type Provider interface {
 	AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error
 	DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error
 	LocalTime(server time.Time) time.Time
+	ReleaseSessions(ctx context.Context, owners []string) (released int, err error)
 	RenewSessionLock(ctx context.Context, owners []string, extend, idle time.Duration) (renewed int, err error)
 	RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error)
 }
@@ -218,6 +220,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 	var engine sync.WaitGroup
 	quit, end := context.WithCancel(context.WithoutCancel(ctx)) // of the goroutines that handlers need to the last
+	if d.cfg.Session != nil {
+		defer leave(d.cfg.Logger, d.cfg.CancelTimeout, d.cfg.Session.Owner, d.p.ReleaseSessions) // once nothing renews them
+	}
 	defer engine.Wait()
 	defer end()
 	engine.Go(func() { d.leases.run(quit) })
@@ -236,4 +241,13 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		err = errors.Join(err, fmt.Errorf("%w: %d of them", ErrHandlersLeft, left))
 	}
 	return err
+}
+
+// leave gives up what is kept for an owner, so that others need not wait for the end of its time.
+func leave(log *slog.Logger, allowed time.Duration, owner string, release func(context.Context, []string) (int, error)) {
+	bounded, cancel := context.WithTimeout(context.Background(), allowed)
+	defer cancel()
+	if _, err := release(bounded, []string{owner}); err != nil && !errors.Is(err, pgwake.ErrClosed) {
+		log.Warn("dispatch: what is kept for this owner is left to the end of its time", "owner", owner, "error", err)
+	}
 }

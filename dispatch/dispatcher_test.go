@@ -304,6 +304,36 @@ func TestRun_ItemOfASessionInHand_ItsSessionIsRenewed(t *testing.T) {
 	})
 }
 
+func TestStop_WithSessions_TheyAreReleasedOnceTheirItemsAreGivenBack(t *testing.T) {
+	session := &pgwake.SessionOptions{Owner: "me", LockTimeout: 3 * time.Second}
+	for _, refused := range []bool{false, true} {
+		dispatching(t, Config{Session: session, StopTimeout: time.Second}, func(d *Dispatcher) {
+			d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { <-ctx.Done(); return ctx.Err() }))
+		}, func(t *testing.T, f *fake, stop func() error) {
+			f.mu.Lock()
+			f.fail = func(verb string) error {
+				if verb == "release" && refused {
+					return retryable(verb)
+				}
+				return nil
+			}
+			f.mu.Unlock()
+			f.add(pgwake.WorkItem{Name: "a", Session: "s"})
+			synctest.Wait()
+			require.NoError(t, stop(), "whatever becomes of the sessions")
+			require.Equal(t, []string{"me"}, f.released)
+			require.Zero(t, f.leasedAtRelease)
+		})
+	}
+}
+
+func TestStop_WithoutSessions_NothingIsReleased(t *testing.T) {
+	dispatching(t, Config{}, func(*Dispatcher) {}, func(t *testing.T, f *fake, stop func() error) {
+		require.NoError(t, stop())
+		require.Empty(t, f.released)
+	})
+}
+
 // The lease begins with the claim, not with the fetch.
 func TestRun_ItemComesAfterALongWait_ItsLeaseIsWhole(t *testing.T) {
 	dispatching(t, Config{LockTimeout: 20 * time.Second}, func(d *Dispatcher) {

@@ -35,6 +35,9 @@ type fake struct {
 
 	calls    map[string]int // by verb
 	sessions []string       // owners whose sessions were renewed
+	released []string       // owners whose sessions were released
+
+	leasedAtRelease int // items
 
 	unanswered map[string]int // how many calls of a verb succeed, and seem to have failed
 
@@ -287,6 +290,18 @@ func (f *fake) RenewSessionLock(_ context.Context, owners []string, _, _ time.Du
 	defer f.mu.Unlock()
 	f.sessions = append(f.sessions, owners...)
 	return 1, nil
+}
+
+func (f *fake) ReleaseSessions(_ context.Context, owners []string) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.released = append(f.released, owners...)
+	for _, i := range f.items {
+		if i.visible.After(time.Now()) {
+			f.leasedAtRelease++
+		}
+	}
+	return 1, f.failing("release")
 }
 
 // AckWorkItemTx does not wait for the commit.

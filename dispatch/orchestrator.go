@@ -24,6 +24,7 @@ type TurnProvider interface {
 	AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error
 	AbandonOrchestrationItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error
 	LocalTime(server time.Time) time.Time
+	ReleaseSticky(ctx context.Context, owners []string) (released int, err error)
 	RenewOrchestrationItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (time.Time, error)
 }
 
@@ -62,10 +63,11 @@ type OrchestratorConfig struct {
 	Poison func(turn *pgwake.OrchestrationItem, err error) (pgwake.OrchestrationAck, error)
 
 	// Sticky has the next turns of each instance come to the same Owner for so long, since that has the state at hand;
-	// afterwards anybody gets them. An ack that says something of it prevails. At most 24 h. Defaults to 0: to anybody.
+	// afterwards, and once Run has ended, anybody gets them. An ack that says something of it prevails. At most 24 h. Defaults to 0: to anybody.
 	Sticky time.Duration
 
-	// Owner is who gets the turns of the instances that are sticky to it: one name for a process. Required with Sticky.
+	// Owner is who gets the turns of the instances that are sticky to it: one name for a process, whose Orchestrators end
+	// together. Required with Sticky.
 	// Defaults to "": nobody.
 	Owner string
 
@@ -172,6 +174,9 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 	}
 	if o.ran.Swap(true) {
 		return errRanBefore
+	}
+	if o.cfg.Owner != "" {
+		defer leave(o.cfg.Logger, o.cfg.CancelTimeout, o.cfg.Owner, o.p.ReleaseSticky)
 	}
 	defer o.renewing.Wait()
 	defer o.giveUp()

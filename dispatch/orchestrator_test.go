@@ -32,6 +32,8 @@ type turns struct {
 
 	slow               time.Duration // what a renewal takes
 	renewing, cutShort atomic.Int64  // renewals
+
+	released []string // owners to whom nothing is sticky any more
 }
 
 type fakeTurn struct {
@@ -135,6 +137,13 @@ func (f *turns) AbandonOrchestrationItem(_ context.Context, token pgwake.LockTok
 			t.Attempt--
 		}
 	})
+}
+
+func (f *turns) ReleaseSticky(_ context.Context, owners []string) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.released = append(f.released, owners...)
+	return 0, nil
 }
 
 func (f *turns) LocalTime(server time.Time) time.Time { return server }
@@ -506,4 +515,21 @@ func TestOrchestrator_DeciderTakesLongToNoticeTheEnd_ItsLeaseIsKept(t *testing.T
 		require.NoError(t, stop())
 		require.Len(t, f.acks, 1)
 	})
+}
+
+func TestOrchestrator_Ends_ItsOwnerGivesUpWhatIsStickyToIt(t *testing.T) {
+	for owner, want := range map[string][]string{"me": {"me"}, "": nil} {
+		deciding(t, OrchestratorConfig{Owner: owner, StopTimeout: time.Second}, func() Decider {
+			return func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+				<-ctx.Done()
+				return ack, ctx.Err()
+			}
+		}, []string{"a"}, func(t *testing.T, f *turns, stop func() error) {
+			synctest.Wait()
+			require.Empty(t, f.released)
+			require.NoError(t, stop())
+			require.Len(t, f.given, 1)
+			require.Equal(t, want, f.released)
+		})
+	}
 }

@@ -269,6 +269,8 @@ COMMENT ON COLUMN instances.sticky_until IS 'When it is anybody''s again; null w
 COMMENT ON COLUMN instances.custom_status_version IS 'Goes up by one with each change of custom_status, clearing included; 0: never set.';
 -- children of an instance: delete_instances, list_children, instance_tree
 CREATE INDEX instances_parent_idx ON instances (parent_id) WHERE parent_id IS NOT NULL;
+-- release_sticky
+CREATE INDEX instances_sticky_idx ON instances (sticky_owner) WHERE sticky_owner IS NOT NULL;
 COMMENT ON TABLE instances IS 'Orchestration instances. A row appears with the first acknowledged turn that carries a name.';
 
 CREATE TABLE executions (
@@ -313,7 +315,9 @@ CREATE TABLE sessions (
     taken_by         uuid
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 COMMENT ON COLUMN sessions.taken_by IS 'Token of the claim by which the owner took the session, unless he has claimed from it again since: what an undone claim gives back.';
-COMMENT ON TABLE sessions IS 'Who alone may claim the items of a session, and until when. A row comes with the first claim; cleanup_sessions removes it.';
+COMMENT ON TABLE sessions IS 'Who alone may claim the items of a session, and until when. A row comes with the first claim; release_sessions and cleanup_sessions remove it.';
+-- renew_sessions, release_sessions
+CREATE INDEX sessions_owner_idx ON sessions (owner);
 
 CREATE TABLE kv_store (
     instance_id  text   NOT NULL,

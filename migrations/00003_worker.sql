@@ -1047,6 +1047,41 @@ $$;
 COMMENT ON FUNCTION renew_sessions IS 'Makes the sessions of these owners end p_extend from now, but for those that have ended and those without activity for p_idle. Returns how many, and that instant.';
 
 -- +goose StatementBegin
+CREATE FUNCTION release_sessions(p_owners text[])
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_now      timestamptz := clock_timestamp();
+    v_owned    text[] := ARRAY(SELECT s.session_id FROM sessions s WHERE s.owner = ANY (p_owners) AND s.locked_until > v_now);
+    v_idle     text[];
+    v_released bigint;
+BEGIN
+    -- What is at work is not waited for.
+    v_idle := ARRAY(
+        SELECT s.session_id FROM sessions s
+         WHERE s.session_id = ANY (v_owned) AND s.owner = ANY (p_owners) AND s.locked_until > v_now
+           AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id AND q.visible_at > v_now AND q.lock_token IS NOT NULL)
+         ORDER BY s.session_id FOR UPDATE);
+    -- In a second statement, whose snapshot shows what was claimed before the session was locked. Without the row, a renewal that
+    -- is on its way revives nothing.
+    DELETE FROM sessions s
+     WHERE s.session_id = ANY (v_idle)
+       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id AND q.visible_at > v_now AND q.lock_token IS NOT NULL);
+    GET DIAGNOSTICS v_released = ROW_COUNT;
+    IF v_released > 0 THEN -- also of a session without items: one may be committed that met the lock
+        PERFORM notify_queue('worker', v_released, NULL);
+    END IF;
+    RETURN v_released;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION release_sessions IS 'Ends the sessions of these owners now, but for those of which an item is leased: anybody may claim their items. Returns how many.';
+
+-- +goose StatementBegin
 CREATE FUNCTION cleanup_sessions()
 RETURNS bigint
 LANGUAGE plpgsql
@@ -1072,6 +1107,6 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 
 -- +goose Down
 
-DROP FUNCTION cleanup_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, remove_work, fetch_work, pick_work,
+DROP FUNCTION cleanup_sessions, release_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, remove_work, fetch_work, pick_work,
     touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_item, enqueue_work_many,
     dedup_holder, keep_dedup_keys, check_dedup, check_headers, check_options, check_texts;

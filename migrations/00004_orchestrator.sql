@@ -918,6 +918,44 @@ $$;
 COMMENT ON FUNCTION ack_orchestration IS 'Ends a turn: creates or updates the instance and its execution, appends history, enqueues work items and messages, sets custom status and key-value pairs, cancels activities and messages (by dedup key), makes the instance sticky to p_sticky_owner for p_sticky_for (null: to nobody), removes the messages of the turn and releases the instance. All or nothing. Returns a row for everything that became or will become due, by queue, and one with queue = ''freed'' for the namespace of the instance: what a caller that asked for quiet has to tell; label is the tag or queue name, or null if not everybody who serves that can take it. In that row history says what became of the history, if events were added: its event_count, started_at and appended_at, and appended_at before. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
+CREATE FUNCTION release_sticky(p_owners text[])
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_now       timestamptz := clock_timestamp();
+    v_instances text[];
+BEGIN
+    WITH released AS (
+        UPDATE instances i SET sticky_owner = NULL, sticky_until = NULL
+          FROM (SELECT r.instance_id FROM instances r
+                 WHERE r.sticky_owner = ANY (p_owners) AND r.sticky_until > v_now
+                   FOR NO KEY UPDATE SKIP LOCKED) AS sticky -- an ack that is on its way says anew to whom it is
+         WHERE i.instance_id = sticky.instance_id
+        RETURNING i.instance_id
+    )
+    SELECT array_agg(r.instance_id) INTO v_instances FROM released r;
+    IF v_instances IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM lock_homes(v_instances);
+    -- The messages are changed by the fetches, each under the lock of its instance: one that is here for many would have to hold
+    -- as many. Those go first that are due.
+    INSERT INTO realignments (instance_id, next_at)
+    SELECT i.id, greatest(message.due, v_now) FROM unnest(v_instances) AS i (id)
+     CROSS JOIN LATERAL (SELECT min(q.sticky_due) AS due FROM orchestrator_queue q WHERE q.instance_id = i.id) message
+     WHERE message.due IS NOT NULL;
+    PERFORM notify_queue('orchestrator', 1, NULL);
+    RETURN cardinality(v_instances);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION release_sticky IS 'Makes the instances that are sticky to these owners anybody''s from now on. Returns how many, those left out that another transaction is changing.';
+
+-- +goose StatementBegin
 CREATE FUNCTION give_back_turn(p_instance text, p_token uuid, p_delay interval, p_ignore_attempt boolean, p_quiet boolean)
 RETURNS TABLE (scope text, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
@@ -1062,6 +1100,6 @@ COMMENT ON FUNCTION resume_history IS 'Events of an execution by id, from p_from
 
 -- +goose Down
 
-DROP FUNCTION resume_history, read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn,
+DROP FUNCTION resume_history, read_history, undo_orchestration_claim, renew_orchestration, abandon_orchestration, give_back_turn, release_sticky,
     ack_orchestration, cancel_activities, append_history, lock_new_history, release_instance, instance_scope, hold_instance_lock, fetch_orchestration, lock_due_instance,
     enqueue_message, enqueue_message_many, realign_messages, align_messages, lock_homes, lock_home, share_homes;
