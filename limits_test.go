@@ -269,6 +269,28 @@ func TestLimits_PlaceIsLeftInAnOpenTransaction_HeldItemComesWhenItCommits(t *tes
 	require.Zero(t, n.Stats().Worker.FallbackFinds)
 }
 
+// Nobody fetches a tag any more. What its items left is not kept for ever.
+func TestLimits_PlaceOfATagIsLeft_WhoeverFetchesTakesItUp(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+	for range 2 {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "tagged", Key: "k", Tag: "gone"}, nil)
+		require.NoError(t, err)
+	}
+	tagged := &pgwake.FetchOptions{NoWait: true, Tags: pgwake.Tags("gone")}
+	items, err := n.FetchWorkItems(t.Context(), 2, tagged)
+	require.NoError(t, err)
+	require.Len(t, items, 1)
+	n.keyed(t, "other")
+	require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
+	require.Equal(t, []int{1}, query[int](t, n, `SELECT count(*) FROM releases`))
+	require.Equal(t, "other", n.take(t).Name)
+	require.Equal(t, []int{0}, query[int](t, n, `SELECT count(*) FROM releases`))
+	_, err = n.FetchWorkItem(t.Context(), tagged)
+	require.NoError(t, err)
+}
+
 func TestLimits_PlaceBecomesFree_WhoeverWaitsIsTold(t *testing.T) {
 	t.Parallel()
 	for _, l := range []pgwake.Limits{{MaxRunning: 1}, {MaxRunningPerKey: 1}} {

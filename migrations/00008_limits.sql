@@ -153,7 +153,7 @@ $$;
 COMMENT ON FUNCTION bring_back IS 'Internal: makes the first p_count items of a key that are held due again, as they were, and returns how many that was.';
 
 -- +goose StatementBegin
-CREATE FUNCTION take_up_releases(p_namespaces text[], p_tags text[])
+CREATE FUNCTION take_up_releases(p_namespaces text[])
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -168,7 +168,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM releases r
          USING (SELECT f.id FROM releases f
-                 WHERE f.namespace = ANY (p_namespaces) AND (p_tags IS NULL OR f.tag = ANY (p_tags))
+                 WHERE f.namespace = ANY (p_namespaces) -- of any tag: nobody may ask for that of some any more
                  ORDER BY f.namespace, f.id LIMIT 1000 FOR UPDATE SKIP LOCKED) AS first
          WHERE r.id = ANY (ARRAY[first.id])
         RETURNING r.namespace, r.tag, r.key
@@ -356,7 +356,7 @@ BEGIN
         END IF;
     END LOOP;
     IF EXISTS (SELECT FROM releases r WHERE r.namespace = ANY (v_locked)) THEN
-        PERFORM take_up_releases(v_locked, p_tags);
+        PERFORM take_up_releases(v_locked);
     END IF;
     v_holding := ARRAY(SELECT l.namespace FROM limits l
                         WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked) AND l.holding_since IS NOT NULL AND keep_releasing(l.namespace));
@@ -481,6 +481,10 @@ AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_earliest timestamptz;
+    -- Before the items are read: whoever takes one up, for whichever tag, makes an item due instead in the same commit.
+    v_released boolean := EXISTS (
+        SELECT FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
+         WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)));
 BEGIN
     SELECT min(greatest(head.visible_at, full_until.visible_at)) INTO v_earliest
       FROM work_lists(p_namespaces, p_tags) AS list
@@ -498,8 +502,7 @@ BEGIN
                    WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = l.namespace AND q.visible_at > v_now
                    ORDER BY q.visible_at DESC OFFSET l.max_running - 1 LIMIT 1) r
             WHERE l.queue = 'worker' AND l.namespace = list.namespace AND l.max_running IS NOT NULL) full_until ON true;
-    IF EXISTS (SELECT FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
-                WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces))) THEN
+    IF v_released THEN
         v_earliest := least(v_earliest, v_now);
     END IF;
     RETURN v_earliest;
