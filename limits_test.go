@@ -403,6 +403,70 @@ func TestLimits_SetWhileItemsAreAtWork_TheyCount(t *testing.T) {
 	require.Equal(t, "c", n.take(t).Name)
 }
 
+// Limits, of whichever namespace, do not keep items of sessions from their turn.
+func TestLimits_ItemsOfSessions_AreInTheirPlaceAndHaveNoLimit(t *testing.T) {
+	t.Parallel()
+	for what, l := range map[string]map[string]pgwake.Limits{
+		"fair":         {},
+		"elsewhere":    {"other": {MaxRunning: 5}},
+		"in namespace": {"default": {MaxRunning: 2}},
+		"of keys":      {"default": {MaxRunning: 2, MaxRunningPerKey: 2, RatePerKey: pgwake.Rate{Interval: time.Hour, Burst: 9}}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t, nil)
+			for namespace, limits := range l {
+				require.NoError(t, n.SetLimits(t.Context(), namespace, limits))
+			}
+			add := func(name, session string, priority int) {
+				t.Helper()
+				_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Session: session}, &pgwake.EnqueueOptions{Priority: priority})
+				require.NoError(t, err)
+			}
+			add("2", "a", 5)
+			add("1", "", 7)
+			add("3", "b", 5)
+			add("0", "a", 9)
+			add("4", "", 5)
+			add("5", "b", 0)
+			take := func(count int) (names []string) {
+				items, err := n.FetchWorkItems(t.Context(), count, &pgwake.FetchOptions{NoWait: true, Fair: what == "fair", Session: &pgwake.SessionOptions{Owner: "me"}})
+				require.NoError(t, err)
+				for _, item := range items {
+					names = append(names, item.Name)
+				}
+				return names
+			}
+			require.Equal(t, []string{"0"}, take(1))
+			require.Equal(t, []string{"1", "2", "3"}, take(3))
+			require.Equal(t, []string{"4", "5"}, take(10))
+			add("6", "", 9)
+			add("7", "a", 0)
+			if _, limited := l["default"]; limited {
+				require.Equal(t, []string{"7"}, take(10))
+			} else {
+				require.Equal(t, []string{"6", "7"}, take(10))
+			}
+		})
+	}
+}
+
+func TestFair_ItemsOfSessions_HaveTheTurnsOfTheirNamespace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `SELECT enqueue_work('flood', p_priority => 9) FROM generate_series(1, 100)`)
+	for _, namespace := range []string{"a", "b"} {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: namespace, Session: namespace}, &pgwake.EnqueueOptions{Namespace: namespace})
+		require.NoError(t, err)
+	}
+	items, err := n.FetchWorkItems(t.Context(), 20, &pgwake.FetchOptions{NoWait: true, Fair: true, Session: &pgwake.SessionOptions{Owner: "me"}})
+	require.NoError(t, err)
+	count := map[string]int{}
+	for _, item := range items {
+		count[item.Namespace]++
+	}
+	require.Equal(t, map[string]int{"default": 18, "a": 1, "b": 1}, count)
+}
+
 func TestPause_NamespaceOrQueue_NothingIsClaimedUntilItIsResumed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

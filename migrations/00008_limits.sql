@@ -218,7 +218,7 @@ BEGIN
         SELECT q.id, q.namespace, q.tag, q.key, g.ord, l.max_running, l.max_running_per_key
           FROM unnest(p_ids) WITH ORDINALITY AS g (id, ord)
           JOIN worker_queue q ON q.id = ANY (ARRAY[g.id])
-          LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
+          LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace AND q.session_id IS NULL
     ), key AS MATERIALIZED (
         SELECT k.*, k.max_running_per_key - CASE WHEN taken.ended THEN at_work_of_key(k.namespace, k.tag, k.key, k.max_running_per_key, p_now)
                                                  ELSE taken.places END AS free
@@ -236,8 +236,8 @@ BEGIN
         SELECT i.*, coalesce(row_number() OVER (PARTITION BY i.namespace, i.tag, i.key ORDER BY i.ord) <= k.free, true) AS may
           FROM item i LEFT JOIN key k ON k.namespace = i.namespace AND k.tag = i.tag AND k.key = i.key
     ), of_namespace AS (
-        SELECT i.*, i.may AND coalesce(row_number() OVER (PARTITION BY i.namespace, i.may ORDER BY i.ord) <= n.free, true) AS can
-          FROM of_key i LEFT JOIN namespace n ON n.namespace = i.namespace
+        SELECT i.*, i.may AND coalesce(row_number() OVER (PARTITION BY i.namespace, i.max_running, i.may ORDER BY i.ord) <= n.free, true) AS can
+          FROM of_key i LEFT JOIN namespace n ON n.namespace = i.namespace AND n.max_running = i.max_running
     )
     SELECT coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE i.can), '{}'),
            coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE NOT i.may AND i.namespace = ANY (p_holding)), '{}'),
@@ -333,6 +333,7 @@ DECLARE
     v_keyed      boolean;
     v_want       integer;
     v_candidates bigint[];
+    v_sessions   text[]; -- of those
     v_got        bigint[];
     v_moved      bigint[];
     v_cut        boolean;
@@ -372,10 +373,8 @@ BEGIN
               FROM work_lists(p_namespaces, p_tags) AS w
               LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = w.namespace
              WHERE w.namespace <> ALL (v_left_out)
-        ), draw AS MATERIALIZED ( -- of a lottery, in which each has chances by its weight
-            SELECT d.namespace, CASE WHEN p_fair THEN -ln(1 - random()) / d.weight ELSE 0 END AS first FROM (SELECT DISTINCT l.namespace, l.weight FROM list l) AS d
-        ), head AS (
-            SELECT h.id, h.priority, h.visible_at, h.namespace, l.weight, h.place
+        ), head AS MATERIALIZED (
+            SELECT h.id, h.priority, h.visible_at, h.namespace, l.weight, h.place, NULL::text AS session_id
               FROM list l
              CROSS JOIN generate_series(0, 9) AS level (priority)
              CROSS JOIN LATERAL (
@@ -385,18 +384,37 @@ BEGIN
                       AND q.session_id IS NULL AND q.visible_at <= p_now
                     ORDER BY q.visible_at, q.id
                     LIMIT v_want + v_spare) h
+            UNION ALL -- no limit holds for those, nor does it matter that others have locked their namespace
+            SELECT h.id, h.priority, h.visible_at, h.namespace, coalesce(l.weight, 1), h.place, h.session_id
+              FROM session_lists(p_owner, p_now) AS list
+             CROSS JOIN LATERAL (
+                   SELECT q.id, q.namespace, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                     FROM worker_queue q
+                    WHERE q.session_id = list.session_id AND q.visible_at <= p_now
+                      AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces)) AND (p_tags IS NULL OR q.tag = ANY (p_tags))
+                    ORDER BY q.visible_at, q.id
+                    LIMIT v_want + v_spare) h
+              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = h.namespace
+             WHERE p_owner IS NOT NULL AND list.free_at IS NULL
+        ), draw AS MATERIALIZED ( -- of a lottery, in which each has chances by its weight
+            SELECT d.namespace, CASE WHEN p_fair THEN -ln(1 - random()) / d.weight ELSE 0 END AS first FROM (SELECT DISTINCT h.namespace, h.weight FROM head h) AS d
         ), line AS (
             SELECT h.*, d.first + CASE WHEN p_fair THEN (row_number() OVER (PARTITION BY h.namespace ORDER BY h.priority DESC, h.visible_at, h.id) - 1)
                                                         / h.weight::float8 ELSE 0 END AS turn
               FROM head h JOIN draw d ON d.namespace = h.namespace
         )
-        SELECT array_agg(l.id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id), coalesce(bool_or(l.place = v_want + v_spare), false)
-          INTO v_candidates, v_cut FROM line l;
-        v_got := ARRAY(
-            SELECT q.id FROM unnest(v_candidates) WITH ORDINALITY AS c (id, ord)
-              JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
-             WHERE q.visible_at <= p_now
-             ORDER BY c.ord LIMIT v_want FOR UPDATE OF q SKIP LOCKED);
+        SELECT array_agg(l.id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id),
+               array_agg(l.session_id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id), coalesce(bool_or(l.place = v_want + v_spare), false)
+          INTO v_candidates, v_sessions, v_cut FROM line l;
+        IF array_remove(v_sessions, NULL) <> '{}' THEN
+            v_got := lock_items(v_candidates, v_sessions, v_want, p_owner, p_now);
+        ELSE
+            v_got := ARRAY(
+                SELECT q.id FROM unnest(v_candidates) WITH ORDINALITY AS c (id, ord)
+                  JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+                 WHERE q.visible_at <= p_now
+                 ORDER BY c.ord LIMIT v_want FOR UPDATE OF q SKIP LOCKED);
+        END IF;
         IF cardinality(v_locked) = 0 THEN
             v_picked := v_got;
         ELSE
@@ -418,9 +436,6 @@ BEGIN
             v_spare := v_spare * 8;
         END IF;
     END LOOP;
-    IF p_owner IS NOT NULL AND cardinality(v_picked) < p_limit THEN
-        v_picked := v_picked || pick_work(p_now, p_limit - cardinality(v_picked), p_namespaces, p_tags, p_owner, true);
-    END IF;
     RETURN v_picked;
 END
 $$;
