@@ -467,6 +467,82 @@ func TestFair_ItemsOfSessions_HaveTheTurnsOfTheirNamespace(t *testing.T) {
 	require.Equal(t, map[string]int{"default": 18, "a": 1, "b": 1}, count)
 }
 
+// Somebody has locked an item that is at work when limits are set. It counts, then and later.
+func TestLimits_SetWhileALeaseIsRenewed_ItCounts(t *testing.T) {
+	t.Parallel()
+	for _, l := range []pgwake.Limits{{MaxRunning: 1}, {MaxRunningPerKey: 1}, {MaxRunning: 9, MaxRunningPerKey: 1}} {
+		n := newNode(t, nil)
+		n.keyed(t, "k", "k", "k")
+		item := n.take(t)
+		tx := n.begin(t)
+		_, err := n.RenewWorkItemLockTx(t.Context(), tx, item.LockToken, time.Hour)
+		require.NoError(t, err)
+		n.limit(t, l)
+		n.requireNoWork(t)
+		require.NoError(t, tx.Commit(t.Context()))
+		n.requireNoWork(t)
+		require.Equal(t, []int{0}, query[int](t, n, `SELECT count(*) FROM marking`))
+		require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+		item = n.take(t)
+		n.requireNoWork(t)
+
+		for _, before := range []pgwake.Limits{{}, {MaxRunning: 9}} { // who acknowledges sees no limit of keys
+			n.limit(t, before)
+			tx = n.begin(t)
+			require.NoError(t, n.AckWorkItemTx(t.Context(), tx, item.LockToken, nil))
+			n.limit(t, l)
+			n.keyed(t, "k")
+			next := make(chan error, 1)
+			go func() {
+				var err error
+				item, err = n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience})
+				next <- err
+			}()
+			n.awaitParked(t, 1)
+			require.NoError(t, tx.Commit(t.Context()))
+			require.NoError(t, <-next, "%+v", l)
+		}
+	}
+}
+
+// Limits that are set in a transaction that stays open cost nobody a lease.
+func TestLimits_SetInAnOpenTransaction_LeasesAreRenewed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a", "b")
+	item := n.take(t)
+	tx := n.begin(t)
+	require.NoError(t, n.SetLimitsTx(t.Context(), tx, pgwake.DefaultNamespace, pgwake.Limits{MaxRunning: 1, MaxRunningPerKey: 1}))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := n.RenewWorkItemLock(ctx, item.LockToken, time.Hour)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	n.requireNoWork(t)
+}
+
+// A claim is under way that began before there were limits. What it has claimed counts as soon as anybody can see it.
+func TestLimits_SetWhileAClaimIsUnderWay_ItCounts(t *testing.T) {
+	t.Parallel()
+	for _, l := range []pgwake.Limits{{MaxRunning: 1}, {MaxRunningPerKey: 1}} {
+		n := newNode(t, nil)
+		n.keyed(t, "k", "k", "k")
+		tx := n.begin(t)
+		var first int64
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT item_id FROM fetch_work(gen_random_uuid(), '1 h') WHERE item_id IS NOT NULL`).Scan(&first))
+		n.limit(t, l)
+		second := n.take(t)
+		n.requireNoWork(t)
+		require.NoError(t, tx.Commit(t.Context()))
+		n.requireNoWork(t)
+		require.NoError(t, n.AckWorkItem(t.Context(), second.LockToken, nil))
+		n.requireNoWork(t)
+		require.Equal(t, []int{0}, query[int](t, n, `SELECT count(*) FROM marking`))
+		n.exec(t, `SELECT ack_work_many(ARRAY[$1::bigint], ARRAY[(SELECT lock_token FROM worker_queue WHERE id = $1)])`, first)
+		n.take(t)
+	}
+}
+
 func TestPause_NamespaceOrQueue_NothingIsClaimedUntilItIsResumed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
