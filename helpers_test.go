@@ -237,7 +237,7 @@ func (n *node) peek(tb tester, sql string, args []any, read func(pgx.BatchResult
 }
 
 // tables are those that a verb may write to.
-var tables = []string{"namespaces", "worker_queue", "dedup_keys", "rates", "limits", "releases", "orchestrator_queue", "realignments", "instance_locks", "instances", "executions", "history",
+var tables = []string{"namespaces", "worker_queue", "dedup_keys", "rates", "limits", "marking", "releases", "orchestrator_queue", "realignments", "instance_locks", "instances", "executions", "history",
 	"sessions", "kv_store", "kv_delta", "dead_letters", "archive"}
 
 // content returns all rows of all tables, each with its table's name before it, so that two moments can be

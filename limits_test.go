@@ -269,6 +269,28 @@ func TestLimits_PlaceIsLeftInAnOpenTransaction_HeldItemComesWhenItCommits(t *tes
 	require.Zero(t, n.Stats().Worker.FallbackFinds)
 }
 
+// Nobody fetches a tag any more. What its items left is not kept for ever.
+func TestLimits_PlaceOfATagIsLeft_WhoeverFetchesTakesItUp(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+	for range 2 {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "tagged", Key: "k", Tag: "gone"}, nil)
+		require.NoError(t, err)
+	}
+	tagged := &pgwake.FetchOptions{NoWait: true, Tags: pgwake.Tags("gone")}
+	items, err := n.FetchWorkItems(t.Context(), 2, tagged)
+	require.NoError(t, err)
+	require.Len(t, items, 1)
+	n.keyed(t, "other")
+	require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
+	require.Equal(t, []int{1}, query[int](t, n, `SELECT count(*) FROM releases`))
+	require.Equal(t, "other", n.take(t).Name)
+	require.Equal(t, []int{0}, query[int](t, n, `SELECT count(*) FROM releases`))
+	_, err = n.FetchWorkItem(t.Context(), tagged)
+	require.NoError(t, err)
+}
+
 func TestLimits_PlaceBecomesFree_WhoeverWaitsIsTold(t *testing.T) {
 	t.Parallel()
 	for _, l := range []pgwake.Limits{{MaxRunning: 1}, {MaxRunningPerKey: 1}} {
@@ -379,6 +401,146 @@ func TestLimits_SetWhileItemsAreAtWork_TheyCount(t *testing.T) {
 	n.requireNoWork(t)
 	require.NoError(t, n.AckWorkItem(t.Context(), first.LockToken, nil))
 	require.Equal(t, "c", n.take(t).Name)
+}
+
+// Limits, of whichever namespace, do not keep items of sessions from their turn.
+func TestLimits_ItemsOfSessions_AreInTheirPlaceAndHaveNoLimit(t *testing.T) {
+	t.Parallel()
+	for what, l := range map[string]map[string]pgwake.Limits{
+		"fair":         {},
+		"elsewhere":    {"other": {MaxRunning: 5}},
+		"in namespace": {"default": {MaxRunning: 2}},
+		"of keys":      {"default": {MaxRunning: 2, MaxRunningPerKey: 2, RatePerKey: pgwake.Rate{Interval: time.Hour, Burst: 9}}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t, nil)
+			for namespace, limits := range l {
+				require.NoError(t, n.SetLimits(t.Context(), namespace, limits))
+			}
+			add := func(name, session string, priority int) {
+				t.Helper()
+				_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Session: session}, &pgwake.EnqueueOptions{Priority: priority})
+				require.NoError(t, err)
+			}
+			add("2", "a", 5)
+			add("1", "", 7)
+			add("3", "b", 5)
+			add("0", "a", 9)
+			add("4", "", 5)
+			add("5", "b", 0)
+			take := func(count int) (names []string) {
+				items, err := n.FetchWorkItems(t.Context(), count, &pgwake.FetchOptions{NoWait: true, Fair: what == "fair", Session: &pgwake.SessionOptions{Owner: "me"}})
+				require.NoError(t, err)
+				for _, item := range items {
+					names = append(names, item.Name)
+				}
+				return names
+			}
+			require.Equal(t, []string{"0"}, take(1))
+			require.Equal(t, []string{"1", "2", "3"}, take(3))
+			require.Equal(t, []string{"4", "5"}, take(10))
+			add("6", "", 9)
+			add("7", "a", 0)
+			if _, limited := l["default"]; limited {
+				require.Equal(t, []string{"7"}, take(10))
+			} else {
+				require.Equal(t, []string{"6", "7"}, take(10))
+			}
+		})
+	}
+}
+
+func TestFair_ItemsOfSessions_HaveTheTurnsOfTheirNamespace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `SELECT enqueue_work('flood', p_priority => 9) FROM generate_series(1, 100)`)
+	for _, namespace := range []string{"a", "b"} {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: namespace, Session: namespace}, &pgwake.EnqueueOptions{Namespace: namespace})
+		require.NoError(t, err)
+	}
+	items, err := n.FetchWorkItems(t.Context(), 20, &pgwake.FetchOptions{NoWait: true, Fair: true, Session: &pgwake.SessionOptions{Owner: "me"}})
+	require.NoError(t, err)
+	count := map[string]int{}
+	for _, item := range items {
+		count[item.Namespace]++
+	}
+	require.Equal(t, map[string]int{"default": 18, "a": 1, "b": 1}, count)
+}
+
+// Somebody has locked an item that is at work when limits are set. It counts, then and later.
+func TestLimits_SetWhileALeaseIsRenewed_ItCounts(t *testing.T) {
+	t.Parallel()
+	for _, l := range []pgwake.Limits{{MaxRunning: 1}, {MaxRunningPerKey: 1}, {MaxRunning: 9, MaxRunningPerKey: 1}} {
+		n := newNode(t, nil)
+		n.keyed(t, "k", "k", "k")
+		item := n.take(t)
+		tx := n.begin(t)
+		_, err := n.RenewWorkItemLockTx(t.Context(), tx, item.LockToken, time.Hour)
+		require.NoError(t, err)
+		n.limit(t, l)
+		n.requireNoWork(t)
+		require.NoError(t, tx.Commit(t.Context()))
+		n.requireNoWork(t)
+		require.Equal(t, []int{0}, query[int](t, n, `SELECT count(*) FROM marking`))
+		require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+		item = n.take(t)
+		n.requireNoWork(t)
+
+		for _, before := range []pgwake.Limits{{}, {MaxRunning: 9}} { // who acknowledges sees no limit of keys
+			n.limit(t, before)
+			tx = n.begin(t)
+			require.NoError(t, n.AckWorkItemTx(t.Context(), tx, item.LockToken, nil))
+			n.limit(t, l)
+			n.keyed(t, "k")
+			next := make(chan error, 1)
+			go func() {
+				var err error
+				item, err = n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience})
+				next <- err
+			}()
+			n.awaitParked(t, 1)
+			require.NoError(t, tx.Commit(t.Context()))
+			require.NoError(t, <-next, "%+v", l)
+		}
+	}
+}
+
+// Limits that are set in a transaction that stays open cost nobody a lease.
+func TestLimits_SetInAnOpenTransaction_LeasesAreRenewed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a", "b")
+	item := n.take(t)
+	tx := n.begin(t)
+	require.NoError(t, n.SetLimitsTx(t.Context(), tx, pgwake.DefaultNamespace, pgwake.Limits{MaxRunning: 1, MaxRunningPerKey: 1}))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := n.RenewWorkItemLock(ctx, item.LockToken, time.Hour)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	n.requireNoWork(t)
+}
+
+// A claim is under way that began before there were limits. What it has claimed counts as soon as anybody can see it.
+func TestLimits_SetWhileAClaimIsUnderWay_ItCounts(t *testing.T) {
+	t.Parallel()
+	for _, l := range []pgwake.Limits{{MaxRunning: 1}, {MaxRunningPerKey: 1}} {
+		n := newNode(t, nil)
+		n.keyed(t, "k", "k", "k")
+		tx := n.begin(t)
+		var first int64
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT item_id FROM fetch_work(gen_random_uuid(), '1 h') WHERE item_id IS NOT NULL`).Scan(&first))
+		n.limit(t, l)
+		second := n.take(t)
+		n.requireNoWork(t)
+		require.NoError(t, tx.Commit(t.Context()))
+		n.requireNoWork(t)
+		require.NoError(t, n.AckWorkItem(t.Context(), second.LockToken, nil))
+		n.requireNoWork(t)
+		require.Equal(t, []int{0}, query[int](t, n, `SELECT count(*) FROM marking`))
+		n.exec(t, `SELECT ack_work_many(ARRAY[$1::bigint], ARRAY[(SELECT lock_token FROM worker_queue WHERE id = $1)])`, first)
+		n.take(t)
+	}
 }
 
 func TestPause_NamespaceOrQueue_NothingIsClaimedUntilItIsResumed(t *testing.T) {

@@ -63,7 +63,7 @@ COMMENT ON COLUMN worker_queue.session_id IS 'Session whose owner alone may clai
 COMMENT ON COLUMN worker_queue.last_error IS 'Why the latest attempt gave the item back, if it said so.';
 COMMENT ON COLUMN worker_queue.headers IS 'What travels with the item beside its input, an object of strings: such as the trace that it belongs to.';
 COMMENT ON COLUMN worker_queue.key IS 'With whom the item shares limits, within its namespace and tag; see limits.';
-COMMENT ON COLUMN worker_queue.slot IS 'Claimed under a limit: while the lease holds, the item counts as at work.';
+COMMENT ON COLUMN worker_queue.slot IS 'Claimed under a limit, or at work when one was set: while the lease holds, the item counts as at work.';
 COMMENT ON COLUMN worker_queue.charged IS 'The share of the rate of its key is paid, and the item due at visible_at.';
 COMMENT ON COLUMN worker_queue.held_due IS 'Due instant of an item that is held, since too many of its key are at work; visible_at is in 9999 then. Null: it is not.';
 COMMENT ON COLUMN worker_queue.dedup_key IS 'While a row with this key is queued in the namespace, another enqueue with it adds nothing.';
@@ -78,7 +78,7 @@ CREATE INDEX worker_queue_claim_by_namespace_idx ON worker_queue (namespace, tag
 CREATE INDEX worker_queue_session_idx ON worker_queue (session_id, visible_at, id) WHERE session_id IS NOT NULL;
 -- ack_orchestration, which cancels activities; delete_instances
 CREATE INDEX worker_queue_instance_idx ON worker_queue (instance_id, execution_id, activity_id) WHERE instance_id IS NOT NULL;
--- at_work, earliest_limited
+-- at_work, mark_running, earliest_limited
 CREATE INDEX worker_queue_slot_idx ON worker_queue (namespace, visible_at) WHERE slot AND lock_token IS NOT NULL;
 -- at_work_of_key
 CREATE INDEX worker_queue_slot_of_key_idx ON worker_queue (namespace, tag, key, visible_at) WHERE slot AND lock_token IS NOT NULL AND key IS NOT NULL;
@@ -113,6 +113,15 @@ COMMENT ON COLUMN limits.holds IS 'Whether a claim has to look here.';
 CREATE INDEX limits_holds_idx ON limits (queue, namespace) WHERE holds;
 -- served
 CREATE INDEX limits_paused_idx ON limits (queue, namespace) WHERE paused;
+
+CREATE TABLE marking (
+    namespace    text     NOT NULL PRIMARY KEY,
+    transactions text[],
+    items        bigint[] NOT NULL DEFAULT '{}'
+);
+COMMENT ON TABLE marking IS 'Namespaces of which not everything at work is marked (slot) yet, since their limits were set meanwhile; see mark_running.';
+COMMENT ON COLUMN marking.transactions IS 'Virtual ids of those that may be claiming without having seen the limits; null: no claim has looked yet.';
+COMMENT ON COLUMN marking.items IS 'Those at work that somebody had locked when a claim last looked: they count without a mark.';
 
 CREATE TABLE releases (
     id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -455,5 +464,5 @@ COMMENT ON FUNCTION require_empty IS 'Internal: fails with PW006 while a row wou
 
 SELECT require_empty();
 DROP FUNCTION require_empty;
-DROP TABLE waiters, archive, realignments, rates, releases, limits, dedup_keys, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
+DROP TABLE waiters, archive, realignments, rates, releases, marking, limits, dedup_keys, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
     worker_queue, namespaces;

@@ -361,8 +361,42 @@ $$;
 COMMENT ON FUNCTION touch_sessions IS 'Internal: notes that there was activity in these sessions.';
 
 -- +goose StatementBegin
+CREATE FUNCTION lock_items(p_ids bigint[], p_sessions text[], p_limit integer, p_owner text, p_now timestamptz)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_got     bigint[] := '{}';
+    v_locked  text[] := '{}';
+    v_refused text[] := '{}';
+BEGIN
+    FOR i IN 1 .. coalesce(cardinality(p_ids), 0) LOOP
+        EXIT WHEN cardinality(v_got) >= p_limit;
+        CONTINUE WHEN p_sessions[i] = ANY (v_refused);
+        IF p_sessions[i] IS NOT NULL AND p_sessions[i] <> ALL (v_locked) THEN
+            IF NOT lock_session(p_sessions[i], p_owner, p_now) THEN
+                v_refused := v_refused || p_sessions[i];
+                CONTINUE;
+            END IF;
+            v_locked := v_locked || p_sessions[i];
+        END IF;
+        PERFORM FROM worker_queue q WHERE q.id = p_ids[i] AND q.visible_at <= p_now FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            v_got := v_got || p_ids[i];
+        END IF;
+    END LOOP;
+    RETURN v_got;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION lock_items IS 'Internal: locks the first p_limit of these items that are due and that p_owner may claim, in order, and their sessions.';
+
+-- +goose StatementBegin
 CREATE FUNCTION pick_work(
-    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text, p_sessions_only boolean DEFAULT false)
+    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text)
 RETURNS bigint[]
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -373,8 +407,6 @@ DECLARE
     v_picked     bigint[] := '{}';
     v_candidates bigint[];
     v_sessions   text[];
-    v_locked     text[] := '{}';
-    v_refused    text[] := '{}';
     v_cut        boolean;
     v_spare      integer := 32;
 BEGIN
@@ -405,7 +437,7 @@ BEGIN
                         WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
                         ORDER BY q.visible_at, q.id
                         LIMIT p_limit + v_spare) head
-                 WHERE p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags)) AND NOT p_sessions_only
+                 WHERE p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags))
                 UNION ALL
                 SELECT head.* FROM asked_lists(p_namespaces, p_tags) AS list
                  CROSS JOIN generate_series(0, 9) AS level (priority)
@@ -416,7 +448,6 @@ BEGIN
                           AND q.session_id IS NULL AND q.visible_at <= p_now
                         ORDER BY q.visible_at, q.id
                         LIMIT p_limit + v_spare) head
-                 WHERE NOT p_sessions_only
                 UNION ALL
                 SELECT head.* FROM session_lists(p_owner, p_now) AS list
                  CROSS JOIN LATERAL (
@@ -435,21 +466,7 @@ BEGIN
                  ORDER BY q.priority DESC, q.visible_at, q.id
                  LIMIT p_limit FOR UPDATE SKIP LOCKED);
         ELSE
-            FOR i IN 1 .. coalesce(cardinality(v_candidates), 0) LOOP
-                EXIT WHEN cardinality(v_picked) >= p_limit;
-                CONTINUE WHEN v_candidates[i] = ANY (v_picked) OR v_sessions[i] = ANY (v_refused);
-                IF v_sessions[i] IS NOT NULL AND v_sessions[i] <> ALL (v_locked) THEN
-                    IF NOT lock_session(v_sessions[i], p_owner, p_now) THEN
-                        v_refused := v_refused || v_sessions[i];
-                        CONTINUE;
-                    END IF;
-                    v_locked := v_locked || v_sessions[i];
-                END IF;
-                PERFORM FROM worker_queue q WHERE q.id = v_candidates[i] AND q.visible_at <= p_now FOR UPDATE SKIP LOCKED;
-                IF FOUND THEN
-                    v_picked := v_picked || v_candidates[i];
-                END IF;
-            END LOOP;
+            v_picked := lock_items(v_candidates, v_sessions, p_limit, p_owner, p_now);
         END IF;
         EXIT WHEN NOT v_cut OR cardinality(v_picked) = p_limit;
         v_spare := v_spare * 8;
@@ -1107,6 +1124,6 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 
 -- +goose Down
 
-DROP FUNCTION cleanup_sessions, release_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, remove_work, fetch_work, pick_work,
+DROP FUNCTION cleanup_sessions, release_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, remove_work, fetch_work, pick_work, lock_items,
     touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_item, enqueue_work_many,
     dedup_holder, keep_dedup_keys, check_dedup, check_headers, check_options, check_texts;

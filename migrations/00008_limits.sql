@@ -16,6 +16,16 @@
 -- key is full, nobody adds such rows: an ack that adds none has the lock of keep_releasing with others like it until it ends, and a
 -- claim that is to hold an item has it alone, before it counts, and until it ends. What it has written to holding_since by then
 -- is seen by the acks that come after.
+--
+-- What is at work when limits are set has no place. Whoever sets them may keep his transaction open for long, so it is the claims
+-- after it that mark those items (mark_running), and skip what others have locked. From the commit of set_limits on, whatever of
+-- the namespace is at work
+--   (1) has a slot; or
+--   (2) is among marking.items, since somebody has locked it: it counts, and its key is left alone. Nothing of that may be held, for
+--       who has locked the item may be about to leave its place and, not having seen the limits, to bring nothing back; or
+--   (3) was claimed by one of marking.transactions, of which nobody can see it yet. Whoever claims has read limits before, and so
+--       has a lock on that table: of those who have not seen the new ones none is missing when the first claim looks who has one.
+--       When one of them has ended, the next claim marks what it has left.
 
 -- +goose Up
 
@@ -94,7 +104,9 @@ BEGIN
         SELECT FROM worker_queue q
          WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.visible_at > p_now LIMIT p_most
     )
-    SELECT (SELECT count(*) FROM running) + (SELECT count(*) FROM ended) - (SELECT count(*) FROM free) INTO v_count;
+    SELECT (SELECT count(*) FROM running) + (SELECT count(*) FROM ended) - (SELECT count(*) FROM free)
+           + (SELECT count(*) FROM worker_queue q
+               WHERE q.id = ANY (ARRAY(SELECT unnest(m.items) FROM marking m WHERE m.namespace = p_namespace)) AND NOT q.slot) INTO v_count;
     RETURN least(v_count, p_most);
 END
 $$;
@@ -130,6 +142,60 @@ $$;
 COMMENT ON FUNCTION at_work_of_key IS 'Internal: how many items of a key have a place, counted up to p_most.';
 
 -- +goose StatementBegin
+CREATE FUNCTION mark_running(p_namespace text, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_before marking;
+    v_left   text[];
+    v_items  bigint[];
+    v_free   bigint[];
+BEGIN
+    SELECT * INTO v_before FROM marking m WHERE m.namespace = p_namespace;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    v_items := v_before.items;
+    v_left := ARRAY(
+        SELECT DISTINCT l.virtualtransaction FROM pg_locks l
+         WHERE l.locktype = 'relation' AND l.relation = 'limits'::regclass AND l.mode = 'AccessShareLock' AND l.pid IS DISTINCT FROM pg_backend_pid()
+           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+           AND coalesce(l.virtualtransaction = ANY (v_before.transactions), true) ORDER BY 1);
+    IF v_left IS DISTINCT FROM v_before.transactions THEN
+        -- In a snapshot that is taken after those have ended that are not left. It walks over all that is not due.
+        v_items := ARRAY(
+            SELECT leased.id FROM work_lists(ARRAY[p_namespace], NULL) AS list
+             CROSS JOIN generate_series(0, 9) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT q.id FROM worker_queue q
+                    WHERE q.namespace = list.namespace AND q.tag = list.tag AND q.priority = level.priority AND q.session_id IS NULL
+                      AND q.visible_at > p_now AND q.lock_token IS NOT NULL AND NOT q.slot
+                      AND (q.key IS NOT NULL OR EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace AND l.max_running IS NOT NULL))) leased)
+            || v_items;
+    END IF;
+    IF v_before.transactions IS NULL THEN -- those with a place may be about to leave it, and to bring nothing back
+        v_items := v_items || ARRAY(SELECT q.id FROM worker_queue q WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace);
+    END IF;
+    v_free := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_items) AND q.lock_token IS NOT NULL ORDER BY q.id FOR UPDATE SKIP LOCKED);
+    UPDATE worker_queue q SET slot = true WHERE q.id = ANY (v_free) AND NOT q.slot AND q.visible_at > p_now;
+    -- The lease of one that somebody has locked may have been renewed in time, as in at_work.
+    v_items := ARRAY(
+        SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_items) AND q.id <> ALL (v_free) AND q.lock_token IS NOT NULL ORDER BY q.id);
+    IF v_left = '{}' AND v_items = '{}' THEN
+        DELETE FROM marking m WHERE m.namespace = p_namespace;
+    ELSIF v_left IS DISTINCT FROM v_before.transactions OR v_items <> v_before.items THEN
+        UPDATE marking m SET transactions = v_left, items = v_items WHERE m.namespace = p_namespace;
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION mark_running IS 'Internal: gives what of a namespace was claimed without having seen its limits a place, or notes it in marking if somebody has locked it. The caller has locked the namespace.';
+
+-- +goose StatementBegin
 CREATE FUNCTION bring_back(p_namespace text, p_tag text, p_key text, p_count bigint)
 RETURNS bigint
 LANGUAGE plpgsql
@@ -153,7 +219,7 @@ $$;
 COMMENT ON FUNCTION bring_back IS 'Internal: makes the first p_count items of a key that are held due again, as they were, and returns how many that was.';
 
 -- +goose StatementBegin
-CREATE FUNCTION take_up_releases(p_namespaces text[], p_tags text[])
+CREATE FUNCTION take_up_releases(p_namespaces text[])
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -168,7 +234,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM releases r
          USING (SELECT f.id FROM releases f
-                 WHERE f.namespace = ANY (p_namespaces) AND (p_tags IS NULL OR f.tag = ANY (p_tags))
+                 WHERE f.namespace = ANY (p_namespaces) -- of any tag: nobody may ask for that of some any more
                  ORDER BY f.namespace, f.id LIMIT 1000 FOR UPDATE SKIP LOCKED) AS first
          WHERE r.id = ANY (ARRAY[first.id])
         RETURNING r.namespace, r.tag, r.key
@@ -219,7 +285,7 @@ BEGIN
                row_number() OVER (PARTITION BY q.namespace, q.tag, q.key ORDER BY g.ord) AS of_key
           FROM unnest(p_ids) WITH ORDINALITY AS g (id, ord)
           JOIN worker_queue q ON q.id = ANY (ARRAY[g.id])
-          LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
+          LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace AND q.session_id IS NULL
     ), counted AS MATERIALIZED ( -- once for each key, at its first item
         SELECT i.*, coalesce(i.of_key <= max(i.per_key - CASE WHEN taken.ended THEN at_work_of_key(i.namespace, i.tag, i.key, i.per_key, p_now) ELSE taken.places END)
                                          OVER (PARTITION BY i.namespace, i.tag, i.key), true) AS may
@@ -235,8 +301,8 @@ BEGIN
         SELECT n.*, n.max_running - at_work(n.namespace, n.max_running, p_now) AS free
           FROM (SELECT DISTINCT i.namespace, i.max_running FROM counted i WHERE i.max_running IS NOT NULL) AS n
     ), of_namespace AS (
-        SELECT i.*, i.may AND coalesce(row_number() OVER (PARTITION BY i.namespace, i.may ORDER BY i.ord) <= n.free, true) AS can
-          FROM counted i LEFT JOIN namespace n ON n.namespace = i.namespace
+        SELECT i.*, i.may AND coalesce(row_number() OVER (PARTITION BY i.namespace, i.max_running, i.may ORDER BY i.ord) <= n.free, true) AS can
+          FROM counted i LEFT JOIN namespace n ON n.namespace = i.namespace AND n.max_running = i.max_running
     )
     SELECT coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE i.can), '{}'),
            coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE NOT i.may AND i.namespace = ANY (p_holding)), '{}'),
@@ -328,10 +394,12 @@ DECLARE
     v_left_out   text[] := '{}'; -- those that are full, or that somebody else has locked
     v_holding    text[] := '{}'; -- those whose items may be held
     v_unheld     text[]; -- and those where one would be, if it might
+    v_unmarked   bigint[]; -- items whose keys are left alone
     v_begun      boolean;
     v_keyed      boolean;
     v_want       integer;
     v_candidates bigint[];
+    v_sessions   text[]; -- of those
     v_got        bigint[];
     v_moved      bigint[];
     v_cut        boolean;
@@ -350,17 +418,22 @@ BEGIN
             CONTINUE;
         END IF;
         v_locked := v_locked || v_namespace;
+        IF EXISTS (SELECT FROM marking m WHERE m.namespace = v_namespace) THEN
+            PERFORM mark_running(v_namespace, p_now);
+        END IF;
         IF v_max IS NOT NULL AND at_work(v_namespace, v_max, p_now) >= v_max THEN
             v_left_out := v_left_out || v_namespace;
         END IF;
     END LOOP;
     IF EXISTS (SELECT FROM releases r WHERE r.namespace = ANY (v_locked)) THEN
-        PERFORM take_up_releases(v_locked, p_tags);
+        PERFORM take_up_releases(v_locked);
     END IF;
     v_holding := ARRAY(SELECT l.namespace FROM limits l
                         WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked) AND l.holding_since IS NOT NULL AND keep_releasing(l.namespace));
     v_keyed := EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked)
                           AND (l.max_running_per_key IS NOT NULL OR l.rate_interval IS NOT NULL));
+    v_unmarked := ARRAY(SELECT unnest(m.items) FROM marking m JOIN limits l ON l.queue = 'worker' AND l.namespace = m.namespace
+                         WHERE m.namespace = ANY (v_locked) AND l.max_running_per_key IS NOT NULL);
     v_want := CASE WHEN v_keyed THEN greatest(p_limit, 10) ELSE p_limit END;
 
     LOOP
@@ -371,10 +444,8 @@ BEGIN
               FROM work_lists(p_namespaces, p_tags) AS w
               LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = w.namespace
              WHERE w.namespace <> ALL (v_left_out)
-        ), draw AS MATERIALIZED ( -- of a lottery, in which each has chances by its weight
-            SELECT d.namespace, CASE WHEN p_fair THEN -ln(1 - random()) / d.weight ELSE 0 END AS first FROM (SELECT DISTINCT l.namespace, l.weight FROM list l) AS d
-        ), head AS (
-            SELECT h.id, h.priority, h.visible_at, h.namespace, l.weight, h.place
+        ), head AS MATERIALIZED (
+            SELECT h.id, h.priority, h.visible_at, h.namespace, l.weight, h.place, NULL::text AS session_id
               FROM list l
              CROSS JOIN generate_series(0, 9) AS level (priority)
              CROSS JOIN LATERAL (
@@ -384,18 +455,43 @@ BEGIN
                       AND q.session_id IS NULL AND q.visible_at <= p_now
                     ORDER BY q.visible_at, q.id
                     LIMIT v_want + v_spare) h
+            UNION ALL -- no limit holds for those, nor does it matter that others have locked their namespace
+            SELECT h.id, h.priority, h.visible_at, h.namespace, coalesce(l.weight, 1), h.place, h.session_id
+              FROM session_lists(p_owner, p_now) AS list
+             CROSS JOIN LATERAL (
+                   SELECT q.id, q.namespace, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                     FROM worker_queue q
+                    WHERE q.session_id = list.session_id AND q.visible_at <= p_now
+                      AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces)) AND (p_tags IS NULL OR q.tag = ANY (p_tags))
+                    ORDER BY q.visible_at, q.id
+                    LIMIT v_want + v_spare) h
+              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = h.namespace
+             WHERE p_owner IS NOT NULL AND list.free_at IS NULL
+        ), draw AS MATERIALIZED ( -- of a lottery, in which each has chances by its weight
+            SELECT d.namespace, CASE WHEN p_fair THEN -ln(1 - random()) / d.weight ELSE 0 END AS first FROM (SELECT DISTINCT h.namespace, h.weight FROM head h) AS d
         ), line AS (
             SELECT h.*, d.first + CASE WHEN p_fair THEN (row_number() OVER (PARTITION BY h.namespace ORDER BY h.priority DESC, h.visible_at, h.id) - 1)
                                                         / h.weight::float8 ELSE 0 END AS turn
               FROM head h JOIN draw d ON d.namespace = h.namespace
         )
-        SELECT array_agg(l.id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id), coalesce(bool_or(l.place = v_want + v_spare), false)
-          INTO v_candidates, v_cut FROM line l;
-        v_got := ARRAY(
-            SELECT q.id FROM unnest(v_candidates) WITH ORDINALITY AS c (id, ord)
+        SELECT array_agg(l.id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id),
+               array_agg(l.session_id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id), coalesce(bool_or(l.place = v_want + v_spare), false)
+          INTO v_candidates, v_sessions, v_cut FROM line l;
+        IF v_unmarked <> '{}' THEN
+            SELECT array_agg(c.id ORDER BY c.ord), array_agg(c.session_id ORDER BY c.ord) INTO v_candidates, v_sessions
+              FROM unnest(v_candidates, v_sessions) WITH ORDINALITY AS c (id, session_id, ord)
               JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
-             WHERE q.visible_at <= p_now
-             ORDER BY c.ord LIMIT v_want FOR UPDATE OF q SKIP LOCKED);
+             WHERE NOT EXISTS (SELECT FROM worker_queue w WHERE w.id = ANY (v_unmarked) AND w.namespace = q.namespace AND w.tag = q.tag AND w.key = q.key);
+        END IF;
+        IF array_remove(v_sessions, NULL) <> '{}' THEN
+            v_got := lock_items(v_candidates, v_sessions, v_want, p_owner, p_now);
+        ELSE
+            v_got := ARRAY(
+                SELECT q.id FROM unnest(v_candidates) WITH ORDINALITY AS c (id, ord)
+                  JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+                 WHERE q.visible_at <= p_now
+                 ORDER BY c.ord LIMIT v_want FOR UPDATE OF q SKIP LOCKED);
+        END IF;
         IF cardinality(v_locked) = 0 THEN
             v_picked := v_got;
         ELSE
@@ -417,9 +513,6 @@ BEGIN
             v_spare := v_spare * 8;
         END IF;
     END LOOP;
-    IF p_owner IS NOT NULL AND cardinality(v_picked) < p_limit THEN
-        v_picked := v_picked || pick_work(p_now, p_limit - cardinality(v_picked), p_namespaces, p_tags, p_owner, true);
-    END IF;
     RETURN v_picked;
 END
 $$;
@@ -453,9 +546,12 @@ BEGIN
         IF v_left >= p_limit THEN
             NULL; -- Others count the places that it leaves until they count those that it takes.
         ELSIF lock_namespace(sole, v_left = 0) THEN
+            IF v_limit.over THEN
+                PERFORM mark_running(sole, p_now);
+            END IF;
             v_at_work := at_work(sole, places, p_now);
             free := greatest(least(p_limit, places - v_at_work), 0);
-            IF v_limit.over AND v_at_work < places THEN
+            IF v_limit.over AND v_at_work < places AND NOT EXISTS (SELECT FROM marking m WHERE m.namespace = sole) THEN
                 UPDATE limits l SET over = false
                   FROM (SELECT FROM limits o WHERE o.queue = 'worker' AND o.namespace = sole FOR UPDATE SKIP LOCKED) AS own
                  WHERE l.queue = 'worker' AND l.namespace = sole;
@@ -480,8 +576,12 @@ AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_earliest timestamptz;
+    -- Before the items are read: whoever takes one up, for whichever tag, makes an item due instead in the same commit.
+    v_released boolean := EXISTS (
+        SELECT FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
+         WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)));
 BEGIN
-    SELECT min(greatest(head.visible_at, full_until.visible_at)) INTO v_earliest
+    SELECT min(greatest(head.visible_at, full_until.visible_at, unmarked.next_look)) INTO v_earliest
       FROM work_lists(p_namespaces, p_tags) AS list
      CROSS JOIN LATERAL (
            SELECT min(h.visible_at) AS visible_at
@@ -496,9 +596,11 @@ BEGIN
                   SELECT q.visible_at FROM worker_queue q
                    WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = l.namespace AND q.visible_at > v_now
                    ORDER BY q.visible_at DESC OFFSET l.max_running - 1 LIMIT 1) r
-            WHERE l.queue = 'worker' AND l.namespace = list.namespace AND l.max_running IS NOT NULL) full_until ON true;
-    IF EXISTS (SELECT FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
-                WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces))) THEN
+            WHERE l.queue = 'worker' AND l.namespace = list.namespace AND l.max_running IS NOT NULL) full_until ON true
+      LEFT JOIN LATERAL (
+           SELECT v_now + interval '0.1 s' AS next_look FROM marking m -- their acks tell nobody
+            WHERE m.namespace = list.namespace AND m.items <> '{}') unmarked ON true;
+    IF v_released THEN
         v_earliest := least(v_earliest, v_now);
     END IF;
     RETURN v_earliest;
@@ -650,14 +752,14 @@ BEGIN
            rate_interval = p_rate_interval, rate_burst = p_rate_burst, over = excluded.over;
     DELETE FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace AND NOT l.holds AND l.weight = 1;
 
-    -- What is at work by now counts; what somebody has locked is about to end.
     v_now := clock_timestamp();
-    UPDATE worker_queue q SET slot = NOT q.slot
-      FROM (SELECT r.id FROM worker_queue r
-             WHERE r.namespace = p_namespace AND r.session_id IS NULL AND r.lock_token IS NOT NULL AND r.visible_at > v_now
-               AND r.slot <> (p_max_running IS NOT NULL OR p_max_running_per_key IS NOT NULL AND r.key IS NOT NULL)
-             FOR UPDATE SKIP LOCKED) AS running
-     WHERE q.id = ANY (ARRAY[running.id]);
+    -- What is at work by now counts. What has a place already keeps it, and tells somebody in vain at most.
+    IF p_max_running IS NOT NULL AND v_before.max_running IS NULL
+       OR p_max_running_per_key IS NOT NULL AND v_before.max_running_per_key IS NULL THEN
+        INSERT INTO marking (namespace) VALUES (p_namespace) ON CONFLICT (namespace) DO UPDATE SET transactions = NULL;
+    ELSIF coalesce(p_max_running, p_max_running_per_key) IS NULL THEN
+        DELETE FROM marking m WHERE m.namespace = p_namespace;
+    END IF;
     IF p_max_running_per_key IS DISTINCT FROM v_before.max_running_per_key THEN
         -- The next claims hold again what is too much.
         UPDATE worker_queue q SET visible_at = q.held_due, held_due = NULL WHERE q.namespace = p_namespace AND q.held_due IS NOT NULL;
@@ -740,5 +842,5 @@ COMMENT ON FUNCTION pause IS 'Has nobody claim from these namespaces of a queue 
 LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, limits, instances, executions, history, kv_store, kv_delta, dead_letters, archive
     IN ACCESS EXCLUSIVE MODE;
 SELECT require_empty();
-DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, sole_list, pick_limited, begin_holding, keep_releasing, allot, has_rate, take_up_releases, bring_back,
+DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, sole_list, pick_limited, begin_holding, keep_releasing, allot, has_rate, take_up_releases, bring_back, mark_running,
     at_work_of_key, at_work, lock_namespace, served;
