@@ -429,6 +429,19 @@ func TestLimits_RateAndMaxRunningPerKey_NobodyClaimsForLong_NoneIsHeldAndAtWork(
 	require.Equal(t, "third", n.take(t).Name)
 }
 
+// Another rate makes nobody due who waits for a place of his key.
+func TestLimits_RateIsChanged_HeldItemThatHasPaid_IsHeldStill(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1, RatePerKey: pgwake.Rate{Interval: 10 * time.Minute}})
+	n.keyed(t, "k")
+	n.exec(t, `UPDATE worker_queue SET charged = true, held_due = visible_at, visible_at = '9999-12-31'`)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1, RatePerKey: pgwake.Rate{Interval: time.Hour}})
+	n.requireNoWork(t)
+	n.limit(t, pgwake.Limits{})
+	n.take(t)
+}
+
 func TestLimits_RatePerKey_UrgentItemsPassThoseThatWait_NoMoreThanABurstBegins(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -819,7 +819,8 @@ BEGIN
     END IF;
     IF p_rate_interval IS DISTINCT FROM v_before.rate_interval OR p_rate_burst IS DISTINCT FROM v_before.rate_burst THEN
         -- They pay anew.
-        UPDATE worker_queue q SET visible_at = v_now, charged = false WHERE q.namespace = p_namespace AND q.session_id IS NULL AND q.charged;
+        UPDATE worker_queue q SET visible_at = CASE WHEN q.held_due IS NULL THEN v_now ELSE q.visible_at END, charged = false
+         WHERE q.namespace = p_namespace AND q.session_id IS NULL AND q.charged;
         DELETE FROM rates r WHERE r.namespace = p_namespace;
     END IF;
     PERFORM notify_queue('worker', 1, NULL, p_namespace);
