@@ -29,7 +29,8 @@ type Limits struct {
 	Weight int
 }
 
-// Rate is one item in each Interval, on average. An item that may not begin yet is due when it may.
+// Rate is one item in each Interval, on average. An item that may not begin yet is due when it may. Where nobody claims for a
+// while, what might have begun is not made up for: Burst of them begin, and the others one in each Interval after that.
 type Rate struct {
 	// Interval is from 1 µs to 100 years. Defaults to 0: no limit.
 	Interval time.Duration

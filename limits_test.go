@@ -147,9 +147,15 @@ func TestLimits_LeaseEndedAndKeyIsFull_OldTokenIsNoGood(t *testing.T) {
 		for _, item := range items {
 			require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
 		}
-		pgwaketest.Advance(t, n.Provider, 4*time.Hour)
-		next, names := n.takeSome(t, 10)
-		require.Len(t, append(items, next...), 2, names)
+		count := len(items)
+		for range 2 { // of a key with a rate one at a time
+			pgwaketest.Advance(t, n.Provider, 4*time.Hour)
+			items, _ = n.takeSome(t, 10)
+			for count += len(items); len(items) > 0; items = items[1:] {
+				require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
+			}
+		}
+		require.Equal(t, 2, count)
 	}
 }
 
@@ -342,6 +348,117 @@ func onlyKey(items []*pgwake.ClaimedWorkItem, names []string) (left []string) {
 		}
 	}
 	return left
+}
+
+// Nobody claims for hours. Those that might have begun in that time come no faster for it, and in their order.
+func TestLimits_RatePerKey_NobodyClaimsForLong_NoMoreThanABurstBegins(t *testing.T) {
+	t.Parallel()
+	for burst := 1; burst <= 3; burst++ {
+		for _, batch := range []int{1, 4, 100} {
+			n := newNode(t, nil)
+			n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 10 * time.Minute, Burst: burst}})
+			var all, began []string
+			add := func(count int) {
+				for range count {
+					name := fmt.Sprint(len(all))
+					_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Key: "k"}, nil)
+					require.NoError(t, err)
+					all = append(all, name)
+				}
+			}
+			begin := func(most int) {
+				t.Helper()
+				for count := 0; ; {
+					items, names := n.takeSome(t, batch)
+					if count += len(items); len(items) == 0 {
+						require.Equal(t, most, count, "burst %d, batches of %d", burst, batch)
+						return
+					}
+					began = append(began, names...)
+					for _, item := range items {
+						require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+					}
+				}
+			}
+			add(12 + burst)
+			begin(burst)
+			for _, lull := range []time.Duration{10 * time.Hour, 65 * time.Minute} {
+				pgwaketest.Advance(t, n.Provider, lull)
+				add(1)
+				begin(burst)
+				pgwaketest.Advance(t, n.Provider, 5*time.Minute)
+				begin(0)
+				pgwaketest.Advance(t, n.Provider, 5*time.Minute)
+				begin(1)
+			}
+			pgwaketest.Advance(t, n.Provider, 24*time.Hour)
+			add(1)
+			for begin(burst); len(began) < len(all); begin(1) {
+				pgwaketest.Advance(t, n.Provider, 10*time.Minute)
+			}
+			require.Equal(t, all, began)
+		}
+	}
+}
+
+// The one whose share is the oldest goes first, and not the one for which the key has a place by the order in the queue: that is
+// still there for the next.
+func TestLimits_RateAndMaxRunningPerKey_NobodyClaimsForLong_NoneIsHeldAndAtWork(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 2, RatePerKey: pgwake.Rate{Interval: 10 * time.Minute}})
+	add := func(name string, priority int) {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Key: "k"}, &pgwake.EnqueueOptions{Priority: priority})
+		require.NoError(t, err)
+	}
+	add("first", 0)
+	first, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, LockTimeout: 23 * time.Hour})
+	require.NoError(t, err)
+	add("second", 0)
+	n.requireNoWork(t)
+	add("third", 9)
+	n.requireNoWork(t)
+	pgwaketest.Advance(t, n.Provider, 5*time.Hour)
+	n.exec(t, `UPDATE limits SET holding_since = clock_timestamp()`)
+	items, names := n.takeSome(t, 10)
+	require.Equal(t, []string{"second"}, names)
+	require.Equal(t, []int{0}, query[int](t, n, `SELECT count(*) FROM worker_queue WHERE lock_token IS NOT NULL AND held_due IS NOT NULL`))
+	require.NoError(t, n.AckWorkItems(t.Context(), []pgwake.LockToken{first.LockToken, items[0].LockToken}))
+	n.requireNoWork(t)
+	pgwaketest.Advance(t, n.Provider, 10*time.Minute)
+	require.Equal(t, "third", n.take(t).Name)
+}
+
+// Another rate makes nobody due who waits for a place of his key.
+func TestLimits_RateIsChanged_HeldItemThatHasPaid_IsHeldStill(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1, RatePerKey: pgwake.Rate{Interval: 10 * time.Minute}})
+	n.keyed(t, "k")
+	n.exec(t, `UPDATE worker_queue SET charged = true, held_due = visible_at, visible_at = '9999-12-31'`)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1, RatePerKey: pgwake.Rate{Interval: time.Hour}})
+	n.requireNoWork(t)
+	n.limit(t, pgwake.Limits{})
+	n.take(t)
+}
+
+func TestLimits_RatePerKey_UrgentItemsPassThoseThatWait_NoMoreThanABurstBegins(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 10 * time.Minute}})
+	for priority := range 5 {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x", Key: "k"}, &pgwake.EnqueueOptions{Priority: priority})
+		require.NoError(t, err)
+		n.takeSome(t, 1)
+	}
+	pgwaketest.Advance(t, n.Provider, 30*time.Minute)
+	for range 4 {
+		items, _ := n.takeSome(t, 1)
+		require.Len(t, items, 1)
+		require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
+		n.requireNoWork(t)
+		pgwaketest.Advance(t, n.Provider, 10*time.Minute)
+	}
 }
 
 func TestLimits_RatePerKey_ItemIsGivenBackUnbegun_HasPaid(t *testing.T) {

@@ -42,6 +42,7 @@ CREATE TABLE worker_queue (
     slot          boolean     NOT NULL DEFAULT false,
     charged       boolean     NOT NULL DEFAULT false,
     held_due      timestamptz,
+    share_at      timestamptz,
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT worker_queue_texts_check CHECK (octet_length(name) BETWEEN 1 AND 255
         AND octet_length(instance_id) BETWEEN 1 AND 255 AND octet_length(dedup_key) BETWEEN 1 AND 255
@@ -65,6 +66,7 @@ COMMENT ON COLUMN worker_queue.headers IS 'What travels with the item beside its
 COMMENT ON COLUMN worker_queue.key IS 'With whom the item shares limits, within its namespace and tag; see limits.';
 COMMENT ON COLUMN worker_queue.slot IS 'Claimed under a limit, or at work when one was set: while the lease holds, the item counts as at work.';
 COMMENT ON COLUMN worker_queue.charged IS 'The share of the rate of its key is paid, and the item due at visible_at.';
+COMMENT ON COLUMN worker_queue.share_at IS 'When that share is there, by the clock of the key (see allot), if the item was too early for it. Null: it may begin at once. Without charged it says nothing.';
 COMMENT ON COLUMN worker_queue.held_due IS 'Due instant of an item that is held, since too many of its key are at work; visible_at is in 9999 then. Null: it is not.';
 COMMENT ON COLUMN worker_queue.dedup_key IS 'While a row with this key is queued in the namespace, another enqueue with it adds nothing.';
 
@@ -84,6 +86,8 @@ CREATE INDEX worker_queue_slot_idx ON worker_queue (namespace, visible_at) WHERE
 CREATE INDEX worker_queue_slot_of_key_idx ON worker_queue (namespace, tag, key, visible_at) WHERE slot AND lock_token IS NOT NULL AND key IS NOT NULL;
 -- bring_back
 CREATE INDEX worker_queue_held_idx ON worker_queue (namespace, tag, key, (-priority), held_due, id) WHERE held_due IS NOT NULL;
+-- allot, for the last share that is taken
+CREATE INDEX worker_queue_share_idx ON worker_queue (namespace, tag, key, share_at) WHERE charged AND share_at IS NOT NULL;
 -- enqueue_work_many
 CREATE UNIQUE INDEX worker_queue_dedup_idx ON worker_queue (namespace, dedup_key) WHERE dedup_key IS NOT NULL;
 
@@ -138,9 +142,13 @@ CREATE TABLE rates (
     tag       text        NOT NULL,
     key       text        NOT NULL,
     tat       timestamptz NOT NULL,
+    lag       interval    NOT NULL DEFAULT '0',
+    begun     timestamptz,
     PRIMARY KEY (namespace, tag, key)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
-COMMENT ON TABLE rates IS 'When each key will have made up for what it has begun (theoretical arrival time); no row: it has.';
+COMMENT ON TABLE rates IS 'When each key will have made up for the shares that are taken (theoretical arrival time); no row: it has.';
+COMMENT ON COLUMN rates.lag IS 'How far the clock of the key is behind, since shares that were there found nobody to claim.';
+COMMENT ON COLUMN rates.begun IS 'When the key will have made up for what has begun.';
 -- allot, which removes those that have
 CREATE INDEX rates_tat_idx ON rates (tat);
 

@@ -896,7 +896,7 @@ BEGIN
     UPDATE worker_queue q
        SET visible_at = v_now + p_delay, lock_token = NULL, last_error = coalesce(p_error, q.last_error),
            attempt_count = greatest(q.attempt_count - p_ignore_attempt::integer, 0),
-           charged = p_ignore_attempt AND p_delay <= interval '0' AND q.key IS NOT NULL AND has_rate(q.namespace)
+           charged = p_ignore_attempt AND p_delay <= interval '0' AND q.key IS NOT NULL AND has_rate(q.namespace), share_at = NULL
      WHERE q.id = p_id AND q.lock_token = p_token AND q.visible_at > v_now
     RETURNING q.namespace, q.tag, q.key, q.slot INTO v_namespace, v_tag, v_key, v_slot;
     IF NOT FOUND THEN
@@ -991,7 +991,7 @@ BEGIN
     WITH undone AS (
         UPDATE worker_queue q
            SET visible_at = v_now, lock_token = NULL, attempt_count = greatest(q.attempt_count - 1, 0),
-               charged = q.key IS NOT NULL AND has_rate(q.namespace)
+               charged = q.key IS NOT NULL AND has_rate(q.namespace), share_at = NULL
           FROM (SELECT held.id FROM generate_series(0, 9) AS level (priority)
                  CROSS JOIN LATERAL (
                        SELECT h.id FROM worker_queue h

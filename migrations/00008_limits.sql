@@ -8,7 +8,8 @@
 -- An item that a claim meets and may not take stays out of the way of those behind it:
 --   (1) its namespace is full, or paused: no claim looks there, and earliest_work says when a lease ends;
 --   (2) its key is full: it is held, which is to be due in 9999, and each place of that key that becomes free brings one back;
---   (3) its key has had its share: it is due when that is (charged), and then its share is paid.
+--   (3) its key has had its share: it is due when that is (charged), and then its share is paid. It is moved on once more if nobody
+--       claims for so long that too many of the key are due.
 --
 -- Whatever ends a lease with a place says so (release_places) as whoever enqueues does: lanes that are armed are told, and one
 -- that is not looks once that transaction has ended. For a key it adds a row to releases, which is there to be seen by whoever may
@@ -279,6 +280,9 @@ DECLARE
     v_chosen bigint[];
     v_late   bigint[];
     v_ats    timestamptz[];
+    v_shares timestamptz[];
+    v_ords   bigint[];
+    v_oldest bigint[];
 BEGIN
     WITH item AS (
         SELECT q.id, q.namespace, q.tag, q.key, g.ord, l.max_running, CASE WHEN q.key IS NOT NULL THEN l.max_running_per_key END AS per_key,
@@ -311,27 +315,73 @@ BEGIN
     v_chosen := v_chosen[1:p_limit];
 
     -- Of each key the first of these that have not paid, in order, take the next shares that it has (GCRA): the last was
-    -- taken for tat, one more is there each rate_interval, and rate_burst of them may be there at once.
+    -- taken for tat, one more is there each rate_interval, and rate_burst of them may be there at once. Who has taken one that is
+    -- still to come is due then. If nobody claims at that time, too many are due at once after it. So the clock of a key, by which
+    -- shares are there (share_at), is behind by lag: by as much as the first of these is late, beyond a burst, once that is half an
+    -- interval more than it is behind. All shares of the key, taken or not, are later by that, in their order. As others may have
+    -- locked an item while those behind it go, what begins is counted too (begun), and may be half an interval early.
     IF EXISTS (SELECT FROM worker_queue q JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
-                WHERE q.id = ANY (v_chosen) AND q.key IS NOT NULL AND NOT q.charged AND l.rate_interval IS NOT NULL) THEN
+                WHERE q.id = ANY (v_chosen) AND q.key IS NOT NULL AND (NOT q.charged OR q.share_at IS NOT NULL) AND l.rate_interval IS NOT NULL) THEN
+        -- One that was moved on is due later than others whose shares come after its own. Of those that are due, the oldest shares
+        -- go first: as many of each key as there are here, and so they can take the places of these.
+        WITH place AS MATERIALIZED (
+            SELECT q.namespace, q.tag, q.key, c.ord
+              FROM unnest(v_chosen) WITH ORDINALITY AS c (id, ord)
+              JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+              JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
+             WHERE q.key IS NOT NULL AND q.charged AND q.share_at IS NOT NULL AND l.rate_interval IS NOT NULL
+        ), oldest AS MATERIALIZED (
+            SELECT k.namespace, k.tag, k.key, o.id, o.share_at
+              FROM (SELECT p.namespace, p.tag, p.key, count(*) AS places FROM place p GROUP BY p.namespace, p.tag, p.key) AS k
+             CROSS JOIN LATERAL (
+                   SELECT w.id, w.share_at FROM worker_queue w
+                    WHERE w.namespace = k.namespace AND w.tag = k.tag AND w.key = k.key AND w.charged AND w.share_at IS NOT NULL AND w.visible_at <= p_now
+                    ORDER BY w.share_at LIMIT k.places FOR UPDATE SKIP LOCKED) o
+        )
+        SELECT (SELECT array_agg(p.ord ORDER BY p.namespace, p.tag, p.key, p.ord) FROM place p),
+               (SELECT array_agg(o.id ORDER BY o.namespace, o.tag, o.key, o.share_at, o.id) FROM oldest o)
+          INTO v_ords, v_oldest;
+        FOR i IN 1 .. coalesce(cardinality(v_ords), 0) LOOP
+            v_chosen[v_ords[i]] := v_oldest[i];
+        END LOOP;
+        moved := ARRAY(SELECT m.id FROM unnest(moved) AS m (id) WHERE m.id <> ALL (v_chosen)); -- another is in its place: it is due still
+
         WITH due AS MATERIALIZED (
-            SELECT q.id, q.namespace, q.tag, q.key, l.rate_interval, l.rate_burst, greatest(r.tat, p_now) AS tat,
-                   row_number() OVER (PARTITION BY q.namespace, q.tag, q.key ORDER BY c.ord) AS n
+            SELECT q.id, q.namespace, q.tag, q.key, c.ord, q.charged, q.share_at, l.rate_interval AS step, l.rate_burst AS burst,
+                   r.tat, r.begun, coalesce(r.lag, '0') AS lag,
+                   row_number() OVER (PARTITION BY q.namespace, q.tag, q.key, q.charged ORDER BY c.ord) AS n,
+                   p_now - (min(q.share_at) FILTER (WHERE q.charged) OVER (PARTITION BY q.namespace, q.tag, q.key) + (l.rate_burst - 1) * l.rate_interval) AS late
               FROM unnest(v_chosen) WITH ORDINALITY AS c (id, ord)
               JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
               JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
               LEFT JOIN rates r ON r.namespace = q.namespace AND r.tag = q.tag AND r.key = q.key
-             WHERE q.key IS NOT NULL AND NOT q.charged AND l.rate_interval IS NOT NULL
+             WHERE q.key IS NOT NULL AND (NOT q.charged OR q.share_at IS NOT NULL) AND l.rate_interval IS NOT NULL
+        ), clock AS MATERIALIZED (
+            SELECT d.id, d.namespace, d.tag, d.key, d.ord, d.charged, d.share_at, d.step, d.burst, d.begun, d.n, new.lag,
+                   greatest(coalesce(d.tat - d.lag, (
+                       SELECT w.share_at FROM worker_queue w -- rates has forgotten it, but not all that had a share have begun
+                        WHERE w.namespace = d.namespace AND w.tag = d.tag AND w.key = d.key AND w.charged AND w.share_at IS NOT NULL
+                        ORDER BY w.share_at DESC LIMIT 1) + d.burst * d.step) + new.lag, p_now) AS tat
+              FROM due d
+             CROSS JOIN LATERAL ( -- in seconds: a day is not always as long as another
+                   SELECT CASE WHEN d.late > d.lag + d.step / 2 THEN make_interval(secs => extract(epoch FROM d.late)::float8) ELSE d.lag END AS lag) AS new
         ), share AS MATERIALIZED (
-            SELECT d.*, d.tat + (d.n - d.rate_burst) * d.rate_interval AS at FROM due d
+            SELECT c.*, CASE WHEN c.charged THEN c.share_at + c.lag ELSE c.tat + (c.n - c.burst) * c.step END AS at FROM clock c
+        ), start AS MATERIALIZED (
+            SELECT s.*, greatest(s.begun, p_now)
+                        + (row_number() OVER (PARTITION BY s.namespace, s.tag, s.key, s.at <= p_now ORDER BY s.ord) - s.burst) * s.step AS next
+              FROM share s
         ), paid AS (
-            INSERT INTO rates AS r (namespace, tag, key, tat)
-            SELECT s.namespace, s.tag, s.key, max(s.tat + s.n * s.rate_interval) FROM share s GROUP BY s.namespace, s.tag, s.key ORDER BY 1, 2, 3
-            ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat
+            INSERT INTO rates AS r (namespace, tag, key, tat, lag, begun)
+            SELECT s.namespace, s.tag, s.key, max(s.tat + CASE WHEN s.charged THEN 0 ELSE s.n END * s.step), max(s.lag),
+                   coalesce(max(s.next + s.burst * s.step) FILTER (WHERE s.at <= p_now AND s.next <= p_now + s.step / 2), max(s.begun))
+              FROM start s GROUP BY s.namespace, s.tag, s.key ORDER BY 1, 2, 3
+            ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat, lag = excluded.lag, begun = excluded.begun
         )
-        SELECT array_agg(s.id), array_agg(s.at) INTO v_late, v_ats FROM share s WHERE s.at > p_now;
-        UPDATE worker_queue q SET visible_at = late.at, charged = true, lock_token = NULL, slot = false
-          FROM unnest(v_late, v_ats) AS late (id, at) WHERE q.id = ANY (ARRAY[late.id]);
+        SELECT array_agg(s.id), array_agg(CASE WHEN s.at <= p_now THEN s.next ELSE s.at END), array_agg(s.at - s.lag) INTO v_late, v_ats, v_shares
+          FROM start s WHERE s.at > p_now OR s.next > p_now + s.step / 2;
+        UPDATE worker_queue q SET visible_at = late.at, charged = true, share_at = late.share_at, lock_token = NULL, slot = false
+          FROM unnest(v_late, v_ats, v_shares) AS late (id, at, share_at) WHERE q.id = ANY (ARRAY[late.id]);
         v_chosen := ARRAY(SELECT c.id FROM unnest(v_chosen) WITH ORDINALITY AS c (id, ord) WHERE c.id <> ALL (coalesce(v_late, '{}')) ORDER BY c.ord);
         DELETE FROM rates r
          USING (SELECT old.namespace, old.tag, old.key FROM rates old WHERE old.tat <= p_now ORDER BY old.tat
@@ -768,7 +818,8 @@ BEGIN
     END IF;
     IF p_rate_interval IS DISTINCT FROM v_before.rate_interval OR p_rate_burst IS DISTINCT FROM v_before.rate_burst THEN
         -- They pay anew.
-        UPDATE worker_queue q SET visible_at = v_now, charged = false WHERE q.namespace = p_namespace AND q.session_id IS NULL AND q.charged;
+        UPDATE worker_queue q SET visible_at = CASE WHEN q.held_due IS NULL THEN v_now ELSE q.visible_at END, charged = false
+         WHERE q.namespace = p_namespace AND q.session_id IS NULL AND q.charged;
         DELETE FROM rates r WHERE r.namespace = p_namespace;
     END IF;
     PERFORM notify_queue('worker', 1, NULL, p_namespace);
