@@ -120,7 +120,7 @@ func (n *node) objects(tb tester) string {
 	return query[string](tb, n, `
 		SELECT concat_ws('; ',
 			(SELECT string_agg(relname || relkind::text || relnatts, ',' ORDER BY relname) FROM pg_class WHERE relnamespace = to_regnamespace($1)),
-			(SELECT string_agg(proname || md5(replace(prosrc, $1, '')) || coalesce(proacl::text, ''), ',' ORDER BY proname, replace(prosrc, $1, '')) FROM pg_proc WHERE pronamespace = to_regnamespace($1)),
+			(SELECT string_agg(proname || md5(replace(prosrc, current_schema(), '')) || coalesce(proacl::text, ''), ',' ORDER BY proname, replace(prosrc, current_schema(), '')) FROM pg_proc WHERE pronamespace = to_regnamespace($1)),
 			(SELECT string_agg(conname || pg_get_constraintdef(oid), ',' ORDER BY conname) FROM pg_constraint WHERE connamespace = to_regnamespace($1)),
 			(SELECT string_agg(tgname, ',' ORDER BY tgname) FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = to_regnamespace($1) AND NOT tgisinternal))`,
 		n.quoted())[0]
