@@ -307,6 +307,7 @@ func (s *simulation) late(bound time.Duration) string {
 }
 
 func TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(8) {
 		// Polling in trouble would make up for what is lost, so half of the runs do without it; and when
 		// dispatchers are busy they look anyway, so half of the runs leave them waiting most of the time.
@@ -322,6 +323,7 @@ func TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher(t *tes
 // A lane that is alone, and hot whenever it can be, disarms and arms all the time: nobody else's row has producers
 // notify.
 func TestSettle_LaneDisarmsAndArms_NoDueItemWaitsForAParkedDispatcher(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(16) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(t, seed, &Config{AggressivePolicy: Never, QuietAbove: 1})
