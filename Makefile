@@ -67,9 +67,9 @@ mutants:
 	@$(WITH_PG) -- sh -c 'failed=0; $(GO) run ./internal/mutants || failed=1; \
 		PGWAKE_FAULTS="$(FAULTS)" $(GO) test -count=1 -v -run TestFaults ./providertest || failed=1; exit $$failed'
 
-## mutants-quick: the twelve holes alone
+## mutants-quick: each of the twelve holes once
 mutants-quick:
-	@$(WITH_PG) -- $(GO) run ./internal/mutants -run '^[01][0-9] '
+	@$(WITH_PG) -- $(GO) run ./internal/mutants -first -run '^[01][0-9] '
 
 ## model-quick: every order of steps of the wake-up protocol, in the sizes that take up to half a minute each; without the race detector, about a minute
 model-quick:

@@ -33,17 +33,18 @@ const atOnce = 4
 
 func main() {
 	only := flag.String("run", "", "run only the mutants whose name matches this regular expression")
+	first := flag.Bool("first", false, "of those whose names begin with the same word, run only the first")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *only); err != nil {
+	if err := run(ctx, *only, *first); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, only string) error {
+func run(ctx context.Context, only string, first bool) error {
 	wanted, err := regexp.Compile(only)
 	if err != nil {
 		return err
@@ -62,11 +63,14 @@ func run(ctx context.Context, only string) error {
 	}
 	var mu sync.Mutex
 	var again []*mutant
+	tried := make(map[string]bool)
 	for i := range mutants {
 		m := &mutants[i]
-		if !wanted.MatchString(m.name) {
+		word, _, _ := strings.Cut(m.name, " ")
+		if !wanted.MatchString(m.name) || first && tried[word] {
 			continue
 		}
+		tried[word] = true
 		tries.Go(func() error {
 			if err := attempt(m); err != nil {
 				fmt.Printf("again %-52s %v\n", m.name, err)
