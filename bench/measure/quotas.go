@@ -125,18 +125,19 @@ func (o *QuotasOptions) share(ctx context.Context, url string, r *QuotasResult) 
 		}
 		d := dispatch.New(n.Provider, &dispatch.Config{Concurrency: o.Places})
 		d.Handle("measure", func(ctx context.Context, _ *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+			at := time.Now()
 			mu.Lock()
 			if running++; running > highest {
 				highest = running
 			}
-			if last = time.Now(); began.IsZero() {
-				began = last
+			if last = at; began.IsZero() {
+				began = at
 			}
 			mu.Unlock()
 			err := pause(ctx, o.Handler)
 			mu.Lock()
 			running--
-			busy += o.Handler
+			busy += time.Since(at) // a timer may be late
 			mu.Unlock()
 			t.add(1)
 			return nil, err
