@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
 
@@ -29,7 +30,7 @@ type groupTest struct {
 }
 
 func inGroups(t *testing.T, play func(t *testing.T, g *groupTest)) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		p := &Provider{}
 		p.abort, p.abortNow = context.WithCancel(context.Background())
 		defer p.abortNow()

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
 
@@ -23,7 +24,7 @@ type enqueueTest struct {
 }
 
 func inEnqueueGroups(t *testing.T, play func(t *testing.T, e *enqueueTest)) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		p := &Provider{}
 		p.abort, p.abortNow = context.WithCancel(context.Background())
 		defer p.abortNow()

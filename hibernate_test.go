@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
 
@@ -209,7 +210,7 @@ func TestHibernate_QueryFails_WakesAndHibernatesOnceAllIsWell(t *testing.T) {
 
 // The promise to the server: one dispatcher of each lane, at once and then at instants that all nodes share.
 func TestHibernate_Polls_OneDispatcherOfEachLaneAtSharedInstants(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		const poll = 10 * time.Minute
 		time.Sleep(3 * time.Minute) // off the instants
 		e := testEngine(t, Config{HibernateAfter: time.Minute, HibernatePoll: poll})
@@ -271,7 +272,7 @@ func TestHibernate_Work_PutsItOff(t *testing.T) {
 		"an empty answer":           {func(e *engine) { e.observe(Worker, outcomeEmpty) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtualtime.Test(t, func(t *testing.T) {
 				e := testEngine(t, Config{HibernateAfter: time.Minute})
 				start := time.Now()
 				e.stir()
@@ -323,7 +324,7 @@ func TestHibernate_SomethingIsWrong_StaysAwake(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtualtime.Test(t, func(t *testing.T) {
 				e := testEngine(t, Config{HibernateAfter: time.Minute})
 				e.listener.planHibernation()
 				trouble(e)

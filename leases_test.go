@@ -9,9 +9,9 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -693,7 +693,7 @@ func TestDeployment_NodeJoinsWhileAnotherIsDeaf_IsToldOfItsLeases(t *testing.T) 
 			{visits, 0, time.Second}, {goesDeaf, 0, 500 * time.Millisecond}, {dies, 1, time.Millisecond},
 			{visits, 0, time.Second}, {visits, 0, 2 * time.Second}, {dies, 0, 5 * time.Millisecond},
 		}
-		synctest.Test(t, func(t *testing.T) { require.Empty(t, p.simulate(), "seed %d", seed) })
+		virtualtime.Test(t, func(t *testing.T) { require.Empty(t, p.simulate(), "seed %d", seed) })
 	}
 }
 
@@ -722,7 +722,7 @@ func TestDeployment_NodesGoDeafAndDie_NoDueItemWaitsForAParkedDispatcher(t *test
 			steps:  rapid.SliceOfN(steps, 5, 60).Draw(rt, "steps"),
 		}
 		var wrong string
-		synctest.Test(t, func(*testing.T) { wrong = p.simulate() })
+		virtualtime.Test(t, func(*testing.T) { wrong = p.simulate() })
 		if wrong != "" {
 			rt.Fatal(wrong)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
 
@@ -28,7 +29,7 @@ func testEngine(t *testing.T, cfg Config) *engine {
 // The goroutine sleeps until the first of all instants, whichever lane it belongs to, and sees one that moves
 // up while it sleeps.
 func TestTimer_InstantsOfSeveralLanes_FireInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{})
 		e.group.Go("timer", e.timer.run)
 		red, err := e.waiters.enter(Worker, filter{Namespaces: []string{"red"}})
@@ -54,7 +55,7 @@ func TestTimer_InstantsOfSeveralLanes_FireInOrder(t *testing.T) {
 
 // An instant that has passed already, of a transaction that took longer than the delay it gave, fires at once.
 func TestTimer_InstantInThePast_FiresAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{})
 		e.group.Go("timer", e.timer.run)
 		l, err := e.waiters.enter(Worker, filter{})
@@ -73,7 +74,7 @@ func TestTimer_InstantInThePast_FiresAtOnce(t *testing.T) {
 // After a release somebody looks: whoever fetches anyway, or one who is called after 2 ms; and if nobody of
 // this node has after 10 ms, the others are asked to.
 func TestTimer_Release_CallsOneWhoLooksAndElseTellsTheOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{})
 		e.group.Go("timer", e.timer.run)
 		l, err := e.waiters.enter(Orchestrator, filter{})
@@ -114,7 +115,7 @@ func TestTimer_Release_CallsOneWhoLooksAndElseTellsTheOthers(t *testing.T) {
 }
 
 func TestTimerGrace_WakesEarlyOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{TimerGrace: 50 * time.Millisecond})
 		l, err := e.waiters.enter(Worker, filter{})
 		require.NoError(t, err)

@@ -2,9 +2,9 @@ package pgwake
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
 
@@ -31,7 +31,7 @@ func TestWaiters_SameFilter_SharesALane(t *testing.T) {
 }
 
 func TestWaiters_LaneThatNobodyUses_IsDroppedAfterAMinute(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w := testEngine(t, Config{}).waiters
 		used, err := w.enter(Worker, filter{Namespaces: []string{"used"}})
 		require.NoError(t, err)

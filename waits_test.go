@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
 
@@ -117,7 +118,7 @@ func waitFor(ctx context.Context, w *waits, instance string) <-chan error {
 }
 
 func TestWaits_NothingChanges_NoQuery(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
 		ctx, cancel := context.WithCancel(t.Context())
 		var outs []<-chan error
@@ -140,7 +141,7 @@ func TestWaits_NothingChanges_NoQuery(t *testing.T) {
 }
 
 func TestWaits_ManyWaitersOfOneInstance_AreOneQuestionOfOneQuery(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
 		f.known["i"] = 1
 		var outs []<-chan error
@@ -161,7 +162,7 @@ func TestWaits_ManyWaitersOfOneInstance_AreOneQuestionOfOneQuery(t *testing.T) {
 
 // Whatever is notified during a query is dealt with by one more.
 func TestWaits_ChangesDuringAQuery_AreOneMoreQuery(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
 		var outs []<-chan error
 		for i := range 5000 {
@@ -187,7 +188,7 @@ func TestWaits_ChangesDuringAQuery_AreOneMoreQuery(t *testing.T) {
 
 // Invariants (1) and (2): the change comes after the first query's snapshot, and its notification before the answer.
 func TestWaits_ChangeDuringTheFirstQuery_IsNotLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
 		f.during = func() {
 			f.end("i")
@@ -199,7 +200,7 @@ func TestWaits_ChangeDuringTheFirstQuery_IsNotLost(t *testing.T) {
 }
 
 func TestWaits_PayloadThatIsNotClear_MeansAnyInstance(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
 		for i, payload := range []string{"", "of a newer version", "-1", "00000000000000000000"} {
 			instance := strconv.Itoa(i)
@@ -220,7 +221,7 @@ func TestWaits_PayloadThatIsNotClear_MeansAnyInstance(t *testing.T) {
 
 // Invariant (3): what changed while nobody listened went unheard.
 func TestWaits_ListeningBegins_EveryWaiterIsReadOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{AggressivePolicy: Never}, false)
 		var outs []<-chan error
 		for i := range 100 {
@@ -250,7 +251,7 @@ func TestWaits_NobodyTellsThisNode_OneQueryAnIntervalForAll(t *testing.T) {
 		"long poll disabled": {DisableLongPoll: true, PollInterval: interval},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtualtime.Test(t, func(t *testing.T) {
 				w, f := testWaits(t, cfg, false)
 				time.Sleep(time.Hour)
 				require.Zero(t, f.count(), "asked for nobody")
@@ -286,7 +287,7 @@ func TestWaits_NobodyTellsThisNode_OneQueryAnIntervalForAll(t *testing.T) {
 }
 
 func TestWaits_ListeningAgain_PollingEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
 		ctx, cancel := context.WithCancel(t.Context())
 		out := waitFor(ctx, w, "i")
@@ -311,7 +312,7 @@ func TestWaits_ListeningAgain_PollingEnds(t *testing.T) {
 }
 
 func TestWaits_QueryFails_IsRetriedAndNobodyIsForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
 		var outs []<-chan error
 		for i := range 100 {
@@ -345,7 +346,7 @@ func TestWaits_QueryFails_IsRetriedAndNobodyIsForgotten(t *testing.T) {
 }
 
 func TestWaits_Close_EndsAllAndLetsNoneBegin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, _ := testWaits(t, Config{}, true)
 		var outs []<-chan error
 		for i := range 1000 {
@@ -363,7 +364,7 @@ func TestWaits_Close_EndsAllAndLetsNoneBegin(t *testing.T) {
 
 // At random: whatever happens in whatever order, nobody whose instance has changed waits on.
 func TestWaits_AnythingGoes_NoWaiterMissesAChange(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{AggressivePolicy: Never}, true)
 		var all sync.WaitGroup
 		for i := range 500 {

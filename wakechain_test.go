@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
 
@@ -311,7 +312,7 @@ func TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher(t *tes
 	for seed := range uint64(8) {
 		// Polling in trouble would make up for what is lost, so half of the runs do without it; and when
 		// dispatchers are busy they look anyway, so half of the runs leave them waiting most of the time.
-		synctest.Test(t, func(t *testing.T) {
+		virtualtime.Test(t, func(t *testing.T) {
 			s := newSimulation(t, seed, &Config{AggressivePolicy: []AggressivePolicy{OnTrouble, Never}[seed%2]})
 			lull := []time.Duration{200 * time.Millisecond, 4 * time.Second}[seed/2%2]
 			s.run(lull, nil, nil, nil, []string{"blue"}, []string{"blue", "red"}, []string{"red"})
@@ -325,7 +326,7 @@ func TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher(t *tes
 func TestSettle_LaneDisarmsAndArms_NoDueItemWaitsForAParkedDispatcher(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(16) {
-		synctest.Test(t, func(t *testing.T) {
+		virtualtime.Test(t, func(t *testing.T) {
 			s := newSimulation(t, seed, &Config{AggressivePolicy: Never, QuietAbove: 1})
 			s.steady, s.steps = true, 1500
 			dispatchers := make([][]string, 1+seed%2)
@@ -392,7 +393,7 @@ func testLane() *lane {
 func TestLane_TokenToDispatcherThatLeaves_IsNotLost(t *testing.T) {
 	taken, left := 0, 0
 	for round := range 100 {
-		synctest.Test(t, func(t *testing.T) {
+		virtualtime.Test(t, func(t *testing.T) {
 			l := testLane()
 			ctx, leave := context.WithCancel(t.Context())
 			ended := make(chan error, 1)

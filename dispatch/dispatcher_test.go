@@ -18,13 +18,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
 
 // dispatching runs a Dispatcher in a bubble until test returns, and then ends it.
 func dispatching(t *testing.T, c Config, register func(*Dispatcher), test func(t *testing.T, f *fake, stop func() error)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		f := newFake()
 		if c.Logger == nil {
 			c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -560,7 +561,7 @@ func TestHandle_OptionsThatMakeNoSense_AreErrorsOfRun(t *testing.T) {
 }
 
 func TestRun_CalledTwice_IsAnError(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		d := New(newFake(), nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -929,7 +930,7 @@ func TestPauses_OfTwoThatBeginTogether_Differ(t *testing.T) {
 	}
 	for name, last := range lasts {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtualtime.Test(t, func(t *testing.T) {
 				took := map[time.Duration]bool{}
 				for range 3 {
 					began := time.Now()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/trace"
 )
@@ -171,7 +172,7 @@ func (f *turns) RenewOrchestrationItemLock(ctx context.Context, token pgwake.Loc
 // deciding runs an Orchestrator in a bubble until test returns, and then ends it.
 func deciding(t *testing.T, c OrchestratorConfig, decide func() Decider, instances []string, test func(t *testing.T, f *turns, stop func() error)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		f := newTurns(instances...)
 		if c.Logger == nil {
 			c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -387,7 +388,7 @@ func TestOrchestrator_DeciderEndsItsGoroutineOrPoisonPanics_LoopsGoOn(t *testing
 }
 
 func TestOrchestrator_ProviderIsClosedDuringATurn_RunEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		f := newTurns("a")
 		o := NewOrchestrator(f, func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
 			<-ctx.Done()
@@ -408,7 +409,7 @@ func TestOrchestrator_ProviderIsClosedDuringATurn_RunEnds(t *testing.T) {
 func TestOrchestrator_DeciderDoesNotHeedTheEnd_ItsTurnIsGivenBack(t *testing.T) {
 	release := make(chan struct{})
 	var log strings.Builder
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		release = make(chan struct{})
 		f := newTurns("a")
 		o := NewOrchestrator(f, func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {

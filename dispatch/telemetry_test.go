@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -199,7 +200,7 @@ func TestTelemetry_Batch_HasLinksToTheTracesOfItsItems(t *testing.T) {
 
 func TestTelemetry_Turns_AreMeasuredAndTraced(t *testing.T) {
 	r := &recorder{values: map[string][]float64{}}
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		f := newTurns("i")
 		f.items["i"].Messages = []pgwake.ClaimedMessage{{Message: pgwake.Message{Headers: ofSpan(1)}}, {}}
 		o := NewOrchestrator(f, func(_ context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {

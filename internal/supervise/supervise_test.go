@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake/internal/supervise"
+	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
@@ -20,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var silent = slog.New(slog.DiscardHandler)
 
 func TestGo_FunctionReturns_IsNotRunAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		g := supervise.New(t.Context(), silent)
 		runs := 0
 		g.Go("once", func(context.Context) { runs++ })
@@ -33,7 +34,7 @@ func TestGo_FunctionReturns_IsNotRunAgain(t *testing.T) {
 }
 
 func TestGo_FunctionPanics_IsRunAgainAfterAPauseThatGrowsAndIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		g := supervise.New(ctx, silent)
 		var starts []time.Time
@@ -59,7 +60,7 @@ func TestGo_FunctionPanics_IsRunAgainAfterAPauseThatGrowsAndIsBounded(t *testing
 }
 
 func TestGo_LongHealthyRun_TheNextPauseIsShortAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		g := supervise.New(ctx, silent)
 		runs := 0
@@ -86,7 +87,7 @@ func TestGo_LongHealthyRun_TheNextPauseIsShortAgain(t *testing.T) {
 }
 
 func TestDegraded_OnlyBetweenAPanicAndTheRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		g := supervise.New(ctx, silent)
 		fail := make(chan struct{})
@@ -113,7 +114,7 @@ func TestDegraded_OnlyBetweenAPanicAndTheRestart(t *testing.T) {
 }
 
 func TestWait_ContextEnds_DuringAPauseToo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		g := supervise.New(ctx, silent)
 		var runs atomic.Int64
@@ -135,7 +136,7 @@ func TestWait_ContextEnds_DuringAPauseToo(t *testing.T) {
 
 // A function that panics because its context ended must not start again.
 func TestGo_PanicAfterTheEnd_IsNotRunAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		g := supervise.New(ctx, silent)
 		runs := 0
@@ -153,7 +154,7 @@ func TestGo_PanicAfterTheEnd_IsNotRunAgain(t *testing.T) {
 }
 
 func TestGo_FunctionPanics_IsLoggedOnceWithNameCauseAndStack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		ctx, cancel := context.WithCancel(t.Context())
 		g := supervise.New(ctx, slog.New(slog.NewJSONHandler(&log, nil)))
