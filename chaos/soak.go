@@ -54,7 +54,7 @@ func soakGauges() (gauges []gauge) {
 	for i := range soakNodes {
 		gauges = append(gauges,
 			gauge{name: fmt.Sprintf("process %d: heap in use, MB", i), unit: mb, relative: .2, absolute: 3 * mb},
-			gauge{name: fmt.Sprintf("process %d: goroutines", i), relative: .1, absolute: 10})
+			gauge{name: fmt.Sprintf("process %d: goroutines", i), relative: .1, absolute: 20})
 	}
 	gauges = append(gauges,
 		gauge{name: "connections", relative: .1, absolute: 6},
