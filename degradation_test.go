@@ -364,6 +364,8 @@ func TestDegradation_ListenRefused_PollsAndPushComes(t *testing.T) {
 	require.False(t, n.Stats().Listening)
 	require.Contains(t, strings.Join(n.Health().Problems, ";"), "polling every 100ms")
 	for range 3 {
+		// Whoever is on his way back from the item before would find the next by himself.
+		require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, patience, time.Millisecond)
 		n.flows(t, back)
 	}
 	require.Positive(t, n.Stats().Worker.Finds["scout"])
