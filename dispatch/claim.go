@@ -18,6 +18,7 @@ func (d *Dispatcher) claim(ctx context.Context) error {
 			return nil
 		}
 		items, err := d.p.FetchWorkItems(ctx, n, options)
+		d.work.learn(n, len(items))
 		d.work.take(items, n)
 		if goOn, err := patience.after(ctx, err); !goOn {
 			return err

@@ -760,6 +760,17 @@ func TestWorkshop_UnderALimit_CallsTogetherAskForNoMoreThanCanBeBegun(t *testing
 	w.answered(4)
 	w.d.acks.add(&held{})
 	require.Equal(t, 9, w.room(t.Context()), "the rest is for that ack")
+	w.take(nil, 9)
+
+	w.learn(9, 9)
+	require.Equal(t, 1, w.inPlaceOf(1), "few may have got all by chance")
+	w.answered(1)
+	w.learn(10, 10)
+	require.Zero(t, w.inPlaceOf(10), "places are not scarce")
+	require.Equal(t, 10, w.room(t.Context()))
+	w.take(nil, 10)
+	w.learn(9, 8)
+	require.Equal(t, 10, w.inPlaceOf(10), "now they are")
 }
 
 // Each verb takes up to nearly a third of a lease, which is no reason to lose it.

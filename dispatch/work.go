@@ -23,8 +23,11 @@ const (
 	lookAhead  = 20 * time.Millisecond
 	staleAhead = 10 * lookAhead
 
-	// What is ahead counts as at work where that is limited, and keeps others from being so.
-	aheadOfAllowed = 16
+	// What is ahead counts as at work where that is limited, and keeps others from being so. It is at most this part of what
+	// is allowed to be, if places are scarce, and if there are plenty.
+	scarcePart, plentyPart = 16, 4
+
+	manyAsked = 10 // a fetch that gets so many at once found the limit far away
 
 	mostUnsettled = 2 * ackedAtOnce // items that have been handled, and are still in the queue
 )
@@ -48,6 +51,7 @@ type workshop struct {
 	ahead    []*held
 	more     bool          // the last claim got all that it asked for, so there was probably more
 	allowed  int           // how many items like those of the last claim may be at work, over all nodes; 0: any number
+	plenty   bool          // the last fetch that was for many, or got less than it asked for, got many: places are not scarce
 	mean     time.Duration // of what handlers took for an item lately; 0: none has ended
 	each     int           // how many items to claim for a place: of the largest batch, unless what came lately was not for that
 	stopping bool
@@ -95,7 +99,7 @@ func (w *workshop) room(ctx context.Context) int {
 
 // leftToAcks is for how many items acks that are about to begin ask: see inPlaceOf. It is called with mu held.
 func (w *workshop) leftToAcks() int {
-	if w.allowed == 0 {
+	if w.allowed == 0 || w.plenty {
 		return 0
 	}
 	return w.d.acks.waiting()
@@ -119,8 +123,11 @@ func (w *workshop) window() int {
 		return 0
 	}
 	most := w.d.cfg.Ahead
-	if w.allowed > 0 {
-		most = min(most, w.allowed/aheadOfAllowed)
+	switch {
+	case w.allowed > 0 && w.plenty:
+		most = min(most, w.allowed/plentyPart)
+	case w.allowed > 0:
+		most = min(most, w.allowed/scarcePart)
 	}
 	return int(min(int64(most), int64(w.places.now)*int64(lookAhead/w.mean)))
 }
@@ -175,12 +182,21 @@ func fewest(taken []*held) (places int) {
 	return places
 }
 
-// inPlaceOf returns how many items to claim with the ack of so many, which are asked for then: none, unless there is a limit.
+// learn takes note of what a fetch got that asked for so many.
+func (w *workshop) learn(asked, got int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if asked >= manyAsked || got < asked {
+		w.plenty = got == asked
+	}
+}
+
+// inPlaceOf returns how many items to claim with the ack of so many, which are asked for then: none, unless places are scarce.
 // All that is asked for may come at once, and is not to be more than can be begun: it would keep its places from others.
 func (w *workshop) inPlaceOf(acked int) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.allowed == 0 || w.stopping {
+	if w.allowed == 0 || w.plenty || w.stopping {
 		return 0
 	}
 	n := max(min(acked, pgwake.MaxFetch, w.free()-w.asked), 0)
