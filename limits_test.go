@@ -167,21 +167,40 @@ func TestLimits_ReleasesAreNoted_WhileItemsAreHeld(t *testing.T) {
 	released := func() int { return query[int](t, n, `SELECT count(*) FROM releases`)[0] }
 	held := func() int { return query[int](t, n, `SELECT count(*) FROM worker_queue WHERE held_due IS NOT NULL`)[0] }
 
-	n.keyed(t, "a", "b", "c", "d")
-	items, _ := n.takeSome(t, 4)
-	require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
-	require.NoError(t, n.AckWorkItems(t.Context(), []pgwake.LockToken{items[1].LockToken}))
-	require.NoError(t, n.AckBatched(t.Context(), items[2].LockToken, nil))
-	_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Ack: []pgwake.LockToken{items[3].LockToken}})
-	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	ackEach := func() int {
+		n.keyed(t, "a", "b", "c", "d")
+		items, _ := n.takeSome(t, 4)
+		require.NoError(t, n.AckWorkItem(t.Context(), items[0].LockToken, nil))
+		require.NoError(t, n.AckWorkItems(t.Context(), []pgwake.LockToken{items[1].LockToken}))
+		require.NoError(t, n.AckBatched(t.Context(), items[2].LockToken, nil))
+		_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Ack: []pgwake.LockToken{items[3].LockToken}})
+		require.ErrorIs(t, err, pgwake.ErrNoWork)
+		count := released()
+		n.exec(t, `DELETE FROM releases`)
+		return count
+	}
+	for ackEach() > 0 { // a transaction that is a few milliseconds old is taken for one that may stay open
+		require.NoError(t, t.Context().Err())
+	}
+
+	n.keyed(t, "a")
+	acking := n.begin(t)
+	_, err := acking.Exec(t.Context(), `SELECT pg_sleep(0.01)`)
+	require.NoError(t, err)
+	require.NoError(t, n.AckWorkItemTx(t.Context(), acking, n.take(t).LockToken, nil))
+	require.NoError(t, acking.Commit(t.Context()))
+	require.Equal(t, 1, released(), "it might have stayed open for long")
+	require.Equal(t, []*time.Time{nil}, query[*time.Time](t, n, `SELECT earliest_work(NULL)`))
+	n.keyed(t, "b")
+	require.NoError(t, n.AckWorkItem(t.Context(), n.take(t).LockToken, nil))
 	require.Zero(t, released())
 
 	// An ack is under way that leaves nothing: until it has ended, no item is held that it might have brought back.
 	n.keyed(t, "k", "k", "k")
-	acking := n.begin(t)
+	acking = n.begin(t)
 	_, err = acking.Exec(t.Context(), `SELECT pg_advisory_xact_lock_shared(hashtext('pgwake releases of ' || current_schema()), hashtext('default'))`)
 	require.NoError(t, err)
-	items, _ = n.takeSome(t, 10)
+	items, _ := n.takeSome(t, 10)
 	require.Len(t, items, 1)
 	n.requireNoWork(t)
 	require.Zero(t, held())
@@ -230,6 +249,48 @@ func TestLimits_MaxRunningPerKey_OthersOfTheKeyWaitAside(t *testing.T) {
 	require.NoError(t, n.AckWorkItems(t.Context(), []pgwake.LockToken{items[1].LockToken, second[0].LockToken}))
 	_, names = n.takeSome(t, 20)
 	require.Equal(t, []string{"a", "a"}, names)
+}
+
+// nothingRuns has a claim see that nothing is at work from before the limits.
+func (n *node) nothingRuns(t *testing.T) {
+	t.Helper()
+	n.keyed(t, "before")
+	require.NoError(t, n.AckWorkItem(t.Context(), n.take(t).LockToken, nil))
+	require.Equal(t, []int{0}, query[int](t, n, `SELECT count(*) FROM marking`))
+}
+
+func TestLimits_KeyIsFull_NextOfAnotherComesAtOnce(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+	n.nothingRuns(t)
+	n.keyed(t, "a", "a", "b")
+	for _, want := range []string{"a", "b"} {
+		_, names := n.takeSome(t, 1)
+		require.Equal(t, []string{want}, names)
+	}
+	require.Equal(t, []int{0, 1, 1}, query[int](t, n, `SELECT attempt_count FROM worker_queue ORDER BY attempt_count`))
+}
+
+// Claims do not wait for each other before they take, but before they are counted.
+func TestLimits_AnotherClaimOfTheKeyIsUnderWay_OnlyOthersAreTaken(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+	n.nothingRuns(t)
+	n.keyed(t, "k", "k")
+	n.enqueue(t, "none")
+	tx := n.begin(t)
+	var first int64
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT item_id FROM fetch_work(gen_random_uuid(), '1 h') WHERE item_id IS NOT NULL`).Scan(&first))
+	_, names := n.takeSome(t, 10)
+	require.Equal(t, []string{"none"}, names)
+	require.Equal(t, []int{0}, query[int](t, n, `SELECT attempt_count FROM worker_queue WHERE id > $1 AND key IS NOT NULL`, first))
+	require.NoError(t, tx.Commit(t.Context()))
+	n.requireNoWork(t)
+	n.exec(t, `SELECT ack_work_many(ARRAY[$1::bigint], ARRAY[(SELECT lock_token FROM worker_queue WHERE id = $1)])`, first)
+	_, names = n.takeSome(t, 10)
+	require.Equal(t, []string{"k"}, names)
 }
 
 func TestLimits_HeldItems_ComeBackInTheirOrder(t *testing.T) {
@@ -351,6 +412,25 @@ func onlyKey(items []*pgwake.ClaimedWorkItem, names []string) (left []string) {
 }
 
 // Nobody claims for hours. Those that might have begun in that time come no faster for it, and in their order.
+func TestLimits_RatePerKey_OneByOne_EachPays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Hour, Burst: 2}})
+	for range 2 {
+		n.keyed(t, "k", "another")
+		_, names := n.takeSome(t, 2)
+		require.Equal(t, []string{"k", "another"}, names)
+	}
+	n.enqueue(t, "none")
+	n.keyed(t, "k")
+	_, names := n.takeSome(t, 2)
+	require.Equal(t, []string{"none"}, names)
+	require.Equal(t, []int{0}, query[int](t, n, `SELECT attempt_count FROM worker_queue WHERE charged`))
+	n.keyed(t, "third")
+	_, names = n.takeSome(t, 1)
+	require.Equal(t, []string{"third"}, names)
+}
+
 func TestLimits_RatePerKey_NobodyClaimsForLong_NoMoreThanABurstBegins(t *testing.T) {
 	t.Parallel()
 	for burst := 1; burst <= 3; burst++ {

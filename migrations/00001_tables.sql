@@ -40,6 +40,7 @@ CREATE TABLE worker_queue (
                   CONSTRAINT worker_queue_headers_check CHECK (jsonb_typeof(headers) = 'object'),
     key           text,
     slot          boolean     NOT NULL DEFAULT false,
+    key_slot      boolean     NOT NULL DEFAULT false,
     charged       boolean     NOT NULL DEFAULT false,
     held_due      timestamptz,
     share_at      timestamptz,
@@ -64,7 +65,8 @@ COMMENT ON COLUMN worker_queue.session_id IS 'Session whose owner alone may clai
 COMMENT ON COLUMN worker_queue.last_error IS 'Why the latest attempt gave the item back, if it said so.';
 COMMENT ON COLUMN worker_queue.headers IS 'What travels with the item beside its input, an object of strings: such as the trace that it belongs to.';
 COMMENT ON COLUMN worker_queue.key IS 'With whom the item shares limits, within its namespace and tag; see limits.';
-COMMENT ON COLUMN worker_queue.slot IS 'Claimed under a limit, or at work when one was set: while the lease holds, the item counts as at work.';
+COMMENT ON COLUMN worker_queue.slot IS 'Claimed under a limit of the namespace, or at work when one was set: while the lease holds, the item counts as at work there.';
+COMMENT ON COLUMN worker_queue.key_slot IS 'The same of a limit of its key.';
 COMMENT ON COLUMN worker_queue.charged IS 'The share of the rate of its key is paid, and the item due at visible_at.';
 COMMENT ON COLUMN worker_queue.share_at IS 'When that share is there, by the clock of the key (see allot), if the item was too early for it. Null: it may begin at once. Without charged it says nothing.';
 COMMENT ON COLUMN worker_queue.held_due IS 'Due instant of an item that is held, since too many of its key are at work; visible_at is in 9999 then. Null: it is not.';
@@ -80,10 +82,11 @@ CREATE INDEX worker_queue_claim_by_namespace_idx ON worker_queue (namespace, tag
 CREATE INDEX worker_queue_session_idx ON worker_queue (session_id, visible_at, id) WHERE session_id IS NOT NULL;
 -- ack_orchestration, which cancels activities; delete_instances
 CREATE INDEX worker_queue_instance_idx ON worker_queue (instance_id, execution_id, activity_id) WHERE instance_id IS NOT NULL;
--- at_work, mark_running, earliest_limited
-CREATE INDEX worker_queue_slot_idx ON worker_queue (namespace, visible_at) WHERE slot AND lock_token IS NOT NULL;
+-- at_work, mark_running, earliest_limited. By token, so that the entries of a claim are side by side, and those of the next one somewhere
+-- else: what is dead goes when others come to its page, and by instant none would come to the pages of the past.
+CREATE INDEX worker_queue_slot_idx ON worker_queue (namespace, lock_token) WHERE slot AND lock_token IS NOT NULL;
 -- at_work_of_key
-CREATE INDEX worker_queue_slot_of_key_idx ON worker_queue (namespace, tag, key, visible_at) WHERE slot AND lock_token IS NOT NULL AND key IS NOT NULL;
+CREATE INDEX worker_queue_slot_of_key_idx ON worker_queue (namespace, tag, key) WHERE key_slot AND lock_token IS NOT NULL;
 -- bring_back
 CREATE INDEX worker_queue_held_idx ON worker_queue (namespace, tag, key, (-priority), held_due, id) WHERE held_due IS NOT NULL;
 -- allot, for the last share that is taken
@@ -123,7 +126,7 @@ CREATE TABLE marking (
     transactions text[],
     items        bigint[] NOT NULL DEFAULT '{}'
 );
-COMMENT ON TABLE marking IS 'Namespaces of which not everything at work is marked (slot) yet, since their limits were set meanwhile; see mark_running.';
+COMMENT ON TABLE marking IS 'Namespaces of which not everything at work is marked (slot, key_slot) yet, since their limits were set meanwhile; see mark_running.';
 COMMENT ON COLUMN marking.transactions IS 'Virtual ids of those that may be claiming without having seen the limits; null: no claim has looked yet.';
 COMMENT ON COLUMN marking.items IS 'Those at work that somebody had locked when a claim last looked: they count without a mark.';
 

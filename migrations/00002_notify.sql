@@ -259,16 +259,18 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 BEGIN
-    -- From each pair to the next along the index, past all their rows.
+    -- From each pair to the one before it along the index, past all their rows. What was claimed last is at the end of a pair; at
+    -- its beginning there may be many entries of what is gone.
     IF p_namespaces IS NULL THEN
         RETURN QUERY
         WITH RECURSIVE list AS (
-            (SELECT q.namespace, q.tag FROM worker_queue q WHERE q.session_id IS NULL ORDER BY q.namespace, q.tag LIMIT 1)
+            (SELECT q.namespace, q.tag FROM worker_queue q WHERE q.session_id IS NULL
+              ORDER BY q.namespace DESC, q.tag DESC, q.priority DESC, q.visible_at DESC LIMIT 1)
             UNION ALL
             SELECT next.* FROM list l CROSS JOIN LATERAL (
                 SELECT q.namespace, q.tag FROM worker_queue q
-                 WHERE (q.namespace, q.tag) > (l.namespace, l.tag) AND q.session_id IS NULL
-                 ORDER BY q.namespace, q.tag LIMIT 1) next
+                 WHERE (q.namespace, q.tag) < (l.namespace, l.tag) AND q.session_id IS NULL
+                 ORDER BY q.namespace DESC, q.tag DESC, q.priority DESC, q.visible_at DESC LIMIT 1) next
         )
         SELECT l.* FROM list l WHERE p_tags IS NULL OR l.tag = ANY (p_tags);
     ELSE
@@ -277,12 +279,12 @@ BEGIN
             SELECT head.* FROM unnest(p_namespaces) AS served (name) CROSS JOIN LATERAL (
                 SELECT q.namespace, q.tag FROM worker_queue q
                  WHERE q.namespace = served.name AND q.session_id IS NULL
-                 ORDER BY q.namespace, q.tag LIMIT 1) head
+                 ORDER BY q.namespace DESC, q.tag DESC, q.priority DESC, q.visible_at DESC LIMIT 1) head
             UNION ALL
             SELECT next.* FROM list l CROSS JOIN LATERAL (
                 SELECT q.namespace, q.tag FROM worker_queue q
-                 WHERE q.namespace = l.namespace AND (q.tag) > (l.tag) AND q.session_id IS NULL
-                 ORDER BY q.namespace, q.tag LIMIT 1) next
+                 WHERE q.namespace = l.namespace AND (q.tag) < (l.tag) AND q.session_id IS NULL
+                 ORDER BY q.namespace DESC, q.tag DESC, q.priority DESC, q.visible_at DESC LIMIT 1) next
         )
         SELECT l.* FROM list l WHERE p_tags IS NULL OR l.tag = ANY (p_tags);
     END IF;

@@ -501,7 +501,7 @@ DECLARE
     v_now    timestamptz;
     v_until  timestamptz;
     v_limited boolean := p_fair OR EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds);
-    v_simple boolean := NOT v_limited AND p_namespaces IS NULL AND p_tags = ARRAY[''] AND p_owner IS NULL AND p_max_attempts <= 0;
+    v_simple boolean := NOT v_limited AND p_namespaces IS NULL AND p_tags IS NOT DISTINCT FROM ARRAY[''] AND p_owner IS NULL AND p_max_attempts <= 0;
     v_served text[] := p_namespaces;
     v_picked bigint[] := '{}';
     v_poison bigint[];
@@ -514,10 +514,14 @@ DECLARE
     v_spaces text[]; -- of places that become free
     v_tags   text[];
     v_keys   text[];
+    v_awaited  boolean := false; -- by anybody
     v_sole     text; -- the one namespace that it can be from
     v_sole_tag text;
     v_free     integer; -- how many may be claimed there
     v_places   integer; -- of how many they have one then; null: of any number
+    v_key_places integer; -- and those that have a key, of that
+    v_rated    boolean;
+    v_again    boolean := false;
 BEGIN
     IF p_limit < 1 OR p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_work needs a token, a limit of at least 1 and a positive lock timeout' USING ERRCODE = 'PW003';
@@ -527,14 +531,12 @@ BEGIN
             DELETE FROM worker_queue q
              USING (SELECT t.id, t.token FROM unnest(p_ack_ids, p_ack_tokens) AS t (id, token) ORDER BY t.id) AS done
              WHERE q.id = ANY (ARRAY[done.id]) AND q.lock_token = done.token AND q.visible_at > clock_timestamp()
-            RETURNING q.id, q.lock_token, q.session_id, q.slot, q.namespace, q.tag, q.key
+            RETURNING q.id, q.lock_token, q.session_id, q.slot OR q.key_slot AS placed, q.namespace, q.tag, q.key
         )
         SELECT array_agg(r.id), array_agg(r.lock_token), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL),
-               array_agg(r.namespace) FILTER (WHERE r.slot), array_agg(r.tag) FILTER (WHERE r.slot), array_agg(r.key) FILTER (WHERE r.slot)
+               array_agg(r.namespace) FILTER (WHERE r.placed), array_agg(r.tag) FILTER (WHERE r.placed), array_agg(r.key) FILTER (WHERE r.placed)
           INTO v_done, v_tokens, v_sessions, v_spaces, v_tags, v_keys FROM removed r;
-        IF v_spaces IS NOT NULL THEN
-            PERFORM note_releases(v_spaces, v_tags, v_keys);
-        END IF;
+        v_awaited := v_spaces IS NOT NULL AND note_releases(v_spaces, v_tags, v_keys);
         IF v_sessions IS NOT NULL THEN
             PERFORM touch_sessions(v_sessions);
         END IF;
@@ -551,7 +553,7 @@ BEGIN
                 EXCEPT SELECT done.id, done.token FROM unnest(v_done, v_tokens) AS done (id, token)) AS asked;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
         IF v_claims > 0 THEN
-            IF v_spaces IS NOT NULL THEN
+            IF v_awaited THEN
                 PERFORM tell_of_places(v_spaces, v_tags, v_keys);
             END IF;
             RETURN; -- whoever asked wants to know first
@@ -563,7 +565,7 @@ BEGIN
     IF v_limited THEN
         v_served := served('worker', p_namespaces);
         IF NOT p_fair AND p_owner IS NULL AND p_max_attempts <= 0 THEN
-            SELECT * INTO v_sole, v_sole_tag, v_free, v_places FROM sole_list(v_served, p_tags, p_limit, v_spaces, v_now);
+            SELECT * INTO v_sole, v_sole_tag, v_free, v_places, v_key_places, v_rated FROM sole_list(v_served, p_tags, p_limit, v_spaces, v_now);
         END IF;
     END IF;
     IF p_limit >= 10 AND (v_simple OR v_sole IS NOT NULL) THEN
@@ -577,35 +579,48 @@ BEGIN
             SELECT (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + n.next)::text::xid8::xid FROM generate_series(0, 31) AS n (next));
     END IF;
     IF v_sole IS NOT NULL THEN
-        -- As below, along one list.
+        -- As below, along one list. What is too much of a key is found out when the claim is there for all that look later: so
+        -- nobody waits for another but for the moment that it takes to look.
         RETURN QUERY
         WITH claimed AS (
             UPDATE worker_queue q
-               SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false, slot = v_places IS NOT NULL
-              FROM (SELECT head.ctid, head.visible_at
+               SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false,
+                   slot = v_places IS NOT NULL, key_slot = v_key_places IS NOT NULL AND q.key IS NOT NULL
+              FROM (SELECT head.ctid, head.visible_at, head.charged
                       FROM generate_series(9, 0, -1) AS level (priority)
                      CROSS JOIN LATERAL (
-                           SELECT d.ctid, d.visible_at FROM worker_queue d
+                           SELECT d.ctid, d.visible_at, d.charged FROM worker_queue d
                             WHERE d.namespace = v_sole AND d.tag = v_sole_tag AND d.priority = level.priority AND d.session_id IS NULL
                               AND d.visible_at <= v_now AND (d.xmax = 0 OR d.xmax <> ALL (v_moving))
                             ORDER BY d.visible_at, d.id
                             LIMIT v_free FOR UPDATE SKIP LOCKED) head
                      LIMIT v_free) AS picked
              WHERE q.ctid = picked.ctid
-            RETURNING q.*, picked.visible_at AS was_due
+            RETURNING q.*, picked.visible_at AS was_due, picked.charged AS paid
+        ), listed AS (
+            SELECT array_agg(c.id ORDER BY c.priority DESC, c.was_due, c.id) AS ids, array_agg(c.key ORDER BY c.priority DESC, c.was_due, c.id) AS keys,
+                   array_agg(c.was_due ORDER BY c.priority DESC, c.was_due, c.id) AS dues
+              FROM claimed c WHERE c.key IS NOT NULL AND (v_key_places IS NOT NULL OR v_rated AND NOT c.paid)
+        ), refused AS MATERIALIZED (
+            SELECT CASE WHEN v_rated THEN pay_shares(v_sole, v_sole_tag, l.ids, l.keys, l.dues, v_now)
+                        ELSE too_many(v_sole, v_sole_tag, l.ids, l.keys, l.dues, v_now) END AS ids FROM listed l WHERE l.ids IS NOT NULL
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
-               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, v_places, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
+               c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key,
+               least(v_places, CASE WHEN c.key IS NOT NULL THEN v_key_places END), c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
           FROM claimed c
+         WHERE v_key_places IS NULL AND NOT v_rated OR c.id <> ALL (coalesce((SELECT r.ids FROM refused r), '{}'))
          ORDER BY c.priority DESC, c.was_due, c.id;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
+        -- Was there nothing but what may not begin? It is out of the way now, or to be held, and others are behind it.
+        v_again := v_claims = 0 AND (v_key_places IS NOT NULL OR v_rated) AND NOT nothing_waits(v_sole);
     ELSIF v_simple THEN
         -- pick_work, the claim and earliest_work for what nearly all fetches ask for, in one statement each. The rows that
         -- were locked are there by their place: to look each up by its id would cost as much as to find it.
         RETURN QUERY
         WITH claimed AS (
             UPDATE worker_queue q
-               SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, slot = false
+               SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, slot = false, key_slot = false
               FROM (SELECT head.ctid, head.visible_at
                       FROM generate_series(9, 0, -1) AS level (priority)
                      CROSS JOIN LATERAL (
@@ -623,7 +638,8 @@ BEGIN
           FROM claimed c
          ORDER BY c.priority DESC, c.was_due, c.id;
         GET DIAGNOSTICS v_claims = ROW_COUNT;
-    ELSE
+    END IF;
+    IF v_again OR NOT v_simple AND v_sole IS NULL THEN
         LOOP
             IF v_limited THEN
                 v_picked := pick_limited(v_now, p_limit, v_served, p_tags, p_owner, p_fair);
@@ -645,14 +661,15 @@ BEGIN
             RETURN QUERY
             WITH claimed AS (
                 UPDATE worker_queue q
-                   SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false, slot = own.places IS NOT NULL
+                   SET visible_at = v_until, lock_token = p_token, attempt_count = q.attempt_count + 1, charged = false,
+                       slot = own.places IS NOT NULL, key_slot = own.key_places IS NOT NULL
                   FROM (SELECT before.ctid, before.visible_at, picked.place,
-                               least(l.max_running, CASE WHEN before.key IS NOT NULL THEN l.max_running_per_key END) AS places
+                               l.max_running AS places, CASE WHEN before.key IS NOT NULL THEN l.max_running_per_key END AS key_places
                           FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place)
                           JOIN worker_queue before ON before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
                           LEFT JOIN limits l ON v_limited AND before.session_id IS NULL AND l.queue = 'worker' AND l.namespace = before.namespace) AS own
                  WHERE q.ctid = own.ctid -- they are locked
-                RETURNING q.*, own.visible_at AS was_due, own.place, own.places
+                RETURNING q.*, own.visible_at AS was_due, own.place, least(own.places, own.key_places) AS places
             )
             SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
                    c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key, c.places, c.created_at, c.was_due, v_until, NULL::timestamptz, NULL::timestamptz, NULL::uuid
@@ -679,7 +696,7 @@ BEGIN
         PERFORM notify_queue('worker', 0, v_until);
     END IF;
     -- This claim may have taken the places itself.
-    IF v_spaces IS NOT NULL AND (v_sole = ALL (v_spaces) AND v_claims >= cardinality(v_spaces)) IS NOT TRUE THEN
+    IF v_awaited AND (v_sole = ALL (v_spaces) AND v_claims >= cardinality(v_spaces) AND v_key_places IS NULL) IS NOT TRUE THEN
         PERFORM tell_of_places(v_spaces, v_tags, v_keys);
     END IF;
 
@@ -709,7 +726,7 @@ DECLARE
     v_keys    text[];
 BEGIN
     WITH removed AS (
-        DELETE FROM worker_queue q WHERE q.id = ANY (p_ids) RETURNING q.slot AND q.lock_token IS NOT NULL AS placed, q.namespace, q.tag, q.key
+        DELETE FROM worker_queue q WHERE q.id = ANY (p_ids) RETURNING (q.slot OR q.key_slot) AND q.lock_token IS NOT NULL AS placed, q.namespace, q.tag, q.key
     )
     SELECT count(*), array_agg(r.namespace) FILTER (WHERE r.placed), array_agg(r.tag) FILTER (WHERE r.placed), array_agg(r.key) FILTER (WHERE r.placed)
       INTO v_removed, v_spaces, v_tags, v_keys FROM removed r;
@@ -756,10 +773,10 @@ BEGIN
            AND q.lock_token = done.token
            -- What was archived goes, even if its lease has ended in the meantime: nobody could claim it.
            AND (q.visible_at > clock_timestamp() AND v_archived IS NULL OR q.id = ANY (v_archived))
-        RETURNING q.id, q.lock_token, q.session_id, q.slot, q.namespace, q.tag, q.key
+        RETURNING q.id, q.lock_token, q.session_id, q.slot OR q.key_slot AS placed, q.namespace, q.tag, q.key
     )
     SELECT array_agg(r.id), array_agg(r.lock_token), array_agg(r.session_id) FILTER (WHERE r.session_id IS NOT NULL),
-           array_agg(r.namespace) FILTER (WHERE r.slot), array_agg(r.tag) FILTER (WHERE r.slot), array_agg(r.key) FILTER (WHERE r.slot)
+           array_agg(r.namespace) FILTER (WHERE r.placed), array_agg(r.tag) FILTER (WHERE r.placed), array_agg(r.key) FILTER (WHERE r.placed)
       INTO v_ids, v_tokens, v_sessions, v_spaces, v_tags, v_keys FROM removed r;
     IF v_spaces IS NOT NULL THEN
         PERFORM release_places(v_spaces, v_tags, v_keys);
@@ -891,18 +908,18 @@ DECLARE
     v_namespace text;
     v_tag       text;
     v_key       text;
-    v_slot      boolean;
+    v_placed    boolean;
 BEGIN
     UPDATE worker_queue q
        SET visible_at = v_now + p_delay, lock_token = NULL, last_error = coalesce(p_error, q.last_error),
            attempt_count = greatest(q.attempt_count - p_ignore_attempt::integer, 0),
            charged = p_ignore_attempt AND p_delay <= interval '0' AND q.key IS NOT NULL AND has_rate(q.namespace), share_at = NULL
      WHERE q.id = p_id AND q.lock_token = p_token AND q.visible_at > v_now
-    RETURNING q.namespace, q.tag, q.key, q.slot INTO v_namespace, v_tag, v_key, v_slot;
+    RETURNING q.namespace, q.tag, q.key, q.slot OR q.key_slot INTO v_namespace, v_tag, v_key, v_placed;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no lock on work item % with lock token %', p_id, p_token USING ERRCODE = 'PW001';
     END IF;
-    IF v_slot THEN
+    IF v_placed THEN
         PERFORM release_places(ARRAY[v_namespace], ARRAY[v_tag], ARRAY[v_key]);
     END IF;
     IF NOT p_quiet THEN
@@ -1011,10 +1028,10 @@ BEGIN
                         WHERE h.session_id = list.session_id
                           AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held) AS leased
          WHERE q.id = leased.id AND q.lock_token = p_token
-        RETURNING q.session_id, q.slot, q.namespace, q.tag, q.key
+        RETURNING q.session_id, q.slot OR q.key_slot AS placed, q.namespace, q.tag, q.key
     )
     SELECT count(*), array_agg(DISTINCT u.session_id) FILTER (WHERE u.session_id IS NOT NULL),
-           array_agg(u.namespace) FILTER (WHERE u.slot), array_agg(u.tag) FILTER (WHERE u.slot), array_agg(u.key) FILTER (WHERE u.slot)
+           array_agg(u.namespace) FILTER (WHERE u.placed), array_agg(u.tag) FILTER (WHERE u.placed), array_agg(u.key) FILTER (WHERE u.placed)
       INTO v_undone, v_sessions, v_spaces, v_tags, v_keys FROM undone u;
     IF v_spaces IS NOT NULL THEN
         PERFORM release_places(v_spaces, v_tags, v_keys);

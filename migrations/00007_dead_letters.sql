@@ -32,7 +32,7 @@ BEGIN
      ORDER BY d.id
     )
     SELECT array_agg(d.namespace), array_agg(d.tag), array_agg(d.key) INTO v_spaces, v_tags, v_keys
-      FROM dead d WHERE d.slot AND d.lock_token IS NOT NULL;
+      FROM dead d WHERE (d.slot OR d.key_slot) AND d.lock_token IS NOT NULL;
     IF v_spaces IS NOT NULL THEN
         PERFORM release_places(v_spaces, v_tags, v_keys);
     END IF;

@@ -1,9 +1,12 @@
 -- Limits: what of a queue is paused, and how much of a namespace may be at work at one time, or how often.
 --
--- An item that was claimed under a limit has its place (slot) for as long as its lease holds: how many are at work is counted,
--- and nothing has to be given back by a process that died. So that none can be exceeded, claims of a namespace with limits come
--- one after the other (lock_namespace), but for those that take no more places than they leave by their own acks (sole_list):
--- until they commit, all others count the old ones, and then the new ones.
+-- An item that was claimed under a limit has its place (slot, key_slot) for as long as its lease holds: how many are at work is counted,
+-- and nothing has to be given back by a process that died. So that none can be exceeded, whoever claims from a namespace with limits
+-- counts while he has it for himself (lock_namespace), until he commits: those before him are there to be counted, and those after him
+-- count what he has taken. Most count before they take. If no item of the namespace is held or moved (nothing_waits), claims of keys take
+-- first (too_many, pay_shares), so that they wait for each other but for the moment that it takes to count. And those that
+-- take no more places of the namespace than they leave by their own acks (sole_list) do without: until they commit, all others count the
+-- old ones, and then the new ones.
 --
 -- An item that a claim meets and may not take stays out of the way of those behind it:
 --   (1) its namespace is full, or paused: no claim looks there, and earliest_work says when a lease ends;
@@ -21,7 +24,7 @@
 -- What is at work when limits are set has no place. Whoever sets them may keep his transaction open for long, so it is the claims
 -- after it that mark those items (mark_running), and skip what others have locked. From the commit of set_limits on, whatever of
 -- the namespace is at work
---   (1) has a slot; or
+--   (1) has its slots; or
 --   (2) is among marking.items, since somebody has locked it: it counts, and its key is left alone. Nothing of that may be held, for
 --       who has locked the item may be about to leave its place and, not having seen the limits, to bring nothing back; or
 --   (3) was claimed by one of marking.transactions, of which nobody can see it yet. Whoever claims has read limits before, and so
@@ -58,7 +61,7 @@ $$;
 COMMENT ON FUNCTION served IS 'Internal: these namespaces (null: all) without those that are paused; null as long as none is.';
 
 -- +goose StatementBegin
-CREATE FUNCTION lock_namespace(p_namespace text, p_wait boolean DEFAULT true)
+CREATE FUNCTION lock_namespace(p_namespace text, p_wait text DEFAULT '20ms')
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -68,10 +71,10 @@ DECLARE
 BEGIN
     IF pg_try_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace)) THEN
         RETURN true;
-    ELSIF NOT p_wait THEN
+    ELSIF p_wait = '0' THEN
         RETURN false;
     END IF;
-    PERFORM set_config('lock_timeout', '20ms', true);
+    PERFORM set_config('lock_timeout', p_wait, true);
     PERFORM pg_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace));
     PERFORM set_config('lock_timeout', v_before, true);
     RETURN true;
@@ -80,7 +83,7 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION lock_namespace IS 'Internal: keeps other claims of a namespace that has limits waiting until the transaction ends. A claim takes moments, but one whose client the network has lost may be stuck while it sends its rows: so false after 20 ms, or at once unless p_wait.';
+COMMENT ON FUNCTION lock_namespace IS 'Internal: keeps other claims of a namespace that has limits waiting until the transaction ends. A claim takes moments, but one whose client the network has lost may be stuck while it sends its rows: so false after p_wait, 0: at once.';
 
 -- +goose StatementBegin
 CREATE FUNCTION at_work(p_namespace text, p_most integer, p_now timestamptz)
@@ -127,13 +130,13 @@ DECLARE
 BEGIN
     WITH ended AS MATERIALIZED ( -- as in at_work
         SELECT q.id FROM worker_queue q
-         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.tag = p_tag AND q.key = p_key AND q.visible_at <= p_now
+         WHERE q.key_slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.tag = p_tag AND q.key = p_key AND q.visible_at <= p_now
          ORDER BY q.visible_at DESC LIMIT p_most
     ), free AS MATERIALIZED (
-        SELECT q.id FROM ended e JOIN worker_queue q ON q.id = ANY (ARRAY[e.id]) WHERE q.slot AND q.visible_at <= p_now FOR UPDATE OF q SKIP LOCKED
+        SELECT q.id FROM ended e JOIN worker_queue q ON q.id = ANY (ARRAY[e.id]) WHERE q.key_slot AND q.visible_at <= p_now FOR UPDATE OF q SKIP LOCKED
     ), running AS (
         SELECT FROM worker_queue q
-         WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.tag = p_tag AND q.key = p_key AND q.visible_at > p_now LIMIT p_most
+         WHERE q.key_slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.tag = p_tag AND q.key = p_key AND q.visible_at > p_now LIMIT p_most
     )
     SELECT (SELECT count(*) FROM running) + (SELECT count(*) FROM ended) - (SELECT count(*) FROM free) INTO v_count;
     RETURN least(v_count, p_most);
@@ -155,11 +158,15 @@ DECLARE
     v_left   text[];
     v_items  bigint[];
     v_free   bigint[];
+    v_all    boolean; -- have a slot, and those that have a key one of that
+    v_keyed  boolean;
 BEGIN
     SELECT * INTO v_before FROM marking m WHERE m.namespace = p_namespace;
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    SELECT l.max_running IS NOT NULL, l.max_running_per_key IS NOT NULL INTO v_all, v_keyed
+      FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace;
     v_items := v_before.items;
     v_left := ARRAY(
         SELECT DISTINCT l.virtualtransaction FROM pg_locks l
@@ -174,15 +181,19 @@ BEGIN
              CROSS JOIN LATERAL (
                    SELECT q.id FROM worker_queue q
                     WHERE q.namespace = list.namespace AND q.tag = list.tag AND q.priority = level.priority AND q.session_id IS NULL
-                      AND q.visible_at > p_now AND q.lock_token IS NOT NULL AND NOT q.slot
-                      AND (q.key IS NOT NULL OR EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace AND l.max_running IS NOT NULL))) leased)
+                      AND q.visible_at > p_now AND q.lock_token IS NOT NULL
+                      AND (v_all AND NOT q.slot OR v_keyed AND q.key IS NOT NULL AND NOT q.key_slot)) leased)
             || v_items;
     END IF;
     IF v_before.transactions IS NULL THEN -- those with a place may be about to leave it, and to bring nothing back
-        v_items := v_items || ARRAY(SELECT q.id FROM worker_queue q WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace);
+        v_items := v_items || ARRAY(
+            SELECT q.id FROM worker_queue q WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace
+             UNION
+            SELECT q.id FROM worker_queue q WHERE q.key_slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace);
     END IF;
     v_free := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_items) AND q.lock_token IS NOT NULL ORDER BY q.id FOR UPDATE SKIP LOCKED);
-    UPDATE worker_queue q SET slot = true WHERE q.id = ANY (v_free) AND NOT q.slot AND q.visible_at > p_now;
+    UPDATE worker_queue q SET slot = v_all, key_slot = v_keyed AND q.key IS NOT NULL
+     WHERE q.id = ANY (v_free) AND q.visible_at > p_now AND (v_all AND NOT q.slot OR v_keyed AND q.key IS NOT NULL AND NOT q.key_slot);
     -- The lease of one that somebody has locked may have been renewed in time, as in at_work.
     v_items := ARRAY(
         SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_items) AND q.id <> ALL (v_free) AND q.lock_token IS NOT NULL ORDER BY q.id);
@@ -270,6 +281,23 @@ $$;
 COMMENT ON FUNCTION has_rate IS 'Internal: whether the keys of a namespace have a rate. An item that is given back unbegun has paid for its next claim then.';
 
 -- +goose StatementBegin
+CREATE FUNCTION forget_rates(p_most integer, p_now timestamptz)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    DELETE FROM rates r
+     USING (SELECT old.namespace, old.tag, old.key FROM rates old WHERE old.tat <= p_now ORDER BY old.tat LIMIT p_most FOR UPDATE SKIP LOCKED) AS over
+     WHERE r.namespace = over.namespace AND r.tag = over.tag AND r.key = over.key;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION forget_rates IS 'Internal: removes up to p_most rows of rates that say nothing any more.';
+
+-- +goose StatementBegin
 CREATE FUNCTION allot(p_ids bigint[], p_limit integer, p_holding text[], p_now timestamptz, OUT picked bigint[], OUT moved bigint[], OUT unheld text[])
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -298,7 +326,7 @@ BEGIN
                SELECT count(*) AS places, coalesce(bool_or(w.visible_at <= p_now), false) AS ended
                  FROM (SELECT q.visible_at FROM worker_queue q
                         WHERE i.of_key = 1 AND i.per_key IS NOT NULL
-                          AND q.slot AND q.lock_token IS NOT NULL AND q.namespace = i.namespace AND q.tag = i.tag AND q.key = i.key
+                          AND q.key_slot AND q.lock_token IS NOT NULL AND q.namespace = i.namespace AND q.tag = i.tag AND q.key = i.key
                         ORDER BY q.visible_at DESC LIMIT i.per_key) AS w
                 HAVING i.of_key = 1) AS taken ON true
     ), namespace AS MATERIALIZED (
@@ -380,15 +408,12 @@ BEGIN
         )
         SELECT array_agg(s.id), array_agg(CASE WHEN s.at <= p_now THEN s.next ELSE s.at END), array_agg(s.at - s.lag) INTO v_late, v_ats, v_shares
           FROM start s WHERE s.at > p_now OR s.next > p_now + s.step / 2;
-        UPDATE worker_queue q SET visible_at = late.at, charged = true, share_at = late.share_at, lock_token = NULL, slot = false
+        UPDATE worker_queue q SET visible_at = late.at, charged = true, share_at = late.share_at, lock_token = NULL, slot = false, key_slot = false
           FROM unnest(v_late, v_ats, v_shares) AS late (id, at, share_at) WHERE q.id = ANY (ARRAY[late.id]);
         v_chosen := ARRAY(SELECT c.id FROM unnest(v_chosen) WITH ORDINALITY AS c (id, ord) WHERE c.id <> ALL (coalesce(v_late, '{}')) ORDER BY c.ord);
-        DELETE FROM rates r
-         USING (SELECT old.namespace, old.tag, old.key FROM rates old WHERE old.tat <= p_now ORDER BY old.tat
-                 LIMIT 2 * cardinality(p_ids) FOR UPDATE SKIP LOCKED) AS over
-         WHERE r.namespace = over.namespace AND r.tag = over.tag AND r.key = over.key;
+        PERFORM forget_rates(2 * cardinality(p_ids), p_now);
     END IF;
-    UPDATE worker_queue q SET held_due = q.visible_at, visible_at = '9999-12-31 00:00:00+00', lock_token = NULL, slot = false
+    UPDATE worker_queue q SET held_due = q.visible_at, visible_at = '9999-12-31 00:00:00+00', lock_token = NULL, slot = false, key_slot = false
      WHERE q.id = ANY (moved);
     picked := v_chosen;
     moved := moved || v_late;
@@ -570,9 +595,27 @@ $$;
 COMMENT ON FUNCTION pick_limited IS 'Internal: pick_work where there are limits, or where namespaces take turns (p_fair). Of those that others have locked, or are claiming, nothing is said: they are due still.';
 
 -- +goose StatementBegin
+CREATE FUNCTION nothing_waits(p_namespace text)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN NOT EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace AND l.holding_since IS NOT NULL)
+       AND NOT EXISTS (SELECT FROM marking m WHERE m.namespace = p_namespace)
+       AND NOT EXISTS (SELECT FROM releases r WHERE r.namespace = p_namespace) -- which pick_limited takes up
+       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.charged AND q.share_at IS NOT NULL AND q.namespace = p_namespace);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION nothing_waits IS 'Internal: is no item of the namespace held, or about to be, nor moved to when it has a share, nor is a place of a key released?';
+
+-- +goose StatementBegin
 CREATE FUNCTION sole_list(
     p_namespaces text[], p_tags text[], p_limit integer, p_left text[], p_now timestamptz,
-    OUT sole text, OUT tag text, OUT free integer, OUT places integer)
+    OUT sole text, OUT tag text, OUT free integer, OUT places integer, OUT key_places integer, OUT rated boolean)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -589,13 +632,15 @@ BEGIN
     SELECT * INTO v_limit FROM limits l WHERE l.queue = 'worker' AND l.namespace = sole;
     free := p_limit;
     places := v_limit.max_running;
-    IF v_lists <> 1 OR v_limit.max_running_per_key IS NOT NULL OR v_limit.rate_interval IS NOT NULL THEN
+    key_places := v_limit.max_running_per_key;
+    rated := v_limit.rate_interval IS NOT NULL;
+    IF v_lists <> 1 OR rated AND coalesce(places, key_places) IS NOT NULL OR (rated OR key_places IS NOT NULL) AND NOT nothing_waits(sole) THEN
         sole := NULL;
     ELSIF places IS NOT NULL THEN
         v_left := CASE WHEN v_limit.over THEN 0 ELSE coalesce(cardinality(array_positions(p_left, sole)), 0) END;
         IF v_left >= p_limit THEN
             NULL; -- Others count the places that it leaves until they count those that it takes.
-        ELSIF lock_namespace(sole, v_left = 0) THEN
+        ELSIF lock_namespace(sole, CASE v_left WHEN 0 THEN '20ms' ELSE '0' END) THEN
             IF v_limit.over THEN
                 PERFORM mark_running(sole, p_now);
             END IF;
@@ -613,7 +658,108 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION sole_list IS 'Internal: the list that a fetch is from if it is the only one, and has no limits of keys, and how many items may be claimed there; null otherwise. p_left has the namespace of each place that the fetch leaves by its acks. Where it may claim more than those, the namespace is locked then.';
+COMMENT ON FUNCTION sole_list IS 'Internal: the list that a fetch is from if it is the only one, and no item is to be held or moved there; null otherwise. free is how many may be claimed, and places and key_places how many may be at work, of the namespace and of a key; rated: keys have a rate. p_left has the namespace of each place that the fetch leaves by its acks. Where it may claim more than those, the namespace is locked then.';
+
+-- +goose StatementBegin
+CREATE FUNCTION unclaim(p_ids bigint[], p_dues timestamptz[], p_over bigint[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    UPDATE worker_queue q SET visible_at = claimed.due, lock_token = NULL, slot = false, key_slot = false, attempt_count = q.attempt_count - 1
+      FROM unnest(p_ids, p_dues) AS claimed (id, due)
+     WHERE q.id = ANY (ARRAY[claimed.id]) AND claimed.id = ANY (p_over);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION unclaim IS 'Internal: makes those of p_over, which the caller has claimed just now, due as they were. Part of too_many and pay_shares.';
+
+-- +goose StatementBegin
+CREATE FUNCTION too_many(p_namespace text, p_tag text, p_ids bigint[], p_keys text[], p_dues timestamptz[], p_now timestamptz)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_most integer;
+    v_over bigint[];
+BEGIN
+    IF NOT lock_namespace(p_namespace, '200ms') THEN -- there is nothing else to do, and what was done is to be undone
+        v_over := p_ids;
+    ELSE
+        SELECT l.max_running_per_key INTO v_most FROM limits l WHERE l.queue = 'worker' AND l.namespace = p_namespace;
+        v_over := ARRAY(
+            WITH of_key AS MATERIALIZED (
+                SELECT i.key, array_agg(i.id ORDER BY i.ord) AS ids FROM unnest(p_ids, p_keys) WITH ORDINALITY AS i (id, key, ord) GROUP BY i.key
+            ), suspect AS MATERIALIZED ( -- all of their leases included, also those that have ended
+                SELECT k.key, k.ids FROM of_key k
+                 WHERE EXISTS (SELECT FROM worker_queue q
+                                WHERE q.key_slot AND q.lock_token IS NOT NULL AND q.namespace = p_namespace AND q.tag = p_tag AND q.key = k.key
+                               OFFSET v_most)
+            )
+            SELECT unnest(s.ids[cardinality(s.ids) + 1 - (at_work_of_key(p_namespace, p_tag, s.key, v_most + cardinality(s.ids), p_now) - v_most):])
+              FROM suspect s);
+        IF v_over <> '{}' THEN
+            PERFORM begin_holding(p_namespace);
+        END IF;
+    END IF;
+    PERFORM unclaim(p_ids, p_dues, v_over);
+    RETURN v_over;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION too_many IS 'Internal: which of these items of a list, that have keys and that the caller has claimed just now, are more of a key than may be at work. They are due again as they were, and the next claims hold what is too much. What the caller has claimed is there to be counted for all claims that are counted after this one: the namespace is locked from here on.';
+
+-- +goose StatementBegin
+CREATE FUNCTION pay_shares(p_namespace text, p_tag text, p_ids bigint[], p_keys text[], p_dues timestamptz[], p_now timestamptz)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_late   bigint[];
+    v_begins bigint[];
+BEGIN
+    IF NOT lock_namespace(p_namespace, '200ms') THEN -- as in too_many
+        PERFORM unclaim(p_ids, p_dues, p_ids);
+        RETURN p_ids;
+    END IF;
+    -- What allot does, for keys of which all may begin at once and none waits.
+    WITH of_key AS MATERIALIZED (
+        SELECT i.key, count(*) AS n, array_agg(i.id ORDER BY i.ord) AS ids FROM unnest(p_ids, p_keys) WITH ORDINALITY AS i (id, key, ord) GROUP BY i.key
+    ), clock AS MATERIALIZED (
+        SELECT k.*, l.rate_interval AS step, greatest(r.tat, p_now) AS tat, greatest(r.begun, p_now) AS begun, coalesce(r.lag, '0') AS lag,
+               greatest(r.tat, p_now) + (k.n - l.rate_burst) * l.rate_interval <= p_now
+               AND greatest(r.begun, p_now) + (k.n - l.rate_burst) * l.rate_interval <= p_now + l.rate_interval / 2 AS may
+          FROM of_key k
+          JOIN limits l ON l.queue = 'worker' AND l.namespace = p_namespace
+          LEFT JOIN LATERAL (
+               SELECT o.tat, o.begun, o.lag FROM rates o WHERE o.namespace = p_namespace AND o.tag = p_tag AND o.key = k.key LIMIT 1) AS r ON true
+    ), paid AS (
+        INSERT INTO rates AS r (namespace, tag, key, tat, lag, begun)
+        SELECT p_namespace, p_tag, c.key, c.tat + c.n * c.step, c.lag, c.begun + c.n * c.step FROM clock c WHERE c.may ORDER BY c.key
+        ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat, begun = excluded.begun
+    )
+    SELECT array_agg(late.id) INTO v_late FROM clock c CROSS JOIN unnest(c.ids) AS late (id) WHERE NOT c.may;
+    PERFORM forget_rates(2 * cardinality(p_ids), p_now);
+    IF v_late IS NULL THEN
+        RETURN '{}';
+    END IF;
+    SELECT a.picked INTO v_begins FROM allot(v_late, cardinality(v_late), '{}', p_now) AS a;
+    v_late := ARRAY(SELECT late.id FROM unnest(v_late) AS late (id) WHERE late.id <> ALL (v_begins));
+    UPDATE worker_queue q SET attempt_count = q.attempt_count - 1 WHERE q.id = ANY (v_late);
+    RETURN v_late;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION pay_shares IS 'Internal: which of these items of a list, that have keys and that the caller has claimed just now, may not begin yet by the rate of their key. They are due when they may; the others have paid. As too_many, it locks the namespace.';
 
 -- +goose StatementBegin
 CREATE FUNCTION earliest_limited(p_namespaces text[], p_tags text[])
@@ -629,9 +775,10 @@ DECLARE
     -- Before the items are read: whoever takes one up, for whichever tag, makes an item due instead in the same commit.
     v_released boolean := EXISTS (
         SELECT FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
-         WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)));
+         WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces))
+           AND EXISTS (SELECT FROM work_lists(ARRAY[l.namespace], p_tags))); -- or nothing is held, and nobody takes it up
 BEGIN
-    SELECT min(greatest(head.visible_at, full_until.visible_at, unmarked.next_look)) INTO v_earliest
+    SELECT min(greatest(head.visible_at, least(full_until.visible_at, unmarked.next_look))) INTO v_earliest
       FROM work_lists(p_namespaces, p_tags) AS list
      CROSS JOIN LATERAL (
            SELECT min(h.visible_at) AS visible_at
@@ -661,7 +808,7 @@ COMMENT ON FUNCTION earliest_limited IS 'Internal: earliest_work where there are
 
 -- +goose StatementBegin
 CREATE FUNCTION note_releases(p_namespaces text[], p_tags text[], p_keys text[])
-RETURNS void
+RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -688,10 +835,11 @@ BEGIN
     INSERT INTO releases (namespace, tag, key)
     SELECT r.namespace, r.tag, r.key FROM unnest(p_namespaces, p_tags, p_keys) AS r (namespace, tag, key)
      WHERE r.key IS NOT NULL AND r.namespace = ANY (v_needed);
+    RETURN FOUND OR EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.max_running IS NOT NULL AND l.namespace = ANY (p_namespaces));
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION note_releases IS 'Internal: has a held item brought back for each place of a key that these leave, where items are held, or may be before the transaction ends. Part of release_places.';
+COMMENT ON FUNCTION note_releases IS 'Internal: has a held item brought back for each place of a key that these leave, where items are held, or may be before the transaction ends, and returns whether anybody may wait for one of these places. Part of release_places.';
 
 -- +goose StatementBegin
 CREATE FUNCTION tell_of_places(p_namespaces text[], p_tags text[], p_keys text[])
@@ -731,7 +879,9 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM note_releases(p_namespaces, p_tags, p_keys), tell_of_places(p_namespaces, p_tags, p_keys);
+    IF note_releases(p_namespaces, p_tags, p_keys) THEN
+        PERFORM tell_of_places(p_namespaces, p_tags, p_keys);
+    END IF;
 END
 $$;
 -- +goose StatementEnd
@@ -761,7 +911,7 @@ BEGIN
          WHERE at_work_of_key(h.namespace, h.tag, h.key, 1, clock_timestamp()) = 0
            AND NOT EXISTS (SELECT FROM releases r WHERE r.namespace = h.namespace AND r.tag = h.tag AND r.key = h.key)
            AND NOT EXISTS (SELECT FROM worker_queue q
-                            WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = h.namespace AND q.tag = h.tag AND q.key = h.key)
+                            WHERE q.key_slot AND q.lock_token IS NOT NULL AND q.namespace = h.namespace AND q.tag = h.tag AND q.key = h.key)
     LOOP
         -- Not even the item whose lease has ended is there, which would bring back others when it is done.
         IF lock_namespace(v_key.namespace) AND at_work_of_key(v_key.namespace, v_key.tag, v_key.key, 1, clock_timestamp()) = 0 THEN
@@ -893,5 +1043,5 @@ COMMENT ON FUNCTION pause IS 'Has nobody claim from these namespaces of a queue 
 LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, limits, instances, executions, history, kv_store, kv_delta, dead_letters, archive
     IN ACCESS EXCLUSIVE MODE;
 SELECT require_empty();
-DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, sole_list, pick_limited, begin_holding, keep_releasing, allot, has_rate, take_up_releases, bring_back, mark_running,
+DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, pay_shares, too_many, unclaim, sole_list, nothing_waits, pick_limited, begin_holding, keep_releasing, allot, forget_rates, has_rate, take_up_releases, bring_back, mark_running,
     at_work_of_key, at_work, lock_namespace, served;

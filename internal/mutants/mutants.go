@@ -392,6 +392,30 @@ var mutants = []mutant{
 		pkg:     root, test: "TestLimits_FiveNodes_NeverTooMany_AndNoPlaceIdle",
 	},
 	{
+		name:    "limits: claims of a key take without counting",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"                               OFFSET v_most)\n", "                               OFFSET 1000000)\n"}},
+		pkg:     root, test: "TestLimits_KeyIsFull_NextOfAnotherComesAtOnce",
+	},
+	{
+		name:    "limits: claims of a key do not wait for those that are being counted",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"    IF NOT lock_namespace(p_namespace, '200ms') THEN -- there", "    IF false THEN -- there"}},
+		pkg:     root, test: "TestLimits_AnotherClaimOfTheKeyIsUnderWay_OnlyOthersAreTaken",
+	},
+	{
+		name:    "limits: what may begin at once does not pay",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"FROM clock c WHERE c.may ORDER BY c.key\n", "FROM clock c WHERE false ORDER BY c.key\n"}},
+		pkg:     root, test: "TestLimits_RatePerKey_OneByOne_EachPays",
+	},
+	{
+		name:    "limits: places of keys that are released are left to others",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"       AND NOT EXISTS (SELECT FROM releases r WHERE r.namespace = p_namespace) -- which pick_limited takes up\n", ""}},
+		pkg:     root, test: "TestLimits_ReleasesAreNoted_WhileItemsAreHeld",
+	},
+	{
 		name:    "limits: places are handed on though too many are taken",
 		file:    "migrations/00008_limits.sql",
 		patches: []patch{{"CASE WHEN v_limit.over THEN 0 ELSE", "CASE WHEN false THEN 0 ELSE"}},
