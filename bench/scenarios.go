@@ -41,6 +41,7 @@ type sizes struct {
 	fetch         measure.FetchCostOptions
 	bloat         measure.BloatOptions
 	quotas        measure.QuotasOptions
+	restarts      measure.RestartsOptions
 }
 
 // peers returns these, unless there are to be none.
@@ -57,7 +58,7 @@ func (s *sizes) tell(to func(measure.Progress)) {
 		&s.idle.Progress, &s.baseline.Progress, &s.singles.Progress, &s.pairs.Progress, &s.timers.Progress, &s.burst.Progress,
 		&s.redelivery.Progress, &s.stress.Progress, &s.histories.Progress, &s.fanIn.Progress, &s.convoy.Progress,
 		&s.peerPairs.Progress, &s.peerTimers.Progress, &s.drain.Progress, &s.writers.Progress, &s.nodes.Progress,
-		&s.fetch.Progress, &s.bloat.Progress, &s.quotas.Progress,
+		&s.fetch.Progress, &s.bloat.Progress, &s.quotas.Progress, &s.restarts.Progress,
 	} {
 		*progress = to
 	}
@@ -120,6 +121,7 @@ var small = sizes{
 	fetch:         measure.FetchCostOptions{Backlog: 20_000, Locked: 10_000, Timers: 20_000, LockedInstances: 500, Fetches: 40},
 	bloat:         measure.BloatOptions{Duration: time.Second},
 	quotas:        measure.QuotasOptions{Drain: measure.DrainOptions{Items: 10_000}, Items: 100, Flood: 10_000, Singles: 20},
+	restarts:      measure.RestartsOptions{Calm: time.Second, Kills: 1, LockTimeout: time.Second},
 }
 
 // quick has the figures with a goal in the specification, and is done within a minute.
@@ -170,6 +172,7 @@ type results struct {
 	FetchCosts []*measure.FetchCost        `json:"fetch_costs,omitempty"`
 	Bloat      []*measure.BloatResult      `json:"bloat,omitempty"`
 	Quotas     []*measure.QuotasResult     `json:"quotas,omitempty"`
+	Restarts   []*measure.RestartsResult   `json:"restarts,omitempty"`
 }
 
 type scenario struct {
@@ -289,6 +292,10 @@ var scenarios = []scenario{
 	{name: "limits", what: "limits, and tenants that take turns",
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
 			return add(&to.Quotas)(measure.Quotas(ctx, url, s.quotas))
+		}},
+	{name: "restarts", what: "processes that are restarted, or killed",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Restarts)(measure.Restarts(ctx, url, s.restarts))
 		}},
 	{name: "drain", what: "a backlog of items that do nothing", run: runDrains},
 	{name: "fetch", what: "fetches among rows that they do not take", once: true,
@@ -425,7 +432,7 @@ func names() (all []string) {
 
 // needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
 func needsBaseline(name string) bool {
-	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "drain", "fetch", "bloat"}, name)
+	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "restarts", "drain", "fetch", "bloat"}, name)
 }
 
 // add keeps a result.

@@ -29,6 +29,7 @@ func (r *results) rows() (rows []row) {
 	rows = append(rows, r.timerRows()...)
 	rows = append(rows, r.peerTimerRows()...)
 	rows = append(rows, r.redeliveryRows()...)
+	rows = append(rows, r.restartRows()...)
 	rows = append(rows, r.writersRows()...)
 	rows = append(rows, r.nodesRows()...)
 	rows = append(rows, r.quotaRows()...)
@@ -143,6 +144,36 @@ func (r *results) redeliveryRows() []row {
 	return []row{
 		r.compare("redelivery after kill -9, past the lock timeout, p50", n, p50(late), r.sleepAndClaim(p50), sleepAndClaim, noGoal),
 		r.compare("  max", n, longest(late), nil, "", under(50*time.Millisecond)),
+	}
+}
+
+func (r *results) restartRows() []row {
+	n := len(r.Restarts)
+	if n == 0 {
+		return nil
+	}
+	first, lost := r.Restarts[0], 0
+	for _, of := range r.Restarts {
+		lost += of.Lost
+	}
+	summary := func(f func(*measure.RestartsResult) measure.Samples) func(int) measure.Summary {
+		return func(i int) measure.Summary { return f(r.Restarts[i]).Summary() }
+	}
+	calm := summary(func(of *measure.RestartsResult) measure.Samples { return of.Calm })
+	rolling := summary(func(of *measure.RestartsResult) measure.Samples { return of.Rolling })
+	beyond := summary(func(of *measure.RestartsResult) measure.Samples {
+		var beyond measure.Samples
+		for _, back := range of.Again {
+			beyond = append(beyond, back-of.LockTimeout)
+		}
+		return beyond
+	})
+	return []row{
+		r.compare(fmt.Sprintf("%d processes restarted under load, commit to handler, p50", first.Processes), n, p50(rolling), p50(calm), " (no restart)", noGoal),
+		r.compare("  the longest", n, longest(rolling), longest(calm), " (no restart)", under(first.Handler+100*time.Millisecond)),
+		r.compare(fmt.Sprintf("one of %d killed under load, its items in hand again, past the lock timeout, the longest", first.Processes), n,
+			longest(beyond), nil, "", under(50*time.Millisecond)),
+		{measure: "  lost", figure: fmt.Sprint(lost), goal: "0", met: lost == 0},
 	}
 }
 

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -197,19 +198,30 @@ func claimAndDie(ctx context.Context, o order) (ends map[int]time.Time, err erro
 	return ends, nil
 }
 
-// ChildMain does nothing, unless this process was started by Redelivery. Then it claims items, never
-// acknowledges them, and never returns.
+// ChildMain does nothing, unless this process was started by Redelivery or Restarts. Then it does what they ask for, and never
+// returns.
 func ChildMain() {
-	orders, ok := os.LookupEnv(envOrder)
-	if !ok {
+	var err error
+	if orders, ok := os.LookupEnv(envOrder); ok {
+		err = cmp.Or(claimAndHang(orders), errHung)
+	} else if orders, ok := os.LookupEnv(envFleetOrder); ok {
+		var o fleetOrder
+		if err = json.Unmarshal([]byte(orders), &o); err == nil {
+			err = o.run()
+		}
+	} else {
 		return
 	}
-	if err := claimAndHang(orders); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "measure: child process:", err)
+		os.Exit(1)
 	}
-	os.Exit(1)
+	os.Exit(0)
 }
 
+var errHung = errors.New("nobody waits for it any more")
+
+// claimAndHang claims items, and never acknowledges them.
 func claimAndHang(orders string) error {
 	var o order
 	if err := json.Unmarshal([]byte(orders), &o); err != nil {

@@ -130,6 +130,18 @@ func TestRedelivery_KilledProcess_ItsItemsComeAfterTheirLeases(t *testing.T) {
 	assertNothingLeft(t)
 }
 
+func TestRestarts_ProcessesEndAndAreKilled_NothingIsLost(t *testing.T) {
+	var last Progress
+	r, err := Restarts(t.Context(), serverURL(t), RestartsOptions{
+		Processes: 2, Handler: 20 * time.Millisecond, Calm: 600 * time.Millisecond, Kills: 1, LockTimeout: time.Second, Progress: keep(&last)})
+	require.NoError(t, err)
+	assert.NotEmpty(t, r.Calm)
+	assert.NotEmpty(t, r.Rolling)
+	assert.Zero(t, r.Lost)
+	assert.Equal(t, 5, last.Done)
+	assertNothingLeft(t)
+}
+
 func TestIdle_CountsStartAndSteadyStateApart(t *testing.T) {
 	var last Progress
 	r, err := Idle(t.Context(), serverURL(t), IdleOptions{
@@ -199,6 +211,10 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 		},
 		"redelivery": func(ctx context.Context, url string, stop func(Progress)) error {
 			_, err := Redelivery(ctx, url, RedeliveryOptions{Kills: 100, Items: 1, LockTimeout: 200 * time.Millisecond, Progress: stop})
+			return err
+		},
+		"restarts": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Restarts(ctx, url, RestartsOptions{Calm: 300 * time.Millisecond, Kills: 100, LockTimeout: time.Second, Progress: stop})
 			return err
 		},
 		"stress": func(ctx context.Context, url string, stop func(Progress)) error {
