@@ -428,6 +428,30 @@ var mutants = []mutant{
 		pkg:     root, test: "TestLimits_LeaseEndsBeforeACommit_PlaceIsStillTaken",
 	},
 	{
+		name:    "limits: what is at work when they are set does not count",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"     WHERE q.id = ANY (v_free) AND q.visible_at > p_now AND", "     WHERE false AND"}},
+		pkg:     root, test: "TestLimits_SetWhileItemsAreAtWork_TheyCount",
+	},
+	{
+		name:    "limits: what is at work and locked when they are set does not count",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"WHERE m.namespace = p_namespace)) AND NOT q.slot) INTO v_count;", "WHERE m.namespace = p_namespace)) AND false) INTO v_count;"}},
+		pkg:     root, test: "TestLimits_SetWhileALeaseIsRenewed_ItCounts",
+	},
+	{
+		name:    "limits: claims under way when they are set do not count",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"    IF v_left = '{}' AND v_items = '{}' THEN\n", "    IF v_items = '{}' THEN\n"}},
+		pkg:     root, test: "TestLimits_SetWhileAClaimIsUnderWay_ItCounts",
+	},
+	{
+		name:    "limits: shares that nobody took in time are saved up",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"CASE WHEN d.late > d.lag + d.step / 2 THEN make_interval(secs => extract(epoch FROM d.late)::float8) ELSE d.lag END AS lag", "d.lag AS lag"}},
+		pkg:     root, test: "TestLimits_RatePerKey_NobodyClaimsForLong_NoMoreThanABurstBegins",
+	},
+	{
 		name:    "dedup: who waited for the key does not look again",
 		file:    "migrations/00003_worker.sql",
 		patches: []patch{{"    IF v_kept OR 'dead' = ANY (p_dedup_scopes) THEN\n", "    IF false THEN\n"}},
