@@ -408,5 +408,5 @@ func checkLinearizable(t *testing.T, q *linearQueue) {
 	t.Logf("%d histories of %d to %d operations in %v, %d claims; in %d a claim passed over an item that another held for a moment",
 		checked.Load(), linearClients*linearEach+4, linearClients*linearEach+5, time.Since(began).Round(time.Millisecond), claims.Load(), missed.Load())
 	require.EqualValues(t, histories, checked.Load())
-	require.Greater(t, claims.Load(), int64(3*histories), "hardly anything happened")
+	require.Greater(t, claims.Load(), int64(2*histories), "hardly anything happened")
 }
