@@ -18,6 +18,9 @@ FAULTS ?= .
 # How long a soak takes.
 DURATION ?= 60s
 
+# Lines that name what failed, or what was running when time was up: they may be far above the end of the output.
+FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING: DATA RACE|^[[:space:]]+Test[A-Za-z0-9_/]+ \([0-9]'
+
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
 .PHONY: demo test test-matrix stress check docs bench bench-quick mutants mutants-quick model model-quick chaos soak clean help
@@ -31,7 +34,9 @@ test:
 ifeq ($(RACE),)
 	@echo "no cgo or no C compiler: testing without the race detector" >&2
 endif
-	@$(WITH_PG) -- sh -c 'failed=0; for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) -timeout 20m ./...) || failed=1; done; exit $$failed'
+	@mkdir -p bin; { $(WITH_PG) -- sh -c 'failed=0; for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) -timeout 20m ./...) || failed=1; done; exit $$failed'; \
+		echo $$? >bin/test.status; } 2>&1 | tee bin/test.log; \
+	status=$$(cat bin/test.status); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
 
 ## test-matrix: all tests on PostgreSQL 14 to 18, by turns (VERSIONS="14 18" to choose); needs bash 4 and, for versions that are not installed, npm and linux-x64
 test-matrix:
