@@ -346,7 +346,7 @@ BEGIN
              ORDER BY q.session_id LIMIT 1) next
     )
     SELECT l.session_id, CASE WHEN s.owner <> p_owner AND s.locked_until > p_now THEN s.locked_until END
-      FROM list l LEFT JOIN sessions s ON s.session_id = l.session_id;
+      FROM list l LEFT JOIN sessions s ON s.session_id = ANY (ARRAY[l.session_id]);
 END
 $$;
 -- +goose StatementEnd

@@ -105,7 +105,7 @@ BEGIN
              WHERE old.kept_until <= p_now
              ORDER BY old.kept_until
              LIMIT 2 * cardinality(p_ids) + 10 FOR UPDATE SKIP LOCKED) AS over
-     WHERE k.namespace = over.namespace AND k.dedup_key = over.dedup_key;
+     WHERE k.namespace = ANY (ARRAY[over.namespace]) AND k.dedup_key = over.dedup_key;
 END
 $$;
 -- +goose StatementEnd
@@ -123,10 +123,11 @@ DECLARE
     v_item bigint;
 BEGIN
     SELECT k.item_id INTO v_item FROM dedup_keys k
-     WHERE k.namespace = coalesce(p_namespace, 'default') AND k.dedup_key = p_dedup_key AND k.kept_until > p_now;
+     WHERE k.namespace = coalesce(p_namespace, 'default') AND k.dedup_key = p_dedup_key AND (k.kept_until > p_now) IS TRUE; -- which no index serves
     IF v_item IS NULL AND p_scope = 'dead' THEN -- not for a producer who may not read them
         SELECT d.item_id INTO v_item FROM dead_letters d
-         WHERE d.queue = 'worker' AND d.namespace = coalesce(p_namespace, 'default') AND d.dedup_key = p_dedup_key LIMIT 1;
+         WHERE d.queue = 'worker' AND d.namespace = coalesce(p_namespace, 'default') AND d.dedup_key BETWEEN p_dedup_key AND p_dedup_key
+         ORDER BY d.dedup_key LIMIT 1;
     END IF;
     RETURN v_item;
 END
@@ -186,14 +187,20 @@ BEGIN
         END IF;
         v_taken := ARRAY(
             SELECT i.id FROM unnest(v_ids, p_namespaces, p_dedup_keys) AS i (id, namespace, dedup_key)
-              JOIN dedup_keys k ON k.namespace = coalesce(i.namespace, 'default') AND k.dedup_key = i.dedup_key
+             CROSS JOIN LATERAL (
+                   SELECT d.kept_until, d.item_id FROM dedup_keys d
+                    WHERE d.namespace = coalesce(i.namespace, 'default') AND d.dedup_key = i.dedup_key LIMIT 1) k
              WHERE k.kept_until > v_now AND k.item_id <> i.id);
         IF 'waiting' = ANY (p_dedup_scopes) THEN -- whoever is at work stands in the way of these no longer
             UPDATE worker_queue q SET dedup_key = NULL
-              FROM (SELECT coalesce(i.namespace, 'default') AS namespace, i.dedup_key
+              FROM (SELECT holder.id, holder.dedup_key
                       FROM unnest(v_ids, p_namespaces, p_dedup_keys, p_dedup_scopes) AS i (id, namespace, dedup_key, scope)
-                     WHERE i.scope = 'waiting' AND i.id <> ALL (v_taken) ORDER BY 1, 2) AS free
-             WHERE q.namespace = free.namespace AND q.dedup_key = free.dedup_key AND q.lock_token IS NOT NULL AND q.visible_at > v_now;
+                     CROSS JOIN LATERAL (
+                           SELECT w.id, w.namespace, w.dedup_key FROM worker_queue w
+                            WHERE w.namespace = coalesce(i.namespace, 'default') AND w.dedup_key BETWEEN i.dedup_key AND i.dedup_key
+                            ORDER BY w.dedup_key LIMIT 1) holder
+                     WHERE i.scope = 'waiting' AND i.id <> ALL (v_taken) ORDER BY holder.namespace, holder.dedup_key) AS free
+             WHERE q.id = ANY (ARRAY[free.id]) AND q.dedup_key IS NOT DISTINCT FROM free.dedup_key AND q.lock_token IS NOT NULL AND q.visible_at > v_now;
         END IF;
     END IF;
     v_before := quiet(p_quiet);
@@ -214,17 +221,18 @@ BEGIN
         -- The insert may have waited for whoever had the key. By now he keeps it, or his item is a dead letter, or neither.
         DELETE FROM worker_queue q
          USING unnest(v_ids, p_namespaces, p_dedup_keys, p_dedup_scopes) AS i (id, namespace, dedup_key, scope)
-         WHERE q.id = i.id
+         WHERE q.id = ANY (ARRAY[i.id]) -- as in ack_work_many
            AND (EXISTS (SELECT FROM dedup_keys k
-                         WHERE k.namespace = coalesce(i.namespace, 'default') AND k.dedup_key = i.dedup_key AND k.kept_until > v_now AND k.item_id <> i.id)
+                         WHERE k.namespace = coalesce(i.namespace, 'default') AND k.dedup_key = i.dedup_key AND (k.kept_until > v_now) IS TRUE AND k.item_id <> i.id)
                 OR i.scope = 'dead' AND EXISTS (
                        SELECT FROM dead_letters d
-                        WHERE d.queue = 'worker' AND d.namespace = coalesce(i.namespace, 'default') AND d.dedup_key = i.dedup_key));
+                        WHERE d.queue = 'worker' AND d.namespace = coalesce(i.namespace, 'default') AND d.dedup_key BETWEEN i.dedup_key AND i.dedup_key
+                        ORDER BY d.dedup_key OFFSET 0));
     END IF;
     IF v_kept THEN -- what was not added keeps no key
         DELETE FROM dedup_keys k USING unnest(v_ids, p_namespaces, p_dedup_keys) AS i (id, namespace, dedup_key)
-         WHERE k.namespace = coalesce(i.namespace, 'default') AND k.dedup_key = i.dedup_key AND k.item_id = i.id
-           AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = i.id);
+         WHERE k.namespace = ANY (ARRAY[coalesce(i.namespace, 'default')]) AND k.dedup_key = i.dedup_key AND k.item_id = i.id
+           AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = i.id OFFSET 0);
     END IF;
 
     -- In a second statement, whose snapshot shows the row that a conflict was waited for. The limits keep the planner from
@@ -237,7 +245,8 @@ BEGIN
       LEFT JOIN LATERAL (SELECT q.* FROM worker_queue q WHERE q.id = i.id LIMIT 1) added ON true
       LEFT JOIN LATERAL (
            SELECT q.* FROM worker_queue q
-            WHERE added.id IS NULL AND q.namespace = coalesce(i.namespace, 'default') AND q.dedup_key = i.dedup_key LIMIT 1) queued ON true
+            WHERE added.id IS NULL AND q.namespace = coalesce(i.namespace, 'default') AND q.dedup_key BETWEEN i.dedup_key AND i.dedup_key
+            ORDER BY q.dedup_key LIMIT 1) queued ON true
      ORDER BY i.ord;
 END
 $$;
@@ -500,7 +509,8 @@ AS $$
 DECLARE
     v_now    timestamptz;
     v_until  timestamptz;
-    v_limited boolean := p_fair OR EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds);
+    v_holds  boolean := EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds);
+    v_limited boolean := p_fair OR v_holds;
     v_simple boolean := NOT v_limited AND p_namespaces IS NULL AND p_tags IS NOT DISTINCT FROM ARRAY[''] AND p_owner IS NULL AND p_max_attempts <= 0;
     v_served text[] := p_namespaces;
     v_picked bigint[] := '{}';
@@ -667,7 +677,7 @@ BEGIN
                                l.max_running AS places, CASE WHEN before.key IS NOT NULL THEN l.max_running_per_key END AS key_places
                           FROM unnest(v_picked) WITH ORDINALITY AS picked (id, place)
                           JOIN worker_queue before ON before.id = ANY (ARRAY[picked.id]) -- as in ack_work_many
-                          LEFT JOIN limits l ON v_limited AND before.session_id IS NULL AND l.queue = 'worker' AND l.namespace = before.namespace) AS own
+                          LEFT JOIN limits l ON v_limited AND before.session_id IS NULL AND l.queue = 'worker' AND l.namespace = ANY (ARRAY[before.namespace])) AS own
                  WHERE q.ctid = own.ctid -- they are locked
                 RETURNING q.*, own.visible_at AS was_due, own.place, least(own.places, own.key_places) AS places
             )
@@ -701,7 +711,7 @@ BEGIN
     END IF;
 
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::smallint, NULL::integer, NULL::text, NULL::json,
-        NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::text, NULL::integer, NULL::timestamptz, NULL::timestamptz,
+        NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::jsonb, NULL::text, v_holds::integer, NULL::timestamptz, NULL::timestamptz,
         v_until, v_earliest, clock_timestamp(), NULL::uuid;
     IF p_number IS NOT NULL AND (p_disarm OR v_claims = 0) THEN
         PERFORM arm(p_node, p_lane, p_listener, 'worker', p_number, v_claims = 0, p_namespaces, p_tags, p_fanout, p_places);
@@ -709,7 +719,20 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work), or now if all of a p_limit of 10 or more was claimed and there may be more, and the clock. p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead. With p_fair the namespaces that have something due take turns by their weight, and the order is that within each. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim. With p_number, it writes to the row of the lane, of the node, that it is armed if nothing was found; if something was, and p_disarm, that it is not.';
+COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work), or now if all of a p_limit of 10 or more was claimed and there may be more, the clock, and in places whether any limits hold (1 or 0). p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead. With p_fair the namespaces that have something due take turns by their weight, and the order is that within each. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim. With p_number, it writes to the row of the lane, of the node, that it is armed if nothing was found; if something was, and p_disarm, that it is not.';
+
+-- +goose StatementBegin
+CREATE FUNCTION flush()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM pg_logical_emit_message(true, 'pgwake', ''); -- a commit is flushed if its transaction wrote something
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION flush IS 'Once this has committed, everything is on disk, and with the standbys that synchronous_commit asks for, that was committed before it began, asynchronously too.';
 
 -- +goose StatementBegin
 CREATE FUNCTION remove_work(p_ids bigint[])
@@ -1027,7 +1050,7 @@ BEGIN
                        SELECT h.id FROM worker_queue h
                         WHERE h.session_id = list.session_id
                           AND h.visible_at > v_now AND h.visible_at <= v_now + p_lock_timeout AND h.lock_token = p_token) held) AS leased
-         WHERE q.id = leased.id AND q.lock_token = p_token
+         WHERE q.id = ANY (ARRAY[leased.id]) AND q.lock_token = p_token
         RETURNING q.session_id, q.slot OR q.key_slot AS placed, q.namespace, q.tag, q.key
     )
     SELECT count(*), array_agg(DISTINCT u.session_id) FILTER (WHERE u.session_id IS NOT NULL),
@@ -1059,15 +1082,16 @@ AS $$
 DECLARE
     v_now     timestamptz := clock_timestamp();
     v_until   timestamptz := v_now + p_extend;
+    v_owned   text[] := ARRAY(SELECT s.session_id FROM sessions s WHERE s.owner = ANY (p_owners) AND s.locked_until > v_now);
     v_renewed bigint;
     v_sooner  boolean;
 BEGIN
     WITH renewed AS (
         UPDATE sessions s SET locked_until = v_until
           FROM (SELECT r.session_id, r.locked_until FROM sessions r
-                 WHERE r.owner = ANY (p_owners) AND r.locked_until > v_now AND r.last_activity_at > v_now - p_idle
+                 WHERE r.session_id = ANY (v_owned) AND r.owner = ANY (p_owners) AND r.locked_until > v_now AND r.last_activity_at > v_now - p_idle
                  ORDER BY r.session_id FOR UPDATE) AS active
-         WHERE s.session_id = active.session_id
+         WHERE s.session_id = ANY (ARRAY[active.session_id])
         RETURNING active.locked_until > v_until AS sooner
     )
     SELECT count(*), bool_or(r.sooner) INTO v_renewed, v_sooner FROM renewed r;
@@ -1098,13 +1122,13 @@ BEGIN
     v_idle := ARRAY(
         SELECT s.session_id FROM sessions s
          WHERE s.session_id = ANY (v_owned) AND s.owner = ANY (p_owners) AND s.locked_until > v_now
-           AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id AND q.visible_at > v_now AND q.lock_token IS NOT NULL)
+           AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id AND q.visible_at > v_now AND q.lock_token IS NOT NULL OFFSET 0)
          ORDER BY s.session_id FOR UPDATE);
     -- In a second statement, whose snapshot shows what was claimed before the session was locked. Without the row, a renewal that
     -- is on its way revives nothing.
     DELETE FROM sessions s
      WHERE s.session_id = ANY (v_idle)
-       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id AND q.visible_at > v_now AND q.lock_token IS NOT NULL);
+       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id AND q.visible_at > v_now AND q.lock_token IS NOT NULL OFFSET 0);
     GET DIAGNOSTICS v_released = ROW_COUNT;
     IF v_released > 0 THEN -- also of a session without items: one may be committed that met the lock
         PERFORM notify_queue('worker', v_released, NULL);
@@ -1129,9 +1153,9 @@ BEGIN
     DELETE FROM sessions s
      USING (SELECT r.session_id FROM sessions r
              WHERE r.locked_until <= clock_timestamp()
-               AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = r.session_id)
+               AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = r.session_id OFFSET 0)
              ORDER BY r.session_id FOR UPDATE SKIP LOCKED) AS ended
-     WHERE s.session_id = ended.session_id;
+     WHERE s.session_id = ANY (ARRAY[ended.session_id]);
     GET DIAGNOSTICS v_removed = ROW_COUNT;
     RETURN v_removed;
 END
@@ -1141,6 +1165,6 @@ COMMENT ON FUNCTION cleanup_sessions IS 'Removes the sessions that have ended an
 
 -- +goose Down
 
-DROP FUNCTION cleanup_sessions, release_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, remove_work, fetch_work, pick_work, lock_items,
+DROP FUNCTION cleanup_sessions, release_sessions, renew_sessions, undo_work_claim, renew_work, abandon_work, ack_work, ack_work_group, ack_work_many, remove_work, flush, fetch_work, pick_work, lock_items,
     touch_sessions, claim_sessions, lock_session, enqueue_work, enqueue_work_item, enqueue_work_many,
     dedup_holder, keep_dedup_keys, check_dedup, check_headers, check_options, check_texts;

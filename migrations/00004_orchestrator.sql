@@ -101,7 +101,7 @@ BEGIN
     FOR v_keyed IN
         SELECT m.id FROM orchestrator_queue m
          WHERE m.instance_id = p_instance AND m.namespace <> v_home.namespace AND coalesce(m.dedup_key, '') <> ''
-           AND NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.namespace = v_home.namespace AND d.dedup_key = m.dedup_key)
+           AND NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.namespace = v_home.namespace AND d.dedup_key = ANY (ARRAY[m.dedup_key]))
            FOR UPDATE OF m SKIP LOCKED
     LOOP
         BEGIN
@@ -230,8 +230,8 @@ BEGIN
                    coalesce(known.instance_id, queued.namespace) IS NULL AND i.kind NOT IN ('start', 'continue_as_new')
                    AND (i.namespace <> 'default' OR i.queue <> '') AS guessed
               FROM unnest(p_instances, coalesce(p_namespaces, '{}'), coalesce(p_queues, '{}'), p_kinds) WITH ORDINALITY AS i (instance_id, namespace, queue, kind, ord)
-              LEFT JOIN instances known ON known.instance_id = i.instance_id
-              LEFT JOIN executions current ON current.instance_id = known.instance_id AND current.execution_id = known.current_execution
+              LEFT JOIN instances known ON known.instance_id = ANY (ARRAY[i.instance_id]) -- as in ack_work_many
+              LEFT JOIN executions current ON current.instance_id = ANY (ARRAY[known.instance_id]) AND current.execution_id = known.current_execution
               LEFT JOIN LATERAL ( -- it is about to become known
                    SELECT q.namespace, q.queue FROM orchestrator_queue q
                     WHERE known.instance_id IS NULL AND q.instance_id BETWEEN i.instance_id AND i.instance_id
@@ -273,7 +273,8 @@ BEGIN
       LEFT JOIN LATERAL (SELECT q.* FROM orchestrator_queue q WHERE q.id = i.id LIMIT 1) added ON true
       LEFT JOIN LATERAL (
            SELECT q.* FROM orchestrator_queue q
-            WHERE added.id IS NULL AND q.namespace = i.namespace AND q.dedup_key = i.dedup_key LIMIT 1) queued ON true
+            WHERE added.id IS NULL AND q.namespace = i.namespace AND q.dedup_key BETWEEN i.dedup_key AND i.dedup_key
+            ORDER BY q.dedup_key LIMIT 1) queued ON true
      ORDER BY i.ord;
 END
 $$;
@@ -702,7 +703,7 @@ AS $$
 BEGIN
     PERFORM remove_work(ARRAY(
         SELECT q.id FROM unnest(p_executions, p_activities) AS c (execution_id, activity_id)
-          JOIN worker_queue q ON q.instance_id = p_instance AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id
+          JOIN worker_queue q ON q.instance_id = p_instance AND q.execution_id = ANY (ARRAY[c.execution_id]) AND q.activity_id = c.activity_id
          ORDER BY q.id FOR UPDATE OF q));
 END
 $$;
@@ -763,7 +764,7 @@ BEGIN
         WITH RECURSIVE above (id) AS (
             SELECT p_parent
             UNION -- which ends a circle that others are in
-            SELECT i.parent_id FROM above JOIN instances i ON i.instance_id = above.id WHERE i.parent_id IS NOT NULL)
+            SELECT i.parent_id FROM above JOIN instances i ON i.instance_id = ANY (ARRAY[above.id]) WHERE i.parent_id IS NOT NULL)
         SELECT above.id FROM above) THEN
         RAISE EXCEPTION 'instance % would be its own ancestor', p_instance USING ERRCODE = 'PW003';
     END IF;
@@ -934,7 +935,7 @@ BEGIN
           FROM (SELECT r.instance_id FROM instances r
                  WHERE r.sticky_owner = ANY (p_owners) AND r.sticky_until > v_now
                    FOR NO KEY UPDATE SKIP LOCKED) AS sticky -- an ack that is on its way says anew to whom it is
-         WHERE i.instance_id = sticky.instance_id
+         WHERE i.instance_id = ANY (ARRAY[sticky.instance_id])
         RETURNING i.instance_id
     )
     SELECT array_agg(r.instance_id) INTO v_instances FROM released r;

@@ -76,8 +76,8 @@ BEGIN
            CASE WHEN asked.last_seen IS NULL THEN x.output WHEN i.custom_status_version > asked.last_seen THEN i.custom_status END,
            i.custom_status_version, i.current_execution, x.status
       FROM unnest(p_instances, p_last_seen, p_known) WITH ORDINALITY AS asked (instance_id, last_seen, known, ord)
-      LEFT JOIN instances i ON i.instance_id = asked.instance_id
-      LEFT JOIN executions x ON x.instance_id = CASE WHEN asked.last_seen IS NULL THEN i.instance_id END
+      LEFT JOIN instances i ON i.instance_id = ANY (ARRAY[asked.instance_id])
+      LEFT JOIN executions x ON x.instance_id = ANY (ARRAY[CASE WHEN asked.last_seen IS NULL THEN i.instance_id END])
             AND x.execution_id = i.current_execution AND x.status IN ('Completed', 'Failed', 'Cancelled')
      WHERE i.incarnation IS DISTINCT FROM asked.known OR i.custom_status_version > asked.last_seen OR x.instance_id IS NOT NULL;
 END
@@ -99,7 +99,7 @@ BEGIN
         RETURNING d.instance_id, d.key, d.value, d.execution_id
     ), cleared AS (
         DELETE FROM kv_store s USING taken t
-         WHERE s.instance_id = p_instance AND s.key = t.key AND t.value IS NULL
+         WHERE s.instance_id = p_instance AND s.key = ANY (ARRAY[t.key]) AND t.value IS NULL
     )
     INSERT INTO kv_store (instance_id, key, value, execution_id)
     SELECT t.instance_id, t.key, t.value, t.execution_id FROM taken t WHERE t.value IS NOT NULL
@@ -199,7 +199,7 @@ BEGIN
      UNION ALL
     SELECT s.key, s.value FROM kv_store s
      WHERE s.instance_id = p_instance
-       AND NOT EXISTS (SELECT FROM kv_delta d WHERE d.instance_id = p_instance AND d.key = s.key)
+       AND NOT EXISTS (SELECT FROM kv_delta d WHERE d.instance_id = p_instance AND d.key = s.key OFFSET 0)
      ORDER BY 1;
 END
 $$;

@@ -36,7 +36,7 @@ SELECT i.instance_id, i.namespace, i.name, i.version, i.queue, i.parent_id, i.at
        i.current_execution AS execution_id, coalesce(x.status, 'Running') AS status, x.output,
        i.custom_status, i.custom_status_version, coalesce(x.pin, 0) AS pin, i.created_at, i.updated_at
   FROM instances i
-  LEFT JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution;
+  LEFT JOIN executions x ON x.instance_id = ANY (ARRAY[i.instance_id]) AND x.execution_id = i.current_execution;
 COMMENT ON VIEW instance_info IS 'Instances with their current execution.';
 
 -- +goose StatementBegin
@@ -60,7 +60,7 @@ BEGIN
     ELSE
         RETURN QUERY
         SELECT i.* FROM executions x
-          JOIN instance_info i ON i.instance_id = x.instance_id AND i.execution_id = x.execution_id
+          JOIN instance_info i ON i.instance_id = ANY (ARRAY[x.instance_id]) AND i.execution_id = x.execution_id
          WHERE x.status = p_status AND x.instance_id > coalesce(p_after, '')
            AND (p_namespace IS NULL OR i.namespace = p_namespace) AND (p_name IS NULL OR i.name = p_name)
            AND (p_queue IS NULL OR i.queue = p_queue)
@@ -171,7 +171,8 @@ BEGIN
         v_seen_ids := v_seen_ids || v_ids;
         SELECT array_agg(below.root ORDER BY below.id), array_agg(below.id ORDER BY below.id) INTO v_roots, v_ids
           FROM (SELECT above.root, i.instance_id
-                  FROM unnest(v_roots, v_ids) AS above (root, id) JOIN instances i ON i.parent_id = above.id
+                  FROM unnest(v_roots, v_ids) AS above (root, id)
+                 CROSS JOIN LATERAL (SELECT c.instance_id FROM instances c WHERE c.parent_id = above.id OFFSET 0) i
                 EXCEPT -- parents may go round in a circle
                 SELECT * FROM unnest(v_seen_roots, v_seen_ids)) AS below (root, id);
     END LOOP;
@@ -229,7 +230,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtext(current_schema()::text), k.key)
        FROM (SELECT DISTINCT hashtext(first.id) AS key
                FROM (SELECT asked.id FROM unnest(p_instances) AS asked (id)
-                      ORDER BY EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = asked.id) DESC
+                      ORDER BY EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = ANY (ARRAY[asked.id])) DESC
                       LIMIT 1000) first
               ORDER BY 1) k;
     -- The update changes nothing, and locks.
@@ -256,29 +257,30 @@ DECLARE
     v_other    text;
 BEGIN
     SELECT asked.id INTO v_instance FROM unnest(p_instances) AS asked (id)
-     WHERE NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = asked.id) LIMIT 1;
+     WHERE NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = asked.id OFFSET 0) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'there is no instance %', v_instance USING ERRCODE = 'PW002';
     END IF;
 
     -- A parent that is gone is none.
     SELECT p.instance_id INTO v_other
-      FROM (SELECT i.parent_id FROM unnest(p_instances) AS asked (id) JOIN instances i ON i.instance_id = asked.id
+      FROM (SELECT i.parent_id FROM unnest(p_instances) AS asked (id)
+             CROSS JOIN LATERAL (SELECT r.parent_id FROM instances r WHERE r.instance_id = asked.id OFFSET 0) i
              WHERE i.parent_id IS NOT NULL
             EXCEPT SELECT unnest(p_instances)) above
-      JOIN instances p ON p.instance_id = above.parent_id LIMIT 1;
+     CROSS JOIN LATERAL (SELECT r.instance_id FROM instances r WHERE r.instance_id = above.parent_id OFFSET 0) p LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'a child of instance % goes only together with it', v_other USING ERRCODE = 'PW005';
     END IF;
     SELECT c.instance_id INTO v_other
-      FROM unnest(p_instances) AS asked (id) JOIN instances c ON c.parent_id = asked.id
+      FROM unnest(p_instances) AS asked (id) CROSS JOIN LATERAL (SELECT r.instance_id FROM instances r WHERE r.parent_id = asked.id OFFSET 0) c
     EXCEPT SELECT unnest(p_instances) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'instance % would lose its parent', v_other USING ERRCODE = 'PW005';
     END IF;
 
     SELECT i.instance_id INTO v_instance
-      FROM unnest(p_instances) AS asked (id) JOIN instance_info i ON i.instance_id = asked.id
+      FROM unnest(p_instances) AS asked (id) CROSS JOIN LATERAL (SELECT r.* FROM instance_info r WHERE r.instance_id = asked.id OFFSET 0) i
      WHERE i.status IN ('Running', 'ContinuedAsNew') AND NOT p_force LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'instance % is running', v_instance USING ERRCODE = 'PW004';
@@ -298,19 +300,22 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_work bigint[];
-    v_rows bigint;
+    v_letters bigint[];
+    v_work    bigint[];
+    v_rows    bigint;
 BEGIN
     -- Letters first: one may be on its way into the queue. One that comes out of it is seen by the delete.
-    PERFORM FROM dead_letters d WHERE d.instance_id = ANY (p_instances) ORDER BY d.id FOR UPDATE;
-    v_work := ARRAY(SELECT q.id FROM worker_queue q WHERE q.instance_id = ANY (p_instances) ORDER BY q.id FOR UPDATE);
+    v_letters := ARRAY(SELECT d.id FROM dead_letters d WHERE d.instance_id = ANY (p_instances));
+    PERFORM FROM dead_letters d WHERE d.id = ANY (v_letters) ORDER BY d.id FOR UPDATE;
+    v_work := ARRAY(SELECT q.id FROM worker_queue q WHERE q.instance_id = ANY (p_instances));
+    v_work := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_work) ORDER BY q.id FOR UPDATE);
     PERFORM FROM executions x WHERE x.instance_id = ANY (p_instances) ORDER BY x.instance_id, x.execution_id FOR UPDATE;
     -- A message that meets this is for no version, and for no owner, any more; and it only guesses where it belongs.
     PERFORM lock_homes(ARRAY(
         SELECT i.instance_id FROM instances i
          WHERE i.instance_id = ANY (p_instances)
            AND (i.sticky_owner IS NOT NULL OR i.namespace <> 'default' OR i.queue <> ''
-                OR EXISTS (SELECT FROM executions x WHERE x.instance_id = i.instance_id AND x.execution_id = i.current_execution AND x.pin <> 0))));
+                OR EXISTS (SELECT FROM executions x WHERE x.instance_id = i.instance_id AND x.execution_id = i.current_execution AND x.pin <> 0 OFFSET 0))));
 
     queue_items := remove_work(v_work);
     DELETE FROM orchestrator_queue q WHERE q.instance_id = ANY (p_instances);
@@ -407,21 +412,23 @@ BEGIN
     IF p_instances IS NULL THEN
         v_roots := ARRAY(
             SELECT i.instance_id FROM executions x
-              JOIN instances i ON i.instance_id = x.instance_id AND i.current_execution = x.execution_id
-             WHERE x.completed_at < coalesce(p_completed_before, 'infinity') AND x.status IN ('Completed', 'Failed', 'Cancelled')
-               AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)
+             CROSS JOIN LATERAL (SELECT r.* FROM instances r WHERE r.instance_id = x.instance_id OFFSET 0) i
+             WHERE i.current_execution = x.execution_id AND x.completed_at < coalesce(p_completed_before, 'infinity') AND x.status IN ('Completed', 'Failed', 'Cancelled')
+               AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id OFFSET 0)
                AND NOT EXISTS (SELECT FROM instance_trees(ARRAY[i.instance_id]) t
-                                 JOIN instance_info m ON m.instance_id = t.instance_id WHERE m.status IN ('Running', 'ContinuedAsNew'))
+                                CROSS JOIN LATERAL (SELECT m.status FROM instance_info m WHERE m.instance_id = t.instance_id OFFSET 0) going
+                                WHERE going.status IN ('Running', 'ContinuedAsNew'))
              ORDER BY x.completed_at, x.instance_id LIMIT p_limit);
     ELSE
         v_roots := ARRAY(
             SELECT i.instance_id FROM (SELECT DISTINCT unnest(p_instances) AS id) asked
-              JOIN instances i ON i.instance_id = asked.id
-              JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
+             CROSS JOIN LATERAL (SELECT r.* FROM instances r WHERE r.instance_id = asked.id OFFSET 0) i
+             CROSS JOIN LATERAL (SELECT e.* FROM executions e WHERE e.instance_id = i.instance_id AND e.execution_id = i.current_execution OFFSET 0) x
              WHERE x.completed_at < coalesce(p_completed_before, 'infinity') AND x.status IN ('Completed', 'Failed', 'Cancelled')
-               AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)
+               AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id OFFSET 0)
                AND NOT EXISTS (SELECT FROM instance_trees(ARRAY[i.instance_id]) t
-                                 JOIN instance_info m ON m.instance_id = t.instance_id WHERE m.status IN ('Running', 'ContinuedAsNew'))
+                                CROSS JOIN LATERAL (SELECT m.status FROM instance_info m WHERE m.instance_id = t.instance_id OFFSET 0) going
+                                WHERE going.status IN ('Running', 'ContinuedAsNew'))
              ORDER BY x.completed_at, x.instance_id LIMIT p_limit);
     END IF;
     v_tree := ARRAY(SELECT DISTINCT t.instance_id FROM instance_trees(v_roots) t);
@@ -432,13 +439,13 @@ BEGIN
     v_new := ARRAY(SELECT t.instance_id FROM instance_trees(v_roots) t EXCEPT SELECT unnest(v_tree));
     v_roots := ARRAY(
         SELECT i.instance_id FROM unnest(v_roots) AS root (id)
-          JOIN instances i ON i.instance_id = root.id
-          JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
+         CROSS JOIN LATERAL (SELECT r.* FROM instances r WHERE r.instance_id = root.id OFFSET 0) i
+         CROSS JOIN LATERAL (SELECT e.* FROM executions e WHERE e.instance_id = i.instance_id AND e.execution_id = i.current_execution OFFSET 0) x
          WHERE x.completed_at < coalesce(p_completed_before, 'infinity')
-           AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)
+           AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id OFFSET 0)
         EXCEPT
         SELECT t.root FROM instance_trees(v_roots) t
-          LEFT JOIN instance_info m ON m.instance_id = t.instance_id
+          LEFT JOIN LATERAL (SELECT now.* FROM instance_info now WHERE now.instance_id = t.instance_id OFFSET 0) m ON true
          WHERE m.instance_id IS NULL OR m.status IN ('Running', 'ContinuedAsNew') OR m.instance_id = ANY (v_new));
     v_going := ARRAY(SELECT DISTINCT t.instance_id FROM instance_trees(v_roots) t);
     v_kept := ARRAY(SELECT unnest(v_tree) EXCEPT SELECT unnest(v_going));
@@ -486,16 +493,16 @@ BEGIN
         SELECT x.instance_id, x.execution_id
           FROM unnest(p_instances) AS asked (id)
          CROSS JOIN LATERAL prunable_executions(asked.id, p_keep_last, p_completed_before) AS old (execution_id)
-          JOIN executions x ON x.instance_id = asked.id AND x.execution_id = old.execution_id
+          JOIN executions x ON x.instance_id = ANY (ARRAY[asked.id]) AND x.execution_id = old.execution_id -- as in ack_work_many
          WHERE x.status <> 'Running'
          FOR UPDATE OF x SKIP LOCKED -- someone else prunes or deletes it
     ), gone AS (
         DELETE FROM executions x USING doomed d
-         WHERE x.instance_id = d.instance_id AND x.execution_id = d.execution_id
+         WHERE x.instance_id = ANY (ARRAY[d.instance_id]) AND x.execution_id = d.execution_id
         RETURNING x.instance_id
     ), forgotten AS (
         DELETE FROM history h USING doomed d
-         WHERE h.instance_id = d.instance_id AND h.execution_id = d.execution_id
+         WHERE h.instance_id = ANY (ARRAY[d.instance_id]) AND h.execution_id = d.execution_id
         RETURNING 1
     )
     SELECT count(DISTINCT g.instance_id), count(*), (SELECT count(*) FROM forgotten) FROM gone g;
@@ -545,16 +552,16 @@ BEGIN
              WHERE i.current_execution > 1
                AND (p_instance_completed_before IS NULL OR EXISTS (
                     SELECT FROM executions x WHERE x.instance_id = i.instance_id AND x.execution_id = i.current_execution
-                       AND x.completed_at < p_instance_completed_before))
+                       AND x.completed_at < p_instance_completed_before OFFSET 0))
                AND EXISTS (SELECT FROM prunable_executions(i.instance_id, p_keep_last, p_completed_before))
              ORDER BY i.instance_id LIMIT p_limit);
     ELSE
         v_instances := ARRAY(
             SELECT i.instance_id FROM (SELECT DISTINCT unnest(p_instances) AS id) asked
-              JOIN instances i ON i.instance_id = asked.id
+             CROSS JOIN LATERAL (SELECT r.* FROM instances r WHERE r.instance_id = asked.id OFFSET 0) i
              WHERE (p_instance_completed_before IS NULL OR EXISTS (
                     SELECT FROM executions x WHERE x.instance_id = i.instance_id AND x.execution_id = i.current_execution
-                       AND x.completed_at < p_instance_completed_before))
+                       AND x.completed_at < p_instance_completed_before OFFSET 0))
                AND EXISTS (SELECT FROM prunable_executions(i.instance_id, p_keep_last, p_completed_before))
              ORDER BY i.instance_id LIMIT p_limit);
     END IF;

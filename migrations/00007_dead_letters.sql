@@ -21,7 +21,7 @@ BEGIN
     WITH dead AS (
         DELETE FROM worker_queue q
          USING (SELECT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) AS given -- in order, so that two cannot deadlock
-         WHERE q.id = given.id
+         WHERE q.id = ANY (ARRAY[given.id])
         RETURNING q.*
     ), letters AS (
     INSERT INTO dead_letters (queue, item_id, namespace, priority, attempt_count, name, data, instance_id, execution_id,
@@ -222,19 +222,19 @@ BEGIN
         SELECT d.item_id, d.namespace, d.priority, v_now, d.name, d.data, d.instance_id, d.execution_id,
                d.activity_id, d.dedup_key, d.tag, d.session_id, d.error, d.headers, d.key, d.enqueued_at
           FROM dead_letters d
-         WHERE d.id = ANY (v_ids) AND d.queue = 'worker'
+         WHERE d.id = ANY (v_ids) AND (d.queue = 'worker') IS TRUE -- which no index serves
          ORDER BY d.namespace, d.dedup_key, d.id -- so that it cannot deadlock with an enqueue of the same keys
         ON CONFLICT DO NOTHING
         RETURNING q.id, q.namespace
     ), gone AS (
         DELETE FROM dead_letters d
-         WHERE d.id = ANY (v_ids) AND d.queue = 'worker'
+         WHERE d.id = ANY (v_ids) AND (d.queue = 'worker') IS TRUE -- which no index serves
            AND (d.item_id IN (SELECT a.id FROM added a)) IS TRUE -- IS TRUE keeps it a hash table, where a join would be a loop
     )
     SELECT 'worker', a.namespace, count(*), v_now FROM added a GROUP BY a.namespace;
 
     -- A message goes to where its instance is now, as in enqueue_message_many.
-    v_instances := ARRAY(SELECT DISTINCT d.instance_id FROM dead_letters d WHERE d.id = ANY (v_ids) AND d.queue = 'orchestrator');
+    v_instances := ARRAY(SELECT DISTINCT d.instance_id FROM dead_letters d WHERE d.id = ANY (v_ids) AND (d.queue = 'orchestrator') IS TRUE);
     v_unsure := share_homes(v_instances);
     RETURN QUERY
     WITH added AS (
@@ -249,13 +249,13 @@ BEGIN
               FROM dead_letters d
               LEFT JOIN LATERAL (
                    SELECT i.namespace, i.queue, x.pin FROM instances i
-                     LEFT JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.current_execution
-                    WHERE i.instance_id = d.instance_id) known ON true
+                     LEFT JOIN executions x ON x.instance_id = ANY (ARRAY[i.instance_id]) AND x.execution_id = i.current_execution
+                    WHERE i.instance_id = ANY (ARRAY[d.instance_id])) known ON true
               LEFT JOIN LATERAL (
                    SELECT w.namespace, w.queue, w.pin FROM orchestrator_queue w
-                    WHERE known.namespace IS NULL AND w.instance_id = d.instance_id
-                    ORDER BY w.id LIMIT 1) queued ON true
-             WHERE d.id = ANY (v_ids) AND d.queue = 'orchestrator'
+                    WHERE known.namespace IS NULL AND w.instance_id BETWEEN d.instance_id AND d.instance_id
+                    ORDER BY w.instance_id, w.id LIMIT 1) queued ON true
+             WHERE d.id = ANY (v_ids) AND (d.queue = 'orchestrator') IS TRUE
             WINDOW same AS (PARTITION BY d.instance_id ORDER BY d.item_id)) m
          ORDER BY m.namespace, m.dedup_key, m.item_id
         ON CONFLICT DO NOTHING
@@ -264,10 +264,10 @@ BEGIN
         INSERT INTO realignments (instance_id)
         SELECT DISTINCT a.instance_id FROM added a
          WHERE a.instance_id = ANY (v_unsure)
-            OR NOT EXISTS (SELECT FROM instances known WHERE known.instance_id = a.instance_id) -- then its place is a guess
+            OR NOT EXISTS (SELECT FROM instances known WHERE known.instance_id = a.instance_id OFFSET 0) -- then its place is a guess
     ), gone AS (
         DELETE FROM dead_letters d
-         WHERE d.id = ANY (v_ids) AND d.queue = 'orchestrator' AND (d.item_id IN (SELECT a.id FROM added a)) IS TRUE
+         WHERE d.id = ANY (v_ids) AND (d.queue = 'orchestrator') IS TRUE AND (d.item_id IN (SELECT a.id FROM added a)) IS TRUE
     )
     SELECT 'orchestrator', a.namespace, count(*), v_now FROM added a GROUP BY a.namespace;
     PERFORM set_config('pgwake.notify', v_before, true);
@@ -295,7 +295,7 @@ DECLARE
 BEGIN
     DELETE FROM dead_letters d
      USING pick_dead_letters(p_queue, p_namespace, p_name, p_instance, p_reason, p_died_before, p_ids, p_after, p_limit, false) picked
-     WHERE d.id = picked.id;
+     WHERE d.id = ANY (ARRAY[picked.id]);
     GET DIAGNOSTICS v_purged = ROW_COUNT;
     RETURN v_purged;
 END
@@ -330,7 +330,7 @@ BEGIN
              WHERE old.finished_at < v_now - p_for
              ORDER BY old.finished_at
              LIMIT 2 * cardinality(p_ids) + 10 FOR UPDATE SKIP LOCKED) AS expired
-     WHERE a.id = expired.id;
+     WHERE a.id = ANY (ARRAY[expired.id]);
 END
 $$;
 -- +goose StatementEnd

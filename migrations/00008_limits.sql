@@ -317,7 +317,7 @@ BEGIN
                row_number() OVER (PARTITION BY q.namespace, q.tag, q.key ORDER BY g.ord) AS of_key
           FROM unnest(p_ids) WITH ORDINALITY AS g (id, ord)
           JOIN worker_queue q ON q.id = ANY (ARRAY[g.id])
-          LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace AND q.session_id IS NULL
+          LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[q.namespace]) AND q.session_id IS NULL
     ), counted AS MATERIALIZED ( -- once for each key, at its first item
         SELECT i.*, coalesce(i.of_key <= max(i.per_key - CASE WHEN taken.ended THEN at_work_of_key(i.namespace, i.tag, i.key, i.per_key, p_now) ELSE taken.places END)
                                          OVER (PARTITION BY i.namespace, i.tag, i.key), true) AS may
@@ -348,7 +348,7 @@ BEGIN
     -- shares are there (share_at), is behind by lag: by as much as the first of these is late, beyond a burst, once that is half an
     -- interval more than it is behind. All shares of the key, taken or not, are later by that, in their order. As others may have
     -- locked an item while those behind it go, what begins is counted too (begun), and may be half an interval early.
-    IF EXISTS (SELECT FROM worker_queue q JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
+    IF EXISTS (SELECT FROM worker_queue q JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[q.namespace])
                 WHERE q.id = ANY (v_chosen) AND q.key IS NOT NULL AND (NOT q.charged OR q.share_at IS NOT NULL) AND l.rate_interval IS NOT NULL) THEN
         -- One that was moved on is due later than others whose shares come after its own. Of those that are due, the oldest shares
         -- go first: as many of each key as there are here, and so they can take the places of these.
@@ -356,7 +356,7 @@ BEGIN
             SELECT q.namespace, q.tag, q.key, c.ord
               FROM unnest(v_chosen) WITH ORDINALITY AS c (id, ord)
               JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
-              JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
+              JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[q.namespace])
              WHERE q.key IS NOT NULL AND q.charged AND q.share_at IS NOT NULL AND l.rate_interval IS NOT NULL
         ), oldest AS MATERIALIZED (
             SELECT k.namespace, k.tag, k.key, o.id, o.share_at
@@ -381,8 +381,8 @@ BEGIN
                    p_now - (min(q.share_at) FILTER (WHERE q.charged) OVER (PARTITION BY q.namespace, q.tag, q.key) + (l.rate_burst - 1) * l.rate_interval) AS late
               FROM unnest(v_chosen) WITH ORDINALITY AS c (id, ord)
               JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
-              JOIN limits l ON l.queue = 'worker' AND l.namespace = q.namespace
-              LEFT JOIN rates r ON r.namespace = q.namespace AND r.tag = q.tag AND r.key = q.key
+              JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[q.namespace])
+              LEFT JOIN rates r ON r.namespace = ANY (ARRAY[q.namespace]) AND r.tag = q.tag AND r.key = q.key
              WHERE q.key IS NOT NULL AND (NOT q.charged OR q.share_at IS NOT NULL) AND l.rate_interval IS NOT NULL
         ), clock AS MATERIALIZED (
             SELECT d.id, d.namespace, d.tag, d.key, d.ord, d.charged, d.share_at, d.step, d.burst, d.begun, d.n, new.lag,
@@ -517,7 +517,7 @@ BEGIN
         WITH list AS MATERIALIZED (
             SELECT w.namespace, w.tag, coalesce(l.weight, 1) AS weight
               FROM work_lists(p_namespaces, p_tags) AS w
-              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = w.namespace
+              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[w.namespace])
              WHERE w.namespace <> ALL (v_left_out)
         ), head AS MATERIALIZED (
             SELECT h.id, h.priority, h.visible_at, h.namespace, l.weight, h.place, NULL::text AS session_id
@@ -540,7 +540,7 @@ BEGIN
                       AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces)) AND (p_tags IS NULL OR q.tag = ANY (p_tags))
                     ORDER BY q.visible_at, q.id
                     LIMIT v_want + v_spare) h
-              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = h.namespace
+              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[h.namespace])
              WHERE p_owner IS NOT NULL AND list.free_at IS NULL
         ), draw AS MATERIALIZED ( -- of a lottery, in which each has chances by its weight
             SELECT d.namespace, CASE WHEN p_fair THEN -ln(1 - random()) / d.weight ELSE 0 END AS first FROM (SELECT DISTINCT h.namespace, h.weight FROM head h) AS d

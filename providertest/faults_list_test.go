@@ -361,7 +361,7 @@ var faults = []fault{
 		name: "cancellation takes all activities of the instance",
 		rows: []string{"cancellation/cancelled_activities_deleted_from_worker_queue", "cancellation/same_activity_in_worker_items_and_cancelled_is_noop",
 			"cancellation/cancelling_nonexistent_activities_is_idempotent"},
-		sql: []edit{{"cancel_activities", "AND q.execution_id = c.execution_id AND q.activity_id = c.activity_id", ""},
+		sql: []edit{{"cancel_activities", "AND q.execution_id = ANY (ARRAY[c.execution_id]) AND q.activity_id = c.activity_id", ""},
 			{"cancel_activities", "ORDER BY q.id FOR UPDATE OF q));", "ORDER BY q.id));"}},
 	},
 	{
@@ -697,12 +697,12 @@ var faults = []fault{
 	{
 		name: "cleanup removes sessions with work",
 		rows: []string{"sessions/cleanup_keeps_sessions_with_pending_items"},
-		sql:  []edit{{"cleanup_sessions", "AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = r.session_id)", ""}},
+		sql:  []edit{{"cleanup_sessions", "AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = r.session_id OFFSET 0)", ""}},
 	},
 	{
 		name: "cleanup takes claimed work for none",
 		rows: []string{"sessions/cleanup_keeps_sessions_with_pending_items"},
-		sql:  []edit{{"cleanup_sessions", "WHERE q.session_id = r.session_id)", "WHERE q.session_id = r.session_id AND q.visible_at <= clock_timestamp())"}},
+		sql:  []edit{{"cleanup_sessions", "WHERE q.session_id = r.session_id OFFSET 0)", "WHERE q.session_id = r.session_id AND q.visible_at <= clock_timestamp())"}},
 	},
 	{
 		name: "cleanup removes sessions that have not ended",
@@ -811,12 +811,12 @@ var faults = []fault{
 	{
 		name: "tombstone is lost at the merge",
 		rows: []string{"kv_store/kv_cross_execution_remove_readd", "kv_store/kv_snapshot_after_clear_single", "kv_store/kv_snapshot_after_clear_all"},
-		sql:  []edit{{"merge_kv", "s.key = t.key AND t.value IS NULL", "s.key = t.key AND false"}},
+		sql:  []edit{{"merge_kv", "s.key = ANY (ARRAY[t.key]) AND t.value IS NULL", "s.key = t.key AND false"}},
 	},
 	{
 		name: "list of pairs shows what was cleared",
 		rows: []string{"kv_store/kv_delta_tombstone_overrides_store", "kv_store/kv_clear_isolation"},
-		sql:  []edit{{"list_kv", "WHERE d.instance_id = p_instance AND d.key = s.key)", "WHERE d.instance_id = p_instance AND d.key = s.key AND d.value IS NOT NULL)"}},
+		sql:  []edit{{"list_kv", "WHERE d.instance_id = p_instance AND d.key = s.key OFFSET 0)", "WHERE d.instance_id = p_instance AND d.key = s.key AND d.value IS NOT NULL)"}},
 	},
 	{
 		name: "pairs are not merged at completion",
@@ -837,7 +837,7 @@ var faults = []fault{
 	{
 		name: "merge loses the pairs that were not written again",
 		rows: []string{"kv_store/kv_delta_prune_untouched_key_survives", "kv_store/kv_execution_id_tracking"},
-		sql:  []edit{{"merge_kv", "s.key = t.key AND t.value IS NULL", "s.key <> t.key"}},
+		sql:  []edit{{"merge_kv", "s.key = ANY (ARRAY[t.key]) AND t.value IS NULL", "s.key <> t.key"}},
 	},
 	{
 		name: "clearing a key does nothing",
@@ -1026,17 +1026,17 @@ var faults = []fault{
 	{
 		name: "unknown instance is deleted",
 		rows: []string{"deletion/delete_nonexistent_instance"},
-		sql:  []edit{{"check_deletion", "WHERE NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = asked.id) LIMIT 1;", "WHERE false LIMIT 1;"}},
+		sql:  []edit{{"check_deletion", "WHERE NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = asked.id OFFSET 0) LIMIT 1;", "WHERE false LIMIT 1;"}},
 	},
 	{
 		name: "child is deleted alone",
 		rows: []string{"deletion/cascade_delete_hierarchy"},
-		sql:  []edit{{"check_deletion", "JOIN instances p ON p.instance_id = above.parent_id LIMIT 1;", "JOIN instances p ON p.instance_id = above.parent_id LIMIT 0;"}},
+		sql:  []edit{{"check_deletion", "WHERE r.instance_id = above.parent_id OFFSET 0) p LIMIT 1;", "WHERE r.instance_id = above.parent_id OFFSET 0) p LIMIT 0;"}},
 	},
 	{
 		name: "child is deleted alone with force",
 		rows: []string{"deletion/cascade_delete_hierarchy"},
-		sql:  []edit{{"check_deletion", "JOIN instances p ON p.instance_id = above.parent_id LIMIT 1;", "JOIN instances p ON p.instance_id = above.parent_id AND NOT p_force LIMIT 1;"}},
+		sql:  []edit{{"check_deletion", "WHERE r.instance_id = above.parent_id OFFSET 0) p LIMIT 1;", "WHERE r.instance_id = above.parent_id AND NOT p_force OFFSET 0) p LIMIT 1;"}},
 	},
 	{
 		name: "parent is deleted without its child",
@@ -1051,7 +1051,7 @@ var faults = []fault{
 	{
 		name: "tree ends with the children",
 		rows: []string{"deletion/delete_get_instance_tree", "deletion/cascade_delete_hierarchy"},
-		sql:  []edit{{"instance_trees", "JOIN instances i ON i.parent_id = above.id", "JOIN instances i ON i.parent_id = above.id AND v_seen_ids = p_roots"}},
+		sql:  []edit{{"instance_trees", "WHERE c.parent_id = above.id OFFSET 0", "WHERE c.parent_id = above.id AND v_seen_ids = p_roots OFFSET 0"}},
 	},
 	{
 		name: "children are all descendants",
@@ -1127,7 +1127,7 @@ var faults = []fault{
 	{
 		name: "bulk deletion takes children",
 		rows: []string{"bulk_deletion/delete_instance_bulk_cascades_to_children"},
-		sql:  []edit{{"delete_instances_bulk", "AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id)", ""}},
+		sql:  []edit{{"delete_instances_bulk", "AND NOT EXISTS (SELECT FROM instances p WHERE p.instance_id = i.parent_id OFFSET 0)", ""}},
 	},
 	{
 		name: "bulk deletion leaves children",
@@ -1541,12 +1541,12 @@ var faults = []fault{
 	{
 		name: "cancellation of activities ignores the execution",
 		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
-		sql:  []edit{{"cancel_activities", "AND q.execution_id = c.execution_id AND q.activity_id", "AND q.activity_id"}},
+		sql:  []edit{{"cancel_activities", "AND q.execution_id = ANY (ARRAY[c.execution_id]) AND q.activity_id", "AND q.activity_id"}},
 	},
 	{
 		name: "cancellation of activities reaches other instances",
 		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
-		sql:  []edit{{"cancel_activities", "q.instance_id = p_instance AND q.execution_id = c.execution_id", "q.execution_id = c.execution_id"}},
+		sql:  []edit{{"cancel_activities", "q.instance_id = p_instance AND q.execution_id = ANY (ARRAY[c.execution_id])", "q.execution_id = c.execution_id"}},
 	},
 	{
 		name: "cancellation of messages is not applied",

@@ -1,0 +1,149 @@
+package migrations_test
+
+import (
+	"strings"
+	"testing"
+)
+
+// This file answers: what does a verb read while the server believes that there is nothing?
+//
+// A table that is analyzed just after it was emptied has pages and, to the planner, no rows, until the next time. Then any
+// index is as good as another, and so is a walk over all of one, inside a walk over all of another. Queues are emptied all
+// the time, and tables of instances by whoever keeps them small.
+
+// fillEverything adds 1000 of everything. The instances i1 to i1000 have ended twice; t1 to t20 are roots of trees of four.
+// Items w<n> of the worker queue are claimed under a token with their number.
+const fillEverything = `
+	SET pgwake.notify = off;
+	INSERT INTO instances (instance_id, namespace, name, queue, current_execution, sticky_owner, sticky_until)
+		SELECT 'i' || g, 'default', 'flow', '', 2, 'o' || g, now() + interval '1 day' FROM generate_series(1, 1000) g;
+	INSERT INTO instances (instance_id, namespace, name, current_execution, parent_id)
+		SELECT 't' || g % 20 || '/' || g / 20, 'default', 'flow', 2, CASE WHEN g >= 20 THEN 't' || g % 20 || '/0' END FROM generate_series(0, 79) g;
+	INSERT INTO executions (instance_id, execution_id, status, completed_at, event_count, last_event)
+		SELECT i.instance_id, x, CASE x WHEN 1 THEN 'ContinuedAsNew' ELSE 'Completed' END, now() - interval '1 day', 2, 2 FROM instances i, generate_series(1, 2) x;
+	INSERT INTO history (instance_id, execution_id, event_id, type) SELECT instance_id, execution_id, e, 'e' FROM executions, generate_series(1, 2) e;
+	INSERT INTO kv_store SELECT instance_id, 'k', 'v', 2 FROM instances;
+	INSERT INTO kv_delta SELECT instance_id, 'd', 'v', 2 FROM instances;
+	INSERT INTO instance_locks SELECT 'i' || g, ('00000000-0000-0000-0000-' || lpad(g::text, 12, '0'))::uuid, now() + interval '1 day' FROM generate_series(501, 1000) g;
+	INSERT INTO orchestrator_queue (instance_id, kind, dedup_key, lock_token, visible_at)
+		SELECT 'i' || g, 'k', 'm' || g, CASE WHEN g > 500 THEN ('00000000-0000-0000-0000-' || lpad(g::text, 12, '0'))::uuid END,
+		CASE WHEN g > 500 THEN now() + interval '1 day' ELSE now() - interval '1 minute' END FROM generate_series(1, 1000) g;
+	INSERT INTO worker_queue (name, dedup_key, instance_id, execution_id, activity_id, lock_token, visible_at)
+		SELECT 'w' || g, 'k' || g, 'i' || g, 2, g, ('00000000-0000-0000-0000-' || lpad(g::text, 12, '0'))::uuid, now() + interval '1 day' FROM generate_series(1, 1000) g;
+	INSERT INTO worker_queue (name, session_id, key) SELECT 'due', CASE WHEN g % 2 = 0 THEN 's' || g END, 'key ' || g FROM generate_series(1, 1000) g;
+	INSERT INTO sessions (session_id, owner, locked_until) SELECT 's' || g, 'o' || g, now() + interval '1 day' FROM generate_series(1, 1000) g;
+	INSERT INTO dedup_keys SELECT 'default', 'kept ' || g, g, now() + interval '1 day' FROM generate_series(1, 1000) g;
+	INSERT INTO rates SELECT 'default', '', 'key ' || g, now() - interval '1 day' FROM generate_series(1, 1000) g;
+	INSERT INTO dead_letters (queue, item_id, namespace, priority, attempt_count, name, kind, instance_id, dedup_key, enqueued_at, reason)
+		SELECT q, g, 'default', 0, 1, 'w' || g, CASE q WHEN 'orchestrator' THEN 'k' END, 'i' || g, 'dead ' || g, now(), 'r' FROM generate_series(1, 1000) g, unnest('{worker,orchestrator}'::text[]) q;
+	INSERT INTO archive (item_id, namespace, priority, attempt_count, name, instance_id, enqueued_at)
+		SELECT g, 'default', 0, 1, 'w', 'i' || g, now() FROM generate_series(1, 1000) g;`
+
+const emptied = `worker_queue, orchestrator_queue, instance_locks, instances, executions, history, kv_store, kv_delta, sessions, dedup_keys, rates, dead_letters, archive`
+
+func TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	for table := range strings.SplitSeq(emptied, ", ") {
+		s.exec(t, `ALTER TABLE `+table+` SET (autovacuum_enabled = off)`)
+	}
+	s.exec(t, fillEverything)
+	for table := range strings.SplitSeq(emptied, ", ") {
+		s.exec(t, `DELETE FROM `+table)
+	}
+	s.exec(t, `ANALYZE `+emptied)
+	s.exec(t, fillEverything)
+	s.exec(t, `SET statement_timeout = '10 s'`) // what walks and walks is not waited for
+
+	const token, tokens = `'00000000-0000-0000-0000-000000000700'`, `'{00000000-0000-0000-0000-000000000700,00000000-0000-0000-0000-000000000701}'`
+	id := s.list(t, `SELECT id::text FROM worker_queue WHERE name = 'w700'`)[0]
+	ids := `ARRAY[` + id + `, ` + id + ` + 1]`
+	ack := `SELECT count(*) FROM ack_orchestration('i700', ` + token + `, `
+	for _, verb := range []struct {
+		call string
+		most int64
+	}{
+		{`SELECT earliest_work(NULL)`, 100},
+		{`SELECT earliest_work('{default}', NULL, 'o7')`, 2000}, // each session that has something queued, with what it has
+		{`SELECT earliest_message(NULL)`, 100},
+		{`SELECT earliest_message('{default}', '{}', 0, 9, 'o7')`, 100},
+		{`SELECT count(*) FROM enqueue_work_many('{x,y}', '{null,null}', p_dedup_keys => '{k7,dead 7}', p_dedup_scopes => '{queued,dead}')`, 100},
+		{`SELECT count(*) FROM enqueue_work_many('{x,y}', '{null,null}', p_dedup_keys => '{kept 7,k8}', p_dedup_fors => '{1 min,1 min}')`, 100},
+		{`SELECT count(*) FROM enqueue_work_many('{x,y}', '{null,null}', p_dedup_keys => '{k7,new}', p_dedup_scopes => '{waiting,waiting}')`, 100},
+		{`SELECT enqueue_work('x', p_dedup_key => 'k7')`, 100},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`, 100},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20)`, 200},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, '{default}', p_fair => true)`, 300},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, p_max_attempts => 3)`, 300},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 2, p_ack_ids => ` + ids + `, p_ack_tokens => ` + tokens + `)`, 100},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 2, p_ack_ids => ` + ids + `, p_ack_tokens => ` + tokens + `, p_archive_for => '1 day')`, 100},
+		{`SELECT count(*) FROM ack_work_many(` + ids + `, ` + tokens + `)`, 100},
+		{`SELECT count(*) FROM ack_work_many(` + ids + `, ` + tokens + `, '1 day')`, 100},
+		{`SELECT count(*) FROM ack_work_group(` + ids + `, ` + tokens + `, '{i700,i701}', '{k,k}', '{null,null}', '{null,null}', '{null,null}', '{2,2}', '{null,null}')`, 100},
+		{`SELECT ack_work(` + id + `, ` + token + `, 'i700', 'k')`, 100},
+		{`SELECT count(*) FROM abandon_work(` + id + `, ` + token + `)`, 100},
+		{`SELECT count(*) FROM renew_work(` + ids + `, ` + tokens + `, '1 min')`, 100},
+		{`SELECT undo_work_claim(` + token + `, '1 day')`, 2500}, // it is rare, and walks over what has such an end
+		{`SELECT dead_letter_work(` + id + `, ` + token + `, 'r')`, 100},
+		{`SELECT count(*) FROM renew_sessions('{o7,o8}', '1 min', '1 min')`, 100},
+		{`SELECT release_sessions('{o7,o8}')`, 100},
+		{`SELECT count(*) FROM enqueue_message_many('{i7,new,t1/0}', '{k,k,k}', '{null,null,null}', p_dedup_keys => '{m8,m0,m00}')`, 100},
+		{`SELECT enqueue_message('i7', 'k')`, 100},
+		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min')`, 100},
+		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{default}', p_owner => 'o7')`, 150},
+		{`SELECT append_history('i7', 2, '{3,4}', '{e,e}', '{null,null}')`, 100},
+		{ack + `2, p_status => 'Completed')`, 100},
+		{ack + `3, p_name => 'flow')`, 100},
+		{`SELECT release_sticky('{o7,o8}')`, 100},
+		{`SELECT count(*) FROM abandon_orchestration('i700', ` + token + `)`, 100},
+		{`SELECT renew_orchestration('i700', ` + token + `, '1 min')`, 100},
+		{`SELECT undo_orchestration_claim(` + token + `)`, 1500}, // over the locks
+		{`SELECT count(*) FROM dead_letter_orchestration('i700', ` + token + `, 'r')`, 100},
+		{`SELECT count(*) FROM read_history('i7')`, 100},
+		{`SELECT count(*) FROM resume_history('i7', 2, 2)`, 100},
+		{`SELECT count(*) FROM get_custom_status('i7')`, 100},
+		{`SELECT get_kv('i7', 'k')`, 100},
+		{`SELECT count(*) FROM list_kv('i7')`, 100},
+		{`SELECT count(*) FROM list_instances()`, 500},
+		{`SELECT count(*) FROM list_instances('Completed', p_after => 'i7')`, 500},
+		{`SELECT count(*) FROM get_instance_info('i7')`, 100},
+		{`SELECT count(*) FROM list_executions('i7')`, 100},
+		{`SELECT list_children('t7/0')`, 100},
+		{`SELECT get_parent('t7/1')`, 100},
+		{`SELECT get_instance_tree('t7/0')`, 100},
+		{`SELECT count(*) FROM delete_instance('t7/0')`, 500},
+		{`SELECT count(*) FROM delete_instances('{i7,i8,i9}')`, 500},
+		{`SELECT count(*) FROM delete_instances_bulk(p_limit => 50)`, 10_000},
+		{`SELECT count(*) FROM delete_instances_bulk('{i7,i8,t1/0}')`, 1000},
+		{`SELECT count(*) FROM prune_executions('i7')`, 100},
+		{`SELECT count(*) FROM prune_executions_bulk(p_limit => 50)`, 5000},
+		{`SELECT count(*) FROM prune_executions_bulk('{i7,i8,t1/0}')`, 300},
+		{`SELECT count(*) FROM list_dead_letters()`, 500},
+		{`SELECT count(*) FROM list_dead_letters(p_instance => 'i7')`, 2500}, // along the ids, as with any filter; the same below
+		{`SELECT count(*) FROM list_dead_letters('worker', 'default', p_after => 7)`, 500},
+		{`SELECT count(*) FROM redrive_dead_letters('worker', 'default', p_limit => 50)`, 2000},
+		{`SELECT count(*) FROM redrive_dead_letters(p_instance => 'i7')`, 2500},
+		{`SELECT purge_dead_letters('worker', 'default', p_limit => 50)`, 1000},
+		{`SELECT count(*) FROM list_archive()`, 500},
+		{`SELECT count(*) FROM list_archive(p_instance => 'i7')`, 100},
+	} {
+		s.requireReads(t, false, verb.most, verb.call)
+	}
+	for limits, most := range map[string]int64{
+		`p_max_running => 5000`:                         7000, // of which 1000 are taken, and counted
+		`p_max_running_per_key => 50`:                   600,
+		`p_rate_interval => '1 ms', p_rate_burst => 50`: 600,
+	} {
+		s.exec(t, `SELECT set_limits('default', `+limits+`)`)
+		s.exec(t, `SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`) // which marks what is at work
+		for _, fetch := range []string{
+			`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`,
+			`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20)`,
+			`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, p_max_attempts => 3)`,
+			`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 2, p_ack_ids => ` + ids + `, p_ack_tokens => ` + tokens + `)`,
+		} {
+			s.requireReads(t, false, most, fetch)
+		}
+	}
+}
