@@ -1,6 +1,7 @@
 package pgwake_test
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -108,4 +109,29 @@ func ExampleProvider_GetPaused() {
 	check(err)
 	fmt.Println(paused.Namespaces)
 	// Output: [mail reports]
+}
+
+// The next item begins before the disk has the end of the one before.
+func ExampleProvider_Flush() {
+	ctx, p, end := openProvider()
+	defer end()
+	for i := range 3 {
+		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: fmt.Sprint("call ", i+1)}, nil)
+		check(err)
+	}
+	o := &pgwake.FetchOptions{NoWait: true, AckAsync: true}
+	for {
+		item, err := p.FetchWorkItem(ctx, o)
+		if errors.Is(err, pgwake.ErrNoWork) {
+			break
+		}
+		check(err)
+		fmt.Println(item.Name)
+		o.Ack = []pgwake.LockToken{item.LockToken}
+	}
+	check(p.Flush(ctx))
+	// Output:
+	// call 1
+	// call 2
+	// call 3
 }

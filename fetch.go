@@ -52,6 +52,11 @@ type FetchOptions struct {
 	// other error but ErrNoWork nobody knows. Defaults to none.
 	Ack []LockToken
 
+	// AckAsync has the acks of Ack committed asynchronously, as claims are: the fetch does not wait for the disk. If the
+	// server crashes within a fraction of a second, what it loses comes again, unless Flush returned before. Defaults to
+	// false.
+	AckAsync bool
+
 	// Queues limits a fetch of turns to instances with these queue names; "" stands for those without one. Nil means
 	// all, and an empty slice that is not nil means none. Defaults to all.
 	Queues []string
@@ -204,6 +209,7 @@ type fetchPlan struct {
 	session     time.Duration
 	maxAttempts int
 	ack         []lease
+	ackAsync    bool
 	history     bool
 
 	giveUp time.Time // waiting for a connection of the pool; zero: with the caller's context
@@ -228,8 +234,8 @@ func (p *Provider) plan(q Queue, o *FetchOptions) (plan fetchPlan, err error) {
 		return plan, invalid("NoWait contradicts the poll timeout %v", o.PollTimeout)
 	case o.MaxAttempts < 0 || o.MaxAttempts > math.MaxInt32:
 		return plan, invalid("at most %d attempts is not between 0 and %d", o.MaxAttempts, math.MaxInt32)
-	case q == Orchestrator && (o.Tags.mode != tagsListed || o.Tags.tags != nil || o.Session != nil || o.Fair || o.MaxAttempts != 0 || o.Ack != nil):
-		return plan, invalid("Tags, Session, Fair, MaxAttempts and Ack are for work items")
+	case q == Orchestrator && (o.Tags.mode != tagsListed || o.Tags.tags != nil || o.Session != nil || o.Fair || o.MaxAttempts != 0 || o.Ack != nil || o.AckAsync):
+		return plan, invalid("Tags, Session, Fair, MaxAttempts, Ack and AckAsync are for work items")
 	case q == Worker && (o.Queues != nil || o.Owner != "" || o.Versions != nil || o.WithoutHistory):
 		return plan, invalid("Queues, Owner, Versions and WithoutHistory are for turns")
 	}
@@ -259,7 +265,7 @@ func (plan *fetchPlan) ofWork(o *FetchOptions) (err error) {
 			return err
 		}
 	}
-	plan.ack = slices.Grow(plan.ack, len(o.Ack))
+	plan.ack, plan.ackAsync = slices.Grow(plan.ack, len(o.Ack)), o.AckAsync
 	for _, token := range o.Ack {
 		l, err := token.splitWork()
 		if err != nil {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
@@ -949,4 +951,60 @@ func TestLimits_ItemIsRemovedByOtherMeans_AnotherOfItsKeyComes(t *testing.T) {
 			require.NotEqual(t, item.ID, n.take(t).ID)
 		})
 	}
+}
+
+// flushes counts how often somebody waits for the disk apart from a commit.
+type flushes struct{ atomic.Int64 }
+
+func (f *flushes) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(q.SQL, ".flush(") {
+		f.Add(1)
+	}
+	return ctx
+}
+
+func (*flushes) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// What a claim has locked for a limit is free before the disk has what is acknowledged, and whoever acknowledges hears of it after.
+func TestLimits_AckedWithAFetch_IsFlushedAfterTheCommit(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	config, err := pgxpool.ParseConfig(pgwaketest.URL(t))
+	require.NoError(t, err)
+	var f flushes
+	config.ConnConfig.Tracer = &f
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, Mode: pgwake.ModePolling})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	n.enqueue(t, "1", "2", "3", "4", "5", "6", "7")
+	var last pgwake.LockToken
+	next := func(o pgwake.FetchOptions) {
+		t.Helper()
+		o.NoWait, o.LockTimeout = true, lease
+		if last != "" {
+			o.Ack = []pgwake.LockToken{last}
+		}
+		item, err := p.FetchWorkItem(t.Context(), &o)
+		require.NoError(t, err)
+		last = item.LockToken
+	}
+	next(pgwake.FetchOptions{})
+	next(pgwake.FetchOptions{})
+	require.Zero(t, f.Load(), "without limits it is flushed as it commits")
+	require.NoError(t, n.SetLimits(t.Context(), pgwake.DefaultNamespace, pgwake.Limits{MaxRunning: 3}))
+	next(pgwake.FetchOptions{}) // and learns of limits
+	next(pgwake.FetchOptions{})
+	require.EqualValues(t, 1, f.Load())
+	next(pgwake.FetchOptions{AckAsync: true})
+	require.EqualValues(t, 1, f.Load(), "that is left to Flush")
+	require.NoError(t, p.Flush(t.Context()))
+	require.EqualValues(t, 2, f.Load())
+	require.NoError(t, n.SetLimits(t.Context(), pgwake.DefaultNamespace, pgwake.Limits{}))
+	next(pgwake.FetchOptions{})
+	next(pgwake.FetchOptions{})
+	require.EqualValues(t, 3, f.Load(), "the last one that had reason to")
+	require.Equal(t, 1, n.rows(t)["worker_queue"], "all of the others are acknowledged")
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -38,8 +39,12 @@ type Provider struct {
 	engine  *engine
 
 	histories *historyCache // nil: none is kept
-	acks      ackGroups
-	enqueues  *groups[*groupedEnqueue]
+
+	// limitsHold: limits held when work was last looked for. A claim may have locked a namespace then, until it commits.
+	limitsHold atomic.Bool
+
+	acks     ackGroups
+	enqueues *groups[*groupedEnqueue]
 
 	// readCommitted: a transaction of the role is READ COMMITTED unless it says otherwise, as usual. The
 	// functions count on it: a later statement must see what was committed since the one before.

@@ -12,7 +12,7 @@ import (
 // is in provider.go, and LISTEN in listener.go.
 
 type statements struct {
-	channels, session, look, tell, asyncCommit, waitForProducers, producers, arm, disarmNode, removeWaiters string
+	channels, session, look, tell, asyncCommit, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
 
 	enqueueWork, enqueueWorkItem, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
 
@@ -51,6 +51,7 @@ func newStatements(schema string) *statements {
 		look:                 rows("look", 5),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
+		flush:                scalar("flush", 0),
 		waitForProducers:     scalar("wait_for_producers", 2),
 		producers:            scalar("producers", 2),
 		arm:                  scalar("arm", 10),

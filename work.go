@@ -419,7 +419,10 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 	lost := &LostLocksError{}
 	var r workRow
 	token := newTokenMaker(claim)
-	err = p.claimRows(ctx, conn, rowCame, plan.ack == nil, func(rows pgx.Rows) error {
+	// What a claim locks because of a limit is not to be locked until a disk has answered. So acks that came with it are
+	// flushed after it has committed, before anybody hears of them.
+	async := plan.ack == nil || plan.ackAsync || p.limitsHold.Load()
+	err = p.claimRows(ctx, conn, rowCame, async, func(rows pgx.Rows) error {
 		if err := rows.Scan(r.targets()...); err != nil {
 			return err
 		}
@@ -431,15 +434,31 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 		if !r.id.Valid { // the last row: the outlook
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), r.now.Time)
 			c.found, c.earliest, c.now = len(c.item), r.earliest.Time, r.now.Time
+			p.limitsHold.Store(r.places.Int32 != 0)
 			return nil
 		}
 		c.item = append(c.item, r.item(token.of(r.id.Int64)))
 		return nil
 	}, p.sql.fetchWork, p.fetchArgs(claim, plan, announce, row)...)
+	if err == nil && plan.ack != nil && async && !plan.ackAsync {
+		rowCame()
+		if _, err = conn.Exec(ctx, p.sql.flush); err != nil {
+			err = unknownOutcome{err}
+		}
+	}
 	if err == nil && lost.Tokens != nil {
 		err = lost
 	}
 	return c, err
+}
+
+// Flush returns when whatever committed before it was called is on the disk, and with the standbys that synchronous_commit
+// asks for: by FetchOptions.AckAsync, or in transactions of the caller's with synchronous_commit off.
+func (p *Provider) Flush(ctx context.Context) error {
+	return p.do(ctx, "flush", func(ctx context.Context, q querier) error {
+		_, err := q.Exec(ctx, p.sql.flush)
+		return err
+	})
 }
 
 // workRow is a row of fetch_work. One is good for all rows of an answer, and is meant to be: an item costs two

@@ -33,15 +33,18 @@ type acker struct {
 	d *Dispatcher
 
 	bell     chan struct{}
+	flushNow chan struct{} // something is unflushed
 	apartNow chan struct{} // something was set apart
 
-	mu    sync.Mutex
-	done  []*held          // to be acknowledged
-	apart map[*held]*apart // to be acknowledged each by itself
+	mu        sync.Mutex
+	done      []*held          // to be acknowledged
+	unflushed []*held          // acknowledged asynchronously
+	apart     map[*held]*apart // to be acknowledged each by itself
 }
 
 func newAcker(d *Dispatcher) *acker {
-	return &acker{d: d, bell: make(chan struct{}, ackers), apartNow: make(chan struct{}, 1), apart: make(map[*held]*apart)}
+	return &acker{d: d, bell: make(chan struct{}, ackers), flushNow: make(chan struct{}, 1), apartNow: make(chan struct{}, 1),
+		apart: make(map[*held]*apart)}
 }
 
 // add has an item acknowledged.
@@ -102,7 +105,7 @@ func (a *acker) ack(batch []*held, allowance *allowance) {
 	}
 	sent := time.Now()
 	bounded, cancel := context.WithTimeout(a.d.work.settling, allowance.now)
-	err := a.call(bounded, tokens)
+	async, err := a.call(bounded, tokens)
 	cancel()
 	lost, ok := lostOf(err)
 	allowance.after(time.Since(sent), ok)
@@ -110,6 +113,10 @@ func (a *acker) ack(batch []*held, allowance *allowance) {
 	switch {
 	case ok:
 		a.lost(slices.DeleteFunc(slices.Clone(batch), func(h *held) bool { return !lost[h.item.LockToken] }))
+		if async {
+			a.flush(batch)
+			return
+		}
 	case errors.As(err, &failure) && failure.Retryable:
 		a.setApart(batch, failure.Unknown)
 		return
@@ -146,27 +153,66 @@ func idsOf(items []*held) (ids []int64) {
 }
 
 // call acknowledges items. Where a limit leaves few places, as many others are claimed in the same moment: a place that is
-// free is to be taken, and nobody else is to be woken for it.
-func (a *acker) call(ctx context.Context, tokens []pgwake.LockToken) error {
+// free is to be taken, and nobody else is to be woken for it. Nor is it to wait for a disk: async acks are yet to be flushed.
+func (a *acker) call(ctx context.Context, tokens []pgwake.LockToken) (async bool, err error) {
 	n := 0
 	if !a.anyApart() { // a fetch that waits for what is locked keeps its connection for longer than anybody waits for it
 		n = a.d.work.inPlaceOf(len(tokens))
 	}
 	if n == 0 {
-		return a.d.p.AckWorkItems(ctx, tokens)
+		return false, a.d.p.AckWorkItems(ctx, tokens)
 	}
 	options := a.d.fetchOptions()
-	options.NoWait, options.Ack = true, tokens
+	options.NoWait, options.Ack, options.AckAsync = true, tokens, true
 	items, err := a.d.p.FetchWorkItems(ctx, n, options)
 	if err == nil {
 		a.d.work.take(items, n)
-		return nil
+		return true, nil
 	}
 	a.d.work.answered(n)
 	if errors.Is(err, pgwake.ErrNoWork) {
-		return nil
+		return true, nil
 	}
-	return err
+	return true, err
+}
+
+// flush has what was acknowledged asynchronously flushed.
+func (a *acker) flush(batch []*held) {
+	a.mu.Lock()
+	a.unflushed = append(a.unflushed, batch...)
+	a.mu.Unlock()
+	select {
+	case a.flushNow <- struct{}{}:
+	default:
+	}
+}
+
+// runFlush waits for the disk, for all that has come meanwhile at once, until ctx ends. If it cannot be known what is on the
+// disk, since the server went away, the acks are made anew: what is gone by then was acknowledged.
+func (a *acker) runFlush(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.flushNow:
+		}
+		a.mu.Lock()
+		batch := a.unflushed
+		a.unflushed = nil
+		a.mu.Unlock()
+		bounded, cancel := context.WithTimeout(a.d.work.settling, verbTimeout)
+		err := a.d.p.Flush(bounded)
+		cancel()
+		if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable {
+			a.setApart(batch, true)
+			continue
+		}
+		if err != nil {
+			a.d.cfg.Logger.Warn("dispatch: items were acknowledged, and perhaps not on the disk when this ended", "error", err,
+				"items", len(batch), "ids", idsOf(batch))
+		}
+		a.ended(batch)
+	}
 }
 
 // apart is what is known of an item that is set apart.

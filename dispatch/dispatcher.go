@@ -18,13 +18,14 @@ import (
 //
 // One goroutine claims, for all handlers: as many items as there are places for. Each item has a goroutine of its own
 // once it is begun. One goroutine renews the leases of all that is in hand, and two acknowledge what is done, so that no
-// handler's place waits for a commit; a third sees to those whose ack has to wait.
+// handler's place waits for a commit; another waits for the disk, and one sees to those whose ack has to wait.
 
 // Provider is what a Dispatcher needs of a *pgwake.Provider.
 type Provider interface {
 	FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error)
 	AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error
 	AckBatched(ctx context.Context, token pgwake.LockToken, completion *pgwake.Message) error
+	Flush(ctx context.Context) error
 	AckWorkItemTx(ctx context.Context, tx pgx.Tx, token pgwake.LockToken, completion *pgwake.Message) error
 	AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error
 	DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error
@@ -233,6 +234,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	for range ackers {
 		engine.Go(func() { d.acks.run(quit) })
 	}
+	engine.Go(func() { d.acks.runFlush(quit) })
 	engine.Go(func() { d.acks.runApart(quit) })
 	d.telemetry.addPlaces(d.cfg.MinConcurrency)
 	d.work.each = d.largest

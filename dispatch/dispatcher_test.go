@@ -748,6 +748,29 @@ func TestRun_UnderALimit_AcksTakeTheNextItem(t *testing.T) {
 	})
 }
 
+// Then nobody waits for a disk to begin: only the end of what was done does.
+func TestRun_UnderALimit_NextBeginsBeforeTheFlush(t *testing.T) {
+	dispatching(t, Config{}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(time.Millisecond); return nil }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.mu.Lock()
+		f.limit, f.disk = 2, true
+		f.mu.Unlock()
+		enqueueMany(f, "a", 100)
+		time.Sleep(time.Second) // less than a flush may take
+		synctest.Wait()
+		require.Len(t, f.acked, 100)
+		require.Zero(t, f.calls["flush"])
+
+		f.mu.Lock()
+		f.disk = false
+		f.mu.Unlock()
+		require.NoError(t, stop())
+		require.NotZero(t, f.calls["flush"], "the Dispatcher ends when all is on the disk")
+		require.Len(t, f.acked, 100, "what cannot be known to be is acknowledged again, and was")
+	})
+}
+
 func TestWorkshop_UnderALimit_CallsTogetherAskForNoMoreThanCanBeBegun(t *testing.T) {
 	w := New(newFake(), &Config{Concurrency: 10, Ahead: NotAhead}).work
 	w.each, w.allowed = 1, 100

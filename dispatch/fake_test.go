@@ -46,6 +46,7 @@ type fake struct {
 	locked map[string]bool // names of items that a transaction has locked: acks of them hang, and renewals pass them by
 
 	hang bool          // renewals hang until their context ends
+	disk bool          // is gone: a flush hangs until its context ends
 	slow time.Duration // what every verb but the fetch takes
 }
 
@@ -281,6 +282,22 @@ func (f *fake) AckBatched(ctx context.Context, token pgwake.LockToken, m *pgwake
 		}
 		f.remove(i)
 	})
+}
+
+func (f *fake) Flush(ctx context.Context) error {
+	f.mu.Lock()
+	disk := f.disk
+	f.mu.Unlock()
+	if disk {
+		<-ctx.Done()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls["flush"]++
+	if err := ctx.Err(); err != nil {
+		return &pgwake.Error{Op: "flush", Err: err, Retryable: errors.Is(err, context.DeadlineExceeded)}
+	}
+	return f.failing("flush")
 }
 
 func (f *fake) LocalTime(server time.Time) time.Time { return server }

@@ -151,7 +151,7 @@ func TestTransactional_HasEveryVerb(t *testing.T) {
 		switch m.Name {
 		case "Close", "Health", "Stats", "LocalTime", "ListArchive", "PurgeArchive", "PurgeArchiveTx",
 			"SetLimits", "SetLimitsTx", "GetLimits", "Pause", "PauseTx", "Resume", "ResumeTx", "GetPaused",
-			"ReleaseSessions", "ReleaseSessionsTx", "ReleaseSticky", "ReleaseStickyTx":
+			"ReleaseSessions", "ReleaseSessionsTx", "ReleaseSticky", "ReleaseStickyTx", "Flush":
 			continue
 		}
 		_, ok := contract.MethodByName(m.Name)

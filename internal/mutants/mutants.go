@@ -452,6 +452,25 @@ var mutants = []mutant{
 		pkg:     root, test: "TestLimits_RatePerKey_NobodyClaimsForLong_NoMoreThanABurstBegins",
 	},
 	{
+		name:    "limits: acks with a claim are not flushed",
+		file:    "work.go",
+		patches: []patch{{"if err == nil && plan.ack != nil && async && !plan.ackAsync {", "if false {"}},
+		pkg:     root, test: "TestLimits_AckedWithAFetch_IsFlushedAfterTheCommit",
+	},
+	{
+		name: "plans: a message joins what is believed to be empty",
+		file: "migrations/00004_orchestrator.sql",
+		patches: []patch{{"known.instance_id = ANY (ARRAY[i.instance_id]) -- as in ack_work_many", "known.instance_id = i.instance_id"},
+			{"current.instance_id = ANY (ARRAY[known.instance_id]) AND", "current.instance_id = known.instance_id AND"}},
+		pkg: "./migrations", test: "TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor",
+	},
+	{
+		name:    "plans: deletions walk over what is believed to be empty",
+		file:    "migrations/00006_management.sql",
+		patches: []patch{{"CROSS JOIN LATERAL (SELECT r.* FROM instances r WHERE r.instance_id = root.id OFFSET 0) i", "JOIN instances i ON i.instance_id = root.id"}},
+		pkg:     "./migrations", test: "TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor",
+	},
+	{
 		name:    "dedup: who waited for the key does not look again",
 		file:    "migrations/00003_worker.sql",
 		patches: []patch{{"    IF v_kept OR 'dead' = ANY (p_dedup_scopes) THEN\n", "    IF false THEN\n"}},
