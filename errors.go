@@ -178,12 +178,13 @@ func retryable(err error) bool {
 	if pgErr := serverError(err); pgErr != nil {
 		switch {
 		case strings.HasPrefix(pgErr.Code, "08"), // connection exceptions
-			strings.HasPrefix(pgErr.Code, "53"),  // out of connections, memory, disk
-			strings.HasPrefix(pgErr.Code, "57P"), // shutdown, crash, starting up
-			strings.HasPrefix(pgErr.Code, "40"),  // serialization failure, deadlock
-			pgErr.Code == "25006",                // read-only: a standby, until failover ends
-			pgErr.Code == "55P03",                // lock timeout
-			pgErr.Code == "57014":                // statement timeout
+			strings.HasPrefix(pgErr.Code, "53"),                               // out of connections, memory, disk
+			strings.HasPrefix(pgErr.Code, "57P"),                              // shutdown, crash, starting up
+			strings.HasPrefix(pgErr.Code, "40"),                               // serialization failure, deadlock
+			pgErr.Code == "25006",                                             // read-only: a standby, until failover ends
+			pgErr.Code == "0A000" && pgErr.Routine == "RevalidateCachedQuery", // a migration came; it is prepared anew
+			pgErr.Code == "55P03",                                             // lock timeout
+			pgErr.Code == "57014":                                             // statement timeout
 			return true
 		}
 		return false

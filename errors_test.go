@@ -97,6 +97,21 @@ func TestError_ServerCannotBeReached_Retryable(t *testing.T) {
 	}
 }
 
+// A node keeps its connections while another one migrates.
+func TestError_FunctionReturnsSomethingElse_RetryableAndThenFine(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	_, err := n.GetPaused(t.Context(), pgwake.Worker)
+	require.NoError(t, err)
+	n.exec(t, `DROP FUNCTION list_paused`)
+	n.exec(t, `CREATE FUNCTION list_paused(p_queue text) RETURNS SETOF varchar LANGUAGE sql AS $$ SELECT 'a'::varchar $$`)
+	_, err = n.GetPaused(t.Context(), pgwake.Worker)
+	require.True(t, requireError(t, err, err).Retryable)
+	paused, err := n.GetPaused(t.Context(), pgwake.Worker)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a"}, paused.Namespaces)
+}
+
 func TestError_NoSuchDatabase_NotRetryableAndWithSQLState(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

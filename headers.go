@@ -38,9 +38,15 @@ func headerBytes(headers map[string]string) (size int) {
 	return size
 }
 
-// withTrace returns the headers and, with them, what the context has to propagate; the caller's own prevail. What is too
-// much, or what PostgreSQL cannot hold, is left out: it is no reason to refuse an item.
+// withTrace returns the headers and, with them, what the context has to propagate: all of it, or nothing if the caller has set
+// a part, which may be of another trace. What is too much, or what PostgreSQL cannot hold, is left out: it is no reason to
+// refuse an item.
 func (p *Provider) withTrace(ctx context.Context, headers map[string]string) map[string]string {
+	for _, field := range p.cfg.Propagator.Fields() {
+		if _, own := headers[field]; own {
+			return headers
+		}
+	}
 	added := propagation.MapCarrier{}
 	p.cfg.Propagator.Inject(ctx, added)
 	if len(added) == 0 {

@@ -54,10 +54,11 @@ func TestHeaders_CallerSaysWhichTrace_Prevails(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, &pgwake.Config{Propagator: propagation.TraceContext{}})
 	ctx, _ := inTrace(t.Context())
-	own := map[string]string{"traceparent": "mine"}
-	_, err := n.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "w", Headers: own}, nil)
-	require.NoError(t, err)
-	require.Equal(t, own, n.take(t).Headers)
+	for _, own := range []map[string]string{{"traceparent": "mine"}, {"tracestate": "mine"}} { // nothing is mixed
+		_, err := n.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "w", Headers: own}, nil)
+		require.NoError(t, err)
+		require.Equal(t, own, n.take(t).Headers)
+	}
 }
 
 // flooding is a propagator with more to say than there is room for.

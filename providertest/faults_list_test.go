@@ -662,7 +662,7 @@ var faults = []fault{
 	{
 		name: "renewal revives a session that has ended",
 		rows: []string{"sessions/renew_session_lock_after_expiry_returns_zero"},
-		sql:  []edit{{"renew_sessions", "AND r.locked_until > v_now AND", "AND"}},
+		sql:  []edit{{"renew_sessions", "AND r.locked_until > v_now AND", "AND"}, {"renew_sessions", " AND s.locked_until > v_now);", ");"}},
 	},
 	{
 		name: "renewal keeps idle sessions",
@@ -677,7 +677,7 @@ var faults = []fault{
 	{
 		name: "renewal of sessions is for all owners",
 		rows: []string{"sessions/renew_session_lock_active"},
-		sql:  []edit{{"renew_sessions", "r.owner = ANY (p_owners) AND", ""}},
+		sql:  []edit{{"renew_sessions", "r.owner = ANY (p_owners) AND", ""}, {"renew_sessions", "s.owner = ANY (p_owners) AND", ""}},
 	},
 	{
 		name: "renewal of sessions counts one",
@@ -1009,7 +1009,8 @@ var faults = []fault{
 		name: "bulk deletion takes instances between two executions",
 		rows: []string{"bulk_deletion/delete_instance_bulk_skips_what_is_between_executions"},
 		sql: []edit{{"delete_instances_bulk", "AND x.status IN ('Completed', 'Failed', 'Cancelled')", ""},
-			{"delete_instances_bulk", "m.status IN ('Running', 'ContinuedAsNew')", "m.status = 'Running'"}},
+			{"delete_instances_bulk", "m.status IN ('Running', 'ContinuedAsNew')", "m.status = 'Running'"},
+			{"delete_instances_bulk", "going.status IN ('Running', 'ContinuedAsNew')", "going.status = 'Running'"}},
 	},
 	{
 		name: "wait outlives the instance",
@@ -1099,7 +1100,8 @@ var faults = []fault{
 		rows: []string{"bulk_deletion/delete_instance_bulk_safety_and_limits", "bulk_deletion/delete_instance_bulk_filter_combinations"},
 		sql: []edit{{"delete_instances_bulk", "AND x.status IN ('Completed', 'Failed', 'Cancelled')", ""},
 			{"delete_instances_bulk", "x.completed_at < coalesce(p_completed_before, 'infinity')", "coalesce(x.completed_at, '-infinity') < coalesce(p_completed_before, 'infinity')"},
-			{"delete_instances_bulk", "m.status IN ('Running', 'ContinuedAsNew')", "false"}},
+			{"delete_instances_bulk", "m.status IN ('Running', 'ContinuedAsNew')", "false"},
+			{"delete_instances_bulk", "going.status IN ('Running', 'ContinuedAsNew')", "false"}},
 	},
 	{
 		name: "bulk deletion has no limit",
@@ -1517,7 +1519,8 @@ var faults = []fault{
 	{
 		name: "renewal of several leases does not look at the token",
 		rows: []string{"pgwake/batch_of_renewals_reports_leases_that_are_lost"},
-		sql:  []edit{{"renew_work", "AND q.lock_token = held.token AND", "AND"}},
+		sql: []edit{{"renew_work", "AND q.lock_token = held.token AND", "AND"},
+			{"renew_work", "WHERE q.lock_token = asked.token AND q.visible_at > clock_timestamp()\n                 ORDER BY", "WHERE q.visible_at > clock_timestamp() ORDER BY"}},
 	},
 	{
 		name: "fetch does not acknowledge",

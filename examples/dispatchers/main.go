@@ -42,7 +42,7 @@ func main() {
 
 	err := run(ctx, *listen)
 	switch {
-	case ctx.Err() != nil:
+	case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
 		fmt.Fprintln(os.Stderr, "\ninterrupted")
 		os.Exit(130)
 	case err != nil:
