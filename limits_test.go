@@ -953,6 +953,21 @@ func TestLimits_ItemIsRemovedByOtherMeans_AnotherOfItsKeyComes(t *testing.T) {
 	}
 }
 
+func TestLimits_RatePerKey_KeysThatAreNotUsed_AreForgotten(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Millisecond, Burst: 5}})
+	known := func() []string { return query[string](t, n, `SELECT key FROM rates ORDER BY key`) }
+	n.keyed(t, "a", "b")
+	n.takeAll(t)
+	require.Equal(t, []string{"a", "b"}, known(), "not at once: they may be used again")
+	require.Zero(t, n.exec(t, `UPDATE rates SET forget_at = now() WHERE NOT forget_at - tat BETWEEN '1 minute' AND '2 minutes'`))
+	n.exec(t, `UPDATE rates SET tat = tat - interval '3 minutes', begun = begun - interval '3 minutes', forget_at = forget_at - interval '3 minutes'`)
+	n.keyed(t, "b", "c")
+	n.takeAll(t)
+	require.Equal(t, []string{"b", "c"}, known())
+}
+
 // flushes counts how often somebody waits for the disk apart from a commit.
 type flushes struct{ atomic.Int64 }
 

@@ -147,13 +147,15 @@ CREATE TABLE rates (
     tat       timestamptz NOT NULL,
     lag       interval    NOT NULL DEFAULT '0',
     begun     timestamptz,
+    forget_at timestamptz NOT NULL,
     PRIMARY KEY (namespace, tag, key)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 COMMENT ON TABLE rates IS 'When each key will have made up for the shares that are taken (theoretical arrival time); no row: it has.';
 COMMENT ON COLUMN rates.lag IS 'How far the clock of the key is behind, since shares that were there found nobody to claim.';
 COMMENT ON COLUMN rates.begun IS 'When the key will have made up for what has begun.';
--- allot, which removes those that have
-CREATE INDEX rates_tat_idx ON rates (tat);
+COMMENT ON COLUMN rates.forget_at IS 'A minute or two after tat, on the minute: so it stays the same from one claim to the next as a rule, and the row needs no new entry in an index.';
+-- forget_rates
+CREATE INDEX rates_forget_idx ON rates (forget_at);
 
 CREATE TABLE dedup_keys (
     namespace  text        NOT NULL,

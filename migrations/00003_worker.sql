@@ -525,6 +525,7 @@ DECLARE
     v_tags   text[];
     v_keys   text[];
     v_awaited  boolean := false; -- by anybody
+    v_lists    integer; -- that it can be from; two: or more
     v_sole     text; -- the one namespace that it can be from
     v_sole_tag text;
     v_free     integer; -- how many may be claimed there
@@ -535,6 +536,12 @@ DECLARE
 BEGIN
     IF p_limit < 1 OR p_lock_timeout <= interval '0' OR p_token IS NULL THEN
         RAISE EXCEPTION 'fetch_work needs a token, a limit of at least 1 and a positive lock timeout' USING ERRCODE = 'PW003';
+    END IF;
+    IF v_limited THEN
+        v_served := served('worker', p_namespaces);
+        IF NOT p_fair AND p_owner IS NULL AND p_max_attempts <= 0 THEN -- before the acks, or it would walk over what they remove
+            SELECT count(*), min(l.namespace), min(l.tag) INTO v_lists, v_sole, v_sole_tag FROM (SELECT w.* FROM work_lists(v_served, p_tags) AS w LIMIT 2) AS l;
+        END IF;
     END IF;
     IF p_ack_ids IS NOT NULL AND p_archive_for IS NULL THEN
         WITH removed AS ( -- as in ack_work_many, which would cost a third more
@@ -572,11 +579,8 @@ BEGIN
 
     v_now := clock_timestamp();
     v_until := v_now + p_lock_timeout;
-    IF v_limited THEN
-        v_served := served('worker', p_namespaces);
-        IF NOT p_fair AND p_owner IS NULL AND p_max_attempts <= 0 THEN
-            SELECT * INTO v_sole, v_sole_tag, v_free, v_places, v_key_places, v_rated FROM sole_list(v_served, p_tags, p_limit, v_spaces, v_now);
-        END IF;
+    IF v_lists IS NOT NULL THEN
+        SELECT * INTO v_sole, v_free, v_places, v_key_places, v_rated FROM sole_list(v_lists, p_limit, v_spaces, v_now, v_sole);
     END IF;
     IF p_limit >= 10 AND (v_simple OR v_sole IS NOT NULL) THEN
         -- What others are claiming at this moment is skipped either way. To learn of a row that it is locked costs as much

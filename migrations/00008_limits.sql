@@ -290,12 +290,13 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 BEGIN
     DELETE FROM rates r
-     USING (SELECT old.namespace, old.tag, old.key FROM rates old WHERE old.tat <= p_now ORDER BY old.tat LIMIT p_most FOR UPDATE SKIP LOCKED) AS over
-     WHERE r.namespace = over.namespace AND r.tag = over.tag AND r.key = over.key;
+     USING (SELECT old.namespace, old.tag, old.key FROM rates old
+             WHERE old.forget_at <= p_now ORDER BY old.forget_at LIMIT p_most FOR UPDATE SKIP LOCKED) AS over
+     WHERE r.namespace = ANY (ARRAY[over.namespace]) AND r.tag = over.tag AND r.key = over.key;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION forget_rates IS 'Internal: removes up to p_most rows of rates that say nothing any more.';
+COMMENT ON FUNCTION forget_rates IS 'Internal: removes up to p_most rows of rates that have said nothing for a while.';
 
 -- +goose StatementBegin
 CREATE FUNCTION allot(p_ids bigint[], p_limit integer, p_holding text[], p_now timestamptz, OUT picked bigint[], OUT moved bigint[], OUT unheld text[])
@@ -400,11 +401,12 @@ BEGIN
                         + (row_number() OVER (PARTITION BY s.namespace, s.tag, s.key, s.at <= p_now ORDER BY s.ord) - s.burst) * s.step AS next
               FROM share s
         ), paid AS (
-            INSERT INTO rates AS r (namespace, tag, key, tat, lag, begun)
-            SELECT s.namespace, s.tag, s.key, max(s.tat + CASE WHEN s.charged THEN 0 ELSE s.n END * s.step), max(s.lag),
-                   coalesce(max(s.next + s.burst * s.step) FILTER (WHERE s.at <= p_now AND s.next <= p_now + s.step / 2), max(s.begun))
-              FROM start s GROUP BY s.namespace, s.tag, s.key ORDER BY 1, 2, 3
-            ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat, lag = excluded.lag, begun = excluded.begun
+            INSERT INTO rates AS r (namespace, tag, key, tat, lag, begun, forget_at)
+            SELECT p.*, date_bin('1 min', p.tat, 'epoch') + interval '2 min'
+              FROM (SELECT s.namespace, s.tag, s.key, max(s.tat + CASE WHEN s.charged THEN 0 ELSE s.n END * s.step) AS tat, max(s.lag),
+                           coalesce(max(s.next + s.burst * s.step) FILTER (WHERE s.at <= p_now AND s.next <= p_now + s.step / 2), max(s.begun))
+                      FROM start s GROUP BY s.namespace, s.tag, s.key) AS p ORDER BY 1, 2, 3
+            ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat, lag = excluded.lag, begun = excluded.begun, forget_at = excluded.forget_at
         )
         SELECT array_agg(s.id), array_agg(CASE WHEN s.at <= p_now THEN s.next ELSE s.at END), array_agg(s.at - s.lag) INTO v_late, v_ats, v_shares
           FROM start s WHERE s.at > p_now OR s.next > p_now + s.step / 2;
@@ -614,8 +616,8 @@ COMMENT ON FUNCTION nothing_waits IS 'Internal: is no item of the namespace held
 
 -- +goose StatementBegin
 CREATE FUNCTION sole_list(
-    p_namespaces text[], p_tags text[], p_limit integer, p_left text[], p_now timestamptz,
-    OUT sole text, OUT tag text, OUT free integer, OUT places integer, OUT key_places integer, OUT rated boolean)
+    p_lists integer, p_limit integer, p_left text[], p_now timestamptz,
+    INOUT sole text, OUT free integer, OUT places integer, OUT key_places integer, OUT rated boolean)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -623,18 +625,16 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_lists   integer;
     v_limit   limits;
     v_left    integer;
     v_at_work integer;
 BEGIN
-    SELECT count(*), min(l.namespace), min(l.tag) INTO v_lists, sole, tag FROM (SELECT w.* FROM work_lists(p_namespaces, p_tags) AS w LIMIT 2) AS l;
     SELECT * INTO v_limit FROM limits l WHERE l.queue = 'worker' AND l.namespace = sole;
     free := p_limit;
     places := v_limit.max_running;
     key_places := v_limit.max_running_per_key;
     rated := v_limit.rate_interval IS NOT NULL;
-    IF v_lists <> 1 OR rated AND coalesce(places, key_places) IS NOT NULL OR (rated OR key_places IS NOT NULL) AND NOT nothing_waits(sole) THEN
+    IF p_lists <> 1 OR rated AND coalesce(places, key_places) IS NOT NULL OR (rated OR key_places IS NOT NULL) AND NOT nothing_waits(sole) THEN
         sole := NULL;
     ELSIF places IS NOT NULL THEN
         v_left := CASE WHEN v_limit.over THEN 0 ELSE coalesce(cardinality(array_positions(p_left, sole)), 0) END;
@@ -658,7 +658,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION sole_list IS 'Internal: the list that a fetch is from if it is the only one, and no item is to be held or moved there; null otherwise. free is how many may be claimed, and places and key_places how many may be at work, of the namespace and of a key; rated: keys have a rate. p_left has the namespace of each place that the fetch leaves by its acks. Where it may claim more than those, the namespace is locked then.';
+COMMENT ON FUNCTION sole_list IS 'Internal: what a fetch may claim from one list. sole, its namespace, becomes null if p_lists is not 1, or if an item is to be held or moved there. free is how many may be claimed, and places and key_places how many may be at work, of the namespace and of a key; rated: keys have a rate. p_left has the namespace of each place that the fetch leaves by its acks. Where it may claim more than those, the namespace is locked then.';
 
 -- +goose StatementBegin
 CREATE FUNCTION unclaim(p_ids bigint[], p_dues timestamptz[], p_over bigint[])
@@ -743,9 +743,10 @@ BEGIN
           LEFT JOIN LATERAL (
                SELECT o.tat, o.begun, o.lag FROM rates o WHERE o.namespace = p_namespace AND o.tag = p_tag AND o.key = k.key LIMIT 1) AS r ON true
     ), paid AS (
-        INSERT INTO rates AS r (namespace, tag, key, tat, lag, begun)
-        SELECT p_namespace, p_tag, c.key, c.tat + c.n * c.step, c.lag, c.begun + c.n * c.step FROM clock c WHERE c.may ORDER BY c.key
-        ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat, begun = excluded.begun
+        INSERT INTO rates AS r (namespace, tag, key, tat, lag, begun, forget_at)
+        SELECT p_namespace, p_tag, c.key, c.tat + c.n * c.step, c.lag, c.begun + c.n * c.step, date_bin('1 min', c.tat + c.n * c.step, 'epoch') + interval '2 min'
+          FROM clock c WHERE c.may ORDER BY c.key
+        ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat, begun = excluded.begun, forget_at = excluded.forget_at
     )
     SELECT array_agg(late.id) INTO v_late FROM clock c CROSS JOIN unnest(c.ids) AS late (id) WHERE NOT c.may;
     PERFORM forget_rates(2 * cardinality(p_ids), p_now);

@@ -33,7 +33,7 @@ const fillEverything = `
 	INSERT INTO worker_queue (name, session_id, key) SELECT 'due', CASE WHEN g % 2 = 0 THEN 's' || g END, 'key ' || g FROM generate_series(1, 1000) g;
 	INSERT INTO sessions (session_id, owner, locked_until) SELECT 's' || g, 'o' || g, now() + interval '1 day' FROM generate_series(1, 1000) g;
 	INSERT INTO dedup_keys SELECT 'default', 'kept ' || g, g, now() + interval '1 day' FROM generate_series(1, 1000) g;
-	INSERT INTO rates SELECT 'default', '', 'key ' || g, now() - interval '1 day' FROM generate_series(1, 1000) g;
+	INSERT INTO rates (namespace, tag, key, tat, forget_at) SELECT 'default', '', 'key ' || g, now() - interval '1 day', now() - interval '1 day' FROM generate_series(1, 1000) g;
 	INSERT INTO dead_letters (queue, item_id, namespace, priority, attempt_count, name, kind, instance_id, dedup_key, enqueued_at, reason)
 		SELECT q, g, 'default', 0, 1, 'w' || g, CASE q WHEN 'orchestrator' THEN 'k' END, 'i' || g, 'dead ' || g, now(), 'r' FROM generate_series(1, 1000) g, unnest('{worker,orchestrator}'::text[]) q;
 	INSERT INTO archive (item_id, namespace, priority, attempt_count, name, instance_id, enqueued_at)

@@ -321,7 +321,7 @@ func TestAdvance_EveryInstantOnTheSchema_Moves(t *testing.T) {
 		INSERT INTO namespaces (name) VALUES ('default');
 		INSERT INTO worker_queue (name) VALUES ('x');
 		INSERT INTO dedup_keys (namespace, dedup_key, item_id, kept_until) VALUES ('default', 'k', 1, now());
-		INSERT INTO rates (namespace, tag, key, tat, begun) VALUES ('default', '', 'k', now(), now());
+		INSERT INTO rates (namespace, tag, key, tat, begun, forget_at) VALUES ('default', '', 'k', now(), now(), now());
 		INSERT INTO limits (queue, namespace, holding_since) VALUES ('worker', 'default', now());
 		INSERT INTO orchestrator_queue (instance_id, kind, sticky_owner, sticky_due) VALUES ('i', 'ping', 'o', now());
 		INSERT INTO realignments (instance_id) VALUES ('i');
