@@ -138,7 +138,7 @@ CREATE TABLE releases (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 COMMENT ON TABLE releases IS 'Places of keys that became free, until the next claim brings back an item that is held for each.';
 -- take_up_releases, earliest_limited
-CREATE INDEX releases_namespace_idx ON releases (namespace, id);
+CREATE INDEX releases_namespace_idx ON releases (namespace, id) WHERE namespace IS NOT NULL;
 
 CREATE TABLE rates (
     namespace text        NOT NULL,
@@ -223,15 +223,17 @@ COMMENT ON COLUMN orchestrator_queue.sticky_due IS 'Due instant for sticky_owner
 COMMENT ON COLUMN orchestrator_queue.headers IS 'As those of a work item.';
 COMMENT ON COLUMN orchestrator_queue.pin IS 'Pinned version of the instance''s current execution, see executions.pin. A fetch that filters by version corrects one that is out of date.';
 
+-- Conditions that hold for all rows, here and below, keep an index to queries that have one for its first column: it is no use to
+-- walk over it for another, which the planner would do if it believes the table to be empty.
 -- fetch_orchestration and earliest_message, over all namespaces; -priority as above
-CREATE INDEX orchestrator_queue_claim_idx ON orchestrator_queue ((-priority), visible_at, id);
+CREATE INDEX orchestrator_queue_claim_idx ON orchestrator_queue ((-priority), visible_at, id) WHERE (-priority) IS NOT NULL;
 -- fetch_orchestration and earliest_message, by namespace, queue name or version
 CREATE INDEX orchestrator_queue_claim_by_namespace_idx ON orchestrator_queue (namespace, queue, pin, priority, visible_at, id);
 -- fetch_orchestration and earliest_message, by sticky owner
 CREATE INDEX orchestrator_queue_sticky_idx ON orchestrator_queue (sticky_owner, namespace, queue, pin, priority, sticky_due, id)
     WHERE sticky_owner IS NOT NULL;
 -- the messages of a turn, in order: fetch_orchestration, ack_orchestration, abandon_orchestration
-CREATE INDEX orchestrator_queue_instance_idx ON orchestrator_queue (instance_id, id);
+CREATE INDEX orchestrator_queue_instance_idx ON orchestrator_queue (instance_id, id) WHERE instance_id IS NOT NULL;
 -- enqueue_message_many
 CREATE UNIQUE INDEX orchestrator_queue_dedup_idx ON orchestrator_queue (namespace, dedup_key) WHERE dedup_key IS NOT NULL;
 
@@ -385,7 +387,7 @@ CREATE TABLE dead_letters (
 );
 COMMENT ON TABLE dead_letters IS 'Work items and messages that nobody is to fetch any more, with the reason.';
 -- list_dead_letters, redrive_dead_letters, purge_dead_letters: oldest first
-CREATE INDEX dead_letters_order_idx ON dead_letters (queue, namespace, id);
+CREATE INDEX dead_letters_order_idx ON dead_letters (queue, namespace, id) WHERE queue IS NOT NULL;
 -- enqueue_work_many
 CREATE INDEX dead_letters_dedup_idx ON dead_letters (namespace, dedup_key) WHERE queue = 'worker' AND dedup_key IS NOT NULL;
 -- delete_instances; the same three, by instance

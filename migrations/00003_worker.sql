@@ -342,7 +342,7 @@ AS $$
 BEGIN
     INSERT INTO sessions AS s (session_id, owner, locked_until, last_activity_at, taken_by)
     SELECT DISTINCT q.session_id, p_owner, p_until, p_now, p_token FROM worker_queue q
-     WHERE q.id = ANY (p_items) AND q.session_id IS NOT NULL
+     WHERE q.id = ANY (p_items) AND coalesce(q.session_id, '') <> '' -- for which no partial index will do
     ON CONFLICT (session_id) DO UPDATE
        SET owner = p_owner, last_activity_at = p_now,
            locked_until = CASE WHEN s.owner = p_owner THEN greatest(s.locked_until, p_until) ELSE p_until END,
@@ -363,7 +363,7 @@ AS $$
 BEGIN
     UPDATE sessions s SET last_activity_at = clock_timestamp()
       FROM (SELECT DISTINCT t.id FROM unnest(p_sessions) AS t (id) ORDER BY t.id) AS touched -- so that two batches cannot deadlock
-     WHERE s.session_id = touched.id;
+     WHERE s.session_id = ANY (ARRAY[touched.id]); -- as in ack_work_many
 END
 $$;
 -- +goose StatementEnd

@@ -101,7 +101,8 @@ BEGIN
     FOR v_keyed IN
         SELECT m.id FROM orchestrator_queue m
          WHERE m.instance_id = p_instance AND m.namespace <> v_home.namespace AND coalesce(m.dedup_key, '') <> ''
-           AND NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.namespace = v_home.namespace AND d.dedup_key = ANY (ARRAY[m.dedup_key]))
+           AND NOT EXISTS (SELECT FROM orchestrator_queue d WHERE d.namespace = v_home.namespace AND d.dedup_key BETWEEN m.dedup_key AND m.dedup_key
+                            ORDER BY d.dedup_key OFFSET 0)
            FOR UPDATE OF m SKIP LOCKED
     LOOP
         BEGIN
@@ -254,7 +255,9 @@ BEGIN
     IF NOT p_quiet AND array_remove(v_owners, NULL) <> '{}' THEN
         -- The trigger has told when they are visible.
         PERFORM notify_queue('orchestrator', count(*) FILTER (WHERE q.sticky_due <= v_now), min(q.sticky_due) FILTER (WHERE q.sticky_due > v_now))
-           FROM orchestrator_queue q WHERE q.id = ANY (v_ids) HAVING count(q.sticky_due) > 0;
+           FROM unnest(v_ids) AS i (id)
+          CROSS JOIN LATERAL (SELECT s.sticky_due FROM orchestrator_queue s WHERE s.id BETWEEN i.id AND i.id ORDER BY s.id LIMIT 1) q
+         HAVING count(q.sticky_due) > 0;
     END IF;
 
     v_unsure := v_unsure || v_guessed;
@@ -700,11 +703,14 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
-BEGIN
-    PERFORM remove_work(ARRAY(
+DECLARE
+    v_ids bigint[] := ARRAY(
         SELECT q.id FROM unnest(p_executions, p_activities) AS c (execution_id, activity_id)
-          JOIN worker_queue q ON q.instance_id = p_instance AND q.execution_id = ANY (ARRAY[c.execution_id]) AND q.activity_id = c.activity_id
-         ORDER BY q.id FOR UPDATE OF q));
+         CROSS JOIN LATERAL (
+               SELECT w.id FROM worker_queue w
+                WHERE w.instance_id = p_instance AND w.execution_id = c.execution_id AND w.activity_id = c.activity_id OFFSET 0) q);
+BEGIN
+    PERFORM remove_work(ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_ids) ORDER BY q.id FOR UPDATE));
 END
 $$;
 -- +goose StatementEnd
@@ -764,7 +770,8 @@ BEGIN
         WITH RECURSIVE above (id) AS (
             SELECT p_parent
             UNION -- which ends a circle that others are in
-            SELECT i.parent_id FROM above JOIN instances i ON i.instance_id = ANY (ARRAY[above.id]) WHERE i.parent_id IS NOT NULL)
+            SELECT i.parent_id FROM above CROSS JOIN LATERAL (SELECT r.parent_id FROM instances r WHERE r.instance_id = above.id OFFSET 0) i
+             WHERE i.parent_id IS NOT NULL)
         SELECT above.id FROM above) THEN
         RAISE EXCEPTION 'instance % would be its own ancestor', p_instance USING ERRCODE = 'PW003';
     END IF;

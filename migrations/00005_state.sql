@@ -76,9 +76,11 @@ BEGIN
            CASE WHEN asked.last_seen IS NULL THEN x.output WHEN i.custom_status_version > asked.last_seen THEN i.custom_status END,
            i.custom_status_version, i.current_execution, x.status
       FROM unnest(p_instances, p_last_seen, p_known) WITH ORDINALITY AS asked (instance_id, last_seen, known, ord)
-      LEFT JOIN instances i ON i.instance_id = ANY (ARRAY[asked.instance_id])
-      LEFT JOIN executions x ON x.instance_id = ANY (ARRAY[CASE WHEN asked.last_seen IS NULL THEN i.instance_id END])
-            AND x.execution_id = i.current_execution AND x.status IN ('Completed', 'Failed', 'Cancelled')
+      LEFT JOIN LATERAL (SELECT r.* FROM instances r WHERE r.instance_id = asked.instance_id OFFSET 0) i ON true
+      LEFT JOIN LATERAL (
+           SELECT e.* FROM executions e
+            WHERE asked.last_seen IS NULL AND e.instance_id = i.instance_id AND e.execution_id = i.current_execution OFFSET 0) x
+        ON x.status IN ('Completed', 'Failed', 'Cancelled')
      WHERE i.incarnation IS DISTINCT FROM asked.known OR i.custom_status_version > asked.last_seen OR x.instance_id IS NOT NULL;
 END
 $$;
@@ -93,13 +95,14 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+DECLARE
+    v_cleared text[] := ARRAY(SELECT d.key FROM kv_delta d WHERE d.instance_id = p_instance AND d.value IS NULL);
 BEGIN
     WITH taken AS (
         DELETE FROM kv_delta d WHERE d.instance_id = p_instance
         RETURNING d.instance_id, d.key, d.value, d.execution_id
     ), cleared AS (
-        DELETE FROM kv_store s USING taken t
-         WHERE s.instance_id = p_instance AND s.key = ANY (ARRAY[t.key]) AND t.value IS NULL
+        DELETE FROM kv_store s WHERE s.instance_id = p_instance AND s.key = ANY (v_cleared)
     )
     INSERT INTO kv_store (instance_id, key, value, execution_id)
     SELECT t.instance_id, t.key, t.value, t.execution_id FROM taken t WHERE t.value IS NOT NULL

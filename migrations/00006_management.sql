@@ -27,7 +27,7 @@
 -- +goose Up
 
 -- list_instances by status
-CREATE INDEX executions_status_idx ON executions (status, instance_id);
+CREATE INDEX executions_status_idx ON executions (status, instance_id) WHERE status IS NOT NULL; -- as in orchestrator_queue
 -- delete_instances_bulk
 CREATE INDEX executions_completed_idx ON executions (completed_at, instance_id) WHERE status IN ('Completed', 'Failed', 'Cancelled');
 
@@ -467,7 +467,7 @@ AS $$
 BEGIN
     RETURN QUERY
     SELECT x.execution_id FROM executions x
-     WHERE x.instance_id = p_instance AND x.status <> 'Running'
+     WHERE x.instance_id = p_instance AND coalesce(x.status, '') <> 'Running' -- for which no partial index will do
        AND (p_completed_before IS NULL OR x.completed_at < p_completed_before)
        AND x.execution_id <> (SELECT i.current_execution FROM instances i WHERE i.instance_id = p_instance)
        AND x.execution_id < (SELECT last.execution_id FROM executions last WHERE last.instance_id = p_instance
@@ -493,9 +493,10 @@ BEGIN
         SELECT x.instance_id, x.execution_id
           FROM unnest(p_instances) AS asked (id)
          CROSS JOIN LATERAL prunable_executions(asked.id, p_keep_last, p_completed_before) AS old (execution_id)
-          JOIN executions x ON x.instance_id = ANY (ARRAY[asked.id]) AND x.execution_id = old.execution_id -- as in ack_work_many
-         WHERE x.status <> 'Running'
-         FOR UPDATE OF x SKIP LOCKED -- someone else prunes or deletes it
+         CROSS JOIN LATERAL (
+               SELECT e.instance_id, e.execution_id FROM executions e
+                WHERE e.instance_id = asked.id AND e.execution_id = old.execution_id AND coalesce(e.status, '') <> 'Running' -- see prunable_executions
+                  FOR UPDATE SKIP LOCKED) x -- someone else prunes or deletes it
     ), gone AS (
         DELETE FROM executions x USING doomed d
          WHERE x.instance_id = ANY (ARRAY[d.instance_id]) AND x.execution_id = d.execution_id

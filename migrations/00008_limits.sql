@@ -259,7 +259,7 @@ BEGIN
     UPDATE limits l SET holding_since = NULL
       FROM (SELECT o.namespace FROM limits o
              WHERE o.queue = 'worker' AND o.namespace = ANY (p_namespaces) AND o.holding_since < clock_timestamp() - interval '10 s'
-               AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.namespace = o.namespace AND q.held_due IS NOT NULL)
+               AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.namespace = o.namespace AND q.held_due IS NOT NULL OFFSET 0)
              ORDER BY o.namespace FOR UPDATE SKIP LOCKED) AS over
      WHERE l.queue = 'worker' AND l.namespace = over.namespace;
 END

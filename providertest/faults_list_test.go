@@ -361,13 +361,13 @@ var faults = []fault{
 		name: "cancellation takes all activities of the instance",
 		rows: []string{"cancellation/cancelled_activities_deleted_from_worker_queue", "cancellation/same_activity_in_worker_items_and_cancelled_is_noop",
 			"cancellation/cancelling_nonexistent_activities_is_idempotent"},
-		sql: []edit{{"cancel_activities", "AND q.execution_id = ANY (ARRAY[c.execution_id]) AND q.activity_id = c.activity_id", ""},
-			{"cancel_activities", "ORDER BY q.id FOR UPDATE OF q));", "ORDER BY q.id));"}},
+		sql: []edit{{"cancel_activities", "AND w.execution_id = c.execution_id AND w.activity_id = c.activity_id", ""},
+			{"cancel_activities", "ORDER BY q.id FOR UPDATE));", "ORDER BY q.id));"}},
 	},
 	{
 		name: "cancellation takes one activity only",
 		rows: []string{"cancellation/batch_cancellation_deletes_multiple_activities"},
-		sql:  []edit{{"cancel_activities", "ORDER BY q.id FOR UPDATE OF q));", "ORDER BY q.id LIMIT 1));"}},
+		sql:  []edit{{"cancel_activities", "ORDER BY q.id FOR UPDATE));", "ORDER BY q.id LIMIT 1));"}},
 	},
 	{
 		name: "cancellation of an activity that is gone is an error",
@@ -692,7 +692,7 @@ var faults = []fault{
 	{
 		name: "ack and renewal of work are no activity of its session",
 		rows: []string{"sessions/ack_updates_session_last_activity", "sessions/renew_work_item_updates_session_last_activity"},
-		sql:  []edit{{"touch_sessions", "WHERE s.session_id = touched.id", "WHERE false"}},
+		sql:  []edit{{"touch_sessions", "WHERE s.session_id = ANY (ARRAY[touched.id])", "WHERE false"}},
 	},
 	{
 		name: "cleanup removes sessions with work",
@@ -811,7 +811,7 @@ var faults = []fault{
 	{
 		name: "tombstone is lost at the merge",
 		rows: []string{"kv_store/kv_cross_execution_remove_readd", "kv_store/kv_snapshot_after_clear_single", "kv_store/kv_snapshot_after_clear_all"},
-		sql:  []edit{{"merge_kv", "s.key = ANY (ARRAY[t.key]) AND t.value IS NULL", "s.key = t.key AND false"}},
+		sql:  []edit{{"merge_kv", "s.key = ANY (v_cleared)", "false"}},
 	},
 	{
 		name: "list of pairs shows what was cleared",
@@ -837,7 +837,7 @@ var faults = []fault{
 	{
 		name: "merge loses the pairs that were not written again",
 		rows: []string{"kv_store/kv_delta_prune_untouched_key_survives", "kv_store/kv_execution_id_tracking"},
-		sql:  []edit{{"merge_kv", "s.key = ANY (ARRAY[t.key]) AND t.value IS NULL", "s.key <> t.key"}},
+		sql:  []edit{{"merge_kv", "s.key = ANY (v_cleared)", "NOT EXISTS (SELECT FROM taken t WHERE t.key = s.key)"}},
 	},
 	{
 		name: "clearing a key does nothing",
@@ -1544,12 +1544,12 @@ var faults = []fault{
 	{
 		name: "cancellation of activities ignores the execution",
 		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
-		sql:  []edit{{"cancel_activities", "AND q.execution_id = ANY (ARRAY[c.execution_id]) AND q.activity_id", "AND q.activity_id"}},
+		sql:  []edit{{"cancel_activities", "AND w.execution_id = c.execution_id AND w.activity_id", "AND w.activity_id"}},
 	},
 	{
 		name: "cancellation of activities reaches other instances",
 		rows: []string{"pgwake/cancellation_is_of_one_execution_of_one_instance"},
-		sql:  []edit{{"cancel_activities", "q.instance_id = p_instance AND q.execution_id = ANY (ARRAY[c.execution_id])", "q.execution_id = c.execution_id"}},
+		sql:  []edit{{"cancel_activities", "w.instance_id = p_instance AND w.execution_id = c.execution_id", "w.execution_id = c.execution_id"}},
 	},
 	{
 		name: "cancellation of messages is not applied",
