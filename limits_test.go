@@ -953,6 +953,31 @@ func TestLimits_ItemIsRemovedByOtherMeans_AnotherOfItsKeyComes(t *testing.T) {
 	}
 }
 
+// Who has waited for the others to pay is not early: nothing that may begin is put off, which would have all that claim look at
+// what waits.
+func TestLimits_RatePerKey_OthersPayWhileItWaits_BeginsAllTheSame(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Millisecond, Burst: 5}})
+	n.keyed(t, "k", "k")
+	tx := n.begin(t)
+	_, err := tx.Exec(t.Context(), `SELECT lock_namespace('default')`)
+	require.NoError(t, err)
+	taken := make(chan error, 1)
+	go func() {
+		_, err := n.FetchWorkItem(tctx, soon)
+		taken <- err
+	}()
+	n.awaitBlocked(t, 1)
+	_, err = tx.Exec(t.Context(), `SELECT pg_sleep(0.05)`) // its instant is that much later than that of the one that waits
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-taken)
+	require.Empty(t, query[int64](t, n, `SELECT id FROM worker_queue WHERE share_at IS NOT NULL`))
+}
+
 func TestLimits_RatePerKey_KeysThatAreNotUsed_AreForgotten(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -724,6 +724,7 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
+    v_now    timestamptz;
     v_late   bigint[];
     v_begins bigint[];
 BEGIN
@@ -731,13 +732,15 @@ BEGIN
         PERFORM unclaim(p_ids, p_dues, p_ids);
         RETURN p_ids;
     END IF;
+    -- Others have paid while this waited for the lock. By an instant before theirs these would be too early, and have to wait.
+    v_now := greatest(p_now, clock_timestamp());
     -- What allot does, for keys of which all may begin at once and none waits.
     WITH of_key AS MATERIALIZED (
         SELECT i.key, count(*) AS n, array_agg(i.id ORDER BY i.ord) AS ids FROM unnest(p_ids, p_keys) WITH ORDINALITY AS i (id, key, ord) GROUP BY i.key
     ), clock AS MATERIALIZED (
-        SELECT k.*, l.rate_interval AS step, greatest(r.tat, p_now) AS tat, greatest(r.begun, p_now) AS begun, coalesce(r.lag, '0') AS lag,
-               greatest(r.tat, p_now) + (k.n - l.rate_burst) * l.rate_interval <= p_now
-               AND greatest(r.begun, p_now) + (k.n - l.rate_burst) * l.rate_interval <= p_now + l.rate_interval / 2 AS may
+        SELECT k.*, l.rate_interval AS step, greatest(r.tat, v_now) AS tat, greatest(r.begun, v_now) AS begun, coalesce(r.lag, '0') AS lag,
+               greatest(r.tat, v_now) + (k.n - l.rate_burst) * l.rate_interval <= v_now
+               AND greatest(r.begun, v_now) + (k.n - l.rate_burst) * l.rate_interval <= v_now + l.rate_interval / 2 AS may
           FROM of_key k
           JOIN limits l ON l.queue = 'worker' AND l.namespace = p_namespace
           LEFT JOIN LATERAL (
@@ -749,11 +752,11 @@ BEGIN
         ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat, begun = excluded.begun, forget_at = excluded.forget_at
     )
     SELECT array_agg(late.id) INTO v_late FROM clock c CROSS JOIN unnest(c.ids) AS late (id) WHERE NOT c.may;
-    PERFORM forget_rates(2 * cardinality(p_ids), p_now);
+    PERFORM forget_rates(2 * cardinality(p_ids), v_now);
     IF v_late IS NULL THEN
         RETURN '{}';
     END IF;
-    SELECT a.picked INTO v_begins FROM allot(v_late, cardinality(v_late), '{}', p_now) AS a;
+    SELECT a.picked INTO v_begins FROM allot(v_late, cardinality(v_late), '{}', v_now) AS a;
     v_late := ARRAY(SELECT late.id FROM unnest(v_late) AS late (id) WHERE late.id <> ALL (v_begins));
     UPDATE worker_queue q SET attempt_count = q.attempt_count - 1 WHERE q.id = ANY (v_late);
     RETURN v_late;

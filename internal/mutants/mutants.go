@@ -452,6 +452,12 @@ var mutants = []mutant{
 		pkg:     root, test: "TestLimits_RatePerKey_NobodyClaimsForLong_NoMoreThanABurstBegins",
 	},
 	{
+		name:    "limits: who waits for the clock of a key is early after that",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"v_now := greatest(p_now, clock_timestamp());", "v_now := p_now;"}},
+		pkg:     root, test: "TestLimits_RatePerKey_OthersPayWhileItWaits_BeginsAllTheSame",
+	},
+	{
 		name:    "limits: acks with a claim are not flushed",
 		file:    "work.go",
 		patches: []patch{{"if err == nil && plan.ack != nil && async && !plan.ackAsync {", "if false {"}},
