@@ -742,6 +742,29 @@ func TestLimits_SetWhileAClaimIsUnderWay_ItCounts(t *testing.T) {
 	}
 }
 
+// The first items of a namespace are committed while a claim is under way that has seen none.
+func TestLimits_FirstItemsComeDuringAClaim_TheyCount(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunning: 1})
+	producer := n.begin(t)
+	_, err := n.EnqueueForWorkerManyTx(t.Context(), producer, []pgwake.WorkEnqueue{{WorkItem: pgwake.WorkItem{Name: "a"}}, {WorkItem: pgwake.WorkItem{Name: "b"}}})
+	require.NoError(t, err)
+	tx := n.begin(t)
+	_, err = tx.Exec(t.Context(), `LOCK TABLE releases`) // which a claim reads once it knows where to count
+	require.NoError(t, err)
+	claimed := make(chan int, 1)
+	go func() {
+		items, _ := n.FetchWorkItems(t.Context(), 2, now)
+		claimed <- len(items)
+	}()
+	n.awaitBlocked(t, 1)
+	require.NoError(t, producer.Commit(t.Context()))
+	require.NoError(t, tx.Commit(t.Context()))
+	_, names := n.takeSome(t, 2)
+	require.Equal(t, 1, <-claimed+len(names))
+}
+
 func TestPause_NamespaceOrQueue_NothingIsClaimedUntilItIsResumed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -468,7 +468,7 @@ DECLARE
     v_picked     bigint[] := '{}';
     v_namespace  text;
     v_locked     text[] := '{}'; -- namespaces with limits
-    v_left_out   text[] := '{}'; -- those that are full, or that somebody else has locked
+    v_full       text[] := '{}'; -- of those
     v_holding    text[] := '{}'; -- those whose items may be held
     v_unheld     text[]; -- and those where one would be, if it might
     v_unmarked   bigint[]; -- items whose keys are left alone
@@ -490,16 +490,13 @@ BEGIN
            AND EXISTS (SELECT FROM work_lists(ARRAY[l.namespace], p_tags))
          ORDER BY l.namespace -- so that two claims cannot deadlock
     LOOP
-        IF NOT lock_namespace(v_namespace) THEN
-            v_left_out := v_left_out || v_namespace;
-            CONTINUE;
-        END IF;
+        CONTINUE WHEN NOT lock_namespace(v_namespace);
         v_locked := v_locked || v_namespace;
         IF EXISTS (SELECT FROM marking m WHERE m.namespace = v_namespace) THEN
             PERFORM mark_running(v_namespace, p_now);
         END IF;
         IF v_max IS NOT NULL AND at_work(v_namespace, v_max, p_now) >= v_max THEN
-            v_left_out := v_left_out || v_namespace;
+            v_full := v_full || v_namespace;
         END IF;
     END LOOP;
     IF EXISTS (SELECT FROM releases r WHERE r.namespace = ANY (v_locked)) THEN
@@ -516,11 +513,12 @@ BEGIN
     LOOP
         v_moved := '{}';
         v_unheld := '{}';
+        -- Where limits hold nothing is claimed but under the lock. It may be with others, or the first items may have come just now.
         WITH list AS MATERIALIZED (
             SELECT w.namespace, w.tag, coalesce(l.weight, 1) AS weight
               FROM work_lists(p_namespaces, p_tags) AS w
               LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[w.namespace])
-             WHERE w.namespace <> ALL (v_left_out)
+             WHERE w.namespace <> ALL (v_full) AND (w.namespace = ANY (v_locked) OR l.holds IS NOT TRUE)
         ), head AS MATERIALIZED (
             SELECT h.id, h.priority, h.visible_at, h.namespace, l.weight, h.place, NULL::text AS session_id
               FROM list l
@@ -778,9 +776,9 @@ DECLARE
     v_earliest timestamptz;
     -- Before the items are read: whoever takes one up, for whichever tag, makes an item due instead in the same commit.
     v_released boolean := EXISTS (
-        SELECT FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
-         WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces))
-           AND EXISTS (SELECT FROM work_lists(ARRAY[l.namespace], p_tags))); -- or nothing is held, and nobody takes it up
+        SELECT FROM (SELECT l.namespace FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
+                      WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)) OFFSET 0) AS free
+         WHERE EXISTS (SELECT FROM work_lists(ARRAY[free.namespace], p_tags))); -- or nothing is held, and nobody takes it up
 BEGIN
     SELECT min(greatest(head.visible_at, least(full_until.visible_at, unmarked.next_look))) INTO v_earliest
       FROM work_lists(p_namespaces, p_tags) AS list

@@ -446,6 +446,12 @@ var mutants = []mutant{
 		pkg:     root, test: "TestLimits_SetWhileAClaimIsUnderWay_ItCounts",
 	},
 	{
+		name:    "limits: the first items of a namespace are not counted",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{" AND (w.namespace = ANY (v_locked) OR l.holds IS NOT TRUE)\n", "\n"}},
+		pkg:     root, test: "TestLimits_FirstItemsComeDuringAClaim_TheyCount",
+	},
+	{
 		name:    "limits: shares that nobody took in time are saved up",
 		file:    "migrations/00008_limits.sql",
 		patches: []patch{{"CASE WHEN d.late > d.lag + d.step / 2 THEN make_interval(secs => extract(epoch FROM d.late)::float8) ELSE d.lag END AS lag", "d.lag AS lag"}},
