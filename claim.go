@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"time"
@@ -104,8 +105,8 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query cla
 		silence := time.AfterFunc(claimDeadline(plan.items), cancel)
 		defer silence.Stop()
 		rowCame := func() { silence.Reset(claimDeadline(plan.items)) }
-		if o.claimed, o.err = query(bounded, conn, rowCame); o.err != nil && bounded.Err() != nil && p.abort.Err() == nil {
-			o.err = fmt.Errorf("%w: %w", errPoolSilent, o.err)
+		if o.claimed, o.err = query(bounded, conn, rowCame); errors.Is(o.err, context.Canceled) && bounded.Err() != nil && p.abort.Err() == nil {
+			o.err = fmt.Errorf("%w: %v", errPoolSilent, o.err) // nobody asked for this to end: it is not to say so
 			p.unanswered()
 		}
 	})

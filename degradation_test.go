@@ -131,13 +131,13 @@ func trouble(t *testing.T, server string, c pgwake.Config, change func(pool *pgx
 		require.NoError(t, n.Close(closing))
 	})
 	for range 2 {
-		dispatchers.Go(func() { n.dispatch(ctx) })
+		dispatchers.Go(func() { n.dispatch(t, ctx) })
 	}
 	return n
 }
 
-// dispatch handles items until ctx ends or the Provider closes.
-func (n *patientNode) dispatch(ctx context.Context) {
+// dispatch handles items until ctx ends or the Provider closes. Whatever happens meanwhile, another attempt is worth it.
+func (n *patientNode) dispatch(t *testing.T, ctx context.Context) {
 	for ctx.Err() == nil {
 		item, err := n.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: time.Second, PollTimeout: time.Minute})
 		switch {
@@ -156,6 +156,9 @@ func (n *patientNode) dispatch(ctx context.Context) {
 			_ = n.AckWorkItem(acking, item.LockToken, nil)
 			cancel()
 		case !errors.Is(err, pgwake.ErrNoWork):
+			if failed := (*pgwake.Error)(nil); ctx.Err() == nil && (!errors.As(err, &failed) || !failed.Retryable || errors.Is(err, context.Canceled)) {
+				t.Errorf("a dispatcher would give up, or believe that it was asked to: %v", err)
+			}
 			pause := time.NewTimer(10 * time.Millisecond) // as a dispatcher would
 			select {
 			case <-pause.C:
