@@ -82,7 +82,7 @@ CREATE INDEX worker_queue_claim_by_namespace_idx ON worker_queue (namespace, tag
 CREATE INDEX worker_queue_session_idx ON worker_queue (session_id, visible_at, id) WHERE session_id IS NOT NULL;
 -- ack_orchestration, which cancels activities; delete_instances
 CREATE INDEX worker_queue_instance_idx ON worker_queue (instance_id, execution_id, activity_id) WHERE instance_id IS NOT NULL;
--- at_work, mark_running, earliest_limited. By token, so that the entries of a claim are side by side, and those of the next one somewhere
+-- at_work, mark_running, earliest_of_lists. By token, so that the entries of a claim are side by side, and those of the next one somewhere
 -- else: what is dead goes when others come to its page, and by instant none would come to the pages of the past.
 CREATE INDEX worker_queue_slot_idx ON worker_queue (namespace, lock_token) WHERE slot AND lock_token IS NOT NULL;
 -- at_work_of_key

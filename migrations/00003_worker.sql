@@ -612,9 +612,9 @@ BEGIN
              WHERE q.ctid = picked.ctid
             RETURNING q.*, picked.visible_at AS was_due, picked.charged AS paid
         ), listed AS (
-            SELECT array_agg(c.id ORDER BY c.priority DESC, c.was_due, c.id) AS ids, array_agg(c.key ORDER BY c.priority DESC, c.was_due, c.id) AS keys,
-                   array_agg(c.was_due ORDER BY c.priority DESC, c.was_due, c.id) AS dues
-              FROM claimed c WHERE c.key IS NOT NULL AND (v_key_places IS NOT NULL OR v_rated AND NOT c.paid)
+            SELECT array_agg(s.id) AS ids, array_agg(s.key) AS keys, array_agg(s.was_due) AS dues
+              FROM (SELECT c.id, c.key, c.was_due FROM claimed c WHERE c.key IS NOT NULL AND (v_key_places IS NOT NULL OR v_rated AND NOT c.paid)
+                     ORDER BY c.priority DESC, c.was_due, c.id) AS s
         ), refused AS MATERIALIZED (
             SELECT CASE WHEN v_rated THEN pay_shares(v_sole, v_sole_tag, l.ids, l.keys, l.dues, v_now)
                         ELSE too_many(v_sole, v_sole_tag, l.ids, l.keys, l.dues, v_now) END AS ids FROM listed l WHERE l.ids IS NOT NULL
@@ -703,6 +703,10 @@ BEGIN
                SELECT q.visible_at FROM worker_queue q
                 WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL
                 ORDER BY q.visible_at LIMIT 1) head;
+    ELSIF v_sole IS NOT NULL AND v_claims > 0 AND NOT v_again THEN
+        -- What is in another list has been added since this began. It is for whoever it was told to or, if nobody waited, for the
+        -- next look: as if it had come just after this. A fetch that finds nothing, and says that somebody waits, has to see it.
+        v_earliest := earliest_of_lists(ARRAY[v_sole], ARRAY[v_sole_tag]);
     ELSE
         v_earliest := earliest_work(p_namespaces, p_tags, p_owner);
     END IF;

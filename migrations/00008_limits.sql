@@ -67,19 +67,22 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_before text := current_setting('lock_timeout');
+    v_before text;
 BEGIN
     IF pg_try_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace)) THEN
         RETURN true;
     ELSIF p_wait = '0' THEN
         RETURN false;
     END IF;
-    PERFORM set_config('lock_timeout', p_wait, true);
-    PERFORM pg_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace));
-    PERFORM set_config('lock_timeout', v_before, true);
-    RETURN true;
-EXCEPTION WHEN lock_not_available THEN
-    RETURN false;
+    v_before := current_setting('lock_timeout');
+    BEGIN
+        PERFORM set_config('lock_timeout', p_wait, true);
+        PERFORM pg_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace));
+        PERFORM set_config('lock_timeout', v_before, true);
+        RETURN true;
+    EXCEPTION WHEN lock_not_available THEN
+        RETURN false;
+    END;
 END
 $$;
 -- +goose StatementEnd
@@ -702,9 +705,10 @@ BEGIN
             )
             SELECT unnest(s.ids[cardinality(s.ids) + 1 - (at_work_of_key(p_namespace, p_tag, s.key, v_most + cardinality(s.ids), p_now) - v_most):])
               FROM suspect s);
-        IF v_over <> '{}' THEN
-            PERFORM begin_holding(p_namespace);
+        IF v_over = '{}' THEN
+            RETURN v_over;
         END IF;
+        PERFORM begin_holding(p_namespace);
     END IF;
     PERFORM unclaim(p_ids, p_dues, v_over);
     RETURN v_over;
@@ -764,7 +768,7 @@ $$;
 COMMENT ON FUNCTION pay_shares IS 'Internal: which of these items of a list, that have keys and that the caller has claimed just now, may not begin yet by the rate of their key. They are due when they may; the others have paid. As too_many, it locks the namespace.';
 
 -- +goose StatementBegin
-CREATE FUNCTION earliest_limited(p_namespaces text[], p_tags text[])
+CREATE FUNCTION earliest_of_lists(p_namespaces text[], p_tags text[])
 RETURNS timestamptz
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -774,14 +778,9 @@ AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_earliest timestamptz;
-    -- Before the items are read: whoever takes one up, for whichever tag, makes an item due instead in the same commit.
-    v_released boolean := EXISTS (
-        SELECT FROM (SELECT l.namespace FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
-                      WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)) OFFSET 0) AS free
-         WHERE EXISTS (SELECT FROM work_lists(ARRAY[free.namespace], p_tags))); -- or nothing is held, and nobody takes it up
 BEGIN
     SELECT min(greatest(head.visible_at, least(full_until.visible_at, unmarked.next_look))) INTO v_earliest
-      FROM work_lists(p_namespaces, p_tags) AS list
+      FROM unnest(p_namespaces, p_tags) AS list (namespace, tag)
      CROSS JOIN LATERAL (
            SELECT min(h.visible_at) AS visible_at
              FROM generate_series(0, 9) AS level (priority)
@@ -799,14 +798,37 @@ BEGIN
       LEFT JOIN LATERAL (
            SELECT v_now + interval '0.1 s' AS next_look FROM marking m -- their acks tell nobody
             WHERE m.namespace = list.namespace AND m.items <> '{}') unmarked ON true;
+    RETURN v_earliest;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION earliest_of_lists IS 'Internal: when an item of these pairs of namespace and tag can be taken, sessions left out: not before a lease ends if its namespace is full.';
+
+-- +goose StatementBegin
+CREATE FUNCTION earliest_limited(p_namespaces text[], p_tags text[])
+RETURNS timestamptz
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    -- Before the items are read: whoever takes one up, for whichever tag, makes an item due instead in the same commit.
+    v_released boolean := EXISTS (
+        SELECT FROM (SELECT l.namespace FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
+                      WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)) OFFSET 0) AS free
+         WHERE EXISTS (SELECT FROM work_lists(ARRAY[free.namespace], p_tags))); -- or nothing is held, and nobody takes it up
+    v_earliest timestamptz;
+BEGIN
+    SELECT earliest_of_lists(array_agg(list.namespace), array_agg(list.tag)) INTO v_earliest FROM work_lists(p_namespaces, p_tags) AS list;
     IF v_released THEN
-        v_earliest := least(v_earliest, v_now);
+        v_earliest := least(v_earliest, clock_timestamp());
     END IF;
     RETURN v_earliest;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION earliest_limited IS 'Internal: earliest_work where there are limits, sessions left out: when it can be taken counts, which is not before a lease ends if its namespace is full.';
+COMMENT ON FUNCTION earliest_limited IS 'Internal: earliest_work where there are limits, sessions left out: when it can be taken counts.';
 
 -- +goose StatementBegin
 CREATE FUNCTION note_releases(p_namespaces text[], p_tags text[], p_keys text[])
@@ -822,8 +844,7 @@ DECLARE
 BEGIN
     FOR v_namespace IN
         SELECT l.namespace FROM limits l
-         WHERE l.queue = 'worker' AND l.max_running_per_key IS NOT NULL
-           AND l.namespace = ANY (ARRAY(SELECT r.namespace FROM unnest(p_namespaces, p_keys) AS r (namespace, key) WHERE r.key IS NOT NULL))
+         WHERE l.queue = 'worker' AND l.max_running_per_key IS NOT NULL AND l.namespace = ANY (p_namespaces)
     LOOP
         -- A transaction with other statements may stay open for long, and have those look again and again who cannot hold an item.
         IF statement_timestamp() > transaction_timestamp() + interval '2 ms' OR NOT reads_committed()
@@ -834,10 +855,15 @@ BEGIN
             v_needed := v_needed || v_namespace;
         END IF;
     END LOOP;
-    INSERT INTO releases (namespace, tag, key)
-    SELECT r.namespace, r.tag, r.key FROM unnest(p_namespaces, p_tags, p_keys) AS r (namespace, tag, key)
-     WHERE r.key IS NOT NULL AND r.namespace = ANY (v_needed);
-    RETURN FOUND OR EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.max_running IS NOT NULL AND l.namespace = ANY (p_namespaces));
+    IF v_needed <> '{}' THEN
+        INSERT INTO releases (namespace, tag, key)
+        SELECT r.namespace, r.tag, r.key FROM unnest(p_namespaces, p_tags, p_keys) AS r (namespace, tag, key)
+         WHERE r.key IS NOT NULL AND r.namespace = ANY (v_needed);
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+    END IF;
+    RETURN EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.max_running IS NOT NULL AND l.namespace = ANY (p_namespaces));
 END
 $$;
 -- +goose StatementEnd
@@ -1045,5 +1071,5 @@ COMMENT ON FUNCTION pause IS 'Has nobody claim from these namespaces of a queue 
 LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, limits, instances, executions, history, kv_store, kv_delta, dead_letters, archive
     IN ACCESS EXCLUSIVE MODE;
 SELECT require_empty();
-DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, pay_shares, too_many, unclaim, sole_list, nothing_waits, pick_limited, begin_holding, keep_releasing, allot, forget_rates, has_rate, take_up_releases, bring_back, mark_running,
+DROP FUNCTION pause, list_paused, list_limits, set_limits, bring_back_left, release_places, tell_of_places, note_releases, earliest_limited, earliest_of_lists, pay_shares, too_many, unclaim, sole_list, nothing_waits, pick_limited, begin_holding, keep_releasing, allot, forget_rates, has_rate, take_up_releases, bring_back, mark_running,
     at_work_of_key, at_work, lock_namespace, served;
