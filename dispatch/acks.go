@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -16,8 +15,7 @@ import (
 // A handler's place is free as soon as it returns. Its item is acknowledged together with whatever else is done by then: one
 // statement at once if nothing else is on its way, and a large one under load. Such a statement waits for each of its items
 // that another transaction has locked, and all others with it. So it has little time, and one attempt: if it fails, because of
-// that or because the database is away, its items are set apart, and acknowledged each by itself, for as long as their leases
-// hold: an ack that is lost costs another attempt, and no more.
+// that or because the database is away, its items are acknowledged one by one (apart.go).
 
 const (
 	ackers      = 2    // statements on their way at one time
@@ -34,17 +32,14 @@ type acker struct {
 
 	bell     chan struct{}
 	flushNow chan struct{} // something is unflushed
-	apartNow chan struct{} // something was set apart
 
 	mu        sync.Mutex
-	done      []*held          // to be acknowledged
-	unflushed []*held          // acknowledged asynchronously
-	apart     map[*held]*apart // to be acknowledged each by itself
+	done      []*held // to be acknowledged
+	unflushed []*held // acknowledged asynchronously
 }
 
 func newAcker(d *Dispatcher) *acker {
-	return &acker{d: d, bell: make(chan struct{}, ackers), flushNow: make(chan struct{}, 1), apartNow: make(chan struct{}, 1),
-		apart: make(map[*held]*apart)}
+	return &acker{d: d, bell: make(chan struct{}, ackers), flushNow: make(chan struct{}, 1)}
 }
 
 // add has an item acknowledged.
@@ -59,7 +54,7 @@ func (a *acker) add(h *held) {
 }
 
 func (a *acker) run(ctx context.Context) {
-	allowance := a.allowance()
+	allowance := a.d.ackAllowance()
 	for {
 		select {
 		case <-ctx.Done():
@@ -72,9 +67,9 @@ func (a *acker) run(ctx context.Context) {
 	}
 }
 
-// allowance is what a statement may take: as a renewal, since what hangs holds up others, and keeps its items from being renewed.
-func (a *acker) allowance() *allowance {
-	length := a.d.cfg.LockTimeout
+// ackAllowance is what a statement may take: as a renewal, since what hangs holds up others, and keeps its items from being renewed.
+func (d *Dispatcher) ackAllowance() *allowance {
+	length := d.cfg.LockTimeout
 	least := min(ackPatience, length/looks)
 	return &allowance{least: least, most: min(length/renewals, verbTimeout), now: least}
 }
@@ -118,7 +113,7 @@ func (a *acker) ack(batch []*held, allowance *allowance) {
 			return
 		}
 	case errors.As(err, &failure) && failure.Retryable:
-		a.setApart(batch, failure.Unknown)
+		a.d.apart.addAcks(batch, failure.Unknown)
 		return
 	default:
 		a.failed(batch, err)
@@ -156,7 +151,7 @@ func idsOf(items []*held) (ids []int64) {
 // free is to be taken, and nobody else is to be woken for it. Nor is it to wait for a disk: async acks are yet to be flushed.
 func (a *acker) call(ctx context.Context, tokens []pgwake.LockToken) (async bool, err error) {
 	n := 0
-	if !a.anyApart() { // a fetch that waits for what is locked keeps its connection for longer than anybody waits for it
+	if !a.d.apart.troubled() { // a fetch that waits for what is locked keeps its connection for longer than anybody waits for it
 		n = a.d.work.inPlaceOf(len(tokens))
 	}
 	if n == 0 {
@@ -204,7 +199,7 @@ func (a *acker) runFlush(ctx context.Context) {
 		err := a.d.p.Flush(bounded)
 		cancel()
 		if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable {
-			a.setApart(batch, true)
+			a.d.apart.addAcks(batch, true)
 			continue
 		}
 		if err != nil {
@@ -213,129 +208,4 @@ func (a *acker) runFlush(ctx context.Context) {
 		}
 		a.ended(batch)
 	}
-}
-
-// apart is what is known of an item that is set apart.
-type apart struct {
-	underWay bool // its ack
-	mayHave  bool // been acknowledged, since an answer did not come
-}
-
-// setApart has items acknowledged each by itself.
-func (a *acker) setApart(items []*held, mayHave bool) {
-	a.mu.Lock()
-	for _, h := range items {
-		a.apart[h] = &apart{mayHave: mayHave}
-	}
-	a.mu.Unlock()
-	select {
-	case a.apartNow <- struct{}{}:
-	default:
-	}
-}
-
-func (a *acker) anyApart() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.apart) > 0
-}
-
-// runApart acknowledges what is set apart until ctx ends.
-func (a *acker) runApart(ctx context.Context) {
-	allowance := a.allowance()
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	over := a.d.work.settling.Done()
-	for next := firstPause; ; next = min(2*next, lastPause) {
-		select {
-		case <-ctx.Done():
-			return
-		case <-over: // what is left ends
-			over = nil
-		case <-a.apartNow:
-			next = firstPause
-		case <-pause.C:
-		}
-		a.mu.Lock()
-		items := slices.Collect(maps.Keys(a.apart))
-		a.mu.Unlock()
-		for batch := range slices.Chunk(items, ackedAtOnce) {
-			a.ackEach(batch, allowance)
-		}
-		if len(items) > 0 {
-			pause.Reset(jittered(next))
-		}
-	}
-}
-
-// ackEach has each of these acknowledged that can be now. Those acks travel together all the same, but what is locked again by
-// then holds up itself alone.
-func (a *acker) ackEach(batch []*held, allowance *allowance) {
-	sent := time.Now()
-	free, ok := a.free(batch, allowance.now)
-	allowance.after(time.Since(sent), ok)
-	for _, h := range batch {
-		over := a.d.work.settling.Err() != nil || !time.Now().Before(a.d.leases.end(h))
-		a.mu.Lock()
-		state := a.apart[h]
-		begin := state != nil && !state.underWay && (free[h] || over)
-		if begin {
-			state.underWay = true
-		}
-		a.mu.Unlock()
-		switch {
-		case begin && over:
-			a.settled(h, errNoTime)
-		case begin:
-			go func() {
-				bounded, cancel := context.WithDeadline(a.d.work.settling, minTime(time.Now().Add(verbTimeout), a.d.leases.end(h)))
-				defer cancel()
-				a.settled(h, a.d.p.AckBatched(bounded, h.item.LockToken, nil))
-			}()
-		}
-	}
-}
-
-var errNoTime = errors.New("the lease, or the Dispatcher, lasts no longer")
-
-// free returns those of a batch that nobody has locked, or that are lost: to wait for what is locked takes a connection for each.
-// One alone is not looked at, but tried.
-func (a *acker) free(batch []*held, allowed time.Duration) (free map[*held]bool, ok bool) {
-	if len(batch) == 1 {
-		return map[*held]bool{batch[0]: true}, true
-	}
-	renewed, ok := a.d.leases.renew(a.d.work.settling, batch, allowed)
-	if !ok {
-		return nil, false
-	}
-	free = make(map[*held]bool, len(batch))
-	for _, h := range batch {
-		_, is := renewed[h.item.LockToken]
-		free[h] = is || a.d.leases.isLost(h)
-	}
-	return free, true
-}
-
-// settled takes note of what became of an item that is set apart. If it may be tried again it stays.
-func (a *acker) settled(h *held, err error) {
-	var failure *pgwake.Error
-	again := errors.As(err, &failure) && failure.Retryable && a.d.work.settling.Err() == nil && time.Now().Before(a.d.leases.end(h))
-	a.mu.Lock()
-	mayHave := a.apart[h].mayHave
-	if again {
-		a.apart[h] = &apart{mayHave: mayHave || failure.Unknown}
-	} else {
-		delete(a.apart, h)
-	}
-	a.mu.Unlock()
-	switch {
-	case again:
-		return
-	case err == nil, errors.Is(err, pgwake.ErrLockLost) && mayHave:
-	case errors.Is(err, pgwake.ErrLockLost):
-		a.lost([]*held{h})
-	default:
-		a.failed([]*held{h}, err)
-	}
-	a.ended([]*held{h})
 }

@@ -63,8 +63,9 @@ type Config struct {
 	// StopTimeout is how long handlers may go on once Run is to end. The least is 1 ns, since 0 means 25 s.
 	StopTimeout time.Duration
 
-	// CancelTimeout is how long those that did not end by then may take to notice, and then again for how long Run waits
-	// while no item can be settled because the database is away. The least is 1 ns, since 0 means 2 s.
+	// CancelTimeout is how long those that did not end by then may take to notice. After that Run waits for what became of the
+	// items to be in the database, until nothing of it could be for 5 s, or for CancelTimeout if that is longer. The least is
+	// 1 ns, since 0 means 2 s.
 	CancelTimeout time.Duration
 
 	// Middleware wraps every handler of single items, the first outermost. The context that it passes on is to be its own or

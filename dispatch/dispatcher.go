@@ -18,7 +18,8 @@ import (
 //
 // One goroutine claims, for all handlers: as many items as there are places for. Each item has a goroutine of its own
 // once it is begun. One goroutine renews the leases of all that is in hand, and two acknowledge what is done, so that no
-// handler's place waits for a commit; another waits for the disk, and one sees to those whose ack has to wait.
+// handler's place waits for a commit; another waits for the disk, and one
+// sees to whatever is settled by itself.
 
 // Provider is what a Dispatcher needs of a *pgwake.Provider.
 type Provider interface {
@@ -71,6 +72,7 @@ type Dispatcher struct {
 	work      *workshop
 	leases    *leases
 	acks      *acker
+	apart     *apart
 }
 
 // registration is a handler with its settings.
@@ -93,6 +95,7 @@ func New(p Provider, config *Config) *Dispatcher {
 	d.work = newWorkshop(d)
 	d.leases = newLeases(d)
 	d.acks = newAcker(d)
+	d.apart = newApart(d)
 	return d
 }
 
@@ -222,7 +225,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	var engine sync.WaitGroup
 	quit, end := context.WithCancel(context.WithoutCancel(ctx)) // of the goroutines that handlers need to the last
 	if d.cfg.Session != nil {
-		defer leave(d.cfg.Logger, d.cfg.CancelTimeout, d.cfg.Session.Owner, d.p.ReleaseSessions) // once nothing renews them
+		defer leave(d.cfg.Logger, d.cfg.Session.Owner, d.p.ReleaseSessions) // once nothing renews them
 	}
 	defer engine.Wait()
 	defer end()
@@ -235,7 +238,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		engine.Go(func() { d.acks.run(quit) })
 	}
 	engine.Go(func() { d.acks.runFlush(quit) })
-	engine.Go(func() { d.acks.runApart(quit) })
+	engine.Go(func() { d.apart.run(quit) })
 	d.telemetry.addPlaces(d.cfg.MinConcurrency)
 	d.work.each = d.largest
 	err := d.claim(ctx)
@@ -246,8 +249,8 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 }
 
 // leave gives up what is kept for an owner, so that others need not wait for the end of its time.
-func leave(log *slog.Logger, allowed time.Duration, owner string, release func(context.Context, []string) (int, error)) {
-	bounded, cancel := context.WithTimeout(context.Background(), allowed)
+func leave(log *slog.Logger, owner string, release func(context.Context, []string) (int, error)) {
+	bounded, cancel := context.WithTimeout(context.Background(), settlePatience)
 	defer cancel()
 	if _, err := release(bounded, []string{owner}); err != nil && !errors.Is(err, pgwake.ErrClosed) {
 		log.Warn("dispatch: what is kept for this owner is left to the end of its time", "owner", owner, "error", err)

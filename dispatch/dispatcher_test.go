@@ -382,8 +382,42 @@ func TestStop_DatabaseIsAway_RunReturnsAllTheSame(t *testing.T) {
 		synctest.Wait()
 		began := time.Now()
 		require.NoError(t, stop())
-		require.Equal(t, 3*time.Second, time.Since(began))
+		require.Equal(t, settlePatience, time.Since(began))
 		require.Empty(t, f.acked)
+	})
+}
+
+// However little time handlers have to notice, what they have done is acknowledged.
+func TestStop_HandlersHaveNoTime_WhatTheyDidIsAcknowledged(t *testing.T) {
+	dispatching(t, Config{Concurrency: 20, CancelTimeout: 1}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(time.Second); return nil }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.enqueue(slices.Repeat([]string{"a"}, 20)...)
+		synctest.Wait()
+		f.slow = 100 * time.Millisecond
+		require.NoError(t, stop())
+		require.Len(t, f.acked, 20)
+	})
+}
+
+// A transaction has locked more items than are given back at one time.
+func TestStop_ItemsAreLocked_OthersAreGivenBack(t *testing.T) {
+	dispatching(t, Config{Concurrency: 40, StopTimeout: 1}, func(d *Dispatcher) {
+		until := func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { <-ctx.Done(); return ctx.Err() }
+		d.Handle("locked", does(until))
+		d.Handle("free", does(until))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.locked["locked"] = true
+		f.enqueue(slices.Repeat([]string{"locked", "free"}, 20)...)
+		synctest.Wait()
+		require.NoError(t, stop())
+		leased := map[string]int{}
+		for _, i := range f.items {
+			if i.LockToken != "" {
+				leased[i.Name]++
+			}
+		}
+		require.Equal(t, map[string]int{"locked": 20}, leased)
 	})
 }
 
@@ -814,6 +848,52 @@ func TestRun_DatabaseIsSlow_LeasesAreKept(t *testing.T) {
 				synctest.Wait()
 				require.Equal(t, []string{"a"}, f.acked)
 				require.Equal(t, 1, calls)
+			})
+		})
+	}
+}
+
+// A transaction locks items that are to be given back, buried or completed, more than there are connections. Who waits for one of
+// them has a connection.
+func TestRun_FailedItemsAreLocked_OthersAreSettled(t *testing.T) {
+	for name, item := range map[string]pgwake.WorkItem{"retried": {}, "buried": {}, "completed": {Instance: "i", ExecutionID: 1, ActivityID: 1}} {
+		t.Run(name, func(t *testing.T) {
+			dispatching(t, Config{Concurrency: 50, LockTimeout: 30 * time.Second, Retry: Backoff(time.Nanosecond, time.Nanosecond)}, func(d *Dispatcher) {
+				d.Handle("locked", does(func(_ context.Context, i *pgwake.ClaimedWorkItem) error {
+					if name == "buried" {
+						return Permanent(errors.New("no"))
+					}
+					return map[bool]error{true: errors.New("no")}[i.Instance == "" && i.Attempt == 1]
+				}))
+				d.Handle("free", does(func(_ context.Context, i *pgwake.ClaimedWorkItem) error {
+					return map[bool]error{true: errors.New("no")}[i.Attempt == 1]
+				}))
+			}, func(t *testing.T, f *fake, _ func() error) {
+				f.locked["locked"] = true
+				item.Name = "locked"
+				f.add(item) // the first is tried
+				time.Sleep(10 * time.Millisecond)
+				for range 20 {
+					f.add(item)
+				}
+				time.Sleep(2 * ackPatience) // it is known by now that they are locked
+				f.mu.Lock()
+				f.mostWaiting = 0
+				f.mu.Unlock()
+				for range 20 {
+					f.add(item)
+				}
+				f.enqueue("free")
+				time.Sleep(time.Second)
+				synctest.Wait()
+				f.mu.Lock()
+				require.Equal(t, []string{"free"}, f.acked)
+				require.Zero(t, f.mostWaiting)
+				f.locked["locked"] = false
+				f.mu.Unlock()
+				time.Sleep(2 * lastPause)
+				synctest.Wait()
+				require.Empty(t, f.items)
 			})
 		})
 	}

@@ -35,7 +35,8 @@
 //
 // When the context of Run ends, the Dispatcher claims no more, and gives back at once what it had claimed ahead. Handlers
 // go on for Config.StopTimeout. Then their contexts end, with [ErrStopping] as the cause, and what does not end with that
-// within Config.CancelTimeout is given back as well. Last, the owner releases its sessions, and an Orchestrator the instances
+// within Config.CancelTimeout is given back as well. Run waits until all of that is in the database, unless none of it can be
+// for 5 s. Last, the owner releases its sessions, and an Orchestrator the instances
 // that are sticky to it. So others have all of it at once, and not when leases and locks end. Close the Provider after Run
 // has returned.
 //

@@ -43,7 +43,9 @@ type fake struct {
 
 	noCauses bool // dead letters are refused that have one
 
-	locked map[string]bool // names of items that a transaction has locked: acks of them hang, and renewals pass them by
+	locked map[string]bool // names of items that a transaction has locked: verbs wait for them, and renewals of several pass them by
+
+	waiting, mostWaiting int // verbs that wait for what is locked
 
 	hang bool          // renewals hang until their context ends
 	disk bool          // is gone: a flush hangs until its context ends
@@ -227,12 +229,19 @@ func refused(verb string, delay time.Duration, texts ...string) error {
 // await waits until none of the items is locked, as their rows do.
 func (f *fake) await(ctx context.Context, tokens ...pgwake.LockToken) error {
 	isLocked := func(t pgwake.LockToken) bool { i := f.by(t); return i != nil && f.locked[i.Name] }
+	waits := 0
 	for {
 		f.mu.Lock()
-		wait := slices.ContainsFunc(tokens, isLocked)
+		locked := slices.ContainsFunc(tokens, isLocked)
+		f.waiting -= waits
+		if waits = 0; locked && ctx.Err() == nil {
+			waits = 1
+		}
+		f.waiting += waits
+		f.mostWaiting = max(f.mostWaiting, f.waiting)
 		f.mu.Unlock()
 		switch {
-		case !wait:
+		case !locked:
 			return nil
 		case ctx.Err() != nil:
 			return &pgwake.Error{Op: "ack", Err: ctx.Err(), Retryable: errors.Is(ctx.Err(), context.DeadlineExceeded), Unknown: true}
@@ -339,6 +348,9 @@ func (f *fake) AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *p
 	if err := refused("abandon", o.Delay, o.Error); err != nil {
 		return err
 	}
+	if err := f.await(ctx, token); err != nil {
+		return err
+	}
 	return f.verb(ctx, "abandon", token, func(i *fakeItem) {
 		i.visible, i.LockToken, i.LastError = time.Now().Add(o.Delay), "", o.Error
 		if o.IgnoreAttempt {
@@ -350,6 +362,9 @@ func (f *fake) AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *p
 func (f *fake) DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error {
 	if f.noCauses && cause != "" {
 		return &pgwake.Error{Op: "dead letter", Err: pgwake.ErrInvalid}
+	}
+	if err := f.await(ctx, token); err != nil {
+		return err
 	}
 	return f.verb(ctx, "dead letter", token, func(i *fakeItem) {
 		f.buried[i.Name] = reason + ": " + cause
@@ -366,9 +381,17 @@ func (f *fake) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken
 		<-ctx.Done()
 		return nil, &pgwake.Error{Op: "renew", Err: ctx.Err(), Retryable: true}
 	}
+	if len(tokens) == 1 {
+		if err := f.await(ctx, tokens...); err != nil {
+			return nil, err
+		}
+	}
 	var lost []pgwake.LockToken
 	renewed := map[pgwake.LockToken]time.Time{}
-	for _, t := range tokens {
+	for n, t := range tokens {
+		if slices.Contains(tokens[:n], t) {
+			continue
+		}
 		f.mu.Lock()
 		i := f.by(t)
 		passed := i != nil && f.locked[i.Name]

@@ -176,7 +176,7 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 		return errRanBefore
 	}
 	if o.cfg.Owner != "" {
-		defer leave(o.cfg.Logger, o.cfg.CancelTimeout, o.cfg.Owner, o.p.ReleaseSticky)
+		defer leave(o.cfg.Logger, o.cfg.Owner, o.p.ReleaseSticky)
 	}
 	defer o.renewing.Wait()
 	defer o.giveUp()

@@ -39,27 +39,8 @@ func (w *workshop) settle(h *held, v verdict, result Result) {
 		d.acks.add(h)
 		return
 	}
-	go func() {
-		defer w.ended(h)
-		if v.fate == retry {
-			w.returns <- struct{}{}
-			defer func() { <-w.returns }()
-		}
-		end := func() time.Time { return d.leases.end(h) }
-		mayHave, err := persist(w.settling, end, d.carryOut(h, v, completion))
-		if errors.Is(err, pgwake.ErrInvalid) {
-			// What a handler said cannot be stored. It is left out.
-			d.log(h).Error("dispatch: refused", "error", err)
-			mayHave, err = persist(w.settling, end, d.carryOutPlainly(h, v, completion, err))
-		}
-		switch {
-		case errors.Is(err, pgwake.ErrLockLost) && mayHave:
-		case errors.Is(err, pgwake.ErrLockLost):
-			d.log(h).Warn("dispatch: the lease was lost", "error", err)
-		case err != nil:
-			d.log(h).Warn("dispatch: left to the end of its lease", "error", err)
-		}
-	}()
+	d.apart.add(h, &settlement{together: completion != nil, call: d.carryOut(h, v, completion),
+		plainly: func(refusal error) func(context.Context) error { return d.carryOutPlainly(h, v, completion, refusal) }})
 }
 
 // complete makes the message for the orchestration that scheduled an item. If it cannot be made of the result, the
@@ -110,6 +91,9 @@ func (d *Dispatcher) carryOutPlainly(h *held, v verdict, completion *pgwake.Mess
 	return d.carryOut(h, v, nil)
 }
 
+// settlePatience is how long nothing may succeed at the end before the rest is left to the end of its leases.
+const settlePatience = 5 * time.Second
+
 // longestText is how much of an error is kept, in bytes.
 const longestText = 16 << 10
 
@@ -146,7 +130,7 @@ func (w *workshop) giveBack(items []*held) {
 }
 
 // stop ends the work in two stages, and returns how many items handlers are at work on that have not ended. What has become
-// of all of them is in the database then, unless none could be settled for Config.CancelTimeout.
+// of all of them is in the database then, unless for settlePatience, or Config.CancelTimeout if that is longer, none could be settled.
 func (w *workshop) stop() (left int) {
 	w.mu.Lock()
 	w.stopping = true
@@ -170,7 +154,7 @@ func (w *workshop) stop() (left int) {
 	}
 	taken := func() int { return w.taken }
 	for before := w.waitFor(0, taken); before > 0; {
-		left := w.waitFor(w.d.cfg.CancelTimeout, taken)
+		left := w.waitFor(max(w.d.cfg.CancelTimeout, settlePatience), taken)
 		if left == before {
 			break
 		}

@@ -68,12 +68,21 @@ func persist(ctx context.Context, end func() time.Time, call func(context.Contex
 		err := call(bounded)
 		cancel()
 		var failure *pgwake.Error
-		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Add(pause).Before(end()) {
+		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Before(end()) {
 			return mayHave, err
 		}
 		mayHave = mayHave || failure.Unknown
-		nap(ctx, jittered(pause))
+		nap(ctx, time.Until(nextAttempt(pause, end())))
 	}
+}
+
+// nextAttempt is after a pause, but for the last one: that is made just before the lease ends.
+func nextAttempt(pause time.Duration, end time.Time) time.Time {
+	next, last := time.Now().Add(jittered(pause)), end.Add(-firstPause)
+	if last.After(time.Now()) {
+		return minTime(next, last)
+	}
+	return next
 }
 
 func minTime(a, b time.Time) time.Time {

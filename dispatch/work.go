@@ -17,7 +17,7 @@ import (
 // claimed ahead as the handlers are likely to begin within lookAhead, by how long they took lately; that is none if handlers
 // take their time. What is not begun by staleAhead, since one of them took longer than the others, is given back.
 //
-// Invariant: each item that was taken is settled once (settle.go), and its lease is renewed until that has been carried out.
+// Invariant: each item that was taken is settled once (settle.go, apart.go), and its lease is renewed until that has been carried out.
 
 const (
 	lookAhead  = 20 * time.Millisecond
@@ -39,7 +39,6 @@ type workshop struct {
 	cutShort context.CancelCauseFunc
 	settling context.Context // of the calls that settle items
 	giveUp   context.CancelFunc
-	returns  chan struct{} // places for those that give items back
 
 	mu       sync.Mutex
 	news     chan struct{} // something of the following has changed
@@ -58,12 +57,8 @@ type workshop struct {
 	stale    *time.Timer
 }
 
-// returners is how many items are given back at one time.
-const returners = 8
-
 func newWorkshop(d *Dispatcher) *workshop {
-	w := &workshop{d: d, running: make(map[*held]bool), news: make(chan struct{}, 1), places: newPlaces(&d.cfg),
-		returns: make(chan struct{}, returners)}
+	w := &workshop{d: d, running: make(map[*held]bool), news: make(chan struct{}, 1), places: newPlaces(&d.cfg)}
 	w.working, w.cutShort = context.WithCancelCause(context.Background())
 	w.settling, w.giveUp = context.WithCancel(context.Background())
 	w.stale = time.AfterFunc(time.Hour, w.returnStale)

@@ -24,8 +24,8 @@ import (
 // This file answers: what does a process have around its dispatchers? Take it as it is.
 //
 // On SIGTERM it says that it is not ready, claims no more, lets handlers end for a while, gives back the rest, and ends.
-// Give it longer than dispatch.Config.StopTimeout and CancelTimeout before it is killed; if it is killed all the same, others
-// have its items when the leases end.
+// Give it 10 s more than dispatch.Config.StopTimeout and CancelTimeout before it is killed: the database may be away. If it is
+// killed all the same, others have its items when the leases end.
 
 // propagator is for pgwake.Config and dispatch.Config: an item carries in its headers to which trace it belongs, from whoever
 // enqueues it to the handler, and on to whatever that enqueues.

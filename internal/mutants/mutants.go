@@ -470,6 +470,18 @@ var mutants = []mutant{
 		pkg:     root, test: "TestLimits_AckedWithAFetch_IsFlushedAfterTheCommit",
 	},
 	{
+		name:    "dispatch: what is locked is waited for",
+		file:    "dispatch/apart.go",
+		patches: []patch{{"alone := len(a.items) == 1 && !a.items[batch[0]].tried", "alone := true"}},
+		pkg:     "./dispatch", test: "TestRun_FailedItemsAreLocked_OthersAreSettled",
+	},
+	{
+		name:    "dispatch: who ends soon leaves what was done",
+		file:    "dispatch/settle.go",
+		patches: []patch{{"w.waitFor(max(w.d.cfg.CancelTimeout, settlePatience), taken)", "w.waitFor(w.d.cfg.CancelTimeout, taken)"}},
+		pkg:     "./dispatch", test: "TestStop_HandlersHaveNoTime_WhatTheyDidIsAcknowledged",
+	},
+	{
 		name: "plans: a message joins what is believed to be empty",
 		file: "migrations/00004_orchestrator.sql",
 		patches: []patch{{"known.instance_id = ANY (ARRAY[i.instance_id]) -- as in ack_work_many", "known.instance_id = i.instance_id"},

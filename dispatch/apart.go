@@ -1,0 +1,264 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how does what became of one item get into the database, whatever is locked, or away?
+//
+// Items that are done are acknowledged together (acks.go). All else is carried out item by item: what is given back, buried or
+// completes a step of an orchestration, and acks that failed together. Each is tried for as long as the lease of its item holds:
+// one that never succeeds costs another attempt, and no more.
+//
+// Such a call waits for an item that another transaction has locked, and has a connection meanwhile. A few of them would have all
+// of the pool, and the leases of everything else would end. So what is not alone, or failed before, is probed, all of it in one
+// statement that passes over what is locked: a renewal. Only what is free then is carried out.
+
+const callers = 8 // of calls that share no statement, at one time
+
+type apart struct {
+	d *Dispatcher
+
+	bell   chan struct{} // something was added
+	places chan struct{} // of callers
+
+	mu    sync.Mutex
+	items map[*held]*settlement
+	tried int // how many of them have been
+}
+
+// settlement is what becomes of an item. What may change does under the mutex.
+type settlement struct {
+	call     func(context.Context) error
+	plainly  func(refusal error) func(context.Context) error // makes another call if this one is refused; nil: there is none
+	together bool                                            // calls of the same moment share a statement
+
+	underWay bool
+	tried    bool          // it failed
+	mayHave  bool          // it may have succeeded all the same, since no answer came: that the lease is lost is no news then
+	pause    time.Duration // before the next attempt
+	next     time.Time     // of that
+}
+
+func newApart(d *Dispatcher) *apart {
+	return &apart{d: d, bell: make(chan struct{}, 1), places: make(chan struct{}, callers), items: make(map[*held]*settlement)}
+}
+
+// add has it carried out.
+func (a *apart) add(h *held, s *settlement) {
+	a.mu.Lock()
+	direct := s.together && a.tried == 0 && !s.tried // nothing is known to be locked
+	s.underWay = direct
+	a.items[h] = s
+	if s.tried {
+		a.tried++
+	}
+	a.mu.Unlock()
+	if direct {
+		go a.carryOut(h, s, a.d.ackAllowance().least)
+		return
+	}
+	a.ring()
+}
+
+// addAcks has items acknowledged that could not be with others.
+func (a *apart) addAcks(items []*held, mayHave bool) {
+	for _, h := range items {
+		a.add(h, &settlement{together: true, tried: true, mayHave: mayHave, call: func(ctx context.Context) error {
+			return a.d.p.AckBatched(ctx, h.item.LockToken, nil)
+		}})
+	}
+}
+
+func (a *apart) ring() {
+	select {
+	case a.bell <- struct{}{}:
+	default:
+	}
+}
+
+// troubled reports whether there is anything that could not be carried out at once.
+func (a *apart) troubled() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.tried > 0
+}
+
+// run sees to what was added until ctx ends.
+func (a *apart) run(ctx context.Context) {
+	allowance := newAllowance(a.d.cfg.LockTimeout)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	over := a.d.work.settling.Done()
+	for {
+		due, next := a.due()
+		for batch := range slices.Chunk(due, ackedAtOnce) {
+			a.begin(batch, allowance)
+		}
+		if len(due) > 0 {
+			continue // by now others may be
+		}
+		timer.Reset(next)
+		select {
+		case <-ctx.Done():
+			return
+		case <-over: // what is left ends
+			over = nil
+		case <-a.bell:
+		case <-timer.C:
+		}
+	}
+}
+
+// due returns what is to be tried now, or else how long nothing is.
+func (a *apart) due() (due []*held, next time.Duration) {
+	next = time.Hour
+	ended := a.d.work.settling.Err() != nil
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for h, s := range a.items {
+		switch left := time.Until(s.next); {
+		case s.underWay:
+		case left <= 0 || ended:
+			due = append(due, h)
+		default:
+			next = min(next, left)
+		}
+	}
+	return due, next
+}
+
+// begin has those of a batch carried out that can be now.
+func (a *apart) begin(batch []*held, allowance *allowance) {
+	batch = slices.DeleteFunc(batch, func(h *held) bool {
+		late := a.d.work.settling.Err() != nil || !time.Now().Before(a.d.leases.end(h))
+		if late {
+			a.tell(h, a.take(h), errNoTime)
+		}
+		return late
+	})
+	if len(batch) == 0 {
+		return
+	}
+	a.mu.Lock()
+	alone := len(a.items) == 1 && !a.items[batch[0]].tried
+	a.mu.Unlock()
+	allowed := min(a.d.cfg.LockTimeout/renewals, verbTimeout)
+	var free map[*held]bool
+	if alone {
+		allowed = a.d.ackAllowance().least
+	} else {
+		sent := time.Now()
+		var ok bool
+		free, ok = a.free(batch, allowance.now)
+		allowance.after(time.Since(sent), ok)
+	}
+	for _, h := range batch {
+		a.mu.Lock()
+		s, can := a.items[h], alone || free[h]
+		s.underWay = can
+		if !can {
+			a.failed(h, s)
+		}
+		a.mu.Unlock()
+		if can {
+			go a.carryOut(h, s, allowed)
+		}
+	}
+}
+
+// free returns those of a batch that nobody has locked, or that are lost.
+func (a *apart) free(batch []*held, allowed time.Duration) (free map[*held]bool, ok bool) {
+	if len(batch) == 1 {
+		batch = slices.Repeat(batch, 2) // one by itself would be waited for
+	}
+	renewed, ok := a.d.leases.renew(a.d.work.settling, batch, allowed)
+	if !ok {
+		return nil, false
+	}
+	free = make(map[*held]bool, len(batch))
+	for _, h := range batch {
+		_, is := renewed[h.item.LockToken]
+		free[h] = is || a.d.leases.isLost(h)
+	}
+	return free, true
+}
+
+// failed has it tried again later, but not so late that the lease has ended by then. It is called with mu held.
+func (a *apart) failed(h *held, s *settlement) {
+	if !s.tried {
+		s.tried = true
+		a.tried++
+	}
+	s.pause = min(max(2*s.pause, firstPause), lastPause)
+	s.next = nextAttempt(s.pause, a.d.leases.end(h))
+}
+
+func (a *apart) carryOut(h *held, s *settlement, allowed time.Duration) {
+	if !s.together {
+		select {
+		case a.places <- struct{}{}:
+		case <-a.d.work.settling.Done():
+		}
+		defer func() { <-a.places }()
+	}
+	bounded, cancel := context.WithDeadline(a.d.work.settling, minTime(time.Now().Add(allowed), a.d.leases.end(h)))
+	err := s.call(bounded)
+	cancel()
+	a.settled(h, s, err)
+}
+
+// settled takes note of what became of an attempt.
+func (a *apart) settled(h *held, s *settlement, err error) {
+	var failure *pgwake.Error
+	refused := errors.Is(err, pgwake.ErrInvalid) && s.plainly != nil
+	if refused {
+		// What a handler said cannot be stored. It is left out.
+		a.d.log(h).Error("dispatch: refused", "error", err)
+	}
+	if refused || errors.As(err, &failure) && failure.Retryable && a.d.work.settling.Err() == nil && time.Now().Before(a.d.leases.end(h)) {
+		a.mu.Lock()
+		if s.underWay = false; refused {
+			s.call, s.plainly = s.plainly(err), nil
+		} else {
+			s.mayHave = s.mayHave || failure.Unknown
+			a.failed(h, s)
+		}
+		a.mu.Unlock()
+		a.ring()
+		return
+	}
+	a.tell(h, a.take(h), err)
+}
+
+// take takes it out.
+func (a *apart) take(h *held) *settlement {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.items[h]
+	delete(a.items, h)
+	if s.tried {
+		a.tried--
+	}
+	return s
+}
+
+var errNoTime = errors.New("the lease, or the Dispatcher, lasts no longer")
+
+// tell says what cannot be helped. It is the last of the item.
+func (a *apart) tell(h *held, s *settlement, err error) {
+	switch {
+	case err == nil, errors.Is(err, pgwake.ErrLockLost) && s.mayHave:
+	case errors.Is(err, pgwake.ErrLockLost):
+		a.d.log(h).Warn("dispatch: the lease was lost", "error", err)
+	default:
+		a.d.log(h).Warn("dispatch: left to the end of its lease", "error", err)
+	}
+	a.d.work.ended(h)
+}
