@@ -32,10 +32,12 @@ type Limits struct {
 // Rate is one item in each Interval, on average. An item that may not begin yet is due when it may. Where nobody claims for a
 // while, what might have begun is not made up for: Burst of them begin, and the others one in each Interval after that.
 type Rate struct {
-	// Interval is from 1 µs to 100 years. Defaults to 0: no limit.
+	// Interval is from 1 µs to 100 years, in whole microseconds. Defaults to 0: no limit.
 	Interval time.Duration
 
-	// Burst is how many may begin at once, if none has for Burst intervals. Not without an Interval. Defaults to 1.
+	// Burst is how many may begin at once, if none has for Burst intervals, which are 100 years at most. Not without an
+	// Interval. A beginning that is late by more than a burst is not made up for, so a short Interval is only reached on average
+	// with a Burst of some 10 ms or more. Defaults to 1.
 	Burst int
 }
 
@@ -61,6 +63,8 @@ func (l *Limits) args(namespace string) ([]any, error) {
 		return nil, invalid("a limit of %+v is not between 0 and %d", *l, most)
 	case r.Interval < 0 || r.Interval > maxDelay || r.Interval > 0 && r.Interval < time.Microsecond:
 		return nil, invalid("a rate of one in %v is not between one in %v and one in %v", r.Interval, time.Microsecond, maxDelay)
+	case r.Interval > 0 && burst > int(maxDelay/r.Interval):
+		return nil, invalid("%d intervals of %v are more than %v", burst, r.Interval, maxDelay)
 	case r.Interval == 0 && r.Burst != 0:
 		return nil, invalid("a burst of %d is for a rate", r.Burst)
 	}
@@ -77,7 +81,7 @@ func (p *Provider) SetLimits(ctx context.Context, namespace string, l Limits) er
 	}, p.engine.stir)
 }
 
-// SetLimitsTx is SetLimits as part of the transaction. Until that ends nobody claims from the namespace.
+// SetLimitsTx is SetLimits as part of the transaction.
 func (p *Provider) SetLimitsTx(ctx context.Context, tx pgx.Tx, namespace string, l Limits) error {
 	return p.doTx(ctx, tx, "set limits", func(ctx context.Context, q querier) error {
 		return p.setLimits(ctx, q, namespace, l)

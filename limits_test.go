@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -765,6 +766,61 @@ func TestLimits_FirstItemsComeDuringAClaim_TheyCount(t *testing.T) {
 	require.Equal(t, 1, <-claimed+len(names))
 }
 
+// Somebody has locked the item that a place has become free for, and leaves it as it was.
+func TestLimits_HeldItemIsLockedWhenItsPlaceIsTakenUp_ComesAfterThat(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+	n.keyed(t, "k", "k")
+	first := n.take(t)
+	n.requireNoWork(t)
+	n.requireNoWork(t)
+	require.Len(t, query[int64](t, n, `SELECT id FROM worker_queue WHERE held_due IS NOT NULL`), 1)
+	tx := n.begin(t)
+	_, err := tx.Exec(t.Context(), `SELECT FROM worker_queue WHERE held_due IS NOT NULL FOR UPDATE`)
+	require.NoError(t, err)
+	require.NoError(t, n.AckWorkItem(t.Context(), first.LockToken, nil))
+	n.requireNoWork(t) // which looks for what the place is for
+	require.NoError(t, tx.Rollback(t.Context()))
+	n.take(t)
+}
+
+// However few are asked for at one time, what is too early is out of the way in a few rounds.
+func TestLimits_RatePerKey_ManyAreEarly_ClaimOfOnePutsThemOffTogether(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Hour}})
+	n.exec(t, `INSERT INTO worker_queue (name, key) SELECT 'w', 'k' FROM generate_series(1, 500)`)
+	n.take(t)
+	tx := n.begin(t)
+	var explained []struct {
+		Plan struct {
+			Pages int64 `json:"Shared Hit Blocks"`
+		}
+	}
+	require.NoError(t, tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`).Scan(&explained))
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, []int{499}, query[int](t, n, `SELECT count(*) FROM worker_queue WHERE share_at IS NOT NULL`))
+	require.Less(t, explained[0].Plan.Pages, int64(200_000), "each found by itself they read 750,000")
+}
+
+// A rate that takes its items past the end of time keeps them, and nobody else.
+func TestLimits_RatePerKey_SlowestThatThereIs_OthersAreClaimed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	const century = 100 * 365 * 24 * time.Hour
+	for _, r := range []pgwake.Rate{{Interval: century}, {Interval: time.Microsecond, Burst: 1<<31 - 1}} {
+		n.exec(t, `DELETE FROM worker_queue`)
+		n.limit(t, pgwake.Limits{RatePerKey: r})
+		n.exec(t, `INSERT INTO worker_queue (name, key) SELECT 'w', 'k' FROM generate_series(1, 6000)`)
+		n.exec(t, `INSERT INTO worker_queue (name) VALUES ('free')`)
+		require.Eventually(t, func() bool {
+			_, names := n.takeSome(t, 1000)
+			return slices.Contains(names, "free")
+		}, patience, time.Millisecond)
+	}
+}
+
 func TestPause_NamespaceOrQueue_NothingIsClaimedUntilItIsResumed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
@@ -919,7 +975,8 @@ func TestLimits_Bad_AreRefusedAndNothingIsWritten(t *testing.T) {
 	before := n.content(t)
 	for _, l := range []pgwake.Limits{{MaxRunning: -1}, {MaxRunningPerKey: -1}, {Weight: -1}, {Weight: 1001}, {MaxRunning: 1 << 31},
 		{RatePerKey: pgwake.Rate{Interval: -1}}, {RatePerKey: pgwake.Rate{Interval: 1}}, {RatePerKey: pgwake.Rate{Burst: 1}},
-		{RatePerKey: pgwake.Rate{Interval: time.Second, Burst: -1}}, {RatePerKey: pgwake.Rate{Interval: 1<<63 - 1}}} {
+		{RatePerKey: pgwake.Rate{Interval: time.Second, Burst: -1}}, {RatePerKey: pgwake.Rate{Interval: 1<<63 - 1}},
+		{RatePerKey: pgwake.Rate{Interval: time.Hour, Burst: 1<<31 - 1}}} {
 		require.Empty(t, requireError(t, n.SetLimits(t.Context(), "default", l), pgwake.ErrInvalid).SQLState, "%+v", l)
 	}
 	requireError(t, n.SetLimits(t.Context(), "*", pgwake.Limits{MaxRunning: 1}), pgwake.ErrInvalid)

@@ -334,8 +334,8 @@ func (o *EnqueueOptions) check() error {
 		return err
 	}
 	switch {
-	case o.DedupFor < 0 || o.DedupFor > maxDelay:
-		return invalid("a dedup key kept for %v is not between 0 and %v", o.DedupFor, maxDelay)
+	case o.DedupFor < 0 || o.DedupFor > maxDelay || o.DedupFor > 0 && o.DedupFor < time.Microsecond:
+		return invalid("a dedup key kept for %v is not between %v and %v", o.DedupFor, time.Microsecond, maxDelay)
 	case o.DedupScope < DedupQueued || o.DedupScope > DedupQueuedOrDead:
 		return invalid("dedup scope %d is unknown", int(o.DedupScope))
 	case o.DedupKey == "" && (o.DedupFor != 0 || o.DedupScope != DedupQueued):

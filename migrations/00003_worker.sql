@@ -73,7 +73,7 @@ BEGIN
     IF EXISTS (SELECT FROM unnest(p_dedup_keys, p_dedup_fors, p_dedup_scopes) AS i (dedup_key, dedup_for, scope)
                 WHERE i.dedup_key IS NULL AND (i.dedup_for IS NOT NULL OR i.scope IS NOT NULL)) THEN
         RAISE EXCEPTION 'for how long, or until when, a dedup key counts is said without one' USING ERRCODE = 'PW003';
-    ELSIF interval '0' >= ANY (p_dedup_fors) OR interval '100 years' < ANY (p_dedup_fors) THEN
+    ELSIF interval '0' >= ANY (p_dedup_fors) OR interval '36500 days' < ANY (p_dedup_fors) THEN
         RAISE EXCEPTION 'a dedup key is kept for more than no time, and at most 100 years' USING ERRCODE = 'PW003';
     ELSIF array_remove(p_dedup_scopes, NULL) <> '{}' AND NOT array_remove(p_dedup_scopes, NULL) <@ ARRAY['waiting', 'queued', 'dead'] THEN
         RAISE EXCEPTION 'the scope of a dedup key must be waiting, queued or dead' USING ERRCODE = 'PW003';
@@ -526,8 +526,9 @@ DECLARE
     v_keys   text[];
     v_awaited  boolean := false; -- by anybody
     v_lists    integer; -- that it can be from; two: or more
-    v_sole     text; -- the one namespace that it can be from
-    v_sole_tag text;
+    v_list     text; -- the one list that it can be from, if it is one
+    v_list_tag text;
+    v_sole     text; -- that namespace, if nothing there is to be held or moved
     v_free     integer; -- how many may be claimed there
     v_places   integer; -- of how many they have one then; null: of any number
     v_key_places integer; -- and those that have a key, of that
@@ -540,7 +541,7 @@ BEGIN
     IF v_limited THEN
         v_served := served('worker', p_namespaces);
         IF NOT p_fair AND p_owner IS NULL AND p_max_attempts <= 0 THEN -- before the acks, or it would walk over what they remove
-            SELECT count(*), min(l.namespace), min(l.tag) INTO v_lists, v_sole, v_sole_tag FROM (SELECT w.* FROM work_lists(v_served, p_tags) AS w LIMIT 2) AS l;
+            SELECT count(*), min(l.namespace), min(l.tag) INTO v_lists, v_list, v_list_tag FROM (SELECT w.* FROM work_lists(v_served, p_tags) AS w LIMIT 2) AS l;
         END IF;
     END IF;
     IF p_ack_ids IS NOT NULL AND p_archive_for IS NULL THEN
@@ -580,7 +581,7 @@ BEGIN
     v_now := clock_timestamp();
     v_until := v_now + p_lock_timeout;
     IF v_lists IS NOT NULL THEN
-        SELECT * INTO v_sole, v_free, v_places, v_key_places, v_rated FROM sole_list(v_lists, p_limit, v_spaces, v_now, v_sole);
+        SELECT * INTO v_sole, v_free, v_places, v_key_places, v_rated FROM sole_list(v_lists, p_limit, v_spaces, v_now, v_list);
     END IF;
     IF p_limit >= 10 AND (v_simple OR v_sole IS NOT NULL) THEN
         -- What others are claiming at this moment is skipped either way. To learn of a row that it is locked costs as much
@@ -604,7 +605,7 @@ BEGIN
                       FROM generate_series(9, 0, -1) AS level (priority)
                      CROSS JOIN LATERAL (
                            SELECT d.ctid, d.visible_at, d.charged FROM worker_queue d
-                            WHERE d.namespace = v_sole AND d.tag = v_sole_tag AND d.priority = level.priority AND d.session_id IS NULL
+                            WHERE d.namespace = v_sole AND d.tag = v_list_tag AND d.priority = level.priority AND d.session_id IS NULL
                               AND d.visible_at <= v_now AND (d.xmax = 0 OR d.xmax <> ALL (v_moving))
                             ORDER BY d.visible_at, d.id
                             LIMIT v_free FOR UPDATE SKIP LOCKED) head
@@ -616,8 +617,8 @@ BEGIN
               FROM (SELECT c.id, c.key, c.was_due FROM claimed c WHERE c.key IS NOT NULL AND (v_key_places IS NOT NULL OR v_rated AND NOT c.paid)
                      ORDER BY c.priority DESC, c.was_due, c.id) AS s
         ), refused AS MATERIALIZED (
-            SELECT CASE WHEN v_rated THEN pay_shares(v_sole, v_sole_tag, l.ids, l.keys, l.dues, v_now)
-                        ELSE too_many(v_sole, v_sole_tag, l.ids, l.keys, l.dues, v_now) END AS ids FROM listed l WHERE l.ids IS NOT NULL
+            SELECT CASE WHEN v_rated THEN pay_shares(v_sole, v_list_tag, l.ids, l.keys, l.dues, v_now)
+                        ELSE too_many(v_sole, v_list_tag, l.ids, l.keys, l.dues, v_now) END AS ids FROM listed l WHERE l.ids IS NOT NULL
         )
         SELECT c.id, c.namespace, c.priority, c.attempt_count, c.name, c.input, c.instance_id, c.execution_id,
                c.activity_id, c.tag, c.session_id, c.last_error, c.headers, c.key,
@@ -706,15 +707,17 @@ BEGIN
     ELSIF v_sole IS NOT NULL AND v_claims > 0 AND NOT v_again THEN
         -- What is in another list has been added since this began. It is for whoever it was told to or, if nobody waited, for the
         -- next look: as if it had come just after this. A fetch that finds nothing, and says that somebody waits, has to see it.
-        v_earliest := earliest_of_lists(ARRAY[v_sole], ARRAY[v_sole_tag]);
+        v_earliest := earliest_of_lists(ARRAY[v_sole], ARRAY[v_list_tag]);
     ELSE
         v_earliest := earliest_work(p_namespaces, p_tags, p_owner);
     END IF;
     IF v_claims > 0 AND p_announce THEN
         PERFORM notify_queue('worker', 0, v_until);
     END IF;
-    -- This claim may have taken the places itself.
-    IF v_awaited AND (v_sole = ALL (v_spaces) AND v_claims >= cardinality(v_spaces) AND v_key_places IS NULL) IS NOT TRUE THEN
+    -- This claim may have taken the places itself. Those of keys it has if nothing that it may claim is left: for whatever it had
+    -- brought back is due.
+    IF v_awaited AND (v_lists = 1 AND v_list = ALL (v_spaces) AND v_claims >= cardinality(v_spaces)
+                      AND (v_key_places IS NULL OR v_list_tag = ALL (v_tags) AND coalesce(v_earliest > v_now, true))) IS NOT TRUE THEN
         PERFORM tell_of_places(v_spaces, v_tags, v_keys);
     END IF;
 

@@ -242,22 +242,24 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_namespaces text[];
-    v_tags       text[];
-    v_keys       text[];
+    v_free record;
+    v_back bigint;
+    v_gone bigint[] := '{}';
 BEGIN
-    WITH gone AS (
-        DELETE FROM releases r
-         USING (SELECT f.id FROM releases f
-                 WHERE f.namespace = ANY (p_namespaces) -- of any tag: nobody may ask for that of some any more
-                 ORDER BY f.namespace, f.id LIMIT 1000 FOR UPDATE SKIP LOCKED) AS first
-         WHERE r.id = ANY (ARRAY[first.id])
-        RETURNING r.namespace, r.tag, r.key
-    )
-    SELECT array_agg(g.namespace), array_agg(g.tag), array_agg(g.key) INTO v_namespaces, v_tags, v_keys FROM gone g;
-    PERFORM bring_back(free.namespace, free.tag, free.key, free.places)
-       FROM (SELECT g.namespace, g.tag, g.key, count(*) AS places FROM unnest(v_namespaces, v_tags, v_keys) AS g (namespace, tag, key)
-              GROUP BY g.namespace, g.tag, g.key) AS free;
+    FOR v_free IN
+        SELECT f.namespace, f.tag, f.key, array_agg(f.id) AS ids
+          FROM (SELECT r.* FROM releases r
+                 WHERE r.namespace = ANY (p_namespaces) -- of any tag: nobody may ask for that of some any more
+                 ORDER BY r.namespace, r.id LIMIT 1000 FOR UPDATE SKIP LOCKED) AS f
+         GROUP BY f.namespace, f.tag, f.key
+    LOOP
+        v_back := bring_back(v_free.namespace, v_free.tag, v_free.key, cardinality(v_free.ids));
+        -- For what is held still since somebody has locked it, the place stays free: it may not be removed after all.
+        v_gone := v_gone || CASE WHEN v_back < cardinality(v_free.ids) AND EXISTS (
+                SELECT FROM worker_queue q WHERE q.held_due IS NOT NULL AND q.namespace = v_free.namespace AND q.tag = v_free.tag AND q.key = v_free.key)
+            THEN v_free.ids[:v_back] ELSE v_free.ids END;
+    END LOOP;
+    DELETE FROM releases r WHERE r.id = ANY (v_gone);
     -- As long as that costs less than to begin again.
     UPDATE limits l SET holding_since = NULL
       FROM (SELECT o.namespace FROM limits o
@@ -309,6 +311,7 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
+    v_never  CONSTANT timestamptz := '9999-12-30 00:00:00+00'; -- or a few thousand items of a slow key would leave the range of the type
     v_chosen bigint[];
     v_late   bigint[];
     v_ats    timestamptz[];
@@ -344,7 +347,14 @@ BEGIN
            coalesce(array_agg(i.id ORDER BY i.ord) FILTER (WHERE NOT i.may AND i.namespace = ANY (p_holding)), '{}'),
            coalesce(array_agg(DISTINCT i.namespace) FILTER (WHERE NOT i.may AND i.namespace <> ALL (p_holding)), '{}')
       INTO v_chosen, moved, unheld FROM of_namespace i;
-    v_chosen := v_chosen[1:p_limit];
+    -- With the first p_limit of them, all of the others whose key has had its share, or each would be found by a look of its own.
+    v_chosen := v_chosen[:p_limit] || ARRAY(
+        SELECT q.id FROM unnest(v_chosen[p_limit + 1:]) WITH ORDINALITY AS c (id, ord)
+          JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+          JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[q.namespace])
+          JOIN rates r ON r.namespace = ANY (ARRAY[q.namespace]) AND r.tag = q.tag AND r.key = q.key
+         WHERE NOT q.charged AND l.rate_interval IS NOT NULL AND r.tat > p_now + (l.rate_burst - 1) * l.rate_interval
+         ORDER BY c.ord);
 
     -- Of each key the first of these that have not paid, in order, take the next shares that it has (GCRA): the last was
     -- taken for tat, one more is there each rate_interval, and rate_burst of them may be there at once. Who has taken one that is
@@ -398,7 +408,7 @@ BEGIN
              CROSS JOIN LATERAL ( -- in seconds: a day is not always as long as another
                    SELECT CASE WHEN d.late > d.lag + d.step / 2 THEN make_interval(secs => extract(epoch FROM d.late)::float8) ELSE d.lag END AS lag) AS new
         ), share AS MATERIALIZED (
-            SELECT c.*, CASE WHEN c.charged THEN c.share_at + c.lag ELSE c.tat + (c.n - c.burst) * c.step END AS at FROM clock c
+            SELECT c.*, least(CASE WHEN c.charged THEN c.share_at + c.lag ELSE c.tat + (c.n - c.burst) * c.step END, v_never) AS at FROM clock c
         ), start AS MATERIALIZED (
             SELECT s.*, greatest(s.begun, p_now)
                         + (row_number() OVER (PARTITION BY s.namespace, s.tag, s.key, s.at <= p_now ORDER BY s.ord) - s.burst) * s.step AS next
@@ -406,7 +416,7 @@ BEGIN
         ), paid AS (
             INSERT INTO rates AS r (namespace, tag, key, tat, lag, begun, forget_at)
             SELECT p.*, date_bin('1 min', p.tat, 'epoch') + interval '2 min'
-              FROM (SELECT s.namespace, s.tag, s.key, max(s.tat + CASE WHEN s.charged THEN 0 ELSE s.n END * s.step) AS tat, max(s.lag),
+              FROM (SELECT s.namespace, s.tag, s.key, least(max(s.tat + CASE WHEN s.charged THEN 0 ELSE s.n END * s.step), v_never) AS tat, max(s.lag),
                            coalesce(max(s.next + s.burst * s.step) FILTER (WHERE s.at <= p_now AND s.next <= p_now + s.step / 2), max(s.begun))
                       FROM start s GROUP BY s.namespace, s.tag, s.key) AS p ORDER BY 1, 2, 3
             ON CONFLICT (namespace, tag, key) DO UPDATE SET tat = excluded.tat, lag = excluded.lag, begun = excluded.begun, forget_at = excluded.forget_at
@@ -967,7 +977,8 @@ DECLARE
 BEGIN
     PERFORM check_options(ARRAY[p_namespace], NULL, NULL, NULL);
     IF p_namespace IS NULL OR coalesce(p_weight NOT BETWEEN 1 AND 1000, true) OR 1 > p_max_running OR 1 > p_max_running_per_key
-       OR interval '0' >= p_rate_interval OR coalesce(p_rate_burst < 1, true) THEN
+       OR interval '0' >= p_rate_interval OR coalesce(p_rate_burst < 1, true)
+       OR extract(epoch FROM p_rate_interval) * p_rate_burst > extract(epoch FROM interval '36500 days') THEN
         RAISE EXCEPTION 'a weight must be 1 to 1000, and every other limit positive' USING ERRCODE = 'PW003';
     END IF;
     PERFORM register_namespaces(ARRAY[p_namespace]);

@@ -482,6 +482,24 @@ var mutants = []mutant{
 		pkg:     "./dispatch", test: "TestStop_HandlersHaveNoTime_WhatTheyDidIsAcknowledged",
 	},
 	{
+		name:    "limits: a place is forgotten since the item that it is for is locked",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"CASE WHEN v_back < cardinality(v_free.ids) AND EXISTS (", "CASE WHEN false AND EXISTS ("}},
+		pkg:     root, test: "TestLimits_HeldItemIsLockedWhenItsPlaceIsTakenUp_ComesAfterThat",
+	},
+	{
+		name:    "limits: what is early is put off one by one",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"FROM unnest(v_chosen[p_limit + 1:]) WITH", "FROM unnest(v_chosen[:0]) WITH"}},
+		pkg:     root, test: "TestLimits_RatePerKey_ManyAreEarly_ClaimOfOnePutsThemOffTogether",
+	},
+	{
+		name:    "limits: a rate goes past the end of time",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"'9999-12-30 00:00:00+00'; -- or", "'250000-12-30 00:00:00+00'; -- or"}},
+		pkg:     root, test: "TestLimits_RatePerKey_SlowestThatThereIs_OthersAreClaimed",
+	},
+	{
 		name: "plans: a message joins what is believed to be empty",
 		file: "migrations/00004_orchestrator.sql",
 		patches: []patch{{"known.instance_id = ANY (ARRAY[i.instance_id]) -- as in ack_work_many", "known.instance_id = i.instance_id"},
