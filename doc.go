@@ -30,7 +30,8 @@
 //	}
 //
 // Run as many such loops as there should be items in work at once, in as many processes as you like. Every
-// verb has an example; that of [Provider.FetchWorkItem] is this loop with all that can go wrong.
+// verb has an example; that of [Provider.FetchWorkItem] is this loop with all that can go wrong. Nobody has to write it:
+// package [github.com/pgwake/pgwake/dispatch] has handlers instead, with lease renewal, retries, transactions and a graceful end.
 //
 // # Leases
 //

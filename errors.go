@@ -184,7 +184,8 @@ func retryable(err error) bool {
 			pgErr.Code == "25006",                                             // read-only: a standby, until failover ends
 			pgErr.Code == "0A000" && pgErr.Routine == "RevalidateCachedQuery", // a migration came; it is prepared anew
 			pgErr.Code == "55P03",                                             // lock timeout
-			pgErr.Code == "57014":                                             // statement timeout
+			pgErr.Code == "57014",                                             // statement timeout
+			pgErr.Code == "25P03", pgErr.Code == "25P04":                      // timeouts of idle transactions, and of any
 			return true
 		}
 		return false

@@ -55,6 +55,8 @@ func TestError_ServerSaysWhy_SQLStateDecidesWhetherToRetry(t *testing.T) {
 		"25006": {true, nil},  // read-only: a standby
 		"55P03": {true, nil},  // lock not available
 		"57014": {true, nil},  // statement timeout
+		"25P03": {true, nil},  // timeout of a transaction that is idle
+		"25P04": {true, nil},  // timeout of any transaction
 		"XX000": {false, nil}, // internal error
 		"P0001": {false, nil},
 		"23505": {false, nil}, // a unique violation that is none of ours

@@ -482,9 +482,10 @@ type QueueDepth struct {
 	Namespace string
 	Tag       string // tag of the work items, or queue name of the messages; empty for those without
 
-	Due     int64 // could be fetched now, but for messages whose instance has a turn in progress
-	Delayed int64
-	Leased  int64 // claimed, or held back behind a turn of their instance
+	Due      int64 // could be fetched now, but for what is paused, or in a namespace with Limits.MaxRunning at work
+	Delayed  int64 // due later
+	Leased   int64 // claimed, or held back behind a turn of their instance
+	KeptBack int64 // of work items: would be due, but as many of their key are at work as may be, or it has had its share of a rate
 
 	OldestDue time.Time // since when the first of those that are due has been so, server time; zero if none is
 }
@@ -500,7 +501,7 @@ func (p *Provider) GetQueueDepths(ctx context.Context) (depths []QueueDepth, err
 		depths, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d QueueDepth, err error) {
 			var queue string
 			var oldest *time.Time
-			err = row.Scan(&queue, &d.Namespace, &d.Tag, &d.Due, &d.Delayed, &d.Leased, &oldest)
+			err = row.Scan(&queue, &d.Namespace, &d.Tag, &d.Due, &d.Delayed, &d.Leased, &d.KeptBack, &oldest)
 			if err != nil {
 				return d, err
 			}

@@ -1140,6 +1140,22 @@ func TestGetQueueDepths_DueDelayedAndLeased_AreToldApartByNamespaceAndTag(t *tes
 	}, depths)
 }
 
+// What a limit keeps waiting is neither due nor later: a key that is stuck is to be seen.
+func TestGetQueueDepths_LimitsOfKeys_KeepBack(t *testing.T) {
+	t.Parallel()
+	for _, l := range []pgwake.Limits{{MaxRunningPerKey: 1}, {RatePerKey: pgwake.Rate{Interval: time.Hour}}} {
+		n := newNode(t, nil)
+		n.limit(t, l)
+		n.keyed(t, "k", "k", "k")
+		n.take(t)
+		n.requireNoWork(t)
+		n.requireNoWork(t)
+		depths, err := n.GetQueueDepths(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []pgwake.QueueDepth{{Queue: pgwake.Worker, Namespace: "default", Leased: 1, KeptBack: 2}}, depths)
+	}
+}
+
 func TestManagement_ArgumentBreaksARule_Invalid(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -119,6 +119,11 @@ func (c *Config) resolve() (Config, telemetry, error) {
 	k.duration("Timeout", &r.Timeout, 0, 0)
 	k.duration("StopTimeout", &r.StopTimeout, 25*time.Second, 0)
 	k.duration("CancelTimeout", &r.CancelTimeout, 2*time.Second, 0)
+	for _, m := range r.Middleware {
+		if m == nil {
+			k.bad("a Middleware is nil")
+		}
+	}
 	if r.Retry == nil {
 		r.Retry = Backoff(time.Second, time.Hour)
 	}

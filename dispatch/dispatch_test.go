@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -198,6 +199,40 @@ func TestHandleTx_EffectsAndAckAreOneTransaction(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT n) FROM `+table).Scan(&rows, &distinct))
 	require.Equal(t, []int{100, 100}, []int{rows, distinct})
 	require.Greater(t, calls.Load(), int64(100))
+}
+
+// Nobody can take back what a handler has committed itself: it is not called again.
+func TestHandleTx_HandlerCommits_IsNotTriedAgain(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer pool.Close()
+	var calls atomic.Int64
+	d := dispatch.New(p, &dispatch.Config{Begin: pool.Begin, Retry: func(int, error) time.Duration { return 0 }})
+	dispatch.HandleTx(d, "commit", func(ctx context.Context, tx pgx.Tx, _ struct{}) (struct{}, error) {
+		calls.Add(1)
+		return struct{}{}, tx.Commit(ctx)
+	})
+	running(t, d)
+	enqueue(t, p, 1, pgwake.WorkItem{Name: "commit", Input: json.RawMessage("{}")})
+	awaitEmpty(t, p)
+	require.EqualValues(t, 1, calls.Load())
+	letters, err := p.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, letters, 1)
+}
+
+// A result that no orchestration waits for is nobody's business.
+func TestHandle_ResultCannotBeEncoded_ItemIsDone(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	d := dispatch.New(p, nil)
+	dispatch.Handle(d, "w", func(context.Context, struct{}) (float64, error) { return math.NaN(), nil })
+	running(t, d)
+	enqueue(t, p, 1, pgwake.WorkItem{Name: "w", Input: json.RawMessage("{}")})
+	awaitEmpty(t, p)
+	letters, err := p.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, letters)
 }
 
 func TestHandleTx_LeaseIsLostMeanwhile_NothingHappens(t *testing.T) {

@@ -90,6 +90,9 @@ type registration struct {
 func New(p Provider, config *Config) *Dispatcher {
 	d := &Dispatcher{p: p, handlers: make(map[string]*registration), largest: 1}
 	d.cfg, d.telemetry, d.err = config.resolve()
+	if p == nil {
+		d.fail("there is no Provider")
+	}
 	d.unknown = d.newRegistration("", nil)
 	d.unknown.run = single(func(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { return nil, ErrNoHandler })
 	d.work = newWorkshop(d)
@@ -102,6 +105,10 @@ func New(p Provider, config *Config) *Dispatcher {
 func (d *Dispatcher) newRegistration(name string, options []Option) *registration {
 	r := &registration{most: 1, retry: d.cfg.Retry, timeout: d.cfg.Timeout}
 	for _, o := range options {
+		if o == nil {
+			d.fail("an Option of %q is nil", name)
+			continue
+		}
 		o(r)
 	}
 	var k checks
@@ -128,10 +135,12 @@ func (d *Dispatcher) registration(name string) *registration {
 // Handle registers a handler for the items of a name.
 func (d *Dispatcher) Handle(name string, h Handler, options ...Option) {
 	r := d.newRegistration(name, options)
-	if h != nil {
-		for _, wrap := range slices.Backward(d.cfg.Middleware) {
+	for _, wrap := range slices.Backward(d.cfg.Middleware) {
+		if h != nil && wrap != nil {
 			h = wrap(h)
 		}
+	}
+	if h != nil {
 		r.run = single(h)
 	}
 	d.register(name, r)
@@ -184,7 +193,7 @@ func (d *Dispatcher) register(name string, r *registration) {
 	case d.handlers[name] != nil:
 		d.fail("two handlers for %q", name)
 	case name == "" || r.run == nil:
-		d.fail("a handler without a name, or a name without a handler: %q", name)
+		d.fail("a handler without a name, or a name without a handler, or a Middleware that returned none: %q", name)
 	}
 	r.labels = labelsOf(name)
 	d.handlers[name] = r

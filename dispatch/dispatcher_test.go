@@ -574,7 +574,16 @@ func TestHandle_OptionsThatMakeNoSense_AreErrorsOfRun(t *testing.T) {
 		"batch of none": func(d *Dispatcher) {
 			d.HandleBatch("a", 0, batch)
 		},
-		"no transactions": func(d *Dispatcher) { HandleTx[int, int](d, "a", nil) },
+		"no transactions": func(d *Dispatcher) {
+			HandleTx(d, "a", func(context.Context, pgx.Tx, int) (int, error) { return 0, nil })
+		},
+		"no function":                  func(d *Dispatcher) { Handle[int, int](d, "a", nil) },
+		"no function in a transaction": func(d *Dispatcher) { HandleTx[int, int](d, "a", nil) },
+		"no option":                    func(d *Dispatcher) { d.Handle("a", h, nil) },
+		"none of a middleware": func(d *Dispatcher) {
+			d.cfg.Middleware = []Middleware{func(Handler) Handler { return nil }}
+			d.Handle("a", h)
+		},
 	} {
 		d := New(newFake(), nil)
 		register(d)
@@ -589,9 +598,14 @@ func TestHandle_OptionsThatMakeNoSense_AreErrorsOfRun(t *testing.T) {
 	require.NoError(t, d.err)
 	require.Equal(t, 3, d.handlers["a"].maxAttempts)
 	require.NotNil(t, d.handlers["a"].retry)
-	for _, c := range []Config{{Concurrency: -1}, {MinConcurrency: 20}, {LockTimeout: time.Millisecond}, {LockTimeout: 25 * time.Hour}, {Ahead: -2}} {
+	for _, c := range []Config{{Concurrency: -1}, {MinConcurrency: 20}, {LockTimeout: time.Millisecond}, {LockTimeout: 25 * time.Hour}, {Ahead: -2}, {Middleware: []Middleware{nil}}} {
 		require.ErrorIs(t, New(newFake(), &c).Run(t.Context()), pgwake.ErrConfig)
 	}
+}
+
+func TestRun_WithoutAProvider_IsAnError(t *testing.T) {
+	require.ErrorIs(t, New(nil, nil).Run(t.Context()), pgwake.ErrConfig)
+	require.ErrorIs(t, NewOrchestrator(nil, nil, nil).Run(t.Context()), pgwake.ErrConfig)
 }
 
 func TestRun_CalledTwice_IsAnError(t *testing.T) {

@@ -127,8 +127,8 @@ type Orchestrator struct {
 func NewOrchestrator(p TurnProvider, decide Decider, config *OrchestratorConfig) *Orchestrator {
 	o := &Orchestrator{p: p, decide: decide, inHand: make(map[*heldTurn]bool)}
 	o.cfg, o.telemetry, o.err = config.resolve()
-	if decide == nil {
-		o.err = errors.Join(o.err, fmt.Errorf("%w: there is no Decider", pgwake.ErrConfig))
+	if p == nil || decide == nil {
+		o.err = errors.Join(o.err, fmt.Errorf("%w: there is no Provider, or no Decider", pgwake.ErrConfig))
 	}
 	o.working, o.cutShort = context.WithCancelCause(context.Background())
 	o.settling, o.giveUp = context.WithCancel(context.Background())
@@ -211,7 +211,9 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 	// What is left is Deciders that do not heed their context, and turns that cannot be settled.
 	left := o.giveBackAll()
 	o.giveUp()
-	if !within(ended, 0) && left > 0 {
+	if left == 0 {
+		within(ended, verbTimeout) // what was on its way is over at once: nothing is called after Run
+	} else if !within(ended, 0) {
 		err = errors.Join(err, fmt.Errorf("%w: %d turns", ErrHandlersLeft, left))
 	}
 	return err
@@ -328,8 +330,15 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 		if failure = o.ack(deciding, t, ack); failure == nil {
 			return
 		}
-		if errors.Is(failure, pgwake.ErrLockLost) {
+		var verb *pgwake.Error
+		switch {
+		case errors.Is(failure, pgwake.ErrLockLost):
 			cause = failure
+		case errors.As(failure, &verb) && verb.Retryable: // it was decided: the database is away, and the instance is not to blame
+			v = verdict{fate: retry, free: true, delay: o.cfg.Retry.after(t.Attempt, failure), err: failure}
+			o.log(t).Warn("dispatch: cannot acknowledge", "again_in", v.delay, "error", text(failure))
+			o.giveBack(o.settling, t, v)
+			return
 		}
 	}
 	v = judgeAttempt(failure, cause, t.Attempt, o.cfg.MaxAttempts, o.cfg.Retry)

@@ -406,6 +406,60 @@ func TestOrchestrator_ProviderIsClosedDuringATurn_RunEnds(t *testing.T) {
 	})
 }
 
+// The last attempt is decided, and the database is away when that is to be acknowledged: the instance is not to blame.
+func TestOrchestrator_DatabaseIsAwayAfterTheLastDecision_InstanceIsNotFailed(t *testing.T) {
+	var away atomic.Bool
+	deciding(t, OrchestratorConfig{MaxAttempts: 1, LockTimeout: 30 * time.Second}, func() Decider {
+		return func(_ context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+			away.Store(true)
+			return pgwake.OrchestrationAck{}, nil
+		}
+	}, nil, func(t *testing.T, f *turns, _ func() error) {
+		f.fail = func(verb string) error {
+			if away.Load() && verb != "fetch" && verb != "abandon" { // which is the first that is heard again
+				return retryable(verb)
+			}
+			return nil
+		}
+		f.add("a")
+		time.Sleep(31 * time.Second)
+		away.Store(false)
+		time.Sleep(time.Minute)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, a := range f.acks {
+			require.NotEqual(t, pgwake.StatusFailed, a.Metadata.Status)
+		}
+	})
+}
+
+// Nothing is asked of the Provider after Run: it may be closed by then.
+func TestOrchestrator_TurnsCannotBeSettledAtTheEnd_NothingIsCalledAfterRun(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
+		f := newTurns("a", "b", "c")
+		var over atomic.Bool
+		var late atomic.Int64
+		f.fail = func(verb string) error {
+			if over.Load() {
+				late.Add(1)
+			}
+			if verb == "fetch" {
+				return nil
+			}
+			return retryable(verb)
+		}
+		o := NewOrchestrator(f, func(context.Context, *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+			return pgwake.OrchestrationAck{}, nil
+		}, &OrchestratorConfig{Logger: slog.New(slog.DiscardHandler), StopTimeout: time.Second, CancelTimeout: time.Second})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(2*time.Second, cancel)
+		require.NoError(t, o.Run(ctx))
+		over.Store(true)
+		time.Sleep(time.Minute)
+		require.Zero(t, late.Load())
+	})
+}
+
 func TestOrchestrator_DeciderDoesNotHeedTheEnd_ItsTurnIsGivenBack(t *testing.T) {
 	release := make(chan struct{})
 	var log strings.Builder

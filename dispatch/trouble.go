@@ -60,7 +60,7 @@ func nap(ctx context.Context, d time.Duration) {
 // verbTimeout bounds one attempt of a verb.
 const verbTimeout = 10 * time.Second
 
-// persist makes a call until it succeeds, fails for a reason that stays, or the lease has ended. mayHave says that one before
+// persist makes a call until it succeeds, fails for a reason that stays, or the lease is about to end. mayHave says that one before
 // the last may have succeeded, since no answer to it came: that the lease is lost is no news then.
 func persist(ctx context.Context, end func() time.Time, call func(context.Context) error) (mayHave bool, _ error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -68,7 +68,7 @@ func persist(ctx context.Context, end func() time.Time, call func(context.Contex
 		err := call(bounded)
 		cancel()
 		var failure *pgwake.Error
-		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Before(end()) {
+		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Before(end().Add(-firstPause)) {
 			return mayHave, err
 		}
 		mayHave = mayHave || failure.Unknown
@@ -76,7 +76,7 @@ func persist(ctx context.Context, end func() time.Time, call func(context.Contex
 	}
 }
 
-// nextAttempt is after a pause, but for the last one: that is made just before the lease ends.
+// nextAttempt is after a pause, but for the last one: that is made just before the lease ends, and leaves time to give back.
 func nextAttempt(pause time.Duration, end time.Time) time.Time {
 	next, last := time.Now().Add(jittered(pause)), end.Add(-firstPause)
 	if last.After(time.Now()) {

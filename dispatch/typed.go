@@ -16,8 +16,13 @@ import (
 type Result = json.RawMessage
 
 // Handle registers a function for the items of a name. The input is decoded into a T by package encoding/json; one that does not fit is a
-// permanent error. What the function returns is encoded. See Dispatcher.Handle.
+// permanent error. What the function returns is encoded for the orchestration that scheduled the item, if one did; what cannot be is a
+// permanent error as well. See Dispatcher.Handle.
 func Handle[T, R any](d *Dispatcher, name string, fn func(context.Context, T) (R, error), options ...Option) {
+	if fn == nil {
+		d.Handle(name, nil, options...)
+		return
+	}
 	d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (Result, error) {
 		in, err := decode[T](item)
 		if err != nil {
@@ -27,7 +32,7 @@ func Handle[T, R any](d *Dispatcher, name string, fn func(context.Context, T) (R
 		if err != nil {
 			return nil, err
 		}
-		return encode(out)
+		return encode(item, out)
 	}, options...)
 }
 
@@ -41,9 +46,12 @@ func decode[T any](item *pgwake.ClaimedWorkItem) (in T, err error) {
 	return in, nil
 }
 
-func encode(out any) (Result, error) {
+func encode(item *pgwake.ClaimedWorkItem, out any) (Result, error) {
 	text, err := json.Marshal(out)
-	if err != nil {
+	switch {
+	case err != nil && item.Instance == "": // nobody asked for it
+		return nil, nil
+	case err != nil:
 		return nil, Permanent(fmt.Errorf("encode the result: %w", err))
 	}
 	return text, nil
@@ -64,11 +72,16 @@ type TxFunc[T, R any] func(ctx context.Context, tx pgx.Tx, in T) (R, error)
 
 // HandleTx is Handle for a function that does its work in a transaction of Config.Begin, which also acknowledges the item: so
 // what it does there happens exactly once, however often the function is called. The transaction is committed if the
-// function returns no error, and rolled back otherwise. It must not end the transaction itself. If the message for the
-// orchestration that scheduled the item cannot be made, or is refused, that is a permanent error.
+// function returns no error, and rolled back otherwise. It must not end the transaction itself: that is a permanent error,
+// since its effects may be there without the item being acknowledged. So is a message for the orchestration that scheduled the
+// item which cannot be made, or is refused.
 func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...Option) {
 	if d.cfg.Begin == nil {
 		d.fail("HandleTx of %q needs Config.Begin", name)
+	}
+	if fn == nil {
+		d.Handle(name, nil, options...)
+		return
 	}
 	d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (result Result, err error) {
 		held, _ := ctx.Value(heldKey{}).(*held)
@@ -93,7 +106,7 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 		if err != nil {
 			return nil, err
 		}
-		if result, err = encode(out); err != nil {
+		if result, err = encode(item, out); err != nil {
 			return nil, err
 		}
 		var completion *pgwake.Message
@@ -106,6 +119,8 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 		case errors.Is(err, pgwake.ErrLockLost):
 			held.ended.Store(&err)
 			return nil, err
+		case errors.Is(err, pgx.ErrTxClosed):
+			return nil, Permanent(errors.New("the handler has ended its transaction"))
 		case errors.Is(err, pgwake.ErrInvalid):
 			return nil, Permanent(fmt.Errorf("the completion was refused: %w", err))
 		case err != nil:

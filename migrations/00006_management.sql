@@ -597,7 +597,7 @@ COMMENT ON FUNCTION system_metrics IS 'How much there is of everything; instance
 
 -- +goose StatementBegin
 CREATE FUNCTION queue_depths()
-RETURNS TABLE (queue text, namespace text, tag text, due bigint, delayed bigint, leased bigint, oldest_due timestamptz)
+RETURNS TABLE (queue text, namespace text, tag text, due bigint, delayed bigint, leased bigint, kept_back bigint, oldest_due timestamptz)
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -612,6 +612,7 @@ BEGIN
            count(*) FILTER (WHERE q.due_at <= v_now),
            count(*) FILTER (WHERE q.due_at > v_now AND q.lock_token IS NULL AND NOT q.held),
            count(*) FILTER (WHERE q.due_at > v_now AND (q.lock_token IS NOT NULL OR q.held)),
+           0::bigint,
            min(q.due_at) FILTER (WHERE q.due_at <= v_now)
       FROM (SELECT m.namespace, m.queue, m.lock_token, m.held, coalesce(m.sticky_due, m.visible_at) AS due_at
               FROM orchestrator_queue m) AS q
@@ -619,14 +620,15 @@ BEGIN
     RETURN QUERY
     SELECT 'worker', q.namespace, q.tag,
            count(*) FILTER (WHERE q.visible_at <= v_now),
-           count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NULL),
+           count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NULL AND q.held_due IS NULL AND (q.charged AND q.share_at IS NOT NULL) IS NOT TRUE),
            count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NOT NULL),
+           count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NULL AND (q.held_due IS NOT NULL OR q.charged AND q.share_at IS NOT NULL)),
            min(q.visible_at) FILTER (WHERE q.visible_at <= v_now)
       FROM worker_queue q GROUP BY q.namespace, q.tag ORDER BY q.namespace, q.tag;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION queue_depths IS 'How many items are queued: messages by namespace and queue name, work items by namespace and tag. Leased: claimed, or held behind a turn of their instance. It reads both queues from end to end.';
+COMMENT ON FUNCTION queue_depths IS 'How many items are queued: messages by namespace and queue name, work items by namespace and tag. Leased: claimed, or held behind a turn of their instance. Kept back: work items whose key is full, or has had its share of a rate. What a pause or a limit of the whole namespace keeps waiting is due. It reads both queues from end to end.';
 
 -- +goose Down
 

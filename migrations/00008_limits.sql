@@ -979,7 +979,7 @@ BEGIN
     IF p_namespace IS NULL OR coalesce(p_weight NOT BETWEEN 1 AND 1000, true) OR 1 > p_max_running OR 1 > p_max_running_per_key
        OR interval '0' >= p_rate_interval OR coalesce(p_rate_burst < 1, true)
        OR extract(epoch FROM p_rate_interval) * p_rate_burst > extract(epoch FROM interval '36500 days') THEN
-        RAISE EXCEPTION 'a weight must be 1 to 1000, and every other limit positive' USING ERRCODE = 'PW003';
+        RAISE EXCEPTION 'a weight must be 1 to 1000, every other limit positive, and a burst of a rate take at most 100 years' USING ERRCODE = 'PW003';
     END IF;
     PERFORM register_namespaces(ARRAY[p_namespace]);
     PERFORM pg_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace));
@@ -1055,6 +1055,8 @@ AS $$
 BEGIN
     IF coalesce(p_queue NOT IN ('worker', 'orchestrator'), true) THEN
         RAISE EXCEPTION 'a queue must be worker or orchestrator' USING ERRCODE = 'PW003';
+    ELSIF p_paused IS NULL OR p_namespaces = '{}' OR array_position(p_namespaces, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION 'it is not said what is to be paused, or resumed' USING ERRCODE = 'PW003';
     END IF;
     PERFORM check_options(p_namespaces, NULL, NULL, NULL);
     IF p_paused THEN
