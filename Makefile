@@ -98,4 +98,4 @@ clean:
 
 ## help: this list
 help:
-	@sed -n 's/^## //p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "%-12s %s\n", $$1, substr($$0, length($$1) + 3) }'
+	@sed -n 's/^## //p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "%-13s %s\n", $$1, substr($$0, length($$1) + 3) }'

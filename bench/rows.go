@@ -160,14 +160,23 @@ func (r *results) quotaRows() (rows []row) {
 			of(func(q *measure.QuotasResult) float64 { return q.Drains[i].Limited.PerSecond() }),
 			of(func(q *measure.QuotasResult) float64 { return q.Drains[i].Free.PerSecond() }), "no limit", 0.8))
 	}
-	busy, highest := measure.Median(of(func(q *measure.QuotasResult) float64 { return q.Busy })), 0
-	for _, q := range r.Quotas {
-		highest = max(highest, q.Highest)
+	for i, s := range first.Shared {
+		busy, highest := measure.Median(of(func(q *measure.QuotasResult) float64 { return q.Shared[i].Busy })), 0
+		for _, q := range r.Quotas {
+			highest = max(highest, q.Shared[i].Highest)
+		}
+		nodes := fmt.Sprintf("%d nodes", s.Nodes)
+		if s.Nodes == 1 {
+			nodes = "one node"
+		}
+		what, inUse := fmt.Sprintf("limit of %d over %s", s.Most, nodes), row{measure: "  of it in use", figure: fmt.Sprintf("%.1f%%", 100*busy)}
+		if s.Keys > 0 {
+			what = fmt.Sprintf("limit of %d of each of %d keys over %s", s.Most/s.Keys, s.Keys, nodes)
+		} else {
+			inUse.goal, inUse.met = ">= 95%", busy >= 0.95
+		}
+		rows = append(rows, row{measure: what + ": at work, at most", figure: fmt.Sprint(highest), goal: fmt.Sprintf("<= %d", s.Most), met: highest <= s.Most}, inUse)
 	}
-	rows = append(rows,
-		row{measure: fmt.Sprintf("limit of %d over 5 nodes: at work, at most", first.Most), figure: fmt.Sprint(highest),
-			goal: fmt.Sprintf("<= %d", first.Most), met: highest <= first.Most},
-		row{measure: "  of it in use", figure: fmt.Sprintf("%.1f%%", 100*busy), goal: ">= 95%", met: busy >= 0.95})
 	delays := func(i int) measure.Summary { return r.Quotas[i].Delays.Summary() }
 	return append(rows,
 		r.compare(fmt.Sprintf("a tenant's item beside %d of another, commit to handler, p50", first.Flood), len(r.Quotas), p50(delays), nil, "", noGoal),

@@ -22,6 +22,7 @@ import (
 
 const callers = 8 // of calls that share no statement, at one time
 
+// apart has what became of items carried out one by one.
 type apart struct {
 	d *Dispatcher
 
@@ -204,9 +205,11 @@ func (a *apart) carryOut(h *held, s *settlement, allowed time.Duration) {
 	if !s.together {
 		select {
 		case a.places <- struct{}{}:
+			defer func() { <-a.places }()
 		case <-a.d.work.settling.Done():
+			a.settled(h, s, errNoTime)
+			return
 		}
-		defer func() { <-a.places }()
 	}
 	bounded, cancel := context.WithDeadline(a.d.work.settling, minTime(time.Now().Add(allowed), a.d.leases.end(h)))
 	err := s.call(bounded)

@@ -387,6 +387,19 @@ func TestStop_DatabaseIsAway_RunReturnsAllTheSame(t *testing.T) {
 	})
 }
 
+// More are to be given back than at one time, and the database never answers: none of that outlives Run (goleak).
+func TestStop_DatabaseHangs_NothingIsLeftBehind(t *testing.T) {
+	dispatching(t, Config{Concurrency: 40, StopTimeout: 1}, func(d *Dispatcher) {
+		d.Handle("a", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { <-ctx.Done(); return ctx.Err() }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.enqueue(slices.Repeat([]string{"a"}, 40)...)
+		synctest.Wait()
+		f.stuck = true
+		require.NoError(t, stop())
+		require.Len(t, f.items, 40)
+	})
+}
+
 // However little time handlers have to notice, what they have done is acknowledged.
 func TestStop_HandlersHaveNoTime_WhatTheyDidIsAcknowledged(t *testing.T) {
 	dispatching(t, Config{Concurrency: 20, CancelTimeout: 1}, func(d *Dispatcher) {

@@ -50,6 +50,8 @@ type fake struct {
 	hang bool          // renewals hang until their context ends
 	disk bool          // is gone: a flush hangs until its context ends
 	slow time.Duration // what every verb but the fetch takes
+
+	stuck bool // items cannot be given back: that hangs until its context ends
 }
 
 type fakeItem struct {
@@ -347,6 +349,10 @@ func (fakeTx) Rollback(context.Context) error { return nil }
 func (f *fake) AbandonWorkItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
 	if err := refused("abandon", o.Delay, o.Error); err != nil {
 		return err
+	}
+	if f.stuck {
+		<-ctx.Done()
+		return &pgwake.Error{Op: "abandon", Err: ctx.Err(), Retryable: errors.Is(ctx.Err(), context.DeadlineExceeded)}
 	}
 	if err := f.await(ctx, token); err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -31,7 +32,7 @@ const (
 	OneByOne DrainWay = "one by one, ack with the next claim"
 	// GroupedAcks claims one item at a time and acknowledges it by AckBatched, which shares commits.
 	GroupedAcks DrainWay = "one by one, AckBatched"
-	// ByDispatcher leaves it to a dispatch.Dispatcher, whose handler does nothing.
+	// ByDispatcher leaves it to a dispatch.Dispatcher, whose handler does nothing, or waits for DrainOptions.Handler.
 	ByDispatcher DrainWay = "dispatch.Dispatcher"
 )
 
@@ -41,6 +42,7 @@ type DrainOptions struct {
 	Dispatchers int           // Defaults to 8.
 	Batch       int           // Items per claim, with InBatches and of BareDrain. Defaults to 100.
 	Way         DrainWay      // Defaults to InBatches.
+	Handler     time.Duration // for which a handler waits, with ByDispatcher. Defaults to 0.
 	Keys        int           // of which each item has one, of Drain. Defaults to 0: items have none.
 	Limits      pgwake.Limits // of the namespace, of Drain. Defaults to none.
 	Limit       time.Duration // Ends the draining although items are left. Defaults to 0: none.
@@ -159,16 +161,8 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 	if err := s.fillWork(ctx, 0, o.Items, 0, false); err != nil {
 		return nil, err
 	}
-	if o.Keys > 0 {
-		if err := withConn(ctx, s.url, func(conn *pgx.Conn) error {
-			if err := searchPath(ctx, conn, s.schema); err != nil {
-				return err
-			}
-			_, err := conn.Exec(ctx, `UPDATE worker_queue SET key = 'key ' || id % $1::bigint`, o.Keys)
-			return err
-		}); err != nil {
-			return nil, err
-		}
+	if err := s.giveKeys(ctx, o.Keys); err != nil {
+		return nil, err
 	}
 	if err := s.calm(ctx); err != nil {
 		return nil, err
@@ -176,7 +170,12 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 	t := newTally(o.Items)
 	if o.Way == ByDispatcher {
 		d := dispatch.New(tallied{n.Provider, t}, &dispatch.Config{Concurrency: o.Dispatchers})
-		dispatch.Handle(d, "measure", func(context.Context, json.RawMessage) (json.RawMessage, error) { return nil, nil })
+		dispatch.Handle(d, "measure", func(ctx context.Context, _ json.RawMessage) (json.RawMessage, error) {
+			if o.Handler == 0 {
+				return nil, nil
+			}
+			return nil, pause(ctx, o.Handler)
+		})
 		n.loop(func() error { return cmp.Or(d.Run(n.ctx), pgwake.ErrClosed) }) // it ends with the Provider
 	} else {
 		for range o.Dispatchers {
@@ -186,7 +185,11 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 	if err := t.wait(n.ctx, o.Limit, o.Progress); err != nil {
 		return nil, err
 	}
-	return t.result("pgwake, "+string(o.Way), "defaults", &o), nil
+	who := "pgwake, " + string(o.Way)
+	if o.Handler > 0 {
+		who += fmt.Sprintf(", handlers of %v", o.Handler)
+	}
+	return t.result(who, "defaults", &o), nil
 }
 
 // tallied counts what its Dispatcher has acknowledged.

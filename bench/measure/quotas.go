@@ -22,6 +22,7 @@ type QuotasOptions struct {
 	Places  int           // of each node. Defaults to 8.
 	Most    int           // the limit. Defaults to 10.
 	Handler time.Duration // how long each item takes. Defaults to 50 ms.
+	Keys    int           // among which it is divided, where each has one of its own. Defaults to 5.
 	Items   int           // to be done under it. Defaults to 1000.
 
 	Flood   int // items of the other tenant. Defaults to 1,000,000.
@@ -33,10 +34,7 @@ type QuotasOptions struct {
 // QuotasResult is what Quotas found.
 type QuotasResult struct {
 	Drains []*LimitedDrain `json:"drains"`
-
-	Most    int     `json:"most"`
-	Highest int     `json:"highest"` // how many handlers ran at one time
-	Busy    float64 `json:"busy"`    // share of the limit's places that were taken by handlers, from the first to the last that began
+	Shared []*SharedLimit  `json:"shared"`
 
 	Flood  int     `json:"flood"`
 	Delays Samples `json:"delays"` // from the enqueue's return to the handler, of a tenant beside the flood
@@ -49,14 +47,25 @@ type LimitedDrain struct {
 	Limited *DrainResult `json:"limited"`
 }
 
+// SharedLimit is a limit that binds.
+type SharedLimit struct {
+	Nodes   int     `json:"nodes"`
+	Keys    int     `json:"keys,omitempty"` // among which it is divided; 0: it is that of the namespace
+	Most    int     `json:"most"`
+	Highest int     `json:"highest"` // how many handlers ran at one time
+	Busy    float64 `json:"busy"`    // share of the limit's places that were taken by handlers, from the first to the last that began
+}
+
 // drains measures what limits cost.
 func (o *QuotasOptions) drains(ctx context.Context, url string, r *QuotasResult) (err error) {
 	o.Drain.setDefaults()
 	o.Drain.Progress, o.Drain.Keys = o.Progress, 1000
 	atWork := 4 * o.Drain.Dispatchers * o.Drain.Batch
-	for _, way := range []DrainWay{InBatches, ByDispatcher} {
-		drain := o.Drain
-		drain.Way = way
+	inBatches, byDispatcher := o.Drain, o.Drain
+	byDispatcher.Way = ByDispatcher
+	withHandlers := byDispatcher
+	withHandlers.Handler, withHandlers.Items = time.Millisecond, o.Drain.Items/10
+	for _, drain := range []DrainOptions{inBatches, byDispatcher, withHandlers} {
 		free, err := Drain(ctx, url, drain)
 		if err != nil {
 			return err
@@ -86,22 +95,27 @@ func Quotas(ctx context.Context, url string, o QuotasOptions) (r *QuotasResult, 
 	orDefault(&o.Places, 8)
 	orDefault(&o.Most, 10)
 	orDefault(&o.Handler, 50*time.Millisecond)
+	orDefault(&o.Keys, 5)
 	orDefault(&o.Items, 1000)
 	orDefault(&o.Flood, 1_000_000)
 	orDefault(&o.Singles, 100)
 	defer func(ctx context.Context) { err = aboutIn(ctx, "limits", err) }(ctx)
-	r = &QuotasResult{Most: o.Most, Flood: o.Flood}
+	r = &QuotasResult{Flood: o.Flood}
 	if err := o.drains(ctx, url, r); err != nil {
 		return nil, err
 	}
-	if err := o.share(ctx, url, r); err != nil {
-		return nil, err
+	for _, shared := range []*SharedLimit{{Nodes: o.Nodes}, {Nodes: o.Nodes, Keys: o.Keys}, {Nodes: 1, Keys: o.Keys}} {
+		shared.Most = o.Most
+		if err := o.share(ctx, url, shared); err != nil {
+			return nil, err
+		}
+		r.Shared = append(r.Shared, shared)
 	}
 	return r, o.flood(ctx, url, r)
 }
 
-// share has several nodes do items of which only so many may be at work.
-func (o *QuotasOptions) share(ctx context.Context, url string, r *QuotasResult) (err error) {
+// share has nodes do items of which only so many may be at work.
+func (o *QuotasOptions) share(ctx context.Context, url string, r *SharedLimit) (err error) {
 	s := newStage(url)
 	defer s.drop(&err)
 	var mu sync.Mutex
@@ -109,21 +123,28 @@ func (o *QuotasOptions) share(ctx context.Context, url string, r *QuotasResult) 
 	var began, last time.Time
 	var busy time.Duration
 	t := newTally(o.Items)
-	for i := range o.Nodes {
+	limits := pgwake.Limits{MaxRunning: o.Most}
+	if r.Keys > 0 {
+		limits = pgwake.Limits{MaxRunningPerKey: o.Most / r.Keys}
+	}
+	for i := range r.Nodes {
 		n, err := s.open(ctx, o.Places)
 		if err != nil {
 			return err
 		}
 		defer n.close(&err)
 		if i == 0 {
-			if err := n.SetLimits(ctx, pgwake.DefaultNamespace, pgwake.Limits{MaxRunning: o.Most}); err != nil {
+			if err := n.SetLimits(ctx, pgwake.DefaultNamespace, limits); err != nil {
 				return err
 			}
 			if err := s.fillWork(ctx, 0, o.Items, 0, false); err != nil {
 				return err
 			}
+			if err := s.giveKeys(ctx, r.Keys); err != nil {
+				return err
+			}
 		}
-		d := dispatch.New(n.Provider, &dispatch.Config{Concurrency: o.Places})
+		d := dispatch.New(n.Provider, &dispatch.Config{Concurrency: max(o.Places, o.Most/r.Nodes)})
 		d.Handle("measure", func(ctx context.Context, _ *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 			at := time.Now()
 			mu.Lock()
@@ -153,6 +174,20 @@ func (o *QuotasOptions) share(ctx context.Context, url string, r *QuotasResult) 
 	// The last ones, as many as there are places, are at work when nothing is left to take those of others.
 	r.Busy = float64(busy-time.Duration(o.Most)*o.Handler) / float64(time.Duration(o.Most)*last.Sub(began))
 	return nil
+}
+
+// giveKeys gives the queued items so many keys, by turns; 0: none.
+func (s *stage) giveKeys(ctx context.Context, keys int) error {
+	if keys == 0 {
+		return nil
+	}
+	return withConn(ctx, s.url, func(conn *pgx.Conn) error {
+		if err := searchPath(ctx, conn, s.schema); err != nil {
+			return err
+		}
+		_, err := conn.Exec(ctx, `UPDATE worker_queue SET key = 'key ' || id % $1::bigint`, keys)
+		return err
+	})
 }
 
 // flood has one tenant's items come one by one while there are very many of another.

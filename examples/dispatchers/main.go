@@ -5,8 +5,8 @@
 //	go run ./examples/dispatchers
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes
-// whatever it made there. The part to reuse is service.go. With -listen 127.0.0.1:8080, /metrics and the probes are there
-// while it runs.
+// whatever it made there. The part to reuse is service.go. /metrics and the probes are there while it runs, at an address that it
+// prints, or that -listen says.
 package main
 
 import (
