@@ -453,7 +453,8 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 }
 
 // Flush returns when whatever committed before it was called is on the disk, and with the standbys that synchronous_commit
-// asks for: by FetchOptions.AckAsync, or in transactions of the caller's with synchronous_commit off.
+// asks for: by FetchOptions.AckAsync, or in transactions of the caller's with synchronous_commit off. A server that crashed before
+// that, and is back, has forgotten it; Flush cannot know.
 func (p *Provider) Flush(ctx context.Context) error {
 	return p.do(ctx, "flush", func(ctx context.Context, q querier) error {
 		_, err := q.Exec(ctx, p.sql.flush)
