@@ -162,6 +162,7 @@ func (r *results) quotaRows() (rows []row) {
 	}
 	for i, s := range first.Shared {
 		busy, highest := measure.Median(of(func(q *measure.QuotasResult) float64 { return q.Shared[i].Busy })), 0
+		empty := measure.Median(of(func(q *measure.QuotasResult) float64 { return float64(q.Shared[i].Empty) }))
 		for _, q := range r.Quotas {
 			highest = max(highest, q.Shared[i].Highest)
 		}
@@ -169,13 +170,15 @@ func (r *results) quotaRows() (rows []row) {
 		if s.Nodes == 1 {
 			nodes = "one node"
 		}
-		what, inUse := fmt.Sprintf("limit of %d over %s", s.Most, nodes), row{measure: "  of it in use", figure: fmt.Sprintf("%.1f%%", 100*busy)}
+		inUse := row{measure: "  of it in use", figure: fmt.Sprintf("%.1f%%", 100*busy)}
+		what := fmt.Sprintf("limit of %d over %s, handlers of %v", s.Most, nodes, s.Handler)
 		if s.Keys > 0 {
-			what = fmt.Sprintf("limit of %d of each of %d keys over %s", s.Most/s.Keys, s.Keys, nodes)
+			what = fmt.Sprintf("limit of %d of each of %d keys over %s, handlers of %v", s.Most/s.Keys, s.Keys, nodes, s.Handler)
 		} else {
 			inUse.goal, inUse.met = ">= 95%", busy >= 0.95
 		}
-		rows = append(rows, row{measure: what + ": at work, at most", figure: fmt.Sprint(highest), goal: fmt.Sprintf("<= %d", s.Most), met: highest <= s.Most}, inUse)
+		rows = append(rows, row{measure: what + ": at work, at most", figure: fmt.Sprint(highest), goal: fmt.Sprintf("<= %d", s.Most), met: highest <= s.Most},
+			inUse, row{measure: "  a place is empty between two items for", figure: millis(time.Duration(empty))})
 	}
 	delays := func(i int) measure.Summary { return r.Quotas[i].Delays.Summary() }
 	return append(rows,

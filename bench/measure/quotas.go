@@ -21,9 +21,9 @@ type QuotasOptions struct {
 	Nodes   int           // that share a limit. Defaults to 5.
 	Places  int           // of each node. Defaults to 8.
 	Most    int           // the limit. Defaults to 10.
-	Handler time.Duration // how long each item takes. Defaults to 50 ms.
+	Handler time.Duration // how long each item takes, or twice that. Defaults to 50 ms.
 	Keys    int           // among which it is divided, where each has one of its own. Defaults to 5.
-	Items   int           // to be done under it. Defaults to 1000.
+	Items   int           // to be done under it. Defaults to 2000.
 
 	Flood   int // items of the other tenant. Defaults to 1,000,000.
 	Singles int // items of the tenant that is to come through. Defaults to 100.
@@ -49,11 +49,13 @@ type LimitedDrain struct {
 
 // SharedLimit is a limit that binds.
 type SharedLimit struct {
-	Nodes   int     `json:"nodes"`
-	Keys    int     `json:"keys,omitempty"` // among which it is divided; 0: it is that of the namespace
-	Most    int     `json:"most"`
-	Highest int     `json:"highest"` // how many handlers ran at one time
-	Busy    float64 `json:"busy"`    // share of the limit's places that were taken by handlers, from the first to the last that began
+	Nodes   int           `json:"nodes"`
+	Keys    int           `json:"keys,omitempty"` // among which it is divided; 0: it is that of the namespace
+	Most    int           `json:"most"`
+	Handler time.Duration `json:"handler"` // how long each item takes
+	Highest int           `json:"highest"` // how many handlers ran at one time
+	Busy    float64       `json:"busy"`    // share of the limit's places that were taken by handlers, from the first to the last that began
+	Empty   time.Duration `json:"empty"`   // how long a place was not taken, for each item
 }
 
 // drains measures what limits cost.
@@ -96,7 +98,7 @@ func Quotas(ctx context.Context, url string, o QuotasOptions) (r *QuotasResult, 
 	orDefault(&o.Most, 10)
 	orDefault(&o.Handler, 50*time.Millisecond)
 	orDefault(&o.Keys, 5)
-	orDefault(&o.Items, 1000)
+	orDefault(&o.Items, 2000)
 	orDefault(&o.Flood, 1_000_000)
 	orDefault(&o.Singles, 100)
 	defer func(ctx context.Context) { err = aboutIn(ctx, "limits", err) }(ctx)
@@ -104,7 +106,10 @@ func Quotas(ctx context.Context, url string, o QuotasOptions) (r *QuotasResult, 
 	if err := o.drains(ctx, url, r); err != nil {
 		return nil, err
 	}
-	for _, shared := range []*SharedLimit{{Nodes: o.Nodes}, {Nodes: o.Nodes, Keys: o.Keys}, {Nodes: 1, Keys: o.Keys}} {
+	for _, shared := range []*SharedLimit{
+		{Nodes: o.Nodes, Handler: o.Handler}, {Nodes: o.Nodes, Handler: 2 * o.Handler},
+		{Nodes: o.Nodes, Handler: o.Handler, Keys: o.Keys}, {Nodes: 1, Handler: o.Handler, Keys: o.Keys},
+	} {
 		shared.Most = o.Most
 		if err := o.share(ctx, url, shared); err != nil {
 			return nil, err
@@ -155,7 +160,7 @@ func (o *QuotasOptions) share(ctx context.Context, url string, r *SharedLimit) (
 				began = at
 			}
 			mu.Unlock()
-			err := pause(ctx, o.Handler)
+			err := pause(ctx, r.Handler)
 			mu.Lock()
 			running--
 			busy += time.Since(at) // a timer may be late
@@ -172,7 +177,9 @@ func (o *QuotasOptions) share(ctx context.Context, url string, r *SharedLimit) (
 	defer mu.Unlock()
 	r.Highest = highest
 	// The last ones, as many as there are places, are at work when nothing is left to take those of others.
-	r.Busy = float64(busy-time.Duration(o.Most)*o.Handler) / float64(time.Duration(o.Most)*last.Sub(began))
+	busy -= time.Duration(o.Most) * r.Handler
+	places := time.Duration(o.Most) * last.Sub(began)
+	r.Busy, r.Empty = float64(busy)/float64(places), (places-busy)/time.Duration(o.Items)
 	return nil
 }
 
