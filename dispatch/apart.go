@@ -148,21 +148,23 @@ func (a *apart) begin(batch []*held, allowance *allowance) {
 		return
 	}
 	a.mu.Lock()
-	alone := len(a.items) == 1 && !a.items[batch[0]].tried
+	direct := len(a.items) == 1 && !a.items[batch[0]].tried
 	a.mu.Unlock()
 	allowed := min(a.d.cfg.LockTimeout/renewals, verbTimeout)
 	var free map[*held]bool
-	if alone {
+	if direct {
 		allowed = a.d.ackAllowance().least
 	} else {
 		sent := time.Now()
-		var ok bool
-		free, ok = a.free(batch, allowance.now)
-		allowance.after(time.Since(sent), ok)
+		var err error
+		free, err = a.free(batch, allowance.now)
+		allowance.after(time.Since(sent), err == nil)
+		var failure *pgwake.Error
+		direct = errors.As(err, &failure) && !failure.Retryable // the Provider is closed, say: each is to hear it
 	}
 	for _, h := range batch {
 		a.mu.Lock()
-		s, can := a.items[h], alone || free[h]
+		s, can := a.items[h], direct || free[h]
 		s.underWay = can
 		if !can {
 			a.failed(h, s)
@@ -175,20 +177,20 @@ func (a *apart) begin(batch []*held, allowance *allowance) {
 }
 
 // free returns those of a batch that nobody has locked, or that are lost.
-func (a *apart) free(batch []*held, allowed time.Duration) (free map[*held]bool, ok bool) {
+func (a *apart) free(batch []*held, allowed time.Duration) (free map[*held]bool, err error) {
 	if len(batch) == 1 {
 		batch = slices.Repeat(batch, 2) // one by itself would be waited for
 	}
-	renewed, ok := a.d.leases.renew(a.d.work.settling, batch, allowed)
-	if !ok {
-		return nil, false
+	renewed, err := a.d.leases.renew(a.d.work.settling, batch, allowed)
+	if err != nil {
+		return nil, err
 	}
 	free = make(map[*held]bool, len(batch))
 	for _, h := range batch {
 		_, is := renewed[h.item.LockToken]
 		free[h] = is || a.d.leases.isLost(h)
 	}
-	return free, true
+	return free, nil
 }
 
 // failed has it tried again later, but not so late that the lease has ended by then. It is called with mu held.

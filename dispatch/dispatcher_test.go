@@ -387,6 +387,23 @@ func TestStop_DatabaseIsAway_RunReturnsAllTheSame(t *testing.T) {
 	})
 }
 
+// Nothing will come of what is left to settle: Run does not wait for the end of the leases, nor try all the time.
+func TestStop_ProviderIsClosed_RunReturnsAtOnce(t *testing.T) {
+	dispatching(t, Config{Concurrency: 40}, func(d *Dispatcher) {
+		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { time.Sleep(time.Second); return errors.New("no") }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.enqueue(slices.Repeat([]string{"bad"}, 40)...)
+		synctest.Wait()
+		f.mu.Lock()
+		f.fail = func(verb string) error { return &pgwake.Error{Op: verb, Err: pgwake.ErrClosed} }
+		f.mu.Unlock()
+		began := time.Now()
+		require.NoError(t, stop())
+		require.Equal(t, time.Second, time.Since(began))
+		require.Equal(t, 40, f.calls["abandon"])
+	})
+}
+
 // More are to be given back than at one time, and the database never answers: none of that outlives Run (goleak).
 func TestStop_DatabaseHangs_NothingIsLeftBehind(t *testing.T) {
 	dispatching(t, Config{Concurrency: 40, StopTimeout: 1}, func(d *Dispatcher) {

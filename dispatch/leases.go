@@ -122,8 +122,8 @@ func (l *leases) run(ctx context.Context) {
 		longest, ok := time.Duration(0), true
 		for _, batch := range due {
 			sent := time.Now()
-			_, known := l.renew(ctx, batch, allowance.now)
-			ok = ok && known
+			_, err := l.renew(ctx, batch, allowance.now)
+			ok = ok && err == nil
 			longest = max(longest, time.Since(sent))
 		}
 		allowance.after(longest, ok)
@@ -170,8 +170,8 @@ func (l *leases) due() (batches [][]*held) {
 	return slices.Collect(slices.Chunk(due, renewedAtOnce))
 }
 
-// renew returns those that were renewed, and reports whether it is known of each lease if it holds.
-func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration) (renewed map[pgwake.LockToken]time.Time, ok bool) {
+// renew returns those that were renewed. Unless there is an error, it is known of each lease if it holds.
+func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration) (renewed map[pgwake.LockToken]time.Time, err error) {
 	length := l.d.cfg.LockTimeout
 	tokens := make([]pgwake.LockToken, len(batch))
 	for i, h := range batch {
@@ -179,14 +179,14 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 	}
 	sent := time.Now()
 	bounded, cancel := context.WithTimeout(ctx, allowed)
-	renewed, err := l.d.p.RenewWorkItemLocks(bounded, tokens, length)
+	renewed, err = l.d.p.RenewWorkItemLocks(bounded, tokens, length)
 	cancel()
 	lost, ok := lostOf(err)
 	if !ok {
 		if ctx.Err() == nil {
 			l.d.cfg.Logger.Warn("dispatch: cannot renew leases", "error", err, "items", len(batch))
 		}
-		return nil, false // it is tried again
+		return nil, err // it is tried again
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -201,7 +201,7 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 			}
 		}
 	}
-	return renewed, true
+	return renewed, nil
 }
 
 // isLost reports whether it is known that the lease is lost.
