@@ -193,6 +193,18 @@ var batches = []row{
 		n.requireNoWorkWith(t, acking(done))
 		require.Zero(t, n.depth(t, pgwake.Worker), "it is acknowledged although there was nothing to claim")
 	}},
+	{"asynchronous_ack_is_an_ack", func(t *testing.T, n *node) {
+		n.enqueue(t, "1", "2")
+		o := acking(n.take(t))
+		o.AckAsync = true
+		item := n.takeWith(t, o)
+		require.Equal(t, "2", item.Name)
+		require.Equal(t, pgwake.QueueDepth{Leased: 1}, n.depth(t, pgwake.Worker))
+		o.Ack = []pgwake.LockToken{item.LockToken}
+		n.requireNoWorkWith(t, o)
+		require.NoError(t, n.Flush(t.Context()))
+		require.Zero(t, n.depth(t, pgwake.Worker))
+	}},
 	{"fetch_that_acknowledges_a_lost_lease_claims_nothing", func(t *testing.T, n *node) {
 		_, held, lost := n.takeAndLoseOne(t)
 		n.enqueue(t, "due")

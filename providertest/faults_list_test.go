@@ -715,6 +715,28 @@ var faults = []fault{
 		sql:  []edit{{"cleanup_sessions", "r.locked_until <= clock_timestamp()", "false"}},
 	},
 
+	{
+		name: "release leaves sessions as they are",
+		rows: []string{"sessions/released_session_is_anybody_s", "sessions/release_of_a_session_wakes_whoever_waits"},
+		sql:  []edit{{"release_sessions", "v_now      timestamptz := clock_timestamp();", "v_now      timestamptz := 'infinity';"}},
+	},
+	{
+		name: "release is of the sessions of all owners",
+		rows: []string{"sessions/released_session_is_anybody_s"},
+		sql:  []edit{{"release_sessions", "s.owner = ANY (p_owners) AND s.locked_until > v_now);", "s.locked_until > v_now);"}, {"release_sessions", "s.session_id = ANY (v_owned) AND s.owner = ANY (p_owners) AND", "s.session_id = ANY (v_owned) AND"}},
+	},
+	{
+		name: "release takes sessions of which an item is leased",
+		rows: []string{"sessions/release_leaves_a_session_of_which_an_item_is_leased"},
+		sql: []edit{{"release_sessions", "           AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id AND q.visible_at > v_now AND q.lock_token IS NOT NULL OFFSET 0)\n         ORDER", "         ORDER"},
+			{"release_sessions", "       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id AND q.visible_at > v_now AND q.lock_token IS NOT NULL OFFSET 0);", ";"}},
+	},
+	{
+		name: "release of sessions tells nobody",
+		rows: append(inBothTx("release_of_sessions"), "sessions/release_of_a_session_wakes_whoever_waits"),
+		sql:  []edit{{"release_sessions", "PERFORM notify_queue('worker', v_released, NULL);", ""}},
+	},
+
 	// 15: custom status.
 	{
 		name: "custom status is not stored",
@@ -1357,7 +1379,7 @@ var faults = []fault{
 		rows: inBothTx("enqueue_of_work", "batch_of_work", "abandon_of_work", "renewal_of_work", "batch_of_renewals", "turn_schedules_work",
 			"redrive_of_work", "enqueue_of_message", "batch_of_messages", "completion", "abandon_of_turn", "renewal_of_turn",
 			"ack_frees_instance", "dead_letter_frees_instance", "redrive_of_message", "ack_of_work", "batch_of_acks", "dead_letter_of_work",
-			"dead_letter_of_turn", "purge_of_dead_letters", "append_of_history", "cleanup_of_sessions", "renewal_of_session", "deletion",
+			"dead_letter_of_turn", "purge_of_dead_letters", "append_of_history", "cleanup_of_sessions", "renewal_of_session", "release_of_sessions", "release_of_sticky_instances", "deletion",
 			"deletion_of_several", "deletion_in_bulk", "prune", "prune_in_bulk", "verb_that_fails"),
 		verb: func(n node) providertest.Provider { return outsideTx{n} },
 	},
@@ -1815,6 +1837,26 @@ var faults = []fault{
 		name: "sticky messages count as delayed",
 		rows: []string{"sticky/depths_count_it_as_due"},
 		sql:  []edit{{"queue_depths", "coalesce(m.sticky_due, m.visible_at) AS", "m.visible_at AS"}},
+	},
+	{
+		name: "release leaves sticky instances as they are",
+		rows: append(inBothTx("release_of_sticky_instances"), "sticky/released_instance_is_anybody_s", "sticky/release_wakes_whoever_waits"),
+		sql:  []edit{{"release_sticky", "r.sticky_until > v_now", "false"}},
+	},
+	{
+		name: "release is of the sticky instances of all owners",
+		rows: []string{"sticky/released_instance_is_anybody_s"},
+		sql:  []edit{{"release_sticky", "r.sticky_owner = ANY (p_owners) AND ", ""}},
+	},
+	{
+		name: "release of a sticky instance leaves its messages to the owner",
+		rows: []string{"sticky/released_instance_is_anybody_s", "sticky/release_wakes_whoever_waits"},
+		sql:  []edit{{"release_sticky", "WHERE message.due IS NOT NULL;", "WHERE false;"}},
+	},
+	{
+		name: "release of sticky instances tells nobody",
+		rows: append(inBothTx("release_of_sticky_instances"), "sticky/release_wakes_whoever_waits"),
+		sql:  []edit{{"release_sticky", "PERFORM notify_queue('orchestrator', 1, NULL);", ""}},
 	},
 }
 

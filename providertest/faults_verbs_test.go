@@ -509,6 +509,14 @@ func (b outsideTx) RenewSessionLockTx(ctx context.Context, _ pgx.Tx, owners []st
 	return b.RenewSessionLock(ctx, owners, extend, idle)
 }
 
+func (b outsideTx) ReleaseSessionsTx(ctx context.Context, _ pgx.Tx, owners []string) (int, error) {
+	return b.ReleaseSessions(ctx, owners)
+}
+
+func (b outsideTx) ReleaseStickyTx(ctx context.Context, _ pgx.Tx, owners []string) (int, error) {
+	return b.ReleaseSticky(ctx, owners)
+}
+
 func (b outsideTx) CleanupSessionsTx(ctx context.Context, _ pgx.Tx) (int, error) {
 	return b.CleanupSessions(ctx)
 }

@@ -33,6 +33,7 @@ type Provider interface {
 	AckWorkItem(ctx context.Context, token pgwake.LockToken, completion *pgwake.Message) error
 	AckBatched(ctx context.Context, token pgwake.LockToken, completion *pgwake.Message) error
 	AckWorkItems(context.Context, []pgwake.LockToken) error
+	Flush(context.Context) error
 	AbandonWorkItem(context.Context, pgwake.LockToken, *pgwake.AbandonOptions) error
 	RenewWorkItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (time.Time, error)
 	RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error)
@@ -43,6 +44,7 @@ type Provider interface {
 	AckOrchestrationItem(context.Context, pgwake.LockToken, pgwake.OrchestrationAck) error
 	AbandonOrchestrationItem(context.Context, pgwake.LockToken, *pgwake.AbandonOptions) error
 	RenewOrchestrationItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (time.Time, error)
+	ReleaseSticky(ctx context.Context, owners []string) (int, error)
 
 	ReadHistory(ctx context.Context, instance string) ([]pgwake.Event, error)
 	ReadHistoryExecution(ctx context.Context, instance string, executionID, fromEventID int64) ([]pgwake.Event, error)
@@ -56,6 +58,7 @@ type Provider interface {
 	ListKV(ctx context.Context, instance string) (map[string]string, error)
 
 	RenewSessionLock(ctx context.Context, owners []string, extend, idle time.Duration) (int, error)
+	ReleaseSessions(ctx context.Context, owners []string) (int, error)
 	CleanupSessions(context.Context) (int, error)
 
 	ListInstances(context.Context, *pgwake.ListOptions) ([]pgwake.InstanceInfo, error)
@@ -98,10 +101,12 @@ type Transactional interface {
 	AckOrchestrationItemTx(context.Context, pgx.Tx, pgwake.LockToken, pgwake.OrchestrationAck) error
 	AbandonOrchestrationItemTx(context.Context, pgx.Tx, pgwake.LockToken, *pgwake.AbandonOptions) error
 	RenewOrchestrationItemLockTx(ctx context.Context, tx pgx.Tx, token pgwake.LockToken, extend time.Duration) (time.Time, error)
+	ReleaseStickyTx(ctx context.Context, tx pgx.Tx, owners []string) (int, error)
 
 	AppendHistoryTx(ctx context.Context, tx pgx.Tx, instance string, executionID int64, events []pgwake.Event) error
 
 	RenewSessionLockTx(ctx context.Context, tx pgx.Tx, owners []string, extend, idle time.Duration) (int, error)
+	ReleaseSessionsTx(ctx context.Context, tx pgx.Tx, owners []string) (int, error)
 	CleanupSessionsTx(context.Context, pgx.Tx) (int, error)
 
 	DeleteInstanceTx(ctx context.Context, tx pgx.Tx, instance string, o *pgwake.DeleteOptions) (pgwake.Deleted, error)

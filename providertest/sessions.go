@@ -320,6 +320,38 @@ var sessions = group{"sessions", []row{
 		n.requireNoWorkWith(t, by("B"))
 		n.requireTake(t, "A", "s", "2")
 	}},
+	{"released_session_is_anybody_s", func(t *testing.T, n *node) {
+		n.enqueueIn(t, "s", "1", "2")
+		n.enqueueIn(t, "r", "3")
+		n.ack(t, n.requireTake(t, "A", "s", "1"))
+		n.ack(t, n.requireTake(t, "A", "s", "2"))
+		n.ack(t, n.requireTake(t, "C", "r", "3"))
+		n.enqueueIn(t, "s", "4")
+		n.enqueueIn(t, "r", "5")
+		n.requireNoWorkWith(t, by("B"))
+		n.requireReleased(t, 0, "B")
+		n.requireReleased(t, 1, "A")
+		n.requireReleased(t, 0, "A")
+		n.requireTake(t, "B", "s", "4")
+		n.requireNoWorkWith(t, by("B"))
+	}},
+	{"release_leaves_a_session_of_which_an_item_is_leased", func(t *testing.T, n *node) {
+		n.enqueueIn(t, "s", "1", "2")
+		item := n.requireTake(t, "A", "s", "1")
+		n.requireReleased(t, 0, "A")
+		n.requireNoWorkWith(t, by("B"))
+		n.ack(t, item)
+		n.requireReleased(t, 1, "A")
+		n.requireTake(t, "B", "s", "2")
+	}},
+	{"release_of_a_session_wakes_whoever_waits", func(t *testing.T, n *node) {
+		other := n.another(t)
+		n.enqueueIn(t, "s", "1", "2")
+		n.ack(t, n.requireTake(t, "A", "s", "1"))
+		back := other.waitingWith(t.Context(), t, pgwake.Worker, patiently(by("B")))
+		n.requireReleased(t, 1, "A")
+		(<-back).got(t)
+	}},
 }}
 
 // moment is for leases that have only to end.
@@ -378,6 +410,14 @@ func (n *node) requireRenewed(t *testing.T, want int, owner string, idle time.Du
 	renewed, err := n.RenewSessionLock(t.Context(), []string{owner}, lease, idle)
 	require.NoError(t, err)
 	require.Equal(t, want, renewed)
+}
+
+// requireReleased releases the sessions of an owner, and asserts how many those are.
+func (n *node) requireReleased(t *testing.T, want int, owner string) {
+	t.Helper()
+	released, err := n.ReleaseSessions(t.Context(), []string{owner})
+	require.NoError(t, err)
+	require.Equal(t, want, released)
 }
 
 func (n *node) requireCleanup(t *testing.T, want int) {

@@ -143,6 +143,32 @@ var sticky = group{"sticky", []row{
 		requireNotBefore(t, turn.LockedUntil, claimedAt(again.LockedUntil))
 		require.Len(t, again.Messages, 2, "with it goes whatever else is due")
 	}},
+	{"released_instance_is_anybody_s", func(t *testing.T, n *node) {
+		n.stick(t, "i", "A", lease)
+		n.stick(t, "k", "C", lease)
+		n.send(t, "i", "poke")
+		n.send(t, "k", "poke")
+		for _, release := range []struct {
+			owner string
+			want  int
+		}{{"B", 0}, {"A", 1}, {"A", 0}} {
+			released, err := n.ReleaseSticky(t.Context(), []string{release.owner})
+			require.NoError(t, err)
+			require.Equal(t, release.want, released, release.owner)
+		}
+		require.Equal(t, "i", n.takeTurnWith(t, owned("B")).Instance)
+		n.requireNoTurnWith(t, owned("B"))
+	}},
+	{"release_wakes_whoever_waits", func(t *testing.T, n *node) {
+		other := n.another(t)
+		n.stick(t, "i", "A", lease)
+		n.send(t, "i", "poke")
+		back := other.waitingWith(t.Context(), t, pgwake.Orchestrator, soon)
+		released, err := n.ReleaseSticky(t.Context(), []string{"A"})
+		require.NoError(t, err)
+		require.Equal(t, 1, released)
+		(<-back).got(t)
+	}},
 	{"order_is_that_of_all_turns", func(t *testing.T, n *node) {
 		n.stick(t, "i", "A", lease)
 		send := func(instance string, priority int) {

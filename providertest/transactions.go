@@ -29,6 +29,7 @@ func transactions() (rows []row) {
 			put(c.name, c.test)
 		}
 		put("renewal_of_session", renewalOfSession)
+		put("release_of_sessions", releaseOfSessions)
 		put("cleanup_of_sessions", cleanupOfSessions)
 		put("verb_that_fails", verbThatFails)
 	}
@@ -238,6 +239,15 @@ var txWakes = []txWake{
 			return p.DeadLetterOrchestrationItemTx(t.Context(), tx, turn.LockToken, "given up", "")
 		}
 	}, nil},
+	{"release_of_sticky_instances", pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
+		n.stick(t, "i", "A", lease)
+		n.send(t, "i", "poke")
+		return func(p Transactional, tx pgx.Tx) error {
+			released, err := p.ReleaseStickyTx(t.Context(), tx, []string{"A"})
+			require.Equal(t, 1, released)
+			return err
+		}
+	}, nil},
 	{"redrive_of_message", pgwake.Orchestrator, func(t *testing.T, n *node) txVerb {
 		n.sendWith(t, startMessage("i"), nil)
 		require.NoError(t, n.DeadLetterOrchestrationItem(t.Context(), n.takeTurnOf(t, "i").LockToken, "given up", ""))
@@ -375,6 +385,25 @@ func renewalOfSession(t *testing.T, n *joined) {
 	require.NoError(t, n.run(t, cut).commit())
 	n.passed(t, n.clock(t, pgwake.Worker).Add(moment))
 	n.requireTake(t, "B", "s", "2")
+}
+
+// releaseOfSessions wakes whoever waits for what sessions have, when it commits.
+func releaseOfSessions(t *testing.T, n *joined) {
+	n.enqueueIn(t, "s", "1", "2")
+	n.ack(t, n.requireTake(t, "A", "s", "1"))
+	back := n.waitingWith(t.Context(), t, pgwake.Worker, patiently(by("B")))
+	release := func(p Transactional, tx pgx.Tx) error {
+		released, err := p.ReleaseSessionsTx(t.Context(), tx, []string{"A"})
+		require.Equal(t, 1, released)
+		return err
+	}
+	n.undo(t, release)
+	n.requireNoWorkWith(t, by("C"))
+
+	tx := n.run(t, release)
+	require.Empty(t, back, "it has taken effect before the commit")
+	require.NoError(t, tx.commit())
+	(<-back).got(t)
 }
 
 // cleanupOfSessions shows only in what another one finds.
