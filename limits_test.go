@@ -163,6 +163,33 @@ func TestLimits_LeaseEndedAndKeyIsFull_OldTokenIsNoGood(t *testing.T) {
 }
 
 // As long as no key is full, acks leave nothing for others to take up.
+// An ack frees the place of a key when the limit that it was for is another already: nobody takes that up, or looks for it.
+func TestLimits_ReleaseOfAKeyComesAfterItsLimit_NobodyPolls(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	require.NoError(t, n.SetLimits(t.Context(), pgwake.DefaultNamespace, pgwake.Limits{MaxRunningPerKey: 1}))
+	for range 3 {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "w", Key: "k"}, nil)
+		require.NoError(t, err)
+	}
+	item := n.take(t)
+	n.requireNoWork(t)
+	n.requireNoWork(t) // the others are held
+	tx := n.begin(t)
+	require.NoError(t, n.AckWorkItemTx(t.Context(), tx, item.LockToken, nil))
+	require.NoError(t, n.SetLimits(t.Context(), pgwake.DefaultNamespace, pgwake.Limits{MaxRunning: 1}))
+	require.NoError(t, tx.Commit(t.Context()))
+	_, err := n.FetchWorkItem(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, []int64{1}, query[int64](t, n, `SELECT count(*) FROM releases`))
+	_, err = n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: 200 * time.Millisecond})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	before := n.Stats().Worker.Looks
+	_, err = n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: time.Second})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	require.LessOrEqual(t, n.Stats().Worker.Looks-before, int64(1))
+}
+
 func TestLimits_ReleasesAreNoted_WhileItemsAreHeld(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -826,7 +826,7 @@ DECLARE
     -- Before the items are read: whoever takes one up, for whichever tag, makes an item due instead in the same commit.
     v_released boolean := EXISTS (
         SELECT FROM (SELECT l.namespace FROM limits l CROSS JOIN LATERAL (SELECT FROM releases r WHERE r.namespace = l.namespace AND (p_tags IS NULL OR r.tag = ANY (p_tags)) LIMIT 1) free
-                      WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)) OFFSET 0) AS free
+                      WHERE l.queue = 'worker' AND l.max_running_per_key IS NOT NULL AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces)) OFFSET 0) AS free
          WHERE EXISTS (SELECT FROM work_lists(ARRAY[free.namespace], p_tags))); -- or nothing is held, and nobody takes it up
     v_earliest timestamptz;
 BEGIN
