@@ -1,11 +1,13 @@
 package pgwake_test
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
@@ -139,6 +141,33 @@ func TestDedupWaiting_ItemIsAtWork_AnotherIsAdded_AndOnlyOne(t *testing.T) {
 	require.Equal(t, second.ID, n.enqueueUnique(t, "again", waiting).ID)
 	require.Equal(t, "second", n.take(t).Name)
 	require.Equal(t, "first", n.take(t).Name, "its attempt failed")
+}
+
+// Who changes something, and adds an item that is queued already, counts on that to see the change.
+func TestDedupWaiting_InATransaction_ItemIsNotClaimedBeforeItsEnd(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	waiting := pgwake.EnqueueOptions{DedupScope: pgwake.DedupWaiting}
+	first := n.enqueueUnique(t, "first", waiting)
+	for _, end := range []func(pgx.Tx, context.Context) error{pgx.Tx.Rollback, pgx.Tx.Commit} {
+		tx := n.begin(t)
+		o := waiting
+		o.DedupKey = "key"
+		added, err := n.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "again"}, &o)
+		require.NoError(t, err)
+		require.Equal(t, first.ID, added.ID)
+		n.requireNoWork(t)
+		got := make(chan *pgwake.ClaimedWorkItem, 1)
+		go func() {
+			item, _ := n.FetchWorkItem(context.Background(), soon)
+			got <- item
+		}()
+		require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 1 }, patience, time.Millisecond)
+		require.NoError(t, end(tx, t.Context()))
+		item := <-got
+		require.Equal(t, first.ID, item.ID)
+		require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, nil))
+	}
 }
 
 func TestDedupWaiting_LeaseHasEnded_ItWaitsAgain(t *testing.T) {

@@ -621,6 +621,9 @@ func (p *Provider) abandonOrchestration(ctx context.Context, q querier, token Lo
 	if err != nil {
 		return err
 	}
+	if !options.DueAt.IsZero() {
+		return invalid("DueAt is for work items")
+	}
 	var scope *string
 	err = q.QueryRow(ctx, p.sql.abandonOrchestration, instance, claim, options.Delay, options.IgnoreAttempt, quiet).
 		Scan(&scope, &back.dueAt, &back.now)

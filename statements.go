@@ -63,7 +63,7 @@ func newStatements(schema string) *statements {
 		ackWork:              scalar("ack_work", 12),
 		ackWorkGroup:         rows("ack_work_group", 12),
 		ackWorkMany:          rows("ack_work_many", 3),
-		abandonWork:          rows("abandon_work", 6),
+		abandonWork:          rows("abandon_work", 7),
 		renewWork:            rows("renew_work", 3),
 		undoWork:             scalar("undo_work_claim", 2),
 		enqueueMessages:      rows("enqueue_message_many", 14),

@@ -83,7 +83,8 @@ const (
 	// DedupQueued: while it is queued, claimed or not.
 	DedupQueued DedupScope = iota
 	// DedupWaiting: until it is claimed, so that what happens while it is at work is done by another item. If its attempt
-	// fails it is queued beside that, without its key.
+	// fails it is queued beside that, without its key. One that stands in the way is not claimed before the transaction of the
+	// enqueue has ended, so it sees whatever that has changed.
 	DedupWaiting
 	// DedupQueuedOrDead: while it is queued, and as long as there is a dead letter of it.
 	DedupQueuedOrDead
@@ -670,6 +671,11 @@ type AbandonOptions struct {
 	// Delay makes it due again so much later. Defaults to 0: at once.
 	Delay time.Duration
 
+	// DueAt gives a work item its place in the queue as of an instant of the past, server time, such as its own DueAt: what was
+	// not begun is not to go to the end. One whose key has a rate is due now all the same. Not together with Delay. Defaults to
+	// the zero time: now.
+	DueAt time.Time
+
 	// IgnoreAttempt takes this attempt out of the count. Defaults to false.
 	IgnoreAttempt bool
 
@@ -683,6 +689,12 @@ func (p *Provider) abandonOptions(o *AbandonOptions) (AbandonOptions, error) {
 		return AbandonOptions{}, nil
 	}
 	if err := checkDelay(o.Delay); err != nil {
+		return *o, err
+	}
+	if o.Delay != 0 && !o.DueAt.IsZero() {
+		return *o, invalid("DueAt contradicts the delay %v", o.Delay)
+	}
+	if err := checkInstant("DueAt", o.DueAt); err != nil {
 		return *o, err
 	}
 	return *o, p.cfg.checkValue("error", o.Error)
@@ -713,7 +725,8 @@ func (p *Provider) abandonWork(ctx context.Context, q querier, token LockToken, 
 	if err != nil {
 		return err
 	}
-	return q.QueryRow(ctx, p.sql.abandonWork, l.item, l.claim, options.Delay, options.IgnoreAttempt, text(options.Error), quiet).
+	return q.QueryRow(ctx, p.sql.abandonWork, l.item, l.claim, options.Delay, options.IgnoreAttempt, text(options.Error), quiet,
+		optional(options.DueAt, options.DueAt.IsZero())).
 		Scan(&back.namespace, &back.dueAt, &back.now)
 }
 

@@ -191,7 +191,16 @@ BEGIN
                    SELECT d.kept_until, d.item_id FROM dedup_keys d
                     WHERE d.namespace = coalesce(i.namespace, 'default') AND d.dedup_key = i.dedup_key LIMIT 1) k
              WHERE k.kept_until > v_now AND k.item_id <> i.id);
-        IF 'waiting' = ANY (p_dedup_scopes) THEN -- whoever is at work stands in the way of these no longer
+        IF 'waiting' = ANY (p_dedup_scopes) THEN
+            -- Whoever waits is not claimed until this transaction has ended: he is to see what it has done.
+            PERFORM FROM unnest(p_namespaces, p_dedup_keys, p_dedup_scopes) AS i (namespace, dedup_key, scope)
+              CROSS JOIN LATERAL (
+                    SELECT w.id FROM worker_queue w
+                     WHERE w.namespace = coalesce(i.namespace, 'default') AND w.dedup_key BETWEEN i.dedup_key AND i.dedup_key
+                       AND NOT (w.lock_token IS NOT NULL AND w.visible_at > v_now)
+                     ORDER BY w.dedup_key LIMIT 1 FOR KEY SHARE) holder
+              WHERE i.scope = 'waiting';
+            -- Whoever is at work stands in the way no longer.
             UPDATE worker_queue q SET dedup_key = NULL
               FROM (SELECT holder.id, holder.dedup_key
                       FROM unnest(v_ids, p_namespaces, p_dedup_keys, p_dedup_scopes) AS i (id, namespace, dedup_key, scope)
@@ -930,7 +939,7 @@ COMMENT ON FUNCTION ack_work IS 'Removes an item and, if p_instance is given, se
 -- +goose StatementBegin
 CREATE FUNCTION abandon_work(
     p_id bigint, p_token uuid, p_delay interval DEFAULT '0', p_ignore_attempt boolean DEFAULT false,
-    p_error text DEFAULT NULL, p_quiet boolean DEFAULT false)
+    p_error text DEFAULT NULL, p_quiet boolean DEFAULT false, p_due_at timestamptz DEFAULT NULL)
 RETURNS TABLE (item_namespace text, due_at timestamptz, now_at timestamptz)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -945,7 +954,9 @@ DECLARE
     v_placed    boolean;
 BEGIN
     UPDATE worker_queue q
-       SET visible_at = v_now + p_delay, lock_token = NULL, last_error = coalesce(p_error, q.last_error),
+       -- By an instant of the past the clock of a key would seem to be that late.
+       SET visible_at = CASE WHEN p_due_at < v_now AND NOT (q.key IS NOT NULL AND has_rate(q.namespace)) THEN p_due_at ELSE v_now + p_delay END,
+           lock_token = NULL, last_error = coalesce(p_error, q.last_error),
            attempt_count = greatest(q.attempt_count - p_ignore_attempt::integer, 0),
            charged = p_ignore_attempt AND p_delay <= interval '0' AND q.key IS NOT NULL AND has_rate(q.namespace), share_at = NULL
      WHERE q.id = p_id AND q.lock_token = p_token AND q.visible_at > v_now
@@ -964,7 +975,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION abandon_work IS 'Gives an item back, due again after p_delay, and returns where and when. p_ignore_attempt undoes the count of this attempt; p_error is kept as last_error. p_quiet leaves the notification to the caller. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION abandon_work IS 'Gives an item back, due again after p_delay, and returns where and when. With p_due_at, an instant of the past, it has its place as of then, unless its key has a rate. p_ignore_attempt undoes the count of this attempt; p_error is kept as last_error. p_quiet leaves the notification to the caller. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION renew_work(p_ids bigint[], p_tokens uuid[], p_lock_timeout interval)

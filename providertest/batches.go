@@ -46,6 +46,19 @@ var queueing = slices.Concat(
 			require.Equal(t, []string{name(1), name(4), name(2), name(5), name(0), name(3)}, n.inOrder(t, queue, o))
 		}
 	}),
+	[]row{{"work_that_was_not_begun_keeps_its_place", func(t *testing.T, n *node) {
+		n.enqueue(t, "1", "2", "3")
+		item := n.take(t)
+		for _, bad := range []pgwake.AbandonOptions{{DueAt: item.DueAt, Delay: 1}, {DueAt: time.Unix(1<<60, 0)}} {
+			requirePermanent(t, n.AbandonWorkItem(t.Context(), item.LockToken, &bad), pgwake.ErrInvalid)
+		}
+		require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, &pgwake.AbandonOptions{DueAt: item.DueAt, IgnoreAttempt: true}))
+		again := n.take(t)
+		require.Equal(t, "1", again.Name)
+		require.True(t, again.DueAt.Equal(item.DueAt))
+		require.NoError(t, n.AbandonWorkItem(t.Context(), again.LockToken, &pgwake.AbandonOptions{DueAt: item.DueAt.Add(time.Hour)}))
+		require.Equal(t, []string{"2", "3", "1"}, n.inOrder(t, pgwake.Worker, now), "an instant to come is no delay")
+	}}},
 	ofBoth("due_time_of_%s_decides_within_a_priority", func(t *testing.T, n *node, queue pgwake.Queue) {
 		before := n.add(t, queue, "given back", pgwake.EnqueueOptions{}).DueAt
 		back := n.fetch(t.Context(), queue, now).got(t)

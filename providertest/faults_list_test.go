@@ -282,7 +282,7 @@ var faults = []fault{
 	{
 		name: "delay of abandoned work is ignored",
 		rows: []string{"lock_expiration/abandon_work_item_with_delay", "queue_semantics/worker_delayed_visibility_skips_future_items"},
-		sql:  []edit{{"abandon_work", "SET visible_at = v_now + p_delay", "SET visible_at = v_now"}},
+		sql:  []edit{{"abandon_work", "ELSE v_now + p_delay END", "ELSE v_now END"}},
 	},
 	{
 		name: "delay of an abandoned turn is ignored",
@@ -715,6 +715,11 @@ var faults = []fault{
 		sql:  []edit{{"cleanup_sessions", "r.locked_until <= clock_timestamp()", "false"}},
 	},
 
+	{
+		name: "work that was not begun goes to the end",
+		rows: []string{"pgwake/work_that_was_not_begun_keeps_its_place"},
+		sql:  []edit{{"abandon_work", "WHEN p_due_at < v_now AND", "WHEN false AND"}},
+	},
 	{
 		name: "release leaves sessions as they are",
 		rows: []string{"sessions/released_session_is_anybody_s", "sessions/release_of_a_session_wakes_whoever_waits"},
@@ -1546,7 +1551,8 @@ var faults = []fault{
 	},
 	{
 		name: "fetch does not acknowledge",
-		rows: []string{"pgwake/fetch_acknowledges_before_it_claims", "pgwake/fetch_that_acknowledges_a_lost_lease_claims_nothing"},
+		rows: []string{"pgwake/fetch_acknowledges_before_it_claims", "pgwake/fetch_that_acknowledges_a_lost_lease_claims_nothing",
+			"pgwake/asynchronous_ack_is_an_ack"},
 		verb: func(n node) providertest.Provider {
 			return asks{n, func(o *pgwake.FetchOptions) { o.Ack = nil }}
 		},
