@@ -155,6 +155,7 @@ func (a *acker) call(ctx context.Context, tokens []pgwake.LockToken) (async bool
 		n = a.d.work.inPlaceOf(len(tokens))
 	}
 	if n == 0 {
+		a.d.work.answered(0) // what room left to this ack is free
 		return false, a.d.p.AckWorkItems(ctx, tokens)
 	}
 	options := a.d.fetchOptions()
@@ -195,6 +196,9 @@ func (a *acker) runFlush(ctx context.Context) {
 		batch := a.unflushed
 		a.unflushed = nil
 		a.mu.Unlock()
+		if len(batch) == 0 { // the last time took it along
+			continue
+		}
 		bounded, cancel := context.WithTimeout(a.d.work.settling, verbTimeout)
 		err := a.d.p.Flush(bounded)
 		cancel()

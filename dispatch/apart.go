@@ -37,8 +37,8 @@ type apart struct {
 // settlement is what becomes of an item. What may change does under the mutex.
 type settlement struct {
 	call     func(context.Context) error
-	plainly  func(refusal error) func(context.Context) error // makes another call if this one is refused; nil: there is none
-	together bool                                            // calls of the same moment share a statement
+	ways     []func(refusal error) func(context.Context) error // what to call instead, one after the other, of what is refused
+	together bool                                              // calls of the same moment share a statement
 
 	underWay bool
 	tried    bool          // it failed
@@ -222,7 +222,7 @@ func (a *apart) carryOut(h *held, s *settlement, allowed time.Duration) {
 // settled takes note of what became of an attempt.
 func (a *apart) settled(h *held, s *settlement, err error) {
 	var failure *pgwake.Error
-	refused := errors.Is(err, pgwake.ErrInvalid) && s.plainly != nil
+	refused := errors.Is(err, pgwake.ErrInvalid) && len(s.ways) > 0
 	if refused {
 		// What a handler said cannot be stored. It is left out.
 		a.d.log(h).Error("dispatch: refused", "error", err)
@@ -230,7 +230,7 @@ func (a *apart) settled(h *held, s *settlement, err error) {
 	if refused || errors.As(err, &failure) && failure.Retryable && a.d.work.settling.Err() == nil && time.Now().Before(a.d.leases.end(h)) {
 		a.mu.Lock()
 		if s.underWay = false; refused {
-			s.call, s.plainly = s.plainly(err), nil
+			s.call, s.ways, s.together = s.ways[0](err), s.ways[1:], false
 		} else {
 			s.mayHave = s.mayHave || failure.Unknown
 			a.failed(h, s)

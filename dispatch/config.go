@@ -18,7 +18,7 @@ import (
 
 // Config says how a Dispatcher works. The zero value means the defaults, and so does a nil *Config.
 type Config struct {
-	// Concurrency is how many handlers run at one time, at most. Defaults to 10.
+	// Concurrency is how many handlers run at one time, at most. Up to MaxConcurrency. Defaults to 10.
 	Concurrency int
 
 	// MinConcurrency is how many may run at one time at the least: between it and Concurrency, as many do as get most done.
@@ -26,7 +26,8 @@ type Config struct {
 	MinConcurrency int
 
 	// Namespaces, Tags and Session say what is fetched; see pgwake.FetchOptions. The sessions of which something is in hand
-	// are renewed; their items run side by side, as others do. When Run ends, those of which nothing is in hand are released. Default to everything that has neither tag nor session.
+	// are renewed; their items run side by side, as others do. When Run ends, those of which nothing is in hand are released.
+	// Default to everything that has neither tag nor session.
 	Namespaces []string
 	Tags       pgwake.TagFilter
 	Session    *pgwake.SessionOptions
@@ -51,30 +52,33 @@ type Config struct {
 
 	// Ahead is how many items may be claimed beyond those at work, so that short handlers need not wait for the database. It
 	// claims as many as are likely to be begun within 20 ms, and gives back what is not; none where MaxAttempts is 1. While
-	// items come that have one of the places of a limit (pgwake.Limits), it is at most a sixteenth of those.
+	// items come that have one of the places of a limit (pgwake.Limits), it is at most a quarter of those, and a sixteenth
+	// while they are scarce.
 	// Defaults to 1000; NotAhead is for none.
 	Ahead int
 
-	// Begin begins the transactions of HandleTx, on the Provider's database; a pool's Begin will do. Each handler at work
-	// holds a connection, so a pool that the Provider uses as well needs Concurrency and four more. Defaults to nil: there is
-	// no HandleTx.
+	// Begin begins the transactions of HandleTx, on the Provider's database; a pool's Begin will do. They are to be READ
+	// COMMITTED: at a higher level the ack fails of every item whose lease was renewed while the handler ran. Each handler at
+	// work holds a connection, so a pool that the Provider uses as well needs Concurrency and four more. Defaults to nil:
+	// there is no HandleTx.
 	Begin func(context.Context) (pgx.Tx, error)
 
-	// StopTimeout is how long handlers may go on once Run is to end. The least is 1 ns, since 0 means 25 s.
+	// StopTimeout is how long handlers may go on once Run is to end. At least 1 ns. Defaults to 25 s.
 	StopTimeout time.Duration
 
 	// CancelTimeout is how long those that did not end by then may take to notice. After that Run waits for what became of the
-	// items to be in the database, until nothing of it could be for 5 s, or for CancelTimeout if that is longer. The least is
-	// 1 ns, since 0 means 2 s.
+	// items to be in the database, until nothing of it could be for 5 s, or for CancelTimeout if that is longer. At least 1 ns.
+	// Defaults to 2 s.
 	CancelTimeout time.Duration
 
-	// Middleware wraps every handler of single items, the first outermost. The context that it passes on is to be its own or
-	// one made of that.
+	// Middleware wraps every handler of single items, the first outermost, when that is registered; what it returns is called by
+	// several goroutines at a time. The context that it passes on is to be its own or one made of that.
 	Middleware []Middleware
 
 	// Completion makes the message for the orchestration that scheduled an item, out of the handler's result or the error
 	// of the last attempt; nil: none. If it fails, or the Provider refuses the message (see pgwake.Config.MaxPayload), it is
-	// asked for one with that as the error. Defaults to CompletionMessage.
+	// asked for one with that as the error; if that is of no use either, the item becomes a dead letter. It is called by several
+	// goroutines at a time. Defaults to CompletionMessage.
 	Completion func(item *pgwake.ClaimedWorkItem, result Result, err error) (*pgwake.Message, error)
 
 	// OnEnd is called once for each claim, when it is known what is to become of the item, and before that is in the
@@ -96,6 +100,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// MaxConcurrency is the most handlers, or turns, at one time of a Dispatcher or an Orchestrator.
+const MaxConcurrency = 100_000
+
 // Values for fields of which 0 means the default.
 const (
 	Unlimited = -1 // Config.MaxAttempts
@@ -108,7 +115,7 @@ func (c *Config) resolve() (Config, telemetry, error) {
 		r = *c
 	}
 	var k checks
-	k.number("Concurrency", &r.Concurrency, 10, 1)
+	k.concurrency(&r.Concurrency)
 	k.number("MinConcurrency", &r.MinConcurrency, r.Concurrency, 1)
 	if r.MinConcurrency > r.Concurrency {
 		k.bad("MinConcurrency %d is more than Concurrency %d", r.MinConcurrency, r.Concurrency)
@@ -150,6 +157,13 @@ func (k *checks) number(name string, v *int, unless, least int) {
 	}
 	if *v < least {
 		k.bad("%s %d is less than %d", name, *v, least)
+	}
+}
+
+func (k *checks) concurrency(v *int) {
+	k.number("Concurrency", v, 10, 1)
+	if *v > MaxConcurrency {
+		k.bad("Concurrency %d is more than %d", *v, MaxConcurrency)
 	}
 }
 

@@ -16,9 +16,9 @@ import (
 
 // This file answers: what does a Dispatcher do from its beginning to its end?
 //
-// One goroutine claims, for all handlers: as many items as there are places for. Each item has a goroutine of its own
-// once it is begun. One goroutine renews the leases of all that is in hand, and two acknowledge what is done, so that no
-// handler's place waits for a commit; another waits for the disk, and one
+// One goroutine claims, for all handlers: as many items as there are places for. A place that is in use has a goroutine, which
+// handles one item after the other. One renews the leases of all that is in hand, one sees when they end, and one renews the
+// sessions. Two acknowledge what is done, so that no handler's place waits for a commit; another waits for the disk, and one
 // sees to whatever is settled by itself.
 
 // Provider is what a Dispatcher needs of a *pgwake.Provider.
@@ -36,17 +36,29 @@ type Provider interface {
 	RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error)
 }
 
-// Handler does the work of an item. It may be called again for the same item, on any node, at any time after an error or
-// a crash. Its context ends when the lease is lost, when its time is up, or when the Dispatcher cannot wait any longer;
-// context.Cause says which. It has no values of the context of Run. The result is for the orchestration that scheduled the item, if one did.
+// Handler does the work of an item. It is called by as many goroutines at a time as there are places. It may be called again for
+// the same item, on any node, at any time after an error or a crash. Its context ends when the lease is lost, when its time is up, or when the Dispatcher cannot wait any longer;
+// context.Cause says which. It has no values of the context of Run. The result is for the orchestration that scheduled the
+// item, if one did.
 type Handler func(ctx context.Context, item *pgwake.ClaimedWorkItem) (Result, error)
 
 // BatchHandler does the work of several items at once; for the rest it is as a Handler. An error is that of all of them,
 // unless it is BatchErrors. The context ends early when the leases of all of them are lost.
 type BatchHandler func(ctx context.Context, items []*pgwake.ClaimedWorkItem) error
 
-// BatchErrors is an error for each item of a batch, in order; nil, or nothing at the end: it is done.
+// BatchErrors is an error for each item of a batch, in order; nil, or nothing at the end: it is done. Joined with another error
+// (errors.Join) it is an error of all items.
 type BatchErrors []error
+
+// eachOf returns the BatchErrors that an error is, or wraps. One that is joined with others is not for each alone.
+func eachOf(err error) (each BatchErrors, ok bool) {
+	for err != nil && !ok {
+		if each, ok = err.(BatchErrors); !ok {
+			err = errors.Unwrap(err)
+		}
+	}
+	return each, ok
+}
 
 func (e BatchErrors) Error() string { return fmt.Sprintf("in a batch: %v", errors.Join(e...)) }
 
@@ -154,7 +166,7 @@ func single(h Handler) func(context.Context, []*held) []attempt {
 	}
 }
 
-// HandleBatch registers a handler that takes up to size items of a name at once, in one place: as many as are there when
+// HandleBatch registers a handler that takes up to size items (1 to pgwake.MaxFetch) of a name at once, in one place: as many as are there when
 // the place is free, so it gets single ones while there is little to do. Each place claims for the largest batch of the
 // Dispatcher, as long as that does not bring more than can be begun, so handlers of single items that take their time are
 // better off in another one, with a tag of their own. Middleware is for single items.
@@ -171,8 +183,8 @@ func (d *Dispatcher) HandleBatch(name string, size int, h BatchHandler, options 
 				items[i] = held.item
 			}
 			err := h(ctx, items)
-			var each BatchErrors
-			if !errors.As(err, &each) {
+			each, ok := eachOf(err)
+			if !ok {
 				return allFailed(len(unit), err)
 			}
 			attempts := make([]attempt, len(unit))
@@ -252,7 +264,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	d.work.each = d.largest
 	err := d.claim(ctx)
 	if left := d.work.stop(); left > 0 {
-		err = errors.Join(err, fmt.Errorf("%w: %d of them", ErrHandlersLeft, left))
+		err = errors.Join(err, fmt.Errorf("%w: %d items", ErrHandlersLeft, left))
 	}
 	return err
 }

@@ -321,6 +321,7 @@ func TestStop_WithSessions_TheyAreReleasedOnceTheirItemsAreGivenBack(t *testing.
 			f.mu.Unlock()
 			f.add(pgwake.WorkItem{Name: "a", Session: "s"})
 			synctest.Wait()
+			require.Empty(t, f.released)
 			require.NoError(t, stop(), "whatever becomes of the sessions")
 			require.Equal(t, []string{"me"}, f.released)
 			require.Zero(t, f.leasedAtRelease)
@@ -578,6 +579,69 @@ func TestRun_CompletionCannotBeMadeOrIsRefused_TheOrchestrationIsTold(t *testing
 	}
 }
 
+// Nothing can be sent, so the item is kept for people: it does not come again for ever.
+func TestRun_CompletionAndFailureAreRefused_ItemIsBuried(t *testing.T) {
+	calls := 0
+	long := Result(`"` + strings.Repeat("x", 2<<20) + `"`)
+	dispatching(t, Config{Completion: func(i *pgwake.ClaimedWorkItem, _ Result, err error) (*pgwake.Message, error) {
+		return &pgwake.Message{Instance: i.Instance, Kind: KindCompleted, Data: long}, nil
+	}}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { calls++; return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.add(pgwake.WorkItem{Name: "a", Instance: "i"})
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Empty(t, f.sent)
+		require.Contains(t, f.buried["a"], ReasonPermanent)
+		require.Equal(t, 1, calls)
+	})
+}
+
+// A batch is done, and then its transaction fails: that is an error of all of them.
+func TestRun_BatchErrorsJoinedWithAnother_AreThatOfAll(t *testing.T) {
+	for name, c := range map[string]struct {
+		err   error
+		acked int
+	}{
+		"alone":   {BatchErrors{nil, errors.New("no")}, 1},
+		"wrapped": {fmt.Errorf("the batch: %w", BatchErrors{nil, errors.New("no")}), 1},
+		"joined":  {errors.Join(BatchErrors{nil, nil}, errors.New("commit")), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dispatching(t, Config{}, func(d *Dispatcher) {
+				d.HandleBatch("a", 2, func(_ context.Context, items []*pgwake.ClaimedWorkItem) error {
+					if len(items) < 2 {
+						return errors.New("no")
+					}
+					return c.err
+				}, WithMaxAttempts(1))
+			}, func(t *testing.T, f *fake, _ func() error) {
+				f.addAll(pgwake.WorkItem{Name: "a"}, pgwake.WorkItem{Name: "a"})
+				synctest.Wait()
+				require.Len(t, f.acked, c.acked)
+				require.NotEmpty(t, f.buried)
+			})
+		})
+	}
+}
+
+// What went wrong before is what people look for.
+func TestRun_LastAttemptEndedItsProcess_DeadLetterTellsOfTheOneBefore(t *testing.T) {
+	dispatching(t, Config{MaxAttempts: 2}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.next++
+		f.items = append(f.items, &fakeItem{ClaimedWorkItem: pgwake.ClaimedWorkItem{
+			WorkItem: pgwake.WorkItem{Name: "a"}, ID: f.next, Attempt: 2, LastError: "smtp: 550"}, visible: time.Now()})
+		f.changed()
+		f.mu.Unlock()
+		synctest.Wait()
+		require.Contains(t, f.buried["a"], errNoAttemptEnded.Error())
+		require.Contains(t, f.buried["a"], "smtp: 550")
+	})
+}
+
 func TestRun_HandlerEndsItsGoroutine_PlaceAndItemRemain(t *testing.T) {
 	dispatching(t, Config{Concurrency: 1, MaxAttempts: 1}, func(d *Dispatcher) {
 		d.Handle("exit", does(func(context.Context, *pgwake.ClaimedWorkItem) error { runtime.Goexit(); return nil }))
@@ -664,6 +728,7 @@ func TestRun_RenewalsHang_ContextEndsWithTheLease(t *testing.T) {
 		f.mu.Lock()
 		f.hang = true
 		f.mu.Unlock()
+		time.Sleep(time.Second) // or the lease would end when the leases are looked at
 		enqueueMany(f, "a", 3000)
 		for range 3000 {
 			require.Equal(t, length, <-ended)
@@ -837,15 +902,39 @@ func TestRun_UnderALimit_NextBeginsBeforeTheFlush(t *testing.T) {
 		enqueueMany(f, "a", 100)
 		time.Sleep(time.Second) // less than a flush may take
 		synctest.Wait()
+		f.mu.Lock()
 		require.Len(t, f.acked, 100)
 		require.Zero(t, f.calls["flush"])
+		f.mu.Unlock()
+		time.Sleep(verbTimeout)
+		synctest.Wait()
 
 		f.mu.Lock()
 		f.disk = false
 		f.mu.Unlock()
 		require.NoError(t, stop())
 		require.NotZero(t, f.calls["flush"], "the Dispatcher ends when all is on the disk")
-		require.Len(t, f.acked, 100, "what cannot be known to be is acknowledged again, and was")
+		require.Len(t, f.acked, 100)
+		require.Greater(t, f.calls["ack"], 100, "what cannot be known to be on the disk is acknowledged again")
+	})
+}
+
+// What was left to an ack that then takes nothing is free again at once.
+func TestWorkshop_AckTakesNothingInTrouble_ClaimsGoOn(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.slow = time.Minute
+		d := New(f, &Config{Concurrency: 1})
+		d.work.each, d.work.allowed, d.apart.tried = 1, 100, 1
+		d.acks.add(&held{item: &pgwake.ClaimedWorkItem{}})
+		room := make(chan int, 1)
+		go func() { room <- d.work.room(t.Context()) }()
+		synctest.Wait()
+		require.Empty(t, room)
+		go func() { _, _ = d.acks.call(t.Context(), make([]pgwake.LockToken, len(d.acks.begin()))) }()
+		synctest.Wait()
+		require.Len(t, room, 1)
+		time.Sleep(2 * time.Minute)
 	})
 }
 

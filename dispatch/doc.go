@@ -12,7 +12,9 @@
 // One that returns an error has it given back, due again after a delay (Config.Retry) or after the one that the error asks
 // for ([RetryAfter], [Snooze]), until it has been tried Config.MaxAttempts times; then it becomes a dead letter, as it does at
 // once for an error that is [Permanent]. A panic is an error with a stack ([PanicError]). An item for which there is no
-// handler is given back like one that failed: another process may know it, or the next version of this one.
+// handler is given back like one that failed: another process may know it, or the next version of this one. That costs an
+// attempt and a delay each time, and is for the minutes of a rolling deployment: programs with different handlers are to have
+// Namespaces or Tags of their own.
 //
 // Delivery is at least once: a process that dies leaves its items to others when their leases end, and some of them were
 // done. [HandleTx] is for handlers whose effects in the database are to happen exactly once.
@@ -27,23 +29,23 @@
 //
 // How many items of a namespace, or of a key in it, are at work over all processes, and how often a key may begin one, is set in the
 // database (pgwake.Provider.SetLimits). What is claimed has its place, begun or not. So where their number is limited, at most a
-// sixteenth of the places is claimed ahead, which is none if they are few, and an ack takes the next item with it. A rate alone
-// has no places: quick items are claimed ahead. With Config.Fair namespaces take turns, so that a flood in one keeps no other
-// waiting.
+// quarter of the places is claimed ahead, or a sixteenth where fetches find that places are scarce, which is none if they are few;
+// then an ack takes the next item with it. A rate alone has no places: quick items are claimed ahead. With Config.Fair namespaces
+// take turns, so that a flood in one keeps no other waiting.
 //
 // # The end
 //
 // When the context of Run ends, the Dispatcher claims no more, and gives back at once what it had claimed ahead. Handlers
 // go on for Config.StopTimeout. Then their contexts end, with [ErrStopping] as the cause, and what does not end with that
 // within Config.CancelTimeout is given back as well. Run waits until all of that is in the database, unless none of it can be
-// for 5 s. Last, the owner releases its sessions, and an Orchestrator the instances
-// that are sticky to it. So others have all of it at once, and not when leases and locks end. Close the Provider after Run
-// has returned.
+// for 5 s. Last, the owner releases its sessions, and an Orchestrator the instances that are sticky to it. So others have all of it
+// at once, and not when leases and locks end. Close the Provider after Run has returned.
 //
 // # Orchestrations
 //
 // An [Orchestrator] does the same for turns: it fetches them, calls a [Decider], and acknowledges what that decided, under a
 // lease that is renewed; an instance whose turn fails again and again is ended as failed ([FailInstance]).
 //
-// A Dispatcher and an Orchestrator are safe for concurrent use once Run has been called; register handlers before.
+// Register handlers before Run, from one goroutine. Run may be called once; handlers, hooks and Deciders are called by many
+// goroutines at a time.
 package dispatch

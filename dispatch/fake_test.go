@@ -107,6 +107,11 @@ func (f *fake) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions
 		if err := f.AckWorkItems(ctx, o.Ack); err != nil {
 			return nil, err
 		}
+		if !o.AckAsync {
+			if err := f.Flush(ctx); err != nil {
+				return nil, err
+			}
+		}
 	}
 	f.mu.Lock()
 	if o.Ack != nil {
@@ -170,7 +175,7 @@ func (f *fake) claim(n int, o *pgwake.FetchOptions) (got []*pgwake.ClaimedWorkIt
 		due := i.visible
 		i.visible = now.Add(o.LockTimeout)
 		i.LockToken = pgwake.LockToken(fmt.Sprintf("%d/%d", i.ID, i.claims))
-		i.DueAt, i.LockedUntil = due, i.visible
+		i.DueAt, i.LockedUntil = due.Add(skew), i.visible.Add(skew)
 		c := i.ClaimedWorkItem
 		got = append(got, &c)
 	}
@@ -311,7 +316,10 @@ func (f *fake) Flush(ctx context.Context) error {
 	return f.failing("flush")
 }
 
-func (f *fake) LocalTime(server time.Time) time.Time { return server }
+// skew is how far the server's clock is ahead.
+const skew = -time.Hour
+
+func (f *fake) LocalTime(server time.Time) time.Time { return server.Add(-skew) }
 
 func (f *fake) RenewSessionLock(_ context.Context, owners []string, _, _ time.Duration) (int, error) {
 	f.mu.Lock()

@@ -95,7 +95,8 @@ const (
 type allowance struct{ least, most, now time.Duration }
 
 func newAllowance(length time.Duration) *allowance {
-	return &allowance{least: length / looks, most: length / renewals, now: length / looks}
+	least, most := min(length/looks, verbTimeout), min(length/renewals, verbTimeout)
+	return &allowance{least: least, most: most, now: least}
 }
 
 func (a *allowance) after(took time.Duration, ok bool) {

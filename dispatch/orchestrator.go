@@ -23,18 +23,20 @@ type TurnProvider interface {
 	FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptions) (*pgwake.OrchestrationItem, error)
 	AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error
 	AbandonOrchestrationItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error
+	DeadLetterOrchestrationItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error
 	LocalTime(server time.Time) time.Time
 	ReleaseSticky(ctx context.Context, owners []string) (released int, err error)
 	RenewOrchestrationItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (time.Time, error)
 }
 
 // Decider takes a turn: it looks at what came for an instance and says what is to become of it. It may be called again for
-// the same messages after an error or a crash, so it does nothing but decide. Its context ends as that of a Handler.
+// the same messages after an error or a crash, so it does nothing but decide. It is called by several goroutines at a time, each
+// for another instance. Its context ends as that of a Handler.
 type Decider func(ctx context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error)
 
 // OrchestratorConfig says how an Orchestrator works. The zero value means the defaults, and so does a nil one.
 type OrchestratorConfig struct {
-	// Concurrency is how many turns are taken at one time, each of another instance. Defaults to 10.
+	// Concurrency is how many turns are taken at one time, each of another instance. Up to MaxConcurrency. Defaults to 10.
 	Concurrency int
 
 	// Namespaces, Queues, Versions and WithoutHistory say what is fetched; see pgwake.FetchOptions. Default to everything, with
@@ -58,21 +60,23 @@ type OrchestratorConfig struct {
 	// Backoff(time.Second, time.Minute).
 	Retry RetryPolicy
 
-	// Poison decides a turn that was tried MaxAttempts times, or of which the Decider returned an error that is Permanent.
-	// If it fails as well, the turn is given back. Defaults to FailInstance.
+	// Poison decides a turn that was tried MaxAttempts times, or of which the Decider returned an error that is Permanent. If it
+	// fails as well, or the Provider refuses what it decided, the messages of the turn become dead letters. It is called by
+	// several goroutines at a time. Defaults to FailInstance.
 	Poison func(turn *pgwake.OrchestrationItem, err error) (pgwake.OrchestrationAck, error)
 
 	// Sticky has the next turns of each instance come to the same Owner for so long, since that has the state at hand;
-	// afterwards, and once Run has ended, anybody gets them. An ack that says something of it prevails. At most 24 h. Defaults to 0: to anybody.
+	// afterwards, and once Run has ended, anybody gets them. An ack that says something of it prevails. From 10 ms to 24 h.
+	// Defaults to 0: to anybody.
 	Sticky time.Duration
 
 	// Owner is who gets the turns of the instances that are sticky to it: one name for a process, whose Orchestrators end
-	// together. Required with Sticky.
-	// Defaults to "": nobody.
+	// together. Required with Sticky. Defaults to "": nobody.
 	Owner string
 
 	// StopTimeout is how long turns may go on once Run is to end, and CancelTimeout how long those that did not end by then
-	// may take to notice. The least is 1 ns, since 0 means 25 s and 2 s.
+	// may take to notice. After that Run waits for what became of the turns to be in the database, for 5 s at most, or for
+	// CancelTimeout if that is longer. At least 1 ns. Default to 25 s and 2 s.
 	StopTimeout, CancelTimeout time.Duration
 
 	// MeterProvider, TracerProvider and Propagator are for OpenTelemetry: see MetricTurn, and there is a span around each
@@ -90,7 +94,8 @@ const KindExecutionFailed = "execution_failed"
 
 // FailInstance ends the execution: its status is pgwake.StatusFailed, its output the error, of at most 16 KiB, and an event of
 // the type KindExecutionFailed, with {"error": ..., "attempts": ...}, is the last of its history. The messages of the turn are
-// gone.
+// gone. An execution that has ended already fails all the same: a Decider acknowledges what comes too late. An instance that
+// nobody has opened cannot fail: the Provider refuses that, and the messages become dead letters.
 func FailInstance(turn *pgwake.OrchestrationItem, failure error) (pgwake.OrchestrationAck, error) {
 	data, err := json.Marshal(struct {
 		Error    string `json:"error"`
@@ -121,11 +126,12 @@ type Orchestrator struct {
 
 	mu     sync.Mutex
 	inHand map[*heldTurn]bool
+	news   chan struct{} // one has ended
 }
 
 // NewOrchestrator returns an Orchestrator. Errors of the config are those of Run.
 func NewOrchestrator(p TurnProvider, decide Decider, config *OrchestratorConfig) *Orchestrator {
-	o := &Orchestrator{p: p, decide: decide, inHand: make(map[*heldTurn]bool)}
+	o := &Orchestrator{p: p, decide: decide, inHand: make(map[*heldTurn]bool), news: make(chan struct{}, 1)}
 	o.cfg, o.telemetry, o.err = config.resolve()
 	if p == nil || decide == nil {
 		o.err = errors.Join(o.err, fmt.Errorf("%w: there is no Provider, or no Decider", pgwake.ErrConfig))
@@ -141,7 +147,7 @@ func (c *OrchestratorConfig) resolve() (OrchestratorConfig, turnTelemetry, error
 		r = *c
 	}
 	var k checks
-	k.number("Concurrency", &r.Concurrency, 10, 1)
+	k.concurrency(&r.Concurrency)
 	k.number("MaxAttempts", &r.MaxAttempts, 10, Unlimited)
 	k.lockTimeout(&r.LockTimeout)
 	k.duration("Timeout", &r.Timeout, 0, 0)
@@ -208,8 +214,8 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 	if stopped {
 		return err
 	}
-	// What is left is Deciders that do not heed their context, and turns that cannot be settled.
-	left := o.giveBackAll()
+	// What is left is Deciders that do not heed their context, and turns that are about to be settled, or cannot be.
+	left := o.giveBackAll(max(o.cfg.CancelTimeout, settlePatience))
 	o.giveUp()
 	if left == 0 {
 		within(ended, verbTimeout) // what was on its way is over at once: nothing is called after Run
@@ -219,8 +225,9 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 	return err
 }
 
-// giveBackAll gives back the turns whose Decider has not ended, and returns how many they are.
-func (o *Orchestrator) giveBackAll() (left int) {
+// giveBackAll gives back the turns whose Decider has not ended, waits until the others are settled, and returns how many were
+// given back.
+func (o *Orchestrator) giveBackAll(patience time.Duration) (left int) {
 	o.mu.Lock()
 	var turns []*heldTurn
 	for t := range o.inHand {
@@ -230,14 +237,32 @@ func (o *Orchestrator) giveBackAll() (left int) {
 		}
 	}
 	o.mu.Unlock()
-	bounded, cancel := context.WithTimeout(o.settling, o.cfg.CancelTimeout)
+	bounded, cancel := context.WithTimeout(o.settling, patience)
 	defer cancel()
 	var all sync.WaitGroup
 	for _, t := range turns {
 		all.Go(func() { o.giveBack(bounded, t, verdict{fate: retry, free: true, err: ErrStopping}) })
 	}
 	all.Wait()
+	for o.settlesAny() && bounded.Err() == nil {
+		select {
+		case <-o.news:
+		case <-bounded.Done():
+		}
+	}
 	return len(turns)
+}
+
+// settlesAny reports whether a turn is decided, and not yet settled.
+func (o *Orchestrator) settlesAny() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for t := range o.inHand {
+		if !t.deciding {
+			return true
+		}
+	}
+	return false
 }
 
 func within(ended <-chan struct{}, d time.Duration) bool {
@@ -342,7 +367,7 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 		}
 	}
 	v = judgeAttempt(failure, cause, t.Attempt, o.cfg.MaxAttempts, o.cfg.Retry)
-	o.failed(deciding, t, v)
+	v = o.failed(deciding, t, v)
 }
 
 // hold has the turn be in hand, and be decided or not, and reports whether it was given back.
@@ -357,6 +382,10 @@ func (o *Orchestrator) drop(t *heldTurn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.inHand, t)
+	select {
+	case o.news <- struct{}{}:
+	default:
+	}
 }
 
 // ack acknowledges a turn, in the trace of its context. What is left out of the ack is what anybody would say.
@@ -381,22 +410,47 @@ func (o *Orchestrator) ack(traced context.Context, t *heldTurn, ack pgwake.Orche
 }
 
 // failed ends a turn that could not be decided, or not be acknowledged.
-func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) {
+func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) verdict {
 	switch v.fate {
 	case forsake:
 		o.log(t).Warn("dispatch: the lease was lost", "error", text(v.err))
-		return
+		return v
 	case bury:
 		o.log(t).Error("dispatch: given up", "reason", v.reason, "error", text(v.err))
 		ack, err := hooked(func() (pgwake.OrchestrationAck, error) { return o.cfg.Poison(t.OrchestrationItem, v.err) })
 		if err == nil {
-			if err = o.ack(traced, t, ack); err == nil || errors.Is(err, pgwake.ErrLockLost) {
-				return
+			err = o.ack(traced, t, ack)
+		}
+		var verb *pgwake.Error
+		switch {
+		case err == nil, errors.Is(err, pgwake.ErrLockLost):
+			return v
+		case !errors.As(err, &verb) || !verb.Retryable:
+			o.log(t).Error("dispatch: cannot give the instance up: its messages become dead letters", "error", text(err))
+			if err = o.bury(t, v.reason, fmt.Sprintf("%s; give the instance up: %s", text(v.err), text(err))); err == nil || errors.Is(err, pgwake.ErrLockLost) {
+				return v
 			}
 		}
 		v = verdict{fate: retry, delay: o.cfg.Retry.after(t.Attempt, err), err: fmt.Errorf("give the instance up: %s", text(err))}
 	}
 	o.giveBack(o.settling, t, v)
+	return v
+}
+
+// bury makes dead letters of a turn's messages.
+func (o *Orchestrator) bury(t *heldTurn, reason, cause string) error {
+	call := func(ctx context.Context) error {
+		return o.p.DeadLetterOrchestrationItem(ctx, t.LockToken, reason, cause)
+	}
+	mayHave, err := persist(o.settling, t.end, call)
+	if errors.Is(err, pgwake.ErrInvalid) { // a smaller Config.MaxPayload than the text has
+		cause = ""
+		mayHave, err = persist(o.settling, t.end, call)
+	}
+	if mayHave && errors.Is(err, pgwake.ErrLockLost) {
+		return nil
+	}
+	return err
 }
 
 func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {

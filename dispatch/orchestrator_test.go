@@ -28,9 +28,11 @@ type turns struct {
 	acks      []pgwake.OrchestrationAck
 	ackedFrom []trace.SpanContext // in whose trace
 	given     []pgwake.AbandonOptions
+	buried    map[string]string // instance to cause
 
 	unanswered map[string]int // how many calls of a verb succeed, and seem to have failed
 
+	delay              time.Duration // what a verb takes
 	slow               time.Duration // what a renewal takes
 	renewing, cutShort atomic.Int64  // renewals
 
@@ -43,7 +45,7 @@ type fakeTurn struct {
 }
 
 func newTurns(instances ...string) *turns {
-	f := &turns{items: map[string]*fakeTurn{}, news: make(chan struct{}, 1)}
+	f := &turns{items: map[string]*fakeTurn{}, buried: map[string]string{}, news: make(chan struct{}, 1)}
 	for _, instance := range instances {
 		f.add(instance)
 	}
@@ -82,7 +84,7 @@ func (f *turns) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptio
 			}
 			t.Attempt++
 			t.visible = time.Now().Add(o.LockTimeout)
-			t.LockedUntil, t.LockToken = t.visible, pgwake.LockToken(t.Instance)
+			t.LockedUntil, t.LockToken = t.visible.Add(skew), pgwake.LockToken(t.Instance)
 			turn := t.OrchestrationItem
 			f.mu.Unlock()
 			f.changed()
@@ -101,7 +103,14 @@ func (f *turns) FetchOrchestrationItem(ctx context.Context, o *pgwake.FetchOptio
 	}
 }
 
-func (f *turns) verb(name string, token pgwake.LockToken, change func(*fakeTurn)) error {
+func (f *turns) verb(ctx context.Context, name string, token pgwake.LockToken, change func(*fakeTurn)) error {
+	f.mu.Lock()
+	delay := f.delay
+	f.mu.Unlock()
+	nap(ctx, delay)
+	if err := ctx.Err(); err != nil {
+		return &pgwake.Error{Op: name, Err: err, Retryable: errors.Is(err, context.DeadlineExceeded)}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.changed()
@@ -123,15 +132,15 @@ func (f *turns) verb(name string, token pgwake.LockToken, change func(*fakeTurn)
 }
 
 func (f *turns) AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
-	return f.verb("ack", token, func(t *fakeTurn) {
+	return f.verb(ctx, "ack", token, func(t *fakeTurn) {
 		f.acks = append(f.acks, ack)
 		f.ackedFrom = append(f.ackedFrom, trace.SpanContextFromContext(ctx))
 		delete(f.items, t.Instance)
 	})
 }
 
-func (f *turns) AbandonOrchestrationItem(_ context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
-	return f.verb("abandon", token, func(t *fakeTurn) {
+func (f *turns) AbandonOrchestrationItem(ctx context.Context, token pgwake.LockToken, o *pgwake.AbandonOptions) error {
+	return f.verb(ctx, "abandon", token, func(t *fakeTurn) {
 		f.given = append(f.given, *o)
 		t.visible, t.LockToken = time.Now().Add(o.Delay), ""
 		if o.IgnoreAttempt {
@@ -147,7 +156,14 @@ func (f *turns) ReleaseSticky(_ context.Context, owners []string) (int, error) {
 	return 0, nil
 }
 
-func (f *turns) LocalTime(server time.Time) time.Time { return server }
+func (f *turns) DeadLetterOrchestrationItem(ctx context.Context, token pgwake.LockToken, reason, cause string) error {
+	return f.verb(ctx, "dead letter", token, func(t *fakeTurn) {
+		f.buried[t.Instance] = reason + ": " + cause
+		delete(f.items, t.Instance)
+	})
+}
+
+func (f *turns) LocalTime(server time.Time) time.Time { return server.Add(-skew) }
 
 func (f *turns) RenewOrchestrationItemLock(ctx context.Context, token pgwake.LockToken, extend time.Duration) (until time.Time, err error) {
 	f.mu.Lock()
@@ -163,7 +179,7 @@ func (f *turns) RenewOrchestrationItemLock(ctx context.Context, token pgwake.Loc
 			return until, retryable("renew")
 		}
 	}
-	return until, f.verb("renew", token, func(t *fakeTurn) {
+	return until, f.verb(ctx, "renew", token, func(t *fakeTurn) {
 		until = time.Now().Add(extend)
 		t.visible = until
 	})
@@ -382,8 +398,8 @@ func TestOrchestrator_DeciderEndsItsGoroutineOrPoisonPanics_LoopsGoOn(t *testing
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		require.Len(t, f.acks, 1)
-		require.NotEmpty(t, f.given)
-		require.Contains(t, f.given[0].Error, "oh")
+		require.Contains(t, f.buried["exits"], errGoexit.Error())
+		require.Contains(t, f.buried["exits"], "oh")
 	})
 }
 
@@ -409,9 +425,10 @@ func TestOrchestrator_ProviderIsClosedDuringATurn_RunEnds(t *testing.T) {
 // The last attempt is decided, and the database is away when that is to be acknowledged: the instance is not to blame.
 func TestOrchestrator_DatabaseIsAwayAfterTheLastDecision_InstanceIsNotFailed(t *testing.T) {
 	var away atomic.Bool
+	var once sync.Once
 	deciding(t, OrchestratorConfig{MaxAttempts: 1, LockTimeout: 30 * time.Second}, func() Decider {
 		return func(_ context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
-			away.Store(true)
+			once.Do(func() { away.Store(true) })
 			return pgwake.OrchestrationAck{}, nil
 		}
 	}, nil, func(t *testing.T, f *turns, _ func() error) {
@@ -427,10 +444,75 @@ func TestOrchestrator_DatabaseIsAwayAfterTheLastDecision_InstanceIsNotFailed(t *
 		time.Sleep(time.Minute)
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		for _, a := range f.acks {
-			require.NotEqual(t, pgwake.StatusFailed, a.Metadata.Status)
-		}
+		require.Len(t, f.acks, 1)
+		require.NotEqual(t, pgwake.StatusFailed, f.acks[0].Metadata.Status)
 	})
+}
+
+// Without an end to it the turn would come again for ever.
+func TestOrchestrator_PoisonIsRefused_MessagesBecomeDeadLetters(t *testing.T) {
+	for name, most := range map[string]int{"the ack": 1, "the ack, and the text": 2} {
+		t.Run(name, func(t *testing.T) {
+			refusals := 0
+			refuse := func(verb string) error {
+				if verb == "fetch" || refusals == most {
+					return nil
+				}
+				refusals++
+				return &pgwake.Error{Op: verb, Err: pgwake.ErrInvalid} // the instance is unknown, say
+			}
+			deciding(t, OrchestratorConfig{}, func() Decider {
+				return func(context.Context, *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+					return pgwake.OrchestrationAck{}, Permanent(errors.New("what is that?"))
+				}
+			}, nil, func(t *testing.T, f *turns, _ func() error) {
+				f.mu.Lock()
+				f.fail = refuse
+				f.mu.Unlock()
+				f.add("a")
+				synctest.Wait()
+				require.Contains(t, f.buried["a"], ReasonPermanent)
+				require.Empty(t, f.items)
+				require.Empty(t, f.given)
+			})
+		})
+	}
+}
+
+// However little time Deciders have to notice, what becomes of their turns is in the database when Run returns.
+func TestOrchestrator_DecidersHaveNoTime_TurnsAreHandedBack(t *testing.T) {
+	for name, decide := range map[string]Decider{
+		"who heeds it": func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			<-ctx.Done()
+			return ack, ctx.Err()
+		},
+		"who is late": func(ctx context.Context, _ *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			return ack, ctx.Err()
+		},
+		"who is done": func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			time.Sleep(time.Second)
+			return ack, nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			deciding(t, OrchestratorConfig{StopTimeout: time.Second, CancelTimeout: 1}, func() Decider { return decide },
+				[]string{"a", "b"}, func(t *testing.T, f *turns, stop func() error) {
+					synctest.Wait()
+					f.mu.Lock()
+					f.delay = 100 * time.Millisecond
+					f.mu.Unlock()
+					if err := stop(); err != nil {
+						require.ErrorIs(t, err, ErrHandlersLeft)
+					}
+					for _, turn := range f.items {
+						require.Empty(t, turn.LockToken)
+					}
+					time.Sleep(time.Second)
+				})
+		})
+	}
 }
 
 // Nothing is asked of the Provider after Run: it may be closed by then.

@@ -39,8 +39,7 @@ func (w *workshop) settle(h *held, v verdict, result Result) {
 		d.acks.add(h)
 		return
 	}
-	d.apart.add(h, &settlement{together: completion != nil, call: d.carryOut(h, v, completion),
-		plainly: func(refusal error) func(context.Context) error { return d.carryOutPlainly(h, v, completion, refusal) }})
+	d.apart.add(h, &settlement{together: completion != nil, call: d.carryOut(h, v, completion), ways: d.plainer(h, v, completion)})
 }
 
 // complete makes the message for the orchestration that scheduled an item. If it cannot be made of the result, the
@@ -74,21 +73,30 @@ func (d *Dispatcher) carryOut(h *held, v verdict, completion *pgwake.Message) fu
 		}
 	}
 	o := &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free, Error: text(v.err)}
+	if v.free && !v.snoozed { // it keeps its place
+		o.DueAt = item.DueAt
+	}
 	return func(ctx context.Context) error { return d.p.AbandonWorkItem(ctx, item.LockToken, o) }
 }
 
-// carryOutPlainly returns the call for what the Provider has refused as it was.
-func (d *Dispatcher) carryOutPlainly(h *held, v verdict, completion *pgwake.Message, refusal error) func(context.Context) error {
-	item := h.item
+// plainer returns what to do instead of what the Provider refuses as it is: tell the orchestration that its completion was refused,
+// keep a dead letter if it cannot be told, and leave out what the handler said.
+func (d *Dispatcher) plainer(h *held, v verdict, completion *pgwake.Message) (ways []func(refusal error) func(context.Context) error) {
 	if completion != nil {
-		failure, err := d.makeCompletion(item, nil, fmt.Errorf("the completion was refused: %w", refusal))
-		if err == nil && failure != nil {
-			return d.carryOut(h, v, failure)
+		v = verdict{fate: bury, reason: ReasonPermanent}
+		buried := func(refusal error) func(context.Context) error {
+			return d.carryOut(h, verdict{fate: bury, reason: ReasonPermanent, err: refusal}, nil)
 		}
-		return d.carryOut(h, verdict{fate: bury, reason: ReasonPermanent, err: refusal}, nil)
+		ways = append(ways, func(refusal error) func(context.Context) error {
+			failure, err := d.makeCompletion(h.item, nil, fmt.Errorf("the completion was refused: %w", refusal))
+			if err != nil || failure == nil {
+				return buried(refusal)
+			}
+			return d.carryOut(h, v, failure)
+		}, buried)
 	}
 	v.err = nil
-	return d.carryOut(h, v, nil)
+	return append(ways, func(error) func(context.Context) error { return d.carryOut(h, v, nil) })
 }
 
 // settlePatience is how long nothing may succeed at the end before the rest is left to the end of its leases.
@@ -129,7 +137,7 @@ func (w *workshop) giveBack(items []*held) {
 	}
 }
 
-// stop ends the work in two stages, and returns how many items handlers are at work on that have not ended. What has become
+// stop ends the work in two stages, and returns how many items there are whose handlers have not ended. What has become
 // of all of them is in the database then, unless for settlePatience, or Config.CancelTimeout if that is longer, none could be settled.
 func (w *workshop) stop() (left int) {
 	w.mu.Lock()

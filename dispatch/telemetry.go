@@ -23,7 +23,7 @@ import (
 // Scope is the name of the instrumentation.
 const Scope = "github.com/pgwake/pgwake/dispatch"
 
-// Metrics. Each has the attribute AttrName; those that say so have AttrOutcome too.
+// Metrics. Each has the attribute AttrName, unless it says otherwise; those that say so have AttrOutcome too.
 const (
 	// MetricDuration is a histogram, in seconds, of how long attempts took; by AttrOutcome. Its count is that of attempts.
 	MetricDuration = "messaging.process.duration"
@@ -32,7 +32,8 @@ const (
 	MetricWait = "pgwake.dispatch.wait"
 	// MetricRunning is the number of items that handlers are at work on.
 	MetricRunning = "pgwake.dispatch.running"
-	// MetricPlaces is the number of places for handlers, of all Dispatchers together that run, without attributes.
+	// MetricPlaces is the number of places for handlers, of all Dispatchers together that run, without attributes. Those of one
+	// that is to end no longer count, although its handlers may go on.
 	MetricPlaces = "pgwake.dispatch.places"
 	// MetricTurn is a histogram, in seconds, of how long turns of orchestrations took, from the call of the Decider to when
 	// the turn was acknowledged or given back; by AttrOutcome.

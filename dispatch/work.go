@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -319,7 +320,7 @@ func (w *workshop) handle(unit []*held) {
 		switch { // what is not handled is not guarded: nobody is to be told twice that it is gone
 		case r.maxAttempts != Unlimited && h.item.Attempt > r.maxAttempts:
 			lose(nil)
-			w.settle(h, r.judge(h, errNoAttemptEnded, nil), nil)
+			w.settle(h, r.judge(h, noAttemptEnded(h.item.LastError), nil), nil)
 		case !w.d.leases.guard(h, lose):
 			lose(pgwake.ErrLockLost)
 			w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, nil)
@@ -349,7 +350,9 @@ func (w *workshop) handle(unit []*held) {
 		}
 		verdicts := make([]verdict, len(inHand))
 		for i, h := range inHand {
-			verdicts[i] = r.judge(h, attempts[i].err, cause)
+			if verdicts[i] = r.judge(h, attempts[i].err, cause); w.isSettled(h) {
+				verdicts[i] = verdict{fate: retry, free: true, err: ErrStopping}
+			}
 		}
 		w.d.telemetry.end(ctx, l, inHand, verdicts, began)
 		for i, h := range inHand {
@@ -360,10 +363,25 @@ func (w *workshop) handle(unit []*held) {
 }
 
 var (
-	// errNoAttemptEnded is that of an item of which every attempt ended its process.
-	errNoAttemptEnded = errors.New("no attempt came to its end")
+	errNoAttemptEnded = errors.New("the last attempt did not come to its end")
 	errGoexit         = errors.New("the handler ended its goroutine")
 )
+
+// noAttemptEnded is the error of an item that has had all of its attempts, of which the last did not come to its end; before is that
+// of the last that did.
+func noAttemptEnded(before string) error {
+	if before == "" {
+		return errNoAttemptEnded
+	}
+	return fmt.Errorf("%w; the error before that: %s", errNoAttemptEnded, before)
+}
+
+// isSettled reports whether it is: a handler that was left behind may come to its end after its item was given back.
+func (w *workshop) isSettled(h *held) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return h.settled
+}
 
 // attempt is what came of handling an item.
 type attempt struct {
