@@ -169,7 +169,7 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 	}
 	t := newTally(o.Items)
 	if o.Way == ByDispatcher {
-		d := dispatch.New(tallied{n.Provider, t}, &dispatch.Config{Concurrency: o.Dispatchers})
+		d := dispatch.New(tallied{n.Provider, t, new(atomic.Int64)}, &dispatch.Config{Concurrency: o.Dispatchers})
 		dispatch.Handle(d, "measure", func(ctx context.Context, _ json.RawMessage) (json.RawMessage, error) {
 			if o.Handler == 0 {
 				return nil, nil
@@ -192,10 +192,12 @@ func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err
 	return t.result(who, "defaults", &o), nil
 }
 
-// tallied counts what its Dispatcher has acknowledged.
+// tallied counts what its Dispatcher has acknowledged, to disk.
 type tallied struct {
 	*pgwake.Provider
 	t *tally
+
+	unflushed *atomic.Int64
 }
 
 func (p tallied) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error {
@@ -209,9 +211,24 @@ func (p tallied) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) er
 func (p tallied) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
 	items, err := p.Provider.FetchWorkItems(ctx, n, o)
 	if err == nil || errors.Is(err, pgwake.ErrNoWork) {
-		p.t.add(len(o.Ack))
+		if o.AckAsync {
+			p.unflushed.Add(int64(len(o.Ack)))
+		} else {
+			p.t.add(len(o.Ack))
+		}
 	}
 	return items, err
+}
+
+func (p tallied) Flush(ctx context.Context) error {
+	n := p.unflushed.Swap(0)
+	err := p.Provider.Flush(ctx)
+	if err == nil {
+		p.t.add(int(n))
+	} else {
+		p.unflushed.Add(n)
+	}
+	return err
 }
 
 // connectAll has so many dispatchers ask at a time, for nothing, so that connections are made and statements prepared.

@@ -3,6 +3,7 @@
 // much is at work at a time, over all processes; and a trace goes from who enqueues through the handler to what that enqueues.
 //
 //	go run ./examples/dispatchers
+//	go run ./examples/dispatchers -stay -listen 127.0.0.1:8080 # until it is told to stop: curl 127.0.0.1:8080/readyz, kill -TERM
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes
 // whatever it made there. The part to reuse is service.go. /metrics and the probes are there while it runs, at an address that it
@@ -36,22 +37,21 @@ import (
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:0", "`address` of /metrics, /livez and /readyz")
+	stay := flag.Bool("stay", false, "go on until a signal comes")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 
-	err := run(ctx, *listen)
-	switch {
-	case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
-		fmt.Fprintln(os.Stderr, "\ninterrupted")
-		os.Exit(130)
+	switch err := run(ctx, *listen, *stay); {
+	case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)): // it was told to stop, and did
+		fmt.Fprintln(os.Stderr, "stopped")
 	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, listen string) (err error) {
+func run(ctx context.Context, listen string, stay bool) (err error) {
 	server, err := devpg.Start(ctx, &devpg.Options{Fsync: true})
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func run(ctx context.Context, listen string) (err error) {
 	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
 	fmt.Printf("PostgreSQL %s: %s\n\n", server.Version, server.Source)
 
-	_, err = demo(ctx, server.URL, listen, os.Stdout)
+	_, err = demo(ctx, server.URL, listen, stay, os.Stdout)
 	return err
 }
 
@@ -117,7 +117,7 @@ func (s *spans) path() (deepest []string) {
 }
 
 // demo runs a service on a schema of its own, which it drops.
-func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r result, err error) {
+func demo(ctx context.Context, databaseURL, address string, stay bool, out io.Writer) (r result, err error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if err != nil {
 		return r, err
@@ -137,7 +137,11 @@ func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r re
 	if err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, p.Close(context.WithoutCancel(ctx))) }()
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second) // the server may not answer
+		defer cancel()
+		err = errors.Join(err, p.Close(closing))
+	}()
 	_, err = pool.Exec(ctx, "CREATE TABLE "+schema+".accounts AS SELECT 'ada' AS owner, 100 AS balance UNION ALL SELECT 'grace', 0")
 	if err != nil {
 		return r, err
@@ -213,6 +217,10 @@ func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r re
 	case <-ctx.Done():
 		return r, ctx.Err()
 	}
+	if stay {
+		fmt.Fprintln(out, "nothing is left but the video: waiting for a signal")
+		<-ctx.Done()
+	}
 	fmt.Fprintln(out, "shutting down: nothing is left but the video")
 	shutDown()
 	err = <-ended
@@ -224,6 +232,9 @@ func demo(ctx context.Context, databaseURL, address string, out io.Writer) (r re
 	close(settled)
 	for e := range settled {
 		count(e)
+	}
+	if ctx.Err() != nil {
+		return r, ctx.Err()
 	}
 
 	// One would look into the errors, mend what is broken, and call RedriveDeadLetters.
@@ -256,7 +267,7 @@ func (r *result) print(out io.Writer) {
 	}
 	fmt.Fprintf(out, "balances after %d transfers, every fifth of which was tried twice: ada %d, grace %d\n",
 		transferCount, r.Balances["ada"], r.Balances["grace"])
-	fmt.Fprintf(out, "transfers of an account at work at a time: %d, by a limit\n", r.Transfers)
+	fmt.Fprintf(out, "transfers of an account at work at a time: at most %d; the limit is %d\n", r.Transfers, limits.MaxRunningPerKey)
 	fmt.Fprintf(out, "a trace: %s\n", strings.Join(r.Trace, " > "))
 
 	s := r.Stats.Worker

@@ -25,7 +25,7 @@ const anyPort = "127.0.0.1:0"
 
 func TestDemo_EverythingGoesWrong_EverythingIsDone(t *testing.T) {
 	var out bytes.Buffer
-	r, err := demo(t.Context(), pgwaketest.URL(t), anyPort, &out)
+	r, err := demo(t.Context(), pgwaketest.URL(t), anyPort, false, &out)
 	t.Log(out.String())
 	require.NoError(t, err)
 	assert.Equal(t, 1+1+mailCount+1+transferCount+sampleCount, r.Done, "the video, which was at work when the shutdown began, among them")
@@ -47,7 +47,7 @@ func TestDemo_Interrupted_LeavesNoSchema(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(300*time.Millisecond, cancel) // any moment will do
 	defer cancel()
-	_, err := demo(ctx, pgwaketest.URL(t), anyPort, io.Discard)
+	_, err := demo(ctx, pgwaketest.URL(t), anyPort, false, io.Discard)
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Empty(t, schemas(t))
 }

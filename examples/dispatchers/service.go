@@ -21,10 +21,11 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 )
 
-// This file answers: what does a process have around its dispatchers? Take it as it is.
+// This file answers: what does a process have around its dispatchers? Take it as it is, and from main the context that ends with
+// SIGTERM, and the bounded Close.
 //
-// On SIGTERM it says that it is not ready, claims no more, lets handlers end for a while, gives back the rest, and ends.
-// Give it 10 s more than dispatch.Config.StopTimeout and CancelTimeout before it is killed: the database may be away. If it is
+// When its context ends it says that it is not ready, claims no more, lets handlers end for a while, gives back the rest, and ends.
+// Give it 15 s more than dispatch.Config.StopTimeout and CancelTimeout before it is killed: the database may be away. If it is
 // killed all the same, others have its items when the leases end.
 
 // propagator is for pgwake.Config and dispatch.Config: an item carries in its headers to which trace it belongs, from whoever
@@ -78,9 +79,9 @@ func (s *service) run(ctx context.Context) error {
 	var dispatching sync.WaitGroup
 	for _, d := range s.dispatchers {
 		dispatching.Go(func() {
+			defer stop() // whatever it ended for: one alone is no service
 			if err := d.Run(ctx); err != nil {
 				results <- err
-				stop()
 			}
 		})
 	}
