@@ -199,7 +199,7 @@ func (a *apart) failed(h *held, s *settlement) {
 		s.tried = true
 		a.tried++
 	}
-	s.pause = min(max(2*s.pause, firstPause), lastPause)
+	s.pause = longer(s.pause)
 	s.next = nextAttempt(s.pause, a.d.leases.end(h))
 }
 

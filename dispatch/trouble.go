@@ -18,6 +18,9 @@ const (
 	lastPause  = time.Second
 )
 
+// longer is the pause after one; 0: the first.
+func longer(pause time.Duration) time.Duration { return min(max(2*pause, firstPause), lastPause) }
+
 // patience is how a loop of fetches takes their errors.
 type patience struct {
 	log   *slog.Logger
@@ -37,7 +40,7 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 	case !errors.As(err, &failure) || !failure.Retryable:
 		return false, err
 	}
-	p.pause = min(max(2*p.pause, firstPause), lastPause)
+	p.pause = longer(p.pause)
 	again := jittered(p.pause)
 	p.log.Warn("dispatch: cannot fetch", "error", err, "again_in", again)
 	nap(ctx, again)
@@ -63,7 +66,7 @@ const verbTimeout = 10 * time.Second
 // persist makes a call until it succeeds, fails for a reason that stays, or the lease is about to end. mayHave says that one before
 // the last may have succeeded, since no answer to it came: that the lease is lost is no news then.
 func persist(ctx context.Context, end func() time.Time, call func(context.Context) error) (mayHave bool, _ error) {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+	for pause := firstPause; ; pause = longer(pause) {
 		bounded, cancel := context.WithDeadline(ctx, minTime(time.Now().Add(verbTimeout), end()))
 		err := call(bounded)
 		cancel()

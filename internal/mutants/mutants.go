@@ -472,7 +472,7 @@ var mutants = []mutant{
 	{
 		name:    "dispatch: what is locked is waited for",
 		file:    "dispatch/apart.go",
-		patches: []patch{{"alone := len(a.items) == 1 && !a.items[batch[0]].tried", "alone := true"}},
+		patches: []patch{{"direct := len(a.items) == 1 && !a.items[batch[0]].tried", "direct := true"}},
 		pkg:     "./dispatch", test: "TestRun_FailedItemsAreLocked_OthersAreSettled",
 	},
 	{
@@ -486,6 +486,18 @@ var mutants = []mutant{
 		file:    "migrations/00008_limits.sql",
 		patches: []patch{{"CASE WHEN v_back < cardinality(v_free.ids) AND EXISTS (", "CASE WHEN false AND EXISTS ("}},
 		pkg:     root, test: "TestLimits_HeldItemIsLockedWhenItsPlaceIsTakenUp_ComesAfterThat",
+	},
+	{
+		name:    "limits: what nobody takes up is looked for",
+		file:    "migrations/00008_limits.sql",
+		patches: []patch{{"l.max_running_per_key IS NOT NULL AND NOT l.paused AND (p_namespaces", "l.holds AND NOT l.paused AND (p_namespaces"}},
+		pkg:     root, test: "TestLimits_ReleaseOfAKeyComesAfterItsLimit_NobodyPolls",
+	},
+	{
+		name:    "dedup: who waits is claimed before the change is there to be seen",
+		file:    "migrations/00003_worker.sql",
+		patches: []patch{{"ORDER BY w.dedup_key LIMIT 1 FOR KEY SHARE) holder", "ORDER BY w.dedup_key LIMIT 1) holder"}},
+		pkg:     root, test: "TestDedupWaiting_InATransaction_ItemIsNotClaimedBeforeItsEnd",
 	},
 	{
 		name:    "limits: what is early is put off one by one",
