@@ -144,6 +144,89 @@ func (c *Config) resolve() (Config, telemetry, error) {
 	return r, t, k.err
 }
 
+// OrchestratorConfig says how an Orchestrator works. The zero value means the defaults, and so does a nil one.
+type OrchestratorConfig struct {
+	// Concurrency is how many turns are taken at one time, each of another instance. Up to MaxConcurrency. Defaults to 10.
+	Concurrency int
+
+	// Namespaces, Queues, Versions and WithoutHistory say what is fetched; see pgwake.FetchOptions. Default to everything, with
+	// its history.
+	Namespaces     []string
+	Queues         []string
+	Versions       *pgwake.VersionFilter
+	WithoutHistory bool
+
+	// LockTimeout is how long an instance is kept from others whose process died. While the Decider runs, the lease is
+	// renewed. From 1 s to 24 h. Defaults to 30 s.
+	LockTimeout time.Duration
+
+	// Timeout ends the context of the Decider, with ErrTimeout as the cause. Defaults to 0: none.
+	Timeout time.Duration
+
+	// MaxAttempts is how often a turn is tried before the instance fails; Unlimited for ever. Defaults to 10.
+	MaxAttempts int
+
+	// Retry says how long to wait after a turn that failed, or could not be acknowledged. Defaults to
+	// Backoff(time.Second, time.Minute).
+	Retry RetryPolicy
+
+	// Poison decides a turn that was tried MaxAttempts times, or of which the Decider returned an error that is Permanent. If it
+	// fails as well, or the Provider refuses what it decided, the messages of the turn become dead letters. It is called by
+	// several goroutines at a time. Defaults to FailInstance.
+	Poison func(turn *pgwake.OrchestrationItem, err error) (pgwake.OrchestrationAck, error)
+
+	// Sticky has the next turns of each instance come to the same Owner for so long, since that has the state at hand;
+	// afterwards, and once Run has ended, anybody gets them. An ack that says something of it prevails. From 10 ms to 24 h.
+	// Defaults to 0: to anybody.
+	Sticky time.Duration
+
+	// Owner is who gets the turns of the instances that are sticky to it: one name for a process, whose Orchestrators end
+	// together. Required with Sticky. Defaults to "": nobody.
+	Owner string
+
+	// StopTimeout is how long turns may go on once Run is to end, and CancelTimeout how long those that did not end by then
+	// may take to notice. After that Run waits for what became of the turns to be in the database, for 5 s at most, or for
+	// CancelTimeout if that is longer. At least 1 ns. Default to 25 s and 2 s.
+	StopTimeout, CancelTimeout time.Duration
+
+	// MeterProvider, TracerProvider and Propagator are for OpenTelemetry: see MetricTurn, and there is a span around each
+	// turn, with links to the traces of its messages. What the ack enqueues belongs to it. Default to the global ones.
+	MeterProvider  metric.MeterProvider
+	TracerProvider trace.TracerProvider
+	Propagator     propagation.TextMapPropagator
+
+	// Logger receives what operators should know. Defaults to slog.Default().
+	Logger *slog.Logger
+}
+
+func (c *OrchestratorConfig) resolve() (OrchestratorConfig, turnTelemetry, error) {
+	r := OrchestratorConfig{}
+	if c != nil {
+		r = *c
+	}
+	var k checks
+	k.concurrency(&r.Concurrency)
+	k.number("MaxAttempts", &r.MaxAttempts, 10, Unlimited)
+	k.lockTimeout(&r.LockTimeout)
+	k.duration("Timeout", &r.Timeout, 0, 0)
+	k.duration("StopTimeout", &r.StopTimeout, 25*time.Second, 0)
+	k.duration("CancelTimeout", &r.CancelTimeout, 2*time.Second, 0)
+	if r.Sticky != 0 && (r.Sticky < pgwake.MinLockTimeout || r.Sticky > pgwake.MaxLockTimeout || r.Owner == "") {
+		k.bad("Sticky %v needs an Owner, and to be between %v and %v", r.Sticky, pgwake.MinLockTimeout, pgwake.MaxLockTimeout)
+	}
+	if r.Retry == nil {
+		r.Retry = Backoff(time.Second, time.Minute)
+	}
+	if r.Poison == nil {
+		r.Poison = FailInstance
+	}
+	if r.Logger == nil {
+		r.Logger = slog.Default()
+	}
+	t := newTurnTelemetry(&r, &k)
+	return r, t, k.err
+}
+
 // checks completes settings and collects what is wrong with them.
 type checks struct{ err error }
 

@@ -1,8 +1,10 @@
 package dispatch
 
 import (
+	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -91,4 +93,23 @@ func hooked[T any](fn func() (T, error)) (v T, err error) {
 	}()
 	<-ended
 	return v, err
+}
+
+// longestText is how much of an error is kept, in bytes.
+const longestText = 16 << 10
+
+// text is what an error says, as the Provider takes it.
+func text(err error) (said string) {
+	if err == nil {
+		return ""
+	}
+	defer func() {
+		if panicked := recover(); panicked != nil { // a nil pointer in an error, say
+			said = fmt.Sprintf("%T, whose text cannot be had: %v", err, panicked)
+		}
+	}()
+	said = err.Error()
+	said = said[:min(len(said), longestText)]
+	said = strings.ReplaceAll(strings.ToValidUTF8(said, "\uFFFD"), "\x00", "\uFFFD") // which takes more room
+	return strings.ToValidUTF8(said[:min(len(said), longestText)], "")
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -101,25 +100,6 @@ func (d *Dispatcher) plainer(h *held, v verdict, completion *pgwake.Message) (wa
 
 // settlePatience is how long nothing may succeed at the end before the rest is left to the end of its leases.
 const settlePatience = 5 * time.Second
-
-// longestText is how much of an error is kept, in bytes.
-const longestText = 16 << 10
-
-// text is what an error says, as the Provider takes it.
-func text(err error) (said string) {
-	if err == nil {
-		return ""
-	}
-	defer func() {
-		if panicked := recover(); panicked != nil { // a nil pointer in an error, say
-			said = fmt.Sprintf("%T, whose text cannot be had: %v", err, panicked)
-		}
-	}()
-	said = err.Error()
-	said = said[:min(len(said), longestText)]
-	said = strings.ReplaceAll(strings.ToValidUTF8(said, "\uFFFD"), "\x00", "\uFFFD") // which takes more room
-	return strings.ToValidUTF8(said[:min(len(said), longestText)], "")
-}
 
 // ended is the last of an item.
 func (w *workshop) ended(h *held) {
