@@ -151,6 +151,12 @@ func run(ctx context.Context, config *pgx.ConnConfig, schema string, apply func(
 	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
 	db := stdlib.OpenDB(*config)
 	defer func() { err = errors.Join(err, db.Close()) }()
+	defer func() {
+		// The end of ctx breaks the connection, and then a statement may fail for no other reason than that.
+		if ended := ctx.Err(); err != nil && ended != nil && !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err)
+		}
+	}()
 
 	endTurn, err := takeTurn(ctx, db, schema)
 	if err != nil {

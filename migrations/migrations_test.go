@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -117,6 +119,46 @@ func TestUp_Again_ChangesNothing(t *testing.T) {
 	s.up(t)
 	require.Equal(t, before, s.objects(t))
 	require.Equal(t, rows, s.list(t, `SELECT to_json(q)::text FROM worker_queue q`))
+}
+
+func TestUp_ContextEndsAtAnyMoment_SaysSoAndTheNextFinishes(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	for sent := int64(1); ; sent += 1 + sent/5 {
+		ctx, cancel := context.WithCancel(t.Context())
+		config := s.config.Copy()
+		left := &atomic.Int64{}
+		left.Store(sent)
+		config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			return endingConn{conn, left, cancel}, err
+		}
+		err := migrations.Up(ctx, config, s.name)
+		cancel()
+		if left.Load() > 0 {
+			require.NoError(t, err)
+			break
+		}
+		if err != nil { // it may be that all was done
+			require.ErrorIs(t, err, context.Canceled, "after %d messages", sent)
+		}
+	}
+	s.exec(t, `SELECT enqueue_work('x')`)
+}
+
+// endingConn ends a context when a number of messages were sent.
+type endingConn struct {
+	net.Conn
+	left *atomic.Int64
+	end  context.CancelFunc
+}
+
+func (c endingConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if c.left.Add(-1) == 0 {
+		c.end()
+	}
+	return n, err
 }
 
 func TestUp_SchemaExists_TheRightToCreateInItIsEnough(t *testing.T) {
