@@ -3,7 +3,9 @@ package pgwake
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -29,6 +31,11 @@ const (
 	// transaction poolers and servers without NOTIFY. Instants that the node knows of, timers and ends of
 	// leases, are met exactly all the same.
 	ModePolling
+	// ModeShadow listens and counts what producers say (QueueStats.Notifications), and fetches nothing: a fetch waits until its
+	// time is up. For a trial beside whatever does the work meanwhile.
+	ModeShadow
+	// ModeDisabled neither listens nor fetches.
+	ModeDisabled
 )
 
 func (m Mode) String() string {
@@ -39,6 +46,10 @@ func (m Mode) String() string {
 		return "event-driven"
 	case ModePolling:
 		return "polling"
+	case ModeShadow:
+		return "shadow"
+	case ModeDisabled:
+		return "disabled"
 	}
 	return fmt.Sprintf("Mode(%d)", int(m))
 }
@@ -106,8 +117,12 @@ type Config struct {
 	// Defaults to false: the schema is created and migrated.
 	SkipMigrate bool
 
-	// Mode says how the node learns of due work. Defaults to ModeHybrid.
+	// Mode says how the node learns of due work. Defaults to ModeHybrid. SetModes changes it.
 	Mode Mode
+
+	// Modes are those of single namespaces that have another. They are for fetches that name their namespaces: one of all
+	// goes by Mode. Default to none.
+	Modes map[string]Mode
 
 	// Notify says when producers notify this node. A node that wants to hear more than another gets
 	// it, and the other with it. Defaults to NotifyDirected.
@@ -122,8 +137,8 @@ type Config struct {
 	ListenConfig *pgx.ConnConfig
 
 	// FallbackEnabled says whether what the periodic statement finds wakes a dispatcher. The statement
-	// itself runs in any case, since it keeps the LISTEN connection alive. Nil means true in ModeHybrid and
-	// false otherwise; in ModeEventDriven it must not be set to true.
+	// itself runs in any case, since it keeps the LISTEN connection alive. It is for ModeHybrid, and nil means true; if
+	// Mode is ModeEventDriven it must not be set to true.
 	FallbackEnabled *bool
 
 	// FallbackInterval is the time between two such statements; jitter adds up to a tenth of it, 1 s at most. It also
@@ -234,7 +249,9 @@ const (
 )
 
 // listens reports whether there is to be a LISTEN connection.
-func (c *Config) listens() bool { return c.Mode != ModePolling && !c.DisableLongPoll }
+func (c *Config) listens() bool {
+	return !c.DisableLongPoll && newModes(c).any(Mode.listens)
+}
 
 // resolve returns a copy with the defaults filled in, or an ErrConfig that lists everything wrong.
 func (c *Config) resolve() (Config, error) {
@@ -257,8 +274,17 @@ func (c *Config) resolve() (Config, error) {
 		problem("Schema %q: the name is the server's", r.Schema)
 	}
 
-	if r.Mode < ModeHybrid || r.Mode > ModePolling {
+	if !r.Mode.known() {
 		problem("Mode %d is unknown", int(r.Mode))
+	}
+	r.Modes = maps.Clone(r.Modes)
+	for _, namespace := range slices.Sorted(maps.Keys(r.Modes)) {
+		if err := checkNamespace(namespace); err != nil {
+			problem("Modes: %v", err)
+		}
+		if mode := r.Modes[namespace]; !mode.known() {
+			problem("Modes: mode %d of %s is unknown", int(mode), quote(namespace))
+		}
 	}
 	if r.Notify < NotifyDirected || r.Notify > NotifyBroadcast {
 		problem("Notify %d is unknown", int(r.Notify))
@@ -268,7 +294,7 @@ func (c *Config) resolve() (Config, error) {
 	}
 	switch {
 	case r.FallbackEnabled == nil:
-		r.FallbackEnabled = new(r.Mode == ModeHybrid)
+		r.FallbackEnabled = new(true)
 	case *r.FallbackEnabled && r.Mode == ModeEventDriven:
 		problem("FallbackEnabled is true, and ModeEventDriven is the mode without it")
 	default:
@@ -348,7 +374,7 @@ func lockTimeout(d time.Duration) (time.Duration, error) {
 // withoutListener says, for operators, what a node does that is to listen and cannot.
 func (c *Config) withoutListener() string {
 	switch {
-	case c.AggressivePolicy == Never && *c.FallbackEnabled:
+	case c.AggressivePolicy == Never && *c.FallbackEnabled && c.Mode == ModeHybrid:
 		return fmt.Sprintf("asking every %v", c.FallbackInterval)
 	case c.AggressivePolicy == Never:
 		return "finding only what this node enqueues, and what is due at an instant that it knows,"

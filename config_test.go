@@ -42,17 +42,16 @@ func TestConfig_NilOrZero_ResolvesToTheDocumentedDefaults(t *testing.T) {
 	}
 }
 
-func TestConfig_ModeEventDriven_FallbackIsOffAndMustNotBeOn(t *testing.T) {
+func TestConfig_ModeEventDriven_FallbackMustNotBeOn(t *testing.T) {
 	t.Parallel()
-	r, err := (&Config{Mode: ModeEventDriven}).resolve()
+	_, err := (&Config{Mode: ModeEventDriven}).resolve()
 	require.NoError(t, err)
-	require.False(t, *r.FallbackEnabled)
 	_, err = (&Config{Mode: ModeEventDriven, FallbackEnabled: new(false)}).resolve()
 	require.NoError(t, err)
 	_, err = (&Config{Mode: ModeEventDriven, FallbackEnabled: new(true)}).resolve()
 	require.ErrorIs(t, err, ErrConfig)
 	require.ErrorContains(t, err, "FallbackEnabled")
-	r, err = (&Config{FallbackEnabled: new(false)}).resolve()
+	r, err := (&Config{FallbackEnabled: new(false)}).resolve()
 	require.NoError(t, err)
 	require.False(t, *r.FallbackEnabled)
 }
@@ -70,7 +69,8 @@ func TestConfig_Resolve_LeavesTheCallersConfigAlone(t *testing.T) {
 // badKnobs has, for every knob that can be wrong, values that are.
 var badKnobs = map[string][]Config{
 	"Schema":                  {{Schema: strings.Repeat("x", 64)}, {Schema: strings.Repeat("é", 32)}, {Schema: "a\x00"}, {Schema: "\xff"}, {Schema: "pg_x"}},
-	"Mode":                    {{Mode: -1}, {Mode: ModePolling + 1}},
+	"Mode":                    {{Mode: -1}, {Mode: ModeDisabled + 1}},
+	"Modes":                   {{Modes: map[string]Mode{"Bad": ModePolling}}, {Modes: map[string]Mode{"good": -1}}},
 	"FallbackEnabled":         {{Mode: ModeEventDriven, FallbackEnabled: new(true)}},
 	"FallbackInterval":        {{FallbackInterval: -1}, {FallbackInterval: 100*time.Millisecond - 1}, {FallbackInterval: 24*time.Hour + 1}},
 	"MaxWait":                 {{MaxWait: -1}, {MaxWait: time.Millisecond - 1}},

@@ -90,6 +90,9 @@ func TestDocs_Settings_EveryFieldWithItsDefaultAndItsLimits(t *testing.T) {
 			require.Equal(t, byDefault, "`"+strconv.Quote(value.String())+"`", field.Name)
 		case reflect.Bool:
 			require.Equal(t, byDefault, fmt.Sprintf("`%t`", value.Bool()), field.Name)
+		case reflect.Map: // Modes
+			require.Equal(t, byDefault, "none", field.Name)
+			require.Zero(t, value.Len(), field.Name)
 		case reflect.Func: // ValidateEvent
 			require.Equal(t, byDefault, "none", field.Name)
 			require.True(t, value.IsNil(), field.Name)

@@ -22,6 +22,7 @@ type engine struct {
 	sql   *statements
 	pool  *pgxpool.Pool
 	clock *dbclock.Clock
+	modes *modes
 	stats engineStats
 
 	waiters   *waiters
@@ -32,7 +33,7 @@ type engine struct {
 	settlers  [queueCount]*settler
 	disarmer  *disarmer
 	sweeper   *sweeper
-	listener  *listener // nil: ModePolling, or no long polling
+	listener  *listener // nil: no long polling
 
 	node    int32        // key of this node
 	alone   atomic.Bool  // no other node listens
@@ -41,7 +42,7 @@ type engine struct {
 
 	mu       sync.Mutex
 	trouble  [queueCount]*aggressive
-	nextPoll [queueCount]time.Time // ModePolling
+	nextPoll [queueCount]time.Time // of the lanes that poll
 	doubts   [queueCount]doubt
 
 	group *supervise.Group
@@ -56,11 +57,11 @@ type engine struct {
 }
 
 func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, lost func()) *engine {
-	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), lost: lost, tidy: func() {}, node: int32(rand.Uint32())}
+	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), modes: newModes(cfg), lost: lost, tidy: func() {}, node: int32(rand.Uint32())}
 	e.timer = newTimer(e)
 	e.coalescer = newCoalescer(e)
 	e.waits = newWaits(e)
-	e.waiters = newWaiters(func(q Queue, f filter) *lane {
+	e.waiters = newWaiters(e.modes, func(q Queue, f filter) *lane {
 		l := newLane(q, f, e.clock.Now, e.timer.moved, &e.stats.queues[q])
 		l.id, l.settler, l.overheard = e.lanes.Add(1), e.settlers[q], e.disarmer.bell.ring
 		l.alone, l.passOn = func() bool { return e.alone.Load() && e.waiters.oneLane(q) }, e.coalescer.passOn
@@ -80,7 +81,7 @@ func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, 
 	for q := range e.trouble {
 		e.trouble[q] = newAggressive(cfg)
 	}
-	if cfg.listens() {
+	if !cfg.DisableLongPoll {
 		e.listener = newListener(e, listen)
 	}
 	e.ctx, e.stop = context.WithCancel(context.Background())
@@ -144,9 +145,9 @@ func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) er
 	})
 }
 
-// claim is one query for work. announce says whether to tell the other nodes when the leases end, and row what to
-// write to the lane's row of waiters.
-type claim func(ctx context.Context, announce bool, row rowWrite) (report, error)
+// claim is one query for work that matches a filter. announce says whether to tell the other nodes when the leases end, and
+// row what to write to the lane's row of waiters.
+type claim func(ctx context.Context, f filter, announce bool, row rowWrite) (report, error)
 
 // fetch makes the claim until it finds something, as often as there is reason to, or returns ErrNoWork
 // when the time is up:
@@ -155,7 +156,19 @@ type claim func(ctx context.Context, announce bool, row rowWrite) (report, error
 //  2. It parks. That costs no query and holds no connection.
 //  3. Each token makes it ask again.
 //  4. When the time is up it returns, without asking: the lane's last answer still holds.
-func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) (err error) {
+//
+// If a mode changes that concerns it while it waits, it begins anew, with the time that is left.
+func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) error {
+	for began := e.clock.Now(); ; {
+		err := e.fetchOnce(ctx, q, plan, began, ask)
+		if !errors.Is(err, errModeChanged) {
+			return err
+		}
+		plan.ack = nil
+	}
+}
+
+func (e *engine) fetchOnce(ctx context.Context, q Queue, plan fetchPlan, began time.Time, ask claim) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -166,8 +179,7 @@ func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) 
 	defer func() { l.leave(err == nil) }()
 
 	mayPark := !plan.noWait && !e.cfg.DisableLongPoll
-	began := e.clock.Now()
-	if !mayPark || plan.ack != nil || !l.isEmpty(e.epoch() != 0, e.staleAfter(q)) {
+	if !mayPark || plan.ack != nil || !l.isEmpty(l.filter.manner.hears && e.epoch() != 0, e.staleAfter(l)) {
 		found, err := e.look(ctx, l, plan.lock, nil, ask)
 		if found || err != nil {
 			return err
@@ -194,14 +206,13 @@ func (e *engine) fetch(ctx context.Context, q Queue, plan fetchPlan, ask claim) 
 // staleAfter is how long an empty answer is good for without a LISTEN connection: past the scout's next poll,
 // which renews it as long as anyone waits. So many dispatchers that call Fetch in short turns cost no more
 // queries than one.
-func (e *engine) staleAfter(q Queue) time.Duration {
-	if e.hibernates() {
-		return 2 * e.cfg.HibernatePoll
-	}
-	if e.cfg.Mode == ModePolling {
+func (e *engine) staleAfter(l *lane) time.Duration {
+	switch {
+	case l.filter.manner.polls:
 		return 2 * e.cfg.PollInterval
-	}
-	if e.isAggressive(q) {
+	case e.hibernates():
+		return 2 * e.cfg.HibernatePoll
+	case e.isAggressive(l.queue):
 		return 2 * e.cfg.AggressiveInterval
 	}
 	return 0
@@ -220,7 +231,8 @@ func (e *engine) look(ctx context.Context, l *lane, lockTimeout time.Duration, b
 // lookOnce makes one query for work and lets the lane know what it says.
 func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duration, by *token, ask claim) (found, unfinished bool, err error) {
 	answered := false
-	k := l.beginLook(e.session())
+	session := e.session()
+	k := l.beginLook(l.known(session))
 	defer func() {
 		if !answered {
 			l.unanswered(k, by) // also when ask panics
@@ -228,10 +240,10 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	}()
 	sent := e.clock.Now()
 	joined, announce := e.leases.announce(l.queue, e.clock.Server(sent), lockTimeout)
-	if k.session.epoch == 0 {
+	if session.epoch == 0 {
 		announce = true // who may have joined since, this node has not heard
 	}
-	r, err := ask(ctx, announce, k.row)
+	r, err := ask(ctx, l.filter, announce, k.row)
 	if err != nil {
 		// A cancelled caller says nothing about the database, and neither do others who use the pool. Whoever was told
 		// that a lease has ended got an answer.
@@ -244,7 +256,7 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 		return false, false, err
 	}
 	answered = true
-	l.endLook(k, r, by, e.epoch())
+	l.endLook(k, r, by, l.known(e.session()).epoch)
 	e.keepInstants(l, r.now)
 	if e.failing.Swap(false) && e.listener != nil {
 		e.listener.retryNow()
@@ -340,7 +352,7 @@ func (e *engine) signal(q Queue, n note, why WakeReason) {
 		if !n.next.IsZero() {
 			l.heard(n.next)
 		}
-		if n.due > 0 {
+		if n.due > 0 && (why != WakeNotify || l.filter.manner.hears) {
 			l.signal(why)
 		}
 	})
@@ -511,7 +523,7 @@ func (e *engine) enterAggressive(q Queue, why trouble) {
 }
 
 func (e *engine) observe(q Queue, o outcome) {
-	if o == outcomeEmpty && e.listener != nil && e.epoch() == 0 {
+	if o == outcomeEmpty && e.listener != nil && !e.listener.rests() && e.epoch() == 0 {
 		return // no sign that notifications get through: there are none
 	}
 	e.mu.Lock()
@@ -530,20 +542,25 @@ func (e *engine) isAggressive(q Queue) bool {
 func (e *engine) pollQueue(q Queue) (next time.Time, polling bool) {
 	e.mu.Lock()
 	now := e.clock.Now()
-	var due bool
-	if e.cfg.Mode == ModePolling {
+	var due, troubled bool
+	if e.modes.any(func(m Mode) bool { return m == ModePolling }) {
 		if due = !e.nextPoll[q].After(now); due {
 			e.nextPoll[q] = now.Add(e.cfg.PollInterval)
 		}
 		next, polling = e.nextPoll[q], true
-	} else if next, polling = e.trouble[q].poll(); polling && !next.After(now) {
-		due = true
-		e.trouble[q].polled(now)
-		next, _ = e.trouble[q].poll()
+	}
+	if at, aggressive := e.trouble[q].poll(); aggressive {
+		if troubled = !at.After(now); troubled {
+			e.trouble[q].polled(now)
+			at, _ = e.trouble[q].poll()
+		}
+		if !polling || at.Before(next) {
+			next, polling = at, true
+		}
 	}
 	e.mu.Unlock()
-	if due {
-		for _, l := range e.waiters.lanes(q) {
+	for _, l := range e.waiters.lanes(q) {
+		if m := l.filter.manner; due && m.polls || troubled && m.hears {
 			l.poll(false)
 		}
 	}
@@ -561,7 +578,9 @@ func (e *engine) listenerLost(wasUp bool) {
 	e.waits.bell.ring() // from here on it polls
 	for q := range Queue(queueCount) {
 		for _, l := range e.waiters.lanes(q) {
-			l.forget()
+			if l.filter.manner.hears {
+				l.forget()
+			}
 		}
 		e.enterAggressive(q, troubleListener)
 	}
@@ -574,7 +593,9 @@ func (e *engine) listenerUp() {
 	for q := range Queue(queueCount) {
 		e.leases.joined(q, e.clock.Server(e.clock.Now())) // others may have, unheard
 		for _, l := range e.waiters.lanes(q) {
-			l.reconnected()
+			if l.filter.manner.hears {
+				l.reconnected()
+			}
 		}
 	}
 	e.coalescer.join()

@@ -329,14 +329,20 @@ type filter struct {
 	MaxPin     int64    `json:"max,omitempty"`
 	Fair       bool     `json:"fair,omitempty"` // of no concern to look
 
-	nothing bool // it matches nothing
+	nothing bool   // it matches nothing
+	manner  manner // how the lane learns of what matches
+}
+
+// text is what the SQL function look takes.
+func (f filter) text() string {
+	text, _ := json.Marshal(f) // strings and numbers
+	return string(text)
 }
 
 // key is the filter's canonical form.
 func (f filter) key() string {
-	text, _ := json.Marshal(f) // strings and numbers
 	if f.nothing {
 		return "nothing"
 	}
-	return string(text)
+	return fmt.Sprint(f.manner, f.text())
 }

@@ -56,7 +56,7 @@ func (e *engine) hibernates() bool { return e.listener != nil && e.listener.hibe
 
 // isDeaf reports whether the node is to listen and does not.
 func (e *engine) isDeaf() bool {
-	if e.listener == nil || e.epoch() != 0 || e.hibernates() {
+	if e.listener == nil || e.listener.rests() || e.epoch() != 0 || e.hibernates() {
 		return false
 	}
 	return e.epoch() == 0 // it did not wake up in between
@@ -178,6 +178,8 @@ func (l *listener) hibernate(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-l.hibernation.woken:
+			return
+		case <-l.changed:
 			return
 		case <-tidy.C:
 			l.e.tidy()

@@ -439,7 +439,7 @@ func (n *simNode) fetch(namespaces []string, p fetchPlan) {
 	p.lock, p.filter.Namespaces = n.d.plan.leases[n.d.random(len(n.d.plan.leases))], namespaces
 	var turn *simInstance
 	var claim int
-	err := n.e.fetch(n.ctx, Orchestrator, p, func(_ context.Context, announce bool, _ rowWrite) (r report, err error) {
+	err := n.e.fetch(n.ctx, Orchestrator, p, func(_ context.Context, _ filter, announce bool, _ rowWrite) (r report, err error) {
 		if n.d.random(50) == 0 {
 			n.d.pause(time.Millisecond)
 			return report{}, errors.New("connection reset")

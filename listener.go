@@ -55,7 +55,8 @@ type listener struct {
 	sessions atomic.Uint64           // so far
 	pid      atomic.Uint32           // of the backend, which behind a pooler is not what the connection says
 
-	retry bell // ends the pause before the next attempt
+	retry   bell // ends the pause before the next attempt
+	changed bell // the modes have changed
 
 	hibernation hibernation
 
@@ -67,6 +68,7 @@ type listener struct {
 	mu        sync.Mutex
 	interrupt context.CancelFunc // ends the wait for a notification; nil: not waiting
 	jobs      []*job
+	outdated  bool // the modes have changed since the session went by them
 	lastErr   error
 	missing   bool     // the log says that there is no connection
 	socket    net.Conn // of the connection, or of the last one
@@ -102,7 +104,7 @@ var (
 )
 
 func newListener(e *engine, d dialer) *listener {
-	return &listener{e: e, dialer: d, tried: make(chan struct{}), retry: newBell(), hibernation: newHibernation()}
+	return &listener{e: e, dialer: d, tried: make(chan struct{}), retry: newBell(), changed: newBell(), hibernation: newHibernation()}
 }
 
 // retryNow is called when the database answers again: if there is no connection, this is the time for the
@@ -118,12 +120,20 @@ func (l *listener) run(ctx context.Context) {
 	defer l.lost(errors.New("listener stopped")) // also when it panics
 	<-wait.C
 	for {
+		if l.rests() {
+			l.rest(ctx)
+			pause = firstReconnect
+		}
+		if ctx.Err() != nil {
+			return
+		}
 		began := time.Now()
 		err := l.serve(ctx)
-		if errors.Is(err, errHibernates) {
-			if l.hibernate(ctx); ctx.Err() != nil {
-				return
-			}
+		switch {
+		case errors.Is(err, errUnwanted):
+			continue
+		case errors.Is(err, errHibernates):
+			l.hibernate(ctx)
 			pause = firstReconnect
 			continue
 		}
@@ -150,6 +160,74 @@ func (l *listener) run(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// rests reports whether there is to be no LISTEN connection.
+func (l *listener) rests() bool { return !l.e.modes.any(Mode.listens) }
+
+// rest waits until there is to be one.
+func (l *listener) rest(ctx context.Context) {
+	l.mu.Lock()
+	l.missing, l.lastErr = false, nil
+	l.mu.Unlock()
+	l.hibernation.on.Store(false)
+	l.triedOnce.Do(func() { close(l.tried) })
+	for l.rests() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.changed:
+		}
+	}
+}
+
+// reconsider has the listener go by the modes as they are now. It never blocks.
+func (l *listener) reconsider() {
+	l.changed.ring()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.outdated = true
+	if l.interrupt != nil {
+		l.interrupt()
+	}
+}
+
+// errUnwanted ends a session without any trouble.
+var errUnwanted = errors.New("nobody listens any more")
+
+// goByModes ends the session if there is to be none, with errUnwanted, and otherwise has it hear what it is to. Any other error
+// is that of a connection that broke.
+func (l *listener) goByModes(ctx context.Context, conn *pgx.Conn, key int32) error {
+	l.mu.Lock()
+	outdated := l.outdated
+	l.outdated = false
+	l.mu.Unlock()
+	if !outdated {
+		return nil
+	}
+	exec := func(ctx context.Context, dest any, sql string, args ...any) error {
+		bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+		defer cancel()
+		return conn.QueryRow(bounded, sql, args...).Scan(dest)
+	}
+	if l.rests() {
+		l.current.Store(nil)
+		l.refuseJobs()
+		l.e.alone.Store(false) // others may come, unheard
+		l.e.leaveBy(context.WithoutCancel(ctx), exec)
+		return errUnwanted
+	}
+	var void any
+	if err := exec(ctx, &void, l.e.sql.hearAll, l.e.node, key, l.hearsAll()); err != nil {
+		return ifBroken(conn, err)
+	}
+	l.nextFallback = time.Now() // which removes the rows of lanes that are gone
+	return nil
+}
+
+// hearsAll reports whether producers are to notify this node of everything, whoever waits.
+func (l *listener) hearsAll() bool {
+	return l.e.cfg.Notify == NotifyBroadcast || l.e.modes.any(func(m Mode) bool { return m == ModeShadow })
 }
 
 // lost ends the epoch: what was known by listening is void, and the scout takes over.
@@ -262,6 +340,9 @@ func (l *listener) serve(ctx context.Context) error {
 		if err := l.runJobs(ctx, conn); err != nil {
 			return err
 		}
+		if err := l.goByModes(ctx, conn, key); err != nil {
+			return err
+		}
 		if !time.Now().Before(l.nextFallback) {
 			if err := l.fallback(ctx, conn); err != nil {
 				return err
@@ -280,16 +361,23 @@ func (l *listener) planFallback() {
 	l.nextFallback = time.Now().Add(interval + rand.N(min(fallbackJitter, interval/10+1)))
 }
 
+// fallsBack reports whether what the periodic statement finds wakes anybody.
+func (l *listener) fallsBack() bool {
+	return *l.e.cfg.FallbackEnabled && l.e.modes.any(func(m Mode) bool { return m.manner().fallsBack })
+}
+
 // fallbackByDispatchers is the fallback while there is no connection: one dispatcher of each lane asks.
 func (l *listener) fallbackByDispatchers() {
-	if !*l.e.cfg.FallbackEnabled || time.Now().Before(l.nextFallback) {
+	if !l.fallsBack() || time.Now().Before(l.nextFallback) {
 		return
 	}
 	l.planFallback()
 	l.e.waits.lookAtAll()
 	for q := range Queue(queueCount) {
 		for _, ln := range l.e.waiters.lanes(q) {
-			ln.signal(WakeFallback)
+			if ln.filter.manner.fallsBack {
+				ln.signal(WakeFallback)
+			}
 		}
 	}
 }
@@ -388,7 +476,7 @@ func (l *listener) prepare(ctx context.Context, conn *pgx.Conn, key int32) error
 	var pid uint32
 	var now time.Time
 	var nodes others
-	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.e.cfg.Notify == NotifyBroadcast).Scan(&pid, &now, &nodes.none, &nodes.dead)
+	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.hearsAll()).Scan(&pid, &now, &nodes.none, &nodes.dead)
 	if err != nil {
 		return fmt.Errorf("prepare the LISTEN session: %w", err)
 	}
@@ -403,7 +491,7 @@ func (l *listener) wait(ctx context.Context, conn *pgx.Conn, until time.Time) (*
 	waiting, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
 	l.mu.Lock()
-	if len(l.jobs) > 0 {
+	if len(l.jobs) > 0 || l.outdated {
 		l.mu.Unlock()
 		return nil, nil
 	}
@@ -424,6 +512,7 @@ func (l *listener) wait(ctx context.Context, conn *pgx.Conn, until time.Time) (*
 func (l *listener) handle(n *pgconn.Notification, c channels) {
 	for q, channel := range c.own {
 		if n.Channel == channel {
+			l.e.stats.queues[q].notifications.Add(1)
 			l.e.called(Queue(q), parseCall(n.Payload))
 			return
 		}
@@ -438,6 +527,7 @@ func (l *listener) handle(n *pgconn.Notification, c channels) {
 	}
 	for q, channel := range c.queues {
 		if n.Channel == channel {
+			l.e.stats.queues[q].notifications.Add(1)
 			l.e.heard(Queue(q), parseNote(n.Payload))
 		}
 	}
@@ -544,7 +634,7 @@ func (j *job) run(ctx context.Context, conn *pgx.Conn) (broken error) {
 // for an instance has it looked at, on the pool.
 func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	l.e.waiters.retire()
-	if *l.e.cfg.FallbackEnabled {
+	if l.fallsBack() {
 		l.e.waits.lookAtAll()
 	}
 	newest := l.e.lanes.Load() // before they are listed: those that come meanwhile are not taken for retired
@@ -555,10 +645,13 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	ids := []int32{} // nil would be NULL, and no row go
 	for q := range Queue(queueCount) {
 		for _, ln := range l.e.waiters.lanes(q) {
+			if !ln.filter.manner.hears {
+				continue
+			}
 			lanes, ids = append(lanes, ln), append(ids, ln.id)
 			looks = append(looks, ln.beginFallback())
 			queues = append(queues, q.String())
-			filters = append(filters, ln.filter.key())
+			filters = append(filters, ln.filter.text())
 		}
 	}
 
@@ -583,7 +676,7 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 		if earliest != nil {
 			r.earliest = *earliest
 		}
-		if *l.e.cfg.FallbackEnabled {
+		if *l.e.cfg.FallbackEnabled && lanes[at-1].filter.manner.fallsBack {
 			lanes[at-1].endFallback(looks[at-1], r, l.e.cfg.FallbackInterval)
 			l.e.keepInstants(lanes[at-1], now)
 		}

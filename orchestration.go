@@ -309,7 +309,8 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 		return nil, failed(op, err)
 	}
 	defer done()
-	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, announce bool, row rowWrite) (report, error) {
+	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, f filter, announce bool, row rowWrite) (report, error) {
+		plan.filter = f
 		claim := newClaim()
 		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[*OrchestrationItem], error) {
 			return p.claimOrchestration(ctx, conn, rowCame, claim, plan, announce, row)

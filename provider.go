@@ -89,12 +89,14 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 	case cfg.HibernateAfter == 0 && poolConfig.MinConns == 0:
 		poolConfig.MinConns = 1
 	}
-	if cfg.listens() {
+	var opened atomic.Pointer[Provider]
+	poolConfig.ShouldPing = func(_ context.Context, conn pgxpool.ShouldPingParams) bool {
 		// The LISTEN connection notices a dead server before the pool does, and the pool is then reset; so a
 		// connection need not be tried before every use. Rarely used ones still are.
-		poolConfig.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
-			return p.IdleDuration > time.Minute
+		if p := opened.Load(); p != nil && p.engine.epoch() != 0 {
+			return conn.IdleDuration > time.Minute
 		}
+		return conn.IdleDuration > time.Second
 	}
 	poolConfig.PingTimeout = answerDeadline
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
@@ -106,6 +108,7 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 		pool.Close()
 		return nil, failed(op, err)
 	}
+	opened.Store(p)
 	return p, nil
 }
 

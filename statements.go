@@ -12,7 +12,7 @@ import (
 // is in provider.go, and LISTEN in listener.go.
 
 type statements struct {
-	channels, session, look, tell, asyncCommit, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
+	channels, session, hearAll, look, tell, asyncCommit, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
 
 	enqueueWork, enqueueWorkItem, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
 
@@ -48,6 +48,7 @@ func newStatements(schema string) *statements {
 		channels: "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "node_channel('orchestrator', $1), " +
 			in + "node_channel('worker', $1), " + in + "channel('instance')",
 		session:              rows("listen_session", 3),
+		hearAll:              scalar("hear_all", 3),
 		look:                 rows("look", 5),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",

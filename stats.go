@@ -38,6 +38,8 @@ type QueueStats struct {
 	Settled    bool // who waits here looks only when told to; false while a transaction is open that may not tell, and while somebody looks
 	Aggressive bool // the queue is being polled because something went wrong
 
+	Notifications int64 // heard, of what this queue is fed by other sessions
+
 	Looks  int64            // queries for work
 	Tokens map[string]int64 // wake-ups by reason: notify, timer, chain, local, reconnect, fallback, scout, settle
 	Finds  map[string]int64 // queries that found work by reason; "fetch" is the query at the start of a fetch
@@ -89,6 +91,8 @@ func (h *histogram) observe(d time.Duration) {
 
 // queueStats are the counters behind QueueStats.
 type queueStats struct {
+	notifications atomic.Int64
+
 	looks       atomic.Int64
 	items       atomic.Int64
 	passedOn    atomic.Int64
@@ -108,7 +112,7 @@ type engineStats struct {
 func (p *Provider) Stats() Stats {
 	e := p.engine
 	s := Stats{
-		Mode:      e.cfg.Mode,
+		Mode:      e.modes.mode(""),
 		Waits:     e.waits.parked(),
 		WaitReads: e.stats.waitReads.Load(),
 		Fallbacks: e.stats.fallbacks.Load(),
@@ -135,6 +139,7 @@ func (e *engine) queueStats(q Queue) QueueStats {
 		Parked:        e.waiters.parked(q),
 		Settled:       e.waiters.settled(q),
 		Aggressive:    e.isAggressive(q),
+		Notifications: c.notifications.Load(),
 		Looks:         c.looks.Load(),
 		Items:         c.items.Load(),
 		PassedOn:      c.passedOn.Load(),

@@ -10,6 +10,7 @@ import (
 // waiters is the registry of a node's lanes. A lane comes with the first fetch that needs it.
 type waiters struct {
 	newLane func(Queue, filter) *lane
+	modes   *modes
 
 	mu     sync.RWMutex
 	byKey  [queueCount]map[string]*lane
@@ -18,18 +19,19 @@ type waiters struct {
 	count [queueCount]atomic.Int32 // of lanes, for whoever may not wait for mu
 }
 
-func newWaiters(newLane func(Queue, filter) *lane) *waiters {
-	w := &waiters{newLane: newLane}
+func newWaiters(m *modes, newLane func(Queue, filter) *lane) *waiters {
+	w := &waiters{newLane: newLane, modes: m}
 	for q := range w.byKey {
 		w.byKey[q] = make(map[string]*lane)
 	}
 	return w
 }
 
-// enter returns the lane for a filter with the caller inside it.
-func (w *waiters) enter(q Queue, f filter) (*lane, error) {
-	key := f.key()
+// enter returns the lane for what is fetched of what a filter asks for, with the caller inside it.
+func (w *waiters) enter(q Queue, asked filter) (*lane, error) {
 	w.mu.RLock()
+	f := w.modes.apply(asked) // under the registry's lock: whoever drops the lanes that a change concerns drops this one as well
+	key := f.key()
 	l := w.byKey[q][key]
 	if l != nil && !w.closed {
 		l.enter() // under the registry's lock: a lane with somebody inside is never retired
@@ -43,6 +45,8 @@ func (w *waiters) enter(q Queue, f filter) (*lane, error) {
 	if w.closed {
 		return nil, ErrClosed
 	}
+	f = w.modes.apply(asked)
+	key = f.key()
 	if l = w.byKey[q][key]; l == nil {
 		w.retireIdle()
 		l = w.newLane(q, f)
@@ -140,6 +144,27 @@ func (w *waiters) retireIdle() {
 		}
 		w.count[q].Store(int32(len(w.byKey[q])))
 	}
+}
+
+// drop takes the lanes out of the registry that a change of modes concerns, and returns them. Whoever waits there begins anew.
+func (w *waiters) drop(concerned func(filter) bool) (dropped []*lane) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil
+	}
+	for q := range w.byKey {
+		for key, l := range w.byKey[q] {
+			if concerned(l.filter) {
+				l.audit()
+				close(l.dropped)
+				delete(w.byKey[q], key)
+				dropped = append(dropped, l)
+			}
+		}
+		w.count[q].Store(int32(len(w.byKey[q])))
+	}
+	return dropped
 }
 
 // close ends every wait with ErrClosed, and lets none begin.

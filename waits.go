@@ -265,7 +265,7 @@ const (
 func (w *waits) pollInterval() (interval time.Duration, polling bool) {
 	cfg := w.e.cfg
 	switch {
-	case w.e.listener == nil:
+	case w.e.listener == nil || w.e.listener.rests():
 		return cfg.PollInterval, true
 	case w.e.epoch() != 0 || w.e.hibernates() || cfg.AggressivePolicy == Never:
 		return 0, false

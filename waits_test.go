@@ -81,7 +81,7 @@ func testWaits(t *testing.T, cfg Config, listening bool) (*waits, *fakeInstances
 	cfg.Logger = silent
 	resolved, err := cfg.resolve()
 	require.NoError(t, err)
-	e := &engine{cfg: &resolved}
+	e := &engine{cfg: &resolved, modes: newModes(&resolved)}
 	if resolved.listens() {
 		e.listener = newListener(e, dialer{})
 	}

@@ -3,6 +3,7 @@ package pgwake
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -105,11 +106,12 @@ type lane struct {
 
 	mu      sync.Mutex
 	closed  chan struct{}
-	waiting []*parked // first come, first served
-	tokens  []token   // not taken yet, oldest first
-	inside  int       // dispatchers inside a fetch
-	seen    int       // most of them at one time: the capacity of tokens
-	idle    time.Time // when the last one left
+	dropped chan struct{} // closed when a mode changes that concerns the lane
+	waiting []*parked     // first come, first served
+	tokens  []token       // not taken yet, oldest first
+	inside  int           // dispatchers inside a fetch
+	seen    int           // most of them at one time: the capacity of tokens
+	idle    time.Time     // when the last one left
 
 	signals   uint64 // so far
 	announced uint64 // those of them for which announces() holds
@@ -150,7 +152,15 @@ type suspect struct {
 
 func newLane(q Queue, f filter, now func() time.Time, moved func(), stats *queueStats) *lane {
 	return &lane{queue: q, filter: f, now: now, moved: moved, stats: stats,
-		closed: make(chan struct{}), idle: now(), alone: func() bool { return true }, arming: arming{mostPause: lastDisarmPause}}
+		closed: make(chan struct{}), dropped: make(chan struct{}), idle: now(), alone: func() bool { return true }, arming: arming{mostPause: lastDisarmPause}}
+}
+
+// known is the LISTEN connection by which the lane learns of work; the zero value: none.
+func (l *lane) known(s session) session {
+	if !l.filter.manner.hears {
+		return session{}
+	}
+	return s
 }
 
 // serves reports whether the lane may take items of the namespace; "" stands for any.
@@ -257,11 +267,16 @@ func (l *lane) forget() {
 	l.unsettle()
 }
 
-// park waits for a token. It returns ErrNoWork when the deadline fires, the context's error, or ErrClosed.
+// errModeChanged: a fetch is to begin anew.
+var errModeChanged = errors.New("the mode has changed")
+
+// park waits for a token. It returns ErrNoWork when the deadline fires, the context's error, ErrClosed, or errModeChanged.
 func (l *lane) park(ctx context.Context, deadline <-chan time.Time) (token, error) {
 	select {
 	case <-l.closed:
 		return token{}, ErrClosed
+	case <-l.dropped:
+		return token{}, errModeChanged
 	default:
 	}
 	l.mu.Lock()
@@ -285,6 +300,8 @@ func (l *lane) park(ctx context.Context, deadline <-chan time.Time) (token, erro
 		err = ctx.Err()
 	case <-l.closed:
 		err = ErrClosed
+	case <-l.dropped:
+		err = errModeChanged
 	}
 
 	l.mu.Lock()

@@ -388,7 +388,8 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 		return nil, failed(op, err)
 	}
 	defer done()
-	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, announce bool, row rowWrite) (report, error) {
+	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, f filter, announce bool, row rowWrite) (report, error) {
+		plan.filter = f
 		claim := newClaim()
 		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[[]*ClaimedWorkItem], error) {
 			return p.claimWork(ctx, conn, rowCame, claim, plan, announce, row)

@@ -803,6 +803,25 @@ $$;
 COMMENT ON FUNCTION notify_queues IS 'Internal: what p_node has to say, in one round trip. Each entry tells of items that are due or will be, of one namespace or of any, by how: all, every node; waiting, those that wait, since what it tells of is committed; one kind, as many as it takes of those who wait for the namespace and label; any, the same of whatever is due there; bounce, somebody else than the lane of p_node, which was told alone and cannot come. p_instances are payloads of notify_instance.';
 
 -- +goose StatementBegin
+CREATE FUNCTION hear_all(p_node integer, p_listener integer, p_always boolean)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF NOT (has_table_privilege('waiters', 'INSERT') AND has_table_privilege('waiters', 'UPDATE') AND has_table_privilege('waiters', 'DELETE')) THEN
+        RETURN;
+    END IF;
+    DELETE FROM waiters w WHERE w.node = p_node AND w.lane < 0;
+    IF p_always THEN
+        PERFORM arm(p_node, -1, p_listener, 'orchestrator', 0, true, NULL, NULL, 0, 0), arm(p_node, -2, p_listener, 'worker', 0, true, NULL, NULL, 0, 0);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION hear_all IS 'Internal: whether producers are to notify this node of everything, for as long as its connection p_listener lives.';
+
+-- +goose StatementBegin
 CREATE FUNCTION listen_session(p_node integer, p_listener integer, p_always boolean DEFAULT false)
 RETURNS TABLE (backend_pid integer, now_at timestamptz, alone boolean, dead text[])
 LANGUAGE plpgsql
@@ -825,9 +844,7 @@ BEGIN
     IF has_table_privilege('waiters', 'INSERT') AND has_table_privilege('waiters', 'UPDATE') AND has_table_privilege('waiters', 'DELETE') THEN
         DELETE FROM waiters w WHERE w.node = p_node; -- those of a connection before
         PERFORM arm(p_node, 0, p_listener, 'worker', 0, false, NULL, NULL, 0, 0);
-        IF p_always THEN
-            PERFORM arm(p_node, -1, p_listener, 'orchestrator', 0, true, NULL, NULL, 0, 0), arm(p_node, -2, p_listener, 'worker', 0, true, NULL, NULL, 0, 0);
-        END IF;
+        PERFORM hear_all(p_node, p_listener, p_always);
     END IF;
     RETURN QUERY SELECT pg_backend_pid(), clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node);
 END
@@ -839,4 +856,4 @@ COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a nod
 
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
-DROP FUNCTION listen_session, notify_queues, look, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;
+DROP FUNCTION listen_session, hear_all, notify_queues, look, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;
