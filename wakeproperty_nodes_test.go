@@ -31,7 +31,7 @@ type propertyNode struct {
 	away    bool          // it has left, or died
 	running sync.WaitGroup
 
-	ordered atomic.Bool // a fallback
+	ordered atomic.Int64 // how many fallbacks there are to be
 	engine  atomic.Pointer[engine]
 	frozen  atomic.Pointer[chan struct{}]
 
@@ -83,7 +83,8 @@ func (n *propertyNode) open() error {
 	return err
 }
 
-// fault runs in the goroutine of the listener: it stops it, and brings a fallback forward.
+// fault runs in the goroutine of the listener: it stops it, and brings a fallback forward. The order stands until one was
+// made: a listener that was stopped may bring it to a connection that is dead, and the next one plans anew.
 func (n *propertyNode) fault(point string) {
 	if point != "listener" {
 		return
@@ -91,7 +92,7 @@ func (n *propertyNode) fault(point string) {
 	if frozen := n.frozen.Load(); frozen != nil {
 		<-*frozen
 	}
-	if e := n.engine.Load(); e != nil && n.ordered.CompareAndSwap(true, false) {
+	if e := n.engine.Load(); e != nil && e.stats.fallbacks.Load() < n.ordered.Load() {
 		e.listener.nextFallback = time.Now()
 	}
 }
@@ -99,7 +100,7 @@ func (n *propertyNode) fault(point string) {
 // fallback has the node make one, and waits for it.
 func (n *propertyNode) fallback() {
 	before := n.Stats().Fallbacks
-	n.ordered.Store(true)
+	n.ordered.Store(before + 1)
 	ctx, cancel := context.WithTimeout(tctx, patient)
 	defer cancel()
 	var one int
