@@ -235,6 +235,11 @@ var twins = map[string]twin{
 			return nil, n.SetLimitsTx(ctx, tx, "mine", pgwake.Limits{MaxRunning: 3, RatePerKey: pgwake.Rate{Interval: time.Second, Burst: 2}})
 		}
 	},
+	"RegisterNamespaceTx": func(_ *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
+		return func(ctx context.Context, tx pgx.Tx) (any, error) {
+			return nil, n.RegisterNamespaceTx(ctx, tx, "fresh")
+		}
+	},
 	"PauseTx": func(_ *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
 		return func(ctx context.Context, tx pgx.Tx) (any, error) {
 			return nil, n.PauseTx(ctx, tx, pgwake.Worker, "mine", "other")

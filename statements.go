@@ -29,6 +29,7 @@ type statements struct {
 	listInstances, getInstanceInfo, listExecutions, listChildren, getParent, getInstanceTree string
 
 	setLimits, listLimits, pause, listPaused string
+	registerNamespace, listNamespaces        string
 
 	deleteInstance, deleteInstances, deleteInstancesBulk, pruneExecutions, pruneExecutionsBulk, systemMetrics, queueDepths string
 }
@@ -97,6 +98,8 @@ func newStatements(schema string) *statements {
 		listChildren:         scalar("list_children", 1),
 		getParent:            scalar("get_parent", 1),
 		getInstanceTree:      scalar("get_instance_tree", 1),
+		registerNamespace:    scalar("register_namespace", 1),
+		listNamespaces:       rows("list_namespaces", 0),
 		setLimits:            scalar("set_limits", 6),
 		listLimits:           rows("list_limits", 0),
 		pause:                scalar("pause", 3),

@@ -63,7 +63,7 @@ func (p *Provider) GetCustomStatus(ctx context.Context, instance string, lastSee
 // ErrClosed when the Provider is closed; ErrNotFound when an instance that existed when the wait began is deleted,
 // even if there is another with its id by then.
 func (p *Provider) WaitForStatus(ctx context.Context, instance string, lastSeen int64) (*CustomStatus, error) {
-	a, err := p.wait(ctx, "wait for status", question{instance: instance, lastSeen: lastSeen})
+	a, err := p.waitForInstance(ctx, "wait for status", question{instance: instance, lastSeen: lastSeen})
 	if err != nil {
 		return nil, err
 	}
@@ -73,17 +73,21 @@ func (p *Provider) WaitForStatus(ctx context.Context, instance string, lastSeen 
 // WaitForInstance returns how an instance ended as soon as its current execution is Completed, Failed or Cancelled.
 // One that continues as new has not ended. Costs and errors as for WaitForStatus.
 func (p *Provider) WaitForInstance(ctx context.Context, instance string) (*Outcome, error) {
-	a, err := p.wait(ctx, "wait for instance", question{instance: instance, outcome: true})
+	a, err := p.waitForInstance(ctx, "wait for instance", question{instance: instance, outcome: true})
 	if err != nil {
 		return nil, err
 	}
 	return &Outcome{Instance: instance, ExecutionID: a.execution, Status: Status(a.status), Output: value(a.value)}, nil
 }
 
-func (p *Provider) wait(ctx context.Context, op string, q question) (a answer, err error) {
+func (p *Provider) waitForInstance(ctx context.Context, op string, q question) (answer, error) {
 	if err := checkText("instance id", q.instance, true); err != nil {
-		return a, failed(op, err)
+		return answer{}, failed(op, err)
 	}
+	return p.wait(ctx, op, q)
+}
+
+func (p *Provider) wait(ctx context.Context, op string, q question) (a answer, err error) {
 	ctx, done, err := p.begin(ctx)
 	if err != nil {
 		return a, failed(op, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// This file answers: how do those who wait for an instance learn that it has changed?
+// This file answers: how do those who wait for an instance learn that it has changed? And those who wait for a new namespace.
 //
 // A transaction that changes the custom status of an instance, or the status of its execution, or deletes it, notifies
 // in that transaction (SQL function notify_instance), or its Provider does right after the commit (coalescer.go). The
@@ -57,6 +57,10 @@ type question struct {
 	outcome  bool  // how the instance ended; otherwise: its custom status
 	lastSeen int64 // version of the custom status
 	known    int64 // the incarnation of the instance that was read last; 0: there was none
+
+	// Or, of no instance, which namespaces there are besides these, which are joined by commas.
+	namespaces bool
+	besides    string
 }
 
 // answer is what the database says to a question: which incarnation of the instance there is and, if complete, what
@@ -117,7 +121,7 @@ func (w *waits) cutShort(err error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
-		return fmt.Errorf("%w; the last look at the instance failed: %w", err, w.err)
+		return fmt.Errorf("%w; the last look failed: %w", err, w.err)
 	}
 	return err
 }
@@ -340,11 +344,23 @@ func (w *waits) tell(askers []*waiting, a answer) {
 func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a answer)) error {
 	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
-	instances := make([]string, len(asked))
-	lastSeen := make([]*int64, len(asked))
-	known := make([]*int64, len(asked))
+	var instances []string
+	var lastSeen, known []*int64
+	var numbers []int // of those questions among all
+	ofNamespaces := make(map[int]question)
 	for i, q := range asked {
-		instances[i], lastSeen[i], known[i] = q.instance, optional(q.lastSeen, q.outcome), optional(q.known, q.known == 0)
+		if q.namespaces {
+			ofNamespaces[i] = q
+			continue
+		}
+		numbers = append(numbers, i)
+		instances = append(instances, q.instance)
+		lastSeen, known = append(lastSeen, optional(q.lastSeen, q.outcome)), append(known, optional(q.known, q.known == 0))
+	}
+	if len(ofNamespaces) > 0 {
+		if err := w.newNamespaces(bounded, ofNamespaces, tell); err != nil || len(instances) == 0 {
+			return err
+		}
 	}
 	rows, err := w.e.pool.Query(bounded, w.e.sql.lookAtInstances, instances, lastSeen, known)
 	if err != nil {
@@ -356,7 +372,7 @@ func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a an
 	var status *string                         // null: the execution has not ended
 	_, err = pgx.ForEachRow(rows, []any{&i, &incarnation, &a.complete, &a.value, &version, &execution, &status}, func() error {
 		a.known, a.version, a.execution, a.status = value(incarnation), value(version), value(execution), value(status)
-		tell(i-1, a)
+		tell(numbers[i-1], a)
 		return nil
 	})
 	return err

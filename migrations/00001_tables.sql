@@ -3,12 +3,18 @@
 
 -- +goose Up
 
+-- No unique index: two transactions that are the first of a namespace at once each add it, since one that waited for the other
+-- would wait for a stranger, and one that left it to the other would have an item nobody knows where to look for if that rolls back.
 CREATE TABLE namespaces (
-    name       text        PRIMARY KEY
+    id         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name       text        NOT NULL
                CONSTRAINT namespaces_name_check CHECK (name ~ '^[a-z][a-z0-9_-]{0,39}$'),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE namespaces IS 'Registry of namespaces. A row appears in the transaction of the namespace''s first item; if two transactions are the first at once, one of them adds it, or else the next enqueue does.';
+COMMENT ON TABLE namespaces IS 'Registry of namespaces. A row appears in the transaction of the namespace''s first item; if several transactions are the first at once, each adds one.';
+
+-- register_namespaces, at each enqueue
+CREATE INDEX namespaces_name_idx ON namespaces (name);
 
 INSERT INTO namespaces (name) VALUES ('default');
 

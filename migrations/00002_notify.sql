@@ -239,15 +239,29 @@ AS $$
 BEGIN
     INSERT INTO namespaces (name)
     SELECT DISTINCT n.name FROM unnest(p_namespaces) AS n (name)
-     WHERE n.name IS NOT NULL AND NOT EXISTS (SELECT FROM namespaces known WHERE known.name = n.name)
-       -- Whoever is about to add it holds this; waiting for that transaction would be waiting for a stranger.
-       AND pg_try_advisory_xact_lock(hashtext('pgwake namespaces of ' || current_schema()), hashtext(n.name))
-     ORDER BY n.name
-    ON CONFLICT DO NOTHING;
+     WHERE n.name IS NOT NULL AND NOT EXISTS (SELECT FROM namespaces known WHERE known.name = n.name);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION register_namespaces IS 'Internal: adds the namespaces that the registry lacks, in the transaction of their first items; never waits. If another transaction is adding one at this moment, that one does, or else the next.';
+COMMENT ON FUNCTION register_namespaces IS 'Internal: adds the namespaces that the registry lacks, in the transaction of their first items; never waits.';
+
+-- +goose StatementBegin
+CREATE FUNCTION notify_namespaces()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    -- The empty id is no instance's: this is its hash, as notify_instance has them.
+    PERFORM pg_notify(channel('instance'), 'e3b0c44298fc1c14');
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION notify_namespaces IS 'Internal: tells the nodes that there is another namespace, whoever adds it, and also where the enqueue itself is silent: it happens once.';
+
+-- For each row: as a statement's it would be called at every enqueue, which tries to add none.
+CREATE TRIGGER namespaces_notify AFTER INSERT ON namespaces FOR EACH ROW EXECUTE FUNCTION notify_namespaces();
 
 -- +goose StatementBegin
 CREATE FUNCTION work_lists(p_namespaces text[], p_tags text[])
@@ -856,4 +870,5 @@ COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a nod
 
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
-DROP FUNCTION listen_session, hear_all, notify_queues, look, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;
+DROP TRIGGER namespaces_notify ON namespaces;
+DROP FUNCTION listen_session, hear_all, notify_queues, look, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;

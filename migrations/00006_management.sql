@@ -630,9 +630,35 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION queue_depths IS 'How many items are queued: messages by namespace and queue name, work items by namespace and tag. Leased: claimed, or held behind a turn of their instance. Kept back: work items whose key is full, or has had its share of a rate. What a pause or a limit of the whole namespace keeps waiting is due. It reads both queues from end to end.';
 
+CREATE FUNCTION list_namespaces()
+RETURNS TABLE (name text, created_at timestamptz)
+LANGUAGE sql STABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT n.name, min(n.created_at) FROM namespaces n GROUP BY n.name ORDER BY n.name
+$$;
+COMMENT ON FUNCTION list_namespaces IS 'All namespaces, by name.';
+
+-- +goose StatementBegin
+CREATE FUNCTION register_namespace(p_namespace text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF p_namespace IS NULL THEN
+        RAISE EXCEPTION 'the namespace is null' USING ERRCODE = 'PW003';
+    END IF;
+    PERFORM check_options(ARRAY[p_namespace], NULL, NULL, NULL);
+    PERFORM register_namespaces(ARRAY[p_namespace]);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION register_namespace IS 'Adds a namespace before its first item, for whoever is to be ready for that; one that there is already remains as it is.';
+
 -- +goose Down
 
-DROP FUNCTION queue_depths, system_metrics, prune_executions_bulk, prune_executions, prune, prunable_executions,
+DROP FUNCTION register_namespace, list_namespaces, queue_depths, system_metrics, prune_executions_bulk, prune_executions, prune, prunable_executions,
     delete_instances_bulk, delete_instances, delete_instance, remove_instances, check_deletion, lock_instances, check_isolation,
     get_instance_tree, instance_trees, get_parent, list_children, list_executions, get_instance_info, list_instances;
 DROP VIEW instance_info;

@@ -1,0 +1,100 @@
+package pgwake
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: which namespaces are there, and who learns of a new one?
+
+// Namespace is one that items were enqueued to, or that was registered. There is always DefaultNamespace, and none goes away.
+type Namespace struct {
+	Name      string
+	CreatedAt time.Time
+}
+
+// RegisterNamespace adds a namespace before its first item, so that whoever serves namespaces as they come is ready for it.
+// Enqueueing does it as well. One that there is already remains as it is. Fails with ErrInvalid.
+func (p *Provider) RegisterNamespace(ctx context.Context, namespace string) error {
+	return p.do(ctx, "register namespace", func(ctx context.Context, q querier) error {
+		return p.registerNamespace(ctx, q, namespace)
+	})
+}
+
+// RegisterNamespaceTx is RegisterNamespace as part of the transaction.
+func (p *Provider) RegisterNamespaceTx(ctx context.Context, tx pgx.Tx, namespace string) error {
+	return p.doTx(ctx, tx, "register namespace", func(ctx context.Context, q querier) error {
+		return p.registerNamespace(ctx, q, namespace)
+	})
+}
+
+func (p *Provider) registerNamespace(ctx context.Context, q querier, namespace string) error {
+	if err := checkNamespace(namespace); err != nil {
+		return err
+	}
+	_, err := q.Exec(ctx, p.sql.registerNamespace, namespace)
+	return err
+}
+
+// ListNamespaces returns all of them, by name.
+func (p *Provider) ListNamespaces(ctx context.Context) (all []Namespace, err error) {
+	err = p.do(ctx, "list namespaces", func(ctx context.Context, q querier) error {
+		rows, err := q.Query(ctx, p.sql.listNamespaces)
+		if err != nil {
+			return err
+		}
+		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Namespace])
+		return err
+	})
+	return all, err
+}
+
+// WaitForNamespaces returns, in order, the namespaces that are not among known as soon as there are any. It is pushed when the
+// transaction with a namespace's first item commits, and while there is none it costs neither a query nor a connection.
+// Errors: ErrInvalid, and as for WaitForStatus.
+func (p *Provider) WaitForNamespaces(ctx context.Context, known []string) ([]string, error) {
+	const op = "wait for namespaces"
+	for _, name := range known {
+		if err := checkNamespace(name); err != nil {
+			return nil, failed(op, err)
+		}
+	}
+	known = slices.Sorted(slices.Values(known))
+	a, err := p.wait(ctx, op, question{namespaces: true, besides: strings.Join(slices.Compact(known), ",")})
+	if err != nil {
+		return nil, err
+	}
+	return strings.Split(*a.value, ","), nil
+}
+
+// newNamespaces answers the questions for namespaces, each by its number.
+func (w *waits) newNamespaces(ctx context.Context, asked map[int]question, tell func(i int, a answer)) error {
+	rows, err := w.e.pool.Query(ctx, w.e.sql.listNamespaces)
+	if err != nil {
+		return err
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Namespace])
+	if err != nil {
+		return err
+	}
+	for i, q := range asked {
+		known := make(map[string]bool)
+		for name := range strings.SplitSeq(q.besides, ",") {
+			known[name] = true
+		}
+		var added []string
+		for _, n := range all {
+			if !known[n.Name] {
+				added = append(added, n.Name)
+			}
+		}
+		if len(added) > 0 {
+			tell(i, answer{complete: true, value: new(strings.Join(added, ","))})
+		}
+	}
+	return nil
+}

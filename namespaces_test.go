@@ -1,0 +1,120 @@
+package pgwake_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: does everybody learn of a new namespace, whoever adds it and whatever happens meanwhile?
+
+// awaitNamespaces waits for one besides default, and hands it out.
+func (n *node) awaitNamespaces(t *testing.T) <-chan []string {
+	t.Helper()
+	got := make(chan []string, 1)
+	reads := n.Stats().WaitReads
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if added, err := n.WaitForNamespaces(ctx, []string{pgwake.DefaultNamespace}); err == nil {
+			got <- added
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	require.Eventually(t, func() bool { return n.Stats().Waits == 1 && n.Stats().WaitReads > reads }, patience, time.Millisecond)
+	return got
+}
+
+func (n *node) requireAdded(t *testing.T, got <-chan []string, want ...string) {
+	t.Helper()
+	select {
+	case added := <-got:
+		require.Equal(t, want, added)
+	case <-time.After(patience):
+		require.Fail(t, "nobody told of the namespace")
+	}
+}
+
+func TestWaitForNamespaces_WhoeverAddsOne_IsPushed(t *testing.T) {
+	t.Parallel()
+	for name, add := range map[string]func(t *testing.T, n *node){
+		"library": func(t *testing.T, n *node) { n.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "new"}) },
+		"message": func(t *testing.T, n *node) {
+			n.sendWith(t, pgwake.Message{Instance: "i", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "new"})
+		},
+		"SQL":       func(t *testing.T, n *node) { n.exec(t, `SELECT enqueue_work('x', p_namespace => 'new')`) },
+		"register":  func(t *testing.T, n *node) { require.NoError(t, n.RegisterNamespace(t.Context(), "new")) },
+		"the table": func(t *testing.T, n *node) { n.exec(t, `INSERT INTO namespaces (name) VALUES ('new')`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			require.Eventually(t, func() bool { return n.Stats().Listening }, patience, time.Millisecond)
+			got := n.awaitNamespaces(t)
+			reads := n.Stats().WaitReads
+			add(t, n)
+			n.requireAdded(t, got, "new")
+			require.LessOrEqual(t, n.Stats().WaitReads, reads+1) // the first read may have been under way still
+		})
+	}
+}
+
+// Each of two transactions is the first. What one of them brings is not lost with the other.
+func TestWaitForNamespaces_TheFirstTransactionRollsBack_TheSecondIsHeardOf(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	got := n.awaitNamespaces(t)
+	enqueue := func(tx pgx.Tx) {
+		_, err := n.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "x"}, &pgwake.EnqueueOptions{Namespace: "new"})
+		require.NoError(t, err)
+	}
+	first, second := n.begin(t), n.begin(t)
+	enqueue(first)
+	enqueue(second) // and does not wait for the first
+	require.NoError(t, first.Rollback(t.Context()))
+	require.Empty(t, got)
+	require.NoError(t, second.Commit(t.Context()))
+	n.requireAdded(t, got, "new")
+}
+
+func TestWaitForNamespaces_AddedWhileNobodyListens_IsFoundAfterwards(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	require.Eventually(t, func() bool { return n.Stats().Listening }, patience, time.Millisecond)
+	got := n.awaitNamespaces(t)
+	tx := n.begin(t)
+	_, err := tx.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_locks
+		 WHERE locktype = 'advisory' AND pid <> pg_backend_pid()
+		   AND objid IN (SELECT listener::oid FROM waiters)`)
+	require.NoError(t, err)
+	_, err = n.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "x"}, &pgwake.EnqueueOptions{Namespace: "new"})
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	n.requireAdded(t, got, "new")
+	require.Eventually(t, func() bool { return n.Stats().Reconnects == 1 }, patience, time.Millisecond)
+}
+
+func TestWaitForNamespaces_Polling_IsFoundByPolls(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, &pgwake.Config{Mode: pgwake.ModePolling, PollInterval: 10 * time.Millisecond})
+	got := n.awaitNamespaces(t)
+	n.exec(t, `SELECT enqueue_work('x', p_namespace => 'new')`)
+	n.requireAdded(t, got, "new")
+}
+
+func TestNamespaces_BadOnes_AreRefusedBeforeAnythingIsWritten(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	requireError(t, n.RegisterNamespace(t.Context(), "No"), pgwake.ErrInvalid)
+	_, err := n.WaitForNamespaces(t.Context(), []string{"a,b"})
+	requireError(t, err, pgwake.ErrInvalid)
+	for range 2 {
+		require.NoError(t, n.RegisterNamespace(t.Context(), "twice"))
+	}
+	require.Equal(t, []string{"default", "twice"}, query[string](t, n, `SELECT name FROM namespaces ORDER BY 1`))
+}
