@@ -634,9 +634,6 @@ func (j *job) run(ctx context.Context, conn *pgx.Conn) (broken error) {
 // for an instance has it looked at, on the pool.
 func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	l.e.waiters.retire()
-	if l.fallsBack() {
-		l.e.waits.lookAtAll()
-	}
 	newest := l.e.lanes.Load() // before they are listed: those that come meanwhile are not taken for retired
 	var lanes []*lane
 	var looks []look
@@ -667,9 +664,13 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	var now time.Time
 	var nodes others
 	var alone *bool
-	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now, &alone, &nodes.dead}, func() error {
+	var namespaces *int64
+	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now, &alone, &nodes.dead, &namespaces}, func() error {
 		if at == 0 {
 			nodes.none = *alone
+			if l.fallsBack() {
+				l.e.waits.fallback(*namespaces)
+			}
 			return nil
 		}
 		r := report{now: now}

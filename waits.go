@@ -27,7 +27,8 @@ import (
 //	(2) A waiter that is due is read by a query that begins after it became due; only a query that begins makes it
 //	    undue, and one that fails makes those that it did not answer due again.
 //	(3) A waiter becomes due with every notification that it may concern; whenever the node begins to listen, since
-//	    what was notified before went unheard; with every fallback; and while the node does not listen, or
+//	    what was notified before went unheard; with every fallback, but one that waits for a namespace only with a fallback that
+//	    counts others than the one before it did, since namespaces remain; and while the node does not listen, or
 //	    hibernates, at every poll.
 //
 // So no change is lost: one that was committed before the first query is seen by it, and one after is notified after
@@ -49,6 +50,8 @@ type waits struct {
 	byHash map[uint64]map[*waiting]struct{} // by instance
 	due    map[*waiting]struct{}
 	err    error // of the last query
+
+	namespaces int64 // that the last fallback counted; -1: there was none
 }
 
 // question is what a waiter wants to know. Waiters with equal questions are read together.
@@ -87,7 +90,7 @@ type verdict struct {
 }
 
 func newWaits(e *engine) *waits {
-	w := &waits{e: e, bell: newBell(), done: make(chan struct{}),
+	w := &waits{e: e, bell: newBell(), done: make(chan struct{}), namespaces: -1,
 		byHash: make(map[uint64]map[*waiting]struct{}), due: make(map[*waiting]struct{})}
 	w.look = w.ask
 	return w
@@ -208,11 +211,26 @@ func (w *waits) lookAt(hash uint64) {
 
 // lookAtAll makes every waiter due.
 func (w *waits) lookAtAll() {
+	w.lookAtThose(func(*waiting) bool { return true })
+}
+
+// fallback makes those due that a fallback is for, which counted the namespaces.
+func (w *waits) fallback(namespaces int64) {
+	w.mu.Lock()
+	more := namespaces != w.namespaces
+	w.namespaces = namespaces
+	w.mu.Unlock()
+	w.lookAtThose(func(x *waiting) bool { return more || !x.namespaces })
+}
+
+func (w *waits) lookAtThose(due func(*waiting) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, same := range w.byHash {
 		for x := range same {
-			w.due[x] = struct{}{}
+			if due(x) {
+				w.due[x] = struct{}{}
+			}
 		}
 	}
 	w.bell.ring()

@@ -742,7 +742,7 @@ COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node that
 
 -- +goose StatementBegin
 CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer, p_lanes integer[], p_newest integer)
-RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz, alone boolean, dead text[])
+RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz, alone boolean, dead text[], known bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -757,7 +757,7 @@ BEGIN
                ELSE earliest_message(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'),
                                      (asked.filter ->> 'min')::bigint, (asked.filter ->> 'max')::bigint, asked.filter ->> 'owner')
            END,
-           clock_timestamp(), NULL::boolean, NULL::text[]
+           clock_timestamp(), NULL::boolean, NULL::text[], NULL::bigint
       FROM (SELECT f.queue, f.filter::jsonb, f.ord
               FROM unnest(p_queues, p_filters) WITH ORDINALITY AS f (queue, filter, ord)) AS asked;
     IF has_table_privilege('waiters', 'DELETE') THEN
@@ -767,11 +767,12 @@ BEGIN
     IF EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds) THEN
         PERFORM bring_back_left();
     END IF;
-    RETURN QUERY SELECT 0, NULL::timestamptz, clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node);
+    RETURN QUERY SELECT 0, NULL::timestamptz, clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node),
+           (SELECT count(*) FROM namespaces);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. Then a row that says whether p_node is the only node that listens, and dead_queues. Of the lanes of p_node up to p_newest only p_lanes are left: the rows of the others go. The one statement a minute of an idle node.';
+COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. Then a row that says whether p_node is the only node that listens, dead_queues, and how many namespaces were registered. Of the lanes of p_node up to p_newest only p_lanes are left: the rows of the others go. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_queues(p_node integer, p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_labels text[],
