@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -25,9 +26,10 @@ const (
 	mostUnsettled = 2 * ackedAtOnce // items that have been handled, and are still in the queue
 )
 
-// claim claims until ctx ends. Its error is one that will not go away.
-func (d *Dispatcher) claim(ctx context.Context) error {
+// claim claims until ctx ends, or there is nothing to do for a while (see run). Any other error is one that will not go away.
+func (d *Dispatcher) claim(ctx context.Context, idle time.Duration) error {
 	options := d.fetchOptions()
+	options.PollTimeout = idle
 	patience := patience{log: d.cfg.Logger}
 	for {
 		n := d.work.room(ctx)
@@ -37,6 +39,9 @@ func (d *Dispatcher) claim(ctx context.Context) error {
 		items, err := d.p.FetchWorkItems(ctx, n, options)
 		d.work.learn(n, len(items))
 		d.work.take(items, n)
+		if idle > 0 && errors.Is(err, pgwake.ErrNoWork) && d.work.isIdle() {
+			return errIdle
+		}
 		if goOn, err := patience.after(ctx, err); !goOn {
 			return err
 		}

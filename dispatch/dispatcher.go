@@ -73,6 +73,7 @@ type Dispatcher struct {
 
 	handlers map[string]*registration
 	unknown  *registration // for items of other names
+	others   bool          // that was registered
 	largest  int           // batch
 
 	// triedOnce: there are items for which one attempt is all. What a process claims ahead and takes with it when it dies
@@ -106,7 +107,7 @@ func New(p Provider, config *Config) *Dispatcher {
 		d.fail("there is no Provider")
 	}
 	d.unknown = d.newRegistration("", nil)
-	d.unknown.run = single(func(context.Context, *pgwake.ClaimedWorkItem) (Result, error) { return nil, ErrNoHandler })
+	d.unknown.run = single(noHandler)
 	d.work = newWorkshop(d)
 	d.leases = newLeases(d)
 	d.acks = newAcker(d)
@@ -146,6 +147,22 @@ func (d *Dispatcher) registration(name string) *registration {
 
 // Handle registers a handler for the items of a name.
 func (d *Dispatcher) Handle(name string, h Handler, options ...Option) {
+	d.register(name, d.newSingle(name, h, options))
+}
+
+// HandleOthers registers a handler for the items of all names that have none of their own.
+func (d *Dispatcher) HandleOthers(h Handler, options ...Option) {
+	const others = "other names"
+	r := d.newSingle(others, h, options)
+	if r.run == nil || d.others {
+		d.fail("two handlers for %s, or none, or a Middleware that returned none", others)
+		return
+	}
+	d.unknown, d.others = r, true
+}
+
+// newSingle is newRegistration for a handler of single items; it has none if there is none.
+func (d *Dispatcher) newSingle(name string, h Handler, options []Option) *registration {
 	r := d.newRegistration(name, options)
 	for _, wrap := range slices.Backward(d.cfg.Middleware) {
 		if h != nil && wrap != nil {
@@ -155,7 +172,7 @@ func (d *Dispatcher) Handle(name string, h Handler, options ...Option) {
 	if h != nil {
 		r.run = single(h)
 	}
-	d.register(name, r)
+	return r
 }
 
 // single has a handler take one item.
@@ -211,6 +228,21 @@ func (d *Dispatcher) register(name string, r *registration) {
 	d.handlers[name] = r
 }
 
+// SetConcurrency changes Config.MinConcurrency and Config.Concurrency, also while it runs: handlers that are at work beyond it come to
+// their end. Fails with pgwake.ErrConfig, and changes nothing then. Safe for concurrent use.
+func (d *Dispatcher) SetConcurrency(least, most int) error {
+	var k checks
+	k.concurrency(&most)
+	k.number("MinConcurrency", &least, most, 1)
+	if least > most {
+		k.bad("MinConcurrency %d is more than Concurrency %d", least, most)
+	}
+	if k.err == nil {
+		d.work.resize(least, most)
+	}
+	return k.err
+}
+
 // fail keeps a mistake for Run.
 func (d *Dispatcher) fail(format string, args ...any) {
 	d.err = errors.Join(d.err, fmt.Errorf("%w: "+format, append([]any{pgwake.ErrConfig}, args...)...))
@@ -237,16 +269,36 @@ var errRanBefore = fmt.Errorf("%w: Run was called before", pgwake.ErrConfig)
 // everything has ended, ErrHandlersLeft if a handler has not, ErrConfig for mistakes in the Config and in what was
 // registered, and what a fetch returned that will not go away, such as pgwake.ErrPermission. Run may be called once.
 func (d *Dispatcher) Run(ctx context.Context) error {
+	return d.run(ctx, claimed{}, 0)
+}
+
+// errIdle is why a Dispatcher ended that was to do so for want of work.
+var errIdle = errors.New("there is no work")
+
+// claimed is what somebody else fetched for a Dispatcher, by its fetchOptions.
+type claimed struct {
+	items []*pgwake.ClaimedWorkItem
+	asked int // for so many; 0: nothing was fetched
+}
+
+// run is Run of a Dispatcher that begins with what was claimed for it. Unless idle is 0, it ends with errIdle when there was
+// nothing to do for so long.
+func (d *Dispatcher) run(ctx context.Context, first claimed, idle time.Duration) error {
 	if d.err != nil {
 		return d.err
 	}
 	if d.ran.Swap(true) {
 		return errRanBefore
 	}
+	var err error
 	var engine sync.WaitGroup
 	quit, end := context.WithCancel(context.WithoutCancel(ctx)) // of the goroutines that handlers need to the last
 	if d.cfg.Session != nil {
-		defer leave(d.cfg.Logger, d.cfg.Session.Owner, d.p.ReleaseSessions) // once nothing renews them
+		defer func() { // once nothing renews them
+			if err != errIdle { // or the owner is still there
+				leave(d.cfg.Logger, d.cfg.Session.Owner, d.p.ReleaseSessions)
+			}
+		}()
 	}
 	defer engine.Wait()
 	defer end()
@@ -260,9 +312,8 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 	engine.Go(func() { d.acks.runFlush(quit) })
 	engine.Go(func() { d.apart.run(quit) })
-	d.telemetry.addPlaces(d.cfg.MinConcurrency)
-	d.work.each = d.largest
-	err := d.claim(ctx)
+	d.work.begin(first.items, first.asked)
+	err = d.claim(ctx, idle)
 	if left := d.work.stop(); left > 0 {
 		err = errors.Join(err, fmt.Errorf("%w: %d items", ErrHandlersLeft, left))
 	}

@@ -41,6 +41,13 @@
 // for 5 s. Last, the owner releases its sessions, and an Orchestrator the instances that are sticky to it. So others have all of it
 // at once, and not when leases and locks end. Close the Provider after Run has returned.
 //
+// # Namespaces
+//
+// [Coordinators] serve namespaces as they come: each with a Dispatcher and an Orchestrator of its own, as the [Group] says that it
+// belongs to, from its first item until it has had none for a while. An idle namespace costs a goroutine that waits, and no query. With
+// Shards some of them are in other databases; with a Rollout they go over from polling to events, a few at a time ([Percent]). A
+// [Router] chooses among handlers by namespace and priority.
+//
 // # Orchestrations
 //
 // An [Orchestrator] does the same for turns: it fetches them, calls a [Decider], and acknowledges what that decided, under a

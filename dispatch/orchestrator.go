@@ -67,9 +67,11 @@ type Orchestrator struct {
 	ran      atomic.Bool
 	renewing sync.WaitGroup
 
-	mu     sync.Mutex
-	inHand map[*heldTurn]bool
-	news   chan struct{} // one has ended
+	mu      sync.Mutex
+	inHand  map[*heldTurn]bool
+	news    chan struct{}               // one has ended
+	retired bool                        // no turn is taken any more: there was none for a while
+	left    []*pgwake.OrchestrationItem // came after that
 }
 
 // NewOrchestrator returns an Orchestrator. Errors of the config are those of Run.
@@ -89,24 +91,36 @@ var errOver = errors.New("the provider is closed")
 
 // Run takes turns until ctx ends or the Provider is closed. It ends in two stages as Dispatcher.Run does, and returns what
 // that does. Run may be called once.
-func (o *Orchestrator) Run(ctx context.Context) error {
+func (o *Orchestrator) Run(ctx context.Context) error { return o.run(ctx, nil, 0) }
+
+// run is Run of an Orchestrator that begins with turns that were fetched for it. Unless idle is 0, it ends with errIdle when there
+// was none for so long; then those of o.left came too late.
+func (o *Orchestrator) run(ctx context.Context, first []*pgwake.OrchestrationItem, idle time.Duration) error {
 	if o.err != nil {
 		return o.err
 	}
 	if o.ran.Swap(true) {
 		return errRanBefore
 	}
+	var err error
 	if o.cfg.Owner != "" {
-		defer leave(o.cfg.Logger, o.cfg.Owner, o.p.ReleaseSticky)
+		defer func() {
+			if err != errIdle { // or the owner is still there
+				leave(o.cfg.Logger, o.cfg.Owner, o.p.ReleaseSticky)
+			}
+		}()
 	}
 	defer o.renewing.Wait()
 	defer o.giveUp()
 	fetching, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	var loops sync.WaitGroup
-	for range o.cfg.Concurrency {
+	for i := range o.cfg.Concurrency {
 		loops.Go(func() {
-			err := o.loop(fetching)
+			for at := i; at < len(first); at += o.cfg.Concurrency {
+				o.take(first[at])
+			}
+			err := o.loop(fetching, idle)
 			if err == nil {
 				err = errOver
 			}
@@ -116,7 +130,6 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() { loops.Wait(); close(ended) }()
 	<-fetching.Done()
-	var err error
 	if cause := context.Cause(fetching); ctx.Err() == nil && cause != errOver {
 		err = cause
 	}
@@ -168,6 +181,14 @@ func (o *Orchestrator) giveBackAll(patience time.Duration) (left int) {
 	return len(turns)
 }
 
+// retire reports whether no turn is in hand. Then none is taken any more.
+func (o *Orchestrator) retire() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.retired = o.retired || len(o.inHand) == 0
+	return o.retired
+}
+
 // settlesAny reports whether a turn is decided, and not yet settled.
 func (o *Orchestrator) settlesAny() bool {
 	o.mu.Lock()
@@ -191,17 +212,25 @@ func within(ended <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// loop takes one turn after the other. Its error is one that will not go away.
-func (o *Orchestrator) loop(ctx context.Context) error {
-	options := &pgwake.FetchOptions{
+func (o *Orchestrator) fetchOptions() *pgwake.FetchOptions {
+	return &pgwake.FetchOptions{
 		LockTimeout: o.cfg.LockTimeout, Namespaces: o.cfg.Namespaces, Queues: o.cfg.Queues, Versions: o.cfg.Versions,
 		WithoutHistory: o.cfg.WithoutHistory, Owner: o.cfg.Owner,
 	}
+}
+
+// loop takes one turn after the other. Its error is errIdle (see run), or one that will not go away.
+func (o *Orchestrator) loop(ctx context.Context, idle time.Duration) error {
+	options := o.fetchOptions()
+	options.PollTimeout = idle
 	patience := patience{log: o.cfg.Logger}
 	for {
 		turn, err := o.p.FetchOrchestrationItem(ctx, options)
 		if err == nil {
 			o.take(turn)
+		}
+		if idle > 0 && errors.Is(err, pgwake.ErrNoWork) && o.retire() {
+			return errIdle
 		}
 		if goOn, err := patience.after(ctx, err); !goOn {
 			return err
@@ -234,7 +263,9 @@ func (o *Orchestrator) log(t *heldTurn) *slog.Logger {
 // take has a turn decided and acknowledged, or given back.
 func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	t := &heldTurn{OrchestrationItem: turn, until: o.p.LocalTime(turn.LockedUntil)}
-	o.hold(t, true)
+	if !o.admit(t) {
+		return
+	}
 	defer o.drop(t)
 	ctx, lose := context.WithCancelCause(o.working)
 	defer lose(nil)
@@ -258,7 +289,7 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	if o.cfg.MaxAttempts == Unlimited || turn.Attempt <= o.cfg.MaxAttempts {
 		ack, failure = hooked(func() (pgwake.OrchestrationAck, error) { return o.decide(deciding, turn) })
 	}
-	if o.hold(t, false) {
+	if o.decided(t) {
 		v = verdict{fate: retry, free: true, err: ErrStopping}
 		return
 	}
@@ -285,11 +316,23 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	v = o.failed(deciding, t, v)
 }
 
-// hold has the turn be in hand, and be decided or not, and reports whether it was given back.
-func (o *Orchestrator) hold(t *heldTurn, deciding bool) (givenBack bool) {
+// admit takes a turn in hand, unless the Orchestrator has retired.
+func (o *Orchestrator) admit(t *heldTurn) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.inHand[t], t.deciding = true, deciding
+	if o.retired {
+		o.left = append(o.left, t.OrchestrationItem)
+		return false
+	}
+	o.inHand[t], t.deciding = true, true
+	return true
+}
+
+// decided takes note that the Decider has ended, and reports whether the turn was given back.
+func (o *Orchestrator) decided(t *heldTurn) (givenBack bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t.deciding = false
 	return t.givenBack
 }
 

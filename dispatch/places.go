@@ -30,6 +30,11 @@ func newPlaces(c *Config) *places {
 	return &places{least: c.MinConcurrency, most: c.Concurrency, now: c.MinConcurrency, step: 1}
 }
 
+// resize changes how many there may be.
+func (p *places) resize(least, most int) {
+	*p = places{least: least, most: most, now: min(max(p.now, least), most), step: 1}
+}
+
 // ended counts items that were handled, and reports whether the number of places changes. saturated says that every place
 // was taken, and more is there to do.
 func (p *places) ended(at time.Time, items int, saturated bool) (changed bool) {

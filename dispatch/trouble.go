@@ -24,6 +24,7 @@ func longer(pause time.Duration) time.Duration { return min(max(2*pause, firstPa
 // patience is how a loop of fetches takes their errors.
 type patience struct {
 	log   *slog.Logger
+	muted func() bool   // nil: it logs each time
 	pause time.Duration // 0: the last one did not fail
 }
 
@@ -42,7 +43,9 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 	}
 	p.pause = longer(p.pause)
 	again := jittered(p.pause)
-	p.log.Warn("dispatch: cannot fetch", "error", err, "again_in", again)
+	if p.muted == nil || !p.muted() {
+		p.log.Warn("dispatch: cannot fetch", "error", err, "again_in", again)
+	}
 	nap(ctx, again)
 	return ctx.Err() == nil, nil
 }

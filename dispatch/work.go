@@ -41,6 +41,7 @@ type workshop struct {
 	plenty   bool          // the last fetch that was for many, or got less than it asked for, got many: places are not scarce
 	mean     time.Duration // of what handlers took for an item lately; 0: none has ended
 	each     int           // how many items to claim for a place: of the largest batch, unless what came lately was not for that
+	opened   bool          // Run has begun
 	stopping bool
 	stale    *time.Timer
 }
@@ -52,6 +53,39 @@ func newWorkshop(d *Dispatcher) *workshop {
 	w.stale = time.AfterFunc(time.Hour, w.returnStale)
 	w.stale.Stop()
 	return w
+}
+
+// begin opens the places, for the items of a call that was made before and asked for so many; 0: there was none.
+func (w *workshop) begin(first []*pgwake.ClaimedWorkItem, asked int) {
+	w.mu.Lock()
+	w.opened = true
+	w.d.telemetry.addPlaces(w.places.now)
+	w.each = w.d.largest
+	w.asked += asked
+	w.mu.Unlock()
+	if asked > 0 {
+		w.take(first, asked)
+	}
+}
+
+// isIdle reports whether nothing is in hand, or about to be.
+func (w *workshop) isIdle() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.taken == 0 && w.asked == 0
+}
+
+// resize changes the number of places. Handlers that are at work beyond it come to their end.
+func (w *workshop) resize(least, most int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.places.now
+	w.places.resize(least, most)
+	if w.opened && !w.stopping {
+		w.d.telemetry.addPlaces(w.places.now - before)
+	}
+	w.fill()
+	w.changed()
 }
 
 // changed is called with mu held.

@@ -1,0 +1,378 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// This file answers: which namespaces are served here, and since when?
+//
+// A goroutine for each Source waits for namespaces, which costs nothing until there is another one. Each namespace that this node is to
+// serve gets a coordinator (coordinator.go).
+//
+// Invariants
+//
+//	(1) A Source's namespace has one coordinator at most: it is looked for, made and begun under one lock.
+//	(2) A namespace that is to be served and that the Source has told of has one, but from Retire to Spawn: what is told of is known from
+//	    then on, and what was missed, as while a connection was down, the Source tells of afterwards.
+
+// Source is what Coordinators need of a *pgwake.Provider. With a Decider they need a TurnProvider as well, and with a Rollout, SetModes.
+type Source interface {
+	Provider
+	WaitForNamespaces(ctx context.Context, known []string) (added []string, err error)
+}
+
+// Shard has some of the namespaces on a database of their own.
+type Shard struct {
+	// Namespaces are names, or patterns as path.Match has them.
+	Namespaces []string
+	Source     Source
+}
+
+// CoordinatorsConfig says what Coordinators serve, and how.
+type CoordinatorsConfig struct {
+	// Namespaces are those that this node serves: names, or patterns as path.Match has them. Defaults to all.
+	Namespaces []string
+
+	// Groups say how which of them are served. One that no Group is for is not served. Required.
+	Groups []Group
+
+	// Shards say which namespaces are kept elsewhere. One that several are for belongs to the one that has it by its name, or else to the
+	// first; one that none is for, to the Source of NewCoordinators. Whoever enqueues asks Coordinators.SourceOf. Every
+	// Source is served, also if a namespace is in one to which it does not belong: so one can be moved while it is in use.
+	// Defaults to none.
+	Shards []Shard
+
+	// Rollout says how the node learns of the work of each namespace; see Percent, and pgwake.Provider.SetModes, to which it leaves
+	// Config.Mode as it is. With it the Modes of all Sources are the Coordinators'. Defaults to nil: they remain as they are.
+	Rollout func(namespace string) pgwake.Mode
+
+	// MeterProvider is for OpenTelemetry; see the Metric names. Defaults to the global one.
+	MeterProvider metric.MeterProvider
+
+	// Logger receives what operators should know. Defaults to slog.Default().
+	Logger *slog.Logger
+}
+
+// Coordinators serve namespaces as they come: each with a Dispatcher and an Orchestrator of its own while it has work, and next to
+// nothing while it has none. All of them wait behind the one LISTEN connection of their Provider.
+type Coordinators struct {
+	cfg     CoordinatorsConfig
+	err     error
+	groups  groups
+	sources []Source // that of NewCoordinators, and then of Shards
+	log     *slog.Logger
+
+	ran     atomic.Bool
+	rollout rollout
+	warned  atomic.Int64 // when a fetch that failed was last logged, in Unix milliseconds
+
+	spawned, retired, shifts atomic.Int64
+
+	mu       sync.Mutex
+	byPlace  map[place]*coordinator
+	shut     map[place]bool // by Retire
+	all      sync.WaitGroup
+	serving  context.Context // nil: Run has not begun
+	over     bool            // Run is about to end
+	failures []error         // of those that did not end as they should
+	known    map[string]bool // all namespaces that any Source has told of, or Spawn
+}
+
+// place is where a coordinator is at work.
+type place struct {
+	source    int
+	namespace string
+}
+
+// NewCoordinators returns Coordinators on a Provider. Errors of the config are those of Run.
+func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
+	c := &Coordinators{byPlace: make(map[place]*coordinator), shut: make(map[place]bool), known: make(map[string]bool), sources: []Source{source}}
+	if config != nil {
+		c.cfg = *config
+	}
+	if c.log = c.cfg.Logger; c.log == nil {
+		c.log = slog.Default()
+	}
+	if c.cfg.Namespaces == nil {
+		c.cfg.Namespaces = []string{"*"}
+	}
+	var k checks
+	for _, s := range c.cfg.Shards {
+		if !slices.Contains(c.sources, s.Source) {
+			c.sources = append(c.sources, s.Source)
+		}
+	}
+	for _, pattern := range slices.Concat(append(shardPatterns(c.cfg.Shards), c.cfg.Namespaces)...) {
+		if !validPattern(pattern) {
+			k.bad("%q is neither a namespace nor a pattern", pattern)
+		}
+	}
+	groups, err := newGroups(c.cfg.Groups)
+	k.err = errors.Join(k.err, err)
+	c.groups = groups
+	takesTurns := slices.ContainsFunc(groups, func(g *group) bool { return g.Decider != nil })
+	for i, s := range c.sources {
+		if s == nil {
+			k.bad("Source %d is nil", i)
+			continue
+		}
+		if _, ok := s.(TurnProvider); takesTurns && !ok {
+			k.bad("Source %d has no turns, for which there is a Decider", i)
+		}
+		if _, ok := s.(modal); c.cfg.Rollout != nil && !ok {
+			k.bad("Source %d has no modes, for which there is a Rollout", i)
+		}
+	}
+	c.rollout.of = c.cfg.Rollout
+	c.err = k.err
+	return c
+}
+
+func shardPatterns(shards []Shard) (all [][]string) {
+	for _, s := range shards {
+		all = append(all, s.Namespaces)
+	}
+	return all
+}
+
+// SourceOf returns the Source that a namespace belongs to, whether or not it is served here: its items are to be enqueued there.
+func (c *Coordinators) SourceOf(namespace string) Source {
+	for _, s := range c.cfg.Shards {
+		if slices.Contains(s.Namespaces, namespace) {
+			return s.Source
+		}
+	}
+	for _, s := range c.cfg.Shards {
+		if matchesAny(s.Namespaces, namespace) {
+			return s.Source
+		}
+	}
+	return c.sources[0]
+}
+
+// Run serves until ctx ends or all Sources are closed. It ends as Dispatcher.Run does, all namespaces at a time, and returns what that
+// does; but a namespace that cannot be served, for whatever reason, is tried again and again (see Health), and does not end the
+// others. Run may be called once.
+func (c *Coordinators) Run(ctx context.Context) error {
+	if c.err != nil {
+		return c.err
+	}
+	if c.ran.Swap(true) {
+		return errRanBefore
+	}
+	var k checks
+	defer c.observe(&k)()
+	if k.err != nil {
+		return k.err
+	}
+	serving, end := context.WithCancel(ctx)
+	defer end()
+	c.begin(serving)
+	var keepers sync.WaitGroup
+	for _, g := range c.groups {
+		if g.warm != nil {
+			keepers.Go(func() { c.keepWarm(serving, g) })
+		}
+	}
+	var watchers sync.WaitGroup
+	for i := range c.sources {
+		watchers.Go(func() { c.watch(serving, i) })
+	}
+	watchers.Wait()
+	end()
+	c.stop()
+	keepers.Wait()
+	return errors.Join(c.failures...)
+}
+
+// begin has those served that were asked for before Run.
+func (c *Coordinators) begin(serving context.Context) {
+	c.mu.Lock()
+	c.serving = serving
+	asked := slices.Sorted(maps.Keys(c.known))
+	c.mu.Unlock()
+	for _, namespace := range asked {
+		_ = c.Spawn(namespace) // which was checked
+	}
+}
+
+// stop waits for all coordinators. None begins any more.
+func (c *Coordinators) stop() {
+	c.mu.Lock()
+	c.over = true
+	c.mu.Unlock()
+	c.all.Wait()
+}
+
+// keepWarm makes Dispatchers in advance.
+func (c *Coordinators) keepWarm(ctx context.Context, g *group) {
+	for {
+		d, err := g.newDispatcher()
+		if err != nil { // whoever needs one will say so
+			nap(ctx, lastPause)
+			if ctx.Err() != nil {
+				return
+			}
+			continue
+		}
+		select {
+		case g.warm <- d:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// patience is that of all who wait here: one of them says what is wrong.
+func (c *Coordinators) patience() patience {
+	return patience{log: c.log, muted: func() bool {
+		now, last := time.Now().UnixMilli(), c.warned.Load()
+		return now-last < lastPause.Milliseconds() || !c.warned.CompareAndSwap(last, now)
+	}}
+}
+
+// watch spawns a coordinator for each namespace of a Source, as they come.
+func (c *Coordinators) watch(ctx context.Context, source int) {
+	patience := c.patience()
+	var known []string
+	for {
+		added, err := c.sources[source].WaitForNamespaces(ctx, known)
+		known = append(known, added...)
+		c.learn(added)
+		for _, namespace := range added {
+			if c.serves(namespace) {
+				c.spawn(place{source, namespace}, false)
+			}
+		}
+		goOn, err := patience.after(ctx, err)
+		if err != nil {
+			c.log.Error("dispatch: cannot wait for namespaces", "error", err)
+			nap(ctx, longestPause)
+			goOn = ctx.Err() == nil
+		}
+		if !goOn {
+			// The Provider is closed, or all is to end: so are the coordinators, and Run waits for them.
+			return
+		}
+	}
+}
+
+// learn takes note of namespaces before they are served: in their modes.
+func (c *Coordinators) learn(added []string) {
+	c.mu.Lock()
+	for _, namespace := range added {
+		c.known[namespace] = true
+	}
+	c.mu.Unlock()
+	c.applyRollout()
+}
+
+// serves reports whether this node is to serve a namespace.
+func (c *Coordinators) serves(namespace string) bool {
+	return matchesAny(c.cfg.Namespaces, namespace) && c.groups.of(namespace) != nil
+}
+
+// spawn has a place served, unless it is, or all is about to end; or it was shut, and nobody asks for it.
+func (c *Coordinators) spawn(at place, asked bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if asked {
+		delete(c.shut, at)
+	}
+	if c.serving == nil || c.over || c.byPlace[at] != nil || c.shut[at] {
+		return
+	}
+	k := newCoordinator(c, at)
+	c.byPlace[at] = k
+	c.spawned.Add(1)
+	ctx, end := context.WithCancel(c.serving)
+	k.end = end
+	c.all.Go(func() { k.run(ctx) })
+}
+
+// Spawn has a namespace served from now on, or from when Run begins, before it has an item or is registered, and also after Retire. One
+// that is served already remains as it is. Fails with pgwake.ErrInvalid if this node is not to serve it. Safe for concurrent use.
+func (c *Coordinators) Spawn(namespace string) error {
+	if c.err != nil {
+		return c.err
+	}
+	if !c.serves(namespace) {
+		return fmt.Errorf("spawn: %w: namespace %.60q is not one that is served here", pgwake.ErrInvalid, namespace)
+	}
+	c.learn([]string{namespace})
+	c.spawn(place{slices.Index(c.sources, c.SourceOf(namespace)), namespace}, true)
+	return nil
+}
+
+// Retire ends the serving of a namespace, as the end of Run would, and returns when that is done; it begins again with Spawn. Items
+// that come meanwhile wait, or go to other nodes. Safe for concurrent use.
+func (c *Coordinators) Retire(namespace string) {
+	for i := range c.sources {
+		at := place{i, namespace}
+		c.mu.Lock()
+		c.shut[at] = true
+		k := c.byPlace[at]
+		c.mu.Unlock()
+		if k != nil {
+			k.end()
+			<-k.ended
+			if c.drop(k) {
+				c.spawn(at, true)
+			}
+		}
+	}
+}
+
+// drop takes a coordinator that has ended out of the registry, and reports whether another one was asked for meanwhile.
+func (c *Coordinators) drop(k *coordinator) (again bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byPlace[k.at] != k {
+		return false
+	}
+	delete(c.byPlace, k.at)
+	c.retired.Add(1)
+	return !c.shut[k.at]
+}
+
+// Scale sets how many handlers of a namespace run at one time, instead of Config.MinConcurrency and Config.Concurrency of its Group, from
+// now on. Fails with pgwake.ErrConfig for numbers that these may not have, and with pgwake.ErrNotFound if the namespace is not served at
+// this moment. Safe for concurrent use.
+func (c *Coordinators) Scale(namespace string, least, most int) error {
+	found := false
+	for _, k := range c.coordinators() {
+		if k.at.namespace == namespace {
+			found = true
+			if err := k.scale(least, most); err != nil {
+				return fmt.Errorf("scale %.60q: %w", namespace, err)
+			}
+		}
+	}
+	if !found {
+		return fmt.Errorf("scale: %w: namespace %.60q is not served", pgwake.ErrNotFound, namespace)
+	}
+	return nil
+}
+
+// coordinators returns them in the order of their names.
+func (c *Coordinators) coordinators() []*coordinator {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]*coordinator, 0, len(c.byPlace))
+	for _, k := range c.byPlace {
+		all = append(all, k)
+	}
+	slices.SortFunc(all, func(a, b *coordinator) int { return a.at.compare(b.at) })
+	return all
+}

@@ -1,0 +1,87 @@
+package dispatch_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+)
+
+func ExampleCoordinators() {
+	ctx, p, end := openProvider()
+	defer end()
+	done := make(chan string)
+	handlers := func(d *dispatch.Dispatcher) {
+		d.Handle("invoice.send", func(_ context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+			done <- item.Namespace
+			return nil, nil
+		})
+	}
+	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{
+		{Name: "tenants", Namespaces: []string{"tenant-*"}, Handlers: handlers},
+		{Namespaces: []string{"tenant-large"}, Extends: "tenants", Config: dispatch.Config{Concurrency: 50}},
+	}})
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() { ended <- c.Run(ctx) }() // in a program: return c.Run(ctx)
+
+	// A tenant's first item is all it takes.
+	_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "invoice.send"}, &pgwake.EnqueueOptions{Namespace: "tenant-a"})
+	check(err)
+	fmt.Println(<-done)
+	stop()
+	check(<-ended)
+	// Output: tenant-a
+}
+
+func ExampleRouter() {
+	ctx, p, end := openProvider()
+	defer end()
+	lines := make(chan string)
+	says := func(line string) dispatch.Handler {
+		return func(context.Context, *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+			lines <- line
+			return nil, nil
+		}
+	}
+	router, err := dispatch.Router([]dispatch.Route{
+		{Namespace: "tenant-*", MinPriority: 5, Handler: says("at once")},
+		{Namespace: "tenant-*", Handler: says("soon")},
+	}, says("whenever"))
+	check(err)
+	d := dispatch.New(p, &dispatch.Config{Concurrency: 1})
+	d.HandleOthers(router)
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() { ended <- d.Run(ctx) }()
+	for _, o := range []pgwake.EnqueueOptions{{Namespace: "tenant-a", Priority: 7}, {Namespace: "tenant-a"}, {Namespace: "other"}} {
+		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "x"}, &o)
+		check(err)
+		fmt.Println(<-lines)
+	}
+	stop()
+	check(<-ended)
+	// Output:
+	// at once
+	// soon
+	// whenever
+}
+
+func ExampleCoordinators_SetRollout() {
+	_, p, end := openProvider()
+	defer end()
+	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{
+		Groups:  []dispatch.Group{{Namespaces: []string{"*"}, Handlers: func(*dispatch.Dispatcher) {}}},
+		Rollout: dispatch.Percent(0, pgwake.ModeHybrid, pgwake.ModePolling),
+	})
+	check(c.Spawn("tenant-a"))
+	_, of := p.GetModes()
+	fmt.Println(of)
+	check(c.SetRollout(dispatch.Percent(100, pgwake.ModeHybrid, pgwake.ModePolling)))
+	_, of = p.GetModes()
+	fmt.Println(of)
+	// Output:
+	// map[tenant-a:polling]
+	// map[tenant-a:hybrid]
+}

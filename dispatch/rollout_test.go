@@ -1,0 +1,110 @@
+package dispatch_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: can namespaces go over from polling to events, and back, while work goes on?
+
+func TestPercent_TheSameOnEveryNode_SmallerPartsAreInLargerOnes(t *testing.T) {
+	const names = 2000
+	for _, percent := range []float64{0, 1, 10, 50, 99, 100} {
+		part := 0
+		for i := range names {
+			name := fmt.Sprintf("tenant-%d", i)
+			if dispatch.Percent(percent, pgwake.ModeHybrid, pgwake.ModePolling)(name) != pgwake.ModeHybrid {
+				continue
+			}
+			part++
+			require.Equal(t, pgwake.ModeHybrid, dispatch.Percent(percent+0.1, pgwake.ModeHybrid, pgwake.ModePolling)(name))
+		}
+		require.InDelta(t, percent*names/100, part, names*0.03)
+	}
+}
+
+// traffic enqueues to namespaces until it is stopped, and says how much that was.
+type traffic struct {
+	stop    chan struct{}
+	senders sync.WaitGroup
+	mu      sync.Mutex
+	sent    map[string]int // items by "namespace/name"
+}
+
+func newTraffic(t *testing.T, p *pgwake.Provider, namespaces ...string) *traffic {
+	f := &traffic{stop: make(chan struct{}), sent: make(map[string]int)}
+	for _, namespace := range namespaces {
+		f.senders.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-f.stop:
+					return
+				default:
+				}
+				name := fmt.Sprint(i)
+				_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name}, &pgwake.EnqueueOptions{Namespace: namespace})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				f.mu.Lock()
+				f.sent[namespace+"/"+name]++
+				f.mu.Unlock()
+			}
+		})
+	}
+	return f
+}
+
+// end ends it, and returns what was sent.
+func (f *traffic) end() map[string]int {
+	close(f.stop)
+	f.senders.Wait()
+	return f.sent
+}
+
+// progress waits until so many more items are handled.
+func (l *ledger) progress(t *testing.T, more int) {
+	t.Helper()
+	before := l.total()
+	require.Eventually(t, func() bool { return l.total() >= before+more }, patience, time.Millisecond)
+}
+
+func constantly(mode pgwake.Mode) func(string) pgwake.Mode {
+	return func(string) pgwake.Mode { return mode }
+}
+
+// A node that polls goes over to events, namespace by namespace, and then back, while items come all the time.
+func TestT42_ModesChangeUnderLoad_NothingIsLostOrDoubled(t *testing.T) {
+	p := pgwaketest.New(t, &pgwake.Config{Mode: pgwake.ModePolling, PollInterval: 5 * time.Millisecond})
+	l := newLedger()
+	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: constantly(pgwake.ModePolling)})
+	running(t, c)
+	require.False(t, p.Stats().Listening)
+	load := newTraffic(t, p, "a", "b", "c", "d")
+	for range 3 {
+		l.progress(t, 100)
+		for _, percent := range []float64{25, 50, 75, 100} {
+			require.NoError(t, c.SetRollout(dispatch.Percent(percent, pgwake.ModeHybrid, pgwake.ModePolling)))
+			l.progress(t, 50)
+		}
+		require.Eventually(t, func() bool { return p.Stats().Listening }, patience, time.Millisecond)
+		require.NoError(t, c.SetRollout(constantly(pgwake.ModeEventDriven)))
+		l.progress(t, 100)
+		require.NoError(t, c.SetRollout(constantly(pgwake.ModePolling)))
+		require.Eventually(t, func() bool { return !p.Stats().Listening }, patience, time.Millisecond)
+	}
+	sent := load.end()
+	awaitEmpty(t, p)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	require.Equal(t, sent, l.seen)
+	require.GreaterOrEqual(t, len(sent), 1000)
+}
