@@ -142,6 +142,55 @@ func TestRestarts_ProcessesEndAndAreKilled_NothingIsLost(t *testing.T) {
 	assertNothingLeft(t)
 }
 
+func TestNamespaces_MeasuresCoordinatorsAndLoops_AndNothingIsLost(t *testing.T) {
+	var last Progress
+	r, err := Namespaces(t.Context(), serverURL(t), NamespacesOptions{
+		Namespaces: 3, Items: 12, Gap: time.Millisecond, Interval: 20 * time.Millisecond, Batch: 5,
+		Tasks: 4, Duration: 50 * time.Millisecond, Polls: 3, Flood: 60,
+		Restarts: NamespaceRestartsOptions{Namespaces: 2, Items: 200, Pause: 5 * time.Millisecond},
+		Scale:    NamespaceScaleOptions{Counts: []int{1, 3}, Duration: 100 * time.Millisecond},
+		Many:     ManyNamespacesOptions{Namespaces: 20, Duration: 100 * time.Millisecond},
+		Progress: keep(&last),
+	})
+	require.NoError(t, err)
+	for _, singles := range []*NamespaceSingles{r.Served, r.Retired, r.Polled} {
+		assert.Len(t, singles.FromCommit, 12)
+		noneNegative(t, singles.FromCommit, singles.FromSend)
+		assert.Zero(t, singles.Again)
+		assert.Zero(t, singles.Net)
+		assert.Positive(t, singles.Looks)
+	}
+	assert.Zero(t, r.Served.ByClock)
+	assert.Zero(t, r.Retired.ByClock)
+	assert.Equal(t, r.Polled.Looks, r.Polled.ByClock)
+	for _, rate := range []*NamespaceRate{r.Chain, r.PolledChain, r.Flood, r.PolledFlood} {
+		assert.Positive(t, rate.PerSecond())
+	}
+	assert.Equal(t, 2*4, r.PolledChain.Items, "the first round starts the clock")
+	assert.Equal(t, 60, r.Flood.Items)
+
+	shaken := r.Restarts
+	assert.Len(t, shaken.Calm, 100)
+	assert.Len(t, shaken.Shaken, 100)
+	assert.Positive(t, shaken.Retired)
+	assert.Positive(t, shaken.Runs)
+	assert.Zero(t, shaken.Lost)
+	assert.Zero(t, shaken.Left)
+	assert.Zero(t, shaken.Twice)
+
+	require.Len(t, r.Scale.Rates, 2)
+	assert.Equal(t, 3, r.Scale.Rates[1].Namespaces)
+	for _, rate := range append(r.Scale.Rates, r.Scale.Single) {
+		assert.Positive(t, rate.Items)
+	}
+	assert.Equal(t, 1, r.Many.Listening)
+	assert.Positive(t, r.Many.Connections)
+	assert.Zero(t, r.Many.Statements, "what many idle namespaces ask: %v", r.Many.Texts)
+	assert.Positive(t, r.Many.Polled)
+	assert.Positive(t, last.Elapsed)
+	assertNothingLeft(t)
+}
+
 func TestIdle_CountsStartAndSteadyStateApart(t *testing.T) {
 	var last Progress
 	r, err := Idle(t.Context(), serverURL(t), IdleOptions{
@@ -216,6 +265,22 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 		"restarts": func(ctx context.Context, url string, stop func(Progress)) error {
 			_, err := Restarts(ctx, url, RestartsOptions{Calm: 300 * time.Millisecond, Kills: 100, LockTimeout: time.Second, Progress: stop})
 			return err
+		},
+		"namespaces": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Namespaces(ctx, url, NamespacesOptions{Gap: time.Millisecond, Progress: stop})
+			return err
+		},
+		"namespaces, restarts": func(ctx context.Context, url string, stop func(Progress)) error {
+			o := NamespacesOptions{Restarts: NamespaceRestartsOptions{Items: 100_000}, Progress: stop}
+			return aboutIn(ctx, "restarts", o.restart(ctx, url, &NamespacesResult{}))
+		},
+		"namespaces, scale": func(ctx context.Context, url string, stop func(Progress)) error {
+			o := NamespacesOptions{Scale: NamespaceScaleOptions{Duration: 10 * time.Millisecond}, Progress: stop}
+			return aboutIn(ctx, "scale", o.scale(ctx, url, &NamespacesResult{}))
+		},
+		"namespaces, many": func(ctx context.Context, url string, stop func(Progress)) error {
+			o := NamespacesOptions{Many: ManyNamespacesOptions{Namespaces: 50}, Progress: stop}
+			return aboutIn(ctx, "many", o.many(ctx, url, &NamespacesResult{}))
 		},
 		"stress": func(ctx context.Context, url string, stop func(Progress)) error {
 			_, err := Stress(ctx, url, StressOptions{Progress: stop})
