@@ -52,6 +52,7 @@ func (r *results) metrics() map[string]float64 {
 	} {
 		put(name, each(filter(r.FetchCosts, func(c *measure.FetchCost) bool { return c.Case == of }), (*measure.FetchCost).Ratio))
 	}
+	r.namespaceMetrics(put)
 	return m
 }
 

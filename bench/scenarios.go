@@ -42,6 +42,7 @@ type sizes struct {
 	bloat         measure.BloatOptions
 	quotas        measure.QuotasOptions
 	restarts      measure.RestartsOptions
+	namespaces    measure.NamespacesOptions
 }
 
 // peers returns these, unless there are to be none.
@@ -58,7 +59,7 @@ func (s *sizes) tell(to func(measure.Progress)) {
 		&s.idle.Progress, &s.baseline.Progress, &s.singles.Progress, &s.pairs.Progress, &s.timers.Progress, &s.burst.Progress,
 		&s.redelivery.Progress, &s.stress.Progress, &s.histories.Progress, &s.fanIn.Progress, &s.convoy.Progress,
 		&s.peerPairs.Progress, &s.peerTimers.Progress, &s.drain.Progress, &s.writers.Progress, &s.nodes.Progress,
-		&s.fetch.Progress, &s.bloat.Progress, &s.quotas.Progress, &s.restarts.Progress,
+		&s.fetch.Progress, &s.bloat.Progress, &s.quotas.Progress, &s.restarts.Progress, &s.namespaces.Progress,
 	} {
 		*progress = to
 	}
@@ -122,6 +123,12 @@ var small = sizes{
 	bloat:         measure.BloatOptions{Duration: time.Second},
 	quotas:        measure.QuotasOptions{Drain: measure.DrainOptions{Items: 10_000}, Items: 100, Flood: 10_000, Singles: 20},
 	restarts:      measure.RestartsOptions{Calm: time.Second, Kills: 1, LockTimeout: time.Second},
+	namespaces: measure.NamespacesOptions{
+		Items: 60, Duration: 500 * time.Millisecond, Polls: 2, Flood: 5000,
+		Restarts: measure.NamespaceRestartsOptions{Items: 600},
+		Scale:    measure.NamespaceScaleOptions{Counts: []int{1, 4, 16}, Duration: 300 * time.Millisecond},
+		Many:     measure.ManyNamespacesOptions{Duration: time.Second},
+	},
 }
 
 // quick has the figures with a goal in the specification, and is done within a minute.
@@ -141,7 +148,7 @@ func quick() sizes {
 }
 
 // quickNames are the scenarios of quick.
-var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch"}
+var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch", namespaces}
 
 // results of all rounds, in the order of the rounds.
 type results struct {
@@ -173,6 +180,7 @@ type results struct {
 	Bloat      []*measure.BloatResult      `json:"bloat,omitempty"`
 	Quotas     []*measure.QuotasResult     `json:"quotas,omitempty"`
 	Restarts   []*measure.RestartsResult   `json:"restarts,omitempty"`
+	Namespaces []*measure.NamespacesResult `json:"namespaces,omitempty"`
 }
 
 type scenario struct {
@@ -182,7 +190,10 @@ type scenario struct {
 	run  func(ctx context.Context, url string, s *sizes, to *results) error
 }
 
-const baseline = "baseline"
+const (
+	baseline   = "baseline"
+	namespaces = "namespaces"
+)
 
 var scenarios = []scenario{
 	{name: "idle", what: "statements of an idle node", once: true,
@@ -296,6 +307,10 @@ var scenarios = []scenario{
 	{name: "restarts", what: "processes that are restarted, or killed",
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
 			return add(&to.Restarts)(measure.Restarts(ctx, url, s.restarts))
+		}},
+	{name: namespaces, what: "namespaces with a coordinator each",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Namespaces)(measure.Namespaces(ctx, url, s.namespaces))
 		}},
 	{name: "drain", what: "a backlog of items that do nothing", run: runDrains},
 	{name: "fetch", what: "fetches among rows that they do not take", once: true,

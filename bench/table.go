@@ -33,6 +33,7 @@ func (r *results) rows() (rows []row) {
 	rows = append(rows, r.writersRows()...)
 	rows = append(rows, r.nodesRows()...)
 	rows = append(rows, r.quotaRows()...)
+	rows = append(rows, r.namespaceRows()...)
 	rows = append(rows, r.drainRows()...)
 	rows = append(rows, r.fetchRows()...)
 	rows = append(rows, r.bloatRows()...)
@@ -298,6 +299,9 @@ func (r *results) safetyNet() (net measure.SafetyNet) {
 	}
 	for _, s := range r.Nodes {
 		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Namespaces {
+		net = net.Plus(s.Served.Net).Plus(s.Retired.Net)
 	}
 	return net
 }

@@ -116,9 +116,7 @@ func (o *NamespacesOptions) coordinated(ctx context.Context, url string, r *Name
 			return err
 		}
 	}
-	serve := func(ctx context.Context, n *node, _ string, handle itemHandler) {
-		coordinate(ctx, n, dispatch.Group{}, handle)
-	}
+	serve := func(s *service, _ string, handle itemHandler) { coordinate(s, dispatch.Group{}, handle) }
 	if r.Chain, err = o.chain(ctx, url, o.Duration, 0, serve); err != nil {
 		return err
 	}
