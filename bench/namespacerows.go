@@ -211,7 +211,7 @@ func (r *results) manyNamespacesRows() []row {
 			figure:  fmt.Sprintf("%.0f, %.0f", listening, connections), goal: "1, -", met: listening == 1,
 		},
 		{
-			measure:  fmt.Sprintf("  statements in %v", first.Duration.Round(time.Second)),
+			measure:  fmt.Sprintf("  statements in %v", first.Duration.Round(100*time.Millisecond)),
 			figure:   fmt.Sprintf("%.0f", statements),
 			baseline: fmt.Sprintf("%.0f (1 namespace)", ofOne), goal: "as 1", met: statements <= ofOne+1, // that of the fallback may be in the one time and not in the other
 		},

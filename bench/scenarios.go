@@ -124,10 +124,10 @@ var small = sizes{
 	quotas:        measure.QuotasOptions{Drain: measure.DrainOptions{Items: 10_000}, Items: 100, Flood: 10_000, Singles: 20},
 	restarts:      measure.RestartsOptions{Calm: time.Second, Kills: 1, LockTimeout: time.Second},
 	namespaces: measure.NamespacesOptions{
-		Items: 60, Duration: 500 * time.Millisecond, Polls: 2, Flood: 5000,
-		Restarts: measure.NamespaceRestartsOptions{Items: 600},
-		Scale:    measure.NamespaceScaleOptions{Counts: []int{1, 4, 16}, Duration: 300 * time.Millisecond},
-		Many:     measure.ManyNamespacesOptions{Duration: time.Second},
+		Items: 100, Gap: 10 * time.Millisecond, Duration: time.Second, Polls: 3, Flood: 5000,
+		Restarts: measure.NamespaceRestartsOptions{Items: 1000},
+		Scale:    measure.NamespaceScaleOptions{Duration: 300 * time.Millisecond},
+		Many:     measure.ManyNamespacesOptions{Duration: 2 * time.Second},
 	},
 }
 
@@ -143,6 +143,10 @@ func quick() sizes {
 	s.idle.Duration = 3 * time.Second
 	s.nodes.Items = 15
 	s.writersCounts = []int{maxWriters}
+	s.namespaces.Items, s.namespaces.Duration, s.namespaces.Polls = 60, 300*time.Millisecond, 2
+	s.namespaces.Restarts.Items = 400
+	s.namespaces.Scale = measure.NamespaceScaleOptions{Counts: []int{1, linearFor}, Duration: 200 * time.Millisecond}
+	s.namespaces.Many.Duration = 500 * time.Millisecond
 	s.fetch = measure.FetchCostOptions{Backlog: 10_000, Locked: 5000, Timers: 10_000, LockedInstances: 300, Fetches: 40}
 	return s
 }

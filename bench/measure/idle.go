@@ -84,7 +84,7 @@ func Idle(ctx context.Context, url string, o IdleOptions) (r *IdleResult, err er
 	if err := n.parked(o.Workers); err != nil {
 		return nil, err
 	}
-	settled, err := c.settle(ctx)
+	settled, err := c.settle(ctx, quietSpell)
 	if err != nil {
 		return nil, err
 	}
@@ -109,11 +109,11 @@ func Idle(ctx context.Context, url string, o IdleOptions) (r *IdleResult, err er
 	return r, err
 }
 
-// settle waits until no statement comes for a while, and returns the counts then.
-func (c *counter) settle(ctx context.Context) (calls, error) {
+// settle waits until no statement comes for a spell, and returns the counts then.
+func (c *counter) settle(ctx context.Context, spell time.Duration) (calls, error) {
 	began, quietSince := time.Now(), time.Now()
 	last, err := c.read(ctx)
-	for err == nil && time.Since(quietSince) < quietSpell && time.Since(began) < settling {
+	for err == nil && time.Since(quietSince) < spell && time.Since(began) < settling {
 		if err = pause(ctx, 100*time.Millisecond); err != nil {
 			break
 		}

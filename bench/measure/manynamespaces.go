@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"golang.org/x/sync/errgroup"
 )
 
 // This file answers: what do very many namespaces cost that have nothing to do?
@@ -29,7 +31,7 @@ type ManyNamespaces struct {
 	Texts      calls         `json:"texts"`      // what those of all were, if the server tells
 
 	PolledFor time.Duration `json:"polled_for"`
-	Polled    int64         `json:"polled"` // statements of loops that poll all of them
+	Polled    int64         `json:"polled"` // polls of loops that poll all of them
 
 	Listening   int `json:"listening"`   // LISTEN connections of the node that serves all
 	Connections int `json:"connections"` // all that it has
@@ -43,8 +45,11 @@ type ManyNamespaces struct {
 // PerSecond is the rate of statements of the node that serves all.
 func (r *ManyNamespaces) PerSecond() float64 { return float64(r.Statements) / r.Duration.Seconds() }
 
-// PolledPerSecond is that of the loops.
+// PolledPerSecond is that of the loops, for each of whose polls one statement counts; here a poll has one more, for its settings.
 func (r *ManyNamespaces) PolledPerSecond() float64 { return float64(r.Polled) / r.PolledFor.Seconds() }
+
+// manySpell without a statement means that the node has settled.
+const manySpell = 500 * time.Millisecond
 
 // countedNode is a node in a database of its own.
 type countedNode struct {
@@ -113,8 +118,11 @@ func (o *NamespacesOptions) many(ctx context.Context, url string, to *Namespaces
 	if err := r.listeners(ctx, all); err != nil {
 		return err
 	}
-	// Both are counted at the same time, each in its database.
-	began, err := all.settle(ctx)
+	// All are counted at the same time, each in its database or, the loops, by themselves.
+	loops, polling := errgroup.WithContext(ctx)
+	loops.Go(func() error { return r.poll(polling, url, o) })
+	defer func() { err = errors.Join(err, loops.Wait()) }()
+	began, err := all.settle(ctx, manySpell)
 	if err != nil {
 		return err
 	}
@@ -137,11 +145,8 @@ func (o *NamespacesOptions) many(ctx context.Context, url string, to *Namespaces
 	}
 	r.Texts = ended.since(began)
 	r.Statements, r.OfOne = r.Texts.total(), endedOne.since(beganOne).total()
-	if serving.end(&err); err != nil {
-		return err
-	}
 	to.Many = r
-	return r.poll(all, o)
+	return nil
 }
 
 // pause waits, and reports progress.
@@ -223,27 +228,25 @@ func (r *ManyNamespaces) listeners(ctx context.Context, n *countedNode) error {
 	).Scan(&r.Listening, &r.Connections)
 }
 
-// poll has loops poll all namespaces, which nobody serves any more.
-func (r *ManyNamespaces) poll(n *countedNode, o *NamespacesOptions) (err error) {
-	s := n.service()
-	defer s.end(&err)
-	l := &pollLoop{interval: o.Interval, batch: o.Batch}
-	for i := range r.Namespaces {
-		l.serve(s, fmt.Sprintf("n%d", i+1), nil)
-	}
-	if err := pause(s.ctx, o.Interval); err != nil { // by then all have begun
-		return err
-	}
-	before, err := n.read(s.ctx)
+// poll has loops poll as many namespaces. Each begins at a random instant of the interval, so there is one poll of each in that.
+func (r *ManyNamespaces) poll(ctx context.Context, url string, o *NamespacesOptions) (err error) {
+	s := newStage(url)
+	defer s.drop(&err)
+	n, err := s.open(ctx, 8)
 	if err != nil {
 		return err
 	}
+	defer n.close(&err)
+	serving := n.service()
+	defer serving.end(&err)
+	l := &pollLoop{interval: o.Interval, batch: o.Batch}
 	at := time.Now()
-	if err := pause(s.ctx, 2*o.Interval); err != nil {
+	for i := range r.Namespaces {
+		l.serve(serving, fmt.Sprintf("n%d", i+1), nil)
+	}
+	if err := pause(serving.ctx, o.Interval); err != nil {
 		return err
 	}
-	r.PolledFor = time.Since(at)
-	after, err := n.read(s.ctx)
-	r.Polled = after.since(before).total()
-	return err
+	r.Polled, r.PolledFor = l.polls.Load(), time.Since(at)
+	return nil
 }

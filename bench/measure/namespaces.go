@@ -105,43 +105,58 @@ func Namespaces(ctx context.Context, url string, o NamespacesOptions) (r *Namesp
 
 // coordinated measures what coordinators do.
 func (o *NamespacesOptions) coordinated(ctx context.Context, url string, r *NamespacesResult) (err error) {
+	s := newStage(url)
+	defer s.drop(&err)
 	for _, of := range []struct {
 		to     **NamespaceSingles
+		prefix string
 		retire time.Duration
-	}{{&r.Served, dispatch.Never}, {&r.Retired, time.Millisecond}} {
-		if *of.to, err = o.singles(ctx, url, warmUps, func(s *service, names []string, handle itemHandler) (func() (int64, int64), error) {
-			coordinate(s, dispatch.Group{RetireAfter: of.retire}, handle)
-			return looks(s.node), s.parked(len(names) + 1) // DefaultNamespace is served as well
+	}{{&r.Served, "served-", dispatch.Never}, {&r.Retired, "retired-", time.Millisecond}} {
+		if *of.to, err = o.singles(ctx, s, of.prefix, warmUps, func(s *service, names []string, handle itemHandler) (func() (int64, int64), error) {
+			coordinate(s, dispatch.Group{Namespaces: names, RetireAfter: of.retire}, handle)
+			return looks(s.node), s.parked(len(names))
 		}); err != nil {
 			return err
 		}
 	}
-	serve := func(s *service, _ string, handle itemHandler) { coordinate(s, dispatch.Group{}, handle) }
-	if r.Chain, err = o.chain(ctx, url, o.Duration, 0, serve); err != nil {
+	serve := func(s *service, name string, handle itemHandler) {
+		coordinate(s, dispatch.Group{Namespaces: []string{name}}, handle)
+	}
+	if r.Chain, err = o.chain(ctx, s, o.Duration, 0, serve); err != nil {
 		return err
 	}
-	r.Flood, err = o.flood(ctx, url, serve)
+	r.Flood, err = o.flood(ctx, s, serve)
 	return err
 }
 
-// polled is the baseline.
+// polled is the baseline. The loops do nothing most of the time, so those for single items and those for tasks run at the same time.
 func (o *NamespacesOptions) polled(ctx context.Context, url string, r *NamespacesResult) (err error) {
+	s := newStage(url)
+	defer s.drop(&err)
 	loop := func() *pollLoop { return &pollLoop{interval: o.Interval, batch: o.Batch} }
-	if r.Polled, err = o.singles(ctx, url, 0, func(s *service, names []string, handle itemHandler) (func() (int64, int64), error) {
-		l := loop()
-		for _, name := range names {
-			l.serve(s, name, handle)
-		}
-		return func() (int64, int64) { return l.polls.Load(), l.polls.Load() }, nil
-	}); err != nil {
+	group, both := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		r.Polled, err = o.singles(both, s, "polled-", 0, func(s *service, names []string, handle itemHandler) (func() (int64, int64), error) {
+			l := loop()
+			for _, name := range names {
+				l.serve(s, name, handle)
+			}
+			return func() (int64, int64) { return l.polls.Load(), l.polls.Load() }, nil
+		})
+		return err
+	})
+	group.Go(func() (err error) {
+		silent := *o
+		silent.Progress = nil // the other tells
+		r.PolledChain, err = silent.chain(both, s, 0, o.Polls*o.Tasks, func(s *service, name string, handle itemHandler) {
+			loop().serve(s, name, handle)
+		})
+		return err
+	})
+	if err := group.Wait(); err != nil {
 		return err
 	}
-	if r.PolledChain, err = o.chain(ctx, url, 0, o.Polls*o.Tasks, func(s *service, name string, handle itemHandler) {
-		loop().serve(s, name, handle)
-	}); err != nil {
-		return err
-	}
-	r.PolledFlood, err = o.flood(ctx, url, func(s *service, name string, handle itemHandler) {
+	r.PolledFlood, err = o.flood(ctx, s, func(s *service, name string, handle itemHandler) {
 		l := loop()
 		l.eager = true
 		l.serve(s, name, handle)
@@ -173,7 +188,7 @@ func (s *service) end(err *error) {
 	*err = errors.Join(*err, s.group.Wait())
 }
 
-// coordinate has all namespaces of a node served as g says.
+// coordinate has namespaces of a node served as g says, all of them if it names none.
 func coordinate(s *service, g dispatch.Group, handle itemHandler) *dispatch.Coordinators {
 	c := newCoordinators(s.Provider, g, handle)
 	s.group.Go(func() error { return c.Run(s.ctx) })
@@ -212,11 +227,9 @@ func register(ctx context.Context, n *node, prefix string, count int) (names []s
 }
 
 // singles has items come to namespaces, one at a time at random instants.
-func (o *NamespacesOptions) singles(ctx context.Context, url string, warm int,
+func (o *NamespacesOptions) singles(ctx context.Context, s stage, prefix string, warm int,
 	serve func(*service, []string, itemHandler) (looks func() (int64, int64), err error),
 ) (r *NamespaceSingles, err error) {
-	s := newStage(url)
-	defer s.drop(&err)
 	n, err := s.open(ctx, 2*o.Namespaces)
 	if err != nil {
 		return nil, err
@@ -227,7 +240,7 @@ func (o *NamespacesOptions) singles(ctx context.Context, url string, warm int,
 		return nil, err
 	}
 	defer other.close(&err)
-	names, err := register(ctx, n, "n", o.Namespaces)
+	names, err := register(ctx, n, prefix, o.Namespaces)
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +267,6 @@ func (o *NamespacesOptions) singles(ctx context.Context, url string, warm int,
 			m.report(Progress{Done: len(r.FromCommit), Total: o.Items, Figures: r.FromCommit.Summary()})
 		}
 	}
-	// What is in hand may not have been noted as enqueued, so what came is only seen between two enqueues.
 	for i := warm; i < warm+o.Items; i++ {
 		if err := pause(ctx, Uniform.draw(o.Gap)); err != nil {
 			return nil, err
@@ -288,10 +300,8 @@ func producerIn(by *node, l *ledger, names []string) *producer {
 }
 
 // chain has tasks of one namespace go from step to step, for so long or for so many steps. A task that is done begins again.
-func (o *NamespacesOptions) chain(ctx context.Context, url string, duration time.Duration, steps int, serve func(*service, string, itemHandler)) (r *NamespaceRate, err error) {
+func (o *NamespacesOptions) chain(ctx context.Context, s stage, duration time.Duration, steps int, serve func(*service, string, itemHandler)) (r *NamespaceRate, err error) {
 	const name = "chain"
-	s := newStage(url)
-	defer s.drop(&err)
 	n, err := s.open(ctx, 2*o.Tasks)
 	if err != nil {
 		return nil, err
@@ -394,10 +404,8 @@ func (s stage) fillNamespaces(ctx context.Context, names []string, each int) err
 }
 
 // flood has one namespace's backlog done.
-func (o *NamespacesOptions) flood(ctx context.Context, url string, serve func(*service, string, itemHandler)) (r *NamespaceRate, err error) {
+func (o *NamespacesOptions) flood(ctx context.Context, s stage, serve func(*service, string, itemHandler)) (r *NamespaceRate, err error) {
 	const name = "flood"
-	s := newStage(url)
-	defer s.drop(&err)
 	n, err := s.open(ctx, 8)
 	if err != nil {
 		return nil, err

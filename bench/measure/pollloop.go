@@ -23,10 +23,13 @@ type pollLoop struct {
 	polls atomic.Int64
 }
 
-// serve begins with a namespace, at a random instant within the interval, and ends with the service.
+// serve begins with a namespace, at a random instant within the interval unless it is eager, and ends with the service.
 func (l *pollLoop) serve(s *service, namespace string, handle itemHandler) {
 	fetch := &pgwake.FetchOptions{NoWait: true, Namespaces: []string{namespace}}
-	phase := rand.N(l.interval)
+	var phase time.Duration
+	if !l.eager {
+		phase = rand.N(l.interval)
+	}
 	s.group.Go(func() error {
 		if pause(s.ctx, phase) != nil {
 			return nil
