@@ -173,6 +173,75 @@ func TestConvoyRows_AWorkerThatWaitsForARow_MissesTheGoal_OtherWaitsDoNot(t *tes
 	assert.False(t, workers.met)
 }
 
+// namespacesRound is a round in which every goal is met.
+func namespacesRound() *measure.NamespacesResult {
+	singles := func(latency time.Duration, byClock int64) *measure.NamespaceSingles {
+		return &measure.NamespaceSingles{Latency: measure.Latency{FromCommit: measure.Samples{latency}}, Looks: 1 + byClock, ByClock: byClock}
+	}
+	rate := func(items int) *measure.NamespaceRate { return &measure.NamespaceRate{Items: items, Took: time.Second} }
+	scaled := func(namespaces, items int) measure.ScaledRate {
+		return measure.ScaledRate{Namespaces: namespaces, NamespaceRate: *rate(items)}
+	}
+	return &measure.NamespacesResult{
+		Namespaces: 8, Interval: time.Second, Batch: 100, Tasks: 10, Steps: 3,
+		Served: singles(time.Millisecond, 0), Retired: singles(time.Millisecond, 0), Polled: singles(time.Second/2, 300),
+		Chain: rate(900), PolledChain: rate(10), Flood: rate(30), PolledFlood: rate(10),
+		Restarts: &measure.NamespaceRestarts{Items: 2, Calm: measure.Samples{2}, Shaken: measure.Samples{3}},
+		Scale:    &measure.NamespaceScale{Places: 2, Rates: []measure.ScaledRate{scaled(1, 100), scaled(8, 760), scaled(16, 800)}, Single: scaled(1, 1600)},
+		Many:     &measure.ManyNamespaces{Namespaces: 1000, Duration: time.Second, PolledFor: time.Second, Polled: 1000, Listening: 1, Bytes: 5 << 10, BytesAfter: 20<<10 - 1},
+	}
+}
+
+func TestNamespaceRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
+	judge := func(n *measure.NamespacesResult) (missed []string) {
+		for _, w := range (&results{Namespaces: []*measure.NamespacesResult{n}}).namespaceRows() {
+			if w.goal != "" && !w.met {
+				missed = append(missed, w.measure)
+			}
+		}
+		return missed
+	}
+	assert.Empty(t, judge(namespacesRound()))
+	for missed, spoil := range map[string]func(*measure.NamespacesResult){
+		"single item in one of 8 idle namespaces, commit to handler, p50, p99": func(n *measure.NamespacesResult) {
+			n.Served.FromCommit[0] = 5 * time.Millisecond
+		},
+		"  where the last Dispatcher had ended, p50": func(n *measure.NamespacesResult) { n.Retired.FromCommit[0] = 2 * time.Millisecond },
+		"  queries for work for which time alone was the reason": func(n *measure.NamespacesResult) {
+			n.Retired.ByClock = 7
+		},
+		"10 tasks at a time of 3 steps, each of which enqueues the next, one coordinator: steps/s": func(n *measure.NamespacesResult) {
+			n.Chain.Items = 99
+		},
+		"  of 2 items, lost":                  func(n *measure.NamespacesResult) { n.Restarts.Left = 1 },
+		"  handled again, acknowledged twice": func(n *measure.NamespacesResult) { n.Restarts.Twice = 1 },
+		"  8 namespaces":                      func(n *measure.NamespacesResult) { n.Scale.Rates[1].Items = 719 },
+		"1000 idle namespaces on one node: LISTEN connections, connections": func(n *measure.NamespacesResult) { n.Many.Listening = 2 },
+		"  statements in 1s": func(n *measure.NamespacesResult) { n.Many.Statements = 2 },
+		"  statements/s":     func(n *measure.NamespacesResult) { n.Many.Polled = 99; n.Many.Statements, n.Many.OfOne = 1, 1 },
+		"  memory of each, without an item so far; after one": func(n *measure.NamespacesResult) { n.Many.BytesAfter++ },
+	} {
+		n := namespacesRound()
+		spoil(n)
+		found := strings.Join(judge(n), ",")
+		assert.Equal(t, missed, strings.ReplaceAll(found, ",  p99", ", p99"))
+	}
+}
+
+func TestNamespaceMetrics_RatiosAreTakenWithinARound(t *testing.T) {
+	slow := namespacesRound()
+	slow.Chain.Items, slow.PolledChain.Items = 30, 10
+	r := results{Namespaces: []*measure.NamespacesResult{namespacesRound(), slow, namespacesRound()}}
+	m := r.metrics()
+	assert.Equal(t, 90.0, m["namespace_chain_ratio"])
+	assert.Equal(t, 1.0, m["namespace_claim_p99_ms"])
+	assert.Equal(t, 0.95, m["namespace_linear_8"])
+	assert.Equal(t, 0.5, m["namespace_linear_16"])
+	assert.Equal(t, 1.0, m["namespace_polls_fewer"])
+	assert.Zero(t, m["namespace_lost"])
+	assert.Equal(t, float64(20<<10-1), m["namespace_idle_bytes"])
+}
+
 func TestRecord_KeepsEverySample_AndTheFiguresByName(t *testing.T) {
 	r := newRecord(&devpg.Server{Version: "15.1", Source: "here"})
 	r.Results.Pairs = []*measure.PairsResult{{Second: measure.Latency{FromCommit: measure.Samples{1e6, 2e6, 3e6}}}}

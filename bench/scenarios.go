@@ -143,8 +143,8 @@ func quick() sizes {
 	s.idle.Duration = 3 * time.Second
 	s.nodes.Items = 15
 	s.writersCounts = []int{maxWriters}
-	s.namespaces.Items, s.namespaces.Duration, s.namespaces.Polls = 60, 300*time.Millisecond, 2
-	s.namespaces.Restarts.Items = 400
+	s.namespaces.Items, s.namespaces.Duration, s.namespaces.Polls = 50, 300*time.Millisecond, 2
+	s.namespaces.Restarts.Items = 300
 	s.namespaces.Scale = measure.NamespaceScaleOptions{Counts: []int{1, linearFor}, Duration: 200 * time.Millisecond}
 	s.namespaces.Many.Duration = 500 * time.Millisecond
 	s.fetch = measure.FetchCostOptions{Backlog: 10_000, Locked: 5000, Timers: 10_000, LockedInstances: 300, Fetches: 40}

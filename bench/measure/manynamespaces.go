@@ -112,15 +112,31 @@ func (o *NamespacesOptions) many(ctx context.Context, url string, to *Namespaces
 	}
 	m.report(Progress{Total: c.Namespaces})
 	before := memory()
-	if err := r.fill(ctx, all, coordinators, before); err != nil {
+	if err := all.stage.exec(ctx, `INSERT INTO namespaces (name) SELECT 'n' || i FROM generate_series(1, $1::integer) AS i`, c.Namespaces); err != nil {
 		return err
 	}
+	if err := all.parked(c.Namespaces + 1); err != nil {
+		return err
+	}
+	r.Bytes = (memory() - before) / int64(c.Namespaces)
 	if err := r.listeners(ctx, all); err != nil {
 		return err
 	}
-	// All are counted at the same time, each in its database or, the loops, by themselves.
+	if err := r.count(ctx, one, all, c.Duration, m, func(ctx context.Context) error { return r.poll(ctx, url, o) }); err != nil {
+		return err
+	}
+	// This comes last: at the instant at which an item's lease would have ended, its namespace looks once more.
+	if err := r.work(ctx, all, coordinators, before); err != nil {
+		return err
+	}
+	to.Many = r
+	return nil
+}
+
+// count counts the statements of both nodes, each in its database, and has loops poll meanwhile, which count by themselves.
+func (r *ManyNamespaces) count(ctx context.Context, one, all *countedNode, d time.Duration, m *meter, poll func(context.Context) error) (err error) {
 	loops, polling := errgroup.WithContext(ctx)
-	loops.Go(func() error { return r.poll(polling, url, o) })
+	loops.Go(func() error { return poll(polling) })
 	defer func() { err = errors.Join(err, loops.Wait()) }()
 	began, err := all.settle(ctx, manySpell)
 	if err != nil {
@@ -131,7 +147,7 @@ func (o *NamespacesOptions) many(ctx context.Context, url string, to *Namespaces
 		return err
 	}
 	at := time.Now()
-	if err := m.pause(ctx, c.Duration); err != nil {
+	if err := m.pause(ctx, d); err != nil {
 		return err
 	}
 	r.Duration, r.How = time.Since(at), all.How
@@ -140,13 +156,9 @@ func (o *NamespacesOptions) many(ctx context.Context, url string, to *Namespaces
 		return err
 	}
 	endedOne, err := one.read(ctx)
-	if err != nil {
-		return err
-	}
 	r.Texts = ended.since(began)
 	r.Statements, r.OfOne = r.Texts.total(), endedOne.since(beganOne).total()
-	to.Many = r
-	return nil
+	return err
 }
 
 // pause waits, and reports progress.
@@ -171,21 +183,15 @@ func memory() int64 {
 	return int64(s.HeapAlloc + s.StackInuse)
 }
 
-// fill adds namespaces to the one that there is, and takes the memory that they need.
-func (r *ManyNamespaces) fill(ctx context.Context, n *countedNode, c *dispatch.Coordinators, before int64) error {
-	idle := func() bool { return n.Stats().Worker.Parked > r.Namespaces && c.Stats().Working == 0 }
-	if err := n.stage.exec(ctx, `INSERT INTO namespaces (name) SELECT 'n' || i FROM generate_series(1, $1::integer) AS i`, r.Namespaces); err != nil {
-		return err
-	}
-	if err := until(ctx, idle); err != nil {
-		return err
-	}
-	r.Bytes = (memory() - before) / int64(r.Namespaces)
+// work gives each namespace an item, and looks at the node when it is idle again.
+func (r *ManyNamespaces) work(ctx context.Context, n *countedNode, c *dispatch.Coordinators, before int64) error {
 	had := c.Stats().Shifts
 	if err := r.enqueue(ctx, n); err != nil {
 		return err
 	}
-	if err := until(ctx, func() bool { return c.Stats().Shifts >= had+int64(r.Namespaces) && idle() }); err != nil {
+	if err := until(ctx, func() bool {
+		return c.Stats().Shifts >= had+int64(r.Namespaces) && n.Stats().Worker.Parked > r.Namespaces && c.Stats().Working == 0
+	}); err != nil {
 		return err
 	}
 	r.BytesAfter = (memory() - before) / int64(r.Namespaces)
