@@ -243,6 +243,9 @@ func (r *ManyNamespaces) poll(ctx context.Context, url string, o *NamespacesOpti
 		return err
 	}
 	defer n.close(&err)
+	if err := n.connectAll(8); err != nil {
+		return err
+	}
 	serving := n.service()
 	defer serving.end(&err)
 	l := &pollLoop{interval: o.Interval, batch: o.Batch}
@@ -251,6 +254,10 @@ func (r *ManyNamespaces) poll(ctx context.Context, url string, o *NamespacesOpti
 		l.serve(serving, fmt.Sprintf("n%d", i+1), nil)
 	}
 	if err := pause(serving.ctx, o.Interval); err != nil {
+		return err
+	}
+	// On a server that is not quick enough it takes longer.
+	if err := until(serving.ctx, func() bool { return l.polls.Load() >= int64(r.Namespaces) }); err != nil {
 		return err
 	}
 	r.Polled, r.PolledFor = l.polls.Load(), time.Since(at)
