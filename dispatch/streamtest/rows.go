@@ -123,6 +123,7 @@ func nackedLater(t *testing.T, n *node) {
 	const delay = 600 * time.Millisecond
 	begun := time.Now()
 	require.NoError(t, n.Nack(t.Context(), first.Receipt, pgwake.AbandonOptions{Delay: delay, Error: "no luck"}))
+	n.lost(t, first)
 	second := n.one(t, lasting)
 	require.GreaterOrEqual(t, time.Since(begun), delay)
 	require.Equal(t, 2, second.Attempt)

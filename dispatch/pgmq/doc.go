@@ -1,0 +1,41 @@
+// Package pgmq has the queues of pgmq, the message queue that is an extension or an SQL script for PostgreSQL, served by Coordinators
+// as those of a pgwake.Provider are: handlers are called within milliseconds, and nobody polls.
+//
+//	err := pgmq.Install(ctx, pool) // once
+//	s, err := pgmq.New(ctx, pool, nil)
+//	defer s.Close()
+//	c := dispatch.NewCoordinators(dispatch.StreamSource(s, nil), &dispatch.CoordinatorsConfig{Groups: groups})
+//	return c.Run(ctx)
+//
+// # What Install adds
+//
+// A schema of its own, pgwake_pgmq, and triggers on pgmq's tables, which tell of messages whoever sends them, by pgmq.send or plain SQL:
+// on the channel pgmq_message_ready, and on pgmq_message_ready.<namespace>, which is for other listeners. A statement that sends costs
+// two notifications, however many messages it sends, and so takes the lock of PostgreSQL's notification queue at its commit; a claim costs
+// none. Queues that are created later tell of themselves, on pgmq_queue_created. What is told has ids and instants, and nothing of what a
+// message says. Uninstall removes it.
+//
+// # Namespaces
+//
+// The namespace of a queue is in its name: worker_<x>_queue and <x>_queue belong to <x>, those that begin with orchestration to
+// orchestration, and all others to default. Several queues may have the same one. Publish takes the queue that is there, and creates
+// <namespace>_queue if there is none.
+//
+// # Messages
+//
+// The header "pgwake" is an object of this package's: "name" in it is for which handler the message is (Publish sets it; without it
+// that is the name of the queue). All other headers are those of the message. A payload is JSON, and comes back as PostgreSQL's jsonb
+// has it.
+//
+// # When messages are due
+//
+// One connection listens, for all queues of the Stream. While it is there, a Receive that waits asks the database when it is told of a
+// message, at the instant at which one becomes due or a lease ends, and once in FallbackInterval. Invariant: whoever waits knows the earliest
+// vt of its namespace, or is about to be told. It was in the answer that found nothing; a message that is sent, or due sooner than
+// before, is told of; and a claim is of what is due, of which all who wait have been told, so they ask as well, and learn when that lease
+// ends. When the connection is lost, all who wait ask as soon as there is another one.
+//
+// Leases are as long as pgmq has it, in whole seconds, rounded up. A receipt is for one read of a message: what was read again
+// meanwhile cannot be acknowledged with it. Dead letters are in pgmq's archive, with reason and cause in the header "pgwake". If the
+// connection breaks while a Receive is at it, what that may have claimed comes again when its lease ends.
+package pgmq

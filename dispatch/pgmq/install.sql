@@ -1,0 +1,263 @@
+-- What this package adds to pgmq: notifications of what is sent, whoever sends it, and verbs that take one round trip. Everything is
+-- in a schema of its own, but for the triggers, which go with it.
+
+CREATE SCHEMA IF NOT EXISTS pgwake_pgmq;
+COMMENT ON SCHEMA pgwake_pgmq IS 'notifications for pgmq, and what consumers that wait for them need; version 1';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.namespace_of(p_queue text) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+	SELECT CASE
+		WHEN p_queue ~ '^orchestration' THEN 'orchestration'
+		WHEN p_queue ~ '^worker_.*_queue$' THEN coalesce(substring(p_queue FROM '^worker_(.+)_queue$'), 'worker')
+		WHEN p_queue ~ '^[a-zA-Z][a-zA-Z0-9_]*_queue$' THEN left(p_queue, -6)
+		ELSE 'default'
+	END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.namespace_of(text) IS
+	'The namespace of a queue: orchestration... is orchestration, worker_<x>_queue and <x>_queue are <x>, and any other is default.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.channel(p_namespace text) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+	-- The name of a channel has at most 63 bytes, 19 of which are these.
+	SELECT 'pgmq_message_ready.' || CASE WHEN octet_length(p_namespace) <= 44 THEN p_namespace ELSE md5(p_namespace) END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.channel(text) IS
+	'On which channel the messages of a namespace are told of: pgmq_message_ready.<namespace>, or the md5 of one that is too long.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.tell(p_queue text, p_msg_id bigint, p_ready_at timestamptz) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_namespace text := pgwake_pgmq.namespace_of(p_queue);
+	v_now timestamptz := clock_timestamp();
+	v_event text := json_build_object(
+		'event_type', 'message_ready', 'msg_id', p_msg_id, 'queue_name', p_queue, 'namespace', v_namespace, 'ready_at', p_ready_at,
+		'delay_seconds', greatest(ceil(extract(epoch FROM p_ready_at - v_now)), 0)::bigint, 'emitted_at', v_now);
+BEGIN
+	PERFORM pg_notify(pgwake_pgmq.channel(v_namespace), v_event);
+	PERFORM pg_notify('pgmq_message_ready', v_event);
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.tell(text, bigint, timestamptz) IS
+	'Notifies the channel of the queue''s namespace and pgmq_message_ready that a message is due, now or at an instant. It tells nothing of its content.';
+
+-- The triggers' functions run as whoever installed them: a producer needs no rights here.
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.on_send() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_first record;
+BEGIN
+	-- One notification for a statement: whoever asks for its first message learns when the others are due.
+	SELECT msg_id, vt INTO v_first FROM added ORDER BY vt, msg_id LIMIT 1;
+	IF FOUND THEN
+		PERFORM pgwake_pgmq.tell(TG_ARGV[0], v_first.msg_id, v_first.vt);
+	END IF;
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.on_send() IS 'Trigger of each queue: tells of what a statement has sent.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.on_release() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	PERFORM pgwake_pgmq.tell(TG_ARGV[0], NEW.msg_id, NEW.vt);
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.on_release() IS 'Trigger of each queue: tells of a message that is due sooner than it was, as after pgmq.set_vt.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.attach(p_queue text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_table text := 'q_' || lower(p_queue);
+BEGIN
+	EXECUTE format('CREATE OR REPLACE TRIGGER pgwake_sent AFTER INSERT ON pgmq.%I REFERENCING NEW TABLE AS added
+		FOR EACH STATEMENT EXECUTE FUNCTION pgwake_pgmq.on_send(%L)', v_table, p_queue);
+	-- A claim makes vt later, so for claims there is no call.
+	EXECUTE format('CREATE OR REPLACE TRIGGER pgwake_released AFTER UPDATE OF vt ON pgmq.%I
+		FOR EACH ROW WHEN (NEW.vt < OLD.vt) EXECUTE FUNCTION pgwake_pgmq.on_release(%L)', v_table, p_queue);
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.attach(text) IS 'Has a queue tell of its messages.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.on_create() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	BEGIN
+		PERFORM pgwake_pgmq.attach(NEW.queue_name);
+	EXCEPTION WHEN OTHERS THEN -- the queue comes before its notifications
+		RAISE WARNING 'queue % does not tell of its messages, and is polled: %', NEW.queue_name, SQLERRM;
+	END;
+	PERFORM pg_notify('pgmq_queue_created', json_build_object('event_type', 'queue_created', 'queue_name', NEW.queue_name,
+		'namespace', pgwake_pgmq.namespace_of(NEW.queue_name), 'created_at', NEW.created_at, 'emitted_at', clock_timestamp())::text);
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.on_create() IS 'Trigger of pgmq.meta: has a new queue tell of its messages, and announces it on pgmq_queue_created.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.namespaces() RETURNS SETOF text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+	SELECT DISTINCT pgwake_pgmq.namespace_of(queue_name) FROM pgmq.meta ORDER BY 1
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.namespaces() IS 'The namespaces that have a queue.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.send(p_namespace text, p_messages jsonb[], p_headers jsonb[], p_delays interval[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_queue text;
+	v_batch record;
+BEGIN
+	FOR i IN 1..2 LOOP
+		SELECT queue_name INTO v_queue FROM pgmq.meta WHERE pgwake_pgmq.namespace_of(queue_name) = p_namespace
+			ORDER BY queue_name <> p_namespace || '_queue', queue_name LIMIT 1;
+		EXIT WHEN FOUND;
+		v_queue := p_namespace || '_queue';
+		IF pgwake_pgmq.namespace_of(v_queue) <> p_namespace OR length(v_queue) > 47 THEN
+			RAISE invalid_parameter_value USING MESSAGE = format('there is no name for a queue of namespace %s', p_namespace);
+		END IF;
+		IF i = 1 THEN -- somebody else may be creating it
+			PERFORM pg_advisory_xact_lock(hashtextextended('pgwake_pgmq.' || v_queue, 0));
+		ELSE
+			PERFORM pgmq.create(v_queue);
+		END IF;
+	END LOOP;
+	FOR v_batch IN
+		SELECT delay, array_agg(message ORDER BY n) AS messages, array_agg(header ORDER BY n) AS headers
+		  FROM unnest(p_messages, p_headers, p_delays) WITH ORDINALITY AS m(message, header, delay, n)
+		 GROUP BY delay
+	LOOP
+		PERFORM pgmq.send_batch(v_queue, v_batch.messages, v_batch.headers, clock_timestamp() + v_batch.delay);
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.send(text, jsonb[], jsonb[], interval[]) IS
+	'Sends messages to the queue of a namespace, which it creates if there is none: <namespace>_queue.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.receive(p_namespace text, p_vt integer, p_most integer)
+RETURNS TABLE (queue_name text, msg_id bigint, read_ct integer, enqueued_at timestamptz, message text, headers jsonb, next_vt timestamptz, answered_at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_queue text;
+	v_left integer := p_most;
+	v_next timestamptz;
+	v_earliest timestamptz;
+	v_message record;
+BEGIN
+	-- In any order, so that no queue of a namespace keeps the others waiting.
+	FOR v_queue IN SELECT m.queue_name FROM pgmq.meta m WHERE pgwake_pgmq.namespace_of(m.queue_name) = p_namespace ORDER BY random() LOOP
+		IF v_left > 0 THEN
+			FOR v_message IN SELECT r.* FROM pgmq.read(v_queue, p_vt, v_left) r LOOP
+				v_left := v_left - 1;
+				queue_name := v_queue;
+				msg_id := v_message.msg_id;
+				read_ct := v_message.read_ct;
+				enqueued_at := v_message.enqueued_at;
+				message := v_message.message;
+				headers := v_message.headers;
+				RETURN NEXT;
+			END LOOP;
+		END IF;
+		EXECUTE format('SELECT min(vt) FROM pgmq.%I', 'q_' || lower(v_queue)) INTO v_earliest; -- by pgmq's index on vt
+		v_next := least(v_next, v_earliest);
+	END LOOP;
+	queue_name := NULL;
+	msg_id := NULL;
+	read_ct := NULL;
+	enqueued_at := NULL;
+	message := NULL;
+	headers := NULL;
+	next_vt := v_next;
+	answered_at := clock_timestamp();
+	RETURN NEXT;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.receive(text, integer, integer) IS
+	'Reads from the queues of a namespace, by pgmq.read. The last row is no message: it says when one is due next, or a lease ends, and what the clock shows.';
+
+-- A receipt is a queue, a message and how often that was read: the next read makes another. A message that was given back has
+-- receipts no more, although its vt is later and it was not read since: "back" says so.
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.noted(p_headers jsonb, p_note jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+	SELECT h || jsonb_build_object('pgwake', coalesce(h -> 'pgwake', '{}') || p_note)
+	  FROM (SELECT CASE WHEN jsonb_typeof(p_headers) = 'object' THEN p_headers ELSE '{}' END) AS x(h)
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.noted(jsonb, jsonb) IS 'The headers of a message, with a note among those that are pgwake''s.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.ack(p_queue text, p_ids bigint[], p_reads integer[]) RETURNS TABLE (id bigint, reads integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
+		RETURN QUERY EXECUTE format('DELETE FROM pgmq.%I q USING unnest($1, $2) AS r(id, reads)
+			WHERE q.msg_id = r.id AND q.read_ct = r.reads AND q.vt > clock_timestamp()
+			  AND (q.headers -> ''pgwake'' ->> ''back'')::integer IS DISTINCT FROM q.read_ct
+			RETURNING q.msg_id, q.read_ct', 'q_' || lower(p_queue)) USING p_ids, p_reads;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.ack(text, bigint[], integer[]) IS 'Deletes messages whose lease holds, by id and number of reads, and returns those.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.extend(p_queue text, p_ids bigint[], p_reads integer[], p_lease interval) RETURNS TABLE (id bigint, reads integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
+		RETURN QUERY EXECUTE format('UPDATE pgmq.%I q SET vt = clock_timestamp() + $3 FROM unnest($1, $2) AS r(id, reads)
+			WHERE q.msg_id = r.id AND q.read_ct = r.reads AND q.vt > clock_timestamp()
+			  AND (q.headers -> ''pgwake'' ->> ''back'')::integer IS DISTINCT FROM q.read_ct
+			RETURNING q.msg_id, q.read_ct', 'q_' || lower(p_queue)) USING p_ids, p_reads, p_lease;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.extend(text, bigint[], integer[], interval) IS 'Has the leases of messages end so much later than now, and returns those that held.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.nack(p_queue text, p_id bigint, p_reads integer, p_delay interval, p_free boolean, p_error text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_done bigint;
+BEGIN
+	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
+		EXECUTE format('UPDATE pgmq.%I q SET vt = clock_timestamp() + $3, headers = pgwake_pgmq.noted(q.headers,
+				jsonb_strip_nulls(jsonb_build_object(''back'', q.read_ct, ''error'', $5,
+					''free'', CASE WHEN $4 THEN coalesce((q.headers -> ''pgwake'' ->> ''free'')::integer, 0) + 1 END)))
+			WHERE q.msg_id = $1 AND q.read_ct = $2 AND q.vt > clock_timestamp()
+			  AND (q.headers -> ''pgwake'' ->> ''back'')::integer IS DISTINCT FROM q.read_ct
+			RETURNING q.msg_id', 'q_' || lower(p_queue)) INTO v_done USING p_id, p_reads, p_delay, p_free, p_error;
+	END IF;
+	RETURN v_done IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.nack(text, bigint, integer, interval, boolean, text) IS
+	'Gives a message back whose lease holds, due after a delay; p_free takes the attempt out of the count. False: the lease is lost.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.dead_letter(p_queue text, p_id bigint, p_reads integer, p_reason text, p_cause text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_done bigint;
+BEGIN
+	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
+		EXECUTE format('UPDATE pgmq.%I q SET headers = pgwake_pgmq.noted(q.headers,
+				jsonb_build_object(''dead'', jsonb_build_object(''reason'', $3, ''cause'', $4, ''at'', clock_timestamp())))
+			WHERE q.msg_id = $1 AND q.read_ct = $2 AND q.vt > clock_timestamp()
+			  AND (q.headers -> ''pgwake'' ->> ''back'')::integer IS DISTINCT FROM q.read_ct
+			RETURNING q.msg_id', 'q_' || lower(p_queue)) INTO v_done USING p_id, p_reads, p_reason, p_cause;
+		IF v_done IS NOT NULL THEN
+			PERFORM pgmq.archive(p_queue, p_id);
+		END IF;
+	END IF;
+	RETURN v_done IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.dead_letter(text, bigint, integer, text, text) IS
+	'Archives a message whose lease holds, with a reason and a cause among its headers. False: the lease is lost.';
+
+-- No queue is created from here to the commit, so none is overlooked.
+CREATE OR REPLACE TRIGGER pgwake_created AFTER INSERT ON pgmq.meta FOR EACH ROW EXECUTE FUNCTION pgwake_pgmq.on_create();
+DO $$
+DECLARE
+	v_queue text;
+BEGIN
+	FOR v_queue IN SELECT queue_name FROM pgmq.meta LOOP
+		PERFORM pgwake_pgmq.attach(v_queue);
+	END LOOP;
+END
+$$;

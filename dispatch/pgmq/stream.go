@@ -1,0 +1,308 @@
+package pgmq
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/dbclock"
+)
+
+// This file answers: how do pgmq's queues do what an EventStream does?
+
+// Config is for New. The zero value means the defaults, and so does a nil one.
+type Config struct {
+	// ListenConfig is for the connection that listens, which cannot go through a transaction pooler. Defaults to the pool's settings.
+	ListenConfig *pgx.ConnConfig
+
+	// FallbackInterval is how often a Receive that waits asks without being told, in case that somebody has changed a message behind
+	// the triggers. At least 1 s. Defaults to 1 min.
+	FallbackInterval time.Duration
+
+	// Logger receives what operators should know. Defaults to slog.Default().
+	Logger *slog.Logger
+}
+
+// answerDeadline bounds a statement whose caller is gone: it is not cancelled, since nobody would know what it has claimed.
+const answerDeadline = 5 * time.Second
+
+// Stream is a dispatch.EventStream of all queues of a database. All methods are safe for concurrent use.
+type Stream struct {
+	pool  *pgxpool.Pool
+	cfg   Config
+	clock *dbclock.Clock
+
+	closed chan struct{}
+	close  func()
+	ears   sync.WaitGroup // the goroutine that listens
+
+	mu     sync.Mutex
+	parked map[*parked]bool
+}
+
+var (
+	_ dispatch.EventStream   = (*Stream)(nil)
+	_ dispatch.LeaseExtender = (*Stream)(nil)
+	_ dispatch.DeadLetterer  = (*Stream)(nil)
+)
+
+// New returns a Stream on the database of a pool, which stays the caller's. It has one more connection, which listens; while that is to be
+// had the Stream pushes, and otherwise it polls once in FallbackInterval. Fails with pgwake.ErrConfig for a Config that is unusable and
+// if Install has not been called.
+func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Stream, error) {
+	const op = "new"
+	s := &Stream{pool: pool, clock: dbclock.New(nil), closed: make(chan struct{}), parked: make(map[*parked]bool)}
+	if config != nil {
+		s.cfg = *config
+	}
+	if s.cfg.FallbackInterval == 0 {
+		s.cfg.FallbackInterval = time.Minute
+	}
+	if s.cfg.Logger == nil {
+		s.cfg.Logger = slog.Default()
+	}
+	if pool == nil || s.cfg.FallbackInterval < time.Second {
+		return nil, failed(op, fmt.Errorf("%w: the pool is nil, or FallbackInterval %v is less than a second", pgwake.ErrConfig, s.cfg.FallbackInterval))
+	}
+	if _, err := s.namespaces(ctx); err != nil {
+		return nil, failed(op, err)
+	}
+	listening, end := context.WithCancel(context.Background())
+	s.close = sync.OnceFunc(func() {
+		close(s.closed)
+		end()
+	})
+	s.ears.Go(func() { s.listen(listening) })
+	return s, nil
+}
+
+// Close returns every Receive that waits, with pgwake.ErrClosed, and ends the connection that listens. What was received can still be
+// acknowledged and given back. Safe to call twice.
+func (s *Stream) Close() {
+	s.close()
+	s.ears.Wait()
+}
+
+// Receive reads from the queues of a namespace, oldest first in each.
+func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease time.Duration) ([]dispatch.StreamDelivery, error) {
+	const op = "receive"
+	if namespace == "" || most < 1 || most > pgwake.MaxFetch || lease <= 0 || lease > pgwake.MaxLockTimeout {
+		return nil, failed(op, fmt.Errorf("%w: %d messages of namespace %q for %v", pgwake.ErrInvalid, most, namespace, lease))
+	}
+	var got []dispatch.StreamDelivery
+	err := s.await(ctx, namespace, func() (next time.Time, found bool, err error) {
+		got, next, err = s.claim(ctx, namespace, most, lease)
+		return next, len(got) > 0, err
+	})
+	return got, failed(op, err)
+}
+
+// claim asks once. next is when to ask again, local; zero: when somebody is told of something.
+func (s *Stream) claim(ctx context.Context, namespace string, most int, lease time.Duration) (got []dispatch.StreamDelivery, next time.Time, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, next, err
+	}
+	defer conn.Release()
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerDeadline)
+	defer cancel()
+	sent := time.Now()
+	rows, err := conn.Query(bounded, `SELECT queue_name, msg_id, read_ct, enqueued_at, message, headers, next_vt, answered_at FROM pgwake_pgmq.receive($1, $2, $3)`,
+		namespace, int32(math.Ceil(lease.Seconds())), most)
+	if err != nil {
+		return nil, next, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var queue, message *string
+		var id *int64
+		var reads *int32
+		var enqueued, nextVT, answered *time.Time
+		var headers []byte
+		if err := rows.Scan(&queue, &id, &reads, &enqueued, &message, &headers, &nextVT, &answered); err != nil {
+			return nil, next, err
+		}
+		if id == nil { // the last row
+			s.clock.Observe(sent, time.Now(), *answered)
+			if nextVT != nil {
+				next = s.clock.Local(*nextVT)
+			}
+			continue
+		}
+		d := dispatch.StreamDelivery{ID: *id, Namespace: namespace, EnqueuedAt: s.clock.Local(*enqueued), LeasedUntil: sent.Add(lease),
+			Receipt: receipt{*queue, *id, *reads}.token()}
+		d.Name = *queue
+		if message != nil && *message != "null" {
+			d.Payload = []byte(*message)
+		}
+		d.Attempt = int(*reads)
+		addHeaders(&d, headers)
+		got = append(got, d)
+	}
+	return got, next, rows.Err()
+}
+
+// Ack deletes messages.
+func (s *Stream) Ack(ctx context.Context, tokens []pgwake.LockToken) error {
+	return failed("ack", s.onLeases(ctx, tokens, `SELECT * FROM pgwake_pgmq.ack($1, $2, $3)`))
+}
+
+// Extend makes their vt later, or sooner.
+func (s *Stream) Extend(ctx context.Context, tokens []pgwake.LockToken, lease time.Duration) error {
+	return failed("extend", s.onLeases(ctx, tokens, `SELECT * FROM pgwake_pgmq.extend($1, $2, $3, $4)`, lease))
+}
+
+// onLeases runs a statement for each queue that returns those of which the lease holds. The queues are independent: the same
+// call may be made again after an error, but what had its end is lost then.
+func (s *Stream) onLeases(ctx context.Context, tokens []pgwake.LockToken, sql string, args ...any) error {
+	done := make(map[receipt]bool, len(tokens))
+	for queue, r := range byQueue(tokens) {
+		rows, err := s.pool.Query(ctx, sql, append([]any{queue, r.ids, r.reads}, args...)...)
+		if err != nil {
+			return err
+		}
+		_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (_ struct{}, err error) {
+			held := receipt{queue: queue}
+			err = row.Scan(&held.id, &held.reads)
+			done[held] = true
+			return struct{}{}, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	var lost []pgwake.LockToken
+	for _, t := range tokens {
+		if r, ok := parse(t); !ok || !done[r] {
+			lost = append(lost, t)
+		}
+	}
+	if lost != nil {
+		return &pgwake.LostLocksError{Tokens: lost}
+	}
+	return nil
+}
+
+// Nack gives a message back. It keeps its place: pgmq has messages in the order of their ids.
+func (s *Stream) Nack(ctx context.Context, token pgwake.LockToken, o pgwake.AbandonOptions) error {
+	return failed("nack", s.onLease(token, func(r receipt) pgx.Row {
+		return s.pool.QueryRow(ctx, `SELECT pgwake_pgmq.nack($1, $2, $3, $4, $5, nullif($6, ''))`, r.queue, r.id, r.reads, o.Delay, o.IgnoreAttempt, o.Error)
+	}))
+}
+
+// DeadLetter archives a message.
+func (s *Stream) DeadLetter(ctx context.Context, token pgwake.LockToken, reason, cause string) error {
+	return failed("dead letter", s.onLease(token, func(r receipt) pgx.Row {
+		return s.pool.QueryRow(ctx, `SELECT pgwake_pgmq.dead_letter($1, $2, $3, $4, $5)`, r.queue, r.id, r.reads, reason, cause)
+	}))
+}
+
+func (s *Stream) onLease(token pgwake.LockToken, call func(receipt) pgx.Row) error {
+	r, held := parse(token)
+	if held {
+		if err := call(r).Scan(&held); err != nil {
+			return err
+		}
+	}
+	if !held {
+		return pgwake.ErrLockLost
+	}
+	return nil
+}
+
+// Publish sends messages, all or none.
+func (s *Stream) Publish(ctx context.Context, namespace string, messages ...dispatch.StreamMessage) error {
+	const op = "publish"
+	payloads, headers, delays := make([]string, len(messages)), make([]string, len(messages)), make([]time.Duration, len(messages))
+	for i, m := range messages {
+		if m.Headers[ownHeader] != "" || m.Delay < 0 {
+			return failed(op, fmt.Errorf("%w: message %d has a header %q, or a delay of %v", pgwake.ErrInvalid, i, ownHeader, m.Delay))
+		}
+		payloads[i], delays[i] = "null", m.Delay
+		if len(m.Payload) > 0 {
+			payloads[i] = string(m.Payload)
+		}
+		headers[i] = headersOf(&messages[i])
+	}
+	if len(messages) == 0 {
+		return nil
+	}
+	_, err := s.pool.Exec(ctx, `SELECT pgwake_pgmq.send($1, $2::text[]::jsonb[], $3::text[]::jsonb[], $4)`, namespace, payloads, headers, delays)
+	return failed(op, err)
+}
+
+// WaitForNamespaces tells of those that have a queue.
+func (s *Stream) WaitForNamespaces(ctx context.Context, known []string) (added []string, err error) {
+	err = s.await(ctx, "", func() (next time.Time, found bool, err error) {
+		all, err := s.namespaces(ctx)
+		added = slices.DeleteFunc(all, func(name string) bool { return slices.Contains(known, name) })
+		return next, len(added) > 0, err
+	})
+	if err != nil {
+		return nil, failed("wait for namespaces", err)
+	}
+	return added, nil
+}
+
+func (s *Stream) namespaces(ctx context.Context) ([]string, error) {
+	rows, err := s.pool.Query(ctx, `SELECT pgwake_pgmq.namespaces()`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// ownHeader is that of which the rest is this package's.
+const ownHeader = "pgwake"
+
+// note is what it says.
+type note struct {
+	Name  string `json:"name,omitempty"`
+	Free  int    `json:"free,omitempty"` // attempts that do not count
+	Error string `json:"error,omitempty"`
+}
+
+func headersOf(m *dispatch.StreamMessage) string {
+	all := make(map[string]any, len(m.Headers)+1)
+	for name, value := range m.Headers {
+		all[name] = value
+	}
+	all[ownHeader] = note{Name: m.Name}
+	text, _ := json.Marshal(all) // of strings
+	return string(text)
+}
+
+// addHeaders completes a message by its headers. Those that are no text are given as JSON.
+func addHeaders(d *dispatch.StreamDelivery, headers []byte) {
+	var n note
+	var all map[string]json.RawMessage
+	if json.Unmarshal(headers, &all) != nil {
+		return // somebody else's
+	}
+	_ = json.Unmarshal(all[ownHeader], &n)
+	delete(all, ownHeader)
+	for name, value := range all {
+		if d.Headers == nil {
+			d.Headers = make(map[string]string, len(all))
+		}
+		var text string
+		if json.Unmarshal(value, &text) != nil {
+			text = string(value)
+		}
+		d.Headers[name] = text
+	}
+	if n.Name != "" {
+		d.Name = n.Name
+	}
+	d.Attempt = max(d.Attempt-n.Free, 1)
+	d.LastError = n.Error
+}
