@@ -1,0 +1,167 @@
+package amqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rabbitmq/amqp091-go"
+)
+
+// This file answers: where does a RabbitMQ for tests come from?
+
+// broker is a RabbitMQ: the one at $PGWAKE_AMQP_URL, or a node of its own in a temporary directory.
+type broker struct {
+	url string
+
+	dir        string // "": it is not ours
+	script     string
+	node, dist int // ports
+	epmdPort   int
+	epmd       *exec.Cmd
+
+	server *exec.Cmd
+	ended  chan error
+}
+
+var shared struct {
+	sync.Once
+	*broker
+	err error
+}
+
+// theBroker returns the one that tests share. It is begun with the first of them, and ends with the process.
+func theBroker(tb testing.TB) *broker {
+	tb.Helper()
+	shared.Do(func() {
+		if url := os.Getenv("PGWAKE_AMQP_URL"); url != "" {
+			shared.broker = &broker{url: url}
+			return
+		}
+		shared.broker, shared.err = newBroker()
+	})
+	if shared.err != nil {
+		tb.Skipf("these tests need a RabbitMQ, at PGWAKE_AMQP_URL or installed here: %v", shared.err)
+	}
+	return shared.broker
+}
+
+// newBroker starts a node.
+func newBroker() (*broker, error) {
+	// The script that distributions have in the PATH goes over to a user of its own.
+	scripts, _ := filepath.Glob("/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server")
+	if path, err := exec.LookPath("rabbitmq-server"); err == nil && len(scripts) == 0 {
+		scripts = []string{path}
+	}
+	epmd, err := exec.LookPath("epmd")
+	if found, _ := filepath.Glob("/usr/lib/erlang/erts-*/bin/epmd"); err != nil && len(found) > 0 {
+		epmd, err = found[0], nil
+	}
+	if len(scripts) == 0 || err != nil {
+		return nil, errors.New("there is no rabbitmq-server, or no epmd, on this machine")
+	}
+	dir, err := os.MkdirTemp("", "pgwake-amqp-")
+	if err != nil {
+		return nil, err
+	}
+	b := &broker{dir: dir, script: scripts[0]}
+	for _, port := range []*int{&b.node, &b.dist, &b.epmdPort} {
+		if *port, err = freePort(); err != nil {
+			return nil, errors.Join(err, os.RemoveAll(dir))
+		}
+	}
+	b.url = fmt.Sprintf("amqp://guest:guest@127.0.0.1:%d/", b.node)
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "plugins"), []byte("[].\n"), 0o600), os.WriteFile(filepath.Join(dir, "rabbitmq.conf"), nil, 0o600)); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	// A node that finds none would start one that outlives it.
+	b.epmd = exec.Command(epmd, "-port", strconv.Itoa(b.epmdPort), "-address", "127.0.0.1")
+	if err := b.epmd.Start(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	if err := b.start(); err != nil {
+		said, _ := os.ReadFile(filepath.Join(dir, "output"))
+		b.stop()
+		return nil, fmt.Errorf("%w: %s", err, said)
+	}
+	return b, nil
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// start starts the node, and waits until it answers.
+func (b *broker) start() error {
+	path := func(name string) string { return filepath.Join(b.dir, name) }
+	cmd := exec.Command(b.script)
+	cmd.Env = append(os.Environ(), "HOME="+b.dir, "RABBITMQ_NODENAME=pgwake"+strconv.Itoa(b.node)+"@localhost",
+		"RABBITMQ_NODE_IP_ADDRESS=127.0.0.1", "RABBITMQ_NODE_PORT="+strconv.Itoa(b.node), "RABBITMQ_DIST_PORT="+strconv.Itoa(b.dist),
+		"ERL_EPMD_PORT="+strconv.Itoa(b.epmdPort), "ERL_EPMD_ADDRESS=127.0.0.1", "RABBITMQ_MNESIA_BASE="+path("mnesia"), "RABBITMQ_LOG_BASE="+path("log"),
+		"RABBITMQ_LOGS=-", "RABBITMQ_ENABLED_PLUGINS_FILE="+path("plugins"), "RABBITMQ_CONF_ENV_FILE=/dev/null", "RABBITMQ_CONFIG_FILE="+path("rabbitmq"),
+		"RABBITMQ_PID_FILE="+path("pid"), "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the script has the node as its child
+	output, err := os.Create(path("output"))
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	cmd.Stdout, cmd.Stderr = output, output
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	b.server, b.ended = cmd, make(chan error, 1)
+	go func(ended chan<- error) { ended <- cmd.Wait() }(b.ended)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	every := time.NewTicker(100 * time.Millisecond)
+	defer every.Stop()
+	for {
+		conn, err := amqp091.Dial(b.url)
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-every.C:
+		case failed := <-b.ended:
+			b.ended <- failed
+			return fmt.Errorf("rabbitmq-server ended: %w", errors.Join(failed, err))
+		case <-ctx.Done():
+			return fmt.Errorf("rabbitmq-server does not answer: %w", err)
+		}
+	}
+}
+
+// kill ends the node without warning.
+func (b *broker) kill() {
+	_ = syscall.Kill(-b.server.Process.Pid, syscall.SIGKILL)
+	<-b.ended
+	b.ended <- nil
+}
+
+// stop ends what was started.
+func (b *broker) stop() {
+	if b == nil || b.dir == "" {
+		return
+	}
+	if b.server != nil {
+		b.kill()
+	}
+	_ = b.epmd.Process.Kill()
+	_ = b.epmd.Wait()
+	_ = os.RemoveAll(b.dir)
+}

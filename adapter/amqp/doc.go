@@ -1,0 +1,42 @@
+// Package amqp has the queues of a RabbitMQ (3.10 or newer) served by Coordinators as those of a pgwake.Provider are.
+//
+//	s, err := amqp.New(url, &amqp.Config{Namespaces: []string{"billing"}})
+//	defer s.Close()
+//	c := dispatch.NewCoordinators(dispatch.StreamSource(s, nil), &dispatch.CoordinatorsConfig{Groups: groups})
+//	return c.Run(ctx)
+//
+// # Queues
+//
+// A namespace is a durable quorum queue, Config.Prefix and its name. Its dead letters are in one with ".dead" after that, to which
+// RabbitMQ also puts what it gives up by itself, by x-dead-letter-exchange. AMQP has no list of queues: a Stream knows the namespaces of its
+// Config, and those that were published to, or declared, through it. A process that is to serve a namespace of which it never publishes
+// has to be told of it.
+//
+// # Messages
+//
+// The property "type" is for which handler a message is; without it that is the name of the queue. Headers are texts. Those that begin with
+// "pgwake-" are this package's, and those that RabbitMQ adds are left out.
+//
+// # Claims and leases
+//
+// A Receive is a consumer whose prefetch is what is asked for, and that is cancelled as soon as something came: so what a process has is
+// what it can begin, and the rest is for others. An idle namespace is a consumer that waits, and costs nothing.
+//
+// RabbitMQ has no leases: a message is its consumer's until the connection ends. So a process that dies has its messages redelivered at once;
+// and within a process that lives this package ends leases that nobody extends, by giving the message back. A connection that is lost ends all
+// leases. RabbitMQ itself ends those of 30 minutes (consumer_timeout), and the channel with them: handlers that take longer need
+// it to be set higher.
+//
+// # Giving back
+//
+// Nack sends a copy of the message, which has the number of its attempt and the error, and acknowledges the original once RabbitMQ
+// has confirmed the copy. So it goes to the end of the queue, and if the connection is lost in between there are two of it. A delay is
+// a queue of its own with a time to live, ".delay.<milliseconds>" after the name, from which messages come back by dead-lettering; all in one have
+// the same delay, so none waits behind another. There are few of them, since delays are rounded up by an eighth at most, or 8 ms, and they are gone when
+// nothing has used them for ten minutes. The longest delay is 40 days.
+//
+// # What is certain
+//
+// Publish returns when RabbitMQ has confirmed that the messages are on the disks of a majority of the queue's nodes. An ack is sent and
+// not answered: if the connection is lost right then, the message comes again. Delivery is at least once.
+package amqp

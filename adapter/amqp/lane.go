@@ -1,0 +1,228 @@
+package amqp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/rabbitmq/amqp091-go"
+)
+
+// This file answers: how are messages claimed, and how do leases end?
+//
+// A lane is the channel on which a queue is received from. Its deliveries are numbered, so a receipt is the lane and such a number, and
+// is good for nothing when the channel is gone: RabbitMQ has put back all that it had not acknowledged.
+//
+// Invariant: a delivery of a lane is in held until it is acknowledged, or was given back; whoever takes it out of held does that.
+
+type lane struct {
+	s     *Stream
+	id    uint64
+	queue string
+	name  string // of the namespace
+	link  *link
+	ch    *amqp091.Channel
+
+	rpc sync.Mutex // of calls that RabbitMQ answers, one at a time
+
+	mu   sync.Mutex
+	last int // consumer
+	held map[uint64]*held
+}
+
+// held is a delivery.
+type held struct {
+	amqp091.Delivery
+	attempt int
+	until   time.Time // end of the lease
+	lease   *time.Timer
+}
+
+// lane returns the one of a namespace, on a connection that was open a moment ago.
+func (s *Stream) lane(ctx context.Context, namespace string) (*lane, error) {
+	l, err := s.in.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	queue := s.cfg.Prefix + namespace
+	if err := l.declareNamespace(ctx, queue); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known := l.lanes[queue]; known != nil && !known.ch.IsClosed() {
+		return known, nil
+	}
+	ch, err := l.conn.Channel()
+	if err != nil {
+		return nil, err
+	}
+	a := &lane{s: s, id: s.lastLane.Add(1), queue: queue, name: namespace, link: l, ch: ch, held: make(map[uint64]*held)}
+	l.lanes[queue] = a
+	s.mu.Lock()
+	s.lanes[a.id] = a
+	s.mu.Unlock()
+	closed := ch.NotifyClose(make(chan *amqp091.Error, 1))
+	go func() {
+		for range closed { // until the channel is
+		}
+		a.over()
+	}()
+	return a, nil
+}
+
+// over is the end of all its leases.
+func (a *lane) over() {
+	a.s.mu.Lock()
+	delete(a.s.lanes, a.id)
+	a.s.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, h := range a.held {
+		h.lease.Stop()
+	}
+	clear(a.held)
+}
+
+var errLaneClosed = errors.New("the channel was closed")
+
+// receive waits for messages as a consumer. None: ctx has ended, the Stream is closed, or the channel is.
+func (a *lane) receive(ctx context.Context, most int, lease time.Duration) ([]dispatch.StreamDelivery, error) {
+	consumer, deliveries, err := a.consume(most)
+	if err != nil {
+		return nil, err
+	}
+	var all []amqp091.Delivery
+	select {
+	case d, ok := <-deliveries:
+		if !ok {
+			a.link.forget(a.queue)
+			return nil, errLaneClosed
+		}
+		all = append(all, d)
+	case <-ctx.Done():
+	case <-a.s.closed:
+	}
+	// What RabbitMQ sends before it knows of this has come when the call returns, and is claimed.
+	a.rpc.Lock()
+	err = a.ch.Cancel(consumer, false)
+	a.rpc.Unlock()
+	for d := range deliveries {
+		all = append(all, d)
+	}
+	if err != nil {
+		return nil, err // and all of it is put back
+	}
+	until := time.Now().Add(lease)
+	got := make([]dispatch.StreamDelivery, len(all))
+	for i, d := range all {
+		got[i] = a.hold(d, until)
+	}
+	return got, nil
+}
+
+// consume begins a consumer that gets most messages, at most.
+func (a *lane) consume(most int) (consumer string, deliveries <-chan amqp091.Delivery, err error) {
+	a.rpc.Lock()
+	defer a.rpc.Unlock()
+	a.last++
+	consumer = fmt.Sprintf("pgwake-%d-%d", a.id, a.last)
+	if err := a.ch.Qos(most, 0, false); err != nil { // of consumers that begin from now on
+		return "", nil, err
+	}
+	deliveries, err = a.ch.Consume(a.queue, consumer, false, false, false, false, nil)
+	return consumer, deliveries, err
+}
+
+// hold begins a lease.
+func (a *lane) hold(d amqp091.Delivery, until time.Time) dispatch.StreamDelivery {
+	h := &held{Delivery: d, attempt: attemptOf(&d), until: until}
+	a.mu.Lock()
+	a.held[d.DeliveryTag] = h
+	h.lease = time.AfterFunc(time.Until(until), func() { a.expire(d.DeliveryTag, h) })
+	a.mu.Unlock()
+	m := delivery(h)
+	m.Namespace, m.LeasedUntil = a.name, until
+	m.Receipt = pgwake.LockToken(fmt.Sprintf("%d/%d", a.id, d.DeliveryTag))
+	return m
+}
+
+// expire gives back what nobody has settled in time.
+func (a *lane) expire(tag uint64, h *held) {
+	a.mu.Lock()
+	mine := a.held[tag] == h && !time.Now().Before(h.until) // or it was extended at this moment
+	if mine {
+		delete(a.held, tag)
+	}
+	a.mu.Unlock()
+	if mine {
+		_ = a.ch.Nack(tag, false, true) // or the channel is gone, and it is given back
+	}
+}
+
+// take ends a lease; nil: it is lost.
+func (a *lane) take(tag uint64) *held {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h := a.holds(tag)
+	if h != nil {
+		h.lease.Stop()
+		delete(a.held, tag)
+	}
+	return h
+}
+
+// putBack goes on with a lease that was taken, for a moment: whoever has it tries again, or the message is given back.
+func (a *lane) putBack(tag uint64, h *held) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ch.IsClosed() {
+		return
+	}
+	a.held[tag] = h
+	h.until = time.Now().Add(putBackFor)
+	h.lease.Reset(putBackFor)
+}
+
+const putBackFor = 5 * time.Second
+
+// extend has a lease end so much later than now. False: it is lost.
+func (a *lane) extend(tag uint64, lease time.Duration) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h := a.holds(tag)
+	if h == nil {
+		return false
+	}
+	h.until = time.Now().Add(lease)
+	h.lease.Reset(lease)
+	return true
+}
+
+// holds returns what there is a lease of; nil: it is lost. It is called with mu held.
+func (a *lane) holds(tag uint64) *held {
+	h := a.held[tag]
+	if h == nil || a.ch.IsClosed() || !time.Now().Before(h.until) {
+		return nil
+	}
+	return h
+}
+
+// find returns what a receipt is of; nil: it is lost.
+func (s *Stream) find(r pgwake.LockToken) (*lane, uint64) {
+	id, number, _ := strings.Cut(string(r), "/")
+	n, err1 := strconv.ParseUint(id, 10, 64)
+	tag, err2 := strconv.ParseUint(number, 10, 64)
+	if err1 != nil || err2 != nil {
+		return nil, 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lanes[n], tag
+}

@@ -1,0 +1,169 @@
+package amqp
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/rabbitmq/amqp091-go"
+)
+
+// This file answers: what is a message in terms of AMQP, and which errors are which?
+
+// The headers that are this package's.
+const (
+	headerPrefix  = "pgwake-"
+	headerAttempt = headerPrefix + "attempt" // attempts of the messages that this is a copy of
+	headerError   = headerPrefix + "error"   // of the latest one that gave one
+	headerReason  = headerPrefix + "reason"  // of a dead letter
+	headerCause   = headerPrefix + "cause"
+)
+
+// deliveryCount is how often a quorum queue has delivered a message before.
+const deliveryCount = "x-delivery-count"
+
+// brokers reports whether a header is one that RabbitMQ adds.
+func brokers(header string) bool {
+	for _, prefix := range []string{deliveryCount, "x-acquired-count", "x-death", "x-first-death-", "x-last-death-", "x-opt-rabbitmq-"} {
+		if strings.HasPrefix(header, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// longestShortText is what AMQP has for the name of a header and for the property "type".
+const longestShortText = 255
+
+func checkMessage(m *dispatch.StreamMessage) error {
+	bad := len(m.Name) > longestShortText || m.Delay < 0 || m.Delay > longestDelay
+	for name, value := range m.Headers {
+		bad = bad || name == "" || len(name) > longestShortText || strings.HasPrefix(name, headerPrefix) || brokers(name) || !utf8.ValidString(value)
+	}
+	if bad {
+		return fmt.Errorf("%w: message %.60q has a name or a header that is too long, a header that is not for it to set, or a delay of %v", pgwake.ErrInvalid, m.Name, m.Delay)
+	}
+	return nil
+}
+
+// publishing makes a message.
+func publishing(m *dispatch.StreamMessage) amqp091.Publishing {
+	headers := make(amqp091.Table, len(m.Headers))
+	for name, value := range m.Headers {
+		headers[name] = value
+	}
+	return amqp091.Publishing{
+		Type: m.Name, Headers: headers, Body: m.Payload, DeliveryMode: amqp091.Persistent, Timestamp: time.Now(),
+		MessageId: strconv.FormatInt(rand.N(int64(math.MaxInt64)), 10),
+	}
+}
+
+// copy makes a message like one that was delivered, with what is known of its attempts.
+func (h *held) copy(attempts int, cause string, more amqp091.Table) amqp091.Publishing {
+	headers := make(amqp091.Table, len(h.Headers)+2)
+	for name, value := range h.Headers {
+		if !brokers(name) {
+			headers[name] = value
+		}
+	}
+	headers[headerAttempt] = int64(attempts)
+	if cause != "" {
+		headers[headerError] = cause
+	}
+	for name, value := range more {
+		headers[name] = value
+	}
+	return amqp091.Publishing{
+		Type: h.Type, Headers: headers, Body: h.Body, DeliveryMode: amqp091.Persistent, Timestamp: h.Timestamp, MessageId: h.MessageId,
+		ContentType: h.ContentType, ContentEncoding: h.ContentEncoding, CorrelationId: h.CorrelationId, ReplyTo: h.ReplyTo, AppId: h.AppId,
+		Priority: h.Priority,
+	}
+}
+
+// attemptOf is the number of a delivery, from 1.
+func attemptOf(d *amqp091.Delivery) int {
+	before, _ := number(d.Headers[headerAttempt])
+	redelivered, known := number(d.Headers[deliveryCount])
+	if !known && d.Redelivered {
+		redelivered = 1
+	}
+	return int(before+redelivered) + 1
+}
+
+// number reads a header, which may be of any size.
+func number(v any) (int64, bool) {
+	switch n := v.(type) {
+	case int64:
+		return n, true
+	case int32:
+		return int64(n), true
+	case int16:
+		return int64(n), true
+	case int8:
+		return int64(n), true
+	case byte:
+		return int64(n), true
+	case int:
+		return int64(n), true
+	}
+	return 0, false
+}
+
+// delivery is a message as an EventStream has it, but for the lease.
+func delivery(h *held) dispatch.StreamDelivery {
+	m := dispatch.StreamDelivery{ID: idOf(&h.Delivery), Attempt: h.attempt, EnqueuedAt: h.Timestamp}
+	m.Name, m.Payload = h.Type, h.Body
+	if m.Name == "" {
+		m.Name = h.RoutingKey
+	}
+	if m.EnqueuedAt.IsZero() {
+		m.EnqueuedAt = time.Now()
+	}
+	m.LastError, _ = h.Headers[headerError].(string)
+	for name, value := range h.Headers {
+		if brokers(name) || strings.HasPrefix(name, headerPrefix) {
+			continue
+		}
+		if m.Headers == nil {
+			m.Headers = make(map[string]string, len(h.Headers))
+		}
+		m.Headers[name] = fmt.Sprint(value)
+	}
+	return m
+}
+
+// idOf is a number for logs: that of the message's id, or one that is made of it.
+func idOf(d *amqp091.Delivery) int64 {
+	if id, err := strconv.ParseInt(d.MessageId, 10, 64); err == nil {
+		return id
+	}
+	if d.MessageId == "" {
+		return int64(d.DeliveryTag)
+	}
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(d.MessageId))
+	return int64(hash.Sum64() >> 1)
+}
+
+// failed wraps an error as one of those that an EventStream has.
+func failed(op string, err error) error {
+	var answer *amqp091.Error
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &answer):
+	case answer.Code == amqp091.AccessRefused, answer.Code == amqp091.NotAllowed:
+		err = fmt.Errorf("%w: %w", pgwake.ErrPermission, err)
+	case answer.Code == amqp091.PreconditionFailed:
+		err = fmt.Errorf("%w: %w", pgwake.ErrConfig, err)
+	}
+	return fmt.Errorf("amqp: %s: %w", op, err)
+}

@@ -1,0 +1,300 @@
+package amqp
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/rabbitmq/amqp091-go"
+)
+
+// This file answers: how do RabbitMQ's queues do what an EventStream does?
+
+// Config is for New. The zero value means the defaults, and so does a nil one.
+type Config struct {
+	// Namespaces are those to be served from the beginning. Their queues are declared when somebody first waits for them. Defaults to none.
+	Namespaces []string
+
+	// Prefix begins the names of all queues. Defaults to "pgwake.".
+	Prefix string
+
+	// Prefetch is how many messages a Receive claims at most. Defaults to 100.
+	Prefetch int
+
+	// Connection is how to connect: TLS, credentials, heartbeat. Defaults to what the URL says, and a heartbeat of 10 s: a connection
+	// that does not answer for twice as long is gone.
+	Connection amqp091.Config
+
+	// Logger receives what operators should know. Defaults to slog.Default().
+	Logger *slog.Logger
+}
+
+// Stream is a dispatch.EventStream of the queues of a RabbitMQ. All methods are safe for concurrent use.
+type Stream struct {
+	url string
+	cfg Config
+
+	closed chan struct{}
+	close  func()
+
+	// What is published goes by another connection than what is received: RabbitMQ may stop reading from one that publishes.
+	in, out *port
+
+	lastLane atomic.Uint64
+
+	mu         sync.Mutex
+	lanes      map[uint64]*lane
+	namespaces []string
+	news       chan struct{} // closed when there is another namespace
+}
+
+var (
+	_ dispatch.EventStream   = (*Stream)(nil)
+	_ dispatch.LeaseExtender = (*Stream)(nil)
+	_ dispatch.DeadLetterer  = (*Stream)(nil)
+)
+
+// New returns a Stream. It connects when there is something to do, and again when a connection was lost; while there is none, calls
+// fail, and may be made again. Fails with pgwake.ErrConfig for a URL or a Config that is unusable.
+func New(url string, config *Config) (*Stream, error) {
+	s := &Stream{url: url, closed: make(chan struct{}), lanes: make(map[uint64]*lane), news: make(chan struct{})}
+	if config != nil {
+		s.cfg = *config
+	}
+	if _, err := amqp091.ParseURI(url); err != nil {
+		return nil, failed("new", fmt.Errorf("%w: %w", pgwake.ErrConfig, err))
+	}
+	if s.cfg.Prefix == "" {
+		s.cfg.Prefix = "pgwake."
+	}
+	if s.cfg.Prefetch == 0 {
+		s.cfg.Prefetch = 100
+	}
+	if s.cfg.Connection.Heartbeat == 0 {
+		s.cfg.Connection.Heartbeat = 10 * time.Second
+	}
+	if s.cfg.Connection.Locale == "" {
+		s.cfg.Connection.Locale = "en_US"
+	}
+	if s.cfg.Logger == nil {
+		s.cfg.Logger = slog.Default()
+	}
+	if s.cfg.Prefetch < 1 || s.cfg.Prefetch > pgwake.MaxFetch {
+		return nil, failed("new", fmt.Errorf("%w: Prefetch %d is not between 1 and %d", pgwake.ErrConfig, s.cfg.Prefetch, pgwake.MaxFetch))
+	}
+	for _, namespace := range s.cfg.Namespaces {
+		if err := s.check(namespace); err != nil {
+			return nil, failed("new", fmt.Errorf("%w: %w", pgwake.ErrConfig, err))
+		}
+		s.learn(namespace)
+	}
+	s.in, s.out = newPort(s), newPort(s)
+	s.close = sync.OnceFunc(func() {
+		close(s.closed)
+		s.in.shut()
+		s.out.shut()
+	})
+	return s, nil
+}
+
+// Close ends the connections, and returns every Receive that waits, with pgwake.ErrClosed. What was received and not settled is
+// redelivered at once: close a Stream after the Coordinators on it have ended. Safe to call twice.
+func (s *Stream) Close() { s.close() }
+
+// longestName leaves room for what is added to the name of a queue; AMQP has 255 bytes for it.
+const longestName = 200
+
+func (s *Stream) check(namespace string) error {
+	if namespace == "" || len(s.cfg.Prefix)+len(namespace) > longestName {
+		return fmt.Errorf("%w: namespace %.60q is empty, or longer than %d bytes with its prefix", pgwake.ErrInvalid, namespace, longestName)
+	}
+	return nil
+}
+
+// ready reports why nothing can be done.
+func (s *Stream) ready(ctx context.Context) error {
+	select {
+	case <-s.closed:
+		return pgwake.ErrClosed
+	default:
+		return ctx.Err()
+	}
+}
+
+// learn takes note of a namespace.
+func (s *Stream) learn(namespace string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.Contains(s.namespaces, namespace) {
+		return
+	}
+	s.namespaces = append(s.namespaces, namespace)
+	close(s.news)
+	s.news = make(chan struct{})
+}
+
+// WaitForNamespaces tells of those that this Stream knows.
+func (s *Stream) WaitForNamespaces(ctx context.Context, known []string) ([]string, error) {
+	for {
+		s.mu.Lock()
+		added := slices.DeleteFunc(slices.Sorted(slices.Values(s.namespaces)), func(name string) bool { return slices.Contains(known, name) })
+		news := s.news
+		s.mu.Unlock()
+		if len(added) > 0 {
+			return added, nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return nil, failed("wait for namespaces", ctx.Err())
+		case <-s.closed:
+			return nil, failed("wait for namespaces", pgwake.ErrClosed)
+		}
+	}
+}
+
+// Declare declares the queues of a namespace, and has it served by Coordinators on this Stream.
+func (s *Stream) Declare(ctx context.Context, namespace string) error {
+	err := s.check(namespace)
+	if err == nil {
+		err = s.declare(ctx, namespace)
+	}
+	return failed("declare", err)
+}
+
+func (s *Stream) declare(ctx context.Context, namespace string) error {
+	l, err := s.out.connect(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.declareNamespace(ctx, s.cfg.Prefix+namespace); err != nil {
+		return err
+	}
+	s.learn(namespace)
+	return nil
+}
+
+// Publish returns when all messages are confirmed. After an error any of them may have been sent.
+func (s *Stream) Publish(ctx context.Context, namespace string, messages ...dispatch.StreamMessage) error {
+	err := s.check(namespace)
+	for _, m := range messages {
+		if err == nil {
+			err = checkMessage(&m)
+		}
+	}
+	if err == nil {
+		err = s.ready(ctx)
+	}
+	if err == nil {
+		err = s.declare(ctx, namespace)
+	}
+	if err == nil {
+		all := make([]sending, len(messages))
+		for i := range messages {
+			all[i] = sending{delay: messages[i].Delay, message: publishing(&messages[i])}
+		}
+		err = s.send(ctx, s.cfg.Prefix+namespace, all)
+	}
+	return failed("publish", err)
+}
+
+// Receive waits as a consumer of the namespace's queue.
+func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease time.Duration) ([]dispatch.StreamDelivery, error) {
+	const op = "receive"
+	if err := s.check(namespace); err != nil {
+		return nil, failed(op, err)
+	}
+	if most < 1 || most > pgwake.MaxFetch || lease <= 0 {
+		return nil, failed(op, fmt.Errorf("%w: %d messages for %v", pgwake.ErrInvalid, most, lease))
+	}
+	for failures := 0; ; failures++ {
+		if err := s.ready(ctx); err != nil {
+			return nil, failed(op, err)
+		}
+		l, err := s.lane(ctx, namespace)
+		if err != nil {
+			return nil, failed(op, err)
+		}
+		got, err := l.receive(ctx, min(most, s.cfg.Prefetch), lease)
+		if len(got) > 0 {
+			s.learn(namespace)
+			return got, nil
+		}
+		if err != nil && failures > 0 && s.ready(ctx) == nil {
+			return nil, failed(op, err)
+		}
+		// The connection was lost, and perhaps another one is to be had.
+	}
+}
+
+// Ack acknowledges messages. RabbitMQ does not answer: see the package.
+func (s *Stream) Ack(_ context.Context, receipts []pgwake.LockToken) error {
+	return s.each("ack", receipts, func(l *lane, tag uint64) bool {
+		h := l.take(tag)
+		return h != nil && l.ch.Ack(tag, false) == nil
+	})
+}
+
+// Extend has leases end later, or sooner, as far as this process is concerned.
+func (s *Stream) Extend(_ context.Context, receipts []pgwake.LockToken, lease time.Duration) error {
+	return s.each("extend", receipts, func(l *lane, tag uint64) bool { return l.extend(tag, lease) })
+}
+
+// each does something for each receipt, which may fail, since it is lost.
+func (s *Stream) each(op string, receipts []pgwake.LockToken, do func(l *lane, tag uint64) bool) error {
+	var lost []pgwake.LockToken
+	for _, r := range receipts {
+		if l, tag := s.find(r); l == nil || !do(l, tag) {
+			lost = append(lost, r)
+		}
+	}
+	if lost != nil {
+		return failed(op, &pgwake.LostLocksError{Tokens: lost})
+	}
+	return nil
+}
+
+// Nack sends a copy, and acknowledges the message.
+func (s *Stream) Nack(ctx context.Context, r pgwake.LockToken, o pgwake.AbandonOptions) error {
+	if o.Delay < 0 || o.Delay > longestDelay {
+		return failed("nack", fmt.Errorf("%w: a delay of %v is negative, or longer than %v", pgwake.ErrInvalid, o.Delay, longestDelay))
+	}
+	return failed("nack", s.replace(ctx, r, func(l *lane, h *held) sending {
+		attempts := h.attempt
+		if o.IgnoreAttempt {
+			attempts--
+		}
+		return sending{delay: o.Delay, message: h.copy(attempts, o.Error, nil)}
+	}))
+}
+
+// DeadLetter sends a copy to the queue of dead letters, and acknowledges the message.
+func (s *Stream) DeadLetter(ctx context.Context, r pgwake.LockToken, reason, cause string) error {
+	return failed("dead letter", s.replace(ctx, r, func(l *lane, h *held) sending {
+		return sending{dead: true, message: h.copy(h.attempt, "", amqp091.Table{headerReason: reason, headerCause: cause})}
+	}))
+}
+
+// replace sends another message in the place of one. If that fails the lease remains.
+func (s *Stream) replace(ctx context.Context, r pgwake.LockToken, by func(*lane, *held) sending) error {
+	l, tag := s.find(r)
+	if l == nil {
+		return pgwake.ErrLockLost
+	}
+	h := l.take(tag)
+	if h == nil {
+		return pgwake.ErrLockLost
+	}
+	if err := s.send(ctx, l.queue, []sending{by(l, h)}); err != nil {
+		l.putBack(tag, h)
+		return err
+	}
+	_ = l.ch.Ack(tag, false) // or the channel is gone, and there are two of it
+	return nil
+}
