@@ -7,7 +7,7 @@
 //
 // # Queues
 //
-// A namespace is a durable quorum queue, Config.Prefix and its name. Its dead letters are in one with ".dead" after that, to which
+// A namespace is a durable queue, Config.Prefix and its name. Its dead letters are in one with ".dead" after that, to which
 // RabbitMQ also puts what it gives up by itself, by x-dead-letter-exchange. AMQP has no list of queues: a Stream knows the namespaces of its
 // Config, and those that were published to, or declared, through it. A process that is to serve a namespace of which it never publishes
 // has to be told of it.
@@ -37,6 +37,12 @@
 //
 // # What is certain
 //
-// Publish returns when RabbitMQ has confirmed that the messages are on the disks of a majority of the queue's nodes. An ack is sent and
-// not answered: if the connection is lost right then, the message comes again. Delivery is at least once.
+// Publish returns when RabbitMQ has confirmed that the messages are on disk. An ack is sent and not answered: if the connection is lost
+// right then, the message comes again. Delivery is at least once, but for this: when a delay ends, RabbitMQ moves the message without
+// having that confirmed, so a broker that is killed within the same fraction of a second may lose it.
+//
+// The number of an attempt is exact while processes live. What came to nobody's hand again since a connection was lost is marked as
+// redelivered and no more, and so counts as one attempt, however often that happens; quorum queues (Config.Quorum) count each. A
+// RabbitMQ 3.10.8 of one node that is killed may come back with quorum queues that have no leader, and neither take nor give
+// anything: use classic queues there, and quorum queues in a cluster.
 package amqp

@@ -161,9 +161,26 @@ func (a *lane) expire(tag uint64, h *held) {
 		delete(a.held, tag)
 	}
 	a.mu.Unlock()
-	if mine {
-		_ = a.ch.Nack(tag, false, true) // or the channel is gone, and it is given back
+	if !mine {
+		return
 	}
+	if !a.s.cfg.Quorum { // which would not count this attempt
+		bounded, cancel := context.WithTimeout(context.Background(), putBackFor)
+		defer cancel()
+		if a.exchange(bounded, h, sending{message: h.copy(h.attempt, "", nil)}) == nil {
+			return
+		}
+	}
+	_ = a.ch.Nack(tag, false, true) // or the channel is gone, and it is given back
+}
+
+// exchange sends a message in the place of one that was taken.
+func (a *lane) exchange(ctx context.Context, h *held, by sending) error {
+	if err := a.s.send(ctx, a.queue, []sending{by}); err != nil {
+		return err
+	}
+	_ = a.ch.Ack(h.DeliveryTag, false) // or the channel is gone, and there are two of it
+	return nil
 }
 
 // take ends a lease; nil: it is lost.

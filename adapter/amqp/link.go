@@ -77,10 +77,19 @@ func (p *port) shut() {
 	}
 }
 
+func (s *Stream) queueType() string {
+	if s.cfg.Quorum {
+		return amqp091.QueueTypeQuorum
+	}
+	return amqp091.QueueTypeClassic
+}
+
 // link is a connection.
 type link struct {
 	conn    *amqp091.Connection
 	confirm *amqp091.Channel // on which is published
+
+	queueType string
 
 	mu       sync.Mutex
 	declared map[string]time.Time // queues, and when
@@ -100,7 +109,7 @@ func (s *Stream) dial() (*link, error) {
 		_ = conn.CloseDeadline(time.Now().Add(time.Second))
 		return nil, fmt.Errorf("open a channel: %w", err)
 	}
-	return &link{conn: conn, confirm: ch, declared: make(map[string]time.Time), lanes: make(map[string]*lane)}, nil
+	return &link{conn: conn, confirm: ch, queueType: s.queueType(), declared: make(map[string]time.Time), lanes: make(map[string]*lane)}, nil
 }
 
 // declareNamespace declares the queue of a namespace, and that of its dead letters.
@@ -132,12 +141,12 @@ func roundedUp(delay time.Duration) int64 {
 
 func deadQueue(queue string) string { return queue + ".dead" }
 
-// deadLettersTo has what expires, or is given up, put to another queue: not before that has it.
+// deadLettersTo has what expires, or is given up, put to another queue.
 func deadLettersTo(queue string) amqp091.Table {
-	return amqp091.Table{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+	return amqp091.Table{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}
 }
 
-// declareQueue declares a quorum queue, unless that was done on this connection, within a time if there is one.
+// declareQueue declares a durable queue, unless that was done on this connection, within a time if there is one.
 func (l *link) declareQueue(ctx context.Context, name string, within time.Duration, args amqp091.Table) error {
 	l.mu.Lock()
 	at, ok := l.declared[name]
@@ -145,7 +154,7 @@ func (l *link) declareQueue(ctx context.Context, name string, within time.Durati
 	if ok && (within == 0 || time.Since(at) < within) {
 		return nil
 	}
-	all := amqp091.Table{"x-queue-type": "quorum"}
+	all := amqp091.Table{"x-queue-type": l.queueType}
 	for key, value := range args {
 		all[key] = value
 	}

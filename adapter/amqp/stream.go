@@ -24,6 +24,10 @@ type Config struct {
 	// Prefix begins the names of all queues. Defaults to "pgwake.".
 	Prefix string
 
+	// Quorum has queues be quorum queues, which are replicated, and count the deliveries of a message that kills its process each time. All
+	// who use a queue are to agree. Defaults to false: durable classic queues.
+	Quorum bool
+
 	// Prefetch is how many messages a Receive claims at most. Defaults to 100.
 	Prefetch int
 
@@ -291,10 +295,9 @@ func (s *Stream) replace(ctx context.Context, r pgwake.LockToken, by func(*lane,
 	if h == nil {
 		return pgwake.ErrLockLost
 	}
-	if err := s.send(ctx, l.queue, []sending{by(l, h)}); err != nil {
+	err := l.exchange(ctx, h, by(l, h))
+	if err != nil {
 		l.putBack(tag, h)
-		return err
 	}
-	_ = l.ch.Ack(tag, false) // or the channel is gone, and there are two of it
-	return nil
+	return err
 }
