@@ -53,6 +53,11 @@
 // An [Orchestrator] does the same for turns: it fetches them, calls a [Decider], and acknowledges what that decided, under a
 // lease that is renewed; an instance whose turn fails again and again is ended as failed ([FailInstance]).
 //
+// # Other queues
+//
+// An [EventStream] is any other queue that [StreamSource] makes a [Source] of: Coordinators serve it with the same Groups and handlers. Packages
+// dispatch/pgmq and adapter/amqp have two of them; [ProviderStream] is a Provider as a third, so that a configuration can choose.
+//
 // Register handlers before Run, from one goroutine. Run may be called once; handlers, hooks and Deciders are called by many
 // goroutines at a time.
 package dispatch

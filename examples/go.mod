@@ -4,6 +4,7 @@ go 1.26.0
 
 replace (
 	github.com/pgwake/pgwake => ../
+	github.com/pgwake/pgwake/adapter/amqp => ../adapter/amqp
 	github.com/pgwake/pgwake/bench => ../bench
 	github.com/pgwake/pgwake/devpg => ../devpg
 )
@@ -11,6 +12,7 @@ replace (
 require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgwake/pgwake v0.0.0-00010101000000-000000000000
+	github.com/pgwake/pgwake/adapter/amqp v0.0.0-00010101000000-000000000000
 	github.com/pgwake/pgwake/bench v0.0.0-00010101000000-000000000000
 	github.com/pgwake/pgwake/devpg v0.0.0-00010101000000-000000000000
 	github.com/prometheus/client_golang v1.22.0
@@ -79,6 +81,7 @@ require (
 	github.com/prometheus/client_model v0.6.2 // indirect
 	github.com/prometheus/common v0.65.0 // indirect
 	github.com/prometheus/procfs v0.16.1 // indirect
+	github.com/rabbitmq/amqp091-go v1.10.0 // indirect
 	github.com/shirou/gopsutil/v4 v4.25.6 // indirect
 	github.com/sirupsen/logrus v1.9.3 // indirect
 	github.com/testcontainers/testcontainers-go v0.40.0 // indirect
