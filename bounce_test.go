@@ -25,7 +25,7 @@ func theLane(p *Provider) *lane { return p.engine.waiters.lanes(Worker)[0] }
 // callAlone notifies a lane of the node, and nobody else.
 func callAlone(t *testing.T, conn *pgx.Conn, p *Provider, lane int32, hop int) {
 	t.Helper()
-	mustExec(t, conn, `SELECT pg_notify(node_channel('worker', $1), $2)`, p.engine.node, fmt.Sprintf("%d %d 0 default", lane, hop))
+	mustExec(t, conn, `SELECT pg_notify(node_channel('worker', $1), $2)`, p.engine.node, fmt.Sprintf("%d %d 0 default %d", lane, hop, time.Now().UnixMicro()))
 }
 
 // busyAndIdle are two nodes: the one dispatcher of the first is in a handler, that of the second waits.

@@ -34,7 +34,7 @@ func TestCoalescer_ManyEnqueuesAtOnce_AreTheFewestNotifications(t *testing.T) {
 		n, err := ear.WaitForNotification(ctx)
 		cancel()
 		require.NoError(t, err, "%d of 40 were announced", due)
-		due += parseNote(n.Payload).due
+		due += noteOf(t, said(t, n)).due
 		heard++
 	}
 	require.LessOrEqual(t, heard, int(time.Since(began)/(300*time.Millisecond))+burst+1)
@@ -61,7 +61,7 @@ func TestCoalescer_NotListening_TellsByThePool(t *testing.T) {
 	defer cancel()
 	n, err := ear.WaitForNotification(ctx)
 	require.NoError(t, err)
-	require.Equal(t, "1 0 red", n.Payload)
+	require.Equal(t, "1 0 red", said(t, n))
 }
 
 // Whatever else there is to say at that moment, that a node has begun to listen is a note of its own.
@@ -81,7 +81,7 @@ func TestCoalescer_NodeJoinsWithNewsPending_BothAreHeard(t *testing.T) {
 	for len(heard) < 2 {
 		n, err := ear.WaitForNotification(ctx)
 		require.NoError(t, err, "heard only %v", heard)
-		heard = append(heard, parseNote(n.Payload))
+		heard = append(heard, noteOf(t, said(t, n)))
 	}
 	require.ElementsMatch(t, []note{joined, {due: 1, namespace: "red"}}, heard)
 }
@@ -107,6 +107,6 @@ func TestCoalescer_PanicWhileItSpeaks_SaysItAfterwards(t *testing.T) {
 	defer cancel()
 	n, err := ear.WaitForNotification(ctx)
 	require.NoError(t, err)
-	require.Equal(t, "1 0 red", n.Payload)
+	require.Equal(t, "1 0 red", said(t, n))
 	require.EqualValues(t, 1, p.Stats().Panics)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 )
 
@@ -220,6 +221,14 @@ type Config struct {
 	// header that the caller has set stays. Defaults to OpenTelemetry's global one, which adds nothing unless it is set.
 	Propagator propagation.TextMapPropagator
 
+	// MeterProvider is for OpenTelemetry's metrics; see the Metric names. Defaults to the global one, which does nothing unless it
+	// is set.
+	MeterProvider metric.MeterProvider
+
+	// MeasureDepths has the depths of the queues measured as well, by namespace, and read at most this often: see
+	// MetricDepth, and GetQueueDepths for what that costs. At least 1 s. Defaults to 0: not at all.
+	MeasureDepths time.Duration
+
 	// MaxPayload is the largest payload accepted, in bytes: input of a work item, data of a message or an event,
 	// attributes, output, custom status, value of a key, error of an AbandonOptions. At least 1. Defaults to 1 MiB.
 	MaxPayload int
@@ -322,6 +331,9 @@ func (c *Config) resolve() (Config, error) {
 	duration("CoalesceInterval", &r.CoalesceInterval, 5*time.Millisecond, time.Millisecond, time.Second)
 	duration("PollInterval", &r.PollInterval, 100*time.Millisecond, time.Millisecond, time.Hour)
 	duration("ArchiveFor", &r.ArchiveFor, 0, 0, 10*365*24*time.Hour)
+	if r.MeasureDepths != 0 {
+		duration("MeasureDepths", &r.MeasureDepths, 0, time.Second, ever)
+	}
 	if r.HibernateAfter != 0 {
 		before := len(problems)
 		duration("HibernateAfter", &r.HibernateAfter, 0, 100*time.Millisecond, 24*time.Hour)
@@ -350,6 +362,9 @@ func (c *Config) resolve() (Config, error) {
 
 	if r.Propagator == nil {
 		r.Propagator = otel.GetTextMapPropagator()
+	}
+	if r.MeterProvider == nil {
+		r.MeterProvider = otel.GetMeterProvider()
 	}
 	if r.Logger == nil {
 		r.Logger = slog.Default()

@@ -38,6 +38,7 @@ func TestConfig_NilOrZero_ResolvesToTheDocumentedDefaults(t *testing.T) {
 			MaxPayload:              1 << 20,
 			Logger:                  slog.Default(),
 			Propagator:              otel.GetTextMapPropagator(),
+			MeterProvider:           otel.GetMeterProvider(),
 		}, r)
 	}
 }
@@ -87,13 +88,14 @@ var badKnobs = map[string][]Config{
 	"Notify":                  {{Notify: -1}, {Notify: NotifyBroadcast + 1}},
 	"HibernateAfter":          {{HibernateAfter: -1}, {HibernateAfter: 100*time.Millisecond - 1}, {HibernateAfter: 24*time.Hour + 1}, {HibernateAfter: time.Minute, Mode: ModePolling}},
 	"HibernatePoll":           {{HibernatePoll: -1}, {HibernatePoll: time.Second - 1}, {HibernatePoll: 24*time.Hour + 1}},
+	"MeasureDepths":           {{MeasureDepths: -1}, {MeasureDepths: time.Second - 1}},
 	"MaxPayload":              {{MaxPayload: -1}},
 	"HistoryCache":            {{HistoryCache: -1}},
 	"ArchiveFor":              {{ArchiveFor: -1}, {ArchiveFor: 10*365*24*time.Hour + 1}},
 }
 
 // free are the knobs that take any value.
-var free = []string{"SkipMigrate", "DisableLongPoll", "ListenConfig", "Logger", "ValidateEvent", "Propagator"}
+var free = []string{"SkipMigrate", "DisableLongPoll", "ListenConfig", "Logger", "ValidateEvent", "Propagator", "MeterProvider"}
 
 func TestConfig_EveryKnobThatCanBeWrong_IsRefusedByName(t *testing.T) {
 	t.Parallel()

@@ -365,7 +365,7 @@ func TestDegradation_ListenRefused_PollsAndPushComes(t *testing.T) {
 		}
 	})
 	require.False(t, n.Stats().Listening)
-	require.Contains(t, strings.Join(n.Health().Problems, ";"), "polling every 100ms")
+	require.Contains(t, fmt.Sprint(n.Health().Problems), "polling every 100ms")
 	for range 3 {
 		// Whoever is on his way back from the item before would find the next by himself.
 		require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, patience, time.Millisecond)
@@ -383,7 +383,7 @@ func TestDegradation_ListenRefusedAndPollingForbidden_FallbackFindsTheWork(t *te
 	t.Parallel()
 	n := trouble(t, breakableServer(t).URL, pgwake.Config{AggressivePolicy: pgwake.Never, FallbackInterval: quickFallback},
 		func(_ *pgxpool.Config, listen *pgx.ConnConfig) { listen.Port, listen.Fallbacks = 1, nil })
-	require.Contains(t, strings.Join(n.Health().Problems, ";"), "asking every 300ms")
+	require.Contains(t, fmt.Sprint(n.Health().Problems), "asking every 300ms")
 	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, patience, time.Millisecond)
 	n.flows(t, patience)
 	require.Positive(t, n.Stats().Worker.Finds["fallback"])

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,6 +45,7 @@ type engine struct {
 	trouble  [queueCount]*aggressive
 	nextPoll [queueCount]time.Time // of the lanes that poll
 	doubts   [queueCount]doubt
+	breaker  breaker
 
 	group *supervise.Group
 	ctx   context.Context
@@ -145,9 +147,9 @@ func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) er
 	})
 }
 
-// claim is one query for work that matches a filter. announce says whether to tell the other nodes when the leases end, and
-// row what to write to the lane's row of waiters.
-type claim func(ctx context.Context, f filter, announce bool, row rowWrite) (report, error)
+// claim is one query for work that matches a filter. by is what demanded it; announce says whether to tell the other nodes when the
+// leases end, and row what to write to the lane's row of waiters.
+type claim func(ctx context.Context, f filter, by Path, announce bool, row rowWrite) (report, error)
 
 // fetch makes the claim until it finds something, as often as there is reason to, or returns ErrNoWork
 // when the time is up:
@@ -243,7 +245,7 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	if session.epoch == 0 {
 		announce = true // who may have joined since, this node has not heard
 	}
-	r, err := ask(ctx, l.filter, announce, k.row)
+	r, err := ask(ctx, l.filter, pathOf(by), announce, k.row)
 	if err != nil {
 		// A cancelled caller says nothing about the database, and neither do others who use the pool. Whoever was told
 		// that a lease has ended got an answer.
@@ -252,10 +254,12 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 			e.stir() // who hibernates finds out what is wrong by listening
 			e.enterAggressive(l.queue, troubleFetch)
 			e.observe(l.queue, outcomeFailed)
+			e.guard(err)
 		}
 		return false, false, err
 	}
 	answered = true
+	e.guard(nil)
 	l.endLook(k, r, by, l.known(e.session()).epoch)
 	e.keepInstants(l, r.now)
 	if e.failing.Swap(false) && e.listener != nil {
@@ -263,6 +267,9 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	}
 	if r.found == 0 {
 		e.observe(l.queue, outcomeEmpty)
+		if by != nil && by.reason.announces() && !r.unfinished {
+			e.stats.queues[l.queue].misses.Add(1)
+		}
 		return false, r.unfinished, nil
 	}
 	e.observe(l.queue, outcomeFound)
@@ -275,6 +282,7 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	c := &e.stats.queues[l.queue]
 	c.items.Add(int64(r.found))
 	c.finds[reasonOf(by)].Add(1)
+	c.itemsBy[slices.Index(paths[:], pathOf(by))].Add(int64(r.found))
 	return true, false, nil
 }
 
@@ -291,6 +299,13 @@ func reasonOf(by *token) WakeReason {
 		return WakeFetch
 	}
 	return by.reason
+}
+
+func pathOf(by *token) Path {
+	if by != nil && by.path != "" {
+		return by.path
+	}
+	return reasonOf(by).path()
 }
 
 // woken accounts for a token that a parked dispatcher took.
@@ -531,6 +546,32 @@ func (e *engine) observe(q Queue, o outcome) {
 	e.trouble[q].observe(o, e.clock.Now())
 }
 
+// guard has the breaker take note of a query for work, or of the periodic statement: nil, it was answered.
+func (e *engine) guard(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	before := e.breaker.state
+	if err == nil {
+		e.breaker.succeeded()
+	} else {
+		e.breaker.failed(err, e.clock.Now())
+	}
+	switch now := e.breaker.state; {
+	case now == before:
+	case now == breakerOpen:
+		e.log().Warn("pgwake: no polls for a while, or until a query for work succeeds: one after the other has failed", "error", err)
+	case now == breakerClosed:
+		e.log().Info("pgwake: polling again")
+	}
+}
+
+// mayPoll reports whether to make a poll, or to skip it.
+func (e *engine) mayPoll() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.breaker.allows(e.clock.Now())
+}
+
 func (e *engine) isAggressive(q Queue) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -558,7 +599,11 @@ func (e *engine) pollQueue(q Queue) (next time.Time, polling bool) {
 			next, polling = at, true
 		}
 	}
+	skip := (due || troubled) && !e.breaker.allows(now)
 	e.mu.Unlock()
+	if skip {
+		return next, polling
+	}
 	for _, l := range e.waiters.lanes(q) {
 		if m := l.filter.manner; due && m.polls || troubled && m.hears {
 			l.poll(false)

@@ -1061,8 +1061,8 @@ func ExampleProvider_Health() {
 	defer p.Close(ctx)
 	if health := p.Health(); !health.OK {
 		for _, problem := range health.Problems {
-			problem, _, _ = strings.Cut(problem, ": ") // the cause differs from system to system
-			fmt.Println(problem)
+			text, _, _ := strings.Cut(problem.Text, ": ") // the cause differs from system to system
+			fmt.Println(text)
 		}
 	}
 

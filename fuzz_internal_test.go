@@ -75,6 +75,25 @@ func formatNote(n note) string {
 	return fmt.Sprintf("%d %d %s", n.due, micros, namespace)
 }
 
+// noteOf is parseNote of what can be read.
+func noteOf(t testing.TB, said string) note {
+	t.Helper()
+	n, ok := parseNote(said)
+	require.True(t, ok, "%q", said)
+	return n
+}
+
+// said is what a notification says, but for when it was sent, which was a moment ago.
+func said(t testing.TB, n *pgconn.Notification) string {
+	t.Helper()
+	end := strings.LastIndexByte(n.Payload, ' ')
+	require.Positive(t, end, n.Payload)
+	micros, err := strconv.ParseInt(n.Payload[end+1:], 10, 64)
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), time.UnixMicro(micros), time.Minute)
+	return n.Payload[:end]
+}
+
 func requireSameNote(t *testing.T, want, got note) {
 	t.Helper()
 	require.True(t, want.next.Equal(got.next), "%v is not %v", want.next, got.next)
@@ -107,7 +126,7 @@ func FuzzNote_FromNotifyQueue_IsWhatWasMeant(f *testing.F) {
 		if micros != 0 {
 			want.next = time.UnixMicro(micros)
 		}
-		requireSameNote(t, want, parseNote(formatNote(want)))
+		requireSameNote(t, want, noteOf(t, formatNote(want)))
 
 		// A null instant is no instant. It travels as its distance from 1970, so that nothing on the way rounds.
 		_, err := server.Exec(ctx, `SELECT notify_queue('worker', $1, CASE WHEN $2::bigint <> 0 THEN
@@ -116,8 +135,8 @@ func FuzzNote_FromNotifyQueue_IsWhatWasMeant(f *testing.F) {
 		require.NoError(t, err)
 		heard, err := server.WaitForNotification(ctx)
 		require.NoError(t, err)
-		require.Equal(t, formatNote(want), heard.Payload)
-		requireSameNote(t, want, parseNote(heard.Payload))
+		require.Equal(t, formatNote(want), said(t, heard))
+		requireSameNote(t, want, noteOf(t, said(t, heard)))
 	})
 }
 
@@ -134,18 +153,19 @@ func FuzzNote_AnyPayload_IsReadWholeOrMeansLook(f *testing.F) {
 		f.Add(payload)
 	}
 	f.Fuzz(func(t *testing.T, payload string) {
-		n := parseNote(payload)
+		n, ok := parseNote(payload)
 		fields := strings.SplitN(payload, " ", 3)
 		readable := len(fields) == 3 && (fields[2] == "*" || checkNamespace(fields[2]) == nil)
 		for i, number := range fields[:min(2, len(fields))] {
 			n, err := strconv.ParseInt(number, 10, 64)
 			readable = readable && err == nil && (i > 0 || n >= 0) // the first is how many are due
 		}
+		require.Equal(t, readable, ok)
 		if !readable {
 			require.Equal(t, note{due: 1}, n, "%q: look, whatever the namespace", payload)
 			return
 		}
-		requireSameNote(t, n, parseNote(formatNote(n)))
+		requireSameNote(t, n, noteOf(t, formatNote(n)))
 		require.Equal(t, fields[2] == "*", n.namespace == "", "who looks")
 		require.Equal(t, strings.Trim(fields[1], "+-0") == "", n.next.IsZero(), "whether there is an instant")
 	})

@@ -328,7 +328,8 @@ func (n *simNode) hear() {
 		case h := <-n.ears:
 			time.Sleep(time.Until(h.at))
 			if n.e.epoch() == h.epoch {
-				n.e.heard(Orchestrator, parseNote(h.payload))
+				heard, _ := parseNote(h.payload)
+				n.e.heard(Orchestrator, heard)
 			}
 		}
 	}
@@ -439,7 +440,7 @@ func (n *simNode) fetch(namespaces []string, p fetchPlan) {
 	p.lock, p.filter.Namespaces = n.d.plan.leases[n.d.random(len(n.d.plan.leases))], namespaces
 	var turn *simInstance
 	var claim int
-	err := n.e.fetch(n.ctx, Orchestrator, p, func(_ context.Context, _ filter, announce bool, _ rowWrite) (r report, err error) {
+	err := n.e.fetch(n.ctx, Orchestrator, p, func(_ context.Context, _ filter, _ Path, announce bool, _ rowWrite) (r report, err error) {
 		if n.d.random(50) == 0 {
 			n.d.pause(time.Millisecond)
 			return report{}, errors.New("connection reset")

@@ -70,6 +70,7 @@ type listener struct {
 	jobs      []*job
 	outdated  bool // the modes have changed since the session went by them
 	lastErr   error
+	lag       lateness
 	missing   bool     // the log says that there is no connection
 	socket    net.Conn // of the connection, or of the last one
 }
@@ -269,6 +270,7 @@ func (l *listener) up(key int32) {
 	if again {
 		l.e.log().Info("pgwake: listening again")
 	}
+	l.lag.reset()
 	l.current.Store(&session{l.sessions.Add(1), l.e.node, key})
 	if l.hibernation.on.Swap(false) {
 		l.hibernation.returns.Add(1)
@@ -372,6 +374,9 @@ func (l *listener) fallbackByDispatchers() {
 		return
 	}
 	l.planFallback()
+	if !l.e.mayPoll() {
+		return
+	}
 	l.e.waits.lookAtAll()
 	for q := range Queue(queueCount) {
 		for _, ln := range l.e.waiters.lanes(q) {
@@ -512,8 +517,10 @@ func (l *listener) wait(ctx context.Context, conn *pgx.Conn, until time.Time) (*
 func (l *listener) handle(n *pgconn.Notification, c channels) {
 	for q, channel := range c.own {
 		if n.Channel == channel {
-			l.e.stats.queues[q].notifications.Add(1)
-			l.e.called(Queue(q), parseCall(n.Payload))
+			said := l.took(Queue(q), n.Payload)
+			c, ok := parseCall(said)
+			l.e.stats.queues[q].understood(ok)
+			l.e.called(Queue(q), c)
 			return
 		}
 	}
@@ -527,31 +534,51 @@ func (l *listener) handle(n *pgconn.Notification, c channels) {
 	}
 	for q, channel := range c.queues {
 		if n.Channel == channel {
-			l.e.stats.queues[q].notifications.Add(1)
-			l.e.heard(Queue(q), parseNote(n.Payload))
+			said := l.took(Queue(q), n.Payload)
+			n, ok := parseNote(said)
+			l.e.stats.queues[q].understood(ok)
+			l.e.heard(Queue(q), n)
 		}
 	}
 }
 
+// took takes note of a notification that came, and returns what it says: its payload without the last field, which is when the
+// transaction began that sent it, in microseconds since 1970; "" if it is not like that.
+func (l *listener) took(q Queue, payload string) (said string) {
+	l.e.stats.queues[q].notifications.Add(1)
+	end := strings.LastIndexByte(payload, ' ')
+	if end < 0 {
+		return ""
+	}
+	micros, err := strconv.ParseInt(payload[end+1:], 10, 64)
+	if err != nil {
+		return ""
+	}
+	lag := l.e.clock.Server(l.e.clock.Now()).Sub(time.UnixMicro(micros))
+	l.e.stats.queues[q].lag.observe(lag)
+	l.lag.observe(lag)
+	return payload[:end]
+}
+
 // parseNote reads what the SQL function notify_queue wrote. A payload that it cannot read, from a newer
 // version or a stranger, means: look, whatever your namespace.
-func parseNote(payload string) note {
+func parseNote(payload string) (n note, ok bool) {
 	unclear := note{due: 1}
 	due, rest, ok1 := strings.Cut(payload, " ")
 	micros, namespace, ok2 := strings.Cut(rest, " ")
 	count, err1 := strconv.ParseInt(due, 10, 64)
 	next, err2 := strconv.ParseInt(micros, 10, 64)
 	if !ok1 || !ok2 || err1 != nil || err2 != nil || count < 0 || namespace != "*" && checkNamespace(namespace) != nil {
-		return unclear
+		return unclear, false
 	}
-	n := note{due: count, namespace: namespace}
+	n = note{due: count, namespace: namespace}
 	if next != 0 {
 		n.next = time.UnixMicro(next)
 	}
 	if namespace == "*" {
 		n.namespace = ""
 	}
-	return n
+	return n, true
 }
 
 // call is a notification to one lane of this node.
@@ -563,17 +590,17 @@ type call struct {
 }
 
 // parseCall reads what the SQL function wake wrote. Of a payload that it cannot read nobody knows for whom it is.
-func parseCall(payload string) call {
+func parseCall(payload string) (c call, ok bool) {
 	parts := strings.SplitN(payload, " ", 4)
 	if len(parts) != 4 {
-		return call{}
+		return call{}, false
 	}
 	lane, err1 := strconv.ParseInt(parts[0], 10, 32)
 	hop, err2 := strconv.ParseUint(parts[1], 10, 31)
 	if err1 != nil || err2 != nil || checkNamespace(parts[3]) != nil {
-		return call{}
+		return call{}, false
 	}
-	return call{int32(lane), int(hop), parts[2] == "1", parts[3]}
+	return call{int32(lane), int(hop), parts[2] == "1", parts[3]}, true
 }
 
 // exec runs a statement on the LISTEN connection. It fails at once if there is none. dest is not to be
@@ -633,6 +660,22 @@ func (j *job) run(ctx context.Context, conn *pgx.Conn) (broken error) {
 // fallback asks, for every lane of the node at once, whether something is due and what comes next. Whoever waits
 // for an instance has it looked at, on the pool.
 func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
+	if !l.e.mayPoll() {
+		bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+		defer cancel()
+		return conn.Ping(bounded)
+	}
+	err := l.lookAtLanes(ctx, conn)
+	l.e.guard(err)
+	if err != nil && !conn.IsClosed() { // nothing depends on it
+		l.e.log().Warn("pgwake: the fallback failed", "error", err)
+		return nil
+	}
+	return err
+}
+
+// lookAtLanes makes the periodic statement.
+func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 	l.e.waiters.retire()
 	newest := l.e.lanes.Load() // before they are listed: those that come meanwhile are not taken for retired
 	var lanes []*lane

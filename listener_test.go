@@ -31,7 +31,7 @@ func TestParseNote_WhatTheServerWrites_IsUnderstood(t *testing.T) {
 		mustExec(t, conn, `SELECT notify_queue('worker', 3, $1, $2)`, c.next, c.namespace)
 		n, err := ear.WaitForNotification(t.Context())
 		require.NoError(t, err)
-		got := parseNote(n.Payload)
+		got := noteOf(t, said(t, n))
 		require.True(t, c.want.next.Equal(got.next))
 		got.next = c.want.next
 		require.Equal(t, c.want, got)
@@ -59,7 +59,7 @@ func FuzzParseNote(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, payload string) {
-		n := parseNote(payload)
+		n, _ := parseNote(payload)
 		if n.due <= 0 && n.next.IsZero() {
 			require.Regexp(t, `^[-+]?\d+ [-+]?0+ `, payload, "a payload that is not clear must make somebody look")
 		}
@@ -121,7 +121,7 @@ func TestClose_VerbHasCommittedAndNotTold_WaitsForIt(t *testing.T) {
 	var heard note
 	for heard == joined { // the node's greeting may come first
 		_, payload := hear(t, ear)
-		heard = parseNote(payload)
+		heard, _ = parseNote(payload)
 	}
 	require.Equal(t, "late", heard.namespace)
 }
@@ -190,7 +190,7 @@ func TestListener_CannotConnect_ProviderPollsAndSaysSo(t *testing.T) {
 	p := testProvider(t, Config{Schema: reached.cfg.Schema, ListenConfig: config})
 	require.False(t, p.Stats().Listening)
 	require.False(t, p.Health().OK)
-	require.Contains(t, p.Health().Problems[0], "not listening")
+	require.Contains(t, p.Health().Problems[0].Text, "not listening")
 	wait := fetchWork(t, p, longPoll)
 	awaitParked(t, p, Worker, 1)
 	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('polled')`)

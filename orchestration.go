@@ -87,6 +87,7 @@ type OrchestrationItem struct {
 
 	LockToken   LockToken
 	LockedUntil time.Time // end of the lease, server time
+	Path        Path      // how it was found
 }
 
 // Status of an execution.
@@ -309,7 +310,7 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 		return nil, failed(op, err)
 	}
 	defer done()
-	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, f filter, announce bool, row rowWrite) (report, error) {
+	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, f filter, by Path, announce bool, row rowWrite) (report, error) {
 		plan.filter = f
 		claim := newClaim()
 		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[*OrchestrationItem], error) {
@@ -323,7 +324,9 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 			p.engine.undone(Orchestrator)
 			return true, nil
 		})
-		item = c.item
+		if item = c.item; item != nil {
+			item.Path = by
+		}
 		return c.report, err
 	})
 	if err != nil {
@@ -638,7 +641,10 @@ func (p *Provider) RenewOrchestrationItemLock(ctx context.Context, token LockTok
 	err = p.doAndTell(ctx, "renew orchestration lock", func(ctx context.Context, q querier) error {
 		until, err = p.renewOrchestration(ctx, q, token, extend)
 		return err
-	}, func() { p.engine.renewed(Orchestrator, until) })
+	}, func() {
+		p.engine.stats.queues[Orchestrator].renewals.Add(1)
+		p.engine.renewed(Orchestrator, until)
+	})
 	return until, err
 }
 

@@ -11,7 +11,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -110,7 +109,7 @@ func TestPooler_ListenThroughATransactionPooler_SaysSoAndPolls(t *testing.T) {
 		through(listen)
 	})
 	require.False(t, n.Stats().Listening)
-	require.Contains(t, strings.Join(n.Health().Problems, ";"), "transaction pooler")
+	require.Contains(t, fmt.Sprint(n.Health().Problems), "transaction pooler")
 	for range 3 {
 		n.flows(t, back)
 	}

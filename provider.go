@@ -38,6 +38,8 @@ type Provider struct {
 	ownPool bool
 	engine  *engine
 
+	unmeasure func() // ends what measure began
+
 	histories *historyCache // nil: none is kept
 
 	// limitsHold: limits held when work was last looked for. A claim may have locked a namespace then, until it commits.
@@ -155,8 +157,12 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 			}
 		}
 	}
+	if p.unmeasure, err = p.measure(); err != nil {
+		return nil, err
+	}
 	p.engine.start(ctx)
 	if err := ctx.Err(); err != nil {
+		p.unmeasure()
 		p.engine.close(ctx)
 		return nil, err
 	}
@@ -262,6 +268,7 @@ func (p *Provider) Close(ctx context.Context) error {
 	}
 	defer close(p.closed)
 
+	p.unmeasure()
 	p.engine.endWaits()
 	idle := make(chan struct{})
 	go func() {

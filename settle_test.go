@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -146,7 +147,7 @@ func notifications(t *testing.T, p *Provider, q Queue, produce func()) (heard in
 	ear := plain(t, p.cfg.Schema)
 	mustExec(t, ear, "LISTEN "+channelOf(t, p, q))
 	produce()
-	mustExec(t, plain(t, p.cfg.Schema), `SELECT pg_notify($1, 'end')`, channelOf(t, p, q))
+	mustExec(t, plain(t, p.cfg.Schema), `SELECT pg_notify($1, 'end ' || (extract(epoch FROM now()) * 1000000)::bigint)`, channelOf(t, p, q))
 	for {
 		_, payload := hear(t, ear)
 		switch payload {
@@ -243,7 +244,7 @@ func TestSettle_SilentProducerCommitsLate_IsFound(t *testing.T) {
 	// The last one ends the wait.
 	second := fetchWork(t, p, longPoll)
 	eventually(t, "health says why", func() bool { return !p.Health().OK })
-	require.Contains(t, strings.Join(p.Health().Problems, ";"), "open transactions have added to the worker queue")
+	require.Contains(t, fmt.Sprint(p.Health().Problems), "open transactions have added to the worker queue")
 	eventually(t, "nobody looks any more", func() bool {
 		l := p.engine.waiters.lanes(Worker)[0]
 		l.mu.Lock()
@@ -278,7 +279,7 @@ func TestSettle_PreparedTransaction_IsWaitedForOrLeftToTheFallback(t *testing.T)
 	require.NoError(t, prepare("silent, since nobody waits", "on"))
 	wait := fetchWork(t, p, longPoll)
 	eventually(t, "it waits for it", func() bool { return !p.Health().OK })
-	require.Contains(t, strings.Join(p.Health().Problems, ";"), "process ids [0]")
+	require.Contains(t, fmt.Sprint(p.Health().Problems), "process ids [0]")
 	commit()
 	get(t, wait)
 	require.EqualValues(t, 1, p.Stats().Worker.Finds["settle"])

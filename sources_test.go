@@ -149,7 +149,7 @@ func hear(t *testing.T, ear *pgx.Conn) (channel, payload string) {
 	defer cancel()
 	n, err := ear.WaitForNotification(ctx)
 	require.NoError(t, err)
-	return n.Channel, n.Payload
+	return n.Channel, said(t, n)
 }
 
 // Unit tests
@@ -191,10 +191,10 @@ func testNotifyEmitted(t *testing.T, q eitherQueue) {
 		produce()
 		channel, payload := hear(t, ear)
 		require.Equal(t, wanted, channel, name)
-		require.Equal(t, note{due: 1, namespace: DefaultNamespace}, parseNote(payload), name)
+		require.Equal(t, note{due: 1, namespace: DefaultNamespace}, noteOf(t, payload), name)
 		// One, and no more: the coalescer has nothing left to say, and the server keeps the order.
 		require.NoError(t, p.engine.coalescer.flush(t.Context()))
-		mustExec(t, producer, `SELECT pg_notify($1, 'that was all')`, wanted)
+		mustExec(t, producer, `SELECT pg_notify($1, 'that was all ' || (extract(epoch FROM now()) * 1000000)::bigint)`, wanted)
 		_, payload = hear(t, ear)
 		require.Equal(t, "that was all", payload, name)
 	}
@@ -215,7 +215,7 @@ func TestSource004_NotifyPayloadContainsVisibleAt(t *testing.T) {
 			due := produce()
 			_, payload := hear(t, ear)
 			require.Equal(t, fmt.Sprintf("0 %d default", due.UnixMicro()), payload, name)
-			n := parseNote(payload)
+			n := noteOf(t, payload)
 			require.True(t, n.next.Equal(due), name)
 			require.Zero(t, n.due, name)
 		}

@@ -1,9 +1,13 @@
 package pgwake
 
 import (
+	"context"
+	"fmt"
 	"math/bits"
 	"sync/atomic"
 	"time"
+
+	"go.opentelemetry.io/otel/metric"
 )
 
 // This file answers: what has the engine been doing? Reading it costs no query.
@@ -25,11 +29,21 @@ type Stats struct {
 	WaitReads int64 // queries made for all of them together
 
 	Fallbacks  int64 // periodic statements on the LISTEN connection
+	Polls      PollStats
 	Reconnects int64 // LISTEN connections made after the first, but for those that ended a hibernation
 	Panics     int64 // engine goroutines that panicked and were restarted
 
 	// ClockOffset is how far the server's clock is ahead of the local one, as far as round trips can tell.
 	ClockOffset time.Duration
+}
+
+// PollStats is what became of polls, the fallback included, for which queries for work have to succeed: 10 failures in a row have them
+// skipped for a minute, or until one that is no poll succeeds; then 3 successes in a row are as good as if nothing had been.
+type PollStats struct {
+	Open     bool  // they are skipped
+	Skipped  int64 // so far
+	Failures int   // of queries for work, in a row
+	Err      error // of the last of these
 }
 
 // QueueStats is what happened on one queue.
@@ -39,11 +53,20 @@ type QueueStats struct {
 	Aggressive bool // the queue is being polled because something went wrong
 
 	Notifications int64 // heard, of what this queue is fed by other sessions
+	Unreadable    int64 // those of them that nobody understood: of strangers, or of another version; somebody looked all the same
+
+	// NotificationLag is the time from the beginning of the transactions that sent notifications to when they were heard.
+	NotificationLag Histogram
 
 	Looks  int64            // queries for work
 	Tokens map[string]int64 // wake-ups by reason: notify, timer, chain, local, reconnect, fallback, scout, settle
 	Finds  map[string]int64 // queries that found work by reason; "fetch" is the query at the start of a fetch
 	Items  int64            // items, or turns, fetched
+
+	ItemsBy map[Path]int64 // Items by how they were found
+
+	Misses   int64 // queries that somebody, or the clock, had asked for, and that found nothing: another was faster
+	Renewals int64 // leases renewed, but for those in transactions of the caller
 
 	// PassedOn is how often nobody here could come for what this node alone knew of, such as a notification to it or an
 	// enqueue of its own, so that another was to be told.
@@ -83,23 +106,54 @@ func (h *Histogram) Quantile(q float64) time.Duration {
 	return time.Duration(1<<(len(h)-1)) * time.Microsecond
 }
 
-type histogram [len(Histogram{})]atomic.Int64
+type histogram struct {
+	buckets [len(Histogram{})]atomic.Int64
+	metric  metric.Float64Histogram
+	as      []metric.RecordOption
+}
+
+// export has what is observed recorded in seconds. It is called before observe is.
+func (h *histogram) export(to metric.Float64Histogram, as metric.RecordOption) {
+	h.metric, h.as = to, []metric.RecordOption{as}
+}
 
 func (h *histogram) observe(d time.Duration) {
-	h[min(bits.Len64(uint64(max(d.Microseconds(), 0))), len(h)-1)].Add(1)
+	d = max(d, 0)
+	h.buckets[min(bits.Len64(uint64(d.Microseconds())), len(h.buckets)-1)].Add(1)
+	if h.metric != nil {
+		h.metric.Record(context.Background(), d.Seconds(), h.as...)
+	}
+}
+
+func (h *histogram) read(to *Histogram) {
+	for i := range h.buckets {
+		to[i] = h.buckets[i].Load()
+	}
 }
 
 // queueStats are the counters behind QueueStats.
 type queueStats struct {
 	notifications atomic.Int64
+	unreadable    atomic.Int64
+	lag           histogram
 
 	looks       atomic.Int64
 	items       atomic.Int64
+	misses      atomic.Int64
+	renewals    atomic.Int64
 	passedOn    atomic.Int64
 	tokens      [wakeReasons]atomic.Int64
 	finds       [wakeReasons]atomic.Int64
+	itemsBy     [len(paths)]atomic.Int64
 	unannounced [wakeReasons]atomic.Int64
 	latency     histogram
+}
+
+// understood takes note of a notification that was read, or could not be.
+func (s *queueStats) understood(ok bool) {
+	if !ok {
+		s.unreadable.Add(1)
+	}
 }
 
 type engineStats struct {
@@ -116,6 +170,7 @@ func (p *Provider) Stats() Stats {
 		Waits:     e.waits.parked(),
 		WaitReads: e.stats.waitReads.Load(),
 		Fallbacks: e.stats.fallbacks.Load(),
+		Polls:     e.pollStats(),
 		Panics:    e.group.Panics(),
 	}
 	if e.listener != nil {
@@ -130,6 +185,13 @@ func (p *Provider) Stats() Stats {
 	return s
 }
 
+func (e *engine) pollStats() PollStats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	b := &e.breaker
+	return PollStats{Open: b.state == breakerOpen, Skipped: b.skipped, Failures: b.failures, Err: b.err}
+}
+
 func (e *engine) queueStats(q Queue) QueueStats {
 	for _, l := range e.waiters.lanes(q) {
 		l.audit()
@@ -140,11 +202,15 @@ func (e *engine) queueStats(q Queue) QueueStats {
 		Settled:       e.waiters.settled(q),
 		Aggressive:    e.isAggressive(q),
 		Notifications: c.notifications.Load(),
+		Unreadable:    c.unreadable.Load(),
 		Looks:         c.looks.Load(),
 		Items:         c.items.Load(),
+		Misses:        c.misses.Load(),
+		Renewals:      c.renewals.Load(),
 		PassedOn:      c.passedOn.Load(),
 		Tokens:        make(map[string]int64, wakeReasons),
 		Finds:         make(map[string]int64, wakeReasons),
+		ItemsBy:       make(map[Path]int64, len(paths)),
 		FallbackFinds: c.unannounced[WakeFallback].Load(),
 		ScoutFinds:    c.unannounced[WakeScout].Load(),
 	}
@@ -153,41 +219,76 @@ func (e *engine) queueStats(q Queue) QueueStats {
 		s.Finds[why.String()] = c.finds[why].Load()
 	}
 	delete(s.Tokens, WakeFetch.String())
-	for i := range c.latency {
-		s.WakeLatency[i] = c.latency[i].Load()
+	for i, path := range paths {
+		s.ItemsBy[path] = c.itemsBy[i].Load()
 	}
+	c.latency.read(&s.WakeLatency)
+	c.lag.read(&s.NotificationLag)
 	return s
 }
 
 // Health says whether a Provider does its work as designed.
 type Health struct {
 	OK       bool
-	Problems []string // what is wrong, in words for an operator; empty if OK
+	Problems []Problem // what is wrong; empty if OK
 }
+
+// Problem is something that is wrong.
+type Problem struct {
+	With Part
+	Text string // for an operator
+}
+
+func (p Problem) String() string { return p.Text }
+
+// Part is what a Problem is with.
+type Part string
+
+const (
+	PartProvider      Part = "provider"      // it is closed
+	PartListener      Part = "listener"      // there is no LISTEN connection
+	PartNotifications Part = "notifications" // they come late
+	PartPolls         Part = "polls"         // they are skipped; see PollStats
+	PartDatabase      Part = "database"      // queries for work fail
+	PartProducers     Part = "producers"     // their transactions stay open
+	PartEngine        Part = "engine"        // a goroutine panicked
+)
 
 // Health reports on the engine and asks the database nothing. A Provider that is not OK, and
 // not closed, still delivers work wherever the database answers: by polling, or with AggressivePolicy Never by the
 // fallback, if that is enabled. One that hibernates is OK.
 func (p *Provider) Health() Health {
-	var problems []string
+	var problems []Problem
+	note := func(with Part, text string) {
+		if text != "" {
+			problems = append(problems, Problem{with, text})
+		}
+	}
 	e := p.engine
 	if e.ctx.Err() != nil {
-		return Health{Problems: []string{"closed"}}
+		return Health{Problems: []Problem{{PartProvider, "closed"}}}
 	}
 	if e.isDeaf() {
 		problem := "not listening; " + e.cfg.withoutListener()
 		if err := e.listener.err(); err != nil {
 			problem += ": " + err.Error()
 		}
-		problems = append(problems, problem)
+		note(PartListener, problem)
 	}
-	for _, s := range e.settlers {
-		if problem := s.problem(); problem != "" {
-			problems = append(problems, problem)
+	if e.listener != nil {
+		note(PartNotifications, e.listener.lag.problem())
+	}
+	if polls := e.pollStats(); polls.Failures > 0 {
+		note(PartDatabase, fmt.Sprintf("queries for work fail: %d in a row, the last with: %v", polls.Failures, polls.Err))
+		if polls.Open {
+			note(PartPolls, "polls are skipped until queries for work succeed, or for a minute")
 		}
 	}
+	for _, s := range e.settlers {
+		note(PartProducers, s.problem())
+	}
 	if e.group.Degraded() {
-		problems = append(problems, "a goroutine of the engine panicked and is about to be restarted")
+		note(PartEngine, "a goroutine of the engine panicked and is about to be restarted")
 	}
 	return Health{OK: len(problems) == 0, Problems: problems}
 }

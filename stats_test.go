@@ -13,8 +13,8 @@ func TestHistogram_Quantile_IsTheUpperBoundOfItsBucket(t *testing.T) {
 		live.observe(d)
 	}
 	var h Histogram
-	for i := range live {
-		h[i] = live[i].Load()
+	for i := range live.buckets {
+		h[i] = live.buckets[i].Load()
 	}
 	require.Equal(t, time.Microsecond, h.Quantile(0))
 	require.Equal(t, 4*time.Microsecond, h.Quantile(0.5))

@@ -133,6 +133,6 @@ func (l *lane) poll(bySilence bool) {
 // pollWaiting is poll for whoever holds mu.
 func (l *lane) pollWaiting(bySilence bool) {
 	if len(l.waiting) > 0 && len(l.tokens) == 0 {
-		l.emit(token{reason: WakeScout, silent: bySilence})
+		l.emit(token{reason: WakeScout, silent: bySilence, again: true})
 	}
 }

@@ -18,7 +18,8 @@ import (
 //
 //	(1) Every signal, and every release, is followed by a query that begins after it, or finds as many such
 //	    queries already owed as the lane has dispatchers. A token is spent only by a query that the server
-//	    answered; a dispatcher that leaves without having made one hands the token on (handBack).
+//	    answered; a dispatcher that leaves without having made one hands the token on (handBack). But a poll that fails
+//	    is made up for by the next.
 //	(2) empty is true only if a query left nothing due, no other has since it began, it began while the node was
 //	    listening and the lane settled (settle.go), both have been so ever since, and no signal came after it
 //	    began. Whoever commits due work after that query's snapshot causes a signal, so there is nothing to find
@@ -76,11 +77,35 @@ func (r WakeReason) String() string {
 // due work. The others are the safety net.
 func (r WakeReason) announces() bool { return r != WakeFallback && r != WakeScout }
 
+// Path says how a claim came about, for whoever compares them.
+type Path string
+
+const (
+	PathEvent   Path = "event"   // somebody, or the clock, told the node of due work
+	PathPolling Path = "polling" // a poll, or the fallback, found it
+	PathFetch   Path = "fetch"   // nobody had to tell: it was there when the fetch began
+)
+
+var paths = [...]Path{PathEvent, PathPolling, PathFetch}
+
+// path is that of a claim to which a token of this reason led, unless it was passed on by the chain, which goes by its beginning.
+func (r WakeReason) path() Path {
+	switch r {
+	case WakeFetch:
+		return PathFetch
+	case WakeFallback, WakeScout:
+		return PathPolling
+	}
+	return PathEvent
+}
+
 type token struct {
 	reason WakeReason
+	path   Path   // how what it is for was found; "": as the reason says
 	sole   bool   // nobody else was told
 	hop    int    // how often it was passed on
 	silent bool   // nobody need have told this lane of what it is for
+	again  bool   // another one follows in a while, whatever becomes of it
 	signal uint64 // the signal that made it
 	at     time.Time
 	handed time.Time // when it was given to a parked dispatcher; zero: it lay in store
@@ -357,7 +382,9 @@ func (l *lane) unanswered(k look, by *token) {
 	}
 	if by != nil {
 		l.empty = false
-		l.hand(*by)
+		if !by.again { // or a database that fails one query would be asked at once by all who wait
+			l.hand(*by)
+		}
 	}
 	if !k.call.IsZero() {
 		l.empty = false
@@ -398,7 +425,7 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) {
 		l.writing--
 	}
 	if demanded := by != nil || !k.call.IsZero(); r.found > 0 && demanded && r.more() {
-		defer l.emit(token{reason: WakeChain, sole: sole}) // invariant (4)
+		defer l.emit(token{reason: WakeChain, path: pathOf(by), sole: sole}) // invariant (4)
 	}
 	if by != nil && r.found > 0 {
 		// Another dispatcher may be on its way because of an announcement, and this one was faster.

@@ -230,7 +230,7 @@ func (s *simulation) dispatcher(ctx context.Context, namespaces []string) {
 		if !s.steady && s.random(10) == 0 { // a caller that loses patience
 			fetch, cancel = context.WithTimeout(ctx, time.Duration(s.random(300))*time.Millisecond)
 		}
-		err := s.e.fetch(fetch, Worker, plan, func(ctx context.Context, _ filter, _ bool, row rowWrite) (report, error) {
+		err := s.e.fetch(fetch, Worker, plan, func(ctx context.Context, _ filter, _ Path, _ bool, row rowWrite) (report, error) {
 			if !s.steady && s.random(50) == 0 {
 				s.pause(time.Millisecond)
 				return report{}, errors.New("connection reset")

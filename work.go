@@ -130,6 +130,7 @@ type ClaimedWorkItem struct {
 	LastError   string    // AbandonOptions.Error of the latest attempt that gave one
 	LockToken   LockToken
 	LockedUntil time.Time // end of the lease, server time
+	Path        Path      // how it was found
 
 	// Places is how many items like this, of its namespace or of its key, may be at work at one time, over all nodes; 0: any
 	// number. This is one of them, at work or not: whoever claims ahead keeps others from it.
@@ -388,7 +389,7 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 		return nil, failed(op, err)
 	}
 	defer done()
-	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, f filter, announce bool, row rowWrite) (report, error) {
+	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, f filter, by Path, announce bool, row rowWrite) (report, error) {
 		plan.filter = f
 		claim := newClaim()
 		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[[]*ClaimedWorkItem], error) {
@@ -403,6 +404,9 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 			return true, nil
 		})
 		items = c.item
+		for _, item := range items {
+			item.Path = by
+		}
 		if err == nil && plan.ack != nil {
 			p.engine.stir()
 			plan.ack = nil // they are acknowledged: whatever is asked from here on is for work alone
@@ -752,6 +756,7 @@ func (p *Provider) RenewWorkItemLocks(ctx context.Context, tokens []LockToken, e
 		until, err = p.renewWork(ctx, q, tokens, extend)
 		return err
 	})
+	p.engine.stats.queues[Worker].renewals.Add(int64(len(until)))
 	for _, end := range until { // the same for all
 		p.engine.renewed(Worker, end)
 		break

@@ -262,6 +262,7 @@ func (o *Orchestrator) log(t *heldTurn) *slog.Logger {
 
 // take has a turn decided and acknowledged, or given back.
 func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
+	o.telemetry.claimed(claimedAs{turn.Namespace, turn.Path}, 1)
 	t := &heldTurn{OrchestrationItem: turn, until: o.p.LocalTime(turn.LockedUntil)}
 	if !o.admit(t) {
 		return

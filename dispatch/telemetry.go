@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -35,6 +36,10 @@ const (
 	// MetricPlaces is the number of places for handlers, of all Dispatchers together that run, without attributes. Those of one
 	// that is to end no longer count, although its handlers may go on.
 	MetricPlaces = "pgwake.dispatch.places"
+	// MetricClaimed counts items, and turns, that were claimed; by AttrNamespace and AttrPath alone.
+	MetricClaimed = "pgwake.dispatch.claimed"
+	// MetricClaimSize is a histogram of how many items a claim brought, of those that brought any; by AttrNamespace and AttrPath alone.
+	MetricClaimSize = "pgwake.dispatch.claim.size"
 	// MetricTurn is a histogram, in seconds, of how long turns of orchestrations took, from the call of the Decider to when
 	// the turn was acknowledged or given back; by AttrOutcome.
 	MetricTurn = "pgwake.dispatch.turn.duration"
@@ -44,7 +49,8 @@ const (
 const (
 	AttrSystem    = attribute.Key("messaging.system") // "pgwake"
 	AttrName      = attribute.Key("messaging.destination.name")
-	AttrNamespace = attribute.Key("pgwake.namespace")
+	AttrNamespace = pgwake.AttrNamespace
+	AttrPath      = pgwake.AttrPath
 	AttrOutcome   = attribute.Key("pgwake.outcome") // an Outcome
 	AttrItem      = attribute.Key("messaging.message.id")
 	AttrAttempt   = attribute.Key("pgwake.attempt")
@@ -92,8 +98,54 @@ func meterOf(meters metric.MeterProvider, k *checks) (metric.Meter, func(error))
 	}
 }
 
+// claims measures what is claimed.
+type claims struct {
+	items metric.Int64Counter
+	size  metric.Int64Histogram
+	of    *sync.Map // claimedAs -> metric.MeasurementOption: to make one costs more than to measure
+}
+
+type claimedAs struct {
+	namespace string
+	path      pgwake.Path
+}
+
+func newClaims(meter metric.Meter, note func(error)) (c claims) {
+	var err error
+	c.items, err = meter.Int64Counter(MetricClaimed, metric.WithDescription("items and turns that were claimed"))
+	note(err)
+	c.size, err = meter.Int64Histogram(MetricClaimSize, metric.WithDescription("items that a claim brought"),
+		metric.WithExplicitBucketBoundaries(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000))
+	note(err)
+	c.of = new(sync.Map)
+	return c
+}
+
+// claimed takes note of a claim: of the items of one namespace, which came by one path.
+func (c *claims) claimed(as claimedAs, n int) {
+	of, ok := c.of.Load(as)
+	if !ok {
+		of = metric.WithAttributeSet(attribute.NewSet(AttrNamespace.String(as.namespace), AttrPath.String(string(as.path))))
+		c.of.Store(as, of)
+	}
+	c.items.Add(context.Background(), int64(n), of.(metric.MeasurementOption))
+	c.size.Record(context.Background(), int64(n), of.(metric.MeasurementOption))
+}
+
+// claimedItems takes note of what a claim brought.
+func (c *claims) claimedItems(items []*pgwake.ClaimedWorkItem) {
+	for at := 0; at < len(items); {
+		as, from := claimedAs{items[at].Namespace, items[at].Path}, at
+		for at < len(items) && (claimedAs{items[at].Namespace, items[at].Path}) == as {
+			at++
+		}
+		c.claimed(as, at-from)
+	}
+}
+
 type telemetry struct {
 	tracing
+	claims
 	duration metric.Float64Histogram
 	wait     metric.Float64Histogram
 	running  metric.Int64UpDownCounter
@@ -115,6 +167,7 @@ func newTelemetry(c *Config, k *checks) (t telemetry) {
 	note(err)
 	t.running, err = meter.Int64UpDownCounter(MetricRunning, metric.WithDescription("items that handlers are at work on"))
 	note(err)
+	t.claims = newClaims(meter, note)
 	t.places, err = meter.Int64UpDownCounter(MetricPlaces, metric.WithDescription("places for handlers"))
 	note(err)
 	return t
@@ -185,6 +238,7 @@ func (t *telemetry) end(ctx context.Context, l *labels, unit []*held, verdicts [
 // turnTelemetry is what an Orchestrator shows.
 type turnTelemetry struct {
 	tracing
+	claims
 	duration metric.Float64Histogram
 }
 
@@ -192,6 +246,7 @@ func newTurnTelemetry(c *OrchestratorConfig, k *checks) (t turnTelemetry) {
 	t.tracing = newTracing(c.TracerProvider, c.Propagator)
 	meter, note := meterOf(c.MeterProvider, k)
 	var err error
+	t.claims = newClaims(meter, note)
 	t.duration, err = meter.Float64Histogram(MetricTurn, metric.WithUnit("s"),
 		metric.WithDescription("how long turns took"), metric.WithExplicitBucketBoundaries(buckets...))
 	note(err)

@@ -99,6 +99,7 @@ func (w *workshop) changed() {
 // take takes items to work, which are those of a call that asked for so many. Those that come when the Dispatcher is about to
 // end are given back.
 func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int) {
+	w.d.telemetry.claimedItems(items)
 	taken := make([]*held, len(items))
 	for i, item := range items {
 		taken[i] = &held{item: item, since: time.Now(), until: w.d.p.LocalTime(item.LockedUntil)}

@@ -44,9 +44,11 @@ SET search_path FROM CURRENT
 AS $$
 BEGIN
     IF current_setting('pgwake.notify', true) IS DISTINCT FROM 'off' THEN
-        -- "<due> <next, microseconds since 1970, 0 = none> <namespace, * = any>"
+        -- "<due> <next, microseconds since 1970, 0 = none> <namespace, * = any> <sent>". The same for all of a transaction, of which
+        -- equal notifications are one: so it was sent when that began.
         PERFORM pg_notify(channel(p_queue), concat_ws(' ',
-            p_due, coalesce((extract(epoch FROM p_next) * 1000000)::bigint, 0), coalesce(p_namespace, '*')));
+            p_due, coalesce((extract(epoch FROM p_next) * 1000000)::bigint, 0), coalesce(p_namespace, '*'),
+            (extract(epoch FROM transaction_timestamp()) * 1000000)::bigint));
     END IF;
 END
 $$;
@@ -101,9 +103,10 @@ BEGIN
             v_needed := greatest(v_needed, (p_due + v_waiter.places - 1) / v_waiter.places);
             v_wanted := greatest(v_wanted, v_needed, v_waiter.fanout);
         END IF;
-        -- "<lane> <how often it was passed on> <1: stand by> <namespace>"
+        -- "<lane> <how often it was passed on> <1: stand by> <namespace> <sent>"
         PERFORM pg_notify(node_channel(p_queue, v_waiter.node), concat_ws(' ',
-            v_waiter.lane, p_hop, (cardinality(v_told) >= v_needed)::integer, p_namespace));
+            v_waiter.lane, p_hop, (cardinality(v_told) >= v_needed)::integer, p_namespace,
+            (extract(epoch FROM transaction_timestamp()) * 1000000)::bigint));
         v_told := v_told || v_waiter.node;
         EXIT WHEN cardinality(v_told) >= v_wanted;
     END LOOP;

@@ -279,7 +279,7 @@ var mutants = []mutant{
 	{
 		name:    "chain: the one who found more calls nobody",
 		file:    "wakechain.go",
-		patches: []patch{{"		defer l.emit(token{reason: WakeChain, sole: sole}) // invariant (4)\n", "		_ = WakeChain\n"}},
+		patches: []patch{{"		defer l.emit(token{reason: WakeChain, path: pathOf(by), sole: sole}) // invariant (4)\n", "		_ = WakeChain\n"}},
 		pkg:     root, test: conservation,
 	},
 	{
