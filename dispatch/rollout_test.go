@@ -108,3 +108,60 @@ func TestT42_ModesChangeUnderLoad_NothingIsLostOrDoubled(t *testing.T) {
 	require.Equal(t, sent, l.seen)
 	require.GreaterOrEqual(t, len(sent), 1000)
 }
+
+// The way from polling to events, and back, as docs/operations.md tells it, while items come all the time.
+func TestRollout_Rehearsal_ThereAndBackUnderTraffic(t *testing.T) {
+	p := pgwaketest.New(t, &pgwake.Config{PollInterval: 5 * time.Millisecond})
+	l := newLedger()
+	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: constantly(pgwake.ModeShadow)})
+	require.NoError(t, p.SetModes(pgwake.ModeShadow, nil)) // of namespaces that are not known yet
+	running(t, c)
+	load := newTraffic(t, p, "a", "b", "c", "d")
+	mode := func(namespace string) pgwake.Mode {
+		general, of := p.GetModes()
+		if m, ok := of[namespace]; ok {
+			return m
+		}
+		return general
+	}
+
+	served(t, c, "a", "b", "c", "d")
+	require.Zero(t, l.total(), "it watches")
+	steps := []struct {
+		rollout func(string) pgwake.Mode
+		listens bool
+	}{
+		{constantly(pgwake.ModePolling), true}, // since namespaces that nobody knows are watched still
+		{func(namespace string) pgwake.Mode {
+			if namespace == "a" {
+				return pgwake.ModeHybrid
+			}
+			return pgwake.ModePolling
+		}, true},
+		{dispatch.Percent(50, pgwake.ModeHybrid, pgwake.ModePolling), true},
+		{constantly(pgwake.ModeHybrid), true},
+		{constantly(pgwake.ModePolling), false},
+	}
+	for i, step := range steps {
+		if i == 1 {
+			require.NoError(t, p.SetModes(pgwake.ModePolling, nil))
+		}
+		require.NoError(t, c.SetRollout(step.rollout))
+		for _, namespace := range []string{"a", "b", "c", "d"} {
+			require.Equal(t, step.rollout(namespace), mode(namespace), "step %d", i)
+		}
+		require.Eventually(t, func() bool { return p.Stats().Listening == step.listens }, patience, time.Millisecond, "step %d", i)
+		l.progress(t, 200)
+	}
+	sent := load.end()
+	awaitEmpty(t, p)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	require.Equal(t, sent, l.seen)
+	s := p.Stats().Worker
+	var items int64
+	for _, n := range s.ItemsBy {
+		items += n
+	}
+	require.Equal(t, s.Items, items, "each came by a path")
+}
