@@ -554,4 +554,52 @@ var mutants = []mutant{
 		patches: []patch{{"			c.added = added[i]\n", "			c.added = added[i*0]\n"}},
 		pkg:     root, test: "TestEnqueueForWorker_ManyShareACommit_EachHearsOfItsOwn",
 	},
+	{
+		name:    "breaker: polls are made all the same",
+		file:    "breaker.go",
+		patches: []patch{{"		b.skipped++\n		return false\n", "		b.skipped++\n"}},
+		pkg:     root, test: "TestBreaker_Protocol",
+	},
+	{
+		name:    "breaker: an answer is no sign",
+		file:    "breaker.go",
+		patches: []patch{{"	if b.state == breakerOpen {\n		b.halfOpen()\n	}\n	if b.state == breakerHalfOpen", "	if b.state == breakerHalfOpen"}},
+		pkg:     root, test: "TestT58_QueriesForWorkFail_PollsAreSkipped_NothingElseIs",
+	},
+	{
+		name:    "breaker: a poll that fails goes from one to the next",
+		file:    "wakechain.go",
+		patches: []patch{{"		if !by.again {", "		if true {"}},
+		pkg:     root, test: "TestT58_QueriesForWorkFail_PollsAreSkipped_NothingElseIs",
+	},
+	{
+		name:    "breaker: a fallback that fails costs the connection",
+		file:    "listener.go",
+		patches: []patch{{"	if err != nil && !conn.IsClosed() {", "	if false {"}},
+		pkg:     root, test: "TestBreaker_FallbackFails_TheListenConnectionIsKept",
+	},
+	{
+		name:    "paths: what the chain finds is an event",
+		file:    "wakechain.go",
+		patches: []patch{{"path: pathOf(by), sole: sole}", "sole: sole}"}},
+		pkg:     root, test: "TestT58_QueriesForWorkFail_PollsAreSkipped_NothingElseIs",
+	},
+	{
+		name:    "modes: who waited goes on waiting",
+		file:    "modes.go",
+		patches: []patch{{"	for _, l := range e.waiters.drop(concerned) {", "	for _, l := range e.waiters.drop(func(filter) bool { return false }) {\n		_ = concerned"}},
+		pkg:     root, test: "TestSetModes_ListenConnection_ComesAndGoes",
+	},
+	{
+		name:    "namespaces: a fallback asks for them whatever it counts",
+		file:    "waits.go",
+		patches: []patch{{"	more := namespaces != w.namespaces\n", "	more := true\n"}},
+		pkg:     "./dispatch", test: "TestCoordinators_ThousandIdleNamespaces_CostNoQueries",
+	},
+	{
+		name:    "coordinators: what was told while nobody listened is not served",
+		file:    "waits.go",
+		patches: []patch{{"	w.lookAtThose(func(*waiting) bool { return true })\n", ""}},
+		pkg:     "./dispatch", test: "TestT37_NamespaceCreatedWhileTheListenerIsDown_IsServedAfterwards",
+	},
 }
