@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
 )
 
 // This file answers: where does a RabbitMQ for tests come from?
@@ -49,13 +50,25 @@ func theBroker(tb testing.TB) *broker {
 		}
 		shared.broker, shared.err = newBroker()
 	})
-	if shared.err != nil {
-		tb.Skipf("these tests need a RabbitMQ, at PGWAKE_AMQP_URL or installed here: %v", shared.err)
-	}
+	needed(tb, shared.err)
 	return shared.broker
 }
 
-// newBroker starts a node.
+var errNotInstalled = errors.New("there is no rabbitmq-server on this machine")
+
+// needed skips a test for which no RabbitMQ is installed. One that is, and does not start, is a failure: otherwise a broken installation
+// looks like success.
+func needed(tb testing.TB, err error) {
+	tb.Helper()
+	switch {
+	case errors.Is(err, errNotInstalled):
+		tb.Skipf("these tests need a RabbitMQ, at PGWAKE_AMQP_URL or installed here: %v", err)
+	case err != nil:
+		tb.Fatalf("start the RabbitMQ that is installed here: %v", err)
+	}
+}
+
+// newBroker starts a node of what is installed.
 func newBroker() (*broker, error) {
 	// The script that distributions have in the PATH goes over to a user of its own.
 	scripts, _ := filepath.Glob("/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server")
@@ -66,14 +79,21 @@ func newBroker() (*broker, error) {
 	if found, _ := filepath.Glob("/usr/lib/erlang/erts-*/bin/epmd"); err != nil && len(found) > 0 {
 		epmd, err = found[0], nil
 	}
-	if len(scripts) == 0 || err != nil {
-		return nil, errors.New("there is no rabbitmq-server, or no epmd, on this machine")
+	switch {
+	case len(scripts) == 0:
+		return nil, errNotInstalled
+	case err != nil:
+		return nil, fmt.Errorf("find the epmd of rabbitmq-server: %w", err)
 	}
+	return startBroker(scripts[0], epmd)
+}
+
+func startBroker(script, epmd string) (*broker, error) {
 	dir, err := os.MkdirTemp("", "pgwake-amqp-")
 	if err != nil {
 		return nil, err
 	}
-	b := &broker{dir: dir, script: scripts[0]}
+	b := &broker{dir: dir, script: script}
 	for _, port := range []*int{&b.node, &b.dist, &b.epmdPort} {
 		if *port, err = freePort(); err != nil {
 			return nil, errors.Join(err, os.RemoveAll(dir))
@@ -164,4 +184,24 @@ func (b *broker) stop() {
 	_ = b.epmd.Process.Kill()
 	_ = b.epmd.Wait()
 	_ = os.RemoveAll(b.dir)
+}
+
+// verdict is what a test was told.
+type verdict struct {
+	testing.TB
+	skipped, failed bool
+}
+
+func (v *verdict) Helper()               {}
+func (v *verdict) Skipf(string, ...any)  { v.skipped = true }
+func (v *verdict) Fatalf(string, ...any) { v.failed = true }
+
+func TestBroker_InstalledAndDoesNotStart_IsAFailure(t *testing.T) {
+	_, err := startBroker("false", "true")
+	require.ErrorContains(t, err, "rabbitmq-server ended: exit status 1")
+	var broken, missing verdict
+	needed(&broken, err)
+	require.Equal(t, verdict{failed: true}, broken)
+	needed(&missing, fmt.Errorf("look: %w", errNotInstalled))
+	require.Equal(t, verdict{skipped: true}, missing)
 }

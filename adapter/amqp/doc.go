@@ -10,7 +10,7 @@
 // A namespace is a durable queue, Config.Prefix and its name. Its dead letters are in one with ".dead" after that, to which
 // RabbitMQ also puts what it gives up by itself, by x-dead-letter-exchange. AMQP has no list of queues: a Stream knows the namespaces of its
 // Config, and those that were published to, or declared, through it. A process that is to serve a namespace of which it never publishes
-// has to be told of it.
+// has to be told of it. A name does not end in ".dead" or in ".delay." and digits, as the queues that belong to others do.
 //
 // # Messages
 //
@@ -20,12 +20,17 @@
 // # Claims and leases
 //
 // A Receive is a consumer whose prefetch is what is asked for, and that is cancelled as soon as something came: so what a process has is
-// what it can begin, and the rest is for others. An idle namespace is a consumer that waits, and costs nothing.
+// what it can begin, and the rest is for others. An idle namespace is a consumer that waits, and costs nothing but a channel: a connection
+// has 2,047 of them unless RabbitMQ's channel_max and Config.Connection.ChannelMax say otherwise, and namespaces beyond that are not
+// served, as Coordinators.Health says.
 //
 // RabbitMQ has no leases: a message is its consumer's until the connection ends. So a process that dies has its messages redelivered at once;
 // and within a process that lives this package ends leases that nobody extends, by giving the message back. A connection that is lost ends all
 // leases. RabbitMQ itself ends those of 30 minutes (consumer_timeout), and the channel with them: handlers that take longer need
 // it to be set higher.
+//
+// A RabbitMQ that does not answer any more is found out by its heartbeats, within twice Config.Connection.Heartbeat: 20 s unless it is set.
+// Until then a Receive may outlive its context, and so may the end of Coordinators.Run.
 //
 // # Giving back
 //
@@ -37,7 +42,8 @@
 //
 // # What is certain
 //
-// Publish returns when RabbitMQ has confirmed that the messages are on disk. An ack is sent and not answered: if the connection is lost
+// Publish returns when RabbitMQ has confirmed that the messages are on disk, in a queue: one that was deleted in the meantime is declared
+// again. Whoever deletes a queue deletes what is in it, and also what waits for the end of a delay and would come to it. An ack is sent and not answered: if the connection is lost
 // right then, the message comes again. Delivery is at least once, but for this: when a delay ends, RabbitMQ moves the message without
 // having that confirmed, so a broker that is killed within the same fraction of a second may lose it.
 //

@@ -19,7 +19,8 @@ import (
 // A lane is the channel on which a queue is received from. Its deliveries are numbered, so a receipt is the lane and such a number, and
 // is good for nothing when the channel is gone: RabbitMQ has put back all that it had not acknowledged.
 //
-// Invariant: a delivery of a lane is in held until it is acknowledged, or was given back; whoever takes it out of held does that.
+// Invariant: a delivery of a lane is in held until it is acknowledged, or was given back; whoever takes it out of held does that. Once the
+// channel is closed nothing is added to held, and nothing copied: RabbitMQ redelivers all of that, and a copy would be a second message.
 
 type lane struct {
 	s     *Stream
@@ -51,7 +52,7 @@ func (s *Stream) lane(ctx context.Context, namespace string) (*lane, error) {
 		return nil, err
 	}
 	queue := s.cfg.Prefix + namespace
-	if err := l.declareNamespace(ctx, queue); err != nil {
+	if err := l.declareNamespace(ctx, queue, 0); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
@@ -94,11 +95,18 @@ var errLaneClosed = errors.New("the channel was closed")
 
 // receive waits for messages as a consumer. None: ctx has ended, the Stream is closed, or the channel is.
 func (a *lane) receive(ctx context.Context, most int, lease time.Duration) ([]dispatch.StreamDelivery, error) {
+	all, err := a.claim(ctx, most)
+	if err != nil {
+		return nil, err
+	}
+	return a.hold(all, time.Now().Add(lease))
+}
+
+func (a *lane) claim(ctx context.Context, most int) (all []amqp091.Delivery, err error) {
 	consumer, deliveries, err := a.consume(most)
 	if err != nil {
 		return nil, err
 	}
-	var all []amqp091.Delivery
 	select {
 	case d, ok := <-deliveries:
 		if !ok {
@@ -119,12 +127,7 @@ func (a *lane) receive(ctx context.Context, most int, lease time.Duration) ([]di
 	if err != nil {
 		return nil, err // and all of it is put back
 	}
-	until := time.Now().Add(lease)
-	got := make([]dispatch.StreamDelivery, len(all))
-	for i, d := range all {
-		got[i] = a.hold(d, until)
-	}
-	return got, nil
+	return all, nil
 }
 
 // consume begins a consumer that gets most messages, at most.
@@ -140,23 +143,30 @@ func (a *lane) consume(most int) (consumer string, deliveries <-chan amqp091.Del
 	return consumer, deliveries, err
 }
 
-// hold begins a lease.
-func (a *lane) hold(d amqp091.Delivery, until time.Time) dispatch.StreamDelivery {
-	h := &held{Delivery: d, attempt: attemptOf(&d), until: until}
+// hold begins leases, unless the channel was closed since these came: all of it is put back then.
+func (a *lane) hold(all []amqp091.Delivery, until time.Time) ([]dispatch.StreamDelivery, error) {
 	a.mu.Lock()
-	a.held[d.DeliveryTag] = h
-	h.lease = time.AfterFunc(time.Until(until), func() { a.expire(d.DeliveryTag, h) })
-	a.mu.Unlock()
-	m := delivery(h)
-	m.Namespace, m.LeasedUntil = a.name, until
-	m.Receipt = pgwake.LockToken(fmt.Sprintf("%d/%d", a.id, d.DeliveryTag))
-	return m
+	defer a.mu.Unlock()
+	if a.ch.IsClosed() {
+		return nil, errLaneClosed
+	}
+	got := make([]dispatch.StreamDelivery, len(all))
+	for i, d := range all {
+		h := &held{Delivery: d, attempt: attemptOf(&d), until: until}
+		a.held[d.DeliveryTag] = h
+		h.lease = time.AfterFunc(time.Until(until), func() { a.expire(d.DeliveryTag, h) })
+		m := delivery(h)
+		m.Namespace, m.LeasedUntil = a.name, until
+		m.Receipt = pgwake.LockToken(fmt.Sprintf("%d/%d", a.id, d.DeliveryTag))
+		got[i] = m
+	}
+	return got, nil
 }
 
 // expire gives back what nobody has settled in time.
 func (a *lane) expire(tag uint64, h *held) {
 	a.mu.Lock()
-	mine := a.held[tag] == h && !time.Now().Before(h.until) // or it was extended at this moment
+	mine := a.held[tag] == h && !time.Now().Before(h.until) && !a.ch.IsClosed() // or it was extended, or put back, at this moment
 	if mine {
 		delete(a.held, tag)
 	}

@@ -2,9 +2,10 @@ package amqp
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
+	"net"
 	"sync"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 
 // This file answers: how is there a connection, and what is declared on it?
 //
-// A port has one connection at a time, which whoever needs it first makes. After a failure there is a pause, in which all calls
+// A port has one connection at a time, which whoever needs it first has made. After a failure there is a pause, in which all calls
 // fail with the same error: so a broker that is away is not overrun.
 
 const (
@@ -25,53 +26,98 @@ const (
 	delayKept    = 10 * time.Minute    // how long a queue for delays outlives its last message
 
 	declarePatience = 5 * time.Second
+	connectPatience = 30 * time.Second // unless the URL says otherwise, as of amqp091
+
+	// delayTrust is for how long the queue of a namespace is taken to exist by what is put to its delays: only RabbitMQ puts that to the
+	// queue, later, and drops what has none.
+	delayTrust = time.Second
 )
 
 type port struct {
 	s *Stream
 
-	turn chan struct{} // who connects, or uses what is below
-	link *link         // nil: none yet
-	over bool
+	mu      sync.Mutex
+	over    bool
+	link    *link    // nil: none yet
+	attempt *attempt // nil: nobody connects
 
 	err   error // of the last attempt
 	pause time.Duration
 	next  time.Time // attempt
 }
 
-func newPort(s *Stream) *port { return &port{s: s, turn: make(chan struct{}, 1)} }
+// attempt is one to connect. It is the port's and not of the call that began it, which may leave: otherwise calls that have less time than
+// a slow broker takes would never have a connection. It ends with the Stream.
+type attempt struct {
+	done chan struct{} // closed: what follows is final
+	link *link
+	err  error
+}
+
+func newPort(s *Stream) *port { return &port{s: s} }
 
 // connect returns a link that was open a moment ago.
 func (p *port) connect(ctx context.Context) (*link, error) {
+	a, l, err := p.begin()
+	if a == nil {
+		return l, err
+	}
 	select {
-	case p.turn <- struct{}{}:
+	case <-a.done:
+		return a.link, a.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	}
-	defer func() { <-p.turn }()
-	switch {
-	case p.over:
+	case <-p.s.closed:
 		return nil, pgwake.ErrClosed
-	case p.link != nil && !p.link.conn.IsClosed():
-		return p.link, nil
-	case time.Now().Before(p.next):
-		return nil, p.err
 	}
-	l, err := p.s.dial()
-	if err != nil {
-		p.err, p.pause = err, min(max(2*p.pause, firstPause), lastPause)
-		p.next = time.Now().Add(p.pause)
-		p.s.cfg.Logger.Warn("amqp: cannot connect", "error", err, "not_before", p.pause)
-		return nil, err
-	}
-	p.link, p.pause = l, 0
-	return l, nil
 }
 
+// begin returns the attempt to wait for, or what is known without one.
+func (p *port) begin() (*attempt, *link, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.over:
+		return nil, nil, pgwake.ErrClosed
+	case p.link != nil && !p.link.conn.IsClosed():
+		return nil, p.link, nil
+	case p.attempt != nil:
+		return p.attempt, nil, nil
+	case time.Now().Before(p.next):
+		return nil, nil, p.err
+	}
+	p.attempt = &attempt{done: make(chan struct{})}
+	go p.try(p.attempt)
+	return p.attempt, nil, nil
+}
+
+func (p *port) try(a *attempt) {
+	defer close(a.done)
+	a.link, a.err = p.s.dial()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.attempt = nil
+	switch {
+	case a.err == nil:
+		p.link, p.pause = a.link, 0
+	case !p.over:
+		p.err, p.pause = a.err, min(max(2*p.pause, firstPause), lastPause)
+		p.next = time.Now().Add(p.pause)
+		p.s.cfg.Logger.Warn("amqp: cannot connect", "error", a.err, "not_before", p.pause)
+	}
+}
+
+// shut is called when the Stream's life has ended, and so an attempt is about to.
 func (p *port) shut() {
-	p.turn <- struct{}{}
-	defer func() { <-p.turn }()
+	p.mu.Lock()
 	p.over = true
+	a := p.attempt
+	p.mu.Unlock()
+	if a != nil {
+		<-a.done
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.link != nil {
 		_ = p.link.conn.CloseDeadline(time.Now().Add(time.Second))
 	}
@@ -86,8 +132,8 @@ func (s *Stream) queueType() string {
 
 // link is a connection.
 type link struct {
-	conn    *amqp091.Connection
-	confirm *amqp091.Channel // on which is published
+	conn      *amqp091.Connection
+	publisher *publisher
 
 	queueType string
 
@@ -96,28 +142,87 @@ type link struct {
 	lanes    map[string]*lane     // by queue
 }
 
+// dial connects. All that it waits for ends when its socket is closed, and that is so when the time is over, or the Stream's life is.
 func (s *Stream) dial() (*link, error) {
-	conn, err := amqp091.DialConfig(s.url, s.cfg.Connection)
+	ctx, cancel := context.WithTimeout(s.life, s.patience)
+	defer cancel()
+	var socket net.Conn
+	connected := func() bool { return true }
+	config := s.cfg.Connection
+	config.Properties = maps.Clone(config.Properties) // amqp091 writes to them, and two ports may dial at once
+	config.TLSClientConfig = config.TLSClientConfig.Clone()
+	config.Dial = func(network, address string) (conn net.Conn, err error) {
+		if conn, err = s.socket(ctx, network, address); err == nil {
+			socket = conn
+			connected = context.AfterFunc(ctx, func() { _ = conn.Close() })
+		}
+		return conn, err
+	}
+	l, err := s.handshake(config)
+	if connected() && err == nil {
+		return l, nil
+	}
+	if socket != nil {
+		_ = socket.Close() // amqp091 leaves it open after some errors
+	}
+	switch {
+	case s.life.Err() != nil:
+		return nil, pgwake.ErrClosed
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("connect: no answer within %v", s.patience)
+	}
+	return nil, err
+}
+
+// socket calls the Dial of the Config, which knows of no context: when that ends, it is left alone, and what it returns is closed.
+func (s *Stream) socket(ctx context.Context, network, address string) (net.Conn, error) {
+	dial := s.cfg.Connection.Dial
+	if dial == nil {
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	type answer struct {
+		conn net.Conn
+		err  error
+	}
+	answers := make(chan answer)
+	go func() {
+		conn, err := dial(network, address)
+		select {
+		case answers <- answer{conn, err}:
+		case <-ctx.Done():
+			if err == nil {
+				_ = conn.Close()
+			}
+		}
+	}()
+	select {
+	case a := <-answers:
+		return a.conn, a.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (s *Stream) handshake(config amqp091.Config) (*link, error) {
+	conn, err := amqp091.DialConfig(s.url, config)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	ch, err := conn.Channel()
-	if err == nil {
-		err = ch.Confirm(false)
-	}
+	p, err := newPublisher(conn)
 	if err != nil {
 		_ = conn.CloseDeadline(time.Now().Add(time.Second))
 		return nil, fmt.Errorf("open a channel: %w", err)
 	}
-	return &link{conn: conn, confirm: ch, queueType: s.queueType(), declared: make(map[string]time.Time), lanes: make(map[string]*lane)}, nil
+	return &link{conn: conn, publisher: p, queueType: s.queueType(), declared: make(map[string]time.Time), lanes: make(map[string]*lane)}, nil
 }
 
-// declareNamespace declares the queue of a namespace, and that of its dead letters.
-func (l *link) declareNamespace(ctx context.Context, queue string) error {
-	if err := l.declareQueue(ctx, deadQueue(queue), 0, nil); err != nil {
+// declareNamespace declares the queue of a namespace, and that of its dead letters, unless that was done on this connection, within a time
+// if there is one.
+func (l *link) declareNamespace(ctx context.Context, queue string, within time.Duration) error {
+	if err := l.declareQueue(ctx, deadQueue(queue), within, nil); err != nil {
 		return err
 	}
-	return l.declareQueue(ctx, queue, 0, deadLettersTo(deadQueue(queue)))
+	return l.declareQueue(ctx, queue, within, deadLettersTo(deadQueue(queue)))
 }
 
 // declareDelay declares the queue for a delay, and returns its name. Invariant: it outlives what is published to it now.
@@ -172,15 +277,16 @@ func (l *link) declareQueue(ctx context.Context, name string, within time.Durati
 // created when the broker was killed, and no other is to wait for that. Such a channel is left behind until it answers, or the connection
 // ends.
 func (l *link) declareAlone(ctx context.Context, name string, args amqp091.Table) error {
-	ch, err := l.conn.Channel()
-	if err != nil {
-		return err
-	}
 	bounded, cancel := context.WithTimeout(ctx, declarePatience)
 	defer cancel()
 	declared := make(chan error, 1)
 	go func() {
-		_, err := ch.QueueDeclare(name, true, false, false, false, args)
+		ch, err := l.conn.Channel()
+		if err != nil {
+			declared <- err
+			return
+		}
+		_, err = ch.QueueDeclare(name, true, false, false, false, args)
 		declared <- err
 		_ = ch.Close()
 	}()
@@ -197,59 +303,4 @@ func (l *link) forget(queue string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.declared, queue)
-}
-
-// sending is a message on its way to a queue, or to what belongs to that.
-type sending struct {
-	delay   time.Duration
-	dead    bool
-	message amqp091.Publishing
-}
-
-var errNotConfirmed = errors.New("the broker has not confirmed a message")
-
-// send publishes, and waits until all is confirmed.
-func (s *Stream) send(ctx context.Context, queue string, all []sending) error {
-	l, err := s.out.connect(ctx)
-	if err != nil {
-		return err
-	}
-	confirmations := make([]*amqp091.DeferredConfirmation, 0, len(all))
-	for _, m := range all {
-		to := queue
-		switch {
-		case m.dead:
-			to = deadQueue(queue)
-			err = l.declareNamespace(ctx, queue)
-		case m.delay > 0:
-			to, err = l.declareDelay(ctx, queue, m.delay)
-		}
-		if err != nil {
-			return err
-		}
-		c, err := l.confirm.PublishWithDeferredConfirmWithContext(ctx, "", to, false, false, m.message)
-		if err != nil {
-			l.broken()
-			return err
-		}
-		confirmations = append(confirmations, c)
-	}
-	for _, c := range confirmations {
-		ok, err := c.WaitContext(ctx)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			l.broken()
-			return errNotConfirmed
-		}
-	}
-	return nil
-}
-
-// broken ends a connection whose channel for publishing is gone: another one has another.
-func (l *link) broken() {
-	if l.confirm.IsClosed() {
-		_ = l.conn.CloseDeadline(time.Now().Add(time.Second))
-	}
 }

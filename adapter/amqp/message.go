@@ -25,6 +25,7 @@ const (
 	headerError   = headerPrefix + "error"   // of the latest one that gave one
 	headerReason  = headerPrefix + "reason"  // of a dead letter
 	headerCause   = headerPrefix + "cause"
+	headerNumber  = headerPrefix + "number" // by which a message that is returned is known: RabbitMQ tells no delivery tag then
 )
 
 // deliveryCount is how often a quorum queue has delivered a message before.

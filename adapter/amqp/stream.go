@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,7 +33,8 @@ type Config struct {
 	Prefetch int
 
 	// Connection is how to connect: TLS, credentials, heartbeat. Defaults to what the URL says, and a heartbeat of 10 s: a connection
-	// that does not answer for twice as long is gone.
+	// that does not answer for twice as long is gone. Of a Dial that takes longer than the Stream lives, or than connection_timeout in the
+	// URL (30 s), the result is closed.
 	Connection amqp091.Config
 
 	// Logger receives what operators should know. Defaults to slog.Default().
@@ -44,8 +46,10 @@ type Stream struct {
 	url string
 	cfg Config
 
-	closed chan struct{}
-	close  func()
+	life     context.Context // ends with Close
+	closed   <-chan struct{} // of life
+	close    func()
+	patience time.Duration // with a broker that is to be connected to
 
 	// What is published goes by another connection than what is received: RabbitMQ may stop reading from one that publishes.
 	in, out *port
@@ -67,12 +71,16 @@ var (
 // New returns a Stream. It connects when there is something to do, and again when a connection was lost; while there is none, calls
 // fail, and may be made again. Fails with pgwake.ErrConfig for a URL or a Config that is unusable.
 func New(url string, config *Config) (*Stream, error) {
-	s := &Stream{url: url, closed: make(chan struct{}), lanes: make(map[uint64]*lane), news: make(chan struct{})}
+	s := &Stream{url: url, patience: connectPatience, lanes: make(map[uint64]*lane), news: make(chan struct{})}
 	if config != nil {
 		s.cfg = *config
 	}
-	if _, err := amqp091.ParseURI(url); err != nil {
+	uri, err := amqp091.ParseURI(url)
+	if err != nil {
 		return nil, failed("new", fmt.Errorf("%w: %w", pgwake.ErrConfig, err))
+	}
+	if uri.ConnectionTimeout > 0 {
+		s.patience = time.Duration(uri.ConnectionTimeout) * time.Millisecond
 	}
 	if s.cfg.Prefix == "" {
 		s.cfg.Prefix = "pgwake."
@@ -99,8 +107,10 @@ func New(url string, config *Config) (*Stream, error) {
 		s.learn(namespace)
 	}
 	s.in, s.out = newPort(s), newPort(s)
+	life, end := context.WithCancel(context.Background())
+	s.life, s.closed = life, life.Done()
 	s.close = sync.OnceFunc(func() {
-		close(s.closed)
+		end()
 		s.in.shut()
 		s.out.shut()
 	})
@@ -114,7 +124,13 @@ func (s *Stream) Close() { s.close() }
 // longestName leaves room for what is added to the name of a queue; AMQP has 255 bytes for it.
 const longestName = 200
 
+// ofAnother matches names of the queues that belong to that of another namespace: see deadQueue and declareDelay.
+var ofAnother = regexp.MustCompile(`\.(dead|delay\.[0-9]+)$`)
+
 func (s *Stream) check(namespace string) error {
+	if ofAnother.MatchString(namespace) {
+		return fmt.Errorf("%w: namespace %.60q would have the queue of another's dead letters or delays", pgwake.ErrInvalid, namespace)
+	}
 	if namespace == "" || len(s.cfg.Prefix)+len(namespace) > longestName {
 		return fmt.Errorf("%w: namespace %.60q is empty, or longer than %d bytes with its prefix", pgwake.ErrInvalid, namespace, longestName)
 	}
@@ -177,7 +193,7 @@ func (s *Stream) declare(ctx context.Context, namespace string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.declareNamespace(ctx, s.cfg.Prefix+namespace); err != nil {
+	if err := l.declareNamespace(ctx, s.cfg.Prefix+namespace, 0); err != nil {
 		return err
 	}
 	s.learn(namespace)

@@ -1,0 +1,186 @@
+package amqp
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/rabbitmq/amqp091-go"
+)
+
+// This file answers: how are messages published, and when is it certain that they are in a queue?
+//
+// RabbitMQ confirms what it has no queue for as well: it returns that before, since it is published as mandatory. What was declared once may
+// have been deleted, or have expired, so that is no rare thing to be told of.
+//
+// Invariant: a message is taken for published when it is confirmed and was not returned.
+
+// publisher is the channel on which a link publishes. Safe for concurrent use.
+type publisher struct {
+	ch    *amqp091.Channel
+	noted chan struct{} // whoever receives from it knows by under of all that was returned before
+
+	mu    sync.Mutex
+	last  int64
+	under map[int64]*underway // by number
+}
+
+// underway is a message that was published and not yet confirmed.
+type underway struct {
+	*amqp091.DeferredConfirmation
+	number   int64
+	to       string // queue
+	returned bool   // by publisher.mu
+}
+
+func newPublisher(conn *amqp091.Connection) (*publisher, error) {
+	ch, err := conn.Channel()
+	if err != nil {
+		return nil, err
+	}
+	p := &publisher{ch: ch, noted: make(chan struct{}), under: make(map[int64]*underway)}
+	// Without a buffer: amqp091 goes on to the confirmation when note has the return in its hand.
+	go p.note(ch.NotifyReturn(make(chan amqp091.Return)))
+	return p, ch.Confirm(false)
+}
+
+// note marks what is returned, until the channel is closed. It never waits for RabbitMQ: amqp091 reads nothing while it waits for note.
+func (p *publisher) note(returns <-chan amqp091.Return) {
+	defer close(p.noted)
+	for {
+		select {
+		case r, ok := <-returns:
+			if !ok {
+				return
+			}
+			n, _ := number(r.Headers[headerNumber])
+			p.mu.Lock()
+			if u := p.under[n]; u != nil {
+				u.returned = true
+			}
+			p.mu.Unlock()
+		case p.noted <- struct{}{}:
+		}
+	}
+}
+
+// publish is followed by end.
+func (p *publisher) publish(ctx context.Context, to string, m amqp091.Publishing) (*underway, error) {
+	u := &underway{to: to}
+	p.mu.Lock()
+	p.last++
+	u.number = p.last
+	p.under[u.number] = u
+	p.mu.Unlock()
+	m.Headers[headerNumber] = u.number
+	var err error
+	u.DeferredConfirmation, err = p.ch.PublishWithDeferredConfirmWithContext(ctx, "", to, true, false, m)
+	if err != nil {
+		p.end(u)
+	}
+	return u, err
+}
+
+var errNotConfirmed = errors.New("the broker has not confirmed a message")
+
+// wait returns when a message is confirmed. False: there is no such queue.
+func (p *publisher) wait(ctx context.Context, u *underway) (arrived bool, err error) {
+	confirmed, err := u.WaitContext(ctx)
+	if err == nil && !confirmed {
+		err = errNotConfirmed
+	}
+	if err != nil {
+		return false, err
+	}
+	<-p.noted
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !u.returned, nil
+}
+
+func (p *publisher) end(u *underway) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.under, u.number)
+}
+
+// sending is a message on its way to a queue, or to what belongs to that.
+type sending struct {
+	delay   time.Duration
+	dead    bool
+	message amqp091.Publishing
+}
+
+var errNoQueue = errors.New("the queue of a message was deleted while that was published")
+
+// send publishes, and waits until all is confirmed.
+func (s *Stream) send(ctx context.Context, queue string, all []sending) error {
+	returned, err := s.sendOnce(ctx, queue, all)
+	if err == nil && len(returned) > 0 {
+		returned, err = s.sendOnce(ctx, queue, returned)
+	}
+	if err == nil && len(returned) > 0 {
+		err = errNoQueue
+	}
+	return err
+}
+
+// sendOnce returns those that RabbitMQ had no queue for. It is declared when they are sent the next time.
+func (s *Stream) sendOnce(ctx context.Context, queue string, all []sending) (returned []sending, err error) {
+	l, err := s.out.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	under := make([]*underway, 0, len(all))
+	defer func() {
+		for _, u := range under {
+			l.publisher.end(u)
+		}
+	}()
+	for _, m := range all {
+		to, err := l.declareFor(ctx, queue, &m)
+		if err != nil {
+			return nil, err
+		}
+		u, err := l.publisher.publish(ctx, to, m.message)
+		if err != nil {
+			l.broken()
+			return nil, err
+		}
+		under = append(under, u)
+	}
+	for i, u := range under {
+		arrived, err := l.publisher.wait(ctx, u)
+		if err != nil {
+			l.broken()
+			return nil, err
+		}
+		if !arrived {
+			l.forget(u.to)
+			returned = append(returned, all[i])
+		}
+	}
+	return returned, nil
+}
+
+// declareFor declares what a message needs, and returns the queue to publish it to.
+func (l *link) declareFor(ctx context.Context, queue string, m *sending) (string, error) {
+	switch {
+	case m.dead:
+		return deadQueue(queue), l.declareNamespace(ctx, queue, 0)
+	case m.delay > 0:
+		if err := l.declareNamespace(ctx, queue, delayTrust); err != nil {
+			return "", err
+		}
+		return l.declareDelay(ctx, queue, m.delay)
+	}
+	return queue, l.declareNamespace(ctx, queue, 0)
+}
+
+// broken ends a connection whose channel for publishing is gone: another one has another.
+func (l *link) broken() {
+	if l.publisher.ch.IsClosed() {
+		_ = l.conn.CloseDeadline(time.Now().Add(time.Second))
+	}
+}

@@ -1,0 +1,166 @@
+package amqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: is each message that was published in a queue, also when somebody has deleted that?
+
+// manage has a channel for something that a Stream does not do.
+func (s *stream) manage(tb testing.TB, do func(*amqp091.Channel) error) error {
+	tb.Helper()
+	conn, err := amqp091.Dial(s.url)
+	require.NoError(tb, err)
+	defer conn.Close()
+	ch, err := conn.Channel()
+	require.NoError(tb, err)
+	return do(ch)
+}
+
+func (s *stream) remove(tb testing.TB, queue string) {
+	tb.Helper()
+	require.NoError(tb, s.manage(tb, func(ch *amqp091.Channel) error {
+		_, err := ch.QueueDelete(s.prefix+queue, false, false, false)
+		return err
+	}))
+}
+
+// ready is how many messages of a queue are in nobody's hand; -1: there is no such queue.
+func (s *stream) ready(tb testing.TB, queue string) (n int) {
+	tb.Helper()
+	err := s.manage(tb, func(ch *amqp091.Channel) error {
+		q, err := ch.QueueDeclarePassive(s.prefix+queue, true, false, false, false, nil)
+		n = q.Messages
+		return err
+	})
+	if answer := (*amqp091.Error)(nil); errors.As(err, &answer) && answer.Code == amqp091.NotFound {
+		return -1
+	}
+	require.NoError(tb, err)
+	return n
+}
+
+func message(name string, delay time.Duration) dispatch.StreamMessage {
+	return dispatch.StreamMessage{Name: name, Payload: []byte(`{}`), Delay: delay}
+}
+
+func (s *stream) one(tb testing.TB, lease time.Duration) dispatch.StreamDelivery {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), patience)
+	defer cancel()
+	got, err := s.Receive(ctx, "a", 1, lease)
+	require.NoError(tb, err)
+	require.Len(tb, got, 1)
+	return got[0]
+}
+
+func eachType(t *testing.T, test func(t *testing.T, s *stream)) {
+	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
+		t.Run(name, func(t *testing.T) { test(t, newStream(t, theBroker(t), newPrefix(t), quorum)) })
+	}
+}
+
+func TestPublish_QueueDeleted_IsDeclaredAgain(t *testing.T) {
+	eachType(t, func(t *testing.T, s *stream) {
+		require.NoError(t, s.Declare(t.Context(), "a"))
+		s.remove(t, "a")
+		require.NoError(t, s.Publish(t.Context(), "a", message("first", 0), message("second", 0)))
+		require.Len(t, s.take(t, s.prefix+"a", false), 2)
+	})
+}
+
+func TestPublish_OneQueueOfTwoDeleted_SendsNoneTwice(t *testing.T) {
+	s := newStream(t, theBroker(t), newPrefix(t), false)
+	const delay = 8 * time.Millisecond
+	require.NoError(t, s.Publish(t.Context(), "a", message("before", delay)))
+	require.Equal(t, "before", s.one(t, time.Hour).Name)
+	s.remove(t, "a.delay.8")
+	require.NoError(t, s.Publish(t.Context(), "a", message("later", delay), message("now", 0)))
+	require.Eventually(t, func() bool { return s.ready(t, "a") >= 2 }, patience, 10*time.Millisecond)
+	names := make(map[string]int)
+	for _, d := range s.take(t, s.prefix+"a", false) {
+		names[d.Type]++
+	}
+	require.Equal(t, map[string]int{"later": 1, "now": 1}, names)
+}
+
+func TestPublish_WithDelay_QueueDeleted_IsDeclaredAgainSoon(t *testing.T) {
+	s := newStream(t, theBroker(t), newPrefix(t), false)
+	require.NoError(t, s.Publish(t.Context(), "a", message("before", time.Hour)))
+	s.remove(t, "a")
+	require.Eventually(t, func() bool {
+		require.NoError(t, s.Publish(t.Context(), "a", message("after", time.Hour)))
+		return s.ready(t, "a") == 0
+	}, patience, 50*time.Millisecond)
+}
+
+func TestNack_QueueDeleted_IsDeclaredAgain(t *testing.T) {
+	eachType(t, func(t *testing.T, s *stream) {
+		require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))
+		d := s.one(t, time.Hour)
+		s.remove(t, "a")
+		require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{Error: "not now"}))
+		again := s.one(t, time.Hour)
+		require.Equal(t, "first", again.Name)
+		require.Equal(t, "not now", again.LastError)
+	})
+}
+
+func TestDeadLetter_QueueDeleted_IsDeclaredAgain(t *testing.T) {
+	eachType(t, func(t *testing.T, s *stream) {
+		require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))
+		d := s.one(t, time.Hour)
+		s.remove(t, "a.dead")
+		require.NoError(t, s.DeadLetter(t.Context(), d.Receipt, "reason", "cause"))
+		require.Len(t, s.take(t, s.prefix+"a.dead", false), 1)
+	})
+}
+
+func TestLease_Ends_QueueDeleted_IsDeclaredAgain(t *testing.T) {
+	s := newStream(t, theBroker(t), newPrefix(t), false)
+	require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))
+	s.one(t, 500*time.Millisecond)
+	s.remove(t, "a")
+	require.Eventually(t, func() bool { return s.ready(t, "a") == 1 }, patience, 10*time.Millisecond)
+}
+
+// Returns and confirmations come by one goroutine, and whoever waits for them is many.
+func TestPublish_QueueDeletedAgainAndAgain_EachCallReturns(t *testing.T) {
+	s := newStream(t, theBroker(t), newPrefix(t), false)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var publishers sync.WaitGroup
+	for p := range 8 {
+		publishers.Go(func() {
+			for i := range 50 {
+				_ = s.Publish(ctx, "a", message(fmt.Sprintf("%d-%d", p, i), 0)) // or there was no queue twice
+			}
+		})
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		publishers.Wait()
+	}()
+	for deleted := false; !deleted; {
+		s.remove(t, "a")
+		select {
+		case <-ended:
+			deleted = true
+		default:
+		}
+	}
+	require.NoError(t, ctx.Err())
+	require.NoError(t, s.Publish(ctx, "a", message("last", 0)))
+	require.Equal(t, 1, s.ready(t, "a"))
+}
