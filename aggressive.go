@@ -8,7 +8,7 @@ import "time"
 //
 //	LongPoll   --enter(reason)--> Aggressive
 //	Aggressive --AggressiveDuration since the last reason has passed
-//	             AND AggressiveExitThreshold queries in a row succeeded and found nothing--> LongPoll
+//	             AND AggressiveExitThreshold queries in a row, or polls of several lanes, succeeded and found nothing--> LongPoll
 //
 // A poll that finds work or fails starts the count again: while either happens, something is still amiss
 // or notifications are still being missed.

@@ -38,7 +38,7 @@ func (f *ArchiveFilter) args() ([]any, error) {
 		f = &ArchiveFilter{}
 	}
 	if f.Namespace != "" {
-		if err := checkNamespace(f.Namespace); err != nil {
+		if err := CheckNamespace(f.Namespace); err != nil {
 			return nil, err
 		}
 	}

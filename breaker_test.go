@@ -73,20 +73,22 @@ func TestBreaker_AnyCourse_SkipsOnlyWhatFails(t *testing.T) {
 
 func TestLateness_OneThatIsLate_IsNoSign(t *testing.T) {
 	var l lateness
+	now := time.Now()
 	for range latenessSample {
-		require.Empty(t, l.problem())
-		l.observe(time.Hour)
+		require.Empty(t, l.problem(now))
+		l.observe(time.Hour, now)
 	}
-	require.Contains(t, l.problem(), "1h0m0s")
-	l.observe(time.Millisecond)
+	require.Contains(t, l.problem(now), "1h0m0s")
+	l.observe(time.Millisecond, now)
 	for range latenessSample - 1 {
-		require.Empty(t, l.problem(), "a transaction may take an hour")
-		l.observe(time.Hour)
+		require.Empty(t, l.problem(now), "a transaction may take an hour")
+		l.observe(time.Hour, now)
 	}
-	l.observe(time.Hour)
-	require.NotEmpty(t, l.problem())
+	l.observe(time.Hour, now)
+	require.NotEmpty(t, l.problem(now))
+	require.Empty(t, l.problem(now.Add(latenessLasts+1)), "it is long ago")
 	l.reset()
-	require.Empty(t, l.problem(), "another connection")
+	require.Empty(t, l.problem(now), "another connection")
 }
 
 // breakFunction has a function fail until it is mended.

@@ -27,8 +27,8 @@ const (
 	// ModeEventDriven listens for notifications alone. The connection is still kept alive by a statement
 	// every FallbackInterval, whose answer wakes nobody.
 	ModeEventDriven
-	// ModePolling has no LISTEN connection: for each queue, or each set of namespaces that is fetched of it,
-	// one dispatcher of the node asks every PollInterval, and calls the others when it finds work. For
+	// ModePolling has no LISTEN connection: every PollInterval one dispatcher of the node asks, or one statement for
+	// all namespaces that are waited for one by one, and whoever finds work calls the others. For
 	// transaction poolers and servers without NOTIFY. Instants that the node knows of, timers and ends of
 	// leases, are met exactly all the same.
 	ModePolling
@@ -288,7 +288,7 @@ func (c *Config) resolve() (Config, error) {
 	}
 	r.Modes = maps.Clone(r.Modes)
 	for _, namespace := range slices.Sorted(maps.Keys(r.Modes)) {
-		if err := checkNamespace(namespace); err != nil {
+		if err := CheckNamespace(namespace); err != nil {
 			problem("Modes: %v", err)
 		}
 		if mode := r.Modes[namespace]; !mode.known() {

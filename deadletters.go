@@ -67,7 +67,7 @@ func (f *DeadLetterFilter) args(limit int) ([]any, error) {
 		f = &DeadLetterFilter{}
 	}
 	if f.Namespace != "" {
-		if err := checkNamespace(f.Namespace); err != nil {
+		if err := CheckNamespace(f.Namespace); err != nil {
 			return nil, err
 		}
 	}

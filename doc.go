@@ -58,7 +58,8 @@
 // # Time, order, and whom it is for
 //
 // [EnqueueOptions] delays an item or sets the instant at which it is due, by the server's clock; the clock
-// of the application does not matter. Due items are fetched by priority, then due time, then id. A namespace
+// of the application does not matter. Due items are fetched by priority, then due time, then id; where
+// nothing is to wait for ever behind what is more urgent, a [HeadStart] takes the place of the priority. A namespace
 // is a queue of its own within a queue: fetch from some with [FetchOptions], or from all. A dedup key makes
 // an enqueue add nothing while an item with the same key is queued.
 //
@@ -87,6 +88,10 @@
 //
 // Every verb is one SQL function of the schema (package migrations), so psql and other languages can take
 // part: SELECT pgwake.enqueue_work('email.send', '{"to":"ada"}') wakes a Go dispatcher like any other.
+//
+// So can SQL of one's own, in tables and functions that [Provider.Migrate] brings into the same schema: [Provider.Do] sends
+// a statement as a verb, [Provider.Pool] begins transactions, [LockToken.WorkItem] and [LockToken.Turn] are what such a statement
+// acknowledges with, and [WrapError] tells what went wrong. A handler that does so says it by dispatch.AckBy.
 //
 // # Operation
 //

@@ -457,6 +457,9 @@ func TestDocs_Operations_TheGrantsAreEnoughAndTheQueryAnswers(t *testing.T) {
 	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "w", Tag: "gpu"}, nil)
 	require.NoError(t, err)
 	n.travel(t, time.Hour)
+	n.exec(t, `UPDATE worker_queue SET created_at = created_at - interval '1 hour'`)
+	_, err = n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "w"}, &pgwake.EnqueueOptions{At: time.Now().Add(-24 * time.Hour)})
+	require.NoError(t, err)
 	sql := strings.TrimSuffix(strings.TrimSpace(n.docSQL(t, page, "work_waits")), ";")
 	waits := query[time.Duration](t, n, `SELECT work_waits FROM (`+sql+`) AS answer`)[0]
 	require.GreaterOrEqual(t, waits, time.Hour)

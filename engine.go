@@ -32,14 +32,16 @@ type engine struct {
 	timer     *timer
 	coalescer *coalescer
 	settlers  [queueCount]*settler
+	scouts    [queueCount]*scout
 	disarmer  *disarmer
 	sweeper   *sweeper
 	listener  *listener // nil: no long polling
 
-	node    int32        // key of this node
-	alone   atomic.Bool  // no other node listens
-	lanes   atomic.Int32 // so far
-	failing atomic.Bool  // the last query for work got no answer
+	node     int32        // key of this node
+	alone    atomic.Bool  // no other node listens
+	lanes    atomic.Int32 // so far
+	failing  atomic.Bool  // the last query for work got no answer
+	failures atomic.Int64 // such queries so far
 
 	mu       sync.Mutex
 	trouble  [queueCount]*aggressive
@@ -56,10 +58,15 @@ type engine struct {
 
 	// tidy is called every now and then while the node hibernates: connections that nobody uses are to be closed.
 	tidy func()
+
+	// poolSilent is called when a connection of the pool did not answer.
+	poolSilent func()
+
+	readCommitted bool // as the role's default isolation level
 }
 
 func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, lost func()) *engine {
-	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), modes: newModes(cfg), lost: lost, tidy: func() {}, node: int32(rand.Uint32())}
+	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), modes: newModes(cfg), lost: lost, tidy: func() {}, poolSilent: func() {}, node: int32(rand.Uint32())}
 	e.timer = newTimer(e)
 	e.coalescer = newCoalescer(e)
 	e.waits = newWaits(e)
@@ -78,7 +85,7 @@ func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, 
 	e.disarmer = newDisarmer(e)
 	e.sweeper = newSweeper(e)
 	for q := range Queue(queueCount) {
-		e.settlers[q] = newSettler(e, q)
+		e.settlers[q], e.scouts[q] = newSettler(e, q), newScout(e, q)
 	}
 	for q := range e.trouble {
 		e.trouble[q] = newAggressive(cfg)
@@ -99,6 +106,11 @@ func (e *engine) start(ctx context.Context) {
 	e.group.Go("waits", e.waits.run)
 	for q, s := range e.settlers {
 		e.group.Go("settler "+Queue(q).String(), s.run)
+	}
+	for q, s := range e.scouts {
+		for range pollsAtOnce {
+			e.group.Go("scout "+Queue(q).String(), s.run)
+		}
 	}
 	e.group.Go("disarmer", e.disarmer.run)
 	e.group.Go("sweeper", e.sweeper.run)
@@ -154,7 +166,7 @@ type claim func(ctx context.Context, f filter, by Path, announce bool, row rowWr
 // fetch makes the claim until it finds something, as often as there is reason to, or returns ErrNoWork
 // when the time is up:
 //
-//  1. It asks once, unless the lane is known to be empty and the fetch is one that waits.
+//  1. It asks once, unless the lane is known to be empty and the fetch is one that waits, or it asks for nothing.
 //  2. It parks. That costs no query and holds no connection.
 //  3. Each token makes it ask again.
 //  4. When the time is up it returns, without asking: the lane's last answer still holds.
@@ -181,7 +193,8 @@ func (e *engine) fetchOnce(ctx context.Context, q Queue, plan fetchPlan, began t
 	defer func() { l.leave(err == nil) }()
 
 	mayPark := !plan.noWait && !e.cfg.DisableLongPoll
-	if !mayPark || plan.ack != nil || !l.isEmpty(l.filter.manner.hears && e.epoch() != 0, e.staleAfter(l)) {
+	known := l.filter.nothing || mayPark && l.isEmpty(l.filter.manner.hears && e.epoch() != 0, e.staleAfter(l))
+	if plan.ack != nil || !known {
 		found, err := e.look(ctx, l, plan.lock, nil, ask)
 		if found || err != nil {
 			return err
@@ -250,21 +263,14 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 		// A cancelled caller says nothing about the database, and neither do others who use the pool. Whoever was told
 		// that a lease has ended got an answer.
 		if ctx.Err() == nil && e.ctx.Err() == nil && !errors.Is(err, errPoolBusy) && !errors.Is(err, ErrLockLost) {
-			e.failing.Store(true)
-			e.stir() // who hibernates finds out what is wrong by listening
-			e.enterAggressive(l.queue, troubleFetch)
-			e.observe(l.queue, outcomeFailed)
-			e.guard(err)
+			e.lookFailed(l.queue, err)
 		}
 		return false, false, err
 	}
 	answered = true
-	e.guard(nil)
 	l.endLook(k, r, by, l.known(e.session()).epoch)
 	e.keepInstants(l, r.now)
-	if e.failing.Swap(false) && e.listener != nil {
-		e.listener.retryNow()
-	}
+	e.lookAnswered()
 	if r.found == 0 {
 		e.observe(l.queue, outcomeEmpty)
 		if by != nil && by.reason.announces() && !r.unfinished {
@@ -284,6 +290,24 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	c.finds[reasonOf(by)].Add(1)
 	c.itemsBy[slices.Index(paths[:], pathOf(by))].Add(int64(r.found))
 	return true, false, nil
+}
+
+// lookAnswered takes note of a query for work that the database answered.
+func (e *engine) lookAnswered() {
+	e.guard(nil)
+	if e.failing.Swap(false) && e.listener != nil {
+		e.listener.retryNow()
+	}
+}
+
+// lookFailed takes note of one that failed in the database.
+func (e *engine) lookFailed(q Queue, err error) {
+	e.failures.Add(1)
+	e.failing.Store(true)
+	e.stir() // who hibernates finds out what is wrong by listening
+	e.enterAggressive(q, troubleFetch)
+	e.observe(q, outcomeFailed)
+	e.guard(err)
 }
 
 // keepInstants has the lane look at the next instant that this node was told of, whatever an answer said: those
@@ -579,19 +603,19 @@ func (e *engine) isAggressive(q Queue) bool {
 	return active
 }
 
-// pollQueue makes the scout of a queue look if it is time to, and returns when it will be next.
+// pollQueue polls a queue if it is time to, and returns when it will be next.
 func (e *engine) pollQueue(q Queue) (next time.Time, polling bool) {
 	e.mu.Lock()
 	now := e.clock.Now()
-	var due, troubled bool
+	var p polls
 	if e.modes.any(func(m Mode) bool { return m == ModePolling }) {
-		if due = !e.nextPoll[q].After(now); due {
+		if p.byMode = !e.nextPoll[q].After(now); p.byMode {
 			e.nextPoll[q] = now.Add(e.cfg.PollInterval)
 		}
 		next, polling = e.nextPoll[q], true
 	}
 	if at, aggressive := e.trouble[q].poll(); aggressive {
-		if troubled = !at.After(now); troubled {
+		if p.troubled = !at.After(now); p.troubled {
 			e.trouble[q].polled(now)
 			at, _ = e.trouble[q].poll()
 		}
@@ -599,16 +623,11 @@ func (e *engine) pollQueue(q Queue) (next time.Time, polling bool) {
 			next, polling = at, true
 		}
 	}
-	skip := (due || troubled) && !e.breaker.allows(now)
+	if p != (polls{}) && !e.breaker.allows(now) {
+		p = polls{}
+	}
 	e.mu.Unlock()
-	if skip {
-		return next, polling
-	}
-	for _, l := range e.waiters.lanes(q) {
-		if m := l.filter.manner; due && m.polls || troubled && m.hears {
-			l.poll(false)
-		}
-	}
+	e.poll(q, p)
 	return next, polling
 }
 

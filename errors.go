@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgwake/pgwake/migrations"
 )
 
 // This file answers: what can go wrong, and how does a caller tell?
@@ -44,7 +45,7 @@ var (
 	// ErrPermission: the role lacks a right that the operation needs.
 	ErrPermission = errors.New("permission denied")
 	// ErrNotMigrated: the schema does not have the tables and functions that this version needs.
-	ErrNotMigrated = errors.New("schema is not migrated")
+	ErrNotMigrated = migrations.ErrNotMigrated
 )
 
 // Error is what every verb returns when it fails.
@@ -92,6 +93,29 @@ const (
 	stateHasParent = "PW005"
 	stateUndefined = "42883" // undefined_function
 )
+
+// WrapError returns the *Error of an operation that a layer on this package carried out by SQL of its own, outside of
+// Provider.Do: with its SQLState, Retryable, and around the condition that the SQLSTATE stands for, as the verbs have them.
+// Unknown is that of a statement which takes effect by itself, or of a commit, and so too careful for the statements before
+// that: it is set if the connection broke, or the context ended, once there was something to lose. An error that is an *Error,
+// or wraps one, is returned as it is, and nil stays nil.
+func WrapError(op string, err error) error {
+	if wrapped := (*Error)(nil); errors.As(err, &wrapped) {
+		return err
+	}
+	if unanswered(err) {
+		err = unknownOutcome{err}
+	}
+	return failed(op, err)
+}
+
+// unanswered is outcomeUnknown of an error that may be of anything, and of any driver.
+func unanswered(err error) bool {
+	if pgErr := serverError(err); pgErr != nil && pgErr.SeverityUnlocalized == "" { // another driver than pgx has told the SQLSTATE
+		return strings.HasPrefix(pgErr.Code, "08") || strings.HasPrefix(pgErr.Code, "57P")
+	}
+	return outcomeUnknown(err) && (serverError(err) != nil || errors.Is(err, context.Canceled) || connectionLost(err))
+}
 
 // failed wraps err as the outcome of op. It is idempotent, and nil stays nil.
 func failed(op string, err error) error {
@@ -191,15 +215,22 @@ func retryable(err error) bool {
 		return false
 	}
 	var connectErr *pgconn.ConnectError
+	return connectionLost(err) || errors.As(err, &connectErr) || errors.Is(err, driver.ErrBadConn) || pgconn.SafeToRetry(err)
+}
+
+// connectionLost reports whether err is of a connection that broke, or on which no answer came in time.
+func connectionLost(err error) bool {
 	var netErr net.Error
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &connectErr) || errors.As(err, &netErr) ||
-		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
-		errors.Is(err, driver.ErrBadConn) || pgconn.SafeToRetry(err)
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &netErr) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }
 
 // outcomeUnknown reports whether a statement that failed with err may have been committed all the same:
-// it was sent, and no answer to it came back.
+// it was sent, and no answer to it came back. Of an *Error, which a layer returns, that is known.
 func outcomeUnknown(err error) bool {
+	if wrapped := (*Error)(nil); errors.As(err, &wrapped) {
+		return wrapped.Unknown
+	}
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
 		return pgErr.SeverityUnlocalized != "ERROR"
 	}

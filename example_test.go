@@ -202,6 +202,33 @@ func ExampleProvider_EnqueueForWorker() {
 	// duplicate: true
 }
 
+// Each level of urgency is worth a minute, so nothing starves, as it may behind a stream of a higher priority.
+func ExampleHeadStart() {
+	ctx, p, end := openProvider()
+	defer end()
+
+	for _, task := range []struct {
+		name string
+		at   time.Time
+	}{
+		{"report", time.Now().Add(-90 * time.Second)}, // for the example, as if it had been enqueued so long ago
+		{"backup", pgwake.HeadStart(0, time.Minute)},
+		{"invoice", pgwake.HeadStart(1, time.Minute)},
+	} {
+		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: task.name}, &pgwake.EnqueueOptions{At: task.at})
+		check(err)
+	}
+	items, err := p.FetchWorkItems(ctx, 3, nil)
+	check(err)
+	for _, item := range items {
+		fmt.Println(item.Name)
+	}
+	// Output:
+	// report
+	// invoice
+	// backup
+}
+
 // The item exists if and only if the order does.
 func ExampleProvider_EnqueueForWorkerTx() {
 	ctx, p, pool, end := openProviderAndPool()

@@ -14,3 +14,30 @@ func EnqueuesUnderWay(p *Provider) (waiting, groups, singles int) {
 	defer p.enqueues.mu.Unlock()
 	return len(p.enqueues.waiting), p.enqueues.flying, p.enqueues.singles
 }
+
+// WorkWaiting returns how many wait for work items, and how many of them in vain: in their modes nothing is fetched.
+func WorkWaiting(p *Provider) (all, inVain int) {
+	w := p.engine.waiters
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for _, l := range w.byKey[Worker] {
+		l.mu.Lock()
+		all += len(l.waiting)
+		if l.filter.nothing {
+			inVain += len(l.waiting)
+		}
+		l.mu.Unlock()
+	}
+	return all, inVain
+}
+
+// WorkSettled reports whether whoever waits for work items of the namespace, and hears of them, looks only when told to.
+func WorkSettled(p *Provider, namespace string) bool {
+	settled := true
+	p.engine.waiters.each(Worker, namespace, func(l *lane) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		settled = settled && (!l.filter.manner.hears || l.arming.settled && l.empty)
+	})
+	return settled
+}

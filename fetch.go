@@ -329,8 +329,9 @@ type filter struct {
 	MaxPin     int64    `json:"max,omitempty"`
 	Fair       bool     `json:"fair,omitempty"` // of no concern to look
 
-	nothing bool   // it matches nothing
-	manner  manner // how the lane learns of what matches
+	nothing   bool     // it matches nothing
+	unfetched []string // namespaces that were asked for as well, and that are not fetched in the mode that they have; "": all
+	manner    manner   // how the lane learns of what matches
 }
 
 // text is what the SQL function look takes.
@@ -341,8 +342,5 @@ func (f filter) text() string {
 
 // key is the filter's canonical form.
 func (f filter) key() string {
-	if f.nothing {
-		return "nothing"
-	}
-	return fmt.Sprint(f.manner, f.text())
+	return fmt.Sprint(f.nothing, f.unfetched, f.manner, f.text())
 }

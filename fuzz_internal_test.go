@@ -119,7 +119,7 @@ func FuzzNote_FromNotifyQueue_IsWhatWasMeant(f *testing.F) {
 	f.Add(int64(math.MaxInt64), int64(253402300799), "zz") // the last second of 9999 in the wrong unit
 	f.Fuzz(func(t *testing.T, due, micros int64, namespace string) {
 		const year1, year10000 = -62135596800000000, 253402300800000000 // what the queues can hold
-		if due < 0 || micros < year1 || micros >= year10000 || namespace != "" && checkNamespace(namespace) != nil {
+		if due < 0 || micros < year1 || micros >= year10000 || namespace != "" && CheckNamespace(namespace) != nil {
 			t.Skip("nothing that a queue can say")
 		}
 		want := note{due: due, namespace: namespace}
@@ -155,7 +155,7 @@ func FuzzNote_AnyPayload_IsReadWholeOrMeansLook(f *testing.F) {
 	f.Fuzz(func(t *testing.T, payload string) {
 		n, ok := parseNote(payload)
 		fields := strings.SplitN(payload, " ", 3)
-		readable := len(fields) == 3 && (fields[2] == "*" || checkNamespace(fields[2]) == nil)
+		readable := len(fields) == 3 && (fields[2] == "*" || CheckNamespace(fields[2]) == nil)
 		for i, number := range fields[:min(2, len(fields))] {
 			n, err := strconv.ParseInt(number, 10, 64)
 			readable = readable && err == nil && (i > 0 || n >= 0) // the first is how many are due
@@ -331,7 +331,7 @@ func FuzzNamespace_AnyText_GoAndTheTablesAgree(f *testing.F) {
 			c := name[i]
 			good = good && (c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '_' || c == '-')
 		}
-		err := checkNamespace(name)
+		err := CheckNamespace(name)
 		if !good {
 			require.ErrorIs(t, err, ErrInvalid)
 		} else {
@@ -381,7 +381,7 @@ func FuzzNamespaceSet_AnyNames_AreASetOrRefused(f *testing.F) {
 		before := slices.Clone(names)
 		set, err := namespaceSet(names)
 		require.Equal(t, before, names)
-		if slices.ContainsFunc(names, func(n string) bool { return checkNamespace(n) != nil }) {
+		if slices.ContainsFunc(names, func(n string) bool { return CheckNamespace(n) != nil }) {
 			require.ErrorIs(t, err, ErrInvalid)
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
@@ -113,6 +114,14 @@ func TestHibernate_WaitForStatus_NextPollAnswersIt(t *testing.T) {
 	}
 }
 
+// enqueuesW is a statement that enqueues a work item.
+func enqueuesW(p *Provider) func(context.Context, Querier) error {
+	return func(ctx context.Context, q Querier) error {
+		_, err := q.Exec(ctx, `SELECT `+pgx.Identifier{p.Schema(), "enqueue_work"}.Sanitize()+`('w')`)
+		return err
+	}
+}
+
 func TestHibernate_SomethingIsDoneHere_WakesAtOnce(t *testing.T) {
 	for name, do := range map[string]func(t *testing.T, p *Provider){
 		"enqueue": func(t *testing.T, p *Provider) {
@@ -124,6 +133,15 @@ func TestHibernate_SomethingIsDoneHere_WakesAtOnce(t *testing.T) {
 			require.NoError(t, err)
 			_, err = p.EnqueueForWorkerTx(t.Context(), tx, WorkItem{Name: "w"}, nil)
 			require.NoError(t, err)
+			require.NoError(t, tx.Commit(t.Context()))
+		},
+		"a statement of a layer's": func(t *testing.T, p *Provider) {
+			require.NoError(t, p.Do(t.Context(), "enqueue", enqueuesW(p), Worker))
+		},
+		"a statement of a layer's in a transaction": func(t *testing.T, p *Provider) {
+			tx, err := p.Pool().Begin(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, p.DoTx(t.Context(), tx, "enqueue", enqueuesW(p)))
 			require.NoError(t, tx.Commit(t.Context()))
 		},
 		"wait for an instance": func(t *testing.T, p *Provider) {

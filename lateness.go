@@ -16,19 +16,22 @@ import (
 const (
 	latenessSample = 8
 	tooLate        = time.Second
+	latenessLasts  = time.Minute // after the last notification nobody knows
 )
 
 type lateness struct {
 	mu   sync.Mutex
 	last [latenessSample]time.Duration // a ring
 	n    int                           // so far
+	at   time.Time                     // of the last one
 }
 
-func (l *lateness) observe(lag time.Duration) {
+func (l *lateness) observe(lag time.Duration, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last[l.n%latenessSample] = lag
 	l.n++
+	l.at = now
 }
 
 // reset forgets what came by a connection that has ended.
@@ -38,19 +41,19 @@ func (l *lateness) reset() {
 	l.n = 0
 }
 
-// lag returns the least of the last few; 0: there were too few.
-func (l *lateness) lag() time.Duration {
+// lag returns the least of the last few; 0: there were too few, or none for a while.
+func (l *lateness) lag(now time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.n < latenessSample {
+	if l.n < latenessSample || now.Sub(l.at) > latenessLasts {
 		return 0
 	}
 	return slices.Min(l.last[:])
 }
 
 // problem says, for operators, that they are late.
-func (l *lateness) problem() string {
-	if lag := l.lag(); lag > tooLate {
+func (l *lateness) problem(now time.Time) string {
+	if lag := l.lag(now); lag > tooLate {
 		return fmt.Sprintf("notifications come late: each of the last %d more than %v after the transaction that sent it began", latenessSample, lag.Round(time.Millisecond))
 	}
 	return ""

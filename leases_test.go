@@ -237,6 +237,7 @@ func (d *deployment) boot(namespaces [][]string) *simNode {
 	}
 	n.e.coalescer = newCoalescer(n.voice)
 	n.e.settlers[Orchestrator].wait = func(context.Context) error { d.pause(time.Millisecond); return nil }
+	n.e.scouts[Orchestrator].look = n.poll
 	return n
 }
 
@@ -244,6 +245,7 @@ func (n *simNode) start() {
 	n.e.group.Go("timer", n.e.timer.run)
 	n.e.group.Go("coalescer", n.e.coalescer.run)
 	n.e.group.Go("settler", n.e.settlers[Orchestrator].run)
+	n.e.group.Go("scout", n.e.scouts[Orchestrator].run)
 	n.d.group.Go(n.speak)
 	n.d.group.Go(n.hear)
 	n.listen()
@@ -482,19 +484,13 @@ func (n *simNode) fetchTurn(namespaces []string, lock time.Duration, announce bo
 				i.busy = true
 			}
 		}
-		r = report{now: now, leaseEnd: until}
 		for _, m := range d.messages {
-			if m.gone || !serves(namespaces, m.instance.namespace) {
-				continue
-			}
-			at := m.visible
-			if m.instance == turn && !at.After(now) {
-				m.claim, at = claim, until
-			}
-			if r.earliest.IsZero() || at.Before(r.earliest) {
-				r.earliest = at
+			if m.instance == turn && !m.gone && !m.visible.After(now) {
+				m.claim = claim
 			}
 		}
+		r = d.outlook(namespaces, claim, now, until)
+		r.leaseEnd = until
 	})
 	d.pause(2 * time.Millisecond)
 	if turn != nil {
@@ -513,6 +509,48 @@ func (n *simNode) fetchTurn(namespaces []string, lock time.Duration, announce bo
 	}
 	d.pause(time.Millisecond)
 	return turn, claim, r
+}
+
+// outlook is what a query says of what is left: of what it has claimed, that this is due when the lease ends.
+func (d *deployment) outlook(namespaces []string, claim int, now, until time.Time) report {
+	r := report{now: now}
+	for _, m := range d.messages {
+		if m.gone || !serves(namespaces, m.instance.namespace) {
+			continue
+		}
+		at := m.visible
+		if claim != 0 && m.claim == claim {
+			at = until
+		}
+		if r.earliest.IsZero() || at.Before(r.earliest) {
+			r.earliest = at
+		}
+	}
+	return r
+}
+
+// poll is earliest_of_lanes.
+func (n *simNode) poll(_ context.Context, filters []string, tell func(int, report)) error {
+	d := n.d
+	d.pause(2 * time.Millisecond)
+	if d.random(50) == 0 {
+		return errors.New("connection reset")
+	}
+	answers := make([]report, len(filters))
+	d.do(func() {
+		for at, text := range filters {
+			namespaces := filterOf(text).Namespaces
+			answers[at] = d.outlook(namespaces, 0, d.now(), time.Time{})
+			for _, freed := range d.releases {
+				freed.looked = freed.looked || serves(namespaces, freed.namespace)
+			}
+		}
+	})
+	d.pause(2 * time.Millisecond)
+	for at, r := range answers {
+		tell(at, r)
+	}
+	return nil
 }
 
 // handle ends a turn, or does not.

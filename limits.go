@@ -45,7 +45,7 @@ type Rate struct {
 const MaxWeight = 1000
 
 func (l *Limits) args(namespace string) ([]any, error) {
-	if err := checkNamespace(namespace); err != nil {
+	if err := CheckNamespace(namespace); err != nil {
 		return nil, err
 	}
 	weight, burst := l.Weight, l.RatePerKey.Burst

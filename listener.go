@@ -60,7 +60,9 @@ type listener struct {
 
 	hibernation hibernation
 
-	nextFallback time.Time // for the goroutine of run alone
+	// For the goroutine of run alone.
+	nextFallback time.Time
+	hearing      bool // that producers are to notify of everything: what the session has said last
 
 	tried     chan struct{} // closed once the first attempt to listen has ended, either way
 	triedOnce sync.Once
@@ -69,6 +71,7 @@ type listener struct {
 	interrupt context.CancelFunc // ends the wait for a notification; nil: not waiting
 	jobs      []*job
 	outdated  bool // the modes have changed since the session went by them
+	left      bool // and lanes have gone by that, whose rows are still there
 	lastErr   error
 	lag       lateness
 	missing   bool     // the log says that there is no connection
@@ -182,12 +185,12 @@ func (l *listener) rest(ctx context.Context) {
 	}
 }
 
-// reconsider has the listener go by the modes as they are now. It never blocks.
-func (l *listener) reconsider() {
+// reconsider has the listener go by the modes as they are now; left says that lanes that hear are gone. It never blocks.
+func (l *listener) reconsider(left bool) {
 	l.changed.ring()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.outdated = true
+	l.outdated, l.left = true, l.left || left
 	if l.interrupt != nil {
 		l.interrupt()
 	}
@@ -200,8 +203,8 @@ var errUnwanted = errors.New("nobody listens any more")
 // is that of a connection that broke.
 func (l *listener) goByModes(ctx context.Context, conn *pgx.Conn, key int32) error {
 	l.mu.Lock()
-	outdated := l.outdated
-	l.outdated = false
+	outdated, left := l.outdated, l.left
+	l.outdated, l.left = false, false
 	l.mu.Unlock()
 	if !outdated {
 		return nil
@@ -218,11 +221,18 @@ func (l *listener) goByModes(ctx context.Context, conn *pgx.Conn, key int32) err
 		l.e.leaveBy(context.WithoutCancel(ctx), exec)
 		return errUnwanted
 	}
+	if left {
+		l.nextFallback = time.Now() // which removes their rows
+	}
+	hearing := l.hearsAll()
+	if hearing == l.hearing {
+		return nil
+	}
 	var void any
-	if err := exec(ctx, &void, l.e.sql.hearAll, l.e.node, key, l.hearsAll()); err != nil {
+	if err := exec(ctx, &void, l.e.sql.hearAll, l.e.node, key, hearing); err != nil {
 		return ifBroken(conn, err)
 	}
-	l.nextFallback = time.Now() // which removes the rows of lanes that are gone
+	l.hearing = hearing
 	return nil
 }
 
@@ -481,7 +491,8 @@ func (l *listener) prepare(ctx context.Context, conn *pgx.Conn, key int32) error
 	var pid uint32
 	var now time.Time
 	var nodes others
-	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.hearsAll()).Scan(&pid, &now, &nodes.none, &nodes.dead)
+	l.hearing = l.hearsAll()
+	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.hearing).Scan(&pid, &now, &nodes.none, &nodes.dead)
 	if err != nil {
 		return fmt.Errorf("prepare the LISTEN session: %w", err)
 	}
@@ -556,7 +567,7 @@ func (l *listener) took(q Queue, payload string) (said string) {
 	}
 	lag := l.e.clock.Server(l.e.clock.Now()).Sub(time.UnixMicro(micros))
 	l.e.stats.queues[q].lag.observe(lag)
-	l.lag.observe(lag)
+	l.lag.observe(lag, l.e.clock.Now())
 	return payload[:end]
 }
 
@@ -568,7 +579,7 @@ func parseNote(payload string) (n note, ok bool) {
 	micros, namespace, ok2 := strings.Cut(rest, " ")
 	count, err1 := strconv.ParseInt(due, 10, 64)
 	next, err2 := strconv.ParseInt(micros, 10, 64)
-	if !ok1 || !ok2 || err1 != nil || err2 != nil || count < 0 || namespace != "*" && checkNamespace(namespace) != nil {
+	if !ok1 || !ok2 || err1 != nil || err2 != nil || count < 0 || namespace != "*" && CheckNamespace(namespace) != nil {
 		return unclear, false
 	}
 	n = note{due: count, namespace: namespace}
@@ -597,7 +608,7 @@ func parseCall(payload string) (c call, ok bool) {
 	}
 	lane, err1 := strconv.ParseInt(parts[0], 10, 32)
 	hop, err2 := strconv.ParseUint(parts[1], 10, 31)
-	if err1 != nil || err2 != nil || checkNamespace(parts[3]) != nil {
+	if err1 != nil || err2 != nil || CheckNamespace(parts[3]) != nil {
 		return call{}, false
 	}
 	return call{int32(lane), int(hop), parts[2] == "1", parts[3]}, true

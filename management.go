@@ -57,7 +57,7 @@ func (p *Provider) ListInstances(ctx context.Context, o *ListOptions) (infos []I
 			o = &ListOptions{}
 		}
 		if o.Namespace != "" {
-			if err := checkNamespace(o.Namespace); err != nil {
+			if err := CheckNamespace(o.Namespace); err != nil {
 				return err
 			}
 		}

@@ -1112,7 +1112,7 @@ func TestGetQueueDepths_DueDelayedAndLeased_AreToldApartByNamespaceAndTag(t *tes
 	n.take(t)
 	n.enqueue(t, "due", "due too")
 	n.enqueueWith(t, "delayed", later)
-	n.enqueueWith(t, "elsewhere", &pgwake.EnqueueOptions{Namespace: "blue"})
+	n.enqueueWith(t, "elsewhere", &pgwake.EnqueueOptions{Namespace: "blue", At: time.Now().Add(-time.Hour)}) // a head start, not a wait
 	n.exec(t, `INSERT INTO worker_queue (name, tag) VALUES ('tagged', 'gpu')`)
 	n.start(t, "i")
 	n.send(t, "i", "k")

@@ -11,7 +11,7 @@ import (
 //
 // A fetch goes by the modes as they are when it begins to wait, and its lane is that of what it asks for and how it learns of it.
 // A change drops the lanes that it concerns: whoever waits there begins anew, in another lane, by a query. So nothing is
-// lost here, and what is no longer fetched here the others are told of.
+// lost here, and what is no longer fetched here the others are told of. The other lanes do not notice.
 //
 // Invariant: a lane that hears is one of a node that listens, or is about to: the listener comes and goes with the modes that
 // need it.
@@ -65,9 +65,15 @@ func (m *modes) apply(f filter) filter {
 	if asked == nil {
 		asked = []string{""}
 	}
-	served := slices.DeleteFunc(slices.Clone(asked), func(namespace string) bool { return !m.modeOf(namespace).fetches() })
-	for _, namespace := range served {
-		f.manner = f.manner.and(m.modeOf(namespace).manner())
+	var served []string
+	for _, namespace := range asked {
+		mode := m.modeOf(namespace)
+		if !mode.fetches() {
+			f.unfetched = append(f.unfetched, namespace)
+			continue
+		}
+		served = append(served, namespace)
+		f.manner = f.manner.and(mode.manner())
 	}
 	switch {
 	case len(served) == 0:
@@ -102,7 +108,7 @@ func (p *Provider) SetModes(mode Mode, of map[string]Mode) error {
 		return failed(op, invalid("mode %d is unknown", int(mode)))
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(of)) {
-		if err := checkNamespace(namespace); err != nil {
+		if err := CheckNamespace(namespace); err != nil {
 			return failed(op, err)
 		}
 		if mode := of[namespace]; !mode.known() {
@@ -128,8 +134,10 @@ func (p *Provider) GetModes() (mode Mode, of map[string]Mode) {
 
 func (e *engine) setModes(mode Mode, of map[string]Mode) {
 	concerned := e.modes.set(mode, of)
+	left := false
 	for _, l := range e.waiters.drop(concerned) {
 		if l.filter.manner.hears { // it may have been told alone, of what is fetched here no more
+			left = true
 			n := note{due: 1}
 			if len(l.filter.Namespaces) == 1 {
 				n.namespace = l.filter.Namespaces[0]
@@ -140,33 +148,23 @@ func (e *engine) setModes(mode Mode, of map[string]Mode) {
 	e.timer.moved()
 	e.waits.bell.ring()
 	if e.listener != nil {
-		e.listener.reconsider()
+		e.listener.reconsider(left)
 	}
 }
 
-// set returns which lanes the change concerns.
+// set returns which lanes the change concerns: those that were asked for a namespace whose mode is another one now.
 func (m *modes) set(general Mode, of map[string]Mode) (concerned func(filter) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before := &modes{general: m.general, of: m.of}
 	m.general, m.of = general, of
 	after := &modes{general: general, of: of}
-	// A lane does not say for which namespaces besides its own it was asked.
-	revived := !before.general.fetches() && general.fetches()
-	for _, names := range []map[string]Mode{before.of, of} {
-		for namespace := range names {
-			revived = revived || !before.modeOf(namespace).fetches() && after.modeOf(namespace).fetches()
-		}
-	}
+	changed := func(namespace string) bool { return before.modeOf(namespace) != after.modeOf(namespace) }
 	return func(f filter) bool {
-		switch {
-		case f.nothing:
-			return true
-		case f.Namespaces == nil:
-			return before.general != general
+		served := f.Namespaces
+		if served == nil {
+			served = []string{""}
 		}
-		return revived || slices.ContainsFunc(f.Namespaces, func(namespace string) bool {
-			return before.modeOf(namespace) != after.modeOf(namespace)
-		})
+		return slices.ContainsFunc(served, changed) || slices.ContainsFunc(f.unfetched, changed)
 	}
 }

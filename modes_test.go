@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -61,7 +64,7 @@ func TestModes_ByNamespace_OneHearsAndTheOtherPolls(t *testing.T) {
 	n := newNode(t, &pgwake.Config{Modes: map[string]pgwake.Mode{"slow": pgwake.ModePolling}, PollInterval: 10 * time.Millisecond})
 	add := n.producer(t)
 	quick, slow := n.fetching(t, "quick"), n.fetching(t, "slow")
-	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 && pgwake.WorkSettled(n.Provider, "quick") }, patience, time.Millisecond)
 	add.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "quick"})
 	awaitOne(t, quick)
 	finds := n.Stats().Worker.Finds
@@ -205,4 +208,97 @@ func TestSetModes_BadOnes_ChangeNothing(t *testing.T) {
 	require.Empty(t, of)
 	require.NoError(t, n.Close(t.Context()))
 	require.True(t, errors.Is(n.SetModes(pgwake.ModePolling, nil), pgwake.ErrClosed))
+}
+
+// statements counts those of a connection.
+type statements struct{ made atomic.Int64 }
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	s.made.Add(1)
+	return ctx
+}
+
+func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A namespace in another mode than the others comes: those do not notice, and neither does the LISTEN connection.
+func TestSetModes_OneMoreNamespace_ConcernsNoOther(t *testing.T) {
+	t.Parallel()
+	var onListen statements
+	n := newNode(t, nil)
+	listen := n.userPool(t, 1).Config().ConnConfig.Copy()
+	listen.Tracer = &onListen
+	p := n.openAt(t, n.urlWith(t, func(*pgx.ConnConfig) {}), &pgwake.Config{ListenConfig: listen})
+	require.Eventually(t, func() bool { return p.Stats().Listening }, patience, time.Millisecond)
+	modes := map[string]pgwake.Mode{"off": pgwake.ModeDisabled, "shadow": pgwake.ModeShadow, "polled": pgwake.ModePolling}
+	require.NoError(t, p.SetModes(pgwake.ModeHybrid, modes))
+	for _, namespace := range []string{"hears", "off", "shadow"} {
+		p.fetching(t, namespace)
+	}
+	still := func() bool {
+		all, inVain := pgwake.WorkWaiting(p.Provider)
+		return all == 3 && inVain == 2 && p.Stats().Worker.Settled
+	}
+	require.Eventually(t, still, patience, time.Millisecond)
+	before, looks := onListen.made.Load(), p.Stats().Worker.Looks
+	for i := range 5 {
+		modes[fmt.Sprint("polled-", i)] = pgwake.ModePolling
+		modes[fmt.Sprint("off-", i)] = pgwake.ModeDisabled
+		require.NoError(t, p.SetModes(pgwake.ModeHybrid, modes))
+	}
+	require.Eventually(t, still, patience, time.Millisecond)
+	require.Equal(t, looks, p.Stats().Worker.Looks, "somebody began anew")
+	require.Zero(t, p.Stats().Fallbacks)
+	require.Equal(t, before, onListen.made.Load())
+}
+
+// Of those that wait in vain, one is concerned; and of one that serves others too, its lane does not say what else it was asked for.
+func TestSetModes_NamespaceIsFetchedAgain_WhoAskedForItGetsIt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, &pgwake.Config{Modes: map[string]pgwake.Mode{"a": pgwake.ModeDisabled, "b": pgwake.ModeDisabled}})
+	add := n.producer(t)
+	a, b := n.fetching(t, "a"), n.fetching(t, "b")
+	both := make(chan *pgwake.ClaimedWorkItem, 1)
+	go func() {
+		item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience, Namespaces: []string{"a", "c"}})
+		assert.NoError(t, err)
+		both <- item
+	}()
+	still := func() bool {
+		all, inVain := pgwake.WorkWaiting(n.Provider)
+		return all == 3 && inVain == 2 && n.Stats().Worker.Settled
+	}
+	require.Eventually(t, still, patience, time.Millisecond)
+	for range 2 {
+		add.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "a"})
+	}
+	add.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "b"})
+	before := n.Stats().Worker.Looks
+	require.NoError(t, n.SetModes(pgwake.ModeHybrid, map[string]pgwake.Mode{"a": pgwake.ModeDisabled, "b": pgwake.ModeDisabled, "d": pgwake.ModeDisabled}))
+	require.Eventually(t, still, patience, time.Millisecond)
+	require.Equal(t, before, n.Stats().Worker.Looks)
+	require.NoError(t, n.SetModes(pgwake.ModeHybrid, map[string]pgwake.Mode{"b": pgwake.ModeDisabled}))
+	awaitOne(t, a)
+	require.Equal(t, "a", awaitOne(t, both).Namespace)
+	require.Empty(t, b)
+}
+
+// Where nothing is fetched nothing is asked.
+func TestModes_Disabled_CostsNoQuery(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, &pgwake.Config{Mode: pgwake.ModeDisabled})
+	for range 3 {
+		_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: time.Millisecond})
+		require.ErrorIs(t, err, pgwake.ErrNoWork)
+		_, err = n.FetchWorkItem(t.Context(), now)
+		require.ErrorIs(t, err, pgwake.ErrNoWork)
+	}
+	require.Zero(t, n.Stats().Worker.Looks)
+	// But for what else the query is to do.
+	require.NoError(t, n.SetModes(pgwake.ModeHybrid, nil))
+	n.enqueue(t, "x")
+	item := n.take(t)
+	require.NoError(t, n.SetModes(pgwake.ModeDisabled, nil))
+	_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Ack: []pgwake.LockToken{item.LockToken}})
+	require.ErrorIs(t, err, pgwake.ErrNoWork)
+	require.Empty(t, query[int64](t, n, `SELECT id FROM worker_queue`))
 }

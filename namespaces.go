@@ -33,7 +33,7 @@ func (p *Provider) RegisterNamespaceTx(ctx context.Context, tx pgx.Tx, namespace
 }
 
 func (p *Provider) registerNamespace(ctx context.Context, q querier, namespace string) error {
-	if err := checkNamespace(namespace); err != nil {
+	if err := CheckNamespace(namespace); err != nil {
 		return err
 	}
 	_, err := q.Exec(ctx, p.sql.registerNamespace, namespace)
@@ -54,12 +54,15 @@ func (p *Provider) ListNamespaces(ctx context.Context) (all []Namespace, err err
 }
 
 // WaitForNamespaces returns, in order, the namespaces that are not among known as soon as there are any. It is pushed when the
-// transaction with a namespace's first item commits, and while there is none it costs neither a query nor a connection.
-// Errors: ErrInvalid, and as for WaitForStatus.
+// transaction with a namespace's first item commits, and while there is none it costs neither a query nor a connection. Where nothing
+// is pushed, they are counted, for all who wait together, and read only if there are more: twice in a Config.AggressiveInterval while the
+// node is to listen and cannot, so that a namespace is served within that, and twice in a Config.PollInterval if no mode listens. But
+// with AggressivePolicy Never the fallback counts them, as it does those that were added in silence (pgwake.notify), and while
+// the node hibernates each of its polls does. Errors: ErrInvalid, and as for WaitForStatus.
 func (p *Provider) WaitForNamespaces(ctx context.Context, known []string) ([]string, error) {
 	const op = "wait for namespaces"
 	for _, name := range known {
-		if err := checkNamespace(name); err != nil {
+		if err := CheckNamespace(name); err != nil {
 			return nil, failed(op, err)
 		}
 	}
@@ -71,30 +74,39 @@ func (p *Provider) WaitForNamespaces(ctx context.Context, known []string) ([]str
 	return strings.Split(*a.value, ","), nil
 }
 
-// newNamespaces answers the questions for namespaces, each by its number.
+// newNamespaces answers the questions for namespaces, each by its number. If there are as many as all of those who ask know, it reads
+// none: they remain.
 func (w *waits) newNamespaces(ctx context.Context, asked map[int]question, tell func(i int, a answer)) error {
-	rows, err := w.e.pool.Query(ctx, w.e.sql.listNamespaces)
+	known := int64(-1)
+	for _, q := range asked {
+		if known < 0 {
+			known = q.known
+		}
+		if q.known != known {
+			known = 0 // there is one at least
+		}
+	}
+	rows, err := w.e.pool.Query(ctx, w.e.sql.newNamespaces, known)
 	if err != nil {
 		return err
 	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Namespace])
-	if err != nil {
+	var all []string
+	var name string
+	var count int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &count}, func() error {
+		all = append(all, name)
+		return nil
+	})
+	if err != nil || all == nil {
 		return err
 	}
 	for i, q := range asked {
-		known := make(map[string]bool)
+		knows := make(map[string]bool)
 		for name := range strings.SplitSeq(q.besides, ",") {
-			known[name] = true
+			knows[name] = true
 		}
-		var added []string
-		for _, n := range all {
-			if !known[n.Name] {
-				added = append(added, n.Name)
-			}
-		}
-		if len(added) > 0 {
-			tell(i, answer{complete: true, value: new(strings.Join(added, ","))})
-		}
+		added := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return knows[name] })
+		tell(i, answer{known: count, complete: len(added) > 0, value: new(strings.Join(added, ","))})
 	}
 	return nil
 }

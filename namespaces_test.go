@@ -44,6 +44,19 @@ func TestWaitForNamespaces_WhoeverAddsOne_IsPushed(t *testing.T) {
 	t.Parallel()
 	for name, add := range map[string]func(t *testing.T, n *node){
 		"library": func(t *testing.T, n *node) { n.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "new"}) },
+		"batch": func(t *testing.T, n *node) {
+			_, err := n.EnqueueForWorkerMany(t.Context(), []pgwake.WorkEnqueue{{WorkItem: pgwake.WorkItem{Name: "x"}},
+				{WorkItem: pgwake.WorkItem{Name: "x"}, EnqueueOptions: pgwake.EnqueueOptions{Namespace: "new"}}})
+			require.NoError(t, err)
+		},
+		"ack": func(t *testing.T, n *node) {
+			n.send(t, "i", "k")
+			o := pgwake.EnqueueOptions{Namespace: "new"}
+			turn := n.takeTurn(t)
+			n.ackTurn(t, turn, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"},
+				WorkItems: []pgwake.WorkEnqueue{{WorkItem: pgwake.WorkItem{Name: "x"}}},
+				Messages:  []pgwake.MessageEnqueue{{Message: pgwake.Message{Instance: "j", Kind: "k"}, EnqueueOptions: o}}})
+		},
 		"message": func(t *testing.T, n *node) {
 			n.sendWith(t, pgwake.Message{Instance: "i", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "new"})
 		},
@@ -97,6 +110,21 @@ func TestWaitForNamespaces_AddedWhileNobodyListens_IsFoundAfterwards(t *testing.
 	require.NoError(t, tx.Commit(t.Context()))
 	n.requireAdded(t, got, "new")
 	require.Eventually(t, func() bool { return n.Stats().Reconnects == 1 }, patience, time.Millisecond)
+}
+
+// Whoever waits where nothing is pushed has the namespaces counted, and read only if there are more.
+func TestNewNamespaces_AsManyAsKnown_AreNotRead(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	first, second := n.begin(t), n.begin(t) // each is the first: two rows
+	for _, tx := range []pgx.Tx{first, second} {
+		require.NoError(t, n.RegisterNamespaceTx(t.Context(), tx, "new"))
+	}
+	require.NoError(t, first.Commit(t.Context()))
+	require.NoError(t, second.Commit(t.Context()))
+	require.Equal(t, []string{"default", "new"}, query[string](t, n, `SELECT name FROM new_namespaces(0)`))
+	require.Equal(t, []int64{3, 3}, query[int64](t, n, `SELECT known FROM new_namespaces(2)`))
+	require.Empty(t, query[string](t, n, `SELECT name FROM new_namespaces(3)`))
 }
 
 func TestWaitForNamespaces_Polling_IsFoundByPolls(t *testing.T) {

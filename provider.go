@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/migrations"
 )
@@ -36,6 +35,7 @@ type Provider struct {
 	sql     *statements
 	pool    *pgxpool.Pool
 	ownPool bool
+	direct  dialer
 	engine  *engine
 
 	unmeasure func() // ends what measure began
@@ -141,7 +141,7 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool, readCommitted: readCommitted,
+	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool, direct: direct, readCommitted: readCommitted,
 		histories: newHistoryCache(cfg.HistoryCache), closing: make(chan struct{}), closed: make(chan struct{})}
 	p.abort, p.abortNow = context.WithCancel(context.Background())
 	p.acks, p.enqueues = newAckGroups(p), newEnqueueGroups(p)
@@ -150,6 +150,7 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 			pool.Reset()
 		}
 	})
+	p.engine.poolSilent, p.engine.readCommitted = p.unanswered, readCommitted
 	if ownPool {
 		p.engine.tidy = func() {
 			if pool.Stat().TotalConns() > 0 {
@@ -194,16 +195,8 @@ func checkServer(ctx context.Context, pool *pgxpool.Pool, direct dialer, cfg *Co
 		return false, fmt.Errorf("%w: %w", ErrNotMigrated, err)
 	case err != nil:
 		return false, err
-	case current >= latest:
-		return readCommitted, nil
-	case cfg.SkipMigrate:
-		return false, fmt.Errorf("%w: schema %q is at version %d of %d", ErrNotMigrated, cfg.Schema, current, latest)
 	}
-	config, err := direct.prepare(ctx)
-	if err != nil {
-		return false, err
-	}
-	return readCommitted, migrations.Up(ctx, config, cfg.Schema)
+	return readCommitted, migrate(ctx, migrations.Up, current, latest, cfg, direct)
 }
 
 // dialer is how connections outside the pool are made, in the way of the pool: with a password that is made anew
@@ -359,12 +352,7 @@ func (p *Provider) begin(ctx context.Context) (_ context.Context, done func(), e
 	}, nil
 }
 
-// querier is what the pool and a transaction have in common.
-type querier interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-}
+type querier = Querier
 
 // do runs a verb on the pool.
 func (p *Provider) do(ctx context.Context, op string, verb func(context.Context, querier) error) error {

@@ -547,12 +547,12 @@ func TestClose_VerbIsStuck_ReturnsWhenItsContextEndsAndLeavesNothing(t *testing.
 			require.Fail(t, "a verb is still stuck")
 		}
 	}
-	require.NoError(t, tx.Rollback(t.Context()))
-	require.NoError(t, p.Close(t.Context()), "later calls return nil")
-	goleak.VerifyNone(t, leak)
 	require.Eventually(t, func() bool {
 		return len(query[int32](t, n, `SELECT pid FROM pg_stat_activity WHERE application_name = 'stuck'`)) == 0
 	}, patience, 5*time.Millisecond, "a connection is left")
+	require.NoError(t, tx.Rollback(t.Context())) // after that: else one might get the lock before it hears that it is cancelled
+	require.NoError(t, p.Close(t.Context()), "later calls return nil")
+	goleak.VerifyNone(t, leak)
 	require.NotContains(t, n.rows(t), "worker_queue")
 }
 

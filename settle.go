@@ -147,8 +147,16 @@ func (l *lane) foundNone(k look, listening uint64) {
 		l.settler.bell.ring()
 		l.planScout()
 		l.moved()
-	case !l.lastOne.IsZero() && k.began.After(l.lastOne):
-		l.scoutAt = time.Time{} // what was silent is found, but for the last one, which ends the wait by its end
+	default:
+		l.foundSilent(k)
+	}
+}
+
+// foundSilent is told of a query that found nothing. If it began while the settler waited for one producer only, what was silent
+// is found, but for that one, which ends the wait by its end: there is no need to look before. The caller holds mu.
+func (l *lane) foundSilent(k look) {
+	if l.settling && l.disarms == k.disarms && !l.lastOne.IsZero() && k.began.After(l.lastOne) {
+		l.scoutAt = time.Time{}
 	}
 }
 

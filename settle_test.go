@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -175,6 +176,7 @@ func TestQuiescent_AllDispatchersBusy_ProducersAreSilent(t *testing.T) {
 	producer := plain(t, p.cfg.Schema)
 	insert := func() { mustExec(t, producer, `SELECT enqueue_work('a')`) }
 	wait := fetchWork(t, p, longPoll)
+	eventually(t, "it listens", func() bool { return p.Stats().Listening }) // until then nobody says that somebody waits
 	awaitParked(t, p, Worker, 1)
 	require.NotZero(t, notifications(t, p, Worker, insert), "somebody waits")
 	get(t, wait)
@@ -292,6 +294,50 @@ func TestSettle_PreparedTransaction_IsWaitedForOrLeftToTheFallback(t *testing.T)
 	commit()
 	require.Equal(t, "silenced", get(t, wait).item.Name)
 	require.EqualValues(t, 1, p.Stats().Worker.Finds["fallback"])
+}
+
+// The first item of a namespace would notify as well.
+func TestSettle_PreparedTransaction_AddsANamespace_WhichTheFallbackFinds(t *testing.T) {
+	p := testProvider(t, Config{AggressivePolicy: Never, FallbackInterval: 200 * time.Millisecond})
+	producer := plain(t, p.cfg.Schema)
+	var most int
+	require.NoError(t, producer.QueryRow(t.Context(), `SELECT current_setting('max_prepared_transactions')::int`).Scan(&most))
+	if most == 0 {
+		t.Skip("the server has max_prepared_transactions = 0")
+	}
+	known := []string{DefaultNamespace}
+	for namespace, add := range map[string]string{
+		"work":    `SELECT enqueue_work('x', p_namespace => 'work')`,
+		"batch":   `SELECT * FROM enqueue_work_many('{x}', NULL, '{batch}', p_quiet => true)`,
+		"message": `SELECT enqueue_message('i', 'k', p_namespace => 'message')`,
+		"nothing": `SELECT register_namespace('nothing')`,
+	} {
+		prepare := func(before string) error {
+			mustExec(t, producer, `BEGIN`)
+			mustExec(t, producer, before)
+			mustExec(t, producer, add)
+			_, err := producer.Exec(t.Context(), `PREPARE TRANSACTION '`+p.cfg.Schema+`'`)
+			return err
+		}
+		require.ErrorContains(t, prepare(`SELECT 'loud'`), "NOTIFY", namespace)
+		reads := p.Stats().WaitReads
+		added := make(chan []string, 1)
+		go func() {
+			names, err := p.WaitForNamespaces(t.Context(), known)
+			assert.NoError(t, err)
+			added <- names
+		}()
+		eventually(t, "it waits", func() bool { return p.Stats().WaitReads > reads })
+		require.NoError(t, prepare(`SET LOCAL pgwake.notify = off`), namespace)
+		mustExec(t, producer, `COMMIT PREPARED '`+p.cfg.Schema+`'`)
+		select {
+		case names := <-added:
+			require.Equal(t, []string{namespace}, names)
+		case <-time.After(patient):
+			require.Fail(t, "the fallback has not found it", namespace)
+		}
+		known = append(known, namespace)
+	}
 }
 
 // While somebody waits for a producer nobody is silent. So that ends when the lane is busy again.

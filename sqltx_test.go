@@ -230,6 +230,11 @@ var twins = map[string]twin{
 			return n.PurgeArchiveTx(ctx, tx, time.Now().Add(24*time.Hour))
 		}
 	},
+	"DoTx": func(_ *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
+		return func(ctx context.Context, tx pgx.Tx) (any, error) {
+			return nil, n.DoTx(ctx, tx, "remark", n.enqueues("remarked"))
+		}
+	},
 	"SetLimitsTx": func(_ *testing.T, n *node) func(context.Context, pgx.Tx) (any, error) {
 		return func(ctx context.Context, tx pgx.Tx) (any, error) {
 			return nil, n.SetLimitsTx(ctx, tx, "mine", pgwake.Limits{MaxRunning: 3, RatePerKey: pgwake.Rate{Interval: time.Second, Burst: 2}})

@@ -12,7 +12,7 @@ import (
 // is in provider.go, and LISTEN in listener.go.
 
 type statements struct {
-	channels, session, hearAll, look, tell, asyncCommit, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
+	channels, session, hearAll, look, earliestOfLanes, tell, asyncCommit, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
 
 	enqueueWork, enqueueWorkItem, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
 
@@ -30,6 +30,7 @@ type statements struct {
 
 	setLimits, listLimits, pause, listPaused string
 	registerNamespace, listNamespaces        string
+	newNamespaces                            string
 
 	deleteInstance, deleteInstances, deleteInstancesBulk, pruneExecutions, pruneExecutionsBulk, systemMetrics, queueDepths string
 }
@@ -51,6 +52,7 @@ func newStatements(schema string) *statements {
 		session:              rows("listen_session", 3),
 		hearAll:              scalar("hear_all", 3),
 		look:                 rows("look", 5),
+		earliestOfLanes:      rows("earliest_of_lanes", 2),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
 		flush:                scalar("flush", 0),
@@ -100,6 +102,7 @@ func newStatements(schema string) *statements {
 		getInstanceTree:      scalar("get_instance_tree", 1),
 		registerNamespace:    scalar("register_namespace", 1),
 		listNamespaces:       rows("list_namespaces", 0),
+		newNamespaces:        rows("new_namespaces", 1),
 		setLimits:            scalar("set_limits", 6),
 		listLimits:           rows("list_limits", 0),
 		pause:                scalar("pause", 3),

@@ -59,6 +59,7 @@ type QueueStats struct {
 	NotificationLag Histogram
 
 	Looks  int64            // queries for work
+	Polls  int64            // statements that looked for several lanes at once, such as those of many namespaces: what else polls is in Looks
 	Tokens map[string]int64 // wake-ups by reason: notify, timer, chain, local, reconnect, fallback, scout, settle
 	Finds  map[string]int64 // queries that found work by reason; "fetch" is the query at the start of a fetch
 	Items  int64            // items, or turns, fetched
@@ -138,6 +139,7 @@ type queueStats struct {
 	lag           histogram
 
 	looks       atomic.Int64
+	polls       atomic.Int64
 	items       atomic.Int64
 	misses      atomic.Int64
 	renewals    atomic.Int64
@@ -204,6 +206,7 @@ func (e *engine) queueStats(q Queue) QueueStats {
 		Notifications: c.notifications.Load(),
 		Unreadable:    c.unreadable.Load(),
 		Looks:         c.looks.Load(),
+		Polls:         c.polls.Load(),
 		Items:         c.items.Load(),
 		Misses:        c.misses.Load(),
 		Renewals:      c.renewals.Load(),
@@ -276,7 +279,7 @@ func (p *Provider) Health() Health {
 		note(PartListener, problem)
 	}
 	if e.listener != nil {
-		note(PartNotifications, e.listener.lag.problem())
+		note(PartNotifications, e.listener.lag.problem(e.clock.Now()))
 	}
 	if polls := e.pollStats(); polls.Failures > 0 {
 		note(PartDatabase, fmt.Sprintf("queries for work fail: %d in a row, the last with: %v", polls.Failures, polls.Err))

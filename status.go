@@ -55,8 +55,8 @@ func (p *Provider) GetCustomStatus(ctx context.Context, instance string, lastSee
 }
 
 // WaitForStatus returns the custom status of an instance as soon as its version is higher than lastSeen. It is
-// pushed, and while nothing changes it costs neither a query nor a connection, however many wait; the instance need not
-// exist yet. Versions in between are skipped: it is the latest one that is returned. What GetCustomStatus says of a
+// pushed, and while nothing changes it costs neither a query nor a connection, however many wait; where the node does not
+// listen, a query for all of them every Config.PollInterval, or AggressiveInterval if it is to. The instance need not exist yet. Versions in between are skipped: it is the latest one that is returned. What GetCustomStatus says of a
 // lastSeen from a former instance holds here too.
 //
 // It waits as long as ctx lets it. Errors: the context's, then with the database's if the last attempt to read failed;

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,7 +20,11 @@ import (
 // Scope is the name of the instrumentation.
 const Scope = "github.com/pgwake/pgwake"
 
-// Metrics of a Provider. Each has the attribute AttrQueue, unless it says otherwise. Those of several Providers of one process add up.
+// Metrics of a Provider. Each has the attribute AttrQueue, unless it says otherwise.
+//
+// Those of several Providers of one process add up, as sums do; so one that is closed takes what it has counted out of them, as
+// a restart does. Gauges do not add up: these have AttrServer, AttrPort and AttrDatabase, which say whose queue it is, and two Providers
+// of the same queue say the same.
 const (
 	MetricReceived   = "pgwake.notifications.received"  // counter: QueueStats.Notifications
 	MetricProcessed  = "pgwake.notifications.processed" // counter: those that were understood
@@ -28,6 +33,7 @@ const (
 
 	MetricItems       = "pgwake.items"             // counter: QueueStats.ItemsBy; by AttrPath
 	MetricLooks       = "pgwake.looks"             // counter: QueueStats.Looks
+	MetricPolls       = "pgwake.polls"             // counter: QueueStats.Polls
 	MetricWakes       = "pgwake.wakes"             // counter: QueueStats.Tokens; by AttrReason
 	MetricFinds       = "pgwake.finds"             // counter: QueueStats.Finds; by AttrReason
 	MetricUnannounced = "pgwake.finds.unannounced" // counter: QueueStats.FallbackFinds and ScoutFinds; by AttrReason
@@ -35,17 +41,20 @@ const (
 	MetricPassedOn    = "pgwake.passed_on"         // counter: QueueStats.PassedOn
 	MetricRenewals    = "pgwake.lease.renewals"    // counter: QueueStats.Renewals
 	MetricLatency     = "pgwake.wake.latency"      // histogram, seconds: QueueStats.WakeLatency
-	MetricParked      = "pgwake.parked"            // gauge: QueueStats.Parked
-	MetricAggressive  = "pgwake.aggressive"        // gauge, 0 or 1: QueueStats.Aggressive
+	MetricParked      = "pgwake.parked"            // sum: QueueStats.Parked
+	MetricAggressive  = "pgwake.aggressive"        // sum: Providers of which QueueStats.Aggressive is true
 
-	MetricListening  = "pgwake.listening"     // gauge, 0 or 1, without attributes: Stats.Listening
-	MetricReconnects = "pgwake.reconnects"    // counter, without attributes: Stats.Reconnects
+	MetricListening  = "pgwake.listening"     // sum, without attributes: Providers of which Stats.Listening is true
+	MetricReconnects = "pgwake.reconnects"    // counter, without attributes: Stats.Reconnects, which a change of modes may be, too
 	MetricFallbacks  = "pgwake.fallbacks"     // counter, without attributes: Stats.Fallbacks
 	MetricSkipped    = "pgwake.polls.skipped" // counter, without attributes: PollStats.Skipped
 	MetricPanics     = "pgwake.panics"        // counter, without attributes: Stats.Panics
 
-	MetricDepth     = "pgwake.queue.depth"      // gauge: items by AttrNamespace, and by AttrState as QueueDepth has it
-	MetricOldestDue = "pgwake.queue.oldest_due" // gauge, seconds since QueueDepth.OldestDue; by AttrNamespace
+	// MetricDepth is a gauge: items by AttrNamespace, and by AttrState as QueueDepth has it. Of a namespace that has become empty it
+	// says so once, until the queues are read again.
+	MetricDepth = "pgwake.queue.depth"
+	// MetricOldestDue is a gauge: seconds since QueueDepth.OldestDue, by AttrNamespace; 0 if nothing is due.
+	MetricOldestDue = "pgwake.queue.oldest_due"
 )
 
 // Attributes of metrics.
@@ -54,7 +63,10 @@ const (
 	AttrPath      = attribute.Key("pgwake.path")        // a Path
 	AttrReason    = attribute.Key("pgwake.wake.reason") // of a WakeReason
 	AttrNamespace = attribute.Key("pgwake.namespace")
-	AttrState     = attribute.Key("pgwake.state") // due, delayed, leased, kept back
+	AttrState     = attribute.Key("pgwake.state")   // due, delayed, leased, kept back
+	AttrServer    = attribute.Key("server.address") // as the pool's settings have it
+	AttrPort      = attribute.Key("server.port")
+	AttrDatabase  = attribute.Key("db.namespace") // the database, a |, and the schema
 )
 
 // secondsBuckets are those of lags and latencies: a wake-up is a matter of milliseconds.
@@ -73,7 +85,7 @@ func (p *Provider) measure() (stop func(), err error) {
 	m := &measurement{Meter: p.cfg.MeterProvider.Meter(Scope)}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("%w: MeterProvider: %v", ErrConfig, err)
+			err = fmt.Errorf("%w: MeterProvider: %w", ErrConfig, err)
 		}
 	}()
 	lag := m.seconds(MetricLag, "from the beginning of the transaction that sent a notification to when it was heard")
@@ -119,6 +131,13 @@ func (m *measurement) counter(name, about string) metric.Int64Observable {
 	return c
 }
 
+// sum is for what may go down as well, and adds up over Providers.
+func (m *measurement) sum(name, about string) metric.Int64Observable {
+	s, err := m.Int64ObservableUpDownCounter(name, metric.WithDescription(about))
+	m.err, m.all = errors.Join(m.err, err), append(m.all, s)
+	return s
+}
+
 func (m *measurement) gauge(name, about string) metric.Int64Observable {
 	g, err := m.Int64ObservableGauge(name, metric.WithDescription(about))
 	m.err, m.all = errors.Join(m.err, err), append(m.all, g)
@@ -138,11 +157,12 @@ func (m *measurement) addQueues() {
 	each(m.counter(MetricProcessed, "notifications understood"), func(q *QueueStats) int64 { return q.Notifications - q.Unreadable })
 	each(m.counter(MetricUnreadable, "notifications that nobody understood"), func(q *QueueStats) int64 { return q.Unreadable })
 	each(m.counter(MetricLooks, "queries for work"), func(q *QueueStats) int64 { return q.Looks })
+	each(m.counter(MetricPolls, "statements that looked for several lanes at once"), func(q *QueueStats) int64 { return q.Polls })
 	each(m.counter(MetricMisses, "wake-ups that found nothing: another was faster"), func(q *QueueStats) int64 { return q.Misses })
 	each(m.counter(MetricPassedOn, "wake-ups passed on to another node"), func(q *QueueStats) int64 { return q.PassedOn })
 	each(m.counter(MetricRenewals, "leases renewed"), func(q *QueueStats) int64 { return q.Renewals })
-	each(m.gauge(MetricParked, "dispatchers that wait"), func(q *QueueStats) int64 { return int64(q.Parked) })
-	each(m.gauge(MetricAggressive, "1: the queue is polled because something went wrong"), func(q *QueueStats) int64 { return oneIf(q.Aggressive) })
+	each(m.sum(MetricParked, "dispatchers that wait"), func(q *QueueStats) int64 { return int64(q.Parked) })
+	each(m.sum(MetricAggressive, "Providers that poll the queue because something went wrong"), func(q *QueueStats) int64 { return oneIf(q.Aggressive) })
 
 	wakes, finds := m.counter(MetricWakes, "wake-ups"), m.counter(MetricFinds, "queries that found work")
 	items, unannounced := m.counter(MetricItems, "items and turns fetched"), m.counter(MetricUnannounced, "finds that nothing had announced")
@@ -169,17 +189,18 @@ func (m *measurement) addNode() {
 	one := func(of metric.Int64Observable, value func(*Stats) int64) {
 		m.read = append(m.read, func(_ context.Context, s *Stats, o metric.Observer) error { o.ObserveInt64(of, value(s)); return nil })
 	}
-	one(m.gauge(MetricListening, "1: the LISTEN connection is up"), func(s *Stats) int64 { return oneIf(s.Listening) })
+	one(m.sum(MetricListening, "Providers whose LISTEN connection is up"), func(s *Stats) int64 { return oneIf(s.Listening) })
 	one(m.counter(MetricReconnects, "LISTEN connections made after the first"), func(s *Stats) int64 { return s.Reconnects })
 	one(m.counter(MetricFallbacks, "periodic statements"), func(s *Stats) int64 { return s.Fallbacks })
 	one(m.counter(MetricSkipped, "polls that were skipped because queries for work fail"), func(s *Stats) int64 { return s.Polls.Skipped })
 	one(m.counter(MetricPanics, "goroutines of the engine that panicked"), func(s *Stats) int64 { return s.Panics })
 }
 
-// depths are those of the queues by namespace, as they were when they were read last; zero for those that are empty by now.
+// depths are those of the queues by namespace, as they were when they were read last; zero for those that have become empty since
+// the time before.
 type depths struct {
 	mu sync.Mutex
-	at time.Time
+	at time.Time // when that was begun, whatever came of it
 	of map[part]QueueDepth
 }
 
@@ -193,13 +214,15 @@ func (d *depths) refresh(ctx context.Context, p *Provider) error {
 	if p.cfg.MeasureDepths == 0 || time.Since(d.at) < p.cfg.MeasureDepths {
 		return nil
 	}
+	d.at = time.Now() // before it is known to succeed: a database in trouble is not to be asked more often than one in health
 	all, err := p.GetQueueDepths(ctx)
 	if err != nil {
 		return err
 	}
-	d.at = time.Now()
-	for at := range d.of {
-		d.of[at] = QueueDepth{}
+	for at, before := range d.of {
+		if d.of[at] = (QueueDepth{}); before == (QueueDepth{}) {
+			delete(d.of, at) // or every namespace that ever was would be told of for ever
+		}
 	}
 	for _, one := range all {
 		at := part{one.Queue, one.Namespace}
@@ -221,27 +244,38 @@ func (m *measurement) addDepths(p *Provider) {
 	depth := m.gauge(MetricDepth, "items in the queue")
 	oldest, err := m.Float64ObservableGauge(MetricOldestDue, metric.WithUnit("s"), metric.WithDescription("how long the first of the due items has waited"))
 	m.err, m.all = errors.Join(m.err, err), append(m.all, oldest)
+	whose := p.whose()
+	of := func(at part, also ...attribute.KeyValue) metric.MeasurementOption {
+		return ofQueue(at.queue, slices.Concat(whose, also, []attribute.KeyValue{AttrNamespace.String(at.namespace)})...)
+	}
 	d := &depths{of: make(map[part]QueueDepth)}
 	m.read = append(m.read, func(ctx context.Context, _ *Stats, o metric.Observer) error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		err := d.refresh(ctx, p) // what is known is told all the same
 		for at, n := range d.of {
-			of := func(state string, n int64) {
-				o.ObserveInt64(depth, n, ofQueue(at.queue, AttrNamespace.String(at.namespace), AttrState.String(state)))
-			}
-			of("due", n.Due)
-			of("delayed", n.Delayed)
-			of("leased", n.Leased)
-			of("kept back", n.KeptBack)
+			o.ObserveInt64(depth, n.Due, of(at, AttrState.String("due")))
+			o.ObserveInt64(depth, n.Delayed, of(at, AttrState.String("delayed")))
+			o.ObserveInt64(depth, n.Leased, of(at, AttrState.String("leased")))
+			o.ObserveInt64(depth, n.KeptBack, of(at, AttrState.String("kept back")))
 			var waits time.Duration
 			if !n.OldestDue.IsZero() {
 				waits = max(time.Since(p.LocalTime(n.OldestDue)), 0)
 			}
-			o.ObserveFloat64(oldest, waits.Seconds(), ofQueue(at.queue, AttrNamespace.String(at.namespace)))
+			o.ObserveFloat64(oldest, waits.Seconds(), of(at))
 		}
 		return err
 	})
+}
+
+// whose are the attributes of a queue that tell it from those of other Providers.
+func (p *Provider) whose() []attribute.KeyValue {
+	c := p.pool.Config().ConnConfig
+	database := c.Database
+	if database == "" { // the server's default
+		database = c.User
+	}
+	return []attribute.KeyValue{AttrServer.String(c.Host), AttrPort.Int(int(c.Port)), AttrDatabase.String(database + "|" + p.cfg.Schema)}
 }
 
 func oneIf(yes bool) int64 {

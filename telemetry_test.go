@@ -1,6 +1,7 @@
 package pgwake
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -50,9 +51,11 @@ func TestTelemetry_WhatHappens_IsMeasured(t *testing.T) {
 		namespace, state string
 		want             float64
 	}{{"default", "due", 1}, {"default", "delayed", 1}, {"default", "leased", 1}, {"n", "due", 1}} {
-		require.Equal(t, of.want, ofWork(MetricDepth, AttrNamespace.String(of.namespace), AttrState.String(of.state)), "%+v", of)
+		require.Equal(t, of.want, seen[ofQueueOf(p, MetricDepth, AttrNamespace.String(of.namespace), AttrState.String(of.state))], "%+v", of)
 	}
-	require.Less(t, ofWork(MetricOldestDue, AttrNamespace.String("default")), patient.Seconds())
+	oldest := ofQueueOf(p, MetricOldestDue, AttrNamespace.String("default"))
+	require.Contains(t, seen, oldest)
+	require.Less(t, seen[oldest], patient.Seconds())
 	for _, name := range []string{MetricLag, MetricLatency} {
 		for _, seconds := range m.Recorded(testmeter.Key(name, AttrQueue.String("worker"))) {
 			require.Less(t, seconds, patient.Seconds(), name)
@@ -68,14 +71,92 @@ func TestTelemetry_WhatHappens_IsMeasured(t *testing.T) {
 	require.Empty(t, seen, "who is closed is not asked")
 }
 
+// ofQueueOf is a metric of a Provider's worker queue that is not added to those of others.
+func ofQueueOf(p *Provider, name string, also ...attribute.KeyValue) string {
+	c := p.pool.Config().ConnConfig
+	return testmeter.Key(name, append(also, AttrQueue.String("worker"), AttrServer.String(c.Host), AttrPort.Int(int(c.Port)),
+		AttrDatabase.String(c.Database+"|"+p.cfg.Schema))...)
+}
+
+func TestTelemetry_SeveralProviders_WhatTheyCountAddsUp_AndEachQueueIsToldOfOnce(t *testing.T) {
+	m := testmeter.New()
+	one := testProvider(t, Config{MeterProvider: m, MeasureDepths: time.Second})
+	providers := []*Provider{
+		one,
+		testProvider(t, Config{MeterProvider: m, MeasureDepths: time.Second, Schema: one.cfg.Schema}),
+		testProvider(t, Config{MeterProvider: m, MeasureDepths: time.Second}),
+	}
+	for i, p := range providers {
+		elsewhere := *longPoll
+		elsewhere.Namespaces = []string{"elsewhere"}
+		fetchWork(t, p, &elsewhere)
+		awaitParked(t, p, Worker, 1)
+		eventually(t, "it listens", func() bool { return p.Stats().Listening })
+		if i > 0 {
+			mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('x') FROM generate_series(1, $1::integer)`, 5*i)
+		}
+	}
+	seen, err := m.Collect(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 3., seen[testmeter.Key(MetricListening)])
+	require.Equal(t, 3., seen[testmeter.Key(MetricParked, AttrQueue.String("worker"))])
+	due := func(p *Provider) float64 {
+		return seen[ofQueueOf(p, MetricDepth, AttrNamespace.String("default"), AttrState.String("due"))]
+	}
+	require.Equal(t, 5., due(one), "two Providers say so, and it is one queue")
+	require.Equal(t, 10., due(providers[2]))
+	for _, p := range providers {
+		require.Contains(t, seen, ofQueueOf(p, MetricOldestDue, AttrNamespace.String("default")))
+	}
+
+	require.NoError(t, providers[2].Close(t.Context()))
+	seen, err = m.Collect(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2., seen[testmeter.Key(MetricListening)])
+}
+
+func TestTelemetry_NamespaceBecomesEmpty_IsToldOfOnceMore(t *testing.T) {
+	m := testmeter.New()
+	p := testProvider(t, Config{MeterProvider: m, MeasureDepths: time.Second})
+	p.cfg.MeasureDepths = time.Nanosecond
+	producer := plain(t, p.cfg.Schema)
+	due := ofQueueOf(p, MetricDepth, AttrNamespace.String("n"), AttrState.String("due"))
+	collect := func() map[string]float64 {
+		seen, err := m.Collect(t.Context())
+		require.NoError(t, err)
+		return seen
+	}
+	for range 2 {
+		mustExec(t, producer, `SELECT enqueue_work('x', p_namespace => 'n')`)
+		require.Equal(t, 1., collect()[due])
+		mustExec(t, producer, `DELETE FROM worker_queue`)
+		seen := collect()
+		require.Contains(t, seen, due, "who shows the last value is to show zero")
+		require.Zero(t, seen[due])
+		require.NotContains(t, collect(), due)
+	}
+}
+
+func TestTelemetry_DepthsCannotBeRead_ItIsNotTriedAgainBeforeItsTime(t *testing.T) {
+	m := testmeter.New()
+	testProvider(t, Config{MeterProvider: m, MeasureDepths: time.Hour})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := m.Collect(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = m.Collect(ctx)
+	require.NoError(t, err, "it does not ask")
+}
+
 func TestTelemetry_MetersRefuse_NewSaysSo(t *testing.T) {
 	m := testmeter.New()
-	m.Refuse = errors.New("no more")
+	refused := errors.New("no more")
+	m.Refuse = refused
 	_, err := Open(t.Context(), "postgres://"+"127.0.0.1:1/x", &Config{MeterProvider: m, MeasureDepths: time.Millisecond})
 	require.ErrorIs(t, err, ErrConfig)
 	require.ErrorContains(t, err, "MeasureDepths")
 	p := testProvider(t, Config{})
 	_, err = New(t.Context(), p.pool, &Config{Schema: p.cfg.Schema, MeterProvider: m})
 	require.ErrorIs(t, err, ErrConfig)
-	require.ErrorContains(t, err, "no more")
+	require.ErrorIs(t, err, refused)
 }

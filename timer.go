@@ -11,7 +11,7 @@ import (
 // others had locked or that silent producers may leave, the end of standing by, the look that a release owes, the next
 // poll of a queue in trouble or in doubt. It sleeps until the first of them, or until one moves up. It asks the database
 // nothing: at an instant it gives a lane a token, and the dispatcher that takes it makes the query, whose answer says
-// which due time is the next (wakechain.go).
+// which due time is the next (wakechain.go); or it has several lanes polled together (scout.go).
 
 // maxRetryInterval bounds the pause before another look at rows that somebody keeps locked.
 const maxRetryInterval = 100 * time.Millisecond
@@ -53,11 +53,15 @@ func (t *timer) fire() (next time.Time, ok bool) {
 		}
 	}
 	for q := range Queue(queueCount) {
+		var p polls
 		for _, l := range t.e.waiters.lanes(q) {
-			for _, at := range l.fire(t.e) {
+			ahead, settling := l.fire(t.e)
+			for _, at := range ahead {
 				earliest(at)
 			}
+			p.settling = p.settling || settling
 		}
+		t.e.poll(q, p)
 		if at, polling := t.e.pollQueue(q); polling {
 			earliest(at)
 		}
@@ -68,8 +72,9 @@ func (t *timer) fire() (next time.Time, ok bool) {
 	return next, ok
 }
 
-// fire emits a token for each instant of the lane that has come, and returns those still to come.
-func (l *lane) fire(e *engine) (ahead []time.Time) {
+// fire emits a token for each instant of the lane that has come, and returns those still to come, and whether the lane is to be
+// polled for what silent producers may have left.
+func (l *lane) fire(e *engine) (ahead []time.Time, settling bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
@@ -106,8 +111,7 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 	}
 	if comes(&l.scoutAt) { // until something says that it is enough
 		l.planScout()
-		ahead = append(ahead, l.scoutAt)
-		l.pollWaiting(true)
+		ahead, settling = append(ahead, l.scoutAt), true
 	}
 	if comes(&l.standByAt) {
 		l.emit(token{reason: WakeNotify, sole: true})
@@ -119,20 +123,5 @@ func (l *lane) fire(e *engine) (ahead []time.Time) {
 		// Of what it may find besides those rows, others were told, or nobody yet.
 		l.emit(token{reason: WakeScout, sole: l.retrySole, silent: l.fanout > 0 || !l.settled})
 	}
-	return ahead
-}
-
-// poll makes one waiting dispatcher look, unless a look is owed already. bySilence says that what it may find, nobody was to
-// tell of.
-func (l *lane) poll(bySilence bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pollWaiting(bySilence)
-}
-
-// pollWaiting is poll for whoever holds mu.
-func (l *lane) pollWaiting(bySilence bool) {
-	if len(l.waiting) > 0 && len(l.tokens) == 0 {
-		l.emit(token{reason: WakeScout, silent: bySilence, again: true})
-	}
+	return ahead, settling
 }

@@ -16,6 +16,27 @@ import (
 // process. Once its lease has ended, whether or not somebody else took the item, it can do nothing.
 type LockToken string
 
+// WorkItem returns what the SQL functions about a claimed work item take, such as ack_work: the id of the item, and the token
+// of the claim, a UUID. So a statement of the caller's own can acknowledge it, together with what else it does. A token does not
+// say which queue it is of: that is for the caller to know. ErrLockLost for one that no fetch can have made.
+func (t LockToken) WorkItem() (id int64, token string, err error) {
+	l, err := t.splitWork()
+	if err != nil {
+		return 0, "", err
+	}
+	return l.item, l.claim.String(), nil
+}
+
+// Turn returns what the SQL functions about a turn take, such as ack_orchestration: the id of the instance, and the token of the
+// claim, a UUID. For the rest it is as WorkItem.
+func (t LockToken) Turn() (instance, token string, err error) {
+	claim, instance, err := t.split()
+	if err != nil {
+		return "", "", err
+	}
+	return instance, claim.String(), nil
+}
+
 // newClaim returns the id of one claim. The client makes it, so that it can undo a claim whose answer was lost.
 func newClaim() pgtype.UUID {
 	id := pgtype.UUID{Valid: true}

@@ -32,7 +32,9 @@ const DefaultNamespace = "default"
 
 var namespacePattern = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,39}$`)
 
-func checkNamespace(namespace string) error {
+// CheckNamespace fails with ErrInvalid unless there can be a namespace of this name: 1 to 40 lower-case letters, digits, '_' and '-', a
+// letter first.
+func CheckNamespace(namespace string) error {
 	if !namespacePattern.MatchString(namespace) {
 		return invalid("namespace %s does not match %s", quote(namespace), namespacePattern)
 	}
@@ -45,7 +47,7 @@ func namespaceSet(namespaces []string) ([]string, error) {
 		return nil, nil
 	}
 	for _, n := range namespaces {
-		if err := checkNamespace(n); err != nil {
+		if err := CheckNamespace(n); err != nil {
 			return nil, err
 		}
 	}

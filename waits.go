@@ -28,8 +28,8 @@ import (
 //	    undue, and one that fails makes those that it did not answer due again.
 //	(3) A waiter becomes due with every notification that it may concern; whenever the node begins to listen, since
 //	    what was notified before went unheard; with every fallback, but one that waits for a namespace only with a fallback that
-//	    counts others than the one before it did, since namespaces remain; and while the node does not listen, or
-//	    hibernates, at every poll.
+//	    counts others than it knows, since namespaces remain; and while the node does not listen, or
+//	    hibernates, at every poll that is not skipped (breaker.go).
 //
 // So no change is lost: one that was committed before the first query is seen by it, and one after is notified after
 // the waiter was registered, by the transaction or right after its commit (if that process dies in between, the
@@ -50,8 +50,6 @@ type waits struct {
 	byHash map[uint64]map[*waiting]struct{} // by instance
 	due    map[*waiting]struct{}
 	err    error // of the last query
-
-	namespaces int64 // that the last fallback counted; -1: there was none
 }
 
 // question is what a waiter wants to know. Waiters with equal questions are read together.
@@ -61,7 +59,8 @@ type question struct {
 	lastSeen int64 // version of the custom status
 	known    int64 // the incarnation of the instance that was read last; 0: there was none
 
-	// Or, of no instance, which namespaces there are besides these, which are joined by commas.
+	// Or, of no instance, which namespaces there are besides these, which are joined by commas; known is then how many were
+	// counted when they were read last.
 	namespaces bool
 	besides    string
 }
@@ -90,11 +89,14 @@ type verdict struct {
 }
 
 func newWaits(e *engine) *waits {
-	w := &waits{e: e, bell: newBell(), done: make(chan struct{}), namespaces: -1,
+	w := &waits{e: e, bell: newBell(), done: make(chan struct{}),
 		byHash: make(map[uint64]map[*waiting]struct{}), due: make(map[*waiting]struct{})}
 	w.look = w.ask
 	return w
 }
+
+// ofNoInstance is the hash of those who wait for namespaces.
+var ofNoInstance = hashOf("")
 
 // hashOf is what notify_instance sends, as a number.
 func hashOf(instance string) uint64 {
@@ -169,9 +171,15 @@ func (w *waits) remove(x *waiting) {
 
 // parked returns how many wait.
 func (w *waits) parked() int {
+	all, _ := w.waiters()
+	return all
+}
+
+// waiters returns how many wait, and how many of them for namespaces.
+func (w *waits) waiters() (all, ofNamespaces int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.count
+	return w.count, len(w.byHash[ofNoInstance])
 }
 
 // heard takes in the payload of a notification. One that it cannot read, from a newer version or a stranger, means
@@ -216,11 +224,7 @@ func (w *waits) lookAtAll() {
 
 // fallback makes those due that a fallback is for, which counted the namespaces.
 func (w *waits) fallback(namespaces int64) {
-	w.mu.Lock()
-	more := namespaces != w.namespaces
-	w.namespaces = namespaces
-	w.mu.Unlock()
-	w.lookAtThose(func(x *waiting) bool { return more || !x.namespaces })
+	w.lookAtThose(func(x *waiting) bool { return !x.namespaces || x.known != namespaces })
 }
 
 func (w *waits) lookAtThose(due func(*waiting) bool) {
@@ -238,9 +242,9 @@ func (w *waits) lookAtThose(due func(*waiting) bool) {
 
 // run looks whenever somebody is due.
 func (w *waits) run(ctx context.Context) {
-	w.lookAtAll()        // whatever was taken by a run that panicked
-	var polled time.Time // when the last poll of all of them ended
-	pause := firstRetry  // before the next attempt, after a failure
+	w.lookAtAll()                 // whatever was taken by a run that panicked
+	var polled, counted time.Time // when the last poll of all of them ended, and of those that wait for namespaces
+	pause := firstRetry           // before the next attempt, after a failure
 	poll := time.NewTimer(0)
 	defer poll.Stop()
 	for {
@@ -252,10 +256,12 @@ func (w *waits) run(ctx context.Context) {
 		}
 		w.e.inject("waits")
 		interval, polling := w.pollInterval()
-		polling = polling && w.parked() > 0
+		waiters, ofNamespaces := w.waiters()
+		polling = polling && waiters > 0
 		all := polling && time.Since(polled) >= interval
-		if all {
-			w.lookAtAll()
+		count := all || polling && ofNamespaces > 0 && time.Since(counted) >= interval/2
+		if count && w.e.mayPoll() {
+			w.lookAtThose(func(x *waiting) bool { return all || x.namespaces })
 		}
 		switch err := w.read(ctx); {
 		case err == nil:
@@ -269,10 +275,16 @@ func (w *waits) run(ctx context.Context) {
 		if all {
 			polled = time.Now()
 		}
-		if polling {
-			poll.Reset(time.Until(polled.Add(interval)))
-		} else {
+		if count {
+			counted = time.Now()
+		}
+		switch {
+		case !polling:
 			poll.Stop()
+		case ofNamespaces > 0:
+			poll.Reset(min(time.Until(polled.Add(interval)), time.Until(counted.Add(interval/2))))
+		default:
+			poll.Reset(time.Until(polled.Add(interval)))
 		}
 	}
 }
@@ -283,7 +295,8 @@ const (
 	lastRetry  = 250 * time.Millisecond
 )
 
-// pollInterval is the time between two looks at all waiters while nobody tells this node of changes.
+// pollInterval is the time between two looks at all waiters while nobody tells this node of changes. Half of that lies between two
+// counts of the namespaces: who serves a new one has to fetch from it, too, before that is as good as polled.
 func (w *waits) pollInterval() (interval time.Duration, polling bool) {
 	cfg := w.e.cfg
 	switch {
@@ -342,7 +355,7 @@ func (w *waits) tell(askers []*waiting, a answer) {
 	for _, x := range askers {
 		v := verdict{answer: a}
 		switch {
-		case x.known != 0 && a.known != x.known: // whatever another of the same id has come to
+		case !x.namespaces && x.known != 0 && a.known != x.known: // whatever another of the same id has come to
 			v.err = fmt.Errorf("%w: instance %s was deleted", ErrNotFound, quote(x.instance))
 		case a.complete:
 		default:

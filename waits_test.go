@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/dbclock"
 	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
@@ -23,7 +24,8 @@ type fakeInstances struct {
 	reads   int
 	asked   int
 	err     error
-	during  func() // called in the middle of a query, once its snapshot was taken
+	during  func()                // called in the middle of a query, once its snapshot was taken
+	of      func(question) answer // nil: as above; those for namespaces
 }
 
 func (f *fakeInstances) look(_ context.Context, asked []question, tell func(int, answer)) error {
@@ -34,6 +36,10 @@ func (f *fakeInstances) look(_ context.Context, asked []question, tell func(int,
 	f.during = nil
 	told := make(map[int]answer)
 	for i, q := range asked {
+		if f.of != nil && q.namespaces {
+			told[i] = f.of(q)
+			continue
+		}
 		known := q.known
 		q.known = 0
 		a, ok := f.answers[q]
@@ -81,7 +87,7 @@ func testWaits(t *testing.T, cfg Config, listening bool) (*waits, *fakeInstances
 	cfg.Logger = silent
 	resolved, err := cfg.resolve()
 	require.NoError(t, err)
-	e := &engine{cfg: &resolved, modes: newModes(&resolved)}
+	e := &engine{cfg: &resolved, modes: newModes(&resolved), clock: dbclock.New(nil)}
 	if resolved.listens() {
 		e.listener = newListener(e, dialer{})
 	}
@@ -284,6 +290,94 @@ func TestWaits_NobodyTellsThisNode_OneQueryAnIntervalForAll(t *testing.T) {
 			})
 		})
 	}
+}
+
+// askFor waits for namespaces besides these.
+func askFor(ctx context.Context, w *waits, besides string) <-chan error {
+	out := make(chan error, 1)
+	go func() {
+		_, err := w.wait(ctx, question{namespaces: true, besides: besides})
+		out <- err
+	}()
+	return out
+}
+
+// A namespace that nobody tells of is noticed in half of the time in which an item is, since it is only then that one is fetched.
+func TestWaits_NobodyTellsOfNamespaces_TheyAreCountedTwiceAnInterval(t *testing.T) {
+	const interval = 200 * time.Millisecond
+	for name, cfg := range map[string]Config{
+		"not listening": {AggressiveInterval: interval},
+		"ModePolling":   {Mode: ModePolling, PollInterval: interval},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtualtime.Test(t, func(t *testing.T) {
+				w, f := testWaits(t, cfg, false)
+				var known []int64
+				f.mu.Lock()
+				f.of = func(q question) answer {
+					known = append(known, q.known)
+					return answer{known: 7}
+				}
+				f.mu.Unlock()
+				ctx, cancel := context.WithCancel(t.Context())
+				of, instance := askFor(ctx, w, "default"), waitFor(ctx, w, "i")
+				time.Sleep(10*interval + interval/4)
+				f.mu.Lock()
+				reads, asked := f.reads, f.asked
+				f.of = nil
+				f.mu.Unlock()
+				require.InDelta(t, 21, reads, 1)
+				require.InDelta(t, 21+11, asked, 2, "the instance is asked for half as often")
+				require.Zero(t, known[0])
+				require.EqualValues(t, 7, known[len(known)-1], "how many there were it says with each question")
+				cancel()
+				require.Error(t, <-of)
+				require.Error(t, <-instance)
+			})
+		})
+	}
+}
+
+// While queries for work fail, those who wait do not poll either.
+func TestWaits_BreakerIsOpen_NobodyPolls(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{Mode: ModePolling}, false)
+		w.e.breaker.state, w.e.breaker.until = breakerOpen, time.Now().Add(breakerPause)
+		ctx, cancel := context.WithCancel(t.Context())
+		outs := []<-chan error{waitFor(ctx, w, "i"), askFor(ctx, w, "default")}
+		synctest.Wait()
+		before := f.count()
+		time.Sleep(breakerPause - time.Second)
+		require.Equal(t, before, f.count())
+		time.Sleep(2 * time.Second)
+		require.Greater(t, f.count(), before)
+		cancel()
+		for _, out := range outs {
+			require.Error(t, <-out)
+		}
+	})
+}
+
+// A fallback has those look that know of fewer namespaces than it has counted, or of more.
+func TestWaits_FallbackCountsNamespaces_OnlyThoseAreReadThatCountOthers(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
+		w, f := testWaits(t, Config{}, true)
+		f.mu.Lock()
+		f.of = func(question) answer { return answer{known: 3} }
+		f.mu.Unlock()
+		ctx, cancel := context.WithCancel(t.Context())
+		out := askFor(ctx, w, "default")
+		synctest.Wait()
+		before := f.count()
+		w.fallback(3)
+		synctest.Wait()
+		require.Equal(t, before, f.count())
+		w.fallback(4)
+		synctest.Wait()
+		require.Equal(t, before+1, f.count())
+		cancel()
+		require.Error(t, <-out)
+	})
 }
 
 func TestWaits_ListeningAgain_PollingEnds(t *testing.T) {

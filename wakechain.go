@@ -20,9 +20,9 @@ import (
 //	    queries already owed as the lane has dispatchers. A token is spent only by a query that the server
 //	    answered; a dispatcher that leaves without having made one hands the token on (handBack). But a poll that fails
 //	    is made up for by the next.
-//	(2) empty is true only if a query left nothing due, no other has since it began, it began while the node was
-//	    listening and the lane settled (settle.go), both have been so ever since, and no signal came after it
-//	    began. Whoever commits due work after that query's snapshot causes a signal, so there is nothing to find
+//	(2) empty is true only if a query, or a poll (scout.go), left nothing due, no other has since it began, it began
+//	    while the node was listening and the lane settled (settle.go), both have been so ever since, and no signal
+//	    came after it began. Whoever commits due work after that query's snapshot causes a signal, so there is nothing to find
 //	    until one comes.
 //	(3) earliest is never later than the next instant at which something becomes due, unless a token is
 //	    owed: it is replaced only by what a query reports during which no new instant and no other answer
@@ -356,6 +356,8 @@ type look struct {
 	row     rowWrite
 	settled bool
 	disarms uint64
+
+	bySilence bool // a poll: of what it finds nobody was to tell
 }
 
 func (l *lane) beginLook(s session) look {
@@ -440,9 +442,7 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) {
 		l.foundNone(k, listening)
 	}
 	if r.more() {
-		l.answers++
-		l.left++
-		l.empty = false
+		l.leftSome()
 		if r.found == 0 { // contended: a plain read sees due rows
 			l.retryStep = max(min(2*l.retryStep, maxRetryInterval), firstScoutInterval)
 			l.retryAt = l.now().Add(l.retryStep)
@@ -457,6 +457,18 @@ func (l *lane) endLook(k look, r report, by *token, listening uint64) {
 	if l.standsBy <= k.signals {
 		l.standByAt = time.Time{}
 	}
+	l.leftNothing(k, r, listening)
+}
+
+// leftSome takes it into account that an answer left something due. The caller holds mu.
+func (l *lane) leftSome() {
+	l.answers++
+	l.left++
+	l.empty = false
+}
+
+// leftNothing takes it into account that one left nothing due. The caller holds mu.
+func (l *lane) leftNothing(k look, r report, listening uint64) {
 	l.answered = max(l.answered, k.announced)
 	l.learn(k, r)
 	if l.left == k.left { // or one that overtook this one saw what this one may be too old to have seen

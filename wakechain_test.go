@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -28,6 +29,7 @@ type simulation struct {
 	items  []*simItem
 	events int
 	silent int // producers that notified nobody
+	polls  int // of several lanes at once
 
 	// steady leaves out what makes up for a wake-up that is lost: other signals.
 	steady bool
@@ -68,7 +70,39 @@ func newSimulation(t *testing.T, seed uint64, c *Config) *simulation {
 		return l
 	}
 	e.group.Go("settler", e.settlers[Worker].run)
+	e.scouts[Worker].look = s.poll
+	for range pollsAtOnce {
+		e.group.Go("scout", e.scouts[Worker].run)
+	}
 	return s
+}
+
+// poll is earliest_of_lanes.
+func (s *simulation) poll(_ context.Context, filters []string, tell func(int, report)) error {
+	s.pause(2 * time.Millisecond)
+	if s.random(50) == 0 {
+		return errors.New("connection reset")
+	}
+	answers := make([]report, len(filters))
+	s.set(nil, func(*simItem) {
+		s.polls++
+		for at, text := range filters {
+			answers[at] = s.outlook(filterOf(text).Namespaces, time.Now())
+		}
+	})
+	s.pause([]time.Duration{2 * time.Millisecond, 1500 * time.Millisecond}[s.random(50)/49])
+	for at, r := range answers {
+		tell(at, r)
+	}
+	return nil
+}
+
+// filterOf reads what a statement says of a lane.
+func filterOf(text string) (f filter) {
+	if err := json.Unmarshal([]byte(text), &f); err != nil {
+		panic(err)
+	}
+	return f
 }
 
 // waitForProducers is the function of that name: while it waits nobody gets K.
@@ -132,36 +166,37 @@ func (s *simulation) query(namespaces []string) (*simItem, report) {
 	defer s.mu.Unlock()
 	now := time.Now()
 	var best *simItem
-	mine := func(i *simItem) bool {
-		if i.gone || i.committed.IsZero() {
-			return false
-		}
-		if namespaces == nil {
-			return true
-		}
-		for _, n := range namespaces {
-			if n == i.namespace {
-				return true
-			}
-		}
-		return false
-	}
 	for _, i := range s.items {
-		if mine(i) && !i.visible.After(now) && (best == nil || i.visible.Before(best.visible)) {
+		if i.isFor(namespaces) && !i.visible.After(now) && (best == nil || i.visible.Before(best.visible)) {
 			best = i
 		}
 	}
-	r := report{now: now, leaseEnd: now.Add(simLease)}
+	leaseEnd := now.Add(simLease)
 	if best != nil {
-		best.visible = r.leaseEnd
+		best.visible = leaseEnd
+	}
+	r := s.outlook(namespaces, now)
+	r.leaseEnd = leaseEnd
+	if best != nil {
 		r.found = 1
 	}
+	return best, r
+}
+
+// isFor reports whether a query for these namespaces sees the item.
+func (i *simItem) isFor(namespaces []string) bool {
+	return !i.gone && !i.committed.IsZero() && serves(namespaces, i.namespace)
+}
+
+// outlook is what a query says of what is left. The caller holds mu.
+func (s *simulation) outlook(namespaces []string, now time.Time) report {
+	r := report{now: now}
 	for _, i := range s.items {
-		if mine(i) && (r.earliest.IsZero() || i.visible.Before(r.earliest)) {
+		if i.isFor(namespaces) && (r.earliest.IsZero() || i.visible.Before(r.earliest)) {
 			r.earliest = i.visible
 		}
 	}
-	return best, r
+	return r
 }
 
 // enqueue is a transaction that adds items, and the notification some time later unless the connection is down then.
@@ -317,6 +352,7 @@ func TestWorkConservation_AnythingGoes_NoDueItemWaitsForAParkedDispatcher(t *tes
 			lull := []time.Duration{200 * time.Millisecond, 4 * time.Second}[seed/2%2]
 			s.run(lull, nil, nil, nil, []string{"blue"}, []string{"blue", "red"}, []string{"red"})
 			require.Greater(t, s.events, 300)
+			require.NotZero(t, s.polls)
 		})
 	}
 }

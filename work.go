@@ -59,8 +59,10 @@ type EnqueueOptions struct {
 	// Delay makes the item due so much later, by the server's clock. Defaults to 0: due at once.
 	Delay time.Duration
 
-	// At makes the item due at an instant of the server's clock; one in the past is due at once. Not
-	// together with Delay. Defaults to the zero time: not used.
+	// At makes the item due at an instant of the server's clock; one in the past is due at once, and before those of
+	// its priority that are due since later: a head start. Priorities never age, so as long as there are enough items of a
+	// higher one, lower ones starve. Instead, give all items the same priority, and urgent ones a HeadStart. An attempt that fails
+	// ends the head start: the item is due when it is to be tried again. Not together with Delay. Defaults to the zero time: not used.
 	At time.Time
 
 	// DedupKey makes the enqueue add nothing while an item with the same key is queued in the same queue
@@ -126,7 +128,7 @@ type ClaimedWorkItem struct {
 	Priority    int
 	Attempt     int // claims so far, this one included
 	EnqueuedAt  time.Time
-	DueAt       time.Time // since when it could be claimed; after a lease that ended, the end of that
+	DueAt       time.Time // since when it could be claimed, or its At; after a lease that ended, the end of that
 	LastError   string    // AbandonOptions.Error of the latest attempt that gave one
 	LockToken   LockToken
 	LockedUntil time.Time // end of the lease, server time
@@ -316,7 +318,7 @@ func (c *optionColumns) args() []any {
 
 func (o *EnqueueOptions) check() error {
 	if o.Namespace != "" {
-		if err := checkNamespace(o.Namespace); err != nil {
+		if err := CheckNamespace(o.Namespace); err != nil {
 			return err
 		}
 	}

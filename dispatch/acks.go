@@ -15,7 +15,7 @@ import (
 // A handler's place is free as soon as it returns. Its item is acknowledged together with whatever else is done by then: one
 // statement at once if nothing else is on its way, and a large one under load. Such a statement waits for each of its items
 // that another transaction has locked, and all others with it. So it has little time, and one attempt: if it fails, because of
-// that or because the database is away, its items are acknowledged one by one (apart.go).
+// that, because the database is away or since one of them is refused, its items are acknowledged one by one (apart.go).
 
 const (
 	ackers      = 2    // statements on their way at one time
@@ -114,6 +114,10 @@ func (a *acker) ack(batch []*held, allowance *allowance) {
 		}
 	case errors.As(err, &failure) && failure.Retryable:
 		a.d.apart.addAcks(batch, failure.Unknown)
+		return
+	case len(batch) > 1 && !errors.Is(err, pgwake.ErrClosed) && a.d.work.settling.Err() == nil:
+		// The one that is refused is to take no other with it. Some may be acknowledged: a stream may have a statement for each queue.
+		a.d.apart.addAcks(batch, true)
 		return
 	default:
 		a.failed(batch, err)

@@ -178,10 +178,11 @@ func (a *apart) begin(batch []*held, allowance *allowance) {
 
 // free returns those of a batch that nobody has locked, or that are lost.
 func (a *apart) free(batch []*held, allowed time.Duration) (free map[*held]bool, err error) {
+	var again []pgwake.LockToken
 	if len(batch) == 1 {
-		batch = slices.Repeat(batch, 2) // one by itself would be waited for
+		again = append(again, batch[0].item.LockToken) // one by itself would be waited for
 	}
-	renewed, err := a.d.leases.renew(a.d.work.settling, batch, allowed)
+	renewed, err := a.d.leases.renew(a.d.work.settling, batch, allowed, again...)
 	if err != nil {
 		return nil, err
 	}

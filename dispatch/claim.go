@@ -37,6 +37,9 @@ func (d *Dispatcher) claim(ctx context.Context, idle time.Duration) error {
 			return nil
 		}
 		items, err := d.p.FetchWorkItems(ctx, n, options)
+		if d.fetched != nil {
+			d.fetched(ctx, err)
+		}
 		d.work.learn(n, len(items))
 		d.work.take(items, n)
 		if idle > 0 && errors.Is(err, pgwake.ErrNoWork) && d.work.isIdle() {

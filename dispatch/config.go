@@ -116,10 +116,7 @@ func (c *Config) resolve() (Config, telemetry, error) {
 	}
 	var k checks
 	k.concurrency(&r.Concurrency)
-	k.number("MinConcurrency", &r.MinConcurrency, r.Concurrency, 1)
-	if r.MinConcurrency > r.Concurrency {
-		k.bad("MinConcurrency %d is more than Concurrency %d", r.MinConcurrency, r.Concurrency)
-	}
+	k.minConcurrency(&r.MinConcurrency, r.Concurrency)
 	k.number("MaxAttempts", &r.MaxAttempts, 25, Unlimited)
 	k.number("Ahead", &r.Ahead, 1000, NotAhead)
 	k.lockTimeout(&r.LockTimeout)
@@ -247,6 +244,13 @@ func (k *checks) concurrency(v *int) {
 	k.number("Concurrency", v, 10, 1)
 	if *v > MaxConcurrency {
 		k.bad("Concurrency %d is more than %d", *v, MaxConcurrency)
+	}
+}
+
+func (k *checks) minConcurrency(v *int, most int) {
+	k.number("MinConcurrency", v, most, 1)
+	if *v > most {
+		k.bad("MinConcurrency %d is more than Concurrency %d", *v, most)
 	}
 }
 

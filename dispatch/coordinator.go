@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -32,10 +33,29 @@ type coordinator struct {
 	end    context.CancelFunc
 	ended  chan struct{}
 
+	retired bool // by Retire; under the mutex of the Coordinators
+
 	mu          sync.Mutex
 	least, most int         // set by Scale; 0: as the group has it
 	dispatcher  *Dispatcher // at work; nil: there is no work
-	err         error       // why it cannot be served at this moment
+	deciding    bool        // an Orchestrator is at work
+
+	// Each says for itself that it can do its part again: what goes well in one is no sign that the others do.
+	work, turns, handlers failing
+}
+
+// failing is why something cannot be done at this moment.
+type failing struct {
+	err   error // nil: it can
+	times int   // in a row
+}
+
+func (f *failing) note(err error) {
+	if f.err = err; err == nil {
+		f.times = 0
+		return
+	}
+	f.times++
 }
 
 func newCoordinator(c *Coordinators, at place) *coordinator {
@@ -48,19 +68,25 @@ func (p place) compare(q place) int {
 
 // run serves the namespace until ctx ends or the Source is closed.
 func (k *coordinator) run(ctx context.Context) {
-	defer close(k.ended)
+	if k.group.proto == nil {
+		k.serveTurns(ctx)
+		return
+	}
 	var turns sync.WaitGroup
 	if k.group.Decider != nil {
-		shift := &turnShift{coordinator: k}
-		if k.group.proto == nil {
-			k.keep(ctx, shift.serve)
-			return
-		}
-		turns.Go(func() { k.keep(ctx, shift.serve) })
+		turns.Go(func() { k.serveTurns(ctx) })
 	}
 	shift := &workShift{coordinator: k}
 	k.keep(ctx, shift.serve)
 	turns.Wait()
+}
+
+func (k *coordinator) serveTurns(ctx context.Context) {
+	shift := &turnShift{coordinator: k}
+	k.keep(ctx, shift.serve)
+	if err := shift.giveBack(); err != nil {
+		k.c.log.Warn("dispatch: left to the end of its lease", "namespace", k.at.namespace, "error", err)
+	}
 }
 
 // keep has shifts follow each other. Each returns errIdle when it has retired, nil when ctx has ended or the Source is closed, or else
@@ -78,24 +104,39 @@ func (k *coordinator) keep(ctx context.Context, serve func(context.Context) erro
 			k.c.failed(err)
 			return
 		}
-		k.failed(err)
 		k.c.log.Error("dispatch: cannot serve a namespace", "namespace", k.at.namespace, "error", err, "again_in", pause)
 		nap(ctx, jittered(pause))
 		pause = min(2*pause, longestPause)
 	}
 }
 
-func (k *coordinator) failed(err error) {
+// note takes note of how one part of the service does.
+func (k *coordinator) note(of *failing, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.err = err
+	of.note(err)
 }
 
-// answered takes note of a fetch that brought nothing, but shows that the namespace can be served.
-func (k *coordinator) answered(err error) {
-	if errors.Is(err, pgwake.ErrNoWork) {
-		k.failed(nil)
+// fetched takes note of what came of a fetch, be it of those who wait or of those at work.
+func (k *coordinator) fetched(ctx context.Context, of *failing, err error) {
+	switch {
+	case err == nil, errors.Is(err, pgwake.ErrNoWork):
+		k.note(of, nil)
+	case ctx.Err() != nil, errors.Is(err, pgwake.ErrClosed):
+	default:
+		k.note(of, err)
 	}
+}
+
+// pollTimeout is how long to wait for work; 0: as long as the Source likes. After a failure it is short, so that it is known soon
+// that there is none any more.
+func (k *coordinator) pollTimeout(of *failing) time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if of.err != nil {
+		return lastPause
+	}
+	return 0
 }
 
 // failed takes note of what is to be said at the end of Run.
@@ -121,19 +162,42 @@ func (s *workShift) serve(ctx context.Context) error {
 		}
 	}
 	s.ran = true
-	d, err := s.group.take()
+	d, first, err := s.ready(first)
 	if err != nil {
+		s.note(&s.handlers, err)
 		return errors.Join(err, s.giveBack(first))
 	}
-	d.assign(s.source, s.at.namespace)
+	d.assign(s.source, s.at.namespace, func(ctx context.Context, err error) { s.fetched(ctx, &s.work, err) })
 	s.begin(d)
 	defer s.over()
 	return d.run(ctx, first, s.group.idle())
 }
 
-// assign has a Dispatcher serve one namespace. It is called before run.
-func (d *Dispatcher) assign(p Provider, namespace string) {
-	d.p, d.cfg.Namespaces = p, []string{namespace}
+// ready returns a Dispatcher, and what is left for it of what was claimed. Nobody renews leases while Handlers registers. So when half of
+// one is over, all is given back, as if it had never been claimed: the Dispatcher begins with nothing, and no attempt is lost.
+func (s *workShift) ready(first claimed) (d *Dispatcher, left claimed, err error) {
+	if len(first.items) == 0 {
+		d, err = s.group.take()
+		return d, first, err
+	}
+	gaveBack := make(chan struct{})
+	end := s.source.LocalTime(first.items[0].LockedUntil) // of all of them: they came by one fetch
+	late := time.AfterFunc(time.Until(end)/2, func() {
+		defer close(gaveBack)
+		if err := s.giveBack(first); err != nil {
+			s.c.log.Warn("dispatch: left to the end of its lease", "namespace", s.at.namespace, "error", err)
+		}
+	})
+	if d, err = s.group.take(); late.Stop() {
+		return d, first, err
+	}
+	<-gaveBack
+	return d, claimed{}, err
+}
+
+// assign has a Dispatcher serve one namespace of several, and tell what came of each fetch. It is called before run.
+func (d *Dispatcher) assign(p Provider, namespace string, fetched func(context.Context, error)) {
+	d.p, d.cfg.Namespaces, d.fetched, d.shared = p, []string{namespace}, fetched, true
 }
 
 // wait waits for the first items. None: ctx has ended, the Source is closed, or it fails for a reason that stays.
@@ -145,11 +209,12 @@ func (s *workShift) wait(ctx context.Context) (claimed, error) {
 	patience := s.c.patience()
 	for {
 		n := s.firstAsk()
+		s.options.PollTimeout = s.pollTimeout(&s.work)
 		items, err := s.source.FetchWorkItems(ctx, n, s.options)
+		s.fetched(ctx, &s.work, err)
 		if len(items) > 0 {
 			return claimed{items, n}, nil
 		}
-		s.answered(err)
 		if goOn, err := patience.after(ctx, err); !goOn {
 			return claimed{}, err
 		}
@@ -176,7 +241,8 @@ func (s *workShift) giveBack(first claimed) (err error) {
 func (s *workShift) begin(d *Dispatcher) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dispatcher, s.err = d, nil
+	s.dispatcher = d
+	s.handlers.note(nil)
 	s.c.shifts.Add(1)
 	if s.most > 0 {
 		d.work.resize(s.least, s.most)
@@ -194,16 +260,15 @@ func (k *coordinator) scale(least, most int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.group.proto == nil {
-		return nil
+		return fmt.Errorf("%w: its Group has no Handlers", pgwake.ErrConfig)
 	}
-	d := k.dispatcher
-	if d == nil {
-		d = New(nobody, nil) // to be told what is wrong
-	}
-	if err := d.SetConcurrency(least, most); err != nil {
+	least, most, err := resolveConcurrency(least, most)
+	if err != nil {
 		return err
 	}
-	k.least, k.most = least, most
+	if k.least, k.most = least, most; k.dispatcher != nil {
+		k.dispatcher.work.resize(least, most)
+	}
 	return nil
 }
 
@@ -229,7 +294,9 @@ func (s *turnShift) serve(ctx context.Context) error {
 	cfg := s.group.Turns
 	cfg.Namespaces = []string{s.at.namespace}
 	o := NewOrchestrator(p, s.group.Decider, &cfg)
+	o.fetched, o.shared = func(ctx context.Context, err error) { s.fetched(ctx, &s.turns, err) }, true
 	s.begin()
+	defer s.over()
 	err := o.run(ctx, first, s.group.idle())
 	s.left = o.left
 	return err
@@ -243,11 +310,12 @@ func (s *turnShift) wait(ctx context.Context, p TurnProvider) (*pgwake.Orchestra
 	}
 	patience := s.c.patience()
 	for {
+		s.options.PollTimeout = s.pollTimeout(&s.turns)
 		turn, err := p.FetchOrchestrationItem(ctx, s.options)
+		s.fetched(ctx, &s.turns, err)
 		if err == nil {
 			return turn, nil
 		}
-		s.answered(err)
 		if goOn, err := patience.after(ctx, err); !goOn {
 			return nil, err
 		}
@@ -255,6 +323,24 @@ func (s *turnShift) wait(ctx context.Context, p TurnProvider) (*pgwake.Orchestra
 }
 
 func (s *turnShift) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.deciding = true
 	s.c.shifts.Add(1)
-	s.failed(nil)
+}
+
+func (s *turnShift) over() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.deciding = false
+}
+
+// giveBack gives back turns that came when all was about to end.
+func (s *turnShift) giveBack() (err error) {
+	bounded, cancel := context.WithTimeout(context.Background(), settlePatience)
+	defer cancel()
+	for _, turn := range s.left {
+		err = errors.Join(err, s.source.(TurnProvider).AbandonOrchestrationItem(bounded, turn.LockToken, &pgwake.AbandonOptions{IgnoreAttempt: true}))
+	}
+	return err
 }

@@ -26,7 +26,8 @@ import (
 //	(2) A namespace that is to be served and that the Source has told of has one, but from Retire to Spawn: what is told of is known from
 //	    then on, and what was missed, as while a connection was down, the Source tells of afterwards.
 
-// Source is what Coordinators need of a *pgwake.Provider. With a Decider they need a TurnProvider as well, and with a Rollout, SetModes.
+// Source is what Coordinators need of a *pgwake.Provider. With a Decider they need a TurnProvider as well, and with a Rollout, SetModes
+// and GetModes.
 type Source interface {
 	Provider
 	WaitForNamespaces(ctx context.Context, known []string) (added []string, err error)
@@ -41,7 +42,8 @@ type Shard struct {
 
 // CoordinatorsConfig says what Coordinators serve, and how.
 type CoordinatorsConfig struct {
-	// Namespaces are those that this node serves: names, or patterns as path.Match has them. Defaults to all.
+	// Namespaces are those that this node serves: names, or patterns as path.Match has them, but that "*" is all. Defaults to nil:
+	// all; none, if it is empty and not nil.
 	Namespaces []string
 
 	// Groups say how which of them are served. One that no Group is for is not served. Required.
@@ -53,8 +55,11 @@ type CoordinatorsConfig struct {
 	// Defaults to none.
 	Shards []Shard
 
-	// Rollout says how the node learns of the work of each namespace; see Percent, and pgwake.Provider.SetModes, to which it leaves
-	// Config.Mode as it is. With it the Modes of all Sources are the Coordinators'. Defaults to nil: they remain as they are.
+	// Rollout says how the node learns of the work of each namespace; see Percent. With it the modes of all Sources are the
+	// Coordinators': those of the namespaces, and Config.Mode, which remains as it is but for ModePolling in its place as long as all
+	// namespaces are in ModePolling or ModeDisabled: so nothing listens then. A namespace whose mode cannot be set is not served until
+	// it can. It is called by one goroutine at a time, and by SetRollout and Spawn, among others: it would wait for ever if it called one
+	// of the two, or waited for somebody who does. Defaults to nil: modes remain as they are.
 	Rollout func(namespace string) pgwake.Mode
 
 	// MeterProvider is for OpenTelemetry; see the Metric names. Defaults to the global one.
@@ -86,7 +91,8 @@ type Coordinators struct {
 	serving  context.Context // nil: Run has not begun
 	over     bool            // Run is about to end
 	failures []error         // of those that did not end as they should
-	known    map[string]bool // all namespaces that any Source has told of, or Spawn
+	known    map[place]bool  // all that the Sources have told of, or Spawn; true: and that are in their modes
+	watching []failing       // whether each Source can tell of namespaces
 }
 
 // place is where a coordinator is at work.
@@ -97,7 +103,7 @@ type place struct {
 
 // NewCoordinators returns Coordinators on a Provider. Errors of the config are those of Run.
 func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
-	c := &Coordinators{byPlace: make(map[place]*coordinator), shut: make(map[place]bool), known: make(map[string]bool), sources: []Source{source}}
+	c := &Coordinators{byPlace: make(map[place]*coordinator), shut: make(map[place]bool), known: make(map[place]bool), sources: []Source{source}}
 	if config != nil {
 		c.cfg = *config
 	}
@@ -134,7 +140,8 @@ func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
 			k.bad("Source %d has no modes, for which there is a Rollout", i)
 		}
 	}
-	c.rollout.of = c.cfg.Rollout
+	c.watching = make([]failing, len(c.sources))
+	c.rollout.of, c.rollout.own = c.cfg.Rollout, make(map[int]pgwake.Mode)
 	c.err = k.err
 	return c
 }
@@ -147,23 +154,22 @@ func shardPatterns(shards []Shard) (all [][]string) {
 }
 
 // SourceOf returns the Source that a namespace belongs to, whether or not it is served here: its items are to be enqueued there.
-func (c *Coordinators) SourceOf(namespace string) Source {
-	for _, s := range c.cfg.Shards {
-		if slices.Contains(s.Namespaces, namespace) {
-			return s.Source
-		}
+func (c *Coordinators) SourceOf(namespace string) Source { return c.sources[c.owner(namespace)] }
+
+// owner returns the number of that Source.
+func (c *Coordinators) owner(namespace string) int {
+	i := firstFor(shardPatterns(c.cfg.Shards), namespace)
+	if i < 0 {
+		return 0
 	}
-	for _, s := range c.cfg.Shards {
-		if matchesAny(s.Namespaces, namespace) {
-			return s.Source
-		}
-	}
-	return c.sources[0]
+	return slices.Index(c.sources, c.cfg.Shards[i].Source)
 }
 
 // Run serves until ctx ends or all Sources are closed. It ends as Dispatcher.Run does, all namespaces at a time, and returns what that
-// does; but a namespace that cannot be served, for whatever reason, is tried again and again (see Health), and does not end the
-// others. Run may be called once.
+// does. Last, it releases in each Source what is kept for the owners that the Groups name: sessions (Config.Session), and instances that
+// are sticky (Turns.Owner), whether or not anything was at work. A mistake in any part of the config it returns at once; but a namespace
+// that cannot be served later on, for whatever reason, is tried again and again (see Health), and does not end the others. Run may be
+// called once.
 func (c *Coordinators) Run(ctx context.Context) error {
 	if c.err != nil {
 		return c.err
@@ -193,17 +199,36 @@ func (c *Coordinators) Run(ctx context.Context) error {
 	end()
 	c.stop()
 	keepers.Wait()
+	c.leave()
 	return errors.Join(c.failures...)
+}
+
+// leave gives up what is kept for the owners of the Groups, in all Sources. It comes once all has ended: namespaces share owners, and one
+// that retires leaves nothing of theirs to others.
+func (c *Coordinators) leave() {
+	ofSessions, ofTurns := c.groups.owners()
+	var all sync.WaitGroup
+	for _, s := range c.sources {
+		if len(ofSessions) > 0 {
+			all.Go(func() { leave(c.log, ofSessions, s.ReleaseSessions) })
+		}
+		if len(ofTurns) > 0 {
+			all.Go(func() { leave(c.log, ofTurns, s.(TurnProvider).ReleaseSticky) })
+		}
+	}
+	all.Wait()
 }
 
 // begin has those served that were asked for before Run.
 func (c *Coordinators) begin(serving context.Context) {
 	c.mu.Lock()
 	c.serving = serving
-	asked := slices.Sorted(maps.Keys(c.known))
+	asked := maps.Clone(c.known)
 	c.mu.Unlock()
-	for _, namespace := range asked {
-		_ = c.Spawn(namespace) // which was checked
+	for at, ready := range asked {
+		if ready {
+			c.spawn(at)
+		}
 	}
 }
 
@@ -247,17 +272,24 @@ func (c *Coordinators) watch(ctx context.Context, source int) {
 	patience := c.patience()
 	var known []string
 	for {
-		added, err := c.sources[source].WaitForNamespaces(ctx, known)
-		known = append(known, added...)
-		c.learn(added)
-		for _, namespace := range added {
-			if c.serves(namespace) {
-				c.spawn(place{source, namespace}, false)
+		added, err := c.waitForNamespaces(ctx, source, known)
+		if err == nil {
+			// One whose mode cannot be set is not served: it might be one that is to be watched alone.
+			err = c.learn(source, added)
+		}
+		if err == nil {
+			known = append(known, added...)
+			for _, namespace := range added {
+				if c.serves(namespace) {
+					c.spawn(place{source, namespace})
+				}
 			}
+		} else if ctx.Err() == nil && !errors.Is(err, pgwake.ErrClosed) {
+			c.watched(source, err)
 		}
 		goOn, err := patience.after(ctx, err)
 		if err != nil {
-			c.log.Error("dispatch: cannot wait for namespaces", "error", err)
+			c.log.Error("dispatch: cannot learn of namespaces", "error", err)
 			nap(ctx, longestPause)
 			goOn = ctx.Err() == nil
 		}
@@ -268,14 +300,42 @@ func (c *Coordinators) watch(ctx context.Context, source int) {
 	}
 }
 
-// learn takes note of namespaces before they are served: in their modes.
-func (c *Coordinators) learn(added []string) {
+// waitForNamespaces is that of the Source. It may take for ever: what failed before goes well if it has been at it for a while.
+func (c *Coordinators) waitForNamespaces(ctx context.Context, source int, known []string) (added []string, err error) {
+	well := time.AfterFunc(lastPause, func() { c.watched(source, nil) })
+	defer well.Stop()
+	return c.sources[source].WaitForNamespaces(ctx, known)
+}
+
+// watched takes note of whether a Source tells of namespaces.
+func (c *Coordinators) watched(source int, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watching[source].note(err)
+}
+
+// learn takes note of namespaces before they are served: in their modes. If these cannot be set, none of them is known.
+func (c *Coordinators) learn(source int, added []string) error {
+	var learnt []place
 	c.mu.Lock()
 	for _, namespace := range added {
-		c.known[namespace] = true
+		if at := (place{source, namespace}); !c.known[at] {
+			learnt = append(learnt, at)
+			c.known[at] = false
+		}
 	}
 	c.mu.Unlock()
-	c.applyRollout()
+	err := c.applyRollout(source)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, at := range learnt {
+		if err == nil {
+			c.known[at] = true
+		} else if !c.known[at] { // nor did another attempt succeed
+			delete(c.known, at)
+		}
+	}
+	return err
 }
 
 // serves reports whether this node is to serve a namespace.
@@ -283,13 +343,10 @@ func (c *Coordinators) serves(namespace string) bool {
 	return matchesAny(c.cfg.Namespaces, namespace) && c.groups.of(namespace) != nil
 }
 
-// spawn has a place served, unless it is, or all is about to end; or it was shut, and nobody asks for it.
-func (c *Coordinators) spawn(at place, asked bool) {
+// spawn has a place served, unless it is, or was shut, or all is about to end.
+func (c *Coordinators) spawn(at place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if asked {
-		delete(c.shut, at)
-	}
 	if c.serving == nil || c.over || c.byPlace[at] != nil || c.shut[at] {
 		return
 	}
@@ -298,11 +355,31 @@ func (c *Coordinators) spawn(at place, asked bool) {
 	c.spawned.Add(1)
 	ctx, end := context.WithCancel(c.serving)
 	k.end = end
-	c.all.Go(func() { k.run(ctx) })
+	c.all.Go(func() {
+		defer c.remove(k)
+		k.run(ctx)
+	})
+}
+
+// remove takes a coordinator that has ended out of the registry. If another one was asked for while it was about to, that begins.
+func (c *Coordinators) remove(k *coordinator) {
+	k.end()
+	c.mu.Lock()
+	delete(c.byPlace, k.at)
+	again := k.retired && !c.shut[k.at]
+	if k.retired {
+		c.retired.Add(1)
+	}
+	c.mu.Unlock()
+	if again {
+		c.spawn(k.at)
+	}
+	close(k.ended)
 }
 
 // Spawn has a namespace served from now on, or from when Run begins, before it has an item or is registered, and also after Retire. One
-// that is served already remains as it is. Fails with pgwake.ErrInvalid if this node is not to serve it. Safe for concurrent use.
+// that is served already remains as it is. Fails with pgwake.ErrInvalid if this node is not to serve it, or if there can be no such
+// namespace, and as SetRollout. Safe for concurrent use.
 func (c *Coordinators) Spawn(namespace string) error {
 	if c.err != nil {
 		return c.err
@@ -310,44 +387,51 @@ func (c *Coordinators) Spawn(namespace string) error {
 	if !c.serves(namespace) {
 		return fmt.Errorf("spawn: %w: namespace %.60q is not one that is served here", pgwake.ErrInvalid, namespace)
 	}
-	c.learn([]string{namespace})
-	c.spawn(place{slices.Index(c.sources, c.SourceOf(namespace)), namespace}, true)
+	owner := c.owner(namespace)
+	if _, ok := c.sources[owner].(modal); ok { // a Provider, which has rules for names
+		if err := pgwake.CheckNamespace(namespace); err != nil {
+			return fmt.Errorf("spawn: %w", err)
+		}
+	}
+	if err := c.learn(owner, []string{namespace}); err != nil {
+		return fmt.Errorf("spawn: %w", err)
+	}
+	for i := range c.sources { // it may be in others too
+		at := place{i, namespace}
+		c.mu.Lock()
+		known := c.known[at]
+		delete(c.shut, at)
+		c.mu.Unlock()
+		if known {
+			c.spawn(at)
+		}
+	}
 	return nil
 }
 
 // Retire ends the serving of a namespace, as the end of Run would, and returns when that is done; it begins again with Spawn. Items
-// that come meanwhile wait, or go to other nodes. Safe for concurrent use.
+// that come meanwhile wait, or go to other nodes. Those of a session that is kept for an owner here, and the turns of an instance that is
+// sticky to one, go there when that ends by itself: the owner goes on for other namespaces. It waits for handlers as Run does, for the
+// Group's StopTimeout and CancelTimeout at most: so a handler of the namespace is not to call it. Safe for concurrent use.
 func (c *Coordinators) Retire(namespace string) {
 	for i := range c.sources {
 		at := place{i, namespace}
 		c.mu.Lock()
 		c.shut[at] = true
 		k := c.byPlace[at]
+		if k != nil {
+			k.retired = true
+		}
 		c.mu.Unlock()
 		if k != nil {
 			k.end()
 			<-k.ended
-			if c.drop(k) {
-				c.spawn(at, true)
-			}
 		}
 	}
 }
 
-// drop takes a coordinator that has ended out of the registry, and reports whether another one was asked for meanwhile.
-func (c *Coordinators) drop(k *coordinator) (again bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.byPlace[k.at] != k {
-		return false
-	}
-	delete(c.byPlace, k.at)
-	c.retired.Add(1)
-	return !c.shut[k.at]
-}
-
 // Scale sets how many handlers of a namespace run at one time, instead of Config.MinConcurrency and Config.Concurrency of its Group, from
-// now on. Fails with pgwake.ErrConfig for numbers that these may not have, and with pgwake.ErrNotFound if the namespace is not served at
+// now on until Retire. 0 stands for what it does in a Config. Fails with pgwake.ErrConfig for numbers that these may not have, and for a Group without Handlers, and with pgwake.ErrNotFound if the namespace is not served at
 // this moment. Safe for concurrent use.
 func (c *Coordinators) Scale(namespace string, least, most int) error {
 	found := false

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,7 +29,8 @@ func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	running(t, c)
 	testdb.Exec(t, pgwaketest.URL(t), `INSERT INTO `+schema+`.namespaces (name) SELECT 'n' || i FROM generate_series(1, $1) AS i`, namespaces)
-	require.Eventually(t, func() bool { return c.Stats().Active == namespaces+1 && p.Stats().Worker.Parked == namespaces+1 }, patience, time.Millisecond)
+	// To look at a thousand of them costs something, too.
+	require.Eventually(t, func() bool { return c.Stats().Active == namespaces+1 && p.Stats().Worker.Parked == namespaces+1 }, 3*patience, 20*time.Millisecond)
 	awaitSettled(t, p, func(s pgwake.Stats) pgwake.QueueStats { return s.Worker })
 	fallbacks := func(more int64) pgwake.Stats {
 		before := p.Stats().Fallbacks
@@ -51,6 +53,52 @@ func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
 	require.Eventually(t, func() bool { return l.count("n500/x") == 1 }, patience, time.Millisecond)
 	require.Equal(t, 1, c.Stats().Working, "the others are idle")
 	require.Zero(t, p.Stats().Worker.FallbackFinds)
+}
+
+// Where nothing is pushed, idle namespaces are polled by one statement for all of them.
+func TestCoordinators_ManyIdleNamespaces_Polling_OneStatementForAll(t *testing.T) {
+	const namespaces = 200
+	schema := testdb.Schema(t)
+	p := pgwaketest.New(t, &pgwake.Config{Schema: schema, Mode: pgwake.ModePolling, PollInterval: 50 * time.Millisecond})
+	l := newLedger()
+	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
+	running(t, c)
+	testdb.Exec(t, pgwaketest.URL(t), `INSERT INTO `+schema+`.namespaces (name) SELECT 'n' || i FROM generate_series(1, $1) AS i`, namespaces)
+	require.Eventually(t, func() bool { return p.Stats().Worker.Parked == namespaces+1 }, patience, time.Millisecond)
+	before := p.Stats().Worker
+	require.Eventually(t, func() bool { return p.Stats().Worker.Polls >= before.Polls+5 }, patience, time.Millisecond)
+	require.Equal(t, before.Looks, p.Stats().Worker.Looks)
+	enqueueIn(t, p, "n150", "x")
+	testdb.Exec(t, pgwaketest.URL(t), `SELECT `+schema+`.enqueue_work('x', p_namespace => 'n151')`)
+	require.Eventually(t, func() bool { return l.total() == 2 }, patience, time.Millisecond)
+}
+
+// A namespace in another mode than the others comes: they go on waiting.
+func TestCoordinators_Rollout_NamespaceComes_TheOthersDoNotNotice(t *testing.T) {
+	const namespaces = 50
+	schema := testdb.Schema(t)
+	p := pgwaketest.New(t, &pgwake.Config{Schema: schema})
+	l := newLedger()
+	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: func(namespace string) pgwake.Mode {
+		if strings.HasPrefix(namespace, "shadow-") {
+			return pgwake.ModeShadow
+		}
+		return pgwake.ModeHybrid
+	}})
+	running(t, c)
+	testdb.Exec(t, pgwaketest.URL(t), `INSERT INTO `+schema+`.namespaces (name) SELECT 'n' || i FROM generate_series(1, $1) AS i`, namespaces)
+	require.NoError(t, p.RegisterNamespace(t.Context(), "shadow-0")) // from here on the node is told of everything
+	require.Eventually(t, func() bool {
+		s := p.Stats().Worker
+		return c.Stats().Active == namespaces+2 && s.Parked == namespaces+1 && s.Settled
+	}, patience, time.Millisecond)
+	before := p.Stats()
+	for i := range 5 {
+		require.NoError(t, p.RegisterNamespace(t.Context(), fmt.Sprint("shadow-", i+1)))
+	}
+	require.Eventually(t, func() bool { return c.Stats().Active == namespaces+7 }, patience, time.Millisecond)
+	require.Equal(t, before.Worker.Looks, p.Stats().Worker.Looks)
+	require.Equal(t, before.Fallbacks, p.Stats().Fallbacks)
 }
 
 // A namespace that outgrew its server has another: what is enqueued goes there, and what was left behind is served as well.
@@ -135,6 +183,33 @@ func TestCoordinators_Warm_AreMadeInAdvance(t *testing.T) {
 		enqueueIn(t, p, fmt.Sprintf("n%d", i), "x")
 	}
 	require.Eventually(t, func() bool { return l.total() == 5 && made.Load() >= inAdvance+5 }, patience, time.Millisecond)
+}
+
+// What was claimed for a Dispatcher that is not there in time is as good as never claimed.
+func TestCoordinators_HandlersTakeLongerThanALease_NoAttemptIsLost(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	var calls atomic.Int64
+	registering, goOn, attempts := make(chan bool), make(chan bool), make(chan int, 1)
+	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{{
+		Namespaces: []string{"*"}, Config: dispatch.Config{LockTimeout: 3 * time.Second},
+		Handlers: func(d *dispatch.Dispatcher) {
+			if calls.Add(1) == 2 { // the first is by NewCoordinators
+				registering <- true
+				<-goOn
+			}
+			d.HandleOthers(func(_ context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+				attempts <- item.Attempt
+				return nil, nil
+			})
+		},
+	}}})
+	running(t, c)
+	enqueueIn(t, p, "default", "x")
+	await(t, registering)
+	require.Eventually(t, func() bool { _, leased := depth(t, p); return leased == 0 }, patience, time.Millisecond)
+	goOn <- true
+	require.Equal(t, 1, await(t, attempts))
+	awaitEmpty(t, p)
 }
 
 func TestCoordinators_Eager_BeginsWithoutAnItem(t *testing.T) {

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -9,13 +10,13 @@ import (
 
 // This file answers: what can be seen of Coordinators from outside?
 
-// Metrics of Coordinators, which have no attributes.
+// Metrics of Coordinators, which have no attributes. They are sums: those of several Coordinators of one process add up.
 const (
 	// MetricCoordinators is the number of namespaces that are served.
 	MetricCoordinators = "pgwake.dispatch.coordinators"
 	// MetricSpawned is how many coordinators began so far.
 	MetricSpawned = "pgwake.dispatch.coordinators.spawned"
-	// MetricWorking is the number of Dispatchers that are at work for them.
+	// MetricWorking is the number of those of which a Dispatcher or an Orchestrator is at work.
 	MetricWorking = "pgwake.dispatch.coordinators.working"
 	// MetricWorkers is the number of places for handlers that these have.
 	MetricWorkers = "pgwake.dispatch.coordinators.workers"
@@ -32,13 +33,15 @@ type NamespaceStats struct {
 	Group     string    // its Name
 	Since     time.Time // local: when it was spawned
 
-	// Working: a Dispatcher is at work, on Running items in so many Places, with so many items Ahead that wait for one. It is
-	// without a Dispatcher when there is no work.
+	// Working: a Dispatcher is at work, on Running items in so many Places, with so many items Ahead that wait for one; or an
+	// Orchestrator is. There is neither when there is no work.
 	Working                bool
 	Running, Places, Ahead int
 
-	// Err is why the namespace cannot be served at this moment; nil: it can.
-	Err error
+	// Err is why the namespace cannot be served at this moment, or not in all that it is to be served in, and Failures how many
+	// attempts in a row have failed. The next one may succeed. nil: it can.
+	Err      error
+	Failures int
 }
 
 // Namespaces returns what is done about those that are served, by name. Safe for concurrent use.
@@ -54,9 +57,12 @@ func (c *Coordinators) Namespaces() []NamespaceStats {
 func (k *coordinator) stats() NamespaceStats {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s := NamespaceStats{Namespace: k.at.namespace, Source: k.source, Group: k.group.Name, Since: k.since, Err: k.err}
+	s := NamespaceStats{Namespace: k.at.namespace, Source: k.source, Group: k.group.Name, Since: k.since}
+	for _, f := range []failing{k.handlers, k.work, k.turns} {
+		s.Err, s.Failures = errors.Join(s.Err, f.err), max(s.Failures, f.times)
+	}
+	s.Working = k.dispatcher != nil || k.deciding
 	if k.dispatcher != nil {
-		s.Working = true
 		s.Running, s.Places, s.Ahead = k.dispatcher.work.counts()
 	}
 	return s
@@ -71,7 +77,7 @@ func (w *workshop) counts() (running, places, ahead int) {
 // CoordinatorsStats counts. Counters count from the beginning of Run.
 type CoordinatorsStats struct {
 	Active  int // namespaces that are served
-	Working int // those of which a Dispatcher is at work
+	Working int // those of which a Dispatcher or an Orchestrator is at work
 	Places  int // for handlers, of these Dispatchers
 	Ahead   int // items that these have claimed, and that wait for a place
 	Failing int // namespaces that cannot be served at this moment
@@ -101,13 +107,13 @@ func (c *Coordinators) Stats() CoordinatorsStats {
 // observe has the metrics read from Stats until stop is called.
 func (c *Coordinators) observe(k *checks) (stop func()) {
 	meter, note := meterOf(c.cfg.MeterProvider, k)
-	gauges := []struct {
+	sums := []struct {
 		name, about string
 		of          func(*CoordinatorsStats) int
-		gauge       metric.Int64ObservableGauge
+		sum         metric.Int64ObservableUpDownCounter
 	}{
 		{name: MetricCoordinators, about: "namespaces that are served", of: func(s *CoordinatorsStats) int { return s.Active }},
-		{name: MetricWorking, about: "Dispatchers at work for a namespace", of: func(s *CoordinatorsStats) int { return s.Working }},
+		{name: MetricWorking, about: "namespaces of which a Dispatcher or an Orchestrator is at work", of: func(s *CoordinatorsStats) int { return s.Working }},
 		{name: MetricWorkers, about: "places for handlers", of: func(s *CoordinatorsStats) int { return s.Places }},
 		{name: MetricAhead, about: "items that wait for a place", of: func(s *CoordinatorsStats) int { return s.Ahead }},
 		{name: MetricFailing, about: "namespaces that cannot be served", of: func(s *CoordinatorsStats) int { return s.Failing }},
@@ -115,17 +121,17 @@ func (c *Coordinators) observe(k *checks) (stop func()) {
 	spawned, err := meter.Int64ObservableCounter(MetricSpawned, metric.WithDescription("coordinators that began"))
 	note(err)
 	all := []metric.Observable{spawned}
-	for i := range gauges {
-		g := &gauges[i]
-		g.gauge, err = meter.Int64ObservableGauge(g.name, metric.WithDescription(g.about))
+	for i := range sums {
+		one := &sums[i]
+		one.sum, err = meter.Int64ObservableUpDownCounter(one.name, metric.WithDescription(one.about))
 		note(err)
-		all = append(all, g.gauge)
+		all = append(all, one.sum)
 	}
 	registration, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		s := c.Stats()
 		o.ObserveInt64(spawned, s.Spawned)
-		for _, g := range gauges {
-			o.ObserveInt64(g.gauge, int64(g.of(&s)))
+		for _, one := range sums {
+			o.ObserveInt64(one.sum, int64(one.of(&s)))
 		}
 		return nil
 	}, all...)

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -31,7 +33,7 @@ func running(t *testing.T, d interface{ Run(context.Context) error }) (stop func
 	stop = func() error {
 		stopped = true
 		cancel()
-		return <-ended
+		return awaited(t, ended, 3*patience)
 	}
 	t.Cleanup(func() {
 		if !stopped {
@@ -39,6 +41,23 @@ func running(t *testing.T, d interface{ Run(context.Context) error }) (stop func
 		}
 	})
 	return stop
+}
+
+// await returns what must come. A test that waits in vain says so, and who waits for whom, rather than not end.
+func await[T any](t *testing.T, from <-chan T) T {
+	t.Helper()
+	return awaited(t, from, patience)
+}
+
+func awaited[T any](t *testing.T, from <-chan T, patience time.Duration) (v T) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-time.After(patience):
+		stacks := make([]byte, 1<<20)
+		require.FailNow(t, "it does not come", "%s", stacks[:runtime.Stack(stacks, true)])
+	}
+	return v
 }
 
 func enqueue(t *testing.T, p *pgwake.Provider, n int, item pgwake.WorkItem) {
@@ -120,8 +139,8 @@ func TestT60_StopWithItemsInFlight_NoNewClaims_WhatRunsEndsOrIsReturned(t *testi
 		return struct{}{}, context.Cause(ctx)
 	})
 	stop := running(t, d)
-	<-begun
-	<-begun
+	await(t, begun)
+	await(t, begun)
 	close(finish)
 	require.NoError(t, stop())
 	// The first is done; another was begun in its place, perhaps; all others are there for anybody at once.
@@ -260,6 +279,103 @@ func TestHandleTx_LeaseIsLostMeanwhile_NothingHappens(t *testing.T) {
 	var rows int
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM `+table).Scan(&rows))
 	require.Equal(t, 1, rows)
+}
+
+// One statement has the effect and acknowledges the item. Handlers fail afterwards, or before, and answers are lost.
+func TestAckBy_EffectsAndAckAreOneStatement(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	effects, ack := pgx.Identifier{p.Schema(), "effects"}.Sanitize(), pgx.Identifier{p.Schema(), "ack_work"}.Sanitize()
+	_, err := p.Pool().Exec(t.Context(), `CREATE TABLE `+effects+` (n integer)`)
+	require.NoError(t, err)
+	var calls, done, retried atomic.Int64
+	d := dispatch.New(p, &dispatch.Config{Retry: func(int, error) time.Duration { return 0 }, OnEnd: func(e dispatch.Ended) {
+		switch e.Outcome {
+		case dispatch.Done:
+			done.Add(1)
+		case dispatch.Retried:
+			retried.Add(1)
+		case dispatch.GivenBack: // claimed ahead, and not begun
+		default:
+			t.Errorf("%s: %v", e.Outcome, e.Err)
+		}
+	}})
+	dispatch.Handle(d, "insert", func(ctx context.Context, n int) (struct{}, error) {
+		call := calls.Add(1)
+		err := dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+			id, claim, err := token.WorkItem()
+			if err != nil || call%5 == 1 {
+				return errors.Join(errors.New("before its effect"), err)
+			}
+			err = p.Do(ctx, "insert", func(ctx context.Context, q pgwake.Querier) error {
+				_, err := q.Exec(ctx, `WITH effect AS (INSERT INTO `+effects+` VALUES ($3)) SELECT `+ack+`($1, $2)`, id, claim, n)
+				return err
+			})
+			if err == nil && call%5 == 2 {
+				return io.ErrUnexpectedEOF // as if the connection had broken
+			}
+			return err
+		})
+		switch call % 5 {
+		case 3:
+			return struct{}{}, errors.New("after its effect")
+		case 4:
+			panic("after its effect")
+		}
+		return struct{}{}, err
+	})
+	stop := running(t, d)
+	enqueue(t, p, 100, pgwake.WorkItem{Name: "insert"})
+	awaitEmpty(t, p)
+	require.NoError(t, stop())
+	var rows, distinct int
+	require.NoError(t, p.Pool().QueryRow(t.Context(), `SELECT count(*), count(DISTINCT n) FROM `+effects).Scan(&rows, &distinct))
+	require.Equal(t, []int{100, 100}, []int{rows, distinct})
+	require.Equal(t, calls.Load(), done.Load()+retried.Load())
+	require.Greater(t, calls.Load(), int64(100))
+	letters, err := p.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, letters)
+}
+
+func TestAckBy_OfADecider_TurnsAreAcknowledgedBySQL(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	ack := pgx.Identifier{p.Schema(), "ack_orchestration"}.Sanitize()
+	var turns atomic.Int64
+	o := dispatch.NewOrchestrator(p, func(ctx context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+		turns.Add(1)
+		return pgwake.OrchestrationAck{}, dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+			instance, claim, err := token.Turn()
+			if err != nil {
+				return err
+			}
+			status := pgwake.StatusRunning
+			if turn.Messages[len(turn.Messages)-1].Kind == "end" {
+				status = pgwake.StatusCompleted
+			}
+			return p.Do(ctx, "decide", func(ctx context.Context, q pgwake.Querier) error {
+				_, err := q.Exec(ctx, `SELECT `+ack+`($1, $2, $3, p_name => 'flow', p_status => $4)`, instance, claim, turn.ExecutionID, status)
+				return err
+			})
+		})
+	}, nil)
+	running(t, o)
+	for n := range 10 {
+		_, err := p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: fmt.Sprint(n), Kind: pgwake.MessageStart, Name: "flow"}, nil)
+		require.NoError(t, err)
+	}
+	awaitEmpty(t, p)
+	for n := range 10 {
+		_, err := p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: fmt.Sprint(n), Kind: "end"}, nil)
+		require.NoError(t, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for n := range 10 {
+		outcome, err := p.WaitForInstance(ctx, fmt.Sprint(n))
+		require.NoError(t, err)
+		require.Equal(t, pgwake.StatusCompleted, outcome.Status)
+	}
+	require.EqualValues(t, 20, turns.Load(), "none was taken again")
 }
 
 func TestHandleBatch_TakesWhatIsThere_EachHasItsOwnFate(t *testing.T) {
@@ -435,14 +551,14 @@ func TestStop_ItemsOfASession_AnotherNodeHasThemAtOnce(t *testing.T) {
 		return nil, ctx.Err()
 	})
 	enqueue(t, one, 1, pgwake.WorkItem{Name: "x", Session: "s"})
-	<-began
+	await(t, began)
 	dispatcher(other, "b", func(context.Context, *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 		handled <- true
 		return nil, nil
 	})
 	awaitSettled(t, other, func(s pgwake.Stats) pgwake.QueueStats { return s.Worker })
 	require.NoError(t, stop())
-	<-handled
+	await(t, handled)
 	s := other.Stats().Worker
 	require.Equal(t, int64(1), s.Finds["notify"])
 	require.Zero(t, s.FallbackFinds+s.ScoutFinds)
@@ -463,13 +579,13 @@ func TestOrchestrator_Stops_WhatWasStickyToItComesToOthersAtOnce(t *testing.T) {
 		require.NoError(t, err)
 	}
 	send(pgwake.MessageStart)
-	require.Equal(t, pgwake.MessageStart, <-mine)
+	require.Equal(t, pgwake.MessageStart, await(t, mine))
 	awaitEmpty(t, one)
 	others, _ := orchestrator(other, "b")
 	awaitSettled(t, other, func(s pgwake.Stats) pgwake.QueueStats { return s.Orchestrator })
 	require.NoError(t, stop())
 	send("event")
-	require.Equal(t, pgwake.MessageKind("event"), <-others)
+	require.Equal(t, pgwake.MessageKind("event"), await(t, others))
 	s := other.Stats().Orchestrator
 	require.Zero(t, s.FallbackFinds+s.ScoutFinds)
 }

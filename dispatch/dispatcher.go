@@ -71,6 +71,9 @@ type Dispatcher struct {
 	cfg Config
 	err error // of the Config, and of registrations
 
+	fetched func(context.Context, error) // is told what came of each fetch; may be nil
+	shared  bool                         // its owner goes on without it: whoever ends the owner releases the sessions
+
 	handlers map[string]*registration
 	unknown  *registration // for items of other names
 	others   bool          // that was registered
@@ -231,16 +234,19 @@ func (d *Dispatcher) register(name string, r *registration) {
 // SetConcurrency changes Config.MinConcurrency and Config.Concurrency, also while it runs: handlers that are at work beyond it come to
 // their end. Fails with pgwake.ErrConfig, and changes nothing then. Safe for concurrent use.
 func (d *Dispatcher) SetConcurrency(least, most int) error {
-	var k checks
-	k.concurrency(&most)
-	k.number("MinConcurrency", &least, most, 1)
-	if least > most {
-		k.bad("MinConcurrency %d is more than Concurrency %d", least, most)
-	}
-	if k.err == nil {
+	least, most, err := resolveConcurrency(least, most)
+	if err == nil {
 		d.work.resize(least, most)
 	}
-	return k.err
+	return err
+}
+
+// resolveConcurrency returns what these settings stand for.
+func resolveConcurrency(least, most int) (int, int, error) {
+	var k checks
+	k.concurrency(&most)
+	k.minConcurrency(&least, most)
+	return least, most, k.err
 }
 
 // fail keeps a mistake for Run.
@@ -290,15 +296,10 @@ func (d *Dispatcher) run(ctx context.Context, first claimed, idle time.Duration)
 	if d.ran.Swap(true) {
 		return errRanBefore
 	}
-	var err error
 	var engine sync.WaitGroup
 	quit, end := context.WithCancel(context.WithoutCancel(ctx)) // of the goroutines that handlers need to the last
-	if d.cfg.Session != nil {
-		defer func() { // once nothing renews them
-			if err != errIdle { // or the owner is still there
-				leave(d.cfg.Logger, d.cfg.Session.Owner, d.p.ReleaseSessions)
-			}
-		}()
+	if d.cfg.Session != nil && !d.shared {
+		defer leave(d.cfg.Logger, []string{d.cfg.Session.Owner}, d.p.ReleaseSessions) // once nothing renews them
 	}
 	defer engine.Wait()
 	defer end()
@@ -313,18 +314,20 @@ func (d *Dispatcher) run(ctx context.Context, first claimed, idle time.Duration)
 	engine.Go(func() { d.acks.runFlush(quit) })
 	engine.Go(func() { d.apart.run(quit) })
 	d.work.begin(first.items, first.asked)
-	err = d.claim(ctx, idle)
-	if left := d.work.stop(); left > 0 {
+	err := d.claim(ctx, idle)
+	left := d.work.stop()
+	d.telemetry.passed.flush()
+	if left > 0 {
 		err = errors.Join(err, fmt.Errorf("%w: %d items", ErrHandlersLeft, left))
 	}
 	return err
 }
 
-// leave gives up what is kept for an owner, so that others need not wait for the end of its time.
-func leave(log *slog.Logger, owner string, release func(context.Context, []string) (int, error)) {
+// leave gives up what is kept for owners, so that others need not wait for the end of its time.
+func leave(log *slog.Logger, owners []string, release func(context.Context, []string) (int, error)) {
 	bounded, cancel := context.WithTimeout(context.Background(), settlePatience)
 	defer cancel()
-	if _, err := release(bounded, []string{owner}); err != nil && !errors.Is(err, pgwake.ErrClosed) {
-		log.Warn("dispatch: what is kept for this owner is left to the end of its time", "owner", owner, "error", err)
+	if _, err := release(bounded, owners); err != nil && !errors.Is(err, pgwake.ErrClosed) {
+		log.Warn("dispatch: what is kept for these owners is left to the end of its time", "owners", owners, "error", err)
 	}
 }

@@ -830,6 +830,33 @@ func TestRun_AnswerIsLost_IsNoLossOfALease(t *testing.T) {
 	})
 }
 
+// What is probed by itself is named twice to the database, and once to whoever reads the log.
+func TestRun_OneItemCannotBeRenewed_LogCountsOne(t *testing.T) {
+	var log strings.Builder
+	dispatching(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil)), Retry: func(int, error) time.Duration { return time.Hour }}, func(d *Dispatcher) {
+		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		var away atomic.Bool
+		away.Store(true)
+		f.mu.Lock()
+		f.fail = func(verb string) error {
+			if away.Load() && (verb == "abandon" || verb == "renew") {
+				return retryable(verb)
+			}
+			return nil
+		}
+		f.mu.Unlock()
+		f.enqueue("bad")
+		time.Sleep(5 * time.Second)
+		away.Store(false)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Regexp(t, `cannot renew leases" .*items=1\n`, log.String())
+		require.NotContains(t, log.String(), "items=2")
+	})
+}
+
 func TestRun_DeadLetterIsRefused_ItGoesWithoutItsCause(t *testing.T) {
 	dispatching(t, Config{MaxAttempts: 1}, func(d *Dispatcher) {
 		d.Handle("bad", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return errors.New("no") }))
@@ -1108,7 +1135,45 @@ func TestRun_DoneItemsAreLostOrRefused_LogSaysWhich(t *testing.T) {
 				f.addAll(pgwake.WorkItem{Name: "a"}, pgwake.WorkItem{Name: "a"})
 				synctest.Wait()
 				require.NoError(t, stop())
-				require.Regexp(t, `ids="\[1 2\]"|(?s)ids=\[1\].*ids=\[2\]`, log.String()) // in one statement, or in two
+				for id := range 2 { // in one statement, or each by itself
+					require.Regexp(t, fmt.Sprintf(`(ids|item)=[^=]*\b%d\b`, id+1), log.String())
+				}
+			})
+		})
+	}
+}
+
+// One item of many cannot be acknowledged. None of the others comes again because of it.
+func TestRun_OneOfTheDoneItemsIsRefused_OthersAreAcknowledged(t *testing.T) {
+	for name, unheld := range map[string]bool{"by acks": false, "by renewals too": true} {
+		t.Run(name, func(t *testing.T) {
+			var log strings.Builder
+			var handled atomic.Int64
+			var all chan struct{}
+			dispatching(t, Config{Concurrency: 41, LockTimeout: 30 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}, func(d *Dispatcher) {
+				all = make(chan struct{})
+				d.HandleOthers(does(func(context.Context, *pgwake.ClaimedWorkItem) error {
+					handled.Add(1)
+					<-all
+					return nil
+				}))
+			}, func(t *testing.T, f *fake, stop func() error) {
+				f.mu.Lock()
+				f.poisoned, f.unheld, f.slow = map[string]bool{"bad": true}, unheld, time.Millisecond
+				f.mu.Unlock()
+				f.enqueue(slices.Concat(slices.Repeat([]string{"good"}, 20), []string{"bad"}, slices.Repeat([]string{"good"}, 20))...)
+				time.Sleep(time.Second)
+				close(all)
+				time.Sleep(time.Second)
+				synctest.Wait()
+				f.mu.Lock()
+				require.Equal(t, slices.Repeat([]string{"good"}, 40), f.acked)
+				require.Len(t, f.items, 1)
+				f.mu.Unlock()
+				require.EqualValues(t, 41, handled.Load())
+				require.NoError(t, stop())
+				require.Equal(t, 1, strings.Count(log.String(), "left to the end of its lease"), log.String())
+				require.Contains(t, log.String(), "name=bad")
 			})
 		})
 	}

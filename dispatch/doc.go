@@ -17,7 +17,8 @@
 // Namespaces or Tags of their own.
 //
 // Delivery is at least once: a process that dies leaves its items to others when their leases end, and some of them were
-// done. [HandleTx] is for handlers whose effects in the database are to happen exactly once.
+// done. [HandleTx] is for handlers whose effects in the database are to happen exactly once, and [AckBy] for those of which one
+// statement, or a transaction of their own, has the effects and acknowledges the item.
 //
 // # Throughput
 //
@@ -38,8 +39,8 @@
 // When the context of Run ends, the Dispatcher claims no more, and gives back at once what it had claimed ahead. Handlers
 // go on for Config.StopTimeout. Then their contexts end, with [ErrStopping] as the cause, and what does not end with that
 // within Config.CancelTimeout is given back as well. Run waits until all of that is in the database, unless none of it can be
-// for 5 s. Last, the owner releases its sessions, and an Orchestrator the instances that are sticky to it. So others have all of it
-// at once, and not when leases and locks end. Close the Provider after Run has returned.
+// for 5 s. Last, the owner releases its sessions, and an Orchestrator the instances that are sticky to it; of Coordinators it does once
+// all namespaces have ended. So others have all of it at once, and not when leases and locks end. Close the Provider after Run has returned.
 //
 // # Namespaces
 //

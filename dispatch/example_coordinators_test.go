@@ -3,6 +3,8 @@ package dispatch_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
@@ -33,6 +35,28 @@ func ExampleCoordinators() {
 	stop()
 	check(<-ended)
 	// Output: tenant-a
+}
+
+// Probes of a process: it is ready while namespaces are served.
+func ExampleCoordinators_HealthHandler() {
+	_, p, end := openProvider()
+	defer end()
+	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{
+		Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: func(*dispatch.Dispatcher) {}}},
+	})
+	mux := http.NewServeMux()
+	mux.Handle("/probes/", c.HealthHandler())
+	server := httptest.NewServer(mux) // in a program: an http.Server that only the cluster reaches
+	defer server.Close()
+	for _, path := range []string{"/probes/livez", "/probes/readyz"} {
+		answer, err := http.Get(server.URL + path)
+		check(err)
+		check(answer.Body.Close())
+		fmt.Println(path, answer.StatusCode) // Run has not begun
+	}
+	// Output:
+	// /probes/livez 200
+	// /probes/readyz 503
 }
 
 func ExampleRouter() {
@@ -76,12 +100,19 @@ func ExampleCoordinators_SetRollout() {
 		Rollout: dispatch.Percent(0, pgwake.ModeHybrid, pgwake.ModePolling),
 	})
 	check(c.Spawn("tenant-a"))
-	_, of := p.GetModes()
-	fmt.Println(of)
+	check(c.Spawn("tenant-b"))
+	fmt.Println(p.GetModes())
+	check(c.SetRollout(func(namespace string) pgwake.Mode {
+		if namespace == "tenant-a" {
+			return pgwake.ModeHybrid
+		}
+		return pgwake.ModePolling
+	}))
+	fmt.Println(p.GetModes())
 	check(c.SetRollout(dispatch.Percent(100, pgwake.ModeHybrid, pgwake.ModePolling)))
-	_, of = p.GetModes()
-	fmt.Println(of)
+	fmt.Println(p.GetModes())
 	// Output:
-	// map[tenant-a:polling]
-	// map[tenant-a:hybrid]
+	// polling map[]
+	// hybrid map[tenant-b:polling]
+	// hybrid map[]
 }

@@ -105,6 +105,42 @@ func ExampleHandleTx() {
 	// Output: email.send done
 }
 
+// One statement keeps the receipt and acknowledges the item.
+func ExampleAckBy() {
+	ctx, p, end := openProvider()
+	defer end()
+	receipts, ack := pgx.Identifier{p.Schema(), "receipts"}.Sanitize(), pgx.Identifier{p.Schema(), "ack_work"}.Sanitize()
+	_, err := p.Pool().Exec(ctx, "CREATE TABLE "+receipts+" (recipient text)")
+	check(err)
+	running, stop := context.WithCancel(ctx)
+
+	d := dispatch.New(p, &dispatch.Config{OnEnd: func(e dispatch.Ended) {
+		fmt.Println(e.Item.Name, e.Outcome)
+		stop()
+	}})
+	dispatch.Handle(d, "email.send", func(ctx context.Context, in email) (receipt, error) {
+		return receipt{}, dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+			id, claim, err := token.WorkItem()
+			if err != nil {
+				return err
+			}
+			return p.Do(ctx, "keep receipt", func(ctx context.Context, q pgwake.Querier) error {
+				_, err := q.Exec(ctx, "WITH kept AS (INSERT INTO "+receipts+" VALUES ($3)) SELECT "+ack+"($1, $2)", id, claim, in.To)
+				return err
+			})
+		})
+	})
+	_, err = p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "email.send", Input: json.RawMessage(`{"To":"ada"}`)}, nil)
+	check(err)
+	check(d.Run(running))
+	var kept int
+	check(p.Pool().QueryRow(ctx, "SELECT count(*) FROM "+receipts).Scan(&kept))
+	fmt.Println(kept, "receipt")
+	// Output:
+	// email.send done
+	// 1 receipt
+}
+
 // What an error asks for.
 func ExampleRetryAfter() {
 	ctx, p, end := openProvider()

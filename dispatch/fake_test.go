@@ -30,8 +30,9 @@ type fake struct {
 	sentFrom []trace.SpanContext // in whose trace
 	renewed  int                 // statements
 
-	limit     int   // how many may be at work; 0: any number
-	ackedWith []int // of fetches that acknowledge: how many each asked for
+	as        claimedAs // how they are claimed
+	limit     int       // how many may be at work; 0: any number
+	ackedWith []int     // of fetches that acknowledge: how many each asked for
 
 	calls    map[string]int // by verb
 	sessions []string       // owners whose sessions were renewed
@@ -42,6 +43,9 @@ type fake struct {
 	unanswered map[string]int // how many calls of a verb succeed, and seem to have failed
 
 	noCauses bool // dead letters are refused that have one
+
+	poisoned map[string]bool // names of items that no ack may be about
+	unheld   bool            // nor any renewal
 
 	locked map[string]bool // names of items that a transaction has locked: verbs wait for them, and renewals of several pass them by
 
@@ -62,6 +66,13 @@ type fakeItem struct {
 
 func newFake() *fake {
 	return &fake{news: make(chan struct{}, 1), buried: map[string]string{}, calls: map[string]int{}, locked: map[string]bool{}}
+}
+
+// come has what is claimed from now on be of this namespace, found by this path.
+func (f *fake) come(namespace string, path pgwake.Path) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.as = claimedAs{namespace, path}
 }
 
 func (f *fake) changed() {
@@ -177,6 +188,7 @@ func (f *fake) claim(n int, o *pgwake.FetchOptions) (got []*pgwake.ClaimedWorkIt
 		i.LockToken = pgwake.LockToken(fmt.Sprintf("%d/%d", i.ID, i.claims))
 		i.DueAt, i.LockedUntil = due.Add(skew), i.visible.Add(skew)
 		c := i.ClaimedWorkItem
+		c.Namespace, c.Path = f.as.namespace, f.as.path
 		got = append(got, &c)
 	}
 	return got
@@ -257,8 +269,23 @@ func (f *fake) await(ctx context.Context, tokens ...pgwake.LockToken) error {
 	}
 }
 
+// refuse refuses a statement that is about an item that none may be about.
+func (f *fake) refuse(verb string, tokens ...pgwake.LockToken) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range tokens {
+		if i := f.by(t); i != nil && f.poisoned[i.Name] {
+			return &pgwake.Error{Op: verb, Err: pgwake.ErrInvalid}
+		}
+	}
+	return nil
+}
+
 func (f *fake) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error {
 	if err := f.await(ctx, tokens...); err != nil {
+		return err
+	}
+	if err := f.refuse("ack", tokens...); err != nil {
 		return err
 	}
 	var lost []pgwake.LockToken
@@ -288,6 +315,9 @@ func (f *fake) AckBatched(ctx context.Context, token pgwake.LockToken, m *pgwake
 		}
 	}
 	if err := f.await(ctx, token); err != nil {
+		return err
+	}
+	if err := f.refuse("ack", token); err != nil {
 		return err
 	}
 	return f.verb(ctx, "ack", token, func(i *fakeItem) {
@@ -394,6 +424,11 @@ func (f *fake) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken
 	if hang {
 		<-ctx.Done()
 		return nil, &pgwake.Error{Op: "renew", Err: ctx.Err(), Retryable: true}
+	}
+	if f.unheld {
+		if err := f.refuse("renew", tokens...); err != nil {
+			return nil, err
+		}
 	}
 	if len(tokens) == 1 {
 		if err := f.await(ctx, tokens...); err != nil {

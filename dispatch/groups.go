@@ -1,11 +1,13 @@
 package dispatch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -31,8 +33,10 @@ type Group struct {
 	// Config is that of each namespace's Dispatcher; its Namespaces are not to be set.
 	Config Config
 
-	// Handlers registers the handlers of a Dispatcher. It is called for each: whenever a namespace has work after it had none, and
-	// in advance for those that are kept Warm; several at a time.
+	// Handlers registers the handlers of a Dispatcher. It is called once by NewCoordinators, of which the Dispatcher never runs: so
+	// that a mistake is found at once, and to see what is fetched. Then it is called for each: whenever a namespace has work after it
+	// had none, and in advance for those that are kept Warm; several at a time. Items that it was called for wait for it; if it takes
+	// longer than half of their lease (Config.LockTimeout), they are given back, and may go to another node.
 	Handlers func(*Dispatcher)
 
 	// Turns is the configuration of each namespace's Orchestrator, of which Decider takes the turns; its Namespaces are not to be set.
@@ -108,7 +112,7 @@ func newGroups(configured []Group) (all groups, err error) {
 		for seen := []string{}; g.Extends != ""; {
 			base := byName[g.Extends]
 			if base == nil || slices.Contains(seen, g.Extends) {
-				k.bad("Group %q extends %q, which there is not, or which extends itself", settings.Name, g.Extends)
+				k.bad("Group %q extends %q, which there is not, or which extends itself", settings.title(), g.Extends)
 				break
 			}
 			seen = append(seen, g.Extends)
@@ -146,7 +150,7 @@ func fill(to, from reflect.Value) {
 // group completes one that serves namespaces.
 func (k *checks) group(settings Group) *group {
 	g := &group{Group: settings}
-	fails := func(format string, args ...any) { k.bad("Group %q: %s", g.Name, fmt.Sprintf(format, args...)) }
+	fails := func(format string, args ...any) { k.bad("Group %q: %s", g.title(), fmt.Sprintf(format, args...)) }
 	for _, pattern := range g.Namespaces {
 		if !validPattern(pattern) {
 			fails("%q is neither a namespace nor a pattern", pattern)
@@ -170,7 +174,7 @@ func (k *checks) group(settings Group) *group {
 	if g.Handlers != nil {
 		d, err := g.newDispatcher()
 		if err != nil {
-			k.err = errors.Join(k.err, fmt.Errorf("Group %q: %w", g.Name, err))
+			k.err = errors.Join(k.err, fmt.Errorf("Group %q: %w", g.title(), err))
 		}
 		g.proto = d
 		if g.Warm > 0 {
@@ -180,25 +184,48 @@ func (k *checks) group(settings Group) *group {
 	if g.Decider != nil {
 		g.protoTurns = NewOrchestrator(nobody, g.Decider, &g.Turns)
 		if err := g.protoTurns.err; err != nil {
-			k.err = errors.Join(k.err, fmt.Errorf("Group %q: %w", g.Name, err))
+			k.err = errors.Join(k.err, fmt.Errorf("Group %q: %w", g.title(), err))
 		}
 	}
 	return g
 }
 
+// owners are those of the sessions that work items have, and to whom instances are sticky, each once.
+func (all groups) owners() (ofSessions, ofTurns []string) {
+	for _, g := range all {
+		if g.proto != nil && g.Config.Session != nil && g.Config.Session.Owner != "" {
+			ofSessions = append(ofSessions, g.Config.Session.Owner)
+		}
+		if g.protoTurns != nil && g.Turns.Owner != "" {
+			ofTurns = append(ofTurns, g.Turns.Owner)
+		}
+	}
+	slices.Sort(ofSessions)
+	slices.Sort(ofTurns)
+	return slices.Compact(ofSessions), slices.Compact(ofTurns)
+}
+
+// title is how errors call it.
+func (g *Group) title() string { return cmp.Or(g.Name, strings.Join(g.Namespaces, ", ")) }
+
 // of returns the group that a namespace belongs to; nil: none.
 func (all groups) of(namespace string) *group {
-	for _, g := range all {
-		if slices.Contains(g.Namespaces, namespace) {
-			return g
-		}
+	patterns := make([][]string, len(all))
+	for i, g := range all {
+		patterns[i] = g.Namespaces
 	}
-	for _, g := range all {
-		if matchesAny(g.Namespaces, namespace) {
-			return g
-		}
+	if i := firstFor(patterns, namespace); i >= 0 {
+		return all[i]
 	}
 	return nil
+}
+
+// firstFor returns which of these is for a namespace: the first that has its name, or else a pattern that it matches; -1: none.
+func firstFor(patterns [][]string, namespace string) int {
+	if i := slices.IndexFunc(patterns, func(p []string) bool { return slices.Contains(p, namespace) }); i >= 0 {
+		return i
+	}
+	return slices.IndexFunc(patterns, func(p []string) bool { return matchesAny(p, namespace) })
 }
 
 // validPattern reports whether path.Match takes it.
@@ -207,10 +234,11 @@ func validPattern(pattern string) bool {
 	return err == nil && pattern != ""
 }
 
-// matchesAny reports whether a namespace is one of these, which are names or valid patterns.
+// matchesAny reports whether a namespace is one of these, which are names or valid patterns. All is all, also names of streams that have
+// what path.Match takes for a separator.
 func matchesAny(patterns []string, namespace string) bool {
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		matches, _ := path.Match(pattern, namespace)
-		return matches
+		return matches || pattern == "*" || pattern == namespace
 	})
 }

@@ -67,11 +67,13 @@ func TestHealth_FromBeforeRunToItsEnd_TheWorstOfItsParts(t *testing.T) {
 		m.enqueue(t, "default", true)
 	}
 	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Healthy }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(m.handled("default")) == 8 && m.c.Stats().Working == 0 }, patience, time.Millisecond)
 
-	m.exec(t, `ALTER TABLE worker_queue RENAME TO away`)
+	m.exec(t, `ALTER TABLE worker_queue RENAME TO away`) // and there is nothing to do when it is back
 	m.exec(t, `SELECT notify_queue('worker', 1, NULL)`)
 	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Unhealthy }, patience, time.Millisecond)
 	require.NotEmpty(t, healthOf(m.c.Health(), "database").Reasons)
+	require.Eventually(t, func() bool { return len(healthOf(m.c.Health(), "coordinators").Reasons) > 0 }, patience, time.Millisecond)
 	code, _ = probe(t, m.c, "/readyz")
 	require.Equal(t, http.StatusServiceUnavailable, code)
 	code, _ = probe(t, m.c, "/livez")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -22,21 +21,28 @@ import (
 
 // held is an item in hand.
 type held struct {
+	d     *Dispatcher
 	item  *pgwake.ClaimedWorkItem
 	since time.Time // local, of the claim
 
 	settled bool // under the workshop's mutex
 
-	// How the handler ended it by itself: nil, not at all; otherwise by its transaction, or not, since the lease was lost.
-	ended atomic.Pointer[error]
+	byHandler ownAck
 
 	span trace.SpanContext // of the attempt, once that has begun
 
 	// For leases, under its mutex.
-	until time.Time // local: end of the lease, at the earliest
-	lost  bool
-	lose  context.CancelCauseFunc // nil: not at work
+	until  time.Time // local: end of the lease, at the earliest
+	lost   bool
+	lose   context.CancelCauseFunc // nil: not at work
+	acking bool                    // the handler acknowledges it, and is not to hear of that
 }
+
+func (h *held) own() *ownAck              { return &h.byHandler }
+func (h *held) token() pgwake.LockToken   { return h.item.LockToken }
+func (h *held) settling() context.Context { return h.d.work.settling }
+func (h *held) holdOn() error             { return h.d.leases.holdOn(h) }
+func (h *held) goOn(acked bool)           { h.d.leases.goOn(h, acked) }
 
 type leases struct {
 	d *Dispatcher
@@ -64,6 +70,30 @@ func (l *leases) guard(h *held, lose context.CancelCauseFunc) (ok bool) {
 	}
 	h.lose = lose
 	return true
+}
+
+// holdOn keeps it from the handler that the lease is lost, until goOn. If it is by now it reports that.
+func (l *leases) holdOn(h *held) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h.acking = !h.lost; h.lost {
+		return pgwake.ErrLockLost
+	}
+	return nil
+}
+
+// goOn has the handler told of a lease that was lost meanwhile, unless the item is acknowledged: then there is none.
+func (l *leases) goOn(h *held, acked bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h.acking = false
+	switch {
+	case acked:
+		delete(l.held, h)
+		h.lose = nil
+	case h.lost && h.lose != nil:
+		h.lose(pgwake.ErrLockLost)
+	}
 }
 
 // drop ends the renewals of an item.
@@ -171,13 +201,15 @@ func (l *leases) due() (batches [][]*held) {
 	return slices.Collect(slices.Chunk(due, renewedAtOnce))
 }
 
-// renew returns those that were renewed. Unless there is an error, it is known of each lease if it holds.
-func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration) (renewed map[pgwake.LockToken]time.Time, err error) {
+// renew returns those that were renewed. Unless there is an error, it is known of each lease if it holds. Tokens of the batch may be named
+// again.
+func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration, again ...pgwake.LockToken) (renewed map[pgwake.LockToken]time.Time, err error) {
 	length := l.d.cfg.LockTimeout
-	tokens := make([]pgwake.LockToken, len(batch))
+	tokens := make([]pgwake.LockToken, len(batch), len(batch)+len(again))
 	for i, h := range batch {
 		tokens[i] = h.item.LockToken
 	}
+	tokens = append(tokens, again...)
 	sent := time.Now()
 	bounded, cancel := context.WithTimeout(ctx, allowed)
 	renewed, err = l.d.p.RenewWorkItemLocks(bounded, tokens, length)
@@ -256,7 +288,7 @@ func (l *leases) loseIt(h *held) {
 		return
 	}
 	h.lost = true
-	if h.lose != nil {
+	if h.lose != nil && !h.acking {
 		h.lose(pgwake.ErrLockLost)
 	}
 }

@@ -28,8 +28,8 @@ type TurnProvider interface {
 }
 
 // Decider takes a turn: it looks at what came for an instance and says what is to become of it. It may be called again for
-// the same messages after an error or a crash, so it does nothing but decide. It is called by several goroutines at a time, each
-// for another instance. Its context ends as that of a Handler.
+// the same messages after an error or a crash, so it does nothing but decide, unless it does so by AckBy. It is called by several
+// goroutines at a time, each for another instance. Its context ends as that of a Handler.
 type Decider func(ctx context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error)
 
 // KindExecutionFailed is the type of the event that FailInstance adds to the history.
@@ -57,6 +57,9 @@ type Orchestrator struct {
 	decide Decider
 	cfg    OrchestratorConfig
 	err    error // of the OrchestratorConfig
+
+	fetched func(context.Context, error) // is told what came of each fetch; may be nil
+	shared  bool                         // its owner goes on without it: whoever ends the owner releases what is sticky to it
 
 	telemetry turnTelemetry
 
@@ -103,12 +106,8 @@ func (o *Orchestrator) run(ctx context.Context, first []*pgwake.OrchestrationIte
 		return errRanBefore
 	}
 	var err error
-	if o.cfg.Owner != "" {
-		defer func() {
-			if err != errIdle { // or the owner is still there
-				leave(o.cfg.Logger, o.cfg.Owner, o.p.ReleaseSticky)
-			}
-		}()
+	if o.cfg.Owner != "" && !o.shared {
+		defer leave(o.cfg.Logger, []string{o.cfg.Owner}, o.p.ReleaseSticky)
 	}
 	defer o.renewing.Wait()
 	defer o.giveUp()
@@ -143,19 +142,23 @@ func (o *Orchestrator) run(ctx context.Context, first []*pgwake.OrchestrationIte
 		return err
 	}
 	// What is left is Deciders that do not heed their context, and turns that are about to be settled, or cannot be.
-	left := o.giveBackAll(max(o.cfg.CancelTimeout, settlePatience))
+	left, acking := o.giveBackAll(max(o.cfg.CancelTimeout, settlePatience))
 	o.giveUp()
+	var patience time.Duration
+	if acking > 0 { // and their Deciders probably have nothing more to do
+		patience = o.cfg.CancelTimeout
+	}
 	if left == 0 {
 		within(ended, verbTimeout) // what was on its way is over at once: nothing is called after Run
-	} else if !within(ended, 0) {
+	} else if !within(ended, patience) {
 		err = errors.Join(err, fmt.Errorf("%w: %d turns", ErrHandlersLeft, left))
 	}
 	return err
 }
 
-// giveBackAll gives back the turns whose Decider has not ended, waits until the others are settled, and returns how many were
-// given back.
-func (o *Orchestrator) giveBackAll(patience time.Duration) (left int) {
+// giveBackAll gives back the turns whose Decider has not ended, waits until the others are settled, and returns how many of the former
+// there are, and how many of them the Decider was about to acknowledge.
+func (o *Orchestrator) giveBackAll(patience time.Duration) (left, acking int) {
 	o.mu.Lock()
 	var turns []*heldTurn
 	for t := range o.inHand {
@@ -169,7 +172,21 @@ func (o *Orchestrator) giveBackAll(patience time.Duration) (left int) {
 	defer cancel()
 	var all sync.WaitGroup
 	for _, t := range turns {
-		all.Go(func() { o.giveBack(bounded, t, verdict{fate: retry, free: true, err: ErrStopping}) })
+		under := t.byDecider.close()
+		if under != nil {
+			acking++
+		}
+		all.Go(func() {
+			if under != nil { // what becomes of it is known when that has ended
+				select {
+				case <-under:
+				case <-bounded.Done():
+				}
+			}
+			if own := t.byDecider.outcome(); !own.acked && !own.lost {
+				o.giveBack(bounded, t, verdict{fate: retry, free: true, err: ErrStopping})
+			}
+		})
 	}
 	all.Wait()
 	for o.settlesAny() && bounded.Err() == nil {
@@ -178,7 +195,7 @@ func (o *Orchestrator) giveBackAll(patience time.Duration) (left int) {
 		case <-bounded.Done():
 		}
 	}
-	return len(turns)
+	return len(turns), acking
 }
 
 // retire reports whether no turn is in hand. Then none is taken any more.
@@ -226,6 +243,9 @@ func (o *Orchestrator) loop(ctx context.Context, idle time.Duration) error {
 	patience := patience{log: o.cfg.Logger}
 	for {
 		turn, err := o.p.FetchOrchestrationItem(ctx, options)
+		if o.fetched != nil {
+			o.fetched(ctx, err)
+		}
 		if err == nil {
 			o.take(turn)
 		}
@@ -242,12 +262,54 @@ func (o *Orchestrator) loop(ctx context.Context, idle time.Duration) error {
 type heldTurn struct {
 	*pgwake.OrchestrationItem
 
+	o *Orchestrator
+
 	// Under the Orchestrator's mutex.
 	deciding  bool
 	givenBack bool // since the Decider did not end: what that says later is for nobody
 
-	mu    sync.Mutex
-	until time.Time // local: end of the lease, at the earliest
+	byDecider ownAck
+
+	mu     sync.Mutex
+	until  time.Time // local: end of the lease, at the earliest
+	lost   bool
+	lose   context.CancelCauseFunc // ends the context of the Decider
+	acking bool                    // the Decider acknowledges it, or has, and is not to hear of that
+	ended  context.CancelFunc      // ends the renewals
+}
+
+func (t *heldTurn) own() *ownAck              { return &t.byDecider }
+func (t *heldTurn) token() pgwake.LockToken   { return t.LockToken }
+func (t *heldTurn) settling() context.Context { return t.o.settling }
+
+func (t *heldTurn) holdOn() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.acking = !t.lost; t.lost {
+		return pgwake.ErrLockLost
+	}
+	return nil
+}
+
+func (t *heldTurn) goOn(acked bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if acked {
+		t.ended()
+		return
+	}
+	if t.acking = false; t.lost {
+		t.lose(pgwake.ErrLockLost)
+	}
+}
+
+// loseIt is for a lease that is lost.
+func (t *heldTurn) loseIt() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lost = true; !t.acking {
+		t.lose(pgwake.ErrLockLost)
+	}
 }
 
 func (t *heldTurn) end() time.Time {
@@ -263,7 +325,7 @@ func (o *Orchestrator) log(t *heldTurn) *slog.Logger {
 // take has a turn decided and acknowledged, or given back.
 func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	o.telemetry.claimed(claimedAs{turn.Namespace, turn.Path}, 1)
-	t := &heldTurn{OrchestrationItem: turn, until: o.p.LocalTime(turn.LockedUntil)}
+	t := &heldTurn{o: o, OrchestrationItem: turn, until: o.p.LocalTime(turn.LockedUntil)}
 	if !o.admit(t) {
 		return
 	}
@@ -274,7 +336,8 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	first := min(o.cfg.LockTimeout/renewals, time.Until(t.until)/2)
 	inHand, done := context.WithCancel(o.settling) // longer than ctx, which ends before a Decider has noticed
 	defer done()
-	o.renewing.Go(func() { o.renew(inHand, t, first, lose) })
+	t.lose, t.ended = lose, done
+	o.renewing.Go(func() { o.renew(inHand, t, first) })
 	deciding := ctx
 	if o.cfg.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -288,9 +351,19 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	defer func() { o.telemetry.end(deciding, turn, v, began) }()
 	ack, failure := pgwake.OrchestrationAck{}, errNoAttemptEnded
 	if o.cfg.MaxAttempts == Unlimited || turn.Attempt <= o.cfg.MaxAttempts {
-		ack, failure = hooked(func() (pgwake.OrchestrationAck, error) { return o.decide(deciding, turn) })
+		own := context.WithValue(deciding, heldKey{}, t)
+		ack, failure = hooked(func() (pgwake.OrchestrationAck, error) { return o.decide(own, turn) })
 	}
-	if o.decided(t) {
+	own := t.byDecider.over()
+	givenBack := o.decided(t)
+	switch {
+	case own.acked:
+		v = verdict{fate: committed, err: failure}
+		if failure != nil {
+			o.log(t).Warn("dispatch: failed after it was acknowledged", "error", text(failure))
+		}
+		return
+	case givenBack:
 		v = verdict{fate: retry, free: true, err: ErrStopping}
 		return
 	}
@@ -298,15 +371,26 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	if deciding.Err() != nil {
 		cause = context.Cause(deciding)
 	}
-	if failure == nil && !errors.Is(cause, pgwake.ErrLockLost) {
-		if failure = o.ack(deciding, t, ack); failure == nil {
-			return
+	if own.lost {
+		cause = own.failure
+	}
+	if own.failure != nil && failure == nil { // it did not do what it was to
+		failure = own.failure
+	}
+	if retryable := own.retryable; (failure == nil || own.isWhy(failure)) && !errors.Is(cause, pgwake.ErrLockLost) {
+		if failure == nil {
+			if failure = o.ack(deciding, t, ack); failure == nil {
+				return
+			}
+			var verb *pgwake.Error
+			switch {
+			case errors.Is(failure, pgwake.ErrLockLost):
+				cause = failure
+			case errors.As(failure, &verb):
+				retryable = verb.Retryable
+			}
 		}
-		var verb *pgwake.Error
-		switch {
-		case errors.Is(failure, pgwake.ErrLockLost):
-			cause = failure
-		case errors.As(failure, &verb) && verb.Retryable: // it was decided: the database is away, and the instance is not to blame
+		if retryable { // it was decided: the database is away, and the instance is not to blame
 			v = verdict{fate: retry, free: true, delay: o.cfg.Retry.after(t.Attempt, failure), err: failure}
 			o.log(t).Warn("dispatch: cannot acknowledge", "again_in", v.delay, "error", text(failure))
 			o.giveBack(o.settling, t, v)
@@ -423,14 +507,15 @@ func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
 		options.Error = ""
 		mayHave, err = persist(ctx, t.end, call)
 	}
+	mayHave = mayHave || t.byDecider.outcome().unsure
 	if err != nil && !(mayHave && errors.Is(err, pgwake.ErrLockLost)) {
 		o.log(t).Warn("dispatch: left to the end of its lease", "error", err)
 	}
 }
 
-// renew renews the lease of a turn, after a pause, until ctx ends, or calls lose when the lease is lost. A turn that ends does not
+// renew renews the lease of a turn, after a pause, until ctx ends, or the lease is lost. A turn that ends does not
 // cut short the renewal that is on its way: that would cost its connection.
-func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Duration, lose context.CancelCauseFunc) {
+func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Duration) {
 	length := o.cfg.LockTimeout
 	allowance := newAllowance(length)
 	for nap(ctx, jittered(pause)); ctx.Err() == nil; nap(ctx, min(jittered(pause), time.Until(t.end()))) {
@@ -447,7 +532,7 @@ func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Durati
 			t.until = sent.Add(length)
 			t.mu.Unlock()
 		case errors.Is(err, pgwake.ErrLockLost), !time.Now().Before(t.end()):
-			lose(pgwake.ErrLockLost)
+			t.loseIt()
 			return
 		case ctx.Err() == nil:
 			o.log(t).Warn("dispatch: cannot renew a lease", "error", err)

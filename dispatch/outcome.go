@@ -66,7 +66,7 @@ func (d *Dispatcher) tell(h *held, v verdict) {
 		d.log(h).Warn("dispatch: the lease was lost", "error", text(v.err))
 	case Done:
 		if v.err != nil {
-			d.log(h).Warn("dispatch: failed after its transaction had committed", "error", text(v.err))
+			d.log(h).Warn("dispatch: failed after it was acknowledged", "error", text(v.err))
 		}
 	}
 	if d.cfg.OnEnd != nil {

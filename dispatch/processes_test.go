@@ -177,7 +177,7 @@ func TestRollingRestart_UnderLoad_NoItemWaitsForALease(t *testing.T) {
 		stopped := make(chan error, 1)
 		go func() { stopped <- f.processes[i].Wait() }()
 		f.load(t, 200*time.Millisecond)
-		require.NoError(t, <-stopped)
+		require.NoError(t, awaited(t, stopped, 3*patience))
 		f.processes[i] = f.start(t)
 	}
 	f.load(t, 500*time.Millisecond)

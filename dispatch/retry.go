@@ -124,11 +124,13 @@ const (
 
 // judge says what becomes of an item whose attempt ended with err, under a context that ended for cause, if it did.
 func (r *registration) judge(h *held, err, cause error) verdict {
-	switch ended := h.ended.Load(); {
-	case ended != nil && errors.Is(*ended, pgwake.ErrLockLost):
-		return verdict{fate: forsake, err: *ended}
-	case ended != nil:
+	switch own := h.byHandler.outcome(); {
+	case own.lost:
+		return verdict{fate: forsake, err: own.failure}
+	case own.acked:
 		return verdict{fate: committed, err: err}
+	case err == nil && own.failure != nil: // it did not do what it was to
+		err = own.failure
 	case err == nil && !errors.Is(cause, pgwake.ErrLockLost):
 		return verdict{fate: acknowledge}
 	}

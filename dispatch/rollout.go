@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"errors"
 	"hash/fnv"
 	"maps"
 	"sync"
@@ -29,7 +30,7 @@ func Percent(percent float64, then, otherwise pgwake.Mode) func(namespace string
 	}
 }
 
-// mixed spreads what differs in a few low bits, as the hashes of similar names do, over all of them.
+// mixed spreads what differs in a few low bits, as the hashes of similar names do, over all of them. It is the end of MurmurHash3, fmix64.
 func mixed(x uint64) uint64 {
 	x = (x ^ x>>33) * 0xff51afd7ed558ccd
 	x = (x ^ x>>33) * 0xc4ceb9fe1a85ec53
@@ -38,12 +39,14 @@ func mixed(x uint64) uint64 {
 
 // rollout is what Coordinators have the modes of namespaces from.
 type rollout struct {
-	mu sync.Mutex // one change of modes at a time
-	of func(namespace string) pgwake.Mode
+	mu  sync.Mutex // one change of modes at a time
+	of  func(namespace string) pgwake.Mode
+	own map[int]pgwake.Mode // of each Source: its Config.Mode, as it was
 }
 
-// SetRollout changes CoordinatorsConfig.Rollout, of the namespaces that there are and those to come. Work goes on meanwhile: see
-// pgwake.Provider.SetModes, of which it has the errors. nil leaves the modes as they are. Safe for concurrent use.
+// SetRollout changes CoordinatorsConfig.Rollout, for the namespaces that there are and those to come. Work goes on meanwhile: see
+// pgwake.Provider.SetModes, of which it has the errors; then it sets all Sources back to the modes that they had, as far as it can, and the
+// Rollout is the one before. A Source that is closed it leaves out. nil leaves the modes as they are. Safe for concurrent use.
 func (c *Coordinators) SetRollout(of func(namespace string) pgwake.Mode) error {
 	if c.err != nil {
 		return c.err
@@ -57,45 +60,96 @@ func (c *Coordinators) SetRollout(of func(namespace string) pgwake.Mode) error {
 	}
 	c.rollout.mu.Lock()
 	defer c.rollout.mu.Unlock()
-	before := c.rollout.of
-	c.rollout.of = of
+	of, c.rollout.of = c.rollout.of, of
+	own, undo := maps.Clone(c.rollout.own), c.modesAsTheyAre()
 	err := c.rollOut()
 	if err != nil {
-		c.rollout.of = before
+		c.rollout.of, c.rollout.own = of, own
+		undo()
 	}
 	return err
 }
 
-// applyRollout has the namespaces that are known in their modes.
-func (c *Coordinators) applyRollout() {
+// modesAsTheyAre returns what sets all Sources back to the modes that they have now, which need not be those of a Rollout.
+func (c *Coordinators) modesAsTheyAre() (undo func()) {
+	var back []func() error
+	for _, s := range c.sources {
+		if m, ok := s.(modal); ok {
+			mode, of := m.GetModes()
+			back = append(back, func() error { return m.SetModes(mode, of) })
+		}
+	}
+	return func() {
+		for _, set := range back {
+			_ = set() // what it can
+		}
+	}
+}
+
+// applyRollout has the namespaces of a Source that are known in their modes.
+func (c *Coordinators) applyRollout(source int) error {
 	c.rollout.mu.Lock()
 	defer c.rollout.mu.Unlock()
-	if err := c.rollOut(); err != nil {
-		c.log.Error("dispatch: cannot set modes", "error", err)
-	}
+	return c.rollOutTo(source)
 }
 
 // rollOut is called with the rollout's mu held.
 func (c *Coordinators) rollOut() error {
+	var failures []error
+	for i := range c.sources {
+		if err := c.rollOutTo(i); err != nil && !errors.Is(err, pgwake.ErrClosed) {
+			failures = append(failures, err)
+		}
+	}
+	return errors.Join(failures...)
+}
+
+// rollOutTo is called with the rollout's mu held.
+func (c *Coordinators) rollOutTo(source int) error {
 	if c.rollout.of == nil {
 		return nil
 	}
 	c.mu.Lock()
-	known := maps.Clone(c.known)
+	var known []string
+	for at := range c.known {
+		if at.source == source {
+			known = append(known, at.namespace)
+		}
+	}
 	c.mu.Unlock()
-	modes := make(map[string]pgwake.Mode, len(known))
-	for namespace := range known {
-		modes[namespace] = c.rollout.of(namespace)
-	}
-	for _, s := range c.sources {
-		m := s.(modal)
-		general, now := m.GetModes()
-		if maps.Equal(now, modes) {
-			continue
+	modes, err := hooked(func() (map[string]pgwake.Mode, error) {
+		modes := make(map[string]pgwake.Mode, len(known))
+		for _, namespace := range known {
+			modes[namespace] = c.rollout.of(namespace)
 		}
-		if err := m.SetModes(general, modes); err != nil {
-			return err
+		return modes, nil
+	})
+	if err != nil {
+		return err
+	}
+	m := c.sources[source].(modal)
+	general, now := m.GetModes()
+	if _, ok := c.rollout.own[source]; !ok {
+		c.rollout.own[source] = general
+	}
+	wanted := generalMode(c.rollout.own[source], modes)
+	maps.DeleteFunc(modes, func(_ string, mode pgwake.Mode) bool { return mode == wanted })
+	if general == wanted && maps.Equal(now, modes) {
+		return nil
+	}
+	return m.SetModes(wanted, modes)
+}
+
+// generalMode is that of namespaces that are not known yet, where those that are have these. Nothing of those is claimed. But as long as
+// it is one that listens, so does the node, and whoever goes back to polling may have the listening for a reason.
+func generalMode(own pgwake.Mode, modes map[string]pgwake.Mode) pgwake.Mode {
+	if own == pgwake.ModeDisabled || len(modes) == 0 {
+		return own
+	}
+	for _, mode := range modes {
+		if mode != pgwake.ModePolling && mode != pgwake.ModeDisabled {
+			return own
 		}
 	}
-	return nil
+	return pgwake.ModePolling
 }

@@ -1,6 +1,7 @@
 package dispatch_test
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -114,7 +115,6 @@ func TestRollout_Rehearsal_ThereAndBackUnderTraffic(t *testing.T) {
 	p := pgwaketest.New(t, &pgwake.Config{PollInterval: 5 * time.Millisecond})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: constantly(pgwake.ModeShadow)})
-	require.NoError(t, p.SetModes(pgwake.ModeShadow, nil)) // of namespaces that are not known yet
 	running(t, c)
 	load := newTraffic(t, p, "a", "b", "c", "d")
 	mode := func(namespace string) pgwake.Mode {
@@ -131,7 +131,7 @@ func TestRollout_Rehearsal_ThereAndBackUnderTraffic(t *testing.T) {
 		rollout func(string) pgwake.Mode
 		listens bool
 	}{
-		{constantly(pgwake.ModePolling), true}, // since namespaces that nobody knows are watched still
+		{constantly(pgwake.ModePolling), false},
 		{func(namespace string) pgwake.Mode {
 			if namespace == "a" {
 				return pgwake.ModeHybrid
@@ -143,9 +143,6 @@ func TestRollout_Rehearsal_ThereAndBackUnderTraffic(t *testing.T) {
 		{constantly(pgwake.ModePolling), false},
 	}
 	for i, step := range steps {
-		if i == 1 {
-			require.NoError(t, p.SetModes(pgwake.ModePolling, nil))
-		}
 		require.NoError(t, c.SetRollout(step.rollout))
 		for _, namespace := range []string{"a", "b", "c", "d"} {
 			require.Equal(t, step.rollout(namespace), mode(namespace), "step %d", i)
@@ -164,4 +161,42 @@ func TestRollout_Rehearsal_ThereAndBackUnderTraffic(t *testing.T) {
 		items += n
 	}
 	require.Equal(t, s.Items, items, "each came by a path")
+}
+
+// stubborn is a Provider whose modes cannot be set.
+type stubborn struct{ *pgwake.Provider }
+
+var errStubborn = errors.New("stubborn")
+
+func (s *stubborn) SetModes(pgwake.Mode, map[string]pgwake.Mode) error { return errStubborn }
+
+// Whether or not there was a Rollout: without one, the modes are those that somebody else has set.
+func TestSetRollout_TheSecondSourceRefuses_TheFirstIsAsBefore(t *testing.T) {
+	one := pgwaketest.New(t, &pgwake.Config{Mode: pgwake.ModeEventDriven, Modes: map[string]pgwake.Mode{"a": pgwake.ModeHybrid}})
+	other := &stubborn{pgwaketest.New(t, nil)}
+	c := dispatch.NewCoordinators(one, &dispatch.CoordinatorsConfig{
+		Groups: []dispatch.Group{newLedger().all()},
+		Shards: []dispatch.Shard{{Namespaces: []string{"x"}, Source: other}},
+	})
+	for _, namespace := range []string{"a", "x"} { // before Run, so that all of it happens here
+		require.NoError(t, c.Spawn(namespace))
+	}
+	asBefore := func() {
+		t.Helper()
+		mode, of := one.GetModes()
+		require.Equal(t, pgwake.ModeEventDriven, mode)
+		require.Equal(t, map[string]pgwake.Mode{"a": pgwake.ModeHybrid}, of)
+	}
+	require.ErrorIs(t, c.SetRollout(constantly(pgwake.ModeShadow)), errStubborn)
+	asBefore()
+	require.NoError(t, c.Spawn("b"), "without a Rollout, as before")
+	asBefore()
+
+	hybrid := constantly(pgwake.ModeHybrid) // of which the second Source need not be told
+	require.NoError(t, c.SetRollout(hybrid))
+	before, of := one.GetModes()
+	require.ErrorIs(t, c.SetRollout(constantly(pgwake.ModePolling)), errStubborn)
+	mode, now := one.GetModes()
+	require.Equal(t, before, mode)
+	require.Equal(t, of, now)
 }

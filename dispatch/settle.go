@@ -38,7 +38,7 @@ func (w *workshop) settle(h *held, v verdict, result Result) {
 		d.acks.add(h)
 		return
 	}
-	d.apart.add(h, &settlement{together: completion != nil, call: d.carryOut(h, v, completion), ways: d.plainer(h, v, completion)})
+	d.apart.add(h, &settlement{together: completion != nil, mayHave: h.byHandler.outcome().unsure, call: d.carryOut(h, v, completion), ways: d.plainer(h, v, completion)})
 }
 
 // complete makes the message for the orchestration that scheduled an item. If it cannot be made of the result, the
@@ -137,8 +137,9 @@ func (w *workshop) stop() (left int) {
 	w.mu.Lock()
 	stuck := slices.Collect(maps.Keys(w.running))
 	w.mu.Unlock()
+	acking := 0
 	for _, h := range stuck {
-		w.settle(h, verdict{fate: retry, free: true, err: ErrStopping}, nil)
+		acking += w.leaveBehind(h)
 	}
 	taken := func() int { return w.taken }
 	for before := w.waitFor(0, taken); before > 0; {
@@ -150,7 +151,38 @@ func (w *workshop) stop() (left int) {
 	}
 	w.giveUp()
 	w.waitFor(verbTimeout, taken)
-	return len(stuck)
+	if acking > 0 { // and their handlers probably have nothing more to do
+		w.waitFor(w.d.cfg.CancelTimeout, running)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, h := range stuck {
+		if w.running[h] {
+			left++
+		}
+	}
+	return left
+}
+
+// leaveBehind settles an item whose handler does not end. Of those that this is about to acknowledge it returns 1, and waits for
+// nothing: such an item is settled once it is known if it was.
+func (w *workshop) leaveBehind(h *held) (acking int) {
+	settle := func() {
+		v := verdict{fate: retry, free: true, err: ErrStopping}
+		switch own := h.byHandler.outcome(); {
+		case own.acked:
+			v = verdict{fate: committed}
+		case own.lost:
+			v = verdict{fate: forsake, err: own.failure}
+		}
+		w.settle(h, v, nil)
+	}
+	if under := h.byHandler.close(); under != nil {
+		go func() { <-under; settle() }()
+		return 1
+	}
+	settle()
+	return 0
 }
 
 // waitFor waits until a number, which is counted with mu held, is 0, and returns what it is in time.

@@ -16,6 +16,7 @@ import (
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/dispatch/streamtest"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testmeter"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -172,6 +173,46 @@ func TestStreamSource_WhatAQueueLacks_IsInvalid(t *testing.T) {
 	}
 }
 
+// oneDelivery is a stream with one message.
+type oneDelivery struct {
+	plain
+	message chan dispatch.StreamDelivery
+}
+
+func (s *oneDelivery) Receive(ctx context.Context, namespace string, _ int, _ time.Duration) ([]dispatch.StreamDelivery, error) {
+	select {
+	case d := <-s.message:
+		d.Namespace = namespace
+		return []dispatch.StreamDelivery{d}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Nobody knows by which path a message came, so none is told.
+func TestStreamSource_Metrics_HaveNoPath(t *testing.T) {
+	m, done := testmeter.New(), make(chan struct{})
+	s := &oneDelivery{message: make(chan dispatch.StreamDelivery, 1)}
+	enqueued := time.Now().Add(-time.Hour)
+	s.message <- dispatch.StreamDelivery{StreamMessage: dispatch.StreamMessage{Name: "a"}, EnqueuedAt: enqueued, Attempt: 1, Receipt: "r", LeasedUntil: time.Now().Add(time.Minute)}
+	d := dispatch.New(dispatch.StreamSource(s, nil), &dispatch.Config{Namespaces: []string{"n"}, MeterProvider: m})
+	d.Handle("a", func(_ context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+		defer close(done)
+		if item.DueAt != enqueued || item.Path != "" {
+			t.Errorf("due at %v, not %v, by %q", item.DueAt, enqueued, item.Path)
+		}
+		return nil, nil
+	})
+	stop := running(t, d)
+	await(t, done)
+	require.NoError(t, stop())
+	namespace := dispatch.AttrNamespace.String("n")
+	require.Equal(t, []float64{1}, m.Recorded(testmeter.Key(dispatch.MetricClaimed, namespace)))
+	waited := m.Recorded(testmeter.Key(dispatch.MetricWait, namespace, dispatch.AttrName.String("a")))
+	require.Len(t, waited, 1)
+	require.GreaterOrEqual(t, waited[0], time.Hour.Seconds(), "it counts from when the message was added")
+}
+
 func TestStreamSource_PollTimeout_IsNoWork(t *testing.T) {
 	s := dispatch.StreamSource(&plain{}, nil)
 	_, err := s.FetchWorkItems(t.Context(), 1, &pgwake.FetchOptions{Namespaces: []string{"a"}, PollTimeout: time.Millisecond})
@@ -186,7 +227,7 @@ func TestStreamSource_WithoutDeadLetters_APoisonedMessageIsPutOff(t *testing.T) 
 	p := &plain{nacked: make(chan pgwake.AbandonOptions, 1)}
 	s := dispatch.StreamSource(p, nil)
 	require.NoError(t, s.DeadLetterWorkItem(t.Context(), "t", "reason", "cause"))
-	require.Equal(t, pgwake.AbandonOptions{Delay: time.Hour, Error: "reason: cause"}, <-p.nacked)
+	require.Equal(t, pgwake.AbandonOptions{Delay: time.Hour, Error: "reason: cause"}, await(t, p.nacked))
 	renewed, err := s.RenewWorkItemLocks(t.Context(), []pgwake.LockToken{"t"}, time.Minute)
 	require.NoError(t, err)
 	require.Empty(t, renewed, "it is neither lost nor renewed")

@@ -25,7 +25,8 @@ type StreamConfig struct {
 
 // StreamSource returns a Source on an EventStream: NewCoordinators serve its namespaces, and so does a Dispatcher of one of them
 // (Config.Namespaces). What a queue lacks is an error of the fetch, pgwake.ErrInvalid: tags, sessions, and fetches over several namespaces
-// at a time. Such messages have neither a transaction (HandleTx) nor an orchestration. Safe for concurrent use.
+// at a time. Such messages have neither a transaction (HandleTx) nor an orchestration. Their Path is empty, since a stream does not say
+// how it came to know of them, and their DueAt is EnqueuedAt, since it does not say until when they were delayed. Safe for concurrent use.
 func StreamSource(stream EventStream, config *StreamConfig) Source {
 	if s, ok := stream.(providerStream); ok && s.p != nil {
 		return s.p

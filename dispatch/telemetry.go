@@ -29,7 +29,8 @@ const (
 	// MetricDuration is a histogram, in seconds, of how long attempts took; by AttrOutcome. Its count is that of attempts.
 	MetricDuration = "messaging.process.duration"
 	// MetricWait is a histogram, in seconds, of how long items waited from when they were due to the beginning of the attempt,
-	// by the clock of this process as far as it agrees with the server's.
+	// by the clock of this process as far as it agrees with the server's; by AttrNamespace and AttrPath too. Of a StreamSource they
+	// count from EnqueuedAt, so delays and former attempts are in it.
 	MetricWait = "pgwake.dispatch.wait"
 	// MetricRunning is the number of items that handlers are at work on.
 	MetricRunning = "pgwake.dispatch.running"
@@ -40,6 +41,9 @@ const (
 	MetricClaimed = "pgwake.dispatch.claimed"
 	// MetricClaimSize is a histogram of how many items a claim brought, of those that brought any; by AttrNamespace and AttrPath alone.
 	MetricClaimSize = "pgwake.dispatch.claim.size"
+	// MetricThroughput is a histogram of how many attempts ended within a second, of those seconds in which any did; by AttrNamespace
+	// alone.
+	MetricThroughput = "pgwake.dispatch.throughput"
 	// MetricTurn is a histogram, in seconds, of how long turns of orchestrations took, from the call of the Decider to when
 	// the turn was acknowledged or given back; by AttrOutcome.
 	MetricTurn = "pgwake.dispatch.turn.duration"
@@ -50,7 +54,7 @@ const (
 	AttrSystem    = attribute.Key("messaging.system") // "pgwake"
 	AttrName      = attribute.Key("messaging.destination.name")
 	AttrNamespace = pgwake.AttrNamespace
-	AttrPath      = pgwake.AttrPath
+	AttrPath      = pgwake.AttrPath                 // left out of what a StreamSource brought, which does not say
 	AttrOutcome   = attribute.Key("pgwake.outcome") // an Outcome
 	AttrItem      = attribute.Key("messaging.message.id")
 	AttrAttempt   = attribute.Key("pgwake.attempt")
@@ -105,9 +109,18 @@ type claims struct {
 	of    *sync.Map // claimedAs -> metric.MeasurementOption: to make one costs more than to measure
 }
 
+// claimedAs is how an item was claimed.
 type claimedAs struct {
 	namespace string
 	path      pgwake.Path
+}
+
+func (as claimedAs) attributes(also ...attribute.KeyValue) metric.MeasurementOption {
+	all := append(also, AttrNamespace.String(as.namespace))
+	if as.path != "" {
+		all = append(all, AttrPath.String(string(as.path)))
+	}
+	return metric.WithAttributeSet(attribute.NewSet(all...))
 }
 
 func newClaims(meter metric.Meter, note func(error)) (c claims) {
@@ -123,13 +136,18 @@ func newClaims(meter metric.Meter, note func(error)) (c claims) {
 
 // claimed takes note of a claim: of the items of one namespace, which came by one path.
 func (c *claims) claimed(as claimedAs, n int) {
+	of := c.option(as)
+	c.items.Add(context.Background(), int64(n), of)
+	c.size.Record(context.Background(), int64(n), of)
+}
+
+func (c *claims) option(as claimedAs) metric.MeasurementOption {
 	of, ok := c.of.Load(as)
 	if !ok {
-		of = metric.WithAttributeSet(attribute.NewSet(AttrNamespace.String(as.namespace), AttrPath.String(string(as.path))))
+		of = as.attributes()
 		c.of.Store(as, of)
 	}
-	c.items.Add(context.Background(), int64(n), of.(metric.MeasurementOption))
-	c.size.Record(context.Background(), int64(n), of.(metric.MeasurementOption))
+	return of.(metric.MeasurementOption)
 }
 
 // claimedItems takes note of what a claim brought.
@@ -150,6 +168,8 @@ type telemetry struct {
 	wait     metric.Float64Histogram
 	running  metric.Int64UpDownCounter
 	places   metric.Int64UpDownCounter
+	passed   *throughput
+	others   *manyLabels
 }
 
 // buckets of durations of attempts and of waits, in seconds: from what a wake-up takes to a long batch job.
@@ -157,6 +177,7 @@ var buckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1
 
 func newTelemetry(c *Config, k *checks) (t telemetry) {
 	t.tracing = newTracing(c.TracerProvider, c.Propagator)
+	t.others = &manyLabels{of: make(map[string]*labels)}
 	meter, note := meterOf(c.MeterProvider, k)
 	var err error
 	t.duration, err = meter.Float64Histogram(MetricDuration, metric.WithUnit("s"),
@@ -168,6 +189,8 @@ func newTelemetry(c *Config, k *checks) (t telemetry) {
 	t.running, err = meter.Int64UpDownCounter(MetricRunning, metric.WithDescription("items that handlers are at work on"))
 	note(err)
 	t.claims = newClaims(meter, note)
+	claims := t.claims
+	t.passed = newThroughput(meter, note, func(namespace string) metric.MeasurementOption { return claims.option(claimedAs{namespace: namespace}) })
 	t.places, err = meter.Int64UpDownCounter(MetricPlaces, metric.WithDescription("places for handlers"))
 	note(err)
 	return t
@@ -175,18 +198,59 @@ func newTelemetry(c *Config, k *checks) (t telemetry) {
 
 // labels are the attributes of what is measured of a name. To make them costs more than to measure.
 type labels struct {
-	add    []metric.AddOption
-	record []metric.RecordOption
-	ended  map[Outcome][]metric.RecordOption
+	name  string
+	add   []metric.AddOption
+	ended map[Outcome][]metric.RecordOption
+
+	mu     sync.RWMutex // and no sync.Map, for which each look would allocate a key
+	waited map[claimedAs][]metric.RecordOption
 }
 
 func labelsOf(name string) *labels {
 	named := metric.WithAttributeSet(attribute.NewSet(AttrName.String(name)))
-	l := &labels{add: []metric.AddOption{named}, record: []metric.RecordOption{named}, ended: make(map[Outcome][]metric.RecordOption)}
+	l := &labels{name: name, add: []metric.AddOption{named}, ended: make(map[Outcome][]metric.RecordOption), waited: make(map[claimedAs][]metric.RecordOption)}
 	for _, o := range []Outcome{Done, Retried, Snoozed, DeadLettered, GivenBack, LeaseLost} {
 		l.ended[o] = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(AttrName.String(name), AttrOutcome.String(string(o))))}
 	}
 	return l
+}
+
+// manyLabels is a map from names without a handler of their own. Such names may be data, so it keeps no more than mostLabels.
+type manyLabels struct {
+	mu sync.RWMutex
+	of map[string]*labels
+}
+
+const mostLabels = 1000
+
+func (m *manyLabels) get(name string) *labels {
+	m.mu.RLock()
+	l := m.of[name]
+	m.mu.RUnlock()
+	if l != nil {
+		return l
+	}
+	l = labelsOf(name)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.of) < mostLabels {
+		m.of[name] = l
+	}
+	return l
+}
+
+// ofWait are those of a wait.
+func (l *labels) ofWait(as claimedAs) []metric.RecordOption {
+	l.mu.RLock()
+	of, ok := l.waited[as]
+	l.mu.RUnlock()
+	if !ok {
+		of = []metric.RecordOption{as.attributes(AttrName.String(l.name))}
+		l.mu.Lock()
+		l.waited[as] = of
+		l.mu.Unlock()
+	}
+	return of
 }
 
 // addPlaces takes note of places that are there from now on, or no longer. It is a sum, since a process may have several Dispatchers.
@@ -197,7 +261,11 @@ func (t *telemetry) begin(ctx context.Context, d *Dispatcher, l *labels, unit []
 	item := unit[0].item
 	t.running.Add(ctx, int64(len(unit)), l.add...)
 	for _, h := range unit {
-		t.wait.Record(ctx, max(time.Since(d.p.LocalTime(h.item.DueAt)), 0).Seconds(), l.record...)
+		since := h.item.DueAt
+		if h.item.EnqueuedAt.After(since) { // it was given a head start
+			since = h.item.EnqueuedAt
+		}
+		t.wait.Record(ctx, max(time.Since(d.p.LocalTime(since)), 0).Seconds(), l.ofWait(claimedAs{h.item.Namespace, h.item.Path})...)
 	}
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
 	if len(unit) == 1 {
@@ -223,7 +291,9 @@ func (t *telemetry) begin(ctx context.Context, d *Dispatcher, l *labels, unit []
 // end takes note of what came of an attempt that began at that time.
 func (t *telemetry) end(ctx context.Context, l *labels, unit []*held, verdicts []verdict, began time.Time) {
 	t.running.Add(ctx, -int64(len(unit)), l.add...)
-	took := time.Since(began).Seconds()
+	now := time.Now()
+	t.passed.add(now, unit)
+	took := now.Sub(began).Seconds()
 	span := trace.SpanFromContext(ctx)
 	for _, v := range verdicts {
 		t.duration.Record(ctx, took, l.ended[v.outcome()]...)

@@ -57,6 +57,7 @@ func encode(item *pgwake.ClaimedWorkItem, out any) (Result, error) {
 	return text, nil
 }
 
+// heldKey is for what is inHand.
 type heldKey struct{}
 
 // ItemFrom returns the item that a handler is at work on; nil outside of one, and in a BatchHandler.
@@ -84,8 +85,7 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 		return
 	}
 	d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (result Result, err error) {
-		held, _ := ctx.Value(heldKey{}).(*held)
-		if held == nil {
+		if ItemFrom(ctx) == nil {
 			return nil, Permanent(errors.New("middleware has replaced the handler's context, and not wrapped it"))
 		}
 		in, err := decode[T](item)
@@ -115,25 +115,17 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 				return nil, Permanent(fmt.Errorf("make the completion: %w", err))
 			}
 		}
-		switch err := d.p.AckWorkItemTx(ctx, tx, item.LockToken, completion); {
-		case errors.Is(err, pgwake.ErrLockLost):
-			held.ended.Store(&err)
-			return nil, err
-		case errors.Is(err, pgx.ErrTxClosed):
-			return nil, Permanent(errors.New("the handler has ended its transaction"))
-		case errors.Is(err, pgwake.ErrInvalid):
-			return nil, Permanent(fmt.Errorf("the completion was refused: %w", err))
-		case err != nil:
-			return nil, err
-		}
-		// A renewal that comes right after the commit finds no lease, and is not to cut it short.
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
-		defer cancel()
-		if err := tx.Commit(ending); err != nil { // if it has committed all the same, nobody can give the item back
-			return nil, fmt.Errorf("commit: %w", err)
-		}
-		held.ended.Store(new(error))
-		return result, nil
+		return result, AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+			switch err := d.p.AckWorkItemTx(ctx, tx, token, completion); {
+			case errors.Is(err, pgx.ErrTxClosed):
+				return Permanent(errors.New("the handler has ended its transaction"))
+			case errors.Is(err, pgwake.ErrInvalid):
+				return Permanent(fmt.Errorf("the completion was refused: %w", err))
+			case err != nil:
+				return err
+			}
+			return pgwake.WrapError("commit", tx.Commit(ctx)) // if it has committed all the same, nobody can give the item back
+		})
 	}, options...)
 }
 

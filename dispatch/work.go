@@ -102,7 +102,7 @@ func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int) {
 	w.d.telemetry.claimedItems(items)
 	taken := make([]*held, len(items))
 	for i, item := range items {
-		taken[i] = &held{item: item, since: time.Now(), until: w.d.p.LocalTime(item.LockedUntil)}
+		taken[i] = &held{d: w.d, item: item, since: time.Now(), until: w.d.p.LocalTime(item.LockedUntil)}
 	}
 	w.d.leases.add(taken)
 	if !w.keep(taken, asked) {
@@ -267,7 +267,7 @@ func (w *workshop) handle(unit []*held) {
 	began := time.Now()
 	l := r.labels
 	if l == nil {
-		l = labelsOf(inHand[0].item.Name)
+		l = w.d.telemetry.others.get(inHand[0].item.Name)
 	}
 	ctx = w.d.telemetry.begin(ctx, w.d, l, inHand)
 	attempts := allFailed(len(inHand), errGoexit)
@@ -278,7 +278,8 @@ func (w *workshop) handle(unit []*held) {
 		}
 		verdicts := make([]verdict, len(inHand))
 		for i, h := range inHand {
-			if verdicts[i] = r.judge(h, attempts[i].err, cause); w.isSettled(h) {
+			h.byHandler.over()
+			if verdicts[i] = r.judge(h, attempts[i].err, cause); verdicts[i].fate != committed && w.isSettled(h) {
 				verdicts[i] = verdict{fate: retry, free: true, err: ErrStopping}
 			}
 		}

@@ -246,7 +246,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION register_namespaces IS 'Internal: adds the namespaces that the registry lacks, in the transaction of their first items; never waits.';
+COMMENT ON FUNCTION register_namespaces IS 'Internal: adds the namespaces that the registry lacks, in the transaction of their first items; never waits. To be called before quiet: whoever leaves the notification of items to the caller does not leave that of a namespace, which happens once.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_namespaces()
@@ -255,13 +255,15 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    -- The empty id is no instance's: this is its hash, as notify_instance has them.
-    PERFORM pg_notify(channel('instance'), 'e3b0c44298fc1c14');
+    IF current_setting('pgwake.notify', true) IS DISTINCT FROM 'off' THEN
+        -- The empty id is no instance's: this is its hash, as notify_instance has them.
+        PERFORM pg_notify(channel('instance'), 'e3b0c44298fc1c14');
+    END IF;
     RETURN NULL;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_namespaces IS 'Internal: tells the nodes that there is another namespace, whoever adds it, and also where the enqueue itself is silent: it happens once.';
+COMMENT ON FUNCTION notify_namespaces IS 'Internal: tells the nodes that there is another namespace, whoever adds it. Silent while the setting pgwake.notify is off, but not by p_quiet, which has no say yet when a verb registers its namespaces.';
 
 -- For each row: as a statement's it would be called at every enqueue, which tries to add none.
 CREATE TRIGGER namespaces_notify AFTER INSERT ON namespaces FOR EACH ROW EXECUTE FUNCTION notify_namespaces();
@@ -744,6 +746,46 @@ $$;
 COMMENT ON FUNCTION remove_waiters IS 'Internal: removes the rows of a node that is about to leave, see disarm_node, or with p_own false those of all others whose connection has ended, and passes on what is due for their lanes: whoever has chosen one of them, and told nobody else, has ended by then, since it waits for all producers. False if that takes longer than p_patience, or the transaction is not READ COMMITTED; then nothing is removed.';
 
 -- +goose StatementBegin
+CREATE FUNCTION earliest_of_lanes(p_queues text[], p_filters text[])
+RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_sessions boolean := EXISTS (SELECT FROM worker_queue q WHERE q.session_id IS NOT NULL);
+    v_notes    boolean := false;
+BEGIN
+    IF 'orchestrator' = ANY (p_queues) THEN -- or the role may only add to the queues, and not read that
+        v_notes := EXISTS (SELECT FROM realignments);
+    END IF;
+    -- A node may serve a thousand namespaces, most of which have no row at all: that is seen at the price of one probe of an
+    -- index each, where the functions cost as much as a statement. Whatever could make them see something has them asked.
+    RETURN QUERY
+    SELECT asked.ord::integer,
+           CASE
+               WHEN asked.queue = 'worker' THEN CASE
+                   WHEN NOT asked.filter ? 'namespaces' OR v_sessions AND asked.filter ? 'owner'
+                        OR EXISTS (SELECT FROM jsonb_array_elements_text(asked.filter -> 'namespaces') AS n (name)
+                                    CROSS JOIN LATERAL (SELECT FROM worker_queue q WHERE q.namespace = n.name AND q.session_id IS NULL LIMIT 1) AS a_row)
+                   THEN earliest_work(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'), asked.filter ->> 'owner') END
+               WHEN NOT asked.filter ? 'namespaces' OR v_notes
+                    OR EXISTS (SELECT FROM jsonb_array_elements_text(asked.filter -> 'namespaces') AS n (name)
+                                CROSS JOIN LATERAL (SELECT FROM orchestrator_queue q WHERE q.namespace = n.name LIMIT 1) AS a_row)
+               THEN earliest_message(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'),
+                                     (asked.filter ->> 'min')::bigint, (asked.filter ->> 'max')::bigint, asked.filter ->> 'owner')
+           END,
+           clock_timestamp()
+      FROM (SELECT f.queue, f.filter::jsonb, f.ord
+              FROM unnest(p_queues, p_filters) WITH ORDINALITY AS f (queue, filter, ord)) AS asked;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION earliest_of_lanes IS 'Internal: for each lane of a node, a queue and a filter, what earliest_work or earliest_message says, and the clock. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. What a node polls with that serves several namespaces.';
+
+-- +goose StatementBegin
 CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer, p_lanes integer[], p_newest integer)
 RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz, alone boolean, dead text[], known bigint)
 LANGUAGE plpgsql
@@ -753,16 +795,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 BEGIN
-    RETURN QUERY
-    SELECT asked.ord::integer,
-           CASE asked.queue
-               WHEN 'worker' THEN earliest_work(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'), asked.filter ->> 'owner')
-               ELSE earliest_message(texts(asked.filter -> 'namespaces'), texts(asked.filter -> 'labels'),
-                                     (asked.filter ->> 'min')::bigint, (asked.filter ->> 'max')::bigint, asked.filter ->> 'owner')
-           END,
-           clock_timestamp(), NULL::boolean, NULL::text[], NULL::bigint
-      FROM (SELECT f.queue, f.filter::jsonb, f.ord
-              FROM unnest(p_queues, p_filters) WITH ORDINALITY AS f (queue, filter, ord)) AS asked;
+    RETURN QUERY SELECT e.lane, e.earliest_at, e.now_at, NULL::boolean, NULL::text[], NULL::bigint FROM earliest_of_lanes(p_queues, p_filters) AS e;
     IF has_table_privilege('waiters', 'DELETE') THEN
         -- A lane that is newer than the list may have its row already, and count on it.
         DELETE FROM waiters w WHERE w.node = p_node AND w.lane BETWEEN 1 AND p_newest AND w.lane <> ALL (p_lanes);
@@ -775,7 +808,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look IS 'Internal: for each lane of a node, a queue and a filter, the earliest visible_at. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. Then a row that says whether p_node is the only node that listens, dead_queues, and how many namespaces were registered. Of the lanes of p_node up to p_newest only p_lanes are left: the rows of the others go. The one statement a minute of an idle node.';
+COMMENT ON FUNCTION look IS 'Internal: earliest_of_lanes, and then a row that says whether p_node is the only node that listens, dead_queues, and how many namespaces were registered. Of the lanes of p_node up to p_newest only p_lanes are left: the rows of the others go. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_queues(p_node integer, p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_labels text[],
@@ -875,4 +908,4 @@ COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a nod
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
 DROP TRIGGER namespaces_notify ON namespaces;
-DROP FUNCTION listen_session, hear_all, notify_queues, look, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;
+DROP FUNCTION listen_session, hear_all, notify_queues, look, earliest_of_lanes, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;

@@ -613,8 +613,8 @@ BEGIN
            count(*) FILTER (WHERE q.due_at > v_now AND q.lock_token IS NULL AND NOT q.held),
            count(*) FILTER (WHERE q.due_at > v_now AND (q.lock_token IS NOT NULL OR q.held)),
            0::bigint,
-           min(q.due_at) FILTER (WHERE q.due_at <= v_now)
-      FROM (SELECT m.namespace, m.queue, m.lock_token, m.held, coalesce(m.sticky_due, m.visible_at) AS due_at
+           min(greatest(q.due_at, q.created_at)) FILTER (WHERE q.due_at <= v_now)
+      FROM (SELECT m.namespace, m.queue, m.lock_token, m.held, m.created_at, coalesce(m.sticky_due, m.visible_at) AS due_at
               FROM orchestrator_queue m) AS q
      GROUP BY q.namespace, q.queue ORDER BY q.namespace, q.queue;
     RETURN QUERY
@@ -623,7 +623,7 @@ BEGIN
            count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NULL AND q.held_due IS NULL AND (q.charged AND q.share_at IS NOT NULL) IS NOT TRUE),
            count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NOT NULL),
            count(*) FILTER (WHERE q.visible_at > v_now AND q.lock_token IS NULL AND (q.held_due IS NOT NULL OR q.charged AND q.share_at IS NOT NULL)),
-           min(q.visible_at) FILTER (WHERE q.visible_at <= v_now)
+           min(greatest(q.visible_at, q.created_at)) FILTER (WHERE q.visible_at <= v_now)
       FROM worker_queue q GROUP BY q.namespace, q.tag ORDER BY q.namespace, q.tag;
 END
 $$;
@@ -638,6 +638,15 @@ AS $$
     SELECT n.name, min(n.created_at) FROM namespaces n GROUP BY n.name ORDER BY n.name
 $$;
 COMMENT ON FUNCTION list_namespaces IS 'All namespaces, by name.';
+
+CREATE FUNCTION new_namespaces(p_known bigint)
+RETURNS TABLE (name text, known bigint)
+LANGUAGE sql STABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT DISTINCT n.name, c.known FROM (SELECT count(*) AS known FROM namespaces) AS c JOIN namespaces n ON c.known <> p_known ORDER BY n.name
+$$;
+COMMENT ON FUNCTION new_namespaces IS 'Internal: all namespaces, by name, each with the number of rows that there are; none if that is p_known. Rows are only added, so there is nothing new then.';
 
 -- +goose StatementBegin
 CREATE FUNCTION register_namespace(p_namespace text)
@@ -658,7 +667,7 @@ COMMENT ON FUNCTION register_namespace IS 'Adds a namespace before its first ite
 
 -- +goose Down
 
-DROP FUNCTION register_namespace, list_namespaces, queue_depths, system_metrics, prune_executions_bulk, prune_executions, prune, prunable_executions,
+DROP FUNCTION register_namespace, new_namespaces, list_namespaces, queue_depths, system_metrics, prune_executions_bulk, prune_executions, prune, prunable_executions,
     delete_instances_bulk, delete_instances, delete_instance, remove_instances, check_deletion, lock_instances, check_isolation,
     get_instance_tree, instance_trees, get_parent, list_children, list_executions, get_instance_info, list_instances;
 DROP VIEW instance_info;

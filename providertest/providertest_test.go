@@ -150,7 +150,8 @@ func TestTransactional_HasEveryVerb(t *testing.T) {
 	for m := range reflect.TypeFor[*pgwake.Provider]().Methods() {
 		switch m.Name {
 		case "Close", "Health", "Stats", "SetModes", "GetModes", "LocalTime", "ListArchive", "PurgeArchive", "PurgeArchiveTx",
-			"RegisterNamespace", "RegisterNamespaceTx", "ListNamespaces", "WaitForNamespaces", "SetLimits", "SetLimitsTx", "GetLimits", "Pause", "PauseTx", "Resume", "ResumeTx", "GetPaused":
+			"RegisterNamespace", "RegisterNamespaceTx", "ListNamespaces", "WaitForNamespaces", "SetLimits", "SetLimitsTx", "GetLimits", "Pause", "PauseTx", "Resume", "ResumeTx", "GetPaused",
+			"Pool", "Schema", "Do", "DoTx", "Migrate":
 			continue
 		}
 		_, ok := contract.MethodByName(m.Name)

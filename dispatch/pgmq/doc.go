@@ -24,8 +24,9 @@
 // # Messages
 //
 // The header "pgwake" is an object of this package's: "name" in it is for which handler the message is (Publish sets it; without it
-// that is the name of the queue). All other headers are those of the message. A payload is JSON, and comes back as PostgreSQL's jsonb
-// has it.
+// that is the name of the queue). The rest of it is about one message, and ignored where that is another: a dead letter may be sent again
+// with the headers that it has in the archive, and begins anew. All other headers are those of the message. A payload is JSON, and comes
+// back as PostgreSQL's jsonb has it.
 //
 // # When messages are due
 //

@@ -29,10 +29,15 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_namespace text := pgwake_pgmq.namespace_of(p_queue);
 	v_now timestamptz := clock_timestamp();
-	v_event text := json_build_object(
-		'event_type', 'message_ready', 'msg_id', p_msg_id, 'queue_name', p_queue, 'namespace', v_namespace, 'ready_at', p_ready_at,
-		'delay_seconds', greatest(ceil(extract(epoch FROM p_ready_at - v_now)), 0)::bigint, 'emitted_at', v_now);
+	v_ready_at timestamptz := CASE WHEN p_ready_at = '-infinity' THEN v_now ELSE p_ready_at END;
+	v_event text;
 BEGIN
+	IF v_ready_at = 'infinity' THEN -- whoever makes it due has it told
+		RETURN;
+	END IF;
+	v_event := json_build_object(
+		'event_type', 'message_ready', 'msg_id', p_msg_id, 'queue_name', p_queue, 'namespace', v_namespace, 'ready_at', v_ready_at,
+		'delay_seconds', greatest(ceil(extract(epoch FROM v_ready_at - v_now)), 0)::bigint, 'emitted_at', v_now);
 	PERFORM pg_notify(pgwake_pgmq.channel(v_namespace), v_event);
 	PERFORM pg_notify('pgmq_message_ready', v_event);
 END
@@ -151,13 +156,16 @@ BEGIN
 				queue_name := v_queue;
 				msg_id := v_message.msg_id;
 				read_ct := v_message.read_ct;
-				enqueued_at := v_message.enqueued_at;
+				enqueued_at := CASE WHEN isfinite(v_message.enqueued_at) THEN v_message.enqueued_at ELSE clock_timestamp() END;
 				message := v_message.message;
 				headers := v_message.headers;
+				IF jsonb_typeof(headers) = 'object' AND headers ? 'pgwake' THEN
+					headers := pgwake_pgmq.noted(headers, msg_id, v_message.enqueued_at, '{}');
+				END IF;
 				RETURN NEXT;
 			END LOOP;
 		END IF;
-		EXECUTE format('SELECT min(vt) FROM pgmq.%I', 'q_' || lower(v_queue)) INTO v_earliest; -- by pgmq's index on vt
+		EXECUTE format('SELECT min(vt) FROM pgmq.%I WHERE vt < ''infinity''', 'q_' || lower(v_queue)) INTO v_earliest; -- by pgmq's index on vt
 		v_next := least(v_next, v_earliest);
 	END LOOP;
 	queue_name := NULL;
@@ -166,8 +174,8 @@ BEGIN
 	enqueued_at := NULL;
 	message := NULL;
 	headers := NULL;
-	next_vt := v_next;
 	answered_at := clock_timestamp();
+	next_vt := CASE WHEN v_next = '-infinity' THEN answered_at ELSE v_next END; -- no client has such an instant
 	RETURN NEXT;
 END
 $$;
@@ -177,12 +185,34 @@ COMMENT ON FUNCTION pgwake_pgmq.receive(text, integer, integer) IS
 -- A receipt is a queue, a message and how often that was read: the next read makes another. A message that was given back has
 -- receipts no more, although its vt is later and it was not read since: "back" says so.
 
-CREATE OR REPLACE FUNCTION pgwake_pgmq.noted(p_headers jsonb, p_note jsonb) RETURNS jsonb
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-	SELECT h || jsonb_build_object('pgwake', coalesce(h -> 'pgwake', '{}') || p_note)
-	  FROM (SELECT CASE WHEN jsonb_typeof(p_headers) = 'object' THEN p_headers ELSE '{}' END) AS x(h)
+-- Headers are whatever somebody has sent. Invariant: none of them makes a statement fail, which is one for many messages, and none of
+-- them is taken for a note about this very message, such as one that came along from another queue or the archive: "of" says which
+-- message a note is about, as nobody knows before it is sent.
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.note(p_headers jsonb, p_id bigint, p_enqueued_at timestamptz) RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+	SELECT CASE
+		WHEN jsonb_typeof(n) IS DISTINCT FROM 'object' THEN '{}'
+		WHEN n ->> 'of' = o THEN n
+		ELSE n - '{back,free,error,dead}'::text[]
+	END || jsonb_build_object('of', o)
+	  FROM (SELECT p_headers -> 'pgwake', p_id || '/' || extract(epoch FROM p_enqueued_at)) AS x(n, o)
 $$;
-COMMENT ON FUNCTION pgwake_pgmq.noted(jsonb, jsonb) IS 'The headers of a message, with a note among those that are pgwake''s.';
+COMMENT ON FUNCTION pgwake_pgmq.note(jsonb, bigint, timestamptz) IS
+	'What headers say in pgwake, an object whatever they are, without what is about another message than this.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.free(p_note jsonb) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+	SELECT CASE WHEN (p_note -> 'free')::text ~ '^[0-9]{1,9}$' THEN (p_note ->> 'free')::integer ELSE 0 END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.free(jsonb) IS 'How many attempts a note takes out of the count.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.noted(p_headers jsonb, p_id bigint, p_enqueued_at timestamptz, p_more jsonb) RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+	SELECT CASE WHEN jsonb_typeof(p_headers) = 'object' THEN p_headers ELSE '{}' END
+		|| jsonb_build_object('pgwake', pgwake_pgmq.note(p_headers, p_id, p_enqueued_at) || p_more)
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.noted(jsonb, bigint, timestamptz, jsonb) IS 'The headers of a message, with more in its note.';
 
 CREATE OR REPLACE FUNCTION pgwake_pgmq.ack(p_queue text, p_ids bigint[], p_reads integer[]) RETURNS TABLE (id bigint, reads integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -190,7 +220,7 @@ BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
 		RETURN QUERY EXECUTE format('DELETE FROM pgmq.%I q USING unnest($1, $2) AS r(id, reads)
 			WHERE q.msg_id = r.id AND q.read_ct = r.reads AND q.vt > clock_timestamp()
-			  AND (q.headers -> ''pgwake'' ->> ''back'')::integer IS DISTINCT FROM q.read_ct
+			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
 			RETURNING q.msg_id, q.read_ct', 'q_' || lower(p_queue)) USING p_ids, p_reads;
 	END IF;
 END
@@ -203,7 +233,7 @@ BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
 		RETURN QUERY EXECUTE format('UPDATE pgmq.%I q SET vt = clock_timestamp() + $3 FROM unnest($1, $2) AS r(id, reads)
 			WHERE q.msg_id = r.id AND q.read_ct = r.reads AND q.vt > clock_timestamp()
-			  AND (q.headers -> ''pgwake'' ->> ''back'')::integer IS DISTINCT FROM q.read_ct
+			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
 			RETURNING q.msg_id, q.read_ct', 'q_' || lower(p_queue)) USING p_ids, p_reads, p_lease;
 	END IF;
 END
@@ -216,11 +246,11 @@ DECLARE
 	v_done bigint;
 BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
-		EXECUTE format('UPDATE pgmq.%I q SET vt = clock_timestamp() + $3, headers = pgwake_pgmq.noted(q.headers,
+		EXECUTE format('UPDATE pgmq.%I q SET vt = clock_timestamp() + $3, headers = pgwake_pgmq.noted(q.headers, q.msg_id, q.enqueued_at,
 				jsonb_strip_nulls(jsonb_build_object(''back'', q.read_ct, ''error'', $5,
-					''free'', CASE WHEN $4 THEN coalesce((q.headers -> ''pgwake'' ->> ''free'')::integer, 0) + 1 END)))
+					''free'', CASE WHEN $4 THEN pgwake_pgmq.free(pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at)) + 1 END)))
 			WHERE q.msg_id = $1 AND q.read_ct = $2 AND q.vt > clock_timestamp()
-			  AND (q.headers -> ''pgwake'' ->> ''back'')::integer IS DISTINCT FROM q.read_ct
+			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
 			RETURNING q.msg_id', 'q_' || lower(p_queue)) INTO v_done USING p_id, p_reads, p_delay, p_free, p_error;
 	END IF;
 	RETURN v_done IS NOT NULL;
@@ -235,10 +265,10 @@ DECLARE
 	v_done bigint;
 BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
-		EXECUTE format('UPDATE pgmq.%I q SET headers = pgwake_pgmq.noted(q.headers,
+		EXECUTE format('UPDATE pgmq.%I q SET headers = pgwake_pgmq.noted(q.headers, q.msg_id, q.enqueued_at,
 				jsonb_build_object(''dead'', jsonb_build_object(''reason'', $3, ''cause'', $4, ''at'', clock_timestamp())))
 			WHERE q.msg_id = $1 AND q.read_ct = $2 AND q.vt > clock_timestamp()
-			  AND (q.headers -> ''pgwake'' ->> ''back'')::integer IS DISTINCT FROM q.read_ct
+			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
 			RETURNING q.msg_id', 'q_' || lower(p_queue)) INTO v_done USING p_id, p_reads, p_reason, p_cause;
 		IF v_done IS NOT NULL THEN
 			PERFORM pgmq.archive(p_queue, p_id);

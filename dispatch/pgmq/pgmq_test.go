@@ -215,6 +215,7 @@ func TestReceive_SentByOthers_IsPushed(t *testing.T) {
 		s.listening(t)
 		got := make(chan dispatch.StreamDelivery, 1)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		since := s.now(t)
 		go func() {
 			defer close(got)
 			all, err := s.Receive(ctx, "mail", 1, time.Minute)
@@ -224,7 +225,7 @@ func TestReceive_SentByOthers_IsPushed(t *testing.T) {
 			}
 			got <- all[0]
 		}()
-		s.waits(t)
+		s.waits(t, since)
 		s.exec(t, send)
 		d := <-got
 		cancel()
@@ -240,16 +241,24 @@ func TestReceive_SentByOthers_IsPushed(t *testing.T) {
 	}
 }
 
-// waits waits until a Receive has asked in vain.
-func (s *stream) waits(t *testing.T) {
+// waits waits until a Receive that began after an instant of the server has asked in vain. An earlier one is still what its connection
+// did last.
+func (s *stream) waits(t *testing.T, since time.Time) {
 	t.Helper()
 	admin := open(t, s.url)
 	require.Eventually(t, func() bool {
 		var n int
-		require.NoError(t, admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
-			WHERE application_name = $1 AND state = 'idle' AND query LIKE '%pgwake_pgmq.receive%'`, s.application).Scan(&n))
+		require.NoError(t, admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1
+			AND state = 'idle' AND query LIKE '%pgwake_pgmq.receive%' AND query_start > $2`, s.application, since).Scan(&n))
 		return n > 0
 	}, patience, time.Millisecond)
+}
+
+// now is the server's clock.
+func (s *stream) now(t *testing.T) (now time.Time) {
+	t.Helper()
+	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT clock_timestamp()`).Scan(&now))
+	return now
 }
 
 // While nobody sends, who waits asks once, and then not before the fallback.
@@ -266,7 +275,9 @@ func TestReceive_Idle_DoesNotPoll(t *testing.T) {
 	_, err := s.Receive(ctx, "a", 1, time.Minute)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	var asked int
-	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT last_value FROM asked`).Scan(&asked))
+	var ever bool // or else the sequence is at 1 as well
+	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT last_value, is_called FROM asked`).Scan(&asked, &ever))
+	require.True(t, ever, "it has asked")
 	require.LessOrEqual(t, asked, 2, "once, and once more if it had just begun to listen")
 }
 
@@ -326,6 +337,7 @@ func TestReceive_VisibilityIsShortened_WakesThen(t *testing.T) {
 	require.NoError(t, s.Publish(t.Context(), "a", dispatch.StreamMessage{Name: "x", Delay: time.Hour}))
 	s.listening(t)
 	got := make(chan int, 1)
+	since := s.now(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	go func() {
@@ -335,7 +347,7 @@ func TestReceive_VisibilityIsShortened_WakesThen(t *testing.T) {
 		}
 		got <- len(all)
 	}()
-	s.waits(t)
+	s.waits(t, since)
 	s.exec(t, `SELECT pgmq.set_vt('a_queue', 1, 0)`)
 	require.Equal(t, 1, <-got)
 }
@@ -347,6 +359,7 @@ func TestLease_OfAProcessThatDied_IsKnownToWhoWaits(t *testing.T) {
 	s.exec(t, `SELECT pgmq.create('a_queue')`)
 	s.listening(t)
 	got := make(chan dispatch.StreamDelivery, 2)
+	since := s.now(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for _, from := range []*stream{s, dead} {
@@ -359,8 +372,8 @@ func TestLease_OfAProcessThatDied_IsKnownToWhoWaits(t *testing.T) {
 			got <- all[0]
 		}()
 	}
-	s.waits(t)
-	dead.waits(t)
+	s.waits(t, since)
+	dead.waits(t, since)
 	s.exec(t, `SELECT pgmq.send('a_queue', '1')`)
 	for attempt := range 2 {
 		select {
@@ -412,6 +425,7 @@ func TestInstall_AgainAndAway(t *testing.T) {
 func TestClose_WhoWaits_LearnsOfIt(t *testing.T) {
 	s := standIn(t)
 	ended := make(chan error, 2)
+	since := s.now(t)
 	go func() {
 		_, err := s.Receive(context.Background(), "a", 1, time.Minute)
 		ended <- err
@@ -420,7 +434,7 @@ func TestClose_WhoWaits_LearnsOfIt(t *testing.T) {
 		_, err := s.WaitForNamespaces(context.Background(), nil)
 		ended <- err
 	}()
-	s.waits(t)
+	s.waits(t, since)
 	s.Close()
 	s.Close()
 	require.ErrorIs(t, <-ended, pgwake.ErrClosed)

@@ -283,12 +283,11 @@ func headersOf(m *dispatch.StreamMessage) string {
 
 // addHeaders completes a message by its headers. Those that are no text are given as JSON.
 func addHeaders(d *dispatch.StreamDelivery, headers []byte) {
-	var n note
 	var all map[string]json.RawMessage
 	if json.Unmarshal(headers, &all) != nil {
 		return // somebody else's
 	}
-	_ = json.Unmarshal(all[ownHeader], &n)
+	n := noteOf(all[ownHeader])
 	delete(all, ownHeader)
 	for name, value := range all {
 		if d.Headers == nil {
@@ -303,6 +302,19 @@ func addHeaders(d *dispatch.StreamDelivery, headers []byte) {
 	if n.Name != "" {
 		d.Name = n.Name
 	}
-	d.Attempt = max(d.Attempt-n.Free, 1)
+	if n.Free > 0 && n.Free < d.Attempt { // this attempt counts, whatever is said
+		d.Attempt -= n.Free
+	}
 	d.LastError = n.Error
+}
+
+// noteOf reads a note of which nobody knows who wrote it: as the functions in the database do, by names to the letter, and one by one,
+// so that what is of another type is as if it were not there.
+func noteOf(text json.RawMessage) (n note) {
+	var all map[string]json.RawMessage
+	_ = json.Unmarshal(text, &all)
+	_ = json.Unmarshal(all["name"], &n.Name)
+	_ = json.Unmarshal(all["free"], &n.Free)
+	_ = json.Unmarshal(all["error"], &n.Error)
+	return n
 }

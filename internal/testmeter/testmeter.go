@@ -1,9 +1,13 @@
-// Package testmeter is a MeterProvider for tests: it keeps what is recorded, and collects what is to be observed.
+// Package testmeter is a MeterProvider for tests: it keeps what is recorded, and collects what is to be observed, by the rules of
+// OpenTelemetry's SDK.
 package testmeter
 
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -11,7 +15,9 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// Meters is a MeterProvider. Safe for concurrent use.
+// This file answers: what comes of measurements?
+
+// Meters is a MeterProvider. Safe for concurrent use, but that a callback may not use it.
 type Meters struct {
 	noop.MeterProvider
 
@@ -20,33 +26,51 @@ type Meters struct {
 
 	mu        sync.Mutex
 	recorded  map[string][]float64
-	callbacks map[*registration]metric.Callback
+	callbacks []*registration // in the order in which they are asked, so that it is no accident whose gauge is the last
 }
 
 // New returns one that has nothing.
-func New() *Meters {
-	return &Meters{recorded: make(map[string][]float64), callbacks: make(map[*registration]metric.Callback)}
-}
+func New() *Meters { return &Meters{recorded: make(map[string][]float64)} }
 
 // Meter implements metric.MeterProvider.
 func (m *Meters) Meter(string, ...metric.MeterOption) metric.Meter { return meter{of: m} }
 
-// Recorded returns what was recorded in histograms, by Key.
+// Recorded returns what was recorded in histograms, or added to counters, by Key.
 func (m *Meters) Recorded(key string) []float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return append([]float64(nil), m.recorded[key]...)
+	return slices.Clone(m.recorded[key])
 }
 
-// Collect returns what is observed at this moment, by Key.
+// AllRecorded returns all of what Recorded knows.
+func (m *Meters) AllRecorded() map[string][]float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := maps.Clone(m.recorded)
+	for key, values := range all {
+		all[key] = slices.Clone(values)
+	}
+	return all
+}
+
+// Collect returns what is observed at this moment, by Key: of counters the sum over all callbacks, of gauges what the last one says.
+// A callback that observes what it is not registered for is an error, and is not heard.
 func (m *Meters) Collect(ctx context.Context) (observed map[string]float64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	o := observer{values: make(map[string]float64)}
-	for _, callback := range m.callbacks {
-		err = errors.Join(err, callback(ctx, o))
+	observed = make(map[string]float64)
+	for _, r := range m.callbacks {
+		o := &observer{values: observed, of: r.of}
+		err = errors.Join(err, r.callback(ctx, o), o.err)
 	}
-	return o.values, err
+	return observed, err
+}
+
+func (m *Meters) record(name string, set attribute.Set, v float64) {
+	key := keyOf(name, set)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.recorded[key] = append(m.recorded[key], v)
 }
 
 // Key is a metric with its attributes, in their order by name.
@@ -58,97 +82,45 @@ func keyOf(name string, set attribute.Set) string {
 	return name + "{" + set.Encoded(attribute.DefaultEncoder()) + "}"
 }
 
-type meter struct {
-	noop.Meter
-	of *Meters
-}
-
-func (m meter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
-	return histogram{of: m.of, name: name}, nil
-}
-
-func (m meter) Int64ObservableCounter(name string, _ ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
-	return counter{name: name}, nil
-}
-
-func (m meter) Int64ObservableGauge(name string, _ ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
-	return gauge{name: name}, nil
-}
-
-func (m meter) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
-	return floatGauge{name: name}, nil
-}
-
-func (m meter) RegisterCallback(callback metric.Callback, _ ...metric.Observable) (metric.Registration, error) {
-	if m.of.Refuse != nil {
-		return nil, m.of.Refuse
-	}
-	r := &registration{of: m.of}
-	m.of.mu.Lock()
-	defer m.of.mu.Unlock()
-	m.of.callbacks[r] = callback
-	return r, nil
-}
-
+// registration is a callback, with the instruments that it may observe.
 type registration struct {
 	noop.Registration
-	of *Meters
+	meters   *Meters
+	callback metric.Callback
+	of       []metric.Observable
 }
 
 func (r *registration) Unregister() error {
-	r.of.mu.Lock()
-	defer r.of.mu.Unlock()
-	delete(r.of.callbacks, r)
+	r.meters.mu.Lock()
+	defer r.meters.mu.Unlock()
+	r.meters.callbacks = slices.DeleteFunc(r.meters.callbacks, func(other *registration) bool { return other == r })
 	return nil
 }
-
-type histogram struct {
-	noop.Float64Histogram
-	of   *Meters
-	name string
-}
-
-func (h histogram) Record(_ context.Context, v float64, options ...metric.RecordOption) {
-	key := keyOf(h.name, metric.NewRecordConfig(options).Attributes())
-	h.of.mu.Lock()
-	defer h.of.mu.Unlock()
-	h.of.recorded[key] = append(h.of.recorded[key], v)
-}
-
-type counter struct {
-	noop.Int64ObservableCounter
-	name string
-}
-
-type gauge struct {
-	noop.Int64ObservableGauge
-	name string
-}
-
-type floatGauge struct {
-	noop.Float64ObservableGauge
-	name string
-}
-
-type named interface{ metricName() string }
-
-func (c counter) metricName() string    { return c.name }
-func (g gauge) metricName() string      { return g.name }
-func (g floatGauge) metricName() string { return g.name }
 
 type observer struct {
 	noop.Observer
 	values map[string]float64
+	of     []metric.Observable
+	err    error
 }
 
-func (o observer) ObserveInt64(of metric.Int64Observable, v int64, options ...metric.ObserveOption) {
-	o.observe(of.(named).metricName(), float64(v), options)
+func (o *observer) ObserveInt64(of metric.Int64Observable, v int64, options ...metric.ObserveOption) {
+	o.observe(of, float64(v), options)
 }
 
-func (o observer) ObserveFloat64(of metric.Float64Observable, v float64, options ...metric.ObserveOption) {
-	o.observe(of.(named).metricName(), v, options)
+func (o *observer) ObserveFloat64(of metric.Float64Observable, v float64, options ...metric.ObserveOption) {
+	o.observe(of, v, options)
 }
 
-func (o observer) observe(name string, v float64, options []metric.ObserveOption) {
-	o.values[keyOf(name, metric.NewObserveConfig(options).Attributes())] += v
+func (o *observer) observe(of metric.Observable, v float64, options []metric.ObserveOption) {
+	if !slices.Contains(o.of, of) {
+		o.err = errors.Join(o.err, fmt.Errorf("testmeter: a callback that is not registered for it observes %+v", of))
+		return
+	}
+	i := of.(observable).observed()
+	key := keyOf(i.name, metric.NewObserveConfig(options).Attributes())
+	if i.adds {
+		v += o.values[key]
+	}
+	o.values[key] = v
 }

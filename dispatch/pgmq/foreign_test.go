@@ -1,0 +1,178 @@
+package pgmq_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: what can a message do that somebody else has written, by whatever it says of itself?
+
+// lostTo asserts that a receipt holds no more.
+func (s *stream) lostTo(t *testing.T, d dispatch.StreamDelivery) {
+	t.Helper()
+	some := (*pgwake.LostLocksError)(nil)
+	require.ErrorAs(t, s.Ack(t.Context(), []pgwake.LockToken{d.Receipt}), &some)
+}
+
+func (s *stream) ack(t *testing.T, all ...dispatch.StreamDelivery) {
+	t.Helper()
+	receipts := make([]pgwake.LockToken, len(all))
+	for i, d := range all {
+		receipts[i] = d.Receipt
+	}
+	require.NoError(t, s.Ack(t.Context(), receipts))
+}
+
+func (s *stream) free(t *testing.T, d dispatch.StreamDelivery) {
+	t.Helper()
+	require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{IgnoreAttempt: true, Error: "no luck"}))
+}
+
+// It is counted, extended, given back, buried and acknowledged as any other, and so is what is acknowledged with it.
+func TestReceive_ForeignHeaders_AreNoObstacleAndProveNothing(t *testing.T) {
+	s := standIn(t)
+	for i, headers := range []string{
+		`null`, `1`, `"pgwake"`, `[1]`, `["pgwake"]`, `[{"pgwake": {"back": 1}}]`, `{}`, `{"k": {"l": [1, null]}, "m": null}`,
+		`{"pgwake": null}`, `{"pgwake": "back"}`, `{"pgwake": 1}`, `{"pgwake": true}`, `{"pgwake": [1]}`, `{"pgwake": ["back"]}`, `{"pgwake": [{"back": 1}]}`,
+		`{"pgwake": {"back": "x"}}`, `{"pgwake": {"back": 99999999999}}`, `{"pgwake": {"back": 1.5}}`, `{"pgwake": {"back": null}}`, `{"pgwake": {"back": {}}}`,
+		`{"pgwake": {"back": 1}}`, `{"pgwake": {"back": "1"}}`, `{"pgwake": {"of": 1, "back": 1}}`, `{"pgwake": {"of": ["x"], "back": 1}}`,
+		`{"pgwake": {"free": "x"}}`, `{"pgwake": {"free": 1.5}}`, `{"pgwake": {"free": -1000}}`, `{"pgwake": {"free": 1000}}`, `{"pgwake": {"free": 2147483647}}`,
+		`{"pgwake": {"free": 1e30}}`, `{"pgwake": {"free": null}}`, `{"pgwake": {"free": [1]}}`, `{"pgwake": {"FREE": 1, "ERROR": "x"}}`,
+		`{"pgwake": {"name": 7, "error": 7}}`, `{"pgwake": {"name": {}, "error": "somebody else's"}}`, `{"pgwake": {"dead": 7}}`,
+	} {
+		t.Run(headers, func(t *testing.T) {
+			namespace := fmt.Sprintf("n%d", i)
+			queue := namespace + "_queue"
+			s.exec(t, `SELECT pgmq.create($1)`, queue)
+			send := func() {
+				t.Helper()
+				s.exec(t, `SELECT pgmq.send($1, '{"odd": 1}', $2::jsonb, clock_timestamp())`, queue, headers)
+				s.exec(t, `SELECT pgmq.send($1, '{"good": 1}')`, queue)
+			}
+			send()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			both, err := s.Receive(ctx, namespace, 2, time.Minute)
+			require.NoError(t, err)
+			require.Len(t, both, 2)
+			first, good := both[0], both[1]
+			require.JSONEq(t, `{"odd": 1}`, string(first.Payload))
+			require.Equal(t, queue, first.Name)
+			require.Equal(t, 1, first.Attempt)
+			require.Empty(t, first.LastError)
+			require.NoError(t, s.Extend(t.Context(), []pgwake.LockToken{first.Receipt, good.Receipt}, time.Minute))
+			s.free(t, first)
+			second := s.receive(t, namespace)
+			require.Equal(t, 1, second.Attempt)
+			require.Equal(t, "no luck", second.LastError)
+			require.NoError(t, s.Nack(t.Context(), second.Receipt, pgwake.AbandonOptions{Delay: time.Second / 100}))
+			s.lostTo(t, second)
+			third := s.receive(t, namespace)
+			require.Equal(t, 2, third.Attempt)
+			s.ack(t, third, good)
+
+			send()
+			require.NoError(t, s.DeadLetter(t.Context(), s.receive(t, namespace).Receipt, "poison", "cause"))
+			s.ack(t, s.receive(t, namespace))
+			var left, dead int
+			require.NoError(t, s.pool.QueryRow(t.Context(), fmt.Sprintf(`SELECT (SELECT count(*) FROM pgmq.q_%s),
+				(SELECT count(*) FROM pgmq.a_%[1]s WHERE headers -> 'pgwake' -> 'dead' ->> 'reason' = 'poison')`, queue)).Scan(&left, &dead))
+			require.Equal(t, []int{0, 1}, []int{left, dead})
+		})
+	}
+}
+
+// Given back, its receipt holds no more, even if what had the place of pgwake's header cannot have a note.
+func TestNack_ForeignHeaders_EndsTheReceipt(t *testing.T) {
+	s := standIn(t)
+	s.exec(t, `SELECT pgmq.create('a_queue')`)
+	for _, headers := range []string{`[1]`, `{"pgwake": null}`, `{"pgwake": "x"}`, `{"pgwake": [1]}`, `{"pgwake": {"back": [1]}}`} {
+		s.exec(t, `SELECT pgmq.send('a_queue', '1', $1::jsonb, clock_timestamp())`, headers)
+		d := s.receive(t, "a")
+		require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{Delay: time.Hour}))
+		s.lostTo(t, d)
+	}
+}
+
+// A dead letter that somebody sends again, as it is in the archive, is a message that was never read. Another queue has the same ids.
+func TestReceive_DeadLetterSentAgain_BeginsAnew(t *testing.T) {
+	s := standIn(t)
+	s.exec(t, `SELECT pgmq.create('a_queue'), pgmq.create('b_queue')`)
+	require.NoError(t, s.Publish(t.Context(), "a", dispatch.StreamMessage{Name: "mail.send"}))
+	s.free(t, s.receive(t, "a"))
+	s.free(t, s.receive(t, "a"))
+	require.NoError(t, s.Nack(t.Context(), s.receive(t, "a").Receipt, pgwake.AbandonOptions{}))
+	require.NoError(t, s.DeadLetter(t.Context(), s.receive(t, "a").Receipt, "poison", "cause"))
+	for _, to := range []string{"a", "b"} {
+		s.exec(t, fmt.Sprintf(`SELECT pgmq.send('%s_queue', message, headers, clock_timestamp()) FROM pgmq.a_a_queue`, to))
+		for attempt := 1; attempt <= 4; attempt++ {
+			d := s.receive(t, to)
+			require.Equal(t, "mail.send", d.Name)
+			require.Equal(t, attempt, d.Attempt)
+			if attempt == 1 {
+				require.Empty(t, d.LastError)
+			}
+			require.NoError(t, s.Extend(t.Context(), []pgwake.LockToken{d.Receipt}, time.Minute), "attempt %d", attempt)
+			require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{}))
+		}
+		s.ack(t, s.receive(t, to))
+	}
+}
+
+// Somebody who knows which message it is has put a number there that is none, or more than can be.
+func TestNack_NoteWasChanged_IsCountedAllTheSame(t *testing.T) {
+	s := standIn(t)
+	for _, free := range []string{`"x"`, `"1"`, `1.5`, `-3`, `99999999999`, `2147483647`, `999999999`, `1e40`, `null`, `{}`} {
+		require.NoError(t, s.Publish(t.Context(), "a", dispatch.StreamMessage{Name: "x"}))
+		s.free(t, s.receive(t, "a"))
+		s.exec(t, `UPDATE pgmq.q_a_queue SET headers = jsonb_set(headers, '{pgwake,free}', $1::jsonb)`, free)
+		d := s.receive(t, "a")
+		require.Equal(t, 2, d.Attempt, free)
+		s.free(t, d)
+		s.exec(t, `UPDATE pgmq.q_a_queue SET headers = jsonb_set(headers, '{pgwake,back}', $1::jsonb)`, free)
+		s.ack(t, s.receive(t, "a"))
+	}
+}
+
+// PostgreSQL has instants that no clock shows. A message that is never due, or always was, is in nobody's way.
+func TestReceive_InstantsBeyondAnyClock_AreNoObstacle(t *testing.T) {
+	s := standIn(t)
+	s.exec(t, `SELECT pgmq.create('a_queue')`)
+	s.exec(t, `SELECT pgmq.send('a_queue', '"never"', NULL, 'infinity')`)
+	s.exec(t, `INSERT INTO pgmq.q_a_queue (vt, message, enqueued_at) VALUES ('-infinity', '"always"', 'infinity')`)
+	d := s.receive(t, "a")
+	require.Equal(t, `"always"`, string(d.Payload))
+	require.WithinDuration(t, time.Now(), d.EnqueuedAt, time.Minute)
+	s.ack(t, d)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := s.Receive(short, "a", 1, time.Minute)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	s.exec(t, `UPDATE pgmq.q_a_queue SET vt = '-infinity'`)
+	d = s.receive(t, "a")
+	require.Equal(t, `"never"`, string(d.Payload))
+	s.ack(t, d)
+}
+
+// What is due since for ever, and locked, is asked for again: nobody tells when that transaction ends.
+func TestReceive_AlwaysDueAndLocked_ComesWhenItIsFree(t *testing.T) {
+	s := standIn(t)
+	s.exec(t, `SELECT pgmq.create('a_queue')`)
+	s.exec(t, `INSERT INTO pgmq.q_a_queue (vt, message) VALUES ('-infinity', '1')`)
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT FROM pgmq.q_a_queue FOR UPDATE`)
+	require.NoError(t, err)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = s.Receive(short, "a", 1, time.Minute)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, tx.Rollback(t.Context()))
+	s.ack(t, s.receive(t, "a"))
+}

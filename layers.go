@@ -1,0 +1,100 @@
+package pgwake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/migrations"
+)
+
+// This file answers: what is there for those who build on the SQL functions, with tables and functions of their own?
+
+// Pool returns the pool that the Provider uses: that of New, or the one that Open made, which Close closes. It is there for
+// transactions with Tx verbs in them, and for what else is to be asked on the same database. Leave it as it is: do not close or
+// reset it, and give each connection back soon, since fetches and all other verbs need them, too. A transaction with a Tx verb in
+// it is to be READ COMMITTED; see Provider.
+func (p *Provider) Pool() *pgxpool.Pool { return p.pool }
+
+// Schema returns the schema that the Provider's tables and functions are in, Config.Schema. It is not quoted; see pgx.Identifier.
+func (p *Provider) Schema() string { return p.cfg.Schema }
+
+// Querier is what statements can be sent by: a connection of the pool, or a transaction.
+type Querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// Do carries out a statement of the caller's as a verb of the Provider, of that name: on a connection of its pool, READ COMMITTED
+// whatever the role's default is, and with the errors that verbs have. Close waits for it, or ends it, and afterwards it fails
+// with ErrClosed. Several statements each take effect by themselves, or all together. The queues are those in which the statement may make
+// something due: a node that hibernates wakes up for it. The SQL functions notify as ever.
+//
+// An error of the function that is none of the server's, and neither an *Error nor ErrInvalid nor ErrLockLost, is taken for one after
+// which nobody knows whether the statement took effect (Error.Unknown); see WrapError. Safe for concurrent use.
+func (p *Provider) Do(ctx context.Context, verb string, statement func(context.Context, Querier) error, feeds ...Queue) error {
+	if statement == nil {
+		return failed(verb, invalid("there is no statement"))
+	}
+	return p.doAndTell(ctx, verb, statement, func() {
+		if len(feeds) > 0 {
+			p.engine.stir()
+		}
+	}, feeds...)
+}
+
+// DoTx is Do as part of the transaction.
+func (p *Provider) DoTx(ctx context.Context, tx pgx.Tx, verb string, statement func(context.Context, Querier) error) error {
+	if statement == nil {
+		return failed(verb, invalid("there is no statement"))
+	}
+	return p.doTx(ctx, tx, verb, statement)
+}
+
+// Migrate brings the tables and functions of a layer into the Provider's schema, as Open brings its own: over connections of
+// Config.ListenConfig, at any number of nodes at once. With Config.SkipMigrate it only looks whether they are there. Fails with
+// ErrNotMigrated if they are not then, or were made by other migrations (migrations.ErrForeign), or if the schema was migrated to a
+// version of the Provider that is older than this one; with ErrConfig for a Layer that cannot be (migrations.ErrLayer); and
+// with ErrPermission.
+func (p *Provider) Migrate(ctx context.Context, layer migrations.Layer) error {
+	const op = "migrate"
+	ctx, done, err := p.begin(ctx)
+	if err != nil {
+		return failed(op, err)
+	}
+	defer done()
+	var current, latest int64
+	err = p.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		current, latest, err = layer.Version(ctx, c.Conn(), p.cfg.Schema)
+		return err
+	})
+	if err == nil {
+		err = migrate(ctx, layer.Up, current, latest, &p.cfg, p.direct)
+	}
+	switch {
+	case errors.Is(err, migrations.ErrForeign):
+		err = fmt.Errorf("%w: %w", ErrNotMigrated, err)
+	case errors.Is(err, migrations.ErrLayer):
+		err = fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return p.ended(ctx, op, err)
+}
+
+// migrate applies what a schema at the current version lacks, unless it is to be left as it is.
+func migrate(ctx context.Context, up func(context.Context, *pgx.ConnConfig, string) error, current, latest int64, cfg *Config, direct dialer) error {
+	switch {
+	case current >= latest:
+		return nil
+	case cfg.SkipMigrate:
+		return fmt.Errorf("%w: schema %q is at version %d of %d", ErrNotMigrated, cfg.Schema, current, latest)
+	}
+	config, err := direct.prepare(ctx)
+	if err != nil {
+		return err
+	}
+	return up(ctx, config, cfg.Schema)
+}

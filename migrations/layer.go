@@ -1,0 +1,312 @@
+package migrations
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+)
+
+// This file answers: how are migrations applied and taken back, those of the Provider and those of a layer on it?
+//
+// A layer's tables and functions are in the schema of the Provider, and may use what is there. So it comes up after the
+// Provider's migrations and goes down before them, and all of them take the same turn: none sees another half done.
+
+var (
+	// ErrForeign: the schema was made by other migrations than the ones of the same number here, such as those of a
+	// version before the first release. Nothing was changed. What it holds has to be moved by hand.
+	ErrForeign = errors.New("the schema was made by other migrations than these")
+
+	// ErrNotMigrated: a Layer is to come up where the migrations of the Provider are not, or not all of them.
+	ErrNotMigrated = errors.New("schema is not migrated")
+
+	// ErrLayer: the Layer itself is unusable. No schema can change that.
+	ErrLayer = errors.New("invalid layer")
+)
+
+// Layer is a set of migrations on top of those of the Provider, in the same schema. A value may be used by any number of
+// goroutines at a time.
+type Layer struct {
+	// Files has the migrations at its root: *.sql for goose, numbered from 1 without a gap. They run with search_path =
+	// <schema>, pg_temp, so what they name without a schema lands there. A file that is released never changes.
+	//
+	// The Down section of the newest one begins with LOCK TABLE on what must not be lost, and a call of Empty: each file goes
+	// down in a transaction of its own, and there nothing is gone yet.
+	Files fs.FS
+
+	// Table is the name of the table, in the schema, of the migrations that were applied: lower-case letters, digits and
+	// '_', a letter first.
+	Table string
+
+	// Empty is the name of a function of the first file, without arguments, that fails with SQLSTATE PW006 while a table holds rows
+	// that Down would lose.
+	Empty string
+
+	root bool // they are the Provider's
+}
+
+// layerMark is the first word of the comment on a Layer's Table, by which Down of the Provider's migrations knows it.
+const layerMark = "layer"
+
+var layerName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
+
+// Up applies every migration that the schema lacks. For the rest it is as the function Up, but that ErrNotMigrated is what
+// a schema gets in which the Provider's migrations are not there, all that this version knows: it creates no schema.
+func (l Layer) Up(ctx context.Context, config *pgx.ConnConfig, schema string) error {
+	return l.run(ctx, config, schema, func(ctx context.Context, db *sql.DB, m *migrator) error {
+		if !l.root {
+			if err := requireRoot(ctx, db, schema); err != nil {
+				return err
+			}
+		}
+		current, err := m.GetDBVersion(ctx)
+		if err != nil {
+			return err
+		}
+		var known sql.NullString
+		if err := db.QueryRowContext(ctx, `SELECT obj_description(to_regclass($1), 'pg_class')`, l.Table).Scan(&known); err != nil {
+			return err
+		}
+		if err := m.check(current, known.String); err != nil || current >= m.latest() {
+			return err
+		}
+		// Before they are applied: a process that dies in between leaves a version that is known.
+		comment := strings.Join(m.sums, ", ")
+		if !l.root {
+			comment = layerMark + ", " + comment
+		}
+		if _, err := db.ExecContext(ctx, `COMMENT ON TABLE `+l.Table+` IS '`+comment+`'`); err != nil {
+			return err
+		}
+		_, err = m.Up(ctx)
+		return err
+	})
+}
+
+// Down takes every migration back, and leaves Table. It is refused with SQLSTATE PW006 while rows would be lost.
+func (l Layer) Down(ctx context.Context, config *pgx.ConnConfig, schema string) error {
+	return l.run(ctx, config, schema, func(ctx context.Context, db *sql.DB, m *migrator) error {
+		var exists bool // or else goose would make it
+		if err := db.QueryRowContext(ctx, `SELECT to_regclass($1) IS NOT NULL`, l.Table).Scan(&exists); err != nil || !exists {
+			return err
+		}
+		// Each migration goes down in a transaction of its own, so the refusal comes before the first.
+		if version, err := m.GetDBVersion(ctx); err != nil || version == 0 {
+			return err
+		}
+		if l.root {
+			if err := requireNoLayer(ctx, db, schema); err != nil {
+				return err
+			}
+		}
+		if _, err := db.ExecContext(ctx, `SELECT `+l.Empty+`()`); err != nil {
+			return err
+		}
+		_, err := m.DownTo(ctx, 0)
+		return err
+	})
+}
+
+// Version returns the version that the schema is at, and the newest one that the Layer knows. A schema without it is at
+// version 0. ErrForeign if others made it.
+func (l Layer) Version(ctx context.Context, conn *pgx.Conn, schema string) (current, latest int64, err error) {
+	sums, err := l.checksums()
+	if err != nil {
+		return 0, 0, err
+	}
+	m := migrator{sums: sums}
+	table := pgx.Identifier{schema, l.Table}.Sanitize()
+	var exists bool
+	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, table).Scan(&exists); err != nil {
+		return 0, 0, fmt.Errorf("read the migration version of schema %q: %w", schema, err)
+	}
+	if !exists {
+		return 0, m.latest(), nil
+	}
+	var made string
+	err = conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0), coalesce(obj_description(to_regclass($1), 'pg_class'), '')
+		FROM `+table+` WHERE is_applied`, table).Scan(&current, &made)
+	if err == nil {
+		err = m.check(current, made)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the migration version of schema %q: %w", schema, err)
+	}
+	return current, m.latest(), nil
+}
+
+// migrator applies the migrations of a Layer.
+type migrator struct {
+	*goose.Provider
+	sums []string // see checksums
+}
+
+func (m *migrator) latest() int64 { return int64(len(m.sums)) }
+
+// check compares the migrations that made a schema with those here. A schema of a newer version knows ours as well.
+func (m *migrator) check(current int64, known string) error {
+	if current == 0 {
+		return nil
+	}
+	newest := m.sums[min(int(current), len(m.sums))-1]
+	if !slices.Contains(strings.Split(known, ", "), newest) {
+		return fmt.Errorf("version %d: %w", current, ErrForeign)
+	}
+	return nil
+}
+
+// checksums are those of the migrations, each of all up to its number.
+func (l Layer) checksums() (sums []string, err error) {
+	if !layerName.MatchString(l.Table) || !layerName.MatchString(l.Empty) || l.Files == nil || !l.root && l.Table == root.Table {
+		return nil, fmt.Errorf("%w: it needs Files, a Table of its own, and Empty, and has table %q and function %q", ErrLayer, l.Table, l.Empty)
+	}
+	names, err := fs.Glob(l.Files, "*.sql")
+	if err != nil {
+		return nil, err
+	}
+	hash := sha256.New()
+	for i, name := range names {
+		if number, err := goose.NumericComponent(name); err != nil || number != int64(i+1) {
+			return nil, fmt.Errorf("%w: %q is not number %d", ErrLayer, name, i+1)
+		}
+		text, err := fs.ReadFile(l.Files, name)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(hash, "%s %d\n%s", name, len(text), text)
+		sums = append(sums, fmt.Sprintf("%d %x", i+1, hash.Sum(nil)[:8]))
+	}
+	if len(sums) == 0 {
+		return nil, fmt.Errorf("%w: there are no files", ErrLayer)
+	}
+	return sums, nil
+}
+
+// requireRoot fails unless the schema has the Provider's migrations, all that are known here.
+func requireRoot(ctx context.Context, db *sql.DB, schema string) error {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var current, latest int64
+	err = conn.Raw(func(driver any) (err error) {
+		current, latest, err = root.Version(ctx, driver.(*stdlib.Conn).Conn(), schema)
+		return err
+	})
+	if err == nil && current < latest {
+		err = fmt.Errorf("%w: the Provider's migrations are at version %d of %d", ErrNotMigrated, current, latest)
+	}
+	return err
+}
+
+// requireNoLayer fails if the schema has the migrations of a Layer. None can come meanwhile: it would take the turn first.
+func requireNoLayer(ctx context.Context, db *sql.DB, schema string) error {
+	rows, err := db.QueryContext(ctx, `SELECT quote_ident(c.relname) FROM pg_class c
+		WHERE c.relnamespace = to_regnamespace(quote_ident(current_schema())) AND c.relkind = 'r'
+		  AND obj_description(c.oid, 'pg_class') ~ ('^' || $1 || ', 1 [0-9a-f]{16}') ORDER BY c.relname`, layerMark)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var tables []string
+	for rows.Next() {
+		var table string
+		if err := rows.Scan(&table); err != nil {
+			return err
+		}
+		tables = append(tables, table)
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	for _, table := range tables {
+		var applied bool
+		if err := db.QueryRowContext(ctx, `SELECT EXISTS (SELECT FROM `+table+` WHERE version_id > 0 AND is_applied)`).Scan(&applied); err != nil {
+			return err
+		}
+		if applied {
+			return &pgconn.PgError{Severity: "ERROR", Code: "PW006",
+				Message: fmt.Sprintf("schema %s still has the layer of %s; migrate that down first", schema, table)}
+		}
+	}
+	return nil
+}
+
+func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, apply func(context.Context, *sql.DB, *migrator) error) (err error) {
+	sums, err := l.checksums()
+	if err != nil {
+		return fmt.Errorf("load the migrations: %w", err)
+	}
+	config = config.Copy()
+	// The files name nothing by schema: the first entry decides where objects land, pg_catalog is
+	// searched before it, and functions pin this very path (SET search_path FROM CURRENT).
+	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
+	db := stdlib.OpenDB(*config)
+	defer func() { err = errors.Join(err, db.Close()) }()
+	defer func() {
+		// The end of ctx breaks the connection, and then a statement may fail for no other reason than that.
+		if ended := ctx.Err(); err != nil && ended != nil && !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err)
+		}
+	}()
+
+	endTurn, err := l.takeTurn(ctx, db, schema)
+	if err != nil {
+		return fmt.Errorf("migrate schema %q: %w", schema, err)
+	}
+	defer func() { err = errors.Join(err, endTurn()) }()
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, l.Files,
+		goose.WithTableName(l.Table),
+		goose.WithDisableGlobalRegistry(true),
+	)
+	if err != nil {
+		return fmt.Errorf("load the migrations: %w", err)
+	}
+	if err := apply(ctx, db, &migrator{provider, sums}); err != nil {
+		return fmt.Errorf("migrate schema %q: %w", schema, err)
+	}
+	return nil
+}
+
+// takeTurn lets one process at a time migrate a schema, whatever the layer, and makes sure that the schema of the
+// Provider exists. It goes before goose's own session locker, which comes after goose has created its table: in
+// pg_temp, as long as there is no schema. It does not poll either: the server's lock queue wakes the next process at once.
+func (l Layer) takeTurn(ctx context.Context, db *sql.DB, schema string) (endTurn func() error, err error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// The end of the session releases the lock: when db is closed, and also when this process dies. To ask the server
+	// for it could take for ever.
+	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
+	if err == nil && l.root {
+		err = createSchema(ctx, conn, schema)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn.Close, nil
+}
+
+// createSchema looks before it creates, since CREATE SCHEMA IF NOT EXISTS demands the right to create
+// schemas even where there is nothing to create.
+func createSchema(ctx context.Context, conn *sql.Conn, schema string) error {
+	var exists bool
+	err := conn.QueryRowContext(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, schema).Scan(&exists)
+	if err != nil || exists {
+		return err
+	}
+	_, err = conn.ExecContext(ctx, `CREATE SCHEMA `+pgx.Identifier{schema}.Sanitize())
+	return err
+}

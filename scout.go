@@ -1,0 +1,274 @@
+package pgwake
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: who looks when a queue is polled, and what does that cost a node that serves many namespaces?
+//
+// Where one lane is polled, the dispatcher of it that waits longest looks, by a query that claims what it finds. Where
+// there are several, as with a lane for each namespace, each of them would cost a query at each poll for as long as there is
+// nothing. So one statement looks for all of them (SQL function earliest_of_lanes), and only where it sees something due
+// somebody is called, who claims it.
+//
+// Invariants
+//
+//	(1) A poll costs one statement, however many lanes there are, and a query for each of those with something due.
+//	(2) To a lane, its answer is that of a query for work that found nothing it could claim: it is a plain read, in a snapshot
+//	    that is taken after the lane was asked what it knows (beginPoll), by the function that tells such a query what is left.
+//	    So "nothing is due" makes known empty what that would, and no more. But it arms nothing, and so pays for no token.
+//	(3) While one poll has no answer no other begins, but for one that begins when the first is late: its connection may be
+//	    lost. What is to be polled meanwhile is polled after it.
+
+// polls says which lanes of a queue are to be polled.
+type polls struct {
+	byMode   bool // those of namespaces in ModePolling
+	troubled bool // those that hear, since what is notified may not come
+	settling bool // those for which silent producers are waited for (settle.go)
+}
+
+func (p polls) and(o polls) polls {
+	return polls{p.byMode || o.byMode, p.troubled || o.troubled, p.settling || o.settling}
+}
+
+// of reports whether the lane is to be polled: while somebody waits, and no look is owed already. bySilence says that of
+// what may be found nobody was to tell. The caller holds mu.
+func (p polls) of(l *lane) (bySilence, ok bool) {
+	m := l.filter.manner
+	bySilence = p.settling && !l.scoutAt.IsZero()
+	ok = bySilence || p.byMode && m.polls || p.troubled && m.hears
+	return bySilence, ok && len(l.waiting) > 0 && len(l.tokens) == 0
+}
+
+// poll has the lanes looked at that are to be. It never blocks.
+//
+// While queries for work fail, one of them tries whether they still do, since a statement that claims nothing could not tell: so
+// polls fail for as long as queries do, and are skipped (breaker.go). The first answer has all of them polled again.
+func (e *engine) poll(q Queue, p polls) {
+	if p == (polls{}) {
+		return
+	}
+	var one *lane
+	for _, l := range e.waiters.lanes(q) {
+		l.mu.Lock()
+		_, ok := p.of(l)
+		l.mu.Unlock()
+		switch {
+		case !ok:
+		case one == nil:
+			one = l
+		case !e.failing.Load():
+			e.scouts[q].want(p)
+			return
+		}
+	}
+	if one != nil {
+		one.poll(p)
+	}
+}
+
+// poll makes one waiting dispatcher look, if the lane is to be polled.
+func (l *lane) poll(p polls) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if bySilence, ok := p.of(l); ok {
+		l.emit(token{reason: WakeScout, silent: bySilence, again: true})
+	}
+}
+
+const (
+	// pollPatience is how long a poll may take before its connection may be lost, and pollsAtOnce how many are under way then.
+	pollPatience = time.Second
+	pollsAtOnce  = 2
+)
+
+// scout polls the lanes of a queue together. It has pollsAtOnce goroutines.
+type scout struct {
+	e     *engine
+	queue Queue
+	bell  bell
+
+	// look asks what is due for lanes with these filters, and tells of each, by its place among them. Tests replace it.
+	look func(ctx context.Context, filters []string, tell func(at int, r report)) error
+
+	mu       sync.Mutex
+	wanted   polls
+	underWay int
+	began    time.Time // the latest of them
+}
+
+func newScout(e *engine, q Queue) *scout {
+	s := &scout{e: e, queue: q, bell: newBell()}
+	s.look = s.ask
+	return s
+}
+
+// want has the lanes polled. It never blocks.
+func (s *scout) want(p polls) {
+	s.mu.Lock()
+	s.wanted = s.wanted.and(p)
+	s.mu.Unlock()
+	s.bell.ring()
+}
+
+func (s *scout) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.bell:
+		}
+		s.e.inject("scout")
+		if p, ok := s.begin(); ok {
+			s.poll(ctx, p)
+		}
+	}
+}
+
+// begin returns what to poll, unless that is for whoever is at it to do afterwards. end is to be called then.
+func (s *scout) begin() (p polls, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.wanted == (polls{}) || s.underWay > 0 && time.Since(s.began) < pollPatience {
+		return polls{}, false
+	}
+	p, s.wanted = s.wanted, polls{}
+	s.underWay++
+	s.began = time.Now()
+	return p, true
+}
+
+func (s *scout) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.underWay--
+	if s.wanted != (polls{}) {
+		s.bell.ring()
+	}
+}
+
+// poll makes one statement for all lanes that are to be polled.
+func (s *scout) poll(ctx context.Context, p polls) {
+	defer s.end() // also when something panics
+	e := s.e
+	session := e.session()
+	var asked []*lane
+	var looks []look
+	var filters []string
+	for _, l := range e.waiters.lanes(s.queue) {
+		if k, ok := l.beginPoll(p, session); ok {
+			asked, looks, filters = append(asked, l), append(looks, k), append(filters, l.filter.text())
+		}
+	}
+	if asked == nil {
+		return
+	}
+	failures := e.failures.Load()
+	found := false
+	err := s.look(ctx, filters, func(at int, r report) {
+		l := asked[at]
+		l.endPoll(looks[at], r, l.known(e.session()).epoch)
+		e.keepInstants(l, r.now)
+		found = found || r.more()
+	})
+	if !errors.Is(err, errPoolBusy) {
+		e.stats.queues[s.queue].polls.Add(1)
+	}
+	switch {
+	case err == nil:
+		if e.failures.Load() == failures { // or a query has failed that was made since
+			e.lookAnswered()
+		}
+		if !found { // or the queries that follow have their say
+			e.observe(s.queue, outcomeEmpty)
+		}
+	case ctx.Err() == nil && !errors.Is(err, errPoolBusy):
+		e.lookFailed(s.queue, err)
+	}
+}
+
+// ask sends the statement, on the pool: on the LISTEN connection notifications would wait for it.
+func (s *scout) ask(ctx context.Context, filters []string, tell func(at int, r report)) error {
+	e := s.e
+	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	conn, err := e.pool.Acquire(bounded)
+	if err != nil {
+		if s := e.pool.Stat(); bounded.Err() != nil && s.AcquiredConns() == s.MaxConns() {
+			return errPoolBusy
+		}
+		return err
+	}
+	defer release(conn)
+	if e.readCommitted {
+		err = s.read(bounded, conn, filters, tell)
+	} else {
+		err = inTransaction(bounded, conn, func(tx pgx.Tx) error { return s.read(bounded, tx, filters, tell) })
+	}
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+		e.poolSilent()
+	}
+	return err
+}
+
+func (s *scout) read(ctx context.Context, q querier, filters []string, tell func(at int, r report)) error {
+	e := s.e
+	queues := make([]string, len(filters))
+	for i := range queues {
+		queues[i] = s.queue.String()
+	}
+	sent := e.clock.Now()
+	rows, err := q.Query(ctx, e.sql.earliestOfLanes, queues, filters)
+	if err != nil {
+		return err
+	}
+	var at int
+	var earliest *time.Time
+	var r report
+	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &r.now}, func() error {
+		r.earliest = value(earliest)
+		tell(at-1, r)
+		return nil
+	})
+	if err == nil {
+		e.clock.Observe(sent, e.clock.Now(), r.now)
+	}
+	return err
+}
+
+// beginPoll returns what the lane knows, if it is to be polled.
+func (l *lane) beginPoll(p polls, s session) (k look, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	bySilence, ok := p.of(l)
+	if !ok {
+		return look{}, false
+	}
+	if bySilence {
+		l.planScout() // that of the others comes with this one
+	}
+	k = l.knows(l.known(s))
+	k.settled, k.disarms, k.bySilence = l.settled, l.disarms, bySilence
+	return k, true
+}
+
+// endPoll takes the answer of a poll into account, and calls somebody for what is due. listening is the epoch of the LISTEN
+// connection now.
+func (l *lane) endPoll(k look, r report, listening uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !r.more() {
+		l.leftNothing(k, r, listening)
+		l.foundSilent(k)
+		return
+	}
+	l.leftSome()
+	if l.inside > 0 && len(l.tokens) == 0 { // or whoever comes looks
+		l.emit(token{reason: WakeScout, silent: k.bySilence, again: true})
+	}
+}
