@@ -176,7 +176,7 @@ func TestConvoyRows_AWorkerThatWaitsForARow_MissesTheGoal_OtherWaitsDoNot(t *tes
 // namespacesRound is a round in which every goal is met.
 func namespacesRound() *measure.NamespacesResult {
 	singles := func(latency time.Duration, byClock int64) *measure.NamespaceSingles {
-		return &measure.NamespaceSingles{Latency: measure.Latency{FromCommit: measure.Samples{latency}}, Looks: 1 + byClock, ByClock: byClock}
+		return &measure.NamespaceSingles{Latency: measure.Latency{FromCommit: measure.Samples{latency}}, Looks: 1 + byClock, ByClock: byClock, Took: time.Minute}
 	}
 	rate := func(items int) *measure.NamespaceRate { return &measure.NamespaceRate{Items: items, Took: time.Second} }
 	scaled := func(namespaces, items int) measure.ScaledRate {
@@ -185,7 +185,8 @@ func namespacesRound() *measure.NamespacesResult {
 	return &measure.NamespacesResult{
 		Namespaces: 8, Interval: time.Second, Batch: 100, Tasks: 10, Steps: 3,
 		Served: singles(time.Millisecond, 0), Retired: singles(time.Millisecond, 0), Polled: singles(time.Second/2, 300),
-		Chain: rate(900), PolledChain: rate(10), Flood: rate(30), PolledFlood: rate(10),
+		Created: &measure.Latency{FromCommit: measure.Samples{3 * time.Millisecond}},
+		Chain:   rate(900), PolledChain: rate(10), Flood: rate(30), PolledFlood: rate(10),
 		Restarts: &measure.NamespaceRestarts{Items: 2, Calm: measure.Samples{2}, Shaken: measure.Samples{3}},
 		Scale:    &measure.NamespaceScale{Places: 2, Rates: []measure.ScaledRate{scaled(1, 100), scaled(8, 760), scaled(16, 800)}, Single: scaled(1, 1600)},
 		Many:     &measure.ManyNamespaces{Namespaces: 1000, Duration: time.Second, PolledFor: time.Second, Polled: 1000, Listening: 1, Bytes: 5 << 10, BytesAfter: 20<<10 - 1},
@@ -207,7 +208,8 @@ func TestNamespaceRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 			n.Served.FromCommit[0] = 5 * time.Millisecond
 		},
 		"  where the last Dispatcher had ended, p50": func(n *measure.NamespacesResult) { n.Retired.FromCommit[0] = 2 * time.Millisecond },
-		"  queries for work for which time alone was the reason": func(n *measure.NamespacesResult) {
+		"  until it is handled, max":                 func(n *measure.NamespacesResult) { n.Created.FromCommit[0] = 100 * time.Millisecond },
+		"  statements for which time alone was the reason, in 1m0s": func(n *measure.NamespacesResult) {
 			n.Retired.ByClock = 7
 		},
 		"10 tasks at a time of 3 steps, each of which enqueues the next, one coordinator: steps/s": func(n *measure.NamespacesResult) {
@@ -232,12 +234,16 @@ func TestNamespaceMetrics_RatiosAreTakenWithinARound(t *testing.T) {
 	slow := namespacesRound()
 	slow.Chain.Items, slow.PolledChain.Items = 30, 10
 	r := results{Namespaces: []*measure.NamespacesResult{namespacesRound(), slow, namespacesRound()}}
+	for _, n := range r.Namespaces { // 3, and 60, in a minute, in which loops make 600
+		n.Served.ByClock, n.Retired.ByClock, n.Retired.Took, n.Polled.Took = 3, 6, time.Minute/10, 2*time.Minute
+		n.Polled.ByClock = 1200
+	}
 	m := r.metrics()
 	assert.Equal(t, 90.0, m["namespace_chain_ratio"])
 	assert.Equal(t, 1.0, m["namespace_claim_p99_ms"])
 	assert.Equal(t, 0.95, m["namespace_linear_8"])
 	assert.Equal(t, 0.5, m["namespace_linear_16"])
-	assert.Equal(t, 1.0, m["namespace_polls_fewer"])
+	assert.InDelta(t, 1-(3+60)/2./600, m["namespace_polls_fewer"], 1e-9, "the times are not the same")
 	assert.Zero(t, m["namespace_lost"])
 	assert.Equal(t, float64(20<<10-1), m["namespace_idle_bytes"])
 }

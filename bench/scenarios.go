@@ -124,7 +124,7 @@ var small = sizes{
 	quotas:        measure.QuotasOptions{Drain: measure.DrainOptions{Items: 10_000}, Items: 100, Flood: 10_000, Singles: 20},
 	restarts:      measure.RestartsOptions{Calm: time.Second, Kills: 1, LockTimeout: time.Second},
 	namespaces: measure.NamespacesOptions{
-		Items: 100, Gap: 10 * time.Millisecond, Duration: time.Second, Polls: 3, Flood: 5000,
+		Items: 100, Created: 20, Gap: 10 * time.Millisecond, Stretch: time.Second, Duration: time.Second, Polls: 3, Flood: 5000,
 		Restarts: measure.NamespaceRestartsOptions{Items: 1000},
 		Scale:    measure.NamespaceScaleOptions{Duration: 300 * time.Millisecond},
 		Many:     measure.ManyNamespacesOptions{Duration: 2 * time.Second},

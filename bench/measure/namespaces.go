@@ -22,6 +22,11 @@ type NamespacesOptions struct {
 	Namespaces int           // that items come to one at a time. Defaults to 8.
 	Items      int           // Defaults to 500.
 	Gap        time.Duration // mean time from one enqueue's return to the next. Defaults to 20 ms.
+	Created    int           // namespaces that begin with their first item. Defaults to 200.
+
+	// Stretch is for how long statements are counted at the least for which time alone was the reason. A node makes one in a minute, so
+	// less than that compares loops with nothing. Defaults to 2 min.
+	Stretch time.Duration
 
 	Interval time.Duration // from one poll of the baseline's loop to the next. Defaults to 1 s.
 	Batch    int           // items that a poll takes at most. Defaults to 100.
@@ -50,6 +55,7 @@ type NamespacesResult struct {
 	Served  *NamespaceSingles `json:"served"`  // by Dispatchers that wait
 	Retired *NamespaceSingles `json:"retired"` // by Dispatchers that begin for the item, as the last had ended
 	Polled  *NamespaceSingles `json:"polled"`  // by loops
+	Created *Latency          `json:"created"` // of namespaces' first items, which create them
 
 	Chain       *NamespaceRate `json:"chain"`
 	PolledChain *NamespaceRate `json:"polled_chain"`
@@ -64,10 +70,19 @@ type NamespacesResult struct {
 // NamespaceSingles is what became of items that came one at a time.
 type NamespaceSingles struct {
 	Latency           // to the handler
-	Again   int       `json:"again"`    // handlers beyond the first
-	Looks   int64     `json:"looks"`    // queries for work
-	ByClock int64     `json:"by_clock"` // those of them for which nothing was the reason but that time had passed
+	Again   int       `json:"again"` // handlers beyond the first
+	Looks   int64     `json:"looks"` // queries for work until all items were handled
 	Net     SafetyNet `json:"safety_net"`
+
+	// ByClock counts statements for which nothing was the reason but that time had passed, the periodic one of a node included, for as
+	// long as Took, most of which nobody had anything to do.
+	ByClock int64         `json:"by_clock"`
+	Took    time.Duration `json:"took"`
+}
+
+// ByClockPerSecond is their rate.
+func (r *NamespaceSingles) ByClockPerSecond() float64 {
+	return float64(r.ByClock) / max(r.Took.Seconds(), 1e-9)
 }
 
 // NamespaceRate is how many items one coordinator did.
@@ -84,6 +99,8 @@ func Namespaces(ctx context.Context, url string, o NamespacesOptions) (r *Namesp
 	orDefault(&o.Namespaces, 8)
 	orDefault(&o.Items, 500)
 	orDefault(&o.Gap, 20*time.Millisecond)
+	orDefault(&o.Created, 200)
+	orDefault(&o.Stretch, 2*time.Minute)
 	orDefault(&o.Interval, time.Second)
 	orDefault(&o.Batch, 100)
 	orDefault(&o.Tasks, 10)
@@ -94,7 +111,7 @@ func Namespaces(ctx context.Context, url string, o NamespacesOptions) (r *Namesp
 	defer func(ctx context.Context) { err = aboutIn(ctx, "namespaces", err) }(ctx)
 	r = &NamespacesResult{Namespaces: o.Namespaces, Interval: o.Interval, Batch: o.Batch, Tasks: o.Tasks, Steps: o.Steps}
 	for _, part := range []func(context.Context, string, *NamespacesResult) error{
-		o.coordinated, o.polled, o.restart, o.scale, o.many,
+		o.coordinated, o.created, o.polled, o.restart, o.scale, o.many,
 	} {
 		if err := part(ctx, url, r); err != nil {
 			return nil, err
@@ -206,12 +223,17 @@ func newCoordinators(source dispatch.Source, g dispatch.Group, handle itemHandle
 	return dispatch.NewCoordinators(source, &dispatch.CoordinatorsConfig{Namespaces: served, Groups: []dispatch.Group{g}})
 }
 
-// looks reads how many queries for work a node has made, and how many of them by the clock.
+// looks reads how many queries for work a node has made, and how many statements by the clock.
 func looks(n *node) func() (all, byClock int64) {
 	return func() (all, byClock int64) {
-		s := n.Stats().Worker
-		return s.Looks, s.Tokens["fallback"] + s.Tokens["scout"]
+		s := n.Stats()
+		return s.Worker.Looks, byTheClock(&s)
 	}
+}
+
+// byTheClock is what compares with the polls of a loop: the periodic statement, polls, and the queries to which these led.
+func byTheClock(s *pgwake.Stats) int64 {
+	return s.Fallbacks + s.Worker.Polls + s.Worker.Tokens["fallback"] + s.Worker.Tokens["scout"]
 }
 
 // register adds namespaces, so that they are there before their first item, and returns their names.
@@ -260,6 +282,7 @@ func (o *NamespacesOptions) singles(ctx context.Context, s stage, prefix string,
 	}
 	r = &NamespaceSingles{}
 	before, byClock := looks()
+	began := time.Now()
 	m := newMeter(o.Progress)
 	see := func(i int) {
 		r.add(l.line(i))
@@ -282,8 +305,13 @@ func (o *NamespacesOptions) singles(ctx context.Context, s stage, prefix string,
 		return nil, err
 	}
 	m.report(Progress{Done: o.Items, Total: o.Items, Figures: r.FromCommit.Summary()})
+	after, _ := looks()
+	if err := pause(ctx, o.Stretch-time.Since(began)); err != nil {
+		return nil, err
+	}
 	r.Net, err = safetyNet(ctx, n.Provider)
-	after, byClockAfter := looks()
+	_, byClockAfter := looks()
+	r.Took = time.Since(began)
 	r.Looks, r.ByClock, r.Again = after-before, byClockAfter-byClock, l.redelivered()
 	return r, err
 }
