@@ -13,8 +13,15 @@ import (
 
 // This file answers: is docs/sql.md what the functions say of themselves? `make docs` writes it anew.
 
-// sqlSections are the migrations with functions for everybody, and the headings of the page.
-var sqlSections = [][2]string{
+// sqlPage is a page of docs with what the functions of a directory of migrations say of themselves.
+type sqlPage struct {
+	path, migrations string
+	sections         [][2]string // files with functions for everybody, and the headings of the page
+}
+
+const sqlMarker = "<!-- Written by make docs from the comments of the functions: -->\n"
+
+var providerSQL = sqlPage{"docs/sql.md", "migrations", [][2]string{
 	{"00002_notify.sql", "Queues"},
 	{"00003_worker.sql", "Work items"},
 	{"00004_orchestrator.sql", "Messages, turns and history"},
@@ -22,19 +29,27 @@ var sqlSections = [][2]string{
 	{"00006_management.sql", "Instances"},
 	{"00007_dead_letters.sql", "Dead letters and the archive"},
 	{"00008_limits.sql", "Limits"},
-}
+}}
+
+var taskGraphSQL = sqlPage{"docs/sql-taskgraph.md", "taskgraph/migrations", [][2]string{
+	{"00004_tasks.sql", "Tasks and steps"},
+	{"00002_states.sql", "States"},
+	{"00003_readiness.sql", "Readiness, dependencies and order"},
+	{"00005_analytics.sql", "Health, analytics and what was when"},
+	{"00006_messages.sql", "Settings, messages and channels for others"},
+}}
 
 var (
 	sqlFunction = regexp.MustCompile(`(?s)CREATE FUNCTION (\w+)(\([^$]*?)\nLANGUAGE`)
 	sqlComment  = regexp.MustCompile(`COMMENT ON FUNCTION (\w+) IS '((?:[^']|'')*)';`)
 )
 
-// sqlReference returns the written part of docs/sql.md.
-func sqlReference(t *testing.T) string {
+// reference returns the written part of the page.
+func (p sqlPage) reference(t *testing.T) string {
 	t.Helper()
 	var page strings.Builder
-	for _, section := range sqlSections {
-		source, err := os.ReadFile(filepath.Join("migrations", section[0]))
+	for _, section := range p.sections {
+		source, err := os.ReadFile(filepath.Join(p.migrations, section[0]))
 		require.NoError(t, err)
 		comments := make(map[string]string)
 		for _, m := range sqlComment.FindAllStringSubmatch(string(source), -1) {
@@ -69,26 +84,43 @@ func wrapped(text string) string {
 	return page.String() + "\n"
 }
 
-func TestDocs_SQL_ListsEveryFunctionThatIsNotInternalAsItIs(t *testing.T) {
-	t.Parallel()
-	const path, marker = "docs/sql.md", "<!-- Written by make docs from the comments of the functions: -->\n"
-	page, err := os.ReadFile(path)
-	require.NoError(t, err)
-	intro, reference, found := strings.Cut(string(page), marker)
+// check fails unless the page is up to date, and writes it anew if it is to. It returns what was written by hand, and which functions the
+// page has.
+func (p sqlPage) check(t *testing.T) (intro string, listed []string) {
+	t.Helper()
+	intro, reference, found := strings.Cut(readFile(t, p.path), sqlMarker)
 	require.True(t, found)
-	want := sqlReference(t)
+	want := p.reference(t)
 	if os.Getenv("PGWAKE_WRITE_DOCS") != "" {
-		require.NoError(t, os.WriteFile(path, []byte(intro+marker+want), 0o644))
-		return
+		require.NoError(t, os.WriteFile(p.path, []byte(intro+sqlMarker+want), 0o644))
+	} else {
+		require.True(t, want == reference, p.path+" is out of date: make docs")
 	}
-	require.True(t, want == reference, "docs/sql.md is out of date: make docs")
-
-	var listed []string
-	for _, h := range heading.FindAllStringSubmatch(reference, -1) {
+	for _, h := range heading.FindAllStringSubmatch(want, -1) {
 		if strings.HasPrefix(h[0], "### ") {
 			listed = append(listed, h[1])
 		}
 	}
+	return intro, listed
+}
+
+func TestDocs_TaskGraphSQL_ListsEveryFunctionThatIsNotInternalAsItIs(t *testing.T) {
+	t.Parallel()
+	_, listed := taskGraphSQL.check(t)
+	var public []string
+	for _, section := range taskGraphSQL.sections {
+		for _, m := range sqlComment.FindAllStringSubmatch(readFile(t, filepath.Join(taskGraphSQL.migrations, section[0])), -1) {
+			if !strings.HasPrefix(m[2], "Internal: ") {
+				public = append(public, m[1])
+			}
+		}
+	}
+	require.ElementsMatch(t, public, listed)
+}
+
+func TestDocs_SQL_ListsEveryFunctionThatIsNotInternalAsItIs(t *testing.T) {
+	t.Parallel()
+	intro, listed := providerSQL.check(t)
 	n := newNode(t, nil)
 	require.ElementsMatch(t, query[string](t, n, `SELECT proname::text FROM pg_proc
 		WHERE pronamespace = current_schema()::regnamespace AND obj_description(oid, 'pg_proc') NOT LIKE 'Internal: %'`), listed)

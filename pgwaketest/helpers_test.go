@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
+	taskgraph "github.com/pgwake/pgwake/taskgraph/migrations"
 	"github.com/stretchr/testify/require"
 )
 
@@ -308,16 +309,11 @@ func TestAdvance_EveryInstantOnTheSchema_Moves(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	defer conn.Close(context.Background())
-	rows, err := conn.Query(t.Context(), `SELECT relname::text, attname::text FROM pg_attribute JOIN pg_class c ON c.oid = attrelid
-		WHERE relnamespace = $1::regnamespace AND relkind = 'r' AND atttypid = 'timestamptz'::regtype AND NOT attisdropped ORDER BY 1`, schema)
-	require.NoError(t, err)
-	type column struct{ Table, Name string }
-	columns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[column])
-	require.NoError(t, err)
+	columns := instants(t, conn, schema)
 	require.Greater(t, len(columns), 10)
 
 	_, err = conn.Exec(t.Context(), `SET search_path = `+schema+`; SET session_replication_role = replica; CREATE TABLE users (at timestamptz);
-		INSERT INTO users VALUES ('2000-01-02'); TRUNCATE namespaces;
+		INSERT INTO users VALUES ('2000-01-02'); TRUNCATE namespaces; CREATE TABLE tasks AS SELECT * FROM users;
 		INSERT INTO namespaces (name) VALUES ('default');
 		INSERT INTO worker_queue (name) VALUES ('x');
 		INSERT INTO dedup_keys (namespace, dedup_key, item_id, kept_until) VALUES ('default', 'k', 1, now());
@@ -333,6 +329,68 @@ func TestAdvance_EveryInstantOnTheSchema_Moves(t *testing.T) {
 		INSERT INTO dead_letters (queue, item_id, namespace, priority, attempt_count, enqueued_at, reason) VALUES ('worker', 1, 'default', 0, 1, now(), 'x');
 		INSERT INTO archive (item_id, namespace, priority, attempt_count, name, enqueued_at) VALUES (1, 'default', 0, 1, 'x', now())`)
 	require.NoError(t, err)
+	requireMove(t, p, conn, columns)
+	for _, users := range []string{"users", "tasks"} {
+		var at time.Time
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT at FROM `+users).Scan(&at))
+		require.Equal(t, "2000-01-02", at.Format(time.DateOnly), "a table of the user")
+	}
+}
+
+// An instant of a layer that Advance does not know fails here.
+func TestAdvance_TaskGraphIsThere_ItsInstantsMove(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	schema := pgx.Identifier{p.Schema()}.Sanitize()
+	conn, err := pgx.Connect(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	root := instants(t, conn, schema)
+	require.NoError(t, p.Migrate(t.Context(), taskgraph.Layer()))
+	// What was added up stays in the hours in which it was.
+	columns := slices.DeleteFunc(instants(t, conn, schema), func(c instant) bool { return slices.Contains(root, c) || c.Table == "run_rollups" })
+	require.Greater(t, len(columns), 10)
+	_, err = conn.Exec(t.Context(), `SET search_path = `+schema)
+	require.NoError(t, err)
+	const one, two = `'00000000-0000-0000-0000-000000000001'`, `'00000000-0000-0000-0000-000000000002'`
+	_, err = conn.Exec(t.Context(), `
+		INSERT INTO task_definitions (task_definition_id, namespace, name) VALUES (`+one+`, 'default', 'd');
+		INSERT INTO step_definitions (step_definition_id, task_definition_id, position, name, handler) VALUES (`+one+`, `+one+`, 1, 's', 'h');
+		INSERT INTO tasks (task_id, task_definition_id, namespace, correlation_id, priority_key) VALUES (`+one+`, `+one+`, 'default', `+one+`, 7);
+		INSERT INTO steps (step_id, task_id, step_definition_id, position, name) VALUES (`+one+`, `+one+`, `+one+`, 1, 's'), (`+two+`, `+one+`, `+one+`, 2, 't');
+		INSERT INTO step_dependencies (task_id, from_step_id, to_step_id) VALUES (`+one+`, `+one+`, `+two+`);
+		INSERT INTO task_transitions (task_id, sort_key, to_state) VALUES (`+one+`, 1, 'pending');
+		INSERT INTO step_transitions (step_id, task_id, sort_key, to_state) VALUES (`+one+`, `+one+`, 1, 'pending');
+		INSERT INTO task_dlq (dlq_entry_id, task_id, original_state, reason) VALUES (`+one+`, `+one+`, 'error', 'manual_dlq')`)
+	require.NoError(t, err)
+	requireMove(t, p, conn, columns)
+	var key float64
+	require.NoError(t, conn.QueryRow(t.Context(), `SELECT priority_key FROM tasks`).Scan(&key))
+	require.InDelta(t, 7+24*.1, key, 1e-9, "it has aged by a day")
+
+	_, err = conn.Exec(t.Context(), `TRUNCATE task_definitions, task_transitions, step_transitions CASCADE`)
+	require.NoError(t, err)
+	config, err := pgx.ParseConfig(pgwaketest.URL(t))
+	require.NoError(t, err)
+	require.NoError(t, taskgraph.Down(t.Context(), config, p.Schema()))
+	pgwaketest.Advance(t, p, time.Hour)
+}
+
+// instant is a column with instants.
+type instant struct{ Table, Name string }
+
+func instants(t *testing.T, conn *pgx.Conn, schema string) []instant {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), `SELECT relname::text, attname::text FROM pg_attribute JOIN pg_class c ON c.oid = attrelid
+		WHERE relnamespace = $1::regnamespace AND relkind = 'r' AND atttypid = 'timestamptz'::regtype AND NOT attisdropped ORDER BY 1`, schema)
+	require.NoError(t, err)
+	columns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[instant])
+	require.NoError(t, err)
+	return columns
+}
+
+// requireMove asserts that Advance moves these instants, of which its table has one at least.
+func requireMove(t *testing.T, p *pgwake.Provider, conn *pgx.Conn, columns []instant) {
+	t.Helper()
 	for _, c := range columns {
 		_, err := conn.Exec(t.Context(), fmt.Sprintf(`UPDATE %s SET %s = '2000-01-02'`, c.Table, c.Name))
 		require.NoError(t, err)
@@ -343,9 +401,6 @@ func TestAdvance_EveryInstantOnTheSchema_Moves(t *testing.T) {
 		require.NoError(t, conn.QueryRow(t.Context(), fmt.Sprintf(`SELECT %s FROM %s`, c.Name, c.Table)).Scan(&at), "%+v", c)
 		require.Equal(t, "2000-01-01", at.Format(time.DateOnly), "%+v", c)
 	}
-	var at time.Time
-	require.NoError(t, conn.QueryRow(t.Context(), `SELECT at FROM users`).Scan(&at))
-	require.Equal(t, "2000-01-02", at.Format(time.DateOnly), "a table of the user")
 }
 
 // Whoever works meanwhile loses nothing but leases, and no transaction is the victim of a deadlock.

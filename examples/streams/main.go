@@ -5,8 +5,8 @@
 //	go run ./examples/streams -stream amqp -amqp amqp://guest:guest@localhost/
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes whatever it made there.
-// For pgmq it makes a database of its own, with a stand-in where the server does not have pgmq. In a RabbitMQ its queues
-// remain, and are empty.
+// For pgmq it makes a database of its own, with a stand-in where the server does not have pgmq, and says which it is. The RabbitMQ is the
+// one at -amqp, or else at $PGWAKE_AMQP_URL: there is no other default. Its queues remain there, and are empty.
 package main
 
 import (
@@ -41,44 +41,63 @@ type config struct {
 func main() {
 	var c config
 	flag.StringVar(&c.stream, "stream", "pgwake", "the queue: pgwake, pgmq or amqp")
-	flag.StringVar(&c.amqpURL, "amqp", os.Getenv("PGWAKE_AMQP_URL"), "where the RabbitMQ is")
+	flag.StringVar(&c.amqpURL, "amqp", os.Getenv("PGWAKE_AMQP_URL"), "URL of the RabbitMQ for -stream amqp, such as "+amqpExample+"; defaults to $PGWAKE_AMQP_URL")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
-	if err := run(ctx, c); err != nil {
+	if err := run(ctx, c, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, c config) (err error) {
+const amqpExample = "amqp://guest:guest@localhost/"
+
+// check says what is wrong before anything is started.
+func (c config) check() error {
+	switch c.stream {
+	case "pgwake", "pgmq":
+		return nil
+	case "amqp":
+		if c.amqpURL == "" {
+			return fmt.Errorf("stream amqp needs the URL of a RabbitMQ: set the flag -amqp, or PGWAKE_AMQP_URL, such as to %s", amqpExample)
+		}
+		return nil
+	}
+	return fmt.Errorf("there is no stream %q: it is pgwake, pgmq or amqp", c.stream)
+}
+
+func run(ctx context.Context, c config, out io.Writer) (err error) {
+	if err := c.check(); err != nil {
+		return err
+	}
 	if c.stream != "amqp" {
 		server, err := devpg.Start(ctx, &devpg.Options{Fsync: true})
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
-		fmt.Printf("PostgreSQL %s: %s\n\n", server.Version, server.Source)
+		fmt.Fprintf(out, "PostgreSQL %s: %s\n\n", server.Version, server.Source)
 		c.databaseURL = server.URL
 	}
-	return demo(ctx, c, os.Stdout)
+	return demo(ctx, c, out)
 }
 
 // open returns the stream that the configuration names. This is all that differs.
-func open(ctx context.Context, c config) (stream dispatch.EventStream, end func() error, err error) {
+func open(ctx context.Context, c config, out io.Writer) (stream dispatch.EventStream, end func() error, err error) {
 	switch c.stream {
 	case "pgwake":
 		return openPgwake(ctx, c.databaseURL)
 	case "pgmq":
-		return openPgmq(ctx, c.databaseURL)
+		return openPgmq(ctx, c.databaseURL, out)
 	case "amqp":
 		s, err := amqp.New(c.amqpURL, &amqp.Config{Prefix: "pgwake.example."})
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, fmt.Errorf("use the URL of -amqp or PGWAKE_AMQP_URL: %w", err)
 		}
 		return s, func() error { s.Close(); return nil }, nil
 	}
-	return nil, nil, fmt.Errorf("there is no stream %q: it is pgwake, pgmq or amqp", c.stream)
+	return nil, nil, c.check()
 }
 
 func openPgwake(ctx context.Context, databaseURL string) (dispatch.EventStream, func() error, error) {
@@ -92,7 +111,7 @@ func openPgwake(ctx context.Context, databaseURL string) (dispatch.EventStream, 
 	}, nil
 }
 
-func openPgmq(ctx context.Context, databaseURL string) (_ dispatch.EventStream, end func() error, err error) {
+func openPgmq(ctx context.Context, databaseURL string, out io.Writer) (_ dispatch.EventStream, end func() error, err error) {
 	u, err := url.Parse(databaseURL)
 	if err != nil {
 		return nil, nil, err
@@ -121,7 +140,10 @@ func openPgmq(ctx context.Context, databaseURL string) (_ dispatch.EventStream, 
 		return nil, nil, err
 	}
 	ends = append(ends, func() error { pool.Close(); return nil })
-	if _, err := pool.Exec(ctx, "CREATE EXTENSION pgmq"); err != nil {
+	if _, err := pool.Exec(ctx, "CREATE EXTENSION pgmq"); err == nil {
+		fmt.Fprintln(out, "pgmq: the extension of this server")
+	} else {
+		fmt.Fprintf(out, "pgmq: a stand-in, since the extension cannot be created: %v\n", err)
 		if err := pgmqtest.Install(ctx, pool); err != nil {
 			return nil, nil, err
 		}
@@ -158,7 +180,7 @@ const invoices = 20 // of each
 
 // demo publishes invoices, and waits until all of them are sent; every tenth fails the first time.
 func demo(ctx context.Context, c config, out io.Writer) (err error) {
-	stream, end, err := open(ctx, c)
+	stream, end, err := open(ctx, c, out)
 	if err != nil {
 		return err
 	}

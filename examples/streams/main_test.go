@@ -25,6 +25,9 @@ func TestDemo_EachStream_SendsAllAndLeavesNothing(t *testing.T) {
 			require.NoError(t, demo(t.Context(), c, &out))
 			require.Contains(t, out.String(), stream+": 60 invoices of 3 tenants sent in ")
 			require.Contains(t, out.String(), ", 6 of them at the second attempt")
+			if stream == "pgmq" {
+				require.Regexp(t, `^pgmq: (the extension of this server|a stand-in, since the extension cannot be created: .+)\n`, out.String())
+			}
 			conn, err := pgx.Connect(t.Context(), pgwaketest.URL(t))
 			require.NoError(t, err)
 			defer conn.Close(t.Context())
@@ -36,6 +39,23 @@ func TestDemo_EachStream_SendsAllAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestDemo_UnknownStream_IsSaid(t *testing.T) {
-	require.ErrorContains(t, demo(t.Context(), config{stream: "kafka"}, nil), `"kafka"`)
+// A PostgreSQL that was started would be in the output.
+func TestRun_UnusableConfig_IsSaidBeforeAnythingStarts(t *testing.T) {
+	for name, c := range map[string]struct {
+		config
+		says []string
+	}{
+		"no such stream": {config{stream: "nope"}, []string{`"nope"`, "pgwake, pgmq or amqp"}},
+		"no URL":         {config{stream: "amqp"}, []string{"-amqp", "PGWAKE_AMQP_URL", amqpExample}},
+		"no URL of AMQP": {config{stream: "amqp", amqpURL: "localhost"}, []string{"-amqp", "PGWAKE_AMQP_URL", "scheme"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			err := run(t.Context(), c.config, &out)
+			for _, say := range c.says {
+				require.ErrorContains(t, err, say)
+			}
+			require.Empty(t, out.String())
+		})
+	}
 }

@@ -1,0 +1,245 @@
+package taskgraph
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: what can be done to a task, and to a step of it, by hand? All of it says false, and changes nothing, if the
+// task or step is not in a state in which it can be done, or does not exist.
+
+// Cancel cancels a task that has not ended, and with it its steps that have not, in one transaction. What handlers at work return later
+// is dropped; they learn of it by the end of their context. Tasks that are steps of it are cancelled after it.
+func (g *Graph) Cancel(ctx context.Context, task, reason string) (bool, error) {
+	return g.act(ctx, "cancel task", "cancel_task", task, reason)
+}
+
+// ResolveTask ends a task that has not ended as resolved by somebody. Its steps that have not ended are cancelled.
+func (g *Graph) ResolveTask(ctx context.Context, task, reason string) (bool, error) {
+	return g.act(ctx, "resolve task", "resolve_task_manually", task, reason)
+}
+
+// GiveUp ends a task that is blocked by failures as failed. Its steps that have not ended are cancelled.
+func (g *Graph) GiveUp(ctx context.Context, task, reason string) (bool, error) {
+	return g.act(ctx, "give up task", "give_up_task", task, reason)
+}
+
+// ResetStep has a step that has failed for good run again, as if for the first time, and its task go on.
+func (g *Graph) ResetStep(ctx context.Context, step, reason string) (bool, error) {
+	return g.act(ctx, "reset step", "reset_step_for_retry", step, reason)
+}
+
+// ResolveStep takes a step that has not ended, or has failed, for done, without a result: what waits for it goes on, but for
+// dependencies with a condition, which then does not hold.
+func (g *Graph) ResolveStep(ctx context.Context, step, reason string) (bool, error) {
+	return g.act(ctx, "resolve step", "resolve_step_manually", step, reason)
+}
+
+// CompleteStep completes a step that has not ended, or has failed, with a result, as if its handler had returned it: any value of
+// which package encoding/json makes JSON.
+func (g *Graph) CompleteStep(ctx context.Context, step string, result any, reason string) (bool, error) {
+	const op = "complete step"
+	text, err := jsonText(result)
+	if err != nil {
+		return false, invalid(op, "the result: %v", err)
+	}
+	if err := checkID(op, "step", step); err != nil {
+		return false, err
+	}
+	return value[bool](ctx, g, op, "complete_step_manually", step, text, reason)
+}
+
+// CancelStep cancels one step that has not ended, or has failed. Its task is then blocked, since what waits for the step never runs.
+func (g *Graph) CancelStep(ctx context.Context, step, reason string) (bool, error) {
+	return g.act(ctx, "cancel step", "cancel_step", step, reason)
+}
+
+// FailStep fails a step for good that has not ended.
+func (g *Graph) FailStep(ctx context.Context, step, cause string) (bool, error) {
+	return g.act(ctx, "fail step", "fail_step", step, cause)
+}
+
+func (g *Graph) act(ctx context.Context, op, function, id, reason string) (bool, error) {
+	if !isUUID(id) {
+		return false, invalid(op, "%q is no id", id[:min(len(id), 64)])
+	}
+	return value[bool](ctx, g, op, function, id, reason)
+}
+
+// SetStepBackoff has the next attempt at a step wait so long from now on, in whole seconds, rounded up.
+func (g *Graph) SetStepBackoff(ctx context.Context, step string, backoff time.Duration) (bool, error) {
+	const op = "set backoff of step"
+	if err := checkID(op, "step", step); err != nil {
+		return false, err
+	}
+	if backoff < 0 || backoff > 100*365*24*time.Hour {
+		return false, invalid(op, "a backoff of %v is not between 0 and 100 years", backoff)
+	}
+	return value[bool](ctx, g, op, "set_step_backoff_atomic", step, seconds(backoff))
+}
+
+func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+
+// TransitionTask takes a task from one state to another, if it is in the first: of several callers one succeeds. False also if the
+// task is in an active state that another processor brought it into, whose lease holds. pgwake.ErrInvalid if there is no such
+// transition. processor is a UUID, or "" for nobody.
+func (g *Graph) TransitionTask(ctx context.Context, task string, from, to TaskState, processor string) (bool, error) {
+	const op = "transition task"
+	if err := checkID(op, "task", task); err != nil {
+		return false, err
+	}
+	return value[bool](ctx, g, op, "transition_task_state_atomic", task, string(from), string(to), optional(processor))
+}
+
+// TransitionStep takes a step from one state to another, if it is in the first, and has its task evaluated. pgwake.ErrInvalid if there is
+// no such transition.
+func (g *Graph) TransitionStep(ctx context.Context, step string, from, to StepState, processor string) (bool, error) {
+	const op = "transition step"
+	if err := checkID(op, "step", step); err != nil {
+		return false, err
+	}
+	return value[bool](ctx, g, op, "transition_step_state_atomic", step, string(from), string(to), optional(processor))
+}
+
+// CurrentTaskState returns the state of a task; pgwake.ErrNotFound if there is none.
+func (g *Graph) CurrentTaskState(ctx context.Context, task string) (TaskState, error) {
+	const op = "get state of task"
+	if err := checkID(op, "task", task); err != nil {
+		return "", err
+	}
+	state, err := value[*string](ctx, g, op, "get_current_task_state", task)
+	if err == nil && state == nil {
+		err = failed(op, fmt.Errorf("%w: task %s", pgwake.ErrNotFound, task))
+	}
+	if err != nil {
+		return "", err
+	}
+	return TaskState(*state), nil
+}
+
+// FinalizeAction is what Finalize did.
+type FinalizeAction string
+
+const (
+	FinalizeCompleted  FinalizeAction = "Completed"  // the task is complete
+	FinalizeFailed     FinalizeAction = "Failed"     // it is blocked by failures, or, at the second call, in error
+	FinalizeReenqueued FinalizeAction = "Reenqueued" // steps were ready, and are enqueued
+	FinalizePending    FinalizeAction = "Pending"    // it waits
+	FinalizeNoAction   FinalizeAction = "NoAction"   // steps are at work
+)
+
+// Finalize does what is to be done about a task, without waiting for its turn. Of one that has ended it says the same each time.
+// pgwake.ErrNotFound if there is none.
+func (g *Graph) Finalize(ctx context.Context, task string) (FinalizeAction, TaskState, error) {
+	const op = "finalize task"
+	if err := checkID(op, "task", task); err != nil {
+		return "", "", err
+	}
+	done, err := row[struct {
+		Action    FinalizeAction `db:"action"`
+		TaskState TaskState      `db:"task_state"`
+	}](ctx, g, op, "finalize_task_completion", task)
+	return done.Action, done.TaskState, err
+}
+
+// AddedStep is a step that a task gets while it runs.
+type AddedStep struct {
+	Name     string // required; no other step of the task has it
+	Template string // the step of the definition that it is like; required
+
+	// Inputs and MaxAttempts are instead of those of the template. Default to those.
+	Inputs      any
+	MaxAttempts int
+
+	// After are the steps that it waits for, of the task or added with it. Before are those that are to wait for it; they must not have
+	// begun. Default to none: it is ready at once, and the task is complete when it is.
+	After, Before []string
+}
+
+// AddSteps adds steps to a task that has not ended, all or none, and returns their ids. A handler returns a Decision instead, which adds
+// them together with its result. Errors: pgwake.ErrNotFound for a task, template or step that does not exist, pgwake.ErrInvalid if
+// the task has ended, if a step that is to wait has begun, for a name that is taken, and for a cycle.
+func (g *Graph) AddSteps(ctx context.Context, task string, steps ...AddedStep) ([]string, error) {
+	const op = "add steps"
+	if err := checkID(op, "task", task); err != nil {
+		return nil, err
+	}
+	args, err := addedArguments(steps)
+	if err != nil {
+		return nil, invalid(op, "%v", err)
+	}
+	return values[string](ctx, g, op, "add_steps", append([]any{task}, args...)...)
+}
+
+func addedArguments(steps []AddedStep) ([]any, error) {
+	names, templates, inputs, attempts := make([]string, len(steps)), make([]string, len(steps)), make([]*string, len(steps)), make([]*int32, len(steps))
+	var parents, children []string
+	for i, s := range steps {
+		if problem := checkText(s.Name, 1); problem != "" {
+			return nil, fmt.Errorf("the name of step %d %s", i, problem)
+		}
+		if s.MaxAttempts < 0 || s.MaxAttempts > 1<<30 {
+			return nil, fmt.Errorf("step %s: %d attempts at the most", s.Name, s.MaxAttempts)
+		}
+		text, err := jsonText(s.Inputs)
+		if err != nil {
+			return nil, fmt.Errorf("the inputs of step %s: %w", s.Name, err)
+		}
+		names[i], templates[i], inputs[i] = s.Name, s.Template, text
+		if s.MaxAttempts > 0 {
+			n := int32(s.MaxAttempts)
+			attempts[i] = &n
+		}
+		for _, parent := range s.After {
+			parents, children = append(parents, parent), append(children, s.Name)
+		}
+		for _, child := range s.Before {
+			parents, children = append(parents, s.Name), append(children, child)
+		}
+	}
+	return []any{names, templates, inputs, attempts, parents, children}, nil
+}
+
+// Purge removes tasks that ended before an instant of the server's clock, with all that belongs to them, those first that ended
+// first, at most limit of them (1000 for 0), and returns how many that were: call it until it returns 0.
+func (g *Graph) Purge(ctx context.Context, before time.Time, limit int) (int, error) {
+	const op = "purge tasks"
+	if limit < 0 {
+		return 0, invalid(op, "a limit of %d", limit)
+	}
+	if limit == 0 {
+		limit = 1000
+	}
+	n, err := value[int32](ctx, g, op, "purge_tasks", before, limit)
+	return int(n), err
+}
+
+// Recover has tasks evaluated that could go on and of which no queue knows, and returns how many that were. It is of no use unless the
+// tables were changed by hand.
+func (g *Graph) Recover(ctx context.Context, olderThan time.Duration, limit int) (int, error) {
+	n, err := value[int32](ctx, g, "recover tasks", "recover_tasks", olderThan, limit)
+	return int(n), err
+}
+
+// raw is a value that is JSON already.
+func raw(text *string) json.RawMessage {
+	if text == nil {
+		return nil
+	}
+	return json.RawMessage(*text)
+}
+
+// Upkept is what Upkeep did.
+type Upkept struct {
+	Recovered int `db:"recovered"` // tasks, see Recover
+	Failed    int `db:"failed"`    // tasks that were stale
+}
+
+// Upkeep does what some node has to now and then, unless another is at it. An Engine does it by itself while it runs.
+func (e *Engine) Upkeep(ctx context.Context) (Upkept, error) {
+	return row[Upkept](ctx, e.Graph, "upkeep", "upkeep_tasks", e.cfg.FailStale)
+}

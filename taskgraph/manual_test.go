@@ -1,0 +1,355 @@
+package taskgraph_test
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: what comes of what people do to tasks and steps by hand?
+
+// blocked returns a Graph that runs, with a task of which step a has failed for good and b waits for it.
+func blocked(t *testing.T, attempts int32) (*graph, string) {
+	g := newGraph(t, nil)
+	h, _ := failing(attempts, taskgraph.Permanent(errBroken))
+	g.Handle("h", h)
+	g.Handle("next", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		all, err := s.Results(ctx)
+		return all, err
+	})
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "blocked", "1").Step("a", "h").Step("b", "next", taskgraph.After("a")))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	return g, task
+}
+
+func did(t *testing.T) func(bool, error) {
+	return func(done bool, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		require.True(t, done)
+	}
+}
+
+func didNot(t *testing.T) func(bool, error) {
+	return func(done bool, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		require.False(t, done)
+	}
+}
+
+func TestT20_ResetForRetry_RunsAgainAsIfForTheFirstTime(t *testing.T) {
+	t.Parallel()
+	g, task := blocked(t, 1)
+	did(t)(g.ResetStep(t.Context(), g.step(task, "a").ID, "the server is back"))
+	g.complete(task)
+	a := g.step(task, "a")
+	require.Equal(t, 1, a.Attempts)
+	require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_as_error_for_orchestration", "error", "pending", "enqueued", "in_progress",
+		"enqueued_for_orchestration", "complete"}, g.stepStates(task, "a"))
+	states := g.states(task)
+	at := indexOf(states, "blocked_by_failures")
+	require.Equal(t, []string{"blocked_by_failures", "evaluating_results", "enqueuing_steps", "steps_in_process"}, states[at:at+4])
+}
+
+func indexOf(all []string, wanted string) int {
+	for i, s := range all {
+		if s == wanted {
+			return i
+		}
+	}
+	return -1
+}
+
+func TestT21_ResolveManually_TheChildRunsAndTheStepHasNoResult(t *testing.T) {
+	t.Parallel()
+	g, task := blocked(t, 1000)
+	did(t)(g.ResolveStep(t.Context(), g.step(task, "a").ID, ""))
+	done := g.complete(task)
+	require.Equal(t, 2, done.CompletedSteps)
+	require.Empty(t, g.step(task, "a").Results)
+	require.JSONEq(t, `{}`, string(g.step(task, "b").Results))
+	c, err := g.ExecutionContext(t.Context(), task)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, c.Completed)
+}
+
+func TestT22_CompleteManually_TheChildSeesTheResult(t *testing.T) {
+	t.Parallel()
+	g, task := blocked(t, 1000)
+	did(t)(g.CompleteStep(t.Context(), g.step(task, "a").ID, map[string]int{"x": 1}, "by hand"))
+	g.complete(task)
+	require.JSONEq(t, `{"a": {"x": 1}}`, string(g.step(task, "b").Results))
+}
+
+func TestT23_StepThatHasEnded_IsLeftAsItIs(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, _ := failing(0, nil)
+	bad, _ := failing(1000, taskgraph.Permanent(errBroken))
+	g.Handle("ok", ok)
+	g.Handle("bad", bad)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "ended", "1").Step("done", "ok").Step("cancelled", "ok", taskgraph.After("bad")).Step("bad", "bad"))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	did(t)(g.CancelStep(t.Context(), g.step(task, "cancelled").ID, ""))
+	for _, name := range []string{"done", "cancelled"} {
+		before, id := g.stepStates(task, name), g.step(task, name).ID
+		didNot(t)(g.ResolveStep(t.Context(), id, ""))
+		didNot(t)(g.CompleteStep(t.Context(), id, nil, ""))
+		didNot(t)(g.CancelStep(t.Context(), id, ""))
+		didNot(t)(g.FailStep(t.Context(), id, ""))
+		didNot(t)(g.ResetStep(t.Context(), id, ""))
+		require.Equal(t, before, g.stepStates(task, name))
+	}
+}
+
+func TestT24_Cancel_WhatIsDoneStaysAndTheRestIsCancelled(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, _ := failing(0, nil)
+	g.Handle("ok", ok)
+	began, left := make(chan struct{}), make(chan error, 1)
+	g.Handle("slow", func(ctx context.Context, _ *taskgraph.Step) (any, error) {
+		close(began)
+		<-ctx.Done() // since its lease is lost
+		left <- context.Cause(ctx)
+		return "too late", nil
+	})
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "cancel", "1").Step("done", "ok").Step("flying", "slow", taskgraph.After("done")).
+		Step("pending", "ok", taskgraph.After("flying")).Step("enqueued", "nobody has this handler", taskgraph.After("done")))
+	<-began
+	did(t)(g.Cancel(t.Context(), task, "the customer left"))
+	require.Equal(t, taskgraph.StepComplete, g.step(task, "done").State)
+	for _, name := range []string{"flying", "pending", "enqueued"} {
+		require.Equal(t, taskgraph.StepCancelled, g.step(task, name).State, name)
+	}
+	ended, err := g.Wait(g.within(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskCancelled, ended.State)
+	require.ErrorIs(t, <-left, pgwake.ErrLockLost)
+	require.NoError(t, g.stop())
+	require.Equal(t, taskgraph.StepCancelled, g.step(task, "flying").State)
+	require.Empty(t, g.query(`SELECT name FROM worker_queue`))
+	require.Equal(t, "the customer left", g.one(`SELECT metadata ->> 'reason' FROM task_transitions WHERE task_id = $1 AND to_state = 'cancelled'`, task))
+}
+
+func TestT25_TaskThatHasEnded_AnythingMoreIsRefusedAndFinalizeSaysTheSame(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, _ := failing(0, nil)
+	g.Handle("ok", ok)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "ended", "1").Step("a", "ok"))
+	g.complete(task)
+	before := g.states(task)
+	didNot(t)(g.Cancel(t.Context(), task, ""))
+	didNot(t)(g.GiveUp(t.Context(), task, ""))
+	didNot(t)(g.ResolveTask(t.Context(), task, ""))
+	for range 2 {
+		action, state, err := g.Finalize(t.Context(), task)
+		require.NoError(t, err)
+		require.Equal(t, taskgraph.FinalizeCompleted, action)
+		require.Equal(t, taskgraph.TaskComplete, state)
+	}
+	_, err := g.AddSteps(t.Context(), task, taskgraph.AddedStep{Name: "more", Template: "a"})
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	require.Equal(t, before, g.states(task))
+}
+
+func TestT26_OneStepIsCancelled_TheTaskIsBlockedAndDoesNotWaitForEver(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, _ := failing(0, nil)
+	g.Handle("ok", ok)
+	task := g.submit(taskgraph.Define("shop", "cancel", "1").Step("a", "ok").Step("b", "ok", taskgraph.After("a")))
+	did(t)(g.CancelStep(t.Context(), g.step(task, "a").ID, ""))
+	g.run()
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	c, err := g.ExecutionContext(t.Context(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.BlockedByFailures, c.ExecutionStatus)
+	did(t)(g.GiveUp(t.Context(), task, ""))
+	ended, err := g.Wait(g.within(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskError, ended.State)
+}
+
+func TestFinalize_Blocked_TheSecondCallGivesUp(t *testing.T) {
+	t.Parallel()
+	g, task := blocked(t, 1000)
+	action, state, err := g.Finalize(t.Context(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.FinalizeFailed, action)
+	require.Equal(t, taskgraph.TaskError, state)
+	_, err = g.Wait(g.within(), task)
+	require.NoError(t, err)
+	_, _, err = g.Finalize(t.Context(), "00000000-0000-4000-8000-000000000000")
+	require.ErrorIs(t, err, pgwake.ErrNotFound)
+}
+
+func TestDecision_AddsStepsWithItsResult(t *testing.T) {
+	t.Parallel()
+	g, r := newGraph(t, nil), recorder{}
+	g.Handle("h", r.handle)
+	g.Handle("decide", func(context.Context, *taskgraph.Step) (any, error) {
+		return taskgraph.Decision{Result: "two", Steps: []taskgraph.AddedStep{
+			{Name: "mail-1", Template: "mail", Inputs: map[string]int{"n": 1}, After: []string{"decide"}, Before: []string{"last"}},
+			{Name: "mail-2", Template: "mail", After: []string{"mail-1"}, Before: []string{"last"}},
+		}}, nil
+	})
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "decide", "1").Step("decide", "decide").Step("last", "h", taskgraph.After("decide")).Template("mail", "h"))
+	done := g.complete(task)
+	require.Equal(t, []string{"mail-1", "mail-2", "last"}, r.names())
+	require.Equal(t, 4, done.TotalSteps)
+	require.JSONEq(t, `"two"`, string(g.step(task, "decide").Results))
+	require.JSONEq(t, `{"n": 1}`, string(g.step(task, "mail-1").Inputs))
+}
+
+func TestDecision_CannotBe_TheStepFailsForGoodAndNothingIsAdded(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.Handle("decide", func(context.Context, *taskgraph.Step) (any, error) {
+		return taskgraph.Decision{Steps: []taskgraph.AddedStep{{Name: "more", Template: "nobody knows this"}}}, nil
+	})
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "decide", "1").Step("decide", "decide"))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.Contains(t, g.step(task, "decide").Err(), "nobody knows this")
+	steps, err := g.Steps(t.Context(), task)
+	require.NoError(t, err)
+	require.Len(t, steps, 1)
+}
+
+func TestT9_EdgesAtRunTime_TwoCallersThatOnlyTogetherMakeACycle_OneIsRefused(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	task := g.submit(taskgraph.Define("shop", "cycle", "1").Step("root", "h").Step("a", "h", taskgraph.After("root")).Step("b", "h", taskgraph.After("root")).Template("x", "h"))
+	var wait sync.WaitGroup
+	errs := make([]error, 2)
+	for i, s := range []taskgraph.AddedStep{{Name: "x1", Template: "x", After: []string{"a"}, Before: []string{"b"}}, {Name: "x2", Template: "x", After: []string{"b"}, Before: []string{"a"}}} {
+		wait.Go(func() { _, errs[i] = g.AddSteps(g.within(), task, s) })
+	}
+	wait.Wait()
+	require.True(t, (errs[0] == nil) != (errs[1] == nil), "%v", errs)
+	for _, err := range errs {
+		if err != nil {
+			require.ErrorIs(t, err, pgwake.ErrInvalid)
+			require.ErrorContains(t, err, "cycle")
+		}
+	}
+	steps, err := g.Steps(t.Context(), task)
+	require.NoError(t, err)
+	require.Len(t, steps, 4)
+}
+
+func TestSubTask_ItsResultsAreThoseOfTheStep(t *testing.T) {
+	t.Parallel()
+	g, r := newGraph(t, nil), recorder{}
+	g.Handle("h", r.handle)
+	g.Handle("last", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		var child map[string]json.RawMessage
+		err := s.Result(ctx, "child", &child)
+		return len(child), err
+	})
+	g.run()
+	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h").Step("y", "h", taskgraph.After("x")))
+	task := g.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1").Step("last", "last", taskgraph.After("child")))
+	g.complete(task)
+	require.JSONEq(t, `2`, string(g.step(task, "last").Results))
+	children, err := g.ListTasks(t.Context(), &taskgraph.TaskFilter{ParentTask: task})
+	require.NoError(t, err)
+	require.Len(t, children, 1)
+	require.Equal(t, task, *children[0].ParentTask)
+}
+
+func TestSubTask_TheParentIsCancelled_SoIsTheChild(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	began := make(chan struct{})
+	g.Handle("slow", func(ctx context.Context, _ *taskgraph.Step) (any, error) {
+		close(began)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	g.run()
+	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "slow"))
+	task := g.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1"))
+	<-began
+	did(t)(g.Cancel(t.Context(), task, ""))
+	children, err := g.ListTasks(t.Context(), &taskgraph.TaskFilter{ParentTask: task})
+	require.NoError(t, err)
+	ended, err := g.Wait(g.within(), children[0].ID)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskCancelled, ended.State)
+}
+
+func TestSubTask_NobodyHasRegisteredIt_TheStepFailsForGood(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "unknown", "1"))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.Contains(t, g.step(task, "child").Err(), "no definition")
+}
+
+func TestPause_NothingBeginsUntilResume(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, calls := failing(0, nil)
+	g.Handle("ok", ok)
+	require.NoError(t, g.Pause(t.Context(), "shop"))
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "paused", "1").Step("a", "ok"))
+	other := g.submit(taskgraph.Define("bakery", "open", "1").Step("a", "ok"))
+	g.complete(other)
+	require.EqualValues(t, 1, calls.Load())
+	require.Equal(t, []string{"pending"}, g.states(task))
+	require.NoError(t, g.Resume(t.Context(), "shop"))
+	g.complete(task)
+}
+
+func TestSubmit_Delay_NothingBeginsBeforeWhateverHappensToItsSteps(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, calls := failing(0, nil)
+	g.Handle("ok", ok)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "later", "1").Step("a", "ok").Step("b", "ok"), func(s *taskgraph.Submission) { s.Delay = 300 * time.Millisecond })
+	did(t)(g.ResolveStep(t.Context(), g.step(task, "a").ID, ""))
+	done := g.complete(task)
+	require.EqualValues(t, 1, calls.Load())
+	require.False(t, g.step(task, "b").LastAttemptAt.Before(done.StartAt))
+}
+
+func TestPurge_RemovesWhatHasEndedAndNothingElse(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, _ := failing(0, nil)
+	g.Handle("ok", ok)
+	g.run()
+	gone := g.submit(taskgraph.Define("shop", "gone", "1").Step("a", "ok").Step("b", "ok", taskgraph.After("a")))
+	g.complete(gone)
+	stays := g.submit(taskgraph.Define("shop", "stays", "1").Step("a", "nobody has this handler"))
+	g.until(stays, taskgraph.TaskStepsInProcess)
+	n, err := g.Purge(t.Context(), time.Now().Add(time.Hour), 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	_, err = g.Task(t.Context(), gone)
+	require.ErrorIs(t, err, pgwake.ErrNotFound)
+	for _, table := range []string{"steps", "task_transitions", "step_transitions"} {
+		require.Equal(t, "0", g.one(`SELECT count(*)::text FROM `+table+` WHERE task_id <> $1`, stays), table)
+	}
+	require.Equal(t, []string{stays}, g.query(`SELECT instance_id FROM instances`))
+	_, err = g.Task(t.Context(), stays)
+	require.NoError(t, err)
+}

@@ -1,0 +1,378 @@
+package taskgraph_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: what is lost, or done twice, when processes are slow, stop or die?
+
+func TestT27_ManyCompareAndSwap_OneSucceedsAndSortKeysHaveNoGaps(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	const rounds, callers = 200, 8
+	d := taskgraph.Define("shop", "swap", "1").Step("a", "h")
+	g.register(d)
+	all := make([]taskgraph.Submission, rounds)
+	for i := range all {
+		all[i] = taskgraph.Submission{Namespace: "shop", Name: "swap", Version: "1"}
+	}
+	tasks, err := g.SubmitMany(g.within(), all)
+	require.NoError(t, err)
+	for _, task := range tasks {
+		var won atomic.Int32
+		var wait sync.WaitGroup
+		for range callers {
+			wait.Go(func() {
+				done, err := g.TransitionTask(g.within(), task.ID, taskgraph.TaskPending, taskgraph.TaskInitializing, "")
+				if err != nil {
+					t.Error(err)
+				}
+				if done {
+					won.Add(1)
+				}
+			})
+		}
+		wait.Wait()
+		require.EqualValues(t, 1, won.Load())
+	}
+	require.Equal(t, "0", g.one(`SELECT count(*)::text FROM (SELECT task_id, count(*) AS n, max(sort_key) AS last FROM task_transitions GROUP BY task_id) x
+		JOIN tasks t USING (task_id) WHERE x.n <> x.last OR x.last <> t.sort_key OR x.n <> 2`))
+	transitions, err := g.TaskTransitions(t.Context(), tasks[0].ID)
+	require.NoError(t, err)
+	require.Len(t, transitions, 2)
+	require.False(t, transitions[0].MostRecent)
+	require.True(t, transitions[1].MostRecent)
+}
+
+// turn claims the turn of the only task that has one, as another processor would.
+func (g *graph) turn(lease time.Duration) *pgwake.OrchestrationItem {
+	g.t.Helper()
+	turn, err := g.p.FetchOrchestrationItem(g.within(), &pgwake.FetchOptions{Queues: []string{"taskgraph"}, LockTimeout: lease, WithoutHistory: true})
+	require.NoError(g.t, err)
+	return turn
+}
+
+// force brings a task into a state, as if a processor of another version, which commits in between, had.
+func (g *graph) force(task string, owner string, path ...taskgraph.TaskState) {
+	g.t.Helper()
+	for i := range path[1:] {
+		done, err := g.TransitionTask(g.within(), task, path[i], path[i+1], owner)
+		require.NoError(g.t, err)
+		require.True(g.t, done, "%s to %s", path[i], path[i+1])
+	}
+}
+
+func TestT30_OwnerWithALiveLease_OthersAreRefused(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	task := g.submit(taskgraph.Define("shop", "owned", "1").Step("a", "h"))
+	turn := g.turn(time.Minute)
+	require.Equal(t, task, turn.Instance)
+	const a, b = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
+	g.force(task, a, taskgraph.TaskPending, taskgraph.TaskInitializing)
+	before := g.states(task)
+	didNot(t)(g.TransitionTask(t.Context(), task, taskgraph.TaskInitializing, taskgraph.TaskWaitingForDependencies, b))
+	didNot(t)(g.TransitionTask(t.Context(), task, taskgraph.TaskInitializing, taskgraph.TaskWaitingForDependencies, ""))
+	require.Equal(t, before, g.states(task))
+	did(t)(g.TransitionTask(t.Context(), task, taskgraph.TaskInitializing, taskgraph.TaskWaitingForDependencies, a))
+}
+
+func TestT31_OwnerIsKilledInAnActiveState_AnotherResumesAndStepsAreEnqueuedOnce(t *testing.T) {
+	t.Parallel()
+	const owner = "00000000-0000-4000-8000-00000000000a"
+	for state, path := range map[taskgraph.TaskState][]taskgraph.TaskState{
+		taskgraph.TaskInitializing:      {taskgraph.TaskPending, taskgraph.TaskInitializing},
+		taskgraph.TaskEnqueuingSteps:    {taskgraph.TaskPending, taskgraph.TaskInitializing, taskgraph.TaskEnqueuingSteps},
+		taskgraph.TaskStepsInProcess:    {taskgraph.TaskPending, taskgraph.TaskInitializing, taskgraph.TaskEnqueuingSteps, taskgraph.TaskStepsInProcess},
+		taskgraph.TaskEvaluatingResults: {taskgraph.TaskPending, taskgraph.TaskInitializing, taskgraph.TaskEnqueuingSteps, taskgraph.TaskStepsInProcess, taskgraph.TaskEvaluatingResults},
+	} {
+		t.Run(string(state), func(t *testing.T) {
+			t.Parallel()
+			g := newGraph(t, nil)
+			ok, calls := failing(0, nil)
+			g.Handle("h", ok)
+			task := g.submit(taskgraph.Define("shop", "killed", "1").Step("a", "h").Step("b", "h", taskgraph.After("a")))
+			g.turn(200 * time.Millisecond) // nobody ends it
+			g.force(task, owner, path...)
+			g.run()
+			g.complete(task)
+			require.EqualValues(t, 2, calls.Load())
+			require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"}, g.stepStates(task, "a"))
+		})
+	}
+}
+
+func TestT32_OwnerWasOnlySlow_WhatItSaysLateIsRefused(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, calls := failing(0, nil)
+	g.Handle("h", ok)
+	task := g.submit(taskgraph.Define("shop", "slow", "1").Step("a", "h"))
+	turn := g.turn(50 * time.Millisecond)
+	g.run()
+	g.complete(task)
+	before := g.states(task)
+	instance, token, err := turn.LockToken.Turn()
+	require.NoError(t, err)
+	_, err = g.p.Pool().Exec(t.Context(), `SELECT `+pgx.Identifier{g.p.Schema()}.Sanitize()+`.evaluate_task($1, $2, NULL)`, instance, token)
+	require.ErrorIs(t, pgwake.WrapError("evaluate", err), pgwake.ErrLockLost)
+	require.Equal(t, before, g.states(task))
+	require.EqualValues(t, 1, calls.Load())
+}
+
+func TestT33_EnqueueAndWorkItem_AreOneTransaction(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, calls := failing(0, nil)
+	g.Handle("h", ok)
+	task := g.submit(taskgraph.Define("shop", "atomic", "1").Step("a", "h"))
+	turn := g.turn(time.Minute)
+	instance, token, err := turn.LockToken.Turn()
+	require.NoError(t, err)
+	rolledBack := errors.New("the process dies here")
+	err = pgx.BeginFunc(t.Context(), g.p.Pool(), func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `SELECT `+pgx.Identifier{g.p.Schema()}.Sanitize()+`.evaluate_task($1, $2, NULL)`, instance, token); err != nil {
+			return err
+		}
+		return rolledBack
+	})
+	require.ErrorIs(t, err, rolledBack)
+	require.Equal(t, taskgraph.StepPending, g.step(task, "a").State)
+	require.Empty(t, g.query(`SELECT name FROM worker_queue`))
+	require.NoError(t, g.p.AbandonOrchestrationItem(t.Context(), turn.LockToken, nil)) // as the end of its lease would
+	g.run()
+	g.complete(task)
+	require.EqualValues(t, 1, calls.Load())
+}
+
+func TestT34_WorkerDiesAtAStep_TheAttemptCountsAndItsLateResultIsRefused(t *testing.T) {
+	t.Parallel()
+	for attempts, want := range map[int]taskgraph.TaskState{1: taskgraph.TaskBlockedByFailures, 2: taskgraph.TaskComplete} {
+		t.Run(fmt.Sprint(attempts), func(t *testing.T) {
+			t.Parallel()
+			g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+			ok, calls := failing(0, nil)
+			g.Handle("h", ok)
+			// A process of others evaluates and begins the step, and dies.
+			task := g.submit(taskgraph.Define("shop", "dies", "1").Step("a", "h", taskgraph.MaxAttempts(attempts)))
+			in := pgx.Identifier{g.p.Schema()}.Sanitize() + "."
+			instance, token, err := g.turn(time.Minute).LockToken.Turn()
+			require.NoError(t, err)
+			_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`evaluate_task($1, $2, NULL)`, instance, token)
+			require.NoError(t, err)
+			item, err := g.p.FetchWorkItem(g.within(), &pgwake.FetchOptions{Tags: pgwake.Tags("taskgraph"), LockTimeout: time.Minute})
+			require.NoError(t, err)
+			id, claim, err := item.LockToken.WorkItem()
+			require.NoError(t, err)
+			step := g.step(task, "a").ID
+			_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`start_step($1, $2, $3, NULL)`, step, id, claim)
+			require.NoError(t, err)
+			require.Equal(t, taskgraph.StepInProgress, g.step(task, "a").State)
+
+			pgwaketest.Advance(t, g.p, time.Minute)
+			g.run()
+			g.until(task, want)
+			require.EqualValues(t, attempts-1, calls.Load())
+			require.Equal(t, attempts, g.step(task, "a").Attempts)
+			require.Equal(t, "1", g.one(`SELECT count(*)::text FROM step_transitions WHERE metadata ->> 'event' = 'WorkerLost'`))
+			before := g.stepStates(task, "a")
+			_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`finish_step($1, $2, $3, NULL, true, '1')`, step, id, claim)
+			require.ErrorIs(t, pgwake.WrapError("finish", err), pgwake.ErrLockLost)
+			require.Equal(t, before, g.stepStates(task, "a"))
+		})
+	}
+}
+
+func TestT35_SameResultTwice_OneTransition(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	task := g.submit(taskgraph.Define("shop", "twice", "1").Step("a", "h").Step("b", "h"))
+	in := pgx.Identifier{g.p.Schema()}.Sanitize() + "."
+	evaluate := func() {
+		instance, token, err := g.turn(time.Minute).LockToken.Turn()
+		require.NoError(t, err)
+		_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`evaluate_task($1, $2, NULL)`, instance, token)
+		require.NoError(t, err)
+	}
+	evaluate()
+	type claim struct {
+		id          int64
+		token, step string
+	}
+	var claims []claim
+	for range 2 {
+		item, err := g.p.FetchWorkItem(g.within(), &pgwake.FetchOptions{Tags: pgwake.Tags("taskgraph")})
+		require.NoError(t, err)
+		id, token, err := item.LockToken.WorkItem()
+		require.NoError(t, err)
+		step := g.one(`SELECT step_id::text FROM steps WHERE work_item_id = $1`, id)
+		_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`start_step($1, $2, $3, NULL)`, step, id, token)
+		require.NoError(t, err)
+		claims = append(claims, claim{id, token, step})
+	}
+	slices.Reverse(claims) // out of order
+	for _, c := range claims {
+		_, err := g.p.Pool().Exec(t.Context(), `SELECT `+in+`finish_step($1, $2, $3, NULL, true, '1')`, c.step, c.id, c.token)
+		require.NoError(t, err)
+		_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`finish_step($1, $2, $3, NULL, true, '2')`, c.step, c.id, c.token)
+		require.ErrorIs(t, pgwake.WrapError("finish", err), pgwake.ErrLockLost)
+	}
+	evaluate()
+	state, err := g.CurrentTaskState(t.Context(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskComplete, state)
+	for _, name := range []string{"a", "b"} {
+		require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"}, g.stepStates(task, name))
+		require.JSONEq(t, "1", string(g.step(task, name).Results))
+	}
+}
+
+func TestT60_Stop_StepsAtWorkFinishOrAreReadyAtOnceWithoutALostAttempt(t *testing.T) {
+	t.Parallel()
+	config := &taskgraph.Config{}
+	config.Steps.StopTimeout, config.Steps.CancelTimeout = 100*time.Millisecond, 5*time.Second
+	g := newGraph(t, config)
+	began := make(chan struct{}, 2)
+	g.Handle("quick", func(context.Context, *taskgraph.Step) (any, error) { began <- struct{}{}; return "finished", nil })
+	g.Handle("long", func(ctx context.Context, _ *taskgraph.Step) (any, error) {
+		began <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "stop", "1").Step("a", "quick", taskgraph.MaxAttempts(1)).Step("b", "long", taskgraph.MaxAttempts(1)))
+	<-began
+	<-began
+	require.NoError(t, g.stop())
+	require.Contains(t, []taskgraph.StepState{taskgraph.StepEnqueuedForOrchestration, taskgraph.StepComplete}, g.step(task, "a").State)
+	b := g.step(task, "b")
+	require.Equal(t, taskgraph.StepWaitingForRetry, b.State)
+	require.Zero(t, b.Attempts)
+
+	other := onProvider(t, g.p, nil)
+	ok, calls := failing(0, nil)
+	other.Handle("long", ok)
+	other.run()
+	other.complete(task)
+	require.EqualValues(t, 1, calls.Load())
+}
+
+func TestT61_SameIdempotencyKeyByMany_OneTask(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.register(taskgraph.Define("shop", "once", "1").Step("a", "h"))
+	const callers = 8
+	results := make([]taskgraph.Submitted, callers)
+	var wait sync.WaitGroup
+	for i := range callers {
+		wait.Go(func() {
+			var err error
+			results[i], err = g.Submit(g.within(), taskgraph.Submission{Namespace: "shop", Name: "once", Version: "1", IdempotencyKey: "order-7", Context: map[string]int{"n": 7}})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	duplicates := 0
+	for _, r := range results {
+		require.Equal(t, results[0].ID, r.ID)
+		if r.Duplicate {
+			duplicates++
+		}
+	}
+	require.Equal(t, callers-1, duplicates)
+	require.Equal(t, "1", g.one(`SELECT count(*)::text FROM tasks`))
+	require.Equal(t, "1", g.one(`SELECT count(*)::text FROM orchestrator_queue`))
+	_, err := g.Submit(t.Context(), taskgraph.Submission{Namespace: "shop", Name: "once", Version: "1", IdempotencyKey: "order-7", Context: map[string]int{"n": 8}})
+	require.ErrorIs(t, err, taskgraph.ErrConflict)
+
+	strict := taskgraph.Submission{Namespace: "shop", Name: "once", Version: "1", Identity: taskgraph.IdentityStrict, Context: map[string]int{"b": 1, "a": 2}}
+	first, err := g.Submit(t.Context(), strict)
+	require.NoError(t, err)
+	strict.Context = []byte(nil)
+	strict.Context = struct{ A, B int }{}
+	second, err := g.Submit(t.Context(), strict)
+	require.NoError(t, err)
+	require.NotEqual(t, first.ID, second.ID)
+	strict.Context = map[string]any{"a": 2, "b": 1}
+	again, err := g.Submit(t.Context(), strict)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.Submitted{ID: first.ID, Duplicate: true}, again)
+}
+
+func TestT62_HandlerPanicsTimesOutOrEndsItsGoroutine_TheStepFailsAndTheWorkerGoesOn(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.Handle("panics", func(context.Context, *taskgraph.Step) (any, error) { panic("oh no") })
+	g.Handle("exits", func(context.Context, *taskgraph.Step) (any, error) { runtime.Goexit(); return nil, nil })
+	g.Handle("slow", func(ctx context.Context, _ *taskgraph.Step) (any, error) { <-ctx.Done(); return nil, ctx.Err() })
+	g.Handle("no json", func(context.Context, *taskgraph.Step) (any, error) { return func() {}, nil })
+	g.Handle("nul", func(context.Context, *taskgraph.Step) (any, error) { return "a\x00b", nil })
+	ok, _ := failing(0, nil)
+	g.Handle("ok", ok)
+	g.run()
+	for handler, says := range map[string]string{"panics": "oh no", "exits": "ended its goroutine", "slow": "timed out", "no json": "result", "nul": "NUL"} {
+		task := g.submit(taskgraph.Define("shop", handler, "1").Step("a", handler, taskgraph.MaxAttempts(1), taskgraph.Timeout(50*time.Millisecond)))
+		g.until(task, taskgraph.TaskBlockedByFailures)
+		require.Contains(t, g.step(task, "a").Err(), says)
+		require.Equal(t, "0", g.one(`SELECT count(*)::text FROM step_transitions WHERE metadata ->> 'event' = 'WorkerLost'`))
+	}
+	g.complete(g.submit(taskgraph.Define("shop", "fine", "1").Step("a", "ok")))
+}
+
+func TestCheckpoint_TheNextAttemptGoesOnFromThere(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+	var from []int
+	g.Handle("h", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		at := 0
+		if _, err := s.LastCheckpoint(&at); err != nil {
+			return nil, err
+		}
+		from = append(from, at)
+		if at == 20 {
+			return "all of it", nil
+		}
+		if err := s.Checkpoint(ctx, at+10); err != nil {
+			return nil, err
+		}
+		return nil, errBroken
+	})
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "resumes", "1").Step("a", "h", taskgraph.MaxAttempts(5)))
+	g.complete(task)
+	require.Equal(t, []int{0, 10, 20}, from)
+}
+
+func TestRecover_MessageWasRemovedByHand_TheTaskGoesOn(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	ok, _ := failing(0, nil)
+	g.Handle("h", ok)
+	task := g.submit(taskgraph.Define("shop", "lost", "1").Step("a", "h"))
+	require.Len(t, g.query(`DELETE FROM orchestrator_queue RETURNING kind`), 1)
+	pgwaketest.Advance(t, g.p, 10*time.Minute)
+	done, err := g.Upkeep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.Upkept{Recovered: 1}, done)
+	g.run()
+	g.complete(task)
+	done, err = g.Upkeep(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, done)
+}

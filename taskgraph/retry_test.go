@@ -1,0 +1,261 @@
+package taskgraph_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: when is a step tried again, and what becomes of its task meanwhile?
+
+var errBroken = errors.New("it is broken")
+
+// failing returns a handler that fails so often, and counts its calls.
+func failing(times int32, err error) (taskgraph.Handler, *atomic.Int32) {
+	var calls atomic.Int32
+	return func(context.Context, *taskgraph.Step) (any, error) {
+		if calls.Add(1) <= times {
+			return nil, err
+		}
+		return "done", nil
+	}, &calls
+}
+
+// waits returns for how long a step waits for its next attempt.
+func (g *graph) waits(task, name string) time.Duration {
+	g.t.Helper()
+	seconds := g.one(`SELECT extract(epoch FROM s.next_attempt_at - x.created_at)::text FROM steps s
+		JOIN step_transitions x ON x.step_id = s.step_id AND x.to_state = 'enqueued_as_error_for_orchestration'
+		WHERE s.task_id = $1 AND s.name = $2 ORDER BY x.sort_key DESC LIMIT 1`, task, name)
+	d, err := time.ParseDuration(seconds + "s")
+	require.NoError(g.t, err)
+	return d
+}
+
+func TestT11_RetryableStepFailsTwice_WaitsTwoAndFourSecondsAndCompletes(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	h, calls := failing(2, errBroken)
+	g.Handle("h", h)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "retry", "1").Step("a", "h"))
+	for _, want := range []time.Duration{2 * time.Second, 4 * time.Second} {
+		g.until(task, taskgraph.TaskWaitingForRetry)
+		require.InDelta(t, want.Seconds(), g.waits(task, "a").Seconds(), 0.2)
+		c, err := g.ExecutionContext(t.Context(), task)
+		require.NoError(t, err)
+		require.Equal(t, taskgraph.Recovering, c.Health)
+		seen := g.step(task, "a").Attempts
+		pgwaketest.Advance(t, g.p, want)
+		for p, err := range g.Watch(g.within(), task) { // until it is at the next attempt, or has ended
+			require.NoError(t, err)
+			if p.State.IsTerminal() || g.step(task, "a").Attempts > seen {
+				break
+			}
+		}
+	}
+	g.complete(task)
+	require.EqualValues(t, 3, calls.Load())
+	require.Equal(t, 3, g.step(task, "a").Attempts)
+}
+
+func TestT12_BackoffEnds_TheStepIsReadyAtThatInstantAndWokenWithoutAPoll(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: 500 * time.Millisecond}})
+	h, _ := failing(1, errBroken)
+	g.Handle("h", h)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "backoff", "1").Step("a", "h"))
+	g.until(task, taskgraph.TaskWaitingForRetry)
+	step := g.step(task, "a")
+	ready, err := g.StepReadiness(t.Context(), task)
+	require.NoError(t, err)
+	require.False(t, ready[0].Ready)
+	require.Equal(t, taskgraph.BackoffNotElapsed, ready[0].BlockingReason())
+	require.Equal(t, step.NextAttemptAt, ready[0].NextRetryAt)
+	before := g.p.Stats()
+	g.complete(task)
+	again := g.step(task, "a")
+	late := again.LastAttemptAt.Sub(*step.NextAttemptAt)
+	require.GreaterOrEqual(t, late, time.Duration(0), "never before it is due")
+	require.Less(t, late, time.Second, "push, and not a poll")
+	require.Equal(t, before.Fallbacks, g.p.Stats().Fallbacks)
+	require.Zero(t, g.p.Stats().Orchestrator.FallbackFinds+g.p.Stats().Worker.FallbackFinds)
+}
+
+func TestT14_AlwaysFails_ThreeAttemptsAndTheTaskIsBlocked(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+	h, calls := failing(1000, errBroken)
+	g.Handle("h", h)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "fails", "1").Step("a", "h", taskgraph.MaxAttempts(3)).Step("b", "h", taskgraph.After("a")))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.EqualValues(t, 3, calls.Load())
+	step := g.step(task, "a")
+	require.Equal(t, taskgraph.StepError, step.State)
+	require.Equal(t, errBroken.Error(), step.Err())
+	c, err := g.ExecutionContext(t.Context(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.BlockedByFailures, c.ExecutionStatus)
+	require.Equal(t, taskgraph.HandleFailures, c.RecommendedAction)
+	require.Equal(t, taskgraph.Blocked, c.Health)
+}
+
+func TestT15_PermanentError_OneAttemptAndTheTaskIsBlocked(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	h, calls := failing(1000, taskgraph.Permanent(errBroken))
+	g.Handle("h", h)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "permanent", "1").Step("a", "h", taskgraph.MaxAttempts(3)))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.EqualValues(t, 1, calls.Load())
+	require.NotContains(t, g.states(task), "waiting_for_retry")
+}
+
+func TestT16_NotRetryable_TheFirstAttemptIsAlwaysMadeAndThereIsNoSecond(t *testing.T) {
+	t.Parallel()
+	for name, options := range map[string][]taskgraph.StepOption{
+		"not retryable":  {taskgraph.NotRetryable()},
+		"no attempts":    {taskgraph.MaxAttempts(0)},
+		"a single one":   {taskgraph.MaxAttempts(1)},
+		"neither at all": {taskgraph.MaxAttempts(0), taskgraph.NotRetryable()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newGraph(t, nil)
+			bad, calls := failing(1000, errBroken)
+			good, ran := failing(0, nil)
+			g.Handle("bad", bad)
+			g.Handle("good", good)
+			g.run()
+			task := g.submit(taskgraph.Define("shop", "fails", "1").Step("a", "bad", options...))
+			g.until(task, taskgraph.TaskBlockedByFailures)
+			require.EqualValues(t, 1, calls.Load())
+			g.complete(g.submit(taskgraph.Define("shop", "works", "1").Step("a", "good", options...)))
+			require.EqualValues(t, 1, ran.Load())
+		})
+	}
+}
+
+func TestT17_TheStepOrTheHandlerSaysHowLong_ThatComesBeforeExponentialBackoff(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	own, _ := failing(1, errBroken)
+	asked, _ := failing(1, taskgraph.RetryAfter(20*time.Second, errBroken))
+	long, _ := failing(1, taskgraph.RetryAfter(time.Hour, errBroken))
+	g.Handle("own", own)
+	g.Handle("asked", asked)
+	g.Handle("long", long)
+	g.run()
+	for handler, want := range map[string]time.Duration{"own": 7 * time.Second, "asked": 20 * time.Second, "long": time.Minute} {
+		task := g.submit(taskgraph.Define("shop", handler, "1").Step("a", handler, taskgraph.RetryEvery(7*time.Second)))
+		g.until(task, taskgraph.TaskWaitingForRetry)
+		require.InDelta(t, want.Seconds(), g.waits(task, "a").Seconds(), 0.2, handler)
+	}
+}
+
+func TestT18_OneFailedForGood_FailFastRunsNothingMore(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+	ok, _ := failing(0, nil)
+	permanent, _ := failing(1000, taskgraph.Permanent(errBroken))
+	g.Handle("ok", ok)
+	g.Handle("permanent", permanent)
+	blocked := make(chan struct{})
+	g.Handle("late", func(ctx context.Context, _ *taskgraph.Step) (any, error) {
+		<-blocked
+		return nil, errBroken
+	})
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "three", "1").Step("a", "ok").Step("b", "permanent").Step("c", "late").Step("d", "ok", taskgraph.After("a", "c")))
+	g.until(task, taskgraph.TaskBlockedByFailures) // although a step is at work
+	close(blocked)
+	require.Eventually(t, func() bool { return g.step(task, "c").State == taskgraph.StepWaitingForRetry }, patience, 10*time.Millisecond)
+	require.Empty(t, g.query(`SELECT kind FROM orchestrator_queue`), "nothing wakes it for another attempt")
+	c, err := g.ExecutionContext(t.Context(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.BlockedByFailures, c.ExecutionStatus)
+	require.Equal(t, taskgraph.StepPending, g.step(task, "d").State)
+	did(t)(g.ResolveStep(t.Context(), g.step(task, "b").ID, "")) // and then it is tried again at once
+	require.Eventually(t, func() bool { c := g.step(task, "c"); return c.State == taskgraph.StepError && c.Attempts == 3 }, patience, 10*time.Millisecond)
+}
+
+func TestT18_OneFailedForGood_DrainRunsWhatIsFree(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+	ok, _ := failing(0, nil)
+	permanent, _ := failing(1000, taskgraph.Permanent(errBroken))
+	retried, calls := failing(1, errBroken)
+	g.Handle("ok", ok)
+	g.Handle("permanent", permanent)
+	g.Handle("retried", retried)
+	g.run()
+	d := taskgraph.Define("shop", "three", "1").Step("a", "ok").Step("b", "permanent").Step("c", "retried").Step("d", "ok", taskgraph.After("c")).Step("e", "ok", taskgraph.After("b"))
+	d.OnFailure = taskgraph.Drain
+	task := g.submit(d)
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.EqualValues(t, 2, calls.Load())
+	require.Equal(t, taskgraph.StepComplete, g.step(task, "d").State)
+	require.Equal(t, taskgraph.StepPending, g.step(task, "e").State)
+}
+
+func TestT19_OnlyWaitsForARetry_TheTaskSaysSoAndUntilWhen(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	h, _ := failing(1, errBroken)
+	g.Handle("h", h)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "retry", "1").Step("a", "h"))
+	g.until(task, taskgraph.TaskWaitingForRetry)
+	c, err := g.ExecutionContext(t.Context(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.WaitingForDependencies, c.ExecutionStatus)
+	require.NotNil(t, c.NextReadyAt)
+	step := g.step(task, "a")
+	require.Equal(t, step.NextAttemptAt, c.NextReadyAt)
+	now, err := g.Task(t.Context(), task)
+	require.NoError(t, err)
+	require.Equal(t, step.NextAttemptAt, now.NextReadyAt)
+	require.Equal(t, 1, now.Retries)
+}
+
+func TestT67_BackoffSetByMany_NoPairIsTornOrLost(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	task := g.submit(taskgraph.Define("shop", "backoff", "1").Step("a", "h"))
+	step := g.step(task, "a").ID
+	done := make(chan error)
+	const callers, rounds = 8, 25
+	for i := range callers {
+		go func() {
+			var err error
+			for n := range rounds {
+				found, e := g.SetStepBackoff(g.within(), step, time.Duration(1+i*rounds+n)*time.Second)
+				if e == nil && !found {
+					e = fmt.Errorf("there is no step")
+				}
+				err = errors.Join(err, e)
+			}
+			done <- err
+		}()
+	}
+	torn := func() string {
+		return g.one(`SELECT count(*)::text FROM steps WHERE step_id = $1 AND next_attempt_at IS DISTINCT FROM last_attempted_at + make_interval(secs => backoff_request_seconds)`, step)
+	}
+	for range callers {
+		require.NoError(t, <-done)
+		require.Equal(t, "0", torn())
+	}
+	found, err := g.SetStepBackoff(t.Context(), "00000000-0000-4000-8000-000000000000", time.Second)
+	require.NoError(t, err)
+	require.False(t, found)
+}

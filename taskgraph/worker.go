@@ -1,0 +1,211 @@
+package taskgraph
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+)
+
+// This file answers: what happens between a work item and the result of its step?
+//
+// Invariant: each of these calls is one statement, and so one transaction, which fails unless the lease holds. A worker may die between
+// any two of them: before start_step the item comes again to somebody else; after it the lease ends, and the next start_step takes the
+// attempt for lost; after the last one there is nothing left to do.
+
+// ErrTimeout is the cause of the end of a handler's context when the step has had its time.
+var ErrTimeout = dispatch.ErrTimeout
+
+// errRuns: the item is not acknowledged, for its step is begun.
+var errRuns = errors.New("the step is begun")
+
+// started is what start_step returns.
+type started struct {
+	Outcome        string          `db:"outcome"`
+	TaskID         *string         `db:"task_uuid"`
+	Namespace      *string         `db:"namespace"`
+	TaskName       *string         `db:"task_name"`
+	TaskVersion    *string         `db:"task_version"`
+	StepName       *string         `db:"step_name"`
+	Handler        *string         `db:"handler"`
+	Attempts       *int            `db:"attempts"`
+	MaxAttempts    *int            `db:"max_attempts"`
+	Context        json.RawMessage `db:"context"`
+	Inputs         json.RawMessage `db:"inputs"`
+	Checkpoint     json.RawMessage `db:"checkpoint"`
+	Tags           json.RawMessage `db:"tags"`
+	CorrelationID  *string         `db:"correlation_id"`
+	BackoffSeconds *int            `db:"backoff_seconds"`
+	Timeout        *time.Duration  `db:"timeout"`
+}
+
+// runStep returns the handler of work items whose steps a Handler runs.
+func (e *Engine) runStep(handler Handler) dispatch.Handler {
+	return func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+		var of struct{ Step string }
+		if err := json.Unmarshal(item.Input, &of); err != nil || !isUUID(of.Step) {
+			return nil, dispatch.Permanent(fmt.Errorf("work item %d names no step", item.ID))
+		}
+		id, token, err := item.LockToken.WorkItem()
+		if err != nil {
+			return nil, err
+		}
+		s := &Step{ID: of.Step, item: id, token: token, g: e.Graph}
+		var timeout time.Duration
+		var st started
+		// If there is nothing to run, start_step acknowledges the item.
+		err = dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) (err error) {
+			if st, err = row[started](ctx, e.Graph, "start step", "start_step", s.ID, id, token, e.processor, e.lostDelays()); err == nil && st.Outcome == "run" {
+				return errRuns
+			}
+			return err
+		})
+		if err != errRuns {
+			if st.Outcome == "lost" {
+				e.cfg.Logger.Warn("taskgraph: the worker of a step was lost", "task", *st.TaskID, "step", *st.StepName, "attempt", *st.Attempts, "of", *st.MaxAttempts)
+			}
+			return nil, err
+		}
+		s.Name, s.Handler, s.TaskID, s.Namespace = *st.StepName, *st.Handler, *st.TaskID, *st.Namespace
+		s.TaskName, s.TaskVersion, s.CorrelationID = *st.TaskName, *st.TaskVersion, *st.CorrelationID
+		s.Attempt, s.MaxAttempts, s.BackoffSeconds = *st.Attempts, *st.MaxAttempts, st.BackoffSeconds
+		s.Context, s.Inputs, s.Tags, s.checkpoint = st.Context, st.Inputs, st.Tags, st.Checkpoint
+		if st.Timeout != nil {
+			timeout = *st.Timeout
+		}
+		result, err := e.runHandler(ctx, handler, s, timeout)
+		return nil, e.finish(ctx, s, result, err)
+	}
+}
+
+// lostDelays are how long a step waits after an attempt whose worker was lost, by the number of attempts.
+func (e *Engine) lostDelays() []time.Duration {
+	delays := make([]time.Duration, 16)
+	for i := range delays {
+		delays[i] = e.cfg.Backoff.Delay(i + 1)
+	}
+	return delays
+}
+
+// runHandler calls a handler on a goroutine of its own, so that neither a panic nor runtime.Goexit ends that of the worker.
+func (e *Engine) runHandler(ctx context.Context, handler Handler, s *Step, timeout time.Duration) (result any, err error) {
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, timeout, ErrTimeout)
+		defer cancel()
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		err = errors.New("the handler has ended its goroutine")
+		defer func() {
+			if panicked := recover(); panicked != nil {
+				err = &dispatch.PanicError{Value: panicked, Stack: debug.Stack()}
+			}
+		}()
+		result, err = handler(ctx, s)
+	}()
+	<-ended
+	if err == nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), ErrTimeout) {
+		return nil, ErrTimeout // it took longer than it may, whatever it says
+	}
+	if err != nil && errors.Is(err, ctx.Err()) && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	}
+	return result, err
+}
+
+// finish settles an attempt.
+func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) error {
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, pgwake.ErrLockLost):
+		return cause // it is somebody else's: whatever is said now would be refused
+	case err != nil && errors.Is(cause, dispatch.ErrStopping):
+		// It was not the handler's fault, so the attempt does not count, and the step is tried at once, elsewhere.
+		return dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
+			_, err := value[bool](ctx, e.Graph, "release step", "release_step", s.ID, s.item, s.token, e.processor, time.Duration(0), "the worker stops")
+			return err
+		})
+	case err != nil:
+		return e.fail(ctx, s, err)
+	}
+	var added []AddedStep
+	if decision, ok := result.(Decision); ok {
+		result, added = decision.Result, decision.Steps
+	}
+	text, err := jsonText(result)
+	if err == nil && text != nil && len(*text) > e.cfg.MaxResult {
+		err = fmt.Errorf("has %d bytes, and %d is the most", len(*text), e.cfg.MaxResult)
+	}
+	if err != nil {
+		return e.fail(ctx, s, Permanent(fmt.Errorf("the result: %w", err)))
+	}
+	err = dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
+		if len(added) == 0 {
+			return e.finishStep(ctx, e.Graph, s, true, text, nil, nil)
+		}
+		err := pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
+			in := e.WithTx(tx)
+			if _, err := in.AddSteps(ctx, s.TaskID, added...); err != nil {
+				return err
+			}
+			return e.finishStep(ctx, in, s, true, text, nil, nil)
+		})
+		return failed("finish step", err)
+	})
+	if errors.Is(err, pgwake.ErrInvalid) || errors.Is(err, pgwake.ErrNotFound) { // what it decided cannot be
+		return e.fail(ctx, s, Permanent(err))
+	}
+	return err
+}
+
+// fail keeps what went wrong with an attempt, and when there may be another.
+func (e *Engine) fail(ctx context.Context, s *Step, cause error) error {
+	delay := e.cfg.Backoff.Delay(s.Attempt)
+	var asked *int64
+	var after retryError
+	switch {
+	case errors.As(cause, &after):
+		delay = e.cfg.Backoff.Requested(after.after)
+		n := seconds(delay)
+		asked = &n
+	case s.BackoffSeconds != nil:
+		delay = e.cfg.Backoff.Requested(time.Duration(*s.BackoffSeconds) * time.Second)
+	}
+	said, err := json.Marshal(failure{text(cause), !isPermanent(cause)})
+	if err != nil {
+		return err
+	}
+	result := string(said)
+	e.cfg.Logger.Warn("taskgraph: step failed", "task", s.TaskID, "step", s.Name, "attempt", s.Attempt, "of", s.MaxAttempts, "error", text(cause))
+	return dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
+		return e.finishStep(ctx, e.Graph, s, false, &result, &delay, asked)
+	})
+}
+
+func (e *Engine) finishStep(ctx context.Context, g *Graph, s *Step, success bool, result *string, delay *time.Duration, asked *int64) error {
+	_, err := value[bool](ctx, g, "finish step", "finish_step", s.ID, s.item, s.token, e.processor, success, result, delay, asked, g.headers(ctx))
+	return err
+}
+
+// longestText is how much of an error is kept, in bytes.
+const longestText = 16 << 10
+
+// text is what an error says, as jsonb takes it.
+func text(err error) (said string) {
+	defer func() {
+		if panicked := recover(); panicked != nil { // a nil pointer in an error, say
+			said = fmt.Sprintf("%T, whose text cannot be had: %v", err, panicked)
+		}
+	}()
+	said = err.Error()
+	said = strings.ToValidUTF8(said[:min(len(said), longestText)], "\uFFFD")
+	return strings.ReplaceAll(said, "\x00", "\uFFFD")
+}
