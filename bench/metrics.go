@@ -53,6 +53,7 @@ func (r *results) metrics() map[string]float64 {
 		put(name, each(filter(r.FetchCosts, func(c *measure.FetchCost) bool { return c.Case == of }), (*measure.FetchCost).Ratio))
 	}
 	r.namespaceMetrics(put)
+	r.taskMetrics(put)
 	return m
 }
 

@@ -43,6 +43,8 @@ type sizes struct {
 	quotas        measure.QuotasOptions
 	restarts      measure.RestartsOptions
 	namespaces    measure.NamespacesOptions
+	tasks         measure.TasksOptions
+	manyTasks     measure.ManyTasksOptions
 }
 
 // peers returns these, unless there are to be none.
@@ -60,6 +62,7 @@ func (s *sizes) tell(to func(measure.Progress)) {
 		&s.redelivery.Progress, &s.stress.Progress, &s.histories.Progress, &s.fanIn.Progress, &s.convoy.Progress,
 		&s.peerPairs.Progress, &s.peerTimers.Progress, &s.drain.Progress, &s.writers.Progress, &s.nodes.Progress,
 		&s.fetch.Progress, &s.bloat.Progress, &s.quotas.Progress, &s.restarts.Progress, &s.namespaces.Progress,
+		&s.tasks.Progress, &s.manyTasks.Progress,
 	} {
 		*progress = to
 	}
@@ -129,6 +132,8 @@ var small = sizes{
 		Scale:    measure.NamespaceScaleOptions{Duration: 300 * time.Millisecond},
 		Many:     measure.ManyNamespacesOptions{Duration: 2 * time.Second},
 	},
+	tasks:     measure.TasksOptions{Singles: 60, Gap: 10 * time.Millisecond, Stretch: 2 * time.Second, Duration: time.Second, Polled: 12, Width: 200},
+	manyTasks: measure.ManyTasksOptions{Tasks: 10_000, Large: 2000, Reads: 10},
 }
 
 // quick has the figures with a goal in the specification, and is done within a minute.
@@ -147,12 +152,14 @@ func quick() sizes {
 	s.namespaces.Restarts.Items = 300
 	s.namespaces.Scale = measure.NamespaceScaleOptions{Counts: []int{1, linearFor}, Duration: 200 * time.Millisecond}
 	s.namespaces.Many.Duration = 500 * time.Millisecond
+	s.tasks.Duration, s.tasks.Polled, s.tasks.Width = 500*time.Millisecond, 11, 100
+	s.manyTasks = measure.ManyTasksOptions{Tasks: 2000, Large: 1000, Reads: 5}
 	s.fetch = measure.FetchCostOptions{Backlog: 10_000, Locked: 5000, Timers: 10_000, LockedInstances: 300, Fetches: 40}
 	return s
 }
 
 // quickNames are the scenarios of quick.
-var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch", namespaces}
+var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch", namespaces, tasks, manyTasks}
 
 // results of all rounds, in the order of the rounds.
 type results struct {
@@ -185,6 +192,8 @@ type results struct {
 	Quotas     []*measure.QuotasResult     `json:"quotas,omitempty"`
 	Restarts   []*measure.RestartsResult   `json:"restarts,omitempty"`
 	Namespaces []*measure.NamespacesResult `json:"namespaces,omitempty"`
+	Tasks      []*measure.TasksResult      `json:"tasks,omitempty"`
+	ManyTasks  []*measure.ManyTasksResult  `json:"many_tasks,omitempty"`
 }
 
 type scenario struct {
@@ -197,6 +206,8 @@ type scenario struct {
 const (
 	baseline   = "baseline"
 	namespaces = "namespaces"
+	tasks      = "tasks"
+	manyTasks  = "manytasks"
 )
 
 var scenarios = []scenario{
@@ -315,6 +326,14 @@ var scenarios = []scenario{
 	{name: namespaces, what: "namespaces with a coordinator each",
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
 			return add(&to.Namespaces)(measure.Namespaces(ctx, url, s.namespaces))
+		}},
+	{name: tasks, what: "tasks made of steps",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Tasks)(measure.Tasks(ctx, url, s.tasks))
+		}},
+	{name: manyTasks, what: "questions about many tasks, and a large one", once: true,
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.ManyTasks)(measure.ManyTasks(ctx, url, s.manyTasks))
 		}},
 	{name: "drain", what: "a backlog of items that do nothing", run: runDrains},
 	{name: "fetch", what: "fetches among rows that they do not take", once: true,
@@ -451,7 +470,7 @@ func names() (all []string) {
 
 // needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
 func needsBaseline(name string) bool {
-	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "restarts", "drain", "fetch", "bloat"}, name)
+	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "restarts", "drain", "fetch", "bloat", manyTasks}, name)
 }
 
 // add keeps a result.

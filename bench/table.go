@@ -34,6 +34,7 @@ func (r *results) rows() (rows []row) {
 	rows = append(rows, r.nodesRows()...)
 	rows = append(rows, r.quotaRows()...)
 	rows = append(rows, r.namespaceRows()...)
+	rows = append(rows, r.taskRows()...)
 	rows = append(rows, r.drainRows()...)
 	rows = append(rows, r.fetchRows()...)
 	rows = append(rows, r.bloatRows()...)

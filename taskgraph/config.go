@@ -46,8 +46,8 @@ type Config struct {
 	// MaxResult is the largest result of a step, in bytes of JSON. Defaults to 1 MiB.
 	MaxResult int
 
-	// UpkeepInterval is how often, on average and a fourth more, this node looks after tasks that nobody else would: see Upkeep. At least 1 s. Defaults
-	// to 5 min.
+	// UpkeepInterval is how often, on average and a fourth more, this node looks after tasks that nobody else would: see Upkeep. While it
+	// evaluates tasks, it refreshes rollups (RefreshRollups) five times as often. At least 1 s. Defaults to 5 min.
 	UpkeepInterval time.Duration
 
 	// FailStale has Upkeep end tasks that have been in the same state for too long, or have taken too long in all (Lifecycle). Defaults to

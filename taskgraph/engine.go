@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,6 +38,7 @@ type Engine struct {
 
 	coordinators *dispatch.Coordinators
 	once         sync.Once
+	turned       atomic.Bool // a turn was taken since rollups were refreshed
 }
 
 // New returns an Engine on the Provider's database, and creates or migrates its tables in the Provider's schema, unless the Provider was
@@ -126,6 +128,7 @@ func (e *Engine) Run(ctx context.Context) error {
 
 // evaluate takes a turn of a task. What the messages say is of no interest: the tables tell what is to be done.
 func (e *Engine) evaluate(ctx context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+	e.turned.Store(true)
 	cancel := false
 	var positions []int64
 	var errs []string
@@ -149,16 +152,27 @@ func (e *Engine) evaluate(ctx context.Context, turn *pgwake.OrchestrationItem) (
 	})
 }
 
+// rollupsPerUpkeep is how often rollups are refreshed from one upkeep to the next, as long as there are turns.
+const rollupsPerUpkeep = 5
+
 // keepUp does now and then what some node has to.
 func (e *Engine) keepUp(ctx context.Context) {
-	for {
-		pause := e.cfg.UpkeepInterval + rand.N(e.cfg.UpkeepInterval/4)
+	for n := 1; ; n++ {
+		pause := (e.cfg.UpkeepInterval + rand.N(e.cfg.UpkeepInterval/4)) / rollupsPerUpkeep
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
 		}
-		if _, err := e.Upkeep(ctx); err != nil && ctx.Err() == nil {
+		var err error
+		if e.turned.Swap(false) {
+			_, err = e.RefreshRollups(ctx)
+		}
+		if n%rollupsPerUpkeep == 0 {
+			_, failed := e.Upkeep(ctx)
+			err = errors.Join(err, failed)
+		}
+		if err != nil && ctx.Err() == nil {
 			e.cfg.Logger.Warn("taskgraph: upkeep failed", "error", err)
 		}
 	}

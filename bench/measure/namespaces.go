@@ -233,7 +233,11 @@ func looks(n *node) func() (all, byClock int64) {
 
 // byTheClock is what compares with the polls of a loop: the periodic statement, polls, and the queries to which these led.
 func byTheClock(s *pgwake.Stats) int64 {
-	return s.Fallbacks + s.Worker.Polls + s.Worker.Tokens["fallback"] + s.Worker.Tokens["scout"]
+	n := s.Fallbacks
+	for _, queue := range []*pgwake.QueueStats{&s.Worker, &s.Orchestrator} {
+		n += queue.Polls + queue.Tokens["fallback"] + queue.Tokens["scout"]
+	}
+	return n
 }
 
 // register adds namespaces, so that they are there before their first item, and returns their names.

@@ -123,6 +123,55 @@ $$;
 COMMENT ON FUNCTION tally_runs IS 'Internal: what the transitions between two cursors, and two instants, are as rows of run_rollups.';
 
 -- +goose StatementBegin
+CREATE FUNCTION add_runs(p_since timestamptz, p_after_xact xid8, p_after_id bigint, p_until_xact xid8, p_until_id bigint)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    INSERT INTO run_rollups AS r
+    SELECT * FROM tally_runs(p_since, p_after_xact, p_after_id, p_until_xact, p_until_id)
+    ON CONFLICT (bucket, kind, definition_id) DO UPDATE
+       SET created = r.created + excluded.created, runs = r.runs + excluded.runs, errors = r.errors + excluded.errors, untimed = r.untimed + excluded.untimed,
+           seconds = r.seconds + excluded.seconds, error_seconds = r.error_seconds + excluded.error_seconds, longest = greatest(r.longest, excluded.longest),
+           shortest = least(r.shortest, excluded.shortest), steps = r.steps + excluded.steps, latest = greatest(r.latest, excluded.latest),
+           first_xact = least(r.first_xact, excluded.first_xact), last_xact = greatest(r.last_xact, excluded.last_xact);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION add_runs IS 'Internal: adds to run_rollups what the transitions between two cursors, from an instant on, amount to.';
+
+-- +goose StatementBegin
+CREATE FUNCTION adopt_transitions(p_from rollup_cursor, p_xact xid8)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_next  xid8 := pg_snapshot_xmax(pg_current_snapshot());
+    v_tasks bigint;
+    v_steps bigint;
+BEGIN
+    -- What was not added up on the other server, and what was written on this one since.
+    PERFORM add_runs('-infinity', p_from.xact, p_from.transition_id, '18446744073709551615', 9223372036854775807);
+    PERFORM add_runs(p_from.refreshed_at, '0', 0, p_xact, 0);
+    -- Invariant (numbers): no transaction of this server has one from v_next on, so all these came with the tables. From here on they are
+    -- older than any that is still to come. 3 is the first number that there is.
+    UPDATE task_transitions x SET xact = '3' WHERE x.xact >= v_next;
+    GET DIAGNOSTICS v_tasks = ROW_COUNT;
+    UPDATE step_transitions x SET xact = '3' WHERE x.xact >= v_next;
+    GET DIAGNOSTICS v_steps = ROW_COUNT;
+    UPDATE run_rollups SET first_xact = '0', last_xact = p_xact;
+    UPDATE rollup_cursor SET xact = p_xact, transition_id = 0, refreshed_at = clock_timestamp();
+    PERFORM recount_states();
+    RETURN v_tasks + v_steps;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION adopt_transitions IS 'Internal: goes on with tables that were restored from those of a server whose transactions had higher numbers than this one''s have.';
+
+-- +goose StatementBegin
 CREATE FUNCTION refresh_rollups(p_limit integer DEFAULT 100000)
 RETURNS bigint
 LANGUAGE plpgsql
@@ -146,6 +195,9 @@ BEGIN
     -- Invariant (exactly once): what has an xact below this is committed or never will be, so nothing comes up behind the cursor.
     v_xact := pg_snapshot_xmin(pg_current_snapshot());
     v_id := 0;
+    IF v_from.xact > pg_snapshot_xmax(pg_current_snapshot()) THEN
+        RETURN adopt_transitions(v_from, v_xact);
+    END IF;
     -- The last one that there is room for, and which one that is.
     SELECT x.xact, x.transition_id, x.n INTO v_last
       FROM (SELECT merged.xact, merged.transition_id, row_number() OVER (ORDER BY merged.xact, merged.transition_id) AS n FROM (
@@ -165,13 +217,7 @@ BEGIN
     IF v_found > 0 THEN
         UPDATE state_counts c SET n = c.n + d.n
           FROM tally_states(v_from.xact, v_from.transition_id, v_xact, v_id) AS d WHERE c.kind = d.kind AND c.state = d.state AND d.n <> 0;
-        INSERT INTO run_rollups AS r
-        SELECT * FROM tally_runs('-infinity', v_from.xact, v_from.transition_id, v_xact, v_id)
-        ON CONFLICT (bucket, kind, definition_id) DO UPDATE
-           SET created = r.created + excluded.created, runs = r.runs + excluded.runs, errors = r.errors + excluded.errors, untimed = r.untimed + excluded.untimed,
-               seconds = r.seconds + excluded.seconds, error_seconds = r.error_seconds + excluded.error_seconds, longest = greatest(r.longest, excluded.longest),
-               shortest = least(r.shortest, excluded.shortest), steps = r.steps + excluded.steps, latest = greatest(r.latest, excluded.latest),
-               first_xact = least(r.first_xact, excluded.first_xact), last_xact = greatest(r.last_xact, excluded.last_xact);
+        PERFORM add_runs('-infinity', v_from.xact, v_from.transition_id, v_xact, v_id);
         DELETE FROM run_rollups r WHERE r.bucket < clock_timestamp() - interval '32 days';
     END IF;
     UPDATE rollup_cursor SET xact = v_xact, transition_id = v_id, refreshed_at = clock_timestamp();
@@ -824,7 +870,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION read_transitions IS 'All transitions of tasks and steps after a cursor, which is xact and transition_id of the last one that was read (null: from the beginning): every one exactly once, however late its transaction committed. One appears when all transactions that began to write before its own have ended. Of one task or step the order is that of sort_key; transactions that ran side by side are in the order in which they began to write. The numbers of transactions are the server''s: if the tables are moved to another one, other than by pg_upgrade or replication, set xact to 3 in both logs there, and begin anew. most_recent is true of a transition after which there was none of the task, or step, when it was read.';
+COMMENT ON FUNCTION read_transitions IS 'All transitions of tasks and steps after a cursor, which is xact and transition_id of the last one that was read (null: from the beginning): every one exactly once, however late its transaction committed. One appears when all transactions that began to write before its own have ended. Of one task or step the order is that of sort_key; transactions that ran side by side are in the order in which they began to write. The numbers of transactions are the server''s: if the tables are moved to another one, other than by pg_upgrade or replication, call refresh_rollups there once, and begin anew. most_recent is true of a transition after which there was none of the task, or step, when it was read.';
 
 -- +goose StatementBegin
 CREATE FUNCTION get_task_state_as_of(p_task_uuid uuid, p_at timestamptz)
@@ -858,5 +904,5 @@ DROP FUNCTION get_task_state_as_of, read_transitions, get_all_transitions, get_s
     get_slowest_tasks, get_slowest_steps, get_analytics_metrics, runs_since, get_system_health_counts, recount_states;
 DROP TRIGGER step_transitions_uncount ON step_transitions;
 DROP TRIGGER task_transitions_uncount ON task_transitions;
-DROP FUNCTION uncount_transitions, refresh_rollups, tally_runs, tally_states;
+DROP FUNCTION uncount_transitions, refresh_rollups, adopt_transitions, add_runs, tally_runs, tally_states;
 DROP TABLE run_rollups, state_counts, rollup_cursor;

@@ -1,0 +1,370 @@
+package measure
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/taskgraph"
+	"golang.org/x/sync/errgroup"
+)
+
+// This file answers: how soon, and how fast, are tasks done that are made of steps, beside coordinators that poll?
+
+// TasksOptions are the sizes of Tasks.
+type TasksOptions struct {
+	Namespaces int           // that tasks come to one at a time, with a coordinator each. Defaults to 50.
+	Singles    int           // tasks of those. Defaults to 200.
+	Gap        time.Duration // mean time from the end of one to the next. Defaults to 20 ms.
+	Stretch    time.Duration // as of NamespacesOptions. Defaults to 2 min.
+
+	Interval time.Duration // from one poll of the baseline's loops to the next. Defaults to 1 s.
+	Batch    int           // turns, and steps, that a poll takes at most. Defaults to 100.
+
+	AtATime  int           // tasks that are under way in one namespace. Defaults to 10.
+	Duration time.Duration // of those. Defaults to 5 s.
+	Polled   int           // of those, after which the loops end. Defaults to 30.
+
+	Width int // steps between the first and the last of the task that fans out. Defaults to 1,000.
+
+	Progress func(Progress)
+}
+
+func (o *TasksOptions) setDefaults() {
+	orDefault(&o.Namespaces, 50)
+	orDefault(&o.Singles, 200)
+	orDefault(&o.Gap, 20*time.Millisecond)
+	orDefault(&o.Stretch, 2*time.Minute)
+	orDefault(&o.Interval, time.Second)
+	orDefault(&o.Batch, 100)
+	orDefault(&o.AtATime, 10)
+	orDefault(&o.Duration, 5*time.Second)
+	orDefault(&o.Polled, 30)
+	orDefault(&o.Width, 1000)
+}
+
+// TasksResult is what Tasks found.
+type TasksResult struct {
+	Namespaces int           `json:"namespaces"`
+	Interval   time.Duration `json:"interval"`
+	AtATime    int           `json:"at_a_time"`
+	Steps      int           `json:"steps"` // of a task
+
+	Singles *TaskSingles `json:"singles"`
+	Polled  *TaskSingles `json:"polled"`
+
+	Rate       *NamespaceRate `json:"rate"` // tasks
+	PolledRate *NamespaceRate `json:"polled_rate"`
+
+	Fan *FanOut `json:"fan"`
+}
+
+// TaskSingles is what became of tasks that came one at a time. What is claimed is timed by the server's clock alone, from when the change
+// was written, which is before its commit, to when the claim was: so each has the commit of the change in it.
+type TaskSingles struct {
+	Turns   Samples `json:"turns"`   // from the creation of a task to the first turn
+	Steps   Samples `json:"steps"`   // from when a step was enqueued to when it was at work
+	Results Samples `json:"results"` // from the result of a step to the turn that knows of it
+	Whole   Samples `json:"whole"`   // from a task's creation to its end
+
+	ByClock int64         `json:"by_clock"` // as of NamespaceSingles
+	Took    time.Duration `json:"took"`
+}
+
+// Claims are all three kinds.
+func (t *TaskSingles) Claims() Samples {
+	return append(append(append(Samples{}, t.Turns...), t.Steps...), t.Results...)
+}
+
+// ByClockPerSecond is the rate of statements for which time was the reason.
+func (t *TaskSingles) ByClockPerSecond() float64 {
+	return float64(t.ByClock) / max(t.Took.Seconds(), 1e-9)
+}
+
+// FanOut is a task of one step, many that wait for it, and one that waits for all of these.
+type FanOut struct {
+	Width int           `json:"width"`
+	Took  time.Duration `json:"took"`
+	Joins int           `json:"joins"` // how often the last one was begun
+	Again int           `json:"again"` // attempts beyond one of each step
+}
+
+// PerSecond is how many steps were done.
+func (f *FanOut) PerSecond() float64 { return float64(f.Width+2) / max(f.Took.Seconds(), 1e-9) }
+
+// taskSteps is how many steps the tasks have that are linear.
+const taskSteps = 3
+
+// taskServer serves namespaces: an Engine, or loops.
+type taskServer func(s *service, e *taskgraph.Engine, namespaces []string) (byClock func() int64, err error)
+
+// Tasks measures them one after the other.
+func Tasks(ctx context.Context, url string, o TasksOptions) (r *TasksResult, err error) {
+	o.setDefaults()
+	defer func(ctx context.Context) { err = aboutIn(ctx, "tasks", err) }(ctx)
+	r = &TasksResult{Namespaces: o.Namespaces, Interval: o.Interval, AtATime: o.AtATime, Steps: taskSteps}
+	if r.Singles, err = o.singles(ctx, url, pushedTasks); err != nil {
+		return nil, err
+	}
+	if r.Rate, err = o.rate(ctx, url, o.Duration, 0, pushedTasks); err != nil {
+		return nil, err
+	}
+	if r.Fan, err = o.fan(ctx, url); err != nil {
+		return nil, err
+	}
+	// The loops do nothing most of the time, so both measurements of them run at the same time.
+	group, both := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		r.Polled, err = o.singles(both, url, o.polledTasks)
+		return err
+	})
+	group.Go(func() (err error) {
+		silent := o
+		silent.Progress = nil // the other tells
+		r.PolledRate, err = silent.rate(both, url, 0, o.Polled, o.polledTasks)
+		return err
+	})
+	return r, group.Wait()
+}
+
+// upkeep is how often an Engine looks after its tables, at the most, while there is work.
+const upkeep = time.Minute
+
+// pushedTasks are those of an Engine. What it does by the clock is what the Provider does, and its upkeep.
+func pushedTasks(s *service, e *taskgraph.Engine, namespaces []string) (byClock func() int64, err error) {
+	began := time.Now()
+	s.group.Go(func() error { return e.Run(s.ctx) })
+	return func() int64 {
+		stats := s.Stats()
+		return byTheClock(&stats) + int64(time.Since(began)/upkeep) + 1
+	}, nil
+}
+
+// polledTasks are those of the loops that document 000 wants to be rid of.
+func (o *TasksOptions) polledTasks(s *service, _ *taskgraph.Engine, namespaces []string) (byClock func() int64, err error) {
+	l := newTaskLoop(s.Provider, o.Interval, o.Batch)
+	for _, namespace := range namespaces {
+		l.serve(s, namespace)
+	}
+	return l.polls.Load, nil
+}
+
+// linear is a definition whose steps wait for one another.
+func linear(namespace string) *taskgraph.Definition {
+	d := taskgraph.Define(namespace, "linear", "1").Step("step1", "measure")
+	for i := 2; i <= taskSteps; i++ {
+		d.Step("step"+strconv.Itoa(i), "measure", taskgraph.After("step"+strconv.Itoa(i-1)))
+	}
+	return d
+}
+
+// taskNode is a node with an Engine, and definitions.
+func (s stage) taskNode(ctx context.Context, definitions ...*taskgraph.Definition) (*node, *taskgraph.Engine, error) {
+	n, err := s.openPooled(ctx, 16, pgwake.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	e, err := taskgraph.New(ctx, n.Provider, nil)
+	if err == nil {
+		err = e.Register(ctx, definitions...)
+	}
+	if err != nil {
+		n.close(&err)
+		return nil, nil, err
+	}
+	e.Handle("measure", func(context.Context, *taskgraph.Step) (any, error) { return nil, nil })
+	return n, e, nil
+}
+
+// singles has tasks come one at a time.
+func (o *TasksOptions) singles(ctx context.Context, url string, serve taskServer) (r *TaskSingles, err error) {
+	s := newStage(url)
+	defer s.drop(&err)
+	var names []string
+	var definitions []*taskgraph.Definition
+	for i := range o.Namespaces {
+		names = append(names, fmt.Sprintf("tasks-%d", i))
+		definitions = append(definitions, linear(names[i]))
+	}
+	n, e, err := s.taskNode(ctx, definitions...)
+	if err != nil {
+		return nil, err
+	}
+	defer n.close(&err)
+	serving := n.service()
+	defer serving.end(&err)
+	ctx = serving.ctx
+	byClock, err := serve(serving, e, names)
+	if err != nil {
+		return nil, err
+	}
+	submit := func() error {
+		task, err := e.Submit(ctx, taskgraph.Submission{Namespace: names[rand.IntN(len(names))], Name: "linear", Version: "1"})
+		if err != nil {
+			return err
+		}
+		_, err = e.Wait(ctx, task.ID)
+		return err
+	}
+	if err := submit(); err != nil { // connections and plans are there then
+		return nil, err
+	}
+	r = &TaskSingles{}
+	before, began := byClock(), time.Now()
+	m := newMeter(o.Progress)
+	singles := o.Singles
+	for i := 0; i < singles; i++ {
+		if err := pause(ctx, Uniform.draw(o.Gap)); err != nil {
+			return nil, err
+		}
+		at := time.Now()
+		if err := submit(); err != nil {
+			return nil, err
+		}
+		r.Whole = append(r.Whole, time.Since(at))
+		if m.due() {
+			m.report(Progress{Done: i + 1, Total: singles, Figures: r.Whole.Summary()})
+		}
+		if time.Since(began) > o.Stretch { // of loops that poll there are fewer
+			break
+		}
+	}
+	if err := pause(ctx, o.Stretch-time.Since(began)); err != nil {
+		return nil, err
+	}
+	r.Took = time.Since(began)
+	r.ByClock = byClock() - before
+	return r, r.read(ctx, s, len(r.Whole))
+}
+
+var (
+	//go:embed tasks_turns.sql
+	tasksTurnsSQL string
+	//go:embed tasks_steps.sql
+	tasksStepsSQL string
+	//go:embed tasks_results.sql
+	tasksResultsSQL string
+)
+
+// read takes the times of the tasks from their transitions, but for those of the first.
+func (t *TaskSingles) read(ctx context.Context, s stage, tasks int) error {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer hangUp(conn)
+	for _, of := range []struct {
+		to  *Samples
+		sql string
+	}{
+		{&t.Turns, tasksTurnsSQL},
+		{&t.Steps, tasksStepsSQL},
+		{&t.Results, tasksResultsSQL},
+	} {
+		rows, err := conn.Query(ctx, of.sql, tasks)
+		if err != nil {
+			return err
+		}
+		if *of.to, err = pgx.CollectRows(rows, pgx.RowTo[time.Duration]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rate has tasks of one namespace done, so many at a time, for so long or until so many are.
+func (o *TasksOptions) rate(ctx context.Context, url string, duration time.Duration, most int, serve taskServer) (r *NamespaceRate, err error) {
+	s := newStage(url)
+	defer s.drop(&err)
+	const name = "tasks"
+	n, e, err := s.taskNode(ctx, linear(name))
+	if err != nil {
+		return nil, err
+	}
+	defer n.close(&err)
+	serving := n.service()
+	defer serving.end(&err)
+	if _, err := serve(serving, e, []string{name}); err != nil {
+		return nil, err
+	}
+	t := newPace(o.AtATime, duration, most)
+	group, submitting := errgroup.WithContext(serving.ctx)
+	for range o.AtATime {
+		group.Go(func() error {
+			for more := true; more; more = t.step() {
+				task, err := e.Submit(submitting, taskgraph.Submission{Namespace: name, Name: "linear", Version: "1"})
+				if err == nil {
+					_, err = e.Wait(submitting, task.ID)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := watch(serving.ctx, newMeter(o.Progress), t.progress, t.over, ignored); err != nil {
+		return nil, errors.Join(err, group.Wait())
+	}
+	return t.rate(), group.Wait()
+}
+
+// fan has one task done whose steps are many.
+func (o *TasksOptions) fan(ctx context.Context, url string) (r *FanOut, err error) {
+	s := newStage(url)
+	defer s.drop(&err)
+	const name = "fan"
+	var begun atomic.Int64
+	d := taskgraph.Define(name, name, "1").Step("first", "measure")
+	var middle []string
+	for i := range o.Width {
+		middle = append(middle, fmt.Sprintf("middle%d", i))
+		d.Step(middle[i], "measure", taskgraph.After("first"))
+	}
+	d.Step("last", "join", taskgraph.After(middle...))
+	n, e, err := s.taskNode(ctx, linear(name), d)
+	if err != nil {
+		return nil, err
+	}
+	defer n.close(&err)
+	e.Handle("join", func(context.Context, *taskgraph.Step) (any, error) {
+		begun.Add(1)
+		return nil, nil
+	})
+	serving := n.service()
+	defer serving.end(&err)
+	serving.group.Go(func() error { return e.Run(serving.ctx) })
+	var task taskgraph.Submitted
+	for _, of := range []string{"linear", name} { // connections and plans are there then
+		if task, err = e.Submit(serving.ctx, taskgraph.Submission{Namespace: name, Name: of, Version: "1"}); err != nil {
+			return nil, err
+		}
+		if _, err := e.Wait(serving.ctx, task.ID); err != nil {
+			return nil, err
+		}
+	}
+	r = &FanOut{Width: o.Width, Joins: int(begun.Load())}
+	done, err := e.Task(serving.ctx, task.ID)
+	if err != nil {
+		return nil, err
+	}
+	r.Took = done.CompletedAt.Sub(done.RequestedAt)
+	return r, s.one(ctx, &r.Again, `SELECT coalesce(sum(attempts - 1), 0) FROM steps WHERE task_id = $1`, task.ID)
+}
+
+// one reads one value.
+func (s stage) one(ctx context.Context, to any, sql string, args ...any) error {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer hangUp(conn)
+	return conn.QueryRow(ctx, sql, args...).Scan(to)
+}
