@@ -232,7 +232,7 @@ func (c *coalescer) flush(ctx context.Context) error {
 		}
 		say.add(q, *n, n.how(), nil)
 		if n.namespace == "" && !n.next.IsZero() { // the others count on every lane here to look then
-			c.e.waiters.each(q, "", func(l *lane) { l.heard(n.next) })
+			c.e.waiters.each(q, "", func(l *lane) { l.heard(n.next, true) })
 		}
 	}
 	for l, hop := range taken.bounced {

@@ -284,7 +284,7 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 		e.leases.told(l.queue, r.leaseEnd, joined)
 	}
 	// The end of the lease is an instant for every lane here, whatever becomes of this dispatcher.
-	e.waiters.each(l.queue, "", func(any *lane) { any.heard(r.leaseEnd) })
+	e.waiters.each(l.queue, "", func(any *lane) { any.heard(r.leaseEnd, true) })
 	c := &e.stats.queues[l.queue]
 	c.items.Add(int64(r.found))
 	c.finds[reasonOf(by)].Add(1)
@@ -389,7 +389,7 @@ func (e *engine) called(q Queue, c call) {
 func (e *engine) signal(q Queue, n note, why WakeReason) {
 	e.waiters.each(q, n.namespace, func(l *lane) {
 		if !n.next.IsZero() {
-			l.heard(n.next)
+			l.heard(n.next, n.namespace == "")
 		}
 		if n.due > 0 && (why != WakeNotify || l.filter.manner.hears) {
 			l.signal(why)

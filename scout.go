@@ -14,7 +14,8 @@ import (
 // Where one lane is polled, the dispatcher of it that waits longest looks, by a query that claims what it finds. Where
 // there are several, as with a lane for each namespace, each of them would cost a query at each poll for as long as there is
 // nothing. So one statement looks for all of them (SQL function earliest_of_lanes), and only where it sees something due
-// somebody is called, who claims it.
+// somebody is called, who claims it. The same goes for an instant at which all lanes look, such as the end of a lease: what it
+// brings, if anything, is for one of them.
 //
 // Invariants
 //
@@ -30,10 +31,11 @@ type polls struct {
 	byMode   bool // those of namespaces in ModePolling
 	troubled bool // those that hear, since what is notified may not come
 	settling bool // those for which silent producers are waited for (settle.go)
+	instants bool // those for which an instant has come that is none of theirs alone (timer.go)
 }
 
 func (p polls) and(o polls) polls {
-	return polls{p.byMode || o.byMode, p.troubled || o.troubled, p.settling || o.settling}
+	return polls{p.byMode || o.byMode, p.troubled || o.troubled, p.settling || o.settling, p.instants || o.instants}
 }
 
 // of reports whether the lane is to be polled: while somebody waits, and no look is owed already. bySilence says that of
@@ -41,8 +43,30 @@ func (p polls) and(o polls) polls {
 func (p polls) of(l *lane) (bySilence, ok bool) {
 	m := l.filter.manner
 	bySilence = p.settling && !l.scoutAt.IsZero()
-	ok = bySilence || p.byMode && m.polls || p.troubled && m.hears
+	ok = bySilence || l.instant || p.byMode && m.polls || p.troubled && m.hears
 	return bySilence, ok && len(l.waiting) > 0 && len(l.tokens) == 0
+}
+
+// lookTogether has the lanes look whose instant has come, by one statement if there are several. It never blocks. While queries for
+// work fail, a statement that claims nothing would not tell whether they still do.
+func (e *engine) lookTogether(q Queue, lanes []*lane) {
+	if len(lanes) > 1 && !e.failing.Load() {
+		e.scouts[q].want(polls{instants: true})
+		return
+	}
+	for _, l := range lanes {
+		l.lookAtInstant()
+	}
+}
+
+// lookAtInstant makes one dispatcher look, if the lane is to be polled because an instant has come.
+func (l *lane) lookAtInstant() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.instant {
+		l.instant = false
+		l.give(token{reason: WakeTimer})
+	}
 }
 
 // poll has the lanes looked at that are to be. It never blocks.
@@ -117,6 +141,7 @@ func (s *scout) want(p polls) {
 }
 
 func (s *scout) run(ctx context.Context) {
+	s.bell.ring() // after a panic something may be wanted
 	for {
 		select {
 		case <-ctx.Done():
@@ -169,7 +194,17 @@ func (s *scout) poll(ctx context.Context, p polls) {
 		return
 	}
 	failures := e.failures.Load()
-	found := false
+	found, answered := false, false
+	defer func() {
+		if answered {
+			return
+		}
+		for i, l := range asked { // also when something panics
+			if looks[i].byInstant {
+				l.signal(WakeTimer)
+			}
+		}
+	}()
 	err := s.look(ctx, filters, func(at int, r report) {
 		l := asked[at]
 		l.endPoll(looks[at], r, l.known(e.session()).epoch)
@@ -179,8 +214,8 @@ func (s *scout) poll(ctx context.Context, p polls) {
 	if !errors.Is(err, errPoolBusy) {
 		e.stats.queues[s.queue].polls.Add(1)
 	}
-	switch {
-	case err == nil:
+	switch answered = err == nil; {
+	case answered:
 		if e.failures.Load() == failures { // or a query has failed that was made since
 			e.lookAnswered()
 		}
@@ -246,14 +281,21 @@ func (l *lane) beginPoll(p polls, s session) (k look, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	bySilence, ok := p.of(l)
-	if !ok {
+	instant := l.instant
+	l.instant = false
+	switch {
+	case ok:
+	case instant && len(l.tokens) == 0: // whoever waited has left, and somebody may be about to wait who looked before
+		l.give(token{reason: WakeTimer})
+		return look{}, false
+	default:
 		return look{}, false
 	}
 	if bySilence {
 		l.planScout() // that of the others comes with this one
 	}
 	k = l.knows(l.known(s))
-	k.settled, k.disarms, k.bySilence = l.settled, l.disarms, bySilence
+	k.settled, k.disarms, k.bySilence, k.byInstant = l.settled, l.disarms, bySilence, instant
 	return k, true
 }
 
@@ -269,6 +311,10 @@ func (l *lane) endPoll(k look, r report, listening uint64) {
 	}
 	l.leftSome()
 	if l.inside > 0 && len(l.tokens) == 0 { // or whoever comes looks
-		l.emit(token{reason: WakeScout, silent: k.bySilence, again: true})
+		t := token{reason: WakeScout, silent: k.bySilence, again: true}
+		if k.byInstant {
+			t = token{reason: WakeTimer}
+		}
+		l.emit(t)
 	}
 }

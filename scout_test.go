@@ -283,6 +283,94 @@ func TestScout_PollFails_CountsAsAQueryForWork(t *testing.T) {
 	})
 }
 
+// At the end of a lease every lane looks, since the lease may be of a node that was killed. What it costs does not depend on how many
+// there are, and whose item it is looks by the clock as ever.
+func TestScout_LeaseEnds_ManyLanesLookByOneStatement(t *testing.T) {
+	const lanes = 100
+	p := testProvider(t, Config{})
+	waits := waitIn(t, p, namesOfLanes(lanes)...)
+	eventually(t, "they know that they are empty", func() bool { return p.engine.waiters.settled(Worker) })
+	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('left', p_namespace => 'n17')`)
+	get(t, waits["n17"]) // and is not acknowledged
+	again := fetchWork(t, p, &FetchOptions{PollTimeout: time.Hour, Namespaces: []string{"n17"}, LockTimeout: time.Second})
+	awaitParked(t, p, Worker, lanes)
+	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('held', p_namespace => 'n17')`)
+	require.Equal(t, "held", get(t, again).item.Name)
+	again = fetchWork(t, p, &FetchOptions{PollTimeout: time.Hour, Namespaces: []string{"n17"}})
+	awaitParked(t, p, Worker, lanes)
+	before := p.Stats().Worker
+	d := get(t, again)
+	require.Equal(t, "held", d.item.Name)
+	eventually(t, "the others look", func() bool { return p.Stats().Worker.Polls > before.Polls })
+	after := p.Stats().Worker
+	require.Equal(t, before.Looks+1, after.Looks, "that of whoever has it")
+	require.Equal(t, before.Finds["timer"]+1, after.Finds["timer"])
+	require.Zero(t, after.ScoutFinds)
+}
+
+// Whatever becomes of the poll, each lane whose instant has come has a look made, or owed.
+func TestScout_InstantOfManyLanes_EachLooksWhateverBecomesOfThePoll(t *testing.T) {
+	for name, c := range map[string]struct {
+		look  func(tell func(int, report)) error
+		waits bool // in the second lane
+		timer []int64
+	}{
+		"nothing is due": {func(tell func(int, report)) error {
+			tell(0, report{now: time.Now()})
+			tell(1, report{now: time.Now()})
+			return nil
+		}, true, []int64{0, 0}},
+		"one has work":       {func(tell func(int, report)) error { tell(1, report{now: time.Now(), earliest: time.Now()}); return nil }, true, []int64{0, 1}},
+		"it fails":           {func(func(int, report)) error { return errPoll }, true, []int64{1, 1}},
+		"the pool is busy":   {func(func(int, report)) error { return errPoolBusy }, true, []int64{1, 1}},
+		"it panics":          {func(func(int, report)) error { panic("injected") }, true, []int64{1, 1}},
+		"nobody waits there": {func(func(int, report)) error { return errPoll }, false, []int64{1, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtualtime.Test(t, func(t *testing.T) {
+				e := testEngine(t, Config{Logger: silent})
+				s := e.scouts[Worker]
+				s.look = func(_ context.Context, _ []string, tell func(int, report)) error { return c.look(tell) }
+				var lanes []*lane
+				got := make([]atomic.Int64, 2)
+				for i := range got {
+					l, err := e.waiters.enter(Worker, filter{Namespaces: []string{fmt.Sprint("n", i)}})
+					require.NoError(t, err)
+					lanes = append(lanes, l)
+					if i == 0 || c.waits {
+						go func() {
+							if t, err := l.park(t.Context(), nil); err == nil && t.reason == WakeTimer {
+								got[i].Add(1)
+							}
+						}()
+					}
+				}
+				synctest.Wait()
+				e.group.Go("timer", e.timer.run)
+				e.group.Go("scout", s.run)
+				for _, l := range lanes {
+					l.heard(time.Now().Add(time.Minute), true)
+				}
+				time.Sleep(time.Minute - 1)
+				synctest.Wait()
+				require.Zero(t, got[0].Load()+got[1].Load())
+				time.Sleep(1)
+				synctest.Wait()
+				var owed []int64
+				for i, l := range lanes {
+					owed = append(owed, got[i].Load()+int64(len(l.tokens)))
+				}
+				require.ElementsMatch(t, c.timer, owed) // lanes are in no order
+				e.stop()
+				e.group.Wait()
+				for _, l := range lanes {
+					close(l.closed)
+				}
+			})
+		})
+	}
+}
+
 func TestScout_Panics_IsSurvived(t *testing.T) {
 	var bomb atomic.Bool
 	p := testProvider(t, Config{Mode: ModePolling, PollInterval: 10 * time.Millisecond, fault: func(at string) {

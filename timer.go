@@ -54,13 +54,18 @@ func (t *timer) fire() (next time.Time, ok bool) {
 	}
 	for q := range Queue(queueCount) {
 		var p polls
+		var together []*lane
 		for _, l := range t.e.waiters.lanes(q) {
-			ahead, settling := l.fire(t.e)
+			ahead, settling, shared := l.fire(t.e)
 			for _, at := range ahead {
 				earliest(at)
 			}
 			p.settling = p.settling || settling
+			if shared {
+				together = append(together, l)
+			}
 		}
+		t.e.lookTogether(q, together)
 		t.e.poll(q, p)
 		if at, polling := t.e.pollQueue(q); polling {
 			earliest(at)
@@ -72,9 +77,9 @@ func (t *timer) fire() (next time.Time, ok bool) {
 	return next, ok
 }
 
-// fire emits a token for each instant of the lane that has come, and returns those still to come, and whether the lane is to be
-// polled for what silent producers may have left.
-func (l *lane) fire(e *engine) (ahead []time.Time, settling bool) {
+// fire emits a token for each instant of the lane that has come, and returns those still to come, whether the lane is to be
+// polled for what silent producers may have left, and whether it is to look with others (lookTogether).
+func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
@@ -82,14 +87,19 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling bool) {
 		at := e.clock.Local(l.earliest)
 		// Early, by the grace, but only once for each instant, or an empty answer would bring us back
 		// here at once until the instant comes.
-		if !l.early.Equal(l.earliest) {
+		if !l.shared && !l.early.Equal(l.earliest) {
 			at = at.Add(-e.cfg.TimerGrace)
 		}
 		if at.After(now) {
 			ahead = append(ahead, at)
 		} else {
-			l.early, l.earliest = l.earliest, time.Time{} // invariant (3)
-			l.emit(token{reason: WakeTimer})
+			shared = l.shared && len(l.waiting) > 0                        // or the token lies in store for whoever comes
+			l.early, l.earliest, l.shared = l.earliest, time.Time{}, false // invariant (3)
+			if l.instant = l.instant || shared; shared {
+				l.heardSignal(WakeTimer)
+			} else {
+				l.emit(token{reason: WakeTimer})
+			}
 		}
 	}
 	comes := func(at *time.Time) bool {
@@ -123,5 +133,5 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling bool) {
 		// Of what it may find besides those rows, others were told, or nobody yet.
 		l.emit(token{reason: WakeScout, sole: l.retrySole, silent: l.fanout > 0 || !l.settled})
 	}
-	return ahead, settling
+	return ahead, settling, shared
 }

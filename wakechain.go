@@ -26,7 +26,8 @@ import (
 //	    until one comes.
 //	(3) earliest is never later than the next instant at which something becomes due, unless a token is
 //	    owed: it is replaced only by what a query reports during which no new instant and no other answer
-//	    came in, lowered by every instant heard of, and cleared only together with the emission of a token.
+//	    came in, lowered by every instant heard of, and cleared only together with the emission of a token. A lane that
+//	    is to be polled because an instant has come (instant) owes one too, which the poll pays for (scout.go).
 //	(4) While the query that a token or a release demands reports more due work than it took, it passes a
 //	    token on.
 //	(5) A token that is sole, because nobody else was told of what it is for, lies in store only while somebody of the lane
@@ -148,6 +149,8 @@ type lane struct {
 	lookedAt  time.Time
 	earliest  time.Time // invariant (3), server time; zero: none
 	early     time.Time // the earliest for which TimerGrace has been used up
+	shared    bool      // at earliest all lanes of the queue look, such as at the end of a lease, and nothing need be due in this one
+	instant   bool      // such an instant has come, and the lane is to be polled: invariant (3)
 
 	retryAt   time.Time // local: when to look again at rows that somebody had locked; zero: never
 	retryStep time.Duration
@@ -203,6 +206,11 @@ func (l *lane) signal(why WakeReason) {
 // emit is signal for whoever holds mu, and for a token with more to it than the reason.
 func (l *lane) emit(t token) {
 	l.heardSignal(t.reason)
+	l.give(t)
+}
+
+// give is emit for a signal that was heard already.
+func (l *lane) give(t token) {
 	l.stats.tokens[t.reason].Add(1)
 	if t.reason == WakeNotify {
 		if l.untaken++; l.isUnused() {
@@ -358,6 +366,7 @@ type look struct {
 	disarms uint64
 
 	bySilence bool // a poll: of what it finds nobody was to tell
+	byInstant bool // a poll: an instant has come
 }
 
 func (l *lane) beginLook(s session) look {
@@ -486,19 +495,20 @@ func (l *lane) learn(k look, r report) {
 	latest := l.answers == k.answers
 	l.answers++
 	if latest && l.heardOf == k.heardOf {
-		l.earliest = r.earliest
+		l.earliest, l.shared = r.earliest, false
 		l.moved()
 	} else {
-		l.lower(r.earliest)
+		l.lower(r.earliest, false)
 	}
 }
 
-// heard tells the lane of an instant, in server time, at which something becomes due.
-func (l *lane) heard(at time.Time) {
+// heard tells the lane of an instant, in server time, at which something becomes due; shared says that all lanes of the queue are told,
+// and few of them will find it.
+func (l *lane) heard(at time.Time, shared bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.heardOf++
-	l.lower(at)
+	l.lower(at, shared)
 }
 
 // released tells the lane that a look is owed that begins after now: whoever fetches next makes it, or in
@@ -521,13 +531,17 @@ func (l *lane) released(relay bool) {
 func (l *lane) keep(at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.lower(at)
+	l.lower(at, true)
 }
 
-func (l *lane) lower(at time.Time) {
-	if !at.IsZero() && (l.earliest.IsZero() || at.Before(l.earliest)) {
-		l.earliest = at
+func (l *lane) lower(at time.Time, shared bool) {
+	switch {
+	case at.IsZero():
+	case l.earliest.IsZero() || at.Before(l.earliest):
+		l.earliest, l.shared = at, shared
 		l.moved()
+	case at.Equal(l.earliest):
+		l.shared = l.shared && shared
 	}
 }
 

@@ -573,7 +573,7 @@ func TestLane_InstantHeardDuringAQuery_SurvivesItsAnswer(t *testing.T) {
 	l := testLane()
 	now := time.Now()
 	k := l.beginLook(session{epoch: 1})
-	l.heard(now.Add(time.Minute))
+	l.heard(now.Add(time.Minute), false)
 	l.endLook(k, report{now: now, earliest: now.Add(time.Hour)}, nil, 1)
 	require.Equal(t, now.Add(time.Minute), l.earliest)
 	// An answer that heard nothing new in the meantime replaces it.

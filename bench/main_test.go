@@ -189,7 +189,7 @@ func namespacesRound() *measure.NamespacesResult {
 		Chain:   rate(900), PolledChain: rate(10), Flood: rate(30), PolledFlood: rate(10),
 		Restarts: &measure.NamespaceRestarts{Items: 2, Calm: measure.Samples{2}, Shaken: measure.Samples{3}},
 		Scale:    &measure.NamespaceScale{Places: 2, Rates: []measure.ScaledRate{scaled(1, 100), scaled(8, 760), scaled(16, 800)}, Single: scaled(1, 1600)},
-		Many:     &measure.ManyNamespaces{Namespaces: 1000, Duration: time.Second, PolledFor: time.Second, Polled: 1000, Listening: 1, Bytes: 5 << 10, BytesAfter: 20<<10 - 1},
+		Many:     &measure.ManyNamespaces{Namespaces: 1000, Duration: time.Second, PolledFor: time.Second, Polled: 1000, BusyFor: time.Second, BusyItems: -10, Listening: 1, Bytes: 5 << 10, BytesAfter: 20<<10 - 1},
 	}
 }
 
@@ -221,6 +221,7 @@ func TestNamespaceRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 		"1000 idle namespaces on one node: LISTEN connections, connections": func(n *measure.NamespacesResult) { n.Many.Listening = 2 },
 		"  statements in 1s": func(n *measure.NamespacesResult) { n.Many.Statements = 2 },
 		"  statements/s":     func(n *measure.NamespacesResult) { n.Many.Polled = 99; n.Many.Statements, n.Many.OfOne = 1, 1 },
+		"  while one of them has an item each second":         func(n *measure.NamespacesResult) { n.Many.BusyItems-- },
 		"  memory of each, without an item so far; after one": func(n *measure.NamespacesResult) { n.Many.BytesAfter++ },
 	} {
 		n := namespacesRound()

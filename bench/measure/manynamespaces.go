@@ -19,6 +19,7 @@ import (
 type ManyNamespacesOptions struct {
 	Namespaces int           // Defaults to 1000.
 	Duration   time.Duration // to count statements. Defaults to 30 s.
+	Lease      time.Duration // of items. Defaults to that of a Provider.
 }
 
 // ManyNamespaces is what was found.
@@ -29,6 +30,11 @@ type ManyNamespaces struct {
 	Statements int64         `json:"statements"` // of a node that serves all of them
 	OfOne      int64         `json:"of_one"`     // in the same time, of a node that serves one
 	Texts      calls         `json:"texts"`      // what those of all were, if the server tells
+
+	// While one of the namespaces has an item each second, from one lease after the first on.
+	BusyItems int           `json:"busy_items"`
+	BusyFor   time.Duration `json:"busy_for"`
+	BusyTexts calls         `json:"busy_texts"`
 
 	PolledFor time.Duration `json:"polled_for"`
 	Polled    int64         `json:"polled"` // polls of loops that poll all of them
@@ -44,6 +50,11 @@ type ManyNamespaces struct {
 
 // PerSecond is the rate of statements of the node that serves all.
 func (r *ManyNamespaces) PerSecond() float64 { return float64(r.Statements) / r.Duration.Seconds() }
+
+// BusyPerSecond is that rate while one has items, without those of the enqueues.
+func (r *ManyNamespaces) BusyPerSecond() float64 {
+	return float64(r.BusyTexts.total()-int64(r.BusyItems)) / max(r.BusyFor.Seconds(), 1e-9)
+}
 
 // PolledPerSecond is that of the loops, for each of whose polls one statement counts; here a poll has one more, for its settings.
 func (r *ManyNamespaces) PolledPerSecond() float64 { return float64(r.Polled) / r.PolledFor.Seconds() }
@@ -85,6 +96,7 @@ func (o *NamespacesOptions) many(ctx context.Context, url string, to *Namespaces
 	c := o.Many
 	orDefault(&c.Namespaces, 1000)
 	orDefault(&c.Duration, 30*time.Second)
+	orDefault(&c.Lease, pgwake.DefaultLockTimeout)
 	r := &ManyNamespaces{Namespaces: c.Namespaces}
 	m := newMeter(o.Progress)
 	one, err := openCounted(ctx, url, 1)
@@ -102,7 +114,7 @@ func (o *NamespacesOptions) many(ctx context.Context, url string, to *Namespaces
 	servingOne, serving := one.service(), all.service()
 	defer servingOne.end(&err)
 	defer serving.end(&err)
-	g := dispatch.Group{RetireAfter: 100 * time.Millisecond}
+	g := dispatch.Group{RetireAfter: 100 * time.Millisecond, Config: dispatch.Config{LockTimeout: c.Lease}}
 	coordinate(servingOne, g, nothing)
 	coordinators := coordinate(serving, g, nothing)
 	for _, n := range []*node{one.node, all.node} {
@@ -125,7 +137,9 @@ func (o *NamespacesOptions) many(ctx context.Context, url string, to *Namespaces
 	if err := r.count(ctx, one, all, c.Duration, m, func(ctx context.Context) error { return r.poll(ctx, url, o) }); err != nil {
 		return err
 	}
-	// This comes last: at the instant at which an item's lease would have ended, its namespace looks once more.
+	if err := r.busy(ctx, all, &c, m); err != nil {
+		return err
+	}
 	if err := r.work(ctx, all, coordinators, before); err != nil {
 		return err
 	}
@@ -181,6 +195,38 @@ func memory() int64 {
 	var s runtime.MemStats
 	runtime.ReadMemStats(&s)
 	return int64(s.HeapAlloc + s.StackInuse)
+}
+
+// busy counts statements while one of the namespaces has an item each second. The instants at which leases end are part of it, of
+// which the first is a lease away: so it begins with an item, and counts from there on.
+func (r *ManyNamespaces) busy(ctx context.Context, n *countedNode, o *ManyNamespacesOptions, m *meter) error {
+	item := func() error {
+		_, err := n.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "measure"}, &pgwake.EnqueueOptions{Namespace: "n1"})
+		return err
+	}
+	if err := item(); err != nil {
+		return err
+	}
+	if err := m.pause(ctx, o.Lease); err != nil {
+		return err
+	}
+	began, err := n.read(ctx)
+	if err != nil {
+		return err
+	}
+	at := time.Now()
+	for time.Since(at) < o.Duration {
+		if err := item(); err != nil {
+			return err
+		}
+		r.BusyItems++
+		if err := m.pause(ctx, min(time.Second, o.Lease)); err != nil {
+			return err
+		}
+	}
+	ended, err := n.read(ctx)
+	r.BusyFor, r.BusyTexts = time.Since(at), ended.since(began)
+	return err
 }
 
 // work gives each namespace an item, and looks at the node when it is idle again.

@@ -25,7 +25,7 @@ type NamespacesOptions struct {
 	Created    int           // namespaces that begin with their first item. Defaults to 200.
 
 	// Stretch is for how long statements are counted at the least for which time alone was the reason. A node makes one in a minute, so
-	// less than that compares loops with nothing. Defaults to 2 min.
+	// less than that compares loops with nothing. Defaults to 70 s.
 	Stretch time.Duration
 
 	Interval time.Duration // from one poll of the baseline's loop to the next. Defaults to 1 s.
@@ -100,7 +100,7 @@ func Namespaces(ctx context.Context, url string, o NamespacesOptions) (r *Namesp
 	orDefault(&o.Items, 500)
 	orDefault(&o.Gap, 20*time.Millisecond)
 	orDefault(&o.Created, 200)
-	orDefault(&o.Stretch, 2*time.Minute)
+	orDefault(&o.Stretch, 70*time.Second)
 	orDefault(&o.Interval, time.Second)
 	orDefault(&o.Batch, 100)
 	orDefault(&o.Tasks, 10)

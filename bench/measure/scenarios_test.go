@@ -156,7 +156,7 @@ func TestNamespaces_MeasuresCoordinatorsAndLoops_AndNothingIsLost(t *testing.T) 
 		Tasks: 4, Duration: 50 * time.Millisecond, Polls: 3, Flood: 60,
 		Restarts: NamespaceRestartsOptions{Namespaces: 2, Items: 200, Pause: 5 * time.Millisecond},
 		Scale:    NamespaceScaleOptions{Counts: []int{1, 3}, Duration: 100 * time.Millisecond},
-		Many:     ManyNamespacesOptions{Namespaces: 20, Duration: 100 * time.Millisecond},
+		Many:     ManyNamespacesOptions{Namespaces: 20, Duration: 100 * time.Millisecond, Lease: 50 * time.Millisecond},
 		Progress: keep(&last),
 	})
 	require.NoError(t, err)

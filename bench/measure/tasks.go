@@ -23,7 +23,7 @@ type TasksOptions struct {
 	Namespaces int           // that tasks come to one at a time, with a coordinator each. Defaults to 50.
 	Singles    int           // tasks of those. Defaults to 200.
 	Gap        time.Duration // mean time from the end of one to the next. Defaults to 20 ms.
-	Stretch    time.Duration // as of NamespacesOptions. Defaults to 2 min.
+	Stretch    time.Duration // as of NamespacesOptions. Defaults to 70 s.
 
 	Interval time.Duration // from one poll of the baseline's loops to the next. Defaults to 1 s.
 	Batch    int           // turns, and steps, that a poll takes at most. Defaults to 100.
@@ -41,7 +41,7 @@ func (o *TasksOptions) setDefaults() {
 	orDefault(&o.Namespaces, 50)
 	orDefault(&o.Singles, 200)
 	orDefault(&o.Gap, 20*time.Millisecond)
-	orDefault(&o.Stretch, 2*time.Minute)
+	orDefault(&o.Stretch, 70*time.Second)
 	orDefault(&o.Interval, time.Second)
 	orDefault(&o.Batch, 100)
 	orDefault(&o.AtATime, 10)

@@ -615,6 +615,18 @@ var mutants = []mutant{
 		pkg:     root, test: "TestScout_PollGetsNoAnswer_AnotherIsMadeWhenItIsLate",
 	},
 	{
+		name:    "scout: at the end of a lease each lane looks by itself",
+		file:    "scout.go",
+		patches: []patch{{"	if len(lanes) > 1 && !e.failing.Load() {\n", "	if len(lanes) > 1 && e.failing.Load() {\n"}},
+		pkg:     root, test: "TestScout_LeaseEnds_ManyLanesLookByOneStatement",
+	},
+	{
+		name:    "scout: an instant is forgotten with the poll that fails",
+		file:    "scout.go",
+		patches: []patch{{"			if looks[i].byInstant {\n", "			if looks[i].byInstant && false {\n"}},
+		pkg:     root, test: "TestScout_InstantOfManyLanes_EachLooksWhateverBecomesOfThePoll",
+	},
+	{
 		name:    "scout: lanes that settle are polled one by one",
 		file:    "scout.go",
 		patches: []patch{{"		case one == nil:\n", "		case one == nil || p.settling:\n			if one != nil {\n				one.poll(p)\n			}\n"}},
