@@ -220,7 +220,9 @@ func TestNamespaceRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 		"  8 namespaces":                      func(n *measure.NamespacesResult) { n.Scale.Rates[1].Items = 719 },
 		"1000 idle namespaces on one node: LISTEN connections, connections": func(n *measure.NamespacesResult) { n.Many.Listening = 2 },
 		"  statements in 1s": func(n *measure.NamespacesResult) { n.Many.Statements = 2 },
-		"  statements/s":     func(n *measure.NamespacesResult) { n.Many.Polled = 99; n.Many.Statements, n.Many.OfOne = 1, 1 },
+		"  statements/s": func(n *measure.NamespacesResult) {
+			n.Many.Statements, n.Many.OfOne, n.Many.Duration = 1, 1, time.Second/20
+		},
 		"  while one of them has an item each second":         func(n *measure.NamespacesResult) { n.Many.BusyItems-- },
 		"  memory of each, without an item so far; after one": func(n *measure.NamespacesResult) { n.Many.BytesAfter++ },
 	} {
@@ -286,4 +288,59 @@ func TestRecord_WriteDocs_ReplacesWhatIsBetweenTheMarks(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(file, []byte("nothing"), 0o644))
 	assert.ErrorContains(t, r.writeDocs(file), "no place for results")
+}
+
+// tasksRound is a round in which every goal is met.
+func tasksRound() *measure.TasksResult {
+	singles := func(claim time.Duration, byClock int64) *measure.TaskSingles {
+		return &measure.TaskSingles{
+			Turns: measure.Samples{claim}, Steps: measure.Samples{claim}, Results: measure.Samples{claim}, Whole: measure.Samples{10 * claim},
+			ByClock: byClock, Took: time.Minute,
+		}
+	}
+	rate := func(items int) *measure.NamespaceRate { return &measure.NamespaceRate{Items: items, Took: time.Second} }
+	return &measure.TasksResult{
+		Namespaces: 50, Interval: time.Second, AtATime: 10, Steps: 3, Singles: singles(time.Millisecond, 3), Polled: singles(time.Second/2, 6000),
+		Rate: rate(100), PolledRate: rate(2), Fan: &measure.FanOut{Width: 1000, Took: time.Second, Joins: 1},
+	}
+}
+
+func TestTaskRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
+	many := func() *measure.ManyTasksResult {
+		return &measure.ManyTasksResult{Tasks: 1000, Steps: 10_000, Large: 100, Edges: 500, Queries: []*measure.QueryCost{
+			{SQL: measure.NextReadyTasks, Times: measure.Samples{time.Millisecond}},
+			{SQL: measure.LargeReadiness, Times: measure.Samples{time.Millisecond}},
+			{SQL: `SELECT * FROM get_next_ready_task()`, Times: measure.Samples{time.Hour}},
+		}}
+	}
+	judge := func(n *measure.TasksResult, m *measure.ManyTasksResult) (missed []string) {
+		for _, w := range (&results{Tasks: []*measure.TasksResult{n}, ManyTasks: []*measure.ManyTasksResult{m}}).taskRows() {
+			if w.goal != "" && !w.met {
+				missed = append(missed, strings.TrimSpace(w.measure))
+			}
+		}
+		return missed
+	}
+	assert.Empty(t, judge(tasksRound(), many()))
+	for missed, spoil := range map[string]func(*measure.TasksResult, *measure.ManyTasksResult){
+		"p99": func(n *measure.TasksResult, _ *measure.ManyTasksResult) { n.Singles.Results[0] = 10 * time.Millisecond },
+		"statements for which time alone was the reason, per minute": func(n *measure.TasksResult, _ *measure.ManyTasksResult) { n.Singles.ByClock = 7 },
+		"tasks of 3 steps, 10 at a time, one coordinator: tasks/s":   func(n *measure.TasksResult, _ *measure.ManyTasksResult) { n.Rate.Items = 19 },
+		"joins, attempts beyond the first":                           func(n *measure.TasksResult, _ *measure.ManyTasksResult) { n.Fan.Joins = 2 },
+		"of 1000 tasks with 10000 steps: get_next_ready_tasks(100)": func(_ *measure.TasksResult, m *measure.ManyTasksResult) {
+			m.Queries[0].Times[0] = 20 * time.Millisecond
+		},
+		"task of 100 steps, 500 dependencies: readiness of all": func(_ *measure.TasksResult, m *measure.ManyTasksResult) {
+			m.Queries[1].Times[0] = 100 * time.Millisecond
+		},
+	} {
+		n, m := tasksRound(), many()
+		spoil(n, m)
+		assert.Equal(t, missed, strings.Join(judge(n, m), ","))
+	}
+	r := results{Tasks: []*measure.TasksResult{tasksRound()}, ManyTasks: []*measure.ManyTasksResult{many()}}
+	figures := r.metrics()
+	assert.Equal(t, 50.0, figures["task_rate_ratio"])
+	assert.Equal(t, 1.0, figures["task_next_ready_ms"])
+	assert.InDelta(t, 0.9995, figures["task_polls_fewer"], 1e-9)
 }

@@ -156,7 +156,7 @@ func TestNamespaces_MeasuresCoordinatorsAndLoops_AndNothingIsLost(t *testing.T) 
 		Tasks: 4, Duration: 50 * time.Millisecond, Polls: 3, Flood: 60,
 		Restarts: NamespaceRestartsOptions{Namespaces: 2, Items: 200, Pause: 5 * time.Millisecond},
 		Scale:    NamespaceScaleOptions{Counts: []int{1, 3}, Duration: 100 * time.Millisecond},
-		Many:     ManyNamespacesOptions{Namespaces: 20, Duration: 100 * time.Millisecond, Lease: 50 * time.Millisecond},
+		Many:     ManyNamespacesOptions{Namespaces: 20, Duration: 100 * time.Millisecond, Lease: time.Second},
 		Progress: keep(&last),
 	})
 	require.NoError(t, err)
@@ -576,4 +576,45 @@ func assertNothingLeft(t *testing.T) {
 		SELECT array(SELECT nspname FROM pg_namespace WHERE starts_with(nspname, $1)
 		             UNION ALL SELECT datname FROM pg_database WHERE starts_with(datname, $1))`, ownPrefix()).Scan(&left))
 	assert.Empty(t, left)
+}
+
+func TestTasks_MeasuresAnEngineAndLoops_AndJoinsOnce(t *testing.T) {
+	r, err := Tasks(t.Context(), serverURL(t), TasksOptions{
+		Namespaces: 2, Singles: 5, Gap: time.Millisecond, Stretch: 300 * time.Millisecond, Interval: 20 * time.Millisecond,
+		AtATime: 3, Duration: 100 * time.Millisecond, Polled: 7, Width: 20,
+	})
+	require.NoError(t, err)
+	for _, singles := range []*TaskSingles{r.Singles, r.Polled} {
+		n := len(singles.Whole)
+		require.Positive(t, n)
+		assert.Len(t, singles.Turns, n)
+		assert.Len(t, singles.Steps, n*r.Steps)
+		assert.Len(t, singles.Results, n*r.Steps)
+		noneNegative(t, singles.Claims(), singles.Whole)
+		assert.GreaterOrEqual(t, singles.Took, 300*time.Millisecond)
+	}
+	assert.Len(t, r.Singles.Whole, 5)
+	assert.GreaterOrEqual(t, r.Polled.ByClock, int64(2*2*10), "two loops of each namespace")
+	assert.Equal(t, 7-3, r.PolledRate.Items, "the first ones start the clock")
+	assert.Positive(t, r.Rate.PerSecond())
+	assert.Equal(t, &FanOut{Width: 20, Took: r.Fan.Took, Joins: 1}, r.Fan)
+	assert.Positive(t, r.Fan.Took)
+}
+
+func TestManyTasks_AsksEachQuestion(t *testing.T) {
+	r, err := ManyTasks(t.Context(), serverURL(t), ManyTasksOptions{Tasks: 60, Large: 300, Reads: 2})
+	require.NoError(t, err)
+	assert.Equal(t, 600, r.Steps)
+	assert.Equal(t, 200*5, r.Edges)
+	require.Len(t, r.Queries, len(manyTasksQueries))
+	for _, q := range r.Queries {
+		assert.Len(t, q.Times, 2, q.SQL)
+		noneNegative(t, q.Times)
+	}
+	rows := func(begins string) int64 { return r.Query(begins).Rows }
+	assert.EqualValues(t, 7, rows(NextReadyTasks), "a tenth is ready, and the large one")
+	assert.EqualValues(t, 10, rows(`SELECT * FROM get_step_readiness_status($task)`))
+	assert.EqualValues(t, 1, rows(`SELECT * FROM get_ready_steps`))
+	assert.EqualValues(t, 9, rows(`SELECT * FROM get_step_transitive_dependencies`))
+	assert.Nil(t, r.Query("nothing"))
 }
