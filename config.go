@@ -129,7 +129,7 @@ type Config struct {
 	// it, and the other with it. Defaults to NotifyDirected.
 	Notify NotifyPolicy
 
-	// DisableLongPoll makes every fetch return at once, and opens no LISTEN connection.
+	// DisableLongPoll makes every fetch return at once, and opens no LISTEN connection. The loops of package dispatch ask every 100 ms then.
 	// Defaults to false.
 	DisableLongPoll bool
 

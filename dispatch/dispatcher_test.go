@@ -1254,3 +1254,24 @@ func TestPauses_OfTwoThatBeginTogether_Differ(t *testing.T) {
 		})
 	}
 }
+
+// A Provider with DisableLongPoll says at once that there is nothing.
+func TestPauses_SourceDoesNotWait_IsNotAskedWithoutOne(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
+		p := patience{log: slog.New(slog.DiscardHandler)}
+		took := func(fetch time.Duration, err error) time.Duration {
+			time.Sleep(fetch)
+			began := time.Now()
+			goOn, gone := p.after(t.Context(), err)
+			require.True(t, goOn)
+			require.NoError(t, gone)
+			return time.Since(began)
+		}
+		require.Zero(t, took(0, pgwake.ErrNoWork), "the first")
+		for range 3 {
+			require.InDelta(t, emptyPause, took(time.Millisecond, pgwake.ErrNoWork), float64(emptyPause/10))
+		}
+		require.Zero(t, took(0, nil), "there is work")
+		require.Zero(t, took(time.Minute, pgwake.ErrNoWork))
+	})
+}

@@ -18,6 +18,13 @@ const (
 	lastPause  = time.Second
 )
 
+// A Source that does not wait for work, such as a Provider with DisableLongPoll, says within atOnce that there is none, and is asked again
+// after emptyPause.
+const (
+	atOnce     = 5 * time.Millisecond
+	emptyPause = 100 * time.Millisecond
+)
+
 // longer is the pause after one; 0: the first.
 func longer(pause time.Duration) time.Duration { return min(max(2*pause, firstPause), lastPause) }
 
@@ -26,15 +33,21 @@ type patience struct {
 	log   *slog.Logger
 	muted func() bool   // nil: it logs each time
 	pause time.Duration // 0: the last one did not fail
+	asked time.Time     // about when the last one began; zero: there was none
 }
 
 // after reports whether to fetch again after one that returned err, when it is time for that. The error is one that will
 // not go away.
 func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
+	asked := p.asked
+	defer func() { p.asked = time.Now() }()
 	var failure *pgwake.Error
 	switch {
 	case err == nil, errors.Is(err, pgwake.ErrNoWork):
 		p.pause = 0
+		if err != nil && !asked.IsZero() && time.Since(asked) < atOnce {
+			nap(ctx, jittered(emptyPause))
+		}
 		return ctx.Err() == nil, nil
 	case ctx.Err() != nil, errors.Is(err, pgwake.ErrClosed):
 		return false, nil

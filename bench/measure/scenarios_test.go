@@ -581,7 +581,7 @@ func assertNothingLeft(t *testing.T) {
 func TestTasks_MeasuresAnEngineAndLoops_AndJoinsOnce(t *testing.T) {
 	r, err := Tasks(t.Context(), serverURL(t), TasksOptions{
 		Namespaces: 2, Singles: 5, Gap: time.Millisecond, Stretch: 300 * time.Millisecond, Interval: 20 * time.Millisecond,
-		AtATime: 3, Duration: 100 * time.Millisecond, Polled: 7, Width: 20,
+		AtATime: 3, Duration: time.Second, Polled: 7, Width: 20,
 	})
 	require.NoError(t, err)
 	for _, singles := range []*TaskSingles{r.Singles, r.Polled} {
