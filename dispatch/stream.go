@@ -36,9 +36,11 @@ type EventStream interface {
 	WaitForNamespaces(ctx context.Context, known []string) (added []string, err error)
 }
 
-// LeaseExtender is an EventStream whose leases can be extended. Handlers on one that is none have no longer than Config.LockTimeout.
+// LeaseExtender is an EventStream whose leases can be extended. On one that is none, handlers have no longer than Config.LockTimeout, what is
+// claimed ahead included; all else is the same.
 type LeaseExtender interface {
-	// Extend has leases end so much later than now. Lost ones are told as by Ack.
+	// Extend has leases end so much later than now. Lost ones are told as by Ack. A stream around another one that is no LeaseExtender
+	// fails with errors.ErrUnsupported, and is taken for none.
 	Extend(ctx context.Context, receipts []pgwake.LockToken, lease time.Duration) error
 }
 
