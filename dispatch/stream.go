@@ -20,7 +20,9 @@ import (
 type EventStream interface {
 	// Receive claims up to most messages of a namespace (1 to pgwake.MaxFetch), each for as long as lease, and waits for the first one: it
 	// is pushed, and while there is none it costs next to nothing. It returns messages, or an error and nothing is claimed. A context that
-	// ends strands nothing: what was claimed at that moment is returned, or is given back at once.
+	// ends strands nothing: what was claimed at that moment is returned, or is given back at once. context.DeadlineExceeded says that there
+	// was no message in that time, and Coordinators.Health goes by it: where nobody knows, since there was no connection or no answer, the
+	// error is another one.
 	Receive(ctx context.Context, namespace string, most int, lease time.Duration) ([]StreamDelivery, error)
 
 	// Ack removes messages. Those of which the receipt holds no more are told by a *pgwake.LostLocksError; all others are removed.

@@ -78,7 +78,7 @@ func (s *streamSource) FetchWorkItems(ctx context.Context, n int, o *pgwake.Fetc
 	defer cancel()
 	got, err := s.stream.Receive(waiting, o.Namespaces[0], n, lease)
 	if err != nil {
-		if waiting.Err() != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		if waiting.Err() != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) { // a queue that is away has another error
 			err = pgwake.ErrNoWork
 		}
 		return nil, streamError(op, err)

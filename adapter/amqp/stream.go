@@ -2,6 +2,7 @@ package amqp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -224,7 +225,8 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 	return failed("publish", err)
 }
 
-// Receive waits as a consumer of the namespace's queue.
+// Receive waits as a consumer of the namespace's queue. Invariant: when its time is over it says so, by the error of its context, only if it
+// was one until then. From that Coordinators take it that the queue is there, and empty.
 func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease time.Duration) ([]dispatch.StreamDelivery, error) {
 	const op = "receive"
 	if err := s.check(namespace); err != nil {
@@ -233,24 +235,35 @@ func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease 
 	if most < 1 || most > pgwake.MaxFetch || lease <= 0 {
 		return nil, failed(op, fmt.Errorf("%w: %d messages for %v", pgwake.ErrInvalid, most, lease))
 	}
+	if err := s.ready(ctx); err != nil {
+		return nil, failed(op, err)
+	}
 	for failures := 0; ; failures++ {
-		if err := s.ready(ctx); err != nil {
-			return nil, failed(op, err)
-		}
 		l, err := s.lane(ctx, namespace)
 		if err != nil {
-			return nil, failed(op, err)
+			return nil, failed(op, notConnected(err))
 		}
 		got, err := l.receive(ctx, min(most, s.cfg.Prefetch), lease)
 		if len(got) > 0 {
 			s.learn(namespace)
 			return got, nil
 		}
-		if err != nil && failures > 0 && s.ready(ctx) == nil {
+		switch ended := s.ready(ctx); {
+		case ended != nil && (err == nil || !errors.Is(ended, context.DeadlineExceeded)):
+			return nil, failed(op, ended)
+		case err != nil && (ended != nil || failures > 0):
 			return nil, failed(op, err)
 		}
 		// The connection was lost, and perhaps another one is to be had.
 	}
+}
+
+// notConnected is an error from before there was a consumer.
+func notConnected(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("not connected: %v", err)
+	}
+	return err
 }
 
 // Ack acknowledges messages. RabbitMQ does not answer: see the package.
