@@ -201,7 +201,8 @@ func (s *Stream) declare(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// Publish returns when all messages are confirmed. After an error any of them may have been sent.
+// Publish returns when all messages are confirmed. After an error any of them may have been sent. A delay of more than 40 days is
+// pgwake.ErrInvalid.
 func (s *Stream) Publish(ctx context.Context, namespace string, messages ...dispatch.StreamMessage) error {
 	err := s.check(namespace)
 	for _, m := range messages {
@@ -293,11 +294,13 @@ func (s *Stream) each(op string, receipts []pgwake.LockToken, do func(l *lane, t
 	return nil
 }
 
-// Nack sends a copy, and acknowledges the message.
+// Nack sends a copy, and acknowledges the message. A delay of more than 40 days is taken for that, which is about what RabbitMQ can keep:
+// if it were refused, the message would come again at the end of its lease.
 func (s *Stream) Nack(ctx context.Context, r pgwake.LockToken, o pgwake.AbandonOptions) error {
-	if o.Delay < 0 || o.Delay > longestDelay {
-		return failed("nack", fmt.Errorf("%w: a delay of %v is negative, or longer than %v", pgwake.ErrInvalid, o.Delay, longestDelay))
+	if o.Delay < 0 {
+		return failed("nack", fmt.Errorf("%w: a delay of %v is negative", pgwake.ErrInvalid, o.Delay))
 	}
+	o.Delay = min(o.Delay, longestDelay)
 	return failed("nack", s.replace(ctx, r, func(l *lane, h *held) sending {
 		attempts := h.attempt
 		if o.IgnoreAttempt {
