@@ -18,7 +18,8 @@ import (
 //
 // Such a call waits for an item that another transaction has locked, and has a connection meanwhile. A few of them would have all
 // of the pool, and the leases of everything else would end. So what is not alone, or failed before, is probed, all of it in one
-// statement that passes over what is locked: a renewal. Only what is free then is carried out.
+// statement that passes over what is locked: a renewal. Only what is free then is carried out. Where leases cannot be renewed nobody
+// can say what is locked, and all of it is carried out.
 
 const callers = 8 // of calls that share no statement, at one time
 
@@ -176,20 +177,22 @@ func (a *apart) begin(batch []*held, allowance *allowance) {
 	}
 }
 
-// free returns those of a batch that nobody has locked, or that are lost.
+// free returns those of a batch that nobody has locked, or that are lost; where leases cannot be renewed, all of them. Invariant: what
+// nobody has locked is free unless the renewal fails for a reason that may go away, so it is carried out before its lease ends.
 func (a *apart) free(batch []*held, allowed time.Duration) (free map[*held]bool, err error) {
 	var again []pgwake.LockToken
 	if len(batch) == 1 {
 		again = append(again, batch[0].item.LockToken) // one by itself would be waited for
 	}
 	renewed, err := a.d.leases.renew(a.d.work.settling, batch, allowed, again...)
-	if err != nil {
+	never := errors.Is(err, errors.ErrUnsupported)
+	if err != nil && !never {
 		return nil, err
 	}
 	free = make(map[*held]bool, len(batch))
 	for _, h := range batch {
 		_, is := renewed[h.item.LockToken]
-		free[h] = is || a.d.leases.isLost(h)
+		free[h] = is || never || a.d.leases.isLost(h)
 	}
 	return free, nil
 }

@@ -37,7 +37,7 @@ type Config struct {
 	Fair bool
 
 	// LockTimeout is how long the items of a process that died are kept from others. While a handler runs, the lease is
-	// renewed. From 1 s to 24 h. Defaults to 30 s.
+	// renewed; where that cannot be done (see LeaseExtender), it is all the time that there is. From 1 s to 24 h. Defaults to 30 s.
 	LockTimeout time.Duration
 
 	// Timeout ends the context of a handler, with ErrTimeout as the cause. Defaults to 0: none.

@@ -90,9 +90,10 @@ func (k *coordinator) serveTurns(ctx context.Context) {
 }
 
 // keep has shifts follow each other. Each returns errIdle when it has retired, nil when ctx has ended or the Source is closed, or else
-// why the namespace cannot be served.
+// why the namespace cannot be served. Pauses grow with failures that follow each other.
 func (k *coordinator) keep(ctx context.Context, serve func(context.Context) error) {
 	for pause := firstPause; ; {
+		began := time.Now()
 		err := serve(ctx)
 		switch {
 		case err == nil:
@@ -103,6 +104,9 @@ func (k *coordinator) keep(ctx context.Context, serve func(context.Context) erro
 		case ctx.Err() != nil:
 			k.c.failed(err)
 			return
+		}
+		if time.Since(began) >= longestPause { // it went well meanwhile, and this is another failure
+			pause = firstPause
 		}
 		k.c.log.Error("dispatch: cannot serve a namespace", "namespace", k.at.namespace, "error", err, "again_in", pause)
 		nap(ctx, jittered(pause))

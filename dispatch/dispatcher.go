@@ -21,7 +21,8 @@ import (
 // sessions. Two acknowledge what is done, so that no handler's place waits for a commit; another waits for the disk, and one
 // sees to whatever is settled by itself.
 
-// Provider is what a Dispatcher needs of a *pgwake.Provider.
+// Provider is what a Dispatcher needs of a *pgwake.Provider. RenewWorkItemLocks fails with errors.ErrUnsupported where leases cannot be
+// renewed at all.
 type Provider interface {
 	FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error)
 	AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error

@@ -1059,6 +1059,49 @@ func TestRun_FailedItemsAreLocked_OthersAreSettled(t *testing.T) {
 	}
 }
 
+// Where leases cannot be renewed nobody knows what is locked, and all that was decided is carried out all the same: long before the leases
+// end.
+func TestRun_LeasesCannotBeRenewed_ItemsAreSettled(t *testing.T) {
+	const count = 50 // more than are carried out at one time
+	var said strings.Builder
+	dispatching(t, Config{
+		Concurrency: 3 * count, LockTimeout: time.Hour, Retry: Backoff(time.Second, time.Second), Logger: slog.New(slog.NewTextHandler(&said, nil)),
+	}, func(d *Dispatcher) {
+		d.Handle("done", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+		d.Handle("retried", does(func(_ context.Context, i *pgwake.ClaimedWorkItem) error {
+			return map[bool]error{true: errors.New("no")}[i.Attempt == 1]
+		}))
+		d.Handle("buried", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return Permanent(errors.New("no")) }))
+		d.Handle("unending", does(func(ctx context.Context, _ *pgwake.ClaimedWorkItem) error { <-ctx.Done(); return context.Cause(ctx) }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		failures := 0
+		f.last = true
+		f.fail = func(verb string) error {
+			if failures++; verb != "fetch" && failures < 2*count { // the queue is away for a while
+				return retryable(verb)
+			}
+			return nil
+		}
+		f.enqueue(slices.Repeat([]string{"done", "retried", "buried"}, count)...)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		f.mu.Lock()
+		require.Len(t, f.acked, 2*count)
+		require.Equal(t, map[string]string{"buried": "permanent error: no"}, f.buried)
+		require.Empty(t, f.items)
+		f.mu.Unlock()
+
+		f.enqueue(slices.Repeat([]string{"unending"}, count)...)
+		time.Sleep(time.Hour - time.Minute) // each was to be renewed, again and again
+		require.NoError(t, stop())
+		for _, i := range f.items {
+			require.Empty(t, i.LockToken, "it was given back")
+		}
+		require.Len(t, f.items, count)
+		require.False(t, strings.Contains(said.String(), "cannot renew"), "there is nothing to be done about it")
+	})
+}
+
 // A transaction locks items of three acks, more than there are at one time.
 func TestRun_DoneItemsAreLocked_OthersAreAcknowledged(t *testing.T) {
 	dispatching(t, Config{Concurrency: 20, LockTimeout: 30 * time.Second}, func(d *Dispatcher) {

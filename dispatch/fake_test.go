@@ -52,6 +52,7 @@ type fake struct {
 	waiting, mostWaiting int // verbs that wait for what is locked
 
 	hang bool          // renewals hang until their context ends
+	last bool          // leases end when they end: there are no renewals
 	disk bool          // is gone: a flush hangs until its context ends
 	slow time.Duration // what every verb but the fetch takes
 
@@ -419,8 +420,11 @@ func (f *fake) DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, r
 func (f *fake) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error) {
 	f.mu.Lock()
 	f.renewed++
-	hang := f.hang
+	hang, last := f.hang, f.last
 	f.mu.Unlock()
+	if last {
+		return nil, errors.ErrUnsupported
+	}
 	if hang {
 		<-ctx.Done()
 		return nil, &pgwake.Error{Op: "renew", Err: ctx.Err(), Retryable: true}

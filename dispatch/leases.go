@@ -216,7 +216,7 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 	cancel()
 	lost, ok := lostOf(err)
 	if !ok {
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && !errors.Is(err, errors.ErrUnsupported) {
 			l.d.cfg.Logger.Warn("dispatch: cannot renew leases", "error", err, "items", len(batch))
 		}
 		return nil, err // it is tried again

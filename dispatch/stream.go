@@ -20,7 +20,9 @@ import (
 type EventStream interface {
 	// Receive claims up to most messages of a namespace (1 to pgwake.MaxFetch), each for as long as lease, and waits for the first one: it
 	// is pushed, and while there is none it costs next to nothing. It returns messages, or an error and nothing is claimed. A context that
-	// ends strands nothing: what was claimed at that moment is returned, or is given back at once.
+	// ends strands nothing: what was claimed at that moment is returned, or is given back at once. context.DeadlineExceeded says that there
+	// was no message in that time, and Coordinators.Health goes by it: where nobody knows, since there was no connection or no answer, the
+	// error is another one.
 	Receive(ctx context.Context, namespace string, most int, lease time.Duration) ([]StreamDelivery, error)
 
 	// Ack removes messages. Those of which the receipt holds no more are told by a *pgwake.LostLocksError; all others are removed.
@@ -36,9 +38,11 @@ type EventStream interface {
 	WaitForNamespaces(ctx context.Context, known []string) (added []string, err error)
 }
 
-// LeaseExtender is an EventStream whose leases can be extended. Handlers on one that is none have no longer than Config.LockTimeout.
+// LeaseExtender is an EventStream whose leases can be extended. On one that is none, handlers have no longer than Config.LockTimeout, what is
+// claimed ahead included; all else is the same.
 type LeaseExtender interface {
-	// Extend has leases end so much later than now. Lost ones are told as by Ack.
+	// Extend has leases end so much later than now. Lost ones are told as by Ack. A stream around another one that is no LeaseExtender
+	// fails with errors.ErrUnsupported, and is taken for none.
 	Extend(ctx context.Context, receipts []pgwake.LockToken, lease time.Duration) error
 }
 

@@ -228,7 +228,12 @@ func TestStreamSource_WithoutDeadLetters_APoisonedMessageIsPutOff(t *testing.T) 
 	s := dispatch.StreamSource(p, nil)
 	require.NoError(t, s.DeadLetterWorkItem(t.Context(), "t", "reason", "cause"))
 	require.Equal(t, pgwake.AbandonOptions{Delay: time.Hour, Error: "reason: cause"}, await(t, p.nacked))
-	renewed, err := s.RenewWorkItemLocks(t.Context(), []pgwake.LockToken{"t"}, time.Minute)
-	require.NoError(t, err)
-	require.Empty(t, renewed, "it is neither lost nor renewed")
+}
+
+func TestStreamSource_WithoutExtend_SaysThatLeasesCannotBeRenewed(t *testing.T) {
+	_, err := dispatch.StreamSource(&plain{}, nil).RenewWorkItemLocks(t.Context(), []pgwake.LockToken{"t"}, time.Minute)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	failure := (*pgwake.Error)(nil)
+	require.ErrorAs(t, err, &failure)
+	require.False(t, failure.Retryable)
 }

@@ -78,7 +78,7 @@ func (s *streamSource) FetchWorkItems(ctx context.Context, n int, o *pgwake.Fetc
 	defer cancel()
 	got, err := s.stream.Receive(waiting, o.Namespaces[0], n, lease)
 	if err != nil {
-		if waiting.Err() != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		if waiting.Err() != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) { // a queue that is away has another error
 			err = pgwake.ErrNoWork
 		}
 		return nil, streamError(op, err)
@@ -103,7 +103,7 @@ func streamError(op string, err error) error {
 	if err == nil || errors.As(err, &known) {
 		return err
 	}
-	for _, stays := range []error{pgwake.ErrNoWork, pgwake.ErrLockLost, pgwake.ErrInvalid, pgwake.ErrClosed, pgwake.ErrPermission, pgwake.ErrConfig, context.Canceled} {
+	for _, stays := range []error{pgwake.ErrNoWork, pgwake.ErrLockLost, pgwake.ErrInvalid, pgwake.ErrClosed, pgwake.ErrPermission, pgwake.ErrConfig, errors.ErrUnsupported, context.Canceled} {
 		if errors.Is(err, stays) {
 			return &pgwake.Error{Op: op, Err: err}
 		}
@@ -147,7 +147,7 @@ func (s *streamSource) DeadLetterWorkItem(ctx context.Context, token pgwake.Lock
 func (s *streamSource) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken, extend time.Duration) (map[pgwake.LockToken]time.Time, error) {
 	e, ok := s.stream.(LeaseExtender)
 	if !ok {
-		return nil, nil // none is lost, and none is renewed
+		return nil, streamError("extend", fmt.Errorf("%w: the stream is no LeaseExtender", errors.ErrUnsupported))
 	}
 	sent := time.Now()
 	err := e.Extend(ctx, tokens, extend)

@@ -75,10 +75,102 @@ func TestConnect_MuteBroker_ContextEnds_Returns(t *testing.T) {
 	defer cancel()
 	returns(t, func() {
 		_, err := s.Receive(ctx, "a", 1, time.Minute)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "not connected")
+		require.NotErrorIs(t, err, context.DeadlineExceeded, "it would say that there are no messages")
 		require.ErrorIs(t, s.Declare(ctx, "a"), context.DeadlineExceeded)
 	})
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	_, err := s.Receive(gone, "a", 1, time.Minute)
+	require.ErrorIs(t, err, context.Canceled)
 	returns(t, s.Close)
+}
+
+// silenced is a connection that nothing goes through any more once it is silent: neither end is told.
+type silenced struct {
+	net.Conn
+	silent *atomic.Bool
+}
+
+func (c silenced) Write(b []byte) (int, error) {
+	if c.silent.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+func (c silenced) Read(b []byte) (n int, err error) {
+	for {
+		if n, err = c.Conn.Read(b); err != nil || !c.silent.Load() {
+			return n, err
+		}
+	}
+}
+
+// timed is a context whose time is over when over is closed.
+type timed struct {
+	context.Context
+	over chan struct{}
+}
+
+func (c timed) Done() <-chan struct{} { return c.over }
+
+func (c timed) Err() error {
+	select {
+	case <-c.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+// The heartbeats find it out.
+func TestReceive_BrokerFallsSilent_TheTimeOfTheReceiveIsOver_IsSaid(t *testing.T) {
+	b := theBroker(t)
+	var silent atomic.Bool
+	s := open(t, b.url, amqp091.Config{Heartbeat: time.Second, Dial: func(network, address string) (net.Conn, error) {
+		conn, err := amqp091.DefaultDial(patience)(network, address)
+		return silenced{conn, &silent}, err
+	}})
+	ctx := timed{t.Context(), make(chan struct{})}
+	failure := make(chan error, 1)
+	go func() {
+		_, err := s.Receive(ctx, "a", 1, time.Minute)
+		failure <- err
+	}()
+	require.Eventually(t, func() bool { return s.Lanes() == 1 }, patience, time.Millisecond)
+	silent.Store(true)
+	close(ctx.over)
+	returns(t, func() {
+		err := <-failure
+		require.Error(t, err)
+		require.NotErrorIs(t, err, context.DeadlineExceeded, "it would say that there are no messages")
+	})
+}
+
+// Each attempt to connect takes longer than a fetch waits after a failure.
+func TestConnect_MuteBroker_HealthSaysSo(t *testing.T) {
+	s := open(t, "amqp://guest:guest@"+mute(t)+"/", amqp091.Config{})
+	quiet := slog.New(slog.DiscardHandler)
+	c := dispatch.NewCoordinators(dispatch.StreamSource(s, &dispatch.StreamConfig{MaxWait: 50 * time.Millisecond}), &dispatch.CoordinatorsConfig{
+		Logger: quiet, Groups: []dispatch.Group{{Namespaces: []string{"*"}, Config: dispatch.Config{Logger: quiet}, Handlers: func(d *dispatch.Dispatcher) {
+			d.HandleOthers(func(context.Context, *pgwake.ClaimedWorkItem) (dispatch.Result, error) { return nil, nil })
+		}}},
+	})
+	require.NoError(t, c.Spawn("a"))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	failing, healed := false, false
+	require.Eventually(t, func() bool {
+		status := c.Health().Status
+		healed = healed || failing && status == dispatch.Healthy
+		failing = failing || status == dispatch.Degraded
+		return status == dispatch.Unhealthy
+	}, patience, time.Millisecond)
+	require.False(t, healed, "the broker was away all the time")
+	stop()
+	returns(t, func() { require.NoError(t, <-ended) })
 }
 
 func TestConnect_MuteBroker_Close_Returns(t *testing.T) {

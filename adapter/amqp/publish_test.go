@@ -116,6 +116,18 @@ func TestNack_QueueDeleted_IsDeclaredAgain(t *testing.T) {
 	})
 }
 
+func TestNack_DelayThatRabbitMQCannotKeep_IsTheLongestThatItCan(t *testing.T) {
+	eachType(t, func(t *testing.T, s *stream) {
+		require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))
+		d := s.one(t, time.Hour)
+		require.ErrorIs(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{Delay: -1}), pgwake.ErrInvalid)
+		require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{Delay: 60 * 24 * time.Hour}))
+		const kept = "a.delay.3489660928" // 40 days, rounded up
+		require.Equal(t, 1, s.ready(t, kept))
+		s.remove(t, kept)
+	})
+}
+
 func TestDeadLetter_QueueDeleted_IsDeclaredAgain(t *testing.T) {
 	eachType(t, func(t *testing.T, s *stream) {
 		require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))

@@ -2,6 +2,7 @@ package amqp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -200,7 +201,8 @@ func (s *Stream) declare(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// Publish returns when all messages are confirmed. After an error any of them may have been sent.
+// Publish returns when all messages are confirmed. After an error any of them may have been sent. A delay of more than 40 days is
+// pgwake.ErrInvalid.
 func (s *Stream) Publish(ctx context.Context, namespace string, messages ...dispatch.StreamMessage) error {
 	err := s.check(namespace)
 	for _, m := range messages {
@@ -224,7 +226,8 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 	return failed("publish", err)
 }
 
-// Receive waits as a consumer of the namespace's queue.
+// Receive waits as a consumer of the namespace's queue. Invariant: when its time is over it says so, by the error of its context, only if it
+// was one until then. From that Coordinators take it that the queue is there, and empty.
 func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease time.Duration) ([]dispatch.StreamDelivery, error) {
 	const op = "receive"
 	if err := s.check(namespace); err != nil {
@@ -233,24 +236,35 @@ func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease 
 	if most < 1 || most > pgwake.MaxFetch || lease <= 0 {
 		return nil, failed(op, fmt.Errorf("%w: %d messages for %v", pgwake.ErrInvalid, most, lease))
 	}
+	if err := s.ready(ctx); err != nil {
+		return nil, failed(op, err)
+	}
 	for failures := 0; ; failures++ {
-		if err := s.ready(ctx); err != nil {
-			return nil, failed(op, err)
-		}
 		l, err := s.lane(ctx, namespace)
 		if err != nil {
-			return nil, failed(op, err)
+			return nil, failed(op, notConnected(err))
 		}
 		got, err := l.receive(ctx, min(most, s.cfg.Prefetch), lease)
 		if len(got) > 0 {
 			s.learn(namespace)
 			return got, nil
 		}
-		if err != nil && failures > 0 && s.ready(ctx) == nil {
+		switch ended := s.ready(ctx); {
+		case ended != nil && (err == nil || !errors.Is(ended, context.DeadlineExceeded)):
+			return nil, failed(op, ended)
+		case err != nil && (ended != nil || failures > 0):
 			return nil, failed(op, err)
 		}
 		// The connection was lost, and perhaps another one is to be had.
 	}
+}
+
+// notConnected is an error from before there was a consumer.
+func notConnected(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("not connected: %v", err)
+	}
+	return err
 }
 
 // Ack acknowledges messages. RabbitMQ does not answer: see the package.
@@ -280,11 +294,13 @@ func (s *Stream) each(op string, receipts []pgwake.LockToken, do func(l *lane, t
 	return nil
 }
 
-// Nack sends a copy, and acknowledges the message.
+// Nack sends a copy, and acknowledges the message. A delay of more than 40 days is taken for that, which is about what RabbitMQ can keep:
+// if it were refused, the message would come again at the end of its lease.
 func (s *Stream) Nack(ctx context.Context, r pgwake.LockToken, o pgwake.AbandonOptions) error {
-	if o.Delay < 0 || o.Delay > longestDelay {
-		return failed("nack", fmt.Errorf("%w: a delay of %v is negative, or longer than %v", pgwake.ErrInvalid, o.Delay, longestDelay))
+	if o.Delay < 0 {
+		return failed("nack", fmt.Errorf("%w: a delay of %v is negative", pgwake.ErrInvalid, o.Delay))
 	}
+	o.Delay = min(o.Delay, longestDelay)
 	return failed("nack", s.replace(ctx, r, func(l *lane, h *held) sending {
 		attempts := h.attempt
 		if o.IgnoreAttempt {

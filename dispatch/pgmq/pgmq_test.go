@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"strings"
@@ -383,6 +384,97 @@ func TestLease_OfAProcessThatDied_IsKnownToWhoWaits(t *testing.T) {
 			require.Fail(t, "it did not come", "attempt %d", attempt+1)
 		}
 	}
+}
+
+// silenced is a connection that nothing is sent on any more once it is silent: the server has nothing to answer.
+type silenced struct {
+	net.Conn
+	silent *atomic.Bool
+}
+
+func (c silenced) Write(b []byte) (int, error) {
+	if c.silent.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+// silenceable is a Stream of which all connections, and those to come, fall silent.
+func silenceable(t *testing.T) (s *pgmq.Stream, silence func()) {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(database(t, pgmqtest.Install))
+	require.NoError(t, err)
+	var silent atomic.Bool
+	var mu sync.Mutex
+	var conns []net.Conn
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		conns = append(conns, conn)
+		return silenced{conn, &silent}, nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	t.Cleanup(func() { // nobody waits for an answer any more
+		silent.Store(false)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	})
+	s, err = pgmq.New(t.Context(), pool, &pgmq.Config{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	t.Cleanup(s.Close)
+	return s, func() { silent.Store(true) }
+}
+
+func TestReceive_ServerIsSilent_TheTimeIsOver_IsSaid(t *testing.T) {
+	s, silence := silenceable(t)
+	silence()
+	for range 3 { // the connection that there is, and then those that are to be made
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, err := s.Receive(ctx, "a", 1, time.Minute)
+		cancel()
+		require.ErrorContains(t, err, "no answer")
+		require.NotErrorIs(t, err, context.DeadlineExceeded, "it would say that there are no messages")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	_, err := s.Receive(ctx, "a", 1, time.Minute)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// Each statement, and each attempt to connect, takes longer than a fetch waits after a failure.
+func TestReceive_ServerIsSilent_HealthSaysSo(t *testing.T) {
+	s, silence := silenceable(t)
+	quiet := slog.New(slog.DiscardHandler)
+	c := dispatch.NewCoordinators(dispatch.StreamSource(s, &dispatch.StreamConfig{MaxWait: 50 * time.Millisecond}), &dispatch.CoordinatorsConfig{
+		Logger: quiet, Groups: []dispatch.Group{{Namespaces: []string{"*"}, Config: dispatch.Config{Logger: quiet}, Handlers: func(d *dispatch.Dispatcher) {
+			d.HandleOthers(func(context.Context, *pgwake.ClaimedWorkItem) (dispatch.Result, error) { return nil, nil })
+		}}},
+	})
+	require.NoError(t, c.Spawn("a"))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Healthy && len(c.Namespaces()) == 1 }, patience, time.Millisecond)
+	silence()
+	served := func() dispatch.NamespaceStats { return c.Namespaces()[0] }
+	require.Eventually(t, func() bool { return served().Failures > 0 }, patience, time.Millisecond)
+	healed := false
+	require.Eventually(t, func() bool {
+		healed = healed || served().Failures == 0
+		return c.Health().Status == dispatch.Unhealthy
+	}, patience, time.Millisecond)
+	require.False(t, healed, "the server was silent all the time")
+	stop()
+	require.NoError(t, <-ended)
 }
 
 func TestPublish_BadInput_IsInvalid(t *testing.T) {

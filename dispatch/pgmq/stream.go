@@ -3,6 +3,7 @@ package pgmq
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -92,7 +93,9 @@ func (s *Stream) Close() {
 	s.ears.Wait()
 }
 
-// Receive reads from the queues of a namespace, oldest first in each.
+// Receive reads from the queues of a namespace, oldest first in each. Invariant: when its time is over it says so, by the error of its context,
+// only if it was waiting to be told then, and not for the database. From that Coordinators take it that the database is there, and the
+// queues are empty.
 func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease time.Duration) ([]dispatch.StreamDelivery, error) {
 	const op = "receive"
 	if namespace == "" || most < 1 || most > pgwake.MaxFetch || lease <= 0 || lease > pgwake.MaxLockTimeout {
@@ -101,9 +104,17 @@ func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease 
 	var got []dispatch.StreamDelivery
 	err := s.await(ctx, namespace, func() (next time.Time, found bool, err error) {
 		got, next, err = s.claim(ctx, namespace, most, lease)
-		return next, len(got) > 0, err
+		return next, len(got) > 0, noAnswer(err)
 	})
 	return got, failed(op, err)
+}
+
+// noAnswer is an error of a statement, or of having a connection for it.
+func noAnswer(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("no answer: %v", err)
+	}
+	return err
 }
 
 // claim asks once. next is when to ask again, local; zero: when somebody is told of something.

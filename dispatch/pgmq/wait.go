@@ -26,7 +26,7 @@ const (
 	lastLook  = 100 * time.Millisecond
 )
 
-// await asks until something is found, or ctx ends, or the Stream is closed.
+// await asks until something is found, or ctx ends, or the Stream is closed. What ask fails with is returned as it is.
 func (s *Stream) await(ctx context.Context, namespace string, ask func() (next time.Time, found bool, err error)) error {
 	p := &parked{namespace: namespace, bell: make(chan struct{}, 1)}
 	s.mu.Lock()
@@ -48,9 +48,6 @@ func (s *Stream) await(ctx context.Context, namespace string, ask func() (next t
 		}
 		s.heard(p, true)
 		next, found, err := ask()
-		if err != nil && ctx.Err() != nil {
-			return ctx.Err()
-		}
 		if err != nil || found {
 			return err
 		}

@@ -180,6 +180,38 @@ func extended(t *testing.T, n *node) {
 	n.ack(t, again)
 }
 
+// All are given back in the same moment, and long before their leases would have them come again.
+func failAtOnce(t *testing.T, n *node) {
+	const count = 20
+	l := newLedger()
+	var begun sync.WaitGroup
+	begun.Add(count)
+	retried := make(chan string, count)
+	n.publish(t, mainName, numbered(count)...)
+	c, stop := serve(t, n.EventStream, dispatch.Config{Concurrency: count, LockTimeout: lasting, Retry: dispatch.Backoff(time.Millisecond, time.Millisecond)},
+		func(_ context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+			if l.add(item.Name) == 1 {
+				begun.Done()
+				begun.Wait()
+				return nil, errors.New("not now")
+			}
+			retried <- item.Name
+			return nil, nil
+		})
+	require.NoError(t, c.Spawn(mainName))
+	late := time.After(patience)
+	for i := range count {
+		select {
+		case <-retried:
+		case <-late:
+			require.Fail(t, "not retried", "%d of %d were", i, count)
+		}
+	}
+	stop()
+	require.Equal(t, 2*count, l.total())
+	n.none(t, mainName, soon)
+}
+
 func deadLetter(t *testing.T, n *node) {
 	if n.DeadLetters == nil {
 		t.Skip("the Factory does not tell dead letters")

@@ -78,6 +78,7 @@ var rows = []row{
 	{"Nack_IgnoreAttempt_DoesNotCount", nackedFree},
 	{"Lease_Ends_IsRedelivered", leaseEnds},
 	{"Lease_IsExtended_Holds", extended},
+	{"Handlers_FailAtOnce_AreRetriedAfterTheirDelays", failAtOnce},
 	{"DeadLetter_AfterTheLastAttempt_IsPutAside", deadLetter},
 	{"Namespace_New_IsServedAtOnce", newNamespace},
 	{"Namespace_Known_IsNotTold", knownNamespaces},

@@ -244,17 +244,36 @@ func (s *stream) WaitForNamespaces(ctx context.Context, known []string) ([]strin
 const defectVariable = "PGWAKE_STREAM_DEFECT"
 
 func TestRun_StreamThatKeepsTheContract_Passes(t *testing.T) {
-	streamtest.Run(t, streamtest.Factory{
-		New:     func(testing.TB) dispatch.EventStream { return open(newQueue(os.Getenv(defectVariable))) },
-		Another: func(_ testing.TB, s dispatch.EventStream) dispatch.EventStream { return open(s.(*stream).queue) },
-		Break:   func(_ testing.TB, s dispatch.EventStream) { s.(*stream).breaks() },
+	streamtest.Run(t, factory(os.Getenv(defectVariable),
+		func(s *stream) dispatch.EventStream { return s },
+		func(s dispatch.EventStream) *stream { return s.(*stream) }))
+}
+
+func TestRun_StreamWithoutExtend_Passes(t *testing.T) {
+	streamtest.Run(t, factory("",
+		func(s *stream) dispatch.EventStream { return unextended{s, s} },
+		func(s dispatch.EventStream) *stream { return s.(unextended).EventStream.(*stream) }))
+}
+
+// unextended is a stream whose leases end when they end: it is no LeaseExtender.
+type unextended struct {
+	dispatch.EventStream
+	dispatch.DeadLetterer
+}
+
+// factory makes streams on queues of their own, as they are shown to the suite.
+func factory(defect string, show func(*stream) dispatch.EventStream, of func(dispatch.EventStream) *stream) streamtest.Factory {
+	return streamtest.Factory{
+		New:     func(testing.TB) dispatch.EventStream { return show(open(newQueue(defect))) },
+		Another: func(_ testing.TB, s dispatch.EventStream) dispatch.EventStream { return show(open(of(s).queue)) },
+		Break:   func(_ testing.TB, s dispatch.EventStream) { of(s).breaks() },
 		DeadLetters: func(_ testing.TB, s dispatch.EventStream, namespace string) []string {
-			q := s.(*stream).queue
+			q := of(s).queue
 			q.mu.Lock()
 			defer q.mu.Unlock()
 			return slices.Clone(q.dead[namespace])
 		},
-	})
+	}
 }
 
 // Each defect is tried in a process of its own, since what fails there is to fail.
