@@ -11,7 +11,7 @@ CREATE TABLE namespaces (
                CONSTRAINT namespaces_name_check CHECK (name ~ '^[a-z][a-z0-9_-]{0,39}$'),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE namespaces IS 'Registry of namespaces. A row appears in the transaction of the namespace''s first item; if several transactions are the first at once, each adds one.';
+COMMENT ON TABLE namespaces IS 'Registry of namespaces. A row appears in the transaction of the namespace''s first item, if a verb enqueues it (see register_namespace); if several transactions are the first at once, each adds one.';
 
 -- register_namespaces, at each enqueue
 CREATE INDEX namespaces_name_idx ON namespaces (name);
