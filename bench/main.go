@@ -68,6 +68,7 @@ func parse(args []string) (*settings, error) {
 	idle := flags.Duration("idle", 0, "how long to count statements while idle (default 3m, with -short 4s, with -quick 3s)")
 	items := flags.Int("items", 0, "`items` to drain (default 200000, with -short or -quick 10000)")
 	backlog := flags.Int("backlog", 0, "`items` that are due around those that are fetched (default 200000, with -short or -quick 20000)")
+	tasks := flags.Int("tasks", 0, "`tasks` to ask about, of ten steps each (default 1000000, with -short 10000, with -quick 2000)")
 	s := &settings{sizes: full, rounds: 5, scenarios: names()}
 	flags.StringVar(&s.json, "json", beside("results.json"), "`file` for the figures and the raw samples")
 	flags.StringVar(&s.charts, "charts", beside("charts"), "`directory` for the charts")
@@ -94,6 +95,9 @@ func parse(args []string) (*settings, error) {
 	}
 	if *backlog > 0 {
 		s.sizes.fetch.Backlog = *backlog
+	}
+	if *tasks > 0 {
+		s.sizes.manyTasks.Tasks = *tasks
 	}
 	if *run != "" {
 		s.scenarios = strings.Split(*run, ",")
