@@ -587,7 +587,7 @@ var mutants = []mutant{
 	{
 		name:    "scout: its answer counts whether the lane had settled or not",
 		file:    "scout.go",
-		patches: []patch{{"k.bySilence = l.settled, l.disarms,", "k.bySilence = true, l.disarms,"}},
+		patches: []patch{{"k.byInstant = l.settled, l.disarms,", "k.byInstant = true, l.disarms,"}},
 		pkg:     root, test: "TestLane_PollFindsNothing_KnownEmptyByTheRulesOfAQuery",
 	},
 	{
@@ -689,7 +689,7 @@ var mutants = []mutant{
 	{
 		name:    "modes: each change costs a fallback",
 		file:    "listener.go",
-		patches: []patch{{"	if left {\n", "	if true {\n"}},
+		patches: []patch{{"	if left {\n", "	if left || true {\n"}},
 		pkg:     root, test: "TestSetModes_OneMoreNamespace_ConcernsNoOther",
 	},
 	{
