@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"go.opentelemetry.io/otel/metric"
 )
@@ -38,6 +39,12 @@ type Shard struct {
 	// Namespaces are names, or patterns as path.Match has them.
 	Namespaces []string
 	Source     Source
+
+	// Begin begins the transactions of HandleTx on the database of Source, in place of Config.Begin, which is for the Source of
+	// NewCoordinators. Once for a Source is enough, however many Shards it has. Required where a Group has HandleTx and Source is another
+	// one: items of any namespace may be there. Not for streams, which have no transactions. Defaults to nil: to Config.Begin, for the
+	// Source of NewCoordinators.
+	Begin func(context.Context) (pgx.Tx, error)
 }
 
 // CoordinatorsConfig says what Coordinators serve, and how.
@@ -75,7 +82,8 @@ type Coordinators struct {
 	cfg     CoordinatorsConfig
 	err     error
 	groups  groups
-	sources []Source // that of NewCoordinators, and then of Shards
+	sources []Source                                      // that of NewCoordinators, and then of Shards
+	begins  map[int]func(context.Context) (pgx.Tx, error) // Shard.Begin, by the number of the Source
 	log     *slog.Logger
 
 	ran     atomic.Bool
@@ -104,6 +112,7 @@ type place struct {
 // NewCoordinators returns Coordinators on a Provider. Errors of the config are those of Run.
 func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
 	c := &Coordinators{byPlace: make(map[place]*coordinator), shut: make(map[place]bool), known: make(map[place]bool), sources: []Source{source}}
+	c.begins = make(map[int]func(context.Context) (pgx.Tx, error))
 	if config != nil {
 		c.cfg = *config
 	}
@@ -117,6 +126,9 @@ func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
 	for _, s := range c.cfg.Shards {
 		if !slices.Contains(c.sources, s.Source) {
 			c.sources = append(c.sources, s.Source)
+		}
+		if i := slices.Index(c.sources, s.Source); s.Begin != nil && c.begins[i] == nil {
+			c.begins[i] = s.Begin
 		}
 	}
 	for _, pattern := range slices.Concat(append(shardPatterns(c.cfg.Shards), c.cfg.Namespaces)...) {
@@ -138,6 +150,11 @@ func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
 		}
 		if _, ok := s.(modal); c.cfg.Rollout != nil && !ok {
 			k.bad("Source %d has no modes, for which there is a Rollout", i)
+		}
+		for _, g := range groups {
+			if _, isStream := s.(*streamSource); g.proto != nil && g.proto.transacts && !isStream && c.beginOf(i, g) == nil {
+				k.bad("Group %q has HandleTx, and Source %d no Begin: it is to be in a Shard of that Source", g.title(), i)
+			}
 		}
 	}
 	c.watching = make([]failing, len(c.sources))
@@ -163,6 +180,14 @@ func (c *Coordinators) owner(namespace string) int {
 		return 0
 	}
 	return slices.Index(c.sources, c.cfg.Shards[i].Source)
+}
+
+// beginOf returns what begins transactions on the database of a Source; nil: nothing is known to.
+func (c *Coordinators) beginOf(source int, g *group) func(context.Context) (pgx.Tx, error) {
+	if begin := c.begins[source]; begin != nil || source > 0 {
+		return begin
+	}
+	return g.Config.Begin
 }
 
 // Run serves until ctx ends or all Sources are closed. It ends as Dispatcher.Run does, all namespaces at a time, and returns what that
