@@ -2,8 +2,10 @@ package dispatch
 
 import (
 	"errors"
+	"fmt"
 	"hash/fnv"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/pgwake/pgwake"
@@ -86,46 +88,85 @@ func (c *Coordinators) modesAsTheyAre() (undo func()) {
 	}
 }
 
-// applyRollout has the namespaces of a Source that are known in their modes.
-func (c *Coordinators) applyRollout(source int) error {
-	c.rollout.mu.Lock()
-	defer c.rollout.mu.Unlock()
-	return c.rollOutTo(source)
-}
-
-// rollOut is called with the rollout's mu held.
+// rollOut has all namespaces that are known in their modes, or fails. It is called with the rollout's mu held.
 func (c *Coordinators) rollOut() error {
 	var failures []error
 	for i := range c.sources {
-		if err := c.rollOutTo(i); err != nil && !errors.Is(err, pgwake.ErrClosed) {
+		modes, unsaid := c.askRollout(i, nil)
+		err := joined(unsaid)
+		if err == nil {
+			err = c.setModes(i, modes)
+		}
+		if err != nil && !errors.Is(err, pgwake.ErrClosed) {
 			failures = append(failures, err)
 		}
 	}
 	return errors.Join(failures...)
 }
 
-// rollOutTo is called with the rollout's mu held.
-func (c *Coordinators) rollOutTo(source int) error {
+// askRollout returns the modes of the namespaces of a Source that are known, and of others. Of those for which the Rollout fails it returns
+// why: one that is known keeps the mode that it has, and others have none. It is called with the rollout's mu held.
+func (c *Coordinators) askRollout(source int, others []string) (modes map[string]pgwake.Mode, unsaid map[string]error) {
+	modes, unsaid = make(map[string]pgwake.Mode), make(map[string]error)
 	if c.rollout.of == nil {
-		return nil
+		return modes, unsaid
+	}
+	known := make(map[string]bool)
+	for _, namespace := range others {
+		known[namespace] = false
 	}
 	c.mu.Lock()
-	var known []string
 	for at := range c.known {
 		if at.source == source {
-			known = append(known, at.namespace)
+			known[at.namespace] = true
 		}
 	}
 	c.mu.Unlock()
-	modes, err := hooked(func() (map[string]pgwake.Mode, error) {
-		modes := make(map[string]pgwake.Mode, len(known))
-		for _, namespace := range known {
-			modes[namespace] = c.rollout.of(namespace)
+	general, now := c.sources[source].(modal).GetModes()
+	for namespace, isKnown := range known {
+		mode, err := c.rollout.mode(namespace)
+		if err != nil {
+			unsaid[namespace] = err
+			if !isKnown {
+				continue
+			}
+			var ofItsOwn bool
+			if mode, ofItsOwn = now[namespace]; !ofItsOwn {
+				mode = general
+			}
 		}
-		return modes, nil
-	})
+		modes[namespace] = mode
+	}
+	return modes, unsaid
+}
+
+// mode is what the Rollout says of a namespace.
+func (r *rollout) mode(namespace string) (pgwake.Mode, error) {
+	mode, err := hooked(func() (pgwake.Mode, error) { return r.of(namespace), nil })
+	if err == nil && (mode < pgwake.ModeHybrid || mode > pgwake.ModeDisabled) {
+		err = fmt.Errorf("%w: mode %d is unknown", pgwake.ErrInvalid, int(mode))
+	}
 	if err != nil {
-		return err
+		return mode, fmt.Errorf("rollout of namespace %.60q: %w", namespace, err)
+	}
+	return mode, nil
+}
+
+// joined is an error for all of these, which tells the first few.
+func joined(failures map[string]error) error {
+	var first []error
+	for _, namespace := range slices.Sorted(maps.Keys(failures)) {
+		if len(first) < mostReasons {
+			first = append(first, failures[namespace])
+		}
+	}
+	return errors.Join(first...)
+}
+
+// setModes sets those of the namespaces of a Source. It is called with the rollout's mu held.
+func (c *Coordinators) setModes(source int, modes map[string]pgwake.Mode) error {
+	if c.rollout.of == nil {
+		return nil
 	}
 	m := c.sources[source].(modal)
 	general, now := m.GetModes()

@@ -731,9 +731,21 @@ var mutants = []mutant{
 	},
 	{
 		name:    "coordinators: one whose mode cannot be set is served",
-		file:    "dispatch/coordinators.go",
-		patches: []patch{{"			err = c.learn(source, added)\n", "			_ = c.learn(source, added)\n"}},
-		pkg:     "./dispatch", test: "TestCoordinators_RolloutPanics_NobodyIsServedUntilItDoesNot",
+		file:    "dispatch/newcomers.go",
+		patches: []patch{{"		if unsaid[namespace] == nil && c.serves(namespace) {\n", "		if c.serves(namespace) {\n"}},
+		pkg:     "./dispatch", test: "TestCoordinators_RolloutFailsForSome_TheOthersAreServed",
+	},
+	{
+		name:    "coordinators: one whose mode cannot be set takes the others with it",
+		file:    "dispatch/newcomers.go",
+		patches: []patch{{"	if err := c.setModes(source, modes); err != nil {\n", "	if err := errors.Join(joined(unsaid), c.setModes(source, modes)); err != nil {\n"}},
+		pkg:     "./dispatch", test: "TestCoordinators_RolloutFailsForSome_TheOthersAreServed",
+	},
+	{
+		name:    "coordinators: one whose mode cannot be set is never tried again",
+		file:    "dispatch/newcomers.go",
+		patches: []patch{{"	return again, nil\n", "	return time.Time{}, nil\n"}},
+		pkg:     "./dispatch", test: "TestCoordinators_RolloutFailsForOne_ItAloneWaitsForAMinute",
 	},
 	{
 		name:    "health: after a failure a namespace is as patient as ever",
