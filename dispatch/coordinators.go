@@ -161,7 +161,7 @@ func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
 		}
 	}
 	c.watching = make([]failing, len(c.sources))
-	c.rollout.of, c.rollout.own = c.cfg.Rollout, make(map[int]pgwake.Mode)
+	c.rollout.of, c.rollout.general = c.cfg.Rollout, make(map[int]generalMode)
 	c.err = k.err
 	return c
 }

@@ -41,14 +41,18 @@ func mixed(x uint64) uint64 {
 
 // rollout is what Coordinators have the modes of namespaces from.
 type rollout struct {
-	mu  sync.Mutex // one change of modes at a time
-	of  func(namespace string) pgwake.Mode
-	own map[int]pgwake.Mode // of each Source: its Config.Mode, as it was
+	mu      sync.Mutex // one change of modes at a time
+	of      func(namespace string) pgwake.Mode
+	general map[int]generalMode // of each Source that has been under a Rollout
 }
+
+// generalMode is that of namespaces that have no other: what it is without a Rollout, and what a Rollout has last made of it.
+type generalMode struct{ own, set pgwake.Mode }
 
 // SetRollout changes CoordinatorsConfig.Rollout, for the namespaces that there are and those to come. Work goes on meanwhile: see
 // pgwake.Provider.SetModes, of which it has the errors; then it sets all Sources back to the modes that they had, as far as it can, and the
-// Rollout is the one before. A Source that is closed it leaves out. nil leaves the modes as they are. Safe for concurrent use.
+// Rollout is the one before. A Source that is closed it leaves out. nil leaves the modes as they are, and a general mode that is set
+// from then on remains with the next Rollout. Safe for concurrent use.
 func (c *Coordinators) SetRollout(of func(namespace string) pgwake.Mode) error {
 	if c.err != nil {
 		return c.err
@@ -62,14 +66,25 @@ func (c *Coordinators) SetRollout(of func(namespace string) pgwake.Mode) error {
 	}
 	c.rollout.mu.Lock()
 	defer c.rollout.mu.Unlock()
-	of, c.rollout.of = c.rollout.of, of
-	own, undo := maps.Clone(c.rollout.own), c.modesAsTheyAre()
+	before, general, undo := c.rollout.of, maps.Clone(c.rollout.general), c.modesAsTheyAre()
+	if before == nil {
+		c.forgetGeneralModes()
+	}
+	c.rollout.of = of
 	err := c.rollOut()
 	if err != nil {
-		c.rollout.of, c.rollout.own = of, own
+		c.rollout.of, c.rollout.general = before, general
 		undo()
 	}
 	return err
+}
+
+// forgetGeneralModes forgets those that somebody has changed since. Without a Rollout that is his business, and it remains as he wants it.
+func (c *Coordinators) forgetGeneralModes() {
+	maps.DeleteFunc(c.rollout.general, func(source int, g generalMode) bool {
+		now, _ := c.sources[source].(modal).GetModes()
+		return now != g.set
+	})
 }
 
 // modesAsTheyAre returns what sets all Sources back to the modes that they have now, which need not be those of a Rollout.
@@ -170,26 +185,30 @@ func (c *Coordinators) setModes(source int, modes map[string]pgwake.Mode) error 
 	}
 	m := c.sources[source].(modal)
 	general, now := m.GetModes()
-	if _, ok := c.rollout.own[source]; !ok {
-		c.rollout.own[source] = general
+	g, ok := c.rollout.general[source]
+	if !ok {
+		g.own = general
 	}
-	wanted := generalMode(c.rollout.own[source], modes)
-	maps.DeleteFunc(modes, func(_ string, mode pgwake.Mode) bool { return mode == wanted })
-	if general == wanted && maps.Equal(now, modes) {
-		return nil
+	g.set = g.with(modes)
+	maps.DeleteFunc(modes, func(_ string, mode pgwake.Mode) bool { return mode == g.set })
+	if general != g.set || !maps.Equal(now, modes) {
+		if err := m.SetModes(g.set, modes); err != nil {
+			return err
+		}
 	}
-	return m.SetModes(wanted, modes)
+	c.rollout.general[source] = g
+	return nil
 }
 
-// generalMode is that of namespaces that are not known yet, where those that are have these. Nothing of those is claimed. But as long as
-// it is one that listens, so does the node, and whoever goes back to polling may have the listening for a reason.
-func generalMode(own pgwake.Mode, modes map[string]pgwake.Mode) pgwake.Mode {
-	if own == pgwake.ModeDisabled || len(modes) == 0 {
-		return own
+// with is the general mode where the namespaces that are known have these. Nothing of those that are not is claimed. But as long as it is
+// one that listens, so does the node, and whoever goes back to polling may have the listening for a reason.
+func (g generalMode) with(modes map[string]pgwake.Mode) pgwake.Mode {
+	if g.own == pgwake.ModeDisabled || len(modes) == 0 {
+		return g.own
 	}
 	for _, mode := range modes {
 		if mode != pgwake.ModePolling && mode != pgwake.ModeDisabled {
-			return own
+			return g.own
 		}
 	}
 	return pgwake.ModePolling
