@@ -748,6 +748,24 @@ var mutants = []mutant{
 		pkg:     "./dispatch", test: "TestCoordinators_RolloutFailsForOne_ItAloneWaitsForAMinute",
 	},
 	{
+		name:    "coordinators: while the listener is down nobody looks for namespaces",
+		file:    "waits.go",
+		patches: []patch{{"	return cfg.AggressiveInterval, true\n", "	return 0, false\n"}},
+		pkg:     "./dispatch", test: "TestT37_NamespacesCreatedWhileTheListenerStaysDown_AreServedAtOnce",
+	},
+	{
+		name:    "coordinators: the transactions of all Sources are on the first",
+		file:    "dispatch/coordinators.go",
+		patches: []patch{{"begin != nil || source > 0 {", "begin != nil && source > 9 {"}},
+		pkg:     "./dispatch", test: "TestHandleTx_NamespaceWasMovedToAnotherDatabase_EffectsAreWhereTheItemIs",
+	},
+	{
+		name:    "coordinators: a general mode that was changed without a rollout is set back by the next",
+		file:    "dispatch/rollout.go",
+		patches: []patch{{"		return now != g.set\n", "		return now != now\n"}},
+		pkg:     "./dispatch", test: "TestSetRollout_GeneralModeWasChangedSinceTheLast_Remains",
+	},
+	{
 		name:    "health: after a failure a namespace is as patient as ever",
 		file:    "dispatch/coordinator.go",
 		patches: []patch{{"		return lastPause\n	}\n	return 0\n", "		return 0\n	}\n	return 0\n"}},
