@@ -385,14 +385,3 @@ func lockTimeout(d time.Duration) (time.Duration, error) {
 	}
 	return d, nil
 }
-
-// withoutListener says, for operators, what a node does that is to listen and cannot.
-func (c *Config) withoutListener() string {
-	switch {
-	case c.AggressivePolicy == Never && *c.FallbackEnabled && c.Mode == ModeHybrid:
-		return fmt.Sprintf("asking every %v", c.FallbackInterval)
-	case c.AggressivePolicy == Never:
-		return "finding only what this node enqueues, and what is due at an instant that it knows,"
-	}
-	return fmt.Sprintf("polling every %v", c.AggressiveInterval)
-}

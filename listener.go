@@ -252,7 +252,7 @@ func (l *listener) lost(err error) {
 	l.missing = true
 	l.mu.Unlock()
 	if first && l.e.ctx.Err() == nil {
-		l.e.log().Warn("pgwake: not listening; "+l.e.cfg.withoutListener()+" until it is", "error", err)
+		l.e.log().Warn("pgwake: not listening; "+l.instead()+" until it is", "error", err)
 	}
 	l.refuseJobs()
 	l.e.listenerLost(was != nil)
@@ -376,6 +376,20 @@ func (l *listener) planFallback() {
 // fallsBack reports whether what the periodic statement finds wakes anybody.
 func (l *listener) fallsBack() bool {
 	return *l.e.cfg.FallbackEnabled && l.e.modes.any(func(m Mode) bool { return m.manner().fallsBack })
+}
+
+// instead says, for operators, what the node does, by the modes in force, while there is to be a connection and is none.
+func (l *listener) instead() string {
+	cfg := l.e.cfg
+	switch {
+	case !l.e.modes.any(func(m Mode) bool { return m.manner().hears }): // what it listens for is to be watched alone
+		return "counting no notifications"
+	case cfg.AggressivePolicy != Never:
+		return fmt.Sprintf("polling every %v", cfg.AggressiveInterval)
+	case l.fallsBack():
+		return fmt.Sprintf("asking every %v", cfg.FallbackInterval)
+	}
+	return "finding only what this node enqueues, and what is due at an instant that it knows,"
 }
 
 // fallbackByDispatchers is the fallback while there is no connection: one dispatcher of each lane asks.

@@ -198,6 +198,37 @@ func TestListener_CannotConnect_ProviderPollsAndSaysSo(t *testing.T) {
 	require.True(t, p.Stats().Worker.Aggressive)
 }
 
+// What it does meanwhile is a matter of the modes in force, whatever those were that it began with.
+func TestListener_CannotConnect_ProviderSaysWhatItDoesInItsModes(t *testing.T) {
+	reached := testProvider(t, Config{})
+	config := reached.pool.Config().ConnConfig.Copy()
+	config.Port, config.Fallbacks = 1, nil
+	providers := make(map[AggressivePolicy]*Provider)
+	for _, policy := range []AggressivePolicy{OnTrouble, Never} {
+		providers[policy] = testProvider(t, Config{Schema: reached.cfg.Schema, ListenConfig: config,
+			AggressivePolicy: policy, AggressiveInterval: 70 * time.Millisecond, FallbackInterval: 50 * time.Second})
+	}
+	const polling, asking, finding, counting = "polling every 70ms", "asking every 50s", "finding only what this node enqueues", "counting no notifications"
+	for _, c := range []struct {
+		policy       AggressivePolicy
+		general, one Mode // and that of a namespace
+		says         string
+	}{
+		{OnTrouble, ModeHybrid, ModeHybrid, polling},
+		{OnTrouble, ModeShadow, ModeEventDriven, polling},
+		{OnTrouble, ModeShadow, ModeShadow, counting},
+		{OnTrouble, ModePolling, ModeShadow, counting},
+		{Never, ModeHybrid, ModeHybrid, asking},
+		{Never, ModePolling, ModeHybrid, asking},
+		{Never, ModeEventDriven, ModeEventDriven, finding},
+		{Never, ModeShadow, ModeDisabled, counting},
+	} {
+		p := providers[c.policy]
+		require.NoError(t, p.SetModes(c.general, map[string]Mode{"one": c.one}))
+		require.Contains(t, p.Health().Problems[0].Text, "not listening; "+c.says, "%+v", c)
+	}
+}
+
 // Polls that find nothing are no sign that notifications get through: without a LISTEN connection the polling goes
 // on, however short AggressiveDuration is.
 func TestListener_CannotConnect_PollingDoesNotEnd(t *testing.T) {

@@ -25,7 +25,7 @@ type Stats struct {
 	Orchestrator QueueStats
 	Worker       QueueStats
 
-	Waits     int   // calls of WaitForStatus and WaitForInstance that wait at this moment
+	Waits     int   // calls of WaitForStatus, WaitForInstance and WaitForNamespaces that wait at this moment
 	WaitReads int64 // queries made for all of them together
 
 	Fallbacks  int64 // periodic statements on the LISTEN connection
@@ -272,7 +272,7 @@ func (p *Provider) Health() Health {
 		return Health{Problems: []Problem{{PartProvider, "closed"}}}
 	}
 	if e.isDeaf() {
-		problem := "not listening; " + e.cfg.withoutListener()
+		problem := "not listening; " + e.listener.instead()
 		if err := e.listener.err(); err != nil {
 			problem += ": " + err.Error()
 		}

@@ -20,7 +20,7 @@ import (
 // begins once the handler has ended or the item was given back, nor after one that succeeded, or may have.
 
 // AckBy has a handler acknowledge its item by itself, together with its effects: by one statement that also calls ack_work of the SQL
-// functions, or by a transaction of its own that ends with that or with AckWorkItemTx. It is to be called with the context of the
+// functions, or by a transaction of its own that ends with that or with AckWorkItemTx, on the database of SourceFrom. It is to be called with the context of the
 // handler, or one made of that, and calls ack with the token of the item (see pgwake.LockToken.WorkItem). If that returns nil the item
 // is done, whatever the handler returns afterwards; a result is for nobody then, and no completion is sent. If it returns an error, so does
 // AckBy, and the item is not done:

@@ -59,8 +59,8 @@ type Config struct {
 
 	// Begin begins the transactions of HandleTx, on the Provider's database; a pool's Begin will do. They are to be READ
 	// COMMITTED: at a higher level the ack fails of every item whose lease was renewed while the handler ran. Each handler at
-	// work holds a connection, so a pool that the Provider uses as well needs Concurrency and four more. Defaults to nil:
-	// there is no HandleTx.
+	// work holds a connection, so a pool that the Provider uses as well needs Concurrency and four more. Of a Group it is for the
+	// Source of NewCoordinators, and Shard.Begin for others. Defaults to nil: there is no HandleTx.
 	Begin func(context.Context) (pgx.Tx, error)
 
 	// StopTimeout is how long handlers may go on once Run is to end. At least 1 ns. Defaults to 25 s.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
@@ -171,7 +172,7 @@ func (s *workShift) serve(ctx context.Context) error {
 		s.note(&s.handlers, err)
 		return errors.Join(err, s.giveBack(first))
 	}
-	d.assign(s.source, s.at.namespace, func(ctx context.Context, err error) { s.fetched(ctx, &s.work, err) })
+	d.assign(s.source, s.c.beginOf(s.at.source, s.group), s.at.namespace, func(ctx context.Context, err error) { s.fetched(ctx, &s.work, err) })
 	s.begin(d)
 	defer s.over()
 	return d.run(ctx, first, s.group.idle())
@@ -200,8 +201,10 @@ func (s *workShift) ready(first claimed) (d *Dispatcher, left claimed, err error
 }
 
 // assign has a Dispatcher serve one namespace of several, and tell what came of each fetch. It is called before run.
-func (d *Dispatcher) assign(p Provider, namespace string, fetched func(context.Context, error)) {
-	d.p, d.cfg.Namespaces, d.fetched, d.shared = p, []string{namespace}, fetched, true
+//
+// Invariant: begin is for the database of p, or nil. So what HandleTx does and the ack of the item are in one database.
+func (d *Dispatcher) assign(p Provider, begin func(context.Context) (pgx.Tx, error), namespace string, fetched func(context.Context, error)) {
+	d.p, d.cfg.Begin, d.cfg.Namespaces, d.fetched, d.shared = p, begin, []string{namespace}, fetched, true
 }
 
 // wait waits for the first items. None: ctx has ended, the Source is closed, or it fails for a reason that stays.

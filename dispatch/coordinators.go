@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"go.opentelemetry.io/otel/metric"
 )
@@ -38,6 +39,12 @@ type Shard struct {
 	// Namespaces are names, or patterns as path.Match has them.
 	Namespaces []string
 	Source     Source
+
+	// Begin begins the transactions of HandleTx on the database of Source, in place of Config.Begin, which is for the Source of
+	// NewCoordinators. Once for a Source is enough, however many Shards it has. Required where a Group has HandleTx and Source is another
+	// one: items of any namespace may be there. Not for streams, which have no transactions. Defaults to nil: to Config.Begin, for the
+	// Source of NewCoordinators.
+	Begin func(context.Context) (pgx.Tx, error)
 }
 
 // CoordinatorsConfig says what Coordinators serve, and how.
@@ -58,8 +65,10 @@ type CoordinatorsConfig struct {
 	// Rollout says how the node learns of the work of each namespace; see Percent. With it the modes of all Sources are the
 	// Coordinators': those of the namespaces, and Config.Mode, which remains as it is but for ModePolling in its place as long as all
 	// namespaces are in ModePolling or ModeDisabled: so nothing listens then. A namespace whose mode cannot be set is not served until
-	// it can. It is called by one goroutine at a time, and by SetRollout and Spawn, among others: it would wait for ever if it called one
-	// of the two, or waited for somebody who does. Defaults to nil: modes remain as they are.
+	// it can, nor is one for which it panics, or returns no Mode that there is: it is asked again after a minute, and by Spawn, and the others
+	// do not wait for that. One that is served already keeps its mode. It is called by one goroutine at a time, and by SetRollout and
+	// Spawn, among others: it would wait for ever if it called one of the two, or waited for somebody who does. Defaults to nil: modes
+	// remain as they are.
 	Rollout func(namespace string) pgwake.Mode
 
 	// MeterProvider is for OpenTelemetry; see the Metric names. Defaults to the global one.
@@ -75,7 +84,8 @@ type Coordinators struct {
 	cfg     CoordinatorsConfig
 	err     error
 	groups  groups
-	sources []Source // that of NewCoordinators, and then of Shards
+	sources []Source                                      // that of NewCoordinators, and then of Shards
+	begins  map[int]func(context.Context) (pgx.Tx, error) // Shard.Begin, by the number of the Source
 	log     *slog.Logger
 
 	ran     atomic.Bool
@@ -91,7 +101,8 @@ type Coordinators struct {
 	serving  context.Context // nil: Run has not begun
 	over     bool            // Run is about to end
 	failures []error         // of those that did not end as they should
-	known    map[place]bool  // all that the Sources have told of, or Spawn; true: and that are in their modes
+	known    map[place]bool  // all that the Sources have told of, or Spawn, and that are in their modes
+	left     map[place]error // all that the Sources have told of besides, and why they are not in their modes
 	watching []failing       // whether each Source can tell of namespaces
 }
 
@@ -103,7 +114,8 @@ type place struct {
 
 // NewCoordinators returns Coordinators on a Provider. Errors of the config are those of Run.
 func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
-	c := &Coordinators{byPlace: make(map[place]*coordinator), shut: make(map[place]bool), known: make(map[place]bool), sources: []Source{source}}
+	c := &Coordinators{byPlace: make(map[place]*coordinator), shut: make(map[place]bool), known: make(map[place]bool), left: make(map[place]error), sources: []Source{source}}
+	c.begins = make(map[int]func(context.Context) (pgx.Tx, error))
 	if config != nil {
 		c.cfg = *config
 	}
@@ -117,6 +129,9 @@ func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
 	for _, s := range c.cfg.Shards {
 		if !slices.Contains(c.sources, s.Source) {
 			c.sources = append(c.sources, s.Source)
+		}
+		if i := slices.Index(c.sources, s.Source); s.Begin != nil && c.begins[i] == nil {
+			c.begins[i] = s.Begin
 		}
 	}
 	for _, pattern := range slices.Concat(append(shardPatterns(c.cfg.Shards), c.cfg.Namespaces)...) {
@@ -139,9 +154,14 @@ func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
 		if _, ok := s.(modal); c.cfg.Rollout != nil && !ok {
 			k.bad("Source %d has no modes, for which there is a Rollout", i)
 		}
+		for _, g := range groups {
+			if _, isStream := s.(*streamSource); g.proto != nil && g.proto.transacts && !isStream && c.beginOf(i, g) == nil {
+				k.bad("Group %q has HandleTx, and Source %d no Begin: it is to be in a Shard of that Source", g.title(), i)
+			}
+		}
 	}
 	c.watching = make([]failing, len(c.sources))
-	c.rollout.of, c.rollout.own = c.cfg.Rollout, make(map[int]pgwake.Mode)
+	c.rollout.of, c.rollout.general = c.cfg.Rollout, make(map[int]generalMode)
 	c.err = k.err
 	return c
 }
@@ -163,6 +183,14 @@ func (c *Coordinators) owner(namespace string) int {
 		return 0
 	}
 	return slices.Index(c.sources, c.cfg.Shards[i].Source)
+}
+
+// beginOf returns what begins transactions on the database of a Source; nil: nothing is known to.
+func (c *Coordinators) beginOf(source int, g *group) func(context.Context) (pgx.Tx, error) {
+	if begin := c.begins[source]; begin != nil || source > 0 {
+		return begin
+	}
+	return g.Config.Begin
 }
 
 // Run serves until ctx ends or all Sources are closed. It ends as Dispatcher.Run does, all namespaces at a time, and returns what that
@@ -225,10 +253,8 @@ func (c *Coordinators) begin(serving context.Context) {
 	c.serving = serving
 	asked := maps.Clone(c.known)
 	c.mu.Unlock()
-	for at, ready := range asked {
-		if ready {
-			c.spawn(at)
-		}
+	for at := range asked {
+		c.spawn(at)
 	}
 }
 
@@ -265,77 +291,6 @@ func (c *Coordinators) patience() patience {
 		now, last := time.Now().UnixMilli(), c.warned.Load()
 		return now-last < lastPause.Milliseconds() || !c.warned.CompareAndSwap(last, now)
 	}}
-}
-
-// watch spawns a coordinator for each namespace of a Source, as they come.
-func (c *Coordinators) watch(ctx context.Context, source int) {
-	patience := c.patience()
-	var known []string
-	for {
-		added, err := c.waitForNamespaces(ctx, source, known)
-		if err == nil {
-			// One whose mode cannot be set is not served: it might be one that is to be watched alone.
-			err = c.learn(source, added)
-		}
-		if err == nil {
-			known = append(known, added...)
-			for _, namespace := range added {
-				if c.serves(namespace) {
-					c.spawn(place{source, namespace})
-				}
-			}
-		} else if ctx.Err() == nil && !errors.Is(err, pgwake.ErrClosed) {
-			c.watched(source, err)
-		}
-		goOn, err := patience.after(ctx, err)
-		if err != nil {
-			c.log.Error("dispatch: cannot learn of namespaces", "error", err)
-			nap(ctx, longestPause)
-			goOn = ctx.Err() == nil
-		}
-		if !goOn {
-			// The Provider is closed, or all is to end: so are the coordinators, and Run waits for them.
-			return
-		}
-	}
-}
-
-// waitForNamespaces is that of the Source. It may take for ever: what failed before goes well if it has been at it for a while.
-func (c *Coordinators) waitForNamespaces(ctx context.Context, source int, known []string) (added []string, err error) {
-	well := time.AfterFunc(lastPause, func() { c.watched(source, nil) })
-	defer well.Stop()
-	return c.sources[source].WaitForNamespaces(ctx, known)
-}
-
-// watched takes note of whether a Source tells of namespaces.
-func (c *Coordinators) watched(source int, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.watching[source].note(err)
-}
-
-// learn takes note of namespaces before they are served: in their modes. If these cannot be set, none of them is known.
-func (c *Coordinators) learn(source int, added []string) error {
-	var learnt []place
-	c.mu.Lock()
-	for _, namespace := range added {
-		if at := (place{source, namespace}); !c.known[at] {
-			learnt = append(learnt, at)
-			c.known[at] = false
-		}
-	}
-	c.mu.Unlock()
-	err := c.applyRollout(source)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, at := range learnt {
-		if err == nil {
-			c.known[at] = true
-		} else if !c.known[at] { // nor did another attempt succeed
-			delete(c.known, at)
-		}
-	}
-	return err
 }
 
 // serves reports whether this node is to serve a namespace.
@@ -393,7 +348,11 @@ func (c *Coordinators) Spawn(namespace string) error {
 			return fmt.Errorf("spawn: %w", err)
 		}
 	}
-	if err := c.learn(owner, []string{namespace}); err != nil {
+	unsaid, err := c.learn(owner, []string{namespace})
+	if err == nil {
+		err = unsaid[namespace]
+	}
+	if err != nil {
 		return fmt.Errorf("spawn: %w", err)
 	}
 	for i := range c.sources { // it may be in others too

@@ -83,26 +83,48 @@ func TestCoordinators_NamesThatThereCannotBe_AreRefused(t *testing.T) {
 	require.Zero(t, l.total())
 }
 
-// What is to be watched alone is not claimed because nobody could say so.
-func TestCoordinators_RolloutPanics_NobodyIsServedUntilItDoesNot(t *testing.T) {
-	var mended atomic.Bool
+// What is to be watched alone is not claimed because nobody could say so, and nobody else waits for that: neither those that came at the
+// same time, nor those to come.
+func TestCoordinators_RolloutFailsForSome_TheOthersAreServed(t *testing.T) {
+	var mended, late atomic.Bool
 	c, one, _, l := sharded(t, dispatch.CoordinatorsConfig{Rollout: func(namespace string) pgwake.Mode {
-		if namespace == "a" && !mended.Load() {
+		switch {
+		case namespace == "a" && !mended.Load(), namespace == "early" && late.Load():
 			panic("oh")
+		case namespace == "b" && !mended.Load():
+			return pgwake.ModeDisabled + 1
+		case namespace == "early":
+			return pgwake.ModePolling
 		}
 		return pgwake.ModeHybrid
 	}})
-	running(t, c)
-	served(t, c, "default")
-	require.Equal(t, dispatch.Healthy, c.Health().Status)
 	enqueueIn(t, one, "a", "x")
-	require.Eventually(t, func() bool { return len(healthOf(c.Health(), "coordinators").Reasons) > 0 }, patience, time.Millisecond)
-	require.Contains(t, healthOf(c.Health(), "coordinators").Reasons[0], "oh")
+	enqueueIn(t, one, "b", "x")
+	enqueueIn(t, one, "early", "x")
+	running(t, c)
+	require.Eventually(t, func() bool { return l.count("early/x") == 1 }, patience, time.Millisecond, "it comes with the two")
+	late.Store(true)
+	enqueueIn(t, one, "late", "x")
+	require.Eventually(t, func() bool { return l.count("late/x") == 1 }, patience, time.Millisecond, "and this after them")
+	_, of := one.GetModes()
+	require.Equal(t, pgwake.ModePolling, of["early"], "what is served remains as it is")
+
+	require.Equal(t, 2, c.Stats().Failing)
+	h := healthOf(c.Health(), "coordinators")
+	require.Equal(t, dispatch.Degraded, h.Status)
+	require.Len(t, h.Reasons, 2)
+	require.Contains(t, h.Reasons[0], `namespace "a": panic: oh`)
+	require.Contains(t, h.Reasons[1], `namespace "b": invalid argument: mode 5 is unknown`)
+	require.ErrorContains(t, c.Spawn("a"), "oh")
+	require.ErrorIs(t, c.Spawn("b"), pgwake.ErrInvalid)
 	require.Error(t, c.SetRollout(func(string) pgwake.Mode { panic("no") }))
-	require.Zero(t, l.total())
+	require.Equal(t, 2, l.total())
 	mended.Store(true)
 	require.NoError(t, c.Spawn("a"), "without a wait for the next attempt")
-	require.Eventually(t, func() bool { return l.total() == 1 }, patience, time.Millisecond)
+	require.NoError(t, c.Spawn("b"))
+	require.Eventually(t, func() bool { return l.total() == 4 }, patience, time.Millisecond)
+	require.Zero(t, c.Stats().Failing)
+	require.Equal(t, dispatch.Healthy, c.Health().Status)
 }
 
 // Whoever finds out first that a namespace is to be served, and how many at a time: it has one coordinator.

@@ -89,7 +89,7 @@ type CoordinatorsStats struct {
 
 // Stats returns a snapshot, and asks the database nothing. Safe for concurrent use.
 func (c *Coordinators) Stats() CoordinatorsStats {
-	s := CoordinatorsStats{Spawned: c.spawned.Load(), Retired: c.retired.Load(), Shifts: c.shifts.Load()}
+	s := CoordinatorsStats{Spawned: c.spawned.Load(), Retired: c.retired.Load(), Shifts: c.shifts.Load(), Failing: len(c.leftOut())}
 	for _, n := range c.Namespaces() {
 		s.Active++
 		s.Places += n.Places

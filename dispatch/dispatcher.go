@@ -83,6 +83,7 @@ type Dispatcher struct {
 	// triedOnce: there are items for which one attempt is all. What a process claims ahead and takes with it when it dies
 	// would be such an attempt.
 	triedOnce bool
+	transacts bool // there is a HandleTx
 	ran       atomic.Bool
 
 	telemetry telemetry
@@ -297,6 +298,7 @@ func (d *Dispatcher) run(ctx context.Context, first claimed, idle time.Duration)
 	if d.ran.Swap(true) {
 		return errRanBefore
 	}
+	d.work.working = withSource(d.work.working, d.p)
 	var engine sync.WaitGroup
 	quit, end := context.WithCancel(context.WithoutCancel(ctx)) // of the goroutines that handlers need to the last
 	if d.cfg.Session != nil && !d.shared {

@@ -105,16 +105,22 @@ func (m *modal) listeners(t *testing.T) (pids []int32) {
 	return pids
 }
 
-func TestT38_ListenBackendIsTerminated_ItListensAgain_AndAllIsDone(t *testing.T) {
-	var down atomic.Bool
+// severable is for a LISTEN connection that cannot be made while it is down.
+func severable(t *testing.T) (listen *pgx.ConnConfig, down *atomic.Bool) {
 	listen, err := pgx.ParseConfig(pgwaketest.URL(t))
 	require.NoError(t, err)
+	down = new(atomic.Bool)
 	listen.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		if down.Load() {
 			return nil, errors.New("the network is down")
 		}
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}
+	return listen, down
+}
+
+func TestT38_ListenBackendIsTerminated_ItListensAgain_AndAllIsDone(t *testing.T) {
+	listen, down := severable(t)
 	m := newModal(t, pgwake.Config{ListenConfig: listen})
 	running(t, m.c)
 	m.waits(t, 1)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 )
@@ -35,6 +36,41 @@ func ExampleCoordinators() {
 	stop()
 	check(<-ended)
 	// Output: tenant-a
+}
+
+// A namespace in a database of its own: its items, and what is done about them, are there.
+func ExampleShard() {
+	ctx, first, end := openProvider()
+	defer end()
+	_, second, endOther := openProvider()
+	defer endOther()
+	firstPool, secondPool := first.Pool(), second.Pool() // in a program: pools with room for the handlers
+	names := map[dispatch.Source]string{first: "first", second: "second"}
+	done := make(chan string)
+	handlers := func(d *dispatch.Dispatcher) {
+		dispatch.HandleTx(d, "invoice.send", func(ctx context.Context, tx pgx.Tx, _ struct{}) (struct{}, error) {
+			done <- dispatch.ItemFrom(ctx).Namespace + " in the " + names[dispatch.SourceFrom(ctx)]
+			return struct{}{}, nil
+		})
+	}
+	c := dispatch.NewCoordinators(first, &dispatch.CoordinatorsConfig{
+		Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: handlers, Config: dispatch.Config{Begin: firstPool.Begin}}},
+		Shards: []dispatch.Shard{{Namespaces: []string{"tenant-large"}, Source: second, Begin: secondPool.Begin}},
+	})
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() { ended <- c.Run(ctx) }()
+	for _, namespace := range []string{"tenant-a", "tenant-large"} {
+		p := c.SourceOf(namespace).(*pgwake.Provider)
+		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "invoice.send"}, &pgwake.EnqueueOptions{Namespace: namespace})
+		check(err)
+		fmt.Println(<-done)
+	}
+	stop()
+	check(<-ended)
+	// Output:
+	// tenant-a in the first
+	// tenant-large in the second
 }
 
 // Probes of a process: it is ready while namespaces are served.

@@ -129,17 +129,22 @@ func (c *Coordinators) healthOfCoordinators(h *Health) {
 	case over:
 		h.note(part, Unhealthy, "Run is about to end, or has ended")
 	}
-	all, failing, away := c.Namespaces(), 0, 0
+	all, left, failing, away := c.Namespaces(), c.leftOut(), 0, 0
 	for i, w := range watching {
 		if w.err != nil {
 			h.note(part, Degraded, fmt.Sprintf("namespaces of source %d: %v", i, w.err))
 			away++
 		}
 	}
-	if len(all) == 0 && away == len(watching) {
+	if len(all)+len(left) == 0 && away == len(watching) {
 		h.note(part, Unhealthy, "no namespace is known")
 	}
-	away = 0
+	away = len(left)
+	for _, err := range left {
+		if failing++; failing <= mostReasons {
+			h.note(part, Degraded, err.Error())
+		}
+	}
 	for _, n := range all {
 		if n.Err == nil {
 			continue
@@ -154,7 +159,7 @@ func (c *Coordinators) healthOfCoordinators(h *Health) {
 	if failing > mostReasons {
 		h.note(part, Degraded, fmt.Sprintf("and %d more namespaces", failing-mostReasons))
 	}
-	if away == len(all) && away > 0 {
+	if away == len(all)+len(left) && away > 0 {
 		h.note(part, Unhealthy, "no namespace can be served")
 	}
 }

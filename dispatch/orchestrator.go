@@ -84,7 +84,7 @@ func NewOrchestrator(p TurnProvider, decide Decider, config *OrchestratorConfig)
 	if p == nil || decide == nil {
 		o.err = errors.Join(o.err, fmt.Errorf("%w: there is no Provider, or no Decider", pgwake.ErrConfig))
 	}
-	o.working, o.cutShort = context.WithCancelCause(context.Background())
+	o.working, o.cutShort = context.WithCancelCause(withSource(context.Background(), p))
 	o.settling, o.giveUp = context.WithCancel(context.Background())
 	return o
 }

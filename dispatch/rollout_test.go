@@ -200,3 +200,29 @@ func TestSetRollout_TheSecondSourceRefuses_TheFirstIsAsBefore(t *testing.T) {
 	require.Equal(t, before, mode)
 	require.Equal(t, of, now)
 }
+
+// Without a Rollout the general mode is whoever's who sets it, and with the next Rollout it remains.
+func TestSetRollout_GeneralModeWasChangedSinceTheLast_Remains(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{newLedger().all()}})
+	require.NoError(t, c.Spawn("a"))
+	general := func() pgwake.Mode { mode, _ := p.GetModes(); return mode }
+	require.NoError(t, c.SetRollout(constantly(pgwake.ModePolling)))
+	require.Equal(t, pgwake.ModePolling, general(), "so nothing listens")
+	require.NoError(t, c.SetRollout(nil))
+	require.Equal(t, pgwake.ModePolling, general())
+	require.NoError(t, c.SetRollout(constantly(pgwake.ModeShadow)))
+	require.Equal(t, pgwake.ModeHybrid, general(), "which the Rollout had changed, and nobody else")
+
+	require.NoError(t, c.SetRollout(nil))
+	require.NoError(t, p.SetModes(pgwake.ModeEventDriven, nil))
+	require.NoError(t, c.SetRollout(constantly(pgwake.ModeShadow)))
+	require.Equal(t, pgwake.ModeEventDriven, general())
+	require.NoError(t, c.SetRollout(constantly(pgwake.ModePolling)))
+	require.NoError(t, c.SetRollout(constantly(pgwake.ModeShadow)))
+	require.Equal(t, pgwake.ModeEventDriven, general())
+
+	require.NoError(t, p.SetModes(pgwake.ModeHybrid, nil)) // which is the Rollout's business
+	require.NoError(t, c.Spawn("b"))
+	require.Equal(t, pgwake.ModeEventDriven, general())
+}

@@ -68,6 +68,21 @@ func ItemFrom(ctx context.Context) *pgwake.ClaimedWorkItem {
 	return nil
 }
 
+// sourceKey is for what items and turns were fetched from.
+type sourceKey struct{}
+
+func withSource(ctx context.Context, fetchedFrom any) context.Context {
+	return context.WithValue(ctx, sourceKey{}, fetchedFrom)
+}
+
+// SourceFrom returns where a handler's items, or a Decider's turn, were fetched from: the Source, as Coordinators know it, whose database
+// AckBy has to do with. It need not be the one to which the namespace belongs (Coordinators.SourceOf), since all Sources are served. nil
+// outside of a handler, and where a Dispatcher is on a Provider that is no Source.
+func SourceFrom(ctx context.Context) Source {
+	s, _ := ctx.Value(sourceKey{}).(Source)
+	return s
+}
+
 // TxFunc is a function whose effects are those of a transaction.
 type TxFunc[T, R any] func(ctx context.Context, tx pgx.Tx, in T) (R, error)
 
@@ -75,11 +90,13 @@ type TxFunc[T, R any] func(ctx context.Context, tx pgx.Tx, in T) (R, error)
 // what it does there happens exactly once, however often the function is called. The transaction is committed if the
 // function returns no error, and rolled back otherwise. It must not end the transaction itself: that is a permanent error,
 // since its effects may be there without the item being acknowledged. So is a message for the orchestration that scheduled the
-// item which cannot be made, or is refused.
+// item which cannot be made, or is refused. Of Coordinators with several Sources the transaction is on the database that the item is in:
+// see Shard.Begin.
 func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...Option) {
 	if d.cfg.Begin == nil {
 		d.fail("HandleTx of %q needs Config.Begin", name)
 	}
+	d.transacts = true
 	if fn == nil {
 		d.Handle(name, nil, options...)
 		return
@@ -91,6 +108,9 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 		in, err := decode[T](item)
 		if err != nil {
 			return nil, err
+		}
+		if d.cfg.Begin == nil { // of a stream, say, which belongs to Coordinators as well
+			return nil, Permanent(fmt.Errorf("%w: there is no Begin for the Source of the item", pgwake.ErrConfig))
 		}
 		tx, err := d.cfg.Begin(ctx)
 		if err != nil {

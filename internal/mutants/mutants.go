@@ -743,9 +743,39 @@ var mutants = []mutant{
 	},
 	{
 		name:    "coordinators: one whose mode cannot be set is served",
+		file:    "dispatch/newcomers.go",
+		patches: []patch{{"		if unsaid[namespace] == nil && c.serves(namespace) {\n", "		if c.serves(namespace) {\n"}},
+		pkg:     "./dispatch", test: "TestCoordinators_RolloutFailsForSome_TheOthersAreServed",
+	},
+	{
+		name:    "coordinators: one whose mode cannot be set takes the others with it",
+		file:    "dispatch/newcomers.go",
+		patches: []patch{{"	if err := c.setModes(source, modes); err != nil {\n", "	if err := errors.Join(joined(unsaid), c.setModes(source, modes)); err != nil {\n"}},
+		pkg:     "./dispatch", test: "TestCoordinators_RolloutFailsForSome_TheOthersAreServed",
+	},
+	{
+		name:    "coordinators: one whose mode cannot be set is never tried again",
+		file:    "dispatch/newcomers.go",
+		patches: []patch{{"	return again, nil\n", "	return time.Time{}, nil\n"}},
+		pkg:     "./dispatch", test: "TestCoordinators_RolloutFailsForOne_ItAloneWaitsForAMinute",
+	},
+	{
+		name:    "coordinators: while the listener is down nobody looks for namespaces",
+		file:    "waits.go",
+		patches: []patch{{"	return cfg.AggressiveInterval, true\n", "	return 0, false\n"}},
+		pkg:     "./dispatch", test: "TestT37_NamespacesCreatedWhileTheListenerStaysDown_AreServedAtOnce",
+	},
+	{
+		name:    "coordinators: the transactions of all Sources are on the first",
 		file:    "dispatch/coordinators.go",
-		patches: []patch{{"			err = c.learn(source, added)\n", "			_ = c.learn(source, added)\n"}},
-		pkg:     "./dispatch", test: "TestCoordinators_RolloutPanics_NobodyIsServedUntilItDoesNot",
+		patches: []patch{{"begin != nil || source > 0 {", "begin != nil && source > 9 {"}},
+		pkg:     "./dispatch", test: "TestHandleTx_NamespaceWasMovedToAnotherDatabase_EffectsAreWhereTheItemIs",
+	},
+	{
+		name:    "coordinators: a general mode that was changed without a rollout is set back by the next",
+		file:    "dispatch/rollout.go",
+		patches: []patch{{"		return now != g.set\n", "		return now != now\n"}},
+		pkg:     "./dispatch", test: "TestSetRollout_GeneralModeWasChangedSinceTheLast_Remains",
 	},
 	{
 		name:    "health: after a failure a namespace is as patient as ever",
