@@ -152,10 +152,10 @@ func cutListener(schema string) string {
 		AND objid IN (SELECT listener::oid FROM ` + pgx.Identifier{schema}.Sanitize() + `.waiters)`
 }
 
-// The transaction with a namespace's first item takes the listener's connection with it.
+// The transaction with a namespace's first item takes the listener's connection with it. Nobody polls, so it is for whoever listens again to look.
 func TestT37_NamespaceCreatedWhileTheListenerIsDown_IsServedAfterwards(t *testing.T) {
 	schema := testdb.Schema(t)
-	p := pgwaketest.New(t, &pgwake.Config{Schema: schema})
+	p := pgwaketest.New(t, &pgwake.Config{Schema: schema, AggressivePolicy: pgwake.Never})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	running(t, c)

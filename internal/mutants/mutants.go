@@ -713,7 +713,7 @@ var mutants = []mutant{
 	{
 		name:    "namespaces: polled as seldom as items",
 		file:    "waits.go",
-		patches: []patch{{"time.Since(counted) >= interval/2\n", "time.Since(counted) >= interval\n"}},
+		patches: []patch{{"time.Since(counted) >= interval/2\n", "time.Since(counted) >= interval\n"}, {"counted.Add(interval/2)", "counted.Add(interval)"}},
 		pkg:     root, test: "TestWaits_NobodyTellsOfNamespaces_TheyAreCountedTwiceAnInterval",
 	},
 	{
