@@ -33,6 +33,7 @@ type engine struct {
 	coalescer *coalescer
 	settlers  [queueCount]*settler
 	scouts    [queueCount]*scout
+	alarms    [queueCount]*scout // for instants that have come, apart from those, so that neither waits for the other
 	disarmer  *disarmer
 	sweeper   *sweeper
 	listener  *listener // nil: no long polling
@@ -85,7 +86,7 @@ func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, 
 	e.disarmer = newDisarmer(e)
 	e.sweeper = newSweeper(e)
 	for q := range Queue(queueCount) {
-		e.settlers[q], e.scouts[q] = newSettler(e, q), newScout(e, q)
+		e.settlers[q], e.scouts[q], e.alarms[q] = newSettler(e, q), newScout(e, q), newScout(e, q)
 	}
 	for q := range e.trouble {
 		e.trouble[q] = newAggressive(cfg)
@@ -107,9 +108,10 @@ func (e *engine) start(ctx context.Context) {
 	for q, s := range e.settlers {
 		e.group.Go("settler "+Queue(q).String(), s.run)
 	}
-	for q, s := range e.scouts {
+	for q := range Queue(queueCount) {
 		for range pollsAtOnce {
-			e.group.Go("scout "+Queue(q).String(), s.run)
+			e.group.Go("scout "+q.String(), e.scouts[q].run)
+			e.group.Go("alarm "+q.String(), e.alarms[q].run)
 		}
 	}
 	e.group.Go("disarmer", e.disarmer.run)

@@ -237,7 +237,7 @@ func (d *deployment) boot(namespaces [][]string) *simNode {
 	}
 	n.e.coalescer = newCoalescer(n.voice)
 	n.e.settlers[Orchestrator].wait = func(context.Context) error { d.pause(time.Millisecond); return nil }
-	n.e.scouts[Orchestrator].look = n.poll
+	n.e.scouts[Orchestrator].look, n.e.alarms[Orchestrator].look = n.poll, n.poll
 	return n
 }
 
@@ -246,6 +246,7 @@ func (n *simNode) start() {
 	n.e.group.Go("coalescer", n.e.coalescer.run)
 	n.e.group.Go("settler", n.e.settlers[Orchestrator].run)
 	n.e.group.Go("scout", n.e.scouts[Orchestrator].run)
+	n.e.group.Go("alarm", n.e.alarms[Orchestrator].run)
 	n.d.group.Go(n.speak)
 	n.d.group.Go(n.hear)
 	n.listen()

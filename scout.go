@@ -25,13 +25,15 @@ import (
 //	    So "nothing is due" makes known empty what that would, and no more. But it arms nothing, and so pays for no token.
 //	(3) While one poll has no answer no other begins, but for one that begins when the first is late: its connection may be
 //	    lost. What is to be polled meanwhile is polled after it.
+//	(4) A lane whose instant has come does not wait for long: where the poll has not begun, failed, or has no answer by instantBy,
+//	    somebody of the lane looks.
 
 // polls says which lanes of a queue are to be polled.
 type polls struct {
 	byMode   bool // those of namespaces in ModePolling
 	troubled bool // those that hear, since what is notified may not come
 	settling bool // those for which silent producers are waited for (settle.go)
-	instants bool // those for which an instant has come that is none of theirs alone (timer.go)
+	instants bool // those for which an instant has come at which all look (timer.go)
 }
 
 func (p polls) and(o polls) polls {
@@ -43,7 +45,7 @@ func (p polls) and(o polls) polls {
 func (p polls) of(l *lane) (bySilence, ok bool) {
 	m := l.filter.manner
 	bySilence = p.settling && !l.scoutAt.IsZero()
-	ok = bySilence || l.instant || p.byMode && m.polls || p.troubled && m.hears
+	ok = bySilence || p.instants && !l.instantBy.IsZero() || p.byMode && m.polls || p.troubled && m.hears
 	return bySilence, ok && len(l.waiting) > 0 && len(l.tokens) == 0
 }
 
@@ -51,7 +53,7 @@ func (p polls) of(l *lane) (bySilence, ok bool) {
 // work fail, a statement that claims nothing would not tell whether they still do.
 func (e *engine) lookTogether(q Queue, lanes []*lane) {
 	if len(lanes) > 1 && !e.failing.Load() {
-		e.scouts[q].want(polls{instants: true})
+		e.alarms[q].want(polls{instants: true})
 		return
 	}
 	for _, l := range lanes {
@@ -63,10 +65,15 @@ func (e *engine) lookTogether(q Queue, lanes []*lane) {
 func (l *lane) lookAtInstant() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.instant {
-		l.instant = false
+	if !l.instantBy.IsZero() {
+		l.instantBy = time.Time{}
 		l.give(token{reason: WakeTimer})
 	}
+}
+
+// instantPatience is how long lanes wait for a poll before they look by themselves.
+func (e *engine) instantPatience(q Queue) time.Duration {
+	return instantPatience + time.Duration(e.waiters.count[q].Load())*lanePatience
 }
 
 // poll has the lanes looked at that are to be. It never blocks.
@@ -109,9 +116,15 @@ const (
 	// pollPatience is how long a poll may take before its connection may be lost, and pollsAtOnce how many are under way then.
 	pollPatience = time.Second
 	pollsAtOnce  = 2
+
+	// A poll at an instant may take instantPatience and, for each lane of the queue, lanePatience.
+	instantPatience = 50 * time.Millisecond
+	lanePatience    = 200 * time.Microsecond
+
+	laneDeadline = time.Millisecond // of the time that any poll may take
 )
 
-// scout polls the lanes of a queue together. It has pollsAtOnce goroutines.
+// scout polls the lanes of a queue together. It has pollsAtOnce goroutines. There are two of a queue, of which one is for instants.
 type scout struct {
 	e     *engine
 	queue Queue
@@ -200,8 +213,8 @@ func (s *scout) poll(ctx context.Context, p polls) {
 			return
 		}
 		for i, l := range asked { // also when something panics
-			if looks[i].byInstant {
-				l.signal(WakeTimer)
+			if !looks[i].instantBy.IsZero() {
+				l.lookAtInstant()
 			}
 		}
 	}()
@@ -230,7 +243,7 @@ func (s *scout) poll(ctx context.Context, p polls) {
 // ask sends the statement, on the pool: on the LISTEN connection notifications would wait for it.
 func (s *scout) ask(ctx context.Context, filters []string, tell func(at int, r report)) error {
 	e := s.e
-	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	bounded, cancel := context.WithTimeout(ctx, answerDeadline+time.Duration(len(filters))*laneDeadline)
 	defer cancel()
 	conn, err := e.pool.Acquire(bounded)
 	if err != nil {
@@ -281,21 +294,14 @@ func (l *lane) beginPoll(p polls, s session) (k look, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	bySilence, ok := p.of(l)
-	instant := l.instant
-	l.instant = false
-	switch {
-	case ok:
-	case instant && len(l.tokens) == 0: // whoever waited has left, and somebody may be about to wait who looked before
-		l.give(token{reason: WakeTimer})
-		return look{}, false
-	default:
+	if !ok {
 		return look{}, false
 	}
 	if bySilence {
-		l.planScout() // that of the others comes with this one
+		l.scoutAt = l.now().Add(l.scoutStep) // that of the others comes with this one
 	}
 	k = l.knows(l.known(s))
-	k.settled, k.disarms, k.bySilence, k.byInstant = l.settled, l.disarms, bySilence, instant
+	k.settled, k.disarms, k.bySilence, k.instantBy = l.settled, l.disarms, bySilence, l.instantBy
 	return k, true
 }
 
@@ -304,6 +310,9 @@ func (l *lane) beginPoll(p polls, s session) (k look, ok bool) {
 func (l *lane) endPoll(k look, r report, listening uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.instantBy.Equal(k.instantBy) { // or the lane looks by itself, and another instant has come since
+		l.instantBy = time.Time{}
+	}
 	if !r.more() {
 		l.leftNothing(k, r, listening)
 		l.foundSilent(k)
@@ -312,7 +321,7 @@ func (l *lane) endPoll(k look, r report, listening uint64) {
 	l.leftSome()
 	if l.inside > 0 && len(l.tokens) == 0 { // or whoever comes looks
 		t := token{reason: WakeScout, silent: k.bySilence, again: true}
-		if k.byInstant {
+		if !k.instantBy.IsZero() {
 			t = token{reason: WakeTimer}
 		}
 		l.emit(t)

@@ -329,7 +329,7 @@ func TestScout_InstantOfManyLanes_EachLooksWhateverBecomesOfThePoll(t *testing.T
 		t.Run(name, func(t *testing.T) {
 			virtualtime.Test(t, func(t *testing.T) {
 				e := testEngine(t, Config{Logger: silent})
-				s := e.scouts[Worker]
+				s := e.alarms[Worker]
 				s.look = func(_ context.Context, _ []string, tell func(int, report)) error { return c.look(tell) }
 				var lanes []*lane
 				got := make([]atomic.Int64, 2)

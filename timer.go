@@ -83,22 +83,40 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
+	looks := false
 	if !l.earliest.IsZero() {
 		at := e.clock.Local(l.earliest)
 		// Early, by the grace, but only once for each instant, or an empty answer would bring us back
 		// here at once until the instant comes.
-		if !l.shared && !l.early.Equal(l.earliest) {
+		if !l.early.Equal(l.earliest) {
 			at = at.Add(-e.cfg.TimerGrace)
 		}
 		if at.After(now) {
 			ahead = append(ahead, at)
 		} else {
-			shared = l.shared && len(l.waiting) > 0                        // or the token lies in store for whoever comes
-			l.early, l.earliest, l.shared = l.earliest, time.Time{}, false // invariant (3)
-			if l.instant = l.instant || shared; shared {
-				l.heardSignal(WakeTimer)
-			} else {
-				l.emit(token{reason: WakeTimer})
+			l.early, l.earliest = l.earliest, time.Time{} // invariant (3)
+			l.emit(token{reason: WakeTimer})
+			looks = true
+		}
+	}
+	if !l.told.IsZero() {
+		switch at := e.clock.Local(l.told); {
+		case at.After(now):
+			ahead = append(ahead, at)
+		case looks:
+			l.told = time.Time{}
+		case len(l.waiting) > 0 && l.instantBy.IsZero():
+			l.told, shared = time.Time{}, true
+			l.heardSignal(WakeTimer)
+			l.instantBy = now.Add(e.instantPatience(l.queue))
+		default: // it lies in store for whoever comes; and a poll that is under way may be too old to count
+			l.told = time.Time{}
+			l.emit(token{reason: WakeTimer})
+		}
+		// The one after it is met whatever becomes of the answers: others count on each (leases.go).
+		if l.told.IsZero() {
+			if l.told = e.leases.next(l.queue, e.clock.Server(now)); !l.told.IsZero() {
+				ahead = append(ahead, e.clock.Local(l.told))
 			}
 		}
 	}
@@ -112,6 +130,9 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 		}
 		*at = time.Time{}
 		return true
+	}
+	if comes(&l.instantBy) {
+		l.give(token{reason: WakeTimer})
 	}
 	if comes(&l.call) {
 		l.emit(token{reason: WakeLocal})

@@ -24,10 +24,11 @@ import (
 //	    while the node was listening and the lane settled (settle.go), both have been so ever since, and no signal
 //	    came after it began. Whoever commits due work after that query's snapshot causes a signal, so there is nothing to find
 //	    until one comes.
-//	(3) earliest is never later than the next instant at which something becomes due, unless a token is
-//	    owed: it is replaced only by what a query reports during which no new instant and no other answer
-//	    came in, lowered by every instant heard of, and cleared only together with the emission of a token. A lane that
-//	    is to be polled because an instant has come (instant) owes one too, which the poll pays for (scout.go).
+//	(3) earliest, or told, is never later than the next instant at which something becomes due, unless a token is
+//	    owed: earliest is replaced only by what a query reports during which no new instant and no other answer
+//	    came in, lowered by every instant heard of, and cleared only together with the emission of a token. So is told, for
+//	    the instants at which all lanes look; but instead of a token the lane may be polled, and owes one from instantBy on
+//	    unless the poll has paid for it (scout.go).
 //	(4) While the query that a token or a release demands reports more due work than it took, it passes a
 //	    token on.
 //	(5) A token that is sole, because nobody else was told of what it is for, lies in store only while somebody of the lane
@@ -149,8 +150,8 @@ type lane struct {
 	lookedAt  time.Time
 	earliest  time.Time // invariant (3), server time; zero: none
 	early     time.Time // the earliest for which TimerGrace has been used up
-	shared    bool      // at earliest all lanes of the queue look, such as at the end of a lease, and nothing need be due in this one
-	instant   bool      // such an instant has come, and the lane is to be polled: invariant (3)
+	told      time.Time // the next instant at which all lanes of the queue look, such as the end of a lease, server time; zero: none
+	instantBy time.Time // local: told has come, and by then somebody is to have looked, or a poll: invariant (3); zero: nothing is owed
 
 	retryAt   time.Time // local: when to look again at rows that somebody had locked; zero: never
 	retryStep time.Duration
@@ -365,8 +366,8 @@ type look struct {
 	settled bool
 	disarms uint64
 
-	bySilence bool // a poll: of what it finds nobody was to tell
-	byInstant bool // a poll: an instant has come
+	bySilence bool      // a poll: of what it finds nobody was to tell
+	instantBy time.Time // a poll: what it pays for
 }
 
 func (l *lane) beginLook(s session) look {
@@ -495,20 +496,24 @@ func (l *lane) learn(k look, r report) {
 	latest := l.answers == k.answers
 	l.answers++
 	if latest && l.heardOf == k.heardOf {
-		l.earliest, l.shared = r.earliest, false
+		l.earliest, l.told = r.earliest, time.Time{} // what others count on is told again (keepInstants)
 		l.moved()
 	} else {
-		l.lower(r.earliest, false)
+		l.lower(&l.earliest, r.earliest)
 	}
 }
 
-// heard tells the lane of an instant, in server time, at which something becomes due; shared says that all lanes of the queue are told,
-// and few of them will find it.
+// heard tells the lane of an instant, in server time, at which something becomes due. shared says that all lanes of the queue are told,
+// few of which will find it: they look together.
 func (l *lane) heard(at time.Time, shared bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.heardOf++
-	l.lower(at, shared)
+	if shared {
+		l.lower(&l.told, at)
+	} else {
+		l.lower(&l.earliest, at)
+	}
 }
 
 // released tells the lane that a look is owed that begins after now: whoever fetches next makes it, or in
@@ -531,17 +536,13 @@ func (l *lane) released(relay bool) {
 func (l *lane) keep(at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.lower(at, true)
+	l.lower(&l.told, at)
 }
 
-func (l *lane) lower(at time.Time, shared bool) {
-	switch {
-	case at.IsZero():
-	case l.earliest.IsZero() || at.Before(l.earliest):
-		l.earliest, l.shared = at, shared
+func (l *lane) lower(known *time.Time, at time.Time) {
+	if !at.IsZero() && (known.IsZero() || at.Before(*known)) {
+		*known = at
 		l.moved()
-	case at.Equal(l.earliest):
-		l.shared = l.shared && shared
 	}
 }
 

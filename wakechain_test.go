@@ -70,9 +70,11 @@ func newSimulation(t *testing.T, seed uint64, c *Config) *simulation {
 		return l
 	}
 	e.group.Go("settler", e.settlers[Worker].run)
-	e.scouts[Worker].look = s.poll
-	for range pollsAtOnce {
-		e.group.Go("scout", e.scouts[Worker].run)
+	for _, scout := range []*scout{e.scouts[Worker], e.alarms[Worker]} {
+		scout.look = s.poll
+		for range pollsAtOnce {
+			e.group.Go("scout", scout.run)
+		}
 	}
 	return s
 }

@@ -30,8 +30,8 @@ const (
 func (d *Dispatcher) claim(ctx context.Context, idle time.Duration) error {
 	options := d.fetchOptions()
 	options.PollTimeout = idle
-	patience := patience{log: d.cfg.Logger}
-	for {
+	patience := patience{log: d.cfg.Logger, poll: idle}
+	for began := time.Now(); ; {
 		n := d.work.room(ctx)
 		if n == 0 {
 			return nil
@@ -42,7 +42,10 @@ func (d *Dispatcher) claim(ctx context.Context, idle time.Duration) error {
 		}
 		d.work.learn(n, len(items))
 		d.work.take(items, n)
-		if idle > 0 && errors.Is(err, pgwake.ErrNoWork) && d.work.isIdle() {
+		if len(items) > 0 {
+			began = time.Now()
+		}
+		if idle > 0 && errors.Is(err, pgwake.ErrNoWork) && d.work.isIdle() && time.Since(began) >= idle {
 			return errIdle
 		}
 		if goOn, err := patience.after(ctx, err); !goOn {

@@ -240,16 +240,17 @@ func (o *Orchestrator) fetchOptions() *pgwake.FetchOptions {
 func (o *Orchestrator) loop(ctx context.Context, idle time.Duration) error {
 	options := o.fetchOptions()
 	options.PollTimeout = idle
-	patience := patience{log: o.cfg.Logger}
-	for {
+	patience := patience{log: o.cfg.Logger, poll: idle}
+	for began := time.Now(); ; {
 		turn, err := o.p.FetchOrchestrationItem(ctx, options)
 		if o.fetched != nil {
 			o.fetched(ctx, err)
 		}
 		if err == nil {
 			o.take(turn)
+			began = time.Now()
 		}
-		if idle > 0 && errors.Is(err, pgwake.ErrNoWork) && o.retire() {
+		if idle > 0 && errors.Is(err, pgwake.ErrNoWork) && time.Since(began) >= idle && o.retire() {
 			return errIdle
 		}
 		if goOn, err := patience.after(ctx, err); !goOn {

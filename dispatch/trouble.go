@@ -18,12 +18,8 @@ const (
 	lastPause  = time.Second
 )
 
-// A Source that does not wait for work, such as a Provider with DisableLongPoll, says within atOnce that there is none, and is asked again
-// after emptyPause.
-const (
-	atOnce     = 5 * time.Millisecond
-	emptyPause = 100 * time.Millisecond
-)
+// emptyPause is from one fetch to the next of a Source that does not wait for work, such as a Provider with DisableLongPoll.
+const emptyPause = 100 * time.Millisecond
 
 // longer is the pause after one; 0: the first.
 func longer(pause time.Duration) time.Duration { return min(max(2*pause, firstPause), lastPause) }
@@ -33,6 +29,7 @@ type patience struct {
 	log   *slog.Logger
 	muted func() bool   // nil: it logs each time
 	pause time.Duration // 0: the last one did not fail
+	poll  time.Duration // for how long the Source is to wait for work; 0: as it likes
 	asked time.Time     // about when the last one began; zero: there was none
 }
 
@@ -45,8 +42,13 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 	switch {
 	case err == nil, errors.Is(err, pgwake.ErrNoWork):
 		p.pause = 0
-		if err != nil && !asked.IsZero() && time.Since(asked) < atOnce {
-			nap(ctx, jittered(emptyPause))
+		if least := emptyPause; err != nil && !asked.IsZero() {
+			if p.poll > 0 {
+				least = min(least, p.poll)
+			}
+			if left := least - time.Since(asked); left > 0 {
+				nap(ctx, jittered(left))
+			}
 		}
 		return ctx.Err() == nil, nil
 	case ctx.Err() != nil, errors.Is(err, pgwake.ErrClosed):

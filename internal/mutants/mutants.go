@@ -587,7 +587,7 @@ var mutants = []mutant{
 	{
 		name:    "scout: its answer counts whether the lane had settled or not",
 		file:    "scout.go",
-		patches: []patch{{"k.byInstant = l.settled, l.disarms,", "k.byInstant = true, l.disarms,"}},
+		patches: []patch{{"k.instantBy = l.settled, l.disarms,", "k.instantBy = true, l.disarms,"}},
 		pkg:     root, test: "TestLane_PollFindsNothing_KnownEmptyByTheRulesOfAQuery",
 	},
 	{
@@ -623,7 +623,7 @@ var mutants = []mutant{
 	{
 		name:    "scout: an instant is forgotten with the poll that fails",
 		file:    "scout.go",
-		patches: []patch{{"			if looks[i].byInstant {\n", "			if looks[i].byInstant && false {\n"}},
+		patches: []patch{{"			if !looks[i].instantBy.IsZero() {\n", "			if false {\n"}},
 		pkg:     root, test: "TestScout_InstantOfManyLanes_EachLooksWhateverBecomesOfThePoll",
 	},
 	{
