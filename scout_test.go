@@ -314,17 +314,20 @@ func TestScout_InstantOfManyLanes_EachLooksWhateverBecomesOfThePoll(t *testing.T
 		look  func(tell func(int, report)) error
 		waits bool // in the second lane
 		timer []int64
+		after time.Duration
 	}{
 		"nothing is due": {func(tell func(int, report)) error {
 			tell(0, report{now: time.Now()})
 			tell(1, report{now: time.Now()})
 			return nil
-		}, true, []int64{0, 0}},
-		"one has work":       {func(tell func(int, report)) error { tell(1, report{now: time.Now(), earliest: time.Now()}); return nil }, true, []int64{0, 1}},
-		"it fails":           {func(func(int, report)) error { return errPoll }, true, []int64{1, 1}},
-		"the pool is busy":   {func(func(int, report)) error { return errPoolBusy }, true, []int64{1, 1}},
-		"it panics":          {func(func(int, report)) error { panic("injected") }, true, []int64{1, 1}},
-		"nobody waits there": {func(func(int, report)) error { return errPoll }, false, []int64{1, 1}},
+		}, true, []int64{0, 0}, 0},
+		"one has work":       {func(tell func(int, report)) error { tell(1, report{now: time.Now(), earliest: time.Now()}); return nil }, true, []int64{0, 1}, 0},
+		"it fails":           {func(func(int, report)) error { return errPoll }, true, []int64{1, 1}, 0},
+		"the pool is busy":   {func(func(int, report)) error { return errPoolBusy }, true, []int64{1, 1}, 0},
+		"it panics":          {func(func(int, report)) error { panic("injected") }, true, []int64{1, 1}, 0},
+		"nobody waits there": {func(func(int, report)) error { return errPoll }, false, []int64{1, 1}, 0},
+		"it hangs":           {func(func(int, report)) error { time.Sleep(time.Minute); return nil }, true, []int64{1, 1}, instantPatience + 2*lanePatience},
+		"it need not hang":   {func(func(int, report)) error { time.Sleep(time.Minute); return nil }, true, []int64{0, 0}, instantPatience},
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtualtime.Test(t, func(t *testing.T) {
@@ -354,7 +357,7 @@ func TestScout_InstantOfManyLanes_EachLooksWhateverBecomesOfThePoll(t *testing.T
 				time.Sleep(time.Minute - 1)
 				synctest.Wait()
 				require.Zero(t, got[0].Load()+got[1].Load())
-				time.Sleep(1)
+				time.Sleep(1 + c.after)
 				synctest.Wait()
 				var owed []int64
 				for i, l := range lanes {

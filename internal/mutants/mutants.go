@@ -621,9 +621,15 @@ var mutants = []mutant{
 		pkg:     root, test: "TestScout_LeaseEnds_ManyLanesLookByOneStatement",
 	},
 	{
+		name:    "scout: lanes wait for a poll that hangs",
+		file:    "timer.go",
+		patches: []patch{{"	if comes(&l.instantBy) {\n", "	if false {\n"}},
+		pkg:     root, test: "TestScout_InstantOfManyLanes_EachLooksWhateverBecomesOfThePoll",
+	},
+	{
 		name:    "scout: an instant is forgotten with the poll that fails",
 		file:    "scout.go",
-		patches: []patch{{"			if !looks[i].instantBy.IsZero() {\n", "			if false {\n"}},
+		patches: []patch{{"			if !looks[i].instantBy.IsZero() {\n", "			if looks[i].began.IsZero() {\n"}},
 		pkg:     root, test: "TestScout_InstantOfManyLanes_EachLooksWhateverBecomesOfThePoll",
 	},
 	{
