@@ -38,6 +38,7 @@ type Step struct {
 	checkpoint        json.RawMessage
 	item              int64
 	token             string
+	claimedAt         time.Time // by the server's clock
 	g                 *Graph
 	mu                sync.Mutex
 	results           map[string]json.RawMessage // of all ancestors, once they are asked for
