@@ -61,6 +61,7 @@ func TestReadiness_TablesAnalyzedWhenEmpty_ReadsHardlyMoreThanTheTasksAskedFor(t
 	s.requirePages(t, 60, `SELECT calculate_step_depth(`+last+`)`)
 	s.requirePages(t, 60, `SELECT * FROM get_step_transitive_dependencies(`+last+`)`)
 	s.requirePages(t, 60, `SELECT get_step_dependency_results_map(`+last+`)`)
+	s.requirePages(t, 60, `SELECT get_step_dependency_result(`+last+`, 's1')`)
 	s.requirePages(t, 60, `SELECT * FROM get_task_ready_info(`+task+`)`)
 	s.requirePages(t, 100, `SELECT * FROM get_next_ready_task()`)
 	s.requirePages(t, 300, `SELECT * FROM get_next_ready_tasks(5)`)
