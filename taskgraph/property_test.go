@@ -15,15 +15,21 @@ import (
 
 // This file answers: do the SQL functions say what the model says, of one task and of many?
 
-// checkRounds runs a property on random cases: a hundred, or by PGWAKE_ROUNDS=1000 as many as somebody has time for.
+// checkRounds runs a property on random cases: a thousand, or as many as PGWAKE_ROUNDS says. It is not for parallel tests: how many cases
+// there are is the same for all that run at a time.
 func checkRounds(t *testing.T, property func(*rapid.T)) {
 	t.Helper()
+	rounds := "1000"
 	if text := os.Getenv("PGWAKE_ROUNDS"); text != "" {
 		n, err := strconv.Atoi(text)
 		require.NoError(t, err, "PGWAKE_ROUNDS")
 		require.Positive(t, n, "PGWAKE_ROUNDS")
-		require.NoError(t, flag.Set("rapid.checks", text))
+		rounds = text
 	}
+	checks := flag.Lookup("rapid.checks")
+	before := checks.Value.String()
+	require.NoError(t, checks.Value.Set(rounds))
+	defer func() { require.NoError(t, checks.Value.Set(before)) }()
 	rapid.Check(t, property)
 }
 
