@@ -46,7 +46,7 @@
 // A task is an instance of the Provider, whose turn evaluates it, and the run of a step is a work item. Whatever belongs together is one
 // transaction: a step that is enqueued and its work item, a result and the message that has the task evaluated. So any process may die at any
 // instant: leases end, others go on, nothing is enqueued twice and nothing is lost. An attempt whose worker was lost counts. A database that is
-// away costs none as long as the worker lives and its lease holds.
+// away for less than a lease lasts costs none, as long as the worker lives.
 //
 // # Any language
 //

@@ -100,7 +100,7 @@ func TestT23_StepThatHasEnded_IsLeftAsItIs(t *testing.T) {
 	g.Handle("ok", ok)
 	g.Handle("bad", bad)
 	g.run()
-	task := g.submit(taskgraph.Define("shop", "ended", "1").Step("done", "ok").Step("cancelled", "ok", taskgraph.After("bad")).Step("bad", "bad"))
+	task := g.submit(taskgraph.Define("shop", "ended", "1").Step("done", "ok").Step("cancelled", "ok", taskgraph.After("bad")).Step("bad", "bad", taskgraph.After("done")))
 	g.until(task, taskgraph.TaskBlockedByFailures)
 	did(t)(g.CancelStep(t.Context(), g.step(task, "cancelled").ID, ""))
 	for _, name := range []string{"done", "cancelled"} {

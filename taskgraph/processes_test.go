@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -48,8 +49,18 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	// Most of what these tests do is to wait, for a server or for each other.
+	flag.Parse()
+	if n := flag.Lookup("test.parallel").Value; n.(flag.Getter).Get().(int) < atOnce {
+		if err := n.Set(strconv.Itoa(atOnce)); err != nil {
+			panic(err)
+		}
+	}
 	goleak.VerifyTestMain(m)
 }
+
+// atOnce is how many parallel tests run at a time, at least.
+const atOnce = 4
 
 // run is an Engine until SIGTERM. Its handlers note each attempt in the table runs.
 func (c child) run() error {

@@ -1,6 +1,7 @@
 package taskgraph
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,9 @@ import (
 
 // This file answers: how do the beginning and the end of an attempt get into the database, whatever happens to be wrong with it?
 //
-// A deadlock, a pool that is full or a server that restarts is not to cost an attempt: the call is repeated until it is answered, or
-// the lease is lost. If it was sent and no answer came, it may have had its effect, and to repeat it is not to have another one.
+// A deadlock, a pool that is full or a server that restarts is not to cost an attempt: the call is repeated until it is answered. If it
+// was sent and no answer came, it may have had its effect, and to repeat it is not to have another one. What never succeeds has a
+// lease's time, as long as others would wait for a worker that died; then the item is given back, and the attempt is lost.
 
 // beforeRepeat is how long to wait before a call is repeated.
 var beforeRepeat = Backoff{Base: 5 * time.Millisecond, Max: time.Second}
@@ -24,10 +26,12 @@ var beforeRepeat = Backoff{Base: 5 * time.Millisecond, Max: time.Second}
 type unsettled struct{ error }
 
 // settle acknowledges an item by a call (dispatch.AckBy) that is repeated while it fails for a reason that passes: for as long as one
-// AckBy lasts, and again while ctx, that of the handler, goes on. unsure tells the call that one before it may have had its effect. That the
-// lease is lost then means that it had, or that the item is somebody else's by now: there is nothing left to do.
-func settle(ctx context.Context, call func(ctx context.Context, unsure bool) error) error {
-	for unsure := false; ; {
+// AckBy lasts, and again for as long as a lease does, unless ctx ends, which is that of the handler. unsure tells the call that one before it
+// may have had its effect. That the lease is lost then means that it had, or that the item is somebody else's by now: there is nothing left
+// to do.
+func (e *Engine) settle(ctx context.Context, call func(ctx context.Context, unsure bool) error) error {
+	unsure, until := false, time.Now().Add(e.lease())
+	for {
 		repeat := false
 		err := dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
 			for n := 1; ; n++ {
@@ -47,10 +51,15 @@ func settle(ctx context.Context, call func(ctx context.Context, unsure bool) err
 				}
 			}
 		})
-		if !repeat || ctx.Err() != nil {
+		if !repeat || ctx.Err() != nil || time.Now().After(until) {
 			return err
 		}
 	}
+}
+
+// lease is how long that of a step's item is.
+func (e *Engine) lease() time.Duration {
+	return cmp.Or(e.cfg.Steps.LockTimeout, pgwake.DefaultLockTimeout)
 }
 
 // refused reports whether the database has said no, and would do so again.

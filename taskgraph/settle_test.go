@@ -85,6 +85,20 @@ func TestSettle_NoAnswerForTenSeconds_TheResultIsKept(t *testing.T) {
 	require.JSONEq(t, `"done"`, string(g.step(task, "a").Results))
 }
 
+// What looks as if it passed, and does not, holds the step up no longer than the death of a worker would.
+func TestSettle_ErrorsThatShouldPassAndDoNot_CostTheAttemptInTheEnd(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, quickLeases())
+	ok, calls := failing(0, nil)
+	g.Handle("ok", ok)
+	g.breaks("finish_step", "57014", 1<<30, "true")
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "never", "1").Step("a", "ok", taskgraph.MaxAttempts(1)))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.Equal(t, "the worker was lost", g.step(task, "a").Err())
+	require.EqualValues(t, 1, calls.Load())
+}
+
 // A statement, or the answer to it, is lost with its connection. What it was to do is done once, and nobody is told of a failure.
 func TestSettle_NobodyKnowsWhetherItTookEffect_ItDoesOnce(t *testing.T) {
 	t.Parallel()
@@ -215,13 +229,24 @@ func TestDecision_StepIsNotInProgressAnyMore_NothingIsAddedAndTheItemIsGone(t *t
 		did(t)(g.TransitionStep(ctx, s.ID, taskgraph.StepInProgress, taskgraph.StepResolvedManually, ""))
 		return taskgraph.Decision{Result: 1, Steps: []taskgraph.AddedStep{{Name: "more", Template: "more"}}}, nil
 	})
+	open := make(chan struct{})
+	g.Handle("keeps it open", func(ctx context.Context, _ *taskgraph.Step) (any, error) {
+		select {
+		case <-open:
+		case <-ctx.Done():
+		}
+		return nil, ctx.Err()
+	})
 	g.run()
-	task := g.submit(taskgraph.Define("shop", "dropped", "1").Step("a", "decide").Template("more", "decide"))
+	task := g.submit(taskgraph.Define("shop", "dropped", "1").Step("a", "decide").Step("b", "keeps it open").Template("more", "decide"))
+	require.Eventually(t, func() bool {
+		return g.step(task, "a").State == taskgraph.StepResolvedManually && slices.Equal([]string{"keeps it open"}, g.query(`SELECT name FROM worker_queue`))
+	}, patience, time.Millisecond)
+	close(open)
 	done := g.complete(task)
-	require.Equal(t, 1, done.TotalSteps)
+	require.Equal(t, 2, done.TotalSteps)
 	require.Empty(t, g.step(task, "a").Results)
 	require.NoError(t, g.stop())
-	require.Empty(t, g.query(`SELECT name FROM worker_queue`))
 	require.Empty(t, log.String(), "nothing has failed")
 }
 

@@ -96,6 +96,7 @@ func TestT28_EveryPairOfStepStates_OnlyTheEdgesAreTaken(t *testing.T) {
 }
 
 func TestTransition_StateThatIsNone_IsRefused(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	task := l.create("default", "work")
@@ -106,6 +107,7 @@ func TestTransition_StateThatIsNone_IsRefused(t *testing.T) {
 }
 
 func TestParseState_EveryName_IsItself(t *testing.T) {
+	t.Parallel()
 	for _, s := range taskgraph.TaskStates() {
 		parsed, err := taskgraph.ParseTaskState(string(s))
 		require.NoError(t, err)
@@ -132,6 +134,7 @@ func TestParseState_EveryName_IsItself(t *testing.T) {
 }
 
 func TestState_Kinds_AreAsTheTablesHaveThem(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	kinds := make(map[string]int)

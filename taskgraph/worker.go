@@ -1,7 +1,6 @@
 package taskgraph
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,8 +18,8 @@ import (
 //
 // Invariant: each of these calls is one transaction, which fails unless the lease holds. A worker may die between any two of them:
 // before start_step the item comes again to somebody else; after it the lease ends, and the next start_step takes the attempt for
-// lost; after the last one there is nothing left to do. As long as the worker lives and the lease holds, a call that fails for a
-// reason that passes is repeated (settle.go): the attempt may be the only one that the step has.
+// lost; after the last one there is nothing left to do. While the worker lives a call that fails for a reason that passes is repeated
+// (settle.go): the attempt may be the only one that the step has.
 
 // ErrTimeout is the cause of the end of a handler's context when the step has had its time.
 var ErrTimeout = dispatch.ErrTimeout
@@ -66,12 +65,11 @@ func (e *Engine) runStep(handler Handler) dispatch.Handler {
 		if err != nil {
 			return nil, err
 		}
-		lease := cmp.Or(e.cfg.Steps.LockTimeout, pgwake.DefaultLockTimeout)
-		s := &Step{ID: of.Step, item: id, token: token, claimedAt: item.LockedUntil.Add(-lease), g: e.Graph}
+		s := &Step{ID: of.Step, item: id, token: token, claimedAt: item.LockedUntil.Add(-e.lease()), g: e.Graph}
 		var timeout time.Duration
 		var st started
 		// If there is nothing to run, start_step acknowledges the item.
-		err = settle(ctx, func(ctx context.Context, unsure bool) (err error) {
+		err = e.settle(ctx, func(ctx context.Context, unsure bool) (err error) {
 			if unsure { // and if it has taken effect, a second one would take this attempt for lost
 				if st, err = e.begun(ctx, s); err != nil {
 					return err
@@ -147,7 +145,7 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 		return cause // it is somebody else's: whatever is said now would be refused
 	case err != nil && errors.Is(cause, dispatch.ErrStopping):
 		// It was not the handler's fault, so the attempt does not count, and the step is tried at once, elsewhere.
-		return settle(ctx, func(ctx context.Context, _ bool) error {
+		return e.settle(ctx, func(ctx context.Context, _ bool) error {
 			_, err := value[bool](ctx, e.Graph, "release step", "release_step", s.ID, s.item, s.token, e.processor, time.Duration(0), "the worker stops")
 			return err
 		})
@@ -170,7 +168,7 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 	if err != nil {
 		return e.fail(ctx, s, Permanent(fmt.Errorf("the result: %w", err)))
 	}
-	err = settle(ctx, func(ctx context.Context, unsure bool) error {
+	err = e.settle(ctx, func(ctx context.Context, unsure bool) error {
 		if len(added) > 0 {
 			return e.decide(ctx, s, text, added, unsure)
 		}
@@ -241,7 +239,7 @@ func (e *Engine) fail(ctx context.Context, s *Step, cause error) error {
 	}
 	result := string(said)
 	e.cfg.Logger.Warn("taskgraph: step failed", "task", s.TaskID, "step", s.Name, "attempt", s.Attempt, "of", s.MaxAttempts, "error", text(cause))
-	return settle(ctx, func(ctx context.Context, _ bool) error {
+	return e.settle(ctx, func(ctx context.Context, _ bool) error {
 		_, err := e.finishStep(ctx, e.Graph, s, false, &result, &delay, asked)
 		return err
 	})
