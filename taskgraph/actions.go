@@ -1,11 +1,14 @@
 package taskgraph
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
@@ -28,7 +31,8 @@ func (g *Graph) GiveUp(ctx context.Context, task, reason string) (bool, error) {
 	return g.act(ctx, "give up task", "give_up_task", task, reason)
 }
 
-// ResetStep has a step that has failed for good run again, as if for the first time, and its task go on.
+// ResetStep has a step that has failed for good run again, with all its attempts, and its task go on. What an attempt before has kept
+// (Step.Checkpoint) is there for it.
 func (g *Graph) ResetStep(ctx context.Context, step, reason string) (bool, error) {
 	return g.act(ctx, "reset step", "reset_step_for_retry", step, reason)
 }
@@ -76,13 +80,20 @@ func (g *Graph) SetStepBackoff(ctx context.Context, step string, backoff time.Du
 	if err := checkID(op, "step", step); err != nil {
 		return false, err
 	}
-	if backoff < 0 || backoff > 100*365*24*time.Hour {
-		return false, invalid(op, "a backoff of %v is not between 0 and 100 years", backoff)
+	if backoff < 0 || seconds(backoff) > maxBackoffSeconds {
+		return false, invalid(op, "a backoff of %v is not between 0 and %d s", backoff, maxBackoffSeconds)
 	}
 	return value[bool](ctx, g, op, "set_step_backoff_atomic", step, seconds(backoff))
 }
 
-func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+// seconds rounds up.
+func seconds(d time.Duration) int64 {
+	n := int64(d / time.Second)
+	if d%time.Second > 0 {
+		n++
+	}
+	return n
+}
 
 // TransitionTask takes a task from one state to another, if it is in the first: of several callers one succeeds. False also if the
 // task is in an active state that another processor brought it into, whose lease holds. pgwake.ErrInvalid if there is no such
@@ -146,83 +157,37 @@ func (g *Graph) Finalize(ctx context.Context, task string) (FinalizeAction, Task
 	return done.Action, done.TaskState, err
 }
 
-// AddedStep is a step that a task gets while it runs.
-type AddedStep struct {
-	Name     string // required; no other step of the task has it
-	Template string // the step of the definition that it is like; required
-
-	// Inputs and MaxAttempts are instead of those of the template. Default to those.
-	Inputs      any
-	MaxAttempts int
-
-	// After are the steps that it waits for, of the task or added with it. Before are those that are to wait for it; they must not have
-	// begun. Default to none: it is ready at once, and the task is complete when it is.
-	After, Before []string
-}
-
-// AddSteps adds steps to a task that has not ended, all or none, and returns their ids. A handler returns a Decision instead, which adds
-// them together with its result. Errors: pgwake.ErrNotFound for a task, template or step that does not exist, pgwake.ErrInvalid if
-// the task has ended, if a step that is to wait has begun, for a name that is taken, and for a cycle.
-func (g *Graph) AddSteps(ctx context.Context, task string, steps ...AddedStep) ([]string, error) {
-	const op = "add steps"
-	if err := checkID(op, "task", task); err != nil {
-		return nil, err
-	}
-	args, err := addedArguments(steps)
-	if err != nil {
-		return nil, invalid(op, "%v", err)
-	}
-	return values[string](ctx, g, op, "add_steps", append([]any{task}, args...)...)
-}
-
-func addedArguments(steps []AddedStep) ([]any, error) {
-	names, templates, inputs, attempts := make([]string, len(steps)), make([]string, len(steps)), make([]*string, len(steps)), make([]*int32, len(steps))
-	var parents, children []string
-	for i, s := range steps {
-		if problem := checkText(s.Name, 1); problem != "" {
-			return nil, fmt.Errorf("the name of step %d %s", i, problem)
-		}
-		if s.MaxAttempts < 0 || s.MaxAttempts > 1<<30 {
-			return nil, fmt.Errorf("step %s: %d attempts at the most", s.Name, s.MaxAttempts)
-		}
-		text, err := jsonText(s.Inputs)
-		if err != nil {
-			return nil, fmt.Errorf("the inputs of step %s: %w", s.Name, err)
-		}
-		names[i], templates[i], inputs[i] = s.Name, s.Template, text
-		if s.MaxAttempts > 0 {
-			n := int32(s.MaxAttempts)
-			attempts[i] = &n
-		}
-		for _, parent := range s.After {
-			parents, children = append(parents, parent), append(children, s.Name)
-		}
-		for _, child := range s.Before {
-			parents, children = append(parents, s.Name), append(children, child)
-		}
-	}
-	return []any{names, templates, inputs, attempts, parents, children}, nil
-}
-
 // Purge removes tasks that ended before an instant of the server's clock, with all that belongs to them, those first that ended
-// first, at most limit of them (1000 for 0), and returns how many that were: call it until it returns 0.
+// first, at most limit of them (1000 for 0), and returns how many that were: call it until it returns 0. See Config.KeepFor for what
+// does so by itself.
 func (g *Graph) Purge(ctx context.Context, before time.Time, limit int) (int, error) {
 	const op = "purge tasks"
-	if limit < 0 {
-		return 0, invalid(op, "a limit of %d", limit)
+	if err := checkLimit(op, limit); err != nil {
+		return 0, err
 	}
-	if limit == 0 {
-		limit = 1000
-	}
-	n, err := value[int32](ctx, g, op, "purge_tasks", before, limit)
+	n, err := value[int32](ctx, g, op, "purge_tasks", before, cmp.Or(limit, 1000))
 	return int(n), err
 }
 
-// Recover has tasks evaluated that could go on and of which no queue knows, and returns how many that were. It is of no use unless the
-// tables were changed by hand.
+// Recover has tasks evaluated that could go on for so long and of which no queue knows, at most limit of them (100 for 0), and returns how
+// many that were. It is of no use unless the tables were changed by hand.
 func (g *Graph) Recover(ctx context.Context, olderThan time.Duration, limit int) (int, error) {
-	n, err := value[int32](ctx, g, "recover tasks", "recover_tasks", olderThan, limit)
+	const op = "recover tasks"
+	if err := checkLimit(op, limit); err != nil {
+		return 0, err
+	}
+	if olderThan < 0 {
+		return 0, invalid(op, "an age of %v", olderThan)
+	}
+	n, err := value[int32](ctx, g, op, "recover_tasks", olderThan, cmp.Or(limit, 100))
 	return int(n), err
+}
+
+func checkLimit(op string, limit int) error {
+	if limit < 0 || limit > math.MaxInt32 {
+		return invalid(op, "a limit of %d is not between 0 and %d", limit, math.MaxInt32)
+	}
+	return nil
 }
 
 // raw is a value that is JSON already.
@@ -235,11 +200,30 @@ func raw(text *string) json.RawMessage {
 
 // Upkept is what Upkeep did.
 type Upkept struct {
-	Recovered int `db:"recovered"` // tasks, see Recover
-	Failed    int `db:"failed"`    // tasks that were stale
+	Recovered int // tasks, see Recover
+	Failed    int // tasks that were stale
+	Purged    int // tasks that ended longer than Config.KeepFor ago
 }
+
+// purgedAtOnce is how many tasks one statement of Upkeep removes: it is to hold no locks for long.
+const purgedAtOnce = 1000
 
 // Upkeep does what some node has to now and then, unless another is at it. An Engine does it by itself while it runs.
 func (e *Engine) Upkeep(ctx context.Context) (Upkept, error) {
-	return row[Upkept](ctx, e.Graph, "upkeep", "upkeep_tasks", e.cfg.FailStale)
+	const op = "upkeep"
+	first, err := row[struct {
+		Recovered int `db:"recovered"`
+		Failed    int `db:"failed"`
+	}](ctx, e.Graph, op, "upkeep_tasks", e.cfg.FailStale)
+	done := Upkept{Recovered: first.Recovered, Failed: first.Failed}
+	for err == nil && e.cfg.KeepFor > 0 {
+		var n []int
+		n, err = collect(ctx, e.Graph, op, "purge_tasks", "SELECT "+e.in+"purge_tasks(clock_timestamp() - $1::interval, $2)", pgx.RowTo[int], []any{e.cfg.KeepFor, purgedAtOnce})
+		if err == nil {
+			if done.Purged += n[0]; n[0] < purgedAtOnce {
+				break
+			}
+		}
+	}
+	return done, err
 }

@@ -235,7 +235,7 @@ func (p *conditionParser) string() (text string, found bool, err error) {
 		return "", false, nil
 	}
 	quoted := p.match(conditionString)
-	if err := checkInputs([]byte(quoted)); quoted == "" || err != nil {
+	if err := checkJSON([]byte(quoted)); quoted == "" || err != nil {
 		p.at = from
 		return "", false, p.expected("a string as in JSON, without NUL, halves of surrogate pairs and line breaks")
 	}

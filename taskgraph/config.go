@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -54,7 +55,12 @@ type Config struct {
 	// false: they are left as they are.
 	FailStale bool
 
-	// Propagator puts into the headers of what is enqueued to which trace it belongs. Defaults to OpenTelemetry's global one.
+	// KeepFor has Upkeep remove tasks that ended so long ago, in whatever way, with all that belongs to them (Graph.Purge): also their
+	// idempotency keys, their transitions, and their entries in the DLQ. Up to 100 years. Defaults to 0: they are kept for ever.
+	KeepFor time.Duration
+
+	// Propagator puts into the headers of what is enqueued to which trace it belongs, and takes it out of them, unless Steps or Turns have
+	// another one. Defaults to OpenTelemetry's global one.
 	Propagator propagation.TextMapPropagator
 
 	// Logger receives what operators should know. Defaults to slog.Default().
@@ -68,15 +74,15 @@ func (c *Config) resolve() (Config, error) {
 	}
 	var problems []error
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-	if r.Steps.Namespaces != nil || r.Steps.MaxAttempts != 0 || r.Steps.Completion != nil {
-		wrong("Steps: Namespaces, MaxAttempts and Completion are the Engine's")
+	if r.Steps.Namespaces != nil || !reflect.ValueOf(r.Steps.Tags).IsZero() || r.Steps.MaxAttempts != 0 || r.Steps.Completion != nil {
+		wrong("Steps: Namespaces, Tags, MaxAttempts and Completion are the Engine's")
 	}
 	if r.Turns.Namespaces != nil || r.Turns.Queues != nil || r.Turns.MaxAttempts != 0 {
 		wrong("Turns: Namespaces, Queues and MaxAttempts are the Engine's")
 	}
 	for _, tag := range r.Tags {
-		if problem := checkText(tag, 1); problem != "" || len(tag) > 200 {
-			wrong("Tags: %q %s", tag, cmp.Or(problem, "has more than 200 bytes"))
+		if problem := textProblem(tag, 1, MaxTagLength); problem != "" {
+			wrong("Tags: %s %s", quoteShort(tag), problem)
 		}
 	}
 	if r.MaxResult < 0 {
@@ -87,11 +93,20 @@ func (c *Config) resolve() (Config, error) {
 	if r.UpkeepInterval < time.Second {
 		wrong("UpkeepInterval is less than 1 s")
 	}
+	if r.KeepFor < 0 || r.KeepFor > longestDelay {
+		wrong("KeepFor %v is not between 0 and 100 years", r.KeepFor)
+	}
 	if err := r.Backoff.Check(); err != nil {
 		wrong("Backoff: %w", err)
 	}
 	if r.Propagator == nil {
 		r.Propagator = otel.GetTextMapPropagator()
+	}
+	if r.Steps.Propagator == nil {
+		r.Steps.Propagator = r.Propagator
+	}
+	if r.Turns.Propagator == nil {
+		r.Turns.Propagator = r.Propagator
 	}
 	if r.Logger == nil {
 		r.Logger = slog.Default()

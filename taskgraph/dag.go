@@ -3,6 +3,9 @@ package taskgraph
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+
+	"github.com/pgwake/pgwake"
 )
 
 // This file answers: what depends on what, and how far apart are they?
@@ -78,4 +81,15 @@ func (g *Graph) DependencyResults(ctx context.Context, stepID string) (map[strin
 	}
 	var results map[string]json.RawMessage
 	return results, failed(op, json.Unmarshal(all, &results))
+}
+
+// DependencyResult returns the result of one of the steps that DependencyResults tells of, whatever the size of all of them together.
+// ErrNotFound if there is no such step among those that the step depends on, or if it has none.
+func (g *Graph) DependencyResult(ctx context.Context, stepID, name string) (json.RawMessage, error) {
+	const op = "dependency result"
+	result, err := value[[]byte](ctx, g, op, "get_step_dependency_result", stepID, name)
+	if err == nil && result == nil {
+		err = failed(op, fmt.Errorf("%w: of a step %s, for step %s", pgwake.ErrNotFound, quoteShort(name), stepID))
+	}
+	return result, err
 }

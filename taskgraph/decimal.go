@@ -65,5 +65,17 @@ func (d decimal) compare(e decimal) int {
 	}
 }
 
+// String is the same for numbers that are equal, and a number of JSON.
+func (d decimal) String() string {
+	if d.digits == "" {
+		return "0"
+	}
+	sign := ""
+	if d.negative {
+		sign = "-"
+	}
+	return sign + "0." + d.digits + "e" + strconv.FormatInt(d.exponent, 10)
+}
+
 // fits reports whether a numeric of PostgreSQL can hold it: 131,072 digits before the point, and 16,383 after it.
 func (d decimal) fits() bool { return d.exponent <= 131_072 && d.scale <= 16_383 }

@@ -44,7 +44,8 @@ type Lifecycle struct {
 	MaxLifetime               time.Duration // since it was created
 }
 
-// StepDefinition is a step of a Definition: a call of a handler, or a task of its own.
+// StepDefinition is a step of a Definition: a call of a handler, or a task of its own. A task of its own has no RetryEvery, Timeout, Tag and
+// LimitKey: its steps have.
 type StepDefinition struct {
 	Name        string // unique within the definition
 	Description string
@@ -187,25 +188,14 @@ func LimitKey(key string) StepOption { return func(s *StepDefinition) { s.LimitK
 
 // Inputs gives the handler v, as JSON; nil: nothing.
 func Inputs(v any) StepOption {
-	data, err := marshalAny(v)
+	data, err := marshal(v)
+	if string(data) == "null" {
+		data = nil
+	}
 	return func(s *StepDefinition) {
 		s.Inputs = data
 		if err != nil {
 			s.problems = append(s.problems, fmt.Sprintf("inputs are not JSON: %v", err))
 		}
 	}
-}
-
-// marshalAny is json.Marshal for values of which it may panic, since a MarshalJSON of theirs does.
-func marshalAny(v any) (data json.RawMessage, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			data, err = nil, fmt.Errorf("panic: %v", p)
-		}
-	}()
-	data, err = json.Marshal(v)
-	if string(data) == "null" {
-		data = nil
-	}
-	return data, err
 }

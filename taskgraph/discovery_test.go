@@ -41,12 +41,14 @@ func TestT29_EightCallersClaimAHundredTasks_NoneTwiceAndNoneLeft(t *testing.T) {
 	}
 	var mu sync.Mutex
 	claimed := make(map[string]int)
+	const processors = 8
+	p := pool(t, s.p, processors)
 	callers, ctx := errgroup.WithContext(t.Context())
-	for range 8 {
+	for range processors {
 		callers.Go(func() error {
 			for misses := 0; misses < 20; {
 				n := 0
-				err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+				err := pgx.BeginFunc(ctx, p, func(tx pgx.Tx) error {
 					found, err := s.WithTx(tx).NextReadyTasks(ctx, 5)
 					if err != nil {
 						return err

@@ -15,6 +15,7 @@ import (
 const noID = "00000000-0000-0000-0000-000000000000"
 
 func TestAddToDLQ_OnePendingEntryPerTask(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("shop", "order", "1", `{}`, "a")
 	task := l.create("shop", "order")
@@ -59,6 +60,7 @@ func TestAddToDLQ_OnePendingEntryPerTask(t *testing.T) {
 }
 
 func TestAddToDLQ_ManyAtOnce_OneEntry(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	task := l.create("default", "work")
@@ -91,6 +93,7 @@ func TestAddToDLQ_ManyAtOnce_OneEntry(t *testing.T) {
 }
 
 func TestListDLQ_MostUrgentFirst(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	add := func(reason taskgraph.DLQReason, minutes int) string {
@@ -128,6 +131,7 @@ func TestListDLQ_MostUrgentFirst(t *testing.T) {
 }
 
 func TestDLQ_BadArguments_AreRefused(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	task := l.create("default", "work")

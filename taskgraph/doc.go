@@ -23,8 +23,8 @@
 // A Definition says what the tasks of a name and version are made of; it is built by Define, or read from YAML by ParseDefinitions, and
 // everything that is wrong with it is told at once, before anything is stored. A registered version never changes. A dependency may have a
 // condition on the result of the step that is waited for (AfterIf): if it does not hold, the step that waits is skipped, and what comes
-// after that goes on. A step may be a task of its own (Definition.SubTask); and what a Template describes is added while a task runs, by a
-// handler that returns a Decision, or by Graph.AddSteps.
+// after that goes on. A step may be a task of its own (Definition.SubTask); and what a Template describes is added while a task runs, with
+// dependencies and conditions of its own, by a handler that returns a Decision, or by Graph.AddSteps.
 //
 // # Steps
 //
@@ -45,7 +45,8 @@
 //
 // A task is an instance of the Provider, whose turn evaluates it, and the run of a step is a work item. Whatever belongs together is one
 // transaction: a step that is enqueued and its work item, a result and the message that has the task evaluated. So any process may die at any
-// instant: leases end, others go on, nothing is enqueued twice and nothing is lost. An attempt whose worker was lost counts.
+// instant: leases end, others go on, nothing is enqueued twice and nothing is lost. An attempt whose worker was lost counts. A database that is
+// away for less than a lease lasts costs none, as long as the worker lives.
 //
 // # Any language
 //

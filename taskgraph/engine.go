@@ -72,7 +72,7 @@ func headers(ctx context.Context, p propagation.TextMapPropagator) *string {
 // process that has it.
 func (e *Engine) Handle(name string, h Handler) {
 	switch _, taken := e.handlers[name]; {
-	case h == nil || checkText(name, 1) != "":
+	case h == nil || textProblem(name, 1, pgwake.MaxNameLength) != "":
 		e.err = errors.Join(e.err, fmt.Errorf("%w: there is no handler, or no name for it: %q", pgwake.ErrConfig, name))
 	case taken:
 		e.err = errors.Join(e.err, fmt.Errorf("%w: there are two handlers %q", pgwake.ErrConfig, name))

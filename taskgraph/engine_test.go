@@ -271,27 +271,44 @@ func (b *barrier) wait(ctx context.Context) error {
 
 func TestT3_FanOut_EachRunsOnceAndTheyAreJoinedOnce(t *testing.T) {
 	t.Parallel()
-	g := newGraph(t, nil)
-	var ran, joined atomic.Int32
-	g.Handle("split", func(context.Context, *taskgraph.Step) (any, error) { return nil, nil })
-	g.Handle("part", func(context.Context, *taskgraph.Step) (any, error) { ran.Add(1); return nil, nil })
-	g.Handle("join", func(ctx context.Context, s *taskgraph.Step) (any, error) {
-		joined.Add(1)
-		return nil, nil
-	})
-	const width = 500
-	d := taskgraph.Define("shop", "fan", "1").Step("split", "split")
+	const width, processors = 500, 8
+	first := pgwaketest.New(t, nil)
+	var mu sync.Mutex
+	ran := make(map[string]int)
+	var nodes []*graph
+	for i := range processors {
+		p := first
+		if i > 0 {
+			p = pgwaketest.Open(t, &pgwake.Config{Schema: first.Schema()})
+		}
+		g := onProvider(t, p, nil)
+		g.Handle("h", func(_ context.Context, s *taskgraph.Step) (any, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			ran[s.Name]++
+			return nil, nil
+		})
+		g.run()
+		nodes = append(nodes, g)
+	}
+	g := nodes[0]
+	d := taskgraph.Define("shop", "fan", "1").Step("split", "h")
 	var parts []string
 	for i := range width {
 		parts = append(parts, fmt.Sprintf("part-%d", i))
-		d.Step(parts[i], "part", taskgraph.After("split"))
+		d.Step(parts[i], "h", taskgraph.After("split"))
 	}
-	d.Step("join", "join", taskgraph.After(parts...))
-	g.run()
+	d.Step("join", "h", taskgraph.After(parts...))
 	task := g.submit(d)
 	g.complete(task)
-	require.EqualValues(t, width, ran.Load())
-	require.EqualValues(t, 1, joined.Load())
+	for _, node := range nodes {
+		require.NoError(t, node.stop())
+	}
+	require.Len(t, ran, width+2)
+	for name, n := range ran {
+		require.Equal(t, 1, n, name)
+	}
+	require.Equal(t, fmt.Sprint(width+2), g.one(`SELECT count(*)::text FROM step_transitions WHERE task_id = $1 AND to_state = 'enqueued'`, task))
 	levels, err := g.DependencyLevels(t.Context(), task)
 	require.NoError(t, err)
 	count := map[int]int{}
@@ -299,6 +316,50 @@ func TestT3_FanOut_EachRunsOnceAndTheyAreJoinedOnce(t *testing.T) {
 		count[l.Level]++
 	}
 	require.Equal(t, map[int]int{0: 1, 1: width, 2: 1}, count)
+}
+
+func TestT4_ChainOf300_RunsInOrderToItsEnd(t *testing.T) {
+	t.Parallel()
+	const length = 300
+	g, r := newGraph(t, nil), recorder{}
+	g.Handle("h", r.handle)
+	var ancestors int
+	g.Handle("last", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		all, err := s.Results(ctx)
+		ancestors = len(all)
+		return nil, err
+	})
+	d := taskgraph.Define("shop", "chain", "1")
+	var names []string
+	for i := range length {
+		names = append(names, fmt.Sprint("s", i))
+		switch {
+		case i == 0:
+			d.Step(names[i], "h")
+		case i < length-1:
+			d.Step(names[i], "h", taskgraph.After(names[i-1]))
+		default:
+			d.Step(names[i], "last", taskgraph.After(names[i-1]))
+		}
+	}
+	g.run()
+	task := g.submit(d)
+	done, err := g.Wait(g.within(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskComplete, done.State)
+	require.Equal(t, length, done.CompletedSteps)
+	require.Equal(t, names[:length-1], r.names())
+	require.Equal(t, length-1, ancestors)
+	last := g.step(task, names[length-1]).ID
+	depth, err := g.StepDepth(t.Context(), last)
+	require.NoError(t, err)
+	require.Equal(t, length-1, depth)
+	before, err := g.TransitiveDependencies(t.Context(), last)
+	require.NoError(t, err)
+	require.Len(t, before, length-1)
+	for i, a := range before {
+		require.Equal(t, []any{i + 1, names[length-2-i]}, []any{a.Distance, a.Name})
+	}
 }
 
 func TestT6_NoSteps_CompletesAtOnce(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
@@ -25,6 +26,7 @@ import (
 // stage is a schema with the tables of the task graph, and one definition whose tasks are put there row by row.
 type stage struct {
 	*taskgraph.Graph
+	p      *pgwake.Provider
 	schema string
 	pool   *pgxpool.Pool
 }
@@ -40,7 +42,7 @@ func newStage(t *testing.T) *stage {
 	p := pgwaketest.New(t, nil)
 	e, err := taskgraph.New(t.Context(), p, nil)
 	require.NoError(t, err)
-	s := &stage{Graph: e.Graph, schema: p.Schema()}
+	s := &stage{Graph: e.Graph, p: p, schema: p.Schema()}
 	config, err := pgxpool.ParseConfig(testdb.URL(t))
 	require.NoError(t, err)
 	config.ConnConfig.RuntimeParams["search_path"] = pgx.Identifier{s.schema}.Sanitize() + ", pg_temp"

@@ -2,12 +2,15 @@ package taskgraph_test
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
+	"math"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
@@ -97,7 +100,7 @@ func TestT23_StepThatHasEnded_IsLeftAsItIs(t *testing.T) {
 	g.Handle("ok", ok)
 	g.Handle("bad", bad)
 	g.run()
-	task := g.submit(taskgraph.Define("shop", "ended", "1").Step("done", "ok").Step("cancelled", "ok", taskgraph.After("bad")).Step("bad", "bad"))
+	task := g.submit(taskgraph.Define("shop", "ended", "1").Step("done", "ok").Step("cancelled", "ok", taskgraph.After("bad")).Step("bad", "bad", taskgraph.After("done")))
 	g.until(task, taskgraph.TaskBlockedByFailures)
 	did(t)(g.CancelStep(t.Context(), g.step(task, "cancelled").ID, ""))
 	for _, name := range []string{"done", "cancelled"} {
@@ -111,9 +114,16 @@ func TestT23_StepThatHasEnded_IsLeftAsItIs(t *testing.T) {
 	}
 }
 
-func TestT24_Cancel_WhatIsDoneStaysAndTheRestIsCancelled(t *testing.T) {
+// quickLeases is a Config with which a handler soon learns that its step is nobody's any more.
+func quickLeases() *taskgraph.Config {
+	config := &taskgraph.Config{}
+	config.Steps.LockTimeout = time.Second
+	return config
+}
+
+func TestT24_Cancel_WhatIsDoneStaysAndTheRestIsCancelledInOneTransaction(t *testing.T) {
 	t.Parallel()
-	g := newGraph(t, nil)
+	g := newGraph(t, quickLeases())
 	ok, _ := failing(0, nil)
 	g.Handle("ok", ok)
 	began, left := make(chan struct{}), make(chan error, 1)
@@ -140,6 +150,8 @@ func TestT24_Cancel_WhatIsDoneStaysAndTheRestIsCancelled(t *testing.T) {
 	require.Equal(t, taskgraph.StepCancelled, g.step(task, "flying").State)
 	require.Empty(t, g.query(`SELECT name FROM worker_queue`))
 	require.Equal(t, "the customer left", g.one(`SELECT metadata ->> 'reason' FROM task_transitions WHERE task_id = $1 AND to_state = 'cancelled'`, task))
+	require.Equal(t, "4 1", g.one(`SELECT count(*) || ' ' || count(DISTINCT xact) FROM (
+		SELECT xact FROM task_transitions WHERE task_id = $1 AND to_state = 'cancelled' UNION ALL SELECT xact FROM step_transitions WHERE task_id = $1 AND to_state = 'cancelled') AS x`, task))
 }
 
 func TestT25_TaskThatHasEnded_AnythingMoreIsRefusedAndFinalizeSaysTheSame(t *testing.T) {
@@ -181,19 +193,6 @@ func TestT26_OneStepIsCancelled_TheTaskIsBlockedAndDoesNotWaitForEver(t *testing
 	ended, err := g.Wait(g.within(), task)
 	require.NoError(t, err)
 	require.Equal(t, taskgraph.TaskError, ended.State)
-}
-
-func TestFinalize_Blocked_TheSecondCallGivesUp(t *testing.T) {
-	t.Parallel()
-	g, task := blocked(t, 1000)
-	action, state, err := g.Finalize(t.Context(), task)
-	require.NoError(t, err)
-	require.Equal(t, taskgraph.FinalizeFailed, action)
-	require.Equal(t, taskgraph.TaskError, state)
-	_, err = g.Wait(g.within(), task)
-	require.NoError(t, err)
-	_, _, err = g.Finalize(t.Context(), "00000000-0000-4000-8000-000000000000")
-	require.ErrorIs(t, err, pgwake.ErrNotFound)
 }
 
 func TestDecision_AddsStepsWithItsResult(t *testing.T) {
@@ -252,56 +251,6 @@ func TestT9_EdgesAtRunTime_TwoCallersThatOnlyTogetherMakeACycle_OneIsRefused(t *
 	require.Len(t, steps, 4)
 }
 
-func TestSubTask_ItsResultsAreThoseOfTheStep(t *testing.T) {
-	t.Parallel()
-	g, r := newGraph(t, nil), recorder{}
-	g.Handle("h", r.handle)
-	g.Handle("last", func(ctx context.Context, s *taskgraph.Step) (any, error) {
-		var child map[string]json.RawMessage
-		err := s.Result(ctx, "child", &child)
-		return len(child), err
-	})
-	g.run()
-	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h").Step("y", "h", taskgraph.After("x")))
-	task := g.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1").Step("last", "last", taskgraph.After("child")))
-	g.complete(task)
-	require.JSONEq(t, `2`, string(g.step(task, "last").Results))
-	children, err := g.ListTasks(t.Context(), &taskgraph.TaskFilter{ParentTask: task})
-	require.NoError(t, err)
-	require.Len(t, children, 1)
-	require.Equal(t, task, *children[0].ParentTask)
-}
-
-func TestSubTask_TheParentIsCancelled_SoIsTheChild(t *testing.T) {
-	t.Parallel()
-	g := newGraph(t, nil)
-	began := make(chan struct{})
-	g.Handle("slow", func(ctx context.Context, _ *taskgraph.Step) (any, error) {
-		close(began)
-		<-ctx.Done()
-		return nil, ctx.Err()
-	})
-	g.run()
-	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "slow"))
-	task := g.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1"))
-	<-began
-	did(t)(g.Cancel(t.Context(), task, ""))
-	children, err := g.ListTasks(t.Context(), &taskgraph.TaskFilter{ParentTask: task})
-	require.NoError(t, err)
-	ended, err := g.Wait(g.within(), children[0].ID)
-	require.NoError(t, err)
-	require.Equal(t, taskgraph.TaskCancelled, ended.State)
-}
-
-func TestSubTask_NobodyHasRegisteredIt_TheStepFailsForGood(t *testing.T) {
-	t.Parallel()
-	g := newGraph(t, nil)
-	g.run()
-	task := g.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "unknown", "1"))
-	g.until(task, taskgraph.TaskBlockedByFailures)
-	require.Contains(t, g.step(task, "child").Err(), "no definition")
-}
-
 func TestPause_NothingBeginsUntilResume(t *testing.T) {
 	t.Parallel()
 	g := newGraph(t, nil)
@@ -352,4 +301,146 @@ func TestPurge_RemovesWhatHasEndedAndNothingElse(t *testing.T) {
 	require.Equal(t, []string{stays}, g.query(`SELECT instance_id FROM instances`))
 	_, err = g.Task(t.Context(), stays)
 	require.NoError(t, err)
+}
+
+func TestResolveTask_ItEndsAndWhatHasNotEndedIsCancelled(t *testing.T) {
+	t.Parallel()
+	g, task := blocked(t, 1000)
+	did(t)(g.ResolveTask(t.Context(), task, "by phone"))
+	ended, err := g.Wait(g.within(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskResolvedManually, ended.State)
+	require.NotNil(t, ended.CompletedAt)
+	require.Equal(t, taskgraph.StepError, g.step(task, "a").State, "it has ended")
+	require.Equal(t, taskgraph.StepCancelled, g.step(task, "b").State)
+	require.Equal(t, "by phone", g.one(`SELECT metadata ->> 'reason' FROM task_transitions WHERE task_id = $1 AND to_state = 'resolved_manually'`, task))
+	didNot(t)(g.ResolveTask(t.Context(), task, ""))
+	didNot(t)(g.ResetStep(t.Context(), g.step(task, "a").ID, ""))
+	didNot(t)(g.ResolveTask(t.Context(), noID, ""))
+}
+
+func TestResetStep_WhatAnAttemptHasKept_IsThereForTheNext(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.Handle("h", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		at := 0
+		if found, err := s.LastCheckpoint(&at); found || err != nil {
+			return at, err
+		}
+		return nil, taskgraph.Permanent(errors.Join(errBroken, s.Checkpoint(ctx, 7)))
+	})
+	g.run()
+	task := g.submit(single("kept"))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	did(t)(g.ResetStep(t.Context(), g.step(task, "a").ID, ""))
+	g.complete(task)
+	require.JSONEq(t, "7", string(g.step(task, "a").Results))
+}
+
+func TestActions_BadArguments_AreInvalidBeforeAnythingIsSent(t *testing.T) {
+	t.Parallel()
+	g := closed(t)
+	for name, err := range map[string]error{
+		"cancel":          second(g.Cancel(t.Context(), "7", "")),
+		"result":          second(g.CompleteStep(t.Context(), "7", 1, "")),
+		"limit":           second(g.Recover(t.Context(), time.Minute, -1)),
+		"large limit":     second(g.Recover(t.Context(), time.Minute, 1<<31)),
+		"age":             second(g.Recover(t.Context(), -1, 1)),
+		"purge":           second(g.Purge(t.Context(), time.Now(), -1)),
+		"purge many":      second(g.Purge(t.Context(), time.Now(), 1<<31)),
+		"backoff":         second(g.SetStepBackoff(t.Context(), noID, -1)),
+		"long backoff":    second(g.SetStepBackoff(t.Context(), noID, math.MaxInt32*time.Second+1)),
+		"longest backoff": second(g.SetStepBackoff(t.Context(), noID, math.MaxInt64)),
+		"transition":      second(g.TransitionTask(t.Context(), "7", taskgraph.TaskPending, taskgraph.TaskInitializing, "")),
+		"step transition": second(g.TransitionStep(t.Context(), "7", taskgraph.StepPending, taskgraph.StepEnqueued, "")),
+		"list":            second(g.ListTasks(t.Context(), &taskgraph.TaskFilter{Limit: -1})),
+		"list many":       second(g.ListTasks(t.Context(), &taskgraph.TaskFilter{Limit: 10_001})),
+	} {
+		require.ErrorIs(t, err, pgwake.ErrInvalid, name)
+	}
+}
+
+func TestSetStepBackoff_TheLongest_IsKept(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	task := l.task(single("backoff"))
+	did(t)(l.SetStepBackoff(t.Context(), l.step(task, "a"), math.MaxInt32*time.Second))
+	require.Equal(t, math.MaxInt32, one[int](l, `SELECT backoff_request_seconds FROM steps WHERE task_id = $1`, task))
+	did(t)(l.SetStepBackoff(t.Context(), l.step(task, "a"), 1500*time.Millisecond))
+	require.Equal(t, 2, one[int](l, `SELECT backoff_request_seconds FROM steps WHERE task_id = $1`, task), "rounded up")
+}
+
+// A worker that has no such handler gives the item up, and the step fails, which nobody has begun.
+func TestItem_GivenUpWithoutAHandler_TheStepFailsForGood(t *testing.T) {
+	t.Parallel()
+	config := &taskgraph.Config{}
+	config.Steps.Retry = func(int, error) time.Duration { return 0 }
+	g := newGraph(t, config)
+	ok, _ := failing(0, nil)
+	g.Handle("another", ok)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "unknown", "1").Step("a", "nobody has this handler").Step("b", "another"))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.Contains(t, g.step(task, "a").Err(), dispatch.ErrNoHandler.Error())
+	require.Equal(t, []string{"pending", "enqueued", "error"}, g.stepStates(task, "a"))
+	require.Zero(t, g.step(task, "a").Attempts)
+	require.Empty(t, g.query(`SELECT name FROM worker_queue`))
+	require.Equal(t, "0", g.one(`SELECT count(*)::text FROM dead_letters`))
+	did(t)(g.CompleteStep(t.Context(), g.step(task, "a").ID, 1, ""))
+	g.complete(task)
+}
+
+func TestUpkeep_FailStale_EndsWhatTakesTooLong(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, &taskgraph.Config{FailStale: true})
+	d := single("stale")
+	d.Lifecycle.MaxLifetime = time.Minute
+	stale := g.submit(d)
+	g.submit(single("fresh"))
+	done, err := g.Upkeep(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, done)
+	pgwaketest.Advance(t, g.p, 2*time.Minute)
+	for _, want := range []taskgraph.Upkept{{Failed: 1}, {}} {
+		done, err = g.Upkeep(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, want, done)
+	}
+	task, err := g.Task(t.Context(), stale)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskError, task.State)
+}
+
+func TestUpkeep_KeepFor_RemovesWhatEndedBefore(t *testing.T) {
+	t.Parallel()
+	p := pgwaketest.New(t, nil)
+	g := onProvider(t, p, &taskgraph.Config{KeepFor: time.Hour})
+	without := onProvider(t, p, nil)
+	d := taskgraph.Define("shop", "kept", "1")
+	g.register(d)
+	submit := func(n int) []taskgraph.Submitted {
+		all := make([]taskgraph.Submission, n)
+		for i := range all {
+			all[i] = aTask(d)
+		}
+		tasks, err := g.SubmitMany(t.Context(), all)
+		require.NoError(t, err)
+		return tasks
+	}
+	submit(1001) // more than one statement removes
+	g.query(`UPDATE tasks SET state = 'complete', completed_at = clock_timestamp()`)
+	g.query(`DELETE FROM orchestrator_queue`)
+	pgwaketest.Advance(t, p, 59*time.Minute)
+	open := submit(1)[0].ID
+	done, err := g.Upkeep(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, done)
+	pgwaketest.Advance(t, p, 2*time.Minute)
+	done, err = without.Upkeep(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, done)
+	done, err = g.Upkeep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.Upkept{Purged: 1001}, done)
+	require.Equal(t, []string{open}, g.query(`SELECT task_id::text FROM tasks`))
 }

@@ -69,7 +69,7 @@ func (g *Graph) SendWithNotify(ctx context.Context, queue string, message any, o
 	if o == nil {
 		o = &MessageOptions{}
 	}
-	data, err := json.Marshal(message)
+	data, err := marshal(message)
 	if err == nil {
 		err = checkJSON(data)
 	}

@@ -16,6 +16,7 @@ import (
 // This file answers: do the verbs that have the names of pgmq's do what those who call them expect?
 
 func TestT64_SpecificMessage_OneOfManyReadsIt(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	const callers = 8
 	p := pool(t, l.p, callers)
@@ -80,6 +81,7 @@ func TestT64_SpecificMessage_OneOfManyReadsIt(t *testing.T) {
 }
 
 func TestReadSpecificMessage_NotDueYet_IsNobodys(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	id, err := l.SendWithNotify(l.within(), "jobs_queue", 1, &taskgraph.MessageOptions{Delay: time.Hour})
 	require.NoError(t, err)
@@ -94,6 +96,7 @@ func TestReadSpecificMessage_NotDueYet_IsNobodys(t *testing.T) {
 
 // What a node waits for it gets, when the lease of somebody who reads by id ends, without a look at the clock.
 func TestReadSpecificMessage_ReaderDies_ANodeThatWaitsGetsItWhenTheLeaseEnds(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	id, err := l.SendWithNotify(l.within(), "jobs_queue", 1, nil)
 	require.NoError(t, err)
@@ -108,6 +111,7 @@ func TestReadSpecificMessage_ReaderDies_ANodeThatWaitsGetsItWhenTheLeaseEnds(t *
 
 // A node that waits already hears of a lease that somebody takes who reads by id.
 func TestReadSpecificMessage_ANodeWaitsAlready_IsToldWhenTheLeaseEnds(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	got := make(chan int64, 1)
 	go func() {
@@ -138,6 +142,7 @@ func TestReadSpecificMessage_ANodeWaitsAlready_IsToldWhenTheLeaseEnds(t *testing
 }
 
 func TestReadSpecificMessage_LimitsSessionsAndPauses(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	send := func() int64 {
 		id, err := l.SendWithNotify(l.within(), "jobs_queue", 1, nil)
@@ -172,6 +177,7 @@ func TestReadSpecificMessage_LimitsSessionsAndPauses(t *testing.T) {
 }
 
 func TestSendWithNotify_Message_IsAWorkItem(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	id, err := l.SendWithNotify(l.within(), "payments_queue", map[string]string{"to": "ada"}, &taskgraph.MessageOptions{Headers: map[string]string{"trace": "x"}})
 	require.NoError(t, err)
@@ -196,6 +202,7 @@ func TestSendWithNotify_Message_IsAWorkItem(t *testing.T) {
 }
 
 func TestT65_ExtractQueueNamespace(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for queue, want := range map[string]string{
 		"orchestration_x":                  "orchestration",
@@ -228,6 +235,7 @@ func TestT65_ExtractQueueNamespace(t *testing.T) {
 }
 
 func TestMessages_BadArguments_AreRefused(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for _, queue := range []string{"", "a b", "1a", "_queue", "a;b", strings.Repeat("a", 64), "ä_queue", "a_queue\n"} {
 		_, err := l.ReadSpecificMessage(l.within(), queue, 1, time.Second)
@@ -263,6 +271,7 @@ func TestMessages_BadArguments_AreRefused(t *testing.T) {
 }
 
 func TestEnsureTaskQueue_Again_ChangesNothing(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for range 3 {
 		require.NoError(t, l.EnsureTaskQueue(l.within(), "worker_jobs_queue"))
@@ -272,6 +281,7 @@ func TestEnsureTaskQueue_Again_ChangesNothing(t *testing.T) {
 }
 
 func TestQueueStatistics_EmptyFullAndUnknown(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	_, err := l.QueueStatistics(l.within(), "jobs_queue")
 	require.ErrorIs(t, err, pgwake.ErrNotFound)

@@ -2,6 +2,7 @@ package taskgraph_test
 
 import (
 	"context"
+	"math"
 	"strings"
 	"testing"
 
@@ -61,6 +62,7 @@ func TestReadiness_TablesAnalyzedWhenEmpty_ReadsHardlyMoreThanTheTasksAskedFor(t
 	s.requirePages(t, 60, `SELECT calculate_step_depth(`+last+`)`)
 	s.requirePages(t, 60, `SELECT * FROM get_step_transitive_dependencies(`+last+`)`)
 	s.requirePages(t, 60, `SELECT get_step_dependency_results_map(`+last+`)`)
+	s.requirePages(t, 60, `SELECT get_step_dependency_result(`+last+`, 's1')`)
 	s.requirePages(t, 60, `SELECT * FROM get_task_ready_info(`+task+`)`)
 	s.requirePages(t, 100, `SELECT * FROM get_next_ready_task()`)
 	s.requirePages(t, 300, `SELECT * FROM get_next_ready_tasks(5)`)
@@ -76,8 +78,8 @@ func (s *stage) requirePages(t *testing.T, fewerThan int64, statement string) {
 	conn, err := s.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	var read int64
-	for range 2 { // the first call also plans
+	read := int64(math.MaxInt64)
+	for range 4 { // the first call also plans, and so may others, when somebody has changed tables
 		tx, err := conn.Begin(t.Context())
 		require.NoError(t, err)
 		var plan []struct {
@@ -89,7 +91,7 @@ func (s *stage) requirePages(t *testing.T, fewerThan int64, statement string) {
 		err = tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) `+statement).Scan(&plan)
 		_ = tx.Rollback(context.Background())
 		require.NoError(t, err, statement)
-		read = plan[0].Plan.Hit + plan[0].Plan.Read
+		read = min(read, plan[0].Plan.Hit+plan[0].Plan.Read)
 	}
 	t.Logf("%6d pages, of less than %d: %s", read, fewerThan, statement)
 	if read >= 3*fewerThan {

@@ -237,6 +237,12 @@ func TestT54_UnknownIDs_AreNoRowOrNotFound(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, cycle)
 	require.Nil(t, value[*string](t, s, `SELECT get_current_task_state($1)`, unknown))
+	_, err = s.CurrentTaskState(ctx, unknown)
+	require.ErrorIs(t, err, pgwake.ErrNotFound)
+	_, _, err = s.Finalize(ctx, unknown)
+	require.ErrorIs(t, err, pgwake.ErrNotFound)
+	didNot(t)(s.TransitionTask(ctx, unknown, taskgraph.TaskPending, taskgraph.TaskInitializing, ""))
+	didNot(t)(s.TransitionStep(ctx, unknown, taskgraph.StepPending, taskgraph.StepEnqueued, ""))
 }
 
 func TestReadinessVerbs_IDsThatAreNone_AreInvalid(t *testing.T) {

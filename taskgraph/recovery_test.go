@@ -2,6 +2,7 @@ package taskgraph_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -22,36 +23,40 @@ import (
 
 func TestT27_ManyCompareAndSwap_OneSucceedsAndSortKeysHaveNoGaps(t *testing.T) {
 	t.Parallel()
-	g := newGraph(t, nil)
+	l := newLab(t)
 	const rounds, callers = 200, 8
-	d := taskgraph.Define("shop", "swap", "1").Step("a", "h")
-	g.register(d)
+	p := pool(t, l.p, callers)
+	d := single("swap")
+	require.NoError(t, l.Register(t.Context(), d))
 	all := make([]taskgraph.Submission, rounds)
 	for i := range all {
-		all[i] = taskgraph.Submission{Namespace: "shop", Name: "swap", Version: "1"}
+		all[i] = aTask(d)
 	}
-	tasks, err := g.SubmitMany(g.within(), all)
+	tasks, err := l.SubmitMany(t.Context(), all)
 	require.NoError(t, err)
 	for _, task := range tasks {
 		var won atomic.Int32
 		var wait sync.WaitGroup
 		for range callers {
 			wait.Go(func() {
-				done, err := g.TransitionTask(g.within(), task.ID, taskgraph.TaskPending, taskgraph.TaskInitializing, "")
+				err := l.apart(p, func(g *taskgraph.Graph) error {
+					done, err := g.TransitionTask(t.Context(), task.ID, taskgraph.TaskPending, taskgraph.TaskInitializing, "")
+					if done {
+						won.Add(1)
+					}
+					return err
+				})
 				if err != nil {
 					t.Error(err)
-				}
-				if done {
-					won.Add(1)
 				}
 			})
 		}
 		wait.Wait()
 		require.EqualValues(t, 1, won.Load())
 	}
-	require.Equal(t, "0", g.one(`SELECT count(*)::text FROM (SELECT task_id, count(*) AS n, max(sort_key) AS last FROM task_transitions GROUP BY task_id) x
+	require.Zero(t, one[int](l, `SELECT count(*) FROM (SELECT task_id, count(*) AS n, max(sort_key) AS last FROM task_transitions GROUP BY task_id) x
 		JOIN tasks t USING (task_id) WHERE x.n <> x.last OR x.last <> t.sort_key OR x.n <> 2`))
-	transitions, err := g.TaskTransitions(t.Context(), tasks[0].ID)
+	transitions, err := l.TaskTransitions(t.Context(), tasks[0].ID)
 	require.NoError(t, err)
 	require.Len(t, transitions, 2)
 	require.False(t, transitions[0].MostRecent)
@@ -159,86 +164,179 @@ func TestT33_EnqueueAndWorkItem_AreOneTransaction(t *testing.T) {
 	require.EqualValues(t, 1, calls.Load())
 }
 
+// worker is a process of somebody else's, which works by hand as an Engine does, and may die between any two statements.
+type worker struct {
+	*graph
+	in string // the quoted schema, and a dot
+}
+
+func newWorker(t *testing.T, config *taskgraph.Config) worker {
+	g := newGraph(t, config)
+	return worker{g, pgx.Identifier{g.p.Schema()}.Sanitize() + "."}
+}
+
+func (w worker) exec(sql string, args ...any) {
+	w.t.Helper()
+	_, err := w.p.Pool().Exec(w.within(), sql, args...)
+	require.NoError(w.t, err)
+}
+
+// evaluates takes the turn of a task.
+func (w worker) evaluates() {
+	w.t.Helper()
+	instance, token, err := w.turn(time.Minute).LockToken.Turn()
+	require.NoError(w.t, err)
+	w.exec(`SELECT `+w.in+`evaluate_task($1, $2, NULL)`, instance, token)
+}
+
+// claim is a work item of a step that somebody has.
+type claim struct {
+	step  string
+	item  int64
+	token string
+}
+
+// claims claims the item of a step.
+func (w worker) claims() claim {
+	w.t.Helper()
+	item, err := w.p.FetchWorkItem(w.within(), &pgwake.FetchOptions{Tags: pgwake.Tags("taskgraph"), LockTimeout: time.Minute})
+	require.NoError(w.t, err)
+	id, token, err := item.LockToken.WorkItem()
+	require.NoError(w.t, err)
+	var of struct{ Step string }
+	require.NoError(w.t, json.Unmarshal(item.Input, &of))
+	return claim{of.Step, id, token}
+}
+
+func (w worker) starts(c claim) {
+	w.t.Helper()
+	w.exec(`SELECT `+w.in+`start_step($1, $2, $3, NULL)`, c.step, c.item, c.token)
+}
+
+func (w worker) finishes(c claim, result string) error {
+	w.t.Helper()
+	_, err := w.p.Pool().Exec(w.within(), `SELECT `+w.in+`finish_step($1, $2, $3, NULL, true, $4)`, c.step, c.item, c.token, result)
+	return pgwake.WrapError("finish step", err)
+}
+
+// dies has all leases end, and others go on.
+func (w worker) dies() {
+	w.t.Helper()
+	pgwaketest.Advance(w.t, w.p, time.Minute)
+	w.run()
+}
+
 func TestT34_WorkerDiesAtAStep_TheAttemptCountsAndItsLateResultIsRefused(t *testing.T) {
 	t.Parallel()
 	for attempts, want := range map[int]taskgraph.TaskState{1: taskgraph.TaskBlockedByFailures, 2: taskgraph.TaskComplete} {
 		t.Run(fmt.Sprint(attempts), func(t *testing.T) {
 			t.Parallel()
-			g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+			w := newWorker(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
 			ok, calls := failing(0, nil)
-			g.Handle("h", ok)
-			// A process of others evaluates and begins the step, and dies.
-			task := g.submit(taskgraph.Define("shop", "dies", "1").Step("a", "h", taskgraph.MaxAttempts(attempts)))
-			in := pgx.Identifier{g.p.Schema()}.Sanitize() + "."
-			instance, token, err := g.turn(time.Minute).LockToken.Turn()
-			require.NoError(t, err)
-			_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`evaluate_task($1, $2, NULL)`, instance, token)
-			require.NoError(t, err)
-			item, err := g.p.FetchWorkItem(g.within(), &pgwake.FetchOptions{Tags: pgwake.Tags("taskgraph"), LockTimeout: time.Minute})
-			require.NoError(t, err)
-			id, claim, err := item.LockToken.WorkItem()
-			require.NoError(t, err)
-			step := g.step(task, "a").ID
-			_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`start_step($1, $2, $3, NULL)`, step, id, claim)
-			require.NoError(t, err)
-			require.Equal(t, taskgraph.StepInProgress, g.step(task, "a").State)
-
-			pgwaketest.Advance(t, g.p, time.Minute)
-			g.run()
-			g.until(task, want)
+			w.Handle("h", ok)
+			task := w.submit(taskgraph.Define("shop", "dies", "1").Step("a", "h", taskgraph.MaxAttempts(attempts)))
+			w.evaluates()
+			c := w.claims()
+			w.starts(c)
+			require.Equal(t, taskgraph.StepInProgress, w.step(task, "a").State)
+			w.dies()
+			w.until(task, want)
 			require.EqualValues(t, attempts-1, calls.Load())
-			require.Equal(t, attempts, g.step(task, "a").Attempts)
-			require.Equal(t, "1", g.one(`SELECT count(*)::text FROM step_transitions WHERE metadata ->> 'event' = 'WorkerLost'`))
-			before := g.stepStates(task, "a")
-			_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`finish_step($1, $2, $3, NULL, true, '1')`, step, id, claim)
-			require.ErrorIs(t, pgwake.WrapError("finish", err), pgwake.ErrLockLost)
-			require.Equal(t, before, g.stepStates(task, "a"))
+			require.Equal(t, attempts, w.step(task, "a").Attempts)
+			require.Equal(t, "1", w.lostWorkers())
+			before := w.stepStates(task, "a")
+			require.ErrorIs(t, w.finishes(c, "1"), pgwake.ErrLockLost)
+			require.Equal(t, before, w.stepStates(task, "a"))
 		})
 	}
 }
 
 func TestT35_SameResultTwice_OneTransition(t *testing.T) {
 	t.Parallel()
-	g := newGraph(t, nil)
-	task := g.submit(taskgraph.Define("shop", "twice", "1").Step("a", "h").Step("b", "h"))
-	in := pgx.Identifier{g.p.Schema()}.Sanitize() + "."
-	evaluate := func() {
-		instance, token, err := g.turn(time.Minute).LockToken.Turn()
-		require.NoError(t, err)
-		_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`evaluate_task($1, $2, NULL)`, instance, token)
-		require.NoError(t, err)
-	}
-	evaluate()
-	type claim struct {
-		id          int64
-		token, step string
-	}
+	w := newWorker(t, nil)
+	task := w.submit(taskgraph.Define("shop", "twice", "1").Step("a", "h").Step("b", "h"))
+	w.evaluates()
 	var claims []claim
 	for range 2 {
-		item, err := g.p.FetchWorkItem(g.within(), &pgwake.FetchOptions{Tags: pgwake.Tags("taskgraph")})
-		require.NoError(t, err)
-		id, token, err := item.LockToken.WorkItem()
-		require.NoError(t, err)
-		step := g.one(`SELECT step_id::text FROM steps WHERE work_item_id = $1`, id)
-		_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`start_step($1, $2, $3, NULL)`, step, id, token)
-		require.NoError(t, err)
-		claims = append(claims, claim{id, token, step})
+		c := w.claims()
+		w.starts(c)
+		claims = append(claims, c)
 	}
 	slices.Reverse(claims) // out of order
 	for _, c := range claims {
-		_, err := g.p.Pool().Exec(t.Context(), `SELECT `+in+`finish_step($1, $2, $3, NULL, true, '1')`, c.step, c.id, c.token)
-		require.NoError(t, err)
-		_, err = g.p.Pool().Exec(t.Context(), `SELECT `+in+`finish_step($1, $2, $3, NULL, true, '2')`, c.step, c.id, c.token)
-		require.ErrorIs(t, pgwake.WrapError("finish", err), pgwake.ErrLockLost)
+		require.NoError(t, w.finishes(c, "1"))
+		require.ErrorIs(t, w.finishes(c, "2"), pgwake.ErrLockLost)
 	}
-	evaluate()
-	state, err := g.CurrentTaskState(t.Context(), task)
+	w.evaluates()
+	state, err := w.CurrentTaskState(t.Context(), task)
 	require.NoError(t, err)
 	require.Equal(t, taskgraph.TaskComplete, state)
 	for _, name := range []string{"a", "b"} {
-		require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"}, g.stepStates(task, name))
-		require.JSONEq(t, "1", string(g.step(task, name).Results))
+		require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"}, w.stepStates(task, name))
+		require.JSONEq(t, "1", string(w.step(task, name).Results))
 	}
+}
+
+func TestKill_AfterTheClaimBeforeStartStep_NoAttemptIsLost(t *testing.T) {
+	t.Parallel()
+	w := newWorker(t, nil)
+	ok, calls := failing(0, nil)
+	w.Handle("h", ok)
+	task := w.submit(taskgraph.Define("shop", "killed", "1").Step("a", "h", taskgraph.MaxAttempts(1)))
+	w.evaluates()
+	w.claims()
+	w.dies()
+	w.complete(task)
+	require.EqualValues(t, 1, calls.Load())
+	require.Equal(t, 1, w.step(task, "a").Attempts)
+	require.Equal(t, "0", w.lostWorkers())
+	require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"}, w.stepStates(task, "a"))
+}
+
+func TestKill_AfterFinishStepBeforeTheNextTurn_TheResultIsThere(t *testing.T) {
+	t.Parallel()
+	w := newWorker(t, nil)
+	ok, calls := failing(0, nil)
+	w.Handle("h", ok)
+	task := w.submit(taskgraph.Define("shop", "killed", "1").Step("a", "h", taskgraph.MaxAttempts(1)).Step("b", "h", taskgraph.After("a")))
+	w.evaluates()
+	c := w.claims()
+	w.starts(c)
+	require.NoError(t, w.finishes(c, `"from the dead"`))
+	require.Equal(t, taskgraph.StepEnqueuedForOrchestration, w.step(task, "a").State)
+	w.turn(time.Minute) // and whoever takes the turn dies as well
+	w.dies()
+	w.complete(task)
+	require.EqualValues(t, 1, calls.Load())
+	require.JSONEq(t, `"from the dead"`, string(w.step(task, "a").Results))
+	require.Equal(t, "0", w.lostWorkers())
+}
+
+func TestKill_BetweenAddStepsAndFinishStep_NothingIsAdded(t *testing.T) {
+	t.Parallel()
+	w := newWorker(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+	ok, calls := failing(0, nil)
+	w.Handle("ok", ok)
+	more := taskgraph.AddedStep{Name: "more", Template: "more", After: []string{"a"}}
+	w.Handle("h", func(context.Context, *taskgraph.Step) (any, error) {
+		return taskgraph.Decision{Result: 1, Steps: []taskgraph.AddedStep{more}}, nil
+	})
+	task := w.submit(taskgraph.Define("shop", "killed", "1").Step("a", "h", taskgraph.MaxAttempts(2)).Template("more", "ok"))
+	w.evaluates()
+	c := w.claims()
+	w.starts(c)
+	conn := session(t, w.p)
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = w.WithTx(tx).AddSteps(t.Context(), task, more)
+	require.NoError(t, err)
+	require.NoError(t, conn.PgConn().Conn().Close()) // as the end of a process does
+	w.dies()
+	done := w.complete(task)
+	require.Equal(t, 2, done.TotalSteps)
+	require.EqualValues(t, 1, calls.Load())
+	require.Equal(t, "1", w.lostWorkers())
+	require.Equal(t, 2, w.step(task, "a").Attempts)
 }
 
 func TestT60_Stop_StepsAtWorkFinishOrAreReadyAtOnceWithoutALostAttempt(t *testing.T) {
@@ -273,46 +371,41 @@ func TestT60_Stop_StepsAtWorkFinishOrAreReadyAtOnceWithoutALostAttempt(t *testin
 
 func TestT61_SameIdempotencyKeyByMany_OneTask(t *testing.T) {
 	t.Parallel()
-	g := newGraph(t, nil)
-	g.register(taskgraph.Define("shop", "once", "1").Step("a", "h"))
-	const callers = 8
-	results := make([]taskgraph.Submitted, callers)
-	var wait sync.WaitGroup
-	for i := range callers {
-		wait.Go(func() {
-			var err error
-			results[i], err = g.Submit(g.within(), taskgraph.Submission{Namespace: "shop", Name: "once", Version: "1", IdempotencyKey: "order-7", Context: map[string]int{"n": 7}})
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wait.Wait()
-	duplicates := 0
-	for _, r := range results {
-		require.Equal(t, results[0].ID, r.ID)
-		if r.Duplicate {
-			duplicates++
+	l := newLab(t)
+	const rounds, callers = 20, 8
+	p := pool(t, l.p, callers)
+	require.NoError(t, l.Register(t.Context(), single("once")))
+	for round := range rounds {
+		s := aTask(single("once"))
+		s.IdempotencyKey, s.Context = fmt.Sprint("order-", round), map[string]int{"n": 7}
+		results := make([]taskgraph.Submitted, callers)
+		var wait sync.WaitGroup
+		for i := range callers {
+			wait.Go(func() {
+				err := l.apart(p, func(g *taskgraph.Graph) (err error) {
+					results[i], err = g.Submit(t.Context(), s)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
 		}
+		wait.Wait()
+		duplicates := 0
+		for _, r := range results {
+			require.Equal(t, results[0].ID, r.ID)
+			if r.Duplicate {
+				duplicates++
+			}
+		}
+		require.Equal(t, callers-1, duplicates)
+		s.Context = map[string]int{"n": 8}
+		_, err := l.Submit(t.Context(), s)
+		require.ErrorIs(t, err, taskgraph.ErrConflict)
 	}
-	require.Equal(t, callers-1, duplicates)
-	require.Equal(t, "1", g.one(`SELECT count(*)::text FROM tasks`))
-	require.Equal(t, "1", g.one(`SELECT count(*)::text FROM orchestrator_queue`))
-	_, err := g.Submit(t.Context(), taskgraph.Submission{Namespace: "shop", Name: "once", Version: "1", IdempotencyKey: "order-7", Context: map[string]int{"n": 8}})
-	require.ErrorIs(t, err, taskgraph.ErrConflict)
-
-	strict := taskgraph.Submission{Namespace: "shop", Name: "once", Version: "1", Identity: taskgraph.IdentityStrict, Context: map[string]int{"b": 1, "a": 2}}
-	first, err := g.Submit(t.Context(), strict)
-	require.NoError(t, err)
-	strict.Context = []byte(nil)
-	strict.Context = struct{ A, B int }{}
-	second, err := g.Submit(t.Context(), strict)
-	require.NoError(t, err)
-	require.NotEqual(t, first.ID, second.ID)
-	strict.Context = map[string]any{"a": 2, "b": 1}
-	again, err := g.Submit(t.Context(), strict)
-	require.NoError(t, err)
-	require.Equal(t, taskgraph.Submitted{ID: first.ID, Duplicate: true}, again)
+	require.Equal(t, rounds, one[int](l, `SELECT count(*) FROM tasks`))
+	require.Equal(t, rounds, one[int](l, `SELECT count(*) FROM orchestrator_queue`))
 }
 
 func TestT62_HandlerPanicsTimesOutOrEndsItsGoroutine_TheStepFailsAndTheWorkerGoesOn(t *testing.T) {
@@ -326,13 +419,40 @@ func TestT62_HandlerPanicsTimesOutOrEndsItsGoroutine_TheStepFailsAndTheWorkerGoe
 	ok, _ := failing(0, nil)
 	g.Handle("ok", ok)
 	g.run()
-	for handler, says := range map[string]string{"panics": "oh no", "exits": "ended its goroutine", "slow": "timed out", "no json": "result", "nul": "NUL"} {
+	for handler, says := range map[string]string{"panics": "oh no", "exits": "ended its goroutine", "slow": "timed out", "no json": "result", "nul": `\u0000`} {
 		task := g.submit(taskgraph.Define("shop", handler, "1").Step("a", handler, taskgraph.MaxAttempts(1), taskgraph.Timeout(50*time.Millisecond)))
 		g.until(task, taskgraph.TaskBlockedByFailures)
 		require.Contains(t, g.step(task, "a").Err(), says)
 		require.Equal(t, "0", g.one(`SELECT count(*)::text FROM step_transitions WHERE metadata ->> 'event' = 'WorkerLost'`))
 	}
 	g.complete(g.submit(taskgraph.Define("shop", "fine", "1").Step("a", "ok")))
+}
+
+func TestT62_HandlerPanicsTimesOutOrEndsItsGoroutine_ItIsTriedAgainIfThereIsAnotherAttempt(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+	for name, fails := range map[string]func(ctx context.Context){
+		"panics": func(context.Context) { panic("oh no") },
+		"exits":  func(context.Context) { runtime.Goexit() },
+		"slow":   func(ctx context.Context) { <-ctx.Done() },
+	} {
+		g.Handle(name, func(ctx context.Context, s *taskgraph.Step) (any, error) {
+			if s.Attempt < 3 {
+				fails(ctx)
+			}
+			return s.Attempt, nil
+		})
+	}
+	g.run()
+	for handler, option := range map[string]taskgraph.StepOption{"panics": nil, "exits": nil, "slow": taskgraph.Timeout(20 * time.Millisecond)} {
+		task := g.submit(taskgraph.Define("shop", handler, "1").Step("a", handler, option))
+		g.complete(task)
+		a := g.step(task, "a")
+		require.Equal(t, []any{3, "3"}, []any{a.Attempts, string(a.Results)}, handler)
+		failed := []string{"pending", "enqueued", "in_progress", "enqueued_as_error_for_orchestration", "waiting_for_retry"}
+		require.Equal(t, slices.Concat(failed, failed, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"}), g.stepStates(task, "a"), handler)
+	}
+	require.Equal(t, "0", g.lostWorkers())
 }
 
 func TestCheckpoint_TheNextAttemptGoesOnFromThere(t *testing.T) {

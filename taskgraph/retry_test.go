@@ -90,6 +90,23 @@ func TestT12_BackoffEnds_TheStepIsReadyAtThatInstantAndWokenWithoutAPoll(t *test
 	require.Zero(t, g.p.Stats().Orchestrator.FallbackFinds+g.p.Stats().Worker.FallbackFinds)
 }
 
+func TestT12_BackoffEnds_NotReadyAMillisecondBeforeAndReadyAtTheInstant(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	task := l.task(single("backoff"))
+	l.exec(`SELECT transition_steps(ARRAY[$1::uuid], ARRAY['pending', 'enqueued', 'in_progress', 'waiting_for_retry'], NULL, '{}', p_next_attempts => ARRAY[now() + interval '1 h'])`, l.step(task, "a"))
+	readiness, err := l.StepReadiness(t.Context(), task)
+	require.NoError(t, err)
+	r := readiness[0]
+	for _, state := range []string{"waiting_for_retry", "pending"} {
+		for after, want := range map[time.Duration]bool{-time.Hour: false, -time.Millisecond: false, -time.Microsecond: false, 0: true, time.Microsecond: true, time.Hour: true} {
+			require.Equal(t, want, one[bool](l, `SELECT evaluate_step_state_readiness($1, false, false, $2, $3, true, $4, p_now => $5)`,
+				state, r.DependenciesSatisfied, r.RetryEligible, *r.NextRetryAt, r.NextRetryAt.Add(after)), "%s at %v", state, after)
+		}
+		require.True(t, one[bool](l, `SELECT evaluate_step_state_readiness($1, false, false, true, true, true, NULL)`, state))
+	}
+}
+
 func TestT14_AlwaysFails_ThreeAttemptsAndTheTaskIsBlocked(t *testing.T) {
 	t.Parallel()
 	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
@@ -180,7 +197,7 @@ func TestT18_OneFailedForGood_FailFastRunsNothingMore(t *testing.T) {
 	g.until(task, taskgraph.TaskBlockedByFailures) // although a step is at work
 	close(blocked)
 	require.Eventually(t, func() bool { return g.step(task, "c").State == taskgraph.StepWaitingForRetry }, patience, 10*time.Millisecond)
-	require.Empty(t, g.query(`SELECT kind FROM orchestrator_queue`), "nothing wakes it for another attempt")
+	require.Empty(t, g.query(`SELECT kind FROM orchestrator_queue WHERE kind = 'retry'`), "nothing wakes it for another attempt")
 	c, err := g.ExecutionContext(t.Context(), task)
 	require.NoError(t, err)
 	require.Equal(t, taskgraph.BlockedByFailures, c.ExecutionStatus)
@@ -230,32 +247,34 @@ func TestT19_OnlyWaitsForARetry_TheTaskSaysSoAndUntilWhen(t *testing.T) {
 
 func TestT67_BackoffSetByMany_NoPairIsTornOrLost(t *testing.T) {
 	t.Parallel()
-	g := newGraph(t, nil)
-	task := g.submit(taskgraph.Define("shop", "backoff", "1").Step("a", "h"))
-	step := g.step(task, "a").ID
-	done := make(chan error)
+	l := newLab(t)
 	const callers, rounds = 8, 25
+	p := pool(t, l.p, callers)
+	task := l.task(single("backoff"))
+	step := l.step(task, "a")
+	done := make(chan error)
 	for i := range callers {
 		go func() {
 			var err error
 			for n := range rounds {
-				found, e := g.SetStepBackoff(g.within(), step, time.Duration(1+i*rounds+n)*time.Second)
-				if e == nil && !found {
-					e = fmt.Errorf("there is no step")
-				}
-				err = errors.Join(err, e)
+				err = errors.Join(err, l.apart(p, func(g *taskgraph.Graph) error {
+					found, err := g.SetStepBackoff(t.Context(), step, time.Duration(1+i*rounds+n)*time.Second)
+					if err == nil && !found {
+						err = fmt.Errorf("there is no step")
+					}
+					return err
+				}))
 			}
 			done <- err
 		}()
 	}
-	torn := func() string {
-		return g.one(`SELECT count(*)::text FROM steps WHERE step_id = $1 AND next_attempt_at IS DISTINCT FROM last_attempted_at + make_interval(secs => backoff_request_seconds)`, step)
+	torn := func() int {
+		return one[int](l, `SELECT count(*) FROM steps WHERE step_id = $1 AND next_attempt_at IS DISTINCT FROM last_attempted_at + make_interval(secs => backoff_request_seconds)`, step)
 	}
 	for range callers {
 		require.NoError(t, <-done)
-		require.Equal(t, "0", torn())
+		require.Zero(t, torn())
 	}
-	found, err := g.SetStepBackoff(t.Context(), "00000000-0000-4000-8000-000000000000", time.Second)
-	require.NoError(t, err)
-	require.False(t, found)
+	require.Zero(t, one[int](l, `SELECT backoff_request_seconds FROM steps WHERE step_id = $1`, step)%rounds, "the last one of some caller")
+	didNot(t)(l.SetStepBackoff(t.Context(), noID, time.Second))
 }

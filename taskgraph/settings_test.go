@@ -13,6 +13,7 @@ import (
 // This file answers: what do settings change, and for whom?
 
 func TestSettings_WhatIsNotGiven_StaysAsItIs(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	s, err := l.Settings(l.within())
 	require.NoError(t, err)
@@ -39,6 +40,7 @@ func TestSettings_WhatIsNotGiven_StaysAsItIs(t *testing.T) {
 }
 
 func TestSettings_OutOfRange_AreRefused(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for _, c := range []taskgraph.SettingsChange{
 		{AgeWeight: new(-0.1)}, {AgeWeight: new(1e7)}, {RetryWeight: new(math.NaN())}, {DeadlineWeight: new(math.Inf(1))},
@@ -59,6 +61,7 @@ func TestSettings_OutOfRange_AreRefused(t *testing.T) {
 
 // The order of tasks that are there already follows the weights.
 func TestSettings_WeightChanges_OpenTasksAreOrderedAnew(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("billing", "work", "1", `{}`)
 	l.define("bulk", "work", "1", `{}`)

@@ -31,6 +31,7 @@ func (l *lab) claim(lease time.Duration) *pgwake.ClaimedWorkItem {
 }
 
 func TestFindStuckTasks_OldActiveStates_AreFoundUnlessSomebodyIsAtWork(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	for _, s := range taskgraph.TaskStates() {
@@ -92,6 +93,7 @@ func (l *lab) stale(o *taskgraph.StaleOptions) map[string]taskgraph.StaleTask {
 }
 
 func TestDetectStaleTasks_EachThreshold_IsWarnedOfAndThenPassed(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	l.define("default", "quick", "1", `{"lifecycle": {"max_waiting_for_dependencies_minutes": 5, "max_waiting_for_retry_minutes": 4.5,
@@ -160,6 +162,7 @@ func TestDetectStaleTasks_EachThreshold_IsWarnedOfAndThenPassed(t *testing.T) {
 }
 
 func TestDetectStaleTasks_SomethingIsToCome_IsNotStale(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	task := func(s taskgraph.TaskState) string {
@@ -208,6 +211,7 @@ func (l *lab) hop(task string, from, to taskgraph.TaskState) {
 }
 
 func TestDetectStaleTasks_Thresholds_AreThoseOfTheCaller(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	tasks := make(map[taskgraph.TaskState]string)
@@ -233,6 +237,7 @@ func TestDetectStaleTasks_Thresholds_AreThoseOfTheCaller(t *testing.T) {
 
 // Those that are furthest over it come first, and warnings last.
 func TestDetectStaleTasks_MoreThanTheLimit_WorstFirst(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	for _, minutes := range []int{50, 70, 90, 80} {
@@ -250,6 +255,7 @@ func TestDetectStaleTasks_MoreThanTheLimit_WorstFirst(t *testing.T) {
 }
 
 func TestDetectStaleTasks_SnapshotSaysWhatThereIsToSee(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a", "b", "c")
 	task := l.create("default", "work")
@@ -284,6 +290,7 @@ func TestDetectStaleTasks_SnapshotSaysWhatThereIsToSee(t *testing.T) {
 }
 
 func TestDetectStaleTasks_SomebodyHasTheRow_IsSkipped(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	task := l.create("default", "work")
@@ -302,6 +309,7 @@ func TestDetectStaleTasks_SomebodyHasTheRow_IsSkipped(t *testing.T) {
 }
 
 func TestDetectStaleTasks_ManyNodesAtOnce_EachTaskFailsOnce(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	const tasks, nodes = 40, 8

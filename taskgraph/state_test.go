@@ -11,6 +11,7 @@ import (
 // This file answers: are the states and what may follow them the same in Go and in SQL?
 
 func TestT28_EveryPairOfTaskStates_OnlyTheEdgesAreTaken(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	states := taskgraph.TaskStates()
@@ -18,26 +19,41 @@ func TestT28_EveryPairOfTaskStates_OnlyTheEdgesAreTaken(t *testing.T) {
 	edges := 0
 	for _, from := range states {
 		for _, to := range states {
-			task := l.create("default", "work")
-			l.bring(task, from)
-			before := one[int](l, `SELECT count(*) FROM task_transitions WHERE task_id = $1`, task)
 			require.Equal(t, from.CanBecome(to), one[bool](l, `SELECT is_task_edge($1, $2)`, from, to), "%s to %s", from, to)
 			if from.CanBecome(to) {
 				edges++
-				require.True(t, one[bool](l, `SELECT transition_task_state_atomic($1, $2, $3)`, task, from, to), "%s to %s", from, to)
-				require.Equal(t, to, one[taskgraph.TaskState](l, `SELECT get_current_task_state($1)`, task))
-				require.Equal(t, before+1, one[int](l, `SELECT count(*) FROM task_transitions WHERE task_id = $1`, task))
-				continue
 			}
-			l.fails("PW003", `SELECT transition_task_state_atomic($1, $2, $3)`, task, from, to)
-			require.Equal(t, from, one[taskgraph.TaskState](l, `SELECT get_current_task_state($1)`, task))
-			require.Equal(t, before, one[int](l, `SELECT count(*) FROM task_transitions WHERE task_id = $1`, task))
+			for by, transition := range map[string]func(task string) (bool, error){
+				"SQL": func(task string) (done bool, err error) {
+					err = l.conn.QueryRow(t.Context(), `SELECT transition_task_state_atomic($1, $2, $3)`, task, from, to).Scan(&done)
+					return done, pgwake.WrapError("transition", err)
+				},
+				"Go": func(task string) (bool, error) { return l.TransitionTask(t.Context(), task, from, to, "") },
+			} {
+				task := l.create("default", "work")
+				l.bring(task, from)
+				before := one[int](l, `SELECT count(*) FROM task_transitions WHERE task_id = $1`, task)
+				done, err := transition(task)
+				state, found := l.CurrentTaskState(t.Context(), task)
+				require.NoError(t, found)
+				if from.CanBecome(to) {
+					require.NoError(t, err)
+					require.True(t, done, "%s to %s by %s", from, to, by)
+					require.Equal(t, to, state)
+					before++
+				} else {
+					require.ErrorIs(t, err, pgwake.ErrInvalid, "%s to %s by %s", from, to, by)
+					require.Equal(t, from, state)
+				}
+				require.Equal(t, before, one[int](l, `SELECT count(*) FROM task_transitions WHERE task_id = $1`, task))
+			}
 		}
 	}
 	require.Equal(t, 35, edges)
 }
 
 func TestT28_EveryPairOfStepStates_OnlyTheEdgesAreTaken(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	states := taskgraph.StepStates()
@@ -45,31 +61,42 @@ func TestT28_EveryPairOfStepStates_OnlyTheEdgesAreTaken(t *testing.T) {
 	edges := 0
 	for _, from := range states {
 		for _, to := range states {
-			step := l.step(l.create("default", "work"), "a")
-			if path := stepPath(from); len(path) > 1 {
-				require.Equal(t, []string{step}, all[string](l, `SELECT transition_steps(ARRAY[$1::uuid], $2, NULL, '{}')::text`, step, path))
-			}
-			before := one[int](l, `SELECT count(*) FROM step_transitions WHERE step_id = $1`, step)
 			require.Equal(t, from.CanBecome(to), one[bool](l, `SELECT is_step_edge($1, $2)`, from, to), "%s to %s", from, to)
-			state := func() taskgraph.StepState {
-				return one[taskgraph.StepState](l, `SELECT state FROM steps WHERE step_id = $1`, step)
-			}
 			if from.CanBecome(to) {
 				edges++
-				require.True(t, one[bool](l, `SELECT transition_step_state_atomic($1, $2, $3)`, step, from, to), "%s to %s", from, to)
-				require.Equal(t, to, state())
-				require.Equal(t, before+1, one[int](l, `SELECT count(*) FROM step_transitions WHERE step_id = $1`, step))
-				continue
 			}
-			l.fails("PW003", `SELECT transition_step_state_atomic($1, $2, $3)`, step, from, to)
-			require.Equal(t, from, state())
-			require.Equal(t, before, one[int](l, `SELECT count(*) FROM step_transitions WHERE step_id = $1`, step))
+			for by, transition := range map[string]func(step string) (bool, error){
+				"SQL": func(step string) (done bool, err error) {
+					err = l.conn.QueryRow(t.Context(), `SELECT transition_step_state_atomic($1, $2, $3)`, step, from, to).Scan(&done)
+					return done, pgwake.WrapError("transition", err)
+				},
+				"Go": func(step string) (bool, error) { return l.TransitionStep(t.Context(), step, from, to, "") },
+			} {
+				step := l.step(l.create("default", "work"), "a")
+				if path := stepPath(from); len(path) > 1 {
+					require.Equal(t, []string{step}, all[string](l, `SELECT transition_steps(ARRAY[$1::uuid], $2, NULL, '{}')::text`, step, path))
+				}
+				before := one[int](l, `SELECT count(*) FROM step_transitions WHERE step_id = $1`, step)
+				done, err := transition(step)
+				state := one[taskgraph.StepState](l, `SELECT state FROM steps WHERE step_id = $1`, step)
+				if from.CanBecome(to) {
+					require.NoError(t, err)
+					require.True(t, done, "%s to %s by %s", from, to, by)
+					require.Equal(t, to, state)
+					before++
+				} else {
+					require.ErrorIs(t, err, pgwake.ErrInvalid, "%s to %s by %s", from, to, by)
+					require.Equal(t, from, state)
+				}
+				require.Equal(t, before, one[int](l, `SELECT count(*) FROM step_transitions WHERE step_id = $1`, step))
+			}
 		}
 	}
 	require.Equal(t, 36, edges)
 }
 
 func TestTransition_StateThatIsNone_IsRefused(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	task := l.create("default", "work")
@@ -80,6 +107,7 @@ func TestTransition_StateThatIsNone_IsRefused(t *testing.T) {
 }
 
 func TestParseState_EveryName_IsItself(t *testing.T) {
+	t.Parallel()
 	for _, s := range taskgraph.TaskStates() {
 		parsed, err := taskgraph.ParseTaskState(string(s))
 		require.NoError(t, err)
@@ -106,6 +134,7 @@ func TestParseState_EveryName_IsItself(t *testing.T) {
 }
 
 func TestState_Kinds_AreAsTheTablesHaveThem(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	kinds := make(map[string]int)

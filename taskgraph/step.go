@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
-
-	"github.com/pgwake/pgwake"
 )
 
 // This file answers: what does the handler of a step get, and what may it say?
@@ -38,6 +35,7 @@ type Step struct {
 	checkpoint        json.RawMessage
 	item              int64
 	token             string
+	claimedAt         time.Time // by the server's clock
 	g                 *Graph
 	mu                sync.Mutex
 	results           map[string]json.RawMessage // of all ancestors, once they are asked for
@@ -63,7 +61,7 @@ func (s *Step) DecodeInputs(v any) error {
 }
 
 // Results returns the results of all steps that come before this one, near and far, by their names: those that are done and have one.
-// They are read once.
+// They are read once, and together may not have more than 256 MiB; for some of many see Result.
 func (s *Step) Results(ctx context.Context) (map[string]json.RawMessage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,15 +75,17 @@ func (s *Step) Results(ctx context.Context) (map[string]json.RawMessage, error) 
 	return maps.Clone(s.results), nil
 }
 
-// Result decodes the result of a step that comes before this one. pgwake.ErrNotFound if there is no such step, or if it has none.
+// Result decodes the result of a step that comes before this one. It reads that one alone, unless Results has read all of them before.
+// pgwake.ErrNotFound if there is no such step, or if it has none.
 func (s *Step) Result(ctx context.Context, name string, v any) error {
-	all, err := s.Results(ctx)
-	if err != nil {
-		return err
-	}
-	result, ok := all[name]
+	s.mu.Lock()
+	result, ok := s.results[name]
+	s.mu.Unlock()
 	if !ok {
-		return failed("get result of step", fmt.Errorf("%w: %s; there are those of %v", pgwake.ErrNotFound, name, slices.Sorted(maps.Keys(all))))
+		var err error
+		if result, err = s.g.DependencyResult(ctx, s.ID, name); err != nil {
+			return err
+		}
 	}
 	if err := json.Unmarshal(result, v); err != nil {
 		return Permanent(fmt.Errorf("decode the result of step %s: %w", name, err))

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -68,6 +69,9 @@ type Submitted struct {
 	Duplicate bool `db:"duplicate"`
 }
 
+// longestDelay is the Provider's.
+const longestDelay = 100 * 365 * 24 * time.Hour
+
 // MaxSubmissions is the most tasks that SubmitMany takes at a time.
 const MaxSubmissions = 10_000
 
@@ -99,47 +103,55 @@ func (g *Graph) submit(ctx context.Context, op string, all []Submission) ([]Subm
 		priorities, delays, deadlines                     = make([]int32, n), make([]*time.Duration, n), make([]*time.Time, n)
 		keys, initiators, systems, reasons, tags          = make([]*string, n), make([]*string, n), make([]*string, n), make([]*string, n), make([]*string, n)
 		correlations, parentCorrelations, headers, traces = make([]*string, n), make([]*string, n), make([]*string, n), g.headers(ctx)
-		problems                                          []error
+		problems                                          problems
 	)
+	byID := make(map[string]int)
 	for i := range all {
 		s := &all[i]
-		wrong := func(format string, args ...any) {
-			problems = append(problems, fmt.Errorf("task %d: "+format, append([]any{i}, args...)...))
-		}
+		wrong := func(format string, args ...any) { problems.add("task %d: "+format, append([]any{i}, args...)...) }
 		namespaces[i], names[i], versions[i] = s.Namespace, s.Name, s.Version
 		if err := pgwake.CheckNamespace(s.Namespace); err != nil {
-			wrong("%w", err)
+			wrong("%s", strings.TrimPrefix(err.Error(), pgwake.ErrInvalid.Error()+": "))
 		}
-		for what, text := range map[string]string{"name": s.Name, "version": s.Version} {
-			if problem := checkText(text, 1); problem != "" {
-				wrong("the %s %s", what, problem)
+		for _, t := range [...]struct {
+			what, text string
+			least      int
+		}{{"name", s.Name, 1}, {"version", s.Version, 1}, {"idempotency key", s.IdempotencyKey, 0}, {"initiator", s.Initiator, 0}, {"source system", s.SourceSystem, 0},
+			{"reason", s.Reason, 0}} {
+			if problem := textProblem(t.text, t.least, pgwake.MaxNameLength); problem != "" {
+				wrong("the %s %s", t.what, problem)
 			}
 		}
-		for what, id := range map[string]string{"id": s.ID, "correlation id": s.CorrelationID, "parent correlation id": s.ParentCorrelationID} {
-			if id != "" && !isUUID(id) {
-				wrong("the %s is no UUID", what)
+		for _, id := range [...]struct{ what, text string }{{"id", s.ID}, {"correlation id", s.CorrelationID}, {"parent correlation id", s.ParentCorrelationID}} {
+			if id.text != "" && !isUUID(id.text) {
+				wrong("the %s %s is no UUID", id.what, quoteShort(id.text))
 			}
 		}
-		for what, text := range map[string]string{"idempotency key": s.IdempotencyKey, "initiator": s.Initiator, "source system": s.SourceSystem, "reason": s.Reason} {
-			if problem := checkText(text, 0); problem != "" {
-				wrong("the %s %s", what, problem)
-			}
+		if other, taken := byID[s.ID]; taken {
+			wrong("the id is that of task %d as well", other)
+		} else if s.ID != "" {
+			byID[s.ID] = i
 		}
 		if s.Priority < -1<<20 || s.Priority > 1<<20 {
 			wrong("the priority %d is not between %d and %d", s.Priority, -1<<20, 1<<20)
 		}
-		if s.Delay < 0 || s.Delay > 100*365*24*time.Hour {
+		if s.Delay < 0 || s.Delay > longestDelay {
 			wrong("the delay %v is not between 0 and 100 years", s.Delay)
 		}
-		var err error
-		if contexts[i], err = jsonText(s.Context); err != nil {
-			wrong("the context: %w", err)
+		if year := s.Deadline.Year(); year < 1 || year > 9999 {
+			wrong("the deadline is in the year %d", year)
 		}
+		if s.Identity != IdentityKey && s.Identity != IdentityStrict {
+			wrong("the identity %d is neither IdentityKey nor IdentityStrict", s.Identity)
+		}
+		var err error
 		if tags[i], err = jsonText(s.Tags); err != nil {
-			wrong("the tags: %w", err)
+			wrong("the tags: %v", err)
 		}
 		key := s.IdempotencyKey
-		if s.Identity == IdentityStrict {
+		if contexts[i], err = jsonText(s.Context); err != nil {
+			wrong("the context: %v", err)
+		} else if s.Identity == IdentityStrict {
 			if key != "" {
 				wrong("an idempotency key of its own, and IdentityStrict")
 			}
@@ -155,39 +167,60 @@ func (g *Graph) submit(ctx context.Context, op string, all []Submission) ([]Subm
 			deadlines[i] = &s.Deadline
 		}
 	}
-	if err := errors.Join(problems...); err != nil {
-		return nil, failed(op, fmt.Errorf("%w: %w", pgwake.ErrInvalid, err))
+	if err := problems.err(op); err != nil {
+		return nil, err
 	}
 	return rows[Submitted](ctx, g, op, "create_task_many", ids, namespaces, names, versions, contexts, priorities, delays, deadlines, keys,
 		initiators, systems, reasons, tags, correlations, parentCorrelations, nil, nil, headers)
 }
 
-// strictKey is the idempotency key of a task with IdentityStrict. Marshalled JSON of a map has its keys in order; that of a
-// json.RawMessage is taken as it is written.
+// strictKey is the idempotency key of a task with IdentityStrict. Contexts that the server takes for equal have the same.
 func strictKey(s *Submission, context *string) string {
 	hash := sha256.New()
 	for _, part := range []string{s.Namespace, s.Name, s.Version} {
 		fmt.Fprintf(hash, "%d %s ", len(part), part)
 	}
+	var value any = map[string]any{} // what a task has without one
 	if context != nil {
-		var value any
-		if err := json.Unmarshal([]byte(*context), &value); err == nil {
-			canonical, _ := json.Marshal(value)
-			hash.Write(canonical)
-		}
+		value, _ = decodeJSON([]byte(*context)) // it was checked
 	}
+	text, _ := json.Marshal(canonical(value))
+	hash.Write(text)
 	return "strict " + hex.EncodeToString(hash.Sum(nil))
+}
+
+// canonical has the numbers of JSON written alike that jsonb takes for equal: 1, 1.0 and 10e-1.
+func canonical(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		for key, of := range v {
+			v[key] = canonical(of)
+		}
+	case []any:
+		for i, of := range v {
+			v[i] = canonical(of)
+		}
+	case json.Number:
+		return json.Number(parseDecimal(string(v)).String())
+	}
+	return value
 }
 
 // Register registers definitions, all or none as part of a transaction, and otherwise one after the other. One that is
 // registered already as it is remains so; a version that is registered and is another is an ErrConflict: tasks of it may be under
-// way. Errors: pgwake.ErrInvalid with everything that is wrong with a definition.
+// way. Errors: pgwake.ErrInvalid with everything that is wrong with any of the definitions, a *DefinitionError for each.
 func (g *Graph) Register(ctx context.Context, definitions ...*Definition) error {
 	const op = "register task definition"
-	for _, d := range definitions {
-		if err := d.Validate(); err != nil {
-			return failed(op, err)
+	var wrong []error
+	for i, d := range definitions {
+		if d == nil {
+			wrong = append(wrong, fmt.Errorf("%w: definition %d is nil", pgwake.ErrInvalid, i))
+		} else if err := d.Validate(); err != nil {
+			wrong = append(wrong, err)
 		}
+	}
+	if err := errors.Join(wrong...); err != nil {
+		return failed(op, err)
 	}
 	for _, d := range definitions {
 		args, err := d.arguments()
@@ -206,19 +239,6 @@ func optional(text string) *string {
 		return nil
 	}
 	return &text
-}
-
-// jsonText is a value as JSON that PostgreSQL can keep; nil for none.
-func jsonText(v any) (*string, error) {
-	if v == nil {
-		return nil, nil
-	}
-	data, err := json.Marshal(v)
-	if err != nil {
-		return nil, err
-	}
-	text := string(data)
-	return &text, checkJSON(data)
 }
 
 // arguments are those of register_task_definition.

@@ -148,10 +148,11 @@ func (g *Graph) View(ctx context.Context, task string) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	return viewOf(t, steps), nil
+	return viewOf(t, steps, func(at time.Time) time.Duration { return time.Since(g.p.LocalTime(at)) }), nil
 }
 
-func viewOf(t *Task, steps []StepInfo) *View {
+// viewOf is the View of a task and its steps. since tells for how long an instant of the server's clock has passed.
+func viewOf(t *Task, steps []StepInfo, since func(time.Time) time.Duration) *View {
 	v := &View{Namespace: t.Namespace, Name: t.Name, Version: t.Version, TaskID: t.ID, State: string(t.State)}
 	for i := range steps {
 		s := &steps[i]
@@ -159,10 +160,23 @@ func viewOf(t *Task, steps []StepInfo) *View {
 		for n, parent := range s.Parents {
 			shown.After = append(shown.After, Dependency{Step: parent, If: s.Conditions[n]})
 		}
-		if s.LastAttemptAt != nil && s.ProcessedAt != nil {
-			shown.Duration = max(s.ProcessedAt.Sub(*s.LastAttemptAt), 0)
-		}
+		shown.Duration = s.took(since)
 		v.Steps = append(v.Steps, shown)
 	}
 	return v
+}
+
+// took is how long the latest attempt took, or has taken so far; 0 if there is none, or none yet since the step was put back.
+func (s *StepInfo) took(since func(time.Time) time.Duration) time.Duration {
+	var d time.Duration
+	switch {
+	case s.LastAttemptAt == nil:
+	case s.ProcessedAt != nil:
+		d = s.ProcessedAt.Sub(*s.LastAttemptAt)
+	case s.State == StepInProgress:
+		d = since(*s.LastAttemptAt)
+	case s.State != StepPending && s.State != StepEnqueued:
+		d = s.UpdatedAt.Sub(*s.LastAttemptAt) // when it came into this state, or a moment after the attempt
+	}
+	return max(d, 0)
 }

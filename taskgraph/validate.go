@@ -1,12 +1,8 @@
 package taskgraph
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,7 +21,6 @@ const (
 	MaxDefinitionSize  = 16 << 20  // bytes of texts and inputs
 	MaxTagLength       = 200       // bytes
 	MaxConditionLength = 4096      // bytes
-	maxInputsDepth     = 1000      // of arrays and objects in each other, so that no parser runs out of stack
 	maxListed          = 100       // problems in one error
 	maxCycleNames      = 10        // of a cycle in an error
 	maxBackoffSeconds  = 1<<31 - 1 // what the column holds
@@ -39,15 +34,7 @@ type DefinitionError struct {
 }
 
 func (e *DefinitionError) Error() string {
-	head := fmt.Sprintf("%v: definition %s: ", pgwake.ErrInvalid, e.Definition)
-	if len(e.Problems) == 1 && e.More == 0 {
-		return head + e.Problems[0]
-	}
-	text := fmt.Sprintf("%s%d problems:\n\t%s", head, len(e.Problems)+e.More, strings.Join(e.Problems, "\n\t"))
-	if e.More > 0 {
-		text += fmt.Sprintf("\n\tand %d more", e.More)
-	}
-	return text
+	return fmt.Sprintf("%v: definition %s: %s", pgwake.ErrInvalid, e.Definition, &problems{e.Problems, e.More})
 }
 
 // Unwrap makes errors.Is(err, pgwake.ErrInvalid) hold.
@@ -94,7 +81,7 @@ func (v *validation) bad(format string, args ...any) {
 }
 
 func (v *validation) badStep(name, format string, args ...any) {
-	v.ofSteps = append(v.ofSteps, fmt.Sprintf("step "+quoteShort(name)+": "+format, args...))
+	v.ofSteps = append(v.ofSteps, fmt.Sprintf("step %s: "+format, append([]any{quoteShort(name)}, args...)...))
 }
 
 func (v *validation) definition(d *Definition) {
@@ -203,6 +190,16 @@ func (v *validation) step(i int, s *StepDefinition) {
 	case !handler && !version:
 		bad("sub-task has no version")
 	}
+	if s.Handler == "" { // nobody runs it, and nothing of this would have an effect
+		for _, o := range [...]struct {
+			what string
+			is   bool
+		}{{"retry_every", s.RetryEvery != nil}, {"timeout", s.Timeout != nil}, {"tag", s.Tag != ""}, {"limit_key", s.LimitKey != ""}} {
+			if o.is {
+				bad("%s is for steps that a handler runs", o.what)
+			}
+		}
+	}
 	if n := s.maxAttempts(); n < 0 {
 		bad("max_attempts of %d is negative", n)
 	} else if n > math.MaxInt32 {
@@ -229,8 +226,8 @@ func (v *validation) step(i int, s *StepDefinition) {
 	for _, problem := range s.problems {
 		bad("%s", problem)
 	}
-	if err := checkInputs(s.Inputs); err != nil {
-		bad("inputs %v", err)
+	if err := checkJSON(s.Inputs); err != nil {
+		bad("inputs: %v", err)
 	}
 }
 
@@ -248,51 +245,6 @@ func textProblem(s string, least, most int) string {
 	}
 	return ""
 }
-
-// checkInputs checks that inputs are JSON, and such as a jsonb can hold.
-func checkInputs(data json.RawMessage) error {
-	switch {
-	case len(data) == 0:
-		return nil
-	case !utf8.Valid(data):
-		return errors.New("are not valid UTF-8")
-	case !json.Valid(data):
-		return errors.New("are not JSON")
-	}
-	for _, escape := range jsonEscapes.FindAllSubmatch(data, -1) {
-		if escape[1] != nil {
-			return fmt.Errorf(`contain the escape \%s, which is no character`, escape[1])
-		}
-	}
-	depth := 0
-	tokens := json.NewDecoder(bytes.NewReader(data))
-	tokens.UseNumber()
-	for {
-		token, err := tokens.Token()
-		if err != nil {
-			return nil // the end
-		}
-		switch t := token.(type) {
-		case json.Delim:
-			if t == '[' || t == '{' {
-				depth++
-			} else {
-				depth--
-			}
-			if depth > maxInputsDepth {
-				return fmt.Errorf("are nested more than %d deep", maxInputsDepth)
-			}
-		case json.Number:
-			if !parseDecimal(string(t)).fits() {
-				return fmt.Errorf("contain the number %s, which is beyond those of PostgreSQL", quoteShort(string(t)))
-			}
-		}
-	}
-}
-
-// jsonEscapes finds every escape in JSON, and captures what JSON allows and PostgreSQL's text cannot hold: NUL, and half of a
-// surrogate pair.
-var jsonEscapes = regexp.MustCompile(`\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u0000|u[dD][89a-fA-F][0-9a-fA-F]{2})|.)`)
 
 func (v *validation) edges(d *Definition) {
 	parents := make([][]int, len(d.Steps)) // without those that were found bad
@@ -334,13 +286,24 @@ func (v *validation) condition(step string, after Dependency) {
 	if after.If == "" {
 		return
 	}
-	if len(after.If) > MaxConditionLength {
-		v.badStep(step, "condition on %s is %d bytes long, more than %d", quoteShort(after.Step), len(after.If), MaxConditionLength)
-		return
+	if problem := conditionProblem(after.If); problem != "" {
+		v.badStep(step, "condition on %s%s", quoteShort(after.Step), problem)
 	}
-	if _, err := ParseCondition(after.If); err != nil {
-		v.badStep(step, "condition on %s: %s", quoteShort(after.Step), strings.TrimPrefix(err.Error(), pgwake.ErrInvalid.Error()+": "))
+}
+
+// conditionProblem says what is wrong with a condition, to follow after its name; "": nothing.
+func conditionProblem(condition string) string {
+	switch {
+	case condition == "":
+		return " is empty"
+	case len(condition) > MaxConditionLength:
+		return fmt.Sprintf(" is %d bytes long, more than %d", len(condition), MaxConditionLength)
 	}
+	_, err := ParseCondition(condition)
+	if err == nil {
+		return ""
+	}
+	return ": " + strings.TrimPrefix(err.Error(), pgwake.ErrInvalid.Error()+": ")
 }
 
 // cycle reports steps each of which waits for the one before.

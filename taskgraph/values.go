@@ -5,56 +5,126 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/pgwake/pgwake"
 )
 
 // This file answers: what can PostgreSQL keep?
-
-// checkText returns what is wrong with a text that has at least so many bytes, and at most pgwake.MaxNameLength; "": nothing.
-func checkText(text string, least int) string {
-	switch {
-	case len(text) < least:
-		return "is empty"
-	case len(text) > pgwake.MaxNameLength:
-		return fmt.Sprintf("has %d bytes, and %d is the most", len(text), pgwake.MaxNameLength)
-	case !utf8.ValidString(text):
-		return "is not UTF-8"
-	case strings.ContainsRune(text, 0):
-		return "contains a NUL"
-	}
-	return ""
-}
 
 func isUUID(text string) bool {
 	var id pgtype.UUID
 	return len(text) == 36 && id.Scan(text) == nil
 }
 
-// checkJSON fails for JSON that jsonb does not take: in a text of it there is no NUL.
+// maxDepth is how deep arrays and objects of JSON may be in each other, so that no parser runs out of stack.
+const maxDepth = 1000
+
+// checkJSON says what is wrong with what should be JSON that a jsonb can hold. Nothing is as good as that.
 func checkJSON(data []byte) error {
-	if !utf8.Valid(data) {
-		return errors.New("is not UTF-8")
-	}
-	if !bytes.Contains(data, []byte(`\u0000`)) {
+	switch {
+	case len(data) == 0:
 		return nil
+	case !utf8.Valid(data):
+		return errors.New("not valid UTF-8")
+	case !json.Valid(data):
+		return errors.New("not JSON")
 	}
-	for tokens := json.NewDecoder(bytes.NewReader(data)); ; {
-		switch token, err := tokens.Token(); {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
-		default:
-			if text, ok := token.(string); ok && strings.ContainsRune(text, 0) {
-				return errors.New("a text of it contains a NUL")
+	for _, escape := range jsonEscapes.FindAllSubmatch(data, -1) {
+		if escape[1] != nil {
+			return fmt.Errorf(`the escape \%s is no character`, escape[1])
+		}
+	}
+	depth := 0
+	tokens := json.NewDecoder(bytes.NewReader(data))
+	tokens.UseNumber()
+	for {
+		token, err := tokens.Token()
+		if err != nil {
+			return nil // the end
+		}
+		switch t := token.(type) {
+		case json.Delim:
+			if t == '[' || t == '{' {
+				depth++
+			} else {
+				depth--
+			}
+			if depth > maxDepth {
+				return fmt.Errorf("nested more than %d deep", maxDepth)
+			}
+		case json.Number:
+			if !parseDecimal(string(t)).fits() {
+				return fmt.Errorf("the number %s is beyond those of PostgreSQL", quoteShort(string(t)))
 			}
 		}
 	}
+}
+
+// jsonEscapes finds every escape in JSON, and captures what JSON allows and PostgreSQL's text cannot hold: NUL, and half of a
+// surrogate pair.
+var jsonEscapes = regexp.MustCompile(`\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u0000|u[dD][89a-fA-F][0-9a-fA-F]{2})|.)`)
+
+// jsonText is a value as JSON that PostgreSQL can keep; nil for none.
+func jsonText(v any) (*string, error) {
+	if v == nil {
+		return nil, nil
+	}
+	data, err := marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	text := string(data)
+	return &text, checkJSON(data)
+}
+
+// marshal is json.Marshal for values of which it may panic, since a MarshalJSON of theirs does.
+func marshal(v any) (data json.RawMessage, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			data, err = nil, fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return json.Marshal(v)
+}
+
+// problems are what is wrong with what a caller says: all of it, of which maxListed are told.
+type problems struct {
+	texts []string
+	more  int
+}
+
+func (p *problems) add(format string, args ...any) {
+	if len(p.texts) == maxListed {
+		p.more++
+		return
+	}
+	p.texts = append(p.texts, fmt.Sprintf(format, args...))
+}
+
+func (p *problems) addStep(name, format string, args ...any) {
+	p.add("step %s: "+format, append([]any{quoteShort(name)}, args...)...)
+}
+
+// err is a pgwake.ErrInvalid, or nil if there are none.
+func (p *problems) err(op string) error {
+	if len(p.texts) == 0 {
+		return nil
+	}
+	return invalid(op, "%s", p)
+}
+
+func (p *problems) String() string {
+	if len(p.texts) == 1 && p.more == 0 {
+		return p.texts[0]
+	}
+	text := fmt.Sprintf("%d problems:\n\t%s", len(p.texts)+p.more, strings.Join(p.texts, "\n\t"))
+	if p.more > 0 {
+		text += fmt.Sprintf("\n\tand %d more", p.more)
+	}
+	return text
 }
 
 // checkID fails unless it is the id of a task or a step.

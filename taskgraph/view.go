@@ -26,7 +26,7 @@ type StepView struct {
 	Attempts, MaxAttempts int
 	After                 []Dependency  // on steps that are not in the View they are not drawn
 	Error                 string        // what went wrong, if it did
-	Duration              time.Duration // of what is done, or since it began; 0: it has not begun
+	Duration              time.Duration // of the latest attempt, or so far if it is under way; 0: none has begun
 	Skipped               bool          // a condition did not hold: it is complete without having been run
 	OnDemand              bool          // a template
 }

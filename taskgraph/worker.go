@@ -16,15 +16,23 @@ import (
 
 // This file answers: what happens between a work item and the result of its step?
 //
-// Invariant: each of these calls is one statement, and so one transaction, which fails unless the lease holds. A worker may die between
-// any two of them: before start_step the item comes again to somebody else; after it the lease ends, and the next start_step takes the
-// attempt for lost; after the last one there is nothing left to do.
+// Invariant: each of these calls is one transaction, which fails unless the lease holds. A worker may die between any two of them:
+// before start_step the item comes again to somebody else; after it the lease ends, and the next start_step takes the attempt for
+// lost; after the last one there is nothing left to do. While the worker lives a call that fails for a reason that passes is repeated
+// (settle.go): the attempt may be the only one that the step has.
 
 // ErrTimeout is the cause of the end of a handler's context when the step has had its time.
 var ErrTimeout = dispatch.ErrTimeout
 
-// errRuns: the item is not acknowledged, for its step is begun.
-var errRuns = errors.New("the step is begun")
+var (
+	// errRuns: the item is not acknowledged, for its step is begun.
+	errRuns = errors.New("the step is begun")
+	// errDropped: the step was cancelled or resolved meanwhile, so what came of the attempt is for nobody.
+	errDropped = errors.New("the step is not in progress any more")
+)
+
+// runs is the outcome of a start_step that has begun an attempt.
+const runs = "run"
 
 // started is what start_step returns.
 type started struct {
@@ -57,12 +65,20 @@ func (e *Engine) runStep(handler Handler) dispatch.Handler {
 		if err != nil {
 			return nil, err
 		}
-		s := &Step{ID: of.Step, item: id, token: token, g: e.Graph}
+		s := &Step{ID: of.Step, item: id, token: token, claimedAt: item.LockedUntil.Add(-e.lease()), g: e.Graph}
 		var timeout time.Duration
 		var st started
 		// If there is nothing to run, start_step acknowledges the item.
-		err = dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) (err error) {
-			if st, err = row[started](ctx, e.Graph, "start step", "start_step", s.ID, id, token, e.processor, e.lostDelays()); err == nil && st.Outcome == "run" {
+		err = e.settle(ctx, func(ctx context.Context, unsure bool) (err error) {
+			if unsure { // and if it has taken effect, a second one would take this attempt for lost
+				if st, err = e.begun(ctx, s); err != nil {
+					return err
+				}
+			}
+			if st.Outcome != runs {
+				st, err = row[started](ctx, e.Graph, "start step", "start_step", s.ID, id, token, e.processor, e.lostDelays())
+			}
+			if err == nil && st.Outcome == runs {
 				return errRuns
 			}
 			return err
@@ -129,7 +145,7 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 		return cause // it is somebody else's: whatever is said now would be refused
 	case err != nil && errors.Is(cause, dispatch.ErrStopping):
 		// It was not the handler's fault, so the attempt does not count, and the step is tried at once, elsewhere.
-		return dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
+		return e.settle(ctx, func(ctx context.Context, _ bool) error {
 			_, err := value[bool](ctx, e.Graph, "release step", "release_step", s.ID, s.item, s.token, e.processor, time.Duration(0), "the worker stops")
 			return err
 		})
@@ -137,8 +153,13 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 		return e.fail(ctx, s, err)
 	}
 	var added []AddedStep
-	if decision, ok := result.(Decision); ok {
+	switch decision := result.(type) {
+	case Decision:
 		result, added = decision.Result, decision.Steps
+	case *Decision:
+		if result = nil; decision != nil {
+			result, added = decision.Result, decision.Steps
+		}
 	}
 	text, err := jsonText(result)
 	if err == nil && text != nil && len(*text) > e.cfg.MaxResult {
@@ -147,21 +168,54 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 	if err != nil {
 		return e.fail(ctx, s, Permanent(fmt.Errorf("the result: %w", err)))
 	}
-	err = dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
-		if len(added) == 0 {
-			return e.finishStep(ctx, e.Graph, s, true, text, nil, nil)
+	err = e.settle(ctx, func(ctx context.Context, unsure bool) error {
+		if len(added) > 0 {
+			return e.decide(ctx, s, text, added, unsure)
 		}
-		err := pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
-			in := e.WithTx(tx)
-			if _, err := in.AddSteps(ctx, s.TaskID, added...); err != nil {
-				return err
-			}
-			return e.finishStep(ctx, in, s, true, text, nil, nil)
-		})
-		return failed("finish step", err)
+		_, err := e.finishStep(ctx, e.Graph, s, true, text, nil, nil)
+		return err
 	})
-	if errors.Is(err, pgwake.ErrInvalid) || errors.Is(err, pgwake.ErrNotFound) { // what it decided cannot be
+	if refused(err) { // what it returned, or decided, cannot be, and could not the next time
 		return e.fail(ctx, s, Permanent(err))
+	}
+	return err
+}
+
+// decide ends an attempt with a result and with steps that are added to the task, both or none. unsure: it was called before, and
+// nobody knows whether that took effect.
+func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []AddedStep, unsure bool) error {
+	plainly := func() error {
+		_, err := e.finishStep(ctx, e.Graph, s, true, result, nil, nil)
+		return err
+	}
+	if unsure {
+		// If it did, the steps have their names already, and that would look like a decision that cannot be.
+		switch st, err := e.begun(ctx, s); {
+		case err != nil:
+			return err
+		case st.Outcome != runs:
+			return plainly()
+		}
+	}
+	commits := false
+	err := pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
+		in := e.WithTx(tx)
+		if _, err := in.AddSteps(ctx, s.TaskID, added...); err != nil {
+			return err
+		}
+		done, err := e.finishStep(ctx, in, s, true, result, nil, nil)
+		if err == nil && !done {
+			return errDropped
+		}
+		commits = err == nil
+		return err
+	})
+	if errors.Is(err, errDropped) { // the end of the item was rolled back as well; a step that has left in_progress does not come back to it with this item
+		return plainly()
+	}
+	err = failed("finish step", err)
+	if failure := (*pgwake.Error)(nil); commits && errors.As(err, &failure) {
+		failure.Unknown = true // pgx has "conn closed" for a commit whose answer is lost, and takes that for one that was not sent
 	}
 	return err
 }
@@ -174,7 +228,7 @@ func (e *Engine) fail(ctx context.Context, s *Step, cause error) error {
 	switch {
 	case errors.As(cause, &after):
 		delay = e.cfg.Backoff.Requested(after.after)
-		n := seconds(delay)
+		n := min(seconds(delay), maxBackoffSeconds)
 		asked = &n
 	case s.BackoffSeconds != nil:
 		delay = e.cfg.Backoff.Requested(time.Duration(*s.BackoffSeconds) * time.Second)
@@ -185,14 +239,15 @@ func (e *Engine) fail(ctx context.Context, s *Step, cause error) error {
 	}
 	result := string(said)
 	e.cfg.Logger.Warn("taskgraph: step failed", "task", s.TaskID, "step", s.Name, "attempt", s.Attempt, "of", s.MaxAttempts, "error", text(cause))
-	return dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
-		return e.finishStep(ctx, e.Graph, s, false, &result, &delay, asked)
+	return e.settle(ctx, func(ctx context.Context, _ bool) error {
+		_, err := e.finishStep(ctx, e.Graph, s, false, &result, &delay, asked)
+		return err
 	})
 }
 
-func (e *Engine) finishStep(ctx context.Context, g *Graph, s *Step, success bool, result *string, delay *time.Duration, asked *int64) error {
-	_, err := value[bool](ctx, g, "finish step", "finish_step", s.ID, s.item, s.token, e.processor, success, result, delay, asked, g.headers(ctx))
-	return err
+// finishStep returns false if the step is not in progress any more.
+func (e *Engine) finishStep(ctx context.Context, g *Graph, s *Step, success bool, result *string, delay *time.Duration, asked *int64) (bool, error) {
+	return value[bool](ctx, g, "finish step", "finish_step", s.ID, s.item, s.token, e.processor, success, result, delay, asked, g.headers(ctx))
 }
 
 // longestText is how much of an error is kept, in bytes.

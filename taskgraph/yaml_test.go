@@ -246,6 +246,7 @@ func TestYAML_AnyDefinition_ReadsAsItWasWritten(t *testing.T) {
 			d.Lifecycle.MaxLifetime = milliseconds.Draw(t, "lifetime")
 			for i, name := range rapid.SliceOfNDistinct(drawText(1), 0, 4, rapid.ID[string]).Draw(t, "steps") {
 				var options []taskgraph.StepOption
+				sub := rapid.Bool().Draw(t, "sub")
 				add := func(what string, o taskgraph.StepOption) {
 					if rapid.Bool().Draw(t, what) {
 						options = append(options, o)
@@ -259,12 +260,14 @@ func TestYAML_AnyDefinition_ReadsAsItWasWritten(t *testing.T) {
 				}
 				add("attempts", taskgraph.MaxAttempts(rapid.IntRange(0, math.MaxInt32).Draw(t, "most")))
 				add("once", taskgraph.NotRetryable())
-				add("timeout", taskgraph.Timeout(milliseconds.Draw(t, "patience")))
-				add("every", taskgraph.RetryEvery(time.Duration(rapid.IntRange(0, math.MaxInt32).Draw(t, "pause"))*time.Second))
-				add("tag", taskgraph.Tag(drawText(0).Draw(t, "hardware")))
-				add("key", taskgraph.LimitKey(drawText(0).Draw(t, "limit")))
+				if !sub {
+					add("timeout", taskgraph.Timeout(milliseconds.Draw(t, "patience")))
+					add("every", taskgraph.RetryEvery(time.Duration(rapid.IntRange(0, math.MaxInt32).Draw(t, "pause"))*time.Second))
+					add("tag", taskgraph.Tag(drawText(0).Draw(t, "hardware")))
+					add("key", taskgraph.LimitKey(drawText(0).Draw(t, "limit")))
+				}
 				add("inputs", taskgraph.Inputs(drawInputs(2).Draw(t, "value")))
-				if rapid.Bool().Draw(t, "sub") {
+				if sub {
 					d.SubTask(name, drawText(1).Draw(t, "task"), drawText(1).Draw(t, "task version"), options...)
 				} else {
 					d.Step(name, drawText(1).Draw(t, "handler"), options...)

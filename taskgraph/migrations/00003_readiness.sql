@@ -711,8 +711,29 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION get_task_ready_info IS 'What get_next_ready_tasks tells of a task, for any one, whatever its state and whoever holds it; no row for an unknown one.';
 
+-- One result by itself: all of a join may be more than one jsonb can hold.
+
+-- +goose StatementBegin
+CREATE FUNCTION get_step_dependency_result(p_step_uuid uuid, p_name text)
+RETURNS jsonb
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+AS $$
+BEGIN
+    RETURN (SELECT s.results
+              FROM (SELECT w.task_id FROM steps w WHERE w.step_id BETWEEN p_step_uuid AND p_step_uuid ORDER BY w.step_id) AS own
+             CROSS JOIN LATERAL (SELECT w.* FROM steps w WHERE w.task_id = own.task_id AND w.name BETWEEN p_name AND p_name ORDER BY w.name) AS s
+             WHERE s.processed AND s.step_id <> p_step_uuid AND s.step_id = ANY (step_and_ancestors(p_step_uuid)));
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION get_step_dependency_result IS 'The result of one step that a step depends on, by name, as get_step_dependency_results_map has it. Null if it has none, and if the step does not depend on one of that name.';
+
 -- +goose Down
 
+DROP FUNCTION get_step_dependency_result;
 DROP FUNCTION get_task_ready_info, get_next_ready_task, get_next_ready_tasks, ready_task_infos, task_priority_key, hours_overdue, hours_since_2000,
     get_task_execution_context, get_task_execution_contexts_batch, get_step_dependency_results_map, get_step_transitive_dependencies,
     calculate_step_depth, calculate_dependency_levels, step_levels, step_neighbours, step_and_ancestors, detect_cycle, check_step_dependencies,

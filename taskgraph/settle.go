@@ -1,0 +1,92 @@
+package taskgraph
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+)
+
+// This file answers: how do the beginning and the end of an attempt get into the database, whatever happens to be wrong with it?
+//
+// A deadlock, a pool that is full or a server that restarts is not to cost an attempt: the call is repeated until it is answered. If it
+// was sent and no answer came, it may have had its effect, and to repeat it is not to have another one. What never succeeds has a
+// lease's time, as long as others would wait for a worker that died; then the item is given back, and the attempt is lost.
+
+// beforeRepeat is how long to wait before a call is repeated.
+var beforeRepeat = Backoff{Base: 5 * time.Millisecond, Max: time.Second}
+
+// unsettled is the error of a call that may be repeated. It is not unwrapped: nobody but settle is to conclude from it that the call
+// may have had its effect.
+type unsettled struct{ error }
+
+// settle acknowledges an item by a call (dispatch.AckBy) that is repeated while it fails for a reason that passes: for as long as one
+// AckBy lasts, and again for as long as a lease does, unless ctx ends, which is that of the handler. unsure tells the call that one before it
+// may have had its effect. That the lease is lost then means that it had, or that the item is somebody else's by now: there is nothing left
+// to do.
+func (e *Engine) settle(ctx context.Context, call func(ctx context.Context, unsure bool) error) error {
+	unsure, until := false, time.Now().Add(e.lease())
+	for {
+		repeat := false
+		err := dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
+			for n := 1; ; n++ {
+				var failure *pgwake.Error
+				err := call(ctx, unsure)
+				switch repeat = errors.As(err, &failure) && failure.Retryable; {
+				case unsure && errors.Is(err, pgwake.ErrLockLost):
+					return nil
+				case !repeat:
+					return err
+				}
+				unsure = unsure || failure.Unknown
+				select {
+				case <-ctx.Done():
+					return unsettled{err}
+				case <-time.After(beforeRepeat.Delay(n)):
+				}
+			}
+		})
+		if !repeat || ctx.Err() != nil || time.Now().After(until) {
+			return err
+		}
+	}
+}
+
+// lease is how long that of a step's item is.
+func (e *Engine) lease() time.Duration {
+	return cmp.Or(e.cfg.Steps.LockTimeout, pgwake.DefaultLockTimeout)
+}
+
+// refused reports whether the database has said no, and would do so again.
+func refused(err error) bool {
+	var failure *pgwake.Error
+	return errors.As(err, &failure) && !failure.Retryable && !failure.Unknown &&
+		!errors.Is(err, pgwake.ErrLockLost) && !errors.Is(err, pgwake.ErrClosed) && !errors.Is(err, context.Canceled)
+}
+
+// begun returns what start_step has, or would have, returned of the attempt that this claim of the item has begun. Its outcome is
+// "" if there is none, or if it is over.
+//
+// It is this claim's, and not that of a worker that was lost, since it began after it: start_step begins an attempt for nobody but the
+// holder of the lease. A call that is on its way in the database is waited for, by the lock of the row. One that has not come that far
+// yet is not seen; then the attempt is lost, as it is when a worker dies.
+func (e *Engine) begun(ctx context.Context, s *Step) (started, error) {
+	all, err := collect(ctx, e.Graph, "look at step", "get", fmt.Sprintf(`
+		SELECT '`+runs+`' AS outcome, t.task_id AS task_uuid, t.namespace, d.name AS task_name, d.version AS task_version, s.name AS step_name, sd.handler,
+		       s.attempts, s.max_attempts, t.context, s.inputs, s.checkpoint, t.tags, t.correlation_id, sd.backoff_seconds, sd.timeout
+		  FROM %[1]ssteps s
+		  JOIN %[1]stasks t ON t.task_id = s.task_id
+		  JOIN %[1]stask_definitions d ON d.task_definition_id = t.task_definition_id
+		  JOIN %[1]sstep_definitions sd ON sd.step_definition_id = s.step_definition_id
+		 WHERE s.step_id = $1 AND s.state = 'in_progress' AND s.work_item_id = $2 AND s.processor_id = $3 AND s.last_attempted_at >= $4
+		   FOR SHARE OF s`, e.in), pgx.RowToStructByName[started], []any{s.ID, s.item, e.processor, s.claimedAt})
+	if err != nil || len(all) == 0 {
+		return started{}, err
+	}
+	return all[0], nil
+}

@@ -1,0 +1,84 @@
+package taskgraph_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: what does a handler get to see of the steps before its own?
+
+func TestStep_ResultsLargerThanOneJSONBHolds_AreReadOneByOne(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	var text string
+	var result, all, unknown, later error
+	g.Handle("h", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		result = s.Result(ctx, "b", &text)
+		_, all = s.Results(ctx)
+		unknown = s.Result(ctx, "nobody", &text)
+		later = s.Result(ctx, "later", &text)
+		return nil, nil
+	})
+	task := g.submit(taskgraph.Define("shop", "large", "1").Step("a", "x").Step("b", "x").Step("c", "x").Step("join", "h", taskgraph.After("a", "b", "c")).
+		Step("later", "x", taskgraph.After("join")))
+	for _, name := range []string{"a", "b", "c"} {
+		did(t)(g.CompleteStep(t.Context(), g.step(task, name).ID, "the result of "+name, ""))
+	}
+	g.query(`UPDATE steps SET results = to_jsonb(repeat('x', 135 << 20)) WHERE task_id = $1 AND name IN ('a', 'c') RETURNING name`, task)
+	g.query(`UPDATE steps SET results = '"nobody is to see that"' WHERE task_id = $1 AND name = 'later' RETURNING name`, task)
+	g.run()
+	require.Eventually(t, func() bool {
+		return g.one(`SELECT state FROM steps WHERE task_id = $1 AND name = 'join'`, task) == string(taskgraph.StepComplete)
+	}, patience, 10*time.Millisecond)
+	require.NoError(t, g.stop())
+	require.NoError(t, result)
+	require.Equal(t, "the result of b", text)
+	require.ErrorContains(t, all, "total size of jsonb object elements exceeds")
+	require.ErrorIs(t, unknown, pgwake.ErrNotFound)
+	require.ErrorIs(t, later, pgwake.ErrNotFound)
+}
+
+// What is said of one step is what is said of it among all.
+func TestDependencyResult_EachAncestor_IsThatOfTheMap(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	d := taskgraph.Define("shop", "ancestors", "1").Step("alone", "h").Step("a", "h").Step("b", "h", taskgraph.After("a")).Step("skipped", "h", taskgraph.AfterIf("a", "$ == 7")).
+		Step("null", "h").Step("open", "h").Step("join", "h", taskgraph.After("b", "skipped", "null", "open")).Step("after", "h", taskgraph.After("join"))
+	task, other := l.task(d), l.task(d)
+	for _, name := range []string{"alone", "a", "b", "after"} {
+		did(t)(l.CompleteStep(t.Context(), l.step(task, name), map[string]string{"from": name}, ""))
+	}
+	did(t)(l.CompleteStep(t.Context(), l.step(task, "null"), jsonNull{}, ""))
+	did(t)(l.ResolveStep(t.Context(), l.step(task, "skipped"), ""))
+	l.exec(`UPDATE steps SET results = '"not yet"' WHERE name = 'open'`)
+	results, err := l.DependencyResults(t.Context(), l.step(task, "join"))
+	require.NoError(t, err)
+	require.Len(t, results, 3)
+	for _, name := range []string{"alone", "a", "b", "skipped", "null", "open", "join", "after", "nobody", "", "a\x00"} {
+		result, err := l.DependencyResult(t.Context(), l.step(task, "join"), name)
+		switch want, known := results[name]; {
+		case known:
+			require.NoError(t, err, name)
+			require.Equal(t, want, result, name)
+		case name == "a\x00":
+			require.ErrorIs(t, err, pgwake.ErrInvalid)
+		default:
+			require.ErrorIs(t, err, pgwake.ErrNotFound, name)
+		}
+	}
+	for _, step := range []string{l.step(other, "join"), noID} {
+		_, err = l.DependencyResult(t.Context(), step, "a")
+		require.ErrorIs(t, err, pgwake.ErrNotFound)
+	}
+	_, err = l.DependencyResult(t.Context(), "7", "a")
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+}
+
+type jsonNull struct{}
+
+func (jsonNull) MarshalJSON() ([]byte, error) { return []byte("null"), nil }

@@ -1,0 +1,198 @@
+package taskgraph_test
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: what does a step come to that is a task of its own?
+
+func TestSubTask_ItsResultsAreThoseOfTheStep(t *testing.T) {
+	t.Parallel()
+	g, r := newGraph(t, nil), recorder{}
+	g.Handle("h", r.handle)
+	g.Handle("last", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		var child map[string]json.RawMessage
+		err := s.Result(ctx, "child", &child)
+		return len(child), err
+	})
+	g.run()
+	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h").Step("y", "h", taskgraph.After("x")))
+	task := g.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1").Step("last", "last", taskgraph.After("child")))
+	g.complete(task)
+	require.JSONEq(t, `2`, string(g.step(task, "last").Results))
+	children, err := g.ListTasks(t.Context(), &taskgraph.TaskFilter{ParentTask: task})
+	require.NoError(t, err)
+	require.Len(t, children, 1)
+	require.Equal(t, task, *children[0].ParentTask)
+}
+
+func TestSubTask_TheParentIsCancelled_SoIsTheChild(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, quickLeases())
+	began := make(chan struct{})
+	g.Handle("slow", func(ctx context.Context, _ *taskgraph.Step) (any, error) {
+		close(began)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	g.run()
+	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "slow"))
+	task := g.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1"))
+	<-began
+	did(t)(g.Cancel(t.Context(), task, ""))
+	children, err := g.ListTasks(t.Context(), &taskgraph.TaskFilter{ParentTask: task})
+	require.NoError(t, err)
+	ended, err := g.Wait(g.within(), children[0].ID)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskCancelled, ended.State)
+}
+
+func TestSubTask_NobodyHasRegisteredIt_TheStepFailsForGood(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "unknown", "1"))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.Contains(t, g.step(task, "child").Err(), "no definition")
+}
+
+// outer is a task of which a step is the task inner, and another waits for that.
+func outer(attempts int) *taskgraph.Definition {
+	return taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1", taskgraph.MaxAttempts(attempts)).Step("last", "last", taskgraph.After("child"))
+}
+
+// children are the tasks that a step of a task is, and was, the first one first.
+func (g *graph) children(task string) []taskgraph.Task {
+	g.t.Helper()
+	all, err := g.ListTasks(g.within(), &taskgraph.TaskFilter{ParentTask: task})
+	require.NoError(g.t, err)
+	slices.Reverse(all)
+	return all
+}
+
+// retried waits until a task waits for the next attempt at a step, lets the time pass, and waits until that is under way.
+func (g *graph) retried(task, step string, backoff time.Duration) {
+	g.t.Helper()
+	g.until(task, taskgraph.TaskWaitingForRetry)
+	attempts := g.step(task, step).Attempts
+	pgwaketest.Advance(g.t, g.p, backoff)
+	require.Eventually(g.t, func() bool { return g.step(task, step).Attempts > attempts }, patience, time.Millisecond)
+}
+
+func TestSubTask_ItEndsInError_TheStepIsTriedAgainWithANewTask(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	h, calls := failing(1, taskgraph.Permanent(errBroken))
+	g.Handle("h", h)
+	g.Handle("last", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		var child map[string]string
+		err := s.Result(ctx, "child", &child)
+		return child, err
+	})
+	g.run()
+	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h"))
+	task := g.submit(outer(2))
+	require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, time.Millisecond)
+	first := g.children(task)[0].ID
+	g.until(first, taskgraph.TaskBlockedByFailures)
+	require.Equal(t, taskgraph.StepInProgress, g.step(task, "child").State, "somebody may put it right")
+	did(t)(g.GiveUp(t.Context(), first, ""))
+	g.retried(task, "child", 2*time.Second)
+	require.Len(t, g.children(task), 2)
+	g.complete(task)
+	require.EqualValues(t, 2, calls.Load())
+	require.Equal(t, 2, g.step(task, "child").Attempts)
+	require.JSONEq(t, `{"x": "done"}`, string(g.step(task, "last").Results))
+	require.Equal(t, []taskgraph.TaskState{taskgraph.TaskError, taskgraph.TaskComplete}, []taskgraph.TaskState{g.children(task)[0].State, g.children(task)[1].State})
+}
+
+func TestSubTask_TheLastAttemptEndsInError_TheStepFails(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	h, _ := failing(1000, taskgraph.Permanent(errBroken))
+	g.Handle("h", h)
+	g.run()
+	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h"))
+	task := g.submit(outer(1))
+	require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, time.Millisecond)
+	child := g.children(task)[0].ID
+	g.until(child, taskgraph.TaskBlockedByFailures)
+	did(t)(g.GiveUp(t.Context(), child, ""))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.Equal(t, "task "+child+" ended as error", g.step(task, "child").Err())
+	require.Len(t, g.children(task), 1)
+}
+
+func TestSubTask_SomebodyCancelsOrResolvesIt_TheStepFailsForGoodOrIsDone(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, quickLeases())
+	g.Handle("h", func(ctx context.Context, _ *taskgraph.Step) (any, error) { <-ctx.Done(); return nil, ctx.Err() })
+	ok, _ := failing(0, nil)
+	g.Handle("last", ok)
+	g.Handle("ok", ok)
+	g.run()
+	g.register(taskgraph.Define("shop", "inner", "1").Step("w", "ok").Step("x", "h", taskgraph.After("w")))
+	for want, end := range map[taskgraph.TaskState]func(context.Context, string, string) (bool, error){
+		taskgraph.TaskBlockedByFailures: g.Cancel, taskgraph.TaskComplete: g.ResolveTask,
+	} {
+		d := outer(3)
+		d.Version = string(want)
+		task := g.submit(d)
+		require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, time.Millisecond)
+		child := g.children(task)[0].ID
+		require.Eventually(t, func() bool { return g.step(child, "x").State == taskgraph.StepInProgress }, patience, time.Millisecond)
+		did(t)(end(t.Context(), child, ""))
+		g.until(task, want)
+		require.Len(t, g.children(task), 1, "it is not tried again")
+		if want == taskgraph.TaskComplete {
+			require.JSONEq(t, `{"w": "done"}`, string(g.step(task, "child").Results), "what it had by then")
+		} else {
+			require.Equal(t, "task "+child+" ended as cancelled", g.step(task, "child").Err())
+		}
+	}
+}
+
+// The step was tried again while its first task was under way. What that comes to is for nobody.
+func TestSubTask_AnotherHasTakenItsPlace_WhatItComesToIsIgnored(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	var calls atomic.Int32
+	release := []chan struct{}{make(chan struct{}), make(chan struct{})}
+	g.Handle("h", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		n := calls.Add(1)
+		select {
+		case <-release[n-1]:
+		case <-ctx.Done():
+		}
+		return n, ctx.Err()
+	})
+	ok, _ := failing(0, nil)
+	g.Handle("last", ok)
+	g.run()
+	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h"))
+	task := g.submit(outer(2))
+	require.Eventually(t, func() bool { return calls.Load() == 1 }, patience, time.Millisecond)
+	step := g.step(task, "child").ID
+	did(t)(g.TransitionStep(t.Context(), step, taskgraph.StepInProgress, taskgraph.StepWaitingForRetry, ""))
+	did(t)(g.SetStepBackoff(t.Context(), step, 0))
+	require.Eventually(t, func() bool { return calls.Load() == 2 }, patience, time.Millisecond)
+	stale, current := g.children(task)[0].ID, g.children(task)[1].ID
+	close(release[0])
+	g.complete(stale)
+	require.Equal(t, taskgraph.StepInProgress, g.step(task, "child").State)
+	close(release[1])
+	g.complete(current)
+	g.complete(task)
+	require.JSONEq(t, `{"x": 2}`, string(g.step(task, "child").Results))
+	require.Equal(t, []string{"pending", "enqueued", "in_progress", "waiting_for_retry", "pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"},
+		g.stepStates(task, "child"))
+}
