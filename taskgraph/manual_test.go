@@ -353,3 +353,15 @@ func TestPurge_RemovesWhatHasEndedAndNothingElse(t *testing.T) {
 	_, err = g.Task(t.Context(), stays)
 	require.NoError(t, err)
 }
+
+// The ids of steps are made of the whole id of the task.
+func TestSubmit_TasksWhoseIDsEndAlike_HaveStepsOfTheirOwn(t *testing.T) {
+	l := newLab(t)
+	l.define("shop", "work", "1", `{}`, "a", "b")
+	l.exec(`SELECT create_task_many(ARRAY(SELECT (lpad(to_hex(n), 8, '0') || '-0000-1000-8000-0123456789ab')::uuid FROM generate_series(1, 50) AS n),
+		array_fill('shop'::text, ARRAY[50]), array_fill('work'::text, ARRAY[50]), array_fill('1'::text, ARRAY[50]))`)
+	require.Equal(t, 100, one[int](l, `SELECT count(*) FROM steps`))
+	require.Equal(t, []string{"7", "8"}, all[string](l, `SELECT DISTINCT CASE WHEN place = 15 THEN substr(step_id::text, 15, 1)
+		ELSE CASE WHEN substr(step_id::text, 20, 1) IN ('8', '9', 'a', 'b') THEN '8' END END FROM steps, unnest(ARRAY[15, 20]) AS place ORDER BY 1`), "version and variant")
+	require.Empty(t, all[string](l, `SELECT a.name FROM steps a JOIN steps b USING (task_id) WHERE a.position < b.position AND a.step_id > b.step_id`))
+}

@@ -129,3 +129,16 @@ func TestState_Kinds_AreAsTheTablesHaveThem(t *testing.T) {
 	require.False(t, taskgraph.TaskState("none").IsTerminal())
 	require.False(t, taskgraph.StepState("none").IsTerminal())
 }
+
+func TestTransitions_StateThatIsNone_CannotBeWritten(t *testing.T) {
+	l := newLab(t)
+	for _, table := range []string{"task_transitions (task_id", "step_transitions (task_id, step_id"} {
+		id := `gen_random_uuid()`
+		if table[0] == 's' {
+			id += `, gen_random_uuid()`
+		}
+		l.exec(`INSERT INTO ` + table + `, sort_key, from_state, to_state) VALUES (` + id + `, 1, NULL, 'pending')`)
+		l.fails("23514", `INSERT INTO `+table+`, sort_key, from_state, to_state) VALUES (`+id+`, 2, 'nowhere', 'complete')`)
+		l.fails("23514", `INSERT INTO `+table+`, sort_key, from_state, to_state) VALUES (`+id+`, 2, 'pending', 'nowhere')`)
+	}
+}

@@ -234,9 +234,11 @@ CREATE TABLE task_transitions (
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (task_id, sort_key)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
-ALTER TABLE task_transitions ADD CONSTRAINT task_transitions_states_check CHECK (
-    to_state IN ('pending', 'initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results', 'waiting_for_dependencies',
-                 'waiting_for_retry', 'blocked_by_failures', 'complete', 'error', 'cancelled', 'resolved_manually'));
+ALTER TABLE task_transitions ADD CONSTRAINT task_transitions_states_check CHECK ( -- from_state is null in the first one of each
+    from_state IN ('pending', 'initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results', 'waiting_for_dependencies',
+                   'waiting_for_retry', 'blocked_by_failures', 'complete', 'error', 'cancelled', 'resolved_manually')
+    AND to_state IN ('pending', 'initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results', 'waiting_for_dependencies',
+                     'waiting_for_retry', 'blocked_by_failures', 'complete', 'error', 'cancelled', 'resolved_manually'));
 COMMENT ON TABLE task_transitions IS 'Every state that tasks came into, append-only. The latest of a task is the one with its sort_key.';
 COMMENT ON COLUMN task_transitions.xact IS 'Transaction that wrote it: transitions are read in the order of (xact, transition_id), and only those older than every open transaction, so that none is passed over (read_transitions).';
 -- read_transitions
@@ -256,8 +258,10 @@ CREATE TABLE step_transitions (
     PRIMARY KEY (step_id, sort_key)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 ALTER TABLE step_transitions ADD CONSTRAINT step_transitions_states_check CHECK (
-    to_state IN ('pending', 'enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration',
-                 'waiting_for_retry', 'complete', 'error', 'cancelled', 'resolved_manually'));
+    from_state IN ('pending', 'enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration',
+                   'waiting_for_retry', 'complete', 'error', 'cancelled', 'resolved_manually')
+    AND to_state IN ('pending', 'enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration',
+                     'waiting_for_retry', 'complete', 'error', 'cancelled', 'resolved_manually'));
 COMMENT ON TABLE step_transitions IS 'Every state that steps came into, append-only.';
 -- read_transitions
 CREATE INDEX step_transitions_cursor_idx ON step_transitions (xact, transition_id);
@@ -299,6 +303,8 @@ COMMENT ON COLUMN taskgraph_settings.deadline_weight IS 'Levels for each hour pa
 COMMENT ON COLUMN taskgraph_settings.namespace_priority IS 'Levels by namespace.';
 INSERT INTO taskgraph_settings DEFAULT VALUES;
 
+-- Settings, and what was added up of the runs of tasks that are gone (run_rollups), go with the tables without being asked for: the
+-- ones are set anew in a moment, and the others can be had from nowhere but say nothing that anything depends on.
 -- +goose StatementBegin
 CREATE FUNCTION require_no_tasks() RETURNS void
 LANGUAGE plpgsql
@@ -312,7 +318,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION require_no_tasks IS 'Internal: fails with PW006 while a row would be lost by migrating down.';
+COMMENT ON FUNCTION require_no_tasks IS 'Internal: fails with PW006 while a task, a definition or a transition would be lost by migrating down.';
 
 -- +goose Down
 

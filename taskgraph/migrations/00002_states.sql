@@ -20,10 +20,11 @@ CREATE FUNCTION numbered_uuid(p_of uuid, p_at timestamptz, p_number integer)
 RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-    -- The number takes the 12 bits after the milliseconds, and carries into these; the last 8 bytes are those of the parent but for one bit.
+    -- The number takes the 12 bits after the milliseconds, and carries into these. The last 8 bytes are of a hash of the whole id of the
+    -- parent, with the bits of the variant in their place: the ids of two parents may well have the same last bytes.
     SELECT encode(substring(int8send((extract(epoch FROM p_at) * 1000)::bigint + p_number / 4096) FROM 3)
                   || substring(int4send(28672 | (p_number % 4096)) FROM 3)
-                  || substring(set_byte(uuid_send(p_of), 15, get_byte(uuid_send(p_of), 15) # 1) FROM 9), 'hex')::uuid
+                  || set_byte(substring(sha256(uuid_send(p_of)) FROM 1 FOR 8), 0, 128 | (get_byte(sha256(uuid_send(p_of)), 0) & 63)), 'hex')::uuid
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION numbered_uuid IS 'Internal: the UUID of version 7 of what has a number within something else. Those of one parent and instant are in the order of the numbers, and whoever knows these three need not look it up.';
