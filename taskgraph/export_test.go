@@ -1,11 +1,13 @@
 package taskgraph
 
 import (
+	"context"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
 // NewGraph returns the verbs on a schema that has the tables, without an Engine.
 func NewGraph(p *pgwake.Provider) *Graph {
-	return &Graph{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + "."}
+	return &Graph{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", headers: func(context.Context) *string { return nil }}
 }

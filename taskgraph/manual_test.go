@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
@@ -364,4 +365,42 @@ func TestSubmit_TasksWhoseIDsEndAlike_HaveStepsOfTheirOwn(t *testing.T) {
 	require.Equal(t, []string{"7", "8"}, all[string](l, `SELECT DISTINCT CASE WHEN place = 15 THEN substr(step_id::text, 15, 1)
 		ELSE CASE WHEN substr(step_id::text, 20, 1) IN ('8', '9', 'a', 'b') THEN '8' END END FROM steps, unnest(ARRAY[15, 20]) AS place ORDER BY 1`), "version and variant")
 	require.Empty(t, all[string](l, `SELECT a.name FROM steps a JOIN steps b USING (task_id) WHERE a.position < b.position AND a.step_id > b.step_id`))
+}
+
+// Its message does not stay until it would have been due.
+func TestCancel_TaskThatWasToBeginLater_NothingOfItIsLeftInTheQueue(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.run()
+	for _, act := range []func(task string) (bool, error){
+		func(task string) (bool, error) { return g.Cancel(t.Context(), task, "") },
+		func(task string) (bool, error) {
+			return g.TransitionTask(t.Context(), task, taskgraph.TaskPending, taskgraph.TaskCancelled, "")
+		},
+	} {
+		task := g.submit(taskgraph.Define("shop", "later", "1").Step("a", "h"), func(s *taskgraph.Submission) { s.Delay = time.Hour })
+		action, state, err := g.Finalize(t.Context(), task)
+		require.NoError(t, err)
+		require.Equal(t, taskgraph.FinalizePending, action)
+		require.Equal(t, taskgraph.TaskPending, state)
+		did(t)(act(task))
+		_, err = g.Wait(g.within(), task)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return len(g.query(`SELECT kind FROM orchestrator_queue`)) == 0 }, patience, patience/10_000)
+	}
+}
+
+// Other messages of a task that is to begin later do not take its beginning away.
+func TestSubmit_Delay_ItsMessageIsTheTimer(t *testing.T) {
+	l := newLab(t)
+	l.define("shop", "later", "1", `{}`, "a", "b")
+	task := one[string](l, `SELECT create_task('shop', 'later', '1', p_delay => '1 h')::text`)
+	require.Zero(t, l.turns())
+	did(t)(l.ResolveStep(l.within(), l.step(task, "a"), ""))
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, []string{"start"}, all[string](l, `SELECT kind FROM orchestrator_queue`), "and no second one")
+	require.Equal(t, []string{"resolved_manually", "pending"}, l.stepStates(task))
+	pgwaketest.Advance(t, l.p, time.Hour)
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, []string{"resolved_manually", "enqueued"}, l.stepStates(task))
 }

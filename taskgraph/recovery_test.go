@@ -376,3 +376,26 @@ func TestRecover_MessageWasRemovedByHand_TheTaskGoesOn(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, done)
 }
+
+// The task that has the key is removed between the insert that meets it and the answer: no id is returned of a task that does not exist.
+func TestSubmit_TaskOfTheKeyIsPurgedAtTheSameMoment_FailsAndMayBeRepeated(t *testing.T) {
+	l := newLab(t)
+	l.define("shop", "work", "1", `{}`)
+	const create = `SELECT create_task_many(NULL, ARRAY['shop', 'shop'], ARRAY['work', 'work'], ARRAY['1', '1'], p_idempotency_keys => ARRAY['a', 'b'])`
+	gone := one[string](l, `SELECT create_task('shop', 'work', '1', p_idempotency_key => 'a')::text`)
+	other, err := session(t, l.p).Begin(t.Context())
+	require.NoError(t, err)
+	_, err = other.Exec(t.Context(), `SELECT create_task('shop', 'work', '1', p_idempotency_key => 'b')`)
+	require.NoError(t, err)
+	end := l.meanwhile(create) // has met the first key, and waits for the second
+	l.exec(`DELETE FROM task_transitions WHERE task_id = $1`, gone)
+	l.exec(`DELETE FROM tasks WHERE task_id = $1`, gone)
+	require.NoError(t, other.Commit(t.Context()))
+	err = pgwake.WrapError("submit tasks", end())
+	var e *pgwake.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, "40001", e.SQLState)
+	require.True(t, e.Retryable)
+	l.exec(create)
+	require.Equal(t, []string{"a", "b"}, all[string](l, `SELECT idempotency_key FROM tasks ORDER BY 1`))
+}

@@ -101,6 +101,7 @@ CREATE TABLE tasks (
     parent_correlation_id uuid,
     parent_task_id        uuid,
     parent_step_id        uuid,
+    depth                 integer     NOT NULL DEFAULT 0,
     created_at            timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at            timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (
@@ -118,8 +119,9 @@ COMMENT ON COLUMN tasks.start_at IS 'Before this instant it stays pending.';
 COMMENT ON COLUMN tasks.retries IS 'How often a step of it went to wait for another attempt.';
 COMMENT ON COLUMN tasks.completed_steps IS 'Of its steps, those that have passed_on.';
 COMMENT ON COLUMN tasks.next_ready_at IS 'When it has, or will have, steps that are ready and not enqueued; null: as far as is known, not before something else happens to it. Whoever makes a step ready sets it.';
-COMMENT ON COLUMN tasks.timer_at IS 'When the message is due that wakes it for the next attempt of a step; null: there is none.';
+COMMENT ON COLUMN tasks.timer_at IS 'When the message is due that wakes it to begin, or for the next attempt of a step; null: there is none. The message has the dedup key retry/<task_id>.';
 COMMENT ON COLUMN tasks.parent_step_id IS 'Step of parent_task_id that waits for the end of this task.';
+COMMENT ON COLUMN tasks.depth IS 'How many tasks it is within: its parent, the parent of that, and so on.';
 
 -- get_next_ready_tasks
 CREATE INDEX tasks_ready_idx ON tasks (priority_key DESC, created_at, task_id) WHERE next_ready_at IS NOT NULL;

@@ -138,6 +138,7 @@ DECLARE
     v_ids     uuid[] := ARRAY(SELECT coalesce(p_tasks[n], new_uuid()) FROM generate_series(1, cardinality(p_names)) AS n ORDER BY n);
     v_missing text;
     v_added   uuid[];
+    v_new     boolean[]; -- of v_ids, whether it was added
 BEGIN
     SELECT format('%s, version %s, in namespace %s', i.name, i.version, i.namespace) INTO v_missing
       FROM unnest(p_namespaces, p_names, p_versions) AS i (namespace, name, version)
@@ -151,11 +152,13 @@ BEGIN
     WITH added AS (
         INSERT INTO tasks (task_id, task_definition_id, namespace, priority, priority_key, deadline, start_at, next_ready_at, requested_at, initiator, source_system,
                            reason, tags, context, idempotency_key, correlation_id, parent_correlation_id, parent_task_id, parent_step_id, created_at,
-                           total_steps)
+                           total_steps, timer_at, depth)
         SELECT i.id, d.task_definition_id, d.namespace, coalesce(i.priority, 0), task_priority_key(d.namespace, coalesce(i.priority, 0), 0, v_now),
                i.deadline, v_now + coalesce(i.delay, '0'), v_now + coalesce(i.delay, '0'), v_now, i.initiator, i.source_system, i.reason, i.tags::jsonb, coalesce(i.context::jsonb, '{}'),
                i.idempotency_key, coalesce(i.correlation, i.id), i.parent_correlation, i.parent_task, i.parent_step, v_now,
-               (SELECT count(*) FROM step_definitions s WHERE s.task_definition_id = d.task_definition_id AND NOT s.on_demand)
+               (SELECT count(*) FROM step_definitions s WHERE s.task_definition_id = d.task_definition_id AND NOT s.on_demand),
+               CASE WHEN i.delay > interval '0' THEN v_now + i.delay END,
+               CASE WHEN i.parent_task IS NULL THEN 0 ELSE coalesce((SELECT p.depth + 1 FROM tasks p WHERE p.task_id = i.parent_task), 0) END
           FROM unnest(v_ids, p_namespaces, p_names, p_versions, p_contexts, p_priorities, p_delays, p_deadlines, p_idempotency_keys, p_initiators,
                       p_source_systems, p_reasons, p_tags, p_correlations, p_parent_correlations, p_parent_tasks, p_parent_steps) WITH ORDINALITY
                AS i (id, namespace, name, version, context, priority, delay, deadline, idempotency_key, initiator, source_system, reason, tags,
@@ -166,13 +169,15 @@ BEGIN
         RETURNING tasks.task_id)
     SELECT array_agg(a.task_id) INTO v_added FROM added a;
     v_added := coalesce(v_added, '{}');
+    -- By a hash, which a query with the joins that are enabled here would not make: to look each up in an array is n * n.
+    v_new := ARRAY(SELECT i.id IN (SELECT unnest(v_added)) FROM unnest(v_ids) WITH ORDINALITY AS i (id, ord) ORDER BY i.ord);
 
     WITH stepped AS (
         INSERT INTO steps (step_id, task_id, step_definition_id, position, name, retryable, max_attempts, inputs, priority, unmet, created_at)
         SELECT numbered_uuid(t.task_id, v_now, s.position), t.task_id, s.step_definition_id, s.position, s.name, s.retryable, s.max_attempts, s.inputs,
                t.priority, s.parents, v_now
           FROM tasks t JOIN step_definitions s ON s.task_definition_id = t.task_definition_id AND NOT s.on_demand
-         WHERE t.task_id = ANY (v_added)
+         WHERE t.task_id = ANY (v_added) -- which an index is asked for; an array that is not takes as long as it has elements
         RETURNING step_id, steps.task_id),
     stepped_log AS (
         INSERT INTO step_transitions (step_id, sort_key, task_id, to_state, metadata, created_at)
@@ -189,34 +194,41 @@ BEGIN
         SELECT array_agg(i.id::text) AS ids, array_agg('start'::text) AS kinds, array_agg(NULL::text) AS datas, array_agg(i.name) AS names,
                array_agg(i.version) AS versions, array_agg(i.namespace) AS namespaces, array_agg(place.priority) AS priorities,
                array_agg(CASE WHEN i.delay > interval '0' THEN v_now + i.delay WHEN place.due_at < v_now THEN place.due_at END) AS dues,
-               array_agg('taskgraph'::text) AS queues, array_agg(i.headers) AS headers
-          FROM unnest(v_ids, p_namespaces, p_names, p_versions, p_priorities, p_delays, p_deadlines, p_headers)
-               AS i (id, namespace, name, version, priority, delay, deadline, headers)
+               array_agg('taskgraph'::text) AS queues, array_agg(i.headers) AS headers,
+               array_agg(CASE WHEN i.delay > interval '0' THEN 'retry/' || i.id END) AS keys -- as tasks.timer_at says
+          FROM unnest(v_ids, p_namespaces, p_names, p_versions, p_priorities, p_delays, p_deadlines, p_headers, v_new)
+               AS i (id, namespace, name, version, priority, delay, deadline, headers, new)
          CROSS JOIN LATERAL claim_place(coalesce(i.priority, 0), i.namespace, 0, i.deadline, v_now) AS place
-         WHERE i.id = ANY (v_added)) AS m
-     CROSS JOIN LATERAL enqueue_message_many(m.ids, m.kinds, m.datas, m.names, m.versions, NULL, m.namespaces, m.priorities, NULL, m.dues, NULL,
+         WHERE i.new) AS m
+     CROSS JOIN LATERAL enqueue_message_many(m.ids, m.kinds, m.datas, m.names, m.versions, NULL, m.namespaces, m.priorities, NULL, m.dues, m.keys,
                                              m.queues, m.headers)
      WHERE m.ids IS NOT NULL;
 
     IF cardinality(v_added) < cardinality(v_ids) THEN
         SELECT k.key INTO v_missing
-          FROM unnest(v_ids, p_idempotency_keys, p_namespaces, p_names, p_versions, p_contexts) AS k (id, key, namespace, name, version, context)
+          FROM unnest(v_new, p_idempotency_keys, p_namespaces, p_names, p_versions, p_contexts) AS k (new, key, namespace, name, version, context)
           JOIN tasks t ON t.idempotency_key = k.key
           JOIN task_definitions d ON d.task_definition_id = t.task_definition_id
-         WHERE k.id <> ALL (v_added) AND ((d.namespace, d.name, d.version) <> (k.namespace, k.name, k.version) OR t.context <> coalesce(k.context::jsonb, '{}')) LIMIT 1;
+         WHERE NOT k.new AND ((d.namespace, d.name, d.version) <> (k.namespace, k.name, k.version) OR t.context <> coalesce(k.context::jsonb, '{}')) LIMIT 1;
         IF FOUND THEN
             RAISE EXCEPTION 'the idempotency key % belongs to a task of another definition or context', v_missing USING ERRCODE = 'PW007';
         END IF;
     END IF;
-    RETURN QUERY
-    SELECT coalesce(t.task_id, i.id), i.id <> ALL (v_added)
-      FROM unnest(v_ids, p_idempotency_keys) WITH ORDINALITY AS i (id, key, ord)
-      LEFT JOIN LATERAL (SELECT k.task_id FROM tasks k WHERE k.idempotency_key = i.key AND i.id <> ALL (v_added)) t ON true
-     ORDER BY i.ord;
+    FOR task_id, duplicate IN
+        SELECT CASE WHEN i.new THEN i.id ELSE t.task_id END, NOT i.new
+          FROM unnest(v_ids, p_idempotency_keys, v_new) WITH ORDINALITY AS i (id, key, new, ord)
+          LEFT JOIN LATERAL (SELECT k.task_id FROM tasks k WHERE k.idempotency_key = i.key AND NOT i.new) t ON true
+         ORDER BY i.ord
+    LOOP
+        IF task_id IS NULL THEN -- purged since the insert met it
+            RAISE EXCEPTION 'a task with the same idempotency key was removed at this moment' USING ERRCODE = '40001';
+        END IF;
+        RETURN NEXT;
+    END LOOP;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION create_task_many IS 'Creates tasks of registered definitions with all their steps, one per array element, and has them evaluated: at once, or after their delays. Returns a row for each in the same order. A task whose idempotency key another has adds nothing and returns that other, as duplicate; PW007 if it is of another definition or has another context. Arrays that are null, or have a null, mean the defaults: priority 0, no delay. p_headers are JSON objects of strings that travel with the message, such as the trace. PW002 for an unknown definition, PW003 for a negative delay.';
+COMMENT ON FUNCTION create_task_many IS 'Creates tasks of registered definitions with all their steps, one per array element, and has them evaluated: at once, or after their delays. Returns a row for each in the same order. A task whose idempotency key another has adds nothing and returns that other, as duplicate; PW007 if it is of another definition or has another context. Arrays that are null, or have a null, mean the defaults: priority 0, no delay. p_headers are JSON objects of strings that travel with the message, such as the trace. PW002 for an unknown definition, PW003 for a negative delay; 40001 if the task with the idempotency key was removed at this moment: the same call can succeed.';
 
 -- +goose StatementBegin
 CREATE FUNCTION create_task(
@@ -984,13 +996,14 @@ BEGIN
     RETURN QUERY
     SELECT CASE v_task.state WHEN 'complete' THEN 'Completed' WHEN 'resolved_manually' THEN 'Completed' WHEN 'error' THEN 'Failed' WHEN 'cancelled' THEN 'Failed'
                              WHEN 'blocked_by_failures' THEN 'Failed' WHEN 'waiting_for_dependencies' THEN 'Pending' WHEN 'waiting_for_retry' THEN 'Pending'
+                             WHEN 'pending' THEN 'Pending'
                              ELSE CASE WHEN v_task.state = 'steps_in_process' AND EXISTS (
                                             SELECT FROM task_transitions x WHERE x.task_id = p_task_uuid AND x.sort_key = v_task.sort_key AND x.xact = pg_current_xact_id_if_assigned())
                                        THEN 'Reenqueued' ELSE 'NoAction' END END, v_task.state;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION finalize_task_completion IS 'Does what is to be done about a task, without waiting for its turn, and says what that was: Completed; Failed, which for a task with failed steps is blocked_by_failures at the first call and error at the second; Reenqueued, if steps of it were ready; Pending, if it waits; or NoAction, while steps are at work. Of a task that has ended it says the same each time, and changes nothing. PW002 if there is no such task.';
+COMMENT ON FUNCTION finalize_task_completion IS 'Does what is to be done about a task, without waiting for its turn, and says what that was: Completed; Failed, which for a task with failed steps is blocked_by_failures at the first call and error at the second; Reenqueued, if steps of it were ready; Pending, if it waits, or is to begin later; or NoAction, while steps are at work. Of a task that has ended it says the same each time, and changes nothing. PW002 if there is no such task.';
 
 -- +goose StatementBegin
 CREATE FUNCTION set_step_backoff_atomic(p_step_uuid uuid, p_backoff_seconds integer)
