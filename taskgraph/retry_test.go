@@ -259,3 +259,87 @@ func TestT67_BackoffSetByMany_NoPairIsTornOrLost(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, found)
 }
+
+// nextAttempt is in how many seconds the next attempt at a step is due, rounded; nil: there is no instant for that.
+func (l *lab) nextAttempt(task, step string) *int {
+	l.t.Helper()
+	return one[*int](l, `SELECT round(extract(epoch FROM next_attempt_at - clock_timestamp()) / 10)::integer * 10 FROM steps WHERE task_id = $1 AND name = $2`, task, step)
+}
+
+// By whomever a step is made to wait for its next attempt, that has an instant: it is what readiness says, and then it is enqueued.
+func TestTransitionStep_ToWaitingForRetry_IsTriedAgainWhenItIsDue(t *testing.T) {
+	for _, from := range []taskgraph.StepState{taskgraph.StepPending, taskgraph.StepEnqueued, taskgraph.StepInProgress} {
+		for _, every := range []time.Duration{0, time.Hour} {
+			t.Run(fmt.Sprintf("%s, every %v", from, every), func(t *testing.T) {
+				l := newLab(t)
+				var options []taskgraph.StepOption
+				if every > 0 {
+					options = append(options, taskgraph.RetryEvery(every))
+				}
+				task := l.submit(taskgraph.Define("shop", "work", "1").Step("a", "h", options...))
+				want := every
+				if from != taskgraph.StepPending {
+					l.turns()
+				}
+				if from == taskgraph.StepInProgress {
+					l.begin(task, "a")
+					want = max(want, 2*time.Second)
+				}
+				did(t)(l.TransitionStep(l.within(), l.step(task, "a"), from, taskgraph.StepWaitingForRetry, ""))
+				ready := func() bool {
+					t.Helper()
+					r, err := l.StepReadiness(l.within(), task)
+					require.NoError(t, err)
+					require.NotNil(t, r[0].NextRetryAt)
+					return r[0].Ready
+				}
+				l.turns()
+				if want > 0 {
+					require.False(t, ready())
+					require.Equal(t, []string{"waiting_for_retry"}, l.stepStates(task))
+					require.Equal(t, taskgraph.TaskWaitingForRetry, l.stateOf(task))
+					pgwaketest.Advance(t, l.p, want)
+					require.True(t, ready())
+					require.Equal(t, 1, l.turns(), "its timer")
+				}
+				require.Equal(t, []string{"enqueued"}, l.stepStates(task))
+			})
+		}
+	}
+}
+
+func TestSetStepBackoff_DuringAnAttempt_WhatIsAskedForLastHolds(t *testing.T) {
+	const fails = `SELECT finish_step($1, $2, $3, NULL, false, '{"error": "x"}', '30 s')`
+	for name, c := range map[string]struct {
+		sql      string
+		want     int
+		attempts int
+	}{
+		"the handler fails":                 {fails, 3600, 1},
+		"the handler asks for another":      {`SELECT finish_step($1, $2, $3, NULL, false, '{"error": "x"}', '120 s', 120)`, 120, 1},
+		"the handler asks in seconds alone": {`SELECT finish_step($1, $2, $3, NULL, false, '{"error": "x"}', NULL, 120)`, 120, 1},
+		"the worker is lost":                {`SELECT start_step($1, $2, $3, NULL, ARRAY['30 s'::interval])`, 3600, 1},
+		"the worker gives it back":          {`SELECT release_step($1, $2, $3, NULL)`, 3600, 0},
+		"somebody has it wait for a retry":  {`SELECT transition_step_state_atomic($1, 'in_progress', 'waiting_for_retry'), $2::bigint, $3::text`, 3600, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.define("shop", "work", "1", `{}`, "a")
+			task := l.create("shop", "work")
+			l.turns()
+			c1 := l.begin(task, "a")
+			did(t)(l.SetStepBackoff(l.within(), c1.step, time.Hour))
+			l.exec(c.sql, c1.step, c1.item, c1.token)
+			l.turns()
+			require.Equal(t, c.want, *l.nextAttempt(task, "a"))
+			step := one[int](l, `SELECT backoff_request_seconds FROM steps`)
+			require.Equal(t, c.want, step)
+			require.Equal(t, c.attempts, one[int](l, `SELECT attempts FROM steps`))
+			pgwaketest.Advance(t, l.p, time.Hour)
+			l.turns()
+			l.finish(l.begin(task, "a"), false, `{"error": "x"}`)
+			l.turns()
+			require.Less(t, *l.nextAttempt(task, "a"), 30, "it was for one attempt")
+		})
+	}
+}

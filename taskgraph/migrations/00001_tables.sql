@@ -182,7 +182,7 @@ COMMENT ON COLUMN steps.position IS 'Number within its task, from 1; the activit
 COMMENT ON COLUMN steps.state IS 'Current state; what compare-and-swap locks and compares. Every change is a row of step_transitions.';
 COMMENT ON COLUMN steps.in_process IS 'Mirror of the state, for those who know it from the documents.';
 COMMENT ON COLUMN steps.processed IS 'The same.';
-COMMENT ON COLUMN steps.next_attempt_at IS 'When it may be tried again, with waiting_for_retry; computed once, when the attempt failed.';
+COMMENT ON COLUMN steps.next_attempt_at IS 'When it may be tried again, with waiting_for_retry, and with pending if somebody asked for that; computed once, when the attempt failed. With in_progress: what somebody asked for meanwhile.';
 COMMENT ON COLUMN steps.backoff_request_seconds IS 'What the handler, or set_step_backoff_atomic, asked for.';
 COMMENT ON COLUMN steps.results IS 'What its handler returned; with enqueued_as_error_for_orchestration, waiting_for_retry and error what went wrong, as {"error": text, "retryable": boolean}.';
 COMMENT ON COLUMN steps.checkpoint IS 'What the handler noted to go on from, should it be called again.';

@@ -182,9 +182,15 @@ BEGIN
                attempts = CASE WHEN p_path[1] = 'error' AND v_to = 'pending' THEN 0 ELSE s.attempts + (v_to = 'in_progress')::integer END,
                last_attempted_at = CASE WHEN v_to = 'in_progress' THEN v_now ELSE s.last_attempted_at END,
                processed_at = CASE WHEN v_to IN ('complete', 'cancelled', 'resolved_manually') THEN v_now END,
-               next_attempt_at = CASE WHEN v_to = 'waiting_for_retry' THEN coalesce(i.next_attempt_at, s.next_attempt_at)
-                                      WHEN v_to = 'enqueued_as_error_for_orchestration' THEN i.next_attempt_at END,
-               backoff_request_seconds = CASE WHEN v_to IN ('enqueued_as_error_for_orchestration', 'waiting_for_retry') THEN s.backoff_request_seconds END,
+               -- Invariant: what waits for an attempt has an instant for that. One that somebody has asked for (set_step_backoff_atomic) stands.
+               next_attempt_at = CASE WHEN v_to = 'waiting_for_retry'
+                                      THEN coalesce(s.next_attempt_at, i.next_attempt_at, v_now + make_interval(secs => coalesce(
+                                               (SELECT d.backoff_seconds FROM step_definitions d WHERE d.step_definition_id = s.step_definition_id),
+                                               calculate_backoff_delay(s.attempts))))
+                                      WHEN v_to = 'enqueued_as_error_for_orchestration' THEN coalesce(s.next_attempt_at, i.next_attempt_at)
+                                      WHEN v_to = 'pending' AND p_path[1] = 'waiting_for_retry' THEN s.next_attempt_at END,
+               backoff_request_seconds = CASE WHEN v_to IN ('enqueued_as_error_for_orchestration', 'waiting_for_retry')
+                                                OR v_to = 'pending' AND p_path[1] = 'waiting_for_retry' THEN s.backoff_request_seconds END,
                results = CASE WHEN v_to IN ('cancelled', 'resolved_manually', 'pending', 'enqueued', 'in_progress') THEN NULL
                               WHEN p_results IS NOT NULL THEN i.result ELSE s.results END,
                work_item_id = CASE WHEN v_to = 'enqueued' THEN i.work_item WHEN v_to = 'in_progress' THEN s.work_item_id END
@@ -200,7 +206,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION transition_steps IS 'Internal: the compare-and-swap of steps. Takes those of them that are in the first state of the path along all of it, writes a transition for each hop, and does what belongs to the last state: it counts the attempt (in_progress), notes when it ended, and forgets what no longer holds. Results, instants of the next attempt and work items are for the steps of the same place. Returns those that it moved. PW003 if the path is none.';
+COMMENT ON FUNCTION transition_steps IS 'Internal: the compare-and-swap of steps. Takes those of them that are in the first state of the path along all of it, writes a transition for each hop, and does what belongs to the last state: it counts the attempt (in_progress), notes when it ended, decides when the next one is due unless that is known (waiting_for_retry), and forgets what no longer holds. Results, instants of the next attempt and work items are for the steps of the same place. Returns those that it moved. PW003 if the path is none.';
 
 -- +goose StatementBegin
 CREATE FUNCTION transition_step_state_atomic(

@@ -499,6 +499,26 @@ $$;
 COMMENT ON FUNCTION fail_step IS 'Fails a step for good that has not ended. False, and nothing is changed, if it has, if it waits for its next attempt, if its task has ended, or if there is no such step.';
 
 -- +goose StatementBegin
+CREATE FUNCTION lose_step(p_step uuid, p_processor uuid, p_next_attempt timestamptz)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+AS $$
+DECLARE
+    v_state text;
+    v_again boolean;
+BEGIN
+    -- An attempt that was not begun is none.
+    SELECT s.state, s.state = 'enqueued' OR s.retryable AND s.attempts < s.max_attempts INTO v_state, v_again FROM steps s WHERE s.step_id = p_step;
+    PERFORM transition_steps(ARRAY[p_step], ARRAY[v_state, CASE WHEN v_again THEN 'waiting_for_retry' ELSE 'error' END], p_processor,
+                             '{"event": "WorkerLost"}', ARRAY['{"error": "the worker was lost", "retryable": true}'::jsonb], ARRAY[p_next_attempt]);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION lose_step IS 'Internal: ends an attempt at a step of which nothing more will be heard: it waits for the next one, due at an instant (null: as if it had failed), or is in error if that was the last. The caller has the row of the step, or that of its task.';
+
+-- +goose StatementBegin
 CREATE FUNCTION start_step(p_step_uuid uuid, p_work_item bigint, p_lock_token uuid, p_processor_uuid uuid, p_lost_delays interval[] DEFAULT NULL)
 RETURNS TABLE (
     outcome text, task_uuid uuid, namespace text, task_name text, task_version text, step_name text, handler text, attempts integer, max_attempts integer,
@@ -509,8 +529,8 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_step  steps;
-    v_again boolean;
+    v_step    steps;
+    v_backoff integer;
 BEGIN
     SELECT * INTO v_step FROM steps s WHERE s.step_id = p_step_uuid FOR NO KEY UPDATE;
     IF v_step.work_item_id IS DISTINCT FROM p_work_item OR v_step.state NOT IN ('enqueued', 'in_progress') OR v_step.step_id IS NULL THEN
@@ -523,11 +543,9 @@ BEGIN
     IF v_step.state = 'in_progress' THEN
         -- The item has come again, so whoever had it has lost its lease: the attempt has failed. Its result, should it come yet, has a
         -- token that can do nothing.
-        v_again := v_step.retryable AND v_step.attempts < v_step.max_attempts;
-        PERFORM transition_steps(ARRAY[p_step_uuid], ARRAY['in_progress', CASE WHEN v_again THEN 'waiting_for_retry' ELSE 'error' END], p_processor_uuid,
-                                 '{"event": "WorkerLost"}', ARRAY[jsonb_build_object('error', 'the worker was lost', 'retryable', true)],
-                                 ARRAY[clock_timestamp() + coalesce(p_lost_delays[least(v_step.attempts, cardinality(p_lost_delays))],
-                                                                     make_interval(secs => calculate_backoff_delay(v_step.attempts)))]);
+        SELECT d.backoff_seconds INTO v_backoff FROM step_definitions d WHERE d.step_definition_id = v_step.step_definition_id;
+        PERFORM lose_step(p_step_uuid, p_processor_uuid,
+                          CASE WHEN v_backoff IS NULL THEN clock_timestamp() + p_lost_delays[least(v_step.attempts, cardinality(p_lost_delays))] END);
         PERFORM ack_work(p_work_item, p_lock_token, v_step.task_id::text, 'step');
         RETURN QUERY SELECT 'lost', v_step.task_id, NULL::text, NULL::text, NULL::text, v_step.name, NULL::text, v_step.attempts, v_step.max_attempts,
                             NULL::jsonb, NULL::jsonb, NULL::jsonb, NULL::jsonb, NULL::uuid, NULL::integer, NULL::interval;
@@ -547,7 +565,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION start_step IS 'Begins an attempt at a step whose work item was claimed. outcome is run, with what the handler is to know; discarded, if the item is out of date: it is then acknowledged; or lost, if a worker has begun before, and its lease ended: the attempt is then over, the item acknowledged, and the step waits for the next one, or is in error if that was the last. p_lost_delays are for how long it waits after the first attempt, the second and so on; the last one is for all after that. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION start_step IS 'Begins an attempt at a step whose work item was claimed. outcome is run, with what the handler is to know; discarded, if the item is out of date: it is then acknowledged; or lost, if a worker has begun before, and its lease ended: the attempt is then over, the item acknowledged, and the step waits for the next one, or is in error if that was the last. p_lost_delays are for how long it waits after the first attempt, the second and so on, unless its definition says how long; the last one is for all after that. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION finish_step(
@@ -572,7 +590,10 @@ BEGIN
                                  '{"event": "EnqueueForOrchestration"}', ARRAY[p_results]);
     ELSE
         IF p_backoff_seconds IS NOT NULL THEN
-            UPDATE steps s SET backoff_request_seconds = p_backoff_seconds WHERE s.step_id = p_step_uuid;
+            -- Whatever somebody asked for during the attempt was before that.
+            UPDATE steps s
+               SET backoff_request_seconds = p_backoff_seconds, next_attempt_at = clock_timestamp() + coalesce(p_retry_delay, make_interval(secs => p_backoff_seconds))
+             WHERE s.step_id = p_step_uuid;
         END IF;
         PERFORM transition_steps(ARRAY[p_step_uuid], ARRAY['in_progress', 'enqueued_as_error_for_orchestration'], p_processor_uuid,
                                  jsonb_build_object('event', 'EnqueueAsErrorForOrchestration', 'error', left(p_results ->> 'error', 1000)), ARRAY[p_results],
@@ -583,7 +604,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION finish_step IS 'Ends an attempt: keeps what the handler returned, or {"error": text, "retryable": boolean}, acknowledges the work item, and has the task evaluated, in one transaction. A step that may be tried again is due after p_retry_delay; p_backoff_seconds says that the handler asked for that. False if the step has been cancelled or resolved meanwhile: then only the item is acknowledged. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION finish_step IS 'Ends an attempt: keeps what the handler returned, or {"error": text, "retryable": boolean}, acknowledges the work item, and has the task evaluated, in one transaction. A step that may be tried again is due after p_retry_delay, or when set_step_backoff_atomic has asked for during the attempt; p_backoff_seconds says that the handler asked for the delay, and then that is it. False if the step has been cancelled or resolved meanwhile: then only the item is acknowledged. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION release_step(p_step_uuid uuid, p_work_item bigint, p_lock_token uuid, p_processor_uuid uuid, p_delay interval DEFAULT '0', p_reason text DEFAULT NULL)
@@ -1012,29 +1033,29 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_now  timestamptz;
-    v_step steps;
+    v_task  uuid := (SELECT s.task_id FROM steps s WHERE s.step_id = p_step_uuid);
+    v_now   timestamptz;
+    v_state text;
 BEGIN
     IF p_backoff_seconds < 0 OR p_backoff_seconds IS NULL THEN
         RAISE EXCEPTION 'a backoff is not negative' USING ERRCODE = 'PW003';
     END IF;
-    SELECT * INTO v_step FROM steps s WHERE s.step_id = p_step_uuid;
-    PERFORM FROM tasks t WHERE t.task_id = v_step.task_id FOR NO KEY UPDATE;
+    PERFORM FROM tasks t WHERE t.task_id = v_task FOR NO KEY UPDATE;
     v_now := clock_timestamp();
     UPDATE steps s
        SET backoff_request_seconds = p_backoff_seconds, last_attempted_at = v_now, updated_at = v_now, next_attempt_at = v_now + make_interval(secs => p_backoff_seconds)
-     WHERE s.step_id = p_step_uuid;
+     WHERE s.step_id = p_step_uuid RETURNING s.state INTO v_state;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF v_step.state = 'waiting_for_retry' THEN
-        PERFORM wake_task(v_step.task_id, 'step_action'); -- for its timer
+    IF v_state IN ('pending', 'waiting_for_retry') THEN
+        PERFORM wake_task(v_task, 'step_action'); -- for its timer
     END IF;
     RETURN true;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION set_step_backoff_atomic IS 'Has the next attempt at a step wait so many seconds from now on: the backoff and the instant that it counts from are written together. False if there is no such step, PW003 if it is negative.';
+COMMENT ON FUNCTION set_step_backoff_atomic IS 'Has the next attempt at a step wait so many seconds from now on: the backoff and the instant that it counts from are written together. What is asked for last holds: if an attempt is under way, it is for the one after that, unless the handler asks for another when it fails. An attempt that is enqueued is not held up. False if there is no such step, PW003 if it is negative.';
 
 -- +goose StatementBegin
 CREATE FUNCTION recover_tasks(p_older_than interval DEFAULT '5 min', p_limit integer DEFAULT 100)
@@ -1174,6 +1195,6 @@ COMMENT ON FUNCTION list_steps IS 'The steps of tasks in the order of their ids,
 -- +goose Down
 
 DROP FUNCTION list_steps, list_tasks, purge_tasks, upkeep_tasks, recover_tasks, set_step_backoff_atomic, finalize_task_completion, end_sub_task, evaluate_task, advance_task, enqueue_steps,
-    checkpoint_step, release_step, finish_step, start_step, fail_step, cancel_step, complete_step_manually, resolve_step_manually, reset_step_for_retry,
+    checkpoint_step, release_step, finish_step, start_step, lose_step, fail_step, cancel_step, complete_step_manually, resolve_step_manually, reset_step_for_retry,
     act_on_step, give_up_task, resolve_task_manually, cancel_task, cancel_open_steps, add_steps, create_task, create_task_many, claim_place,
     register_task_definition;
