@@ -308,6 +308,27 @@ func TestTransitionStep_ToWaitingForRetry_IsTriedAgainWhenItIsDue(t *testing.T) 
 	}
 }
 
+func TestSetStepBackoff_StepIsPending_IsEnqueuedWhenThatIsOver(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "work", "1").Step("a", "h").Step("b", "h", taskgraph.After("a")))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "a"), time.Hour))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "b"), time.Minute)) // which waits for a in any case
+	l.turns()
+	require.Equal(t, []string{"pending", "pending"}, l.stepStates(task))
+	require.Equal(t, taskgraph.TaskWaitingForRetry, l.stateOf(task))
+	require.Equal(t, 3600, *one[*int](l, `SELECT round(extract(epoch FROM next_ready_at - clock_timestamp()) / 10)::integer * 10 FROM tasks`))
+	pgwaketest.Advance(t, l.p, time.Hour)
+	require.Equal(t, 1, l.turns(), "its timer")
+	require.Equal(t, []string{"enqueued", "pending"}, l.stepStates(task))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "b"), time.Hour))
+	l.ran(task, "a", `1`)
+	l.turns()
+	require.Equal(t, []string{"complete", "pending"}, l.stepStates(task))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "b"), 0))
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, []string{"complete", "enqueued"}, l.stepStates(task))
+}
+
 func TestSetStepBackoff_DuringAnAttempt_WhatIsAskedForLastHolds(t *testing.T) {
 	const fails = `SELECT finish_step($1, $2, $3, NULL, false, '{"error": "x"}', '30 s')`
 	for name, c := range map[string]struct {
@@ -341,5 +362,45 @@ func TestSetStepBackoff_DuringAnAttempt_WhatIsAskedForLastHolds(t *testing.T) {
 			l.turns()
 			require.Less(t, *l.nextAttempt(task, "a"), 30, "it was for one attempt")
 		})
+	}
+}
+
+// The turn that has the step wait commits while the backoff is being set: the timer goes by the new one.
+func TestSetStepBackoff_TurnCommitsAtTheSameMoment_TheTimerIsSetAnew(t *testing.T) {
+	l := newLab(t)
+	l.define("shop", "work", "1", `{}`, "a")
+	task := l.create("shop", "work")
+	l.turns()
+	l.finish(l.begin(task, "a"), false, `{"error": "x"}`)
+	l.exec(`DELETE FROM orchestrator_queue`)
+	turn, err := session(t, l.p).Begin(t.Context())
+	require.NoError(t, err)
+	_, err = turn.Exec(t.Context(), `SELECT FROM tasks FOR NO KEY UPDATE`)
+	require.NoError(t, err)
+	end := l.meanwhile(`SELECT set_step_backoff_atomic($1, 0)`, l.step(task, "a"))
+	_, err = turn.Exec(t.Context(), `SELECT advance_task($1, NULL, NULL, true)`, task)
+	require.NoError(t, err)
+	require.NoError(t, turn.Commit(t.Context()))
+	require.NoError(t, end())
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, []string{"enqueued"}, l.stepStates(task))
+}
+
+func TestRetryEvery_WorkerOrSubTaskIsLost_IsHowLongItWaits(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h"),
+		taskgraph.Define("shop", "outer", "1").Step("a", "h", taskgraph.RetryEvery(7*time.Minute)).Step("b", "h").SubTask("c", "inner", "1", taskgraph.RetryEvery(9*time.Minute)))
+	l.turns()
+	for _, step := range []string{"a", "b"} {
+		l.begin(task, step)
+		require.Equal(t, "lost", l.start(l.take(task, step), "3 min"))
+	}
+	child := one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id = $1`, task)
+	l.finish(l.begin(child, "x"), false, `{"error": "no", "retryable": false}`)
+	l.turns()
+	did(t)(l.GiveUp(l.within(), child, ""))
+	l.turns()
+	for step, want := range map[string]int{"a": 420, "b": 180, "c": 540} {
+		require.Equal(t, want, *l.nextAttempt(task, step), step)
 	}
 }

@@ -11,12 +11,14 @@ CREATE TABLE task_definitions (
     version            text        NOT NULL DEFAULT '0.1.0' CONSTRAINT task_definitions_version_check CHECK (octet_length(version) BETWEEN 1 AND 255),
     description        text,
     configuration      jsonb       NOT NULL DEFAULT '{}',
+    drain              boolean     NOT NULL GENERATED ALWAYS AS (coalesce(configuration ->> 'on_failure' = 'drain', false)) STORED,
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (namespace, name, version)
 );
 COMMENT ON TABLE task_definitions IS 'What tasks of a name and version are made of. A version never changes once it is registered: tasks of it may be under way.';
 COMMENT ON COLUMN task_definitions.configuration IS 'The definition as it was registered, in the form of its YAML; lifecycle and failure policy are read from here.';
+COMMENT ON COLUMN task_definitions.drain IS 'The failure policy, for turns: they do not unpack all of the configuration for it.';
 
 CREATE TABLE step_definitions (
     step_definition_id uuid        PRIMARY KEY,
@@ -42,6 +44,8 @@ CREATE TABLE step_definitions (
     UNIQUE (task_definition_id, position),
     CONSTRAINT step_definitions_kind_check CHECK ((handler IS NULL) = (sub_task_name IS NOT NULL) AND (sub_task_name IS NULL) = (sub_task_version IS NULL))
 );
+-- advance_task: whether tasks of a definition have steps that are tasks of their own
+CREATE INDEX step_definitions_sub_task_idx ON step_definitions (task_definition_id) WHERE handler IS NULL;
 COMMENT ON TABLE step_definitions IS 'The steps of a task definition.';
 COMMENT ON COLUMN step_definitions.position IS 'Place in the definition, from 1; its steps have it too.';
 COMMENT ON COLUMN step_definitions.handler IS 'Name of the function that runs the step. Null for one that is a task of its own.';
@@ -193,8 +197,12 @@ COMMENT ON COLUMN steps.passed_on IS 'It is complete or resolved_manually, and i
 
 -- advance_task: what a task has in each state
 CREATE INDEX steps_state_idx ON steps (task_id, state);
--- advance_task: what can be enqueued
-CREATE INDEX steps_ready_idx ON steps (task_id) WHERE state = 'pending' AND unmet = 0;
+-- advance_task: what can be enqueued, in the order of that
+CREATE INDEX steps_ready_idx ON steps (task_id, step_id) WHERE state = 'pending' AND unmet = 0;
+-- advance_task: what is not to be run
+CREATE INDEX steps_skip_idx ON steps (task_id) WHERE state IN ('pending', 'waiting_for_retry') AND unmet = 0 AND skip;
+-- advance_task: whose next attempt is due, or is the next to be
+CREATE INDEX steps_next_attempt_idx ON steps (task_id, next_attempt_at) WHERE state IN ('pending', 'waiting_for_retry') AND next_attempt_at IS NOT NULL;
 -- advance_task: what is complete, and not passed on
 CREATE INDEX steps_unpassed_idx ON steps (task_id) WHERE NOT passed_on AND state IN ('complete', 'resolved_manually');
 -- slowest steps, analytics

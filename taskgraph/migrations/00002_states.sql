@@ -77,7 +77,9 @@ AS $$ SELECT p_task_state IN ('complete', 'error', 'cancelled', 'resolved_manual
 COMMENT ON FUNCTION is_terminal IS 'Internal: whether a task in this state has ended.';
 
 -- +goose StatementBegin
-CREATE FUNCTION transition_task(p_task uuid, p_path text[], p_processor uuid, p_metadata jsonb, p_leads boolean)
+CREATE FUNCTION transition_task(
+    p_task uuid, p_path text[], p_processor uuid, p_metadata jsonb, p_leads boolean,
+    p_passed integer DEFAULT 0, p_retried integer DEFAULT 0, p_turn boolean DEFAULT false, p_next_ready_at timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -111,10 +113,15 @@ BEGIN
     SELECT p_task, v_task.sort_key + hop.n, p_path[hop.n], p_path[hop.n + 1], p_processor, coalesce(p_metadata, '{}'), v_now
       FROM generate_series(1, v_hops) AS hop (n) ORDER BY hop.n;
     UPDATE tasks t
-       SET state = v_to, sort_key = t.sort_key + v_hops, state_entered_at = v_now, updated_at = v_now,
-           processor_id = CASE WHEN v_to IN ('initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results') THEN p_processor END,
+       SET state = v_to, sort_key = t.sort_key + v_hops, updated_at = v_now,
+           state_entered_at = CASE WHEN v_hops > 0 THEN v_now ELSE t.state_entered_at END,
+           processor_id = CASE WHEN v_hops = 0 THEN t.processor_id
+                               WHEN v_to IN ('initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results') THEN p_processor END,
            completed_at = CASE WHEN is_terminal(v_to) THEN v_now END,
-           next_ready_at = CASE WHEN NOT is_terminal(v_to) THEN t.next_ready_at END
+           completed_steps = t.completed_steps + p_passed, retries = t.retries + p_retried,
+           priority_key = CASE WHEN p_retried > 0 THEN task_priority_key(t.namespace, t.priority, t.retries + p_retried, t.created_at) ELSE t.priority_key END,
+           next_ready_at = CASE WHEN is_terminal(v_to) THEN NULL WHEN p_turn THEN p_next_ready_at ELSE t.next_ready_at END,
+           timer_at = CASE WHEN p_turn AND NOT is_terminal(v_to) THEN p_next_ready_at ELSE t.timer_at END
      WHERE t.task_id = p_task;
     IF is_terminal(v_to) THEN
         PERFORM tell_task_state(p_task);
@@ -123,7 +130,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION transition_task IS 'Internal: the compare-and-swap of tasks. Takes a task that is in the first state of the path along all of it, in one step, and writes a transition for each. False, and nothing is changed, if it is in another state, if there is no such task, or if its state belongs to another processor whose lease holds: that does not concern whoever leads, which is the holder of the lease, nor a cancellation or a manual resolution. PW003 if the path is none.';
+COMMENT ON FUNCTION transition_task IS 'Internal: the compare-and-swap of tasks. Takes a task that is in the first state of the path along all of it, in one step, and writes a transition for each. False, and nothing is changed, if it is in another state, if there is no such task, or if its state belongs to another processor whose lease holds: that does not concern whoever leads, which is the holder of the lease, nor a cancellation or a manual resolution. PW003 if the path is none. With the same write, so that a turn has one: so many steps more were passed on, and so many went to wait for another attempt; and with p_turn, which says that the caller sees to the timer, steps are ready next at p_next_ready_at. A path of one state is for these alone.';
 
 -- +goose StatementBegin
 CREATE FUNCTION transition_task_state_atomic(

@@ -705,20 +705,23 @@ $$;
 COMMENT ON FUNCTION enqueue_steps IS 'Internal: enqueues steps of a task with their work items, those that are pending and those whose next attempt is due; a step that is a task of its own is in progress from the creation of that on.';
 
 -- +goose StatementBegin
-CREATE FUNCTION advance_task(p_task uuid, p_processor uuid, p_headers text DEFAULT NULL)
+CREATE FUNCTION advance_task(p_task uuid, p_processor uuid, p_headers text DEFAULT NULL, p_turn boolean DEFAULT false)
 RETURNS tasks
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 AS $$
 DECLARE
+    v_most    constant integer := 1000; -- of each kind that are enqueued at a time: a turn that took longer than it may would be tried for ever
     v_now     timestamptz;
     v_task    tasks;
     v_drain   boolean;
+    v_subs    boolean;
     v_done    uuid[];
     v_again   uuid[];
     v_failed  uuid[];
     v_passed  uuid[];
+    v_told    uuid; -- the step that moved
     v_count   integer := 0;
     v_skipped uuid[];
     v_results boolean := false;
@@ -731,14 +734,13 @@ DECLARE
     v_path    text[];
     v_from    text;
     v_event   text;
-    v_told    record;
 BEGIN
     SELECT * INTO v_task FROM tasks t WHERE t.task_id = p_task FOR NO KEY UPDATE;
     IF v_task.task_id IS NULL OR is_terminal(v_task.state) OR v_task.state = 'pending' AND v_task.start_at > clock_timestamp() THEN
         RETURN v_task;
     END IF;
-    SELECT d.configuration ->> 'on_failure' = 'drain' INTO v_drain FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
-    v_drain := coalesce(v_drain, false);
+    SELECT d.drain, EXISTS (SELECT FROM step_definitions s WHERE s.task_definition_id = d.task_definition_id AND s.handler IS NULL)
+      INTO v_drain, v_subs FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
 
     -- What came back.
     v_done := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'enqueued_for_orchestration' ORDER BY s.step_id);
@@ -748,25 +750,31 @@ BEGIN
     v_again := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'enqueued_as_error_for_orchestration' ORDER BY s.step_id);
     IF v_again <> '{}' THEN
         v_results := true;
-        v_now := clock_timestamp();
         SELECT coalesce(array_agg(s.step_id) FILTER (WHERE again.ok), '{}'), coalesce(array_agg(s.step_id) FILTER (WHERE NOT again.ok), '{}')
           INTO v_again, v_failed
           FROM unnest(v_again) AS i (id) JOIN steps s ON s.step_id = i.id
-         CROSS JOIN LATERAL (SELECT s.retryable AND s.attempts < s.max_attempts AND coalesce((s.results ->> 'retryable')::boolean, true) AS ok) AS again;
-        PERFORM transition_steps(v_again, ARRAY['enqueued_as_error_for_orchestration', 'waiting_for_retry'], p_processor, '{"event": "WaitForRetry"}',
-                                 p_next_attempts => ARRAY(SELECT coalesce(s.next_attempt_at, v_now + make_interval(secs => calculate_backoff_delay(s.attempts)))
-                                                            FROM unnest(v_again) WITH ORDINALITY AS i (id, ord) JOIN steps s ON s.step_id = i.id ORDER BY i.ord));
+         -- Whatever a result is: only false says that there is to be no other attempt.
+         CROSS JOIN LATERAL (SELECT s.retryable AND s.attempts < s.max_attempts AND s.results -> 'retryable' IS DISTINCT FROM 'false' AS ok) AS again;
+        PERFORM transition_steps(v_again, ARRAY['enqueued_as_error_for_orchestration', 'waiting_for_retry'], p_processor, '{"event": "WaitForRetry"}');
         PERFORM transition_steps(v_failed, ARRAY['enqueued_as_error_for_orchestration', 'error'], p_processor, '{"event": "Fail"}');
     END IF;
 
-    -- What is complete is passed on to its children, and what has to be skipped is complete with that.
+    -- What is complete is passed on to its children, and what has to be skipped is complete with that. First, what was added, or put
+    -- back by hand, after the condition was known.
+    v_skipped := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state IN ('pending', 'waiting_for_retry') AND s.unmet = 0 AND s.skip);
     LOOP
+        IF v_skipped <> '{}' THEN
+            PERFORM transition_steps(v_skipped, ARRAY['pending', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
+            -- One that somebody had wait for an attempt before it could have any.
+            PERFORM transition_steps(v_skipped, ARRAY['waiting_for_retry', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
+        END IF;
         WITH passed AS (
             UPDATE steps s SET passed_on = true
              WHERE s.task_id = p_task AND NOT s.passed_on AND s.state IN ('complete', 'resolved_manually') RETURNING s.step_id)
         SELECT array_agg(p.step_id) INTO v_passed FROM passed p;
         EXIT WHEN v_passed IS NULL;
         v_count := v_count + cardinality(v_passed);
+        v_told := coalesce(v_told, v_done[1], v_passed[1]);
         WITH fed AS (
             UPDATE steps c SET unmet = c.unmet - f.n, skip = c.skip OR f.skip
               FROM (SELECT d.to_step_id, count(*)::integer AS n,
@@ -775,38 +783,47 @@ BEGIN
                      GROUP BY d.to_step_id) AS f
              WHERE c.step_id = f.to_step_id
             RETURNING c.step_id, c.unmet, c.skip, c.state)
-        SELECT array_agg(f.step_id) INTO v_skipped FROM fed f WHERE f.skip AND f.unmet = 0 AND f.state = 'pending';
-        CONTINUE WHEN v_skipped IS NULL;
-        PERFORM transition_steps(v_skipped, ARRAY['pending', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
+        SELECT array_agg(f.step_id) INTO v_skipped FROM fed f WHERE f.skip AND f.unmet = 0 AND f.state IN ('pending', 'waiting_for_retry');
     END LOOP;
-    -- Added, or put back by hand, after the condition was known.
-    v_skipped := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0 AND s.skip);
-    IF v_skipped <> '{}' THEN
-        PERFORM transition_steps(v_skipped, ARRAY['pending', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
-        RETURN advance_task(p_task, p_processor, p_headers);
-    END IF;
     v_results := v_results OR v_count > 0;
 
-    v_failed := ARRAY(
-        SELECT s.step_id FROM steps s JOIN step_definitions d ON d.step_definition_id = s.step_definition_id AND d.handler IS NULL
-         WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0
-           AND NOT EXISTS (SELECT FROM task_definitions c WHERE c.namespace = v_task.namespace AND c.name = d.sub_task_name AND c.version = d.sub_task_version));
-    IF v_failed <> '{}' THEN
-        PERFORM transition_steps(v_failed, ARRAY['pending', 'error'], p_processor, '{"event": "Fail"}',
-                                 array_fill('{"error": "there is no definition of the task that it is", "retryable": false}'::jsonb, ARRAY[cardinality(v_failed)]));
+    IF v_subs THEN
+        v_failed := ARRAY(
+            SELECT s.step_id FROM steps s JOIN step_definitions d ON d.step_definition_id = s.step_definition_id AND d.handler IS NULL
+             WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0
+               AND (v_task.depth >= 99
+                    OR NOT EXISTS (SELECT FROM task_definitions c WHERE c.namespace = v_task.namespace AND c.name = d.sub_task_name AND c.version = d.sub_task_version)));
+        IF v_failed <> '{}' THEN
+            PERFORM transition_steps(v_failed, ARRAY['pending', 'error'], p_processor, '{"event": "Fail"}', array_fill(
+                jsonb_build_object('retryable', false, 'error', CASE WHEN v_task.depth >= 99 THEN 'it is a task within 100 others, and that is as deep as it goes'
+                                                                     ELSE 'there is no definition of the task that it is' END),
+                ARRAY[cardinality(v_failed)]));
+        END IF;
     END IF;
 
-    -- What there is to do.
-    v_now := clock_timestamp();
-    v_blocked := EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state = 'error') OR EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state = 'cancelled');
+    -- What there is to do. Invariant (a task that is complete stays so): workers move steps without the lock of the task, yet only those
+    -- that are in flight. So if none was, the statements after that see the same steps as it did; and if one was, whatever became of it
+    -- meanwhile sends a message, and it is for the turn of that to say that the task is complete.
+    SELECT EXISTS (SELECT FROM steps s WHERE s.task_id = p_task
+                      AND s.state IN ('enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration')),
+           EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state IN ('error', 'cancelled')),
+           EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state IN ('pending', 'waiting_for_retry'))
+      INTO v_flying, v_blocked, v_pending;
     IF NOT v_blocked OR v_drain THEN
-        v_ready := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0 ORDER BY s.step_id);
-        v_due := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'waiting_for_retry' AND s.next_attempt_at <= v_now ORDER BY s.step_id);
-        v_retry := (SELECT min(s.next_attempt_at) FROM steps s WHERE s.task_id = p_task AND s.state = 'waiting_for_retry' AND s.next_attempt_at > v_now);
+        v_now := clock_timestamp();
+        SELECT ARRAY(SELECT s.step_id FROM steps s
+                      WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0 AND (s.next_attempt_at <= v_now) IS NOT FALSE
+                      ORDER BY s.step_id LIMIT v_most),
+               ARRAY(SELECT s.step_id FROM steps s
+                      WHERE s.task_id = p_task AND s.state = 'waiting_for_retry' AND s.unmet = 0 AND s.next_attempt_at <= v_now
+                      ORDER BY s.next_attempt_at, s.step_id LIMIT v_most),
+               (SELECT min(s.next_attempt_at) FROM steps s
+                 WHERE s.task_id = p_task AND s.state IN ('pending', 'waiting_for_retry') AND s.unmet = 0 AND s.next_attempt_at > v_now)
+          INTO v_ready, v_due, v_retry;
+        IF v_most IN (cardinality(v_ready), cardinality(v_due)) THEN
+            v_retry := v_now; -- there may be more, for which another turn comes at once
+        END IF;
     END IF;
-    v_flying := EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state IN ('enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration'));
-    v_pending := EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state = 'pending')
-        OR EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state = 'waiting_for_retry');
 
     -- From where it is to where that is decided, along the edges that there are.
     v_path := ARRAY[v_task.state];
@@ -814,7 +831,7 @@ BEGIN
         v_path := v_path || 'initializing'::text;
     ELSIF v_task.state = 'enqueuing_steps' THEN -- whoever was at that has left it
         v_path := v_path || 'evaluating_results'::text;
-    ELSIF v_task.state = 'steps_in_process' AND (v_results OR v_ready <> '{}' OR v_due <> '{}' OR NOT v_flying) THEN
+    ELSIF v_task.state = 'steps_in_process' AND (v_results OR v_ready <> '{}' OR v_due <> '{}' OR NOT v_flying OR v_blocked AND NOT v_drain) THEN
         v_path := v_path || 'evaluating_results'::text;
     ELSIF v_task.state = 'waiting_for_dependencies' AND (v_results OR v_ready <> '{}' OR v_due <> '{}' OR v_flying OR v_blocked OR v_retry IS NOT NULL OR NOT v_pending) THEN
         v_path := v_path || 'evaluating_results'::text;
@@ -858,31 +875,29 @@ BEGIN
         END IF;
     END IF;
 
+    v_task.retries := v_task.retries + cardinality(v_again);
     IF v_ready <> '{}' OR v_due <> '{}' THEN
-        IF v_task.state = 'pending' THEN
-            PERFORM tell_task_ready(p_task, cardinality(v_ready) + cardinality(v_due), 'task_start', NULL, NULL);
-        ELSE
-            SELECT s.step_id, s.state INTO v_told FROM steps s WHERE s.step_id = coalesce(v_done[1], v_due[1], v_ready[1]);
-            PERFORM tell_task_ready(p_task, cardinality(v_ready) + cardinality(v_due), 'step_transition', v_told.step_id, v_told.state);
-        END IF;
         PERFORM enqueue_steps(v_task, v_ready, v_due, p_processor, p_headers);
     END IF;
-    IF v_count > 0 OR v_again <> '{}' OR v_task.next_ready_at IS DISTINCT FROM v_retry THEN
-        UPDATE tasks t
-           SET completed_steps = t.completed_steps + v_count, retries = t.retries + coalesce(cardinality(v_again), 0), next_ready_at = v_retry,
-               priority_key = CASE WHEN v_again = '{}' OR v_again IS NULL THEN t.priority_key
-                                   ELSE task_priority_key(t.namespace, t.priority, t.retries + cardinality(v_again), t.created_at) END
-         WHERE t.task_id = p_task;
+    IF cardinality(v_path) > 1 OR v_count > 0 OR v_again <> '{}' OR p_turn AND (v_task.next_ready_at, v_task.timer_at) IS DISTINCT FROM (v_retry, v_retry) THEN
+        PERFORM transition_task(p_task, v_path, p_processor, jsonb_strip_nulls(jsonb_build_object('event', v_event)), true,
+                                v_count, cardinality(v_again), p_turn, v_retry);
     END IF;
-    IF cardinality(v_path) > 1 THEN
-        PERFORM transition_task(p_task, v_path, p_processor, jsonb_strip_nulls(jsonb_build_object('event', v_event)), true);
+    IF NOT v_blocked AND (v_ready <> '{}' OR v_due <> '{}') THEN
+        IF v_task.state IN ('pending', 'initializing') THEN
+            PERFORM tell_task_ready(p_task, cardinality(v_ready) + cardinality(v_due), 'task_start', NULL, NULL);
+        ELSE
+            v_told := coalesce(v_told, v_due[1], v_ready[1]);
+            PERFORM tell_task_ready(p_task, cardinality(v_ready) + cardinality(v_due), 'step_transition', v_told,
+                                    (SELECT s.state FROM steps s WHERE s.step_id = v_told));
+        END IF;
     END IF;
     SELECT * INTO v_task FROM tasks t WHERE t.task_id = p_task;
     RETURN v_task;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION advance_task IS 'Internal: takes a task as far as it goes now: results and failures of its steps, what they let run, and its own state. It goes by the tables alone and not by what was said, so it may be called at any time, any number of times, and goes on wherever another has left it. The caller holds the turn of the task, or its row.';
+COMMENT ON FUNCTION advance_task IS 'Internal: takes a task as far as it goes now: results and failures of its steps, what they let run, and its own state. It goes by the tables alone and not by what was said, so it may be called at any time, any number of times, and goes on wherever another has left it. Up to 1000 steps are enqueued, and then it is ready again at once. With p_turn the caller has the turn of the task, and sees to the timer; or else he has its row, and has the task evaluated after that.';
 
 -- +goose StatementBegin
 CREATE FUNCTION evaluate_task(
@@ -898,13 +913,13 @@ DECLARE
     v_instance   text := p_task_uuid::text;
     v_before     tasks;
     v_task       tasks;
-    v_definition task_definitions;
+    v_name       text;
+    v_version    text;
     v_children   text[];
     v_executions bigint[];
     v_activities bigint[];
     v_status     text;
-    v_parent     uuid;
-    v_dues       interval[];
+    v_timed      boolean;
     v_failed     record;
 BEGIN
     PERFORM hold_instance_lock(v_instance, p_lock_token); -- fails if the lease has ended: nothing stale is written
@@ -928,27 +943,24 @@ BEGIN
                                      ARRAY[jsonb_build_object('error', v_failed.error, 'retryable', false)]);
         END LOOP;
     END IF;
-    v_task := advance_task(p_task_uuid, p_processor_uuid, p_headers);
-    SELECT * INTO v_definition FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
+    v_task := advance_task(p_task_uuid, p_processor_uuid, p_headers, true);
+    v_timed := v_before.timer_at IS DISTINCT FROM v_task.next_ready_at; -- which is null once it has ended
+    SELECT d.name, d.version INTO v_name, v_version FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
     v_status := CASE v_task.state WHEN 'complete' THEN 'Completed' WHEN 'resolved_manually' THEN 'Completed' WHEN 'error' THEN 'Failed' WHEN 'cancelled' THEN 'Cancelled' END;
     IF is_terminal(v_task.state) THEN
         SELECT array_agg(q.execution_id), array_agg(q.activity_id) INTO v_executions, v_activities FROM worker_queue q WHERE q.instance_id = v_instance;
-        IF v_task.state <> 'complete' THEN
-            v_children := ARRAY(SELECT c.task_id::text FROM tasks c WHERE c.parent_task_id = p_task_uuid AND NOT is_terminal(c.state));
-        END IF;
+        v_children := ARRAY(SELECT c.task_id::text FROM tasks c WHERE c.parent_task_id = p_task_uuid AND NOT is_terminal(c.state));
         PERFORM end_sub_task(v_task);
-    ELSIF v_task.timer_at IS DISTINCT FROM v_task.next_ready_at THEN
-        UPDATE tasks t SET timer_at = v_task.next_ready_at WHERE t.task_id = p_task_uuid;
     END IF;
     PERFORM ack_orchestration(
-        v_instance, p_lock_token, 1, v_definition.name, v_definition.version, v_status,
+        v_instance, p_lock_token, 1, v_name, v_version, v_status,
         CASE WHEN v_status IS NOT NULL THEN json_build_object('state', v_task.state)::text END,
         p_message_instances => CASE WHEN v_children <> '{}' THEN v_children
-                                    WHEN v_status IS NULL AND v_task.next_ready_at IS NOT NULL AND v_task.timer_at IS DISTINCT FROM v_task.next_ready_at THEN ARRAY[v_instance] END,
+                                    WHEN v_timed AND v_task.next_ready_at IS NOT NULL THEN ARRAY[v_instance] END,
         p_message_kinds => CASE WHEN v_children <> '{}' THEN array_fill('cancel'::text, ARRAY[cardinality(v_children)]) ELSE ARRAY['retry'] END,
         p_message_visible_ats => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY[v_task.next_ready_at] END,
         p_message_dedup_keys => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY['retry/' || v_instance] END,
-        p_cancel_messages => CASE WHEN v_task.timer_at IS NOT NULL AND v_task.timer_at IS DISTINCT FROM v_task.next_ready_at THEN ARRAY['retry/' || v_instance] END,
+        p_cancel_messages => CASE WHEN v_timed AND v_before.timer_at IS NOT NULL THEN ARRAY['retry/' || v_instance] END,
         p_cancel_executions => v_executions, p_cancel_activities => v_activities,
         p_custom_status => CASE WHEN is_terminal(v_task.state) OR v_before.state <> v_task.state OR v_before.completed_steps <> v_task.completed_steps OR v_before.sort_key = 1
                                 THEN json_build_object('state', v_task.state, 'completed', v_task.completed_steps, 'total', v_task.total_steps)::text END);
