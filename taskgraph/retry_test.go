@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
@@ -306,6 +307,18 @@ func TestTransitionStep_ToWaitingForRetry_IsTriedAgainWhenItIsDue(t *testing.T) 
 			})
 		}
 	}
+}
+
+func TestTransitionStep_ToWaitingForRetryWithoutAttemptsLeft_IsRefused(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "work", "1").Step("a", "h", taskgraph.MaxAttempts(1)).Step("b", "h", taskgraph.NotRetryable()))
+	l.turns()
+	for _, name := range []string{"a", "b"} {
+		l.begin(task, name)
+		_, err := l.TransitionStep(l.within(), l.step(task, name), taskgraph.StepInProgress, taskgraph.StepWaitingForRetry, "")
+		require.ErrorIs(t, err, pgwake.ErrInvalid)
+	}
+	require.Equal(t, []string{"in_progress", "in_progress"}, l.stepStates(task))
 }
 
 func TestSetStepBackoff_StepIsPending_IsEnqueuedWhenThatIsOver(t *testing.T) {

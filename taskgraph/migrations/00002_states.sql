@@ -134,14 +134,24 @@ COMMENT ON FUNCTION transition_task IS 'Internal: the compare-and-swap of tasks.
 
 -- +goose StatementBegin
 CREATE FUNCTION transition_task_state_atomic(
-    p_task_uuid uuid, p_from_state text, p_to_state text, p_processor_uuid uuid DEFAULT NULL, p_metadata jsonb DEFAULT '{}')
+    p_task_uuid uuid, p_from_state text, p_to_state text, p_processor_uuid uuid DEFAULT NULL, p_metadata jsonb DEFAULT '{}',
+    p_expected_sort_key integer DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
+    IF p_expected_sort_key IS NOT NULL THEN
+        PERFORM FROM tasks t WHERE t.task_id = p_task_uuid AND t.sort_key = p_expected_sort_key FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
     IF NOT transition_task(p_task_uuid, ARRAY[p_from_state, p_to_state], p_processor_uuid, p_metadata, false) THEN
         RETURN false;
+    END IF;
+    IF is_terminal(p_to_state) THEN
+        PERFORM cancel_open_steps(p_task_uuid, p_metadata);
     END IF;
     IF is_terminal(p_to_state) OR p_to_state IN ('evaluating_results', 'enqueuing_steps', 'initializing') THEN
         PERFORM wake_task(p_task_uuid, 'transition');
@@ -150,7 +160,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION transition_task_state_atomic IS 'Takes a task from one state to another, if it is in the first: of several callers one succeeds. False, and nothing is changed, if it is not, if there is no such task, and if it is in an active state (initializing, enqueuing_steps, steps_in_process, evaluating_results) that another processor brought it into, whose lease holds. PW003 if there is no such transition, see is_task_edge.';
+COMMENT ON FUNCTION transition_task_state_atomic IS 'Takes a task from one state to another, if it is in the first: of several callers one succeeds. False, and nothing is changed, if it is not, if there is no such task, and if it is in an active state (initializing, enqueuing_steps, steps_in_process, evaluating_results) that another processor brought it into, whose lease holds. Given p_expected_sort_key, that of the transition by which it came into the state when the caller saw it there, false also if there was another since. If it ends with that, its steps that have not are cancelled. PW003 if there is no such transition, see is_task_edge.';
 
 -- +goose StatementBegin
 CREATE FUNCTION get_current_task_state(p_task_uuid uuid)
@@ -223,19 +233,46 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_task uuid := (SELECT s.task_id FROM steps s WHERE s.step_id = p_step_uuid);
+    v_task  uuid := (SELECT s.task_id FROM steps s WHERE s.step_id = p_step_uuid);
+    v_state text;
 BEGIN
-    PERFORM FROM tasks t WHERE t.task_id = v_task FOR NO KEY UPDATE; -- before its steps, as everywhere
+    IF p_from_state = 'pending' AND p_to_state = 'enqueued' THEN
+        RAISE EXCEPTION 'a step is enqueued together with its work item, by a turn of its task' USING ERRCODE = 'PW003';
+    END IF;
+    SELECT t.state INTO v_state FROM tasks t WHERE t.task_id = v_task FOR NO KEY UPDATE; -- before its steps, as everywhere
+    IF is_step_edge(p_from_state, p_to_state) AND is_terminal(v_state) THEN
+        RETURN false;
+    END IF;
     PERFORM transition_steps(ARRAY[p_step_uuid], ARRAY[p_from_state, p_to_state], p_processor_uuid, p_metadata);
     IF NOT FOUND THEN
         RETURN false;
+    END IF;
+    IF p_to_state = 'waiting_for_retry'
+       AND EXISTS (SELECT FROM steps s WHERE s.step_id = p_step_uuid AND NOT (s.attempts = 0 OR s.retryable AND s.attempts < s.max_attempts)) THEN
+        RAISE EXCEPTION 'step % has no attempt left to wait for', p_step_uuid USING ERRCODE = 'PW003';
+    END IF;
+    IF p_from_state = 'in_progress' THEN
+        PERFORM cancel_sub_tasks(p_step_uuid);
     END IF;
     PERFORM wake_task(v_task, 'step_transition');
     RETURN true;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION transition_step_state_atomic IS 'Takes a step from one state to another, if it is in the first, and has its task evaluated. False, and nothing is changed, if it is not, and if there is no such step. PW003 if there is no such transition, see is_step_edge.';
+COMMENT ON FUNCTION transition_step_state_atomic IS 'Takes a step from one state to another, if it is in the first, and has its task evaluated. False, and nothing is changed, if it is not, if there is no such step, and if its task has ended. A task that the step is is cancelled when the step leaves in_progress. PW003 if there is no such transition, see is_step_edge; for one to enqueued, which is for turns of the task alone, since a work item comes with it; and for one to waiting_for_retry if no attempt is left.';
+
+-- +goose StatementBegin
+CREATE FUNCTION cancel_sub_tasks(p_step uuid)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM enqueue_message(c.task_id::text, 'cancel', p_queue => 'taskgraph') FROM tasks c WHERE c.parent_step_id = p_step AND NOT is_terminal(c.state);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION cancel_sub_tasks IS 'Internal: cancels the task that a step is, if it has not ended: nobody waits for it any more.';
 
 -- +goose StatementBegin
 CREATE FUNCTION wake_task(p_task uuid, p_kind text, p_data jsonb DEFAULT NULL)
@@ -257,5 +294,5 @@ COMMENT ON FUNCTION wake_task IS 'Internal: has a task evaluated, since somethin
 -- In the newest migration, where nothing is gone yet; the lock waits for transactions that have created tasks and not committed.
 LOCK TABLE task_definitions, tasks, task_transitions, step_transitions IN ACCESS EXCLUSIVE MODE;
 SELECT require_no_tasks();
-DROP FUNCTION wake_task, transition_step_state_atomic, transition_steps, get_current_task_state, transition_task_state_atomic, transition_task,
+DROP FUNCTION wake_task, cancel_sub_tasks, transition_step_state_atomic, transition_steps, get_current_task_state, transition_task_state_atomic, transition_task,
     is_terminal, is_step_edge, is_task_edge, numbered_uuid, new_uuid;

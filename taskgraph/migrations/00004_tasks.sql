@@ -423,8 +423,7 @@ BEGIN
     PERFORM transition_steps(ARRAY[p_step], ARRAY[v_step.state, p_to], NULL, p_metadata, ARRAY[p_results]);
     -- Whoever runs it learns of that by the loss of its lease.
     PERFORM cancel_activities(v_step.task_id::text, ARRAY[1::bigint], ARRAY[v_step.position::bigint]);
-    PERFORM enqueue_message(c.task_id::text, 'cancel', p_queue => 'taskgraph') FROM tasks c
-      WHERE c.parent_task_id = v_step.task_id AND c.parent_step_id = p_step AND NOT is_terminal(c.state);
+    PERFORM cancel_sub_tasks(p_step);
     PERFORM wake_task(v_step.task_id, 'step_action');
     RETURN true;
 END
@@ -1079,6 +1078,7 @@ AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_tasks uuid[];
+    v_more  uuid[];
 BEGIN
     -- Of no use as long as every change of a task is made by these functions: each comes with a message that is as durable.
     v_tasks := ARRAY(
@@ -1091,12 +1091,31 @@ BEGIN
            AND NOT EXISTS (SELECT FROM worker_queue w WHERE w.instance_id = t.task_id::text)
            AND NOT EXISTS (SELECT FROM tasks c WHERE c.parent_task_id = t.task_id AND NOT is_terminal(c.state))
          ORDER BY t.state_entered_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED);
-    PERFORM enqueue_message(i.id::text, 'recover', p_queue => 'taskgraph') FROM unnest(v_tasks) AS i (id);
+    -- Steps whose work item somebody else has removed, or made a dead letter. Their own dispatcher sends the task a message with that.
+    v_more := ARRAY(
+        SELECT t.task_id FROM tasks t
+         WHERE t.state NOT IN ('complete', 'cancelled', 'resolved_manually') AND t.state <> 'error' -- as the index has it
+           AND t.state_entered_at < v_now - p_older_than
+           AND EXISTS (SELECT FROM steps s JOIN step_definitions d ON d.step_definition_id = s.step_definition_id AND d.handler IS NOT NULL
+                        WHERE s.task_id = t.task_id AND s.state IN ('enqueued', 'in_progress') AND s.updated_at < v_now - p_older_than
+                          AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = s.work_item_id))
+           AND NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id BETWEEN t.task_id::text AND t.task_id::text)
+           AND NOT EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = t.task_id::text AND l.locked_until > v_now)
+         ORDER BY t.state_entered_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED);
+    -- Invariant: the end of an item and what becomes of its step are one transaction, and to begin an attempt takes an item that is
+    -- there. So a statement that sees such a step without an item sees one that nobody is at, and the row of the task keeps
+    -- turns away until it is put right.
+    PERFORM lose_step(s.step_id, NULL, v_now)
+       FROM steps s JOIN step_definitions d ON d.step_definition_id = s.step_definition_id AND d.handler IS NOT NULL
+      WHERE s.task_id = ANY (v_more) AND s.state IN ('enqueued', 'in_progress') AND s.updated_at < v_now - p_older_than
+        AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = s.work_item_id);
+    v_tasks := ARRAY(SELECT DISTINCT i.id FROM unnest(v_tasks || v_more) AS i (id));
+    PERFORM wake_task(i.id, 'recover') FROM unnest(v_tasks) AS i (id);
     RETURN cardinality(v_tasks);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION recover_tasks IS 'Has tasks evaluated that could go on and of which nothing in any queue knows, such as after the tables were changed by hand, and returns how many that were.';
+COMMENT ON FUNCTION recover_tasks IS 'Has tasks evaluated that could go on and of which nothing in any queue knows, such as after the tables were changed by hand, and returns how many that were. A step that was enqueued, or begun, with a work item that is not in the queue any more, since somebody removed it or made it a dead letter, is one whose worker was lost: it is tried again at once, or is in error if its attempts are used up. Nothing is done about what is younger than p_older_than.';
 
 -- +goose StatementBegin
 CREATE FUNCTION upkeep_tasks(p_fail_stale boolean, p_limit integer DEFAULT 100)
