@@ -3,6 +3,7 @@ package taskgraph_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -353,6 +354,53 @@ func TestPurge_RemovesWhatHasEndedAndNothingElse(t *testing.T) {
 	require.Equal(t, []string{stays}, g.query(`SELECT instance_id FROM instances`))
 	_, err = g.Task(t.Context(), stays)
 	require.NoError(t, err)
+}
+
+func TestSubTask_ResolvedByHand_WhatFailedInItIsNoResult(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h").Step("y", "h"), taskgraph.Define("shop", "outer", "1").SubTask("a", "inner", "1"))
+	l.turns()
+	child := one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id = $1`, task)
+	l.ran(child, "x", `7`)
+	l.finish(l.begin(child, "y"), false, `{"error": "secret", "retryable": false}`)
+	l.turns()
+	did(t)(l.ResolveTask(l.within(), child, ""))
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+	require.JSONEq(t, `{"x": 7}`, one[string](l, `SELECT results::text FROM steps WHERE task_id = $1`, task))
+}
+
+// What cannot be kept as one value is told to whoever waits for it, and not tried over and over.
+func TestSubTask_ResultsAreTooLargeTogether_TheStepFailsForGood(t *testing.T) {
+	l := newLab(t)
+	const width = 257 // times 1 MiB is more than jsonb takes
+	inner := taskgraph.Define("shop", "inner", "1")
+	for i := range width {
+		inner.Step(fmt.Sprintf("x%d", i), "h")
+	}
+	task := l.submit(inner, taskgraph.Define("shop", "outer", "1").SubTask("a", "inner", "1"))
+	l.turns()
+	child := one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id = $1`, task)
+	l.exec(`SELECT count(*) FROM transition_steps(ARRAY(SELECT step_id FROM steps WHERE task_id = $1), ARRAY['enqueued', 'in_progress', 'enqueued_for_orchestration'], NULL, '{}')`, child)
+	l.exec(`UPDATE steps SET results = to_jsonb(repeat('x', 1 << 20)) WHERE task_id = $1`, child)
+	l.exec(`SELECT wake_task($1, 'test')`, child)
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(child))
+	require.Equal(t, []string{"error"}, l.stepStates(task))
+	require.Equal(t, taskgraph.TaskBlockedByFailures, l.stateOf(task))
+	require.Contains(t, one[string](l, `SELECT results ->> 'error' FROM steps WHERE task_id = $1`, task), "67108864 bytes")
+	require.Equal(t, 0, one[int](l, `SELECT retries FROM tasks WHERE task_id = $1`, task))
+}
+
+func TestSubTask_ThatIsATaskOfItsOwnKind_EndsAtADepth(t *testing.T) {
+	l := newLab(t)
+	l.submit(taskgraph.Define("shop", "again", "1").SubTask("a", "again", "1"))
+	l.turns()
+	require.Equal(t, 100, one[int](l, `SELECT count(*) FROM tasks`))
+	require.Equal(t, 99, one[int](l, `SELECT max(depth) FROM tasks`))
+	require.Equal(t, []string{"blocked_by_failures"}, all[string](l, `SELECT state FROM tasks WHERE depth = 99`))
+	require.Contains(t, one[string](l, `SELECT results ->> 'error' FROM steps WHERE state = 'error'`), "100")
+	require.Equal(t, 99, one[int](l, `SELECT count(*) FROM steps WHERE state = 'in_progress'`))
 }
 
 // The ids of steps are made of the whole id of the task.

@@ -141,6 +141,8 @@ CREATE INDEX tasks_created_idx ON tasks (created_at);
 CREATE INDEX tasks_definition_idx ON tasks (task_definition_id, created_at);
 -- children of a task
 CREATE INDEX tasks_parent_idx ON tasks (parent_task_id) WHERE parent_task_id IS NOT NULL;
+-- end_sub_task: the latest task that a step was; cancel_sub_tasks
+CREATE INDEX tasks_parent_step_idx ON tasks (parent_step_id, created_at, task_id) WHERE parent_step_id IS NOT NULL;
 
 CREATE TABLE steps (
     step_id                 uuid        PRIMARY KEY,

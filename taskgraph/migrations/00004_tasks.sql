@@ -976,28 +976,47 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
+    v_most    constant bigint := 64 << 20; -- of what jsonb takes, which is 256 MiB in one value
     v_success boolean := p_task.state IN ('complete', 'resolved_manually');
+    v_size    bigint := 0;
+    v_step    record;
+    v_results jsonb;
 BEGIN
     IF p_task.parent_step_id IS NULL THEN
         RETURN;
     END IF;
-    PERFORM transition_steps(
-        ARRAY[p_task.parent_step_id], ARRAY['in_progress', CASE WHEN v_success THEN 'enqueued_for_orchestration' ELSE 'enqueued_as_error_for_orchestration' END], NULL,
-        jsonb_build_object('event', 'SubTaskEnded', 'task', p_task.task_id, 'state', p_task.state),
-        ARRAY[CASE WHEN v_success THEN
-                   (SELECT coalesce(jsonb_object_agg(s.name, s.results) FILTER (WHERE s.results IS NOT NULL), '{}') FROM steps s WHERE s.task_id = p_task.task_id)
-              ELSE jsonb_build_object('error', format('task %s ended as %s', p_task.task_id, p_task.state), 'retryable', p_task.state = 'error') END])
-       FROM steps s
+    PERFORM FROM steps s
       WHERE s.step_id = p_task.parent_step_id AND s.state = 'in_progress'
         -- A step that was tried again has another task by now.
-        AND p_task.task_id = (SELECT c.task_id FROM tasks c WHERE c.parent_task_id = s.task_id AND c.parent_step_id = s.step_id ORDER BY c.created_at DESC, c.task_id DESC LIMIT 1);
+        AND p_task.task_id = (SELECT c.task_id FROM tasks c WHERE c.parent_step_id = p_task.parent_step_id ORDER BY c.created_at DESC, c.task_id DESC LIMIT 1);
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF v_success THEN
+        FOR v_step IN SELECT s.results FROM steps s WHERE s.task_id = p_task.task_id AND s.state = 'complete' AND s.results IS NOT NULL LOOP
+            v_size := v_size + pg_column_size(jsonb_build_array(v_step.results)); -- a column has the size that it is compressed to
+            EXIT WHEN v_size > v_most;
+        END LOOP;
+    END IF;
+    IF v_size > v_most THEN
+        v_success := false;
+        v_results := jsonb_build_object('error', format('the results of task %s have more than %s bytes together', p_task.task_id, v_most), 'retryable', false);
+    ELSIF v_success THEN
+        v_results := (SELECT coalesce(jsonb_object_agg(s.name, s.results), '{}') FROM steps s
+                       WHERE s.task_id = p_task.task_id AND s.state = 'complete' AND s.results IS NOT NULL);
+    ELSE
+        v_results := jsonb_build_object('error', format('task %s ended as %s', p_task.task_id, p_task.state), 'retryable', p_task.state = 'error');
+    END IF;
+    PERFORM transition_steps(
+        ARRAY[p_task.parent_step_id], ARRAY['in_progress', CASE WHEN v_success THEN 'enqueued_for_orchestration' ELSE 'enqueued_as_error_for_orchestration' END], NULL,
+        jsonb_build_object('event', 'SubTaskEnded', 'task', p_task.task_id, 'state', p_task.state), ARRAY[v_results]);
     IF FOUND THEN
         PERFORM enqueue_message(p_task.parent_task_id::text, 'step', p_queue => 'taskgraph');
     END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION end_sub_task IS 'Internal: gives the step that a task is the outcome of that task: the results of its steps by name, or a failure.';
+COMMENT ON FUNCTION end_sub_task IS 'Internal: gives the step that a task is the outcome of that task: the results of its complete steps by name, or a failure, such as that these are more than 64 MiB.';
 
 -- +goose StatementBegin
 CREATE FUNCTION finalize_task_completion(p_task_uuid uuid, p_processor_uuid uuid DEFAULT NULL)
