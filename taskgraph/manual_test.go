@@ -452,3 +452,36 @@ func TestSubmit_Delay_ItsMessageIsTheTimer(t *testing.T) {
 	require.Equal(t, 1, l.turns())
 	require.Equal(t, []string{"resolved_manually", "enqueued"}, l.stepStates(task))
 }
+
+func TestAddSteps_CannotBe_SaysWhatIsWrong(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "grows", "1").Step("a", "h").Step("b", "h", taskgraph.After("a")).Template("x", "h"))
+	one := func(name string, with func(*taskgraph.AddedStep)) []taskgraph.AddedStep {
+		s := taskgraph.AddedStep{Name: name, Template: "x"}
+		if with != nil {
+			with(&s)
+		}
+		return []taskgraph.AddedStep{s}
+	}
+	many := make([]taskgraph.AddedStep, 19_999)
+	for i := range many {
+		many[i] = taskgraph.AddedStep{Name: fmt.Sprint("m", i), Template: "x"}
+	}
+	for says, steps := range map[string][]taskgraph.AddedStep{
+		"has a step b already": one("b", nil),
+		"are called twice":     append(one("twice", nil), one("twice", nil)...),
+		"over 20000":           many,
+		"have a cycle":         {{Name: "y", Template: "x", After: []string{"z"}}, {Name: "z", Template: "x", After: []string{"y"}}},
+		"a cycle":              one("y", func(s *taskgraph.AddedStep) { s.After, s.Before = []string{"b"}, []string{"a"} }),
+	} {
+		_, err := l.AddSteps(l.within(), task, steps...)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, says)
+		require.ErrorContains(t, err, says)
+	}
+	l.exec(`SELECT add_steps($1, ARRAY['ok'], ARRAY['x'], p_parents => ARRAY['a', 'a'], p_children => ARRAY['ok', 'b'], p_conditions => ARRAY['strict exists($.x ? (@ > 1))', '$.x == "cost$"'])`, task)
+	for _, condition := range []string{`$.x`, `$.x ? (@ > 1)`, `1 + 1`, `$.x == `, `$.x == $y`, `$.x == 1 || $."$" == $"y"`, `$.x == 1) || ($.y == 2`, ``} {
+		l.fails("PW003", `SELECT add_steps($1, ARRAY['y'], ARRAY['x'], p_parents => ARRAY['a'], p_children => ARRAY['y'], p_conditions => ARRAY[$2])`, task, condition)
+		l.fails("PW003", `SELECT register_task_definition('shop', 'bad', '1', NULL, '{}', ARRAY['a', 'b'], ARRAY['h', 'h'], p_parents => ARRAY['a'], p_children => ARRAY['b'], p_conditions => ARRAY[$1])`, condition)
+	}
+	require.Equal(t, []string{"pending", "pending", "pending"}, l.stepStates(task))
+}

@@ -6,6 +6,28 @@
 -- +goose Up
 
 -- +goose StatementBegin
+CREATE FUNCTION check_conditions(p_conditions text[])
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+DECLARE
+    v_condition text;
+BEGIN
+    FOR v_condition IN SELECT DISTINCT i.condition FROM unnest(p_conditions) AS i (condition) WHERE i.condition IS NOT NULL LOOP
+        -- Only of a predicate is there a negation. Between the quotes of strings, a $ is nothing but that; before one, it is a variable.
+        PERFORM ('!(' || regexp_replace(v_condition::jsonpath::text, '^strict ', '') || ')')::jsonpath;
+        IF strpos(regexp_replace(v_condition::jsonpath::text, '"(\\.|[^"\\])*"', '""', 'g'), '$""') > 0 THEN
+            RAISE EXCEPTION 'the condition % has a variable, and there are none', left(v_condition, 200) USING ERRCODE = 'PW003';
+        END IF;
+    END LOOP;
+EXCEPTION WHEN syntax_error OR invalid_text_representation THEN
+    RAISE EXCEPTION 'the condition % is no predicate of SQL/JSON: %', left(v_condition, 200), SQLERRM USING ERRCODE = 'PW003';
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION check_conditions IS 'Internal: PW003 unless these can be conditions of dependencies, whatever the result that they are asked about.';
+
+-- +goose StatementBegin
 CREATE FUNCTION register_task_definition(
     p_namespace text, p_name text, p_version text, p_description text, p_configuration jsonb,
     p_steps text[], p_handlers text[], p_descriptions text[] DEFAULT NULL, p_retryables boolean[] DEFAULT NULL,
@@ -40,6 +62,7 @@ BEGIN
         RETURN v_known.task_definition_id;
     END IF;
     PERFORM register_namespaces(ARRAY[p_namespace]);
+    PERFORM check_conditions(p_conditions);
     INSERT INTO step_definitions (step_definition_id, task_definition_id, position, name, handler, description, retryable, max_attempts,
                                   backoff_seconds, timeout, tag, limit_key, inputs, on_demand, sub_task_name, sub_task_version)
     SELECT numbered_uuid(v_id, clock_timestamp(), i.ord::integer), v_id, i.ord, i.name, i.handler, i.description, coalesce(i.retryable, true), coalesce(i.max_attempts, 3),
@@ -267,6 +290,18 @@ BEGIN
     ELSIF is_terminal(v_task.state) THEN
         RAISE EXCEPTION 'task % has ended: %', p_task_uuid, v_task.state USING ERRCODE = 'PW003';
     END IF;
+    IF v_task.total_steps + coalesce(cardinality(p_names), 0) > 20000 THEN -- MaxSteps in Go
+        RAISE EXCEPTION 'task % has % steps, with % more it would have over 20000', p_task_uuid, v_task.total_steps, cardinality(p_names) USING ERRCODE = 'PW003';
+    END IF;
+    SELECT i.name INTO v_wrong FROM unnest(p_names) AS i (name) GROUP BY i.name HAVING count(*) > 1 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'two of the steps are called %', v_wrong USING ERRCODE = 'PW003';
+    END IF;
+    SELECT s.name INTO v_wrong FROM unnest(p_names) AS i (name) JOIN steps s ON s.task_id = p_task_uuid AND s.name = i.name LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'task % has a step % already', p_task_uuid, v_wrong USING ERRCODE = 'PW003';
+    END IF;
+    PERFORM check_conditions(p_conditions);
     SELECT i.template INTO v_wrong FROM unnest(p_templates) AS i (template)
      WHERE NOT EXISTS (SELECT FROM step_definitions d WHERE d.task_definition_id = v_task.task_definition_id AND d.name = i.template) LIMIT 1;
     IF FOUND THEN
@@ -307,7 +342,10 @@ BEGIN
                    bool_or(p.passed_on AND j.condition IS NOT NULL AND NOT coalesce(jsonb_path_match(p.results, j.condition, '{}', true), false)) AS skip
               FROM joined j JOIN steps p ON p.step_id = j.from_step_id GROUP BY j.to_step_id) AS fed
      WHERE s.step_id = fed.to_step_id;
-    IF EXISTS (SELECT FROM calculate_dependency_levels(p_task_uuid) AS l WHERE l.dependency_level IS NULL) THEN
+    -- Nothing that was there before waits for anything new unless a dependency says so. Otherwise a cycle is one of new steps alone.
+    IF (CASE WHEN p_children IS NULL OR p_children = '{}' THEN false
+             WHEN NOT EXISTS (SELECT unnest(p_children) EXCEPT SELECT unnest(p_names)) THEN array_position(step_levels(v_ids), NULL) IS NOT NULL
+             ELSE EXISTS (SELECT FROM calculate_dependency_levels(p_task_uuid) AS l WHERE l.dependency_level IS NULL) END) THEN
         RAISE EXCEPTION 'the dependencies of task % would have a cycle', p_task_uuid USING ERRCODE = 'PW003';
     END IF;
     UPDATE tasks t SET total_steps = t.total_steps + cardinality(p_names), updated_at = v_now WHERE t.task_id = p_task_uuid;
@@ -316,7 +354,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION add_steps IS 'Adds steps to a task that runs: for each a name that the task does not have and the step of its definition that it is like; and dependencies, among them and with those there are, by name. A dependency that there is already changes nothing. Returns the ids. PW002 for a task or step that does not exist, PW003 if the task has ended, if a step that is to wait has begun, or for a cycle, also one that two callers only make together.';
+COMMENT ON FUNCTION add_steps IS 'Adds steps to a task that runs: for each a name that the task does not have and the step of its definition that it is like; and dependencies, among them and with those there are, by name. A dependency that there is already changes nothing. Returns the ids. PW002 for a task or step that does not exist, PW003 if the task has ended, if a step that is to wait has begun, for a name that is taken, for more than 20000 steps in all, for a condition that is no predicate, or for a cycle, also one that two callers only make together.';
 
 -- +goose StatementBegin
 CREATE FUNCTION cancel_open_steps(p_task uuid, p_metadata jsonb)
@@ -1247,4 +1285,4 @@ COMMENT ON FUNCTION list_steps IS 'The steps of tasks in the order of their ids,
 DROP FUNCTION list_steps, list_tasks, purge_tasks, upkeep_tasks, recover_tasks, set_step_backoff_atomic, finalize_task_completion, end_sub_task, evaluate_task, advance_task, enqueue_steps,
     checkpoint_step, release_step, finish_step, start_step, lose_step, fail_step, cancel_step, complete_step_manually, resolve_step_manually, reset_step_for_retry,
     act_on_step, give_up_task, resolve_task_manually, cancel_task, cancel_open_steps, add_steps, create_task, create_task_many, claim_place,
-    register_task_definition;
+    register_task_definition, check_conditions;
