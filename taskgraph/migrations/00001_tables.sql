@@ -296,6 +296,8 @@ CREATE TABLE task_dlq (
 );
 COMMENT ON TABLE task_dlq IS 'Tasks that somebody has to look into. A record of the investigation, and not the queue of dead letters: the task is put right by what is done to its steps.';
 CREATE UNIQUE INDEX task_dlq_pending_idx ON task_dlq (task_id) WHERE resolution_status = 'pending';
+-- purge_tasks
+CREATE INDEX task_dlq_task_idx ON task_dlq (task_id);
 -- lists
 CREATE INDEX task_dlq_created_idx ON task_dlq (resolution_status, created_at);
 

@@ -1202,15 +1202,21 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 AS $$
 DECLARE
-    v_tasks uuid[] := ARRAY(
+    v_tasks uuid[];
+BEGIN
+    -- Before anything else, as refresh_rollups does, or two could wait for each other: what is deleted is taken out of the counts.
+    PERFORM FROM rollup_cursor FOR UPDATE;
+    PERFORM refresh_rollups();
+    v_tasks := ARRAY(
         SELECT t.task_id FROM tasks t
          WHERE t.completed_at < p_completed_before AND is_terminal(t.state)
            AND NOT EXISTS (SELECT FROM tasks p WHERE p.task_id = t.parent_task_id AND NOT is_terminal(p.state))
            -- Whoever is at it yet, or is to be told.
            AND NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id BETWEEN t.task_id::text AND t.task_id::text)
+           -- Its runs are added up, for nothing was written of it after it had ended.
+           AND NOT EXISTS (SELECT FROM task_transitions x CROSS JOIN rollup_cursor c WHERE x.task_id = t.task_id AND x.sort_key = t.sort_key AND x.xact >= c.xact)
          ORDER BY t.completed_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
-BEGIN
-    PERFORM delete_instance(i.instance_id, true) FROM instances i WHERE i.instance_id = ANY (SELECT t.id::text FROM unnest(v_tasks) AS t (id));
+    PERFORM delete_instances(ARRAY(SELECT i.instance_id FROM instances i WHERE i.instance_id = ANY (ARRAY(SELECT t.id::text FROM unnest(v_tasks) AS t (id)))), true);
     DELETE FROM step_transitions x USING steps s WHERE s.task_id = ANY (v_tasks) AND x.step_id = s.step_id;
     DELETE FROM task_transitions x WHERE x.task_id = ANY (v_tasks);
     DELETE FROM task_dlq d WHERE d.task_id = ANY (v_tasks);
@@ -1221,7 +1227,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION purge_tasks IS 'Removes tasks that ended before an instant, with all that belongs to them, those first that ended first, and returns how many: call it until it returns 0. A task whose parent has not ended stays.';
+COMMENT ON FUNCTION purge_tasks IS 'Removes tasks that ended before an instant, with all that belongs to them, those first that ended first, and returns how many: call it until it returns 0. A task whose parent has not ended stays, and so does one that ended while a transaction was open that still is: what it took is not added up yet (refresh_rollups).';
 
 -- +goose StatementBegin
 CREATE FUNCTION list_tasks(
