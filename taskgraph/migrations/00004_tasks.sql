@@ -129,7 +129,9 @@ BEGIN
     v_levels := p_priority + coalesce((v_set.namespace_priority ->> p_namespace)::float8, 0) + v_set.retry_weight * p_retries
         + v_set.deadline_weight * coalesce(greatest(extract(epoch FROM clock_timestamp() - p_deadline) / 3600, 0), 0);
     -- A task gains age_weight levels an hour. So a level is a head start of so much time, and within the same priority of the queue
-    -- older ones come first: the order is that of the computed priority, at whatever time one looks.
+    -- older ones come first: the order is that of the computed priority, at whatever time one looks. Levels below 0 cannot be had: less
+    -- than no head start would keep an item from being claimed while nobody else is there, and with a head start for all, from
+    -- which some is taken, everything would seem to have been due for days.
     IF v_set.age_weight > 0 THEN
         priority := 0;
         due_at := p_since - make_interval(secs => least(greatest(v_levels, 0) / v_set.age_weight * 3600, 1e9));
@@ -140,7 +142,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION claim_place IS 'Internal: where in a queue of the Provider something belongs that has so many levels of priority and has waited since an instant. Levels below 0 count as 0.';
+COMMENT ON FUNCTION claim_place IS 'Internal: where in a queue of the Provider something belongs that has so many levels of priority and has waited since an instant. Levels below 0 count as 0 here; get_next_ready_tasks knows them.';
 
 -- +goose StatementBegin
 CREATE FUNCTION create_task_many(
