@@ -40,12 +40,12 @@ const (
 type TaskReady struct {
 	TaskUUID    string    `json:"task_uuid"`
 	Namespace   string    `json:"namespace"`
-	Priority    int       `json:"priority"` // that the task was created with
-	ReadySteps  int       `json:"ready_steps"`
+	Priority    int       `json:"priority"`             // that the task was created with
+	ReadySteps  int       `json:"ready_steps"`          // that are enqueued with this
 	TriggeredBy string    `json:"triggered_by"`         // TriggeredByTaskStart or TriggeredByStepTransition
 	StepUUID    string    `json:"step_uuid,omitempty"`  // of the step that came into a state; "" for a start
 	StepState   StepState `json:"step_state,omitempty"` // that state
-	TaskState   TaskState `json:"task_state,omitempty"` // with a start: that of the task
+	TaskState   TaskState `json:"task_state,omitempty"` // with a start: what the task came into
 	EmittedAt   time.Time `json:"emitted_at"`           // beginning of the transaction
 }
 

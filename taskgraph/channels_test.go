@@ -1,6 +1,7 @@
 package taskgraph_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -130,14 +131,71 @@ func TestChannel_TaskReady_TaskStart_EveryField(t *testing.T) {
 	l.define("shop", "order", "1", `{}`, "a")
 	task := l.create("shop", "order")
 	e := l.listen(taskgraph.TaskReadyAll)
-	l.exec(`SELECT tell_task_ready($1, 1, 'task_start', NULL, NULL)`, task)
+	require.Equal(t, task, l.turn())
 	got := l.heard(e, of(task))
 	require.Len(t, got, 1)
-	requireFields(t, map[string]any{"task_uuid": task, "namespace": "shop", "priority": 0.0, "ready_steps": 1.0, "triggered_by": "task_start", "task_state": "pending"}, got[0])
+	requireFields(t, map[string]any{"task_uuid": task, "namespace": "shop", "priority": 0.0, "ready_steps": 1.0, "triggered_by": "task_start", "task_state": "steps_in_process"}, got[0])
 	event, err := taskgraph.ParseTaskReady(got[0].payload)
 	require.NoError(t, err)
 	event.EmittedAt = time.Time{}
-	require.Equal(t, taskgraph.TaskReady{TaskUUID: task, Namespace: "shop", ReadySteps: 1, TriggeredBy: taskgraph.TriggeredByTaskStart, TaskState: taskgraph.TaskPending}, event)
+	require.Equal(t, taskgraph.TaskReady{TaskUUID: task, Namespace: "shop", ReadySteps: 1, TriggeredBy: taskgraph.TriggeredByTaskStart, TaskState: taskgraph.TaskStepsInProcess}, event)
+}
+
+// What is told while an Engine runs: that a task begins, and from then on which step moved, and where to, so that others are ready.
+func TestChannel_TaskReady_TurnsOfAnEngine_TellOfTheStepThatMoved(t *testing.T) {
+	l := newLab(t)
+	l.outside(true)
+	g := onProvider(t, l.p, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+	ok, _ := failing(0, nil)
+	once, _ := failing(1, errBroken)
+	bad, _ := failing(1000, taskgraph.Permanent(errBroken))
+	g.Handle("ok", ok)
+	g.Handle("once", once)
+	g.Handle("bad", bad)
+	blocked := make(chan struct{})
+	g.Handle("late", func(context.Context, *taskgraph.Step) (any, error) { <-blocked; return nil, nil })
+	e := l.listen(taskgraph.TaskReadyAll)
+	g.run()
+	// said is what was told of a task, with steps by their names.
+	said := func(task string) (all []string) {
+		t.Helper()
+		for _, h := range l.heard(e, of(task)) {
+			event, err := taskgraph.ParseTaskReady(h.payload)
+			require.NoError(t, err)
+			text := fmt.Sprintf("%s %d", event.TriggeredBy, event.ReadySteps)
+			if event.StepUUID != "" {
+				text += " " + one[string](l, `SELECT name FROM steps WHERE step_id = $1`, event.StepUUID)
+			}
+			all = append(all, fmt.Sprint(text, " ", event.StepState, event.TaskState))
+		}
+		return all
+	}
+	task := g.submit(taskgraph.Define("shop", "linear", "1").Step("a", "ok").Step("b", "ok", taskgraph.After("a")).Step("c", "ok", taskgraph.After("a")))
+	g.complete(task)
+	require.Equal(t, []string{"task_start 1 steps_in_process", "step_transition 2 a complete"}, said(task))
+
+	task = g.submit(taskgraph.Define("shop", "retried", "1").Step("a", "once").Step("b", "ok", taskgraph.After("a")))
+	g.complete(task)
+	require.Equal(t, []string{"task_start 1 steps_in_process", "step_transition 1 a enqueued", "step_transition 1 a complete"}, said(task))
+
+	task = g.submit(taskgraph.Define("shop", "resolved", "1").Step("a", "bad").Step("b", "bad", taskgraph.After("a")).Step("c", "ok", taskgraph.After("b")))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	did(t)(g.ResolveStep(t.Context(), g.step(task, "a").ID, ""))
+	require.Eventually(t, func() bool { return g.step(task, "b").State == taskgraph.StepError }, patience, patience/10_000)
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	did(t)(g.CompleteStep(t.Context(), g.step(task, "b").ID, 1, ""))
+	g.complete(task)
+	require.Equal(t, []string{"task_start 1 steps_in_process", "step_transition 1 a resolved_manually", "step_transition 1 b complete"}, said(task))
+
+	// With a failure, what is free may go on, but the task is not one that has ready steps: it is blocked.
+	d := taskgraph.Define("shop", "drains", "1").Step("a", "bad").Step("b", "late").Step("c", "ok", taskgraph.After("b"))
+	d.OnFailure = taskgraph.Drain
+	task = g.submit(d)
+	require.Eventually(t, func() bool { return g.step(task, "a").State == taskgraph.StepError }, patience, patience/10_000)
+	close(blocked)
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.Equal(t, taskgraph.StepComplete, g.step(task, "c").State)
+	require.Equal(t, []string{"task_start 2 steps_in_process"}, said(task))
 }
 
 func TestChannel_TaskReady_NothingIsReadyOrTheTaskHasEnded_IsSilent(t *testing.T) {

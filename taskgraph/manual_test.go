@@ -3,6 +3,7 @@ package taskgraph_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"sync"
 	"testing"
@@ -290,10 +291,12 @@ func TestPurge_RemovesWhatHasEndedAndNothingElse(t *testing.T) {
 	g.complete(gone)
 	stays := g.submit(taskgraph.Define("shop", "stays", "1").Step("a", "nobody has this handler"))
 	g.until(stays, taskgraph.TaskStepsInProcess)
-	n, err := g.Purge(t.Context(), time.Now().Add(time.Hour), 0)
-	require.NoError(t, err)
-	require.Equal(t, 1, n)
-	_, err = g.Task(t.Context(), gone)
+	require.Eventually(t, func() bool { // once transactions of others on the server have ended that were open when it did
+		n, err := g.Purge(t.Context(), time.Now().Add(time.Hour), 0)
+		require.NoError(t, err)
+		return n == 1
+	}, patience, patience/1000)
+	_, err := g.Task(t.Context(), gone)
 	require.ErrorIs(t, err, pgwake.ErrNotFound)
 	for _, table := range []string{"steps", "task_transitions", "step_transitions"} {
 		require.Equal(t, "0", g.one(`SELECT count(*)::text FROM `+table+` WHERE task_id <> $1`, stays), table)
@@ -443,4 +446,134 @@ func TestUpkeep_KeepFor_RemovesWhatEndedBefore(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, taskgraph.Upkept{Purged: 1001}, done)
 	require.Equal(t, []string{open}, g.query(`SELECT task_id::text FROM tasks`))
+}
+
+func TestSubTask_ResolvedByHand_WhatFailedInItIsNoResult(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h").Step("y", "h"), taskgraph.Define("shop", "outer", "1").SubTask("a", "inner", "1"))
+	l.turns()
+	child := one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id = $1`, task)
+	l.ran(child, "x", `7`)
+	l.finish(l.begin(child, "y"), false, `{"error": "secret", "retryable": false}`)
+	l.turns()
+	did(t)(l.ResolveTask(l.within(), child, ""))
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+	require.JSONEq(t, `{"x": 7}`, one[string](l, `SELECT results::text FROM steps WHERE task_id = $1`, task))
+}
+
+// What cannot be kept as one value is told to whoever waits for it, and not tried over and over.
+func TestSubTask_ResultsAreTooLargeTogether_TheStepFailsForGood(t *testing.T) {
+	l := newLab(t)
+	const width = 257 // times 1 MiB is more than jsonb takes
+	inner := taskgraph.Define("shop", "inner", "1")
+	for i := range width {
+		inner.Step(fmt.Sprintf("x%d", i), "h")
+	}
+	task := l.submit(inner, taskgraph.Define("shop", "outer", "1").SubTask("a", "inner", "1"))
+	l.turns()
+	child := one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id = $1`, task)
+	l.exec(`SELECT count(*) FROM transition_steps(ARRAY(SELECT step_id FROM steps WHERE task_id = $1), ARRAY['enqueued', 'in_progress', 'enqueued_for_orchestration'], NULL, '{}')`, child)
+	l.exec(`UPDATE steps SET results = to_jsonb(repeat('x', 1 << 20)) WHERE task_id = $1`, child)
+	l.exec(`SELECT wake_task($1, 'test')`, child)
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(child))
+	require.Equal(t, []string{"error"}, l.stepStates(task))
+	require.Equal(t, taskgraph.TaskBlockedByFailures, l.stateOf(task))
+	require.Contains(t, one[string](l, `SELECT results ->> 'error' FROM steps WHERE task_id = $1`, task), "67108864 bytes")
+	require.Equal(t, 0, one[int](l, `SELECT retries FROM tasks WHERE task_id = $1`, task))
+}
+
+func TestSubTask_ThatIsATaskOfItsOwnKind_EndsAtADepth(t *testing.T) {
+	l := newLab(t)
+	l.submit(taskgraph.Define("shop", "again", "1").SubTask("a", "again", "1"))
+	l.turns()
+	require.Equal(t, 100, one[int](l, `SELECT count(*) FROM tasks`))
+	require.Equal(t, 99, one[int](l, `SELECT max(depth) FROM tasks`))
+	require.Equal(t, []string{"blocked_by_failures"}, all[string](l, `SELECT state FROM tasks WHERE depth = 99`))
+	require.Contains(t, one[string](l, `SELECT results ->> 'error' FROM steps WHERE state = 'error'`), "100")
+	require.Equal(t, 99, one[int](l, `SELECT count(*) FROM steps WHERE state = 'in_progress'`))
+}
+
+// The ids of steps are made of the whole id of the task.
+func TestSubmit_TasksWhoseIDsEndAlike_HaveStepsOfTheirOwn(t *testing.T) {
+	l := newLab(t)
+	l.define("shop", "work", "1", `{}`, "a", "b")
+	l.exec(`SELECT create_task_many(ARRAY(SELECT (lpad(to_hex(n), 8, '0') || '-0000-1000-8000-0123456789ab')::uuid FROM generate_series(1, 50) AS n),
+		array_fill('shop'::text, ARRAY[50]), array_fill('work'::text, ARRAY[50]), array_fill('1'::text, ARRAY[50]))`)
+	require.Equal(t, 100, one[int](l, `SELECT count(*) FROM steps`))
+	require.Equal(t, []string{"7", "8"}, all[string](l, `SELECT DISTINCT CASE WHEN place = 15 THEN substr(step_id::text, 15, 1)
+		ELSE CASE WHEN substr(step_id::text, 20, 1) IN ('8', '9', 'a', 'b') THEN '8' END END FROM steps, unnest(ARRAY[15, 20]) AS place ORDER BY 1`), "version and variant")
+	require.Empty(t, all[string](l, `SELECT a.name FROM steps a JOIN steps b USING (task_id) WHERE a.position < b.position AND a.step_id > b.step_id`))
+}
+
+// Its message does not stay until it would have been due.
+func TestCancel_TaskThatWasToBeginLater_NothingOfItIsLeftInTheQueue(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.run()
+	for _, act := range []func(task string) (bool, error){
+		func(task string) (bool, error) { return g.Cancel(t.Context(), task, "") },
+		func(task string) (bool, error) {
+			return g.TransitionTask(t.Context(), task, taskgraph.TaskPending, taskgraph.TaskCancelled, "")
+		},
+	} {
+		task := g.submit(taskgraph.Define("shop", "later", "1").Step("a", "h"), func(s *taskgraph.Submission) { s.Delay = time.Hour })
+		action, state, err := g.Finalize(t.Context(), task)
+		require.NoError(t, err)
+		require.Equal(t, taskgraph.FinalizePending, action)
+		require.Equal(t, taskgraph.TaskPending, state)
+		did(t)(act(task))
+		_, err = g.Wait(g.within(), task)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return len(g.query(`SELECT kind FROM orchestrator_queue`)) == 0 }, patience, patience/10_000)
+	}
+}
+
+// Other messages of a task that is to begin later do not take its beginning away.
+func TestSubmit_Delay_ItsMessageIsTheTimer(t *testing.T) {
+	l := newLab(t)
+	l.define("shop", "later", "1", `{}`, "a", "b")
+	task := one[string](l, `SELECT create_task('shop', 'later', '1', p_delay => '1 h')::text`)
+	require.Zero(t, l.turns())
+	did(t)(l.ResolveStep(l.within(), l.step(task, "a"), ""))
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, []string{"start"}, all[string](l, `SELECT kind FROM orchestrator_queue`), "and no second one")
+	require.Equal(t, []string{"resolved_manually", "pending"}, l.stepStates(task))
+	pgwaketest.Advance(t, l.p, time.Hour)
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, []string{"resolved_manually", "enqueued"}, l.stepStates(task))
+}
+
+func TestAddSteps_CannotBe_SaysWhatIsWrong(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "grows", "1").Step("a", "h").Step("b", "h", taskgraph.After("a")).Template("x", "h"))
+	one := func(name string, with func(*taskgraph.AddedStep)) []taskgraph.AddedStep {
+		s := taskgraph.AddedStep{Name: name, Template: "x"}
+		if with != nil {
+			with(&s)
+		}
+		return []taskgraph.AddedStep{s}
+	}
+	many := make([]taskgraph.AddedStep, 19_999)
+	for i := range many {
+		many[i] = taskgraph.AddedStep{Name: fmt.Sprint("m", i), Template: "x"}
+	}
+	for says, steps := range map[string][]taskgraph.AddedStep{
+		"has a step b already": one("b", nil),
+		"are called twice":     append(one("twice", nil), one("twice", nil)...),
+		"over 20000":           many,
+		"have a cycle":         {{Name: "y", Template: "x", After: []string{"z"}}, {Name: "z", Template: "x", After: []string{"y"}}},
+		"a cycle":              one("y", func(s *taskgraph.AddedStep) { s.After, s.Before = []string{"b"}, []string{"a"} }),
+	} {
+		_, err := l.AddSteps(l.within(), task, steps...)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, says)
+		require.ErrorContains(t, err, says)
+	}
+	l.exec(`SELECT add_steps($1, ARRAY['ok'], ARRAY['x'], p_parents => ARRAY['a', 'a'], p_children => ARRAY['ok', 'b'], p_conditions => ARRAY['strict exists($.x ? (@ > 1))', '$.x == "cost$"'])`, task)
+	for _, condition := range []string{`$.x`, `$.x ? (@ > 1)`, `1 + 1`, `$.x == `, `$.x == $y`, `$.x == 1 || $."$" == $"y"`, `$.x == 1) || ($.y == 2`, ``} {
+		l.fails("PW003", `SELECT add_steps($1, ARRAY['y'], ARRAY['x'], p_parents => ARRAY['a'], p_children => ARRAY['y'], p_conditions => ARRAY[$2])`, task, condition)
+		l.fails("PW003", `SELECT register_task_definition('shop', 'bad', '1', NULL, '{}', ARRAY['a', 'b'], ARRAY['h', 'h'], p_parents => ARRAY['a'], p_children => ARRAY['b'], p_conditions => ARRAY[$1])`, condition)
+	}
+	require.Equal(t, []string{"pending", "pending", "pending"}, l.stepStates(task))
 }

@@ -71,6 +71,23 @@ func TestReadiness_TablesAnalyzedWhenEmpty_ReadsHardlyMoreThanTheTasksAskedFor(t
 	s.requirePages(t, 500, `SELECT * FROM get_next_ready_tasks(5)`) // those past their deadline are fifty
 }
 
+// What one of many tasks that are steps of a task does when it ends does not grow with how many there are.
+func TestSubTask_OneOfManyEnds_ReadsHardlyMoreThanItself(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	const parent, child = `'00000000-0000-0000-0000-000000000000'`, `'00000000-0000-0000-0000-000000000700'`
+	s.exec(t, `INSERT INTO tasks (task_id, task_definition_id, namespace, state, correlation_id, total_steps) VALUES (`+parent+`, '`+theDefinition+`', 'default', 'steps_in_process', new_uuid(), 20000)`)
+	s.exec(t, `INSERT INTO steps (step_id, task_id, step_definition_id, position, name, state)
+		SELECT lpad(n || '1', 32, '0')::uuid, `+parent+`, '`+theStep+`', n, 's' || n, 'in_progress' FROM generate_series(1, 20000) AS n`)
+	s.exec(t, `INSERT INTO tasks (task_id, task_definition_id, namespace, state, correlation_id, parent_task_id, parent_step_id, created_at)
+		SELECT lpad(n::text, 32, '0')::uuid, '`+theDefinition+`', 'default', 'complete', new_uuid(), `+parent+`, lpad(n || '1', 32, '0')::uuid, now() FROM generate_series(1, 20000) AS n`)
+	s.exec(t, `ANALYZE tasks, steps`)
+	s.requirePages(t, 150, `SELECT end_sub_task(t) FROM tasks t WHERE t.task_id = `+child)
+	s.requirePages(t, 150, `SELECT cancel_step('00000000-0000-0000-0000-000000007001')`)
+	require.Equal(t, 1, value[int](t, s, `WITH ended AS (SELECT end_sub_task(t) FROM tasks t WHERE t.task_id = `+child+`) SELECT count(*) FROM ended`))
+	require.Equal(t, "enqueued_for_orchestration", value[string](t, s, `SELECT state FROM steps WHERE name = 's700'`))
+}
+
 // requirePages asserts that a statement, which is undone, reads fewer pages: those of what is planned already. While other
 // tests on the server have old snapshots, what earlier statements left behind stays, and is walked over: that is allowed for.
 func (s *stage) requirePages(t *testing.T, fewerThan int64, statement string) {

@@ -496,3 +496,77 @@ func TestRecover_MessageWasRemovedByHand_TheTaskGoesOn(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, done)
 }
+
+// Without a work item nothing would ever be heard of a step that is enqueued, or begun. Its own dispatcher tells when it gives one up.
+func TestRecover_WorkItemIsGone_TheStepIsTriedAgainOrFails(t *testing.T) {
+	for how, remove := range map[string]func(l *lab){
+		"deleted": func(l *lab) { l.exec(`DELETE FROM worker_queue`) },
+		"made a dead letter": func(l *lab) {
+			l.exec(`SELECT bury_work(ARRAY(SELECT id FROM worker_queue), 'by hand', NULL)`)
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			l := newLab(t)
+			task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h"), taskgraph.Define("shop", "outer", "1").
+				Step("enqueued", "h", taskgraph.MaxAttempts(1)).Step("begun", "h").Step("last", "h", taskgraph.MaxAttempts(1)).SubTask("child", "inner", "1"))
+			l.turns()
+			l.begin(task, "begun")
+			l.begin(task, "last")
+			recovered := func() int {
+				t.Helper()
+				n, err := l.Recover(l.within(), 5*time.Minute, 100)
+				require.NoError(t, err)
+				return n
+			}
+			pgwaketest.Advance(t, l.p, 10*time.Minute)
+			require.Zero(t, recovered(), "they have their items")
+			remove(l)
+			l.exec(`INSERT INTO instance_locks (instance_id, lock_token, locked_until) VALUES ($1, gen_random_uuid(), clock_timestamp() + interval '1 min')`, task)
+			require.Equal(t, 1, recovered(), "somebody is at the turn of one")
+			l.exec(`DELETE FROM instance_locks`)
+			l.turns()
+			require.Equal(t, 1, recovered())
+			require.Zero(t, recovered(), "there is a message")
+			require.Equal(t, []string{"waiting_for_retry", "waiting_for_retry", "error", "in_progress"}, l.stepStates(task))
+			l.turns()
+			require.Equal(t, taskgraph.TaskBlockedByFailures, l.stateOf(task))
+			did(t)(l.ResetStep(l.within(), l.step(task, "last"), ""))
+			l.turns()
+			for _, step := range []string{"enqueued", "begun", "last"} {
+				l.ran(task, step, `1`)
+			}
+			l.ran(one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id = $1`, task), "x", `1`)
+			l.turns()
+			require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+			require.Equal(t, []int{1, 2, 1, 1}, all[int](l, `SELECT attempts FROM steps WHERE task_id = $1 ORDER BY position`, task))
+			require.Equal(t, 4, one[int](l, `SELECT count(*) FROM step_transitions WHERE metadata ->> 'event' = 'WorkerLost'`))
+			for _, id := range all[string](l, `SELECT task_id::text FROM tasks`) {
+				_, err := l.Replay(l.within(), id)
+				require.NoError(t, err)
+			}
+		})
+	}
+}
+
+// The task that has the key is removed between the insert that meets it and the answer: no id is returned of a task that does not exist.
+func TestSubmit_TaskOfTheKeyIsPurgedAtTheSameMoment_FailsAndMayBeRepeated(t *testing.T) {
+	l := newLab(t)
+	l.define("shop", "work", "1", `{}`)
+	const create = `SELECT create_task_many(NULL, ARRAY['shop', 'shop'], ARRAY['work', 'work'], ARRAY['1', '1'], p_idempotency_keys => ARRAY['a', 'b'])`
+	gone := one[string](l, `SELECT create_task('shop', 'work', '1', p_idempotency_key => 'a')::text`)
+	other, err := session(t, l.p).Begin(t.Context())
+	require.NoError(t, err)
+	_, err = other.Exec(t.Context(), `SELECT create_task('shop', 'work', '1', p_idempotency_key => 'b')`)
+	require.NoError(t, err)
+	end := l.meanwhile(create) // has met the first key, and waits for the second
+	l.exec(`DELETE FROM task_transitions WHERE task_id = $1`, gone)
+	l.exec(`DELETE FROM tasks WHERE task_id = $1`, gone)
+	require.NoError(t, other.Commit(t.Context()))
+	err = pgwake.WrapError("submit tasks", end())
+	var e *pgwake.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, "40001", e.SQLState)
+	require.True(t, e.Retryable)
+	l.exec(create)
+	require.Equal(t, []string{"a", "b"}, all[string](l, `SELECT idempotency_key FROM tasks ORDER BY 1`))
+}

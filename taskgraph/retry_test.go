@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
@@ -277,4 +278,161 @@ func TestT67_BackoffSetByMany_NoPairIsTornOrLost(t *testing.T) {
 	}
 	require.Zero(t, one[int](l, `SELECT backoff_request_seconds FROM steps WHERE step_id = $1`, step)%rounds, "the last one of some caller")
 	didNot(t)(l.SetStepBackoff(t.Context(), noID, time.Second))
+}
+
+// nextAttempt is in how many seconds the next attempt at a step is due, rounded; nil: there is no instant for that.
+func (l *lab) nextAttempt(task, step string) *int {
+	l.t.Helper()
+	return one[*int](l, `SELECT round(extract(epoch FROM next_attempt_at - clock_timestamp()) / 10)::integer * 10 FROM steps WHERE task_id = $1 AND name = $2`, task, step)
+}
+
+// By whomever a step is made to wait for its next attempt, that has an instant: it is what readiness says, and then it is enqueued.
+func TestTransitionStep_ToWaitingForRetry_IsTriedAgainWhenItIsDue(t *testing.T) {
+	for _, from := range []taskgraph.StepState{taskgraph.StepPending, taskgraph.StepEnqueued, taskgraph.StepInProgress} {
+		for _, every := range []time.Duration{0, time.Hour} {
+			t.Run(fmt.Sprintf("%s, every %v", from, every), func(t *testing.T) {
+				l := newLab(t)
+				var options []taskgraph.StepOption
+				if every > 0 {
+					options = append(options, taskgraph.RetryEvery(every))
+				}
+				task := l.submit(taskgraph.Define("shop", "work", "1").Step("a", "h", options...))
+				want := every
+				if from != taskgraph.StepPending {
+					l.turns()
+				}
+				if from == taskgraph.StepInProgress {
+					l.begin(task, "a")
+					want = max(want, 2*time.Second)
+				}
+				did(t)(l.TransitionStep(l.within(), l.step(task, "a"), from, taskgraph.StepWaitingForRetry, ""))
+				ready := func() bool {
+					t.Helper()
+					r, err := l.StepReadiness(l.within(), task)
+					require.NoError(t, err)
+					require.NotNil(t, r[0].NextRetryAt)
+					return r[0].Ready
+				}
+				l.turns()
+				if want > 0 {
+					require.False(t, ready())
+					require.Equal(t, []string{"waiting_for_retry"}, l.stepStates(task))
+					require.Equal(t, taskgraph.TaskWaitingForRetry, l.stateOf(task))
+					pgwaketest.Advance(t, l.p, want)
+					require.True(t, ready())
+					require.Equal(t, 1, l.turns(), "its timer")
+				}
+				require.Equal(t, []string{"enqueued"}, l.stepStates(task))
+			})
+		}
+	}
+}
+
+func TestTransitionStep_ToWaitingForRetryWithoutAttemptsLeft_IsRefused(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "work", "1").Step("a", "h", taskgraph.MaxAttempts(1)).Step("b", "h", taskgraph.NotRetryable()))
+	l.turns()
+	for _, name := range []string{"a", "b"} {
+		l.begin(task, name)
+		_, err := l.TransitionStep(l.within(), l.step(task, name), taskgraph.StepInProgress, taskgraph.StepWaitingForRetry, "")
+		require.ErrorIs(t, err, pgwake.ErrInvalid)
+	}
+	require.Equal(t, []string{"in_progress", "in_progress"}, l.stepStates(task))
+}
+
+func TestSetStepBackoff_StepIsPending_IsEnqueuedWhenThatIsOver(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "work", "1").Step("a", "h").Step("b", "h", taskgraph.After("a")))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "a"), time.Hour))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "b"), time.Minute)) // which waits for a in any case
+	l.turns()
+	require.Equal(t, []string{"pending", "pending"}, l.stepStates(task))
+	require.Equal(t, taskgraph.TaskWaitingForRetry, l.stateOf(task))
+	require.Equal(t, 3600, *one[*int](l, `SELECT round(extract(epoch FROM next_ready_at - clock_timestamp()) / 10)::integer * 10 FROM tasks`))
+	pgwaketest.Advance(t, l.p, time.Hour)
+	require.Equal(t, 1, l.turns(), "its timer")
+	require.Equal(t, []string{"enqueued", "pending"}, l.stepStates(task))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "b"), time.Hour))
+	l.ran(task, "a", `1`)
+	l.turns()
+	require.Equal(t, []string{"complete", "pending"}, l.stepStates(task))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "b"), 0))
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, []string{"complete", "enqueued"}, l.stepStates(task))
+}
+
+func TestSetStepBackoff_DuringAnAttempt_WhatIsAskedForLastHolds(t *testing.T) {
+	const fails = `SELECT finish_step($1, $2, $3, NULL, false, '{"error": "x"}', '30 s')`
+	for name, c := range map[string]struct {
+		sql      string
+		want     int
+		attempts int
+	}{
+		"the handler fails":                 {fails, 3600, 1},
+		"the handler asks for another":      {`SELECT finish_step($1, $2, $3, NULL, false, '{"error": "x"}', '120 s', 120)`, 120, 1},
+		"the handler asks in seconds alone": {`SELECT finish_step($1, $2, $3, NULL, false, '{"error": "x"}', NULL, 120)`, 120, 1},
+		"the worker is lost":                {`SELECT start_step($1, $2, $3, NULL, ARRAY['30 s'::interval])`, 3600, 1},
+		"the worker gives it back":          {`SELECT release_step($1, $2, $3, NULL)`, 3600, 0},
+		"somebody has it wait for a retry":  {`SELECT transition_step_state_atomic($1, 'in_progress', 'waiting_for_retry'), $2::bigint, $3::text`, 3600, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.define("shop", "work", "1", `{}`, "a")
+			task := l.create("shop", "work")
+			l.turns()
+			c1 := l.begin(task, "a")
+			did(t)(l.SetStepBackoff(l.within(), c1.step, time.Hour))
+			l.exec(c.sql, c1.step, c1.item, c1.token)
+			l.turns()
+			require.Equal(t, c.want, *l.nextAttempt(task, "a"))
+			step := one[int](l, `SELECT backoff_request_seconds FROM steps`)
+			require.Equal(t, c.want, step)
+			require.Equal(t, c.attempts, one[int](l, `SELECT attempts FROM steps`))
+			pgwaketest.Advance(t, l.p, time.Hour)
+			l.turns()
+			l.finish(l.begin(task, "a"), false, `{"error": "x"}`)
+			l.turns()
+			require.Less(t, *l.nextAttempt(task, "a"), 30, "it was for one attempt")
+		})
+	}
+}
+
+// The turn that has the step wait commits while the backoff is being set: the timer goes by the new one.
+func TestSetStepBackoff_TurnCommitsAtTheSameMoment_TheTimerIsSetAnew(t *testing.T) {
+	l := newLab(t)
+	l.define("shop", "work", "1", `{}`, "a")
+	task := l.create("shop", "work")
+	l.turns()
+	l.finish(l.begin(task, "a"), false, `{"error": "x"}`)
+	l.exec(`DELETE FROM orchestrator_queue`)
+	turn, err := session(t, l.p).Begin(t.Context())
+	require.NoError(t, err)
+	_, err = turn.Exec(t.Context(), `SELECT FROM tasks FOR NO KEY UPDATE`)
+	require.NoError(t, err)
+	end := l.meanwhile(`SELECT set_step_backoff_atomic($1, 0)`, l.step(task, "a"))
+	_, err = turn.Exec(t.Context(), `SELECT advance_task($1, NULL, NULL, true)`, task)
+	require.NoError(t, err)
+	require.NoError(t, turn.Commit(t.Context()))
+	require.NoError(t, end())
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, []string{"enqueued"}, l.stepStates(task))
+}
+
+func TestRetryEvery_WorkerOrSubTaskIsLost_IsHowLongItWaits(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h"),
+		taskgraph.Define("shop", "outer", "1").Step("a", "h", taskgraph.RetryEvery(7*time.Minute)).Step("b", "h").SubTask("c", "inner", "1", taskgraph.RetryEvery(9*time.Minute)))
+	l.turns()
+	for _, step := range []string{"a", "b"} {
+		l.begin(task, step)
+		require.Equal(t, "lost", l.start(l.take(task, step), "3 min"))
+	}
+	child := one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id = $1`, task)
+	l.finish(l.begin(child, "x"), false, `{"error": "no", "retryable": false}`)
+	l.turns()
+	did(t)(l.GiveUp(l.within(), child, ""))
+	l.turns()
+	for step, want := range map[string]int{"a": 420, "b": 180, "c": 540} {
+		require.Equal(t, want, *l.nextAttempt(task, step), step)
+	}
 }

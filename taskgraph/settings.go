@@ -15,7 +15,7 @@ type Settings struct {
 	AgeWeight         float64            // levels for each hour since the task was created; at first 0.1
 	RetryWeight       float64            // levels for each time that a step of it went to wait for another attempt; at first 0
 	DeadlineWeight    float64            // levels for each hour past its deadline; at first 0
-	NamespacePriority map[string]float64 // levels by namespace; at first none
+	NamespacePriority map[string]float64 // levels by namespace; at first none. If it has less than 0 in all, a task is claimed as if it had 0
 }
 
 // Settings returns them.

@@ -79,7 +79,7 @@ func TestT28_EveryPairOfStepStates_OnlyTheEdgesAreTaken(t *testing.T) {
 				before := one[int](l, `SELECT count(*) FROM step_transitions WHERE step_id = $1`, step)
 				done, err := transition(step)
 				state := one[taskgraph.StepState](l, `SELECT state FROM steps WHERE step_id = $1`, step)
-				if from.CanBecome(to) {
+				if from.CanBecome(to) && to != taskgraph.StepEnqueued { // for which there has to be a work item: turns alone do that
 					require.NoError(t, err)
 					require.True(t, done, "%s to %s by %s", from, to, by)
 					require.Equal(t, to, state)
@@ -157,4 +157,108 @@ func TestState_Kinds_AreAsTheTablesHaveThem(t *testing.T) {
 	}
 	require.False(t, taskgraph.TaskState("none").IsTerminal())
 	require.False(t, taskgraph.StepState("none").IsTerminal())
+}
+
+// Nobody makes a step enqueued that has no work item, nor changes one whose task has ended.
+func TestTransitionStep_TaskHasEnded_IsRefused(t *testing.T) {
+	l := newLab(t)
+	l.define("default", "work", "1", `{}`, "a")
+	for _, end := range taskgraph.TaskStates() {
+		if !end.IsTerminal() {
+			continue
+		}
+		task := l.create("default", "work")
+		l.bring(task, end)
+		for _, to := range []taskgraph.StepState{taskgraph.StepError, taskgraph.StepComplete, taskgraph.StepWaitingForRetry} {
+			didNot(t)(l.TransitionStep(l.within(), l.step(task, "a"), taskgraph.StepPending, to, ""))
+		}
+		require.Equal(t, []string{"pending"}, l.stepStates(task))
+		require.Equal(t, 1, one[int](l, `SELECT count(*) FROM step_transitions WHERE task_id = $1`, task))
+	}
+	didNot(t)(l.TransitionStep(l.within(), noID, taskgraph.StepPending, taskgraph.StepError, ""))
+}
+
+func TestTransitionTask_ToAnEnd_ItsStepsAndTheirTasksEndWithIt(t *testing.T) {
+	for _, end := range []taskgraph.TaskState{taskgraph.TaskCancelled, taskgraph.TaskResolvedManually, taskgraph.TaskComplete} {
+		t.Run(string(end), func(t *testing.T) {
+			l := newLab(t)
+			task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h"),
+				taskgraph.Define("shop", "outer", "1").Step("a", "h").SubTask("b", "inner", "1").Step("c", "h").Step("d", "h", taskgraph.After("c")))
+			l.turns()
+			l.ran(task, "c", `1`)
+			l.turns()
+			from := l.stateOf(task)
+			if end == taskgraph.TaskComplete { // whatever somebody is thinking of
+				did(t)(l.TransitionTask(l.within(), task, from, taskgraph.TaskEvaluatingResults, ""))
+				from = taskgraph.TaskEvaluatingResults
+			}
+			did(t)(l.TransitionTask(l.within(), task, from, end, ""))
+			require.Equal(t, []string{"cancelled", "cancelled", "complete", "cancelled"}, l.stepStates(task))
+			l.turns()
+			require.Equal(t, []string{"cancelled"}, all[string](l, `SELECT state FROM tasks WHERE parent_task_id = $1`, task))
+			require.Zero(t, one[int](l, `SELECT count(*) FROM worker_queue`))
+		})
+	}
+}
+
+func TestTransitionStep_SubTaskLeavesInProgress_TheTaskIsCancelled(t *testing.T) {
+	l := newLab(t)
+	require.NoError(t, l.Register(l.within(), taskgraph.Define("shop", "inner", "1").Step("x", "h")))
+	for _, to := range taskgraph.StepInProgress.Next() {
+		task := l.submit(taskgraph.Define("shop", "outer", "1").SubTask("a", "inner", "1").Step("b", "h"))
+		l.turns()
+		did(t)(l.TransitionStep(l.within(), l.step(task, "a"), taskgraph.StepInProgress, to, ""))
+		l.turns()
+		require.Equal(t, "cancelled", all[string](l, `SELECT state FROM tasks WHERE parent_task_id = $1 ORDER BY created_at`, task)[0], to)
+	}
+}
+
+// Whoever goes by what he has read does nothing once it is out of date, although the task is in the same state again.
+func TestTransitionTaskAfter_ThereWasAnotherSince_IsRefused(t *testing.T) {
+	l := newLab(t)
+	l.define("default", "work", "1", `{}`, "a")
+	task := l.create("default", "work")
+	l.bring(task, taskgraph.TaskStepsInProcess)
+	transitions, err := l.TaskTransitions(l.within(), task)
+	require.NoError(t, err)
+	seen := transitions[len(transitions)-1]
+	l.hop(task, taskgraph.TaskStepsInProcess, taskgraph.TaskEvaluatingResults)
+	l.hop(task, taskgraph.TaskEvaluatingResults, taskgraph.TaskStepsInProcess)
+	didNot(t)(l.TransitionTaskAfter(l.within(), &seen, taskgraph.TaskEvaluatingResults, ""))
+	transitions, err = l.TaskTransitions(l.within(), task)
+	require.NoError(t, err)
+	require.Len(t, transitions, 6)
+	did(t)(l.TransitionTaskAfter(l.within(), &transitions[5], taskgraph.TaskEvaluatingResults, ""))
+	didNot(t)(l.TransitionTaskAfter(l.within(), &transitions[5], taskgraph.TaskEvaluatingResults, ""))
+	_, err = l.TransitionTaskAfter(l.within(), &taskgraph.Transition{TaskID: task, SortKey: 7, ToState: "evaluating_results"}, taskgraph.TaskPending, "")
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	step, err := l.StepTransitions(l.within(), l.step(task, "a"))
+	require.NoError(t, err)
+	_, err = l.TransitionTaskAfter(l.within(), &step[0], taskgraph.TaskCancelled, "")
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+
+	// Also if the other one commits at the same moment.
+	transitions, err = l.TaskTransitions(l.within(), task)
+	require.NoError(t, err)
+	other, err := session(t, l.p).Begin(t.Context())
+	require.NoError(t, err)
+	_, err = other.Exec(t.Context(), `SELECT transition_task($1, ARRAY['evaluating_results', 'steps_in_process', 'evaluating_results'], NULL, '{}', true)`, task)
+	require.NoError(t, err)
+	end := l.meanwhile(`SELECT 1 / (NOT transition_task_state_atomic($1, 'evaluating_results', 'complete', p_expected_sort_key => $2))::integer`, task, transitions[6].SortKey)
+	require.NoError(t, other.Commit(t.Context()))
+	require.NoError(t, end())
+	require.Equal(t, taskgraph.TaskEvaluatingResults, l.stateOf(task))
+}
+
+func TestTransitions_StateThatIsNone_CannotBeWritten(t *testing.T) {
+	l := newLab(t)
+	for _, table := range []string{"task_transitions (task_id", "step_transitions (task_id, step_id"} {
+		id := `gen_random_uuid()`
+		if table[0] == 's' {
+			id += `, gen_random_uuid()`
+		}
+		l.exec(`INSERT INTO ` + table + `, sort_key, from_state, to_state) VALUES (` + id + `, 1, NULL, 'pending')`)
+		l.fails("23514", `INSERT INTO `+table+`, sort_key, from_state, to_state) VALUES (`+id+`, 2, 'nowhere', 'complete')`)
+		l.fails("23514", `INSERT INTO `+table+`, sort_key, from_state, to_state) VALUES (`+id+`, 2, 'pending', 'nowhere')`)
+	}
 }

@@ -34,6 +34,20 @@ type Transition struct {
 // Cursor returns the place of the transition, from which to read on.
 func (t *Transition) Cursor() Cursor { return Cursor{t.Xact, t.ID} }
 
+// TransitionTaskAfter is TransitionTask from the state that a transition of the task led to, as long as that is the latest one: false if there
+// was another since, although the task may be in that state again. So whoever decides by what he has read does nothing once it is out of
+// date.
+func (g *Graph) TransitionTaskAfter(ctx context.Context, latest *Transition, to TaskState, processor string) (bool, error) {
+	const op = "transition task"
+	if err := checkID(op, "task", latest.TaskID); err != nil {
+		return false, err
+	}
+	if latest.StepID != nil {
+		return false, invalid(op, "transition %d is of step %s", latest.ID, *latest.StepID)
+	}
+	return value[bool](ctx, g, op, "transition_task_state_atomic", latest.TaskID, latest.ToState, string(to), optional(processor), json.RawMessage("{}"), latest.SortKey)
+}
+
 // Cursor is a place in the sequence of all transitions. The zero value is its beginning.
 type Cursor struct {
 	Xact uint64

@@ -11,12 +11,14 @@ CREATE TABLE task_definitions (
     version            text        NOT NULL DEFAULT '0.1.0' CONSTRAINT task_definitions_version_check CHECK (octet_length(version) BETWEEN 1 AND 255),
     description        text,
     configuration      jsonb       NOT NULL DEFAULT '{}',
+    drain              boolean     NOT NULL GENERATED ALWAYS AS (coalesce(configuration ->> 'on_failure' = 'drain', false)) STORED,
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (namespace, name, version)
 );
 COMMENT ON TABLE task_definitions IS 'What tasks of a name and version are made of. A version never changes once it is registered: tasks of it may be under way.';
 COMMENT ON COLUMN task_definitions.configuration IS 'The definition as it was registered, in the form of its YAML; lifecycle and failure policy are read from here.';
+COMMENT ON COLUMN task_definitions.drain IS 'The failure policy, for turns: they do not unpack all of the configuration for it.';
 
 CREATE TABLE step_definitions (
     step_definition_id uuid        PRIMARY KEY,
@@ -42,6 +44,8 @@ CREATE TABLE step_definitions (
     UNIQUE (task_definition_id, position),
     CONSTRAINT step_definitions_kind_check CHECK ((handler IS NULL) = (sub_task_name IS NOT NULL) AND (sub_task_name IS NULL) = (sub_task_version IS NULL))
 );
+-- advance_task: whether tasks of a definition have steps that are tasks of their own
+CREATE INDEX step_definitions_sub_task_idx ON step_definitions (task_definition_id) WHERE handler IS NULL;
 COMMENT ON TABLE step_definitions IS 'The steps of a task definition.';
 COMMENT ON COLUMN step_definitions.position IS 'Place in the definition, from 1; its steps have it too.';
 COMMENT ON COLUMN step_definitions.handler IS 'Name of the function that runs the step. Null for one that is a task of its own.';
@@ -101,6 +105,7 @@ CREATE TABLE tasks (
     parent_correlation_id uuid,
     parent_task_id        uuid,
     parent_step_id        uuid,
+    depth                 integer     NOT NULL DEFAULT 0,
     created_at            timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at            timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (
@@ -118,8 +123,9 @@ COMMENT ON COLUMN tasks.start_at IS 'Before this instant it stays pending.';
 COMMENT ON COLUMN tasks.retries IS 'How often a step of it went to wait for another attempt.';
 COMMENT ON COLUMN tasks.completed_steps IS 'Of its steps, those that have passed_on.';
 COMMENT ON COLUMN tasks.next_ready_at IS 'When it has, or will have, steps that are ready and not enqueued; null: as far as is known, not before something else happens to it. Whoever makes a step ready sets it.';
-COMMENT ON COLUMN tasks.timer_at IS 'When the message is due that wakes it for the next attempt of a step; null: there is none.';
+COMMENT ON COLUMN tasks.timer_at IS 'When the message is due that wakes it to begin, or for the next attempt of a step; null: there is none. The message has the dedup key retry/<task_id>.';
 COMMENT ON COLUMN tasks.parent_step_id IS 'Step of parent_task_id that waits for the end of this task.';
+COMMENT ON COLUMN tasks.depth IS 'How many tasks it is within: its parent, the parent of that, and so on.';
 
 -- get_next_ready_tasks
 CREATE INDEX tasks_ready_idx ON tasks (priority_key DESC, created_at, task_id) WHERE next_ready_at IS NOT NULL;
@@ -135,6 +141,8 @@ CREATE INDEX tasks_created_idx ON tasks (created_at);
 CREATE INDEX tasks_definition_idx ON tasks (task_definition_id, created_at);
 -- children of a task
 CREATE INDEX tasks_parent_idx ON tasks (parent_task_id) WHERE parent_task_id IS NOT NULL;
+-- end_sub_task: the latest task that a step was; cancel_sub_tasks
+CREATE INDEX tasks_parent_step_idx ON tasks (parent_step_id, created_at, task_id) WHERE parent_step_id IS NOT NULL;
 
 CREATE TABLE steps (
     step_id                 uuid        PRIMARY KEY,
@@ -180,7 +188,7 @@ COMMENT ON COLUMN steps.position IS 'Number within its task, from 1; the activit
 COMMENT ON COLUMN steps.state IS 'Current state; what compare-and-swap locks and compares. Every change is a row of step_transitions.';
 COMMENT ON COLUMN steps.in_process IS 'Mirror of the state, for those who know it from the documents.';
 COMMENT ON COLUMN steps.processed IS 'The same.';
-COMMENT ON COLUMN steps.next_attempt_at IS 'When it may be tried again, with waiting_for_retry; computed once, when the attempt failed.';
+COMMENT ON COLUMN steps.next_attempt_at IS 'When it may be tried again, with waiting_for_retry, and with pending if somebody asked for that; computed once, when the attempt failed. With in_progress: what somebody asked for meanwhile.';
 COMMENT ON COLUMN steps.backoff_request_seconds IS 'What the handler, or set_step_backoff_atomic, asked for.';
 COMMENT ON COLUMN steps.results IS 'What its handler returned; with enqueued_as_error_for_orchestration, waiting_for_retry and error what went wrong, as {"error": text, "retryable": boolean}.';
 COMMENT ON COLUMN steps.checkpoint IS 'What the handler noted to go on from, should it be called again.';
@@ -191,8 +199,12 @@ COMMENT ON COLUMN steps.passed_on IS 'It is complete or resolved_manually, and i
 
 -- advance_task: what a task has in each state
 CREATE INDEX steps_state_idx ON steps (task_id, state);
--- advance_task: what can be enqueued
-CREATE INDEX steps_ready_idx ON steps (task_id) WHERE state = 'pending' AND unmet = 0;
+-- advance_task: what can be enqueued, in the order of that
+CREATE INDEX steps_ready_idx ON steps (task_id, step_id) WHERE state = 'pending' AND unmet = 0;
+-- advance_task: what is not to be run
+CREATE INDEX steps_skip_idx ON steps (task_id) WHERE state IN ('pending', 'waiting_for_retry') AND unmet = 0 AND skip;
+-- advance_task: whose next attempt is due, or is the next to be
+CREATE INDEX steps_next_attempt_idx ON steps (task_id, next_attempt_at) WHERE state IN ('pending', 'waiting_for_retry') AND next_attempt_at IS NOT NULL;
 -- advance_task: what is complete, and not passed on
 CREATE INDEX steps_unpassed_idx ON steps (task_id) WHERE NOT passed_on AND state IN ('complete', 'resolved_manually');
 -- slowest steps, analytics
@@ -234,9 +246,11 @@ CREATE TABLE task_transitions (
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (task_id, sort_key)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
-ALTER TABLE task_transitions ADD CONSTRAINT task_transitions_states_check CHECK (
-    to_state IN ('pending', 'initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results', 'waiting_for_dependencies',
-                 'waiting_for_retry', 'blocked_by_failures', 'complete', 'error', 'cancelled', 'resolved_manually'));
+ALTER TABLE task_transitions ADD CONSTRAINT task_transitions_states_check CHECK ( -- from_state is null in the first one of each
+    from_state IN ('pending', 'initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results', 'waiting_for_dependencies',
+                   'waiting_for_retry', 'blocked_by_failures', 'complete', 'error', 'cancelled', 'resolved_manually')
+    AND to_state IN ('pending', 'initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results', 'waiting_for_dependencies',
+                     'waiting_for_retry', 'blocked_by_failures', 'complete', 'error', 'cancelled', 'resolved_manually'));
 COMMENT ON TABLE task_transitions IS 'Every state that tasks came into, append-only. The latest of a task is the one with its sort_key.';
 COMMENT ON COLUMN task_transitions.xact IS 'Transaction that wrote it: transitions are read in the order of (xact, transition_id), and only those older than every open transaction, so that none is passed over (read_transitions).';
 -- read_transitions
@@ -256,8 +270,10 @@ CREATE TABLE step_transitions (
     PRIMARY KEY (step_id, sort_key)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 ALTER TABLE step_transitions ADD CONSTRAINT step_transitions_states_check CHECK (
-    to_state IN ('pending', 'enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration',
-                 'waiting_for_retry', 'complete', 'error', 'cancelled', 'resolved_manually'));
+    from_state IN ('pending', 'enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration',
+                   'waiting_for_retry', 'complete', 'error', 'cancelled', 'resolved_manually')
+    AND to_state IN ('pending', 'enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration',
+                     'waiting_for_retry', 'complete', 'error', 'cancelled', 'resolved_manually'));
 COMMENT ON TABLE step_transitions IS 'Every state that steps came into, append-only.';
 -- read_transitions
 CREATE INDEX step_transitions_cursor_idx ON step_transitions (xact, transition_id);
@@ -280,6 +296,8 @@ CREATE TABLE task_dlq (
 );
 COMMENT ON TABLE task_dlq IS 'Tasks that somebody has to look into. A record of the investigation, and not the queue of dead letters: the task is put right by what is done to its steps.';
 CREATE UNIQUE INDEX task_dlq_pending_idx ON task_dlq (task_id) WHERE resolution_status = 'pending';
+-- purge_tasks
+CREATE INDEX task_dlq_task_idx ON task_dlq (task_id);
 -- lists
 CREATE INDEX task_dlq_created_idx ON task_dlq (resolution_status, created_at);
 
@@ -299,6 +317,8 @@ COMMENT ON COLUMN taskgraph_settings.deadline_weight IS 'Levels for each hour pa
 COMMENT ON COLUMN taskgraph_settings.namespace_priority IS 'Levels by namespace.';
 INSERT INTO taskgraph_settings DEFAULT VALUES;
 
+-- Settings, and what was added up of the runs of tasks that are gone (run_rollups), go with the tables without being asked for: the
+-- ones are set anew in a moment, and the others can be had from nowhere but say nothing that anything depends on.
 -- +goose StatementBegin
 CREATE FUNCTION require_no_tasks() RETURNS void
 LANGUAGE plpgsql
@@ -312,7 +332,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION require_no_tasks IS 'Internal: fails with PW006 while a row would be lost by migrating down.';
+COMMENT ON FUNCTION require_no_tasks IS 'Internal: fails with PW006 while a task, a definition or a transition would be lost by migrating down.';
 
 -- +goose Down
 

@@ -20,10 +20,11 @@ CREATE FUNCTION numbered_uuid(p_of uuid, p_at timestamptz, p_number integer)
 RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-    -- The number takes the 12 bits after the milliseconds, and carries into these; the last 8 bytes are those of the parent but for one bit.
+    -- The number takes the 12 bits after the milliseconds, and carries into these. The last 8 bytes are of a hash of the whole id of the
+    -- parent, with the bits of the variant in their place: the ids of two parents may well have the same last bytes.
     SELECT encode(substring(int8send((extract(epoch FROM p_at) * 1000)::bigint + p_number / 4096) FROM 3)
                   || substring(int4send(28672 | (p_number % 4096)) FROM 3)
-                  || substring(set_byte(uuid_send(p_of), 15, get_byte(uuid_send(p_of), 15) # 1) FROM 9), 'hex')::uuid
+                  || set_byte(substring(sha256(uuid_send(p_of)) FROM 1 FOR 8), 0, 128 | (get_byte(sha256(uuid_send(p_of)), 0) & 63)), 'hex')::uuid
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION numbered_uuid IS 'Internal: the UUID of version 7 of what has a number within something else. Those of one parent and instant are in the order of the numbers, and whoever knows these three need not look it up.';
@@ -76,7 +77,9 @@ AS $$ SELECT p_task_state IN ('complete', 'error', 'cancelled', 'resolved_manual
 COMMENT ON FUNCTION is_terminal IS 'Internal: whether a task in this state has ended.';
 
 -- +goose StatementBegin
-CREATE FUNCTION transition_task(p_task uuid, p_path text[], p_processor uuid, p_metadata jsonb, p_leads boolean)
+CREATE FUNCTION transition_task(
+    p_task uuid, p_path text[], p_processor uuid, p_metadata jsonb, p_leads boolean,
+    p_passed integer DEFAULT 0, p_retried integer DEFAULT 0, p_turn boolean DEFAULT false, p_next_ready_at timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -110,10 +113,15 @@ BEGIN
     SELECT p_task, v_task.sort_key + hop.n, p_path[hop.n], p_path[hop.n + 1], p_processor, coalesce(p_metadata, '{}'), v_now
       FROM generate_series(1, v_hops) AS hop (n) ORDER BY hop.n;
     UPDATE tasks t
-       SET state = v_to, sort_key = t.sort_key + v_hops, state_entered_at = v_now, updated_at = v_now,
-           processor_id = CASE WHEN v_to IN ('initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results') THEN p_processor END,
+       SET state = v_to, sort_key = t.sort_key + v_hops, updated_at = v_now,
+           state_entered_at = CASE WHEN v_hops > 0 THEN v_now ELSE t.state_entered_at END,
+           processor_id = CASE WHEN v_hops = 0 THEN t.processor_id
+                               WHEN v_to IN ('initializing', 'enqueuing_steps', 'steps_in_process', 'evaluating_results') THEN p_processor END,
            completed_at = CASE WHEN is_terminal(v_to) THEN v_now END,
-           next_ready_at = CASE WHEN NOT is_terminal(v_to) THEN t.next_ready_at END
+           completed_steps = t.completed_steps + p_passed, retries = t.retries + p_retried,
+           priority_key = CASE WHEN p_retried > 0 THEN task_priority_key(t.namespace, t.priority, t.retries + p_retried, t.created_at) ELSE t.priority_key END,
+           next_ready_at = CASE WHEN is_terminal(v_to) THEN NULL WHEN p_turn THEN p_next_ready_at ELSE t.next_ready_at END,
+           timer_at = CASE WHEN p_turn AND NOT is_terminal(v_to) THEN p_next_ready_at ELSE t.timer_at END
      WHERE t.task_id = p_task;
     IF is_terminal(v_to) THEN
         PERFORM tell_task_state(p_task);
@@ -122,18 +130,28 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION transition_task IS 'Internal: the compare-and-swap of tasks. Takes a task that is in the first state of the path along all of it, in one step, and writes a transition for each. False, and nothing is changed, if it is in another state, if there is no such task, or if its state belongs to another processor whose lease holds: that does not concern whoever leads, which is the holder of the lease, nor a cancellation or a manual resolution. PW003 if the path is none.';
+COMMENT ON FUNCTION transition_task IS 'Internal: the compare-and-swap of tasks. Takes a task that is in the first state of the path along all of it, in one step, and writes a transition for each. False, and nothing is changed, if it is in another state, if there is no such task, or if its state belongs to another processor whose lease holds: that does not concern whoever leads, which is the holder of the lease, nor a cancellation or a manual resolution. PW003 if the path is none. With the same write, so that a turn has one: so many steps more were passed on, and so many went to wait for another attempt; and with p_turn, which says that the caller sees to the timer, steps are ready next at p_next_ready_at. A path of one state is for these alone.';
 
 -- +goose StatementBegin
 CREATE FUNCTION transition_task_state_atomic(
-    p_task_uuid uuid, p_from_state text, p_to_state text, p_processor_uuid uuid DEFAULT NULL, p_metadata jsonb DEFAULT '{}')
+    p_task_uuid uuid, p_from_state text, p_to_state text, p_processor_uuid uuid DEFAULT NULL, p_metadata jsonb DEFAULT '{}',
+    p_expected_sort_key integer DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
+    IF p_expected_sort_key IS NOT NULL THEN
+        PERFORM FROM tasks t WHERE t.task_id = p_task_uuid AND t.sort_key = p_expected_sort_key FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
     IF NOT transition_task(p_task_uuid, ARRAY[p_from_state, p_to_state], p_processor_uuid, p_metadata, false) THEN
         RETURN false;
+    END IF;
+    IF is_terminal(p_to_state) THEN
+        PERFORM cancel_open_steps(p_task_uuid, p_metadata);
     END IF;
     IF is_terminal(p_to_state) OR p_to_state IN ('evaluating_results', 'enqueuing_steps', 'initializing') THEN
         PERFORM wake_task(p_task_uuid, 'transition');
@@ -142,7 +160,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION transition_task_state_atomic IS 'Takes a task from one state to another, if it is in the first: of several callers one succeeds. False, and nothing is changed, if it is not, if there is no such task, and if it is in an active state (initializing, enqueuing_steps, steps_in_process, evaluating_results) that another processor brought it into, whose lease holds. PW003 if there is no such transition, see is_task_edge.';
+COMMENT ON FUNCTION transition_task_state_atomic IS 'Takes a task from one state to another, if it is in the first: of several callers one succeeds. False, and nothing is changed, if it is not, if there is no such task, and if it is in an active state (initializing, enqueuing_steps, steps_in_process, evaluating_results) that another processor brought it into, whose lease holds. Given p_expected_sort_key, that of the transition by which it came into the state when the caller saw it there, false also if there was another since. If it ends with that, its steps that have not are cancelled. PW003 if there is no such transition, see is_task_edge.';
 
 -- +goose StatementBegin
 CREATE FUNCTION get_current_task_state(p_task_uuid uuid)
@@ -181,9 +199,15 @@ BEGIN
                attempts = CASE WHEN p_path[1] = 'error' AND v_to = 'pending' THEN 0 ELSE s.attempts + (v_to = 'in_progress')::integer END,
                last_attempted_at = CASE WHEN v_to = 'in_progress' THEN v_now ELSE s.last_attempted_at END,
                processed_at = CASE WHEN v_to IN ('complete', 'cancelled', 'resolved_manually') THEN v_now END,
-               next_attempt_at = CASE WHEN v_to = 'waiting_for_retry' THEN coalesce(i.next_attempt_at, s.next_attempt_at)
-                                      WHEN v_to = 'enqueued_as_error_for_orchestration' THEN i.next_attempt_at END,
-               backoff_request_seconds = CASE WHEN v_to IN ('enqueued_as_error_for_orchestration', 'waiting_for_retry') THEN s.backoff_request_seconds END,
+               -- Invariant: what waits for an attempt has an instant for that. One that somebody has asked for (set_step_backoff_atomic) stands.
+               next_attempt_at = CASE WHEN v_to = 'waiting_for_retry'
+                                      THEN coalesce(s.next_attempt_at, i.next_attempt_at, v_now + make_interval(secs => coalesce(
+                                               (SELECT d.backoff_seconds FROM step_definitions d WHERE d.step_definition_id = s.step_definition_id),
+                                               calculate_backoff_delay(s.attempts))))
+                                      WHEN v_to = 'enqueued_as_error_for_orchestration' THEN coalesce(s.next_attempt_at, i.next_attempt_at)
+                                      WHEN v_to = 'pending' AND p_path[1] = 'waiting_for_retry' THEN s.next_attempt_at END,
+               backoff_request_seconds = CASE WHEN v_to IN ('enqueued_as_error_for_orchestration', 'waiting_for_retry')
+                                                OR v_to = 'pending' AND p_path[1] = 'waiting_for_retry' THEN s.backoff_request_seconds END,
                results = CASE WHEN v_to IN ('cancelled', 'resolved_manually', 'pending', 'enqueued', 'in_progress') THEN NULL
                               WHEN p_results IS NOT NULL THEN i.result ELSE s.results END,
                work_item_id = CASE WHEN v_to = 'enqueued' THEN i.work_item WHEN v_to = 'in_progress' THEN s.work_item_id END
@@ -199,7 +223,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION transition_steps IS 'Internal: the compare-and-swap of steps. Takes those of them that are in the first state of the path along all of it, writes a transition for each hop, and does what belongs to the last state: it counts the attempt (in_progress), notes when it ended, and forgets what no longer holds. Results, instants of the next attempt and work items are for the steps of the same place. Returns those that it moved. PW003 if the path is none.';
+COMMENT ON FUNCTION transition_steps IS 'Internal: the compare-and-swap of steps. Takes those of them that are in the first state of the path along all of it, writes a transition for each hop, and does what belongs to the last state: it counts the attempt (in_progress), notes when it ended, decides when the next one is due unless that is known (waiting_for_retry), and forgets what no longer holds. Results, instants of the next attempt and work items are for the steps of the same place. Returns those that it moved. PW003 if the path is none.';
 
 -- +goose StatementBegin
 CREATE FUNCTION transition_step_state_atomic(
@@ -209,19 +233,46 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_task uuid := (SELECT s.task_id FROM steps s WHERE s.step_id = p_step_uuid);
+    v_task  uuid := (SELECT s.task_id FROM steps s WHERE s.step_id = p_step_uuid);
+    v_state text;
 BEGIN
-    PERFORM FROM tasks t WHERE t.task_id = v_task FOR NO KEY UPDATE; -- before its steps, as everywhere
+    IF p_from_state = 'pending' AND p_to_state = 'enqueued' THEN
+        RAISE EXCEPTION 'a step is enqueued together with its work item, by a turn of its task' USING ERRCODE = 'PW003';
+    END IF;
+    SELECT t.state INTO v_state FROM tasks t WHERE t.task_id = v_task FOR NO KEY UPDATE; -- before its steps, as everywhere
+    IF is_step_edge(p_from_state, p_to_state) AND is_terminal(v_state) THEN
+        RETURN false;
+    END IF;
     PERFORM transition_steps(ARRAY[p_step_uuid], ARRAY[p_from_state, p_to_state], p_processor_uuid, p_metadata);
     IF NOT FOUND THEN
         RETURN false;
+    END IF;
+    IF p_to_state = 'waiting_for_retry'
+       AND EXISTS (SELECT FROM steps s WHERE s.step_id = p_step_uuid AND NOT (s.attempts = 0 OR s.retryable AND s.attempts < s.max_attempts)) THEN
+        RAISE EXCEPTION 'step % has no attempt left to wait for', p_step_uuid USING ERRCODE = 'PW003';
+    END IF;
+    IF p_from_state = 'in_progress' THEN
+        PERFORM cancel_sub_tasks(p_step_uuid);
     END IF;
     PERFORM wake_task(v_task, 'step_transition');
     RETURN true;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION transition_step_state_atomic IS 'Takes a step from one state to another, if it is in the first, and has its task evaluated. False, and nothing is changed, if it is not, and if there is no such step. PW003 if there is no such transition, see is_step_edge.';
+COMMENT ON FUNCTION transition_step_state_atomic IS 'Takes a step from one state to another, if it is in the first, and has its task evaluated. False, and nothing is changed, if it is not, if there is no such step, and if its task has ended. A task that the step is is cancelled when the step leaves in_progress. PW003 if there is no such transition, see is_step_edge; for one to enqueued, which is for turns of the task alone, since a work item comes with it; and for one to waiting_for_retry if no attempt is left.';
+
+-- +goose StatementBegin
+CREATE FUNCTION cancel_sub_tasks(p_step uuid)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM enqueue_message(c.task_id::text, 'cancel', p_queue => 'taskgraph') FROM tasks c WHERE c.parent_step_id = p_step AND NOT is_terminal(c.state);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION cancel_sub_tasks IS 'Internal: cancels the task that a step is, if it has not ended: nobody waits for it any more.';
 
 -- +goose StatementBegin
 CREATE FUNCTION wake_task(p_task uuid, p_kind text, p_data jsonb DEFAULT NULL)
@@ -243,5 +294,5 @@ COMMENT ON FUNCTION wake_task IS 'Internal: has a task evaluated, since somethin
 -- In the newest migration, where nothing is gone yet; the lock waits for transactions that have created tasks and not committed.
 LOCK TABLE task_definitions, tasks, task_transitions, step_transitions IN ACCESS EXCLUSIVE MODE;
 SELECT require_no_tasks();
-DROP FUNCTION wake_task, transition_step_state_atomic, transition_steps, get_current_task_state, transition_task_state_atomic, transition_task,
+DROP FUNCTION wake_task, cancel_sub_tasks, transition_step_state_atomic, transition_steps, get_current_task_state, transition_task_state_atomic, transition_task,
     is_terminal, is_step_edge, is_task_edge, numbered_uuid, new_uuid;

@@ -337,7 +337,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION step_levels IS 'Internal: the levels of some steps, among which are all that they depend on, each in the place of its step.';
+COMMENT ON FUNCTION step_levels IS 'Internal: the levels of some steps, each in the place of its step; what they depend on and is not among them does not count.';
 
 -- +goose StatementBegin
 CREATE FUNCTION calculate_dependency_levels(p_task_uuid uuid)

@@ -6,6 +6,28 @@
 -- +goose Up
 
 -- +goose StatementBegin
+CREATE FUNCTION check_conditions(p_conditions text[])
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+DECLARE
+    v_condition text;
+BEGIN
+    FOR v_condition IN SELECT DISTINCT i.condition FROM unnest(p_conditions) AS i (condition) WHERE i.condition IS NOT NULL LOOP
+        -- Only of a predicate is there a negation. Between the quotes of strings, a $ is nothing but that; before one, it is a variable.
+        PERFORM ('!(' || regexp_replace(v_condition::jsonpath::text, '^strict ', '') || ')')::jsonpath;
+        IF strpos(regexp_replace(v_condition::jsonpath::text, '"(\\.|[^"\\])*"', '""', 'g'), '$""') > 0 THEN
+            RAISE EXCEPTION 'the condition % has a variable, and there are none', left(v_condition, 200) USING ERRCODE = 'PW003';
+        END IF;
+    END LOOP;
+EXCEPTION WHEN syntax_error OR invalid_text_representation THEN
+    RAISE EXCEPTION 'the condition % is no predicate of SQL/JSON: %', left(v_condition, 200), SQLERRM USING ERRCODE = 'PW003';
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION check_conditions IS 'Internal: PW003 unless these can be conditions of dependencies, whatever the result that they are asked about.';
+
+-- +goose StatementBegin
 CREATE FUNCTION register_task_definition(
     p_namespace text, p_name text, p_version text, p_description text, p_configuration jsonb,
     p_steps text[], p_handlers text[], p_descriptions text[] DEFAULT NULL, p_retryables boolean[] DEFAULT NULL,
@@ -40,6 +62,7 @@ BEGIN
         RETURN v_known.task_definition_id;
     END IF;
     PERFORM register_namespaces(ARRAY[p_namespace]);
+    PERFORM check_conditions(p_conditions);
     INSERT INTO step_definitions (step_definition_id, task_definition_id, position, name, handler, description, retryable, max_attempts,
                                   backoff_seconds, timeout, tag, limit_key, inputs, on_demand, sub_task_name, sub_task_version)
     SELECT numbered_uuid(v_id, clock_timestamp(), i.ord::integer), v_id, i.ord, i.name, i.handler, i.description, coalesce(i.retryable, true), coalesce(i.max_attempts, 3),
@@ -106,7 +129,9 @@ BEGIN
     v_levels := p_priority + coalesce((v_set.namespace_priority ->> p_namespace)::float8, 0) + v_set.retry_weight * p_retries
         + v_set.deadline_weight * coalesce(greatest(extract(epoch FROM clock_timestamp() - p_deadline) / 3600, 0), 0);
     -- A task gains age_weight levels an hour. So a level is a head start of so much time, and within the same priority of the queue
-    -- older ones come first: the order is that of the computed priority, at whatever time one looks.
+    -- older ones come first: the order is that of the computed priority, at whatever time one looks. Levels below 0 cannot be had: less
+    -- than no head start would keep an item from being claimed while nobody else is there, and with a head start for all, from
+    -- which some is taken, everything would seem to have been due for days.
     IF v_set.age_weight > 0 THEN
         priority := 0;
         due_at := p_since - make_interval(secs => least(greatest(v_levels, 0) / v_set.age_weight * 3600, 1e9));
@@ -117,7 +142,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION claim_place IS 'Internal: where in a queue of the Provider something belongs that has so many levels of priority and has waited since an instant. Levels below 0 count as 0.';
+COMMENT ON FUNCTION claim_place IS 'Internal: where in a queue of the Provider something belongs that has so many levels of priority and has waited since an instant. Levels below 0 count as 0 here; get_next_ready_tasks knows them.';
 
 -- +goose StatementBegin
 CREATE FUNCTION create_task_many(
@@ -138,6 +163,7 @@ DECLARE
     v_ids     uuid[] := ARRAY(SELECT coalesce(p_tasks[n], new_uuid()) FROM generate_series(1, cardinality(p_names)) AS n ORDER BY n);
     v_missing text;
     v_added   uuid[];
+    v_new     boolean[]; -- of v_ids, whether it was added
 BEGIN
     SELECT format('%s, version %s, in namespace %s', i.name, i.version, i.namespace) INTO v_missing
       FROM unnest(p_namespaces, p_names, p_versions) AS i (namespace, name, version)
@@ -151,11 +177,13 @@ BEGIN
     WITH added AS (
         INSERT INTO tasks (task_id, task_definition_id, namespace, priority, priority_key, deadline, start_at, next_ready_at, requested_at, initiator, source_system,
                            reason, tags, context, idempotency_key, correlation_id, parent_correlation_id, parent_task_id, parent_step_id, created_at,
-                           total_steps)
+                           total_steps, timer_at, depth)
         SELECT i.id, d.task_definition_id, d.namespace, coalesce(i.priority, 0), task_priority_key(d.namespace, coalesce(i.priority, 0), 0, v_now),
                i.deadline, v_now + coalesce(i.delay, '0'), v_now + coalesce(i.delay, '0'), v_now, i.initiator, i.source_system, i.reason, i.tags::jsonb, coalesce(i.context::jsonb, '{}'),
                i.idempotency_key, coalesce(i.correlation, i.id), i.parent_correlation, i.parent_task, i.parent_step, v_now,
-               (SELECT count(*) FROM step_definitions s WHERE s.task_definition_id = d.task_definition_id AND NOT s.on_demand)
+               (SELECT count(*) FROM step_definitions s WHERE s.task_definition_id = d.task_definition_id AND NOT s.on_demand),
+               CASE WHEN i.delay > interval '0' THEN v_now + i.delay END,
+               CASE WHEN i.parent_task IS NULL THEN 0 ELSE coalesce((SELECT p.depth + 1 FROM tasks p WHERE p.task_id = i.parent_task), 0) END
           FROM unnest(v_ids, p_namespaces, p_names, p_versions, p_contexts, p_priorities, p_delays, p_deadlines, p_idempotency_keys, p_initiators,
                       p_source_systems, p_reasons, p_tags, p_correlations, p_parent_correlations, p_parent_tasks, p_parent_steps) WITH ORDINALITY
                AS i (id, namespace, name, version, context, priority, delay, deadline, idempotency_key, initiator, source_system, reason, tags,
@@ -166,13 +194,15 @@ BEGIN
         RETURNING tasks.task_id)
     SELECT array_agg(a.task_id) INTO v_added FROM added a;
     v_added := coalesce(v_added, '{}');
+    -- By a hash, which a query with the joins that are enabled here would not make: to look each up in an array is n * n.
+    v_new := ARRAY(SELECT i.id IN (SELECT unnest(v_added)) FROM unnest(v_ids) WITH ORDINALITY AS i (id, ord) ORDER BY i.ord);
 
     WITH stepped AS (
         INSERT INTO steps (step_id, task_id, step_definition_id, position, name, retryable, max_attempts, inputs, priority, unmet, created_at)
         SELECT numbered_uuid(t.task_id, v_now, s.position), t.task_id, s.step_definition_id, s.position, s.name, s.retryable, s.max_attempts, s.inputs,
                t.priority, s.parents, v_now
           FROM tasks t JOIN step_definitions s ON s.task_definition_id = t.task_definition_id AND NOT s.on_demand
-         WHERE t.task_id = ANY (v_added)
+         WHERE t.task_id = ANY (v_added) -- which an index is asked for; an array that is not takes as long as it has elements
         RETURNING step_id, steps.task_id),
     stepped_log AS (
         INSERT INTO step_transitions (step_id, sort_key, task_id, to_state, metadata, created_at)
@@ -189,34 +219,41 @@ BEGIN
         SELECT array_agg(i.id::text) AS ids, array_agg('start'::text) AS kinds, array_agg(NULL::text) AS datas, array_agg(i.name) AS names,
                array_agg(i.version) AS versions, array_agg(i.namespace) AS namespaces, array_agg(place.priority) AS priorities,
                array_agg(CASE WHEN i.delay > interval '0' THEN v_now + i.delay WHEN place.due_at < v_now THEN place.due_at END) AS dues,
-               array_agg('taskgraph'::text) AS queues, array_agg(i.headers) AS headers
-          FROM unnest(v_ids, p_namespaces, p_names, p_versions, p_priorities, p_delays, p_deadlines, p_headers)
-               AS i (id, namespace, name, version, priority, delay, deadline, headers)
+               array_agg('taskgraph'::text) AS queues, array_agg(i.headers) AS headers,
+               array_agg(CASE WHEN i.delay > interval '0' THEN 'retry/' || i.id END) AS keys -- as tasks.timer_at says
+          FROM unnest(v_ids, p_namespaces, p_names, p_versions, p_priorities, p_delays, p_deadlines, p_headers, v_new)
+               AS i (id, namespace, name, version, priority, delay, deadline, headers, new)
          CROSS JOIN LATERAL claim_place(coalesce(i.priority, 0), i.namespace, 0, i.deadline, v_now) AS place
-         WHERE i.id = ANY (v_added)) AS m
-     CROSS JOIN LATERAL enqueue_message_many(m.ids, m.kinds, m.datas, m.names, m.versions, NULL, m.namespaces, m.priorities, NULL, m.dues, NULL,
+         WHERE i.new) AS m
+     CROSS JOIN LATERAL enqueue_message_many(m.ids, m.kinds, m.datas, m.names, m.versions, NULL, m.namespaces, m.priorities, NULL, m.dues, m.keys,
                                              m.queues, m.headers)
      WHERE m.ids IS NOT NULL;
 
     IF cardinality(v_added) < cardinality(v_ids) THEN
         SELECT k.key INTO v_missing
-          FROM unnest(v_ids, p_idempotency_keys, p_namespaces, p_names, p_versions, p_contexts) AS k (id, key, namespace, name, version, context)
+          FROM unnest(v_new, p_idempotency_keys, p_namespaces, p_names, p_versions, p_contexts) AS k (new, key, namespace, name, version, context)
           JOIN tasks t ON t.idempotency_key = k.key
           JOIN task_definitions d ON d.task_definition_id = t.task_definition_id
-         WHERE k.id <> ALL (v_added) AND ((d.namespace, d.name, d.version) <> (k.namespace, k.name, k.version) OR t.context <> coalesce(k.context::jsonb, '{}')) LIMIT 1;
+         WHERE NOT k.new AND ((d.namespace, d.name, d.version) <> (k.namespace, k.name, k.version) OR t.context <> coalesce(k.context::jsonb, '{}')) LIMIT 1;
         IF FOUND THEN
             RAISE EXCEPTION 'the idempotency key % belongs to a task of another definition or context', v_missing USING ERRCODE = 'PW007';
         END IF;
     END IF;
-    RETURN QUERY
-    SELECT coalesce(t.task_id, i.id), i.id <> ALL (v_added)
-      FROM unnest(v_ids, p_idempotency_keys) WITH ORDINALITY AS i (id, key, ord)
-      LEFT JOIN LATERAL (SELECT k.task_id FROM tasks k WHERE k.idempotency_key = i.key AND i.id <> ALL (v_added)) t ON true
-     ORDER BY i.ord;
+    FOR task_id, duplicate IN
+        SELECT CASE WHEN i.new THEN i.id ELSE t.task_id END, NOT i.new
+          FROM unnest(v_ids, p_idempotency_keys, v_new) WITH ORDINALITY AS i (id, key, new, ord)
+          LEFT JOIN LATERAL (SELECT k.task_id FROM tasks k WHERE k.idempotency_key = i.key AND NOT i.new) t ON true
+         ORDER BY i.ord
+    LOOP
+        IF task_id IS NULL THEN -- purged since the insert met it
+            RAISE EXCEPTION 'a task with the same idempotency key was removed at this moment' USING ERRCODE = '40001';
+        END IF;
+        RETURN NEXT;
+    END LOOP;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION create_task_many IS 'Creates tasks of registered definitions with all their steps, one per array element, and has them evaluated: at once, or after their delays. Returns a row for each in the same order. A task whose idempotency key another has adds nothing and returns that other, as duplicate; PW007 if it is of another definition or has another context. Arrays that are null, or have a null, mean the defaults: priority 0, no delay. p_headers are JSON objects of strings that travel with the message, such as the trace. PW002 for an unknown definition, PW003 for a negative delay.';
+COMMENT ON FUNCTION create_task_many IS 'Creates tasks of registered definitions with all their steps, one per array element, and has them evaluated: at once, or after their delays. Returns a row for each in the same order. A task whose idempotency key another has adds nothing and returns that other, as duplicate; PW007 if it is of another definition or has another context. Arrays that are null, or have a null, mean the defaults: priority 0, no delay. p_headers are JSON objects of strings that travel with the message, such as the trace. PW002 for an unknown definition, PW003 for a negative delay; 40001 if the task with the idempotency key was removed at this moment: the same call can succeed.';
 
 -- +goose StatementBegin
 CREATE FUNCTION create_task(
@@ -255,6 +292,18 @@ BEGIN
     ELSIF is_terminal(v_task.state) THEN
         RAISE EXCEPTION 'task % has ended: %', p_task_uuid, v_task.state USING ERRCODE = 'PW003';
     END IF;
+    IF v_task.total_steps + coalesce(cardinality(p_names), 0) > 20000 THEN -- MaxSteps in Go
+        RAISE EXCEPTION 'task % has % steps, with % more it would have over 20000', p_task_uuid, v_task.total_steps, cardinality(p_names) USING ERRCODE = 'PW003';
+    END IF;
+    SELECT i.name INTO v_wrong FROM unnest(p_names) AS i (name) GROUP BY i.name HAVING count(*) > 1 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'two of the steps are called %', v_wrong USING ERRCODE = 'PW003';
+    END IF;
+    SELECT s.name INTO v_wrong FROM unnest(p_names) AS i (name) JOIN steps s ON s.task_id = p_task_uuid AND s.name = i.name LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'task % has a step % already', p_task_uuid, v_wrong USING ERRCODE = 'PW003';
+    END IF;
+    PERFORM check_conditions(p_conditions);
     SELECT i.template INTO v_wrong FROM unnest(p_templates) AS i (template)
      WHERE NOT EXISTS (SELECT FROM step_definitions d WHERE d.task_definition_id = v_task.task_definition_id AND d.name = i.template) LIMIT 1;
     IF FOUND THEN
@@ -295,7 +344,10 @@ BEGIN
                    bool_or(p.passed_on AND j.condition IS NOT NULL AND NOT coalesce(jsonb_path_match(p.results, j.condition, '{}', true), false)) AS skip
               FROM joined j JOIN steps p ON p.step_id = j.from_step_id GROUP BY j.to_step_id) AS fed
      WHERE s.step_id = fed.to_step_id;
-    IF EXISTS (SELECT FROM calculate_dependency_levels(p_task_uuid) AS l WHERE l.dependency_level IS NULL) THEN
+    -- Nothing that was there before waits for anything new unless a dependency says so. Otherwise a cycle is one of new steps alone.
+    IF (CASE WHEN p_children IS NULL OR p_children = '{}' THEN false
+             WHEN NOT EXISTS (SELECT unnest(p_children) EXCEPT SELECT unnest(p_names)) THEN array_position(step_levels(v_ids), NULL) IS NOT NULL
+             ELSE EXISTS (SELECT FROM calculate_dependency_levels(p_task_uuid) AS l WHERE l.dependency_level IS NULL) END) THEN
         RAISE EXCEPTION 'the dependencies of task % would have a cycle', p_task_uuid USING ERRCODE = 'PW003';
     END IF;
     UPDATE tasks t SET total_steps = t.total_steps + cardinality(p_names), updated_at = v_now WHERE t.task_id = p_task_uuid;
@@ -304,7 +356,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION add_steps IS 'Adds steps to a task that runs: for each a name that the task does not have and the step of its definition that it is like; and dependencies, among them and with those there are, by name. A dependency that there is already changes nothing. Returns the ids. PW002 for a task or step that does not exist, PW003 if the task has ended, if a step that is to wait has begun, or for a cycle, also one that two callers only make together.';
+COMMENT ON FUNCTION add_steps IS 'Adds steps to a task that runs: for each a name that the task does not have and the step of its definition that it is like; and dependencies, among them and with those there are, by name. A dependency that there is already changes nothing. Returns the ids. PW002 for a task or step that does not exist, PW003 if the task has ended, if a step that is to wait has begun, for a name that is taken, for more than 20000 steps in all, for a condition that is no predicate, or for a cycle, also one that two callers only make together.';
 
 -- +goose StatementBegin
 CREATE FUNCTION cancel_open_steps(p_task uuid, p_metadata jsonb)
@@ -411,8 +463,7 @@ BEGIN
     PERFORM transition_steps(ARRAY[p_step], ARRAY[v_step.state, p_to], NULL, p_metadata, ARRAY[p_results]);
     -- Whoever runs it learns of that by the loss of its lease.
     PERFORM cancel_activities(v_step.task_id::text, ARRAY[1::bigint], ARRAY[v_step.position::bigint]);
-    PERFORM enqueue_message(c.task_id::text, 'cancel', p_queue => 'taskgraph') FROM tasks c
-      WHERE c.parent_task_id = v_step.task_id AND c.parent_step_id = p_step AND NOT is_terminal(c.state);
+    PERFORM cancel_sub_tasks(p_step);
     PERFORM wake_task(v_step.task_id, 'step_action');
     RETURN true;
 END
@@ -487,6 +538,26 @@ $$;
 COMMENT ON FUNCTION fail_step IS 'Fails a step for good that has not ended. False, and nothing is changed, if it has, if it waits for its next attempt, if its task has ended, or if there is no such step.';
 
 -- +goose StatementBegin
+CREATE FUNCTION lose_step(p_step uuid, p_processor uuid, p_next_attempt timestamptz)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+AS $$
+DECLARE
+    v_state text;
+    v_again boolean;
+BEGIN
+    -- An attempt that was not begun is none.
+    SELECT s.state, s.state = 'enqueued' OR s.retryable AND s.attempts < s.max_attempts INTO v_state, v_again FROM steps s WHERE s.step_id = p_step;
+    PERFORM transition_steps(ARRAY[p_step], ARRAY[v_state, CASE WHEN v_again THEN 'waiting_for_retry' ELSE 'error' END], p_processor,
+                             '{"event": "WorkerLost"}', ARRAY['{"error": "the worker was lost", "retryable": true}'::jsonb], ARRAY[p_next_attempt]);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION lose_step IS 'Internal: ends an attempt at a step of which nothing more will be heard: it waits for the next one, due at an instant (null: as if it had failed), or is in error if that was the last. The caller has the row of the step, or that of its task.';
+
+-- +goose StatementBegin
 CREATE FUNCTION start_step(p_step_uuid uuid, p_work_item bigint, p_lock_token uuid, p_processor_uuid uuid, p_lost_delays interval[] DEFAULT NULL)
 RETURNS TABLE (
     outcome text, task_uuid uuid, namespace text, task_name text, task_version text, step_name text, handler text, attempts integer, max_attempts integer,
@@ -497,8 +568,8 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_step  steps;
-    v_again boolean;
+    v_step    steps;
+    v_backoff integer;
 BEGIN
     SELECT * INTO v_step FROM steps s WHERE s.step_id = p_step_uuid FOR NO KEY UPDATE;
     IF v_step.work_item_id IS DISTINCT FROM p_work_item OR v_step.state NOT IN ('enqueued', 'in_progress') OR v_step.step_id IS NULL THEN
@@ -511,11 +582,9 @@ BEGIN
     IF v_step.state = 'in_progress' THEN
         -- The item has come again, so whoever had it has lost its lease: the attempt has failed. Its result, should it come yet, has a
         -- token that can do nothing.
-        v_again := v_step.retryable AND v_step.attempts < v_step.max_attempts;
-        PERFORM transition_steps(ARRAY[p_step_uuid], ARRAY['in_progress', CASE WHEN v_again THEN 'waiting_for_retry' ELSE 'error' END], p_processor_uuid,
-                                 '{"event": "WorkerLost"}', ARRAY[jsonb_build_object('error', 'the worker was lost', 'retryable', true)],
-                                 ARRAY[clock_timestamp() + coalesce(p_lost_delays[least(v_step.attempts, cardinality(p_lost_delays))],
-                                                                     make_interval(secs => calculate_backoff_delay(v_step.attempts)))]);
+        SELECT d.backoff_seconds INTO v_backoff FROM step_definitions d WHERE d.step_definition_id = v_step.step_definition_id;
+        PERFORM lose_step(p_step_uuid, p_processor_uuid,
+                          CASE WHEN v_backoff IS NULL THEN clock_timestamp() + p_lost_delays[least(v_step.attempts, cardinality(p_lost_delays))] END);
         PERFORM ack_work(p_work_item, p_lock_token, v_step.task_id::text, 'step');
         RETURN QUERY SELECT 'lost', v_step.task_id, NULL::text, NULL::text, NULL::text, v_step.name, NULL::text, v_step.attempts, v_step.max_attempts,
                             NULL::jsonb, NULL::jsonb, NULL::jsonb, NULL::jsonb, NULL::uuid, NULL::integer, NULL::interval;
@@ -535,7 +604,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION start_step IS 'Begins an attempt at a step whose work item was claimed. outcome is run, with what the handler is to know; discarded, if the item is out of date: it is then acknowledged; or lost, if a worker has begun before, and its lease ended: the attempt is then over, the item acknowledged, and the step waits for the next one, or is in error if that was the last. p_lost_delays are for how long it waits after the first attempt, the second and so on; the last one is for all after that. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION start_step IS 'Begins an attempt at a step whose work item was claimed. outcome is run, with what the handler is to know; discarded, if the item is out of date: it is then acknowledged; or lost, if a worker has begun before, and its lease ended: the attempt is then over, the item acknowledged, and the step waits for the next one, or is in error if that was the last. p_lost_delays are for how long it waits after the first attempt, the second and so on, unless its definition says how long; the last one is for all after that. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION finish_step(
@@ -560,7 +629,10 @@ BEGIN
                                  '{"event": "EnqueueForOrchestration"}', ARRAY[p_results]);
     ELSE
         IF p_backoff_seconds IS NOT NULL THEN
-            UPDATE steps s SET backoff_request_seconds = p_backoff_seconds WHERE s.step_id = p_step_uuid;
+            -- Whatever somebody asked for during the attempt was before that.
+            UPDATE steps s
+               SET backoff_request_seconds = p_backoff_seconds, next_attempt_at = clock_timestamp() + coalesce(p_retry_delay, make_interval(secs => p_backoff_seconds))
+             WHERE s.step_id = p_step_uuid;
         END IF;
         PERFORM transition_steps(ARRAY[p_step_uuid], ARRAY['in_progress', 'enqueued_as_error_for_orchestration'], p_processor_uuid,
                                  jsonb_build_object('event', 'EnqueueAsErrorForOrchestration', 'error', left(p_results ->> 'error', 1000)), ARRAY[p_results],
@@ -571,7 +643,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION finish_step IS 'Ends an attempt: keeps what the handler returned, or {"error": text, "retryable": boolean}, acknowledges the work item, and has the task evaluated, in one transaction. A step that may be tried again is due after p_retry_delay; p_backoff_seconds says that the handler asked for that. False if the step has been cancelled or resolved meanwhile: then only the item is acknowledged. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION finish_step IS 'Ends an attempt: keeps what the handler returned, or {"error": text, "retryable": boolean}, acknowledges the work item, and has the task evaluated, in one transaction. A step that may be tried again is due after p_retry_delay, or when set_step_backoff_atomic has asked for during the attempt; p_backoff_seconds says that the handler asked for the delay, and then that is it. False if the step has been cancelled or resolved meanwhile: then only the item is acknowledged. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION release_step(p_step_uuid uuid, p_work_item bigint, p_lock_token uuid, p_processor_uuid uuid, p_delay interval DEFAULT '0', p_reason text DEFAULT NULL)
@@ -672,20 +744,23 @@ $$;
 COMMENT ON FUNCTION enqueue_steps IS 'Internal: enqueues steps of a task with their work items, those that are pending and those whose next attempt is due; a step that is a task of its own is in progress from the creation of that on.';
 
 -- +goose StatementBegin
-CREATE FUNCTION advance_task(p_task uuid, p_processor uuid, p_headers text DEFAULT NULL)
+CREATE FUNCTION advance_task(p_task uuid, p_processor uuid, p_headers text DEFAULT NULL, p_turn boolean DEFAULT false)
 RETURNS tasks
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 AS $$
 DECLARE
+    v_most    constant integer := 1000; -- of each kind that are enqueued at a time: a turn that took longer than it may would be tried for ever
     v_now     timestamptz;
     v_task    tasks;
     v_drain   boolean;
+    v_subs    boolean;
     v_done    uuid[];
     v_again   uuid[];
     v_failed  uuid[];
     v_passed  uuid[];
+    v_told    uuid; -- the step that moved
     v_count   integer := 0;
     v_skipped uuid[];
     v_results boolean := false;
@@ -698,14 +773,13 @@ DECLARE
     v_path    text[];
     v_from    text;
     v_event   text;
-    v_told    record;
 BEGIN
     SELECT * INTO v_task FROM tasks t WHERE t.task_id = p_task FOR NO KEY UPDATE;
     IF v_task.task_id IS NULL OR is_terminal(v_task.state) OR v_task.state = 'pending' AND v_task.start_at > clock_timestamp() THEN
         RETURN v_task;
     END IF;
-    SELECT d.configuration ->> 'on_failure' = 'drain' INTO v_drain FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
-    v_drain := coalesce(v_drain, false);
+    SELECT d.drain, EXISTS (SELECT FROM step_definitions s WHERE s.task_definition_id = d.task_definition_id AND s.handler IS NULL)
+      INTO v_drain, v_subs FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
 
     -- What came back.
     v_done := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'enqueued_for_orchestration' ORDER BY s.step_id);
@@ -715,25 +789,31 @@ BEGIN
     v_again := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'enqueued_as_error_for_orchestration' ORDER BY s.step_id);
     IF v_again <> '{}' THEN
         v_results := true;
-        v_now := clock_timestamp();
         SELECT coalesce(array_agg(s.step_id) FILTER (WHERE again.ok), '{}'), coalesce(array_agg(s.step_id) FILTER (WHERE NOT again.ok), '{}')
           INTO v_again, v_failed
           FROM unnest(v_again) AS i (id) JOIN steps s ON s.step_id = i.id
-         CROSS JOIN LATERAL (SELECT s.retryable AND s.attempts < s.max_attempts AND coalesce((s.results ->> 'retryable')::boolean, true) AS ok) AS again;
-        PERFORM transition_steps(v_again, ARRAY['enqueued_as_error_for_orchestration', 'waiting_for_retry'], p_processor, '{"event": "WaitForRetry"}',
-                                 p_next_attempts => ARRAY(SELECT coalesce(s.next_attempt_at, v_now + make_interval(secs => calculate_backoff_delay(s.attempts)))
-                                                            FROM unnest(v_again) WITH ORDINALITY AS i (id, ord) JOIN steps s ON s.step_id = i.id ORDER BY i.ord));
+         -- Whatever a result is: only false says that there is to be no other attempt.
+         CROSS JOIN LATERAL (SELECT s.retryable AND s.attempts < s.max_attempts AND s.results -> 'retryable' IS DISTINCT FROM 'false' AS ok) AS again;
+        PERFORM transition_steps(v_again, ARRAY['enqueued_as_error_for_orchestration', 'waiting_for_retry'], p_processor, '{"event": "WaitForRetry"}');
         PERFORM transition_steps(v_failed, ARRAY['enqueued_as_error_for_orchestration', 'error'], p_processor, '{"event": "Fail"}');
     END IF;
 
-    -- What is complete is passed on to its children, and what has to be skipped is complete with that.
+    -- What is complete is passed on to its children, and what has to be skipped is complete with that. First, what was added, or put
+    -- back by hand, after the condition was known.
+    v_skipped := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state IN ('pending', 'waiting_for_retry') AND s.unmet = 0 AND s.skip);
     LOOP
+        IF v_skipped <> '{}' THEN
+            PERFORM transition_steps(v_skipped, ARRAY['pending', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
+            -- One that somebody had wait for an attempt before it could have any.
+            PERFORM transition_steps(v_skipped, ARRAY['waiting_for_retry', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
+        END IF;
         WITH passed AS (
             UPDATE steps s SET passed_on = true
              WHERE s.task_id = p_task AND NOT s.passed_on AND s.state IN ('complete', 'resolved_manually') RETURNING s.step_id)
         SELECT array_agg(p.step_id) INTO v_passed FROM passed p;
         EXIT WHEN v_passed IS NULL;
         v_count := v_count + cardinality(v_passed);
+        v_told := coalesce(v_told, v_done[1], v_passed[1]);
         WITH fed AS (
             UPDATE steps c SET unmet = c.unmet - f.n, skip = c.skip OR f.skip
               FROM (SELECT d.to_step_id, count(*)::integer AS n,
@@ -742,38 +822,47 @@ BEGIN
                      GROUP BY d.to_step_id) AS f
              WHERE c.step_id = f.to_step_id
             RETURNING c.step_id, c.unmet, c.skip, c.state)
-        SELECT array_agg(f.step_id) INTO v_skipped FROM fed f WHERE f.skip AND f.unmet = 0 AND f.state = 'pending';
-        CONTINUE WHEN v_skipped IS NULL;
-        PERFORM transition_steps(v_skipped, ARRAY['pending', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
+        SELECT array_agg(f.step_id) INTO v_skipped FROM fed f WHERE f.skip AND f.unmet = 0 AND f.state IN ('pending', 'waiting_for_retry');
     END LOOP;
-    -- Added, or put back by hand, after the condition was known.
-    v_skipped := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0 AND s.skip);
-    IF v_skipped <> '{}' THEN
-        PERFORM transition_steps(v_skipped, ARRAY['pending', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
-        RETURN advance_task(p_task, p_processor, p_headers);
-    END IF;
     v_results := v_results OR v_count > 0;
 
-    v_failed := ARRAY(
-        SELECT s.step_id FROM steps s JOIN step_definitions d ON d.step_definition_id = s.step_definition_id AND d.handler IS NULL
-         WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0
-           AND NOT EXISTS (SELECT FROM task_definitions c WHERE c.namespace = v_task.namespace AND c.name = d.sub_task_name AND c.version = d.sub_task_version));
-    IF v_failed <> '{}' THEN
-        PERFORM transition_steps(v_failed, ARRAY['pending', 'error'], p_processor, '{"event": "Fail"}',
-                                 array_fill('{"error": "there is no definition of the task that it is", "retryable": false}'::jsonb, ARRAY[cardinality(v_failed)]));
+    IF v_subs THEN
+        v_failed := ARRAY(
+            SELECT s.step_id FROM steps s JOIN step_definitions d ON d.step_definition_id = s.step_definition_id AND d.handler IS NULL
+             WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0
+               AND (v_task.depth >= 99
+                    OR NOT EXISTS (SELECT FROM task_definitions c WHERE c.namespace = v_task.namespace AND c.name = d.sub_task_name AND c.version = d.sub_task_version)));
+        IF v_failed <> '{}' THEN
+            PERFORM transition_steps(v_failed, ARRAY['pending', 'error'], p_processor, '{"event": "Fail"}', array_fill(
+                jsonb_build_object('retryable', false, 'error', CASE WHEN v_task.depth >= 99 THEN 'it is a task within 100 others, and that is as deep as it goes'
+                                                                     ELSE 'there is no definition of the task that it is' END),
+                ARRAY[cardinality(v_failed)]));
+        END IF;
     END IF;
 
-    -- What there is to do.
-    v_now := clock_timestamp();
-    v_blocked := EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state = 'error') OR EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state = 'cancelled');
+    -- What there is to do. Invariant (a task that is complete stays so): workers move steps without the lock of the task, yet only those
+    -- that are in flight. So if none was, the statements after that see the same steps as it did; and if one was, whatever became of it
+    -- meanwhile sends a message, and it is for the turn of that to say that the task is complete.
+    SELECT EXISTS (SELECT FROM steps s WHERE s.task_id = p_task
+                      AND s.state IN ('enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration')),
+           EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state IN ('error', 'cancelled')),
+           EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state IN ('pending', 'waiting_for_retry'))
+      INTO v_flying, v_blocked, v_pending;
     IF NOT v_blocked OR v_drain THEN
-        v_ready := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0 ORDER BY s.step_id);
-        v_due := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'waiting_for_retry' AND s.next_attempt_at <= v_now ORDER BY s.step_id);
-        v_retry := (SELECT min(s.next_attempt_at) FROM steps s WHERE s.task_id = p_task AND s.state = 'waiting_for_retry' AND s.next_attempt_at > v_now);
+        v_now := clock_timestamp();
+        SELECT ARRAY(SELECT s.step_id FROM steps s
+                      WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0 AND (s.next_attempt_at <= v_now) IS NOT FALSE
+                      ORDER BY s.step_id LIMIT v_most),
+               ARRAY(SELECT s.step_id FROM steps s
+                      WHERE s.task_id = p_task AND s.state = 'waiting_for_retry' AND s.unmet = 0 AND s.next_attempt_at <= v_now
+                      ORDER BY s.next_attempt_at, s.step_id LIMIT v_most),
+               (SELECT min(s.next_attempt_at) FROM steps s
+                 WHERE s.task_id = p_task AND s.state IN ('pending', 'waiting_for_retry') AND s.unmet = 0 AND s.next_attempt_at > v_now)
+          INTO v_ready, v_due, v_retry;
+        IF v_most IN (cardinality(v_ready), cardinality(v_due)) THEN
+            v_retry := v_now; -- there may be more, for which another turn comes at once
+        END IF;
     END IF;
-    v_flying := EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state IN ('enqueued', 'in_progress', 'enqueued_for_orchestration', 'enqueued_as_error_for_orchestration'));
-    v_pending := EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state = 'pending')
-        OR EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state = 'waiting_for_retry');
 
     -- From where it is to where that is decided, along the edges that there are.
     v_path := ARRAY[v_task.state];
@@ -781,7 +870,7 @@ BEGIN
         v_path := v_path || 'initializing'::text;
     ELSIF v_task.state = 'enqueuing_steps' THEN -- whoever was at that has left it
         v_path := v_path || 'evaluating_results'::text;
-    ELSIF v_task.state = 'steps_in_process' AND (v_results OR v_ready <> '{}' OR v_due <> '{}' OR NOT v_flying) THEN
+    ELSIF v_task.state = 'steps_in_process' AND (v_results OR v_ready <> '{}' OR v_due <> '{}' OR NOT v_flying OR v_blocked AND NOT v_drain) THEN
         v_path := v_path || 'evaluating_results'::text;
     ELSIF v_task.state = 'waiting_for_dependencies' AND (v_results OR v_ready <> '{}' OR v_due <> '{}' OR v_flying OR v_blocked OR v_retry IS NOT NULL OR NOT v_pending) THEN
         v_path := v_path || 'evaluating_results'::text;
@@ -825,31 +914,29 @@ BEGIN
         END IF;
     END IF;
 
+    v_task.retries := v_task.retries + cardinality(v_again);
     IF v_ready <> '{}' OR v_due <> '{}' THEN
-        IF v_task.state = 'pending' THEN
-            PERFORM tell_task_ready(p_task, cardinality(v_ready) + cardinality(v_due), 'task_start', NULL, NULL);
-        ELSE
-            SELECT s.step_id, s.state INTO v_told FROM steps s WHERE s.step_id = coalesce(v_done[1], v_due[1], v_ready[1]);
-            PERFORM tell_task_ready(p_task, cardinality(v_ready) + cardinality(v_due), 'step_transition', v_told.step_id, v_told.state);
-        END IF;
         PERFORM enqueue_steps(v_task, v_ready, v_due, p_processor, p_headers);
     END IF;
-    IF v_count > 0 OR v_again <> '{}' OR v_task.next_ready_at IS DISTINCT FROM v_retry THEN
-        UPDATE tasks t
-           SET completed_steps = t.completed_steps + v_count, retries = t.retries + coalesce(cardinality(v_again), 0), next_ready_at = v_retry,
-               priority_key = CASE WHEN v_again = '{}' OR v_again IS NULL THEN t.priority_key
-                                   ELSE task_priority_key(t.namespace, t.priority, t.retries + cardinality(v_again), t.created_at) END
-         WHERE t.task_id = p_task;
+    IF cardinality(v_path) > 1 OR v_count > 0 OR v_again <> '{}' OR p_turn AND (v_task.next_ready_at, v_task.timer_at) IS DISTINCT FROM (v_retry, v_retry) THEN
+        PERFORM transition_task(p_task, v_path, p_processor, jsonb_strip_nulls(jsonb_build_object('event', v_event)), true,
+                                v_count, cardinality(v_again), p_turn, v_retry);
     END IF;
-    IF cardinality(v_path) > 1 THEN
-        PERFORM transition_task(p_task, v_path, p_processor, jsonb_strip_nulls(jsonb_build_object('event', v_event)), true);
+    IF NOT v_blocked AND (v_ready <> '{}' OR v_due <> '{}') THEN
+        IF v_task.state IN ('pending', 'initializing') THEN
+            PERFORM tell_task_ready(p_task, cardinality(v_ready) + cardinality(v_due), 'task_start', NULL, NULL);
+        ELSE
+            v_told := coalesce(v_told, v_due[1], v_ready[1]);
+            PERFORM tell_task_ready(p_task, cardinality(v_ready) + cardinality(v_due), 'step_transition', v_told,
+                                    (SELECT s.state FROM steps s WHERE s.step_id = v_told));
+        END IF;
     END IF;
     SELECT * INTO v_task FROM tasks t WHERE t.task_id = p_task;
     RETURN v_task;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION advance_task IS 'Internal: takes a task as far as it goes now: results and failures of its steps, what they let run, and its own state. It goes by the tables alone and not by what was said, so it may be called at any time, any number of times, and goes on wherever another has left it. The caller holds the turn of the task, or its row.';
+COMMENT ON FUNCTION advance_task IS 'Internal: takes a task as far as it goes now: results and failures of its steps, what they let run, and its own state. It goes by the tables alone and not by what was said, so it may be called at any time, any number of times, and goes on wherever another has left it. Up to 1000 steps are enqueued, and then it is ready again at once. With p_turn the caller has the turn of the task, and sees to the timer; or else he has its row, and has the task evaluated after that.';
 
 -- +goose StatementBegin
 CREATE FUNCTION evaluate_task(
@@ -865,13 +952,13 @@ DECLARE
     v_instance   text := p_task_uuid::text;
     v_before     tasks;
     v_task       tasks;
-    v_definition task_definitions;
+    v_name       text;
+    v_version    text;
     v_children   text[];
     v_executions bigint[];
     v_activities bigint[];
     v_status     text;
-    v_parent     uuid;
-    v_dues       interval[];
+    v_timed      boolean;
     v_failed     record;
 BEGIN
     PERFORM hold_instance_lock(v_instance, p_lock_token); -- fails if the lease has ended: nothing stale is written
@@ -895,27 +982,24 @@ BEGIN
                                      ARRAY[jsonb_build_object('error', v_failed.error, 'retryable', false)]);
         END LOOP;
     END IF;
-    v_task := advance_task(p_task_uuid, p_processor_uuid, p_headers);
-    SELECT * INTO v_definition FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
+    v_task := advance_task(p_task_uuid, p_processor_uuid, p_headers, true);
+    v_timed := v_before.timer_at IS DISTINCT FROM v_task.next_ready_at; -- which is null once it has ended
+    SELECT d.name, d.version INTO v_name, v_version FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
     v_status := CASE v_task.state WHEN 'complete' THEN 'Completed' WHEN 'resolved_manually' THEN 'Completed' WHEN 'error' THEN 'Failed' WHEN 'cancelled' THEN 'Cancelled' END;
     IF is_terminal(v_task.state) THEN
         SELECT array_agg(q.execution_id), array_agg(q.activity_id) INTO v_executions, v_activities FROM worker_queue q WHERE q.instance_id = v_instance;
-        IF v_task.state <> 'complete' THEN
-            v_children := ARRAY(SELECT c.task_id::text FROM tasks c WHERE c.parent_task_id = p_task_uuid AND NOT is_terminal(c.state));
-        END IF;
+        v_children := ARRAY(SELECT c.task_id::text FROM tasks c WHERE c.parent_task_id = p_task_uuid AND NOT is_terminal(c.state));
         PERFORM end_sub_task(v_task);
-    ELSIF v_task.timer_at IS DISTINCT FROM v_task.next_ready_at THEN
-        UPDATE tasks t SET timer_at = v_task.next_ready_at WHERE t.task_id = p_task_uuid;
     END IF;
     PERFORM ack_orchestration(
-        v_instance, p_lock_token, 1, v_definition.name, v_definition.version, v_status,
+        v_instance, p_lock_token, 1, v_name, v_version, v_status,
         CASE WHEN v_status IS NOT NULL THEN json_build_object('state', v_task.state)::text END,
         p_message_instances => CASE WHEN v_children <> '{}' THEN v_children
-                                    WHEN v_status IS NULL AND v_task.next_ready_at IS NOT NULL AND v_task.timer_at IS DISTINCT FROM v_task.next_ready_at THEN ARRAY[v_instance] END,
+                                    WHEN v_timed AND v_task.next_ready_at IS NOT NULL THEN ARRAY[v_instance] END,
         p_message_kinds => CASE WHEN v_children <> '{}' THEN array_fill('cancel'::text, ARRAY[cardinality(v_children)]) ELSE ARRAY['retry'] END,
         p_message_visible_ats => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY[v_task.next_ready_at] END,
         p_message_dedup_keys => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY['retry/' || v_instance] END,
-        p_cancel_messages => CASE WHEN v_task.timer_at IS NOT NULL AND v_task.timer_at IS DISTINCT FROM v_task.next_ready_at THEN ARRAY['retry/' || v_instance] END,
+        p_cancel_messages => CASE WHEN v_timed AND v_before.timer_at IS NOT NULL THEN ARRAY['retry/' || v_instance] END,
         p_cancel_executions => v_executions, p_cancel_activities => v_activities,
         p_custom_status => CASE WHEN is_terminal(v_task.state) OR v_before.state <> v_task.state OR v_before.completed_steps <> v_task.completed_steps OR v_before.sort_key = 1
                                 THEN json_build_object('state', v_task.state, 'completed', v_task.completed_steps, 'total', v_task.total_steps)::text END);
@@ -932,28 +1016,47 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
+    v_most    constant bigint := 64 << 20; -- of what jsonb takes, which is 256 MiB in one value
     v_success boolean := p_task.state IN ('complete', 'resolved_manually');
+    v_size    bigint := 0;
+    v_step    record;
+    v_results jsonb;
 BEGIN
     IF p_task.parent_step_id IS NULL THEN
         RETURN;
     END IF;
-    PERFORM transition_steps(
-        ARRAY[p_task.parent_step_id], ARRAY['in_progress', CASE WHEN v_success THEN 'enqueued_for_orchestration' ELSE 'enqueued_as_error_for_orchestration' END], NULL,
-        jsonb_build_object('event', 'SubTaskEnded', 'task', p_task.task_id, 'state', p_task.state),
-        ARRAY[CASE WHEN v_success THEN
-                   (SELECT coalesce(jsonb_object_agg(s.name, s.results) FILTER (WHERE s.results IS NOT NULL), '{}') FROM steps s WHERE s.task_id = p_task.task_id)
-              ELSE jsonb_build_object('error', format('task %s ended as %s', p_task.task_id, p_task.state), 'retryable', p_task.state = 'error') END])
-       FROM steps s
+    PERFORM FROM steps s
       WHERE s.step_id = p_task.parent_step_id AND s.state = 'in_progress'
         -- A step that was tried again has another task by now.
-        AND p_task.task_id = (SELECT c.task_id FROM tasks c WHERE c.parent_task_id = s.task_id AND c.parent_step_id = s.step_id ORDER BY c.created_at DESC, c.task_id DESC LIMIT 1);
+        AND p_task.task_id = (SELECT c.task_id FROM tasks c WHERE c.parent_step_id = p_task.parent_step_id ORDER BY c.created_at DESC, c.task_id DESC LIMIT 1);
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF v_success THEN
+        FOR v_step IN SELECT s.results FROM steps s WHERE s.task_id = p_task.task_id AND s.state = 'complete' AND s.results IS NOT NULL LOOP
+            v_size := v_size + pg_column_size(jsonb_build_array(v_step.results)); -- a column has the size that it is compressed to
+            EXIT WHEN v_size > v_most;
+        END LOOP;
+    END IF;
+    IF v_size > v_most THEN
+        v_success := false;
+        v_results := jsonb_build_object('error', format('the results of task %s have more than %s bytes together', p_task.task_id, v_most), 'retryable', false);
+    ELSIF v_success THEN
+        v_results := (SELECT coalesce(jsonb_object_agg(s.name, s.results), '{}') FROM steps s
+                       WHERE s.task_id = p_task.task_id AND s.state = 'complete' AND s.results IS NOT NULL);
+    ELSE
+        v_results := jsonb_build_object('error', format('task %s ended as %s', p_task.task_id, p_task.state), 'retryable', p_task.state = 'error');
+    END IF;
+    PERFORM transition_steps(
+        ARRAY[p_task.parent_step_id], ARRAY['in_progress', CASE WHEN v_success THEN 'enqueued_for_orchestration' ELSE 'enqueued_as_error_for_orchestration' END], NULL,
+        jsonb_build_object('event', 'SubTaskEnded', 'task', p_task.task_id, 'state', p_task.state), ARRAY[v_results]);
     IF FOUND THEN
         PERFORM enqueue_message(p_task.parent_task_id::text, 'step', p_queue => 'taskgraph');
     END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION end_sub_task IS 'Internal: gives the step that a task is the outcome of that task: the results of its steps by name, or a failure.';
+COMMENT ON FUNCTION end_sub_task IS 'Internal: gives the step that a task is the outcome of that task: the results of its complete steps by name, or a failure, such as that these are more than 64 MiB.';
 
 -- +goose StatementBegin
 CREATE FUNCTION finalize_task_completion(p_task_uuid uuid, p_processor_uuid uuid DEFAULT NULL)
@@ -984,13 +1087,14 @@ BEGIN
     RETURN QUERY
     SELECT CASE v_task.state WHEN 'complete' THEN 'Completed' WHEN 'resolved_manually' THEN 'Completed' WHEN 'error' THEN 'Failed' WHEN 'cancelled' THEN 'Failed'
                              WHEN 'blocked_by_failures' THEN 'Failed' WHEN 'waiting_for_dependencies' THEN 'Pending' WHEN 'waiting_for_retry' THEN 'Pending'
+                             WHEN 'pending' THEN 'Pending'
                              ELSE CASE WHEN v_task.state = 'steps_in_process' AND EXISTS (
                                             SELECT FROM task_transitions x WHERE x.task_id = p_task_uuid AND x.sort_key = v_task.sort_key AND x.xact = pg_current_xact_id_if_assigned())
                                        THEN 'Reenqueued' ELSE 'NoAction' END END, v_task.state;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION finalize_task_completion IS 'Does what is to be done about a task, without waiting for its turn, and says what that was: Completed; Failed, which for a task with failed steps is blocked_by_failures at the first call and error at the second; Reenqueued, if steps of it were ready; Pending, if it waits; or NoAction, while steps are at work. Of a task that has ended it says the same each time, and changes nothing. PW002 if there is no such task.';
+COMMENT ON FUNCTION finalize_task_completion IS 'Does what is to be done about a task, without waiting for its turn, and says what that was: Completed; Failed, which for a task with failed steps is blocked_by_failures at the first call and error at the second; Reenqueued, if steps of it were ready; Pending, if it waits, or is to begin later; or NoAction, while steps are at work. Of a task that has ended it says the same each time, and changes nothing. PW002 if there is no such task.';
 
 -- +goose StatementBegin
 CREATE FUNCTION set_step_backoff_atomic(p_step_uuid uuid, p_backoff_seconds integer)
@@ -999,29 +1103,29 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_now  timestamptz;
-    v_step steps;
+    v_task  uuid := (SELECT s.task_id FROM steps s WHERE s.step_id = p_step_uuid);
+    v_now   timestamptz;
+    v_state text;
 BEGIN
     IF p_backoff_seconds < 0 OR p_backoff_seconds IS NULL THEN
         RAISE EXCEPTION 'a backoff is not negative' USING ERRCODE = 'PW003';
     END IF;
-    SELECT * INTO v_step FROM steps s WHERE s.step_id = p_step_uuid;
-    PERFORM FROM tasks t WHERE t.task_id = v_step.task_id FOR NO KEY UPDATE;
+    PERFORM FROM tasks t WHERE t.task_id = v_task FOR NO KEY UPDATE;
     v_now := clock_timestamp();
     UPDATE steps s
        SET backoff_request_seconds = p_backoff_seconds, last_attempted_at = v_now, updated_at = v_now, next_attempt_at = v_now + make_interval(secs => p_backoff_seconds)
-     WHERE s.step_id = p_step_uuid;
+     WHERE s.step_id = p_step_uuid RETURNING s.state INTO v_state;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF v_step.state = 'waiting_for_retry' THEN
-        PERFORM wake_task(v_step.task_id, 'step_action'); -- for its timer
+    IF v_state IN ('pending', 'waiting_for_retry') THEN
+        PERFORM wake_task(v_task, 'step_action'); -- for its timer
     END IF;
     RETURN true;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION set_step_backoff_atomic IS 'Has the next attempt at a step wait so many seconds from now on: the backoff and the instant that it counts from are written together. False if there is no such step, PW003 if it is negative.';
+COMMENT ON FUNCTION set_step_backoff_atomic IS 'Has the next attempt at a step wait so many seconds from now on: the backoff and the instant that it counts from are written together. What is asked for last holds: if an attempt is under way, it is for the one after that, unless the handler asks for another when it fails. An attempt that is enqueued is not held up. False if there is no such step, PW003 if it is negative.';
 
 -- +goose StatementBegin
 CREATE FUNCTION recover_tasks(p_older_than interval DEFAULT '5 min', p_limit integer DEFAULT 100)
@@ -1033,6 +1137,7 @@ AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_tasks uuid[];
+    v_more  uuid[];
 BEGIN
     -- Of no use as long as every change of a task is made by these functions: each comes with a message that is as durable.
     v_tasks := ARRAY(
@@ -1045,12 +1150,31 @@ BEGIN
            AND NOT EXISTS (SELECT FROM worker_queue w WHERE w.instance_id = t.task_id::text)
            AND NOT EXISTS (SELECT FROM tasks c WHERE c.parent_task_id = t.task_id AND NOT is_terminal(c.state))
          ORDER BY t.state_entered_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED);
-    PERFORM enqueue_message(i.id::text, 'recover', p_queue => 'taskgraph') FROM unnest(v_tasks) AS i (id);
+    -- Steps whose work item somebody else has removed, or made a dead letter. Their own dispatcher sends the task a message with that.
+    v_more := ARRAY(
+        SELECT t.task_id FROM tasks t
+         WHERE t.state NOT IN ('complete', 'cancelled', 'resolved_manually') AND t.state <> 'error' -- as the index has it
+           AND t.state_entered_at < v_now - p_older_than
+           AND EXISTS (SELECT FROM steps s JOIN step_definitions d ON d.step_definition_id = s.step_definition_id AND d.handler IS NOT NULL
+                        WHERE s.task_id = t.task_id AND s.state IN ('enqueued', 'in_progress') AND s.updated_at < v_now - p_older_than
+                          AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = s.work_item_id))
+           AND NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id BETWEEN t.task_id::text AND t.task_id::text)
+           AND NOT EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = t.task_id::text AND l.locked_until > v_now)
+         ORDER BY t.state_entered_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED);
+    -- Invariant: the end of an item and what becomes of its step are one transaction, and to begin an attempt takes an item that is
+    -- there. So a statement that sees such a step without an item sees one that nobody is at, and the row of the task keeps
+    -- turns away until it is put right.
+    PERFORM lose_step(s.step_id, NULL, v_now)
+       FROM steps s JOIN step_definitions d ON d.step_definition_id = s.step_definition_id AND d.handler IS NOT NULL
+      WHERE s.task_id = ANY (v_more) AND s.state IN ('enqueued', 'in_progress') AND s.updated_at < v_now - p_older_than
+        AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = s.work_item_id);
+    v_tasks := ARRAY(SELECT DISTINCT i.id FROM unnest(v_tasks || v_more) AS i (id));
+    PERFORM wake_task(i.id, 'recover') FROM unnest(v_tasks) AS i (id);
     RETURN cardinality(v_tasks);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION recover_tasks IS 'Has tasks evaluated that could go on and of which nothing in any queue knows, such as after the tables were changed by hand, and returns how many that were.';
+COMMENT ON FUNCTION recover_tasks IS 'Has tasks evaluated that could go on and of which nothing in any queue knows, such as after the tables were changed by hand, and returns how many that were. A step that was enqueued, or begun, with a work item that is not in the queue any more, since somebody removed it or made it a dead letter, is one whose worker was lost: it is tried again at once, or is in error if its attempts are used up. Nothing is done about what is younger than p_older_than.';
 
 -- +goose StatementBegin
 CREATE FUNCTION upkeep_tasks(p_fail_stale boolean, p_limit integer DEFAULT 100)
@@ -1080,15 +1204,21 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 AS $$
 DECLARE
-    v_tasks uuid[] := ARRAY(
+    v_tasks uuid[];
+BEGIN
+    -- Before anything else, as refresh_rollups does, or two could wait for each other: what is deleted is taken out of the counts.
+    PERFORM FROM rollup_cursor FOR UPDATE;
+    PERFORM refresh_rollups();
+    v_tasks := ARRAY(
         SELECT t.task_id FROM tasks t
          WHERE t.completed_at < p_completed_before AND is_terminal(t.state)
            AND NOT EXISTS (SELECT FROM tasks p WHERE p.task_id = t.parent_task_id AND NOT is_terminal(p.state))
            -- Whoever is at it yet, or is to be told.
            AND NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id BETWEEN t.task_id::text AND t.task_id::text)
+           -- Its runs are added up, for nothing was written of it after it had ended.
+           AND NOT EXISTS (SELECT FROM task_transitions x CROSS JOIN rollup_cursor c WHERE x.task_id = t.task_id AND x.sort_key = t.sort_key AND x.xact >= c.xact)
          ORDER BY t.completed_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
-BEGIN
-    PERFORM delete_instance(i.instance_id, true) FROM instances i WHERE i.instance_id = ANY (SELECT t.id::text FROM unnest(v_tasks) AS t (id));
+    PERFORM delete_instances(ARRAY(SELECT i.instance_id FROM instances i WHERE i.instance_id = ANY (ARRAY(SELECT t.id::text FROM unnest(v_tasks) AS t (id)))), true);
     DELETE FROM step_transitions x USING steps s WHERE s.task_id = ANY (v_tasks) AND x.step_id = s.step_id;
     DELETE FROM task_transitions x WHERE x.task_id = ANY (v_tasks);
     DELETE FROM task_dlq d WHERE d.task_id = ANY (v_tasks);
@@ -1099,7 +1229,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION purge_tasks IS 'Removes tasks that ended before an instant, with all that belongs to them, those first that ended first, and returns how many: call it until it returns 0. A task whose parent has not ended stays.';
+COMMENT ON FUNCTION purge_tasks IS 'Removes tasks that ended before an instant, with all that belongs to them, those first that ended first, and returns how many: call it until it returns 0. A task whose parent has not ended stays, and so does one that ended while a transaction was open that still is: what it took is not added up yet (refresh_rollups).';
 
 -- +goose StatementBegin
 CREATE FUNCTION list_tasks(
@@ -1161,6 +1291,6 @@ COMMENT ON FUNCTION list_steps IS 'The steps of tasks in the order of their ids,
 -- +goose Down
 
 DROP FUNCTION list_steps, list_tasks, purge_tasks, upkeep_tasks, recover_tasks, set_step_backoff_atomic, finalize_task_completion, end_sub_task, evaluate_task, advance_task, enqueue_steps,
-    checkpoint_step, release_step, finish_step, start_step, fail_step, cancel_step, complete_step_manually, resolve_step_manually, reset_step_for_retry,
+    checkpoint_step, release_step, finish_step, start_step, lose_step, fail_step, cancel_step, complete_step_manually, resolve_step_manually, reset_step_for_retry,
     act_on_step, give_up_task, resolve_task_manually, cancel_task, cancel_open_steps, add_steps, create_task, create_task_many, claim_place,
-    register_task_definition;
+    register_task_definition, check_conditions;

@@ -149,10 +149,13 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_next  xid8 := pg_snapshot_xmax(pg_current_snapshot());
+    v_next  xid8;
     v_tasks bigint;
     v_steps bigint;
 BEGIN
+    -- Whoever has written there has committed, and nobody writes until this has: so nothing of theirs has a number from v_next on.
+    LOCK TABLE task_transitions, step_transitions IN SHARE ROW EXCLUSIVE MODE;
+    v_next := pg_snapshot_xmax(pg_current_snapshot());
     -- What was not added up on the other server, and what was written on this one since.
     PERFORM add_runs('-infinity', p_from.xact, p_from.transition_id, '18446744073709551615', 9223372036854775807);
     PERFORM add_runs(p_from.refreshed_at, '0', 0, p_xact, 0);

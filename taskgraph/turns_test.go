@@ -1,0 +1,313 @@
+package taskgraph_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: what does one turn do, statement by statement, whatever others do meanwhile?
+
+// meanwhile has a statement sent by a session of its own, returns once it waits for a lock that somebody has, and returns what waits
+// for its end.
+func (l *lab) meanwhile(sql string, args ...any) (end func() error) {
+	l.t.Helper()
+	end, waits := l.beside(session(l.t, l.p), sql, args...)
+	require.True(l.t, waits, "it waits for nobody: %s", sql)
+	return end
+}
+
+// beside is meanwhile on a session that is there, for what may also come to its end: it says which of the two.
+func (l *lab) beside(conn *pgx.Conn, sql string, args ...any) (end func() error, waits bool) {
+	l.t.Helper()
+	pid, ended := conn.PgConn().PID(), make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(l.within(), sql, args...)
+		ended <- err
+	}()
+	end = func() error { return <-ended }
+	require.Eventually(l.t, func() bool {
+		waits = one[bool](l, `SELECT wait_event_type = 'Lock' IS TRUE FROM pg_stat_activity WHERE pid = $1`, pid)
+		return waits || len(ended) == 1
+	}, labPatience, labPatience/10_000)
+	return end, waits
+}
+
+// turn takes a turn that is due, and returns the task; "" if there is none.
+func (l *lab) turn() string {
+	l.t.Helper()
+	turn, err := l.p.FetchOrchestrationItem(l.within(), &pgwake.FetchOptions{Queues: []string{"taskgraph"}, WithoutHistory: true, NoWait: true})
+	if errors.Is(err, pgwake.ErrNoWork) {
+		return ""
+	}
+	require.NoError(l.t, err)
+	task, token, err := turn.LockToken.Turn()
+	require.NoError(l.t, err)
+	cancel := false
+	for _, m := range turn.Messages {
+		cancel = cancel || m.Kind == "cancel"
+	}
+	l.exec(`SELECT evaluate_task($1, $2, NULL, $3)`, task, token, cancel)
+	return task
+}
+
+// turns takes turns until none is due, and says how many that were.
+func (l *lab) turns() (n int) {
+	l.t.Helper()
+	for l.turn() != "" {
+		n++
+	}
+	return n
+}
+
+// claimed is a work item of a step that somebody has.
+type claimed struct {
+	step  string
+	item  int64
+	token string
+}
+
+// take claims the work item of a step, as another node would once the lease of whoever has it has ended.
+func (l *lab) take(task, step string) claimed {
+	l.t.Helper()
+	c := claimed{step: l.step(task, step)}
+	require.NoError(l.t, l.conn.QueryRow(l.within(), `UPDATE worker_queue q SET lock_token = gen_random_uuid(), visible_at = clock_timestamp() + interval '1 h'
+		  FROM steps s WHERE s.step_id = $1 AND q.id = s.work_item_id RETURNING q.id, q.lock_token::text`, c.step).Scan(&c.item, &c.token))
+	return c
+}
+
+// begin begins an attempt at a step that is enqueued, and returns what its handler has.
+func (l *lab) begin(task, step string) claimed {
+	l.t.Helper()
+	c := l.take(task, step)
+	require.Equal(l.t, "run", l.start(c))
+	return c
+}
+
+func (l *lab) start(c claimed, lostDelays ...string) string {
+	l.t.Helper()
+	return one[string](l, `SELECT outcome FROM start_step($1, $2, $3, NULL, $4::text[]::interval[])`, c.step, c.item, c.token, lostDelays)
+}
+
+// finish ends an attempt.
+func (l *lab) finish(c claimed, success bool, results string) {
+	l.t.Helper()
+	require.True(l.t, one[bool](l, `SELECT finish_step($1, $2, $3, NULL, $4, $5::text::jsonb)`, c.step, c.item, c.token, success, results))
+}
+
+// ran has a step that is enqueued end well.
+func (l *lab) ran(task, step, results string) {
+	l.t.Helper()
+	l.finish(l.begin(task, step), true, results)
+}
+
+func (l *lab) stateOf(task string) taskgraph.TaskState {
+	l.t.Helper()
+	return one[taskgraph.TaskState](l, `SELECT state FROM tasks WHERE task_id = $1`, task)
+}
+
+// stepStates are the states of the steps of a task, in the order of the definition.
+func (l *lab) stepStates(task string) []string {
+	l.t.Helper()
+	return all[string](l, `SELECT state FROM steps WHERE task_id = $1 ORDER BY position`, task)
+}
+
+// submit registers definitions, and creates a task of the last one.
+func (l *lab) submit(definitions ...*taskgraph.Definition) string {
+	l.t.Helper()
+	require.NoError(l.t, l.Register(l.within(), definitions...))
+	d := definitions[len(definitions)-1]
+	done, err := l.Submit(l.within(), taskgraph.Submission{Namespace: d.Namespace, Name: d.Name, Version: d.Version})
+	require.NoError(l.t, err)
+	return done.ID
+}
+
+// statementEnd is the end of a statement of PL/pgSQL, on a line of its own.
+var statementEnd = regexp.MustCompile(`;\s*(--.*)?$`)
+
+// stoppable has advance_task wait, after its nth statement, for as long as somebody has the advisory lock 1 of the schema, and returns how
+// many statements there are: SET test.stop = n.
+func (l *lab) stoppable() (statements int) {
+	l.t.Helper()
+	l.exec(`CREATE FUNCTION stop(n integer) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+		IF n = current_setting('test.stop', true)::integer THEN PERFORM pg_advisory_xact_lock_shared(hashtext(current_schema()), 1); END IF;
+		RETURN true; END $$`)
+	declared, body, found := strings.Cut(one[string](l, `SELECT pg_get_functiondef('advance_task'::regproc)`), "\nBEGIN\n")
+	require.True(l.t, found)
+	lines := strings.Split(body, "\n")
+	for i, line := range lines {
+		if statementEnd.MatchString(line) && !strings.HasPrefix(strings.TrimSpace(line), "--") {
+			statements++
+			lines[i] = fmt.Sprintf("%s\nv_stopped := stop(%d);", line, statements) // an assignment leaves FOUND as it is
+		}
+	}
+	l.exec(declared + "\n    v_stopped boolean;\nBEGIN\n" + strings.Join(lines, "\n"))
+	return statements
+}
+
+// A worker may commit between any two statements of a turn. Whatever it does, the task is never complete with a step that is not, and
+// the turn of the message that comes with it puts everything in its place.
+func TestTurn_WorkerCommitsBetweenAnyTwoStatements_NothingIsPassedOver(t *testing.T) {
+	l := newLab(t)
+	l.exec(`SELECT register_task_definition('shop', 'work', '1', NULL, '{}', ARRAY['other', 'once', 'twice'], ARRAY['h', 'h', 'h'], p_max_attempts => ARRAY[1, 1, 2])`)
+	key := []any{one[int32](l, `SELECT hashtext(current_schema())`)}
+	statements := l.stoppable()
+	require.Greater(t, statements, 30)
+	turn := session(t, l.p)
+	for name, c := range map[string]struct {
+		step string
+		does func(c claimed)
+		want taskgraph.TaskState
+	}{
+		"its last attempt is lost":    {"once", func(c claimed) { require.Equal(t, "lost", l.start(c)) }, taskgraph.TaskBlockedByFailures},
+		"an attempt is lost":          {"twice", func(c claimed) { require.Equal(t, "lost", l.start(c, "1 h")) }, taskgraph.TaskWaitingForRetry},
+		"it is lost, and due at once": {"twice", func(c claimed) { require.Equal(t, "lost", l.start(c, "0")) }, taskgraph.TaskStepsInProcess},
+		"it is given back": {"once", func(c claimed) {
+			require.True(t, one[bool](l, `SELECT release_step($1, $2, $3, NULL)`, c.step, c.item, c.token))
+		}, taskgraph.TaskStepsInProcess},
+		"it succeeds": {"once", func(c claimed) { l.finish(c, true, `{}`) }, taskgraph.TaskComplete},
+		"it fails":    {"once", func(c claimed) { l.finish(c, false, `{"error": "no"}`) }, taskgraph.TaskBlockedByFailures},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stops := 0
+			for at := range statements {
+				task := l.create("shop", "work")
+				l.exec(`SELECT advance_task($1, NULL)`, task)
+				for _, step := range []string{"other", "once", "twice"} {
+					if step != c.step {
+						l.ran(task, step, `1`)
+					}
+				}
+				l.begin(task, c.step)
+				again := l.take(task, c.step) // the item comes again, to another worker
+
+				l.exec(`SELECT pg_advisory_lock($1, 1)`, key...)
+				_, err := turn.Exec(l.within(), fmt.Sprintf(`SET test.stop = %d`, at+1))
+				require.NoError(t, err)
+				end, stopped := l.beside(turn, `SELECT advance_task($1, NULL)`, task)
+				if stopped {
+					stops++
+					c.does(again)
+				}
+				l.exec(`SELECT pg_advisory_unlock($1, 1)`, key...)
+				require.NoError(t, end())
+				if !stopped {
+					c.does(again)
+				}
+				if l.stateOf(task) == taskgraph.TaskComplete {
+					require.Equal(t, []string{"complete", "complete", "complete"}, l.stepStates(task), "statement %d", at+1)
+				}
+				l.exec(`SELECT advance_task($1, NULL)`, task) // as the message has it
+				require.Equal(t, c.want, l.stateOf(task), "statement %d: %v", at+1, l.stepStates(task))
+			}
+			require.Greater(t, stops, 15)
+		})
+	}
+}
+
+func TestTurn_MoreIsReadyThanOneTurnEnqueues_AnotherTurnComesAtOnce(t *testing.T) {
+	l := newLab(t)
+	steps, handlers := make([]string, 2500), make([]string, 2500)
+	for i := range steps {
+		steps[i], handlers[i] = fmt.Sprintf("s%04d", i), "h"
+	}
+	l.exec(`SELECT register_task_definition('shop', 'wide', '1', NULL, '{}', $1, $2)`, steps, handlers)
+	task := l.create("shop", "wide")
+	enqueued := func() int {
+		return one[int](l, `SELECT count(*) FROM steps WHERE state = 'enqueued' AND work_item_id IN (SELECT id FROM worker_queue)`)
+	}
+	for _, want := range []int{1000, 2000, 2500} {
+		require.Equal(t, task, l.turn())
+		require.Equal(t, want, enqueued())
+		require.Equal(t, taskgraph.TaskStepsInProcess, l.stateOf(task))
+	}
+	require.Empty(t, l.turn(), "nothing is left to be done")
+	require.Nil(t, one[any](l, `SELECT next_ready_at FROM tasks`))
+
+	// The same with retries.
+	l.exec(`SELECT count(*) FROM transition_steps(ARRAY(SELECT step_id FROM steps ORDER BY step_id LIMIT 1500), ARRAY['enqueued', 'waiting_for_retry'], NULL, '{}',
+		p_next_attempts => array_fill(clock_timestamp(), ARRAY[1500]))`)
+	l.exec(`SELECT wake_task($1, 'test')`, task)
+	for _, want := range []int{2000, 2500} {
+		require.Equal(t, task, l.turn())
+		require.Equal(t, want, enqueued())
+	}
+	require.Empty(t, l.turn())
+	_, err := l.Replay(l.within(), task)
+	require.NoError(t, err)
+}
+
+// What is skipped since somebody put it back, and what a result completes in the same turn, both count.
+func TestTurn_StepThatIsToBeSkippedIsPutBack_ResultsOfTheSameTurnCount(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "skip", "1").Step("a", "h").Step("b", "h", taskgraph.AfterIf("a", `$ == 1`)).Step("c", "h").Step("d", "h", taskgraph.After("b", "c")))
+	l.turns()
+	did(t)(l.FailStep(l.within(), l.step(task, "b"), "not that one"))
+	l.ran(task, "a", `2`) // so b is to be skipped
+	l.turns()
+	require.Equal(t, []string{"complete", "error", "enqueued", "pending"}, l.stepStates(task))
+	did(t)(l.ResetStep(l.within(), l.step(task, "b"), ""))
+	l.ran(task, "c", `3`)
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, []string{"complete", "complete", "complete", "enqueued"}, l.stepStates(task))
+	require.Equal(t, 3, one[int](l, `SELECT completed_steps FROM tasks`))
+	l.ran(task, "d", `4`)
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+	require.Equal(t, 4, one[int](l, `SELECT completed_steps FROM tasks`))
+}
+
+// Callers in SQL may say what they like: only false is false.
+func TestTurn_ResultOfAFailureIsAnyJSON_IsTakenAsRetryable(t *testing.T) {
+	l := newLab(t)
+	l.define("shop", "work", "1", `{}`, "a")
+	for results, want := range map[string]string{
+		`{"error": "x", "retryable": "maybe"}`: "waiting_for_retry", `{"error": "x", "retryable": null}`: "waiting_for_retry", `{"retryable": {}}`: "waiting_for_retry",
+		`"a text"`: "waiting_for_retry", `[]`: "waiting_for_retry", `7`: "waiting_for_retry", `null`: "waiting_for_retry",
+		`{"error": "x", "retryable": true}`: "waiting_for_retry", `{"error": "x", "retryable": false}`: "error",
+	} {
+		task := l.create("shop", "work")
+		l.turns()
+		l.finish(l.begin(task, "a"), false, results)
+		l.turns()
+		require.Equal(t, []string{want}, l.stepStates(task), results)
+	}
+}
+
+// One turn writes the row of the task once, whatever it does.
+func TestTurn_WhateverItDoes_WritesTheTaskOnce(t *testing.T) {
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "work", "1").Step("a", "h").Step("b", "h", taskgraph.After("a")))
+	l.exec(`CREATE TABLE writes (state text);
+		CREATE FUNCTION note_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO writes VALUES (NEW.state); RETURN NULL; END $$;
+		CREATE TRIGGER note_write AFTER UPDATE ON tasks FOR EACH ROW EXECUTE FUNCTION note_write()`)
+	writes := func() []string {
+		t.Helper()
+		require.Equal(t, task, l.turn())
+		return all[string](l, `DELETE FROM writes RETURNING state`)
+	}
+	require.Equal(t, []string{"steps_in_process"}, writes())
+	l.finish(l.begin(task, "a"), false, `{"error": "x"}`)
+	require.Equal(t, []string{"waiting_for_retry"}, writes(), "and sets a timer")
+	l.exec(`UPDATE steps SET next_attempt_at = clock_timestamp() WHERE name = 'a'; DELETE FROM writes`)
+	l.exec(`SELECT enqueue_message($1, 'retry', p_queue => 'taskgraph')`, task)
+	require.Equal(t, []string{"steps_in_process"}, writes())
+	l.ran(task, "a", `1`)
+	require.Equal(t, []string{"steps_in_process"}, writes(), "and counts a step")
+	l.ran(task, "b", `1`)
+	require.Equal(t, []string{"complete"}, writes())
+	l.exec(`SELECT enqueue_message($1, 'late', p_queue => 'taskgraph')`, task)
+	require.Empty(t, writes())
+	require.Equal(t, 2, one[int](l, `SELECT completed_steps FROM tasks`))
+	require.Equal(t, 1, one[int](l, `SELECT retries FROM tasks`))
+	_, err := l.Replay(context.Background(), task)
+	require.NoError(t, err)
+}
