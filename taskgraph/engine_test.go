@@ -344,7 +344,9 @@ func TestT4_ChainOf300_RunsInOrderToItsEnd(t *testing.T) {
 	}
 	g.run()
 	task := g.submit(d)
-	done, err := g.Wait(g.within(), task)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*patience) // there are hundreds of turns
+	defer cancel()
+	done, err := g.Wait(ctx, task)
 	require.NoError(t, err)
 	require.Equal(t, taskgraph.TaskComplete, done.State)
 	require.Equal(t, length, done.CompletedSteps)

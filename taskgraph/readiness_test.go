@@ -242,7 +242,7 @@ func TestT54_UnknownIDs_AreNoRowOrNotFound(t *testing.T) {
 	_, _, err = s.Finalize(ctx, unknown)
 	require.ErrorIs(t, err, pgwake.ErrNotFound)
 	didNot(t)(s.TransitionTask(ctx, unknown, taskgraph.TaskPending, taskgraph.TaskInitializing, ""))
-	didNot(t)(s.TransitionStep(ctx, unknown, taskgraph.StepPending, taskgraph.StepEnqueued, ""))
+	didNot(t)(s.TransitionStep(ctx, unknown, taskgraph.StepEnqueued, taskgraph.StepInProgress, ""))
 }
 
 func TestReadinessVerbs_IDsThatAreNone_AreInvalid(t *testing.T) {

@@ -252,7 +252,7 @@ func (p *play) happen() {
 func TestTurn_AnythingHappened_EnqueuesWhatIsReadyAndCountsWhatThereIs(t *testing.T) {
 	l := newLab(t)
 	n := 0
-	checkRounds(t, func(r *rapid.T) {
+	rapid.Check(t, func(r *rapid.T) {
 		_, _ = l.conn.Exec(l.within(), `ROLLBACK`) // of a case that failed
 		n++
 		p := &play{lab: l, r: r, drain: rapid.Bool().Draw(r, "drain"), begun: make(map[string]claimed)}
