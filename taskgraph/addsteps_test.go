@@ -108,7 +108,7 @@ func TestT10_DuplicateEdges_AreOne_AndThoseToAnotherTaskAreRefused(t *testing.T)
 		require.NoError(t, err)
 		return done.ID
 	}
-	task, other := submit(d), submit(taskgraph.Define("shop", "edges", "2"))
+	task, other, twin := submit(d), submit(taskgraph.Define("shop", "edges", "2")), submit(d)
 
 	_, err := l.AddSteps(t.Context(), task, taskgraph.AddedStep{Name: "x", Template: "x", After: []string{"a", "a"}, Before: []string{"b", "b"}})
 	require.NoError(t, err)
@@ -134,4 +134,5 @@ func TestT10_DuplicateEdges_AreOne_AndThoseToAnotherTaskAreRefused(t *testing.T)
 	l.fails("23503", `INSERT INTO step_dependencies (task_id, from_step_id, to_step_id) VALUES ($1, $2, $3)`, other, l.step(task, "a"), l.step(other, "theirs"))
 	require.Equal(t, want, l.edges(task))
 	require.Len(t, l.unmet(task), 5)
+	require.Equal(t, want[:1], l.edges(twin), "that has steps of the same names")
 }
