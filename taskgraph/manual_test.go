@@ -561,7 +561,6 @@ func TestAddSteps_CannotBe_SaysWhatIsWrong(t *testing.T) {
 	}
 	for says, steps := range map[string][]taskgraph.AddedStep{
 		"has a step b already": one("b", nil),
-		"are called twice":     append(one("twice", nil), one("twice", nil)...),
 		"over 20000":           many,
 		"have a cycle":         {{Name: "y", Template: "x", After: []string{"z"}}, {Name: "z", Template: "x", After: []string{"y"}}},
 		"a cycle":              one("y", func(s *taskgraph.AddedStep) { s.After, s.Before = []string{"b"}, []string{"a"} }),
@@ -570,6 +569,7 @@ func TestAddSteps_CannotBe_SaysWhatIsWrong(t *testing.T) {
 		require.ErrorIs(t, err, pgwake.ErrInvalid, says)
 		require.ErrorContains(t, err, says)
 	}
+	l.fails("PW003", `SELECT add_steps($1, ARRAY['y', 'y'], ARRAY['x', 'x'])`, task)
 	l.exec(`SELECT add_steps($1, ARRAY['ok'], ARRAY['x'], p_parents => ARRAY['a', 'a'], p_children => ARRAY['ok', 'b'], p_conditions => ARRAY['strict exists($.x ? (@ > 1))', '$.x == "cost$"'])`, task)
 	for _, condition := range []string{`$.x`, `$.x ? (@ > 1)`, `1 + 1`, `$.x == `, `$.x == $y`, `$.x == 1 || $."$" == $"y"`, `$.x == 1) || ($.y == 2`, ``} {
 		l.fails("PW003", `SELECT add_steps($1, ARRAY['y'], ARRAY['x'], p_parents => ARRAY['a'], p_children => ARRAY['y'], p_conditions => ARRAY[$2])`, task, condition)

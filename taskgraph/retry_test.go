@@ -420,8 +420,10 @@ func TestSetStepBackoff_TurnCommitsAtTheSameMoment_TheTimerIsSetAnew(t *testing.
 
 func TestRetryEvery_WorkerOrSubTaskIsLost_IsHowLongItWaits(t *testing.T) {
 	l := newLab(t)
-	task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h"),
-		taskgraph.Define("shop", "outer", "1").Step("a", "h", taskgraph.RetryEvery(7*time.Minute)).Step("b", "h").SubTask("c", "inner", "1", taskgraph.RetryEvery(9*time.Minute)))
+	l.define("shop", "inner", "1", `{}`, "x")
+	l.exec(`SELECT register_task_definition('shop', 'outer', '1', NULL, '{}', ARRAY['a', 'b', 'c'], ARRAY['h', 'h', NULL], p_backoffs => ARRAY[420, NULL, 540],
+		p_sub_tasks => ARRAY[NULL, NULL, 'inner'], p_sub_versions => ARRAY[NULL, NULL, '1'])`)
+	task := l.create("shop", "outer")
 	l.turns()
 	for _, step := range []string{"a", "b"} {
 		l.begin(task, step)
