@@ -26,7 +26,7 @@ import (
 // queueName is the queue name of tasks, and the tag of their steps: other programs on the same Provider do not fetch them.
 const queueName = "taskgraph"
 
-// Engine is the verbs of the task graph, and runs tasks: it evaluates them, and has their steps run by handlers. Make one per
+// Engine is the verbs of the task graph (Register, Submit and all the others of Graph), and runs tasks: it evaluates them, and has their steps run by handlers. Make one per
 // process with New. Safe for concurrent use but for Handle, which is to be called before Run.
 type Engine struct {
 	*Graph

@@ -91,7 +91,7 @@ func demo(ctx context.Context, databaseURL string, out io.Writer, moment time.Du
 
 // follow tells what changes until the task has ended, and puts right by hand what no attempt can.
 func follow(ctx context.Context, e *taskgraph.Engine, task string, out io.Writer) (*taskgraph.Task, error) {
-	began := time.Now()
+	var began time.Time // by the server's clock
 	var last taskgraph.Cursor
 	tell := func() error {
 		for {
@@ -101,14 +101,20 @@ func follow(ctx context.Context, e *taskgraph.Engine, task string, out io.Writer
 			}
 			for _, t := range transitions {
 				last = t.Cursor()
-				if t.FromState == nil || t.TaskID != task {
+				if t.TaskID != task {
+					continue
+				}
+				if t.FromState == nil { // it was created
+					if t.StepName == nil {
+						began = t.CreatedAt
+					}
 					continue
 				}
 				what := "the task"
 				if t.StepName != nil {
 					what = *t.StepName
 				}
-				fmt.Fprintf(out, "%6.2f s  %-12s %s\n", time.Since(began).Seconds(), what, t.ToState)
+				fmt.Fprintf(out, "%6.2f s  %-12s %s\n", t.CreatedAt.Sub(began).Seconds(), what, t.ToState)
 			}
 		}
 	}
