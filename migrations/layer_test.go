@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"testing/fstest"
@@ -151,7 +152,11 @@ func TestLayer_Down_IsRefusedWhileRowsWouldBeLost_AndThenLeavesTheProviders(t *t
 		require.Zero(t, current)
 	}
 	require.Subset(t, layered, s.objects(t))
-	require.Equal(t, len(bare)+4, len(s.objects(t)), "what is left is its table, with a sequence and a primary key")
+	for _, object := range s.objects(t) {
+		if !slices.Contains(bare, object) {
+			require.Contains(t, object, "notes_migrations", "what is left is its table, with what belongs to that")
+		}
+	}
 	require.NoError(t, l.Up(t.Context(), s.config, s.name))
 	require.Equal(t, layered, s.objects(t))
 }

@@ -29,7 +29,7 @@ var mutants = []mutant{
 	{
 		name:    "01 timer forgotten when it fires",
 		file:    "wakechain.go",
-		patches: []patch{{"	if latest && l.heardOf == k.heardOf {\n		l.earliest = r.earliest", "	if latest && l.heardOf == k.heardOf {\n		l.earliest = time.Time{}"}},
+		patches: []patch{{"		l.earliest, l.told = r.earliest, time.Time{}", "		l.earliest, l.told = time.Time{}, time.Time{}"}},
 		pkg:     root, test: "TestHole01_SecondEarliestTimer_FiresOnTime",
 	},
 	{
@@ -96,7 +96,7 @@ var mutants = []mutant{
 	{
 		name:    "06 a later timer is kept",
 		file:    "wakechain.go",
-		patches: []patch{{"(l.earliest.IsZero() || at.Before(l.earliest))", "(l.earliest.IsZero())"}},
+		patches: []patch{{"(known.IsZero() || at.Before(*known))", "(known.IsZero())"}},
 		pkg:     root, test: "TestHole06_EarlierTimer_ReplacesALaterOne",
 	},
 	{
