@@ -90,7 +90,7 @@ func TestF43_Finalize_EachCondition_IsDealtWith(t *testing.T) {
 		l.finalizes(l.task(taskgraph.Define("shop", "nothing", "1")), taskgraph.FinalizeCompleted, taskgraph.TaskComplete)
 	})
 	t.Run("not to begin yet", func(t *testing.T) {
-		l.finalizes(l.task(d, func(s *taskgraph.Submission) { s.Delay = time.Hour }), taskgraph.FinalizeNoAction, taskgraph.TaskPending)
+		l.finalizes(l.task(d, func(s *taskgraph.Submission) { s.Delay = time.Hour }), taskgraph.FinalizePending, taskgraph.TaskPending)
 	})
 	t.Run("ended", func(t *testing.T) {
 		for state, action := range map[taskgraph.TaskState]taskgraph.FinalizeAction{taskgraph.TaskComplete: taskgraph.FinalizeCompleted,

@@ -593,7 +593,6 @@ func TestTasks_MeasuresAnEngineAndLoops_AndJoinsOnce(t *testing.T) {
 		noneNegative(t, singles.Claims(), singles.Whole)
 		assert.GreaterOrEqual(t, singles.Took, 300*time.Millisecond)
 	}
-	assert.Len(t, r.Singles.Whole, 5)
 	assert.GreaterOrEqual(t, r.Polled.ByClock, int64(2*2*10), "two loops of each namespace")
 	assert.Equal(t, 7-3, r.PolledRate.Items, "the first ones start the clock")
 	assert.Positive(t, r.Rate.PerSecond())
