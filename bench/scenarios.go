@@ -130,7 +130,7 @@ var small = sizes{
 		Items: 100, Created: 20, Gap: 10 * time.Millisecond, Stretch: time.Second, Duration: time.Second, Polls: 3, Flood: 5000,
 		Restarts: measure.NamespaceRestartsOptions{Items: 1000},
 		Scale:    measure.NamespaceScaleOptions{Duration: 300 * time.Millisecond},
-		Many:     measure.ManyNamespacesOptions{Duration: 2 * time.Second, Lease: time.Second},
+		Many:     measure.ManyNamespacesOptions{Duration: 2 * time.Second, Lease: 10 * time.Second},
 	},
 	tasks:     measure.TasksOptions{Singles: 60, Gap: 10 * time.Millisecond, Stretch: 2 * time.Second, Duration: time.Second, Polled: 12, Width: 200},
 	manyTasks: measure.ManyTasksOptions{Tasks: 10_000, Large: 2000, Reads: 10},
