@@ -136,13 +136,24 @@ func (l *lab) readAll(after taskgraph.Cursor, page int) ([]taskgraph.Transition,
 	}
 }
 
+// readOn reads on until so many have come: transactions of others on the server hold up what came after they began.
+func (l *lab) readOn(after taskgraph.Cursor, page, n int) ([]taskgraph.Transition, taskgraph.Cursor) {
+	l.t.Helper()
+	var read []taskgraph.Transition
+	require.Eventually(l.t, func() bool {
+		more, cursor := l.readAll(after, page)
+		read, after = append(read, more...), cursor
+		return len(read) >= n
+	}, labPatience, time.Millisecond)
+	require.Len(l.t, read, n)
+	return read, after
+}
+
 func TestReadTransitions_TransactionCommitsLate_NothingIsPassedOver(t *testing.T) {
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	early := l.create("default", "work")
-	var read []taskgraph.Transition
-	var cursor taskgraph.Cursor
-	require.Eventually(t, func() bool { read, cursor = l.readAll(taskgraph.Cursor{}, 100); return len(read) == 2 }, labPatience, time.Millisecond) // transactions of others on the server end
+	_, cursor := l.readOn(taskgraph.Cursor{}, 100, 2)
 
 	late := session(t, l.p)
 	tx, err := late.Begin(t.Context())
@@ -151,14 +162,13 @@ func TestReadTransitions_TransactionCommitsLate_NothingIsPassedOver(t *testing.T
 	require.NoError(t, err)
 	meanwhile := l.create("default", "work")
 	l.bring(meanwhile, taskgraph.TaskComplete)
-	read, cursor = l.readAll(cursor, 100)
+	read, cursor := l.readAll(cursor, 100)
 	require.Empty(t, read, "what came after it waits for it")
 
 	_, err = tx.Exec(t.Context(), `SELECT create_task('default', 'work', '1')`)
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(t.Context()))
-	read, cursor = l.readAll(cursor, 2)
-	require.Len(t, read, 1+2+4)
+	read, cursor = l.readOn(cursor, 2, 1+2+4)
 	require.Equal(t, "pending-initializing", hops(read)[0])
 	require.Equal(t, early, read[0].TaskID)
 	read, _ = l.readAll(cursor, 100)
@@ -176,10 +186,10 @@ func TestReadTransitions_TransactionIsRolledBack_OthersGoOn(t *testing.T) {
 	_, err = tx.Exec(t.Context(), `SELECT create_task('default', 'work', '1')`)
 	require.NoError(t, err)
 	l.bring(task, taskgraph.TaskInitializing)
-	read, cursor := l.readAll(taskgraph.Cursor{}, 100)
+	read, cursor := l.readOn(taskgraph.Cursor{}, 100, 1)
 	require.Equal(t, []string{"-pending"}, hops(read))
 	require.NoError(t, tx.Rollback(t.Context()))
-	read, _ = l.readAll(cursor, 100)
+	read, _ = l.readOn(cursor, 100, 1)
 	require.Equal(t, []string{"pending-initializing"}, hops(read))
 }
 
@@ -200,7 +210,7 @@ func TestReadTransitions_WrittenInASubtransaction_CountAsItsTransaction(t *testi
 	read, cursor := l.readAll(taskgraph.Cursor{}, 100)
 	require.Empty(t, read)
 	require.NoError(t, tx.Commit(t.Context()))
-	require.Eventually(t, func() bool { read, _ = l.readAll(cursor, 100); return len(read) == 3 }, labPatience, time.Millisecond)
+	l.readOn(cursor, 100, 3)
 }
 
 // A reader that follows sees each transition once, whatever writers do at the time.
