@@ -47,6 +47,32 @@ func (p *Provider) Do(ctx context.Context, verb string, statement func(context.C
 	}, feeds...)
 }
 
+// DoAck is Do for a statement that acknowledges a turn, by one call of ack_orchestration whose rows it returns, all of them. If p_quiet of
+// that call is quiet the function notifies nobody: the Provider tells who has to know once the statement was committed, this node first, as it
+// does for AckOrchestrationItem. Errors are those of Do, and ErrInvalid for a token that is none of a turn.
+func (p *Provider) DoAck(ctx context.Context, verb string, token LockToken, ack func(ctx context.Context, q Querier, quiet bool) (pgx.Rows, error)) error {
+	if ack == nil {
+		return failed(verb, invalid("there is no statement"))
+	}
+	_, instance, err := token.split()
+	if err != nil {
+		return failed(verb, err)
+	}
+	quiet := p.engine.quiet()
+	var done acked
+	return p.doAndTell(ctx, verb, func(ctx context.Context, q Querier) error {
+		rows, err := ack(ctx, q, quiet)
+		if err != nil {
+			return err
+		}
+		done, err = readAcked(rows)
+		return err
+	}, func() {
+		p.engine.acked(done.freed, done.due, quiet)
+		p.engine.waits.changed(instance, quiet)
+	}, Orchestrator, Worker)
+}
+
 // DoTx is Do as part of the transaction.
 func (p *Provider) DoTx(ctx context.Context, tx pgx.Tx, verb string, statement func(context.Context, Querier) error) error {
 	if statement == nil {

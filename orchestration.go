@@ -508,6 +508,11 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	if err != nil {
 		return done, err
 	}
+	return readAcked(rows)
+}
+
+// readAcked reads the rows of ack_orchestration.
+func readAcked(rows pgx.Rows) (done acked, err error) {
 	var queue string
 	var namespace *string // null: any
 	var d produced

@@ -299,6 +299,34 @@ func TestEnqueueForOrchestrator_InstanceAboutToBeKnown_MessageGoesToItsNamespace
 	require.Equal(t, []string{"red", "red"}, query[string](t, n, `SELECT namespace FROM orchestrator_queue`))
 }
 
+// Those who serve other namespaces would look for nothing, at each new instance.
+func TestAckOrchestration_FirstOfAnInstance_ConcernsItsNamespaceUnlessAMessageMayBeElsewhere(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	first := func(instance string, meanwhile func()) string {
+		_, err := n.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: instance, Kind: pgwake.MessageStart, Name: "flow"}, &pgwake.EnqueueOptions{Namespace: "red"})
+		require.NoError(t, err)
+		turn, err := n.FetchOrchestrationItem(t.Context(), soon)
+		require.NoError(t, err)
+		meanwhile()
+		_, claim, err := turn.LockToken.Turn()
+		require.NoError(t, err)
+		scopes := query[string](t, n, `SELECT coalesce(namespace, '*') FROM ack_orchestration($1, $2, 1, 'flow') WHERE queue = 'freed'`, instance, claim)
+		require.Len(t, scopes, 1)
+		return scopes[0]
+	}
+	require.Equal(t, "red", first("alone", func() {}))
+	tx := n.begin(t)
+	require.Equal(t, "*", first("joined", func() {
+		_, err := n.EnqueueForOrchestratorTx(t.Context(), tx, pgwake.Message{Instance: "joined", Kind: "event"}, nil)
+		require.NoError(t, err)
+	}))
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, "*", first("moved", func() {
+		n.exec(t, `INSERT INTO orchestrator_queue (instance_id, kind) VALUES ('moved', 'early')`)
+	}))
+}
+
 func TestEnqueueForOrchestratorMany_NewInstanceInSeveralNamespaces_IsInTheFirst(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -893,6 +893,9 @@ BEGIN
         IF v_aligned.moved OR v_before.instance_id IS NOT NULL THEN -- whoever serves it now need not have heard of them
             v_scope := NULL;
             RETURN QUERY SELECT 'orchestrator', v_scope, v_now, v_now, NULL::json, NULL::text;
+        ELSIF NOT EXISTS (SELECT FROM realignments r WHERE r.instance_id = p_instance) THEN
+            -- From its first ack on all messages of an instance are where it is, and who adds one that may not be tells everybody.
+            v_scope := v_known.namespace;
         END IF;
     END IF;
     IF release_instance(p_instance) THEN

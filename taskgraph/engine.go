@@ -148,7 +148,11 @@ func (e *Engine) evaluate(ctx context.Context, turn *pgwake.OrchestrationItem) (
 		if err != nil {
 			return err
 		}
-		return exec(ctx, e.Graph, "evaluate task", "evaluate_task", task, claim, e.processor, cancel, positions, errs, e.headers(ctx))
+		const op = "evaluate task"
+		return failed(op, e.p.DoAck(ctx, op, token, func(ctx context.Context, q pgwake.Querier, quiet bool) (pgx.Rows, error) {
+			args := []any{task, claim, e.processor, cancel, positions, errs, e.headers(ctx), quiet}
+			return q.Query(ctx, "SELECT * FROM "+e.call("evaluate_task", len(args)), args...)
+		}))
 	})
 }
 

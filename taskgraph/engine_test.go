@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -316,6 +317,34 @@ func TestT3_FanOut_EachRunsOnceAndTheyAreJoinedOnce(t *testing.T) {
 		count[l.Level]++
 	}
 	require.Equal(t, map[int]int{0: 1, 1: width, 2: 1}, count)
+}
+
+// The nodes that do not serve the namespace, and the dispatchers that did not take the turn, would look for nothing.
+func TestEngine_TurnEnds_NobodyIsToldThroughTheDatabase(t *testing.T) {
+	g := newGraph(t, nil)
+	g.Handle("work", func(context.Context, *taskgraph.Step) (any, error) { return nil, nil })
+	g.run()
+	d := taskgraph.Define("default", "task", "1").Step("a", "work").Step("b", "work", taskgraph.After("a"))
+	g.register(d)
+	g.complete(g.submit(d)) // it is served from now on
+	conn := session(t, g.p)
+	channel := g.one(`SELECT channel('orchestrator')`)
+	_, err := conn.Exec(t.Context(), `LISTEN `+pgx.Identifier{channel}.Sanitize())
+	require.NoError(t, err)
+	turns := func() (told bool) { // of a task
+		g.complete(g.submit(d))
+		_, err = conn.Exec(t.Context(), `SELECT pg_notify($1, 'end')`, channel)
+		require.NoError(t, err)
+		for {
+			n, err := conn.WaitForNotification(g.within())
+			require.NoError(t, err)
+			if n.Payload == "end" {
+				return told
+			}
+			told = told || strings.Contains(n.Payload, " * ") || strings.Contains(n.Payload, " default ")
+		}
+	}
+	require.Eventually(t, func() bool { return !turns() }, labPatience, time.Millisecond) // but if this node is too busy to look within 10 ms
 }
 
 func TestT4_ChainOf300_RunsInOrderToItsEnd(t *testing.T) {

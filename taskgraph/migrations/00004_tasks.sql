@@ -941,8 +941,8 @@ COMMENT ON FUNCTION advance_task IS 'Internal: takes a task as far as it goes no
 -- +goose StatementBegin
 CREATE FUNCTION evaluate_task(
     p_task_uuid uuid, p_lock_token uuid, p_processor_uuid uuid, p_cancel boolean DEFAULT false,
-    p_failed_positions integer[] DEFAULT NULL, p_failed_errors text[] DEFAULT NULL, p_headers text DEFAULT NULL)
-RETURNS TABLE (task_state text, completed_steps integer, total_steps integer)
+    p_failed_positions integer[] DEFAULT NULL, p_failed_errors text[] DEFAULT NULL, p_headers text DEFAULT NULL, p_quiet boolean DEFAULT false)
+RETURNS TABLE (queue text, namespace text, due_at timestamptz, now_at timestamptz, history json, label text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
@@ -964,7 +964,7 @@ BEGIN
     PERFORM hold_instance_lock(v_instance, p_lock_token); -- fails if the lease has ended: nothing stale is written
     SELECT * INTO v_before FROM tasks t WHERE t.task_id = p_task_uuid FOR NO KEY UPDATE;
     IF v_before.task_id IS NULL THEN
-        PERFORM ack_orchestration(v_instance, p_lock_token, 1);
+        RETURN QUERY SELECT * FROM ack_orchestration(v_instance, p_lock_token, 1, p_quiet => p_quiet);
         RETURN;
     END IF;
     IF p_cancel AND NOT is_terminal(v_before.state) THEN
@@ -991,7 +991,7 @@ BEGIN
         v_children := ARRAY(SELECT c.task_id::text FROM tasks c WHERE c.parent_task_id = p_task_uuid AND NOT is_terminal(c.state));
         PERFORM end_sub_task(v_task);
     END IF;
-    PERFORM ack_orchestration(
+    RETURN QUERY SELECT * FROM ack_orchestration(
         v_instance, p_lock_token, 1, v_name, v_version, v_status,
         CASE WHEN v_status IS NOT NULL THEN json_build_object('state', v_task.state)::text END,
         p_message_instances => CASE WHEN v_children <> '{}' THEN v_children
@@ -1002,12 +1002,12 @@ BEGIN
         p_cancel_messages => CASE WHEN v_timed AND v_before.timer_at IS NOT NULL THEN ARRAY['retry/' || v_instance] END,
         p_cancel_executions => v_executions, p_cancel_activities => v_activities,
         p_custom_status => CASE WHEN is_terminal(v_task.state) OR v_before.state <> v_task.state OR v_before.completed_steps <> v_task.completed_steps OR v_before.sort_key = 1
-                                THEN json_build_object('state', v_task.state, 'completed', v_task.completed_steps, 'total', v_task.total_steps)::text END);
-    RETURN QUERY SELECT v_task.state, v_task.completed_steps, v_task.total_steps;
+                                THEN json_build_object('state', v_task.state, 'completed', v_task.completed_steps, 'total', v_task.total_steps)::text END,
+        p_quiet => p_quiet);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION evaluate_task IS 'Takes a turn of a task: does what is to be done about it, and acknowledges the turn, in one transaction. p_cancel cancels it; p_failed_positions are steps whose work items were given up. No row for a task that is gone. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION evaluate_task IS 'Takes a turn of a task: does what is to be done about it, and acknowledges the turn, in one transaction. p_cancel cancels it; p_failed_positions are steps whose work items were given up. Returns the rows of ack_orchestration, for p_quiet too. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION end_sub_task(p_task tasks)
