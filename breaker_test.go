@@ -123,14 +123,14 @@ func TestT58_QueriesForWorkFail_PollsAreSkipped_NothingElseIs(t *testing.T) {
 		}
 	}
 	skipped := func(more int64) {
-		before := p.Stats().Polls.Skipped
-		eventually(t, "polls are skipped", func() bool { return p.Stats().Polls.Skipped >= before+more })
+		before := p.Stats().Breaker.Skipped
+		eventually(t, "polls are skipped", func() bool { return p.Stats().Breaker.Skipped >= before+more })
 	}
 	skipped(10)
-	polls := p.Stats().Polls
-	require.True(t, polls.Open)
-	require.Equal(t, breakerFailures, polls.Failures)
-	require.ErrorContains(t, polls.Err, "fetch_work")
+	b := p.Stats().Breaker
+	require.True(t, b.Open)
+	require.Equal(t, breakerFailures, b.Failures)
+	require.ErrorContains(t, b.Err, "fetch_work")
 	require.Equal(t, []Part{PartDatabase, PartPolls}, []Part{p.Health().Problems[0].With, p.Health().Problems[1].With})
 	_, err = p.RenewWorkItemLock(t.Context(), held.LockToken, time.Minute)
 	require.NoError(t, err)
@@ -157,7 +157,7 @@ func TestBreaker_FallbackFails_TheListenConnectionIsKept(t *testing.T) {
 	p := testProvider(t, Config{FallbackInterval: 100 * time.Millisecond})
 	pid := p.engine.listener.pid.Load()
 	mend := breakFunction(t, p, "look")
-	eventually(t, "it is skipped", func() bool { return p.Stats().Polls.Skipped >= 2 })
+	eventually(t, "it is skipped", func() bool { return p.Stats().Breaker.Skipped >= 2 })
 	require.Equal(t, pid, p.engine.listener.pid.Load())
 	require.True(t, p.Stats().Listening)
 	mend()

@@ -29,26 +29,30 @@ func (p *Provider) acquire(ctx context.Context, giveUp time.Time) (*pgxpool.Conn
 		if !giveUp.IsZero() && giveUp.Before(until) {
 			until, last = giveUp, true
 		}
-		stretch, cancel := context.WithDeadline(ctx, until)
-		conn, err := p.pool.Acquire(stretch)
-		over := stretch.Err() != nil
-		cancel()
-		s := p.pool.Stat()
-		busy := s.AcquiredConns() == s.MaxConns()
+		conn, over, err := acquireUntil(ctx, p.pool, until)
 		switch {
-		case err == nil:
-			return conn, nil
-		case ctx.Err() != nil || !over:
-			return nil, err
-		case last && busy:
-			return nil, errPoolBusy
-		case last:
-			return nil, err
-		case !busy:
+		case last || !over:
+			return conn, err
+		case !errors.Is(err, errPoolBusy):
 			p.unanswered()
 			return nil, errPoolSilent
 		}
 	}
+}
+
+// acquireUntil waits for a connection until then. over says that the time is what ended the wait, and the error is errPoolBusy
+// then if all connections were in use.
+func acquireUntil(ctx context.Context, pool *pgxpool.Pool, until time.Time) (conn *pgxpool.Conn, over bool, err error) {
+	bounded, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	if conn, err = pool.Acquire(bounded); err == nil {
+		return conn, false, nil
+	}
+	over = bounded.Err() != nil && ctx.Err() == nil
+	if s := pool.Stat(); over && s.AcquiredConns() == s.MaxConns() {
+		err = errPoolBusy
+	}
+	return nil, over, err
 }
 
 // unanswered resets the pool, since what took one of its connections without a sign may have taken all. If it is
@@ -153,10 +157,7 @@ func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 		}
 		return rows.Err()
 	})
-	if p.readCommitted {
-		return conn.SendBatch(ctx, batch).Close()
-	}
-	return inTransaction(ctx, conn, func(tx pgx.Tx) error { return tx.SendBatch(ctx, batch).Close() })
+	return atReadCommitted(ctx, conn, p.readCommitted, func(q sender) error { return q.SendBatch(ctx, batch).Close() })
 }
 
 // giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy

@@ -152,7 +152,8 @@ type Config struct {
 
 	// TimerGrace wakes a dispatcher this much before an item is due, at the price of one query that finds
 	// nothing. Due times are measured on the server's clock, so no grace is needed for clocks that
-	// differ. At most 1 s. Defaults to 0.
+	// differ. It is not for what all lanes of a queue were told of, such as the end of a lease, or due times
+	// of several namespaces in one notification. At most 1 s. Defaults to 0.
 	TimerGrace time.Duration
 
 	// AggressivePolicy says when a node polls in spite of listening. Defaults to OnTrouble.

@@ -378,11 +378,7 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 		return err // nothing was sent
 	}
 	defer release(conn)
-	if p.readCommitted {
-		err = verb(ctx, conn)
-	} else {
-		err = inTransaction(ctx, conn, func(tx pgx.Tx) error { return verb(ctx, tx) })
-	}
+	err = atReadCommitted(ctx, conn, p.readCommitted, func(q sender) error { return verb(ctx, q) })
 	switch {
 	case err == nil:
 		tell()
@@ -406,6 +402,20 @@ func release(conn *pgxpool.Conn) {
 		time.AfterFunc(closingHandshake, func() { _ = c.PgConn().Conn().Close() })
 	}
 	conn.Release()
+}
+
+// sender is a connection, or a transaction on it.
+type sender interface {
+	querier
+	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+}
+
+// atReadCommitted runs a verb at the isolation level that the functions count on: as it is, where that is the role's default.
+func atReadCommitted(ctx context.Context, conn *pgxpool.Conn, isDefault bool, verb func(sender) error) error {
+	if isDefault {
+		return verb(conn)
+	}
+	return inTransaction(ctx, conn, func(tx pgx.Tx) error { return verb(tx) })
 }
 
 // inTransaction is for where the role's default isolation level is not the one that the functions count on. A

@@ -243,21 +243,15 @@ func (s *scout) poll(ctx context.Context, p polls) {
 // ask sends the statement, on the pool: on the LISTEN connection notifications would wait for it.
 func (s *scout) ask(ctx context.Context, filters []string, tell func(at int, r report)) error {
 	e := s.e
-	bounded, cancel := context.WithTimeout(ctx, answerDeadline+time.Duration(len(filters))*laneDeadline)
-	defer cancel()
-	conn, err := e.pool.Acquire(bounded)
+	until := time.Now().Add(answerDeadline + time.Duration(len(filters))*laneDeadline)
+	conn, _, err := acquireUntil(ctx, e.pool, until)
 	if err != nil {
-		if s := e.pool.Stat(); bounded.Err() != nil && s.AcquiredConns() == s.MaxConns() {
-			return errPoolBusy
-		}
 		return err
 	}
 	defer release(conn)
-	if e.readCommitted {
-		err = s.read(bounded, conn, filters, tell)
-	} else {
-		err = inTransaction(bounded, conn, func(tx pgx.Tx) error { return s.read(bounded, tx, filters, tell) })
-	}
+	bounded, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	err = atReadCommitted(bounded, conn, e.readCommitted, func(q sender) error { return s.read(bounded, q, filters, tell) })
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		e.poolSilent()
 	}

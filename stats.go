@@ -29,7 +29,7 @@ type Stats struct {
 	WaitReads int64 // queries made for all of them together
 
 	Fallbacks  int64 // periodic statements on the LISTEN connection
-	Polls      PollStats
+	Breaker    BreakerStats
 	Reconnects int64 // LISTEN connections made after the first, but for those that ended a hibernation
 	Panics     int64 // engine goroutines that panicked and were restarted
 
@@ -37,11 +37,11 @@ type Stats struct {
 	ClockOffset time.Duration
 }
 
-// PollStats is what became of polls, the fallback included, for which queries for work have to succeed: 10 failures in a row have them
-// skipped for a minute, or until one that is no poll succeeds; then 3 successes in a row are as good as if nothing had been.
-type PollStats struct {
-	Open     bool  // they are skipped
-	Skipped  int64 // so far
+// BreakerStats is what the circuit breaker of polls, the fallback included, does. Queries for work have to succeed: 10 failures in a row have
+// polls skipped for a minute, or until one that is no poll succeeds; then 3 successes in a row are as good as if nothing had been.
+type BreakerStats struct {
+	Open     bool  // polls are skipped
+	Skipped  int64 // so many polls so far
 	Failures int   // of queries for work, in a row
 	Err      error // of the last of these
 }
@@ -172,7 +172,7 @@ func (p *Provider) Stats() Stats {
 		Waits:     e.waits.parked(),
 		WaitReads: e.stats.waitReads.Load(),
 		Fallbacks: e.stats.fallbacks.Load(),
-		Polls:     e.pollStats(),
+		Breaker:   e.breakerStats(),
 		Panics:    e.group.Panics(),
 	}
 	if e.listener != nil {
@@ -187,11 +187,11 @@ func (p *Provider) Stats() Stats {
 	return s
 }
 
-func (e *engine) pollStats() PollStats {
+func (e *engine) breakerStats() BreakerStats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	b := &e.breaker
-	return PollStats{Open: b.state == breakerOpen, Skipped: b.skipped, Failures: b.failures, Err: b.err}
+	return BreakerStats{Open: b.state == breakerOpen, Skipped: b.skipped, Failures: b.failures, Err: b.err}
 }
 
 func (e *engine) queueStats(q Queue) QueueStats {
@@ -251,7 +251,7 @@ const (
 	PartProvider      Part = "provider"      // it is closed
 	PartListener      Part = "listener"      // there is no LISTEN connection
 	PartNotifications Part = "notifications" // they come late
-	PartPolls         Part = "polls"         // they are skipped; see PollStats
+	PartPolls         Part = "polls"         // they are skipped; see BreakerStats
 	PartDatabase      Part = "database"      // queries for work fail
 	PartProducers     Part = "producers"     // their transactions stay open
 	PartEngine        Part = "engine"        // a goroutine panicked
@@ -281,9 +281,9 @@ func (p *Provider) Health() Health {
 	if e.listener != nil {
 		note(PartNotifications, e.listener.lag.problem(e.clock.Now()))
 	}
-	if polls := e.pollStats(); polls.Failures > 0 {
-		note(PartDatabase, fmt.Sprintf("queries for work fail: %d in a row, the last with: %v", polls.Failures, polls.Err))
-		if polls.Open {
+	if b := e.breakerStats(); b.Failures > 0 {
+		note(PartDatabase, fmt.Sprintf("queries for work fail: %d in a row, the last with: %v", b.Failures, b.Err))
+		if b.Open {
 			note(PartPolls, "polls are skipped until queries for work succeed, or for a minute")
 		}
 	}

@@ -47,7 +47,7 @@ const (
 	MetricListening  = "pgwake.listening"     // sum, without attributes: Providers of which Stats.Listening is true
 	MetricReconnects = "pgwake.reconnects"    // counter, without attributes: Stats.Reconnects, which a change of modes may be, too
 	MetricFallbacks  = "pgwake.fallbacks"     // counter, without attributes: Stats.Fallbacks
-	MetricSkipped    = "pgwake.polls.skipped" // counter, without attributes: PollStats.Skipped
+	MetricSkipped    = "pgwake.polls.skipped" // counter, without attributes: BreakerStats.Skipped
 	MetricPanics     = "pgwake.panics"        // counter, without attributes: Stats.Panics
 
 	// MetricDepth is a gauge: items by AttrNamespace, and by AttrState as QueueDepth has it. Of a namespace that has become empty it
@@ -192,7 +192,7 @@ func (m *measurement) addNode() {
 	one(m.sum(MetricListening, "Providers whose LISTEN connection is up"), func(s *Stats) int64 { return oneIf(s.Listening) })
 	one(m.counter(MetricReconnects, "LISTEN connections made after the first"), func(s *Stats) int64 { return s.Reconnects })
 	one(m.counter(MetricFallbacks, "periodic statements"), func(s *Stats) int64 { return s.Fallbacks })
-	one(m.counter(MetricSkipped, "polls that were skipped because queries for work fail"), func(s *Stats) int64 { return s.Polls.Skipped })
+	one(m.counter(MetricSkipped, "polls that were skipped because queries for work fail"), func(s *Stats) int64 { return s.Breaker.Skipped })
 	one(m.counter(MetricPanics, "goroutines of the engine that panicked"), func(s *Stats) int64 { return s.Panics })
 }
 

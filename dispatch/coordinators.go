@@ -42,8 +42,8 @@ type Shard struct {
 
 	// Begin begins the transactions of HandleTx on the database of Source, in place of Config.Begin, which is for the Source of
 	// NewCoordinators. Once for a Source is enough, however many Shards it has. Required where a Group has HandleTx and Source is another
-	// one: items of any namespace may be there. Not for streams, which have no transactions. Defaults to nil: to Config.Begin, for the
-	// Source of NewCoordinators.
+	// one: items of any namespace may be there. A stream has no transactions, and what is said of it here or by Config.Begin is not used.
+	// Defaults to nil: to Config.Begin, for the Source of NewCoordinators.
 	Begin func(context.Context) (pgx.Tx, error)
 }
 
@@ -154,11 +154,9 @@ func NewCoordinators(source Source, config *CoordinatorsConfig) *Coordinators {
 		if _, ok := s.(modal); c.cfg.Rollout != nil && !ok {
 			k.bad("Source %d has no modes, for which there is a Rollout", i)
 		}
-		for _, g := range groups {
-			if _, isStream := s.(*streamSource); g.proto != nil && g.proto.transacts && !isStream && c.beginOf(i, g) == nil {
-				k.bad("Group %q has HandleTx, and Source %d no Begin: it is to be in a Shard of that Source", g.title(), i)
-			}
-		}
+	}
+	for _, g := range groups {
+		k.err = errors.Join(k.err, c.checkTransactions(g))
 	}
 	c.watching = make([]failing, len(c.sources))
 	c.rollout.of, c.rollout.general = c.cfg.Rollout, make(map[int]generalMode)
@@ -185,8 +183,32 @@ func (c *Coordinators) owner(namespace string) int {
 	return slices.Index(c.sources, c.cfg.Shards[i].Source)
 }
 
+// checkTransactions makes sure that a HandleTx has its transaction wherever there can be one, and somewhere.
+func (c *Coordinators) checkTransactions(g *group) error {
+	if g.proto == nil || g.proto.transacts == "" {
+		return nil
+	}
+	var k checks
+	streams := 0
+	for i, s := range c.sources {
+		switch {
+		case isStream(s):
+			streams++
+		case c.beginOf(i, g) == nil:
+			k.bad("Group %q has HandleTx of %q, and Source %d no Begin: neither Config.Begin nor that of a Shard is for it", g.title(), g.proto.transacts, i)
+		}
+	}
+	if streams == len(c.sources) {
+		k.bad("Group %q has HandleTx of %q, and all Sources are streams, which have no transactions", g.title(), g.proto.transacts)
+	}
+	return k.err
+}
+
 // beginOf returns what begins transactions on the database of a Source; nil: nothing is known to.
 func (c *Coordinators) beginOf(source int, g *group) func(context.Context) (pgx.Tx, error) {
+	if isStream(c.sources[source]) {
+		return nil
+	}
 	if begin := c.begins[source]; begin != nil || source > 0 {
 		return begin
 	}

@@ -105,7 +105,7 @@ func TestCoordinators_HandleTxWithoutABeginForASource_RunFailsBeforeAnythingIsTa
 	c := dispatch.NewCoordinators(one, &config)
 	err := c.Run(t.Context())
 	require.ErrorIs(t, err, pgwake.ErrConfig)
-	require.ErrorContains(t, err, `Group "all" has HandleTx, and Source 1 no Begin`)
+	require.ErrorContains(t, err, `Group "all" has HandleTx of "tx", and Source 1 no Begin`)
 	require.ErrorIs(t, c.Spawn("x"), pgwake.ErrConfig)
 	item, err := one.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true})
 	require.NoError(t, err)
@@ -116,27 +116,94 @@ func TestCoordinators_HandleTxWithoutABeginForASource_RunFailsBeforeAnythingIsTa
 	running(t, dispatch.NewCoordinators(one, &config))
 }
 
-// A stream has no transactions, and so no Begin. It is no reason against those of other Sources.
-func TestCoordinators_HandleTxBesideAStream_ItsItemsAreRefused(t *testing.T) {
-	one, p := pgwaketest.New(t, nil), pgwaketest.New(t, nil)
+// disguised is the queue of a Provider as a stream, which has no transactions.
+func disguised(p *pgwake.Provider) dispatch.Source {
 	s := dispatch.ProviderStream(p)
-	stream := dispatch.StreamSource(capable{s, s.(dispatch.LeaseExtender), s.(dispatch.DeadLetterer)}, nil)
+	return dispatch.StreamSource(capable{s, s.(dispatch.LeaseExtender), s.(dispatch.DeadLetterer)}, nil)
+}
+
+// A stream has no transactions, and so no Begin. It is no reason against those of other Sources, whichever comes first.
+func TestCoordinators_HandleTxBesideAStream_ItsItemsAreRefused(t *testing.T) {
+	for name, streamIsFirst := range map[string]bool{"the stream is of a Shard": false, "the stream is the Source of NewCoordinators": true} {
+		t.Run(name, func(t *testing.T) {
+			one, p := pgwaketest.New(t, nil), pgwaketest.New(t, nil)
+			group := dispatch.Group{Namespaces: []string{"*"}, Handlers: insertsNothing}
+			first, shard := disguised(p), dispatch.Shard{Namespaces: []string{"y"}, Source: one, Begin: one.Pool().Begin}
+			if !streamIsFirst {
+				group.Config.Begin = one.Pool().Begin
+				first, shard = one, dispatch.Shard{Namespaces: []string{"x"}, Source: first}
+			}
+			c := dispatch.NewCoordinators(first, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{group}, Shards: []dispatch.Shard{shard}})
+			running(t, c)
+			enqueueIn(t, one, "x", "tx")
+			enqueueIn(t, p, "x", "tx")
+			awaitEmpty(t, one)
+			awaitEmpty(t, p)
+			letters, err := p.ListDeadLetters(t.Context(), nil)
+			require.NoError(t, err)
+			require.Len(t, letters, 1)
+			require.Contains(t, letters[0].Error, "a stream, which has no transactions")
+			letters, err = one.ListDeadLetters(t.Context(), nil)
+			require.NoError(t, err)
+			require.Empty(t, letters)
+		})
+	}
+}
+
+// Nothing could ever be done for it.
+func TestHandleTx_NoTransactionCanBeHad_RunFailsBeforeAnythingIsTaken(t *testing.T) {
+	p := pgwaketest.New(t, nil)
+	enqueueIn(t, p, "x", "tx")
+	for name, c := range map[string]struct {
+		source dispatch.Source
+		begin  func(context.Context) (pgx.Tx, error)
+		says   string
+		all    string // what Coordinators say
+	}{
+		"a stream":                 {disguised(p), nil, `HandleTx of "tx": a stream has no transactions`, "all Sources are streams"},
+		"a stream, and a Begin":    {disguised(p), p.Pool().Begin, `HandleTx of "tx": a stream has no transactions`, "all Sources are streams"},
+		"a Provider, and no Begin": {p, nil, `HandleTx of "tx" needs Config.Begin`, `HandleTx of "tx", and Source 0 no Begin`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			config := dispatch.Config{Begin: c.begin, Namespaces: []string{"x"}}
+			d := dispatch.New(c.source, &config)
+			insertsNothing(d)
+			err := d.Run(ctx)
+			require.ErrorIs(t, err, pgwake.ErrConfig)
+			require.ErrorContains(t, err, c.says)
+			config.Namespaces = nil
+			err = dispatch.NewCoordinators(c.source, &dispatch.CoordinatorsConfig{
+				Groups: []dispatch.Group{{Namespaces: []string{"*"}, Config: config, Handlers: insertsNothing}},
+			}).Run(ctx)
+			require.ErrorIs(t, err, pgwake.ErrConfig)
+			require.ErrorContains(t, err, c.all)
+		})
+	}
+	item, err := p.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true})
+	require.NoError(t, err)
+	require.Equal(t, 1, item.Attempt, "nobody had it before")
+}
+
+// The Group need not say once more what each Shard says.
+func TestHandleTx_EachShardHasItsBegin_GroupNeedsNone(t *testing.T) {
+	one, other := pgwaketest.New(t, nil), pgwaketest.New(t, nil)
 	c := dispatch.NewCoordinators(one, &dispatch.CoordinatorsConfig{
-		Groups: []dispatch.Group{{Namespaces: []string{"*"}, Config: dispatch.Config{Begin: one.Pool().Begin}, Handlers: insertsNothing}},
-		Shards: []dispatch.Shard{{Namespaces: []string{"x"}, Source: stream}},
+		Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: insertsNothing}},
+		Shards: []dispatch.Shard{
+			{Namespaces: []string{"x"}, Source: one, Begin: one.Pool().Begin},
+			{Namespaces: []string{"y"}, Source: other, Begin: other.Pool().Begin},
+		},
 	})
 	running(t, c)
-	enqueueIn(t, one, "x", "tx")
-	enqueueIn(t, p, "x", "tx")
-	awaitEmpty(t, one)
-	awaitEmpty(t, p)
-	letters, err := p.ListDeadLetters(t.Context(), nil)
-	require.NoError(t, err)
-	require.Len(t, letters, 1)
-	require.Contains(t, letters[0].Error, "no Begin for the Source")
-	letters, err = one.ListDeadLetters(t.Context(), nil)
-	require.NoError(t, err)
-	require.Empty(t, letters)
+	for _, p := range []*pgwake.Provider{one, other} {
+		enqueueIn(t, p, "x", "tx")
+		awaitEmpty(t, p)
+		letters, err := p.ListDeadLetters(t.Context(), nil)
+		require.NoError(t, err)
+		require.Empty(t, letters)
+	}
 }
 
 // Handlers of every kind learn where their items are, which they acknowledge themselves, say.

@@ -83,7 +83,7 @@ type Dispatcher struct {
 	// triedOnce: there are items for which one attempt is all. What a process claims ahead and takes with it when it dies
 	// would be such an attempt.
 	triedOnce bool
-	transacts bool // there is a HandleTx
+	transacts string // what a HandleTx is for; "": there is none
 	ran       atomic.Bool
 
 	telemetry telemetry
@@ -256,6 +256,20 @@ func (d *Dispatcher) fail(format string, args ...any) {
 	d.err = errors.Join(d.err, fmt.Errorf("%w: "+format, append([]any{pgwake.ErrConfig}, args...)...))
 }
 
+// mistakes are those of the Config and of what was registered. Whether there are transactions is known at the end alone: a
+// Dispatcher of Coordinators gets its Source, and what begins them, when it is assigned a namespace.
+func (d *Dispatcher) mistakes() error {
+	var k checks
+	switch {
+	case d.transacts == "" || d.shared: // of the latter NewCoordinators have looked
+	case isStream(d.p):
+		k.bad("HandleTx of %q: a stream has no transactions", d.transacts)
+	case d.cfg.Begin == nil:
+		k.bad("HandleTx of %q needs Config.Begin", d.transacts)
+	}
+	return errors.Join(d.err, k.err)
+}
+
 // Option is a setting of one handler.
 type Option func(*registration)
 
@@ -292,8 +306,8 @@ type claimed struct {
 // run is Run of a Dispatcher that begins with what was claimed for it. Unless idle is 0, it ends with errIdle when there was
 // nothing to do for so long.
 func (d *Dispatcher) run(ctx context.Context, first claimed, idle time.Duration) error {
-	if d.err != nil {
-		return d.err
+	if err := d.mistakes(); err != nil {
+		return err
 	}
 	if d.ran.Swap(true) {
 		return errRanBefore

@@ -129,17 +129,18 @@ func (c *Coordinators) healthOfCoordinators(h *Health) {
 	case over:
 		h.note(part, Unhealthy, "Run is about to end, or has ended")
 	}
-	all, left, failing, away := c.Namespaces(), c.leftOut(), 0, 0
+	all, left, failing := c.Namespaces(), c.leftOut(), 0
+	mute := 0 // Sources that cannot tell of namespaces
 	for i, w := range watching {
 		if w.err != nil {
 			h.note(part, Degraded, fmt.Sprintf("namespaces of source %d: %v", i, w.err))
-			away++
+			mute++
 		}
 	}
-	if len(all)+len(left) == 0 && away == len(watching) {
+	if len(all)+len(left) == 0 && mute == len(watching) {
 		h.note(part, Unhealthy, "no namespace is known")
 	}
-	away = len(left)
+	away := len(left) // namespaces that cannot be served
 	for _, err := range left {
 		if failing++; failing <= mostReasons {
 			h.note(part, Degraded, err.Error())

@@ -45,6 +45,12 @@ func StreamSource(stream EventStream, config *StreamConfig) Source {
 	return s
 }
 
+// isStream reports whether items come from an EventStream that is no Provider, where no transaction acknowledges them.
+func isStream(p Provider) bool {
+	_, ok := p.(*streamSource)
+	return ok
+}
+
 type streamSource struct {
 	stream EventStream
 	cfg    StreamConfig

@@ -91,12 +91,9 @@ type TxFunc[T, R any] func(ctx context.Context, tx pgx.Tx, in T) (R, error)
 // function returns no error, and rolled back otherwise. It must not end the transaction itself: that is a permanent error,
 // since its effects may be there without the item being acknowledged. So is a message for the orchestration that scheduled the
 // item which cannot be made, or is refused. Of Coordinators with several Sources the transaction is on the database that the item is in:
-// see Shard.Begin.
+// see Shard.Begin. Where no transaction can be had, Run says so before anything is taken.
 func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...Option) {
-	if d.cfg.Begin == nil {
-		d.fail("HandleTx of %q needs Config.Begin", name)
-	}
-	d.transacts = true
+	d.transacts = name
 	if fn == nil {
 		d.Handle(name, nil, options...)
 		return
@@ -109,8 +106,8 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 		if err != nil {
 			return nil, err
 		}
-		if d.cfg.Begin == nil { // of a stream, say, which belongs to Coordinators as well
-			return nil, Permanent(fmt.Errorf("%w: there is no Begin for the Source of the item", pgwake.ErrConfig))
+		if d.cfg.Begin == nil { // of a stream, beside which Coordinators have other Sources
+			return nil, Permanent(fmt.Errorf("%w: the item is of a stream, which has no transactions", pgwake.ErrConfig))
 		}
 		tx, err := d.cfg.Begin(ctx)
 		if err != nil {

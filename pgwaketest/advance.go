@@ -17,10 +17,11 @@ import (
 // This file answers: how does time pass in a test?
 
 // Advance makes everything on the Provider's schema as if d more had passed: delayed items and timers become due, leases
-// and sessions end, what is finished grows old, tasks of the task graph likewise, and fetches that wait wake up. It moves what is stored, not the server's
-// clock: an item enqueued afterwards with a delay of an hour is due in an hour, and instants that were returned before,
-// such as LockedUntil, are d too late. Other Providers on the schema see it too. What an open transaction has added
-// stays as it is; one that has changed or removed something is waited for, and if that takes 10 s the test fails.
+// and sessions end, what is finished grows old, tasks of the task graph likewise, and fetches that wait wake up. It moves
+// what is stored, not the server's clock: an item enqueued afterwards with a delay of an hour is due in an hour, and
+// instants that were returned before, such as LockedUntil, are d too late. Other Providers on the schema see it too. What
+// an open transaction has added stays as it is; one that has changed or removed something is waited for, and if that takes
+// 10 s the test fails.
 func Advance(tb testing.TB, p *pgwake.Provider, d time.Duration) {
 	tb.Helper()
 	if d <= 0 {
@@ -55,8 +56,8 @@ func Advance(tb testing.TB, p *pgwake.Provider, d time.Duration) {
 }
 
 // tables are those with instants. The schema may hold other tables, of its user.
-var tables = []string{"namespaces", "worker_queue", "dedup_keys", "rates", "limits", "orchestrator_queue", "realignments", "instance_locks", "instances", "executions", "history",
-	"sessions", "dead_letters", "archive"}
+var tables = []string{"namespaces", "worker_queue", "dedup_keys", "rates", "limits", "orchestrator_queue", "realignments",
+	"instance_locks", "instances", "executions", "history", "sessions", "dead_letters", "archive"}
 
 // layers have tables of their own on the schema, if their migrations are there. Otherwise tables of these names are somebody else's.
 var layers = []struct {
