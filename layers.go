@@ -47,14 +47,15 @@ func (p *Provider) Do(ctx context.Context, verb string, statement func(context.C
 	}, feeds...)
 }
 
-// DoAck is Do for a statement that acknowledges a turn, by one call of ack_orchestration whose rows it returns, all of them. If p_quiet of
-// that call is quiet the function notifies nobody: the Provider tells who has to know once the statement was committed, this node first, as it
-// does for AckOrchestrationItem. Errors are those of Do, and ErrInvalid for a token that is none of a turn.
+// DoAck is Do for a statement that acknowledges what the token stands for. If quiet is true it is to have the SQL functions notify nobody
+// (p_quiet), and the Provider tells who has to know once the statement was committed, this node first, as it does for its own acks. For that
+// the statement returns rows: those of ack_orchestration for a turn; for a work item, rows of the same columns with the queue, namespace
+// and label (the name of the queue, or the tag) of what became due. Errors are those of Do, and ErrLockLost for a malformed token.
 func (p *Provider) DoAck(ctx context.Context, verb string, token LockToken, ack func(ctx context.Context, q Querier, quiet bool) (pgx.Rows, error)) error {
 	if ack == nil {
 		return failed(verb, invalid("there is no statement"))
 	}
-	_, instance, err := token.split()
+	_, subject, err := token.split()
 	if err != nil {
 		return failed(verb, err)
 	}
@@ -68,8 +69,11 @@ func (p *Provider) DoAck(ctx context.Context, verb string, token LockToken, ack 
 		done, err = readAcked(rows)
 		return err
 	}, func() {
-		p.engine.acked(done.freed, done.due, quiet)
-		p.engine.waits.changed(instance, quiet)
+		p.engine.tell(done.due, quiet)
+		if done.ended {
+			p.engine.released(done.freed, quiet)
+			p.engine.waits.changed(subject, quiet)
+		}
 	}, Orchestrator, Worker)
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -315,4 +316,46 @@ func TestLockToken_OfAFetch_IsWhatTheFunctionsTake(t *testing.T) {
 	}
 	_, _, err = turn.LockToken.WorkItem()
 	require.ErrorIs(t, err, pgwake.ErrLockLost)
+}
+
+func TestDoAck_OfAnItemAndOfATurn_TellsThisNodeWithoutANotification(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "x")
+	item := n.take(t)
+	turns := make(chan *pgwake.OrchestrationItem)
+	fetch := func() {
+		go func() {
+			turn, err := n.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{LockTimeout: time.Minute, PollTimeout: patience})
+			if err != nil {
+				t.Error(err)
+			}
+			turns <- turn
+		}()
+		require.Eventually(t, func() bool { return n.Stats().Orchestrator.Settled && n.Stats().Orchestrator.Parked == 1 }, patience, time.Millisecond)
+	}
+	fetch()
+	before := n.Stats().Orchestrator
+	acks := func(sql string, args ...any) func(context.Context, pgwake.Querier, bool) (pgx.Rows, error) {
+		return func(ctx context.Context, q pgwake.Querier, quiet bool) (pgx.Rows, error) {
+			require.True(t, quiet, "it hears")
+			return q.Query(ctx, strings.ReplaceAll(sql, "in.", n.quoted()+"."), args...)
+		}
+	}
+	id, claim, err := item.LockToken.WorkItem()
+	require.NoError(t, err)
+	require.NoError(t, n.DoAck(t.Context(), "end", item.LockToken, acks(`SELECT 'orchestrator', in.ack_work($1, $2, 'i', 'start', p_name => 'flow', p_quiet => true), now(), now(), NULL::json, ''`, id, claim)))
+	turn := <-turns
+	require.Equal(t, "i", turn.Instance)
+	_, claim, err = turn.LockToken.Turn()
+	require.NoError(t, err)
+	fetch()
+	ack := acks(`SELECT * FROM in.ack_orchestration($1, $2, 1, 'flow', p_message_instances => ARRAY['j'], p_message_kinds => ARRAY['start'], p_message_names => ARRAY['flow'], p_quiet => true)`, "i", claim)
+	require.NoError(t, n.DoAck(t.Context(), "end", turn.LockToken, ack))
+	require.Equal(t, "j", (<-turns).Instance)
+	require.Equal(t, before.Tokens["notify"], n.Stats().Orchestrator.Tokens["notify"])
+
+	require.ErrorIs(t, n.DoAck(t.Context(), "end", turn.LockToken, ack), pgwake.ErrLockLost)
+	require.ErrorIs(t, n.DoAck(t.Context(), "end", "x", ack), pgwake.ErrLockLost)
+	require.ErrorIs(t, n.DoAck(t.Context(), "end", turn.LockToken, nil), pgwake.ErrInvalid)
 }

@@ -466,7 +466,8 @@ func (ack *OrchestrationAck) changesInstance() bool {
 
 // acked is what the ack of a turn brought about.
 type acked struct {
-	freed   string     // namespace of the instance
+	ended   bool       // a turn, whose instance is free
+	freed   string     // namespace of that
 	due     []produced // what is or will be due
 	history []byte     // what became of the history, if something was added to it
 }
@@ -511,7 +512,7 @@ func (p *Provider) ackOrchestration(ctx context.Context, q querier, token LockTo
 	return readAcked(rows)
 }
 
-// readAcked reads the rows of ack_orchestration.
+// readAcked reads the rows of ack_orchestration, or such as it has.
 func readAcked(rows pgx.Rows) (done acked, err error) {
 	var queue string
 	var namespace *string // null: any
@@ -521,7 +522,7 @@ func readAcked(rows pgx.Rows) (done acked, err error) {
 		d.namespace = value(namespace)
 		switch queue {
 		case "freed":
-			done.freed, done.history = d.namespace, history
+			done.ended, done.freed, done.history = true, d.namespace, history
 		case Worker.String():
 			d.queue = Worker
 			done.due = append(done.due, d)

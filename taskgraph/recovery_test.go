@@ -492,6 +492,7 @@ func TestRecover_MessageWasRemovedByHand_TheTaskGoesOn(t *testing.T) {
 	require.Equal(t, taskgraph.Upkept{Recovered: 1}, done)
 	g.run()
 	g.complete(task)
+	require.Equal(t, "shop", g.one(`SELECT namespace FROM instances`))
 	done, err = g.Upkeep(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, done)

@@ -34,7 +34,7 @@ func TestSettle_ErrorsThatPass_CostNoAttempt(t *testing.T) {
 	})
 	g.run()
 	for i, state := range []string{"40P01", "57014", "53300", "55P03", "57P03"} {
-		for _, function := range []string{"start_step", "finish_step"} {
+		for _, function := range []string{"start_step", "end_attempt"} {
 			g.breaks(function, state, 3, "true")
 		}
 		name := fmt.Sprint("n", i)
@@ -62,7 +62,7 @@ func TestSettle_ErrorsThatPassWhileTheEngineStops_TheResultIsKept(t *testing.T) 
 		<-ctx.Done()
 		return "done all the same", nil
 	})
-	g.breaks("finish_step", "40P01", 3, "true")
+	g.breaks("end_attempt", "40P01", 3, "true")
 	g.run()
 	task := g.submit(taskgraph.Define("shop", "stops", "1").Step("a", "ok", taskgraph.MaxAttempts(1)))
 	<-began
@@ -75,7 +75,7 @@ func TestSettle_NoAnswerForTenSeconds_TheResultIsKept(t *testing.T) {
 	t.Parallel()
 	g, net := onNetwork(t, nil)
 	g.Handle("h", func(context.Context, *taskgraph.Step) (any, error) {
-		net.loses(connection, "finish_step(")
+		net.loses(connection, "end_attempt(")
 		return "done", nil
 	})
 	g.run()
@@ -91,7 +91,7 @@ func TestSettle_ErrorsThatShouldPassAndDoNot_CostTheAttemptInTheEnd(t *testing.T
 	g := newGraph(t, quickLeases())
 	ok, calls := failing(0, nil)
 	g.Handle("ok", ok)
-	g.breaks("finish_step", "57014", 1<<30, "true")
+	g.breaks("end_attempt", "57014", 1<<30, "true")
 	g.run()
 	task := g.submit(taskgraph.Define("shop", "never", "1").Step("a", "ok", taskgraph.MaxAttempts(1)))
 	g.until(task, taskgraph.TaskBlockedByFailures)
@@ -133,7 +133,7 @@ func TestSettle_NobodyKnowsWhetherItTookEffect_ItDoesOnce(t *testing.T) {
 	g.run()
 	steps := 0
 	for _, what = range []loss{question, answer} {
-		for _, of = range []string{"start_step(", "finish_step(", "add_steps(", "commit"} {
+		for _, of = range []string{"start_step(", "end_attempt(", "add_steps(", "commit"} {
 			name := fmt.Sprint(of, what)
 			began = nil
 			if of == "start_step(" {
@@ -195,7 +195,7 @@ func TestFinish_TheDatabaseRefusesTheResult_TheStepFailsForGoodWithWhatItSays(t 
 	g := newGraph(t, nil)
 	ok, calls := failing(0, nil)
 	g.Handle("ok", ok)
-	g.breaks("finish_step", "XX000", 1000, "$5")
+	g.breaks("end_attempt", "XX000", 1000, "$5")
 	g.run()
 	task := g.submit(taskgraph.Define("shop", "refused", "1").Step("a", "ok"))
 	g.until(task, taskgraph.TaskBlockedByFailures)

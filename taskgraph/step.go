@@ -8,6 +8,8 @@ import (
 	"maps"
 	"sync"
 	"time"
+
+	"github.com/pgwake/pgwake"
 )
 
 // This file answers: what does the handler of a step get, and what may it say?
@@ -34,7 +36,8 @@ type Step struct {
 	BackoffSeconds    *int            // what the definition says instead of the exponential backoff
 	checkpoint        json.RawMessage
 	item              int64
-	token             string
+	token             pgwake.LockToken
+	claim             string    // of the token
 	claimedAt         time.Time // by the server's clock
 	g                 *Graph
 	mu                sync.Mutex
@@ -101,7 +104,7 @@ func (s *Step) Checkpoint(ctx context.Context, v any) error {
 	if err != nil {
 		return invalid(op, "the checkpoint: %v", err)
 	}
-	if err := exec(ctx, s.g, op, "checkpoint_step", s.ID, s.item, s.token, text); err != nil {
+	if err := exec(ctx, s.g, op, "checkpoint_step", s.ID, s.item, s.claim, text); err != nil {
 		return err
 	}
 	s.mu.Lock()

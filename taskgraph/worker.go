@@ -61,11 +61,11 @@ func (e *Engine) runStep(handler Handler) dispatch.Handler {
 		if err := json.Unmarshal(item.Input, &of); err != nil || !isUUID(of.Step) {
 			return nil, dispatch.Permanent(fmt.Errorf("work item %d names no step", item.ID))
 		}
-		id, token, err := item.LockToken.WorkItem()
+		id, claim, err := item.LockToken.WorkItem()
 		if err != nil {
 			return nil, err
 		}
-		s := &Step{ID: of.Step, item: id, token: token, claimedAt: item.LockedUntil.Add(-e.lease()), g: e.Graph}
+		s := &Step{ID: of.Step, token: item.LockToken, item: id, claim: claim, claimedAt: item.LockedUntil.Add(-e.lease()), g: e.Graph}
 		var timeout time.Duration
 		var st started
 		// If there is nothing to run, start_step acknowledges the item.
@@ -76,7 +76,7 @@ func (e *Engine) runStep(handler Handler) dispatch.Handler {
 				}
 			}
 			if st.Outcome != runs {
-				st, err = row[started](ctx, e.Graph, "start step", "start_step", s.ID, id, token, e.processor, e.lostDelays())
+				st, err = row[started](ctx, e.Graph, "start step", "start_step", s.ID, id, claim, e.processor, e.lostDelays())
 			}
 			if err == nil && st.Outcome == runs {
 				return errRuns
@@ -146,7 +146,7 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 	case err != nil && errors.Is(cause, dispatch.ErrStopping):
 		// It was not the handler's fault, so the attempt does not count, and the step is tried at once, elsewhere.
 		return e.settle(ctx, func(ctx context.Context, _ bool) error {
-			_, err := value[bool](ctx, e.Graph, "release step", "release_step", s.ID, s.item, s.token, e.processor, time.Duration(0), "the worker stops")
+			_, err := value[bool](ctx, e.Graph, "release step", "release_step", s.ID, s.item, s.claim, e.processor, time.Duration(0), "the worker stops")
 			return err
 		})
 	case err != nil:
@@ -172,8 +172,7 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 		if len(added) > 0 {
 			return e.decide(ctx, s, text, added, unsure)
 		}
-		_, err := e.finishStep(ctx, e.Graph, s, true, text, nil, nil)
-		return err
+		return e.finishStep(ctx, s, true, text, nil, nil)
 	})
 	if refused(err) { // what it returned, or decided, cannot be, and could not the next time
 		return e.fail(ctx, s, Permanent(err))
@@ -184,10 +183,7 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 // decide ends an attempt with a result and with steps that are added to the task, both or none. unsure: it was called before, and
 // nobody knows whether that took effect.
 func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []AddedStep, unsure bool) error {
-	plainly := func() error {
-		_, err := e.finishStep(ctx, e.Graph, s, true, result, nil, nil)
-		return err
-	}
+	plainly := func() error { return e.finishStep(ctx, s, true, result, nil, nil) }
 	if unsure {
 		// If it did, the steps have their names already, and that would look like a decision that cannot be.
 		switch st, err := e.begun(ctx, s); {
@@ -203,7 +199,7 @@ func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []Ad
 		if _, err := in.AddSteps(ctx, s.TaskID, added...); err != nil {
 			return err
 		}
-		done, err := e.finishStep(ctx, in, s, true, result, nil, nil)
+		done, err := value[bool](ctx, in, opFinish, "finish_step", e.finishArgs(ctx, s, true, result, nil, nil)...)
 		if err == nil && !done {
 			return errDropped
 		}
@@ -213,7 +209,7 @@ func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []Ad
 	if errors.Is(err, errDropped) { // the end of the item was rolled back as well; a step that has left in_progress does not come back to it with this item
 		return plainly()
 	}
-	err = failed("finish step", err)
+	err = failed(opFinish, err)
 	if failure := (*pgwake.Error)(nil); commits && errors.As(err, &failure) {
 		failure.Unknown = true // pgx has "conn closed" for a commit whose answer is lost, and takes that for one that was not sent
 	}
@@ -240,14 +236,23 @@ func (e *Engine) fail(ctx context.Context, s *Step, cause error) error {
 	result := string(said)
 	e.cfg.Logger.Warn("taskgraph: step failed", "task", s.TaskID, "step", s.Name, "attempt", s.Attempt, "of", s.MaxAttempts, "error", text(cause))
 	return e.settle(ctx, func(ctx context.Context, _ bool) error {
-		_, err := e.finishStep(ctx, e.Graph, s, false, &result, &delay, asked)
-		return err
+		return e.finishStep(ctx, s, false, &result, &delay, asked)
 	})
 }
 
-// finishStep returns false if the step is not in progress any more.
-func (e *Engine) finishStep(ctx context.Context, g *Graph, s *Step, success bool, result *string, delay *time.Duration, asked *int64) (bool, error) {
-	return value[bool](ctx, g, "finish step", "finish_step", s.ID, s.item, s.token, e.processor, success, result, delay, asked, g.headers(ctx))
+const opFinish = "finish step"
+
+// finishStep keeps what came of an attempt, unless the step is not in progress any more.
+func (e *Engine) finishStep(ctx context.Context, s *Step, success bool, result *string, delay *time.Duration, asked *int64) error {
+	return failed(opFinish, e.p.DoAck(ctx, opFinish, s.token, func(ctx context.Context, q pgwake.Querier, quiet bool) (pgx.Rows, error) {
+		args := append(e.finishArgs(ctx, s, success, result, delay, asked), quiet)
+		return q.Query(ctx, "SELECT * FROM "+e.call("end_attempt", len(args)), args...)
+	}))
+}
+
+// finishArgs are the arguments of finish_step.
+func (e *Engine) finishArgs(ctx context.Context, s *Step, success bool, result *string, delay *time.Duration, asked *int64) []any {
+	return []any{s.ID, s.item, s.claim, e.processor, success, result, delay, asked, e.headers(ctx)}
 }
 
 // longestText is how much of an error is kept, in bytes.

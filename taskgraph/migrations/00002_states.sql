@@ -283,7 +283,7 @@ AS $$
 BEGIN
     UPDATE tasks t SET next_ready_at = least(t.next_ready_at, clock_timestamp())
      WHERE t.task_id = p_task AND NOT is_terminal(t.state) AND t.state <> 'pending' AND (t.next_ready_at <= clock_timestamp()) IS NOT TRUE;
-    PERFORM enqueue_message(p_task::text, p_kind, p_data::json, p_queue => 'taskgraph');
+    PERFORM enqueue_message(p_task::text, p_kind, p_data::json, p_namespace => t.namespace, p_queue => 'taskgraph') FROM tasks t WHERE t.task_id = p_task;
 END
 $$;
 -- +goose StatementEnd

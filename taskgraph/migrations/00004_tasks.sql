@@ -607,10 +607,10 @@ $$;
 COMMENT ON FUNCTION start_step IS 'Begins an attempt at a step whose work item was claimed. outcome is run, with what the handler is to know; discarded, if the item is out of date: it is then acknowledged; or lost, if a worker has begun before, and its lease ended: the attempt is then over, the item acknowledged, and the step waits for the next one, or is in error if that was the last. p_lost_delays are for how long it waits after the first attempt, the second and so on, unless its definition says how long; the last one is for all after that. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
-CREATE FUNCTION finish_step(
+CREATE FUNCTION end_attempt(
     p_step_uuid uuid, p_work_item bigint, p_lock_token uuid, p_processor_uuid uuid, p_success boolean, p_results jsonb,
-    p_retry_delay interval DEFAULT NULL, p_backoff_seconds integer DEFAULT NULL, p_headers text DEFAULT NULL)
-RETURNS boolean
+    p_retry_delay interval, p_backoff_seconds integer, p_headers text, p_quiet boolean)
+RETURNS TABLE (queue text, namespace text, due_at timestamptz, now_at timestamptz, history json, label text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
@@ -621,7 +621,7 @@ BEGIN
     SELECT * INTO v_step FROM steps s WHERE s.step_id = p_step_uuid FOR NO KEY UPDATE;
     IF v_step.work_item_id IS DISTINCT FROM p_work_item OR v_step.state IS DISTINCT FROM 'in_progress' THEN
         PERFORM ack_work(p_work_item, p_lock_token);
-        RETURN false;
+        RETURN;
     END IF;
     -- The result, the end of the item and the message to the task are one transaction: ack_work fails if the lease has ended.
     IF p_success THEN
@@ -638,8 +638,25 @@ BEGIN
                                  jsonb_build_object('event', 'EnqueueAsErrorForOrchestration', 'error', left(p_results ->> 'error', 1000)), ARRAY[p_results],
                                  ARRAY[clock_timestamp() + p_retry_delay]);
     END IF;
-    PERFORM ack_work(p_work_item, p_lock_token, v_step.task_id::text, 'step', p_headers => p_headers);
-    RETURN true;
+    RETURN QUERY
+    SELECT 'orchestrator', ack_work(p_work_item, p_lock_token, v_step.task_id::text, 'step', p_headers => p_headers, p_quiet => p_quiet),
+           clock_timestamp(), clock_timestamp(), NULL::json, 'taskgraph';
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION end_attempt IS 'Internal: finish_step. No row if the step has been cancelled or resolved meanwhile, and otherwise one like those of ack_orchestration: for what the task is to be evaluated, of which with p_quiet nobody is notified.';
+
+-- +goose StatementBegin
+CREATE FUNCTION finish_step(
+    p_step_uuid uuid, p_work_item bigint, p_lock_token uuid, p_processor_uuid uuid, p_success boolean, p_results jsonb,
+    p_retry_delay interval DEFAULT NULL, p_backoff_seconds integer DEFAULT NULL, p_headers text DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM end_attempt(p_step_uuid, p_work_item, p_lock_token, p_processor_uuid, p_success, p_results,
+                                           p_retry_delay, p_backoff_seconds, p_headers, false));
 END
 $$;
 -- +goose StatementEnd
@@ -689,7 +706,7 @@ $$;
 COMMENT ON FUNCTION checkpoint_step IS 'Keeps how far an attempt has got, for the next one. PW001 if the token no longer holds, or the step is no longer this attempt''s.';
 
 -- +goose StatementBegin
-CREATE FUNCTION enqueue_steps(p_task tasks, p_ready uuid[], p_due uuid[], p_processor uuid, p_headers text)
+CREATE FUNCTION enqueue_steps(p_task tasks, p_ready uuid[], p_due uuid[], p_processor uuid, p_headers text, p_quiet boolean)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -723,7 +740,7 @@ BEGIN
                       FROM unnest(v_run) WITH ORDINALITY AS i (id, ord)
                       JOIN steps s ON s.step_id = i.id JOIN step_definitions d ON d.step_definition_id = s.step_definition_id) AS a
              CROSS JOIN LATERAL enqueue_work_many(a.handlers, a.inputs, a.namespaces, a.priorities, NULL, a.dues, NULL, a.instances, a.executions, a.positions,
-                                                  a.tags, NULL, a.headers, p_keys => a.keys) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord);
+                                                  a.tags, NULL, a.headers, p_keys => a.keys, p_quiet => p_quiet) WITH ORDINALITY AS w (item_id, duplicate, due_at, now_at, ord);
             PERFORM transition_steps(v_run, v_of.path, p_processor, v_metadata, p_work_items => v_items);
         END IF;
         IF v_sub IS NOT NULL THEN
@@ -744,7 +761,7 @@ $$;
 COMMENT ON FUNCTION enqueue_steps IS 'Internal: enqueues steps of a task with their work items, those that are pending and those whose next attempt is due; a step that is a task of its own is in progress from the creation of that on.';
 
 -- +goose StatementBegin
-CREATE FUNCTION advance_task(p_task uuid, p_processor uuid, p_headers text DEFAULT NULL, p_turn boolean DEFAULT false)
+CREATE FUNCTION advance_task(p_task uuid, p_processor uuid, p_headers text DEFAULT NULL, p_turn boolean DEFAULT false, p_quiet boolean DEFAULT false)
 RETURNS tasks
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -916,7 +933,7 @@ BEGIN
 
     v_task.retries := v_task.retries + cardinality(v_again);
     IF v_ready <> '{}' OR v_due <> '{}' THEN
-        PERFORM enqueue_steps(v_task, v_ready, v_due, p_processor, p_headers);
+        PERFORM enqueue_steps(v_task, v_ready, v_due, p_processor, p_headers, p_quiet);
     END IF;
     IF cardinality(v_path) > 1 OR v_count > 0 OR v_again <> '{}' OR p_turn AND (v_task.next_ready_at, v_task.timer_at) IS DISTINCT FROM (v_retry, v_retry) THEN
         PERFORM transition_task(p_task, v_path, p_processor, jsonb_strip_nulls(jsonb_build_object('event', v_event)), true,
@@ -960,6 +977,7 @@ DECLARE
     v_status     text;
     v_timed      boolean;
     v_failed     record;
+    v_began      timestamptz;
 BEGIN
     PERFORM hold_instance_lock(v_instance, p_lock_token); -- fails if the lease has ended: nothing stale is written
     SELECT * INTO v_before FROM tasks t WHERE t.task_id = p_task_uuid FOR NO KEY UPDATE;
@@ -982,7 +1000,13 @@ BEGIN
                                      ARRAY[jsonb_build_object('error', v_failed.error, 'retryable', false)]);
         END LOOP;
     END IF;
-    v_task := advance_task(p_task_uuid, p_processor_uuid, p_headers, true);
+    v_began := clock_timestamp();
+    v_task := advance_task(p_task_uuid, p_processor_uuid, p_headers, true, p_quiet);
+    IF p_quiet THEN
+        RETURN QUERY
+        SELECT 'worker', q.namespace, q.visible_at, clock_timestamp(), NULL::json, q.tag
+          FROM worker_queue q WHERE q.instance_id = v_instance AND q.created_at >= v_began; -- by nobody else: the task is locked
+    END IF;
     v_timed := v_before.timer_at IS DISTINCT FROM v_task.next_ready_at; -- which is null once it has ended
     SELECT d.name, d.version INTO v_name, v_version FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
     v_status := CASE v_task.state WHEN 'complete' THEN 'Completed' WHEN 'resolved_manually' THEN 'Completed' WHEN 'error' THEN 'Failed' WHEN 'cancelled' THEN 'Cancelled' END;
@@ -1007,7 +1031,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION evaluate_task IS 'Takes a turn of a task: does what is to be done about it, and acknowledges the turn, in one transaction. p_cancel cancels it; p_failed_positions are steps whose work items were given up. Returns the rows of ack_orchestration, for p_quiet too. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION evaluate_task IS 'Takes a turn of a task: does what is to be done about it, and acknowledges the turn, in one transaction. p_cancel cancels it; p_failed_positions are steps whose work items were given up. With p_quiet nobody is notified of the work items and of the end of the turn, and the rows say what is to be told, as those of ack_orchestration do. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION end_sub_task(p_task tasks)
@@ -1291,6 +1315,6 @@ COMMENT ON FUNCTION list_steps IS 'The steps of tasks in the order of their ids,
 -- +goose Down
 
 DROP FUNCTION list_steps, list_tasks, purge_tasks, upkeep_tasks, recover_tasks, set_step_backoff_atomic, finalize_task_completion, end_sub_task, evaluate_task, advance_task, enqueue_steps,
-    checkpoint_step, release_step, finish_step, start_step, lose_step, fail_step, cancel_step, complete_step_manually, resolve_step_manually, reset_step_for_retry,
+    checkpoint_step, release_step, finish_step, end_attempt, start_step, lose_step, fail_step, cancel_step, complete_step_manually, resolve_step_manually, reset_step_for_retry,
     act_on_step, give_up_task, resolve_task_manually, cancel_task, cancel_open_steps, add_steps, create_task, create_task_many, claim_place,
     register_task_definition, check_conditions;
