@@ -103,11 +103,22 @@ func newShop(ctx context.Context, p *pgwake.Provider) (*taskgraph.Engine, error)
 	})
 	e.Handle("parcel.ship", func(context.Context, *taskgraph.Step) (any, error) { return "on its way", nil })
 
-	return e, e.Register(ctx, taskgraph.Define("shop", "fulfil_order", "1.0.0").
+	err = e.Register(ctx, taskgraph.Define("shop", "fulfil_order", "1.0.0").
 		Step("check", "order.check").
 		Step("reserve", "stock.reserve", taskgraph.After("check")).
 		Step("charge", "card.charge", taskgraph.After("check"), taskgraph.MaxAttempts(5)).
 		Step("ship", "parcel.ship", taskgraph.After("reserve", "charge")))
+	return e, err
+}
+
+// fulfil submits a task and waits for its end.
+func fulfil(ctx context.Context, e *taskgraph.Engine, p purchase) (*taskgraph.Task, error) {
+	task, err := e.Submit(ctx, taskgraph.Submission{
+		Namespace: "shop", Name: "fulfil_order", Version: "1.0.0", Context: p})
+	if err != nil {
+		return nil, err
+	}
+	return e.Wait(ctx, task.ID) // pushed: it costs no query while it waits
 }
 
 // A first program: two steps run side by side, and the last one when both are done.
@@ -118,14 +129,11 @@ func Example() {
 	check(err)
 	defer inBackground(e)() // e.Run(ctx)
 
-	task, err := e.Submit(ctx, taskgraph.Submission{
-		Namespace: "shop", Name: "fulfil_order", Version: "1.0.0", Context: purchase{ID: 7, Cents: 1250}})
-	check(err)
-	done, err := e.Wait(ctx, task.ID) // pushed: it costs no query while it waits
+	done, err := fulfil(ctx, e, purchase{ID: 7, Cents: 1250})
 	check(err)
 	fmt.Println(done.State)
 
-	steps, err := e.Steps(ctx, task.ID)
+	steps, err := e.Steps(ctx, done.ID)
 	check(err)
 	for _, s := range steps {
 		fmt.Printf("%s: %s\n", s.Name, s.Results)
