@@ -369,6 +369,9 @@ func TestCoordinators_Turns_AreTakenByNamespace(t *testing.T) {
 func TestCoordinators_BadConfig_IsAllSaidByRun(t *testing.T) {
 	p := pgwaketest.New(t, nil)
 	handlers := func(*dispatch.Dispatcher) {}
+	decider := func(context.Context, *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+		return pgwake.OrchestrationAck{}, nil
+	}
 	for problem, config := range map[string]*dispatch.CoordinatorsConfig{
 		"there is no Group with Namespaces": nil,
 		"neither Handlers nor a Decider":    {Groups: []dispatch.Group{{Namespaces: []string{"*"}}}},
@@ -382,10 +385,14 @@ func TestCoordinators_BadConfig_IsAllSaidByRun(t *testing.T) {
 		"Warm -1":                           {Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: handlers, Warm: -1}}},
 		"Source 1 is nil":                   {Shards: []dispatch.Shard{{Namespaces: []string{"a"}}}, Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: handlers}}},
 		"Concurrency -1":                    {Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: handlers, Config: dispatch.Config{Concurrency: -1}}}},
+		"Concurrency -2":                    {Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: handlers, Turns: dispatch.OrchestratorConfig{Concurrency: -2}}}},
+		"Concurrency -3":                    {Groups: []dispatch.Group{{Namespaces: []string{"*"}, Decider: decider, Config: dispatch.Config{Concurrency: -3}}}},
 		"boom":                              {Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: func(*dispatch.Dispatcher) { panic("boom") }}}},
 	} {
 		c := dispatch.NewCoordinators(p, config)
-		require.ErrorContains(t, c.Run(t.Context()), problem)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		require.ErrorContains(t, c.Run(ctx), problem)
+		cancel()
 		require.ErrorContains(t, c.Spawn("a"), problem)
 	}
 }

@@ -171,19 +171,21 @@ func (k *checks) group(settings Group) *group {
 	if g.Handlers == nil && g.Decider == nil {
 		fails("there are neither Handlers nor a Decider")
 	}
+	// Settings of what it does not do are looked at all the same: handlers may come to it later, and the mistake is here.
+	_, _, err := g.Config.resolve()
 	if g.Handlers != nil {
-		d, err := g.newDispatcher()
-		if err != nil {
-			k.err = errors.Join(k.err, fmt.Errorf("Group %q: %w", g.title(), err))
-		}
-		g.proto = d
+		g.proto, err = g.newDispatcher()
 		if g.Warm > 0 {
 			g.warm = make(chan *Dispatcher, g.Warm)
 		}
 	}
+	_, _, errOfTurns := g.Turns.resolve()
 	if g.Decider != nil {
 		g.protoTurns = NewOrchestrator(nobody, g.Decider, &g.Turns)
-		if err := g.protoTurns.err; err != nil {
+		errOfTurns = g.protoTurns.err
+	}
+	for _, err := range []error{err, errOfTurns} {
+		if err != nil {
 			k.err = errors.Join(k.err, fmt.Errorf("Group %q: %w", g.title(), err))
 		}
 	}

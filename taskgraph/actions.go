@@ -32,7 +32,7 @@ func (g *Graph) GiveUp(ctx context.Context, task, reason string) (bool, error) {
 }
 
 // ResetStep has a step that has failed for good run again, with all its attempts, and its task go on. What an attempt before has kept
-// (Step.Checkpoint) is there for it.
+// (Step.Checkpoint) is there for it, as after any failure: a handler that is to begin anew has to pass over it.
 func (g *Graph) ResetStep(ctx context.Context, step, reason string) (bool, error) {
 	return g.act(ctx, "reset step", "reset_step_for_retry", step, reason)
 }
@@ -96,7 +96,8 @@ func seconds(d time.Duration) int64 {
 }
 
 // TransitionTask takes a task from one state to another, if it is in the first: of several callers one succeeds. False also if the
-// task is in an active state that another processor brought it into, whose lease holds. pgwake.ErrInvalid if there is no such
+// task is in an active state that another processor brought it into, whose lease holds, unless it is to be cancelled or resolved; and if
+// there is no such task. With one that ends the task, its steps that have not ended are cancelled. pgwake.ErrInvalid if there is no such
 // transition. processor is a UUID, or "" for nobody.
 func (g *Graph) TransitionTask(ctx context.Context, task string, from, to TaskState, processor string) (bool, error) {
 	const op = "transition task"
@@ -106,8 +107,10 @@ func (g *Graph) TransitionTask(ctx context.Context, task string, from, to TaskSt
 	return value[bool](ctx, g, op, "transition_task_state_atomic", task, string(from), string(to), optional(processor))
 }
 
-// TransitionStep takes a step from one state to another, if it is in the first, and has its task evaluated. pgwake.ErrInvalid if there is
-// no such transition.
+// TransitionStep takes a step from one state to another, if it is in the first, and has its task evaluated. False also if its task has ended,
+// or if there is no such step. If the step is a task of its own, that is cancelled when the step leaves StepInProgress. pgwake.ErrInvalid if
+// there is no such transition; for any to StepEnqueued, which is for turns of the task alone, since a work item comes with it; and for one to
+// StepWaitingForRetry, if the step has no attempt left. processor is a UUID, or "" for nobody.
 func (g *Graph) TransitionStep(ctx context.Context, step string, from, to StepState, processor string) (bool, error) {
 	const op = "transition step"
 	if err := checkID(op, "step", step); err != nil {

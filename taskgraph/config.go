@@ -26,8 +26,8 @@ type Config struct {
 	// Tags are those of the steps that handlers of this node may run, besides steps without a tag. Default to none.
 	Tags []string
 
-	// Steps says how steps are run, in each namespace; Namespaces, Tags, MaxAttempts and Completion are not to be set. Defaults as in
-	// package dispatch: 10 at a time.
+	// Steps says how steps are run, in each namespace; Namespaces, Tags, MaxAttempts and Completion are not to be set. An Engine without
+	// handlers runs none, and evaluates tasks only. Defaults as in package dispatch: 10 at a time.
 	Steps dispatch.Config
 
 	// Turns says how tasks are evaluated, in each namespace; Namespaces, Queues and MaxAttempts are not to be set. Defaults as in package

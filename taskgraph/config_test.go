@@ -55,13 +55,20 @@ func TestConfig_WhatCannotBe_IsToldByNew(t *testing.T) {
 		require.ErrorContains(t, err, says, "all of it")
 	}
 	// What is not looked at before it is used is told by Run.
-	config := &taskgraph.Config{}
-	config.Turns.Concurrency = -1
-	e, err := taskgraph.New(t.Context(), p, config)
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	require.ErrorIs(t, e.Run(ctx), pgwake.ErrConfig)
+	for says, spoil := range map[string]func(c *taskgraph.Config){
+		"Concurrency -1": func(c *taskgraph.Config) { c.Turns.Concurrency = -1 },
+		"Concurrency -2": func(c *taskgraph.Config) { c.Steps.Concurrency = -2 }, // although there is no handler
+	} {
+		config := &taskgraph.Config{}
+		spoil(config)
+		e, err := taskgraph.New(t.Context(), p, config)
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		err = e.Run(ctx)
+		require.ErrorIs(t, err, pgwake.ErrConfig, says)
+		require.ErrorContains(t, err, says)
+	}
 }
 
 func TestHandle_TwiceOrNothing_IsToldByRun(t *testing.T) {

@@ -44,8 +44,8 @@ type Lifecycle struct {
 	MaxLifetime               time.Duration // since it was created
 }
 
-// StepDefinition is a step of a Definition: a call of a handler, or a task of its own. A task of its own has no RetryEvery, Timeout, Tag and
-// LimitKey: its steps have.
+// StepDefinition is a step of a Definition: a call of a handler, or a task of its own. A task of its own has no Timeout, Tag and LimitKey: its
+// steps have.
 type StepDefinition struct {
 	Name        string // unique within the definition
 	Description string
@@ -66,7 +66,7 @@ type StepDefinition struct {
 	MaxAttempts *int
 
 	// RetryEvery is how long to wait after each attempt that failed, in whole seconds. Defaults to the exponential Backoff of
-	// whoever runs it.
+	// whoever runs it; for a task of its own, which nobody runs, to the one of StepReadiness.EffectiveBackoff.
 	RetryEvery *time.Duration
 
 	// Timeout is how long an attempt may take, in whole milliseconds. Defaults to none.

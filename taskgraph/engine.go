@@ -42,7 +42,8 @@ type Engine struct {
 }
 
 // New returns an Engine on the Provider's database, and creates or migrates its tables in the Provider's schema, unless the Provider was
-// told not to migrate. A nil Config means the defaults. Errors: pgwake.ErrConfig, and those of pgwake.Provider.Migrate.
+// told not to migrate. A nil Config means the defaults. Errors: pgwake.ErrConfig, and those of pgwake.Provider.Migrate. What package
+// dispatch does not take of Config.Steps and Config.Turns is told by Run.
 func New(ctx context.Context, p *pgwake.Provider, config *Config) (*Engine, error) {
 	cfg, err := config.resolve()
 	if err != nil {
@@ -113,7 +114,8 @@ func (e *Engine) tags() []string {
 }
 
 // Run evaluates tasks and runs their steps until ctx ends or the Provider is closed, and then ends as dispatch.Dispatcher.Run does:
-// handlers that do not come to their end are stopped, and their steps are ready again at once. Run may be called once.
+// handlers that do not come to their end are stopped, and their steps are ready again at once. Run may be called once. pgwake.ErrConfig, at
+// once, for what is wrong with the handlers, or with Config.Steps and Config.Turns.
 func (e *Engine) Run(ctx context.Context) error {
 	if e.err != nil {
 		return e.err

@@ -328,7 +328,7 @@ func TestResetStep_WhatAnAttemptHasKept_IsThereForTheNext(t *testing.T) {
 	g.Handle("h", func(ctx context.Context, s *taskgraph.Step) (any, error) {
 		at := 0
 		if found, err := s.LastCheckpoint(&at); found || err != nil {
-			return at, err
+			return at, errors.Join(err, s.Checkpoint(ctx, nil))
 		}
 		return nil, taskgraph.Permanent(errors.Join(errBroken, s.Checkpoint(ctx, 7)))
 	})
@@ -338,6 +338,7 @@ func TestResetStep_WhatAnAttemptHasKept_IsThereForTheNext(t *testing.T) {
 	did(t)(g.ResetStep(t.Context(), g.step(task, "a").ID, ""))
 	g.complete(task)
 	require.JSONEq(t, "7", string(g.step(task, "a").Results))
+	require.Empty(t, g.step(task, "a").Checkpoint, "nil removes it")
 }
 
 func TestActions_BadArguments_AreInvalidBeforeAnythingIsSent(t *testing.T) {

@@ -421,8 +421,9 @@ func TestSetStepBackoff_TurnCommitsAtTheSameMoment_TheTimerIsSetAnew(t *testing.
 func TestRetryEvery_WorkerOrSubTaskIsLost_IsHowLongItWaits(t *testing.T) {
 	l := newLab(t)
 	l.define("shop", "inner", "1", `{}`, "x")
-	l.exec(`SELECT register_task_definition('shop', 'outer', '1', NULL, '{}', ARRAY['a', 'b', 'c'], ARRAY['h', 'h', NULL], p_backoffs => ARRAY[420, NULL, 540],
-		p_sub_tasks => ARRAY[NULL, NULL, 'inner'], p_sub_versions => ARRAY[NULL, NULL, '1'])`)
+	require.NoError(t, l.Register(l.within(), taskgraph.Define("shop", "outer", "1").
+		Step("a", "h", taskgraph.RetryEvery(7*time.Minute)).Step("b", "h").
+		SubTask("c", "inner", "1", taskgraph.RetryEvery(9*time.Minute))))
 	task := l.create("shop", "outer")
 	l.turns()
 	for _, step := range []string{"a", "b"} {

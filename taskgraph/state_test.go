@@ -1,6 +1,10 @@
 package taskgraph_test
 
 import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/pgwake/pgwake"
@@ -93,6 +97,47 @@ func TestT28_EveryPairOfStepStates_OnlyTheEdgesAreTaken(t *testing.T) {
 		}
 	}
 	require.Equal(t, 36, edges)
+}
+
+// Each state has one row on the page, which names those that may follow, but for what may follow every state that is not final.
+func TestStates_Page_HasTheEdgesThatThereAre(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/taskgraph.md")
+	require.NoError(t, err)
+	requirePage(t, string(page), "task", taskgraph.TaskStates(), taskgraph.TaskState.Next, taskgraph.TaskCancelled, taskgraph.TaskResolvedManually)
+	requirePage(t, string(page), "step", taskgraph.StepStates(), taskgraph.StepState.Next, taskgraph.StepComplete, taskgraph.StepCancelled, taskgraph.StepResolvedManually)
+}
+
+func requirePage[S ~string](t *testing.T, page, of string, states []S, next func(S) []S, always ...S) {
+	t.Helper()
+	_, table, found := strings.Cut(page, "| State of a "+of+" |")
+	require.True(t, found, of)
+	table, _, _ = strings.Cut(table, "\n\n")
+	var listed []S
+	for _, line := range strings.Split(table, "\n")[2:] {
+		columns := strings.Split(line, "|")
+		require.Len(t, columns, 6, line)
+		state := S(strings.Trim(columns[1], " `"))
+		listed = append(listed, state)
+		require.Equal(t, len(next(state)) == 0, strings.HasPrefix(columns[2], " final"), "%s: final", state)
+		may := slices.Clone(always)
+		for _, name := range regexp.MustCompile("`[a-z_]+`").FindAllString(columns[4], -1) {
+			if to := S(strings.Trim(name, "`")); slices.Contains(states, to) {
+				may = append(may, to)
+			}
+		}
+		if len(next(state)) == 0 {
+			require.Empty(t, strings.TrimSpace(columns[4]), state)
+			continue
+		}
+		require.ElementsMatch(t, next(state), sortedSet(may), "what may follow %s of a %s", state, of)
+	}
+	require.ElementsMatch(t, states, listed)
+}
+
+func sortedSet[S ~string](all []S) []S {
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 func TestTransition_StateThatIsNone_IsRefused(t *testing.T) {

@@ -97,7 +97,7 @@ func (s *Step) Result(ctx context.Context, name string, v any) error {
 }
 
 // Checkpoint keeps how far the attempt has got, durably once it returns: any value of which package encoding/json makes JSON. If the
-// step is tried again, LastCheckpoint has it. pgwake.ErrLockLost if the step is somebody else's by now.
+// step is tried again, LastCheckpoint has it, also after ResetStep; nil removes it. pgwake.ErrLockLost if the step is somebody else's by now.
 func (s *Step) Checkpoint(ctx context.Context, v any) error {
 	const op = "checkpoint step"
 	text, err := jsonText(v)

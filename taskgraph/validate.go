@@ -194,7 +194,7 @@ func (v *validation) step(i int, s *StepDefinition) {
 		for _, o := range [...]struct {
 			what string
 			is   bool
-		}{{"retry_every", s.RetryEvery != nil}, {"timeout", s.Timeout != nil}, {"tag", s.Tag != ""}, {"limit_key", s.LimitKey != ""}} {
+		}{{"timeout", s.Timeout != nil}, {"tag", s.Tag != ""}, {"limit_key", s.LimitKey != ""}} {
 			if o.is {
 				bad("%s is for steps that a handler runs", o.what)
 			}

@@ -68,7 +68,7 @@ func TestValidate_AProblem_IsToldWithItsStep(t *testing.T) {
 		"timeout of a task": {func(d *taskgraph.Definition) { d.SubTask("c", "t", "1", taskgraph.Timeout(time.Second)) }, `step "c": timeout is for steps that a handler runs`},
 		"tag of a task":     {func(d *taskgraph.Definition) { d.SubTask("c", "t", "1", taskgraph.Tag("gpu")) }, `step "c": tag is for steps that a handler runs`},
 		"key of a task":     {func(d *taskgraph.Definition) { d.SubTask("c", "t", "1", taskgraph.LimitKey("k")) }, `step "c": limit_key is for steps that a handler runs`},
-		"pause of a task":   {func(d *taskgraph.Definition) { d.SubTask("c", "t", "1", taskgraph.RetryEvery(time.Second)) }, `step "c": retry_every is for steps that a handler runs`},
+		"pause of a task":   {func(d *taskgraph.Definition) { d.SubTask("c", "t", "1", taskgraph.RetryEvery(-1)) }, `step "c": retry_every of -1ns is negative`},
 		"self edge":         {func(d *taskgraph.Definition) { d.Step("c", "h", taskgraph.After("c")) }, `step "c": depends on itself`},
 		"unknown parent":    {func(d *taskgraph.Definition) { d.Step("c", "h", taskgraph.After("d")) }, `step "c": depends on "d", which there is not`},
 		"edge twice": {func(d *taskgraph.Definition) {

@@ -260,9 +260,9 @@ func TestYAML_AnyDefinition_ReadsAsItWasWritten(t *testing.T) {
 				}
 				add("attempts", taskgraph.MaxAttempts(rapid.IntRange(0, math.MaxInt32).Draw(t, "most")))
 				add("once", taskgraph.NotRetryable())
+				add("every", taskgraph.RetryEvery(time.Duration(rapid.IntRange(0, math.MaxInt32).Draw(t, "pause"))*time.Second))
 				if !sub {
 					add("timeout", taskgraph.Timeout(milliseconds.Draw(t, "patience")))
-					add("every", taskgraph.RetryEvery(time.Duration(rapid.IntRange(0, math.MaxInt32).Draw(t, "pause"))*time.Second))
 					add("tag", taskgraph.Tag(drawText(0).Draw(t, "hardware")))
 					add("key", taskgraph.LimitKey(drawText(0).Draw(t, "limit")))
 				}

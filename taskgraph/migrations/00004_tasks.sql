@@ -483,7 +483,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION reset_step_for_retry IS 'Has a step that is in error run again, as if for the first time, and its task go on. False, and nothing is changed, if it is in another state, if its task has ended, or if there is no such step.';
+COMMENT ON FUNCTION reset_step_for_retry IS 'Has a step that is in error run again, with all its attempts, and its task go on. What an attempt has kept (checkpoint_step) is there for the next one, as after any failure. False, and nothing is changed, if it is in another state, if its task has ended, or if there is no such step.';
 
 -- +goose StatementBegin
 CREATE FUNCTION resolve_step_manually(p_step_uuid uuid, p_reason text DEFAULT NULL)
