@@ -28,8 +28,9 @@ type simulation struct {
 	up     time.Time // when the LISTEN connection came back
 	items  []*simItem
 	events int
-	silent int // producers that notified nobody
-	polls  int // of several lanes at once
+	silent int       // producers that notified nobody
+	polls  int       // of several lanes at once
+	missed time.Time // until when the safety net had no answer
 
 	// steady leaves out what makes up for a wake-up that is lost: other signals.
 	steady bool
@@ -71,7 +72,9 @@ func newSimulation(t *testing.T, seed uint64, c *Config) *simulation {
 	}
 	e.group.Go("settler", e.settlers[Worker].run)
 	for _, scout := range []*scout{e.scouts[Worker], e.alarms[Worker]} {
-		scout.look = s.poll
+		scout.look = func(_ context.Context, filters []string, tell func(int, report)) error {
+			return s.poll(scout == e.scouts[Worker], filters, tell)
+		}
 		for range pollsAtOnce {
 			e.group.Go("scout", scout.run)
 		}
@@ -79,10 +82,11 @@ func newSimulation(t *testing.T, seed uint64, c *Config) *simulation {
 	return s
 }
 
-// poll is earliest_of_lanes.
-func (s *simulation) poll(_ context.Context, filters []string, tell func(int, report)) error {
+// poll is earliest_of_lanes. At an instant no lane waits for an answer that does not come; the other polls are the safety net itself.
+func (s *simulation) poll(net bool, filters []string, tell func(int, report)) error {
 	s.pause(2 * time.Millisecond)
 	if s.random(50) == 0 {
+		s.set(nil, func(*simItem) { s.missed = time.Now() })
 		return errors.New("connection reset")
 	}
 	answers := make([]report, len(filters))
@@ -92,7 +96,11 @@ func (s *simulation) poll(_ context.Context, filters []string, tell func(int, re
 			answers[at] = s.outlook(filterOf(text).Namespaces, time.Now())
 		}
 	})
-	s.pause([]time.Duration{2 * time.Millisecond, 1500 * time.Millisecond}[s.random(50)/49])
+	took := time.Duration(s.random(int([]time.Duration{2 * time.Millisecond, 1500 * time.Millisecond}[s.random(50)/49]) + 1))
+	if net {
+		s.set(nil, func(*simItem) { s.missed = time.Now().Add(min(took, pollPatience)) })
+	}
+	time.Sleep(took)
 	for at, r := range answers {
 		tell(at, r)
 	}
@@ -329,7 +337,7 @@ func (s *simulation) late(bound time.Duration) string {
 	defer s.mu.Unlock()
 	now := time.Now()
 	for _, i := range s.items {
-		if i.gone || i.committed.IsZero() || now.Sub(i.committed) <= bound || now.Sub(i.visible) <= bound || now.Sub(s.up) <= bound {
+		if i.gone || i.committed.IsZero() || now.Sub(i.committed) <= bound || now.Sub(i.visible) <= bound || now.Sub(s.up) <= bound || now.Sub(s.missed) <= bound {
 			continue
 		}
 		for _, l := range s.e.waiters.lanes(Worker) {
