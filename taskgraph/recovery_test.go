@@ -479,6 +479,25 @@ func TestCheckpoint_TheNextAttemptGoesOnFromThere(t *testing.T) {
 	require.Equal(t, []int{0, 10, 20}, from)
 }
 
+// A request that was given up for lost may arrive after the one that repeated it.
+func TestStartStep_AgainByTheSameClaim_IsTheSameAttempt(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.define("default", "work", "1", `{}`, "a")
+	task := l.create("default", "work")
+	l.turns()
+	c := l.begin(task, "a")
+	const start = `SELECT outcome || ' ' || attempts FROM start_step($1, $2, $3, NULL)`
+	for range 2 {
+		require.Equal(t, "run 1", one[string](l, start, c.step, c.item, c.token))
+	}
+	require.Equal(t, 3, one[int](l, `SELECT count(*)::int FROM step_transitions WHERE step_id = $1`, c.step))
+	again := l.take(task, "a")
+	l.fails("PW001", start, c.step, c.item, c.token)
+	require.Equal(t, "lost", l.start(again))
+	require.Equal(t, 1, one[int](l, `SELECT attempts FROM steps WHERE step_id = $1`, c.step))
+}
+
 func TestRecover_MessageWasRemovedByHand_TheTaskGoesOn(t *testing.T) {
 	t.Parallel()
 	g := newGraph(t, nil)

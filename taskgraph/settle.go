@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -69,24 +68,10 @@ func refused(err error) bool {
 		!errors.Is(err, pgwake.ErrLockLost) && !errors.Is(err, pgwake.ErrClosed) && !errors.Is(err, context.Canceled)
 }
 
-// begun returns what start_step has, or would have, returned of the attempt that this claim of the item has begun. Its outcome is
-// "" if there is none, or if it is over.
-//
-// It is this claim's, and not that of a worker that was lost, since it began after it: start_step begins an attempt for nobody but the
-// holder of the lease. A call that is on its way in the database is waited for, by the lock of the row. One that has not come that far
-// yet is not seen; then the attempt is lost, as it is when a worker dies.
-func (e *Engine) begun(ctx context.Context, s *Step) (started, error) {
-	all, err := collect(ctx, e.Graph, "look at step", "get", fmt.Sprintf(`
-		SELECT '`+runs+`' AS outcome, t.task_id AS task_uuid, t.namespace, d.name AS task_name, d.version AS task_version, s.name AS step_name, sd.handler,
-		       s.attempts, s.max_attempts, t.context, s.inputs, s.checkpoint, t.tags, t.correlation_id, sd.backoff_seconds, sd.timeout
-		  FROM %[1]ssteps s
-		  JOIN %[1]stasks t ON t.task_id = s.task_id
-		  JOIN %[1]stask_definitions d ON d.task_definition_id = t.task_definition_id
-		  JOIN %[1]sstep_definitions sd ON sd.step_definition_id = s.step_definition_id
-		 WHERE s.step_id = $1 AND s.state = 'in_progress' AND s.work_item_id = $2 AND s.processor_id = $3 AND s.last_attempted_at >= $4
-		   FOR SHARE OF s`, e.in), pgx.RowToStructByName[started], []any{s.ID, s.item, e.processor, s.claimedAt})
-	if err != nil || len(all) == 0 {
-		return started{}, err
-	}
-	return all[0], nil
+// isAt reports whether the attempt is in progress that the claim has begun. A call that is on its way in the database is waited for, by the
+// lock of the row.
+func (e *Engine) isAt(ctx context.Context, s *Step) (bool, error) {
+	all, err := collect(ctx, e.Graph, "look at step", "get", `SELECT true FROM `+e.in+`steps WHERE step_id = $1 AND state = 'in_progress' AND claim = $2 FOR SHARE`,
+		pgx.RowTo[bool], []any{s.ID, s.claim})
+	return len(all) > 0, err
 }

@@ -100,6 +100,22 @@ func TestT28_EveryPairOfStepStates_OnlyTheEdgesAreTaken(t *testing.T) {
 }
 
 // Each state has one row on the page, which names those that may follow, but for what may follow every state that is not final.
+func TestTransitionStep_FromAStateThatItIsNotIn_ChangesNothing(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.define("default", "work", "1", `{}`, "a")
+	step := l.step(l.create("default", "work"), "a")
+	for _, from := range taskgraph.StepStates()[1:] { // it is in the first
+		for _, to := range from.Next() {
+			done, err := l.TransitionStep(t.Context(), step, from, to, "")
+			require.NoError(t, err)
+			require.False(t, done, "%s to %s", from, to)
+		}
+	}
+	require.Equal(t, "pending", one[string](l, `SELECT state FROM steps`))
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM step_transitions`))
+}
+
 func TestStates_Page_HasTheEdgesThatThereAre(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/taskgraph.md")

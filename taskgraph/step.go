@@ -37,8 +37,7 @@ type Step struct {
 	checkpoint        json.RawMessage
 	item              int64
 	token             pgwake.LockToken
-	claim             string    // of the token
-	claimedAt         time.Time // by the server's clock
+	claim             string // of the token
 	g                 *Graph
 	mu                sync.Mutex
 	results           map[string]json.RawMessage // of all ancestors, once they are asked for

@@ -17,7 +17,7 @@ import (
 // This file answers: what happens between a work item and the result of its step?
 //
 // Invariant: each of these calls is one transaction, which fails unless the lease holds. A worker may die between any two of them:
-// before start_step the item comes again to somebody else; after it the lease ends, and the next start_step takes the attempt for
+// before start_step the item comes again to somebody else; after it the lease ends, and start_step by another claim takes the attempt for
 // lost; after the last one there is nothing left to do. While the worker lives a call that fails for a reason that passes is repeated
 // (settle.go): the attempt may be the only one that the step has.
 
@@ -65,19 +65,12 @@ func (e *Engine) runStep(handler Handler) dispatch.Handler {
 		if err != nil {
 			return nil, err
 		}
-		s := &Step{ID: of.Step, token: item.LockToken, item: id, claim: claim, claimedAt: item.LockedUntil.Add(-e.lease()), g: e.Graph}
+		s := &Step{ID: of.Step, token: item.LockToken, item: id, claim: claim, g: e.Graph}
 		var timeout time.Duration
 		var st started
 		// If there is nothing to run, start_step acknowledges the item.
-		err = e.settle(ctx, func(ctx context.Context, unsure bool) (err error) {
-			if unsure { // and if it has taken effect, a second one would take this attempt for lost
-				if st, err = e.begun(ctx, s); err != nil {
-					return err
-				}
-			}
-			if st.Outcome != runs {
-				st, err = row[started](ctx, e.Graph, "start step", "start_step", s.ID, id, claim, e.processor, e.lostDelays())
-			}
+		err = e.settle(ctx, func(ctx context.Context, _ bool) (err error) {
+			st, err = row[started](ctx, e.Graph, "start step", "start_step", s.ID, id, claim, e.processor, e.lostDelays())
 			if err == nil && st.Outcome == runs {
 				return errRuns
 			}
@@ -186,10 +179,10 @@ func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []Ad
 	plainly := func() error { return e.finishStep(ctx, s, true, result, nil, nil) }
 	if unsure {
 		// If it did, the steps have their names already, and that would look like a decision that cannot be.
-		switch st, err := e.begun(ctx, s); {
+		switch runs, err := e.isAt(ctx, s); {
 		case err != nil:
 			return err
-		case st.Outcome != runs:
+		case !runs:
 			return plainly()
 		}
 	}

@@ -170,6 +170,7 @@ CREATE TABLE steps (
     checkpoint              jsonb,
     priority                integer     NOT NULL DEFAULT 0,
     work_item_id            bigint,
+    claim                   uuid,
     unmet                   integer     NOT NULL DEFAULT 0,
     skip                    boolean     NOT NULL DEFAULT false,
     passed_on               boolean     NOT NULL DEFAULT false,
@@ -193,6 +194,7 @@ COMMENT ON COLUMN steps.backoff_request_seconds IS 'What the handler, or set_ste
 COMMENT ON COLUMN steps.results IS 'What its handler returned; with enqueued_as_error_for_orchestration, waiting_for_retry and error what went wrong, as {"error": text, "retryable": boolean}.';
 COMMENT ON COLUMN steps.checkpoint IS 'What the handler noted to go on from, should it be called again.';
 COMMENT ON COLUMN steps.work_item_id IS 'Work item that runs it; any other is out of date.';
+COMMENT ON COLUMN steps.claim IS 'Token of the claim of the work item by which the attempt began that is in progress: to begin it again changes nothing.';
 COMMENT ON COLUMN steps.unmet IS 'Dependencies that are not passed on to it yet. Invariant: the number of its rows in step_dependencies whose parent has not passed_on.';
 COMMENT ON COLUMN steps.skip IS 'The condition of a dependency did not hold: it will be completed without being run.';
 COMMENT ON COLUMN steps.passed_on IS 'It is complete or resolved_manually, and its children know (unmet). Turns of the task alone set it.';

@@ -174,7 +174,7 @@ COMMENT ON FUNCTION get_current_task_state IS 'State of a task; null if there is
 -- +goose StatementBegin
 CREATE FUNCTION transition_steps(
     p_steps uuid[], p_path text[], p_processor uuid, p_metadata jsonb,
-    p_results jsonb[] DEFAULT NULL, p_next_attempts timestamptz[] DEFAULT NULL, p_work_items bigint[] DEFAULT NULL)
+    p_results jsonb[] DEFAULT NULL, p_next_attempts timestamptz[] DEFAULT NULL, p_work_items bigint[] DEFAULT NULL, p_claim uuid DEFAULT NULL)
 RETURNS SETOF uuid
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -210,7 +210,8 @@ BEGIN
                                                 OR v_to = 'pending' AND p_path[1] = 'waiting_for_retry' THEN s.backoff_request_seconds END,
                results = CASE WHEN v_to IN ('cancelled', 'resolved_manually', 'pending', 'enqueued', 'in_progress') THEN NULL
                               WHEN p_results IS NOT NULL THEN i.result ELSE s.results END,
-               work_item_id = CASE WHEN v_to = 'enqueued' THEN i.work_item WHEN v_to = 'in_progress' THEN s.work_item_id END
+               work_item_id = CASE WHEN v_to = 'enqueued' THEN i.work_item WHEN v_to = 'in_progress' THEN s.work_item_id END,
+               claim = CASE WHEN v_to = 'in_progress' THEN p_claim END
           FROM unnest(p_steps, coalesce(p_results, '{}'), coalesce(p_next_attempts, '{}'), coalesce(p_work_items, '{}'))
                AS i (step_id, result, next_attempt_at, work_item)
          WHERE s.step_id = i.step_id AND s.state = p_path[1]
@@ -268,7 +269,7 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM enqueue_message(c.task_id::text, 'cancel', p_queue => 'taskgraph') FROM tasks c WHERE c.parent_step_id = p_step AND NOT is_terminal(c.state);
+    PERFORM enqueue_message(c.task_id::text, 'cancel', p_namespace => c.namespace, p_queue => 'taskgraph') FROM tasks c WHERE c.parent_step_id = p_step AND NOT is_terminal(c.state);
 END
 $$;
 -- +goose StatementEnd

@@ -579,7 +579,7 @@ BEGIN
                             NULL::jsonb, NULL::jsonb, NULL::jsonb, NULL::jsonb, NULL::uuid, NULL::integer, NULL::interval;
         RETURN;
     END IF;
-    IF v_step.state = 'in_progress' THEN
+    IF v_step.state = 'in_progress' AND v_step.claim IS DISTINCT FROM p_lock_token THEN
         -- The item has come again, so whoever had it has lost its lease: the attempt has failed. Its result, should it come yet, has a
         -- token that can do nothing.
         SELECT d.backoff_seconds INTO v_backoff FROM step_definitions d WHERE d.step_definition_id = v_step.step_definition_id;
@@ -593,9 +593,12 @@ BEGIN
     IF NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = p_work_item AND q.lock_token = p_lock_token AND q.visible_at > clock_timestamp()) THEN
         RAISE EXCEPTION 'no lock on work item % with lock token %', p_work_item, p_lock_token USING ERRCODE = 'PW001';
     END IF;
-    PERFORM transition_steps(ARRAY[p_step_uuid], ARRAY['enqueued', 'in_progress'], p_processor_uuid, '{"event": "Start"}');
+    IF v_step.state = 'enqueued' THEN -- or it has taken effect before, and nobody heard
+        PERFORM transition_steps(ARRAY[p_step_uuid], ARRAY['enqueued', 'in_progress'], p_processor_uuid, '{"event": "Start"}', p_claim => p_lock_token);
+        v_step.attempts := v_step.attempts + 1;
+    END IF;
     RETURN QUERY
-    SELECT 'run', t.task_id, t.namespace, d.name, d.version, v_step.name, sd.handler, v_step.attempts + 1, v_step.max_attempts,
+    SELECT 'run', t.task_id, t.namespace, d.name, d.version, v_step.name, sd.handler, v_step.attempts, v_step.max_attempts,
            t.context, v_step.inputs, v_step.checkpoint, t.tags, t.correlation_id, sd.backoff_seconds, sd.timeout
       FROM tasks t
       JOIN task_definitions d ON d.task_definition_id = t.task_definition_id
@@ -604,7 +607,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION start_step IS 'Begins an attempt at a step whose work item was claimed. outcome is run, with what the handler is to know; discarded, if the item is out of date: it is then acknowledged; or lost, if a worker has begun before, and its lease ended: the attempt is then over, the item acknowledged, and the step waits for the next one, or is in error if that was the last. p_lost_delays are for how long it waits after the first attempt, the second and so on, unless its definition says how long; the last one is for all after that. PW001 if the token no longer holds.';
+COMMENT ON FUNCTION start_step IS 'Begins an attempt at a step whose work item was claimed. outcome is run, with what the handler is to know, to whoever holds the claim by which it has begun as often as he asks; discarded, if the item is out of date: it is then acknowledged; or lost, if a worker has begun before, and its lease ended: the attempt is then over, the item acknowledged, and the step waits for the next one, or is in error if that was the last. p_lost_delays are for how long it waits after the first attempt, the second and so on, unless its definition says how long; the last one is for all after that. PW001 if the token no longer holds.';
 
 -- +goose StatementBegin
 CREATE FUNCTION end_attempt(
