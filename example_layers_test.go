@@ -144,6 +144,29 @@ func ExampleLockToken_Turn() {
 	// Output: Completed shipped
 }
 
+// The same, and this node is the first to hear of what it made due: here of the next order, which waits for nobody to be notified.
+func ExampleProvider_DoAck() {
+	ctx, p, end := openProvider()
+	defer end()
+	_, err := p.EnqueueForOrchestrator(ctx, pgwake.Message{Instance: "order-7", Kind: pgwake.MessageStart, Name: "order"}, nil)
+	check(err)
+	turn, err := p.FetchOrchestrationItem(ctx, nil)
+	check(err)
+
+	instance, token, err := turn.LockToken.Turn()
+	check(err)
+	function := pgx.Identifier{p.Schema(), "ack_orchestration"}.Sanitize()
+	err = p.DoAck(ctx, "end order", turn.LockToken, func(ctx context.Context, q pgwake.Querier, quiet bool) (pgx.Rows, error) {
+		return q.Query(ctx, "SELECT * FROM "+function+`($1, $2, $3, p_name => 'order', p_status => 'Completed', p_message_instances => ARRAY['order-8'],
+			p_message_kinds => ARRAY['start'], p_message_names => ARRAY['order'], p_quiet => $4)`, instance, token, turn.ExecutionID, quiet)
+	})
+	check(err)
+	next, err := p.FetchOrchestrationItem(ctx, nil)
+	check(err)
+	fmt.Println(next.Instance)
+	// Output: order-8
+}
+
 // What a statement of one's own returned is told apart as what a verb returned.
 func ExampleWrapError() {
 	ctx, p, end := openProvider()
