@@ -44,7 +44,7 @@
 // # What is certain
 //
 // Publish returns when RabbitMQ has confirmed that the messages are on disk, in a queue: one that was deleted in the meantime is declared
-// again. Whoever deletes a queue deletes what is in it, and also what waits for the end of a delay and would come to it. An ack is sent and not answered: if the connection is lost
+// again, and so it is by whoever receives from it. Whoever deletes a queue deletes what is in it, and also what waits for the end of a delay and would come to it. An ack is sent and not answered: if the connection is lost
 // right then, the message comes again. Delivery is at least once, but for this: when a delay ends, RabbitMQ moves the message without
 // having that confirmed, so a broker that is killed within the same fraction of a second may lose it.
 //

@@ -105,6 +105,7 @@ func (a *lane) receive(ctx context.Context, most int, lease time.Duration) ([]di
 func (a *lane) claim(ctx context.Context, most int) (all []amqp091.Delivery, err error) {
 	consumer, deliveries, err := a.consume(most)
 	if err != nil {
+		a.link.forget(a.queue) // that may be why
 		return nil, err
 	}
 	select {

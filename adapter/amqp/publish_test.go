@@ -116,6 +116,34 @@ func TestNack_QueueDeleted_IsDeclaredAgain(t *testing.T) {
 	})
 }
 
+// While everything is at work nobody is a consumer, whom RabbitMQ would tell.
+func TestReceive_QueueDeletedWhileNobodyReceives_IsDeclaredAgain(t *testing.T) {
+	eachType(t, func(t *testing.T, s *stream) {
+		require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))
+		d := s.one(t, time.Hour)
+		s.remove(t, "a")
+		require.NoError(t, s.Ack(t.Context(), []pgwake.LockToken{d.Receipt}))
+		received := make(chan string, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			got, err := s.Receive(ctx, "a", 1, time.Hour)
+			if err != nil {
+				t.Errorf("receive: %v", err)
+				close(received)
+				return
+			}
+			received <- got[0].Name
+		}()
+		require.Eventually(t, func() bool { return s.ready(t, "a") == 0 }, patience, 10*time.Millisecond)
+		// Who sends it knows nothing of Streams, and declares nothing.
+		require.NoError(t, s.manage(t, func(ch *amqp091.Channel) error {
+			return ch.PublishWithContext(t.Context(), "", s.prefix+"a", true, false, amqp091.Publishing{Type: "second"})
+		}))
+		require.Equal(t, "second", <-received)
+	})
+}
+
 func TestNack_DelayThatRabbitMQCannotKeep_IsTheLongestThatItCan(t *testing.T) {
 	eachType(t, func(t *testing.T, s *stream) {
 		require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))
