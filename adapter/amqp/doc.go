@@ -14,8 +14,9 @@
 //
 // # Messages
 //
-// The property "type" is for which handler a message is; without it that is the name of the queue. Headers are texts. Those that begin with
-// "pgwake-" are this package's, and those that RabbitMQ adds are left out.
+// The property "type" is for which handler a message is; without it that is the name of the queue. Headers are texts, of 64 KiB in all. Those
+// that begin with "pgwake-" are this package's, and those that RabbitMQ adds are left out. A dead letter may be sent again to the queue with the
+// headers that it has in the other, as a shovel does, and begins anew.
 //
 // # Claims and leases
 //

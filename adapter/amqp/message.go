@@ -44,13 +44,22 @@ func brokers(header string) bool {
 // longestShortText is what AMQP has for the name of a header and for the property "type".
 const longestShortText = 255
 
+// The headers of a message are in one frame, of 128 KiB unless the broker is configured otherwise. One that is longer ends the connection, and with
+// it all that others are publishing. The half is left for what Nack and DeadLetter add.
+const (
+	longestHeaders = 64 << 10
+	headerOverhead = 6 // bytes beside the name and the text
+)
+
 func checkMessage(m *dispatch.StreamMessage) error {
 	bad := len(m.Name) > longestShortText || m.Delay < 0 || m.Delay > longestDelay
+	all := 0
 	for name, value := range m.Headers {
 		bad = bad || name == "" || len(name) > longestShortText || strings.HasPrefix(name, headerPrefix) || brokers(name) || !utf8.ValidString(value)
+		all += len(name) + len(value) + headerOverhead
 	}
-	if bad {
-		return fmt.Errorf("%w: message %.60q has a name or a header that is too long, a header that is not for it to set, or a delay of %v", pgwake.ErrInvalid, m.Name, m.Delay)
+	if bad || all > longestHeaders {
+		return fmt.Errorf("%w: message %.60q has a name or a header that is too long, headers of %d bytes, a header that is not for it to set, or a delay of %v", pgwake.ErrInvalid, m.Name, all, m.Delay)
 	}
 	return nil
 }
@@ -67,11 +76,11 @@ func publishing(m *dispatch.StreamMessage) amqp091.Publishing {
 	}
 }
 
-// copy makes a message like one that was delivered, with what is known of its attempts.
+// copy makes a message like one that was delivered, with what is known of its attempts. It is no dead letter, unless more says so.
 func (h *held) copy(attempts int, cause string, more amqp091.Table) amqp091.Publishing {
 	headers := make(amqp091.Table, len(h.Headers)+2)
 	for name, value := range h.Headers {
-		if !brokers(name) {
+		if !brokers(name) && name != headerReason && name != headerCause {
 			headers[name] = value
 		}
 	}
@@ -89,9 +98,15 @@ func (h *held) copy(attempts int, cause string, more amqp091.Table) amqp091.Publ
 	}
 }
 
-// attemptOf is the number of a delivery, from 1.
+// wasDead reports whether a message was a dead letter: somebody has sent it again, with the headers that it had there.
+func wasDead(d *amqp091.Delivery) bool { return d.Headers[headerReason] != nil }
+
+// attemptOf is the number of a delivery, from 1. What was a dead letter begins anew, or it would be one again at once.
 func attemptOf(d *amqp091.Delivery) int {
-	before, _ := number(d.Headers[headerAttempt])
+	var before int64
+	if !wasDead(d) {
+		before, _ = number(d.Headers[headerAttempt])
+	}
 	redelivered, known := number(d.Headers[deliveryCount])
 	if !known && d.Redelivered {
 		redelivered = 1
@@ -128,7 +143,9 @@ func delivery(h *held) dispatch.StreamDelivery {
 	if m.EnqueuedAt.IsZero() {
 		m.EnqueuedAt = time.Now()
 	}
-	m.LastError, _ = h.Headers[headerError].(string)
+	if !wasDead(&h.Delivery) {
+		m.LastError, _ = h.Headers[headerError].(string)
+	}
 	for name, value := range h.Headers {
 		if brokers(name) || strings.HasPrefix(name, headerPrefix) {
 			continue

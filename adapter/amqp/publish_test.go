@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -164,6 +165,55 @@ func TestDeadLetter_QueueDeleted_IsDeclaredAgain(t *testing.T) {
 		require.NoError(t, s.DeadLetter(t.Context(), d.Receipt, "reason", "cause"))
 		require.Len(t, s.take(t, s.prefix+"a.dead", false), 1)
 	})
+}
+
+// A dead letter that somebody sends again, as it is in its queue, is a message that was never tried.
+func TestReceive_DeadLetterSentAgain_BeginsAnew(t *testing.T) {
+	eachType(t, func(t *testing.T, s *stream) {
+		require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))
+		for _, next := range []func(dispatch.StreamDelivery) error{
+			func(d dispatch.StreamDelivery) error {
+				return s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{Error: "no luck"})
+			},
+			func(d dispatch.StreamDelivery) error {
+				return s.DeadLetter(t.Context(), d.Receipt, "poison", "cause")
+			},
+		} {
+			require.NoError(t, next(s.one(t, time.Hour)))
+		}
+		dead := s.take(t, s.prefix+"a.dead", false)
+		require.Len(t, dead, 1)
+		require.NoError(t, s.manage(t, func(ch *amqp091.Channel) error {
+			return ch.PublishWithContext(t.Context(), "", s.prefix+"a", true, false, amqp091.Publishing{Type: dead[0].Type, Headers: dead[0].Headers, Body: dead[0].Body})
+		}))
+		for attempt := 1; attempt <= 3; attempt++ {
+			d := s.one(t, time.Hour)
+			require.Equal(t, "first", d.Name)
+			require.Equal(t, attempt, d.Attempt)
+			if attempt == 1 {
+				require.Empty(t, d.LastError)
+			}
+			require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{}))
+		}
+		require.NoError(t, s.DeadLetter(t.Context(), s.one(t, time.Hour).Receipt, "again", "another cause"))
+		dead = s.take(t, s.prefix+"a.dead", false)
+		require.Len(t, dead, 1)
+		require.Equal(t, []any{int64(4), "again", "another cause"}, []any{dead[0].Headers["pgwake-attempt"], dead[0].Headers["pgwake-reason"], dead[0].Headers["pgwake-cause"]})
+	})
+}
+
+// RabbitMQ would end the connection, and with it what others publish.
+func TestPublish_HeadersThatNoFrameHolds_AreInvalid(t *testing.T) {
+	s := newStream(t, theBroker(t), newPrefix(t), false)
+	m := message("first", 0)
+	m.Headers = map[string]string{"a": strings.Repeat("x", 30<<10), "b": strings.Repeat("x", 30<<10)}
+	require.NoError(t, s.Publish(t.Context(), "a", m))
+	require.NoError(t, s.Nack(t.Context(), s.one(t, time.Hour).Receipt, pgwake.AbandonOptions{Error: strings.Repeat("e", 16<<10)}))
+	require.NoError(t, s.DeadLetter(t.Context(), s.one(t, time.Hour).Receipt, "poison", strings.Repeat("c", 16<<10)))
+	require.Len(t, s.take(t, s.prefix+"a.dead", false), 1)
+	m.Headers["c"] = strings.Repeat("x", 200<<10)
+	require.ErrorIs(t, s.Publish(t.Context(), "a", message("second", 0), m), pgwake.ErrInvalid)
+	require.Zero(t, s.ready(t, "a"))
 }
 
 func TestLease_Ends_QueueDeleted_IsDeclaredAgain(t *testing.T) {
