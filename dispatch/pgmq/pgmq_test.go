@@ -450,6 +450,29 @@ func TestReceive_ServerIsSilent_TheTimeIsOver_IsSaid(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
+// Others have all connections at the moment at which its time is over. That is no sign of a database that does not answer.
+func TestReceive_PoolIsBusy_TheTimeIsOver_ThereIsNoMessage(t *testing.T) {
+	s := standIn(t)
+	s.exec(t, `SELECT pgmq.create('a_queue')`)
+	var busy []*pgxpool.Conn
+	for range s.pool.Config().MaxConns {
+		conn, err := s.pool.Acquire(t.Context())
+		require.NoError(t, err)
+		busy = append(busy, conn)
+	}
+	free := sync.OnceFunc(func() {
+		for _, conn := range busy {
+			conn.Release()
+		}
+	})
+	t.Cleanup(free)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	context.AfterFunc(ctx, free)
+	_, err := s.Receive(ctx, "a", 1, time.Minute)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
 // Each statement, and each attempt to connect, takes longer than a fetch waits after a failure.
 func TestReceive_ServerIsSilent_HealthSaysSo(t *testing.T) {
 	s, silence := silenceable(t)

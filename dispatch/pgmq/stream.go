@@ -36,6 +36,10 @@ type Config struct {
 // answerDeadline bounds a statement whose caller is gone: it is not cancelled, since nobody would know what it has claimed.
 const answerDeadline = 5 * time.Second
 
+// acquireGrace is how much longer than its time a Receive waits for a connection: it may have been told of a message at the end of that,
+// and a pool of which all connections are in use, or are tried before they are handed out, is no database that does not answer.
+const acquireGrace = 200 * time.Millisecond
+
 // Stream is a dispatch.EventStream of all queues of a database. All methods are safe for concurrent use.
 type Stream struct {
 	pool  *pgxpool.Pool
@@ -119,7 +123,7 @@ func noAnswer(err error) error {
 
 // claim asks once. next is when to ask again, local; zero: when somebody is told of something.
 func (s *Stream) claim(ctx context.Context, namespace string, most int, lease time.Duration) (got []dispatch.StreamDelivery, next time.Time, err error) {
-	conn, err := s.pool.Acquire(ctx)
+	conn, err := s.acquire(ctx)
 	if err != nil {
 		return nil, next, err
 	}
@@ -160,6 +164,22 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 		got = append(got, d)
 	}
 	return got, next, rows.Err()
+}
+
+// acquire waits for a connection until ctx is cancelled, or its time has been over for a while.
+func (s *Stream) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return s.pool.Acquire(ctx)
+	}
+	longer, cancel := context.WithDeadline(context.WithoutCancel(ctx), end.Add(acquireGrace))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			cancel()
+		}
+	})()
+	return s.pool.Acquire(longer)
 }
 
 // Ack deletes messages.
