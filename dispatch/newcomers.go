@@ -116,12 +116,12 @@ func (c *Coordinators) leftIn(source int) (left []string) {
 	return left
 }
 
-// leftOut returns why namespaces are left that are to be served here.
+// leftOut returns why namespaces are left that are to be served here. One that was retired is not.
 func (c *Coordinators) leftOut() (why []error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, at := range slices.SortedFunc(maps.Keys(c.left), place.compare) {
-		if c.serves(at.namespace) {
+		if c.serves(at.namespace) && !c.shut[at] {
 			why = append(why, c.left[at])
 		}
 	}
