@@ -133,7 +133,11 @@ func demo(ctx context.Context, databaseURL, address string, stay bool, out io.Wr
 		_, dropped := pool.Exec(context.WithoutCancel(ctx), "DROP SCHEMA IF EXISTS "+schema+" CASCADE")
 		err = errors.Join(err, dropped)
 	}()
-	p, err := pgwake.New(ctx, pool, &pgwake.Config{Schema: schema, Propagator: propagator})
+	meters, err := newMeters()
+	if err != nil {
+		return r, err
+	}
+	p, err := pgwake.New(ctx, pool, &pgwake.Config{Schema: schema, Propagator: propagator, MeterProvider: meters})
 	if err != nil {
 		return r, err
 	}
@@ -153,7 +157,7 @@ func demo(ctx context.Context, databaseURL, address string, stay bool, out io.Wr
 	}
 
 	collector := &spans{}
-	s, err := newService(p, address, collector)
+	s, err := newService(p, meters, address, collector)
 	if err != nil {
 		return r, err
 	}
@@ -164,7 +168,7 @@ func demo(ctx context.Context, databaseURL, address string, stay bool, out io.Wr
 	common := dispatch.Config{
 		Concurrency: places, LockTimeout: lease, MaxAttempts: 4, Begin: pool.Begin, StopTimeout: 10 * time.Second,
 		Namespaces: []string{pgwake.DefaultNamespace}, Retry: dispatch.Backoff(30*time.Millisecond, time.Second),
-		MeterProvider: s.meters, TracerProvider: s.tracers, Propagator: propagator, Logger: logger,
+		MeterProvider: meters, TracerProvider: s.tracers, Propagator: propagator, Logger: logger,
 		OnEnd: func(e dispatch.Ended) {
 			if e.Outcome == dispatch.Done || e.Outcome == dispatch.DeadLettered {
 				settled <- e

@@ -75,10 +75,12 @@ func get(t *testing.T, s *service, path string) (status int, text string) {
 }
 
 func TestService_ProbesAndMetrics_SayHowItIs(t *testing.T) {
-	p := pgwaketest.New(t, nil)
-	s, err := newService(p, anyPort, &spans{})
+	meters, err := newMeters()
 	require.NoError(t, err)
-	d := dispatch.New(p, &dispatch.Config{MeterProvider: s.meters})
+	p := pgwaketest.New(t, &pgwake.Config{MeterProvider: meters})
+	s, err := newService(p, meters, anyPort, &spans{})
+	require.NoError(t, err)
+	d := dispatch.New(p, &dispatch.Config{MeterProvider: meters})
 	begun, finish := make(chan none), make(chan none)
 	dispatch.Handle(d, "x", func(context.Context, none) (none, error) {
 		begun <- none{}
@@ -101,7 +103,7 @@ func TestService_ProbesAndMetrics_SayHowItIs(t *testing.T) {
 	assert.Equal(t, "ready\n", text)
 	_, text = get(t, s, "/metrics")
 	assert.Regexp(t, `pgwake_dispatch_running\{.*messaging_destination_name="x".*\} 1\n`, text)
-	assert.Regexp(t, `pgwake_items_total\{.*\} 1\n`, text)
+	assert.Regexp(t, `pgwake_items_total\{.*pgwake_queue="worker".*\} 1\n`, text)
 
 	stop()
 	require.Eventually(t, s.stopping.Load, 10*time.Second, time.Millisecond)
@@ -114,10 +116,12 @@ func TestService_ProbesAndMetrics_SayHowItIs(t *testing.T) {
 
 func TestService_AddressIsTaken_IsAnError(t *testing.T) {
 	p := pgwaketest.New(t, nil)
-	s, err := newService(p, anyPort, &spans{})
+	meters, err := newMeters()
+	require.NoError(t, err)
+	s, err := newService(p, meters, anyPort, &spans{})
 	require.NoError(t, err)
 	defer s.listener.Close()
 	defer s.tracers.Shutdown(t.Context())
-	_, err = newService(p, s.listener.Addr().String(), &spans{})
+	_, err = newService(p, meters, s.listener.Addr().String(), &spans{})
 	require.Error(t, err)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	export "go.opentelemetry.io/otel/exporters/prometheus"
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/trace"
@@ -36,26 +35,32 @@ var propagator = propagation.TraceContext{}
 type service struct {
 	provider    *pgwake.Provider
 	dispatchers []*dispatch.Dispatcher
-	registry    *prometheus.Registry
-	meters      *sdk.MeterProvider    // for dispatch.Config
-	tracers     *trace.TracerProvider // the same
+	meters      *meters
+	tracers     *trace.TracerProvider // for dispatch.Config
 
 	listener net.Listener
 	stopping atomic.Bool
 }
 
-// newService listens at the address for probes and for whoever collects metrics. Spans go to the exporter, such as that of
-// otlptracegrpc. Its dispatchers are the caller's to add.
-func newService(p *pgwake.Provider, address string, spans trace.SpanExporter) (*service, error) {
-	s := &service{provider: p, registry: prometheus.NewRegistry()}
-	exporter, err := export.New(export.WithRegisterer(s.registry))
+// meters is for pgwake.Config and dispatch.Config: what these measure is in the registry.
+type meters struct {
+	*sdk.MeterProvider
+	registry *prometheus.Registry
+}
+
+func newMeters() (*meters, error) {
+	registry := prometheus.NewRegistry()
+	exporter, err := export.New(export.WithRegisterer(registry))
 	if err != nil {
 		return nil, err
 	}
-	s.meters = sdk.NewMeterProvider(sdk.WithReader(exporter))
-	if err := s.measureProvider(); err != nil {
-		return nil, err
-	}
+	return &meters{sdk.NewMeterProvider(sdk.WithReader(exporter)), registry}, nil
+}
+
+// newService listens at the address for probes and for whoever collects metrics. Spans go to the exporter, such as that of
+// otlptracegrpc. Its dispatchers are the caller's to add.
+func newService(p *pgwake.Provider, m *meters, address string, spans trace.SpanExporter) (s *service, err error) {
+	s = &service{provider: p, meters: m}
 	if s.listener, err = net.Listen("tcp", address); err != nil {
 		return nil, err
 	}
@@ -102,7 +107,7 @@ func (s *service) run(ctx context.Context) error {
 
 func (s *service) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.meters.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "alive") })
 	// A process that cannot listen, or whose database is away, is ready all the same: it does what can be done, and a new one
 	// could do no more. What is wrong is in the answer, for people and for alerts.
@@ -118,39 +123,4 @@ func (s *service) routes() http.Handler {
 		}
 	})
 	return mux
-}
-
-// measureProvider adds what the Provider counts to what the dispatchers measure.
-func (s *service) measureProvider() error {
-	meter := s.meters.Meter("github.com/pgwake/pgwake")
-	items, err := meter.Int64ObservableCounter("pgwake.items", metric.WithDescription("work items fetched"))
-	if err != nil {
-		return err
-	}
-	looks, err := meter.Int64ObservableCounter("pgwake.looks", metric.WithDescription("queries for work items"))
-	if err != nil {
-		return err
-	}
-	unannounced, err := meter.Int64ObservableCounter("pgwake.unannounced_finds",
-		metric.WithDescription("work items that the safety net found; more than 0 is worth a look"))
-	if err != nil {
-		return err
-	}
-	listening, err := meter.Int64ObservableGauge("pgwake.listening", metric.WithDescription("1: work is pushed, 0: polled for"))
-	if err != nil {
-		return err
-	}
-	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		stats := s.provider.Stats()
-		o.ObserveInt64(items, stats.Worker.Items)
-		o.ObserveInt64(looks, stats.Worker.Looks)
-		o.ObserveInt64(unannounced, stats.Worker.FallbackFinds+stats.Worker.ScoutFinds)
-		pushed := int64(0)
-		if stats.Listening {
-			pushed = 1
-		}
-		o.ObserveInt64(listening, pushed)
-		return nil
-	}, items, looks, unannounced, listening)
-	return err
 }
