@@ -226,8 +226,10 @@ func (d *Dispatcher) register(name string, r *registration) {
 	switch {
 	case d.handlers[name] != nil:
 		d.fail("two handlers for %q", name)
-	case name == "" || r.run == nil:
-		d.fail("a handler without a name, or a name without a handler, or a Middleware that returned none: %q", name)
+	case name == "":
+		d.fail("a handler is registered without a name")
+	case r.run == nil:
+		d.fail("there is no handler for %q, or a Middleware returned none", name)
 	}
 	r.labels = labelsOf(name)
 	d.handlers[name] = r

@@ -28,8 +28,11 @@ func Router(routes []Route, others Handler) (Handler, error) {
 		if r.Namespace != "" && !validPattern(r.Namespace) {
 			k.bad("Route %d: %q is neither a namespace nor a pattern", i, r.Namespace)
 		}
-		if r.Handler == nil || r.MinPriority < pgwake.MinPriority || r.MinPriority > pgwake.MaxPriority {
-			k.bad("Route %d: there is no Handler, or MinPriority %d is not between %d and %d", i, r.MinPriority, pgwake.MinPriority, pgwake.MaxPriority)
+		if r.Handler == nil {
+			k.bad("Route %d: there is no Handler", i)
+		}
+		if r.MinPriority < pgwake.MinPriority || r.MinPriority > pgwake.MaxPriority {
+			k.bad("Route %d: MinPriority %d is not between %d and %d", i, r.MinPriority, pgwake.MinPriority, pgwake.MaxPriority)
 		}
 	}
 	if k.err != nil {
