@@ -18,8 +18,9 @@
 // # Namespaces
 //
 // The namespace of a queue is in its name: worker_<x>_queue and <x>_queue belong to <x>, those that begin with orchestration to
-// orchestration, and all others to default. Several queues may have the same one. Publish takes the queue that is there, and creates
-// <namespace>_queue if there is none.
+// orchestration, and all others to default. Several queues may have the same one. Publish takes the queue that is there. If there is none
+// it creates <namespace>_queue, or worker_<namespace>_queue where that would belong to another namespace, as that of tenant-a would. For this
+// a namespace is to have letters, digits, underscores and single hyphens, and at most 41 characters, or 34 in the second case.
 //
 // # Messages
 //

@@ -116,9 +116,12 @@ BEGIN
 		SELECT queue_name INTO v_queue FROM pgmq.meta WHERE pgwake_pgmq.namespace_of(queue_name) = p_namespace
 			ORDER BY queue_name <> p_namespace || '_queue', queue_name LIMIT 1;
 		EXIT WHEN FOUND;
-		v_queue := p_namespace || '_queue';
-		IF pgwake_pgmq.namespace_of(v_queue) <> p_namespace OR length(v_queue) > 47 THEN
-			RAISE invalid_parameter_value USING MESSAGE = format('there is no name for a queue of namespace %s', p_namespace);
+		-- The second is for namespaces such as tenant-a. A name that pgmq takes has at most 47 characters, and no -- among them.
+		SELECT name INTO v_queue FROM unnest(ARRAY[p_namespace || '_queue', 'worker_' || p_namespace || '_queue']) WITH ORDINALITY AS q(name, n)
+			WHERE pgwake_pgmq.namespace_of(name) = p_namespace AND name ~ '^[a-zA-Z0-9_]+(-[a-zA-Z0-9_]+)*$' AND length(name) <= 47 ORDER BY n LIMIT 1;
+		IF NOT FOUND THEN
+			RAISE invalid_parameter_value USING MESSAGE = format('no queue of pgmq can be called after namespace "%s": ', p_namespace)
+				|| 'it is to have letters, digits, _ and single -, and at most 41 characters, or 34 where the queue is worker_<namespace>_queue';
 		END IF;
 		IF i = 1 THEN -- somebody else may be creating it
 			PERFORM pg_advisory_xact_lock(hashtextextended('pgwake_pgmq.' || v_queue, 0));
@@ -136,7 +139,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.send(text, jsonb[], jsonb[], interval[]) IS
-	'Sends messages to the queue of a namespace, which it creates if there is none: <namespace>_queue.';
+	'Sends messages to the queue of a namespace, which it creates if there is none: <namespace>_queue, or worker_<namespace>_queue where that belongs to another.';
 
 CREATE OR REPLACE FUNCTION pgwake_pgmq.receive(p_namespace text, p_vt integer, p_most integer)
 RETURNS TABLE (queue_name text, msg_id bigint, read_ct integer, enqueued_at timestamptz, message text, headers jsonb, next_vt timestamptz, answered_at timestamptz)

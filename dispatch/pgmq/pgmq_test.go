@@ -503,14 +503,15 @@ func TestReceive_ServerIsSilent_HealthSaysSo(t *testing.T) {
 func TestPublish_BadInput_IsInvalid(t *testing.T) {
 	s := standIn(t)
 	for namespace, m := range map[string]dispatch.StreamMessage{
-		"a":                     {Name: "x", Payload: []byte(`{`)},
-		"b":                     {Name: "x", Payload: []byte(`"\u0000"`)},
-		"worker_c":              {Name: "x"}, // worker_c_queue belongs to c
-		"d-e":                   {Name: "x"},
-		strings.Repeat("f", 42): {Name: "x"},
-		"":                      {Name: "x"},
-		"g":                     {Name: "x", Headers: map[string]string{"pgwake": "x"}},
-		"h":                     {Name: "x", Delay: -1},
+		"a":                      {Name: "x", Payload: []byte(`{`)},
+		"b":                      {Name: "x", Payload: []byte(`"\u0000"`)},
+		"c--d":                   {Name: "x"}, // pgmq refuses it
+		"e f":                    {Name: "x"},
+		strings.Repeat("f", 42):  {Name: "x"},
+		strings.Repeat("-f", 20): {Name: "x"},
+		"":                       {Name: "x"},
+		"g":                      {Name: "x", Headers: map[string]string{"pgwake": "x"}},
+		"h":                      {Name: "x", Delay: -1},
 	} {
 		require.ErrorIs(t, s.Publish(t.Context(), namespace, m), pgwake.ErrInvalid, namespace)
 	}
@@ -520,7 +521,28 @@ func TestPublish_BadInput_IsInvalid(t *testing.T) {
 	for _, token := range []pgwake.LockToken{"", "1/1/a_queue", "x/y/z", "1/2"} {
 		require.ErrorAs(t, s.Ack(t.Context(), []pgwake.LockToken{token}), &some)
 	}
-	require.NoError(t, s.Publish(t.Context(), strings.Repeat("f", 41), dispatch.StreamMessage{Name: "x"}))
+}
+
+func TestPublish_NamespaceWithoutQueue_CreatesOneThatBelongsToIt(t *testing.T) {
+	s := standIn(t)
+	for _, c := range []struct{ namespace, queue string }{
+		{"a", "a_queue"}, {"tenant-a", "worker_tenant-a_queue"}, {"a-b-2", "worker_a-b-2_queue"},
+		{"worker_c", "worker_worker_c_queue"}, // worker_c_queue belongs to c
+		{"orchestration2", "worker_orchestration2_queue"}, {strings.Repeat("f", 41), strings.Repeat("f", 41) + "_queue"},
+	} {
+		for range 2 { // the second goes where the first went
+			require.NoError(t, s.Publish(t.Context(), c.namespace, dispatch.StreamMessage{Name: "x"}))
+		}
+		for range 2 {
+			d := s.receive(t, c.namespace)
+			require.Equal(t, c.namespace, d.Namespace)
+			require.NoError(t, s.Ack(t.Context(), []pgwake.LockToken{d.Receipt}))
+		}
+		var queues []string
+		require.NoError(t, s.pool.QueryRow(t.Context(),
+			`SELECT array_agg(queue_name) FROM pgmq.meta WHERE pgwake_pgmq.namespace_of(queue_name) = $1`, c.namespace).Scan(&queues))
+		require.Equal(t, []string{c.queue}, queues)
+	}
 }
 
 func TestInstall_AgainAndAway(t *testing.T) {
