@@ -121,7 +121,8 @@ type Config struct {
 	// Mode says how the node learns of due work. Defaults to ModeHybrid. SetModes changes it.
 	Mode Mode
 
-	// Modes are those of single namespaces that have another. They are for fetches that name their namespaces: one of all
+	// Modes are those of single namespaces that have another. They are for fetches that name their namespaces: one of several leaves
+	// out those that are in ModeShadow or ModeDisabled, and learns of the others in each way that one of them has; one of all
 	// goes by Mode. Default to none.
 	Modes map[string]Mode
 
