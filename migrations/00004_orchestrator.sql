@@ -507,6 +507,7 @@ BEGIN
                           AND q.priority = level.priority AND q.sticky_due <= v_now
                         ORDER BY q.sticky_due, q.id
                         LIMIT v_spare) c
+                 WHERE p_owner IS NOT NULL
                  ORDER BY priority DESC, visible_at, id
             LOOP
                 v_read := v_read + 1;

@@ -802,11 +802,12 @@ BEGIN
       INTO v_drain, v_subs FROM task_definitions d WHERE d.task_definition_id = v_task.task_definition_id;
 
     -- What came back.
-    v_done := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'enqueued_for_orchestration' ORDER BY s.step_id);
+    SELECT ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'enqueued_for_orchestration' ORDER BY s.step_id),
+           ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'enqueued_as_error_for_orchestration' ORDER BY s.step_id)
+      INTO v_done, v_again;
     IF v_done <> '{}' THEN
         PERFORM transition_steps(v_done, ARRAY['enqueued_for_orchestration', 'complete'], p_processor, '{"event": "Complete"}');
     END IF;
-    v_again := ARRAY(SELECT s.step_id FROM steps s WHERE s.task_id = p_task AND s.state = 'enqueued_as_error_for_orchestration' ORDER BY s.step_id);
     IF v_again <> '{}' THEN
         v_results := true;
         SELECT coalesce(array_agg(s.step_id) FILTER (WHERE again.ok), '{}'), coalesce(array_agg(s.step_id) FILTER (WHERE NOT again.ok), '{}')
@@ -843,6 +844,7 @@ BEGIN
              WHERE c.step_id = f.to_step_id
             RETURNING c.step_id, c.unmet, c.skip, c.state)
         SELECT array_agg(f.step_id) INTO v_skipped FROM fed f WHERE f.skip AND f.unmet = 0 AND f.state IN ('pending', 'waiting_for_retry');
+        EXIT WHEN v_skipped IS NULL;
     END LOOP;
     v_results := v_results OR v_count > 0;
 
