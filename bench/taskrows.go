@@ -80,6 +80,7 @@ func (r *results) singleTaskRows() []row {
 		r.compare("  p99", n, p99(claims), p99(polled), " ("+loops+")", under(10*time.Millisecond)),
 		one("of a new task", func(t *measure.TaskSingles) measure.Samples { return t.Turns }),
 		one("of a step", func(t *measure.TaskSingles) measure.Samples { return t.Steps }),
+		one("of a step, until it is at work", func(t *measure.TaskSingles) measure.Samples { return t.Begun }),
 		one("of a result", func(t *measure.TaskSingles) measure.Samples { return t.Results }),
 		one("submit to end", func(t *measure.TaskSingles) measure.Samples { return t.Whole }),
 		{

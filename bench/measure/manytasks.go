@@ -120,7 +120,7 @@ func ManyTasks(ctx context.Context, url string, o ManyTasksOptions) (r *ManyTask
 		}
 		many.Step(fmt.Sprint(i), "measure", taskgraph.After(parents...))
 	}
-	n, e, err := s.taskNode(ctx, many)
+	n, e, err := s.taskNode(ctx, nil, many)
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ type taskLoop struct {
 	interval                time.Duration
 	batch                   int
 	evaluate, start, finish string
+	claims                  *stepClaims
 
 	polls atomic.Int64
 }
@@ -28,9 +29,9 @@ type taskLoop struct {
 // taskQueue is the queue of tasks, and the tag of their steps.
 const taskQueue = "taskgraph"
 
-func newTaskLoop(p *pgwake.Provider, interval time.Duration, batch int) *taskLoop {
+func newTaskLoop(p *pgwake.Provider, interval time.Duration, batch int, claims *stepClaims) *taskLoop {
 	in := pgx.Identifier{p.Schema()}.Sanitize() + "."
-	return &taskLoop{p: p, interval: interval, batch: batch,
+	return &taskLoop{p: p, interval: interval, batch: batch, claims: claims,
 		evaluate: "SELECT FROM " + in + "evaluate_task($1, $2, NULL)",
 		start:    "SELECT FROM " + in + "start_step((($1::json) ->> 'step')::uuid, $2, $3, NULL)",
 		finish:   "SELECT " + in + "finish_step((($1::json) ->> 'step')::uuid, $2, $3, NULL, true, NULL)",
@@ -83,6 +84,7 @@ func (l *taskLoop) steps(ctx context.Context, o *pgwake.FetchOptions) error {
 		return noWork(err)
 	}
 	for _, item := range items {
+		l.claims.add(item)
 		id, token, err := item.LockToken.WorkItem()
 		if err != nil {
 			return err

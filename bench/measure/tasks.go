@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/taskgraph"
 	"golang.org/x/sync/errgroup"
 )
@@ -67,11 +70,13 @@ type TasksResult struct {
 }
 
 // TaskSingles is what became of tasks that came one at a time. What is claimed is timed by the server's clock alone, from when the change
-// was written, which is before its commit, to when the claim was: so each has the commit of the change in it.
+// was written, which is before its commit: so each has the commit of the change in it. Of turns no claim is kept, but what they write, so
+// that there is a part of the turn in it as well.
 type TaskSingles struct {
-	Turns   Samples `json:"turns"`   // from the creation of a task to the first turn
-	Steps   Samples `json:"steps"`   // from when a step was enqueued to when it was at work
-	Results Samples `json:"results"` // from the result of a step to the turn that knows of it
+	Turns   Samples `json:"turns"`   // from the creation of a task to its new state in the first turn
+	Steps   Samples `json:"steps"`   // from when a step was enqueued to the claim of its work item
+	Results Samples `json:"results"` // from the result of a step to its new state in the next turn
+	Begun   Samples `json:"begun"`   // from when a step was enqueued to when it was at work
 	Whole   Samples `json:"whole"`   // from a task's creation to its end
 
 	ByClock int64         `json:"by_clock"` // as of NamespaceSingles
@@ -103,7 +108,36 @@ func (f *FanOut) PerSecond() float64 { return float64(f.Width+2) / max(f.Took.Se
 const taskSteps = 3
 
 // taskServer serves namespaces: an Engine, or loops.
-type taskServer func(s *service, e *taskgraph.Engine, namespaces []string) (byClock func() int64, err error)
+type taskServer func(s *service, e *taskgraph.Engine, namespaces []string, claims *stepClaims) (byClock func() int64, err error)
+
+// stepClaims are the times from when steps were enqueued to the claims of their work items.
+type stepClaims struct {
+	mu  sync.Mutex
+	all Samples
+}
+
+func (c *stepClaims) add(item *pgwake.ClaimedWorkItem) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, item.LockedUntil.Add(-pgwake.DefaultLockTimeout).Sub(item.EnqueuedAt))
+}
+
+// config is that of an Engine whose claims are to be kept.
+func (c *stepClaims) config() *taskgraph.Config {
+	return &taskgraph.Config{Steps: dispatch.Config{Middleware: []dispatch.Middleware{func(next dispatch.Handler) dispatch.Handler {
+		return func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+			c.add(item)
+			return next(ctx, item)
+		}
+	}}}}
+}
+
+// since returns those after the first n.
+func (c *stepClaims) since(n int) Samples {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.all[n:])
+}
 
 // Tasks measures them one after the other.
 func Tasks(ctx context.Context, url string, o TasksOptions) (r *TasksResult, err error) {
@@ -138,7 +172,7 @@ func Tasks(ctx context.Context, url string, o TasksOptions) (r *TasksResult, err
 const upkeep = time.Minute
 
 // pushedTasks are those of an Engine. What it does by the clock is what the Provider does, and its upkeep.
-func pushedTasks(s *service, e *taskgraph.Engine, namespaces []string) (byClock func() int64, err error) {
+func pushedTasks(s *service, e *taskgraph.Engine, _ []string, _ *stepClaims) (byClock func() int64, err error) {
 	began := time.Now()
 	s.group.Go(func() error { return e.Run(s.ctx) })
 	return func() int64 {
@@ -148,8 +182,8 @@ func pushedTasks(s *service, e *taskgraph.Engine, namespaces []string) (byClock 
 }
 
 // polledTasks are those of the loops that document 000 wants to be rid of.
-func (o *TasksOptions) polledTasks(s *service, _ *taskgraph.Engine, namespaces []string) (byClock func() int64, err error) {
-	l := newTaskLoop(s.Provider, o.Interval, o.Batch)
+func (o *TasksOptions) polledTasks(s *service, _ *taskgraph.Engine, namespaces []string, claims *stepClaims) (byClock func() int64, err error) {
+	l := newTaskLoop(s.Provider, o.Interval, o.Batch, claims)
 	for _, namespace := range namespaces {
 		l.serve(s, namespace)
 	}
@@ -166,12 +200,12 @@ func linear(namespace string) *taskgraph.Definition {
 }
 
 // taskNode is a node with an Engine, and definitions.
-func (s stage) taskNode(ctx context.Context, definitions ...*taskgraph.Definition) (*node, *taskgraph.Engine, error) {
+func (s stage) taskNode(ctx context.Context, c *taskgraph.Config, definitions ...*taskgraph.Definition) (*node, *taskgraph.Engine, error) {
 	n, err := s.openPooled(ctx, 16, pgwake.Config{})
 	if err != nil {
 		return nil, nil, err
 	}
-	e, err := taskgraph.New(ctx, n.Provider, nil)
+	e, err := taskgraph.New(ctx, n.Provider, c)
 	if err == nil {
 		err = e.Register(ctx, definitions...)
 	}
@@ -193,7 +227,8 @@ func (o *TasksOptions) singles(ctx context.Context, url string, serve taskServer
 		names = append(names, fmt.Sprintf("tasks-%d", i))
 		definitions = append(definitions, linear(names[i]))
 	}
-	n, e, err := s.taskNode(ctx, definitions...)
+	var claims stepClaims
+	n, e, err := s.taskNode(ctx, claims.config(), definitions...)
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +236,7 @@ func (o *TasksOptions) singles(ctx context.Context, url string, serve taskServer
 	serving := n.service()
 	defer serving.end(&err)
 	ctx = serving.ctx
-	byClock, err := serve(serving, e, names)
+	byClock, err := serve(serving, e, names, &claims)
 	if err != nil {
 		return nil, err
 	}
@@ -217,6 +252,7 @@ func (o *TasksOptions) singles(ctx context.Context, url string, serve taskServer
 		return nil, err
 	}
 	r = &TaskSingles{}
+	warm := len(claims.since(0))
 	before, began := byClock(), time.Now()
 	m := newMeter(o.Progress)
 	singles := o.Singles
@@ -241,14 +277,15 @@ func (o *TasksOptions) singles(ctx context.Context, url string, serve taskServer
 	}
 	r.Took = time.Since(began)
 	r.ByClock = byClock() - before
+	r.Steps = claims.since(warm)
 	return r, r.read(ctx, s, len(r.Whole))
 }
 
 var (
 	//go:embed tasks_turns.sql
 	tasksTurnsSQL string
-	//go:embed tasks_steps.sql
-	tasksStepsSQL string
+	//go:embed tasks_begun.sql
+	tasksBegunSQL string
 	//go:embed tasks_results.sql
 	tasksResultsSQL string
 )
@@ -265,7 +302,7 @@ func (t *TaskSingles) read(ctx context.Context, s stage, tasks int) error {
 		sql string
 	}{
 		{&t.Turns, tasksTurnsSQL},
-		{&t.Steps, tasksStepsSQL},
+		{&t.Begun, tasksBegunSQL},
 		{&t.Results, tasksResultsSQL},
 	} {
 		rows, err := conn.Query(ctx, of.sql, tasks)
@@ -284,14 +321,14 @@ func (o *TasksOptions) rate(ctx context.Context, url string, duration time.Durat
 	s := newStage(url)
 	defer s.drop(&err)
 	const name = "tasks"
-	n, e, err := s.taskNode(ctx, linear(name))
+	n, e, err := s.taskNode(ctx, nil, linear(name))
 	if err != nil {
 		return nil, err
 	}
 	defer n.close(&err)
 	serving := n.service()
 	defer serving.end(&err)
-	if _, err := serve(serving, e, []string{name}); err != nil {
+	if _, err := serve(serving, e, []string{name}, &stepClaims{}); err != nil {
 		return nil, err
 	}
 	t := newPace(o.AtATime, duration, most)
@@ -329,7 +366,7 @@ func (o *TasksOptions) fan(ctx context.Context, url string) (r *FanOut, err erro
 		d.Step(middle[i], "measure", taskgraph.After("first"))
 	}
 	d.Step("last", "join", taskgraph.After(middle...))
-	n, e, err := s.taskNode(ctx, linear(name), d)
+	n, e, err := s.taskNode(ctx, nil, linear(name), d)
 	if err != nil {
 		return nil, err
 	}
