@@ -65,6 +65,20 @@ func TestSubTask_NobodyHasRegisteredIt_TheStepFailsForGood(t *testing.T) {
 	require.Contains(t, g.step(task, "child").Err(), "no definition")
 }
 
+// Whatever was done to it before.
+func TestSubTask_NobodyHasRegisteredItAndItIsToWait_TheStepFailsForGood(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "outer", "1").SubTask("child", "unknown", "1").Step("other", "h"))
+	did(t)(l.TransitionStep(l.within(), l.step(task, "child"), taskgraph.StepPending, taskgraph.StepWaitingForRetry, ""))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "child"), 0))
+	l.turns()
+	require.Equal(t, taskgraph.TaskBlockedByFailures, l.stateOf(task))
+	require.Equal(t, []string{"error", "pending"}, l.stepStates(task))
+	_, err := l.Replay(l.within(), task)
+	require.NoError(t, err)
+}
+
 // outer is a task of which a step is the task inner, and another waits for that.
 func outer(attempts int) *taskgraph.Definition {
 	return taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1", taskgraph.MaxAttempts(attempts)).Step("last", "last", taskgraph.After("child"))

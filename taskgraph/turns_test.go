@@ -245,6 +245,107 @@ func TestTurn_MoreIsReadyThanOneTurnEnqueues_AnotherTurnComesAtOnce(t *testing.T
 	require.NoError(t, err)
 }
 
+// A chain of which each step is skipped because the one before is takes as many statements as it has steps: more than one turn may take.
+func TestTurn_LongChainIsSkipped_TurnsOfSoManyStepsFollowEachOther(t *testing.T) {
+	l := newLab(t)
+	const n = 2500
+	d := taskgraph.Define("shop", "chain", "1").Step("s0", "h").Step("other", "h")
+	for i := 1; i < n; i++ {
+		d.Step(fmt.Sprint("s", i), "h", taskgraph.AfterIf(fmt.Sprint("s", i-1), `$ == 1`))
+	}
+	d.Step("last", "h", taskgraph.After(fmt.Sprint("s", n-1)))
+	task := l.submit(d)
+	l.turns()
+	l.ran(task, "s0", `2`)
+	l.ran(task, "other", `2`)
+	completed := func() (int, int) {
+		t.Helper()
+		passed := one[int](l, `SELECT completed_steps FROM tasks`)
+		require.Equal(t, passed, one[int](l, `SELECT count(*) FROM steps WHERE passed_on`))
+		return passed, one[int](l, `SELECT count(*) FROM steps WHERE state = 'complete'`)
+	}
+	for _, want := range []int{1001, 2001} {
+		require.Equal(t, task, l.turn())
+		passed, complete := completed()
+		require.Equal(t, want, passed)
+		require.Equal(t, want+1, complete, "the next one is skipped, and not passed on")
+		require.Equal(t, taskgraph.TaskStepsInProcess, l.stateOf(task))
+	}
+	require.Equal(t, 1, l.turns())
+	passed, complete := completed()
+	require.Equal(t, n+1, passed)
+	require.Equal(t, n+1, complete)
+	l.ran(task, "last", `3`)
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+	require.Equal(t, n+2, one[int](l, `SELECT completed_steps FROM tasks`))
+	_, err := l.Replay(l.within(), task)
+	require.NoError(t, err)
+}
+
+// So it is if the task ends with the chain, and also if it is blocked meanwhile: what is skipped is complete all the same.
+func TestTurn_LongChainIsSkipped_CompleteOrBlockedInTheEnd(t *testing.T) {
+	l := newLab(t)
+	const n = 1002 // the last one is skipped in the last round of the first turn
+	d := taskgraph.Define("shop", "chain", "1").Step("other", "h").Step("s0", "h")
+	for i := 1; i < n; i++ {
+		d.Step(fmt.Sprint("s", i), "h", taskgraph.AfterIf(fmt.Sprint("s", i-1), `$ == 1`))
+	}
+	require.NoError(t, l.Register(l.within(), d))
+	for other, want := range map[string]taskgraph.TaskState{`1`: taskgraph.TaskComplete, ``: taskgraph.TaskBlockedByFailures} {
+		task := l.create("shop", "chain")
+		l.turns()
+		l.ran(task, "s0", `2`)
+		if other != "" {
+			l.ran(task, "other", other)
+		} else {
+			did(t)(l.FailStep(l.within(), l.step(task, "other"), "no"))
+		}
+		require.Equal(t, 2, l.turns())
+		require.Equal(t, want, l.stateOf(task))
+		passed := one[int](l, `SELECT completed_steps FROM tasks WHERE task_id = $1`, task)
+		require.Equal(t, one[int](l, `SELECT count(*) FROM steps WHERE task_id = $1 AND state = 'complete'`, task), passed)
+		require.GreaterOrEqual(t, passed, n)
+		require.Nil(t, one[any](l, `SELECT next_ready_at FROM tasks WHERE task_id = $1`, task))
+	}
+}
+
+// With a step that is a task all the steps of that are created, in the same turn.
+func TestTurn_StepsAreTasksOfManySteps_AnotherTurnComesForTheRest(t *testing.T) {
+	l := newLab(t)
+	inner := taskgraph.Define("shop", "inner", "1").Template("more", "h")
+	for i := range 400 {
+		inner.Step(fmt.Sprint("s", i), "h")
+	}
+	outer := taskgraph.Define("shop", "outer", "1")
+	for i := range 5 {
+		outer.SubTask(fmt.Sprint("t", i), "inner", "1", taskgraph.RetryEvery(0))
+	}
+	require.NoError(t, l.Register(l.within(), inner))
+	task := l.submit(outer)
+	subTasks := func() int { return one[int](l, `SELECT count(*) FROM tasks WHERE parent_task_id = $1`, task) }
+	turn := func() {
+		t.Helper()
+		l.exec(`UPDATE orchestrator_queue SET visible_at = now() + interval '1 h' WHERE instance_id <> $1`, task) // it is about that one
+		require.Equal(t, task, l.turn())
+	}
+	turn()
+	require.Equal(t, 3, subTasks())
+	turn()
+	require.Equal(t, 5, subTasks())
+	require.Equal(t, 5*400, one[int](l, `SELECT count(*) FROM steps WHERE task_id <> $1`, task))
+	l.exec(`UPDATE orchestrator_queue SET visible_at = now() + interval '1 h' WHERE instance_id <> $1`, task)
+	require.Empty(t, l.turn())
+
+	// The same with retries.
+	l.exec(`SELECT count(*) FROM transition_steps(ARRAY(SELECT step_id FROM steps WHERE task_id = $1), ARRAY['in_progress', 'enqueued_as_error_for_orchestration'], NULL, '{}')`, task)
+	l.exec(`SELECT wake_task($1, 'test')`, task)
+	turn()
+	require.Equal(t, 8, subTasks())
+	turn()
+	require.Equal(t, 10, subTasks())
+}
+
 // What is skipped since somebody put it back, and what a result completes in the same turn, both count.
 func TestTurn_StepThatIsToBeSkippedIsPutBack_ResultsOfTheSameTurnCount(t *testing.T) {
 	l := newLab(t)

@@ -709,6 +709,37 @@ $$;
 COMMENT ON FUNCTION checkpoint_step IS 'Keeps how far an attempt has got, for the next one. PW001 if the token no longer holds, or the step is no longer this attempt''s.';
 
 -- +goose StatementBegin
+CREATE FUNCTION steps_at_once(p_namespace text, p_steps uuid[], p_most integer)
+RETURNS uuid[]
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+AS $$
+DECLARE
+    v_steps uuid[] := '{}';
+    v_size  bigint := 0;
+    v_step  record;
+BEGIN
+    FOR v_step IN
+        SELECT s.step_id, d.sub_task_name, d.sub_task_version
+          FROM unnest(p_steps) WITH ORDINALITY AS i (id, ord)
+          JOIN steps s ON s.step_id = i.id JOIN step_definitions d ON d.step_definition_id = s.step_definition_id ORDER BY i.ord
+    LOOP
+        EXIT WHEN v_size >= p_most;
+        v_steps := v_steps || v_step.step_id;
+        v_size := v_size + 1;
+        IF v_step.sub_task_name IS NOT NULL THEN
+            v_size := v_size + (SELECT count(*) FROM task_definitions c JOIN step_definitions d ON d.task_definition_id = c.task_definition_id AND NOT d.on_demand
+                                 WHERE c.namespace = p_namespace AND c.name = v_step.sub_task_name AND c.version = v_step.sub_task_version);
+        END IF;
+    END LOOP;
+    RETURN v_steps;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION steps_at_once IS 'Internal: the first of some steps, as many as a turn enqueues: no further one once p_most steps come with those before it, for with a step that is a task come all the steps of that.';
+
+-- +goose StatementBegin
 CREATE FUNCTION enqueue_steps(p_task tasks, p_ready uuid[], p_due uuid[], p_processor uuid, p_headers text, p_quiet boolean)
 RETURNS void
 LANGUAGE plpgsql
@@ -772,6 +803,8 @@ SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 AS $$
 DECLARE
     v_most    constant integer := 1000; -- of each kind that are enqueued at a time: a turn that took longer than it may would be tried for ever
+    v_rounds  integer := 0; -- in which something was passed on: as many at most
+    v_rest    boolean := false; -- there is more to do of that
     v_now     timestamptz;
     v_task    tasks;
     v_drain   boolean;
@@ -787,6 +820,7 @@ DECLARE
     v_blocked boolean;
     v_ready   uuid[] := '{}';
     v_due     uuid[] := '{}';
+    v_found   integer;
     v_flying  boolean;
     v_pending boolean;
     v_retry   timestamptz;
@@ -827,7 +861,12 @@ BEGIN
             PERFORM transition_steps(v_skipped, ARRAY['pending', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
             -- One that somebody had wait for an attempt before it could have any.
             PERFORM transition_steps(v_skipped, ARRAY['waiting_for_retry', 'complete'], p_processor, '{"event": "Skip"}', array_fill(NULL::jsonb, ARRAY[cardinality(v_skipped)]));
+            -- One that is skipped may let the next one be, along a chain as long as the task. The rest is for the next turn, which comes at
+            -- once: these are complete, and not passed on, and until they are the task is at work on them.
+            v_rest := v_rounds = v_most;
+            EXIT WHEN v_rest;
         END IF;
+        v_rounds := v_rounds + 1;
         WITH passed AS (
             UPDATE steps s SET passed_on = true
              WHERE s.task_id = p_task AND NOT s.passed_on AND s.state IN ('complete', 'resolved_manually') RETURNING s.step_id)
@@ -851,10 +890,12 @@ BEGIN
     IF v_subs THEN
         v_failed := ARRAY(
             SELECT s.step_id FROM steps s JOIN step_definitions d ON d.step_definition_id = s.step_definition_id AND d.handler IS NULL
-             WHERE s.task_id = p_task AND s.state = 'pending' AND s.unmet = 0
+             WHERE s.task_id = p_task AND s.state IN ('pending', 'waiting_for_retry') AND s.unmet = 0
                AND (v_task.depth >= 99
                     OR NOT EXISTS (SELECT FROM task_definitions c WHERE c.namespace = v_task.namespace AND c.name = d.sub_task_name AND c.version = d.sub_task_version)));
         IF v_failed <> '{}' THEN
+            -- One that waits for an attempt was made to by hand, before it could have any.
+            PERFORM transition_steps(v_failed, ARRAY['waiting_for_retry', 'pending'], p_processor, '{"event": "Retry"}');
             PERFORM transition_steps(v_failed, ARRAY['pending', 'error'], p_processor, '{"event": "Fail"}', array_fill(
                 jsonb_build_object('retryable', false, 'error', CASE WHEN v_task.depth >= 99 THEN 'it is a task within 100 others, and that is as deep as it goes'
                                                                      ELSE 'there is no definition of the task that it is' END),
@@ -870,6 +911,7 @@ BEGIN
            EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state IN ('error', 'cancelled')),
            EXISTS (SELECT FROM steps s WHERE s.task_id = p_task AND s.state IN ('pending', 'waiting_for_retry'))
       INTO v_flying, v_blocked, v_pending;
+    v_flying := v_flying OR v_rest;
     IF NOT v_blocked OR v_drain THEN
         v_now := clock_timestamp();
         SELECT ARRAY(SELECT s.step_id FROM steps s
@@ -881,9 +923,16 @@ BEGIN
                (SELECT min(s.next_attempt_at) FROM steps s
                  WHERE s.task_id = p_task AND s.state IN ('pending', 'waiting_for_retry') AND s.unmet = 0 AND s.next_attempt_at > v_now)
           INTO v_ready, v_due, v_retry;
-        IF v_most IN (cardinality(v_ready), cardinality(v_due)) THEN
-            v_retry := v_now; -- there may be more, for which another turn comes at once
+        v_rest := v_rest OR v_most IN (cardinality(v_ready), cardinality(v_due)); -- there may be more
+        IF v_subs THEN
+            v_found := cardinality(v_ready) + cardinality(v_due);
+            v_ready := steps_at_once(v_task.namespace, v_ready, v_most);
+            v_due := steps_at_once(v_task.namespace, v_due, v_most);
+            v_rest := v_rest OR cardinality(v_ready) + cardinality(v_due) < v_found;
         END IF;
+    END IF;
+    IF v_rest THEN
+        v_retry := clock_timestamp(); -- for which another turn comes at once
     END IF;
 
     -- From where it is to where that is decided, along the edges that there are.
@@ -958,7 +1007,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION advance_task IS 'Internal: takes a task as far as it goes now: results and failures of its steps, what they let run, and its own state. It goes by the tables alone and not by what was said, so it may be called at any time, any number of times, and goes on wherever another has left it. Up to 1000 steps are enqueued, and then it is ready again at once. With p_turn the caller has the turn of the task, and sees to the timer; or else he has its row, and has the task evaluated after that.';
+COMMENT ON FUNCTION advance_task IS 'Internal: takes a task as far as it goes now: results and failures of its steps, what they let run, and its own state. It goes by the tables alone and not by what was said, so it may be called at any time, any number of times, and goes on wherever another has left it. Up to 1000 steps are enqueued, those of tasks that steps are included, and what is skipped is passed on up to 1000 times: then it is ready again at once. With p_turn the caller has the turn of the task, and sees to the timer; or else he has its row, and has the task evaluated after that.';
 
 -- +goose StatementBegin
 CREATE FUNCTION evaluate_task(
@@ -1319,7 +1368,7 @@ COMMENT ON FUNCTION list_steps IS 'The steps of tasks in the order of their ids,
 
 -- +goose Down
 
-DROP FUNCTION list_steps, list_tasks, purge_tasks, upkeep_tasks, recover_tasks, set_step_backoff_atomic, finalize_task_completion, end_sub_task, evaluate_task, advance_task, enqueue_steps,
+DROP FUNCTION list_steps, list_tasks, purge_tasks, upkeep_tasks, recover_tasks, set_step_backoff_atomic, finalize_task_completion, end_sub_task, evaluate_task, advance_task, enqueue_steps, steps_at_once,
     checkpoint_step, release_step, finish_step, end_attempt, start_step, lose_step, fail_step, cancel_step, complete_step_manually, resolve_step_manually, reset_step_for_retry,
     act_on_step, give_up_task, resolve_task_manually, cancel_task, cancel_open_steps, add_steps, create_task, create_task_many, claim_place,
     register_task_definition, check_conditions;
