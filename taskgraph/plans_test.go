@@ -64,11 +64,26 @@ func TestReadiness_TablesAnalyzedWhenEmpty_ReadsHardlyMoreThanTheTasksAskedFor(t
 	s.requirePages(t, 60, `SELECT get_step_dependency_results_map(`+last+`)`)
 	s.requirePages(t, 60, `SELECT get_step_dependency_result(`+last+`, 's1')`)
 	s.requirePages(t, 60, `SELECT * FROM get_task_ready_info(`+task+`)`)
+	s.requirePages(t, 100, `SELECT * FROM list_steps(`+tasks+`)`)
 	s.requirePages(t, 100, `SELECT * FROM get_next_ready_task()`)
 	s.requirePages(t, 300, `SELECT * FROM get_next_ready_tasks(5)`)
 	s.requirePages(t, 4000, `SELECT * FROM get_next_ready_tasks(100)`)
 	s.exec(t, `UPDATE taskgraph_settings SET deadline_weight = 1`)
 	s.requirePages(t, 500, `SELECT * FROM get_next_ready_tasks(5)`) // those past their deadline are fifty
+}
+
+// The parents of all steps are found at once, however many one of them has, and whatever the statistics say.
+func TestListSteps_StepWithManyParents_ReadsEachDependencyOnce(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	const task = `'00000000-0000-0000-0000-000000000000'`
+	s.exec(t, `INSERT INTO tasks (task_id, task_definition_id, namespace, state, correlation_id, total_steps) VALUES (`+task+`, '`+theDefinition+`', 'default', 'pending', new_uuid(), 3000)`)
+	s.exec(t, `INSERT INTO steps (step_id, task_id, step_definition_id, position, name, state)
+		SELECT lpad(n::text, 32, '0')::uuid, `+task+`, '`+theStep+`', n, 's' || n, 'pending' FROM generate_series(1, 3000) AS n`)
+	s.exec(t, `INSERT INTO step_dependencies (task_id, from_step_id, to_step_id) SELECT task_id, step_id, lpad('3000', 32, '0')::uuid FROM steps WHERE position < 3000`)
+	s.exec(t, `ANALYZE tasks, steps, step_dependencies`)
+	s.requirePages(t, 2000, `SELECT * FROM list_steps(ARRAY[`+task+`::uuid])`)
+	require.Equal(t, 2999, value[int](t, s, `SELECT cardinality(parents) FROM list_steps(ARRAY[`+task+`::uuid]) WHERE name = 's3000'`))
 }
 
 // What one of many tasks that are steps of a task does when it ends does not grow with how many there are.

@@ -1346,20 +1346,25 @@ RETURNS TABLE (
     inputs jsonb, results jsonb, checkpoint jsonb, skipped boolean, created_at timestamptz, updated_at timestamptz, parents text[], conditions text[])
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
+-- Hashes, as in step_readiness: to look up the parents of each step by itself may be to read all dependencies for each.
 SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = on SET enable_nestloop = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_definitions uuid[] := ARRAY(SELECT t.task_definition_id FROM tasks t WHERE t.task_id = ANY (p_tasks));
 BEGIN
     RETURN QUERY
     SELECT s.task_id, s.step_id, s.name, d.handler, d.sub_task_name, s.state, s.retryable, s.max_attempts, s.attempts, s.processor_id, s.processed_at,
            s.last_attempted_at, s.backoff_request_seconds, s.next_attempt_at, s.inputs, s.results, s.checkpoint, s.skip AND s.state = 'complete',
            s.created_at, s.updated_at, p.names, p.conditions
-      FROM steps s
-      JOIN step_definitions d ON d.step_definition_id = s.step_definition_id
-      LEFT JOIN LATERAL (
-           SELECT array_agg(f.name ORDER BY f.step_id, e.name) AS names, array_agg(coalesce(e.condition::text, '') ORDER BY f.step_id, e.name) AS conditions
-             FROM step_dependencies e JOIN steps f ON f.step_id = e.from_step_id WHERE e.to_step_id = s.step_id) p ON true
-     WHERE s.task_id = ANY (p_tasks)
+      FROM (SELECT w.* FROM steps w WHERE w.task_id = ANY (p_tasks) OFFSET 0) AS s -- or an index would be walked along, for the order
+      JOIN (SELECT w.* FROM step_definitions w WHERE w.task_definition_id = ANY (v_definitions) OFFSET 0) AS d ON d.step_definition_id = s.step_definition_id
+      LEFT JOIN (
+           SELECT e.to_step_id, array_agg(f.name ORDER BY f.step_id, e.name) AS names, array_agg(coalesce(e.condition::text, '') ORDER BY f.step_id, e.name) AS conditions
+             FROM (SELECT w.* FROM step_dependencies w WHERE w.task_id = ANY (p_tasks) OFFSET 0) AS e
+             JOIN (SELECT w.step_id, w.name FROM steps w WHERE w.task_id = ANY (p_tasks) OFFSET 0) AS f ON f.step_id = e.from_step_id
+            GROUP BY e.to_step_id) AS p ON p.to_step_id = s.step_id
      ORDER BY s.task_id, s.step_id;
 END
 $$;
