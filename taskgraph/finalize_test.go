@@ -62,6 +62,12 @@ func TestF43_Finalize_EachCondition_IsDealtWith(t *testing.T) {
 		did(t)(l.SetStepBackoff(t.Context(), l.step(task, "a"), 0))
 		l.finalizes(task, taskgraph.FinalizeReenqueued, taskgraph.TaskStepsInProcess)
 	})
+	t.Run("a result, and another step is at work", func(t *testing.T) {
+		task := l.task(taskgraph.Define("shop", "two", "1").Step("a", "h").Step("b", "h"))
+		l.finalizes(task, taskgraph.FinalizeReenqueued, taskgraph.TaskStepsInProcess)
+		did(t)(l.CompleteStep(t.Context(), l.step(task, "a"), 1, ""))
+		l.finalizes(task, taskgraph.FinalizeNoAction, taskgraph.TaskStepsInProcess)
+	})
 	t.Run("blocked", func(t *testing.T) {
 		task := l.task(d)
 		did(t)(l.FailStep(t.Context(), l.step(task, "a"), "no"))

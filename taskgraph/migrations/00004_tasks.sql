@@ -1167,7 +1167,8 @@ BEGIN
                              WHEN 'blocked_by_failures' THEN 'Failed' WHEN 'waiting_for_dependencies' THEN 'Pending' WHEN 'waiting_for_retry' THEN 'Pending'
                              WHEN 'pending' THEN 'Pending'
                              ELSE CASE WHEN v_task.state = 'steps_in_process' AND EXISTS (
-                                            SELECT FROM task_transitions x WHERE x.task_id = p_task_uuid AND x.sort_key = v_task.sort_key AND x.xact = pg_current_xact_id_if_assigned())
+                                            SELECT FROM task_transitions x WHERE x.task_id = p_task_uuid AND x.sort_key = v_task.sort_key AND x.xact = pg_current_xact_id_if_assigned()
+                                               AND x.metadata ->> 'event' <> 'StepsStillInFlight')
                                        THEN 'Reenqueued' ELSE 'NoAction' END END, v_task.state;
 END
 $$;
