@@ -572,9 +572,19 @@ func TestAddSteps_CannotBe_SaysWhatIsWrong(t *testing.T) {
 	}
 	l.fails("PW003", `SELECT add_steps($1, ARRAY['y', 'y'], ARRAY['x', 'x'])`, task)
 	l.exec(`SELECT add_steps($1, ARRAY['ok'], ARRAY['x'], p_parents => ARRAY['a', 'a'], p_children => ARRAY['ok', 'b'], p_conditions => ARRAY['strict exists($.x ? (@ > 1))', '$.x == "cost$"'])`, task)
-	for _, condition := range []string{`$.x`, `$.x ? (@ > 1)`, `1 + 1`, `$.x == `, `$.x == $y`, `$.x == 1 || $."$" == $"y"`, `$.x == 1) || ($.y == 2`, ``} {
+	for _, condition := range []string{`$.x`, `$.x ? (@ > 1)`, `1 + 1`, `$.x == `, `$.x == $y`, `$.x == 1 || $."$" == $"y"`, `$.x == 1) || ($.y == 2`, ``,
+		`$.x.datetime() < "2026-01-01".datetime()`, `exists($.x ? (@.datetime("YYYY") == $.y.datetime()))`} {
 		l.fails("PW003", `SELECT add_steps($1, ARRAY['y'], ARRAY['x'], p_parents => ARRAY['a'], p_children => ARRAY['y'], p_conditions => ARRAY[$2])`, task, condition)
 		l.fails("PW003", `SELECT register_task_definition('shop', 'bad', '1', NULL, '{}', ARRAY['a', 'b'], ARRAY['h', 'h'], p_parents => ARRAY['a'], p_children => ARRAY['b'], p_conditions => ARRAY[$1])`, condition)
 	}
+	l.exec(`SELECT check_conditions(ARRAY['$.size() > 1 && $.x.type() == "date" && $.y.double() < 1 && $."date(" == 1'])`)
+	for _, arrays := range []string{`ARRAY['y'], NULL`, `NULL, ARRAY['x']`, `ARRAY['y', 'z'], ARRAY['x']`,
+		`ARRAY['y'], ARRAY['x'], p_parents => ARRAY['a']`, `ARRAY['y'], ARRAY['x'], p_parents => ARRAY['a'], p_children => ARRAY['y', 'b']`} {
+		l.fails("PW003", `SELECT add_steps($1, `+arrays+`)`, task)
+	}
+	l.fails("PW003", `SELECT register_task_definition('shop', 'bad', '1', NULL, '{}', ARRAY['a', 'b'], ARRAY['h', 'h'], p_parents => ARRAY['a'])`)
 	require.Equal(t, []string{"pending", "pending", "pending"}, l.stepStates(task))
+	l.exec(`SELECT add_steps($1, NULL, NULL, p_parents => ARRAY['ok'], p_children => ARRAY['b'])`, task)
+	require.Contains(t, l.edges(task), "ok-b")
+	require.Equal(t, []int{3}, all[int](l, `SELECT total_steps FROM tasks`))
 }
