@@ -340,6 +340,30 @@ func TestTransitionStep_ToWaitingForRetryWithoutAttemptsLeft_IsRefused(t *testin
 	require.Equal(t, []string{"in_progress", "in_progress"}, l.stepStates(task))
 }
 
+// A result is what a handler, or somebody, has given it; a failure is none, nor is a result a failure.
+func TestTransitionStep_FromAFailureToCompleteAndFromAResultToError_NeitherIsTakenForTheOther(t *testing.T) {
+	l := newLab(t)
+	d := taskgraph.Define("shop", "work", "1").Step("a", "h").Step("b", "h", taskgraph.AfterIf("a", `exists($.error)`))
+	require.NoError(t, l.Register(l.within(), d))
+	for _, from := range []taskgraph.StepState{taskgraph.StepEnqueuedAsErrorForOrchestration, taskgraph.StepWaitingForRetry, taskgraph.StepError} {
+		task := l.create("shop", "work")
+		l.turns()
+		l.finish(l.begin(task, "a"), false, fmt.Sprintf(`{"error": "x", "retryable": %t}`, from != taskgraph.StepError))
+		if from != taskgraph.StepEnqueuedAsErrorForOrchestration {
+			l.turns()
+		}
+		did(t)(l.TransitionStep(l.within(), l.step(task, "a"), from, taskgraph.StepComplete, ""))
+		l.turns()
+		require.Equal(t, []string{"complete", "complete"}, l.stepStates(task), from)
+		require.Equal(t, 2, one[int](l, `SELECT count(*) FROM steps WHERE task_id = $1 AND results IS NULL`, task), from)
+	}
+	task := l.create("shop", "work")
+	l.turns()
+	l.finish(l.begin(task, "a"), true, `{"error": "is a result"}`)
+	did(t)(l.TransitionStep(l.within(), l.step(task, "a"), taskgraph.StepEnqueuedForOrchestration, taskgraph.StepError, ""))
+	require.Nil(t, one[any](l, `SELECT results FROM steps WHERE task_id = $1 AND name = 'a'`, task))
+}
+
 func TestSetStepBackoff_StepIsPending_IsEnqueuedWhenThatIsOver(t *testing.T) {
 	l := newLab(t)
 	task := l.submit(taskgraph.Define("shop", "work", "1").Step("a", "h").Step("b", "h", taskgraph.After("a")))

@@ -209,7 +209,10 @@ BEGIN
                backoff_request_seconds = CASE WHEN v_to IN ('enqueued_as_error_for_orchestration', 'waiting_for_retry')
                                                 OR v_to = 'pending' AND p_path[1] = 'waiting_for_retry' THEN s.backoff_request_seconds END,
                results = CASE WHEN v_to IN ('cancelled', 'resolved_manually', 'pending', 'enqueued', 'in_progress') THEN NULL
-                              WHEN p_results IS NOT NULL THEN i.result ELSE s.results END,
+                              WHEN p_results IS NOT NULL THEN i.result
+                              -- What an attempt returned is no failure, and what went wrong is no result.
+                              WHEN v_to = 'complete' AND p_path[1] <> 'enqueued_for_orchestration' OR v_to = 'error' AND p_path[1] = 'enqueued_for_orchestration' THEN NULL
+                              ELSE s.results END,
                work_item_id = CASE WHEN v_to = 'enqueued' THEN i.work_item WHEN v_to = 'in_progress' THEN s.work_item_id END,
                claim = CASE WHEN v_to = 'in_progress' THEN p_claim END
           FROM unnest(p_steps, coalesce(p_results, '{}'), coalesce(p_next_attempts, '{}'), coalesce(p_work_items, '{}'))
