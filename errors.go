@@ -187,7 +187,7 @@ func conditionOf(err *pgconn.PgError) error {
 		return ErrPermission
 	case err.Code == stateUndefined, err.Code == "3F000", err.Code == "42P01": // function, schema, table
 		return ErrNotMigrated
-	case err.Code == "22P02", err.Code == "22021", err.Code == "22P05", err.Code == "23514": // bad text, bad encoding, check
+	case err.Code == "22P02", err.Code == "22021", err.Code == "22P05", err.Code == "22008", err.Code == "23514": // bad text, bad encoding, year, check
 		return ErrInvalid
 	}
 	return nil

@@ -61,6 +61,7 @@ func TestError_ServerSaysWhy_SQLStateDecidesWhetherToRetry(t *testing.T) {
 		"P0001": {false, nil},
 		"23505": {false, nil}, // a unique violation that is none of ours
 		"22012": {false, nil},
+		"22008": {false, pgwake.ErrInvalid}, // an instant that the server does not have
 		"42501": {false, pgwake.ErrPermission},
 		"42P01": {false, pgwake.ErrNotMigrated},
 		"42883": {false, pgwake.ErrNotMigrated},
