@@ -484,3 +484,44 @@ func TestConditions_OneDoesNotHold_TheStepIsSkippedAndWhatComesAfterGoesOn(t *te
 	require.Equal(t, []string{"pending", "complete"}, g.stepStates(task, "track"))
 	require.Equal(t, "Skip", g.one(`SELECT x.metadata ->> 'event' FROM step_transitions x JOIN steps s USING (step_id) WHERE s.task_id = $1 AND s.name = 'ship' AND x.sort_key = 2`, task))
 }
+
+// Whoever waits is told of each change, and while nothing is due nobody asks.
+func TestT66_IdleSystem_EachChangeIsClaimedWithoutAPoll(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.Handle("h", func(context.Context, *taskgraph.Step) (any, error) { return nil, nil })
+	g.run()
+	d := taskgraph.Define("shop", "idle", "1").Step("a", "h").Step("b", "h", taskgraph.After("a"))
+	g.complete(g.submit(d)) // the namespace is served from then on
+	idle := func() pgwake.Stats {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			s := g.p.Stats()
+			return s.Worker.Settled && s.Orchestrator.Settled && s.Worker.Parked > 0 && s.Orchestrator.Parked > 0
+		}, patience, time.Millisecond)
+		return g.p.Stats()
+	}
+	for range 20 {
+		idle()
+		g.complete(g.submit(d))
+	}
+	s := idle()
+	require.Zero(t, s.Orchestrator.FallbackFinds+s.Worker.FallbackFinds+s.Orchestrator.ScoutFinds+s.Worker.ScoutFinds)
+	require.Zero(t, s.Orchestrator.Finds["fallback"]+s.Worker.Finds["fallback"])
+	// From a change, before its commit, to the claim that it lets be, by the server's clock alone: how fast that is, the benchmarks say.
+	waits := g.query(`SELECT extract(epoch FROM x.created_at - before.created_at)::text FROM task_transitions x
+		JOIN task_transitions before ON before.task_id = x.task_id AND before.sort_key = 1 WHERE x.sort_key = 2
+		UNION ALL SELECT extract(epoch FROM x.created_at - before.created_at)::text FROM step_transitions x
+		JOIN step_transitions before ON before.step_id = x.step_id AND before.sort_key = x.sort_key - 1 WHERE x.to_state = 'in_progress'`)
+	require.Len(t, waits, 21*3)
+	var all []float64
+	for _, text := range waits {
+		var seconds float64
+		_, err := fmt.Sscan(text, &seconds)
+		require.NoError(t, err)
+		all = append(all, seconds)
+	}
+	slices.Sort(all)
+	t.Logf("from a change to its claim: p50 %.1f ms", 1000*all[len(all)/2])
+	require.Less(t, all[len(all)/2], 1.0, "no poll comes so soon")
+}
