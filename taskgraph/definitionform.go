@@ -33,21 +33,27 @@ type lifecycleForm struct {
 }
 
 type stepForm struct {
-	Name           string           `json:"name" yaml:"name"`
-	Description    string           `json:"description,omitempty" yaml:"description"`
-	Handler        string           `json:"handler,omitempty" yaml:"handler"`
-	SubTaskName    string           `json:"sub_task_name,omitempty" yaml:"sub_task_name"`
-	SubTaskVersion string           `json:"sub_task_version,omitempty" yaml:"sub_task_version"`
-	After          []dependencyForm `json:"after,omitempty" yaml:"after"`
-	Retryable      *bool            `json:"retryable,omitempty" yaml:"retryable"`
-	MaxAttempts    *int             `json:"max_attempts,omitempty" yaml:"max_attempts"`
-	RetryEvery     *durationForm    `json:"retry_every,omitempty" yaml:"retry_every"`
-	Timeout        *durationForm    `json:"timeout,omitempty" yaml:"timeout"`
-	Tag            string           `json:"tag,omitempty" yaml:"tag"`
-	LimitKey       string           `json:"limit_key,omitempty" yaml:"limit_key"`
-	Inputs         inputsForm       `json:"inputs,omitzero" yaml:"inputs"`
-	OnDemand       bool             `json:"on_demand,omitempty" yaml:"on_demand"`
+	Name           string        `json:"name" yaml:"name"`
+	Description    string        `json:"description,omitempty" yaml:"description"`
+	Handler        string        `json:"handler,omitempty" yaml:"handler"`
+	SubTaskName    string        `json:"sub_task_name,omitempty" yaml:"sub_task_name"`
+	SubTaskVersion string        `json:"sub_task_version,omitempty" yaml:"sub_task_version"`
+	After          afterForm     `json:"after,omitempty" yaml:"after"`
+	Retryable      *bool         `json:"retryable,omitempty" yaml:"retryable"`
+	MaxAttempts    *wholeForm    `json:"max_attempts,omitempty" yaml:"max_attempts"`
+	RetryEvery     *durationForm `json:"retry_every,omitempty" yaml:"retry_every"`
+	Timeout        *durationForm `json:"timeout,omitempty" yaml:"timeout"`
+	Tag            string        `json:"tag,omitempty" yaml:"tag"`
+	LimitKey       string        `json:"limit_key,omitempty" yaml:"limit_key"`
+	Inputs         inputsForm    `json:"inputs,omitzero" yaml:"inputs"`
+	OnDemand       bool          `json:"on_demand,omitempty" yaml:"on_demand"`
 }
+
+// wholeForm is a number without a fraction.
+type wholeForm int
+
+// afterForm is what a step waits for.
+type afterForm []dependencyForm
 
 type dependencyForm struct {
 	Step string `json:"step" yaml:"step"`
@@ -119,7 +125,7 @@ func (s *StepDefinition) form() (stepForm, error) {
 		f.Retryable = s.Retryable
 	}
 	if s.maxAttempts() != DefaultMaxAttempts {
-		f.MaxAttempts = s.MaxAttempts
+		f.MaxAttempts = (*wholeForm)(s.MaxAttempts)
 	}
 	for _, d := range s.After {
 		written := dependencyForm(d)
@@ -147,7 +153,7 @@ func (f *definitionForm) definition() *Definition {
 	for _, s := range f.Steps {
 		step := StepDefinition{
 			Name: s.Name, Description: s.Description, Handler: s.Handler, SubTaskName: s.SubTaskName, SubTaskVersion: s.SubTaskVersion,
-			Retryable: s.Retryable, MaxAttempts: s.MaxAttempts,
+			Retryable: s.Retryable, MaxAttempts: (*int)(s.MaxAttempts),
 			RetryEvery: (*time.Duration)(s.RetryEvery), Timeout: (*time.Duration)(s.Timeout),
 			Tag: s.Tag, LimitKey: s.LimitKey, Inputs: s.Inputs.RawMessage, OnDemand: s.OnDemand,
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"regexp"
 	"strconv"
 	"strings"
@@ -88,6 +89,9 @@ func ParseDefinitions(text []byte) ([]*Definition, error) {
 		err = reading.Decode(&form)
 		if isNull(&document) {
 			continue
+		}
+		if err == nil {
+			err = checkElements(member(document.Content[0], "steps"))
 		}
 		if err != nil {
 			problems = append(problems, yamlError(err))
@@ -181,6 +185,36 @@ func yamlError(err error) error {
 
 func lineError(n *yaml.Node, format string, args ...any) error {
 	return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: ", n.Line) + fmt.Sprintf(format, args...)}}
+}
+
+// checkElements refuses a list with an element that is empty: the library leaves it out.
+func checkElements(list *yaml.Node) error {
+	if list.Kind == yaml.AliasNode {
+		list = list.Alias
+	}
+	for _, e := range list.Content {
+		if list.Kind == yaml.SequenceNode && e.ShortTag() == "!!null" {
+			return lineError(e, "an element of the list is empty")
+		}
+	}
+	return nil
+}
+
+// UnmarshalYAML is for YAML.
+func (a *afterForm) UnmarshalYAML(n *yaml.Node) error {
+	if err := checkElements(n); err != nil {
+		return err
+	}
+	return n.Decode((*[]dependencyForm)(a))
+}
+
+// UnmarshalYAML refuses fractions, which the library cuts off.
+func (w *wholeForm) UnmarshalYAML(n *yaml.Node) error {
+	var number float64
+	if n.ShortTag() == "!!float" && n.Decode(&number) == nil && number != math.Trunc(number) {
+		return lineError(n, "%s is not a whole number", quoteShort(n.Value))
+	}
+	return n.Decode((*int)(w))
 }
 
 // UnmarshalYAML is for YAML.
