@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
@@ -411,4 +412,57 @@ func TestTurn_WhateverItDoes_WritesTheTaskOnce(t *testing.T) {
 	require.Equal(t, 1, one[int](l, `SELECT retries FROM tasks`))
 	_, err := l.Replay(context.Background(), task)
 	require.NoError(t, err)
+}
+
+// Turns, and the steps that they enqueue, are claimed in the order of the computed priority at whatever time they were enqueued; levels
+// below 0 count as 0. Without a weight of age, levels are the priorities of the Provider.
+func TestT48_Claims_AreInTheOrderOfTheComputedPriority(t *testing.T) {
+	l := newLab(t)
+	for _, namespace := range []string{"shop", "vip", "dull"} {
+		require.NoError(t, l.Register(l.within(), taskgraph.Define(namespace, "work", "1").Step("a", "h")))
+	}
+	names := make(map[string]string)
+	submit := func(name, namespace string, priority int, age time.Duration) {
+		t.Helper()
+		done, err := l.Submit(l.within(), taskgraph.Submission{Namespace: namespace, Name: "work", Version: "1", Priority: priority})
+		require.NoError(t, err)
+		l.exec(`UPDATE tasks SET created_at = created_at - $2::interval WHERE task_id = $1`, done.ID, age)
+		l.exec(`UPDATE orchestrator_queue SET visible_at = visible_at - $2::interval, created_at = created_at - $2::interval WHERE instance_id = $1`, done.ID, age)
+		names[done.ID] = name
+	}
+	claims := func() (turns, steps []string) {
+		t.Helper()
+		for task := l.turn(); task != ""; task = l.turn() {
+			turns = append(turns, names[task])
+		}
+		for range turns {
+			item, err := l.p.FetchWorkItem(l.within(), &pgwake.FetchOptions{Tags: pgwake.Tags("taskgraph")})
+			require.NoError(t, err)
+			steps = append(steps, names[item.Instance])
+		}
+		return turns, steps
+	}
+	require.NoError(t, l.SetSettings(l.within(), taskgraph.SettingsChange{NamespacePriority: map[string]float64{"vip": 4, "dull": -2}}))
+	submit("3 levels", "shop", 3, 0)
+	submit("29 h", "shop", 0, 29*time.Hour)
+	submit("31 h", "shop", 0, 31*time.Hour)
+	submit("-9 levels, an hour old", "shop", -9, time.Hour)
+	submit("none", "shop", 0, 0)
+	submit("4 levels of its namespace", "vip", 0, 0)
+	submit("3 and -2 levels", "dull", 3, 0)
+	want := []string{"4 levels of its namespace", "31 h", "3 levels", "29 h", "3 and -2 levels", "-9 levels, an hour old", "none"}
+	turns, steps := claims()
+	require.Equal(t, want, turns)
+	require.Equal(t, want, steps)
+
+	require.NoError(t, l.SetSettings(l.within(), taskgraph.SettingsChange{AgeWeight: new(0.0)}))
+	submit("3 levels", "shop", 3, 0)
+	submit("31 h", "shop", 0, 31*time.Hour)
+	submit("-9 levels, an hour old", "shop", -9, time.Hour)
+	submit("20 levels", "vip", 16, 0)
+	submit("10 levels, a minute old", "shop", 10, time.Minute)
+	want = []string{"10 levels, a minute old", "20 levels", "3 levels", "31 h", "-9 levels, an hour old"}
+	turns, steps = claims()
+	require.Equal(t, want, turns)
+	require.Equal(t, want, steps)
 }
