@@ -82,6 +82,30 @@ func (l *lab) fails(state, sql string, args ...any) {
 	require.ErrorContains(l.t, err, "(SQLSTATE "+state+")", sql)
 }
 
+// producer is a new role that may only enqueue.
+func (l *lab) producer() string {
+	schema, role := l.p.Schema(), fmt.Sprintf("producer_%d", time.Now().UnixNano())
+	l.exec(`CREATE ROLE ` + role)
+	l.t.Cleanup(func() {
+		_, err := l.p.Pool().Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
+		require.NoError(l.t, err)
+	})
+	l.exec(`GRANT USAGE ON SCHEMA ` + schema + ` TO ` + role)
+	l.exec(`GRANT SELECT, INSERT ON namespaces, worker_queue, orchestrator_queue TO ` + role)
+	l.exec(`GRANT SELECT ON instances, executions, waiters, dedup_keys TO ` + role)
+	l.exec(`GRANT INSERT ON realignments TO ` + role)
+	l.exec(`GRANT USAGE ON ALL SEQUENCES IN SCHEMA ` + schema + ` TO ` + role)
+	return role
+}
+
+// as has a role execute a statement.
+func (l *lab) as(role, sql string, args ...any) {
+	l.t.Helper()
+	l.exec(`SET ROLE ` + role)
+	defer l.exec(`RESET ROLE`)
+	l.exec(sql, args...)
+}
+
 // all returns the only column of a query.
 func all[T any](l *lab, sql string, args ...any) []T {
 	l.t.Helper()

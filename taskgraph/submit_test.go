@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -382,4 +384,29 @@ func TestT8_CyclesAndUnknownParents_AreRefusedByGoAndBySQL_AndNothingIsKept(t *t
 		}
 		require.Equal(t, []string{"default"}, all[string](l, `SELECT name FROM namespaces`), name)
 	}
+}
+
+// With the rights that the page lists, a role may submit tasks and cannot take part in them.
+func TestSubmit_RoleMayOnlySubmit_SubmitsAndMayDoNothingElse(t *testing.T) {
+	page, err := os.ReadFile("../docs/taskgraph.md")
+	require.NoError(t, err)
+	grants := regexp.MustCompile(`(?m)^GRANT .* ON pgwake\..* TO producer;$`).FindAllString(string(page), -1)
+	require.Len(t, grants, 2)
+	l := newLab(t)
+	l.define("shop", "order", "1", `{}`, "a")
+	role := l.producer()
+	for _, grant := range grants {
+		l.exec(strings.NewReplacer("pgwake.", "", "producer;", role).Replace(grant))
+	}
+	l.as(role, `SELECT create_task('shop', 'order', '1', p_idempotency_key => 'k'), create_task('shop', 'order', '1', p_idempotency_key => 'k')`)
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM tasks`))
+
+	task := one[string](l, `SELECT task_id::text FROM tasks`)
+	l.exec(`SET ROLE ` + role)
+	l.fails("42501", `SELECT cancel_task($1::text::uuid)`, task)
+	l.fails("42501", `SELECT fetch_orchestration(gen_random_uuid(), '30 s')`)
+	l.fails("42501", `SELECT register_task_definition('shop', 'another', '1', NULL, '{}', ARRAY['a'], ARRAY['h'])`)
+	l.exec(`RESET ROLE`)
+	l.turn()
+	require.Equal(t, "steps_in_process", one[string](l, `SELECT state FROM tasks`))
 }
