@@ -15,8 +15,8 @@ import (
 // and a few labels; what is larger is payload.
 const MaxHeaderBytes = 8 << 10
 
-// checkHeaders checks the headers of an item.
-func checkHeaders(headers map[string]string) error {
+// CheckHeaders fails with ErrInvalid unless an item may have these headers: see WorkItem.Headers.
+func CheckHeaders(headers map[string]string) error {
 	for name, value := range headers {
 		if err := checkText("header name", name, true); err != nil {
 			return err
@@ -53,7 +53,7 @@ func (p *Provider) withTrace(ctx context.Context, headers map[string]string) map
 		return headers
 	}
 	maps.Copy(added, headers)
-	if checkHeaders(added) != nil {
+	if CheckHeaders(added) != nil {
 		return headers
 	}
 	return added

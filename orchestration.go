@@ -289,7 +289,7 @@ func (p *Provider) checkMessage(m *Message) error {
 	if err := checkText("queue name", m.Queue, false); err != nil {
 		return err
 	}
-	if err := checkHeaders(m.Headers); err != nil {
+	if err := CheckHeaders(m.Headers); err != nil {
 		return err
 	}
 	return p.cfg.checkJSON("data of a message to instance "+quote(m.Instance), m.Data)

@@ -88,11 +88,16 @@ func checkUTF8(what, s string) error {
 	return nil
 }
 
-// checkJSON checks a payload: JSON that PostgreSQL can hold and take apart, or nothing.
-func (c *Config) checkJSON(what string, data []byte) error {
+// checkJSON checks a payload, or nothing.
+func (c *Config) checkJSON(what string, data []byte) error { return CheckJSON(what, data, c.MaxPayload) }
+
+// CheckJSON fails with ErrInvalid unless data is nothing, or JSON of at most so many bytes that PostgreSQL can hold and take apart:
+// without NUL, also as an escape, and without half of a surrogate pair. What is it called in the error. It is for layers with payloads of
+// their own.
+func CheckJSON(what string, data []byte, most int) error {
 	switch {
-	case len(data) > c.MaxPayload:
-		return fmt.Errorf("%w: %s is %d bytes, more than %d", ErrPayloadTooLarge, what, len(data), c.MaxPayload)
+	case len(data) > most:
+		return fmt.Errorf("%w: %s is %d bytes, more than %d", ErrPayloadTooLarge, what, len(data), most)
 	case len(data) == 0:
 		return nil
 	case bytes.IndexByte(data, 0) >= 0:

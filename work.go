@@ -292,7 +292,7 @@ func (p *Provider) checkWork(item *WorkItem) error {
 	if item.Key != "" && item.Session != "" {
 		return invalid("both a key (%s) and a session (%s) are given", quote(item.Key), quote(item.Session))
 	}
-	if err := checkHeaders(item.Headers); err != nil {
+	if err := CheckHeaders(item.Headers); err != nil {
 		return err
 	}
 	return p.cfg.checkJSON("input of work item "+quote(item.Name), item.Input)

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -28,15 +29,21 @@ const (
 
 // claim claims until ctx ends, or there is nothing to do for a while (see run). Any other error is one that will not go away.
 func (d *Dispatcher) claim(ctx context.Context, idle time.Duration) error {
-	options := d.fetchOptions()
-	options.PollTimeout = idle
 	patience := patience{log: d.cfg.Logger, poll: idle}
 	for began := time.Now(); ; {
 		n := d.work.room(ctx)
 		if n == 0 {
 			return nil
 		}
-		items, err := d.p.FetchWorkItems(ctx, n, options)
+		fetching, end := d.tags.during(ctx)
+		options := d.fetchOptions()
+		options.PollTimeout = idle
+		items, err := d.p.FetchWorkItems(fetching, n, options)
+		changed := errors.Is(context.Cause(fetching), errTagsChanged)
+		end(nil)
+		if changed && err != nil && ctx.Err() == nil {
+			err = nil // it asks anew, for the others
+		}
 		if d.fetched != nil {
 			d.fetched(ctx, err)
 		}
@@ -54,9 +61,47 @@ func (d *Dispatcher) claim(ctx context.Context, idle time.Duration) error {
 	}
 }
 
+// SetTags changes Config.Tags, also while it runs: a fetch that waits begins anew, and what is in hand is handled as before. Safe for
+// concurrent use. Not for a Dispatcher of Coordinators, which wait by the Config of its Group.
+func (d *Dispatcher) SetTags(tags pgwake.TagFilter) { d.tags.set(tags) }
+
+// tags is what is asked for.
+type tags struct {
+	mu     sync.Mutex
+	filter pgwake.TagFilter
+	change context.CancelCauseFunc // ends the fetch that is under way; nil: there was none
+}
+
+var errTagsChanged = errors.New("the tags have changed")
+
+func (t *tags) set(filter pgwake.TagFilter) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.filter = filter
+	if t.change != nil {
+		t.change(errTagsChanged)
+	}
+}
+
+func (t *tags) get() pgwake.TagFilter {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.filter
+}
+
+// during returns the context of a fetch, which ends when the tags change. Whoever reads them after that has those that it is to ask for,
+// or newer ones.
+func (t *tags) during(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+	ctx, end := context.WithCancelCause(ctx)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.change = end
+	return ctx, end
+}
+
 func (d *Dispatcher) fetchOptions() *pgwake.FetchOptions {
 	return &pgwake.FetchOptions{
-		LockTimeout: d.cfg.LockTimeout, Namespaces: d.cfg.Namespaces, Tags: d.cfg.Tags, Session: d.cfg.Session, Fair: d.cfg.Fair,
+		LockTimeout: d.cfg.LockTimeout, Namespaces: d.cfg.Namespaces, Tags: d.tags.get(), Session: d.cfg.Session, Fair: d.cfg.Fair,
 	}
 }
 

@@ -86,6 +86,7 @@ type Dispatcher struct {
 	transacts string // what a HandleTx is for; "": there is none
 	ran       atomic.Bool
 
+	tags      tags
 	telemetry telemetry
 	work      *workshop
 	leases    *leases
@@ -108,6 +109,7 @@ type registration struct {
 func New(p Provider, config *Config) *Dispatcher {
 	d := &Dispatcher{p: p, handlers: make(map[string]*registration), largest: 1}
 	d.cfg, d.telemetry, d.err = config.resolve()
+	d.tags.filter = d.cfg.Tags
 	if p == nil {
 		d.fail("there is no Provider")
 	}
