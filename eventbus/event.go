@@ -1,0 +1,52 @@
+package eventbus
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: what is an event, as the log has it and handlers get it?
+
+// Event is an event that was emitted.
+type Event struct {
+	ID        int64 // ids go up, though neither without gaps nor in the order of commits
+	Namespace string
+	Type      string
+	Payload   json.RawMessage // as jsonb keeps it: equal to what was emitted, not byte for byte
+	EmittedAt time.Time       // server time
+
+	Producer        string // id of the node that emitted it; "": nobody said
+	ScheduledTaskID string // "": no schedule emitted it
+	Metadata        json.RawMessage
+	Headers         map[string]string // such as the trace that it belongs to
+	Key             string            // "": none
+
+	// Of a delivery; 0 for an event that is read from the log.
+	MessageID  int64 // of the delivery, which keeps it through retries, and as a dead letter
+	Redelivery int   // how often it was delivered before
+
+	xact uint64
+}
+
+// Decode puts the payload into what v points to, as json.Unmarshal does.
+func (e *Event) Decode(v any) error { return json.Unmarshal(e.Payload, v) }
+
+// Cursor returns the place of an event of the log, from which to read on; see Bus.Read. Of a delivery it is the same place.
+func (e *Event) Cursor() Cursor { return Cursor{e.xact, e.ID} }
+
+const eventColumns = "event_id, namespace, event_type, payload::text, emitted_at, producer_node_id, coalesce(scheduled_task_id::text, ''), metadata::text, headers::text, coalesce(key, ''), xact::text::bigint"
+
+func scanEvent(row pgx.CollectableRow) (*Event, error) {
+	e := &Event{}
+	var payload, metadata string
+	var headers *string
+	var xact int64
+	err := row.Scan(&e.ID, &e.Namespace, &e.Type, &payload, &e.EmittedAt, &e.Producer, &e.ScheduledTaskID, &metadata, &headers, &e.Key, &xact)
+	if err == nil && headers != nil {
+		err = json.Unmarshal([]byte(*headers), &e.Headers)
+	}
+	e.Payload, e.Metadata, e.xact = json.RawMessage(payload), json.RawMessage(metadata), uint64(xact)
+	return e, err
+}

@@ -1,0 +1,93 @@
+package eventbus
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: who gets which events?
+
+// SubscribeOptions says how a group begins. Nil means the zero value.
+type SubscribeOptions struct {
+	// FromBeginning has a group that is new get what is in the log as well, each event once, whatever is emitted meanwhile. The nodes of
+	// the namespace deliver it; those events, and those that are emitted from now on, come in no particular order. A group that there is
+	// goes on as it does. Defaults to false.
+	FromBeginning bool
+}
+
+// Subscribe has a group get the events whose types match one of the patterns (see Match), from the commit on, for good, whether or not
+// there is a node that handles them. It makes the group if there is none. "" stands for DefaultGroup. Node.On does the same.
+func (b *Bus) Subscribe(ctx context.Context, group string, patterns []string, o *SubscribeOptions) error {
+	const op = "subscribe"
+	group = cmp.Or(group, DefaultGroup)
+	err := CheckGroup(group)
+	for _, pattern := range patterns {
+		err = cmp.Or(err, CheckPattern(pattern))
+	}
+	if err != nil {
+		return failed(op, err)
+	}
+	if patterns == nil {
+		patterns = []string{}
+	}
+	_, err = value[int64](ctx, b, verb{op: op, function: "subscribe", enqueues: true, args: []any{b.namespace, group, patterns, o != nil && o.FromBeginning}})
+	return err
+}
+
+// Unsubscribe ends a subscription of a group, and returns whether there was one. What it has routed to the group, and is not handled yet, is
+// routed by another pattern of the group that is for it, or else dropped.
+func (b *Bus) Unsubscribe(ctx context.Context, group, pattern string) (bool, error) {
+	const op = "unsubscribe"
+	group = cmp.Or(group, DefaultGroup)
+	if err := cmp.Or(CheckGroup(group), CheckPattern(pattern)); err != nil {
+		return false, failed(op, err)
+	}
+	return value[bool](ctx, b, verb{op: op, function: "unsubscribe", enqueues: true, args: []any{b.namespace, group, pattern}})
+}
+
+// DeleteGroup removes a group, with its subscriptions and what it has not handled yet, and returns whether there was one. Its dead letters
+// stay.
+func (b *Bus) DeleteGroup(ctx context.Context, group string) (bool, error) {
+	const op = "delete group"
+	group = cmp.Or(group, DefaultGroup)
+	if err := CheckGroup(group); err != nil {
+		return false, failed(op, err)
+	}
+	return value[bool](ctx, b, verb{op: op, function: "delete_group", enqueues: true, args: []any{b.namespace, group}})
+}
+
+// Group is a consumer group.
+type Group struct {
+	Name     string
+	Patterns []string // in the order of the alphabet
+	Since    time.Time
+}
+
+// Groups returns the groups of the namespace, by name.
+func (b *Bus) Groups(ctx context.Context) ([]Group, error) {
+	var groups []Group
+	_, err := query(ctx, b, verb{op: "list groups", function: "list_groups", columns: "group_name, pattern, created_at", args: []any{b.namespace}},
+		func(row pgx.CollectableRow) (none struct{}, err error) {
+			var name string
+			var pattern *string
+			var since time.Time
+			if err := row.Scan(&name, &pattern, &since); err != nil {
+				return none, err
+			}
+			if len(groups) == 0 || groups[len(groups)-1].Name != name {
+				groups = append(groups, Group{Name: name, Since: since})
+			}
+			g := &groups[len(groups)-1]
+			if pattern != nil {
+				g.Patterns = append(g.Patterns, *pattern)
+			}
+			if since.Before(g.Since) {
+				g.Since = since
+			}
+			return none, nil
+		})
+	return groups, err
+}

@@ -1,0 +1,174 @@
+package eventbus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+)
+
+// This file answers: what happens between a delivery and its end?
+
+// Handler handles events in a transaction: what it does by tx takes effect together with the end of the delivery, exactly once, and together
+// with what the other handlers of the event do. It must not end the transaction; tx.Begin is for savepoints. An error, or a panic, rolls all of it
+// back. Its context ends when the delivery is somebody else's, or when the Node cannot wait any longer. It is called by many goroutines at
+// a time.
+type Handler func(ctx context.Context, e *Event, tx pgx.Tx) error
+
+// PlainHandler handles events without a transaction: for effects elsewhere. It may be called more than once for an event: after an
+// error, after a crash, and when a Handler of the same event fails. For the rest it is as a Handler.
+type PlainHandler func(ctx context.Context, e *Event) error
+
+// RetryAfter returns an error for a handler that says how long to wait before the next attempt, not less than 0 and not more than 100
+// years. Of nil it returns nil.
+func RetryAfter(err error, delay time.Duration) error { return dispatch.RetryAfter(err, delay) }
+
+// DeadLetter returns an error for a handler that no further attempt would help: the delivery becomes a dead letter. Of nil it returns nil.
+func DeadLetter(err error) error { return dispatch.Permanent(err) }
+
+var (
+	errNotInLog = errors.New("the event is not in the log any more")
+	errTxEnds   = errors.New("the transaction of a handler ends with its delivery")
+)
+
+// noTrouble is how long to wait before a delivery is tried again that failed without any fault of its handlers. Such an attempt does not count.
+const noTrouble = 100 * time.Millisecond
+
+// handle is the dispatch.Handler of all deliveries.
+func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+	var d delivery
+	if err := json.Unmarshal(item.Input, &d); err != nil {
+		return nil, DeadLetter(fmt.Errorf("it is no delivery: %w", err))
+	}
+	switch {
+	case d.ReplayID != 0:
+		return nil, n.replay(ctx, d.ReplayID)
+	case item.Tag == controlTag:
+		return nil, n.routeAgain(ctx, d)
+	}
+	event, err := n.event(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	event.MessageID, event.Redelivery = item.ID, item.Attempt-1
+	plain, transactional := n.handlers.of(event.Type)
+	if len(plain)+len(transactional) == 0 { // it was claimed for one that is known by now, or is no more
+		return nil, dispatch.Snooze(noTrouble)
+	}
+	for _, h := range plain {
+		if err := h(ctx, event); err != nil {
+			return nil, err
+		}
+	}
+	if len(transactional) == 0 {
+		return nil, nil
+	}
+	return nil, n.transact(ctx, item.LockToken, func(tx pgx.Tx) error {
+		for _, h := range transactional {
+			if err := h(ctx, event, tx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// event is that of a delivery, which came with it unless it could not be read then.
+func (n *Node) event(ctx context.Context, d delivery) (*Event, error) {
+	if d.Event != nil {
+		d.Event.xact = d.Xact
+		return d.Event, nil
+	}
+	events, err := n.events(ctx, []delivery{d})
+	switch {
+	case err != nil:
+		n.cfg.Logger.Warn("eventbus: cannot read an event", "event", d.EventID, "error", err, "again_in", readPause)
+		return nil, dispatch.Snooze(readPause)
+	case events[d.EventID] == nil:
+		return nil, DeadLetter(errNotInLog)
+	}
+	return events[d.EventID], nil
+}
+
+// transact has the effects of handlers, and the acknowledgement, in one transaction, and acknowledges with the commit: one round trip.
+func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers func(pgx.Tx) error) error {
+	item, claim, err := token.WorkItem()
+	if err != nil {
+		return err
+	}
+	tx, err := n.p.Pool().BeginTx(ctx, pgx.TxOptions{
+		IsoLevel: pgx.ReadCommitted, CommitQuery: fmt.Sprintf("SELECT %sack_work(%d, '%s'); COMMIT", n.in, item, claim), // a number and a UUID
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("begin: %w", err)
+		}
+		n.cfg.Logger.Warn("eventbus: cannot begin the transaction of a handler", "error", err, "again_in", readPause)
+		return dispatch.Snooze(readPause)
+	}
+	defer func() {
+		// After a commit it does nothing. The handler's context may have ended.
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		defer cancel()
+		_ = tx.Rollback(ending)
+	}()
+	if err := handlers(handlerTx{tx}); err != nil {
+		return err
+	}
+	err = dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
+		return pgwake.WrapError("handle event", tx.Commit(ctx)) // if it has committed all the same, nobody can give the item back
+	})
+	if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable && !failure.Unknown {
+		// A deadlock, say, with others who lined up events of the same keys. Nothing has happened.
+		n.cfg.Logger.Warn("eventbus: cannot commit", "error", err, "again_in", noTrouble)
+		return dispatch.Snooze(noTrouble)
+	}
+	return err
+}
+
+// endTimeout bounds a rollback.
+const endTimeout = 10 * time.Second
+
+// handlerTx is a transaction that its user cannot end.
+type handlerTx struct{ pgx.Tx }
+
+func (handlerTx) Commit(context.Context) error   { return errTxEnds }
+func (handlerTx) Rollback(context.Context) error { return errTxEnds }
+
+// routeAgain delivers an event that was a dead letter because it was for nobody.
+func (n *Node) routeAgain(ctx context.Context, d delivery) error {
+	if d.Event != nil {
+		d.EventID, d.EmittedAt = d.Event.ID, d.Event.EmittedAt
+	}
+	return dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+		item, claim, err := token.WorkItem()
+		if err != nil {
+			return err
+		}
+		_, err = value[int64](ctx, n.Bus, verb{op: "route event", function: "route_again", enqueues: true, args: []any{item, claim, d.EventID, d.EmittedAt}})
+		return err
+	})
+}
+
+// replay goes on with a replay, to its end.
+func (n *Node) replay(ctx context.Context, id int64) error {
+	for {
+		state, err := value[string](ctx, n.Bus, verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{id}})
+		switch {
+		case err != nil:
+			n.cfg.Logger.Warn("eventbus: cannot replay", "replay", id, "error", err)
+			return dispatch.Snooze(readPause)
+		case state == "done":
+			return nil
+		case state == "wait": // for transactions that are open
+			return dispatch.Snooze(noTrouble)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+	}
+}

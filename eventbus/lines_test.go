@@ -1,0 +1,275 @@
+package eventbus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// This file answers: do the events of a key come one at a time, in order, and none is left behind?
+
+// heads are the ids of the events of a key that are in the queue and due now or later, or at work.
+func (l *lab) heads(key string) []int64 {
+	l.t.Helper()
+	return all[int64](l, `SELECT (input->>'event_id')::bigint FROM worker_queue WHERE key = $1 AND visible_at < '9999-01-01' ORDER BY id`, key)
+}
+
+// claim claims the only delivery that is due.
+func (l *lab) claim(tags ...string) *pgwake.ClaimedWorkItem {
+	l.t.Helper()
+	item, err := l.p.FetchWorkItem(l.within(), &pgwake.FetchOptions{Tags: pgwake.Tags(tags...), PollTimeout: patience})
+	require.NoError(l.t, err)
+	return item
+}
+
+const tagA = "eventbus/g|a"
+
+func TestKeys_HeadIsSettledInAnyWay_NextIsInTheQueue(t *testing.T) {
+	t.Parallel()
+	for name, settle := range map[string]func(l *lab, item *pgwake.ClaimedWorkItem) error{
+		"acknowledged": func(l *lab, item *pgwake.ClaimedWorkItem) error {
+			return l.p.AckWorkItem(l.within(), item.LockToken, nil)
+		},
+		"many acknowledged": func(l *lab, item *pgwake.ClaimedWorkItem) error {
+			return l.p.AckWorkItems(l.within(), []pgwake.LockToken{item.LockToken})
+		},
+		"with a fetch": func(l *lab, item *pgwake.ClaimedWorkItem) error {
+			_, err := l.p.FetchWorkItem(l.within(), &pgwake.FetchOptions{Tags: pgwake.Tags("none"), NoWait: true, Ack: []pgwake.LockToken{item.LockToken}})
+			if errors.Is(err, pgwake.ErrNoWork) {
+				err = nil
+			}
+			return err
+		},
+		"dead letter": func(l *lab, item *pgwake.ClaimedWorkItem) error {
+			return l.p.DeadLetterWorkItem(l.within(), item.LockToken, "no", "no")
+		},
+		"max attempts of a fetch": func(l *lab, item *pgwake.ClaimedWorkItem) error {
+			if err := l.p.AbandonWorkItem(l.within(), item.LockToken, nil); err != nil {
+				return err
+			}
+			next, err := l.p.FetchWorkItem(l.within(), &pgwake.FetchOptions{Tags: pgwake.Tags(tagA), MaxAttempts: 1})
+			if err != nil {
+				return err
+			}
+			return l.p.AbandonWorkItem(l.within(), next.LockToken, nil)
+		},
+		"removed by hand": func(l *lab, item *pgwake.ClaimedWorkItem) error {
+			l.exec(`DELETE FROM worker_queue WHERE id = $1`, item.ID)
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.subscribe("g", "a")
+			first, second, third := l.emitKey("a", "k"), l.emitKey("a", "k"), l.emitKey("a", "k")
+			other := l.emitKey("a", "l")
+			require.Equal(t, []int64{first}, l.heads("k"))
+			require.Equal(t, []int64{other}, l.heads("l"), "another key does not wait")
+			item := l.claim(tagA)
+			require.NoError(t, l.p.AbandonWorkItem(l.within(), item.LockToken, nil))
+			require.Equal(t, []int64{first}, l.heads("k"), "it is to be tried again, and the others wait")
+			item = l.claim(tagA)
+			for item.Key != "k" {
+				item = l.claim(tagA)
+			}
+			require.NoError(t, settle(l, item))
+			require.Equal(t, []int64{second}, l.heads("k"))
+			l.exec(`DELETE FROM worker_queue`)
+			require.Equal(t, []int64{third}, l.heads("k"))
+			l.exec(`DELETE FROM worker_queue`)
+			require.Zero(t, one[int](l, `SELECT count(*) FROM event_keys`), "nothing is kept of what is over")
+			require.Zero(t, one[int](l, `SELECT count(*) FROM event_lines`))
+			fourth := l.emitKey("a", "k")
+			require.Equal(t, []int64{fourth}, l.heads("k"))
+		})
+	}
+}
+
+// An emit that has not committed keeps neither the head from being settled nor others from their line.
+func TestKeys_TransactionStaysOpen_NobodyWaitsForIt(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	first := l.emitKey("a", "k")
+	tx := l.begin()
+	late, err := l.WithTx(tx).Emit(l.within(), "a", nil, &eventbus.EmitOptions{Key: "k"})
+	require.NoError(t, err)
+	second := l.emitKey("a", "k")
+	require.Equal(t, []int64{first}, l.heads("k"))
+	require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+	require.Equal(t, []int64{second}, l.heads("k"))
+	require.NoError(t, tx.Commit(l.within()))
+	require.Equal(t, []int64{second}, l.heads("k"))
+	require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+	require.Equal(t, []int64{late}, l.heads("k"), "it has its place as of its commit")
+}
+
+// A handler that emits an event of its own key has that come after it, and one that is rolled back has emitted nothing.
+func TestKeys_HandlerEmitsOfItsOwnKey_ComesAfterIt(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n := l.node(quick("g"))
+	var s seen
+	var failed atomic.Bool
+	require.NoError(t, n.On(l.within(), "#", func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {
+		if e.Type != "a" {
+			s.note("%s", e.Type)
+			return nil
+		}
+		if _, err := n.WithTx(tx).Emit(ctx, "b", nil, &eventbus.EmitOptions{Key: e.Key}); err != nil {
+			return err
+		}
+		s.note("%s", e.Type)
+		if !failed.Swap(true) {
+			return errors.New("again")
+		}
+		return nil
+	}))
+	l.emitKey("a", "k")
+	l.eventually(func() bool { return len(l.queued()) == 0 && len(s.list()) >= 3 }, "both are handled")
+	require.Equal(t, []string{"a", "a", "b"}, s.list())
+}
+
+func TestKeys_DeadLetterIsRedriven_WaitsForWhatIsThereOfItsKey(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	first, second, third := l.emitKey("a", "k"), l.emitKey("a", "k"), l.emitKey("a", "k")
+	require.NoError(t, l.p.DeadLetterWorkItem(l.within(), l.claim(tagA).LockToken, "no", ""))
+	redriven, err := l.p.RedriveDeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, redriven)
+	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+	for _, want := range []int64{second, third, first} {
+		require.Equal(t, []int64{want}, l.heads("k"))
+		require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+	}
+	require.Empty(t, l.queued())
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_keys`))
+
+	l.emitKey("a", "k")
+	require.NoError(t, l.p.DeadLetterWorkItem(l.within(), l.claim(tagA).LockToken, "no", ""))
+	_, err = l.p.RedriveDeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	require.Len(t, l.heads("k"), 1, "nothing is before it")
+	fifth := l.emitKey("a", "k")
+	require.Len(t, l.heads("k"), 1)
+	require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+	require.Equal(t, []int64{fifth}, l.heads("k"))
+}
+
+// Whatever happens in whatever order: at most one delivery of a key is in the queue, in the order of the emits, and in the end all were.
+func TestKeys_AnySequence_OneAtATimeInOrderAndNoneIsLeftBehind(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	run := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		run++
+		bus := l.In(fmt.Sprint("n", run))
+		require.NoError(rt, bus.Subscribe(l.within(), "g", []string{"a"}, nil))
+		waiting, handled := map[string][]int64{}, map[string][]int64{}
+		check := func() {
+			for key, ids := range waiting {
+				heads := all[int64](l, `SELECT (input->>'event_id')::bigint FROM worker_queue WHERE key = $1 AND namespace = $2`, key, bus.Namespace())
+				require.Equal(rt, ids[:min(len(ids), 1)], append([]int64{}, heads...), key)
+			}
+		}
+		settle := func() bool {
+			item, err := l.p.FetchWorkItem(l.within(), &pgwake.FetchOptions{Namespaces: []string{bus.Namespace()}, Tags: pgwake.Tags(tagA), NoWait: true})
+			if errors.Is(err, pgwake.ErrNoWork) {
+				return false
+			}
+			require.NoError(rt, err)
+			if rapid.Bool().Draw(rt, "fails") {
+				require.NoError(rt, l.p.AbandonWorkItem(l.within(), item.LockToken, nil))
+				return true
+			}
+			handled[item.Key] = append(handled[item.Key], waiting[item.Key][0])
+			waiting[item.Key] = waiting[item.Key][1:]
+			require.NoError(rt, l.p.AckWorkItem(l.within(), item.LockToken, nil))
+			return true
+		}
+		keys := rapid.SampledFrom([]string{"k", "l"})
+		for range rapid.IntRange(1, 12).Draw(rt, "steps") {
+			if rapid.Bool().Draw(rt, "emit") {
+				var events []eventbus.Emission
+				for range rapid.IntRange(1, 3).Draw(rt, "events") {
+					events = append(events, eventbus.Emission{Type: "a", EmitOptions: eventbus.EmitOptions{Key: keys.Draw(rt, "key")}})
+				}
+				emitted, err := bus.EmitMany(l.within(), events)
+				require.NoError(rt, err)
+				for i, e := range emitted {
+					waiting[events[i].Key] = append(waiting[events[i].Key], e.ID)
+				}
+			} else {
+				settle()
+			}
+			check()
+		}
+		for settle() {
+			check()
+		}
+		for key, ids := range handled {
+			require.True(rt, slices.IsSorted(ids), key)
+			require.Empty(rt, waiting[key])
+		}
+	})
+}
+
+// Emits race with acks: no event is stranded, none comes twice, and those that one producer emits come in order.
+func TestKeys_ManyProducersAndNodes_InOrderAndNoneIsLeftBehind(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	var s seen
+	var inHand [2]atomic.Int32
+	for range 2 {
+		n := l.nodeOn(l.another(), quick("g"))
+		require.NoError(t, n.On(l.within(), "a", func(_ context.Context, e *eventbus.Event, _ pgx.Tx) error {
+			at := &inHand[e.Key[0]-'0']
+			defer at.Add(-1)
+			if at.Add(1) > 1 {
+				t.Errorf("two of key %s at once", e.Key)
+			}
+			s.note("%s %s", e.Key, e.Payload)
+			return nil
+		}))
+	}
+	const producers, each = 4, 40
+	var all sync.WaitGroup
+	for p := range producers {
+		all.Go(func() {
+			for i := range each {
+				_, err := l.Emit(t.Context(), "a", p*1000+i, &eventbus.EmitOptions{Key: fmt.Sprint(rand.IntN(2))})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	l.eventually(func() bool { return len(s.list()) >= producers*each && len(l.queued()) == 0 }, "all are handled")
+	require.Len(t, s.list(), producers*each)
+	last := map[string]int{}
+	for _, line := range s.list() {
+		var key, of, i int
+		_, err := fmt.Sscanf(line, "%d %d", &key, &of)
+		require.NoError(t, err)
+		of, i = of/1000, of%1000
+		stream := fmt.Sprint(key, of)
+		require.GreaterOrEqual(t, i, last[stream], "of one producer, in order")
+		last[stream] = i
+	}
+	require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
+}

@@ -1,0 +1,117 @@
+package eventbus
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how is the log read, and delivered once more?
+
+// Cursor is a place in the log of a namespace. The zero value is its beginning.
+type Cursor struct {
+	Xact uint64 // of the transaction that emitted the event
+	ID   int64
+}
+
+// String returns the cursor as a text, to be kept.
+func (c Cursor) String() string {
+	return strconv.FormatUint(c.Xact, 10) + "/" + strconv.FormatInt(c.ID, 10)
+}
+
+// ParseCursor is the reverse of Cursor.String. Fails with pgwake.ErrInvalid.
+func ParseCursor(text string) (Cursor, error) {
+	first, second, _ := strings.Cut(text, "/")
+	xact, err1 := strconv.ParseUint(first, 10, 63)
+	id, err2 := strconv.ParseInt(second, 10, 64)
+	if err1 != nil || err2 != nil || id < 0 {
+		return Cursor{}, invalid("%.100q is not a cursor", text)
+	}
+	return Cursor{xact, id}, nil
+}
+
+// maxRead is how many events one Read returns at most.
+const maxRead = 10_000
+
+// Read returns up to limit events of the namespace that come after a cursor, such as that of the last one that was read before; of these
+// types alone, if any are named. Each comes exactly once, however late its transaction committed: it appears when all transactions that
+// began to write before have ended. So a transaction that stays open holds up what came after it.
+func (b *Bus) Read(ctx context.Context, after Cursor, limit int, types ...string) ([]*Event, error) {
+	const op = "read events"
+	if limit < 1 || limit > maxRead || after.ID < 0 {
+		return nil, failed(op, invalid("a limit of %d from %v, and 1 to %d is possible", limit, after, maxRead))
+	}
+	for _, t := range types {
+		if err := CheckType(t); err != nil {
+			return nil, failed(op, err)
+		}
+	}
+	return query(ctx, b, verb{op: op, function: "read_events", columns: eventColumns,
+		args: []any{b.namespace, strconv.FormatUint(after.Xact, 10), after.ID, limit, types}}, scanEvent)
+}
+
+// Range says which events, all of its conditions together. The zero value is all.
+type Range struct {
+	FirstID, LastID int64     // both included; 0 is no bound
+	From, To        time.Time // when they were emitted, server time; To is excluded; the zero time is no bound
+}
+
+// Replay has a group get events of the log once more, as far as it is subscribed to them, and returns an id for GetReplay. "" stands for
+// DefaultGroup. The nodes of the namespace do it, in the order of the log, and none is left out that commits late; what is emitted after the
+// call may be. pgwake.ErrNotFound if there is no such group.
+func (b *Bus) Replay(ctx context.Context, group string, r Range) (int64, error) {
+	const op = "replay events"
+	group = cmp.Or(group, DefaultGroup)
+	if err := CheckGroup(group); err != nil {
+		return 0, failed(op, err)
+	}
+	for _, at := range []time.Time{r.From, r.To} {
+		if !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
+			return 0, failed(op, invalid("%v is not between the years 1 and 9999", at))
+		}
+	}
+	return value[int64](ctx, b, verb{op: op, function: "replay_events", enqueues: true,
+		args: []any{b.namespace, group, unless(r.FirstID == 0, r.FirstID), unless(r.LastID == 0, r.LastID), unless(r.From.IsZero(), r.From), unless(r.To.IsZero(), r.To)}})
+}
+
+// unless returns an argument; NULL if it is none.
+func unless[T any](none bool, v T) *T {
+	if none {
+		return nil
+	}
+	return &v
+}
+
+// ReplayStatus is how far a replay has got.
+type ReplayStatus struct {
+	Delivered int64
+	BeganAt   time.Time
+	EndedAt   time.Time // zero: it has not delivered all
+}
+
+// GetReplay returns how far a replay has got. pgwake.ErrNotFound if there is none of this id, or its group was deleted.
+func (b *Bus) GetReplay(ctx context.Context, id int64) (*ReplayStatus, error) {
+	const op = "get replay"
+	all, err := query(ctx, b, verb{op: op, function: "get_replay", columns: "delivered, created_at, ended_at", args: []any{id}},
+		func(row pgx.CollectableRow) (s *ReplayStatus, err error) {
+			s = &ReplayStatus{}
+			var ended *time.Time
+			if err = row.Scan(&s.Delivered, &s.BeganAt, &ended); ended != nil {
+				s.EndedAt = *ended
+			}
+			return s, err
+		})
+	if err == nil && len(all) == 0 {
+		err = failed(op, fmt.Errorf("%w: replay %d", pgwake.ErrNotFound, id))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}

@@ -1,0 +1,176 @@
+package eventbus_test
+
+import (
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: is the log read, and replayed, without a gap?
+
+// read reads what is after a cursor, one by one, and returns the ids and where it got.
+func (l *lab) read(after eventbus.Cursor) (ids []int64, to eventbus.Cursor) {
+	l.t.Helper()
+	for {
+		events, err := l.Read(l.within(), after, 1)
+		require.NoError(l.t, err)
+		if len(events) == 0 {
+			return ids, after
+		}
+		ids, after = append(ids, events[0].ID), events[0].Cursor()
+	}
+}
+
+func TestRead_TransactionCommitsLate_IsNotPassedOver(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	first := l.emit("a")
+	tx := l.begin()
+	late, err := l.WithTx(tx).Emit(l.within(), "late", nil, nil)
+	require.NoError(t, err)
+	second := l.emit("b")
+	ids, cursor := l.read(eventbus.Cursor{})
+	require.Equal(t, []int64{first}, ids, "what came after an open transaction waits for that")
+	require.NoError(t, tx.Commit(l.within()))
+	var rest []int64
+	l.eventually(func() bool { // transactions of other tests are older
+		var more []int64
+		more, cursor = l.read(cursor)
+		rest = append(rest, more...)
+		return len(rest) == 2
+	}, "all that was emitted")
+	require.Equal(t, []int64{late, second}, rest)
+
+	kept, err := eventbus.ParseCursor(cursor.String())
+	require.NoError(t, err)
+	require.Equal(t, cursor, kept)
+	for _, bad := range []string{"", "1", "x/1", "1/-1", "1/2/3"} {
+		_, err := eventbus.ParseCursor(bad)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, bad)
+	}
+	only, err := l.Read(l.within(), eventbus.Cursor{}, 10, "late", "c")
+	require.NoError(t, err)
+	require.Len(t, only, 1)
+	_, err = l.Read(l.within(), eventbus.Cursor{}, 0)
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	others, err := l.In("other").Read(l.within(), eventbus.Cursor{}, 10)
+	require.NoError(t, err)
+	require.Empty(t, others)
+}
+
+// ended waits for the end of a replay.
+func (l *lab) ended(id int64) *eventbus.ReplayStatus {
+	l.t.Helper()
+	var status *eventbus.ReplayStatus
+	l.eventually(func() bool {
+		var err error
+		status, err = l.GetReplay(l.within(), id)
+		require.NoError(l.t, err)
+		return !status.EndedAt.IsZero()
+	}, "the replay ends")
+	return status
+}
+
+func TestReplay_RangeOfIDsOrTime_ComesOnceMore(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n := l.node(quick("g"))
+	var s seen
+	require.NoError(t, n.On(l.within(), "a", s.ids))
+	var ids []string
+	for range 10 {
+		ids = append(ids, fmt.Sprint(l.emit("a")))
+		l.emit("b")
+	}
+	l.eventually(func() bool { return len(s.list()) == 10 }, "they are handled")
+	first, _ := strconv.ParseInt(ids[2], 10, 64)
+	last, _ := strconv.ParseInt(ids[5], 10, 64)
+	id, err := l.Replay(l.within(), "g", eventbus.Range{FirstID: first, LastID: last})
+	require.NoError(t, err)
+	require.EqualValues(t, 4, l.ended(id).Delivered)
+	l.eventually(func() bool { return len(s.list()) == 14 }, "four more")
+	require.ElementsMatch(t, ids[2:6], s.list()[10:])
+
+	at := one[time.Time](l, `SELECT emitted_at FROM event_log WHERE event_id = $1`, first)
+	id, err = l.Replay(l.within(), "g", eventbus.Range{To: at})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, l.ended(id).Delivered)
+	id, err = l.Replay(l.within(), "g", eventbus.Range{From: at})
+	require.NoError(t, err)
+	require.EqualValues(t, 8, l.ended(id).Delivered)
+	_, err = l.Replay(l.within(), "nobody", eventbus.Range{})
+	require.ErrorIs(t, err, pgwake.ErrNotFound)
+	_, err = l.GetReplay(l.within(), 1<<40)
+	require.ErrorIs(t, err, pgwake.ErrNotFound)
+}
+
+// A new group that begins at the beginning gets each event once, whatever is emitted, and commits late, meanwhile.
+func TestSubscribe_FromTheBeginningWhileEventsAreEmitted_EachOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	var want []string
+	for range 1200 / 100 {
+		emitted, err := l.EmitMany(l.within(), hundred())
+		require.NoError(t, err)
+		for _, e := range emitted {
+			want = append(want, fmt.Sprint(e.ID))
+		}
+	}
+	late := l.begin() // begins to emit before the group is there, and commits when that has begun
+	id, err := l.WithTx(late).Emit(l.within(), "a", nil, nil)
+	require.NoError(t, err)
+	want = append(want, fmt.Sprint(id))
+
+	var mu sync.Mutex
+	stop := make(chan struct{})
+	var emitters sync.WaitGroup
+	for i := range 3 {
+		emitters.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				id, err := l.Emit(t.Context(), "a", nil, &eventbus.EmitOptions{Key: map[bool]string{true: "k"}[i == 0]})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				want = append(want, fmt.Sprint(id))
+				mu.Unlock()
+			}
+		})
+	}
+	config := quick("new")
+	config.BatchSize = 100
+	n := l.node(config)
+	require.NoError(t, l.Subscribe(l.within(), "new", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
+	var s seen
+	require.NoError(t, n.On(l.within(), "a", s.ids))
+	l.eventually(func() bool { return len(s.list()) > 100 }, "it has begun")
+	inTx, err := l.WithTx(late).Emit(l.within(), "a", nil, nil) // by a transaction that is older than the group, which sees it by now
+	require.NoError(t, err)
+	want = append(want, fmt.Sprint(inTx))
+	require.NoError(t, late.Commit(l.within()))
+	close(stop)
+	emitters.Wait()
+	l.ended(one[int64](l, `SELECT replay_id FROM event_replays`))
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "all are handled")
+	require.ElementsMatch(t, want, s.list())
+}
+
+func hundred() []eventbus.Emission {
+	events := make([]eventbus.Emission, 100)
+	for i := range events {
+		events[i].Type = "a"
+	}
+	return events
+}

@@ -1,0 +1,209 @@
+-- The tables of the event bus: the log, who wants what of it, and the order of what belongs together.
+-- Runs with search_path = <schema>, pg_temp, after the migrations of the Provider, whose functions it calls.
+
+-- +goose Up
+
+CREATE SEQUENCE event_log_event_id_seq;
+
+-- A payload is kept here and nowhere else: a delivery is a work item that refers to its row.
+CREATE TABLE event_log (
+    event_id          bigint      NOT NULL DEFAULT nextval('event_log_event_id_seq'),
+    namespace         text        NOT NULL
+                      CONSTRAINT event_log_namespace_check CHECK (namespace = 'default' OR namespace ~ '^[a-z][a-z0-9_-]{0,39}$'),
+    event_type        text        NOT NULL
+                      CONSTRAINT event_log_event_type_check CHECK (octet_length(event_type) <= 180 AND event_type ~ '^[^.*#|[:space:][:cntrl:]]+(\.[^.*#|[:space:][:cntrl:]]+)*$'),
+    payload           jsonb       NOT NULL DEFAULT 'null',
+    emitted_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    producer_node_id  text        NOT NULL DEFAULT '' CONSTRAINT event_log_producer_check CHECK (octet_length(producer_node_id) <= 255),
+    scheduled_task_id uuid,
+    metadata          jsonb       NOT NULL DEFAULT '{}' CONSTRAINT event_log_metadata_check CHECK (jsonb_typeof(metadata) = 'object'),
+    headers           jsonb       CONSTRAINT event_log_headers_check CHECK (jsonb_typeof(headers) = 'object'),
+    key               text        CONSTRAINT event_log_key_check CHECK (octet_length(key) BETWEEN 1 AND 255),
+    routes            bigint[]    NOT NULL DEFAULT '{}',
+    xact              xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    PRIMARY KEY (event_id, emitted_at)
+) PARTITION BY RANGE (emitted_at);
+ALTER SEQUENCE event_log_event_id_seq OWNED BY event_log.event_id;
+COMMENT ON TABLE event_log IS 'Every event that was emitted, once; by month, in UTC. Append-only.';
+COMMENT ON COLUMN event_log.producer_node_id IS 'Node that emitted it; empty: nobody said.';
+COMMENT ON COLUMN event_log.scheduled_task_id IS 'Schedule that emitted it, if one did.';
+COMMENT ON COLUMN event_log.headers IS 'What travels with the event beside its payload, an object of strings: such as the trace that it belongs to.';
+COMMENT ON COLUMN event_log.key IS 'Of the events of a key each group gets one at a time, in order.';
+COMMENT ON COLUMN event_log.routes IS 'Groups to which it was delivered when it was emitted, by id; not those to which it was replayed.';
+COMMENT ON COLUMN event_log.xact IS 'Transaction that emitted it. The log is read in the order of (xact, event_id), and only below every open transaction, so that nothing is passed over that commits late (read_events). Whoever emits has this before he reads the subscriptions (see horizon).';
+-- read_events, replay_some
+CREATE INDEX event_log_cursor_idx ON event_log (namespace, xact, event_id);
+-- look-ups by type and time
+CREATE INDEX event_log_type_idx ON event_log (namespace, event_type, emitted_at);
+
+CREATE TABLE event_log_default PARTITION OF event_log DEFAULT;
+COMMENT ON TABLE event_log_default IS 'Events of months for which there is no partition.';
+
+CREATE TABLE event_groups (
+    group_id   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    namespace  text        NOT NULL CONSTRAINT event_groups_namespace_check CHECK (namespace ~ '^[a-z][a-z0-9_-]{0,39}$'),
+    name       text        NOT NULL CONSTRAINT event_groups_name_check CHECK (octet_length(name) <= 64 AND name ~ '^[^|[:space:][:cntrl:]]+$'),
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    UNIQUE (namespace, name)
+);
+COMMENT ON TABLE event_groups IS 'Consumer groups. Each gets every event that one of its subscriptions is for, once. A group that is made anew under an old name is another one.';
+
+CREATE TABLE event_subscriptions (
+    group_id    bigint      NOT NULL REFERENCES event_groups ON DELETE CASCADE,
+    namespace   text        NOT NULL,
+    pattern     text        NOT NULL,
+    regex       text,
+    specificity integer     NOT NULL,
+    tag         text        NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (group_id, pattern)
+);
+-- routes: the subscriptions to a type itself
+CREATE INDEX event_subscriptions_type_idx ON event_subscriptions (namespace, pattern) WHERE regex IS NULL;
+-- routes: all others
+CREATE INDEX event_subscriptions_wild_idx ON event_subscriptions (namespace, group_id) WHERE regex IS NOT NULL;
+COMMENT ON TABLE event_subscriptions IS 'Which events a group gets, by type.';
+COMMENT ON COLUMN event_subscriptions.pattern IS 'Segments as types have them, or * for one of any kind, or # for any number of them, none included.';
+COMMENT ON COLUMN event_subscriptions.regex IS 'The same for a type with a dot before it; null: the pattern is a type.';
+COMMENT ON COLUMN event_subscriptions.specificity IS 'Of several patterns of a group that an event matches, the one with the highest routes it; see pattern_specificity.';
+COMMENT ON COLUMN event_subscriptions.tag IS 'Tag of the work items that it routes.';
+
+CREATE TABLE event_retirements (
+    namespace text NOT NULL,
+    tag       text NOT NULL,
+    horizon   xid8,
+    PRIMARY KEY (namespace, tag)
+);
+COMMENT ON TABLE event_retirements IS 'Tags of subscriptions that were removed, until nobody can deliver by them any more; see remove_strays.';
+COMMENT ON COLUMN event_retirements.horizon IS 'Transactions from this one on know of it; null: not looked at yet.';
+
+CREATE TABLE event_keys (
+    group_id bigint NOT NULL,
+    key      text   NOT NULL,
+    item_id  bigint NOT NULL,
+    PRIMARY KEY (group_id, key)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+-- item_of_key_settled
+CREATE INDEX event_keys_item_idx ON event_keys (item_id);
+COMMENT ON TABLE event_keys IS 'Keys of which a group has a delivery that is not settled, with the work item of that; its lock is what orders them, see line_up.';
+
+CREATE TABLE event_lines (
+    group_id   bigint      NOT NULL,
+    key        text        NOT NULL,
+    place      bigint      GENERATED ALWAYS AS IDENTITY,
+    event_id   bigint      NOT NULL,
+    emitted_at timestamptz NOT NULL,
+    event_type text        NOT NULL,
+    item_id    bigint,
+    PRIMARY KEY (group_id, key, place)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+-- item_of_key_settled
+CREATE INDEX event_lines_item_idx ON event_lines (item_id) WHERE item_id IS NOT NULL;
+COMMENT ON TABLE event_lines IS 'Deliveries that wait for one of their key, first come, first served. They are not in the worker queue yet.';
+COMMENT ON COLUMN event_lines.item_id IS 'Work item of a delivery that was a dead letter, and is due in 9999 while it waits; null: it has none yet.';
+
+CREATE TABLE event_dedup_keys (
+    namespace  text        NOT NULL,
+    dedup_key  text        NOT NULL CONSTRAINT event_dedup_keys_check CHECK (octet_length(dedup_key) BETWEEN 1 AND 255),
+    event_id   bigint      NOT NULL,
+    kept_until timestamptz NOT NULL,
+    PRIMARY KEY (namespace, dedup_key)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+-- take_dedup_keys, which removes those whose time is over
+CREATE INDEX event_dedup_keys_until_idx ON event_dedup_keys (kept_until);
+COMMENT ON TABLE event_dedup_keys IS 'Dedup keys of events, for as long as they are taken.';
+
+CREATE TABLE event_replays (
+    replay_id    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    group_id     bigint      NOT NULL REFERENCES event_groups ON DELETE CASCADE,
+    first_id     bigint,
+    last_id      bigint,
+    emitted_from timestamptz,
+    emitted_to   timestamptz,
+    undelivered  boolean     NOT NULL,
+    horizon      xid8,
+    after_xact   xid8        NOT NULL DEFAULT '0',
+    after_id     bigint      NOT NULL DEFAULT 0,
+    delivered    bigint      NOT NULL DEFAULT 0,
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at     timestamptz
+);
+COMMENT ON TABLE event_replays IS 'What of the log is delivered to a group once more, and how far that has got.';
+COMMENT ON COLUMN event_replays.emitted_to IS 'Exclusive; the other bounds are inclusive. Null is no bound.';
+COMMENT ON COLUMN event_replays.undelivered IS 'Leaves out what was delivered to the group when it was emitted: for a group that is to begin at the beginning.';
+COMMENT ON COLUMN event_replays.horizon IS 'Events of this transaction and later ones are not replayed; null: not begun.';
+
+CREATE TABLE event_nodes (
+    node_id        text        PRIMARY KEY CONSTRAINT event_nodes_id_check CHECK (node_id ~ '^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$'),
+    namespace      text        NOT NULL CONSTRAINT event_nodes_namespace_check CHECK (namespace ~ '^[a-z][a-z0-9_-]{0,39}$'),
+    display_name   text        NOT NULL DEFAULT '',
+    description    text        NOT NULL DEFAULT '',
+    metadata       jsonb       NOT NULL DEFAULT '{}' CONSTRAINT event_nodes_metadata_check CHECK (jsonb_typeof(metadata) = 'object'),
+    registered_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    last_heartbeat timestamptz NOT NULL DEFAULT clock_timestamp(),
+    heartbeats     interval    NOT NULL DEFAULT '30 s' CONSTRAINT event_nodes_heartbeats_check CHECK (heartbeats > interval '0'),
+    stopped_at     timestamptz,
+    UNIQUE (namespace, node_id)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE event_nodes IS 'Nodes that emit and handle events.';
+COMMENT ON COLUMN event_nodes.registered_at IS 'When it did so for the first time.';
+COMMENT ON COLUMN event_nodes.heartbeats IS 'How often it sends one.';
+COMMENT ON COLUMN event_nodes.stopped_at IS 'When it ended as it should; null: it has not.';
+
+-- +goose StatementBegin
+CREATE FUNCTION make_event_partitions(p_months integer DEFAULT 2, p_now timestamptz DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_month timestamp := date_trunc('month', coalesce(p_now, clock_timestamp()) AT TIME ZONE 'UTC');
+    v_name  text;
+    v_from  timestamptz;
+    v_to    timestamptz;
+    v_made  integer := 0;
+BEGIN
+    IF p_months NOT BETWEEN 0 AND 120 THEN
+        RAISE EXCEPTION 'partitions can be made for 0 to 120 months ahead' USING ERRCODE = 'PW003';
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('pgwake event partitions of ' || current_schema()), 0);
+    FOR i IN 0 .. p_months LOOP
+        v_name := 'event_log_' || to_char(v_month + make_interval(months => i), 'YYYY_MM');
+        CONTINUE WHEN to_regclass(v_name) IS NOT NULL;
+        v_from := (v_month + make_interval(months => i)) AT TIME ZONE 'UTC';
+        v_to := (v_month + make_interval(months => i + 1)) AT TIME ZONE 'UTC';
+        EXECUTE format('CREATE TABLE %I (LIKE event_log INCLUDING DEFAULTS INCLUDING CONSTRAINTS)', v_name);
+        -- What came for the month before is in the way. Nobody can add to it until this has committed.
+        LOCK TABLE event_log IN SHARE ROW EXCLUSIVE MODE;
+        EXECUTE format('WITH moved AS (DELETE FROM event_log_default WHERE emitted_at >= %L AND emitted_at < %L RETURNING *) INSERT INTO %I SELECT * FROM moved', v_from, v_to, v_name);
+        EXECUTE format('ALTER TABLE event_log ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', v_name, v_from, v_to);
+        EXECUTE format('COMMENT ON TABLE %I IS %L', v_name, 'Events of that month, in UTC.');
+        v_made := v_made + 1;
+    END LOOP;
+    RETURN v_made;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION make_event_partitions IS 'Makes the partitions of the log for this month, in UTC, and p_months after it, as far as they are missing, and returns how many that were. What is in the default partition and belongs there is moved. Nobody can emit while one is being made.';
+
+SELECT make_event_partitions();
+
+-- +goose StatementBegin
+CREATE FUNCTION require_no_events() RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM event_log) OR EXISTS (SELECT FROM event_groups) OR EXISTS (SELECT FROM event_nodes) OR EXISTS (SELECT FROM event_dedup_keys) THEN
+        RAISE EXCEPTION 'schema % still holds events, groups or nodes; remove them before migrating down', current_schema()
+            USING ERRCODE = 'PW006';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION require_no_events IS 'Internal: fails with PW006 while a row would be lost by migrating down.';
+
+-- +goose Down
+
+DROP FUNCTION require_no_events, make_event_partitions;
+DROP TABLE event_nodes, event_replays, event_dedup_keys, event_lines, event_keys, event_retirements, event_subscriptions, event_groups, event_log;

@@ -1,0 +1,190 @@
+-- The order of what belongs together: of the events of a key each group has one delivery at a time.
+--
+-- Invariant (line): at each commit, for each group and key, either nothing is unsettled, and there is no row in event_keys and none in
+-- event_lines; or there is one row in event_keys, and its item_id is in worker_queue, due or claimed or waiting for its next attempt,
+-- and alone so: all others are in event_lines.
+--
+-- Who changes any of it has the row of event_keys locked to the end of his transaction: whoever comes into the line (line_up) inserts
+-- or locks it, and whoever settles its item (item_of_key_settled) locks it before he looks who is next, in a statement of its own, whose
+-- snapshot shows all that was committed before he had the lock. So one who came before that is seen, and one who comes after that sees
+-- that the line has moved on, or begins a new one: nobody is left behind. All of it is the work of triggers, in the transaction that emits
+-- or settles, whoever that is and however he does it; so a process may die anywhere.
+--
+-- Both come at the very end of their transactions (DEFERRABLE INITIALLY DEFERRED): a transaction that emits, and then goes on for long, keeps
+-- neither the events of others from their line, nor the head of the line from being settled. So the order of a key is that in which the
+-- transactions commit, and within each the one in which it emits.
+
+-- +goose Up
+
+-- +goose StatementBegin
+CREATE FUNCTION delivery_input(p_event_id bigint, p_emitted_at timestamptz)
+RETURNS json
+LANGUAGE sql STABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT json_build_object('event_id', p_event_id, 'emitted_at', p_emitted_at)
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION delivery_input IS 'Internal: input of the work item that is a delivery of an event.';
+
+-- +goose StatementBegin
+CREATE FUNCTION enqueue_delivery(p_item bigint, p_event_id bigint, p_emitted_at timestamptz, p_tag text)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    INSERT INTO worker_queue (id, name, input, namespace, tag, headers, key, visible_at, created_at)
+    SELECT p_item, e.event_type, delivery_input(e.event_id, e.emitted_at), e.namespace, p_tag, e.headers, e.key, v_now, v_now
+      FROM event_log e WHERE e.event_id = p_event_id AND e.emitted_at = p_emitted_at;
+    RETURN CASE WHEN FOUND THEN p_item END;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION enqueue_delivery IS 'Internal: enqueues the delivery at the head of a line under an id that event_keys has already. Null: the event is not in the log any more.';
+
+-- +goose StatementBegin
+CREATE FUNCTION line_up(p_group_id bigint, p_key text, p_event_id bigint, p_emitted_at timestamptz, p_event_type text, p_tag text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_item bigint := nextval('worker_queue_id_seq');
+    v_head bigint;
+BEGIN
+    INSERT INTO event_keys AS k (group_id, key, item_id) VALUES (p_group_id, p_key, v_item)
+    ON CONFLICT (group_id, key) DO UPDATE SET item_id = k.item_id -- which locks it
+    RETURNING k.item_id INTO v_head;
+    IF v_head = v_item THEN
+        PERFORM enqueue_delivery(v_item, p_event_id, p_emitted_at, p_tag);
+    ELSE
+        INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type) VALUES (p_group_id, p_key, p_event_id, p_emitted_at, p_event_type);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION line_up IS 'Internal: has a group get an event when all those of its key are settled that came before.';
+
+-- +goose StatementBegin
+CREATE FUNCTION event_of_key_emitted()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM line_up(r.group_id, NEW.key, NEW.event_id, NEW.emitted_at, NEW.event_type, r.tag)
+       FROM routes(NEW.namespace, NEW.event_type) AS r WHERE r.group_id = ANY (NEW.routes); -- those that are still subscribed
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION event_of_key_emitted IS 'Internal: lines an event up with those of its key.';
+
+CREATE CONSTRAINT TRIGGER event_log_line_up AFTER INSERT ON event_log
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+    WHEN (NEW.key IS NOT NULL AND NEW.routes <> '{}')
+    EXECUTE FUNCTION event_of_key_emitted();
+
+-- +goose StatementBegin
+CREATE FUNCTION item_of_key_settled()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_key  event_keys;
+    v_next event_lines;
+    v_tag  text;
+    v_item bigint;
+BEGIN
+    SELECT * INTO v_key FROM event_keys k WHERE k.item_id = OLD.id FOR UPDATE;
+    IF NOT FOUND THEN -- it waited behind another, or it is nothing of the bus
+        DELETE FROM event_lines l WHERE l.item_id = OLD.id;
+        RETURN NULL;
+    END IF;
+    LOOP
+        DELETE FROM event_lines l
+         WHERE l.group_id = v_key.group_id AND l.key = v_key.key
+           AND l.place = (SELECT f.place FROM event_lines f WHERE f.group_id = v_key.group_id AND f.key = v_key.key ORDER BY f.place LIMIT 1)
+        RETURNING * INTO v_next;
+        IF NOT FOUND THEN
+            DELETE FROM event_keys k WHERE k.group_id = v_key.group_id AND k.key = v_key.key;
+            RETURN NULL;
+        END IF;
+        -- By a tag that is good now: the one of when it was emitted may be of a subscription that has ended.
+        SELECT r.tag INTO v_tag FROM routes(OLD.namespace, v_next.event_type) AS r WHERE r.group_id = v_key.group_id;
+        v_item := coalesce(v_next.item_id, CASE WHEN v_tag IS NOT NULL THEN nextval('worker_queue_id_seq') END);
+        CONTINUE WHEN v_item IS NULL; -- it is for nobody any more
+        UPDATE event_keys k SET item_id = v_item WHERE k.group_id = v_key.group_id AND k.key = v_key.key;
+        IF v_next.item_id IS NOT NULL THEN
+            UPDATE worker_queue q SET visible_at = clock_timestamp() WHERE q.id = v_item;
+            PERFORM notify_queue('worker', 1, NULL, OLD.namespace);
+        ELSE
+            v_item := enqueue_delivery(v_item, v_next.event_id, v_next.emitted_at, v_tag);
+        END IF;
+        EXIT WHEN v_item IS NOT NULL;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION item_of_key_settled IS 'Internal: brings the next delivery of a key into the queue when one has left it, in whatever way.';
+
+-- An item leaves the queue when it is acknowledged, dead, cancelled or removed, and not when it is to be tried again.
+CREATE CONSTRAINT TRIGGER worker_queue_next_of_key AFTER DELETE ON worker_queue
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+    WHEN (OLD.key IS NOT NULL AND starts_with(OLD.tag, 'eventbus/'))
+    EXECUTE FUNCTION item_of_key_settled();
+
+-- +goose StatementBegin
+CREATE FUNCTION item_of_key_comes_back()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_group bigint;
+    v_head  bigint;
+BEGIN
+    IF EXISTS (SELECT FROM event_keys k WHERE k.item_id = NEW.id) THEN
+        RETURN NEW; -- it comes from the line
+    END IF;
+    SELECT g.group_id INTO v_group FROM event_groups g WHERE g.namespace = NEW.namespace AND g.name = split_part(substr(NEW.tag, 10), '|', 1);
+    IF NOT FOUND THEN
+        RETURN NEW;
+    END IF;
+    INSERT INTO event_keys AS k (group_id, key, item_id) VALUES (v_group, NEW.key, NEW.id)
+    ON CONFLICT (group_id, key) DO UPDATE SET item_id = k.item_id
+    RETURNING k.item_id INTO v_head;
+    IF v_head <> NEW.id THEN
+        INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type, item_id)
+        VALUES (v_group, NEW.key, (NEW.input ->> 'event_id')::bigint, (NEW.input ->> 'emitted_at')::timestamptz, NEW.name, NEW.id);
+        NEW.visible_at := '9999-12-31 00:00:00+00';
+    END IF;
+    RETURN NEW;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION item_of_key_comes_back IS 'Internal: has a dead letter that is redriven wait until what is there of its key is settled: in the queue, for a redrive counts what is there, but not due.';
+
+CREATE TRIGGER worker_queue_behind_its_key BEFORE INSERT ON worker_queue FOR EACH ROW
+    WHEN (NEW.key IS NOT NULL AND starts_with(NEW.tag, 'eventbus/'))
+    EXECUTE FUNCTION item_of_key_comes_back();
+
+-- +goose Down
+
+DROP TRIGGER worker_queue_behind_its_key ON worker_queue;
+DROP TRIGGER worker_queue_next_of_key ON worker_queue;
+DROP TRIGGER event_log_line_up ON event_log;
+DROP FUNCTION item_of_key_comes_back, item_of_key_settled, event_of_key_emitted, line_up, enqueue_delivery, delivery_input;

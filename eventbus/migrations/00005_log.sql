@@ -1,0 +1,153 @@
+-- The log as a source: read by a cursor, and delivered once more.
+
+-- +goose Up
+
+-- +goose StatementBegin
+CREATE FUNCTION get_events(p_event_ids bigint[], p_emitted timestamptz[])
+RETURNS SETOF event_log
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT e.* FROM unnest(p_event_ids, p_emitted) AS i (event_id, emitted_at)
+      JOIN event_log e ON e.event_id = i.event_id AND e.emitted_at = i.emitted_at;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION get_events IS 'Events of the log, by id and the time at which they were emitted, in any order; without those that are not there any more.';
+
+-- +goose StatementBegin
+CREATE FUNCTION read_events(p_namespace text, p_after_xact xid8 DEFAULT NULL, p_after_id bigint DEFAULT NULL, p_limit integer DEFAULT 100, p_event_types text[] DEFAULT NULL)
+RETURNS SETOF event_log
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    -- Invariant (cursor): no event that is still to be committed has an xact below this. So what lies between two cursors is the same
+    -- whenever it is read, and whoever goes on from the last event that he got passes over none.
+    v_end xid8 := pg_snapshot_xmin(pg_current_snapshot());
+BEGIN
+    RETURN QUERY
+    SELECT e.* FROM event_log e
+     WHERE e.namespace = coalesce(p_namespace, 'default') AND (e.xact, e.event_id) > (coalesce(p_after_xact, '0'), coalesce(p_after_id, 0)) AND e.xact < v_end
+       AND (p_event_types IS NULL OR e.event_type = ANY (p_event_types))
+     ORDER BY e.xact, e.event_id
+     LIMIT p_limit;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION read_events IS 'Events of a namespace (null: default) after a cursor, which is xact and event_id of the last one that was read (null: from the beginning): every one exactly once, however late its transaction committed. One appears when all transactions that began to write before its own have ended. With p_event_types, only those of these types. The numbers of transactions are the server''s: if the tables are moved to another one, other than by pg_upgrade or replication, begin anew.';
+
+-- +goose StatementBegin
+CREATE FUNCTION begin_replay(
+    p_group_id bigint, p_first_id bigint DEFAULT NULL, p_last_id bigint DEFAULT NULL, p_from timestamptz DEFAULT NULL, p_to timestamptz DEFAULT NULL,
+    p_undelivered boolean DEFAULT false)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_replay bigint;
+BEGIN
+    INSERT INTO event_replays (group_id, first_id, last_id, emitted_from, emitted_to, undelivered)
+    VALUES (p_group_id, p_first_id, p_last_id, p_from, p_to, p_undelivered)
+    RETURNING replay_id INTO v_replay;
+    -- It is an item of work for any node of the namespace, and so it is done, whoever dies.
+    PERFORM enqueue_work('replay', json_build_object('replay_id', v_replay), g.namespace, p_tag => 'eventbus') FROM event_groups g WHERE g.group_id = p_group_id;
+    RETURN v_replay;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION begin_replay IS 'Internal: see replay_events, and subscribe.';
+
+-- +goose StatementBegin
+CREATE FUNCTION replay_events(
+    p_namespace text, p_group text, p_first_id bigint DEFAULT NULL, p_last_id bigint DEFAULT NULL, p_from timestamptz DEFAULT NULL, p_to timestamptz DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_group bigint := (SELECT g.group_id FROM event_groups g WHERE g.namespace = coalesce(p_namespace, 'default') AND g.name = coalesce(p_group, 'default'));
+BEGIN
+    IF v_group IS NULL THEN
+        RAISE EXCEPTION 'namespace % has no group %', coalesce(p_namespace, 'default'), quote_literal(coalesce(p_group, 'default')) USING ERRCODE = 'PW002';
+    END IF;
+    RETURN begin_replay(v_group, p_first_id, p_last_id, p_from, p_to);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION replay_events IS 'Has a group (null: default) get events of the log once more: those with ids from p_first_id to p_last_id, emitted at p_from or later and before p_to (null: no such bound), as far as it is subscribed to them. The nodes of the namespace do it, in the order of the log, and it includes what commits late. What is emitted after the call may be left out. Returns the id of the replay, see get_replay. PW002 if there is no such group.';
+
+-- +goose StatementBegin
+CREATE FUNCTION replay_some(p_replay_id bigint, p_limit integer DEFAULT 500)
+RETURNS text
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_replay    event_replays;
+    v_namespace text;
+    v_end       xid8;
+    v_ids       bigint[];
+    v_emitted   timestamptz[];
+    v_xacts     xid8[];
+    v_read      integer;
+BEGIN
+    SELECT * INTO v_replay FROM event_replays r WHERE r.replay_id = p_replay_id FOR UPDATE;
+    IF NOT FOUND OR v_replay.ended_at IS NOT NULL THEN
+        RETURN 'done';
+    END IF;
+    SELECT g.namespace INTO v_namespace FROM event_groups g WHERE g.group_id = v_replay.group_id;
+    IF v_replay.horizon IS NULL THEN
+        v_replay.horizon := horizon();
+    END IF;
+    -- Of what is below the horizon nothing is delivered to a new group by those who emit and have not seen it: that is here. Those
+    -- who have seen it have noted that in their events, on whichever side of the horizon. Above, all have.
+    v_end := least(v_replay.horizon, pg_snapshot_xmin(pg_current_snapshot()));
+    SELECT array_agg(e.event_id ORDER BY e.xact, e.event_id), array_agg(e.emitted_at ORDER BY e.xact, e.event_id), array_agg(e.xact ORDER BY e.xact, e.event_id), count(*)
+      INTO v_ids, v_emitted, v_xacts, v_read
+      FROM (SELECT l.event_id, l.emitted_at, l.xact FROM event_log l
+             WHERE l.namespace = v_namespace AND (l.xact, l.event_id) > (v_replay.after_xact, v_replay.after_id) AND l.xact < v_end
+               AND l.event_id BETWEEN coalesce(v_replay.first_id, 0) AND coalesce(v_replay.last_id, 9223372036854775807)
+               AND l.emitted_at >= coalesce(v_replay.emitted_from, '-infinity') AND l.emitted_at < coalesce(v_replay.emitted_to, 'infinity')
+               AND NOT (v_replay.undelivered AND l.routes @> ARRAY[v_replay.group_id])
+             ORDER BY l.xact, l.event_id LIMIT p_limit) AS e;
+    IF v_read > 0 THEN
+        v_replay.delivered := v_replay.delivered + deliver(v_ids, v_emitted, v_replay.group_id);
+        v_replay.after_xact := v_xacts[v_read];
+        v_replay.after_id := v_ids[v_read];
+    END IF;
+    IF v_read < p_limit AND v_end = v_replay.horizon THEN
+        v_replay.ended_at := clock_timestamp();
+    END IF;
+    UPDATE event_replays r
+       SET horizon = v_replay.horizon, after_xact = v_replay.after_xact, after_id = v_replay.after_id, delivered = v_replay.delivered, ended_at = v_replay.ended_at
+     WHERE r.replay_id = p_replay_id;
+    RETURN CASE WHEN v_replay.ended_at IS NOT NULL THEN 'done' WHEN v_read = p_limit THEN 'more' ELSE 'wait' END;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION replay_some IS 'Internal: goes on with a replay, by p_limit events. Returns ''more'' if there are more; ''wait'' if there may be when transactions have ended that are open now; ''done'' if there are none.';
+
+-- +goose StatementBegin
+CREATE FUNCTION get_replay(p_replay_id bigint)
+RETURNS TABLE (delivered bigint, created_at timestamptz, ended_at timestamptz)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN QUERY SELECT r.delivered, r.created_at, r.ended_at FROM event_replays r WHERE r.replay_id = p_replay_id;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION get_replay IS 'How far a replay has got: how many events were delivered, and when it had delivered all; null: not yet.';
+
+-- +goose Down
+
+DROP FUNCTION get_replay, replay_some, replay_events, begin_replay, read_events, get_events;

@@ -1,0 +1,163 @@
+package migrations_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgwake/pgwake/eventbus/migrations"
+	"github.com/pgwake/pgwake/internal/testdb"
+	root "github.com/pgwake/pgwake/migrations"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintf(os.Stderr, "goroutines were left behind: %v\n", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// schema is one with the Provider's migrations and those of the bus, and a connection to look at it.
+type schema struct {
+	name   string
+	config *pgx.ConnConfig
+	conn   *pgx.Conn
+	bare   []string // objects before those of the bus
+}
+
+func newSchema(t *testing.T, name string) *schema {
+	t.Helper()
+	if name == "" {
+		name = testdb.Schema(t)
+	} else {
+		testdb.OwnSchema(t, name)
+	}
+	config, err := pgx.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	require.NoError(t, root.Up(t.Context(), config, name))
+	looking := config.Copy()
+	looking.RuntimeParams["search_path"] = pgx.Identifier{name}.Sanitize()
+	looking.DefaultQueryExecMode = pgx.QueryExecModeExec
+	conn, err := pgx.ConnectConfig(t.Context(), looking)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	s := &schema{name: name, config: config, conn: conn}
+	s.bare = s.objects(t)
+	require.NoError(t, migrations.Up(t.Context(), config, name))
+	return s
+}
+
+func (s *schema) down(t *testing.T) error {
+	t.Helper()
+	return migrations.Down(t.Context(), s.config, s.name)
+}
+
+func (s *schema) list(t *testing.T, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := s.conn.Query(t.Context(), sql, args...)
+	require.NoError(t, err)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return all
+}
+
+// objects are all relations, functions, constraints and triggers of the schema.
+func (s *schema) objects(t *testing.T) []string {
+	t.Helper()
+	return s.list(t, `
+		SELECT 'relation ' || relname || ' ' || relkind::text FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident(current_schema()))
+		 UNION ALL SELECT 'function ' || oid::regprocedure || ' ' || md5(prosrc) FROM pg_proc WHERE pronamespace = to_regnamespace(quote_ident(current_schema()))
+		 UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = to_regnamespace(quote_ident(current_schema())) AND NOT tgisinternal
+		 UNION ALL SELECT 'constraint ' || conname || pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = to_regnamespace(quote_ident(current_schema()))
+		 ORDER BY 1`)
+}
+
+func stateOf(err error) string {
+	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+func TestDown_NoRows_LeavesWhatTheProviderHasAndUpBringsEverythingBack(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"", `Bus "quoted", 1`} {
+		s := newSchema(t, name)
+		before := s.objects(t)
+		for range 2 {
+			require.NoError(t, migrations.Up(t.Context(), s.config, s.name), "again")
+			require.Equal(t, before, s.objects(t))
+			require.NoError(t, s.down(t))
+			for _, object := range s.objects(t) {
+				if !strings.Contains(object, "eventbus_migrations") {
+					require.Contains(t, s.bare, object)
+				}
+			}
+			require.NoError(t, s.down(t), "again")
+			require.NoError(t, migrations.Up(t.Context(), s.config, s.name))
+			current, latest, err := migrations.Version(t.Context(), s.conn, s.name)
+			require.NoError(t, err)
+			require.Equal(t, latest, current)
+		}
+		require.Equal(t, "PW006", stateOf(root.Down(t.Context(), s.config, s.name)), "it comes last")
+	}
+}
+
+func TestDown_AnyTableHoldsARow_IsRefusedAndLeavesEverythingAsItWas(t *testing.T) {
+	t.Parallel()
+	for table, insert := range map[string]string{
+		"event_log":        `SELECT emit('default', 'a')`,
+		"event_groups":     `SELECT subscribe('default', 'g', '{a}')`,
+		"event_nodes":      `SELECT register_node('n')`,
+		"event_dedup_keys": `INSERT INTO event_dedup_keys VALUES ('default', 'k', 1, now())`,
+	} {
+		t.Run(table, func(t *testing.T) {
+			t.Parallel()
+			s := newSchema(t, "")
+			s.list(t, strings.Replace(insert, "SELECT ", "SELECT 'x' || ", 1)+map[bool]string{true: " RETURNING dedup_key"}[strings.HasPrefix(insert, "INSERT")])
+			before, kept := s.objects(t), s.list(t, `SELECT to_json(q)::text FROM `+table+` q`)
+			require.Len(t, kept, 1)
+			require.Equal(t, "PW006", stateOf(s.down(t)))
+			require.Equal(t, before, s.objects(t))
+			require.Equal(t, kept, s.list(t, `SELECT to_json(q)::text FROM `+table+` q`))
+		})
+	}
+}
+
+func TestSchema_EveryTableAndFunction_HasACommentAndPinsItsSearchPath(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, `Bus "path"`)
+	require.Empty(t, s.list(t, `SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident(current_schema())) AND relkind IN ('r', 'p', 'v', 'm')
+		AND relname <> 'schema_migrations' AND coalesce(obj_description(oid, 'pg_class'), '') = ''`), "tables")
+	require.Empty(t, s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace(quote_ident(current_schema()))
+		AND coalesce(obj_description(oid, 'pg_proc'), '') = ''`), "functions")
+	require.Empty(t, s.list(t, `SELECT proname || ': ' || coalesce(array_to_string(proconfig, '; '), 'none') FROM pg_proc
+		WHERE pronamespace = to_regnamespace(quote_ident(current_schema())) AND prosrc ~ '\m(FROM|UPDATE|INTO|JOIN|PERFORM) ' AND provolatile <> 'i'
+		  AND proname <> 'notify_inserted' AND NOT coalesce($1 = ANY (proconfig), false)`, "search_path="+pgx.Identifier{s.name}.Sanitize()+", pg_temp"))
+	require.Empty(t, s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace(quote_ident(current_schema())) AND prosecdef`))
+}
+
+// Whoever emits in a month for which nobody has made a partition loses nothing, and making it brings the events there.
+func TestMakeEventPartitions_EventsInTheDefaultPartition_AreMovedAndStayInTheLog(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.list(t, `INSERT INTO event_log (namespace, event_type, emitted_at) VALUES ('default', 'a', '2031-03-15'), ('default', 'b', '2031-03-31 23:59:59+00'), ('default', 'c', '2031-04-01 00:00:00+00') RETURNING event_type`)
+	where := `SELECT event_type || ' ' || tableoid::regclass::text FROM event_log ORDER BY event_type`
+	require.Equal(t, []string{"a event_log_default", "b event_log_default", "c event_log_default"}, s.list(t, where))
+	require.Equal(t, []string{"1"}, s.list(t, `SELECT make_event_partitions(0, '2031-03-01')::text`))
+	require.Equal(t, []string{"a event_log_2031_03", "b event_log_2031_03", "c event_log_default"}, s.list(t, where))
+	require.Equal(t, []string{"2"}, s.list(t, `SELECT make_event_partitions(2, '2031-03-01')::text`), "those that are missing")
+	require.Equal(t, []string{"a event_log_2031_03", "b event_log_2031_03", "c event_log_2031_04"}, s.list(t, where))
+	require.Equal(t, []string{"3"}, s.list(t, `SELECT count(*)::text FROM pg_class WHERE relname = ANY (ARRAY(
+		SELECT 'event_log_' || to_char(date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => n), 'YYYY_MM') FROM generate_series(0, 2) n))
+		AND relnamespace = to_regnamespace(quote_ident(current_schema()))`), "this month and two more are there from the beginning")
+}

@@ -1,0 +1,311 @@
+package eventbus
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+)
+
+// This file answers: what does a Node do from its beginning to its end?
+//
+// A dispatch.Dispatcher claims the deliveries and runs the handlers. Which of them it claims, by their tags, follows from its handlers and
+// from the patterns of its group (docs/notes/eventbus-routing.md); a goroutine asks for those with each heartbeat.
+
+// NodeConfig says how a Node works. The zero value means the defaults, and so does a nil *NodeConfig.
+type NodeConfig struct {
+	// ID is unique over all namespaces; characters that an id may not have are replaced. Two nodes with the same id are one to the others.
+	// Defaults to "": one that nobody has.
+	ID string
+
+	// DisplayName, Description and Metadata, anything that is a JSON object, are for people. Default to none.
+	DisplayName, Description string
+	Metadata                 any
+
+	// Group is whose deliveries it handles: each of them is handled by one of the nodes of a group. Defaults to DefaultGroup.
+	Group string
+
+	// Concurrency is how many events are handled at one time, at most. A handler with a transaction has a connection of the Provider's
+	// pool, which needs as many and four more. Defaults to 10.
+	Concurrency int
+
+	// BatchSize is how many deliveries are claimed in one round trip, at most. Defaults to 10.
+	BatchSize int
+
+	// Visibility is how long deliveries of a process that died are kept from others. While a handler runs it is renewed. From 1 s to 24 h.
+	// Defaults to 30 s.
+	Visibility time.Duration
+
+	// MaxAttempts is how often a delivery is tried before it becomes a dead letter. Defaults to 5.
+	MaxAttempts int
+
+	// Retry says how long to wait after an attempt that failed. Defaults to dispatch.Backoff(time.Second, time.Hour).
+	Retry dispatch.RetryPolicy
+
+	// Timeout ends the context of a handler. Defaults to 0: none.
+	Timeout time.Duration
+
+	// StopTimeout is how long handlers may go on once the Node is to stop, and CancelTimeout how long those that did not end by then may take
+	// to notice. Default to 25 s and 2 s.
+	StopTimeout, CancelTimeout time.Duration
+
+	// Heartbeat is how often the node says that it lives. That is also how soon it learns of patterns that others of its group have. At
+	// least 10 ms. Defaults to 30 s.
+	Heartbeat time.Duration
+}
+
+// controlTag is that of work items which any node of a namespace handles, whatever its group.
+const controlTag = "eventbus"
+
+// maxPatterns is how many tags a fetch may ask for, without controlTag.
+const maxPatterns = pgwake.MaxTags - 1
+
+// Node handles the events of a namespace for a group, and emits as the one that it is. Safe for concurrent use.
+type Node struct {
+	*Bus
+	id       string
+	how      NodeConfig
+	handlers handlers
+
+	mu       sync.Mutex
+	patterns []string // of the group, as far as they were asked for
+	working  *shift   // nil: it is not started
+}
+
+// shift is a Node from Start to Stop.
+type shift struct {
+	dispatcher *dispatch.Dispatcher
+	end        context.CancelFunc
+	ended      chan struct{}
+	err        error // once it has ended
+}
+
+// Node registers a node of the Bus's namespace, or what is new of it. It handles nothing before Start. Errors: pgwake.ErrConfig for the
+// NodeConfig, and those of a verb.
+func (b *Bus) Node(ctx context.Context, config *NodeConfig) (*Node, error) {
+	const op = "register node"
+	n := &Node{}
+	if config != nil {
+		n.how = *config
+	}
+	if err := n.how.complete(); err != nil {
+		return nil, err
+	}
+	if n.how.Metadata == nil {
+		n.how.Metadata = struct{}{}
+	}
+	metadata, err := encode("metadata of the node", n.how.Metadata, b.cfg.MaxPayload)
+	if err == nil {
+		err = cmp.Or(checkText("display name", n.how.DisplayName), pgwake.CheckJSON("description", quoted(n.how.Description), b.cfg.MaxPayload))
+	}
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	n.id = nodeID(n.how.ID)
+	own := *b
+	own.producer, own.tx = n.id, nil
+	n.Bus = &own
+	return n, n.do(ctx, op, false, func(ctx context.Context, q pgwake.Querier) error {
+		args := []any{n.id, n.namespace, n.how.DisplayName, n.how.Description, metadata, n.how.Heartbeat}
+		_, err := q.Exec(ctx, "SELECT "+n.call("register_node", len(args)), args...)
+		return err
+	})
+}
+
+// quoted is a text as JSON.
+func quoted(text string) []byte {
+	data, _ := json.Marshal(text)
+	return data
+}
+
+func (c *NodeConfig) complete() error {
+	c.Group = cmp.Or(c.Group, DefaultGroup)
+	c.Concurrency = cmp.Or(c.Concurrency, 10)
+	c.BatchSize = cmp.Or(c.BatchSize, 10)
+	c.Visibility = cmp.Or(c.Visibility, pgwake.DefaultLockTimeout)
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, 5)
+	c.Heartbeat = cmp.Or(c.Heartbeat, 30*time.Second)
+	var problems []error
+	if err := CheckGroup(c.Group); err != nil {
+		problems = append(problems, err)
+	}
+	if c.BatchSize < 1 || c.BatchSize > pgwake.MaxFetch {
+		problems = append(problems, fmt.Errorf("BatchSize %d is not between 1 and %d", c.BatchSize, pgwake.MaxFetch))
+	}
+	if c.Concurrency < 1 || c.Concurrency > dispatch.MaxConcurrency {
+		problems = append(problems, fmt.Errorf("Concurrency %d is not between 1 and %d", c.Concurrency, dispatch.MaxConcurrency))
+	}
+	if c.Visibility < time.Second || c.Visibility > pgwake.MaxLockTimeout {
+		problems = append(problems, fmt.Errorf("Visibility %v is not between 1 s and %v", c.Visibility, pgwake.MaxLockTimeout))
+	}
+	if c.MaxAttempts < 1 && c.MaxAttempts != dispatch.Unlimited {
+		problems = append(problems, fmt.Errorf("MaxAttempts %d is less than 1", c.MaxAttempts))
+	}
+	if c.Heartbeat < 10*time.Millisecond {
+		problems = append(problems, fmt.Errorf("Heartbeat %v is less than 10 ms", c.Heartbeat))
+	}
+	if c.Timeout < 0 || c.StopTimeout < 0 || c.CancelTimeout < 0 {
+		problems = append(problems, errors.New("Timeout, StopTimeout or CancelTimeout is negative"))
+	}
+	if len(problems) > 0 {
+		return fmt.Errorf("%w: %w", pgwake.ErrConfig, errors.Join(problems...))
+	}
+	return nil
+}
+
+// ID returns the id of the node.
+func (n *Node) ID() string { return n.id }
+
+// On has a handler get the events whose types match a pattern (see Match), and subscribes the group to them, for good (see
+// Bus.Subscribe). Several handlers may be for an event; all of this node's run in one transaction, in the order in which they were
+// registered. It may be called at any time.
+func (n *Node) On(ctx context.Context, pattern string, h Handler) error {
+	return n.on(ctx, registered{pattern: pattern, transactional: h})
+}
+
+// OnPlain is On for a handler without a transaction. It runs before those that have one.
+func (n *Node) OnPlain(ctx context.Context, pattern string, h PlainHandler) error {
+	return n.on(ctx, registered{pattern: pattern, plain: h})
+}
+
+func (n *Node) on(ctx context.Context, r registered) error {
+	const op = "register handler"
+	if r.plain == nil && r.transactional == nil {
+		return failed(op, invalid("there is no handler for %q", r.pattern))
+	}
+	if _, same := n.handlers.cover(r.pattern); !same && len(n.handlers.patterns()) >= maxPatterns {
+		return failed(op, invalid("%q is one pattern more than %d; there may be several nodes, or patterns with * and #", r.pattern, maxPatterns))
+	}
+	if err := n.Subscribe(ctx, n.how.Group, []string{r.pattern}, nil); err != nil {
+		return err
+	}
+	n.handlers.add(r)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.claimAll()
+	return nil
+}
+
+// claimAll has the dispatcher claim whatever the node has handlers for. It is called with mu held.
+func (n *Node) claimAll() {
+	if n.working != nil {
+		n.working.dispatcher.SetTags(n.tags())
+	}
+}
+
+// tags are those of deliveries that handlers of this node can take: of each pattern of theirs, and of each of the group that one of theirs
+// covers.
+func (n *Node) tags() pgwake.TagFilter {
+	patterns := n.handlers.patterns()
+	for _, p := range n.patterns {
+		if covered, same := n.handlers.cover(p); covered && !same {
+			patterns = append(patterns, p)
+		}
+	}
+	if len(patterns) > maxPatterns {
+		n.cfg.Logger.Warn("eventbus: the group has more patterns than a node can claim by; others have to handle the rest", "group", n.how.Group,
+			"patterns", len(patterns), "most", maxPatterns)
+		patterns = patterns[:maxPatterns]
+	}
+	tags := []string{controlTag}
+	for _, p := range patterns {
+		tags = append(tags, controlTag+"/"+n.how.Group+"|"+p)
+	}
+	return pgwake.Tags(tags...)
+}
+
+// Start begins to handle events. If it has begun already, it does nothing. The context is that of Start alone.
+func (n *Node) Start(ctx context.Context) error {
+	if err := n.beat(ctx); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.working != nil {
+		return nil
+	}
+	d := dispatch.New(&source{n.p, n.Bus, n.how.BatchSize, n.cfg.Logger}, &dispatch.Config{
+		Concurrency: n.how.Concurrency, Namespaces: []string{n.namespace}, Tags: n.tags(), LockTimeout: n.how.Visibility, Timeout: n.how.Timeout,
+		MaxAttempts: n.how.MaxAttempts, Retry: n.how.Retry, StopTimeout: n.how.StopTimeout, CancelTimeout: n.how.CancelTimeout,
+		MeterProvider: n.cfg.MeterProvider, TracerProvider: n.cfg.TracerProvider, Propagator: n.cfg.Propagator, Logger: n.cfg.Logger,
+	})
+	d.HandleOthers(n.handle)
+	working, end := context.WithCancel(context.WithoutCancel(ctx))
+	s := &shift{dispatcher: d, end: end, ended: make(chan struct{})}
+	n.working = s
+	go func() {
+		defer close(s.ended)
+		var beats sync.WaitGroup
+		beats.Go(func() { n.keepBeating(working) })
+		s.err = d.Run(working)
+		end()
+		beats.Wait()
+	}()
+	return nil
+}
+
+// Stop claims no more, gives back at once what is not begun, waits for the handlers as NodeConfig.StopTimeout says, and marks the node as
+// gone. If ctx ends before, Stop returns with its error, and all of that goes on. A node that is not started is marked alone.
+// dispatch.ErrHandlersLeft if a handler has not come to its end. Afterwards Start may be called again.
+func (n *Node) Stop(ctx context.Context) error {
+	n.mu.Lock()
+	s := n.working
+	n.mu.Unlock()
+	var err error
+	if s != nil {
+		s.end()
+		select {
+		case <-s.ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		n.mu.Lock()
+		if n.working == s {
+			n.working = nil
+		}
+		n.mu.Unlock()
+		err = s.err
+	}
+	_, failed := value[bool](ctx, n.Bus, verb{op: "stop node", function: "stop_node", args: []any{n.id}})
+	if errors.Is(failed, pgwake.ErrClosed) { // then nobody can be told
+		failed = nil
+	}
+	return errors.Join(err, failed)
+}
+
+// keepBeating says that the node lives, and asks what patterns there are, until ctx ends.
+func (n *Node) keepBeating(ctx context.Context) {
+	for {
+		wait(ctx, n.how.Heartbeat-rand.N(n.how.Heartbeat/10+1))
+		if ctx.Err() != nil {
+			return
+		}
+		if err := n.beat(ctx); err != nil && ctx.Err() == nil {
+			n.cfg.Logger.Warn("eventbus: no heartbeat", "node", n.id, "error", err)
+		}
+	}
+}
+
+func (n *Node) beat(ctx context.Context) error {
+	patterns, err := query(ctx, n.Bus, verb{op: "heartbeat", function: "beat", columns: "*", args: []any{n.id, n.namespace, n.how.Group}}, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	slices.Sort(patterns)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.Equal(patterns, n.patterns) {
+		n.patterns = patterns
+		n.claimAll()
+	}
+	return nil
+}

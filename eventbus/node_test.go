@@ -1,0 +1,339 @@
+package eventbus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/stretchr/testify/require"
+)
+
+func TestNode_HandlersOfAnEvent_RunInOneTransactionThatEndsTheDelivery(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`CREATE TABLE effects (id bigint, by text)`)
+	n := l.node(quick("g"))
+	table := pgx.Identifier{l.p.Schema(), "effects"}.Sanitize()
+	insert := func(by string) eventbus.Handler {
+		return func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO `+table+` VALUES ($1, $2)`, e.ID, by)
+			return err
+		}
+	}
+	var attempts atomic.Int64
+	var events seen
+	require.NoError(t, n.On(l.within(), "order.*", insert("first")))
+	require.NoError(t, n.On(l.within(), "order.created", func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {
+		events.note("%s %s %s %d %d", e.Type, e.Payload, e.Producer, e.Redelivery, e.MessageID)
+		if err := insert("second")(ctx, e, tx); err != nil {
+			return err
+		}
+		switch attempts.Add(1) {
+		case 1:
+			return errors.New("not yet")
+		case 2:
+			panic("oops")
+		}
+		return nil
+	}))
+	id, err := n.Emit(l.within(), "order.created", 7, nil)
+	require.NoError(t, err)
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "it is handled")
+	require.Equal(t, []string{"first", "second"}, all[string](l, `SELECT by FROM effects WHERE id = $1 ORDER BY by`, id))
+	list := events.list()
+	require.Len(t, list, 3)
+	require.Equal(t, fmt.Sprintf("order.created 7 %s 0", n.ID()), list[0][:len(fmt.Sprintf("order.created 7 %s 0", n.ID()))])
+	require.Contains(t, list[2], n.ID()+" 2 ")
+}
+
+func TestNode_FailsEachTime_IsADeadLetterAndARedriveGoesToItsGroup(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n, other := l.node(quick("g")), l.node(quick("other"))
+	var good atomic.Bool
+	var handled, others seen
+	require.NoError(t, other.On(l.within(), "#", others.ids))
+	require.NoError(t, n.On(l.within(), "a", func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {
+		handled.note("%d", e.ID)
+		if !good.Load() {
+			return errors.New("it is broken")
+		}
+		return nil
+	}))
+	require.NoError(t, n.On(l.within(), "b", func(context.Context, *eventbus.Event, pgx.Tx) error {
+		return eventbus.DeadLetter(errors.New("never"))
+	}))
+	id := l.emit("a")
+	letters := func() []pgwake.DeadLetter {
+		letters, err := l.p.ListDeadLetters(l.within(), nil)
+		require.NoError(t, err)
+		return letters
+	}
+	l.eventually(func() bool { return len(letters()) == 1 }, "it is given up")
+	letter := letters()[0]
+	require.Len(t, handled.list(), 5)
+	require.Equal(t, []any{"a", "eventbus/g|a", 5}, []any{letter.Name, letter.Tag, letter.Attempts})
+	require.Contains(t, letter.Error, "it is broken")
+	good.Store(true)
+	redriven, err := l.p.RedriveDeadLetters(l.within(), &pgwake.DeadLetterFilter{IDs: []int64{letter.ID}})
+	require.NoError(t, err)
+	require.Equal(t, 1, redriven)
+	l.eventually(func() bool { return len(handled.list()) == 6 && len(l.queued()) == 0 }, "it is handled")
+	require.Equal(t, slices.Repeat([]string{fmt.Sprint(id)}, 6), handled.list())
+	require.Equal(t, []string{fmt.Sprint(id)}, others.list(), "the other group has had it")
+	l.emit("b")
+	l.eventually(func() bool { return len(letters()) == 1 }, "at once")
+	require.Equal(t, 1, letters()[0].Attempts)
+}
+
+func TestNode_RetryAfter_WaitsSoLong(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n := l.node(quick("g"))
+	require.NoError(t, n.On(l.within(), "a", func(context.Context, *eventbus.Event, pgx.Tx) error {
+		return eventbus.RetryAfter(errors.New("later"), time.Hour)
+	}))
+	l.emit("a")
+	l.eventually(func() bool {
+		return one[bool](l, `SELECT coalesce(bool_and(visible_at > now() + interval '59 min' AND last_error = 'later'), false) FROM worker_queue`)
+	}, "it is due in an hour")
+}
+
+func TestNode_PlainHandler_RunsWithoutATransactionAndAgainIfATransactionalOneFails(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n := l.node(quick("g"))
+	var s seen
+	var failed atomic.Bool
+	require.NoError(t, n.On(l.within(), "a", func(context.Context, *eventbus.Event, pgx.Tx) error {
+		if !failed.Swap(true) {
+			return errors.New("no")
+		}
+		return nil
+	}))
+	require.NoError(t, n.OnPlain(l.within(), "#", func(_ context.Context, e *eventbus.Event) error { s.note("%s", e.Type); return nil }))
+	l.emit("a")
+	l.emit("b")
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "both are handled")
+	require.ElementsMatch(t, []string{"a", "a", "b"}, s.list())
+}
+
+func TestNode_HandlerEndsItsTransaction_CannotAndSavepointsCan(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n := l.node(quick("g"))
+	result := make(chan error, 3)
+	require.NoError(t, n.On(l.within(), "a", func(ctx context.Context, _ *eventbus.Event, tx pgx.Tx) error {
+		result <- tx.Commit(ctx)
+		result <- tx.Rollback(ctx)
+		result <- pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `SELECT 1`); return err })
+		return nil
+	}))
+	l.emit("a")
+	require.Error(t, <-result)
+	require.Error(t, <-result)
+	require.NoError(t, <-result)
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "it is handled all the same")
+}
+
+// Two versions of a program in one group: each handles what it knows, and nothing becomes a dead letter that somebody handles.
+func TestNode_MixedFleet_EachClaimsWhatItHandles(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	old, new_ := l.node(quick("g")), l.nodeOn(l.another(), quick("g"))
+	var byOld, byNew seen
+	require.NoError(t, old.On(l.within(), "order.created", byOld.types))
+	require.NoError(t, new_.On(l.within(), "order.paid", byNew.types))
+	require.NoError(t, new_.On(l.within(), "item.*", byNew.types))
+	for range 20 {
+		l.emit("order.created")
+		l.emit("order.paid")
+		l.emit("item.added")
+	}
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "all are handled")
+	require.Equal(t, slices.Repeat([]string{"order.created"}, 20), byOld.list())
+	paid := slices.DeleteFunc(byNew.list(), func(s string) bool { return s != "order.paid" })
+	require.Len(t, paid, 20)
+	require.Len(t, byNew.list(), 40)
+	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+}
+
+// What a node with a narrow pattern leaves behind is handled by one whose pattern covers it, as soon as that has heard of it.
+func TestNode_NarrowerPatternWhoseNodeIsGone_IsHandledByOneThatCoversIt(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	var s seen
+	wide := l.node(quick("g"))
+	require.NoError(t, wide.On(l.within(), "order.#", s.types))
+	l.subscribe("g", "order.created") // by a node that is gone
+	l.emit("order.created")
+	l.eventually(func() bool { return len(s.list()) == 1 }, "the wide one has it")
+	require.Empty(t, all[string](l, `SELECT reason FROM dead_letters`))
+}
+
+func TestNode_SeveralOfAGroup_ShareItsEvents(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	var s seen
+	for range 3 {
+		n := l.nodeOn(l.another(), quick("g"))
+		require.NoError(t, n.On(l.within(), "a", s.ids))
+	}
+	var want []string
+	for range 60 {
+		want = append(want, fmt.Sprint(l.emit("a")))
+	}
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "all are handled")
+	require.ElementsMatch(t, want, s.list(), "each once")
+}
+
+func TestNode_Stop_FinishesWhatRunsAndGivesTheRestBackAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	config := quick("g")
+	config.Concurrency = 1
+	n := l.node(config)
+	began, goOn := make(chan struct{}), make(chan struct{})
+	require.NoError(t, n.On(l.within(), "a", func(context.Context, *eventbus.Event, pgx.Tx) error { began <- struct{}{}; <-goOn; return nil }))
+	for range 3 {
+		l.emit("a")
+	}
+	<-began
+	stopped := make(chan error, 2)
+	for range 2 {
+		go func() { stopped <- n.Stop(context.Background()) }()
+	}
+	l.eventually(func() bool {
+		return one[int](l, `SELECT count(*) FROM worker_queue WHERE visible_at <= now()`) == 2
+	}, "what is not begun is due")
+	select {
+	case <-stopped:
+		t.Fatal("it did not wait for the handler")
+	default:
+	}
+	close(goOn)
+	require.NoError(t, <-stopped)
+	require.NoError(t, <-stopped, "twice")
+	require.Len(t, l.queued(), 2)
+	nodes, err := l.Nodes(l.within())
+	require.NoError(t, err)
+	require.Len(t, nodes, 1)
+	require.False(t, nodes[0].Live)
+	require.False(t, nodes[0].StoppedAt.IsZero())
+
+	go func() { <-began; <-began }()
+	require.NoError(t, n.Start(l.within()), "it may begin again")
+	require.NoError(t, n.Start(l.within()), "and twice")
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "the rest is handled")
+}
+
+func TestNode_StartAndStopAtOnce_NothingIsLeftBehind(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n, err := l.Node(l.within(), quick("g"))
+	require.NoError(t, err)
+	require.NoError(t, n.On(l.within(), "a", new(seen).ids))
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 5 {
+				if err := errors.Join(n.Start(t.Context()), n.Stop(t.Context())); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.NoError(t, n.Stop(l.within()))
+}
+
+// The connection of a handler breaks in the middle of its transaction, as when its process is killed: another attempt has all of the effects.
+func TestNode_ConnectionBreaksInAHandler_EffectsHappenOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`CREATE TABLE effects (id bigint)`)
+	table := pgx.Identifier{l.p.Schema(), "effects"}.Sanitize()
+	n := l.node(quick("g"))
+	var killed atomic.Bool
+	require.NoError(t, n.On(l.within(), "a", func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `INSERT INTO `+table+` VALUES ($1)`, e.ID); err != nil {
+			return err
+		}
+		if !killed.Swap(true) {
+			_, _ = tx.Exec(ctx, `SELECT pg_terminate_backend(pg_backend_pid())`)
+		}
+		return nil
+	}))
+	l.emit("a")
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "it is handled")
+	require.True(t, killed.Load())
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM effects`))
+	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+}
+
+// Another has the delivery by the time that the handler is done: nothing of what it did is there.
+func TestNode_LeaseWasLost_NothingTakesEffect(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`CREATE TABLE effects (redelivery int)`)
+	table := pgx.Identifier{l.p.Schema(), "effects"}.Sanitize()
+	n := l.node(quick("g"))
+	require.NoError(t, n.On(l.within(), "a", func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO `+table+` VALUES ($1)`, e.Redelivery)
+		if err == nil && e.Redelivery == 0 { // as if the lease had ended
+			in := pgx.Identifier{l.p.Schema()}.Sanitize()
+			_, err = l.p.Pool().Exec(ctx, `UPDATE `+in+`.worker_queue SET lock_token = NULL, visible_at = clock_timestamp(); SELECT `+in+`.notify_queue('worker', 1, NULL)`)
+		}
+		return err
+	}))
+	l.emit("a")
+	l.eventually(func() bool {
+		return one[int](l, `SELECT count(*) FROM effects`) > 0 || len(l.queued()) == 0
+	}, "it is handled")
+	require.Equal(t, []int{1}, all[int](l, `SELECT redelivery FROM effects`))
+}
+
+func TestNode_EventIsNotInTheLogAnyMore_IsADeadLetter(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	l.emit("a")
+	l.exec(`DELETE FROM event_log`)
+	n := l.node(quick("g"))
+	require.NoError(t, n.On(l.within(), "a", new(seen).ids))
+	l.eventually(func() bool {
+		return one[int](l, `SELECT count(*) FROM dead_letters WHERE error LIKE '%not in the log%'`) == 1
+	}, "it is given up")
+}
+
+func TestNode_BadArguments_AreRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	for _, c := range []eventbus.NodeConfig{{Group: "a|b"}, {Concurrency: -1}, {BatchSize: -1}, {Visibility: time.Millisecond}, {MaxAttempts: -2}, {Heartbeat: 1}, {Timeout: -1}} {
+		_, err := l.Node(l.within(), &c)
+		require.ErrorIs(t, err, pgwake.ErrConfig, c)
+	}
+	_, err := l.Node(l.within(), &eventbus.NodeConfig{Metadata: 7})
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	_, err = l.Node(l.within(), &eventbus.NodeConfig{Description: "\x00"})
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	n, err := l.Node(l.within(), nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, n.On(l.within(), "a", nil), pgwake.ErrInvalid)
+	require.ErrorIs(t, n.OnPlain(l.within(), "a", nil), pgwake.ErrInvalid)
+	require.ErrorIs(t, n.On(l.within(), "a|b", new(seen).ids), pgwake.ErrInvalid)
+	require.ErrorIs(t, n.On(l.within(), "a*", new(seen).ids), pgwake.ErrInvalid)
+	for i := range pgwake.MaxTags - 1 {
+		require.NoError(t, n.On(l.within(), fmt.Sprint("a", i), new(seen).ids))
+	}
+	require.ErrorIs(t, n.On(l.within(), "b", new(seen).ids), pgwake.ErrInvalid)
+	require.NoError(t, n.On(l.within(), "a0", new(seen).ids), "another handler of the same")
+}

@@ -1,0 +1,106 @@
+package eventbus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how do deliveries come, with their events?
+
+// delivery is the input of a work item of the bus.
+type delivery struct {
+	EventID   int64     `json:"event_id,omitempty"`
+	EmittedAt time.Time `json:"emitted_at,omitzero"`
+	Event     *Event    `json:"event,omitempty"`     // once it was read
+	Xact      uint64    `json:"xact,omitempty"`      // of that
+	ReplayID  int64     `json:"replay_id,omitempty"` // of a replay that is to go on
+}
+
+// source is a Provider whose deliveries come at most so many at a time, each with its event: one more round trip for all of a claim, so
+// that a handler begins with nothing but its transaction.
+type source struct {
+	*pgwake.Provider
+	bus   *Bus
+	batch int
+	log   *slog.Logger
+}
+
+// readPause is how long to wait after a claim that failed.
+var readPause = 2 * time.Second
+
+// FetchWorkItems implements dispatch.Provider.
+func (s *source) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
+	items, err := s.Provider.FetchWorkItems(ctx, min(n, s.batch), o)
+	if err != nil {
+		if ctx.Err() == nil && !errors.Is(err, pgwake.ErrNoWork) && !errors.Is(err, pgwake.ErrClosed) {
+			s.log.Warn("eventbus: cannot read deliveries", "error", err, "again_in", readPause)
+			wait(ctx, readPause)
+			if failure := (*pgwake.Error)(nil); errors.As(err, &failure) { // whatever it is, it may be over by then
+				again := *failure
+				again.Retryable = true
+				err = &again
+			}
+		}
+		return nil, err
+	}
+	s.attach(ctx, items)
+	return items, nil
+}
+
+// attach puts the events into the items. Where that fails the handler's goroutine reads its event itself.
+func (s *source) attach(ctx context.Context, items []*pgwake.ClaimedWorkItem) {
+	refs := make([]delivery, 0, len(items))
+	for _, item := range items {
+		var d delivery
+		if json.Unmarshal(item.Input, &d) == nil && d.EventID != 0 {
+			refs = append(refs, d)
+		}
+	}
+	events, err := s.bus.events(ctx, refs)
+	if err != nil {
+		return
+	}
+	for _, item := range items {
+		var d delivery
+		if json.Unmarshal(item.Input, &d) == nil && events[d.EventID] != nil {
+			if data, err := json.Marshal(delivery{Event: events[d.EventID], Xact: events[d.EventID].xact}); err == nil {
+				item.Input = data
+			}
+		}
+	}
+}
+
+// events reads events of the log, by their ids. Those that are not there any more are missing.
+func (b *Bus) events(ctx context.Context, refs []delivery) (map[int64]*Event, error) {
+	if len(refs) == 0 {
+		return nil, nil
+	}
+	ids, emitted := make([]int64, len(refs)), make([]time.Time, len(refs))
+	for i, r := range refs {
+		ids[i], emitted[i] = r.EventID, r.EmittedAt
+	}
+	byID := make(map[int64]*Event, len(refs))
+	_, err := query(ctx, b, verb{op: "get events", function: "get_events", columns: eventColumns, args: []any{ids, emitted}},
+		func(row pgx.CollectableRow) (none struct{}, err error) {
+			e, err := scanEvent(row)
+			byID[e.ID] = e
+			return none, err
+		})
+	return byID, err
+}
+
+// wait waits for d, or until ctx ends.
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,108 @@
+package eventbus
+
+import (
+	"encoding/json"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: what may callers pass in? The tables have checks of the same rules, for those who come by SQL.
+
+const (
+	// MaxTypeLength bounds event types and patterns, in bytes.
+	MaxTypeLength = 180
+	// MaxGroupLength bounds the names of groups, in bytes.
+	MaxGroupLength = 64
+	// MaxDepth bounds how deeply the arrays and objects of a payload are nested.
+	MaxDepth = 1000
+)
+
+// CheckType fails with pgwake.ErrInvalid unless there can be events of this type: up to MaxTypeLength bytes, in segments with dots between
+// them, each of one or more characters, without spaces, control characters, '*', '#' and '|'.
+func CheckType(eventType string) error {
+	return checkSegments("event type", eventType, func(segment string) bool { return !strings.ContainsAny(segment, "*#") })
+}
+
+// CheckPattern fails with pgwake.ErrInvalid unless this can be a pattern: as a type, but that a segment may be '*' or '#'.
+func CheckPattern(pattern string) error {
+	return checkSegments("pattern", pattern, func(segment string) bool {
+		return segment == one || segment == anyNumber || !strings.ContainsAny(segment, "*#")
+	})
+}
+
+func checkSegments(what, text string, good func(segment string) bool) error {
+	if len(text) > MaxTypeLength || !isName(text) {
+		return invalid("%s %.200q is empty, has more than %d bytes, or characters that it may not have", what, text, MaxTypeLength)
+	}
+	for segment := range strings.SplitSeq(text, ".") {
+		if segment == "" || !good(segment) {
+			return invalid("%s %q has a segment %q", what, text, segment)
+		}
+	}
+	return nil
+}
+
+// CheckGroup fails with pgwake.ErrInvalid unless there can be a group of this name: up to MaxGroupLength bytes, without spaces, control
+// characters and '|'.
+func CheckGroup(group string) error {
+	if len(group) > MaxGroupLength || !isName(group) {
+		return invalid("group %.200q is empty, has more than %d bytes, or characters that it may not have", group, MaxGroupLength)
+	}
+	return nil
+}
+
+func isName(text string) bool {
+	return text != "" && utf8.ValidString(text) &&
+		!strings.ContainsFunc(text, func(r rune) bool { return r == '|' || unicode.IsSpace(r) || unicode.IsControl(r) })
+}
+
+func checkText(what, text string) error {
+	if len(text) > pgwake.MaxNameLength || !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
+		return invalid("%s %.100q is not UTF-8 without NUL of at most %d bytes", what, text, pgwake.MaxNameLength)
+	}
+	return nil
+}
+
+// encode returns a value as JSON that the log can hold. Of nil it is null.
+func encode(what string, v any, most int) (string, error) {
+	data, given := v.(json.RawMessage)
+	if !given {
+		var err error
+		if data, err = json.Marshal(v); err != nil {
+			return "", invalid("%s: %v", what, err)
+		}
+	}
+	if len(data) == 0 {
+		data = json.RawMessage("null")
+	}
+	if err := pgwake.CheckJSON(what, data, most); err != nil {
+		return "", err
+	}
+	if depth(data) > MaxDepth {
+		return "", invalid("%s is nested more than %d deep", what, MaxDepth)
+	}
+	return string(data), nil
+}
+
+// depth is how deeply the arrays and objects of valid JSON are nested.
+func depth(data []byte) (deepest int) {
+	now, quoted := 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '[' || c == '{':
+			now++
+			deepest = max(deepest, now)
+		case c == ']' || c == '}':
+			now--
+		}
+	}
+	return deepest
+}
