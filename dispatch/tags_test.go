@@ -15,7 +15,7 @@ func TestSetTags_WhileAFetchWaits_ItAsksAnewForThose(t *testing.T) {
 	t.Parallel()
 	p := pgwaketest.New(t, nil)
 	handled := make(chan string, 2)
-	d := dispatch.New(p, &dispatch.Config{Tags: pgwake.NoTag()})
+	d := dispatch.New(p, &dispatch.Config{Tags: pgwake.Tags("none")})
 	d.HandleOthers(func(_ context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 		handled <- item.Tag
 		return nil, nil
