@@ -55,7 +55,7 @@ check:
 		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) mod tidy -diff) || exit 1; \
 	done
 
-## docs: writes docs/sql.md and docs/sql-taskgraph.md anew, after a change of what the SQL functions say of themselves
+## docs: writes docs/sql.md, docs/sql-taskgraph.md and docs/sql-eventbus.md anew, after a change of what the SQL functions say of themselves
 docs:
 	@PGWAKE_WRITE_DOCS=1 $(GO) test -count=1 -run "TestDocs_.*SQL" .
 

@@ -39,6 +39,14 @@ var taskGraphSQL = sqlPage{"docs/sql-taskgraph.md", "taskgraph/migrations", [][2
 	{"00006_messages.sql", "Settings, messages and channels for others"},
 }}
 
+var eventBusSQL = sqlPage{"docs/sql-eventbus.md", "eventbus/migrations", [][2]string{
+	{"00004_emit.sql", "Emitting"},
+	{"00002_groups.sql", "Groups"},
+	{"00005_log.sql", "The log"},
+	{"00006_nodes.sql", "Nodes"},
+	{"00001_tables.sql", "Upkeep"},
+}}
+
 var (
 	sqlFunction = regexp.MustCompile(`(?s)CREATE FUNCTION (\w+)(\([^$]*?)\nLANGUAGE`)
 	sqlComment  = regexp.MustCompile(`COMMENT ON FUNCTION (\w+) IS '((?:[^']|'')*)';`)
@@ -104,18 +112,20 @@ func (p sqlPage) check(t *testing.T) (intro string, listed []string) {
 	return intro, listed
 }
 
-func TestDocs_TaskGraphSQL_ListsEveryFunctionThatIsNotInternalAsItIs(t *testing.T) {
+func TestDocs_SQLOfLayers_ListsEveryFunctionThatIsNotInternalAsItIs(t *testing.T) {
 	t.Parallel()
-	_, listed := taskGraphSQL.check(t)
-	var public []string
-	for _, section := range taskGraphSQL.sections {
-		for _, m := range sqlComment.FindAllStringSubmatch(readFile(t, filepath.Join(taskGraphSQL.migrations, section[0])), -1) {
-			if !strings.HasPrefix(m[2], "Internal: ") {
-				public = append(public, m[1])
+	for _, page := range []sqlPage{taskGraphSQL, eventBusSQL} {
+		_, listed := page.check(t)
+		var public []string
+		for _, section := range page.sections {
+			for _, m := range sqlComment.FindAllStringSubmatch(readFile(t, filepath.Join(page.migrations, section[0])), -1) {
+				if !strings.HasPrefix(m[2], "Internal: ") {
+					public = append(public, m[1])
+				}
 			}
 		}
+		require.ElementsMatch(t, public, listed)
 	}
-	require.ElementsMatch(t, public, listed)
 }
 
 func TestDocs_SQL_ListsEveryFunctionThatIsNotInternalAsItIs(t *testing.T) {

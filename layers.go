@@ -12,6 +12,11 @@ import (
 )
 
 // This file answers: what is there for those who build on the SQL functions, with tables and functions of their own?
+//
+// A layer that has to know what becomes of its work items, in the transaction in which that happens, has triggers of its own on worker_queue
+// (package eventbus is an example). Invariant: an item that is settled, be it acknowledged, made a dead letter, cancelled or removed, by
+// whatever function, is one row that is deleted; one that is given back or renewed is updated, and keeps its id; one that is redriven is
+// inserted with the id that it had. A trigger is to have a WHEN that leaves out the items of others.
 
 // Pool returns the pool that the Provider uses: that of New, or the one that Open made, which Close closes. It is there for
 // transactions with Tx verbs in them, and for what else is to be asked on the same database. Leave it as it is: do not close or
@@ -75,6 +80,30 @@ func (p *Provider) DoAck(ctx context.Context, verb string, token LockToken, ack 
 			p.engine.waits.changed(subject, quiet)
 		}
 	}, Orchestrator, Worker)
+}
+
+// Due is a work item that a layer's statement has added, which is due at once.
+type Due struct{ Namespace, Tag string }
+
+// DoEnqueue is Do for a statement that adds work items which are due at once. If quiet is true it is to have the SQL functions notify nobody
+// of them (p_quiet), and the Provider tells who has to know once the statement was committed, this node first, as it does for its own
+// enqueues. For that the statement returns what it has added.
+func (p *Provider) DoEnqueue(ctx context.Context, verb string, statement func(ctx context.Context, q Querier, quiet bool) ([]Due, error)) error {
+	if statement == nil {
+		return failed(verb, invalid("there is no statement"))
+	}
+	quiet := p.engine.quiet()
+	var added []Due
+	return p.doAndTell(ctx, verb, func(ctx context.Context, q Querier) (err error) {
+		added, err = statement(ctx, q, quiet)
+		return err
+	}, func() {
+		due := make([]produced, len(added))
+		for i, d := range added {
+			due[i] = produced{queue: Worker, namespace: d.Namespace, label: &d.Tag}
+		}
+		p.engine.tell(due, quiet)
+	}, Worker)
 }
 
 // DoTx is Do as part of the transaction.

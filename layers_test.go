@@ -359,3 +359,71 @@ func TestDoAck_OfAnItemAndOfATurn_TellsThisNodeWithoutANotification(t *testing.T
 	require.ErrorIs(t, n.DoAck(t.Context(), "end", "x", ack), pgwake.ErrLockLost)
 	require.ErrorIs(t, n.DoAck(t.Context(), "end", turn.LockToken, nil), pgwake.ErrInvalid)
 }
+
+// What triggers of a layer on worker_queue may count on.
+func TestWorkerQueue_ItemIsSettledInAnyWay_ItsRowIsDeletedOnceAndOnlyThen(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `CREATE TABLE changes (number serial, op text, id bigint)`)
+	n.exec(t, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+		BEGIN INSERT INTO changes (op, id) VALUES (TG_OP, CASE WHEN TG_OP = 'DELETE' THEN OLD.id ELSE NEW.id END); RETURN NULL; END $$`)
+	n.exec(t, `CREATE TRIGGER note AFTER INSERT OR DELETE ON worker_queue FOR EACH ROW EXECUTE FUNCTION note()`)
+	enqueue := func() int64 {
+		added, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, nil)
+		require.NoError(t, err)
+		return added.ID
+	}
+	changes := func(id int64) []string {
+		return query[string](t, n, `SELECT op FROM changes WHERE id = $1 ORDER BY number`, id)
+	}
+	for name, settle := range map[string]func(token pgwake.LockToken) error{
+		"ack":     func(token pgwake.LockToken) error { return n.AckWorkItem(t.Context(), token, nil) },
+		"acks":    func(token pgwake.LockToken) error { return n.AckWorkItems(t.Context(), []pgwake.LockToken{token}) },
+		"batched": func(token pgwake.LockToken) error { return n.AckBatched(t.Context(), token, nil) },
+	} {
+		id := enqueue()
+		item := n.take(t)
+		_, err := n.RenewWorkItemLock(t.Context(), item.LockToken, time.Minute)
+		require.NoError(t, err)
+		require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, nil))
+		require.Equal(t, []string{"INSERT"}, changes(id), "it is given back, and the same row")
+		require.NoError(t, settle(n.take(t).LockToken), name)
+		require.Equal(t, []string{"INSERT", "DELETE"}, changes(id), name)
+	}
+	id := enqueue()
+	require.NoError(t, n.DeadLetterWorkItem(t.Context(), n.take(t).LockToken, "no", ""))
+	require.Equal(t, []string{"INSERT", "DELETE"}, changes(id))
+	redriven, err := n.RedriveDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, redriven)
+	require.Equal(t, []string{"INSERT", "DELETE", "INSERT"}, changes(id), "it comes back with its id")
+	item := n.take(t)
+	next := enqueue()
+	fetched, err := n.FetchWorkItems(t.Context(), 1, &pgwake.FetchOptions{Ack: []pgwake.LockToken{item.LockToken}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"INSERT", "DELETE", "INSERT", "DELETE"}, changes(id), "with a fetch")
+	require.NoError(t, n.AbandonWorkItem(t.Context(), fetched[0].LockToken, nil))
+	_, err = n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{MaxAttempts: 1, NoWait: true})
+	requireError(t, err, pgwake.ErrNoWork)
+	require.Equal(t, []string{"INSERT", "DELETE"}, changes(next), "of which all attempts ended a process")
+}
+
+func TestDoEnqueue_ItemOfThisNode_IsToldWithoutTheFallback(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, &pgwake.Config{FallbackInterval: time.Hour})
+	other := n.another(t)
+	for _, waits := range []*node{n, other} {
+		got := make(chan error, 1)
+		go func() {
+			_, err := waits.FetchWorkItem(t.Context(), &pgwake.FetchOptions{Tags: pgwake.Tags("t"), PollTimeout: 20 * time.Second})
+			got <- err
+		}()
+		require.Eventually(t, func() bool { return waits.Stats().Worker.Parked == 1 }, 20*time.Second, time.Millisecond)
+		require.NoError(t, n.DoEnqueue(t.Context(), "add", func(ctx context.Context, q pgwake.Querier, quiet bool) ([]pgwake.Due, error) {
+			_, err := q.Exec(ctx, `SELECT * FROM `+n.quoted()+`.enqueue_work_many('{x}', '{1}', p_tags => '{t}', p_quiet => $1)`, quiet)
+			return []pgwake.Due{{Namespace: pgwake.DefaultNamespace, Tag: "t"}}, err
+		}))
+		require.NoError(t, <-got)
+	}
+	requireError(t, n.DoEnqueue(t.Context(), "add", nil), pgwake.ErrInvalid)
+}

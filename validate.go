@@ -89,7 +89,9 @@ func checkUTF8(what, s string) error {
 }
 
 // checkJSON checks a payload, or nothing.
-func (c *Config) checkJSON(what string, data []byte) error { return CheckJSON(what, data, c.MaxPayload) }
+func (c *Config) checkJSON(what string, data []byte) error {
+	return CheckJSON(what, data, c.MaxPayload)
+}
 
 // CheckJSON fails with ErrInvalid unless data is nothing, or JSON of at most so many bytes that PostgreSQL can hold and take apart:
 // without NUL, also as an escape, and without half of a surrogate pair. What is it called in the error. It is for layers with payloads of

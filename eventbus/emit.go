@@ -74,12 +74,42 @@ func (b *Bus) EmitMany(ctx context.Context, events []Emission) ([]Emitted, error
 		end(nil, err)
 		return nil, failed(op, err)
 	}
-	emitted, err := query(ctx, b, verb{op: op, function: "emit_many", columns: "event_id, duplicate, deliveries", enqueues: true, args: args},
-		func(row pgx.CollectableRow) (e Emitted, err error) {
-			return e, row.Scan(&e.ID, &e.Duplicate, &e.Deliveries)
-		})
+	emitted, err := b.emit(ctx, op, args)
 	end(emitted, err)
 	return emitted, err
+}
+
+// emit calls emit_many.
+func (b *Bus) emit(ctx context.Context, op string, args []any) (emitted []Emitted, err error) {
+	statement := func(ctx context.Context, q pgwake.Querier, quiet bool) (due []pgwake.Due, err error) {
+		rows, err := q.Query(ctx, "SELECT event_id, duplicate, deliveries, coalesce(array_to_json(tags)::text, '[]') FROM "+b.call("emit_many", len(args)+1), append(args[:len(args):len(args)], quiet)...)
+		if err != nil {
+			return nil, err
+		}
+		emitted, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Emitted, err error) {
+			var list string
+			var tags []string
+			if err = row.Scan(&e.ID, &e.Duplicate, &e.Deliveries, &list); err == nil {
+				err = json.Unmarshal([]byte(list), &tags)
+			}
+			for _, tag := range tags {
+				due = append(due, pgwake.Due{Namespace: b.namespace, Tag: tag})
+			}
+			return e, err
+		})
+		return due, err
+	}
+	switch err = pgwake.CheckNamespace(b.namespace); {
+	case err != nil:
+	case b.tx != nil:
+		err = b.p.DoTx(ctx, b.tx, op, func(ctx context.Context, q pgwake.Querier) error {
+			_, err := statement(ctx, q, false)
+			return err
+		})
+	default:
+		err = b.p.DoEnqueue(ctx, op, statement)
+	}
+	return emitted, failed(op, err)
 }
 
 // emitArgs are the arguments of emit_many. A column of which no event has anything is NULL.

@@ -37,7 +37,9 @@ func newLab(t *testing.T, config *eventbus.Config) *lab {
 	if config == nil {
 		config = &eventbus.Config{}
 	}
-	config.Logger = slog.New(slog.DiscardHandler)
+	if config.Logger == nil {
+		config.Logger = slog.New(slog.DiscardHandler)
+	}
 	bus, err := eventbus.New(t.Context(), p, config)
 	require.NoError(t, err)
 	return &lab{bus, t, p, session(t, p)}
@@ -97,6 +99,19 @@ func (l *lab) emitKey(eventType, key string) int64 {
 func (l *lab) subscribe(group string, patterns ...string) {
 	l.t.Helper()
 	require.NoError(l.t, l.Subscribe(l.within(), group, patterns, nil))
+}
+
+// log waits until so many events can be read, which those of transactions of other tests may hold up, and returns them.
+func (l *lab) log(n int) (events []*eventbus.Event) {
+	l.t.Helper()
+	l.eventually(func() bool {
+		var err error
+		events, err = l.Read(l.within(), eventbus.Cursor{}, 1000)
+		require.NoError(l.t, err)
+		return len(events) >= n
+	}, "the events are in the log")
+	require.Len(l.t, events, n)
+	return events
 }
 
 // queued are the types and tags of the deliveries in the queue, in the order of their ids.

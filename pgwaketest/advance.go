@@ -69,6 +69,10 @@ var layers = []struct {
 	tables: []string{"task_definitions", "step_definitions", "tasks", "steps", "step_dependencies", "task_transitions", "step_transitions",
 		"task_dlq", "rollup_cursor"},
 	also: `UPDATE tasks SET priority_key = priority_key + s.age_weight * extract(epoch FROM $1::interval)::float8 / 3600 FROM taskgraph_settings s`,
+}, {
+	migrations: "eventbus_migrations", // what the log says stays as it is: deliveries refer to its rows by their time as well
+	tables:     []string{"event_dedup_keys", "event_nodes"},
+	also:       `SELECT $1::interval`,
 }}
 
 // moves are the tables whose instants Advance moves, and what else it does.

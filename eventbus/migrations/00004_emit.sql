@@ -62,8 +62,9 @@ COMMENT ON FUNCTION enqueue_deliveries IS 'Internal: enqueues deliveries of even
 CREATE FUNCTION emit_many(
     p_namespace text, p_event_types text[], p_payloads text[], p_keys text[] DEFAULT NULL, p_headers text[] DEFAULT NULL,
     p_dedup_keys text[] DEFAULT NULL, p_dedup_fors interval[] DEFAULT NULL, p_producer text DEFAULT NULL, p_metadata text[] DEFAULT NULL,
-    p_scheduled_task_id uuid DEFAULT NULL, p_strict boolean DEFAULT false, p_max_payload integer DEFAULT 1048576)
-RETURNS TABLE (event_id bigint, duplicate boolean, deliveries integer)
+    p_scheduled_task_id uuid DEFAULT NULL, p_strict boolean DEFAULT false, p_max_payload integer DEFAULT 1048576,
+    p_quiet boolean DEFAULT false)
+RETURNS TABLE (event_id bigint, duplicate boolean, deliveries integer, tags text[])
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -80,7 +81,9 @@ DECLARE
     v_inputs text[];
     v_tags   text[];
     v_headers text[];
-    v_dead   bigint[];
+    v_groups bigint[];
+    v_emitted timestamptz;
+    v_before text;
 BEGIN
     IF p_event_types IS NULL OR v_namespace !~ '^[a-z][a-z0-9_-]{0,39}$' THEN
         RAISE EXCEPTION 'emit needs an event type, and a namespace of 1 to 40 lower-case letters, digits, _ and -, a letter first: not %', quote_literal(v_namespace) USING ERRCODE = 'PW003';
@@ -93,8 +96,28 @@ BEGIN
     IF array_remove(p_dedup_keys, NULL) <> '{}' THEN
         v_owners := take_dedup_keys(v_namespace, v_ids, p_dedup_keys, p_dedup_fors);
     END IF;
-    PERFORM register_namespaces(ARRAY[v_namespace]);
+    IF v_namespace <> 'default' THEN
+        PERFORM register_namespaces(ARRAY[v_namespace]);
+    END IF;
 
+    IF cardinality(v_ids) = 1 AND v_owners IS NULL THEN -- as below, at a fraction of the cost
+        SELECT coalesce(array_agg(r.group_id), '{}'), array_agg(r.tag) INTO v_groups, v_tags FROM routes(v_namespace, p_event_types[1]) AS r;
+        INSERT INTO event_log AS e (event_id, namespace, event_type, payload, producer_node_id, scheduled_task_id, metadata, headers, key, routes, xact)
+        VALUES (v_ids[1], v_namespace, p_event_types[1], coalesce(p_payloads[1], 'null')::jsonb, coalesce(p_producer, ''), p_scheduled_task_id,
+                coalesce(p_metadata[1], '{}')::jsonb, p_headers[1]::jsonb, p_keys[1], v_groups, v_xact)
+        RETURNING e.emitted_at INTO v_emitted;
+        v_counts := ARRAY[cardinality(v_groups)];
+        IF v_tags IS NULL AND p_strict THEN
+            v_tags := '{eventbus}';
+        ELSIF p_keys[1] IS NOT NULL THEN
+            v_tags := NULL;
+        END IF;
+        IF v_tags IS NOT NULL THEN
+            v_types := array_fill(p_event_types[1], ARRAY[cardinality(v_tags)]);
+            v_inputs := array_fill(delivery_input(v_ids[1], v_emitted)::text, ARRAY[cardinality(v_tags)]);
+            v_headers := array_fill(p_headers[1], ARRAY[cardinality(v_tags)]);
+        END IF;
+    ELSE
     WITH given AS (
         SELECT i.* FROM unnest(v_ids, coalesce(v_owners, v_ids), p_event_types, p_payloads, p_keys, p_headers, p_metadata) WITH ORDINALITY
                AS i (id, owner, type, payload, key, headers, metadata, ord)
@@ -124,20 +147,26 @@ BEGIN
       FROM (SELECT array_agg(d.type ORDER BY d.ord) AS types, array_agg(d.input ORDER BY d.ord) AS inputs, array_agg(d.tag ORDER BY d.ord) AS tags,
                    array_agg(d.headers ORDER BY d.ord) AS headers FROM delivered d) AS d,
            (SELECT array_agg(coalesce(cardinality(r.groups), 0) ORDER BY g.ord) AS counts FROM given g LEFT JOIN routed r ON r.type = g.type) AS c;
+    END IF;
     IF p_strict AND 'eventbus' = ANY (v_tags) THEN
         PERFORM bury_unrouted(v_namespace, v_types, v_inputs, v_tags, v_headers);
         SELECT array_agg(d.type ORDER BY d.ord), array_agg(d.input ORDER BY d.ord), array_agg(d.tag ORDER BY d.ord), array_agg(d.headers ORDER BY d.ord)
           INTO v_types, v_inputs, v_tags, v_headers
           FROM unnest(v_types, v_inputs, v_tags, v_headers) WITH ORDINALITY AS d (type, input, tag, headers, ord) WHERE d.tag <> 'eventbus';
     END IF;
-    PERFORM enqueue_deliveries(v_namespace, v_types, v_inputs, v_tags, v_headers);
+    IF v_tags IS NOT NULL THEN
+        -- Of these alone: those at the head of a line come at the commit, and tell by themselves.
+        v_before := quiet(p_quiet);
+        PERFORM enqueue_deliveries(v_namespace, v_types, v_inputs, v_tags, v_headers);
+        PERFORM set_config('pgwake.notify', v_before, true);
+    END IF;
     RETURN QUERY
-    SELECT i.owner, i.owner <> i.id, CASE WHEN i.owner = i.id THEN i.count ELSE 0 END
+    SELECT i.owner, i.owner <> i.id, CASE WHEN i.owner = i.id THEN i.count ELSE 0 END, CASE WHEN i.ord = 1 THEN v_tags END
       FROM unnest(v_ids, coalesce(v_owners, v_ids), v_counts) WITH ORDINALITY AS i (id, owner, count, ord) ORDER BY i.ord;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION emit_many IS 'Emits events in a namespace (null: default), one per array element, all or none, and returns a row for each in the same order: its id, whether its dedup key is taken by another, whose id that is then, and to how many groups it goes. An array that is null, or has a null, means the default; see emit. p_payloads are JSON, p_headers JSON objects of strings and p_metadata JSON objects. With p_strict an event that is for no group becomes a dead letter; otherwise it is in the log alone. PW003 for a payload of more than p_max_payload bytes, and for other arguments that break a rule.';
+COMMENT ON FUNCTION emit_many IS 'Emits events in a namespace (null: default), one per array element, all or none, and returns a row for each in the same order: its id, whether its dedup key is taken by another, whose id that is then, to how many groups it goes, and in the first row the tags of what was added to the worker queue. An array that is null, or has a null, means the default; see emit. p_payloads are JSON, p_headers JSON objects of strings and p_metadata JSON objects. With p_strict an event that is for no group becomes a dead letter; otherwise it is in the log alone. p_quiet leaves the notification to the caller. PW003 for a payload of more than p_max_payload bytes, and for other arguments that break a rule.';
 
 -- +goose StatementBegin
 CREATE FUNCTION bury_unrouted(p_namespace text, p_types text[], p_inputs text[], p_tags text[], p_headers text[])
@@ -182,6 +211,7 @@ CREATE FUNCTION append_event_log(
 RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_id bigint;
