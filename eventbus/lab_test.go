@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/eventbus"
@@ -199,16 +198,4 @@ func (s *seen) types(_ context.Context, e *eventbus.Event, _ pgx.Tx) error {
 func (s *seen) ids(_ context.Context, e *eventbus.Event, _ pgx.Tx) error {
 	s.note("%d", e.ID)
 	return nil
-}
-
-// pool is a pool on the schema of the lab, for as many callers at once.
-func (l *lab) pool(most int) *pgxpool.Pool {
-	l.t.Helper()
-	config := l.p.Pool().Config().Copy()
-	config.MaxConns = int32(most)
-	config.ConnConfig.RuntimeParams["search_path"] = pgx.Identifier{l.p.Schema()}.Sanitize()
-	pool, err := pgxpool.NewWithConfig(l.t.Context(), config)
-	require.NoError(l.t, err)
-	l.t.Cleanup(pool.Close)
-	return pool
 }

@@ -135,26 +135,27 @@ func (c *NodeConfig) complete() error {
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 5)
 	c.Heartbeat = cmp.Or(c.Heartbeat, 30*time.Second)
 	var problems []error
+	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if err := CheckGroup(c.Group); err != nil {
 		problems = append(problems, err)
 	}
 	if c.BatchSize < 1 || c.BatchSize > pgwake.MaxFetch {
-		problems = append(problems, fmt.Errorf("BatchSize %d is not between 1 and %d", c.BatchSize, pgwake.MaxFetch))
+		wrong("BatchSize %d is not between 1 and %d", c.BatchSize, pgwake.MaxFetch)
 	}
 	if c.Concurrency < 1 || c.Concurrency > dispatch.MaxConcurrency {
-		problems = append(problems, fmt.Errorf("Concurrency %d is not between 1 and %d", c.Concurrency, dispatch.MaxConcurrency))
+		wrong("Concurrency %d is not between 1 and %d", c.Concurrency, dispatch.MaxConcurrency)
 	}
 	if c.Visibility < time.Second || c.Visibility > pgwake.MaxLockTimeout {
-		problems = append(problems, fmt.Errorf("Visibility %v is not between 1 s and %v", c.Visibility, pgwake.MaxLockTimeout))
+		wrong("Visibility %v is not between 1 s and %v", c.Visibility, pgwake.MaxLockTimeout)
 	}
 	if c.MaxAttempts < 1 && c.MaxAttempts != dispatch.Unlimited {
-		problems = append(problems, fmt.Errorf("MaxAttempts %d is less than 1", c.MaxAttempts))
+		wrong("MaxAttempts %d is less than 1", c.MaxAttempts)
 	}
 	if c.Heartbeat < 10*time.Millisecond {
-		problems = append(problems, fmt.Errorf("Heartbeat %v is less than 10 ms", c.Heartbeat))
+		wrong("Heartbeat %v is less than 10 ms", c.Heartbeat)
 	}
 	if c.Timeout < 0 || c.StopTimeout < 0 || c.CancelTimeout < 0 {
-		problems = append(problems, errors.New("Timeout, StopTimeout or CancelTimeout is negative"))
+		wrong("Timeout, StopTimeout or CancelTimeout is negative")
 	}
 	if len(problems) > 0 {
 		return fmt.Errorf("%w: %w", pgwake.ErrConfig, errors.Join(problems...))
