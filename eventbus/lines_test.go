@@ -273,3 +273,30 @@ func TestKeys_ManyProducersAndNodes_InOrderAndNoneIsLeftBehind(t *testing.T) {
 	}
 	require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
 }
+
+// Handlers that emit for each other's keys may lock them in opposite orders at their commits. PostgreSQL ends one of them, and that costs it
+// no attempt.
+func TestKeys_HandlersEmitForEachOthersKeys_AllAreHandled(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	config := quick("g")
+	config.MaxAttempts = 1
+	n := l.node(config)
+	var s seen
+	require.NoError(t, n.On(l.within(), "#", func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {
+		s.note("%d", e.ID) // of each attempt
+		if e.Type != "a" {
+			return nil
+		}
+		_, err := n.WithTx(tx).Emit(ctx, "b", nil, &eventbus.EmitOptions{Key: map[string]string{"k": "l", "l": "k"}[e.Key]})
+		return err
+	}))
+	const each = 15
+	for range each {
+		l.emitKey("a", "k")
+		l.emitKey("a", "l")
+	}
+	l.eventually(func() bool { return len(l.queued()) == 0 && len(s.list()) >= 4*each }, "all are handled")
+	require.Equal(t, 4*each, one[int](l, `SELECT count(*) FROM event_log`), "each has emitted once")
+	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+}

@@ -337,3 +337,25 @@ func TestNode_BadArguments_AreRefused(t *testing.T) {
 	require.ErrorIs(t, n.On(l.within(), "b", new(seen).ids), pgwake.ErrInvalid)
 	require.NoError(t, n.On(l.within(), "a0", new(seen).ids), "another handler of the same")
 }
+
+// What a node has no handler for it does not even touch: another version of the program is going to.
+func TestNode_NoHandlerForAnEventOfItsGroup_LeavesItAlone(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "order.paid", "#")
+	n := l.node(quick("g"))
+	var s seen
+	require.NoError(t, n.On(l.within(), "order.created", s.types))
+	l.emit("order.paid")
+	l.emit("item.added")
+	for range 3 {
+		l.emit("order.created")
+	}
+	l.eventually(func() bool { return len(s.list()) == 3 && len(l.queued()) == 2 }, "what it has handlers for")
+	beats := func() time.Time { return one[time.Time](l, `SELECT last_heartbeat FROM event_nodes`) }
+	since := beats()
+	l.eventually(func() bool { return beats().After(since) }, "it has asked for patterns once more")
+	l.emit("order.created")
+	l.eventually(func() bool { return len(s.list()) == 4 && len(l.queued()) == 2 }, "and claimed by those")
+	require.Equal(t, []bool{true, true}, all[bool](l, `SELECT q.xmin::text = e.xact::text FROM worker_queue q JOIN event_log e ON e.event_id = (q.input->>'event_id')::bigint`))
+}
