@@ -167,6 +167,26 @@ func ExampleProvider_DoAck() {
 	// Output: order-8
 }
 
+// What a statement of one's own enqueues goes to this node without a notification, if somebody waits here.
+func ExampleProvider_DoEnqueue() {
+	ctx, p, end := openProvider()
+	defer end()
+	function := pgx.Identifier{p.Schema(), "enqueue_work_many"}.Sanitize()
+	err := p.DoEnqueue(ctx, "add parcels", func(ctx context.Context, q pgwake.Querier, quiet bool) ([]pgwake.Due, error) {
+		_, err := q.Exec(ctx, "SELECT "+function+"(ARRAY['weigh', 'ship'], ARRAY['7', '7'], p_tags => ARRAY['parcels', 'parcels'], p_quiet => $1)", quiet)
+		return []pgwake.Due{{Namespace: pgwake.DefaultNamespace, Tag: "parcels"}, {Namespace: pgwake.DefaultNamespace, Tag: "parcels"}}, err
+	})
+	check(err)
+	items, err := p.FetchWorkItems(ctx, 2, &pgwake.FetchOptions{Tags: pgwake.Tags("parcels")})
+	check(err)
+	for _, item := range items {
+		fmt.Println(item.Name)
+	}
+	// Output:
+	// weigh
+	// ship
+}
+
 // What a statement of one's own returned is told apart as what a verb returned.
 func ExampleWrapError() {
 	ctx, p, end := openProvider()
