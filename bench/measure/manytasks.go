@@ -43,7 +43,8 @@ type QueryCost struct {
 	Times Samples `json:"times"` // to the result and back
 	Rows  int64   `json:"rows"`
 
-	// Plans are those of all statements that it led to, as EXPLAIN (ANALYZE, BUFFERS) has them. None where the server has no auto_explain.
+	// Plans are those of all statements that it led to, each as it was made for the first time, as EXPLAIN (ANALYZE, BUFFERS) has them.
+	// None where the server has no auto_explain.
 	Plans []string `json:"plans,omitempty"`
 }
 
@@ -255,11 +256,18 @@ func timed(ctx context.Context, conn *pgx.Conn, sql string) (took time.Duration,
 // explain has the server tell its plans.
 func (r *ManyTasksResult) explain(ctx context.Context, s stage, names *strings.Replacer) error {
 	var plans []string
+	known := make(map[string]bool) // statements, some of which are made for each of very many rows
 	config, err := pgx.ParseConfig(s.url)
 	if err != nil {
 		return err
 	}
-	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { plans = append(plans, n.Message) }
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		_, text, _ := strings.Cut(n.Message, "Query Text: ")
+		if statement, _, _ := strings.Cut(text, "(cost="); !known[statement] {
+			known[statement] = true
+			plans = append(plans, n.Message)
+		}
+	}
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return err
@@ -283,6 +291,7 @@ func (r *ManyTasksResult) explain(ctx context.Context, s stage, names *strings.R
 	for _, q := range r.Queries {
 		for range 2 { // the first time, what is planned is read as well
 			plans = nil
+			clear(known)
 			if _, _, err := timed(ctx, conn, names.Replace(q.SQL)); err != nil {
 				return err
 			}
