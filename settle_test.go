@@ -176,7 +176,10 @@ func TestQuiescent_AllDispatchersBusy_ProducersAreSilent(t *testing.T) {
 	producer := plain(t, p.cfg.Schema)
 	insert := func() { mustExec(t, producer, `SELECT enqueue_work('a')`) }
 	wait := fetchWork(t, p, longPoll)
-	eventually(t, "it listens", func() bool { return p.Stats().Listening }) // until then nobody says that somebody waits
+	eventually(t, "it says that it waits", func() (armed bool) { // which it cannot before it listens
+		require.NoError(t, producer.QueryRow(t.Context(), `SELECT somebody_waits('worker')`).Scan(&armed))
+		return armed
+	})
 	awaitParked(t, p, Worker, 1)
 	require.NotZero(t, notifications(t, p, Worker, insert), "somebody waits")
 	get(t, wait)
