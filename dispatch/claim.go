@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"reflect"
 	"sync"
 	"time"
 
@@ -61,8 +62,8 @@ func (d *Dispatcher) claim(ctx context.Context, idle time.Duration) error {
 	}
 }
 
-// SetTags changes Config.Tags, also while it runs: a fetch that waits begins anew, and what is in hand is handled as before. Safe for
-// concurrent use. Not for a Dispatcher of Coordinators, which wait by the Config of its Group.
+// SetTags changes Config.Tags, also while it runs: a fetch that waits begins anew if they are others, and what is in hand is handled as
+// before. Safe for concurrent use. Not for a Dispatcher of Coordinators, which wait by the Config of its Group.
 func (d *Dispatcher) SetTags(tags pgwake.TagFilter) { d.tags.set(tags) }
 
 // tags is what is asked for.
@@ -77,6 +78,9 @@ var errTagsChanged = errors.New("the tags have changed")
 func (t *tags) set(filter pgwake.TagFilter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if reflect.DeepEqual(filter, t.filter) {
+		return
+	}
 	t.filter = filter
 	if t.change != nil {
 		t.change(errTagsChanged)

@@ -33,3 +33,31 @@ func TestSetTags_WhileAFetchWaits_ItAsksAnewForThose(t *testing.T) {
 	end()
 	require.NoError(t, <-ran)
 }
+
+// telling tells of the fetches of a Provider.
+type telling struct {
+	*pgwake.Provider
+	began chan context.Context
+}
+
+func (p *telling) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptions) ([]*pgwake.ClaimedWorkItem, error) {
+	p.began <- ctx
+	return p.Provider.FetchWorkItems(ctx, n, o)
+}
+
+func TestSetTags_ToWhatTheyAre_TheFetchGoesOn(t *testing.T) {
+	t.Parallel()
+	p := &telling{pgwaketest.New(t, nil), make(chan context.Context, 10)}
+	d := dispatch.New(p, &dispatch.Config{Tags: pgwake.Tags("a", "b")})
+	d.HandleOthers(func(context.Context, *pgwake.ClaimedWorkItem) (dispatch.Result, error) { return nil, nil })
+	ctx, end := context.WithCancel(t.Context())
+	ran := make(chan error, 1)
+	go func() { ran <- d.Run(ctx) }()
+	fetch := <-p.began
+	d.SetTags(pgwake.Tags("a", "b"))
+	require.NoError(t, fetch.Err())
+	d.SetTags(pgwake.Tags("a"))
+	require.Error(t, fetch.Err())
+	end()
+	require.NoError(t, <-ran)
+}
