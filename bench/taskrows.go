@@ -82,6 +82,7 @@ func (r *results) singleTaskRows() []row {
 		one("of a step", func(t *measure.TaskSingles) measure.Samples { return t.Steps }),
 		one("of a step, until it is at work", func(t *measure.TaskSingles) measure.Samples { return t.Begun }),
 		one("of a result", func(t *measure.TaskSingles) measure.Samples { return t.Results }),
+		one("of a result, until its turn has taken note", func(t *measure.TaskSingles) measure.Samples { return t.Known }),
 		one("submit to end", func(t *measure.TaskSingles) measure.Samples { return t.Whole }),
 		{
 			measure:  "  statements for which time alone was the reason, per minute",

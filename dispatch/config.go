@@ -181,6 +181,10 @@ type OrchestratorConfig struct {
 	// together. Required with Sticky. Defaults to "": nobody.
 	Owner string
 
+	// Middleware wraps the Decider, the first outermost; what it returns is called by several goroutines at a time. The context that it
+	// passes on is to be its own or one made of that. Defaults to none.
+	Middleware []TurnMiddleware
+
 	// StopTimeout is how long turns may go on once Run is to end, and CancelTimeout how long those that did not end by then
 	// may take to notice. After that Run waits for what became of the turns to be in the database, for 5 s at most, or for
 	// CancelTimeout if that is longer. At least 1 ns. Default to 25 s and 2 s.
@@ -210,6 +214,11 @@ func (c *OrchestratorConfig) resolve() (OrchestratorConfig, turnTelemetry, error
 	k.duration("CancelTimeout", &r.CancelTimeout, 2*time.Second, 0)
 	if r.Sticky != 0 && (r.Sticky < pgwake.MinLockTimeout || r.Sticky > pgwake.MaxLockTimeout || r.Owner == "") {
 		k.bad("Sticky %v needs an Owner, and to be between %v and %v", r.Sticky, pgwake.MinLockTimeout, pgwake.MaxLockTimeout)
+	}
+	for _, m := range r.Middleware {
+		if m == nil {
+			k.bad("a TurnMiddleware is nil")
+		}
 	}
 	if r.Retry == nil {
 		r.Retry = Backoff(time.Second, time.Minute)

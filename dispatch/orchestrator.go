@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,9 @@ type TurnProvider interface {
 // the same messages after an error or a crash, so it does nothing but decide, unless it does so by AckBy. It is called by several
 // goroutines at a time, each for another instance. Its context ends as that of a Handler.
 type Decider func(ctx context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error)
+
+// TurnMiddleware wraps a Decider.
+type TurnMiddleware func(next Decider) Decider
 
 // KindExecutionFailed is the type of the event that FailInstance adds to the history.
 const KindExecutionFailed = "execution_failed"
@@ -81,8 +85,13 @@ type Orchestrator struct {
 func NewOrchestrator(p TurnProvider, decide Decider, config *OrchestratorConfig) *Orchestrator {
 	o := &Orchestrator{p: p, decide: decide, inHand: make(map[*heldTurn]bool), news: make(chan struct{}, 1)}
 	o.cfg, o.telemetry, o.err = config.resolve()
-	if p == nil || decide == nil {
-		o.err = errors.Join(o.err, fmt.Errorf("%w: there is no Provider, or no Decider", pgwake.ErrConfig))
+	for _, wrap := range slices.Backward(o.cfg.Middleware) {
+		if o.decide != nil && wrap != nil {
+			o.decide = wrap(o.decide)
+		}
+	}
+	if p == nil || o.decide == nil {
+		o.err = errors.Join(o.err, fmt.Errorf("%w: there is no Provider, or no Decider, or a TurnMiddleware returned none", pgwake.ErrConfig))
 	}
 	o.working, o.cutShort = context.WithCancelCause(withSource(context.Background(), p))
 	o.settling, o.giveUp = context.WithCancel(context.Background())

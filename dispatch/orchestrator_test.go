@@ -227,6 +227,33 @@ func TestOrchestrator_Decides_WhatIsLeftOutIsFilledIn(t *testing.T) {
 	})
 }
 
+func TestOrchestrator_TurnMiddleware_IsAroundTheDecider_TheFirstOutermost(t *testing.T) {
+	var calls []string
+	around := func(name string) TurnMiddleware {
+		return func(next Decider) Decider {
+			return func(ctx context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+				calls = append(calls, name)
+				return next(ctx, turn)
+			}
+		}
+	}
+	deciding(t, OrchestratorConfig{Middleware: []TurnMiddleware{around("a"), around("b")}}, func() Decider {
+		return func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			calls = append(calls, "decider")
+			return ack, nil
+		}
+	}, []string{"i"}, func(t *testing.T, _ *turns, _ func() error) {
+		synctest.Wait()
+		require.Equal(t, []string{"a", "b", "decider"}, calls)
+	})
+	for _, wrong := range []TurnMiddleware{nil, func(Decider) Decider { return nil }} {
+		o := NewOrchestrator(newTurns(), func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			return ack, nil
+		}, &OrchestratorConfig{Middleware: []TurnMiddleware{wrong}})
+		require.ErrorIs(t, o.Run(t.Context()), pgwake.ErrConfig)
+	}
+}
+
 func TestOrchestrator_SlowTurn_IsRenewed(t *testing.T) {
 	deciding(t, OrchestratorConfig{LockTimeout: time.Second}, func() Decider {
 		return func(ctx context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {

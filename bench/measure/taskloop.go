@@ -21,7 +21,7 @@ type taskLoop struct {
 	interval                time.Duration
 	batch                   int
 	evaluate, start, finish string
-	claims                  *stepClaims
+	claims                  *taskClaims
 
 	polls atomic.Int64
 }
@@ -29,7 +29,7 @@ type taskLoop struct {
 // taskQueue is the queue of tasks, and the tag of their steps.
 const taskQueue = "taskgraph"
 
-func newTaskLoop(p *pgwake.Provider, interval time.Duration, batch int, claims *stepClaims) *taskLoop {
+func newTaskLoop(p *pgwake.Provider, interval time.Duration, batch int, claims *taskClaims) *taskLoop {
 	in := pgx.Identifier{p.Schema()}.Sanitize() + "."
 	return &taskLoop{p: p, interval: interval, batch: batch, claims: claims,
 		evaluate: "SELECT FROM " + in + "evaluate_task($1, $2, NULL)",
@@ -67,6 +67,7 @@ func (l *taskLoop) turns(ctx context.Context, o *pgwake.FetchOptions) error {
 		if err != nil {
 			return noWork(err)
 		}
+		l.claims.turn(turn)
 		task, claim, err := turn.LockToken.Turn()
 		if err != nil {
 			return err
@@ -84,7 +85,7 @@ func (l *taskLoop) steps(ctx context.Context, o *pgwake.FetchOptions) error {
 		return noWork(err)
 	}
 	for _, item := range items {
-		l.claims.add(item)
+		l.claims.step(item)
 		id, token, err := item.LockToken.WorkItem()
 		if err != nil {
 			return err

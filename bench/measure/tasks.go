@@ -70,13 +70,13 @@ type TasksResult struct {
 }
 
 // TaskSingles is what became of tasks that came one at a time. What is claimed is timed by the server's clock alone, from when the change
-// was written, which is before its commit: so each has the commit of the change in it. Of turns no claim is kept, but what they write, so
-// that there is a part of the turn in it as well.
+// was written, which is before its commit: so each has the commit of the change in it.
 type TaskSingles struct {
-	Turns   Samples `json:"turns"`   // from the creation of a task to its new state in the first turn
+	Turns   Samples `json:"turns"`   // from the creation of a task to the claim of its first turn
 	Steps   Samples `json:"steps"`   // from when a step was enqueued to the claim of its work item
-	Results Samples `json:"results"` // from the result of a step to its new state in the next turn
+	Results Samples `json:"results"` // from the result of a step to the claim of the next turn
 	Begun   Samples `json:"begun"`   // from when a step was enqueued to when it was at work
+	Known   Samples `json:"known"`   // from the result of a step to its new state, by the next turn
 	Whole   Samples `json:"whole"`   // from a task's creation to its end
 
 	ByClock int64         `json:"by_clock"` // as of NamespaceSingles
@@ -108,35 +108,77 @@ func (f *FanOut) PerSecond() float64 { return float64(f.Width+2) / max(f.Took.Se
 const taskSteps = 3
 
 // taskServer serves namespaces: an Engine, or loops.
-type taskServer func(s *service, e *taskgraph.Engine, namespaces []string, claims *stepClaims) (byClock func() int64, err error)
+type taskServer func(s *service, e *taskgraph.Engine, namespaces []string, claims *taskClaims) (byClock func() int64, err error)
 
-// stepClaims are the times from when steps were enqueued to the claims of their work items.
-type stepClaims struct {
-	mu  sync.Mutex
-	all Samples
+// taskClaims are the claims that were made for tasks.
+type taskClaims struct {
+	mu    sync.Mutex
+	steps Samples                // from when they were enqueued to the claims of their work items
+	turns map[string][]time.Time // of each task, in the order of their claims
 }
 
-func (c *stepClaims) add(item *pgwake.ClaimedWorkItem) {
+func (c *taskClaims) step(item *pgwake.ClaimedWorkItem) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.all = append(c.all, item.LockedUntil.Add(-pgwake.DefaultLockTimeout).Sub(item.EnqueuedAt))
+	c.steps = append(c.steps, claimedAt(item.LockedUntil).Sub(item.EnqueuedAt))
 }
+
+func (c *taskClaims) turn(turn *pgwake.OrchestrationItem) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.turns == nil {
+		c.turns = make(map[string][]time.Time)
+	}
+	c.turns[turn.Instance] = append(c.turns[turn.Instance], claimedAt(turn.LockedUntil))
+}
+
+// claimedAt is when a lease began.
+func claimedAt(lockedUntil time.Time) time.Time { return lockedUntil.Add(-pgwake.DefaultLockTimeout) }
 
 // config is that of an Engine whose claims are to be kept.
-func (c *stepClaims) config() *taskgraph.Config {
-	return &taskgraph.Config{Steps: dispatch.Config{Middleware: []dispatch.Middleware{func(next dispatch.Handler) dispatch.Handler {
-		return func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
-			c.add(item)
-			return next(ctx, item)
-		}
-	}}}}
+func (c *taskClaims) config() *taskgraph.Config {
+	return &taskgraph.Config{
+		Steps: dispatch.Config{Middleware: []dispatch.Middleware{func(next dispatch.Handler) dispatch.Handler {
+			return func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+				c.step(item)
+				return next(ctx, item)
+			}
+		}}},
+		Turns: dispatch.OrchestratorConfig{Middleware: []dispatch.TurnMiddleware{func(next dispatch.Decider) dispatch.Decider {
+			return func(ctx context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+				c.turn(turn)
+				return next(ctx, turn)
+			}
+		}}},
+	}
 }
 
-// since returns those after the first n.
-func (c *stepClaims) since(n int) Samples {
+// stepsAfter returns those of steps after the first n.
+func (c *taskClaims) stepsAfter(n int) Samples {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Clone(c.all[n:])
+	return slices.Clone(c.steps[n:])
+}
+
+// change is something for which a task wants a turn.
+type change struct {
+	Task string
+	At   time.Time
+}
+
+// until returns the times from changes to the first turns that were claimed after them.
+func (c *taskClaims) until(changes []change) (s Samples, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, change := range changes {
+		claims := c.turns[change.Task]
+		next := slices.IndexFunc(claims, func(at time.Time) bool { return at.After(change.At) })
+		if next < 0 {
+			return nil, fmt.Errorf("no turn of task %s was claimed after %v", change.Task, change.At)
+		}
+		s = append(s, claims[next].Sub(change.At))
+	}
+	return s, nil
 }
 
 // Tasks measures them one after the other.
@@ -172,7 +214,7 @@ func Tasks(ctx context.Context, url string, o TasksOptions) (r *TasksResult, err
 const upkeep = time.Minute
 
 // pushedTasks are those of an Engine. What it does by the clock is what the Provider does, and its upkeep.
-func pushedTasks(s *service, e *taskgraph.Engine, _ []string, _ *stepClaims) (byClock func() int64, err error) {
+func pushedTasks(s *service, e *taskgraph.Engine, _ []string, _ *taskClaims) (byClock func() int64, err error) {
 	began := time.Now()
 	s.group.Go(func() error { return e.Run(s.ctx) })
 	return func() int64 {
@@ -182,7 +224,7 @@ func pushedTasks(s *service, e *taskgraph.Engine, _ []string, _ *stepClaims) (by
 }
 
 // polledTasks are those of the loops that document 000 wants to be rid of.
-func (o *TasksOptions) polledTasks(s *service, _ *taskgraph.Engine, namespaces []string, claims *stepClaims) (byClock func() int64, err error) {
+func (o *TasksOptions) polledTasks(s *service, _ *taskgraph.Engine, namespaces []string, claims *taskClaims) (byClock func() int64, err error) {
 	l := newTaskLoop(s.Provider, o.Interval, o.Batch, claims)
 	for _, namespace := range namespaces {
 		l.serve(s, namespace)
@@ -227,7 +269,7 @@ func (o *TasksOptions) singles(ctx context.Context, url string, serve taskServer
 		names = append(names, fmt.Sprintf("tasks-%d", i))
 		definitions = append(definitions, linear(names[i]))
 	}
-	var claims stepClaims
+	var claims taskClaims
 	n, e, err := s.taskNode(ctx, claims.config(), definitions...)
 	if err != nil {
 		return nil, err
@@ -252,7 +294,7 @@ func (o *TasksOptions) singles(ctx context.Context, url string, serve taskServer
 		return nil, err
 	}
 	r = &TaskSingles{}
-	warm := len(claims.since(0))
+	warm := len(claims.stepsAfter(0))
 	before, began := byClock(), time.Now()
 	m := newMeter(o.Progress)
 	singles := o.Singles
@@ -277,21 +319,21 @@ func (o *TasksOptions) singles(ctx context.Context, url string, serve taskServer
 	}
 	r.Took = time.Since(began)
 	r.ByClock = byClock() - before
-	r.Steps = claims.since(warm)
-	return r, r.read(ctx, s, len(r.Whole))
+	r.Steps = claims.stepsAfter(warm)
+	return r, r.read(ctx, s, &claims, len(r.Whole))
 }
 
 var (
-	//go:embed tasks_turns.sql
-	tasksTurnsSQL string
+	//go:embed tasks_changes.sql
+	tasksChangesSQL string
 	//go:embed tasks_begun.sql
 	tasksBegunSQL string
-	//go:embed tasks_results.sql
-	tasksResultsSQL string
+	//go:embed tasks_known.sql
+	tasksKnownSQL string
 )
 
-// read takes the times of the tasks from their transitions, but for those of the first.
-func (t *TaskSingles) read(ctx context.Context, s stage, tasks int) error {
+// read takes the times of the latest tasks from their transitions, and the claims of their turns.
+func (t *TaskSingles) read(ctx context.Context, s stage, claims *taskClaims, tasks int) error {
 	conn, err := s.connect(ctx)
 	if err != nil {
 		return err
@@ -301,15 +343,33 @@ func (t *TaskSingles) read(ctx context.Context, s stage, tasks int) error {
 		to  *Samples
 		sql string
 	}{
-		{&t.Turns, tasksTurnsSQL},
 		{&t.Begun, tasksBegunSQL},
-		{&t.Results, tasksResultsSQL},
+		{&t.Known, tasksKnownSQL},
 	} {
 		rows, err := conn.Query(ctx, of.sql, tasks)
 		if err != nil {
 			return err
 		}
 		if *of.to, err = pgx.CollectRows(rows, pgx.RowTo[time.Duration]); err != nil {
+			return err
+		}
+	}
+	for _, of := range []struct {
+		to    *Samples
+		state taskgraph.StepState // "": they were created
+	}{
+		{&t.Turns, ""},
+		{&t.Results, taskgraph.StepEnqueuedForOrchestration},
+	} {
+		rows, err := conn.Query(ctx, tasksChangesSQL, tasks, of.state)
+		if err != nil {
+			return err
+		}
+		changes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[change])
+		if err != nil {
+			return err
+		}
+		if *of.to, err = claims.until(changes); err != nil {
 			return err
 		}
 	}
@@ -328,7 +388,7 @@ func (o *TasksOptions) rate(ctx context.Context, url string, duration time.Durat
 	defer n.close(&err)
 	serving := n.service()
 	defer serving.end(&err)
-	if _, err := serve(serving, e, []string{name}, &stepClaims{}); err != nil {
+	if _, err := serve(serving, e, []string{name}, &taskClaims{}); err != nil {
 		return nil, err
 	}
 	t := newPace(o.AtATime, duration, most)
