@@ -22,9 +22,8 @@
 // # Handling
 //
 // All handlers of an event run in one transaction, and the delivery ends with its commit: what a [Handler] does in the database happens
-// exactly once. What fails is tried again, with growing pauses, NodeConfig.MaxAttempts times in all, and then is a dead letter of the
-// Provider (pgwake.Provider.ListDeadLetters, RedriveDeadLetters, PurgeDeadLetters): it goes back to the group that it is from, and keeps
-// its event.
+// exactly once. What fails is tried again, with growing pauses, NodeConfig.MaxAttempts times in all, and then is a dead letter
+// ([Bus.DeadLetters], [Bus.Redrive], [Bus.Purge]), which goes back to the group that it is from and keeps its event.
 //
 // # Order
 //

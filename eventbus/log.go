@@ -71,10 +71,8 @@ func (b *Bus) Replay(ctx context.Context, group string, r Range) (int64, error) 
 	if err := CheckGroup(group); err != nil {
 		return 0, failed(op, err)
 	}
-	for _, at := range []time.Time{r.From, r.To} {
-		if !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
-			return 0, failed(op, invalid("%v is not between the years 1 and 9999", at))
-		}
+	if err := cmp.Or(checkInstant(r.From), checkInstant(r.To)); err != nil {
+		return 0, failed(op, err)
 	}
 	return value[int64](ctx, b, verb{op: op, function: "replay_events", enqueues: true,
 		args: []any{b.namespace, group, unless(r.FirstID == 0, r.FirstID), unless(r.LastID == 0, r.LastID), unless(r.From.IsZero(), r.From), unless(r.To.IsZero(), r.To)}})

@@ -72,18 +72,18 @@ func TestNode_FailsEachTime_IsADeadLetterAndARedriveGoesToItsGroup(t *testing.T)
 		return eventbus.DeadLetter(errors.New("never"))
 	}))
 	id := l.emit("a")
-	letters := func() []pgwake.DeadLetter {
-		letters, err := l.p.ListDeadLetters(l.within(), nil)
+	letters := func() []eventbus.Letter {
+		letters, err := l.DeadLetters(l.within(), nil)
 		require.NoError(t, err)
 		return letters
 	}
 	l.eventually(func() bool { return len(letters()) == 1 }, "it is given up")
 	letter := letters()[0]
 	require.Len(t, handled.list(), 5)
-	require.Equal(t, []any{"a", "eventbus/g|a", 5}, []any{letter.Name, letter.Tag, letter.Attempts})
+	require.Equal(t, []any{id, "a", "g", 5, 4}, []any{letter.Event.ID, letter.Event.Type, letter.Group, letter.Attempts, letter.Event.Redelivery})
 	require.Contains(t, letter.Error, "it is broken")
 	good.Store(true)
-	redriven, err := l.p.RedriveDeadLetters(l.within(), &pgwake.DeadLetterFilter{IDs: []int64{letter.ID}})
+	redriven, err := l.Redrive(l.within(), &eventbus.LetterFilter{IDs: []int64{letter.ID}})
 	require.NoError(t, err)
 	require.Equal(t, 1, redriven)
 	l.eventually(func() bool { return len(handled.list()) == 6 && len(l.queued()) == 0 }, "it is handled")

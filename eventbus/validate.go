@@ -3,6 +3,7 @@ package eventbus
 import (
 	"encoding/json"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -62,6 +63,13 @@ func isName(text string) bool {
 func checkText(what, text string) error {
 	if len(text) > pgwake.MaxNameLength || !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
 		return invalid("%s %.100q is not UTF-8 without NUL of at most %d bytes", what, text, pgwake.MaxNameLength)
+	}
+	return nil
+}
+
+func checkInstant(at time.Time) error {
+	if !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
+		return invalid("%v is not between the years 1 and 9999", at)
 	}
 	return nil
 }

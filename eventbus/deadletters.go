@@ -1,0 +1,131 @@
+package eventbus
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: what has become of deliveries that were given up?
+
+// Letter is a dead letter: a delivery that was given up, with its event.
+type Letter struct {
+	ID       int64  // ids go up, though not without gaps
+	Group    string // that it goes to when it is redriven; "": no group was subscribed to the event (Config.StrictRouting)
+	Reason   string // such as "attempts exhausted", in a word or two
+	Error    string // of the last attempt, with the stack of a panic
+	Attempts int
+	FailedAt time.Time // server time
+
+	// Event is as it was delivered the last time. If the log does not have it any more, it has no Payload.
+	Event *Event
+}
+
+// LetterFilter says which dead letters of the namespace, all of its conditions together. The zero value and nil mean all, up to the limit.
+type LetterFilter struct {
+	Group      string    // "": all, and those of no group
+	Type       string    // of the event; "": all
+	Reason     string    // "": all
+	DiedBefore time.Time // server time; the zero time: no such condition
+
+	// IDs are those of the letters. Nil means all; empty and not nil means none.
+	IDs []int64
+
+	After int64 // only letters with a higher id: to list on, pass the last one listed
+
+	// Limit is how many letters at most, those with the lowest ids; up to pgwake.MaxFetch. Defaults to 100 for a list, and to 1000 for a
+	// redrive and a purge.
+	Limit int
+}
+
+func (f *LetterFilter) args(namespace string, limit int) ([]any, error) {
+	if f == nil {
+		f = &LetterFilter{}
+	}
+	if f.Group != "" {
+		if err := CheckGroup(f.Group); err != nil {
+			return nil, err
+		}
+	}
+	if f.Type != "" {
+		if err := CheckType(f.Type); err != nil {
+			return nil, err
+		}
+	}
+	if err := checkText("reason", f.Reason); err != nil {
+		return nil, err
+	}
+	if err := checkInstant(f.DiedBefore); err != nil {
+		return nil, err
+	}
+	if f.Limit < 0 || f.Limit > pgwake.MaxFetch || f.After < 0 {
+		return nil, invalid("a limit of %d after %d, and up to %d after 0 or more is possible", f.Limit, f.After, pgwake.MaxFetch)
+	}
+	if f.Limit > 0 {
+		limit = f.Limit
+	}
+	return []any{namespace, text(f.Group), text(f.Type), text(f.Reason), unless(f.DiedBefore.IsZero(), f.DiedBefore), f.IDs, f.After, limit}, nil
+}
+
+// DeadLetters returns dead letters of the namespace in the order of their ids; empty if there are none.
+func (b *Bus) DeadLetters(ctx context.Context, f *LetterFilter) ([]Letter, error) {
+	const op = "list dead letters"
+	args, err := f.args(b.namespace, 100)
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	return query(ctx, b, verb{op: op, function: "list_event_dead_letters", args: args,
+		columns: "letter_id, item_id, coalesce(group_name, ''), reason, coalesce(error, ''), attempts, failed_at, event_id, event_type, payload::text, emitted_at, " +
+			"producer_node_id, coalesce(scheduled_task_id::text, ''), metadata::text, headers::text, coalesce(key, ''), coalesce(xact::text::bigint, 0)",
+	}, func(row pgx.CollectableRow) (l Letter, err error) {
+		e := &Event{Namespace: b.namespace}
+		l.Event = e
+		var payload, headers *string
+		var metadata string
+		var xact int64
+		err = row.Scan(&l.ID, &e.MessageID, &l.Group, &l.Reason, &l.Error, &l.Attempts, &l.FailedAt, &e.ID, &e.Type, &payload, &e.EmittedAt,
+			&e.Producer, &e.ScheduledTaskID, &metadata, &headers, &e.Key, &xact)
+		if err == nil && headers != nil {
+			err = json.Unmarshal([]byte(*headers), &e.Headers)
+		}
+		if payload != nil {
+			e.Payload = json.RawMessage(*payload)
+		}
+		e.Metadata, e.xact, e.Redelivery = json.RawMessage(metadata), uint64(xact), max(l.Attempts-1, 0)
+		return l, err
+	})
+}
+
+// Redrive delivers dead letters once more, each to the group that it is from, at most LetterFilter.Limit of them, and returns how many. They are
+// due at once and never attempted so far; one of a key waits for what is there of that. One that no group was subscribed to goes to those
+// that are by now. To redrive any number of letters, call it until it returns 0.
+func (b *Bus) Redrive(ctx context.Context, f *LetterFilter) (int, error) {
+	return b.withLetters(ctx, "redrive dead letters", f, b.p.RedriveDeadLetters, b.p.RedriveDeadLettersTx)
+}
+
+// Purge removes dead letters for good, at most LetterFilter.Limit of them, and returns how many. Their events stay in the log. To purge any
+// number of letters, call it until it returns 0.
+func (b *Bus) Purge(ctx context.Context, f *LetterFilter) (int, error) {
+	return b.withLetters(ctx, "purge dead letters", f, b.p.PurgeDeadLetters, b.p.PurgeDeadLettersTx)
+}
+
+// withLetters has the Provider do something with the letters that a filter chooses.
+func (b *Bus) withLetters(ctx context.Context, op string, f *LetterFilter, verbOf func(context.Context, *pgwake.DeadLetterFilter) (int, error),
+	verbOfTx func(context.Context, pgx.Tx, *pgwake.DeadLetterFilter) (int, error)) (int, error) {
+	args, err := f.args(b.namespace, 1000)
+	if err != nil {
+		return 0, failed(op, err)
+	}
+	ids, err := query(ctx, b, verb{op: op, function: "list_event_dead_letters", columns: "letter_id", args: args}, pgx.RowTo[int64])
+	if err != nil || len(ids) == 0 {
+		return 0, err
+	}
+	letters := &pgwake.DeadLetterFilter{IDs: ids, Limit: len(ids)}
+	if b.tx != nil {
+		return verbOfTx(ctx, b.tx, letters)
+	}
+	return verbOf(ctx, letters)
+}

@@ -1,0 +1,124 @@
+package eventbus_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: are dead letters found, redriven and purged by what they are of?
+
+// bury has deliveries become dead letters.
+func (l *lab) bury(tag string, reason string) {
+	l.t.Helper()
+	require.NoError(l.t, l.p.DeadLetterWorkItem(l.within(), l.claim(tag).LockToken, reason, "it is broken"))
+}
+
+func TestDeadLetters_EachFilter_ChoosesThose(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, &eventbus.Config{StrictRouting: true})
+	l.subscribe("g", "a", "b")
+	l.subscribe("other", "a")
+	id, err := l.Emit(l.within(), "a", map[string]int{"n": 1}, &eventbus.EmitOptions{Key: "k", Headers: map[string]string{"h": "v"}, Metadata: map[string]int{"m": 2}})
+	require.NoError(t, err)
+	l.bury(eventTag("g", "a"), "first")
+	l.bury(eventTag("other", "a"), "second")
+	l.emit("b")
+	l.bury(eventTag("g", "b"), "first")
+	l.emit("nobody's")
+	// What others bury in the namespace is not of the bus, whatever it looks like.
+	_, err = l.p.EnqueueForWorker(l.within(), pgwake.WorkItem{Name: "a", Tag: "mine", Input: json.RawMessage(`{"event_id": "x"}`)}, nil)
+	require.NoError(t, err)
+	l.bury("mine", "first")
+
+	list := func(f *eventbus.LetterFilter) (letters []eventbus.Letter) {
+		letters, err := l.DeadLetters(l.within(), f)
+		require.NoError(t, err)
+		return letters
+	}
+	all := list(nil)
+	require.Len(t, all, 4)
+	first := all[0]
+	require.WithinDuration(t, time.Now(), first.FailedAt, time.Minute)
+	require.WithinDuration(t, time.Now(), first.Event.EmittedAt, time.Minute)
+	require.Equal(t, []any{"g", "first", "it is broken", 1}, []any{first.Group, first.Reason, first.Error, first.Attempts})
+	e := first.Event
+	require.Equal(t, []any{id, "default", "a", `{"n": 1}`, `{"m": 2}`, "k", "v", 0},
+		[]any{e.ID, e.Namespace, e.Type, string(e.Payload), string(e.Metadata), e.Key, e.Headers["h"], e.Redelivery})
+	require.NotZero(t, e.MessageID)
+	require.Equal(t, []any{"", "No handler for event nobody's"}, []any{all[3].Group, all[3].Reason})
+	for name, c := range map[string]struct {
+		filter eventbus.LetterFilter
+		want   []int // of all
+	}{
+		"group":         {eventbus.LetterFilter{Group: "g"}, []int{0, 2}},
+		"type":          {eventbus.LetterFilter{Type: "a"}, []int{0, 1}},
+		"reason":        {eventbus.LetterFilter{Reason: "first"}, []int{0, 2}},
+		"ids":           {eventbus.LetterFilter{IDs: []int64{all[1].ID, all[2].ID}}, []int{1, 2}},
+		"no ids":        {eventbus.LetterFilter{IDs: []int64{}}, nil},
+		"died before":   {eventbus.LetterFilter{DiedBefore: first.FailedAt.Add(time.Microsecond)}, []int{0}},
+		"after":         {eventbus.LetterFilter{After: all[1].ID}, []int{2, 3}},
+		"limit":         {eventbus.LetterFilter{Limit: 1}, []int{0}},
+		"all of those":  {eventbus.LetterFilter{Group: "g", Type: "b", Reason: "first"}, []int{2}},
+		"another group": {eventbus.LetterFilter{Group: "none"}, nil},
+	} {
+		var want []eventbus.Letter
+		for _, i := range c.want {
+			want = append(want, all[i])
+		}
+		require.ElementsMatch(t, want, list(&c.filter), name)
+	}
+	elsewhere, err := l.In("elsewhere").DeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	require.Empty(t, elsewhere)
+
+	purged, err := l.Purge(l.within(), &eventbus.LetterFilter{Group: "other"})
+	require.NoError(t, err)
+	require.Equal(t, 1, purged)
+	redriven, err := l.Redrive(l.within(), &eventbus.LetterFilter{Type: "b"})
+	require.NoError(t, err)
+	require.Equal(t, 1, redriven)
+	require.Equal(t, []string{"b " + eventTag("g", "b")}, l.queued())
+	require.Equal(t, []eventbus.Letter{all[0], all[3]}, list(nil))
+	tx := l.begin()
+	redriven, err = l.WithTx(tx).Redrive(l.within(), &eventbus.LetterFilter{Group: "g"})
+	require.NoError(t, err)
+	require.Equal(t, 1, redriven)
+	require.Len(t, list(nil), 2)
+	require.NoError(t, tx.Rollback(l.within()))
+	letters, err := l.p.ListDeadLetters(l.within(), &pgwake.DeadLetterFilter{Reason: "first"})
+	require.NoError(t, err)
+	require.Len(t, letters, 2, "that of the transaction, and that of others")
+}
+
+func TestDeadLetters_EventIsNotInTheLogAnyMore_TheRestIsThere(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	id := l.emitKey("a", "k")
+	l.bury(eventTag("g", "a"), "no")
+	l.exec(`DELETE FROM event_log`)
+	letters, err := l.DeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	require.Len(t, letters, 1)
+	e := letters[0].Event
+	require.Equal(t, []any{id, "a", "k", []byte(nil)}, []any{e.ID, e.Type, e.Key, []byte(e.Payload)})
+}
+
+func TestDeadLetters_BadFilters_AreRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	for _, f := range []eventbus.LetterFilter{{Group: "a b"}, {Type: "a..b"}, {Reason: "\x00"}, {Limit: -1}, {Limit: pgwake.MaxFetch + 1}, {After: -1},
+		{DiedBefore: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}} {
+		_, err := l.DeadLetters(l.within(), &f)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, "%+v", f)
+		_, err = l.Redrive(l.within(), &f)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, "%+v", f)
+	}
+}
+
+func eventTag(group, pattern string) string { return "eventbus/" + group + "|" + pattern }
