@@ -12,9 +12,10 @@ import (
 
 // SubscribeOptions says how a group begins. Nil means the zero value.
 type SubscribeOptions struct {
-	// FromBeginning has a group that is new get what is in the log as well, each event once, whatever is emitted meanwhile. The nodes of
-	// the namespace deliver it; those events, and those that are emitted from now on, come in no particular order. A group that there is
-	// goes on as it does. Defaults to false.
+	// FromBeginning has a group that is new get what is in the log as well, each event once, whatever is emitted meanwhile, and those of a
+	// key in order: what is emitted of it waits until the nodes of the namespace have delivered the log, and that waits for the
+	// transactions that are open when it begins. Without a key there is no order. A group that there is goes on as it does. Defaults
+	// to false.
 	FromBeginning bool
 }
 

@@ -1,12 +1,14 @@
 package eventbus_test
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/stretchr/testify/require"
@@ -165,6 +167,145 @@ func TestSubscribe_FromTheBeginningWhileEventsAreEmitted_EachOnce(t *testing.T) 
 	l.ended(one[int64](l, `SELECT replay_id FROM event_replays`))
 	l.eventually(func() bool { return len(l.queued()) == 0 }, "all are handled")
 	require.ElementsMatch(t, want, s.list())
+}
+
+// What a group that begins at the beginning gets of a key is in order: the log before what is emitted meanwhile, and nothing is left in a line.
+func TestSubscribe_FromTheBeginning_EventsOfAKeyComeInOrder(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	const keys = 5
+	var emitting [keys]sync.Mutex // its holder's emit commits before the next begins
+	var want [keys][]int64
+	emit := func(ctx context.Context, i int) error {
+		emitting[i].Lock()
+		defer emitting[i].Unlock()
+		id, err := l.Emit(ctx, "a", nil, &eventbus.EmitOptions{Key: fmt.Sprint(i)})
+		want[i] = append(want[i], id)
+		return err
+	}
+	for i := range 20 * keys {
+		require.NoError(t, emit(l.within(), i%keys))
+	}
+	late := l.begin() // holds the replay up, so that the group is behind for a while
+	_, err := l.WithTx(late).Emit(l.within(), "a", nil, nil)
+	require.NoError(t, err)
+	n := l.node(quick("new"))
+	require.NoError(t, l.Subscribe(l.within(), "new", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
+	var mu sync.Mutex
+	got := map[string][]int64{}
+	handled := 0
+	require.NoError(t, n.On(l.within(), "a", func(_ context.Context, e *eventbus.Event, _ pgx.Tx) error {
+		mu.Lock()
+		defer mu.Unlock()
+		got[e.Key] = append(got[e.Key], e.ID)
+		handled++
+		return nil
+	}))
+	stop := make(chan struct{})
+	var emitters sync.WaitGroup
+	for e := range 3 {
+		emitters.Go(func() {
+			for i := e; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+					if err := emit(t.Context(), i%keys); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	waiting := `SELECT count(*) FROM event_lines WHERE place > 0`
+	l.eventually(func() bool { return one[int](l, waiting) > 20 }, "they wait behind the log")
+	require.NoError(t, late.Commit(l.within()))
+	replay := one[int64](l, `SELECT replay_id FROM event_replays`)
+	l.ended(replay)
+	close(stop)
+	emitters.Wait()
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "all are handled")
+	mu.Lock()
+	defer mu.Unlock()
+	for i := range keys {
+		require.Equal(t, want[i], got[fmt.Sprint(i)])
+	}
+	require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
+	require.False(t, one[bool](l, `SELECT behind FROM event_groups`))
+}
+
+// The same step by step: what waits, and when it goes on.
+func TestSubscribe_FromTheBeginning_LinesAreHeldUntilTheLogIsDelivered(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	first, second := l.emitKey("a", "k"), l.emitKey("a", "k")
+	require.NoError(t, l.Subscribe(l.within(), "g", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
+	third := l.emitKey("a", "k")
+	replay := one[int64](l, `SELECT replay_id FROM event_replays`)
+	some := func(want string) {
+		t.Helper()
+		l.eventually(func() bool { // transactions of other tests may hold it up
+			is := one[string](l, `SELECT replay_some($1, 1)`, replay)
+			require.Contains(t, []string{"wait", want}, is)
+			return is == want
+		}, "it goes on")
+	}
+	ack := func() { require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil)) }
+	require.Empty(t, l.heads("k"))
+	some("more")
+	require.Equal(t, []int64{first}, l.heads("k"))
+	ack()
+	require.Empty(t, l.heads("k"), "the log comes first")
+	some("more")
+	require.Equal(t, []int64{second}, l.heads("k"))
+	ack()
+	require.Empty(t, l.heads("k"), "who knows what else is in the log?")
+
+	tx := l.begin()
+	fourth, err := l.WithTx(tx).Emit(l.within(), "a", nil, &eventbus.EmitOptions{Key: "k"})
+	require.NoError(t, err)
+	_, err = tx.Exec(l.within(), `SET CONSTRAINTS ALL IMMEDIATE`) // as its commit does: it takes its place behind the third, which is held
+	require.NoError(t, err)
+	l.exec(`SET lock_timeout = '20 ms'`)
+	l.eventually(func() bool {
+		var is string
+		err := l.conn.QueryRow(l.within(), `SELECT replay_some($1, 1)`, replay).Scan(&is)
+		if err == nil {
+			require.Equal(t, "wait", is, "the group is behind as long as anybody goes by that")
+			return false
+		}
+		require.ErrorContains(t, err, "lock timeout")
+		return true
+	}, "it waits for that")
+	l.exec(`RESET lock_timeout`)
+	require.NoError(t, tx.Commit(l.within()))
+
+	some("more")
+	require.Empty(t, l.heads("k"))
+	fifth := l.emitKey("a", "k")
+	require.Empty(t, l.heads("k"), "those before are to be moved on")
+	some("more")
+	require.Equal(t, []int64{third}, l.heads("k"))
+	some("done")
+	ack()
+	require.Equal(t, []int64{fourth}, l.heads("k"))
+	ack()
+	require.Equal(t, []int64{fifth}, l.heads("k"))
+	ack()
+	require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
+}
+
+func TestDeleteGroup_WhileItIsBehind_NothingIsLeft(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.emitKey("a", "k")
+	require.NoError(t, l.Subscribe(l.within(), "new", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
+	l.emitKey("a", "k")
+	require.Empty(t, l.heads("k"), "what was before is yet to come")
+	_, err := l.DeleteGroup(l.within(), "new")
+	require.NoError(t, err)
+	require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
 }
 
 func hundred() []eventbus.Emission {

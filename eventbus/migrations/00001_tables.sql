@@ -44,9 +44,11 @@ CREATE TABLE event_groups (
     namespace  text        NOT NULL CONSTRAINT event_groups_namespace_check CHECK (namespace ~ '^[a-z][a-z0-9_-]{0,39}$'),
     name       text        NOT NULL CONSTRAINT event_groups_name_check CHECK (octet_length(name) <= 64 AND name ~ '^[^|[:space:][:cntrl:]]+$'),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    behind     boolean     NOT NULL DEFAULT false,
     UNIQUE (namespace, name)
 );
 COMMENT ON TABLE event_groups IS 'Consumer groups. Each gets every event that one of its subscriptions is for, once. A group that is made anew under an old name is another one.';
+COMMENT ON COLUMN event_groups.behind IS 'It began at the beginning, and what it is to get of the log is not delivered yet; what is emitted of a key waits behind that, see line_up.';
 
 CREATE TABLE event_subscriptions (
     group_id    bigint      NOT NULL REFERENCES event_groups ON DELETE CASCADE,
@@ -80,26 +82,33 @@ COMMENT ON COLUMN event_retirements.horizon IS 'Transactions from this one on kn
 CREATE TABLE event_keys (
     group_id bigint NOT NULL,
     key      text   NOT NULL,
-    item_id  bigint NOT NULL,
+    item_id  bigint,
     PRIMARY KEY (group_id, key)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 -- item_of_key_settled
 CREATE INDEX event_keys_item_idx ON event_keys (item_id);
+-- replay_some
+CREATE INDEX event_keys_waiting_idx ON event_keys (group_id, key) WHERE item_id IS NULL;
 COMMENT ON TABLE event_keys IS 'Keys of which a group has a delivery that is not settled, with the work item of that; its lock is what orders them, see line_up.';
+COMMENT ON COLUMN event_keys.item_id IS 'Null: none yet, for the group is behind, or was a moment ago.';
+
+CREATE SEQUENCE event_lines_place_seq;
 
 CREATE TABLE event_lines (
     group_id   bigint      NOT NULL,
     key        text        NOT NULL,
-    place      bigint      GENERATED ALWAYS AS IDENTITY,
+    place      bigint      NOT NULL DEFAULT nextval('event_lines_place_seq'),
     event_id   bigint      NOT NULL,
     emitted_at timestamptz NOT NULL,
     event_type text        NOT NULL,
     item_id    bigint,
     PRIMARY KEY (group_id, key, place)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+ALTER SEQUENCE event_lines_place_seq OWNED BY event_lines.place;
 -- item_of_key_settled
 CREATE INDEX event_lines_item_idx ON event_lines (item_id) WHERE item_id IS NOT NULL;
 COMMENT ON TABLE event_lines IS 'Deliveries that wait for one of their key, first come, first served. They are not in the worker queue yet.';
+COMMENT ON COLUMN event_lines.place IS 'Below 0: what a group that is behind gets of the log, before all that is emitted meanwhile.';
 COMMENT ON COLUMN event_lines.item_id IS 'Work item of a delivery that was a dead letter, and is due in 9999 while it waits; null: it has none yet.';
 
 CREATE TABLE event_dedup_keys (

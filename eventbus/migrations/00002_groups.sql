@@ -83,7 +83,7 @@ BEGIN
         RAISE EXCEPTION 'a pattern must have up to 180 bytes, in segments with dots between them, each a name, * or #: not %', quote_nullable(v_bad) USING ERRCODE = 'PW003';
     END IF;
     -- Its row is locked: from here on nobody changes what the group is subscribed to.
-    INSERT INTO event_groups AS g (namespace, name) VALUES (v_namespace, v_group)
+    INSERT INTO event_groups AS g (namespace, name, behind) VALUES (v_namespace, v_group, p_from_beginning)
     ON CONFLICT (namespace, name) DO UPDATE SET name = excluded.name
     RETURNING g.group_id, g.xmax = 0 INTO v_id, v_new;
     PERFORM register_namespaces(ARRAY[v_namespace]);
@@ -99,7 +99,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION subscribe IS 'Has a group (null: default) get the events whose types match one of these patterns, from now on, and returns its id. The group is made if there is none; then, with p_from_beginning, it gets what is in the log as well, each event once: those before and those after in no particular order. To say it again changes nothing.';
+COMMENT ON FUNCTION subscribe IS 'Has a group (null: default) get the events whose types match one of these patterns, from now on, and returns its id. The group is made if there is none; then, with p_from_beginning, it gets what is in the log as well, each event once, and those of a key in order. To say it again changes nothing.';
 
 -- +goose StatementBegin
 CREATE FUNCTION retire_tag(p_group_id bigint, p_namespace text, p_tag text)
@@ -172,6 +172,7 @@ BEGIN
     INSERT INTO event_retirements (namespace, tag) SELECT v_namespace, t.tag FROM unnest(v_tags) AS t (tag)
     ON CONFLICT (namespace, tag) DO UPDATE SET horizon = NULL;
     DELETE FROM event_lines l WHERE l.group_id = v_group;
+    DELETE FROM event_keys k WHERE k.group_id = v_group AND k.item_id IS NULL; -- the others go with their items
     PERFORM retire_tag(v_group, v_namespace, t.tag) FROM unnest(v_tags) AS t (tag);
     RETURN true;
 END

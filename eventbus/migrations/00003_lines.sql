@@ -2,7 +2,12 @@
 --
 -- Invariant (line): at each commit, for each group and key, either nothing is unsettled, and there is no row in event_keys and none in
 -- event_lines; or there is one row in event_keys, and its item_id is in worker_queue, due or claimed or waiting for its next attempt,
--- and alone so: all others are in event_lines.
+-- and alone so: all others are in event_lines. Only while a group is behind, and until its replay has ended, may there be none of the
+-- key in worker_queue, and item_id be null.
+--
+-- Invariant (behind): while a group is behind, nothing that was emitted since it was there leaves a line. So all that it gets of the log
+-- comes before, in the order of the log. Whoever goes by that it is behind holds a lock on its row until he commits, and what ends it
+-- waits for that (replay_some): from then on no line is held, and those that were are moved on by the replay.
 --
 -- Who changes any of it has the row of event_keys locked to the end of his transaction: whoever comes into the line (line_up) inserts
 -- or locks it, and whoever settles its item (item_of_key_settled) locks it before he looks who is next, in a statement of its own, whose
@@ -48,7 +53,24 @@ $$;
 COMMENT ON FUNCTION enqueue_delivery IS 'Internal: enqueues the delivery at the head of a line under an id that event_keys has already. Null: the event is not in the log any more.';
 
 -- +goose StatementBegin
-CREATE FUNCTION line_up(p_group_id bigint, p_key text, p_event_id bigint, p_emitted_at timestamptz, p_event_type text, p_tag text)
+CREATE FUNCTION is_behind(p_group_id bigint)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    PERFORM FROM event_groups g WHERE g.group_id = p_group_id AND g.behind FOR KEY SHARE;
+    RETURN FOUND;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION is_behind IS 'Internal: whether a group is behind; if so, it is until this transaction ends.';
+
+-- +goose StatementBegin
+CREATE FUNCTION line_up(
+    p_group_id bigint, p_key text, p_event_id bigint, p_emitted_at timestamptz, p_event_type text, p_tag text, p_log boolean DEFAULT false)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -56,21 +78,22 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_item bigint := nextval('worker_queue_id_seq');
+    v_item bigint := CASE WHEN p_log OR NOT is_behind(p_group_id) THEN nextval('worker_queue_id_seq') END; -- null: not now
     v_head bigint;
 BEGIN
     INSERT INTO event_keys AS k (group_id, key, item_id) VALUES (p_group_id, p_key, v_item)
-    ON CONFLICT (group_id, key) DO UPDATE SET item_id = k.item_id -- which locks it
+    ON CONFLICT (group_id, key) DO UPDATE SET item_id = CASE WHEN p_log THEN coalesce(k.item_id, v_item) ELSE k.item_id END -- which locks it
     RETURNING k.item_id INTO v_head;
     IF v_head = v_item THEN
         PERFORM enqueue_delivery(v_item, p_event_id, p_emitted_at, p_tag);
     ELSE
-        INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type) VALUES (p_group_id, p_key, p_event_id, p_emitted_at, p_event_type);
+        INSERT INTO event_lines (group_id, key, place, event_id, emitted_at, event_type)
+        VALUES (p_group_id, p_key, nextval('event_lines_place_seq') - CASE WHEN p_log THEN 4611686018427387904 ELSE 0 END, p_event_id, p_emitted_at, p_event_type);
     END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION line_up IS 'Internal: has a group get an event when all those of its key are settled that came before.';
+COMMENT ON FUNCTION line_up IS 'Internal: has a group get an event when all those of its key are settled that came before. With p_log it is one that the group, which is behind, gets of the log.';
 
 -- +goose StatementBegin
 CREATE FUNCTION event_of_key_emitted()
@@ -93,6 +116,52 @@ CREATE CONSTRAINT TRIGGER event_log_line_up AFTER INSERT ON event_log
     EXECUTE FUNCTION event_of_key_emitted();
 
 -- +goose StatementBegin
+CREATE FUNCTION next_of_key(p_group_id bigint, p_key text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_behind    boolean := is_behind(p_group_id);
+    v_namespace text := (SELECT g.namespace FROM event_groups g WHERE g.group_id = p_group_id);
+    v_next      event_lines;
+    v_tag       text;
+    v_item      bigint;
+BEGIN
+    LOOP
+        DELETE FROM event_lines l
+         WHERE l.group_id = p_group_id AND l.key = p_key
+           AND l.place = (SELECT f.place FROM event_lines f WHERE f.group_id = p_group_id AND f.key = p_key AND (f.place < 0 OR NOT v_behind) ORDER BY f.place LIMIT 1)
+        RETURNING * INTO v_next;
+        IF NOT FOUND THEN
+            IF v_behind AND EXISTS (SELECT FROM event_lines l WHERE l.group_id = p_group_id AND l.key = p_key) THEN
+                UPDATE event_keys k SET item_id = NULL WHERE k.group_id = p_group_id AND k.key = p_key;
+            ELSE
+                DELETE FROM event_keys k WHERE k.group_id = p_group_id AND k.key = p_key;
+            END IF;
+            RETURN;
+        END IF;
+        -- By a tag that is good now: the one of when it was emitted may be of a subscription that has ended.
+        SELECT r.tag INTO v_tag FROM routes(v_namespace, v_next.event_type) AS r WHERE r.group_id = p_group_id;
+        v_item := coalesce(v_next.item_id, CASE WHEN v_tag IS NOT NULL THEN nextval('worker_queue_id_seq') END);
+        CONTINUE WHEN v_item IS NULL; -- it is for nobody any more
+        UPDATE event_keys k SET item_id = v_item WHERE k.group_id = p_group_id AND k.key = p_key;
+        IF v_next.item_id IS NOT NULL THEN
+            UPDATE worker_queue q SET visible_at = clock_timestamp() WHERE q.id = v_item;
+            PERFORM notify_queue('worker', 1, NULL, v_namespace);
+        ELSE
+            v_item := enqueue_delivery(v_item, v_next.event_id, v_next.emitted_at, v_tag);
+        END IF;
+        EXIT WHEN v_item IS NOT NULL;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION next_of_key IS 'Internal: brings the next delivery of a key into the queue, now that none of it is there. The caller holds the lock of the key, and got it in a statement before.';
+
+-- +goose StatementBegin
 CREATE FUNCTION item_of_key_settled()
 RETURNS trigger
 LANGUAGE plpgsql
@@ -101,38 +170,14 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_key  event_keys;
-    v_next event_lines;
-    v_tag  text;
-    v_item bigint;
+    v_key event_keys;
 BEGIN
     SELECT * INTO v_key FROM event_keys k WHERE k.item_id = OLD.id FOR UPDATE;
-    IF NOT FOUND THEN -- it waited behind another, or it is nothing of the bus
+    IF FOUND THEN
+        PERFORM next_of_key(v_key.group_id, v_key.key);
+    ELSE -- it waited behind another, or it is nothing of the bus
         DELETE FROM event_lines l WHERE l.item_id = OLD.id;
-        RETURN NULL;
     END IF;
-    LOOP
-        DELETE FROM event_lines l
-         WHERE l.group_id = v_key.group_id AND l.key = v_key.key
-           AND l.place = (SELECT f.place FROM event_lines f WHERE f.group_id = v_key.group_id AND f.key = v_key.key ORDER BY f.place LIMIT 1)
-        RETURNING * INTO v_next;
-        IF NOT FOUND THEN
-            DELETE FROM event_keys k WHERE k.group_id = v_key.group_id AND k.key = v_key.key;
-            RETURN NULL;
-        END IF;
-        -- By a tag that is good now: the one of when it was emitted may be of a subscription that has ended.
-        SELECT r.tag INTO v_tag FROM routes(OLD.namespace, v_next.event_type) AS r WHERE r.group_id = v_key.group_id;
-        v_item := coalesce(v_next.item_id, CASE WHEN v_tag IS NOT NULL THEN nextval('worker_queue_id_seq') END);
-        CONTINUE WHEN v_item IS NULL; -- it is for nobody any more
-        UPDATE event_keys k SET item_id = v_item WHERE k.group_id = v_key.group_id AND k.key = v_key.key;
-        IF v_next.item_id IS NOT NULL THEN
-            UPDATE worker_queue q SET visible_at = clock_timestamp() WHERE q.id = v_item;
-            PERFORM notify_queue('worker', 1, NULL, OLD.namespace);
-        ELSE
-            v_item := enqueue_delivery(v_item, v_next.event_id, v_next.emitted_at, v_tag);
-        END IF;
-        EXIT WHEN v_item IS NOT NULL;
-    END LOOP;
     RETURN NULL;
 END
 $$;
@@ -165,7 +210,7 @@ BEGIN
         RETURN NEW;
     END IF;
     INSERT INTO event_keys AS k (group_id, key, item_id) VALUES (v_group, NEW.key, NEW.id)
-    ON CONFLICT (group_id, key) DO UPDATE SET item_id = k.item_id
+    ON CONFLICT (group_id, key) DO UPDATE SET item_id = coalesce(k.item_id, NEW.id)
     RETURNING k.item_id INTO v_head;
     IF v_head <> NEW.id THEN
         INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type, item_id)
@@ -187,4 +232,4 @@ CREATE TRIGGER worker_queue_behind_its_key BEFORE INSERT ON worker_queue FOR EAC
 DROP TRIGGER worker_queue_behind_its_key ON worker_queue;
 DROP TRIGGER worker_queue_next_of_key ON worker_queue;
 DROP TRIGGER event_log_line_up ON event_log;
-DROP FUNCTION item_of_key_comes_back, item_of_key_settled, event_of_key_emitted, line_up, enqueue_delivery, delivery_input;
+DROP FUNCTION item_of_key_comes_back, item_of_key_settled, next_of_key, event_of_key_emitted, line_up, is_behind, enqueue_delivery, delivery_input;

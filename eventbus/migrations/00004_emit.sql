@@ -227,7 +227,7 @@ $$;
 COMMENT ON FUNCTION append_event_log IS 'Writes an event to the log without delivering it to anybody, and returns its id; see emit.';
 
 -- +goose StatementBegin
-CREATE FUNCTION deliver(p_events bigint[], p_emitted timestamptz[], p_group_id bigint DEFAULT NULL)
+CREATE FUNCTION deliver(p_events bigint[], p_emitted timestamptz[], p_group_id bigint DEFAULT NULL, p_log boolean DEFAULT false)
 RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -247,7 +247,7 @@ BEGIN
          ORDER BY e.key, i.ord -- keys are locked in the same order by all who do so
     LOOP
         IF v_delivery.key IS NOT NULL THEN
-            PERFORM line_up(v_delivery.group_id, v_delivery.key, v_delivery.event_id, v_delivery.emitted_at, v_delivery.event_type, v_delivery.tag);
+            PERFORM line_up(v_delivery.group_id, v_delivery.key, v_delivery.event_id, v_delivery.emitted_at, v_delivery.event_type, v_delivery.tag, p_log);
         ELSE
             PERFORM enqueue_deliveries(v_delivery.namespace, ARRAY[v_delivery.event_type], ARRAY[delivery_input(v_delivery.event_id, v_delivery.emitted_at)::text],
                                        ARRAY[v_delivery.tag], ARRAY[v_delivery.headers::text]);
@@ -258,7 +258,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION deliver IS 'Internal: delivers events of the log as if they were emitted now, to a group (null: to each) that is subscribed to them, and returns how many deliveries that are.';
+COMMENT ON FUNCTION deliver IS 'Internal: delivers events of the log as if they were emitted now, to a group (null: to each) that is subscribed to them, and returns how many deliveries that are. p_log is as of line_up.';
 
 -- +goose StatementBegin
 CREATE FUNCTION route_again(p_item bigint, p_token uuid, p_event_id bigint, p_emitted_at timestamptz)

@@ -98,6 +98,9 @@ DECLARE
     v_emitted   timestamptz[];
     v_xacts     xid8[];
     v_read      integer;
+    v_key       text;
+    v_moved     integer := 0;
+    v_more      boolean;
 BEGIN
     SELECT * INTO v_replay FROM event_replays r WHERE r.replay_id = p_replay_id FOR UPDATE;
     IF NOT FOUND OR v_replay.ended_at IS NOT NULL THEN
@@ -119,17 +122,36 @@ BEGIN
                AND NOT (v_replay.undelivered AND l.routes @> ARRAY[v_replay.group_id])
              ORDER BY l.xact, l.event_id LIMIT p_limit) AS e;
     IF v_read > 0 THEN
-        v_replay.delivered := v_replay.delivered + deliver(v_ids, v_emitted, v_replay.group_id);
+        v_replay.delivered := v_replay.delivered + deliver(v_ids, v_emitted, v_replay.group_id, v_replay.undelivered);
         v_replay.after_xact := v_xacts[v_read];
         v_replay.after_id := v_ids[v_read];
     END IF;
-    IF v_read < p_limit AND v_end = v_replay.horizon THEN
-        v_replay.ended_at := clock_timestamp();
+    IF v_end = v_replay.horizon THEN
+        IF NOT v_replay.undelivered THEN
+            v_more := v_read = p_limit;
+        ELSIF v_read > 0 THEN -- with keys that are locked now it cannot wait for those who say that the group is behind, and wait for them
+            v_more := true;
+        ELSE
+            PERFORM FROM event_groups g WHERE g.group_id = v_replay.group_id AND g.behind FOR UPDATE; -- which waits for is_behind, as UPDATE does not
+            IF FOUND THEN
+                UPDATE event_groups g SET behind = false WHERE g.group_id = v_replay.group_id;
+                v_more := true; -- once this has committed, no line is held any more
+            ELSE
+                FOR v_key IN SELECT k.key FROM event_keys k WHERE k.group_id = v_replay.group_id AND k.item_id IS NULL ORDER BY k.key LIMIT p_limit FOR UPDATE LOOP
+                    PERFORM next_of_key(v_replay.group_id, v_key);
+                    v_moved := v_moved + 1;
+                END LOOP;
+                v_more := v_moved = p_limit;
+            END IF;
+        END IF;
+        v_replay.ended_at := CASE WHEN NOT v_more THEN clock_timestamp() END;
+    ELSE
+        v_more := v_read = p_limit;
     END IF;
     UPDATE event_replays r
        SET horizon = v_replay.horizon, after_xact = v_replay.after_xact, after_id = v_replay.after_id, delivered = v_replay.delivered, ended_at = v_replay.ended_at
      WHERE r.replay_id = p_replay_id;
-    RETURN CASE WHEN v_replay.ended_at IS NOT NULL THEN 'done' WHEN v_read = p_limit THEN 'more' ELSE 'wait' END;
+    RETURN CASE WHEN v_replay.ended_at IS NOT NULL THEN 'done' WHEN v_more THEN 'more' ELSE 'wait' END;
 END
 $$;
 -- +goose StatementEnd
