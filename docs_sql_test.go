@@ -43,6 +43,8 @@ var eventBusSQL = sqlPage{"docs/sql-eventbus.md", "eventbus/migrations", [][2]st
 	{"00004_emit.sql", "Emitting"},
 	{"00002_groups.sql", "Groups"},
 	{"00005_log.sql", "The log"},
+	{"00009_schedules.sql", "Schedules"},
+	{"00008_cron.sql", "Cron expressions"},
 	{"00007_dead_letters.sql", "Dead letters"},
 	{"00006_nodes.sql", "Nodes"},
 	{"00001_tables.sql", "Upkeep"},

@@ -30,6 +30,11 @@
 // Of events with the same key (EmitOptions.Key) a group gets one at a time, in the order in which they were committed; the next one comes
 // when the one before was handled, or is a dead letter. Without a key there is no order.
 //
+// # Schedules
+//
+// [Bus.Schedule] has an event emitted, or a work item enqueued, whenever a cron expression says so, exactly once over all nodes, and
+// without any that polls.
+//
 // # The log
 //
 // [Bus.Read] reads the log by a cursor and misses nothing, however late it is committed; [Bus.Replay] delivers a part of it to a group

@@ -5,15 +5,20 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake/eventbus"
 )
 
-// The usage example of document 003, but for its schedule. A Provider is what it connects with, and it emits and subscribes as it does there; the
+// The usage example of document 003. A Provider is what it connects with, and it emits and subscribes as it does there; the
 // id that Emit returns is the event's, as the log has it and as each handler gets it, in whatever group.
 func Example_document003() {
 	ctx := context.Background()
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		log.Fatal(err)
+	}
 	p, end := opened("example_document003")
 	defer end()
 	if _, err := p.Pool().Exec(ctx, `CREATE TABLE example_document003.user_events (user_id text, event_id bigint)`); err != nil {
@@ -64,6 +69,18 @@ func Example_document003() {
 		log.Fatal(err)
 	}
 
+	// Schedule a recurring task.
+	_, err = node.Schedule(ctx, eventbus.Schedule{
+		Name: "daily-cleanup", Cron: "0 2 * * *", TimeZone: "Europe/Berlin", Type: "maintenance.cleanup", Payload: map[string]int{"retentionDays": 30},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	schedules, err := node.Schedules(ctx, "", 10)
+	if err != nil {
+		log.Fatal(err)
+	}
+
 	<-handled
 	if err := node.Stop(ctx); err != nil { // it waits for handlers: what they did is committed
 		log.Fatal(err)
@@ -73,5 +90,8 @@ func Example_document003() {
 		log.Fatal(err)
 	}
 	fmt.Println("user", user, "was created")
-	// Output: user 123 was created
+	fmt.Println(schedules[0].Name, "comes at", schedules[0].Next.In(berlin).Format("15:04"))
+	// Output:
+	// user 123 was created
+	// daily-cleanup comes at 02:00
 }

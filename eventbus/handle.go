@@ -48,6 +48,8 @@ func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispat
 	switch {
 	case d.ReplayID != 0:
 		return nil, n.replay(ctx, d.ReplayID)
+	case d.TaskID != "":
+		return nil, n.occur(ctx, d.TaskID)
 	case item.Tag == controlTag:
 		return nil, n.routeAgain(ctx, d)
 	}
@@ -153,6 +155,23 @@ func (n *Node) routeAgain(ctx context.Context, d delivery) error {
 		_, err = value[int64](ctx, n.Bus, verb{op: "route event", function: "route_again", enqueues: true, args: []any{item, claim, d.EventID, d.EmittedAt}})
 		return err
 	})
+}
+
+// occur carries out an occurrence of a schedule. What it fails of is tried again for ever: a schedule does not end by itself.
+func (n *Node) occur(ctx context.Context, schedule string) error {
+	err := dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+		item, claim, err := token.WorkItem()
+		if err != nil {
+			return err
+		}
+		_, err = value[int](ctx, n.Bus, verb{op: "carry out schedule", function: "occur", enqueues: true, args: []any{item, claim, schedule}})
+		return err
+	})
+	if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && !failure.Unknown && !errors.Is(err, pgwake.ErrLockLost) {
+		n.cfg.Logger.Warn("eventbus: cannot carry out a schedule", "schedule", schedule, "error", err, "again_in", readPause)
+		return dispatch.Snooze(readPause)
+	}
+	return err
 }
 
 // replay goes on with a replay, to its end.

@@ -20,6 +20,7 @@ type delivery struct {
 	Event     *Event    `json:"event,omitempty"`     // once it was read
 	Xact      uint64    `json:"xact,omitempty"`      // of that
 	ReplayID  int64     `json:"replay_id,omitempty"` // of a replay that is to go on
+	TaskID    string    `json:"task_id,omitempty"`   // of a schedule of which this is an occurrence
 }
 
 // source is a Provider whose deliveries come at most so many at a time, each with its event: one more round trip for all of a claim, so

@@ -118,6 +118,7 @@ func TestDown_AnyTableHoldsARow_IsRefusedAndLeavesEverythingAsItWas(t *testing.T
 		"event_log":        `SELECT emit('default', 'a')`,
 		"event_groups":     `SELECT subscribe('default', 'g', '{a}')`,
 		"event_nodes":      `SELECT register_node('n')`,
+		"scheduled_tasks":  `SELECT schedule_task('default', 's', '@daily', 'a')`,
 		"event_dedup_keys": `INSERT INTO event_dedup_keys VALUES ('default', 'k', 1, now())`,
 	} {
 		t.Run(table, func(t *testing.T) {

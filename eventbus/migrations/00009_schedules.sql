@@ -1,0 +1,354 @@
+-- Schedules: what is emitted, or enqueued, again and again.
+--
+-- Invariant (schedule): at each commit an active schedule with a next_at has one work item, item_id, which is due then or a little later
+-- (jitter), and no other has none. Who carries an occurrence out, or changes the schedule, has its row locked, and knows by item_id whether
+-- the occurrence is still that of the schedule. What an occurrence emits, the item of the next one, and the end of its own are one
+-- transaction: so each comes exactly once, whoever dies, and none without that.
+
+-- +goose Up
+
+CREATE TABLE scheduled_tasks (
+    task_id         uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    namespace       text        NOT NULL CONSTRAINT scheduled_tasks_namespace_check CHECK (namespace ~ '^[a-z][a-z0-9_-]{0,39}$'),
+    name            text        NOT NULL CONSTRAINT scheduled_tasks_name_check CHECK (octet_length(name) BETWEEN 1 AND 255),
+    cron_expression text        NOT NULL,
+    timezone        text        NOT NULL DEFAULT 'UTC',
+    event_type      text,
+    work_name       text,
+    work_tag        text,
+    payload         jsonb       NOT NULL DEFAULT 'null',
+    key             text        CONSTRAINT scheduled_tasks_key_check CHECK (octet_length(key) BETWEEN 1 AND 255),
+    active          boolean     NOT NULL DEFAULT true,
+    jitter          interval    NOT NULL DEFAULT '0' CONSTRAINT scheduled_tasks_jitter_check CHECK (jitter BETWEEN interval '0' AND interval '1 day'),
+    catch_up        text        NOT NULL DEFAULT 'one' CONSTRAINT scheduled_tasks_catch_up_check CHECK (catch_up IN ('skip', 'one', 'all')),
+    overlap         text        NOT NULL DEFAULT 'allow' CONSTRAINT scheduled_tasks_overlap_check CHECK (overlap IN ('allow', 'skip')),
+    job_id          bigint,
+    since           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    next_at         timestamptz,
+    item_id         bigint,
+    last_at         timestamptz,
+    last_id         bigint,
+    skipped         bigint      NOT NULL DEFAULT 0,
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    updated_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    UNIQUE (namespace, name),
+    CONSTRAINT scheduled_tasks_what_check CHECK ((event_type IS NULL) <> (work_name IS NULL) AND (work_tag IS NULL OR work_name IS NOT NULL))
+) WITH (fillfactor = 70);
+COMMENT ON TABLE scheduled_tasks IS 'Schedules: events that are emitted, or work items that are enqueued, whenever a cron expression says so (next_occurrence).';
+COMMENT ON COLUMN scheduled_tasks.event_type IS 'Of the events; null: it enqueues work items.';
+COMMENT ON COLUMN scheduled_tasks.payload IS 'Of the events, or the input of the work items.';
+COMMENT ON COLUMN scheduled_tasks.jitter IS 'Each occurrence comes up to so much later, by chance.';
+COMMENT ON COLUMN scheduled_tasks.catch_up IS 'What becomes of occurrences that nobody could carry out for a minute or more: none (skip), one for all of them, or all come.';
+COMMENT ON COLUMN scheduled_tasks.overlap IS 'With skip an occurrence is left out while what came of the one before is not done.';
+COMMENT ON COLUMN scheduled_tasks.since IS 'From when @every counts.';
+COMMENT ON COLUMN scheduled_tasks.next_at IS 'The next occurrence, without jitter; null: there is none.';
+COMMENT ON COLUMN scheduled_tasks.item_id IS 'Work item of the next occurrence.';
+COMMENT ON COLUMN scheduled_tasks.last_at IS 'The latest occurrence that was carried out, or when run_scheduled_task was; null: there was none.';
+COMMENT ON COLUMN scheduled_tasks.last_id IS 'Event or work item that came of it.';
+COMMENT ON COLUMN scheduled_tasks.skipped IS 'How often occurrences were left out, by catch_up, in which case several count once, or by overlap.';
+
+-- +goose StatementBegin
+CREATE FUNCTION await_occurrence(p_task scheduled_tasks, p_after timestamptz)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_next timestamptz := CASE WHEN p_task.active THEN next_occurrence(p_task.cron_expression, p_task.timezone, p_after, p_task.since) END;
+    v_item bigint;
+BEGIN
+    IF v_next IS NOT NULL THEN
+        v_item := enqueue_work('schedule', json_build_object('task_id', p_task.task_id), p_task.namespace, p_tag => 'eventbus',
+                               p_visible_at => v_next + p_task.jitter * random());
+    END IF;
+    UPDATE scheduled_tasks t SET next_at = v_next, item_id = v_item WHERE t.task_id = p_task.task_id;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION await_occurrence IS 'Internal: enqueues the first occurrence of a schedule after an instant. The caller has its row locked, and no item of it is left.';
+
+-- +goose StatementBegin
+CREATE FUNCTION withdraw_occurrence(p_task scheduled_tasks)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    -- Whoever is carrying it out waits for the lock of the schedule, and then finds that it is over; a dead letter is nobody's.
+    PERFORM remove_work(ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = p_task.item_id FOR UPDATE));
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION withdraw_occurrence IS 'Internal: removes the pending occurrence of a schedule, whose row the caller has locked.';
+
+-- +goose StatementBegin
+CREATE FUNCTION schedule_task(
+    p_namespace text, p_name text, p_cron_expression text, p_event_type text DEFAULT NULL, p_payload jsonb DEFAULT NULL, p_timezone text DEFAULT NULL,
+    p_active boolean DEFAULT true, p_jitter interval DEFAULT '0', p_catch_up text DEFAULT 'one', p_overlap text DEFAULT 'allow', p_key text DEFAULT NULL,
+    p_work_name text DEFAULT NULL, p_work_tag text DEFAULT NULL)
+RETURNS uuid
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_now       timestamptz := clock_timestamp();
+    v_namespace text := coalesce(p_namespace, 'default');
+    v_timezone  text := coalesce(p_timezone, 'UTC');
+    v_was       scheduled_tasks;
+    v_is        scheduled_tasks;
+BEGIN
+    IF v_namespace !~ '^[a-z][a-z0-9_-]{0,39}$' OR (octet_length(p_name) BETWEEN 1 AND 255) IS NOT TRUE THEN
+        RAISE EXCEPTION 'a schedule needs a name of 1 to 255 bytes, and a namespace of 1 to 40 lower-case letters, digits, _ and -, a letter first: not % in %', quote_nullable(p_name), quote_literal(v_namespace) USING ERRCODE = 'PW003';
+    ELSIF (p_event_type IS NULL) = (p_work_name IS NULL) OR p_work_tag IS NOT NULL AND p_work_name IS NULL THEN
+        RAISE EXCEPTION 'a schedule has either an event type, or the name of a work item and perhaps its tag' USING ERRCODE = 'PW003';
+    ELSIF (octet_length(p_event_type) <= 180 AND p_event_type ~ '^[^.*#|[:space:][:cntrl:]]+(\.[^.*#|[:space:][:cntrl:]]+)*$') IS FALSE THEN
+        RAISE EXCEPTION '% is no event type', quote_literal(p_event_type) USING ERRCODE = 'PW003';
+    ELSIF octet_length(p_work_name) NOT BETWEEN 1 AND 255 OR octet_length(p_work_tag) NOT BETWEEN 1 AND 255 OR octet_length(p_key) NOT BETWEEN 1 AND 255 THEN
+        RAISE EXCEPTION 'names, tags and keys have 1 to 255 bytes' USING ERRCODE = 'PW003';
+    ELSIF (p_jitter BETWEEN interval '0' AND interval '1 day' AND p_catch_up IN ('skip', 'one', 'all') AND p_overlap IN ('allow', 'skip') AND p_active IS NOT NULL) IS NOT TRUE THEN
+        RAISE EXCEPTION 'jitter is up to a day, catch_up is skip, one or all, and overlap is allow or skip: not %, %, %', quote_nullable(p_jitter), quote_nullable(p_catch_up), quote_nullable(p_overlap) USING ERRCODE = 'PW003';
+    ELSIF octet_length(p_payload::text) > 1048576 THEN
+        RAISE EXCEPTION 'the payload has more than 1 MiB' USING ERRCODE = 'PW003';
+    ELSIF next_occurrence(p_cron_expression, v_timezone, v_now) IS NULL THEN
+        RAISE EXCEPTION 'cron expression % is for no day that there is', quote_literal(p_cron_expression) USING ERRCODE = 'PW003';
+    END IF;
+    PERFORM register_namespaces(ARRAY[v_namespace]);
+    INSERT INTO scheduled_tasks AS t (namespace, name, cron_expression, timezone, event_type, work_name, work_tag, payload, key, active, jitter, catch_up, overlap, since)
+    VALUES (v_namespace, p_name, p_cron_expression, v_timezone, p_event_type, p_work_name, p_work_tag, coalesce(p_payload, 'null'), p_key, false, p_jitter, p_catch_up, p_overlap, v_now)
+    ON CONFLICT (namespace, name) DO NOTHING;
+    SELECT * INTO v_was FROM scheduled_tasks t WHERE t.namespace = v_namespace AND t.name = p_name FOR UPDATE;
+    UPDATE scheduled_tasks t
+       SET cron_expression = p_cron_expression, timezone = v_timezone, event_type = p_event_type, work_name = p_work_name, work_tag = p_work_tag,
+           payload = coalesce(p_payload, 'null'), key = p_key, active = p_active, jitter = p_jitter, catch_up = p_catch_up, overlap = p_overlap,
+           since = CASE WHEN t.cron_expression <> p_cron_expression OR NOT t.active THEN v_now ELSE t.since END, updated_at = v_now
+     WHERE t.task_id = v_was.task_id
+       AND (t.cron_expression, t.timezone, t.event_type, t.work_name, t.work_tag, t.payload, t.key, t.active, t.jitter, t.catch_up, t.overlap)
+           IS DISTINCT FROM (p_cron_expression, v_timezone, p_event_type, p_work_name, p_work_tag, coalesce(p_payload, 'null'), p_key, p_active, p_jitter, p_catch_up, p_overlap)
+    RETURNING t.* INTO v_is;
+    IF (v_is.cron_expression, v_is.timezone, v_is.active, v_is.jitter) IS DISTINCT FROM (v_was.cron_expression, v_was.timezone, v_was.active, v_was.jitter) AND v_is.task_id IS NOT NULL THEN
+        PERFORM withdraw_occurrence(v_was);
+        PERFORM await_occurrence(v_is, v_now);
+    END IF;
+    RETURN v_was.task_id;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION schedule_task IS 'Has an event be emitted, or a work item with p_work_name be enqueued, in a namespace (null: default), whenever p_cron_expression says so (see next_occurrence), and returns the id of the schedule: SELECT schedule_task(''shop'', ''daily-cleanup'', ''0 2 * * *'', ''maintenance.cleanup'', p_timezone => ''Europe/Berlin''). If there is a schedule of the name, it is changed to this, also while an occurrence is due; to say the same again changes nothing. The producer of the events is scheduler. p_jitter has each come up to so much later. p_catch_up says what becomes of occurrences that nobody could carry out for a minute or more: skip, one for all of them, or all; p_overlap of skip leaves one out while what came of the one before is not done. The nodes of the namespace carry it out. PW003 if an argument breaks a rule.';
+
+-- +goose StatementBegin
+CREATE FUNCTION schedule_key(p_task scheduled_tasks)
+RETURNS text
+LANGUAGE sql STABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT coalesce(p_task.key, CASE WHEN p_task.overlap = 'skip' THEN 'schedule ' || p_task.task_id END)
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION schedule_key IS 'Internal: key of what comes of a schedule; null: none.';
+
+-- +goose StatementBegin
+CREATE FUNCTION carry_out(p_task scheduled_tasks, p_at timestamptz)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_id bigint;
+BEGIN
+    IF p_task.event_type IS NOT NULL THEN
+        v_id := emit(p_task.namespace, p_task.event_type, p_task.payload, schedule_key(p_task), p_producer => 'scheduler',
+                     p_metadata => jsonb_build_object('scheduled_at', p_at), p_scheduled_task_id => p_task.task_id);
+    ELSE
+        v_id := enqueue_work(p_task.work_name, p_task.payload::json, p_task.namespace, p_tag => p_task.work_tag, p_key => p_task.key);
+    END IF;
+    UPDATE scheduled_tasks t SET last_at = p_at, last_id = v_id, updated_at = clock_timestamp() WHERE t.task_id = p_task.task_id;
+    RETURN v_id;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION carry_out IS 'Internal: emits the event of a schedule, or enqueues its work item, and returns the id of that. The caller has its row locked.';
+
+-- +goose StatementBegin
+CREATE FUNCTION is_under_way(p_task scheduled_tasks, p_last_id bigint)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN CASE WHEN p_task.event_type IS NULL THEN EXISTS (SELECT FROM worker_queue q WHERE q.id = p_last_id)
+                ELSE EXISTS (SELECT FROM event_log e CROSS JOIN LATERAL unnest(e.routes) AS r (group_id)
+                               JOIN event_keys k ON k.group_id = r.group_id AND k.key = e.key
+                              WHERE e.event_id = p_last_id AND e.scheduled_task_id = p_task.task_id) END;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION is_under_way IS 'Internal: whether what came of the latest occurrence of a schedule, or of anything of the same key, is not done.';
+
+-- +goose StatementBegin
+CREATE FUNCTION occur(p_item bigint, p_token uuid, p_task_id uuid, p_most integer DEFAULT 100)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    c_late   CONSTANT interval := '1 minute';
+    v_task   scheduled_tasks;
+    v_now    timestamptz;
+    v_at     timestamptz; -- carried out, or left out, up to here
+    v_next   timestamptz;
+    v_late   boolean;
+    v_done   integer := 0;
+    v_left   integer := 0;
+BEGIN
+    SELECT * INTO v_task FROM scheduled_tasks t WHERE t.task_id = p_task_id AND t.item_id = p_item FOR UPDATE;
+    IF NOT FOUND THEN -- it was changed, paused or deleted meanwhile
+        PERFORM ack_work(p_item, p_token);
+        RETURN 0;
+    END IF;
+    v_now := clock_timestamp();
+    v_at := v_task.next_at;
+    LOOP
+        v_late := v_at + v_task.jitter < v_now - c_late;
+        IF v_late AND v_task.catch_up = 'skip' THEN
+            v_left := v_left + 1;
+            v_at := v_now - c_late; -- all that is late
+            EXIT;
+        ELSIF v_task.overlap = 'skip' AND is_under_way(v_task, v_task.last_id) THEN
+            v_left := v_left + 1;
+        ELSE
+            v_task.last_id := carry_out(v_task, v_at);
+            v_done := v_done + 1;
+        END IF;
+        IF v_late AND v_task.catch_up = 'one' THEN
+            v_at := v_now;
+        END IF;
+        EXIT WHEN NOT v_late OR v_task.catch_up <> 'all' OR v_done + v_left >= p_most;
+        v_next := next_occurrence(v_task.cron_expression, v_task.timezone, v_at, v_task.since);
+        EXIT WHEN v_next IS NULL OR v_next + v_task.jitter >= v_now - c_late;
+        v_at := v_next;
+    END LOOP;
+    UPDATE scheduled_tasks t SET skipped = t.skipped + v_left WHERE t.task_id = p_task_id;
+    PERFORM await_occurrence(v_task, v_at);
+    PERFORM ack_work(p_item, p_token);
+    RETURN v_done;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION occur IS 'Internal: carries out an occurrence that is due, or leaves it out, as the schedule says, and enqueues the next one. Of those that are late, which are all to come, it carries out p_most. Returns how many. PW001 if the token of the work item no longer holds.';
+
+-- +goose StatementBegin
+CREATE FUNCTION run_scheduled_task(p_task_id uuid)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_task scheduled_tasks;
+BEGIN
+    SELECT * INTO v_task FROM scheduled_tasks t WHERE t.task_id = p_task_id FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no schedule %', p_task_id USING ERRCODE = 'PW002';
+    END IF;
+    RETURN CASE WHEN v_task.active THEN carry_out(v_task, clock_timestamp()) END;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION run_scheduled_task IS 'Emits the event of a schedule now, or enqueues its work item, beside its occurrences, and returns the id of that. If the schedule is not active nothing happens: null. PW002 if there is none of this id.';
+
+-- +goose StatementBegin
+CREATE FUNCTION run_schedule(p_namespace text, p_name text)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_id uuid := (SELECT t.task_id FROM scheduled_tasks t WHERE t.namespace = coalesce(p_namespace, 'default') AND t.name = p_name);
+BEGIN
+    IF v_id IS NULL THEN
+        RAISE EXCEPTION 'namespace % has no schedule %', coalesce(p_namespace, 'default'), quote_nullable(p_name) USING ERRCODE = 'PW002';
+    END IF;
+    RETURN coalesce(run_scheduled_task(v_id), 0);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION run_schedule IS 'run_scheduled_task by namespace (null: default) and name; 0 if the schedule is not active.';
+
+-- +goose StatementBegin
+CREATE FUNCTION activate_schedule(p_namespace text, p_name text, p_active boolean)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_was scheduled_tasks;
+    v_is  scheduled_tasks;
+BEGIN
+    SELECT * INTO v_was FROM scheduled_tasks t WHERE t.namespace = coalesce(p_namespace, 'default') AND t.name = p_name FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'namespace % has no schedule %', coalesce(p_namespace, 'default'), quote_nullable(p_name) USING ERRCODE = 'PW002';
+    ELSIF v_was.active = p_active THEN
+        RETURN false;
+    END IF;
+    UPDATE scheduled_tasks t SET active = p_active, since = CASE WHEN p_active THEN v_now ELSE t.since END, updated_at = v_now
+     WHERE t.task_id = v_was.task_id RETURNING t.* INTO v_is;
+    PERFORM withdraw_occurrence(v_was);
+    PERFORM await_occurrence(v_is, v_now);
+    RETURN true;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION activate_schedule IS 'Has a schedule of a namespace (null: default) occur, from now on, or not any more, and returns whether it did not do so before. Nothing is caught up with. PW002 if there is none.';
+
+-- +goose StatementBegin
+CREATE FUNCTION delete_schedule(p_namespace text, p_name text)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_was scheduled_tasks;
+BEGIN
+    DELETE FROM scheduled_tasks t WHERE t.namespace = coalesce(p_namespace, 'default') AND t.name = p_name RETURNING t.* INTO v_was;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM withdraw_occurrence(v_was);
+    RETURN true;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION delete_schedule IS 'Removes a schedule of a namespace (null: default) with its pending occurrence, and returns whether there was one. What has come of it stays.';
+
+-- +goose StatementBegin
+CREATE FUNCTION list_schedules(p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_after text DEFAULT '', p_limit integer DEFAULT 100)
+RETURNS SETOF scheduled_tasks
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT * FROM scheduled_tasks t
+     WHERE t.namespace = coalesce(p_namespace, 'default') AND (p_name IS NULL OR t.name = p_name) AND t.name > p_after
+     ORDER BY t.name LIMIT p_limit;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION list_schedules IS 'Schedules of a namespace (null: default), by name: that of p_name alone, or p_limit of them after p_after.';
+
+-- +goose Down
+
+LOCK TABLE scheduled_tasks IN ACCESS EXCLUSIVE MODE;
+-- +goose StatementBegin
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM scheduled_tasks) THEN
+        RAISE EXCEPTION 'schema % still holds schedules; remove them before migrating down', current_schema() USING ERRCODE = 'PW006';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+DROP FUNCTION list_schedules, delete_schedule, activate_schedule, run_schedule, run_scheduled_task, occur, is_under_way, carry_out, schedule_key, schedule_task, withdraw_occurrence, await_occurrence;
+DROP TABLE scheduled_tasks;

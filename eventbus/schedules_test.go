@@ -1,0 +1,282 @@
+package eventbus_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: does what is scheduled come when it is to, once, and as the schedule says?
+
+// schedule makes a schedule of events of type a.
+func (l *lab) schedule(s eventbus.Schedule) string {
+	l.t.Helper()
+	if s.Name == "" {
+		s.Name = "s"
+	}
+	if s.Type == "" && s.Work == "" {
+		s.Type = "a"
+	}
+	id, err := l.Schedule(l.within(), s)
+	require.NoError(l.t, err)
+	return id
+}
+
+func (l *lab) scheduled() []eventbus.ScheduleInfo {
+	l.t.Helper()
+	list, err := l.Schedules(l.within(), "", 100)
+	require.NoError(l.t, err)
+	return list
+}
+
+// occur has the pending occurrence of the only schedule be that of an instant, and carries it out as a node does.
+func (l *lab) occur(at time.Time) int {
+	l.t.Helper()
+	l.exec(`UPDATE scheduled_tasks SET next_at = $1`, at)
+	l.exec(`UPDATE worker_queue SET visible_at = now() WHERE tag = 'eventbus'`)
+	return l.carryOut(l.claim("eventbus"))
+}
+
+func (l *lab) carryOut(item *pgwake.ClaimedWorkItem) int {
+	l.t.Helper()
+	id, token, err := item.LockToken.WorkItem()
+	require.NoError(l.t, err)
+	return one[int](l, `SELECT occur($1, $2, ($3::json ->> 'task_id')::uuid)`, id, token, string(item.Input))
+}
+
+// occurrences are those that are in the queue, and consistent with their schedules.
+func (l *lab) occurrences() int {
+	l.t.Helper()
+	n := one[int](l, `SELECT count(*) FROM worker_queue WHERE tag = 'eventbus'`)
+	require.Equal(l.t, n, one[int](l, `SELECT count(*) FROM scheduled_tasks t JOIN worker_queue q ON q.id = t.item_id AND q.visible_at BETWEEN t.next_at AND t.next_at + t.jitter`))
+	return n
+}
+
+func (l *lab) emitted() int { return one[int](l, `SELECT count(*) FROM event_log`) }
+
+func TestSchedule_EverySecondOverThreeNodes_EachOccurrenceOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	var s seen
+	for range 3 {
+		n := l.nodeOn(l.another(), quick("g"))
+		require.NoError(t, n.On(l.within(), "a", func(_ context.Context, e *eventbus.Event, _ pgx.Tx) error {
+			s.note("%s %s %s", e.Producer, e.ScheduledTaskID, e.Payload)
+			return nil
+		}))
+	}
+	id := l.schedule(eventbus.Schedule{Cron: "* * * * * *", Payload: 7})
+	l.eventually(func() bool { return len(s.list()) >= 3 }, "three seconds pass")
+	_, err := l.PauseSchedule(l.within(), "s")
+	require.NoError(t, err)
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "all are handled")
+	require.Equal(t, l.emitted(), len(s.list()))
+	require.Equal(t, "scheduler "+id+" 7", s.list()[0])
+	require.Equal(t, l.emitted(), one[int](l, `SELECT count(DISTINCT metadata ->> 'scheduled_at') FROM event_log WHERE (metadata ->> 'scheduled_at')::timestamptz = date_trunc('second', emitted_at)`),
+		"each second once, and within it")
+	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+}
+
+func TestSchedule_LateOccurrences_AreCaughtUpWithAsItSays(t *testing.T) {
+	t.Parallel()
+	for how, want := range map[eventbus.CatchUp]int{eventbus.CatchUpSkip: 0, eventbus.CatchUpOne: 1, eventbus.CatchUpAll: 5, "": 1} {
+		t.Run(string(how), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.schedule(eventbus.Schedule{Cron: "@every 1h", CatchUp: how})
+			l.exec(`UPDATE scheduled_tasks SET since = since - interval '1 day'`)
+			late := one[time.Time](l, `SELECT since + interval '20 hours' FROM scheduled_tasks`) // 20, 21, 22, 23, and now
+			l.exec(`UPDATE scheduled_tasks SET since = since - interval '2 minutes'`)
+			require.Equal(t, want, l.occur(late.Add(-2*time.Minute)))
+			require.Equal(t, want, l.emitted())
+			require.Equal(t, 1, l.occurrences())
+			s := l.scheduled()[0]
+			require.InDelta(t, 58*60, time.Until(s.Next).Seconds(), 60, "the next one is to come")
+			require.EqualValues(t, map[bool]int{true: 1}[want == 0], s.Skipped)
+			// One that is not late comes whatever it says.
+			require.Equal(t, 1, l.occur(time.Now().Add(-10*time.Second)))
+		})
+	}
+}
+
+func TestSchedule_MoreAreLateThanAreCarriedOutAtOnce_TheRestIsDueAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.schedule(eventbus.Schedule{Cron: "* * * * * *", CatchUp: eventbus.CatchUpAll})
+	now := one[time.Time](l, `SELECT date_trunc('second', now())`)
+	require.Equal(t, 100, l.occur(now.Add(-200*time.Second)))
+	require.Equal(t, now.Add(-100*time.Second), l.scheduled()[0].Next.UTC().In(now.Location()))
+	n := l.carryOut(l.claim("eventbus"))
+	require.Greater(t, n, 30)
+	require.Equal(t, n+100, one[int](l, `SELECT count(DISTINCT metadata ->> 'scheduled_at') FROM event_log`))
+}
+
+func TestSchedule_OverlapSkip_OneIsLeftOutWhileTheOneBeforeIsNotDone(t *testing.T) {
+	t.Parallel()
+	for what, s := range map[string]eventbus.Schedule{
+		"event": {Type: "a"}, "event with a key": {Type: "a", Key: "k"}, "work item": {Work: "a", WorkTag: tagA}, "work item with a key": {Work: "a", WorkTag: tagA, Key: "k"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.subscribe("g", "a")
+			s.Cron, s.Overlap = "@every 1h", eventbus.OverlapSkip
+			l.schedule(s)
+			require.Equal(t, 1, l.occur(time.Now()))
+			require.Equal(t, 0, l.occur(time.Now()))
+			require.EqualValues(t, 1, l.scheduled()[0].Skipped)
+			item := l.claim(tagA)
+			require.Equal(t, 0, l.occur(time.Now()), "it is at work")
+			require.NoError(t, l.p.AckWorkItem(l.within(), item.LockToken, nil))
+			require.Equal(t, 1, l.occur(time.Now()))
+		})
+	}
+}
+
+func TestSchedule_ChangedWhileAnOccurrenceIsDue_ThatIsOver(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]struct {
+		do   func(l *lab) error
+		left int // occurrences
+	}{
+		"changed": {func(l *lab) error { l.schedule(eventbus.Schedule{Cron: "@every 2h"}); return nil }, 1},
+		"paused":  {func(l *lab) error { _, err := l.PauseSchedule(l.within(), "s"); return err }, 0},
+		"deleted": {func(l *lab) error { _, err := l.DeleteSchedule(l.within(), "s"); return err }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.schedule(eventbus.Schedule{Cron: "@every 1h"})
+			l.exec(`UPDATE worker_queue SET visible_at = now()`)
+			item := l.claim("eventbus")
+			require.NoError(t, change.do(l))
+			id, token, err := item.LockToken.WorkItem()
+			require.NoError(t, err)
+			_, err = l.conn.Exec(l.within(), `SELECT occur($1, $2, ($3::json ->> 'task_id')::uuid)`, id, token, string(item.Input))
+			require.ErrorContains(t, err, "PW001", "its item is gone")
+			require.Zero(t, l.emitted())
+			require.Equal(t, change.left, l.occurrences())
+		})
+	}
+}
+
+func TestSchedule_SaidAgain_ChangesNothingUnlessItDiffers(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	id := l.schedule(eventbus.Schedule{Cron: "@every 1h", Payload: 1})
+	first := l.scheduled()[0]
+	item := one[int64](l, `SELECT item_id FROM scheduled_tasks`)
+	require.Equal(t, id, l.schedule(eventbus.Schedule{Cron: "@every 1h", Payload: 1}))
+	require.Equal(t, first, l.scheduled()[0])
+	require.Equal(t, id, l.schedule(eventbus.Schedule{Cron: "@every 1h", Payload: 2}))
+	require.Equal(t, item, one[int64](l, `SELECT item_id FROM scheduled_tasks`), "the same occurrence, with what is to come of it now")
+	require.Equal(t, 1, l.occur(time.Now()))
+	require.Equal(t, "2", one[string](l, `SELECT payload::text FROM event_log`))
+	l.schedule(eventbus.Schedule{Cron: "@every 1h", Payload: 2, Jitter: time.Hour})
+	require.Equal(t, 1, l.occurrences())
+}
+
+func TestSchedule_PauseResumeRunAndDelete(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	id := l.schedule(eventbus.Schedule{Cron: "0 3 * * *", TimeZone: "Europe/Berlin", Paused: true, Key: "k", Payload: "x", Jitter: time.Minute, CatchUp: eventbus.CatchUpAll})
+	require.Zero(t, l.occurrences())
+	s := l.scheduled()[0]
+	require.Equal(t, id, s.ID)
+	require.Equal(t, eventbus.Schedule{Name: "s", Cron: "0 3 * * *", TimeZone: "Europe/Berlin", Type: "a", Payload: s.Payload, Key: "k", Jitter: time.Minute, CatchUp: eventbus.CatchUpAll,
+		Overlap: eventbus.OverlapAllow, Paused: true}, s.Schedule)
+	require.True(t, s.Next.IsZero())
+	ran, err := l.RunSchedule(l.within(), "s")
+	require.NoError(t, err)
+	require.Zero(t, ran, "it is paused")
+	for _, want := range []bool{true, false} {
+		was, err := l.ResumeSchedule(l.within(), "s")
+		require.NoError(t, err)
+		require.Equal(t, want, was)
+		require.Equal(t, 1, l.occurrences())
+	}
+	next, err := l.NextOccurrence(l.within(), "0 3 * * *", "Europe/Berlin", time.Now())
+	require.NoError(t, err)
+	require.True(t, next.Equal(l.scheduled()[0].Next))
+	ran, err = l.RunSchedule(l.within(), "s")
+	require.NoError(t, err)
+	require.Equal(t, ran, l.scheduled()[0].LastID)
+	require.Equal(t, 1, l.occurrences(), "beside its occurrences")
+	require.Equal(t, 1, l.emitted())
+	require.NotZero(t, one[int64](l, `SELECT run_scheduled_task($1)`, id))
+	tx := l.begin()
+	_, err = l.WithTx(tx).DeleteSchedule(l.within(), "s")
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(l.within()))
+	require.Equal(t, 1, l.occurrences())
+	was, err := l.DeleteSchedule(l.within(), "s")
+	require.NoError(t, err)
+	require.True(t, was)
+	require.Zero(t, l.occurrences())
+	was, err = l.DeleteSchedule(l.within(), "s")
+	require.NoError(t, err)
+	require.False(t, was)
+	for _, verb := range []func(context.Context, string) error{
+		func(ctx context.Context, name string) error { _, err := l.PauseSchedule(ctx, name); return err },
+		func(ctx context.Context, name string) error { _, err := l.ResumeSchedule(ctx, name); return err },
+		func(ctx context.Context, name string) error { _, err := l.RunSchedule(ctx, name); return err },
+	} {
+		require.ErrorIs(t, verb(l.within(), "s"), pgwake.ErrNotFound)
+	}
+}
+
+func TestSchedule_WorkItems_AreEnqueuedForWhoeverTakesThem(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.node(quick("g")) // carries it out
+	l.schedule(eventbus.Schedule{Cron: "* * * * * *", Work: "clean up", WorkTag: "mine", Payload: map[string]int{"days": 30}})
+	item := l.claim("mine")
+	require.Equal(t, []string{"clean up", `{"days": 30}`}, []string{item.Name, string(item.Input)})
+	require.Zero(t, l.emitted())
+}
+
+func TestSchedule_BadOnes_AreRefusedAndNothingIsWritten(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	good := eventbus.Schedule{Name: "s", Cron: "@daily", Type: "a"}
+	for name, spoil := range map[string]func(*eventbus.Schedule){
+		"no name": func(s *eventbus.Schedule) { s.Name = "" }, "long name": func(s *eventbus.Schedule) { s.Name = strings.Repeat("x", 256) },
+		"NUL": func(s *eventbus.Schedule) { s.Name = "a\x00" }, "cron": func(s *eventbus.Schedule) { s.Cron = "61 * * * *" },
+		"never": func(s *eventbus.Schedule) { s.Cron = "0 0 31 2 *" }, "zone": func(s *eventbus.Schedule) { s.TimeZone = "Europe/Nowhere" },
+		"no type": func(s *eventbus.Schedule) { s.Type = "" }, "type": func(s *eventbus.Schedule) { s.Type = "a..b" },
+		"both": func(s *eventbus.Schedule) { s.Work = "w" }, "tag": func(s *eventbus.Schedule) { s.WorkTag = "t" },
+		"payload": func(s *eventbus.Schedule) { s.Payload = math.NaN() }, "large payload": func(s *eventbus.Schedule) { s.Payload = strings.Repeat("x", 1<<20) },
+		"key": func(s *eventbus.Schedule) { s.Key = strings.Repeat("k", 256) }, "jitter": func(s *eventbus.Schedule) { s.Jitter = -1 },
+		"long jitter": func(s *eventbus.Schedule) { s.Jitter = 25 * time.Hour }, "catch up": func(s *eventbus.Schedule) { s.CatchUp = "some" },
+		"overlap": func(s *eventbus.Schedule) { s.Overlap = "some" },
+	} {
+		s := good
+		spoil(&s)
+		_, err := l.Schedule(l.within(), s)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, name)
+	}
+	_, err := l.In("A").Schedule(l.within(), good)
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	_, err = l.NextOccurrence(l.within(), "x", "", time.Now())
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	require.Empty(t, l.scheduled())
+	require.Empty(t, l.queued())
+	_, err = l.Schedules(l.within(), "", 0)
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	for i := range 3 {
+		good.Name = fmt.Sprint(i)
+		l.schedule(good)
+	}
+	page, err := l.Schedules(l.within(), "0", 1)
+	require.NoError(t, err)
+	require.Len(t, page, 1)
+	require.Equal(t, "1", page[0].Name)
+}
