@@ -45,7 +45,7 @@ test-matrix:
 ## stress: the suites that break and load things, at full length
 stress:
 	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s PGWAKE_CASES=300; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 30m \
-		-run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)' .
+		-p 1 -run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)|TestCrash' . ./eventbus
 
 ## check: format, vet, staticcheck, tidy modules
 check:
