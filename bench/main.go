@@ -69,6 +69,7 @@ func parse(args []string) (*settings, error) {
 	items := flags.Int("items", 0, "`items` to drain (default 200000, with -short or -quick 10000)")
 	backlog := flags.Int("backlog", 0, "`items` that are due around those that are fetched (default 200000, with -short or -quick 20000)")
 	tasks := flags.Int("tasks", 0, "`tasks` to ask about, of ten steps each (default 1000000, with -short 10000, with -quick 2000)")
+	log := flags.Int("log", 0, "`events` in the log beside which to emit (default 10000000, with -short 20000, with -quick 10000)")
 	s := &settings{sizes: full, rounds: 5, scenarios: names()}
 	flags.StringVar(&s.json, "json", beside("results.json"), "`file` for the figures and the raw samples")
 	flags.StringVar(&s.charts, "charts", beside("charts"), "`directory` for the charts")
@@ -98,6 +99,9 @@ func parse(args []string) (*settings, error) {
 	}
 	if *tasks > 0 {
 		s.sizes.manyTasks.Tasks = *tasks
+	}
+	if *log > 0 {
+		s.sizes.eventLog.Rows = *log
 	}
 	if *run != "" {
 		s.scenarios = strings.Split(*run, ",")

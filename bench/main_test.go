@@ -344,3 +344,42 @@ func TestTaskRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 	assert.Equal(t, 1.0, figures["task_next_ready_ms"])
 	assert.InDelta(t, 0.9995, figures["task_polls_fewer"], 1e-9)
 }
+
+func TestEventRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
+	round := func() *measure.EventsResult {
+		latency := func(commit, send time.Duration) measure.Latency {
+			return measure.Latency{FromCommit: ms(commit), FromSend: ms(send)}
+		}
+		drain := func(done int) *measure.DrainResult {
+			return &measure.DrainResult{Dispatchers: 8, Items: 1000, Done: done, Took: time.Second}
+		}
+		return &measure.EventsResult{Items: latency(2, 4), Tx: latency(3, 6), Plain: latency(2, 5), Drain: drain(500), ItemsDrain: drain(1000), ItemsTxDrain: drain(600)}
+	}
+	log := func() *measure.EventLogResult { return &measure.EventLogResult{Rows: 1000, Full: ms(6), Empty: ms(5)} }
+	judge := func(e *measure.EventsResult, l *measure.EventLogResult) (missed []string) {
+		for _, w := range (&results{Events: []*measure.EventsResult{e}, EventLog: []*measure.EventLogResult{l}}).eventRows() {
+			if w.goal != "" && !w.met {
+				missed = append(missed, strings.TrimSpace(w.measure))
+			}
+		}
+		return missed
+	}
+	assert.Empty(t, judge(round(), log()))
+	for missed, spoil := range map[string]func(*measure.EventsResult, *measure.EventLogResult){
+		"single event by another provider, commit to handler with a transaction, p50": func(e *measure.EventsResult, _ *measure.EventLogResult) { e.Tx.FromCommit = ms(4) },
+		"the emit included, p50": func(e *measure.EventsResult, _ *measure.EventLogResult) { e.Tx.FromSend = ms(7) },
+		"backlog of 1000, 8 handlers that do nothing, events with a transaction each: events/s": func(e *measure.EventsResult, _ *measure.EventLogResult) {
+			e.Drain.Done = 499
+		},
+		"emit, 1000 events of the month in the log, p50": func(_ *measure.EventsResult, l *measure.EventLogResult) { l.Full = ms(7) },
+	} {
+		e, l := round(), log()
+		spoil(e, l)
+		assert.Equal(t, missed, strings.Join(judge(e, l), ","))
+	}
+	r := results{Events: []*measure.EventsResult{round()}, EventLog: []*measure.EventLogResult{log()}}
+	figures := r.metrics()
+	assert.Equal(t, 1.5, figures["event_handler_ratio"])
+	assert.Equal(t, 0.5, figures["event_rate_ratio"])
+	assert.Equal(t, 1.2, figures["event_log_ratio"])
+}

@@ -54,6 +54,7 @@ func (r *results) metrics() map[string]float64 {
 	}
 	r.namespaceMetrics(put)
 	r.taskMetrics(put)
+	r.eventMetrics(put)
 	return m
 }
 

@@ -45,6 +45,8 @@ type sizes struct {
 	namespaces    measure.NamespacesOptions
 	tasks         measure.TasksOptions
 	manyTasks     measure.ManyTasksOptions
+	events        measure.EventsOptions
+	eventLog      measure.EventLogOptions
 }
 
 // peers returns these, unless there are to be none.
@@ -62,7 +64,7 @@ func (s *sizes) tell(to func(measure.Progress)) {
 		&s.redelivery.Progress, &s.stress.Progress, &s.histories.Progress, &s.fanIn.Progress, &s.convoy.Progress,
 		&s.peerPairs.Progress, &s.peerTimers.Progress, &s.drain.Progress, &s.writers.Progress, &s.nodes.Progress,
 		&s.fetch.Progress, &s.bloat.Progress, &s.quotas.Progress, &s.restarts.Progress, &s.namespaces.Progress,
-		&s.tasks.Progress, &s.manyTasks.Progress,
+		&s.tasks.Progress, &s.manyTasks.Progress, &s.events.Progress, &s.eventLog.Progress,
 	} {
 		*progress = to
 	}
@@ -134,6 +136,8 @@ var small = sizes{
 	},
 	tasks:     measure.TasksOptions{Singles: 60, Gap: 10 * time.Millisecond, Stretch: 2 * time.Second, Duration: time.Second, Polled: 12, Width: 200},
 	manyTasks: measure.ManyTasksOptions{Tasks: 10_000, Large: 2000, Reads: 10},
+	events:    measure.EventsOptions{Singles: 60, Gap: 10 * time.Millisecond, Backlog: 2000},
+	eventLog:  measure.EventLogOptions{Rows: 20_000, Emits: 100},
 }
 
 // quick has the figures with a goal in the specification, and is done within a minute.
@@ -154,12 +158,14 @@ func quick() sizes {
 	s.namespaces.Many.Duration = 500 * time.Millisecond
 	s.tasks.Duration, s.tasks.Polled, s.tasks.Width = 500*time.Millisecond, 11, 100
 	s.manyTasks = measure.ManyTasksOptions{Tasks: 2000, Large: 1000, Reads: 5}
+	s.events = measure.EventsOptions{Singles: 40, Gap: 5 * time.Millisecond, Backlog: 1000}
+	s.eventLog = measure.EventLogOptions{Rows: 10_000, Emits: 60}
 	s.fetch = measure.FetchCostOptions{Backlog: 10_000, Locked: 5000, Timers: 10_000, LockedInstances: 300, Fetches: 40}
 	return s
 }
 
 // quickNames are the scenarios of quick.
-var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch", namespaces, tasks, manyTasks}
+var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch", namespaces, tasks, manyTasks, events, eventLog}
 
 // results of all rounds, in the order of the rounds.
 type results struct {
@@ -194,6 +200,8 @@ type results struct {
 	Namespaces []*measure.NamespacesResult `json:"namespaces,omitempty"`
 	Tasks      []*measure.TasksResult      `json:"tasks,omitempty"`
 	ManyTasks  []*measure.ManyTasksResult  `json:"many_tasks,omitempty"`
+	Events     []*measure.EventsResult     `json:"events,omitempty"`
+	EventLog   []*measure.EventLogResult   `json:"event_log,omitempty"`
 }
 
 type scenario struct {
@@ -208,6 +216,8 @@ const (
 	namespaces = "namespaces"
 	tasks      = "tasks"
 	manyTasks  = "manytasks"
+	events     = "events"
+	eventLog   = "eventlog"
 )
 
 var scenarios = []scenario{
@@ -334,6 +344,14 @@ var scenarios = []scenario{
 	{name: manyTasks, what: "questions about many tasks, and a large one", once: true,
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
 			return add(&to.ManyTasks)(measure.ManyTasks(ctx, url, s.manyTasks))
+		}},
+	{name: events, what: "events, and items beside them",
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Events)(measure.Events(ctx, url, s.events))
+		}},
+	{name: eventLog, what: "emits beside a full log", once: true,
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.EventLog)(measure.EventLog(ctx, url, s.eventLog))
 		}},
 	{name: "drain", what: "a backlog of items that do nothing", run: runDrains},
 	{name: "fetch", what: "fetches among rows that they do not take", once: true,
@@ -470,7 +488,7 @@ func names() (all []string) {
 
 // needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
 func needsBaseline(name string) bool {
-	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "restarts", "drain", "fetch", "bloat", manyTasks}, name)
+	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "restarts", "drain", "fetch", "bloat", manyTasks, events, eventLog}, name)
 }
 
 // add keeps a result.

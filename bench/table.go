@@ -35,6 +35,7 @@ func (r *results) rows() (rows []row) {
 	rows = append(rows, r.quotaRows()...)
 	rows = append(rows, r.namespaceRows()...)
 	rows = append(rows, r.taskRows()...)
+	rows = append(rows, r.eventRows()...)
 	rows = append(rows, r.drainRows()...)
 	rows = append(rows, r.fetchRows()...)
 	rows = append(rows, r.bloatRows()...)
@@ -299,6 +300,9 @@ func (r *results) safetyNet() (net measure.SafetyNet) {
 		net = net.Plus(s.Net)
 	}
 	for _, s := range r.Nodes {
+		net = net.Plus(s.Net)
+	}
+	for _, s := range r.Events {
 		net = net.Plus(s.Net)
 	}
 	for _, s := range r.Namespaces {

@@ -327,6 +327,19 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 			_, err := Nodes(ctx, url, NodesOptions{Nodes: 2, Items: 100_000, Progress: stop})
 			return err
 		},
+		"events": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Events(ctx, url, EventsOptions{Singles: 100_000, Gap: time.Millisecond, Progress: stop})
+			return err
+		},
+		"events, drain": func(ctx context.Context, url string, stop func(Progress)) error {
+			o := EventsOptions{Backlog: 20_000, Dispatchers: 1, Progress: stop}
+			_, err := o.drain(ctx, url, "events", eventBacklog)
+			return aboutIn(ctx, "events", err)
+		},
+		"the log of events": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := EventLog(ctx, url, EventLogOptions{Rows: 1000, Emits: 100_000, Progress: stop})
+			return err
+		},
 		"fetch costs": func(ctx context.Context, url string, stop func(Progress)) error {
 			_, err := FetchCosts(ctx, url, FetchCostOptions{Timers: 10, Fetches: 10_000, Progress: stop})
 			return err
@@ -616,4 +629,54 @@ func TestManyTasks_AsksEachQuestion(t *testing.T) {
 	assert.EqualValues(t, 1, rows(`SELECT * FROM get_ready_steps`))
 	assert.EqualValues(t, 9, rows(`SELECT * FROM get_step_transitive_dependencies`))
 	assert.Nil(t, r.Query("nothing"))
+}
+
+func TestEvents_MeasuresEventsAndItemsInTurns_AndEachIsDone(t *testing.T) {
+	var last Progress
+	r, err := Events(t.Context(), serverURL(t), EventsOptions{Singles: 8, Gap: time.Millisecond, Backlog: 110, Dispatchers: 3, Progress: keep(&last)})
+	require.NoError(t, err)
+	for _, of := range []Latency{r.Items, r.Tx, r.Plain} {
+		assert.Len(t, of.FromCommit, 8)
+		noneNegative(t, of.FromCommit, of.FromSend)
+	}
+	assert.Zero(t, r.Again)
+	assert.Zero(t, r.Net)
+	for _, drain := range []*DrainResult{r.Drain, r.ItemsDrain, r.ItemsTxDrain} {
+		assert.Equal(t, 110, drain.Done, drain.Who)
+		assert.Positive(t, drain.PerSecond())
+	}
+	assert.Positive(t, r.RateRatio())
+	assert.Positive(t, last.Elapsed)
+	assertNothingLeft(t)
+}
+
+func TestEventLog_TakesTheTimeOfEveryEmit(t *testing.T) {
+	var last Progress
+	r, err := EventLog(t.Context(), serverURL(t), EventLogOptions{Rows: 250, Emits: 5, Progress: keep(&last)})
+	require.NoError(t, err)
+	assert.Len(t, r.Full, 5)
+	assert.Len(t, r.Empty, 5)
+	noneNegative(t, r.Full, r.Empty)
+	assert.Positive(t, r.Filled)
+	assert.Positive(t, last.Total)
+	assertNothingLeft(t)
+}
+
+// What is filled is in the partition of the month, and not in the default one.
+func TestFillLog_EventsOfThisMonth(t *testing.T) {
+	s := newStage(serverURL(t))
+	n, _, err := s.openBus(t.Context(), 4)
+	require.NoError(t, err)
+	defer func() {
+		n.close(&err)
+		s.drop(&err)
+		assert.NoError(t, err)
+		assertNothingLeft(t)
+	}()
+	require.NoError(t, s.fillLog(t.Context(), 250, newMeter(nil)))
+	var events, elsewhere, types int
+	require.NoError(t, s.one(t.Context(), &events, `SELECT count(*) FROM event_log`))
+	require.NoError(t, s.one(t.Context(), &elsewhere, `SELECT count(*) FROM event_log_default`))
+	require.NoError(t, s.one(t.Context(), &types, `SELECT count(DISTINCT event_type) FROM event_log`))
+	assert.Equal(t, []int{250, 0, 100}, []int{events, elsewhere, types})
 }

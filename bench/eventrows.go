@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/pgwake/pgwake/bench/measure"
+)
+
+// This file answers: what do the results say of the event bus?
+
+const (
+	eventsLater   = 1.5
+	eventsSlower  = 0.5 // the throughput of events over that of items
+	longLogSlower = 1.2
+)
+
+// eventMetrics are figures by name.
+func (r *results) eventMetrics(put func(string, []float64)) {
+	put("event_handler_ratio", each(r.Events, func(e *measure.EventsResult) float64 {
+		return float64(e.Tx.FromCommit.Summary().P50) / float64(e.Items.FromCommit.Summary().P50)
+	}))
+	put("event_rate_ratio", each(r.Events, (*measure.EventsResult).RateRatio))
+	put("event_log_ratio", each(r.EventLog, (*measure.EventLogResult).Ratio))
+}
+
+func (r *results) eventRows() (rows []row) {
+	if n := len(r.Events); n > 0 {
+		latency := func(of func(*measure.EventsResult) measure.Samples) func(int) measure.Summary {
+			return func(i int) measure.Summary { return of(r.Events[i]).Summary() }
+		}
+		tx := latency(func(e *measure.EventsResult) measure.Samples { return e.Tx.FromCommit })
+		plain := latency(func(e *measure.EventsResult) measure.Samples { return e.Plain.FromCommit })
+		items := latency(func(e *measure.EventsResult) measure.Samples { return e.Items.FromCommit })
+		sent := latency(func(e *measure.EventsResult) measure.Samples { return e.Tx.FromSend })
+		itemsSent := latency(func(e *measure.EventsResult) measure.Samples { return e.Items.FromSend })
+		rates := func(of func(*measure.EventsResult) *measure.DrainResult) []float64 {
+			return each(r.Events, func(e *measure.EventsResult) float64 { return of(e).PerSecond() })
+		}
+		drain := rates(func(e *measure.EventsResult) *measure.DrainResult { return e.Drain })
+		first := r.Events[0].Drain
+		const claim = " (item, by FetchWorkItem)"
+		rows = append(rows,
+			r.compare("single event by another provider, commit to handler with a transaction, p50", n, p50(tx), p50(items), claim, atMost(eventsLater)),
+			r.compare("  the emit included, p50", n, p50(sent), p50(itemsSent), " (item, the enqueue included)", atMost(eventsLater)),
+			r.compare("  p99", n, p99(tx), p99(items), claim, noGoal),
+			r.compare("  commit to handler without a transaction, p50", n, p50(plain), p50(items), claim, noGoal),
+			rate(fmt.Sprintf("backlog of %d, %d handlers that do nothing, events with a transaction each", first.Items, first.Dispatchers), "events/s",
+				drain, rates(func(e *measure.EventsResult) *measure.DrainResult { return e.ItemsDrain }), "items, acks share commits", eventsSlower),
+			rate("  against items with a transaction each", "events/s",
+				drain, rates(func(e *measure.EventsResult) *measure.DrainResult { return e.ItemsTxDrain }), "items by HandleTx", 0))
+	}
+	for _, l := range r.EventLog {
+		rows = append(rows,
+			r.compare(fmt.Sprintf("emit, %d events of the month in the log, p50", l.Rows), 1,
+				p50(func(int) measure.Summary { return l.Full.Summary() }), p50(func(int) measure.Summary { return l.Empty.Summary() }), " (empty log)", atMost(longLogSlower)),
+			row{measure: "  to fill it", figure: fmt.Sprint(l.Filled.Round(time.Millisecond))})
+	}
+	return rows
+}
