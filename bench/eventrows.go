@@ -46,9 +46,11 @@ func (r *results) eventRows() (rows []row) {
 			r.compare("  p99", n, p99(tx), p99(items), claim, noGoal),
 			r.compare("  commit to handler without a transaction, p50", n, p50(plain), p50(items), claim, noGoal),
 			rate(fmt.Sprintf("backlog of %d, %d handlers that do nothing, events with a transaction each", first.Items, first.Dispatchers), "events/s",
-				drain, rates(func(e *measure.EventsResult) *measure.DrainResult { return e.ItemsDrain }), "items, acks share commits", eventsSlower),
+				drain, rates(func(e *measure.EventsResult) *measure.DrainResult { return e.ItemsDrain }), "items, fetched and acknowledged one by one", eventsSlower),
 			rate("  against items with a transaction each", "events/s",
-				drain, rates(func(e *measure.EventsResult) *measure.DrainResult { return e.ItemsTxDrain }), "items by HandleTx", 0))
+				drain, rates(func(e *measure.EventsResult) *measure.DrainResult { return e.ItemsTxDrain }), "HandleTx", 0),
+			rate("  against items without, in batches", "events/s",
+				drain, rates(func(e *measure.EventsResult) *measure.DrainResult { return e.SharedDrain }), "Handle, acks share commits", 0))
 	}
 	for _, l := range r.EventLog {
 		rows = append(rows,

@@ -353,7 +353,7 @@ func TestEventRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 		drain := func(done int) *measure.DrainResult {
 			return &measure.DrainResult{Dispatchers: 8, Items: 1000, Done: done, Took: time.Second}
 		}
-		return &measure.EventsResult{Items: latency(2, 4), Tx: latency(3, 6), Plain: latency(2, 5), Drain: drain(500), ItemsDrain: drain(1000), ItemsTxDrain: drain(600)}
+		return &measure.EventsResult{Items: latency(2, 4), Tx: latency(3, 6), Plain: latency(2, 5), Drain: drain(500), ItemsDrain: drain(1000), ItemsTxDrain: drain(600), SharedDrain: drain(9000)}
 	}
 	log := func() *measure.EventLogResult { return &measure.EventLogResult{Rows: 1000, Full: ms(6), Empty: ms(5)} }
 	judge := func(e *measure.EventsResult, l *measure.EventLogResult) (missed []string) {

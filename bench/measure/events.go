@@ -35,11 +35,12 @@ type EventsResult struct {
 	Again int       `json:"again"` // deliveries beyond the first
 	Net   SafetyNet `json:"safety_net"`
 
-	// Of a backlog, by as many handlers that do nothing, each done durably: events with a transaction each, items of a dispatch.Dispatcher
-	// without, whose acks share commits, and items with a transaction each.
+	// Of a backlog, by as many handlers that do nothing, each done durably: events with a transaction each; items by the verbs of the Provider,
+	// one by one; items by dispatch.HandleTx, with a transaction each; and by dispatch.Handle, whose acks share commits.
 	Drain        *DrainResult `json:"drain"`
 	ItemsDrain   *DrainResult `json:"items_drain"`
 	ItemsTxDrain *DrainResult `json:"items_tx_drain"`
+	SharedDrain  *DrainResult `json:"shared_drain"`
 }
 
 // RateRatio is the throughput of events over that of items.
@@ -56,20 +57,19 @@ func Events(ctx context.Context, url string, o EventsOptions) (r *EventsResult, 
 	if err := r.singles(ctx, url, &o); err != nil {
 		return nil, err
 	}
-	for _, drain := range []struct {
-		to  **DrainResult
-		who string
-		of  func(context.Context, stage, *EventsOptions, *node) (backlog, error)
-	}{
-		{&r.Drain, "events, with a transaction", eventBacklog},
-		{&r.ItemsDrain, "items", itemBacklog},
-		{&r.ItemsTxDrain, "items, with a transaction", txItemBacklog},
-	} {
-		if *drain.to, err = o.drain(ctx, url, drain.who, drain.of); err != nil {
-			return nil, err
-		}
+	if r.Drain, err = o.drain(ctx, url, "events, with a transaction", eventBacklog); err != nil {
+		return nil, err
 	}
-	return r, nil
+	items := DrainOptions{Items: o.Backlog, Dispatchers: o.Dispatchers, Way: OneByOne, Progress: o.Progress}
+	if r.ItemsDrain, err = Drain(ctx, url, items); err != nil {
+		return nil, err
+	}
+	if r.ItemsTxDrain, err = o.drain(ctx, url, "items, with a transaction", txItemBacklog); err != nil {
+		return nil, err
+	}
+	items.Way = ByDispatcher
+	r.SharedDrain, err = Drain(ctx, url, items)
+	return r, err
 }
 
 // eventNodeConnections suffice for handlers of events that have one each.
@@ -266,17 +266,6 @@ func eventBacklog(ctx context.Context, _ stage, o *EventsOptions, n *node) (back
 		defer cancel()
 		return worker.Stop(stopping)
 	}, err
-}
-
-func itemBacklog(ctx context.Context, s stage, o *EventsOptions, n *node) (backlog, error) {
-	return func(ctx context.Context, handled func()) error {
-		d := dispatch.New(n.Provider, &dispatch.Config{Concurrency: o.Dispatchers})
-		dispatch.Handle(d, measured, func(context.Context, json.RawMessage) (json.RawMessage, error) {
-			handled()
-			return nil, nil
-		})
-		return d.Run(ctx)
-	}, s.fillWork(ctx, 0, o.Backlog, 0, false)
 }
 
 func txItemBacklog(ctx context.Context, s stage, o *EventsOptions, n *node) (backlog, error) {

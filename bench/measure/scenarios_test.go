@@ -641,7 +641,7 @@ func TestEvents_MeasuresEventsAndItemsInTurns_AndEachIsDone(t *testing.T) {
 	}
 	assert.Zero(t, r.Again)
 	assert.Zero(t, r.Net)
-	for _, drain := range []*DrainResult{r.Drain, r.ItemsDrain, r.ItemsTxDrain} {
+	for _, drain := range []*DrainResult{r.Drain, r.ItemsDrain, r.ItemsTxDrain, r.SharedDrain} {
 		assert.Equal(t, 110, drain.Done, drain.Who)
 		assert.Positive(t, drain.PerSecond())
 	}
