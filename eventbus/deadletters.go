@@ -20,7 +20,7 @@ type Letter struct {
 	Attempts int
 	FailedAt time.Time // server time
 
-	// Event is as it was delivered the last time. If the log does not have it any more, it has no Payload.
+	// Event is as it was delivered the last time. If it is large, and the log does not have it any more, it has no Payload.
 	Event *Event
 }
 

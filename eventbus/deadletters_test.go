@@ -2,6 +2,7 @@ package eventbus_test
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,7 +100,8 @@ func TestDeadLetters_EventIsNotInTheLogAnyMore_TheRestIsThere(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
 	l.subscribe("g", "a")
-	id := l.emitKey("a", "k")
+	id, err := l.Emit(l.within(), "a", strings.Repeat("x", 5000), &eventbus.EmitOptions{Key: "k"}) // what is small is there as well
+	require.NoError(t, err)
 	l.bury(eventTag("g", "a"), "no")
 	l.exec(`DELETE FROM event_log`)
 	letters, err := l.DeadLetters(l.within(), nil)

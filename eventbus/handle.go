@@ -53,7 +53,7 @@ func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispat
 	case item.Tag == controlTag:
 		return nil, n.routeAgain(ctx, d)
 	}
-	event, err := n.event(ctx, d)
+	event, err := n.event(ctx, item, d)
 	if err != nil {
 		return nil, err
 	}
@@ -80,11 +80,10 @@ func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispat
 	})
 }
 
-// event is that of a delivery, which came with it unless it could not be read then.
-func (n *Node) event(ctx context.Context, d delivery) (*Event, error) {
-	if d.Event != nil {
-		d.Event.xact = d.Xact
-		return d.Event, nil
+// event is that of a delivery, which carries it unless it could not be read before.
+func (n *Node) event(ctx context.Context, item *pgwake.ClaimedWorkItem, d delivery) (*Event, error) {
+	if d.Payload != nil {
+		return d.event(item), nil
 	}
 	events, err := n.events(ctx, []delivery{d})
 	switch {
@@ -144,9 +143,6 @@ func (handlerTx) Rollback(context.Context) error { return errTxEnds }
 
 // routeAgain delivers an event that was a dead letter because it was for nobody.
 func (n *Node) routeAgain(ctx context.Context, d delivery) error {
-	if d.Event != nil {
-		d.EventID, d.EmittedAt = d.Event.ID, d.Event.EmittedAt
-	}
 	return dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
 		item, claim, err := token.WorkItem()
 		if err != nil {

@@ -2,9 +2,11 @@ package eventbus_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -301,17 +303,33 @@ func TestNode_LeaseWasLost_NothingTakesEffect(t *testing.T) {
 	require.Equal(t, []int{1}, all[int](l, `SELECT redelivery FROM effects`))
 }
 
-func TestNode_EventIsNotInTheLogAnyMore_IsADeadLetter(t *testing.T) {
+// What is small is in the delivery as well, and outlives the log.
+func TestNode_EventIsNotInTheLogAnyMore_IsADeadLetterIfItIsLarge(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
-	l.subscribe("g", "a")
-	l.emit("a")
+	l.subscribe("g", "#")
+	_, err := l.EmitMany(l.within(), []eventbus.Emission{{Type: "large", Payload: strings.Repeat("x", 5000)}, {Type: "small"}, {Type: "bad", Payload: 7}})
+	require.NoError(t, err)
 	l.exec(`DELETE FROM event_log`)
 	n := l.node(quick("g"))
-	require.NoError(t, n.On(l.within(), "a", new(seen).ids))
+	var s seen
+	require.NoError(t, n.On(l.within(), "#", func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {
+		if e.Type == "bad" {
+			return eventbus.DeadLetter(errors.New("it is bad"))
+		}
+		return s.types(ctx, e, tx)
+	}))
 	l.eventually(func() bool {
-		return one[int](l, `SELECT count(*) FROM dead_letters WHERE error LIKE '%not in the log%'`) == 1
-	}, "it is given up")
+		return one[int](l, `SELECT count(*) FROM dead_letters WHERE error LIKE '%not in the log%' AND name = 'large'`) == 1 && len(l.queued()) == 0
+	}, "all are done, or given up")
+	require.Equal(t, []string{"small"}, s.list())
+	letters, err := l.DeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	payloads := map[string]string{}
+	for _, letter := range letters {
+		payloads[letter.Event.Type] = string(letter.Event.Payload)
+	}
+	require.Equal(t, map[string]string{"large": "", "bad": "7"}, payloads)
 }
 
 func TestNode_BadArguments_AreRefused(t *testing.T) {
@@ -358,4 +376,58 @@ func TestNode_NoHandlerForAnEventOfItsGroup_LeavesItAlone(t *testing.T) {
 	l.emit("order.created")
 	l.eventually(func() bool { return len(s.list()) == 4 && len(l.queued()) == 2 }, "and claimed by those")
 	require.Equal(t, []bool{true, true}, all[bool](l, `SELECT q.xmin::text = e.xact::text FROM worker_queue q JOIN event_log e ON e.event_id = (q.input->>'event_id')::bigint`))
+}
+
+// What is small travels in the delivery, and what is large is read. A handler sees no difference, whichever way the event came.
+func TestNode_SmallAndLargeEvents_ComeAsTheLogHasThem(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "#")
+	large := strings.Repeat("0123456789abcdef", 1000) // which compresses well
+	var random strings.Builder
+	for range 100 {
+		random.WriteString(rand.Text())
+	}
+	emitter, err := l.Node(l.within(), &eventbus.NodeConfig{ID: "emitter"})
+	require.NoError(t, err)
+	var events []eventbus.Emission
+	for i, payload := range []any{nil, map[string]any{"b": 1.50, "a": []any{nil, "<&>"}}, large, random.String()} {
+		for _, key := range []string{"", fmt.Sprint("k", i)} {
+			o := eventbus.EmitOptions{Key: key, Headers: map[string]string{"h": "x"}, Metadata: map[string]int{"m": i}}
+			events = append(events, eventbus.Emission{Type: "a.b", Payload: payload, EmitOptions: o})
+			_, err := emitter.Emit(l.within(), "a.b", payload, &o)
+			require.NoError(t, err)
+		}
+	}
+	_, err = emitter.EmitMany(l.within(), events)
+	require.NoError(t, err)
+	want := l.log(2 * len(events))
+	require.Equal(t, 4+2, one[int](l, `SELECT count(*) FROM worker_queue WHERE input -> 'payload' IS NULL`), "those that are large; of a key the first")
+	got := make(chan eventbus.Event, len(want))
+	n := l.node(quick("g"))
+	require.NoError(t, n.On(l.within(), "#", func(_ context.Context, e *eventbus.Event, _ pgx.Tx) error {
+		require.Positive(t, e.MessageID)
+		e.MessageID = 0
+		got <- *e
+		return nil
+	}))
+	_, err = l.Replay(l.within(), "g", eventbus.Range{})
+	require.NoError(t, err)
+	times := map[int64]int{}
+	for range 2 * len(want) {
+		select {
+		case e := <-got:
+			times[e.ID]++
+			i := slices.IndexFunc(want, func(w *eventbus.Event) bool { return w.ID == e.ID })
+			require.JSONEq(t, string(want[i].Payload), string(e.Payload))
+			require.JSONEq(t, string(want[i].Metadata), string(e.Metadata))
+			e.Payload, e.Metadata = want[i].Payload, want[i].Metadata
+			require.Equal(t, *want[i], e)
+		case <-time.After(patience):
+			require.Fail(t, "not all are handled")
+		}
+	}
+	for _, w := range want {
+		require.Equal(t, 2, times[w.ID], "emitted, and replayed")
+	}
 }

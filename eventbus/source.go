@@ -17,14 +17,31 @@ import (
 type delivery struct {
 	EventID   int64     `json:"event_id,omitempty"`
 	EmittedAt time.Time `json:"emitted_at,omitzero"`
-	Event     *Event    `json:"event,omitempty"`     // once it was read
-	Xact      uint64    `json:"xact,omitempty"`      // of that
 	ReplayID  int64     `json:"replay_id,omitempty"` // of a replay that is to go on
 	TaskID    string    `json:"task_id,omitempty"`   // of a schedule of which this is an occurrence
+
+	// Of an event that is small, or was read: what the item has not itself.
+	Payload         json.RawMessage `json:"payload,omitempty"` // nil: it is to be read
+	Metadata        json.RawMessage `json:"metadata,omitempty"`
+	Producer        string          `json:"producer,omitempty"`
+	ScheduledTaskID string          `json:"scheduled_task_id,omitempty"`
+	Xact            uint64          `json:"xact,omitempty,string"`
 }
 
-// source is a Provider whose deliveries come at most so many at a time, each with its event: one more round trip for all of a claim, so
-// that a handler begins with nothing but its transaction.
+// carried is the delivery of an event that was read.
+func carried(e *Event) delivery {
+	return delivery{EventID: e.ID, EmittedAt: e.EmittedAt, Payload: e.Payload, Metadata: e.Metadata, Producer: e.Producer,
+		ScheduledTaskID: e.ScheduledTaskID, Xact: e.xact}
+}
+
+// event is that of a delivery that carries it.
+func (d *delivery) event(item *pgwake.ClaimedWorkItem) *Event {
+	return &Event{ID: d.EventID, Namespace: item.Namespace, Type: item.Name, Payload: d.Payload, EmittedAt: d.EmittedAt.Local(), Producer: d.Producer,
+		ScheduledTaskID: d.ScheduledTaskID, Metadata: d.Metadata, Headers: item.Headers, Key: item.Key, xact: d.Xact}
+}
+
+// source is a Provider whose deliveries come at most so many at a time, each with its event: for those that do not carry it that is one more
+// round trip for all of a claim, so that a handler begins with nothing but its transaction.
 type source struct {
 	*pgwake.Provider
 	bus   *Bus
@@ -54,23 +71,23 @@ func (s *source) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptio
 	return items, nil
 }
 
-// attach puts the events into the items. Where that fails the handler's goroutine reads its event itself.
+// attach has each item carry its event. Where that fails the handler's goroutine reads its event itself.
 func (s *source) attach(ctx context.Context, items []*pgwake.ClaimedWorkItem) {
-	refs := make([]delivery, 0, len(items))
+	var refs []delivery
+	var of []*pgwake.ClaimedWorkItem
 	for _, item := range items {
 		var d delivery
-		if json.Unmarshal(item.Input, &d) == nil && d.EventID != 0 {
-			refs = append(refs, d)
+		if json.Unmarshal(item.Input, &d) == nil && d.EventID != 0 && d.Payload == nil {
+			refs, of = append(refs, d), append(of, item)
 		}
 	}
 	events, err := s.bus.events(ctx, refs)
 	if err != nil {
 		return
 	}
-	for _, item := range items {
-		var d delivery
-		if json.Unmarshal(item.Input, &d) == nil && events[d.EventID] != nil {
-			if data, err := json.Marshal(delivery{Event: events[d.EventID], Xact: events[d.EventID].xact}); err == nil {
+	for i, item := range of {
+		if e := events[refs[i].EventID]; e != nil {
+			if data, err := json.Marshal(carried(e)); err == nil {
 				item.Input = data
 			}
 		}

@@ -5,7 +5,7 @@
 
 CREATE SEQUENCE event_log_event_id_seq;
 
--- A payload is kept here and nowhere else: a delivery is a work item that refers to its row.
+-- A delivery is a work item that refers to its row here. It has what is small of that as well (delivery_input).
 CREATE TABLE event_log (
     event_id          bigint      NOT NULL DEFAULT nextval('event_log_event_id_seq'),
     namespace         text        NOT NULL

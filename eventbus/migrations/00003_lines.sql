@@ -22,15 +22,27 @@
 -- +goose Up
 
 -- +goose StatementBegin
-CREATE FUNCTION delivery_input(p_event_id bigint, p_emitted_at timestamptz)
+CREATE FUNCTION delivery_input(p_event event_log)
 RETURNS json
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 AS $$
-    SELECT json_build_object('event_id', p_event_id, 'emitted_at', p_emitted_at)
+DECLARE
+    v_whole json;
+BEGIN
+    -- What is small is in the delivery as well, so that whoever claims it has it at once.
+    IF pg_column_size(p_event.payload) + pg_column_size(p_event.metadata) <= 1000 THEN
+        v_whole := json_build_object('event_id', p_event.event_id, 'emitted_at', p_event.emitted_at, 'payload', p_event.payload, 'metadata', p_event.metadata,
+                                     'producer', p_event.producer_node_id, 'scheduled_task_id', p_event.scheduled_task_id, 'xact', p_event.xact::text);
+        IF octet_length(v_whole::text) <= 1500 THEN -- it may have been compressed
+            RETURN v_whole;
+        END IF;
+    END IF;
+    RETURN json_build_object('event_id', p_event.event_id, 'emitted_at', p_event.emitted_at);
+END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION delivery_input IS 'Internal: input of the work item that is a delivery of an event.';
+COMMENT ON FUNCTION delivery_input IS 'Internal: input of the work item that is a delivery of an event, which says where it is in the log; and, unless that is more than about 1 kB, what the log has besides what the work item has itself.';
 
 -- +goose StatementBegin
 CREATE FUNCTION enqueue_delivery(p_item bigint, p_event_id bigint, p_emitted_at timestamptz, p_tag text)
@@ -44,7 +56,7 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     INSERT INTO worker_queue (id, name, input, namespace, tag, headers, key, visible_at, created_at)
-    SELECT p_item, e.event_type, delivery_input(e.event_id, e.emitted_at), e.namespace, p_tag, e.headers, e.key, v_now, v_now
+    SELECT p_item, e.event_type, delivery_input(e), e.namespace, p_tag, e.headers, e.key, v_now, v_now
       FROM event_log e WHERE e.event_id = p_event_id AND e.emitted_at = p_emitted_at;
     RETURN CASE WHEN FOUND THEN p_item END;
 END

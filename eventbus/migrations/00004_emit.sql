@@ -82,7 +82,7 @@ DECLARE
     v_tags   text[];
     v_headers text[];
     v_groups bigint[];
-    v_emitted timestamptz;
+    v_event  event_log;
     v_before text;
 BEGIN
     IF p_event_types IS NULL OR v_namespace !~ '^[a-z][a-z0-9_-]{0,39}$' THEN
@@ -105,7 +105,7 @@ BEGIN
         INSERT INTO event_log AS e (event_id, namespace, event_type, payload, producer_node_id, scheduled_task_id, metadata, headers, key, routes, xact)
         VALUES (v_ids[1], v_namespace, p_event_types[1], coalesce(p_payloads[1], 'null')::jsonb, coalesce(p_producer, ''), p_scheduled_task_id,
                 coalesce(p_metadata[1], '{}')::jsonb, p_headers[1]::jsonb, p_keys[1], v_groups, v_xact)
-        RETURNING e.emitted_at INTO v_emitted;
+        RETURNING e.* INTO v_event;
         v_counts := ARRAY[cardinality(v_groups)];
         IF v_tags IS NULL AND p_strict THEN
             v_tags := '{eventbus}';
@@ -114,7 +114,7 @@ BEGIN
         END IF;
         IF v_tags IS NOT NULL THEN
             v_types := array_fill(p_event_types[1], ARRAY[cardinality(v_tags)]);
-            v_inputs := array_fill(delivery_input(v_ids[1], v_emitted)::text, ARRAY[cardinality(v_tags)]);
+            v_inputs := array_fill(delivery_input(v_event)::text, ARRAY[cardinality(v_tags)]);
             v_headers := array_fill(p_headers[1], ARRAY[cardinality(v_tags)]);
         END IF;
     ELSE
@@ -132,13 +132,13 @@ BEGIN
           FROM given g LEFT JOIN routed r ON r.type = g.type
          WHERE g.owner = g.id
          ORDER BY g.key, g.ord -- so that two batches with the same keys cannot deadlock
-        RETURNING e.event_id, e.emitted_at, e.event_type, e.key
+        RETURNING e.event_id, e.event_type, e.key, e AS event
     ), delivered AS ( -- those of keys are by line_up
-        SELECT l.event_type AS type, delivery_input(l.event_id, l.emitted_at)::text AS input, d.tag, g.headers, g.ord
+        SELECT l.event_type AS type, delivery_input(l.event)::text AS input, d.tag, g.headers, g.ord
           FROM logged l JOIN given g ON g.id = l.event_id JOIN routed r ON r.type = l.event_type CROSS JOIN LATERAL unnest(r.tags) AS d (tag)
          WHERE l.key IS NULL
         UNION ALL -- these are for nobody
-        SELECT l.event_type, delivery_input(l.event_id, l.emitted_at)::text, 'eventbus', g.headers, g.ord
+        SELECT l.event_type, delivery_input(l.event)::text, 'eventbus', g.headers, g.ord
           FROM logged l JOIN given g ON g.id = l.event_id
          WHERE p_strict AND NOT EXISTS (SELECT FROM routed r WHERE r.type = l.event_type)
     )
@@ -239,7 +239,7 @@ DECLARE
     v_delivered bigint := 0;
 BEGIN
     FOR v_delivery IN
-        SELECT e.event_id, e.emitted_at, e.event_type, e.namespace, e.headers, e.key, r.group_id, r.tag
+        SELECT e.event_id, e.emitted_at, e.event_type, e.namespace, e.headers, e.key, e AS event, r.group_id, r.tag
           FROM unnest(p_events, p_emitted) WITH ORDINALITY AS i (event_id, emitted_at, ord)
           JOIN event_log e ON e.event_id = i.event_id AND e.emitted_at = i.emitted_at
          CROSS JOIN LATERAL routes(e.namespace, e.event_type) AS r
@@ -249,7 +249,7 @@ BEGIN
         IF v_delivery.key IS NOT NULL THEN
             PERFORM line_up(v_delivery.group_id, v_delivery.key, v_delivery.event_id, v_delivery.emitted_at, v_delivery.event_type, v_delivery.tag, p_log);
         ELSE
-            PERFORM enqueue_deliveries(v_delivery.namespace, ARRAY[v_delivery.event_type], ARRAY[delivery_input(v_delivery.event_id, v_delivery.emitted_at)::text],
+            PERFORM enqueue_deliveries(v_delivery.namespace, ARRAY[v_delivery.event_type], ARRAY[delivery_input(v_delivery.event)::text],
                                        ARRAY[v_delivery.tag], ARRAY[v_delivery.headers::text]);
         END IF;
         v_delivered := v_delivered + 1;
