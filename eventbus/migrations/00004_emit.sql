@@ -48,8 +48,8 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF cardinality(p_types) = 1 THEN
-        PERFORM enqueue_work_item(p_types[1], p_inputs[1], p_namespace, 0::smallint, NULL, NULL, NULL, NULL, NULL, p_tags[1], NULL, p_headers[1], NULL, false);
+    IF cardinality(p_types) = 1 THEN -- the namespace is known, and that of default is not asked for
+        PERFORM enqueue_work_item(p_types[1], p_inputs[1], nullif(p_namespace, 'default'), 0::smallint, NULL, NULL, NULL, NULL, NULL, p_tags[1], NULL, p_headers[1], NULL, false);
     ELSIF cardinality(p_types) > 1 THEN
         PERFORM enqueue_work_many(p_types, p_inputs, array_fill(p_namespace, ARRAY[cardinality(p_types)]), p_tags => p_tags, p_headers => p_headers);
     END IF;
