@@ -79,6 +79,7 @@ type Node struct {
 	mu       sync.Mutex
 	patterns []string // of the group, as far as they were asked for
 	working  *shift   // nil: it is not started
+	done     <-chan struct{}
 }
 
 // shift is a Node from Start to Stop.
@@ -242,7 +243,7 @@ func (n *Node) Start(ctx context.Context) error {
 	d.HandleOthers(n.handle)
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
 	s := &shift{dispatcher: d, end: end, ended: make(chan struct{})}
-	n.working = s
+	n.working, n.done = s, s.ended
 	go func() {
 		defer close(s.ended)
 		var beats sync.WaitGroup
@@ -281,6 +282,14 @@ func (n *Node) Stop(ctx context.Context) error {
 		failed = nil
 	}
 	return errors.Join(err, failed)
+}
+
+// Done returns a channel that is closed when the Node handles no events any more: it was stopped, its Provider was closed, or it met an error
+// that will not go away, which Stop returns. It is about the latest Start; nil if there was none.
+func (n *Node) Done() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.done
 }
 
 // keepBeating says that the node lives, and asks what patterns there are, until ctx ends.

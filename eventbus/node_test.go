@@ -431,3 +431,29 @@ func TestNode_SmallAndLargeEvents_ComeAsTheLogHasThem(t *testing.T) {
 		require.Equal(t, 2, times[w.ID], "emitted, and replayed")
 	}
 }
+
+func TestNodeDone_StoppedOrProviderClosed_IsClosed(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n, err := l.Node(l.within(), nil)
+	require.NoError(t, err)
+	require.Nil(t, n.Done(), "it was not started")
+	ended := func(done <-chan struct{}) bool {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	}
+	require.NoError(t, n.Start(l.within()))
+	first := n.Done()
+	require.False(t, ended(first))
+	require.NoError(t, n.Stop(l.within()))
+	require.True(t, ended(first))
+	require.NoError(t, n.Start(l.within()))
+	require.False(t, ended(n.Done()), "it is about the latest Start")
+	require.NoError(t, l.p.Close(l.within()))
+	l.eventually(func() bool { return ended(n.Done()) }, "it has seen that its Provider is closed")
+	require.NoError(t, n.Stop(l.within()))
+}
