@@ -1,7 +1,7 @@
 # Everything a contributor runs. `make help` lists it.
 
 GO      ?= go
-MODULES := . devpg bench examples chaos adapter/amqp adapter/cloudevents
+MODULES := . devpg bench examples chaos adapter/amqp adapter/cloudevents adapter/watermill
 
 # The race detector needs cgo, and that a C compiler. Without them the tests run all the same.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC | cut -d' ' -f1) >/dev/null 2>&1 && echo -race)
@@ -46,6 +46,7 @@ test-matrix:
 stress:
 	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s PGWAKE_CASES=300; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 30m \
 		-p 1 -run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)|TestCrash' . ./eventbus
+	@export PGWAKE_STRESS=30s; $(WITH_PG) -- $(GO) -C adapter/watermill test -count=1 -timeout 60m -tags stress -run PubSub .
 
 ## check: format, vet, staticcheck, tidy modules
 check:
