@@ -642,6 +642,7 @@ func (e *engine) listenerLost(wasUp bool) {
 		e.lost()
 	}
 	e.waits.bell.ring() // from here on it polls
+	e.waits.lookAtWatches()
 	for q := range Queue(queueCount) {
 		for _, l := range e.waiters.lanes(q) {
 			if l.filter.manner.hears {

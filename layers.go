@@ -16,7 +16,8 @@ import (
 // A layer that has to know what becomes of its work items, in the transaction in which that happens, has triggers of its own on worker_queue
 // (package eventbus is an example). Invariant: an item that is settled, be it acknowledged, made a dead letter, cancelled or removed, by
 // whatever function, is one row that is deleted; one that is given back or renewed is updated, and keeps its id; one that is redriven is
-// inserted with the id that it had. A trigger is to have a WHEN that leaves out the items of others.
+// inserted with the id that it had. A trigger is to have a WHEN that leaves out the items of others. How a layer hears of changes to tables
+// of its own is in watch.go.
 
 // Pool returns the pool that the Provider uses: that of New, or the one that Open made, which Close closes. It is there for
 // transactions with Tx verbs in them, and for what else is to be asked on the same database. Leave it as it is: do not close or

@@ -176,6 +176,7 @@ func (l *listener) rest(ctx context.Context) {
 	l.mu.Unlock()
 	l.hibernation.on.Store(false)
 	l.triedOnce.Do(func() { close(l.tried) })
+	l.e.waits.lookAtWatches() // whoever goes by the session has to know that it is no more
 	for l.rests() {
 		select {
 		case <-ctx.Done():
@@ -722,8 +723,13 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 
 	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
+	watches := l.e.waits.all()
+	beats, abouts := make([]string, len(watches)), make([]string, len(watches))
+	for i, w := range watches {
+		beats[i], abouts[i] = w.beat, w.about
+	}
 	sent := l.e.clock.Now()
-	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.e.node, ids, newest)
+	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.e.node, ids, newest, beats, abouts)
 	if err != nil {
 		return fmt.Errorf("fallback: %w", err)
 	}
@@ -733,9 +739,13 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 	var nodes others
 	var alone *bool
 	var namespaces *int64
-	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now, &alone, &nodes.dead, &namespaces}, func() error {
+	var news []bool
+	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now, &alone, &nodes.dead, &namespaces, &news}, func() error {
 		if at == 0 {
 			nodes.none = *alone
+			for i, w := range watches {
+				w.beaten(news[i])
+			}
 			if l.fallsBack() {
 				l.e.waits.fallback(*namespaces)
 			}

@@ -51,7 +51,7 @@ func newStatements(schema string) *statements {
 			in + "node_channel('worker', $1), " + in + "channel('instance')",
 		session:              rows("listen_session", 3),
 		hearAll:              scalar("hear_all", 3),
-		look:                 rows("look", 5),
+		look:                 rows("look", 7),
 		earliestOfLanes:      rows("earliest_of_lanes", 2),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",

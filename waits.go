@@ -44,12 +44,13 @@ type waits struct {
 	// look asks the database; tests replace it.
 	look func(ctx context.Context, asked []question, tell func(i int, a answer)) error
 
-	mu     sync.Mutex
-	closed bool
-	count  int
-	byHash map[uint64]map[*waiting]struct{} // by instance
-	due    map[*waiting]struct{}
-	err    error // of the last query
+	mu      sync.Mutex
+	closed  bool
+	count   int
+	watches map[*Watch]struct{}              // of layers, which look by themselves
+	byHash  map[uint64]map[*waiting]struct{} // by instance
+	due     map[*waiting]struct{}
+	err     error // of the last query
 }
 
 // question is what a waiter wants to know. Waiters with equal questions are read together.
@@ -90,7 +91,7 @@ type verdict struct {
 
 func newWaits(e *engine) *waits {
 	w := &waits{e: e, bell: newBell(), done: make(chan struct{}),
-		byHash: make(map[uint64]map[*waiting]struct{}), due: make(map[*waiting]struct{})}
+		byHash: make(map[uint64]map[*waiting]struct{}), due: make(map[*waiting]struct{}), watches: make(map[*Watch]struct{})}
 	w.look = w.ask
 	return w
 }
@@ -215,11 +216,17 @@ func (w *waits) lookAt(hash uint64) {
 		w.bell.ring()
 		w.e.stir()
 	}
+	for x := range w.watches {
+		if x.hash == hash {
+			x.look()
+		}
+	}
 }
 
-// lookAtAll makes every waiter due.
+// lookAtAll makes every waiter due, and every Watch.
 func (w *waits) lookAtAll() {
 	w.lookAtThose(func(*waiting) bool { return true })
+	w.lookAtWatches()
 }
 
 // fallback makes those due that a fallback is for, which counted the namespaces.
@@ -416,5 +423,8 @@ func (w *waits) close() {
 	if !w.closed {
 		w.closed = true
 		close(w.done)
+		for x := range w.watches {
+			x.end()
+		}
 	}
 }

@@ -786,8 +786,44 @@ $$;
 COMMENT ON FUNCTION earliest_of_lanes IS 'Internal: for each lane of a node, a queue and a filter, what earliest_work or earliest_message says, and the clock. A filter is an object of namespaces, labels (tags of work items, queue names of instances), owner (of sessions, or to whom instances are sticky), min and max (pinned version); what is absent does not filter. What a node polls with that serves several namespaces.';
 
 -- +goose StatementBegin
-CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer, p_lanes integer[], p_newest integer)
-RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz, alone boolean, dead text[], known bigint)
+CREATE FUNCTION node_listens(p_node integer)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_listener integer;
+BEGIN
+    SELECT w.listener INTO v_listener FROM waiters w WHERE w.node = p_node AND w.lane = 0;
+    RETURN FOUND AND NOT pg_try_advisory_xact_lock_shared(hashtext('pgwake nodes of ' || current_schema()), v_listener); -- shared, as in wake
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION node_listens IS 'Whether a node, by its key, has a LISTEN connection at this moment. False also for one whose role may not say that it has, and always on that connection itself.';
+
+-- +goose StatementBegin
+CREATE FUNCTION call_beat(p_beat text, p_node integer, p_about text)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET lock_timeout = '100ms'
+AS $$
+DECLARE
+    v_news boolean;
+BEGIN
+    EXECUTE format('SELECT %I($1, $2)', p_beat) INTO v_news USING p_node, p_about;
+    RETURN coalesce(v_news, true);
+EXCEPTION WHEN OTHERS THEN
+    RETURN true; -- the layer is going to look, and sees what is wrong
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION call_beat IS 'Internal: calls the function of a layer that goes with the periodic statement of p_node, and returns whether there is something new for the layer. Whatever fails there concerns nobody else.';
+
+-- +goose StatementBegin
+CREATE FUNCTION look(p_queues text[], p_filters text[], p_node integer, p_lanes integer[], p_newest integer,
+    p_beats text[] DEFAULT '{}', p_abouts text[] DEFAULT '{}')
+RETURNS TABLE (lane integer, earliest_at timestamptz, now_at timestamptz, alone boolean, dead text[], known bigint, news boolean[])
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -795,7 +831,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 BEGIN
-    RETURN QUERY SELECT e.lane, e.earliest_at, e.now_at, NULL::boolean, NULL::text[], NULL::bigint FROM earliest_of_lanes(p_queues, p_filters) AS e;
+    RETURN QUERY SELECT e.lane, e.earliest_at, e.now_at, NULL::boolean, NULL::text[], NULL::bigint, NULL::boolean[] FROM earliest_of_lanes(p_queues, p_filters) AS e;
     IF has_table_privilege('waiters', 'DELETE') THEN
         -- A lane that is newer than the list may have its row already, and count on it.
         DELETE FROM waiters w WHERE w.node = p_node AND w.lane BETWEEN 1 AND p_newest AND w.lane <> ALL (p_lanes);
@@ -804,11 +840,12 @@ BEGIN
         PERFORM bring_back_left();
     END IF;
     RETURN QUERY SELECT 0, NULL::timestamptz, clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node),
-           (SELECT count(*) FROM namespaces);
+           (SELECT count(*) FROM namespaces),
+           ARRAY(SELECT call_beat(b.beat, p_node, b.about) FROM unnest(p_beats, p_abouts) WITH ORDINALITY AS b (beat, about, ord) ORDER BY b.ord);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION look IS 'Internal: earliest_of_lanes, and then a row that says whether p_node is the only node that listens, dead_queues, and how many namespaces were registered. Of the lanes of p_node up to p_newest only p_lanes are left: the rows of the others go. The one statement a minute of an idle node.';
+COMMENT ON FUNCTION look IS 'Internal: earliest_of_lanes, and then a row that says whether p_node is the only node that listens, dead_queues, how many namespaces were registered, and what call_beat says to each of p_beats. Of the lanes of p_node up to p_newest only p_lanes are left: the rows of the others go. The one statement a minute of an idle node.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_queues(p_node integer, p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_labels text[],
@@ -908,4 +945,4 @@ COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a nod
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
 DROP TRIGGER namespaces_notify ON namespaces;
-DROP FUNCTION listen_session, hear_all, notify_queues, look, earliest_of_lanes, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;
+DROP FUNCTION listen_session, hear_all, notify_queues, look, call_beat, node_listens, earliest_of_lanes, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;

@@ -16,7 +16,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION notify_instance IS 'Internal: tells the nodes that an instance, its custom status or the status of its current execution has changed. Several calls in a transaction are one notification. Silent while the setting pgwake.notify is off.';
+COMMENT ON FUNCTION notify_instance IS 'Internal: tells the nodes that an instance, its custom status or the status of its current execution has changed; of a layer, that something of a topic has. Several calls in a transaction are one notification. Silent while the setting pgwake.notify is off.';
 
 -- +goose StatementBegin
 CREATE FUNCTION apply_custom_status(p_instance text, p_clear boolean, p_value text, p_quiet boolean DEFAULT false)
