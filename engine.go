@@ -640,9 +640,9 @@ func (e *engine) listenerLost(wasUp bool) {
 	}
 	if wasUp {
 		e.lost()
+		e.waits.lookAtWatches()
 	}
 	e.waits.bell.ring() // from here on it polls
-	e.waits.lookAtWatches()
 	for q := range Queue(queueCount) {
 		for _, l := range e.waiters.lanes(q) {
 			if l.filter.manner.hears {

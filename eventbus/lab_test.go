@@ -32,7 +32,13 @@ type lab struct {
 
 func newLab(t *testing.T, config *eventbus.Config) *lab {
 	t.Helper()
-	p := pgwaketest.New(t, nil)
+	return newLabOn(t, nil, config)
+}
+
+// newLabOn is newLab with a Provider of this kind.
+func newLabOn(t *testing.T, provider *pgwake.Config, config *eventbus.Config) *lab {
+	t.Helper()
+	p := pgwaketest.New(t, provider)
 	if config == nil {
 		config = &eventbus.Config{}
 	}
@@ -164,10 +170,17 @@ func (l *lab) nodeOn(bus *eventbus.Bus, config *eventbus.NodeConfig) *eventbus.N
 // another is one more process on the same schema.
 func (l *lab) another() *eventbus.Bus {
 	l.t.Helper()
+	bus, _ := l.mortal()
+	return bus
+}
+
+// mortal is another, with its Provider, without which it is as good as dead.
+func (l *lab) mortal() (*eventbus.Bus, *pgwake.Provider) {
+	l.t.Helper()
 	p := pgwaketest.Open(l.t, &pgwake.Config{Schema: l.p.Schema(), SkipMigrate: true})
 	bus, err := eventbus.New(l.t.Context(), p, &eventbus.Config{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(l.t, err)
-	return bus
+	return bus, p
 }
 
 // seen is what handlers were called with.

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 )
@@ -19,7 +18,9 @@ import (
 // This file answers: what does a Node do from its beginning to its end?
 //
 // A dispatch.Dispatcher claims the deliveries and runs the handlers. Which of them it claims, by their tags, follows from its handlers and
-// from the patterns of its group (docs/notes/eventbus-routing.md); a goroutine asks for those with each heartbeat.
+// from the patterns of its group (docs/notes/eventbus-routing.md). A goroutine asks for those, and says that the node lives, whenever a
+// pgwake.Watch calls for it: when they have changed, and when the LISTEN connection comes or goes. While neither happens heartbeats go with
+// the periodic statement of the Provider (SQL function beat_quietly).
 
 // NodeConfig says how a Node works. The zero value means the defaults, and so does a nil *NodeConfig.
 type NodeConfig struct {
@@ -58,8 +59,9 @@ type NodeConfig struct {
 	// to notice. Default to 25 s and 2 s.
 	StopTimeout, CancelTimeout time.Duration
 
-	// Heartbeat is how often the node says that it lives. That is also how soon it learns of patterns that others of its group have. At
-	// least 10 ms. Defaults to 30 s.
+	// Heartbeat is how often the node says that it lives by a statement of its own. At least 10 ms. Defaults to 0: it does so with the
+	// periodic statement that the Provider makes anyway, once a pgwake.Config.FallbackInterval, and where the Provider does not listen by one
+	// of its own after half as long again.
 	Heartbeat time.Duration
 }
 
@@ -116,7 +118,7 @@ func (b *Bus) Node(ctx context.Context, config *NodeConfig) (*Node, error) {
 	own.producer, own.tx = n.id, nil
 	n.Bus = &own
 	return n, n.do(ctx, op, false, func(ctx context.Context, q pgwake.Querier) error {
-		args := []any{n.id, n.namespace, n.how.DisplayName, n.how.Description, metadata, n.how.Heartbeat}
+		args := []any{n.id, n.namespace, n.how.DisplayName, n.how.Description, metadata}
 		_, err := q.Exec(ctx, "SELECT "+n.call("register_node", len(args)), args...)
 		return err
 	})
@@ -134,7 +136,6 @@ func (c *NodeConfig) complete() error {
 	c.BatchSize = cmp.Or(c.BatchSize, 10)
 	c.Visibility = cmp.Or(c.Visibility, pgwake.DefaultLockTimeout)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 5)
-	c.Heartbeat = cmp.Or(c.Heartbeat, 30*time.Second)
 	var problems []error
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if err := CheckGroup(c.Group); err != nil {
@@ -152,7 +153,7 @@ func (c *NodeConfig) complete() error {
 	if c.MaxAttempts < 1 && c.MaxAttempts != dispatch.Unlimited {
 		wrong("MaxAttempts %d is less than 1", c.MaxAttempts)
 	}
-	if c.Heartbeat < 10*time.Millisecond {
+	if c.Heartbeat != 0 && c.Heartbeat < 10*time.Millisecond {
 		wrong("Heartbeat %v is less than 10 ms", c.Heartbeat)
 	}
 	if c.Timeout < 0 || c.StopTimeout < 0 || c.CancelTimeout < 0 {
@@ -227,12 +228,25 @@ func (n *Node) tags() pgwake.TagFilter {
 
 // Start begins to handle events. If it has begun already, it does nothing. The context is that of Start alone.
 func (n *Node) Start(ctx context.Context) error {
-	if err := n.beat(ctx); err != nil {
+	n.mu.Lock()
+	begun := n.working != nil
+	n.mu.Unlock()
+	if begun {
+		return nil
+	}
+	about, _ := json.Marshal([]string{n.id, n.how.Group})
+	watch, err := n.p.Watch(ctx, pgwake.WatchOptions{Topic: "eventbus/" + n.namespace + "/" + n.how.Group, Beat: "beat_quietly", About: string(about)})
+	if err != nil {
+		return failed("start node", err)
+	}
+	if err := n.beat(ctx, watch); err != nil { // after that it hears of every change
+		watch.Close()
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.working != nil {
+		watch.Close()
 		return nil
 	}
 	d := dispatch.New(&source{n.p, n.Bus, n.how.BatchSize, n.cfg.Logger}, &dispatch.Config{
@@ -247,10 +261,11 @@ func (n *Node) Start(ctx context.Context) error {
 	go func() {
 		defer close(s.ended)
 		var beats sync.WaitGroup
-		beats.Go(func() { n.keepBeating(working) })
+		beats.Go(func() { n.keepBeating(working, watch) })
 		s.err = d.Run(working)
 		end()
 		beats.Wait()
+		watch.Close()
 	}()
 	return nil
 }
@@ -292,25 +307,42 @@ func (n *Node) Done() <-chan struct{} {
 	return n.done
 }
 
-// keepBeating says that the node lives, and asks what patterns there are, until ctx ends.
-func (n *Node) keepBeating(ctx context.Context) {
+// keepBeating says that the node lives, and asks what patterns there are, whenever there is reason to, until ctx ends.
+func (n *Node) keepBeating(ctx context.Context, watch *pgwake.Watch) {
+	pause := n.how.Heartbeat
 	for {
-		wait(ctx, n.how.Heartbeat-rand.N(n.how.Heartbeat/10+1))
+		var due <-chan time.Time // nil: the watch alone calls for it
+		if pause > 0 {
+			due = time.After(pause - rand.N(pause/10+1))
+		}
+		select {
+		case <-ctx.Done():
+		case <-watch.C:
+		case <-due:
+		}
 		if ctx.Err() != nil {
 			return
 		}
-		if err := n.beat(ctx); err != nil && ctx.Err() == nil {
-			n.cfg.Logger.Warn("eventbus: no heartbeat", "node", n.id, "error", err)
+		// One that has begun comes to its end: none is to come after stop_node.
+		beating, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		err := n.beat(beating, watch)
+		cancel()
+		pause = n.how.Heartbeat
+		if err != nil {
+			if ctx.Err() == nil && !errors.Is(err, pgwake.ErrClosed) {
+				n.cfg.Logger.Warn("eventbus: no heartbeat", "node", n.id, "error", err, "again_in", readPause)
+			}
+			pause = readPause
 		}
 	}
 }
 
-func (n *Node) beat(ctx context.Context) error {
-	patterns, err := query(ctx, n.Bus, verb{op: "heartbeat", function: "beat", columns: "*", args: []any{n.id, n.namespace, n.how.Group}}, pgx.RowTo[string])
+func (n *Node) beat(ctx context.Context, watch *pgwake.Watch) error {
+	args := []any{n.id, n.namespace, n.how.Group, watch.Node, cmp.Or(n.how.Heartbeat, watch.Interval)}
+	patterns, err := value[[]string](ctx, n.Bus, verb{op: "heartbeat", function: "beat", args: args})
 	if err != nil {
 		return err
 	}
-	slices.Sort(patterns)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !slices.Equal(patterns, n.patterns) {

@@ -181,6 +181,54 @@ func TestNode_NarrowerPatternWhoseNodeIsGone_IsHandledByOneThatCoversIt(t *testi
 	require.Empty(t, all[string](l, `SELECT reason FROM dead_letters`))
 }
 
+// seldom is a Provider, and a node on it, whose heartbeats no test lives to see.
+var seldom = pgwake.Config{FallbackInterval: time.Hour}
+
+// A node declares a pattern while others are at work, and dies: what goes by that is not late by a heartbeat.
+func TestNode_AnotherDeclaresANarrowerPatternAndDies_IsHandledAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLabOn(t, &seldom, nil)
+	config := quick("g")
+	config.Heartbeat = time.Hour
+	var s, narrow seen
+	wide := l.node(config)
+	require.NoError(t, wide.On(l.within(), "order.*", s.types))
+	bus, p := l.mortal()
+	dies, err := bus.Node(l.within(), config)
+	require.NoError(t, err)
+	require.NoError(t, dies.Start(l.within()))
+	require.NoError(t, dies.On(l.within(), "order.created", narrow.types))
+	require.NoError(t, p.Close(l.within()))
+	l.emit("order.created")
+	require.Equal(t, []string{"order.created eventbus/g|order.created"}, l.queued())
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "the wide one has it")
+	require.Equal(t, []string{"order.created"}, s.list())
+	require.Empty(t, narrow.list())
+	l.eventually(func() bool {
+		return one[bool](l, `SELECT patterns = '{order.*,order.created}' FROM event_nodes WHERE node_id = $1`, wide.ID())
+	}, "it was told of both")
+	_, err = l.Unsubscribe(l.within(), "g", "order.created")
+	require.NoError(t, err)
+	l.eventually(func() bool {
+		return one[bool](l, `SELECT patterns = '{order.*}' FROM event_nodes WHERE node_id = $1`, wide.ID())
+	}, "it hears of the end as well")
+}
+
+// Nobody is told of a pattern. The heartbeat that costs no statement finds it.
+func TestNode_PatternIsDeclaredInSilence_IsFoundWithAHeartbeat(t *testing.T) {
+	t.Parallel()
+	l := newLabOn(t, &pgwake.Config{FallbackInterval: 100 * time.Millisecond}, nil)
+	var s seen
+	n := l.node(nil)
+	require.NoError(t, n.On(l.within(), "order.*", s.types))
+	l.eventually(func() bool { return one[bool](l, `SELECT patterns = '{order.*}' FROM event_nodes`) }, "it has heard of its own pattern")
+	l.exec(`SET pgwake.notify = off`)
+	l.exec(`SELECT subscribe(NULL, NULL, '{order.created}')`)
+	l.exec(`RESET pgwake.notify`)
+	l.emit("order.created")
+	l.eventually(func() bool { return len(s.list()) == 1 }, "it is handled")
+}
+
 func TestNode_SeveralOfAGroup_ShareItsEvents(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

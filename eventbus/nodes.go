@@ -22,7 +22,11 @@ type NodeInfo struct {
 	RegisteredAt             time.Time // for the first time
 	LastHeartbeat            time.Time
 	StoppedAt                time.Time // when it ended as it should; zero: it has not
-	Live                     bool      // it was not stopped, and its latest heartbeat is not older than three of its intervals
+
+	// Live says that the node was not stopped, that its latest heartbeat is not older than three of its intervals, and that the LISTEN
+	// connection of its Provider is there. So a process that dies is not live from that moment on. A Provider that has lost this connection
+	// alone has its node live again within a round trip, by heartbeats; the same goes for one that has none.
+	Live bool
 }
 
 // Nodes returns the nodes of the namespace, also those that have ended.

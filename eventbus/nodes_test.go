@@ -1,10 +1,17 @@
 package eventbus_test
 
 import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
 	"regexp"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
@@ -37,6 +44,8 @@ func TestNodes_RegisterBeatAndStop_IsKnownToAll(t *testing.T) {
 	require.False(t, info().Live)
 	require.False(t, info().StoppedAt.IsZero())
 	require.NoError(t, n.Start(l.within()))
+	require.True(t, info().Live)
+	require.True(t, info().StoppedAt.IsZero())
 }
 
 func TestNodes_NoHeartbeat_IsNotLive(t *testing.T) {
@@ -60,6 +69,94 @@ func TestNodes_NoHeartbeat_IsNotLive(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, nodes[0].Live)
 	require.False(t, one[bool](l, `SELECT touch_node_heartbeat('nobody')`))
+}
+
+// live reports whether the one node is.
+func (l *lab) live() bool {
+	l.t.Helper()
+	return one[bool](l, `SELECT live FROM list_nodes()`)
+}
+
+func TestNodes_ProcessDies_IsNotLiveFromThenOn(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	bus, p := l.mortal()
+	n, err := bus.Node(l.within(), nil)
+	require.NoError(t, err)
+	require.NoError(t, n.Start(l.within()))
+	require.True(t, l.live())
+	require.NoError(t, p.Close(l.within())) // it stops nothing: all that is known of it is that its sessions are gone
+	require.False(t, l.live())
+	require.True(t, one[bool](l, `SELECT stopped_at IS NULL AND last_heartbeat > clock_timestamp() - interval '1 min' FROM list_nodes()`))
+}
+
+// The LISTEN connection alone breaks, and is not back for as long as the test likes.
+func TestNodes_ConnectionIsMadeAnew_IsLiveByHeartbeatsMeanwhile(t *testing.T) {
+	t.Parallel()
+	var away atomic.Bool
+	config, err := pgx.ParseConfig(pgwaketest.URL(t))
+	require.NoError(t, err)
+	dial := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if away.Load() {
+			return nil, errors.New("no way")
+		}
+		return dial(ctx, network, addr)
+	}
+	l := newLabOn(t, &pgwake.Config{ListenConfig: config, FallbackInterval: time.Hour, Logger: slog.New(slog.DiscardHandler)}, nil)
+	l.node(nil)
+	hears := func() bool { return one[bool](l, `SELECT waiter IS NOT NULL FROM event_nodes`) }
+	require.True(t, hears())
+	away.Store(true)
+	l.exec(`SELECT pg_terminate_backend(a.pid) FROM pg_locks a, waiters w WHERE a.locktype = 'advisory' AND a.pid <> pg_backend_pid()
+		AND a.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND a.objid::bigint = (w.listener::bigint & 4294967295) AND w.lane = 0`)
+	l.eventually(func() bool { return !hears() }, "it says so by another connection")
+	require.True(t, l.live())
+	require.False(t, l.p.Stats().Listening)
+	away.Store(false)
+	l.eventually(func() bool {
+		require.True(t, l.live())
+		return hears()
+	}, "it is back")
+	require.True(t, l.p.Stats().Listening)
+}
+
+// What a heartbeat needs of its own is taken away, and they come all the same.
+func TestNodes_HeartbeatsByDefault_GoWithThePeriodicStatement(t *testing.T) {
+	t.Parallel()
+	l := newLabOn(t, &pgwake.Config{FallbackInterval: 100 * time.Millisecond}, nil)
+	n := l.node(nil)
+	require.NoError(t, n.On(l.within(), "a", new(seen).ids))
+	l.eventually(func() bool { return one[bool](l, `SELECT patterns = '{a}' FROM event_nodes`) }, "it has heard of its own pattern")
+	l.exec(`ALTER FUNCTION beat RENAME TO beat_away`)
+	for range 3 {
+		since := one[time.Time](l, `SELECT last_heartbeat FROM event_nodes`)
+		l.eventually(func() bool { return one[time.Time](l, `SELECT last_heartbeat FROM event_nodes`).After(since) }, "it beats")
+	}
+	require.True(t, l.live())
+	l.exec(`ALTER FUNCTION beat_away RENAME TO beat`)
+}
+
+func TestNodes_NobodyListens_BeatByStatementsOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	l := newLabOn(t, &pgwake.Config{Mode: pgwake.ModePolling, FallbackInterval: 100 * time.Millisecond}, nil)
+	l.node(nil)
+	for range 3 {
+		since := one[time.Time](l, `SELECT last_heartbeat FROM event_nodes`)
+		l.eventually(func() bool { return one[time.Time](l, `SELECT last_heartbeat FROM event_nodes`).After(since) }, "it beats")
+	}
+	require.True(t, l.live())
+	require.True(t, one[bool](l, `SELECT waiter IS NULL AND heartbeats = '100 ms' FROM event_nodes`))
+}
+
+// Two have the same id, as during a restart, and one of them stops.
+func TestNodes_OneOfTwoWithTheSameIDStops_IsLiveAgainWithTheNextHeartbeat(t *testing.T) {
+	t.Parallel()
+	l := newLabOn(t, &pgwake.Config{FallbackInterval: 100 * time.Millisecond}, nil)
+	l.node(&eventbus.NodeConfig{ID: "api"})
+	old := l.nodeOn(l.another(), &eventbus.NodeConfig{ID: "api"})
+	require.NoError(t, old.Stop(l.within()))
+	l.eventually(l.live, "the other one says so")
 }
 
 func TestNode_NoID_HasOneThatNobodyHas(t *testing.T) {

@@ -152,12 +152,16 @@ CREATE TABLE event_nodes (
     last_heartbeat timestamptz NOT NULL DEFAULT clock_timestamp(),
     heartbeats     interval    NOT NULL DEFAULT '30 s' CONSTRAINT event_nodes_heartbeats_check CHECK (heartbeats > interval '0'),
     stopped_at     timestamptz,
+    waiter         integer,
+    patterns       text[]      NOT NULL DEFAULT '{}',
     UNIQUE (namespace, node_id)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE event_nodes IS 'Nodes that emit and handle events.';
 COMMENT ON COLUMN event_nodes.registered_at IS 'When it did so for the first time.';
 COMMENT ON COLUMN event_nodes.heartbeats IS 'How often it sends one.';
 COMMENT ON COLUMN event_nodes.stopped_at IS 'When it ended as it should; null: it has not.';
+COMMENT ON COLUMN event_nodes.waiter IS 'Key of its Provider in waiters, while that has a LISTEN connection: when this is gone, so is the node. Null: heartbeats alone tell.';
+COMMENT ON COLUMN event_nodes.patterns IS 'Those of its group that it was told of last.';
 
 -- +goose StatementBegin
 CREATE FUNCTION make_event_partitions(p_months integer DEFAULT 2, p_now timestamptz DEFAULT NULL)

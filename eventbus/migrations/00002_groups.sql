@@ -65,6 +65,19 @@ $$;
 COMMENT ON FUNCTION routes IS 'Groups that get events of a type, and by which tag: each once, by the most specific of its patterns that match.';
 
 -- +goose StatementBegin
+CREATE FUNCTION notify_group(p_namespace text, p_group text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM notify_instance(concat_ws('/', 'eventbus', p_namespace, p_group));
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION notify_group IS 'Internal: tells the nodes of a group that its patterns have changed. What is silenced, or goes unheard, they find with a heartbeat.';
+
+-- +goose StatementBegin
 CREATE FUNCTION subscribe(p_namespace text, p_group text, p_patterns text[], p_from_beginning boolean DEFAULT false)
 RETURNS bigint
 LANGUAGE plpgsql
@@ -91,6 +104,9 @@ BEGIN
     SELECT DISTINCT v_id, v_namespace, p.pattern, CASE WHEN p.pattern ~ '[*#]' THEN pattern_regex(p.pattern) END, pattern_specificity(p.pattern), event_tag(v_group, p.pattern)
       FROM unnest(p_patterns) AS p (pattern)
     ON CONFLICT (group_id, pattern) DO NOTHING;
+    IF FOUND THEN
+        PERFORM notify_group(v_namespace, v_group);
+    END IF;
     DELETE FROM event_retirements r WHERE r.namespace = v_namespace AND r.tag IN (SELECT event_tag(v_group, p.pattern) FROM unnest(p_patterns) AS p (pattern));
     IF v_new AND p_from_beginning THEN
         PERFORM begin_replay(v_id, p_undelivered => true);
@@ -146,6 +162,7 @@ BEGIN
     END IF;
     INSERT INTO event_retirements (namespace, tag) VALUES (v_namespace, v_tag) ON CONFLICT (namespace, tag) DO UPDATE SET horizon = NULL;
     PERFORM retire_tag(v_group, v_namespace, v_tag);
+    PERFORM notify_group(v_namespace, coalesce(p_group, 'default'));
     RETURN true;
 END
 $$;
@@ -174,6 +191,7 @@ BEGIN
     DELETE FROM event_lines l WHERE l.group_id = v_group;
     DELETE FROM event_keys k WHERE k.group_id = v_group AND k.item_id IS NULL; -- the others go with their items
     PERFORM retire_tag(v_group, v_namespace, t.tag) FROM unnest(v_tags) AS t (tag);
+    PERFORM notify_group(v_namespace, coalesce(p_group, 'default'));
     RETURN true;
 END
 $$;
@@ -253,4 +271,4 @@ COMMENT ON FUNCTION list_patterns IS 'Patterns by which deliveries to a group (n
 
 -- +goose Down
 
-DROP FUNCTION list_patterns, list_groups, remove_strays, horizon, delete_group, unsubscribe, retire_tag, subscribe, routes, event_tag, pattern_specificity, pattern_regex;
+DROP FUNCTION list_patterns, list_groups, remove_strays, horizon, delete_group, unsubscribe, retire_tag, subscribe, notify_group, routes, event_tag, pattern_specificity, pattern_regex;
