@@ -74,6 +74,29 @@ func ExampleProvider_DoTx() {
 	// Output: 2
 }
 
+// A layer that keeps settings beside the queues sees at once what others change in them, for no statement while nobody does.
+func ExampleProvider_Watch() {
+	ctx, p, end := openProvider()
+	defer end()
+	schema := pgx.Identifier{p.Schema()}.Sanitize()
+	_, err := p.Pool().Exec(ctx, `CREATE TABLE `+schema+`.settings (colour text);
+		CREATE FUNCTION `+schema+`.look_at_settings(node integer, about text) RETURNS boolean LANGUAGE sql AS 'SELECT false'`) // never missed
+	check(err)
+	w, err := p.Watch(ctx, pgwake.WatchOptions{Topic: "settings", Beat: "look_at_settings"})
+	check(err)
+	defer w.Close()
+
+	_, err = p.Pool().Exec(ctx, `INSERT INTO `+schema+`.settings VALUES ('green'); SELECT `+schema+`.notify_instance('settings')`) // by anybody
+	check(err)
+	var colour string
+	for colour == "" { // there may be a token for which nothing has changed
+		<-w.C
+		check(p.Pool().QueryRow(ctx, `SELECT coalesce(max(colour), '') FROM `+schema+`.settings`).Scan(&colour))
+	}
+	fmt.Println(colour)
+	// Output: green
+}
+
 // A program that keeps receipts beside the queue, in the same schema.
 func ExampleProvider_Migrate() {
 	ctx, p, end := openProvider()

@@ -98,7 +98,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	// Output:
-	// com.example.order.created of customer-7: {"id":7}
+	// com.example.order.created of customer-7: {"id": 7}
 	// {"specversion":"1.0","id":"A234","source":"https://partner.example/orders","type":"com.example.order.created","subject":"customer-7","datacontenttype":"application/json","data":{"id":7},"tenant":"acme"}
 }
 
