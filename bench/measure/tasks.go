@@ -120,7 +120,7 @@ type taskClaims struct {
 func (c *taskClaims) step(item *pgwake.ClaimedWorkItem) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.steps = append(c.steps, claimedAt(item.LockedUntil).Sub(item.EnqueuedAt))
+	c.steps = append(c.steps, max(0, claimedAt(item.LockedUntil).Sub(item.EnqueuedAt)))
 }
 
 func (c *taskClaims) turn(turn *pgwake.OrchestrationItem) {
@@ -132,7 +132,7 @@ func (c *taskClaims) turn(turn *pgwake.OrchestrationItem) {
 	c.turns[turn.Instance] = append(c.turns[turn.Instance], claimedAt(turn.LockedUntil))
 }
 
-// claimedAt is when a lease began.
+// claimedAt is when a lease began: as the claim did, which may find what was committed after that.
 func claimedAt(lockedUntil time.Time) time.Time { return lockedUntil.Add(-pgwake.DefaultLockTimeout) }
 
 // config is that of an Engine whose claims are to be kept.
@@ -166,17 +166,21 @@ type change struct {
 	At   time.Time
 }
 
-// until returns the times from changes to the first turns that were claimed after them.
+// until returns the times from changes to the first turns that were claimed after them; none if the last one had begun its claim before.
 func (c *taskClaims) until(changes []change) (s Samples, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, change := range changes {
 		claims := c.turns[change.Task]
 		next := slices.IndexFunc(claims, func(at time.Time) bool { return at.After(change.At) })
-		if next < 0 {
-			return nil, fmt.Errorf("no turn of task %s was claimed after %v", change.Task, change.At)
+		switch {
+		case len(claims) == 0:
+			return nil, fmt.Errorf("no turn of task %s was claimed", change.Task)
+		case next < 0:
+			s = append(s, 0)
+		default:
+			s = append(s, claims[next].Sub(change.At))
 		}
-		s = append(s, claims[next].Sub(change.At))
 	}
 	return s, nil
 }
