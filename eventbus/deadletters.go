@@ -15,7 +15,7 @@ import (
 type Letter struct {
 	ID       int64  // ids go up, though not without gaps
 	Group    string // that it goes to when it is redriven; "": no group was subscribed to the event (Config.StrictRouting)
-	Reason   string // such as "attempts exhausted", in a word or two
+	Reason   string // such as ReasonHandler
 	Error    string // of the last attempt, with the stack of a panic
 	Attempts int
 	FailedAt time.Time // server time

@@ -31,10 +31,15 @@ func RetryAfter(err error, delay time.Duration) error { return dispatch.RetryAft
 // DeadLetter returns an error for a handler that no further attempt would help: the delivery becomes a dead letter. Of nil it returns nil.
 func DeadLetter(err error) error { return dispatch.Permanent(err) }
 
-var (
-	errNotInLog = errors.New("the event is not in the log any more")
-	errTxEnds   = errors.New("the transaction of a handler ends with its delivery")
+// The reasons of dead letters of the bus. "max attempts" is the Provider's, for deliveries of which every attempt ended its process.
+const (
+	ReasonHandler   = "Handler error"         // a handler failed in all attempts, or said that none would help
+	ReasonNoHandler = "No handler for event " // and the type: the event was for no group, see Config.StrictRouting
+	ReasonNotInLog  = "Event not in the log"  // it was removed before it was handled
+	reasonNoEvent   = "Not a delivery"        // nothing of the bus has made it
 )
+
+var errTxEnds = errors.New("the transaction of a handler ends with its delivery")
 
 // noTrouble is how long to wait before a delivery is tried again that failed without any fault of its handlers. Such an attempt does not count.
 const noTrouble = 100 * time.Millisecond
@@ -43,7 +48,7 @@ const noTrouble = 100 * time.Millisecond
 func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 	var d delivery
 	if err := json.Unmarshal(item.Input, &d); err != nil {
-		return nil, DeadLetter(fmt.Errorf("it is no delivery: %w", err))
+		return nil, n.bury(ctx, item, reasonNoEvent, err.Error())
 	}
 	switch {
 	case d.ReplayID != 0:
@@ -54,8 +59,12 @@ func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispat
 		return nil, n.routeAgain(ctx, d)
 	}
 	event, err := n.event(ctx, item, d)
-	if err != nil {
-		return nil, err
+	switch {
+	case err != nil:
+		n.cfg.Logger.Warn("eventbus: cannot read an event", "event", d.EventID, "error", err, "again_in", readPause)
+		return nil, dispatch.Snooze(readPause)
+	case event == nil:
+		return nil, n.bury(ctx, item, ReasonNotInLog, "")
 	}
 	event.MessageID, event.Redelivery = item.ID, item.Attempt-1
 	plain, transactional := n.handlers.of(event.Type)
@@ -80,20 +89,21 @@ func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispat
 	})
 }
 
-// event is that of a delivery, which carries it unless it could not be read before.
+// event is that of a delivery, which carries it unless it could not be read before. Nil: it is not in the log any more.
 func (n *Node) event(ctx context.Context, item *pgwake.ClaimedWorkItem, d delivery) (*Event, error) {
 	if d.Payload != nil {
 		return d.event(item), nil
 	}
 	events, err := n.events(ctx, []delivery{d})
-	switch {
-	case err != nil:
-		n.cfg.Logger.Warn("eventbus: cannot read an event", "event", d.EventID, "error", err, "again_in", readPause)
-		return nil, dispatch.Snooze(readPause)
-	case events[d.EventID] == nil:
-		return nil, DeadLetter(errNotInLog)
-	}
-	return events[d.EventID], nil
+	return events[d.EventID], err
+}
+
+// bury makes a delivery a dead letter that no handler was called for.
+func (n *Node) bury(ctx context.Context, item *pgwake.ClaimedWorkItem, reason, cause string) error {
+	n.cfg.Logger.Error("eventbus: given up", "item", item.ID, "type", item.Name, "reason", reason, "error", cause)
+	return dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+		return n.p.DeadLetterWorkItem(ctx, token, reason, cause)
+	})
 }
 
 // transact has the effects of handlers, and the acknowledgement, in one transaction, and acknowledges with the commit: one round trip.

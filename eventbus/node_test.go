@@ -82,7 +82,8 @@ func TestNode_FailsEachTime_IsADeadLetterAndARedriveGoesToItsGroup(t *testing.T)
 	l.eventually(func() bool { return len(letters()) == 1 }, "it is given up")
 	letter := letters()[0]
 	require.Len(t, handled.list(), 5)
-	require.Equal(t, []any{id, "a", "g", 5, 4}, []any{letter.Event.ID, letter.Event.Type, letter.Group, letter.Attempts, letter.Event.Redelivery})
+	require.Equal(t, []any{id, "a", "g", 5, 4, eventbus.ReasonHandler},
+		[]any{letter.Event.ID, letter.Event.Type, letter.Group, letter.Attempts, letter.Event.Redelivery, letter.Reason})
 	require.Contains(t, letter.Error, "it is broken")
 	good.Store(true)
 	redriven, err := l.Redrive(l.within(), &eventbus.LetterFilter{IDs: []int64{letter.ID}})
@@ -93,7 +94,7 @@ func TestNode_FailsEachTime_IsADeadLetterAndARedriveGoesToItsGroup(t *testing.T)
 	require.Equal(t, []string{fmt.Sprint(id)}, others.list(), "the other group has had it")
 	l.emit("b")
 	l.eventually(func() bool { return len(letters()) == 1 }, "at once")
-	require.Equal(t, 1, letters()[0].Attempts)
+	require.Equal(t, []any{1, "Handler error"}, []any{letters()[0].Attempts, letters()[0].Reason})
 }
 
 func TestNode_RetryAfter_WaitsSoLong(t *testing.T) {
@@ -368,7 +369,7 @@ func TestNode_EventIsNotInTheLogAnyMore_IsADeadLetterIfItIsLarge(t *testing.T) {
 		return s.types(ctx, e, tx)
 	}))
 	l.eventually(func() bool {
-		return one[int](l, `SELECT count(*) FROM dead_letters WHERE error LIKE '%not in the log%' AND name = 'large'`) == 1 && len(l.queued()) == 0
+		return one[int](l, `SELECT count(*) FROM dead_letters WHERE reason = 'Event not in the log' AND name = 'large'`) == 1 && len(l.queued()) == 0
 	}, "all are done, or given up")
 	require.Equal(t, []string{"small"}, s.list())
 	letters, err := l.DeadLetters(l.within(), nil)

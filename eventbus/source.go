@@ -71,6 +71,11 @@ func (s *source) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptio
 	return items, nil
 }
 
+// DeadLetterWorkItem implements dispatch.Provider. What a dispatcher gives up, a handler has failed at.
+func (s *source) DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, _, cause string) error {
+	return s.Provider.DeadLetterWorkItem(ctx, token, ReasonHandler, cause)
+}
+
 // attach has each item carry its event. Where that fails the handler's goroutine reads its event itself.
 func (s *source) attach(ctx context.Context, items []*pgwake.ClaimedWorkItem) {
 	var refs []delivery
