@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/pgwake/pgwake"
 	"go.opentelemetry.io/otel"
@@ -30,6 +31,11 @@ type Config struct {
 	// to false: it is in the log alone, and counted (MetricUnrouted).
 	StrictRouting bool
 
+	// KeepFor is how long events stay in the log, at least: a month is removed at a time, once all of it is older, unless one of its events
+	// is still to be handled or is a dead letter. It is done by whichever node comes first, so have all say the same. At least 24 h; negative:
+	// for ever. Defaults to six months, 184 days.
+	KeepFor time.Duration
+
 	// MeterProvider, TracerProvider and Propagator are for OpenTelemetry; see the Metric names. Default to the global ones.
 	MeterProvider  metric.MeterProvider
 	TracerProvider trace.TracerProvider
@@ -39,7 +45,10 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-const mostPayload = 100 << 20
+const (
+	mostPayload = 100 << 20
+	day         = 24 * time.Hour
+)
 
 func (c *Config) resolve() (Config, error) {
 	var r Config
@@ -54,6 +63,10 @@ func (c *Config) resolve() (Config, error) {
 	r.MaxPayload = cmp.Or(r.MaxPayload, 1<<20)
 	if r.MaxPayload < 0 || r.MaxPayload > mostPayload {
 		problems = append(problems, fmt.Errorf("MaxPayload %d is not between 1 and %d", r.MaxPayload, mostPayload))
+	}
+	r.KeepFor = cmp.Or(r.KeepFor, 184*day)
+	if r.KeepFor >= 0 && r.KeepFor < day {
+		problems = append(problems, fmt.Errorf("KeepFor %v is less than 24 h", r.KeepFor))
 	}
 	if r.MeterProvider == nil {
 		r.MeterProvider = otel.GetMeterProvider()

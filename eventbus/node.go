@@ -260,11 +260,12 @@ func (n *Node) Start(ctx context.Context) error {
 	n.working, n.done = s, s.ended
 	go func() {
 		defer close(s.ended)
-		var beats sync.WaitGroup
-		beats.Go(func() { n.keepBeating(working, watch) })
+		var duties sync.WaitGroup
+		duties.Go(func() { n.keepBeating(working, watch) })
+		duties.Go(func() { n.keepLog(working) })
 		s.err = d.Run(working)
 		end()
-		beats.Wait()
+		duties.Wait()
 		watch.Close()
 	}()
 	return nil

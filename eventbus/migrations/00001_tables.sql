@@ -186,8 +186,11 @@ BEGIN
         v_from := (v_month + make_interval(months => i)) AT TIME ZONE 'UTC';
         v_to := (v_month + make_interval(months => i + 1)) AT TIME ZONE 'UTC';
         EXECUTE format('CREATE TABLE %I (LIKE event_log INCLUDING DEFAULTS INCLUDING CONSTRAINTS)', v_name);
-        -- What came for the month before is in the way. Nobody can add to it until this has committed.
-        LOCK TABLE event_log IN SHARE ROW EXCLUSIVE MODE;
+        -- What has come for the month already is in the way, and nobody is to add to it until this has committed. For a month that is
+        -- still to come there is nothing, and nobody who emits is kept waiting.
+        IF i = 0 OR EXISTS (SELECT FROM event_log_default d WHERE d.emitted_at >= v_from AND d.emitted_at < v_to) THEN
+            LOCK TABLE event_log IN SHARE ROW EXCLUSIVE MODE;
+        END IF;
         EXECUTE format('WITH moved AS (DELETE FROM event_log_default WHERE emitted_at >= %L AND emitted_at < %L RETURNING *) INSERT INTO %I SELECT * FROM moved', v_from, v_to, v_name);
         EXECUTE format('ALTER TABLE event_log ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', v_name, v_from, v_to);
         EXECUTE format('COMMENT ON TABLE %I IS %L', v_name, 'Events of that month, in UTC.');
@@ -197,7 +200,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION make_event_partitions IS 'Makes the partitions of the log for this month, in UTC, and p_months after it, as far as they are missing, and returns how many that were. What is in the default partition and belongs there is moved. Nobody can emit while one is being made.';
+COMMENT ON FUNCTION make_event_partitions IS 'Makes the partitions of the log for this month, in UTC, and p_months after it, as far as they are missing, and returns how many that were. What is in the default partition and belongs there is moved. Nobody can emit while the one of this month is being made, or one for which there is something to move. The nodes call it, see keep_event_log.';
 
 SELECT make_event_partitions();
 

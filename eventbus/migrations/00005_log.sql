@@ -170,6 +170,88 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION get_replay IS 'How far a replay has got: how many events were delivered, and when it had delivered all; null: not yet.';
 
+-- +goose StatementBegin
+CREATE FUNCTION has_deliveries(p_from timestamptz, p_to timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    -- One statement, and so one snapshot: what goes from one of these tables to another meanwhile is seen in one of them.
+    RETURN EXISTS (SELECT FROM event_lines l WHERE l.emitted_at >= p_from AND l.emitted_at < p_to)
+        OR EXISTS (SELECT FROM (SELECT q.tag, q.input FROM worker_queue q UNION ALL SELECT d.tag, d.data FROM dead_letters d WHERE d.queue = 'worker') AS i (tag, input)
+                    WHERE CASE WHEN i.tag = 'eventbus' OR starts_with(i.tag, 'eventbus/')
+                               THEN (i.input ->> 'emitted_at')::timestamptz >= p_from AND (i.input ->> 'emitted_at')::timestamptz < p_to END);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION has_deliveries IS 'Internal: whether an event that was emitted at p_from or later, and before p_to, is still to be handled by somebody, or is a dead letter.';
+
+-- Invariant (retention): no event is removed of which a delivery is queued, in a line or a dead letter. A delivery of an old event is
+-- made by a replay alone, and by whatever there is of it already. So while no replay is open, and none can begin or go on, what has
+-- no deliveries in one snapshot will have none; and whoever has emitted and is still to commit keeps his partition from being dropped.
+
+-- +goose StatementBegin
+CREATE FUNCTION keep_event_log(p_retention interval DEFAULT '6 months', p_months integer DEFAULT 2, p_now timestamptz DEFAULT NULL)
+RETURNS text
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET lock_timeout = '50ms' -- as long may those wait who emit behind this
+AS $$
+DECLARE
+    v_end       timestamptz := ((coalesce(p_now, clock_timestamp()) AT TIME ZONE 'UTC') - p_retention) AT TIME ZONE 'UTC';
+    v_old       timestamptz := date_trunc('month', v_end AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'; -- before this all is old
+    v_last      timestamp := date_trunc('month', coalesce(p_now, clock_timestamp()) AT TIME ZONE 'UTC') + make_interval(months => p_months);
+    v_missing   boolean := to_regclass('event_log_' || to_char(v_last, 'YYYY_MM')) IS NULL;
+    v_large     boolean := false;
+    v_partition record;
+    v_remains   boolean;
+BEGIN
+    IF p_retention < '1 day' THEN
+        RAISE EXCEPTION 'events are kept for at least a day: not %', p_retention USING ERRCODE = 'PW003';
+    ELSIF NOT pg_try_advisory_xact_lock(hashtext('pgwake event partitions of ' || current_schema()), 0) THEN
+        RETURN 'wait'; -- for another, who may die
+    ELSIF v_missing THEN
+        -- Those who emit into the default partition wait until it is searched, and what is in the way is moved: that must take no longer than a lock may.
+        v_large := pg_relation_size('event_log_default') > 1024 * 1024;
+        IF NOT v_large AND make_event_partitions(p_months, p_now) > 0 THEN
+            RETURN 'more';
+        END IF;
+    END IF;
+    v_remains := EXISTS (SELECT FROM event_log_default d WHERE d.emitted_at < v_old);
+    FOR v_partition IN
+        SELECT p.name, p.month AT TIME ZONE 'UTC' AS from_at, (p.month + interval '1 month') AT TIME ZONE 'UTC' AS to_at
+          FROM (SELECT c.relname AS name, to_date(right(c.relname, 7), 'YYYY_MM')::timestamp AS month
+                  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                 WHERE i.inhparent = 'event_log'::regclass AND c.relname ~ '^event_log_[0-9]{4}_[0-9]{2}$') AS p
+         WHERE (p.month + interval '1 month') AT TIME ZONE 'UTC' <= v_old
+         ORDER BY p.name
+    LOOP
+        LOCK TABLE event_replays IN SHARE MODE;
+        IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
+            RETURN 'wait';
+        END IF;
+        CONTINUE WHEN has_deliveries(v_partition.from_at, v_partition.to_at);
+        EXECUTE format('DROP TABLE %I', v_partition.name);
+        RETURN 'more'; -- in another transaction: nobody is to wait for more than one
+    END LOOP;
+    IF v_remains THEN
+        LOCK TABLE event_replays IN SHARE MODE;
+        IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
+            RETURN 'wait';
+        ELSIF NOT has_deliveries('-infinity', v_old) THEN
+            DELETE FROM event_log_default d WHERE d.ctid = ANY (ARRAY(SELECT o.ctid FROM event_log_default o WHERE o.emitted_at < v_old LIMIT 10000));
+            RETURN 'more';
+        END IF;
+    END IF;
+    RETURN CASE WHEN v_large THEN 'large' ELSE 'done' END;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN 'wait';
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, and removes one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if the default partition has more than 1 MiB, so that who emits would wait for too long for new ones, and make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for it for no more than 50 ms. PW003 for a retention of less than a day.';
+
 -- +goose Down
 
-DROP FUNCTION get_replay, replay_some, replay_events, begin_replay, read_events, get_events;
+DROP FUNCTION keep_event_log, has_deliveries, get_replay, replay_some, replay_events, begin_replay, read_events, get_events;

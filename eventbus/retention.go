@@ -1,0 +1,39 @@
+package eventbus
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: who makes room in the log?
+
+// keepLog makes the partitions of the log that are missing, and removes what is old, until ctx ends: once a day, which is two months before a
+// partition that is not made is missed.
+func (n *Node) keepLog(ctx context.Context) {
+	var retention *time.Duration
+	if n.cfg.KeepFor > 0 {
+		retention = &n.cfg.KeepFor
+	}
+	for {
+		state, err := value[string](ctx, n.Bus, verb{op: "keep log", function: "keep_event_log", args: []any{retention}})
+		pause := day
+		switch {
+		case ctx.Err() != nil || errors.Is(err, pgwake.ErrClosed):
+			return
+		case err != nil:
+			n.cfg.Logger.Warn("eventbus: cannot keep the log", "error", err)
+			pause = time.Hour
+		case state == "more":
+			continue
+		case state == "wait":
+			pause = 10 * time.Second
+		case state == "large":
+			n.cfg.Logger.Warn("eventbus: partitions of the log are missing, and its default partition is too large to make them while others emit: call make_event_partitions at a quiet time")
+		}
+		wait(ctx, pause-rand.N(pause/10))
+	}
+}

@@ -1,0 +1,191 @@
+package eventbus_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: does the log last for years without anybody who looks after it, and is nothing lost by that?
+
+// partitions are the months that have one, without the default.
+func (l *lab) partitions() []string {
+	l.t.Helper()
+	return all[string](l, `SELECT right(inhrelid::regclass::text, 7) FROM pg_inherits WHERE inhparent = 'event_log'::regclass AND inhrelid::regclass::text ~ '\d' ORDER BY 1`)
+}
+
+// month is the one so many months from now, in UTC, as partitions are called.
+func (l *lab) month(n int) string {
+	l.t.Helper()
+	return one[string](l, `SELECT to_char(date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => $1), 'YYYY_MM')`, n)
+}
+
+// keep keeps the log for 30 days, in the middle of the month so many months from now, until there is no more to do at once.
+func (l *lab) keep(months int) (state string) {
+	l.t.Helper()
+	for state = "more"; state == "more"; {
+		state = one[string](l, `SELECT keep_event_log('30 days', 2, (date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => $1, days => 14)) AT TIME ZONE 'UTC')`, months)
+	}
+	return state
+}
+
+func TestKeepLog_MonthsPass_PartitionsAreMadeAheadAndOldOnesRemoved(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	id := l.emit("a")
+	require.Equal(t, "done", l.keep(0))
+	require.Equal(t, []string{l.month(0), l.month(1), l.month(2)}, l.partitions())
+	require.Equal(t, "done", l.keep(1))
+	require.Equal(t, []string{l.month(0), l.month(1), l.month(2), l.month(3)}, l.partitions(), "a part of what was emitted may not be old yet")
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_log WHERE event_id = $1`, id))
+	require.Equal(t, "done", l.keep(4))
+	require.Equal(t, []string{l.month(3), l.month(4), l.month(5), l.month(6)}, l.partitions())
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log WHERE event_id = $1`, id))
+}
+
+// Whatever of an old event is still to be done keeps it, and its month with it.
+func TestKeepLog_OldEventHasDeliveries_Stays(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		owe  func(l *lab)
+		done string
+	}{
+		"in the queue": {func(l *lab) { l.emit("a") }, `SELECT remove_work(ARRAY(SELECT id FROM worker_queue))`},
+		"in a line": {func(l *lab) {
+			l.emitKey("a", "k")
+			l.emitKey("a", "k")
+			l.exec(`UPDATE worker_queue SET input = '{"event_id": 0}'`) // the first of them is not what keeps it
+		}, `DELETE FROM event_lines`},
+		"a dead letter": {func(l *lab) {
+			l.emit("a")
+			l.exec(`SELECT bury_work(ARRAY(SELECT id FROM worker_queue), 'x', NULL)`)
+		}, `DELETE FROM dead_letters`},
+		"a dead letter of nobody's": {func(l *lab) { l.exec(`SELECT emit(NULL, 'nobody', p_strict => true)`) }, `DELETE FROM dead_letters`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.subscribe("g", "a")
+			c.owe(l)
+			require.Equal(t, "done", l.keep(12))
+			require.Equal(t, l.month(0), l.partitions()[0])
+			require.NotContains(t, l.partitions(), l.month(1), "others go")
+			require.NotZero(t, one[int](l, `SELECT count(*) FROM event_log`))
+			l.exec(c.done)
+			require.Equal(t, "done", l.keep(12))
+			require.NotContains(t, l.partitions(), l.month(0))
+		})
+	}
+}
+
+func TestKeepLog_ReplayIsOpen_Waits(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	l.exec(`SELECT append_event_log('default', 'a', NULL, NULL)`)
+	replay := one[int64](l, `SELECT replay_events(NULL, 'g')`)
+	require.Equal(t, "wait", l.keep(12))
+	require.Contains(t, l.partitions(), l.month(0))
+	l.eventually(func() bool { return one[string](l, `SELECT replay_some($1)`, replay) == "done" }, "it has delivered")
+	l.keep(12)
+	require.Contains(t, l.partitions(), l.month(0), "which is to be handled")
+}
+
+// Somebody who emits has not committed yet: the log gives way, soon, and nothing of his is lost.
+func TestKeepLog_TransactionIsOpen_GivesWay(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	tx := l.begin()
+	_, err := l.WithTx(tx).Emit(l.within(), "a", nil, nil)
+	require.NoError(t, err)
+	require.Equal(t, "wait", l.keep(12))
+	require.Contains(t, l.partitions(), l.month(0))
+	l.emit("a")
+	require.NoError(t, tx.Commit(l.within()))
+	require.Equal(t, "done", l.keep(12))
+	require.NotContains(t, l.partitions(), l.month(0))
+}
+
+// Partitions of months to come are made while somebody emits, and none waits for the other.
+func TestKeepLog_MakesPartitionsAhead_KeepsNobodyFromEmitting(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	emitting, making := l.begin(), l.begin()
+	_, err := l.WithTx(emitting).Emit(l.within(), "a", nil, nil)
+	require.NoError(t, err)
+	_, err = making.Exec(l.within(), `SET LOCAL lock_timeout = '10 s'`)
+	require.NoError(t, err)
+	var made int
+	require.NoError(t, making.QueryRow(l.within(), `SELECT `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.make_event_partitions(4)`).Scan(&made))
+	require.Equal(t, 2, made)
+	l.exec(`SET lock_timeout = '10 s'`)
+	l.exec(`SELECT emit(NULL, 'b')`)
+	require.NoError(t, making.Commit(l.within()))
+	require.NoError(t, emitting.Commit(l.within()))
+	require.Len(t, l.partitions(), 5)
+}
+
+func TestKeepLog_SomebodyElseIsAtIt_Waits(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	tx := l.begin()
+	_, err := tx.Exec(l.within(), `SELECT `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.make_event_partitions()`)
+	require.NoError(t, err)
+	require.Equal(t, "wait", l.keep(12))
+	require.Equal(t, l.month(0), l.partitions()[0])
+}
+
+// Nobody made partitions for a long time: what came to be in the default one grows old there.
+func TestKeepLog_DefaultPartition_IsEmptiedOfWhatIsOld(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) SELECT 'default', 'old', now() - interval '3 years' + n * interval '1 s' FROM generate_series(1, 10003) AS n`)
+	owed := l.emit("a")
+	l.exec(`UPDATE event_log SET emitted_at = now() - interval '2 years' WHERE event_id = $1`, owed)
+	l.exec(`UPDATE worker_queue SET input = json_build_object('event_id', $1::bigint, 'emitted_at', now() - interval '2 years')`, owed)
+	require.Equal(t, "done", l.keep(0))
+	require.Equal(t, 10004, one[int](l, `SELECT count(*) FROM event_log_default`), "one of them is still to be handled")
+	l.exec(`SELECT remove_work(ARRAY(SELECT id FROM worker_queue))`)
+	l.emit("a")
+	require.Equal(t, "done", l.keep(0))
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log_default`))
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_log`))
+}
+
+func TestKeepLog_Nodes_DoIt(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`SELECT make_event_partitions(2, date_trunc('month', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' - interval '9 months' + interval '5 days')`)
+	l.exec(`DROP TABLE event_log_` + l.month(2))
+	require.Equal(t, []string{l.month(-9), l.month(-8), l.month(-7), l.month(0), l.month(1)}, l.partitions())
+	forever, err := eventbus.New(l.within(), l.p, &eventbus.Config{KeepFor: -1})
+	require.NoError(t, err)
+	first := l.nodeOn(forever, nil)
+	l.eventually(func() bool { return slices.Contains(l.partitions(), l.month(2)) }, "that of the month after the next is made")
+	require.NoError(t, first.Stop(l.within()))
+	require.Contains(t, l.partitions(), l.month(-9))
+	l.node(nil)
+	l.eventually(func() bool { return !slices.Contains(l.partitions(), l.month(-8)) }, "old ones go")
+	require.Contains(t, l.partitions(), l.month(0))
+	_, err = eventbus.New(l.within(), l.p, &eventbus.Config{KeepFor: time.Hour})
+	require.ErrorIs(t, err, pgwake.ErrConfig)
+}
+
+// Nobody made partitions for a long time, and much was emitted: to make them then would stop whoever emits.
+func TestKeepLog_DefaultPartitionIsLarge_MakesNoneUntilSomebodyDoes(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`DROP TABLE event_log_` + l.month(0) + `, event_log_` + l.month(1) + `, event_log_` + l.month(2))
+	l.exec(`INSERT INTO event_log (namespace, event_type) SELECT 'default', 'a' FROM generate_series(1, 20000)`)
+	require.Equal(t, "large", l.keep(0))
+	require.Empty(t, l.partitions())
+	require.Equal(t, 3, one[int](l, `SELECT make_event_partitions()`))
+	require.Equal(t, "done", l.keep(0))
+	require.Equal(t, []int{0, 20000}, []int{one[int](l, `SELECT count(*) FROM event_log_default`), one[int](l, `SELECT count(*) FROM event_log`)})
+}
