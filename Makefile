@@ -44,7 +44,7 @@ test-matrix:
 
 ## stress: the suites that break and load things, at full length
 stress:
-	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s PGWAKE_CASES=300; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 30m \
+	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s PGWAKE_CASES=300 PGWAKE_SCHEDULES=1000 PGWAKE_TICK_SECONDS=600; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 40m \
 		-p 1 -run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)|TestCrash' . ./eventbus
 	@export PGWAKE_STRESS=30s; $(WITH_PG) -- $(GO) -C adapter/watermill test -count=1 -timeout 60m -tags stress -run PubSub .
 

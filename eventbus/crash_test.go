@@ -38,7 +38,7 @@ func fromEnvironment(t *testing.T, name string, unless uint64) uint64 {
 	return n
 }
 
-// crash is a server of its own, with two groups on it: of one each node handles everything; of the other each has handlers of its own.
+// crash is a server of its own, with processes on it.
 type crash struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -48,7 +48,7 @@ type crash struct {
 	ledger   string
 }
 
-// Two processes emit and four handle, and whenever some more events are handled, something crashes: PGWAKE_ROUNDS times. PGWAKE_SEED draws the same
+// Of one group each node handles everything; of the other each has handlers of its own. Two processes emit and four handle, and whenever some more events are handled, something crashes: PGWAKE_ROUNDS times. PGWAKE_SEED draws the same
 // faults and events once more; how they meet is the machine's.
 func TestCrash_AtRandomMoments_EachEventIsLoggedOnceAndHandledOnceByEachGroupInOrder(t *testing.T) {
 	if testing.Short() {
@@ -57,7 +57,13 @@ func TestCrash_AtRandomMoments_EachEventIsLoggedOnceAndHandledOnceByEachGroupInO
 	t.Parallel()
 	seed := fromEnvironment(t, "PGWAKE_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("PGWAKE_SEED=%d", seed)
-	c := newCrash(t, seed)
+	c := newCrash(t, seed,
+		member{ID: "audit-1", Group: "audit", Patterns: []string{"#"}},
+		member{ID: "audit-2", Group: "audit", Patterns: []string{"#"}},
+		member{ID: "shop-orders", Group: "shop", Patterns: []string{"order.*"}},
+		member{ID: "shop-mail", Group: "shop", Patterns: []string{"invoice.sent", "mail.#"}},
+		member{ID: "emits-1"},
+		member{ID: "emits-2"})
 	faults := []struct {
 		name  string
 		occur func()
@@ -90,7 +96,9 @@ func TestCrash_AtRandomMoments_EachEventIsLoggedOnceAndHandledOnceByEachGroupInO
 	c.check()
 }
 
-func newCrash(t *testing.T, seed uint64) *crash {
+// newCrash boots a server, and starts these members.
+func newCrash(t *testing.T, seed uint64, members ...member) *crash {
+	t.Helper()
 	server, err := devpg.Start(t.Context(), &devpg.Options{IgnoreURL: true, Fsync: true})
 	if errors.Is(err, devpg.ErrNoServer) {
 		t.Skipf("breaks a server, and none can be booted here: %v", err)
@@ -104,18 +112,12 @@ func newCrash(t *testing.T, seed uint64) *crash {
 	require.NoError(t, err)
 	// Nothing of an event is unique: what is done twice is there twice.
 	_, err = p.Pool().Exec(t.Context(), `
-		CREATE TABLE crash.effects (place bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, by text, event bigint, key text, node text);
+		CREATE TABLE crash.effects (place bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, by text, event bigint, key text, node text,
+			done_at timestamptz DEFAULT clock_timestamp());
 		CREATE TABLE crash.orders (batch text)`)
 	require.NoError(t, err)
 	c := &crash{t: t, random: rand.New(rand.NewPCG(seed, 0)), server: server, ledger: filepath.Join(t.TempDir(), "ledger")}
-	for _, m := range []member{
-		{ID: "audit-1", Group: "audit", Patterns: []string{"#"}},
-		{ID: "audit-2", Group: "audit", Patterns: []string{"#"}},
-		{ID: "shop-orders", Group: "shop", Patterns: []string{"order.*"}},
-		{ID: "shop-mail", Group: "shop", Patterns: []string{"invoice.sent", "mail.#"}},
-		{ID: "emits-1"},
-		{ID: "emits-2"},
-	} {
+	for _, m := range members {
 		m.URL, m.Ledger, m.Seed = server.URL, c.ledger, c.random.Uint64()
 		if m.Group != "" {
 			require.NoError(t, bus.Subscribe(t.Context(), m.Group, m.Patterns, nil))
