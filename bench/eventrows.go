@@ -13,6 +13,7 @@ const (
 	eventsLater   = 1.5
 	eventsSlower  = 0.5 // the throughput of events over that of items
 	longLogSlower = 1.2
+	scheduleLate  = 10 * time.Millisecond
 )
 
 // eventMetrics are figures by name.
@@ -22,6 +23,8 @@ func (r *results) eventMetrics(put func(string, []float64)) {
 	}))
 	put("event_rate_ratio", each(r.Events, (*measure.EventsResult).RateRatio))
 	put("event_log_ratio", each(r.EventLog, (*measure.EventLogResult).Ratio))
+	put("schedule_late_p99_ms", each(r.Schedules, func(s *measure.SchedulesResult) float64 { return inMillis(s.Handled.Summary().P99) }))
+	put("schedule_idle_statements", each(r.Schedules, func(s *measure.SchedulesResult) float64 { return float64(s.With - s.Without) }))
 }
 
 func (r *results) eventRows() (rows []row) {
@@ -57,6 +60,21 @@ func (r *results) eventRows() (rows []row) {
 			r.compare(fmt.Sprintf("emit, %d events of the month in the log, p50", l.Rows), 1,
 				p50(func(int) measure.Summary { return l.Full.Summary() }), p50(func(int) measure.Summary { return l.Empty.Summary() }), " (empty log)", atMost(longLogSlower)),
 			row{measure: "  to fill it", figure: fmt.Sprint(l.Filled.Round(time.Millisecond))})
+	}
+	for _, s := range r.Schedules {
+		of := func(samples measure.Samples) func(int) measure.Summary {
+			return func(int) measure.Summary { return samples.Summary() }
+		}
+		polls := fmt.Sprintf(" (%d poll a table of next runs each second)", s.Nodes)
+		added := s.With - s.Without
+		rows = append(rows,
+			r.compare(fmt.Sprintf("%d schedules each %v over %d nodes, tick to handler with a transaction, p50", s.Schedules, s.Every, s.Nodes), 1, p50(of(s.Handled)), p50(of(s.Polled)), polls, noGoal),
+			r.compare("  p99", 1, p99(of(s.Handled)), p99(of(s.Polled)), polls, under(scheduleLate)),
+			r.compare("  tick to event, p99", 1, p99(of(s.Emitted)), p99(of(s.Polled)), polls, noGoal),
+			row{measure: "  ticks that came again", figure: fmt.Sprint(s.Again), goal: "0", met: s.Again == 0},
+			// When the periodic statement falls is chance: so one more is none that was added.
+			row{measure: fmt.Sprintf("statements of a node in %v with %d schedules that are not due", s.IdleFor, s.Idle), figure: fmt.Sprint(s.With),
+				baseline: fmt.Sprintf("%d (none), %d (%d that poll)", s.Without, s.PolledCalls, s.Nodes), goal: "none added", met: added <= 1})
 	}
 	return rows
 }

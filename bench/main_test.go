@@ -383,3 +383,30 @@ func TestEventRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 	assert.Equal(t, 0.5, figures["event_rate_ratio"])
 	assert.Equal(t, 1.2, figures["event_log_ratio"])
 }
+
+func TestScheduleRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
+	round := func() *measure.SchedulesResult {
+		return &measure.SchedulesResult{Handled: ms(9), Emitted: ms(5), Polled: ms(500), Idle: 100, With: 4, Without: 3}
+	}
+	judge := func(s *measure.SchedulesResult) (missed []string) {
+		for _, w := range (&results{Schedules: []*measure.SchedulesResult{s}}).eventRows() {
+			if w.goal != "" && !w.met {
+				missed = append(missed, strings.TrimSpace(w.measure))
+			}
+		}
+		return missed
+	}
+	assert.Empty(t, judge(round()))
+	for missed, spoil := range map[string]func(*measure.SchedulesResult){
+		"p99":                   func(s *measure.SchedulesResult) { s.Handled = ms(10) },
+		"ticks that came again": func(s *measure.SchedulesResult) { s.Again = 1 },
+		"statements of a node in 0s with 100 schedules that are not due": func(s *measure.SchedulesResult) { s.With = 5 },
+	} {
+		s := round()
+		spoil(s)
+		assert.Equal(t, missed, strings.Join(judge(s), ","))
+	}
+	figures := (&results{Schedules: []*measure.SchedulesResult{round()}}).metrics()
+	assert.Equal(t, 9.0, figures["schedule_late_p99_ms"])
+	assert.Equal(t, 1.0, figures["schedule_idle_statements"])
+}

@@ -47,6 +47,7 @@ type sizes struct {
 	manyTasks     measure.ManyTasksOptions
 	events        measure.EventsOptions
 	eventLog      measure.EventLogOptions
+	schedules     measure.SchedulesOptions
 }
 
 // peers returns these, unless there are to be none.
@@ -64,7 +65,7 @@ func (s *sizes) tell(to func(measure.Progress)) {
 		&s.redelivery.Progress, &s.stress.Progress, &s.histories.Progress, &s.fanIn.Progress, &s.convoy.Progress,
 		&s.peerPairs.Progress, &s.peerTimers.Progress, &s.drain.Progress, &s.writers.Progress, &s.nodes.Progress,
 		&s.fetch.Progress, &s.bloat.Progress, &s.quotas.Progress, &s.restarts.Progress, &s.namespaces.Progress,
-		&s.tasks.Progress, &s.manyTasks.Progress, &s.events.Progress, &s.eventLog.Progress,
+		&s.tasks.Progress, &s.manyTasks.Progress, &s.events.Progress, &s.eventLog.Progress, &s.schedules.Progress,
 	} {
 		*progress = to
 	}
@@ -138,6 +139,7 @@ var small = sizes{
 	manyTasks: measure.ManyTasksOptions{Tasks: 10_000, Large: 2000, Reads: 10},
 	events:    measure.EventsOptions{Singles: 60, Gap: 10 * time.Millisecond, Backlog: 2000},
 	eventLog:  measure.EventLogOptions{Rows: 20_000, Emits: 100},
+	schedules: measure.SchedulesOptions{Schedules: 100, Every: 2 * time.Second, Duration: 4 * time.Second, IdleFor: 2 * time.Second},
 }
 
 // quick has the figures with a goal in the specification, and is done within a minute.
@@ -160,12 +162,13 @@ func quick() sizes {
 	s.manyTasks = measure.ManyTasksOptions{Tasks: 2000, Large: 1000, Reads: 5}
 	s.events = measure.EventsOptions{Singles: 40, Gap: 5 * time.Millisecond, Backlog: 1000}
 	s.eventLog = measure.EventLogOptions{Rows: 10_000, Emits: 60}
+	s.schedules = measure.SchedulesOptions{Schedules: 50, Every: time.Second, Duration: 2 * time.Second, Idle: 2000, IdleFor: time.Second}
 	s.fetch = measure.FetchCostOptions{Backlog: 10_000, Locked: 5000, Timers: 10_000, LockedInstances: 300, Fetches: 40}
 	return s
 }
 
 // quickNames are the scenarios of quick.
-var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch", namespaces, tasks, manyTasks, events, eventLog}
+var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch", namespaces, tasks, manyTasks, events, eventLog, schedules}
 
 // results of all rounds, in the order of the rounds.
 type results struct {
@@ -202,6 +205,7 @@ type results struct {
 	ManyTasks  []*measure.ManyTasksResult  `json:"many_tasks,omitempty"`
 	Events     []*measure.EventsResult     `json:"events,omitempty"`
 	EventLog   []*measure.EventLogResult   `json:"event_log,omitempty"`
+	Schedules  []*measure.SchedulesResult  `json:"schedules,omitempty"`
 }
 
 type scenario struct {
@@ -218,6 +222,7 @@ const (
 	manyTasks  = "manytasks"
 	events     = "events"
 	eventLog   = "eventlog"
+	schedules  = "schedules"
 )
 
 var scenarios = []scenario{
@@ -352,6 +357,10 @@ var scenarios = []scenario{
 	{name: eventLog, what: "emits beside a full log", once: true,
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
 			return add(&to.EventLog)(measure.EventLog(ctx, url, s.eventLog))
+		}},
+	{name: schedules, what: "schedules, due and not", once: true,
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Schedules)(measure.Schedules(ctx, url, s.schedules))
 		}},
 	{name: "drain", what: "a backlog of items that do nothing", run: runDrains},
 	{name: "fetch", what: "fetches among rows that they do not take", once: true,
@@ -488,7 +497,7 @@ func names() (all []string) {
 
 // needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
 func needsBaseline(name string) bool {
-	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "restarts", "drain", "fetch", "bloat", manyTasks, events, eventLog}, name)
+	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "restarts", "drain", "fetch", "bloat", manyTasks, events, eventLog, schedules}, name)
 }
 
 // add keeps a result.

@@ -340,6 +340,10 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 			_, err := EventLog(ctx, url, EventLogOptions{Rows: 1000, Emits: 100_000, Progress: stop})
 			return err
 		},
+		"schedules": func(ctx context.Context, url string, stop func(Progress)) error {
+			_, err := Schedules(ctx, url, SchedulesOptions{Schedules: 5, Every: time.Second, Nodes: 1, Duration: time.Hour, Progress: stop})
+			return err
+		},
 		"fetch costs": func(ctx context.Context, url string, stop func(Progress)) error {
 			_, err := FetchCosts(ctx, url, FetchCostOptions{Timers: 10, Fetches: 10_000, Progress: stop})
 			return err
@@ -647,6 +651,21 @@ func TestEvents_MeasuresEventsAndItemsInTurns_AndEachIsDone(t *testing.T) {
 	}
 	assert.Positive(t, r.RateRatio())
 	assert.Positive(t, last.Elapsed)
+	assertNothingLeft(t)
+}
+
+func TestSchedules_TakesTheTimeOfEveryTick(t *testing.T) {
+	var last Progress
+	r, err := Schedules(t.Context(), serverURL(t), SchedulesOptions{Schedules: 10, Every: time.Second, Nodes: 2, Duration: 2 * time.Second, Idle: 50, IdleFor: time.Millisecond, Progress: keep(&last)})
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, len(r.Handled), 10)
+	assert.GreaterOrEqual(t, len(r.Emitted), len(r.Handled))
+	assert.GreaterOrEqual(t, len(r.Polled), 10)
+	noneNegative(t, r.Emitted, r.Polled)
+	assert.GreaterOrEqual(t, r.Handled.Summary().Min, -r.ClockError)
+	assert.Zero(t, r.Again)
+	assert.EqualValues(t, 0, r.PolledCalls)
+	assert.Positive(t, last.Total)
 	assertNothingLeft(t)
 }
 
