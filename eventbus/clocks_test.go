@@ -137,4 +137,3 @@ func (j *jumpy) dueSoon() []string {
 	j.t.Helper()
 	return all[string](j.lab, `SELECT name FROM scheduled_tasks WHERE next_at < clock_timestamp() + interval '1 minute'`)
 }
-

@@ -129,7 +129,7 @@ func TestCrash_SchedulesOverFiveNodesThatAreKilled_EachTickExactlyOnce(t *testin
 		require.False(t, k.next(at).Before(paused.Add(-time.Second)), "schedule %s, %s: after %v there was another", k.Name, k.Cron, at)
 		total += len(came[id])
 	}
-	t.Logf("%d ticks of %d schedules, %d kills in %v; those that a killed node had in hand: %d ticks, %d events", total, count, kills, lasts,
+	t.Logf("%d ticks of %d schedules, %d kills in %v; late by nearly the time of a lease, or more: %d ticks, %d events", total, count, kills, lasts,
 		c.ask(`SELECT count(*) FROM crash.event_log WHERE emitted_at > (metadata ->> 'scheduled_at')::timestamptz + $1::interval`, memberVisibility*9/10),
 		c.ask(`SELECT count(*) FROM crash.effects f JOIN crash.event_log e ON e.event_id = f.event WHERE f.done_at > e.emitted_at + $1::interval`, memberVisibility*9/10))
 }

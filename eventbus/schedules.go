@@ -65,6 +65,12 @@ type Schedule struct {
 	CatchUp CatchUp
 	Overlap Overlap
 
+	// ByPgCron has pg_cron fire it, which is to be installed in the database, and not the nodes: so it needs none, comes within a second or so of its time,
+	// and if the server is away then it does not come. pg_cron takes 5 fields, or "@every" of 1 to 59 s, in the zone of its setting cron.timezone,
+	// which is UTC by itself; and there is no Jitter, CatchUp or Overlap, but for CatchUpSkip, which is what CatchUp defaults to then. The job has the
+	// name {namespace}_{name}_{id}, and calls run_scheduled_task. Defaults to false.
+	ByPgCron bool
+
 	// Paused: it does not occur, until Bus.ResumeSchedule.
 	Paused bool
 }
@@ -82,7 +88,7 @@ func (b *Bus) Schedule(ctx context.Context, s Schedule) (id string, err error) {
 		return "", failed(op, err)
 	}
 	return value[string](ctx, b, verb{op: op, function: "schedule_task", enqueues: true, args: []any{b.namespace, s.Name, s.Cron, text(s.Type), payload, text(s.TimeZone),
-		!s.Paused, s.Jitter, orDefault(s.CatchUp, CatchUpOne), orDefault(s.Overlap, OverlapAllow), text(s.Key), text(s.Work), text(s.WorkTag)}})
+		!s.Paused, s.Jitter, text(string(s.CatchUp)), orDefault(s.Overlap, OverlapAllow), text(s.Key), text(s.Work), text(s.WorkTag), s.ByPgCron}})
 }
 
 const maxScheduled = 1 << 20
@@ -112,7 +118,8 @@ func (s *Schedule) check() error {
 type ScheduleInfo struct {
 	Schedule
 	ID        string
-	Next      time.Time // its next occurrence, without jitter; zero: it is paused
+	Next      time.Time // its next occurrence, without jitter; zero: it is paused, or pg_cron fires it
+	JobID     int64     // of the job of pg_cron that fires it; 0: there is none
 	Last      time.Time // the latest that was carried out, or when RunSchedule was; zero: there was none
 	LastID    int64     // event or work item that came of it
 	Skipped   int64     // how often occurrences were left out by CatchUp, in which case several count once, or by Overlap
@@ -133,11 +140,11 @@ func (b *Bus) Schedules(ctx context.Context, after string, limit int) ([]Schedul
 	}
 	return query(ctx, b, verb{op: op, function: "list_schedules", args: []any{b.namespace, nil, after, limit},
 		columns: "task_id::text, name, cron_expression, timezone, coalesce(event_type, ''), coalesce(work_name, ''), coalesce(work_tag, ''), payload::text, coalesce(key, ''), " +
-			"jitter, catch_up, overlap, NOT active, next_at, last_at, coalesce(last_id, 0), skipped, created_at, updated_at",
+			"jitter, catch_up, overlap, NOT active, by_pg_cron, coalesce(job_id, 0), next_at, last_at, coalesce(last_id, 0), skipped, created_at, updated_at",
 	}, func(row pgx.CollectableRow) (s ScheduleInfo, err error) {
 		var payload string
 		var next, last *time.Time
-		err = row.Scan(&s.ID, &s.Name, &s.Cron, &s.TimeZone, &s.Type, &s.Work, &s.WorkTag, &payload, &s.Key, &s.Jitter, &s.CatchUp, &s.Overlap, &s.Paused,
+		err = row.Scan(&s.ID, &s.Name, &s.Cron, &s.TimeZone, &s.Type, &s.Work, &s.WorkTag, &payload, &s.Key, &s.Jitter, &s.CatchUp, &s.Overlap, &s.Paused, &s.ByPgCron, &s.JobID,
 			&next, &last, &s.LastID, &s.Skipped, &s.CreatedAt, &s.UpdatedAt)
 		s.Payload = json.RawMessage(payload)
 		if next != nil {

@@ -43,6 +43,18 @@ $$;
 COMMENT ON FUNCTION cron_field IS 'Internal: the numbers that a field of a cron expression is for. PW003 if it breaks a rule.';
 
 -- +goose StatementBegin
+CREATE FUNCTION named_cron(p_cron text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT CASE lower(btrim(p_cron)) WHEN '@yearly' THEN '0 0 1 1 *' WHEN '@annually' THEN '0 0 1 1 *' WHEN '@monthly' THEN '0 0 1 * *' WHEN '@weekly' THEN '0 0 * * 0'
+                                    WHEN '@daily' THEN '0 0 * * *' WHEN '@midnight' THEN '0 0 * * *' WHEN '@hourly' THEN '0 * * * *' ELSE lower(btrim(p_cron)) END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION named_cron IS 'Internal: a cron expression in lower case, and what one such as @daily stands for.';
+
+-- +goose StatementBegin
 CREATE FUNCTION parse_cron(p_cron text)
 RETURNS TABLE (
     every interval, seconds integer[], minutes integer[], hours integer[], days integer[], months integer[], weekdays integer[], either_day boolean, real_time boolean)
@@ -51,7 +63,7 @@ SET search_path FROM CURRENT
 AS $$
 DECLARE
     v_parts text[];
-    v_cron  text := lower(btrim(p_cron));
+    v_cron  text := named_cron(p_cron);
     v_field text[];
 BEGIN
     IF v_cron ~ '^@every\s' THEN
@@ -63,8 +75,6 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    v_cron := CASE v_cron WHEN '@yearly' THEN '0 0 1 1 *' WHEN '@annually' THEN '0 0 1 1 *' WHEN '@monthly' THEN '0 0 1 * *' WHEN '@weekly' THEN '0 0 * * 0'
-                          WHEN '@daily' THEN '0 0 * * *' WHEN '@midnight' THEN '0 0 * * *' WHEN '@hourly' THEN '0 * * * *' ELSE v_cron END;
     v_field := regexp_split_to_array(v_cron, '\s+');
     IF cardinality(v_field) = 5 THEN
         v_field := ARRAY['0'] || v_field;
@@ -239,4 +249,4 @@ COMMENT ON FUNCTION next_occurrence IS 'The first instant after p_after that a c
 
 -- +goose Down
 
-DROP FUNCTION next_occurrence, first_shown, clock_change, next_wall_time, parse_cron, cron_field;
+DROP FUNCTION next_occurrence, first_shown, clock_change, next_wall_time, parse_cron, named_cron, cron_field;

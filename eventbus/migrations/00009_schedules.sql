@@ -4,6 +4,8 @@
 -- (jitter), and no other has none. Who carries an occurrence out, or changes the schedule, has its row locked, and knows by item_id whether
 -- the occurrence is still that of the schedule. What an occurrence emits, the item of the next one, and the end of its own are one
 -- transaction: so each comes exactly once, whoever dies, and none without that.
+--
+-- One that pg_cron fires (by_pg_cron) has a job of it in place of the item: at each commit it has one, job_id, if it is active, and no other has.
 
 -- +goose Up
 
@@ -22,6 +24,7 @@ CREATE TABLE scheduled_tasks (
     jitter          interval    NOT NULL DEFAULT '0' CONSTRAINT scheduled_tasks_jitter_check CHECK (jitter BETWEEN interval '0' AND interval '1 day'),
     catch_up        text        NOT NULL DEFAULT 'one' CONSTRAINT scheduled_tasks_catch_up_check CHECK (catch_up IN ('skip', 'one', 'all')),
     overlap         text        NOT NULL DEFAULT 'allow' CONSTRAINT scheduled_tasks_overlap_check CHECK (overlap IN ('allow', 'skip')),
+    by_pg_cron      boolean     NOT NULL DEFAULT false,
     job_id          bigint,
     since           timestamptz NOT NULL DEFAULT clock_timestamp(),
     next_at         timestamptz,
@@ -40,12 +43,61 @@ COMMENT ON COLUMN scheduled_tasks.payload IS 'Of the events, or the input of the
 COMMENT ON COLUMN scheduled_tasks.jitter IS 'Each occurrence comes up to so much later, by chance.';
 COMMENT ON COLUMN scheduled_tasks.catch_up IS 'What becomes of occurrences that nobody could carry out for a minute or more: none (skip), one for all of them, or all come.';
 COMMENT ON COLUMN scheduled_tasks.overlap IS 'With skip an occurrence is left out while what came of the one before is not done.';
+COMMENT ON COLUMN scheduled_tasks.by_pg_cron IS 'pg_cron fires it, and not the nodes.';
+COMMENT ON COLUMN scheduled_tasks.job_id IS 'Job of pg_cron that fires it; null: there is none.';
 COMMENT ON COLUMN scheduled_tasks.since IS 'From when @every counts.';
-COMMENT ON COLUMN scheduled_tasks.next_at IS 'The next occurrence, without jitter; null: there is none.';
+COMMENT ON COLUMN scheduled_tasks.next_at IS 'The next occurrence, without jitter; null: there is none, or only pg_cron knows.';
 COMMENT ON COLUMN scheduled_tasks.item_id IS 'Work item of the next occurrence.';
 COMMENT ON COLUMN scheduled_tasks.last_at IS 'The latest occurrence that was carried out, or when run_scheduled_task was; null: there was none.';
 COMMENT ON COLUMN scheduled_tasks.last_id IS 'Event or work item that came of it.';
 COMMENT ON COLUMN scheduled_tasks.skipped IS 'How often occurrences were left out, by catch_up, in which case several count once, or by overlap.';
+
+-- +goose StatementBegin
+CREATE FUNCTION pg_cron_schedule(p_cron text, p_timezone text)
+RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    c_greenwich CONSTANT text[] := '{UTC,GMT,Etc/UTC,Etc/GMT}';
+    v_zone  text := coalesce(current_setting('cron.timezone', true), 'GMT');
+    v_every interval := (SELECT c.every FROM parse_cron(p_cron) c);
+    v_cron  text := named_cron(p_cron);
+BEGIN
+    IF v_every IS NOT NULL THEN
+        IF v_every >= interval '1 minute' THEN
+            RAISE EXCEPTION 'pg_cron has @every for 1 to 59 s, and not %', quote_literal(p_cron) USING ERRCODE = 'PW003';
+        END IF;
+        RETURN extract(epoch FROM v_every)::integer || ' seconds';
+    ELSIF cardinality(regexp_split_to_array(v_cron, '\s+')) <> 5 THEN
+        RAISE EXCEPTION 'pg_cron takes cron expressions of 5 fields, and not %', quote_literal(p_cron) USING ERRCODE = 'PW003';
+    ELSIF p_timezone <> v_zone AND NOT (p_timezone = ANY (c_greenwich) AND v_zone = ANY (c_greenwich)) THEN
+        RAISE EXCEPTION 'pg_cron goes by the time zone % (cron.timezone), and not by %', v_zone, p_timezone USING ERRCODE = 'PW003';
+    END IF;
+    RETURN v_cron;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION pg_cron_schedule IS 'Internal: a cron expression as pg_cron takes it. PW003 if it cannot.';
+
+-- +goose StatementBegin
+CREATE FUNCTION await_job(p_task scheduled_tasks)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN cron.schedule(format('%s_%s_%s', p_task.namespace, p_task.name, p_task.task_id), pg_cron_schedule(p_task.cron_expression, p_task.timezone),
+                         format('SELECT %I.run_scheduled_task(%L)', current_schema(), p_task.task_id));
+EXCEPTION
+    WHEN invalid_schema_name OR undefined_function THEN
+        RAISE EXCEPTION 'pg_cron is not installed in this database' USING ERRCODE = 'PW003';
+    WHEN invalid_parameter_value THEN
+        RAISE EXCEPTION 'pg_cron does not take %', quote_literal(p_task.cron_expression) USING ERRCODE = 'PW003', DETAIL = SQLERRM;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION await_job IS 'Internal: has pg_cron fire a schedule, and returns the id of the job. PW003 if it cannot.';
 
 -- +goose StatementBegin
 CREATE FUNCTION await_occurrence(p_task scheduled_tasks, p_after timestamptz)
@@ -54,18 +106,19 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_next timestamptz := CASE WHEN p_task.active THEN next_occurrence(p_task.cron_expression, p_task.timezone, p_after, p_task.since) END;
+    v_next timestamptz := CASE WHEN p_task.active AND NOT p_task.by_pg_cron THEN next_occurrence(p_task.cron_expression, p_task.timezone, p_after, p_task.since) END;
     v_item bigint;
+    v_job  bigint := CASE WHEN p_task.active AND p_task.by_pg_cron THEN await_job(p_task) END;
 BEGIN
     IF v_next IS NOT NULL THEN
         v_item := enqueue_work('schedule', json_build_object('task_id', p_task.task_id), p_task.namespace, p_tag => 'eventbus',
                                p_visible_at => v_next + p_task.jitter * random());
     END IF;
-    UPDATE scheduled_tasks t SET next_at = v_next, item_id = v_item WHERE t.task_id = p_task.task_id;
+    UPDATE scheduled_tasks t SET next_at = v_next, item_id = v_item, job_id = v_job WHERE t.task_id = p_task.task_id;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION await_occurrence IS 'Internal: enqueues the first occurrence of a schedule after an instant. The caller has its row locked, and no item of it is left.';
+COMMENT ON FUNCTION await_occurrence IS 'Internal: enqueues the first occurrence of a schedule after an instant, or has pg_cron fire it. The caller has its row locked, and no item or job of it is left.';
 
 -- +goose StatementBegin
 CREATE FUNCTION withdraw_occurrence(p_task scheduled_tasks)
@@ -76,16 +129,19 @@ AS $$
 BEGIN
     -- Whoever is carrying it out waits for the lock of the schedule, and then finds that it is over; a dead letter is nobody's.
     PERFORM remove_work(ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = p_task.item_id FOR UPDATE));
+    IF p_task.job_id IS NOT NULL AND to_regclass('cron.job') IS NOT NULL THEN -- it may be gone, with or without pg_cron
+        PERFORM cron.unschedule(j.jobid) FROM cron.job j WHERE j.jobid = p_task.job_id;
+    END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION withdraw_occurrence IS 'Internal: removes the pending occurrence of a schedule, whose row the caller has locked.';
+COMMENT ON FUNCTION withdraw_occurrence IS 'Internal: removes the pending occurrence of a schedule, or its job of pg_cron, whose row the caller has locked.';
 
 -- +goose StatementBegin
 CREATE FUNCTION schedule_task(
     p_namespace text, p_name text, p_cron_expression text, p_event_type text DEFAULT NULL, p_payload jsonb DEFAULT NULL, p_timezone text DEFAULT NULL,
-    p_active boolean DEFAULT true, p_jitter interval DEFAULT '0', p_catch_up text DEFAULT 'one', p_overlap text DEFAULT 'allow', p_key text DEFAULT NULL,
-    p_work_name text DEFAULT NULL, p_work_tag text DEFAULT NULL)
+    p_active boolean DEFAULT true, p_jitter interval DEFAULT '0', p_catch_up text DEFAULT NULL, p_overlap text DEFAULT 'allow', p_key text DEFAULT NULL,
+    p_work_name text DEFAULT NULL, p_work_tag text DEFAULT NULL, p_by_pg_cron boolean DEFAULT false)
 RETURNS uuid
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -94,6 +150,7 @@ DECLARE
     v_now       timestamptz := clock_timestamp();
     v_namespace text := coalesce(p_namespace, 'default');
     v_timezone  text := coalesce(p_timezone, 'UTC');
+    v_catch_up  text := coalesce(p_catch_up, CASE WHEN p_by_pg_cron THEN 'skip' ELSE 'one' END);
     v_was       scheduled_tasks;
     v_is        scheduled_tasks;
 BEGIN
@@ -105,27 +162,32 @@ BEGIN
         RAISE EXCEPTION '% is no event type', quote_literal(p_event_type) USING ERRCODE = 'PW003';
     ELSIF octet_length(p_work_name) NOT BETWEEN 1 AND 255 OR octet_length(p_work_tag) NOT BETWEEN 1 AND 255 OR octet_length(p_key) NOT BETWEEN 1 AND 255 THEN
         RAISE EXCEPTION 'names, tags and keys have 1 to 255 bytes' USING ERRCODE = 'PW003';
-    ELSIF (p_jitter BETWEEN interval '0' AND interval '1 day' AND p_catch_up IN ('skip', 'one', 'all') AND p_overlap IN ('allow', 'skip') AND p_active IS NOT NULL) IS NOT TRUE THEN
-        RAISE EXCEPTION 'jitter is up to a day, catch_up is skip, one or all, and overlap is allow or skip: not %, %, %', quote_nullable(p_jitter), quote_nullable(p_catch_up), quote_nullable(p_overlap) USING ERRCODE = 'PW003';
+    ELSIF (p_jitter BETWEEN interval '0' AND interval '1 day' AND v_catch_up IN ('skip', 'one', 'all') AND p_overlap IN ('allow', 'skip') AND p_active IS NOT NULL AND p_by_pg_cron IS NOT NULL) IS NOT TRUE THEN
+        RAISE EXCEPTION 'jitter is up to a day, catch_up is skip, one or all, and overlap is allow or skip: not %, %, %', quote_nullable(p_jitter), quote_nullable(v_catch_up), quote_nullable(p_overlap) USING ERRCODE = 'PW003';
+    ELSIF p_by_pg_cron AND (p_jitter, v_catch_up, p_overlap) IS DISTINCT FROM (interval '0', 'skip', 'allow') THEN
+        RAISE EXCEPTION 'pg_cron has no jitter, catches up with nothing, and does not look at what came before: not %, %, %', p_jitter, v_catch_up, p_overlap USING ERRCODE = 'PW003';
     ELSIF octet_length(p_payload::text) > 1048576 THEN
         RAISE EXCEPTION 'the payload has more than 1 MiB' USING ERRCODE = 'PW003';
     ELSIF next_occurrence(p_cron_expression, v_timezone, v_now) IS NULL THEN
         RAISE EXCEPTION 'cron expression % is for no day that there is', quote_literal(p_cron_expression) USING ERRCODE = 'PW003';
+    ELSIF p_by_pg_cron AND NOT p_active THEN
+        PERFORM pg_cron_schedule(p_cron_expression, v_timezone); -- it may be resumed
     END IF;
     PERFORM register_namespaces(ARRAY[v_namespace]);
     INSERT INTO scheduled_tasks AS t (namespace, name, cron_expression, timezone, event_type, work_name, work_tag, payload, key, active, jitter, catch_up, overlap, since)
-    VALUES (v_namespace, p_name, p_cron_expression, v_timezone, p_event_type, p_work_name, p_work_tag, coalesce(p_payload, 'null'), p_key, false, p_jitter, p_catch_up, p_overlap, v_now)
+    VALUES (v_namespace, p_name, p_cron_expression, v_timezone, p_event_type, p_work_name, p_work_tag, coalesce(p_payload, 'null'), p_key, false, p_jitter, v_catch_up, p_overlap, v_now)
     ON CONFLICT (namespace, name) DO NOTHING;
     SELECT * INTO v_was FROM scheduled_tasks t WHERE t.namespace = v_namespace AND t.name = p_name FOR UPDATE;
     UPDATE scheduled_tasks t
        SET cron_expression = p_cron_expression, timezone = v_timezone, event_type = p_event_type, work_name = p_work_name, work_tag = p_work_tag,
-           payload = coalesce(p_payload, 'null'), key = p_key, active = p_active, jitter = p_jitter, catch_up = p_catch_up, overlap = p_overlap,
+           payload = coalesce(p_payload, 'null'), key = p_key, active = p_active, jitter = p_jitter, catch_up = v_catch_up, overlap = p_overlap, by_pg_cron = p_by_pg_cron,
            since = CASE WHEN t.cron_expression <> p_cron_expression OR NOT t.active THEN v_now ELSE t.since END, updated_at = v_now
      WHERE t.task_id = v_was.task_id
-       AND (t.cron_expression, t.timezone, t.event_type, t.work_name, t.work_tag, t.payload, t.key, t.active, t.jitter, t.catch_up, t.overlap)
-           IS DISTINCT FROM (p_cron_expression, v_timezone, p_event_type, p_work_name, p_work_tag, coalesce(p_payload, 'null'), p_key, p_active, p_jitter, p_catch_up, p_overlap)
+       AND (t.cron_expression, t.timezone, t.event_type, t.work_name, t.work_tag, t.payload, t.key, t.active, t.jitter, t.catch_up, t.overlap, t.by_pg_cron)
+           IS DISTINCT FROM (p_cron_expression, v_timezone, p_event_type, p_work_name, p_work_tag, coalesce(p_payload, 'null'), p_key, p_active, p_jitter, v_catch_up, p_overlap, p_by_pg_cron)
     RETURNING t.* INTO v_is;
-    IF (v_is.cron_expression, v_is.timezone, v_is.active, v_is.jitter) IS DISTINCT FROM (v_was.cron_expression, v_was.timezone, v_was.active, v_was.jitter) AND v_is.task_id IS NOT NULL THEN
+    IF (v_is.cron_expression, v_is.timezone, v_is.active, v_is.jitter, v_is.by_pg_cron)
+       IS DISTINCT FROM (v_was.cron_expression, v_was.timezone, v_was.active, v_was.jitter, v_was.by_pg_cron) AND v_is.task_id IS NOT NULL THEN
         PERFORM withdraw_occurrence(v_was);
         PERFORM await_occurrence(v_is, v_now);
     END IF;
@@ -133,7 +195,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION schedule_task IS 'Has an event be emitted, or a work item with p_work_name be enqueued, in a namespace (null: default), whenever p_cron_expression says so (see next_occurrence), and returns the id of the schedule: SELECT schedule_task(''shop'', ''daily-cleanup'', ''0 2 * * *'', ''maintenance.cleanup'', p_timezone => ''Europe/Berlin''). If there is a schedule of the name, it is changed to this, also while an occurrence is due; to say the same again changes nothing. The producer of the events is scheduler. p_jitter has each come up to so much later. p_catch_up says what becomes of occurrences that nobody could carry out for a minute or more: skip, one for all of them, or all; p_overlap of skip leaves one out while what came of the one before is not done. The nodes of the namespace carry it out. PW003 if an argument breaks a rule.';
+COMMENT ON FUNCTION schedule_task IS 'Has an event be emitted, or a work item with p_work_name be enqueued, in a namespace (null: default), whenever p_cron_expression says so (see next_occurrence), and returns the id of the schedule: SELECT schedule_task(''shop'', ''daily-cleanup'', ''0 2 * * *'', ''maintenance.cleanup'', p_timezone => ''Europe/Berlin''). If there is a schedule of the name, it is changed to this, also while an occurrence is due; to say the same again changes nothing. The producer of the events is scheduler. p_jitter has each come up to so much later. p_catch_up says what becomes of occurrences that nobody could carry out for a minute or more: skip, one for all of them, or all (null: one); p_overlap of skip leaves one out while what came of the one before is not done. The nodes of the namespace carry it out, or with p_by_pg_cron a job of pg_cron with the name namespace_name_id, which can do with 5 fields or @every of up to 59s, in the zone of cron.timezone, and has none of the rest. PW003 if an argument breaks a rule.';
 
 -- +goose StatementBegin
 CREATE FUNCTION schedule_key(p_task scheduled_tasks)
@@ -350,5 +412,5 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-DROP FUNCTION list_schedules, delete_schedule, activate_schedule, run_schedule, run_scheduled_task, occur, is_under_way, carry_out, schedule_key, schedule_task, withdraw_occurrence, await_occurrence;
+DROP FUNCTION list_schedules, delete_schedule, activate_schedule, run_schedule, run_scheduled_task, occur, is_under_way, carry_out, schedule_key, schedule_task, withdraw_occurrence, await_occurrence, await_job, pg_cron_schedule;
 DROP TABLE scheduled_tasks;
