@@ -54,7 +54,7 @@ func TestPgCron_FiresWhatItIsTo_AndItsJobGoesWithTheSchedule(t *testing.T) {
 	require.Empty(t, l.jobs(), "it is not for pg_cron")
 	l.exec(`SELECT delete_schedule(NULL, 'ours')`)
 
-	minute := eventbus.Schedule{Name: "tick tock", Cron: " * * * *  *", ByPgCron: true, Payload: 7}
+	minute := eventbus.Schedule{Name: "tick tock", Type: "a", Cron: " * * * *  *", ByPgCron: true, Payload: 7}
 	id := l.schedule(minute)
 	jobs := func() []string {
 		s := l.scheduled()[0]
