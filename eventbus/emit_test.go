@@ -34,7 +34,7 @@ func TestEmit_EachSubscribedGroupGetsOneDelivery_ByItsMostSpecificPattern(t *tes
 	require.Equal(t, map[string]string{"by": "ada"}, e.Headers)
 	require.WithinDuration(t, time.Now(), e.EmittedAt, time.Minute)
 	require.Equal(t, 2, one[int](l, `SELECT count(*) FROM worker_queue WHERE headers = '{"by": "ada"}'`))
-	require.Equal(t, time.Now().UTC().Format("event_log_2006_01"), one[string](l, `SELECT tableoid::regclass::text FROM event_log`))
+	require.Equal(t, time.Now().UTC().Format("event_log_p2006_01"), one[string](l, `SELECT tableoid::regclass::text FROM event_log`))
 }
 
 func TestEmit_BySQL_IsTheSame(t *testing.T) {

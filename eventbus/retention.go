@@ -37,3 +37,10 @@ func (n *Node) keepLog(ctx context.Context) {
 		wait(ctx, pause-rand.N(pause/10))
 	}
 }
+
+// UsePartman has PostgreSQL's extension pg_partman, version 4, make the partitions of the log from now on, or, with on false, no more. It says
+// whether that is new. Nodes call it, so its background worker is not needed; months are removed as before, since pg_partman does not know what is
+// still to be handled. Fails with pgwake.ErrInvalid if the extension is not installed. Safe for concurrent use.
+func (b *Bus) UsePartman(ctx context.Context, on bool) (changed bool, err error) {
+	return value[bool](ctx, b, verb{op: "use partman", function: "use_partman", args: []any{on}})
+}

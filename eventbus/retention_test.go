@@ -162,7 +162,7 @@ func TestKeepLog_Nodes_DoIt(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
 	l.exec(`SELECT make_event_partitions(2, date_trunc('month', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' - interval '9 months' + interval '5 days')`)
-	l.exec(`DROP TABLE event_log_` + l.month(2))
+	l.exec(`DROP TABLE event_log_p` + l.month(2))
 	require.Equal(t, []string{l.month(-9), l.month(-8), l.month(-7), l.month(0), l.month(1)}, l.partitions())
 	forever, err := eventbus.New(l.within(), l.p, &eventbus.Config{KeepFor: -1})
 	require.NoError(t, err)
@@ -181,11 +181,94 @@ func TestKeepLog_Nodes_DoIt(t *testing.T) {
 func TestKeepLog_DefaultPartitionIsLarge_MakesNoneUntilSomebodyDoes(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
-	l.exec(`DROP TABLE event_log_` + l.month(0) + `, event_log_` + l.month(1) + `, event_log_` + l.month(2))
+	l.exec(`DROP TABLE event_log_p` + l.month(0) + `, event_log_p` + l.month(1) + `, event_log_p` + l.month(2))
 	l.exec(`INSERT INTO event_log (namespace, event_type) SELECT 'default', 'a' FROM generate_series(1, 20000)`)
 	require.Equal(t, "large", l.keep(0))
 	require.Empty(t, l.partitions())
 	require.Equal(t, 3, one[int](l, `SELECT make_event_partitions()`))
 	require.Equal(t, "done", l.keep(0))
 	require.Equal(t, []int{0, 20000}, []int{one[int](l, `SELECT count(*) FROM event_log_default`), one[int](l, `SELECT count(*) FROM event_log`)})
+}
+
+func TestUsePartman_MakesThePartitions_UntilItIsGivenBack(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	if !one[bool](l, `SELECT EXISTS (SELECT FROM pg_available_extension_versions WHERE name = 'pg_partman' AND version ~ '^4\.')`) {
+		t.Skip("pg_partman 4 is not there to be installed in this server: Debian's package is postgresql-15-partman")
+	}
+	_, err := l.UsePartman(l.within(), true)
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	require.False(t, one[bool](l, `SELECT use_partman(false)`))
+	l.exec(`CREATE SCHEMA "test partman"`)
+	l.exec(`CREATE EXTENSION pg_partman SCHEMA "test partman"`)
+	defer func() {
+		l.exec(`DROP EXTENSION pg_partman`)
+		l.exec(`DROP SCHEMA "test partman" CASCADE`)
+	}()
+	require.Equal(t, "done", l.keep(0))
+	for _, changed := range []bool{true, false} {
+		got, err := l.UsePartman(l.within(), true)
+		require.NoError(t, err)
+		require.Equal(t, changed, got)
+	}
+	l.emit("a")
+	l.exec(`SET timezone = 'America/New_York'`)
+	l.exec(`DROP TABLE event_log_p` + l.month(2))
+	l.exec(`UPDATE "test partman".part_config SET premake = 5`)
+	require.Equal(t, "done", l.keep(0))
+	ahead := []string{l.month(0), l.month(1), l.month(2), l.month(3), l.month(4), l.month(5)}
+	require.Equal(t, ahead, l.partitions(), "as pg_partman was told")
+	l.exec(`SET timezone = 'UTC'`)
+	require.Equal(t, []string{"00:00:00"}, all[string](l, `SELECT DISTINCT (regexp_match(pg_get_expr(c.relpartbound, c.oid), '([0-9:]+)\+00''\) TO'))[1]
+		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'event_log'::regclass AND c.relname <> 'event_log_default'`), "months of UTC")
+
+	// What it cannot make is made all the same.
+	l.exec(`DROP TABLE event_log_p` + l.month(2))
+	l.exec(`UPDATE "test partman".part_config SET control = 'nothing'`)
+	require.Equal(t, "done", l.keep(0))
+	require.Equal(t, ahead, l.partitions())
+
+	got, err := l.UsePartman(l.within(), false)
+	require.NoError(t, err)
+	require.True(t, got)
+	l.exec(`DROP TABLE event_log_p` + l.month(5) + `, event_log_p` + l.month(4))
+	require.Equal(t, "done", l.keep(3))
+	require.Equal(t, ahead[2:], l.partitions(), "two months ahead, and old ones are gone")
+}
+
+// Partitions are made and months removed while others emit all the time.
+func TestKeepLog_WhileOthersEmit_KeepsThemForNoLongerThanItsLocks(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`SELECT make_event_partitions(2, (date_trunc('month', now() AT TIME ZONE 'UTC') - interval '20 months') AT TIME ZONE 'UTC')`)
+	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) SELECT 'default', 'old', date_trunc('month', now()) - interval '19 months' + n * interval '1 s' FROM generate_series(1, 50000) AS n`)
+	var most time.Duration
+	var emits int
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			began := time.Now()
+			if _, err := l.Emit(l.within(), "a", nil, nil); err != nil {
+				stopped <- err
+				return
+			}
+			most, emits = max(most, time.Since(began)), emits+1
+		}
+	}()
+	l.eventually(func() bool { return l.keep(0) == "done" }, "old months are gone")
+	for i := 3; i < 10; i++ {
+		require.Equal(t, 1, one[int](l, `SELECT make_event_partitions($1)`, i))
+	}
+	close(stop)
+	require.NoError(t, <-stopped)
+	require.NotContains(t, l.partitions(), l.month(-20))
+	require.Equal(t, emits, one[int](l, `SELECT count(*) FROM event_log`))
+	t.Logf("%d events were emitted meanwhile, none in more than %v", emits, most)
+	require.Less(t, most, 500*time.Millisecond)
 }

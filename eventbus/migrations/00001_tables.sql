@@ -181,7 +181,7 @@ BEGIN
     END IF;
     PERFORM pg_advisory_xact_lock(hashtext('pgwake event partitions of ' || current_schema()), 0);
     FOR i IN 0 .. p_months LOOP
-        v_name := 'event_log_' || to_char(v_month + make_interval(months => i), 'YYYY_MM');
+        v_name := 'event_log_p' || to_char(v_month + make_interval(months => i), 'YYYY_MM');
         CONTINUE WHEN to_regclass(v_name) IS NOT NULL;
         v_from := (v_month + make_interval(months => i)) AT TIME ZONE 'UTC';
         v_to := (v_month + make_interval(months => i + 1)) AT TIME ZONE 'UTC';

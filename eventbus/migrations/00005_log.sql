@@ -189,41 +189,106 @@ COMMENT ON FUNCTION has_deliveries IS 'Internal: whether an event that was emitt
 
 -- Invariant (retention): no event is removed of which a delivery is queued, in a line or a dead letter. A delivery of an old event is
 -- made by a replay alone, and by whatever there is of it already. So while no replay is open, and none can begin or go on, what has
--- no deliveries in one snapshot will have none; and whoever has emitted and is still to commit keeps his partition from being dropped.
+-- no deliveries in a snapshot will have none, if all its events were committed before that: so the month is locked, or its events are listed, first.
+
+-- +goose StatementBegin
+CREATE FUNCTION partman_schema()
+RETURNS name
+LANGUAGE sql
+STABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'pg_partman' AND e.extversion ~ '^4\.';
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION partman_schema IS 'Internal: schema of extension pg_partman; null: it is not installed, or not its version 4.';
+
+-- +goose StatementBegin
+CREATE FUNCTION use_partman(p_on boolean DEFAULT true)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_partman name := partman_schema();
+    v_changed integer := 0;
+BEGIN
+    IF v_partman IS NULL AND p_on THEN
+        RAISE EXCEPTION 'extension pg_partman is not installed in this database, or not its version 4' USING ERRCODE = 'PW003';
+    ELSIF current_schema() LIKE '%.%' AND p_on THEN
+        RAISE EXCEPTION 'pg_partman cannot do with the dot in the name of schema %', current_schema() USING ERRCODE = 'PW003';
+    ELSIF p_on THEN
+        -- Not create_parent, which wants to make the default partition. Who removes months has to know what is still to be handled, so retention
+        -- is not for pg_partman; and the nodes call it with UTC, which its background worker does not know of.
+        EXECUTE format($sql$INSERT INTO %I.part_config (parent_table, control, partition_type, partition_interval, premake, datetime_string, automatic_maintenance, jobmon)
+            VALUES ($1, 'emitted_at', 'native', '1 mon', 2, 'YYYY_MM', 'off', false) ON CONFLICT (parent_table) DO NOTHING$sql$, v_partman) USING current_schema() || '.event_log';
+        GET DIAGNOSTICS v_changed = ROW_COUNT;
+    ELSIF v_partman IS NOT NULL THEN
+        EXECUTE format('DELETE FROM %I.part_config WHERE parent_table = $1', v_partman) USING current_schema() || '.event_log';
+        GET DIAGNOSTICS v_changed = ROW_COUNT;
+    END IF;
+    RETURN v_changed > 0;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION use_partman IS 'Has extension pg_partman, whose version 4 is to be installed, make the partitions of the log from now on, as its table part_config says, where how many months ahead can be changed; or not any more. Partitions have the names that it gives them in any case. keep_event_log calls it, and removes old months as before, since pg_partman cannot know what is still to be handled. Returns whether that is new. PW003 if the extension is missing.';
+
+-- +goose StatementBegin
+CREATE FUNCTION run_partman()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET timezone = 'UTC' -- its months begin where the session's do
+AS $$
+DECLARE
+    v_partman name := partman_schema();
+    v_has     boolean;
+BEGIN
+    IF v_partman IS NULL THEN
+        RETURN;
+    END IF;
+    EXECUTE format('SELECT EXISTS (SELECT FROM %I.part_config WHERE parent_table = $1)', v_partman) INTO v_has USING current_schema() || '.event_log';
+    IF v_has THEN
+        EXECUTE format('SELECT %I.run_maintenance($1, p_analyze => false, p_jobmon => false)', v_partman) USING current_schema() || '.event_log';
+    END IF;
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'pg_partman made no partitions of the log, so pgwake does: %', SQLERRM;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION run_partman IS 'Internal: has pg_partman make partitions of the log, if that is for it to do. What is missing afterwards make_event_partitions makes: what fails here must not end in the default partition.';
 
 -- +goose StatementBegin
 CREATE FUNCTION keep_event_log(p_retention interval DEFAULT '6 months', p_months integer DEFAULT 2, p_now timestamptz DEFAULT NULL)
 RETURNS text
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET lock_timeout = '50ms' -- as long may those wait who emit behind this
+SET lock_timeout = '25ms' -- of two locks at the most: so long may those wait who emit behind this
 AS $$
 DECLARE
     v_end       timestamptz := ((coalesce(p_now, clock_timestamp()) AT TIME ZONE 'UTC') - p_retention) AT TIME ZONE 'UTC';
     v_old       timestamptz := date_trunc('month', v_end AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'; -- before this all is old
-    v_last      timestamp := date_trunc('month', coalesce(p_now, clock_timestamp()) AT TIME ZONE 'UTC') + make_interval(months => p_months);
-    v_missing   boolean := to_regclass('event_log_' || to_char(v_last, 'YYYY_MM')) IS NULL;
-    v_large     boolean := false;
+    v_large     boolean := pg_relation_size('event_log_default') > 1024 * 1024;
     v_partition record;
-    v_remains   boolean;
+    v_remains   tid[];
 BEGIN
     IF p_retention < '1 day' THEN
         RAISE EXCEPTION 'events are kept for at least a day: not %', p_retention USING ERRCODE = 'PW003';
     ELSIF NOT pg_try_advisory_xact_lock(hashtext('pgwake event partitions of ' || current_schema()), 0) THEN
         RETURN 'wait'; -- for another, who may die
-    ELSIF v_missing THEN
-        -- Those who emit into the default partition wait until it is searched, and what is in the way is moved: that must take no longer than a lock may.
-        v_large := pg_relation_size('event_log_default') > 1024 * 1024;
-        IF NOT v_large AND make_event_partitions(p_months, p_now) > 0 THEN
+    END IF;
+    -- Those who emit into the default partition wait until it is searched, and what is in the way is moved: that must take no longer than a lock may.
+    IF NOT v_large THEN
+        PERFORM run_partman();
+        IF make_event_partitions(p_months, p_now) > 0 THEN
             RETURN 'more';
         END IF;
     END IF;
-    v_remains := EXISTS (SELECT FROM event_log_default d WHERE d.emitted_at < v_old);
     FOR v_partition IN
         SELECT p.name, p.month AT TIME ZONE 'UTC' AS from_at, (p.month + interval '1 month') AT TIME ZONE 'UTC' AS to_at
           FROM (SELECT c.relname AS name, to_date(right(c.relname, 7), 'YYYY_MM')::timestamp AS month
                   FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-                 WHERE i.inhparent = 'event_log'::regclass AND c.relname ~ '^event_log_[0-9]{4}_[0-9]{2}$') AS p
+                 WHERE i.inhparent = 'event_log'::regclass AND c.relname ~ '^event_log_p[0-9]{4}_[0-9]{2}$') AS p
          WHERE (p.month + interval '1 month') AT TIME ZONE 'UTC' <= v_old
          ORDER BY p.name
     LOOP
@@ -231,27 +296,32 @@ BEGIN
         IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
             RETURN 'wait';
         END IF;
+        EXECUTE format('LOCK TABLE %I IN SHARE MODE', v_partition.name);
         CONTINUE WHEN has_deliveries(v_partition.from_at, v_partition.to_at);
         EXECUTE format('DROP TABLE %I', v_partition.name);
         RETURN 'more'; -- in another transaction: nobody is to wait for more than one
     END LOOP;
-    IF v_remains THEN
+    v_remains := ARRAY(SELECT d.ctid FROM event_log_default d WHERE d.emitted_at < v_old LIMIT 10000);
+    IF v_remains <> '{}' THEN
         LOCK TABLE event_replays IN SHARE MODE;
         IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
             RETURN 'wait';
         ELSIF NOT has_deliveries('-infinity', v_old) THEN
-            DELETE FROM event_log_default d WHERE d.ctid = ANY (ARRAY(SELECT o.ctid FROM event_log_default o WHERE o.emitted_at < v_old LIMIT 10000));
+            DELETE FROM event_log_default d WHERE d.ctid = ANY (v_remains);
             RETURN 'more';
         END IF;
     END IF;
-    RETURN CASE WHEN v_large THEN 'large' ELSE 'done' END;
+    RETURN CASE WHEN v_large AND EXISTS (SELECT FROM generate_series(0, p_months) AS n
+        WHERE to_regclass('event_log_p' || to_char(coalesce(p_now, clock_timestamp()) AT TIME ZONE 'UTC' + make_interval(months => n), 'YYYY_MM')) IS NULL)
+        THEN 'large' ELSE 'done' END;
 EXCEPTION WHEN lock_not_available THEN
     RETURN 'wait';
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, and removes one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if the default partition has more than 1 MiB, so that who emits would wait for too long for new ones, and make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for it for no more than 50 ms. PW003 for a retention of less than a day.';
+COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, and removes one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if the default partition has more than 1 MiB, so that who emits would wait for too long for new ones, and make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for its locks for no more than 50 ms. PW003 for a retention of less than a day.';
 
 -- +goose Down
 
-DROP FUNCTION keep_event_log, has_deliveries, get_replay, replay_some, replay_events, begin_replay, read_events, get_events;
+SELECT use_partman(false);
+DROP FUNCTION keep_event_log, run_partman, use_partman, partman_schema, has_deliveries, get_replay, replay_some, replay_events, begin_replay, read_events, get_events;

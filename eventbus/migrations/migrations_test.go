@@ -155,10 +155,10 @@ func TestMakeEventPartitions_EventsInTheDefaultPartition_AreMovedAndStayInTheLog
 	where := `SELECT event_type || ' ' || tableoid::regclass::text FROM event_log ORDER BY event_type`
 	require.Equal(t, []string{"a event_log_default", "b event_log_default", "c event_log_default"}, s.list(t, where))
 	require.Equal(t, []string{"1"}, s.list(t, `SELECT make_event_partitions(0, '2031-03-01')::text`))
-	require.Equal(t, []string{"a event_log_2031_03", "b event_log_2031_03", "c event_log_default"}, s.list(t, where))
+	require.Equal(t, []string{"a event_log_p2031_03", "b event_log_p2031_03", "c event_log_default"}, s.list(t, where))
 	require.Equal(t, []string{"2"}, s.list(t, `SELECT make_event_partitions(2, '2031-03-01')::text`), "those that are missing")
-	require.Equal(t, []string{"a event_log_2031_03", "b event_log_2031_03", "c event_log_2031_04"}, s.list(t, where))
+	require.Equal(t, []string{"a event_log_p2031_03", "b event_log_p2031_03", "c event_log_p2031_04"}, s.list(t, where))
 	require.Equal(t, []string{"3"}, s.list(t, `SELECT count(*)::text FROM pg_class WHERE relname = ANY (ARRAY(
-		SELECT 'event_log_' || to_char(date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => n), 'YYYY_MM') FROM generate_series(0, 2) n))
+		SELECT 'event_log_p' || to_char(date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => n), 'YYYY_MM') FROM generate_series(0, 2) n))
 		AND relnamespace = to_regnamespace(quote_ident(current_schema()))`), "this month and two more are there from the beginning")
 }
