@@ -25,6 +25,15 @@ func (l *lab) month(n int) string {
 	return one[string](l, `SELECT to_char(date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => $1), 'YYYY_MM')`, n)
 }
 
+// keepFor keeps the log for so long, null for ever, until there is no more to do at once.
+func (l *lab) keepFor(retention *time.Duration) (state string) {
+	l.t.Helper()
+	for state = "more"; state == "more"; {
+		state = one[string](l, `SELECT keep_event_log($1)`, retention)
+	}
+	return state
+}
+
 // keep keeps the log for 30 days, in the middle of the month so many months from now, until there is no more to do at once.
 func (l *lab) keep(months int) (state string) {
 	l.t.Helper()
@@ -177,17 +186,101 @@ func TestKeepLog_Nodes_DoIt(t *testing.T) {
 	require.ErrorIs(t, err, pgwake.ErrConfig)
 }
 
-// Nobody made partitions for a long time, and much was emitted: to make them then would stop whoever emits.
-func TestKeepLog_DefaultPartitionIsLarge_MakesNoneUntilSomebodyDoes(t *testing.T) {
+// neglect has no partitions for a year, and so many events an hour in the default one; nobody has made one since.
+func (l *lab) neglect(hourly int) (events int) {
+	l.t.Helper()
+	for n := range 3 {
+		l.exec(`DROP TABLE event_log_p` + l.month(n))
+	}
+	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at)
+		SELECT 'default', 'a', h + n * interval '1 us' FROM generate_series(now() - interval '11 months', now(), interval '1 h') AS h, generate_series(1, $1) AS n`, hourly)
+	return one[int](l, `SELECT count(*) FROM event_log_default`)
+}
+
+// Nobody made partitions for a long time, and much was emitted: nothing is searched or moved while somebody waits for that.
+func TestKeepLog_DefaultPartitionIsLarge_BecomesOneOfThem(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
-	l.exec(`DROP TABLE event_log_p` + l.month(0) + `, event_log_p` + l.month(1) + `, event_log_p` + l.month(2))
-	l.exec(`INSERT INTO event_log (namespace, event_type) SELECT 'default', 'a' FROM generate_series(1, 20000)`)
-	require.Equal(t, "large", l.keep(0))
-	require.Empty(t, l.partitions())
+	events := l.neglect(3)
+	keep := func(tx pgx.Tx) (state string) {
+		require.NoError(t, tx.QueryRow(l.within(), `SELECT `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.keep_event_log(NULL)`).Scan(&state))
+		return state
+	}
+	cursor := func() []int64 { return all[int64](l, `SELECT event_id FROM read_events(NULL, p_limit => 1000000)`) }
+	before := cursor()
+	require.Len(t, before, events)
+	for range 2 { // a constraint, and its validation
+		tx := l.begin()
+		require.Equal(t, "more", keep(tx))
+		require.NoError(t, tx.Commit(l.within()))
+		before = append(before, l.emit("a"))
+	}
+	tx := l.begin()
+	read := func() (rows int) {
+		require.NoError(t, tx.QueryRow(l.within(), `SELECT sum(seq_tup_read) FROM pg_stat_xact_user_tables WHERE schemaname = $1`, l.p.Schema()).Scan(&rows))
+		return rows
+	}
+	already := read()
+	require.Equal(t, "more", keep(tx))
+	require.Less(t, read()-already, 1000, "it was not searched while it was locked")
+	require.NoError(t, tx.Commit(l.within()))
+	require.Equal(t, "done", l.keepFor(nil))
+	made := l.partitions()
+	require.Equal(t, all[string](l, `SELECT name FROM event_partitions()`)[0], "event_log_p"+one[string](l, `SELECT to_char(now() AT TIME ZONE 'UTC' - interval '11 months', 'YYYY_MM')`)+"_to_"+made[0])
+	require.Contains(t, made, l.month(2))
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log_default`))
+	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) VALUES ('default', 'a', now() + interval '3 years')`)
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_log_default`))
+	l.exec(`DELETE FROM event_log_default`)
+	before = append(before, l.emit("a"))
+	require.Equal(t, before, cursor())
+	require.Equal(t, all[string](l, `SELECT indkey::text FROM pg_index WHERE indrelid = 'event_log_default'::regclass ORDER BY 1`),
+		all[string](l, `SELECT indkey::text FROM pg_index WHERE indrelid = (SELECT name FROM event_partitions() LIMIT 1)::text::regclass ORDER BY 1`))
+	require.Equal(t, "done", l.keep(12))
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log`), "it goes like the others")
+}
+
+// Whoever began it died: no event is refused for that.
+func TestKeepLog_DefaultPartitionWasAboutToBecomeOne_TakesEventsAllTheSame(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		calls int
+		then  func(l *lab)
+	}{
+		"somebody goes on":             {1, func(l *lab) { require.Equal(l.t, "done", l.keepFor(nil)) }},
+		"the last step was left":       {2, func(l *lab) { require.Equal(l.t, "done", l.keepFor(nil)) }},
+		"long after, in another month": {2, func(l *lab) { require.Equal(l.t, "done", l.keep(4)) }},
+		"an operator makes partitions": {2, func(l *lab) { require.Equal(l.t, 3, one[int](l, `SELECT make_event_partitions()`)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			events := l.neglect(3)
+			for range c.calls {
+				require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
+			}
+			require.Equal(t, 1, one[int](l, `SELECT count(*) FROM bounded_default()`))
+			c.then(l)
+			require.Zero(t, one[int](l, `SELECT count(*) FROM bounded_default()`))
+			l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) VALUES ('default', 'a', now() + interval '3 years')`)
+			require.Contains(t, []int{events + 1, 1}, one[int](l, `SELECT count(*) FROM event_log`), "as it was, or old and gone")
+		})
+	}
+}
+
+// Between the events of the default partition there are months that have one: it cannot be one itself.
+func TestKeepLog_DefaultPartitionIsLargeAndHasAGap_IsLeftToTheOperator(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`SELECT make_event_partitions(0, (now() AT TIME ZONE 'UTC' - interval '5 months') AT TIME ZONE 'UTC')`)
+	l.neglect(3)
+	events := one[int](l, `SELECT count(*) FROM event_log`)
+	require.Equal(t, "large", l.keepFor(nil))
+	require.Len(t, l.partitions(), 1)
+	require.Zero(t, one[int](l, `SELECT count(*) FROM bounded_default()`))
 	require.Equal(t, 3, one[int](l, `SELECT make_event_partitions()`))
-	require.Equal(t, "done", l.keep(0))
-	require.Equal(t, []int{0, 20000}, []int{one[int](l, `SELECT count(*) FROM event_log_default`), one[int](l, `SELECT count(*) FROM event_log`)})
+	require.Equal(t, "done", l.keepFor(nil))
+	require.Equal(t, events, one[int](l, `SELECT count(*) FROM event_log`))
 }
 
 func TestUsePartman_MakesThePartitions_UntilItIsGivenBack(t *testing.T) {

@@ -164,6 +164,55 @@ COMMENT ON COLUMN event_nodes.waiter IS 'Key of its Provider in waiters, while t
 COMMENT ON COLUMN event_nodes.patterns IS 'Those of its group that it was told of last.';
 
 -- +goose StatementBegin
+CREATE FUNCTION event_partitions()
+RETURNS TABLE (name name, from_at timestamptz, to_at timestamptz)
+LANGUAGE sql STABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT p.name, to_date(p.months[1], 'YYYY_MM')::timestamp AT TIME ZONE 'UTC',
+           (to_date(coalesce(p.months[2], p.months[1]), 'YYYY_MM') + interval '1 month') AT TIME ZONE 'UTC'
+      FROM (SELECT c.relname AS name, regexp_match(c.relname, '^event_log_p([0-9]{4}_[0-9]{2})(?:_to_([0-9]{4}_[0-9]{2}))?$') AS months
+              FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+             WHERE i.inhparent = 'event_log'::regclass) AS p
+     WHERE p.months IS NOT NULL
+     ORDER BY p.name;
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION event_partitions IS 'Internal: partitions of the log, without the default one, and the time of their events: from from_at on, and before to_at.';
+
+-- +goose StatementBegin
+CREATE FUNCTION bounded_default()
+RETURNS TABLE (name name, valid boolean, from_at timestamptz, to_at timestamptz, months text)
+LANGUAGE sql STABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT c.conname, c.convalidated, to_date(c.parts[1], 'YYYY_MM')::timestamp AT TIME ZONE 'UTC', (to_date(c.parts[2], 'YYYY_MM') + interval '1 month') AT TIME ZONE 'UTC',
+           c.parts[1] || '_to_' || c.parts[2]
+      FROM (SELECT k.conname, k.convalidated, regexp_match(k.conname, '^event_log_default_([0-9]{4}_[0-9]{2})_to_([0-9]{4}_[0-9]{2})$') AS parts
+              FROM pg_constraint k WHERE k.conrelid = 'event_log_default'::regclass AND k.contype = 'c') AS c
+     WHERE c.parts IS NOT NULL;
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION bounded_default IS 'Internal: the constraint that set_default_aside is about to make a partition by, if it is.';
+
+-- +goose StatementBegin
+CREATE FUNCTION unbound_default()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_bound name;
+BEGIN
+    FOR v_bound IN SELECT b.name FROM bounded_default() b LOOP
+        EXECUTE format('ALTER TABLE event_log_default DROP CONSTRAINT %I', v_bound);
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION unbound_default IS 'Internal: has the default partition take events of all times, if it does not.';
+
+-- +goose StatementBegin
 CREATE FUNCTION make_event_partitions(p_months integer DEFAULT 2, p_now timestamptz DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql
@@ -180,11 +229,12 @@ BEGIN
         RAISE EXCEPTION 'partitions can be made for 0 to 120 months ahead' USING ERRCODE = 'PW003';
     END IF;
     PERFORM pg_advisory_xact_lock(hashtext('pgwake event partitions of ' || current_schema()), 0);
+    PERFORM unbound_default();
     FOR i IN 0 .. p_months LOOP
         v_name := 'event_log_p' || to_char(v_month + make_interval(months => i), 'YYYY_MM');
-        CONTINUE WHEN to_regclass(v_name) IS NOT NULL;
         v_from := (v_month + make_interval(months => i)) AT TIME ZONE 'UTC';
         v_to := (v_month + make_interval(months => i + 1)) AT TIME ZONE 'UTC';
+        CONTINUE WHEN EXISTS (SELECT FROM event_partitions() p WHERE p.from_at <= v_from AND p.to_at >= v_to);
         EXECUTE format('CREATE TABLE %I (LIKE event_log INCLUDING DEFAULTS INCLUDING CONSTRAINTS)', v_name);
         -- What has come for the month already is in the way, and nobody is to add to it until this has committed. For a month that is
         -- still to come there is nothing, and nobody who emits is kept waiting.
@@ -221,5 +271,5 @@ COMMENT ON FUNCTION require_no_events IS 'Internal: fails with PW006 while a row
 
 -- +goose Down
 
-DROP FUNCTION require_no_events, make_event_partitions;
+DROP FUNCTION require_no_events, make_event_partitions, unbound_default, bounded_default, event_partitions;
 DROP TABLE event_nodes, event_replays, event_dedup_keys, event_lines, event_keys, event_retirements, event_subscriptions, event_groups, event_log;

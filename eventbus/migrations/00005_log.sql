@@ -258,6 +258,57 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION run_partman IS 'Internal: has pg_partman make partitions of the log, if that is for it to do. What is missing afterwards make_event_partitions makes: what fails here must not end in the default partition.';
 
+-- Whoever emits into the default partition waits while one that is new is attached beside it, which has PostgreSQL search it for what belongs into
+-- the new one, and what does is to be moved: of a large one, for seconds. So that becomes a partition like the others as it is, and an empty one the
+-- default. There too it would be searched, but for a constraint that says the same as the bounds, and can be validated while others emit.
+
+-- Invariant (no event is refused): the constraint ends at least a day after now, or is dropped. It is there for as long as three calls take, and after
+-- them only if who made them died, and all nodes with him, for this is the first thing that others do then.
+
+-- +goose StatementBegin
+CREATE FUNCTION set_default_aside(p_now timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_bound record;
+    v_first timestamp;
+    v_last  timestamp;
+BEGIN
+    SELECT * INTO v_bound FROM bounded_default();
+    IF v_bound.name IS NULL THEN
+        SELECT date_trunc('month', min(d.emitted_at) AT TIME ZONE 'UTC'), date_trunc('month', greatest(max(d.emitted_at), p_now) AT TIME ZONE 'UTC' + interval '7 days')
+          INTO v_first, v_last FROM event_log_default d;
+        IF EXISTS (SELECT FROM event_partitions() p
+                    WHERE p.from_at < (v_last + interval '1 month') AT TIME ZONE 'UTC' AND p.to_at > v_first AT TIME ZONE 'UTC') THEN
+            RETURN false;
+        END IF;
+        EXECUTE format('ALTER TABLE event_log_default ADD CONSTRAINT %I CHECK (emitted_at >= %L AND emitted_at < %L) NOT VALID',
+            'event_log_default_' || to_char(v_first, 'YYYY_MM') || '_to_' || to_char(v_last, 'YYYY_MM'),
+            v_first AT TIME ZONE 'UTC', (v_last + interval '1 month') AT TIME ZONE 'UTC');
+    ELSIF v_bound.to_at < p_now + interval '1 day' THEN
+        PERFORM unbound_default();
+    ELSIF NOT v_bound.valid THEN
+        EXECUTE format('ALTER TABLE event_log_default VALIDATE CONSTRAINT %I', v_bound.name);
+    ELSE
+        ALTER TABLE event_log DETACH PARTITION event_log_default;
+        EXECUTE format('ALTER TABLE event_log_default RENAME TO %I', 'event_log_p' || v_bound.months);
+        EXECUTE format('ALTER TABLE event_log ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', 'event_log_p' || v_bound.months, v_bound.from_at, v_bound.to_at);
+        EXECUTE format('ALTER TABLE %I DROP CONSTRAINT %I', 'event_log_p' || v_bound.months, v_bound.name);
+        EXECUTE format('COMMENT ON TABLE %I IS %L', 'event_log_p' || v_bound.months, 'Events of those months, in UTC, which were in the default partition.');
+        CREATE TABLE event_log_default PARTITION OF event_log DEFAULT;
+        COMMENT ON TABLE event_log_default IS 'Events of months for which there is no partition.';
+    END IF;
+    RETURN true;
+EXCEPTION WHEN check_violation THEN -- something came between what was there and the constraint
+    PERFORM unbound_default();
+    RETURN false;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION set_default_aside IS 'Internal: goes on to make the default partition a partition of the months of its events, and an empty one the default. Takes a few calls, each in a transaction of its own. False: it cannot, since there are partitions of months between.';
+
 -- +goose StatementBegin
 CREATE FUNCTION keep_event_log(p_retention interval DEFAULT '6 months', p_months integer DEFAULT 2, p_now timestamptz DEFAULT NULL)
 RETURNS text
@@ -266,9 +317,13 @@ SET search_path FROM CURRENT
 SET lock_timeout = '25ms' -- of two locks at the most: so long may those wait who emit behind this
 AS $$
 DECLARE
-    v_end       timestamptz := ((coalesce(p_now, clock_timestamp()) AT TIME ZONE 'UTC') - p_retention) AT TIME ZONE 'UTC';
-    v_old       timestamptz := date_trunc('month', v_end AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'; -- before this all is old
-    v_large     boolean := pg_relation_size('event_log_default') > 1024 * 1024;
+    v_now       timestamptz := coalesce(p_now, clock_timestamp());
+    v_old       timestamptz := date_trunc('month', v_now AT TIME ZONE 'UTC' - p_retention) AT TIME ZONE 'UTC'; -- before this all is old
+    v_missing   boolean := EXISTS (
+        SELECT FROM generate_series(0, p_months) AS n,
+                    LATERAL (SELECT (date_trunc('month', v_now AT TIME ZONE 'UTC') + make_interval(months => n)) AT TIME ZONE 'UTC') AS m (begins_at)
+         WHERE NOT EXISTS (SELECT FROM event_partitions() p WHERE p.from_at <= m.begins_at AND p.to_at > m.begins_at));
+    v_blocked   boolean := false;
     v_partition record;
     v_remains   tid[];
 BEGIN
@@ -278,20 +333,18 @@ BEGIN
         RETURN 'wait'; -- for another, who may die
     END IF;
     -- Those who emit into the default partition wait until it is searched, and what is in the way is moved: that must take no longer than a lock may.
-    IF NOT v_large THEN
+    IF v_missing AND pg_relation_size('event_log_default') > 1024 * 1024 THEN
+        IF set_default_aside(v_now) THEN
+            RETURN 'more';
+        END IF;
+        v_blocked := true;
+    ELSE
         PERFORM run_partman();
         IF make_event_partitions(p_months, p_now) > 0 THEN
             RETURN 'more';
         END IF;
     END IF;
-    FOR v_partition IN
-        SELECT p.name, p.month AT TIME ZONE 'UTC' AS from_at, (p.month + interval '1 month') AT TIME ZONE 'UTC' AS to_at
-          FROM (SELECT c.relname AS name, to_date(right(c.relname, 7), 'YYYY_MM')::timestamp AS month
-                  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-                 WHERE i.inhparent = 'event_log'::regclass AND c.relname ~ '^event_log_p[0-9]{4}_[0-9]{2}$') AS p
-         WHERE (p.month + interval '1 month') AT TIME ZONE 'UTC' <= v_old
-         ORDER BY p.name
-    LOOP
+    FOR v_partition IN SELECT * FROM event_partitions() p WHERE p.to_at <= v_old LOOP
         LOCK TABLE event_replays IN SHARE MODE;
         IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
             RETURN 'wait';
@@ -311,17 +364,15 @@ BEGIN
             RETURN 'more';
         END IF;
     END IF;
-    RETURN CASE WHEN v_large AND EXISTS (SELECT FROM generate_series(0, p_months) AS n
-        WHERE to_regclass('event_log_p' || to_char(coalesce(p_now, clock_timestamp()) AT TIME ZONE 'UTC' + make_interval(months => n), 'YYYY_MM')) IS NULL)
-        THEN 'large' ELSE 'done' END;
+    RETURN CASE WHEN v_blocked THEN 'large' ELSE 'done' END;
 EXCEPTION WHEN lock_not_available THEN
     RETURN 'wait';
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, and removes one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if the default partition has more than 1 MiB, so that who emits would wait for too long for new ones, and make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for its locks for no more than 50 ms. PW003 for a retention of less than a day.';
+COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, has the default one become one of them if much is in it, and removes one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if partitions are missing, the default partition has more than 1 MiB, so that who emits would wait for too long for new ones, and it cannot become a partition itself, since there are others of months between its events: make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for its locks for no more than 50 ms. PW003 for a retention of less than a day.';
 
 -- +goose Down
 
 SELECT use_partman(false);
-DROP FUNCTION keep_event_log, run_partman, use_partman, partman_schema, has_deliveries, get_replay, replay_some, replay_events, begin_replay, read_events, get_events;
+DROP FUNCTION keep_event_log, set_default_aside, run_partman, use_partman, partman_schema, has_deliveries, get_replay, replay_some, replay_events, begin_replay, read_events, get_events;
