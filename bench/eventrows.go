@@ -14,6 +14,7 @@ const (
 	eventsSlower  = 0.5 // the throughput of events over that of items
 	longLogSlower = 1.2
 	scheduleLate  = 10 * time.Millisecond
+	logKept       = 50 * time.Millisecond
 )
 
 // eventMetrics are figures by name.
@@ -23,6 +24,7 @@ func (r *results) eventMetrics(put func(string, []float64)) {
 	}))
 	put("event_rate_ratio", each(r.Events, (*measure.EventsResult).RateRatio))
 	put("event_log_ratio", each(r.EventLog, (*measure.EventLogResult).Ratio))
+	put("event_log_kept_max_ms", each(r.EventLog, func(l *measure.EventLogResult) float64 { return inMillis(l.Beside.Summary().Max) }))
 	put("schedule_late_p99_ms", each(r.Schedules, func(s *measure.SchedulesResult) float64 { return inMillis(s.Handled.Summary().P99) }))
 	put("schedule_idle_statements", each(r.Schedules, func(s *measure.SchedulesResult) float64 { return float64(s.With - s.Without) }))
 }
@@ -59,7 +61,11 @@ func (r *results) eventRows() (rows []row) {
 		rows = append(rows,
 			r.compare(fmt.Sprintf("emit, %d events of the month in the log, p50", l.Rows), 1,
 				p50(func(int) measure.Summary { return l.Full.Summary() }), p50(func(int) measure.Summary { return l.Empty.Summary() }), " (empty log)", atMost(longLogSlower)),
-			row{measure: "  to fill it", figure: fmt.Sprint(l.Filled.Round(time.Millisecond))})
+			row{measure: "  to fill it", figure: fmt.Sprint(l.Filled.Round(time.Millisecond))},
+			r.compare(fmt.Sprintf("emit while the partitions of a log are made that has %d events in its default one, the longest of %d", l.Kept, len(l.Beside)), 1,
+				longest(func(int) measure.Summary { return l.Beside.Summary() }), longest(func(int) measure.Summary { return l.Before.Summary() }),
+				fmt.Sprintf(" (the longest of %d before)", len(l.Before)), under(logKept)),
+			row{measure: "  to make them", figure: fmt.Sprint(l.Keep.Round(time.Millisecond))})
 	}
 	for _, s := range r.Schedules {
 		of := func(samples measure.Samples) func(int) measure.Summary {

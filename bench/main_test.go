@@ -355,7 +355,9 @@ func TestEventRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 		}
 		return &measure.EventsResult{Items: latency(2, 4), Tx: latency(3, 6), Plain: latency(2, 5), Drain: drain(500), ItemsDrain: drain(1000), ItemsTxDrain: drain(600), SharedDrain: drain(9000)}
 	}
-	log := func() *measure.EventLogResult { return &measure.EventLogResult{Rows: 1000, Full: ms(6), Empty: ms(5)} }
+	log := func() *measure.EventLogResult {
+		return &measure.EventLogResult{Rows: 1000, Full: ms(6), Empty: ms(5), Kept: 100, Beside: ms(49), Before: ms(5)}
+	}
 	judge := func(e *measure.EventsResult, l *measure.EventLogResult) (missed []string) {
 		for _, w := range (&results{Events: []*measure.EventsResult{e}, EventLog: []*measure.EventLogResult{l}}).eventRows() {
 			if w.goal != "" && !w.met {
@@ -372,6 +374,9 @@ func TestEventRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 			e.Drain.Done = 499
 		},
 		"emit, 1000 events of the month in the log, p50": func(_ *measure.EventsResult, l *measure.EventLogResult) { l.Full = ms(7) },
+		"emit while the partitions of a log are made that has 100 events in its default one, the longest of 1": func(_ *measure.EventsResult, l *measure.EventLogResult) {
+			l.Beside = ms(50)
+		},
 	} {
 		e, l := round(), log()
 		spoil(e, l)
@@ -382,6 +387,7 @@ func TestEventRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 	assert.Equal(t, 1.5, figures["event_handler_ratio"])
 	assert.Equal(t, 0.5, figures["event_rate_ratio"])
 	assert.Equal(t, 1.2, figures["event_log_ratio"])
+	assert.Equal(t, 49.0, figures["event_log_kept_max_ms"])
 }
 
 func TestScheduleRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {

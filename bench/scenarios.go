@@ -138,7 +138,7 @@ var small = sizes{
 	tasks:     measure.TasksOptions{Singles: 60, Gap: 10 * time.Millisecond, Stretch: 2 * time.Second, Duration: time.Second, Polled: 12, Width: 200},
 	manyTasks: measure.ManyTasksOptions{Tasks: 10_000, Large: 2000, Reads: 10},
 	events:    measure.EventsOptions{Singles: 60, Gap: 10 * time.Millisecond, Backlog: 2000},
-	eventLog:  measure.EventLogOptions{Rows: 20_000, Emits: 100},
+	eventLog:  measure.EventLogOptions{Rows: 20_000, Emits: 100, Kept: 50_000},
 	schedules: measure.SchedulesOptions{Schedules: 100, Every: 2 * time.Second, Duration: 4 * time.Second, IdleFor: 2 * time.Second},
 }
 
@@ -161,7 +161,7 @@ func quick() sizes {
 	s.tasks.Duration, s.tasks.Polled, s.tasks.Width = 500*time.Millisecond, 11, 100
 	s.manyTasks = measure.ManyTasksOptions{Tasks: 2000, Large: 1000, Reads: 5}
 	s.events = measure.EventsOptions{Singles: 40, Gap: 5 * time.Millisecond, Backlog: 1000}
-	s.eventLog = measure.EventLogOptions{Rows: 10_000, Emits: 60}
+	s.eventLog = measure.EventLogOptions{Rows: 10_000, Emits: 60, Kept: 20_000}
 	s.schedules = measure.SchedulesOptions{Schedules: 50, Every: time.Second, Duration: 2 * time.Second, Idle: 2000, IdleFor: time.Second}
 	s.fetch = measure.FetchCostOptions{Backlog: 10_000, Locked: 5000, Timers: 10_000, LockedInstances: 300, Fetches: 40}
 	return s

@@ -32,7 +32,7 @@ func (n *Node) keepLog(ctx context.Context) {
 		case state == "wait":
 			pause = 10 * time.Second
 		case state == "large":
-			n.cfg.Logger.Warn("eventbus: partitions of the log are missing, and its default partition is too large to make them while others emit: call make_event_partitions at a quiet time")
+			n.cfg.Logger.Warn("eventbus: partitions of the log are missing, its default partition is too large to make them while others emit, and there are others of months between its events: call make_event_partitions at a quiet time")
 		}
 		wait(ctx, pause-rand.N(pause/10))
 	}

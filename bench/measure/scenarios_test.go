@@ -337,7 +337,7 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 			return aboutIn(ctx, "events", err)
 		},
 		"the log of events": func(ctx context.Context, url string, stop func(Progress)) error {
-			_, err := EventLog(ctx, url, EventLogOptions{Rows: 1000, Emits: 100_000, Progress: stop})
+			_, err := EventLog(ctx, url, EventLogOptions{Rows: 1000, Emits: 100_000, Kept: 1000, Progress: stop})
 			return err
 		},
 		"schedules": func(ctx context.Context, url string, stop func(Progress)) error {
@@ -671,11 +671,14 @@ func TestSchedules_TakesTheTimeOfEveryTick(t *testing.T) {
 
 func TestEventLog_TakesTheTimeOfEveryEmit(t *testing.T) {
 	var last Progress
-	r, err := EventLog(t.Context(), serverURL(t), EventLogOptions{Rows: 250, Emits: 5, Progress: keep(&last)})
+	r, err := EventLog(t.Context(), serverURL(t), EventLogOptions{Rows: 250, Emits: 5, Kept: 20_000, Progress: keep(&last)})
 	require.NoError(t, err)
+	assert.Len(t, r.Before, 5)
+	assert.NotEmpty(t, r.Beside)
+	assert.Positive(t, r.Keep)
 	assert.Len(t, r.Full, 5)
 	assert.Len(t, r.Empty, 5)
-	noneNegative(t, r.Full, r.Empty)
+	noneNegative(t, r.Full, r.Empty, r.Before, r.Beside)
 	assert.Positive(t, r.Filled)
 	assert.Positive(t, last.Total)
 	assertNothingLeft(t)
