@@ -77,6 +77,8 @@ func (r *results) eventRows() (rows []row) {
 			r.compare(fmt.Sprintf("%d schedules each %v over %d nodes, tick to handler with a transaction, p50", s.Schedules, s.Every, s.Nodes), 1, p50(of(s.Handled)), p50(of(s.Polled)), polls, noGoal),
 			r.compare("  p99", 1, p99(of(s.Handled)), p99(of(s.Polled)), polls, under(scheduleLate)),
 			r.compare("  tick to event, p99", 1, p99(of(s.Emitted)), p99(of(s.Polled)), polls, noGoal),
+			r.compare("  all at the same instants, tick to handler, p50", 1, p50(of(s.Together)), p50(of(s.Polled)), polls, noGoal),
+			r.compare("  the last of them", 1, longest(of(s.Together)), longest(of(s.Polled)), polls, noGoal),
 			row{measure: "  ticks that came again", figure: fmt.Sprint(s.Again), goal: "0", met: s.Again == 0},
 			// When the periodic statement falls is chance: so one more is none that was added.
 			row{measure: fmt.Sprintf("statements of a node in %v with %d schedules that are not due", s.IdleFor, s.Idle), figure: fmt.Sprint(s.With),

@@ -661,6 +661,7 @@ func TestSchedules_TakesTheTimeOfEveryTick(t *testing.T) {
 	assert.GreaterOrEqual(t, len(r.Handled), 10)
 	assert.GreaterOrEqual(t, len(r.Emitted), len(r.Handled))
 	assert.GreaterOrEqual(t, len(r.Polled), 10)
+	assert.NotEmpty(t, r.Together)
 	noneNegative(t, r.Emitted, r.Polled)
 	assert.GreaterOrEqual(t, r.Handled.Summary().Min, -r.ClockError)
 	assert.Zero(t, r.Again)

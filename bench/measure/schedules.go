@@ -21,7 +21,7 @@ import (
 // SchedulesOptions are the sizes of Schedules.
 type SchedulesOptions struct {
 	Schedules int           // that tick. Defaults to 1,000.
-	Every     time.Duration // each of them, in whole seconds. Their ticks are evenly apart from each other. Defaults to 10 s.
+	Every     time.Duration // each of them, in whole seconds, up to 30. Their ticks are evenly apart from each other, and then at the same instants. Defaults to 10 s.
 	Nodes     int           // Defaults to 5.
 	Duration  time.Duration // Defaults to 1 min.
 	Idle      int           // schedules that are not due. Defaults to 10,000.
@@ -38,6 +38,8 @@ type SchedulesResult struct {
 	Emitted    Samples       `json:"emitted"` // from each tick to its event, by the server's clock alone
 	Again      int           `json:"again"`   // ticks beyond the first of an instant
 	ClockError time.Duration `json:"clock_error"`
+
+	Together Samples `json:"together"` // as Handled, where all of them tick at the same instants
 
 	// Of as many, by as many processes each of which looks once a second into a table of next runs, from each instant until it has it.
 	Polled Samples `json:"polled"`
@@ -62,9 +64,16 @@ func Schedules(ctx context.Context, url string, o SchedulesOptions) (r *Schedule
 	defer func(ctx context.Context) { err = aboutIn(ctx, "schedules", err) }(ctx)
 	r = &SchedulesResult{Schedules: o.Schedules, Every: o.Every, Nodes: o.Nodes, Idle: o.Idle, IdleFor: o.IdleFor,
 		PolledCalls: int64(o.Nodes) * int64(o.IdleFor/pollEach)}
-	if err := r.tick(ctx, url, &o); err != nil {
+	var again int
+	if r.Handled, r.Emitted, again, err = r.tick(ctx, url, &o, false); err != nil {
 		return nil, err
 	}
+	crowded := o
+	crowded.Duration = 3 * o.Every
+	if r.Together, _, r.Again, err = r.tick(ctx, url, &crowded, true); err != nil {
+		return nil, err
+	}
+	r.Again += again
 	if err := r.poll(ctx, url, &o); err != nil {
 		return nil, err
 	}
@@ -74,13 +83,13 @@ func Schedules(ctx context.Context, url string, o SchedulesOptions) (r *Schedule
 // pollEach is the pace of those that poll.
 const pollEach = time.Second
 
-// tick has schedules tick.
-func (r *SchedulesResult) tick(ctx context.Context, url string, o *SchedulesOptions) (err error) {
+// tick has schedules tick, evenly apart or at the same instants, and returns how late their handlers and their events were, and how many came again.
+func (r *SchedulesResult) tick(ctx context.Context, url string, o *SchedulesOptions, together bool) (late, emitted Samples, again int, err error) {
 	s := newStage(url)
 	defer s.drop(&err)
 	clock, err := newServerClock(ctx, url)
 	if err != nil {
-		return err
+		return nil, nil, 0, err
 	}
 	type handled struct{ due, inHand time.Time }
 	var mu sync.Mutex
@@ -89,7 +98,7 @@ func (r *SchedulesResult) tick(ctx context.Context, url string, o *SchedulesOpti
 	for range o.Nodes {
 		n, bus, opened := s.openBus(ctx, eventNodeConnections)
 		if opened != nil {
-			return opened
+			return nil, nil, 0, opened
 		}
 		defer n.close(&err)
 		worker, failed := bus.Node(ctx, nil)
@@ -111,7 +120,7 @@ func (r *SchedulesResult) tick(ctx context.Context, url string, o *SchedulesOpti
 			failed = worker.Start(ctx)
 		}
 		if failed != nil {
-			return failed
+			return nil, nil, 0, failed
 		}
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.Background(), farewell)
@@ -122,40 +131,44 @@ func (r *SchedulesResult) tick(ctx context.Context, url string, o *SchedulesOpti
 	}
 	began := time.Now()
 	for i := range o.Schedules {
-		if err := pause(ctx, time.Until(began.Add(o.Every*time.Duration(i)/time.Duration(o.Schedules)))); err != nil {
-			return err
+		cron := fmt.Sprintf("*/%d * * * * *", o.Every/time.Second)
+		if !together {
+			cron = fmt.Sprintf("@every %ds", o.Every/time.Second)
+			if err := pause(ctx, time.Until(began.Add(o.Every*time.Duration(i)/time.Duration(o.Schedules)))); err != nil {
+				return nil, nil, 0, err
+			}
 		}
-		if _, err := first.Schedule(ctx, eventbus.Schedule{Name: fmt.Sprint(i), Cron: fmt.Sprintf("@every %ds", o.Every/time.Second), Type: measured}); err != nil {
-			return err
+		if _, err := first.Schedule(ctx, eventbus.Schedule{Name: fmt.Sprint(i), Cron: cron, Type: measured}); err != nil {
+			return nil, nil, 0, err
 		}
 	}
 	if err := pause(ctx, o.Every); err != nil { // each has come once
-		return err
+		return nil, nil, 0, err
 	}
 	from := clock.server(time.Now())
 	m := newMeter(o.Progress)
 	for left := o.Duration; left > 0; left = o.Duration - time.Since(m.began) {
 		if err := pause(ctx, min(left, time.Second/2)); err != nil {
-			return err
+			return nil, nil, 0, err
 		}
 		m.report(Progress{Done: int(time.Since(m.began) / time.Second), Total: int(o.Duration / time.Second)})
 	}
 	if err := clock.finish(ctx); err != nil {
-		return err
+		return nil, nil, 0, err
 	}
 	to := clock.server(time.Now())
-	r.ClockError = clock.uncertainty()
+	r.ClockError = max(r.ClockError, clock.uncertainty())
 	mu.Lock()
 	defer mu.Unlock()
 	for _, h := range all {
 		if h.due.After(from) && h.due.Before(to) {
-			r.Handled = append(r.Handled, clock.server(h.inHand).Sub(h.due))
+			late = append(late, clock.server(h.inHand).Sub(h.due))
 		}
 	}
-	if len(r.Handled) == 0 {
-		return errors.New("no schedule came")
+	if len(late) == 0 {
+		return nil, nil, 0, errors.New("no schedule came")
 	}
-	return withConn(ctx, url, func(conn *pgx.Conn) error {
+	err = withConn(ctx, url, func(conn *pgx.Conn) error {
 		if err := searchPath(ctx, conn, s.schema); err != nil {
 			return err
 		}
@@ -163,11 +176,12 @@ func (r *SchedulesResult) tick(ctx context.Context, url string, o *SchedulesOpti
 		if err != nil {
 			return err
 		}
-		if r.Emitted, err = pgx.CollectRows(rows, pgx.RowTo[time.Duration]); err != nil {
+		if emitted, err = pgx.CollectRows(rows, pgx.RowTo[time.Duration]); err != nil {
 			return err
 		}
-		return conn.QueryRow(ctx, `SELECT count(*) - count(DISTINCT (scheduled_task_id, metadata ->> 'scheduled_at')) FROM event_log`).Scan(&r.Again)
+		return conn.QueryRow(ctx, `SELECT count(*) - count(DISTINCT (scheduled_task_id, metadata ->> 'scheduled_at')) FROM event_log`).Scan(&again)
 	})
+	return late, emitted, again, err
 }
 
 var (
