@@ -331,6 +331,30 @@ func TestNode_ConnectionBreaksInAHandler_EffectsHappenOnce(t *testing.T) {
 	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
 }
 
+// A handler does not say that its statement has failed, whose time limit has closed the connection.
+func TestNode_HandlerHidesThatItsConnectionIsClosed_IsADeadLetterInTheEnd(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	config := quick("g")
+	config.MaxAttempts = 3
+	n := l.node(config)
+	var attempts atomic.Int64
+	require.NoError(t, n.On(l.within(), "a", func(ctx context.Context, _ *eventbus.Event, tx pgx.Tx) error {
+		attempts.Add(1)
+		short, cancel := context.WithCancel(ctx)
+		time.AfterFunc(10*time.Millisecond, cancel)
+		_, _ = tx.Exec(short, `SELECT pg_sleep(60)`)
+		return nil
+	}))
+	l.emit("a")
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "it is given up")
+	require.EqualValues(t, 3, attempts.Load())
+	letters, err := l.DeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	require.Len(t, letters, 1)
+	require.Equal(t, eventbus.ReasonHandler, letters[0].Reason)
+}
+
 // Another has the delivery by the time that the handler is done: nothing of what it did is there.
 func TestNode_LeaseWasLost_NothingTakesEffect(t *testing.T) {
 	t.Parallel()
