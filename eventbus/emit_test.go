@@ -215,6 +215,24 @@ func TestEmit_BadInput_IsATypedErrorAndNothingIsWritten(t *testing.T) {
 	}
 }
 
+// The exponent of a number is what makes it long: what can be emitted can be read.
+func TestEmit_NumbersThatAreLongWhenWrittenOut_AreRefusedOrRead(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	numbers := func(n int, exponent string) json.RawMessage {
+		return json.RawMessage(`{"e1000000": [true, "9e1000000", ` + strings.Repeat("7"+exponent+", ", n) + `2.5]}`)
+	}
+	for _, exponent := range []string{"e131071", "E+131071", ".5e-16382"} {
+		_, err := l.Emit(l.within(), "a", numbers(10000, exponent), nil)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, exponent)
+		_, err = l.Emit(l.within(), "a", nil, &eventbus.EmitOptions{Metadata: numbers(10000, exponent)})
+		require.ErrorIs(t, err, pgwake.ErrInvalid, exponent)
+	}
+	_, err := l.Emit(l.within(), "a", numbers(100, "e+300"), nil)
+	require.NoError(t, err)
+	require.Greater(t, len(l.log(1)[0].Payload), 30000)
+}
+
 func TestStrictRouting_NobodyIsSubscribed_IsADeadLetterThatARedriveRoutes(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, &eventbus.Config{StrictRouting: true})

@@ -1,6 +1,7 @@
 package eventbus
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"time"
@@ -89,14 +90,18 @@ func encode(what string, v any, most int) (string, error) {
 	if err := pgwake.CheckJSON(what, data, most); err != nil {
 		return "", err
 	}
-	if depth(data) > MaxDepth {
+	switch deepest, zeros := extent(data); {
+	case deepest > MaxDepth:
 		return "", invalid("%s is nested more than %d deep", what, MaxDepth)
+	case zeros > mostPayload: // or else nobody could read it, and who waits for its key would do so for ever
+		return "", invalid("%s has numbers that are more than %d bytes when they are written out", what, mostPayload)
 	}
 	return string(data), nil
 }
 
-// depth is how deeply the arrays and objects of valid JSON are nested.
-func depth(data []byte) (deepest int) {
+// extent is how deeply the arrays and objects of valid JSON are nested, and how many zeros the exponents of its numbers stand for, which
+// jsonb writes out: at least, since those that it has no room for it refuses.
+func extent(data []byte) (deepest, zeros int) {
 	now, quoted := 0, false
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
@@ -110,7 +115,20 @@ func depth(data []byte) (deepest int) {
 			deepest = max(deepest, now)
 		case c == ']' || c == '}':
 			now--
+		case (c == 'e' || c == 'E') && data[i-1] >= '0' && data[i-1] <= '9': // and not that of true
+			zeros += exponent(data[i+1:])
 		}
 	}
-	return deepest
+	return deepest, zeros
+}
+
+// exponent is the size of the one that data begins with, up to a million.
+func exponent(data []byte) (size int) {
+	for _, c := range bytes.TrimLeft(data, "+-") {
+		if c < '0' || c > '9' {
+			break
+		}
+		size = min(10*size+int(c-'0'), 1_000_000)
+	}
+	return size
 }
