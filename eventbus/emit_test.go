@@ -207,6 +207,10 @@ func TestEmit_BadInput_IsATypedErrorAndNothingIsWritten(t *testing.T) {
 		_, err := l.conn.Exec(l.within(), sql)
 		require.Error(t, err, sql)
 	}
+	for _, types := range []string{`NULL`, `ARRAY[NULL]`, `ARRAY['a', NULL]`} {
+		_, err := l.conn.Exec(l.within(), `SELECT emit_many('default', `+types+`, NULL)`)
+		require.ErrorContains(t, err, "PW003", types)
+	}
 	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log`))
 	require.Zero(t, one[int](l, `SELECT count(*) FROM event_dedup_keys`))
 	for _, good := range []eventbus.Emission{{Type: "Ä.ö_1-2/x:y"}, {Type: strings.Repeat("a", 180)}, {Type: "a", Payload: json.RawMessage(deep[1 : len(deep)-1])}} {

@@ -85,7 +85,7 @@ DECLARE
     v_event  event_log;
     v_before text;
 BEGIN
-    IF p_event_types IS NULL OR v_namespace !~ '^[a-z][a-z0-9_-]{0,39}$' THEN
+    IF p_event_types IS NULL OR array_position(p_event_types, NULL) > 0 OR v_namespace !~ '^[a-z][a-z0-9_-]{0,39}$' THEN
         RAISE EXCEPTION 'emit needs an event type, and a namespace of 1 to 40 lower-case letters, digits, _ and -, a letter first: not %', quote_literal(v_namespace) USING ERRCODE = 'PW003';
     ELSIF p_max_payload < (SELECT max(octet_length(p.payload)) FROM unnest(p_payloads) AS p (payload)) THEN
         RAISE EXCEPTION 'a payload has more than % bytes', p_max_payload USING ERRCODE = 'PW003';
