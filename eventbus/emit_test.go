@@ -237,6 +237,20 @@ func TestEmit_NumbersThatAreLongWhenWrittenOut_AreRefusedOrRead(t *testing.T) {
 	require.Greater(t, len(l.log(1)[0].Payload), 30000)
 }
 
+// A time zone of the session whose offset has seconds is none that JSON has.
+func TestEmit_BySQLInAnyTimeZone_IsHandled(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	var s seen
+	n := l.node(quick("g"))
+	require.NoError(t, n.On(l.within(), "a", s.ids))
+	l.exec(`SET TIME ZONE -7.51`)
+	l.exec(`SET DateStyle = 'SQL, DMY'`)
+	first, second := one[int64](l, `SELECT emit(NULL, 'a')`), one[int64](l, `SELECT emit(NULL, 'a', p_key => 'k')`)
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "both are handled")
+	require.ElementsMatch(t, []string{fmt.Sprint(first), fmt.Sprint(second)}, s.list())
+}
+
 func TestStrictRouting_NobodyIsSubscribed_IsADeadLetterThatARedriveRoutes(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, &eventbus.Config{StrictRouting: true})

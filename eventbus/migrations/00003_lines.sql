@@ -26,6 +26,7 @@ CREATE FUNCTION delivery_input(p_event event_log)
 RETURNS json
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
+SET timezone = 'UTC' -- the session may have one whose offset has seconds, which is no time in RFC 3339
 AS $$
 DECLARE
     v_whole json;
