@@ -3,6 +3,7 @@ package eventbus
 import (
 	"context"
 	"encoding/json"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,7 +21,8 @@ type Letter struct {
 	Attempts int
 	FailedAt time.Time // server time
 
-	// Event is as it was delivered the last time. If it is large, and the log does not have it any more, it has no Payload.
+	// Event is as it was delivered the last time. If it is large, and the log does not have it any more, it has no Payload. Of an item that
+	// nothing of the bus has made it has no ID.
 	Event *Event
 }
 
@@ -78,15 +80,15 @@ func (b *Bus) DeadLetters(ctx context.Context, f *LetterFilter) ([]Letter, error
 		return nil, failed(op, err)
 	}
 	return query(ctx, b, verb{op: op, function: "list_event_dead_letters", args: args,
-		columns: "letter_id, item_id, coalesce(group_name, ''), reason, coalesce(error, ''), attempts, failed_at, event_id, event_type, payload::text, emitted_at, " +
-			"producer_node_id, coalesce(scheduled_task_id::text, ''), metadata::text, headers::text, coalesce(key, ''), coalesce(xact::text::bigint, 0)",
+		columns: "letter_id, item_id, coalesce(group_name, ''), reason, coalesce(error, ''), attempts, failed_at, coalesce(event_id, 0), event_type, payload::text, emitted_at, " +
+			"producer_node_id, coalesce(scheduled_task_id::text, ''), metadata::text, headers::text, coalesce(key, ''), coalesce(xact::text, '0')",
 	}, func(row pgx.CollectableRow) (l Letter, err error) {
 		e := &Event{Namespace: b.namespace}
 		l.Event = e
 		var payload, headers *string
-		var metadata string
-		var xact int64
-		err = row.Scan(&l.ID, &e.MessageID, &l.Group, &l.Reason, &l.Error, &l.Attempts, &l.FailedAt, &e.ID, &e.Type, &payload, &e.EmittedAt,
+		var emitted *time.Time
+		var metadata, xact string
+		err = row.Scan(&l.ID, &e.MessageID, &l.Group, &l.Reason, &l.Error, &l.Attempts, &l.FailedAt, &e.ID, &e.Type, &payload, &emitted,
 			&e.Producer, &e.ScheduledTaskID, &metadata, &headers, &e.Key, &xact)
 		if err == nil && headers != nil {
 			err = json.Unmarshal([]byte(*headers), &e.Headers)
@@ -94,7 +96,11 @@ func (b *Bus) DeadLetters(ctx context.Context, f *LetterFilter) ([]Letter, error
 		if payload != nil {
 			e.Payload = json.RawMessage(*payload)
 		}
-		e.Metadata, e.xact, e.Redelivery = json.RawMessage(metadata), uint64(xact), max(l.Attempts-1, 0)
+		if emitted != nil {
+			e.EmittedAt = *emitted
+		}
+		e.Metadata, e.Redelivery = json.RawMessage(metadata), max(l.Attempts-1, 0)
+		e.xact, _ = strconv.ParseUint(xact, 10, 64) // it is one
 		return l, err
 	})
 }

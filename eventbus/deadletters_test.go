@@ -2,6 +2,7 @@ package eventbus_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func TestDeadLetters_EachFilter_ChoosesThose(t *testing.T) {
 	l.bury(eventTag("other", "a"), "second")
 	l.emit("b")
 	l.bury(eventTag("g", "b"), "first")
-	l.emit("nobody's")
+	l.emitKey("nobody's", "n")
 	// What others bury in the namespace is not of the bus, whatever it looks like.
 	_, err = l.p.EnqueueForWorker(l.within(), pgwake.WorkItem{Name: "a", Tag: "mine", Input: json.RawMessage(`{"event_id": "x"}`)}, nil)
 	require.NoError(t, err)
@@ -51,7 +52,7 @@ func TestDeadLetters_EachFilter_ChoosesThose(t *testing.T) {
 	require.Equal(t, []any{id, "default", "a", `{"n": 1}`, `{"m": 2}`, "k", "v", 0},
 		[]any{e.ID, e.Namespace, e.Type, string(e.Payload), string(e.Metadata), e.Key, e.Headers["h"], e.Redelivery})
 	require.NotZero(t, e.MessageID)
-	require.Equal(t, []any{"", "No handler for event nobody's"}, []any{all[3].Group, all[3].Reason})
+	require.Equal(t, []any{"", "No handler for event nobody's", "n"}, []any{all[3].Group, all[3].Reason, all[3].Event.Key})
 	for name, c := range map[string]struct {
 		filter eventbus.LetterFilter
 		want   []int // of all
@@ -109,6 +110,39 @@ func TestDeadLetters_EventIsNotInTheLogAnyMore_TheRestIsThere(t *testing.T) {
 	require.Len(t, letters, 1)
 	e := letters[0].Event
 	require.Equal(t, []any{id, "a", "k", []byte(nil)}, []any{e.ID, e.Type, e.Key, []byte(e.Payload)})
+}
+
+// Items with the tags of a group that nothing of the bus has made become dead letters, and are in nobody's way there.
+func TestDeadLetters_NotOfDeliveries_AreListedRedrivenAndPurgedWithTheOthers(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	bad := []string{`"x"`, `[]`, `null`, `{}`, `{"event_id": "x"}`, `{"event_id": 1, "emitted_at": "never"}`, `{"event_id": 1e30}`, `{"xact": -1}`,
+		`{"event_id": 1, "emitted_at": "2020-01-01T00:00:00Z", "scheduled_task_id": "x"}`, `{"event_id": 1, "metadata": "\ud800"}`}
+	for i, input := range bad {
+		_, err := l.conn.Exec(l.within(), `SELECT enqueue_work('a', $1, p_tag => $2, p_key => $3)`, input, tagA, fmt.Sprint(i%2))
+		require.NoError(t, err, input)
+	}
+	l.exec(`SELECT bury_work(ARRAY(SELECT id FROM worker_queue), 'Not a delivery', NULL)`)
+	id := l.emitKey("a", "0") // for which those of its key are to wait
+	l.bury(tagA, "no")
+	l.emitKey("a", "0")
+
+	letters, err := l.DeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	require.Len(t, letters, len(bad)+1)
+	require.Zero(t, letters[0].Event.ID)
+	require.Equal(t, []any{"Not a delivery", "a", "0", "g"}, []any{letters[0].Reason, letters[0].Event.Type, letters[0].Event.Key, letters[0].Group})
+	require.Equal(t, id, letters[len(bad)].Event.ID)
+	n, err := l.Redrive(l.within(), nil)
+	require.NoError(t, err)
+	require.Equal(t, len(bad)+1, n)
+	l.exec(`SELECT bury_work(ARRAY(SELECT id FROM worker_queue), 'no', NULL)`)
+	n, err = l.Purge(l.within(), nil)
+	require.NoError(t, err)
+	require.Equal(t, len(bad)+2, n)
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_lines`))
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_keys`))
 }
 
 func TestDeadLetters_BadFilters_AreRefused(t *testing.T) {

@@ -92,6 +92,17 @@ func TestKeepLog_OldEventHasDeliveries_Stays(t *testing.T) {
 	}
 }
 
+func TestKeepLog_ItemsThatNothingOfTheBusHasMade_HoldNothingUp(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	for _, input := range []string{`"x"`, `{"emitted_at": "never"}`, `{"emitted_at": {}}`} {
+		l.exec(`SELECT enqueue_work('a', $1, p_tag => 'eventbus/g|a')`, input)
+	}
+	l.emit("a")
+	require.Equal(t, "done", l.keep(12))
+	require.NotContains(t, l.partitions(), l.month(0))
+}
+
 func TestKeepLog_ReplayIsOpen_Waits(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

@@ -46,6 +46,30 @@ $$;
 COMMENT ON FUNCTION delivery_input IS 'Internal: input of the work item that is a delivery of an event, which says where it is in the log; and, unless that is more than about 1 kB, what the log has besides what the work item has itself.';
 
 -- +goose StatementBegin
+CREATE FUNCTION delivered_event(p_input json)
+RETURNS event_log
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_event event_log;
+BEGIN
+    v_event.event_id := p_input ->> 'event_id';
+    v_event.emitted_at := p_input ->> 'emitted_at';
+    v_event.payload := p_input -> 'payload';
+    v_event.metadata := p_input -> 'metadata';
+    v_event.producer_node_id := p_input ->> 'producer';
+    v_event.scheduled_task_id := p_input ->> 'scheduled_task_id';
+    v_event.xact := p_input ->> 'xact';
+    RETURN v_event;
+EXCEPTION WHEN data_exception THEN
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION delivered_event IS 'Internal: the reverse of delivery_input, without what that leaves out; null: nothing of the bus has made this input.';
+
+-- +goose StatementBegin
 CREATE FUNCTION enqueue_delivery(p_item bigint, p_event_id bigint, p_emitted_at timestamptz, p_tag text)
 RETURNS bigint
 LANGUAGE plpgsql
@@ -227,7 +251,7 @@ BEGIN
     RETURNING k.item_id INTO v_head;
     IF v_head <> NEW.id THEN
         INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type, item_id)
-        VALUES (v_group, NEW.key, (NEW.input ->> 'event_id')::bigint, (NEW.input ->> 'emitted_at')::timestamptz, NEW.name, NEW.id);
+        SELECT v_group, NEW.key, coalesce(e.event_id, 0), coalesce(e.emitted_at, NEW.created_at), NEW.name, NEW.id FROM delivered_event(NEW.input) AS e;
         NEW.visible_at := '9999-12-31 00:00:00+00';
     END IF;
     RETURN NEW;
@@ -245,4 +269,4 @@ CREATE TRIGGER worker_queue_behind_its_key BEFORE INSERT ON worker_queue FOR EAC
 DROP TRIGGER worker_queue_behind_its_key ON worker_queue;
 DROP TRIGGER worker_queue_next_of_key ON worker_queue;
 DROP TRIGGER event_log_line_up ON event_log;
-DROP FUNCTION item_of_key_comes_back, item_of_key_settled, next_of_key, event_of_key_emitted, line_up, is_behind, enqueue_delivery, delivery_input;
+DROP FUNCTION item_of_key_comes_back, item_of_key_settled, next_of_key, event_of_key_emitted, line_up, is_behind, enqueue_delivery, delivered_event, delivery_input;

@@ -181,7 +181,7 @@ BEGIN
     RETURN EXISTS (SELECT FROM event_lines l WHERE l.emitted_at >= p_from AND l.emitted_at < p_to)
         OR EXISTS (SELECT FROM (SELECT q.tag, q.input FROM worker_queue q UNION ALL SELECT d.tag, d.data FROM dead_letters d WHERE d.queue = 'worker') AS i (tag, input)
                     WHERE CASE WHEN i.tag = 'eventbus' OR starts_with(i.tag, 'eventbus/')
-                               THEN (i.input ->> 'emitted_at')::timestamptz >= p_from AND (i.input ->> 'emitted_at')::timestamptz < p_to END);
+                               THEN (delivered_event(i.input)).emitted_at <@ tstzrange(p_from, p_to) END);
 END
 $$;
 -- +goose StatementEnd

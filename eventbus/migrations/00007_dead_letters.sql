@@ -25,15 +25,14 @@ BEGIN
          ORDER BY d.id
          LIMIT p_limit)
     SELECT l.id, l.item_id, l.group_name, l.reason, l.error, l.attempt_count, l.died_at,
-           (l.data ->> 'event_id')::bigint, l.name, coalesce(e.payload, (l.data -> 'payload')::jsonb), (l.data ->> 'emitted_at')::timestamptz,
-           coalesce(e.producer_node_id, l.data ->> 'producer', ''), coalesce(e.scheduled_task_id, (l.data ->> 'scheduled_task_id')::uuid),
-           coalesce(e.metadata, (l.data -> 'metadata')::jsonb, '{}'), l.headers, l.key, coalesce(e.xact, (l.data ->> 'xact')::xid8)
-      FROM letters l LEFT JOIN event_log e ON e.event_id = (l.data ->> 'event_id')::bigint AND e.emitted_at = (l.data ->> 'emitted_at')::timestamptz
+           d.event_id, l.name, coalesce(e.payload, d.payload), d.emitted_at, coalesce(e.producer_node_id, d.producer_node_id, ''),
+           coalesce(e.scheduled_task_id, d.scheduled_task_id), coalesce(e.metadata, d.metadata, '{}'), l.headers, coalesce(l.key, e.key), coalesce(e.xact, d.xact)
+      FROM letters l CROSS JOIN LATERAL delivered_event(l.data) AS d LEFT JOIN event_log e ON e.event_id = d.event_id AND e.emitted_at = d.emitted_at
      ORDER BY l.id;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION list_event_dead_letters IS 'Dead letters of the bus in a namespace (null: default), by id, p_limit of them after p_after, for which all conditions hold that are not null; each with its event, of which payload, metadata, producer and schedule are missing if it is large and not in the log any more. group_name is null for an event that no group was subscribed to. The ids are those that redrive_dead_letters and purge_dead_letters take.';
+COMMENT ON FUNCTION list_event_dead_letters IS 'Dead letters of the bus in a namespace (null: default), by id, p_limit of them after p_after, for which all conditions hold that are not null; each with its event, of which payload, metadata, producer and schedule are missing if it is large and not in the log any more. group_name is null for an event that no group was subscribed to, and event_id for an item that nothing of the bus has made. The ids are those that redrive_dead_letters and purge_dead_letters take.';
 
 -- +goose Down
 
