@@ -170,6 +170,66 @@ func TestKeys_DeadLetterIsRedriven_WaitsForWhatIsThereOfItsKey(t *testing.T) {
 	require.Equal(t, []int64{fifth}, l.heads("k"))
 }
 
+// One that waits is removed by somebody who has not committed yet when the head is settled, and those behind it are not forgotten.
+func TestKeys_OneThatWaitsIsRemovedWhileTheHeadIsSettled_NextIsInTheQueue(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	first := l.emitKey("a", "k")
+	l.bury(tagA, "no")
+	second := l.emitKey("a", "k")
+	_, err := l.Redrive(l.within(), nil)
+	require.NoError(t, err)
+	third := l.emitKey("a", "k")
+	require.Equal(t, []int64{first, third}, all[int64](l, `SELECT event_id FROM event_lines ORDER BY place`))
+	head := l.claim(tagA)
+	require.Equal(t, []int64{second}, l.heads("k"))
+
+	tx := l.begin()
+	in := pgx.Identifier{l.p.Schema()}.Sanitize()
+	_, err = tx.Exec(l.within(), `DELETE FROM `+in+`.worker_queue WHERE visible_at > '9999-01-01'; SET CONSTRAINTS ALL IMMEDIATE`)
+	require.NoError(t, err)
+	acked := make(chan error, 1)
+	go func() { acked <- l.p.AckWorkItem(l.t.Context(), head.LockToken, nil) }()
+	l.eventually(func() bool {
+		return one[bool](l, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID())
+	}, "the ack waits")
+	require.NoError(t, tx.Commit(l.within()))
+	require.NoError(t, <-acked)
+	require.Equal(t, []int64{third}, l.heads("k"))
+}
+
+// A delivery is given up and redriven in one transaction: it was not away.
+func TestKeys_DeadAndRedrivenInOneTransaction_KeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	again := func() {
+		t.Helper()
+		tx := l.begin()
+		in := pgx.Identifier{l.p.Schema()}.Sanitize()
+		_, err := tx.Exec(l.within(), `SELECT `+in+`.bury_work(ARRAY(SELECT id FROM `+in+`.worker_queue ORDER BY id), 'no', NULL)`)
+		require.NoError(t, err)
+		_, err = l.WithTx(tx).Redrive(l.within(), nil)
+		require.NoError(t, err)
+		require.NoError(t, tx.Commit(l.within()))
+	}
+	first, second := l.emitKey("a", "k"), l.emitKey("a", "k")
+	again()
+	require.Equal(t, []int64{first}, l.heads("k"))
+	l.bury(tagA, "no")
+	third := l.emitKey("a", "k")
+	_, err := l.Redrive(l.within(), nil) // and waits
+	require.NoError(t, err)
+	again()
+	for _, want := range []int64{second, third, first} {
+		require.Equal(t, []int64{want}, l.heads("k"))
+		require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+	}
+	require.Empty(t, l.queued())
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_keys`))
+}
+
 // Whatever happens in whatever order: at most one delivery of a key is in the queue, in the order of the emits, and in the end all were.
 func TestKeys_AnySequence_OneAtATimeInOrderAndNoneIsLeftBehind(t *testing.T) {
 	t.Parallel()

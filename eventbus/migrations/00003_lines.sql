@@ -10,8 +10,8 @@
 -- waits for that (replay_some): from then on no line is held, and those that were are moved on by the replay.
 --
 -- Who changes any of it has the row of event_keys locked to the end of his transaction: whoever comes into the line (line_up) inserts
--- or locks it, and whoever settles its item (item_of_key_settled) locks it before he looks who is next, in a statement of its own, whose
--- snapshot shows all that was committed before he had the lock. So one who came before that is seen, and one who comes after that sees
+-- or locks it, and whoever settles its item, or removes one that waits (item_of_key_settled), locks it before he looks who is next, in a
+-- statement of its own, whose snapshot shows all that was committed before he had the lock. So one who came before that is seen, and one who comes after that sees
 -- that the line has moved on, or begins a new one: nobody is left behind. All of it is the work of triggers, in the transaction that emits
 -- or settles, whoever that is and however he does it; so a process may die anywhere.
 --
@@ -209,10 +209,17 @@ AS $$
 DECLARE
     v_key event_keys;
 BEGIN
+    IF EXISTS (SELECT FROM worker_queue q WHERE q.id = OLD.id) THEN
+        RETURN NULL; -- it was redriven since, in this very transaction, and has its place still
+    END IF;
     SELECT * INTO v_key FROM event_keys k WHERE k.item_id = OLD.id FOR UPDATE;
+    IF NOT FOUND THEN -- it waits behind another, whoever settles which may be about to bring it to the head; or it is nothing of the bus
+        PERFORM FROM event_lines l JOIN event_keys k ON k.group_id = l.group_id AND k.key = l.key WHERE l.item_id = OLD.id FOR UPDATE OF k;
+        SELECT * INTO v_key FROM event_keys k WHERE k.item_id = OLD.id FOR UPDATE;
+    END IF;
     IF FOUND THEN
         PERFORM next_of_key(v_key.group_id, v_key.key);
-    ELSE -- it waited behind another, or it is nothing of the bus
+    ELSE
         DELETE FROM event_lines l WHERE l.item_id = OLD.id;
     END IF;
     RETURN NULL;
@@ -251,7 +258,8 @@ BEGIN
     RETURNING k.item_id INTO v_head;
     IF v_head <> NEW.id THEN
         INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type, item_id)
-        SELECT v_group, NEW.key, coalesce(e.event_id, 0), coalesce(e.emitted_at, NEW.created_at), NEW.name, NEW.id FROM delivered_event(NEW.input) AS e;
+        SELECT v_group, NEW.key, coalesce(e.event_id, 0), coalesce(e.emitted_at, NEW.created_at), NEW.name, NEW.id FROM delivered_event(NEW.input) AS e
+         WHERE NOT EXISTS (SELECT FROM event_lines l WHERE l.item_id = NEW.id); -- of this very transaction, see item_of_key_settled
         NEW.visible_at := '9999-12-31 00:00:00+00';
     END IF;
     RETURN NEW;
