@@ -97,6 +97,21 @@ func TestNode_FailsEachTime_IsADeadLetterAndARedriveGoesToItsGroup(t *testing.T)
 	require.Equal(t, []any{1, "Handler error"}, []any{letters()[0].Attempts, letters()[0].Reason})
 }
 
+func TestNode_HandlerPanics_DeadLetterHasTheStack(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	config := quick("g")
+	config.MaxAttempts = 1
+	require.NoError(t, l.node(config).On(l.within(), "a", func(context.Context, *eventbus.Event, pgx.Tx) error { panic("oops") }))
+	l.emit("a")
+	l.eventually(func() bool { return one[int](l, `SELECT count(*) FROM dead_letters`) == 1 }, "it is given up at once")
+	letters, err := l.DeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	require.Equal(t, []any{eventbus.ReasonHandler, 1}, []any{letters[0].Reason, letters[0].Attempts})
+	require.Contains(t, letters[0].Error, "oops")
+	require.Contains(t, letters[0].Error, "node_test.go:")
+}
+
 func TestNode_RetryAfter_WaitsSoLong(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
