@@ -87,6 +87,7 @@ type Node struct {
 // shift is a Node from Start to Stop.
 type shift struct {
 	dispatcher *dispatch.Dispatcher
+	working    context.Context // ends when it is to end, or does so by itself
 	end        context.CancelFunc
 	ended      chan struct{}
 	err        error // once it has ended
@@ -226,13 +227,16 @@ func (n *Node) tags() pgwake.TagFilter {
 	return pgwake.Tags(tags...)
 }
 
-// Start begins to handle events. If it has begun already, it does nothing. The context is that of Start alone.
+// Start begins to handle events. If it has begun already, it does nothing; if it is coming to its end, Start waits for that, and begins anew.
+// The context is that of Start alone.
 func (n *Node) Start(ctx context.Context) error {
-	n.mu.Lock()
-	begun := n.working != nil
-	n.mu.Unlock()
-	if begun {
-		return nil
+	if s := n.shift(); s != nil {
+		if s.working.Err() == nil {
+			return nil
+		}
+		if err := n.over(ctx, s); err != nil {
+			return err
+		}
 	}
 	about, _ := json.Marshal([]string{n.id, n.how.Group})
 	watch, err := n.p.Watch(ctx, pgwake.WatchOptions{Topic: "eventbus/" + n.namespace + "/" + n.how.Group, Beat: "beat_quietly", About: string(about)})
@@ -256,7 +260,7 @@ func (n *Node) Start(ctx context.Context) error {
 	})
 	d.HandleOthers(n.handle)
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
-	s := &shift{dispatcher: d, end: end, ended: make(chan struct{})}
+	s := &shift{dispatcher: d, working: working, end: end, ended: make(chan struct{})}
 	n.working, n.done = s, s.ended
 	go func() {
 		defer close(s.ended)
@@ -275,22 +279,12 @@ func (n *Node) Start(ctx context.Context) error {
 // gone. If ctx ends before, Stop returns with its error, and all of that goes on. A node that is not started is marked alone.
 // dispatch.ErrHandlersLeft if a handler has not come to its end. Afterwards Start may be called again.
 func (n *Node) Stop(ctx context.Context) error {
-	n.mu.Lock()
-	s := n.working
-	n.mu.Unlock()
 	var err error
-	if s != nil {
+	if s := n.shift(); s != nil {
 		s.end()
-		select {
-		case <-s.ended:
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := n.over(ctx, s); err != nil {
+			return err
 		}
-		n.mu.Lock()
-		if n.working == s {
-			n.working = nil
-		}
-		n.mu.Unlock()
 		err = s.err
 	}
 	_, failed := value[bool](ctx, n.Bus, verb{op: "stop node", function: "stop_node", args: []any{n.id}})
@@ -298,6 +292,27 @@ func (n *Node) Stop(ctx context.Context) error {
 		failed = nil
 	}
 	return errors.Join(err, failed)
+}
+
+func (n *Node) shift() *shift {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.working
+}
+
+// over waits until a shift has ended. From then on the node is not started.
+func (n *Node) over(ctx context.Context, s *shift) error {
+	select {
+	case <-s.ended:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.working == s {
+		n.working = nil
+	}
+	return nil
 }
 
 // Done returns a channel that is closed when the Node handles no events any more: it was stopped, its Provider was closed, or it met an error

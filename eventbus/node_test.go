@@ -302,6 +302,29 @@ func TestNode_Stop_FinishesWhatRunsAndGivesTheRestBackAtOnce(t *testing.T) {
 	l.eventually(func() bool { return len(l.queued()) == 0 }, "the rest is handled")
 }
 
+// Nobody has waited for the end of a node. When it is started once more, it works.
+func TestNode_StartsWhileItComesToItsEnd_BeginsAnew(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n := l.node(quick("g"))
+	began, goOn := make(chan struct{}), make(chan struct{})
+	var s seen
+	require.NoError(t, n.On(l.within(), "a", func(context.Context, *eventbus.Event, pgx.Tx) error { close(began); <-goOn; return nil }))
+	require.NoError(t, n.On(l.within(), "b", s.types))
+	l.emit("a")
+	<-began
+	none, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, n.Stop(none), context.Canceled)
+	require.ErrorIs(t, n.Start(none), context.Canceled)
+	started := make(chan error, 1)
+	go func() { started <- n.Start(l.t.Context()) }()
+	close(goOn)
+	require.NoError(t, <-started)
+	l.emit("b")
+	l.eventually(func() bool { return len(s.list()) == 1 && len(l.queued()) == 0 }, "it is handled")
+}
+
 func TestNode_StartAndStopAtOnce_NothingIsLeftBehind(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
