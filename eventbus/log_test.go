@@ -112,6 +112,47 @@ func TestReplay_RangeOfIDsOrTime_ComesOnceMore(t *testing.T) {
 	require.ErrorIs(t, err, pgwake.ErrNotFound)
 }
 
+// A replay waits for whoever had emitted before it began, and has not committed yet.
+func TestReplay_TransactionCommitsLate_IsNotLeftOut(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]func(l *lab){
+		"replay": func(l *lab) {
+			_, err := l.Replay(l.within(), "g", eventbus.Range{})
+			require.NoError(l.t, err)
+		},
+		"group from the beginning": func(l *lab) {
+			require.NoError(l.t, l.Subscribe(l.within(), "new", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.subscribe("g", "a")
+			tx := l.begin()
+			late, err := l.WithTx(tx).Emit(l.within(), "a", nil, nil)
+			require.NoError(t, err)
+			second := l.emit("a")
+			begin(l)
+			id := one[int64](l, `SELECT replay_id FROM event_replays`)
+			goOn := func() (state string) {
+				for state = "more"; state == "more"; {
+					state = one[string](l, `SELECT replay_some($1)`, id)
+				}
+				return state
+			}
+			require.Equal(t, "wait", goOn())
+			l.emit("a")
+			require.Equal(t, "wait", goOn())
+			require.NoError(t, tx.Commit(l.within()))
+			l.eventually(func() bool { return goOn() == "done" }, "it waits no longer")
+			times := func(event int64) int {
+				return one[int](l, `SELECT count(*) FROM worker_queue WHERE input ->> 'event_id' = $1::text`, fmt.Sprint(event))
+			}
+			require.Equal(t, []int{2, 2}, []int{times(late), times(second)}, "for g, and by the replay")
+		})
+	}
+}
+
 // A new group that begins at the beginning gets each event once, whatever is emitted, and commits late, meanwhile.
 func TestSubscribe_FromTheBeginningWhileEventsAreEmitted_EachOnce(t *testing.T) {
 	t.Parallel()
