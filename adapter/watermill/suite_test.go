@@ -118,13 +118,17 @@ func TestPubSub_ServerRestarts_SuitePasses(t *testing.T) {
 	if !full() {
 		t.Skip("with PGWAKE_STRESS")
 	}
-	server := ownServer(t)
-	s := &suite{}
-	ordered(s)
-	s.sub.Node.Visibility = 5 * time.Second // for what was claimed, and the answer was lost
-	s.features.RestartServiceCommand = restarting(t, server)
-	s.buses = []*eventbus.Bus{process(t, server.URL, ""), process(t, server.URL, "")}
-	tests.TestReconnect(t, tests.TestContext{TestID: tests.NewTestID(), Features: s.features}, s.pubSub)
+	for name, set := range map[string]func(*suite){"ordered": ordered, "parallel": parallel} {
+		t.Run(name, func(t *testing.T) {
+			server := ownServer(t)
+			s := &suite{}
+			set(s)
+			s.sub.Node.Visibility = 5 * time.Second // for what was claimed, and the answer was lost
+			s.features.RestartServiceCommand = restarting(t, server)
+			s.buses = []*eventbus.Bus{process(t, server.URL, ""), process(t, server.URL, "")}
+			tests.TestReconnect(t, tests.TestContext{TestID: tests.NewTestID(), Features: s.features}, s.pubSub)
+		})
+	}
 }
 
 func TestPubSub_AllAtOnce_SuitePasses(t *testing.T) {
