@@ -1,13 +1,16 @@
 package eventbus
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
 
-// This file answers: what is a setting that nobody has set?
+// This file answers: what is a setting that nobody has set, and what is one for that shows inside alone?
 
 // Those that document 003 names are as it says.
 func TestDefaults_OfZeroValues_AreTheDocuments(t *testing.T) {
@@ -19,4 +22,20 @@ func TestDefaults_OfZeroValues_AreTheDocuments(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []any{"default", 1 << 20, 184 * 24 * time.Hour, false}, []any{c.Namespace, c.MaxPayload, c.KeepFor, c.StrictRouting})
 	require.Equal(t, 2*time.Second, readPause)
+}
+
+func TestSource_HasPlacesForMany_ClaimsABatchAtATime(t *testing.T) {
+	t.Parallel()
+	p := pgwaketest.New(t, nil)
+	bus, err := New(t.Context(), p, nil)
+	require.NoError(t, err)
+	require.NoError(t, bus.Subscribe(t.Context(), "g", []string{"a"}, nil))
+	_, err = bus.EmitMany(t.Context(), []Emission{{Type: "a"}, {Type: "a"}, {Type: "a"}})
+	require.NoError(t, err)
+	s := &source{p, bus, 2, slog.New(slog.DiscardHandler)}
+	for _, want := range []int{2, 1} {
+		items, err := s.FetchWorkItems(t.Context(), 10, &pgwake.FetchOptions{Tags: pgwake.Tags("eventbus/g|a")})
+		require.NoError(t, err)
+		require.Len(t, items, want)
+	}
 }

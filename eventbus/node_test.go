@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/stretchr/testify/require"
 )
@@ -110,6 +111,32 @@ func TestNode_HandlerPanics_DeadLetterHasTheStack(t *testing.T) {
 	require.Equal(t, []any{eventbus.ReasonHandler, 1}, []any{letters[0].Reason, letters[0].Attempts})
 	require.Contains(t, letters[0].Error, "oops")
 	require.Contains(t, letters[0].Error, "node_test.go:")
+}
+
+func TestNode_VisibilityAndTimeout_AreThoseOfItsDeliveries(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	config := quick("g")
+	config.MaxAttempts, config.Visibility, config.Timeout = 1, 5*time.Second, 200*time.Millisecond
+	left := make(chan time.Duration, 1)
+	require.NoError(t, l.node(config).On(l.within(), "a", func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {
+		var until time.Duration
+		err := tx.QueryRow(ctx, `SELECT visible_at - clock_timestamp() FROM `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.worker_queue WHERE id = $1`, e.MessageID).Scan(&until)
+		left <- until
+		if err == nil {
+			<-ctx.Done()
+			err = ctx.Err()
+		}
+		return err
+	}))
+	l.emit("a")
+	until := <-left
+	require.Positive(t, until)
+	require.LessOrEqual(t, until, 5*time.Second)
+	l.eventually(func() bool { return one[int](l, `SELECT count(*) FROM dead_letters`) == 1 }, "its time is over")
+	letters, err := l.DeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	require.Contains(t, letters[0].Error, dispatch.ErrTimeout.Error())
 }
 
 func TestNode_RetryAfter_WaitsSoLong(t *testing.T) {

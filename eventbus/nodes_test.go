@@ -36,10 +36,11 @@ func TestNodes_RegisterBeatAndStop_IsKnownToAll(t *testing.T) {
 	require.Equal(t, []any{"api-server-1-", "default", "API", "the first", true}, []any{first.ID, first.Namespace, first.DisplayName, first.Description, first.Live})
 	require.JSONEq(t, `{"role": "producer"}`, string(first.Metadata))
 	l.eventually(func() bool { return info().LastHeartbeat.After(first.LastHeartbeat) }, "it beats")
-	config.DisplayName = "API 2"
+	config.DisplayName, config.Metadata = "API 2", map[string]int{"version": 2}
 	_, err := l.Node(l.within(), config)
 	require.NoError(t, err)
 	require.Equal(t, []any{"API 2", first.RegisteredAt}, []any{info().DisplayName, info().RegisteredAt}, "it is the same one")
+	require.JSONEq(t, `{"version": 2}`, string(info().Metadata))
 	require.NoError(t, n.Stop(l.within()))
 	require.False(t, info().Live)
 	require.False(t, info().StoppedAt.IsZero())
