@@ -24,7 +24,8 @@ type Config struct {
 	// Namespace is where events are emitted and handled; see Bus.In for others. Defaults to pgwake.DefaultNamespace.
 	Namespace string
 
-	// MaxPayload is the largest payload, in bytes of JSON. At most 100 MiB. Defaults to 1 MiB.
+	// MaxPayload is the largest payload, in bytes of JSON. At most 100 MiB, which is also how long its numbers may be when their exponents are
+	// written out, as jsonb does. Defaults to 1 MiB.
 	MaxPayload int
 
 	// StrictRouting makes an event that no group is subscribed to a dead letter, with the reason "No handler for event <type>". Defaults
