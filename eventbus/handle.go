@@ -50,12 +50,7 @@ func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispat
 	if err := json.Unmarshal(item.Input, &d); err != nil {
 		return nil, n.bury(ctx, item, reasonNoEvent, err.Error())
 	}
-	switch {
-	case d.ReplayID != 0:
-		return nil, n.replay(ctx, d.ReplayID)
-	case d.TaskID != "":
-		return nil, n.occur(ctx, d.TaskID)
-	case item.Tag == controlTag:
+	if item.Tag == controlTag {
 		return nil, n.routeAgain(ctx, d)
 	}
 	event, err := n.event(ctx, item, d)
@@ -164,30 +159,56 @@ func (n *Node) routeAgain(ctx context.Context, d delivery) error {
 	})
 }
 
-// occur carries out an occurrence of a schedule. What it fails of is tried again for ever: a schedule does not end by itself.
-func (n *Node) occur(ctx context.Context, schedule string) error {
+// The names of work items that are no deliveries; no type can be so. What they are for does not end by itself: they are tried again for ever,
+// however often a node dies of them, and take as long as they take.
+const (
+	nameSchedule = "eventbus|schedule" // an occurrence of a schedule
+	nameReplay   = "eventbus|replay"
+)
+
+// chore is the input of one.
+type chore struct {
+	TaskID   string `json:"task_id"`
+	ReplayID int64  `json:"replay_id"`
+}
+
+// handleChores has a dispatcher handle them.
+func (n *Node) handleChores(d *dispatch.Dispatcher) {
+	for name, do := range map[string]func(context.Context, chore) error{nameSchedule: n.occur, nameReplay: n.replay} {
+		d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+			var c chore
+			if err := json.Unmarshal(item.Input, &c); err != nil {
+				return nil, n.bury(ctx, item, reasonNoEvent, err.Error())
+			}
+			return nil, do(ctx, c)
+		}, dispatch.WithMaxAttempts(dispatch.Unlimited), dispatch.WithTimeout(0))
+	}
+}
+
+// occur carries out an occurrence of a schedule.
+func (n *Node) occur(ctx context.Context, c chore) error {
 	err := dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
 		item, claim, err := token.WorkItem()
 		if err != nil {
 			return err
 		}
-		_, err = value[int](ctx, n.Bus, verb{op: "carry out schedule", function: "occur", enqueues: true, args: []any{item, claim, schedule}})
+		_, err = value[int](ctx, n.Bus, verb{op: "carry out schedule", function: "occur", enqueues: true, args: []any{item, claim, c.TaskID}})
 		return err
 	})
-	if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && !failure.Unknown && !errors.Is(err, pgwake.ErrLockLost) {
-		n.cfg.Logger.Warn("eventbus: cannot carry out a schedule", "schedule", schedule, "error", err, "again_in", readPause)
+	if err != nil && !errors.Is(err, pgwake.ErrLockLost) { // perhaps it was carried out: then the item is gone
+		n.cfg.Logger.Warn("eventbus: cannot carry out a schedule", "schedule", c.TaskID, "error", err, "again_in", readPause)
 		return dispatch.Snooze(readPause)
 	}
 	return err
 }
 
 // replay goes on with a replay, to its end.
-func (n *Node) replay(ctx context.Context, id int64) error {
+func (n *Node) replay(ctx context.Context, c chore) error {
 	for {
-		state, err := value[string](ctx, n.Bus, verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{id}})
+		state, err := value[string](ctx, n.Bus, verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{c.ReplayID}})
 		switch {
 		case err != nil:
-			n.cfg.Logger.Warn("eventbus: cannot replay", "replay", id, "error", err)
+			n.cfg.Logger.Warn("eventbus: cannot replay", "replay", c.ReplayID, "error", err)
 			return dispatch.Snooze(readPause)
 		case state == "done":
 			return nil

@@ -233,6 +233,28 @@ func TestSchedule_PauseResumeRunAndDelete(t *testing.T) {
 	}
 }
 
+// A schedule, and a group that is behind, would come to nothing without anybody being told.
+func TestNode_HasDiedOfAScheduleAndAReplay_NoneIsGivenUp(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	id := l.emit("a")
+	require.NoError(t, l.Subscribe(l.within(), "g", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
+	l.schedule(eventbus.Schedule{Cron: "@every 1h", Type: "b"})
+	l.exec(`UPDATE worker_queue SET visible_at = now()`)
+	for range 2 { // by one that dies
+		l.claim("eventbus")
+	}
+	l.exec(`UPDATE worker_queue SET visible_at = now()`)
+	config := quick("g")
+	config.MaxAttempts = 1
+	n := l.node(config)
+	var s seen
+	require.NoError(t, n.On(l.within(), "a", s.ids))
+	l.eventually(func() bool { return len(s.list()) == 1 && l.emitted() == 2 }, "they are tried again")
+	require.Equal(t, []string{fmt.Sprint(id)}, s.list())
+	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+}
+
 func TestSchedule_WorkItems_AreEnqueuedForWhoeverTakesThem(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

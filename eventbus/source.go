@@ -13,12 +13,10 @@ import (
 
 // This file answers: how do deliveries come, with their events?
 
-// delivery is the input of a work item of the bus.
+// delivery is the input of a work item that is a delivery.
 type delivery struct {
 	EventID   int64     `json:"event_id,omitempty"`
 	EmittedAt time.Time `json:"emitted_at,omitzero"`
-	ReplayID  int64     `json:"replay_id,omitempty"` // of a replay that is to go on
-	TaskID    string    `json:"task_id,omitempty"`   // of a schedule of which this is an occurrence
 
 	// Of an event that is small, or was read: what the item has not itself.
 	Payload         json.RawMessage `json:"payload,omitempty"` // nil: it is to be read

@@ -57,7 +57,7 @@ BEGIN
     VALUES (p_group_id, p_first_id, p_last_id, p_from, p_to, p_undelivered)
     RETURNING replay_id INTO v_replay;
     -- It is an item of work for any node of the namespace, and so it is done, whoever dies.
-    PERFORM enqueue_work('replay', json_build_object('replay_id', v_replay), g.namespace, p_tag => 'eventbus') FROM event_groups g WHERE g.group_id = p_group_id;
+    PERFORM enqueue_work('eventbus|replay', json_build_object('replay_id', v_replay), g.namespace, p_tag => 'eventbus') FROM event_groups g WHERE g.group_id = p_group_id;
     RETURN v_replay;
 END
 $$;

@@ -111,7 +111,7 @@ DECLARE
     v_job  bigint := CASE WHEN p_task.active AND p_task.by_pg_cron THEN await_job(p_task) END;
 BEGIN
     IF v_next IS NOT NULL THEN
-        v_item := enqueue_work('schedule', json_build_object('task_id', p_task.task_id), p_task.namespace, p_tag => 'eventbus',
+        v_item := enqueue_work('eventbus|schedule', json_build_object('task_id', p_task.task_id), p_task.namespace, p_tag => 'eventbus',
                                p_visible_at => v_next + p_task.jitter * random());
     END IF;
     UPDATE scheduled_tasks t SET next_at = v_next, item_id = v_item, job_id = v_job WHERE t.task_id = p_task.task_id;
