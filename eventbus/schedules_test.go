@@ -233,6 +233,36 @@ func TestSchedule_PauseResumeRunAndDelete(t *testing.T) {
 	}
 }
 
+func TestSchedule_SaidAgainWhileAnotherDeletesIt_ItIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	id := l.schedule(eventbus.Schedule{Cron: "@every 1h"})
+	tx := l.begin()
+	_, err := tx.Exec(l.within(), `SELECT FROM `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.scheduled_tasks FOR UPDATE`)
+	require.NoError(t, err)
+	failures := make(chan error, 2)
+	waits := func(function string) {
+		l.eventually(func() bool {
+			return one[bool](l, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, current_schema() || '".' || $1) > 0)`, function)
+		}, "it waits for the lock")
+	}
+	go func() { _, err := l.DeleteSchedule(l.within(), "s"); failures <- err }()
+	waits("delete_schedule")
+	var again string
+	go func() {
+		var err error
+		again, err = l.Schedule(l.within(), eventbus.Schedule{Name: "s", Cron: "@every 1h", Type: "a"})
+		failures <- err
+	}()
+	waits("schedule_task")
+	require.NoError(t, tx.Rollback(l.within()))
+	require.NoError(t, <-failures)
+	require.NoError(t, <-failures)
+	require.NotEqual(t, id, again)
+	require.Equal(t, again, l.scheduled()[0].ID)
+	require.Equal(t, 1, l.occurrences())
+}
+
 // A schedule, and a group that is behind, would come to nothing without anybody being told.
 func TestNode_HasDiedOfAScheduleAndAReplay_NoneIsGivenUp(t *testing.T) {
 	t.Parallel()

@@ -147,7 +147,7 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_now       timestamptz := clock_timestamp();
+    v_now       timestamptz;
     v_namespace text := coalesce(p_namespace, 'default');
     v_timezone  text := coalesce(p_timezone, 'UTC');
     v_catch_up  text := coalesce(p_catch_up, CASE WHEN p_by_pg_cron THEN 'skip' ELSE 'one' END);
@@ -168,16 +168,17 @@ BEGIN
         RAISE EXCEPTION 'pg_cron has no jitter, catches up with nothing, and does not look at what came before: not %, %, %', p_jitter, v_catch_up, p_overlap USING ERRCODE = 'PW003';
     ELSIF octet_length(p_payload::text) > 1048576 THEN
         RAISE EXCEPTION 'the payload has more than 1 MiB' USING ERRCODE = 'PW003';
-    ELSIF next_occurrence(p_cron_expression, v_timezone, v_now) IS NULL THEN
+    ELSIF next_occurrence(p_cron_expression, v_timezone, clock_timestamp()) IS NULL THEN
         RAISE EXCEPTION 'cron expression % is for no day that there is', quote_literal(p_cron_expression) USING ERRCODE = 'PW003';
     ELSIF p_by_pg_cron AND NOT p_active THEN
         PERFORM pg_cron_schedule(p_cron_expression, v_timezone); -- it may be resumed
     END IF;
     PERFORM register_namespaces(ARRAY[v_namespace]);
-    INSERT INTO scheduled_tasks AS t (namespace, name, cron_expression, timezone, event_type, work_name, work_tag, payload, key, active, jitter, catch_up, overlap, since)
-    VALUES (v_namespace, p_name, p_cron_expression, v_timezone, p_event_type, p_work_name, p_work_tag, coalesce(p_payload, 'null'), p_key, false, p_jitter, v_catch_up, p_overlap, v_now)
-    ON CONFLICT (namespace, name) DO NOTHING;
-    SELECT * INTO v_was FROM scheduled_tasks t WHERE t.namespace = v_namespace AND t.name = p_name FOR UPDATE;
+    INSERT INTO scheduled_tasks AS t (namespace, name, cron_expression, timezone, event_type, work_name, work_tag, payload, key, active, jitter, catch_up, overlap)
+    VALUES (v_namespace, p_name, p_cron_expression, v_timezone, p_event_type, p_work_name, p_work_tag, coalesce(p_payload, 'null'), p_key, false, p_jitter, v_catch_up, p_overlap)
+    ON CONFLICT (namespace, name) DO UPDATE SET name = excluded.name -- which locks it, or makes it anew if it is deleted meanwhile
+    RETURNING t.* INTO v_was;
+    v_now := clock_timestamp(); -- no occurrence that came before the lock is after this
     UPDATE scheduled_tasks t
        SET cron_expression = p_cron_expression, timezone = v_timezone, event_type = p_event_type, work_name = p_work_name, work_tag = p_work_tag,
            payload = coalesce(p_payload, 'null'), key = p_key, active = p_active, jitter = p_jitter, catch_up = v_catch_up, overlap = p_overlap, by_pg_cron = p_by_pg_cron,
@@ -344,7 +345,7 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 DECLARE
-    v_now timestamptz := clock_timestamp();
+    v_now timestamptz;
     v_was scheduled_tasks;
     v_is  scheduled_tasks;
 BEGIN
@@ -354,6 +355,7 @@ BEGIN
     ELSIF v_was.active = p_active THEN
         RETURN false;
     END IF;
+    v_now := clock_timestamp(); -- no occurrence that came before the lock is after this
     UPDATE scheduled_tasks t SET active = p_active, since = CASE WHEN p_active THEN v_now ELSE t.since END, updated_at = v_now
      WHERE t.task_id = v_was.task_id RETURNING t.* INTO v_is;
     PERFORM withdraw_occurrence(v_was);
