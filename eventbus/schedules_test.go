@@ -141,6 +141,38 @@ func TestSchedule_OverlapSkip_OneIsLeftOutWhileTheOneBeforeIsNotDone(t *testing.
 	}
 }
 
+func TestSchedule_OverlapSkip_OfThoseThatAreCaughtUpWithOneComes(t *testing.T) {
+	t.Parallel()
+	for what, s := range map[string]eventbus.Schedule{"event": {Type: "a"}, "event for nobody": {Type: "nobody"}, "work item": {Work: "a"}} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.subscribe("g", "a")
+			s.Cron, s.Overlap, s.CatchUp = "@every 1h", eventbus.OverlapSkip, eventbus.CatchUpAll
+			l.schedule(s)
+			l.exec(`UPDATE scheduled_tasks SET since = since - interval '1 day 2 minutes'`)
+			late := one[time.Time](l, `SELECT since + interval '20 hours' FROM scheduled_tasks`) // and four more until now
+			if s.Type == "nobody" {
+				require.Equal(t, 5, l.occur(late), "it is done when it is emitted")
+				return
+			}
+			require.Equal(t, 1, l.occur(late))
+			require.EqualValues(t, 4, l.scheduled()[0].Skipped)
+		})
+	}
+}
+
+func TestSchedule_CatchUpSkipWithJitter_WhatIsNotLateStillComes(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.schedule(eventbus.Schedule{Cron: "@every 10m", CatchUp: eventbus.CatchUpSkip, Jitter: time.Hour})
+	l.exec(`UPDATE scheduled_tasks SET since = since - interval '1 day 5 minutes'`)
+	late := one[time.Time](l, `SELECT since + interval '20 hours' FROM scheduled_tasks`)
+	require.Equal(t, 0, l.occur(late))
+	require.EqualValues(t, 1, l.scheduled()[0].Skipped)
+	require.InDelta(t, -55*60, time.Until(l.scheduled()[0].Next).Seconds(), 60, "it may come up to an hour later than that")
+}
+
 func TestSchedule_ChangedWhileAnOccurrenceIsDue_ThatIsOver(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]struct {

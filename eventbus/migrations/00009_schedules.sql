@@ -242,8 +242,9 @@ AS $$
 BEGIN
     RETURN CASE WHEN p_task.event_type IS NULL THEN EXISTS (SELECT FROM worker_queue q WHERE q.id = p_last_id)
                 ELSE EXISTS (SELECT FROM event_log e CROSS JOIN LATERAL unnest(e.routes) AS r (group_id)
-                               JOIN event_keys k ON k.group_id = r.group_id AND k.key = e.key
-                              WHERE e.event_id = p_last_id AND e.scheduled_task_id = p_task.task_id) END;
+                               LEFT JOIN event_keys k ON k.group_id = r.group_id AND k.key = e.key
+                              WHERE e.event_id = p_last_id AND e.scheduled_task_id = p_task.task_id
+                                AND (k.key IS NOT NULL OR e.xact = pg_current_xact_id())) END; -- which lines up at its commit
 END
 $$;
 -- +goose StatementEnd
@@ -276,7 +277,7 @@ BEGIN
         v_late := v_at + v_task.jitter < v_now - c_late;
         IF v_late AND v_task.catch_up = 'skip' THEN
             v_left := v_left + 1;
-            v_at := v_now - c_late; -- all that is late
+            v_at := v_now - c_late - v_task.jitter; -- all that is late
             EXIT;
         ELSIF v_task.overlap = 'skip' AND is_under_way(v_task, v_task.last_id) THEN
             v_left := v_left + 1;
