@@ -157,6 +157,7 @@ func TestNextOccurrence_OfOneInstant_IsAfterIt(t *testing.T) {
 		"30 10 * * *":           "2026-11-26T10:30:00Z",
 		"59 23 31 12 ?":         "2026-12-31T23:59:00Z",
 		" 0  0 * * 7 ":          "2026-11-29T00:00:00Z",
+		"\n0\t0 * * 7\r\n":      "2026-11-29T00:00:00Z",
 		"0 0 29 2 *":            "2028-02-29T00:00:00Z",
 		"0 0 31 2 *":            "",
 		"@hourly":               "2026-11-25T11:00:00Z",
@@ -189,13 +190,23 @@ func TestNextOccurrence_BadExpressionsAndZones_AreRefused(t *testing.T) {
 	l := newLab(t, nil)
 	for _, c := range []string{"", " ", "* * * *", "* * * * * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * 32 * *", "* * * 13 *", "* * * 0 *", "* * * * 8", "-1 * * * *",
 		"5-1 * * * *", "*/0 * * * *", "1, * * * *", ",1 * * * *", "a * * * *", "* * * foo *", "* * * * mo", "1.5 * * * *", "* * L * *", "* * * * 5#2", "@reboot", "@every", "@every 0s",
-		"@every 1.5h", "@every -1h", "@every 1", "1 2 3 4 5; DROP TABLE x", "99999999999 * * * *", "*/99999 * * * *", strings.Repeat("1,", 5000) + "1 * * * x", "* * * an *"} {
+		"@every 1.5h", "@every -1h", "@every 1", "1 2 3 4 5; DROP TABLE x", "99999999999 * * * *", "*/99999 * * * *", strings.Repeat("1,", 124) + "1 * * * *", "* * * an *"} {
 		_, err := l.conn.Exec(l.within(), `SELECT next_occurrence($1, NULL, now())`, c)
 		requireRefused(t, err, c)
 	}
-	for _, zone := range []string{"", "CET", "CEST", "Europe/Nowhere", "Foo/Bar5", "+02", "posixrules", "europe/berlin", "Europe/Berlin ", "Europe//Berlin", "../etc/passwd", "Europe/Berlin5"} {
+	for _, zone := range []string{"", "CET", "CEST", "Europe/Nowhere", "Foo/Bar5", "+02", "posixrules", "europe/berlin", "Europe/Berlin ", "Europe//Berlin", "../etc/passwd", "Europe/Berlin5",
+		"Etc/XYZ+5", "Etc/GMT+99", "Etc/GMT-15", "Japan"} {
 		_, err := l.conn.Exec(l.within(), `SELECT next_occurrence('@daily', $1, now())`, zone)
 		requireRefused(t, err, zone)
+	}
+	for _, zone := range []string{"GMT", "Etc/UTC", "Etc/GMT-14", "Etc/GMT+12", "America/Port-au-Prince", "America/Argentina/Buenos_Aires"} {
+		l.exec(`SELECT next_occurrence('@daily', $1, now())`, zone)
+	}
+	for _, at := range []string{"infinity", "-infinity"} {
+		_, err := l.conn.Exec(l.within(), `SELECT next_occurrence('@daily', NULL, $1)`, at)
+		requireRefused(t, err, at)
+		_, err = l.conn.Exec(l.within(), `SELECT next_occurrence('@every 1h', NULL, now(), $1)`, at)
+		requireRefused(t, err, at)
 	}
 }
 

@@ -48,8 +48,9 @@ RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path FROM CURRENT
 AS $$
-    SELECT CASE lower(btrim(p_cron)) WHEN '@yearly' THEN '0 0 1 1 *' WHEN '@annually' THEN '0 0 1 1 *' WHEN '@monthly' THEN '0 0 1 * *' WHEN '@weekly' THEN '0 0 * * 0'
-                                    WHEN '@daily' THEN '0 0 * * *' WHEN '@midnight' THEN '0 0 * * *' WHEN '@hourly' THEN '0 * * * *' ELSE lower(btrim(p_cron)) END
+    SELECT CASE c.cron WHEN '@yearly' THEN '0 0 1 1 *' WHEN '@annually' THEN '0 0 1 1 *' WHEN '@monthly' THEN '0 0 1 * *' WHEN '@weekly' THEN '0 0 * * 0'
+                                    WHEN '@daily' THEN '0 0 * * *' WHEN '@midnight' THEN '0 0 * * *' WHEN '@hourly' THEN '0 * * * *' ELSE c.cron END
+      FROM lower(btrim(p_cron, E' \t\r\n')) AS c (cron)
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION named_cron IS 'Internal: a cron expression in lower case, and what one such as @daily stands for.';
@@ -66,7 +67,9 @@ DECLARE
     v_cron  text := named_cron(p_cron);
     v_field text[];
 BEGIN
-    IF v_cron ~ '^@every\s' THEN
+    IF octet_length(p_cron) > 255 THEN -- it takes the square of the time
+        RAISE EXCEPTION 'a cron expression has at most 255 bytes, and not %', octet_length(p_cron) USING ERRCODE = 'PW003';
+    ELSIF v_cron ~ '^@every\s' THEN
         v_parts := regexp_match(v_cron, '^@every\s+(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?$');
         every := make_interval(hours => coalesce(v_parts[1]::integer, 0), mins => coalesce(v_parts[2]::integer, 0), secs => coalesce(v_parts[3]::integer, 0));
         IF v_parts IS NULL OR every < interval '1 s' THEN
@@ -202,7 +205,7 @@ DECLARE
     v_wall     timestamp;
 BEGIN
     -- PostgreSQL takes more than names of zones: abbreviations, which are other zones elsewhere, and rules, as those have them that have a digit.
-    IF v_timezone !~ '^(UTC|Etc/[A-Za-z]+([+-][0-9]{1,2})?|[A-Z][A-Za-z]+(/[A-Za-z_-]+)+)$' THEN
+    IF v_timezone !~ '^(UTC|GMT|Etc/GMT(\+(1[0-2]|[0-9])|-(1[0-4]|[0-9]))|[A-Z][A-Za-z]+(/[A-Za-z_-]+)+)$' THEN
         RAISE EXCEPTION '% is not the name of a time zone, such as Europe/Berlin', quote_literal(v_timezone) USING ERRCODE = 'PW003';
     END IF;
     BEGIN
@@ -210,6 +213,9 @@ BEGIN
     EXCEPTION WHEN invalid_parameter_value THEN
         RAISE EXCEPTION '% is not the name of a time zone that the server has', quote_literal(v_timezone) USING ERRCODE = 'PW003';
     END;
+    IF NOT (isfinite(p_after) AND isfinite(v_since)) THEN
+        RAISE EXCEPTION 'there is no occurrence after %, counted from %', p_after, v_since USING ERRCODE = 'PW003';
+    END IF;
     SELECT * INTO v_cron FROM parse_cron(p_cron);
     IF v_cron.every IS NOT NULL THEN
         RETURN v_since + v_cron.every * (greatest(floor(extract(epoch FROM p_after - v_since) / extract(epoch FROM v_cron.every)), 0) + 1);
