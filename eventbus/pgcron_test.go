@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -126,9 +127,20 @@ func TestPgCron_FiresWhatItIsTo_AndItsJobGoesWithTheSchedule(t *testing.T) {
 	for cron, want := range map[string]string{"@daily": "0 0 * * *", "30 4 1,15 * MON-fri": "30 4 1,15 * mon-fri", "*/5 0-23/2 * * *": "*/5 0-23/2 * * *", "@every 10s": "10 seconds"} {
 		require.Equal(t, want, one[string](l, `SELECT pg_cron_schedule($1, 'UTC')`, cron))
 	}
-	minute.Cron, minute.TimeZone = "@daily", "Etc/GMT"
+	minute.Cron, minute.TimeZone = "@daily", "GMT"
 	l.schedule(minute)
 	require.Contains(t, l.jobs()[0], ": 0 0 * * *: ")
+	l.exec(`SELECT delete_schedule(NULL, 'tick tock')`)
+
+	// Names that are the same as far as pg_cron goes.
+	for _, name := range []string{"1", "2"} {
+		minute.Name = strings.Repeat("ö", 100) + name
+		l.schedule(minute)
+	}
+	require.Len(t, l.jobs(), 2)
+	require.True(t, one[bool](l, `SELECT bool_and(j.jobname = 'default_' || repeat('_', 18) || '_' || t.task_id) FROM scheduled_tasks t JOIN cron.job j ON j.jobid = t.job_id`))
+	l.exec(`SELECT delete_schedule(NULL, $1)`, minute.Name)
+	require.Len(t, l.jobs(), 1)
 }
 
 func TestPgCron_IsNotInstalled_IsRefused(t *testing.T) {

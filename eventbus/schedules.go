@@ -68,7 +68,7 @@ type Schedule struct {
 	// ByPgCron has pg_cron fire it, which is to be installed in the database, and not the nodes: so it needs none, comes within a second or so of its time,
 	// and if the server is away then it does not come. pg_cron takes 5 fields, or "@every" of 1 to 59 s, in the zone of its setting cron.timezone,
 	// which is UTC by itself; and there is no Jitter, CatchUp or Overlap, but for CatchUpSkip, which is what CatchUp defaults to then. The job has the
-	// name {namespace}_{name}_{id}, and calls run_scheduled_task. Defaults to false.
+	// name {namespace}_{name}_{id}, of which what is before the id is cut to 26 bytes, and calls run_scheduled_task. Defaults to false.
 	ByPgCron bool
 
 	// Paused: it does not occur, until Bus.ResumeSchedule.

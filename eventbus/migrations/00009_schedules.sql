@@ -86,8 +86,13 @@ RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
+DECLARE
+    v_name text := p_task.namespace || '_' || p_task.name;
 BEGIN
-    RETURN cron.schedule(format('%s_%s_%s', p_task.namespace, p_task.name, p_task.task_id), pg_cron_schedule(p_task.cron_expression, p_task.timezone),
+    IF octet_length(v_name) > 26 THEN -- pg_cron cuts names to 63 bytes, and two jobs of one name are one: the id is to be whole
+        v_name := left(regexp_replace(v_name, '[^ -~]', '_', 'g'), 26);
+    END IF;
+    RETURN cron.schedule(v_name || '_' || p_task.task_id, pg_cron_schedule(p_task.cron_expression, p_task.timezone),
                          format('SELECT %I.run_scheduled_task(%L)', current_schema(), p_task.task_id));
 EXCEPTION
     WHEN invalid_schema_name OR undefined_function THEN
@@ -196,7 +201,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION schedule_task IS 'Has an event be emitted, or a work item with p_work_name be enqueued, in a namespace (null: default), whenever p_cron_expression says so (see next_occurrence), and returns the id of the schedule: SELECT schedule_task(''shop'', ''daily-cleanup'', ''0 2 * * *'', ''maintenance.cleanup'', p_timezone => ''Europe/Berlin''). If there is a schedule of the name, it is changed to this, also while an occurrence is due; to say the same again changes nothing. The producer of the events is scheduler. p_jitter has each come up to so much later. p_catch_up says what becomes of occurrences that nobody could carry out for a minute or more: skip, one for all of them, or all (null: one); p_overlap of skip leaves one out while what came of the one before is not done. The nodes of the namespace carry it out, or with p_by_pg_cron a job of pg_cron with the name namespace_name_id, which can do with 5 fields or @every of up to 59s, in the zone of cron.timezone, and has none of the rest. PW003 if an argument breaks a rule.';
+COMMENT ON FUNCTION schedule_task IS 'Has an event be emitted, or a work item with p_work_name be enqueued, in a namespace (null: default), whenever p_cron_expression says so (see next_occurrence), and returns the id of the schedule: SELECT schedule_task(''shop'', ''daily-cleanup'', ''0 2 * * *'', ''maintenance.cleanup'', p_timezone => ''Europe/Berlin''). If there is a schedule of the name, it is changed to this, also while an occurrence is due; to say the same again changes nothing. The producer of the events is scheduler. p_jitter has each come up to so much later. p_catch_up says what becomes of occurrences that nobody could carry out for a minute or more: skip, one for all of them, or all (null: one); p_overlap of skip leaves one out while what came of the one before is not done. The nodes of the namespace carry it out, or with p_by_pg_cron a job of pg_cron with the name namespace_name_id, of which the id comes after 26 bytes at the most, which can do with 5 fields or @every of up to 59s, in the zone of cron.timezone, and has none of the rest. PW003 if an argument breaks a rule.';
 
 -- +goose StatementBegin
 CREATE FUNCTION schedule_key(p_task scheduled_tasks)
