@@ -150,6 +150,16 @@ func TestKeepLog_MakesPartitionsAhead_KeepsNobodyFromEmitting(t *testing.T) {
 	require.Len(t, l.partitions(), 5)
 }
 
+func TestKeepLog_BadArguments_AreRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	for _, call := range []string{`keep_event_log('23 hours')`, `keep_event_log(p_months => NULL)`, `make_event_partitions(-1)`, `make_event_partitions(121)`,
+		`make_event_partitions(2, 'infinity')`} {
+		_, err := l.conn.Exec(l.within(), `SELECT `+call)
+		requireRefused(t, err, call)
+	}
+}
+
 func TestKeepLog_SomebodyElseIsAtIt_Waits(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

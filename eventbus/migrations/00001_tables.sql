@@ -225,8 +225,8 @@ DECLARE
     v_to    timestamptz;
     v_made  integer := 0;
 BEGIN
-    IF p_months NOT BETWEEN 0 AND 120 THEN
-        RAISE EXCEPTION 'partitions can be made for 0 to 120 months ahead' USING ERRCODE = 'PW003';
+    IF (p_months BETWEEN 0 AND 120 AND isfinite(v_month)) IS NOT TRUE THEN
+        RAISE EXCEPTION 'partitions can be made for 0 to 120 months ahead: not % from %', quote_nullable(p_months), v_month USING ERRCODE = 'PW003';
     END IF;
     PERFORM pg_advisory_xact_lock(hashtext('pgwake event partitions of ' || current_schema()), 0);
     PERFORM unbound_default();

@@ -215,8 +215,8 @@ DECLARE
 BEGIN
     IF v_partman IS NULL AND p_on THEN
         RAISE EXCEPTION 'extension pg_partman is not installed in this database, or not its version 4' USING ERRCODE = 'PW003';
-    ELSIF current_schema() LIKE '%.%' AND p_on THEN
-        RAISE EXCEPTION 'pg_partman cannot do with the dot in the name of schema %', current_schema() USING ERRCODE = 'PW003';
+    ELSIF current_schema() ~ '[.''"]' AND p_on THEN
+        RAISE EXCEPTION 'pg_partman cannot do with the dot, or quote, in the name of schema %', current_schema() USING ERRCODE = 'PW003';
     ELSIF p_on THEN
         -- Not create_parent, which wants to make the default partition. Who removes months has to know what is still to be handled, so retention
         -- is not for pg_partman; and the nodes call it with UTC, which its background worker does not know of.
