@@ -131,6 +131,24 @@ func TestKeepLog_TransactionIsOpen_GivesWay(t *testing.T) {
 	require.NotContains(t, l.partitions(), l.month(0))
 }
 
+// Where there is always a transaction that has emitted, and is open, old months are emptied all the same.
+func TestKeepLog_SomeTransactionIsAlwaysOpen_MonthsAreEmptied(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`SELECT make_event_partitions(1, (date_trunc('month', now() AT TIME ZONE 'UTC') - interval '20 months') AT TIME ZONE 'UTC')`)
+	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) SELECT 'default', 'old', date_trunc('month', now()) - make_interval(months => n) + interval '5 days' FROM unnest('{19,20}'::integer[]) AS n`)
+	tx := l.begin()
+	_, err := l.WithTx(tx).Emit(l.within(), "a", nil, nil)
+	require.NoError(t, err)
+	require.Equal(t, "wait", l.keep(0))
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log`))
+	require.Len(t, l.partitions(), 5)
+	require.NoError(t, tx.Commit(l.within()))
+	require.Equal(t, "done", l.keep(0))
+	require.Len(t, l.partitions(), 3)
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_log`))
+}
+
 // Partitions of months to come are made while somebody emits, and none waits for the other.
 func TestKeepLog_MakesPartitionsAhead_KeepsNobodyFromEmitting(t *testing.T) {
 	t.Parallel()

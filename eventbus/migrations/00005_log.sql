@@ -344,14 +344,17 @@ BEGIN
             RETURN 'more';
         END IF;
     END IF;
-    FOR v_partition IN SELECT * FROM event_partitions() p WHERE p.to_at <= v_old LOOP
+    FOR v_partition IN
+        SELECT *, pg_relation_size(p.name::text::regclass) = 0 AS empty FROM event_partitions() p WHERE p.to_at <= v_old ORDER BY empty, p.name
+    LOOP
         LOCK TABLE event_replays IN SHARE MODE;
         IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
             RETURN 'wait';
         END IF;
         EXECUTE format('LOCK TABLE %I IN SHARE MODE', v_partition.name);
         CONTINUE WHEN has_deliveries(v_partition.from_at, v_partition.to_at);
-        EXECUTE format('DROP TABLE %I', v_partition.name);
+        -- What it has goes first, which waits for nobody who emits: for DROP there may be no moment for months, where some transaction always does.
+        EXECUTE format(CASE WHEN v_partition.empty THEN 'DROP TABLE %I' ELSE 'TRUNCATE %I' END, v_partition.name);
         RETURN 'more'; -- in another transaction: nobody is to wait for more than one
     END LOOP;
     v_remains := ARRAY(SELECT d.ctid FROM event_log_default d WHERE d.emitted_at < v_old LIMIT 10000);
@@ -370,7 +373,7 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, has the default one become one of them if much is in it, and removes one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if partitions are missing, the default partition has more than 1 MiB, so that who emits would wait for too long for new ones, and it cannot become a partition itself, since there are others of months between its events: make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for its locks for no more than 50 ms. PW003 for a retention of less than a day.';
+COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, has the default one become one of them if much is in it, and empties, or drops if it is empty, one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if partitions are missing, the default partition has more than 1 MiB, so that who emits would wait for too long for new ones, and it cannot become a partition itself, since there are others of months between its events: make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for its locks for no more than 50 ms. PW003 for a retention of less than a day.';
 
 -- +goose Down
 
