@@ -265,6 +265,20 @@ func TestSchedule_PauseResumeRunAndDelete(t *testing.T) {
 	}
 }
 
+// As the design does it that the bus goes back to.
+func TestSchedule_ActiveIsSetInTheTable_DoesNotOccurUntilItIsResumed(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.schedule(eventbus.Schedule{Cron: "@every 1h"})
+	l.exec(`UPDATE scheduled_tasks SET active = false`)
+	require.Zero(t, l.occur(time.Now()))
+	require.Zero(t, l.emitted())
+	require.Zero(t, l.occurrences())
+	_, err := l.ResumeSchedule(l.within(), "s")
+	require.NoError(t, err)
+	require.Equal(t, 1, l.occurrences())
+}
+
 func TestSchedule_SaidAgainWhileAnotherDeletesIt_ItIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

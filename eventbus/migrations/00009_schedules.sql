@@ -271,8 +271,8 @@ DECLARE
     v_done   integer := 0;
     v_left   integer := 0;
 BEGIN
-    SELECT * INTO v_task FROM scheduled_tasks t WHERE t.task_id = p_task_id AND t.item_id = p_item FOR UPDATE;
-    IF NOT FOUND THEN -- it was changed, paused or deleted meanwhile
+    SELECT * INTO v_task FROM scheduled_tasks t WHERE t.task_id = p_task_id AND t.item_id = p_item AND t.active FOR UPDATE;
+    IF NOT FOUND THEN -- it was changed, paused or deleted meanwhile, or somebody has set active himself
         PERFORM ack_work(p_item, p_token);
         RETURN 0;
     END IF;
