@@ -67,9 +67,8 @@ DECLARE
     v_cron  text := named_cron(p_cron);
     v_field text[];
 BEGIN
-    IF octet_length(p_cron) > 255 THEN -- it takes the square of the time
-        RAISE EXCEPTION 'a cron expression has at most 255 bytes, and not %', octet_length(p_cron) USING ERRCODE = 'PW003';
-    ELSIF v_cron ~ '^@every\s' THEN
+    PERFORM check_texts('a cron expression', ARRAY[p_cron], p_required => true); -- or a list takes the square of its length
+    IF v_cron ~ '^@every\s' THEN
         v_parts := regexp_match(v_cron, '^@every\s+(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?$');
         every := make_interval(hours => coalesce(v_parts[1]::integer, 0), mins => coalesce(v_parts[2]::integer, 0), secs => coalesce(v_parts[3]::integer, 0));
         IF v_parts IS NULL OR every < interval '1 s' THEN
@@ -84,7 +83,7 @@ BEGIN
     ELSIF cardinality(v_field) = 6 THEN
         NULL;
     ELSE
-        RAISE EXCEPTION 'cron expression %: it has 5 fields (minute, hour, day of the month, month, day of the week), or 6 with seconds before them, or is one of @yearly, @monthly, @weekly, @daily, @hourly and @every', quote_nullable(p_cron) USING ERRCODE = 'PW003';
+        RAISE EXCEPTION 'cron expression %: it has 5 fields (minute, hour, day of the month, month, day of the week), or 6 with seconds before them, or is one of @yearly, @monthly, @weekly, @daily, @hourly and @every', quote_literal(p_cron) USING ERRCODE = 'PW003';
     END IF;
     seconds := cron_field(p_cron, 'second', v_field[1], 0, 59);
     minutes := cron_field(p_cron, 'minute', v_field[2], 0, 59);

@@ -159,14 +159,12 @@ DECLARE
     v_was       scheduled_tasks;
     v_is        scheduled_tasks;
 BEGIN
-    IF v_namespace !~ '^[a-z][a-z0-9_-]{0,39}$' OR (octet_length(p_name) BETWEEN 1 AND 255) IS NOT TRUE THEN
-        RAISE EXCEPTION 'a schedule needs a name of 1 to 255 bytes, and a namespace of 1 to 40 lower-case letters, digits, _ and -, a letter first: not % in %', quote_nullable(p_name), quote_literal(v_namespace) USING ERRCODE = 'PW003';
-    ELSIF (p_event_type IS NULL) = (p_work_name IS NULL) OR p_work_tag IS NOT NULL AND p_work_name IS NULL THEN
+    PERFORM check_options(ARRAY[v_namespace], NULL, NULL, NULL), check_texts('the name of a schedule', ARRAY[p_name], p_required => true),
+            check_texts('names of work items, tags and keys', ARRAY[p_work_name, p_work_tag, p_key]);
+    IF (p_event_type IS NULL) = (p_work_name IS NULL) OR p_work_tag IS NOT NULL AND p_work_name IS NULL THEN
         RAISE EXCEPTION 'a schedule has either an event type, or the name of a work item and perhaps its tag' USING ERRCODE = 'PW003';
     ELSIF (octet_length(p_event_type) <= 180 AND p_event_type ~ '^[^.*#|[:space:][:cntrl:]]+(\.[^.*#|[:space:][:cntrl:]]+)*$') IS FALSE THEN
         RAISE EXCEPTION '% is no event type', quote_literal(p_event_type) USING ERRCODE = 'PW003';
-    ELSIF octet_length(p_work_name) NOT BETWEEN 1 AND 255 OR octet_length(p_work_tag) NOT BETWEEN 1 AND 255 OR octet_length(p_key) NOT BETWEEN 1 AND 255 THEN
-        RAISE EXCEPTION 'names, tags and keys have 1 to 255 bytes' USING ERRCODE = 'PW003';
     ELSIF (p_jitter BETWEEN interval '0' AND interval '1 day' AND v_catch_up IN ('skip', 'one', 'all') AND p_overlap IN ('allow', 'skip') AND p_active IS NOT NULL AND p_by_pg_cron IS NOT NULL) IS NOT TRUE THEN
         RAISE EXCEPTION 'jitter is up to a day, catch_up is skip, one or all, and overlap is allow or skip: not %, %, %', quote_nullable(p_jitter), quote_nullable(v_catch_up), quote_nullable(p_overlap) USING ERRCODE = 'PW003';
     ELSIF p_by_pg_cron AND (p_jitter, v_catch_up, p_overlap) IS DISTINCT FROM (interval '0', 'skip', 'allow') THEN
