@@ -31,9 +31,9 @@ func RetryAfter(err error, delay time.Duration) error { return dispatch.RetryAft
 // DeadLetter returns an error for a handler that no further attempt would help: the delivery becomes a dead letter. Of nil it returns nil.
 func DeadLetter(err error) error { return dispatch.Permanent(err) }
 
-// The reasons of dead letters of the bus. "max attempts" is the Provider's, for deliveries of which every attempt ended its process.
+// The reasons of dead letters of the bus.
 const (
-	ReasonHandler   = "Handler error"         // a handler failed in all attempts, or said that none would help
+	ReasonHandler   = "Handler error"         // a handler failed, or its process ended, in all attempts, or it said that none would help
 	ReasonNoHandler = "No handler for event " // and the type: the event was for no group, see Config.StrictRouting
 	ReasonNotInLog  = "Event not in the log"  // it was removed before it was handled
 	reasonNoEvent   = "Not a delivery"        // nothing of the bus has made it

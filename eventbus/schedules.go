@@ -37,7 +37,7 @@ type Schedule struct {
 
 	// Cron has 5 fields, minute, hour, day of the month, month and day of the week, or 6, with seconds before them: "30 4 1,15 * mon-fri",
 	// "*/10 * * * * *". If a day of the month and a day of the week are given, either will do. Or it is @yearly, @monthly, @weekly, @daily,
-	// @hourly, or "@every 1h30m", which counts from when the schedule is made, changed or resumed.
+	// @hourly, or "@every 1h30m", which counts from when the schedule is made or resumed, or gets this expression. Up to 255 bytes.
 	//
 	// Where the clock is put forward or back: with hours that begin with * it occurs at every instant at which the clock shows a time that
 	// matches. Any other names times of the day, each of which comes once a day: when it is first shown or, if it is left out, when the clock
@@ -71,7 +71,7 @@ type Schedule struct {
 	// name {namespace}_{name}_{id}, of which what is before the id is cut to 26 bytes, and calls run_scheduled_task. Defaults to false.
 	ByPgCron bool
 
-	// Paused: it does not occur, until Bus.ResumeSchedule.
+	// Paused: it does not occur, until Bus.ResumeSchedule. Defaults to false, and one that was paused is resumed by that.
 	Paused bool
 }
 
