@@ -1,0 +1,73 @@
+package eventbus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/dispatch"
+)
+
+// This file answers: what do nodes do with work items that are no deliveries?
+
+// The names of such items; no type can be so. What they are for does not end by itself: they are tried again for ever,
+// however often a node dies of them, and take as long as they take.
+const (
+	nameSchedule = "eventbus|schedule" // an occurrence of a schedule
+	nameReplay   = "eventbus|replay"
+)
+
+// chore is the input of one.
+type chore struct {
+	TaskID   string `json:"task_id"`
+	ReplayID int64  `json:"replay_id"`
+}
+
+// handleChores has a dispatcher handle them.
+func (n *Node) handleChores(d *dispatch.Dispatcher) {
+	for name, do := range map[string]func(context.Context, chore) error{nameSchedule: n.occur, nameReplay: n.replay} {
+		d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+			var c chore
+			if err := json.Unmarshal(item.Input, &c); err != nil {
+				return nil, n.bury(ctx, item, reasonNoEvent, err.Error())
+			}
+			return nil, do(ctx, c)
+		}, dispatch.WithMaxAttempts(dispatch.Unlimited), dispatch.WithTimeout(0))
+	}
+}
+
+// occur carries out an occurrence of a schedule.
+func (n *Node) occur(ctx context.Context, c chore) error {
+	err := dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+		item, claim, err := token.WorkItem()
+		if err != nil {
+			return err
+		}
+		_, err = value[int](ctx, n.Bus, verb{op: "carry out schedule", function: "occur", enqueues: true, args: []any{item, claim, c.TaskID}})
+		return err
+	})
+	if err != nil && !errors.Is(err, pgwake.ErrLockLost) { // perhaps it was carried out: then the item is gone
+		n.cfg.Logger.Warn("eventbus: cannot carry out a schedule", "schedule", c.TaskID, "error", err, "again_in", readPause)
+		return dispatch.Snooze(readPause)
+	}
+	return err
+}
+
+// replay goes on with a replay, to its end.
+func (n *Node) replay(ctx context.Context, c chore) error {
+	for {
+		state, err := value[string](ctx, n.Bus, verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{c.ReplayID}})
+		switch {
+		case err != nil:
+			n.cfg.Logger.Warn("eventbus: cannot replay", "replay", c.ReplayID, "error", err)
+			return dispatch.Snooze(readPause)
+		case state == "done":
+			return nil
+		case state == "wait": // for transactions that are open
+			return dispatch.Snooze(noTrouble)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+	}
+}
