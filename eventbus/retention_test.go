@@ -279,6 +279,18 @@ func TestKeepLog_DefaultPartitionIsLarge_BecomesOneOfThem(t *testing.T) {
 	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log`), "it goes like the others")
 }
 
+// What is out of line would be moved as well.
+func TestKeepLog_DefaultPartitionHasFewEventsWithLargePayloads_BecomesOneOfThem(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`DROP TABLE event_log_p` + l.month(0) + `, event_log_p` + l.month(1) + `, event_log_p` + l.month(2))
+	l.exec(`INSERT INTO event_log (namespace, event_type, payload)
+		SELECT 'default', 'a', to_jsonb((SELECT string_agg(md5((n + m)::text), '') FROM generate_series(1, 3000) AS m)) FROM generate_series(1, 20) AS n`)
+	require.Equal(t, "done", l.keepFor(nil))
+	require.Contains(t, all[string](l, `SELECT name FROM event_partitions()`)[0], "_to_")
+	require.Equal(t, 20, one[int](l, `SELECT count(*) FROM event_log`))
+}
+
 // Whoever began it died: no event is refused for that.
 func TestKeepLog_DefaultPartitionWasAboutToBecomeOne_TakesEventsAllTheSame(t *testing.T) {
 	t.Parallel()

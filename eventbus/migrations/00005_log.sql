@@ -333,7 +333,7 @@ BEGIN
         RETURN 'wait'; -- for another, who may die
     END IF;
     -- Those who emit into the default partition wait until it is searched, and what is in the way is moved: that must take no longer than a lock may.
-    IF v_missing AND pg_relation_size('event_log_default') > 1024 * 1024 THEN
+    IF v_missing AND pg_table_size('event_log_default') > 512 * 1024 THEN -- with what is out of line: it is moved too
         IF set_default_aside(v_now) THEN
             RETURN 'more';
         END IF;
@@ -373,7 +373,7 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, has the default one become one of them if much is in it, and empties, or drops if it is empty, one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if partitions are missing, the default partition has more than 1 MiB, so that who emits would wait for too long for new ones, and it cannot become a partition itself, since there are others of months between its events: make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for its locks for no more than 50 ms. PW003 for a retention of less than a day.';
+COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, has the default one become one of them if much is in it, and empties, or drops if it is empty, one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if partitions are missing, the default partition has more than 512 KiB, so that who emits would wait for too long for new ones, and it cannot become a partition itself, since there are others of months between its events: make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for its locks for no more than 50 ms. PW003 for a retention of less than a day.';
 
 -- +goose Down
 
