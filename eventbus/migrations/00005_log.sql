@@ -326,6 +326,7 @@ DECLARE
     v_blocked   boolean := false;
     v_partition record;
     v_remains   tid[];
+    v_urgent    boolean := true;
 BEGIN
     IF p_retention < '1 day' THEN
         RAISE EXCEPTION 'events are kept for at least a day: not %', p_retention USING ERRCODE = 'PW003';
@@ -344,19 +345,6 @@ BEGIN
             RETURN 'more';
         END IF;
     END IF;
-    FOR v_partition IN
-        SELECT *, pg_relation_size(p.name::text::regclass) = 0 AS empty FROM event_partitions() p WHERE p.to_at <= v_old ORDER BY empty, p.name
-    LOOP
-        LOCK TABLE event_replays IN SHARE MODE;
-        IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
-            RETURN 'wait';
-        END IF;
-        EXECUTE format('LOCK TABLE %I IN SHARE MODE', v_partition.name);
-        CONTINUE WHEN has_deliveries(v_partition.from_at, v_partition.to_at);
-        -- What it has goes first, which waits for nobody who emits: for DROP there may be no moment for months, where some transaction always does.
-        EXECUTE format(CASE WHEN v_partition.empty THEN 'DROP TABLE %I' ELSE 'TRUNCATE %I' END, v_partition.name);
-        RETURN 'more'; -- in another transaction: nobody is to wait for more than one
-    END LOOP;
     v_remains := ARRAY(SELECT d.ctid FROM event_log_default d WHERE d.emitted_at < v_old LIMIT 10000);
     IF v_remains <> '{}' THEN
         LOCK TABLE event_replays IN SHARE MODE;
@@ -367,9 +355,23 @@ BEGIN
             RETURN 'more';
         END IF;
     END IF;
+    FOR v_partition IN
+        SELECT *, pg_relation_size(p.name::text::regclass) = 0 AS empty FROM event_partitions() p WHERE p.to_at <= v_old ORDER BY empty, p.name
+    LOOP
+        v_urgent := NOT v_partition.empty;
+        LOCK TABLE event_replays IN SHARE MODE;
+        IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
+            RETURN 'wait';
+        END IF;
+        EXECUTE format('LOCK TABLE %I IN SHARE MODE', v_partition.name);
+        CONTINUE WHEN has_deliveries(v_partition.from_at, v_partition.to_at);
+        -- What it has goes first, which waits for nobody who emits: for DROP there may be no moment for months, where some transaction always does.
+        EXECUTE format(CASE WHEN v_partition.empty THEN 'DROP TABLE %I' ELSE 'TRUNCATE %I' END, v_partition.name);
+        RETURN 'more'; -- in another transaction: nobody is to wait for more than one
+    END LOOP;
     RETURN CASE WHEN v_blocked THEN 'large' ELSE 'done' END;
 EXCEPTION WHEN lock_not_available THEN
-    RETURN 'wait';
+    RETURN CASE WHEN v_urgent THEN 'wait' ELSE 'done' END; -- tables without anything in them are the last, and can wait for another day
 END
 $$;
 -- +goose StatementEnd
