@@ -207,9 +207,9 @@ func TestEmit_BadInput_IsATypedErrorAndNothingIsWritten(t *testing.T) {
 		_, err := l.conn.Exec(l.within(), sql)
 		require.Error(t, err, sql)
 	}
-	for _, types := range []string{`NULL`, `ARRAY[NULL]`, `ARRAY['a', NULL]`} {
-		_, err := l.conn.Exec(l.within(), `SELECT emit_many('default', `+types+`, NULL)`)
-		require.ErrorContains(t, err, "PW003", types)
+	for _, arrays := range []string{`NULL, NULL`, `ARRAY[NULL], NULL`, `ARRAY['a', NULL], NULL`, `ARRAY['a'], ARRAY['1', '2']`, `ARRAY['a', 'b'], NULL, ARRAY['k']`} {
+		_, err := l.conn.Exec(l.within(), `SELECT emit_many('default', `+arrays+`)`)
+		require.ErrorContains(t, err, "PW003", arrays)
 	}
 	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log`))
 	require.Zero(t, one[int](l, `SELECT count(*) FROM event_dedup_keys`))

@@ -116,6 +116,37 @@ func TestKeepLog_ReplayIsOpen_Waits(t *testing.T) {
 	require.Contains(t, l.partitions(), l.month(0), "which is to be handled")
 }
 
+// A replay of other months has nothing to do with those that are old.
+func TestKeepLog_ReplayOfOtherMonthsIsOpen_GoesOn(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	l.exec(`SELECT append_event_log('default', 'a', NULL, NULL)`)
+	l.exec(`SELECT replay_events(NULL, 'g', p_from => now() + interval '10 months')`)
+	require.Equal(t, "done", l.keep(4))
+	require.NotContains(t, l.partitions(), l.month(0))
+}
+
+// What is known of nodes and replays that ended long ago goes with the events of that time.
+func TestKeepLog_NodesAndReplaysOfOldTimes_AreForgotten(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	l.node(nil)
+	l.exec(`INSERT INTO event_nodes (node_id, namespace, display_name, last_heartbeat, stopped_at) VALUES
+		('crashed', 'default', '', now() - interval '3 months', NULL), ('stopped', 'default', '', now() - interval '3 months', now() - interval '3 months'),
+		('late', 'default', '', now() - interval '3 months', now())`)
+	for range 2 {
+		replay := one[int64](l, `SELECT replay_events(NULL, 'g')`)
+		l.eventually(func() bool { return one[bool](l, `SELECT ended_at IS NOT NULL FROM get_replay($1)`, replay) }, "it ends")
+	}
+	l.exec(`UPDATE event_replays SET ended_at = now() - interval '3 months' WHERE replay_id = (SELECT min(replay_id) FROM event_replays)`)
+	require.Equal(t, "done", l.keep(0))
+	require.Equal(t, []string{"late"}, all[string](l, `SELECT node_id FROM event_nodes WHERE node_id IN ('crashed', 'stopped', 'late')`))
+	require.Equal(t, 2, one[int](l, `SELECT count(*) FROM event_nodes`), "and the one that runs")
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_replays`))
+}
+
 // Somebody who emits has not committed yet: the log gives way, soon, and nothing of his is lost.
 func TestKeepLog_TransactionIsOpen_GivesWay(t *testing.T) {
 	t.Parallel()

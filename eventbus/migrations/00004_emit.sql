@@ -87,6 +87,9 @@ DECLARE
 BEGIN
     IF p_event_types IS NULL OR array_position(p_event_types, NULL) > 0 OR v_namespace !~ '^[a-z][a-z0-9_-]{0,39}$' THEN
         RAISE EXCEPTION 'emit needs an event type, and a namespace of 1 to 40 lower-case letters, digits, _ and -, a letter first: not %', quote_literal(v_namespace) USING ERRCODE = 'PW003';
+    ELSIF cardinality(p_event_types) <> ANY (array_remove(ARRAY[cardinality(p_payloads), cardinality(p_keys), cardinality(p_headers),
+        cardinality(p_dedup_keys), cardinality(p_dedup_fors), cardinality(p_metadata)], NULL)) THEN
+        RAISE EXCEPTION 'the arrays have different lengths' USING ERRCODE = 'PW003';
     ELSIF p_max_payload < (SELECT max(octet_length(p.payload)) FROM unnest(p_payloads) AS p (payload)) THEN
         RAISE EXCEPTION 'a payload has more than % bytes', p_max_payload USING ERRCODE = 'PW003';
     END IF;

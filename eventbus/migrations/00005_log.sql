@@ -187,8 +187,22 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION has_deliveries IS 'Internal: whether an event that was emitted at p_from or later, and before p_to, is still to be handled by somebody, or is a dead letter.';
 
+-- +goose StatementBegin
+CREATE FUNCTION has_replays(p_from timestamptz, p_to timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    LOCK TABLE event_replays IN SHARE MODE;
+    RETURN EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL AND coalesce(r.emitted_from, '-infinity') < p_to AND coalesce(r.emitted_to, 'infinity') > p_from);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION has_replays IS 'Internal: whether a replay that is open may deliver events that were emitted at p_from or later, and before p_to. None begins or goes on before the end of the transaction.';
+
 -- Invariant (retention): no event is removed of which a delivery is queued, in a line or a dead letter. A delivery of an old event is
--- made by a replay alone, and by whatever there is of it already. So while no replay is open, and none can begin or go on, what has
+-- made by a replay alone, and by whatever there is of it already. So while no replay of its time is open, and none can begin or go on, what has
 -- no deliveries in a snapshot will have none, if all its events were committed before that: so the month is locked, or its events are listed, first.
 
 -- +goose StatementBegin
@@ -347,8 +361,7 @@ BEGIN
     END IF;
     v_remains := ARRAY(SELECT d.ctid FROM event_log_default d WHERE d.emitted_at < v_old LIMIT 10000);
     IF v_remains <> '{}' THEN
-        LOCK TABLE event_replays IN SHARE MODE;
-        IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
+        IF has_replays('-infinity', v_old) THEN
             RETURN 'wait';
         ELSIF NOT has_deliveries('-infinity', v_old) THEN
             DELETE FROM event_log_default d WHERE d.ctid = ANY (v_remains);
@@ -359,8 +372,7 @@ BEGIN
         SELECT *, pg_relation_size(p.name::text::regclass) = 0 AS empty FROM event_partitions() p WHERE p.to_at <= v_old ORDER BY empty, p.name
     LOOP
         v_urgent := NOT v_partition.empty;
-        LOCK TABLE event_replays IN SHARE MODE;
-        IF EXISTS (SELECT FROM event_replays r WHERE r.ended_at IS NULL) THEN
+        IF has_replays(v_partition.from_at, v_partition.to_at) THEN
             RETURN 'wait';
         END IF;
         EXECUTE format('LOCK TABLE %I IN SHARE MODE', v_partition.name);
@@ -369,15 +381,18 @@ BEGIN
         EXECUTE format(CASE WHEN v_partition.empty THEN 'DROP TABLE %I' ELSE 'TRUNCATE %I' END, v_partition.name);
         RETURN 'more'; -- in another transaction: nobody is to wait for more than one
     END LOOP;
+    DELETE FROM event_replays r WHERE r.ended_at < v_old;
+    DELETE FROM event_nodes n WHERE greatest(n.last_heartbeat, n.stopped_at) < v_old
+       AND (n.stopped_at IS NOT NULL OR n.last_heartbeat <= clock_timestamp() - 3 * n.heartbeats);
     RETURN CASE WHEN v_blocked THEN 'large' ELSE 'done' END;
 EXCEPTION WHEN lock_not_available THEN
     RETURN CASE WHEN v_urgent THEN 'wait' ELSE 'done' END; -- tables without anything in them are the last, and can wait for another day
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, has the default one become one of them if much is in it, and empties, or drops if it is empty, one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if partitions are missing, the default partition has more than 512 KiB, so that who emits would wait for too long for new ones, and it cannot become a partition itself, since there are others of months between its events: make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for its locks for no more than 50 ms. PW003 for a retention of less than a day.';
+COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the next p_months, has the default one become one of them if much is in it, and empties, or drops if it is empty, one month whose events are all older than p_retention (null: none is), unless one of them is still to be handled, or is a dead letter; in the end also what is known of replays that ended, and of nodes that were seen last, before those months. Returns ''more'' if it is to be called again at once; ''wait'' if it gave way to others, or to a replay, or somebody else is at it, and is to be called again in a while; ''large'' if partitions are missing, the default partition has more than 512 KiB, so that who emits would wait for too long for new ones, and it cannot become a partition itself, since there are others of months between its events: make_event_partitions is to be called at a quiet time; ''done'' if there is nothing to do. The nodes call it once a day. Whoever emits waits for its locks for no more than 50 ms. PW003 for a retention of less than a day.';
 
 -- +goose Down
 
 SELECT use_partman(false);
-DROP FUNCTION keep_event_log, set_default_aside, run_partman, use_partman, partman_schema, has_deliveries, get_replay, replay_some, replay_events, begin_replay, read_events, get_events;
+DROP FUNCTION keep_event_log, set_default_aside, run_partman, use_partman, partman_schema, has_replays, has_deliveries, get_replay, replay_some, replay_events, begin_replay, read_events, get_events;
