@@ -23,8 +23,8 @@ func newPgCron(t *testing.T) *lab {
 	if len(libraries) == 0 {
 		t.Skip("needs pg_cron (Debian: postgresql-15-cron)")
 	}
-	newest := libraries[len(libraries)-1]
-	server, err := devpg.Start(t.Context(), &devpg.Options{IgnoreURL: true, BinDir: filepath.Join(filepath.Dir(filepath.Dir(newest)), "bin"), Settings: map[string]string{
+	dir := filepath.Dir(filepath.Dir(libraries[len(libraries)-1])) // whatever version is tested otherwise
+	server, err := devpg.Start(t.Context(), &devpg.Options{IgnoreURL: true, Version: filepath.Base(dir), BinDir: filepath.Join(dir, "bin"), Settings: map[string]string{
 		"shared_preload_libraries": "pg_cron", "cron.database_name": "postgres", "cron.use_background_workers": "on", "max_worker_processes": "20"}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Stop(context.Background())) })
