@@ -71,7 +71,8 @@ type Schedule struct {
 	// name {namespace}_{name}_{id}, of which what is before the id is cut to 26 bytes, and calls run_scheduled_task. Defaults to false.
 	ByPgCron bool
 
-	// Paused: it does not occur, until Bus.ResumeSchedule. Defaults to false, and one that was paused is resumed by that.
+	// Paused: it does not occur, until Bus.ResumeSchedule. Defaults to false, which is for one that is new: a program that makes its schedules
+	// whenever it begins does not end a pause that an operator has made.
 	Paused bool
 }
 
@@ -87,8 +88,12 @@ func (b *Bus) Schedule(ctx context.Context, s Schedule) (id string, err error) {
 	if err != nil {
 		return "", failed(op, err)
 	}
+	var active *bool // nil: as it is, and a new one is
+	if s.Paused {
+		active = new(bool)
+	}
 	return value[string](ctx, b, verb{op: op, function: "schedule_task", enqueues: true, args: []any{b.namespace, s.Name, s.Cron, text(s.Type), payload, text(s.TimeZone),
-		!s.Paused, s.Jitter, text(string(s.CatchUp)), orDefault(s.Overlap, OverlapAllow), text(s.Key), text(s.Work), text(s.WorkTag), s.ByPgCron}})
+		active, s.Jitter, text(string(s.CatchUp)), orDefault(s.Overlap, OverlapAllow), text(s.Key), text(s.Work), text(s.WorkTag), s.ByPgCron}})
 }
 
 const maxScheduled = 1 << 20

@@ -216,6 +216,31 @@ func TestSchedule_SaidAgain_ChangesNothingUnlessItDiffers(t *testing.T) {
 	require.Equal(t, 1, l.occurrences())
 }
 
+// A program that makes its schedules whenever it begins does not end a pause that an operator has made.
+func TestSchedule_SaidAgainWhilePaused_StaysPausedUntilItIsResumed(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.schedule(eventbus.Schedule{Cron: "@every 1h"})
+	_, err := l.PauseSchedule(l.within(), "s")
+	require.NoError(t, err)
+	for _, cron := range []string{"@every 1h", "@every 2h"} {
+		l.schedule(eventbus.Schedule{Cron: cron})
+		require.True(t, l.scheduled()[0].Paused)
+		require.Equal(t, cron, l.scheduled()[0].Cron)
+		require.Zero(t, l.occurrences())
+	}
+	for active, occurrences := range map[bool]int{true: 1, false: 0} {
+		l.exec(`SELECT schedule_task(NULL, 's', '@every 2h', 'a', p_active => $1)`, active)
+		require.Equal(t, occurrences, l.occurrences())
+	}
+	l.schedule(eventbus.Schedule{Cron: "@every 2h", Paused: true})
+	_, err = l.ResumeSchedule(l.within(), "s")
+	require.NoError(t, err)
+	require.Equal(t, 1, l.occurrences())
+	l.schedule(eventbus.Schedule{Cron: "@every 2h", Paused: true})
+	require.Zero(t, l.occurrences())
+}
+
 func TestSchedule_PauseResumeRunAndDelete(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
