@@ -39,9 +39,10 @@ func (n *Node) handleChores(d *dispatch.Dispatcher) {
 
 // occur carries out an occurrence of a schedule.
 func (n *Node) occur(ctx context.Context, c chore) error {
+	defer n.occurrences.take()()
 	err := dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
 		item, claim, err := token.WorkItem()
-		if err != nil {
+		if err != nil || n.occurrences.withOthers(ctx, item, claim, c.TaskID) {
 			return err
 		}
 		_, err = value[int](ctx, n.Bus, verb{op: "carry out schedule", function: "occur", enqueues: true, args: []any{item, claim, c.TaskID}})
@@ -52,6 +53,11 @@ func (n *Node) occur(ctx context.Context, c chore) error {
 		return dispatch.Snooze(readPause)
 	}
 	return err
+}
+
+// occurMany carries out occurrences of schedules, and says of each whether it was one that can be carried out with others.
+func (n *Node) occurMany(ctx context.Context, items []int64, claims, schedules []string) ([]bool, error) {
+	return value[[]bool](ctx, n.Bus, verb{op: "carry out schedules", function: "occur_many", enqueues: true, args: []any{items, claims, schedules}})
 }
 
 // replay goes on with a replay, to its end.

@@ -74,9 +74,10 @@ const maxPatterns = pgwake.MaxTags - 1
 // Node handles the events of a namespace for a group, and emits as the one that it is. Safe for concurrent use.
 type Node struct {
 	*Bus
-	id       string
-	how      NodeConfig
-	handlers handlers
+	id          string
+	how         NodeConfig
+	handlers    handlers
+	occurrences occurrences
 
 	mu       sync.Mutex
 	patterns []string // of the group, as far as they were asked for
@@ -118,6 +119,7 @@ func (b *Bus) Node(ctx context.Context, config *NodeConfig) (*Node, error) {
 	own := *b
 	own.producer, own.tx = n.id, nil
 	n.Bus = &own
+	n.occurrences.many = n.occurMany
 	return n, n.do(ctx, op, false, func(ctx context.Context, q pgwake.Querier) error {
 		args := []any{n.id, n.namespace, n.how.DisplayName, n.how.Description, metadata}
 		_, err := q.Exec(ctx, "SELECT "+n.call("register_node", len(args)), args...)

@@ -1,6 +1,7 @@
 package eventbus_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -171,6 +172,72 @@ func TestSchedule_CatchUpSkipWithJitter_WhatIsNotLateStillComes(t *testing.T) {
 	require.Equal(t, 0, l.occur(late))
 	require.EqualValues(t, 1, l.scheduled()[0].Skipped)
 	require.InDelta(t, -55*60, time.Until(l.scheduled()[0].Next).Seconds(), 60, "it may come up to an hour later than that")
+}
+
+// claimed are the occurrences that are in the queue, claimed, as occur_many takes them, by schedule.
+func (l *lab) claimed() (items []int64, tokens, schedules []string) {
+	l.t.Helper()
+	l.exec(`UPDATE worker_queue SET visible_at = now() WHERE name = 'eventbus|schedule'`)
+	l.exec(`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 h', 1000, NULL, false, ARRAY['eventbus'])`)
+	const of = ` FROM scheduled_tasks t JOIN worker_queue q ON q.id = t.item_id ORDER BY t.name`
+	return all[int64](l, `SELECT q.id`+of), all[string](l, `SELECT q.lock_token::text`+of), all[string](l, `SELECT t.task_id::text`+of)
+}
+
+func TestOccurMany_CarriesOutWhatIsLikeOthers_AndLeavesTheRestAsItIs(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "#")
+	for _, s := range []eventbus.Schedule{
+		{Name: "a", Cron: "0 * * * *", Payload: 1}, {Name: "b", Cron: "0 * * * *", Key: "k", TimeZone: "Asia/Kolkata"}, {Name: "c", Cron: "@every 1h", Type: "other"},
+		{Name: "changed", Cron: "0 3 * * *"}, {Name: "late", Cron: "@every 1h"}, {Name: "locked", Cron: "@daily"}, {Name: "lost", Cron: "@daily"},
+		{Name: "overlap", Cron: "@daily", Overlap: eventbus.OverlapSkip}, {Name: "work", Cron: "@daily", Work: "w", Type: "-"},
+	} {
+		if s.Type = cmp.Or(s.Type, "a"); s.Type == "-" {
+			s.Type = ""
+		}
+		_, err := l.Schedule(l.within(), s)
+		require.NoError(t, err)
+	}
+	l.exec(`UPDATE scheduled_tasks SET next_at = date_trunc('second', now()), since = since - interval '1 h'`)
+	l.exec(`UPDATE scheduled_tasks SET next_at = now() - interval '2 min' WHERE name = 'late'`)
+	items, tokens, schedules := l.claimed()
+	require.Len(t, items, 9)
+	l.exec(`SELECT schedule_task(NULL, 'changed', '0 4 * * *', 'a')`)
+	l.exec(`UPDATE worker_queue SET visible_at = now() WHERE id = (SELECT item_id FROM scheduled_tasks WHERE name = 'lost')`)
+	tx := l.begin()
+	_, err := tx.Exec(l.within(), `SELECT FROM `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.scheduled_tasks WHERE name = 'locked' FOR UPDATE`)
+	require.NoError(t, err)
+	due := one[time.Time](l, `SELECT next_at FROM scheduled_tasks WHERE name = 'a'`)
+	rest := `SELECT json_agg(t ORDER BY t.name)::text FROM scheduled_tasks t WHERE length(name) > 1`
+	before := one[string](l, rest)
+	queued := one[int](l, `SELECT count(*) FROM worker_queue`)
+
+	require.Equal(t, []bool{true, true, true, false, false, false, false, false, false}, one[[]bool](l, `SELECT occur_many($1, $2, $3)`, items, tokens, schedules))
+	require.Equal(t, before, one[string](l, rest))
+	require.Equal(t, []string{"a 1 - a", "a null k b", "other null - c"}, all[string](l, `SELECT concat_ws(' ', e.event_type, e.payload, coalesce(e.key, '-'), t.name)
+		FROM event_log e JOIN scheduled_tasks t ON t.task_id = e.scheduled_task_id AND t.last_id = e.event_id AND t.last_at = $1 AND e.metadata = jsonb_build_object('scheduled_at', $1::timestamptz)
+		WHERE e.producer_node_id = 'scheduler' ORDER BY t.name`, due))
+	require.Equal(t, queued+3, one[int](l, `SELECT count(*) FROM worker_queue`), "three deliveries")
+	require.Equal(t, 3, one[int](l, `SELECT count(*) FROM scheduled_tasks t JOIN worker_queue q ON q.id = t.item_id AND q.visible_at = t.next_at AND q.input ->> 'task_id' = t.task_id::text
+		WHERE length(t.name) = 1 AND t.next_at = next_occurrence(t.cron_expression, t.timezone, $1, t.since) AND q.name = 'eventbus|schedule' AND q.lock_token IS NULL`, due))
+	require.Equal(t, make([]bool, 9), one[[]bool](l, `SELECT occur_many($1, $2, $3)`, items, tokens, schedules), "each comes once")
+	require.Equal(t, 3, l.emitted())
+}
+
+// Many that are due at once are carried out by few transactions, each exactly once, and what is special among them by itself.
+func TestSchedule_ManyAreDueAtOnce_ShareTransactions(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	const many = 300
+	l.subscribe("g", "a")
+	l.exec(`SELECT schedule_task(NULL, 's' || n, '@every 1h', 'a', p_overlap => CASE n % 50 WHEN 0 THEN 'skip' ELSE 'allow' END) FROM generate_series(1, $1::integer) AS n`, many)
+	l.exec(`UPDATE scheduled_tasks SET next_at = now(), since = now() - interval '1 h'`)
+	l.exec(`UPDATE worker_queue SET visible_at = now()`)
+	l.node(&eventbus.NodeConfig{Concurrency: 50})
+	l.eventually(func() bool { return l.emitted() == many }, "all have come")
+	require.Equal(t, many, one[int](l, `SELECT count(DISTINCT scheduled_task_id) FROM event_log`))
+	require.Less(t, one[int](l, `SELECT count(DISTINCT xact) FROM event_log`), many/3)
+	require.Equal(t, many, l.occurrences())
 }
 
 func TestSchedule_ChangedWhileAnOccurrenceIsDue_ThatIsOver(t *testing.T) {

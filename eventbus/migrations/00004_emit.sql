@@ -62,7 +62,7 @@ COMMENT ON FUNCTION enqueue_deliveries IS 'Internal: enqueues deliveries of even
 CREATE FUNCTION emit_many(
     p_namespace text, p_event_types text[], p_payloads text[], p_keys text[] DEFAULT NULL, p_headers text[] DEFAULT NULL,
     p_dedup_keys text[] DEFAULT NULL, p_dedup_fors interval[] DEFAULT NULL, p_producer text DEFAULT NULL, p_metadata text[] DEFAULT NULL,
-    p_scheduled_task_id uuid DEFAULT NULL, p_strict boolean DEFAULT false, p_max_payload integer DEFAULT 1048576,
+    p_scheduled_task_ids uuid[] DEFAULT NULL, p_strict boolean DEFAULT false, p_max_payload integer DEFAULT 1048576,
     p_quiet boolean DEFAULT false)
 RETURNS TABLE (event_id bigint, duplicate boolean, deliveries integer, tags text[])
 LANGUAGE plpgsql
@@ -88,7 +88,7 @@ BEGIN
     IF p_event_types IS NULL OR array_position(p_event_types, NULL) > 0 OR v_namespace !~ '^[a-z][a-z0-9_-]{0,39}$' THEN
         RAISE EXCEPTION 'emit needs an event type, and a namespace of 1 to 40 lower-case letters, digits, _ and -, a letter first: not %', quote_literal(v_namespace) USING ERRCODE = 'PW003';
     ELSIF cardinality(p_event_types) <> ANY (array_remove(ARRAY[cardinality(p_payloads), cardinality(p_keys), cardinality(p_headers),
-        cardinality(p_dedup_keys), cardinality(p_dedup_fors), cardinality(p_metadata)], NULL)) THEN
+        cardinality(p_dedup_keys), cardinality(p_dedup_fors), cardinality(p_metadata), cardinality(p_scheduled_task_ids)], NULL)) THEN
         RAISE EXCEPTION 'the arrays have different lengths' USING ERRCODE = 'PW003';
     ELSIF p_max_payload < (SELECT max(octet_length(p.payload)) FROM unnest(p_payloads) AS p (payload)) THEN
         RAISE EXCEPTION 'a payload has more than % bytes', p_max_payload USING ERRCODE = 'PW003';
@@ -106,7 +106,7 @@ BEGIN
     IF cardinality(v_ids) = 1 AND v_owners IS NULL THEN -- as below, at a fraction of the cost
         SELECT coalesce(array_agg(r.group_id), '{}'), array_agg(r.tag) INTO v_groups, v_tags FROM routes(v_namespace, p_event_types[1]) AS r;
         INSERT INTO event_log AS e (event_id, namespace, event_type, payload, producer_node_id, scheduled_task_id, metadata, headers, key, routes, xact)
-        VALUES (v_ids[1], v_namespace, p_event_types[1], coalesce(p_payloads[1], 'null')::jsonb, coalesce(p_producer, ''), p_scheduled_task_id,
+        VALUES (v_ids[1], v_namespace, p_event_types[1], coalesce(p_payloads[1], 'null')::jsonb, coalesce(p_producer, ''), p_scheduled_task_ids[1],
                 coalesce(p_metadata[1], '{}')::jsonb, p_headers[1]::jsonb, p_keys[1], v_groups, v_xact)
         RETURNING e.* INTO v_event;
         v_counts := ARRAY[cardinality(v_groups)];
@@ -122,15 +122,15 @@ BEGIN
         END IF;
     ELSE
     WITH given AS (
-        SELECT i.* FROM unnest(v_ids, coalesce(v_owners, v_ids), p_event_types, p_payloads, p_keys, p_headers, p_metadata) WITH ORDINALITY
-               AS i (id, owner, type, payload, key, headers, metadata, ord)
+        SELECT i.* FROM unnest(v_ids, coalesce(v_owners, v_ids), p_event_types, p_payloads, p_keys, p_headers, p_metadata, p_scheduled_task_ids) WITH ORDINALITY
+               AS i (id, owner, type, payload, key, headers, metadata, scheduled_task_id, ord)
     ), routed AS MATERIALIZED (
         SELECT t.type, array_agg(r.group_id) AS groups, array_agg(r.tag) AS tags
           FROM (SELECT DISTINCT g.type FROM given g) AS t CROSS JOIN LATERAL routes(v_namespace, t.type) AS r
          GROUP BY t.type
     ), logged AS (
         INSERT INTO event_log AS e (event_id, namespace, event_type, payload, producer_node_id, scheduled_task_id, metadata, headers, key, routes, xact)
-        SELECT g.id, v_namespace, g.type, coalesce(g.payload, 'null')::jsonb, coalesce(p_producer, ''), p_scheduled_task_id, coalesce(g.metadata, '{}')::jsonb,
+        SELECT g.id, v_namespace, g.type, coalesce(g.payload, 'null')::jsonb, coalesce(p_producer, ''), g.scheduled_task_id, coalesce(g.metadata, '{}')::jsonb,
                g.headers::jsonb, g.key, coalesce(r.groups, '{}'), v_xact
           FROM given g LEFT JOIN routed r ON r.type = g.type
          WHERE g.owner = g.id
@@ -202,7 +202,7 @@ SET search_path FROM CURRENT
 AS $$
 BEGIN
     RETURN (SELECT m.event_id FROM emit_many(p_namespace, ARRAY[p_event_type], ARRAY[p_payload::text], ARRAY[p_key], ARRAY[p_headers::text],
-        ARRAY[p_dedup_key], ARRAY[p_dedup_for], p_producer, ARRAY[p_metadata::text], p_scheduled_task_id, p_strict) AS m);
+        ARRAY[p_dedup_key], ARRAY[p_dedup_for], p_producer, ARRAY[p_metadata::text], ARRAY[p_scheduled_task_id], p_strict) AS m);
 END
 $$;
 -- +goose StatementEnd
