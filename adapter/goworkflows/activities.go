@@ -1,0 +1,80 @@
+package goworkflows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cschleiden/go-workflows/backend"
+	"github.com/cschleiden/go-workflows/backend/history"
+	"github.com/cschleiden/go-workflows/workflow"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how are activities handed out and completed?
+//
+// An activity is a work item, its queue the tag, and its completion the message that the ack of the item sends.
+
+// PrepareActivityQueues has nothing to do.
+func (b *Backend) PrepareActivityQueues(context.Context, []workflow.Queue) error { return nil }
+
+// GetActivityTask waits for an activity in one of the queues, up to pgwake.Config.MaxWait, holding no connection and asking nothing. Nil if none came. The ID
+// of the task is the lock token.
+func (b *Backend) GetActivityTask(ctx context.Context, queues []workflow.Queue) (*backend.ActivityTask, error) {
+	if len(queues) == 0 {
+		return nil, errNoQueues
+	}
+	fetching, done := b.whileOpen(ctx)
+	defer done()
+	for {
+		item, err := b.p.FetchWorkItem(fetching, &pgwake.FetchOptions{
+			LockTimeout: b.options.ActivityLockTimeout, Namespaces: []string{Namespace}, Tags: pgwake.Tags(names(queues)...)})
+		if err != nil {
+			return nil, b.nothing(ctx, err)
+		}
+		event, err := decodeEvent(item.Input)
+		if err == nil {
+			return &backend.ActivityTask{ID: string(item.LockToken), ActivityID: event.ID, Queue: workflow.Queue(item.Tag),
+				WorkflowInstance: executionOf(item.Instance), Event: event}, nil
+		}
+		// It would come again for ever. As a dead letter it is kept, and can be redriven by code that understands it.
+		if err := b.p.DeadLetterWorkItem(ctx, item.LockToken, unreadable, err.Error()); err != nil {
+			return nil, b.nothing(ctx, err)
+		}
+	}
+}
+
+// unreadable is the reason of dead letters.
+const unreadable = "unreadable"
+
+var errNoQueues = errors.New("no queues to get tasks from")
+
+// ExtendActivityTask makes the lease of an activity end ActivityLockTimeout from now. pgwake.ErrLockLost if it has ended.
+func (b *Backend) ExtendActivityTask(ctx context.Context, task *backend.ActivityTask) error {
+	_, err := b.p.RenewWorkItemLock(ctx, pgwake.LockToken(task.ID), b.options.ActivityLockTimeout)
+	return err
+}
+
+// CompleteActivityTask ends an activity and sends its instance the result, both or neither. pgwake.ErrLockLost if the lease has ended,
+// whoever has the activity by now. A result that cannot be stored, as it is too large, fails the activity for good.
+func (b *Backend) CompleteActivityTask(ctx context.Context, task *backend.ActivityTask, result *history.Event) error {
+	err := b.complete(ctx, task, result)
+	if !errors.Is(err, pgwake.ErrInvalid) {
+		return err
+	}
+	refused := workflow.NewPermanentError(fmt.Errorf("the result of the activity cannot be stored: %w", err))
+	return b.complete(ctx, task, history.NewPendingEvent(time.Now(), history.EventType_ActivityFailed,
+		&history.ActivityFailedAttributes{Error: asError(refused)}, history.ScheduleEventID(result.ScheduleEventID)))
+}
+
+func (b *Backend) complete(ctx context.Context, task *backend.ActivityTask, result *history.Event) error {
+	data, err := encode(result)
+	if err != nil {
+		return err
+	}
+	m := &pgwake.Message{Instance: instanceOf(task.WorkflowInstance), Kind: pgwake.MessageQueued, Data: data}
+	return b.persist(ctx, b.options.ActivityLockTimeout, func() error {
+		return b.p.AckWorkItem(ctx, pgwake.LockToken(task.ID), m)
+	})
+}

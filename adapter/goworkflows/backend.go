@@ -1,0 +1,167 @@
+package goworkflows
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cschleiden/go-workflows/backend"
+	"github.com/cschleiden/go-workflows/backend/metrics"
+	"github.com/cschleiden/go-workflows/diag"
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/adapter/goworkflows/migrations"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// This file answers: how does a Backend begin and end, and what do its methods have in common?
+
+// Namespace is where everything of the workflows is, in both queues: what else is on the Provider stays out of the way.
+const Namespace = "goworkflows"
+
+// Backend is a backend.Backend and a diag.Backend. All methods are safe for concurrent use.
+type Backend struct {
+	p       *pgwake.Provider
+	tx      pgx.Tx // nil: each call by itself
+	in      string // the quoted schema, and a dot
+	options *backend.Options
+	owner   string // of instances that are sticky to the workers of this Backend
+
+	open  context.Context // until Close
+	close context.CancelFunc
+}
+
+var _ diag.Backend = (*Backend)(nil)
+
+// New returns a Backend on the Provider, which it does not close, and creates or migrates its table in the Provider's schema, unless
+// the Provider was told not to migrate. The options are the runtime's; of the defaults see backend.DefaultOptions, and the package
+// comment about the StickyTimeout. Errors: pgwake.ErrConfig, and those of pgwake.Provider.Migrate.
+func New(ctx context.Context, p *pgwake.Provider, options ...backend.BackendOption) (*Backend, error) {
+	if p == nil {
+		return nil, fmt.Errorf("%w: there is no Provider", pgwake.ErrConfig)
+	}
+	o := backend.ApplyOptions(options...)
+	for what, d := range map[string]time.Duration{"WorkflowLockTimeout": o.WorkflowLockTimeout, "ActivityLockTimeout": o.ActivityLockTimeout} {
+		if d < pgwake.MinLockTimeout || d > pgwake.MaxLockTimeout {
+			return nil, fmt.Errorf("%w: %s %v is not between %v and %v", pgwake.ErrConfig, what, d, pgwake.MinLockTimeout, pgwake.MaxLockTimeout)
+		}
+	}
+	if o.StickyTimeout != 0 && (o.StickyTimeout < pgwake.MinLockTimeout || o.StickyTimeout > pgwake.MaxLockTimeout) {
+		return nil, fmt.Errorf("%w: StickyTimeout %v is neither 0 nor between %v and %v", pgwake.ErrConfig, o.StickyTimeout, pgwake.MinLockTimeout, pgwake.MaxLockTimeout)
+	}
+	if len(o.WorkerName) > 255 {
+		return nil, fmt.Errorf("%w: the worker name has more than 255 bytes", pgwake.ErrConfig)
+	}
+	b := &Backend{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", options: o, owner: o.WorkerName}
+	if b.owner == "" {
+		b.owner = "worker-" + rand.Text()
+	}
+	if err := p.Migrate(ctx, migrations.Layer()); err != nil {
+		return nil, err
+	}
+	b.open, b.close = context.WithCancel(context.Background())
+	return b, nil
+}
+
+// WithTx returns a Backend for a client.Client whose calls are part of a transaction on the Provider's database, which is to be READ
+// COMMITTED: a workflow that it creates, or a signal that it sends, is there if and only if that commits. For one of database/sql see
+// pgwake.WrapSQLTx. What workers call is not part of it, and Close closes the Backend that it is from.
+func (b *Backend) WithTx(tx pgx.Tx) *Backend {
+	in := *b
+	in.tx = tx
+	return &in
+}
+
+// Close returns every waiting Get, and lets others have at once what is sticky to the workers of this Backend. Stop these before: end the context
+// of worker.Worker.Start, and call WaitForCompletion. The Provider stays open. It may be called again.
+func (b *Backend) Close() error {
+	b.close()
+	if b.options.StickyTimeout == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closingTime)
+	defer cancel()
+	if _, err := b.p.ReleaseSticky(ctx, []string{b.owner}); err != nil && !errors.Is(err, pgwake.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// closingTime is how long Close waits for the database, at most.
+const closingTime = 5 * time.Second
+
+// Options returns the options, defaults included.
+func (b *Backend) Options() *backend.Options { return b.options }
+
+// Tracer returns the tracer of the options.
+func (b *Backend) Tracer() trace.Tracer { return b.options.TracerProvider.Tracer(backend.TracerName) }
+
+// Metrics returns the metrics client of the options.
+func (b *Backend) Metrics() metrics.Client {
+	return b.options.Metrics.WithTags(metrics.Tags{"backend": "pgwake"})
+}
+
+// FeatureSupported is true for all features that there are.
+func (b *Backend) FeatureSupported(backend.Feature) bool { return true }
+
+// do carries a statement out as a verb of the Provider. The queues are those that it may feed.
+func (b *Backend) do(ctx context.Context, op string, statement func(context.Context, pgwake.Querier) error, feeds ...pgwake.Queue) error {
+	if b.tx != nil {
+		return b.p.DoTx(ctx, b.tx, op, statement)
+	}
+	return b.p.Do(ctx, op, statement, feeds...)
+}
+
+// whileOpen returns a context that ends with ctx or with Close.
+func (b *Backend) whileOpen(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(b.open, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// retryPause is between two attempts when the database is away, and before a worker learns of it: one without a polling interval asks again at
+// once.
+const retryPause = time.Second
+
+// nothing is the outcome of a fetch that returned an error: none if there was only nothing to do.
+func (b *Backend) nothing(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, pgwake.ErrNoWork) || errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case b.open.Err() != nil:
+		err = pgwake.ErrClosed
+	}
+	pause(ctx, retryPause)
+	return err
+}
+
+// persist repeats an ack for as long as the database is away, until its lease must have ended. To acknowledge twice does no harm.
+func (b *Backend) persist(ctx context.Context, lease time.Duration, ack func() error) error {
+	end := time.Now().Add(lease)
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, retryPause) {
+		err := ack()
+		var failed *pgwake.Error
+		if !errors.As(err, &failed) || !failed.Retryable || time.Now().Add(wait).After(end) || !pause(ctx, wait) {
+			return err
+		}
+	}
+}
+
+// pause waits, and reports whether ctx let it.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,2 @@
+// Package goworkflows is a backend for go-workflows.
+package goworkflows

@@ -1,0 +1,104 @@
+package goworkflows
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cschleiden/go-workflows/backend/history"
+	"github.com/cschleiden/go-workflows/backend/metadata"
+	"github.com/cschleiden/go-workflows/core"
+	"github.com/cschleiden/go-workflows/workflow"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how are instances, events and timers of the runtime named and written down in the Provider?
+
+// instanceOf is the instance of the Provider that an execution is, as gowf_instances has it.
+func instanceOf(w *core.WorkflowInstance) string { return w.InstanceID + "/" + w.ExecutionID }
+
+// executionOf is the execution that an instance of the Provider is.
+func executionOf(instance string) *core.WorkflowInstance {
+	slash := strings.LastIndexByte(instance, '/') // execution ids have none
+	if slash < 0 {
+		return core.NewWorkflowInstance(instance, "")
+	}
+	return core.NewWorkflowInstance(instance[:slash], instance[slash+1:])
+}
+
+// maxInstance leaves room in a dedup key for the number of a timer.
+const maxInstance = 255 - len("#-9223372036854775808")
+
+func checkInstance(w *core.WorkflowInstance) error {
+	switch {
+	case w.InstanceID == "" || w.ExecutionID == "":
+		return fmt.Errorf("%w: instance id %q and execution id %q are both required", pgwake.ErrInvalid, w.InstanceID, w.ExecutionID)
+	case strings.Contains(w.ExecutionID, "/"):
+		return fmt.Errorf("%w: execution id %q has a slash", pgwake.ErrInvalid, w.ExecutionID)
+	case len(instanceOf(w)) > maxInstance:
+		return fmt.Errorf("%w: instance id %.20q… and execution id %.40q have more than %d bytes", pgwake.ErrInvalid, w.InstanceID, w.ExecutionID, maxInstance-1)
+	}
+	return nil
+}
+
+// timerKey is the dedup key of a timer, by which it is cancelled.
+func timerKey(instance string, scheduleEventID int64) string {
+	return instance + "#" + strconv.FormatInt(scheduleEventID, 10)
+}
+
+// description is what the Provider keeps of an instance as its attributes, and gives back with each turn.
+type description struct {
+	Instance *core.WorkflowInstance     `json:"instance"`
+	Metadata *metadata.WorkflowMetadata `json:"metadata,omitempty"`
+	State    core.WorkflowInstanceState `json:"state,omitempty"`
+}
+
+// opening is the message that opens an execution. Its attributes are not there before the first ack.
+type opening struct {
+	Instance *core.WorkflowInstance `json:"instance"`
+	Event    *history.Event         `json:"event"`
+}
+
+// withoutAncestors leaves only the parent, as the runtime needs no more: chains of sub-workflows may be long.
+func withoutAncestors(w *core.WorkflowInstance) *core.WorkflowInstance {
+	if w.Parent == nil {
+		return core.NewWorkflowInstance(w.InstanceID, w.ExecutionID)
+	}
+	return core.NewSubWorkflowInstance(w.InstanceID, w.ExecutionID, core.NewWorkflowInstance(w.Parent.InstanceID, w.Parent.ExecutionID), w.ParentEventID)
+}
+
+// unnamed is the name of what the runtime has no name for, since the Provider wants one.
+const unnamed = "unnamed"
+
+func nameOf(name string) string { return cmp.Or(name, unnamed) }
+
+// names are queues as queue names or tags.
+func names(queues []workflow.Queue) []string {
+	all := make([]string, len(queues))
+	for i, q := range queues {
+		all[i] = string(q)
+	}
+	return all
+}
+
+// encode writes an event or an opening down.
+func encode(v any) (json.RawMessage, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", pgwake.ErrInvalid, err)
+	}
+	return data, nil
+}
+
+func decodeEvent(data json.RawMessage) (*history.Event, error) {
+	e := &history.Event{}
+	if err := json.Unmarshal(data, e); err != nil {
+		return nil, fmt.Errorf("read an event: %w", err)
+	}
+	return e, nil
+}
+
+// asError is an error as events carry it.
+func asError(err error) *workflow.Error { return workflow.NewError(err).(*workflow.Error) }

@@ -1,0 +1,164 @@
+package goworkflows
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cschleiden/go-workflows/backend"
+	"github.com/cschleiden/go-workflows/backend/history"
+	"github.com/cschleiden/go-workflows/backend/metadata"
+	"github.com/cschleiden/go-workflows/core"
+	"github.com/cschleiden/go-workflows/workflow"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how are workflow tasks handed out?
+//
+// A task is a turn: one execution under its lock, with the events that have come.
+
+// turn is what a task has as its CustomData.
+type turn struct {
+	token pgwake.LockToken
+	about description
+	name  string // of the workflow, if this is the first turn; its ack says who the instance is
+}
+
+// PrepareWorkflowQueues has nothing to do.
+func (b *Backend) PrepareWorkflowQueues(context.Context, []workflow.Queue) error { return nil }
+
+// GetWorkflowTask waits for an execution with new events in one of the queues, up to pgwake.Config.MaxWait, holding no connection and asking nothing. Nil
+// if none came.
+func (b *Backend) GetWorkflowTask(ctx context.Context, queues []workflow.Queue) (*backend.WorkflowTask, error) {
+	if len(queues) == 0 {
+		return nil, errNoQueues
+	}
+	fetching, done := b.whileOpen(ctx)
+	defer done()
+	o := &pgwake.FetchOptions{LockTimeout: b.options.WorkflowLockTimeout, Namespaces: []string{Namespace}, Queues: names(queues), WithoutHistory: true}
+	if b.options.StickyTimeout > 0 {
+		o.Owner = b.owner
+	}
+	for {
+		item, err := b.p.FetchOrchestrationItem(fetching, o)
+		if err != nil {
+			return nil, b.nothing(ctx, err)
+		}
+		task, err := taskOf(item)
+		switch {
+		case err != nil: // as in GetActivityTask
+			err = b.p.DeadLetterOrchestrationItem(ctx, item.LockToken, unreadable, err.Error())
+		case task.WorkflowInstanceState != core.WorkflowInstanceStateActive: // what comes after the end is dropped
+			err = b.p.AckOrchestrationItem(ctx, item.LockToken, pgwake.OrchestrationAck{})
+		default:
+			return task, nil
+		}
+		if err != nil {
+			return nil, b.nothing(ctx, err)
+		}
+	}
+}
+
+// taskOf is the task of a turn.
+func taskOf(item *pgwake.OrchestrationItem) (*backend.WorkflowTask, error) {
+	t := &turn{token: item.LockToken}
+	known := item.Attributes != nil
+	if known {
+		if err := json.Unmarshal(item.Attributes, &t.about); err != nil {
+			return nil, fmt.Errorf("read the attributes: %w", err)
+		}
+	}
+	events := make([]*history.Event, 0, len(item.Messages))
+	for i := range item.Messages {
+		m := &item.Messages[i]
+		if m.Kind != pgwake.MessageStart {
+			event, err := decodeEvent(m.Data)
+			if err != nil {
+				return nil, err
+			}
+			events = append(events, event)
+			continue
+		}
+		var first opening
+		if err := json.Unmarshal(m.Data, &first); err != nil {
+			return nil, fmt.Errorf("read the opening: %w", err)
+		}
+		if first.Event == nil || first.Instance == nil {
+			return nil, errNoOpening
+		}
+		a, ok := first.Event.Attributes.(*history.ExecutionStartedAttributes)
+		if !ok {
+			return nil, errNoOpening
+		}
+		if events = append(events, first.Event); !known {
+			t.name, t.about = m.Name, description{Instance: first.Instance, Metadata: a.Metadata}
+		}
+	}
+	if t.about.Instance == nil {
+		return nil, errors.New("nothing has opened the instance")
+	}
+	if t.about.Metadata == nil {
+		t.about.Metadata = &metadata.WorkflowMetadata{}
+	}
+	return &backend.WorkflowTask{
+		ID:                    t.about.Instance.InstanceID,
+		Queue:                 workflow.Queue(item.Queue),
+		WorkflowInstance:      t.about.Instance,
+		WorkflowInstanceState: t.about.State,
+		Metadata:              t.about.Metadata,
+		LastSequenceID:        item.LastEventID,
+		NewEvents:             events,
+		CustomData:            t,
+	}, nil
+}
+
+var errNoOpening = errors.New("the message that opens the instance is not of this backend")
+
+var errForeign = errors.New("the task is from another backend")
+
+// ExtendWorkflowTask makes the lease of a task end WorkflowLockTimeout from now. pgwake.ErrLockLost if it has ended.
+func (b *Backend) ExtendWorkflowTask(ctx context.Context, task *backend.WorkflowTask) error {
+	t, ok := task.CustomData.(*turn)
+	if !ok {
+		return errForeign
+	}
+	_, err := b.p.RenewOrchestrationItemLock(ctx, t.token, b.options.WorkflowLockTimeout)
+	return err
+}
+
+// CompleteWorkflowTask stores what a task has come to, all or nothing: in one round trip, or in a transaction if it creates executions. pgwake.ErrLockLost
+// if the lease has ended, whoever has the execution by now. A workflow that decides what cannot be stored, such as an activity whose arguments are too
+// large, has failed: it would decide the same again for ever.
+func (b *Backend) CompleteWorkflowTask(ctx context.Context, task *backend.WorkflowTask, state core.WorkflowInstanceState,
+	executed, activityEvents, timerEvents []*history.Event, workflowEvents []*history.WorkflowEvent) error {
+	t, ok := task.CustomData.(*turn)
+	if !ok {
+		return errForeign
+	}
+	d, err := b.decide(task, t, state, executed, activityEvents, timerEvents, workflowEvents)
+	if err == nil {
+		err = b.persist(ctx, b.options.WorkflowLockTimeout, func() error { return b.ack(ctx, t, d) })
+	}
+	if !errors.Is(err, pgwake.ErrInvalid) {
+		return err
+	}
+	executed, workflowEvents = failure(task, fmt.Errorf("what the workflow decided cannot be stored: %w", err))
+	if d, err = b.decide(task, t, core.WorkflowInstanceStateFinished, executed, nil, nil, workflowEvents); err != nil {
+		return err
+	}
+	return b.persist(ctx, b.options.WorkflowLockTimeout, func() error { return b.ack(ctx, t, d) })
+}
+
+// failure is what a workflow that has failed comes to.
+func failure(task *backend.WorkflowTask, reason error) (executed []*history.Event, workflowEvents []*history.WorkflowEvent) {
+	now, cause := time.Now(), asError(workflow.NewPermanentError(reason))
+	executed = []*history.Event{history.NewHistoryEvent(task.LastSequenceID+1, now, history.EventType_WorkflowExecutionFinished,
+		&history.ExecutionCompletedAttributes{Error: cause})}
+	if w := task.WorkflowInstance; w.SubWorkflow() {
+		workflowEvents = append(workflowEvents, &history.WorkflowEvent{WorkflowInstance: w.Parent, HistoryEvent: history.NewPendingEvent(now,
+			history.EventType_SubWorkflowFailed, &history.SubWorkflowFailedAttributes{Error: cause}, history.ScheduleEventID(w.ParentEventID))})
+	}
+	return executed, workflowEvents
+}
