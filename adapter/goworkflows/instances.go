@@ -189,7 +189,8 @@ func (b *Backend) RemoveWorkflowInstance(ctx context.Context, instance *workflow
 // maxBatch is how many instances the Provider removes in one transaction.
 const maxBatch = 10000
 
-// RemoveWorkflowInstances removes executions that ended before an instant, those first that ended first, each batch in a transaction of its own.
+// RemoveWorkflowInstances removes executions that ended before an instant, those first that ended first, each batch in a transaction of its own. One
+// that ended less than half a second ago stays until the next call: a client.Client polls, and would not see the result that it waits for.
 func (b *Backend) RemoveWorkflowInstances(ctx context.Context, options ...backend.RemovalOption) error {
 	o := backend.DefaultRemovalOptions
 	for _, set := range options {
@@ -204,8 +205,8 @@ func (b *Backend) RemoveWorkflowInstances(ctx context.Context, options ...backen
 	for {
 		var ended []string
 		err := b.do(ctx, "list ended workflow instances", func(ctx context.Context, q pgwake.Querier) error {
-			rows, err := q.Query(ctx, `SELECT instance FROM `+b.in+`gowf_instances WHERE completed_at < $1 ORDER BY completed_at LIMIT $2`,
-				o.FinishedBefore, o.BatchSize)
+			rows, err := q.Query(ctx, `SELECT instance FROM `+b.in+`gowf_instances WHERE completed_at < least($1, clock_timestamp() - interval '0.5 s')
+				ORDER BY completed_at LIMIT $2`, o.FinishedBefore, o.BatchSize)
 			if err != nil {
 				return err
 			}

@@ -2,7 +2,6 @@ package goworkflows_test
 
 import (
 	"context"
-	"log/slog"
 	"testing"
 
 	"github.com/cschleiden/go-workflows/backend"
@@ -35,8 +34,6 @@ func (b *underTest) GetFutureEvents(ctx context.Context) ([]*history.Event, erro
 		return e, row.Scan(e)
 	})
 }
-
-var silent = slog.New(slog.DiscardHandler)
 
 // setup makes each test of a suite a backend on a schema of its own. As in the runtime's own runs, instances are sticky to nobody: each worker of the
 // suites that is done would have the next wait.

@@ -1,0 +1,294 @@
+package goworkflows_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cschleiden/go-workflows/backend"
+	"github.com/cschleiden/go-workflows/backend/history"
+	"github.com/cschleiden/go-workflows/client"
+	"github.com/cschleiden/go-workflows/core"
+	"github.com/cschleiden/go-workflows/worker"
+	"github.com/cschleiden/go-workflows/workflow"
+	"github.com/google/uuid"
+	"github.com/pgwake/pgwake"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: do instances begin, hear of things from outside and go as they should, beyond what the suites ask?
+
+func TestCreateWorkflowInstance_ManyOfOneIDAtOnce_OneIsActive(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	var created atomic.Int64
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			err := l.CreateWorkflowInstance(l.within(), core.NewWorkflowInstance("one", uuid.NewString()), started("w"))
+			if err == nil {
+				created.Add(1)
+			} else if err != backend.ErrInstanceAlreadyExists {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, int64(1), created.Load())
+	require.Equal(t, 1, l.count("orchestrator_queue", "true"), "nor is there a message for another")
+}
+
+func TestCreateWorkflowInstance_IDsThatCannotBe_AreRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	for name, instance := range map[string]*core.WorkflowInstance{
+		"no instance id":  core.NewWorkflowInstance("", "1"),
+		"no execution id": core.NewWorkflowInstance("a", ""),
+		"a slash":         core.NewWorkflowInstance("a", "b/c"),
+		"too long":        core.NewWorkflowInstance(strings.Repeat("a", 200), uuid.NewString()),
+		"NUL":             core.NewWorkflowInstance("a\x00b", "1"),
+		"not UTF-8":       core.NewWorkflowInstance("a\xff", "1"),
+	} {
+		require.ErrorIs(t, l.CreateWorkflowInstance(l.within(), instance, started("w")), pgwake.ErrInvalid, name)
+	}
+	require.ErrorIs(t, l.CreateWorkflowInstance(l.within(), core.NewWorkflowInstance("a", "1"), activity(1)), pgwake.ErrInvalid)
+	require.Zero(t, l.count("gowf_instances", "true"))
+}
+
+// The characters are those that names in the Provider are made with.
+func TestWorkflow_IDWithSlashes_HasTimersAndActivitiesLikeAnyOther(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.work(func(w *worker.Worker) {
+		require.NoError(t, w.RegisterActivity(echo))
+		require.NoError(t, w.RegisterWorkflow(func(ctx workflow.Context) (string, error) {
+			unused, cancel := workflow.WithCancel(ctx)
+			timer := workflow.ScheduleTimer(unused, time.Hour)
+			if err := workflow.Sleep(ctx, time.Millisecond); err != nil {
+				return "", err
+			}
+			cancel()
+			if _, err := timer.Get(ctx); err != workflow.Canceled {
+				return "", err
+			}
+			return workflow.ExecuteActivity[string](ctx, workflow.DefaultActivityOptions, echo, "hello").Get(ctx)
+		}, nameIs("w")))
+	})
+	got, err := resultOf[string](l, l.run("a/b#1/'c'", "w"))
+	require.NoError(t, err)
+	require.Equal(t, "hello", got)
+	require.Zero(t, l.count("orchestrator_queue", "true"), "the timer is gone")
+}
+
+func TestSignalWorkflow_AfterContinueAsNew_ReachesTheActiveExecution(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	first := l.create("w")
+	task := l.workflowTask()
+	second := core.NewWorkflowInstance("w", uuid.NewString())
+	require.NoError(t, l.CompleteWorkflowTask(l.within(), task, core.WorkflowInstanceStateContinuedAsNew, numbered(task, task.NewEvents...), nil, nil,
+		[]*history.WorkflowEvent{{WorkflowInstance: second, HistoryEvent: history.NewPendingEvent(time.Now(), history.EventType_WorkflowExecutionStarted,
+			&history.ExecutionStartedAttributes{Name: "w"})}}))
+	for instance, want := range map[*core.WorkflowInstance]core.WorkflowInstanceState{first: core.WorkflowInstanceStateContinuedAsNew, second: core.WorkflowInstanceStateActive} {
+		got, err := l.GetWorkflowInstanceState(l.within(), instance)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	require.NoError(t, client.New(l.Backend).SignalWorkflow(l.within(), "w", "s", 1))
+	next := l.workflowTask()
+	require.Equal(t, second, next.WorkflowInstance)
+	require.Equal(t, workflow.QueueDefault, next.Queue, "that of the one before")
+	require.Equal(t, []history.EventType{history.EventType_WorkflowExecutionStarted, history.EventType_SignalReceived},
+		[]history.EventType{next.NewEvents[0].Type, next.NewEvents[1].Type})
+}
+
+func TestWithTx_CreatedAndSignalled_IfItCommits(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	for _, commit := range []bool{false, true} {
+		tx, err := l.p.Pool().Begin(t.Context())
+		require.NoError(t, err)
+		c := client.New(l.WithTx(tx))
+		instance, err := c.CreateWorkflowInstance(l.within(), client.WorkflowInstanceOptions{InstanceID: "w"}, "w")
+		require.NoError(t, err)
+		require.NoError(t, c.SignalWorkflow(l.within(), "w", "s", 1))
+		state, err := c.GetWorkflowInstanceState(l.within(), instance)
+		require.NoError(t, err)
+		require.Equal(t, core.WorkflowInstanceStateActive, state)
+		if !commit {
+			require.NoError(t, tx.Rollback(t.Context()))
+			_, err := l.GetWorkflowInstanceState(l.within(), instance)
+			require.Equal(t, backend.ErrInstanceNotFound, err)
+			require.Zero(t, l.count("orchestrator_queue", "true"))
+			continue
+		}
+		require.NoError(t, tx.Commit(t.Context()))
+		require.Len(t, l.workflowTask().NewEvents, 2)
+	}
+}
+
+func TestRemove_InATransactionAndByTheProvider_NothingIsLeft(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	ways := map[string]func(*core.WorkflowInstance) error{
+		"one": func(i *core.WorkflowInstance) error { return l.RemoveWorkflowInstance(l.within(), i) },
+		"in batches": func(*core.WorkflowInstance) error {
+			require.NoError(t, l.RemoveWorkflowInstances(l.within(), backend.RemoveFinishedBefore(time.Now().Add(time.Hour))))
+			require.Equal(t, 1, l.count("gowf_instances", "true"), "whoever waits for the result still gets it")
+			for range 2 {
+				l.create(uuid.NewString())
+				require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateFinished))
+			}
+			_, err := l.p.Pool().Exec(t.Context(), `UPDATE "`+l.p.Schema()+`".gowf_instances SET completed_at = completed_at - interval '1 minute'`)
+			require.NoError(t, err)
+			require.NoError(t, l.RemoveWorkflowInstances(l.within()), "no instant, none")
+			require.NoError(t, l.RemoveWorkflowInstances(l.within(), backend.RemoveFinishedBefore(time.Now().Add(-time.Hour))))
+			require.Equal(t, 3, l.count("gowf_instances", "true"))
+			err = l.RemoveWorkflowInstances(l.within(), backend.RemoveFinishedBefore(time.Now()), backend.RemoveFinishedBatchSize(1))
+			require.Zero(t, l.count("gowf_instances", "true"))
+			return err
+		},
+		"in a transaction": func(i *core.WorkflowInstance) error {
+			tx, err := l.p.Pool().Begin(t.Context())
+			require.NoError(t, err)
+			if err := l.WithTx(tx).RemoveWorkflowInstance(l.within(), i); err != nil {
+				return errors.Join(err, tx.Rollback(t.Context()))
+			}
+			return tx.Commit(t.Context())
+		},
+		"by the Provider": func(i *core.WorkflowInstance) error {
+			_, err := l.p.DeleteInstance(l.within(), i.InstanceID+"/"+i.ExecutionID, nil)
+			return err
+		},
+	}
+	for way, remove := range ways {
+		instance := l.create("w")
+		require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateFinished), way)
+		require.NoError(t, remove(instance), way)
+		require.Equal(t, backend.ErrInstanceNotFound, l.RemoveWorkflowInstance(l.within(), instance), way)
+		ref, err := l.GetWorkflowInstance(l.within(), instance)
+		require.NoError(t, err)
+		require.Nil(t, ref)
+		events, err := l.GetWorkflowInstanceHistory(l.within(), instance, nil)
+		require.NoError(t, err)
+		require.Empty(t, events)
+	}
+	l.create("w")
+	require.NoError(t, l.RemoveWorkflowInstances(l.within(), backend.RemoveFinishedBefore(time.Now().Add(time.Hour))), "an active one stays")
+	require.Equal(t, 1, l.count("gowf_instances", "state = 0"))
+}
+
+// What is sent to an execution when it has ended is for nobody, and must not come for ever.
+func TestSend_AfterTheEnd_IsDropped(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	gone, ended := l.create("gone"), l.create("ended")
+	for range 2 {
+		require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateFinished))
+	}
+	require.NoError(t, client.New(l.Backend).CancelWorkflowInstance(l.within(), ended))
+	require.NoError(t, client.New(l.Backend).CancelWorkflowInstance(l.within(), gone))
+	require.NoError(t, l.RemoveWorkflowInstance(l.within(), gone))
+	next := l.create("next")
+	require.Equal(t, next, l.workflowTask().WorkflowInstance)
+	require.Equal(t, 1, l.count("orchestrator_queue", "true"), "that of the turn")
+	state, err := l.GetWorkflowInstanceState(l.within(), ended)
+	require.NoError(t, err)
+	require.Equal(t, core.WorkflowInstanceStateFinished, state)
+}
+
+func TestWaitForWorkflowInstance_ItEnds_IsTold(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	instance := l.create("w")
+	told := make(chan error, 1)
+	go func() { told <- l.WaitForWorkflowInstance(l.within(), instance) }()
+	require.Eventually(t, func() bool { return l.p.Stats().Waits == 1 }, patience, time.Millisecond)
+	other := l.another()
+	require.NoError(t, other.complete(other.workflowTask(), core.WorkflowInstanceStateFinished))
+	require.NoError(t, <-told)
+
+	require.NoError(t, l.RemoveWorkflowInstance(l.within(), instance))
+	require.Equal(t, backend.ErrInstanceNotFound, l.WaitForWorkflowInstance(l.within(), instance))
+}
+
+// An execution whose first turn is its last, and removes it, was never there for the Provider.
+func TestWaitForWorkflowInstance_RemovedWithItsEnd_IsTold(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil, backend.WithRemoveContinuedAsNewInstances())
+	instance := l.create("w")
+	told := make(chan error, 1)
+	go func() { told <- l.WaitForWorkflowInstance(l.within(), instance) }()
+	require.Eventually(t, func() bool { return l.p.Stats().Waits == 1 }, patience, time.Millisecond)
+	task := l.workflowTask()
+	require.NoError(t, l.CompleteWorkflowTask(l.within(), task, core.WorkflowInstanceStateContinuedAsNew, numbered(task, task.NewEvents...), nil, nil,
+		[]*history.WorkflowEvent{{WorkflowInstance: core.NewWorkflowInstance("w", uuid.NewString()), HistoryEvent: started("w")}}))
+	require.Equal(t, backend.ErrInstanceNotFound, <-told)
+}
+
+func TestWaitForWorkflowInstance_ContextEnds_Ends(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	instance := l.create("w")
+	ctx, cancel := context.WithCancel(t.Context())
+	told := make(chan error, 1)
+	go func() { told <- l.WaitForWorkflowInstance(ctx, instance) }()
+	require.Eventually(t, func() bool { return l.p.Stats().Waits == 1 }, patience, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-told, context.Canceled)
+}
+
+func TestGetWorkflowInstances_ManyOfOneInstant_EachOnceOverThePages(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	want := map[string]bool{}
+	for _, id := range []string{"a", "b", "c", "d", "e", "f", "g"} {
+		want[l.create(id).InstanceID] = true
+	}
+	_, err := l.p.Pool().Exec(t.Context(), `UPDATE "`+l.p.Schema()+`".gowf_instances SET created_at = '2026-01-01'`)
+	require.NoError(t, err)
+	got, last := map[string]bool{}, core.NewWorkflowInstance("", "")
+	for {
+		page, err := l.GetWorkflowInstances(l.within(), last.InstanceID, last.ExecutionID, 3)
+		require.NoError(t, err)
+		if len(page) == 0 {
+			break
+		}
+		for _, ref := range page {
+			require.False(t, got[ref.Instance.InstanceID])
+			got[ref.Instance.InstanceID] = true
+			last = ref.Instance
+		}
+	}
+	require.Equal(t, want, got)
+	page, err := l.GetWorkflowInstances(l.within(), "unknown", "1", 3)
+	require.NoError(t, err)
+	require.Empty(t, page)
+}
+
+func TestGetWorkflowTree_SubWorkflows_AreBelowTheirParents(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.work(func(w *worker.Worker) {
+		require.NoError(t, w.RegisterWorkflow(func(workflow.Context) error { return nil }, nameIs("leaf")))
+		require.NoError(t, w.RegisterWorkflow(func(ctx workflow.Context) error {
+			_, err := workflow.CreateSubWorkflowInstance[any](ctx, workflow.SubWorkflowOptions{InstanceID: "leaf"}, "leaf").Get(ctx)
+			return err
+		}, nameIs("root")))
+	})
+	root := l.run("root", "root")
+	_, err := resultOf[any](l, root)
+	require.NoError(t, err)
+	tree, err := l.GetWorkflowTree(l.within(), root)
+	require.NoError(t, err)
+	require.Equal(t, core.WorkflowInstanceStateFinished, tree.State)
+	require.Len(t, tree.Children, 1)
+	require.Equal(t, "leaf", tree.Children[0].Instance.InstanceID)
+	require.Equal(t, "root", tree.Children[0].Instance.Parent.InstanceID)
+	require.NoError(t, l.RemoveWorkflowInstance(l.within(), root), "a parent can go before its children")
+	require.Equal(t, 1, l.count("gowf_instances", "true"))
+}

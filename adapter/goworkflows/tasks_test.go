@@ -1,0 +1,382 @@
+package goworkflows_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cschleiden/go-workflows/backend"
+	"github.com/cschleiden/go-workflows/backend/history"
+	"github.com/cschleiden/go-workflows/client"
+	"github.com/cschleiden/go-workflows/core"
+	"github.com/cschleiden/go-workflows/registry"
+	"github.com/cschleiden/go-workflows/worker"
+	"github.com/cschleiden/go-workflows/workflow"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/adapter/goworkflows"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: are tasks handed out at once, to one at a time, and at no cost while there is none?
+
+func nameIs(name string) registry.RegisterOption { return registry.WithName(name) }
+
+func echo(_ context.Context, text string) (string, error) { return text, nil }
+
+// The runtime's own backends know who has a task by the name of the process, and cannot tell its former claim from its present one.
+func TestCompleteWorkflowTask_LeaseEndedAndTakenAgain_OnlyTheLatestClaimCan(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.create("w")
+	stale := l.workflowTask()
+	require.NoError(t, l.ExtendWorkflowTask(l.within(), stale))
+	pgwaketest.Advance(t, l.p, l.Options().WorkflowLockTimeout)
+	require.ErrorIs(t, l.complete(stale, core.WorkflowInstanceStateActive), pgwake.ErrLockLost, "although nobody has taken it yet")
+	fresh := l.workflowTask()
+	require.Equal(t, stale.WorkflowInstance, fresh.WorkflowInstance)
+	require.ErrorIs(t, l.ExtendWorkflowTask(l.within(), stale), pgwake.ErrLockLost)
+	require.ErrorIs(t, l.complete(stale, core.WorkflowInstanceStateFinished, activity(1)), pgwake.ErrLockLost)
+	require.NoError(t, l.ExtendWorkflowTask(l.within(), fresh))
+	require.NoError(t, l.complete(fresh, core.WorkflowInstanceStateActive, activity(1)))
+	require.ErrorIs(t, l.complete(fresh, core.WorkflowInstanceStateActive), pgwake.ErrLockLost, "twice")
+	require.Equal(t, 1, l.count("worker_queue", "true"))
+	require.Error(t, l.complete(&backend.WorkflowTask{WorkflowInstance: fresh.WorkflowInstance}, core.WorkflowInstanceStateActive), "of somebody else")
+}
+
+// So is a turn that creates executions, and takes a transaction.
+func TestCompleteWorkflowTask_LeaseEndedAndItCreates_CreatesNothing(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	parent := l.create("w")
+	stale := l.workflowTask()
+	pgwaketest.Advance(t, l.p, l.Options().WorkflowLockTimeout)
+	require.ErrorIs(t, l.CompleteWorkflowTask(l.within(), stale, core.WorkflowInstanceStateActive, numbered(stale, stale.NewEvents...), nil, nil,
+		[]*history.WorkflowEvent{{WorkflowInstance: core.NewSubWorkflowInstance("sub", uuid.NewString(), parent, 1), HistoryEvent: started("sub")}}), pgwake.ErrLockLost)
+	require.Equal(t, 1, l.count("gowf_instances", "true"))
+}
+
+func TestCompleteActivityTask_LeaseEndedAndTakenAgain_OnlyTheLatestClaimCan(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.create("w")
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive, activity(1)))
+	stale := l.activityTask()
+	require.NoError(t, l.ExtendActivityTask(l.within(), stale))
+	pgwaketest.Advance(t, l.p, l.Options().ActivityLockTimeout)
+	require.ErrorIs(t, l.CompleteActivityTask(l.within(), stale, result(stale)), pgwake.ErrLockLost, "although nobody has taken it yet")
+	fresh := l.activityTask()
+	require.Equal(t, stale.ActivityID, fresh.ActivityID)
+	require.NotEqual(t, stale.ID, fresh.ID)
+	require.ErrorIs(t, l.ExtendActivityTask(l.within(), stale), pgwake.ErrLockLost)
+	require.ErrorIs(t, l.CompleteActivityTask(l.within(), stale, result(stale)), pgwake.ErrLockLost)
+	require.NoError(t, l.ExtendActivityTask(l.within(), fresh))
+	require.NoError(t, l.CompleteActivityTask(l.within(), fresh, result(fresh)))
+	require.Len(t, l.workflowTask().NewEvents, 1, "one result")
+}
+
+func TestGet_NothingToDo_WaitsWithoutAskingUntilItIsTold(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	other := l.another()
+	got := make(chan *backend.WorkflowTask, 1)
+	go func() {
+		task, err := l.GetWorkflowTask(l.within(), queues)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- task
+	}()
+	l.parked(turns, 1)
+	before := turns(l.p.Stats())
+	instance := other.create("w")
+	require.Equal(t, instance, (<-got).WorkflowInstance)
+	after := turns(l.p.Stats())
+	require.Equal(t, int64(1), after.Finds["notify"]-before.Finds["notify"], "%v", after.Finds)
+	require.Zero(t, after.FallbackFinds+after.ScoutFinds)
+	require.Equal(t, int64(1), after.Looks-before.Looks, "asked once, and that found it")
+}
+
+// Each hop of a workflow is told of, also from one process to another: the periodic statement is a minute away.
+func TestWorkflow_WorkersInTwoProcesses_NothingIsFoundByLookingForIt(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, &pgwake.Config{FallbackInterval: time.Hour})
+	other := labOn(t, pgwaketest.Open(t, &pgwake.Config{Schema: l.p.Schema(), FallbackInterval: time.Hour}))
+	ctx, cancel := context.WithCancel(context.Background())
+	flows, steps := worker.NewWorkflowWorker(l.Backend, &prompt().WorkflowWorkerOptions), worker.NewActivityWorker(other.Backend, &prompt().ActivityWorkerOptions)
+	require.NoError(t, flows.RegisterWorkflow(chain, nameIs("chain")))
+	require.NoError(t, steps.RegisterActivity(echo))
+	for _, w := range []*worker.Worker{flows, steps} {
+		require.NoError(t, w.Start(ctx))
+	}
+	defer func() {
+		cancel()
+		require.NoError(t, errors.Join(flows.WaitForCompletion(), steps.WaitForCompletion()))
+	}()
+	l.parked(turns, 2)
+	other.parked(work, 2)
+	got, err := resultOf[int](l, l.run("w", "chain", 20))
+	require.NoError(t, err)
+	require.Equal(t, 20, got)
+	for _, s := range []pgwake.QueueStats{l.p.Stats().Orchestrator, other.p.Stats().Worker} {
+		require.Zero(t, s.FallbackFinds+s.ScoutFinds, "%v", s.Finds)
+		require.NotZero(t, s.Finds["notify"])
+	}
+}
+
+// chain calls activities, one after the other.
+func chain(ctx workflow.Context, length int) (int, error) {
+	for n := range length {
+		if _, err := workflow.ExecuteActivity[string](ctx, workflow.DefaultActivityOptions, echo, "x").Get(ctx); err != nil {
+			return n, err
+		}
+	}
+	return length, nil
+}
+
+func TestGet_FiftyOfThemWaiting_HoldNoConnectionAndEachTaskGoesToOne(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig(pgwaketest.URL(t))
+	require.NoError(t, err)
+	config.MaxConns = 2
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: pgwaketest.New(t, nil).Schema(), Logger: silent})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	l := labOn(t, p)
+	const n = 25
+	got := make(chan string, 2*n)
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			if task, err := l.GetWorkflowTask(l.within(), queues); err != nil {
+				t.Error(err)
+			} else {
+				got <- task.WorkflowInstance.InstanceID
+			}
+		})
+		all.Go(func() {
+			if task, err := l.GetActivityTask(l.within(), queues); err != nil {
+				t.Error(err)
+			} else {
+				got <- task.WorkflowInstance.InstanceID
+			}
+		})
+	}
+	l.parked(turns, n)
+	l.parked(work, n)
+	require.Zero(t, pool.Stat().AcquiredConns())
+
+	for range n {
+		l.create(uuid.NewString())
+		<-got
+	}
+	l.parked(turns, 0)
+	l.create("last")
+	scheduled := make([]*history.Event, n)
+	for i := range scheduled {
+		scheduled[i] = activity(int64(i))
+	}
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive, scheduled...))
+	for range n {
+		require.Equal(t, "last", <-got)
+	}
+	all.Wait()
+}
+
+func TestClose_GetsThatWait_ReturnAndLaterOnesDoNotSpin(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	returned := make(chan error, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { _, err := l.GetWorkflowTask(ctx, queues); returned <- err }()
+	go func() { _, err := l.GetActivityTask(ctx, queues); returned <- err }()
+	l.parked(turns, 1)
+	l.parked(work, 1)
+	require.NoError(t, l.Close())
+	l.parked(turns, 0)
+	l.parked(work, 0)
+	require.Empty(t, returned, "a worker would call again at once")
+	cancel()
+	for range 2 {
+		require.ErrorIs(t, <-returned, pgwake.ErrClosed)
+	}
+	require.NoError(t, l.Close(), "again")
+}
+
+func TestGet_ContextEnds_NoTaskAndNothingIsStranded(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	task, err := l.GetWorkflowTask(ctx, queues)
+	require.NoError(t, err)
+	require.Nil(t, task)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = l.GetActivityTask(cancelled, queues)
+	require.ErrorIs(t, err, context.Canceled, "as workers expect")
+	_, err = l.GetWorkflowTask(t.Context(), nil)
+	require.Error(t, err)
+	_, err = l.GetActivityTask(t.Context(), nil)
+	require.Error(t, err)
+	l.create("w")
+	l.workflowTask()
+}
+
+func TestSticky_TurnsComeToTheWorkerThatHasTheState_UntilItLeaves(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil, backend.WithStickyTimeout(time.Hour), backend.WithWorkerName("one"))
+	other := l.another(backend.WithStickyTimeout(time.Hour))
+	l.create("w")
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive))
+	signal := func() { require.NoError(t, client.New(other.Backend).SignalWorkflow(l.within(), "w", "s", 1)) }
+
+	signal()
+	_, err := l.p.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{goworkflows.Namespace}})
+	require.ErrorIs(t, err, pgwake.ErrNoWork, "nobody else gets it")
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive))
+
+	got := make(chan *backend.WorkflowTask, 1)
+	go func() {
+		task, err := other.GetWorkflowTask(other.within(), queues)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- task
+	}()
+	other.parked(turns, 1)
+	signal()
+	require.NoError(t, l.Close())
+	require.Equal(t, "w", (<-got).WorkflowInstance.InstanceID)
+}
+
+func TestWorkflow_OthersOnTheProvider_NeitherGetsWhatIsTheOthers(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	_, err := l.p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "theirs", Kind: pgwake.MessageStart, Name: "x", Queue: string(workflow.QueueDefault)}, nil)
+	require.NoError(t, err)
+	_, err = l.p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x", Tag: string(workflow.QueueDefault)}, nil)
+	require.NoError(t, err)
+	l.create("ours")
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive, activity(1)))
+	require.Equal(t, "ours", l.activityTask().WorkflowInstance.InstanceID)
+	require.NoError(t, client.New(l.Backend).SignalWorkflow(t.Context(), "ours", "s", 1))
+	s, err := l.GetStats(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, map[workflow.Queue]int64{workflow.QueueDefault: 1}, s.PendingWorkflowTasks)
+	require.Equal(t, map[workflow.Queue]int64{workflow.QueueDefault: 1}, s.PendingActivityTasks)
+	theirs, err := l.p.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{pgwake.DefaultNamespace}})
+	require.NoError(t, err)
+	require.Equal(t, "theirs", theirs.Instance)
+	for _, namespace := range []string{goworkflows.Namespace, pgwake.DefaultNamespace} {
+		require.Equal(t, 1, l.count("worker_queue", "namespace = '"+namespace+"'"), namespace)
+	}
+}
+
+func TestGet_WhatCannotBeRead_IsPutAsideAndTheNextComes(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	in := &pgwake.EnqueueOptions{Namespace: goworkflows.Namespace}
+	opening := pgwake.Message{Kind: pgwake.MessageStart, Name: "x", Queue: string(workflow.QueueDefault)}
+	for instance, data := range map[string]string{"1/1": `{}`, "2/2": `[]`, "3/3": `{"instance":{},"event":{"t":99}}`} {
+		opening.Instance, opening.Data = instance, []byte(data)
+		_, err := l.p.EnqueueForOrchestrator(t.Context(), opening, in)
+		require.NoError(t, err)
+	}
+	_, err := l.p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "4/4", Kind: "foreign", Queue: string(workflow.QueueDefault)}, in)
+	require.NoError(t, err)
+	_, err = l.p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x", Tag: string(workflow.QueueDefault)}, in)
+	require.NoError(t, err)
+	l.create("w")
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive, activity(1)))
+	l.activityTask()
+	letters, err := l.p.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, letters, 5)
+}
+
+// A result, or a decision, that is too large would come again for ever.
+func TestWorkflow_PayloadsThatAreTooLarge_FailWhatHasThem(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, &pgwake.Config{MaxPayload: 10000})
+	huge := strings.Repeat("x", 20000)
+	l.work(func(w *worker.Worker) {
+		require.NoError(t, w.RegisterActivity(echo))
+		require.NoError(t, w.RegisterActivity(func(context.Context) (string, error) { return huge, nil }, nameIs("huge")))
+		require.NoError(t, w.RegisterWorkflow(func(ctx workflow.Context) (string, error) {
+			return workflow.ExecuteActivity[string](ctx, workflow.DefaultActivityOptions, "huge").Get(ctx)
+		}, nameIs("result")))
+		require.NoError(t, w.RegisterWorkflow(func(ctx workflow.Context) (string, error) {
+			return workflow.ExecuteActivity[string](ctx, workflow.DefaultActivityOptions, echo, huge).Get(ctx)
+		}, nameIs("argument")))
+		require.NoError(t, w.RegisterWorkflow(func(ctx workflow.Context) (string, error) {
+			return workflow.CreateSubWorkflowInstance[string](ctx, workflow.DefaultSubWorkflowOptions, "argument").Get(ctx)
+		}, nameIs("parent")))
+	})
+	for _, name := range []string{"result", "argument", "parent"} {
+		_, err := resultOf[string](l, l.run(name, name))
+		require.ErrorContains(t, err, "cannot be stored", name)
+		require.ErrorContains(t, err, "payload too large", name)
+	}
+	l.noWorkflowTask()
+	require.Zero(t, l.count("worker_queue", "true"))
+}
+
+func TestWorkflow_ConnectionsAreKilledAllTheTime_AllComplete(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.work(func(w *worker.Worker) {
+		require.NoError(t, w.RegisterActivity(echo))
+		require.NoError(t, w.RegisterWorkflow(chain, nameIs("chain")))
+		require.NoError(t, w.RegisterWorkflow(func(ctx workflow.Context, length int) (int, error) {
+			return workflow.CreateSubWorkflowInstance[int](ctx, workflow.DefaultSubWorkflowOptions, "chain", length).Get(ctx)
+		}, nameIs("parent")))
+	})
+	var instances []*workflow.Instance
+	for range 10 {
+		instances = append(instances, l.run(uuid.NewString(), "parent", 10))
+	}
+	killer := pgwaketest.Open(t, &pgwake.Config{Schema: l.p.Schema()})
+	done := make(chan struct{})
+	var killing sync.WaitGroup
+	killed := int64(0)
+	killing.Go(func() {
+		for every := time.NewTicker(50 * time.Millisecond); ; {
+			select {
+			case <-done:
+				every.Stop()
+				return
+			case <-every.C:
+				tag, err := killer.Pool().Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+					WHERE pid <> pg_backend_pid() AND query LIKE '%"' || $1 || '".%' AND (query LIKE '%ack\_%' OR query LIKE '%gowf\_create%')`, l.p.Schema())
+				if err != nil {
+					t.Error(err)
+				}
+				killed += tag.RowsAffected()
+			}
+		}
+	})
+	for _, instance := range instances {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+		for l.WaitForWorkflowInstance(ctx, instance) != nil && ctx.Err() == nil {
+		}
+		require.NoError(t, ctx.Err())
+		cancel()
+	}
+	close(done)
+	killing.Wait()
+	require.Greater(t, killed, int64(10))
+	for _, instance := range instances {
+		got, err := resultOf[int](l, instance)
+		require.NoError(t, err)
+		require.Equal(t, 10, got)
+	}
+}
