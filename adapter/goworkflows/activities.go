@@ -25,24 +25,27 @@ func (b *Backend) GetActivityTask(ctx context.Context, queues []workflow.Queue) 
 	if len(queues) == 0 {
 		return nil, errNoQueues
 	}
-	fetching, done := b.whileOpen(ctx)
-	defer done()
-	for {
-		item, err := b.p.FetchWorkItem(fetching, &pgwake.FetchOptions{
-			LockTimeout: b.options.ActivityLockTimeout, Namespaces: []string{Namespace}, Tags: pgwake.Tags(names(queues)...)})
-		if err != nil {
-			return nil, b.nothing(ctx, err)
+	o := &pgwake.FetchOptions{LockTimeout: b.options.ActivityLockTimeout, Namespaces: []string{Namespace}, Tags: pgwake.Tags(names(queues)...)}
+	var task *backend.ActivityTask
+	err := b.fetch(ctx, func(ctx context.Context) error {
+		for {
+			item, err := b.p.FetchWorkItem(ctx, o)
+			if err != nil {
+				return err
+			}
+			event, err := decodeEvent(item.Input)
+			if err == nil {
+				task = &backend.ActivityTask{ID: string(item.LockToken), ActivityID: event.ID, Queue: workflow.Queue(item.Tag),
+					WorkflowInstance: executionOf(item.Instance), Event: event}
+				return nil
+			}
+			// It would come again for ever. As a dead letter it is kept, and can be redriven by code that understands it.
+			if err := b.p.DeadLetterWorkItem(ctx, item.LockToken, unreadable, err.Error()); err != nil {
+				return err
+			}
 		}
-		event, err := decodeEvent(item.Input)
-		if err == nil {
-			return &backend.ActivityTask{ID: string(item.LockToken), ActivityID: event.ID, Queue: workflow.Queue(item.Tag),
-				WorkflowInstance: executionOf(item.Instance), Event: event}, nil
-		}
-		// It would come again for ever. As a dead letter it is kept, and can be redriven by code that understands it.
-		if err := b.p.DeadLetterWorkItem(ctx, item.LockToken, unreadable, err.Error()); err != nil {
-			return nil, b.nothing(ctx, err)
-		}
-	}
+	})
+	return task, err
 }
 
 // unreadable is the reason of dead letters.

@@ -10,6 +10,7 @@ import (
 	"github.com/cschleiden/go-workflows/backend"
 	"github.com/cschleiden/go-workflows/backend/metrics"
 	"github.com/cschleiden/go-workflows/diag"
+	"github.com/cschleiden/go-workflows/worker"
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/goworkflows/migrations"
@@ -95,6 +96,18 @@ const closingTime = 5 * time.Second
 // Options returns the options, defaults included.
 func (b *Backend) Options() *backend.Options { return b.options }
 
+// WorkerOptions returns options for worker.New: the runtime's defaults, but for what goes with this Backend. There is no polling interval, since Gets wait.
+// Heartbeats are often enough for the leases. And a worker forgets the state of a workflow before a lease can have ended: or else, where a task could not be
+// completed as the database was away for longer than that, it would refuse the next one over and over, since its own state is ahead.
+func (b *Backend) WorkerOptions() *worker.Options {
+	o := worker.DefaultOptions
+	o.WorkflowPollingInterval, o.ActivityPollingInterval = 0, 0
+	o.WorkflowHeartbeatInterval = min(o.WorkflowHeartbeatInterval, b.options.WorkflowLockTimeout/3)
+	o.ActivityHeartbeatInterval = min(o.ActivityHeartbeatInterval, b.options.ActivityLockTimeout/3)
+	o.WorkflowExecutorCacheTTL = min(o.WorkflowExecutorCacheTTL, b.options.WorkflowLockTimeout/2)
+	return &o
+}
+
 // Tracer returns the tracer of the options.
 func (b *Backend) Tracer() trace.Tracer { return b.options.TracerProvider.Tracer(backend.TracerName) }
 
@@ -114,41 +127,43 @@ func (b *Backend) do(ctx context.Context, op string, statement func(context.Cont
 	return b.p.Do(ctx, op, statement, feeds...)
 }
 
-// whileOpen returns a context that ends with ctx or with Close.
-func (b *Backend) whileOpen(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(b.open, cancel)
-	return ctx, func() {
-		stop()
-		cancel()
+// While the database is away, pauses between attempts double from the first to the longest of these.
+const firstPause, longestPause = 10 * time.Millisecond, time.Second
+
+// fetch repeats an attempt to get a task for as long as the database is away, and ctx lets it. That there is nothing to do is no error. Any other error
+// comes after a pause, since a worker without a polling interval calls again at once.
+func (b *Backend) fetch(ctx context.Context, attempt func(context.Context) error) error {
+	fetching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(b.open, cancel)()
+	for wait := firstPause; ; wait = min(2*wait, longestPause) {
+		err := attempt(fetching)
+		switch {
+		case err == nil || errors.Is(err, pgwake.ErrNoWork) || errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case b.open.Err() != nil:
+			err = pgwake.ErrClosed
+		case retryable(err) && pause(fetching, wait):
+			continue
+		}
+		pause(ctx, longestPause)
+		return err
 	}
 }
 
-// retryPause is between two attempts when the database is away, and before a worker learns of it: one without a polling interval asks again at
-// once.
-const retryPause = time.Second
-
-// nothing is the outcome of a fetch that returned an error: none if there was only nothing to do.
-func (b *Backend) nothing(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, pgwake.ErrNoWork) || errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return nil
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case b.open.Err() != nil:
-		err = pgwake.ErrClosed
-	}
-	pause(ctx, retryPause)
-	return err
+func retryable(err error) bool {
+	var failed *pgwake.Error
+	return errors.As(err, &failed) && failed.Retryable
 }
 
 // persist repeats an ack for as long as the database is away, until its lease must have ended. To acknowledge twice does no harm.
 func (b *Backend) persist(ctx context.Context, lease time.Duration, ack func() error) error {
 	end := time.Now().Add(lease)
-	for wait := 10 * time.Millisecond; ; wait = min(2*wait, retryPause) {
+	for wait := firstPause; ; wait = min(2*wait, longestPause) {
 		err := ack()
-		var failed *pgwake.Error
-		if !errors.As(err, &failed) || !failed.Retryable || time.Now().Add(wait).After(end) || !pause(ctx, wait) {
+		if !retryable(err) || time.Now().Add(wait).After(end) || !pause(ctx, wait) {
 			return err
 		}
 	}

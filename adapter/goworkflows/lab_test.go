@@ -120,18 +120,17 @@ func result(of *backend.ActivityTask) *history.Event {
 	return history.NewPendingEvent(time.Now(), history.EventType_ActivityCompleted, &history.ActivityCompletedAttributes{}, history.ScheduleEventID(of.Event.ScheduleEventID))
 }
 
-// prompt are options of a worker that waits for nothing but the Backend.
-func prompt() *worker.Options {
-	o := worker.DefaultOptions
-	o.WorkflowPollingInterval, o.ActivityPollingInterval = 0, 0
-	return &o
-}
-
 // work runs a worker until the test ends, or stop is called.
 func (l *lab) work(register func(w *worker.Worker)) (stop func()) {
 	l.t.Helper()
+	return l.workOn(l.Backend, register)
+}
+
+// workOn is work with what a test has put around the Backend.
+func (l *lab) workOn(b backend.Backend, register func(w *worker.Worker)) (stop func()) {
+	l.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	w := worker.New(l.Backend, prompt())
+	w := worker.New(b, l.WorkerOptions())
 	register(w)
 	require.NoError(l.t, w.Start(ctx))
 	stopped := false

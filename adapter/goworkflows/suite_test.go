@@ -35,28 +35,42 @@ func (b *underTest) GetFutureEvents(ctx context.Context) ([]*history.Event, erro
 	})
 }
 
-// setup makes each test of a suite a backend on a schema of its own. As in the runtime's own runs, instances are sticky to nobody: each worker of the
-// suites that is done would have the next wait.
-func setup(t *testing.T) func(options ...backend.BackendOption) test.TestBackend {
-	return func(options ...backend.BackendOption) test.TestBackend {
-		p := pgwaketest.New(t, nil)
-		b, err := goworkflows.New(t.Context(), p, append(options, backend.WithStickyTimeout(0), backend.WithLogger(silent))...)
-		require.NoError(t, err)
-		return &underTest{b, p}
-	}
+// suite has the tests of a suite each find the same schema empty.
+type suite struct {
+	t      *testing.T
+	schema string
 }
 
-func teardown(t *testing.T) func(b test.TestBackend) {
-	return func(b test.TestBackend) {
-		require.NoError(t, b.Close())
-		require.NoError(t, b.(*underTest).p.Close(context.WithoutCancel(t.Context())))
-	}
+func newSuite(t *testing.T) *suite {
+	t.Helper()
+	l := newLab(t, nil)
+	return &suite{t, l.p.Schema()}
+}
+
+// setup makes a backend. As in the runtime's own runs, instances are sticky to nobody: what one worker has begun another one may go on with at once.
+func (s *suite) setup(options ...backend.BackendOption) test.TestBackend {
+	p := pgwaketest.Open(s.t, &pgwake.Config{Schema: s.schema})
+	b, err := goworkflows.New(s.t.Context(), p, append(options, backend.WithStickyTimeout(0), backend.WithLogger(silent))...)
+	require.NoError(s.t, err)
+	return &underTest{b, p}
+}
+
+func (s *suite) teardown(b test.TestBackend) {
+	require.NoError(s.t, b.Close())
+	p := b.(*underTest).p
+	ctx := context.WithoutCancel(s.t.Context())
+	_, err := p.Pool().Exec(ctx, `DO $$ BEGIN EXECUTE (SELECT 'TRUNCATE ' || string_agg(format('%I.%I', schemaname, tablename), ', ') FROM pg_tables
+		WHERE schemaname = '`+s.schema+`' AND tablename <> 'namespaces' AND tablename NOT LIKE '%migrations'); END $$`)
+	require.NoError(s.t, err)
+	require.NoError(s.t, p.Close(ctx))
 }
 
 func TestBackend_SuiteOfTheRuntime_Passes(t *testing.T) {
-	test.BackendTest(t, setup(t), teardown(t))
+	s := newSuite(t)
+	test.BackendTest(t, s.setup, s.teardown)
 }
 
 func TestEndToEnd_SuiteOfTheRuntime_Passes(t *testing.T) {
-	test.EndToEndBackendTest(t, setup(t), teardown(t))
+	s := newSuite(t)
+	test.EndToEndBackendTest(t, s.setup, s.teardown)
 }

@@ -35,30 +35,33 @@ func (b *Backend) GetWorkflowTask(ctx context.Context, queues []workflow.Queue) 
 	if len(queues) == 0 {
 		return nil, errNoQueues
 	}
-	fetching, done := b.whileOpen(ctx)
-	defer done()
 	o := &pgwake.FetchOptions{LockTimeout: b.options.WorkflowLockTimeout, Namespaces: []string{Namespace}, Queues: names(queues), WithoutHistory: true}
 	if b.options.StickyTimeout > 0 {
 		o.Owner = b.owner
 	}
-	for {
-		item, err := b.p.FetchOrchestrationItem(fetching, o)
-		if err != nil {
-			return nil, b.nothing(ctx, err)
+	var task *backend.WorkflowTask
+	err := b.fetch(ctx, func(ctx context.Context) error {
+		for {
+			item, err := b.p.FetchOrchestrationItem(ctx, o)
+			if err != nil {
+				return err
+			}
+			t, err := taskOf(item)
+			switch {
+			case err != nil: // as in GetActivityTask
+				err = b.p.DeadLetterOrchestrationItem(ctx, item.LockToken, unreadable, err.Error())
+			case t.WorkflowInstanceState != core.WorkflowInstanceStateActive: // what comes after the end is dropped
+				err = b.p.AckOrchestrationItem(ctx, item.LockToken, pgwake.OrchestrationAck{})
+			default:
+				task = t
+				return nil
+			}
+			if err != nil {
+				return err
+			}
 		}
-		task, err := taskOf(item)
-		switch {
-		case err != nil: // as in GetActivityTask
-			err = b.p.DeadLetterOrchestrationItem(ctx, item.LockToken, unreadable, err.Error())
-		case task.WorkflowInstanceState != core.WorkflowInstanceStateActive: // what comes after the end is dropped
-			err = b.p.AckOrchestrationItem(ctx, item.LockToken, pgwake.OrchestrationAck{})
-		default:
-			return task, nil
-		}
-		if err != nil {
-			return nil, b.nothing(ctx, err)
-		}
-	}
+	})
+	return task, err
 }
 
 // taskOf is the task of a turn.

@@ -79,10 +79,7 @@ func (at place) carryOut(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, d.close(ctx)) }()
 
-	o := worker.DefaultOptions
-	o.WorkflowPollingInterval, o.ActivityPollingInterval = 0, 0 // the backend waits, and nobody polls
-	o.WorkflowHeartbeatInterval, o.ActivityHeartbeatInterval = lease/4, lease/4
-	w := worker.New(d.backend, &o)
+	w := worker.New(d.backend, d.backend.WorkerOptions())
 	err = errors.Join(w.RegisterWorkflow(Order), w.RegisterWorkflow(Ship), w.RegisterActivity(&Shop{d.pool, os.Getpid()}))
 	if err != nil {
 		return err
