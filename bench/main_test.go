@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pgwake/pgwake/bench/measure"
+	"github.com/pgwake/pgwake/bench/workflows"
 	"github.com/pgwake/pgwake/devpg"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -415,4 +416,38 @@ func TestScheduleRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
 	figures := (&results{Schedules: []*measure.SchedulesResult{round()}}).metrics()
 	assert.Equal(t, 9.0, figures["schedule_late_p99_ms"])
 	assert.Equal(t, 1.0, figures["schedule_idle_statements"])
+}
+
+func TestWorkflowRows_EachGoalIsMissedByWhatItIsFor(t *testing.T) {
+	round := func() *workflows.Result {
+		return &workflows.Result{
+			Activities: 20,
+			Ours: &workflows.Subject{Runs: 20, Took: time.Second, Hops: measure.Samples{5 * time.Millisecond}, IdleFor: time.Minute, Idle: 2,
+				Rates: []workflows.Rate{{Workers: 1, Workflows: 10, Took: time.Second}}},
+			Theirs: &workflows.Subject{Runs: 1, Took: time.Second, Hops: measure.Samples{130 * time.Millisecond}, IdleFor: time.Second, Idle: 20,
+				Rates: []workflows.Rate{{Workers: 1, Workflows: 10, Took: time.Second}}},
+		}
+	}
+	judge := func(w *workflows.Result) (missed []string) {
+		for _, row := range (&results{Workflows: []*workflows.Result{w}}).workflowRows() {
+			if row.goal != "" && !row.met {
+				missed = append(missed, strings.TrimSpace(row.measure))
+			}
+		}
+		return missed
+	}
+	assert.Empty(t, judge(round()))
+	for missed, spoil := range map[string]func(*workflows.Result){
+		"go-workflows, workflow of 20 activities one after the other: hop, p50": func(w *workflows.Result) { w.Ours.Hops = measure.Samples{6 * time.Millisecond} },
+		"such workflows, one after the other: workflows/min":                    func(w *workflows.Result) { w.Ours.Runs = 19 },
+		"idle worker, statements per minute":                                    func(w *workflows.Result) { w.Ours.Idle = 3 },
+	} {
+		w := round()
+		spoil(w)
+		assert.Equal(t, missed, strings.Join(judge(w), ","))
+	}
+	figures := (&results{Workflows: []*workflows.Result{round()}}).metrics()
+	assert.Equal(t, 5.0, figures["workflow_hop_p50_ms"])
+	assert.Equal(t, 20.0, figures["workflow_rate_ratio"])
+	assert.Equal(t, 2.0, figures["workflow_idle_statements_per_min"])
 }

@@ -55,6 +55,7 @@ func (r *results) metrics() map[string]float64 {
 	r.namespaceMetrics(put)
 	r.taskMetrics(put)
 	r.eventMetrics(put)
+	r.workflowMetrics(put)
 	return m
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pgwake/pgwake/bench/measure"
 	"github.com/pgwake/pgwake/bench/peers"
+	"github.com/pgwake/pgwake/bench/workflows"
 )
 
 // This file answers: what can be run, and at which sizes?
@@ -48,6 +49,7 @@ type sizes struct {
 	events        measure.EventsOptions
 	eventLog      measure.EventLogOptions
 	schedules     measure.SchedulesOptions
+	workflows     workflows.Options
 }
 
 // peers returns these, unless there are to be none.
@@ -65,7 +67,7 @@ func (s *sizes) tell(to func(measure.Progress)) {
 		&s.redelivery.Progress, &s.stress.Progress, &s.histories.Progress, &s.fanIn.Progress, &s.convoy.Progress,
 		&s.peerPairs.Progress, &s.peerTimers.Progress, &s.drain.Progress, &s.writers.Progress, &s.nodes.Progress,
 		&s.fetch.Progress, &s.bloat.Progress, &s.quotas.Progress, &s.restarts.Progress, &s.namespaces.Progress,
-		&s.tasks.Progress, &s.manyTasks.Progress, &s.events.Progress, &s.eventLog.Progress, &s.schedules.Progress,
+		&s.tasks.Progress, &s.manyTasks.Progress, &s.events.Progress, &s.eventLog.Progress, &s.schedules.Progress, &s.workflows.Progress,
 	} {
 		*progress = to
 	}
@@ -140,6 +142,7 @@ var small = sizes{
 	events:    measure.EventsOptions{Singles: 60, Gap: 10 * time.Millisecond, Backlog: 2000},
 	eventLog:  measure.EventLogOptions{Rows: 20_000, Emits: 100, Kept: 50_000},
 	schedules: measure.SchedulesOptions{Schedules: 100, Every: 2 * time.Second, Duration: 4 * time.Second, IdleFor: 2 * time.Second},
+	workflows: workflows.Options{Runs: 10, SlowRuns: 1, Backlog: 100, SlowBacklog: 50, Idle: 10 * time.Second, SlowIdle: 3 * time.Second},
 }
 
 // quick has the figures with a goal in the specification, and is done within a minute.
@@ -163,12 +166,13 @@ func quick() sizes {
 	s.events = measure.EventsOptions{Singles: 40, Gap: 5 * time.Millisecond, Backlog: 1000}
 	s.eventLog = measure.EventLogOptions{Rows: 10_000, Emits: 60, Kept: 20_000}
 	s.schedules = measure.SchedulesOptions{Schedules: 50, Every: time.Second, Duration: 2 * time.Second, Idle: 2000, IdleFor: time.Second}
+	s.workflows = workflows.Options{Runs: 5, SlowRuns: 1, Backlog: 40, SlowBacklog: 20, Idle: 3 * time.Second, SlowIdle: time.Second}
 	s.fetch = measure.FetchCostOptions{Backlog: 10_000, Locked: 5000, Timers: 10_000, LockedInstances: 300, Fetches: 40}
 	return s
 }
 
 // quickNames are the scenarios of quick.
-var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch", namespaces, tasks, manyTasks, events, eventLog, schedules}
+var quickNames = []string{"idle", baseline, "single", "pairs", "timers", "redelivery", "writers", "nodes", "drain", "fetch", namespaces, tasks, manyTasks, events, eventLog, schedules, flows}
 
 // results of all rounds, in the order of the rounds.
 type results struct {
@@ -206,6 +210,7 @@ type results struct {
 	Events     []*measure.EventsResult     `json:"events,omitempty"`
 	EventLog   []*measure.EventLogResult   `json:"event_log,omitempty"`
 	Schedules  []*measure.SchedulesResult  `json:"schedules,omitempty"`
+	Workflows  []*workflows.Result         `json:"workflows,omitempty"`
 }
 
 type scenario struct {
@@ -223,6 +228,7 @@ const (
 	events     = "events"
 	eventLog   = "eventlog"
 	schedules  = "schedules"
+	flows      = "workflows"
 )
 
 var scenarios = []scenario{
@@ -362,6 +368,10 @@ var scenarios = []scenario{
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
 			return add(&to.Schedules)(measure.Schedules(ctx, url, s.schedules))
 		}},
+	{name: flows, what: "workflows of go-workflows, pushed and polled", once: true,
+		run: func(ctx context.Context, url string, s *sizes, to *results) error {
+			return add(&to.Workflows)(workflows.Measure(ctx, url, s.workflows))
+		}},
 	{name: "drain", what: "a backlog of items that do nothing", run: runDrains},
 	{name: "fetch", what: "fetches among rows that they do not take", once: true,
 		run: func(ctx context.Context, url string, s *sizes, to *results) error {
@@ -497,7 +507,7 @@ func names() (all []string) {
 
 // needsBaseline reports whether the figures of a scenario are compared with those of the baseline.
 func needsBaseline(name string) bool {
-	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "restarts", "drain", "fetch", "bloat", manyTasks, events, eventLog, schedules}, name)
+	return !slices.Contains([]string{"idle", "burst", "stress", "history", "fanin", "writers", "nodes", "limits", "restarts", "drain", "fetch", "bloat", manyTasks, events, eventLog, schedules, flows}, name)
 }
 
 // add keeps a result.

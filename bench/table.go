@@ -36,6 +36,7 @@ func (r *results) rows() (rows []row) {
 	rows = append(rows, r.namespaceRows()...)
 	rows = append(rows, r.taskRows()...)
 	rows = append(rows, r.eventRows()...)
+	rows = append(rows, r.workflowRows()...)
 	rows = append(rows, r.drainRows()...)
 	rows = append(rows, r.fetchRows()...)
 	rows = append(rows, r.bloatRows()...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -179,3 +180,40 @@ func (c *counter) close(err *error) {
 	}
 	hangUp(c.conn)
 }
+
+// Counter counts the statements of whoever works in a database of its own, for packages that measure something else.
+type Counter struct {
+	URL string // of the database
+	c   *counter
+}
+
+// NewCounter makes the database. It fails if the role may not.
+func NewCounter(ctx context.Context, url string) (_ *Counter, err error) {
+	c, err := newCounter(ctx, url, "")
+	if err != nil {
+		return nil, err
+	}
+	if c.database == "" {
+		err = errors.New("the role may not create a database")
+		c.close(&err)
+		return nil, err
+	}
+	return &Counter{c.URL, c}, nil
+}
+
+// Idle counts them for a while, once it has become quiet: or else after a few seconds.
+func (c *Counter) Idle(ctx context.Context, of time.Duration) (statements int64, took time.Duration, err error) {
+	before, err := c.c.settle(ctx, quietSpell)
+	if err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	if err := pause(ctx, of); err != nil {
+		return 0, 0, err
+	}
+	after, err := c.c.read(ctx)
+	return after.since(before).total(), time.Since(began), err
+}
+
+// Close drops the database, and joins an error of its own to that of the caller.
+func (c *Counter) Close(err *error) { c.c.close(err) }
