@@ -1,2 +1,50 @@
-// Package goworkflows is a backend for go-workflows.
+// Package goworkflows is a backend for github.com/cschleiden/go-workflows: durable workflows in plain Go, in PostgreSQL and pushed. The versions that fit
+// are those with the interfaces of v1.4.2.
+//
+//	p, err := pgwake.Open(ctx, os.Getenv("DATABASE_URL"), nil)
+//	b, err := goworkflows.New(ctx, p)
+//	w := worker.New(b, b.WorkerOptions())
+//	w.RegisterWorkflow(Order)
+//	w.RegisterActivity(Reserve)
+//	err = w.Start(ctx)
+//
+//	instance, err := client.New(b).CreateWorkflowInstance(ctx, client.WorkflowInstanceOptions{InstanceID: "order-7"}, Order, "book")
+//	err = b.WaitForWorkflowInstance(ctx, instance)
+//
+// All that the runtime has is there: sub-workflows, timers, signals, queues, continuing as new, removal and expiry, and what its web interface shows
+// ([diag.Backend]). Its own suites for backends pass.
+//
+// # Waiting
+//
+// A Get of a worker waits until there is a task, without holding a connection or asking: from one step of a workflow to the next it takes a millisecond
+// or two, also from one process to another, and an idle worker costs a statement a minute, that of the Provider. Use the worker's options of
+// [Backend.WorkerOptions], and [Backend.WaitForWorkflowInstance] instead of the client's, which polls.
+//
+// # Leases
+//
+// A task belongs to whoever claimed it until WorkflowLockTimeout or ActivityLockTimeout is over. What a process had that died comes to others then. Each claim
+// has a token of its own: a goroutine that was only slow can complete nothing that was claimed again, even by its own process. Activities are carried out at
+// least once.
+//
+// While the database is away, workers try again, more and more rarely, up to once a second; and a task that is done is completed when it is back, if that
+// is before the lease ends.
+//
+// # Sticky workers
+//
+// For StickyTimeout, 30 s by default, the next turns of a workflow come to the worker that has its state in memory; then to any. So if that one is killed the
+// workflow may wait for so long. One that stops in an orderly way says so by [Backend.Close]. A timeout of 0 turns it off: each turn may then read the
+// history once more.
+//
+// # Transactions
+//
+// [Backend.WithTx] is for a client whose workflows begin, and whose signals are sent, if and only if a transaction of the caller's commits.
+//
+// # In the database
+//
+// Each execution is an instance of the Provider, instance id and execution id with a slash between them, in the namespace [Namespace]; queues are queue names and
+// tags. So the Provider's own means work on them: namespaces can be paused and limited, depths and dead letters are listed. The table gowf_instances has
+// the executions, from their creation until they are removed. Payloads are JSON of at most pgwake.Config.MaxPayload bytes, 1 MiB by default: an
+// activity whose result is larger fails, and so does a workflow that hands over more.
+//
+// Everything else on the Provider is to name its namespaces when it fetches turns: one that asks for all gets those of the workflows too.
 package goworkflows
