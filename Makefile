@@ -23,7 +23,7 @@ FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress check docs bench bench-quick mutants mutants-quick model model-quick chaos soak clean help
+.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos soak clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -47,6 +47,10 @@ stress:
 	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s PGWAKE_CASES=300 PGWAKE_SCHEDULES=1000 PGWAKE_TICK_SECONDS=600; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 40m \
 		-p 1 -run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)|TestCrash' . ./eventbus
 	@export PGWAKE_STRESS=30s; $(WITH_PG) -- $(GO) -C adapter/watermill test -count=1 -timeout 60m -tags stress -run PubSub .
+
+## suites: those of go-workflows for its backends, ten times in a row with the race detector; some ten minutes
+suites:
+	@$(WITH_PG) -- $(GO) -C adapter/goworkflows test $(RACE) -count=10 -timeout 60m -run SuiteOfTheRuntime .
 
 ## check: format, vet, staticcheck, tidy modules
 check:

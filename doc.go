@@ -101,6 +101,7 @@
 // Provider polls, as little as it can, and says so.
 //
 // In the directory docs: architecture.md, operations.md (pool size, poolers, failures, rights), settings.md,
-// runtime-authors.md for who writes a runtime for durable workflows, moving-from-polling.md for a program that has a
-// table of jobs, and source-tests.md, which maps the test plans of the designs that this goes back to.
+// runtimes.md for durable workflows by go-workflows, runtime-authors.md for who writes a runtime, moving-from-polling.md
+// for a program that has a table of jobs, and source-tests.md, which maps the test plans of the designs that this goes
+// back to.
 package pgwake
