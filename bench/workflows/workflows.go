@@ -125,6 +125,10 @@ func measureOne(ctx context.Context, url string, open func(context.Context, stri
 		return nil, err
 	}
 	s = &Subject{Runs: runs}
+	// Before anything else: where there was work, somebody looks once more when the leases of it would have ended.
+	if s.Idle, s.IdleFor, err = c.Idle(ctx, idle); err != nil {
+		return nil, err
+	}
 	if _, err := d.run(ctx, "chain", 1, o.Activities); err != nil { // connections are made, statements prepared
 		return nil, err
 	}
@@ -139,9 +143,6 @@ func measureOne(ctx context.Context, url string, open func(context.Context, stri
 		if o.Progress != nil {
 			o.Progress(measure.Progress{Done: n + 1, Total: runs, Figures: s.Hops.Summary()})
 		}
-	}
-	if s.Idle, s.IdleFor, err = c.Idle(ctx, idle); err != nil {
-		return nil, err
 	}
 	for _, workers := range o.Workers {
 		if err := d.workers(ctx, workers); err != nil {

@@ -64,7 +64,7 @@ func TestMeasure_Interrupted_LeavesNothing(t *testing.T) {
 	s, err := server()
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err = Measure(ctx, s.URL, Options{Activities: 2, Progress: func(measure.Progress) { cancel() }})
+	_, err = Measure(ctx, s.URL, Options{Activities: 2, Idle: 50 * time.Millisecond, Progress: func(measure.Progress) { cancel() }})
 	require.ErrorIs(t, err, context.Canceled)
 	conn, err := pgx.Connect(t.Context(), s.URL)
 	require.NoError(t, err)
