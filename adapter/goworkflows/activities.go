@@ -16,8 +16,11 @@ import (
 //
 // An activity is a work item, its queue the tag, and its completion the message that the ack of the item sends.
 
-// PrepareActivityQueues has nothing to do.
-func (b *Backend) PrepareActivityQueues(context.Context, []workflow.Queue) error { return nil }
+// PrepareActivityQueues is called when a worker starts. It asks once, and gets nothing.
+func (b *Backend) PrepareActivityQueues(ctx context.Context, _ []workflow.Queue) error {
+	_, err := b.p.FetchWorkItem(ctx, &pgwake.FetchOptions{NoWait: true, Namespaces: []string{Namespace}, Tags: pgwake.Tags(nobodys)})
+	return prepared(err)
+}
 
 // GetActivityTask waits for an activity in one of the queues, up to pgwake.Config.MaxWait, holding no connection and asking nothing. Nil if none came. The ID
 // of the task is the lock token.

@@ -117,6 +117,18 @@ func (b *Backend) do(ctx context.Context, op string, statement func(context.Cont
 	return b.p.Do(ctx, op, statement, feeds...)
 }
 
+// nobodys is a queue that has nothing: the runtime has no queue with a space in its name.
+const nobodys = "of nobody"
+
+// prepared is the outcome of a fetch from nobody's queue, which is made when a worker starts: so that the server has planned what its fetches need before
+// the first task is waited for, and that a right which is missing is told at once. A database that is away is no reason not to start.
+func prepared(err error) error {
+	if errors.Is(err, pgwake.ErrNoWork) || retryable(err) {
+		return nil
+	}
+	return err
+}
+
 // While the database is away, pauses between attempts double from the first to the longest of these.
 const firstPause, longestPause = 10 * time.Millisecond, time.Second
 

@@ -232,6 +232,21 @@ func TestGet_ContextEnds_NoTaskAndNothingIsStranded(t *testing.T) {
 	l.workflowTask()
 }
 
+// Whoever starts a worker has the server plan what it will ask, and takes nothing.
+func TestPrepare_WorkIsThere_IsLeftAlone(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.create("w")
+	require.NoError(t, l.PrepareWorkflowQueues(l.within(), queues))
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive, activity(1)))
+	require.NoError(t, l.PrepareActivityQueues(l.within(), queues))
+	l.activityTask()
+	require.Equal(t, int64(2), l.p.Stats().Worker.Looks)
+	require.NoError(t, l.p.Close(t.Context()))
+	require.ErrorIs(t, l.PrepareWorkflowQueues(l.within(), queues), pgwake.ErrClosed)
+	require.ErrorIs(t, l.PrepareActivityQueues(l.within(), queues), pgwake.ErrClosed)
+}
+
 func TestSticky_TurnsComeToTheWorkerThatHasTheState_UntilItLeaves(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil, backend.WithStickyTimeout(time.Hour), backend.WithWorkerName("one"))

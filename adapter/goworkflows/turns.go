@@ -26,8 +26,11 @@ type turn struct {
 	name  string // of the workflow, if this is the first turn; its ack says who the instance is
 }
 
-// PrepareWorkflowQueues has nothing to do.
-func (b *Backend) PrepareWorkflowQueues(context.Context, []workflow.Queue) error { return nil }
+// PrepareWorkflowQueues is called when a worker starts. It asks once, and gets nothing.
+func (b *Backend) PrepareWorkflowQueues(ctx context.Context, _ []workflow.Queue) error {
+	_, err := b.p.FetchOrchestrationItem(ctx, &pgwake.FetchOptions{NoWait: true, Namespaces: []string{Namespace}, Queues: []string{nobodys}, WithoutHistory: true})
+	return prepared(err)
+}
 
 // GetWorkflowTask waits for an execution with new events in one of the queues, up to pgwake.Config.MaxWait, holding no connection and asking nothing. Nil
 // if none came.
