@@ -28,6 +28,9 @@ func (p *Provider) Pool() *pgxpool.Pool { return p.pool }
 // Schema returns the schema that the Provider's tables and functions are in, Config.Schema. It is not quoted; see pgx.Identifier.
 func (p *Provider) Schema() string { return p.cfg.Schema }
 
+// MaxPayload returns Config.MaxPayload, for CheckJSON: what a layer's own statements put into a queue or a history nobody else checks.
+func (p *Provider) MaxPayload() int { return p.cfg.MaxPayload }
+
 // Querier is what statements can be sent by: a connection of the pool, or a transaction.
 type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)

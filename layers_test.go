@@ -24,6 +24,7 @@ func TestPool_OfOpen_HasTransactionsForTxVerbs_AndIsClosedByClose(t *testing.T) 
 	p, err := pgwake.Open(t.Context(), n.urlWith(t, func(*pgx.ConnConfig) {}), &pgwake.Config{Schema: n.schema, Logger: silent})
 	require.NoError(t, err)
 	require.Equal(t, n.schema, p.Schema())
+	require.Equal(t, 1<<20, p.MaxPayload())
 	for _, commit := range []bool{false, true} {
 		tx, err := p.Pool().Begin(t.Context())
 		require.NoError(t, err)

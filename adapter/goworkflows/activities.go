@@ -75,7 +75,7 @@ func (b *Backend) CompleteActivityTask(ctx context.Context, task *backend.Activi
 }
 
 func (b *Backend) complete(ctx context.Context, task *backend.ActivityTask, result *history.Event) error {
-	data, err := encode(result)
+	data, err := encodeSent("the result", result, b.p.MaxPayload())
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,8 @@ type decision struct {
 
 	continues *string // this execution ends with created
 	remove    bool    // and goes at once
+
+	maxPayload int
 }
 
 // target is an execution that is created, as whoever creates it knows it.
@@ -35,7 +37,7 @@ type target struct {
 func (b *Backend) decide(task *backend.WorkflowTask, t *turn, state core.WorkflowInstanceState,
 	executed, activityEvents, timerEvents []*history.Event, workflowEvents []*history.WorkflowEvent) (*decision, error) {
 	self := instanceOf(task.WorkflowInstance)
-	d := &decision{ack: pgwake.OrchestrationAck{ExecutionID: execution}}
+	d := &decision{ack: pgwake.OrchestrationAck{ExecutionID: execution}, maxPayload: b.p.MaxPayload()}
 	if err := d.describe(t, state); err != nil {
 		return nil, err
 	}
@@ -66,7 +68,7 @@ func (b *Backend) decide(task *backend.WorkflowTask, t *turn, state core.Workflo
 		if cancelled[e.ScheduleEventID] {
 			continue
 		}
-		m, err := event(self, e)
+		m, err := d.event(self, e)
 		if err != nil {
 			return nil, err
 		}
@@ -118,14 +120,14 @@ func (d *decision) send(otherwise workflow.Queue, events []*history.WorkflowEven
 	for _, e := range events {
 		instance := instanceOf(e.WorkflowInstance)
 		if a, opens := e.HistoryEvent.Attributes.(*history.ExecutionStartedAttributes); opens {
-			if err := d.created.add(e.WorkflowInstance, a, e.HistoryEvent, otherwise); err != nil {
+			if err := d.created.add(e.WorkflowInstance, a, e.HistoryEvent, otherwise, d.maxPayload); err != nil {
 				return err
 			}
 			opened[instance] = true
 			d.targets = append(d.targets, target{instance, e.WorkflowInstance.ParentEventID})
 			continue
 		}
-		m, err := event(instance, e.HistoryEvent)
+		m, err := d.event(instance, e.HistoryEvent)
 		if err != nil {
 			return err
 		}
@@ -139,8 +141,8 @@ func (d *decision) send(otherwise workflow.Queue, events []*history.WorkflowEven
 }
 
 // event is an event as a message: for an execution that there is, and nobody is told if not.
-func event(instance string, e *history.Event) (pgwake.MessageEnqueue, error) {
-	data, err := encode(e)
+func (d *decision) event(instance string, e *history.Event) (pgwake.MessageEnqueue, error) {
+	data, err := encodeSent("an event", e, d.maxPayload)
 	return pgwake.MessageEnqueue{
 		Message:        pgwake.Message{Instance: instance, Kind: pgwake.MessageQueued, Data: data},
 		EnqueueOptions: pgwake.EnqueueOptions{Namespace: Namespace},
@@ -196,7 +198,7 @@ func (d *decision) afterwards(self *core.WorkflowInstance, created []bool) ([]pg
 			continue
 		}
 		refused[of.instance] = true
-		m, err := event(instanceOf(self), history.NewPendingEvent(time.Now(), history.EventType_SubWorkflowFailed,
+		m, err := d.event(instanceOf(self), history.NewPendingEvent(time.Now(), history.EventType_SubWorkflowFailed,
 			&history.SubWorkflowFailedAttributes{Error: asError(backend.ErrInstanceAlreadyExists)}, history.ScheduleEventID(of.eventID)))
 		if err != nil {
 			return nil, err

@@ -83,6 +83,19 @@ func names(queues []workflow.Queue) []string {
 	return all
 }
 
+// room is what an event has to leave of pgwake.Config.MaxPayload: in the history it also has its number.
+const room = len(`"sid":-9223372036854775808,`)
+
+// encodeSent writes down what is sent to an instance. Invariant: what is queued can be an event of its history, and of the attributes that are made of it;
+// or else the instance would fail for what others have sent it, or could not even do that, and had the same turn for ever.
+func encodeSent(what string, v any, maxPayload int) (json.RawMessage, error) {
+	data, err := encode(v)
+	if err != nil {
+		return nil, err
+	}
+	return data, pgwake.CheckJSON(what, data, maxPayload-room)
+}
+
 // encode writes an event or an opening down.
 func encode(v any) (json.RawMessage, error) {
 	data, err := json.Marshal(v)

@@ -18,14 +18,14 @@ import (
 // This file answers: how do instances begin, hear of things from outside, and go?
 
 // CreateWorkflowInstance creates an execution, for which it needs one round trip. backend.ErrInstanceAlreadyExists if one of the same instance id is
-// active; pgwake.ErrInvalid for ids that are too long, together some 230 bytes, or for an execution id with a slash.
+// active; pgwake.ErrInvalid for ids that are too long, together some 230 bytes, for an execution id with a slash, or for arguments that cannot be stored.
 func (b *Backend) CreateWorkflowInstance(ctx context.Context, instance *workflow.Instance, event *history.Event) error {
 	a, ok := event.Attributes.(*history.ExecutionStartedAttributes)
 	if !ok {
 		return fmt.Errorf("%w: an instance begins with an event that is no %v", pgwake.ErrInvalid, history.EventType_WorkflowExecutionStarted)
 	}
 	var c creation
-	if err := c.add(instance, a, event, workflow.QueueDefault); err != nil {
+	if err := c.add(instance, a, event, workflow.QueueDefault, b.p.MaxPayload()); err != nil {
 		return err
 	}
 	var created []bool
@@ -47,7 +47,7 @@ type creation struct {
 	names, queues, datas        []string
 }
 
-func (c *creation) add(instance *core.WorkflowInstance, a *history.ExecutionStartedAttributes, event *history.Event, otherwise workflow.Queue) error {
+func (c *creation) add(instance *core.WorkflowInstance, a *history.ExecutionStartedAttributes, event *history.Event, otherwise workflow.Queue, maxPayload int) error {
 	if err := checkInstance(instance); err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (c *creation) add(instance *core.WorkflowInstance, a *history.ExecutionStar
 	if queue == "" {
 		queue = otherwise
 	}
-	data, err := encode(opening{withoutAncestors(instance), event})
+	data, err := encodeSent("what opens an instance", opening{withoutAncestors(instance), event}, maxPayload)
 	if err != nil {
 		return err
 	}
@@ -83,13 +83,14 @@ func (b *Backend) CancelWorkflowInstance(ctx context.Context, instance *workflow
 	return b.send(ctx, "cancel workflow instance", instance.InstanceID, &instance.ExecutionID, cancelEvent)
 }
 
-// SignalWorkflow sends the active execution of the instance the event. backend.ErrInstanceNotFound if none is active.
+// SignalWorkflow sends the active execution of the instance the event. backend.ErrInstanceNotFound if none is active; pgwake.ErrInvalid for an argument
+// that cannot be stored.
 func (b *Backend) SignalWorkflow(ctx context.Context, instanceID string, event *history.Event) error {
 	return b.send(ctx, "signal workflow", instanceID, nil, event)
 }
 
 func (b *Backend) send(ctx context.Context, op, instanceID string, executionID *string, event *history.Event) error {
-	data, err := encode(event)
+	data, err := encodeSent("an event", event, b.p.MaxPayload())
 	if err != nil {
 		return err
 	}

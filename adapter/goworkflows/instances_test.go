@@ -292,3 +292,37 @@ func TestGetWorkflowTree_SubWorkflows_AreBelowTheirParents(t *testing.T) {
 	require.NoError(t, l.RemoveWorkflowInstance(l.within(), root), "a parent can go before its children")
 	require.Equal(t, 1, l.count("gowf_instances", "true"))
 }
+
+// Once it is queued, the workflow fails for it, or cannot even do that and has the turn again for ever.
+func TestSend_WhatNoHistoryCanHold_IsRefusedAndNothingIsThere(t *testing.T) {
+	t.Parallel()
+	const most = 10000
+	l := newLab(t, &pgwake.Config{MaxPayload: most})
+	c := client.New(l.Backend)
+	create := func(arg string) error {
+		_, err := c.CreateWorkflowInstance(l.within(), client.WorkflowInstanceOptions{InstanceID: uuid.NewString()}, "w", arg)
+		return err
+	}
+	signal := func(arg string) error { return c.SignalWorkflow(l.within(), "w", "s", arg) }
+	l.create("w")
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive))
+	for name, send := range map[string]func(string) error{"create": create, "signal": signal} {
+		require.ErrorIs(t, send(strings.Repeat("x", most)), pgwake.ErrPayloadTooLarge, name)
+	}
+	require.ErrorIs(t, c.SignalWorkflow(l.within(), "w", "\x00", 1), pgwake.ErrInvalid)
+	// The first turn writes it down as attributes.
+	started := started("w")
+	started.Attributes.(*history.ExecutionStartedAttributes).Metadata = &workflow.Metadata{"k": "\x00"}
+	require.ErrorIs(t, l.CreateWorkflowInstance(l.within(), core.NewWorkflowInstance("v", "1"), started), pgwake.ErrInvalid)
+	l.noWorkflowTask()
+	require.Equal(t, 1, l.count("gowf_instances", "true"))
+
+	for name, send := range map[string]func(string) error{"create": create, "signal": signal} {
+		size := most * 3 / 4 // arguments are in base64
+		for send(strings.Repeat("x", size)) != nil {
+			size--
+		}
+		require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive), name)
+	}
+	require.Equal(t, 2, l.count("gowf_instances", "state = 0"), "what is just not too large is just not too large for the history either")
+}
