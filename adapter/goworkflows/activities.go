@@ -37,6 +37,9 @@ func (b *Backend) GetActivityTask(ctx context.Context, queues []workflow.Queue) 
 				return err
 			}
 			event, err := decodeEvent(item.Input)
+			if err == nil && event.Type != history.EventType_ActivityScheduled {
+				err = fmt.Errorf("%v is no activity", event.Type)
+			}
 			if err == nil {
 				task = &backend.ActivityTask{ID: string(item.LockToken), ActivityID: event.ID, Queue: workflow.Queue(item.Tag),
 					WorkflowInstance: executionOf(item.Instance), Event: event}

@@ -110,6 +110,9 @@ func decodeEvent(data json.RawMessage) (*history.Event, error) {
 	if err := json.Unmarshal(data, e); err != nil {
 		return nil, fmt.Errorf("read an event: %w", err)
 	}
+	if e.Attributes == nil { // for which a worker would panic
+		return nil, fmt.Errorf("read an event: %v without attributes", e.Type)
+	}
 	return e, nil
 }
 

@@ -309,14 +309,18 @@ func TestGet_WhatCannotBeRead_IsPutAsideAndTheNextComes(t *testing.T) {
 	}
 	_, err := l.p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "4/4", Kind: "foreign", Queue: string(workflow.QueueDefault)}, in)
 	require.NoError(t, err)
-	_, err = l.p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x", Tag: string(workflow.QueueDefault)}, in)
+	_, err = l.p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "5/5", Kind: "foreign", Queue: string(workflow.QueueDefault), Data: []byte(`{"t":17,"attr":null}`)}, in)
 	require.NoError(t, err)
+	for _, input := range []string{"", `{"t":17,"attr":{}}`} {
+		_, err = l.p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x", Tag: string(workflow.QueueDefault), Input: []byte(input)}, in)
+		require.NoError(t, err)
+	}
 	l.create("w")
 	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive, activity(1)))
 	l.activityTask()
 	letters, err := l.p.ListDeadLetters(t.Context(), nil)
 	require.NoError(t, err)
-	require.Len(t, letters, 5)
+	require.Len(t, letters, 7)
 }
 
 // A result, or a decision, that is too large would come again for ever.
