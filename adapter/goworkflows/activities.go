@@ -61,8 +61,10 @@ var errNoQueues = errors.New("no queues to get tasks from")
 
 // ExtendActivityTask makes the lease of an activity end ActivityLockTimeout from now. pgwake.ErrLockLost if it has ended.
 func (b *Backend) ExtendActivityTask(ctx context.Context, task *backend.ActivityTask) error {
-	_, err := b.p.RenewWorkItemLock(ctx, pgwake.LockToken(task.ID), b.options.ActivityLockTimeout)
-	return err
+	return b.renew(ctx, b.options.ActivityLockTimeout, func() error {
+		_, err := b.p.RenewWorkItemLock(ctx, pgwake.LockToken(task.ID), b.options.ActivityLockTimeout)
+		return err
+	})
 }
 
 // CompleteActivityTask ends an activity and sends its instance the result, both or neither. pgwake.ErrLockLost if the lease has ended,

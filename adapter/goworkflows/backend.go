@@ -171,6 +171,12 @@ func (b *Backend) persist(ctx context.Context, lease time.Duration, ack func() e
 	}
 }
 
+// renew repeats a renewal for as long as the database is away. For any error the worker would take the task to be somebody else's, and an activity of
+// which the context has ended has failed. A heartbeat comes a third of the lease after the one before (WorkerOptions), so what is left is the rest.
+func (b *Backend) renew(ctx context.Context, lease time.Duration, renewal func() error) error {
+	return b.persist(ctx, lease-lease/3, renewal)
+}
+
 // pause waits, and reports whether ctx let it.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)

@@ -17,6 +17,7 @@ import (
 	"github.com/cschleiden/go-workflows/worker"
 	"github.com/cschleiden/go-workflows/workflow"
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/goworkflows"
@@ -364,6 +365,41 @@ func (b *unlucky) CompleteWorkflowTask(ctx context.Context, task *backend.Workfl
 		ctx = ended
 	}
 	return b.Backend.CompleteWorkflowTask(ctx, task, state, executed, activityEvents, timerEvents, workflowEvents)
+}
+
+// broken has a call wait for the rows of a table, ends its connection after a while, and lets go of them.
+func (l *lab) broken(table string, after time.Duration, call func() error) error {
+	l.t.Helper()
+	tx, err := l.p.Pool().Begin(l.t.Context())
+	require.NoError(l.t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(l.t.Context())) }()
+	_, err = tx.Exec(l.t.Context(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), table}.Sanitize()+` FOR UPDATE`)
+	require.NoError(l.t, err)
+	returned, began := make(chan error, 1), time.Now()
+	go func() { returned <- call() }()
+	require.Eventually(l.t, func() bool {
+		if time.Since(began) < after {
+			return false
+		}
+		tag, err := l.p.Pool().Exec(l.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid))`, tx.Conn().PgConn().PID())
+		return err == nil && tag.RowsAffected() > 0
+	}, patience, time.Millisecond)
+	require.NoError(l.t, tx.Rollback(l.t.Context()))
+	return <-returned
+}
+
+// A worker takes whatever error for the loss of the lease, and an activity fails whose context ends.
+func TestExtend_ConnectionBreaks_IsRepeated(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.create("w")
+	task := l.workflowTask()
+	require.NoError(t, l.broken("instance_locks", 0, func() error { return l.ExtendWorkflowTask(l.within(), task) }))
+	require.NoError(t, l.complete(task, core.WorkflowInstanceStateActive, activity(1)))
+	step := l.activityTask()
+	require.NoError(t, l.broken("worker_queue", 0, func() error { return l.ExtendActivityTask(l.within(), step) }))
+	require.NoError(t, l.CompleteActivityTask(l.within(), step, result(step)))
 }
 
 // The worker's own state is ahead then, and it must not be what the next task is refused for.

@@ -130,8 +130,10 @@ func (b *Backend) ExtendWorkflowTask(ctx context.Context, task *backend.Workflow
 	if !ok {
 		return errForeign
 	}
-	_, err := b.p.RenewOrchestrationItemLock(ctx, t.token, b.options.WorkflowLockTimeout)
-	return err
+	return b.renew(ctx, b.options.WorkflowLockTimeout, func() error {
+		_, err := b.p.RenewOrchestrationItemLock(ctx, t.token, b.options.WorkflowLockTimeout)
+		return err
+	})
 }
 
 // CompleteWorkflowTask stores what a task has come to, all or nothing: in one round trip, or in a transaction if it creates executions. pgwake.ErrLockLost
