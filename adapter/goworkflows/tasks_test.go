@@ -402,6 +402,23 @@ func TestExtend_ConnectionBreaks_IsRepeated(t *testing.T) {
 	require.NoError(t, l.CompleteActivityTask(l.within(), step, result(step)))
 }
 
+// The worker that stores them says when they are due, by its own clock.
+func TestCompleteWorkflowTask_DatabaseIsAwayForAWhile_TimersAreNoLaterForIt(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.create("w")
+	task := l.workflowTask()
+	at := time.Now().Add(time.Hour)
+	timer := history.NewPendingEvent(time.Now(), history.EventType_TimerFired, &history.TimerFiredAttributes{At: at}, history.ScheduleEventID(1), history.VisibleAt(at))
+	const away = 2 * time.Second
+	require.NoError(t, l.broken("instance_locks", away, func() error {
+		return l.CompleteWorkflowTask(l.within(), task, core.WorkflowInstanceStateActive, numbered(task, task.NewEvents...), nil, []*history.Event{timer}, nil)
+	}))
+	var due time.Time
+	require.NoError(t, l.p.Pool().QueryRow(l.within(), `SELECT visible_at FROM `+pgx.Identifier{l.p.Schema(), "orchestrator_queue"}.Sanitize()).Scan(&due))
+	require.Less(t, due.Sub(at), away)
+}
+
 // The worker's own state is ahead then, and it must not be what the next task is refused for.
 func TestWorkflow_TasksCannotBeCompletedInTime_GoOnAfterwards(t *testing.T) {
 	t.Parallel()

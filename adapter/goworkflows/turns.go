@@ -159,11 +159,13 @@ func (b *Backend) CompleteWorkflowTask(ctx context.Context, task *backend.Workfl
 
 func (b *Backend) completeTurn(ctx context.Context, task *backend.WorkflowTask, t *turn, state core.WorkflowInstanceState,
 	executed, activityEvents, timerEvents []*history.Event, workflowEvents []*history.WorkflowEvent) error {
-	d, err := b.decide(task, t, state, executed, activityEvents, timerEvents, workflowEvents)
-	if err != nil {
-		return err
-	}
-	return b.persist(ctx, b.options.WorkflowLockTimeout, func() error { return b.ack(ctx, t, d) })
+	return b.persist(ctx, b.options.WorkflowLockTimeout, func() error {
+		d, err := b.decide(task, t, state, executed, activityEvents, timerEvents, workflowEvents) // anew, as timers have less time left
+		if err != nil {
+			return err
+		}
+		return b.ack(ctx, t, d)
+	})
 }
 
 // failure is what a workflow that has failed comes to.
