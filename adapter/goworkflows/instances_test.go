@@ -16,6 +16,7 @@ import (
 	"github.com/cschleiden/go-workflows/worker"
 	"github.com/cschleiden/go-workflows/workflow"
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
 )
@@ -129,6 +130,16 @@ func TestWithTx_CreatedAndSignalled_IfItCommits(t *testing.T) {
 		require.NoError(t, tx.Commit(t.Context()))
 		require.Len(t, l.workflowTask().NewEvents, 2)
 	}
+}
+
+func TestWithTx_ItMaySeeAnExecutionThatHasEnded_SignalIsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.create("w")
+	tx, err := l.p.Pool().BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tx.Rollback(context.Background())) }()
+	require.ErrorIs(t, client.New(l.WithTx(tx)).SignalWorkflow(l.within(), "w", "s", 1), pgwake.ErrInvalid)
 }
 
 func TestRemove_InATransactionAndByTheProvider_NothingIsLeft(t *testing.T) {

@@ -72,6 +72,10 @@ DECLARE
     v_instance text;
 BEGIN
     IF p_execution_id IS NULL THEN
+        IF NOT reads_committed() THEN
+            RAISE EXCEPTION 'which execution is active a transaction that is % need not see: make it READ COMMITTED',
+                upper(current_setting('transaction_isolation')) USING ERRCODE = 'PW003';
+        END IF;
         SELECT g.instance INTO v_instance FROM gowf_instances g WHERE g.instance_id = p_instance_id AND g.state = 0;
     ELSE
         SELECT g.instance INTO v_instance FROM gowf_instances g WHERE g.instance = p_instance_id || '/' || p_execution_id;
@@ -84,7 +88,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION gowf_send IS 'Sends an event to an execution or, if p_execution_id is null, to the active one of the instance id. False if there is none.';
+COMMENT ON FUNCTION gowf_send IS 'Sends an event to an execution or, if p_execution_id is null, to the active one of the instance id. False if there is none. PW003 for the active one in a transaction that is not READ COMMITTED, which may see one that has ended.';
 
 -- The end of an execution is a turn like any other, acknowledged in one round trip, and this goes with it.
 -- +goose StatementBegin
