@@ -3,6 +3,7 @@ package goworkflows_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,6 +44,78 @@ func TestCreateWorkflowInstance_ManyOfOneIDAtOnce_OneIsActive(t *testing.T) {
 	require.Equal(t, 1, l.count("orchestrator_queue", "true"), "nor is there a message for another")
 }
 
+// Whoever creates one meanwhile waits for the turn, and finds either execution active.
+func TestCreateWorkflowInstance_WhileItContinuesAsNew_AnotherOneIsAlwaysActive(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.create("w")
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	var refused atomic.Int64
+	for range 3 {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := l.CreateWorkflowInstance(l.within(), core.NewWorkflowInstance("w", uuid.NewString()), started("w")); err != backend.ErrInstanceAlreadyExists {
+					t.Errorf("%v", err)
+				}
+				refused.Add(1)
+			}
+		})
+	}
+	const n = 50
+	for range n {
+		task := l.workflowTask()
+		require.NoError(t, l.CompleteWorkflowTask(l.within(), task, core.WorkflowInstanceStateContinuedAsNew, numbered(task, task.NewEvents...), nil, nil,
+			[]*history.WorkflowEvent{{WorkflowInstance: core.NewWorkflowInstance("w", uuid.NewString()), HistoryEvent: started("w")}}))
+	}
+	close(stop)
+	all.Wait()
+	require.NotZero(t, refused.Load())
+	require.Equal(t, 1, l.count("gowf_instances", "state = 0"))
+	require.Equal(t, n, l.count("gowf_instances", "state = 1"))
+}
+
+func TestCompleteWorkflowTask_SubWorkflowIsCreatedElsewhereAtOnce_OneIsActiveAndTheParentIsToldOtherwise(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.create("parent")
+	won := 0
+	for i := range 30 {
+		id := "sub-" + strconv.Itoa(i)
+		task := l.workflowTask()
+		created := make(chan error)
+		go func() {
+			created <- l.CreateWorkflowInstance(l.within(), core.NewWorkflowInstance(id, uuid.NewString()), started("w"))
+		}()
+		require.NoError(t, l.CompleteWorkflowTask(l.within(), task, core.WorkflowInstanceStateActive, numbered(task, task.NewEvents...), nil, nil,
+			[]*history.WorkflowEvent{{HistoryEvent: started("w"), WorkflowInstance: core.NewSubWorkflowInstance(id, uuid.NewString(), task.WorkflowInstance, int64(i))}}))
+		err := <-created
+		require.Equal(t, 1, l.count("gowf_instances", "state = 0 AND instance_id = '"+id+"'"))
+		sub := l.workflowTask()
+		if err == nil {
+			won++
+			told := l.workflowTask()
+			if sub.WorkflowInstance.InstanceID == "parent" {
+				sub, told = told, sub
+			}
+			require.Equal(t, history.EventType_SubWorkflowFailed, told.NewEvents[0].Type)
+			require.Equal(t, int64(i), told.NewEvents[0].ScheduleEventID)
+			require.NoError(t, l.complete(told, core.WorkflowInstanceStateActive))
+		} else {
+			require.Equal(t, backend.ErrInstanceAlreadyExists, err)
+		}
+		require.Equal(t, id, sub.WorkflowInstance.InstanceID)
+		require.NoError(t, l.complete(sub, core.WorkflowInstanceStateFinished))
+		require.NoError(t, client.New(l.Backend).SignalWorkflow(l.within(), "parent", "s", 1))
+	}
+	t.Logf("the client won %d times", won)
+}
+
 func TestCreateWorkflowInstance_IDsThatCannotBe_AreRefused(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
@@ -58,6 +131,28 @@ func TestCreateWorkflowInstance_IDsThatCannotBe_AreRefused(t *testing.T) {
 	}
 	require.ErrorIs(t, l.CreateWorkflowInstance(l.within(), core.NewWorkflowInstance("a", "1"), activity(1)), pgwake.ErrInvalid)
 	require.Zero(t, l.count("gowf_instances", "true"))
+}
+
+func TestGowfCreate_TwoOfTheSameInOppositeOrders_DoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	const n = 200
+	create := `SELECT ` + pgx.Identifier{l.p.Schema(), "gowf_create"}.Sanitize() + `(array_agg(w), array_agg($1::text), array_agg(NULL::text), array_agg(NULL::text),
+		array_agg(NULL::bigint), array_agg('n'::text), array_agg('q'::text), array_agg('1'::text), 'goworkflows') FROM (SELECT n::text AS w FROM generate_series(1, $2) n ORDER BY n * $3) s`
+	var all sync.WaitGroup
+	for execution, order := range map[string]int{"1": 1, "2": -1} {
+		all.Go(func() {
+			var created []bool
+			if err := l.p.Pool().QueryRow(l.within(), create, execution, n, order).Scan(&created); err != nil {
+				t.Error(err)
+			}
+			if len(created) != n {
+				t.Errorf("%d answers", len(created))
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, n, l.count("gowf_instances", "true"))
 }
 
 // The characters are those that names in the Provider are made with.

@@ -40,16 +40,17 @@ SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_created boolean[] := '{}';
+    v_created boolean[] := array_fill(false, ARRAY[cardinality(p_instance_ids)]);
     v_new     text;
+    n         integer;
 BEGIN
     UPDATE gowf_instances g SET state = 1 WHERE g.instance = p_continues;
-    FOR n IN 1 .. cardinality(p_instance_ids) LOOP
+    FOR n IN SELECT i.ord FROM unnest(p_instance_ids) WITH ORDINALITY AS i (id, ord) ORDER BY i.id, i.ord LOOP -- so that two cannot deadlock
         INSERT INTO gowf_instances (instance_id, execution_id, parent_instance_id, parent_execution_id, parent_event_id, queue)
         VALUES (p_instance_ids[n], p_execution_ids[n], p_parent_instance_ids[n], p_parent_execution_ids[n], p_parent_event_ids[n], p_queues[n])
         ON CONFLICT DO NOTHING
         RETURNING instance INTO v_new;
-        v_created := v_created || FOUND;
+        v_created[n] := FOUND;
         IF FOUND THEN
             PERFORM enqueue_message(v_new, 'start', p_datas[n]::json, p_name => p_names[n], p_namespace => p_namespace, p_queue => p_queues[n]);
         END IF;
