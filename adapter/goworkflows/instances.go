@@ -206,7 +206,7 @@ func (b *Backend) RemoveWorkflowInstances(ctx context.Context, options ...backen
 	for {
 		var ended []string
 		err := b.do(ctx, "list ended workflow instances", func(ctx context.Context, q pgwake.Querier) error {
-			rows, err := q.Query(ctx, `SELECT instance FROM `+b.in+`gowf_instances WHERE completed_at < least($1, clock_timestamp() - interval '0.5 s')
+			rows, err := q.Query(ctx, `SELECT instance FROM `+b.in+`gowf_instances WHERE completed_at < least($1, statement_timestamp() - interval '0.5 s')
 				ORDER BY completed_at LIMIT $2`, o.FinishedBefore, o.BatchSize)
 			if err != nil {
 				return err

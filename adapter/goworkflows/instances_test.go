@@ -288,6 +288,24 @@ func TestRemove_InATransactionAndByTheProvider_NothingIsLeft(t *testing.T) {
 	require.Equal(t, 1, l.count("gowf_instances", "state = 0"))
 }
 
+func TestRemoveWorkflowInstances_ManyThatHaveTimeLeft_AreNotRead(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	table := pgx.Identifier{l.p.Schema(), "gowf_instances"}.Sanitize()
+	_, err := l.p.Pool().Exec(t.Context(), `INSERT INTO `+table+` (instance_id, execution_id, queue, state, completed_at)
+		SELECT 'w' || n, '1', 'q', 2, now() FROM generate_series(1, 5000) n`)
+	require.NoError(t, err)
+	_, err = l.p.Pool().Exec(t.Context(), `ANALYZE `+table)
+	require.NoError(t, err)
+	tx, err := l.p.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tx.Rollback(context.Background())) }()
+	require.NoError(t, l.WithTx(tx).RemoveWorkflowInstances(l.within(), backend.RemoveFinishedBefore(time.Now().Add(-time.Hour))))
+	var read int
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = to_regclass($1)`, table).Scan(&read))
+	require.Less(t, read, 10)
+}
+
 // What is sent to an execution when it has ended is for nobody, and must not come for ever.
 func TestSend_AfterTheEnd_IsDropped(t *testing.T) {
 	t.Parallel()
