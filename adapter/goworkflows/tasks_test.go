@@ -298,6 +298,19 @@ func TestWorkflow_OthersOnTheProvider_NeitherGetsWhatIsTheOthers(t *testing.T) {
 	}
 }
 
+// They may be of a role without rights on it.
+func TestAck_TheEndOfSomebodyElsesInstance_DoesNotTouchTheTable(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	_, err := l.p.Pool().Exec(t.Context(), `ALTER TABLE `+pgx.Identifier{l.p.Schema(), "gowf_instances"}.Sanitize()+` RENAME TO away`)
+	require.NoError(t, err)
+	_, err = l.p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "theirs", Kind: pgwake.MessageStart, Name: "x"}, nil)
+	require.NoError(t, err)
+	item, err := l.p.FetchOrchestrationItem(t.Context(), nil)
+	require.NoError(t, err)
+	require.NoError(t, l.p.AckOrchestrationItem(t.Context(), item.LockToken, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "x", Status: pgwake.StatusCompleted}}))
+}
+
 func TestGet_WhatCannotBeRead_IsPutAsideAndTheNextComes(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

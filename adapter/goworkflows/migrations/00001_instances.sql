@@ -106,8 +106,9 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION gowf_ended IS 'Internal: notes in gowf_instances that an execution has finished.';
 
+-- Those without a slash are somebody else's.
 CREATE TRIGGER gowf_ended AFTER INSERT OR UPDATE OF status ON executions
-    FOR EACH ROW WHEN (NEW.status IN ('Completed', 'Failed', 'Cancelled')) EXECUTE FUNCTION gowf_ended();
+    FOR EACH ROW WHEN (NEW.status IN ('Completed', 'Failed', 'Cancelled') AND strpos(NEW.instance_id, '/') > 0) EXECUTE FUNCTION gowf_ended();
 
 -- +goose StatementBegin
 CREATE FUNCTION gowf_removed() RETURNS trigger
