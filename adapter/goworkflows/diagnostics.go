@@ -1,6 +1,7 @@
 package goworkflows
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -86,7 +87,31 @@ func (b *Backend) GetWorkflowInstances(ctx context.Context, afterInstanceID, aft
 		ORDER BY created_at DESC, instance DESC LIMIT $2`, instanceOf(core.NewWorkflowInstance(afterInstanceID, afterExecutionID)), count)
 }
 
-// GetWorkflowTree returns an execution with its sub-workflows.
+// GetWorkflowTree returns the tree of sub-workflows that an execution is in, from the first one above it that was not removed. Of one below that was removed
+// it has the ids alone, as of one that has finished. backend.ErrInstanceNotFound if the execution is not there.
 func (b *Backend) GetWorkflowTree(ctx context.Context, instance *core.WorkflowInstance) (*diag.WorkflowInstanceTree, error) {
-	return diag.NewInstanceTreeBuilder(b).BuildWorkflowInstanceTree(ctx, instance)
+	if ref, err := b.GetWorkflowInstance(ctx, instance); err != nil || ref == nil {
+		return nil, cmp.Or(err, backend.ErrInstanceNotFound)
+	}
+	return diag.NewInstanceTreeBuilder(inTree{b}).BuildWorkflowInstanceTree(ctx, instance)
+}
+
+// inTree is a Backend for the builder of trees, which counts on every execution that another one names.
+type inTree struct{ *Backend }
+
+func (b inTree) GetWorkflowInstance(ctx context.Context, instance *core.WorkflowInstance) (*diag.WorkflowInstanceRef, error) {
+	ref, err := b.Backend.GetWorkflowInstance(ctx, instance)
+	switch {
+	case err != nil:
+		return nil, err
+	case ref == nil:
+		return &diag.WorkflowInstanceRef{Instance: instance, State: core.WorkflowInstanceStateFinished}, nil
+	case ref.Instance.Parent == nil:
+		return ref, nil
+	}
+	above, err := b.Backend.GetWorkflowInstance(ctx, ref.Instance.Parent)
+	if above == nil {
+		ref.Instance.Parent = nil
+	}
+	return ref, err
 }

@@ -450,3 +450,36 @@ func TestSend_WhatNoHistoryCanHold_IsRefusedAndNothingIsThere(t *testing.T) {
 	}
 	require.Equal(t, 2, l.count("gowf_instances", "state = 0"), "what is just not too large is just not too large for the history either")
 }
+
+// As they are once executions expire, each by itself.
+func TestGetWorkflowTree_SomeWereRemoved_HasTheOthers(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.work(func(w *worker.Worker) {
+		require.NoError(t, w.RegisterWorkflow(func(ctx workflow.Context, below int) error {
+			if below == 0 {
+				return nil
+			}
+			_, err := workflow.CreateSubWorkflowInstance[any](ctx, workflow.SubWorkflowOptions{InstanceID: strconv.Itoa(below - 1)}, "w", below-1).Get(ctx)
+			return err
+		}, nameIs("w")))
+	})
+	_, err := resultOf[any](l, l.run("2", "w", 2))
+	require.NoError(t, err)
+	all, err := l.GetWorkflowInstances(l.within(), "", "", 3)
+	require.NoError(t, err)
+	require.Len(t, all, 3)
+	lowest, middle, root := all[0].Instance, all[1].Instance, all[2].Instance
+
+	require.NoError(t, l.RemoveWorkflowInstance(l.within(), lowest))
+	tree, err := l.GetWorkflowTree(l.within(), middle)
+	require.NoError(t, err)
+	require.Equal(t, root.InstanceID, tree.Instance.InstanceID)
+	require.Equal(t, lowest.InstanceID, tree.Children[0].Children[0].Instance.InstanceID)
+	require.NoError(t, l.RemoveWorkflowInstance(l.within(), root))
+	tree, err = l.GetWorkflowTree(l.within(), middle)
+	require.NoError(t, err)
+	require.Equal(t, middle.InstanceID, tree.Instance.InstanceID)
+	_, err = l.GetWorkflowTree(l.within(), root)
+	require.Equal(t, backend.ErrInstanceNotFound, err)
+}
