@@ -27,7 +27,7 @@
 // least once.
 //
 // While the database is away, workers try again, more and more rarely, up to once a second; and a task that is done is completed when it is back, if that
-// is before the lease ends.
+// is before the lease ends. So are leases renewed.
 //
 // # Sticky workers
 //
@@ -43,8 +43,10 @@
 //
 // Each execution is an instance of the Provider, instance id and execution id with a slash between them, in the namespace [Namespace]; queues are queue names and
 // tags. So the Provider's own means work on them: namespaces can be paused and limited, depths and dead letters are listed. The table gowf_instances has
-// the executions, from their creation until they are removed. Payloads are JSON of at most pgwake.Config.MaxPayload bytes, 1 MiB by default: an
-// activity whose result is larger fails, and so does a workflow that hands over more.
+// the executions, from their creation until they are removed. Events are JSON of at most pgwake.Config.MaxPayload bytes, 1 MiB by default, and have arguments and results as base64: an
+// activity whose result is larger fails, and so does a workflow that hands over more; what a client sends that is larger is refused.
+//
+// What is sent to an execution that ends, or continues as new, before it has read it, ends with it, as on the runtime's other backends.
 //
 // Everything else on the Provider is to name its namespaces when it fetches turns: one that asks for all gets those of the workflows too.
 package goworkflows
