@@ -168,14 +168,15 @@ func (b *Backend) GetWorkflowInstanceHistory(ctx context.Context, instance *work
 // execution is the only one that an instance of the Provider has here: to continue as new is to begin another instance.
 const execution = 1
 
-// RemoveWorkflowInstance removes an execution that is not active, and its history. backend.ErrInstanceNotFound and backend.ErrInstanceNotFinished.
+// RemoveWorkflowInstance removes an execution that is not active, and its history; also one that cannot begin, since what opens it is a dead letter or was
+// purged. backend.ErrInstanceNotFound and backend.ErrInstanceNotFinished.
 func (b *Backend) RemoveWorkflowInstance(ctx context.Context, instance *workflow.Instance) error {
 	state, err := b.GetWorkflowInstanceState(ctx, instance)
 	switch {
 	case err != nil:
 		return err
 	case state == core.WorkflowInstanceStateActive:
-		return backend.ErrInstanceNotFinished
+		return b.removeUnopened(ctx, instance)
 	case b.tx != nil:
 		_, err = b.p.DeleteInstanceTx(ctx, b.tx, instanceOf(instance), nil)
 	default:
@@ -183,6 +184,17 @@ func (b *Backend) RemoveWorkflowInstance(ctx context.Context, instance *workflow
 	}
 	if errors.Is(err, pgwake.ErrNotFound) { // somebody else has removed it meanwhile
 		return backend.ErrInstanceNotFound
+	}
+	return err
+}
+
+func (b *Backend) removeUnopened(ctx context.Context, instance *workflow.Instance) error {
+	var removed bool
+	err := b.do(ctx, "remove workflow instance", func(ctx context.Context, q pgwake.Querier) error {
+		return q.QueryRow(ctx, `SELECT `+b.in+`gowf_remove_unopened($1)`, instanceOf(instance)).Scan(&removed)
+	})
+	if err == nil && !removed {
+		return backend.ErrInstanceNotFinished
 	}
 	return err
 }

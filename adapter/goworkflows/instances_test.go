@@ -19,6 +19,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/adapter/goworkflows"
 	"github.com/stretchr/testify/require"
 )
 
@@ -286,6 +287,33 @@ func TestRemove_InATransactionAndByTheProvider_NothingIsLeft(t *testing.T) {
 	l.create("w")
 	require.NoError(t, l.RemoveWorkflowInstances(l.within(), backend.RemoveFinishedBefore(time.Now().Add(time.Hour))), "an active one stays")
 	require.Equal(t, 1, l.count("gowf_instances", "state = 0"))
+}
+
+// It would be active for ever, and no other one of its instance id could be.
+func TestRemoveWorkflowInstance_WhatOpensItIsADeadLetter_Goes(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	for _, purged := range []bool{false, true} {
+		instance := l.create("w")
+		require.ErrorIs(t, l.RemoveWorkflowInstance(l.within(), instance), backend.ErrInstanceNotFinished, "it can begin")
+		item, err := l.p.FetchOrchestrationItem(l.within(), &pgwake.FetchOptions{Namespaces: []string{goworkflows.Namespace}})
+		require.NoError(t, err)
+		require.ErrorIs(t, l.RemoveWorkflowInstance(l.within(), instance), backend.ErrInstanceNotFinished, "it begins")
+		require.NoError(t, l.p.DeadLetterOrchestrationItem(l.within(), item.LockToken, "unreadable", ""))
+		require.NoError(t, l.CancelWorkflowInstance(l.within(), instance, history.NewWorkflowCancellationEvent(time.Now())))
+		if purged {
+			_, err = l.p.PurgeDeadLetters(l.within(), nil)
+			require.NoError(t, err)
+		}
+		require.NoError(t, l.RemoveWorkflowInstance(l.within(), instance))
+		require.ErrorIs(t, l.RemoveWorkflowInstance(l.within(), instance), backend.ErrInstanceNotFound)
+		for _, table := range []string{"gowf_instances", "dead_letters", "orchestrator_queue", "instance_locks"} {
+			require.Zero(t, l.count(table, "true"), table)
+		}
+	}
+	instance := l.create("w")
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive))
+	require.ErrorIs(t, l.RemoveWorkflowInstance(l.within(), instance), backend.ErrInstanceNotFinished, "it has begun")
 }
 
 func TestRemoveWorkflowInstances_ManyThatHaveTimeLeft_AreNotRead(t *testing.T) {

@@ -128,6 +128,46 @@ CREATE TRIGGER gowf_removed AFTER DELETE ON instances
     REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION gowf_removed();
 
 -- +goose StatementBegin
+CREATE FUNCTION gowf_opened(p_instance text) RETURNS boolean
+LANGUAGE sql VOLATILE -- with a snapshot of its own
+SET search_path FROM CURRENT
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+    SELECT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_instance)
+        OR EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = p_instance AND q.kind = 'start');
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION gowf_opened IS 'Internal: whether an execution has begun, or can.';
+
+-- What opens an execution may be a dead letter, or have been purged as one. Then it is active and can neither begin nor end, and for the Provider it
+-- is not there.
+-- +goose StatementBegin
+CREATE FUNCTION gowf_remove_unopened(p_instance text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_token uuid := gen_random_uuid();
+BEGIN
+    PERFORM check_isolation();
+    IF gowf_opened(p_instance) THEN -- a refusal need not wait for anybody
+        RETURN false;
+    END IF;
+    PERFORM lock_instances(ARRAY[p_instance], v_token);
+    IF gowf_opened(p_instance) THEN
+        DELETE FROM instance_locks l WHERE l.instance_id = p_instance AND l.lock_token = v_token;
+        RETURN false;
+    END IF;
+    PERFORM remove_instances(ARRAY[p_instance]);
+    DELETE FROM gowf_instances g WHERE g.instance = p_instance;
+    RETURN FOUND;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION gowf_remove_unopened IS 'Removes an execution that cannot begin, since what opens it is a dead letter or was purged, with all that is for it, and says whether it was one. PW003 in a transaction that is not READ COMMITTED.';
+
+-- +goose StatementBegin
 CREATE FUNCTION gowf_require_none() RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -147,5 +187,5 @@ LOCK TABLE gowf_instances IN ACCESS EXCLUSIVE MODE;
 SELECT gowf_require_none();
 DROP TRIGGER gowf_removed ON instances;
 DROP TRIGGER gowf_ended ON executions;
-DROP FUNCTION gowf_require_none, gowf_removed, gowf_ended, gowf_send, gowf_create;
+DROP FUNCTION gowf_require_none, gowf_remove_unopened, gowf_opened, gowf_removed, gowf_ended, gowf_send, gowf_create;
 DROP TABLE gowf_instances;
