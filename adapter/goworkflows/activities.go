@@ -45,13 +45,25 @@ func (b *Backend) GetActivityTask(ctx context.Context, queues []workflow.Queue) 
 					WorkflowInstance: executionOf(item.Instance), Event: event}
 				return nil
 			}
-			// It would come again for ever. As a dead letter it is kept, and can be redriven by code that understands it.
-			if err := b.p.DeadLetterWorkItem(ctx, item.LockToken, unreadable, err.Error()); err != nil {
+			if item.Attempt < readings {
+				err = b.p.AbandonWorkItem(ctx, item.LockToken, &pgwake.AbandonOptions{Delay: untilNextReading(item.Attempt), Error: err.Error()})
+			} else {
+				err = b.p.DeadLetterWorkItem(ctx, item.LockToken, unreadable, err.Error())
+			}
+			if err != nil && !errors.Is(err, pgwake.ErrLockLost) {
 				return err
 			}
 		}
 	})
 	return task, err
+}
+
+// What a worker cannot read, one of a later version may, if both are there while that is rolled out. So it is given back this often, for twice as long each
+// time, some eight minutes in all. Then it becomes a dead letter, since it would come again for ever: it is kept, and can be redriven by code that understands it.
+const readings = 10
+
+func untilNextReading(attempt int) time.Duration {
+	return time.Second << min(max(attempt-1, 0), readings-2)
 }
 
 // unreadable is the reason of dead letters.

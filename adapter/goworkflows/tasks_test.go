@@ -3,6 +3,7 @@ package goworkflows_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -311,7 +312,8 @@ func TestAck_TheEndOfSomebodyElsesInstance_DoesNotTouchTheTable(t *testing.T) {
 	require.NoError(t, l.p.AckOrchestrationItem(t.Context(), item.LockToken, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "x", Status: pgwake.StatusCompleted}}))
 }
 
-func TestGet_WhatCannotBeRead_IsPutAsideAndTheNextComes(t *testing.T) {
+// Code of a later version may be able to, so these are kept, and come again for a while.
+func TestGet_WhatCannotBeRead_IsGivenBackOftenThenPutAsideAndTheNextComes(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
 	in := &pgwake.EnqueueOptions{Namespace: goworkflows.Namespace}
@@ -329,12 +331,41 @@ func TestGet_WhatCannotBeRead_IsPutAsideAndTheNextComes(t *testing.T) {
 		_, err = l.p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x", Tag: string(workflow.QueueDefault), Input: []byte(input)}, in)
 		require.NoError(t, err)
 	}
-	l.create("w")
-	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive, activity(1)))
-	l.activityTask()
-	letters, err := l.p.ListDeadLetters(t.Context(), nil)
+	for reading := 1; reading <= 10; reading++ {
+		l.create("w" + strconv.Itoa(reading))
+		require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive, activity(1)))
+		a := l.activityTask()
+		require.NoError(t, l.CompleteActivityTask(l.within(), a, result(a)))
+		require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateFinished))
+		letters, err := l.p.ListDeadLetters(t.Context(), nil)
+		require.NoError(t, err)
+		if reading < 10 {
+			require.Empty(t, letters)
+		} else {
+			require.Len(t, letters, 7)
+		}
+		pgwaketest.Advance(t, l.p, 5*time.Minute)
+	}
+}
+
+// A worker would pause for an error.
+func TestGetWorkflowTask_LeaseOfATurnToBeDroppedEnds_TheNextComes(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	ended := l.create("ended")
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateFinished))
+	require.NoError(t, l.CancelWorkflowInstance(l.within(), ended, history.NewWorkflowCancellationEvent(time.Now())))
+	in := pgx.Identifier{l.p.Schema()}.Sanitize()
+	_, err := l.p.Pool().Exec(l.within(), `CREATE SEQUENCE `+in+`.lost; CREATE FUNCTION `+in+`.lose() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			IF nextval('`+in+`.lost') = 1 THEN
+				RAISE EXCEPTION 'lost' USING ERRCODE = 'PW001';
+			END IF;
+			RETURN OLD;
+		END $$; CREATE TRIGGER lose BEFORE DELETE ON `+in+`.orchestrator_queue FOR EACH ROW EXECUTE FUNCTION `+in+`.lose()`)
 	require.NoError(t, err)
-	require.Len(t, letters, 7)
+	l.create("next")
+	require.Equal(t, "next", l.workflowTask().WorkflowInstance.InstanceID)
 }
 
 // A result, or a decision, that is too large would come again for ever.

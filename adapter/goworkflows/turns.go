@@ -51,7 +51,9 @@ func (b *Backend) GetWorkflowTask(ctx context.Context, queues []workflow.Queue) 
 			}
 			t, err := taskOf(item)
 			switch {
-			case err != nil: // as in GetActivityTask
+			case err != nil && item.Attempt < readings:
+				err = b.p.AbandonOrchestrationItem(ctx, item.LockToken, &pgwake.AbandonOptions{Delay: untilNextReading(item.Attempt)})
+			case err != nil:
 				err = b.p.DeadLetterOrchestrationItem(ctx, item.LockToken, unreadable, err.Error())
 			case t.WorkflowInstanceState != core.WorkflowInstanceStateActive: // what comes after the end is dropped
 				err = b.p.AckOrchestrationItem(ctx, item.LockToken, pgwake.OrchestrationAck{})
@@ -59,7 +61,7 @@ func (b *Backend) GetWorkflowTask(ctx context.Context, queues []workflow.Queue) 
 				task = t
 				return nil
 			}
-			if err != nil {
+			if err != nil && !errors.Is(err, pgwake.ErrLockLost) { // what is lost is somebody else's by now
 				return err
 			}
 		}
