@@ -99,7 +99,7 @@ func TestNextOccurrence_ClocksAreChangedInTwentyZonesForTenYears_EachIsWhatIsSho
 		require.NoError(t, err)
 		for j, change := range changes(zone, begin, end) {
 			for k, s := range schedules {
-				if k > 2 && (i+j+k)%3 > 0 { // by turns
+				if (i+j+k)%4 > 0 { // by turns
 					continue
 				}
 				s.check(l, zone, change.Add(-25*time.Hour), change.Add(26*time.Hour))
@@ -108,7 +108,7 @@ func TestNextOccurrence_ClocksAreChangedInTwentyZonesForTenYears_EachIsWhatIsSho
 	}
 }
 
-func TestNextOccurrence_TenYears_MonthsAndLeapDaysAndWeekdays(t *testing.T) {
+func TestNextOccurrence_FourYears_MonthsAndLeapDaysAndWeekdays(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
 	zone, err := time.LoadLocation("America/New_York")
@@ -116,7 +116,7 @@ func TestNextOccurrence_TenYears_MonthsAndLeapDaysAndWeekdays(t *testing.T) {
 	begin := time.Date(2023, 1, 1, 0, 0, 0, 0, zone)
 	for _, s := range schedules {
 		if !s.byRealTime && s.cron != "30 0-3 * * *" {
-			s.check(l, zone, begin, begin.AddDate(10, 0, 0))
+			s.check(l, zone, begin, begin.AddDate(4, 0, 0))
 		}
 	}
 }
