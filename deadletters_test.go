@@ -423,6 +423,23 @@ func TestRedriveDeadLetters_InstanceMovedMeanwhile_MessagesGoToIt(t *testing.T) 
 	require.Equal(t, "newer", n.letters(t, nil)[0].Namespace)
 }
 
+// What was sent meanwhile guessed where the instance is, and nobody may serve that.
+func TestRedriveDeadLetters_ItOpensAnInstance_GoesToWhereItWas(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: "early"}, &pgwake.EnqueueOptions{Namespace: "guess"})
+	n.buryTurn(t, "r")
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow", Queue: "served"}, &pgwake.EnqueueOptions{Namespace: "mine"})
+	n.buryTurn(t, "r")
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: "late"}, &pgwake.EnqueueOptions{Namespace: "guess"})
+	require.Equal(t, 2, n.redrive(t, nil))
+	turn, err := n.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{"mine"}, Queues: []string{"served"}})
+	require.NoError(t, err)
+	require.Equal(t, kinds{"early", pgwake.MessageStart, "late"}, kindsOf(turn))
+	n.ackTurn(t, turn, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}})
+	require.Equal(t, []string{"mine served"}, query[string](t, n, `SELECT concat_ws(' ', namespace, queue) FROM instances`))
+}
+
 func TestRedriveDeadLetters_InstanceIsLocked_MessagesComeWithTheNextTurn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -233,7 +233,8 @@ BEGIN
     )
     SELECT 'worker', a.namespace, count(*), v_now FROM added a GROUP BY a.namespace;
 
-    -- A message goes to where its instance is now, as in enqueue_message_many.
+    -- A message goes to where its instance is now, as in enqueue_message_many. If that is not known, one that opens it says so, and what was queued for it
+    -- meanwhile only guessed.
     v_instances := ARRAY(SELECT DISTINCT d.instance_id FROM dead_letters d WHERE d.id = ANY (v_ids) AND (d.queue = 'orchestrator') IS TRUE);
     v_unsure := share_homes(v_instances);
     RETURN QUERY
@@ -242,11 +243,13 @@ BEGIN
                                              execution_id, data, dedup_key, queue, pin, headers, created_at)
         SELECT m.* FROM (
             SELECT d.item_id, d.instance_id,
-                   coalesce(known.namespace, queued.namespace, first_value(d.namespace) OVER same) AS namespace,
+                   coalesce(known.namespace, first_value(CASE WHEN opens THEN d.namespace END) OVER same, queued.namespace,
+                            first_value(d.namespace) OVER same) AS namespace,
                    d.priority, v_now, d.kind, d.name, d.version, d.execution_id, d.data, d.dedup_key,
-                   coalesce(known.queue, queued.queue, first_value(d.tag) OVER same),
+                   coalesce(known.queue, first_value(CASE WHEN opens THEN d.tag END) OVER same, queued.queue, first_value(d.tag) OVER same),
                    coalesce(known.pin, queued.pin, 0), d.headers, d.enqueued_at
               FROM dead_letters d
+             CROSS JOIN LATERAL (SELECT d.kind IN ('start', 'continue_as_new') AS opens) AS of
               LEFT JOIN LATERAL (
                    SELECT i.namespace, i.queue, x.pin FROM instances i
                      LEFT JOIN executions x ON x.instance_id = ANY (ARRAY[i.instance_id]) AND x.execution_id = i.current_execution
@@ -256,7 +259,7 @@ BEGIN
                     WHERE known.namespace IS NULL AND w.instance_id BETWEEN d.instance_id AND d.instance_id
                     ORDER BY w.instance_id, w.id LIMIT 1) queued ON true
              WHERE d.id = ANY (v_ids) AND (d.queue = 'orchestrator') IS TRUE
-            WINDOW same AS (PARTITION BY d.instance_id ORDER BY d.item_id)) m
+            WINDOW same AS (PARTITION BY d.instance_id ORDER BY opens DESC, d.item_id)) m
          ORDER BY m.namespace, m.dedup_key, m.item_id
         ON CONFLICT DO NOTHING
         RETURNING q.id, q.namespace, q.instance_id
