@@ -24,6 +24,7 @@ type decision struct {
 	continues *string // this execution ends with created
 	remove    bool    // and goes at once
 
+	queue      string // of this execution
 	maxPayload int
 }
 
@@ -37,7 +38,7 @@ type target struct {
 func (b *Backend) decide(task *backend.WorkflowTask, t *turn, state core.WorkflowInstanceState,
 	executed, activityEvents, timerEvents []*history.Event, workflowEvents []*history.WorkflowEvent) (*decision, error) {
 	self := instanceOf(task.WorkflowInstance)
-	d := &decision{ack: pgwake.OrchestrationAck{ExecutionID: execution}, maxPayload: b.p.MaxPayload()}
+	d := &decision{ack: pgwake.OrchestrationAck{ExecutionID: execution}, queue: string(task.Queue), maxPayload: b.p.MaxPayload()}
 	if err := d.describe(t, state); err != nil {
 		return nil, err
 	}
@@ -140,11 +141,11 @@ func (d *decision) send(otherwise workflow.Queue, events []*history.WorkflowEven
 	return nil
 }
 
-// event is an event as a message: for an execution that there is, and nobody is told if not.
+// event is an event as a message: for an execution that there is, and nobody is told if not. Then it is where the workers of this execution drop it.
 func (d *decision) event(instance string, e *history.Event) (pgwake.MessageEnqueue, error) {
 	data, err := encodeSent("an event", e, d.maxPayload)
 	return pgwake.MessageEnqueue{
-		Message:        pgwake.Message{Instance: instance, Kind: pgwake.MessageQueued, Data: data},
+		Message:        pgwake.Message{Instance: instance, Kind: pgwake.MessageQueued, Data: data, Queue: d.queue},
 		EnqueueOptions: pgwake.EnqueueOptions{Namespace: Namespace},
 	}, err
 }

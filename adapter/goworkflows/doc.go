@@ -46,8 +46,9 @@
 // the executions, from their creation until they are removed. Events are JSON of at most pgwake.Config.MaxPayload bytes, 1 MiB by default, and have arguments and results as base64: an
 // activity whose result is larger fails, and so does a workflow that hands over more; what a client sends that is larger is refused.
 //
-// What a worker cannot read, since code of a later version has written it, say, comes again to any worker for some eight minutes, more and more rarely. Then
-// it is a dead letter of the Provider: redrive it when there is code that understands it. An execution that cannot begin for that can be removed.
+// What is queued and a worker cannot read, since code of a later version has written it, say, comes again to any worker for some eight minutes, more and more
+// rarely, and all of its turn with it. Then it is a dead letter of the Provider: redrive it when there is code that understands it. An execution of which the
+// opening is one is active until it is redriven or removed; what is sent to it before may be dropped.
 //
 // What is sent to an execution that ends, or continues as new, before it has read it, ends with it, as on the runtime's other backends.
 //

@@ -3,6 +3,7 @@ package goworkflows
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -58,7 +59,15 @@ type description struct {
 // opening is the message that opens an execution. Its attributes are not there before the first ack.
 type opening struct {
 	Instance *core.WorkflowInstance `json:"instance"`
-	Event    *history.Event         `json:"event"`
+	Event    openingEvent           `json:"event"`
+}
+
+// openingEvent is read as any event is.
+type openingEvent struct{ *history.Event }
+
+func (e *openingEvent) UnmarshalJSON(data []byte) (err error) {
+	e.Event, err = decodeEvent(data)
+	return err
 }
 
 // withoutAncestors leaves only the parent, as the runtime needs no more: chains of sub-workflows may be long.
@@ -106,6 +115,15 @@ func encode(v any) (json.RawMessage, error) {
 }
 
 func decodeEvent(data json.RawMessage) (*history.Event, error) {
+	var head struct {
+		Type history.EventType `json:"t"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return nil, fmt.Errorf("read an event: %w", err)
+	}
+	if head.Type == 0 { // the runtime's decoder may panic for what is no event at all
+		return nil, errors.New("read an event: it has no type")
+	}
 	e := &history.Event{}
 	if err := json.Unmarshal(data, e); err != nil {
 		return nil, fmt.Errorf("read an event: %w", err)

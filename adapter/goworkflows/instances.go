@@ -55,7 +55,7 @@ func (c *creation) add(instance *core.WorkflowInstance, a *history.ExecutionStar
 	if queue == "" {
 		queue = otherwise
 	}
-	data, err := encodeSent("what opens an instance", opening{withoutAncestors(instance), event}, maxPayload)
+	data, err := encodeSent("what opens an instance", opening{withoutAncestors(instance), openingEvent{event}}, maxPayload)
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (b *Backend) GetWorkflowInstanceHistory(ctx context.Context, instance *work
 const execution = 1
 
 // RemoveWorkflowInstance removes an execution that is not active, and its history; also one that cannot begin, since what opens it is a dead letter or was
-// purged. backend.ErrInstanceNotFound and backend.ErrInstanceNotFinished.
+// purged: then its parent, if it has one, is told that it failed. backend.ErrInstanceNotFound and backend.ErrInstanceNotFinished.
 func (b *Backend) RemoveWorkflowInstance(ctx context.Context, instance *workflow.Instance) error {
 	state, err := b.GetWorkflowInstanceState(ctx, instance)
 	switch {
@@ -189,15 +189,39 @@ func (b *Backend) RemoveWorkflowInstance(ctx context.Context, instance *workflow
 }
 
 func (b *Backend) removeUnopened(ctx context.Context, instance *workflow.Instance) error {
-	var removed bool
-	err := b.do(ctx, "remove workflow instance", func(ctx context.Context, q pgwake.Querier) error {
-		return q.QueryRow(ctx, `SELECT `+b.in+`gowf_remove_unopened($1)`, instanceOf(instance)).Scan(&removed)
-	})
-	if err == nil && !removed {
+	ref, err := b.GetWorkflowInstance(ctx, instance)
+	if err != nil {
+		return err
+	}
+	if ref == nil {
+		return backend.ErrInstanceNotFound
+	}
+	var told *string // to its parent, which would wait for it for ever
+	if ref.Instance.SubWorkflow() {
+		data, err := encode(history.NewPendingEvent(time.Now(), history.EventType_SubWorkflowFailed,
+			&history.SubWorkflowFailedAttributes{Error: asError(workflow.NewPermanentError(errUnopened))}, history.ScheduleEventID(ref.Instance.ParentEventID)))
+		if err != nil {
+			return err
+		}
+		text := string(data)
+		told = &text
+	}
+	var removed *bool
+	err = b.do(ctx, "remove workflow instance", func(ctx context.Context, q pgwake.Querier) error {
+		return q.QueryRow(ctx, `SELECT `+b.in+`gowf_remove_unopened($1, $2, $3)`, instanceOf(instance), told, Namespace).Scan(&removed)
+	}, pgwake.Orchestrator)
+	switch {
+	case err != nil:
+		return err
+	case removed == nil:
+		return backend.ErrInstanceNotFound
+	case !*removed:
 		return backend.ErrInstanceNotFinished
 	}
-	return err
+	return nil
 }
+
+var errUnopened = errors.New("it could not begin, and was removed")
 
 // maxBatch is how many instances the Provider removes in one transaction.
 const maxBatch = 10000

@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/goworkflows"
+	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
 
@@ -296,13 +297,13 @@ func TestRemoveWorkflowInstance_WhatOpensItIsADeadLetter_Goes(t *testing.T) {
 	for _, purged := range []bool{false, true} {
 		instance := l.create("w")
 		require.ErrorIs(t, l.RemoveWorkflowInstance(l.within(), instance), backend.ErrInstanceNotFinished, "it can begin")
-		item, err := l.p.FetchOrchestrationItem(l.within(), &pgwake.FetchOptions{Namespaces: []string{goworkflows.Namespace}})
-		require.NoError(t, err)
-		require.ErrorIs(t, l.RemoveWorkflowInstance(l.within(), instance), backend.ErrInstanceNotFinished, "it begins")
-		require.NoError(t, l.p.DeadLetterOrchestrationItem(l.within(), item.LockToken, "unreadable", ""))
+		task := l.workflowTask()
+		require.ErrorIs(t, l.RemoveWorkflowInstance(l.within(), task.WorkflowInstance), backend.ErrInstanceNotFinished, "it begins")
+		pgwaketest.Advance(t, l.p, l.Options().WorkflowLockTimeout)
+		l.bury()
 		require.NoError(t, l.CancelWorkflowInstance(l.within(), instance, history.NewWorkflowCancellationEvent(time.Now())))
 		if purged {
-			_, err = l.p.PurgeDeadLetters(l.within(), nil)
+			_, err := l.p.PurgeDeadLetters(l.within(), nil)
 			require.NoError(t, err)
 		}
 		require.NoError(t, l.RemoveWorkflowInstance(l.within(), instance))
@@ -314,6 +315,69 @@ func TestRemoveWorkflowInstance_WhatOpensItIsADeadLetter_Goes(t *testing.T) {
 	instance := l.create("w")
 	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive))
 	require.ErrorIs(t, l.RemoveWorkflowInstance(l.within(), instance), backend.ErrInstanceNotFinished, "it has begun")
+}
+
+// bury makes what opens an execution a dead letter.
+func (l *lab) bury() {
+	l.t.Helper()
+	item, err := l.p.FetchOrchestrationItem(l.within(), &pgwake.FetchOptions{Namespaces: []string{goworkflows.Namespace}})
+	require.NoError(l.t, err)
+	require.NoError(l.t, l.p.DeadLetterOrchestrationItem(l.within(), item.LockToken, "unreadable", ""))
+}
+
+func TestRedrive_WhatOpensItAfterSomethingWasSentToIt_Begins(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	instance := l.create("w")
+	l.bury()
+	require.NoError(t, l.CancelWorkflowInstance(l.within(), instance, history.NewWorkflowCancellationEvent(time.Now())))
+	n, err := l.p.RedriveDeadLetters(l.within(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	task := l.workflowTask()
+	require.Len(t, task.NewEvents, 2)
+	require.NoError(t, l.complete(task, core.WorkflowInstanceStateFinished))
+	require.NoError(t, l.RemoveWorkflowInstance(l.within(), instance))
+	require.ErrorIs(t, l.RemoveWorkflowInstance(l.within(), instance), backend.ErrInstanceNotFound)
+}
+
+// child opens a sub-workflow, and returns the task of its parent's that is told of it.
+func (l *lab) child(state core.WorkflowInstanceState) (parent, child *core.WorkflowInstance) {
+	l.t.Helper()
+	parent = l.create("parent")
+	child = core.NewSubWorkflowInstance("child", uuid.NewString(), parent, 1)
+	task := l.workflowTask()
+	require.NoError(l.t, l.CompleteWorkflowTask(l.within(), task, state, numbered(task, task.NewEvents...), nil, nil,
+		[]*history.WorkflowEvent{{WorkflowInstance: child, HistoryEvent: started("w")}}))
+	return parent, child
+}
+
+func TestRemoveWorkflowInstance_SubWorkflowThatCannotBegin_ItsParentIsTold(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	parent, child := l.child(core.WorkflowInstanceStateActive)
+	l.bury()
+	require.NoError(t, l.RemoveWorkflowInstance(l.within(), child))
+	told := l.workflowTask()
+	require.Equal(t, parent, told.WorkflowInstance)
+	require.Len(t, told.NewEvents, 1)
+	require.Equal(t, history.EventType_SubWorkflowFailed, told.NewEvents[0].Type)
+	require.Equal(t, int64(1), told.NewEvents[0].ScheduleEventID)
+}
+
+func TestCompleteWorkflowTask_ItsParentWasRemoved_WhatItIsToldIsDropped(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	parent, child := l.child(core.WorkflowInstanceStateFinished)
+	require.NoError(t, l.RemoveWorkflowInstance(l.within(), parent))
+	task := l.workflowTask()
+	require.Equal(t, child.InstanceID, task.WorkflowInstance.InstanceID)
+	require.NoError(t, l.CompleteWorkflowTask(l.within(), task, core.WorkflowInstanceStateFinished, numbered(task, task.NewEvents...), nil, nil,
+		[]*history.WorkflowEvent{{WorkflowInstance: parent, HistoryEvent: history.NewPendingEvent(time.Now(), history.EventType_SubWorkflowCompleted,
+			&history.SubWorkflowCompletedAttributes{}, history.ScheduleEventID(1))}}))
+	l.create("next")
+	require.Equal(t, "next", l.workflowTask().WorkflowInstance.InstanceID)
+	require.Zero(t, l.count("orchestrator_queue", "instance_id = 'parent/"+parent.ExecutionID+"'"))
 }
 
 func TestRemoveWorkflowInstances_ManyThatHaveTimeLeft_AreNotRead(t *testing.T) {

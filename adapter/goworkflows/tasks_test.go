@@ -318,16 +318,16 @@ func TestGet_WhatCannotBeRead_IsGivenBackOftenThenPutAsideAndTheNextComes(t *tes
 	l := newLab(t, nil)
 	in := &pgwake.EnqueueOptions{Namespace: goworkflows.Namespace}
 	opening := pgwake.Message{Kind: pgwake.MessageStart, Name: "x", Queue: string(workflow.QueueDefault)}
-	for instance, data := range map[string]string{"1/1": `{}`, "2/2": `[]`, "3/3": `{"instance":{},"event":{"t":99}}`} {
+	for instance, data := range map[string]string{"1/1": `{}`, "2/2": `[]`, "3/3": `{"instance":{},"event":{"t":99}}`, "4/4": `{"instance":{},"event":{}}`, "5/5": `null`} {
 		opening.Instance, opening.Data = instance, []byte(data)
 		_, err := l.p.EnqueueForOrchestrator(t.Context(), opening, in)
 		require.NoError(t, err)
 	}
-	_, err := l.p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "4/4", Kind: "foreign", Queue: string(workflow.QueueDefault)}, in)
+	_, err := l.p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "6/6", Kind: "foreign", Queue: string(workflow.QueueDefault)}, in)
 	require.NoError(t, err)
-	_, err = l.p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "5/5", Kind: "foreign", Queue: string(workflow.QueueDefault), Data: []byte(`{"t":17,"attr":null}`)}, in)
+	_, err = l.p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "7/7", Kind: "foreign", Queue: string(workflow.QueueDefault), Data: []byte(`{"t":17,"attr":null}`)}, in)
 	require.NoError(t, err)
-	for _, input := range []string{"", `{"t":17,"attr":{}}`} {
+	for _, input := range []string{"", "null", `{}`, `{"attr":{}}`, `{"from":"elsewhere"}`, `{"t":17,"attr":{}}`} {
 		_, err = l.p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x", Tag: string(workflow.QueueDefault), Input: []byte(input)}, in)
 		require.NoError(t, err)
 	}
@@ -342,7 +342,7 @@ func TestGet_WhatCannotBeRead_IsGivenBackOftenThenPutAsideAndTheNextComes(t *tes
 		if reading < 10 {
 			require.Empty(t, letters)
 		} else {
-			require.Len(t, letters, 7)
+			require.Len(t, letters, 13)
 		}
 		pgwaketest.Advance(t, l.p, 5*time.Minute)
 	}

@@ -93,14 +93,14 @@ func taskOf(item *pgwake.OrchestrationItem) (*backend.WorkflowTask, error) {
 		if err := json.Unmarshal(m.Data, &first); err != nil {
 			return nil, fmt.Errorf("read the opening: %w", err)
 		}
-		if first.Event == nil || first.Instance == nil {
+		if first.Event.Event == nil || first.Instance == nil {
 			return nil, errNoOpening
 		}
 		a, ok := first.Event.Attributes.(*history.ExecutionStartedAttributes)
 		if !ok {
 			return nil, errNoOpening
 		}
-		if events = append(events, first.Event); !known {
+		if events = append(events, first.Event.Event); !known {
 			t.name, t.about = m.Name, description{Instance: first.Instance, Metadata: a.Metadata}
 		}
 	}

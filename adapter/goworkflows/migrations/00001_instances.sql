@@ -71,20 +71,21 @@ SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off 
 AS $$
 DECLARE
     v_instance text;
+    v_queue    text;
 BEGIN
     IF p_execution_id IS NULL THEN
         IF NOT reads_committed() THEN
             RAISE EXCEPTION 'which execution is active a transaction that is % need not see: make it READ COMMITTED',
                 upper(current_setting('transaction_isolation')) USING ERRCODE = 'PW003';
         END IF;
-        SELECT g.instance INTO v_instance FROM gowf_instances g WHERE g.instance_id = p_instance_id AND g.state = 0;
+        SELECT g.instance, g.queue INTO v_instance, v_queue FROM gowf_instances g WHERE g.instance_id = p_instance_id AND g.state = 0;
     ELSE
-        SELECT g.instance INTO v_instance FROM gowf_instances g WHERE g.instance = p_instance_id || '/' || p_execution_id;
+        SELECT g.instance, g.queue INTO v_instance, v_queue FROM gowf_instances g WHERE g.instance = p_instance_id || '/' || p_execution_id;
     END IF;
     IF v_instance IS NULL THEN
         RETURN false;
     END IF;
-    PERFORM enqueue_message(v_instance, 'queue_message', p_data, p_namespace => p_namespace);
+    PERFORM enqueue_message(v_instance, 'queue_message', p_data, p_namespace => p_namespace, p_queue => v_queue); -- where somebody drops it, if it has no more to begin
     RETURN true;
 END
 $$;
@@ -142,30 +143,42 @@ COMMENT ON FUNCTION gowf_opened IS 'Internal: whether an execution has begun, or
 -- What opens an execution may be a dead letter, or have been purged as one. Then it is active and can neither begin nor end, and for the Provider it
 -- is not there.
 -- +goose StatementBegin
-CREATE FUNCTION gowf_remove_unopened(p_instance text) RETURNS boolean
+CREATE FUNCTION gowf_remove_unopened(p_instance text, p_told json, p_namespace text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_token uuid := gen_random_uuid();
+    v_token  uuid := gen_random_uuid();
+    v_opened boolean;
+    v_gone   gowf_instances;
 BEGIN
     PERFORM check_isolation();
-    IF gowf_opened(p_instance) THEN -- a refusal need not wait for anybody
-        RETURN false;
+    v_opened := gowf_opened(p_instance); -- a refusal need not wait for anybody
+    IF NOT v_opened THEN
+        PERFORM lock_instances(ARRAY[p_instance], v_token);
+        PERFORM FROM dead_letters d WHERE d.instance_id = p_instance ORDER BY d.id FOR UPDATE; -- of which one may be on its way into the queue
+        v_opened := gowf_opened(p_instance);
+        IF v_opened THEN
+            DELETE FROM instance_locks l WHERE l.instance_id = p_instance AND l.lock_token = v_token;
+        END IF;
     END IF;
-    PERFORM lock_instances(ARRAY[p_instance], v_token);
-    IF gowf_opened(p_instance) THEN
-        DELETE FROM instance_locks l WHERE l.instance_id = p_instance AND l.lock_token = v_token;
+    IF v_opened THEN
         RETURN false;
     END IF;
     PERFORM remove_instances(ARRAY[p_instance]);
-    DELETE FROM gowf_instances g WHERE g.instance = p_instance;
-    RETURN FOUND;
+    DELETE FROM gowf_instances g WHERE g.instance = p_instance RETURNING * INTO v_gone;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF p_told IS NOT NULL AND v_gone.parent_instance_id IS NOT NULL THEN
+        PERFORM gowf_send(v_gone.parent_instance_id, v_gone.parent_execution_id, p_told, p_namespace);
+    END IF;
+    RETURN true;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION gowf_remove_unopened IS 'Removes an execution that cannot begin, since what opens it is a dead letter or was purged, with all that is for it, and says whether it was one. PW003 in a transaction that is not READ COMMITTED.';
+COMMENT ON FUNCTION gowf_remove_unopened IS 'Removes an execution that cannot begin, since what opens it is a dead letter or was purged, with all that is for it, and sends its parent p_told. False if it can begin, null if there is none. PW003 in a transaction that is not READ COMMITTED.';
 
 -- +goose StatementBegin
 CREATE FUNCTION gowf_require_none() RETURNS void
