@@ -334,6 +334,97 @@ func TestKeys_ManyProducersAndNodes_InOrderAndNoneIsLeftBehind(t *testing.T) {
 	require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
 }
 
+// Transactions that emit for the same keys and groups, in whatever order, take their lines in one order. Were it not so, the first would have what
+// the second waits for, which is before it in the line for what the first waits for.
+func TestKeys_TransactionsEmitInOppositeOrders_NoDeadlock(t *testing.T) {
+	t.Parallel()
+	type events = []eventbus.Emission
+	emission := func(kind, key string) eventbus.Emission {
+		return eventbus.Emission{Type: kind, EmitOptions: eventbus.EmitOptions{Key: key}}
+	}
+	for name, c := range map[string]struct{ first, second events }{
+		"one key, other groups": {events{emission("both", "k")}, events{emission("b", "k"), emission("both", "k")}},
+		"two keys":              {events{emission("both", "k"), emission("both", "l")}, events{emission("both", "l"), emission("both", "k")}},
+	} {
+		for how, emit := range map[string]func(*testing.T, *eventbus.Bus, events) []int64{
+			"at once": func(t *testing.T, bus *eventbus.Bus, all events) (ids []int64) {
+				emitted, err := bus.EmitMany(t.Context(), all)
+				require.NoError(t, err)
+				for _, e := range emitted {
+					ids = append(ids, e.ID)
+				}
+				return ids
+			},
+			"one by one": func(t *testing.T, bus *eventbus.Bus, all events) (ids []int64) {
+				for _, e := range all {
+					id, err := bus.Emit(t.Context(), e.Type, e.Payload, &e.EmitOptions)
+					require.NoError(t, err)
+					ids = append(ids, id)
+				}
+				return ids
+			},
+		} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				t.Parallel()
+				l := newLab(t, nil)
+				l.subscribe("a", "both") // whose lines come first
+				l.subscribe("b", "both", "b")
+				for _, key := range []string{"k", "l"} {
+					l.emitKey("both", key)
+				}
+				held := l.begin()
+				_, err := held.Exec(t.Context(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), "event_keys"}.Sanitize()+` WHERE key = 'k' AND item_id = (
+					SELECT min(item_id) FROM `+pgx.Identifier{l.p.Schema(), "event_keys"}.Sanitize()+` WHERE key = 'k') FOR UPDATE`)
+				require.NoError(t, err)
+				var commits sync.WaitGroup
+				var ids []int64
+				for _, all := range []events{c.first, c.second} {
+					tx := l.begin()
+					ids = append(ids, emit(t, l.WithTx(tx), all)...)
+					pid := tx.Conn().PgConn().PID()
+					commits.Go(func() {
+						if err := tx.Commit(l.t.Context()); err != nil {
+							t.Errorf("commit: %v", err)
+						}
+					})
+					l.eventually(func() bool { return one[bool](l, `SELECT pg_blocking_pids($1) <> '{}'`, pid) }, "it waits for its place")
+				}
+				require.NoError(t, held.Rollback(t.Context()))
+				commits.Wait()
+				want := 0
+				for _, e := range slices.Concat(c.first, c.second) {
+					want += map[string]int{"both": 2, "b": 1}[e.Type]
+				}
+				require.Equal(t, want, one[int](l, `SELECT count(*) FROM event_lines WHERE event_id = ANY ($1)`, ids), "each is in the line of each of its groups, once")
+				require.Zero(t, one[int](l, `SELECT count(*) FROM event_lines a JOIN event_lines b USING (group_id, key) WHERE a.place < b.place AND a.event_id > b.event_id
+					AND (SELECT xact FROM event_log WHERE event_id = a.event_id) = (SELECT xact FROM event_log WHERE event_id = b.event_id)`), "those of a transaction are in its order")
+			})
+		}
+	}
+}
+
+// What is lined up before the end of the transaction is not lined up again with what comes after.
+func TestKeys_LinedUpBeforeTheCommit_OnceEach(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	head := l.emitKey("a", "k")
+	tx := l.begin()
+	var want []int64
+	for range 3 {
+		emitted, err := l.WithTx(tx).EmitMany(l.within(), []eventbus.Emission{{Type: "a", EmitOptions: eventbus.EmitOptions{Key: "k"}}, {Type: "a", EmitOptions: eventbus.EmitOptions{Key: "k"}}})
+		require.NoError(t, err)
+		want = append(want, emitted[0].ID, emitted[1].ID)
+		_, err = tx.Exec(l.within(), `SET CONSTRAINTS ALL IMMEDIATE`)
+		require.NoError(t, err)
+		_, err = tx.Exec(l.within(), `SET CONSTRAINTS ALL DEFERRED`)
+		require.NoError(t, err)
+	}
+	require.NoError(t, tx.Commit(l.within()))
+	require.Equal(t, []int64{head}, l.heads("k"))
+	require.Equal(t, want, all[int64](l, `SELECT event_id FROM event_lines ORDER BY place`))
+}
+
 // Handlers that emit for each other's keys may lock them in opposite orders at their commits. PostgreSQL ends one of them, and that costs it
 // no attempt.
 func TestKeys_HandlersEmitForEachOthersKeys_AllAreHandled(t *testing.T) {

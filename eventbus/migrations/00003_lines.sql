@@ -18,6 +18,9 @@
 -- Both come at the very end of their transactions (DEFERRABLE INITIALLY DEFERRED): a transaction that emits, and then goes on for long, keeps
 -- neither the events of others from their line, nor the head of the line from being settled. So the order of a key is that in which the
 -- transactions commit, and within each the one in which it emits.
+--
+-- Invariant (locks): a transaction that emits in a namespace locks the rows of event_keys in the order of keys, and of groups within each
+-- (event_of_key_emitted). So those that only emit cannot deadlock; one that settles locks one row more for each item, after those.
 
 -- +goose Up
 
@@ -133,19 +136,60 @@ $$;
 COMMENT ON FUNCTION line_up IS 'Internal: has a group get an event when all those of its key are settled that came before. With p_log it is one that the group, which is behind, gets of the log.';
 
 -- +goose StatementBegin
-CREATE FUNCTION event_of_key_emitted()
-RETURNS trigger
+CREATE FUNCTION emits_keys(p_keys text[])
+RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM line_up(r.group_id, NEW.key, NEW.event_id, NEW.emitted_at, NEW.event_type, r.tag)
-       FROM routes(NEW.namespace, NEW.event_type) AS r WHERE r.group_id = ANY (NEW.routes); -- those that are still subscribed
+    IF array_remove(p_keys, NULL) <> '{}' THEN
+        PERFORM set_config('pgwake.emits_keys', CASE WHEN cardinality(array_remove(p_keys, NULL)) = 1
+            AND coalesce(current_setting('pgwake.emits_keys', true), '') = '' THEN 'one' ELSE 'many' END, true);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION emits_keys IS 'Internal: notes whether this transaction emits several events with keys, for event_of_key_emitted. Whatever puts such events into the log calls it.';
+
+-- +goose StatementBegin
+CREATE FUNCTION event_of_key_emitted()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_lined_up jsonb;
+    v_one      record;
+BEGIN
+    IF current_setting('pgwake.emits_keys', true) = 'one' THEN
+        PERFORM line_up(r.group_id, NEW.key, NEW.event_id, NEW.emitted_at, NEW.event_type, r.tag)
+           FROM routes(NEW.namespace, NEW.event_type) AS r WHERE r.group_id = ANY (NEW.routes); -- those that are still subscribed
+        RETURN NULL;
+    END IF;
+    -- Of several, the first has all of them lined up that are there by now, for invariant (locks). Ids go up within a transaction:
+    -- what is emitted after this has a higher one.
+    v_lined_up := coalesce(nullif(current_setting('pgwake.lined_up', true), ''), '{}');
+    IF NEW.event_id <= (v_lined_up ->> NEW.namespace)::bigint THEN
+        RETURN NULL;
+    END IF;
+    FOR v_one IN
+        SELECT r.group_id, e.key, e.event_id, e.emitted_at, e.event_type, r.tag
+          FROM event_log e CROSS JOIN LATERAL routes(e.namespace, e.event_type) AS r
+         WHERE e.namespace = NEW.namespace AND e.xact = pg_current_xact_id() AND e.event_id > coalesce((v_lined_up ->> NEW.namespace)::bigint, 0)
+           AND e.key IS NOT NULL AND r.group_id = ANY (e.routes)
+         ORDER BY e.key COLLATE "C", r.group_id, e.event_id
+    LOOP
+        PERFORM line_up(v_one.group_id, v_one.key, v_one.event_id, v_one.emitted_at, v_one.event_type, v_one.tag);
+    END LOOP;
+    PERFORM set_config('pgwake.lined_up', (v_lined_up || jsonb_build_object(NEW.namespace,
+        (SELECT max(e.event_id) FROM event_log e WHERE e.namespace = NEW.namespace AND e.xact = pg_current_xact_id())))::text, true);
     RETURN NULL;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION event_of_key_emitted IS 'Internal: lines an event up with those of its key.';
+COMMENT ON FUNCTION event_of_key_emitted IS 'Internal: lines events up with those of their keys.';
 
 CREATE CONSTRAINT TRIGGER event_log_line_up AFTER INSERT ON event_log
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
@@ -277,4 +321,4 @@ CREATE TRIGGER worker_queue_behind_its_key BEFORE INSERT ON worker_queue FOR EAC
 DROP TRIGGER worker_queue_behind_its_key ON worker_queue;
 DROP TRIGGER worker_queue_next_of_key ON worker_queue;
 DROP TRIGGER event_log_line_up ON event_log;
-DROP FUNCTION item_of_key_comes_back, item_of_key_settled, next_of_key, event_of_key_emitted, line_up, is_behind, enqueue_delivery, delivered_event, delivery_input;
+DROP FUNCTION item_of_key_comes_back, item_of_key_settled, next_of_key, event_of_key_emitted, emits_keys, line_up, is_behind, enqueue_delivery, delivered_event, delivery_input;

@@ -103,6 +103,7 @@ BEGIN
         PERFORM register_namespaces(ARRAY[v_namespace]);
     END IF;
 
+    PERFORM emits_keys(p_keys);
     IF cardinality(v_ids) = 1 AND v_owners IS NULL THEN -- as below, at a fraction of the cost
         SELECT coalesce(array_agg(r.group_id), '{}'), array_agg(r.tag) INTO v_groups, v_tags FROM routes(v_namespace, p_event_types[1]) AS r;
         INSERT INTO event_log AS e (event_id, namespace, event_type, payload, producer_node_id, scheduled_task_id, metadata, headers, key, routes, xact)
@@ -134,7 +135,6 @@ BEGIN
                g.headers::jsonb, g.key, coalesce(r.groups, '{}'), v_xact
           FROM given g LEFT JOIN routed r ON r.type = g.type
          WHERE g.owner = g.id
-         ORDER BY g.key, g.ord -- so that two batches with the same keys cannot deadlock
         RETURNING e.event_id, e.event_type, e.key, e AS event
     ), delivered AS ( -- those of keys are by line_up
         SELECT l.event_type AS type, delivery_input(l.event)::text AS input, d.tag, g.headers, g.ord
