@@ -24,6 +24,7 @@ type tables struct {
 	effects   []effect
 	history   []event // by instance, in order
 	stretches []stretch
+	layers    layerTables
 }
 
 type effect struct{ key, token string }
@@ -62,6 +63,9 @@ func (c *chaos) readTables(ctx context.Context) (t tables, err error) {
 		})
 		return err
 	})
+	if err == nil {
+		t.layers, err = c.readLayers(ctx)
+	}
 	return t, err
 }
 
@@ -121,6 +125,8 @@ type verdict struct {
 	stretches     int // of handlers under a limit, and how many there were at once
 	running       int
 	runningPerKey int
+	graphs        graphTotals
+	bus           busTotals
 	slowest       time.Duration // from due to in hand, of all
 	probes        []time.Duration
 }
@@ -132,6 +138,7 @@ func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 	j := newJudge(lease)
 	j.crashes, j.stalls, j.rounds = c.crashes, c.stalls, rounds
 	j.v = &verdict{options: c.options, violations: c.violations, faults: c.counts, rounds: len(rounds)}
+	graphs, bus, lines := apart(lines)
 	j.gather(lines, t)
 	for _, key := range slices.Sorted(maps.Keys(j.fates)) {
 		f := j.fates[key]
@@ -143,6 +150,8 @@ func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 	j.checkDuplicates()
 	j.checkOrder(t.history)
 	j.checkLimits(t.stretches)
+	j.judgeGraphs(graphs, t.layers.graphs)
+	j.judgeBus(bus, t.layers.bus)
 	return j.v
 }
 
@@ -251,6 +260,16 @@ func (j *judge) gather(lines []entry, t tables) {
 	}
 }
 
+// quantiles says how long probes took.
+func quantiles(probes []time.Duration) string {
+	n := len(probes)
+	if n == 0 {
+		return "no probes"
+	}
+	slices.Sort(probes)
+	return fmt.Sprintf("after recovery p50 %v, p99 %v, at most %v (%d probes)", probes[n/2], probes[n*99/100], probes[n-1], n)
+}
+
 // String is the summary.
 func (v *verdict) String() string {
 	var b strings.Builder
@@ -258,7 +277,6 @@ func (v *verdict) String() string {
 	for _, name := range slices.Sorted(maps.Keys(v.faults)) {
 		fmt.Fprintf(&b, " %d %s,", v.faults[name], name)
 	}
-	slices.Sort(v.probes)
 	fmt.Fprintf(&b, "\n%d items and messages, %d delivered again, %d transactional effects, %d late tokens refused\n",
 		v.items, v.redelivers, v.effects, v.refusals)
 	fmt.Fprintf(&b, "unknown outcomes: %d enqueues had happened, %d had not; %d acks\n", v.unknown, v.unhappened, v.unsure)
@@ -266,10 +284,10 @@ func (v *verdict) String() string {
 		fmt.Fprintf(&b, "under limits: %d claims; at most %d items at once, of %d, and %d with a key, of %d\n",
 			v.stretches, v.running, limits.MaxRunning, v.runningPerKey, limits.MaxRunningPerKey)
 	}
-	if n := len(v.probes); n > 0 {
-		fmt.Fprintf(&b, "from due to in hand: at most %v amid the faults; after recovery p50 %v, p99 %v, at most %v (%d probes)\n",
-			v.slowest.Round(time.Millisecond), v.probes[n/2], v.probes[n*99/100], v.probes[n-1], n)
+	if len(v.probes) > 0 {
+		fmt.Fprintf(&b, "from due to in hand: at most %v amid the faults; %s\n", v.slowest.Round(time.Millisecond), quantiles(v.probes))
 	}
+	fmt.Fprint(&b, v.graphs.String(), v.bus.String())
 	for _, s := range v.violations {
 		fmt.Fprintf(&b, "VIOLATION: %s\n", s)
 	}

@@ -140,9 +140,7 @@ func (w *workload) tryOpen() error {
 		FallbackInterval: fallbackInterval,
 		// Short, so that polling does not hide for long what pushing fails to do.
 		AggressiveDuration: time.Second,
-	}
-	if w.Role == dispatcher {
-		config.Schema = limitedSchema
+		Schema:             schemas[w.Role],
 	}
 	if w.Role == soaker { // nothing goes wrong, so nothing needs polling: it would hide what is lost
 		config.AggressivePolicy = pgwake.Never
@@ -165,6 +163,13 @@ func (w *workload) tryOpen() error {
 		w.provider, err = pgwake.Open(ctx, w.PoolURL, config)
 	} else {
 		w.provider, err = pgwake.New(ctx, w.pool, config)
+	}
+	if err == nil {
+		if err = w.openLayer(ctx); err != nil {
+			closing, cancel := context.WithTimeout(context.Background(), closeDeadline)
+			defer cancel()
+			_ = w.provider.Close(closing)
+		}
 	}
 	if err != nil {
 		w.pool.Close()

@@ -303,6 +303,9 @@ func (c *chaos) lockRows(ctx context.Context, _ fault, _ *node) (func() error, e
 	_, err = conn.Exec(ctx, `BEGIN; SET LOCAL search_path = pgwake;
 		SELECT FROM worker_queue ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED;
 		SELECT FROM limited.worker_queue ORDER BY random() LIMIT 2 FOR UPDATE SKIP LOCKED;
+		SELECT FROM graphs.worker_queue ORDER BY random() LIMIT 2 FOR UPDATE SKIP LOCKED;
+		SELECT FROM graphs.tasks WHERE NOT graphs.is_terminal(state) ORDER BY random() LIMIT 2 FOR UPDATE SKIP LOCKED;
+		SELECT FROM bus.worker_queue ORDER BY random() LIMIT 2 FOR UPDATE SKIP LOCKED;
 		SELECT FROM orchestrator_queue ORDER BY random() LIMIT 5 FOR UPDATE SKIP LOCKED;
 		SELECT FROM instance_locks ORDER BY random() LIMIT 2 FOR UPDATE SKIP LOCKED`)
 	if err != nil {

@@ -63,6 +63,9 @@ type entry struct {
 
 	Err string `json:"err,omitempty"`
 
+	Graph *graphLine `json:"graph,omitempty"` // of a task (graphs.go)
+	Bus   *busLine   `json:"bus,omitempty"`   // of an event (bus.go)
+
 	process string // whose line it is, such as "node-2-1"
 }
 

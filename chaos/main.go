@@ -4,13 +4,15 @@
 //	go run ./chaos                        a minute with a random seed
 //	go run ./chaos -seed 7 -for 3m        the faults of seed 7, longer
 //	go run ./chaos -nodes 8               more workers and orchestrators; half as many producers, an idle
-//	                                      process, and two with dispatchers under limits come on top
+//	                                      process, and two each with dispatchers under limits, with
+//	                                      engines of task graphs and with nodes of the event bus come on top
 //	go run ./chaos -soak -for 1h          nothing goes wrong; does anything grow? (soak.go)
 //
 // It starts a server of its own, which it stops and kills. Processes talk to it through toxiproxy, each through
 // two ways of its own, one for its pool and one for LISTEN. What they set out to do and what came of it is
 // written to ledgers outside the database (ledger.go); at the end those are held against each other and
-// against the tables (check.go). A failing run says why, prints its seed, keeps its ledgers, and exits with 1; a
+// against the tables: of items and messages (check.go, promises.go, limited.go), of task graphs (graphs_check.go)
+// and of events and schedules (bus_check.go). A failing run says why, prints its seed, keeps its ledgers, and exits with 1; a
 // passing run leaves nothing behind.
 package main
 

@@ -60,9 +60,17 @@ type process struct {
 	vitals   chan vitals // answers to "sample"
 }
 
-// poolSize is that of a node, and of one that soaks: all connections are there from the beginning, so that their number
-// does not grow.
-var poolSize = map[bool]string{false: "&pool_max_conns=8", true: "&pool_max_conns=12&pool_min_conns=12"}
+// poolSize is that of a node. One that soaks has all connections from the beginning, so that their number does not grow; those of the
+// layers have more handlers than others, each with statements of its own.
+func poolSize(role string) string {
+	switch role {
+	case soaker:
+		return "&pool_max_conns=12&pool_min_conns=12"
+	case engine, busNode:
+		return "&pool_max_conns=10"
+	}
+	return "&pool_max_conns=8"
+}
 
 // start begins the node's next life.
 func (n *node) start() error {
@@ -72,7 +80,7 @@ func (n *node) start() error {
 	}
 	o := order{
 		Node: n.index, Generation: n.generation, Nodes: n.nodes, Role: n.role, Seed: n.seed, Plant: n.plant,
-		PoolURL: n.url("pool", n.pool) + poolSize[n.role == soaker], ListenURL: n.url("listen", n.listen),
+		PoolURL: n.url("pool", n.pool) + poolSize(n.role), ListenURL: n.url("listen", n.listen),
 	}
 	n.generation++
 	p := &process{name: o.process(), ready: make(chan struct{}), gone: make(chan struct{}), vitals: make(chan vitals, 1)}

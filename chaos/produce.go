@@ -130,7 +130,7 @@ func (w *workload) sendProbes(rng *rand.Rand) {
 				return one(w.provider.EnqueueForOrchestrator(ctx, message(line.Instance, j), o))
 			}
 		} else {
-			o.Namespace = probeNamespace(dispatchers + rng.IntN(w.Nodes-dispatchers))
+			o.Namespace = probeNamespace(separates + rng.IntN(w.Nodes-separates))
 		}
 		w.enqueue([]entry{line}, call)
 		nap(w.loud, between(rng, 200*time.Millisecond, 800*time.Millisecond))

@@ -129,28 +129,48 @@ func (j *judge) checkWait(f *fate) {
 	}
 	inHand := f.claims[0].inHand
 	j.v.slowest = max(j.v.slowest, inHand.Sub(f.Due))
-	patience := time.Second
+	patience := probePatience
 	if f.Do != doProbe {
 		patience += 2 * lease
 	}
+	into := &j.v.probes
+	if f.Do != doProbe {
+		into = nil
+	}
+	if after, late := j.late(f.Due, inHand, patience, into); late {
+		j.complain("%v, sent by %s, due at %v, was in hand in %s only %v after that, and %v after all must have recovered",
+			f, f.process, f.Due.Format(time.StampMilli), f.claims[0].process, inHand.Sub(f.Due), after)
+	}
+}
+
+// probePatience is how long a probe may take, once all must have recovered.
+const probePatience = time.Second
+
+// late reports whether something that was due came too late in a calm, and how long after all must have recovered. How long it took if it was
+// due and came in one is added to probes, unless that is nil.
+func (j *judge) late(due, came time.Time, patience time.Duration, probes *[]time.Duration) (after time.Duration, late bool) {
 	for _, r := range j.rounds {
-		from := f.Due
+		from := due
 		if from.Before(r.bound) {
 			from = r.bound
-		} else if f.Do == doProbe && inHand.Before(r.calm.to) {
-			j.v.probes = append(j.v.probes, inHand.Sub(from))
+		} else if probes != nil && came.Before(r.calm.to) {
+			*probes = append(*probes, came.Sub(from))
 		}
-		most := patience
-		for _, s := range j.stalls {
-			if s.to.After(from) && s.from.Before(inHand) {
-				most += s.to.Sub(s.from)
-			}
-		}
-		if end := from.Add(most); inHand.After(end) && end.Before(r.calm.to) {
-			j.complain("%v, sent by %s, due at %v, was in hand in %s only %v after that, and %v after all must have recovered",
-				f, f.process, f.Due.Format(time.StampMilli), f.claims[0].process, inHand.Sub(f.Due), inHand.Sub(r.bound))
+		if end := from.Add(patience + j.stalledIn(from, came)); came.After(end) && end.Before(r.calm.to) {
+			after, late = came.Sub(r.bound), true
 		}
 	}
+	return after, late
+}
+
+// stalledIn is how long the machine stalled in between.
+func (j *judge) stalledIn(from, to time.Time) (total time.Duration) {
+	for _, s := range j.stalls {
+		if s.to.After(from) && s.from.Before(to) {
+			total += s.to.Sub(s.from)
+		}
+	}
+	return total
 }
 
 // checkDuplicates: what a dedup key refused had an original at that time, and an original kept others out.

@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/taskgraph"
 )
 
 // This file answers: what do the processes do all day?
@@ -27,6 +29,8 @@ const (
 	worker       = "worker"
 	orchestrator = "orchestrator"
 	dispatcher   = "dispatcher" // enqueues and takes what is limited, in a schema of its own (limited.go)
+	engine       = "engine"     // submits task graphs and runs their steps, likewise (graphs.go)
+	busNode      = "bus node"   // emits and handles events, likewise (bus.go)
 	idler        = "idler"      // does nothing but take its probes
 	soaker       = "soaker"     // does all of it, and more, while nothing goes wrong
 )
@@ -105,6 +109,10 @@ type workload struct {
 
 	pace    atomic.Pointer[string] // at which it is to enqueue while it soaks
 	members members
+
+	engine   *taskgraph.Engine
+	bus      *eventbus.Bus
+	busNodes []*eventbus.Node
 }
 
 // begin starts the loops of the role.
@@ -113,9 +121,16 @@ func (w *workload) begin() {
 		w.soak()
 		return
 	}
-	if w.Role == dispatcher {
+	switch w.Role {
+	case dispatcher:
 		w.loop("produce", w.produceLimited)
 		w.loop("dispatch", w.dispatchLimited)
+		return
+	case engine:
+		w.beginEngine()
+		return
+	case busNode:
+		w.beginBus()
 		return
 	}
 	if w.Role != idler {
@@ -135,7 +150,7 @@ func (w *workload) begin() {
 			o := &pgwake.FetchOptions{LockTimeout: lease, Namespaces: namespaces, PollTimeout: time.Second}
 			w.loop(fmt.Sprint("work", i), func(rng *rand.Rand) { w.fetchWork(rng, o, 1) })
 		}
-		if w.Node == dispatchers {
+		if w.Node == separates {
 			w.loop("solo", func(rng *rand.Rand) {
 				w.fetchWork(rng, &pgwake.FetchOptions{LockTimeout: lease, Namespaces: []string{solo}}, 1)
 			})
