@@ -160,6 +160,37 @@ func TestSweep_OldSnapshot_RemovesNothing(t *testing.T) {
 	}
 }
 
+// A node that lost its connection listens again while another one, which took it for dead, removes its rows one after the other: both in the
+// order of lanes, whatever the table has.
+func TestSweep_NodeListensAgainMeanwhile_NoDeadlock(t *testing.T) {
+	p := testProvider(t, Config{})
+	sweeper, listener, observer := plain(t, p.cfg.Schema), plain(t, p.cfg.Schema), plain(t, p.cfg.Schema)
+	const node = -1
+	for _, lane := range []int{2, 1} {
+		mustExec(t, observer, `INSERT INTO waiters (node, lane, listener, queue, armed, number, namespace, fanout, places)
+			VALUES ($1, $2, $1, 'worker', false, 0, '*', 1, 1)`, node, lane)
+	}
+	remove := func(lane int) {
+		t.Helper()
+		mustExec(t, sweeper, `DELETE FROM waiters WHERE node = $1 AND lane = $2`, node, lane)
+	}
+	mustExec(t, sweeper, `BEGIN`)
+	remove(1)
+	listens := make(chan error, 1)
+	pid := listener.PgConn().PID()
+	go func() {
+		_, err := listener.Exec(t.Context(), `SET enable_indexscan = off; SELECT listen_session(-1, -2)`) // as the planner likes
+		listens <- err
+	}()
+	eventually(t, "it waits for the other one", func() (waits bool) {
+		require.NoError(t, observer.QueryRow(t.Context(), `SELECT pg_blocking_pids($1) <> '{}'`, pid).Scan(&waits))
+		return waits
+	})
+	remove(2)
+	mustExec(t, sweeper, `COMMIT`)
+	require.NoError(t, <-listens)
+}
+
 func TestSweep_NodeHasEnded_WhatItWasToldOfIsPassedOn(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, p *Provider){
 		"left": func(t *testing.T, p *Provider) { require.NoError(t, p.Close(t.Context())) },

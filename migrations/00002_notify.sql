@@ -930,7 +930,9 @@ BEGIN
         RAISE EXCEPTION 'the key % is another session''s', p_listener USING ERRCODE = 'PW003';
     END IF;
     IF has_table_privilege('waiters', 'INSERT') AND has_table_privilege('waiters', 'UPDATE') AND has_table_privilege('waiters', 'DELETE') THEN
-        DELETE FROM waiters w WHERE w.node = p_node; -- those of a connection before
+        -- Those of a connection before. In the order of remove_waiters, by which another node may be at them.
+        PERFORM FROM waiters w WHERE w.node = p_node ORDER BY w.lane FOR UPDATE;
+        DELETE FROM waiters w WHERE w.node = p_node;
         PERFORM arm(p_node, 0, p_listener, 'worker', 0, false, NULL, NULL, 0, 0);
         PERFORM hear_all(p_node, p_listener, p_always);
     END IF;
