@@ -48,10 +48,10 @@ func newTelemetry(c *Config) (*telemetry, error) {
 	meter := c.MeterProvider.Meter(Scope)
 	t := &telemetry{tracer: c.TracerProvider.Tracer(Scope), traces: c.Propagator}
 	var errs [4]error
-	t.emitted, errs[0] = meter.Int64Counter(MetricEmitted, metric.WithUnit("{event}"), metric.WithDescription("Events that were emitted."))
-	t.deliveries, errs[1] = meter.Int64Counter(MetricDeliveries, metric.WithUnit("{delivery}"), metric.WithDescription("To how many groups they go."))
-	t.unrouted, errs[2] = meter.Int64Counter(MetricUnrouted, metric.WithUnit("{event}"), metric.WithDescription("Events that no group is subscribed to."))
-	t.duplicates, errs[3] = meter.Int64Counter(MetricDuplicates, metric.WithUnit("{event}"), metric.WithDescription("Events whose dedup key is taken."))
+	t.emitted, errs[0] = meter.Int64Counter(MetricEmitted, metric.WithDescription("Events that were emitted."))
+	t.deliveries, errs[1] = meter.Int64Counter(MetricDeliveries, metric.WithDescription("To how many groups they go."))
+	t.unrouted, errs[2] = meter.Int64Counter(MetricUnrouted, metric.WithDescription("Events that no group is subscribed to."))
+	t.duplicates, errs[3] = meter.Int64Counter(MetricDuplicates, metric.WithDescription("Events whose dedup key is taken."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("%w: MeterProvider: %w", pgwake.ErrConfig, err)
 	}
