@@ -100,8 +100,7 @@
 // [Provider.Health] show what the engine does; they ask the database nothing. Without a LISTEN connection a
 // Provider polls, as little as it can, and says so.
 //
-// In the directory docs: architecture.md, operations.md (pool size, poolers, failures, rights), settings.md,
-// runtimes.md for durable workflows by go-workflows, runtime-authors.md for who writes a runtime, moving-from-polling.md
-// for a program that has a table of jobs, and source-tests.md, which maps the test plans of the designs that this goes
-// back to.
+// In the directory docs, whose README.md orders the pages: tutorial.md, the first hour; concepts.md; how-to pages, such as
+// moving-from-polling.md, moving-from-river.md, outbox.md, schedules.md and testing.md; operations.md (pool size, poolers, alerts,
+// failures, backup, rights) and settings.md; and architecture.md.
 package pgwake
