@@ -14,6 +14,7 @@ import (
 // leads to none that is not covered, and strands nothing; its steps are those of one part, and a surprise at most to the
 // others; and no owed step adds to what there is to be done.
 func TestCovered_FullSearch_IsMadeOfParts(t *testing.T) {
+	skip(t, long)
 	for _, cfg := range []Config{
 		{Name: "2x1x1", Nodes: alike(2, 1), Producers: one},
 		{Name: "2x1x2, from parked, waits time out", Nodes: alike(2, 1), Producers: two, Parked: true, TimeOuts: true, StayArmed: true},
@@ -126,6 +127,7 @@ func (p *partChecker) from(e encoded) map[partEdge]bool {
 // A search of parts says the same as one of the whole, of each configuration that is small enough, with each rule taken
 // away in turn.
 func TestCovered_SearchByParts_SameVerdict(t *testing.T) {
+	skip(t, long)
 	for _, cfg := range []Config{
 		{Name: "2x1x1, from parked, waits time out", Nodes: alike(2, 1), Producers: one, Parked: true, TimeOuts: true, NoRollback: true, StayArmed: true},
 		{Name: "2x1, 2 items at once, from parked", Nodes: alike(2, 1), Producers: batch, Parked: true, NoRollback: true},

@@ -188,6 +188,7 @@ func exploreAll(t *testing.T, cfg Config) Result {
 
 // Steps that Explore takes as one are taken one by one.
 func TestPromise_NoStepsMerged(t *testing.T) {
+	skip(t, long)
 	for _, cfg := range []Config{
 		{Name: "1x2x1", Nodes: alike(1, 2), Producers: one, Split: true},
 		{Name: "2x1x1", Nodes: alike(2, 1), Producers: one, Split: true},
