@@ -81,11 +81,7 @@ func (l Layer) Up(ctx context.Context, config *pgx.ConnConfig, schema string) er
 			return err
 		}
 		// Before they are applied: a process that dies in between leaves a version that is known.
-		comment := strings.Join(m.sums, ", ")
-		if !l.root {
-			comment = layerMark + ", " + comment
-		}
-		if _, err := db.ExecContext(ctx, `COMMENT ON TABLE `+l.Table+` IS '`+comment+`'`); err != nil {
+		if _, err := db.ExecContext(ctx, `COMMENT ON TABLE `+l.Table+` IS '`+l.comment(m.sums)+`'`); err != nil {
 			return err
 		}
 		_, err = m.Up(ctx)
@@ -163,6 +159,14 @@ func (m *migrator) check(current int64, known string) error {
 		return fmt.Errorf("version %d: %w", current, ErrForeign)
 	}
 	return nil
+}
+
+// comment is that on Table: which migrations the schema has, and that they are a Layer's.
+func (l Layer) comment(sums []string) string {
+	if l.root {
+		return strings.Join(sums, ", ")
+	}
+	return layerMark + ", " + strings.Join(sums, ", ")
 }
 
 // checksums are those of the migrations, each of all up to its number.
