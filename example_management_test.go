@@ -300,6 +300,47 @@ func ExampleProvider_GetQueueDepths() {
 	// Output: worker default due: 1 delayed: 1 leased: 0
 }
 
+func ExampleProvider_Peek() {
+	ctx, p, end := openProvider()
+	defer end()
+	_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "email.send", Input: []byte(`{"to":"ada"}`)}, nil)
+	check(err)
+	_, err = p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "report"}, &pgwake.EnqueueOptions{Delay: time.Hour})
+	check(err)
+	items, err := p.Peek(ctx, pgwake.Worker, &pgwake.PeekFilter{Namespace: "default"})
+	check(err)
+	for _, i := range items {
+		fmt.Println(i.Name, i.State, string(i.Data))
+	}
+	// Output:
+	// email.send due {"to":"ada"}
+	// report delayed
+}
+
+func ExampleProvider_ListNodes() {
+	ctx, p, end := openProvider()
+	defer end()
+	nodes, err := p.ListNodes(ctx)
+	check(err)
+	for _, n := range nodes {
+		fmt.Println("listening:", n.Listening, "lanes:", len(n.Lanes))
+	}
+	// Output: listening: true lanes: 0
+}
+
+func ExampleProvider_NodeReports() {
+	ctx, p, end := openProvider()
+	defer end()
+	for reports, err := range p.NodeReports(ctx, time.Second) {
+		check(err)
+		for _, r := range reports {
+			fmt.Println(r.Stats.Mode, "listening:", r.Stats.Listening, "problems:", len(r.Problems))
+		}
+		break
+	}
+	// Output: hybrid listening: true problems: 0
+}
+
 func ExampleProvider_LocalTime() {
 	ctx, p, end := openProvider()
 	defer end()

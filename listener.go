@@ -556,6 +556,7 @@ func (l *listener) handle(n *pgconn.Notification, c channels) {
 	}
 	if n.Channel == c.instances {
 		l.e.waits.heard(n.Payload)
+		l.asked(n.Payload)
 		return
 	}
 	for q, channel := range c.queues {

@@ -32,7 +32,7 @@ type statements struct {
 	registerNamespace, listNamespaces        string
 	newNamespaces                            string
 
-	deleteInstance, deleteInstances, deleteInstancesBulk, pruneExecutions, pruneExecutionsBulk, systemMetrics, queueDepths string
+	deleteInstance, deleteInstances, deleteInstancesBulk, pruneExecutions, pruneExecutionsBulk, systemMetrics, queueDepths, peek, listNodes, askNodes string
 }
 
 func newStatements(schema string) *statements {
@@ -114,5 +114,8 @@ func newStatements(schema string) *statements {
 		pruneExecutionsBulk:  rows("prune_executions_bulk", 5),
 		systemMetrics:        rows("system_metrics", 0),
 		queueDepths:          rows("queue_depths", 0),
+		peek:                 rows("peek", 6),
+		listNodes:            rows("listening_nodes", 0),
+		askNodes:             scalar("ask_nodes", 1),
 	}
 }

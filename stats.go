@@ -165,8 +165,9 @@ type engineStats struct {
 }
 
 // Stats returns a snapshot. It is cheap and safe for concurrent use.
-func (p *Provider) Stats() Stats {
-	e := p.engine
+func (p *Provider) Stats() Stats { return p.engine.snapshot() }
+
+func (e *engine) snapshot() Stats {
 	s := Stats{
 		Mode:      e.modes.mode(""),
 		Waits:     e.waits.parked(),
@@ -260,14 +261,15 @@ const (
 // Health reports on the engine and asks the database nothing. A Provider that is not OK, and
 // not closed, still delivers work wherever the database answers: by polling, or with AggressivePolicy Never by the
 // fallback, if that is enabled. One that hibernates is OK.
-func (p *Provider) Health() Health {
+func (p *Provider) Health() Health { return p.engine.health() }
+
+func (e *engine) health() Health {
 	var problems []Problem
 	note := func(with Part, text string) {
 		if text != "" {
 			problems = append(problems, Problem{with, text})
 		}
 	}
-	e := p.engine
 	if e.ctx.Err() != nil {
 		return Health{Problems: []Problem{{PartProvider, "closed"}}}
 	}

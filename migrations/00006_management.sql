@@ -630,6 +630,89 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION queue_depths IS 'How many items are queued: messages by namespace and queue name, work items by namespace and tag. Leased: claimed, or held behind a turn of their instance. Kept back: work items whose key is full, or has had its share of a rate. What a pause or a limit of the whole namespace keeps waiting is due. It reads both queues from end to end.';
 
+-- +goose StatementBegin
+CREATE FUNCTION peek(p_queue text, p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_instance text DEFAULT NULL,
+    p_after bigint DEFAULT 0, p_limit integer DEFAULT 100)
+RETURNS TABLE (id bigint, namespace text, priority smallint, state text, due_at timestamptz, attempt_count integer, created_at timestamptz,
+    name text, kind text, version text, data json, instance_id text, execution_id bigint, activity_id bigint, dedup_key text, tag text,
+    session_id text, key text, headers jsonb, last_error text)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    IF p_queue = 'worker' THEN
+        RETURN QUERY
+        SELECT q.id, q.namespace, q.priority,
+               CASE WHEN q.visible_at <= v_now THEN 'due' WHEN q.lock_token IS NOT NULL THEN 'leased'
+                    WHEN q.held_due IS NOT NULL OR q.charged AND q.share_at IS NOT NULL THEN 'kept back' ELSE 'delayed' END,
+               coalesce(q.held_due, q.visible_at), q.attempt_count, q.created_at,
+               q.name, NULL::text, NULL::text, q.input, q.instance_id, q.execution_id, q.activity_id, q.dedup_key, q.tag,
+               q.session_id, q.key, q.headers, q.last_error
+          FROM worker_queue q
+         WHERE q.id > p_after AND (p_namespace IS NULL OR q.namespace = p_namespace)
+           AND (p_name IS NULL OR q.name = p_name) AND (p_instance IS NULL OR q.instance_id = p_instance)
+         ORDER BY q.id LIMIT p_limit;
+    ELSIF p_queue = 'orchestrator' THEN
+        RETURN QUERY
+        SELECT m.id, m.namespace, m.priority,
+               CASE WHEN coalesce(m.sticky_due, m.visible_at) <= v_now THEN 'due' WHEN m.lock_token IS NOT NULL OR m.held THEN 'leased' ELSE 'delayed' END,
+               coalesce(m.sticky_due, m.visible_at), m.attempt_count, m.created_at,
+               m.name, m.kind, m.version, m.data, m.instance_id, m.execution_id, NULL::bigint, m.dedup_key, m.queue,
+               NULL::text, NULL::text, m.headers, NULL::text
+          FROM orchestrator_queue m
+         WHERE m.id > p_after AND (p_namespace IS NULL OR m.namespace = p_namespace)
+           AND (p_name IS NULL OR m.name = p_name) AND (p_instance IS NULL OR m.instance_id = p_instance)
+         ORDER BY m.id LIMIT p_limit;
+    ELSE
+        RAISE EXCEPTION 'there is no queue %', p_queue USING ERRCODE = 'PW003';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION peek IS 'What is in a queue, worker or orchestrator, by id, p_limit items after p_after for which all conditions hold that are not null. It claims nothing. The state is as in queue_depths: due, delayed, leased or kept back; due_at is the end of the lease while there is one. kind and version are those of a message; tag is its queue name.';
+
+-- +goose StatementBegin
+CREATE FUNCTION listening_nodes()
+RETURNS TABLE (node integer, listening boolean, pid integer, application_name text, client_address text, since timestamptz,
+    lane integer, queue text, namespaces text[], labels text[], places integer, armed boolean, fanout integer)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT w.node, l.pid IS NOT NULL, l.pid, coalesce(a.application_name, ''), coalesce(host(a.client_addr), ''), a.backend_start,
+           w.lane, w.queue, w.namespaces, w.labels, w.places::integer, w.armed, w.fanout::integer
+      FROM waiters w
+      -- The lock of listen_session: two keys, whose columns are unsigned.
+      LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ExclusiveLock' AND l.granted
+           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+           AND l.classid::bigint = hashtext('pgwake nodes of ' || current_schema())::bigint & 4294967295
+           AND l.objid::bigint = w.listener::bigint & 4294967295
+      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+     ORDER BY w.node, w.lane;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION listening_nodes IS 'The nodes that have a LISTEN connection, and those that died and are not cleared away yet (listening is false), with a row for each of their lanes. Lane 0 is the node itself; a negative one says that it wants to hear everything of the queue. Who the client is others may see only with the rights of pg_read_all_stats.';
+
+-- +goose StatementBegin
+CREATE FUNCTION ask_nodes(p_reply text) RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM pg_notify(channel('instance'), 'pgwake report to ' || p_reply);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION ask_nodes IS 'Has each node that listens say how it is, as JSON, by a notification to the channel p_reply, whose name is pgwake_report_ and up to 40 digits and lower-case letters. To nodes of a version that does not know of that it is an instance which nobody waits for.';
+
 CREATE FUNCTION list_namespaces()
 RETURNS TABLE (name text, created_at timestamptz)
 LANGUAGE sql STABLE
@@ -667,7 +750,7 @@ COMMENT ON FUNCTION register_namespace IS 'Adds a namespace before its first ite
 
 -- +goose Down
 
-DROP FUNCTION register_namespace, new_namespaces, list_namespaces, queue_depths, system_metrics, prune_executions_bulk, prune_executions, prune, prunable_executions,
+DROP FUNCTION register_namespace, new_namespaces, list_namespaces, ask_nodes, listening_nodes, peek, queue_depths, system_metrics, prune_executions_bulk, prune_executions, prune, prunable_executions,
     delete_instances_bulk, delete_instances, delete_instance, remove_instances, check_deletion, lock_instances, check_isolation,
     get_instance_tree, instance_trees, get_parent, list_children, list_executions, get_instance_info, list_instances;
 DROP VIEW instance_info;

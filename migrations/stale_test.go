@@ -138,6 +138,8 @@ func TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testi
 		{`SELECT purge_dead_letters(p_ids => '{7,8}')`, 100},
 		{`SELECT take_up_releases('{ns7,ns8}')`, 100},
 		{`SELECT count(*) FROM align_messages('i7')`, 100},
+		{`SELECT count(*) FROM peek('worker')`, 500},
+		{`SELECT count(*) FROM peek('orchestrator', p_after => 7)`, 500},
 		{`SELECT count(*) FROM list_archive()`, 500},
 		{`SELECT count(*) FROM list_archive(p_instance => 'i7')`, 100},
 	} {

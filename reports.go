@@ -1,0 +1,159 @@
+package pgwake
+
+import (
+	"cmp"
+	"context"
+	crand "crypto/rand"
+	"encoding/json"
+	"iter"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: how are the nodes of other processes? They say so when they are asked, and only then: who is not asked pays nothing.
+//
+// The question comes on a channel on which every node listens anyway, and the answer goes to the channel that it names. Invariant: a
+// question costs a node one statement on its LISTEN connection, and wakes no dispatcher.
+
+// NodeReport is what a node says of itself.
+type NodeReport struct {
+	Key      int32  // NodeInfo.Key
+	Host     string // of the process, as its operating system has it
+	PID      int    // of the process
+	Schema   string
+	At       time.Time // when it said so, server time
+	Stats    Stats     // Breaker.Err is not among it
+	Problems []Problem // of Provider.Health
+}
+
+const (
+	askPrefix   = "pgwake report to "
+	replyPrefix = "pgwake_report_"
+
+	// reportPatience is how long nodes are waited for that are there and do not answer.
+	reportPatience = time.Second
+
+	// maxProblem keeps a report within the 8,000 bytes of a notification: the counters take up to 4,000.
+	maxProblem = 300
+)
+
+var replyChannel = regexp.MustCompile(`^` + replyPrefix + `[0-9a-z]{1,40}$`)
+
+// asked answers, if this is the question. It is called by the goroutine of run, which sends the answer next.
+func (l *listener) asked(payload string) {
+	reply, ok := strings.CutPrefix(payload, askPrefix)
+	if !ok || !replyChannel.MatchString(reply) {
+		return
+	}
+	report, err := json.Marshal(l.e.report())
+	if err != nil {
+		l.e.log().Error("pgwake: a report of this node cannot be written", "error", err)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.jobs = append(l.jobs, &job{sql: "SELECT pg_notify($1, $2)", args: []any{reply, string(report)}, dest: new(any), done: make(chan error, 1)})
+}
+
+// report is what the node says of itself.
+func (e *engine) report() NodeReport {
+	r := NodeReport{Key: e.node, PID: os.Getpid(), Schema: e.cfg.Schema, At: e.clock.Server(e.clock.Now()), Stats: e.snapshot()}
+	r.Host, _ = os.Hostname()
+	r.Stats.Breaker.Err = nil // an error of any type
+	for _, p := range e.health().Problems {
+		if len(p.Text) > maxProblem {
+			p.Text = strings.ToValidUTF8(p.Text[:maxProblem], "") + "…"
+		}
+		r.Problems = append(r.Problems, p)
+	}
+	return r
+}
+
+// NodeReports asks the nodes that listen on the schema how they are, this one included, at once and then every so often, and yields what
+// they say, by key: when all of them have, or a second after the question. So a node that does not answer, or that is of a version that
+// does not know the question, is missing. It ends with ctx, with the Provider, when the loop does, and after an error. While it goes on it
+// has a connection of its own (Config.ListenConfig); behind a transaction pooler nothing comes. A node pays a statement for each
+// question.
+func (p *Provider) NodeReports(ctx context.Context, every time.Duration) iter.Seq2[[]NodeReport, error] {
+	return func(yield func([]NodeReport, error) bool) {
+		const op = "ask nodes"
+		if every <= 0 {
+			yield(nil, failed(op, invalid("%v between two questions is not possible", every)))
+			return
+		}
+		conn, err := p.direct.connect(ctx)
+		if err != nil {
+			yield(nil, failed(op, err))
+			return
+		}
+		defer hangUp(ctx, conn)
+		reply := replyPrefix + strings.ToLower(crand.Text())
+		if err := execAll(ctx, conn, "LISTEN "+quoted(reply)); err != nil {
+			yield(nil, failed(op, err))
+			return
+		}
+		for {
+			next := time.NewTimer(every)
+			reports, err := p.askNodes(ctx, conn, reply)
+			if ctx.Err() != nil || !yield(reports, err) || err != nil {
+				next.Stop()
+				return
+			}
+			select {
+			case <-ctx.Done():
+				next.Stop()
+				return
+			case <-next.C:
+			}
+		}
+	}
+}
+
+// askNodes asks once. Late answers to a question before are as good.
+func (p *Provider) askNodes(ctx context.Context, conn *pgx.Conn, reply string) ([]NodeReport, error) {
+	nodes, err := p.ListNodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	missing := make(map[int32]bool)
+	for _, n := range nodes {
+		if n.Listening {
+			missing[n.Key] = true
+		}
+	}
+	err = p.do(ctx, "ask nodes", func(ctx context.Context, q querier) error {
+		_, err := q.Exec(ctx, p.sql.askNodes, reply)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	waiting, cancel := context.WithTimeout(ctx, reportPatience)
+	defer cancel()
+	said := make(map[int32]NodeReport)
+	for len(missing) > 0 {
+		n, err := conn.WaitForNotification(waiting)
+		if waiting.Err() != nil {
+			break
+		}
+		if err != nil {
+			return nil, failed("ask nodes", err)
+		}
+		var r NodeReport
+		if json.Unmarshal([]byte(n.Payload), &r) == nil { // anybody can notify
+			said[r.Key] = r
+			delete(missing, r.Key)
+		}
+	}
+	var reports []NodeReport
+	for _, r := range said {
+		reports = append(reports, r)
+	}
+	slices.SortFunc(reports, func(a, b NodeReport) int { return cmp.Compare(a.Key, b.Key) })
+	return reports, nil
+}
