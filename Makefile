@@ -1,7 +1,7 @@
 # Everything a contributor runs. `make help` lists it.
 
 GO      ?= go
-MODULES := . devpg bench examples chaos adapter/amqp adapter/cloudevents adapter/goworkflows adapter/watermill
+MODULES := . devpg bench examples chaos adapter/amqp adapter/cloudevents adapter/goworkflows adapter/watermill cmd/pgwake
 
 # The race detector needs cgo, and that a C compiler. Without them the tests run all the same.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC | cut -d' ' -f1) >/dev/null 2>&1 && echo -race)

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+// This file answers: how do the tests run commands, and what holds for all of them?
+
+// asCommand in the environment makes of the test program the command itself: for a test in a terminal.
+const asCommand = "PGWAKE_TEST_IS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			println("goroutines were left behind:", err.Error())
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// result is what became of a command.
+type result struct {
+	code     int
+	out, err string
+}
+
+// cli runs commands on a schema of the test server, as a user does.
+type cli struct {
+	t       *testing.T
+	url     string
+	schema  string
+	environ []string
+	in      string
+	now     func() time.Time
+}
+
+// newCLI is on a fresh schema that is migrated, and has a Provider on it to look and to plant.
+func newCLI(t *testing.T, config *pgwake.Config) (*cli, *pgwake.Provider) {
+	t.Helper()
+	if config == nil {
+		config = &pgwake.Config{Mode: pgwake.ModeDisabled}
+	}
+	p := pgwaketest.New(t, config)
+	return &cli{t: t, url: pgwaketest.URL(t), schema: p.Schema(), now: time.Now}, p
+}
+
+func (c *cli) run(args ...string) result {
+	c.t.Helper()
+	return c.runIn(c.t.Context(), args...)
+}
+
+func (c *cli) runIn(ctx context.Context, args ...string) result {
+	c.t.Helper()
+	var out, errs bytes.Buffer
+	w := world{in: strings.NewReader(c.in), out: &out, err: &errs, now: c.now,
+		environ: append([]string{"PGWAKE_DATABASE_URL=" + c.url, "PGWAKE_SCHEMA=" + c.schema}, c.environ...)}
+	code := run(ctx, args, w)
+	return result{code, out.String(), errs.String()}
+}
+
+// ok runs a command that has to succeed, and returns what it printed.
+func (c *cli) ok(args ...string) string {
+	c.t.Helper()
+	r := c.run(args...)
+	require.Zero(c.t, r.code, "%s: %s%s", strings.Join(args, " "), r.out, r.err)
+	return r.out
+}
+
+// refused runs a command that has to fail, and returns what it said.
+func (c *cli) refused(code int, args ...string) string {
+	c.t.Helper()
+	r := c.run(args...)
+	require.Equal(c.t, code, r.code, "%s: %s%s", strings.Join(args, " "), r.out, r.err)
+	require.NotEmpty(c.t, r.err)
+	return r.err
+}
+
+// into runs a command with --json and decodes what it printed.
+func into[T any](c *cli, args ...string) (v T) {
+	c.t.Helper()
+	out := c.ok(append(args, "--json")...)
+	require.NoError(c.t, json.Unmarshal([]byte(out), &v), out)
+	return v
+}
+
+// exec runs a statement with the schema as its search path, on a connection of its own.
+func (c *cli) exec(sql string, args ...any) {
+	c.t.Helper()
+	conn := c.connect(c.url)
+	_, err := conn.Exec(c.t.Context(), sql, args...)
+	require.NoError(c.t, err)
+	require.NoError(c.t, conn.Close(context.Background()))
+}
+
+// connect opens a connection that ends with the test.
+func (c *cli) connect(url string) *pgx.Conn {
+	c.t.Helper()
+	config, err := pgx.ParseConfig(url)
+	require.NoError(c.t, err)
+	config.RuntimeParams["search_path"] = pgx.Identifier{c.schema}.Sanitize()
+	config.DefaultQueryExecMode = pgx.QueryExecModeExec
+	conn, err := pgx.ConnectConfig(c.t.Context(), config)
+	require.NoError(c.t, err)
+	c.t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+func TestCommandLine_IsWrong_ExitCodeIsTwoAndNothingWasTried(t *testing.T) {
+	t.Parallel()
+	c := &cli{t: t, url: "postgres://nobody@127.0.0.1:1/none", schema: "none", now: time.Now}
+	for _, args := range [][]string{
+		{"no-such-command"}, {"doctor", "--no-such-flag"}, {"doctor", "what?"}, {"migrate"}, {"migrate", "up", "--layer", "nothing"},
+		{"migrate", "print", "--layer", "root,eventbus", "--from", "3"}, {"migrate", "down"},
+	} {
+		require.Contains(t, c.refused(exitUsage, args...), "pgwake:")
+	}
+	c.url = ""
+	said := c.refused(exitUsage, "migrate", "status")
+	require.Contains(t, said, "it is not said which database")
+	require.Contains(t, said, "PGWAKE_DATABASE_URL")
+}
+
+func TestErrors_ServerIsNotThere_SayWhatToTryAndNoPassword(t *testing.T) {
+	t.Parallel()
+	for _, u := range []string{
+		"postgres://ada:s3cr%65t-word@127.0.0.1:1/shop?sslmode=disable", "host=127.0.0.1 port=1 user=ada password='s3cret-word' dbname=shop",
+		"postgres://ada:s3cret-word@127.0.0.1:port/shop", "postgres://ada:s3cret-word@[::1/shop", "host=127.0.0.1 password=s3cret-word port=nine",
+		"postgres://ada:s3cret-word@127.0.0.1:1/shop?pool_max_conns=many",
+	} {
+		for _, args := range [][]string{{"migrate", "status"}, {"migrate", "up"}, {"doctor"}, {"doctor", "--json"}} {
+			c := &cli{t: t, url: u, schema: "x", now: time.Now}
+			r := c.run(args...)
+			require.NotZero(t, r.code)
+			require.NotContains(t, r.out+r.err, "s3cr", "%s %v", u, args)
+			r = (&cli{t: t, schema: "x", now: time.Now}).run(append(args, "--database-url", u)...)
+			require.NotZero(t, r.code)
+			require.NotContains(t, r.out+r.err, "s3cr", "%s %v", u, args)
+		}
+	}
+	said := (&cli{t: t, url: "postgres://ada@127.0.0.1:1/shop", schema: "x", now: time.Now}).refused(exitFailed, "migrate", "status")
+	require.Contains(t, said, "→")
+}
+
+func TestOutput_IsNoTerminal_HasNoEscapeSequences(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	for _, environ := range [][]string{{"TERM=xterm-256color"}, {"TERM=xterm-256color", "NO_COLOR=1"}} {
+		c.environ = environ
+		require.NotContains(t, c.ok("migrate", "status"), "\x1b")
+		require.NotContains(t, c.ok("doctor"), "\x1b")
+	}
+	c.environ = []string{"TERM=xterm-256color", "CLICOLOR_FORCE=1"}
+	require.Contains(t, c.ok("migrate", "status"), "\x1b")
+	require.NotContains(t, c.ok("migrate", "status", "--no-color"), "\x1b")
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/migrations"
+)
+
+// This file answers: which database is it, how is it reached, and what is told of it?
+
+// silent is the log of what is opened for the length of a command: errors come back to it.
+var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// connectTimeout is how long a connection may take if the URL does not say so.
+const connectTimeout = 10 * time.Second
+
+// target is the URL of the database.
+func (a *app) target() (string, error) {
+	for _, u := range []string{a.databaseURL, a.env("PGWAKE_DATABASE_URL"), a.env("DATABASE_URL")} {
+		if u != "" {
+			return u, nil
+		}
+	}
+	for _, name := range []string{"PGHOST", "PGSERVICE", "PGDATABASE"} {
+		if a.env(name) != "" {
+			return "", nil // pgx reads the others
+		}
+	}
+	return "", usagef("--database-url postgres://user@host:5432/database, or PGWAKE_DATABASE_URL with the same", "it is not said which database")
+}
+
+// config is how to connect, through whatever is in between.
+func (a *app) config() (*pgx.ConnConfig, error) {
+	u, err := a.target()
+	if err != nil {
+		return nil, err
+	}
+	return a.parse(u)
+}
+
+// listenConfig is how to connect around a transaction pooler: that of config, unless --listen-url says otherwise.
+func (a *app) listenConfig() (*pgx.ConnConfig, error) {
+	if u := firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")); u != "" {
+		return a.parse(u)
+	}
+	return a.config()
+}
+
+func (a *app) parse(u string) (*pgx.ConnConfig, error) {
+	config, err := pgxpool.ParseConfig(u) // settings of the pool are allowed
+	if err != nil {
+		return nil, usagef("as in postgres://user@host:5432/database?sslmode=require; the password may be in PGPASSWORD or ~/.pgpass", "the URL of the database: %w", err)
+	}
+	c := config.ConnConfig
+	a.prepare(c)
+	return c, nil
+}
+
+// prepare has a connection work behind a pooler, too: without statements that stay prepared.
+func (a *app) prepare(c *pgx.ConnConfig) {
+	c.DefaultQueryExecMode = pgx.QueryExecModeExec
+	if c.ConnectTimeout == 0 {
+		c.ConnectTimeout = connectTimeout
+	}
+	if c.RuntimeParams["application_name"] == "" {
+		c.RuntimeParams["application_name"] = "pgwake command line"
+	}
+}
+
+// connect opens one connection.
+func (a *app) connect(ctx context.Context) (*pgx.Conn, error) {
+	config, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	return pgx.ConnectConfig(ctx, config)
+}
+
+// provider opens a Provider that changes nothing by being there: it neither migrates nor listens nor fetches.
+func (a *app) provider(ctx context.Context) (*pgwake.Provider, func(), error) {
+	return a.openProvider(ctx, &pgwake.Config{Mode: pgwake.ModeDisabled})
+}
+
+// openProvider opens one on the schema. The function ends it, and the pool with it.
+func (a *app) openProvider(ctx context.Context, c *pgwake.Config) (*pgwake.Provider, func(), error) {
+	u, err := a.target()
+	if err != nil {
+		return nil, nil, err
+	}
+	config, err := pgxpool.ParseConfig(u)
+	if err != nil {
+		return nil, nil, err
+	}
+	a.prepare(config.ConnConfig)
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.ListenConfig, err = a.listenConfig(); err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	c.Schema = firstOf(c.Schema, a.schema)
+	c.SkipMigrate = true
+	c.Logger = silent
+	p, err := pgwake.New(ctx, pool, c)
+	if err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	return p, func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = p.Close(ending)
+		pool.Close()
+	}, nil
+}
+
+// hintFor is what to do about an error.
+func hintFor(err error) string {
+	var known *hinted
+	var refused *pgconn.ConnectError
+	var pg *pgconn.PgError
+	switch {
+	case errors.As(err, &known):
+		return known.hint
+	case errors.Is(err, pgwake.ErrNotMigrated) && errors.Is(err, migrations.ErrForeign):
+		return "the schema was made by another program: name another with --schema"
+	case errors.Is(err, pgwake.ErrNotMigrated):
+		return "pgwake migrate up, or --schema with the name of the one that is; pgwake migrate status tells"
+	case errors.Is(err, pgwake.ErrPermission):
+		return "pgwake doctor says which rights the role lacks, and how to grant them"
+	case errors.As(err, &pg) && pg.Code == "28P01":
+		return "the password: in the URL, PGPASSWORD, or ~/.pgpass"
+	case errors.As(err, &refused):
+		return "is the server there, and the URL right? Try: psql with the same URL"
+	case errors.As(err, &pg) && pg.Code == "42501":
+		return "pgwake doctor says which rights the role lacks, and how to grant them"
+	}
+	return ""
+}
+
+// secret finds a password in a URL or in keyword=value pairs.
+var secret = regexp.MustCompile(`(://[^:@/\s]*:)[^@\s]*(@)|(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'"` + "`" + `]+)`)
+
+// withoutSecrets takes passwords out of a text that is to be printed.
+func (a *app) withoutSecrets(text string) string {
+	for _, u := range []string{a.databaseURL, a.listenURL, a.env("PGWAKE_DATABASE_URL"), a.env("DATABASE_URL"), a.env("PGWAKE_LISTEN_URL")} {
+		for _, password := range passwordsIn(u) {
+			text = strings.ReplaceAll(text, password, "xxxxx")
+		}
+	}
+	if password := a.env("PGPASSWORD"); password != "" {
+		text = strings.ReplaceAll(text, password, "xxxxx")
+	}
+	return secret.ReplaceAllString(text, "${1}${3}xxxxx${2}")
+}
+
+// passwordsIn are the forms in which an error may repeat the password of a URL.
+func passwordsIn(u string) (all []string) {
+	if config, err := pgx.ParseConfig(u); err == nil && len(config.Password) > 2 {
+		all = append(all, config.Password, url.QueryEscape(config.Password), url.PathEscape(config.Password))
+	}
+	return all
+}
+
+func firstOf(texts ...string) string {
+	for _, t := range texts {
+		if t != "" {
+			return t
+		}
+	}
+	return ""
+}
+
+// place says which database it is, for people.
+func place(c *pgx.ConnConfig) string {
+	return fmt.Sprintf("%s on %s:%d as %s", c.Database, c.Host, c.Port, c.User)
+}

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"time"
+
+	"charm.land/lipgloss/v2"
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/spf13/cobra"
+)
+
+// This file answers: what does doctor do about what its checks find?
+//
+// A check that finds nothing is one line. Each tells of one cause: where one would only repeat what another says, it is skipped.
+
+// queries are what is asked of PostgreSQL's catalogs and views.
+//
+//go:embed sql/*.sql
+var queries embed.FS
+
+// verdict of a check.
+type verdict string
+
+const (
+	fine    verdict = "ok"
+	warning verdict = "warn"
+	failure verdict = "fail"
+	skipped verdict = "skip" // nothing to say before another finding is mended
+)
+
+// finding is what a check has found.
+type finding struct {
+	Check   string  `json:"check"`
+	Verdict verdict `json:"verdict"`
+	Reason  string  `json:"reason"`
+	Fix     string  `json:"fix,omitempty"` // a command that mends it, of a shell or SQL
+}
+
+// report is what doctor prints as JSON.
+type report struct {
+	Database string    `json:"database"`
+	Schema   string    `json:"schema"`
+	Verdict  verdict   `json:"verdict"` // the worst of them
+	Findings []finding `json:"findings"`
+}
+
+// limits are from when on a check speaks.
+type limits struct {
+	transaction, idle, prepared, clock, oldest time.Duration
+	deadTuples, deadLetters                    int64
+	bloat                                      int64 // bytes
+	connections, notifyQueue                   float64
+}
+
+// patient is the database under examination.
+type patient struct {
+	limits
+	schema string
+	now    func() time.Time
+
+	conn   *pgx.Conn        // through whatever is in between
+	direct *pgx.ConnConfig  // around it
+	around bool             // that is another way
+	p      *pgwake.Provider // nil: the schema is not migrated
+
+	pooled  bool // the session is not the client's own
+	allSeen bool // the role may see what other roles' sessions do
+}
+
+// check looks at one thing.
+type check struct {
+	name string
+	look func(context.Context, *patient) finding
+}
+
+func checks() []check {
+	return []check{
+		{"server", checkServer}, {"schema", checkSchema}, {"layers", checkLayers}, {"rights", checkRights},
+		{"pooler", checkPooler}, {"notifications", checkNotifications}, {"notify queue", checkNotifyQueue}, {"clock", checkClock},
+		{"connections", checkConnections}, {"long transactions", checkTransactions}, {"idle in transaction", checkIdle},
+		{"prepared transactions", checkPrepared}, {"replication slots", checkSlots}, {"autovacuum", checkAutovacuum},
+		{"dead tuples", checkDeadTuples}, {"index bloat", checkBloat}, {"waiters", checkWaiters}, {"pauses", checkPauses},
+		{"backlog", checkBacklog}, {"dead letters", checkDeadLetters},
+	}
+}
+
+// checkTimeout is how long one may take.
+const checkTimeout = 30 * time.Second
+
+func (a *app) doctorCommand() *cobra.Command {
+	var l limits
+	var strict bool
+	var bloat int64
+	c := &cobra.Command{
+		Use: "doctor", Short: "Examine the database, and say what to do", Args: cobra.NoArgs,
+		Long: `Examine the database, and say of what is not well why, and the command that mends it. It changes nothing.
+
+Exit code 0: nothing failed; warnings alone are 0 as well, but 1 with --strict. 1: something failed, or could not be examined.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			l.bloat = bloat << 20
+			return a.doctor(c.Context(), l, strict)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&strict, "strict", false, "exit code 1 for warnings, too")
+	f.DurationVar(&l.transaction, "max-transaction", 5*time.Minute, "how long a transaction may work")
+	f.DurationVar(&l.idle, "max-idle", time.Minute, "how long a session may be idle in a transaction")
+	f.DurationVar(&l.prepared, "max-prepared", 5*time.Minute, "how long a prepared transaction may wait for its end")
+	f.DurationVar(&l.clock, "max-clock-offset", 5*time.Second, "how far this machine's clock may differ from the server's")
+	f.DurationVar(&l.oldest, "max-wait", time.Minute, "how long the oldest item that is due may have waited")
+	f.Int64Var(&l.deadTuples, "max-dead-tuples", 10_000, "how many dead rows a table may have, if they are more than half as many as live ones")
+	f.Int64Var(&bloat, "max-bloat", 100, "how large an index may be, in MiB, that is five times as large as its rows need")
+	f.Int64Var(&l.deadLetters, "max-dead-letters", 0, "how many dead letters there may be")
+	f.Float64Var(&l.connections, "max-connections", 0.85, "share of the connections that may be in use")
+	f.Float64Var(&l.notifyQueue, "max-notify-queue", 0.05, "share of the server's queue of notifications that may be in use")
+	return c
+}
+
+func (a *app) doctor(ctx context.Context, l limits, strict bool) error {
+	config, err := a.config()
+	if err != nil {
+		return err
+	}
+	direct, err := a.listenConfig()
+	if err != nil {
+		return err
+	}
+	r := report{Database: place(config), Schema: a.schema}
+	at := &patient{limits: l, schema: a.schema, now: a.now, direct: direct, around: firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")) != ""}
+	a.examine(ctx, config, at, func(f finding) {
+		f.Reason, f.Fix = a.withoutSecrets(f.Reason), a.withoutSecrets(f.Fix)
+		r.Findings = append(r.Findings, f)
+	})
+	r.Verdict = worst(r.Findings)
+	if err := a.printReport(r); err != nil {
+		return err
+	}
+	if r.Verdict == failure || strict && r.Verdict == warning {
+		return exitCode(exitFailed)
+	}
+	return ctx.Err()
+}
+
+// examine makes all checks, and tells of each.
+func (a *app) examine(ctx context.Context, config *pgx.ConnConfig, at *patient, tell func(finding)) {
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		tell(finding{"connection", failure, err.Error(), firstOf(hintFor(err), "psql with the same URL")})
+		return
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	at.conn = conn
+	if p, end, err := a.provider(ctx); err == nil { // else the check of the schema says why
+		defer end()
+		at.p = p
+	}
+	for _, c := range checks() {
+		tell(c.examine(ctx, at))
+	}
+}
+
+func (c check) examine(ctx context.Context, at *patient) finding {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	f := c.look(ctx, at)
+	f.Check = c.name
+	return f
+}
+
+func worst(all []finding) verdict {
+	rank := map[verdict]int{skipped: 0, fine: 0, warning: 1, failure: 2}
+	of := fine
+	for _, f := range all {
+		if rank[f.Verdict] > rank[of] {
+			of = f.Verdict
+		}
+	}
+	return of
+}
+
+func (a *app) printReport(r report) error {
+	if a.asJSON {
+		return a.printJSON(r)
+	}
+	a.printf("%s\n\n", a.style.head.Render(fmt.Sprintf("%s, schema %s", r.Database, r.Schema)))
+	styles := map[verdict]lipgloss.Style{fine: a.style.ok, warning: a.style.warn, failure: a.style.fail, skipped: a.style.faint}
+	counts := make(map[verdict]int)
+	for _, f := range r.Findings {
+		counts[f.Verdict]++
+		a.printf("%s  %-21s  %s\n", styles[f.Verdict].Render(fmt.Sprintf("%-4s", f.Verdict)), f.Check, oneLine(f.Reason))
+		if f.Fix != "" {
+			a.printf("      %s\n", a.style.mark.Render("→ "+oneLine(f.Fix)))
+		}
+	}
+	a.printf("\n%d ok, %d warn, %d fail", counts[fine], counts[warning], counts[failure])
+	if n := counts[skipped]; n > 0 {
+		a.printf(", %d skipped", n)
+	}
+	a.printf("\n")
+	return nil
+}
+
+// ok, warn, fail and skip are findings of the check that makes them.
+func ok(format string, args ...any) finding {
+	return finding{Verdict: fine, Reason: fmt.Sprintf(format, args...)}
+}
+
+func warn(fix, format string, args ...any) finding {
+	return finding{Verdict: warning, Reason: fmt.Sprintf(format, args...), Fix: fix}
+}
+
+func fail(fix, format string, args ...any) finding {
+	return finding{Verdict: failure, Reason: fmt.Sprintf(format, args...), Fix: fix}
+}
+
+func skip(format string, args ...any) finding {
+	return finding{Verdict: skipped, Reason: fmt.Sprintf(format, args...)}
+}
+
+// unknown is a check that could not be made.
+func unknown(err error) finding { return fail(hintFor(err), "it could not be examined: %v", err) }
+
+// query is an embedded statement.
+func query(name string) string {
+	text, err := queries.ReadFile("sql/" + name + ".sql")
+	if err != nil {
+		panic(err) // a name that is not among the files
+	}
+	return string(text)
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: does somebody do the work that there is?
+
+// unmigrated is the finding of a check that needs the schema.
+func (at *patient) unmigrated() (finding, bool) { return skip("see schema and rights"), at.p == nil }
+
+func checkWaiters(ctx context.Context, at *patient) finding {
+	if f, none := at.unmigrated(); none {
+		return f
+	}
+	nodes, err := at.p.ListNodes(ctx)
+	if err != nil {
+		return unknown(err)
+	}
+	living, lanes := 0, 0
+	var dead []string
+	for _, n := range nodes {
+		if !n.Listening {
+			dead = append(dead, fmt.Sprint(n.Key))
+			continue
+		}
+		living++
+		lanes += len(n.Lanes)
+	}
+	if len(dead) > 0 {
+		return warn("DELETE FROM "+at.table("waiters")+" WHERE node IN ("+strings.Join(dead, ", ")+")",
+			"%s, and may be told of work in vain: the next node that looks clears that away, within its FallbackInterval",
+			count(len(dead), "node")+" that died without a word waits still")
+	}
+	return ok("%s with %s", count(living, "node"), count(lanes, "lane"))
+}
+
+func checkPauses(ctx context.Context, at *patient) finding {
+	if f, none := at.unmigrated(); none {
+		return f
+	}
+	var all []string
+	fix := ""
+	for _, queue := range []pgwake.Queue{pgwake.Worker, pgwake.Orchestrator} {
+		paused, err := at.p.GetPaused(ctx, queue)
+		if err != nil {
+			return unknown(err)
+		}
+		names := paused.Namespaces
+		if paused.All {
+			names = append([]string{pgwake.AllNamespaces}, names...)
+		}
+		for _, name := range names {
+			all = append(all, fmt.Sprintf("%s of the %s queue", name, queue))
+			fix = firstOf(fix, fmt.Sprintf("SELECT %s('%s', ARRAY['%s'], false)", at.table("pause"), queue, name))
+		}
+	}
+	if len(all) > 0 {
+		return warn(fix, "nobody fetches from %s, since somebody has paused that", few(all))
+	}
+	return ok("nothing is paused")
+}
+
+func checkBacklog(ctx context.Context, at *patient) finding {
+	if f, none := at.unmigrated(); none {
+		return f
+	}
+	depths, err := at.p.GetQueueDepths(ctx)
+	if err != nil {
+		return unknown(err)
+	}
+	nodes, err := at.p.ListNodes(ctx)
+	if err != nil {
+		return unknown(err)
+	}
+	var due int64
+	var oldest pgwake.QueueDepth
+	for _, d := range depths {
+		if d.Due > 0 && !at.isPaused(ctx, d) {
+			due += d.Due
+			if oldest.OldestDue.IsZero() || d.OldestDue.Before(oldest.OldestDue) {
+				oldest = d
+			}
+		}
+	}
+	if due == 0 {
+		return ok("nothing that is due waits")
+	}
+	waited, err := at.waited(ctx, oldest.OldestDue)
+	if err != nil {
+		return unknown(err)
+	}
+	if waited > at.oldest {
+		who := "and no node listens: start one"
+		if listening(nodes) > 0 {
+			who = "although nodes listen: are they busy, or for other namespaces and tags?"
+		}
+		return warn("pgwake top; pgwake peek --queue "+oldest.Queue.String()+" --namespace "+oldest.Namespace,
+			"%s due, the oldest for %s, in namespace %s of the %s queue, %s", count(due, "item"), span(waited), oldest.Namespace, oldest.Queue, who)
+	}
+	return ok("%s due, the oldest for %s", count(due, "item"), span(waited))
+}
+
+func listening(nodes []pgwake.NodeInfo) (n int) {
+	for _, node := range nodes {
+		if node.Listening {
+			n++
+		}
+	}
+	return n
+}
+
+// isPaused says that nobody is to fetch it; see checkPauses.
+func (at *patient) isPaused(ctx context.Context, d pgwake.QueueDepth) bool {
+	paused, err := at.p.GetPaused(ctx, d.Queue)
+	if err != nil {
+		return false
+	}
+	if paused.All {
+		return true
+	}
+	for _, name := range paused.Namespaces {
+		if name == d.Namespace {
+			return true
+		}
+	}
+	return false
+}
+
+// waited is how long ago an instant of the server's was.
+func (at *patient) waited(ctx context.Context, since time.Time) (time.Duration, error) {
+	var now time.Time
+	err := at.conn.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now)
+	return now.Sub(since), err
+}
+
+func checkDeadLetters(ctx context.Context, at *patient) finding {
+	if f, none := at.unmigrated(); none {
+		return f
+	}
+	letters, err := at.p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{Limit: pgwake.MaxFetch})
+	if err != nil {
+		return unknown(err)
+	}
+	n := int64(len(letters))
+	more := ""
+	if n == pgwake.MaxFetch {
+		more = " or more"
+	}
+	if n > at.deadLetters {
+		newest := letters[n-1]
+		return warn("pgwake dlq list; then pgwake dlq redrive or purge",
+			"there are %d%s; of the newest the reason is: %s", n, more, short(newest.Reason, 80))
+	}
+	return ok("%d%s", n, more)
+}

@@ -1,0 +1,295 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: does doctor speak of what is wrong, of that alone, and of nothing where nothing is?
+//
+// Some of what is planted is there for the whole server, or would be found by whoever looks closely enough. So these tests run one after
+// the other, and each looks closely at its own check alone.
+
+// examined is what doctor says.
+func (c *cli) examined(args ...string) (report, int) {
+	c.t.Helper()
+	r := c.run(append([]string{"doctor", "--json"}, args...)...)
+	var of report
+	require.NoError(c.t, json.Unmarshal([]byte(r.out), &of), "%s%s", r.out, r.err)
+	return of, r.code
+}
+
+// spoken are the checks that have something to say.
+func spoken(r report) (names []string) {
+	for _, f := range r.Findings {
+		if f.Verdict == warning || f.Verdict == failure {
+			names = append(names, f.Check)
+		}
+	}
+	return names
+}
+
+func TestDoctor_AllIsWell_SaysSoOfEachCheck(t *testing.T) {
+	c, _ := newCLI(t, &pgwake.Config{})
+	c.ok("migrate", "up", "--layer", "taskgraph,eventbus")
+	r, code := c.examined("--strict")
+	require.Empty(t, spoken(r), "%+v", r.Findings)
+	require.Zero(t, code)
+	require.Equal(t, fine, r.Verdict)
+	require.Len(t, r.Findings, len(checks()))
+	for _, f := range r.Findings {
+		require.Equal(t, fine, f.Verdict, "%+v", f)
+		require.NotEmpty(t, f.Reason)
+		require.Empty(t, f.Fix)
+	}
+	out := c.ok("doctor")
+	require.Contains(t, out, fmt.Sprintf("%d ok, 0 warn, 0 fail", len(checks())))
+}
+
+// plant is something that is wrong.
+type plant struct {
+	check   string
+	verdict verdict
+	says    string // part of the reason
+	mends   string // part of the fix
+	plant   func(t *testing.T, c *cli, p *pgwake.Provider) (args []string)
+}
+
+// plants are at least one for each check that can be planted on a server that others use.
+var plants = map[string]plant{
+	"the schema is behind": {"schema", failure, "at version", "pgwake migrate up", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.exec(`DELETE FROM schema_migrations WHERE version_id = (SELECT max(version_id) FROM schema_migrations)`)
+		return nil
+	}},
+	"the schema is not there": {"schema", failure, "is not there", "pgwake migrate up", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		return []string{"--schema", "no such schema"}
+	}},
+	"the schema is somebody else's": {"schema", failure, "other migrations", "--schema", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.exec(`COMMENT ON TABLE schema_migrations IS 'of another time'`)
+		return nil
+	}},
+	"a layer is behind": {"layers", failure, "eventbus is at version", "--layer eventbus", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.ok("migrate", "up", "--layer", "eventbus")
+		c.exec(`DELETE FROM eventbus_migrations WHERE version_id = (SELECT max(version_id) FROM eventbus_migrations)`)
+		return nil
+	}},
+	"the role lacks a right": {"rights", failure, "DELETE on tables worker_queue", "GRANT SELECT, INSERT, UPDATE, DELETE", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		role := c.role("")
+		c.exec(`REVOKE DELETE ON worker_queue FROM ` + role)
+		return []string{"--database-url", c.as(role)}
+	}},
+	"LISTEN leads to another database": {"notifications", failure, "none came within", "compare the two URLs", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		return []string{"--listen-url", with(t, c.url, func(config *pgx.ConnConfig) { config.Database = "template1" })}
+	}},
+	"the queue of notifications fills": {"notify queue", warning, "does not read", "pg_terminate_backend", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		deaf := c.connect(c.url)
+		for _, sql := range []string{"LISTEN pgwake_deaf", "BEGIN", "SELECT 1"} {
+			_, err := deaf.Exec(t.Context(), sql)
+			require.NoError(t, err)
+		}
+		c.exec(`SELECT pg_notify('pgwake_deaf', i || repeat('x', 7000)) FROM generate_series(1, 500) AS i`)
+		return []string{"--max-notify-queue", "0.00001"}
+	}},
+	"the clock is wrong": {"clock", warning, "behind this machine's", "set-ntp", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.now = func() time.Time { return time.Now().Add(time.Hour) }
+		return nil
+	}},
+	"the role has hardly any connection left": {"connections", warning, "that the role admits", "CONNECTION LIMIT", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		role := c.role("CONNECTION LIMIT 14")
+		for range 11 {
+			c.connect(c.as(role))
+		}
+		return []string{"--database-url", c.as(role)}
+	}},
+	"a transaction takes long": {"long transactions", warning, "vacuum clears nothing away", "pg_cancel_backend", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		conn := c.connect(c.url)
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = conn.Exec(ctx, `SELECT pg_sleep(60)`)
+		}()
+		t.Cleanup(func() { cancel(); <-ended })
+		c.awaits(`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active' AND xact_start < clock_timestamp() - interval '20 ms')`, conn.PgConn().PID())
+		return []string{"--max-transaction", "10ms"}
+	}},
+	"a session is idle in a transaction": {"idle in transaction", warning, "does nothing in it", "pg_terminate_backend", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		conn := c.connect(c.url)
+		_, err := conn.Exec(t.Context(), "BEGIN; SELECT txid_current()")
+		require.NoError(t, err)
+		c.awaits(`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state_change < clock_timestamp() - interval '20 ms')`, conn.PgConn().PID())
+		return []string{"--max-idle", "10ms"}
+	}},
+	"a prepared transaction is left": {"prepared transactions", warning, "nobody has ended", "ROLLBACK PREPARED", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.needs(`SELECT current_setting('max_prepared_transactions')::int > 0`)
+		gid := "left by " + c.schema
+		conn := c.connect(c.url)
+		_, err := conn.PgConn().Exec(t.Context(), `BEGIN; SELECT txid_current(); PREPARE TRANSACTION '`+gid+`'`).ReadAll()
+		require.NoError(t, err)
+		t.Cleanup(func() { _, _ = conn.Exec(context.Background(), `ROLLBACK PREPARED '`+gid+`'`) })
+		c.awaits(`SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE gid = $1 AND prepared < clock_timestamp() - interval '20 ms')`, gid)
+		return []string{"--max-prepared", "10ms"}
+	}},
+	"nobody reads a replication slot": {"replication slots", warning, "of WAL", "pg_drop_replication_slot", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.needs(`SELECT current_setting('wal_level') <> 'minimal' AND current_setting('max_replication_slots')::int > 0`)
+		conn := c.connect(c.url)
+		_, err := conn.Exec(t.Context(), `SELECT pg_create_physical_replication_slot($1, true)`, c.schema)
+		require.NoError(t, err)
+		t.Cleanup(func() { _, _ = conn.Exec(context.Background(), `SELECT pg_drop_replication_slot($1)`, c.schema) })
+		return nil
+	}},
+	"autovacuum is off for a table": {"autovacuum", failure, "worker_queue", "RESET (autovacuum_enabled)", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.exec(`ALTER TABLE worker_queue SET (autovacuum_enabled = off)`)
+		return nil
+	}},
+	"a table has lost its settings": {"autovacuum", warning, "orchestrator_queue", "autovacuum_vacuum_scale_factor", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.exec(`ALTER TABLE orchestrator_queue RESET (autovacuum_vacuum_scale_factor)`)
+		return nil
+	}},
+	"many rows are dead": {"dead tuples", warning, "worker_queue has", "VACUUM", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.exec(`SET pgwake.notify = off; INSERT INTO worker_queue (name) SELECT 'x' FROM generate_series(1, 3000); DELETE FROM worker_queue`)
+		c.awaits(`SELECT coalesce((SELECT n_dead_tup > 2000 FROM pg_stat_all_tables WHERE schemaname = $1 AND relname = 'worker_queue'), false)`, c.schema)
+		return []string{"--max-dead-tuples", "2000"}
+	}},
+	"an index is bloated": {"index bloat", warning, "worker_queue_", "REINDEX INDEX CONCURRENTLY", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.exec(`SET pgwake.notify = off; INSERT INTO worker_queue (name, dedup_key) SELECT 'x', repeat('x', 200) || i FROM generate_series(1, 8000) AS i`)
+		c.exec(`DELETE FROM worker_queue WHERE id % 1000 <> 0`)
+		c.exec(`VACUUM ANALYZE worker_queue`)
+		c.exec(`DELETE FROM worker_queue`)
+		c.awaits(`SELECT coalesce((SELECT n_dead_tup < 100 AND n_live_tup < 100 FROM pg_stat_all_tables WHERE schemaname = $1 AND relname = 'worker_queue'), false)`, c.schema)
+		return []string{"--max-bloat", "1"}
+	}},
+	"a node died without a word": {"waiters", warning, "1 node that died", "DELETE FROM", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.exec(`INSERT INTO waiters (node, lane, listener, queue, armed, number, namespace, fanout, places) VALUES (7, 0, 7, 'worker', false, 0, '*', 0, 0)`)
+		return nil
+	}},
+	"a namespace is paused": {"pauses", warning, "mail of the worker queue", "false)", func(t *testing.T, c *cli, p *pgwake.Provider) []string {
+		require.NoError(t, p.Pause(t.Context(), pgwake.Worker, "mail"))
+		_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, &pgwake.EnqueueOptions{Namespace: "mail"})
+		require.NoError(t, err)
+		pgwaketest.Advance(t, p, time.Hour)
+		return nil
+	}},
+	"nobody does the work": {"backlog", warning, "no node listens", "pgwake top", func(t *testing.T, c *cli, p *pgwake.Provider) []string {
+		_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, nil)
+		require.NoError(t, err)
+		pgwaketest.Advance(t, p, 2*time.Minute)
+		return nil
+	}},
+	"there are dead letters": {"dead letters", warning, "no such printer", "pgwake dlq", func(t *testing.T, c *cli, p *pgwake.Provider) []string {
+		bury(t, p, pgwake.WorkItem{Name: "x"}, "no such printer")
+		return nil
+	}},
+	"transactions are serializable": {"server", warning, "serializable by default", "ALTER ROLE", func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		role := c.role("")
+		c.exec(`ALTER ROLE ` + role + ` SET default_transaction_isolation = 'serializable'`)
+		return []string{"--database-url", c.as(role)}
+	}},
+}
+
+func TestDoctor_SomethingIsWrong_ThatCheckAloneSpeaks(t *testing.T) {
+	for name, of := range plants {
+		t.Run(name, func(t *testing.T) {
+			c, p := newCLI(t, nil)
+			args := of.plant(t, c, p)
+			r, code := c.examined(args...)
+			require.Equal(t, []string{of.check}, spoken(r), "%+v", r.Findings)
+			require.Equal(t, of.verdict, r.Verdict)
+			require.Equal(t, map[verdict]int{warning: exitOK, failure: exitFailed}[of.verdict], code)
+			for _, f := range r.Findings {
+				if f.Check == of.check {
+					require.Contains(t, f.Reason, of.says)
+					require.Contains(t, f.Fix, of.mends)
+				}
+			}
+			require.Equal(t, exitFailed, c.run(append([]string{"doctor", "--strict"}, args...)...).code)
+		})
+	}
+}
+
+// Each check has been seen to speak.
+func TestDoctor_EveryCheck_HasAPlant(t *testing.T) {
+	planted := map[string]bool{"pooler": true} // TestDoctor_PoolerSharesSessions…
+	for _, of := range plants {
+		planted[of.check] = true
+	}
+	for _, c := range checks() {
+		require.True(t, planted[c.name], c.name)
+	}
+}
+
+// awaits returns once a query says true.
+func (c *cli) awaits(sql string, args ...any) {
+	c.t.Helper()
+	conn := c.connect(c.url)
+	require.Eventually(c.t, func() bool {
+		var done bool
+		return conn.QueryRow(c.t.Context(), sql, args...).Scan(&done) == nil && done
+	}, 20*time.Second, 20*time.Millisecond)
+}
+
+// needs skips the test on a server of which a query does not say true.
+func (c *cli) needs(sql string) {
+	c.t.Helper()
+	var has bool
+	require.NoError(c.t, c.connect(c.url).QueryRow(c.t.Context(), sql).Scan(&has))
+	if !has {
+		c.t.Skip("the server does not say: " + sql)
+	}
+}
+
+// role makes one that may do all that a node does, and returns its quoted name.
+func (c *cli) role(options string) string {
+	c.t.Helper()
+	name := "role_of_" + c.schema
+	quoted, schema := pgx.Identifier{name}.Sanitize(), pgx.Identifier{c.schema}.Sanitize()
+	c.exec(`CREATE ROLE ` + quoted + ` LOGIN PASSWORD 'secret' ` + options)
+	c.exec(`GRANT pg_read_all_stats TO ` + quoted)
+	c.t.Cleanup(func() {
+		conn, err := pgx.Connect(context.Background(), c.url)
+		require.NoError(c.t, err)
+		defer conn.Close(context.Background())
+		_, err = conn.Exec(context.Background(), `DROP OWNED BY `+quoted)
+		require.NoError(c.t, err)
+		_, err = conn.Exec(context.Background(), `DROP ROLE `+quoted)
+		require.NoError(c.t, err)
+	})
+	for _, grant := range []string{"USAGE ON SCHEMA ", "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ", "USAGE ON ALL SEQUENCES IN SCHEMA "} {
+		c.exec(`GRANT ` + grant + schema + ` TO ` + quoted)
+	}
+	return quoted
+}
+
+// as is the URL of a role.
+func (c *cli) as(quotedRole string) string {
+	return with(c.t, c.url, func(config *pgx.ConnConfig) { config.User, config.Password = strings.Trim(quotedRole, `"`), "secret" })
+}
+
+// with is a URL with a change.
+func with(t *testing.T, url string, change func(*pgx.ConnConfig)) string {
+	t.Helper()
+	config, err := pgx.ParseConfig(url)
+	require.NoError(t, err)
+	change(config)
+	return fmt.Sprintf("host=%s port=%d user=%s password='%s' dbname=%s sslmode=disable", config.Host, config.Port, config.User, config.Password, config.Database)
+}
+
+// bury makes a dead letter.
+func bury(t *testing.T, p *pgwake.Provider, item pgwake.WorkItem, reason string) {
+	t.Helper()
+	worker := pgwaketest.Open(t, &pgwake.Config{Schema: p.Schema(), Mode: pgwake.ModePolling})
+	_, err := worker.EnqueueForWorker(t.Context(), item, nil)
+	require.NoError(t, err)
+	claimed, err := worker.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{pgwake.DefaultNamespace}})
+	require.NoError(t, err)
+	require.NoError(t, worker.DeadLetterWorkItem(t.Context(), claimed.LockToken, reason, "it said so"))
+}

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: can vacuum keep up with the queues?
+//
+// Their rows come and go, so what is dead has to be cleared away all the time. Whatever keeps an old snapshot, or the id of an old
+// transaction, keeps vacuum from that, on every table of the database; and claims, which read along an index, read what is dead as well.
+
+// session is one that holds something up.
+type session struct {
+	pid               int32
+	role, application string
+	seconds           float64
+	xids              int64 // transactions begun since, whose dead rows may not go
+}
+
+func (s session) String() string {
+	text := fmt.Sprintf("process %d", s.pid)
+	if s.role != "" {
+		text += " of " + s.role
+	}
+	if s.application != "" {
+		text += fmt.Sprintf(" (%s)", s.application)
+	}
+	text += " for " + span(seconds(s.seconds))
+	if s.xids > 0 {
+		text += fmt.Sprintf(", %d transactions back", s.xids)
+	}
+	return text
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// sessionsOf are those that a query finds, which has gone on for longer than a duration.
+func (at *patient) sessionsOf(ctx context.Context, name string, longer time.Duration) ([]session, error) {
+	rows, err := at.conn.Query(ctx, query(name), longer)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (s session, err error) {
+		return s, row.Scan(&s.pid, &s.role, &s.application, &s.seconds, &s.xids)
+	})
+}
+
+// listed are the first of them.
+func listed(all []session) string {
+	var texts []string
+	for _, s := range all {
+		texts = append(texts, s.String())
+	}
+	return few(texts)
+}
+
+// blind says that the role cannot see what other roles do.
+func (at *patient) blind() string {
+	if at.allSeen {
+		return ""
+	}
+	return "; sessions of other roles cannot be seen without GRANT pg_read_all_stats"
+}
+
+func checkTransactions(ctx context.Context, at *patient) finding {
+	all, err := at.sessionsOf(ctx, "transactions", at.transaction)
+	if err != nil {
+		return unknown(err)
+	}
+	if len(all) > 0 {
+		return warn(fmt.Sprintf("SELECT pg_cancel_backend(%d)", all[0].pid), "vacuum clears nothing away that died since: %s", listed(all))
+	}
+	return ok("none over %s%s", span(at.transaction), at.blind())
+}
+
+func checkIdle(ctx context.Context, at *patient) finding {
+	all, err := at.sessionsOf(ctx, "idle", at.idle)
+	if err != nil {
+		return unknown(err)
+	}
+	if len(all) > 0 {
+		return warn(fmt.Sprintf("SELECT pg_terminate_backend(%d); and ALTER ROLE … SET idle_in_transaction_session_timeout = '1min'", all[0].pid),
+			"somebody has begun a transaction, and does nothing in it, so vacuum clears nothing away, and its locks stay: %s", listed(all))
+	}
+	return ok("none over %s%s", span(at.idle), at.blind())
+}
+
+func checkPrepared(ctx context.Context, at *patient) finding {
+	rows, err := at.conn.Query(ctx, query("prepared"), at.prepared)
+	if err != nil {
+		return unknown(err)
+	}
+	var all, fixes []string
+	var gid, owner string
+	var age float64
+	var xids int64
+	_, err = pgx.ForEachRow(rows, []any{&gid, &owner, &age, &xids}, func() error {
+		all = append(all, fmt.Sprintf("%q of %s for %s, %d transactions back", gid, owner, span(seconds(age)), xids))
+		fixes = append(fixes, "ROLLBACK PREPARED "+quoteText(gid))
+		return nil
+	})
+	if err != nil {
+		return unknown(err)
+	}
+	if len(all) > 0 {
+		return warn(fixes[0], "nobody has ended what was prepared, and vacuum clears nothing away meanwhile: %s", few(all))
+	}
+	return ok("none over %s", span(at.prepared))
+}
+
+func quoteText(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
+
+func checkSlots(ctx context.Context, at *patient) finding {
+	rows, err := at.conn.Query(ctx, query("slots"))
+	if err != nil {
+		return unknown(err)
+	}
+	var all, fixes []string
+	var name string
+	var xids, wal int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &xids, &wal}, func() error {
+		text := fmt.Sprintf("%s keeps %s of WAL", name, size(wal))
+		if xids > 0 {
+			text += fmt.Sprintf(", and what died in the last %d transactions", xids)
+		}
+		all = append(all, text)
+		fixes = append(fixes, "SELECT pg_drop_replication_slot("+quoteText(name)+")")
+		return nil
+	})
+	if err != nil {
+		return unknown(err)
+	}
+	if len(all) > 0 {
+		return warn(fixes[0]+", unless its reader comes back", "nobody reads them: %s", few(all))
+	}
+	return ok("each is being read")
+}
+
+func checkAutovacuum(ctx context.Context, at *patient) finding {
+	var on bool
+	var off, bare []string
+	if err := at.conn.QueryRow(ctx, query("autovacuum"), at.schema).Scan(&on, &off, &bare); err != nil {
+		return unknown(err)
+	}
+	switch {
+	case !on:
+		return fail("ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf()", "it is off: tables and indexes grow without an end")
+	case len(off) > 0:
+		return fail(fmt.Sprintf("ALTER TABLE %s RESET (autovacuum_enabled)", at.table(off[0])), "it is off for %s, which grows without an end", few(off))
+	case len(bare) > 0:
+		return warn(fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)", at.table(bare[0])),
+			"%s has lost the settings that it came with, so vacuum comes late", few(bare))
+	}
+	return ok("on, with the settings of the tables")
+}
+
+// table is the quoted name of one of the schema.
+func (at *patient) table(name string) string { return pgx.Identifier{at.schema, name}.Sanitize() }
+
+func checkDeadTuples(ctx context.Context, at *patient) finding {
+	rows, err := at.conn.Query(ctx, query("dead_tuples"), at.schema, at.deadTuples)
+	if err != nil {
+		return unknown(err)
+	}
+	var all []string
+	var worst, name string
+	var live, dead int64
+	var since *float64
+	_, err = pgx.ForEachRow(rows, []any{&name, &live, &dead, &since}, func() error {
+		vacuumed := "never vacuumed"
+		if since != nil {
+			vacuumed = "vacuumed " + span(seconds(*since)) + " ago"
+		}
+		all = append(all, fmt.Sprintf("%s has %d beside %d that live, %s", name, dead, live, vacuumed))
+		worst = firstOf(worst, name)
+		return nil
+	})
+	if err != nil {
+		return unknown(err)
+	}
+	if len(all) > 0 {
+		return warn("VACUUM "+at.table(worst)+"; if that does not help, see the transactions above", "%s", few(all))
+	}
+	return ok("no table has many")
+}
+
+func checkBloat(ctx context.Context, at *patient) finding {
+	rows, err := at.conn.Query(ctx, query("bloat"), at.schema, at.bloat)
+	if err != nil {
+		return unknown(err)
+	}
+	var all []string
+	var worst, name string
+	var bytes, needed int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &bytes, &needed}, func() error {
+		all = append(all, fmt.Sprintf("%s has %s, and needs about %s", name, size(bytes), size(needed)))
+		worst = firstOf(worst, name)
+		return nil
+	})
+	if err != nil {
+		return unknown(err)
+	}
+	if len(all) > 0 {
+		return warn("REINDEX INDEX CONCURRENTLY "+at.table(worst), "%s", few(all))
+	}
+	return ok("none over %d MiB that is five times as large as it need be", at.bloat>>20)
+}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: do the commands about tasks, events and schedules do what the layers do?
+
+// blockedTask is one of which a step has failed for good, and an engine that goes on with it.
+func blockedTask(t *testing.T, p *pgwake.Provider, fails func() error) (e *taskgraph.Engine, task string) {
+	t.Helper()
+	e, err := taskgraph.New(t.Context(), p, &taskgraph.Config{Logger: silent})
+	require.NoError(t, err)
+	e.Handle("ok", func(context.Context, *taskgraph.Step) (any, error) { return "fine", nil })
+	e.Handle("fails", func(context.Context, *taskgraph.Step) (any, error) { return nil, fails() })
+	require.NoError(t, e.Register(t.Context(), taskgraph.Define("default", "order", "1.0.0").
+		Step("reserve", "ok").Step("charge", "fails", taskgraph.NotRetryable(), taskgraph.After("reserve")).Step("ship", "ok", taskgraph.After("charge"))))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = e.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	s, err := e.Submit(t.Context(), taskgraph.Submission{Namespace: "default", Name: "order", Version: "1.0.0"})
+	require.NoError(t, err)
+	awaitState(t, e, s.ID, taskgraph.TaskBlockedByFailures)
+	return e, s.ID
+}
+
+func awaitState(t *testing.T, e *taskgraph.Engine, task string, state taskgraph.TaskState) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		now, err := e.CurrentTaskState(t.Context(), task)
+		return err == nil && now == state
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
+func TestTask_ShowAndRetry(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	broken := make(chan error, 2)
+	broken <- errors.New("card declined")
+	e, task := blockedTask(t, p, func() error {
+		select {
+		case err := <-broken:
+			return err
+		default:
+			return nil
+		}
+	})
+	require.Contains(t, c.ok("task", "list", "--state", "blocked_by_failures"), task)
+	require.Empty(t, into[[]taskJSON](c, "task", "list", "--state", "complete"))
+	out := c.ok("task", "show", task)
+	require.Contains(t, out, "charge  <- reserve")
+	require.Contains(t, out, "card declined")
+	require.Contains(t, c.ok("task", "show", task, "--as", "dot"), "digraph")
+	require.Contains(t, c.ok("task", "show", task, "--as", "mermaid"), "flowchart")
+	require.Contains(t, c.refused(exitUsage, "task", "show", task, "--as", "poem"), "text, dot or mermaid")
+	require.Len(t, into[taskJSON](c, "task", "show", task).Steps, 3)
+
+	require.Contains(t, c.refused(exitFailed, "task", "retry", task, "--step", "nothing"), `no step "nothing"`)
+	c.ok("task", "retry", task, "--reason", "the bank is back")
+	awaitState(t, e, task, taskgraph.TaskComplete)
+	require.Contains(t, c.refused(exitFailed, "task", "retry", task), "nothing was reset")
+	require.Contains(t, c.ok("tail", "transitions", "--all", "--limit", "3"), "pending")
+}
+
+func TestTask_ResolveAStep_TheTaskGoesOn(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	e, task := blockedTask(t, p, func() error { return errors.New("card declined") })
+	require.Contains(t, c.refused(exitUsage, "task", "resolve", task, "--result", "1", "--yes"), "--step")
+	c.ok("task", "resolve", task, "--step", "charge", "--result", `{"paid":true}`)
+	awaitState(t, e, task, taskgraph.TaskComplete)
+}
+
+func TestTask_CancelAndResolve_AreAsked(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	e, task := blockedTask(t, p, func() error { return errors.New("card declined") })
+	c.in = "n\n"
+	require.Contains(t, c.refused(exitFailed, "task", "cancel", task), "nothing was done")
+	require.Equal(t, "cancelled", into[taskJSON](c, "task", "cancel", task, "--yes").State)
+	require.Contains(t, c.refused(exitFailed, "task", "resolve", task, "--yes"), "nothing was resolved")
+	state, err := e.CurrentTaskState(t.Context(), task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskCancelled, state)
+	require.Contains(t, c.refused(exitFailed, "task", "show", "0197c1c8-54b4-7a3e-9d3c-2f1b1c9d0e11"), "not found")
+}
+
+func TestTask_SchemaHasNoTaskGraph_SaysHowItGetsThere(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	require.Contains(t, c.refused(exitFailed, "task", "list"), "pgwake migrate up --layer taskgraph")
+}
+
+func TestSchedule_ListPauseResumeRun(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
+	require.NoError(t, err)
+	require.Contains(t, c.ok("schedule", "list"), "has no schedules")
+	_, err = bus.Schedule(t.Context(), eventbus.Schedule{Name: "report", Cron: "30 4 * * *", TimeZone: "Europe/Berlin", Type: "report.due"})
+	require.NoError(t, err)
+	require.Contains(t, c.ok("schedule", "list"), "30 4 * * *")
+	require.NotNil(t, into[[]scheduleJSON](c, "schedule", "list")[0].Next)
+	require.Contains(t, c.ok("schedule", "pause", "report"), "paused")
+	require.True(t, into[[]scheduleJSON](c, "schedule", "list")[0].Paused)
+	require.Contains(t, c.ok("schedule", "pause", "report"), "was paused already")
+	require.Contains(t, c.refused(exitFailed, "schedule", "run", "report"), "pgwake schedule resume")
+	c.ok("schedule", "resume", "report")
+	c.ok("schedule", "run", "report")
+	require.Contains(t, c.ok("tail", "events", "--all", "--limit", "1"), "report.due")
+	require.Contains(t, c.refused(exitFailed, "schedule", "run", "nothing"), "pgwake schedule list")
+}
+
+func TestTail_Events_WhatIsEmittedFromNowOn(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
+	require.NoError(t, err)
+	_, err = bus.Emit(t.Context(), "order.created", map[string]int{"id": 1}, nil)
+	require.NoError(t, err)
+	done := make(chan result, 1)
+	go func() {
+		done <- c.run("tail", "events", "--type", "order.created", "--limit", "1", "--every", "20ms", "--json")
+	}()
+	for {
+		_, err = bus.Emit(t.Context(), "order.created", map[string]int{"id": 2}, nil)
+		require.NoError(t, err)
+		select {
+		case r := <-done:
+			require.Zero(t, r.code, r.err)
+			var h happened
+			require.NoError(t, json.Unmarshal([]byte(r.out), &h))
+			require.JSONEq(t, `{"id":2}`, string(h.Data))
+			return
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"charm.land/lipgloss/v2"
+	"charm.land/lipgloss/v2/table"
+	"github.com/charmbracelet/colorprofile"
+	"github.com/charmbracelet/x/term"
+)
+
+// This file answers: how is what a command has to say printed, for people and for programs?
+
+func newApp(w world) *app {
+	a := &app{world: w, style: newStyles()}
+	out := colorprofile.NewWriter(w.out, w.environ) // takes away the colours that the output cannot show, all of them if it is no terminal
+	a.out, a.err, a.color = out, colorprofile.NewWriter(w.err, w.environ), out.Profile >= colorprofile.ANSI
+	return a
+}
+
+func (a *app) withoutColor() {
+	a.color = false
+	if w, ok := a.out.(*colorprofile.Writer); ok {
+		w.Profile = colorprofile.NoTTY
+	}
+	if w, ok := a.err.(*colorprofile.Writer); ok {
+		w.Profile = min(w.Profile, colorprofile.ASCII) // a progress bar is drawn all the same
+	}
+}
+
+// isTerminal reports whether people read along.
+func (a *app) isTerminal() bool {
+	f, ok := a.terminal().(term.File)
+	return ok && term.IsTerminal(f.Fd())
+}
+
+func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.out, format, args...) }
+
+func (a *app) printJSON(v any) error {
+	e := json.NewEncoder(a.out)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// printLine prints one JSON value in one line, for what goes on.
+func (a *app) printLine(v any) error {
+	e := json.NewEncoder(a.out)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// rows are a table for people.
+type rows struct {
+	heads []string
+	cells [][]string
+	none  string // what to say in place of an empty table
+	style func(row, column int) *lipgloss.Style
+}
+
+func (r *rows) add(cells ...string) { r.cells = append(r.cells, cells) }
+
+func (a *app) printRows(r *rows) {
+	if len(r.cells) == 0 {
+		a.printf("%s\n", a.style.faint.Render(r.none))
+		return
+	}
+	for line := range strings.Lines(a.drawRows(r)) {
+		a.printf("%s\n", strings.TrimRight(line, " \n"))
+	}
+}
+
+func (a *app) drawRows(r *rows) string {
+	for _, cells := range r.cells {
+		for i := range cells {
+			cells[i] = oneLine(cells[i])
+		}
+	}
+	t := table.New().Headers(r.heads...).Rows(r.cells...).Wrap(false).
+		Border(lipgloss.HiddenBorder()).BorderTop(false).BorderBottom(false).BorderLeft(false).BorderRight(false).BorderHeader(false).BorderColumn(false).
+		StyleFunc(func(row, column int) lipgloss.Style {
+			s := lipgloss.NewStyle()
+			if row == table.HeaderRow {
+				s = a.style.head
+			} else if r.style != nil {
+				if of := r.style(row, column); of != nil {
+					s = *of
+				}
+			}
+			if column < len(r.heads)-1 {
+				s = s.PaddingRight(2)
+			}
+			return s
+		})
+	return t.String()
+}
+
+// oneLine keeps what others have written from breaking out of its cell: control characters, and so escape sequences for the
+// terminal, are shown as what they are.
+func oneLine(text string) string {
+	if strings.IndexFunc(text, unprintable) < 0 {
+		return text
+	}
+	var b strings.Builder
+	for _, r := range text {
+		if unprintable(r) {
+			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+func unprintable(r rune) bool { return !strconv.IsPrint(r) }
+
+// short cuts a text to so many characters.
+func short(text string, most int) string {
+	text = oneLine(text)
+	if runes := []rune(text); len(runes) > most {
+		return string(runes[:most-1]) + "…"
+	}
+	return text
+}
+
+// ago says how long ago an instant was.
+func (a *app) ago(at time.Time) string {
+	if at.IsZero() {
+		return "-"
+	}
+	return span(a.now().Sub(at))
+}
+
+// span is a duration as people say it: with its two largest units.
+func span(d time.Duration) string {
+	sign := ""
+	if d < 0 {
+		sign, d = "-", -d
+	}
+	switch {
+	case d < time.Millisecond:
+		return sign + d.Round(time.Microsecond).String()
+	case d < time.Second:
+		return sign + d.Round(time.Millisecond/10).String()
+	case d < time.Minute:
+		return sign + d.Round(time.Second/10).String()
+	case d < time.Hour:
+		return fmt.Sprintf("%s%dm%02ds", sign, d/time.Minute, d%time.Minute/time.Second)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%s%dh%02dm", sign, d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%s%dd%dh", sign, d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
+
+// size is a number of bytes as people say it.
+func size(bytes int64) string {
+	n := float64(bytes)
+	for _, unit := range []string{"B", "kB", "MB", "GB"} {
+		if n < 1000 {
+			return strings.TrimSuffix(fmt.Sprintf("%.1f", n), ".0") + " " + unit
+		}
+		n /= 1000
+	}
+	return fmt.Sprintf("%.1f TB", n)
+}
+
+// count is a number of things: 1 item, 2 items.
+func count[N int | int64 | int32](n N, thing string) string {
+	if n == 1 {
+		return fmt.Sprintf("%d %s", n, thing)
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+// version is that of the module, as `go install` has built it.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}
+
+// text is a number as a text.
+func text(n int64) string { return strconv.FormatInt(n, 10) }
+
+// terminal is what the output is at last, for a program that draws by itself.
+func (a *app) terminal() io.Writer {
+	if w, ok := a.out.(*colorprofile.Writer); ok {
+		return w.Forward
+	}
+	return a.out
+}

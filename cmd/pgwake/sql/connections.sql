@@ -1,0 +1,8 @@
+-- doctor, connections: what is used, and the least of what the server, the database and the role admit
+SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+       current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
+           - coalesce(current_setting('reserved_connections', true)::bigint, 0),
+       (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()),
+       (SELECT datconnlimit::bigint FROM pg_database WHERE datname = current_database()),
+       (SELECT count(*) FROM pg_stat_activity WHERE usename = current_user),
+       (SELECT rolconnlimit::bigint FROM pg_roles WHERE rolname = current_user)

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/pgwake/pgwake"
+	"github.com/spf13/cobra"
+)
+
+// This file answers: how does the live view begin and end, and what is it where there is no terminal?
+
+func (a *app) topCommand() *cobra.Command {
+	var every time.Duration
+	var once bool
+	c := &cobra.Command{
+		Use: "top", Short: "Watch queues, lanes, nodes, modes, wake reasons, rates and latencies, live", Args: cobra.NoArgs,
+		Long: `Watch what goes on: queues and how long the oldest item has waited, the nodes with their modes and lanes, what wakes them, rates and latencies.
+The nodes are asked each time, and say so themselves; those that do not listen cannot be asked. Keys are shown by ?.
+Where the output is no terminal, and with --once or --json, it is one picture, of what happens in --every.`,
+		RunE: func(c *cobra.Command, _ []string) error { return a.top(c.Context(), every, once) },
+	}
+	c.Flags().DurationVar(&every, "every", time.Second, "how often to look")
+	c.Flags().BoolVar(&once, "once", false, "print one picture, and end")
+	return c
+}
+
+// leastEvery keeps top from being a load of its own.
+const leastEvery = 100 * time.Millisecond
+
+func (a *app) top(ctx context.Context, every time.Duration, once bool) error {
+	if every < leastEvery {
+		return usagef("--every 1s", "every %s is too often", every)
+	}
+	p, end, err := a.provider(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	ctx, cancel := context.WithCancel(ctx)
+	come := pictures(ctx, p, every, a.now)
+	defer func() { // before the Provider ends
+		cancel()
+		for range come {
+		}
+	}()
+	if once || a.asJSON || !a.isTerminal() {
+		return a.topOnce(come)
+	}
+	config, err := a.config()
+	if err != nil {
+		return err
+	}
+	m := newTopModel(a, place(config)+", schema "+a.schema, come)
+	_, err = tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(a.in), tea.WithOutput(a.terminal()), tea.WithEnvironment(a.environ)).Run()
+	if ctx.Err() != nil {
+		return nil // interrupted, as is usual
+	}
+	return err
+}
+
+// topOnce prints what two looks tell.
+func (a *app) topOnce(come <-chan picture) error {
+	from, to := <-come, <-come
+	if from.err != nil {
+		return from.err
+	}
+	if to.err != nil {
+		return to.err
+	}
+	t := newTopModel(a, a.schema, nil)
+	t.take(from)
+	t.take(to)
+	if a.asJSON {
+		return a.printJSON(t.asJSON())
+	}
+	a.printf("%s\n", t.text())
+	return nil
+}
+
+// topJSON is what top prints as JSON.
+type topJSON struct {
+	Due        int64            `json:"due"`
+	Delayed    int64            `json:"delayed"`
+	Leased     int64            `json:"leased"`
+	KeptBack   int64            `json:"kept_back"`
+	Dead       int              `json:"dead_letters"`
+	OldestWait float64          `json:"oldest_wait_seconds"`
+	CamePerS   float64          `json:"came_per_second"`
+	WentPerS   float64          `json:"went_per_second"`
+	LooksPerS  float64          `json:"looks_per_second"`
+	LatencyP50 float64          `json:"wake_latency_p50_ms"`
+	LatencyP99 float64          `json:"wake_latency_p99_ms"`
+	Reasons    map[string]int64 `json:"finds_by_reason"`
+	Paused     []string         `json:"paused"`
+	Queues     []depthJSON      `json:"queues"`
+	Nodes      []nodeJSON       `json:"nodes"`
+}
+
+type depthJSON struct {
+	Queue      string  `json:"queue"`
+	Namespace  string  `json:"namespace"`
+	Tag        string  `json:"tag,omitempty"`
+	Due        int64   `json:"due"`
+	Delayed    int64   `json:"delayed"`
+	Leased     int64   `json:"leased"`
+	KeptBack   int64   `json:"kept_back"`
+	OldestWait float64 `json:"oldest_wait_seconds"`
+}
+
+type nodeJSON struct {
+	Key       int32      `json:"key"`
+	Host      string     `json:"host,omitempty"`
+	PID       int        `json:"pid,omitempty"`
+	Address   string     `json:"address,omitempty"`
+	Listening bool       `json:"listening"`
+	Mode      string     `json:"mode,omitempty"`
+	Parked    int        `json:"parked"`
+	Items     int64      `json:"items"`
+	Problems  []string   `json:"problems,omitempty"`
+	Lanes     []laneJSON `json:"lanes,omitempty"`
+}
+
+type laneJSON struct {
+	Queue       string   `json:"queue"`
+	Namespaces  []string `json:"namespaces"` // null: all
+	Labels      []string `json:"labels"`     // null: all
+	Dispatchers int      `json:"dispatchers"`
+	Waiting     bool     `json:"waiting"`
+}
+
+func (m *topModel) asJSON() topJSON {
+	s := sumsOf(m.now.depths)
+	c := m.change
+	of := topJSON{Due: s.due, Delayed: s.delayed, Leased: s.leased, KeptBack: s.keptBack, Dead: m.now.letters, OldestWait: waitOf(m.now.at, m.now.oldest),
+		CamePerS: c.came, WentPerS: c.went, LooksPerS: c.looks, LatencyP50: inMillis(c.latency.Quantile(0.5)), LatencyP99: inMillis(c.latency.Quantile(0.99)),
+		Reasons: reasonsOf(m.now.reports), Paused: m.now.paused, Queues: []depthJSON{}, Nodes: []nodeJSON{}}
+	for _, d := range m.now.depths {
+		of.Queues = append(of.Queues, depthJSON{d.Queue.String(), d.Namespace, d.Tag, d.Due, d.Delayed, d.Leased, d.KeptBack, waitOf(m.now.at, d.OldestDue)})
+	}
+	for _, n := range m.now.nodes {
+		of.Nodes = append(of.Nodes, nodeOf(n, m.now.reports))
+	}
+	return of
+}
+
+func nodeOf(n pgwake.NodeInfo, reports map[int32]pgwake.NodeReport) nodeJSON {
+	of := nodeJSON{Key: n.Key, Address: n.Address, Listening: n.Listening}
+	if r, said := reports[n.Key]; said {
+		of.Host, of.PID, of.Mode = r.Host, r.PID, r.Stats.Mode.String()
+		of.Parked = r.Stats.Worker.Parked + r.Stats.Orchestrator.Parked
+		of.Items = r.Stats.Worker.Items + r.Stats.Orchestrator.Items
+		for _, problem := range r.Problems {
+			of.Problems = append(of.Problems, problem.String())
+		}
+	}
+	for _, l := range n.Lanes {
+		of.Lanes = append(of.Lanes, laneJSON{l.Queue.String(), l.Namespaces, l.Labels, l.Dispatchers, l.Waiting})
+	}
+	return of
+}
+
+func waitOf(now, since time.Time) float64 {
+	if since.IsZero() {
+		return 0
+	}
+	return max(0, now.Sub(since).Seconds())
+}
+
+func inMillis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

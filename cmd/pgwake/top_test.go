@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
+	"github.com/pgwake/pgwake"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: does top show what goes on, and heed its keys?
+
+func TestTop_NoTerminal_IsOnePicture(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	ctx, cancel := context.WithCancel(context.Background())
+	fetching := make(chan struct{})
+	go func() {
+		defer close(fetching)
+		_, _ = p.FetchWorkItem(ctx, &pgwake.FetchOptions{Namespaces: []string{"other"}})
+	}()
+	defer func() { cancel(); <-fetching }()
+	require.Eventually(t, func() bool { return p.Stats().Worker.Parked == 1 }, 20*time.Second, time.Millisecond)
+	c.ok("enqueue", "x", "--namespace", "mail")
+	bury(t, p, pgwake.WorkItem{Name: "x"}, "broken")
+	of := into[topJSON](c, "top", "--every", "100ms")
+	require.EqualValues(t, 1, of.Due)
+	require.Equal(t, 1, of.Dead)
+	require.Len(t, of.Queues, 1)
+	require.Equal(t, "mail", of.Queues[0].Namespace)
+	require.NotEmpty(t, of.Nodes)
+	require.True(t, of.Nodes[0].Listening)
+	require.Equal(t, "hybrid", of.Nodes[0].Mode)
+	require.Equal(t, 1, of.Nodes[0].Parked)
+	require.Equal(t, []string{"other"}, of.Nodes[0].Lanes[0].Namespaces)
+	out := c.ok("top", "--every", "100ms")
+	require.Contains(t, out, "dead letters 1")
+	require.Contains(t, out, "hybrid")
+	require.Contains(t, c.refused(exitUsage, "top", "--every", "1ms"), "too often")
+}
+
+// modelOf is a view that has seen two pictures, a second apart.
+func modelOf(t *testing.T) *topModel {
+	t.Helper()
+	at := time.Date(2026, 11, 25, 17, 0, 0, 0, time.UTC)
+	m := newTopModel(newApp(world{out: io.Discard, err: io.Discard, now: time.Now}), "shop", make(chan picture))
+	node := pgwake.NodeInfo{Key: 7, Listening: true, Lanes: []pgwake.LaneInfo{{Queue: pgwake.Worker, Dispatchers: 4, Waiting: true, Fanout: 2}}}
+	report := func(notified int64) map[int32]pgwake.NodeReport {
+		r := pgwake.NodeReport{Key: 7, Host: "host-a", PID: 42, Stats: pgwake.Stats{Listening: true}}
+		r.Stats.Worker.Finds = map[string]int64{"notify": notified, "timer": 1}
+		r.Stats.Worker.WakeLatency[10] = notified
+		return map[int32]pgwake.NodeReport{7: r}
+	}
+	var depths []pgwake.QueueDepth
+	for _, namespace := range strings.Split("abcdefghijklmnopqrstuvwxyz", "") {
+		depths = append(depths, pgwake.QueueDepth{Queue: pgwake.Worker, Namespace: "ns-" + namespace, Due: 1, OldestDue: at.Add(-time.Minute)})
+	}
+	send := func(pic picture) { m.Update(pictureMsg{pic, true}) }
+	m.Update(tea.WindowSizeMsg{Width: 100, Height: 24})
+	send(picture{at: at, nodes: []pgwake.NodeInfo{node}, reports: report(10), depths: depths, came: 100, went: 50})
+	send(picture{at: at.Add(time.Second), nodes: []pgwake.NodeInfo{node}, reports: report(30), depths: depths, oldest: at.Add(-time.Minute), came: 140, went: 80, letters: 3})
+	return m
+}
+
+func press(m *topModel, keys ...string) (last tea.Cmd) {
+	for _, k := range keys {
+		code := []rune(k)[0]
+		msg := tea.KeyPressMsg{Code: code, Text: k}
+		switch k {
+		case "tab":
+			msg = tea.KeyPressMsg{Code: tea.KeyTab}
+		case "down":
+			msg = tea.KeyPressMsg{Code: tea.KeyDown}
+		}
+		_, last = m.Update(msg)
+	}
+	return last
+}
+
+func TestTopModel_TwoPictures_RatesAreWhatHappenedInBetween(t *testing.T) {
+	t.Parallel()
+	m := modelOf(t)
+	require.InDelta(t, 40, m.change.came, 0.1)
+	require.InDelta(t, 30, m.change.went, 0.1)
+	require.EqualValues(t, 20, m.change.found["notify"])
+	require.Zero(t, m.change.found["timer"])
+	out := ansi.Strip(m.text())
+	for _, part := range []string{"due 26", "oldest due 1m01s", "in 40.0/s", "out 30.0/s", "dead letters", "latency p99", "█"} {
+		require.Contains(t, out, part)
+	}
+	require.Len(t, strings.Split(out, "\n"), 24, "it fills the window")
+}
+
+func TestTopModel_Keys(t *testing.T) {
+	t.Parallel()
+	m := modelOf(t)
+	press(m, "tab")
+	require.Contains(t, m.text(), "ns-a")
+	require.NotContains(t, m.text(), "ns-z", "it is below")
+	for range 50 {
+		press(m, "down")
+	}
+	require.Contains(t, m.text(), "ns-z")
+	require.NotContains(t, m.text(), "ns-a")
+	press(m, "tab")
+	require.Contains(t, m.text(), "host-a")
+	press(m, "tab")
+	require.Contains(t, m.text(), "DISPATCHERS")
+	press(m, "tab")
+	require.Contains(t, m.text(), "notify")
+	press(m, "tab")
+	require.Contains(t, m.text(), "oldest due")
+	press(m, "h")
+	require.Contains(t, m.text(), "WAKE REASON")
+
+	require.NotContains(t, m.text(), "page before")
+	press(m, "?")
+	require.Contains(t, m.text(), "page before")
+
+	press(m, "p")
+	require.Contains(t, m.text(), "held")
+	was := m.now.at
+	m.Update(pictureMsg{picture{at: was.Add(time.Hour)}, true})
+	require.Equal(t, was, m.now.at)
+	press(m, "p")
+	m.Update(pictureMsg{picture{err: errors.New("the server is away\x1b[2J")}, true})
+	require.Contains(t, m.text(), `the server is away\x1b[2J`)
+	require.Equal(t, was, m.now.at, "and what was known stays")
+
+	require.Equal(t, tea.Quit(), press(m, "q")())
+}
+
+func TestTopModel_SmallWindow_IsCutAndDoesNotBreak(t *testing.T) {
+	t.Parallel()
+	m := modelOf(t)
+	for _, size := range [][2]int{{1, 1}, {20, 5}, {300, 100}} {
+		m.Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
+		for range topPages {
+			press(m, "tab")
+			require.NotEmpty(t, m.View().Content)
+		}
+	}
+}

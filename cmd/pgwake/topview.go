@@ -1,0 +1,243 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: how does the live view look?
+
+// topPages are the pages, in the order of the tab key. The first has a little of everything.
+var topPages = []struct {
+	name string
+	draw func(*topModel) []string
+}{
+	{"overview", (*topModel).overview},
+	{"queues", (*topModel).queues},
+	{"nodes", (*topModel).nodes},
+	{"lanes", (*topModel).lanes},
+	{"wake reasons", (*topModel).reasons},
+}
+
+func (m *topModel) View() tea.View {
+	v := tea.NewView(m.text())
+	v.AltScreen = true
+	v.WindowTitle = "pgwake top"
+	return v
+}
+
+// text fills the window: the head, a part of the page, and the help in the last lines.
+func (m *topModel) text() string {
+	head := m.head()
+	foot := strings.Split(m.help.View(m.keys), "\n")
+	body := topPages[m.page].draw(m)
+	room := max(1, m.height-len(head)-len(foot)-1)
+	if m.come == nil { // it is printed, and not to be looked at through a window
+		room, foot = len(body), nil
+	}
+	m.offset = min(m.offset, max(0, len(body)-room))
+	body = body[m.offset:min(len(body), m.offset+room)]
+	lines := append(head, body...)
+	if m.come != nil {
+		for len(lines) < m.height-len(foot) {
+			lines = append(lines, "")
+		}
+	}
+	lines = append(lines, foot...)
+	for i := range lines {
+		lines[i] = strings.TrimRight(ansi.Truncate(lines[i], m.width, "…"), " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (m *topModel) head() []string {
+	s := m.a.style
+	name := s.head.Render("pgwake top") + "  "
+	if m.held {
+		name += s.warn.Render("held") + "  "
+	}
+	lines := []string{name + s.faint.Render(m.now.at.Format(time.TimeOnly)) + "  " + m.title}
+	if m.come != nil {
+		var tabs []string
+		for i, p := range topPages {
+			style := s.faint
+			if i == m.page {
+				style = s.mark.Bold(true)
+			}
+			tabs = append(tabs, style.Render(p.name))
+		}
+		lines = append(lines, strings.Join(tabs, s.faint.Render(" | ")))
+	}
+	if m.err != nil {
+		lines = append(lines, s.fail.Render(oneLine(m.a.withoutSecrets(m.err.Error()))))
+	}
+	if m.seen == 0 && m.err == nil {
+		lines = append(lines, s.faint.Render("looking…"))
+	}
+	return append(lines, "")
+}
+
+// bars are those of a sparkline.
+var bars = []rune("▁▂▃▄▅▆▇█")
+
+// sparkline draws values, the highest of which fills its place.
+func sparkline(values []float64) string {
+	most := 0.0
+	for _, v := range values {
+		most = max(most, v)
+	}
+	var b strings.Builder
+	for _, v := range values {
+		i := 0
+		if most > 0 {
+			i = int(v / most * float64(len(bars)-1))
+		}
+		b.WriteRune(bars[i])
+	}
+	return b.String()
+}
+
+func (m *topModel) overview() []string {
+	s, t, c := m.a.style, sumsOf(m.now.depths), m.change
+	due := s.ok
+	if wait := m.now.at.Sub(m.now.oldest); !m.now.oldest.IsZero() && wait > time.Minute {
+		due = s.warn
+	}
+	letters := s.faint
+	if m.now.letters > 0 {
+		letters = s.warn
+	}
+	lines := []string{
+		fmt.Sprintf("due %s   delayed %d   leased %d   kept back %d   dead letters %s", due.Render(text(t.due)), t.delayed, t.leased, t.keptBack, letters.Render(text(int64(m.now.letters)))),
+		fmt.Sprintf("oldest due %s   in %.1f/s   out %.1f/s   queries for work %.1f/s", due.Render(m.since(m.now.oldest)), c.came, c.went, c.looks),
+		fmt.Sprintf("wake latency p50 %s   p99 %s", bound(c.latency.Quantile(0.5)), bound(c.latency.Quantile(0.99))),
+		s.mark.Render(fmt.Sprintf("%-11s", "latency p99")) + " " + sparkline(m.latencies),
+		s.mark.Render(fmt.Sprintf("%-11s", "out")) + " " + sparkline(m.rates),
+	}
+	if len(m.now.paused) > 0 {
+		lines = append(lines, s.warn.Render("paused: "+oneLine(few(m.now.paused))))
+	}
+	for _, part := range [][]string{m.queues(), m.nodes(), m.reasons()} {
+		lines = append(append(lines, ""), part...)
+	}
+	return lines
+}
+
+// bound is what Histogram.Quantile tells.
+func bound(d time.Duration) string {
+	if d == 0 {
+		return "-"
+	}
+	return "< " + span(d)
+}
+
+// drawn are the lines of a table.
+func (m *topModel) drawn(r *rows) []string {
+	if len(r.cells) == 0 {
+		return []string{m.a.style.faint.Render(r.none)}
+	}
+	return strings.Split(m.a.drawRows(r), "\n")
+}
+
+func (m *topModel) queues() []string {
+	table := &rows{heads: []string{"QUEUE", "NAMESPACE", "TAG", "DUE", "DELAYED", "LEASED", "KEPT BACK", "OLDEST"}, none: "both queues are empty"}
+	for _, d := range m.now.depths {
+		oldest := "-"
+		if d.Due > 0 {
+			oldest = m.since(d.OldestDue)
+		}
+		table.add(d.Queue.String(), d.Namespace, orDash(d.Tag), text(d.Due), text(d.Delayed), text(d.Leased), text(d.KeptBack), oldest)
+	}
+	return m.drawn(table)
+}
+
+func (m *topModel) nodes() []string {
+	table := &rows{heads: []string{"NODE", "HOST", "PID", "MODE", "STATE", "WAIT", "ITEMS", "P99", "CLOCK", "LANES"}, none: "no node listens"}
+	var states []string
+	for _, n := range m.now.nodes {
+		host, pid, mode, waits, items, p99, clock := orDash(n.Address), "-", "-", "-", "-", "-", "-"
+		state := "no answer"
+		if r, said := m.now.reports[n.Key]; said {
+			w := r.Stats.Worker
+			host, pid, mode = r.Host, text(int64(r.PID)), r.Stats.Mode.String()
+			waits = text(int64(w.Parked + r.Stats.Orchestrator.Parked))
+			items = text(w.Items + r.Stats.Orchestrator.Items)
+			p99, clock = bound(w.WakeLatency.Quantile(0.99)), span(r.Stats.ClockOffset)
+			state = nodeState(r)
+		}
+		if !n.Listening {
+			state = "died"
+		}
+		states = append(states, state)
+		table.add(fmt.Sprintf("%08x", uint32(n.Key)), short(host, 24), pid, mode, short(state, 50), waits, items, p99, clock, text(int64(len(n.Lanes))))
+	}
+	table.style = func(row, column int) *lipgloss.Style {
+		if column != 4 {
+			return nil
+		}
+		if states[row] == "ok" {
+			return &m.a.style.ok
+		}
+		return &m.a.style.warn
+	}
+	return m.drawn(table)
+}
+
+// nodeState is what is wrong with a node, if anything is.
+func nodeState(r pgwake.NodeReport) string {
+	switch {
+	case len(r.Problems) > 0:
+		return r.Problems[0].String()
+	case r.Stats.Worker.Aggressive || r.Stats.Orchestrator.Aggressive:
+		return "polling"
+	}
+	return "ok"
+}
+
+func (m *topModel) lanes() []string {
+	table := &rows{heads: []string{"NODE", "QUEUE", "NAMESPACES", "TAGS OR QUEUE NAMES", "DISPATCHERS", "WAITS", "FANOUT"}, none: "nobody fetches, on the nodes that listen"}
+	for _, n := range m.now.nodes {
+		for _, l := range n.Lanes {
+			waits := "busy"
+			if l.Waiting {
+				waits = "waits"
+			}
+			table.add(fmt.Sprintf("%08x", uint32(n.Key)), l.Queue.String(), short(oneOrAll(l.Namespaces), 40), short(oneOrAll(l.Labels), 40), text(int64(l.Dispatchers)), waits, text(int64(l.Fanout)))
+		}
+	}
+	return m.drawn(table)
+}
+
+func oneOrAll(names []string) string {
+	if names == nil {
+		return "*"
+	}
+	shown := make([]string, len(names))
+	for i, n := range names {
+		if shown[i] = n; n == "" {
+			shown[i] = "(none)"
+		}
+	}
+	return strings.Join(shown, ", ")
+}
+
+func (m *topModel) reasons() []string {
+	all := reasonsOf(m.now.reports)
+	table := &rows{heads: []string{"WAKE REASON", "FINDS", "NOW", ""}, none: "no node has found anything yet"}
+	var most int64
+	for _, n := range all {
+		most = max(most, n)
+	}
+	for _, reason := range byCount(all) {
+		if all[reason] > 0 {
+			table.add(reason, text(all[reason]), text(m.change.found[reason]), strings.Repeat("█", max(1, int(30*all[reason]/most))))
+		}
+	}
+	return m.drawn(table)
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: do the commands about queues and dead letters do what the library does, and show it as it is?
+
+func TestEnqueue_WorkItem_IsThereAsItWasSaid(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	of := into[enqueued](c, "enqueue", "mail.send", `{"to":"ada"}`, "--namespace", "mail", "--priority", "3", "--delay", "1h", "--dedup-key", "k",
+		"--tag", "gpu", "--key", "customer", "--header", "a=b")
+	require.Equal(t, "worker", of.Queue)
+	items := pgwaketest.RequireWork(t, p, pgwake.WorkItem{Name: "mail.send", Input: json.RawMessage(`{"to":"ada"}`), Tag: "gpu", Headers: map[string]string{"a": "b"}}, 1)
+	require.Equal(t, of.ID, items[0].ID)
+	require.Equal(t, 3, items[0].Priority)
+	require.WithinDuration(t, time.Now().Add(time.Hour), items[0].DueAt, time.Minute)
+	require.True(t, into[enqueued](c, "enqueue", "mail.send", "--namespace", "mail", "--dedup-key", "k").Duplicate)
+	require.Contains(t, c.ok("enqueue", "mail.send", "--namespace", "mail", "--dedup-key", "k"), "nothing was added")
+
+	c.in = `{"from": "standard input"}`
+	c.ok("enqueue", "piped", "-", "--at", "2030-01-01T00:00:00Z")
+	pgwaketest.RequireWork(t, p, pgwake.WorkItem{Name: "piped", Input: json.RawMessage(c.in)}, 1)
+}
+
+func TestEnqueue_MessageToAnInstance_IsThere(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	c.ok("enqueue", "start", `[1]`, "--instance", "order-7", "--orchestration", "order", "--version-of", "1.0.0")
+	pgwaketest.RequireMessage(t, p, pgwake.Message{Instance: "order-7", Kind: pgwake.MessageStart, Name: "order", Version: "1.0.0", Data: json.RawMessage(`[1]`)}, 1)
+}
+
+func TestEnqueue_WhatCannotBe_SaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	require.Contains(t, c.refused(exitUsage, "enqueue", "x", "hello"), "this is no JSON")
+	require.Contains(t, c.refused(exitUsage, "enqueue", "x", "--at", "soon"), "this is no instant")
+	require.Contains(t, c.refused(exitFailed, "enqueue", "x", "--namespace", "NO"), "namespace")
+	require.Contains(t, (&cli{t: t, url: c.url, schema: "not there", now: time.Now}).refused(exitFailed, "enqueue", "x"), "pgwake migrate up")
+	pgwaketest.RequireNoWork(t, p)
+}
+
+// A command neither listens nor waits, and still whoever waits is told at once.
+func TestEnqueue_SomebodyWaits_IsTold(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{FallbackInterval: time.Hour})
+	got := make(chan string, 1)
+	go func() {
+		item, err := p.FetchWorkItem(context.Background(), &pgwake.FetchOptions{PollTimeout: 20 * time.Second})
+		if err != nil {
+			got <- err.Error()
+			return
+		}
+		got <- item.Name
+	}()
+	require.Eventually(t, func() bool { s := p.Stats().Worker; return s.Parked == 1 && s.Settled }, 20*time.Second, time.Millisecond)
+	c.ok("enqueue", "mail.send")
+	require.Equal(t, "mail.send", <-got)
+	require.Zero(t, p.Stats().Worker.ScoutFinds)
+}
+
+func TestPeek_ShowsWhatIsThere_PageByPage(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	require.Contains(t, c.ok("peek"), "has nothing of the kind")
+	for _, name := range []string{"a", "b", "c"} {
+		c.ok("enqueue", name, `{"n":1}`, "--instance", "i")
+		_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Input: json.RawMessage(`{"n":1}`)}, nil)
+		require.NoError(t, err)
+	}
+	first := into[[]queuedItem](c, "peek", "--limit", "2")
+	require.Len(t, first, 2)
+	require.Equal(t, "due", first[0].State)
+	require.JSONEq(t, `{"n":1}`, string(first[0].Data))
+	rest := into[[]queuedItem](c, "peek", "--limit", "2", "--after", text(first[1].ID))
+	require.Len(t, rest, 1)
+	require.Equal(t, "c", rest[0].Name)
+	require.Contains(t, c.ok("peek", "--limit", "2"), "--after "+text(first[1].ID))
+	require.Len(t, into[[]queuedItem](c, "peek", "--queue", "orchestrator", "--instance", "i"), 3)
+	require.Contains(t, c.ok("peek", "--queue", "orchestrator"), "i: a")
+	require.Contains(t, c.refused(exitUsage, "peek", "--queue", "nothing"), "there is no queue")
+}
+
+// What others wrote does not get at the terminal.
+func TestPeek_NameHasEscapeSequences_TheyAreShownAsWhatTheyAre(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "\x1b[2Jevil\r\n"}, nil)
+	require.NoError(t, err)
+	out := c.ok("peek")
+	require.NotContains(t, out, "\x1b")
+	require.Contains(t, out, `\x1b[2Jevil`)
+}
+
+func TestDLQ_ListShowRedrivePurge(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	for _, name := range []string{"a", "b", "c"} {
+		bury(t, p, pgwake.WorkItem{Name: name, Input: json.RawMessage(`{"n":1}`)}, "no such printer")
+	}
+	letters := into[[]deadLetter](c, "dlq", "list")
+	require.Len(t, letters, 3)
+	require.Contains(t, c.ok("dlq", "list"), "no such printer")
+	shown := c.ok("dlq", "show", text(letters[0].ID))
+	require.Contains(t, shown, "it said so")
+	alone := into[deadLetter](c, "dlq", "show", text(letters[0].ID))
+	require.JSONEq(t, `{"n":1}`, string(alone.Data))
+	alone.Data = letters[0].Data // which is indented otherwise
+	require.Equal(t, letters[0], alone)
+	require.Contains(t, c.refused(exitFailed, "dlq", "show", "999999999"), "there is no dead letter")
+	require.Contains(t, c.refused(exitUsage, "dlq", "show", "x"), "this is no id")
+
+	require.Contains(t, c.refused(exitUsage, "dlq", "redrive"), "--all")
+	require.Equal(t, map[string]int{"redriven": 1}, into[map[string]int](c, "dlq", "redrive", "--name", "a"))
+	pgwaketest.RequireWork(t, p, pgwake.WorkItem{Name: "a"}, 1)
+
+	require.Contains(t, c.refused(exitUsage, "dlq", "purge", "--all"), "--yes", "nobody answers")
+	c.in = "no\n"
+	require.Contains(t, c.refused(exitFailed, "dlq", "purge", "--all"), "Purge 2 dead letters for good?")
+	require.Len(t, into[[]deadLetter](c, "dlq", "list"), 2)
+	c.in = "yes\n"
+	require.Contains(t, c.ok("dlq", "purge", "--id", text(letters[1].ID)), "1 dead letter purged")
+	require.Equal(t, map[string]int{"purged": 1}, into[map[string]int](c, "dlq", "purge", "--all", "--yes"))
+	require.Contains(t, c.ok("dlq", "list"), "there are no dead letters")
+}
+
+func TestTail_Letters_ThoseThatComeAndNotThoseThatThereAre(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	bury(t, p, pgwake.WorkItem{Name: "before"}, "old")
+	require.Contains(t, c.ok("tail", "letters", "--all", "--limit", "1"), "before")
+	done := make(chan result, 1)
+	go func() { done <- c.run("tail", "--limit", "1", "--every", "20ms", "--json") }()
+	// Until the command has begun it does not see what comes; so something comes again and again.
+	for {
+		bury(t, p, pgwake.WorkItem{Name: "after"}, "new")
+		select {
+		case r := <-done:
+			require.Zero(t, r.code, r.err)
+			var h happened
+			require.NoError(t, json.Unmarshal([]byte(r.out), &h))
+			require.Equal(t, "letters", h.Source)
+			require.Equal(t, "after", h.What)
+			require.True(t, strings.HasPrefix(h.Detail, "new"))
+			return
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func TestTail_Interrupted_EndsWell(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	r := c.runIn(ctx, "tail")
+	require.Zero(t, r.code, r.err)
+	require.Contains(t, c.refused(exitFailed, "tail", "events"), "pgwake migrate up --layer eventbus")
+	require.Contains(t, c.refused(exitUsage, "tail", "nothing"), "invalid argument")
+}
