@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"time"
 
@@ -186,24 +185,17 @@ func (a *app) source(ctx context.Context, p *pgwake.Provider, f *tailFlags, name
 	return &letterSource{p: p, f: pgwake.DeadLetterFilter{Namespace: f.namespace, Limit: page}}, nil
 }
 
-// settled is the last transaction before those that may not be committed yet.
-func settled(ctx context.Context, p *pgwake.Provider) (uint64, error) {
-	var xmin int64
-	var now time.Time
-	err := p.Pool().QueryRow(ctx, query("now")).Scan(&xmin, &now)
-	return uint64(xmin - 1), err
-}
-
 type eventSource struct {
 	p     *pgwake.Provider
 	bus   *eventbus.Bus
 	types []string
 	after eventbus.Cursor
+	seen  snapshot
 }
 
 func (s *eventSource) begin(ctx context.Context) (err error) {
-	s.after.Xact, err = settled(ctx, s.p)
-	s.after.ID = math.MaxInt64
+	s.seen, err = takeSnapshot(ctx, s.p)
+	s.after.Xact, s.after.ID = s.seen.before()
 	return err
 }
 
@@ -211,6 +203,9 @@ func (s *eventSource) next(ctx context.Context) (all []happened, more bool, err 
 	events, err := s.bus.Read(ctx, s.after, page, s.types...)
 	for _, e := range events {
 		s.after = e.Cursor()
+		if s.seen.saw(s.after.Xact) {
+			continue
+		}
 		all = append(all, happened{"events", e.EmittedAt, e.Namespace, e.Type, text(e.ID), e.Key, e.Payload})
 	}
 	return all, len(events) == page, err
@@ -220,11 +215,12 @@ type transitionSource struct {
 	p     *pgwake.Provider
 	graph *taskgraph.Graph
 	after taskgraph.Cursor
+	seen  snapshot
 }
 
 func (s *transitionSource) begin(ctx context.Context) (err error) {
-	s.after.Xact, err = settled(ctx, s.p)
-	s.after.ID = math.MaxInt64
+	s.seen, err = takeSnapshot(ctx, s.p)
+	s.after.Xact, s.after.ID = s.seen.before()
 	return err
 }
 
@@ -233,6 +229,9 @@ func (s *transitionSource) next(ctx context.Context) (all []happened, more bool,
 	for i := range transitions {
 		t := &transitions[i]
 		s.after = t.Cursor()
+		if s.seen.saw(s.after.Xact) {
+			continue
+		}
 		what := "task"
 		if t.StepName != nil {
 			what = "step " + *t.StepName

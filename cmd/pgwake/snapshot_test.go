@@ -1,0 +1,26 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: is what was there when somebody began to follow told from what came later?
+
+func TestSnapshot_SawWhatHadEnded(t *testing.T) {
+	t.Parallel()
+	s, err := parseSnapshot("10:15:10,13")
+	require.NoError(t, err)
+	for xact, saw := range map[uint64]bool{9: true, 10: false, 11: true, 13: false, 14: true, 15: false, 100: false} {
+		require.Equal(t, saw, s.saw(xact), xact)
+	}
+	xact, id := s.before()
+	require.EqualValues(t, 9, xact)
+	require.Positive(t, id)
+	require.False(t, snapshot{}.saw(1), "who begins at the beginning has seen nothing")
+	for _, text := range []string{"", "1:2", "1:x:", "1:2:3:4", "a:b:c"} {
+		_, err := parseSnapshot(text)
+		require.Error(t, err, text)
+	}
+}
