@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -106,8 +107,9 @@ func (c *cli) shown(command string, vars map[string]string) string {
 	require.NoError(c.t, err)
 	at := regexp.MustCompile(regexp.QuoteMeta(config.Database) + ` on ` + regexp.QuoteMeta(config.Host) + `:\d+ as ` + regexp.QuoteMeta(config.User))
 	out = at.ReplaceAllString(out, "shop on db:5432 as app")
-	out = strings.NewReplacer(c.schema, "pgwake", host, "worker-1", "role "+config.User+" ", "role app ").Replace(out)
-	return out
+	named := regexp.MustCompile(`(?m)^([0-9a-f]{8}  )(` + regexp.QuoteMeta(short(host, 24)) + ` +)`) // in the table of nodes, whose columns stay where they are
+	out = named.ReplaceAllStringFunc(out, func(of string) string { return of[:10] + fmt.Sprintf("%-*s", len(of)-10, "web") })
+	return strings.NewReplacer(c.schema, "pgwake", "role "+config.User+" ", "role app ").Replace(out)
 }
 
 // words splits a command line as a shell does, as far as the page has need of that.

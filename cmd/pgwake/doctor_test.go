@@ -291,5 +291,5 @@ func bury(t *testing.T, p *pgwake.Provider, item pgwake.WorkItem, reason string)
 	require.NoError(t, err)
 	claimed, err := worker.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{pgwake.DefaultNamespace}})
 	require.NoError(t, err)
-	require.NoError(t, worker.DeadLetterWorkItem(t.Context(), claimed.LockToken, reason, "it said so"))
+	require.NoError(t, worker.DeadLetterWorkItem(t.Context(), claimed.LockToken, reason, "550 no such mailbox"))
 }

@@ -111,7 +111,7 @@ func TestDLQ_ListShowRedrivePurge(t *testing.T) {
 	require.Len(t, letters, 3)
 	require.Contains(t, c.ok("dlq", "list"), "no such printer")
 	shown := c.ok("dlq", "show", text(letters[0].ID))
-	require.Contains(t, shown, "it said so")
+	require.Contains(t, shown, "550 no such mailbox")
 	alone := into[deadLetter](c, "dlq", "show", text(letters[0].ID))
 	require.JSONEq(t, `{"n":1}`, string(alone.Data))
 	alone.Data = letters[0].Data // which is indented otherwise
