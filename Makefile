@@ -23,7 +23,7 @@ FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos soak clean help
+.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos soak release clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -97,6 +97,10 @@ chaos:
 ## soak: every kind of load while nothing goes wrong; nothing may grow, be lost or be late (DURATION=1h)
 soak:
 	@$(GO) build -o bin/chaos ./chaos && exec bin/chaos -soak -for $(DURATION) $(ARGS)
+
+## release: makes the modules for users what they are as part of a release, for a commit that is tagged and goes to no branch (VERSION=v1.2.3)
+release:
+	@.ci/release $(VERSION) cmd/pgwake $(filter adapter/%,$(MODULES))
 
 ## clean: removes what the other targets built; what the bench has left stays
 clean:

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
@@ -88,10 +89,20 @@ func TestNodeReports_AskerDoesNotListenItself_HearsTheOthers(t *testing.T) {
 func TestNodeReports_QuestionOfAStranger_IsNotAnswered(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	for _, reply := range []string{"", "elsewhere", "pgwake_report_", `pgwake_report_A"`, "pgwake_report_a b"} {
+	elsewhere, err := pgx.Connect(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer func() { _ = elsewhere.Close(context.Background()) }()
+	channel := "elsewhere_" + n.schema
+	_, err = elsewhere.Exec(t.Context(), `LISTEN `+channel)
+	require.NoError(t, err)
+	for _, reply := range []string{"", channel, "pgwake_report_", `pgwake_report_A"`, "pgwake_report_a b"} {
 		n.exec(t, `SELECT ask_nodes($1)`, reply)
 	}
 	require.Len(t, n.reported(t), 1, "and it goes on")
+	n.exec(t, `SELECT pg_notify($1, 'the first')`, channel)
+	heard, err := elsewhere.WaitForNotification(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "the first", heard.Payload)
 }
 
 func TestNodeReports_CannotBe_SaysWhy(t *testing.T) {

@@ -158,6 +158,24 @@ func TestErrors_ServerIsNotThere_SayWhatToTryAndNoPassword(t *testing.T) {
 	require.Contains(t, said, "→")
 }
 
+// The driver says little of what it was given; who knows what others say.
+func TestErrors_RepeatAPassword_ItIsTakenOut(t *testing.T) {
+	t.Parallel()
+	a := newApp(world{environ: []string{"DATABASE_URL=postgres://ada:s3cr%65t-word@db/shop", "PGPASSWORD=from-the-environment"}})
+	a.databaseURL = "host=db password='of the flag'"
+	for _, text := range []string{
+		"s3cret-word is wrong", "s3cr%65t-word is wrong", "it is from-the-environment", "it is of the flag", "cannot parse postgres://eve:other-word@db/shop",
+		"cannot parse host=db password=other-word dbname=shop", `cannot parse host=db password = 'other-word' dbname=shop`,
+	} {
+		said := a.withoutSecrets(text)
+		require.Contains(t, said, "xxxxx")
+		for _, secret := range []string{"s3cr", "environment", "of the flag", "other"} {
+			require.NotContains(t, said, secret)
+		}
+	}
+	require.Equal(t, "postgres://ada@db:5432/shop is away", a.withoutSecrets("postgres://ada@db:5432/shop is away"))
+}
+
 func TestOutput_IsNoTerminal_HasNoEscapeSequences(t *testing.T) {
 	t.Parallel()
 	c, _ := newCLI(t, nil)

@@ -155,6 +155,9 @@ func hintFor(err error) string {
 // secret finds a password in a URL or in keyword=value pairs.
 var secret = regexp.MustCompile(`(://[^:@/\s]*:)[^@\s]*(@)|(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'"` + "`" + `]+)`)
 
+// written finds the password of a URL.
+var written = regexp.MustCompile(`://[^:@/\s]*:([^@\s]+)@`)
+
 // withoutSecrets takes passwords out of a text that is to be printed.
 func (a *app) withoutSecrets(text string) string {
 	for _, u := range []string{a.databaseURL, a.listenURL, a.env("PGWAKE_DATABASE_URL"), a.env("DATABASE_URL"), a.env("PGWAKE_LISTEN_URL")} {
@@ -172,6 +175,9 @@ func (a *app) withoutSecrets(text string) string {
 func passwordsIn(u string) (all []string) {
 	if config, err := pgx.ParseConfig(u); err == nil && len(config.Password) > 2 {
 		all = append(all, config.Password, url.QueryEscape(config.Password), url.PathEscape(config.Password))
+	}
+	if m := written.FindStringSubmatch(u); m != nil {
+		all = append(all, m[1]) // as it stands there
 	}
 	return all
 }
