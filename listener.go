@@ -555,8 +555,9 @@ func (l *listener) handle(n *pgconn.Notification, c channels) {
 		return
 	}
 	if n.Channel == c.instances {
-		l.e.waits.heard(n.Payload)
-		l.asked(n.Payload)
+		if !l.asked(n.Payload) {
+			l.e.waits.heard(n.Payload)
+		}
 		return
 	}
 	for q, channel := range c.queues {

@@ -44,20 +44,21 @@ const (
 
 var replyChannel = regexp.MustCompile(`^` + replyPrefix + `[0-9a-z]{1,40}$`)
 
-// asked answers, if this is the question. It is called by the goroutine of run, which sends the answer next.
-func (l *listener) asked(payload string) {
+// asked answers, if this is the question, and reports whether it is. It is called by the goroutine of run, which sends the answer next.
+func (l *listener) asked(payload string) bool {
 	reply, ok := strings.CutPrefix(payload, askPrefix)
 	if !ok || !replyChannel.MatchString(reply) {
-		return
+		return false
 	}
 	report, err := json.Marshal(l.e.report())
 	if err != nil {
 		l.e.log().Error("pgwake: a report of this node cannot be written", "error", err)
-		return
+		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.jobs = append(l.jobs, &job{sql: "SELECT pg_notify($1, $2)", args: []any{reply, string(report)}, dest: new(any), done: make(chan error, 1)})
+	return true
 }
 
 // report is what the node says of itself.
