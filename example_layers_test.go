@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing/fstest"
 
 	"github.com/jackc/pgx/v5"
@@ -39,6 +40,16 @@ func ExampleProvider_Schema() {
 	check(err)
 	fmt.Println(item.Name)
 	// Output: email.send
+}
+
+// What is put into a queue by SQL nobody checks: so do.
+func ExampleProvider_MaxPayload() {
+	_, p, end := openProvider()
+	defer end()
+	input := []byte(`"` + strings.Repeat("x", p.MaxPayload()) + `"`)
+	err := pgwake.CheckJSON("the report", input, p.MaxPayload())
+	fmt.Println(errors.Is(err, pgwake.ErrInvalid))
+	// Output: true
 }
 
 // A statement of one's own, with all that a verb has.
