@@ -34,9 +34,14 @@ func look(ctx context.Context, p *pgwake.Provider, now func() time.Time, reports
 	if pic.depths, pic.err = p.GetQueueDepths(ctx); pic.err != nil {
 		return pic
 	}
-	for _, d := range pic.depths {
-		if at := p.LocalTime(d.OldestDue); d.Due > 0 && (pic.oldest.IsZero() || at.Before(pic.oldest)) {
-			pic.oldest = at
+	for i := range pic.depths {
+		d := &pic.depths[i]
+		if d.Due == 0 {
+			continue
+		}
+		d.OldestDue = p.LocalTime(d.OldestDue)
+		if pic.oldest.IsZero() || d.OldestDue.Before(pic.oldest) {
+			pic.oldest = d.OldestDue
 		}
 	}
 	if pic.nodes, pic.err = p.ListNodes(ctx); pic.err != nil {
