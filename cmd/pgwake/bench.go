@@ -25,9 +25,9 @@ import (
 
 // benchFlags say how much is measured.
 type benchFlags struct {
-	long                    time.Duration
-	dispatchers, batch, max int
-	payload                 int
+	long               time.Duration
+	dispatchers, batch int
+	payload            int
 }
 
 // benchmark is what bench prints as JSON. Durations are in milliseconds.

@@ -15,11 +15,11 @@ import (
 
 // enqueueFlags are a work item, or a message, and where it goes.
 type enqueueFlags struct {
-	o                                        pgwake.EnqueueOptions
-	at                                       string
-	tag, session, key                        string
-	headers                                  map[string]string
-	instance, kind, name, version, queueName string
+	o                                  pgwake.EnqueueOptions
+	at                                 string
+	tag, session, key                  string
+	headers                            map[string]string
+	instance, name, version, queueName string
 }
 
 // enqueued is what enqueue prints as JSON.

@@ -129,14 +129,6 @@ func short(text string, most int) string {
 	return text
 }
 
-// ago says how long ago an instant was.
-func (a *app) ago(at time.Time) string {
-	if at.IsZero() {
-		return "-"
-	}
-	return span(a.now().Sub(at))
-}
-
 // span is a duration as people say it: with its two largest units.
 func span(d time.Duration) string {
 	sign := ""
