@@ -101,6 +101,10 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 		return conn.IdleDuration > time.Second
 	}
 	poolConfig.PingTimeout = answerDeadline
+	poolConfig.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
+		keepAlive(conn.PgConn().Conn())
+		return nil
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {
 		return nil, failed(op, err)

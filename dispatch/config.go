@@ -40,7 +40,8 @@ type Config struct {
 	// renewed; where that cannot be done (see LeaseExtender), it is all the time that there is. From 1 s to 24 h. Defaults to 30 s.
 	LockTimeout time.Duration
 
-	// Timeout ends the context of a handler, with ErrTimeout as the cause. Defaults to 0: none.
+	// Timeout ends the context of a handler, with ErrTimeout as the cause. Defaults to 0: none, and then a handler that waits for what
+	// never comes, such as an answer on a connection that vanished, keeps its item for as long as the process lives.
 	Timeout time.Duration
 
 	// MaxAttempts is how often an item is tried before it becomes a dead letter, or the orchestration that scheduled it is

@@ -52,7 +52,8 @@ type NodeConfig struct {
 	// Retry says how long to wait after an attempt that failed. Defaults to dispatch.Backoff(time.Second, time.Hour).
 	Retry dispatch.RetryPolicy
 
-	// Timeout ends the context of a handler. Defaults to 0: none.
+	// Timeout ends the context of a handler. Defaults to 0: none, and then a handler that waits for what never comes, such as an answer
+	// on a connection that vanished, keeps its delivery for as long as the process lives.
 	Timeout time.Duration
 
 	// StopTimeout is how long handlers may go on once the Node is to stop, and CancelTimeout how long those that did not end by then may take
