@@ -331,7 +331,8 @@ func (w *workload) handleEvent(ctx context.Context, n *eventbus.Node, group stri
 		if err := json.Unmarshal(e.Metadata, &occurrence); err != nil {
 			return eventbus.DeadLetter(err)
 		}
-		line.Key, line.Bus.Due = tickName(what.Name, occurrence.At), occurrence.At
+		at := w.local(occurrence.At)
+		line.Key, line.Bus.Due = tickName(what.Name, at), at
 	}
 	w.ledger.write(got, line)
 	fail := func(err error) error {

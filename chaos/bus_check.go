@@ -44,14 +44,14 @@ type scheduleTimes struct{ from, made, pausing, paused time.Time }
 const busLeft = `(SELECT count(*) FROM bus.worker_queue) + (SELECT count(*) FROM bus.event_lines)
 	+ (SELECT count(*) FROM bus.list_event_dead_letters('default', p_limit => 10000) WHERE payload ->> 'name' NOT IN (SELECT name FROM bus_redriven))`
 
-func (t *busHeld) read(ctx context.Context, conn *pgx.Conn) error {
+func (t *busHeld) read(ctx context.Context, conn *pgx.Conn, ahead time.Duration) error {
 	var e loggedEvent
 	var due *time.Time
 	err := each(ctx, conn, `SELECT e.event_id, e.payload ->> 'name', e.event_type, coalesce(e.key, ''), coalesce(s.name, ''),
 		(e.metadata ->> 'scheduled_at')::timestamptz FROM bus.event_log e LEFT JOIN bus.scheduled_tasks s ON s.task_id = e.scheduled_task_id`,
 		[]any{&e.id, &e.name, &e.kind, &e.key, &e.schedule, &due}, func() {
 			if e.due = (time.Time{}); due != nil {
-				e.due = *due
+				e.due = due.Add(-ahead)
 			}
 			t.log = append(t.log, e)
 		})

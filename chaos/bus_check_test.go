@@ -133,7 +133,7 @@ func TestJudgeBus_WhatMayHappen_IsNoViolation(t *testing.T) {
 		"refused once":                       new(story).refused("a", refuseOnce, done),
 		"refused always":                     new(story).refused("a", refuseAlways, refusing),
 		"schedules":                          new(story).ticking(0, 1, 10_500, 10_501),
-		"late, but not in a calm":            (&story{rounds: []round{{at(30_000), span{at(25_000), at(60_000)}}}}).emitted(0, "a", busLine{Type: probed}).handled(9000, probeGroup, "a", "r", done).probe(),
+		"late, but not in a calm":            (&story{rounds: []round{{bound: at(30_000), calm: span{at(25_000), at(60_000)}}}}).emitted(0, "a", busLine{Type: probed}).handled(9000, probeGroup, "a", "r", done).probe(),
 	} {
 		t.Run(name, func(t *testing.T) { assert.Empty(t, s.busViolations()) })
 	}
@@ -191,8 +191,8 @@ func TestJudgeBus_WhatMustNotHappen_IsAViolation(t *testing.T) {
 		"and had been paused":                 new(story).ticking(0, 1, 10_500, 10_501).tick("every", 11_000),
 		"emitted 500ms after":                 new(story).ticking(0, 1, 10_500, 10_501).tick("every", 6500),
 		"is lost: group tx did not get it":    new(story).ticking(0, 1, 10_500, 10_501).drop(func(e entry) bool { return e.Key == tickName("every", at(3000)) && e.Bus.Group == txGroup }),
-		"came to group probes in p only 1.5s": (&story{rounds: []round{{at(0), span{at(0), at(9000)}}}}).emitted(0, "a", busLine{Type: probed}).handled(1505, probeGroup, "a", "r", done).probe(),
-		"came to group tx in p only 5.1s":     (&story{rounds: []round{{at(0), span{at(0), at(9000)}}}}).ticking(0, 1, 10_500, 10_501).handledLate(),
+		"came to group probes in p only 1.5s": (&story{rounds: []round{{bound: at(0), calm: span{at(0), at(9000)}}}}).emitted(0, "a", busLine{Type: probed}).handled(1505, probeGroup, "a", "r", done).probe(),
+		"came to group tx in p only 5.1s":     (&story{rounds: []round{{bound: at(0), calm: span{at(0), at(9000)}}}}).ticking(0, 1, 10_500, 10_501).handledLate(),
 	} {
 		t.Run(want, func(t *testing.T) {
 			found := s.busViolations()
@@ -217,7 +217,7 @@ func (s *story) handledLate() *story {
 }
 
 func TestJudgeBus_SlownessOfTheMachine_IsAdded(t *testing.T) {
-	s := (&story{rounds: []round{{at(0), span{at(0), at(9000)}}}}).ticking(0, 1, 10_500, 10_501).emitted(0, "a", busLine{Type: probed}).
+	s := (&story{rounds: []round{{bound: at(0), calm: span{at(0), at(9000)}}}}).ticking(0, 1, 10_500, 10_501).emitted(0, "a", busLine{Type: probed}).
 		handled(1505, probeGroup, "a", "r", done).probe()
 	c := &chaos{stalls: []span{{at(300), at(1200)}}}
 	v := c.judge(s.lines, s.tables, s.rounds)

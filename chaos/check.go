@@ -129,6 +129,7 @@ type verdict struct {
 	bus           busTotals
 	slowest       time.Duration // from due to in hand, of all
 	probes        []time.Duration
+	recovered     map[string]time.Duration // worst by kind of fault, and of many at once
 }
 
 func (v *verdict) failed() bool { return len(v.violations) > 0 }
@@ -147,6 +148,7 @@ func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 		j.checkTraces(f)
 		j.checkWait(f)
 	}
+	j.checkRecovery()
 	j.checkDuplicates()
 	j.checkOrder(t.history)
 	j.checkLimits(t.stretches)
@@ -286,6 +288,9 @@ func (v *verdict) String() string {
 	}
 	if len(v.probes) > 0 {
 		fmt.Fprintf(&b, "from due to in hand: at most %v amid the faults; %s\n", v.slowest.Round(time.Millisecond), quantiles(v.probes))
+	}
+	if len(v.recovered) > 0 {
+		fmt.Fprintln(&b, recoveries(v.recovered))
 	}
 	fmt.Fprint(&b, v.graphs.String(), v.bus.String())
 	for _, s := range v.violations {

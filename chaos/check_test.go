@@ -79,7 +79,7 @@ func TestJudge_WhatMayHappen_IsNoViolation(t *testing.T) {
 		"effect by an ack of unknown outcome":         (&story{tables: effects}).item("a", doEffect).ends(30, "a", "t1", acking, ""),
 		"two messages in order":                       new(story).message(0, "a", 1, "t1").message(600, "b", 2, "t2"),
 		"two messages at the same time, out of order": new(story).message(0, "a", 2, "t1").message(3, "b", 1, "t2"),
-		"waited, but for something that went wrong": (&story{rounds: []round{{at(30_000), span{at(25_000), at(32_000)}}}}).
+		"waited, but for something that went wrong": (&story{rounds: []round{{bound: at(30_000), calm: span{at(25_000), at(32_000)}}}}).
 			line(0, sending, entry{Key: "a", Do: doProbe}).line(10, sent, entry{Key: "a", Due: at(5)}).
 			claimed(30_500, "a", "t1").ends(30_600, "a", "t1", acking, acked),
 	} {
@@ -113,7 +113,7 @@ func TestJudge_WhatMustNotHappen_IsAViolation(t *testing.T) {
 		"gone without its reply": new(story).message(0, "a", 1, "t1").item("a.out", doReply).ends(30, "a.out", "t1", acking, ""),
 		"comes before":           new(story).message(600, "b", 2, "t2").message(0, "a", 1, "t1"),
 		"comes after":            new(story).message(0, "a", 2, "t1").message(0, "b", 1, "t1"),
-		"after all must have recovered": (&story{rounds: []round{{at(6000), span{at(1000), at(8000)}}}}).
+		"after all must have recovered": (&story{rounds: []round{{bound: at(6000), calm: span{at(1000), at(8000)}}}}).
 			line(0, sending, entry{Key: "a", Do: doProbe}).line(10, sent, entry{Key: "a", ID: 1, Due: at(5)}).
 			claimed(7100, "a", "t1").ends(7200, "a", "t1", acking, acked),
 		"refused as a duplicate of nothing": new(story).line(0, sending, entry{Key: "a", Dedup: "d"}).line(10, sent, entry{Key: "a", Duplicate: true}),
@@ -132,7 +132,7 @@ func TestJudge_WhatMustNotHappen_IsAViolation(t *testing.T) {
 }
 
 func TestJudge_SlownessOfTheMachine_IsAdded(t *testing.T) {
-	s := (&story{rounds: []round{{at(0), span{at(0), at(9000)}}}}).
+	s := (&story{rounds: []round{{bound: at(0), calm: span{at(0), at(9000)}}}}).
 		line(0, sending, entry{Key: "a", Do: doProbe}).line(10, sent, entry{Key: "a", ID: 1, Due: at(5)}).
 		claimed(1500, "a", "t1").ends(1510, "a", "t1", acking, acked)
 	require.Len(t, s.violations(), 1)

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/dbclock"
 	"go.uber.org/goleak"
 )
 
@@ -20,7 +21,7 @@ import (
 //
 // It is this program again, told by its environment what to be. On its standard output it says "ready" and,
 // after it has closed, what its engine did. On its standard input it is told to "probe" only or to "work"
-// again, to be "quiet", that is to enqueue no more, and to "close"; when it soaks, also at which pace to enqueue,
+// again, to "hog" all connections of its pool and to "release" them, to be "quiet", that is to enqueue no more, and to "close"; when it soaks, also at which pace to enqueue,
 // and to "sample" itself, which it answers. If that input ends, the parent is gone, and so is the process.
 
 // envOrder makes a process a child. It holds its order, as JSON.
@@ -37,6 +38,9 @@ type order struct {
 	ListenURL  string
 	Ledger     string
 	Plant      []string // defects to plant; see plants
+
+	Ahead time.Duration // by how much the server's clock is ahead of the machine's
+	Skew  time.Duration // and the node's
 }
 
 func (o *order) process() string { return fmt.Sprintf("node-%d-%d", o.Node, o.Generation) }
@@ -82,6 +86,9 @@ func childMain() {
 }
 
 func beChild(o order) (bye farewell, err error) {
+	if o.Skew != 0 {
+		dbclock.Machine = func() time.Time { return time.Now().Add(o.Skew) }
+	}
 	w := &workload{order: o}
 	if w.ledger, err = openLedger(o.Ledger); err != nil {
 		return bye, err
@@ -107,6 +114,10 @@ func beChild(o order) (bye farewell, err error) {
 		case "sample":
 			line, _ := json.Marshal(map[string]any{"Vitals": w.sample()})
 			fmt.Println(string(line))
+		case "hog":
+			w.hog()
+		case "release":
+			w.release()
 		case "quiet":
 			w.quiet()
 		case "close":

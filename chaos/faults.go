@@ -14,7 +14,7 @@ import (
 
 // This file answers: what goes wrong, when, and how is it made to?
 //
-// A run is a sequence of rounds: faults for a while, then none until everything must have recovered. The
+// A run is a sequence of rounds (plan.go): faults for a while, then none until everything must have recovered. The
 // seed alone says which faults, when, and on whom; so it says the same again.
 
 // fault is something that goes wrong for a while.
@@ -47,7 +47,7 @@ func (f fault) String() string {
 // kind is a kind of fault. apply makes it happen and returns what ends it.
 type kind struct {
 	name        string
-	weight      int
+	weight      int  // in a round of many; 0: it comes alone
 	ofServer    bool // rather than of a node
 	least, most time.Duration
 	ways        []string
@@ -79,6 +79,12 @@ var kinds = []kind{
 	{name: "fast restart", weight: 1, ofServer: true, least: 0, most: 9 * time.Second, apply: halt(devpg.Fast)},
 	{name: "immediate restart", weight: 1, ofServer: true, least: 0, most: 9 * time.Second, apply: halt(devpg.Immediate)},
 	{name: "row locks", weight: 2, ofServer: true, least: 200 * time.Millisecond, most: 3 * time.Second, apply: (*chaos).lockRows},
+	{name: "statement timeout", weight: 1, ofServer: true, least: 200 * time.Millisecond, most: 4 * time.Second, size: 30, apply: limit("statement_timeout")},
+	{name: "lock timeout", weight: 1, ofServer: true, least: 200 * time.Millisecond, most: 3 * time.Second, size: 30, apply: limit("lock_timeout")},
+	{name: "pool exhausted", weight: 2, least: 500 * time.Millisecond, most: 6 * time.Second, apply: (*chaos).exhaustPool},
+	{name: "connections used up", weight: 1, ofServer: true, least: 500 * time.Millisecond, most: 5 * time.Second, apply: (*chaos).useUpConnections},
+	{name: diskFull, ofServer: true, least: 500 * time.Millisecond, most: 4 * time.Second, apply: (*chaos).fillDisk},
+	{name: failover, ofServer: true, least: 0, most: 4 * time.Second, size: 2, apply: (*chaos).failOver},
 }
 
 // schedule makes the faults of a round. One node has one fault at a time, and so has the server, but for the last.
@@ -106,14 +112,7 @@ func schedule(rng *rand.Rand, nodes int, length time.Duration) []fault {
 		if free[target] > at || f.Kind.least > left {
 			continue
 		}
-		short := rng.Float64() // squared, since long ones keep others away
-		f.For = f.Kind.least + time.Duration(short*short*float64(min(f.Kind.most, left)-f.Kind.least))
-		if f.Kind.ways != nil {
-			f.Way = f.Kind.ways[rng.IntN(len(f.Kind.ways))]
-		}
-		if f.Kind.size > 0 {
-			f.Size = 1 + rng.IntN(f.Kind.size)
-		}
+		f.choose(rng, f.Kind, left)
 		free[target] = at + f.For + 300*time.Millisecond
 		faults = append(faults, f)
 	}
@@ -130,12 +129,28 @@ func schedule(rng *rand.Rand, nodes int, length time.Duration) []fault {
 	return append(faults, last)
 }
 
+// choose says how long the fault takes, at most, and what else its kind leaves open.
+func (f *fault) choose(rng *rand.Rand, k *kind, most time.Duration) {
+	f.Kind = k
+	short := rng.Float64() // squared, since long ones keep others away
+	f.For = k.least + time.Duration(short*short*float64(min(k.most, most)-k.least))
+	if k.ways != nil {
+		f.Way = k.ways[rng.IntN(len(k.ways))]
+	}
+	if k.size > 0 {
+		f.Size = 1 + rng.IntN(k.size)
+	}
+}
+
 func kindNamed(name string) *kind {
 	return &kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })]
 }
 
 // errMissed: there was nobody to hit, because of another fault.
 var errMissed = errors.New("missed")
+
+// errLeftOut: this machine does not have what the fault takes.
+var errLeftOut = errors.New("left out")
 
 // inflict lets a fault happen, waits, and ends it.
 func (c *chaos) inflict(ctx context.Context, f fault) error {
@@ -151,6 +166,7 @@ func (c *chaos) inflict(ctx context.Context, f fault) error {
 	if err == nil {
 		c.log("%v", f)
 		c.count(f.Kind.name)
+		c.note(f.Kind.name)
 		nap(ctx, f.For)
 		if heal != nil {
 			err = heal()
@@ -165,7 +181,7 @@ func (c *chaos) inflict(ctx context.Context, f fault) error {
 		if err = c.connect(n); err == nil {
 			err = n.start()
 		}
-	case errors.Is(err, errMissed):
+	case errors.Is(err, errMissed), errors.Is(err, errLeftOut):
 		c.log("%v: %v", f, err)
 		err = nil
 	}

@@ -254,7 +254,7 @@ func (s *story) sees(step, parent, run string) *story {
 
 // A probe in a calm: each of its three ways has to be short.
 func TestJudgeGraphs_LateProbe_IsAViolation(t *testing.T) {
-	calm := []round{{at(0), span{at(0), at(9000)}}}
+	calm := []round{{bound: at(0), calm: span{at(0), at(9000)}}}
 	build := func(a, b, told int) *story {
 		s := &story{rounds: calm}
 		s.task("t", probeShape)

@@ -53,7 +53,7 @@ func (w *workload) noFetch(err error) {
 // take writes down what is in hand.
 func (w *workload) take(item *pgwake.ClaimedWorkItem) (j job, claim entry) {
 	_ = json.Unmarshal(item.Input, &j)
-	claim = entry{Key: j.Key, ID: item.ID, Token: string(item.LockToken), Until: item.LockedUntil}
+	claim = entry{Key: j.Key, ID: item.ID, Token: string(item.LockToken), Until: w.local(item.LockedUntil)}
 	w.ledger.write(got, claim)
 	return j, claim
 }
@@ -118,7 +118,7 @@ func (w *workload) handle(rng *rand.Rand, item *pgwake.ClaimedWorkItem) {
 		}) {
 			return
 		}
-		nap(w.alive, time.Until(item.LockedUntil)+lease/4)
+		nap(w.alive, time.Until(w.local(item.LockedUntil))+lease/4)
 	case j.Do == doReply:
 		done := job{Key: j.Key + ".done", Do: doTurn}
 		m := message(j.Instance, done)
@@ -174,7 +174,7 @@ func (w *workload) handleTurn(rng *rand.Rand, turn *pgwake.OrchestrationItem) {
 		var j job
 		_ = json.Unmarshal(m.Data, &j)
 		probed = probed || j.Do == doProbe
-		claims = append(claims, entry{Key: j.Key, ID: m.ID, Token: string(turn.LockToken), Until: turn.LockedUntil})
+		claims = append(claims, entry{Key: j.Key, ID: m.ID, Token: string(turn.LockToken), Until: w.local(turn.LockedUntil)})
 		event := remembered{Key: j.Key, ID: m.ID, Token: string(turn.LockToken)}
 		if j.Out {
 			out := job{Key: j.Key + ".out", Do: doReply, Instance: turn.Instance}
@@ -200,7 +200,7 @@ func (w *workload) handleTurn(rng *rand.Rand, turn *pgwake.OrchestrationItem) {
 			})
 			return
 		case p < 7:
-			if !w.overstay(turn.LockedUntil) {
+			if !w.overstay(w.local(turn.LockedUntil)) {
 				return
 			}
 			for i := range claims {

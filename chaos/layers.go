@@ -81,7 +81,7 @@ func (c *chaos) readLayers(ctx context.Context) (t layerTables, err error) {
 		if err := t.graphs.read(ctx, conn); err != nil {
 			return err
 		}
-		return t.bus.read(ctx, conn)
+		return t.bus.read(ctx, conn, c.ahead)
 	})
 	t.bus.schedules = c.schedules
 	return t, err

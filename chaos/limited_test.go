@@ -54,6 +54,6 @@ func TestCheckLimits_Overlaps_AreCounted(t *testing.T) {
 
 // What a Dispatcher takes waits for a place as long as others have it.
 func TestJudge_LimitedItemWaits_IsNoViolation(t *testing.T) {
-	s := &story{rounds: []round{{at(1_000), span{at(0), at(60_000)}}}}
+	s := &story{rounds: []round{{bound: at(1_000), calm: span{at(0), at(60_000)}}}}
 	assert.Empty(t, s.has("a", "t", "k", 30_000, 30_010, 32_000, acking).violations())
 }

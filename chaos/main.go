@@ -3,6 +3,7 @@
 //
 //	go run ./chaos                        a minute with a random seed
 //	go run ./chaos -seed 7 -for 3m        the faults of seed 7, longer
+//	go run ./chaos -only "black hole"      one fault of this kind in each round
 //	go run ./chaos -nodes 8               more workers and orchestrators; half as many producers, an idle
 //	                                      process, and two each with dispatchers under limits, with
 //	                                      engines of task graphs and with nodes of the event bus come on top
@@ -23,6 +24,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -34,13 +37,19 @@ func main() {
 	var o options
 	flag.Uint64Var(&o.seed, "seed", 0, "which faults happen (default random)")
 	flag.DurationVar(&o.length, "for", time.Minute, "how long")
+	planOnly := flag.Bool("plan", false, "print what is to happen, and do nothing")
+	only := flag.String("only", "", "these kinds of faults, such as \"black hole,reset\", one alone in each round")
 	flag.IntVar(&o.nodes, "nodes", 4, "workers and orchestrators, at least 2")
 	flag.BoolVar(&o.soak, "soak", false, "no faults, but every kind of load: does anything grow, or come late?")
 	flag.StringVar(&o.samples, "samples", "soak.jsonl", "where a soak keeps its samples")
-	plant := flag.String("plant", "", "defects for a soak to find, such as goroutine,lost")
+	plant := flag.String("plant", "", "defects to be found: by a soak, such as goroutine,lost; amid faults, async (with -only failover) or late")
 	flag.Parse()
 	var err error
 	if o.plant, err = plantsOf(*plant); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	if o.only, err = kindsOf(*only); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
@@ -50,6 +59,10 @@ func main() {
 	}
 	if o.seed == 0 {
 		o.seed = uint64(rand.Uint32())
+	}
+	if *planOnly {
+		o.printPlan(os.Stdout)
+		return
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
@@ -88,6 +101,7 @@ type options struct {
 	seed   uint64
 	length time.Duration
 	nodes  int
+	only   []string // kinds
 
 	soak    bool
 	samples string // path
@@ -98,5 +112,32 @@ func (o options) String() string {
 	if o.soak {
 		return fmt.Sprintf("go run ./chaos -soak -seed %d -for %v", o.seed, o.length)
 	}
-	return fmt.Sprintf("go run ./chaos -seed %d -for %v -nodes %d", o.seed, o.length, o.nodes)
+	text := fmt.Sprintf("go run ./chaos -seed %d -for %v -nodes %d", o.seed, o.length, o.nodes)
+	if len(o.only) > 0 {
+		text += fmt.Sprintf(" -only %q", strings.Join(o.only, ","))
+	}
+	return text
+}
+
+// deployed is how many processes there are.
+func (o options) deployed() int { return separates + o.nodes + o.producers() + 1 }
+
+func (o options) producers() int { return max(o.nodes/2, 1) }
+
+// kindsOf reads a list of names.
+func kindsOf(list string) (names []string, err error) {
+	for name := range strings.SplitSeq(list, ",") {
+		if name == "" {
+			continue
+		}
+		var known []string
+		for _, k := range kinds {
+			known = append(known, k.name)
+		}
+		if !slices.Contains(known, name) {
+			return nil, fmt.Errorf("there is no kind of fault %q, only %q", name, known)
+		}
+		names = append(names, name)
+	}
+	return names, nil
 }

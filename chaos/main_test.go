@@ -2,7 +2,7 @@ package main
 
 import (
 	"errors"
-	"math/rand/v2"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,9 +56,12 @@ func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
 
 func TestSchedule_SameSeed_SameFaults(t *testing.T) {
 	make := func(seed uint64) (faults []string) {
-		for _, f := range schedule(rand.New(rand.NewPCG(seed, 0)), 6, faultsPerRound) {
-			assert.LessOrEqual(t, f.At+f.For, faultsPerRound)
-			faults = append(faults, f.At.String()+" "+f.String())
+		for i, s := range (options{seed: seed, length: 3 * time.Minute, nodes: 4}).plan() {
+			for _, f := range s.faults {
+				assert.LessOrEqual(t, f.At+f.For, s.length)
+				faults = append(faults, fmt.Sprint(i, " ", f.At, " ", f))
+			}
+			assert.Equal(t, i%3 == 2, s.alone)
 		}
 		return faults
 	}
@@ -69,14 +72,32 @@ func TestSchedule_SameSeed_SameFaults(t *testing.T) {
 
 func TestSchedule_ManySeeds_EveryKindHappens(t *testing.T) {
 	seen := map[string]bool{}
-	for seed := range uint64(50) {
-		for _, f := range schedule(rand.New(rand.NewPCG(seed, 0)), 6, faultsPerRound) {
-			seen[f.Kind.name] = true
+	for seed := range uint64(100) {
+		for _, s := range (options{seed: seed, length: 3 * time.Minute, nodes: 4}).plan() {
+			for _, f := range s.faults {
+				seen[f.Kind.name] = true
+				if s.alone {
+					seen[f.Kind.name+" alone"] = true
+				}
+			}
 		}
 	}
 	for _, k := range kinds {
 		assert.True(t, seen[k.name], k.name)
+		assert.True(t, seen[k.name+" alone"], k.name)
 	}
+}
+
+func TestPlan_OneKindAskedFor_IsAloneInEachRound(t *testing.T) {
+	stages := options{seed: 7, length: time.Minute, nodes: 4, only: []string{"reset", "refuse"}}.plan()
+	require.Greater(t, len(stages), 2)
+	for i, s := range stages {
+		require.Len(t, s.faults, 1)
+		assert.Equal(t, []string{"reset", "refuse"}[i%2], s.faults[0].Kind.name)
+		assert.True(t, s.alone)
+	}
+	_, err := kindsOf("reset,flood")
+	assert.ErrorContains(t, err, `"flood"`)
 }
 
 func TestLedger_ProcessKilledInTheMiddleOfALine_LosesThatLineOnly(t *testing.T) {

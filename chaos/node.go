@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -20,6 +21,8 @@ import (
 type node struct {
 	index        int
 	role         string
+	user         string // that its processes connect as
+	conditions   conditions
 	seed         uint64
 	nodes        int
 	dir          string
@@ -43,7 +46,7 @@ func (n *node) url(way string, through *way) string {
 	if through != nil {
 		host = through.address()
 	}
-	u := url.URL{Scheme: "postgres", User: url.User("postgres"), Host: host, Path: "/postgres"}
+	u := url.URL{Scheme: "postgres", User: url.User(cmp.Or(n.user, "postgres")), Host: host, Path: "/postgres"}
 	u.RawQuery = url.Values{"sslmode": {"disable"}, "application_name": {n.name(way)}, "connect_timeout": {"5"}}.Encode()
 	return u.String()
 }
@@ -82,6 +85,7 @@ func (n *node) start() error {
 		Node: n.index, Generation: n.generation, Nodes: n.nodes, Role: n.role, Seed: n.seed, Plant: n.plant,
 		PoolURL: n.url("pool", n.pool) + poolSize(n.role), ListenURL: n.url("listen", n.listen),
 	}
+	o.Ahead, o.Skew = n.conditions.ahead, n.conditions.skew(&o)
 	n.generation++
 	p := &process{name: o.process(), ready: make(chan struct{}), gone: make(chan struct{}), vitals: make(chan vitals, 1)}
 	o.Ledger = filepath.Join(n.dir, p.name+".ledger")

@@ -128,13 +128,21 @@ func (w *workload) notPlanted(err error) {
 	}
 }
 
+// What can be planted in a run with faults.
+const (
+	plantAsync = "async" // the standby of a failover has long stopped to follow
+	plantLate  = "late"  // a process stays cut off for longer than it may take to recover
+)
+
+func (o options) planted(name string) bool { return slices.Contains(o.plant, name) }
+
 // plantsOf reads a list of names.
 func plantsOf(list string) (names []string, err error) {
 	for name := range strings.SplitSeq(list, ",") {
 		if name == "" {
 			continue
 		}
-		if plants[name] == nil {
+		if plants[name] == nil && name != plantAsync && name != plantLate {
 			return nil, fmt.Errorf("there is no defect %q to plant, only %v", name, slices.Sorted(maps.Keys(plants)))
 		}
 		names = append(names, name)

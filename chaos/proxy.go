@@ -135,6 +135,15 @@ func (w *way) shut() (heal func() error, err error) {
 	return func() error { return w.change(w.proxy.Start) }, err
 }
 
+// lead has new connections go to another server, and closes those that there are.
+func (w *way) lead(upstream string) error {
+	return w.change(func() error {
+		w.proxy.Stop()
+		w.proxy.Upstream = upstream
+		return w.proxy.Start()
+	})
+}
+
 // vanish is the toxic behind way.vanish.
 type vanish struct {
 	Before time.Time `json:"before"` // connections made after it are spared

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,6 +33,7 @@ const (
 	mostStalled   = 30 * time.Second
 	listenerBound = time.Second
 
+	askBound     = 20 * time.Second // a conversation of the run itself, on a machine that may have much else to do
 	readyBound   = 15 * time.Second // from the start of a process to its Provider
 	drainBound   = 30 * time.Second
 	closingBound = 30 * time.Second // a server that is gone or silent included: see Provider.Close for its connections
@@ -43,21 +43,26 @@ const (
 type span struct{ from, to time.Time }
 
 // round is what the checker needs to know of a round. By bound everything must have recovered, and until
-// calm.to nothing goes wrong.
+// calm.to nothing goes wrong, as from calm.from on.
 type round struct {
 	bound time.Time
 	calm  span
+	kinds []string // of the faults that happened
+	alone bool     // there was one
 }
 
 // chaos is a run.
 type chaos struct {
 	options
+	conditions
 	out    io.Writer
 	began  time.Time
 	dir    string
-	server *devpg.Server
-	net    *network
-	nodes  []*node
+	server *devpg.Server // the one that is to be reached
+	*premises
+	logs  int // of servers, kept
+	net   *network
+	nodes []*node
 
 	serverMu  sync.Mutex // one fault at a time
 	stoppedMu sync.Mutex
@@ -68,10 +73,12 @@ type chaos struct {
 	counts      map[string]int
 	silentSince time.Time // when a connection last lost its peer silently
 	crashes     []span
-	stalls      []span // when the machine or the server was slow by itself
+	happened    []string // kinds of faults of this round
+	stalls      []span   // when the machine or the server was slow by itself
 	violations  []string
 
 	schedules scheduleTimes
+	held      *pgx.Conn // with a transaction that stays open
 }
 
 func (c *chaos) log(format string, args ...any) {
@@ -86,6 +93,13 @@ func (c *chaos) count(what string) {
 	c.counts[what]++
 }
 
+// note keeps what has happened in this round.
+func (c *chaos) note(kind string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.happened = append(c.happened, kind)
+}
+
 // complain takes note of a violation, if there is one.
 func (c *chaos) complain(err error) {
 	if err != nil {
@@ -97,7 +111,7 @@ func (c *chaos) complain(err error) {
 
 // run returns the verdict, or an error if the run itself failed or was interrupted.
 func run(ctx context.Context, o options, out io.Writer) (v *verdict, err error) {
-	c := &chaos{options: o, out: out, began: time.Now(), counts: map[string]int{}}
+	c := &chaos{options: o, conditions: o.conditions(), out: out, began: time.Now(), counts: map[string]int{}}
 	if c.dir, err = os.MkdirTemp("", "pgwake-chaos-"); err != nil {
 		return nil, err
 	}
@@ -109,16 +123,17 @@ func run(ctx context.Context, o options, out io.Writer) (v *verdict, err error) 
 		fmt.Fprintf(out, "\nFAILED. Again: %v\nThe ledgers and logs are in %s\n", o, c.dir)
 	}()
 	c.log("%v", o)
-	c.server, err = devpg.Start(ctx, &devpg.Options{IgnoreURL: true, Settings: map[string]string{"log_lock_waits": "on"}})
-	if err != nil {
+	defer func() {
+		err = errors.Join(err, c.endServer(ctx))
+		if c.premises != nil {
+			err = errors.Join(err, c.premises.remove())
+		}
+	}()
+	if err := c.bootServer(ctx); err != nil {
 		return nil, err
 	}
-	defer func() {
-		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-		defer cancel()
-		err = errors.Join(err, c.keepServerLog(), c.server.Stop(stopping))
-	}()
 	c.log("PostgreSQL %s from %s", c.server.Version, c.server.Source)
+	c.log("%v", c.conditions)
 	if err := c.prepare(ctx); err != nil {
 		return nil, err
 	}
@@ -127,13 +142,14 @@ func run(ctx context.Context, o options, out io.Writer) (v *verdict, err error) 
 	}
 	c.net = newNetwork(fmt.Sprintf("127.0.0.1:%d", c.server.Port()))
 	defer c.tearDown()
+	defer c.letGo()
 	if err := c.populate(ctx); err != nil {
 		return nil, err
 	}
 
 	var rounds []round
-	for end := time.Now().Add(o.length); time.Until(end) > silenceBound || len(rounds) == 0; {
-		r, err := c.round(ctx, len(rounds), time.Until(end))
+	for number, s := range o.plan() {
+		r, err := c.round(ctx, number, s)
 		if err != nil {
 			return nil, err
 		}
@@ -156,7 +172,7 @@ func run(ctx context.Context, o options, out io.Writer) (v *verdict, err error) 
 		return nil, err
 	}
 	c.readLogs()
-	if err := c.readServerLog(); err != nil {
+	if err := c.readServerLog(); err != nil { // those of earlier servers were read when they ended
 		return nil, err
 	}
 	return c.judge(lines, tables, rounds), nil
@@ -178,14 +194,14 @@ func (c *chaos) prepare(ctx context.Context) error {
 		return err
 	}
 	return c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, effectsTable+";"+stretchesTable)
+		_, err := conn.Exec(ctx, effectsTable+";"+stretchesTable+";"+makeChaosRole)
 		return err
 	})
 }
 
 // ask has a conversation with the server that no proxy disturbs.
 func (c *chaos) ask(ctx context.Context, talk func(context.Context, *pgx.Conn) error) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, askBound)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, c.server.URL)
 	if err != nil {
@@ -201,12 +217,12 @@ func (c *chaos) populate(ctx context.Context) error {
 	for i := range c.options.nodes {
 		roles = append(roles, []string{worker, orchestrator}[i%2])
 	}
-	for range max(c.options.nodes/2, 1) {
+	for range c.producers() {
 		roles = append(roles, producer)
 	}
 	roles = append(roles, idler)
 	for i, role := range roles {
-		n := &node{index: i, role: role, seed: c.seed, nodes: len(roles), dir: c.dir}
+		n := &node{index: i, role: role, user: chaosRole, seed: c.seed, nodes: len(roles), dir: c.dir, conditions: c.conditions}
 		if err := c.connect(n); err != nil {
 			return err
 		}
@@ -246,14 +262,16 @@ func (c *chaos) tearDown() {
 
 // round lets things go wrong for a while, ends that, and waits until all must have recovered and probes have
 // shown whether it has.
-func (c *chaos) round(ctx context.Context, number int, left time.Duration) (r round, err error) {
-	length := min(faultsPerRound, max(left-silenceBound, 2*time.Second))
-	c.log("round %d: faults for %v", number+1, length.Round(time.Millisecond))
-	rng := rand.New(rand.NewPCG(c.seed, uint64(number)))
+func (c *chaos) round(ctx context.Context, number int, s stage) (r round, err error) {
+	c.log("round %d: faults for %v", number+1, s.length.Round(time.Millisecond))
+	c.happened = nil
+	if err := c.holdOpen(ctx); err != nil {
+		return r, err
+	}
 	began := time.Now()
 	var faults sync.WaitGroup
 	failures := make(chan error, 1)
-	for _, f := range schedule(rng, len(c.nodes), length) {
+	for _, f := range s.faults {
 		if !nap(ctx, time.Until(began.Add(f.At))) {
 			break
 		}
@@ -284,6 +302,18 @@ func (c *chaos) round(ctx context.Context, number int, left time.Duration) (r ro
 		return r, err
 	}
 	healed := time.Now()
+	if err := c.holdOpen(ctx); err != nil {
+		return r, err
+	}
+	r.kinds, r.alone = c.happened, s.alone
+	if c.planted(plantLate) {
+		idle := c.nodes[len(c.nodes)-1]
+		open, err := sized(func(w *way, _ int) (func() error, error) { return w.shut() })(c, ctx, fault{Way: "both"}, idle)
+		if err != nil {
+			return r, err
+		}
+		time.AfterFunc(recoveryBound+2*time.Second, func() { c.complain(open()) })
+	}
 	r.bound = healed.Add(recoveryBound)
 	if silent := c.silentSince.Add(silenceBound); silent.After(r.bound) {
 		r.bound = silent

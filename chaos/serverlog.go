@@ -58,12 +58,13 @@ func deadlocks(log io.Reader) (found []string, err error) {
 
 // keepServerLog copies the log to the ledgers, before it goes with the server.
 func (c *chaos) keepServerLog() error {
+	c.logs++
 	from, err := os.Open(c.server.LogPath())
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	to, err := os.Create(filepath.Join(c.dir, "server-log.txt"))
+	to, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("server-log-%d.txt", c.logs)))
 	if err != nil {
 		return err
 	}

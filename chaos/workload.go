@@ -107,6 +107,8 @@ type workload struct {
 
 	resting atomic.Bool // it is to enqueue probes alone
 
+	hogging context.CancelFunc // see hog
+
 	pace    atomic.Pointer[string] // at which it is to enqueue while it soaks
 	members members
 
@@ -188,7 +190,7 @@ func (w *workload) enqueue(lines []entry, call func(context.Context) ([]pgwake.E
 		w.failed("enqueue", err)
 	default:
 		for i, a := range added {
-			lines[i] = entry{Key: lines[i].Key, ID: a.ID, Duplicate: a.Duplicate, Due: a.DueAt}
+			lines[i] = entry{Key: lines[i].Key, ID: a.ID, Duplicate: a.Duplicate, Due: w.local(a.DueAt)}
 		}
 		w.ledger.write(sent, lines...)
 	}
@@ -217,7 +219,7 @@ func (w *workload) renew(claims []entry, call func(context.Context) (time.Time, 
 		return false
 	}
 	for i := range claims {
-		claims[i].Until = until
+		claims[i].Until = w.local(until)
 	}
 	w.ledger.write(renewed, claims...)
 	return true
@@ -247,6 +249,14 @@ func (w *workload) finish(how string, claims, sends []entry, call func(context.C
 			w.ledger.write(sent, sends...)
 		}
 	}
+}
+
+// local is the instant of this machine's clock at which the server's shows t.
+func (w *workload) local(t time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return t.Add(-w.Ahead)
 }
 
 func between(rng *rand.Rand, least, most time.Duration) time.Duration {

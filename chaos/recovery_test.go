@@ -1,0 +1,50 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// A round whose faults end 10 s after the start, and by 15 s work flows.
+func recovering(alone bool, kinds ...string) *story {
+	return &story{rounds: []round{{bound: at(15_000), calm: span{at(10_000), at(19_000)}, kinds: kinds, alone: alone}}}
+}
+
+func (s *story) probed(key string, due, inHand int) *story {
+	s.line(due-5, sending, entry{Key: key, Do: doProbe}).line(due+1, sent, entry{Key: key, ID: 1, Due: at(due)})
+	return s.claimed(inHand, key, "t-"+key).ends(inHand+1, key, "t-"+key, acking, acked)
+}
+
+func TestRecovery_IsUntilProbesFlow(t *testing.T) {
+	for name, c := range map[string]struct {
+		story *story
+		want  time.Duration
+	}{
+		"at once":                      {recovering(true, "reset").probed("a", 9000, 10_020).probed("b", 12_000, 12_030), 30 * time.Millisecond},
+		"what waited before the end":   {recovering(true, "reset").probed("a", 2000, 11_500).probed("b", 12_000, 12_030), 1500 * time.Millisecond},
+		"what is sent meanwhile":       {recovering(true, "reset").probed("a", 12_000, 13_000), 3 * time.Second},
+		"not what came before the end": {recovering(true, "reset").probed("a", 1000, 9000).probed("b", 12_000, 12_030), 30 * time.Millisecond},
+		"nor what is sent after":       {recovering(true, "reset").probed("a", 16_000, 16_900), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := new(chaos).judge(c.story.lines, c.story.tables, c.story.rounds)
+			assert.Empty(t, v.violations)
+			assert.Equal(t, map[string]time.Duration{"reset": c.want}, v.recovered)
+		})
+	}
+	assert.Contains(t, new(chaos).judge(nil, tables{}, recovering(false, "reset", "refuse").rounds).recovered, mixed)
+	assert.Empty(t, new(chaos).judge(nil, tables{}, recovering(true).rounds).recovered, "it was missed")
+}
+
+func TestRecovery_LaterThanTheBound_IsAViolation(t *testing.T) {
+	s := recovering(true, "reset").probed("a", 12_000, 15_200)
+	found := s.violations()
+	assert.Len(t, found, 1)
+	assert.Contains(t, found[0], "round 1 (reset): work flowed again only 5.2s after the faults, and 5s is the bound")
+
+	s.rounds[0].bound = at(15_300)
+	c := &chaos{stalls: []span{{at(13_000), at(13_300)}}}
+	assert.Empty(t, c.judge(s.lines, s.tables, s.rounds).violations, "the machine stalled")
+}
