@@ -15,6 +15,9 @@ WITH_PG := $(GO) build -o bin/withpg ./devpg/cmd/withpg && bin/withpg
 # Faults of a Provider, by a regular expression.
 FAULTS ?= .
 
+# Lines of many seeds of chaos.
+RESULTS ?= chaos.jsonl
+
 # How long a soak takes.
 DURATION ?= 60s
 
@@ -23,7 +26,7 @@ FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos soak release clean help
+.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak release clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -90,9 +93,13 @@ model-quick:
 model:
 	GOMAXPROCS=1 GOGC=50 PGWAKE_MODEL=full $(GO) test -count=1 -v -timeout 24h ./docs/model
 
-## chaos: several processes on one server while things go wrong (ARGS="-seed 7 -for 3m")
+## chaos: several processes on one server while things go wrong (ARGS="-seed 7 -for 3m"; ARGS="-seeds 1-100 -for 3m" for many)
 chaos:
 	@$(GO) build -o bin/chaos ./chaos && exec bin/chaos $(ARGS)
+
+## chaos-report: makes the tables of docs/reliability.md of what make chaos ARGS="-seeds 1-100 -for 3m" has left (RESULTS=chaos.jsonl)
+chaos-report:
+	@$(GO) build -o bin/chaos ./chaos && exec bin/chaos -report $(RESULTS)
 
 ## soak: every kind of load while nothing goes wrong; nothing may grow, be lost or be late (DURATION=1h)
 soak:

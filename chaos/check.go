@@ -112,6 +112,7 @@ func (f *fate) String() string {
 // verdict is what the run comes to.
 type verdict struct {
 	options       options
+	conditions    conditions
 	violations    []string
 	faults        map[string]int
 	rounds        int
@@ -138,7 +139,7 @@ func (v *verdict) failed() bool { return len(v.violations) > 0 }
 func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 	j := newJudge(lease)
 	j.crashes, j.stalls, j.rounds = c.crashes, c.stalls, rounds
-	j.v = &verdict{options: c.options, violations: c.violations, faults: c.counts, rounds: len(rounds)}
+	j.v = &verdict{options: c.options, conditions: c.conditions, violations: c.violations, faults: c.counts, rounds: len(rounds)}
 	graphs, bus, lines := apart(lines)
 	j.gather(lines, t)
 	for _, key := range slices.Sorted(maps.Keys(j.fates)) {

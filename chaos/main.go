@@ -3,6 +3,8 @@
 //
 //	go run ./chaos                        a minute with a random seed
 //	go run ./chaos -seed 7 -for 3m        the faults of seed 7, longer
+//	go run ./chaos -seeds 1-100 -for 3m   one seed after the other, each with a line in a file of results
+//	go run ./chaos -seed 7 -plan          what is to happen, without doing it
 //	go run ./chaos -only "black hole"      one fault of this kind in each round
 //	go run ./chaos -nodes 8               more workers and orchestrators; half as many producers, an idle
 //	                                      process, and two each with dispatchers under limits, with
@@ -37,6 +39,10 @@ func main() {
 	var o options
 	flag.Uint64Var(&o.seed, "seed", 0, "which faults happen (default random)")
 	flag.DurationVar(&o.length, "for", time.Minute, "how long")
+	seeds := flag.String("seeds", "", "FROM-TO: runs all of these, one after the other, with a line of each in the results")
+	results := flag.String("results", "chaos.jsonl", "where -seeds appends them")
+	reportOf := flag.String("report", "", "makes the tables of -page of these results, and does nothing else")
+	page := flag.String("page", "docs/reliability.md", "see -report")
 	planOnly := flag.Bool("plan", false, "print what is to happen, and do nothing")
 	only := flag.String("only", "", "these kinds of faults, such as \"black hole,reset\", one alone in each round")
 	flag.IntVar(&o.nodes, "nodes", 4, "workers and orchestrators, at least 2")
@@ -53,12 +59,26 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
+	var first, last uint64
+	if *seeds != "" {
+		if first, last, err = seedsOf(*seeds); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(2)
+		}
+	}
 	if flag.NArg() > 0 || o.nodes < 2 || o.length <= 0 {
 		flag.Usage()
 		os.Exit(2)
 	}
 	if o.seed == 0 {
 		o.seed = uint64(rand.Uint32())
+	}
+	if *reportOf != "" {
+		if err := report(*reportOf, *page); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
 	}
 	if *planOnly {
 		o.printPlan(os.Stdout)
@@ -67,6 +87,16 @@ func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	context.AfterFunc(ctx, cancel) // a second Ctrl-C ends at once
+	if *seeds != "" {
+		bad, err := runSeeds(ctx, o, first, last, *results, os.Stderr)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		if err != nil || bad > 0 {
+			os.Exit(1)
+		}
+		return
+	}
 	var result interface {
 		fmt.Stringer
 		failed() bool

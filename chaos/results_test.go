@@ -1,0 +1,71 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestResult_SaysWhatARunCameTo(t *testing.T) {
+	o := options{seed: 7, length: time.Minute, nodes: 4}
+	v := &verdict{options: o, items: 3, faults: map[string]int{"reset": 2}, recovered: map[string]time.Duration{"reset": time.Second}}
+	r := resultOf(o, v, nil)
+	assert.Equal(t, passed, r.Verdict)
+	assert.Equal(t, 3, r.Items)
+	assert.Equal(t, v.faults, r.Faults)
+	assert.Equal(t, v.recovered, r.Recovered)
+	v.violations = make([]string, 100)
+	r = resultOf(o, v, nil)
+	assert.Equal(t, failed, r.Verdict)
+	assert.Len(t, r.Violations, shownViolations)
+	r = resultOf(o, nil, errors.New("no room"))
+	assert.Equal(t, errored, r.Verdict)
+	assert.Equal(t, "no room", r.Error)
+}
+
+func TestReport_WritesTheTablesAnew(t *testing.T) {
+	dir := t.TempDir()
+	results, page := filepath.Join(dir, "chaos.jsonl"), filepath.Join(dir, "page.md")
+	for _, r := range []result{
+		{Seed: 12, Commit: "c", Command: "12", Verdict: failed, Faults: map[string]int{"reset": 1}, Recovered: map[string]time.Duration{"reset": 2 * time.Second}},
+		{Seed: 7, Commit: "c", Command: "7", Verdict: failed},
+		{Seed: 7, Commit: "c", Command: "7", Verdict: passed, Faults: map[string]int{"reset": 1, "refuse": 2}, Recovered: map[string]time.Duration{"reset": time.Second}},
+	} {
+		require.NoError(t, r.add(results))
+	}
+	require.NoError(t, os.WriteFile(page, []byte("A\n<!-- recovery -->\nold\n<!-- /recovery -->\nB\n<!-- seeds -->\n<!-- /seeds -->\nC\n"), 0o644))
+	require.NoError(t, report(results, page))
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	made := string(text)
+	assert.NotContains(t, made, "old")
+	assert.Contains(t, made, "| reset | 2 | 2 | 2.00 s |\n")
+	assert.Contains(t, made, "| refuse | 2 | 0 | – |\n")
+	seven, twelve := strings.Index(made, "| 7 | c | passed | 0 | 3 of 2 kinds | 1.00 s, reset |"), strings.Index(made, "| 12 | c | failed |")
+	assert.Greater(t, seven, 0, "the last line of a seed counts")
+	assert.Greater(t, twelve, seven)
+	assert.NotContains(t, made, "| 7 | c | failed |")
+	require.NoError(t, report(results, page))
+	again, err := os.ReadFile(page)
+	require.NoError(t, err)
+	assert.Equal(t, made, string(again))
+
+	require.NoError(t, os.WriteFile(page, []byte("nothing to replace"), 0o644))
+	assert.Error(t, report(results, page))
+}
+
+func TestSeedsOf_WhatIsNoRange_IsAnError(t *testing.T) {
+	first, last, err := seedsOf("3-100")
+	require.NoError(t, err)
+	assert.Equal(t, []uint64{3, 100}, []uint64{first, last})
+	for _, bad := range []string{"3", "5-3", "0-3", "3-x", "3-5 "} {
+		_, _, err := seedsOf(bad)
+		assert.Error(t, err, bad)
+	}
+}
