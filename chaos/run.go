@@ -34,7 +34,7 @@ const (
 	listenerBound = time.Second
 
 	askBound     = 20 * time.Second // a conversation of the run itself, on a machine that may have much else to do
-	readyBound   = 15 * time.Second // from the start of a process to its Provider
+	readyBound   = 45 * time.Second // from the start of a process to its Provider
 	drainBound   = 30 * time.Second
 	closingBound = 30 * time.Second // a server that is gone or silent included: see Provider.Close for its connections
 )

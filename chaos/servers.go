@@ -219,20 +219,20 @@ func (c *chaos) failOver(ctx context.Context, f fault, _ *node) (func() error, e
 	if err != nil {
 		return nil, err
 	}
-	if err := c.replicate(ctx, standby); err != nil {
+	err = c.replicate(ctx, standby)
+	nap(ctx, time.Second) // under way while replication is synchronous
+	began := time.Now()
+	if err == nil {
+		err = c.server.Halt(ctx, devpg.Immediate)
+	}
+	if err == nil {
+		err = errors.Join(c.readServerLog(), c.endServer(ctx))
+	}
+	if err != nil {
 		return nil, errors.Join(err, standby.Stop(context.WithoutCancel(ctx)))
 	}
-	nap(ctx, time.Second)
-	began := time.Now()
-	if err := c.server.Halt(ctx, devpg.Immediate); err != nil {
-		return nil, err
-	}
-	// Until it is promoted, processes find nobody, or a server that only reads.
-	if err := errors.Join(c.readServerLog(), c.endServer(ctx)); err != nil {
-		return nil, err
-	}
 	c.server = standby
-	if f.Size == 1 {
+	if f.Size == 1 { // until it is promoted, processes find a server that only reads, and otherwise nobody
 		err = c.lead()
 	}
 	return func() error {
@@ -252,7 +252,7 @@ func (c *chaos) failOver(ctx context.Context, f fault, _ *node) (func() error, e
 
 // replicate waits until commits wait for the standby.
 func (c *chaos) replicate(ctx context.Context, standby *devpg.Server) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	until := func(state string) error {
 		for {
