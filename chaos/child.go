@@ -129,8 +129,8 @@ func beChild(o order) (bye farewell, err error) {
 
 // open connects. The server may be out of reach at this moment; then it tries again.
 func (w *workload) open() error {
-	for {
-		err := w.tryOpen()
+	for patience := 2 * verbTimeout; ; patience += verbTimeout { // a busy machine may take longer at every attempt
+		err := w.tryOpen(patience)
 		if err == nil || w.alive.Err() != nil {
 			return err
 		}
@@ -139,8 +139,8 @@ func (w *workload) open() error {
 	}
 }
 
-func (w *workload) tryOpen() error {
-	ctx, cancel := context.WithTimeout(w.alive, 2*verbTimeout)
+func (w *workload) tryOpen(patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(w.alive, patience)
 	defer cancel()
 	listen, err := pgx.ParseConfig(w.ListenURL)
 	if err != nil {

@@ -230,9 +230,7 @@ func (c *chaos) populate(ctx context.Context) error {
 			return err
 		}
 		c.nodes = append(c.nodes, n)
-	}
-	for _, n := range c.nodes {
-		if err := n.process.awaitReady(ctx, readyBound); err != nil {
+		if err := n.process.awaitReady(ctx, readyBound); err != nil { // not all at once, which is much for a small machine
 			return err
 		}
 	}
