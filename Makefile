@@ -21,12 +21,15 @@ RESULTS ?= chaos.jsonl
 # How long a soak takes.
 DURATION ?= 60s
 
+# Which trouble to survive, by commas.
+SCENARIO ?= restart,crash,kill,idle-in-transaction,readers,pooler,soak
+
 # Lines that name what failed, or what was running when time was up: they may be far above the end of the output.
 FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING: DATA RACE|^[[:space:]]+Test[A-Za-z0-9_/]+ \([0-9]'
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak release clean help
+.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak scenarios release clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -104,6 +107,13 @@ chaos-report:
 ## soak: every kind of load while nothing goes wrong; nothing may grow, be lost or be late (DURATION=1h)
 soak:
 	@$(GO) build -o bin/chaos ./chaos && exec bin/chaos -soak -for $(DURATION) $(ARGS)
+
+## scenarios: what breaks others: restarts, crashes, killed backends, open transactions, long readers, a pooler, time (SCENARIO=restart,kill, or make scenario-restart)
+scenarios:
+	@$(GO) build -o bin/chaos ./chaos && $(GO) build -o bin/survival ./bench/survival && exec bin/survival -run $(SCENARIO) -chaos bin/chaos $(ARGS)
+
+scenario-%:
+	@$(MAKE) --no-print-directory scenarios SCENARIO=$*
 
 ## release: makes the modules for users what they are as part of a release, for a commit that is tagged and goes to no branch (VERSION=v1.2.3)
 release:
