@@ -12,13 +12,13 @@ import (
 // This file answers: what if a transaction stays open, so that nothing of what is done can be cleared away?
 
 const (
-	heldRate = 0.9 // of the rate before
+	heldRate = 0.9 // of what is enqueued
 	heldP99  = time.Second
 )
 
 var idle = scenario{
 	name: "idle-in-transaction", what: "a REPEATABLE READ transaction has a snapshot, and stays idle", rate: 800,
-	promise: fmt.Sprintf("%.0f%% of the rate, p99 under %v meanwhile and afterwards", 100*heldRate, heldP99),
+	promise: fmt.Sprintf("%.0f%% of what is enqueued is done in the same time, p99 under %v meanwhile and afterwards", 100*heldRate, heldP99),
 	run: func(ctx context.Context, t *trial) error {
 		return t.threePhases(ctx, func(ctx context.Context) error {
 			return t.ask(ctx, func(conn *pgx.Conn) error {

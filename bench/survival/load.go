@@ -43,6 +43,12 @@ type fate struct {
 	runs      int
 }
 
+// pace says when an item is to be enqueued: the first at an instant, and then one after the other.
+type pace struct {
+	from  time.Time
+	first int64
+}
+
 // load is the items, and who enqueues and does them. Its methods are called by one goroutine, but for handlers and producers.
 type load struct {
 	url  string
@@ -56,9 +62,8 @@ type load struct {
 	source  *pgwake.Provider // which enqueues
 	stop    context.CancelFunc
 	sending sync.WaitGroup
-	began   time.Time // of the sending
-	offset  int       // number of the first item since
-	next    atomic.Int64
+	pace    atomic.Pointer[pace]
+	next    atomic.Int64 // number of the next item
 
 	mu      sync.Mutex
 	items   []fate // by number
@@ -98,13 +103,16 @@ func (l *load) begin(ctx context.Context, w way) (err error) {
 		return err
 	}
 	sending, stop := context.WithCancel(context.WithoutCancel(ctx))
-	l.stop, l.began, l.offset = stop, time.Now(), max(len(l.items), int(l.next.Load()))
-	l.next.Store(int64(l.offset))
+	l.stop = stop
+	l.keepPace()
 	for range producers {
 		l.sending.Go(func() { l.produce(sending) })
 	}
 	return nil
 }
+
+// keepPace forgets what is behind its time: the pace is kept from here on.
+func (l *load) keepPace() { l.pace.Store(&pace{time.Now(), l.next.Load()}) }
 
 var silent = slog.New(slog.DiscardHandler) // trouble is what this is about
 
@@ -136,8 +144,9 @@ func (l *load) open(ctx context.Context, w way) (*pgwake.Provider, error) {
 // produce enqueues item after item, each at its time, and repeats what has certainly failed.
 func (l *load) produce(ctx context.Context) {
 	for {
-		n := int(l.next.Add(1) - 1)
-		at := l.began.Add(time.Duration(n-l.offset) * time.Second / time.Duration(l.rate))
+		n := l.next.Add(1) - 1
+		p := l.pace.Load()
+		at := p.from.Add(time.Duration(n-p.first) * time.Second / time.Duration(l.rate))
 		if !pause(ctx, time.Until(at)) {
 			return
 		}
@@ -148,7 +157,7 @@ func (l *load) produce(ctx context.Context) {
 			var failed *pgwake.Error
 			switch {
 			case err == nil:
-				l.item(n).committed = time.Now()
+				l.item(int(n)).committed = time.Now()
 			case errors.As(err, &failed) && failed.Unknown:
 				l.unknown++
 			default:

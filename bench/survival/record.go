@@ -60,8 +60,8 @@ func (r *result) print(to io.Writer, round int) {
 		r.Scenario, round, r.Items, r.Lost, r.Left, r.Duplicates, r.Refused, r.Unknown)
 	for _, p := range r.Phases {
 		s := p.Pickup.Summary()
-		fmt.Fprintf(to, "  %-8s %6.1f items/s, pickup p50 %s, p99 %s, at most %s; dead tuples %d; finds by %s\n",
-			p.Name, p.PerSecond, millis(s.P50), millis(s.P99), millis(s.Max), p.Dead, counted(p.Finds))
+		fmt.Fprintf(to, "  %-8s %6.1f items/s of %.1f, pickup p50 %s, p99 %s, at most %s; dead tuples %d; finds by %s\n",
+			p.Name, p.PerSecond, p.Enqueued, millis(s.P50), millis(s.P99), millis(s.Max), p.Dead, counted(p.Finds))
 	}
 	if r.Downtime > 0 {
 		fmt.Fprintf(to, "  away for %s; first item %s, rate back %s\n", millis(r.Downtime), later(r.FirstItem), later(r.RateBack))

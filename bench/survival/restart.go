@@ -14,6 +14,7 @@ const (
 	firstWithin = 5 * time.Second  // of the first item after a restart
 	backWithin  = 15 * time.Second // of the rate
 	calmP99     = time.Second      // of pickup in any phase that is calm
+	leastRate   = 0.5              // of that before: coarse, since others may be at work on the machine
 )
 
 var restart = scenario{
@@ -67,10 +68,11 @@ func (r *result) late(name string, most time.Duration) (broken []string) {
 	return broken
 }
 
-// slow complains about a phase with less than a part of the rate before.
+// slow complains about a phase in which less was begun than a part of what was enqueued, or that was much slower than the one before.
 func (r *result) slow(name string, part float64) (broken []string) {
-	if now, then := r.of(name).PerSecond, r.of(before).PerSecond; now < part*then {
-		broken = append(broken, fmt.Sprintf("%s: %.0f items/s, and %.0f before", name, now, then))
+	p, then := r.of(name), r.of(before).PerSecond
+	if p.PerSecond < part*p.Enqueued || p.PerSecond < leastRate*then {
+		broken = append(broken, fmt.Sprintf("%s: %.0f items/s of %.0f that were enqueued, and %.0f before", name, p.PerSecond, p.Enqueued, then))
 	}
 	return broken
 }

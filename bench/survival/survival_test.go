@@ -39,6 +39,7 @@ func TestCount_EachItemIsInThePhaseInWhichItBegan(t *testing.T) {
 	require.Equal(t, measure.Samples{5 * time.Millisecond}, r.of(before).Pickup)
 	require.Equal(t, measure.Samples{110 * time.Millisecond, 0}, r.of(during).Pickup)
 	require.InDelta(t, 3, r.of(during).PerSecond, 0)
+	require.InDelta(t, 2, r.of(before).Enqueued, 0)
 }
 
 func TestRecovered_CountsFromTheAnswer(t *testing.T) {
@@ -66,7 +67,7 @@ func good() *result {
 	samples := measure.Samples{time.Millisecond, 2 * time.Millisecond}
 	r := &result{Counts: map[string]int{notListening: consumers, listening: consumers}, FirstItem: 1, RateBack: 1}
 	for _, name := range []string{before, during, after, polling} {
-		r.Phases = append(r.Phases, &phase{Name: name, PerSecond: 100, Pickup: samples, Finds: map[string]int64{"notify": 2}})
+		r.Phases = append(r.Phases, &phase{Name: name, Enqueued: 100, PerSecond: 100, Pickup: samples, Finds: map[string]int64{"notify": 2}})
 	}
 	return r
 }

@@ -68,7 +68,8 @@ type result struct {
 type phase struct {
 	Name      string           `json:"name"`
 	Length    time.Duration    `json:"length"`
-	PerSecond float64          `json:"per_second"` // items whose first handler began
+	Enqueued  float64          `json:"enqueued"`   // items/s whose enqueue returned
+	PerSecond float64          `json:"per_second"` // items/s whose first handler began
 	Pickup    measure.Samples  `json:"pickup"`     // of these: from the return of the enqueue to the handler
 	Dead      int64            `json:"dead"`       // tuples of all tables, at most
 	Finds     map[string]int64 `json:"finds"`      // queries that found work, by what made them
@@ -205,6 +206,7 @@ func (t *trial) begin(ctx context.Context, w way) error {
 	if !pause(ctx, warmUp) {
 		return context.Cause(ctx)
 	}
+	t.load.keepPace()
 	return nil
 }
 
@@ -265,6 +267,7 @@ func (t *trial) judge(ctx context.Context) error {
 
 // count puts every item into its phase, which is that in which its first handler began.
 func (r *result) count(items []fate) {
+	r.Items, r.Lost, r.Duplicates = 0, 0, 0
 	for _, f := range items {
 		r.Duplicates += max(f.runs-1, 0)
 		if !f.committed.IsZero() {
@@ -275,8 +278,12 @@ func (r *result) count(items []fate) {
 		}
 	}
 	for _, p := range r.Phases {
-		began := 0
+		enqueued, began := 0, 0
+		p.Pickup = nil
 		for _, f := range items {
+			if !f.committed.Before(p.from) && f.committed.Before(p.to) {
+				enqueued++
+			}
 			if f.runs == 0 || f.began.Before(p.from) || !f.began.Before(p.to) {
 				continue
 			}
@@ -285,7 +292,7 @@ func (r *result) count(items []fate) {
 				p.Pickup = append(p.Pickup, max(f.began.Sub(f.committed), 0))
 			}
 		}
-		p.PerSecond = float64(began) / p.Length.Seconds()
+		p.Enqueued, p.PerSecond = float64(enqueued)/p.Length.Seconds(), float64(began)/p.Length.Seconds()
 	}
 }
 
