@@ -50,8 +50,8 @@ var readers = scenario{
 }
 
 // analyticSQL scans again and again, in one statement and so by one snapshot, whatever has been there since it began.
-const analyticSQL = `SELECT max(busiest) FROM generate_series(1, $1::int) AS scan CROSS JOIN LATERAL (
-	SELECT max(items) AS busiest FROM (
-		SELECT count(*) AS items FROM ` + schema + `.worker_queue WHERE id > -scan GROUP BY namespace, name
-		UNION ALL SELECT count(*) FROM ` + schema + `.orchestrator_queue WHERE id > -scan
-		UNION ALL SELECT count(*) FROM ` + schema + `.dead_letters WHERE id > -scan) AS counts, pg_sleep($2)) AS scanned`
+const analyticSQL = `SELECT max(names + messages + letters), count(slept) FROM generate_series(1, $1::int) AS scan CROSS JOIN LATERAL (SELECT
+	(SELECT count(DISTINCT name) + max(attempt_count) FROM ` + schema + `.worker_queue WHERE id > -scan) AS names,
+	(SELECT count(*) FROM ` + schema + `.orchestrator_queue WHERE id > -scan) AS messages,
+	(SELECT count(*) FROM ` + schema + `.dead_letters WHERE id > -scan) AS letters,
+	pg_sleep($2 + 0 * scan)::text AS slept) AS scanned`
