@@ -21,13 +21,13 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/pgwake/pgwake/bench/keep"
 	"github.com/pgwake/pgwake/bench/measure"
 	"github.com/pgwake/pgwake/devpg"
 )
@@ -71,8 +71,8 @@ func parse(args []string) (*settings, error) {
 	tasks := flags.Int("tasks", 0, "`tasks` to ask about, of ten steps each (default 1000000, with -short 10000, with -quick 2000)")
 	log := flags.Int("log", 0, "`events` in the log beside which to emit (default 10000000, with -short 20000, with -quick 10000)")
 	s := &settings{sizes: full, rounds: 5, scenarios: names()}
-	flags.StringVar(&s.json, "json", beside("results.json"), "`file` for the figures and the raw samples")
-	flags.StringVar(&s.charts, "charts", beside("charts"), "`directory` for the charts")
+	flags.StringVar(&s.json, "json", keep.Beside("results.json"), "`file` for the figures and the raw samples")
+	flags.StringVar(&s.charts, "charts", keep.Beside("charts"), "`directory` for the charts")
 	flags.StringVar(&s.docs, "docs", "", "Markdown `file` in which to replace the results")
 	flags.StringVar(&s.cpuProfile, "cpuprofile", "", "`file` for a CPU profile of this process")
 	flags.StringVar(&s.heap, "memprofile", "", "`file` for a profile of its allocations")
@@ -115,14 +115,6 @@ func parse(args []string) (*settings, error) {
 		return nil, fmt.Errorf("bench: unexpected argument %q", flags.Arg(0))
 	}
 	return s, nil
-}
-
-// beside is a path in this program's directory, if that can be seen from here.
-func beside(name string) string {
-	if _, err := os.Stat("bench"); err == nil {
-		return filepath.Join("bench", name)
-	}
-	return name
 }
 
 func bench(ctx context.Context, args []string) (err error) {
@@ -174,7 +166,7 @@ func bench(ctx context.Context, args []string) (err error) {
 	}
 	r.finish(s.rounds)
 	r.print(os.Stdout)
-	if err := r.write(s.json); err != nil {
+	if err := keep.JSON(s.json, r); err != nil {
 		return err
 	}
 	fmt.Println("\nFigures and raw samples:", s.json)

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/pgwake/pgwake/bench/keep"
 	"github.com/pgwake/pgwake/bench/measure"
 	"github.com/pgwake/pgwake/bench/workflows"
 	"github.com/pgwake/pgwake/devpg"
@@ -257,8 +258,8 @@ func TestRecord_KeepsEverySample_AndTheFiguresByName(t *testing.T) {
 	r.Results.Pairs = []*measure.PairsResult{{Second: measure.Latency{FromCommit: measure.Samples{1e6, 2e6, 3e6}}}}
 	r.finish(1)
 	file := filepath.Join(t.TempDir(), "new", "results.json")
-	require.NoError(t, r.write(file))
-	require.NoError(t, r.write(file), "it is replaced")
+	require.NoError(t, keep.JSON(file, r))
+	require.NoError(t, keep.JSON(file, r), "it is replaced")
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	var back record
@@ -276,13 +277,13 @@ func TestRecord_WriteDocs_ReplacesWhatIsBetweenTheMarks(t *testing.T) {
 	r.finish(1)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "page.md")
-	require.NoError(t, os.WriteFile(file, []byte("before\n"+docsBegin+"outdated figures\n"+docsEnd+"after\n"), 0o644))
+	require.NoError(t, os.WriteFile(file, []byte("before\n"+keep.Begin+"outdated figures\n"+keep.End+"after\n"), 0o644))
 	for range 2 {
 		require.NoError(t, r.writeDocs(file))
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
-		assert.True(t, strings.HasPrefix(string(text), "before\n"+docsBegin+"PostgreSQL 15.1"), "%s", text)
-		assert.True(t, strings.HasSuffix(string(text), "![idle](images/benchmarks/idle.svg)\n"+docsEnd+"after\n"), "%s", text)
+		assert.True(t, strings.HasPrefix(string(text), "before\n"+keep.Begin+"PostgreSQL 15.1"), "%s", text)
+		assert.True(t, strings.HasSuffix(string(text), "![idle](images/benchmarks/idle.svg)\n"+keep.End+"after\n"), "%s", text)
 		assert.NotContains(t, string(text), "outdated")
 	}
 	assert.FileExists(t, filepath.Join(dir, "images", "benchmarks", "idle.svg"))

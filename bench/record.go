@@ -1,10 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
-	"os"
-	"path/filepath"
 	"runtime"
 	"time"
 
@@ -47,22 +43,4 @@ func newRecord(s *devpg.Server) *record {
 func (r *record) finish(rounds int) {
 	r.Finished, r.Rounds = time.Now(), rounds
 	r.Settings, r.Metrics = r.Results.settings(), r.Results.metrics()
-}
-
-// write puts the record into a file, which is replaced as a whole.
-func (r *record) write(file string) error {
-	text, err := json.Marshal(r)
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(file), 0o755)
-	}
-	if err == nil {
-		err = os.WriteFile(file+".tmp", append(text, '\n'), 0o644)
-	}
-	if err == nil {
-		err = os.Rename(file+".tmp", file)
-	}
-	if err != nil {
-		return fmt.Errorf("keep the results: %w", err)
-	}
-	return nil
 }

@@ -20,11 +20,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pgwake/pgwake/bench/keep"
 )
 
 // This file answers: what can be asked for, and what does the exit code say?
@@ -84,7 +85,7 @@ func parse(args []string) (*options, error) {
 	flags.DurationVar(&o.trouble, "for", 15*time.Second, "how long the trouble lasts, and twice a half of it is calm")
 	flags.DurationVar(&o.soak, "soak", time.Minute, "how long to soak")
 	flags.StringVar(&o.chaos, "chaos", "", "`program` that soaks, built from ./chaos (default built and run by go run)")
-	flags.StringVar(&o.json, "json", beside("survival.json"), "`file` for the figures and the raw samples")
+	flags.StringVar(&o.json, "json", keep.Beside("survival.json"), "`file` for the figures and the raw samples")
 	flags.StringVar(&o.docs, "docs", "", "Markdown `file` in which to replace the results")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
@@ -103,14 +104,6 @@ func parse(args []string) (*options, error) {
 		o.scenarios = append(o.scenarios, scenarios[i])
 	}
 	return o, nil
-}
-
-// beside is a path in the bench's directory, if that can be seen from here.
-func beside(name string) string {
-	if _, err := os.Stat("bench"); err == nil {
-		return filepath.Join("bench", name)
-	}
-	return name
 }
 
 // survive runs what is asked for, and says whether all promises were kept.
@@ -139,12 +132,12 @@ func survive(ctx context.Context, args []string) (kept bool, err error) {
 			kept = kept && len(r.Broken) == 0
 		}
 		rec.Scenarios[s.name] = results
-		if err := rec.write(o.json); err != nil { // also if the next one is interrupted
+		if err := keep.JSON(o.json, rec); err != nil { // also if the next one is interrupted
 			return false, err
 		}
 	}
 	if o.docs != "" {
-		return kept, rec.writeDocs(o.docs)
+		return kept, keep.Results(o.docs, rec.page)
 	}
 	return kept, nil
 }

@@ -1,11 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -15,35 +12,15 @@ import (
 
 // This file answers: how do the results look on the page?
 
-// The text between the marks is replaced by a run with -docs.
-const (
-	docsBegin = "<!-- results of a run: begin -->\n"
-	docsEnd   = "<!-- results of a run: end -->\n"
-)
-
-// writeDocs replaces the results in a Markdown file.
-func (r *record) writeDocs(file string) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	before, rest, ok := strings.Cut(string(text), docsBegin)
-	_, after, ends := strings.Cut(rest, docsEnd)
-	if !ok || !ends {
-		return errors.New(file + " has no place for results: " + strings.TrimSpace(docsBegin) + " and " + strings.TrimSpace(docsEnd))
-	}
-	return os.WriteFile(file, []byte(before+docsBegin+r.page()+docsEnd+after), 0o644)
-}
-
 // page is the results in Markdown.
-func (r *record) page() string {
-	var b bytes.Buffer
+func (r *record) page() (string, error) {
+	var b strings.Builder
 	var all []*result
 	for _, s := range scenarios {
 		all = append(all, r.Scenarios[s.name]...)
 	}
 	if len(all) == 0 {
-		return "Nothing has been run yet.\n"
+		return "Nothing has been run yet.\n", nil
 	}
 	fmt.Fprintf(&b, "%s.\n\n", setting(all))
 	fmt.Fprintln(&b, "| Scenario | items/s | p50 / p99 before | during | after | recovery | lost | twice | dead tuples, before / during | what is said of others |")
@@ -73,7 +50,7 @@ func (r *record) page() string {
 		}
 		fmt.Fprintln(&b)
 	}
-	return b.String()
+	return b.String(), nil
 }
 
 // setting is on what the results were taken.

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -34,24 +33,6 @@ func readRecord(file string) (*record, error) {
 		return nil, fmt.Errorf("read the results: %w", err)
 	}
 	return r, nil
-}
-
-// write replaces the file as a whole.
-func (r *record) write(file string) error {
-	text, err := json.Marshal(r)
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(file), 0o755)
-	}
-	if err == nil {
-		err = os.WriteFile(file+".tmp", append(text, '\n'), 0o644)
-	}
-	if err == nil {
-		err = os.Rename(file+".tmp", file)
-	}
-	if err != nil {
-		return fmt.Errorf("keep the results: %w", err)
-	}
-	return nil
 }
 
 // print writes what a round came to.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgwake/pgwake/bench/keep"
 	"github.com/pgwake/pgwake/bench/measure"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -140,20 +141,17 @@ func TestRecord_KeepsScenariosThatAreNotRunAgain_AndWritesThePage(t *testing.T) 
 	r := good()
 	r.Postgres, r.Items, r.Downtime = "15.1", 7, time.Second
 	rec.Scenarios[restart.name] = []*result{r}
-	require.NoError(t, rec.write(file))
-	require.NoError(t, os.WriteFile(page, []byte("above\n"+docsBegin+"old\n"+docsEnd+"below\n"), 0o644))
+	require.NoError(t, keep.JSON(file, rec))
+	require.NoError(t, os.WriteFile(page, []byte("above\n"+keep.Begin+"old\n"+keep.End+"below\n"), 0o644))
 
 	kept, err := survive(t.Context(), []string{"-run", "", "-json", file, "-docs", page})
 	require.NoError(t, err)
 	require.True(t, kept)
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
-	require.Regexp(t, `(?s)^above\n`+docsBegin+`PostgreSQL 15\.1, .*\| \[restart\]\(#restart\) \| 100 / 100 / 100 \| 1\.0 ms / 2\.0 ms .*0 of 7.*`+docsEnd+`below\n$`, string(text))
+	require.Regexp(t, `(?s)^above\n`+keep.Begin+`PostgreSQL 15\.1, .*\| \[restart\]\(#restart\) \| 100 / 100 / 100 \| 1\.0 ms / 2\.0 ms .*0 of 7.*`+keep.End+`below\n$`, string(text))
 	require.NotContains(t, string(text), "old")
 	require.Contains(t, string(text), sweep)
-
-	require.NoError(t, os.WriteFile(page, []byte("no marks"), 0o644))
-	require.Error(t, rec.writeDocs(page))
 }
 
 func TestParse_RefusesWhatItDoesNotKnow(t *testing.T) {
