@@ -14,6 +14,7 @@ import (
 
 const (
 	readersAtOnce = 3
+	queriesEnded  = "queries that ended"
 	readPause     = 50 * time.Millisecond // between two scans of a query, so that it takes as long on any machine
 )
 
@@ -37,7 +38,7 @@ var readers = scenario{
 								return err
 							}
 							mu.Lock()
-							t.Counts["queries that ended"]++
+							t.Counts[queriesEnded]++
 							mu.Unlock()
 						}
 					})
@@ -54,4 +55,4 @@ const analyticSQL = `SELECT max(names + messages + letters), count(slept) FROM g
 	(SELECT count(DISTINCT name) + max(attempt_count) FROM ` + schema + `.worker_queue WHERE id > -scan) AS names,
 	(SELECT count(*) FROM ` + schema + `.orchestrator_queue WHERE id > -scan) AS messages,
 	(SELECT count(*) FROM ` + schema + `.dead_letters WHERE id > -scan) AS letters,
-	pg_sleep($2 + 0 * scan)::text AS slept) AS scanned`
+	pg_sleep($2::float8 + 0 * scan)::text AS slept) AS scanned`

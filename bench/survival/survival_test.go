@@ -68,7 +68,7 @@ func good() *result {
 	samples := measure.Samples{time.Millisecond, 2 * time.Millisecond}
 	r := &result{Counts: map[string]int{notListening: consumers, listening: consumers}, FirstItem: 1, RateBack: 1}
 	for _, name := range []string{before, during, after, polling} {
-		r.Phases = append(r.Phases, &phase{Name: name, Enqueued: 100, PerSecond: 100, Pickup: samples, Finds: map[string]int64{"notify": 2}})
+		r.Phases = append(r.Phases, &phase{Name: name, Enqueued: 100, PerSecond: 100, Pickup: samples, Finds: map[string]int64{"notify": 9}})
 	}
 	return r
 }
@@ -90,7 +90,7 @@ func TestKeep_EachPromiseCanBeBroken(t *testing.T) {
 		{readers, []func(*result){slowNow, lateNow(during), lateNow(after)}},
 		{pooler, []func(*result){
 			lateNow(during), lateNow(polling), func(r *result) { r.Counts[notListening] = 0 }, func(r *result) { r.Counts[listening] = 1 },
-			func(r *result) { r.of(after).Finds["scout"] = 1 },
+			func(r *result) { r.of(after).Finds["scout"] = 2 },
 		}},
 	} {
 		require.Empty(t, c.s.keep(good()), c.s.name)
