@@ -74,8 +74,12 @@ func setting(all []*result) string {
 	if to := last.UTC().Format(day); to != when {
 		when += " to " + to
 	}
-	return fmt.Sprintf("PostgreSQL %s, fsync on (but for the soak), %s, %d CPUs that the server, the nodes and the load share, %s",
-		strings.Join(versions, ", "), all[0].Platform, all[0].CPUs, when)
+	busiest, busy := slices.MaxFunc(all, func(a, b *result) int { return cmp.Compare(a.Busy, b.Busy) }).Busy, ""
+	if busiest > float64(all[0].CPUs) {
+		busy = fmt.Sprintf(". **Others were at work on the machine**, with load averages of up to %.0f, so that these figures say little of speed: take them again on a quiet one", busiest)
+	}
+	return fmt.Sprintf("PostgreSQL %s, fsync on (but for the soak), %s, %d CPUs that the server, the nodes and the load share, %s%s",
+		strings.Join(versions, ", "), all[0].Platform, all[0].CPUs, when, busy)
 }
 
 func rates(results []*result) string {

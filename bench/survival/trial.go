@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"os"
 	"runtime"
 	"sync"
 	"time"
@@ -43,6 +44,7 @@ type result struct {
 	Fsync    bool      `json:"fsync"`
 	Platform string    `json:"platform"`
 	CPUs     int       `json:"cpus"`
+	Busy     float64   `json:"busy,omitempty"` // load average of the minute before, where the system tells
 
 	Rate   int      `json:"rate"` // items/s that are enqueued
 	Phases []*phase `json:"phases"`
@@ -106,7 +108,7 @@ type deadTuples struct {
 // runTrial does a round.
 func runTrial(ctx context.Context, s scenario, o *options) (r *result, err error) {
 	r = &result{Scenario: s.name, Started: time.Now(), Rate: s.rate, Fsync: true, Counts: map[string]int{},
-		Platform: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU()}
+		Platform: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(), Busy: loadAverage()}
 	t := &trial{result: r, o: o}
 	if s.once { // it brings its own server and load
 		if err := s.run(ctx, t); err != nil {
@@ -141,6 +143,15 @@ func runTrial(ctx context.Context, s scenario, o *options) (r *result, err error
 	}
 	r.Broken = append(r.Broken, s.keep(r)...)
 	return r, nil
+}
+
+// loadAverage is how many wanted a CPU in the last minute, or 0.
+func loadAverage() (average float64) {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err == nil {
+		_, _ = fmt.Sscan(string(text), &average)
+	}
+	return average
 }
 
 // watched samples the dead tuples while f runs.
