@@ -44,7 +44,15 @@ func New(ctx context.Context, p *pgwake.Provider, config *Config) (*Bus, error) 
 		return nil, err
 	}
 	b := &Bus{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", cfg: &cfg, namespace: cfg.Namespace, telemetry: t}
-	return b, p.Migrate(ctx, migrations.Layer())
+	if err := p.Migrate(ctx, migrations.Layer()); err != nil {
+		return b, err
+	}
+	if moved, err := value[bool](ctx, b, verb{op: "adopt event log", function: "adopt_event_log"}); err != nil {
+		b.cfg.Logger.Warn("eventbus: cannot tell whether the log came from another server, or cannot go on with it: call adopt_event_log before anybody emits", "error", err)
+	} else if moved {
+		b.cfg.Logger.Info("eventbus: the log came from another server, and goes on here")
+	}
+	return b, nil
 }
 
 // Namespace returns the namespace of the Bus.

@@ -5,6 +5,23 @@
 
 CREATE SEQUENCE event_log_event_id_seq;
 
+-- A sequence, for whoever reads it sees the latest value, whatever the snapshot.
+CREATE SEQUENCE event_log_offset_seq MINVALUE 0 START 0;
+COMMENT ON SEQUENCE event_log_offset_seq IS 'What is added to the number of a transaction: nothing, until the log came to a server whose numbers are lower (adopt_event_log).';
+
+-- +goose StatementBegin
+CREATE FUNCTION log_xact(p_xact xid8 DEFAULT pg_current_xact_id())
+RETURNS xid8
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    RETURN (p_xact::text::bigint + coalesce(pg_sequence_last_value('event_log_offset_seq'), 0))::text::xid8;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION log_xact IS 'Internal: the number of a transaction in the log, which goes on from server to server.';
+
 -- A delivery is a work item that refers to its row here. It has what is small of that as well (delivery_input).
 CREATE TABLE event_log (
     event_id          bigint      NOT NULL DEFAULT nextval('event_log_event_id_seq'),
@@ -20,7 +37,7 @@ CREATE TABLE event_log (
     headers           jsonb       CONSTRAINT event_log_headers_check CHECK (jsonb_typeof(headers) = 'object'),
     key               text        CONSTRAINT event_log_key_check CHECK (octet_length(key) BETWEEN 1 AND 255),
     routes            bigint[]    NOT NULL DEFAULT '{}',
-    xact              xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    xact              xid8        NOT NULL DEFAULT log_xact(),
     PRIMARY KEY (event_id, emitted_at)
 ) PARTITION BY RANGE (emitted_at);
 ALTER SEQUENCE event_log_event_id_seq OWNED BY event_log.event_id;
@@ -30,7 +47,7 @@ COMMENT ON COLUMN event_log.scheduled_task_id IS 'Schedule that emitted it, if o
 COMMENT ON COLUMN event_log.headers IS 'What travels with the event beside its payload, an object of strings: such as the trace that it belongs to.';
 COMMENT ON COLUMN event_log.key IS 'Of the events of a key each group gets one at a time, in order.';
 COMMENT ON COLUMN event_log.routes IS 'Groups to which it was delivered when it was emitted, by id; not those to which it was replayed.';
-COMMENT ON COLUMN event_log.xact IS 'Transaction that emitted it. The log is read in the order of (xact, event_id), and only below every open transaction, so that nothing is passed over that commits late (read_events). Whoever emits has this before he reads the subscriptions (see horizon).';
+COMMENT ON COLUMN event_log.xact IS 'Transaction that emitted it, see log_xact. The log is read in the order of (xact, event_id), and only below every open transaction, so that nothing is passed over that commits late (read_events). Whoever emits has this before he reads the subscriptions (see horizon).';
 -- read_events, replay_some
 CREATE INDEX event_log_cursor_idx ON event_log (namespace, xact, event_id);
 -- look-ups by type and time
@@ -140,7 +157,7 @@ CREATE TABLE event_replays (
 COMMENT ON TABLE event_replays IS 'What of the log is delivered to a group once more, and how far that has got.';
 COMMENT ON COLUMN event_replays.emitted_to IS 'Exclusive; the other bounds are inclusive. Null is no bound.';
 COMMENT ON COLUMN event_replays.undelivered IS 'Leaves out what was delivered to the group when it was emitted: for a group that is to begin at the beginning.';
-COMMENT ON COLUMN event_replays.horizon IS 'Events of this transaction and later ones are not replayed; null: not begun.';
+COMMENT ON COLUMN event_replays.horizon IS 'As of event_log.xact. Events of this transaction and later ones are not replayed; null: not begun.';
 
 CREATE TABLE event_nodes (
     node_id        text        PRIMARY KEY CONSTRAINT event_nodes_id_check CHECK (node_id ~ '^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$'),
@@ -273,3 +290,5 @@ COMMENT ON FUNCTION require_no_events IS 'Internal: fails with PW006 while a row
 
 DROP FUNCTION require_no_events, make_event_partitions, unbound_default, bounded_default, event_partitions;
 DROP TABLE event_nodes, event_replays, event_dedup_keys, event_lines, event_keys, event_retirements, event_subscriptions, event_groups, event_log;
+DROP FUNCTION log_xact;
+DROP SEQUENCE event_log_offset_seq;

@@ -207,7 +207,7 @@ AS $$
 BEGIN
     -- Whoever emits has his transaction's number before he reads what is subscribed to (emit_many). So if he has not seen what
     -- was committed before this snapshot, his number is below its upper end, and he has ended once its lower end has got there.
-    RETURN pg_snapshot_xmax(pg_current_snapshot());
+    RETURN log_xact(pg_snapshot_xmax(pg_current_snapshot()));
 END
 $$;
 -- +goose StatementEnd
@@ -223,7 +223,7 @@ DECLARE
     v_tag record;
 BEGIN
     UPDATE event_retirements r SET horizon = horizon() WHERE r.horizon IS NULL;
-    FOR v_tag IN DELETE FROM event_retirements r WHERE r.horizon <= pg_snapshot_xmin(pg_current_snapshot()) RETURNING r.namespace, r.tag LOOP
+    FOR v_tag IN DELETE FROM event_retirements r WHERE r.horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot())) RETURNING r.namespace, r.tag LOOP
         PERFORM retire_tag((SELECT g.group_id FROM event_groups g
                              WHERE g.namespace = v_tag.namespace AND g.name = split_part(substr(v_tag.tag, 10), '|', 1)), v_tag.namespace, v_tag.tag);
     END LOOP;

@@ -160,6 +160,7 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
+    v_xact     xid8 := log_xact();
     v_lined_up jsonb;
     v_one      record;
 BEGIN
@@ -177,14 +178,14 @@ BEGIN
     FOR v_one IN
         SELECT r.group_id, e.key, e.event_id, e.emitted_at, e.event_type, r.tag
           FROM event_log e CROSS JOIN LATERAL routes(e.namespace, e.event_type) AS r
-         WHERE e.namespace = NEW.namespace AND e.xact = pg_current_xact_id() AND e.event_id > coalesce((v_lined_up ->> NEW.namespace)::bigint, 0)
+         WHERE e.namespace = NEW.namespace AND e.xact = v_xact AND e.event_id > coalesce((v_lined_up ->> NEW.namespace)::bigint, 0)
            AND e.key IS NOT NULL AND r.group_id = ANY (e.routes)
          ORDER BY e.key COLLATE "C", r.group_id, e.event_id
     LOOP
         PERFORM line_up(v_one.group_id, v_one.key, v_one.event_id, v_one.emitted_at, v_one.event_type, v_one.tag);
     END LOOP;
     PERFORM set_config('pgwake.lined_up', (v_lined_up || jsonb_build_object(NEW.namespace,
-        (SELECT max(e.event_id) FROM event_log e WHERE e.namespace = NEW.namespace AND e.xact = pg_current_xact_id())))::text, true);
+        (SELECT max(e.event_id) FROM event_log e WHERE e.namespace = NEW.namespace AND e.xact = v_xact)))::text, true);
     RETURN NULL;
 END
 $$;

@@ -73,7 +73,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_namespace text := coalesce(p_namespace, 'default');
-    v_xact   xid8 := pg_current_xact_id(); -- before anything of the subscriptions is read, see horizon
+    v_xact   xid8 := pg_current_xact_id(); -- this transaction has it before anything of the subscriptions is read, see horizon
     v_ids    bigint[] := ARRAY(SELECT nextval('event_log_event_id_seq') FROM generate_series(1, cardinality(p_event_types)));
     v_owners bigint[]; -- of the dedup keys; null: none is given
     v_counts integer[];
@@ -108,7 +108,7 @@ BEGIN
         SELECT coalesce(array_agg(r.group_id), '{}'), array_agg(r.tag) INTO v_groups, v_tags FROM routes(v_namespace, p_event_types[1]) AS r;
         INSERT INTO event_log AS e (event_id, namespace, event_type, payload, producer_node_id, scheduled_task_id, metadata, headers, key, routes, xact)
         VALUES (v_ids[1], v_namespace, p_event_types[1], coalesce(p_payloads[1], 'null')::jsonb, coalesce(p_producer, ''), p_scheduled_task_ids[1],
-                coalesce(p_metadata[1], '{}')::jsonb, p_headers[1]::jsonb, p_keys[1], v_groups, v_xact)
+                coalesce(p_metadata[1], '{}')::jsonb, p_headers[1]::jsonb, p_keys[1], v_groups, log_xact(v_xact))
         RETURNING e.* INTO v_event;
         v_counts := ARRAY[cardinality(v_groups)];
         IF v_tags IS NULL AND p_strict THEN
@@ -132,7 +132,7 @@ BEGIN
     ), logged AS (
         INSERT INTO event_log AS e (event_id, namespace, event_type, payload, producer_node_id, scheduled_task_id, metadata, headers, key, routes, xact)
         SELECT g.id, v_namespace, g.type, coalesce(g.payload, 'null')::jsonb, coalesce(p_producer, ''), g.scheduled_task_id, coalesce(g.metadata, '{}')::jsonb,
-               g.headers::jsonb, g.key, coalesce(r.groups, '{}'), v_xact
+               g.headers::jsonb, g.key, coalesce(r.groups, '{}'), (SELECT log_xact(v_xact))
           FROM given g LEFT JOIN routed r ON r.type = g.type
          WHERE g.owner = g.id
         RETURNING e.event_id, e.event_type, e.key, e AS event

@@ -29,7 +29,7 @@ AS $$
 DECLARE
     -- Invariant (cursor): no event that is still to be committed has an xact below this. So what lies between two cursors is the same
     -- whenever it is read, and whoever goes on from the last event that he got passes over none.
-    v_end xid8 := pg_snapshot_xmin(pg_current_snapshot());
+    v_end xid8 := log_xact(pg_snapshot_xmin(pg_current_snapshot()));
 BEGIN
     RETURN QUERY
     SELECT e.* FROM event_log e
@@ -40,7 +40,39 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION read_events IS 'Events of a namespace (null: default) after a cursor, which is xact and event_id of the last one that was read (null: from the beginning): every one exactly once, however late its transaction committed. One appears when all transactions that began to write before its own have ended. With p_event_types, only those of these types. The numbers of transactions are the server''s: if the tables are moved to another one, other than by pg_upgrade or replication, begin anew.';
+COMMENT ON FUNCTION read_events IS 'Events of a namespace (null: default) after a cursor, which is xact and event_id of the last one that was read (null: from the beginning): every one exactly once, however late its transaction committed. One appears when all transactions that began to write before its own have ended. With p_event_types, only those of these types. If the tables came from a dump, call adopt_event_log before anybody emits, and cursors stay good.';
+
+-- +goose StatementBegin
+CREATE FUNCTION adopt_event_log()
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_last bigint;
+BEGIN
+    FOR i IN 1 .. 2 LOOP
+        -- That first, and then the end of a later snapshot: what is committed meanwhile is below that.
+        SELECT max(n.xact) INTO v_last
+          FROM (SELECT l.xact::text::bigint FROM (SELECT DISTINCT name FROM namespaces) AS s
+                 CROSS JOIN LATERAL (SELECT e.xact FROM event_log e WHERE e.namespace = s.name ORDER BY e.xact DESC, e.event_id DESC LIMIT 1) AS l
+                 UNION ALL SELECT r.horizon::text::bigint - 1 FROM event_replays r WHERE r.ended_at IS NULL
+                 UNION ALL SELECT r.horizon::text::bigint - 1 FROM event_retirements r) AS n (xact);
+        IF (v_last < log_xact(pg_snapshot_xmax(pg_current_snapshot()))::text::bigint) IS NOT FALSE THEN
+            RETURN false;
+        END IF;
+        -- Invariant (one offset): whoever emits reads the offset while he has a lock on the log. So those who read the old one have committed
+        -- once this is granted, and a second look sees what they wrote.
+        LOCK TABLE event_log IN SHARE ROW EXCLUSIVE MODE;
+    END LOOP;
+    -- From here on all are above what is there: also those that have begun, none of which has a number below xmin.
+    PERFORM setval('event_log_offset_seq', v_last + 1 - pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+    RETURN true;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION adopt_event_log IS 'Goes on with a log that came from a server whose transactions had higher numbers than this one''s have, as after pg_dump and a restore: cursors, replays and the order of events stay good, and what is emitted from now on comes after all that is there. To be called before anybody emits; eventbus.New and keep_event_log call it. Returns whether that was needed. Needs the right to change sequences of the schema then.';
 
 -- +goose StatementBegin
 CREATE FUNCTION begin_replay(
@@ -112,7 +144,7 @@ BEGIN
     END IF;
     -- Of what is below the horizon nothing is delivered to a new group by those who emit and have not seen it: that is here. Those
     -- who have seen it have noted that in their events, on whichever side of the horizon. Above, all have.
-    v_end := least(v_replay.horizon, pg_snapshot_xmin(pg_current_snapshot()));
+    v_end := least(v_replay.horizon, log_xact(pg_snapshot_xmin(pg_current_snapshot())));
     SELECT array_agg(e.event_id ORDER BY e.xact, e.event_id), array_agg(e.emitted_at ORDER BY e.xact, e.event_id), array_agg(e.xact ORDER BY e.xact, e.event_id), count(*)
       INTO v_ids, v_emitted, v_xacts, v_read
       FROM (SELECT l.event_id, l.emitted_at, l.xact FROM event_log l
@@ -346,6 +378,8 @@ BEGIN
         RAISE EXCEPTION 'events are kept for at least a day: not %', p_retention USING ERRCODE = 'PW003';
     ELSIF NOT pg_try_advisory_xact_lock(hashtext('pgwake event partitions of ' || current_schema()), 0) THEN
         RETURN 'wait'; -- for another, who may die
+    ELSIF adopt_event_log() THEN
+        RETURN 'more';
     END IF;
     -- Those who emit into the default partition wait until it is searched, and what is in the way is moved: that must take no longer than a lock may.
     IF v_missing AND pg_table_size('event_log_default') > 512 * 1024 THEN -- with what is out of line: it is moved too
@@ -395,4 +429,4 @@ COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the n
 -- +goose Down
 
 SELECT use_partman(false);
-DROP FUNCTION keep_event_log, set_default_aside, run_partman, use_partman, partman_schema, has_replays, has_deliveries, get_replay, replay_some, replay_events, begin_replay, read_events, get_events;
+DROP FUNCTION keep_event_log, set_default_aside, run_partman, use_partman, partman_schema, has_replays, has_deliveries, get_replay, replay_some, replay_events, begin_replay, adopt_event_log, read_events, get_events;

@@ -252,7 +252,7 @@ BEGIN
                 ELSE EXISTS (SELECT FROM event_log e CROSS JOIN LATERAL unnest(e.routes) AS r (group_id)
                                LEFT JOIN event_keys k ON k.group_id = r.group_id AND k.key = e.key
                               WHERE e.event_id = p_last_id AND e.scheduled_task_id = p_task.task_id
-                                AND (k.key IS NOT NULL OR e.xact = pg_current_xact_id())) END; -- which lines up at its commit
+                                AND (k.key IS NOT NULL OR e.xact = log_xact())) END; -- which lines up at its commit
 END
 $$;
 -- +goose StatementEnd
