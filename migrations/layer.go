@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -29,6 +30,10 @@ var (
 
 	// ErrNotMigrated: a Layer is to come up where the migrations of the Provider are not, or not all of them.
 	ErrNotMigrated = errors.New("schema is not migrated")
+
+	// ErrBusy: transactions held locks on what is to be changed, again and again for minutes; the text says whose they are. What was
+	// applied before is there, and complete. To call it again goes on from there.
+	ErrBusy = errors.New("somebody holds a lock on what is to be migrated")
 
 	// ErrLayer: the Layer itself is unusable. No schema can change that.
 	ErrLayer = errors.New("invalid layer")
@@ -52,7 +57,8 @@ type Layer struct {
 	// that Down would lose.
 	Empty string
 
-	root bool // they are the Provider's
+	root     bool          // they are the Provider's
+	patience time.Duration // see giveWay; 0: the default
 }
 
 // layerMark is the first word of the comment on a Layer's Table, by which Down of the Provider's migrations knows it.
@@ -84,8 +90,10 @@ func (l Layer) Up(ctx context.Context, config *pgx.ConnConfig, schema string) er
 		if _, err := db.ExecContext(ctx, `COMMENT ON TABLE `+l.Table+` IS '`+l.comment(m.sums)+`'`); err != nil {
 			return err
 		}
-		_, err = m.Up(ctx)
-		return err
+		return l.giveWay(ctx, db, schema, func() error {
+			_, err := m.Up(ctx)
+			return err
+		})
 	})
 }
 
@@ -108,8 +116,10 @@ func (l Layer) Down(ctx context.Context, config *pgx.ConnConfig, schema string) 
 		if _, err := db.ExecContext(ctx, `SELECT `+l.Empty+`()`); err != nil {
 			return err
 		}
-		_, err := m.DownTo(ctx, 0)
-		return err
+		return l.giveWay(ctx, db, schema, func() error {
+			_, err := m.DownTo(ctx, 0)
+			return err
+		})
 	})
 }
 
@@ -256,6 +266,7 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	// The files name nothing by schema: the first entry decides where objects land, pg_catalog is
 	// searched before it, and functions pin this very path (SET search_path FROM CURRENT).
 	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
+	config.RuntimeParams["lock_timeout"] = lockTimeout
 	db := stdlib.OpenDB(*config)
 	defer func() { err = errors.Join(err, db.Close()) }()
 	defer func() {
@@ -293,7 +304,10 @@ func (l Layer) takeTurn(ctx context.Context, db *sql.DB, schema string) (endTurn
 	}
 	// The end of the session releases the lock: when db is closed, and also when this process dies. To ask the server
 	// for it could take for ever.
-	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
+	_, err = conn.ExecContext(ctx, `SET lock_timeout = 0`) // nobody waits behind the turn but those who want it
+	if err == nil {
+		_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
+	}
 	if err == nil && l.root {
 		err = createSchema(ctx, conn, schema)
 	}

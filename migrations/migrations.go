@@ -21,6 +21,9 @@ var root = Layer{Files: files, Table: "schema_migrations", Empty: "require_empty
 // again, and by any number of processes at once: they take turns by an advisory lock, and only the
 // first finds work to do. It needs the right to create in the schema, and the right to create schemas
 // only if the schema is missing.
+//
+// It gives way to who is at work: nobody waits for it for more than about half a second at a time, and it tries again for up to
+// two minutes, or until ctx ends, while others hold locks on what it changes; then it fails with ErrBusy.
 func Up(ctx context.Context, config *pgx.ConnConfig, schema string) error {
 	return root.Up(ctx, config, schema)
 }

@@ -35,6 +35,7 @@ func (l Layer) Script(schema string, after int64) (string, error) {
 	// Not in the text of a DO block, which a name could end.
 	fmt.Fprintf(&b, "SELECT set_config('pgwake.schema', %s, true);\n", literal(schema))
 	b.WriteString("SELECT pg_advisory_xact_lock(hashtextextended('pgwake migrations of ' || current_setting('pgwake.schema'), 0));\n")
+	fmt.Fprintf(&b, "SET LOCAL lock_timeout = '%s'; -- or else all who work wait with it: if it fails for that, run it again\n", lockTimeout)
 	if l.root && after == 0 {
 		b.WriteString(createSchemaScript)
 	}

@@ -1,0 +1,84 @@
+package migrations
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// This file answers: who waits while a table is changed that somebody works with?
+//
+// A statement that changes a table waits for all who use it, and all who want to use it from then on wait behind it. So with one
+// transaction that stays open every producer would stand still.
+
+const (
+	// lockTimeout is how long a statement of a migration waits for a lock, and so do others behind it.
+	lockTimeout = "400ms"
+
+	// defaultPatience is for how long a migration is tried again.
+	defaultPatience = 2 * time.Minute
+
+	lockNotAvailable = "55P03"
+	deadlockDetected = "40P01"
+)
+
+// giveWay calls apply until it has got its locks. Each migration is a transaction of its own, so apply goes on with the one that failed.
+func (l Layer) giveWay(ctx context.Context, db *sql.DB, schema string, apply func() error) error {
+	patience := l.patience
+	if patience == 0 {
+		patience = defaultPatience
+	}
+	until := time.Now().Add(patience)
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+		err := apply()
+		var refused *pgconn.PgError
+		if !errors.As(err, &refused) || refused.Code != lockNotAvailable && refused.Code != deadlockDetected {
+			return err
+		}
+		if time.Now().Add(pause).After(until) {
+			return fmt.Errorf("%w, after %v of trying: %s: %w", ErrBusy, patience, lockHolders(ctx, db, schema), err)
+		}
+		select {
+		case <-time.After(pause - rand.N(pause/4)):
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %s: %w", ctx.Err(), ErrBusy, err)
+		}
+	}
+}
+
+// lockHolders says which transactions have locks on tables of the schema, the oldest first.
+func lockHolders(ctx context.Context, db *sql.DB, schema string) string {
+	rows, err := db.QueryContext(ctx, `
+		SELECT format('%s of pid %s (%s) in transaction for %s s', string_agg(DISTINCT l.relation::regclass::text, ', '), a.pid,
+		              coalesce(nullif(a.application_name, ''), 'no application_name'), extract(epoch FROM clock_timestamp() - a.xact_start)::bigint)
+		  FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_stat_activity a ON a.pid = l.pid
+		 WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		   AND c.relnamespace = to_regnamespace($1) AND c.relkind IN ('r', 'p') AND l.pid <> pg_backend_pid()
+		 GROUP BY a.pid, a.application_name, a.xact_start ORDER BY a.xact_start LIMIT 5`, pgx.Identifier{schema}.Sanitize())
+	if err != nil {
+		return err.Error()
+	}
+	defer rows.Close()
+	var holders []string
+	for rows.Next() {
+		var holder string
+		if err := rows.Scan(&holder); err != nil {
+			return err.Error()
+		}
+		holders = append(holders, holder)
+	}
+	if err := rows.Err(); err != nil {
+		return err.Error()
+	}
+	if holders == nil {
+		return "by now nobody does"
+	}
+	return strings.Join(holders, "; ")
+}

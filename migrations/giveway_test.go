@@ -1,0 +1,99 @@
+package migrations_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/migrations"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: do those who work go on while a migration waits for one of them?
+
+// noteColumn changes a table that all enqueue into.
+const noteColumn = `-- +goose Up
+ALTER TABLE worker_queue ADD COLUMN noted text;
+-- +goose Down
+LOCK TABLE notes IN ACCESS EXCLUSIVE MODE;
+SELECT require_no_notes();
+ALTER TABLE worker_queue DROP COLUMN noted;
+`
+
+// openTransaction leaves one open that has added an item.
+func openTransaction(t *testing.T, s *schema) pgx.Tx {
+	t.Helper()
+	config := s.conn.Config().Copy()
+	config.RuntimeParams["application_name"] = "a long report"
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT enqueue_work('of a long transaction')`)
+	require.NoError(t, err)
+	return tx
+}
+
+// produce enqueues while a statement of a migration has waited for a lock at least once, some seconds at the most for each item.
+func produce(t *testing.T, s *schema) {
+	t.Helper()
+	s.exec(t, `SET statement_timeout = '5 s'`)
+	waits := func() bool {
+		return s.list(t, `SELECT count(*)::text FROM pg_locks WHERE relation = 'worker_queue'::regclass AND NOT granted`)[0] != "0"
+	}
+	for waited := 0; waited < 3; {
+		s.exec(t, `SELECT enqueue_work('x')`)
+		if waits() {
+			waited++
+			s.exec(t, `SELECT enqueue_work('behind a migration')`)
+		}
+	}
+}
+
+func TestUp_ATransactionHoldsALock_ProducersGoOn_AndTheMigrationIsDoneOnceItEnds(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	l := notes(notesTable, noteColumn)
+	for _, change := range []func() error{
+		func() error { return l.Up(t.Context(), s.config.Copy(), s.name) },
+		func() error { return l.Down(t.Context(), s.config.Copy(), s.name) },
+	} {
+		tx := openTransaction(t, s)
+		done := make(chan error, 1)
+		go func() { done <- change() }()
+		produce(t, s)
+		select {
+		case err := <-done:
+			require.NoError(t, err)
+			t.Fatal("it did not wait")
+		default:
+		}
+		require.NoError(t, tx.Commit(t.Context()))
+		require.NoError(t, <-done)
+	}
+	current, _ := layerVersion(t, s, l)
+	require.Zero(t, current)
+	require.Equal(t, []string{"2"}, s.list(t, `SELECT count(*)::text FROM worker_queue WHERE name = 'of a long transaction'`))
+}
+
+func TestUp_ATransactionDoesNotEnd_SaysWhose_AndCanGoOnLater(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	l := notes(notesTable, noteColumn)
+	tx := openTransaction(t, s)
+	err := migrations.WithPatience(l, time.Millisecond).Up(t.Context(), s.config, s.name)
+	require.ErrorIs(t, err, migrations.ErrBusy)
+	require.Equal(t, "55P03", stateOf(err))
+	require.ErrorContains(t, err, "worker_queue")
+	require.ErrorContains(t, err, "a long report")
+	current, _ := layerVersion(t, s, l)
+	require.EqualValues(t, 1, current, "what came before is there")
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, l.Up(t.Context(), s.config, s.name))
+	current, _ = layerVersion(t, s, l)
+	require.EqualValues(t, 2, current)
+}
