@@ -29,7 +29,7 @@ FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak scenarios release clean help
+.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak licences scenarios release clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -59,13 +59,18 @@ stress:
 suites:
 	@$(WITH_PG) -- $(GO) -C adapter/goworkflows test $(RACE) -count=10 -timeout 60m -run SuiteOfTheRuntime .
 
-## check: format, vet, staticcheck, tidy modules
+## check: format, vet, staticcheck, tidy modules, the list of dependencies
 check:
 	@files=$$(gofmt -l .) && test -z "$$files" || { echo "not gofmt-ed: $$files" >&2; exit 1; }
+	@$(GO) run ./internal/licences -check
 	@for m in $(MODULES); do \
 		echo "check $$m"; \
 		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) mod tidy -diff) || exit 1; \
 	done
+
+## licences: writes docs/licences.md anew: each dependency with its version, licence and age; fails for a licence that none may have
+licences:
+	@$(GO) run ./internal/licences
 
 ## docs: writes docs/sql.md, docs/sql-taskgraph.md and docs/sql-eventbus.md anew, after a change of what the SQL functions say of themselves
 docs:

@@ -6,7 +6,7 @@ replace github.com/pgwake/pgwake => ../..
 
 require (
 	github.com/pgwake/pgwake v0.0.0-00010101000000-000000000000
-	github.com/rabbitmq/amqp091-go v1.10.0
+	github.com/rabbitmq/amqp091-go v1.16.0
 	github.com/stretchr/testify v1.11.1
 	go.uber.org/goleak v1.3.0
 )
