@@ -29,7 +29,7 @@ FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak licences scenarios release clean help
+.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak upgrade tags freeze licences scenarios release clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -119,6 +119,20 @@ scenarios:
 
 scenario-%:
 	@$(MAKE) --no-print-directory scenarios SCENARIO=$*
+
+## upgrade: an earlier state and this one on one schema during traffic, there and back (FROM=commit or tag, ARGS="-for 30s")
+upgrade:
+	@$(GO) build -o bin/upgrade ./internal/upgrade && exec bin/upgrade -from "$(FROM)" $(ARGS)
+
+## tags: makes the tags of earlier states that internal/upgrade/stages names, where they are missing
+tags:
+	@while read -r name commit; do \
+		git rev-parse -q --verify "refs/tags/$$name" >/dev/null || git tag "$$name" "$$commit" || exit 1; \
+	done <internal/upgrade/stages
+
+## freeze: notes the migrations as released: from then on they never change (internal/frozen)
+freeze:
+	@$(GO) run ./internal/frozen/freeze
 
 ## release: makes the modules for users what they are as part of a release, for a commit that is tagged and goes to no branch (VERSION=v1.2.3)
 release:
