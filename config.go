@@ -232,7 +232,7 @@ type Config struct {
 	MeasureDepths time.Duration
 
 	// MaxPayload is the largest payload accepted, in bytes: input of a work item, data of a message or an event,
-	// attributes, output, custom status, value of a key, error of an AbandonOptions. At least 1. Defaults to 1 MiB.
+	// attributes, output, custom status, value of a key, error of an AbandonOptions. At least 1, at most 100 MiB. Defaults to 1 MiB.
 	MaxPayload int
 
 	// Logger receives what operators should know: a lost connection, a goroutine that panicked.
@@ -360,6 +360,9 @@ func (c *Config) resolve() (Config, error) {
 	}
 	number("QuietAbove", &r.QuietAbove, 200, 1)
 	number("MaxPayload", &r.MaxPayload, 1<<20, 1)
+	if r.MaxPayload > mostPayload {
+		problem("MaxPayload %d is more than %d", r.MaxPayload, mostPayload)
+	}
 	number("HistoryCache", &r.HistoryCache, 0, 0)
 
 	if r.Propagator == nil {

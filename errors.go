@@ -36,6 +36,9 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrPayloadTooLarge: a payload exceeds Config.MaxPayload. It is also an ErrInvalid.
 	ErrPayloadTooLarge = fmt.Errorf("%w: payload too large", ErrInvalid)
+	// ErrTooManyNamespaces: the namespace is new, and there are as many as there may be (SQL function max_namespaces, 100,000).
+	// Nothing was written. Those that there are go on.
+	ErrTooManyNamespaces = errors.New("too many namespaces")
 	// ErrClosed: the Provider is closed.
 	ErrClosed = errors.New("provider is closed")
 	// ErrConfig: the Config, the database URL or the schema name is unusable.
@@ -91,6 +94,7 @@ const (
 	stateInvalid   = "PW003"
 	stateRunning   = "PW004"
 	stateHasParent = "PW005"
+	stateTooMany   = "PW008"
 	stateUndefined = "42883" // undefined_function
 )
 
@@ -166,8 +170,13 @@ func serverError(err error) *pgconn.PgError {
 	return pgErr
 }
 
-// historyPrimaryKey is the constraint that keeps event ids unique.
-const historyPrimaryKey = "history_pkey"
+const (
+	// historyPrimaryKey is the constraint that keeps event ids unique.
+	historyPrimaryKey = "history_pkey"
+
+	// payloadCheck ends the names of the constraints that bound payloads, whoever writes them.
+	payloadCheck = "_payload_check"
+)
 
 func conditionOf(err *pgconn.PgError) error {
 	switch {
@@ -181,12 +190,18 @@ func conditionOf(err *pgconn.PgError) error {
 		return ErrInstanceRunning
 	case err.Code == stateHasParent:
 		return ErrHasParent
+	case err.Code == stateTooMany:
+		return ErrTooManyNamespaces
 	case err.Code == "23505" && err.ConstraintName == historyPrimaryKey:
 		return ErrDuplicateEvent
 	case err.Code == "42501": // insufficient_privilege
 		return ErrPermission
 	case err.Code == stateUndefined, err.Code == "3F000", err.Code == "42P01": // function, schema, table
 		return ErrNotMigrated
+	case err.Code == "23514" && strings.HasSuffix(err.ConstraintName, payloadCheck):
+		return ErrPayloadTooLarge
+	case err.Code == "54000", err.Code == "54001": // beyond what the server can hold, or nested deeper than its stack
+		return ErrInvalid
 	case err.Code == "22P02", err.Code == "22021", err.Code == "22P05", err.Code == "22008", err.Code == "23514": // bad text, bad encoding, year, check
 		return ErrInvalid
 	}

@@ -25,6 +25,13 @@ const (
 
 	// MaxFetch bounds how many items one FetchWorkItems claims.
 	MaxFetch = 10_000
+
+	// MaxDepth bounds how deep arrays and objects of JSON are in each other, so that no parser runs out of stack, neither the
+	// server's nor that of whoever reads it later.
+	MaxDepth = 1000
+
+	// mostPayload bounds Config.MaxPayload. The server works with several copies of a value, each of which has to stay under 1 GB.
+	mostPayload = 100 << 20
 )
 
 // DefaultNamespace is where items without a namespace live.
@@ -94,7 +101,7 @@ func (c *Config) checkJSON(what string, data []byte) error {
 }
 
 // CheckJSON fails with ErrInvalid unless data is nothing, or JSON of at most so many bytes that PostgreSQL can hold and take apart:
-// without NUL, also as an escape, and without half of a surrogate pair. What is it called in the error. It is for layers with payloads of
+// without NUL, also as an escape, without half of a surrogate pair, and nested MaxDepth deep at most. What is it called in the error. It is for layers with payloads of
 // their own.
 func CheckJSON(what string, data []byte, most int) error {
 	switch {
@@ -108,8 +115,34 @@ func CheckJSON(what string, data []byte, most int) error {
 		return invalid("%s is not valid UTF-8", what)
 	case !json.Valid(data):
 		return invalid("%s is not valid JSON", what)
+	case isDeep(data):
+		return invalid("%s is nested more than %d deep", what, MaxDepth)
 	}
 	return checkEscapes(what, data)
+}
+
+// isDeep reports whether valid JSON is nested more than MaxDepth deep.
+func isDeep(data []byte) bool {
+	if bytes.Count(data, []byte("["))+bytes.Count(data, []byte("{")) <= MaxDepth { // nearly all, at the speed of memory
+		return false
+	}
+	depth, quoted := 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '[' || c == '{':
+			if depth++; depth > MaxDepth {
+				return true
+			}
+		case c == ']' || c == '}':
+			depth--
+		}
+	}
+	return false
 }
 
 // checkEscapes refuses the two escapes that JSON allows and PostgreSQL's text cannot hold: NUL, and half of

@@ -19,7 +19,7 @@ const (
 	// MaxGroupLength bounds the names of groups, in bytes.
 	MaxGroupLength = 64
 	// MaxDepth bounds how deeply the arrays and objects of a payload are nested.
-	MaxDepth = 1000
+	MaxDepth = pgwake.MaxDepth
 )
 
 // CheckType fails with pgwake.ErrInvalid unless there can be events of this type: up to MaxTypeLength bytes, in segments with dots between
@@ -90,19 +90,16 @@ func encode(what string, v any, most int) (string, error) {
 	if err := pgwake.CheckJSON(what, data, most); err != nil {
 		return "", err
 	}
-	switch deepest, zeros := extent(data); {
-	case deepest > MaxDepth:
-		return "", invalid("%s is nested more than %d deep", what, MaxDepth)
-	case zeros > mostPayload: // or else nobody could read it, and who waits for its key would do so for ever
+	if zerosOf(data) > mostPayload { // or else nobody could read it, and who waits for its key would do so for ever
 		return "", invalid("%s has numbers that are more than %d bytes when they are written out", what, mostPayload)
 	}
 	return string(data), nil
 }
 
-// extent is how deeply the arrays and objects of valid JSON are nested, and how many zeros the exponents of its numbers stand for, which
-// jsonb writes out: at least, since those that it has no room for it refuses.
-func extent(data []byte) (deepest, zeros int) {
-	now, quoted := 0, false
+// zerosOf is how many zeros the exponents of the numbers of valid JSON stand for, which jsonb writes out: at least, since those that it
+// has no room for it refuses.
+func zerosOf(data []byte) (zeros int) {
+	quoted := false
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
 		case quoted && c == '\\':
@@ -110,16 +107,11 @@ func extent(data []byte) (deepest, zeros int) {
 		case c == '"':
 			quoted = !quoted
 		case quoted:
-		case c == '[' || c == '{':
-			now++
-			deepest = max(deepest, now)
-		case c == ']' || c == '}':
-			now--
 		case (c == 'e' || c == 'E') && data[i-1] >= '0' && data[i-1] <= '9': // and not that of true
 			zeros += exponent(data[i+1:])
 		}
 	}
-	return deepest, zeros
+	return zeros
 }
 
 // exponent is the size of the one that data begins with, up to a million.

@@ -6,7 +6,7 @@
 -- their queries has exactly one good plan, the walk along the index made for it.
 --
 -- SQLSTATEs raised here: PW001 the lock token is unknown or expired, PW002 not found, PW003 invalid argument,
--- PW004 the instance is running, PW005 it has a parent or children, PW006 rows would be lost.
+-- PW004 the instance is running, PW005 it has a parent or children, PW006 rows would be lost, PW008 too many namespaces.
 
 -- +goose Up
 
@@ -232,6 +232,29 @@ $$;
 COMMENT ON FUNCTION reads_committed IS 'Internal: whether each statement of the transaction sees what was committed before it.';
 
 -- +goose StatementBegin
+CREATE FUNCTION max_namespaces() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$ SELECT 100000 $$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION max_namespaces IS 'How many namespaces there may be. One more is refused with PW008; but transactions that each add one at the same time do not wait for each other, and so there may be as many more as they are.';
+
+-- +goose StatementBegin
+CREATE FUNCTION check_namespaces() RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    -- Ids are given once and ascend, so while they are few nothing need be counted.
+    IF (SELECT max(n.id) FROM namespaces n) > max_namespaces() AND (SELECT count(*) FROM namespaces) > max_namespaces() THEN
+        RAISE EXCEPTION 'there are % namespaces, and no more can be added', max_namespaces() USING ERRCODE = 'PW008';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION check_namespaces IS 'Internal: PW008 if there are more namespaces than there may be.';
+
+-- +goose StatementBegin
 CREATE FUNCTION register_namespaces(p_namespaces text[])
 RETURNS void
 LANGUAGE plpgsql
@@ -243,10 +266,13 @@ BEGIN
     INSERT INTO namespaces (name)
     SELECT DISTINCT n.name FROM unnest(p_namespaces) AS n (name)
      WHERE n.name IS NOT NULL AND NOT EXISTS (SELECT FROM namespaces known WHERE known.name = n.name);
+    IF FOUND THEN -- which few enqueues come to
+        PERFORM check_namespaces();
+    END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION register_namespaces IS 'Internal: adds the namespaces that the registry lacks, in the transaction of their first items; never waits. To be called before quiet: whoever leaves the notification of items to the caller does not leave that of a namespace, which happens once.';
+COMMENT ON FUNCTION register_namespaces IS 'Internal: adds the namespaces that the registry lacks, in the transaction of their first items; never waits. PW008 if they are too many. To be called before quiet: whoever leaves the notification of items to the caller does not leave that of a namespace, which happens once.';
 
 -- +goose StatementBegin
 CREATE FUNCTION notify_namespaces()
@@ -947,4 +973,4 @@ COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a nod
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
 DROP TRIGGER namespaces_notify ON namespaces;
-DROP FUNCTION listen_session, hear_all, notify_queues, look, call_beat, node_listens, earliest_of_lanes, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;
+DROP FUNCTION listen_session, hear_all, notify_queues, look, call_beat, node_listens, earliest_of_lanes, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, check_namespaces, max_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;

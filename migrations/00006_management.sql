@@ -746,7 +746,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION register_namespace IS 'Adds a namespace before its first item, for whoever is to be ready for that; one that there is already remains as it is. The verbs do so by themselves. Whoever inserts rows into a queue by hand calls it: who serves namespaces one by one does not know of others.';
+COMMENT ON FUNCTION register_namespace IS 'Adds a namespace before its first item, for whoever is to be ready for that; one that there is already remains as it is. The verbs do so by themselves. PW008 if there are as many as there may be (max_namespaces). Whoever inserts rows into a queue by hand calls it: who serves namespaces one by one does not know of others.';
 
 -- +goose Down
 

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/pgwake/pgwake"
 )
 
 // This file answers: what can PostgreSQL keep?
@@ -18,9 +19,6 @@ func isUUID(text string) bool {
 	var id pgtype.UUID
 	return len(text) == 36 && id.Scan(text) == nil
 }
-
-// maxDepth is how deep arrays and objects of JSON may be in each other, so that no parser runs out of stack.
-const maxDepth = 1000
 
 // checkJSON says what is wrong with what should be JSON that a jsonb can hold. Nothing is as good as that.
 func checkJSON(data []byte) error {
@@ -52,8 +50,8 @@ func checkJSON(data []byte) error {
 			} else {
 				depth--
 			}
-			if depth > maxDepth {
-				return fmt.Errorf("nested more than %d deep", maxDepth)
+			if depth > pgwake.MaxDepth {
+				return fmt.Errorf("nested more than %d deep", pgwake.MaxDepth)
 			}
 		case json.Number:
 			if !parseDecimal(string(t)).fits() {
