@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/stretchr/testify/require"
 )
 
@@ -428,45 +429,20 @@ func TestDocs_MovingFromPolling_EveryJobIsDoneOnceAndThereIsAWayBack(t *testing.
 	require.Equal(t, want, done())
 }
 
-func TestDocs_Operations_TheGrantsAreEnoughAndTheQueryAnswers(t *testing.T) {
+// Package testroles has more of this.
+func TestDocs_Security_TheGrantsAreEnoughForEveryVerb(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	p := n.openAt(t, testroles.URL(t, testroles.New(t, testroles.Worker, n.schema)), &pgwake.Config{SkipMigrate: true})
+	require.True(t, p.Health().OK, p.Health().Problems)
+	for name, call := range poolVerbs(p, t.Context(), p.claimBoth(t)) {
+		require.NotErrorIs(t, call(), pgwake.ErrPermission, name)
+	}
+}
+
+func TestDocs_Operations_TheQueryAnswers(t *testing.T) {
 	t.Parallel()
 	const page = "docs/operations.md"
-	for name, c := range map[string]struct {
-		verbs func(p *node) error
-	}{
-		"app": {func(p *node) error {
-			var all []error
-			for _, call := range poolVerbs(p, t.Context(), p.claimBoth(t)) {
-				all = append(all, call())
-			}
-			return errors.Join(all...)
-		}},
-		"producer": {func(p *node) error {
-			_, err1 := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "w"}, &pgwake.EnqueueOptions{Namespace: "new", DedupKey: "k"})
-			_, err2 := p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "i", Kind: "k"}, nil)
-			_, err3 := p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "j", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "new"})
-			return errors.Join(err1, err2, err3)
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t, nil)
-			grants := n.docSQL(t, page, " TO "+name+";")
-			if name == "producer" {
-				grants += "GRANT SELECT ON " + n.quoted() + ".schema_migrations TO producer;"
-			}
-			grants = strings.ReplaceAll(strings.ReplaceAll(grants, "%", "%%"), " TO "+name+";", " TO %[1]s;")
-			var each []string
-			for grant := range strings.SplitSeq(strings.TrimSpace(grants), ";") {
-				if grant != "" {
-					each = append(each, grant)
-				}
-			}
-			url, _ := n.role(t, each...)
-			p := n.openAt(t, url, &pgwake.Config{SkipMigrate: true})
-			require.NotErrorIs(t, c.verbs(p), pgwake.ErrPermission)
-		})
-	}
 	n := newNode(t, nil)
 	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "w", Tag: "gpu"}, nil)
 	require.NoError(t, err)

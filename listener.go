@@ -478,7 +478,7 @@ func (l *listener) selfTest(ctx context.Context, conn *pgx.Conn, channel string)
 // A pool of which others hold every connection must not keep the node from listening, so it is then sent from a
 // connection of its own.
 func (l *listener) notifySelf(ctx context.Context, channel string) error {
-	const notify = "SELECT pg_notify($1, '')"
+	const notify = "SELECT pg_catalog.pg_notify($1, '')"
 	waiting, cancel := context.WithTimeout(ctx, selfTestDeadline)
 	defer cancel()
 	pooled, err := l.e.pool.Acquire(waiting)

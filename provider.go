@@ -180,14 +180,14 @@ func checkServer(ctx context.Context, pool *pgxpool.Pool, direct dialer, cfg *Co
 	var current, latest int64
 	err = pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
 		var version int
-		if err := c.QueryRow(ctx, `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil {
+		if err := c.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_version_num')::int`).Scan(&version); err != nil {
 			return err
 		}
 		if version < minServerVersion {
 			return fmt.Errorf("%w: the server is version %d", ErrServerTooOld, version/10000)
 		}
 		var isolation string
-		if err := c.QueryRow(ctx, `SELECT current_setting('default_transaction_isolation')`).Scan(&isolation); err != nil {
+		if err := c.QueryRow(ctx, `SELECT pg_catalog.current_setting('default_transaction_isolation')`).Scan(&isolation); err != nil {
 			return err
 		}
 		readCommitted = isolation == string(pgx.ReadCommitted)

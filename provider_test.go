@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -202,21 +203,16 @@ func TestOpen_RoleOwnsOnlyItsSchema_MigratesAndWorks(t *testing.T) {
 func TestOpen_RoleMayOnlyEnqueue_EnqueuesAndMayDoNothingElse(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	q := strings.ReplaceAll(n.quoted(), "%", "%%")
-	url, _ := n.role(t,
-		`GRANT USAGE ON SCHEMA `+q+` TO %[1]s`,
-		`GRANT SELECT, INSERT ON namespaces, worker_queue, orchestrator_queue TO %[1]s`,
-		`GRANT SELECT ON instances, executions, waiters, dedup_keys, schema_migrations TO %[1]s`,
-		`GRANT INSERT ON realignments TO %[1]s`,
-		`GRANT USAGE ON ALL SEQUENCES IN SCHEMA `+q+` TO %[1]s`)
-	p := n.openAt(t, url, &pgwake.Config{SkipMigrate: true})
+	producer := testroles.URL(t, testroles.New(t, testroles.Producer, n.schema))
+	p := n.openAt(t, producer, &pgwake.Config{SkipMigrate: true, Mode: pgwake.ModeDisabled})
 	require.True(t, p.Health().OK, p.Health().Problems)
 	p.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "new", DedupKey: "k"})
 	p.sendWith(t, pgwake.Message{Instance: "elsewhere", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "new", Delay: lease})
 	p.send(t, "i", "k")
+	fetching := n.openAt(t, producer, &pgwake.Config{SkipMigrate: true, Mode: pgwake.ModePolling})
 	for _, err := range []error{
-		dropped(p.FetchWorkItem(t.Context(), now)),
-		dropped(p.FetchOrchestrationItem(t.Context(), now)),
+		dropped(fetching.FetchWorkItem(t.Context(), now)),
+		dropped(fetching.FetchOrchestrationItem(t.Context(), now)),
 		p.AppendHistory(t.Context(), "i", 1, []pgwake.Event{{ID: 1, Type: "e"}}),
 	} {
 		requireError(t, err, pgwake.ErrPermission)
@@ -359,7 +355,7 @@ func TestOpen_ServerIsTooOld_ErrServerTooOldAndNothingElseIsAsked(t *testing.T) 
 	_, err := pgwake.Open(t.Context(), url, nil)
 	require.False(t, requireError(t, err, pgwake.ErrServerTooOld).Retryable)
 	require.ErrorContains(t, err, "13")
-	require.Equal(t, []string{`SELECT current_setting('server_version_num')::int`}, asked())
+	require.Equal(t, []string{`SELECT pg_catalog.current_setting('server_version_num')::int`}, asked())
 }
 
 // fakeServer answers every query with one integer. It returns its URL and what it was asked.

@@ -57,7 +57,7 @@ func (l *listener) asked(payload string) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.jobs = append(l.jobs, &job{sql: "SELECT pg_notify($1, $2)", args: []any{reply, string(report)}, dest: new(any), done: make(chan error, 1)})
+	l.jobs = append(l.jobs, &job{sql: "SELECT pg_catalog.pg_notify($1, $2)", args: []any{reply, string(report)}, dest: new(any), done: make(chan error, 1)})
 	return true
 }
 

@@ -80,8 +80,8 @@ func (b *Bus) DeadLetters(ctx context.Context, f *LetterFilter) ([]Letter, error
 		return nil, failed(op, err)
 	}
 	return query(ctx, b, verb{op: op, function: "list_event_dead_letters", args: args,
-		columns: "letter_id, item_id, coalesce(group_name, ''), reason, coalesce(error, ''), attempts, failed_at, coalesce(event_id, 0), event_type, payload::text, emitted_at, " +
-			"producer_node_id, coalesce(scheduled_task_id::text, ''), metadata::text, headers::text, coalesce(key, ''), coalesce(xact::text, '0')",
+		columns: "letter_id, item_id, coalesce(group_name, ''), reason, coalesce(error, ''), attempts, failed_at, coalesce(event_id, 0), event_type, payload::pg_catalog.text, emitted_at, " +
+			"producer_node_id, coalesce(scheduled_task_id::pg_catalog.text, ''), metadata::pg_catalog.text, headers::pg_catalog.text, coalesce(key, ''), coalesce(xact::pg_catalog.text, '0')",
 	}, func(row pgx.CollectableRow) (l Letter, err error) {
 		e := &Event{Namespace: b.namespace}
 		l.Event = e

@@ -82,7 +82,7 @@ func (b *Bus) EmitMany(ctx context.Context, events []Emission) ([]Emitted, error
 // emit calls emit_many.
 func (b *Bus) emit(ctx context.Context, op string, args []any) (emitted []Emitted, err error) {
 	statement := func(ctx context.Context, q pgwake.Querier, quiet bool) (due []pgwake.Due, err error) {
-		rows, err := q.Query(ctx, "SELECT event_id, duplicate, deliveries, coalesce(array_to_json(tags)::text, '[]') FROM "+b.call("emit_many", len(args)+1), append(args[:len(args):len(args)], quiet)...)
+		rows, err := q.Query(ctx, "SELECT event_id, duplicate, deliveries, coalesce(pg_catalog.array_to_json(tags)::pg_catalog.text, '[]') FROM "+b.call("emit_many", len(args)+1), append(args[:len(args):len(args)], quiet)...)
 		if err != nil {
 			return nil, err
 		}

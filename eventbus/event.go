@@ -36,7 +36,7 @@ func (e *Event) Decode(v any) error { return json.Unmarshal(e.Payload, v) }
 // Cursor returns the place of an event of the log, from which to read on; see Bus.Read. Of a delivery it is the same place.
 func (e *Event) Cursor() Cursor { return Cursor{e.xact, e.ID} }
 
-const eventColumns = "event_id, namespace, event_type, payload::text, emitted_at, producer_node_id, coalesce(scheduled_task_id::text, ''), metadata::text, headers::text, coalesce(key, ''), xact::text::bigint"
+const eventColumns = "event_id, namespace, event_type, payload::pg_catalog.text, emitted_at, producer_node_id, coalesce(scheduled_task_id::pg_catalog.text, ''), metadata::pg_catalog.text, headers::pg_catalog.text, coalesce(key, ''), xact::pg_catalog.text::bigint"
 
 func scanEvent(row pgx.CollectableRow) (*Event, error) {
 	e := &Event{}

@@ -32,7 +32,7 @@ type NodeInfo struct {
 // Nodes returns the nodes of the namespace, also those that have ended.
 func (b *Bus) Nodes(ctx context.Context) ([]NodeInfo, error) {
 	return query(ctx, b, verb{op: "list nodes", function: "list_nodes",
-		columns: "node_id, namespace, display_name, description, metadata::text, registered_at, last_heartbeat, stopped_at, live", args: []any{b.namespace}},
+		columns: "node_id, namespace, display_name, description, metadata::pg_catalog.text, registered_at, last_heartbeat, stopped_at, live", args: []any{b.namespace}},
 		func(row pgx.CollectableRow) (n NodeInfo, err error) {
 			var metadata string
 			var stopped *time.Time

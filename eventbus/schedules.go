@@ -144,7 +144,7 @@ func (b *Bus) Schedules(ctx context.Context, after string, limit int) ([]Schedul
 		return nil, failed(op, err)
 	}
 	return query(ctx, b, verb{op: op, function: "list_schedules", args: []any{b.namespace, nil, after, limit},
-		columns: "task_id::text, name, cron_expression, timezone, coalesce(event_type, ''), coalesce(work_name, ''), coalesce(work_tag, ''), payload::text, coalesce(key, ''), " +
+		columns: "task_id::pg_catalog.text, name, cron_expression, timezone, coalesce(event_type, ''), coalesce(work_name, ''), coalesce(work_tag, ''), payload::pg_catalog.text, coalesce(key, ''), " +
 			"jitter, catch_up, overlap, NOT active, by_pg_cron, coalesce(job_id, 0), next_at, last_at, coalesce(last_id, 0), skipped, created_at, updated_at",
 	}, func(row pgx.CollectableRow) (s ScheduleInfo, err error) {
 		var payload string

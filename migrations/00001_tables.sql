@@ -490,9 +490,47 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION require_empty IS 'Internal: fails with PW006 while a row would be lost by migrating down.';
 
+-- PostgreSQL lets everybody execute a new function, and whoever may use the schema would so reach it. Default privileges may have given
+-- away tables as well. What others keep in the schema is left alone: theirs is what another role owns, what is an extension's, and what
+-- has no comment. All that the migrations make has one.
+
+-- +goose StatementBegin
+CREATE FUNCTION revoke_from_public() RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_schema oid := to_regnamespace(quote_ident(current_schema()));
+    v_thing  text;
+BEGIN
+    FOR v_thing IN
+        WITH things (thing, catalog, id, acl, owner) AS (
+            SELECT 'FUNCTION ' || p.oid::regprocedure, 'pg_proc', p.oid, coalesce(p.proacl, acldefault('f', p.proowner)), p.proowner
+              FROM pg_proc p WHERE p.pronamespace = v_schema AND p.prokind = 'f'
+            UNION ALL
+            SELECT 'TABLE ' || c.oid::regclass, 'pg_class', c.oid, coalesce(c.relacl, acldefault('r', c.relowner)), c.relowner
+              FROM pg_class c WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v')
+            UNION ALL
+            SELECT 'SEQUENCE ' || c.oid::regclass, 'pg_class', coalesce(d.refobjid, c.oid), coalesce(c.relacl, acldefault('s', c.relowner)), c.relowner
+              FROM pg_class c LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
+             WHERE c.relnamespace = v_schema AND c.relkind = 'S'
+            UNION ALL
+            SELECT 'TYPE ' || t.oid::regtype, 'pg_type', t.oid, coalesce(t.typacl, acldefault('T', t.typowner)), t.typowner
+              FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid WHERE t.typnamespace = v_schema AND c.relkind = 'c')
+        SELECT t.thing FROM things t
+         WHERE EXISTS (SELECT FROM aclexplode(t.acl) a WHERE a.grantee = 0) AND obj_description(t.id, t.catalog) IS NOT NULL AND pg_has_role(t.owner, 'USAGE')
+           AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = t.catalog::regclass AND d.objid = t.id AND d.deptype = 'e')
+    LOOP
+        EXECUTE 'REVOKE ALL ON ' || v_thing || ' FROM PUBLIC';
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION revoke_from_public IS 'Internal: takes every right from PUBLIC on what the migrations have made. The last migration calls it, and that of each layer: what a role may do it is granted by name.';
+
 -- +goose Down
 
 SELECT require_empty();
-DROP FUNCTION require_empty;
+DROP FUNCTION revoke_from_public, require_empty;
 DROP TABLE waiters, archive, realignments, rates, releases, marking, limits, dedup_keys, dead_letters, kv_delta, kv_store, sessions, history, executions, instances, instance_locks, orchestrator_queue,
     worker_queue, namespaces;

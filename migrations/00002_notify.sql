@@ -127,60 +127,60 @@ COMMENT ON FUNCTION wake IS 'Internal: notifies some lane that is armed and take
 -- +goose StatementBegin
 DO $do$
 BEGIN
-    -- It pins no settings, which would cost a producer twice what all else here does. So its names are in full, and its plans
-    -- are what the planner likes: the table is small.
+    -- It pins no settings, which would cost a producer twice what all else here does. So all its names are in full, operators
+    -- and types among them, since it runs on the path of whoever inserts; and its plans are what the planner likes: the table is small.
     EXECUTE format($create$
 CREATE FUNCTION %1$I.notify_inserted()
 RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_now   timestamptz := clock_timestamp();
+    v_now   pg_catalog.timestamptz := pg_catalog.clock_timestamp();
     v_fanout smallint := 0; -- all are told
     v_due   bigint;
     v_any   bigint; -- those of them that any dispatcher of a lane can take
-    v_next  timestamptz;
-    v_first text;
-    v_last  text;
+    v_next  pg_catalog.timestamptz;
+    v_first pg_catalog.text;
+    v_last  pg_catalog.text;
     v_kinds integer;
-    v_namespaces text[];
-    v_labels     text[];
+    v_namespaces pg_catalog.text[];
+    v_labels     pg_catalog.text[];
     v_counts     bigint[];
 BEGIN
     -- Each busy producer comes this far. What could be a function of its own is not: calling one costs as much as all
     -- of this, for the settings that it pins.
-    IF pg_try_advisory_xact_lock_shared(hashtext('pgwake producers'), TG_RELID::integer)
-       AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+    IF pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashtext('pgwake producers'), TG_RELID::integer)
+       AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) ANY (ARRAY['read committed', 'read uncommitted']) THEN
         -- In a statement of its own, and so in a snapshot of its own.
-        IF NOT EXISTS (SELECT FROM %1$I.waiters w WHERE w.queue = TG_ARGV[0] AND w.armed) THEN
+        IF NOT EXISTS (SELECT FROM %1$I.waiters w WHERE w.queue OPERATOR(pg_catalog.=) TG_ARGV[0] AND w.armed) THEN
             RETURN NULL;
         END IF;
-        SELECT min(w.fanout) INTO v_fanout FROM %1$I.waiters w WHERE w.queue = TG_ARGV[0] AND w.armed; -- null, if none is by now: all are told
+        SELECT pg_catalog.min(w.fanout) INTO v_fanout FROM %1$I.waiters w WHERE w.queue OPERATOR(pg_catalog.=) TG_ARGV[0] AND w.armed; -- null, if none is by now: all are told
     END IF;
-    IF TG_ARGV[0] = 'worker' THEN
-        SELECT sum(k.due), sum(k.any), min(k.next), min(k.namespace), max(k.namespace), count(*),
-               array_agg(k.namespace), array_agg(k.tag), array_agg(k.any)
+    IF TG_ARGV[0] OPERATOR(pg_catalog.=) 'worker' THEN
+        SELECT pg_catalog.sum(k.due), pg_catalog.sum(k.any), pg_catalog.min(k.next), pg_catalog.min(k.namespace), pg_catalog.max(k.namespace), pg_catalog.count(*),
+               pg_catalog.array_agg(k.namespace), pg_catalog.array_agg(k.tag), pg_catalog.array_agg(k.any)
           INTO v_due, v_any, v_next, v_first, v_last, v_kinds, v_namespaces, v_labels, v_counts
-          FROM (SELECT i.namespace, i.tag, count(*) FILTER (WHERE i.visible_at <= v_now) AS due,
-                       count(*) FILTER (WHERE i.visible_at <= v_now AND i.session_id IS NULL) AS any,
-                       min(i.visible_at) FILTER (WHERE i.visible_at > v_now) AS next
+          FROM (SELECT i.namespace, i.tag, pg_catalog.count(*) FILTER (WHERE i.visible_at OPERATOR(pg_catalog.<=) v_now) AS due,
+                       pg_catalog.count(*) FILTER (WHERE i.visible_at OPERATOR(pg_catalog.<=) v_now AND i.session_id IS NULL) AS any,
+                       pg_catalog.min(i.visible_at) FILTER (WHERE i.visible_at OPERATOR(pg_catalog.>) v_now) AS next
                   FROM inserted i GROUP BY i.namespace, i.tag) AS k;
     ELSE
-        SELECT sum(k.due), sum(k.any), min(k.next), min(k.namespace), max(k.namespace), count(*),
-               array_agg(k.namespace), array_agg(k.queue), array_agg(k.any)
+        SELECT pg_catalog.sum(k.due), pg_catalog.sum(k.any), pg_catalog.min(k.next), pg_catalog.min(k.namespace), pg_catalog.max(k.namespace), pg_catalog.count(*),
+               pg_catalog.array_agg(k.namespace), pg_catalog.array_agg(k.queue), pg_catalog.array_agg(k.any)
           INTO v_due, v_any, v_next, v_first, v_last, v_kinds, v_namespaces, v_labels, v_counts
-          FROM (SELECT i.namespace, i.queue, count(*) FILTER (WHERE i.visible_at <= v_now) AS due,
-                       count(*) FILTER (WHERE i.visible_at <= v_now AND i.pin = 0) AS any,
-                       min(i.visible_at) FILTER (WHERE i.visible_at > v_now) AS next
+          FROM (SELECT i.namespace, i.queue, pg_catalog.count(*) FILTER (WHERE i.visible_at OPERATOR(pg_catalog.<=) v_now) AS due,
+                       pg_catalog.count(*) FILTER (WHERE i.visible_at OPERATOR(pg_catalog.<=) v_now AND i.pin OPERATOR(pg_catalog.=) 0) AS any,
+                       pg_catalog.min(i.visible_at) FILTER (WHERE i.visible_at OPERATOR(pg_catalog.>) v_now) AS next
                   FROM inserted i GROUP BY i.namespace, i.queue) AS k;
     END IF;
-    IF v_fanout > 0 AND v_kinds <= 16 THEN -- of more kinds all are told: each costs a search of those who wait, in the producer's commit
+    IF v_fanout OPERATOR(pg_catalog.>) 0 AND v_kinds OPERATOR(pg_catalog.<=) 16 THEN -- of more kinds all are told: each costs a search of those who wait, in the producer's commit
         PERFORM %1$I.wake(TG_ARGV[0], k.namespace, k.label, k.due)
-           FROM unnest(v_namespaces, v_labels, v_counts) AS k (namespace, label, due) WHERE k.due > 0;
-        v_due := v_due - v_any;
+           FROM unnest(v_namespaces, v_labels, v_counts) AS k (namespace, label, due) WHERE k.due OPERATOR(pg_catalog.>) 0; -- of several arrays: that is pg_catalog's
+        v_due := v_due OPERATOR(pg_catalog.-) v_any;
     END IF;
-    IF v_due > 0 OR v_next IS NOT NULL THEN
-        PERFORM %1$I.notify_queue(TG_ARGV[0], v_due, v_next, CASE WHEN v_first = v_last THEN v_first END);
+    IF v_due OPERATOR(pg_catalog.>) 0 OR v_next IS NOT NULL THEN
+        PERFORM %1$I.notify_queue(TG_ARGV[0], v_due, v_next, CASE WHEN v_first OPERATOR(pg_catalog.=) v_last THEN v_first END);
     END IF;
     RETURN NULL;
 END
@@ -862,7 +862,7 @@ BEGIN
         -- A lane that is newer than the list may have its row already, and count on it.
         DELETE FROM waiters w WHERE w.node = p_node AND w.lane BETWEEN 1 AND p_newest AND w.lane <> ALL (p_lanes);
     END IF;
-    IF EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds) THEN
+    IF has_table_privilege('worker_queue', 'UPDATE') AND EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds) THEN
         PERFORM bring_back_left();
     END IF;
     RETURN QUERY SELECT 0, NULL::timestamptz, clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node),
@@ -877,7 +877,7 @@ COMMENT ON FUNCTION look IS 'Internal: earliest_of_lanes, and then a row that sa
 CREATE FUNCTION notify_queues(p_node integer, p_queues text[], p_due bigint[], p_next timestamptz[], p_namespaces text[], p_labels text[],
     p_hows text[], p_lanes integer[], p_instances text[] DEFAULT NULL)
 RETURNS void
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 DECLARE

@@ -143,7 +143,7 @@ CREATE FUNCTION enqueue_work_many(
     p_tags text[] DEFAULT NULL, p_sessions text[] DEFAULT NULL, p_headers text[] DEFAULT NULL,
     p_dedup_fors interval[] DEFAULT NULL, p_dedup_scopes text[] DEFAULT NULL, p_keys text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
 RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz)
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -267,7 +267,7 @@ CREATE FUNCTION enqueue_work_item(
     p_name text, p_input text, p_namespace text, p_priority smallint, p_delay interval, p_visible_at timestamptz,
     p_instance text, p_execution bigint, p_activity bigint, p_tag text, p_session text, p_headers text, p_key text, p_quiet boolean,
     OUT item_id bigint, OUT duplicate boolean, OUT due_at timestamptz, OUT now_at timestamptz)
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off -- no more than it needs: each costs as much as a statement
 AS $$
@@ -298,7 +298,7 @@ CREATE FUNCTION enqueue_work(
     p_tag text DEFAULT NULL, p_session text DEFAULT NULL, p_headers jsonb DEFAULT NULL,
     p_dedup_for interval DEFAULT NULL, p_dedup_scope text DEFAULT NULL, p_key text DEFAULT NULL)
 RETURNS bigint
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN

@@ -176,7 +176,7 @@ CREATE FUNCTION enqueue_message_many(
     p_delays interval[] DEFAULT NULL, p_visible_ats timestamptz[] DEFAULT NULL, p_dedup_keys text[] DEFAULT NULL,
     p_queues text[] DEFAULT NULL, p_headers text[] DEFAULT NULL, p_quiet boolean DEFAULT false)
 RETURNS TABLE (item_id bigint, duplicate boolean, due_at timestamptz, now_at timestamptz, item_namespace text, item_label text)
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -291,7 +291,7 @@ CREATE FUNCTION enqueue_message(
     p_visible_at timestamptz DEFAULT NULL, p_dedup_key text DEFAULT NULL, p_queue text DEFAULT NULL,
     p_headers jsonb DEFAULT NULL)
 RETURNS bigint
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN

@@ -1078,6 +1078,8 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION pause IS 'Has nobody claim from these namespaces of a queue (worker or orchestrator; null: from any namespace) from now on, or with p_paused false has everybody do so again. What is at work goes on. A queue that is paused as a whole is resumed as a whole; a namespace that is paused by itself remains so. PW003 if an argument breaks a rule.';
 
+SELECT revoke_from_public();
+
 -- +goose Down
 
 -- Here, where nothing is gone yet; the lock waits for transactions that have enqueued and not committed.

@@ -133,14 +133,14 @@ func (l Layer) Version(ctx context.Context, conn *pgx.Conn, schema string) (curr
 	m := migrator{sums: sums}
 	table := pgx.Identifier{schema, l.Table}.Sanitize()
 	var exists bool
-	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, table).Scan(&exists); err != nil {
+	if err := conn.QueryRow(ctx, `SELECT pg_catalog.to_regclass($1) IS NOT NULL`, table).Scan(&exists); err != nil {
 		return 0, 0, fmt.Errorf("read the migration version of schema %q: %w", schema, err)
 	}
 	if !exists {
 		return 0, m.latest(), nil
 	}
 	var made string
-	err = conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0), coalesce(obj_description(to_regclass($1), 'pg_class'), '')
+	err = conn.QueryRow(ctx, `SELECT coalesce(pg_catalog.max(version_id), 0), coalesce(pg_catalog.obj_description(pg_catalog.to_regclass($1), 'pg_class'), '')
 		FROM `+table+` WHERE is_applied`, table).Scan(&current, &made)
 	if err == nil {
 		err = m.check(current, made)

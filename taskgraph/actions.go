@@ -221,7 +221,7 @@ func (e *Engine) Upkeep(ctx context.Context) (Upkept, error) {
 	done := Upkept{Recovered: first.Recovered, Failed: first.Failed}
 	for err == nil && e.cfg.KeepFor > 0 {
 		var n []int
-		n, err = collect(ctx, e.Graph, op, "purge_tasks", "SELECT "+e.in+"purge_tasks(clock_timestamp() - $1::interval, $2)", pgx.RowTo[int], []any{e.cfg.KeepFor, purgedAtOnce})
+		n, err = collect(ctx, e.Graph, op, "purge_tasks", "SELECT "+e.in+"purge_tasks(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) $1::interval, $2)", pgx.RowTo[int], []any{e.cfg.KeepFor, purgedAtOnce})
 		if err == nil {
 			if done.Purged += n[0]; n[0] < purgedAtOnce {
 				break

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
@@ -282,7 +283,7 @@ func TestChannel_NamespaceCreated_ByARoleThatMayOnlyEnqueue_IsTold(t *testing.T)
 	l := newLab(t)
 	l.outside(true)
 	e := l.listen(taskgraph.NamespaceCreatedAll)
-	l.as(l.producer(), `SELECT enqueue_work('x', p_namespace => 'new')`)
+	l.as(l.role(testroles.Producer), `SELECT enqueue_work('x', p_namespace => 'new')`)
 	created := one[time.Time](l, `SELECT created_at FROM namespaces WHERE name = 'new'`)
 	require.Len(t, l.heard(e, func(f map[string]any) bool {
 		at, err := time.Parse(time.RFC3339Nano, fmt.Sprint(f["created_at"]))

@@ -1,14 +1,13 @@
 package taskgraph_test
 
 import (
-	"fmt"
 	"math"
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/stretchr/testify/require"
 )
 
@@ -143,16 +142,11 @@ func TestRecountStates_TablesWereChangedByHand_CountsAreRightAgain(t *testing.T)
 
 func TestSystemHealthCounts_RoleThatMayOnlyRead_IsAnswered(t *testing.T) {
 	l := newLab(t)
-	role := fmt.Sprintf("reader_%d", time.Now().UnixNano())
-	l.exec(`CREATE ROLE ` + role)
-	l.exec(`GRANT USAGE ON SCHEMA ` + l.p.Schema() + ` TO ` + role)
-	l.exec(`GRANT SELECT ON ALL TABLES IN SCHEMA ` + l.p.Schema() + ` TO ` + role)
+	role := l.role(testroles.Reader)
 	l.exec(`SET ROLE ` + role)
 	connections := one[int](l, `SELECT active_connections FROM get_system_health_counts()`)
 	reports := strings.Join(all[string](l, `SELECT 'analytics' FROM get_analytics_metrics() UNION ALL SELECT 'slow' FROM get_slowest_steps()`), " ")
 	l.exec(`RESET ROLE`)
-	l.exec(`DROP OWNED BY ` + role)
-	l.exec(`DROP ROLE ` + role)
 	require.GreaterOrEqual(t, connections, 1)
 	require.Equal(t, "analytics", reports)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/pgwake/pgwake/taskgraph/migrations"
@@ -82,20 +83,10 @@ func (l *lab) fails(state, sql string, args ...any) {
 	require.ErrorContains(l.t, err, "(SQLSTATE "+state+")", sql)
 }
 
-// producer is a new role that may only enqueue.
-func (l *lab) producer() string {
-	schema, role := l.p.Schema(), fmt.Sprintf("producer_%d", time.Now().UnixNano())
-	l.exec(`CREATE ROLE ` + role)
-	l.t.Cleanup(func() {
-		_, err := l.p.Pool().Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
-		require.NoError(l.t, err)
-	})
-	l.exec(`GRANT USAGE ON SCHEMA ` + schema + ` TO ` + role)
-	l.exec(`GRANT SELECT, INSERT ON namespaces, worker_queue, orchestrator_queue TO ` + role)
-	l.exec(`GRANT SELECT ON instances, executions, waiters, dedup_keys TO ` + role)
-	l.exec(`GRANT INSERT ON realignments TO ` + role)
-	l.exec(`GRANT USAGE ON ALL SEQUENCES IN SCHEMA ` + schema + ` TO ` + role)
-	return role
+// role is a new role of docs/security.md.
+func (l *lab) role(role string) string {
+	l.t.Helper()
+	return testroles.New(l.t, role, l.p.Schema(), "taskgraph")
 }
 
 // as has a role execute a statement.

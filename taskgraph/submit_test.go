@@ -6,14 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
@@ -388,16 +387,9 @@ func TestT8_CyclesAndUnknownParents_AreRefusedByGoAndBySQL_AndNothingIsKept(t *t
 
 // With the rights that the page lists, a role may submit tasks and cannot take part in them.
 func TestSubmit_RoleMayOnlySubmit_SubmitsAndMayDoNothingElse(t *testing.T) {
-	page, err := os.ReadFile("../docs/taskgraph.md")
-	require.NoError(t, err)
-	grants := regexp.MustCompile(`(?m)^GRANT .* ON pgwake\..* TO producer;$`).FindAllString(string(page), -1)
-	require.Len(t, grants, 2)
 	l := newLab(t)
 	l.define("shop", "order", "1", `{}`, "a")
-	role := l.producer()
-	for _, grant := range grants {
-		l.exec(strings.NewReplacer("pgwake.", "", "producer;", role).Replace(grant))
-	}
+	role := l.role(testroles.Producer)
 	l.as(role, `SELECT create_task('shop', 'order', '1', p_idempotency_key => 'k'), create_task('shop', 'order', '1', p_idempotency_key => 'k')`)
 	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM tasks`))
 

@@ -266,7 +266,7 @@ func (c *cli) role(options string) string {
 		_, err = conn.Exec(context.Background(), `DROP ROLE `+quoted)
 		require.NoError(c.t, err)
 	})
-	for _, grant := range []string{"USAGE ON SCHEMA ", "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ", "USAGE ON ALL SEQUENCES IN SCHEMA "} {
+	for _, grant := range []string{"USAGE ON SCHEMA ", "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ", "USAGE ON ALL SEQUENCES IN SCHEMA ", "EXECUTE ON ALL FUNCTIONS IN SCHEMA "} {
 		c.exec(`GRANT ` + grant + schema + ` TO ` + quoted)
 	}
 	return quoted

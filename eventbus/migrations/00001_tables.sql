@@ -4,6 +4,7 @@
 -- +goose Up
 
 CREATE SEQUENCE event_log_event_id_seq;
+COMMENT ON SEQUENCE event_log_event_id_seq IS 'Ids of events.';
 
 -- A sequence, for whoever reads it sees the latest value, whatever the snapshot.
 CREATE SEQUENCE event_log_offset_seq MINVALUE 0 START 0;
@@ -110,6 +111,7 @@ COMMENT ON TABLE event_keys IS 'Keys of which a group has a delivery that is not
 COMMENT ON COLUMN event_keys.item_id IS 'Null: none yet, for the group is behind, or was a moment ago.';
 
 CREATE SEQUENCE event_lines_place_seq;
+COMMENT ON SEQUENCE event_lines_place_seq IS 'Places in the lines of keys.';
 
 CREATE TABLE event_lines (
     group_id   bigint      NOT NULL,
@@ -232,7 +234,7 @@ COMMENT ON FUNCTION unbound_default IS 'Internal: has the default partition take
 -- +goose StatementBegin
 CREATE FUNCTION make_event_partitions(p_months integer DEFAULT 2, p_now timestamptz DEFAULT NULL)
 RETURNS integer
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 DECLARE
@@ -263,6 +265,7 @@ BEGIN
         EXECUTE format('COMMENT ON TABLE %I IS %L', v_name, 'Events of that month, in UTC.');
         v_made := v_made + 1;
     END LOOP;
+    PERFORM revoke_from_public();
     RETURN v_made;
 END
 $$;

@@ -154,7 +154,7 @@ COMMENT ON FUNCTION emits_keys IS 'Internal: notes whether this transaction emit
 -- +goose StatementBegin
 CREATE FUNCTION event_of_key_emitted()
 RETURNS trigger
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER -- at the commit, by whoever emitted
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off

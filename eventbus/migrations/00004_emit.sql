@@ -65,7 +65,7 @@ CREATE FUNCTION emit_many(
     p_scheduled_task_ids uuid[] DEFAULT NULL, p_strict boolean DEFAULT false, p_max_payload integer DEFAULT 1048576,
     p_quiet boolean DEFAULT false)
 RETURNS TABLE (event_id bigint, duplicate boolean, deliveries integer, tags text[])
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off
@@ -197,7 +197,7 @@ CREATE FUNCTION emit(
     p_dedup_key text DEFAULT NULL, p_dedup_for interval DEFAULT '1 day', p_producer text DEFAULT NULL, p_metadata jsonb DEFAULT NULL,
     p_scheduled_task_id uuid DEFAULT NULL, p_strict boolean DEFAULT false)
 RETURNS bigint
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN

@@ -345,6 +345,7 @@ BEGIN
         EXECUTE format('COMMENT ON TABLE %I IS %L', 'event_log_p' || v_bound.months, 'Events of those months, in UTC, which were in the default partition.');
         CREATE TABLE event_log_default PARTITION OF event_log DEFAULT;
         COMMENT ON TABLE event_log_default IS 'Events of months for which there is no partition.';
+        PERFORM revoke_from_public();
     END IF;
     RETURN true;
 EXCEPTION WHEN check_violation THEN -- something came between what was there and the constraint
@@ -358,7 +359,7 @@ COMMENT ON FUNCTION set_default_aside IS 'Internal: goes on to make the default 
 -- +goose StatementBegin
 CREATE FUNCTION keep_event_log(p_retention interval DEFAULT '6 months', p_months integer DEFAULT 2, p_now timestamptz DEFAULT NULL)
 RETURNS text
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER -- partitions are their owner's to make
 SET search_path FROM CURRENT
 SET lock_timeout = '25ms' -- of two locks at the most: so long may those wait who emit behind this
 AS $$

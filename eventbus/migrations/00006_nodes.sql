@@ -117,9 +117,7 @@ COMMENT ON FUNCTION list_nodes IS 'The nodes of a namespace (null: of all). One 
 CREATE FUNCTION queue_name_for_namespace(p_namespace text)
 RETURNS text
 LANGUAGE sql IMMUTABLE
-AS $$
-    SELECT 'core_events_' || replace(p_namespace, '-', '_')
-$$;
+RETURN 'core_events_' || replace(p_namespace, '-', '_');
 -- +goose StatementEnd
 COMMENT ON FUNCTION queue_name_for_namespace IS 'Name of the queue of a namespace, for those who know it by that. Here it is the namespace of the worker queue.';
 

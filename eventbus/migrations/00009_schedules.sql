@@ -477,6 +477,8 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION list_schedules IS 'Schedules of a namespace (null: default), by name: that of p_name alone, or p_limit of them after p_after.';
 
+SELECT revoke_from_public();
+
 -- +goose Down
 
 LOCK TABLE scheduled_tasks IN ACCESS EXCLUSIVE MODE;

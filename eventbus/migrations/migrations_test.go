@@ -144,7 +144,6 @@ func TestSchema_EveryTableAndFunction_HasACommentAndPinsItsSearchPath(t *testing
 	require.Empty(t, s.list(t, `SELECT proname || ': ' || coalesce(array_to_string(proconfig, '; '), 'none') FROM pg_proc
 		WHERE pronamespace = to_regnamespace(quote_ident(current_schema())) AND prosrc ~ '\m(FROM|UPDATE|INTO|JOIN|PERFORM) ' AND provolatile <> 'i'
 		  AND proname <> 'notify_inserted' AND NOT coalesce($1 = ANY (proconfig), false)`, "search_path="+pgx.Identifier{s.name}.Sanitize()+", pg_temp"))
-	require.Empty(t, s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace(quote_ident(current_schema())) AND prosecdef`))
 }
 
 // Whoever emits in a month for which nobody has made a partition loses nothing, and making it brings the events there.

@@ -235,6 +235,7 @@ CREATE INDEX step_dependencies_task_idx ON step_dependencies (task_id);
 -- The two logs of transitions have no foreign keys: they are written by the functions below alone, with the change that they tell
 -- of, and a check for each row would be a tenth of a turn. They share their ids, so that they can be read as one.
 CREATE SEQUENCE transition_ids;
+COMMENT ON SEQUENCE transition_ids IS 'Numbers of the transitions of tasks and steps.';
 
 CREATE TABLE task_transitions (
     transition_id bigint      NOT NULL DEFAULT nextval('transition_ids'),

@@ -6,12 +6,12 @@
 CREATE FUNCTION new_uuid()
 RETURNS uuid
 LANGUAGE sql VOLATILE PARALLEL SAFE
-AS $$
+BEGIN ATOMIC
     -- Version 7: 48 bits of milliseconds, and the rest at random.
     SELECT encode(substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
                   || set_byte(r.bytes, 0, 112 | (get_byte(r.bytes, 0) & 15)), 'hex')::uuid
-      FROM (SELECT substring(uuid_send(gen_random_uuid()) FROM 7) AS bytes) AS r
-$$;
+      FROM (SELECT substring(uuid_send(gen_random_uuid()) FROM 7) AS bytes) AS r;
+END;
 -- +goose StatementEnd
 COMMENT ON FUNCTION new_uuid IS 'Internal: a new UUID of version 7.';
 
@@ -19,13 +19,11 @@ COMMENT ON FUNCTION new_uuid IS 'Internal: a new UUID of version 7.';
 CREATE FUNCTION numbered_uuid(p_of uuid, p_at timestamptz, p_number integer)
 RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$
-    -- The number takes the 12 bits after the milliseconds, and carries into these. The last 8 bytes are of a hash of the whole id of the
-    -- parent, with the bits of the variant in their place: the ids of two parents may well have the same last bytes.
-    SELECT encode(substring(int8send((extract(epoch FROM p_at) * 1000)::bigint + p_number / 4096) FROM 3)
+-- The number takes the 12 bits after the milliseconds, and carries into these. The last 8 bytes are of a hash of the whole id of the
+-- parent, with the bits of the variant in their place: the ids of two parents may well have the same last bytes.
+RETURN encode(substring(int8send((extract(epoch FROM p_at) * 1000)::bigint + p_number / 4096) FROM 3)
                   || substring(int4send(28672 | (p_number % 4096)) FROM 3)
-                  || set_byte(substring(sha256(uuid_send(p_of)) FROM 1 FOR 8), 0, 128 | (get_byte(sha256(uuid_send(p_of)), 0) & 63)), 'hex')::uuid
-$$;
+                  || set_byte(substring(sha256(uuid_send(p_of)) FROM 1 FOR 8), 0, 128 | (get_byte(sha256(uuid_send(p_of)), 0) & 63)), 'hex')::uuid;
 -- +goose StatementEnd
 COMMENT ON FUNCTION numbered_uuid IS 'Internal: the UUID of version 7 of what has a number within something else. Those of one parent and instant are in the order of the numbers, and whoever knows these three need not look it up.';
 
@@ -33,8 +31,7 @@ COMMENT ON FUNCTION numbered_uuid IS 'Internal: the UUID of version 7 of what ha
 CREATE FUNCTION is_task_edge(p_from text, p_to text)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$
-    SELECT CASE p_from
+RETURN CASE p_from
         WHEN 'pending'                  THEN p_to IN ('initializing', 'cancelled', 'resolved_manually')
         WHEN 'initializing'             THEN p_to IN ('enqueuing_steps', 'complete', 'waiting_for_dependencies', 'cancelled', 'resolved_manually')
         WHEN 'enqueuing_steps'          THEN p_to IN ('steps_in_process', 'evaluating_results', 'error', 'cancelled', 'resolved_manually')
@@ -44,8 +41,7 @@ AS $$
         WHEN 'waiting_for_dependencies' THEN p_to IN ('evaluating_results', 'cancelled', 'resolved_manually')
         WHEN 'waiting_for_retry'        THEN p_to IN ('enqueuing_steps', 'cancelled', 'resolved_manually')
         WHEN 'blocked_by_failures'      THEN p_to IN ('evaluating_results', 'error', 'cancelled', 'resolved_manually')
-        ELSE false END
-$$;
+        ELSE false END;
 -- +goose StatementEnd
 COMMENT ON FUNCTION is_task_edge IS 'Whether a task may go from one state to the other in one transition. Nothing leaves complete, error, cancelled and resolved_manually.';
 
@@ -53,8 +49,7 @@ COMMENT ON FUNCTION is_task_edge IS 'Whether a task may go from one state to the
 CREATE FUNCTION is_step_edge(p_from text, p_to text)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$
-    SELECT CASE p_from
+RETURN CASE p_from
         WHEN 'pending'     THEN p_to IN ('enqueued', 'waiting_for_retry', 'error', 'cancelled', 'resolved_manually', 'complete')
         WHEN 'enqueued'    THEN p_to IN ('in_progress', 'waiting_for_retry', 'error', 'cancelled', 'resolved_manually', 'complete')
         WHEN 'in_progress' THEN p_to IN ('enqueued_for_orchestration', 'enqueued_as_error_for_orchestration', 'waiting_for_retry', 'error',
@@ -63,8 +58,7 @@ AS $$
         WHEN 'enqueued_as_error_for_orchestration' THEN p_to IN ('waiting_for_retry', 'error', 'complete', 'cancelled', 'resolved_manually')
         WHEN 'waiting_for_retry' THEN p_to IN ('pending', 'cancelled', 'resolved_manually', 'complete')
         WHEN 'error'             THEN p_to IN ('pending', 'cancelled', 'resolved_manually', 'complete')
-        ELSE false END
-$$;
+        ELSE false END;
 -- +goose StatementEnd
 COMMENT ON FUNCTION is_step_edge IS 'Whether a step may go from one state to the other in one transition. Nothing leaves complete, cancelled and resolved_manually; error is left by operators alone.';
 
@@ -72,7 +66,7 @@ COMMENT ON FUNCTION is_step_edge IS 'Whether a step may go from one state to the
 CREATE FUNCTION is_terminal(p_task_state text)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT p_task_state IN ('complete', 'error', 'cancelled', 'resolved_manually') $$;
+RETURN p_task_state IN ('complete', 'error', 'cancelled', 'resolved_manually');
 -- +goose StatementEnd
 COMMENT ON FUNCTION is_terminal IS 'Internal: whether a task in this state has ended.';
 

@@ -18,6 +18,7 @@ CREATE FUNCTION calculate_backoff_delay(
     p_attempts integer, p_base_delay numeric DEFAULT 1, p_max numeric DEFAULT 60, p_multiplier numeric DEFAULT 2.0)
 RETURNS integer
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+SET search_path FROM CURRENT
 AS $$
 BEGIN
     IF p_attempts < 0 THEN
@@ -63,10 +64,8 @@ CREATE FUNCTION evaluate_step_state_readiness(
     p_retry_eligible boolean, p_retryable boolean, p_next_retry_time timestamptz, p_now timestamptz DEFAULT clock_timestamp())
 RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$
-    SELECT p_current_state IN ('pending', 'waiting_for_retry') AND NOT p_processed AND NOT p_in_process
-       AND p_dependencies_satisfied AND p_retry_eligible AND (p_next_retry_time <= p_now) IS NOT FALSE -- each once, or it is not inlined
-$$;
+RETURN p_current_state IN ('pending', 'waiting_for_retry') AND NOT p_processed AND NOT p_in_process
+       AND p_dependencies_satisfied AND p_retry_eligible AND (p_next_retry_time <= p_now) IS NOT FALSE; -- each once, or it is not inlined
 -- +goose StatementEnd
 COMMENT ON FUNCTION evaluate_step_state_readiness IS 'Whether a step with these properties is ready to be run. Whether it may be retried at all is part of p_retry_eligible already, and an error is never ready: it is there for good, unless somebody resets it.';
 
@@ -544,7 +543,7 @@ COMMENT ON FUNCTION get_task_execution_context IS 'How a task is doing, and what
 CREATE FUNCTION hours_since_2000(p_at timestamptz)
 RETURNS float8
 LANGUAGE sql STABLE PARALLEL SAFE
-AS $$ SELECT (date_part('epoch', p_at) - 946684800) / 3600 $$;
+RETURN (date_part('epoch', p_at) - 946684800) / 3600;
 -- +goose StatementEnd
 COMMENT ON FUNCTION hours_since_2000 IS 'Internal: an instant as age is counted in task_priority_key.';
 
@@ -552,7 +551,7 @@ COMMENT ON FUNCTION hours_since_2000 IS 'Internal: an instant as age is counted 
 CREATE FUNCTION hours_overdue(p_deadline timestamptz, p_at timestamptz)
 RETURNS float8
 LANGUAGE sql STABLE PARALLEL SAFE
-AS $$ SELECT coalesce(greatest(date_part('epoch', p_at) - date_part('epoch', p_deadline), 0) / 3600, 0) $$;
+RETURN coalesce(greatest(date_part('epoch', p_at) - date_part('epoch', p_deadline), 0) / 3600, 0);
 -- +goose StatementEnd
 COMMENT ON FUNCTION hours_overdue IS 'Internal: by how many hours a deadline is past; 0 without one.';
 

@@ -9,6 +9,7 @@
 CREATE FUNCTION check_conditions(p_conditions text[])
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE
+SET search_path FROM CURRENT
 AS $$
 DECLARE
     v_condition text;
@@ -165,7 +166,7 @@ CREATE FUNCTION create_task_many(
     p_tags text[] DEFAULT NULL, p_correlations uuid[] DEFAULT NULL, p_parent_correlations uuid[] DEFAULT NULL,
     p_parent_tasks uuid[] DEFAULT NULL, p_parent_steps uuid[] DEFAULT NULL, p_headers text[] DEFAULT NULL)
 RETURNS TABLE (task_id uuid, duplicate boolean)
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -273,7 +274,7 @@ CREATE FUNCTION create_task(
     p_namespace text, p_name text, p_version text, p_context jsonb DEFAULT '{}', p_priority integer DEFAULT 0,
     p_delay interval DEFAULT NULL, p_idempotency_key text DEFAULT NULL)
 RETURNS uuid
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path FROM CURRENT
 AS $$
 BEGIN

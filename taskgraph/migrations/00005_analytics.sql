@@ -577,8 +577,7 @@ COMMENT ON FUNCTION stale_tasks IS 'Internal: tasks that are over a threshold of
 CREATE FUNCTION path_to_error(p_state text)
 RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$
-    SELECT CASE p_state
+RETURN CASE p_state
         WHEN 'pending'                  THEN ARRAY['pending', 'initializing', 'waiting_for_dependencies', 'evaluating_results', 'blocked_by_failures', 'error']
         WHEN 'initializing'             THEN ARRAY['initializing', 'waiting_for_dependencies', 'evaluating_results', 'blocked_by_failures', 'error']
         WHEN 'enqueuing_steps'          THEN ARRAY['enqueuing_steps', 'evaluating_results', 'blocked_by_failures', 'error']
@@ -586,8 +585,7 @@ AS $$
         WHEN 'evaluating_results'       THEN ARRAY['evaluating_results', 'blocked_by_failures', 'error']
         WHEN 'waiting_for_dependencies' THEN ARRAY['waiting_for_dependencies', 'evaluating_results', 'blocked_by_failures', 'error']
         WHEN 'waiting_for_retry'        THEN ARRAY['waiting_for_retry', 'enqueuing_steps', 'evaluating_results', 'blocked_by_failures', 'error']
-        WHEN 'blocked_by_failures'      THEN ARRAY['blocked_by_failures', 'error'] END
-$$;
+        WHEN 'blocked_by_failures'      THEN ARRAY['blocked_by_failures', 'error'] END;
 -- +goose StatementEnd
 COMMENT ON FUNCTION path_to_error IS 'Internal: the states by which a task that is given up goes from this one to error. Null for a state in which it has ended.';
 

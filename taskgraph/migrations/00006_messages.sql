@@ -7,12 +7,12 @@
 CREATE FUNCTION extract_queue_namespace(p_queue_name text)
 RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$
+BEGIN ATOMIC
     SELECT CASE WHEN n.name ~ '^[a-z][a-z0-9_-]{0,39}$' THEN n.name ELSE 'default' END
       FROM (SELECT CASE WHEN p_queue_name ~ '^orchestration' THEN 'orchestration'
                         WHEN p_queue_name ~ '^worker_.*_queue$' THEN coalesce(substring(p_queue_name FROM '^worker_(.+)_queue$'), 'worker')
-                        WHEN p_queue_name ~ '^[a-zA-Z][a-zA-Z0-9_]*_queue$' THEN substring(p_queue_name FROM '^(.*)_queue$') END AS name) AS n
-$$;
+                        WHEN p_queue_name ~ '^[a-zA-Z][a-zA-Z0-9_]*_queue$' THEN substring(p_queue_name FROM '^(.*)_queue$') END AS name) AS n;
+END;
 -- +goose StatementEnd
 COMMENT ON FUNCTION extract_queue_namespace IS 'The namespace of a queue: orchestration for those whose names begin so, <x> for worker_<x>_queue and <x>_queue, and default for all others, and where <x> is no name of a namespace.';
 
@@ -20,6 +20,7 @@ COMMENT ON FUNCTION extract_queue_namespace IS 'The namespace of a queue: orches
 CREATE FUNCTION check_queue_name(p_queue_name text)
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE
+SET search_path FROM CURRENT
 AS $$
 BEGIN
     IF (p_queue_name ~ '^[a-zA-Z][a-zA-Z0-9_-]{0,62}$') IS NOT TRUE THEN
@@ -276,6 +277,8 @@ END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION set_taskgraph_settings IS 'Sets what holds for all nodes; what is null stays as it is. The priority of a task is the one that it was created with, and p_age_weight (at first 0.1) for each hour since, p_retry_weight (0) for each time that a step of it went to wait for another attempt, p_deadline_weight (0) for each hour past its deadline, and that of its namespace in p_namespace_priority, such as {"billing": 2}. A change of these rewrites the tasks that have not ended, so with many of those it takes its time; one that is created meanwhile may keep the order that it would have had before. With p_outside_channels, at first off, the channels task_ready, task_state_change, each also with a dot and the name of a namespace, and namespace_created are notified, in the transaction that makes the change: they are those of the database, whatever the schema. PW003 for what is out of range.';
+
+SELECT revoke_from_public();
 
 -- +goose Down
 

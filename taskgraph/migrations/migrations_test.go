@@ -253,7 +253,7 @@ func TestSchema_EveryTableAndFunction_HasAComment(t *testing.T) {
 		AND coalesce(obj_description(oid, 'pg_proc'), '') = ''`), "functions")
 }
 
-func TestSchema_EveryFunctionOfTables_PinsItsSearchPathAndIsNoSecurityDefiner(t *testing.T) {
+func TestSchema_EveryFunctionOfTables_PinsItsSearchPath(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t, `Graph "path"`)
 	s.up(t)
@@ -261,6 +261,4 @@ func TestSchema_EveryFunctionOfTables_PinsItsSearchPathAndIsNoSecurityDefiner(t 
 	require.Empty(t, s.list(t, `SELECT proname || ': ' || coalesce(array_to_string(proconfig, '; '), 'none') FROM pg_proc
 		WHERE pronamespace = to_regnamespace(quote_ident(current_schema())) AND prosrc ~ '\m(FROM|UPDATE|INTO|JOIN|PERFORM) ' AND provolatile <> 'i'
 		  AND proname NOT IN ('notify_inserted', 'new_uuid') AND NOT coalesce($1 = ANY (proconfig), false)`, want))
-	// A trigger that reads the settings for whoever may only enqueue, under the path that it pins.
-	require.Equal(t, []string{"tell_namespace_created"}, s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace(quote_ident(current_schema())) AND prosecdef`))
 }

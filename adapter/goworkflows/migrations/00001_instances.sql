@@ -194,6 +194,8 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION gowf_require_none IS 'Internal: fails with PW006 while a row would be lost by migrating down.';
 
+SELECT revoke_from_public();
+
 -- +goose Down
 
 LOCK TABLE gowf_instances IN ACCESS EXCLUSIVE MODE;

@@ -1,11 +1,13 @@
--- doctor, rights: what the role may not do that a Provider does, one row for each kind of thing
+-- doctor, rights: what the role may not do that a Provider does, one row for each kind of thing. The tables of versions it only reads, and
+-- partitions it reaches by their table.
 SELECT 'USAGE on the schema', array[quote_ident($1)], format('GRANT USAGE ON SCHEMA %I TO %I;', $1, current_user)
  WHERE NOT has_schema_privilege(quote_ident($1), 'USAGE')
 UNION ALL
 SELECT r.right_name || ' on tables', array_agg(c.relname::text ORDER BY c.relname),
        format('GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA %I TO %I;', $1, current_user)
   FROM pg_class c CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS r (right_name)
- WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind IN ('r', 'p') AND NOT has_table_privilege(c.oid, r.right_name)
+ WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+   AND (r.right_name = 'SELECT' OR c.relname NOT LIKE '%\_migrations') AND NOT has_table_privilege(c.oid, r.right_name)
  GROUP BY r.right_name
 UNION ALL
 SELECT 'USAGE on sequences', array_agg(c.relname::text ORDER BY c.relname),

@@ -1,0 +1,83 @@
+package testroles_test
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testroles"
+	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what must happen: far more than it takes.
+const patience = 20 * time.Second
+
+var silent = slog.New(slog.DiscardHandler)
+
+// stage is a schema with all layers, as docs/security.md has it made: by a role that owns nothing else.
+type stage struct {
+	t      *testing.T
+	schema string
+	owner  string
+	super  *pgx.Conn
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	s := &stage{t: t, schema: testdb.Schema(t)}
+	s.owner = testroles.New(t, testroles.Owner, s.schema)
+	p := s.open(s.owner, &pgwake.Config{Mode: pgwake.ModeDisabled})
+	_, err := taskgraph.New(t.Context(), p, nil)
+	require.NoError(t, err)
+	_, err = eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
+	require.NoError(t, err)
+	s.super, err = pgx.Connect(t.Context(), testdb.URL(t))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.super.Close(context.Background())) })
+	return s
+}
+
+// role makes a role of the page, for all layers.
+func (s *stage) role(role string) string {
+	s.t.Helper()
+	return testroles.New(s.t, role, s.schema, "taskgraph", "eventbus")
+}
+
+// open opens a Provider of a role.
+func (s *stage) open(role string, config *pgwake.Config) *pgwake.Provider {
+	s.t.Helper()
+	config.Schema, config.Logger = s.schema, silent
+	p, err := pgwake.Open(s.within(), testroles.URL(s.t, role), config)
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		require.NoError(s.t, p.Close(ctx))
+	})
+	return p
+}
+
+func (s *stage) within() context.Context {
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	s.t.Cleanup(cancel)
+	return ctx
+}
+
+// list returns the first column of a query on the catalogs, or of the schema, by a superuser.
+func (s *stage) list(sql string, args ...any) []string {
+	s.t.Helper()
+	rows, err := s.super.Query(s.within(), sql, args...)
+	require.NoError(s.t, err, sql)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(s.t, err, sql)
+	return all
+}
