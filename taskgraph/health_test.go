@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/pgwake/pgwake/internal/testroles"
+	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
 
