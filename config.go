@@ -227,8 +227,9 @@ type Config struct {
 	// is set.
 	MeterProvider metric.MeterProvider
 
-	// MeasureDepths has the depths of the queues measured as well, by namespace, and read at most this often: see
-	// MetricDepth, and GetQueueDepths for what that costs. At least 1 s. Defaults to 0: not at all.
+	// MeasureDepths has the depths of the queues and the dead letters measured as well, by namespace, and read at most this often,
+	// but not while the node hibernates: see MetricDepth and MetricDeadLetters, and GetQueueDepths and CountDeadLetters for what that
+	// costs. At least 1 s. Defaults to 0: not at all.
 	MeasureDepths time.Duration
 
 	// MaxPayload is the largest payload accepted, in bytes: input of a work item, data of a message or an event,

@@ -217,6 +217,38 @@ func scanDeadLetter(row pgx.CollectableRow) (d DeadLetter, err error) {
 	return d, err
 }
 
+// DeadLetterCount is how many letters there are of a namespace of a queue.
+type DeadLetterCount struct {
+	Queue     Queue
+	Namespace string
+	Letters   int64
+	LastID    int64 // the highest of their ids
+}
+
+// CountDeadLetters returns how many letters the filter is for, whatever its Limit, by queue and namespace; a part that has none is
+// missing. Without conditions it reads an index from end to end: tens of milliseconds for 100,000 letters.
+func (p *Provider) CountDeadLetters(ctx context.Context, f *DeadLetterFilter) (counts []DeadLetterCount, err error) {
+	err = p.do(ctx, "count dead letters", func(ctx context.Context, q querier) error {
+		args, err := f.args(100)
+		if err != nil {
+			return err
+		}
+		rows, err := q.Query(ctx, p.sql.countDeadLetters, args[:len(args)-1]...)
+		if err != nil {
+			return err
+		}
+		counts, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (c DeadLetterCount, err error) {
+			var queue string
+			if err = row.Scan(&queue, &c.Namespace, &c.Letters, &c.LastID); err == nil {
+				c.Queue, err = queueNamed(queue)
+			}
+			return c, err
+		})
+		return err
+	})
+	return counts, err
+}
+
 func queueNamed(name string) (Queue, error) {
 	for _, q := range []Queue{Worker, Orchestrator} {
 		if q.String() == name {

@@ -125,6 +125,25 @@ func ExampleProvider_ListDeadLetters() {
 	// c 1
 }
 
+// How many there are costs less than the letters, and a namespace or a reason narrows it down.
+func ExampleProvider_CountDeadLetters() {
+	ctx, p, end := openProvider()
+	defer end()
+	for _, name := range []string{"report", "email.send", "report"} {
+		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: name}, nil)
+		check(err)
+		item, err := p.FetchWorkItem(ctx, nil)
+		check(err)
+		check(p.DeadLetterWorkItem(ctx, item.LockToken, "broken", ""))
+	}
+	counts, err := p.CountDeadLetters(ctx, &pgwake.DeadLetterFilter{Name: "report"})
+	check(err)
+	for _, c := range counts {
+		fmt.Printf("%s queue, namespace %s: %d\n", c.Queue, c.Namespace, c.Letters)
+	}
+	// Output: worker queue, namespace default: 2
+}
+
 // After the bug was fixed: everything that failed because of it, however much that is.
 func ExampleProvider_RedriveDeadLetters() {
 	ctx, p, end := openProvider()

@@ -24,7 +24,7 @@ type statements struct {
 
 	getCustomStatus, lookAtInstances, getKV, listKV string
 
-	deadLetterWork, deadLetterTurn, listDeadLetters, redriveDeadLetters, purgeDeadLetters, listArchive, purgeArchive string
+	deadLetterWork, deadLetterTurn, listDeadLetters, countDeadLetters, redriveDeadLetters, purgeDeadLetters, listArchive, purgeArchive string
 
 	listInstances, getInstanceInfo, listExecutions, listChildren, getParent, getInstanceTree string
 
@@ -90,6 +90,7 @@ func newStatements(schema string) *statements {
 		deadLetterWork:       scalar("dead_letter_work", 4),
 		deadLetterTurn:       rows("dead_letter_orchestration", 5),
 		listDeadLetters:      rows("list_dead_letters", 9),
+		countDeadLetters:     rows("count_dead_letters", 8),
 		redriveDeadLetters:   rows("redrive_dead_letters", 10),
 		purgeDeadLetters:     scalar("purge_dead_letters", 9),
 		listArchive:          rows("list_archive", 5),

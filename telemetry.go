@@ -44,17 +44,21 @@ const (
 	MetricParked      = "pgwake.parked"            // sum: QueueStats.Parked
 	MetricAggressive  = "pgwake.aggressive"        // sum: Providers of which QueueStats.Aggressive is true
 
-	MetricListening  = "pgwake.listening"     // sum, without attributes: Providers of which Stats.Listening is true
-	MetricReconnects = "pgwake.reconnects"    // counter, without attributes: Stats.Reconnects, which a change of modes may be, too
-	MetricFallbacks  = "pgwake.fallbacks"     // counter, without attributes: Stats.Fallbacks
-	MetricSkipped    = "pgwake.polls.skipped" // counter, without attributes: BreakerStats.Skipped
-	MetricPanics     = "pgwake.panics"        // counter, without attributes: Stats.Panics
+	MetricListening    = "pgwake.listening"     // sum, without attributes: Providers of which Stats.Listening is true
+	MetricHibernating  = "pgwake.hibernating"   // sum, without attributes: Providers of which Stats.Hibernating is true
+	MetricHibernations = "pgwake.hibernations"  // counter, without attributes: Stats.Hibernations
+	MetricReconnects   = "pgwake.reconnects"    // counter, without attributes: Stats.Reconnects, which a change of modes may be, too
+	MetricFallbacks    = "pgwake.fallbacks"     // counter, without attributes: Stats.Fallbacks
+	MetricSkipped      = "pgwake.polls.skipped" // counter, without attributes: BreakerStats.Skipped
+	MetricPanics       = "pgwake.panics"        // counter, without attributes: Stats.Panics
 
 	// MetricDepth is a gauge: items by AttrNamespace, and by AttrState as QueueDepth has it. Of a namespace that has become empty it
 	// says so once, until the queues are read again.
 	MetricDepth = "pgwake.queue.depth"
 	// MetricOldestDue is a gauge: seconds since QueueDepth.OldestDue, by AttrNamespace; 0 if nothing is due.
 	MetricOldestDue = "pgwake.queue.oldest_due"
+	// MetricDeadLetters is a gauge: letters that there are, by AttrNamespace, as CountDeadLetters has it; read with the depths.
+	MetricDeadLetters = "pgwake.dead_letters"
 )
 
 // Attributes of metrics.
@@ -190,6 +194,8 @@ func (m *measurement) addNode() {
 		m.read = append(m.read, func(_ context.Context, s *Stats, o metric.Observer) error { o.ObserveInt64(of, value(s)); return nil })
 	}
 	one(m.sum(MetricListening, "Providers whose LISTEN connection is up"), func(s *Stats) int64 { return oneIf(s.Listening) })
+	one(m.sum(MetricHibernating, "Providers that do not listen because there is nothing to do"), func(s *Stats) int64 { return oneIf(s.Hibernating) })
+	one(m.counter(MetricHibernations, "how often that began"), func(s *Stats) int64 { return s.Hibernations })
 	one(m.counter(MetricReconnects, "LISTEN connections made after the first"), func(s *Stats) int64 { return s.Reconnects })
 	one(m.counter(MetricFallbacks, "periodic statements"), func(s *Stats) int64 { return s.Fallbacks })
 	one(m.counter(MetricSkipped, "polls that were skipped because queries for work fail"), func(s *Stats) int64 { return s.Breaker.Skipped })
@@ -201,7 +207,13 @@ func (m *measurement) addNode() {
 type depths struct {
 	mu sync.Mutex
 	at time.Time // when that was begun, whatever came of it
-	of map[part]QueueDepth
+	of map[part]depth
+}
+
+// depth is how much there is, queued or dead.
+type depth struct {
+	QueueDepth
+	dead int64
 }
 
 type part struct {
@@ -209,9 +221,9 @@ type part struct {
 	namespace string
 }
 
-// refresh reads them, unless that is not long ago.
+// refresh reads them, unless that is not long ago, or the server is to be left asleep.
 func (d *depths) refresh(ctx context.Context, p *Provider) error {
-	if p.cfg.MeasureDepths == 0 || time.Since(d.at) < p.cfg.MeasureDepths {
+	if time.Since(d.at) < p.cfg.MeasureDepths || p.engine.hibernates() {
 		return nil
 	}
 	d.at = time.Now() // before it is known to succeed: a database in trouble is not to be asked more often than one in health
@@ -219,8 +231,12 @@ func (d *depths) refresh(ctx context.Context, p *Provider) error {
 	if err != nil {
 		return err
 	}
+	dead, err := p.CountDeadLetters(ctx, nil)
+	if err != nil {
+		return err
+	}
 	for at, before := range d.of {
-		if d.of[at] = (QueueDepth{}); before == (QueueDepth{}) {
+		if d.of[at] = (depth{}); before == (depth{}) {
 			delete(d.of, at) // or every namespace that ever was would be told of for ever
 		}
 	}
@@ -233,31 +249,38 @@ func (d *depths) refresh(ctx context.Context, p *Provider) error {
 		}
 		d.of[at] = sum
 	}
+	for _, one := range dead {
+		at := part{one.Queue, one.Namespace}
+		sum := d.of[at]
+		sum.dead = one.Letters
+		d.of[at] = sum
+	}
 	return nil
 }
 
-// addDepths adds how much is queued, by namespace.
+// addDepths adds how much is queued, and dead, by namespace.
 func (m *measurement) addDepths(p *Provider) {
 	if p.cfg.MeasureDepths == 0 {
 		return
 	}
-	depth := m.gauge(MetricDepth, "items in the queue")
+	queued, dead := m.gauge(MetricDepth, "items in the queue"), m.gauge(MetricDeadLetters, "dead letters that there are")
 	oldest, err := m.Float64ObservableGauge(MetricOldestDue, metric.WithUnit("s"), metric.WithDescription("how long the first of the due items has waited"))
 	m.err, m.all = errors.Join(m.err, err), append(m.all, oldest)
 	whose := p.whose()
 	of := func(at part, also ...attribute.KeyValue) metric.MeasurementOption {
 		return ofQueue(at.queue, slices.Concat(whose, also, []attribute.KeyValue{AttrNamespace.String(at.namespace)})...)
 	}
-	d := &depths{of: make(map[part]QueueDepth)}
+	d := &depths{of: make(map[part]depth)}
 	m.read = append(m.read, func(ctx context.Context, _ *Stats, o metric.Observer) error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		err := d.refresh(ctx, p) // what is known is told all the same
 		for at, n := range d.of {
-			o.ObserveInt64(depth, n.Due, of(at, AttrState.String("due")))
-			o.ObserveInt64(depth, n.Delayed, of(at, AttrState.String("delayed")))
-			o.ObserveInt64(depth, n.Leased, of(at, AttrState.String("leased")))
-			o.ObserveInt64(depth, n.KeptBack, of(at, AttrState.String("kept back")))
+			o.ObserveInt64(queued, n.Due, of(at, AttrState.String("due")))
+			o.ObserveInt64(queued, n.Delayed, of(at, AttrState.String("delayed")))
+			o.ObserveInt64(queued, n.Leased, of(at, AttrState.String("leased")))
+			o.ObserveInt64(queued, n.KeptBack, of(at, AttrState.String("kept back")))
+			o.ObserveInt64(dead, n.dead, of(at))
 			var waits time.Duration
 			if !n.OldestDue.IsZero() {
 				waits = max(time.Since(p.LocalTime(n.OldestDue)), 0)

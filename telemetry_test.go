@@ -53,6 +53,7 @@ func TestTelemetry_WhatHappens_IsMeasured(t *testing.T) {
 	}{{"default", "due", 1}, {"default", "delayed", 1}, {"default", "leased", 1}, {"n", "due", 1}} {
 		require.Equal(t, of.want, seen[ofQueueOf(p, MetricDepth, AttrNamespace.String(of.namespace), AttrState.String(of.state))], "%+v", of)
 	}
+	require.Zero(t, seen[testmeter.Key(MetricHibernating)])
 	oldest := ofQueueOf(p, MetricOldestDue, AttrNamespace.String("default"))
 	require.Contains(t, seen, oldest)
 	require.Less(t, seen[oldest], patient.Seconds())
@@ -135,6 +136,54 @@ func TestTelemetry_NamespaceBecomesEmpty_IsToldOfOnceMore(t *testing.T) {
 		require.Zero(t, seen[due])
 		require.NotContains(t, collect(), due)
 	}
+}
+
+func TestTelemetry_DeadLetters_AreCountedByNamespaceAndQueue(t *testing.T) {
+	m := testmeter.New()
+	p := testProvider(t, Config{MeterProvider: m, MeasureDepths: time.Second})
+	p.cfg.MeasureDepths = time.Nanosecond
+	for _, namespace := range []string{"a", "a", "b"} {
+		_, err := p.EnqueueForWorker(t.Context(), WorkItem{Name: "x"}, &EnqueueOptions{Namespace: namespace})
+		require.NoError(t, err)
+		item, err := p.FetchWorkItem(t.Context(), nil)
+		require.NoError(t, err)
+		require.NoError(t, p.DeadLetterWorkItem(t.Context(), item.LockToken, "no use", ""))
+	}
+	counts, err := p.CountDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, []DeadLetterCount{{Worker, "a", 2, 2}, {Worker, "b", 1, 3}}, counts)
+	counts, err = p.CountDeadLetters(t.Context(), &DeadLetterFilter{Namespace: "a", After: 1, Limit: 1, Reason: "no use"})
+	require.NoError(t, err)
+	require.Equal(t, []DeadLetterCount{{Worker, "a", 1, 2}}, counts, "a limit is for lists")
+
+	of := func(namespace string) string {
+		return ofQueueOf(p, MetricDeadLetters, AttrNamespace.String(namespace))
+	}
+	seen, err := m.Collect(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2., seen[of("a")])
+	require.Equal(t, 1., seen[of("b")])
+	_, err = p.PurgeDeadLetters(t.Context(), &DeadLetterFilter{Namespace: "b"})
+	require.NoError(t, err)
+	seen, err = m.Collect(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2., seen[of("a")])
+	require.Contains(t, seen, of("b"), "who shows the last value is to show zero")
+	require.Zero(t, seen[of("b")])
+}
+
+func TestTelemetry_NodeHibernates_SaysSo_AndTheQueuesAreLeftAlone(t *testing.T) {
+	m := testmeter.New()
+	p := testProvider(t, Config{MeterProvider: m, MeasureDepths: time.Second, HibernateAfter: 100 * time.Millisecond, HibernatePoll: time.Hour})
+	p.cfg.MeasureDepths = time.Nanosecond
+	eventually(t, "it hibernates", func() bool { return p.Stats().Hibernating })
+	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('x', p_namespace => 'n')`)
+	seen, err := m.Collect(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1., seen[testmeter.Key(MetricHibernating)])
+	require.Equal(t, 1., seen[testmeter.Key(MetricHibernations)])
+	require.Zero(t, seen[testmeter.Key(MetricListening)])
+	require.NotContains(t, seen, ofQueueOf(p, MetricDepth, AttrNamespace.String("n"), AttrState.String("due")))
 }
 
 func TestTelemetry_DepthsCannotBeRead_ItIsNotTriedAgainBeforeItsTime(t *testing.T) {

@@ -113,7 +113,7 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION dead_letter_orchestration IS 'Makes the messages of a turn dead letters and releases the instance. Returns the namespace of the instance (null: any) and whether it has a due message now: what a caller that asked for quiet has to tell. PW001 if the token no longer holds.';
 
--- The two functions that take a filter plan anew for each call: which of its conditions are given decides which
+-- The functions that take a filter plan anew for each call: which of its conditions are given decides which
 -- index is good.
 
 -- +goose StatementBegin
@@ -139,6 +139,30 @@ END
 $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION list_dead_letters IS 'Dead letters by id, p_limit of them after p_after, for which all conditions hold that are not null.';
+
+-- +goose StatementBegin
+CREATE FUNCTION count_dead_letters(
+    p_queue text DEFAULT NULL, p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_instance text DEFAULT NULL,
+    p_reason text DEFAULT NULL, p_died_before timestamptz DEFAULT NULL, p_ids bigint[] DEFAULT NULL, p_after bigint DEFAULT 0)
+RETURNS TABLE (queue text, namespace text, letters bigint, last_id bigint)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_custom_plan SET jit = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT d.queue, d.namespace, count(*), max(d.id) FROM dead_letters d
+     WHERE d.id > p_after AND (p_ids IS NULL OR d.id = ANY (p_ids))
+       AND (p_queue IS NULL OR d.queue = p_queue) AND (p_namespace IS NULL OR d.namespace = p_namespace)
+       AND (p_name IS NULL OR d.name = p_name) AND (p_instance IS NULL OR d.instance_id = p_instance)
+       AND (p_reason IS NULL OR d.reason = p_reason) AND (p_died_before IS NULL OR d.died_at < p_died_before)
+     GROUP BY d.queue, d.namespace
+     ORDER BY d.queue, d.namespace;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION count_dead_letters IS 'How many letters list_dead_letters would return without a limit, by queue and namespace, with the last of their ids.';
 
 -- +goose StatementBegin
 CREATE FUNCTION is_queued(p_queue text, p_namespace text, p_instance text, p_dedup_key text)
@@ -383,4 +407,4 @@ COMMENT ON FUNCTION purge_archive IS 'Removes what was archived before p_before,
 -- +goose Down
 
 DROP FUNCTION purge_archive, list_archive, archive_work, purge_dead_letters, redrive_dead_letters, pick_dead_letters, is_queued,
-    list_dead_letters, dead_letter_orchestration, bury_turn, dead_letter_work, bury_work;
+    count_dead_letters, list_dead_letters, dead_letter_orchestration, bury_turn, dead_letter_work, bury_work;
