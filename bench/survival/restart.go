@@ -52,10 +52,10 @@ func (t *trial) outage(ctx context.Context, how devpg.Mode) error {
 
 func keepOutage(r *result) (broken []string) {
 	if r.FirstItem < 0 || r.FirstItem > firstWithin {
-		broken = append(broken, fmt.Sprintf("the first item came after %v", r.FirstItem))
+		broken = append(broken, "the first item came "+later(r.FirstItem))
 	}
 	if r.RateBack < 0 || r.RateBack > backWithin {
-		broken = append(broken, fmt.Sprintf("the rate was back after %v", r.RateBack))
+		broken = append(broken, "the rate was back "+later(r.RateBack))
 	}
 	return append(broken, r.late(after, calmP99)...)
 }
