@@ -12,6 +12,9 @@ import (
 
 // This file answers: how do the results look on the page?
 
+// mostTold is how many broken promises of a scenario are told.
+const mostTold = 5
+
 // page is the results in Markdown.
 func (r *record) page() (string, error) {
 	var b strings.Builder
@@ -176,7 +179,11 @@ func details(results []*result) (lines []string) {
 	if results[0].Soaked == nil && results[0].Report != "" {
 		add("%s.", results[0].Report)
 	}
-	for _, b := range broken {
+	for i, b := range broken {
+		if i == mostTold {
+			add("And %d more.", len(broken)-i)
+			break
+		}
 		add("**Broken**: %s.", b)
 	}
 	return lines
