@@ -20,7 +20,10 @@ type conditions struct {
 }
 
 func (c conditions) String() string {
-	text := fmt.Sprintf("the server's clock is %+v ahead", c.ahead)
+	text := "the server's clock is right"
+	if c.ahead != 0 {
+		text = fmt.Sprintf("the server's clock is %.0f h ahead", c.ahead.Hours())
+	}
 	if c.skewed {
 		text += "; those of processes are wrong by hours"
 	}
