@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file answers: which nodes run when, and was all done?
+
+// patience is for a node to come up, and to end, and for what was sent to be done.
+const patience = time.Minute
+
+type deployment struct {
+	conn   *pgx.Conn
+	url    string
+	schema string
+	ledger string // quoted
+	nodes  map[string]*node
+}
+
+// node is a process.
+type node struct {
+	cmd   *exec.Cmd
+	input io.WriteCloser
+	said  bytes.Buffer // what it warned of; to be read when it has ended
+}
+
+func newDeployment(ctx context.Context, conn *pgx.Conn, url, schema string) (*deployment, error) {
+	d := &deployment{conn, url, schema, pgx.Identifier{schema + "_ledger"}.Sanitize(), map[string]*node{}}
+	_, err := conn.Exec(ctx, `CREATE SCHEMA `+d.ledger+`; CREATE TABLE `+d.ledger+`.sent (kind text, id text, PRIMARY KEY (kind, id));
+		CREATE TABLE `+d.ledger+`.done (kind text, id text, node text)`)
+	return d, err
+}
+
+func (d *deployment) close(ctx context.Context) error {
+	for _, n := range d.nodes {
+		_ = n.cmd.Process.Kill()
+		_ = n.cmd.Wait()
+	}
+	_, err := d.conn.Exec(ctx, `DROP SCHEMA IF EXISTS `+d.ledger+` CASCADE; DROP SCHEMA IF EXISTS `+pgx.Identifier{d.schema}.Sanitize()+` CASCADE`)
+	return err
+}
+
+// roll deploys: the old state alone, the new one beside it, which migrates, the new one alone, and the old one again on the newer schema.
+func (d *deployment) roll(ctx context.Context, old, now string, length time.Duration) error {
+	phase := func(what string, changes ...error) error {
+		if err := errors.Join(changes...); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		select {
+		case <-time.After(length):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		var sent, done int
+		err := d.conn.QueryRow(ctx, `SELECT (SELECT count(*) FROM `+d.ledger+`.sent), (SELECT count(*) FROM `+d.ledger+`.done)`).Scan(&sent, &done)
+		fmt.Printf("%-38s %6d sent, %6d done\n", what, sent, done)
+		return err
+	}
+	if err := phase("old nodes", d.start("old-1", old), d.start("old-2", old)); err != nil {
+		return err
+	}
+	if err := phase("a new one beside them, which migrates", d.start("new-1", now)); err != nil {
+		return err
+	}
+	if err := phase("new nodes", d.start("new-2", now), d.stop("old-1"), d.stop("old-2")); err != nil {
+		return err
+	}
+	if err := phase("back: old nodes on the newer schema", d.start("old-3", old), d.start("old-4", old), d.stop("new-1"), d.stop("new-2")); err != nil {
+		return err
+	}
+	for _, n := range d.nodes {
+		if _, err := io.WriteString(n.input, "enough\n"); err != nil {
+			return err
+		}
+	}
+	return errors.Join(d.settled(ctx), d.stop("old-3"), d.stop("old-4"))
+}
+
+func (d *deployment) start(name, binary string) error {
+	cmd := exec.Command(binary, d.url, d.schema, name)
+	n := &node{cmd: cmd}
+	cmd.Stderr = &n.said
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	n.input, d.nodes[name] = input, n
+	late := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
+	defer late.Stop()
+	if line, err := bufio.NewReader(output).ReadString('\n'); line != "ready\n" {
+		return fmt.Errorf("%s did not come up: %w", name, errors.Join(err, d.stop(name)))
+	}
+	return nil
+}
+
+// stop ends a node as a deployment does, and fails if it warned of anything.
+func (d *deployment) stop(name string) error {
+	n := d.nodes[name]
+	delete(d.nodes, name)
+	late := time.AfterFunc(patience, func() { _ = n.cmd.Process.Kill() })
+	defer late.Stop()
+	err := errors.Join(n.input.Close(), n.cmd.Wait())
+	if said := strings.TrimSpace(n.said.String()); said != "" {
+		err = errors.Join(err, errors.New(said))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// settled waits until all that was sent is done, and fails if something was done twice that is to be done once, or was never sent.
+func (d *deployment) settled(ctx context.Context) error {
+	var lost, alien, repeated, open, dead int
+	for until := time.Now().Add(patience); ; {
+		err := d.conn.QueryRow(ctx, fmt.Sprintf(`
+			SELECT (SELECT count(*) FROM %[1]s.sent s WHERE NOT EXISTS (SELECT FROM %[1]s.done d WHERE d.kind = s.kind AND d.id = s.id)),
+			       (SELECT count(*) FROM %[1]s.done d WHERE NOT EXISTS (SELECT FROM %[1]s.sent s WHERE s.kind = d.kind AND s.id = d.id)),
+			       (SELECT count(*) FROM (SELECT FROM %[1]s.done WHERE kind <> 'step' GROUP BY kind, id HAVING count(*) > 1) AS r),
+			       (SELECT count(*) FROM %[2]s.tasks WHERE state <> 'complete'),
+			       (SELECT count(*) FROM %[2]s.dead_letters)`, d.ledger, pgx.Identifier{d.schema}.Sanitize())).Scan(&lost, &alien, &repeated, &open, &dead)
+		if err != nil {
+			return err
+		}
+		if lost+open == 0 || time.Now().After(until) || alien+repeated+dead > 0 {
+			break
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	fmt.Printf("not done %d, never sent %d, done twice %d, tasks that are not complete %d, dead letters %d\n", lost, alien, repeated, open, dead)
+	if lost+alien+repeated+open+dead > 0 {
+		return errors.New("the ledger does not agree")
+	}
+	return nil
+}
