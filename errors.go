@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"crypto/tls"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -139,6 +140,7 @@ func failed(op string, err error) error {
 		return e
 	}
 	e.SQLState = pgErr.Code
+	withoutData(pgErr)
 	if condition := conditionOf(pgErr); condition != nil {
 		e.Err = fmt.Errorf("%w: %w", condition, err)
 	}
@@ -168,6 +170,14 @@ func serverError(err error) *pgconn.PgError {
 		pgErr.ConstraintName = historyPrimaryKey
 	}
 	return pgErr
+}
+
+// withoutData takes out of an error of the server what the row has, or the text, that it is about: that is somebody's payload, and errors are logged.
+func withoutData(err *pgconn.PgError) {
+	switch {
+	case err.Code == "23502", err.Code == "23514", strings.HasPrefix(err.Code, "22"): // not null, check: "Failing row contains (...)"; data exceptions: a line of the JSON
+		err.Detail, err.Where = "", ""
+	}
 }
 
 const (
@@ -227,6 +237,9 @@ func retryable(err error) bool {
 			pgErr.Code == "25P03", pgErr.Code == "25P04":                      // timeouts of idle transactions, and of any
 			return true
 		}
+		return false
+	}
+	if certErr := (*tls.CertificateVerificationError)(nil); errors.As(err, &certErr) { // the server is another, or the settings are wrong
 		return false
 	}
 	var connectErr *pgconn.ConnectError

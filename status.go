@@ -103,7 +103,7 @@ func (p *Provider) statusArgs(u *CustomStatusUpdate) (clear *bool, text *string,
 	case u == nil:
 		return nil, nil, nil
 	case u.Clear && u.Value != "":
-		return nil, nil, invalid("the custom status is both cleared and set to %s", quote(u.Value))
+		return nil, nil, invalid("the custom status is both cleared and set")
 	case u.Clear:
 		return new(true), nil, nil
 	}
