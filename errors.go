@@ -3,6 +3,7 @@ package pgwake
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -239,11 +240,17 @@ func retryable(err error) bool {
 		}
 		return false
 	}
-	if certErr := (*tls.CertificateVerificationError)(nil); errors.As(err, &certErr) { // the server is another, or the settings are wrong
+	if badCertificate(err) { // the server is another, or the settings are wrong
 		return false
 	}
 	var connectErr *pgconn.ConnectError
 	return connectionLost(err) || errors.As(err, &connectErr) || errors.Is(err, driver.ErrBadConn) || pgconn.SafeToRetry(err)
+}
+
+// badCertificate reports whether the server was refused for what it showed. With sslmode=verify-ca pgx verifies by itself, and then it is not wrapped.
+func badCertificate(err error) bool {
+	return errors.As(err, new(*tls.CertificateVerificationError)) || errors.As(err, new(x509.UnknownAuthorityError)) ||
+		errors.As(err, new(x509.HostnameError)) || errors.As(err, new(x509.CertificateInvalidError))
 }
 
 // connectionLost reports whether err is of a connection that broke, or on which no answer came in time.

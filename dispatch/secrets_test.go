@@ -1,0 +1,152 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: does anything of a payload, or of a password, get to where people read it who only look after the system?
+
+const (
+	secretPayload  = "s3cr3t-payl0ad"
+	secretPassword = "s3cr3t-passw0rd"
+)
+
+// overheard is all that was logged, traced, or returned as an error.
+type overheard struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *overheard) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+// failure notes all that an error tells, what the server said of it included.
+func (o *overheard) failure(t *testing.T, err error) {
+	t.Helper()
+	require.Error(t, err)
+	fmt.Fprintf(o, "%v\n%+v\n%q\n", err, err, err)
+	for ; err != nil; err = errors.Unwrap(err) {
+		if many, ok := err.(interface{ Unwrap() []error }); ok {
+			for _, one := range many.Unwrap() {
+				fmt.Fprintf(o, "%v\n", one)
+			}
+		}
+	}
+}
+
+func (o *overheard) server(t *testing.T, err error) {
+	t.Helper()
+	o.failure(t, err)
+	said := (*pgconn.PgError)(nil)
+	require.ErrorAs(t, err, &said)
+	fmt.Fprintf(o, "%#v\n", *said)
+}
+
+func TestSecrets_NoPayloadAndNoPassword_IsLoggedOrTracedOrInAnError(t *testing.T) {
+	t.Parallel()
+	heard := &overheard{}
+	logger := slog.New(slog.NewTextHandler(heard, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	p := pgwaketest.New(t, &pgwake.Config{Logger: logger, MaxPayload: 1000})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	payload := json.RawMessage(`{"card": "` + secretPayload + `"}`)
+
+	// Passwords, of servers that are not there, that refuse them, and in URLs that cannot be read.
+	at := strings.TrimPrefix(strings.SplitN(pgwaketest.URL(t), "@", 2)[1], "")
+	for _, url := range []string{
+		"postgres://nobody:" + secretPassword + "@127.0.0.1:1/none?connect_timeout=2",
+		"postgres://no such role:" + secretPassword + "@" + at,
+		"postgres://nobody:" + secretPassword + "@" + at,
+		"postgres://nobody:" + secretPassword + "@127.0.0.1:port/x",
+		"postgres://nobody:" + secretPassword + "@127.0.0.1/x?sslmode=wrong",
+		"host=127.0.0.1 port=x password=" + secretPassword,
+	} {
+		_, err := pgwake.Open(ctx, url, &pgwake.Config{Logger: logger})
+		heard.failure(t, err)
+	}
+
+	// Payloads that are refused here, and there.
+	long, _ := json.Marshal(strings.Repeat(secretPayload, 100))
+	for _, input := range []json.RawMessage{long, json.RawMessage(`{"` + secretPayload), json.RawMessage(`"` + secretPayload + `\u0000"`), json.RawMessage("\"" + secretPayload + "\xff\"")} {
+		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "w", Input: input}, nil)
+		heard.failure(t, err)
+	}
+	_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "w", Headers: map[string]string{"h": secretPayload + "\x00"}}, nil)
+	heard.failure(t, err)
+	err = p.Do(ctx, "layer", func(ctx context.Context, q pgwake.Querier) error {
+		_, err := q.Exec(ctx, `INSERT INTO "`+p.Schema()+`".worker_queue (name, input, priority) VALUES ('w', $1, 12)`, payload)
+		return err
+	})
+	heard.server(t, err)
+	err = p.Do(ctx, "layer", func(ctx context.Context, q pgwake.Querier) error {
+		_, err := q.Exec(ctx, `INSERT INTO "`+p.Schema()+`".worker_queue (input) VALUES ($1)`, payload)
+		return err
+	})
+	heard.server(t, err)
+	err = p.Do(ctx, "layer", func(ctx context.Context, q pgwake.Querier) error {
+		_, err := q.Exec(ctx, `SELECT "`+p.Schema()+`".enqueue_work_many('{w}', $1::text[])`, []string{`{"card": ` + secretPayload + `}`})
+		return err
+	})
+	heard.server(t, err)
+
+	// Handlers that fail, panic, give up, or cannot read what they got; each logs at every level.
+	traced := &recorder{}
+	d := New(p, &Config{Logger: logger, TracerProvider: tracers{recorder: traced}, Concurrency: 2, MaxAttempts: 2,
+		Retry: func(int, error) time.Duration { return time.Nanosecond }})
+	done := make(chan struct{}, 10)
+	Handle(d, "fails", func(context.Context, map[string]string) (map[string]string, error) { return nil, errors.New("no luck") })
+	Handle(d, "panics", func(context.Context, map[string]string) (map[string]string, error) { panic("at the disco") })
+	Handle(d, "unread", func(context.Context, int) (int, error) { return 0, nil })
+	Handle(d, "dies", func(context.Context, map[string]string) (int, error) { return 0, Permanent(errors.New("never")) })
+	Handle(d, "works", func(context.Context, map[string]string) (map[string]string, error) {
+		done <- struct{}{}
+		return map[string]string{"card": secretPayload}, nil
+	})
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(running) }()
+	for _, name := range []string{"fails", "panics", "unread", "dies", "works"} {
+		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: name, Input: payload, Headers: map[string]string{"h": secretPayload}}, nil)
+		require.NoError(t, err)
+	}
+	<-done
+	require.Eventually(t, func() bool {
+		letters, err := p.ListDeadLetters(ctx, nil)
+		return err == nil && len(letters) == 4
+	}, 15*time.Second, 20*time.Millisecond)
+	stop()
+	<-ended
+	letters, err := p.ListDeadLetters(ctx, nil)
+	require.NoError(t, err)
+	for _, letter := range letters {
+		fmt.Fprintln(heard, letter.Reason, letter.Error)
+	}
+	traced.mu.Lock()
+	fmt.Fprintln(heard, traced.spans)
+	traced.mu.Unlock()
+
+	said := heard.text.String()
+	require.Contains(t, said, "no luck")
+	require.Contains(t, said, "at the disco")
+	for line := range strings.Lines(said) {
+		require.NotContains(t, line, secretPayload)
+		require.NotContains(t, line, secretPassword)
+	}
+}
