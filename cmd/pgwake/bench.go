@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/migrations"
@@ -96,8 +95,7 @@ func (a *app) bench(ctx context.Context, f benchFlags) error {
 }
 
 func benchError(err error, config *pgx.ConnConfig) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "42501" {
+	if isForbidden(err) {
 		return &hinted{err, "GRANT CREATE ON DATABASE " + pgx.Identifier{config.Database}.Sanitize() + " TO " + pgx.Identifier{config.User}.Sanitize()}
 	}
 	return err

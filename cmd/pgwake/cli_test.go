@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -127,7 +128,7 @@ func TestCommandLine_IsWrong_ExitCodeIsTwoAndNothingWasTried(t *testing.T) {
 	c := &cli{t: t, url: "postgres://nobody@127.0.0.1:1/none", schema: "none", now: time.Now}
 	for _, args := range [][]string{
 		{"no-such-command"}, {"doctor", "--no-such-flag"}, {"doctor", "what?"}, {"migrate"}, {"migrate", "up", "--layer", "nothing"},
-		{"migrate", "print", "--layer", "root,eventbus", "--from", "3"}, {"migrate", "down"},
+		{"migrate", "print", "--layer", "root,eventbus", "--from", "3"}, {"migrate", "down"}, {"peek", "--database-url", "neither nor"},
 	} {
 		require.Contains(t, c.refused(exitUsage, args...), "pgwake:")
 	}
@@ -187,4 +188,33 @@ func TestOutput_IsNoTerminal_HasNoEscapeSequences(t *testing.T) {
 	c.environ = []string{"TERM=xterm-256color", "CLICOLOR_FORCE=1"}
 	require.Contains(t, c.ok("migrate", "status"), "\x1b")
 	require.NotContains(t, c.ok("migrate", "status", "--no-color"), "\x1b")
+}
+
+func TestOutput_JSON_HasNothingThatATerminalHeeds(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	a := newApp(world{out: &out, err: &out})
+	text := "ö 😀 \x1b[2J \x7f \u009b2J \u202e \U000E0041 \n\t"
+	require.NoError(t, a.printLine(map[string]string{"a": text}))
+	printed := strings.TrimSuffix(out.String(), "\n")
+	require.Equal(t, -1, strings.IndexFunc(printed, unprintable), "%q", printed)
+	require.Contains(t, printed, "ö 😀")
+	var back map[string]string
+	require.NoError(t, json.Unmarshal([]byte(printed), &back))
+	require.Equal(t, text, back["a"])
+}
+
+func TestErrors_HaveEscapeSequences_TheyAreShownAsWhatTheyAre(t *testing.T) {
+	t.Parallel()
+	var said bytes.Buffer
+	newApp(world{out: &said, err: &said}).complain(errors.New("pgwake: get task: \x1b[2J\nand \u009b"), "see \x07")
+	require.Equal(t, "pgwake: get task: \\x1b[2J\nand \\u009b\n  → see \\a\n", said.String())
+}
+
+// As with postgres://postgres:postgres@localhost, of which errors would not say any more who and where.
+func TestErrors_PasswordIsTheNameOfTheRole_TheNameStays(t *testing.T) {
+	t.Parallel()
+	a := newApp(world{environ: []string{"DATABASE_URL=postgres://shop:shop@db/data", "PGPASSWORD=data"}})
+	require.Equal(t, "role shop of data", a.withoutSecrets("role shop of data"))
+	require.Equal(t, "cannot parse postgres://shop:xxxxx@db/data", a.withoutSecrets("cannot parse postgres://shop:shop@db/data"))
 }

@@ -20,7 +20,7 @@ func (a *app) confirm(format string, args ...any) error {
 	if a.yes {
 		return nil
 	}
-	question := a.withoutSecrets(fmt.Sprintf(format, args...))
+	question := oneLine(a.withoutSecrets(fmt.Sprintf(format, args...)))
 	if f, ok := a.in.(*os.File); ok && !term.IsTerminal(f.Fd()) {
 		return usagef("--yes, if that is what is wanted", "there is nobody to ask: %s", question)
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,8 +42,8 @@ func (a *app) target() (string, error) {
 	return "", usagef("--database-url postgres://user@host:5432/database, or PGWAKE_DATABASE_URL with the same", "it is not said which database")
 }
 
-// config is how to connect, through whatever is in between.
-func (a *app) config() (*pgx.ConnConfig, error) {
+// poolConfig is how to connect, through whatever is in between.
+func (a *app) poolConfig() (*pgxpool.Config, error) {
 	u, err := a.target()
 	if err != nil {
 		return nil, err
@@ -50,33 +51,41 @@ func (a *app) config() (*pgx.ConnConfig, error) {
 	return a.parse(u)
 }
 
+// config is the same for one connection.
+func (a *app) config() (*pgx.ConnConfig, error) {
+	config, err := a.poolConfig()
+	if err != nil {
+		return nil, err
+	}
+	return config.ConnConfig, nil
+}
+
 // listenConfig is how to connect around a transaction pooler: that of config, unless --listen-url says otherwise.
 func (a *app) listenConfig() (*pgx.ConnConfig, error) {
 	if u := firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")); u != "" {
-		return a.parse(u)
+		config, err := a.parse(u)
+		if err != nil {
+			return nil, err
+		}
+		return config.ConnConfig, nil
 	}
 	return a.config()
 }
 
-func (a *app) parse(u string) (*pgx.ConnConfig, error) {
+func (a *app) parse(u string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(u) // settings of the pool are allowed
 	if err != nil {
 		return nil, usagef("as in postgres://user@host:5432/database?sslmode=require; the password may be in PGPASSWORD or ~/.pgpass", "the URL of the database: %w", err)
 	}
 	c := config.ConnConfig
-	a.prepare(c)
-	return c, nil
-}
-
-// prepare has a connection work behind a pooler, too: without statements that stay prepared.
-func (a *app) prepare(c *pgx.ConnConfig) {
-	c.DefaultQueryExecMode = pgx.QueryExecModeExec
+	c.DefaultQueryExecMode = pgx.QueryExecModeExec // a pooler may be in between: no statement is to stay prepared
 	if c.ConnectTimeout == 0 {
 		c.ConnectTimeout = connectTimeout
 	}
 	if c.RuntimeParams["application_name"] == "" {
 		c.RuntimeParams["application_name"] = "pgwake command line"
 	}
+	return config, nil
 }
 
 // connect opens one connection.
@@ -95,15 +104,10 @@ func (a *app) provider(ctx context.Context) (*pgwake.Provider, func(), error) {
 
 // openProvider opens one on the schema. The function ends it, and the pool with it.
 func (a *app) openProvider(ctx context.Context, c *pgwake.Config) (*pgwake.Provider, func(), error) {
-	u, err := a.target()
+	config, err := a.poolConfig()
 	if err != nil {
 		return nil, nil, err
 	}
-	config, err := pgxpool.ParseConfig(u)
-	if err != nil {
-		return nil, nil, err
-	}
-	a.prepare(config.ConnConfig)
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, nil, err
@@ -137,19 +141,23 @@ func hintFor(err error) string {
 	case errors.As(err, &known):
 		return known.hint
 	case errors.Is(err, pgwake.ErrNotMigrated) && errors.Is(err, migrations.ErrForeign):
-		return "the schema was made by another program: name another with --schema"
+		return "the schema was made by another program, or by an unreleased version of this one: name another with --schema"
 	case errors.Is(err, pgwake.ErrNotMigrated):
 		return "pgwake migrate up, or --schema with the name of the one that is; pgwake migrate status tells"
-	case errors.Is(err, pgwake.ErrPermission):
+	case isForbidden(err):
 		return "pgwake doctor says which rights the role lacks, and how to grant them"
 	case errors.As(err, &pg) && pg.Code == "28P01":
 		return "the password: in the URL, PGPASSWORD, or ~/.pgpass"
 	case errors.As(err, &refused):
 		return "is the server there, and the URL right? Try: psql with the same URL"
-	case errors.As(err, &pg) && pg.Code == "42501":
-		return "pgwake doctor says which rights the role lacks, and how to grant them"
 	}
 	return ""
+}
+
+// isForbidden says that the role lacks a right.
+func isForbidden(err error) bool {
+	var pg *pgconn.PgError
+	return errors.Is(err, pgwake.ErrPermission) || errors.As(err, &pg) && pg.Code == "42501"
 }
 
 // secret finds a password in a URL or in keyword=value pairs.
@@ -160,26 +168,23 @@ var written = regexp.MustCompile(`://[^:@/\s]*:([^@\s]+)@`)
 
 // withoutSecrets takes passwords out of a text that is to be printed.
 func (a *app) withoutSecrets(text string) string {
+	passwords := []string{a.env("PGPASSWORD")}
+	var public []string // a password that is one of these is none, and would take the name out of what is said
 	for _, u := range []string{a.databaseURL, a.listenURL, a.env("PGWAKE_DATABASE_URL"), a.env("DATABASE_URL"), a.env("PGWAKE_LISTEN_URL")} {
-		for _, password := range passwordsIn(u) {
+		if config, err := pgx.ParseConfig(u); err == nil {
+			passwords = append(passwords, config.Password, url.QueryEscape(config.Password), url.PathEscape(config.Password))
+			public = append(public, config.User, config.Database)
+		}
+		if m := written.FindStringSubmatch(u); m != nil {
+			passwords = append(passwords, m[1]) // as it stands there
+		}
+	}
+	for _, password := range passwords {
+		if len(password) > 2 && !slices.Contains(public, password) {
 			text = strings.ReplaceAll(text, password, "xxxxx")
 		}
 	}
-	if password := a.env("PGPASSWORD"); password != "" {
-		text = strings.ReplaceAll(text, password, "xxxxx")
-	}
 	return secret.ReplaceAllString(text, "${1}${3}xxxxx${2}")
-}
-
-// passwordsIn are the forms in which an error may repeat the password of a URL.
-func passwordsIn(u string) (all []string) {
-	if config, err := pgx.ParseConfig(u); err == nil && len(config.Password) > 2 {
-		all = append(all, config.Password, url.QueryEscape(config.Password), url.PathEscape(config.Password))
-	}
-	if m := written.FindStringSubmatch(u); m != nil {
-		all = append(all, m[1]) // as it stands there
-	}
-	return all
 }
 
 func firstOf(texts ...string) string {
@@ -193,5 +198,5 @@ func firstOf(texts ...string) string {
 
 // place says which database it is, for people.
 func place(c *pgx.ConnConfig) string {
-	return fmt.Sprintf("%s on %s:%d as %s", c.Database, c.Host, c.Port, c.User)
+	return oneLine(fmt.Sprintf("%s on %s:%d as %s", c.Database, c.Host, c.Port, c.User))
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -189,7 +190,7 @@ func (a *app) printPairs(pairs [][2]string) {
 			if i > 0 {
 				name = ""
 			}
-			a.printf("%s %s\n", a.style.head.Render(fmt.Sprintf("%-12s", name)), oneLine(strings.ReplaceAll(line, "\t", "    ")))
+			a.printf("%s %s\n", a.style.head.Render(fmt.Sprintf("%-12s", name)), visible(line))
 		}
 	}
 }
@@ -247,47 +248,45 @@ func (a *app) dlqBulk(ctx context.Context, f *pgwake.DeadLetterFilter, verb stri
 		return err
 	}
 	defer end()
-	total, more, err := countLetters(ctx, p, *f)
+	total, _, err := countLetters(ctx, p, f)
 	if err != nil {
 		return err
 	}
 	if ask && total > 0 {
-		if err := a.confirm("%s %s%s for good?", strings.ToUpper(verb[:1])+verb[1:], count(total, "dead letter"), more); err != nil {
+		if err := a.confirm("%s %s for good?", strings.ToUpper(verb[:1])+verb[1:], count(total, "dead letter")); err != nil {
 			return err
 		}
 	}
 	bar := a.progress(verb, total)
 	f.Limit = bulkStep
-	sum := 0
-	for {
-		n, err := do(ctx, p, f)
-		if err != nil {
-			bar.end()
-			return fmt.Errorf("%s: %w", count(sum, "dead letter")+" "+done+", and then", err)
-		}
-		if n == 0 {
+	var sum int64
+	for err == nil {
+		var n int
+		if n, err = do(ctx, p, f); n == 0 {
 			break
 		}
-		sum += n
+		sum += int64(n)
 		bar.at(sum)
 	}
 	bar.end()
-	if a.asJSON {
-		return a.printJSON(map[string]int{done: sum})
+	if a.asJSON { // also of what was done before an error
+		return errors.Join(err, a.printJSON(map[string]int64{done: sum}))
 	}
 	a.printf("%s %s\n", count(sum, "dead letter"), a.style.ok.Render(done))
+	if err != nil {
+		return err
+	}
 	if verb == "redrive" && sum < total {
 		a.printf("%s\n", a.style.faint.Render(count(total-sum, "letter")+" stayed: of their dedup keys something is queued again, or somebody else was faster"))
 	}
 	return nil
 }
 
-// countLetters counts those of a filter, up to a number that does not matter any more.
-func countLetters(ctx context.Context, p *pgwake.Provider, f pgwake.DeadLetterFilter) (n int, more string, err error) {
-	f.Limit = pgwake.MaxFetch
-	letters, err := p.ListDeadLetters(ctx, &f)
-	if len(letters) == pgwake.MaxFetch {
-		more = " or more"
+// countLetters counts those of a filter; last is the highest of their ids.
+func countLetters(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (n, last int64, err error) {
+	counts, err := p.CountDeadLetters(ctx, f)
+	for _, c := range counts {
+		n, last = n+c.Letters, max(last, c.LastID)
 	}
-	return len(letters), more, err
+	return n, last, err
 }

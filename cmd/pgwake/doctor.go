@@ -130,10 +130,19 @@ func (a *app) doctor(ctx context.Context, l limits, strict bool) error {
 	}
 	r := report{Database: place(config), Schema: a.schema}
 	at := &patient{limits: l, schema: a.schema, now: a.now, direct: direct, around: firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")) != ""}
+	if !a.asJSON {
+		a.printf("%s\n\n", a.style.head.Render(r.Database+", schema "+oneLine(r.Schema)))
+	}
 	a.examine(ctx, config, at, func(f finding) {
 		f.Reason, f.Fix = a.withoutSecrets(f.Reason), a.withoutSecrets(f.Fix)
 		r.Findings = append(r.Findings, f)
+		if !a.asJSON {
+			a.printFinding(f)
+		}
 	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	r.Verdict = worst(r.Findings)
 	if err := a.printReport(r); err != nil {
 		return err
@@ -141,12 +150,15 @@ func (a *app) doctor(ctx context.Context, l limits, strict bool) error {
 	if r.Verdict == failure || strict && r.Verdict == warning {
 		return exitCode(exitFailed)
 	}
-	return ctx.Err()
+	return nil
 }
 
-// examine makes all checks, and tells of each.
+// examine makes all checks, and tells of each; once it is interrupted, of none.
 func (a *app) examine(ctx context.Context, config *pgx.ConnConfig, at *patient, tell func(finding)) {
 	conn, err := pgx.ConnectConfig(ctx, config)
+	if ctx.Err() != nil {
+		return
+	}
 	if err != nil {
 		tell(finding{"connection", failure, err.Error(), firstOf(hintFor(err), "psql with the same URL")})
 		return
@@ -158,7 +170,11 @@ func (a *app) examine(ctx context.Context, config *pgx.ConnConfig, at *patient, 
 		at.p = p
 	}
 	for _, c := range checks() {
-		tell(c.examine(ctx, at))
+		f := c.examine(ctx, at)
+		if ctx.Err() != nil {
+			return
+		}
+		tell(f)
 	}
 }
 
@@ -181,19 +197,22 @@ func worst(all []finding) verdict {
 	return of
 }
 
+func (a *app) printFinding(f finding) {
+	style := map[verdict]lipgloss.Style{fine: a.style.ok, warning: a.style.warn, failure: a.style.fail, skipped: a.style.faint}[f.Verdict]
+	a.printf("%s  %-21s  %s\n", style.Render(fmt.Sprintf("%-4s", f.Verdict)), f.Check, oneLine(f.Reason))
+	if f.Fix != "" {
+		a.printf("      %s\n", a.style.mark.Render("→ "+oneLine(f.Fix)))
+	}
+}
+
+// printReport prints what is to be said in the end: for programs all, and for people, who have seen the findings, how many there were.
 func (a *app) printReport(r report) error {
 	if a.asJSON {
 		return a.printJSON(r)
 	}
-	a.printf("%s\n\n", a.style.head.Render(fmt.Sprintf("%s, schema %s", r.Database, r.Schema)))
-	styles := map[verdict]lipgloss.Style{fine: a.style.ok, warning: a.style.warn, failure: a.style.fail, skipped: a.style.faint}
 	counts := make(map[verdict]int)
 	for _, f := range r.Findings {
 		counts[f.Verdict]++
-		a.printf("%s  %-21s  %s\n", styles[f.Verdict].Render(fmt.Sprintf("%-4s", f.Verdict)), f.Check, oneLine(f.Reason))
-		if f.Fix != "" {
-			a.printf("      %s\n", a.style.mark.Render("→ "+oneLine(f.Fix)))
-		}
 	}
 	a.printf("\n%d ok, %d warn, %d fail", counts[fine], counts[warning], counts[failure])
 	if n := counts[skipped]; n > 0 {
@@ -221,7 +240,12 @@ func skip(format string, args ...any) finding {
 }
 
 // unknown is a check that could not be made.
-func unknown(err error) finding { return fail(hintFor(err), "it could not be examined: %v", err) }
+func unknown(err error) finding {
+	if isForbidden(err) {
+		return skip("see rights")
+	}
+	return fail(hintFor(err), "it could not be examined: %v", err)
+}
 
 // query is an embedded statement.
 func query(name string) string {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,21 +45,15 @@ func checkPauses(ctx context.Context, at *patient) finding {
 	if f, none := at.unmigrated(); none {
 		return f
 	}
+	paused, err := pausedOf(ctx, at.p)
+	if err != nil {
+		return unknown(err)
+	}
 	var all []string
 	fix := ""
-	for _, queue := range []pgwake.Queue{pgwake.Worker, pgwake.Orchestrator} {
-		paused, err := at.p.GetPaused(ctx, queue)
-		if err != nil {
-			return unknown(err)
-		}
-		names := paused.Namespaces
-		if paused.All {
-			names = append([]string{pgwake.AllNamespaces}, names...)
-		}
-		for _, name := range names {
-			all = append(all, fmt.Sprintf("%s of the %s queue", name, queue))
-			fix = firstOf(fix, fmt.Sprintf("SELECT %s('%s', ARRAY['%s'], false)", at.table("pause"), queue, name))
-		}
+	for _, one := range paused {
+		all = append(all, fmt.Sprintf("%s of the %s queue", one.namespace, one.queue))
+		fix = firstOf(fix, fmt.Sprintf("SELECT %s('%s', ARRAY['%s'], false)", at.table("pause"), one.queue, one.namespace))
 	}
 	if len(all) > 0 {
 		return warn(fix, "nobody fetches from %s, since somebody has paused that", few(all))
@@ -78,10 +73,14 @@ func checkBacklog(ctx context.Context, at *patient) finding {
 	if err != nil {
 		return unknown(err)
 	}
+	paused, err := pausedOf(ctx, at.p)
+	if err != nil {
+		return unknown(err)
+	}
 	var due int64
 	var oldest pgwake.QueueDepth
 	for _, d := range depths {
-		if d.Due > 0 && !at.isPaused(ctx, d) {
+		if d.Due > 0 && !slices.ContainsFunc(paused, func(one pausedNamespace) bool { return one.has(d) }) {
 			due += d.Due
 			if oldest.OldestDue.IsZero() || d.OldestDue.Before(oldest.OldestDue) {
 				oldest = d
@@ -115,23 +114,6 @@ func listening(nodes []pgwake.NodeInfo) (n int) {
 	return n
 }
 
-// isPaused says that nobody is to fetch it; see checkPauses.
-func (at *patient) isPaused(ctx context.Context, d pgwake.QueueDepth) bool {
-	paused, err := at.p.GetPaused(ctx, d.Queue)
-	if err != nil {
-		return false
-	}
-	if paused.All {
-		return true
-	}
-	for _, name := range paused.Namespaces {
-		if name == d.Namespace {
-			return true
-		}
-	}
-	return false
-}
-
 // waited is how long ago an instant of the server's was.
 func (at *patient) waited(ctx context.Context, since time.Time) (time.Duration, error) {
 	var now time.Time
@@ -143,19 +125,20 @@ func checkDeadLetters(ctx context.Context, at *patient) finding {
 	if f, none := at.unmigrated(); none {
 		return f
 	}
-	letters, err := at.p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{Limit: pgwake.MaxFetch})
+	n, last, err := countLetters(ctx, at.p, nil)
 	if err != nil {
 		return unknown(err)
 	}
-	n := int64(len(letters))
-	more := ""
-	if n == pgwake.MaxFetch {
-		more = " or more"
+	if n <= at.deadLetters {
+		return ok("%d", n)
 	}
-	if n > at.deadLetters {
-		newest := letters[n-1]
-		return warn("pgwake dlq list; then pgwake dlq redrive or purge",
-			"there are %d%s; of the newest the reason is: %s", n, more, short(newest.Reason, 80))
+	newest, err := at.p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{IDs: []int64{last}})
+	if err != nil {
+		return unknown(err)
 	}
-	return ok("%d%s", n, more)
+	reason := ""
+	for _, d := range newest { // unless it was redriven, or purged, meanwhile
+		reason = "; of the newest the reason is: " + short(d.Reason, 80)
+	}
+	return warn("pgwake dlq list; then pgwake dlq redrive or purge", "there are %d%s", n, reason)
 }

@@ -88,6 +88,11 @@ var plants = map[string]plant{
 		c.exec(`REVOKE DELETE ON worker_queue FROM ` + role)
 		return []string{"--database-url", c.as(role)}
 	}},
+	"the role has no right at all": {"rights", failure, "USAGE on the schema", "GRANT USAGE ON SCHEMA", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		role := c.role("")
+		c.exec(`REVOKE ALL ON SCHEMA ` + pgx.Identifier{c.schema}.Sanitize() + ` FROM ` + role)
+		return []string{"--database-url", c.as(role)}
+	}},
 	"LISTEN leads to another database": {"notifications", failure, "none came within", "compare the two URLs", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
 		return []string{"--listen-url", with(t, c.url, func(config *pgx.ConnConfig) { config.Database = "template1" })}
 	}},
@@ -295,4 +300,17 @@ func bury(t *testing.T, p *pgwake.Provider, item pgwake.WorkItem, reason string)
 	claimed, err := worker.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{pgwake.DefaultNamespace}})
 	require.NoError(t, err)
 	require.NoError(t, worker.DeadLetterWorkItem(t.Context(), claimed.LockToken, reason, "550 no such mailbox"))
+}
+
+func TestDoctor_Interrupted_SaysSoAndNothingOfChecksThatWereNotMade(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	c.now = func() time.Time { cancel(); return time.Now() } // the check of the clock
+	for _, args := range [][]string{{"doctor"}, {"doctor", "--json"}} {
+		r := c.runIn(ctx, args...)
+		require.Equal(t, exitFailed, r.code)
+		require.Contains(t, r.err, "interrupted")
+		require.NotContains(t, r.out, "fail", "%v", args)
+	}
 }

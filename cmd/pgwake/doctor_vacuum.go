@@ -50,15 +50,6 @@ func (at *patient) sessionsOf(ctx context.Context, name string, longer time.Dura
 	})
 }
 
-// listed are the first of them.
-func listed(all []session) string {
-	var texts []string
-	for _, s := range all {
-		texts = append(texts, s.String())
-	}
-	return few(texts)
-}
-
 // blind says that the role cannot see what other roles do.
 func (at *patient) blind() string {
 	if at.allSeen {
@@ -73,7 +64,7 @@ func checkTransactions(ctx context.Context, at *patient) finding {
 		return unknown(err)
 	}
 	if len(all) > 0 {
-		return warn(fmt.Sprintf("SELECT pg_cancel_backend(%d)", all[0].pid), "vacuum clears nothing away that died since: %s", listed(all))
+		return warn(fmt.Sprintf("SELECT pg_cancel_backend(%d)", all[0].pid), "vacuum clears nothing away that died since: %s", few(textsOf(all)))
 	}
 	return ok("none over %s%s", span(at.transaction), at.blind())
 }
@@ -85,7 +76,7 @@ func checkIdle(ctx context.Context, at *patient) finding {
 	}
 	if len(all) > 0 {
 		return warn(fmt.Sprintf("SELECT pg_terminate_backend(%d); and ALTER ROLE … SET idle_in_transaction_session_timeout = '1min'", all[0].pid),
-			"somebody has begun a transaction, and does nothing in it, so vacuum clears nothing away, and its locks stay: %s", listed(all))
+			"somebody has begun a transaction, and does nothing in it, so vacuum clears nothing away, and its locks stay: %s", few(textsOf(all)))
 	}
 	return ok("none over %s%s", span(at.idle), at.blind())
 }

@@ -87,6 +87,9 @@ func withMigrateHint(err error) error {
 	if errors.As(err, &pg) && pg.Code == "PW006" {
 		return &hinted{err, "empty the tables, or take the layers on it down first: pgwake migrate down --layer taskgraph,eventbus,root"}
 	}
+	if isForbidden(err) || errors.As(err, &pg) && pg.Code == "42P16" { // invalid_table_definition: of a schema that may not be used, the search path is left with pg_temp
+		return &hinted{err, "the role has to own the schema, or may CREATE in a database that has none yet; or apply by another what pgwake migrate print writes"}
+	}
 	return err
 }
 
@@ -114,8 +117,8 @@ func (a *app) migrateStatus(ctx context.Context) error {
 	for _, s := range states {
 		table.add(s.Layer, fmt.Sprint(s.Version), fmt.Sprint(s.Latest), s.State, s.About)
 	}
-	table.style = func(row, column int) *lipgloss.Style {
-		if column != 3 {
+	table.style = func(row int, head string) *lipgloss.Style {
+		if head != "STATE" {
 			return nil
 		}
 		return map[string]*lipgloss.Style{"current": &a.style.ok, "missing": &a.style.faint, "behind": &a.style.warn, "newer": &a.style.warn, "foreign": &a.style.fail}[states[row].State]

@@ -1,17 +1,22 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"charm.land/lipgloss/v2"
 	"charm.land/lipgloss/v2/table"
 	"github.com/charmbracelet/colorprofile"
+	"github.com/charmbracelet/x/ansi"
 	"github.com/charmbracelet/x/term"
 )
 
@@ -42,18 +47,34 @@ func (a *app) isTerminal() bool {
 
 func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.out, format, args...) }
 
-func (a *app) printJSON(v any) error {
-	e := json.NewEncoder(a.out)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
-}
+func (a *app) printJSON(v any) error { return a.encode(v, "  ") }
 
 // printLine prints one JSON value in one line, for what goes on.
-func (a *app) printLine(v any) error {
-	e := json.NewEncoder(a.out)
+func (a *app) printLine(v any) error { return a.encode(v, "") }
+
+// encode prints JSON. What a terminal might heed is escaped, which JSON itself asks of the first 32 characters alone.
+func (a *app) encode(v any, indent string) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	e.SetIndent("", indent)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	var escaped []byte
+	for _, r := range b.String() {
+		switch {
+		case r == '\n' || !unprintable(r):
+			escaped = utf8.AppendRune(escaped, r)
+		case r > 0xFFFF:
+			high, low := utf16.EncodeRune(r)
+			escaped = fmt.Appendf(escaped, `\u%04x\u%04x`, high, low)
+		default:
+			escaped = fmt.Appendf(escaped, `\u%04x`, r)
+		}
+	}
+	_, err := a.out.Write(escaped)
+	return err
 }
 
 // rows are a table for people.
@@ -61,10 +82,31 @@ type rows struct {
 	heads []string
 	cells [][]string
 	none  string // what to say in place of an empty table
-	style func(row, column int) *lipgloss.Style
+	style func(row int, head string) *lipgloss.Style
 }
 
 func (r *rows) add(cells ...string) { r.cells = append(r.cells, cells) }
+
+// width is how many columns of a terminal it takes.
+func (r *rows) width() (sum int) {
+	for i, head := range r.heads {
+		most := ansi.StringWidth(head)
+		for _, cells := range r.cells {
+			most = max(most, ansi.StringWidth(cells[i]))
+		}
+		sum += most
+	}
+	return sum + 2*(len(r.heads)-1)
+}
+
+// drop takes a column out.
+func (r *rows) drop(head string) {
+	at := slices.Index(r.heads, head)
+	r.heads = slices.Delete(r.heads, at, at+1)
+	for i := range r.cells {
+		r.cells[i] = slices.Delete(r.cells[i], at, at+1)
+	}
+}
 
 func (a *app) printRows(r *rows) {
 	if len(r.cells) == 0 {
@@ -89,7 +131,7 @@ func (a *app) drawRows(r *rows) string {
 			if row == table.HeaderRow {
 				s = a.style.head
 			} else if r.style != nil {
-				if of := r.style(row, column); of != nil {
+				if of := r.style(row, r.heads[column]); of != nil {
 					s = *of
 				}
 			}
@@ -116,6 +158,15 @@ func oneLine(text string) string {
 		}
 	}
 	return b.String()
+}
+
+// visible is oneLine for a text of several lines.
+func visible(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = oneLine(strings.ReplaceAll(line, "\t", "    "))
+	}
+	return strings.Join(lines, "\n")
 }
 
 func unprintable(r rune) bool { return !strconv.IsPrint(r) }
@@ -194,4 +245,13 @@ func (a *app) terminal() io.Writer {
 		return w.Forward
 	}
 	return a.out
+}
+
+// textsOf are the texts of many things.
+func textsOf[T fmt.Stringer](all []T) []string {
+	texts := make([]string, len(all))
+	for i, one := range all {
+		texts[i] = one.String()
+	}
+	return texts
 }

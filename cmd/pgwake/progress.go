@@ -13,14 +13,14 @@ import (
 type bar struct {
 	a     *app
 	what  string
-	total int
+	total int64
 	model progress.Model
 	shown bool
 }
 
 const barWidth = 40
 
-func (a *app) progress(what string, total int) *bar {
+func (a *app) progress(what string, total int64) *bar {
 	w, ok := a.err.(*colorprofile.Writer)
 	b := &bar{a: a, what: what, total: total}
 	b.shown = ok && w.Profile > colorprofile.NoTTY && total > 0
@@ -31,7 +31,7 @@ func (a *app) progress(what string, total int) *bar {
 }
 
 // at says how far it is.
-func (b *bar) at(n int) {
+func (b *bar) at(n int64) {
 	if b.shown {
 		fmt.Fprintf(b.a.err, "\r%s %s %d/%d ", b.what, b.model.ViewAs(min(1, float64(n)/float64(b.total))), n, b.total)
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"charm.land/lipgloss/v2"
+	"github.com/pgwake/pgwake"
 	"github.com/spf13/cobra"
 )
 
@@ -62,13 +63,17 @@ func (a *app) end(ctx context.Context, err error) int {
 		return exitUsage
 	}
 	a.complain(err, hintFor(err))
+	if errors.Is(err, pgwake.ErrInvalid) { // nothing was written
+		return exitUsage
+	}
 	return exitFailed
 }
 
 func (a *app) complain(err error, hint string) {
-	fmt.Fprintln(a.err, a.style.fail.Render("pgwake:"), a.withoutSecrets(err.Error()))
+	text := strings.TrimPrefix(err.Error(), "pgwake: ") // an Error of the library says so as well
+	fmt.Fprintln(a.err, a.style.fail.Render("pgwake:"), visible(a.withoutSecrets(text)))
 	if hint != "" {
-		fmt.Fprintln(a.err, a.style.faint.Render("  → "+hint))
+		fmt.Fprintln(a.err, a.style.faint.Render("  → "+visible(hint)))
 	}
 }
 
@@ -136,6 +141,7 @@ func (a *app) begin() {
 // group is a command that only has others below it.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
+		c.SetOut(c.ErrOrStderr())
 		_ = c.Help()
 		return usagef("", "%s needs one of the commands above", c.CommandPath())
 	}}

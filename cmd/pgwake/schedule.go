@@ -150,7 +150,7 @@ func (a *app) scheduleChangeCommand(use, about string, do func(context.Context, 
 				if a.asJSON {
 					return a.printJSON(map[string]string{"schedule": args[0], "outcome": said})
 				}
-				a.printf("%s %s\n", args[0], a.style.ok.Render(said))
+				a.printf("%s %s\n", oneLine(args[0]), a.style.ok.Render(said))
 				return nil
 			})
 		},

@@ -90,13 +90,20 @@ func (a *app) tail(ctx context.Context, f *tailFlags, names []string) error {
 			}
 		}
 	}
-	shown := 0
+	shown, away := 0, false
 	for {
-		for _, s := range sources {
-			if err := a.drain(ctx, s, f.limit, &shown); err != nil {
-				return a.unlessInterrupted(ctx, err)
-			}
+		err := a.drainAll(ctx, sources, f.limit, &shown)
+		switch {
+		case ctx.Err() != nil:
+			return nil // interrupted, as is usual
+		case err != nil && !isPassing(err):
+			return err
+		case err != nil && !away:
+			a.complain(err, "it goes on as soon as the database answers again")
+		case err == nil && away:
+			fmt.Fprintln(a.err, a.style.ok.Render("the database answers again"))
 		}
+		away = err != nil
 		if f.limit > 0 && shown >= f.limit {
 			return nil
 		}
@@ -106,6 +113,21 @@ func (a *app) tail(ctx context.Context, f *tailFlags, names []string) error {
 		case <-time.After(f.every):
 		}
 	}
+}
+
+// isPassing says that the same may succeed later, as when the server restarts.
+func isPassing(err error) bool {
+	var of *pgwake.Error
+	return errors.As(err, &of) && of.Retryable
+}
+
+func (a *app) drainAll(ctx context.Context, sources []source, limit int, shown *int) error {
+	for _, s := range sources {
+		if err := a.drain(ctx, s, limit, shown); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // drain prints all that a source has by now, up to a limit.
@@ -127,14 +149,6 @@ func (a *app) drain(ctx context.Context, s source, limit int, shown *int) error 
 		}
 	}
 	return nil
-}
-
-// unlessInterrupted leaves out the error of a command that is to go on until somebody ends it.
-func (a *app) unlessInterrupted(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
 }
 
 func (a *app) printHappened(h happened) error {
@@ -254,17 +268,9 @@ type letterSource struct {
 	f pgwake.DeadLetterFilter
 }
 
-// begin walks over those that there are: their ids alone tell which is the last.
-func (s *letterSource) begin(ctx context.Context) error {
-	for {
-		f := s.f
-		f.Limit = pgwake.MaxFetch
-		letters, err := s.p.ListDeadLetters(ctx, &f)
-		if err != nil || len(letters) == 0 {
-			return err
-		}
-		s.f.After = letters[len(letters)-1].ID
-	}
+func (s *letterSource) begin(ctx context.Context) (err error) {
+	_, s.f.After, err = countLetters(ctx, s.p, &s.f)
+	return err
 }
 
 func (s *letterSource) next(ctx context.Context) (all []happened, more bool, err error) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"math"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -70,6 +71,7 @@ func (a *app) topOnce(come <-chan picture) error {
 		return to.err
 	}
 	t := newTopModel(a, a.schema, nil)
+	t.width = math.MaxInt32 // whoever reads it has to have all of it
 	t.take(from)
 	t.take(to)
 	if a.asJSON {
@@ -85,7 +87,7 @@ type topJSON struct {
 	Delayed    int64            `json:"delayed"`
 	Leased     int64            `json:"leased"`
 	KeptBack   int64            `json:"kept_back"`
-	Dead       int              `json:"dead_letters"`
+	Dead       int64            `json:"dead_letters"`
 	OldestWait float64          `json:"oldest_wait_seconds"`
 	CamePerS   float64          `json:"came_per_second"`
 	WentPerS   float64          `json:"went_per_second"`
@@ -135,7 +137,7 @@ func (m *topModel) asJSON() topJSON {
 	c := m.change
 	of := topJSON{Due: s.due, Delayed: s.delayed, Leased: s.leased, KeptBack: s.keptBack, Dead: m.now.letters, OldestWait: waitOf(m.now.at, m.now.oldest),
 		CamePerS: c.came, WentPerS: c.went, LooksPerS: c.looks, LatencyP50: inMillis(c.latency.Quantile(0.5)), LatencyP99: inMillis(c.latency.Quantile(0.99)),
-		Reasons: reasonsOf(m.now.reports), Paused: m.now.paused, Queues: []depthJSON{}, Nodes: []nodeJSON{}}
+		Reasons: reasonsOf(m.now.reports), Paused: textsOf(m.now.paused), Queues: []depthJSON{}, Nodes: []nodeJSON{}}
 	for _, d := range m.now.depths {
 		of.Queues = append(of.Queues, depthJSON{d.Queue.String(), d.Namespace, d.Tag, d.Due, d.Delayed, d.Leased, d.KeptBack, waitOf(m.now.at, d.OldestDue)})
 	}

@@ -31,7 +31,7 @@ func TestTop_NoTerminal_IsOnePicture(t *testing.T) {
 	bury(t, p, pgwake.WorkItem{Name: "x"}, "broken")
 	of := into[topJSON](c, "top", "--every", "100ms")
 	require.EqualValues(t, 1, of.Due)
-	require.Equal(t, 1, of.Dead)
+	require.EqualValues(t, 1, of.Dead)
 	require.Len(t, of.Queues, 1)
 	require.Equal(t, "mail", of.Queues[0].Namespace)
 	require.NotEmpty(t, of.Nodes)
@@ -146,4 +146,24 @@ func TestTopModel_SmallWindow_IsCutAndDoesNotBreak(t *testing.T) {
 			require.NotEmpty(t, m.View().Content)
 		}
 	}
+}
+
+func TestTopModel_NarrowWindow_ShowsWhatMattersMost(t *testing.T) {
+	t.Parallel()
+	m := modelOf(t)
+	m.Update(tea.WindowSizeMsg{Width: 40, Height: 60})
+	out := ansi.Strip(m.text())
+	for _, part := range []string{"dead letters 3", "queries for work", "OLDEST", "1m01s", "host-a", "STATE", "notify", "q quit"} {
+		require.Contains(t, out, part)
+	}
+	press(m, "?")
+	require.Contains(t, ansi.Strip(m.text()), "quit")
+}
+
+func TestTopModel_NothingWasSeenYet_SaysNothingOfQueues(t *testing.T) {
+	t.Parallel()
+	m := newTopModel(newApp(world{out: io.Discard, err: io.Discard, now: time.Now}), "shop", make(chan picture))
+	require.Contains(t, m.text(), "looking…")
+	require.NotContains(t, m.text(), "empty")
+	require.NotContains(t, m.text(), "00:00:00")
 }

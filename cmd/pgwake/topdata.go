@@ -18,8 +18,8 @@ type picture struct {
 	oldest  time.Time // since when what is due longest has been so; zero: nothing is due
 	nodes   []pgwake.NodeInfo
 	reports map[int32]pgwake.NodeReport
-	letters int
-	paused  []string
+	letters int64
+	paused  []pausedNamespace
 	came    int64 // work items and messages, since statistics began
 	went    int64
 	err     error // nothing else is known then
@@ -47,7 +47,7 @@ func look(ctx context.Context, p *pgwake.Provider, now func() time.Time, reports
 	if pic.nodes, pic.err = p.ListNodes(ctx); pic.err != nil {
 		return pic
 	}
-	if pic.letters, _, pic.err = countLetters(ctx, p, pgwake.DeadLetterFilter{}); pic.err != nil {
+	if pic.letters, _, pic.err = countLetters(ctx, p, nil); pic.err != nil {
 		return pic
 	}
 	if pic.paused, pic.err = pausedOf(ctx, p); pic.err != nil {
@@ -73,18 +73,30 @@ func look(ctx context.Context, p *pgwake.Provider, now func() time.Time, reports
 	return pic
 }
 
-// pausedOf are the namespaces that are paused, each with its queue.
-func pausedOf(ctx context.Context, p *pgwake.Provider) (all []string, err error) {
+// pausedNamespace is one that nobody is to fetch from, or pgwake.AllNamespaces.
+type pausedNamespace struct {
+	queue     pgwake.Queue
+	namespace string
+}
+
+func (p pausedNamespace) String() string { return p.queue.String() + " " + p.namespace }
+
+// has says that it is for a part of a queue.
+func (p pausedNamespace) has(d pgwake.QueueDepth) bool {
+	return p.queue == d.Queue && (p.namespace == pgwake.AllNamespaces || p.namespace == d.Namespace)
+}
+
+func pausedOf(ctx context.Context, p *pgwake.Provider) (all []pausedNamespace, err error) {
 	for _, queue := range []pgwake.Queue{pgwake.Worker, pgwake.Orchestrator} {
 		paused, err := p.GetPaused(ctx, queue)
 		if err != nil {
 			return nil, err
 		}
 		if paused.All {
-			all = append(all, queue.String()+" *")
+			all = append(all, pausedNamespace{queue, pgwake.AllNamespaces})
 		}
 		for _, name := range paused.Namespaces {
-			all = append(all, queue.String()+" "+name)
+			all = append(all, pausedNamespace{queue, name})
 		}
 	}
 	return all, nil

@@ -11,19 +11,31 @@ import (
 // This file answers: what does the live view do with keys and pictures?
 
 // topKeys are the keys, with what they are for.
-type topKeys struct{ next, back, up, down, pause, help, quit key.Binding }
+type topKeys struct {
+	next, back, up, down, pause, help, quit key.Binding
+
+	narrow bool // one below the other
+}
 
 func newTopKeys() topKeys {
 	of := func(what string, keys ...string) key.Binding {
 		return key.NewBinding(key.WithKeys(keys...), key.WithHelp(keys[0], what))
 	}
-	return topKeys{of("next page", "tab", "right", "l"), of("page before", "shift+tab", "left", "h"), of("up", "up", "k"), of("down", "down", "j"),
-		of("hold, go on", "p", "space"), of("help", "?"), of("quit", "q", "esc", "ctrl+c")}
+	return topKeys{next: of("next page", "tab", "right", "l"), back: of("page before", "shift+tab", "left", "h"), up: of("up", "up", "k"), down: of("down", "down", "j"),
+		pause: of("hold, go on", "p", "space"), help: of("help", "?"), quit: of("quit", "q", "esc", "ctrl+c")}
 }
 
-func (k topKeys) ShortHelp() []key.Binding { return []key.Binding{k.next, k.pause, k.help, k.quit} }
+func (k topKeys) ShortHelp() []key.Binding {
+	if k.narrow {
+		return []key.Binding{k.help, k.quit, k.next}
+	}
+	return []key.Binding{k.next, k.pause, k.help, k.quit}
+}
 
 func (k topKeys) FullHelp() [][]key.Binding {
+	if k.narrow {
+		return [][]key.Binding{{k.next, k.back, k.up, k.down, k.pause, k.help, k.quit}}
+	}
 	return [][]key.Binding{{k.next, k.back}, {k.up, k.down}, {k.pause, k.help, k.quit}}
 }
 
@@ -72,6 +84,7 @@ func (m *topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
 		m.help.SetWidth(msg.Width)
+		m.keys.narrow = msg.Width < 60
 	case pictureMsg:
 		if !msg.more {
 			return m, tea.Quit

@@ -36,7 +36,10 @@ func (m *topModel) View() tea.View {
 func (m *topModel) text() string {
 	head := m.head()
 	foot := strings.Split(m.help.View(m.keys), "\n")
-	body := topPages[m.page].draw(m)
+	var body []string
+	if m.seen > 0 {
+		body = topPages[m.page].draw(m)
+	}
 	room := max(1, m.height-len(head)-len(foot)-1)
 	if m.come == nil { // it is printed, and not to be looked at through a window
 		room, foot = len(body), nil
@@ -62,7 +65,10 @@ func (m *topModel) head() []string {
 	if m.held {
 		name += s.warn.Render("held") + "  "
 	}
-	lines := []string{name + s.faint.Render(m.now.at.Format(time.TimeOnly)) + "  " + m.title}
+	if m.seen > 0 {
+		name += s.faint.Render(m.now.at.Format(time.TimeOnly)) + "  "
+	}
+	lines := []string{name + m.title}
 	if m.come != nil {
 		var tabs []string
 		for i, p := range topPages {
@@ -86,8 +92,9 @@ func (m *topModel) head() []string {
 // bars are those of a sparkline.
 var bars = []rune("▁▂▃▄▅▆▇█")
 
-// sparkline draws values, the highest of which fills its place.
-func sparkline(values []float64) string {
+// sparkline draws values, the latest of them if there is no room for all; the highest fills its place.
+func (m *topModel) sparkline(values []float64) string {
+	values = values[max(0, len(values)-max(1, m.width-12)):]
 	most := 0.0
 	for _, v := range values {
 		most = max(most, v)
@@ -113,15 +120,16 @@ func (m *topModel) overview() []string {
 	if m.now.letters > 0 {
 		letters = s.warn
 	}
-	lines := []string{
-		fmt.Sprintf("due %s   delayed %d   leased %d   kept back %d   dead letters %s", due.Render(text(t.due)), t.delayed, t.leased, t.keptBack, letters.Render(text(int64(m.now.letters)))),
-		fmt.Sprintf("oldest due %s   in %.1f/s   out %.1f/s   queries for work %.1f/s", due.Render(m.since(m.now.oldest)), c.came, c.went, c.looks),
+	lines := m.wrapped("due "+due.Render(text(t.due)), fmt.Sprintf("delayed %d", t.delayed), fmt.Sprintf("leased %d", t.leased), fmt.Sprintf("kept back %d", t.keptBack),
+		"dead letters "+letters.Render(text(m.now.letters)))
+	lines = append(lines, m.wrapped("oldest due "+due.Render(m.since(m.now.oldest)), fmt.Sprintf("in %.1f/s", c.came), fmt.Sprintf("out %.1f/s", c.went),
+		fmt.Sprintf("queries for work %.1f/s", c.looks))...)
+	lines = append(lines,
 		fmt.Sprintf("wake latency p50 %s   p99 %s", bound(c.latency.Quantile(0.5)), bound(c.latency.Quantile(0.99))),
-		s.mark.Render(fmt.Sprintf("%-11s", "latency p99")) + " " + sparkline(m.latencies),
-		s.mark.Render(fmt.Sprintf("%-11s", "out")) + " " + sparkline(m.rates),
-	}
+		s.mark.Render(fmt.Sprintf("%-11s", "latency p99"))+" "+m.sparkline(m.latencies),
+		s.mark.Render(fmt.Sprintf("%-11s", "out"))+" "+m.sparkline(m.rates))
 	if len(m.now.paused) > 0 {
-		lines = append(lines, s.warn.Render("paused: "+oneLine(few(m.now.paused))))
+		lines = append(lines, s.warn.Render("paused: "+oneLine(few(textsOf(m.now.paused)))))
 	}
 	for _, part := range [][]string{m.queues(), m.nodes(), m.reasons()} {
 		lines = append(append(lines, ""), part...)
@@ -137,12 +145,32 @@ func bound(d time.Duration) string {
 	return "< " + span(d)
 }
 
-// drawn are the lines of a table.
-func (m *topModel) drawn(r *rows) []string {
+// drawn are the lines of a table. Where the window is too narrow it does without the spare columns, the first of them first.
+func (m *topModel) drawn(r *rows, spare ...string) []string {
 	if len(r.cells) == 0 {
 		return []string{m.a.style.faint.Render(r.none)}
 	}
+	for _, head := range spare {
+		if r.width() <= m.width {
+			break
+		}
+		r.drop(head)
+	}
 	return strings.Split(m.a.drawRows(r), "\n")
+}
+
+// wrapped are the parts, as many in a line as the window has room for.
+func (m *topModel) wrapped(parts ...string) (lines []string) {
+	const between = "   "
+	for _, part := range parts {
+		last := len(lines) - 1
+		if last >= 0 && ansi.StringWidth(lines[last]+between+part) <= m.width {
+			lines[last] += between + part
+		} else {
+			lines = append(lines, part)
+		}
+	}
+	return lines
 }
 
 func (m *topModel) queues() []string {
@@ -152,9 +180,9 @@ func (m *topModel) queues() []string {
 		if d.Due > 0 {
 			oldest = m.since(d.OldestDue)
 		}
-		table.add(d.Queue.String(), d.Namespace, orDash(d.Tag), text(d.Due), text(d.Delayed), text(d.Leased), text(d.KeptBack), oldest)
+		table.add(d.Queue.String(), short(d.Namespace, max(10, m.width/2)), orDash(d.Tag), text(d.Due), text(d.Delayed), text(d.Leased), text(d.KeptBack), oldest)
 	}
-	return m.drawn(table)
+	return m.drawn(table, "KEPT BACK", "TAG", "LEASED", "DELAYED", "QUEUE")
 }
 
 func (m *topModel) nodes() []string {
@@ -177,8 +205,8 @@ func (m *topModel) nodes() []string {
 		states = append(states, state)
 		table.add(fmt.Sprintf("%08x", uint32(n.Key)), short(host, 24), pid, mode, short(state, 50), waits, items, p99, clock, text(int64(len(n.Lanes))))
 	}
-	table.style = func(row, column int) *lipgloss.Style {
-		if column != 4 {
+	table.style = func(row int, head string) *lipgloss.Style {
+		if head != "STATE" {
 			return nil
 		}
 		if states[row] == "ok" {
@@ -186,7 +214,7 @@ func (m *topModel) nodes() []string {
 		}
 		return &m.a.style.warn
 	}
-	return m.drawn(table)
+	return m.drawn(table, "CLOCK", "PID", "LANES", "P99", "ITEMS", "WAIT", "MODE")
 }
 
 // nodeState is what is wrong with a node, if anything is.
@@ -211,7 +239,7 @@ func (m *topModel) lanes() []string {
 			table.add(fmt.Sprintf("%08x", uint32(n.Key)), l.Queue.String(), short(oneOrAll(l.Namespaces), 40), short(oneOrAll(l.Labels), 40), text(int64(l.Dispatchers)), waits, text(int64(l.Fanout)))
 		}
 	}
-	return m.drawn(table)
+	return m.drawn(table, "FANOUT", "NODE", "TAGS OR QUEUE NAMES", "QUEUE")
 }
 
 func oneOrAll(names []string) string {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
@@ -44,7 +46,7 @@ func TestEnqueue_WhatCannotBe_SaysWhatToDo(t *testing.T) {
 	c, p := newCLI(t, nil)
 	require.Contains(t, c.refused(exitUsage, "enqueue", "x", "hello"), "this is no JSON")
 	require.Contains(t, c.refused(exitUsage, "enqueue", "x", "--at", "soon"), "this is no instant")
-	require.Contains(t, c.refused(exitFailed, "enqueue", "x", "--namespace", "NO"), "namespace")
+	require.Contains(t, c.refused(exitUsage, "enqueue", "x", "--namespace", "NO"), "namespace")
 	require.Contains(t, (&cli{t: t, url: c.url, schema: "not there", now: time.Now}).refused(exitFailed, "enqueue", "x"), "pgwake migrate up")
 	pgwaketest.RequireNoWork(t, p)
 }
@@ -166,4 +168,63 @@ func TestTail_Interrupted_EndsWell(t *testing.T) {
 	require.Zero(t, r.code, r.err)
 	require.Contains(t, c.refused(exitFailed, "tail", "events"), "pgwake migrate up --layer eventbus")
 	require.Contains(t, c.refused(exitUsage, "tail", "nothing"), "invalid argument")
+}
+
+// More than a list has at most.
+const manyLetters = 10_001
+
+func TestDLQ_MoreThanAListHas_AllAreCounted(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	c.exec(`INSERT INTO dead_letters (queue, item_id, namespace, priority, attempt_count, name, enqueued_at, reason)
+	        SELECT 'worker', i, 'default', 0, 1, 'x', now(), CASE WHEN i = $1 THEN 'of the newest' ELSE 'broken' END FROM generate_series(1, $1::integer) AS i`, manyLetters)
+	require.Contains(t, c.run("doctor").out, "there are 10001; of the newest the reason is: of the newest")
+	require.EqualValues(t, manyLetters, into[topJSON](c, "top", "--every", "100ms").Dead)
+	c.in = "n\n"
+	require.Contains(t, c.refused(exitFailed, "dlq", "purge", "--all"), "Purge 10001 dead letters for good?")
+	c.in = "y\n"
+	require.Equal(t, "10001 dead letters purged\n", c.ok("dlq", "purge", "--all"))
+}
+
+// spokenText is what somebody reads while it is written.
+type spokenText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *spokenText) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *spokenText) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+func TestTail_ServerEndsItsConnections_ItGoesOn(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	var out, said spokenText
+	name := "tail of " + c.schema
+	url := with(t, c.url, func(*pgx.ConnConfig) {}) + " application_name='" + name + "'"
+	bury(t, p, pgwake.WorkItem{Name: "mail.send"}, "the first")
+	ended := make(chan int, 1)
+	go func() {
+		ended <- run(ctx, []string{"tail", "letters", "--all", "--every", "10ms"}, world{in: strings.NewReader(""), out: &out, err: &said, now: time.Now,
+			environ: []string{"PGWAKE_DATABASE_URL=" + url, "PGWAKE_SCHEMA=" + c.schema}})
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "the first") || len(ended) > 0 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		c.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, name)
+		return strings.Contains(said.String(), "the database answers again") || len(ended) > 0
+	}, 20*time.Second, 50*time.Millisecond)
+	bury(t, p, pgwake.WorkItem{Name: "mail.send"}, "no such recipient")
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "no such recipient") || len(ended) > 0 }, 20*time.Second, 10*time.Millisecond)
+	cancel()
+	require.Zero(t, <-ended, said.String())
+	require.Contains(t, out.String(), "no such recipient")
 }
