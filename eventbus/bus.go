@@ -47,9 +47,11 @@ func New(ctx context.Context, p *pgwake.Provider, config *Config) (*Bus, error) 
 	if err := p.Migrate(ctx, migrations.Layer()); err != nil {
 		return b, err
 	}
-	if moved, err := value[bool](ctx, b, verb{op: "adopt event log", function: "adopt_event_log"}); err != nil {
+	switch moved, err := value[bool](ctx, b, verb{op: "adopt event log", function: "adopt_event_log"}); {
+	case errors.Is(err, pgwake.ErrPermission): // who may only emit, or look, leaves it to those who keep the log
+	case err != nil:
 		b.cfg.Logger.Warn("eventbus: cannot tell whether the log came from another server, or cannot go on with it: call adopt_event_log before anybody emits", "error", err)
-	} else if moved {
+	case moved:
 		b.cfg.Logger.Info("eventbus: the log came from another server, and goes on here")
 	}
 	return b, nil

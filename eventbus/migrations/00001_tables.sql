@@ -17,7 +17,8 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    RETURN (p_xact::text::bigint + coalesce(pg_sequence_last_value('event_log_offset_seq'), 0))::text::xid8;
+    -- And not pg_sequence_last_value, which says nothing to a role that may not read it: its events would be those of long ago.
+    RETURN (p_xact::text::bigint + (SELECT s.last_value FROM event_log_offset_seq s))::text::xid8;
 END
 $$;
 -- +goose StatementEnd

@@ -45,7 +45,7 @@ COMMENT ON FUNCTION read_events IS 'Events of a namespace (null: default) after 
 -- +goose StatementBegin
 CREATE FUNCTION adopt_event_log()
 RETURNS boolean
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER -- the offset is its owner's to set
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -72,7 +72,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION adopt_event_log IS 'Goes on with a log that came from a server whose transactions had higher numbers than this one''s have, as after pg_dump and a restore: cursors, replays and the order of events stay good, and what is emitted from now on comes after all that is there. To be called before anybody emits; eventbus.New and keep_event_log call it. Returns whether that was needed. Needs the right to change sequences of the schema then.';
+COMMENT ON FUNCTION adopt_event_log IS 'Goes on with a log that came from a server whose transactions had higher numbers than this one''s have, as after pg_dump and a restore: cursors, replays and the order of events stay good, and what is emitted from now on comes after all that is there. To be called before anybody emits; eventbus.New and keep_event_log call it. Returns whether that was needed.';
 
 -- +goose StatementBegin
 CREATE FUNCTION begin_replay(

@@ -183,13 +183,13 @@ var mutants = []mutant{
 	{
 		name:    "12 a producer without the lock is silent",
 		file:    "migrations/00002_notify.sql",
-		patches: []patch{{"TG_RELID::integer)\n       AND current", "TG_RELID::integer) IS NOT NULL\n       AND current"}},
+		patches: []patch{{"TG_RELID::integer)\n       AND pg_catalog.current", "TG_RELID::integer) IS NOT NULL\n       AND pg_catalog.current"}},
 		pkg:     root, test: "TestQuiescent_ProducerThatCannotBeSure_Notifies",
 	},
 	{
 		name:    "12 an old snapshot is trusted",
 		file:    "migrations/00002_notify.sql",
-		patches: []patch{{"       AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN\n        -- In", "       THEN\n        -- In"}},
+		patches: []patch{{"       AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) ANY (ARRAY['read committed', 'read uncommitted']) THEN\n        -- In", "       THEN\n        -- In"}},
 		pkg:     root, test: "TestQuiescent_ProducerThatCannotBeSure_Notifies",
 	},
 	{

@@ -46,7 +46,7 @@ func TestSchema_OfAllLayers(t *testing.T) {
 	// Each of these acts for whoever may call it with the owner's rights: a new one is to be thought about.
 	t.Run("functions with the rights of the owner are these", func(t *testing.T) {
 		require.Equal(t, []string{
-			"create_task", "create_task_many", "emit", "emit_many", "enqueue_message", "enqueue_message_many", "enqueue_work", "enqueue_work_item", "enqueue_work_many",
+			"adopt_event_log", "create_task", "create_task_many", "emit", "emit_many", "enqueue_message", "enqueue_message_many", "enqueue_work", "enqueue_work_item", "enqueue_work_many",
 			"event_of_key_emitted", "keep_event_log", "make_event_partitions", "notify_queues", "tell_namespace_created",
 		}, s.list(`SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace(quote_ident($1)) AND prosecdef ORDER BY proname COLLATE "C"`, s.schema))
 	})
