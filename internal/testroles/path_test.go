@@ -127,7 +127,9 @@ func TestSchemas_DoNotMeet(t *testing.T) {
 	// Each listens to whatever there is; a notification says nothing of the item.
 	heard := testroles.Connect(t, b.owner)
 	for _, queue := range []string{"worker", "orchestrator", "instance"} {
-		names := func(s *stage) []string { return s.list(`SELECT `+pgx.Identifier{s.schema}.Sanitize()+`.channel($1)`, queue) }
+		names := func(s *stage) []string {
+			return s.list(`SELECT `+pgx.Identifier{s.schema}.Sanitize()+`.channel($1)`, queue)
+		}
 		require.NotEqual(t, names(a), names(b))
 		_, err := heard.Exec(b.within(), `LISTEN `+pgx.Identifier{names(b)[0]}.Sanitize())
 		require.NoError(t, err)
