@@ -993,6 +993,32 @@ func ExampleProvider_ReadHistoryExecution() {
 	// Output: 3 shipped
 }
 
+// A viewer shows a long history page by page.
+func ExampleProvider_ReadHistoryPage() {
+	ctx, p, end := openProvider()
+	defer end()
+	check(p.AppendHistory(ctx, "order-7", 1, []pgwake.Event{{ID: 1, Type: "ordered"}, {ID: 2, Type: "packed"}, {ID: 5, Type: "shipped"}}))
+
+	const limit = 2
+	for from := int64(0); ; {
+		events, err := p.ReadHistoryPage(ctx, "order-7", 1, from, limit)
+		check(err)
+		for _, e := range events {
+			fmt.Println(e.ID, e.Type)
+			from = e.ID + 1
+		}
+		if len(events) < limit {
+			break
+		}
+		fmt.Println("--")
+	}
+	// Output:
+	// 1 ordered
+	// 2 packed
+	// --
+	// 5 shipped
+}
+
 // An operator marks an instance that no turn can help any more. The ids of events are unique, so two
 // operators do not both do it.
 func ExampleProvider_AppendHistory() {

@@ -21,21 +21,30 @@ type Event struct {
 
 // ReadHistory returns the history of the instance's current execution; empty for an unknown instance.
 func (p *Provider) ReadHistory(ctx context.Context, instance string) ([]Event, error) {
-	return p.readHistory(ctx, instance, nil, nil)
+	return p.readHistory(ctx, instance, nil, nil, nil)
 }
 
 // ReadHistoryExecution returns the history of one execution from an event id on; from 0 is all of it. Empty
 // if there is none.
 func (p *Provider) ReadHistoryExecution(ctx context.Context, instance string, executionID, fromEventID int64) ([]Event, error) {
-	return p.readHistory(ctx, instance, &executionID, &fromEventID)
+	return p.readHistory(ctx, instance, &executionID, &fromEventID, nil)
 }
 
-func (p *Provider) readHistory(ctx context.Context, instance string, execution, from *int64) (events []Event, err error) {
+// ReadHistoryPage is ReadHistoryExecution for people who look: it returns at most limit events, up to MaxFetch, those with the lowest ids.
+// To read on, pass the id after that of the last one.
+func (p *Provider) ReadHistoryPage(ctx context.Context, instance string, executionID, fromEventID int64, limit int) ([]Event, error) {
+	if limit < 1 || limit > MaxFetch {
+		return nil, failed("read history", invalid("a limit of %d is not between 1 and %d", limit, MaxFetch))
+	}
+	return p.readHistory(ctx, instance, &executionID, &fromEventID, &limit)
+}
+
+func (p *Provider) readHistory(ctx context.Context, instance string, execution, from *int64, limit *int) (events []Event, err error) {
 	err = p.do(ctx, "read history", func(ctx context.Context, q querier) error {
 		if err := checkText("instance id", instance, true); err != nil {
 			return err
 		}
-		rows, err := q.Query(ctx, p.sql.readHistory, instance, execution, from)
+		rows, err := q.Query(ctx, p.sql.readHistory, instance, execution, from, limit)
 		if err != nil {
 			return err
 		}

@@ -56,6 +56,14 @@ func TestReadHistoryExecution_FromEventID_StartsThere(t *testing.T) {
 	events, err := n.ReadHistoryExecution(t.Context(), "i", 3, 0)
 	require.NoError(t, err)
 	require.Empty(t, events)
+
+	page, err := n.ReadHistoryPage(t.Context(), "i", 2, 2, 1)
+	require.NoError(t, err)
+	require.Equal(t, []string{"2 b "}, eventsOf(page))
+	for _, limit := range []int{0, -1, pgwake.MaxFetch + 1} {
+		_, err = n.ReadHistoryPage(t.Context(), "i", 2, 0, limit)
+		require.ErrorIs(t, err, pgwake.ErrInvalid)
+	}
 }
 
 func TestReadHistory_SeveralExecutions_ReadsTheCurrentOneAndAllStayReadable(t *testing.T) {

@@ -76,7 +76,7 @@ func newStatements(schema string) *statements {
 		abandonOrchestration: rows("abandon_orchestration", 5),
 		renewOrchestration:   scalar("renew_orchestration", 3),
 		undoOrchestration:    scalar("undo_orchestration_claim", 1),
-		readHistory:          rows("read_history", 3),
+		readHistory:          rows("read_history", 4),
 		resumeHistory:        rows("resume_history", 3),
 		appendHistory:        scalar("append_history", 5),
 		renewSessions:        rows("renew_sessions", 3),

@@ -56,6 +56,43 @@ func (b *Bus) Read(ctx context.Context, after Cursor, limit int, types ...string
 		args: []any{b.namespace, strconv.FormatUint(after.Xact, 10), after.ID, limit, types}}, scanEvent)
 }
 
+// FindFilter says which events, all of its conditions together. The zero value and nil mean the latest, up to the limit.
+type FindFilter struct {
+	Types    []string  // nil: all
+	Key      string    // "": whatever the key
+	ID       int64     // 0: any
+	From, To time.Time // when they were emitted, server time; To is excluded; the zero time is no bound
+
+	Before Cursor // only events before it: to go on, pass that of the last one found. The zero value is the end of the log
+	Limit  int    // up to 10,000. Defaults to 100
+}
+
+// Find returns events of the namespace, the latest first: for people who look. Unlike Read it does not wait for transactions that are open, so an
+// event that commits late comes among those that were found already. It walks along the log until it has found enough: what is rare among much
+// takes its time, unless it is rare by its ID or its type.
+func (b *Bus) Find(ctx context.Context, f *FindFilter) ([]*Event, error) {
+	const op = "find events"
+	if f == nil {
+		f = &FindFilter{}
+	}
+	limit := cmp.Or(f.Limit, 100)
+	if limit < 1 || limit > maxRead || f.Before.ID < 0 || f.ID < 0 {
+		return nil, failed(op, invalid("a limit of %d before %v, and 1 to %d is possible", limit, f.Before, maxRead))
+	}
+	for _, t := range f.Types {
+		if err := CheckType(t); err != nil {
+			return nil, failed(op, err)
+		}
+	}
+	if err := cmp.Or(checkInstant(f.From), checkInstant(f.To), checkText("a key", f.Key)); err != nil {
+		return nil, failed(op, err)
+	}
+	first := f.Before == Cursor{}
+	return query(ctx, b, verb{op: op, function: "find_events", columns: eventColumns,
+		args: []any{b.namespace, f.Types, unless(f.Key == "", f.Key), unless(f.ID == 0, f.ID), unless(f.From.IsZero(), f.From), unless(f.To.IsZero(), f.To),
+			unless(first, strconv.FormatUint(f.Before.Xact, 10)), unless(first, f.Before.ID), limit}}, scanEvent)
+}
+
 // Range says which events, all of its conditions together. The zero value is all.
 type Range struct {
 	FirstID, LastID int64     // both included; 0 is no bound

@@ -3,6 +3,7 @@ package eventbus_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -77,6 +78,58 @@ func (l *lab) ended(id int64) *eventbus.ReplayStatus {
 		return !status.EndedAt.IsZero()
 	}, "the replay ends")
 	return status
+}
+
+func TestFind_TheLatestFirst_PageByPage(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	var ids []int64
+	for i := range 6 {
+		id, err := l.Emit(l.within(), []string{"a", "b"}[i%2], i, &eventbus.EmitOptions{Key: []string{"", "", "k"}[i%3]})
+		require.NoError(t, err)
+		ids = append(ids, id)
+	}
+	_, err := l.In("other").Emit(l.within(), "a", nil, nil)
+	require.NoError(t, err)
+	find := func(f *eventbus.FindFilter) (found []int64) {
+		events, err := l.Find(l.within(), f)
+		require.NoError(t, err)
+		for _, e := range events {
+			found = append(found, e.ID)
+		}
+		return found
+	}
+	var pages [][]int64
+	f := &eventbus.FindFilter{Limit: 4}
+	for {
+		events, err := l.Find(l.within(), f)
+		require.NoError(t, err)
+		var page []int64
+		for _, e := range events {
+			page, f.Before = append(page, e.ID), e.Cursor()
+		}
+		pages = append(pages, page)
+		if len(page) < f.Limit {
+			break
+		}
+	}
+	require.Equal(t, [][]int64{{ids[5], ids[4], ids[3], ids[2]}, {ids[1], ids[0]}}, pages)
+	require.Equal(t, []int64{ids[5], ids[3], ids[1]}, find(&eventbus.FindFilter{Types: []string{"b", "c"}}))
+	require.Equal(t, []int64{ids[5], ids[2]}, find(&eventbus.FindFilter{Key: "k"}))
+	require.Equal(t, []int64{ids[3]}, find(&eventbus.FindFilter{ID: ids[3]}))
+	all, err := l.Find(l.within(), nil)
+	require.NoError(t, err)
+	require.Equal(t, ids[:3], reversed(find(&eventbus.FindFilter{To: all[2].EmittedAt})))
+	require.Equal(t, ids[3:], reversed(find(&eventbus.FindFilter{From: all[2].EmittedAt})))
+	for _, bad := range []*eventbus.FindFilter{{Limit: -1}, {Limit: 10_001}, {ID: -1}, {Types: []string{"a.*"}}, {Before: eventbus.Cursor{ID: -1}}} {
+		_, err := l.Find(l.within(), bad)
+		require.ErrorIs(t, err, pgwake.ErrInvalid)
+	}
+}
+
+func reversed(ids []int64) []int64 {
+	slices.Reverse(ids)
+	return ids
 }
 
 func TestReplay_RangeOfIDsOrTime_ComesOnceMore(t *testing.T) {

@@ -1063,7 +1063,7 @@ $$;
 COMMENT ON FUNCTION undo_orchestration_claim IS 'Gives back the turn that p_token took, as if it had never been fetched; false if there is none. For a fetch whose outcome is unknown: it reads the locks of all turns at work, since an index for so rare a case would cost every turn.';
 
 -- +goose StatementBegin
-CREATE FUNCTION read_history(p_instance text, p_execution bigint DEFAULT NULL, p_from_event_id bigint DEFAULT NULL)
+CREATE FUNCTION read_history(p_instance text, p_execution bigint DEFAULT NULL, p_from_event_id bigint DEFAULT NULL, p_limit integer DEFAULT NULL)
 RETURNS TABLE (event_id bigint, type text, data json, created_at timestamptz, execution_id bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -1079,11 +1079,12 @@ BEGIN
     SELECT h.event_id, h.type, h.data, h.created_at, h.execution_id FROM history h
      WHERE h.instance_id = p_instance AND h.execution_id = v_execution
        AND h.event_id >= coalesce(p_from_event_id, '-9223372036854775808')
-     ORDER BY h.event_id;
+     ORDER BY h.event_id
+     LIMIT p_limit;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION read_history IS 'Events of an execution (null: the current one) by id, from p_from_event_id on. No row for an unknown instance.';
+COMMENT ON FUNCTION read_history IS 'Events of an execution (null: the current one) by id, from p_from_event_id on, at most p_limit of them (null: all). No row for an unknown instance.';
 
 -- +goose StatementBegin
 CREATE FUNCTION resume_history(p_instance text, p_execution bigint, p_from_event_id bigint DEFAULT NULL)

@@ -75,6 +75,30 @@ $$;
 COMMENT ON FUNCTION adopt_event_log IS 'Goes on with a log that came from a server whose transactions had higher numbers than this one''s have, as after pg_dump and a restore: cursors, replays and the order of events stay good, and what is emitted from now on comes after all that is there. To be called before anybody emits; eventbus.New and keep_event_log call it. Returns whether that was needed.';
 
 -- +goose StatementBegin
+CREATE FUNCTION find_events(
+    p_namespace text, p_event_types text[] DEFAULT NULL, p_key text DEFAULT NULL, p_event_id bigint DEFAULT NULL,
+    p_from timestamptz DEFAULT NULL, p_to timestamptz DEFAULT NULL,
+    p_before_xact xid8 DEFAULT NULL, p_before_id bigint DEFAULT NULL, p_limit integer DEFAULT 100)
+RETURNS SETOF event_log
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_custom_plan SET jit = off -- which index is the best depends on what is asked for
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT e.* FROM event_log e
+     WHERE e.namespace = coalesce(p_namespace, 'default')
+       AND (p_before_xact IS NULL OR (e.xact, e.event_id) < (p_before_xact, p_before_id))
+       AND (p_event_types IS NULL OR e.event_type = ANY (p_event_types)) AND (p_key IS NULL OR e.key = p_key) AND (p_event_id IS NULL OR e.event_id = p_event_id)
+       AND (p_from IS NULL OR e.emitted_at >= p_from) AND (p_to IS NULL OR e.emitted_at < p_to)
+     ORDER BY e.xact DESC, e.event_id DESC
+     LIMIT p_limit;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION find_events IS 'Events of a namespace (null: default) for which all conditions hold that are not null, the latest first, p_limit of them before a cursor: xact and event_id of the last one of the page before. For people who look: an event that is committed late comes among those that were seen already; read_events passes over none. It walks along the log until it has found enough, or by an index if p_event_id or p_event_types leave little.';
+
+-- +goose StatementBegin
 CREATE FUNCTION begin_replay(
     p_group_id bigint, p_first_id bigint DEFAULT NULL, p_last_id bigint DEFAULT NULL, p_from timestamptz DEFAULT NULL, p_to timestamptz DEFAULT NULL,
     p_undelivered boolean DEFAULT false)
@@ -430,4 +454,4 @@ COMMENT ON FUNCTION keep_event_log IS 'Makes the partitions of the log for the n
 -- +goose Down
 
 SELECT use_partman(false);
-DROP FUNCTION keep_event_log, set_default_aside, run_partman, use_partman, partman_schema, has_replays, has_deliveries, get_replay, replay_some, replay_events, begin_replay, adopt_event_log, read_events, get_events;
+DROP FUNCTION keep_event_log, set_default_aside, run_partman, use_partman, partman_schema, has_replays, has_deliveries, get_replay, replay_some, replay_events, begin_replay, adopt_event_log, find_events, read_events, get_events;
