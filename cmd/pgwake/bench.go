@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/pgwake/pgwake/migrations"
 	"github.com/spf13/cobra"
 )
@@ -234,7 +235,7 @@ func (b *benchmark) measureHand(ctx context.Context, producer, worker *pgwake.Pr
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(patience):
-			return fmt.Errorf("an item was not in hand after %s", span(patience))
+			return fmt.Errorf("an item was not in hand after %s", glance.Span(patience))
 		}
 	}
 	b.Hand = spreadOf(all)
@@ -280,7 +281,7 @@ func (b *benchmark) measureThroughput(ctx context.Context, producer *pgwake.Prov
 		if n := done.Load(); n > last {
 			last, since = n, time.Now()
 		} else if time.Since(since) > patience {
-			return fmt.Errorf("%d of %d items were done, and none for %s", n, added, span(patience))
+			return fmt.Errorf("%d of %d items were done, and none for %s", n, added, glance.Span(patience))
 		}
 	}
 	b.Done = rateOf(added, time.Since(began))

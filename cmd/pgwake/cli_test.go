@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -197,7 +198,7 @@ func TestOutput_JSON_HasNothingThatATerminalHeeds(t *testing.T) {
 	text := "ö 😀 \x1b[2J \x7f \u009b2J \u202e \U000E0041 \n\t"
 	require.NoError(t, a.printLine(map[string]string{"a": text}))
 	printed := strings.TrimSuffix(out.String(), "\n")
-	require.Equal(t, -1, strings.IndexFunc(printed, unprintable), "%q", printed)
+	require.Equal(t, -1, strings.IndexFunc(printed, glance.Unprintable), "%q", printed)
 	require.Contains(t, printed, "ö 😀")
 	var back map[string]string
 	require.NoError(t, json.Unmarshal([]byte(printed), &back))

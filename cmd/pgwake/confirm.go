@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/charmbracelet/x/term"
+	"github.com/pgwake/pgwake/internal/glance"
 )
 
 // This file answers: who is asked before something is gone, and how?
@@ -20,7 +21,7 @@ func (a *app) confirm(format string, args ...any) error {
 	if a.yes {
 		return nil
 	}
-	question := oneLine(a.withoutSecrets(fmt.Sprintf(format, args...)))
+	question := glance.OneLine(a.withoutSecrets(fmt.Sprintf(format, args...)))
 	if f, ok := a.in.(*os.File); ok && !term.IsTerminal(f.Fd()) {
 		return usagef("--yes, if that is what is wanted", "there is nobody to ask: %s", question)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/pgwake/pgwake/migrations"
 )
 
@@ -198,5 +199,5 @@ func firstOf(texts ...string) string {
 
 // place says which database it is, for people.
 func place(c *pgx.ConnConfig) string {
-	return oneLine(fmt.Sprintf("%s on %s:%d as %s", c.Database, c.Host, c.Port, c.User))
+	return glance.OneLine(fmt.Sprintf("%s on %s:%d as %s", c.Database, c.Host, c.Port, c.User))
 }

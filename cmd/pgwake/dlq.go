@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/spf13/cobra"
 )
 
@@ -123,7 +124,7 @@ func (a *app) dlqList(ctx context.Context, l *letterFlags) error {
 	}
 	table := &rows{heads: []string{"ID", "NAMESPACE", "NAME", "ATTEMPTS", "DIED", "REASON", "ERROR"}, none: "there are no dead letters of the kind"}
 	for _, d := range letters {
-		table.add(text(d.ID), d.Namespace, short(nameOf(d), 40), text(int64(d.Attempts)), span(a.now().Sub(p.LocalTime(d.DiedAt)))+" ago", short(d.Reason, 40), short(d.Error, 60))
+		table.add(text(d.ID), d.Namespace, glance.Short(nameOf(d), 40), text(int64(d.Attempts)), glance.Span(a.now().Sub(p.LocalTime(d.DiedAt)))+" ago", glance.Short(d.Reason, 40), glance.Short(d.Error, 60))
 	}
 	a.printRows(table)
 	if len(letters) == f.Limit && f.Limit > 0 {

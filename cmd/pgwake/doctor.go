@@ -9,6 +9,7 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/spf13/cobra"
 )
 
@@ -131,7 +132,7 @@ func (a *app) doctor(ctx context.Context, l limits, strict bool) error {
 	r := report{Database: place(config), Schema: a.schema}
 	at := &patient{limits: l, schema: a.schema, now: a.now, direct: direct, around: firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")) != ""}
 	if !a.asJSON {
-		a.printf("%s\n\n", a.style.head.Render(r.Database+", schema "+oneLine(r.Schema)))
+		a.printf("%s\n\n", a.style.head.Render(r.Database+", schema "+glance.OneLine(r.Schema)))
 	}
 	a.examine(ctx, config, at, func(f finding) {
 		f.Reason, f.Fix = a.withoutSecrets(f.Reason), a.withoutSecrets(f.Fix)
@@ -199,9 +200,9 @@ func worst(all []finding) verdict {
 
 func (a *app) printFinding(f finding) {
 	style := map[verdict]lipgloss.Style{fine: a.style.ok, warning: a.style.warn, failure: a.style.fail, skipped: a.style.faint}[f.Verdict]
-	a.printf("%s  %-21s  %s\n", style.Render(fmt.Sprintf("%-4s", f.Verdict)), f.Check, oneLine(f.Reason))
+	a.printf("%s  %-21s  %s\n", style.Render(fmt.Sprintf("%-4s", f.Verdict)), f.Check, glance.OneLine(f.Reason))
 	if f.Fix != "" {
-		a.printf("      %s\n", a.style.mark.Render("→ "+oneLine(f.Fix)))
+		a.printf("      %s\n", a.style.mark.Render("→ "+glance.OneLine(f.Fix)))
 	}
 }
 

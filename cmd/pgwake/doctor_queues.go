@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 )
 
 // This file answers: does somebody do the work that there is?
@@ -100,9 +101,9 @@ func checkBacklog(ctx context.Context, at *patient) finding {
 			who = "although nodes listen: are they busy, or for other namespaces and tags?"
 		}
 		return warn("pgwake top; pgwake peek --queue "+oldest.Queue.String()+" --namespace "+oldest.Namespace,
-			"%s due, the oldest for %s, in namespace %s of the %s queue, %s", count(due, "item"), span(waited), oldest.Namespace, oldest.Queue, who)
+			"%s due, the oldest for %s, in namespace %s of the %s queue, %s", count(due, "item"), glance.Span(waited), oldest.Namespace, oldest.Queue, who)
 	}
-	return ok("%s due, the oldest for %s", count(due, "item"), span(waited))
+	return ok("%s due, the oldest for %s", count(due, "item"), glance.Span(waited))
 }
 
 func listening(nodes []pgwake.NodeInfo) (n int) {
@@ -138,7 +139,34 @@ func checkDeadLetters(ctx context.Context, at *patient) finding {
 	}
 	reason := ""
 	for _, d := range newest { // unless it was redriven, or purged, meanwhile
-		reason = "; of the newest the reason is: " + short(d.Reason, 80)
+		reason = "; of the newest the reason is: " + glance.Short(d.Reason, 80)
 	}
 	return warn("pgwake dlq list; then pgwake dlq redrive or purge", "there are %d%s", n, reason)
+}
+
+// pausedNamespace is one that nobody is to fetch from, or pgwake.AllNamespaces.
+type pausedNamespace struct {
+	queue     pgwake.Queue
+	namespace string
+}
+
+// has says that it is for a part of a queue.
+func (p pausedNamespace) has(d pgwake.QueueDepth) bool {
+	return p.queue == d.Queue && (p.namespace == pgwake.AllNamespaces || p.namespace == d.Namespace)
+}
+
+func pausedOf(ctx context.Context, p *pgwake.Provider) (all []pausedNamespace, err error) {
+	for _, queue := range []pgwake.Queue{pgwake.Worker, pgwake.Orchestrator} {
+		paused, err := p.GetPaused(ctx, queue)
+		if err != nil {
+			return nil, err
+		}
+		if paused.All {
+			all = append(all, pausedNamespace{queue, pgwake.AllNamespaces})
+		}
+		for _, name := range paused.Namespaces {
+			all = append(all, pausedNamespace{queue, name})
+		}
+	}
+	return all, nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/glance"
 )
 
 // This file answers: is the server one that pgwake can work on, do notifications get through, and is there room?
@@ -56,7 +57,7 @@ func checkPooler(ctx context.Context, at *patient) finding {
 		return fail("--listen-url with a URL that goes around it, and Config.ListenConfig in the program",
 			"the URL goes through a pooler that carries no notifications, so nodes poll: %v", err)
 	}
-	return ok("one that lends whole sessions; a notification took %s", span(took))
+	return ok("one that lends whole sessions; a notification took %s", glance.Span(took))
 }
 
 func checkNotifications(ctx context.Context, at *patient) finding {
@@ -68,7 +69,7 @@ func checkNotifications(ctx context.Context, at *patient) finding {
 		return fail("compare the two URLs: psql with each, and SELECT current_database(), pg_postmaster_start_time()",
 			"LISTEN and NOTIFY do not meet: %v", err)
 	}
-	return ok("there and back in %s", span(took))
+	return ok("there and back in %s", glance.Span(took))
 }
 
 // roundTrip listens on a connection of its own and notifies by another, as a node does that tests its own.
@@ -91,7 +92,7 @@ func roundTrip(ctx context.Context, config *pgx.ConnConfig, by *pgx.Conn) (time.
 	waiting, cancel := context.WithTimeout(ctx, sessionTest)
 	defer cancel()
 	if _, err := listening.WaitForNotification(waiting); err != nil {
-		return 0, fmt.Errorf("none came within %s", span(sessionTest))
+		return 0, fmt.Errorf("none came within %s", glance.Span(sessionTest))
 	}
 	return time.Since(began), nil
 }
@@ -128,9 +129,9 @@ func checkClock(ctx context.Context, at *patient) finding {
 	}
 	if offset.Abs() > at.clock {
 		return warn("timedatectl set-ntp true, on whichever of the two is wrong",
-			"the server's is %s %s this machine's: due times go by the server's, but head starts, and what is read of logs, do not", span(offset.Abs()), aheadOf(offset))
+			"the server's is %s %s this machine's: due times go by the server's, but head starts, and what is read of logs, do not", glance.Span(offset.Abs()), aheadOf(offset))
 	}
-	return ok("the server's is %s %s this machine's, give or take %s", span(offset.Abs()), aheadOf(offset), span(trip/2))
+	return ok("the server's is %s %s this machine's, give or take %s", glance.Span(offset.Abs()), aheadOf(offset), glance.Span(trip/2))
 }
 
 func aheadOf(offset time.Duration) string {

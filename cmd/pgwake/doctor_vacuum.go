@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/glance"
 )
 
 // This file answers: can vacuum keep up with the queues?
@@ -30,7 +31,7 @@ func (s session) String() string {
 	if s.application != "" {
 		text += fmt.Sprintf(" (%s)", s.application)
 	}
-	text += " for " + span(seconds(s.seconds))
+	text += " for " + glance.Span(seconds(s.seconds))
 	if s.xids > 0 {
 		text += fmt.Sprintf(", %d transactions back", s.xids)
 	}
@@ -66,7 +67,7 @@ func checkTransactions(ctx context.Context, at *patient) finding {
 	if len(all) > 0 {
 		return warn(fmt.Sprintf("SELECT pg_cancel_backend(%d)", all[0].pid), "vacuum clears nothing away that died since: %s", few(textsOf(all)))
 	}
-	return ok("none over %s%s", span(at.transaction), at.blind())
+	return ok("none over %s%s", glance.Span(at.transaction), at.blind())
 }
 
 func checkIdle(ctx context.Context, at *patient) finding {
@@ -78,7 +79,7 @@ func checkIdle(ctx context.Context, at *patient) finding {
 		return warn(fmt.Sprintf("SELECT pg_terminate_backend(%d); and ALTER ROLE … SET idle_in_transaction_session_timeout = '1min'", all[0].pid),
 			"somebody has begun a transaction, and does nothing in it, so vacuum clears nothing away, and its locks stay: %s", few(textsOf(all)))
 	}
-	return ok("none over %s%s", span(at.idle), at.blind())
+	return ok("none over %s%s", glance.Span(at.idle), at.blind())
 }
 
 func checkPrepared(ctx context.Context, at *patient) finding {
@@ -91,7 +92,7 @@ func checkPrepared(ctx context.Context, at *patient) finding {
 	var age float64
 	var xids int64
 	_, err = pgx.ForEachRow(rows, []any{&gid, &owner, &age, &xids}, func() error {
-		all = append(all, fmt.Sprintf("%q of %s for %s, %d transactions back", gid, owner, span(seconds(age)), xids))
+		all = append(all, fmt.Sprintf("%q of %s for %s, %d transactions back", gid, owner, glance.Span(seconds(age)), xids))
 		fixes = append(fixes, "ROLLBACK PREPARED "+quoteText(gid))
 		return nil
 	})
@@ -101,7 +102,7 @@ func checkPrepared(ctx context.Context, at *patient) finding {
 	if len(all) > 0 {
 		return warn(fixes[0], "nobody has ended what was prepared, and vacuum clears nothing away meanwhile: %s", few(all))
 	}
-	return ok("none over %s", span(at.prepared))
+	return ok("none over %s", glance.Span(at.prepared))
 }
 
 func quoteText(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
@@ -115,7 +116,7 @@ func checkSlots(ctx context.Context, at *patient) finding {
 	var name string
 	var xids, wal int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &xids, &wal}, func() error {
-		text := fmt.Sprintf("%s keeps %s of WAL", name, size(wal))
+		text := fmt.Sprintf("%s keeps %s of WAL", name, glance.Size(wal))
 		if xids > 0 {
 			text += fmt.Sprintf(", and what died in the last %d transactions", xids)
 		}
@@ -165,7 +166,7 @@ func checkDeadTuples(ctx context.Context, at *patient) finding {
 	_, err = pgx.ForEachRow(rows, []any{&name, &live, &dead, &since}, func() error {
 		vacuumed := "never vacuumed"
 		if since != nil {
-			vacuumed = "vacuumed " + span(seconds(*since)) + " ago"
+			vacuumed = "vacuumed " + glance.Span(seconds(*since)) + " ago"
 		}
 		all = append(all, fmt.Sprintf("%s has %d beside %d that live, %s", name, dead, live, vacuumed))
 		worst = firstOf(worst, name)
@@ -189,7 +190,7 @@ func checkBloat(ctx context.Context, at *patient) finding {
 	var worst, name string
 	var bytes, needed int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &bytes, &needed}, func() error {
-		all = append(all, fmt.Sprintf("%s has %s, and needs about %s", name, size(bytes), size(needed)))
+		all = append(all, fmt.Sprintf("%s has %s, and needs about %s", name, glance.Size(bytes), glance.Size(needed)))
 		worst = firstOf(worst, name)
 		return nil
 	})

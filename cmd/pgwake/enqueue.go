@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/spf13/cobra"
 )
 
@@ -119,7 +120,7 @@ func (a *app) payload(args []string) (json.RawMessage, error) {
 		}
 	}
 	if data = []byte(strings.TrimSpace(string(data))); len(data) > 0 && !json.Valid(data) {
-		return nil, usagef(`a text needs quotes of its own: '"`+short(string(data), 30)+`"'`, "this is no JSON: %s", short(string(data), 60))
+		return nil, usagef(`a text needs quotes of its own: '"`+glance.Short(string(data), 30)+`"'`, "this is no JSON: %s", glance.Short(string(data), 60))
 	}
 	return data, nil
 }

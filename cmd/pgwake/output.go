@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/charmbracelet/colorprofile"
 	"github.com/charmbracelet/x/ansi"
 	"github.com/charmbracelet/x/term"
+	"github.com/pgwake/pgwake/internal/glance"
 )
 
 // This file answers: how is what a command has to say printed, for people and for programs?
@@ -64,7 +64,7 @@ func (a *app) encode(v any, indent string) error {
 	var escaped []byte
 	for _, r := range b.String() {
 		switch {
-		case r == '\n' || !unprintable(r):
+		case r == '\n' || !glance.Unprintable(r):
 			escaped = utf8.AppendRune(escaped, r)
 		case r > 0xFFFF:
 			high, low := utf16.EncodeRune(r)
@@ -121,7 +121,7 @@ func (a *app) printRows(r *rows) {
 func (a *app) drawRows(r *rows) string {
 	for _, cells := range r.cells {
 		for i := range cells {
-			cells[i] = oneLine(cells[i])
+			cells[i] = glance.OneLine(cells[i])
 		}
 	}
 	t := table.New().Headers(r.heads...).Rows(r.cells...).Wrap(false).
@@ -143,75 +143,8 @@ func (a *app) drawRows(r *rows) string {
 	return t.String()
 }
 
-// oneLine keeps what others have written from breaking out of its cell: control characters, and so escape sequences for the
-// terminal, are shown as what they are.
-func oneLine(text string) string {
-	if strings.IndexFunc(text, unprintable) < 0 {
-		return text
-	}
-	var b strings.Builder
-	for _, r := range text {
-		if unprintable(r) {
-			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
-}
-
-// visible is oneLine for a text of several lines.
-func visible(text string) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		lines[i] = oneLine(strings.ReplaceAll(line, "\t", "    "))
-	}
-	return strings.Join(lines, "\n")
-}
-
-func unprintable(r rune) bool { return !strconv.IsPrint(r) }
-
-// short cuts a text to so many characters.
-func short(text string, most int) string {
-	text = oneLine(text)
-	if runes := []rune(text); len(runes) > most {
-		return string(runes[:most-1]) + "…"
-	}
-	return text
-}
-
-// span is a duration as people say it: with its two largest units.
-func span(d time.Duration) string {
-	sign := ""
-	if d < 0 {
-		sign, d = "-", -d
-	}
-	switch {
-	case d < time.Millisecond:
-		return sign + d.Round(time.Microsecond).String()
-	case d < time.Second:
-		return sign + d.Round(time.Millisecond/10).String()
-	case d < time.Minute:
-		return sign + d.Round(time.Second/10).String()
-	case d < time.Hour:
-		return fmt.Sprintf("%s%dm%02ds", sign, d/time.Minute, d%time.Minute/time.Second)
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%s%dh%02dm", sign, d/time.Hour, d%time.Hour/time.Minute)
-	}
-	return fmt.Sprintf("%s%dd%dh", sign, d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
-}
-
-// size is a number of bytes as people say it.
-func size(bytes int64) string {
-	n := float64(bytes)
-	for _, unit := range []string{"B", "kB", "MB", "GB"} {
-		if n < 1000 {
-			return strings.TrimSuffix(fmt.Sprintf("%.1f", n), ".0") + " " + unit
-		}
-		n /= 1000
-	}
-	return fmt.Sprintf("%.1f TB", n)
-}
+// visible is glance.Lines, with spaces for tabs.
+func visible(text string) string { return glance.Lines(strings.ReplaceAll(text, "\t", "    ")) }
 
 // count is a number of things: 1 item, 2 items.
 func count[N int | int64 | int32](n N, thing string) string {

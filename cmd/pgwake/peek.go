@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/spf13/cobra"
 )
 
@@ -112,16 +113,8 @@ func (a *app) printQueued(p *pgwake.Provider, queue pgwake.Queue, items []pgwake
 		if queue == pgwake.Orchestrator {
 			name = i.Instance + ": " + string(i.Kind)
 		}
-		table.add(text(i.ID), i.Namespace, short(name, 40), string(i.State), dueIn(p.LocalTime(i.DueAt), a.now()), text(int64(i.Priority)), text(int64(i.Attempts)),
-			span(a.now().Sub(p.LocalTime(i.EnqueuedAt))), orDash(i.Tag), short(string(i.Data), 40))
+		table.add(text(i.ID), i.Namespace, glance.Short(name, 40), string(i.State), glance.DueIn(p.LocalTime(i.DueAt), a.now()), text(int64(i.Priority)), text(int64(i.Attempts)),
+			glance.Span(a.now().Sub(p.LocalTime(i.EnqueuedAt))), orDash(i.Tag), glance.Short(string(i.Data), 40))
 	}
 	a.printRows(table)
-}
-
-// dueIn says how far off an instant is.
-func dueIn(at, now time.Time) string {
-	if d := at.Sub(now); d > 0 {
-		return "in " + span(d)
-	}
-	return span(now.Sub(at)) + " ago"
 }

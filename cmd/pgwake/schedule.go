@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/spf13/cobra"
 )
 
@@ -110,12 +111,12 @@ func (a *app) scheduleList(ctx context.Context, p *pgwake.Provider, bus *eventbu
 		if !s.Paused {
 			next = "by pg_cron"
 			if !s.Next.IsZero() {
-				next = dueIn(p.LocalTime(s.Next), a.now())
+				next = glance.DueIn(p.LocalTime(s.Next), a.now())
 			}
 		}
 		last := "never"
 		if !s.Last.IsZero() {
-			last = dueIn(p.LocalTime(s.Last), a.now())
+			last = glance.DueIn(p.LocalTime(s.Last), a.now())
 		}
 		table.add(s.Name, s.Cron, s.TimeZone, what, next, last, text(s.Skipped))
 	}
@@ -150,7 +151,7 @@ func (a *app) scheduleChangeCommand(use, about string, do func(context.Context, 
 				if a.asJSON {
 					return a.printJSON(map[string]string{"schedule": args[0], "outcome": said})
 				}
-				a.printf("%s %s\n", oneLine(args[0]), a.style.ok.Render(said))
+				a.printf("%s %s\n", glance.OneLine(args[0]), a.style.ok.Render(said))
 				return nil
 			})
 		},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/spf13/cobra"
 )
@@ -156,12 +157,12 @@ func (a *app) printHappened(h happened) error {
 		return a.printLine(h)
 	}
 	style := map[string]func(...string) string{"events": a.style.mark.Render, "transitions": a.style.ok.Render, "letters": a.style.fail.Render}[h.Source]
-	a.printf("%s %s %s %s", a.style.faint.Render(h.At.Local().Format("15:04:05.000")), style(fmt.Sprintf("%-11s", h.Source)), a.style.faint.Render(h.ID), oneLine(h.What))
+	a.printf("%s %s %s %s", a.style.faint.Render(h.At.Local().Format("15:04:05.000")), style(fmt.Sprintf("%-11s", h.Source)), a.style.faint.Render(h.ID), glance.OneLine(h.What))
 	if h.Detail != "" {
-		a.printf("  %s", short(h.Detail, 100))
+		a.printf("  %s", glance.Short(h.Detail, 100))
 	}
 	if len(h.Data) > 0 && string(h.Data) != "null" {
-		a.printf("  %s", a.style.faint.Render(short(string(h.Data), 120)))
+		a.printf("  %s", a.style.faint.Render(glance.Short(string(h.Data), 120)))
 	}
 	a.printf("\n")
 	return nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/spf13/cobra"
 )
@@ -94,7 +95,7 @@ func (a *app) taskList(ctx context.Context, p *pgwake.Provider, g *taskgraph.Gra
 	}
 	table := &rows{heads: []string{"TASK", "NAMESPACE", "NAME", "VERSION", "STATE", "AGE"}, none: "there are no tasks of the kind"}
 	for _, t := range tasks {
-		table.add(t.ID, t.Namespace, t.Name, t.Version, string(t.State), span(a.now().Sub(p.LocalTime(t.RequestedAt))))
+		table.add(t.ID, t.Namespace, t.Name, t.Version, string(t.State), glance.Span(a.now().Sub(p.LocalTime(t.RequestedAt))))
 	}
 	a.printRows(table)
 	return nil

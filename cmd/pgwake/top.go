@@ -7,6 +7,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/spf13/cobra"
 )
 
@@ -133,16 +134,16 @@ type laneJSON struct {
 }
 
 func (m *topModel) asJSON() topJSON {
-	s := sumsOf(m.now.depths)
+	s := glance.SumsOf(m.now.Depths)
 	c := m.change
-	of := topJSON{Due: s.due, Delayed: s.delayed, Leased: s.leased, KeptBack: s.keptBack, Dead: m.now.letters, OldestWait: waitOf(m.now.at, m.now.oldest),
-		CamePerS: c.came, WentPerS: c.went, LooksPerS: c.looks, LatencyP50: inMillis(c.latency.Quantile(0.5)), LatencyP99: inMillis(c.latency.Quantile(0.99)),
-		Reasons: reasonsOf(m.now.reports), Paused: textsOf(m.now.paused), Queues: []depthJSON{}, Nodes: []nodeJSON{}}
-	for _, d := range m.now.depths {
-		of.Queues = append(of.Queues, depthJSON{d.Queue.String(), d.Namespace, d.Tag, d.Due, d.Delayed, d.Leased, d.KeptBack, waitOf(m.now.at, d.OldestDue)})
+	of := topJSON{Due: s.Due, Delayed: s.Delayed, Leased: s.Leased, KeptBack: s.KeptBack, Dead: m.now.Letters, OldestWait: waitOf(m.now.At, m.now.Oldest),
+		CamePerS: c.Came, WentPerS: c.Went, LooksPerS: c.Looks, LatencyP50: inMillis(c.Latency.Quantile(0.5)), LatencyP99: inMillis(c.Latency.Quantile(0.99)),
+		Reasons: m.now.Reasons(), Paused: m.now.Paused, Queues: []depthJSON{}, Nodes: []nodeJSON{}}
+	for _, d := range m.now.Depths {
+		of.Queues = append(of.Queues, depthJSON{d.Queue.String(), d.Namespace, d.Tag, d.Due, d.Delayed, d.Leased, d.KeptBack, waitOf(m.now.At, d.OldestDue)})
 	}
-	for _, n := range m.now.nodes {
-		of.Nodes = append(of.Nodes, nodeOf(n, m.now.reports))
+	for _, n := range m.now.Nodes {
+		of.Nodes = append(of.Nodes, nodeOf(n, m.now.Reports))
 	}
 	return of
 }

@@ -11,6 +11,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/stretchr/testify/require"
 )
 
@@ -63,8 +64,9 @@ func modelOf(t *testing.T) *topModel {
 	}
 	send := func(pic picture) { m.Update(pictureMsg{pic, true}) }
 	m.Update(tea.WindowSizeMsg{Width: 100, Height: 24})
-	send(picture{at: at, nodes: []pgwake.NodeInfo{node}, reports: report(10), depths: depths, came: 100, went: 50})
-	send(picture{at: at.Add(time.Second), nodes: []pgwake.NodeInfo{node}, reports: report(30), depths: depths, oldest: at.Add(-time.Minute), came: 140, went: 80, letters: 3})
+	send(picture{Picture: glance.Picture{At: at, Nodes: []pgwake.NodeInfo{node}, Reports: report(10), Depths: depths, Came: 100, Went: 50}})
+	send(picture{Picture: glance.Picture{At: at.Add(time.Second), Nodes: []pgwake.NodeInfo{node}, Reports: report(30), Depths: depths, Oldest: at.Add(-time.Minute), Came: 140,
+		Went: 80, Letters: 3}})
 	return m
 }
 
@@ -86,10 +88,10 @@ func press(m *topModel, keys ...string) (last tea.Cmd) {
 func TestTopModel_TwoPictures_RatesAreWhatHappenedInBetween(t *testing.T) {
 	t.Parallel()
 	m := modelOf(t)
-	require.InDelta(t, 40, m.change.came, 0.1)
-	require.InDelta(t, 30, m.change.went, 0.1)
-	require.EqualValues(t, 20, m.change.found["notify"])
-	require.Zero(t, m.change.found["timer"])
+	require.InDelta(t, 40, m.change.Came, 0.1)
+	require.InDelta(t, 30, m.change.Went, 0.1)
+	require.EqualValues(t, 20, m.change.Found["notify"])
+	require.Zero(t, m.change.Found["timer"])
 	out := ansi.Strip(m.text())
 	for _, part := range []string{"due 26", "oldest due 1m01s", "in 40.0/s", "out 30.0/s", "dead letters", "latency p99", "█"} {
 		require.Contains(t, out, part)
@@ -125,13 +127,13 @@ func TestTopModel_Keys(t *testing.T) {
 
 	press(m, "p")
 	require.Contains(t, m.text(), "held")
-	was := m.now.at
-	m.Update(pictureMsg{picture{at: was.Add(time.Hour)}, true})
-	require.Equal(t, was, m.now.at)
+	was := m.now.At
+	m.Update(pictureMsg{picture{Picture: glance.Picture{At: was.Add(time.Hour)}}, true})
+	require.Equal(t, was, m.now.At)
 	press(m, "p")
 	m.Update(pictureMsg{picture{err: errors.New("the server is away\x1b[2J")}, true})
 	require.Contains(t, m.text(), `the server is away\x1b[2J`)
-	require.Equal(t, was, m.now.at, "and what was known stays")
+	require.Equal(t, was, m.now.At, "and what was known stays")
 
 	require.Equal(t, tea.Quit(), press(m, "q")())
 }

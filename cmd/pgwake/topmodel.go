@@ -6,6 +6,7 @@ import (
 	"charm.land/bubbles/v2/help"
 	"charm.land/bubbles/v2/key"
 	tea "charm.land/bubbletea/v2"
+	"github.com/pgwake/pgwake/internal/glance"
 )
 
 // This file answers: what does the live view do with keys and pictures?
@@ -52,7 +53,7 @@ type topModel struct {
 
 	now    picture // the last one that told something
 	seen   int     // so many
-	change change
+	change glance.Change
 	err    error // of the latest look
 
 	latencies, rates []float64 // the latest last; of a time in which nothing was found, 0
@@ -126,9 +127,9 @@ func (m *topModel) take(pic picture) {
 		return
 	}
 	if m.seen > 0 {
-		m.change = changeOf(m.now, pic)
-		m.latencies = pushed(m.latencies, inMillis(m.change.latency.Quantile(0.99)))
-		m.rates = pushed(m.rates, m.change.went)
+		m.change = glance.ChangeOf(m.now.Picture, pic.Picture)
+		m.latencies = pushed(m.latencies, inMillis(m.change.Latency.Quantile(0.99)))
+		m.rates = pushed(m.rates, m.change.Went)
 	}
 	m.now = pic
 	m.seen++
@@ -144,5 +145,5 @@ func (m *topModel) since(at time.Time) string {
 	if at.IsZero() {
 		return "-"
 	}
-	return span(max(0, m.now.at.Sub(at)))
+	return glance.Span(max(0, m.now.At.Sub(at)))
 }

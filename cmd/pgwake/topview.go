@@ -8,7 +8,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
-	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/glance"
 )
 
 // This file answers: how does the live view look?
@@ -66,7 +66,7 @@ func (m *topModel) head() []string {
 		name += s.warn.Render("held") + "  "
 	}
 	if m.seen > 0 {
-		name += s.faint.Render(m.now.at.Format(time.TimeOnly)) + "  "
+		name += s.faint.Render(m.now.At.Format(time.TimeOnly)) + "  "
 	}
 	lines := []string{name + m.title}
 	if m.come != nil {
@@ -81,7 +81,7 @@ func (m *topModel) head() []string {
 		lines = append(lines, strings.Join(tabs, s.faint.Render(" | ")))
 	}
 	if m.err != nil {
-		lines = append(lines, s.fail.Render(oneLine(m.a.withoutSecrets(m.err.Error()))))
+		lines = append(lines, s.fail.Render(glance.OneLine(m.a.withoutSecrets(m.err.Error()))))
 	}
 	if m.seen == 0 && m.err == nil {
 		lines = append(lines, s.faint.Render("looking…"))
@@ -111,38 +111,30 @@ func (m *topModel) sparkline(values []float64) string {
 }
 
 func (m *topModel) overview() []string {
-	s, t, c := m.a.style, sumsOf(m.now.depths), m.change
+	s, t, c := m.a.style, glance.SumsOf(m.now.Depths), m.change
 	due := s.ok
-	if wait := m.now.at.Sub(m.now.oldest); !m.now.oldest.IsZero() && wait > time.Minute {
+	if wait := m.now.At.Sub(m.now.Oldest); !m.now.Oldest.IsZero() && wait > time.Minute {
 		due = s.warn
 	}
 	letters := s.faint
-	if m.now.letters > 0 {
+	if m.now.Letters > 0 {
 		letters = s.warn
 	}
-	lines := m.wrapped("due "+due.Render(text(t.due)), fmt.Sprintf("delayed %d", t.delayed), fmt.Sprintf("leased %d", t.leased), fmt.Sprintf("kept back %d", t.keptBack),
-		"dead letters "+letters.Render(text(m.now.letters)))
-	lines = append(lines, m.wrapped("oldest due "+due.Render(m.since(m.now.oldest)), fmt.Sprintf("in %.1f/s", c.came), fmt.Sprintf("out %.1f/s", c.went),
-		fmt.Sprintf("queries for work %.1f/s", c.looks))...)
+	lines := m.wrapped("due "+due.Render(text(t.Due)), fmt.Sprintf("delayed %d", t.Delayed), fmt.Sprintf("leased %d", t.Leased), fmt.Sprintf("kept back %d", t.KeptBack),
+		"dead letters "+letters.Render(text(m.now.Letters)))
+	lines = append(lines, m.wrapped("oldest due "+due.Render(m.since(m.now.Oldest)), fmt.Sprintf("in %.1f/s", c.Came), fmt.Sprintf("out %.1f/s", c.Went),
+		fmt.Sprintf("queries for work %.1f/s", c.Looks))...)
 	lines = append(lines,
-		fmt.Sprintf("wake latency p50 %s   p99 %s", bound(c.latency.Quantile(0.5)), bound(c.latency.Quantile(0.99))),
+		fmt.Sprintf("wake latency p50 %s   p99 %s", glance.Bound(c.Latency.Quantile(0.5)), glance.Bound(c.Latency.Quantile(0.99))),
 		s.mark.Render(fmt.Sprintf("%-11s", "latency p99"))+" "+m.sparkline(m.latencies),
 		s.mark.Render(fmt.Sprintf("%-11s", "out"))+" "+m.sparkline(m.rates))
-	if len(m.now.paused) > 0 {
-		lines = append(lines, s.warn.Render("paused: "+oneLine(few(textsOf(m.now.paused)))))
+	if len(m.now.Paused) > 0 {
+		lines = append(lines, s.warn.Render("paused: "+glance.OneLine(few(m.now.Paused))))
 	}
 	for _, part := range [][]string{m.queues(), m.nodes(), m.reasons()} {
 		lines = append(append(lines, ""), part...)
 	}
 	return lines
-}
-
-// bound is what Histogram.Quantile tells.
-func bound(d time.Duration) string {
-	if d == 0 {
-		return "-"
-	}
-	return "< " + span(d)
 }
 
 // drawn are the lines of a table. Where the window is too narrow it does without the spare columns, the first of them first.
@@ -175,12 +167,12 @@ func (m *topModel) wrapped(parts ...string) (lines []string) {
 
 func (m *topModel) queues() []string {
 	table := &rows{heads: []string{"QUEUE", "NAMESPACE", "TAG", "DUE", "DELAYED", "LEASED", "KEPT BACK", "OLDEST"}, none: "both queues are empty"}
-	for _, d := range m.now.depths {
+	for _, d := range m.now.Depths {
 		oldest := "-"
 		if d.Due > 0 {
 			oldest = m.since(d.OldestDue)
 		}
-		table.add(d.Queue.String(), short(d.Namespace, max(10, m.width/2)), orDash(d.Tag), text(d.Due), text(d.Delayed), text(d.Leased), text(d.KeptBack), oldest)
+		table.add(d.Queue.String(), glance.Short(d.Namespace, max(10, m.width/2)), orDash(d.Tag), text(d.Due), text(d.Delayed), text(d.Leased), text(d.KeptBack), oldest)
 	}
 	return m.drawn(table, "KEPT BACK", "TAG", "LEASED", "DELAYED", "QUEUE")
 }
@@ -188,22 +180,22 @@ func (m *topModel) queues() []string {
 func (m *topModel) nodes() []string {
 	table := &rows{heads: []string{"NODE", "HOST", "PID", "MODE", "STATE", "WAIT", "ITEMS", "P99", "CLOCK", "LANES"}, none: "no node listens"}
 	var states []string
-	for _, n := range m.now.nodes {
+	for _, n := range m.now.Nodes {
 		host, pid, mode, waits, items, p99, clock := orDash(n.Address), "-", "-", "-", "-", "-", "-"
 		state := "no answer"
-		if r, said := m.now.reports[n.Key]; said {
+		if r, said := m.now.Reports[n.Key]; said {
 			w := r.Stats.Worker
 			host, pid, mode = r.Host, text(int64(r.PID)), r.Stats.Mode.String()
 			waits = text(int64(w.Parked + r.Stats.Orchestrator.Parked))
 			items = text(w.Items + r.Stats.Orchestrator.Items)
-			p99, clock = bound(w.WakeLatency.Quantile(0.99)), span(r.Stats.ClockOffset)
-			state = nodeState(r)
+			p99, clock = glance.Bound(w.WakeLatency.Quantile(0.99)), glance.Span(r.Stats.ClockOffset)
+			state = glance.NodeState(r)
 		}
 		if !n.Listening {
 			state = "died"
 		}
 		states = append(states, state)
-		table.add(fmt.Sprintf("%08x", uint32(n.Key)), short(host, 24), pid, mode, short(state, 50), waits, items, p99, clock, text(int64(len(n.Lanes))))
+		table.add(fmt.Sprintf("%08x", uint32(n.Key)), glance.Short(host, 24), pid, mode, glance.Short(state, 50), waits, items, p99, clock, text(int64(len(n.Lanes))))
 	}
 	table.style = func(row int, head string) *lipgloss.Style {
 		if head != "STATE" {
@@ -217,26 +209,15 @@ func (m *topModel) nodes() []string {
 	return m.drawn(table, "CLOCK", "PID", "LANES", "P99", "ITEMS", "WAIT", "MODE")
 }
 
-// nodeState is what is wrong with a node, if anything is.
-func nodeState(r pgwake.NodeReport) string {
-	switch {
-	case len(r.Problems) > 0:
-		return r.Problems[0].String()
-	case r.Stats.Worker.Aggressive || r.Stats.Orchestrator.Aggressive:
-		return "polling"
-	}
-	return "ok"
-}
-
 func (m *topModel) lanes() []string {
 	table := &rows{heads: []string{"NODE", "QUEUE", "NAMESPACES", "TAGS OR QUEUE NAMES", "DISPATCHERS", "WAITS", "FANOUT"}, none: "nobody fetches, on the nodes that listen"}
-	for _, n := range m.now.nodes {
+	for _, n := range m.now.Nodes {
 		for _, l := range n.Lanes {
 			waits := "busy"
 			if l.Waiting {
 				waits = "waits"
 			}
-			table.add(fmt.Sprintf("%08x", uint32(n.Key)), l.Queue.String(), short(oneOrAll(l.Namespaces), 40), short(oneOrAll(l.Labels), 40), text(int64(l.Dispatchers)), waits, text(int64(l.Fanout)))
+			table.add(fmt.Sprintf("%08x", uint32(n.Key)), l.Queue.String(), glance.Short(oneOrAll(l.Namespaces), 40), glance.Short(oneOrAll(l.Labels), 40), text(int64(l.Dispatchers)), waits, text(int64(l.Fanout)))
 		}
 	}
 	return m.drawn(table, "FANOUT", "NODE", "TAGS OR QUEUE NAMES", "QUEUE")
@@ -256,15 +237,15 @@ func oneOrAll(names []string) string {
 }
 
 func (m *topModel) reasons() []string {
-	all := reasonsOf(m.now.reports)
+	all := m.now.Reasons()
 	table := &rows{heads: []string{"WAKE REASON", "FINDS", "NOW", ""}, none: "no node has found anything yet"}
 	var most int64
 	for _, n := range all {
 		most = max(most, n)
 	}
-	for _, reason := range byCount(all) {
+	for _, reason := range glance.ByCount(all) {
 		if all[reason] > 0 {
-			table.add(reason, text(all[reason]), text(m.change.found[reason]), strings.Repeat("█", max(1, int(30*all[reason]/most))))
+			table.add(reason, text(all[reason]), text(m.change.Found[reason]), strings.Repeat("█", max(1, int(30*all[reason]/most))))
 		}
 	}
 	return m.drawn(table)
