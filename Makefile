@@ -1,7 +1,7 @@
 # Everything a contributor runs. `make help` lists it.
 
 GO      ?= go
-MODULES := . devpg bench examples chaos adapter/amqp adapter/cloudevents adapter/goworkflows adapter/watermill cmd/pgwake
+MODULES := . devpg bench examples chaos adapter/amqp adapter/cloudevents adapter/goworkflows adapter/watermill cmd/pgwake console
 
 # The race detector needs cgo, and that a C compiler. Without them the tests run all the same.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC | cut -d' ' -f1) >/dev/null 2>&1 && echo -race)
@@ -136,7 +136,7 @@ freeze:
 
 ## release: makes the modules for users what they are as part of a release, for a commit that is tagged and goes to no branch (VERSION=v1.2.3)
 release:
-	@.ci/release $(VERSION) cmd/pgwake $(filter adapter/%,$(MODULES))
+	@.ci/release $(VERSION) console cmd/pgwake $(filter adapter/%,$(MODULES))
 
 ## clean: removes what the other targets built; what the bench has left stays
 clean:

@@ -204,7 +204,7 @@ func TestDocs_GoSnippets_StandInCodeThatCompiles(t *testing.T) {
 	var code strings.Builder
 	for _, path := range []string{"docs_test.go", "example_test.go", "dispatch/example_test.go", "dispatch/example_coordinators_test.go",
 		"dispatch/example_moving_test.go", "taskgraph/example_test.go", "eventbus/example_test.go", "eventbus/example_document003_test.go",
-		"eventbus/example_howto_test.go", "pgwaketest/example_test.go", "adapter/goworkflows/example_test.go"} {
+		"eventbus/example_howto_test.go", "pgwaketest/example_test.go", "console/example_test.go", "adapter/goworkflows/example_test.go"} {
 		source, err := os.ReadFile(path)
 		require.NoError(t, err)
 		code.Write(source)

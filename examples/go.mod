@@ -6,6 +6,7 @@ replace (
 	github.com/pgwake/pgwake => ../
 	github.com/pgwake/pgwake/adapter/amqp => ../adapter/amqp
 	github.com/pgwake/pgwake/bench => ../bench
+	github.com/pgwake/pgwake/console => ../console
 	github.com/pgwake/pgwake/devpg => ../devpg
 )
 
@@ -14,6 +15,7 @@ require (
 	github.com/pgwake/pgwake v0.0.0-00010101000000-000000000000
 	github.com/pgwake/pgwake/adapter/amqp v0.0.0-00010101000000-000000000000
 	github.com/pgwake/pgwake/bench v0.0.0-00010101000000-000000000000
+	github.com/pgwake/pgwake/console v0.0.0-00010101000000-000000000000
 	github.com/pgwake/pgwake/devpg v0.0.0-00010101000000-000000000000
 	github.com/prometheus/client_golang v1.22.0
 	github.com/stretchr/testify v1.11.1

@@ -4,6 +4,8 @@ go 1.26.0
 
 replace github.com/pgwake/pgwake => ../..
 
+replace github.com/pgwake/pgwake/console => ../../console
+
 require (
 	charm.land/bubbles/v2 v2.2.1
 	charm.land/bubbletea/v2 v2.1.1
@@ -13,6 +15,7 @@ require (
 	github.com/charmbracelet/x/term v0.2.2
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgwake/pgwake v0.0.0-00010101000000-000000000000
+	github.com/pgwake/pgwake/console v0.0.0-00010101000000-000000000000
 	github.com/spf13/cobra v1.10.2
 	github.com/stretchr/testify v1.11.1
 	go.uber.org/goleak v1.3.0

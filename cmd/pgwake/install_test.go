@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,6 +32,7 @@ func TestInstall_OfARelease_FindsAllThatItNeeds(t *testing.T) {
 	}
 	proxy := t.TempDir()
 	serve(t, proxy, releasedRoot, "../..", "")
+	serve(t, proxy, releasedRoot+"/console", "../../console", "../../.ci/release")
 	serve(t, proxy, releasedRoot+"/cmd/pgwake", ".", "../../.ci/release")
 	install := exec.Command("go", "install", "-n", releasedRoot+"/cmd/pgwake@"+releasedVersion) // as far as compiling
 	install.Dir = t.TempDir()
@@ -101,7 +103,7 @@ func sources(t *testing.T, dir string) map[string][]byte {
 			}
 			return nil
 		}
-		if ext := filepath.Ext(name); ext != ".go" && ext != ".sql" || strings.HasSuffix(name, "_test.go") {
+		if ext := filepath.Ext(name); !slices.Contains([]string{".go", ".sql", ".css", ".js", ".svg", ".html"}, ext) || strings.HasSuffix(name, "_test.go") {
 			return nil
 		}
 		all[filepath.ToSlash(name)], err = os.ReadFile(path)

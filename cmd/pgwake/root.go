@@ -120,7 +120,7 @@ Exit codes: 0 done; 1 it failed, or doctor found something; 2 the command line i
 	f.BoolVar(&a.asJSON, "json", false, "print JSON")
 	f.BoolVarP(&a.yes, "yes", "y", false, "do not ask before anything is deleted or taken back")
 	f.BoolVar(&a.noColor, "no-color", false, "print without colours; so does NO_COLOR, and whatever is no terminal")
-	c.AddCommand(a.migrateCommand(), a.doctorCommand(), a.enqueueCommand(), a.peekCommand(), a.tailCommand(), a.dlqCommand(), a.taskCommand(), a.scheduleCommand(), a.benchCommand(), a.topCommand())
+	c.AddCommand(a.migrateCommand(), a.doctorCommand(), a.enqueueCommand(), a.peekCommand(), a.tailCommand(), a.dlqCommand(), a.taskCommand(), a.scheduleCommand(), a.benchCommand(), a.topCommand(), a.consoleCommand())
 	return c
 }
 

@@ -190,7 +190,7 @@ func demo(ctx context.Context, databaseURL, address string, stay bool, out io.Wr
 		shutDown()
 		err = errors.Join(err, <-ended)
 	}()
-	fmt.Fprintf(out, "probes and metrics: http://%s/readyz /livez /metrics\n", s.listener.Addr())
+	fmt.Fprintf(out, "probes, metrics, console: http://%s/readyz /livez /metrics /console/\n", s.listener.Addr())
 
 	beginning, span := s.tracers.Tracer("dispatchers").Start(ctx, "the day begins")
 	_, err = p.EnqueueForWorkerMany(beginning, work)

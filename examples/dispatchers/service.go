@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -72,7 +73,9 @@ func newService(p *pgwake.Provider, m *meters, address string, spans trace.SpanE
 func (s *service) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 5 * time.Second}
+	looking, endLooking := context.WithCancel(context.WithoutCancel(ctx)) // pages of the console that are open end with it
+	defer endLooking()
+	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return looking }}
 	var running sync.WaitGroup
 	results := make(chan error, len(s.dispatchers)+1)
 	running.Go(func() {
@@ -94,6 +97,7 @@ func (s *service) run(ctx context.Context) error {
 	s.stopping.Store(true)
 	dispatching.Wait()
 	// The probes are answered to the end.
+	endLooking()
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	err := errors.Join(server.Shutdown(ending), s.meters.Shutdown(ending), s.tracers.Shutdown(ending))
@@ -122,5 +126,7 @@ func (s *service) routes() http.Handler {
 			fmt.Fprintln(w, problem)
 		}
 	})
+	// For people; read-only, since nobody is asked for a password here.
+	mux.Handle("/console/", http.StripPrefix("/console", console.Handler(s.provider, nil)))
 	return mux
 }

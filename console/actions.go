@@ -1,0 +1,330 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/taskgraph"
+)
+
+// This file answers: what can people change, who is asked before, and what do they learn of it?
+//
+// An action is a POST from a form of the console itself. It is carried out if Options.Authorize says so, and what cannot be taken back is asked
+// for once more by a page. The answer leads back to where the button was, so that reloading a page does nothing twice.
+
+// deed carries out what a form asks for. It returns how much was done, for the words of the action.
+type deed func(ctx context.Context, c *console, form url.Values) (n int64, err error)
+
+// action is a kind of button.
+type action struct {
+	verb   Verb
+	asks   string // before it is done; "": it is done at once
+	done   string // what to say when it is, with the number
+	target string // the field that says what it is about
+	do     deed
+}
+
+var actions = map[string]action{
+	"redrive": {RedriveLetter, "", "%d put back into their queues", "id", onLetters(func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
+		return p.RedriveDeadLetters(ctx, f)
+	})},
+	"purge": {PurgeLetter, "Remove these dead letters for good?", "%d removed", "id", onLetters(func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
+		return p.PurgeDeadLetters(ctx, f)
+	})},
+	"pause-queue":     {PauseQueue, "", "Paused: nobody fetches from it", "namespace", onQueue((*pgwake.Provider).Pause)},
+	"resume-queue":    {ResumeQueue, "", "Resumed", "namespace", onQueue((*pgwake.Provider).Resume)},
+	"cancel-task":     {CancelTask, "Cancel the task, and all of its steps that have not ended?", "Cancelled", "id", onTask((*taskgraph.Graph).Cancel)},
+	"resolve-task":    {ResolveTask, "Take the task for done, and cancel its steps that have not ended?", "Resolved", "id", onTask((*taskgraph.Graph).ResolveTask)},
+	"retry-task":      {RetryTask, "", "%d steps run again", "id", retryTask},
+	"pause-schedule":  {PauseSchedule, "", "Paused", "name", onSchedule((*eventbus.Bus).PauseSchedule)},
+	"resume-schedule": {ResumeSchedule, "", "Resumed", "name", onSchedule((*eventbus.Bus).ResumeSchedule)},
+	"run-schedule":    {RunSchedule, "", "It came, as %d", "name", runSchedule},
+	"replay":          {ReplayEvents, "Deliver these events to the group once more?", "Replay %d has begun", "group", replay},
+	"delete-instance": {DeleteInstance, "Delete the instance with all its descendants, their history and their messages, for good?", "%d instances deleted", "id", deleteInstance},
+}
+
+// by is who did it, for those who read transitions.
+const by = "by hand, in the console"
+
+// errNothing is an action that has changed nothing.
+var errNothing = errors.New("nothing was changed: it is not in a state for that any more")
+
+// onLetters is an action on dead letters: those that are chosen, or all of a filter.
+func onLetters(do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilter) (int, error)) deed {
+	const step, most = 500, 100_000
+	return func(ctx context.Context, c *console, form url.Values) (sum int64, err error) {
+		f, _, err := letterFilter(form)
+		if err != nil {
+			return 0, err
+		}
+		f.Limit = step
+		if form.Get("all") == "" {
+			f.IDs = []int64{}
+			for _, text := range form["id"] {
+				id, err := strconv.ParseInt(text, 10, 64)
+				if err != nil {
+					return 0, badRequest("id is to be a number")
+				}
+				f.IDs = append(f.IDs, id)
+			}
+			if len(f.IDs) == 0 {
+				return 0, badRequest("no dead letter is chosen")
+			}
+		}
+		for sum < most {
+			n, err := do(ctx, c.p, f)
+			sum += int64(n)
+			if err != nil || n == 0 {
+				return sum, err
+			}
+		}
+		return sum, nil
+	}
+}
+
+func onQueue(do func(*pgwake.Provider, context.Context, pgwake.Queue, ...string) error) deed {
+	return func(ctx context.Context, c *console, form url.Values) (int64, error) {
+		queue := pgwake.Worker
+		if form.Get("queue") == pgwake.Orchestrator.String() {
+			queue = pgwake.Orchestrator
+		}
+		return 1, do(c.p, ctx, queue, form.Get("namespace"))
+	}
+}
+
+func onTask(do func(*taskgraph.Graph, context.Context, string, string) (bool, error)) deed {
+	return func(ctx context.Context, c *console, form url.Values) (int64, error) {
+		if c.o.Tasks == nil {
+			return 0, badRequest("there is no task graph")
+		}
+		changed, err := do(c.o.Tasks, ctx, form.Get("id"), by)
+		if err == nil && !changed {
+			err = errNothing
+		}
+		return 1, err
+	}
+}
+
+func retryTask(ctx context.Context, c *console, form url.Values) (n int64, err error) {
+	if c.o.Tasks == nil {
+		return 0, badRequest("there is no task graph")
+	}
+	steps, err := c.o.Tasks.Steps(ctx, form.Get("id"))
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range steps {
+		if s.State != taskgraph.StepError {
+			continue
+		}
+		changed, err := c.o.Tasks.ResetStep(ctx, s.ID, by)
+		if err != nil {
+			return n, err
+		}
+		if changed {
+			n++
+		}
+	}
+	if n == 0 {
+		err = errNothing
+	}
+	return n, err
+}
+
+// busOf is the event bus that a form is about.
+func (c *console) busOf(form url.Values) (*eventbus.Bus, error) {
+	if c.o.Events == nil {
+		return nil, badRequest("there is no event bus")
+	}
+	if n := form.Get("namespace"); n != "" {
+		return c.o.Events.In(n), nil
+	}
+	return c.o.Events, nil
+}
+
+func onSchedule(do func(*eventbus.Bus, context.Context, string) (bool, error)) deed {
+	return func(ctx context.Context, c *console, form url.Values) (int64, error) {
+		bus, err := c.busOf(form)
+		if err != nil {
+			return 0, err
+		}
+		changed, err := do(bus, ctx, form.Get("name"))
+		if err == nil && !changed {
+			err = errNothing
+		}
+		return 1, err
+	}
+}
+
+func runSchedule(ctx context.Context, c *console, form url.Values) (int64, error) {
+	bus, err := c.busOf(form)
+	if err != nil {
+		return 0, err
+	}
+	id, err := bus.RunSchedule(ctx, form.Get("name"))
+	if err == nil && id == 0 {
+		err = errNothing // it is paused
+	}
+	return id, err
+}
+
+func replay(ctx context.Context, c *console, form url.Values) (id int64, err error) {
+	bus, err := c.busOf(form)
+	if err != nil {
+		return 0, err
+	}
+	var r eventbus.Range
+	for name, to := range map[string]*int64{"first": &r.FirstID, "last": &r.LastID} {
+		if text := form.Get(name); text != "" {
+			if *to, err = strconv.ParseInt(text, 10, 64); err != nil {
+				return 0, badRequest("%s is to be a number", name)
+			}
+		}
+	}
+	if r.From, err = instantOf("from", form.Get("from")); err != nil {
+		return 0, err
+	}
+	if r.To, err = instantOf("to", form.Get("to")); err != nil {
+		return 0, err
+	}
+	return bus.Replay(ctx, form.Get("group"), r)
+}
+
+func deleteInstance(ctx context.Context, c *console, form url.Values) (int64, error) {
+	d, err := c.p.DeleteInstance(ctx, form.Get("id"), &pgwake.DeleteOptions{Force: form.Get("force") != ""})
+	return d.Instances, err
+}
+
+// maxForm is how large a form may be: there are fifty letters on a page.
+const maxForm = 64 << 10
+
+// act carries out what a form asks for.
+func (c *console) act(w http.ResponseWriter, r *http.Request) {
+	if c.o.Authorize == nil {
+		c.fail(w, r, http.StatusForbidden, errors.New("this console is read-only: Options.Authorize is not set"))
+		return
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	if err := r.ParseForm(); err != nil {
+		c.fail(w, r, http.StatusBadRequest, badRequest("the form cannot be read"))
+		return
+	}
+	form := r.PostForm
+	name := form.Get("verb")
+	of, known := actions[name]
+	if !known {
+		c.fail(w, r, http.StatusBadRequest, badRequest("there is no such action"))
+		return
+	}
+	target := strings.Join(form[of.target], ", ")
+	if form.Get("all") != "" {
+		target = "all of the list"
+	}
+	if err := c.o.Authorize(r, Action{Verb: of.verb, Namespace: form.Get("namespace"), Target: target}); err != nil {
+		c.fail(w, r, http.StatusForbidden, err)
+		return
+	}
+	if of.asks != "" && form.Get("sure") == "" {
+		c.confirm(w, r, of, target, form)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), 3*patience)
+	defer cancel()
+	n, err := of.do(ctx, c, form)
+	if err != nil {
+		status := statusOf(err)
+		if errors.Is(err, errNothing) || errors.Is(err, pgwake.ErrInstanceRunning) || errors.Is(err, pgwake.ErrHasParent) {
+			status = http.StatusConflict
+		}
+		c.fail(w, r, status, err)
+		return
+	}
+	to := backOf(form.Get("back"))
+	q := to.Query()
+	q.Set("done", name)
+	q.Set("n", strconv.FormatInt(n, 10))
+	if name == "replay" {
+		q.Set("replay", strconv.FormatInt(n, 10))
+	}
+	if name == "delete-instance" {
+		to.Path, q = "instances", url.Values{"done": {name}, "n": {strconv.FormatInt(n, 10)}}
+	}
+	to.RawQuery = q.Encode()
+	w.Header().Set("Location", to.String()) // as it is: relative
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+// backOf is the page of the console that a form came from; the overview if it names another place.
+func backOf(text string) *url.URL {
+	u, err := url.Parse(text)
+	if err == nil && u.Scheme == "" && u.Host == "" && u.User == nil {
+		if _, known := pages[u.Path]; known {
+			return &url.URL{Path: u.Path, RawQuery: u.RawQuery}
+		}
+	}
+	return &url.URL{Path: "./"}
+}
+
+// confirmation is a question.
+type confirmation struct {
+	Question, Target, Verb string
+	Fields                 []field
+	Back                   string
+	Count                  int
+}
+
+var confirmPage = newPage("confirm", "Are you sure?", nil)
+
+func (c *console) confirm(w http.ResponseWriter, r *http.Request, of action, target string, form url.Values) {
+	v := c.view(r, confirmPage)
+	q := &confirmation{Question: of.asks, Target: target, Verb: string(of.verb), Back: backOf(form.Get("back")).String(), Count: len(form[of.target])}
+	for name, values := range form {
+		for _, value := range values {
+			if value != "" {
+				q.Fields = append(q.Fields, field{name, value})
+			}
+		}
+	}
+	v.Body = q
+	c.write(w, http.StatusOK, confirmPage, v)
+}
+
+// Flash says what came of the action before; "" if there was none.
+func (v *view) Flash() string {
+	of, known := actions[v.text("done")]
+	if !known {
+		return ""
+	}
+	n, err := v.number("n")
+	if err != nil {
+		return ""
+	}
+	if !strings.Contains(of.done, "%d") {
+		return of.done + "."
+	}
+	return fmt.Sprintf(of.done, n) + "."
+}
+
+// field is a field of a form.
+type field struct {
+	Name  string
+	Value string
+}
+
+// Fields are those of a button: what comes after the first three parameters of template act, name and value by turns.
+func (v *view) Fields(params []any) (all []field) {
+	for i := 3; i+1 < len(params); i += 2 {
+		all = append(all, field{fmt.Sprint(params[i]), fmt.Sprint(params[i+1])})
+	}
+	return all
+}
+
+// Asks reports whether an action is to be confirmed.
+func (v *view) Asks(name string) bool { return actions[name].asks != "" }

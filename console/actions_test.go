@@ -1,0 +1,196 @@
+package console_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/console"
+	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: does each button do what it says, for those who may, and for nobody else?
+
+// asked takes note of what somebody was asked for, and allows it.
+type asked struct {
+	mu  sync.Mutex
+	all []console.Action
+}
+
+func (a *asked) authorize(_ *http.Request, of console.Action) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all = append(a.all, of)
+	return nil
+}
+
+// presses clicks a button, by its text and what is around it, and waits for the page that comes then.
+func (x *tab) presses(within, text string) {
+	x.t.Helper()
+	_, err := chromedp.RunResponse(x.ctx, func(ctx context.Context, t *chromedp.Target) (chromedp.Void, error) {
+		return chromedp.Evaluate[chromedp.Void](`[...document.querySelectorAll(`+quoted(within+" button")+`)].find(b => b.textContent.trim() == `+quoted(text)+`).click()`)(ctx, t)
+	})
+	require.NoError(x.t, err, text)
+}
+
+func (x *tab) visit(url string) {
+	x.t.Helper()
+	x.again()
+	x.run(chromedp.Navigate(url))
+}
+
+// One action of each kind, in a browser, as people do it.
+func TestActions_OneOfEachKind_DoesWhatItSays(t *testing.T) {
+	t.Parallel()
+	var who asked
+	w := newWorld(t, console.Options{Authorize: who.authorize})
+	ctx := t.Context()
+	x := open(t, w.url+"letters", 1280, 900)
+
+	// Dead letters: one goes back, another is removed for good, which is asked for once more.
+	x.run(chromedp.Click(chromedp.CSS(`input[name=id][value="` + text(w.letters[0]) + `"]`)))
+	x.presses(".acts", "Redrive those chosen")
+	x.reads("1 put back into their queues.")
+	x.visit(w.url + "letter?id=" + text(w.letters[1]))
+	x.presses(".acts", "Purge")
+	x.reads("Remove these dead letters for good?")
+	x.presses("main", "Yes: purge")
+	x.reads("1 removed.")
+	left, err := w.ListDeadLetters(ctx, nil)
+	require.NoError(t, err)
+	require.Len(t, left, 2)
+	back, err := w.Peek(ctx, pgwake.Worker, &pgwake.PeekFilter{Namespace: "mail"})
+	require.NoError(t, err)
+	require.Len(t, back, 1)
+	x.visit(w.url + "letters?reason=Handler+error")
+	x.presses(".acts", "Redrive all of the filter")
+	x.reads("1 put back")
+
+	// A queue.
+	x.visit(w.url + "queues?q=billing")
+	x.presses("#queues-h ~ .scroll", "Pause")
+	x.reads("paused")
+	paused, err := w.GetPaused(ctx, pgwake.Worker)
+	require.NoError(t, err)
+	require.Contains(t, paused.Namespaces, "billing")
+	x.presses("#queues-h ~ .scroll", "Resume")
+	x.reads("served")
+
+	// Schedules.
+	x.visit(w.url + "schedules")
+	x.presses("tr:has(td code):last-child", "Run now")
+	x.reads("It came, as")
+	x.presses("tr:has(td code):last-child", "Pause")
+	x.reads("Paused.")
+	schedules, err := w.bus.Schedules(ctx, "", 10)
+	require.NoError(t, err)
+	require.True(t, schedules[1].Paused, schedules[1].Name)
+	x.presses("tr:has(td code):last-child", "Resume")
+	x.reads("Resumed.")
+
+	// Events once more.
+	x.visit(w.url + "events")
+	x.run(chromedp.SetValue(chromedp.CSS("input[name=first]"), text(w.event)))
+	x.presses("section", "Replay")
+	x.presses("main", "Yes: replay events")
+	x.reads("Replay")
+
+	// A task: what failed runs again, and now it does not fail; live.
+	x.visit(w.url + "task?id=" + w.task)
+	x.reads("blocked by failures")
+	close(w.declined)
+	x.presses(".acts", "Retry what failed")
+	x.reads("1 steps run again.")
+	x.run(chromedp.Poll[chromedp.Void](`document.querySelectorAll(".graph .good").length == 8 && document.querySelector(".facts").innerText.includes("9 of 9")`))
+	s, err := w.engine.Submit(ctx, taskgraph.Submission{Namespace: "shop", Name: "fulfil_order", Version: "1.0.0"})
+	require.NoError(t, err)
+	_, err = w.engine.Wait(ctx, s.ID)
+	require.NoError(t, err)
+
+	// An instance.
+	x.visit(w.url + "instance?id=order-7")
+	x.presses(".acts", "Delete")
+	x.presses("main", "Yes: delete instance")
+	x.reads("1 instances deleted.")
+	_, err = w.GetInstanceInfo(ctx, "order-7")
+	require.ErrorIs(t, err, pgwake.ErrNotFound)
+
+	verbs := make(map[console.Verb]bool)
+	for _, a := range who.all {
+		verbs[a.Verb] = true
+	}
+	require.Len(t, verbs, 10)
+	require.Contains(t, who.all, console.Action{Verb: console.RedriveLetter, Target: text(w.letters[0])})
+	require.Contains(t, who.all, console.Action{Verb: console.PauseQueue, Namespace: "billing", Target: "billing"})
+}
+
+// post sends a form, as a browser does that is where the header Origin says.
+func (s *site) post(t *testing.T, origin string, form url.Values) int {
+	t.Helper()
+	r, err := http.NewRequest(http.MethodPost, s.url+"act", strings.NewReader(form.Encode()))
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	if origin != "" {
+		r.Header.Set("Origin", origin)
+	}
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	require.NoError(t, err)
+	answer.Body.Close()
+	return answer.StatusCode
+}
+
+func TestActions_WhoMayNot_ChangesNothing(t *testing.T) {
+	t.Parallel()
+	pause := url.Values{"verb": {"pause-queue"}, "queue": {"worker"}, "namespace": {"shop"}, "back": {"queues"}}
+	own := func(s *site) string { return strings.TrimSuffix(s.url, "/ops/console/") }
+
+	readOnly := newSite(t, nil, nil)
+	readOnly.enqueue(t, "mail", "shop", `{}`)
+	require.Equal(t, http.StatusForbidden, readOnly.post(t, own(readOnly), pause))
+	_, body, _ := readOnly.get(t, "queues")
+	require.Contains(t, body, "shop")
+	require.NotContains(t, body, `method="post"`)
+
+	refused := newSite(t, readOnly.Provider, &console.Options{Authorize: func(*http.Request, console.Action) error { return errors.New("only for operators") }})
+	require.Equal(t, http.StatusForbidden, refused.post(t, own(refused), pause))
+
+	var who asked
+	allowed := newSite(t, readOnly.Provider, &console.Options{Authorize: who.authorize})
+	require.Equal(t, http.StatusForbidden, allowed.post(t, "https://evil.example", pause), "a form of another site")
+	require.Empty(t, who.all, "nobody is asked for what another site wants")
+	purge := url.Values{"verb": {"purge"}, "all": {"yes"}}
+	require.Equal(t, http.StatusOK, allowed.post(t, own(allowed), purge), "it asks first")
+	for _, bad := range []url.Values{{}, {"verb": {"format c:"}}, {"verb": {"redrive"}}, {"verb": {"redrive"}, "id": {"x"}}, {"verb": {"cancel-task"}}, {"verb": {"replay"}, "sure": {"yes"}}} {
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusOK}, allowed.post(t, own(allowed), bad), "%v", bad)
+	}
+	paused, err := readOnly.GetPaused(t.Context(), pgwake.Worker)
+	require.NoError(t, err)
+	require.Empty(t, paused.Namespaces)
+	require.Equal(t, http.StatusSeeOther, allowed.post(t, own(allowed), pause))
+}
+
+// What a form says of where it came from leads nowhere but into the console.
+func TestActions_BackToAnotherPlace_IsTheOverview(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, &console.Options{Authorize: anybody})
+	for _, back := range []string{"https://evil.example/", "//evil.example", "javascript:alert(1)", "/other", "../other", ""} {
+		form := url.Values{"verb": {"pause-queue"}, "queue": {"worker"}, "namespace": {"shop"}, "back": {back}}
+		r, err := http.NewRequest(http.MethodPost, s.url+"act", strings.NewReader(form.Encode()))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		answer, err := http.DefaultTransport.RoundTrip(r)
+		require.NoError(t, err)
+		answer.Body.Close()
+		require.True(t, strings.HasPrefix(answer.Header.Get("Location"), "./?"), answer.Header.Get("Location"))
+	}
+}
+
+func text(n int64) string { return strconv.FormatInt(n, 10) }

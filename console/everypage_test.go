@@ -1,0 +1,104 @@
+package console_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/pgwake/pgwake/console"
+	"github.com/stretchr/testify/require"
+)
+
+// Every page, with something of everything and with what hostile people put there, in light and in dark, on a desk and on a phone.
+func TestPages_EachOfThem_IsWholeAccessibleAndHarmless(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Options{Authorize: anybody})
+	x := open(t, w.url, 1280, 900)
+	for _, of := range w.paths() {
+		t.Log(of[0])
+		x.again()
+		x.run(chromedp.EmulateViewport(1280, 900), chromedp.Navigate(w.url+of[0]))
+		x.reads(of[1])
+		if of[0] == "nowhere" {
+			x.forgive() // the browser notes the status
+		}
+		x.accessible()
+		x.run(chromedp.EmulateViewport(phoneWidth, phoneHeight))
+		x.fits()
+		require.Equal(t, "no", eval[string](x, `window.broken ? "yes" : "no"`), "what users have written is run")
+		require.Equal(t, "console", eval[string](x, `document.documentElement.outerHTML.includes("style=") ? "style" : "console"`))
+	}
+}
+
+func TestKeys_LeadEverywhere(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, nil)
+	x := open(t, s.url, 1280, 900)
+	key := func(keys string) { x.run(chromedp.KeyEvent(keys)) }
+	_, err := chromedp.RunResponse(x.ctx, chromedp.KeyEvent("g"), chromedp.KeyEvent("d"))
+	require.NoError(t, err)
+	x.reads("There are no dead letters")
+	key("/")
+	require.Equal(t, "name", eval[string](x, `document.activeElement.name`))
+	eval[chromedp.Void](x, `document.activeElement.blur()`)
+	key("?")
+	require.True(t, eval[bool](x, `document.getElementById("help").open`))
+	key("\x1b")
+	require.False(t, eval[bool](x, `document.getElementById("help").open`))
+	for _, theme := range []string{"light", "dark", ""} {
+		key("l")
+		require.Equal(t, theme, eval[string](x, `document.documentElement.dataset.theme || ""`))
+	}
+	key("\t")
+	require.Equal(t, "#main", eval[string](x, `document.activeElement.getAttribute("href")`), "the first stop is the way past the navigation")
+}
+
+// What is held is not changed until it goes on, and what has the focus keeps it.
+func TestLive_HeldOrFocused_StaysAsItIs(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, nil)
+	s.enqueue(t, "mail", "first", `{}`)
+	x := open(t, s.url+"queues", 1280, 900)
+	x.reads("first")
+	x.run(chromedp.Focus(chromedp.CSS("#queues-h ~ .scroll a")))
+	s.enqueue(t, "mail", "second", `{}`)
+	x.reads("second")
+	require.Equal(t, "first", eval[string](x, `document.activeElement.textContent`))
+	x.run(chromedp.KeyEvent("p"))
+	s.enqueue(t, "mail", "third", `{}`)
+	x.run(chromedp.Poll[chromedp.Void](`document.getElementById("pulse").dataset.state == "held"`))
+	seen := s.takenBy(t, x, 2)
+	require.NotContains(t, seen, "third")
+	x.run(chromedp.KeyEvent("p"))
+	x.reads("third")
+}
+
+// takenBy is what a page has after so many more moments.
+func (s *site) takenBy(t *testing.T, x *tab, moments int) string {
+	t.Helper()
+	stream := s.listen(t, "stream/queues")
+	for range moments {
+		stream.next("live")
+	}
+	return x.text()
+}
+
+func TestPager_LeadsThroughAListAndBack(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, nil)
+	for i := range 120 {
+		s.enqueue(t, fmt.Sprintf("job-%03d", i), "n", `{}`)
+	}
+	x := open(t, s.url+"items?namespace=n", 1280, 900)
+	for _, first := range []string{"job-000", "job-050", "job-100"} {
+		x.reads(first)
+		require.Contains(t, eval[string](x, `document.querySelector("tbody tr").innerText`), first)
+		if first != "job-100" {
+			_, err := chromedp.RunResponse(x.ctx, chromedp.KeyEvent("]"))
+			require.NoError(t, err)
+		}
+	}
+	_, err := chromedp.RunResponse(x.ctx, chromedp.KeyEvent("["))
+	require.NoError(t, err)
+	x.reads("job-000")
+}

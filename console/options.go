@@ -1,0 +1,70 @@
+package console
+
+import (
+	"net/http"
+
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/taskgraph"
+)
+
+// This file answers: what can be set?
+
+// Options holds every setting of a console. The zero value means the defaults, and so does a nil *Options.
+type Options struct {
+	// Tasks has the task graph shown: Engine.Graph of a taskgraph.Engine. Defaults to nil: its page says that there is none.
+	Tasks *taskgraph.Graph
+
+	// Events has events, groups and schedules shown, at first those of the namespace of the Bus. Defaults to nil: their pages say that
+	// there are none.
+	Events *eventbus.Bus
+
+	// Authorize is asked before anything is changed; nil is yes, and an error is shown to whoever tried, with status 403. It has the request,
+	// so that it can know who that is. Defaults to nil: nothing can be changed, and there are no buttons.
+	//
+	// Who may look is not asked here: that is for a handler around the console.
+	Authorize func(r *http.Request, a Action) error
+
+	// Redact returns what is shown of a payload, or of an error, in its place. It is called for each that is shown or downloaded, and is to be
+	// safe for concurrent use. Defaults to nil: all of it.
+	Redact func(p Payload) []byte
+
+	// MaxStreams is how many pages can be live at the same time; the others are to be reloaded by hand. Defaults to 100.
+	MaxStreams int
+}
+
+// Action is what somebody is about to do.
+type Action struct {
+	Verb      Verb
+	Namespace string // "" if it is not of one, or of all
+	Target    string // what it is about: a letter, a task, a schedule, an instance, a group
+}
+
+// Verb is a kind of Action.
+type Verb string
+
+// The verbs.
+const (
+	RedriveLetter  Verb = "redrive"         // dead letters back into their queues
+	PurgeLetter    Verb = "purge"           // dead letters, for good
+	PauseQueue     Verb = "pause queue"     // a namespace of a queue
+	ResumeQueue    Verb = "resume queue"    // likewise
+	CancelTask     Verb = "cancel task"     // with its steps
+	RetryTask      Verb = "retry task"      // the steps that failed for good
+	ResolveTask    Verb = "resolve task"    // take it for done
+	PauseSchedule  Verb = "pause schedule"  //
+	ResumeSchedule Verb = "resume schedule" //
+	RunSchedule    Verb = "run schedule"    // now, beside its occurrences
+	ReplayEvents   Verb = "replay events"   // to a group, once more
+	DeleteInstance Verb = "delete instance" // with its descendants
+)
+
+// Payload is what users have put into the database, on its way to somebody's eyes.
+type Payload struct {
+	Kind      string // "work item", "message", "dead letter", "event", "history", "output", "status", "key-value pair", "context", "inputs", "results", "schedule", "headers", or "error" for a text
+	Namespace string // "" if it is not known
+	Name      string // of the work item, orchestration, event, step or schedule
+	Data      []byte // not to be changed
+}
+
+// defaultStreams is what MaxStreams defaults to.
+const defaultStreams = 100

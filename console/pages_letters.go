@@ -1,0 +1,96 @@
+package console
+
+import (
+	"fmt"
+	"net/url"
+
+	"github.com/pgwake/pgwake"
+)
+
+// This file answers: what was given up, and why?
+
+type letters struct {
+	Rows     []letterRow
+	Pager    pager
+	Filter   []field // what is asked for, for actions on all of it
+	Narrowed bool    // not all are asked for
+}
+
+type letterRow struct {
+	pgwake.DeadLetter
+	Title string
+	Error string
+}
+
+// letterFilter is what a form, or a link, says of dead letters.
+func letterFilter(q url.Values) (f *pgwake.DeadLetterFilter, narrowed bool, err error) {
+	f = &pgwake.DeadLetterFilter{Namespace: q.Get("namespace"), Name: q.Get("name"), Instance: q.Get("instance"), Reason: q.Get("reason")}
+	switch q.Get("queue") {
+	case "":
+	case pgwake.Worker.String():
+		f.Queue = new(pgwake.Worker)
+	case pgwake.Orchestrator.String():
+		f.Queue = new(pgwake.Orchestrator)
+	default:
+		return nil, false, badRequest("there is no queue of that name")
+	}
+	return f, f.Queue != nil || f.Namespace+f.Name+f.Instance+f.Reason != "", nil
+}
+
+// letterFields are the parameters that letterFilter reads.
+var letterFields = []string{"queue", "namespace", "name", "instance", "reason"}
+
+func loadLetters(v *view) (any, error) {
+	f, narrowed, err := letterFilter(v.Query)
+	if err != nil {
+		return nil, err
+	}
+	if f.After, err = v.number("after"); err != nil {
+		return nil, err
+	}
+	f.Limit = perPage
+	found, err := v.c.p.ListDeadLetters(v.r.Context(), f)
+	if err != nil {
+		return nil, err
+	}
+	list := &letters{Narrowed: narrowed}
+	for _, d := range found {
+		list.Rows = append(list.Rows, letterRow{d, titleOf(d.Queue, d.Name, d.Instance, string(d.Kind)), v.brief(Payload{"error", d.Namespace, d.Name, []byte(d.Error)})})
+	}
+	next := ""
+	if len(found) == perPage {
+		next = fmt.Sprint(found[perPage-1].ID)
+	}
+	list.Pager = v.pagerOf("after", next)
+	for _, name := range letterFields {
+		if value := v.Value(name); value != "" {
+			list.Filter = append(list.Filter, field{name, value})
+		}
+	}
+	return list, nil
+}
+
+type letter struct {
+	pgwake.DeadLetter
+	Title string
+	Parts []shown
+}
+
+func loadLetter(v *view) (any, error) {
+	id, err := v.number("id")
+	if err != nil {
+		return nil, err
+	}
+	found, err := v.c.p.ListDeadLetters(v.r.Context(), &pgwake.DeadLetterFilter{IDs: []int64{id}})
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%w: there is no dead letter %d any more, or never was", pgwake.ErrNotFound, id)
+	}
+	d := &letter{DeadLetter: found[0], Title: titleOf(found[0].Queue, found[0].Name, found[0].Instance, string(found[0].Kind))}
+	v.Title = "Dead letter " + fmt.Sprint(id)
+	of := func(kind string, data []byte) Payload { return Payload{kind, d.Namespace, d.Name, data} }
+	d.Parts, err = v.parts("Data", of("dead letter", d.Data), "Error", of("error", []byte(d.Error)), "Headers", of("headers", headersOf(d.Headers)))
+	return d, err
+}

@@ -1,0 +1,74 @@
+package console_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/pgwake/pgwake/console"
+	"github.com/stretchr/testify/require"
+)
+
+// listening is a stream, without a browser.
+type listening struct {
+	t     *testing.T
+	end   func()
+	lines *bufio.Scanner
+}
+
+// listen opens a stream, which ends with the test.
+func (s *site) listen(t *testing.T, path string) *listening {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
+	require.NoError(t, err)
+	answer, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, answer.StatusCode)
+	require.Equal(t, "text/event-stream", answer.Header.Get("Content-Type"))
+	l := &listening{t: t, lines: bufio.NewScanner(answer.Body), end: func() { cancel(); answer.Body.Close() }}
+	l.lines.Buffer(nil, 8<<20)
+	t.Cleanup(l.end)
+	return l
+}
+
+// next returns what the next event of a kind says.
+func (l *listening) next(kind string) string {
+	l.t.Helper()
+	is := false
+	for l.lines.Scan() {
+		if of, event := strings.CutPrefix(l.lines.Text(), "event: "); event {
+			is = of == kind
+		} else if data, says := strings.CutPrefix(l.lines.Text(), "data: "); says && is {
+			var text string
+			require.NoError(l.t, json.Unmarshal([]byte(data), &text))
+			return text
+		}
+	}
+	require.FailNow(l.t, "the stream has ended", "%v", l.lines.Err())
+	return ""
+}
+
+func TestStream_MoreThanThereMayBe_AreRefused(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, &console.Options{MaxStreams: 2})
+	first := s.listen(t, "stream/overview")
+	s.listen(t, "stream/letters")
+	status, _, h := s.get(t, "stream/queues")
+	require.Equal(t, http.StatusServiceUnavailable, status)
+	require.NotEmpty(t, h.Get("Retry-After"))
+	first.end()
+	require.Eventually(t, func() bool { // as soon as the server has noticed
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r, err := http.DefaultClient.Do(must(http.NewRequestWithContext(ctx, http.MethodGet, s.url+"stream/queues", nil)))
+		if err != nil {
+			return false
+		}
+		defer r.Body.Close()
+		return r.StatusCode == http.StatusOK
+	}, patience, pollEvery)
+}
