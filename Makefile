@@ -29,7 +29,7 @@ FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak upgrade tags freeze licences scenarios release clean help
+.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak upgrade tags freeze licences scenarios screenshots release clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -133,6 +133,10 @@ tags:
 ## freeze: notes the migrations as released: from then on they never change (internal/frozen)
 freeze:
 	@$(GO) run ./internal/frozen/freeze
+
+## screenshots: the pictures of docs/console.md, of a shop at work; needs Chromium
+screenshots:
+	@export PGWAKE_SCREENSHOTS=$(CURDIR)/docs/images/console; $(WITH_PG) -- $(GO) -C console test -count=1 -run Screenshots .
 
 ## release: makes the modules for users what they are as part of a release, for a commit that is tagged and goes to no branch (VERSION=v1.2.3)
 release:

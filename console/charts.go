@@ -27,7 +27,7 @@ func sparkOf(values []float64) spark {
 		return s
 	}
 	var b strings.Builder
-	step := float64(s.Width) / float64(past-1)
+	step := float64(s.Width) / float64(max(len(values), past/3)-1) // it fills its width early, and then becomes finer
 	x := float64(s.Width) - step*float64(len(values)-1)
 	first := x
 	for _, v := range values {

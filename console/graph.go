@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pgwake/pgwake/internal/glance"
@@ -47,13 +48,32 @@ type edge struct {
 // step is what is drawn, and is a row of the table.
 type step struct {
 	taskgraph.StepInfo
-	Shown    string // its state, as people say it
-	Took     time.Duration
-	Error    string
-	Brief    string // of its results
-	Waits    []string
-	layer, y int
-	row      float64
+	Shown string // its state, as people say it
+	Took  time.Duration
+	Error string
+	Brief string // of its results
+}
+
+// spot is what has a place in a column: a step, or where a line passes by that leads further.
+type spot struct {
+	step   int // -1: a line
+	before []*spot
+	order  float64
+	x, y   int // of its middle on the left
+}
+
+func (s *spot) height() int {
+	if s.step < 0 {
+		return gapY
+	}
+	return boxHeight
+}
+
+func (s *spot) right() int {
+	if s.step < 0 {
+		return s.x
+	}
+	return s.x + boxWidth
 }
 
 // drawn lays steps out; nil if there are none, or too many.
@@ -65,86 +85,123 @@ func drawn(steps []step) *graph {
 	for i := range steps {
 		place[steps[i].Name] = i
 	}
-	layers := layered(steps, place)
-	g := &graph{Width: 2*margin + len(layers)*(boxWidth+gapX) - gapX}
-	tallest := 0
-	for _, layer := range layers {
-		tallest = max(tallest, len(layer))
+	columns, lines := arranged(steps, place)
+	g := &graph{Width: 2*margin + len(columns)*(boxWidth+gapX) - gapX}
+	tall := make([]int, len(columns))
+	for n, column := range columns {
+		for _, s := range column {
+			tall[n] += s.height() + gapY
+		}
+		g.Height = max(g.Height, tall[n]-gapY+2*margin)
 	}
-	g.Height = 2*margin + tallest*(boxHeight+gapY) - gapY
-	for _, layer := range layers {
-		top := margin + (tallest-len(layer))*(boxHeight+gapY)/2
-		for n, i := range layer {
-			steps[i].y = top + n*(boxHeight+gapY)
+	for n, column := range columns {
+		y := (g.Height - tall[n] + gapY) / 2
+		for _, s := range column {
+			s.x, s.y = margin+n*(boxWidth+gapX), y+s.height()/2
+			if s.step < 0 {
+				s.x += boxWidth / 2
+			}
+			y += s.height() + gapY
 		}
 	}
-	for i := range steps {
-		g.Boxes = append(g.Boxes, boxOf(&steps[i]))
-		for n, parent := range steps[i].Parents {
-			if p, ok := place[parent]; ok {
-				condition := ""
-				if n < len(steps[i].Conditions) {
-					condition = steps[i].Conditions[n]
-				}
-				g.Edges = append(g.Edges, edgeOf(&steps[p], &steps[i], condition))
+	for _, column := range columns {
+		for _, s := range column {
+			if s.step >= 0 {
+				g.Boxes = append(g.Boxes, boxOf(&steps[s.step], s))
 			}
 		}
+	}
+	for _, l := range lines {
+		g.Edges = append(g.Edges, l.drawn(steps))
 	}
 	return g
 }
 
-// layered puts each step into the column after the last one that it waits for, and orders columns so that lines cross little.
-func layered(steps []step, place map[string]int) (layers [][]int) {
-	var depth func(i, left int) int
-	known := make([]int, len(steps))
-	depth = func(i, left int) int {
-		if known[i] > 0 || left == 0 {
-			return known[i]
-		}
-		known[i] = 1 // also what ends a circle, which there should not be
-		deepest := 0
-		for _, parent := range steps[i].Parents {
-			if p, ok := place[parent]; ok {
-				deepest = max(deepest, depth(p, left-1))
-			}
-		}
-		known[i] = deepest + 1
-		return known[i]
-	}
-	for i := range steps {
-		steps[i].layer = depth(i, len(steps)) - 1
-		for len(layers) <= steps[i].layer {
-			layers = append(layers, nil)
-		}
-		layers[steps[i].layer] = append(layers[steps[i].layer], i)
-	}
-	for _, layer := range layers {
-		for n, i := range layer {
-			sum, count := 0.0, 0
-			for _, parent := range steps[i].Parents {
-				if p, ok := place[parent]; ok {
-					sum += steps[p].row
-					count++
-				}
-			}
-			steps[i].row = float64(n)
-			if count > 0 {
-				steps[i].row = sum / float64(count)
-			}
-		}
-		slices.SortStableFunc(layer, func(a, b int) int { return cmp.Compare(steps[a].row, steps[b].row) })
-		for n, i := range layer {
-			steps[i].row = float64(n) - float64(len(layer)-1)/2
-		}
-	}
-	return layers
+// line is a dependency, by way of the spots that it passes.
+type line struct {
+	spots []*spot
+	If    string
 }
 
-func (s *step) x() int { return margin + s.layer*(boxWidth+gapX) }
+// arranged puts each step into the column after the last one that it waits for, and orders columns so that lines cross little, and none runs
+// through a step.
+func arranged(steps []step, place map[string]int) (columns [][]*spot, lines []line) {
+	depths := depthsOf(steps, place)
+	spots := make([]*spot, len(steps))
+	put := func(column int, s *spot) {
+		for len(columns) <= column {
+			columns = append(columns, nil)
+		}
+		columns[column] = append(columns[column], s)
+	}
+	for i := range steps {
+		spots[i] = &spot{step: i}
+		put(depths[i], spots[i])
+	}
+	for i := range steps {
+		for n, parent := range steps[i].Parents {
+			p, known := place[parent]
+			if !known {
+				continue
+			}
+			l := line{spots: []*spot{spots[p]}}
+			if n < len(steps[i].Conditions) {
+				l.If = steps[i].Conditions[n]
+			}
+			for column := depths[p] + 1; column < depths[i]; column++ {
+				passing := &spot{step: -1, before: []*spot{l.spots[len(l.spots)-1]}}
+				put(column, passing)
+				l.spots = append(l.spots, passing)
+			}
+			spots[i].before = append(spots[i].before, l.spots[len(l.spots)-1])
+			l.spots = append(l.spots, spots[i])
+			lines = append(lines, l)
+		}
+	}
+	for _, column := range columns {
+		for n, s := range column {
+			sum := 0.0
+			for _, b := range s.before {
+				sum += b.order
+			}
+			if s.order = float64(n) - float64(len(column)-1)/2; len(s.before) > 0 {
+				s.order = sum / float64(len(s.before))
+			}
+		}
+		slices.SortStableFunc(column, func(a, b *spot) int { return cmp.Compare(a.order, b.order) })
+		for n, s := range column {
+			s.order = float64(n) - float64(len(column)-1)/2
+		}
+	}
+	return columns, lines
+}
 
-func boxOf(s *step) box {
+// depthsOf are the columns of steps.
+func depthsOf(steps []step, place map[string]int) []int {
+	depths := make([]int, len(steps))
+	seen := make([]bool, len(steps))
+	var depth func(i int) int
+	depth = func(i int) int {
+		if seen[i] {
+			return depths[i]
+		}
+		seen[i] = true // also what ends a circle, which there should not be
+		for _, parent := range steps[i].Parents {
+			if p, ok := place[parent]; ok {
+				depths[i] = max(depths[i], depth(p)+1)
+			}
+		}
+		return depths[i]
+	}
+	for i := range steps {
+		depth(i)
+	}
+	return depths
+}
+
+func boxOf(s *step, at *spot) box {
 	t := tone(s.Shown)
-	b := box{X: s.x(), Y: s.y, Name: glance.Short(s.Name, 24), State: s.Shown, Tone: t, Glyph: glyph(t), How: glance.Short(s.Shown, 20)}
+	b := box{X: at.x, Y: at.y - boxHeight/2, Name: glance.Short(s.Name, 24), State: s.Shown, Tone: t, Glyph: glyph(t), How: glance.Short(s.Shown, 20)}
 	if s.Shown == "enqueued for orchestration" || s.Shown == "enqueued as error for orchestration" {
 		b.How = "returned"
 	}
@@ -161,14 +218,23 @@ func boxOf(s *step) box {
 	return b
 }
 
-func edgeOf(from, to *step, condition string) edge {
-	x1, y1, x2, y2 := from.x()+boxWidth, from.y+boxHeight/2, to.x(), to.y+boxHeight/2
-	bend := (x2 - x1) / 2
-	e := edge{Path: fmt.Sprintf("M%d,%d C%d,%d %d,%d %d,%d", x1, y1, x1+bend, y1, x2-bend, y2, x2-5, y2),
-		Arrow: fmt.Sprintf("%d,%d %d,%d %d,%d", x2-7, y2-4, x2-7, y2+4, x2, y2), If: condition}
-	e.Title = glance.Short(from.Name, 60) + " before " + glance.Short(to.Name, 60)
-	if condition != "" {
-		e.Title += " if " + glance.Short(condition, 100)
+func (l *line) drawn(steps []step) edge {
+	first, last := l.spots[0], l.spots[len(l.spots)-1]
+	var b strings.Builder
+	fmt.Fprintf(&b, "M%d,%d", first.right(), first.y)
+	for n, to := range l.spots[1:] {
+		from := l.spots[n]
+		x := to.x
+		if to == last {
+			x -= 5 // the arrow covers it
+		}
+		bend := (x - from.right()) / 2
+		fmt.Fprintf(&b, " C%d,%d %d,%d %d,%d", from.right()+bend, from.y, x-bend, to.y, x, to.y)
+	}
+	e := edge{Path: b.String(), Arrow: fmt.Sprintf("%d,%d %d,%d %d,%d", last.x-7, last.y-4, last.x-7, last.y+4, last.x, last.y), If: l.If}
+	e.Title = glance.Short(steps[first.step].Name, 60) + " before " + glance.Short(steps[last.step].Name, 60)
+	if l.If != "" {
+		e.Title += " if " + glance.Short(l.If, 100)
 	}
 	return e
 }

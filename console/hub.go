@@ -197,7 +197,7 @@ func pushed(all []float64, v float64) []float64 {
 // fresh is how old a moment may be that a page begins with, and firstPaint how long it waits for a newer one before it begins without.
 const (
 	fresh      = 2 * time.Second
-	firstPaint = 100 * time.Millisecond
+	firstPaint = 50 * time.Millisecond
 )
 
 // moment returns the latest, which is of now if that can be had at once; nil if there is none yet, and looking takes long.

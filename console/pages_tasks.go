@@ -144,20 +144,11 @@ func (t *task) turnPage(v *view) error {
 }
 
 func (v *view) step(namespace string, s *taskgraph.StepInfo) step {
-	of := step{StepInfo: *s, Shown: words(s.State), Waits: s.Parents, Error: string(v.c.redacted(Payload{"error", namespace, s.Name, []byte(s.Err())}))}
+	of := step{StepInfo: *s, Shown: words(s.State), Error: string(v.c.redacted(Payload{"error", namespace, s.Name, []byte(s.Err())}))}
 	if s.Skipped {
 		of.Shown = "skipped"
 	}
-	if s.LastAttemptAt != nil {
-		until := v.Now
-		if s.ProcessedAt != nil {
-			until = v.c.p.LocalTime(*s.ProcessedAt)
-		}
-		of.Took = max(0, until.Sub(v.c.p.LocalTime(*s.LastAttemptAt)))
-		if s.State == taskgraph.StepWaitingForRetry || s.State == taskgraph.StepPending {
-			of.Took = 0
-		}
-	}
+	of.Took = s.Took(func(at time.Time) time.Duration { return v.Now.Sub(v.c.p.LocalTime(at)) })
 	if of.Error == "" {
 		of.Brief = v.brief(Payload{"results", namespace, s.Name, s.Results})
 	}

@@ -69,13 +69,17 @@ func TestDrawn_AnyGraph_LeadsFromLeftToRight(t *testing.T) {
 		}
 		g := drawn(steps)
 		places := make(map[[2]int]bool)
-		for i, b := range g.Boxes {
+		at := make(map[string]int)
+		for _, b := range g.Boxes {
+			at[b.Name] = b.X
+		}
+		for _, b := range g.Boxes {
 			require.False(t, places[[2]int{b.X, b.Y}], "two in one place")
 			places[[2]int{b.X, b.Y}] = true
 			require.True(t, b.X >= 0 && b.Y >= 0 && b.X+boxWidth <= g.Width && b.Y+boxHeight <= g.Height)
-			for _, parent := range steps[i].Parents {
+			for _, parent := range steps[b.Name[0]-'A'].Parents {
 				if !circular {
-					require.Less(t, steps[parent[0]-'A'].layer, steps[i].layer)
+					require.Less(t, at[parent], b.X)
 				}
 			}
 		}

@@ -47,12 +47,16 @@ type world struct {
 	item     int64
 	letters  []int64
 	event    int64
+	hostile  bool
 }
 
 // newWorld makes one. Actions are allowed if o says so.
-func newWorld(t *testing.T, o console.Options) *world {
+func newWorld(t *testing.T, o console.Options) *world { return makeWorld(t, o, true) }
+
+// makeWorld leaves out what hostile people would put there, unless it is told to have it.
+func makeWorld(t *testing.T, o console.Options, hostile bool) *world {
 	t.Helper()
-	w := &world{declined: make(chan struct{})}
+	w := &world{declined: make(chan struct{}), hostile: hostile}
 	p := pgwaketest.New(t, &pgwake.Config{MaxPayload: 4 << 20})
 	var err error
 	w.bus, err = eventbus.New(t.Context(), p, &eventbus.Config{Namespace: "shop", MaxPayload: 4 << 20, Logger: silent})
@@ -76,6 +80,9 @@ func (w *world) plantLetters(t *testing.T) {
 		{script, `{"html": ` + quoted(script+markup) + `}`, "poison " + rtl, markup + "\x1b[2J\n" + rtl},
 		{"report.print", huge, "Handler error", strings.Repeat("a long stack trace\n", 200)},
 	} {
+		if of.name == script && !w.hostile {
+			continue
+		}
 		_, err := w.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: of.name, Input: json.RawMessage(of.data)}, &pgwake.EnqueueOptions{Namespace: "mail"})
 		require.NoError(t, err)
 		claimed, err := w.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{"mail"}})
@@ -103,25 +110,32 @@ func (w *world) plantItems(t *testing.T) {
 	}
 	w.item = w.enqueue(t, "invoice.print", "billing", `{"order": 7, "lines": [{"sku": 42, "count": 2}, {"sku": 7, "count": 1}], "to": {"name": "Ada", "town": "London"}}`)
 	for _, data := range []string{huge, deep, quoted(script), quoted(markup), quoted(rtl), quoted("\x1b[2J\u2028\u2066\u200b")} {
-		w.enqueue(t, script+rtl, "hostile", data)
+		if w.hostile {
+			w.enqueue(t, script+rtl, "hostile", data)
+		}
 	}
 	_, err := w.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "video.encode", Tag: "gpu"}, &pgwake.EnqueueOptions{Namespace: "media", Delay: time.Hour})
 	require.NoError(t, err)
 	w.enqueue(t, "thumbnail", "media", `{}`)
 	_, err = w.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{"media"}, LockTimeout: time.Hour})
 	require.NoError(t, err)
-	require.NoError(t, w.Pause(t.Context(), pgwake.Worker, "hostile"))
+	if w.hostile {
+		require.NoError(t, w.Pause(t.Context(), pgwake.Worker, "hostile"))
+	}
 }
 
 func (w *world) plantInstance(t *testing.T) {
 	for _, id := range []string{"order-7", script + rtl} {
+		if id != "order-7" && !w.hostile {
+			continue
+		}
 		_, err := w.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: id, Kind: pgwake.MessageStart, Name: "order", ExecutionID: 1}, &pgwake.EnqueueOptions{Namespace: "flow"})
 		require.NoError(t, err)
 		turn, err := w.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{"flow"}})
 		require.NoError(t, err)
 		ack := pgwake.OrchestrationAck{ExecutionID: 1, Metadata: pgwake.Metadata{Name: "order", Status: pgwake.StatusRunning}}
 		for i, kind := range []string{"OrchestrationStarted", "ActivityScheduled", "ActivityCompleted", "TimerCreated"} {
-			ack.History = append(ack.History, pgwake.Event{ID: int64(i + 1), Type: kind, Data: json.RawMessage(quoted(script + rtl))})
+			ack.History = append(ack.History, pgwake.Event{ID: int64(i + 1), Type: kind, Data: json.RawMessage(quoted(map[bool]string{true: script + rtl, false: "order 7"}[w.hostile]))})
 		}
 		require.NoError(t, w.AckOrchestrationItem(t.Context(), turn.LockToken, ack))
 	}
@@ -139,6 +153,9 @@ func (w *world) plantEvents(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for _, payload := range []string{huge, quoted(script + markup), quoted(rtl)} {
+		if !w.hostile {
+			break
+		}
 		_, err := w.bus.Emit(t.Context(), "hostile", json.RawMessage(payload), &eventbus.EmitOptions{Key: markup})
 		require.NoError(t, err)
 	}
@@ -146,6 +163,9 @@ func (w *world) plantEvents(t *testing.T) {
 	w.event, err = w.bus.Emit(t.Context(), "order.shipped", map[string]any{"order": 7, "parcel": "1Z-77"}, &eventbus.EmitOptions{Key: "customer-3"})
 	require.NoError(t, err)
 	for _, s := range []eventbus.Schedule{{Name: "nightly-report", Cron: "30 4 * * *", TimeZone: "Europe/Berlin", Type: "report.due"}, {Name: markup, Cron: "@hourly", Work: script}} {
+		if s.Name == markup && !w.hostile {
+			s.Name, s.Work = "remind-customers", "email.remind"
+		}
 		_, err := w.bus.Schedule(t.Context(), s)
 		require.NoError(t, err)
 	}
@@ -160,7 +180,7 @@ func (w *world) plantTask(t *testing.T) {
 		case <-w.declined:
 			return map[string]string{"receipt": "R-77"}, nil
 		default:
-			return nil, taskgraph.Permanent(errors.New("card declined " + script))
+			return nil, taskgraph.Permanent(errors.New("card declined " + map[bool]string{true: script}[w.hostile]))
 		}
 	})
 	require.NoError(t, e.Register(t.Context(), taskgraph.Define("shop", "fulfil_order", "1.0.0").
@@ -173,7 +193,7 @@ func (w *world) plantTask(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = e.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
-	s, err := e.Submit(t.Context(), taskgraph.Submission{Namespace: "shop", Name: "fulfil_order", Version: "1.0.0", Context: map[string]any{"order": 7, "note": script}})
+	s, err := e.Submit(t.Context(), taskgraph.Submission{Namespace: "shop", Name: "fulfil_order", Version: "1.0.0", Context: map[string]any{"order": 7, "note": map[bool]string{true: script, false: "ring twice"}[w.hostile]}})
 	require.NoError(t, err)
 	w.task = s.ID
 	require.Eventually(t, func() bool {

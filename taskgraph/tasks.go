@@ -160,14 +160,15 @@ func viewOf(t *Task, steps []StepInfo, since func(time.Time) time.Duration) *Vie
 		for n, parent := range s.Parents {
 			shown.After = append(shown.After, Dependency{Step: parent, If: s.Conditions[n]})
 		}
-		shown.Duration = s.took(since)
+		shown.Duration = s.Took(since)
 		v.Steps = append(v.Steps, shown)
 	}
 	return v
 }
 
-// took is how long the latest attempt took, or has taken so far; 0 if there is none, or none yet since the step was put back.
-func (s *StepInfo) took(since func(time.Time) time.Duration) time.Duration {
+// Took is how long the latest attempt took, or has taken so far; 0 if there is none, or none yet since the step was put back. since tells for how
+// long an instant of the server's clock has passed; see pgwake.Provider.LocalTime.
+func (s *StepInfo) Took(since func(time.Time) time.Duration) time.Duration {
 	var d time.Duration
 	switch {
 	case s.LastAttemptAt == nil:

@@ -108,6 +108,10 @@ document.addEventListener("DOMContentLoaded", () => {
     document.addEventListener("selectionchange", () => { if (waiting !== null && !held) draw(waiting); });
   }
 
+  // On a phone the navigation is wider than the window.
+  const here = document.querySelector("nav.side [aria-current]");
+  if (here) here.closest("nav").scrollLeft = here.offsetLeft - 40;
+
   const button = by("theme");
   const label = () => { button.textContent = "Theme: " + theme; };
   label();
