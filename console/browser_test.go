@@ -198,13 +198,6 @@ func (x *tab) reads(want string) {
 	require.Eventually(x.t, func() bool { return strings.Contains(x.text(), want) }, patience, 20*time.Millisecond, "%q is not there", want)
 }
 
-// follows clicks, and waits for the page that this leads to.
-func (x *tab) follows(selector string) {
-	x.t.Helper()
-	_, err := chromedp.RunResponse(x.ctx, chromedp.Click(chromedp.CSS(selector)))
-	require.NoError(x.t, err, selector)
-}
-
 // fits requires that nothing has to be scrolled sideways but what is in a region for that.
 func (x *tab) fits() {
 	x.t.Helper()
@@ -246,15 +239,15 @@ func loadAxe() {
 	axe.script, axe.err = string(data), err
 }
 
-// accessible requires that axe-core has nothing to object to, in light and in dark. It is left out, with a word, where npm cannot fetch it.
-func (x *tab) accessible() {
+// accessible requires that axe-core has nothing to object to. It is left out, with a word, where npm cannot fetch it.
+func (x *tab) accessible(themes ...string) {
 	x.t.Helper()
 	if axe.err != nil {
 		x.t.Log("not examined by axe-core:", axe.err)
 		return
 	}
 	eval[chromedp.Void](x, axe.script)
-	for _, theme := range []string{"light", "dark"} {
+	for _, theme := range themes {
 		command(x, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
 			{Name: "prefers-color-scheme", Value: theme}, {Name: "prefers-reduced-motion", Value: "reduce"}}})
 		found := eval[[]string](x, `axe.run({resultTypes: ["violations"]}).then(r => r.violations.map(v => v.id + ": " + v.help + ": " + v.nodes.slice(0, 3).map(n => n.html + " " + n.failureSummary).join(" | ")))`)

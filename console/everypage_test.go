@@ -14,7 +14,7 @@ func TestPages_EachOfThem_IsWholeAccessibleAndHarmless(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Options{Authorize: anybody})
 	x := open(t, w.url, 1280, 900)
-	for _, of := range w.paths() {
+	for i, of := range w.paths() {
 		t.Log(of[0])
 		x.again()
 		x.run(chromedp.EmulateViewport(1280, 900), chromedp.Navigate(w.url+of[0]))
@@ -22,9 +22,13 @@ func TestPages_EachOfThem_IsWholeAccessibleAndHarmless(t *testing.T) {
 		if of[0] == "nowhere" {
 			x.forgive() // the browser notes the status
 		}
-		x.accessible()
+		theme := []string{"light", "dark"}[i%2] // they differ in colours alone, and pages have their parts in common
+		x.accessible(theme)
 		x.run(chromedp.EmulateViewport(phoneWidth, phoneHeight))
 		x.fits()
+		if i < 2 { // the navigation is another one
+			x.accessible("light", "dark")
+		}
 		require.Equal(t, "no", eval[string](x, `window.broken ? "yes" : "no"`), "what users have written is run")
 		require.Equal(t, "console", eval[string](x, `document.documentElement.outerHTML.includes("style=") ? "style" : "console"`))
 	}

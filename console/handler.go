@@ -53,7 +53,7 @@ type console struct {
 }
 
 // policy lets a page load nothing but what the console itself serves, and nobody frame it.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; " +
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; " +
 	"frame-ancestors 'none'; base-uri 'none'"
 
 // secured sets what holds for every answer.
