@@ -56,7 +56,11 @@ type DeadLetterFilter struct {
 
 	After int64 // only letters with a higher id: to list on, pass the last one listed
 
-	// Limit is how many letters at most, those with the lowest ids; up to MaxFetch.
+	// Before has a list begin with the latest letter of a lower id, and go back: math.MaxInt64 is the end, and to list on pass the last one
+	// listed. A count, a redrive and a purge refuse it. Defaults to 0: those with the lowest ids first.
+	Before int64
+
+	// Limit is how many letters at most, those that come first; up to MaxFetch.
 	// Defaults to 100 for a list, and to 1000 for a redrive and a purge.
 	Limit int
 }
@@ -86,6 +90,14 @@ func (f *DeadLetterFilter) args(limit int) ([]any, error) {
 	}
 	return []any{queue, text(f.Namespace), text(f.Name), text(f.Instance), text(f.Reason),
 		optional(f.DiedBefore, f.DiedBefore.IsZero()), f.IDs, f.After, limit}, nil
+}
+
+// forwards are args for those who count the letters or do something to them, beginning with the lowest id.
+func (f *DeadLetterFilter) forwards(limit int) ([]any, error) {
+	if value(f).Before != 0 {
+		return nil, invalid("only a list goes back, from %d", f.Before)
+	}
+	return f.args(limit)
 }
 
 // DeadLetterWorkItem takes an item out of the queue for good, unless it is redriven, with a reason to filter by
@@ -188,7 +200,11 @@ func (p *Provider) ListDeadLetters(ctx context.Context, f *DeadLetterFilter) (le
 		if err != nil {
 			return err
 		}
-		rows, err := q.Query(ctx, p.sql.listDeadLetters, args...)
+		before := value(f).Before
+		if before < 0 {
+			return invalid("id %d to go back from is negative", before)
+		}
+		rows, err := q.Query(ctx, p.sql.listDeadLetters, append(args, optional(before, before == 0))...)
 		if err != nil {
 			return err
 		}
@@ -229,7 +245,7 @@ type DeadLetterCount struct {
 // missing. Without conditions it reads an index from end to end: tens of milliseconds for 100,000 letters.
 func (p *Provider) CountDeadLetters(ctx context.Context, f *DeadLetterFilter) (counts []DeadLetterCount, err error) {
 	err = p.do(ctx, "count dead letters", func(ctx context.Context, q querier) error {
-		args, err := f.args(100)
+		args, err := f.forwards(100)
 		if err != nil {
 			return err
 		}
@@ -287,7 +303,7 @@ func (p *Provider) RedriveDeadLettersTx(ctx context.Context, tx pgx.Tx, f *DeadL
 
 // redrive runs redrive_dead_letters. It also returns where something became due.
 func (p *Provider) redrive(ctx context.Context, q querier, f *DeadLetterFilter, quiet bool) (redriven int, due []produced, err error) {
-	args, err := f.args(1000)
+	args, err := f.forwards(1000)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -331,7 +347,7 @@ func (p *Provider) PurgeDeadLettersTx(ctx context.Context, tx pgx.Tx, f *DeadLet
 }
 
 func (p *Provider) purgeDeadLetters(ctx context.Context, q querier, f *DeadLetterFilter) (purged int, err error) {
-	args, err := f.args(1000)
+	args, err := f.forwards(1000)
 	if err != nil {
 		return 0, err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -286,6 +287,42 @@ func TestDeadLetterOrchestrationItemTx_MessageCommitsMeanwhile_IsDelivered(t *te
 	require.Eventually(t, parked(looks), patience, time.Millisecond, "it is looked for in vain")
 	require.NoError(t, tx.Commit(ctx))
 	require.Equal(t, kinds{"2"}, <-got)
+}
+
+func TestListDeadLetters_Before_GoesBackFromTheLatest(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for i := range 5 {
+		n.enqueue(t, "w"+string(rune('0'+i%2)))
+		n.bury(t, "r")
+	}
+	all := n.letters(t, nil)
+	for name, c := range map[string]struct {
+		f    pgwake.DeadLetterFilter
+		want []int
+	}{
+		"the latest":  {pgwake.DeadLetterFilter{Before: math.MaxInt64, Limit: 2}, []int{4, 3}},
+		"page before": {pgwake.DeadLetterFilter{Before: all[3].ID, After: all[0].ID, Limit: 2}, []int{2, 1}},
+		"of a filter": {pgwake.DeadLetterFilter{Before: all[4].ID, Name: "w0"}, []int{2, 0}},
+		"the end":     {pgwake.DeadLetterFilter{Before: all[0].ID}, nil},
+	} {
+		var want, got []int64
+		for _, i := range c.want {
+			want = append(want, all[i].ID)
+		}
+		for _, d := range n.letters(t, &c.f) {
+			got = append(got, d.ID)
+		}
+		require.Equal(t, want, got, name)
+		_, err := n.RedriveDeadLetters(t.Context(), &c.f)
+		requireError(t, err, pgwake.ErrInvalid)
+		_, err = n.PurgeDeadLetters(t.Context(), &c.f)
+		requireError(t, err, pgwake.ErrInvalid)
+		_, err = n.CountDeadLetters(t.Context(), &c.f)
+		requireError(t, err, pgwake.ErrInvalid)
+	}
+	_, err := n.ListDeadLetters(t.Context(), &pgwake.DeadLetterFilter{Before: -1})
+	requireError(t, err, pgwake.ErrInvalid)
 }
 
 func TestListDeadLetters_Filter_AllConditionsHold(t *testing.T) {

@@ -89,7 +89,7 @@ func newStatements(schema string) *statements {
 		listKV:               rows("list_kv", 1),
 		deadLetterWork:       scalar("dead_letter_work", 4),
 		deadLetterTurn:       rows("dead_letter_orchestration", 5),
-		listDeadLetters:      rows("list_dead_letters", 9),
+		listDeadLetters:      rows("list_dead_letters", 10),
 		countDeadLetters:     rows("count_dead_letters", 8),
 		redriveDeadLetters:   rows("redrive_dead_letters", 10),
 		purgeDeadLetters:     scalar("purge_dead_letters", 9),

@@ -76,6 +76,7 @@ func TestActions_OneOfEachKind_DoesWhatItSays(t *testing.T) {
 
 	// A queue.
 	x.visit(w.url + "queues?q=billing")
+	x.reads("served") // as soon as all is counted
 	x.presses("#queues-h ~ .scroll", "Pause")
 	x.reads("paused")
 	paused, err := w.GetPaused(ctx, pgwake.Worker)

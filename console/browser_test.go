@@ -28,7 +28,7 @@ import (
 // This file answers: how do the tests look at pages, as people do? In one Chromium for all of them, without a window.
 
 const (
-	patience  = 20 * time.Second
+	patience  = time.Minute
 	pollEvery = 20 * time.Millisecond
 )
 

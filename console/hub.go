@@ -13,8 +13,9 @@ import (
 // This file answers: how do all pages that are open learn of what goes on, by few statements, and by none when there are no pages?
 //
 // Invariants: while nobody watches no goroutine of the hub runs, and nothing is asked. However many watch, it takes one picture of the queues
-// each pace (1.43 statements a second), and asks the nodes once an askEvery, which takes three, and one of each node (0.5 a second): less than two a second together. If a
-// picture takes long, since there is much in the queues, they come so seldom that looking takes a fifth of the time of one connection.
+// each pace (1.43 statements a second), and asks the nodes once an askEvery, which takes three, and one of each node (0.5 a second): less than two
+// a second together. If a picture takes long, since there is much in the queues, they come so seldom that looking takes a fifth of the time of one
+// connection.
 
 const (
 	pace     = 700 * time.Millisecond

@@ -60,7 +60,9 @@ const (
 
 // Payload is what users have put into the database, on its way to somebody's eyes.
 type Payload struct {
-	Kind      string // "work item", "message", "dead letter", "event", "history", "output", "status", "key-value pair", "context", "inputs", "results", "schedule", "headers", or "error" for a text
+	// Kind is "work item", "message", "dead letter", "event", "history", "output", "status", "attributes", "key-value pair", "context", "inputs",
+	// "results", "checkpoint", "headers", "metadata", or "error", which is a text.
+	Kind      string
 	Namespace string // "" if it is not known
 	Name      string // of the work item, orchestration, event, step or schedule
 	Data      []byte // not to be changed

@@ -1,7 +1,9 @@
 package console
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"net/url"
 
 	"github.com/pgwake/pgwake"
@@ -45,10 +47,10 @@ func loadLetters(v *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.After, err = v.number("after"); err != nil {
+	if f.Before, err = v.number("before"); err != nil {
 		return nil, err
 	}
-	f.Limit = perPage
+	f.Before, f.Limit = cmp.Or(f.Before, math.MaxInt64), perPage
 	found, err := v.c.p.ListDeadLetters(v.r.Context(), f)
 	if err != nil {
 		return nil, err
@@ -61,7 +63,7 @@ func loadLetters(v *view) (any, error) {
 	if len(found) == perPage {
 		next = fmt.Sprint(found[perPage-1].ID)
 	}
-	list.Pager = v.pagerOf("after", next)
+	list.Pager = v.pagerOf("before", next)
 	for _, name := range letterFields {
 		if value := v.Value(name); value != "" {
 			list.Filter = append(list.Filter, field{name, value})

@@ -120,7 +120,7 @@ COMMENT ON FUNCTION dead_letter_orchestration IS 'Makes the messages of a turn d
 CREATE FUNCTION list_dead_letters(
     p_queue text DEFAULT NULL, p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_instance text DEFAULT NULL,
     p_reason text DEFAULT NULL, p_died_before timestamptz DEFAULT NULL, p_ids bigint[] DEFAULT NULL,
-    p_after bigint DEFAULT 0, p_limit integer DEFAULT 100)
+    p_after bigint DEFAULT 0, p_limit integer DEFAULT 100, p_before bigint DEFAULT NULL)
 RETURNS SETOF dead_letters
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
@@ -129,16 +129,16 @@ AS $$
 BEGIN
     RETURN QUERY
     SELECT * FROM dead_letters d
-     WHERE d.id > p_after AND (p_ids IS NULL OR d.id = ANY (p_ids))
+     WHERE d.id > p_after AND (p_before IS NULL OR d.id < p_before) AND (p_ids IS NULL OR d.id = ANY (p_ids))
        AND (p_queue IS NULL OR d.queue = p_queue) AND (p_namespace IS NULL OR d.namespace = p_namespace)
        AND (p_name IS NULL OR d.name = p_name) AND (p_instance IS NULL OR d.instance_id = p_instance)
        AND (p_reason IS NULL OR d.reason = p_reason) AND (p_died_before IS NULL OR d.died_at < p_died_before)
-     ORDER BY d.id
+     ORDER BY CASE WHEN p_before IS NULL THEN d.id END, CASE WHEN p_before IS NOT NULL THEN d.id END DESC -- of which the plan has one
      LIMIT p_limit;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION list_dead_letters IS 'Dead letters by id, p_limit of them after p_after, for which all conditions hold that are not null.';
+COMMENT ON FUNCTION list_dead_letters IS 'Dead letters by id, p_limit of them after p_after, for which all conditions hold that are not null. With p_before those before it, the latest first.';
 
 -- +goose StatementBegin
 CREATE FUNCTION count_dead_letters(

@@ -126,7 +126,7 @@ document.addEventListener("DOMContentLoaded", () => {
   by("help-open").hidden = false;
   by("help-open").addEventListener("click", () => help.showModal());
 
-  // A script may ask where it knows better than the server what the user sees: before something is gone.
+  // Of a list of which some can be chosen, all on the page.
   document.addEventListener("change", (e) => {
     if (e.target.matches("[data-all]")) for (const box of document.querySelectorAll("input[name=id]")) box.checked = e.target.checked;
   });
