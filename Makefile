@@ -18,6 +18,9 @@ FAULTS ?= .
 # Lines of many seeds of chaos.
 RESULTS ?= chaos.jsonl
 
+# How long each fuzz target looks for what breaks it.
+FUZZTIME ?= 5s
+
 # How long a soak takes.
 DURATION ?= 60s
 
@@ -29,7 +32,7 @@ FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak upgrade tags freeze licences scenarios screenshots release clean help
+.PHONY: demo test test-matrix stress fuzz suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak upgrade tags freeze licences scenarios screenshots release clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -54,6 +57,11 @@ stress:
 	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s PGWAKE_CASES=300 PGWAKE_SCHEDULES=1000 PGWAKE_TICK_SECONDS=600; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 40m \
 		-p 1 -run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)|TestCrash' . ./eventbus
 	@export PGWAKE_STRESS=30s; $(WITH_PG) -- $(GO) -C adapter/watermill test -count=1 -timeout 60m -tags stress -run PubSub .
+
+## fuzz: each fuzz target for FUZZTIME, 5s unless set; the inputs that they begin with run with the other tests
+fuzz:
+	@$(WITH_PG) -- sh -c 'for p in . ./taskgraph; do for f in $$($(GO) test -list "^Fuzz" $$p | grep "^Fuzz"); do \
+		$(GO) test -run "^$$" -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $$p || exit 1; done; done'
 
 ## suites: those of go-workflows for its backends, ten times in a row with the race detector; some ten minutes
 suites:

@@ -25,6 +25,9 @@ const (
 	// defaultPatience is for how long a migration is tried again.
 	defaultPatience = 2 * time.Minute
 
+	// turnPatience is how long to wait for others that migrate the schema: a migration of a large table takes a while.
+	turnPatience = 10 * time.Minute
+
 	lockNotAvailable = "55P03"
 	deadlockDetected = "40P01"
 )
@@ -51,6 +54,30 @@ func (l Layer) giveWay(ctx context.Context, db *sql.DB, schema string, apply fun
 			return fmt.Errorf("%w: %s: %w", ctx.Err(), ErrBusy, err)
 		}
 	}
+}
+
+// waitForTurn takes the advisory lock of the migrations of a schema, for the session. Any session of the database can take it, and keep it:
+// advisory locks have no owner.
+func (l Layer) waitForTurn(ctx context.Context, conn *sql.Conn, schema string) error {
+	patience := l.patience
+	if patience == 0 {
+		patience = turnPatience
+	}
+	_, err := conn.ExecContext(ctx, `SELECT set_config('lock_timeout', $1, false)`, fmt.Sprintf("%dms", patience.Milliseconds()))
+	if err != nil {
+		return err
+	}
+	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) || refused.Code != lockNotAvailable {
+		return err
+	}
+	var holder sql.NullInt64
+	lookErr := conn.QueryRowContext(ctx, `
+		SELECT max(l.pid) FROM pg_locks l, hashtextextended('pgwake migrations of ' || $1, 0) AS key
+		 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		   AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295`, schema).Scan(&holder)
+	return fmt.Errorf("%w, after %v: pid %d migrates the schema, or holds the advisory lock of that: %w", ErrBusy, patience, holder.Int64, errors.Join(err, lookErr))
 }
 
 // lockHolders says which transactions have locks on tables of the schema, the oldest first.

@@ -97,3 +97,16 @@ func TestUp_ATransactionDoesNotEnd_SaysWhose_AndCanGoOnLater(t *testing.T) {
 	current, _ = layerVersion(t, s, l)
 	require.EqualValues(t, 2, current)
 }
+
+func TestUp_AStrangerHoldsTheLockOfMigrations_IsBusyAndSaysWho(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	var pid string
+	require.NoError(t, s.conn.QueryRow(t.Context(), `SELECT pg_backend_pid()::text
+		FROM pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, s.name).Scan(&pid))
+	l := migrations.WithPatience(notes(notesTable), 100*time.Millisecond)
+	err := l.Up(t.Context(), s.conn.Config(), s.name)
+	require.ErrorIs(t, err, migrations.ErrBusy)
+	require.ErrorContains(t, err, "pid "+pid+" migrates")
+	s.exec(t, `SELECT pg_advisory_unlock_all()`)
+}

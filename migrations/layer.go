@@ -31,7 +31,7 @@ var (
 	// ErrNotMigrated: a Layer is to come up where the migrations of the Provider are not, or not all of them.
 	ErrNotMigrated = errors.New("schema is not migrated")
 
-	// ErrBusy: transactions held locks on what is to be changed, again and again for minutes; the text says whose they are. What was
+	// ErrBusy: others held locks on what is to be changed, again and again for minutes; the text says whose they are. What was
 	// applied before is there, and complete. To call it again goes on from there.
 	ErrBusy = errors.New("somebody holds a lock on what is to be migrated")
 
@@ -304,10 +304,7 @@ func (l Layer) takeTurn(ctx context.Context, db *sql.DB, schema string) (endTurn
 	}
 	// The end of the session releases the lock: when db is closed, and also when this process dies. To ask the server
 	// for it could take for ever.
-	_, err = conn.ExecContext(ctx, `SET lock_timeout = 0`) // nobody waits behind the turn but those who want it
-	if err == nil {
-		_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
-	}
+	err = l.waitForTurn(ctx, conn, schema)
 	if err == nil && l.root {
 		err = createSchema(ctx, conn, schema)
 	}

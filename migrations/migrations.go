@@ -23,7 +23,8 @@ var root = Layer{Files: files, Table: "schema_migrations", Empty: "require_empty
 // only if the schema is missing.
 //
 // It gives way to who is at work: nobody waits for it for more than about half a second at a time, and it tries again for up to
-// two minutes, or until ctx ends, while others hold locks on what it changes; then it fails with ErrBusy.
+// two minutes, or until ctx ends, while others hold locks on what it changes; then it fails with ErrBusy. So it does when its turn has not come for
+// ten minutes.
 func Up(ctx context.Context, config *pgx.ConnConfig, schema string) error {
 	return root.Up(ctx, config, schema)
 }
