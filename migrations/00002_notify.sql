@@ -232,6 +232,45 @@ $$;
 COMMENT ON FUNCTION reads_committed IS 'Internal: whether each statement of the transaction sees what was committed before it.';
 
 -- +goose StatementBegin
+CREATE FUNCTION lock_patience() RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path FROM CURRENT
+AS $$ SELECT '60s' $$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION lock_patience IS 'Internal: how long to wait for an advisory lock at most, unless lock_timeout is set.';
+
+-- +goose StatementBegin
+CREATE FUNCTION take_lock(p_class integer, p_key integer, p_what text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_holder integer;
+BEGIN
+    IF pg_try_advisory_xact_lock(p_class, p_key) THEN
+        RETURN;
+    END IF;
+    DECLARE
+        v_before text := current_setting('lock_timeout');
+    BEGIN
+        IF v_before = '0' THEN
+            PERFORM set_config('lock_timeout', lock_patience(), true);
+        END IF;
+        PERFORM pg_advisory_xact_lock(p_class, p_key);
+        PERFORM set_config('lock_timeout', v_before, true);
+    EXCEPTION WHEN lock_not_available THEN
+        SELECT l.pid INTO v_holder FROM pg_locks l
+         WHERE l.locktype = 'advisory' AND l.classid = p_class::oid AND l.objid = p_key::oid AND l.objsubid = 2 AND l.granted LIMIT 1;
+        RAISE EXCEPTION 'another session (pid %) has held the advisory lock (%, %) for too long, which is that of %', v_holder, p_class, p_key, p_what
+            USING ERRCODE = 'lock_not_available', HINT = 'It is a transaction that stays open, or a stranger''s lock with the same key: see pg_locks.';
+    END;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION take_lock IS 'Internal: takes an advisory lock for the transaction; 55P03 if others hold it for too long. Any session of the database can: locks have no owner.';
+
+-- +goose StatementBegin
 CREATE FUNCTION max_namespaces() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path FROM CURRENT
@@ -973,4 +1012,4 @@ COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a nod
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
 DROP TRIGGER namespaces_notify ON namespaces;
-DROP FUNCTION listen_session, hear_all, notify_queues, look, call_beat, node_listens, earliest_of_lanes, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, check_namespaces, max_namespaces, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;
+DROP FUNCTION listen_session, hear_all, notify_queues, look, call_beat, node_listens, earliest_of_lanes, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, check_namespaces, max_namespaces, take_lock, lock_patience, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;

@@ -657,7 +657,7 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtext('pgwake histories of ' || current_schema()), hashtext(p_instance));
+    PERFORM take_lock(hashtext('pgwake histories of ' || current_schema()), hashtext(p_instance), 'the history of ' || p_instance);
 END
 $$;
 -- +goose StatementEnd

@@ -227,7 +227,7 @@ BEGIN
     -- Advisory locks are few on a server, so of very many instances only some get one: those with messages first. A
     -- fetch that meets a message of another one then waits for the end of the deletion; if it also holds a row that
     -- the deletion still lacks, the server ends one of the two, which may be called again.
-    PERFORM pg_advisory_xact_lock(hashtext(current_schema()::text), k.key)
+    PERFORM take_lock(hashtext(current_schema()::text), k.key, 'instances that are to be deleted')
        FROM (SELECT DISTINCT hashtext(first.id) AS key
                FROM (SELECT asked.id FROM unnest(p_instances) AS asked (id)
                       ORDER BY EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = ANY (ARRAY[asked.id])) DESC

@@ -248,7 +248,7 @@ BEGIN
     IF (p_months BETWEEN 0 AND 120 AND isfinite(v_month)) IS NOT TRUE THEN
         RAISE EXCEPTION 'partitions can be made for 0 to 120 months ahead: not % from %', quote_nullable(p_months), v_month USING ERRCODE = 'PW003';
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtext('pgwake event partitions of ' || current_schema()), 0);
+    PERFORM take_lock(hashtext('pgwake event partitions of ' || current_schema()), 0, 'the partitions of the log');
     PERFORM unbound_default();
     FOR i IN 0 .. p_months LOOP
         v_name := 'event_log_p' || to_char(v_month + make_interval(months => i), 'YYYY_MM');
