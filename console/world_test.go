@@ -29,10 +29,10 @@ const (
 	rtl    = "invoice\u202efdp.exe שלום"
 )
 
-// huge is a mebibyte of JSON, and deep one that is nested deeper than anybody means.
+// huge is a mebibyte of JSON, and deep one that is nested as deep as can be.
 var (
 	huge = `"` + strings.Repeat("0123456789abcde ", 1<<16) + `"`
-	deep = strings.Repeat("[", 2000) + strings.Repeat("]", 2000)
+	deep = strings.Repeat("[", pgwake.MaxDepth) + strings.Repeat("]", pgwake.MaxDepth)
 )
 
 var silent = slog.New(slog.DiscardHandler)
