@@ -222,9 +222,9 @@ func (w *workload) stopNode(n *eventbus.Node) {
 // emitEvents emits until the process is to be quiet.
 func (w *workload) emitEvents(rng *rand.Rand) {
 	for n := 0; w.loud.Err() == nil; n++ {
+		began := time.Now()
 		w.emitBatch(rng, fmt.Sprintf("%s-event-%d", w.process(), n))
-		for nap(w.loud, between(rng, 20*time.Millisecond, 300*time.Millisecond)) && w.resting.Load() {
-		}
+		w.rest(rng, began, 20*time.Millisecond, 300*time.Millisecond)
 	}
 }
 

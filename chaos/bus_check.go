@@ -408,7 +408,7 @@ func (b *busJudge) checkTicks(schedule string, log []loggedEvent, times schedule
 		last = at
 	}
 	// What was due is emitted within a second by then, or when the machine lets it.
-	if missing := times.pausing.Sub(last); missing > every+probePatience+b.stalledIn(last, times.pausing) {
+	if missing := times.pausing.Sub(last); missing > every+probePatience+b.excusedIn(last, times.pausing) {
 		b.complain("schedule %s emitted nothing from %v on, and was paused %v later", schedule, last.Format(time.StampMicro), missing)
 	}
 	if last.After(times.paused) {

@@ -138,7 +138,7 @@ func (v *verdict) failed() bool { return len(v.violations) > 0 }
 // judge compares what was seen with what there is.
 func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 	j := newJudge(lease)
-	j.crashes, j.stalls, j.rounds = c.crashes, c.stalls, rounds
+	j.crashes, j.stalls, j.rounds, j.slack = c.crashes, c.stalls, rounds, c.options.slack
 	j.v = &verdict{options: c.options, conditions: c.conditions, violations: c.violations, faults: c.counts, rounds: len(rounds)}
 	graphs, bus, lines := apart(lines)
 	j.gather(lines, t)
@@ -164,6 +164,7 @@ type judge struct {
 	claims          map[string]*claim // by key and token
 	crashes, stalls []span
 	rounds          []round
+	slack           time.Duration // see options
 	v               *verdict
 }
 

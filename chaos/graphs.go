@@ -115,6 +115,7 @@ func uuid(rng *rand.Rand) string {
 // submitTasks submits tasks until the process is to be quiet.
 func (w *workload) submitTasks(rng *rand.Rand) {
 	for w.loud.Err() == nil {
+		began := time.Now()
 		switch p := rng.IntN(100); {
 		case p < 50:
 			w.submitSome(rng, 1, false)
@@ -125,8 +126,7 @@ func (w *workload) submitTasks(rng *rand.Rand) {
 		default:
 			w.submitTwice(rng)
 		}
-		for nap(w.loud, between(rng, 20*time.Millisecond, 400*time.Millisecond)) && w.resting.Load() {
-		}
+		w.rest(rng, began, 20*time.Millisecond, 400*time.Millisecond)
 	}
 }
 

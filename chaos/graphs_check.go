@@ -461,7 +461,7 @@ func (g *graphJudge) checkFences(f *taskFate) {
 		// stopped goes on and has lost its lease.
 		const latest = 2*lease + lease + verbTimeout
 		for _, a := range runs {
-			if !f.over.IsZero() && a.began.Sub(f.over) > latest+g.stalledIn(f.over, a.began) {
+			if !f.over.IsZero() && a.began.Sub(f.over) > latest+g.excusedIn(f.over, a.began) {
 				g.complain("%v: step %s ran in %s %v after somebody had been told that the task had ended", f, name, a.process, a.began.Sub(f.over))
 			}
 		}

@@ -48,6 +48,7 @@ func dispatched(do string) bool { return do == doLimited || do == doLimitedTx }
 // produceLimited enqueues what the dispatchers take, until the process is to be quiet.
 func (w *workload) produceLimited(rng *rand.Rand) {
 	for n := 0; w.loud.Err() == nil; n++ {
+		began := time.Now()
 		var items []pgwake.WorkEnqueue
 		var lines []entry
 		for i := range 1 + rng.IntN(3) {
@@ -58,8 +59,7 @@ func (w *workload) produceLimited(rng *rand.Rand) {
 		w.enqueue(lines, func(ctx context.Context) ([]pgwake.Enqueued, error) {
 			return w.provider.EnqueueForWorkerMany(ctx, items)
 		})
-		for nap(w.loud, between(rng, 50*time.Millisecond, 300*time.Millisecond)) && w.resting.Load() {
-		}
+		w.rest(rng, began, 50*time.Millisecond, 300*time.Millisecond)
 	}
 }
 

@@ -46,6 +46,7 @@ func main() {
 	planOnly := flag.Bool("plan", false, "print what is to happen, and do nothing")
 	only := flag.String("only", "", "these kinds of faults, such as \"black hole,reset\", one alone in each round")
 	flag.IntVar(&o.nodes, "nodes", 4, "workers and orchestrators, at least 2")
+	flag.DurationVar(&o.slack, "slack", 0, "how much later than by its bound everything may come, on a machine that has too little CPU for all of this")
 	flag.BoolVar(&o.soak, "soak", false, "no faults, but every kind of load: does anything grow, or come late?")
 	flag.StringVar(&o.samples, "samples", "soak.jsonl", "where a soak keeps its samples")
 	plant := flag.String("plant", "", "defects to be found: by a soak, such as goroutine,lost; amid faults, async (with -only failover) or late")
@@ -133,16 +134,21 @@ type options struct {
 	nodes  int
 	only   []string // kinds
 
+	slack time.Duration
+
 	soak    bool
 	samples string // path
 	plant   []string
 }
 
 func (o options) String() string {
-	if o.soak {
-		return fmt.Sprintf("go run ./chaos -soak -seed %d -for %v", o.seed, o.length)
-	}
 	text := fmt.Sprintf("go run ./chaos -seed %d -for %v -nodes %d", o.seed, o.length, o.nodes)
+	if o.soak {
+		text = fmt.Sprintf("go run ./chaos -soak -seed %d -for %v", o.seed, o.length)
+	}
+	if o.slack > 0 {
+		text += fmt.Sprintf(" -slack %v", o.slack)
+	}
 	if len(o.only) > 0 {
 		text += fmt.Sprintf(" -only %q", strings.Join(o.only, ","))
 	}

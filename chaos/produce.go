@@ -15,6 +15,7 @@ import (
 // produce enqueues until the process is to be quiet.
 func (w *workload) produce(rng *rand.Rand, name string) {
 	for n := 0; w.loud.Err() == nil; n++ {
+		began := time.Now()
 		key := fmt.Sprintf("%s-%s-%d", w.process(), name, n)
 		switch p := rng.IntN(100); {
 		case p < 45:
@@ -26,8 +27,7 @@ func (w *workload) produce(rng *rand.Rand, name string) {
 		default:
 			w.enqueueMessages(rng, key, 1+rng.IntN(3))
 		}
-		for nap(w.loud, between(rng, 20*time.Millisecond, 250*time.Millisecond)) && w.resting.Load() {
-		}
+		w.rest(rng, began, 20*time.Millisecond, 250*time.Millisecond)
 	}
 }
 

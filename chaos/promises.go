@@ -156,12 +156,15 @@ func (j *judge) late(due, came time.Time, patience time.Duration, probes *[]time
 		} else if probes != nil && came.Before(r.calm.to) {
 			*probes = append(*probes, came.Sub(from))
 		}
-		if end := from.Add(patience + j.stalledIn(from, came)); came.After(end) && end.Before(r.calm.to) {
+		if end := from.Add(patience + j.excusedIn(from, came)); came.After(end) && end.Before(r.calm.to) {
 			after, late = came.Sub(r.bound), true
 		}
 	}
 	return after, late
 }
+
+// excusedIn is for how much longer something may take because of the machine: for as long as it stalled, and the slack that was asked for.
+func (j *judge) excusedIn(from, to time.Time) time.Duration { return j.stalledIn(from, to) + j.slack }
 
 // stalledIn is how long the machine stalled in between.
 func (j *judge) stalledIn(from, to time.Time) (total time.Duration) {

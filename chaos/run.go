@@ -230,9 +230,13 @@ func (c *chaos) populate(ctx context.Context) error {
 			return err
 		}
 		c.nodes = append(c.nodes, n)
-		if err := n.process.awaitReady(ctx, readyBound); err != nil { // not all at once, which is much for a small machine
+		if err := n.process.awaitReady(ctx, readyBound+c.options.slack); err != nil { // not all at once, which is much for a small machine
 			return err
 		}
+		n.process.tell("probe") // until all are there
+	}
+	for _, n := range c.nodes {
+		n.process.tell("work")
 	}
 	return nil
 }
@@ -291,7 +295,7 @@ func (c *chaos) round(ctx context.Context, number int, s stage) (r round, err er
 	default:
 	}
 	for _, n := range c.nodes {
-		if err := n.process.awaitReady(ctx, readyBound); err != nil {
+		if err := n.process.awaitReady(ctx, readyBound+c.options.slack); err != nil {
 			c.complain(err)
 			return r, err
 		}
@@ -341,7 +345,7 @@ func (c *chaos) countListeners(ctx context.Context) error {
 		if err != nil || len(wrong) == 0 {
 			return err
 		}
-		if time.Since(began) > listenerBound+min(c.stalled(noted), mostStalled) {
+		if time.Since(began) > listenerBound+c.options.slack+min(c.stalled(noted), mostStalled) {
 			for _, err := range wrong {
 				c.log("%v", err)
 				c.complain(err)
@@ -424,7 +428,7 @@ func (c *chaos) drain(ctx context.Context) (end time.Time, err error) {
 		unsettled += ` + ` + graphsLeft + ` + ` + busLeft
 	}
 	c.log("no more is enqueued")
-	for given := time.Now().Add(drainBound); ; {
+	for given := time.Now().Add(drainBound + c.options.slack); ; {
 		if err := c.watch(ctx, time.Now().Add(500*time.Millisecond)); err != nil {
 			return end, err
 		}
@@ -440,7 +444,7 @@ func (c *chaos) drain(ctx context.Context) (end time.Time, err error) {
 			return time.Now(), nil
 		}
 		if time.Now().After(given) {
-			c.complain(fmt.Errorf("%d items, messages, tasks and dead letters are left after %v", left, drainBound))
+			c.complain(fmt.Errorf("%d items, messages, tasks and dead letters are left after %v", left, drainBound+c.options.slack))
 			return time.Now(), nil
 		}
 	}

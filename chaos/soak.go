@@ -105,7 +105,7 @@ func newSoak(o options, out io.Writer) *soaking {
 	return &soaking{
 		chaos:  &chaos{options: o, out: out, began: time.Now(), counts: map[string]int{}},
 		warmUp: 5 * time.Second,
-		late:   time.Second,
+		late:   time.Second + o.slack,
 	}
 }
 
@@ -150,7 +150,7 @@ func (s *soaking) run(ctx context.Context, progress func(string)) (v *soakVerdic
 		s.nodes = append(s.nodes, n)
 	}
 	for _, n := range s.nodes {
-		if err := n.process.awaitReady(ctx, readyBound); err != nil {
+		if err := n.process.awaitReady(ctx, readyBound+s.options.slack); err != nil {
 			return nil, err
 		}
 	}

@@ -263,6 +263,14 @@ func between(rng *rand.Rand, least, most time.Duration) time.Duration {
 	return least + time.Duration(rng.Int64N(int64(most-least)+1))
 }
 
+// rest is the pause of a producer after what it began then. What took long is done less often, so that the load is what the machine can
+// bear: things are to be broken by the faults, and not by the load.
+func (w *workload) rest(rng *rand.Rand, began time.Time, least, most time.Duration) {
+	pause := max(between(rng, least, most), min(10*time.Since(began), 2*time.Second))
+	for nap(w.loud, pause) && w.resting.Load() {
+	}
+}
+
 // nap waits for d and reports true, or false if ctx ends first.
 func nap(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
