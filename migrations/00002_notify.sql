@@ -282,6 +282,8 @@ COMMENT ON FUNCTION max_namespaces IS 'How many namespaces there may be. One mor
 CREATE FUNCTION check_namespaces() RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
     -- Ids are given once and ascend, so while they are few nothing need be counted.
