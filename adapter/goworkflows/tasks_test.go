@@ -493,15 +493,18 @@ func TestWorkflow_ConnectionsAreKilledAllTheTime_AllComplete(t *testing.T) {
 	for range 10 {
 		instances = append(instances, l.run(uuid.NewString(), "parent", 10))
 	}
+	// So many that each hop loses some, and not for ever: on a machine on which a hop takes longer than the pause, none would get through.
+	const enough = 100
 	killer := pgwaketest.Open(t, &pgwake.Config{Schema: l.p.Schema()})
 	done := make(chan struct{})
 	var killing sync.WaitGroup
 	killed := int64(0)
 	killing.Go(func() {
-		for every := time.NewTicker(100 * time.Millisecond); ; {
+		every := time.NewTicker(100 * time.Millisecond)
+		defer every.Stop()
+		for killed < enough {
 			select {
 			case <-done:
-				every.Stop()
 				return
 			case <-every.C:
 				tag, err := killer.Pool().Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -513,6 +516,11 @@ func TestWorkflow_ConnectionsAreKilledAllTheTime_AllComplete(t *testing.T) {
 			}
 		}
 	})
+	stop := sync.OnceFunc(func() {
+		close(done)
+		killing.Wait()
+	})
+	defer stop()
 	for _, instance := range instances {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 		for l.WaitForWorkflowInstance(ctx, instance) != nil && ctx.Err() == nil {
@@ -520,8 +528,8 @@ func TestWorkflow_ConnectionsAreKilledAllTheTime_AllComplete(t *testing.T) {
 		require.NoError(t, ctx.Err())
 		cancel()
 	}
-	close(done)
-	killing.Wait()
+	stop()
+	t.Log("killed:", killed)
 	require.NotZero(t, killed)
 	for _, instance := range instances {
 		got, err := resultOf[int](l, instance)
