@@ -237,7 +237,7 @@ func (c *chaos) stopBackend(ctx context.Context, f fault, n *node) (func() error
 func (c *chaos) backend(ctx context.Context, sql, name string) (pid int, err error) {
 	err = c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error { return conn.QueryRow(ctx, sql, name).Scan(&pid) })
 	if err != nil {
-		return 0, errMissed // the server is down, or the node is not connected
+		return 0, fmt.Errorf("%w: %w", errMissed, err) // the server is down, or the node is not connected
 	}
 	return pid, nil
 }

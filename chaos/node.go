@@ -64,15 +64,16 @@ type process struct {
 }
 
 // poolSize is that of a node. One that soaks has all connections from the beginning, so that their number does not grow; those of the
-// layers have more handlers than others, each with statements of its own.
+// layers have more handlers than others, each with statements of its own. Pools are small, because all of them connect again at once
+// after a restart: where a new backend costs a small machine 50 ms of processor time, a hundred take it more than the 5 s of the bound.
 func poolSize(role string) string {
 	switch role {
 	case soaker:
 		return "&pool_max_conns=12&pool_min_conns=12"
 	case engine, busNode:
-		return "&pool_max_conns=10"
+		return "&pool_max_conns=6"
 	}
-	return "&pool_max_conns=8"
+	return "&pool_max_conns=4"
 }
 
 // start begins the node's next life.

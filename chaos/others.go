@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"golang.org/x/sync/errgroup"
 )
 
 // This file answers: what do others do to a server that pgwake shares with them: limits of time, and of connections?
@@ -74,7 +76,10 @@ func (w *workload) release() {
 
 // useUpConnections has strangers take all connections that the server gives, those of the processes too.
 func (c *chaos) useUpConnections(ctx context.Context, _ fault, _ *node) (func() error, error) {
-	var taken []*pgx.Conn
+	var (
+		mu    sync.Mutex
+		taken []*pgx.Conn
+	)
 	giveBack := func() error {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
@@ -83,7 +88,7 @@ func (c *chaos) useUpConnections(ctx context.Context, _ fault, _ *node) (func() 
 		}
 		return nil
 	}
-	fill := func() error {
+	take := func(ctx context.Context) error {
 		for {
 			conn, err := pgx.Connect(ctx, c.server.URL)
 			if full := (*pgconn.PgError)(nil); errors.As(err, &full) && full.Code == "53300" {
@@ -92,8 +97,19 @@ func (c *chaos) useUpConnections(ctx context.Context, _ fault, _ *node) (func() 
 			if err != nil {
 				return err
 			}
+			mu.Lock()
 			taken = append(taken, conn)
+			mu.Unlock()
 		}
+	}
+	fill := func() error { // many at once, since those who lose theirs try again as well
+		filling, cancel := context.WithTimeout(ctx, askBound)
+		defer cancel()
+		takers, filling := errgroup.WithContext(filling)
+		for range 8 {
+			takers.Go(func() error { return take(filling) })
+		}
+		return takers.Wait()
 	}
 	if fill() != nil || len(taken) == 0 {
 		_ = giveBack()
