@@ -44,7 +44,7 @@ ifeq ($(RACE),)
 	@echo "no cgo or no C compiler: testing without the race detector" >&2
 endif
 	@.ci/packages
-	@mkdir -p bin; { $(WITH_PG) -- sh -c 'failed=0; for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) -timeout 20m ./...) || failed=1; done; exit $$failed'; \
+	@mkdir -p bin; { $(WITH_PG) -- sh -c 'failed=0; for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) -timeout 60m ./...) || failed=1; done; exit $$failed'; \
 		echo $$? >bin/test.status; } 2>&1 | tee bin/test.log; \
 	status=$$(cat bin/test.status); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
 
