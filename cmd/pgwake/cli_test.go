@@ -5,15 +5,19 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
@@ -129,7 +133,8 @@ func TestCommandLine_IsWrong_ExitCodeIsTwoAndNothingWasTried(t *testing.T) {
 	c := &cli{t: t, url: "postgres://nobody@127.0.0.1:1/none", schema: "none", now: time.Now}
 	for _, args := range [][]string{
 		{"no-such-command"}, {"doctor", "--no-such-flag"}, {"doctor", "what?"}, {"migrate"}, {"migrate", "up", "--layer", "nothing"},
-		{"migrate", "print", "--layer", "root,eventbus", "--from", "3"}, {"migrate", "down"}, {"peek", "--database-url", "neither nor"},
+		{"migrate", "print", "--layer", "root,eventbus", "--from", "3"}, {"peek", "--limit", "0"}, {"dlq", "list", "--limit", "-1"},
+		{"task", "list", "--limit", "10001"}, {"schedule", "list", "--limit", "many"}, {"tail", "--limit", "-1"}, {"dlq", "show", "7th"}, {"migrate", "down"}, {"peek", "--database-url", "neither nor"},
 	} {
 		require.Contains(t, c.refused(exitUsage, args...), "pgwake:")
 	}
@@ -137,6 +142,107 @@ func TestCommandLine_IsWrong_ExitCodeIsTwoAndNothingWasTried(t *testing.T) {
 	said := c.refused(exitUsage, "migrate", "status")
 	require.Contains(t, said, "it is not said which database")
 	require.Contains(t, said, "PGWAKE_DATABASE_URL")
+}
+
+// Whoever reads JSON reads errors as well.
+func TestErrors_JSON_SaysTheSame(t *testing.T) {
+	t.Parallel()
+	c := &cli{t: t, url: "postgres://ada:s3cret-word@127.0.0.1:1/shop", schema: "x", now: time.Now}
+	for code, lines := range map[int][][]string{
+		exitUsage:  {{"--json", "no-such-command"}, {"peek", "--limit", "0", "--json"}, {"dlq", "--json"}, {"dlq", "purge", "--json"}, {"enqueue", "x", "{", "--json"}},
+		exitFailed: {{"peek", "--json"}, {"migrate", "status", "--json"}},
+	} {
+		for _, args := range lines {
+			r := c.run(args...)
+			require.Equal(t, code, r.code, "%v", args)
+			var said struct{ Error, Hint string }
+			require.NoError(t, json.Unmarshal([]byte(r.err), &said), "%v: %s", args, r.err)
+			require.NotEmpty(t, said.Error)
+			require.NotContains(t, r.err, "s3cret")
+			require.Empty(t, r.out)
+		}
+	}
+}
+
+// full is a disk without room.
+type full struct{ err error }
+
+func (f full) Write([]byte) (int, error) { return 0, f.err }
+
+func TestOutput_CannotBeWritten_ItFails(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	bury(t, p, pgwake.WorkItem{Name: "x"}, "no such printer")
+	for _, args := range [][]string{{"migrate", "status"}, {"dlq", "list"}, {"dlq", "list", "--json"}, {"tail", "letters", "--all", "--every", "10ms"}, {"completion", "bash"}} {
+		for _, err := range []error{errors.New("no space left"), syscall.EPIPE} {
+			var said bytes.Buffer
+			w := world{in: strings.NewReader(""), out: full{err}, err: &said, now: time.Now, environ: []string{"PGWAKE_DATABASE_URL=" + c.url, "PGWAKE_SCHEMA=" + c.schema}}
+			require.Equal(t, exitFailed, run(t.Context(), args, w), "%v", args)
+			require.Equal(t, err != syscall.EPIPE, strings.Contains(said.String(), "no space left"), "%v: %s", args, said.String())
+			if err == syscall.EPIPE {
+				require.Empty(t, said.String(), "whoever read it has enough")
+			}
+		}
+	}
+}
+
+// silence is a terminal at which nobody types.
+type silence struct{ asked, over chan struct{} }
+
+func (s silence) Read([]byte) (int, error) {
+	close(s.asked)
+	<-s.over
+	return 0, io.EOF
+}
+
+func TestInterrupted_WhileItWaitsForInput_EndsAtOnce(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	bury(t, p, pgwake.WorkItem{Name: "x"}, "no such printer")
+	for _, args := range [][]string{{"dlq", "purge", "--all"}, {"migrate", "down"}, {"enqueue", "x", "-"}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		in := silence{make(chan struct{}), make(chan struct{})}
+		go func() { <-in.asked; cancel() }()
+		var out, said bytes.Buffer
+		w := world{in: in, out: &out, err: &said, now: time.Now, environ: []string{"PGWAKE_DATABASE_URL=" + c.url, "PGWAKE_SCHEMA=" + c.schema}}
+		require.Equal(t, exitFailed, run(ctx, args, w))
+		require.True(t, strings.HasSuffix(said.String(), "pgwake: interrupted\n"), said.String())
+		close(in.over)
+	}
+	require.Len(t, into[[]deadLetter](c, "dlq", "list"), 1)
+}
+
+func TestCompletion_OffersWhatThereIs(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
+	require.NoError(t, err)
+	for _, name := range []string{"nightly", "of the month", "odd\nname"} {
+		_, err = bus.Schedule(t.Context(), eventbus.Schedule{Name: name, Cron: "30 4 * * *", Type: "report.due"})
+		require.NoError(t, err)
+	}
+	bury(t, p, pgwake.WorkItem{Name: "mail.send"}, "no such printer")
+	e, err := taskgraph.New(t.Context(), p, &taskgraph.Config{Logger: silent})
+	require.NoError(t, err)
+	e.Handle("ok", func(context.Context, *taskgraph.Step) (any, error) { return nil, nil })
+	require.NoError(t, e.Register(t.Context(), taskgraph.Define("default", "order", "1.0.0").Step("reserve", "ok")))
+	s, err := e.Submit(t.Context(), taskgraph.Submission{Namespace: "default", Name: "order", Version: "1.0.0"})
+	require.NoError(t, err)
+
+	offered := func(args ...string) string { return c.ok(append([]string{"__complete"}, args...)...) }
+	require.Contains(t, offered("schedule", "run", ""), "nightly\t30 4 * * *\nof the month\t30 4 * * *\n:36")
+	require.Contains(t, offered("task", "show", ""), s.ID+"\torder pending")
+	require.Contains(t, offered("task", "list", "--before", ""), s.ID)
+	require.Contains(t, offered("dlq", "show", ""), "\tmail.send")
+	require.Contains(t, offered("dlq", "purge", "--id", ""), "\tmail.send")
+	require.Contains(t, offered("peek", "--namespace", ""), "default")
+	require.Contains(t, offered("task", "list", "--state", ""), "blocked_by_failures")
+	require.Contains(t, offered("task", "show", "--as", ""), "mermaid")
+	require.Contains(t, offered("tail", ""), "transitions")
+	require.Equal(t, ":4\n", offered("schedule", "run", "nightly", ""), "there is one argument, and it is no file")
+	require.Equal(t, ":4\n", offered("peek", "--name", ""))
+	c.url = "postgres://nobody@127.0.0.1:1/none"
+	require.Equal(t, ":4\n", offered("schedule", "run", ""))
 }
 
 func TestErrors_ServerIsNotThere_SayWhatToTryAndNoPassword(t *testing.T) {

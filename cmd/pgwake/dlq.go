@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -91,13 +93,21 @@ func (l *letterFlags) filter(now time.Time) (f *pgwake.DeadLetterFilter, narrowe
 
 func (a *app) dlqListCommand() *cobra.Command {
 	var l letterFlags
+	var latest bool
 	c := &cobra.Command{
-		Use: "list", Short: "List dead letters", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return a.dlqList(c.Context(), &l) },
+		Use: "list", Short: "List dead letters, the oldest first", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if latest && l.f.Before == 0 {
+				l.f.Before = math.MaxInt64
+			}
+			return a.dlqList(c.Context(), &l)
+		},
 	}
 	l.add(c)
+	c.Flags().BoolVar(&latest, "latest", false, "the latest first")
 	c.Flags().Int64Var(&l.f.After, "after", 0, "after the letter of this id, the last one of the page before")
-	c.Flags().IntVar(&l.f.Limit, "limit", 20, "how many, up to 10000")
+	c.Flags().Int64Var(&l.f.Before, "below", 0, "the latest first, before the letter of this id, the last one of the page before")
+	limitFlag(c, &l.f.Limit, 20)
 	return c
 }
 
@@ -124,11 +134,15 @@ func (a *app) dlqList(ctx context.Context, l *letterFlags) error {
 	}
 	table := &rows{heads: []string{"ID", "NAMESPACE", "NAME", "ATTEMPTS", "DIED", "REASON", "ERROR"}, none: "there are no dead letters of the kind"}
 	for _, d := range letters {
-		table.add(text(d.ID), d.Namespace, glance.Short(nameOf(d), 40), text(int64(d.Attempts)), glance.Span(a.now().Sub(p.LocalTime(d.DiedAt)))+" ago", glance.Short(d.Reason, 40), glance.Short(d.Error, 60))
+		table.add(text(d.ID), d.Namespace, glance.Short(nameOf(d), nameWidth), text(int64(d.Attempts)), glance.Span(a.now().Sub(p.LocalTime(d.DiedAt)))+" ago", glance.Short(d.Reason, 40), glance.Short(d.Error, 60))
 	}
 	a.printRows(table)
-	if len(letters) == f.Limit && f.Limit > 0 {
-		a.printf("%s\n", a.style.faint.Render("… more: --after "+text(letters[len(letters)-1].ID)))
+	if len(letters) == f.Limit {
+		flag := "--after"
+		if f.Before > 0 {
+			flag = "--below"
+		}
+		a.more(flag, text(letters[len(letters)-1].ID))
 	}
 	return nil
 }
@@ -145,8 +159,8 @@ func (a *app) dlqShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show ID", Short: "Show all of a dead letter", Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			var id int64
-			if _, err := fmt.Sscan(args[0], &id); err != nil {
+			id, err := strconv.ParseInt(args[0], 10, 64)
+			if err != nil {
 				return usagef("the first column of pgwake dlq list", "this is no id: %q", args[0])
 			}
 			return a.dlqShow(c.Context(), id)
@@ -225,7 +239,7 @@ func (a *app) dlqBulkCommand(verb, about string, do func(context.Context, *pgwak
 	var l letterFlags
 	c := &cobra.Command{
 		Use: verb, Short: about, Args: cobra.NoArgs,
-		Long:    about + ". All of them that are of the kind; --all for every one that there is.",
+		Long:    about + ". All of them that are of the kind, and have died by now; --all for every one that there is.",
 		Example: fmt.Sprintf("  pgwake dlq %s --id 7 --id 9\n  pgwake dlq %[1]s --name email.send --before 1h", verb),
 		RunE: func(c *cobra.Command, _ []string) error {
 			f, narrowed, err := l.filter(a.now())
@@ -249,12 +263,20 @@ func (a *app) dlqBulk(ctx context.Context, f *pgwake.DeadLetterFilter, verb stri
 		return err
 	}
 	defer end()
+	// What dies from now on is not meant: a letter that was redriven and dies again would go round and round.
+	now, err := serverTime(ctx, p)
+	if err != nil {
+		return err
+	}
+	if f.DiedBefore.IsZero() || f.DiedBefore.After(now) {
+		f.DiedBefore = now
+	}
 	total, _, err := countLetters(ctx, p, f)
 	if err != nil {
 		return err
 	}
 	if ask && total > 0 {
-		if err := a.confirm("%s %s for good?", strings.ToUpper(verb[:1])+verb[1:], count(total, "dead letter")); err != nil {
+		if err := a.confirm(ctx, "%s %s for good?", strings.ToUpper(verb[:1])+verb[1:], count(total, "dead letter")); err != nil {
 			return err
 		}
 	}
@@ -281,6 +303,14 @@ func (a *app) dlqBulk(ctx context.Context, f *pgwake.DeadLetterFilter, verb stri
 		a.printf("%s\n", a.style.faint.Render(count(total-sum, "letter")+" stayed: of their dedup keys something is queued again, or somebody else was faster"))
 	}
 	return nil
+}
+
+// serverTime is the time of the server.
+func serverTime(ctx context.Context, p *pgwake.Provider) (now time.Time, err error) {
+	err = p.Do(ctx, "ask for the time", func(ctx context.Context, q pgwake.Querier) error {
+		return q.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now)
+	})
+	return now, err
 }
 
 // countLetters counts those of a filter; last is the highest of their ids.

@@ -53,6 +53,7 @@ type limits struct {
 	transaction, idle, prepared, clock, oldest time.Duration
 	deadTuples, deadLetters                    int64
 	bloat                                      int64 // bytes
+	xminAge                                    int64 // transactions
 	connections, notifyQueue                   float64
 }
 
@@ -60,6 +61,7 @@ type limits struct {
 type patient struct {
 	limits
 	schema string
+	flag   string // that names the schema, if one did
 	now    func() time.Time
 
 	conn   *pgx.Conn        // through whatever is in between
@@ -82,7 +84,7 @@ func checks() []check {
 		{"server", checkServer}, {"schema", checkSchema}, {"layers", checkLayers}, {"rights", checkRights},
 		{"pooler", checkPooler}, {"notifications", checkNotifications}, {"notify queue", checkNotifyQueue}, {"clock", checkClock},
 		{"connections", checkConnections}, {"long transactions", checkTransactions}, {"idle in transaction", checkIdle},
-		{"prepared transactions", checkPrepared}, {"replication slots", checkSlots}, {"autovacuum", checkAutovacuum},
+		{"prepared transactions", checkPrepared}, {"replication slots", checkSlots}, {"standbys", checkStandbys}, {"autovacuum", checkAutovacuum},
 		{"dead tuples", checkDeadTuples}, {"index bloat", checkBloat}, {"waiters", checkWaiters}, {"pauses", checkPauses},
 		{"backlog", checkBacklog}, {"dead letters", checkDeadLetters},
 	}
@@ -110,6 +112,7 @@ Exit code 0: nothing failed; warnings alone are 0 as well, but 1 with --strict. 
 	f.DurationVar(&l.transaction, "max-transaction", 5*time.Minute, "how long a transaction may work")
 	f.DurationVar(&l.idle, "max-idle", time.Minute, "how long a session may be idle in a transaction")
 	f.DurationVar(&l.prepared, "max-prepared", 5*time.Minute, "how long a prepared transaction may wait for its end")
+	f.Int64Var(&l.xminAge, "max-xmin-age", 500_000, "how many transactions ago the oldest snapshot of a standby may have begun")
 	f.DurationVar(&l.clock, "max-clock-offset", 5*time.Second, "how far this machine's clock may differ from the server's")
 	f.DurationVar(&l.oldest, "max-wait", time.Minute, "how long the oldest item that is due may have waited")
 	f.Int64Var(&l.deadTuples, "max-dead-tuples", 10_000, "how many dead rows a table may have, if they are more than half as many as live ones")
@@ -131,6 +134,9 @@ func (a *app) doctor(ctx context.Context, l limits, strict bool) error {
 	}
 	r := report{Database: place(config), Schema: a.schema}
 	at := &patient{limits: l, schema: a.schema, now: a.now, direct: direct, around: firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")) != ""}
+	if a.schemaNamed {
+		at.flag = " --schema " + shellWord(a.schema)
+	}
 	if !a.asJSON {
 		a.printf("%s\n\n", a.style.head.Render(r.Database+", schema "+glance.OneLine(r.Schema)))
 	}
@@ -186,6 +192,9 @@ func (c check) examine(ctx context.Context, at *patient) finding {
 	f.Check = c.name
 	return f
 }
+
+// pgwake is a command on the same schema.
+func (at *patient) pgwake(command string) string { return "pgwake " + command + at.flag }
 
 func worst(all []finding) verdict {
 	rank := map[verdict]int{skipped: 0, fine: 0, warning: 1, failure: 2}

@@ -53,8 +53,12 @@ func checkPauses(ctx context.Context, at *patient) finding {
 	var all []string
 	fix := ""
 	for _, one := range paused {
-		all = append(all, fmt.Sprintf("%s of the %s queue", one.namespace, one.queue))
-		fix = firstOf(fix, fmt.Sprintf("SELECT %s('%s', ARRAY['%s'], false)", at.table("pause"), one.queue, one.namespace))
+		what, of := fmt.Sprintf("%s of the %s queue", one.namespace, one.queue), fmt.Sprintf("ARRAY['%s']", one.namespace)
+		if one.namespace == pgwake.AllNamespaces {
+			what, of = fmt.Sprintf("the %s queue", one.queue), "NULL"
+		}
+		all = append(all, what)
+		fix = firstOf(fix, fmt.Sprintf("SELECT %s('%s', %s, false)", at.table("pause"), one.queue, of))
 	}
 	if len(all) > 0 {
 		return warn(fix, "nobody fetches from %s, since somebody has paused that", few(all))
@@ -100,7 +104,7 @@ func checkBacklog(ctx context.Context, at *patient) finding {
 		if listening(nodes) > 0 {
 			who = "although nodes listen: are they busy, or for other namespaces and tags?"
 		}
-		return warn("pgwake top; pgwake peek --queue "+oldest.Queue.String()+" --namespace "+oldest.Namespace,
+		return warn(at.pgwake("top")+"; "+at.pgwake("peek --queue "+oldest.Queue.String()+" --namespace "+oldest.Namespace),
 			"%s due, the oldest for %s, in namespace %s of the %s queue, %s", count(due, "item"), glance.Span(waited), oldest.Namespace, oldest.Queue, who)
 	}
 	return ok("%s due, the oldest for %s", count(due, "item"), glance.Span(waited))
@@ -141,7 +145,7 @@ func checkDeadLetters(ctx context.Context, at *patient) finding {
 	for _, d := range newest { // unless it was redriven, or purged, meanwhile
 		reason = "; of the newest the reason is: " + glance.Short(d.Reason, 80)
 	}
-	return warn("pgwake dlq list; then pgwake dlq redrive or purge", "there are %d%s", n, reason)
+	return warn(at.pgwake("dlq list")+"; then pgwake dlq redrive or purge", "there are %d%s", n, reason)
 }
 
 // pausedNamespace is one that nobody is to fetch from, or pgwake.AllNamespaces.

@@ -17,9 +17,9 @@ func checkSchema(ctx context.Context, at *patient) finding {
 	}
 	switch s.State {
 	case "missing":
-		return fail("pgwake migrate up, or --schema with the name of the one that is", "schema %s is not there, or has nothing of pgwake", at.schema)
+		return fail(at.pgwake("migrate up")+", or --schema with the name of the one that is", "schema %s is not there, or has nothing of pgwake", at.schema)
 	case "behind":
-		return fail("pgwake migrate up", "it is at version %d of %d", s.Version, s.Latest)
+		return fail(at.pgwake("migrate up"), "it is at version %d of %d", s.Version, s.Latest)
 	case "foreign":
 		return fail("--schema with another name; what it holds has to be moved by hand", "%s", s.Error)
 	case "newer":
@@ -50,7 +50,7 @@ func checkLayers(ctx context.Context, at *patient) finding {
 	if len(wrong) > 0 {
 		fix := "--schema with another name; what it holds has to be moved by hand"
 		if len(behind) > 0 {
-			fix = "pgwake migrate up --layer " + strings.Join(behind, ",")
+			fix = at.pgwake("migrate up --layer " + strings.Join(behind, ","))
 		}
 		return fail(fix, "%s", strings.Join(wrong, "; "))
 	}

@@ -2,13 +2,18 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
@@ -153,6 +158,15 @@ var plants = map[string]plant{
 		t.Cleanup(func() { _, _ = conn.Exec(context.Background(), `SELECT pg_drop_replication_slot($1)`, c.schema) })
 		return nil
 	}},
+	"a query on a standby takes long": {"standbys", warning, "a query on a standby", "hot_standby_feedback", true, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.feedback("")
+		return []string{"--max-xmin-age", "5"}
+	}},
+	"a query on a standby with a slot takes long": {"replication slots", warning, "the standby that reads", "hot_standby_feedback", true, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.needs(`SELECT current_setting('max_replication_slots')::int > 0`)
+		c.feedback(c.schema)
+		return []string{"--max-xmin-age", "5"}
+	}},
 	"autovacuum is off for a table": {"autovacuum", failure, "worker_queue", "RESET (autovacuum_enabled)", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
 		c.exec(`ALTER TABLE worker_queue SET (autovacuum_enabled = off)`)
 		return nil
@@ -184,6 +198,10 @@ var plants = map[string]plant{
 		pgwaketest.Advance(t, p, time.Hour)
 		return nil
 	}},
+	"a queue is paused": {"pauses", warning, "from the orchestrator queue", "NULL, false)", false, func(t *testing.T, c *cli, p *pgwake.Provider) []string {
+		require.NoError(t, p.Pause(t.Context(), pgwake.Orchestrator, pgwake.AllNamespaces))
+		return nil
+	}},
 	"nobody does the work": {"backlog", warning, "no node listens", "pgwake top", false, func(t *testing.T, c *cli, p *pgwake.Provider) []string {
 		_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, nil)
 		require.NoError(t, err)
@@ -201,6 +219,18 @@ var plants = map[string]plant{
 	}},
 }
 
+// canBeRun are the fixes that are one statement for whoever owns the database, and mend it at once.
+var canBeRun = regexp.MustCompile(`^(ALTER TABLE|ALTER ROLE .* CONNECTION LIMIT|DELETE FROM|GRANT|ROLLBACK PREPARED|SELECT pg_cancel_backend|SELECT "[a-z0-9_]+"\."pause")`)
+
+// mended waits until a check has nothing to say.
+func (c *cli) mended(check string, args ...string) {
+	c.t.Helper()
+	require.Eventually(c.t, func() bool {
+		r, _ := c.examined(args...)
+		return !slices.Contains(spoken(r), check)
+	}, 20*time.Second, 20*time.Millisecond)
+}
+
 func TestDoctor_SomethingIsWrong_ThatCheckAloneSpeaks(t *testing.T) {
 	for name, of := range plants {
 		t.Run(name, func(t *testing.T) {
@@ -213,13 +243,18 @@ func TestDoctor_SomethingIsWrong_ThatCheckAloneSpeaks(t *testing.T) {
 			require.Equal(t, []string{of.check}, spoken(r), "%+v", r.Findings)
 			require.Equal(t, of.verdict, r.Verdict)
 			require.Equal(t, map[verdict]int{warning: exitOK, failure: exitFailed}[of.verdict], code)
+			require.Equal(t, exitFailed, c.run(append([]string{"doctor", "--strict"}, args...)...).code)
 			for _, f := range r.Findings {
-				if f.Check == of.check {
-					require.Contains(t, f.Reason, of.says)
-					require.Contains(t, f.Fix, of.mends)
+				if f.Check != of.check {
+					continue
+				}
+				require.Contains(t, f.Reason, of.says)
+				require.Contains(t, f.Fix, of.mends)
+				if canBeRun.MatchString(f.Fix) {
+					c.exec(f.Fix)
+					c.mended(of.check, args...)
 				}
 			}
-			require.Equal(t, exitFailed, c.run(append([]string{"doctor", "--strict"}, args...)...).code)
 		})
 	}
 }
@@ -233,6 +268,48 @@ func TestDoctor_EveryCheck_HasAPlant(t *testing.T) {
 	for _, c := range checks() {
 		require.True(t, planted[c.name], c.name)
 	}
+}
+
+// feedback is a standby that tells of a snapshot, and does not go on: of a slot, if there is a name of one.
+func (c *cli) feedback(slot string) {
+	c.t.Helper()
+	c.needs(`SELECT current_setting('wal_level') <> 'minimal' AND current_setting('max_wal_senders')::int > 0`)
+	config, err := pgconn.ParseConfig(c.url)
+	require.NoError(c.t, err)
+	config.RuntimeParams["replication"] = "true"
+	conn, err := pgconn.ConnectConfig(c.t.Context(), config)
+	require.NoError(c.t, err)
+	c.t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	of := ""
+	if slot != "" {
+		c.exec(`SELECT pg_create_physical_replication_slot($1)`, slot)
+		c.t.Cleanup(func() {
+			_ = conn.Close(context.Background())
+			conn, err := pgx.Connect(context.Background(), c.url)
+			require.NoError(c.t, err)
+			defer conn.Close(context.Background())
+			require.Eventually(c.t, func() bool {
+				_, err := conn.Exec(context.Background(), `SELECT pg_drop_replication_slot($1)`, slot)
+				return err == nil // once the sender has noticed
+			}, 20*time.Second, 20*time.Millisecond)
+		})
+		of = `SLOT "` + slot + `" `
+	}
+	var xid uint32
+	var at string
+	require.NoError(c.t, c.connect(c.url).QueryRow(c.t.Context(), `SELECT pg_current_xact_id()::text::bigint & 4294967295, pg_current_wal_flush_lsn()`).Scan(&xid, &at))
+	conn.Frontend().Send(&pgproto3.Query{String: "START_REPLICATION " + of + "PHYSICAL " + at})
+	message := binary.BigEndian.AppendUint64([]byte{'h'}, 0) // at no time
+	for _, n := range []uint32{xid, 0, 0, 0} {               // its snapshot, and that of its catalogs, each with an epoch
+		message = binary.BigEndian.AppendUint32(message, n)
+	}
+	conn.Frontend().Send(&pgproto3.CopyData{Data: message})
+	require.NoError(c.t, conn.Frontend().Flush())
+	for range 10 {
+		c.exec(`SELECT pg_current_xact_id()`)
+	}
+	c.awaits(`SELECT EXISTS (SELECT FROM pg_stat_replication WHERE pid = $1 AND backend_xmin IS NOT NULL) OR EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $2 AND xmin IS NOT NULL)`,
+		conn.PID(), slot)
 }
 
 // awaits returns once a query says true.

@@ -108,29 +108,62 @@ func checkPrepared(ctx context.Context, at *patient) finding {
 func quoteText(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
 func checkSlots(ctx context.Context, at *patient) finding {
-	rows, err := at.conn.Query(ctx, query("slots"))
+	rows, err := at.conn.Query(ctx, query("slots"), at.xminAge)
 	if err != nil {
 		return unknown(err)
 	}
 	var all, fixes []string
 	var name string
+	var read bool
 	var xids, wal int64
-	_, err = pgx.ForEachRow(rows, []any{&name, &xids, &wal}, func() error {
-		text := fmt.Sprintf("%s keeps %s of WAL", name, glance.Size(wal))
+	_, err = pgx.ForEachRow(rows, []any{&name, &read, &xids, &wal}, func() error {
+		if read {
+			all = append(all, fmt.Sprintf("the standby that reads %s keeps what died in the last %d transactions", name, xids))
+			fixes = append(fixes, endOldest)
+			return nil
+		}
+		text := fmt.Sprintf("nobody reads %s, which keeps %s of WAL", name, glance.Size(wal))
 		if xids > 0 {
 			text += fmt.Sprintf(", and what died in the last %d transactions", xids)
 		}
 		all = append(all, text)
-		fixes = append(fixes, "SELECT pg_drop_replication_slot("+quoteText(name)+")")
+		fixes = append(fixes, "SELECT pg_drop_replication_slot("+quoteText(name)+"), unless its reader comes back")
 		return nil
 	})
 	if err != nil {
 		return unknown(err)
 	}
 	if len(all) > 0 {
-		return warn(fixes[0]+", unless its reader comes back", "nobody reads them: %s", few(all))
+		return warn(fixes[0], "%s", few(all))
 	}
 	return ok("each is being read")
+}
+
+// endOldest ends what a standby has told the primary to keep rows for.
+const endOldest = "on the standby: SELECT pg_cancel_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() " +
+	"ORDER BY age(backend_xmin) DESC LIMIT 1) AS oldest; or hot_standby_feedback = off"
+
+// checkStandbys looks at those without a slot: of others the slot keeps what they need.
+func checkStandbys(ctx context.Context, at *patient) finding {
+	rows, err := at.conn.Query(ctx, query("standbys"), at.xminAge)
+	if err != nil {
+		return unknown(err)
+	}
+	var all []string
+	var pid int32
+	var name string
+	var xids int64
+	_, err = pgx.ForEachRow(rows, []any{&pid, &name, &xids}, func() error {
+		all = append(all, fmt.Sprintf("%s, by process %d, %d transactions back", name, pid, xids))
+		return nil
+	})
+	if err != nil {
+		return unknown(err)
+	}
+	if len(all) > 0 {
+		return warn(endOldest, "a query on a standby takes long, and vacuum clears nothing away meanwhile that died since: %s", few(all))
+	}
+	return ok("none keeps what died over %d transactions ago%s", at.xminAge, at.blind())
 }
 
 func checkAutovacuum(ctx context.Context, at *patient) finding {

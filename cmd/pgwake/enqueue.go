@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"io"
 	"strings"
@@ -62,13 +63,13 @@ With --instance it is a message to an instance of an orchestration instead, and 
 }
 
 func (a *app) enqueue(c *cobra.Command, f *enqueueFlags, args []string) error {
-	data, err := a.payload(args[1:])
+	data, err := a.payload(c.Context(), args[1:])
 	if err != nil {
 		return err
 	}
 	if f.at != "" {
-		if f.o.At, err = parseInstant(f.at, a.now()); err != nil {
-			return err
+		if f.o.At, err = time.Parse(time.RFC3339, f.at); err != nil {
+			return usagef("2026-11-25T17:00:00Z; or --delay 10m", "this is no instant: %q", f.at)
 		}
 	}
 	p, end, err := a.provider(c.Context())
@@ -108,14 +109,14 @@ func (a *app) printEnqueued(of enqueued) error {
 }
 
 // payload is the JSON of an argument, or of standard input.
-func (a *app) payload(args []string) (json.RawMessage, error) {
+func (a *app) payload(ctx context.Context, args []string) (json.RawMessage, error) {
 	if len(args) == 0 {
 		return nil, nil
 	}
 	data := []byte(args[0])
 	if args[0] == "-" {
 		var err error
-		if data, err = io.ReadAll(a.in); err != nil {
+		if data, err = heeding(ctx, func() ([]byte, error) { return io.ReadAll(a.in) }); err != nil {
 			return nil, err
 		}
 	}

@@ -4,11 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
@@ -63,6 +67,7 @@ func TestTask_ShowAndRetry(t *testing.T) {
 	require.Contains(t, c.ok("task", "show", task, "--as", "dot"), "digraph")
 	require.Contains(t, c.ok("task", "show", task, "--as", "mermaid"), "flowchart")
 	require.Contains(t, c.refused(exitUsage, "task", "show", task, "--as", "poem"), "text, dot or mermaid")
+	require.Contains(t, c.refused(exitUsage, "task", "show", task, "--as", "dot", "--json"), "one of the two")
 	require.Len(t, into[taskJSON](c, "task", "show", task).Steps, 3)
 
 	require.Contains(t, c.refused(exitFailed, "task", "retry", task, "--step", "nothing"), `no step "nothing"`)
@@ -95,6 +100,53 @@ func TestTask_CancelAndResolve_AreAsked(t *testing.T) {
 	require.Contains(t, c.refused(exitFailed, "task", "show", "0197c1c8-54b4-7a3e-9d3c-2f1b1c9d0e11"), "not found")
 }
 
+// A graph is a line for each step and is drawn whole, however wide, deep or oddly named.
+func TestTask_LargeGraphsAndOddNames_AreDrawnWhole(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	e, err := taskgraph.New(t.Context(), p, &taskgraph.Config{Logger: silent})
+	require.NoError(t, err)
+	e.Handle("ok", func(context.Context, *taskgraph.Step) (any, error) { return nil, nil })
+	wide := taskgraph.Define("default", "wide", "1.0.0").Step("root", "ok")
+	var children []string
+	for i := range 500 {
+		children = append(children, fmt.Sprintf("child-%d", i))
+		wide.Step(children[i], "ok", taskgraph.After("root"))
+	}
+	wide.Step("join", "ok", taskgraph.After(children...))
+	deep := taskgraph.Define("default", "deep", "1.0.0").Step("level-0", "ok")
+	for i := 1; i < 200; i++ {
+		deep.Step(fmt.Sprintf("level-%d", i), "ok", taskgraph.After(fmt.Sprintf("level-%d", i-1)))
+	}
+	odd := []string{"שלום עולם", "👩‍💻 🎉", strings.Repeat("long", 60), "two\nlines \x1b[2J \u202e back"}
+	strange := taskgraph.Define("default", "מוזר 🎉", "1.0.0").Step("first", "ok")
+	for _, name := range odd {
+		strange.Step(name, "ok", taskgraph.After("first"))
+	}
+	strange.Step("last", "ok", taskgraph.After(odd...))
+	for of, steps := range map[*taskgraph.Definition]int{wide: 502, deep: 200, strange: 6} {
+		require.NoError(t, e.Register(t.Context(), of))
+		s, err := e.Submit(t.Context(), taskgraph.Submission{Namespace: "default", Name: of.Name, Version: "1.0.0"})
+		require.NoError(t, err)
+		require.Len(t, into[taskJSON](c, "task", "show", s.ID).Steps, steps)
+		out := c.ok("task", "show", s.ID)
+		_, table, found := strings.Cut(out, "\nlevel ")
+		require.True(t, found, out)
+		require.Equal(t, steps+1, strings.Count(table, "\n"), "a line for each")
+		const leftToRight = "\u200e" // after a name that is written the other way
+		require.Equal(t, -1, strings.IndexFunc(strings.NewReplacer("\n", "", leftToRight, "").Replace(out), glance.Unprintable), "%q", out)
+		for _, line := range strings.Split(out, "\n") {
+			require.Less(t, ansi.StringWidth(line), 1200)
+		}
+	}
+	require.Contains(t, c.ok("task", "list", "--limit", "2"), "… more: --before ")
+	first := into[[]taskJSON](c, "task", "list", "--limit", "2")
+	rest := into[[]taskJSON](c, "task", "list", "--limit", "2", "--before", first[1].ID)
+	require.Len(t, rest, 1)
+	require.NotContains(t, []string{first[0].ID, first[1].ID}, rest[0].ID)
+	require.Contains(t, c.refused(exitFailed, "task", "list", "--before", "0197c1c8-54b4-7a3e-9d3c-2f1b1c9d0e11"), "not found")
+}
+
 func TestTask_SchemaHasNoTaskGraph_SaysHowItGetsThere(t *testing.T) {
 	t.Parallel()
 	c, _ := newCLI(t, nil)
@@ -111,6 +163,7 @@ func TestSchedule_ListPauseResumeRun(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, c.ok("schedule", "list"), "30 4 * * *")
 	require.NotNil(t, into[[]scheduleJSON](c, "schedule", "list")[0].Next)
+	require.Contains(t, c.ok("schedule", "list", "--limit", "1"), "… more: --after report")
 	require.Contains(t, c.ok("schedule", "pause", "report"), "paused")
 	require.True(t, into[[]scheduleJSON](c, "schedule", "list")[0].Paused)
 	require.Contains(t, c.ok("schedule", "pause", "report"), "was paused already")

@@ -66,7 +66,7 @@ func (a *app) migrate(ctx context.Context, names []string, up bool) error {
 	if !up {
 		chosen = slices.Clone(chosen)
 		slices.Reverse(chosen)
-		if err := a.confirm("Take the migrations of %s back, in schema %q of %s?", strings.Join(names, ", "), a.schema, place(config)); err != nil {
+		if err := a.confirm(ctx, "Take the migrations of %s back, in schema %q of %s?", strings.Join(names, ", "), a.schema, place(config)); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -17,23 +18,38 @@ import (
 	"github.com/charmbracelet/colorprofile"
 	"github.com/charmbracelet/x/ansi"
 	"github.com/charmbracelet/x/term"
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/glance"
+	"github.com/spf13/cobra"
 )
 
 // This file answers: how is what a command has to say printed, for people and for programs?
 
 func newApp(w world) *app {
 	a := &app{world: w, style: newStyles()}
-	out := colorprofile.NewWriter(w.out, w.environ) // takes away the colours that the output cannot show, all of them if it is no terminal
-	a.out, a.err, a.color = out, colorprofile.NewWriter(w.err, w.environ), out.Profile >= colorprofile.ANSI
+	a.output = &checkedOutput{w: colorprofile.NewWriter(w.out, w.environ)}
+	a.out, a.err, a.color = a.output, colorprofile.NewWriter(w.err, w.environ), a.output.w.Profile >= colorprofile.ANSI
 	return a
+}
+
+// checkedOutput takes away the colours that cannot be shown, all of them where there is no terminal. It keeps the first error: what was not
+// written was not done.
+type checkedOutput struct {
+	w   *colorprofile.Writer
+	err error
+}
+
+func (o *checkedOutput) Write(p []byte) (int, error) {
+	n, err := o.w.Write(p)
+	if o.err == nil {
+		o.err = err
+	}
+	return n, err
 }
 
 func (a *app) withoutColor() {
 	a.color = false
-	if w, ok := a.out.(*colorprofile.Writer); ok {
-		w.Profile = colorprofile.NoTTY
-	}
+	a.output.w.Profile = colorprofile.NoTTY
 	if w, ok := a.err.(*colorprofile.Writer); ok {
 		w.Profile = min(w.Profile, colorprofile.ASCII) // a progress bar is drawn all the same
 	}
@@ -41,19 +57,19 @@ func (a *app) withoutColor() {
 
 // isTerminal reports whether people read along.
 func (a *app) isTerminal() bool {
-	f, ok := a.terminal().(term.File)
+	f, ok := a.output.w.Forward.(term.File)
 	return ok && term.IsTerminal(f.Fd())
 }
 
 func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.out, format, args...) }
 
-func (a *app) printJSON(v any) error { return a.encode(v, "  ") }
+func (a *app) printJSON(v any) error { return encode(a.out, "  ", v) }
 
 // printLine prints one JSON value in one line, for what goes on.
-func (a *app) printLine(v any) error { return a.encode(v, "") }
+func (a *app) printLine(v any) error { return encode(a.out, "", v) }
 
 // encode prints JSON. What a terminal might heed is escaped, which JSON itself asks of the first 32 characters alone.
-func (a *app) encode(v any, indent string) error {
+func encode(to io.Writer, indent string, v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
@@ -73,7 +89,7 @@ func (a *app) encode(v any, indent string) error {
 			escaped = fmt.Appendf(escaped, `\u%04x`, r)
 		}
 	}
-	_, err := a.out.Write(escaped)
+	_, err := to.Write(escaped)
 	return err
 }
 
@@ -121,7 +137,7 @@ func (a *app) printRows(r *rows) {
 func (a *app) drawRows(r *rows) string {
 	for _, cells := range r.cells {
 		for i := range cells {
-			cells[i] = glance.OneLine(cells[i])
+			cells[i] = glance.LeftToRight(glance.OneLine(cells[i]))
 		}
 	}
 	t := table.New().Headers(r.heads...).Rows(r.cells...).Wrap(false).
@@ -145,6 +161,45 @@ func (a *app) drawRows(r *rows) string {
 
 // visible is glance.Lines, with spaces for tabs.
 func visible(text string) string { return glance.Lines(strings.ReplaceAll(text, "\t", "    ")) }
+
+// more says how to come by the next page, of a list whose last page may not have been this.
+func (a *app) more(flag, last string) {
+	a.printf("%s\n", a.style.faint.Render("… more: "+flag+" "+shellWord(last)))
+}
+
+// shellWord is a word of a command line.
+func shellWord(text string) string {
+	plain := func(r rune) bool {
+		return r < utf8.RuneSelf && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_-./:@,+", r))
+	}
+	if text != "" && strings.IndexFunc(text, func(r rune) bool { return !plain(r) }) < 0 {
+		return text
+	}
+	if strings.ContainsFunc(text, glance.Unprintable) {
+		return "$'" + strings.ReplaceAll(glance.OneLine(strings.ReplaceAll(text, `\`, `\\`)), "'", `\'`) + "'"
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
+// most is how many a list has at most.
+type most int
+
+func (m *most) String() string { return strconv.Itoa(int(*m)) }
+func (m *most) Type() string   { return "int" }
+
+func (m *most) Set(text string) error {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > pgwake.MaxFetch {
+		return fmt.Errorf("it is from 1 to %d", pgwake.MaxFetch)
+	}
+	*m = most(n)
+	return nil
+}
+
+func limitFlag(c *cobra.Command, n *int, otherwise int) {
+	*n = otherwise
+	c.Flags().Var((*most)(n), "limit", fmt.Sprintf("how many, from 1 to %d", pgwake.MaxFetch))
+}
 
 // count is a number of things: 1 item, 2 items.
 func count[N int | int64 | int32](n N, thing string) string {
@@ -171,14 +226,6 @@ func version() string {
 
 // text is a number as a text.
 func text(n int64) string { return strconv.FormatInt(n, 10) }
-
-// terminal is what the output is at last, for a program that draws by itself.
-func (a *app) terminal() io.Writer {
-	if w, ok := a.out.(*colorprofile.Writer); ok {
-		return w.Forward
-	}
-	return a.out
-}
 
 // textsOf are the texts of many things.
 func textsOf[T fmt.Stringer](all []T) []string {

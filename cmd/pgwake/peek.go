@@ -35,6 +35,9 @@ type queuedItem struct {
 	Data       json.RawMessage   `json:"data,omitempty"`
 }
 
+// nameWidth is how much of a name a table has room for.
+const nameWidth = 40
+
 // queueFlag adds --queue, of which the default is the worker queue.
 func queueFlag(c *cobra.Command, name *string, otherwise string) {
 	c.Flags().StringVarP(name, "queue", "q", otherwise, "worker or orchestrator")
@@ -65,7 +68,7 @@ func (a *app) peekCommand() *cobra.Command {
 	s.StringVar(&f.Name, "name", "", "of this name alone")
 	s.StringVar(&f.Instance, "instance", "", "of, or to, this instance alone")
 	s.Int64Var(&f.After, "after", 0, "after the item of this id, the last one of the page before")
-	s.IntVar(&f.Limit, "limit", 20, "how many, up to 10000")
+	limitFlag(c, &f.Limit, 20)
 	return c
 }
 
@@ -91,8 +94,8 @@ func (a *app) peek(ctx context.Context, queue string, f *pgwake.PeekFilter) erro
 		return a.printJSON(all)
 	}
 	a.printQueued(p, q, items)
-	if len(items) == f.Limit && f.Limit > 0 {
-		a.printf("%s\n", a.style.faint.Render("… more: --after "+text(items[len(items)-1].ID)))
+	if len(items) == f.Limit {
+		a.more("--after", text(items[len(items)-1].ID))
 	}
 	return nil
 }
@@ -113,8 +116,8 @@ func (a *app) printQueued(p *pgwake.Provider, queue pgwake.Queue, items []pgwake
 		if queue == pgwake.Orchestrator {
 			name = i.Instance + ": " + string(i.Kind)
 		}
-		table.add(text(i.ID), i.Namespace, glance.Short(name, 40), string(i.State), glance.DueIn(p.LocalTime(i.DueAt), a.now()), text(int64(i.Priority)), text(int64(i.Attempts)),
-			glance.Span(a.now().Sub(p.LocalTime(i.EnqueuedAt))), orDash(i.Tag), glance.Short(string(i.Data), 40))
+		table.add(text(i.ID), i.Namespace, glance.Short(name, nameWidth), string(i.State), glance.DueIn(p.LocalTime(i.DueAt), a.now()), text(int64(i.Priority)), text(int64(i.Attempts)),
+			glance.Span(a.now().Sub(p.LocalTime(i.EnqueuedAt))), orDash(glance.Short(i.Tag, nameWidth)), glance.Short(string(i.Data), 40))
 	}
 	a.printRows(table)
 }

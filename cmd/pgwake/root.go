@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"syscall"
 
 	"charm.land/lipgloss/v2"
 	"github.com/pgwake/pgwake"
@@ -23,13 +25,15 @@ const (
 // app is what the commands of one process share.
 type app struct {
 	world
-	style styles
-	color bool // whether the output may have any
+	output *checkedOutput // which world.out is
+	style  styles
+	color  bool // whether the output may have any
 
 	databaseURL, listenURL, schema string
 	asJSON, yes, noColor           bool
 
-	began bool // the command line was understood
+	began       bool // the command line was understood
+	schemaNamed bool // by its flag
 }
 
 // run carries out a command line and returns the exit code.
@@ -39,6 +43,10 @@ func run(ctx context.Context, args []string, w world) int {
 	root.SetArgs(args)
 	root.SetContext(ctx)
 	err := root.ExecuteContext(ctx)
+	a.asJSON = a.asJSON || !a.began && slices.Contains(args, "--json") // which may stand after what is wrong
+	if err == nil {
+		err = a.output.err
+	}
 	return a.end(ctx, err)
 }
 
@@ -50,6 +58,8 @@ func (a *app) end(ctx context.Context, err error) int {
 		return exitOK
 	case errors.As(err, &code): // it has said so itself
 		return int(code)
+	case errors.Is(err, errUnread) || errors.Is(a.output.err, syscall.EPIPE): // whoever read it has enough
+		return exitFailed
 	case !a.began:
 		a.complain(err, "pgwake --help lists what there is")
 		return exitUsage
@@ -71,10 +81,24 @@ func (a *app) end(ctx context.Context, err error) int {
 
 func (a *app) complain(err error, hint string) {
 	text := strings.TrimPrefix(err.Error(), "pgwake: ") // an Error of the library says so as well
+	text = strings.ReplaceAll(text, ": pgwake: ", ": ")
+	if a.asJSON {
+		_ = encode(a.err, "", map[string]string{"error": a.withoutSecrets(text), "hint": hint})
+		return
+	}
 	fmt.Fprintln(a.err, a.style.fail.Render("pgwake:"), visible(a.withoutSecrets(text)))
 	if hint != "" {
 		fmt.Fprintln(a.err, a.style.faint.Render("  → "+visible(hint)))
 	}
+}
+
+// notice says what is neither an error nor what was asked for.
+func (a *app) notice(text string) {
+	if a.asJSON {
+		_ = encode(a.err, "", map[string]string{"notice": text})
+		return
+	}
+	fmt.Fprintln(a.err, a.style.ok.Render(text))
 }
 
 // exitCode ends the process without a word.
@@ -103,7 +127,7 @@ func (a *app) root() *cobra.Command {
 Operate a pgwake database: migrate it, examine it, watch it, and take a hand in it.
 
 The database is --database-url, or else $PGWAKE_DATABASE_URL, $DATABASE_URL, or what PGHOST and the like say.
-Exit codes: 0 done; 1 it failed, or doctor found something; 2 the command line is wrong.`),
+Exit codes: 0 done; 1 it failed, was interrupted, or doctor found something; 2 the command line is wrong, and nothing was tried.`),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		PersistentPreRunE: func(*cobra.Command, []string) error { a.begin(); return nil },
@@ -121,12 +145,13 @@ Exit codes: 0 done; 1 it failed, or doctor found something; 2 the command line i
 	f.BoolVarP(&a.yes, "yes", "y", false, "do not ask before anything is deleted or taken back")
 	f.BoolVar(&a.noColor, "no-color", false, "print without colours; so does NO_COLOR, and whatever is no terminal")
 	c.AddCommand(a.migrateCommand(), a.doctorCommand(), a.enqueueCommand(), a.peekCommand(), a.tailCommand(), a.dlqCommand(), a.taskCommand(), a.scheduleCommand(), a.benchCommand(), a.topCommand(), a.consoleCommand())
+	a.addCompletions(c)
 	return c
 }
 
 // begin is called once the command line was understood.
 func (a *app) begin() {
-	a.began = true
+	a.began, a.schemaNamed = true, a.schema != ""
 	if a.schema == "" {
 		a.schema = a.env("PGWAKE_SCHEMA")
 	}
@@ -141,9 +166,11 @@ func (a *app) begin() {
 // group is a command that only has others below it.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
-		c.SetOut(c.ErrOrStderr())
-		_ = c.Help()
-		return usagef("", "%s needs one of the commands above", c.CommandPath())
+		if asJSON, _ := c.Flags().GetBool("json"); !asJSON { // programs read no help
+			c.SetOut(c.ErrOrStderr())
+			_ = c.Help()
+		}
+		return usagef(c.CommandPath()+" --help lists them", "%s needs one of its commands", c.CommandPath())
 	}}
 	c.AddCommand(commands...)
 	return c
@@ -159,7 +186,7 @@ func (a *app) env(name string) string {
 	return ""
 }
 
-// styles are the colours. Those that nobody can see are taken out of the output on its way; see output.
+// styles are the colours. Those that nobody can see are taken out of the output on its way; see checkedOutput.
 type styles struct{ ok, warn, fail, faint, head, mark lipgloss.Style }
 
 func newStyles() styles {

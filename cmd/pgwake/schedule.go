@@ -90,7 +90,7 @@ func (a *app) scheduleListCommand() *cobra.Command {
 	}
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", `namespace (default "default")`)
 	c.Flags().StringVar(&after, "after", "", "after the schedule of this name, the last one of the page before")
-	c.Flags().IntVar(&limit, "limit", 100, "how many, up to 10000")
+	limitFlag(c, &limit, 100)
 	return c
 }
 
@@ -118,12 +118,15 @@ func (a *app) scheduleList(ctx context.Context, p *pgwake.Provider, bus *eventbu
 		if !s.Last.IsZero() {
 			last = glance.DueIn(p.LocalTime(s.Last), a.now())
 		}
-		table.add(s.Name, s.Cron, s.TimeZone, what, next, last, text(s.Skipped))
+		table.add(glance.Short(s.Name, nameWidth), glance.Short(s.Cron, nameWidth), s.TimeZone, glance.Short(what, nameWidth), next, last, text(s.Skipped))
 	}
 	if a.asJSON {
 		return a.printJSON(list)
 	}
 	a.printRows(table)
+	if len(all) == limit {
+		a.more("--after", all[len(all)-1].Name)
+	}
 	return nil
 }
 

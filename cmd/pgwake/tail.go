@@ -60,7 +60,9 @@ func (a *app) tailCommand() *cobra.Command {
 		ValidArgs: sourceNames, Args: cobra.OnlyValidArgs,
 		Long:    "Follow events of the bus, transitions of tasks and of their steps, and dead letters as they come: all of them that the schema has, or those that are named. Ctrl-C ends it.",
 		Example: "  pgwake tail\n  pgwake tail events --namespace shop --type order.created --json\n  pgwake tail letters --all",
-		RunE:    func(c *cobra.Command, args []string) error { return a.tail(c.Context(), &f, args) },
+		RunE: func(c *cobra.Command, args []string) error {
+			return endless(c.Context(), a.tail(c.Context(), &f, args))
+		},
 	}
 	s := c.Flags()
 	s.StringVarP(&f.namespace, "namespace", "n", "", "namespace: of events the default one, of letters all, unless it is given")
@@ -71,9 +73,23 @@ func (a *app) tailCommand() *cobra.Command {
 	return c
 }
 
+// errUnread: nobody reads the output any more.
+var errUnread = errors.New("nobody reads the output")
+
+// endless is what becomes of a command that goes on until it is interrupted: that is no failure, whenever it comes.
+func endless(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
 func (a *app) tail(ctx context.Context, f *tailFlags, names []string) error {
 	if f.every < 10*time.Millisecond {
 		return usagef("--every 500ms", "every %s is too often", f.every)
+	}
+	if f.limit < 0 {
+		return usagef("--limit 10, or 0 for no end", "there is no limit of %d", f.limit)
 	}
 	p, end, err := a.provider(ctx)
 	if err != nil {
@@ -96,13 +112,13 @@ func (a *app) tail(ctx context.Context, f *tailFlags, names []string) error {
 		err := a.drainAll(ctx, sources, f.limit, &shown)
 		switch {
 		case ctx.Err() != nil:
-			return nil // interrupted, as is usual
+			return ctx.Err()
 		case err != nil && !isPassing(err):
 			return err
 		case err != nil && !away:
 			a.complain(err, "it goes on as soon as the database answers again")
 		case err == nil && away:
-			fmt.Fprintln(a.err, a.style.ok.Render("the database answers again"))
+			a.notice("the database answers again")
 		}
 		away = err != nil
 		if f.limit > 0 && shown >= f.limit {
@@ -110,8 +126,11 @@ func (a *app) tail(ctx context.Context, f *tailFlags, names []string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return ctx.Err()
 		case <-time.After(f.every):
+		}
+		if isGone(a.output.w.Forward) {
+			return errUnread
 		}
 	}
 }
@@ -165,7 +184,7 @@ func (a *app) printHappened(h happened) error {
 		a.printf("  %s", a.style.faint.Render(glance.Short(string(h.Data), 120)))
 	}
 	a.printf("\n")
-	return nil
+	return a.output.err // nobody may read it any more
 }
 
 // sources are those of the names, or all that the schema has.
@@ -197,7 +216,7 @@ func (a *app) source(ctx context.Context, p *pgwake.Provider, f *tailFlags, name
 		graph, err := a.graph(ctx, p)
 		return &transitionSource{p: p, graph: graph}, err
 	}
-	return &letterSource{p: p, f: pgwake.DeadLetterFilter{Namespace: f.namespace, Limit: page}}, nil
+	return &letterSource{p: p, namespace: f.namespace}, nil
 }
 
 type eventSource struct {
@@ -262,27 +281,4 @@ func (s *transitionSource) next(ctx context.Context) (all []happened, more bool,
 		all = append(all, happened{"transitions", t.CreatedAt, "", fmt.Sprintf("%s: %s → %s", what, from, t.ToState), t.TaskID, "", data})
 	}
 	return all, len(transitions) == page, err
-}
-
-type letterSource struct {
-	p *pgwake.Provider
-	f pgwake.DeadLetterFilter
-}
-
-func (s *letterSource) begin(ctx context.Context) (err error) {
-	_, s.f.After, err = countLetters(ctx, s.p, &s.f)
-	return err
-}
-
-func (s *letterSource) next(ctx context.Context) (all []happened, more bool, err error) {
-	letters, err := s.p.ListDeadLetters(ctx, &s.f)
-	for _, d := range letters {
-		s.f.After = d.ID
-		detail := d.Reason
-		if d.Error != "" {
-			detail += ": " + d.Error
-		}
-		all = append(all, happened{"letters", d.DiedAt, d.Namespace, nameOf(d), text(d.ID), detail, d.Data})
-	}
-	return all, len(letters) == page, err
 }

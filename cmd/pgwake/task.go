@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -60,7 +61,7 @@ func (a *app) withGraph(ctx context.Context, do func(*pgwake.Provider, *taskgrap
 
 func (a *app) taskListCommand() *cobra.Command {
 	var f taskgraph.TaskFilter
-	var state string
+	var state, before string
 	c := &cobra.Command{
 		Use: "list", Short: "List tasks, those first that were created last", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -70,14 +71,22 @@ func (a *app) taskListCommand() *cobra.Command {
 					return usagef("one of "+fmt.Sprint(taskgraph.TaskStates()), "there is no state %q", state)
 				}
 			}
-			return a.withGraph(c.Context(), func(p *pgwake.Provider, g *taskgraph.Graph) error { return a.taskList(c.Context(), p, g, &f) })
+			return a.withGraph(c.Context(), func(p *pgwake.Provider, g *taskgraph.Graph) (err error) {
+				if before != "" {
+					if f.Before, err = g.Task(c.Context(), before); err != nil {
+						return noTask(err, before)
+					}
+				}
+				return a.taskList(c.Context(), p, g, &f)
+			})
 		},
 	}
 	s := c.Flags()
 	s.StringVarP(&f.Namespace, "namespace", "n", "", "of this namespace alone")
 	s.StringVar(&f.Name, "name", "", "of this name alone")
 	s.StringVar(&state, "state", "", "in this state alone, such as blocked_by_failures")
-	s.IntVar(&f.Limit, "limit", 20, "how many, up to 10000")
+	s.StringVar(&before, "before", "", "before this task, the last one of the page before")
+	limitFlag(c, &f.Limit, 20)
 	return c
 }
 
@@ -95,9 +104,12 @@ func (a *app) taskList(ctx context.Context, p *pgwake.Provider, g *taskgraph.Gra
 	}
 	table := &rows{heads: []string{"TASK", "NAMESPACE", "NAME", "VERSION", "STATE", "AGE"}, none: "there are no tasks of the kind"}
 	for _, t := range tasks {
-		table.add(t.ID, t.Namespace, t.Name, t.Version, string(t.State), glance.Span(a.now().Sub(p.LocalTime(t.RequestedAt))))
+		table.add(t.ID, t.Namespace, glance.Short(t.Name, nameWidth), glance.Short(t.Version, nameWidth), string(t.State), glance.Span(a.now().Sub(p.LocalTime(t.RequestedAt))))
 	}
 	a.printRows(table)
+	if len(tasks) == f.Limit {
+		a.more("--before", tasks[len(tasks)-1].ID)
+	}
 	return nil
 }
 
@@ -109,12 +121,21 @@ func ofTask(t *taskgraph.Task, steps []taskgraph.StepInfo) taskJSON {
 	return of
 }
 
+// drawings are what a task can be shown as.
+var drawings = []string{"text", "dot", "mermaid"}
+
 func (a *app) taskShowCommand() *cobra.Command {
 	var as string
 	c := &cobra.Command{
 		Use: "show TASK", Short: "Draw a task with its steps", Args: cobra.ExactArgs(1),
 		Example: "  pgwake task show 0197c1c8-54b4-7a3e-9d3c-2f1b1c9d0e11\n  pgwake task show 0197c1c8-54b4-7a3e-9d3c-2f1b1c9d0e11 --as dot | dot -Tsvg > task.svg",
 		RunE: func(c *cobra.Command, args []string) error {
+			if a.asJSON && c.Flags().Changed("as") {
+				return usagef("one of the two", "--as %s and --json cannot both be", as)
+			}
+			if !slices.Contains(drawings, as) {
+				return usagef("text, dot or mermaid; or --json", "a task cannot be shown as %q", as)
+			}
 			return a.withGraph(c.Context(), func(_ *pgwake.Provider, g *taskgraph.Graph) error { return a.taskShow(c.Context(), g, args[0], as) })
 		},
 	}
@@ -139,14 +160,12 @@ func (a *app) taskShow(ctx context.Context, g *taskgraph.Graph, id, as string) e
 		return noTask(err, id)
 	}
 	switch as {
-	case "text":
-		a.printf("%s", view.Text(&taskgraph.TextOptions{Color: a.color}))
 	case "dot":
 		a.printf("%s", view.DOT())
 	case "mermaid":
 		a.printf("%s", view.Mermaid())
 	default:
-		return usagef("text, dot or mermaid", "a task cannot be shown as %q", as)
+		a.printf("%s", view.Text(&taskgraph.TextOptions{Color: a.color}))
 	}
 	return nil
 }
@@ -160,7 +179,7 @@ func (a *app) taskCancelCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "cancel TASK", Short: "Cancel a task that has not ended, with its steps", Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := a.confirm("Cancel task %s, and all of its steps that have not ended?", args[0]); err != nil {
+			if err := a.confirm(c.Context(), "Cancel task %s, and all of its steps that have not ended?", args[0]); err != nil {
 				return err
 			}
 			return a.decide(c.Context(), args[0], "cancelled", func(ctx context.Context, g *taskgraph.Graph) (bool, error) { return g.Cancel(ctx, args[0], reason) })
@@ -262,7 +281,7 @@ func (a *app) taskResolve(c *cobra.Command, task string, steps []string, reason,
 		if result != "" {
 			return usagef("--step with the name of one", "--result is that of a step")
 		}
-		if err := a.confirm("Take task %s for done, and cancel its steps that have not ended?", task); err != nil {
+		if err := a.confirm(c.Context(), "Take task %s for done, and cancel its steps that have not ended?", task); err != nil {
 			return err
 		}
 		return a.decide(c.Context(), task, "resolved", func(ctx context.Context, g *taskgraph.Graph) (bool, error) { return g.ResolveTask(ctx, task, reason) })
@@ -270,7 +289,7 @@ func (a *app) taskResolve(c *cobra.Command, task string, steps []string, reason,
 	var data json.RawMessage
 	if result != "" {
 		var err error
-		if data, err = a.payload([]string{result}); err != nil {
+		if data, err = a.payload(c.Context(), []string{result}); err != nil {
 			return err
 		}
 	}

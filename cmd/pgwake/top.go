@@ -6,6 +6,7 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/colorprofile"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/spf13/cobra"
@@ -20,8 +21,8 @@ func (a *app) topCommand() *cobra.Command {
 		Use: "top", Short: "Watch queues, lanes, nodes, modes, wake reasons, rates and latencies, live", Args: cobra.NoArgs,
 		Long: `Watch what goes on: queues and how long the oldest item has waited, the nodes with their modes and lanes, what wakes them, rates and latencies.
 The nodes are asked each time, and say so themselves; those that do not listen cannot be asked. Keys are shown by ?.
-Where the output is no terminal, and with --once or --json, it is one picture, of what happens in --every.`,
-		RunE: func(c *cobra.Command, _ []string) error { return a.top(c.Context(), every, once) },
+Where the output is no terminal, or a dumb one, and with --once or --json, it is one picture, of what happens in --every.`,
+		RunE: func(c *cobra.Command, _ []string) error { return endless(c.Context(), a.top(c.Context(), every, once)) },
 	}
 	c.Flags().DurationVar(&every, "every", time.Second, "how often to look")
 	c.Flags().BoolVar(&once, "once", false, "print one picture, and end")
@@ -47,7 +48,7 @@ func (a *app) top(ctx context.Context, every time.Duration, once bool) error {
 		for range come {
 		}
 	}()
-	if once || a.asJSON || !a.isTerminal() {
+	if once || a.asJSON || !a.isTerminal() || a.env("TERM") == "dumb" { // which cannot be drawn on
 		return a.topOnce(come)
 	}
 	config, err := a.config()
@@ -55,10 +56,11 @@ func (a *app) top(ctx context.Context, every time.Duration, once bool) error {
 		return err
 	}
 	m := newTopModel(a, place(config)+", schema "+a.schema, come)
-	_, err = tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(a.in), tea.WithOutput(a.terminal()), tea.WithEnvironment(a.environ)).Run()
-	if ctx.Err() != nil {
-		return nil // interrupted, as is usual
+	options := []tea.ProgramOption{tea.WithContext(ctx), tea.WithInput(a.in), tea.WithOutput(a.output.w.Forward), tea.WithEnvironment(a.environ)}
+	if a.noColor {
+		options = append(options, tea.WithColorProfile(colorprofile.ASCII))
 	}
+	_, err = tea.NewProgram(m, options...).Run()
 	return err
 }
 

@@ -44,6 +44,9 @@ func TestTop_NoTerminal_IsOnePicture(t *testing.T) {
 	require.Contains(t, out, "dead letters 1")
 	require.Contains(t, out, "hybrid")
 	require.Contains(t, c.refused(exitUsage, "top", "--every", "1ms"), "too often")
+	ended, end := context.WithCancel(t.Context())
+	end()
+	require.Zero(t, c.runIn(ended, "top").code, "an interrupt is how it ends")
 }
 
 // modelOf is a view that has seen two pictures, a second apart.
@@ -158,6 +161,8 @@ func TestTopModel_NarrowWindow_ShowsWhatMattersMost(t *testing.T) {
 	for _, part := range []string{"dead letters 3", "queries for work", "OLDEST", "1m01s", "host-a", "STATE", "notify", "q quit"} {
 		require.Contains(t, out, part)
 	}
+	press(m, "h")
+	require.Contains(t, ansi.Strip(m.text()), "wake reasons (5 of 5)", "there is no room for all their names")
 	press(m, "?")
 	require.Contains(t, ansi.Strip(m.text()), "quit")
 }

@@ -78,10 +78,14 @@ func (m *topModel) head() []string {
 			}
 			tabs = append(tabs, style.Render(p.name))
 		}
-		lines = append(lines, strings.Join(tabs, s.faint.Render(" | ")))
+		line := strings.Join(tabs, s.faint.Render(" | "))
+		if ansi.StringWidth(line) > m.width {
+			line = tabs[m.page] + s.faint.Render(fmt.Sprintf(" (%d of %d)", m.page+1, len(tabs)))
+		}
+		lines = append(lines, line)
 	}
 	if m.err != nil {
-		lines = append(lines, s.fail.Render(glance.OneLine(m.a.withoutSecrets(m.err.Error()))))
+		lines = append(lines, s.fail.Render(glance.OneLine(strings.Join(strings.Fields(m.a.withoutSecrets(m.err.Error())), " "))))
 	}
 	if m.seen == 0 && m.err == nil {
 		lines = append(lines, s.faint.Render("looking…"))

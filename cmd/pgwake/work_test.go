@@ -1,8 +1,12 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -46,6 +50,7 @@ func TestEnqueue_WhatCannotBe_SaysWhatToDo(t *testing.T) {
 	c, p := newCLI(t, nil)
 	require.Contains(t, c.refused(exitUsage, "enqueue", "x", "hello"), "this is no JSON")
 	require.Contains(t, c.refused(exitUsage, "enqueue", "x", "--at", "soon"), "this is no instant")
+	require.Contains(t, c.refused(exitUsage, "enqueue", "x", "--at", "10m"), "--delay", "elsewhere that is ten minutes ago")
 	require.Contains(t, c.refused(exitUsage, "enqueue", "x", "--namespace", "NO"), "namespace")
 	require.Contains(t, (&cli{t: t, url: c.url, schema: "not there", now: time.Now}).refused(exitFailed, "enqueue", "x"), "pgwake migrate up")
 	pgwaketest.RequireNoWork(t, p)
@@ -112,6 +117,9 @@ func TestDLQ_ListShowRedrivePurge(t *testing.T) {
 	letters := into[[]deadLetter](c, "dlq", "list")
 	require.Len(t, letters, 3)
 	require.Contains(t, c.ok("dlq", "list"), "no such printer")
+	require.Contains(t, c.ok("dlq", "list", "--limit", "1"), "… more: --after "+text(letters[0].ID))
+	require.Contains(t, c.ok("dlq", "list", "--latest", "--limit", "1"), "… more: --below "+text(letters[2].ID))
+	require.Equal(t, letters[1].ID, into[[]deadLetter](c, "dlq", "list", "--below", text(letters[2].ID), "--limit", "1")[0].ID)
 	shown := c.ok("dlq", "show", text(letters[0].ID))
 	require.Contains(t, shown, "550 no such mailbox")
 	alone := into[deadLetter](c, "dlq", "show", text(letters[0].ID))
@@ -157,6 +165,105 @@ func TestTail_Letters_ThoseThatComeAndNotThoseThatThereAre(t *testing.T) {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// A letter has an id before it is committed, and those of others, with higher ids, may be there first.
+func TestTail_LetterIsCommittedLate_IsShownAllTheSame(t *testing.T) {
+	t.Parallel()
+	for _, all := range []bool{true, false} {
+		_, p := newCLI(t, &pgwake.Config{Mode: pgwake.ModePolling})
+		s := &letterSource{p: p}
+		shown := func() (names []string) {
+			for more := true; more; {
+				var letters []happened
+				var err error
+				letters, more, err = s.next(t.Context())
+				require.NoError(t, err)
+				for _, h := range letters {
+					names = append(names, h.What)
+				}
+			}
+			return names
+		}
+		bury(t, p, pgwake.WorkItem{Name: "before"}, "broken")
+		var open []pgx.Tx
+		for _, name := range []string{"late", "undone"} {
+			_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name}, nil)
+			require.NoError(t, err)
+			item, err := p.FetchWorkItem(t.Context(), nil)
+			require.NoError(t, err)
+			tx, err := p.Pool().Begin(t.Context())
+			require.NoError(t, err)
+			open = append(open, tx)
+			require.NoError(t, p.DeadLetterWorkItemTx(t.Context(), tx, item.LockToken, "broken", ""))
+		}
+		bury(t, p, pgwake.WorkItem{Name: "after"}, "broken")
+		if all {
+			require.Equal(t, []string{"before", "after"}, shown())
+		} else {
+			require.NoError(t, s.begin(t.Context()))
+		}
+		require.Empty(t, shown())
+		require.NoError(t, open[0].Commit(t.Context()))
+		require.Equal(t, []string{"late"}, shown())
+		require.NotEmpty(t, s.gaps)
+		require.NoError(t, open[1].Rollback(t.Context()))
+		require.Eventually(t, func() bool { return len(shown()) == 0 && len(s.gaps) == 0 }, 20*time.Second, 10*time.Millisecond, "it is not waited for any more")
+	}
+}
+
+func TestTail_IdsThatNobodyHas_AreNotAllRemembered(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	bury(t, p, pgwake.WorkItem{Name: "first"}, "broken")
+	c.exec(`UPDATE dead_letters SET id = 5000000000`)
+	s := &letterSource{p: p}
+	require.NoError(t, s.passed(t.Context(), []pgwake.DeadLetter{{ID: 5_000_000_000}}))
+	require.Len(t, s.gaps[0].ids, mostMissed)
+	require.EqualValues(t, 5_000_000_000, s.last)
+}
+
+func TestTail_NobodyReadsItAnyMore_Ends(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("a write tells there")
+	}
+	c, p := newCLI(t, nil)
+	bury(t, p, pgwake.WorkItem{Name: "x"}, "broken")
+	from, to, err := os.Pipe()
+	require.NoError(t, err)
+	defer to.Close()
+	go func() { // as head -1 does
+		_, _ = bufio.NewReader(from).ReadString('\n')
+		_ = from.Close()
+	}()
+	var said bytes.Buffer
+	w := world{in: strings.NewReader(""), out: to, err: &said, now: time.Now, environ: []string{"PGWAKE_DATABASE_URL=" + c.url, "PGWAKE_SCHEMA=" + c.schema}}
+	require.Equal(t, exitFailed, run(t.Context(), []string{"tail", "letters", "--all", "--every", "10ms"}, w))
+	require.Empty(t, said.String())
+}
+
+// consent says yes, once something else has happened.
+type consent func()
+
+func (c consent) Read(p []byte) (int, error) {
+	c()
+	return copy(p, "y\n"), nil
+}
+
+// A letter that is redriven and dies again would be redriven for ever; and nobody has said yes to more than was asked.
+func TestDLQ_LetterThatDiesMeanwhile_Stays(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	bury(t, p, pgwake.WorkItem{Name: "before"}, "broken")
+	var out, said bytes.Buffer
+	w := world{in: consent(func() { bury(t, p, pgwake.WorkItem{Name: "meanwhile"}, "broken") }), out: &out, err: &said, now: time.Now,
+		environ: []string{"PGWAKE_DATABASE_URL=" + c.url, "PGWAKE_SCHEMA=" + c.schema}}
+	require.Zero(t, run(t.Context(), []string{"dlq", "purge", "--all"}, w), said.String())
+	require.Equal(t, "1 dead letter purged\n", out.String())
+	left := into[[]deadLetter](c, "dlq", "list")
+	require.Len(t, left, 1)
+	require.Equal(t, "meanwhile", left[0].Name)
 }
 
 func TestTail_Interrupted_EndsWell(t *testing.T) {

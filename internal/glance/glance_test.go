@@ -78,6 +78,8 @@ func TestWords_OfOthers_CannotHideAnything(t *testing.T) {
 	require.Equal(t, `\x7f\u009b2J`, glance.OneLine("\x7f\u009b2J"))
 	require.Equal(t, "a\n\tb\\x00", glance.Lines("a\n\tb\x00"))
 	require.Equal(t, "שלום", glance.OneLine("שלום"))
+	require.Equal(t, "שלום 7\u200e", glance.LeftToRight("שלום 7"))
+	require.Equal(t, "name 7", glance.LeftToRight("name 7"))
 	require.Equal(t, "ab…", glance.Short("abcdef", 3))
 	require.Len(t, []rune(glance.Short(strings.Repeat("\u202e", 1<<20), 10)), 10)
 	require.Equal(t, "1m01s", glance.Span(61*time.Second))

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // This file answers: how are times, sizes and the texts of others said to people?
@@ -16,6 +17,21 @@ func OneLine(text string) string { return visible(text, Unprintable) }
 // Lines is OneLine for a text that may have several lines, and tabs.
 func Lines(text string) string {
 	return visible(text, func(r rune) bool { return r != '\n' && r != '\t' && Unprintable(r) })
+}
+
+// rightToLeft are the scripts that are read that way.
+var rightToLeft = []*unicode.RangeTable{
+	unicode.Hebrew, unicode.Arabic, unicode.Syriac, unicode.Thaana, unicode.Nko, unicode.Samaritan, unicode.Mandaic, unicode.Adlam,
+}
+
+// LeftToRight is a text after which a terminal goes on from left to right: the numbers in the next columns stay where they are.
+func LeftToRight(text string) string {
+	for _, r := range text {
+		if unicode.IsOneOf(rightToLeft, r) {
+			return text + "\u200e"
+		}
+	}
+	return text
 }
 
 func visible(text string, hidden func(rune) bool) string {
