@@ -6,6 +6,7 @@ import (
 	crand "crypto/rand"
 	"encoding/json"
 	"iter"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -115,7 +116,7 @@ func (e *engine) report() NodeReport {
 // they say, by key: when all of them have, or a second after the question. So a node that does not answer, or that is of a version that
 // does not know the question, or that gets more notifications than there is work, is missing. It ends with ctx, with the Provider, when the
 // loop does, and after an error. While it goes on it has a connection of its own (Config.ListenConfig); behind a transaction pooler nothing
-// comes. A node pays a statement for each question.
+// comes. A node pays a statement for each question. Whoever may connect to the database can forge what a node says.
 func (p *Provider) NodeReports(ctx context.Context, every time.Duration) iter.Seq2[[]NodeReport, error] {
 	return func(yield func([]NodeReport, error) bool) {
 		const op = "ask nodes"
@@ -163,6 +164,7 @@ func (p *Provider) askNodes(ctx context.Context, conn *pgx.Conn, reply string) (
 			missing[n.Key] = true
 		}
 	}
+	asked := maps.Clone(missing)
 	err = p.do(ctx, "ask nodes", func(ctx context.Context, q querier) error {
 		_, err := q.Exec(ctx, p.sql.askNodes, reply)
 		return err
@@ -182,7 +184,7 @@ func (p *Provider) askNodes(ctx context.Context, conn *pgx.Conn, reply string) (
 			return nil, failed("ask nodes", err)
 		}
 		var r NodeReport
-		if json.Unmarshal([]byte(n.Payload), &r) == nil { // anybody can notify
+		if json.Unmarshal([]byte(n.Payload), &r) == nil && asked[r.Key] { // anybody can notify, of any number of nodes
 			said[r.Key] = r
 			delete(missing, r.Key)
 		}
