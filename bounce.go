@@ -43,6 +43,8 @@ func (l *lane) bounce() {
 		return t.sole
 	})
 	l.empty = false
+	// This costs a statement, as a query by somebody would.
+	l.trust.spend()
 	l.stats.passedOn.Add(1)
 	l.passOn(l, hop)
 }
@@ -65,7 +67,7 @@ func (l *lane) called(c call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !c.standBy {
-		l.emit(token{reason: WakeNotify, sole: true, hop: c.hop})
+		l.notified(token{reason: WakeNotify, sole: true, hop: c.hop})
 		return
 	}
 	l.heardSignal(WakeNotify)

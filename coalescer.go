@@ -72,6 +72,8 @@ type coalescer struct {
 	pending pending
 	bell    bell
 	turn    chan struct{} // held while something is being sent
+
+	answerAt time.Time // local: when to say what a notification has called for, without credit (trust.go); zero: at once
 }
 
 // pending is what there is to say.
@@ -80,6 +82,7 @@ type pending struct {
 	bounced map[*lane]int   // tokens to pass on: how often they were, the most of them
 	changed map[string]bool // payloads of the instance channel
 	joined  bool            // this node has begun to listen
+	answers bool            // some of it a notification has called for
 }
 
 func (p *pending) tell(q Queue, n note) {
@@ -116,6 +119,38 @@ func (c *coalescer) tell(q Queue, n note) {
 	c.pending.tell(q, n)
 	c.mu.Unlock()
 	c.bell.ring()
+}
+
+// answer is tell for what a notification calls for. Without credit it is said when there is some, or with what there is to say before.
+func (c *coalescer) answer(q Queue, n note) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending.tell(q, n)
+	if c.pending.answers {
+		return // one statement says all
+	}
+	c.pending.answers = true
+	if c.e.trust.putOff(&c.answerAt) {
+		c.e.timer.moved()
+		return
+	}
+	c.e.trust.spend()
+	c.bell.ring()
+}
+
+// answerLate says what was put off, if it is time to, and returns when it will be.
+func (c *coalescer) answerLate(now time.Time) (next time.Time, waits bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.answerAt.After(now) {
+		return c.answerAt, true
+	}
+	if !c.answerAt.IsZero() {
+		c.answerAt = time.Time{}
+		c.e.trust.spend()
+		c.bell.ring()
+	}
+	return time.Time{}, false
 }
 
 // passOn has the token of a lane passed on. It never blocks.
@@ -218,7 +253,7 @@ func (c *coalescer) flush(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	taken := c.pending
-	c.pending = pending{}
+	c.pending, c.answerAt = pending{}, time.Time{}
 	c.mu.Unlock()
 
 	var say saying
@@ -241,7 +276,7 @@ func (c *coalescer) flush(ctx context.Context) error {
 			continue
 		}
 		say.add(l.queue, note{due: 1}, "waiting", nil)
-		c.e.signal(l.queue, note{due: 1}, WakeChain) // what this node says to all it does not hear
+		c.e.signal(l.queue, note{due: 1}, WakeNotify) // what this node says to all it does not hear
 	}
 	if len(say.queues) == 0 && len(taken.changed) == 0 {
 		return nil
@@ -296,7 +331,7 @@ func (s *saying) add(q Queue, n note, how string, lane *int32) {
 func (c *coalescer) putBack(taken pending) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pending.joined = c.pending.joined || taken.joined
+	c.pending.joined, c.pending.answers = c.pending.joined || taken.joined, c.pending.answers || taken.answers
 	c.pending.change(taken.changed)
 	for l, hop := range taken.bounced {
 		c.pending.passOn(l, hop)

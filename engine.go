@@ -25,6 +25,7 @@ type engine struct {
 	clock *dbclock.Clock
 	modes *modes
 	stats engineStats
+	trust *trust
 
 	waiters   *waiters
 	waits     *waits
@@ -68,12 +69,13 @@ type engine struct {
 
 func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, lost func()) *engine {
 	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), modes: newModes(cfg), lost: lost, tidy: func() {}, poolSilent: func() {}, node: int32(rand.Uint32())}
+	e.trust = newTrust(e.clock.Now)
 	e.timer = newTimer(e)
 	e.coalescer = newCoalescer(e)
 	e.waits = newWaits(e)
 	e.waiters = newWaiters(e.modes, func(q Queue, f filter) *lane {
 		l := newLane(q, f, e.clock.Now, e.timer.moved, &e.stats.queues[q])
-		l.id, l.settler, l.overheard = e.lanes.Add(1), e.settlers[q], e.disarmer.bell.ring
+		l.id, l.settler, l.overheard, l.trust = e.lanes.Add(1), e.settlers[q], e.disarmer.bell.ring, e.trust
 		l.alone, l.passOn = func() bool { return e.alone.Load() && e.waiters.oneLane(q) }, e.coalescer.passOn
 		if cfg.Notify != NotifyBroadcast {
 			l.quietAbove = cfg.QuietAbove
@@ -281,6 +283,7 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 		return false, r.unfinished, nil
 	}
 	e.observe(l.queue, outcomeFound)
+	e.trust.earn()
 	e.stir()
 	if announce {
 		e.leases.told(l.queue, r.leaseEnd, joined)
@@ -356,7 +359,7 @@ func (e *engine) heard(q Queue, n note) {
 		// It looks at what was told before only if it is told again, and what is claimed from here on counts on
 		// what is told from here on.
 		if next := e.leases.joined(q, e.clock.Server(e.clock.Now())); !next.IsZero() {
-			e.coalescer.tell(q, note{next: next, all: true})
+			e.coalescer.answer(q, note{next: next, all: true})
 		}
 	case !n.next.IsZero() && n.namespace == "": // every lane of every node will look then
 		e.leases.heard(q, n.next)
@@ -384,7 +387,7 @@ func (e *engine) called(q Queue, c call) {
 	// The lane has retired. Its dispatchers may be back in another one, or it is for others.
 	n := note{due: 1, namespace: c.namespace}
 	e.signal(q, n, WakeNotify)
-	e.coalescer.tell(q, n)
+	e.coalescer.answer(q, n)
 }
 
 // signal passes a note on to the lanes that it concerns.

@@ -68,12 +68,16 @@ func (l *listener) planHibernation() {
 	h.next = h.began.Add(time.Duration(h.lastWork.Load()) + l.e.cfg.HibernateAfter)
 }
 
-// nextAction returns when the listener has to do something by itself: the fallback, or see whether to hibernate.
+// nextAction returns when the listener has to do something by itself: the fallback, answer questions, or see whether to hibernate.
 func (l *listener) nextAction() time.Time {
-	if h := &l.hibernation; l.e.cfg.HibernateAfter > 0 && h.next.Before(l.nextFallback) {
-		return h.next
+	next := l.nextFallback
+	if at := l.untilAnswer(); !at.IsZero() && at.Before(next) {
+		next = at
 	}
-	return l.nextFallback
+	if h := &l.hibernation; l.e.cfg.HibernateAfter > 0 && h.next.Before(next) {
+		next = h.next
+	}
+	return next
 }
 
 // While something keeps the node from hibernating it is seen after each tenth of HibernateAfter, this at most, whether

@@ -227,7 +227,7 @@ func (d *deployment) boot(namespaces [][]string) *simNode {
 	n.ctx, n.kill = context.WithCancel(context.Background())
 	n.e = newEngine(&cfg, newStatements("s"), nil, dialer{}, func() {})
 	n.e.listener = &listener{e: n.e}
-	n.voice = &engine{cfg: &cfg, sql: n.e.sql, waiters: n.e.waiters, listener: &listener{}}
+	n.voice = &engine{cfg: &cfg, sql: n.e.sql, waiters: n.e.waiters, trust: n.e.trust, timer: n.e.timer, listener: &listener{}}
 	n.voice.listener.current.Store(&session{epoch: 1})
 	n.voice.listener.interrupt = func() {
 		select {

@@ -63,6 +63,7 @@ type listener struct {
 	// For the goroutine of run alone.
 	nextFallback time.Time
 	hearing      bool // that producers are to notify of everything: what the session has said last
+	questions         // that are to be answered
 
 	tried     chan struct{} // closed once the first attempt to listen has ended, either way
 	triedOnce sync.Once
@@ -308,6 +309,7 @@ func (l *listener) serve(ctx context.Context) error {
 	l.e.inject("connect")
 	preparing, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
+	hears := &ear{take: func(*pgconn.Notification) {}}
 	conn, err := l.dialer.connect(preparing, func(config *pgx.ConnConfig) {
 		if _, named := config.RuntimeParams["application_name"]; !named {
 			config.RuntimeParams["application_name"] = "pgwake listen"
@@ -316,6 +318,8 @@ func (l *listener) serve(ctx context.Context) error {
 		config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 			return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 		}
+		// As it is read, also while a statement is under way: the driver would keep any number of them meanwhile.
+		config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { hears.take(n) }
 	})
 	if err != nil {
 		return err
@@ -326,7 +330,7 @@ func (l *listener) serve(ctx context.Context) error {
 	l.socket = conn.PgConn().Conn()
 	l.mu.Unlock()
 	keepAlive(conn.PgConn().Conn())
-	heard, err := l.listen(preparing, conn)
+	heard, err := l.listen(preparing, conn, hears)
 	if err != nil {
 		return err
 	}
@@ -334,21 +338,23 @@ func (l *listener) serve(ctx context.Context) error {
 	if err := l.prepare(preparing, conn, key); err != nil {
 		return err
 	}
+	l.questions = questions{}
+	hears.take = func(n *pgconn.Notification) { l.handle(n, heard) } // of what came before, up makes everybody look
 	l.up(key)
 
 	l.planFallback()
 	l.planHibernation()
 	for {
 		l.e.inject("listener")
-		n, err := l.wait(ctx, conn, l.nextAction())
+		err := l.wait(ctx, conn, l.nextAction())
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil {
 			return err
 		}
-		if n != nil {
-			l.handle(n, heard)
+		if err := l.answer(ctx, conn); err != nil {
+			return err
 		}
 		if err := l.runJobs(ctx, conn); err != nil {
 			return err
@@ -419,13 +425,17 @@ type channels struct {
 	instances string
 }
 
+// ear is where the notifications of a connection go, one by one, in the goroutine that has the connection read. It is not to make a
+// statement.
+type ear struct{ take func(*pgconn.Notification) }
+
 // listen makes sure that notifications come, begins to listen, and returns the channels.
-func (l *listener) listen(ctx context.Context, conn *pgx.Conn) (c channels, err error) {
+func (l *listener) listen(ctx context.Context, conn *pgx.Conn, hears *ear) (c channels, err error) {
 	test := "pgwake_test_" + crand.Text()
 	if err := execAll(ctx, conn, "LISTEN "+quoted(test)); err != nil {
 		return c, fmt.Errorf("listen on a channel to test it: %w", err)
 	}
-	if err := l.selfTest(ctx, conn, test); err != nil {
+	if err := l.selfTest(ctx, conn, test, hears); err != nil {
 		_ = execAll(ctx, conn, "UNLISTEN "+quoted(test)) // on a session that is shared: as good as one can
 		return c, err
 	}
@@ -455,23 +465,24 @@ func execAll(ctx context.Context, conn *pgx.Conn, statements ...string) error {
 // selfTest sends this node a notification from another session. Behind a transaction pooler every LISTEN
 // succeeds and nothing ever comes. From the same session it might come all the same: with the answer to
 // the statement that sent it.
-func (l *listener) selfTest(ctx context.Context, conn *pgx.Conn, channel string) error {
+func (l *listener) selfTest(ctx context.Context, conn *pgx.Conn, channel string, hears *ear) error {
+	came := false
+	hears.take = func(n *pgconn.Notification) { came = came || n.Channel == channel }
 	if err := l.notifySelf(ctx, channel); err != nil {
 		return fmt.Errorf("send the notification that tests LISTEN: %w", err)
 	}
 	testing, cancel := context.WithTimeout(ctx, selfTestDeadline)
 	defer cancel()
-	for {
-		n, err := conn.WaitForNotification(testing)
-		switch {
-		case err != nil && testing.Err() != nil && ctx.Err() == nil:
+	for !came {
+		err := conn.PgConn().WaitForNotification(testing)
+		if err != nil && testing.Err() != nil && ctx.Err() == nil {
 			return errDeaf
-		case err != nil:
+		}
+		if err != nil {
 			return err
-		case n.Channel == channel:
-			return nil
 		}
 	}
+	return nil
 }
 
 // notifySelf sends the notification from the pool, as producers do, which shows that both lead to the same database.
@@ -517,19 +528,19 @@ func (l *listener) prepare(ctx context.Context, conn *pgx.Conn, key int32) error
 	return nil
 }
 
-// wait returns the next notification, or nil when there is a job or the time has come.
-func (l *listener) wait(ctx context.Context, conn *pgx.Conn, until time.Time) (*pgconn.Notification, error) {
+// wait returns after the next notification, or when there is a job or the time has come.
+func (l *listener) wait(ctx context.Context, conn *pgx.Conn, until time.Time) error {
 	waiting, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
 	l.mu.Lock()
 	if len(l.jobs) > 0 || l.outdated {
 		l.mu.Unlock()
-		return nil, nil
+		return nil
 	}
 	l.interrupt = cancel
 	l.mu.Unlock()
 
-	n, err := conn.WaitForNotification(waiting)
+	err := conn.PgConn().WaitForNotification(waiting)
 
 	l.mu.Lock()
 	l.interrupt = nil
@@ -537,7 +548,7 @@ func (l *listener) wait(ctx context.Context, conn *pgx.Conn, until time.Time) (*
 	if err != nil && waiting.Err() != nil && !conn.IsClosed() {
 		err = nil // interrupted, and none the worse for it
 	}
-	return n, err
+	return err
 }
 
 func (l *listener) handle(n *pgconn.Notification, c channels) {
@@ -555,7 +566,7 @@ func (l *listener) handle(n *pgconn.Notification, c channels) {
 		return
 	}
 	if n.Channel == c.instances {
-		if !l.asked(n.Payload) {
+		if !l.questions.asked(n.Payload) {
 			l.e.waits.heard(n.Payload)
 		}
 		return

@@ -6,6 +6,7 @@ import (
 	crand "crypto/rand"
 	"encoding/json"
 	"iter"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -18,7 +19,8 @@ import (
 // This file answers: how are the nodes of other processes? They say so when they are asked, and only then: who is not asked pays nothing.
 //
 // The question comes on a channel on which every node listens anyway, and the answer goes to the channel that it names. Invariant: a
-// question costs a node one statement on its LISTEN connection, and wakes no dispatcher.
+// question costs a node one statement on its LISTEN connection at most, and wakes no dispatcher. Without credit (trust.go) the answer comes
+// later, and of many questions at once some get none.
 
 // NodeReport is what a node says of itself.
 type NodeReport struct {
@@ -38,27 +40,62 @@ const (
 	// reportPatience is how long nodes are waited for that are there and do not answer.
 	reportPatience = time.Second
 
+	// mostQuestions is how many channels may wait for an answer: more than there are consoles.
+	mostQuestions = 8
+
 	// maxProblem keeps a report within the 8,000 bytes of a notification: the counters take up to 4,000.
 	maxProblem = 300
 )
 
 var replyChannel = regexp.MustCompile(`^` + replyPrefix + `[0-9a-z]{1,40}$`)
 
-// asked answers, if this is the question, and reports whether it is. It is called by the goroutine of run, which sends the answer next.
-func (l *listener) asked(payload string) bool {
+// questions are those that are to be answered: the channels where to. They are for the goroutine of run alone.
+type questions struct {
+	replies  []string
+	answerAt time.Time // local: when to, without credit; zero: at once
+}
+
+// asked notes the question, if this is one, and reports whether it is. The goroutine of run answers next.
+func (a *questions) asked(payload string) bool {
 	reply, ok := strings.CutPrefix(payload, askPrefix)
 	if !ok || !replyChannel.MatchString(reply) {
 		return false
 	}
+	if len(a.replies) < mostQuestions && !slices.Contains(a.replies, reply) {
+		a.replies = append(a.replies, reply)
+	}
+	return true
+}
+
+// untilAnswer returns when to answer; zero: there is nothing.
+func (l *listener) untilAnswer() (at time.Time) {
+	switch {
+	case len(l.replies) == 0:
+	case l.answerAt.IsZero():
+		at = time.Now()
+	default:
+		at = time.Now().Add(l.answerAt.Sub(l.e.clock.Now()))
+	}
+	return at
+}
+
+// answer says how the node is to those who have asked. The error is that of a connection that broke.
+func (l *listener) answer(ctx context.Context, conn *pgx.Conn) error {
+	if len(l.replies) == 0 || l.e.trust.putOff(&l.answerAt) && l.e.clock.Now().Before(l.answerAt) {
+		return nil
+	}
+	replies := l.replies
+	l.questions = questions{}
 	report, err := json.Marshal(l.e.report())
 	if err != nil {
 		l.e.log().Error("pgwake: a report of this node cannot be written", "error", err)
-		return true
+		return nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.jobs = append(l.jobs, &job{sql: "SELECT pg_catalog.pg_notify($1, $2)", args: []any{reply, string(report)}, dest: new(any), done: make(chan error, 1)})
-	return true
+	for range replies {
+		l.e.trust.spend() // the server has as many to deliver
+	}
+	const notify = "SELECT pg_catalog.pg_notify(reply, $2) FROM pg_catalog.unnest($1::text[]) AS reply"
+	return (&job{sql: notify, args: []any{replies, string(report)}, dest: new(any), done: make(chan error, 1)}).run(ctx, conn)
 }
 
 // report is what the node says of itself.
@@ -77,9 +114,9 @@ func (e *engine) report() NodeReport {
 
 // NodeReports asks the nodes that listen on the schema how they are, this one included, at once and then every so often, and yields what
 // they say, by key: when all of them have, or a second after the question. So a node that does not answer, or that is of a version that
-// does not know the question, is missing. It ends with ctx, with the Provider, when the loop does, and after an error. While it goes on it
-// has a connection of its own (Config.ListenConfig); behind a transaction pooler nothing comes. A node pays a statement for each
-// question.
+// does not know the question, or that gets more notifications than there is work, is missing. It ends with ctx, with the Provider, when the
+// loop does, and after an error. While it goes on it has a connection of its own (Config.ListenConfig); behind a transaction pooler nothing
+// comes. A node pays a statement for each question. Whoever may connect to the database can forge what a node says.
 func (p *Provider) NodeReports(ctx context.Context, every time.Duration) iter.Seq2[[]NodeReport, error] {
 	return func(yield func([]NodeReport, error) bool) {
 		const op = "ask nodes"
@@ -127,6 +164,7 @@ func (p *Provider) askNodes(ctx context.Context, conn *pgx.Conn, reply string) (
 			missing[n.Key] = true
 		}
 	}
+	asked := maps.Clone(missing)
 	err = p.do(ctx, "ask nodes", func(ctx context.Context, q querier) error {
 		_, err := q.Exec(ctx, p.sql.askNodes, reply)
 		return err
@@ -146,7 +184,7 @@ func (p *Provider) askNodes(ctx context.Context, conn *pgx.Conn, reply string) (
 			return nil, failed("ask nodes", err)
 		}
 		var r NodeReport
-		if json.Unmarshal([]byte(n.Payload), &r) == nil { // anybody can notify
+		if json.Unmarshal([]byte(n.Payload), &r) == nil && asked[r.Key] { // anybody can notify, of any number of nodes
 			said[r.Key] = r
 			delete(missing, r.Key)
 		}

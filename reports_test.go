@@ -2,6 +2,7 @@ package pgwake_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,7 +77,23 @@ func TestNodeReports_NodeDoesNotAnswer_IsMissing(t *testing.T) {
 	require.NoError(t, err)
 	n.ghost(t, -7)
 	n.nodeWith(t, func(i pgwake.NodeInfo) bool { return i.Key == -7 && i.Listening })
+
+	// Meanwhile somebody answers for others. Anybody can hear the question.
+	forger, err := pgx.Connect(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer func() { _ = forger.Close(context.Background()) }()
+	_, err = forger.Exec(t.Context(), `LISTEN `+query[string](t, n, `SELECT channel('instance')`)[0])
+	require.NoError(t, err)
+	forged := make(chan error, 1)
+	go func() {
+		question, err := forger.WaitForNotification(t.Context())
+		if err == nil {
+			_, err = forger.Exec(t.Context(), `SELECT pg_notify($1, format('{"Key": %s}', i)) FROM generate_series(1, 1000) AS i`, strings.TrimPrefix(question.Payload, "pgwake report to "))
+		}
+		forged <- err
+	}()
 	require.Len(t, n.reported(t), 1)
+	require.NoError(t, <-forged)
 }
 
 func TestNodeReports_AskerDoesNotListenItself_HearsTheOthers(t *testing.T) {

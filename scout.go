@@ -67,7 +67,7 @@ func (l *lane) lookAtInstant() {
 	defer l.mu.Unlock()
 	if !l.instantBy.IsZero() {
 		l.instantBy = time.Time{}
-		l.give(token{reason: WakeTimer})
+		l.give(l.instant)
 	}
 }
 
@@ -206,6 +206,9 @@ func (s *scout) poll(ctx context.Context, p polls) {
 	if asked == nil {
 		return
 	}
+	if p.instants {
+		e.trust.spend()
+	}
 	failures := e.failures.Load()
 	found, answered := false, false
 	defer func() {
@@ -295,7 +298,7 @@ func (l *lane) beginPoll(p polls, s session) (k look, ok bool) {
 		l.scoutAt = l.now().Add(l.scoutStep) // that of the others comes with this one
 	}
 	k = l.knows(l.known(s))
-	k.settled, k.disarms, k.bySilence, k.instantBy = l.settled, l.disarms, bySilence, l.instantBy
+	k.settled, k.disarms, k.bySilence, k.instantBy, k.instant = l.settled, l.disarms, bySilence, l.instantBy, l.instant
 	return k, true
 }
 
@@ -313,11 +316,11 @@ func (l *lane) endPoll(k look, r report, listening uint64) {
 		return
 	}
 	l.leftSome()
-	if l.inside > 0 && len(l.tokens) == 0 { // or whoever comes looks
-		t := token{reason: WakeScout, silent: k.bySilence, again: true}
-		if !k.instantBy.IsZero() {
-			t = token{reason: WakeTimer}
-		}
+	t := token{reason: WakeScout, silent: k.bySilence, again: true}
+	if !k.instantBy.IsZero() {
+		t = k.instant
+	}
+	if t.sole || l.inside > 0 && len(l.tokens) == 0 { // or whoever comes looks
 		l.emit(t)
 	}
 }

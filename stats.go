@@ -53,6 +53,7 @@ type QueueStats struct {
 	Aggressive bool // the queue is being polled because something went wrong
 
 	Notifications int64 // heard, of what this queue is fed by other sessions
+	PutOff        int64 // notifications, and instants, whose look had to wait, for a second at most: more came than there was work
 	Unreadable    int64 // those of them that nobody understood: of strangers, or of another version; somebody looked all the same
 
 	// NotificationLag is the time from the beginning of the transactions that sent notifications to when they were heard.
@@ -135,6 +136,7 @@ func (h *histogram) read(to *Histogram) {
 // queueStats are the counters behind QueueStats.
 type queueStats struct {
 	notifications atomic.Int64
+	putOff        atomic.Int64
 	unreadable    atomic.Int64
 	lag           histogram
 
@@ -205,6 +207,7 @@ func (e *engine) queueStats(q Queue) QueueStats {
 		Settled:       e.waiters.settled(q),
 		Aggressive:    e.isAggressive(q),
 		Notifications: c.notifications.Load(),
+		PutOff:        c.putOff.Load(),
 		Unreadable:    c.unreadable.Load(),
 		Looks:         c.looks.Load(),
 		Polls:         c.polls.Load(),
@@ -282,6 +285,7 @@ func (e *engine) health() Health {
 	}
 	if e.listener != nil {
 		note(PartNotifications, e.listener.lag.problem(e.clock.Now()))
+		note(PartNotifications, e.trust.problem())
 	}
 	if b := e.breakerStats(); b.Failures > 0 {
 		note(PartDatabase, fmt.Sprintf("queries for work fail: %d in a row, the last with: %v", b.Failures, b.Err))

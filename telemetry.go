@@ -29,6 +29,7 @@ const (
 	MetricReceived   = "pgwake.notifications.received"  // counter: QueueStats.Notifications
 	MetricProcessed  = "pgwake.notifications.processed" // counter: those that were understood
 	MetricUnreadable = "pgwake.notifications.failed"    // counter: QueueStats.Unreadable
+	MetricPutOff     = "pgwake.notifications.put_off"   // counter: QueueStats.PutOff
 	MetricLag        = "pgwake.notifications.lag"       // histogram, seconds: QueueStats.NotificationLag
 
 	MetricItems       = "pgwake.items"             // counter: QueueStats.ItemsBy; by AttrPath
@@ -160,6 +161,7 @@ func (m *measurement) addQueues() {
 	each(m.counter(MetricReceived, "notifications heard"), func(q *QueueStats) int64 { return q.Notifications })
 	each(m.counter(MetricProcessed, "notifications understood"), func(q *QueueStats) int64 { return q.Notifications - q.Unreadable })
 	each(m.counter(MetricUnreadable, "notifications that nobody understood"), func(q *QueueStats) int64 { return q.Unreadable })
+	each(m.counter(MetricPutOff, "notifications, and instants, whose look had to wait: more came than there was work"), func(q *QueueStats) int64 { return q.PutOff })
 	each(m.counter(MetricLooks, "queries for work"), func(q *QueueStats) int64 { return q.Looks })
 	each(m.counter(MetricPolls, "statements that looked for several lanes at once"), func(q *QueueStats) int64 { return q.Polls })
 	each(m.counter(MetricMisses, "wake-ups that found nothing: another was faster"), func(q *QueueStats) int64 { return q.Misses })

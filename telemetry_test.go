@@ -40,6 +40,7 @@ func TestTelemetry_WhatHappens_IsMeasured(t *testing.T) {
 	require.GreaterOrEqual(t, received, 2.0)
 	require.Equal(t, received-1, ofWork(MetricProcessed))
 	require.Equal(t, 1.0, ofWork(MetricUnreadable))
+	require.Zero(t, ofWork(MetricPutOff))
 	require.Equal(t, 1.0, ofWork(MetricItems, AttrPath.String("event")))
 	require.Zero(t, ofWork(MetricItems, AttrPath.String("polling")))
 	require.Equal(t, 1.0, ofWork(MetricFinds, AttrReason.String("notify")))

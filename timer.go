@@ -8,9 +8,9 @@ import (
 // This file answers: at which instants does a node act by itself?
 //
 // One goroutine per node meets every instant that its lanes wait for: the next due time, the next look at rows that
-// others had locked or that silent producers may leave, the end of standing by, the look that a release owes, the next
-// poll of a queue in trouble or in doubt. It sleeps until the first of them, or until one moves up. It asks the database
-// nothing: at an instant it gives a lane a token, and the dispatcher that takes it makes the query, whose answer says
+// others had locked or that silent producers may leave, the end of standing by, the look that a release owes, or that was put
+// off (trust.go), the next poll of a queue in trouble or in doubt. It sleeps until the first of them, or until one moves
+// up. It asks the database nothing: at an instant it gives a lane a token, and the dispatcher that takes it makes the query, whose answer says
 // which due time is the next (wakechain.go); or it has several lanes polled together (scout.go).
 
 // maxRetryInterval bounds the pause before another look at rows that somebody keeps locked.
@@ -74,6 +74,9 @@ func (t *timer) fire() (next time.Time, ok bool) {
 			earliest(at)
 		}
 	}
+	if at, waits := t.e.coalescer.answerLate(t.e.clock.Now()); waits {
+		earliest(at)
+	}
 	return next, ok
 }
 
@@ -95,7 +98,7 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 			ahead = append(ahead, at)
 		} else {
 			l.early, l.earliest = l.earliest, time.Time{} // invariant (3)
-			l.emit(token{reason: WakeTimer})
+			l.notified(token{reason: WakeTimer})
 			looks = true
 		}
 	}
@@ -105,13 +108,13 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 			ahead = append(ahead, at)
 		case looks:
 			l.told = time.Time{}
-		case len(l.waiting) > 0 && l.instantBy.IsZero():
-			l.told, shared = time.Time{}, true
-			l.heardSignal(WakeTimer)
-			l.instantBy = now.Add(e.instantPatience(l.queue))
-		default: // it lies in store for whoever comes; and a poll that is under way may be too old to count
+		default:
 			l.told = time.Time{}
-			l.emit(token{reason: WakeTimer})
+			if t := (token{reason: WakeTimer}); l.trust.until().IsZero() {
+				shared = l.meet(t, e)
+			} else {
+				l.notified(t)
+			}
 		}
 		// The one after it is met whatever becomes of the answers: others count on each (leases.go).
 		if l.told.IsZero() {
@@ -132,7 +135,7 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 		return true
 	}
 	if comes(&l.instantBy) {
-		l.give(token{reason: WakeTimer})
+		l.give(l.instant)
 	}
 	if comes(&l.call) {
 		l.emit(token{reason: WakeLocal})
@@ -145,7 +148,10 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 		ahead, settling = append(ahead, l.scoutAt), true
 	}
 	if comes(&l.standByAt) {
-		l.emit(token{reason: WakeNotify, sole: true})
+		l.notified(token{reason: WakeNotify, sole: true})
+	}
+	if comes(&l.putOffTo) {
+		shared = l.meet(l.late, e) || shared
 	}
 	if comes(&l.bounceAt) {
 		l.bounce()
@@ -155,4 +161,15 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 		l.emit(token{reason: WakeScout, sole: l.retrySole, silent: l.fanout > 0 || !l.settled})
 	}
 	return ahead, settling, shared
+}
+
+// meet has somebody look for what has come, and reports whether with others: then it is for lookTogether. The caller holds mu.
+func (l *lane) meet(t token, e *engine) (shared bool) {
+	if len(l.waiting) > 0 && l.instantBy.IsZero() {
+		l.heardSignal(t.reason)
+		l.instantBy, l.instant = l.now().Add(e.instantPatience(l.queue)), t
+		return true
+	}
+	l.emit(t) // it lies in store for whoever comes; and a poll that is under way may be too old to count
+	return false
 }

@@ -21,6 +21,8 @@ import (
 // behalf of all waiters of the node: at those whom a notification concerns, one query at a time, so whatever comes in
 // during one is dealt with by the next.
 //
+// Notifications alone have it look only with credit, or a little later (trust.go).
+//
 // Invariants
 //
 //	(1) A waiter is registered, and due, before the query that reads for it first begins.
@@ -51,6 +53,10 @@ type waits struct {
 	byHash  map[uint64]map[*waiting]struct{} // by instance
 	due     map[*waiting]struct{}
 	err     error // of the last query
+
+	urgent bool      // of those who are due some are not, or not only, because of a notification
+	anyone bool      // a notification has made everyone due
+	readAt time.Time // local: when to read for those whom notifications have made due, without credit (trust.go); zero: at once
 }
 
 // question is what a waiter wants to know. Waiters with equal questions are read together.
@@ -145,6 +151,7 @@ func (w *waits) enter(q question) (*waiting, error) {
 	w.byHash[x.hash][x] = struct{}{}
 	w.count++
 	w.due[x] = struct{}{} // invariant (1)
+	w.urgent = true
 	w.bell.ring()
 	w.e.stir()
 	return x, nil
@@ -187,11 +194,19 @@ func (w *waits) waiters() (all, ofNamespaces int) {
 // any instance.
 func (w *waits) heard(payload string) {
 	hash, err := strconv.ParseUint(payload, 16, 64)
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if err != nil {
-		w.lookAtAll()
-		return
+		w.anyone = true
+		w.bell.ring()
+	} else {
+		w.makeDue(hash)
 	}
-	w.lookAt(hash)
+	for x := range w.watches {
+		if err != nil || x.hash == hash {
+			x.notified()
+		}
+	}
 }
 
 // changed is called after the commit of what changed an instance. If that was quiet, nobody hears of it but by
@@ -209,17 +224,23 @@ func (w *waits) changed(instance string, quiet bool) {
 func (w *waits) lookAt(hash uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.urgent = true
+	w.makeDue(hash)
+	for x := range w.watches {
+		if x.hash == hash {
+			x.look()
+		}
+	}
+}
+
+// makeDue makes those due who wait for an instance. The caller holds mu.
+func (w *waits) makeDue(hash uint64) {
 	for x := range w.byHash[hash] {
 		w.due[x] = struct{}{}
 	}
 	if len(w.byHash[hash]) > 0 {
 		w.bell.ring()
 		w.e.stir()
-	}
-	for x := range w.watches {
-		if x.hash == hash {
-			x.look()
-		}
 	}
 }
 
@@ -237,6 +258,7 @@ func (w *waits) fallback(namespaces int64) {
 func (w *waits) lookAtThose(due func(*waiting) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.urgent = true
 	for _, same := range w.byHash {
 		for x := range same {
 			if due(x) {
@@ -318,6 +340,19 @@ func (w *waits) pollInterval() (interval time.Duration, polling bool) {
 // read makes one query for everyone who is due, if anyone is, and hands out the answers.
 func (w *waits) read(ctx context.Context) error {
 	w.mu.Lock()
+	if w.isPutOff() {
+		w.mu.Unlock()
+		return nil
+	}
+	if w.anyone {
+		for _, same := range w.byHash {
+			for x := range same {
+				w.due[x] = struct{}{}
+			}
+		}
+	}
+	notified := !w.urgent
+	w.urgent, w.anyone, w.readAt = false, false, time.Time{}
 	var asked []question
 	askers := make(map[question][]*waiting)
 	for x := range w.due { // invariant (2)
@@ -332,15 +367,24 @@ func (w *waits) read(ctx context.Context) error {
 		return nil
 	}
 	w.e.stats.waitReads.Add(1)
+	if notified {
+		w.e.trust.spend()
+	}
+	found := false
 	err := w.look(ctx, asked, func(i int, a answer) {
+		found = found || a.complete
 		w.tell(askers[asked[i]], a)
 	})
+	if found {
+		w.e.trust.earn()
+	}
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	recovered := err == nil && w.err != nil
 	w.err = err
 	if err != nil {
+		w.urgent = true
 		for _, some := range askers {
 			for _, x := range some {
 				if _, registered := w.byHash[x.hash][x]; registered {
@@ -353,6 +397,23 @@ func (w *waits) read(ctx context.Context) error {
 		w.e.listener.retryNow()
 	}
 	return err
+}
+
+// isPutOff reports whether there is no credit to read for those whom notifications have made due, and nobody else is. Then they are read
+// for when there is. The caller holds mu.
+func (w *waits) isPutOff() bool {
+	if w.urgent || len(w.due) == 0 && !(w.anyone && w.count > 0) {
+		return false
+	}
+	first := w.readAt.IsZero()
+	if !w.e.trust.putOff(&w.readAt) {
+		return false
+	}
+	pause := w.readAt.Sub(w.e.clock.Now())
+	if first && pause > 0 {
+		time.AfterFunc(pause, w.bell.ring)
+	}
+	return pause > 0
 }
 
 // tell gives an answer to those who asked.

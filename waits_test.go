@@ -88,6 +88,7 @@ func testWaits(t *testing.T, cfg Config, listening bool) (*waits, *fakeInstances
 	resolved, err := cfg.resolve()
 	require.NoError(t, err)
 	e := &engine{cfg: &resolved, modes: newModes(&resolved), clock: dbclock.New(nil)}
+	e.trust = newTrust(e.clock.Now)
 	if resolved.listens() {
 		e.listener = newListener(e, dialer{})
 	}

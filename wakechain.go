@@ -17,9 +17,9 @@ import (
 // Invariants
 //
 //	(1) Every signal, and every release, is followed by a query that begins after it, or finds as many such
-//	    queries already owed as the lane has dispatchers. A token is spent only by a query that the server
-//	    answered; a dispatcher that leaves without having made one hands the token on (handBack). But a poll that fails
-//	    is made up for by the next.
+//	    queries already owed as the lane has dispatchers. What is put off (trust.go) is a signal when its instant
+//	    comes. A token is spent only by a query that the server answered; a dispatcher that leaves without having made
+//	    one hands the token on (handBack). But a poll that fails is made up for by the next.
 //	(2) empty is true only if a query, or a poll (scout.go), left nothing due, no other has since it began, it began
 //	    while the node was listening and the lane settled (settle.go), both have been so ever since, and no signal
 //	    came after it began. Whoever commits due work after that query's snapshot causes a signal, so there is nothing to find
@@ -130,6 +130,7 @@ type lane struct {
 	quietAbove int                    // Config.QuietAbove; 0: it stays armed
 	settler    *settler
 	overheard  func() // called, with mu held, when the lane should disarm although nobody of it fetches
+	trust      *trust
 
 	mu      sync.Mutex
 	closed  chan struct{}
@@ -151,7 +152,8 @@ type lane struct {
 	earliest  time.Time // invariant (3), server time; zero: none
 	early     time.Time // the earliest for which TimerGrace has been used up
 	told      time.Time // the next instant at which all lanes of the queue look, such as the end of a lease, server time; zero: none
-	instantBy time.Time // local: told has come, and by then somebody is to have looked, or a poll: invariant (3); zero: nothing is owed
+	instantBy time.Time // local: told has come, or putOffTo, and by then somebody is to have looked, or a poll: invariant (3); zero: nothing is owed
+	instant   token     // what somebody looks for then
 
 	retryAt   time.Time // local: when to look again at rows that somebody had locked; zero: never
 	retryStep time.Duration
@@ -159,6 +161,9 @@ type lane struct {
 
 	standByAt time.Time // local: when to look for what another lane should have taken; zero: never
 	standsBy  uint64    // the latest signal that asked for it
+
+	putOffTo time.Time // local: when to look for what was notified without credit (trust.go); zero: never
+	late     token     // all of that as one
 
 	leftAt   time.Time // when the last one left who is likely to be back
 	bounceAt time.Time // local: when to see whether he is; zero: never
@@ -181,7 +186,7 @@ type suspect struct {
 
 func newLane(q Queue, f filter, now func() time.Time, moved func(), stats *queueStats) *lane {
 	return &lane{queue: q, filter: f, now: now, moved: moved, stats: stats,
-		closed: make(chan struct{}), dropped: make(chan struct{}), idle: now(), alone: func() bool { return true }, arming: arming{mostPause: lastDisarmPause}}
+		trust: newTrust(now), closed: make(chan struct{}), dropped: make(chan struct{}), idle: now(), alone: func() bool { return true }, arming: arming{mostPause: lastDisarmPause}}
 }
 
 // known is the LISTEN connection by which the lane learns of work; the zero value: none.
@@ -201,7 +206,28 @@ func (l *lane) serves(namespace string) bool {
 func (l *lane) signal(why WakeReason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if why == WakeNotify {
+		l.notified(token{reason: why})
+		return
+	}
 	l.emit(token{reason: why})
+}
+
+// notified is emit for what others have called for, or may have. Without credit that is put off. Until then it is an instant that the lane
+// knows of, and no signal. The caller holds mu.
+func (l *lane) notified(t token) {
+	first := l.putOffTo.IsZero()
+	if !l.trust.putOff(&l.putOffTo) {
+		l.emit(t)
+		return
+	}
+	l.stats.putOff.Add(1)
+	if !first {
+		l.late.sole, l.late.hop = l.late.sole || t.sole, max(l.late.hop, t.hop)
+		return
+	}
+	l.late = t
+	l.moved()
 }
 
 // emit is signal for whoever holds mu, and for a token with more to it than the reason.
@@ -243,6 +269,7 @@ func (l *lane) hand(t token) {
 		first := l.waiting[0]
 		l.waiting = slices.Delete(l.waiting, 0, 1)
 		t.handed = l.now()
+		l.pay(t)
 		first.wake <- t
 		return
 	}
@@ -255,6 +282,13 @@ func (l *lane) hand(t token) {
 		l.tokens = slices.Delete(l.tokens, 0, 1)
 	}
 	l.bounce()
+}
+
+// pay spends credit for the query that somebody makes who has been given the token.
+func (l *lane) pay(t token) {
+	if t.reason == WakeNotify || t.reason == WakeTimer {
+		l.trust.spend()
+	}
 }
 
 // handBack returns a token whose query was not made, or not answered.
@@ -318,6 +352,7 @@ func (l *lane) park(ctx context.Context, deadline <-chan time.Time) (token, erro
 		t := l.tokens[0]
 		l.tokens = slices.Delete(l.tokens, 0, 1)
 		l.mu.Unlock()
+		l.pay(t)
 		return t, nil
 	}
 	self := &parked{wake: make(chan token, 1)}
@@ -368,6 +403,7 @@ type look struct {
 
 	bySilence bool      // a poll: of what it finds nobody was to tell
 	instantBy time.Time // a poll: what it pays for
+	instant   token
 }
 
 func (l *lane) beginLook(s session) look {
@@ -550,7 +586,7 @@ func (l *lane) lower(known *time.Time, at time.Time) {
 func (l *lane) retire() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.inside == 0 && l.now().Sub(l.idle) > time.Minute
+	return l.inside == 0 && l.putOffTo.IsZero() && l.now().Sub(l.idle) > time.Minute
 }
 
 // announceGrace is how long after a find by the safety net the signal that should have led to it may come.

@@ -36,6 +36,8 @@ type simulation struct {
 	steady bool
 	steps  int
 
+	stranger bool // notifies the node all the time, of nothing
+
 	// What producers see: the lanes' rows of waiters, and the lock K.
 	rows    map[int32]rowWrite // disarm: it is not armed
 	holders int
@@ -388,7 +390,12 @@ func (s *simulation) run(lull time.Duration, dispatchers ...[]string) {
 	for _, namespaces := range dispatchers {
 		s.wg.Go(func() { s.dispatcher(ctx, namespaces) })
 	}
-	s.wg.Go(func() { s.watch(ctx, 250*time.Millisecond) })
+	bound := 250 * time.Millisecond
+	if s.stranger {
+		bound += mostDebt
+		s.wg.Go(func() { s.flood(ctx) })
+	}
+	s.wg.Go(func() { s.watch(ctx, bound) })
 	for range s.steps {
 		switch s.random(20) {
 		case 0: // the LISTEN connection is lost, and comes back

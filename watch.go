@@ -31,9 +31,9 @@ type WatchOptions struct {
 
 // Watch tells a layer when to look at what may have changed. Close ends it. Safe for concurrent use.
 type Watch struct {
-	// C has a token when it is time to look: when the topic was notified; when its Beat says so; when the node begins to listen, and when it
-	// ceases to (SetModes, hibernation, a connection that broke); at each poll while it hibernates; and in any case when the last token or beat
-	// was 1.5 times Interval ago. Several at a time are one.
+	// C has a token when it is time to look: when the topic was notified (a little later, if that comes all the time); when its Beat says so;
+	// when the node begins to listen, and when it ceases to (SetModes, hibernation, a connection that broke); at each poll while it
+	// hibernates; and in any case when the last token or beat was 1.5 times Interval ago. Several at a time are one.
 	C <-chan struct{}
 
 	// Node is the key of the Provider's node, as SQL function node_listens takes it.
@@ -48,6 +48,7 @@ type Watch struct {
 	about  string
 	tokens bell
 	late   *time.Timer
+	putOff atomic.Bool // there is a token to come, for what was notified without credit (trust.go)
 	closed atomic.Bool
 }
 
@@ -91,6 +92,25 @@ func (w *Watch) patience() time.Duration { return w.Interval*3/2 + rand.N(w.Inte
 
 // look gives a token.
 func (w *Watch) look() { w.beaten(true) }
+
+// notified gives a token for a notification. Without credit that is put off.
+func (w *Watch) notified() {
+	e := w.of.e
+	at := e.trust.until()
+	switch {
+	case len(w.tokens) > 0 || w.putOff.Load(): // whoever takes that one has not looked yet
+	case at.IsZero():
+		e.trust.spend()
+		w.look()
+	default:
+		w.putOff.Store(true)
+		time.AfterFunc(at.Sub(e.clock.Now()), func() {
+			e.trust.spend()
+			w.putOff.Store(false)
+			w.look()
+		})
+	}
+}
 
 // beaten takes note of a beat.
 func (w *Watch) beaten(news bool) {
