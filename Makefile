@@ -58,10 +58,11 @@ stress:
 		-p 1 -run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)|TestCrash' . ./eventbus
 	@export PGWAKE_STRESS=30s; $(WITH_PG) -- $(GO) -C adapter/watermill test -count=1 -timeout 60m -tags stress -run PubSub .
 
-## fuzz: each fuzz target for FUZZTIME, 5s unless set; the inputs that they begin with run with the other tests
+## fuzz: each fuzz target of each module for FUZZTIME, 5s unless set; the inputs that they begin with run with the other tests
 fuzz:
-	@$(WITH_PG) -- sh -c 'for p in . ./taskgraph; do for f in $$($(GO) test -list "^Fuzz" $$p | grep "^Fuzz"); do \
-		$(GO) test -run "^$$" -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $$p || exit 1; done; done'
+	@$(WITH_PG) -- sh -c 'for d in $$(grep -rl "^func Fuzz" --include="*_test.go" . | xargs -n 1 dirname | sort -u); do \
+		for f in $$(cd $$d && $(GO) test -list "^Fuzz" . | grep "^Fuzz"); do \
+		echo "$$d $$f"; (cd $$d && $(GO) test -run "^$$" -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s .) || exit 1; done; done'
 
 ## suites: those of go-workflows for its backends, ten times in a row with the race detector; some ten minutes
 suites:
@@ -128,7 +129,7 @@ scenarios:
 scenario-%:
 	@$(MAKE) --no-print-directory scenarios SCENARIO=$*
 
-## upgrade: an earlier state and this one on one schema during traffic, there and back (FROM=commit or tag, ARGS="-for 30s")
+## upgrade: an earlier state and this one on one schema during traffic, there and back (FROM=commit or tag, or else each since the latest edit of a migration; ARGS="-for 30s")
 upgrade:
 	@$(GO) build -o bin/upgrade ./internal/upgrade && exec bin/upgrade -from "$(FROM)" $(ARGS)
 

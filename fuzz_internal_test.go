@@ -171,6 +171,46 @@ func FuzzNote_AnyPayload_IsReadWholeOrMeansLook(f *testing.F) {
 	})
 }
 
+// A notification to a lane is for one that there can be, or for nobody; as it is read it can be written, and read again.
+func FuzzCall_AnyPayload_IsForALaneOrForNobody(f *testing.F) {
+	for _, payload := range []string{"", "1 0 0 n", "-7 3 1 a b", "2147483647 2147483647 x n", "2147483648 0 0 n", "1 -1 0 n", "1 0 0 ", "1 0 0 \xff", "+1 0 0 n", "1  0 n"} {
+		f.Add(payload)
+	}
+	f.Fuzz(func(t *testing.T, payload string) {
+		c, ok := parseCall(payload)
+		if !ok {
+			require.Zero(t, c)
+			return
+		}
+		require.NoError(t, CheckNamespace(c.namespace))
+		require.GreaterOrEqual(t, c.hop, 0)
+		standBy := map[bool]int{true: 1}[c.standBy]
+		again, ok := parseCall(fmt.Sprintf("%d %d %d %s", c.lane, c.hop, standBy, c.namespace))
+		require.True(t, ok)
+		require.Equal(t, c, again)
+	})
+}
+
+// Versions
+
+// A text is refused, or is a version that can be stored, and that is written as a text for the same.
+func FuzzParseVersion_AnyText_IsRefusedOrAVersion(f *testing.F) {
+	for _, text := range []string{"", "1", "1.2", "1.2.3", "01.0.0", "4194303.1048575.1048575", "4194304", "1.1048576", "1.2.3.4", "+1", "1..2", "-1.0", "1.2.x", "\xff"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		v, err := ParseVersion(text)
+		if err != nil {
+			require.ErrorIs(t, err, ErrInvalid)
+			require.True(t, utf8.ValidString(err.Error()), "%q", err)
+			return
+		}
+		again, err := ParseVersion(v.String())
+		require.NoError(t, err)
+		require.Equal(t, v, again)
+	})
+}
+
 // Lock tokens
 
 // A token that a fetch made is taken apart into what it was made of, and joined to itself again.

@@ -51,7 +51,7 @@ func newLabOn(t *testing.T, provider *pgwake.Config, config *eventbus.Config) *l
 }
 
 // session is one more connection on the schema of p.
-func session(t *testing.T, p *pgwake.Provider) *pgx.Conn {
+func session(t testing.TB, p *pgwake.Provider) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.ConnectConfig(t.Context(), p.Pool().Config().ConnConfig)
 	require.NoError(t, err)

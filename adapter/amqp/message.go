@@ -111,8 +111,11 @@ func attemptOf(d *amqp091.Delivery) int {
 	if !known && d.Redelivered {
 		redelivered = 1
 	}
-	return int(before+redelivered) + 1
+	return int(min(upTo(before)+upTo(redelivered), math.MaxInt32-1)) + 1
 }
+
+// upTo is a count that anybody may have set, within what can be counted on from.
+func upTo(n int64) int64 { return min(max(n, 0), math.MaxInt32) }
 
 // number reads a header, which may be of any size.
 func number(v any) (int64, bool) {

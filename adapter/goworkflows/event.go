@@ -114,17 +114,23 @@ func encode(v any) (json.RawMessage, error) {
 	return data, nil
 }
 
-func decodeEvent(data json.RawMessage) (*history.Event, error) {
+func decodeEvent(data json.RawMessage) (e *history.Event, err error) {
+	// The runtime's decoder panics for what the runtime does not write, such as an error whose cause is null.
+	defer func() {
+		if broken := recover(); broken != nil {
+			e, err = nil, fmt.Errorf("read an event: the runtime's decoder panicked: %v", broken)
+		}
+	}()
 	var head struct {
 		Type history.EventType `json:"t"`
 	}
 	if err := json.Unmarshal(data, &head); err != nil {
 		return nil, fmt.Errorf("read an event: %w", err)
 	}
-	if head.Type == 0 { // the runtime's decoder may panic for what is no event at all
+	if head.Type == 0 {
 		return nil, errors.New("read an event: it has no type")
 	}
-	e := &history.Event{}
+	e = &history.Event{}
 	if err := json.Unmarshal(data, e); err != nil {
 		return nil, fmt.Errorf("read an event: %w", err)
 	}

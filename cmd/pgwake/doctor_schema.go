@@ -61,6 +61,15 @@ func checkRights(ctx context.Context, at *patient) finding {
 	if at.missing(ctx) {
 		return skip("see schema")
 	}
+	var role string
+	var reads bool
+	var unread []string
+	if err := at.conn.QueryRow(ctx, query("reader"), at.schema).Scan(&role, &reads, &unread); err != nil {
+		return unknown(err)
+	}
+	if reads {
+		return readerRights(role, unread)
+	}
 	rows, err := at.conn.Query(ctx, query("rights"), at.schema)
 	if err != nil {
 		return unknown(err)
@@ -79,9 +88,17 @@ func checkRights(ctx context.Context, at *patient) finding {
 		return unknown(err)
 	}
 	if len(lacks) > 0 {
-		return fail(strings.Join(grants, " "), "role %s lacks %s", at.conn.Config().User, strings.Join(lacks, ", "))
+		return fail(strings.Join(grants, " "), "role %s lacks %s", role, strings.Join(lacks, ", "))
 	}
-	return ok("role %s may do all that a node does", at.conn.Config().User)
+	return ok("role %s may do all that a node does", role)
+}
+
+// readerRights is the finding for a role that changes nothing, which is what some are for.
+func readerRights(role string, unread []string) finding {
+	if len(unread) > 0 {
+		return fail("the grants of docs/security.md for a reader", "role %s reads, and lacks EXECUTE on functions %s", role, few(unread))
+	}
+	return ok("role %s reads, and changes nothing; what a node's role lacks is seen as that role", role)
 }
 
 // missing says that the schema has nothing to look at.

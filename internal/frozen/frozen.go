@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// sets are the directories of migrations.
-var sets = []string{"migrations", "taskgraph/migrations", "eventbus/migrations"}
+// Sets are the directories of migrations.
+var Sets = []string{"migrations", "taskgraph/migrations", "eventbus/migrations", "adapter/goworkflows/migrations"}
 
 // ErrChanged: a migration is not what was released.
 var ErrChanged = errors.New("a released migration never changes: undo that, and add a new one")
@@ -82,7 +82,7 @@ func parse(checksums string) (map[string]string, error) {
 // sums are those of all migrations, by their names in the repository.
 func sums(repository fs.FS) (map[string]string, error) {
 	all := map[string]string{}
-	for _, set := range sets {
+	for _, set := range Sets {
 		names, err := fs.Glob(repository, path.Join(set, "*.sql"))
 		if err != nil {
 			return nil, err

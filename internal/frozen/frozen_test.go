@@ -26,7 +26,7 @@ func TestMigrations_ThatWereReleased_AreWhatTheyWere(t *testing.T) {
 func TestCheck_FrozenMigrationChanges_OrAnotherComesBeforeIt_IsRefused(t *testing.T) {
 	repository := fstest.MapFS{}
 	put := func(name, text string) { repository[name] = &fstest.MapFile{Data: []byte(text)} }
-	for _, set := range []string{"migrations", "taskgraph/migrations", "eventbus/migrations"} {
+	for _, set := range frozen.Sets {
 		put(set+"/00001_tables.sql", "of "+set)
 	}
 	require.NoError(t, frozen.Check(repository, ""))

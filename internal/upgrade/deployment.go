@@ -12,6 +12,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	events "github.com/pgwake/pgwake/eventbus/migrations"
+	root "github.com/pgwake/pgwake/migrations"
+	graph "github.com/pgwake/pgwake/taskgraph/migrations"
 )
 
 // This file answers: which nodes run when, and was all done?
@@ -69,10 +73,26 @@ func (d *deployment) roll(ctx context.Context, old, now string, length time.Dura
 	if err := phase("old nodes", d.start("old-1", old), d.start("old-2", old)); err != nil {
 		return err
 	}
+	before, err := d.versions(ctx)
+	if err != nil {
+		return err
+	}
 	if err := phase("a new one beside them, which migrates", d.start("new-1", now)); err != nil {
 		return err
 	}
+	after, err := d.versions(ctx)
+	if err != nil {
+		return err
+	}
+	for set := range before {
+		if after[set] <= before[set] {
+			return fmt.Errorf("nothing was migrated: the versions were %v, and are %v", before, after)
+		}
+	}
 	if err := phase("new nodes", d.start("new-2", now), d.stop("old-1"), d.stop("old-2")); err != nil {
+		return err
+	}
+	if err := d.keepsRows(ctx); err != nil {
 		return err
 	}
 	if err := phase("back: old nodes on the newer schema", d.start("old-3", old), d.start("old-4", old), d.stop("new-1"), d.stop("new-2")); err != nil {
@@ -84,6 +104,26 @@ func (d *deployment) roll(ctx context.Context, old, now string, length time.Dura
 		}
 	}
 	return errors.Join(d.settled(ctx), d.stop("old-3"), d.stop("old-4"))
+}
+
+// versions are those of the migrations, of each set.
+func (d *deployment) versions(ctx context.Context) (of [3]int64, err error) {
+	in := pgx.Identifier{d.schema}.Sanitize()
+	err = d.conn.QueryRow(ctx, fmt.Sprintf(`SELECT (SELECT max(version_id) FROM %[1]s.schema_migrations), (SELECT max(version_id) FROM %[1]s.taskgraph_migrations),
+		(SELECT max(version_id) FROM %[1]s.eventbus_migrations)`, in)).Scan(&of[0], &of[1], &of[2])
+	return of, err
+}
+
+// keepsRows fails unless to take the migrations back is refused, while the nodes go on with what is there.
+func (d *deployment) keepsRows(ctx context.Context) error {
+	for name, down := range map[string]func(context.Context, *pgx.ConnConfig, string) error{"eventbus": events.Down, "taskgraph": graph.Down, "pgwake": root.Down} {
+		err := down(ctx, d.conn.Config(), d.schema)
+		var refused *pgconn.PgError
+		if !errors.As(err, &refused) || refused.Code != "PW006" {
+			return fmt.Errorf("the migrations of %s were to stay while there are rows: %w", name, err)
+		}
+	}
+	return nil
 }
 
 func (d *deployment) start(name, binary string) error {
