@@ -86,6 +86,7 @@ func (p *Provider) ListArchive(ctx context.Context, f *ArchiveFilter) (items []A
 // remove what is older than Config.ArchiveFor by themselves; this is for more than that, and for when there are no
 // more acks.
 func (p *Provider) PurgeArchive(ctx context.Context, before time.Time) (purged int, err error) {
+	defer p.engine.changed()
 	err = p.do(ctx, "purge archive", func(ctx context.Context, q querier) error {
 		purged, err = p.purgeArchive(ctx, q, before)
 		return err

@@ -330,6 +330,7 @@ func (p *Provider) redrive(ctx context.Context, q querier, f *DeadLetterFilter, 
 // PurgeDeadLetters removes letters for good, at most DeadLetterFilter.Limit of them in one statement, and returns how
 // many. To purge any number of letters, call it until it returns 0.
 func (p *Provider) PurgeDeadLetters(ctx context.Context, f *DeadLetterFilter) (purged int, err error) {
+	defer p.engine.changed()
 	err = p.do(ctx, "purge dead letters", func(ctx context.Context, q querier) error {
 		purged, err = p.purgeDeadLetters(ctx, q, f)
 		return err

@@ -341,6 +341,29 @@ func ExampleProvider_NodeReports() {
 	// Output: hybrid listening: true problems: 0
 }
 
+func ExampleProvider_Observe() {
+	ctx, p, end := openProvider()
+	defer end()
+	for o, err := range p.Observe(ctx) {
+		check(err)
+		if o.Asked {
+			fmt.Println("nodes:", len(o.Nodes))
+			_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "email.send"}, nil)
+			check(err)
+		} else if o.For > 0 { // look now, and again for so long
+			depths, err := p.GetQueueDepths(ctx)
+			check(err)
+			if len(depths) > 0 {
+				fmt.Println("due:", depths[0].Due)
+				break
+			}
+		}
+	}
+	// Output:
+	// nodes: 1
+	// due: 1
+}
+
 func ExampleProvider_LocalTime() {
 	ctx, p, end := openProvider()
 	defer end()

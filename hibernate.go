@@ -41,6 +41,7 @@ func newHibernation() hibernation {
 
 // stir says that there is work. It never blocks.
 func (e *engine) stir() {
+	e.changed()
 	if e.listener == nil || e.cfg.HibernateAfter == 0 {
 		return
 	}

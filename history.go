@@ -60,6 +60,7 @@ func (p *Provider) readHistory(ctx context.Context, instance string, execution, 
 // AppendHistory adds events to an execution without a turn, all or none. ErrDuplicateEvent if an id is taken.
 // It takes no lock: a runtime uses it for what no turn can decide, such as marking a broken instance.
 func (p *Provider) AppendHistory(ctx context.Context, instance string, executionID int64, events []Event) error {
+	defer p.engine.changed()
 	return p.do(ctx, "append history", func(ctx context.Context, q querier) error {
 		return p.appendHistory(ctx, q, instance, executionID, events)
 	})

@@ -129,6 +129,7 @@ const AllNamespaces = "*"
 // Pause has no node claim from these namespaces of a queue, or from the whole queue with AllNamespaces, until Resume says
 // otherwise. What is at work goes on, and what is enqueued waits. A namespace need not exist yet. None at all is ErrInvalid.
 func (p *Provider) Pause(ctx context.Context, queue Queue, namespaces ...string) error {
+	defer p.engine.changed()
 	return p.do(ctx, "pause", func(ctx context.Context, q querier) error {
 		return p.pause(ctx, q, queue, namespaces, true)
 	})

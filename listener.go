@@ -59,6 +59,7 @@ type listener struct {
 	changed bell // the modes have changed
 
 	hibernation hibernation
+	followers   followers
 
 	// For the goroutine of run alone.
 	nextFallback time.Time
@@ -109,7 +110,9 @@ var (
 )
 
 func newListener(e *engine, d dialer) *listener {
-	return &listener{e: e, dialer: d, tried: make(chan struct{}), retry: newBell(), changed: newBell(), hibernation: newHibernation()}
+	l := &listener{e: e, dialer: d, tried: make(chan struct{}), retry: newBell(), changed: newBell(), hibernation: newHibernation()}
+	l.followers.say = l.notify
+	return l
 }
 
 // retryNow is called when the database answers again: if there is no connection, this is the time for the
@@ -123,6 +126,7 @@ func (l *listener) run(ctx context.Context) {
 	wait := time.NewTimer(0)
 	defer wait.Stop()
 	defer l.lost(errors.New("listener stopped")) // also when it panics
+	defer l.followers.end()
 	<-wait.C
 	for {
 		if l.rests() {
@@ -566,6 +570,9 @@ func (l *listener) handle(n *pgconn.Notification, c channels) {
 		return
 	}
 	if n.Channel == c.instances {
+		if reply, follows, ok := questionIn(n.Payload); ok && follows {
+			l.followers.follow(reply)
+		}
 		if !l.questions.asked(n.Payload) {
 			l.e.waits.heard(n.Payload)
 		}
@@ -646,22 +653,34 @@ func parseCall(payload string) (c call, ok bool) {
 // read unless exec returns nil.
 func (l *listener) exec(ctx context.Context, dest any, sql string, args ...any) error {
 	j := &job{sql: sql, args: args, dest: dest, done: make(chan error, 1)}
-	l.mu.Lock()
-	if l.current.Load() == nil {
-		l.mu.Unlock()
+	if !l.submit(j) {
 		return errNotListening
 	}
-	l.jobs = append(l.jobs, j)
-	if l.interrupt != nil {
-		l.interrupt()
-	}
-	l.mu.Unlock()
 	select {
 	case err := <-j.done:
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// submit leaves a statement to the LISTEN connection, and reports whether there is one.
+func (l *listener) submit(j *job) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.current.Load() == nil {
+		return false
+	}
+	l.jobs = append(l.jobs, j)
+	if l.interrupt != nil {
+		l.interrupt()
+	}
+	return true
+}
+
+// notify has a notification sent to some channels, if there is a connection. It never blocks.
+func (l *listener) notify(channels []string, payload string) {
+	l.submit(tellingOf(channels, payload))
 }
 
 // runJobs runs what exec left. An error that says the connection broke ends the session.

@@ -214,6 +214,7 @@ type Deleted struct {
 // execution is neither completed, failed nor cancelled; one that has continued as new, and whose next execution has
 // not begun yet, is running too.
 func (p *Provider) DeleteInstance(ctx context.Context, instance string, o *DeleteOptions) (d Deleted, err error) {
+	defer p.engine.changed()
 	err = p.do(ctx, "delete instance", func(ctx context.Context, q querier) error {
 		d, err = p.deleteInstance(ctx, q, instance, o)
 		return err
@@ -247,6 +248,7 @@ func scanDeleted(row pgx.Row) (d Deleted, err error) {
 // DeleteInstances deletes exactly these instances, all or none, as DeleteInstance does. ErrHasParent if one of
 // them has a parent or a child that is not among them.
 func (p *Provider) DeleteInstances(ctx context.Context, instances []string, o *DeleteOptions) (d Deleted, err error) {
+	defer p.engine.changed()
 	err = p.do(ctx, "delete instances", func(ctx context.Context, q querier) error {
 		d, err = p.deleteInstances(ctx, q, instances, o)
 		return err
@@ -303,6 +305,7 @@ func (f *BulkFilter) args() ([]any, error) {
 // moment can make, has no root: it goes by DeleteInstance of any of them. Without Instances in the filter those go
 // first that ended first: to enforce a retention, call it until it deletes nothing.
 func (p *Provider) DeleteInstancesBulk(ctx context.Context, f *BulkFilter) (d Deleted, err error) {
+	defer p.engine.changed()
 	err = p.do(ctx, "delete instances in bulk", func(ctx context.Context, q querier) error {
 		d, err = p.deleteInstancesBulk(ctx, q, f)
 		return err
@@ -363,6 +366,7 @@ type Pruned struct {
 // stay. ErrNotFound if there is no such instance. It holds nobody up, and leaves out what is being pruned or deleted at this
 // moment.
 func (p *Provider) PruneExecutions(ctx context.Context, instance string, o *PruneOptions) (pruned Pruned, err error) {
+	defer p.engine.changed()
 	err = p.do(ctx, "prune executions", func(ctx context.Context, q querier) error {
 		pruned, err = p.pruneExecutions(ctx, q, instance, o)
 		return err
@@ -400,6 +404,7 @@ func scanPruned(row pgx.Row) (pruned Pruned, err error) {
 // and children included, in one transaction. Without Instances in the filter it reads all instances. To prune
 // everything, call it until it prunes nothing.
 func (p *Provider) PruneExecutionsBulk(ctx context.Context, f *BulkFilter, o *PruneOptions) (pruned Pruned, err error) {
+	defer p.engine.changed()
 	err = p.do(ctx, "prune executions in bulk", func(ctx context.Context, q querier) error {
 		pruned, err = p.pruneExecutionsBulk(ctx, q, f, o)
 		return err

@@ -1,7 +1,6 @@
 package pgwake
 
 import (
-	"cmp"
 	"context"
 	crand "crypto/rand"
 	"encoding/json"
@@ -34,8 +33,9 @@ type NodeReport struct {
 }
 
 const (
-	askPrefix   = "pgwake report to "
-	replyPrefix = "pgwake_report_"
+	askPrefix    = "pgwake report to "
+	followPrefix = "pgwake follow to " // and say when you have done something; see followers.go
+	replyPrefix  = "pgwake_report_"
 
 	// reportPatience is how long nodes are waited for that are there and do not answer.
 	reportPatience = time.Second
@@ -55,10 +55,19 @@ type questions struct {
 	answerAt time.Time // local: when to, without credit; zero: at once
 }
 
+// questionIn reads a question: the channel where the answer goes, and whether whoever asks wants to hear of what the node does from now on.
+func questionIn(payload string) (reply string, follows, ok bool) {
+	if reply, ok = strings.CutPrefix(payload, askPrefix); !ok {
+		reply, follows = strings.CutPrefix(payload, followPrefix)
+		ok = follows
+	}
+	return reply, follows, ok && replyChannel.MatchString(reply)
+}
+
 // asked notes the question, if this is one, and reports whether it is. The goroutine of run answers next.
 func (a *questions) asked(payload string) bool {
-	reply, ok := strings.CutPrefix(payload, askPrefix)
-	if !ok || !replyChannel.MatchString(reply) {
+	reply, _, ok := questionIn(payload)
+	if !ok {
 		return false
 	}
 	if len(a.replies) < mostQuestions && !slices.Contains(a.replies, reply) {
@@ -86,16 +95,29 @@ func (l *listener) answer(ctx context.Context, conn *pgx.Conn) error {
 	}
 	replies := l.replies
 	l.questions = questions{}
-	report, err := json.Marshal(l.e.report())
-	if err != nil {
-		l.e.log().Error("pgwake: a report of this node cannot be written", "error", err)
+	report, ok := l.e.reportJSON()
+	if !ok {
 		return nil
 	}
 	for range replies {
 		l.e.trust.spend() // the server has as many to deliver
 	}
+	return tellingOf(replies, report).run(ctx, conn)
+}
+
+// tellingOf is a notification to some channels.
+func tellingOf(channels []string, payload string) *job {
 	const notify = "SELECT pg_catalog.pg_notify(reply, $2) FROM pg_catalog.unnest($1::text[]) AS reply"
-	return (&job{sql: notify, args: []any{replies, string(report)}, dest: new(any), done: make(chan error, 1)}).run(ctx, conn)
+	return &job{sql: notify, args: []any{channels, payload}, dest: new(any), done: make(chan error, 1)}
+}
+
+// reportJSON is the report as a notification has it.
+func (e *engine) reportJSON() (string, bool) {
+	report, err := json.Marshal(e.report())
+	if err != nil {
+		e.log().Error("pgwake: a report of this node cannot be written", "error", err)
+	}
+	return string(report), err == nil
 }
 
 // report is what the node says of itself.
@@ -166,7 +188,7 @@ func (p *Provider) askNodes(ctx context.Context, conn *pgx.Conn, reply string) (
 	}
 	asked := maps.Clone(missing)
 	err = p.do(ctx, "ask nodes", func(ctx context.Context, q querier) error {
-		_, err := q.Exec(ctx, p.sql.askNodes, reply)
+		_, err := q.Exec(ctx, p.sql.askNodes, reply, false)
 		return err
 	})
 	if err != nil {
@@ -189,10 +211,5 @@ func (p *Provider) askNodes(ctx context.Context, conn *pgx.Conn, reply string) (
 			delete(missing, r.Key)
 		}
 	}
-	var reports []NodeReport
-	for _, r := range said {
-		reports = append(reports, r)
-	}
-	slices.SortFunc(reports, func(a, b NodeReport) int { return cmp.Compare(a.Key, b.Key) })
-	return reports, nil
+	return sortedReports(said), nil
 }

@@ -12,7 +12,7 @@ import (
 // is in provider.go, and LISTEN in listener.go.
 
 type statements struct {
-	channels, session, hearAll, look, earliestOfLanes, tell, asyncCommit, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
+	channels, session, hearAll, observe, look, earliestOfLanes, tell, asyncCommit, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
 
 	enqueueWork, enqueueWorkItem, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
 
@@ -51,6 +51,7 @@ func newStatements(schema string) *statements {
 			in + "node_channel('worker', $1), " + in + "channel('instance')",
 		session:              rows("listen_session", 3),
 		hearAll:              scalar("hear_all", 3),
+		observe:              scalar("observe", 2),
 		look:                 rows("look", 7),
 		earliestOfLanes:      rows("earliest_of_lanes", 2),
 		tell:                 scalar("notify_queues", 9),
@@ -117,6 +118,6 @@ func newStatements(schema string) *statements {
 		queueDepths:          rows("queue_depths", 0),
 		peek:                 rows("peek", 6),
 		listNodes:            rows("listening_nodes", 0),
-		askNodes:             scalar("ask_nodes", 1),
+		askNodes:             scalar("ask_nodes", 2),
 	}
 }

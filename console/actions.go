@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
@@ -29,25 +31,55 @@ type action struct {
 	done   string // what to say when it is, with the number
 	target string // the field that says what it is about
 	do     deed
+
+	// in returns the namespace that it is in, whatever the form says of that; nil: the form says it, and do goes by it.
+	in func(ctx context.Context, c *console, form url.Values) (string, error)
 }
 
 var actions = map[string]action{
 	"redrive": {RedriveLetter, "", "%d put back into their queues", "id", onLetters(func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
 		return p.RedriveDeadLetters(ctx, f)
-	})},
+	}), nil},
 	"purge": {PurgeLetter, "Remove these dead letters for good?", "%d removed", "id", onLetters(func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
 		return p.PurgeDeadLetters(ctx, f)
-	})},
-	"pause-queue":     {PauseQueue, "", "Paused: nobody fetches from it", "namespace", onQueue((*pgwake.Provider).Pause)},
-	"resume-queue":    {ResumeQueue, "", "Resumed", "namespace", onQueue((*pgwake.Provider).Resume)},
-	"cancel-task":     {CancelTask, "Cancel the task, and all of its steps that have not ended?", "Cancelled", "id", onTask((*taskgraph.Graph).Cancel)},
-	"resolve-task":    {ResolveTask, "Take the task for done, and cancel its steps that have not ended?", "Resolved", "id", onTask((*taskgraph.Graph).ResolveTask)},
-	"retry-task":      {RetryTask, "", "%d steps run again", "id", retryTask},
-	"pause-schedule":  {PauseSchedule, "", "Paused", "name", onSchedule((*eventbus.Bus).PauseSchedule)},
-	"resume-schedule": {ResumeSchedule, "", "Resumed", "name", onSchedule((*eventbus.Bus).ResumeSchedule)},
-	"run-schedule":    {RunSchedule, "", "It came, as %d", "name", runSchedule},
-	"replay":          {ReplayEvents, "Deliver these events to the group once more?", "Replay %d has begun", "group", replay},
-	"delete-instance": {DeleteInstance, "Delete the instance with all its descendants, their history and their messages, for good?", "%d instances deleted", "id", deleteInstance},
+	}), nil},
+	"pause-queue":     {PauseQueue, "", "Paused: nobody fetches from it", "namespace", onQueue((*pgwake.Provider).Pause), nil},
+	"resume-queue":    {ResumeQueue, "", "Resumed", "namespace", onQueue((*pgwake.Provider).Resume), nil},
+	"cancel-task":     {CancelTask, "Cancel the task, and all of its steps that have not ended?", "Cancelled", "id", onTask((*taskgraph.Graph).Cancel), inTask},
+	"resolve-task":    {ResolveTask, "Take the task for done, and cancel its steps that have not ended?", "Resolved", "id", onTask((*taskgraph.Graph).ResolveTask), inTask},
+	"retry-task":      {RetryTask, "", "%d steps run again", "id", retryTask, inTask},
+	"pause-schedule":  {PauseSchedule, "", "Paused", "name", onSchedule((*eventbus.Bus).PauseSchedule), inBus},
+	"resume-schedule": {ResumeSchedule, "", "Resumed", "name", onSchedule((*eventbus.Bus).ResumeSchedule), inBus},
+	"run-schedule":    {RunSchedule, "", "It came, as %d", "name", runSchedule, inBus},
+	"replay":          {ReplayEvents, "Deliver these events to the group once more?", "Replay %d has begun", "group", replay, inBus},
+	"delete-instance": {DeleteInstance, "Delete the instance with all its descendants, their history and their messages, for good?", "%d instances deleted", "id", deleteInstance, inInstance},
+}
+
+func inTask(ctx context.Context, c *console, form url.Values) (string, error) {
+	if c.o.Tasks == nil {
+		return "", badRequest("there is no task graph")
+	}
+	t, err := c.o.Tasks.Task(ctx, form.Get("id"))
+	if err != nil {
+		return "", err
+	}
+	return t.Namespace, nil
+}
+
+func inBus(_ context.Context, c *console, form url.Values) (string, error) {
+	bus, err := c.busOf(form)
+	if err != nil {
+		return "", err
+	}
+	return bus.Namespace(), nil
+}
+
+func inInstance(ctx context.Context, c *console, form url.Values) (string, error) {
+	info, err := c.p.GetInstanceInfo(ctx, form.Get("id"))
+	if err != nil {
+		return "", err
+	}
+	return info.Namespace, nil
 }
 
 // by is who did it, for those who read transitions.
@@ -77,6 +109,8 @@ func onLetters(do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilt
 			if len(f.IDs) == 0 {
 				return 0, badRequest("no dead letter is chosen")
 			}
+		} else if f.DiedBefore, err = c.afterLetters(ctx); err != nil {
+			return 0, err
 		}
 		for sum < most {
 			n, err := do(ctx, c.p, f)
@@ -87,6 +121,15 @@ func onLetters(do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilt
 		}
 		return sum, nil
 	}
+}
+
+// afterLetters is an instant after the latest dead letter: what dies anew, while an action on all is under way, is not one of all.
+func (c *console) afterLetters(ctx context.Context) (time.Time, error) {
+	latest, err := c.p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{Before: math.MaxInt64, Limit: 1})
+	if err != nil || len(latest) == 0 {
+		return time.Now(), err
+	}
+	return latest[0].DiedAt.Add(time.Microsecond), nil
 }
 
 func onQueue(do func(*pgwake.Provider, context.Context, pgwake.Queue, ...string) error) deed {
@@ -227,7 +270,15 @@ func (c *console) act(w http.ResponseWriter, r *http.Request) {
 	if form.Get("all") != "" {
 		target = "all of the list"
 	}
-	if err := c.o.Authorize(r, Action{Verb: of.verb, Namespace: form.Get("namespace"), Target: target}); err != nil {
+	namespace := form.Get("namespace")
+	if of.in != nil {
+		var err error
+		if namespace, err = of.in(r.Context(), c, form); err != nil {
+			c.fail(w, r, statusOf(err), err)
+			return
+		}
+	}
+	if err := c.o.Authorize(r, Action{Verb: of.verb, Namespace: namespace, Target: target}); err != nil {
 		c.fail(w, r, http.StatusForbidden, err)
 		return
 	}
@@ -238,6 +289,7 @@ func (c *console) act(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), 3*patience)
 	defer cancel()
 	n, err := of.do(ctx, c, form)
+	c.hub.stir() // other pages that are open
 	if err != nil {
 		status := statusOf(err)
 		if errors.Is(err, errNothing) || errors.Is(err, pgwake.ErrInstanceRunning) || errors.Is(err, pgwake.ErrHasParent) {

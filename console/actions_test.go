@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/pgwake/pgwake"
@@ -39,12 +40,14 @@ func (x *tab) presses(within, text string) {
 		return chromedp.Evaluate[chromedp.Void](`[...document.querySelectorAll(`+quoted(within+" button")+`)].find(b => b.textContent.trim() == `+quoted(text)+`).click()`)(ctx, t)
 	})
 	require.NoError(x.t, err, text)
+	x.arrives()
 }
 
 func (x *tab) visit(url string) {
 	x.t.Helper()
 	x.again()
 	x.run(chromedp.Navigate(url))
+	x.arrives()
 }
 
 // One action of each kind, in a browser, as people do it.
@@ -111,10 +114,20 @@ func TestActions_OneOfEachKind_DoesWhatItSays(t *testing.T) {
 	x.presses(".acts", "Retry what failed")
 	x.reads("1 steps run again.")
 	x.run(chromedp.Poll[chromedp.Void](`document.querySelectorAll(".graph .good").length == 8 && document.querySelector(".facts").innerText.includes("9 of 9")`))
-	s, err := w.engine.Submit(ctx, taskgraph.Submission{Namespace: "shop", Name: "fulfil_order", Version: "1.0.0"})
-	require.NoError(t, err)
-	_, err = w.engine.Wait(ctx, s.ID)
-	require.NoError(t, err)
+
+	// Two more: one is cancelled, the other taken for done.
+	for button, sure := range map[string]string{"Cancel": "Yes: cancel task", "Take for done": "Yes: resolve task"} {
+		s, err := w.engine.Submit(ctx, taskgraph.Submission{Namespace: "shop", Name: "fulfil_order", Version: "1.0.0", Delay: time.Hour})
+		require.NoError(t, err)
+		x.visit(w.url + "task?id=" + s.ID)
+		x.presses(".acts", button)
+		x.presses("main", sure)
+		want := map[string]taskgraph.TaskState{"Cancel": taskgraph.TaskCancelled, "Take for done": taskgraph.TaskResolvedManually}[button]
+		x.reads(strings.ReplaceAll(string(want), "_", " "))
+		state, err := w.engine.CurrentTaskState(ctx, s.ID)
+		require.NoError(t, err)
+		require.Equal(t, want, state)
+	}
 
 	// An instance.
 	x.visit(w.url + "instance?id=order-7")
@@ -128,9 +141,10 @@ func TestActions_OneOfEachKind_DoesWhatItSays(t *testing.T) {
 	for _, a := range who.all {
 		verbs[a.Verb] = true
 	}
-	require.Len(t, verbs, 10)
+	require.Len(t, verbs, 12, "each kind")
 	require.Contains(t, who.all, console.Action{Verb: console.RedriveLetter, Target: text(w.letters[0])})
 	require.Contains(t, who.all, console.Action{Verb: console.PauseQueue, Namespace: "billing", Target: "billing"})
+	require.Contains(t, who.all, console.Action{Verb: console.DeleteInstance, Namespace: "flow", Target: "order-7"})
 }
 
 // post sends a form, as a browser does that is where the header Origin says.
@@ -179,6 +193,66 @@ func TestActions_WhoMayNot_ChangesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, paused.Namespaces)
 	require.Equal(t, http.StatusSeeOther, allowed.post(t, own(allowed), pause))
+}
+
+// Whoever may act in one namespace cannot do so in another by saying that it is his.
+func TestActions_FormNamesAnotherNamespace_AuthorizeIsAskedOfTheRealOne(t *testing.T) {
+	t.Parallel()
+	onlyMine := func(_ *http.Request, a console.Action) error {
+		if a.Namespace != "mine" {
+			return errors.New("only in mine")
+		}
+		return nil
+	}
+	w := newWorld(t, console.Options{Authorize: onlyMine})
+	origin := strings.TrimSuffix(w.url, "/ops/console/")
+	for _, form := range []url.Values{
+		{"verb": {"cancel-task"}, "id": {w.task}}, {"verb": {"resolve-task"}, "id": {w.task}}, {"verb": {"retry-task"}, "id": {w.task}},
+		{"verb": {"delete-instance"}, "id": {"order-7"}, "force": {"yes"}},
+	} {
+		form.Set("namespace", "mine")
+		form.Set("sure", "yes")
+		require.Equal(t, http.StatusForbidden, w.post(t, origin, form), form)
+	}
+	letter := url.Values{"verb": {"purge"}, "sure": {"yes"}, "namespace": {"mine"}, "id": {text(w.letters[0])}}
+	require.Equal(t, http.StatusSeeOther, w.post(t, origin, letter), "of those that are in mine: none")
+	left, err := w.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, left, len(w.letters))
+	state, err := w.engine.CurrentTaskState(t.Context(), w.task)
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.TaskBlockedByFailures, state)
+	_, err = w.GetInstanceInfo(t.Context(), "order-7")
+	require.NoError(t, err)
+}
+
+// What is put back and dies again at once is not put back for ever.
+func TestActions_AllAreRedrivenAndDieAgain_EachIsRedrivenOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Options{Authorize: anybody})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { // a handler that fails whatever it gets
+		defer close(ended)
+		for {
+			item, err := w.FetchWorkItem(ctx, &pgwake.FetchOptions{Namespaces: []string{"mail"}, PollTimeout: time.Minute})
+			if err != nil {
+				return
+			}
+			_ = w.DeadLetterWorkItem(ctx, item.LockToken, "again", "")
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	r, err := http.NewRequest(http.MethodPost, w.url+"act", strings.NewReader(url.Values{"verb": {"redrive"}, "all": {"yes"}, "back": {"letters"}}.Encode()))
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	require.NoError(t, err)
+	answer.Body.Close()
+	require.Equal(t, http.StatusSeeOther, answer.StatusCode)
+	to, err := url.Parse(answer.Header.Get("Location"))
+	require.NoError(t, err)
+	require.Equal(t, strconv.Itoa(len(w.letters)), to.Query().Get("n"))
 }
 
 // What a form says of where it came from leads nowhere but into the console.

@@ -103,8 +103,8 @@ type tab struct {
 	requests []string // to others than the console
 }
 
-// phone is the narrowest that people have.
-const phoneWidth, phoneHeight = 360, 740
+// phone is the narrowest that people have, and what is left of a window of 1280 when all is shown four times as large.
+const phoneWidth, phoneHeight = 320, 740
 
 // open opens a page. What it throws, and what it loads from elsewhere, fails the test in the end.
 func open(t *testing.T, url string, width, height int64) *tab {
@@ -150,6 +150,7 @@ func open(t *testing.T, url string, width, height int64) *tab {
 	command(x, network.Enable, network.EnableParams{})
 	command(x, cdplog.Enable, cdp.Empty{})
 	x.run(chromedp.EmulateViewport(width, height), chromedp.Navigate(url))
+	x.arrives()
 	return x
 }
 
@@ -186,9 +187,19 @@ func eval[T any](x *tab, script string) (v T) {
 	return v
 }
 
+// arrives waits until the page is there, and not the one that says that it is searched for.
+func (x *tab) arrives() {
+	x.t.Helper()
+	require.Eventually(x.t, func() bool {
+		there, err := chromedp.Run(x.ctx, chromedp.Evaluate[bool](`document.readyState == "complete" && !!document.querySelector("main") && !document.querySelector("[data-late]")`))
+		return err == nil && there // an error: it is between two pages
+	}, patience, pollEvery, "there is no page")
+}
+
 // text is all that can be read on the page.
 func (x *tab) text() string {
 	x.t.Helper()
+	x.arrives()
 	return eval[string](x, `document.querySelector("main").innerText`)
 }
 
@@ -248,9 +259,22 @@ func (x *tab) accessible(themes ...string) {
 	}
 	eval[chromedp.Void](x, axe.script)
 	for _, theme := range themes {
-		command(x, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
-			{Name: "prefers-color-scheme", Value: theme}, {Name: "prefers-reduced-motion", Value: "reduce"}}})
-		found := eval[[]string](x, `axe.run({resultTypes: ["violations"]}).then(r => r.violations.map(v => v.id + ": " + v.help + ": " + v.nodes.slice(0, 3).map(n => n.html + " " + n.failureSummary).join(" | ")))`)
-		require.Empty(x.t, found, theme)
+		x.examined(theme, `{resultTypes: ["violations"]}`)
 	}
+}
+
+// contrasts requires no more than that all can be told from what is behind it.
+func (x *tab) contrasts(theme string) {
+	x.t.Helper()
+	if axe.err == nil {
+		x.examined(theme, `{resultTypes: ["violations"], runOnly: ["color-contrast"]}`)
+	}
+}
+
+func (x *tab) examined(theme, options string) {
+	x.t.Helper()
+	command(x, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
+		{Name: "prefers-color-scheme", Value: theme}, {Name: "prefers-reduced-motion", Value: "reduce"}}})
+	found := eval[[]string](x, `axe.run(`+options+`).then(r => r.violations.map(v => v.id + ": " + v.help + ": " + v.nodes.slice(0, 3).map(n => n.html + " " + n.failureSummary).join(" | ")))`)
+	require.Empty(x.t, found, theme)
 }

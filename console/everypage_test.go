@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/chromedp/chromedp"
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
 	"github.com/stretchr/testify/require"
 )
@@ -22,13 +23,14 @@ func TestPages_EachOfThem_IsWholeAccessibleAndHarmless(t *testing.T) {
 		if of[0] == "nowhere" {
 			x.forgive() // the browser notes the status
 		}
-		theme := []string{"light", "dark"}[i%2] // they differ in colours alone, and pages have their parts in common
-		x.accessible(theme)
+		x.accessible([]string{"light", "dark"}[i%2])
+		x.contrasts([]string{"dark", "light"}[i%2]) // that is all in which they differ
 		x.run(chromedp.EmulateViewport(phoneWidth, phoneHeight))
 		x.fits()
 		if i < 2 { // the navigation is another one
 			x.accessible("light", "dark")
 		}
+		require.False(t, eval[bool](x, `/[\u202a-\u202e\u2066-\u2069\u0000-\u0008]/.test(document.title + document.body.innerText)`), "it could be turned around")
 		require.Equal(t, "no", eval[string](x, `window.broken ? "yes" : "no"`), "what users have written is run")
 		require.Equal(t, "console", eval[string](x, `document.documentElement.outerHTML.includes("style=") ? "style" : "console"`))
 	}
@@ -75,6 +77,37 @@ func TestLive_HeldOrFocused_StaysAsItIs(t *testing.T) {
 	require.NotContains(t, seen, "third")
 	x.run(chromedp.KeyEvent("p"))
 	x.reads("third")
+}
+
+// What is chosen stays chosen, and what is next to it does not become so, when something comes above it.
+func TestLive_LetterComesAboveOneThatIsChosen_TheChoiceStays(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, &console.Options{Authorize: anybody})
+	bury := func(name string) {
+		s.enqueue(t, name, "mail", `{}`)
+		item, err := s.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true})
+		require.NoError(t, err)
+		require.NoError(t, s.DeadLetterWorkItem(t.Context(), item.LockToken, "poison", ""))
+	}
+	bury("first")
+	bury("second")
+	x := open(t, s.url+"letters", 1280, 900)
+	row := func(name string) string {
+		return `[...document.querySelectorAll("tbody tr")].find(r => r.innerText.includes("` + name + `")).querySelector("input")`
+	}
+	eval[chromedp.Void](x, row("first")+`.click()`)
+	eval[chromedp.Void](x, row("first")+`.focus()`)
+	bury("third")
+	x.reads("third")
+	require.Equal(t, []bool{true, false, false}, eval[[]bool](x, `[`+row("first")+`, `+row("second")+`, `+row("third")+`].map(b => b.checked)`))
+	require.True(t, eval[bool](x, row("first")+` === document.activeElement`))
+	letters, err := s.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	_, err = s.PurgeDeadLetters(t.Context(), &pgwake.DeadLetterFilter{IDs: []int64{letters[1].ID}})
+	require.NoError(t, err)
+	x.run(chromedp.Poll[chromedp.Void](`document.querySelectorAll("tbody tr").length == 2`))
+	require.Equal(t, []bool{true, false}, eval[[]bool](x, `[`+row("first")+`, `+row("third")+`].map(b => b.checked)`))
+	require.True(t, eval[bool](x, row("first")+` === document.activeElement`))
 }
 
 // takenBy is what a page has after so many more moments.

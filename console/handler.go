@@ -50,6 +50,7 @@ type console struct {
 	o       Options
 	hub     *hub
 	streams chan struct{} // as many as pages are live
+	loads   loads
 }
 
 // policy lets a page load nothing but what the console itself serves, and nobody frame it.
@@ -85,7 +86,7 @@ func (c *console) page(of *page) http.HandlerFunc {
 		ctx, cancel := context.WithTimeout(r.Context(), patience)
 		defer cancel()
 		v := c.view(r.WithContext(ctx), of)
-		body, err := of.load(v)
+		body, err := c.load(v, w.Header())
 		var d *download
 		if errors.As(err, &d) {
 			d.serve(w)
@@ -96,7 +97,7 @@ func (c *console) page(of *page) http.HandlerFunc {
 			return
 		}
 		v.Body = body
-		c.write(w, http.StatusOK, of, v)
+		c.write(w, http.StatusOK, v.page, v)
 	}
 }
 

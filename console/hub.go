@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,15 +13,25 @@ import (
 
 // This file answers: how do all pages that are open learn of what goes on, by few statements, and by none when there are no pages?
 //
-// Invariants: while nobody watches no goroutine of the hub runs, and nothing is asked. However many watch, it takes one picture of the queues
-// each pace (1.43 statements a second), and asks the nodes once an askEvery, which takes three, and one of each node (0.5 a second): less than two
-// a second together. If a picture takes long, since there is much in the queues, they come so seldom that looking takes a fifth of the time of one
-// connection.
+// Invariants: while nobody watches no goroutine of the hub runs, and nothing is asked. While somebody does, the engine says when something has happened
+// (Provider.Observe), and only then, and for as long as it goes on, is a picture of the queues taken: one each pace (1.25 statements a second) for all who
+// watch. When nothing happens there is one each restPace, for what shows ages and for what nobody tells of. If a picture takes long, since there is much
+// in the queues, they come so seldom that looking takes a fifth of the time of one connection. If the engine cannot say when something has happened, it is
+// as if something always did.
 
 const (
-	pace     = 700 * time.Millisecond
-	askEvery = 8 * time.Second
+	pace     = 800 * time.Millisecond
+	restPace = 15 * time.Second
 	share    = 5
+
+	// tryAgain is how long it takes to listen to the engine once more, after that has failed.
+	tryAgain = 3 * time.Second
+
+	// acted is how long after an action of the console's own more is expected of it.
+	acted = 2 * time.Second
+
+	// recent is how long what a node has said of itself is of now: one that is at work says it anew every four seconds.
+	recent = 10 * time.Second
 
 	// past is how many moments are kept for the charts.
 	past = 90
@@ -34,41 +45,52 @@ type moment struct {
 
 	Unanswered error // why the nodes could not be asked
 
-	asked    glance.Picture // the latest picture with an answer of the nodes
-	Arrivals []float64      // items a second, at each moment until now
+	Arrivals []float64 // items a second, at each moment until now
 	Leavings []float64
 	Backlog  []float64
 }
 
-// hub takes pictures for those who watch.
+// hub takes pictures for those who watch, and tells others when to look for themselves.
 type hub struct {
 	p *pgwake.Provider
 
 	mu       sync.Mutex
-	watchers map[chan struct{}]struct{}
-	stop     context.CancelFunc // of the goroutines that look; nil: none is there
-	ended    chan struct{}      // they have
-	now      *moment            // nil: nobody has looked yet
+	watchers map[chan struct{}]bool // and whether they are to have pictures
+	stop     context.CancelFunc     // of the goroutines that look; nil: none is there
+	ended    chan struct{}          // they have
+	wake     chan struct{}          // has a token: something has happened
+	until    time.Time              // things happen
+	deaf     bool                   // nobody says when they do
+	now      *moment                // nil: nobody has looked yet
 	nodes    []pgwake.NodeInfo
-	reports  []pgwake.NodeReport
-	answered bool // by the nodes, since the last picture
+	said     map[int32]said // by NodeInfo.Key
 
 	unanswered error         // why they could not be asked
 	looking    chan struct{} // closed when the look that is under way for a page has ended; nil: none is
 }
 
-func newHub(p *pgwake.Provider) *hub { return &hub{p: p, watchers: make(map[chan struct{}]struct{})} }
+// said is what a node has said of itself last, and before that.
+type said struct {
+	latest, before pgwake.NodeReport
+	twice          bool
+	at             time.Time
+}
 
-// watch has the bell ring at each moment, until end is called. The first who watches has the hub begin, and the last one has it end: when end
-// returns nothing of it is left.
-func (h *hub) watch() (bell <-chan struct{}, end func()) {
+func newHub(p *pgwake.Provider) *hub {
+	return &hub{p: p, watchers: make(map[chan struct{}]bool), wake: make(chan struct{}, 1), said: make(map[int32]said)}
+}
+
+// watch has the bell ring, until end is called: at each moment for who is to have pictures, and else when something has happened. The first who
+// watches has the hub begin, and the last one has it end: when end returns nothing of it is left.
+func (h *hub) watch(pictures bool) (bell <-chan struct{}, end func()) {
 	ring := make(chan struct{}, 1)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.watchers[ring] = struct{}{}
+	h.watchers[ring] = pictures
 	if h.stop == nil {
 		h.begin()
 	}
+	token(h.wake)
 	return ring, func() {
 		h.mu.Lock()
 		delete(h.watchers, ring)
@@ -84,59 +106,130 @@ func (h *hub) watch() (bell <-chan struct{}, end func()) {
 	}
 }
 
+func token(to chan struct{}) {
+	select {
+	case to <- struct{}{}:
+	default: // there is one
+	}
+}
+
 // begin starts the goroutines. The caller has the lock.
 func (h *hub) begin() {
 	ctx, stop := context.WithCancel(context.Background()) // they are for several requests
-	h.stop, h.ended = stop, make(chan struct{})
+	h.stop, h.ended, h.deaf = stop, make(chan struct{}), false
 	var both sync.WaitGroup
 	both.Go(func() { h.lookOn(ctx) })
-	both.Go(func() { h.askOn(ctx) })
+	both.Go(func() { h.observeOn(ctx) })
 	go func(ended chan struct{}) {
 		both.Wait()
 		close(ended)
 	}(h.ended)
 }
 
+// wanted reports whether somebody is to have pictures.
+func (h *hub) wanted() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, pictures := range h.watchers {
+		if pictures {
+			return true
+		}
+	}
+	return false
+}
+
 // lookOn takes pictures of the queues until ctx ends.
 func (h *hub) lookOn(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := h.look(ctx)
-		if errors.Is(err, pgwake.ErrClosed) {
+		if h.wanted() && errors.Is(h.look(ctx), pgwake.ErrClosed) {
 			return
 		}
-		next := time.NewTimer(max(pace, share*time.Since(began)) - time.Since(began))
-		select {
-		case <-ctx.Done():
-		case <-next.C:
-		}
-		next.Stop()
+		h.wait(ctx, h.wake, began, pace)
 	}
 }
 
-// askOn asks the nodes until ctx ends.
-func (h *hub) askOn(ctx context.Context) {
+// wait waits until it is time to look once more, after a look that began then: not before a pace is over, and if looking takes long not before five
+// times as long is; then at once as long as things happen, and otherwise when something does, which rings the bell, or to see how old all is by now.
+func (h *hub) wait(ctx context.Context, bell <-chan struct{}, began time.Time, pace time.Duration) {
+	pace = max(pace, share*time.Since(began))
+	next := time.NewTimer(pace - time.Since(began))
+	defer next.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-next.C:
+	}
+	if h.happens() {
+		return
+	}
+	next.Reset(max(0, restPace-time.Since(began)))
+	select {
+	case <-ctx.Done():
+	case <-bell:
+	case <-next.C:
+	}
+}
+
+// happens reports whether things happen, for all that is known.
+func (h *hub) happens() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.deaf || time.Now().Before(h.until)
+}
+
+// observeOn hears what the engine has to say until ctx ends.
+func (h *hub) observeOn(ctx context.Context) {
 	for ctx.Err() == nil {
-		for reports, err := range h.p.NodeReports(ctx, askEvery) {
-			var nodes []pgwake.NodeInfo
-			if err == nil {
-				nodes, err = h.p.ListNodes(ctx)
-			}
-			h.mu.Lock()
-			if h.unanswered = err; err == nil {
-				h.nodes, h.reports, h.answered = nodes, reports, true
-			}
-			h.mu.Unlock()
-			if err != nil {
-				break
-			}
+		for o, err := range h.p.Observe(ctx) {
+			h.observed(o, err)
 		}
-		again := time.NewTimer(askEvery)
+		again := time.NewTimer(tryAgain)
 		select {
 		case <-ctx.Done():
 		case <-again.C:
 		}
 		again.Stop()
+	}
+}
+
+// observed takes in what the engine has said.
+func (h *hub) observed(o pgwake.Observation, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.deaf, h.unanswered = err != nil, err
+	if o.Asked {
+		h.nodes = o.Nodes
+		for key := range h.said {
+			if !slices.ContainsFunc(o.Nodes, func(n pgwake.NodeInfo) bool { return n.Key == key }) {
+				delete(h.said, key)
+			}
+		}
+	}
+	for _, r := range o.Reports {
+		was, known := h.said[r.Key]
+		h.said[r.Key] = said{latest: r, before: was.latest, twice: known, at: time.Now()}
+	}
+	h.goOn(o.For)
+}
+
+// stir says that something has happened, and that more may for a while.
+func (h *hub) stir() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.goOn(acted)
+}
+
+// goOn has everybody look, and again for so long. The caller has the lock.
+func (h *hub) goOn(d time.Duration) {
+	if until := time.Now().Add(d); until.After(h.until) {
+		h.until = until
+	}
+	token(h.wake)
+	for ring, pictures := range h.watchers {
+		if !pictures {
+			token(ring)
+		}
 	}
 }
 
@@ -151,20 +244,25 @@ func (h *hub) look(ctx context.Context) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.now = next(h.now, pic.With(h.nodes, h.reports), h.answered, err)
+	var latest, before []pgwake.NodeReport
+	for _, s := range h.said {
+		latest = append(latest, s.latest)
+		if s.twice && pic.At.Sub(s.at) < recent {
+			before = append(before, s.before)
+		}
+	}
+	h.now = next(h.now, pic.With(h.nodes, latest), glance.Picture{}.With(nil, before), err)
 	h.now.Unanswered = h.unanswered
-	h.answered = false
-	for ring := range h.watchers {
-		select {
-		case ring <- struct{}{}:
-		default: // it has not looked at the one before
+	for ring, pictures := range h.watchers {
+		if pictures {
+			token(ring)
 		}
 	}
 	return err
 }
 
-// next is the moment after another.
-func next(was *moment, pic glance.Picture, answered bool, err error) *moment {
+// next is the moment after another. before is what the nodes that are at work had said before what they say now.
+func next(was *moment, pic, before glance.Picture, err error) *moment {
 	if was == nil {
 		was = &moment{}
 	}
@@ -173,16 +271,10 @@ func next(was *moment, pic glance.Picture, answered bool, err error) *moment {
 		same.Err = err
 		return &same
 	}
-	now := &moment{Picture: pic, asked: was.asked, Change: was.Change}
-	queues := glance.ChangeOf(glance.Picture{At: was.At, Came: was.Came, Went: was.Went}, pic)
-	now.Change.Came, now.Change.Went = queues.Came, queues.Went
-	if was.At.IsZero() {
-		now.Change.Came, now.Change.Went = 0, 0
-	}
-	if answered {
-		nodes := glance.ChangeOf(was.asked, now.Picture)
-		nodes.Came, nodes.Went = now.Change.Came, now.Change.Went
-		now.Change, now.asked = nodes, now.Picture
+	now := &moment{Picture: pic, Change: glance.ChangeOf(before, pic)}
+	if !was.At.IsZero() {
+		queues := glance.ChangeOf(glance.Picture{At: was.At, Came: was.Came, Went: was.Went}, pic)
+		now.Change.Came, now.Change.Went = queues.Came, queues.Went
 	}
 	s := glance.SumsOf(pic.Depths)
 	now.Arrivals, now.Leavings = pushed(was.Arrivals, now.Change.Came), pushed(was.Leavings, now.Change.Went)
@@ -195,10 +287,10 @@ func pushed(all []float64, v float64) []float64 {
 	return append(append(make([]float64, 0, past), all[max(0, len(all)-past+1):]...), v)
 }
 
-// fresh is how old a moment may be that a page begins with, and firstPaint how long it waits for a newer one before it begins without.
+// fresh is how old a moment may be that a page begins with, and brief how long it waits for a newer one before it begins without.
 const (
-	fresh      = 2 * time.Second
-	firstPaint = 50 * time.Millisecond
+	fresh = 2 * time.Second
+	brief = 50 * time.Millisecond
 )
 
 // moment returns the latest, which is of now if that can be had at once; nil if there is none yet, and looking takes long.
@@ -220,7 +312,7 @@ func (h *hub) moment(ctx context.Context) *moment {
 	}
 	done := h.looking
 	h.mu.Unlock()
-	enough := time.NewTimer(firstPaint)
+	enough := time.NewTimer(brief)
 	defer enough.Stop()
 	select {
 	case <-done:

@@ -35,7 +35,7 @@ type Options struct {
 // Action is what somebody is about to do.
 type Action struct {
 	Verb      Verb
-	Namespace string // "" if it is not of one, or of all
+	Namespace string // that it is in, whatever the request says; "" if it is not of one, or of all
 	Target    string // what it is about: a letter, a task, a schedule, an instance, a group
 }
 
@@ -61,7 +61,7 @@ const (
 // Payload is what users have put into the database, on its way to somebody's eyes.
 type Payload struct {
 	// Kind is "work item", "message", "dead letter", "event", "history", "output", "status", "attributes", "key-value pair", "context", "inputs",
-	// "results", "checkpoint", "headers", "metadata", or "error", which is a text.
+	// "results", "checkpoint", "headers", "metadata", or "error" and "reason", which are texts.
 	Kind      string
 	Namespace string // "" if it is not known
 	Name      string // of the work item, orchestration, event, step or schedule

@@ -61,6 +61,7 @@ type task struct {
 	Steps      []step
 	Many       int // steps, if that is too many to be drawn
 	Graph      *graph
+	Why        string // Task.Reason
 	Summary    string // of the graph, for those who do not see it
 	Parts      []shown
 	StepPart   *step
@@ -88,6 +89,9 @@ func loadTask(v *view) (any, error) {
 	}
 	t := &task{Task: found, Ended: found.State.IsTerminal(), AskHistory: v.With("history", "1")}
 	v.Title = "Task " + found.Name
+	if found.Reason != nil {
+		t.Why = string(v.c.redacted(Payload{"reason", found.Namespace, found.Name, []byte(*found.Reason)}))
+	}
 	counts := make(map[string]int64)
 	for i := range infos {
 		s := v.step(found.Namespace, &infos[i])

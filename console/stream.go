@@ -19,8 +19,8 @@ import (
 const (
 	heartbeat = 15 * time.Second // also for whatever is in between and ends what is silent
 
-	// ownPace is for each statement that a page takes which is loaded for itself, so that it sends two a second at most.
-	ownPace = 520 * time.Millisecond
+	// ownPace is for each statement that a page takes which is loaded for itself, so that it sends two a second at most, with those of the hub.
+	ownPace = 600 * time.Millisecond
 )
 
 // stream serves the changes of a page until whoever looks has gone.
@@ -52,7 +52,7 @@ func (c *console) stream(w http.ResponseWriter, r *http.Request) {
 
 // followHub sends the page anew at each moment of the hub.
 func (c *console) followHub(s *streaming, r *http.Request, of *page) {
-	bell, end := c.hub.watch()
+	bell, end := c.hub.watch(true)
 	defer end()
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
@@ -72,20 +72,17 @@ func (c *console) followHub(s *streaming, r *http.Request, of *page) {
 	}
 }
 
-// followOwn loads the page again and again.
+// followOwn loads the page again and again, as long as things happen.
 func (c *console) followOwn(s *streaming, r *http.Request, of *page) {
+	bell, end := c.hub.watch(false)
+	defer end()
 	beat := time.Now()
-	for {
-		took := time.Now()
+	for r.Context().Err() == nil {
+		began := time.Now()
 		if err := c.refresh(s, r, of); err != nil {
 			return
 		}
-		wait := max(time.Duration(of.statements)*ownPace, share*time.Since(took))
-		select {
-		case <-r.Context().Done():
-			return
-		case <-time.After(wait):
-		}
+		c.hub.wait(r.Context(), bell, began, time.Duration(of.statements)*ownPace)
 		if time.Since(beat) > heartbeat {
 			if s.comment() != nil {
 				return

@@ -22,7 +22,7 @@ type listening struct {
 // listen opens a stream, which ends with the test.
 func (s *site) listen(t *testing.T, path string) *listening {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
 	require.NoError(t, err)
 	answer, err := http.DefaultClient.Do(r)

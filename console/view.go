@@ -98,13 +98,23 @@ func (v *view) Stream() string {
 	if !v.page.hub && v.page.statements == 0 {
 		return ""
 	}
-	q := v.r.URL.Query()
-	q.Del("done")
-	q.Del("n")
+	q := v.lasting()
 	if len(q) == 0 {
 		return "stream/" + v.page.name
 	}
 	return "stream/" + v.page.name + "?" + q.Encode()
+}
+
+// waitParam has a page come when all of it is there, however long that takes.
+const waitParam = "wait"
+
+// lasting are the parameters of the request, without those that are for one answer.
+func (v *view) lasting() url.Values {
+	q := v.r.URL.Query()
+	for _, once := range []string{"done", "n", waitParam} {
+		q.Del(once)
+	}
+	return q
 }
 
 // Schema is that of the Provider.
@@ -115,9 +125,7 @@ func (v *view) CanAct() bool { return v.c.o.Authorize != nil }
 
 // Back is the page, for an action to return to.
 func (v *view) Back() string {
-	q := v.r.URL.Query()
-	q.Del("done")
-	q.Del("n")
+	q := v.lasting()
 	if v.page == overviewPage {
 		return "./"
 	}
@@ -185,9 +193,7 @@ func (v *view) queue(name string, otherwise pgwake.Queue) (pgwake.Queue, error) 
 
 // With is a link to the page with other parameters, which come as name and value by turns.
 func (v *view) With(pairs ...string) string {
-	q := v.r.URL.Query()
-	q.Del("done")
-	q.Del("n")
+	q := v.lasting()
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i+1] == "" {
 			q.Del(pairs[i])

@@ -204,13 +204,17 @@ func (w *world) plantTask(t *testing.T) {
 
 // paths are all pages, each with something on it, and what has to be there.
 func (w *world) paths() [][2]string {
-	q := url.QueryEscape
-	return [][2]string{
-		{"", "Overview"}, {"queues", "billing"}, {"nodes", "Nodes"}, {"items?queue=worker&namespace=billing", "invoice.send"}, {"items?namespace=hostile", "hostile"},
-		{fmt.Sprintf("item?queue=worker&id=%d", w.item), "London"}, {"instances", "order-7"}, {"instance?id=order-7", "ActivityScheduled"}, {"instance?id=" + q(script+rtl), "OrchestrationStarted"},
+	paths := [][2]string{
+		{"", "Overview"}, {"queues", "billing"}, {"nodes", "Nodes"}, {"items?queue=worker&namespace=billing", "invoice.send"},
+		{fmt.Sprintf("item?queue=worker&id=%d", w.item), "London"}, {"instances", "order-7"}, {"instance?id=order-7", "ActivityScheduled"},
 		{"tasks", "fulfil_order"}, {"task?id=" + w.task, "charge_card"}, {"events", "order.shipped"}, {fmt.Sprintf("event?namespace=shop&id=%d", w.event), "1Z-77"},
-		{"letters", "email.send"}, {fmt.Sprintf("letter?id=%d", w.letters[2]), "poison"}, {fmt.Sprintf("letter?id=%d", w.letters[3]), "report.print"}, {"schedules", "nightly-report"}, {"nowhere", "no such page"},
+		{"letters", "email.send"}, {fmt.Sprintf("letter?id=%d", w.letters[0]), "email.send"}, {fmt.Sprintf("letter?id=%d", w.letters[len(w.letters)-1]), "report.print"}, {"schedules", "nightly-report"},
+		{"nowhere", "no such page"},
 	}
+	if w.hostile {
+		paths = append(paths, [][2]string{{"items?namespace=hostile", "hostile"}, {"instance?id=" + url.QueryEscape(script+rtl), "OrchestrationStarted"}, {fmt.Sprintf("letter?id=%d", w.letters[2]), "poison"}}...)
+	}
+	return paths
 }
 
 // anybody allows everything.

@@ -103,6 +103,46 @@ func Example_outbox() {
 	// 1 invoice
 }
 
+// Find is for people who look: the latest first, page by page.
+func ExampleBus_Find() {
+	ctx := context.Background()
+	p, end := opened("example_find")
+	defer end()
+	bus, err := eventbus.New(ctx, p, &eventbus.Config{Namespace: "shop", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for order := range 5 {
+		if _, err := bus.Emit(ctx, "order.created", map[string]int{"order": order}, &eventbus.EmitOptions{Key: "ada"}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	f := eventbus.FindFilter{Types: []string{"order.created"}, Key: "ada", Limit: 2}
+	for {
+		found, err := bus.Find(ctx, &f)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if len(found) == 0 {
+			break
+		}
+		for _, e := range found {
+			fmt.Println(string(e.Payload))
+		}
+		fmt.Println("--")
+		f.Before = found[len(found)-1].Cursor()
+	}
+	// Output:
+	// {"order": 4}
+	// {"order": 3}
+	// --
+	// {"order": 2}
+	// {"order": 1}
+	// --
+	// {"order": 0}
+	// --
+}
+
 // keepSchedules makes the schedules of a program, or changes them to this. Every process may call it whenever it begins.
 func keepSchedules(ctx context.Context, bus *eventbus.Bus) error {
 	for _, s := range []eventbus.Schedule{

@@ -458,7 +458,7 @@ CREATE UNLOGGED TABLE waiters (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON TABLE waiters IS 'Lanes of the nodes: dispatchers of one node that fetch the same. Who adds to a queue notifies only lanes that are armed, because somebody of theirs may be waiting.';
-COMMENT ON COLUMN waiters.node IS 'Key of a node, for the life of its process. It listens on channel(queue), and on a channel of its own, see node_channel.';
+COMMENT ON COLUMN waiters.node IS 'Key of a node, for the life of its process. It listens on channel(queue), and on a channel of its own, see node_channel. 0: no node, but somebody who only wants to know, see observe.';
 COMMENT ON COLUMN waiters.lane IS 'Key of a lane within its node; 0: the node itself, there from when it begins to listen; negative: a queue of which the node wants to hear everything.';
 COMMENT ON COLUMN waiters.listener IS 'Key of the node''s LISTEN connection, which holds the advisory lock of this key while it lives; see listen_session.';
 COMMENT ON COLUMN waiters.number IS 'Sequence number, within the lane, of the write that made this row what it is: one that began earlier and comes later changes nothing.';

@@ -906,7 +906,7 @@ BEGIN
     IF has_table_privilege('worker_queue', 'UPDATE') AND EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.holds) THEN
         PERFORM bring_back_left();
     END IF;
-    RETURN QUERY SELECT 0, NULL::timestamptz, clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node),
+    RETURN QUERY SELECT 0, NULL::timestamptz, clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node NOT IN (p_node, 0)), dead_queues(p_node),
            (SELECT count(*) FROM namespaces),
            ARRAY(SELECT call_beat(b.beat, p_node, b.about) FROM unnest(p_beats, p_abouts) WITH ORDINALITY AS b (beat, about, ord) ORDER BY b.ord);
 END
@@ -977,6 +977,30 @@ $$;
 COMMENT ON FUNCTION hear_all IS 'Internal: whether producers are to notify this node of everything, for as long as its connection p_listener lives.';
 
 -- +goose StatementBegin
+CREATE FUNCTION observe(p_listener integer, p_hears boolean)
+RETURNS text[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    IF NOT pg_try_advisory_lock(hashtext('pgwake nodes of ' || current_schema()), p_listener) THEN -- as often as it likes
+        RAISE EXCEPTION 'the key % is another session''s', p_listener USING ERRCODE = 'PW003';
+    END IF;
+    PERFORM set_config('idle_session_timeout', '0', false), set_config('synchronous_commit', 'off', false);
+    IF has_table_privilege('waiters', 'INSERT') AND has_table_privilege('waiters', 'UPDATE') AND has_table_privilege('waiters', 'DELETE') THEN
+        DELETE FROM waiters w WHERE w.node = 0 AND w.listener = p_listener;
+        IF p_hears THEN
+            PERFORM arm(0, -2 * p_listener, p_listener, 'orchestrator', 0, true, NULL, NULL, 0, 0),
+                    arm(0, -2 * p_listener - 1, p_listener, 'worker', 0, true, NULL, NULL, 0, 0);
+        END IF;
+    END IF;
+    RETURN ARRAY[channel('orchestrator'), channel('worker'), channel('instance')];
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION observe IS 'Internal: whether producers are to notify of everything for the sake of somebody who takes nothing, for as long as the connection of this session lives. p_listener is its key, from 1 to 1000000000. Returns the channels on which all is told.';
+
+-- +goose StatementBegin
 CREATE FUNCTION listen_session(p_node integer, p_listener integer, p_always boolean DEFAULT false)
 RETURNS TABLE (backend_pid integer, now_at timestamptz, alone boolean, dead text[])
 LANGUAGE plpgsql
@@ -1003,7 +1027,7 @@ BEGIN
         PERFORM arm(p_node, 0, p_listener, 'worker', 0, false, NULL, NULL, 0, 0);
         PERFORM hear_all(p_node, p_listener, p_always);
     END IF;
-    RETURN QUERY SELECT pg_backend_pid(), clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node <> p_node), dead_queues(p_node);
+    RETURN QUERY SELECT pg_backend_pid(), clock_timestamp(), NOT EXISTS (SELECT FROM waiters w WHERE w.node NOT IN (p_node, 0)), dead_queues(p_node);
 END
 $$;
 -- +goose StatementEnd
@@ -1014,4 +1038,4 @@ COMMENT ON FUNCTION listen_session IS 'Internal: configures the session of a nod
 DROP TRIGGER worker_queue_notify ON worker_queue;
 DROP TRIGGER orchestrator_queue_notify ON orchestrator_queue;
 DROP TRIGGER namespaces_notify ON namespaces;
-DROP FUNCTION listen_session, hear_all, notify_queues, look, call_beat, node_listens, earliest_of_lanes, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, check_namespaces, max_namespaces, take_lock, lock_patience, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;
+DROP FUNCTION listen_session, observe, hear_all, notify_queues, look, call_beat, node_listens, earliest_of_lanes, remove_waiters, dead_queues, disarm_node, arm, producers, wait_for_producers, pass_on, due_lists, texts, earliest_message, sticky_lists, message_lists, earliest_work, session_lists, asked_lists, work_lists, notify_namespaces, register_namespaces, check_namespaces, max_namespaces, take_lock, lock_patience, reads_committed, quiet, notify_inserted, wake, somebody_waits, notify_queue, node_channel, channel;

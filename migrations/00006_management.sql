@@ -638,8 +638,7 @@ RETURNS TABLE (id bigint, namespace text, priority smallint, state text, due_at 
     session_id text, key text, headers jsonb, last_error text)
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan SET jit = off
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_custom_plan SET jit = off -- which index is the best depends on what is asked for
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -695,6 +694,7 @@ BEGIN
            AND l.classid::bigint = hashtext('pgwake nodes of ' || current_schema())::bigint & 4294967295
            AND l.objid::bigint = w.listener::bigint & 4294967295
       LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+     WHERE w.node <> 0
      ORDER BY w.node, w.lane;
 END
 $$;
@@ -702,16 +702,19 @@ $$;
 COMMENT ON FUNCTION listening_nodes IS 'The nodes that have a LISTEN connection, and those that died and are not cleared away yet (listening is false), with a row for each of their lanes. Lane 0 is the node itself; a negative one says that it wants to hear everything of the queue. Who the client is others may see only with the rights of pg_read_all_stats.';
 
 -- +goose StatementBegin
-CREATE FUNCTION ask_nodes(p_reply text) RETURNS void
+CREATE FUNCTION ask_nodes(p_reply text, p_follow boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM pg_notify(channel('instance'), 'pgwake report to ' || p_reply);
+    PERFORM pg_notify(channel('instance'), CASE WHEN p_follow THEN 'pgwake follow to ' ELSE 'pgwake report to ' END || p_reply);
+    IF p_follow THEN
+        PERFORM pg_notify(p_reply, 'asked');
+    END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION ask_nodes IS 'Has each node that listens say how it is, as JSON, by a notification to the channel p_reply, whose name is pgwake_report_ and up to 40 digits and lower-case letters. To nodes of a version that does not know of that it is an instance which nobody waits for.';
+COMMENT ON FUNCTION ask_nodes IS 'Has each node that listens say how it is, as JSON, by a notification to the channel p_reply, whose name is pgwake_report_ and up to 40 digits and lower-case letters. With p_follow it also says so there when it has done something, for two minutes, and whoever asks hears that the question was sent. To nodes of a version that does not know of that it is an instance which nobody waits for.';
 
 CREATE FUNCTION list_namespaces()
 RETURNS TABLE (name text, created_at timestamptz)

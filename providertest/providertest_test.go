@@ -149,7 +149,7 @@ func TestTransactional_HasEveryVerb(t *testing.T) {
 	contract := reflect.TypeFor[providertest.Transactional]()
 	for m := range reflect.TypeFor[*pgwake.Provider]().Methods() {
 		switch m.Name {
-		case "Close", "Health", "Stats", "SetModes", "GetModes", "LocalTime", "Peek", "ReadHistoryPage", "ListNodes", "NodeReports", "CountDeadLetters", "ListArchive", "PurgeArchive", "PurgeArchiveTx",
+		case "Close", "Health", "Stats", "SetModes", "GetModes", "LocalTime", "Peek", "ReadHistoryPage", "ListNodes", "NodeReports", "Observe", "CountDeadLetters", "ListArchive", "PurgeArchive", "PurgeArchiveTx",
 			"RegisterNamespace", "RegisterNamespaceTx", "ListNamespaces", "WaitForNamespaces", "SetLimits", "SetLimitsTx", "GetLimits", "Pause", "PauseTx", "Resume", "ResumeTx", "GetPaused",
 			"Pool", "Schema", "MaxPayload", "Do", "DoTx", "DoAck", "DoEnqueue", "Migrate", "Watch":
 			continue

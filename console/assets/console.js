@@ -30,13 +30,28 @@ function morph(from, to) {
   children(from, to);
 }
 
+// children does so with what is within. What has a key, such as a row, stays what it is wherever it goes: what is chosen in it, or about to be
+// pressed, never becomes something else.
 function children(from, to) {
-  const olds = [...from.childNodes], news = [...to.childNodes];
-  for (let i = 0; i < news.length; i++) {
-    if (i < olds.length) morph(olds[i], news[i]);
-    else from.append(news[i]);
+  const keyOf = (n) => n.nodeType === Node.ELEMENT_NODE ? n.id || n.dataset.key || "" : "";
+  const news = [...to.childNodes], wanted = new Set(news.map(keyOf)), olds = new Map();
+  for (const n of [...from.childNodes]) {
+    const key = keyOf(n);
+    if (key && wanted.has(key)) olds.set(key, n);
+    else if (key) n.remove();
   }
-  for (let i = news.length; i < olds.length; i++) olds[i].remove();
+  let at = from.firstChild;
+  for (const n of news) {
+    const key = keyOf(n), old = key ? olds.get(key) : at && !keyOf(at) ? at : null;
+    if (old && old === at) at = at.nextSibling;
+    else from.insertBefore(old || n, at);
+    if (old) morph(old, n);
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
 }
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -48,6 +63,13 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!pulse) return;
     pulse.dataset.state = state;
     by("pulse-text").textContent = text;
+  }
+
+  // trouble says what is wrong, or that nothing is any more.
+  function trouble(text) {
+    const at = by("trouble");
+    if (at.textContent !== text) at.textContent = text;
+    at.hidden = !text;
   }
 
   // say tells a screen reader how it is, not more often than it is of use.
@@ -67,8 +89,10 @@ document.addEventListener("DOMContentLoaded", () => {
       return;
     }
     waiting = null;
+    const focused = document.activeElement;
     const parsed = new DOMParser().parseFromString("<div id=\"live\">" + html + "</div>", "text/html");
     children(live, document.adoptNode(parsed.getElementById("live")));
+    if (focused !== document.activeElement && live.contains(focused)) focused.focus({ preventScroll: true }); // it was moved
     say();
   }
 
@@ -80,9 +104,10 @@ document.addEventListener("DOMContentLoaded", () => {
       source.addEventListener("hello", () => { if (!held) show("live", "live"); });
       source.addEventListener("live", (e) => {
         if (!held) show("live", "live");
+        trouble("");
         draw(JSON.parse(e.data));
       });
-      source.addEventListener("trouble", (e) => { show("lost", "trouble"); pulse.title = JSON.parse(e.data); });
+      source.addEventListener("trouble", (e) => { show("lost", "trouble"); trouble("This is not up to date. " + JSON.parse(e.data)); });
       source.addEventListener("error", () => {
         show("lost", "reconnecting");
         if (source.readyState === EventSource.CLOSED) setTimeout(connect, 10000); // it was refused

@@ -1,6 +1,7 @@
 // Eventbus has a shop and its billing, two services that know of each other by events alone, and shows what becomes of an event.
 //
 //	go run ./examples/eventbus
+//	go run ./examples/eventbus -console 127.0.0.1:7276 # and look at it in a browser, until Ctrl-C
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes whatever it made there. An
 // order and the event that tells of it are written in one transaction, so that one which is rolled back tells nobody; an event that cannot
@@ -11,6 +12,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -19,11 +21,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/devpg"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/examples/internal/show"
 )
 
 func main() {
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 
@@ -70,6 +75,11 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (r *result, er
 	if err != nil {
 		return nil, err
 	}
+	stay, err := show.Console(ctx, out, shop.p, console.Options{Events: shop.bus})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = stay(err) }()
 	billing, err := d.billing(ctx)
 	if err != nil {
 		return nil, err

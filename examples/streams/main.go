@@ -1,6 +1,7 @@
 // Streams has the same handlers serve whichever queue the configuration names: that of pgwake, one of pgmq, or a RabbitMQ.
 //
 //	go run ./examples/streams -stream pgwake
+//	go run ./examples/streams -console 127.0.0.1:7276 # and look at the queue of pgwake in a browser, until Ctrl-C
 //	go run ./examples/streams -stream pgmq
 //	go run ./examples/streams -stream amqp -amqp amqp://guest:guest@localhost/
 //
@@ -25,10 +26,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/amqp"
+	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/devpg"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/dispatch/pgmq"
 	"github.com/pgwake/pgwake/dispatch/pgmq/pgmqtest"
+	"github.com/pgwake/pgwake/examples/internal/show"
 )
 
 // config is what a program would read from its environment.
@@ -87,7 +90,7 @@ func run(ctx context.Context, c config, out io.Writer) (err error) {
 func open(ctx context.Context, c config, out io.Writer) (stream dispatch.EventStream, end func() error, err error) {
 	switch c.stream {
 	case "pgwake":
-		return openPgwake(ctx, c.databaseURL)
+		return openPgwake(ctx, c.databaseURL, out)
 	case "pgmq":
 		return openPgmq(ctx, c.databaseURL, out)
 	case "amqp":
@@ -100,14 +103,18 @@ func open(ctx context.Context, c config, out io.Writer) (stream dispatch.EventSt
 	return nil, nil, c.check()
 }
 
-func openPgwake(ctx context.Context, databaseURL string) (dispatch.EventStream, func() error, error) {
+func openPgwake(ctx context.Context, databaseURL string, out io.Writer) (dispatch.EventStream, func() error, error) {
 	schema := fmt.Sprintf("streams_%d", os.Getpid())
 	p, err := pgwake.Open(ctx, databaseURL, &pgwake.Config{Schema: schema})
 	if err != nil {
 		return nil, nil, err
 	}
+	stay, err := show.Console(ctx, out, p, console.Options{})
+	if err != nil {
+		return nil, nil, errors.Join(err, p.Close(context.WithoutCancel(ctx)))
+	}
 	return dispatch.ProviderStream(p), func() error {
-		return errors.Join(p.Close(context.WithoutCancel(ctx)), execute(context.WithoutCancel(ctx), databaseURL, "DROP SCHEMA "+schema+" CASCADE"))
+		return errors.Join(stay(nil), p.Close(context.WithoutCancel(ctx)), execute(context.WithoutCancel(ctx), databaseURL, "DROP SCHEMA "+schema+" CASCADE"))
 	}, nil
 }
 

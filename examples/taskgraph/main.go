@@ -1,6 +1,7 @@
 // Taskgraph fulfils an order that is a graph of steps, and shows how it gets along.
 //
 //	go run ./examples/taskgraph
+//	go run ./examples/taskgraph -console 127.0.0.1:7276 # and look at it in a browser, until Ctrl-C
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes
 // whatever it made there. Two steps run side by side and are joined; one fails twice and is tried again after a
@@ -11,6 +12,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,11 +23,14 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/devpg"
+	"github.com/pgwake/pgwake/examples/internal/show"
 	"github.com/pgwake/pgwake/taskgraph"
 )
 
 func main() {
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 
@@ -73,11 +78,16 @@ func demo(ctx context.Context, databaseURL string, out io.Writer, moment time.Du
 		return nil, err
 	}
 	fmt.Fprintf(out, "%s\n", definition().View().Text(nil))
+	stay, err := show.Console(ctx, out, p, console.Options{Tasks: e.Graph})
+	if err != nil {
+		return nil, err
+	}
 
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- e.Run(running) }()
 	defer func() { stop(); err = errors.Join(err, <-ended) }()
+	defer func() { err = stay(err) }()
 
 	submitted, err := e.Submit(ctx, taskgraph.Submission{
 		Namespace: namespace, Name: name, Version: version, IdempotencyKey: "order-7",

@@ -2,6 +2,7 @@
 // but pgwake: no workflow engine.
 //
 //	go run ./examples/workflow
+//	go run ./examples/workflow -console 127.0.0.1:7276 # and look at it in a browser, until Ctrl-C
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes
 // whatever it made there. Everything of interest is in package order beside this file:
@@ -15,6 +16,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -25,6 +27,7 @@ import (
 )
 
 func main() {
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 

@@ -19,20 +19,26 @@ type Change struct {
 	Items      float64          // fetched a second, of all nodes
 }
 
-// ChangeOf compares two pictures.
+// ChangeOf compares two pictures. What nodes did is counted by the times at which they said so, if they are known, and else by those of the pictures.
 func ChangeOf(from, to Picture) Change {
 	c := Change{Found: make(map[string]int64)}
 	took := to.At.Sub(from.At).Seconds()
-	if took <= 0 {
-		return c
+	if took > 0 && !from.At.IsZero() {
+		c.Came, c.Went = perSecond(to.Came-from.Came, took), perSecond(to.Went-from.Went, took)
 	}
-	c.Came, c.Went = perSecond(to.Came-from.Came, took), perSecond(to.Went-from.Went, took)
-	var looks, finds, items, others int64
 	for key, now := range to.Reports {
 		was, known := from.Reports[key]
 		if !known {
 			continue // what it did before is not of this time
 		}
+		took := took
+		if !was.At.IsZero() {
+			took = now.At.Sub(was.At).Seconds()
+		}
+		if took <= 0 {
+			continue
+		}
+		var looks, finds, items int64
 		for _, of := range [][2]pgwake.QueueStats{{was.Stats.Worker, now.Stats.Worker}, {was.Stats.Orchestrator, now.Stats.Orchestrator}} {
 			for reason, n := range of[1].Finds {
 				c.Found[reason] += n - of[0].Finds[reason]
@@ -44,9 +50,11 @@ func ChangeOf(from, to Picture) Change {
 			looks += of[1].Looks + of[1].Polls - of[0].Looks - of[0].Polls
 			items += of[1].Items - of[0].Items
 		}
-		others += now.Stats.Fallbacks - was.Stats.Fallbacks
+		others := now.Stats.Fallbacks - was.Stats.Fallbacks
+		c.Looks += perSecond(looks, took)
+		c.Items += perSecond(items, took)
+		c.Idle += perSecond(looks-finds+others, took)
 	}
-	c.Looks, c.Items, c.Idle = perSecond(looks, took), perSecond(items, took), perSecond(looks-finds+others, took)
 	return c
 }
 

@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/console"
+	"github.com/pgwake/pgwake/examples/internal/show"
 )
 
 // This file answers: does the workflow survive? The process that begins it dies in the middle, another one
@@ -134,6 +136,11 @@ func (d *demo) secondProcess(ctx context.Context, r *Result) (err error) {
 	}
 	second := startProcess(ctx, p, map[string]workflow{workflowName: fulfil}, d.activities())
 	defer func() { err = errors.Join(err, second.stop()) }()
+	stay, err := show.Console(ctx, os.Stdout, p, console.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = stay(err) }()
 
 	var total int
 	if err := await(ctx, d.invoiced, &total); err != nil {

@@ -1,0 +1,275 @@
+package pgwake
+
+import (
+	"context"
+	crand "crypto/rand"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// This file answers: how does somebody who takes nothing learn that something has happened, whoever did it, and without asking for it?
+//
+// The nodes say so (followers.go). What is inserted by those who are no nodes the database tells, as it tells a node whose dispatchers wait: while
+// nothing happens the observer has a row among the waiters, which says that it wants to hear everything. The first thing that it hears takes that
+// row away, so producers that are busy do not pay for somebody who looks; it is back after a while without news.
+
+// Observation is what Observe has heard. The zero value says: look once.
+type Observation struct {
+	// For is for how long more of it may happen without another Observation. Who shows what there is looks at once, and then again and again for so
+	// long.
+	For time.Duration
+
+	// Reports are of nodes that have said how they are. If Asked, all of those that listen have been asked: those who did not answer within a second
+	// are among Nodes alone.
+	Reports []NodeReport
+	Asked   bool
+	Nodes   []NodeInfo
+}
+
+const (
+	// observedFor is longer than it takes a node that is at work to say so again.
+	observedFor = reportEvery * 3 / 2
+
+	// askAgain is how often nodes are asked how they are that have nothing to tell. It is shorter than followedFor.
+	askAgain = 30 * time.Second
+
+	// afterHearing is how long what was inserted just before the observer began to hear takes to be committed, as a rule.
+	afterHearing = 2 * time.Second
+)
+
+// Observe tells when something happens in the schema, whoever does it: an item is enqueued, fetched or ended, an event emitted, a turn taken. It is
+// for those who show people what there is, and says when to look, not at what. It does not say what becomes due by itself if no node fetches it, what
+// nodes do that do not listen, and what changes no queue and is done outside this library; and of what another transaction inserted before the observer heard
+// it, it may say nothing. So look now and then all the same. It ends with ctx, with the Provider, when the loop does, and after an error.
+//
+// While it goes on it has a connection of its own (Config.ListenConfig), and fails behind a transaction pooler. Every 30 seconds it takes two statements,
+// and each node that listens one; a node that is at work takes another one every 4 seconds; and where work comes and goes by turns, the observer
+// takes two whenever it begins.
+func (p *Provider) Observe(ctx context.Context) iter.Seq2[Observation, error] {
+	return func(yield func(Observation, error) bool) {
+		const op = "observe"
+		_, done, err := p.begin(ctx)
+		if err != nil {
+			yield(Observation{}, failed(op, err))
+			return
+		}
+		done() // Close is not to wait for it
+		outer := ctx
+		ctx, cancel := context.WithCancel(outer)
+		defer cancel()
+		defer context.AfterFunc(p.engine.ctx, cancel)()
+		conn, err := p.direct.connect(ctx)
+		if err != nil {
+			yield(Observation{}, failed(op, err))
+			return
+		}
+		defer hangUp(ctx, conn)
+		keepAlive(conn.PgConn().Conn())
+		o := &observer{p: p, conn: conn, key: 1 + rand.Int32N(1_000_000_000), reply: replyPrefix + strings.ToLower(crand.Text()), yield: yield}
+		defer o.leave(ctx)
+		err = o.run(ctx)
+		switch {
+		case o.ended || outer.Err() != nil:
+		case ctx.Err() != nil:
+			yield(Observation{}, failed(op, ErrClosed))
+		case err != nil:
+			yield(Observation{}, failed(op, err))
+		}
+	}
+}
+
+// observer is one Observe.
+type observer struct {
+	p        *Provider
+	conn     *pgx.Conn
+	key      int32
+	reply    string // the channel of answers
+	channels []string
+	yield    func(Observation, error) bool
+	ended    bool // the loop
+
+	hearing bool      // of what is inserted
+	quietAt time.Time // when to hear again
+	nextAsk time.Time
+
+	// While answers come in:
+	answersBy time.Time // zero: none do
+	came      bool      // the question
+	nodes     []NodeInfo
+	missing   map[int32]bool
+	said      map[int32]NodeReport
+}
+
+func (o *observer) tell(what Observation) {
+	if !o.ended && !o.yield(what, nil) {
+		o.ended = true
+	}
+}
+
+func (o *observer) run(ctx context.Context) error {
+	if err := o.hear(ctx, false); err != nil {
+		return err
+	}
+	listen := make([]string, 0, len(o.channels)+1)
+	for _, c := range append(slices.Clone(o.channels), o.reply) {
+		listen = append(listen, "LISTEN "+quoted(c))
+	}
+	if err := execAll(ctx, o.conn, listen...); err != nil {
+		return err
+	}
+	for !o.ended && ctx.Err() == nil {
+		if err := o.act(ctx, time.Now()); err != nil {
+			return err
+		}
+		if o.ended {
+			break
+		}
+		n, err := o.wait(ctx)
+		if err != nil {
+			return err
+		}
+		if n == nil {
+			continue
+		}
+		if err := o.heard(ctx, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// act does what is to be done by now.
+func (o *observer) act(ctx context.Context, now time.Time) error {
+	asking := !o.answersBy.IsZero()
+	switch {
+	case asking && (o.came && len(o.missing) == 0 || !now.Before(o.answersBy)):
+		if !o.came {
+			return errDeaf
+		}
+		o.answersBy = time.Time{}
+		o.tell(Observation{Reports: sortedReports(o.said), Asked: true, Nodes: o.nodes})
+	case !asking && !now.Before(o.nextAsk):
+		return o.ask(ctx, now)
+	case !asking && !o.hearing && !now.Before(o.quietAt):
+		if err := o.hear(ctx, true); err != nil {
+			return err
+		}
+		o.tell(Observation{For: afterHearing})
+	}
+	return nil
+}
+
+// hear has producers tell of what they insert, or not.
+func (o *observer) hear(ctx context.Context, all bool) error {
+	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	if err := o.conn.QueryRow(bounded, o.p.sql.observe, o.key, all).Scan(&o.channels); err != nil {
+		return fmt.Errorf("have producers tell: %w", err)
+	}
+	o.hearing = all
+	return nil
+}
+
+// leave takes the observer's row away.
+func (o *observer) leave(ctx context.Context) {
+	if o.hearing && !o.conn.IsClosed() {
+		_ = o.hear(context.WithoutCancel(ctx), false) // otherwise a node clears it away
+	}
+}
+
+func (o *observer) ask(ctx context.Context, now time.Time) (err error) {
+	if o.nodes, err = o.p.ListNodes(ctx); err != nil {
+		return err
+	}
+	o.missing, o.said, o.came = make(map[int32]bool), make(map[int32]NodeReport), false
+	for _, n := range o.nodes {
+		if n.Listening {
+			o.missing[n.Key] = true
+		}
+	}
+	o.nextAsk, o.answersBy = now.Add(askAgain), time.Now().Add(reportPatience)
+	return o.p.do(ctx, "ask nodes", func(ctx context.Context, q querier) error {
+		_, err := q.Exec(ctx, o.p.sql.askNodes, o.reply, true)
+		return err
+	})
+}
+
+// wait returns the next notification, or nil when there is something to do.
+func (o *observer) wait(ctx context.Context) (*pgconn.Notification, error) {
+	until := o.nextAsk
+	switch asking := !o.answersBy.IsZero(); {
+	case asking && o.came && len(o.missing) == 0:
+		return nil, nil
+	case asking:
+		until = o.answersBy
+	case !o.hearing && o.quietAt.Before(until):
+		until = o.quietAt
+	}
+	waiting, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	n, err := o.conn.WaitForNotification(waiting)
+	if err != nil && waiting.Err() != nil && !o.conn.IsClosed() {
+		err = nil
+	}
+	return n, err
+}
+
+// heard takes in a notification.
+func (o *observer) heard(ctx context.Context, n *pgconn.Notification) error {
+	if n.Channel != o.reply {
+		switch {
+		case strings.HasPrefix(n.Payload, askPrefix), strings.HasPrefix(n.Payload, followPrefix): // somebody else looks
+			return nil
+		case strings.HasPrefix(n.Payload, "0 0 "): // a node has begun to listen
+			o.nextAsk = time.Now()
+		}
+		return o.news(ctx, Observation{For: observedFor})
+	}
+	if n.Payload == "asked" {
+		o.came = true
+		return nil
+	}
+	text, unasked := strings.CutPrefix(n.Payload, stirs)
+	var r NodeReport
+	if text != "" && json.Unmarshal([]byte(text), &r) != nil { // anybody can notify
+		return nil
+	}
+	if !o.answersBy.IsZero() && text != "" {
+		o.said[r.Key] = r
+		delete(o.missing, r.Key)
+	}
+	if !unasked {
+		return nil
+	}
+	what := Observation{For: observedFor}
+	if text != "" {
+		what.Reports = []NodeReport{r}
+	}
+	return o.news(ctx, what)
+}
+
+// news tells of something, and has producers that go on be silent.
+func (o *observer) news(ctx context.Context, what Observation) error {
+	o.quietAt = time.Now().Add(what.For)
+	o.tell(what)
+	if o.hearing && !o.ended {
+		return o.hear(ctx, false)
+	}
+	return nil
+}
+
+func sortedReports(by map[int32]NodeReport) (all []NodeReport) {
+	for _, key := range slices.Sorted(maps.Keys(by)) {
+		all = append(all, by[key])
+	}
+	return all
+}

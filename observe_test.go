@@ -1,0 +1,168 @@
+package pgwake_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: does somebody who only looks learn that something has happened, whoever did it, and nothing while nothing does?
+
+// observing is an Observe of a Provider that does not listen, in a goroutine of its own.
+type observing struct {
+	t    *testing.T
+	said chan pgwake.Observation
+	end  func()
+}
+
+func (n *node) observe(t *testing.T) *observing {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	o := &observing{t: t, said: make(chan pgwake.Observation, 1000)}
+	ended := make(chan error, 1)
+	go func() {
+		for what, err := range n.Observe(ctx) {
+			if err != nil {
+				ended <- err
+				return
+			}
+			o.said <- what
+		}
+		ended <- nil
+	}()
+	o.end = func() {
+		cancel()
+		require.NoError(t, <-ended)
+		ended <- nil
+	}
+	t.Cleanup(o.end)
+	return o
+}
+
+// next returns the next Observation of which a condition holds.
+func (o *observing) next(what string, is func(pgwake.Observation) bool) pgwake.Observation {
+	o.t.Helper()
+	late := time.After(patience)
+	for {
+		select {
+		case said := <-o.said:
+			if is(said) {
+				return said
+			}
+		case <-late:
+			o.t.Fatal("it did not say: " + what)
+		}
+	}
+}
+
+func happened(o pgwake.Observation) bool { return o.For > 2*time.Second }
+
+// hears waits until it hears what is inserted, and nothing happens any more.
+func (o *observing) hears() {
+	o.t.Helper()
+	o.next("that it hears now", func(o pgwake.Observation) bool { return o.For > 0 && !happened(o) })
+}
+
+// forget forgets what was said so far.
+func (o *observing) forget() {
+	for len(o.said) > 0 {
+		<-o.said
+	}
+}
+
+func TestObserve_WhoeverDoesSomething_ItSaysSo(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	looker := n.openAt(t, pgwaketest.URL(t), &pgwake.Config{Mode: pgwake.ModeDisabled})
+	o := looker.observe(t)
+	asked := o.next("how the nodes are", func(o pgwake.Observation) bool { return o.Asked })
+	require.Len(t, asked.Reports, 1)
+	require.Len(t, asked.Nodes, 1, "somebody who looks is no node")
+	for _, step := range []struct {
+		what  string
+		hears bool // it is inserted, and by no node: nobody says so but the database
+		do    func()
+	}{
+		{"plain SQL inserts", true, func() { n.exec(t, `SELECT enqueue_work('plain', '{}')`) }},
+		{"a Provider that does not listen enqueues", true, func() { looker.enqueue(t, "x") }},
+		{"a node fetches", false, func() { n.take(t) }},
+		{"a node pauses a queue", false, func() { require.NoError(t, n.Pause(t.Context(), pgwake.Worker, "n")) }},
+	} {
+		if step.hears {
+			o.hears()
+		}
+		o.forget()
+		step.do()
+		o.next(step.what, happened)
+	}
+	said := o.next("how the node is that was at work", func(o pgwake.Observation) bool { return len(o.Reports) > 0 && !o.Asked })
+	require.EqualValues(t, 1, said.Reports[0].Stats.Worker.Items)
+	o.end()
+	require.Zero(t, n.armedObservers(t))
+}
+
+func TestObserve_ItHearsNothing_ItSaysNothingAndSoDoNodes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	o := n.observe(t)
+	o.hears()
+	require.Eventually(t, func() bool { // that nothing happens can only be seen by waiting; the node may just have begun
+		o.forget()
+		time.Sleep(time.Second)
+		return len(o.said) == 0
+	}, patience, time.Millisecond)
+	depths, err := n.GetQueueDepths(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, depths)
+	require.Empty(t, o.said, "whoever looks has done nothing")
+}
+
+func TestObserve_ManyInsert_TheySoonDoSoInSilence(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	o := n.observe(t)
+	o.hears()
+	armed := func() int { return n.armedObservers(t) }
+	require.Equal(t, 2, armed(), "a row for each queue")
+	n.exec(t, `SELECT enqueue_work('plain', '{}')`)
+	o.next("an insert", happened)
+	require.Eventually(t, func() bool { return armed() == 0 }, patience, time.Millisecond, "who inserts more pays nothing for somebody who looks")
+	o.hears()
+	require.Equal(t, 2, armed())
+	require.Zero(t, n.Stats().Worker.Unreadable)
+}
+
+func TestObserve_CannotBe_SaysWhy(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	ended := make(chan error, 1)
+	begun := make(chan struct{})
+	go func() {
+		for o, err := range n.Observe(t.Context()) {
+			if err != nil {
+				ended <- err
+			} else if o.Asked {
+				close(begun)
+			}
+		}
+		close(ended)
+	}()
+	<-begun
+	require.NoError(t, n.Close(t.Context()))
+	requireError(t, <-ended, pgwake.ErrClosed)
+	require.NoError(t, <-ended)
+	for _, err := range n.Observe(t.Context()) {
+		requireError(t, err, pgwake.ErrClosed)
+	}
+}
+
+// armedObservers is how many rows say that somebody who looks is to be told of everything.
+func (n *node) armedObservers(t *testing.T) (rows int) {
+	t.Helper()
+	require.NoError(t, n.Pool().QueryRow(t.Context(), "SELECT count(*) FROM "+n.quoted()+".waiters WHERE node = 0 AND armed").Scan(&rows))
+	return rows
+}
