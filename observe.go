@@ -240,7 +240,7 @@ func (o *observer) heard(ctx context.Context, n *pgconn.Notification) error {
 	}
 	text, unasked := strings.CutPrefix(n.Payload, stirs)
 	var r NodeReport
-	if text != "" && json.Unmarshal([]byte(text), &r) != nil { // anybody can notify
+	if text != "" && (json.Unmarshal([]byte(text), &r) != nil || !o.knows(r.Key)) { // anybody can notify, of any number of nodes
 		return nil
 	}
 	if !o.answersBy.IsZero() && text != "" {
@@ -255,6 +255,11 @@ func (o *observer) heard(ctx context.Context, n *pgconn.Notification) error {
 		what.Reports = []NodeReport{r}
 	}
 	return o.news(ctx, what)
+}
+
+// knows reports whether a node was there when nodes were asked last. One that comes begins with a notification for which they are asked again.
+func (o *observer) knows(key int32) bool {
+	return slices.ContainsFunc(o.nodes, func(n NodeInfo) bool { return n.Key == key })
 }
 
 // news tells of something, and has producers that go on be silent.
