@@ -20,20 +20,25 @@ var errPoolBusy = fmt.Errorf("no connection of the pool came free within the pol
 // errPoolSilent: a connection was there, and did not answer when it was tried, or one could not be made.
 var errPoolSilent = fmt.Errorf("no connection of the pool answered within %v: %w", answerDeadline, context.DeadlineExceeded)
 
+// connectGrace is how much longer a connection is waited for that is being made, or tried: like a query in flight.
+const connectGrace = time.Second
+
 // acquire waits for a connection, until giveUp unless that is zero. A pool may try a connection before it hands it
 // out, and wait for as long as its caller does for an answer that never comes; so this waits in short stretches,
 // and has lost its peer unless all connections were in use.
 func (p *Provider) acquire(ctx context.Context, giveUp time.Time) (*pgxpool.Conn, error) {
-	for {
+	for graced := false; ; {
 		until, last := time.Now().Add(answerDeadline), false
 		if !giveUp.IsZero() && giveUp.Before(until) {
 			until, last = giveUp, true
 		}
 		conn, over, err := acquireUntil(ctx, p.pool, until)
-		switch {
+		switch busy := errors.Is(err, errPoolBusy); {
+		case last && over && !busy && !graced:
+			giveUp, graced = giveUp.Add(connectGrace), true
 		case last || !over:
 			return conn, err
-		case !errors.Is(err, errPoolBusy):
+		case !busy:
 			p.unanswered()
 			return nil, errPoolSilent
 		}

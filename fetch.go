@@ -20,7 +20,7 @@ type FetchOptions struct {
 	LockTimeout time.Duration
 
 	// PollTimeout is how long to wait for work. A fetch never gives up earlier, and at most 200 ms and a query
-	// in flight later. If it is still waiting for a connection of the pool then, the error is
+	// in flight later, or a second more if the pool is making a connection. If it is still waiting for one then, the error is
 	// context.DeadlineExceeded, and ErrNoWork otherwise. Defaults to Config.MaxWait.
 	PollTimeout time.Duration
 

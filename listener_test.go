@@ -145,6 +145,28 @@ func TestNew_PoolHasHooks_EveryConnectionGoesThroughThem(t *testing.T) {
 	require.Greater(t, before.Load(), after.Load(), "and that of the migrations")
 }
 
+func TestFetch_ConnectionTakesLongerThanThePollTimeout_ThereIsNoWork(t *testing.T) {
+	config, err := pgxpool.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	var slow atomic.Bool
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if slow.Load() {
+			time.Sleep(poolGrace + 300*time.Millisecond) // what a loaded server takes
+		}
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	p, err := New(t.Context(), pool, &Config{Schema: testdb.Schema(t), Logger: silent})
+	require.NoError(t, err)
+	defer p.Close(context.Background())
+	pool.Reset()
+	slow.Store(true)
+	_, err = p.FetchWorkItem(t.Context(), &FetchOptions{LockTimeout: time.Minute, PollTimeout: time.Millisecond})
+	require.ErrorIs(t, err, ErrNoWork)
+}
+
 func TestFetch_PanicBelowTheClaim_IsAnErrorAndNothingIsLost(t *testing.T) {
 	config, err := pgxpool.ParseConfig(testdb.URL(t))
 	require.NoError(t, err)

@@ -270,7 +270,7 @@ func TestVerbs_RoleDefaultsToAnotherIsolationLevel_EverythingWorks(t *testing.T)
 				})
 				wg.Go(func() {
 					for done.Load() < count && ctx.Err() == nil && !t.Failed() {
-						item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: 100 * time.Millisecond})
+						item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: time.Second}) // they share a small pool
 						if errors.Is(err, pgwake.ErrNoWork) {
 							continue
 						}

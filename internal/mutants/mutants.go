@@ -213,7 +213,7 @@ var mutants = []mutant{
 	{
 		name:    "11 a token of a lane that has retired is dropped",
 		file:    "engine.go",
-		patches: []patch{{"	e.signal(q, n, WakeNotify)\n	e.coalescer.tell(q, n)\n", "	_ = n\n"}},
+		patches: []patch{{"	e.signal(q, n, WakeNotify)\n	e.coalescer.answer(q, n)\n", "	_ = n\n"}},
 		pkg:     root, test: "TestBounce_LaneHasRetired_OthersAreTold",
 	},
 	{
@@ -581,13 +581,13 @@ var mutants = []mutant{
 	{
 		name:    "scout: nobody is called for what is due",
 		file:    "scout.go",
-		patches: []patch{{"	if l.inside > 0 && len(l.tokens) == 0 {", "	if false {"}},
+		patches: []patch{{"	if t.sole || l.inside > 0 && len(l.tokens) == 0 {", "	if false {"}},
 		pkg:     root, test: "TestScout_ModePolling_CostsTheSameHoweverManyLanes",
 	},
 	{
 		name:    "scout: its answer counts whether the lane had settled or not",
 		file:    "scout.go",
-		patches: []patch{{"k.instantBy = l.settled, l.disarms,", "k.instantBy = true, l.disarms,"}},
+		patches: []patch{{"k.instantBy, k.instant = l.settled, l.disarms,", "k.instantBy, k.instant = true, l.disarms,"}},
 		pkg:     root, test: "TestLane_PollFindsNothing_KnownEmptyByTheRulesOfAQuery",
 	},
 	{
