@@ -177,6 +177,45 @@ func TestTrust_ManyNodesJoinAtOnce_IsOneAnswer(t *testing.T) {
 	})
 }
 
+// floodFor has a stranger notify each millisecond, and requires that this leads to no more statements than there is credit for.
+func floodFor(t *testing.T, lasts time.Duration, notify func(), statements func() int64) {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < lasts; time.Sleep(time.Millisecond) {
+		notify()
+	}
+	require.InDelta(t, mostCredit+int64(lasts/spendPause), statements(), 2)
+}
+
+// Each is a statement of the coalescer's.
+func TestTrust_NodeIsCalledAndNobodyIsThere_FewArePassedOn(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
+		e := testEngine(t, Config{})
+		l, err := e.waiters.enter(Worker, filter{})
+		require.NoError(t, err)
+		l.leave(true)
+		floodFor(t, 30*time.Second, func() {
+			e.called(Worker, call{lane: l.id})
+			e.timer.fire()
+		}, l.stats.passedOn.Load)
+	})
+}
+
+func TestTrust_LaneIsCalledThatIsGone_FewAnswers(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
+		e := testEngine(t, Config{})
+		said := int64(0)
+		floodFor(t, 30*time.Second, func() {
+			e.called(Worker, call{lane: 1, namespace: "n"})
+			e.timer.fire()
+			if c := e.coalescer; c.bell.silence() {
+				require.NotNil(t, c.pending.notes[Worker])
+				c.pending, c.answerAt = pending{}, time.Time{} // it was said
+				said++
+			}
+		}, func() int64 { return said })
+	})
+}
+
 // stranger is a role that may connect to the database, and nothing else.
 func stranger(t *testing.T) *pgx.Conn {
 	t.Helper()
