@@ -134,6 +134,10 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 		*at = time.Time{}
 		return true
 	}
+	if comes(&l.putOffTo) {
+		shared = l.meet(l.late, e) || shared
+	}
+	// After all that may set it.
 	if comes(&l.instantBy) {
 		l.give(l.instant)
 	}
@@ -149,9 +153,6 @@ func (l *lane) fire(e *engine) (ahead []time.Time, settling, shared bool) {
 	}
 	if comes(&l.standByAt) {
 		l.notified(token{reason: WakeNotify, sole: true})
-	}
-	if comes(&l.putOffTo) {
-		shared = l.meet(l.late, e) || shared
 	}
 	if comes(&l.bounceAt) {
 		l.bounce()

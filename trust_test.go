@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -213,6 +214,43 @@ func TestTrust_LaneIsCalledThatIsGone_FewAnswers(t *testing.T) {
 				said++
 			}
 		}, func() int64 { return said })
+	})
+}
+
+// The lanes look together, and by themselves if that has no answer.
+func TestTrust_PutOffInSeveralLanesAndThePollHangs_EachLooks(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
+		const lanes = 3
+		e := testEngine(t, Config{})
+		e.alarms[Worker].look = func(ctx context.Context, _ []string, _ func(int, report)) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		var looked atomic.Int64
+		for i := range lanes {
+			l, err := e.waiters.enter(Worker, filter{Namespaces: []string{fmt.Sprint("n", i)}})
+			require.NoError(t, err)
+			go func() {
+				if t, err := l.park(t.Context(), nil); err == nil && t.reason == WakeNotify {
+					looked.Add(1)
+				}
+			}()
+		}
+		synctest.Wait()
+		e.group.Go("timer", e.timer.run)
+		e.group.Go("alarm", e.alarms[Worker].run)
+		for e.trust.until().IsZero() {
+			e.trust.spend()
+		}
+		e.heard(Worker, note{due: 1})
+		synctest.Wait()
+		require.Zero(t, looked.Load())
+		time.Sleep(spendPause + instantPatience + lanes*lanePatience)
+		synctest.Wait()
+		require.EqualValues(t, lanes, looked.Load())
+		e.waiters.close()
+		e.stop()
+		e.group.Wait()
 	})
 }
 

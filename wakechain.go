@@ -26,9 +26,9 @@ import (
 //	    until one comes.
 //	(3) earliest, or told, is never later than the next instant at which something becomes due, unless a token is
 //	    owed: earliest is replaced only by what a query reports during which no new instant and no other answer
-//	    came in, lowered by every instant heard of, and cleared only together with the emission of a token. So is told, for
-//	    the instants at which all lanes look; but instead of a token the lane may be polled, and owes one from instantBy on
-//	    unless the poll has paid for it (scout.go).
+//	    came in, lowered by every instant heard of, and cleared only together with the emission of a token, or when that is put
+//	    off. So is told, for the instants at which all lanes look; but instead of a token the lane may be polled, and owes one
+//	    from instantBy on unless the poll has paid for it (scout.go).
 //	(4) While the query that a token or a release demands reports more due work than it took, it passes a
 //	    token on.
 //	(5) A token that is sole, because nobody else was told of what it is for, lies in store only while somebody of the lane
