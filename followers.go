@@ -118,4 +118,5 @@ func (f *followers) end() {
 	}
 	f.until = nil
 	f.on.Store(false)
+	f.news.Store(false) // or those who ask again, after a panic, would never be told
 }
