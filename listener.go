@@ -570,12 +570,15 @@ func (l *listener) handle(n *pgconn.Notification, c channels) {
 		return
 	}
 	if n.Channel == c.instances {
-		if reply, follows, ok := questionIn(n.Payload); ok && follows {
+		reply, follows, ok := questionIn(n.Payload)
+		if !ok {
+			l.e.waits.heard(n.Payload)
+			return
+		}
+		if follows {
 			l.followers.follow(reply)
 		}
-		if !l.questions.asked(n.Payload) {
-			l.e.waits.heard(n.Payload)
-		}
+		l.questions.note(reply)
 		return
 	}
 	for q, channel := range c.queues {

@@ -64,16 +64,11 @@ func questionIn(payload string) (reply string, follows, ok bool) {
 	return reply, follows, ok && replyChannel.MatchString(reply)
 }
 
-// asked notes the question, if this is one, and reports whether it is. The goroutine of run answers next.
-func (a *questions) asked(payload string) bool {
-	reply, _, ok := questionIn(payload)
-	if !ok {
-		return false
-	}
+// note has run answer there next. Of too many at once some get no answer.
+func (a *questions) note(reply string) {
 	if len(a.replies) < mostQuestions && !slices.Contains(a.replies, reply) {
 		a.replies = append(a.replies, reply)
 	}
-	return true
 }
 
 // untilAnswer returns when to answer; zero: there is nothing.
