@@ -71,20 +71,27 @@ func TestBounce_NothingIsDueAnyMore_NobodyIsCalled(t *testing.T) {
 	require.Equal(t, looks+1, idle.Stats().Worker.Looks)
 }
 
+// Also while somebody looks who wants to hear of everything: what a node says to all it does not hear itself.
 func TestBounce_AnotherLaneOfTheNodeCanTakeIt_GetsIt(t *testing.T) {
-	p := testProvider(t, Config{})
-	producer := plain(t, p.cfg.Schema)
-	wait := fetchWork(t, p, longPoll)
-	awaitParked(t, p, Worker, 1)
-	mustExec(t, producer, `SELECT enqueue_work('busy')`)
-	get(t, wait)
-	busy := theLane(p).id
-	other := fetchWork(t, p, &FetchOptions{Namespaces: []string{DefaultNamespace}, PollTimeout: time.Minute})
-	awaitParked(t, p, Worker, 1)
-	require.True(t, p.engine.alone.Load())
-	silently(t, producer, `SELECT enqueue_work('work')`)
-	callAlone(t, producer, p, busy, 0)
-	get(t, other)
+	for name, observed := range map[string]bool{"alone": false, "observed": true} {
+		t.Run(name, func(t *testing.T) {
+			p := testProvider(t, Config{})
+			producer := plain(t, p.cfg.Schema)
+			wait := fetchWork(t, p, longPoll)
+			awaitParked(t, p, Worker, 1)
+			mustExec(t, producer, `SELECT enqueue_work('busy')`)
+			get(t, wait)
+			busy := theLane(p).id
+			other := fetchWork(t, p, &FetchOptions{Namespaces: []string{DefaultNamespace}, PollTimeout: time.Minute})
+			awaitParked(t, p, Worker, 1)
+			require.True(t, p.engine.alone.Load())
+			mustExec(t, producer, `SELECT observe(1, $1)`, observed)
+			silently(t, producer, `SELECT enqueue_work('work')`)
+			callAlone(t, producer, p, busy, 0)
+			get(t, other)
+			requireNoSafetyNet(t, p)
+		})
+	}
 }
 
 func TestBounce_LaneHasRetired_OthersAreTold(t *testing.T) {

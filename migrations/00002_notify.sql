@@ -84,6 +84,7 @@ DECLARE
     v_needed integer := 1; -- for the items; others stand by
     v_wanted integer := 1;
     v_told   integer[] := '{}';
+    v_all    boolean := false;
 BEGIN
     FOR v_waiter IN
         SELECT w.node, w.lane, w.listener, w.fanout, w.places FROM waiters w
@@ -95,10 +96,13 @@ BEGIN
         -- Whoever can have its lock knows that the connection has ended; a node knows that its own has not.
         CONTINUE WHEN v_waiter.node = ANY (v_told) OR v_waiter.node IS DISTINCT FROM p_but_node
             AND pg_try_advisory_xact_lock_shared(hashtext('pgwake nodes of ' || current_schema()), v_waiter.listener);
-        IF v_waiter.fanout = 0 THEN -- that node wants to hear of everything
+        IF v_waiter.fanout = 0 THEN -- that node, or observer, wants to hear of everything
             PERFORM notify_queue(p_queue, p_due, NULL, p_namespace);
-            RETURN;
+            EXIT WHEN p_but_lane IS NULL;
+            v_all := true;
+            CONTINUE;
         END IF;
+        CONTINUE WHEN v_all AND v_waiter.node <> p_but_node; -- which alone does not hear what it says to all
         IF p_hop = 0 THEN
             v_needed := greatest(v_needed, (p_due + v_waiter.places - 1) / v_waiter.places);
             v_wanted := greatest(v_wanted, v_needed, v_waiter.fanout);
