@@ -489,17 +489,19 @@ func (l *listener) selfTest(ctx context.Context, conn *pgx.Conn, channel string,
 	return nil
 }
 
+// testLISTEN sends a notification that says nothing.
+const testLISTEN = "SELECT pg_catalog.pg_notify($1, '')"
+
 // notifySelf sends the notification from the pool, as producers do, which shows that both lead to the same database.
 // A pool of which others hold every connection must not keep the node from listening, so it is then sent from a
 // connection of its own.
 func (l *listener) notifySelf(ctx context.Context, channel string) error {
-	const notify = "SELECT pg_catalog.pg_notify($1, '')"
 	waiting, cancel := context.WithTimeout(ctx, selfTestDeadline)
 	defer cancel()
 	pooled, err := l.e.pool.Acquire(waiting)
 	if err == nil {
 		defer pooled.Release()
-		_, err = pooled.Exec(waiting, notify, channel)
+		_, err = pooled.Exec(waiting, testLISTEN, channel)
 		return err
 	}
 	if s := l.e.pool.Stat(); waiting.Err() == nil || s.AcquiredConns() < s.MaxConns() {
@@ -510,7 +512,7 @@ func (l *listener) notifySelf(ctx context.Context, channel string) error {
 		return err
 	}
 	defer hangUp(ctx, other)
-	_, err = other.Exec(ctx, notify, channel)
+	_, err = other.Exec(ctx, testLISTEN, channel)
 	return err
 }
 

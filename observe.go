@@ -49,7 +49,8 @@ const (
 // Observe tells when something happens in the schema, whoever does it: an item is enqueued, fetched or ended, an event emitted, a turn taken. It is
 // for those who show people what there is, and says when to look, not at what. It does not say what becomes due by itself if no node fetches it, what
 // nodes do that do not listen, and what changes no queue and is done outside this library; and of what another transaction inserted before the observer heard
-// it, it may say nothing. So look now and then all the same. It ends with ctx, with the Provider, when the loop does, and after an error.
+// it, it may say nothing. So look now and then all the same. It ends with ctx, with the Provider, when the loop does, and after an error. While the body
+// of the loop runs nothing is read, and the server keeps what there is to say: let it be quick.
 //
 // While it goes on it has a connection of its own (Config.ListenConfig), and fails behind a transaction pooler. Every 30 seconds it takes two statements,
 // and each node that listens one; a node that is at work takes another one every 4 seconds; and where work comes and goes by turns, the observer
@@ -67,15 +68,7 @@ func (p *Provider) Observe(ctx context.Context) iter.Seq2[Observation, error] {
 		ctx, cancel := context.WithCancel(outer)
 		defer cancel()
 		defer context.AfterFunc(p.engine.ctx, cancel)()
-		conn, err := p.direct.connect(ctx)
-		if err != nil {
-			yield(Observation{}, failed(op, err))
-			return
-		}
-		defer hangUp(ctx, conn)
-		keepAlive(conn.PgConn().Conn())
-		o := &observer{p: p, conn: conn, key: 1 + rand.Int32N(1_000_000_000), reply: replyPrefix + strings.ToLower(crand.Text()), yield: yield}
-		defer o.leave(ctx)
+		o := &observer{p: p, key: 1 + rand.Int32N(1_000_000_000), reply: replyPrefix + strings.ToLower(crand.Text()), yield: yield}
 		err = o.run(ctx)
 		switch {
 		case o.ended || outer.Err() != nil:
@@ -99,6 +92,7 @@ type observer struct {
 
 	hearing bool      // of what is inserted
 	quietAt time.Time // when to hear again
+	askedAt time.Time
 	nextAsk time.Time
 
 	// While answers come in:
@@ -109,21 +103,26 @@ type observer struct {
 	said      map[int32]NodeReport
 }
 
+// tell says something to the loop. What came meanwhile has not been read, and is not late.
 func (o *observer) tell(what Observation) {
-	if !o.ended && !o.yield(what, nil) {
-		o.ended = true
+	if o.ended {
+		return
+	}
+	began := time.Now()
+	o.ended = !o.yield(what, nil)
+	if !o.answersBy.IsZero() {
+		o.answersBy = o.answersBy.Add(time.Since(began))
 	}
 }
 
-func (o *observer) run(ctx context.Context) error {
-	if err := o.hear(ctx, false); err != nil {
+func (o *observer) run(ctx context.Context) (err error) {
+	if o.conn, err = o.p.direct.connect(ctx); err != nil {
 		return err
 	}
-	listen := make([]string, 0, len(o.channels)+1)
-	for _, c := range append(slices.Clone(o.channels), o.reply) {
-		listen = append(listen, "LISTEN "+quoted(c))
-	}
-	if err := execAll(ctx, o.conn, listen...); err != nil {
+	defer hangUp(ctx, o.conn)
+	keepAlive(o.conn.PgConn().Conn())
+	defer o.leave(ctx)
+	if err := o.listen(ctx); err != nil {
 		return err
 	}
 	for !o.ended && ctx.Err() == nil {
@@ -168,6 +167,37 @@ func (o *observer) act(ctx context.Context, now time.Time) error {
 	return nil
 }
 
+// listen begins to listen: to what all are told once a notification has come, and so it is certain that the session is the observer's own.
+func (o *observer) listen(ctx context.Context) error {
+	if err := execAll(ctx, o.conn, "LISTEN "+quoted(o.reply)); err != nil {
+		return err
+	}
+	err := o.p.do(ctx, "test LISTEN", func(ctx context.Context, q querier) error {
+		_, err := q.Exec(ctx, testLISTEN, o.reply)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	testing, cancel := context.WithTimeout(ctx, selfTestDeadline)
+	defer cancel()
+	if _, err := o.conn.WaitForNotification(testing); err != nil {
+		if testing.Err() == nil || ctx.Err() != nil {
+			return err
+		}
+		_ = execAll(ctx, o.conn, "UNLISTEN "+quoted(o.reply)) // on a session that is shared: as good as one can
+		return errDeaf
+	}
+	if err := o.hear(ctx, false); err != nil {
+		return err
+	}
+	var listen []string
+	for _, c := range o.channels {
+		listen = append(listen, "LISTEN "+quoted(c))
+	}
+	return execAll(ctx, o.conn, listen...)
+}
+
 // hear has producers tell of what they insert, or not.
 func (o *observer) hear(ctx context.Context, all bool) error {
 	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
@@ -196,11 +226,12 @@ func (o *observer) ask(ctx context.Context, now time.Time) (err error) {
 			o.missing[n.Key] = true
 		}
 	}
-	o.nextAsk, o.answersBy = now.Add(askAgain), time.Now().Add(reportPatience)
-	return o.p.do(ctx, "ask nodes", func(ctx context.Context, q querier) error {
+	err = o.p.do(ctx, "ask nodes", func(ctx context.Context, q querier) error {
 		_, err := q.Exec(ctx, o.p.sql.askNodes, o.reply, true)
 		return err
 	})
+	o.askedAt, o.nextAsk, o.answersBy = now, now.Add(askAgain), time.Now().Add(reportPatience)
+	return err
 }
 
 // wait returns the next notification, or nil when there is something to do.
@@ -230,7 +261,7 @@ func (o *observer) heard(ctx context.Context, n *pgconn.Notification) error {
 		case strings.HasPrefix(n.Payload, askPrefix), strings.HasPrefix(n.Payload, followPrefix): // somebody else looks
 			return nil
 		case strings.HasPrefix(n.Payload, "0 0 "): // a node has begun to listen
-			o.nextAsk = time.Now()
+			o.nextAsk = o.askedAt.Add(reportPatience) // or many would have all be asked all the time
 		}
 		return o.news(ctx, Observation{For: observedFor})
 	}

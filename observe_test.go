@@ -2,10 +2,12 @@ package pgwake_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
@@ -148,17 +150,93 @@ func TestObserve_ManyInsert_TheySoonDoSoInSilence(t *testing.T) {
 	require.Zero(t, n.Stats().Worker.Unreadable)
 }
 
+// Whoever dies without a word is not to have producers tell everybody until the server finds out.
+func TestObserve_SessionThatHears_EndsSoonAfterItsClient(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	conn, err := pgx.Connect(t.Context(), pgwaketest.URL(t))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(context.Background())) }()
+	for _, hears := range []bool{false, true} {
+		var channels, set []string
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT `+n.quoted()+`.observe(1, $1)`, hears).Scan(&channels))
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT array_agg(name ORDER BY name) FROM pg_settings WHERE source = 'session' AND name LIKE ANY ('{tcp%,idle_session%}')`).Scan(&set))
+		want := []string{"idle_session_timeout", "tcp_keepalives_count", "tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_user_timeout"}
+		if !hears { // it may be a pooler's, for all that is known
+			want = nil
+		}
+		require.Equal(t, want, set)
+	}
+}
+
+func TestObserve_ManyNodesBeginToListen_AllAreAskedOnceASecond(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	o := n.observe(t)
+	o.hears()
+	const nodes = 300
+	began, asked := time.Now(), 0
+	for range nodes {
+		n.exec(t, `SELECT notify_queue('worker', 0, NULL)`)
+	}
+	for came := 0; came < nodes; {
+		said := o.next("a greeting", func(o pgwake.Observation) bool { return o.Asked || happened(o) && o.Reports == nil })
+		if said.Asked {
+			asked++
+		} else {
+			came++
+		}
+	}
+	require.LessOrEqual(t, asked, 2+int(time.Since(began)/time.Second))
+}
+
+func TestObserve_SomethingIsSlow_NotificationsAreNotLate(t *testing.T) {
+	t.Parallel()
+	const slow = 1100 * time.Millisecond
+	for name, c := range map[string]struct {
+		question bool // it is slow, or else the loop is
+		asked    int
+	}{"the question": {true, 1}, "the loop": {false, 2}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			if c.question {
+				n.exec(t, `ALTER FUNCTION ask_nodes RENAME TO ask_nodes_at_once`)
+				n.exec(t, fmt.Sprintf(`CREATE FUNCTION ask_nodes(p_reply text, p_follow boolean) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+					BEGIN PERFORM pg_sleep(%f), ask_nodes_at_once(p_reply, p_follow); END $$`, slow.Seconds()))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			asked := 0
+			for o, err := range n.Observe(ctx) {
+				require.NoError(t, err)
+				switch {
+				case happened(o):
+					<-time.After(slow)
+				case o.Asked:
+					if asked++; asked == c.asked {
+						cancel()
+					}
+					// Of a node that begins to listen it hears twice, and asks in between.
+					n.exec(t, `SELECT notify_queue('worker', 0, NULL), notify_queue('orchestrator', 0, NULL)`)
+				}
+			}
+			require.Equal(t, c.asked, asked)
+		})
+	}
+}
+
 func TestObserve_CannotBe_SaysWhy(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	ended := make(chan error, 1)
-	begun := make(chan struct{})
+	begun := make(chan struct{}, 10)
 	go func() {
 		for o, err := range n.Observe(t.Context()) {
 			if err != nil {
 				ended <- err
 			} else if o.Asked {
-				close(begun)
+				begun <- struct{}{}
 			}
 		}
 		close(ended)

@@ -32,7 +32,11 @@ func TestPooler_ListenThroughATransactionPooler_SaysSoAndPolls(t *testing.T) {
 	}
 	require.True(t, n.Stats().Worker.Aggressive, "it polls")
 
-	// What the node set on a session would be set for whoever gets the session next.
+	for _, err := range n.Observe(t.Context()) {
+		require.ErrorContains(t, err, "transaction pooler")
+	}
+
+	// What the node set on a session, or who observes it, would be set for whoever gets the session next.
 	shared, err := pgxpool.ParseConfig(server)
 	require.NoError(t, err)
 	through(shared.ConnConfig)

@@ -987,10 +987,15 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF NOT pg_try_advisory_lock(hashtext('pgwake nodes of ' || current_schema()), p_listener) THEN -- as often as it likes
-        RAISE EXCEPTION 'the key % is another session''s', p_listener USING ERRCODE = 'PW003';
+    IF p_hears THEN
+        IF NOT pg_try_advisory_lock(hashtext('pgwake nodes of ' || current_schema()), p_listener) THEN -- as often as it likes
+            RAISE EXCEPTION 'the key % is another session''s', p_listener USING ERRCODE = 'PW003';
+        END IF;
+        -- As in listen_session: for as long as its backend is there, producers tell everybody.
+        PERFORM set_config(s.name, s.value, false)
+           FROM (VALUES ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3'), ('tcp_user_timeout', '25000'),
+                        ('idle_session_timeout', '0'), ('synchronous_commit', 'off')) AS s (name, value);
     END IF;
-    PERFORM set_config('idle_session_timeout', '0', false), set_config('synchronous_commit', 'off', false);
     IF has_table_privilege('waiters', 'INSERT') AND has_table_privilege('waiters', 'UPDATE') AND has_table_privilege('waiters', 'DELETE') THEN
         DELETE FROM waiters w WHERE w.node = 0 AND w.listener = p_listener;
         IF p_hears THEN
@@ -1002,7 +1007,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION observe IS 'Internal: whether producers are to notify of everything for the sake of somebody who takes nothing, for as long as the connection of this session lives. p_listener is its key, from 1 to 1000000000. Returns the channels on which all is told.';
+COMMENT ON FUNCTION observe IS 'Internal: whether producers are to notify of everything for the sake of somebody who takes nothing, for as long as the connection of this session lives. p_listener is its key, from 1 to 1000000000. With p_hears the session must not be one that a pooler shares. Returns the channels on which all is told.';
 
 -- +goose StatementBegin
 CREATE FUNCTION listen_session(p_node integer, p_listener integer, p_always boolean DEFAULT false)
