@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/pgwake/pgwake"
@@ -62,16 +63,20 @@ func TestReader_LooksAtEverything_AndDoctorSaysWhatItCannotSee(t *testing.T) {
 	require.Contains(t, reasons["idle in transaction"], "cannot be seen without GRANT pg_read_all_stats")
 	require.Contains(t, reasons["dead letters"], "1")
 
-	c.url = pgwaketest.URL(t)
-	c.exec("REVOKE EXECUTE ON FUNCTION list_nodes FROM " + role)
-	c.url = testroles.URL(t, role)
-	r, code = c.examined()
-	require.Equal(t, exitFailed, code)
-	require.Contains(t, spoken(r), "rights")
-	for _, f := range r.Findings {
-		if f.Check == "rights" {
-			require.Contains(t, f.Reason, "lacks EXECUTE on functions list_nodes")
-			require.Contains(t, f.Fix, "docs/security.md")
-		}
+	rights := func(change string) finding {
+		c.url = pgwaketest.URL(t)
+		c.exec(change + role)
+		c.url = testroles.URL(t, role)
+		r, code := c.examined()
+		require.Equal(t, exitFailed, code)
+		at := slices.IndexFunc(r.Findings, func(f finding) bool { return f.Check == "rights" })
+		require.Equal(t, failure, r.Findings[at].Verdict)
+		return r.Findings[at]
 	}
+	f := rights("REVOKE EXECUTE ON FUNCTION list_nodes FROM ")
+	require.Contains(t, f.Reason, "lacks EXECUTE on functions list_nodes")
+	require.Contains(t, f.Fix, "docs/security.md")
+	f = rights("GRANT EXECUTE ON FUNCTION fetch_work TO ") // whoever fetches is no reader
+	require.Contains(t, f.Reason, "DELETE on tables")
+	require.Contains(t, f.Fix, "GRANT SELECT, INSERT, UPDATE, DELETE")
 }
