@@ -120,7 +120,7 @@ func (d *deployment) keepsRows(ctx context.Context) error {
 		err := down(ctx, d.conn.Config(), d.schema)
 		var refused *pgconn.PgError
 		if !errors.As(err, &refused) || refused.Code != "PW006" {
-			return fmt.Errorf("the migrations of %s were to stay while there are rows: %w", name, err)
+			return fmt.Errorf("the migrations of %s were to stay while there are rows: %v", name, err)
 		}
 	}
 	return nil
