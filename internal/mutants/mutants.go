@@ -957,4 +957,25 @@ var mutants = []mutant{
 		patches: []patch{{"    v_end  xid8 := pg_snapshot_xmin(pg_current_snapshot());\n", "    v_end  xid8 := pg_snapshot_xmax(pg_current_snapshot());\n"}},
 		pkg:     "./taskgraph", test: "TestReadTransitions_TransactionCommitsLate_NothingIsPassedOver",
 	},
+	{
+		name:    "flood: what is passed on is free",
+		file:    "bounce.go",
+		patches: []patch{{"	l.trust.spend()\n", ""}},
+		pkg:     root, test: "TestTrust_NodeIsCalledAndNobodyIsThere_FewArePassedOn",
+	},
+	{
+		name:    "flood: what is answered needs no credit",
+		file:    "coalescer.go",
+		patches: []patch{{"	if c.e.trust.putOff(&c.answerAt) {\n", "	if false {\n"}},
+		pkg:     root, test: "TestTrust_LaneIsCalledThatIsGone_FewAnswers",
+	},
+	{
+		name: "flood: the timer sleeps past what it has just put down",
+		file: "timer.go",
+		patches: []patch{
+			{"	if comes(&l.putOffTo) {\n		shared = l.meet(l.late, e) || shared\n	}\n", ""},
+			{"	if comes(&l.bounceAt) {\n", "	if comes(&l.putOffTo) {\n		shared = l.meet(l.late, e) || shared\n	}\n	if comes(&l.bounceAt) {\n"},
+		},
+		pkg: root, test: "TestTrust_PutOffInSeveralLanesAndThePollHangs_EachLooks",
+	},
 }
