@@ -179,6 +179,7 @@ func TestTail_Events_WhatIsEmittedFromNowOn(t *testing.T) {
 	c, p := newCLI(t, &pgwake.Config{})
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
+	c.exec(`SELECT setval('event_log_offset_seq', 1000000000000)`) // the log came from a server that had seen so much more
 	_, err = bus.Emit(t.Context(), "order.created", map[string]int{"id": 1}, nil)
 	require.NoError(t, err)
 	done := make(chan result, 1)

@@ -18,6 +18,11 @@ func TestSnapshot_SawWhatHadEnded(t *testing.T) {
 	xact, id := s.before()
 	require.EqualValues(t, 9, xact)
 	require.Positive(t, id)
+	later := s.shifted(1000)
+	for xact := range uint64(20) {
+		require.Equal(t, s.saw(xact), later.saw(1000+xact), xact)
+	}
+	require.True(t, later.saw(999), "from another server")
 	require.False(t, snapshot{}.saw(1), "who begins at the beginning has seen nothing")
 	for _, text := range []string{"", "1:2", "1:x:", "1:2:3:4", "a:b:c"} {
 		_, err := parseSnapshot(text)
