@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"os"
+	"regexp"
 	"testing"
 
 	"github.com/pgwake/pgwake"
@@ -63,15 +65,25 @@ func TestReader_LooksAtEverything_AndDoctorSaysWhatItCannotSee(t *testing.T) {
 	require.Contains(t, reasons["dead letters"], "1")
 
 	c.url = pgwaketest.URL(t)
-	c.exec("REVOKE EXECUTE ON FUNCTION list_nodes FROM " + role)
+	c.exec("REVOKE EXECUTE ON FUNCTION list_nodes, log_xact FROM " + role)
 	c.url = testroles.URL(t, role)
 	r, code = c.examined()
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, spoken(r), "rights")
 	for _, f := range r.Findings {
 		if f.Check == "rights" {
-			require.Contains(t, f.Reason, "lacks EXECUTE on functions list_nodes")
+			require.Contains(t, f.Reason, "lacks EXECUTE on functions list_nodes, log_xact")
 			require.Contains(t, f.Fix, "docs/security.md")
 		}
 	}
+}
+
+// What doctor asks for is what the page grants.
+func TestReader_DoctorAndThePage_NameTheSameFunctions(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/security.md")
+	require.NoError(t, err)
+	named := regexp.MustCompile(`p\.provolatile <> 'v' OR p\.proname IN \([^)]+\)`)
+	require.NotEmpty(t, named.FindString(query("reader")))
+	require.Equal(t, named.FindString(string(page)), named.FindString(query("reader")))
 }

@@ -4,5 +4,7 @@ SELECT current_user::text,
            SELECT bool_and(has_table_privilege(c.oid, 'SELECT')) AND NOT bool_or(has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE'))
              FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind IN ('r', 'p') AND NOT c.relispartition), false),
        ARRAY(SELECT p.proname::text FROM pg_proc p
-              WHERE p.pronamespace = to_regnamespace(quote_ident($1)) AND (p.provolatile <> 'v' OR p.proname IN ('list_nodes', 'ask_nodes')) AND NOT has_function_privilege(p.oid, 'EXECUTE')
+              WHERE p.pronamespace = to_regnamespace(quote_ident($1))
+                AND (p.provolatile <> 'v' OR p.proname IN ('read_history', 'resume_history', 'list_nodes', 'list_patterns', 'node_listens', 'log_xact', 'ask_nodes'))
+                AND NOT has_function_privilege(p.oid, 'EXECUTE')
               ORDER BY p.proname)
