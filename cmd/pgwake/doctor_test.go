@@ -88,7 +88,7 @@ var plants = map[string]plant{
 		c.exec(`DELETE FROM eventbus_migrations WHERE version_id = (SELECT max(version_id) FROM eventbus_migrations)`)
 		return nil
 	}},
-	"the role lacks a right": {"rights", failure, "DELETE on tables worker_queue", "GRANT SELECT, INSERT, UPDATE, DELETE", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+	"the role lacks a right": {"rights", failure, "DELETE on tables worker_queue", "schema_migrations FROM", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
 		role := c.role("")
 		c.exec(`REVOKE DELETE ON worker_queue FROM ` + role)
 		return []string{"--database-url", c.as(role)}
