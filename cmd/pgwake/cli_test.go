@@ -132,7 +132,7 @@ func TestCommandLine_IsWrong_ExitCodeIsTwoAndNothingWasTried(t *testing.T) {
 	t.Parallel()
 	c := &cli{t: t, url: "postgres://nobody@127.0.0.1:1/none", schema: "none", now: time.Now}
 	for _, args := range [][]string{
-		{"no-such-command"}, {"doctor", "--no-such-flag"}, {"doctor", "what?"}, {"migrate"}, {"migrate", "up", "--layer", "nothing"},
+		{"no-such-command"}, {"doctor", "--no-such-flag"}, {"doctor", "what?"}, {"migrate"}, {"migrate", "up", "--layer", "nothing"}, {"migrate", "up", "--layer", ""},
 		{"migrate", "print", "--layer", "root,eventbus", "--from", "3"}, {"peek", "--limit", "0"}, {"dlq", "list", "--limit", "-1"},
 		{"task", "list", "--limit", "10001"}, {"schedule", "list", "--limit", "many"}, {"tail", "--limit", "-1"}, {"dlq", "show", "7th"}, {"migrate", "down"}, {"peek", "--database-url", "neither nor"},
 	} {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,9 +62,12 @@ func (a *app) config() (*pgx.ConnConfig, error) {
 	return config.ConnConfig, nil
 }
 
+// listenTarget is the URL of the way around a transaction pooler, if there is another.
+func (a *app) listenTarget() string { return cmp.Or(a.listenURL, a.env("PGWAKE_LISTEN_URL")) }
+
 // listenConfig is how to connect around a transaction pooler: that of config, unless --listen-url says otherwise.
 func (a *app) listenConfig() (*pgx.ConnConfig, error) {
-	if u := firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")); u != "" {
+	if u := a.listenTarget(); u != "" {
 		config, err := a.parse(u)
 		if err != nil {
 			return nil, err
@@ -117,7 +121,7 @@ func (a *app) openProvider(ctx context.Context, c *pgwake.Config) (*pgwake.Provi
 		pool.Close()
 		return nil, nil, err
 	}
-	c.Schema = firstOf(c.Schema, a.schema)
+	c.Schema = cmp.Or(c.Schema, a.schema)
 	c.SkipMigrate = true
 	c.Logger = silent
 	p, err := pgwake.New(ctx, pool, c)
@@ -186,15 +190,6 @@ func (a *app) withoutSecrets(text string) string {
 		}
 	}
 	return secret.ReplaceAllString(text, "${1}${3}xxxxx${2}")
-}
-
-func firstOf(texts ...string) string {
-	for _, t := range texts {
-		if t != "" {
-			return t
-		}
-	}
-	return ""
 }
 
 // place says which database it is, for people.

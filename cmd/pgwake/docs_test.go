@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -158,7 +159,7 @@ func (c *cli) shown(command string, vars map[string]string) string {
 // words splits a command line as a shell does, as far as the page has need of that.
 func words(line string) (all []string) {
 	for _, m := range regexp.MustCompile(`'([^']*)'|(\S+)`).FindAllStringSubmatch(line, -1) {
-		all = append(all, firstOf(m[1], m[2]))
+		all = append(all, cmp.Or(m[1], m[2]))
 	}
 	return all
 }

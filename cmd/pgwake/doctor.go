@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"fmt"
@@ -133,7 +134,7 @@ func (a *app) doctor(ctx context.Context, l limits, strict bool) error {
 		return err
 	}
 	r := report{Database: place(config), Schema: a.schema}
-	at := &patient{limits: l, schema: a.schema, now: a.now, direct: direct, around: firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")) != ""}
+	at := &patient{limits: l, schema: a.schema, now: a.now, direct: direct, around: a.listenTarget() != ""}
 	if a.schemaNamed {
 		at.flag = " --schema " + shellWord(a.schema)
 	}
@@ -167,7 +168,7 @@ func (a *app) examine(ctx context.Context, config *pgx.ConnConfig, at *patient, 
 		return
 	}
 	if err != nil {
-		tell(finding{"connection", failure, err.Error(), firstOf(hintFor(err), "psql with the same URL")})
+		tell(finding{"connection", failure, err.Error(), cmp.Or(hintFor(err), "psql with the same URL")})
 		return
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -58,7 +59,7 @@ func checkPauses(ctx context.Context, at *patient) finding {
 			what, of = fmt.Sprintf("the %s queue", one.queue), "NULL"
 		}
 		all = append(all, what)
-		fix = firstOf(fix, fmt.Sprintf("SELECT %s('%s', %s, false)", at.table("pause"), one.queue, of))
+		fix = cmp.Or(fix, fmt.Sprintf("SELECT %s('%s', %s, false)", at.table("pause"), one.queue, of))
 	}
 	if len(all) > 0 {
 		return warn(fix, "nobody fetches from %s, since somebody has paused that", few(all))
@@ -145,7 +146,7 @@ func checkDeadLetters(ctx context.Context, at *patient) finding {
 	for _, d := range newest { // unless it was redriven, or purged, meanwhile
 		reason = "; of the newest the reason is: " + glance.Short(d.Reason, 80)
 	}
-	return warn(at.pgwake("dlq list")+"; then pgwake dlq redrive or purge", "there are %d%s", n, reason)
+	return warn(at.pgwake("dlq list")+"; then "+at.pgwake("dlq redrive --all")+", or purge", "there are %d%s", n, reason)
 }
 
 // pausedNamespace is one that nobody is to fetch from, or pgwake.AllNamespaces.
