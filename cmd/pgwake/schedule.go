@@ -58,7 +58,7 @@ func runSchedule(ctx context.Context, b *eventbus.Bus, name string) (string, err
 		return "", err
 	}
 	if id == 0 {
-		return "", &hinted{errors.New("it is paused: nothing came"), "pgwake schedule resume"}
+		return "", &hinted{errors.New("it is paused: nothing came"), "pgwake schedule resume " + shellWord(name)}
 	}
 	return "came as " + text(id), nil
 }
@@ -90,7 +90,7 @@ func (a *app) scheduleListCommand() *cobra.Command {
 	}
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", `namespace (default "default")`)
 	c.Flags().StringVar(&after, "after", "", "after the schedule of this name, the last one of the page before")
-	limitFlag(c, &limit, 100)
+	limitFlag(c, &limit)
 	return c
 }
 
