@@ -266,6 +266,15 @@ func TestErrors_ServerIsNotThere_SayWhatToTryAndNoPassword(t *testing.T) {
 	require.Contains(t, said, "→")
 }
 
+func TestErrors_ServerRefuses_SayWhy(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	full := c.as(c.role("CONNECTION LIMIT 0"))
+	for url, hint := range map[string]string{full: "as a superuser", with(t, c.url, func(config *pgx.ConnConfig) { config.Database = "no_such_database" }): "name of the database"} {
+		require.Contains(t, c.refused(exitFailed, "migrate", "status", "--database-url", url), hint)
+	}
+}
+
 // The driver says little of what it was given; who knows what others say.
 func TestErrors_RepeatAPassword_ItIsTakenOut(t *testing.T) {
 	t.Parallel()

@@ -153,6 +153,10 @@ func hintFor(err error) string {
 		return "pgwake doctor says which rights the role lacks, and how to grant them"
 	case errors.As(err, &pg) && pg.Code == "28P01":
 		return "the password: in the URL, PGPASSWORD, or ~/.pgpass"
+	case errors.As(err, &pg) && pg.Code == "3D000":
+		return "the name of the database, after the last / of the URL"
+	case errors.As(err, &pg) && pg.Code == "53300":
+		return "pgwake doctor as a superuser, for whom some are kept, says whose limit that is; fewer processes, or a smaller pool_max_conns"
 	case errors.As(err, &refused):
 		return "is the server there, and the URL right? Try: psql with the same URL"
 	}

@@ -391,3 +391,12 @@ func TestDoctor_Interrupted_SaysSoAndNothingOfChecksThatWereNotMade(t *testing.T
 		require.NotContains(t, r.out, "fail", "%v", args)
 	}
 }
+
+// It can be asked for little of what a primary says, and one finding tells why.
+func TestDoctor_Standby_NothingElseIsExamined(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "server", checks()[0].name, "which sees that it is one")
+	for _, c := range checks()[1:] {
+		require.Equal(t, finding{Check: c.name, Verdict: skipped, Reason: "see server"}, c.examine(t.Context(), &patient{standby: true}))
+	}
+}
