@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"time"
 
@@ -68,7 +69,7 @@ type patient struct {
 	conn   *pgx.Conn        // through whatever is in between
 	direct *pgx.ConnConfig  // around it
 	around bool             // that is another way
-	p      *pgwake.Provider // nil: the schema is not migrated
+	p      *pgwake.Provider // nil: it cannot be opened, as when the schema is not migrated
 
 	standby bool // the primary is what is to be examined
 	pooled  bool // the session is not the client's own
@@ -174,9 +175,13 @@ func (a *app) examine(ctx context.Context, config *pgx.ConnConfig, at *patient, 
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	at.conn = conn
-	if p, end, err := a.provider(ctx); err == nil { // else the check of the schema says why
+	p, end, err := a.provider(ctx)
+	switch {
+	case err == nil:
 		defer end()
 		at.p = p
+	case ctx.Err() == nil && !errors.Is(err, pgwake.ErrServerTooOld) && !errors.Is(err, pgwake.ErrNotMigrated) && !isForbidden(err): // which have checks of their own
+		tell(finding{"connection", failure, err.Error(), hintFor(err)})
 	}
 	for _, c := range checks() {
 		f := c.examine(ctx, at)

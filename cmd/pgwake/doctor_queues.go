@@ -14,11 +14,13 @@ import (
 
 // This file answers: does somebody do the work that there is?
 
-// unmigrated is the finding of a check that needs the schema.
-func (at *patient) unmigrated() (finding, bool) { return skip("see schema and rights"), at.p == nil }
+// unopened is the finding of a check that needs a Provider.
+func (at *patient) unopened() (finding, bool) {
+	return skip("see connection, schema and rights"), at.p == nil
+}
 
 func checkWaiters(ctx context.Context, at *patient) finding {
-	if f, none := at.unmigrated(); none {
+	if f, none := at.unopened(); none {
 		return f
 	}
 	nodes, err := at.p.ListNodes(ctx)
@@ -44,7 +46,7 @@ func checkWaiters(ctx context.Context, at *patient) finding {
 }
 
 func checkPauses(ctx context.Context, at *patient) finding {
-	if f, none := at.unmigrated(); none {
+	if f, none := at.unopened(); none {
 		return f
 	}
 	paused, err := pausedOf(ctx, at.p)
@@ -68,7 +70,7 @@ func checkPauses(ctx context.Context, at *patient) finding {
 }
 
 func checkBacklog(ctx context.Context, at *patient) finding {
-	if f, none := at.unmigrated(); none {
+	if f, none := at.unopened(); none {
 		return f
 	}
 	depths, err := at.p.GetQueueDepths(ctx)
@@ -128,7 +130,7 @@ func (at *patient) waited(ctx context.Context, since time.Time) (time.Duration, 
 }
 
 func checkDeadLetters(ctx context.Context, at *patient) finding {
-	if f, none := at.unmigrated(); none {
+	if f, none := at.unopened(); none {
 		return f
 	}
 	n, last, err := countLetters(ctx, at.p, nil)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -66,7 +67,7 @@ func checkNotifications(ctx context.Context, at *patient) finding {
 	}
 	took, err := roundTrip(ctx, at.direct, at.conn)
 	if err != nil {
-		return fail("compare the two URLs: psql with each, and SELECT current_database(), pg_postmaster_start_time()",
+		return fail(cmp.Or(hintFor(err), "compare the two URLs: psql with each, and SELECT current_database(), pg_postmaster_start_time()"),
 			"LISTEN and NOTIFY do not meet: %v", err)
 	}
 	return ok("there and back in %s", glance.Span(took))

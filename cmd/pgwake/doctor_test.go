@@ -392,6 +392,17 @@ func TestDoctor_Interrupted_SaysSoAndNothingOfChecksThatWereNotMade(t *testing.T
 	}
 }
 
+// What needs a connection more is not taken for well.
+func TestDoctor_HasOneConnection_SaysWhatItCannotExamine(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	r, code := c.examined("--database-url", c.as(c.role("CONNECTION LIMIT 1")))
+	require.Equal(t, exitFailed, code)
+	require.Equal(t, []string{"connection", "notifications", "connections"}, spoken(r), "%+v", r.Findings)
+	require.Contains(t, r.Findings[0].Fix, "as a superuser")
+	require.Contains(t, r.Findings[0].Reason, "too many connections")
+}
+
 // It can be asked for little of what a primary says, and one finding tells why.
 func TestDoctor_Standby_NothingElseIsExamined(t *testing.T) {
 	t.Parallel()
