@@ -58,7 +58,11 @@ func runSchedule(ctx context.Context, b *eventbus.Bus, name string) (string, err
 		return "", err
 	}
 	if id == 0 {
-		return "", &hinted{errors.New("it is paused: nothing came"), "pgwake schedule resume " + shellWord(name)}
+		fix := "pgwake schedule resume " + shellWord(name)
+		if b.Namespace() != pgwake.DefaultNamespace {
+			fix += " --namespace " + b.Namespace()
+		}
+		return "", &hinted{errors.New("it is paused: nothing came"), fix}
 	}
 	return "came as " + text(id), nil
 }
