@@ -269,10 +269,20 @@ func TestErrors_ServerIsNotThere_SayWhatToTryAndNoPassword(t *testing.T) {
 func TestErrors_ServerRefuses_SayWhy(t *testing.T) {
 	t.Parallel()
 	c, _ := newCLI(t, nil)
-	full := c.as(c.role("CONNECTION LIMIT 0"))
-	for url, hint := range map[string]string{full: "as a superuser", with(t, c.url, func(config *pgx.ConnConfig) { config.Database = "no_such_database" }): "name of the database"} {
-		require.Contains(t, c.refused(exitFailed, "migrate", "status", "--database-url", url), hint)
+	role := c.role("CONNECTION LIMIT 0")
+	require.Contains(t, c.refused(exitFailed, "migrate", "status", "--database-url", c.as(role)), "as a superuser")
+	in := func(url, database string) string {
+		return with(t, url, func(config *pgx.ConnConfig) { config.Database = database })
 	}
+	require.Contains(t, c.refused(exitFailed, "migrate", "status", "--database-url", in(c.url, "no_such_database")), "name of the database")
+
+	closed := pgx.Identifier{"closed_" + c.schema}.Sanitize()
+	c.exec(`CREATE DATABASE ` + closed)
+	defer c.exec(`DROP DATABASE ` + closed + ` WITH (FORCE)`)
+	c.exec(`REVOKE CONNECT ON DATABASE ` + closed + ` FROM PUBLIC`)
+	c.exec(`ALTER ROLE ` + role + ` CONNECTION LIMIT -1`)
+	refusing := in(c.as(role), "closed_"+c.schema)
+	require.Contains(t, c.run("doctor", "--database-url", refusing).out, "GRANT CONNECT ON DATABASE "+closed+" TO "+role)
 }
 
 // The driver says little of what it was given; who knows what others say.

@@ -149,6 +149,9 @@ func hintFor(err error) string {
 		return "the schema was made by another program, or by an unreleased version of this one: name another with --schema"
 	case errors.Is(err, pgwake.ErrNotMigrated):
 		return "pgwake migrate up, or --schema with the name of the one that is; pgwake migrate status tells"
+	case isForbidden(err) && errors.As(err, &refused):
+		to := refused.Config
+		return "GRANT CONNECT ON DATABASE " + pgx.Identifier{cmp.Or(to.Database, to.User)}.Sanitize() + " TO " + pgx.Identifier{to.User}.Sanitize()
 	case isForbidden(err):
 		return "pgwake doctor says which rights the role lacks, and how to grant them"
 	case errors.As(err, &pg) && pg.Code == "28P01":
