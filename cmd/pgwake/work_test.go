@@ -318,10 +318,6 @@ func TestTail_ServerEndsItsConnections_ItGoesOn(t *testing.T) {
 	var out, said spokenText
 	name := "tail of " + c.schema
 	url := with(t, c.url, func(*pgx.ConnConfig) {}) + " application_name='" + name + "'"
-	// An id that nobody has yet is looked for again, by statements of their own, for as long as somebody may have it.
-	c.exec(`SELECT nextval(pg_get_serial_sequence('dead_letters', 'id'))`)
-	_, err := c.connect(c.url).Exec(t.Context(), `BEGIN; SELECT pg_current_xact_id()`)
-	require.NoError(t, err)
 	bury(t, p, pgwake.WorkItem{Name: "mail.send"}, "the first")
 	ended := make(chan int, 1)
 	go func() {
