@@ -254,7 +254,7 @@ type Part string
 const (
 	PartProvider      Part = "provider"      // it is closed
 	PartListener      Part = "listener"      // there is no LISTEN connection
-	PartNotifications Part = "notifications" // they come late
+	PartNotifications Part = "notifications" // they come late, or more of them than there is work
 	PartPolls         Part = "polls"         // they are skipped; see BreakerStats
 	PartDatabase      Part = "database"      // queries for work fail
 	PartProducers     Part = "producers"     // their transactions stay open

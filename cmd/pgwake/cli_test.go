@@ -132,7 +132,7 @@ func TestCommandLine_IsWrong_ExitCodeIsTwoAndNothingWasTried(t *testing.T) {
 	t.Parallel()
 	c := &cli{t: t, url: "postgres://nobody@127.0.0.1:1/none", schema: "none", now: time.Now}
 	for _, args := range [][]string{
-		{"no-such-command"}, {"doctor", "--no-such-flag"}, {"doctor", "what?"}, {"migrate"}, {"migrate", "up", "--layer", "nothing"},
+		{"no-such-command"}, {"doctor", "--no-such-flag"}, {"doctor", "what?"}, {"migrate"}, {"migrate", "up", "--layer", "nothing"}, {"migrate", "up", "--layer", ""},
 		{"migrate", "print", "--layer", "root,eventbus", "--from", "3"}, {"peek", "--limit", "0"}, {"dlq", "list", "--limit", "-1"},
 		{"task", "list", "--limit", "10001"}, {"schedule", "list", "--limit", "many"}, {"tail", "--limit", "-1"}, {"dlq", "show", "7th"}, {"migrate", "down"}, {"peek", "--database-url", "neither nor"},
 	} {
@@ -264,6 +264,25 @@ func TestErrors_ServerIsNotThere_SayWhatToTryAndNoPassword(t *testing.T) {
 	}
 	said := (&cli{t: t, url: "postgres://ada@127.0.0.1:1/shop", schema: "x", now: time.Now}).refused(exitFailed, "migrate", "status")
 	require.Contains(t, said, "→")
+}
+
+func TestErrors_ServerRefuses_SayWhy(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	role := c.role("CONNECTION LIMIT 0")
+	require.Contains(t, c.refused(exitFailed, "migrate", "status", "--database-url", c.as(role)), "as a superuser")
+	in := func(url, database string) string {
+		return with(t, url, func(config *pgx.ConnConfig) { config.Database = database })
+	}
+	require.Contains(t, c.refused(exitFailed, "migrate", "status", "--database-url", in(c.url, "no_such_database")), "name of the database")
+
+	closed := pgx.Identifier{"closed_" + c.schema}.Sanitize()
+	c.exec(`CREATE DATABASE ` + closed)
+	defer c.exec(`DROP DATABASE ` + closed + ` WITH (FORCE)`)
+	c.exec(`REVOKE CONNECT ON DATABASE ` + closed + ` FROM PUBLIC`)
+	c.exec(`ALTER ROLE ` + role + ` CONNECTION LIMIT -1`)
+	refusing := in(c.as(role), "closed_"+c.schema)
+	require.Contains(t, c.run("doctor", "--database-url", refusing).out, "GRANT CONNECT ON DATABASE "+closed+" TO "+role)
 }
 
 // The driver says little of what it was given; who knows what others say.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,9 +62,12 @@ func (a *app) config() (*pgx.ConnConfig, error) {
 	return config.ConnConfig, nil
 }
 
+// listenTarget is the URL of the way around a transaction pooler, if there is another.
+func (a *app) listenTarget() string { return cmp.Or(a.listenURL, a.env("PGWAKE_LISTEN_URL")) }
+
 // listenConfig is how to connect around a transaction pooler: that of config, unless --listen-url says otherwise.
 func (a *app) listenConfig() (*pgx.ConnConfig, error) {
-	if u := firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")); u != "" {
+	if u := a.listenTarget(); u != "" {
 		config, err := a.parse(u)
 		if err != nil {
 			return nil, err
@@ -117,7 +121,7 @@ func (a *app) openProvider(ctx context.Context, c *pgwake.Config) (*pgwake.Provi
 		pool.Close()
 		return nil, nil, err
 	}
-	c.Schema = firstOf(c.Schema, a.schema)
+	c.Schema = cmp.Or(c.Schema, a.schema)
 	c.SkipMigrate = true
 	c.Logger = silent
 	p, err := pgwake.New(ctx, pool, c)
@@ -145,10 +149,17 @@ func hintFor(err error) string {
 		return "the schema was made by another program, or by an unreleased version of this one: name another with --schema"
 	case errors.Is(err, pgwake.ErrNotMigrated):
 		return "pgwake migrate up, or --schema with the name of the one that is; pgwake migrate status tells"
+	case isForbidden(err) && errors.As(err, &refused):
+		to := refused.Config
+		return "GRANT CONNECT ON DATABASE " + pgx.Identifier{cmp.Or(to.Database, to.User)}.Sanitize() + " TO " + pgx.Identifier{to.User}.Sanitize()
 	case isForbidden(err):
 		return "pgwake doctor says which rights the role lacks, and how to grant them"
 	case errors.As(err, &pg) && pg.Code == "28P01":
 		return "the password: in the URL, PGPASSWORD, or ~/.pgpass"
+	case errors.As(err, &pg) && pg.Code == "3D000":
+		return "the name of the database, after the last / of the URL"
+	case errors.As(err, &pg) && pg.Code == "53300":
+		return "pgwake doctor as a superuser, for whom some are kept, says whose limit that is; fewer processes, or a smaller pool_max_conns"
 	case errors.As(err, &refused):
 		return "is the server there, and the URL right? Try: psql with the same URL"
 	}
@@ -186,15 +197,6 @@ func (a *app) withoutSecrets(text string) string {
 		}
 	}
 	return secret.ReplaceAllString(text, "${1}${3}xxxxx${2}")
-}
-
-func firstOf(texts ...string) string {
-	for _, t := range texts {
-		if t != "" {
-			return t
-		}
-	}
-	return ""
 }
 
 // place says which database it is, for people.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -91,8 +92,8 @@ func isLoopback(host string) bool {
 func onlyLocal(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil {
-			host = r.Host
+		if err != nil { // there is no port
+			host = strings.Trim(r.Host, "[]")
 		}
 		if !isLoopback(host) {
 			http.Error(w, "this is served to this machine only", http.StatusForbidden)

@@ -62,8 +62,14 @@ func TestConsole_ServesThisMachineAlone(t *testing.T) {
 	status, body = fetched(t, url+"tasks", "")
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, body, "No task graph")
-	status, _ = fetched(t, url, "evil.example")
-	require.Equal(t, http.StatusForbidden, status)
+	for _, host := range []string{"evil.example", "evil.example:80", "10.0.0.1"} {
+		status, _ = fetched(t, url, host)
+		require.Equal(t, http.StatusForbidden, status, host)
+	}
+	for _, host := range []string{"localhost", "[::1]", "[::1]:80"} { // a browser leaves port 80 out
+		status, _ = fetched(t, url, host)
+		require.Equal(t, http.StatusOK, status, host)
+	}
 
 	_, body = fetched(t, c.serving("--actions")+"letters", "localhost:80")
 	require.Contains(t, body, "Redrive")

@@ -107,7 +107,7 @@ func (a *app) dlqListCommand() *cobra.Command {
 	c.Flags().BoolVar(&latest, "latest", false, "the latest first")
 	c.Flags().Int64Var(&l.f.After, "after", 0, "after the letter of this id, the last one of the page before")
 	c.Flags().Int64Var(&l.f.Before, "below", 0, "the latest first, before the letter of this id, the last one of the page before")
-	limitFlag(c, &l.f.Limit, 20)
+	limitFlag(c, &l.f.Limit)
 	return c
 }
 
@@ -220,22 +220,20 @@ func headersText(headers map[string]string) string {
 
 func (a *app) dlqRedriveCommand() *cobra.Command {
 	return a.dlqBulkCommand("redrive", "Put dead letters back into their queues, due at once and as if never attempted",
-		func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
-			return p.RedriveDeadLetters(ctx, f)
-		}, "redriven", false)
+		(*pgwake.Provider).RedriveDeadLetters, "redriven", false)
 }
 
 func (a *app) dlqPurgeCommand() *cobra.Command {
-	return a.dlqBulkCommand("purge", "Remove dead letters for good",
-		func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
-			return p.PurgeDeadLetters(ctx, f)
-		}, "purged", true)
+	return a.dlqBulkCommand("purge", "Remove dead letters for good", (*pgwake.Provider).PurgeDeadLetters, "purged", true)
 }
+
+// bulkVerb deals with dead letters of a kind, and returns with how many.
+type bulkVerb func(*pgwake.Provider, context.Context, *pgwake.DeadLetterFilter) (int, error)
 
 // bulkStep is how many letters one statement deals with.
 const bulkStep = 500
 
-func (a *app) dlqBulkCommand(verb, about string, do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilter) (int, error), done string, ask bool) *cobra.Command {
+func (a *app) dlqBulkCommand(verb, about string, do bulkVerb, done string, ask bool) *cobra.Command {
 	var l letterFlags
 	c := &cobra.Command{
 		Use: verb, Short: about, Args: cobra.NoArgs,
@@ -257,7 +255,7 @@ func (a *app) dlqBulkCommand(verb, about string, do func(context.Context, *pgwak
 	return c
 }
 
-func (a *app) dlqBulk(ctx context.Context, f *pgwake.DeadLetterFilter, verb string, do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilter) (int, error), done string, ask bool) error {
+func (a *app) dlqBulk(ctx context.Context, f *pgwake.DeadLetterFilter, verb string, do bulkVerb, done string, ask bool) error {
 	p, end, err := a.provider(ctx)
 	if err != nil {
 		return err
@@ -285,7 +283,7 @@ func (a *app) dlqBulk(ctx context.Context, f *pgwake.DeadLetterFilter, verb stri
 	var sum int64
 	for err == nil {
 		var n int
-		if n, err = do(ctx, p, f); n == 0 {
+		if n, err = do(p, ctx, f); n == 0 {
 			break
 		}
 		sum += int64(n)

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/internal/glance"
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 )
 
@@ -74,6 +77,46 @@ func TestDocs_FlagsThatAreNamed_AreThere(t *testing.T) {
 	require.NotEmpty(t, flags)
 }
 
+// Every command line of the documentation, and of the examples of the commands, can be typed: the command and its flags are there.
+func TestDocs_CommandLines_CanBeTyped(t *testing.T) {
+	t.Parallel()
+	lines := make(map[string]string) // where they stand
+	note := func(where, text string, line *regexp.Regexp) {
+		for _, m := range line.FindAllStringSubmatch(text, -1) {
+			lines[m[1]] = where
+		}
+	}
+	pages, err := filepath.Glob("../../docs/*.md")
+	require.NoError(t, err)
+	for _, name := range append(pages, "../../README.md") {
+		page, err := os.ReadFile(name)
+		require.NoError(t, err)
+		note(name, string(page), regexp.MustCompile("`pgwake ([a-z][^`]*)`"))
+		for _, block := range regexp.MustCompile("(?ms)^```(?:sh|console)\n.*?^```$").FindAllString(string(page), -1) {
+			note(name, block, regexp.MustCompile(`(?m)^(?:\$ )?pgwake ([a-z].*)$`))
+		}
+	}
+	delete(lines, "listen") // the name of a connection
+	newRoot := func() *cobra.Command {
+		root := newApp(world{}).root()
+		root.InitDefaultCompletionCmd()
+		return root
+	}
+	for _, above := range newRoot().Commands() {
+		for _, c := range append(above.Commands(), above) {
+			note(c.CommandPath(), c.Example, regexp.MustCompile(`(?m)\bpgwake ([a-z].*)$`))
+		}
+	}
+	require.Greater(t, len(lines), 30)
+	variable, rest := regexp.MustCompile(`\$[A-Z]+`), regexp.MustCompile(` (#|\||>|&&).*`)
+	for line, where := range lines {
+		c, args, err := newRoot().Find(words(variable.ReplaceAllString(rest.ReplaceAllString(line, ""), "7")))
+		require.NoError(t, err, "%s: %s", where, line)
+		require.False(t, c.HasSubCommands() && len(args) > 0, "%s: %s", where, line)
+		require.NoError(t, c.ParseFlags(args), "%s: %s", where, line)
+	}
+}
+
 // shop is a database with something of everything, and what the commands of the page refer to.
 func shop(t *testing.T) (*cli, map[string]string) {
 	t.Helper()
@@ -116,7 +159,7 @@ func (c *cli) shown(command string, vars map[string]string) string {
 // words splits a command line as a shell does, as far as the page has need of that.
 func words(line string) (all []string) {
 	for _, m := range regexp.MustCompile(`'([^']*)'|(\S+)`).FindAllStringSubmatch(line, -1) {
-		all = append(all, firstOf(m[1], m[2]))
+		all = append(all, cmp.Or(m[1], m[2]))
 	}
 	return all
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"time"
 
@@ -67,8 +69,9 @@ type patient struct {
 	conn   *pgx.Conn        // through whatever is in between
 	direct *pgx.ConnConfig  // around it
 	around bool             // that is another way
-	p      *pgwake.Provider // nil: the schema is not migrated
+	p      *pgwake.Provider // nil: it cannot be opened, as when the schema is not migrated
 
+	standby bool // the primary is what is to be examined
 	pooled  bool // the session is not the client's own
 	allSeen bool // the role may see what other roles' sessions do
 }
@@ -133,7 +136,7 @@ func (a *app) doctor(ctx context.Context, l limits, strict bool) error {
 		return err
 	}
 	r := report{Database: place(config), Schema: a.schema}
-	at := &patient{limits: l, schema: a.schema, now: a.now, direct: direct, around: firstOf(a.listenURL, a.env("PGWAKE_LISTEN_URL")) != ""}
+	at := &patient{limits: l, schema: a.schema, now: a.now, direct: direct, around: a.listenTarget() != ""}
 	if a.schemaNamed {
 		at.flag = " --schema " + shellWord(a.schema)
 	}
@@ -167,14 +170,18 @@ func (a *app) examine(ctx context.Context, config *pgx.ConnConfig, at *patient, 
 		return
 	}
 	if err != nil {
-		tell(finding{"connection", failure, err.Error(), firstOf(hintFor(err), "psql with the same URL")})
+		tell(finding{"connection", failure, err.Error(), cmp.Or(hintFor(err), "psql with the same URL")})
 		return
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	at.conn = conn
-	if p, end, err := a.provider(ctx); err == nil { // else the check of the schema says why
+	p, end, err := a.provider(ctx)
+	switch {
+	case err == nil:
 		defer end()
 		at.p = p
+	case ctx.Err() == nil && !errors.Is(err, pgwake.ErrServerTooOld) && !errors.Is(err, pgwake.ErrNotMigrated) && !isForbidden(err): // which have checks of their own
+		tell(finding{"connection", failure, err.Error(), hintFor(err)})
 	}
 	for _, c := range checks() {
 		f := c.examine(ctx, at)
@@ -188,7 +195,10 @@ func (a *app) examine(ctx context.Context, config *pgx.ConnConfig, at *patient, 
 func (c check) examine(ctx context.Context, at *patient) finding {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	f := c.look(ctx, at)
+	f := skip("see server")
+	if !at.standby {
+		f = c.look(ctx, at)
+	}
 	f.Check = c.name
 	return f
 }

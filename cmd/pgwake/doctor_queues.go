@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -13,11 +14,13 @@ import (
 
 // This file answers: does somebody do the work that there is?
 
-// unmigrated is the finding of a check that needs the schema.
-func (at *patient) unmigrated() (finding, bool) { return skip("see schema and rights"), at.p == nil }
+// unopened is the finding of a check that needs a Provider.
+func (at *patient) unopened() (finding, bool) {
+	return skip("see connection, schema and rights"), at.p == nil
+}
 
 func checkWaiters(ctx context.Context, at *patient) finding {
-	if f, none := at.unmigrated(); none {
+	if f, none := at.unopened(); none {
 		return f
 	}
 	nodes, err := at.p.ListNodes(ctx)
@@ -43,7 +46,7 @@ func checkWaiters(ctx context.Context, at *patient) finding {
 }
 
 func checkPauses(ctx context.Context, at *patient) finding {
-	if f, none := at.unmigrated(); none {
+	if f, none := at.unopened(); none {
 		return f
 	}
 	paused, err := pausedOf(ctx, at.p)
@@ -58,7 +61,7 @@ func checkPauses(ctx context.Context, at *patient) finding {
 			what, of = fmt.Sprintf("the %s queue", one.queue), "NULL"
 		}
 		all = append(all, what)
-		fix = firstOf(fix, fmt.Sprintf("SELECT %s('%s', %s, false)", at.table("pause"), one.queue, of))
+		fix = cmp.Or(fix, fmt.Sprintf("SELECT %s('%s', %s, false)", at.table("pause"), one.queue, of))
 	}
 	if len(all) > 0 {
 		return warn(fix, "nobody fetches from %s, since somebody has paused that", few(all))
@@ -67,7 +70,7 @@ func checkPauses(ctx context.Context, at *patient) finding {
 }
 
 func checkBacklog(ctx context.Context, at *patient) finding {
-	if f, none := at.unmigrated(); none {
+	if f, none := at.unopened(); none {
 		return f
 	}
 	depths, err := at.p.GetQueueDepths(ctx)
@@ -127,7 +130,7 @@ func (at *patient) waited(ctx context.Context, since time.Time) (time.Duration, 
 }
 
 func checkDeadLetters(ctx context.Context, at *patient) finding {
-	if f, none := at.unmigrated(); none {
+	if f, none := at.unopened(); none {
 		return f
 	}
 	n, last, err := countLetters(ctx, at.p, nil)
@@ -145,7 +148,7 @@ func checkDeadLetters(ctx context.Context, at *patient) finding {
 	for _, d := range newest { // unless it was redriven, or purged, meanwhile
 		reason = "; of the newest the reason is: " + glance.Short(d.Reason, 80)
 	}
-	return warn(at.pgwake("dlq list")+"; then pgwake dlq redrive or purge", "there are %d%s", n, reason)
+	return warn(at.pgwake("dlq list")+"; then "+at.pgwake("dlq redrive --all")+", or purge", "there are %d%s", n, reason)
 }
 
 // pausedNamespace is one that nobody is to fetch from, or pgwake.AllNamespaces.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -18,14 +19,14 @@ const oldestServer = 14
 func checkServer(ctx context.Context, at *patient) finding {
 	var major int
 	var version, isolation string
-	var standby, readOnly bool
-	err := at.conn.QueryRow(ctx, query("server")).Scan(&major, &version, &standby, &readOnly, &isolation, &at.allSeen)
+	var readOnly bool
+	err := at.conn.QueryRow(ctx, query("server")).Scan(&major, &version, &at.standby, &readOnly, &isolation, &at.allSeen)
 	switch {
 	case err != nil:
 		return unknown(err)
 	case major < oldestServer:
 		return fail("upgrade it to 14 or newer", "PostgreSQL %s is too old", version)
-	case standby:
+	case at.standby:
 		return fail("add target_session_attrs=read-write to a URL with all hosts", "it is a standby, which can be neither written to nor listened on")
 	case readOnly:
 		return fail("ALTER ROLE CURRENT_USER SET default_transaction_read_only = off", "transactions are read-only by default")
@@ -66,7 +67,7 @@ func checkNotifications(ctx context.Context, at *patient) finding {
 	}
 	took, err := roundTrip(ctx, at.direct, at.conn)
 	if err != nil {
-		return fail("compare the two URLs: psql with each, and SELECT current_database(), pg_postmaster_start_time()",
+		return fail(cmp.Or(hintFor(err), "compare the two URLs: psql with each, and SELECT current_database(), pg_postmaster_start_time()"),
 			"LISTEN and NOTIFY do not meet: %v", err)
 	}
 	return ok("there and back in %s", glance.Span(took))

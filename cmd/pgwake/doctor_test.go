@@ -88,7 +88,7 @@ var plants = map[string]plant{
 		c.exec(`DELETE FROM eventbus_migrations WHERE version_id = (SELECT max(version_id) FROM eventbus_migrations)`)
 		return nil
 	}},
-	"the role lacks a right": {"rights", failure, "DELETE on tables worker_queue", "GRANT SELECT, INSERT, UPDATE, DELETE", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+	"the role lacks a right": {"rights", failure, "DELETE on tables worker_queue", "schema_migrations FROM", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
 		role := c.role("")
 		c.exec(`REVOKE DELETE ON worker_queue FROM ` + role)
 		return []string{"--database-url", c.as(role)}
@@ -389,5 +389,25 @@ func TestDoctor_Interrupted_SaysSoAndNothingOfChecksThatWereNotMade(t *testing.T
 		require.Equal(t, exitFailed, r.code)
 		require.Contains(t, r.err, "interrupted")
 		require.NotContains(t, r.out, "fail", "%v", args)
+	}
+}
+
+// What needs a connection more is not taken for well.
+func TestDoctor_HasOneConnection_SaysWhatItCannotExamine(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	r, code := c.examined("--database-url", c.as(c.role("CONNECTION LIMIT 1")))
+	require.Equal(t, exitFailed, code)
+	require.Equal(t, []string{"connection", "notifications", "connections"}, spoken(r), "%+v", r.Findings)
+	require.Contains(t, r.Findings[0].Fix, "as a superuser")
+	require.Contains(t, r.Findings[0].Reason, "too many connections")
+}
+
+// It can be asked for little of what a primary says, and one finding tells why.
+func TestDoctor_Standby_NothingElseIsExamined(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "server", checks()[0].name, "which sees that it is one")
+	for _, c := range checks()[1:] {
+		require.Equal(t, finding{Check: c.name, Verdict: skipped, Reason: "see server"}, c.examine(t.Context(), &patient{standby: true}))
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -202,7 +203,7 @@ func checkDeadTuples(ctx context.Context, at *patient) finding {
 			vacuumed = "vacuumed " + glance.Span(seconds(*since)) + " ago"
 		}
 		all = append(all, fmt.Sprintf("%s has %d beside %d that live, %s", name, dead, live, vacuumed))
-		worst = firstOf(worst, name)
+		worst = cmp.Or(worst, name)
 		return nil
 	})
 	if err != nil {
@@ -224,7 +225,7 @@ func checkBloat(ctx context.Context, at *patient) finding {
 	var bytes, needed int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &bytes, &needed}, func() error {
 		all = append(all, fmt.Sprintf("%s has %s, and needs about %s", name, glance.Size(bytes), glance.Size(needed)))
-		worst = firstOf(worst, name)
+		worst = cmp.Or(worst, name)
 		return nil
 	})
 	if err != nil {

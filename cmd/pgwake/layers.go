@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -27,26 +29,20 @@ var layers = []layer{
 	{"eventbus", "events, groups, schedules", bus.Up, bus.Down, bus.Version, bus.Layer().Script},
 }
 
-// chosenLayers are those of the names, in their order; all of them if there is no name.
-func chosenLayers(names []string) ([]layer, error) {
-	var all []layer
-	known := make(map[string]bool)
+// chosenLayers are those of the names, in the order of layers.
+func chosenLayers(names []string) (all []layer, err error) {
 	for _, l := range layers {
-		known[l.name] = true
-		for _, name := range names {
-			if name == l.name {
-				all = append(all, l)
-				break
-			}
+		if slices.Contains(names, l.name) {
+			all = append(all, l)
 		}
 	}
 	for _, name := range names {
-		if !known[name] {
-			return nil, usagef("root, taskgraph, eventbus", "there is no layer %q", name)
+		if !slices.ContainsFunc(all, func(l layer) bool { return l.name == name }) {
+			return nil, usagef(layerNames(), "there is no layer %q", name)
 		}
 	}
-	if len(names) == 0 {
-		return layers, nil
+	if len(all) == 0 {
+		return nil, usagef(layerNames(), "--layer names none")
 	}
 	return all, nil
 }
@@ -66,7 +62,7 @@ func stateOf(ctx context.Context, conn *pgx.Conn, schema string, l layer) (layer
 	var err error
 	s.Version, s.Latest, err = l.version(ctx, conn, schema)
 	switch {
-	case isForeign(err):
+	case errors.Is(err, migrations.ErrForeign):
 		s.State, s.Error = "foreign", err.Error()
 		return s, nil
 	case err != nil:

@@ -9,7 +9,6 @@ import (
 
 	"charm.land/lipgloss/v2"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/pgwake/pgwake/migrations"
 	"github.com/spf13/cobra"
 )
 
@@ -21,8 +20,8 @@ func (a *app) migrateCommand() *cobra.Command {
 }
 
 // layersFlag adds --layer, of which there may be several.
-func layersFlag(c *cobra.Command, names *[]string, otherwise string) {
-	c.Flags().StringSliceVar(names, "layer", nil, "which of "+layerNames()+"; may be repeated (default "+otherwise+")")
+func layersFlag(c *cobra.Command, names *[]string) {
+	c.Flags().StringSliceVar(names, "layer", []string{layers[0].name}, "which of "+layerNames()+"; may be repeated")
 	_ = c.RegisterFlagCompletionFunc("layer", cobra.FixedCompletions(strings.Split(layerNames(), ", "), cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -35,7 +34,7 @@ func (a *app) migrateUpCommand() *cobra.Command {
   pgwake migrate up --layer root --layer eventbus`,
 		RunE: func(c *cobra.Command, _ []string) error { return a.migrate(c.Context(), names, true) },
 	}
-	layersFlag(c, &names, "root")
+	layersFlag(c, &names)
 	return c
 }
 
@@ -46,15 +45,12 @@ func (a *app) migrateDownCommand() *cobra.Command {
 		Long: "Take all migrations of the layers back. It is refused while a table holds rows, so nothing is lost, and for root while there is another layer.",
 		RunE: func(c *cobra.Command, _ []string) error { return a.migrate(c.Context(), names, false) },
 	}
-	layersFlag(c, &names, "root")
+	layersFlag(c, &names)
 	return c
 }
 
 // migrate takes the layers up, or down, which is the other way round.
 func (a *app) migrate(ctx context.Context, names []string, up bool) error {
-	if len(names) == 0 {
-		names = []string{"root"}
-	}
 	chosen, err := chosenLayers(names)
 	if err != nil {
 		return err
@@ -64,7 +60,6 @@ func (a *app) migrate(ctx context.Context, names []string, up bool) error {
 		return err
 	}
 	if !up {
-		chosen = slices.Clone(chosen)
 		slices.Reverse(chosen)
 		if err := a.confirm(ctx, "Take the migrations of %s back, in schema %q of %s?", strings.Join(names, ", "), a.schema, place(config)); err != nil {
 			return err
@@ -138,15 +133,12 @@ With --from it is for a layer that is at that version, as migrate status says. A
   pgwake migrate print --layer root --from 3`,
 		RunE: func(*cobra.Command, []string) error { return a.migratePrint(names, from) },
 	}
-	layersFlag(c, &names, "root")
+	layersFlag(c, &names)
 	c.Flags().Int64Var(&from, "from", 0, "version that the layer is at")
 	return c
 }
 
 func (a *app) migratePrint(names []string, from int64) error {
-	if len(names) == 0 {
-		names = []string{"root"}
-	}
 	chosen, err := chosenLayers(names)
 	if err != nil {
 		return err
@@ -171,5 +163,3 @@ func (a *app) migratePrint(names []string, from int64) error {
 	}
 	return nil
 }
-
-func isForeign(err error) bool { return errors.Is(err, migrations.ErrForeign) }

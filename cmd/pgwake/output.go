@@ -196,8 +196,8 @@ func (m *most) Set(text string) error {
 	return nil
 }
 
-func limitFlag(c *cobra.Command, n *int, otherwise int) {
-	*n = otherwise
+func limitFlag(c *cobra.Command, n *int) {
+	*n = 20
 	c.Flags().Var((*most)(n), "limit", fmt.Sprintf("how many, from 1 to %d", pgwake.MaxFetch))
 }
 

@@ -68,7 +68,7 @@ func (a *app) peekCommand() *cobra.Command {
 	s.StringVar(&f.Name, "name", "", "of this name alone")
 	s.StringVar(&f.Instance, "instance", "", "of, or to, this instance alone")
 	s.Int64Var(&f.After, "after", 0, "after the item of this id, the last one of the page before")
-	limitFlag(c, &f.Limit, 20)
+	limitFlag(c, &f.Limit)
 	return c
 }
 

@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"os"
+	"regexp"
 	"slices"
 	"testing"
 
@@ -73,10 +75,20 @@ func TestReader_LooksAtEverything_AndDoctorSaysWhatItCannotSee(t *testing.T) {
 		require.Equal(t, failure, r.Findings[at].Verdict)
 		return r.Findings[at]
 	}
-	f := rights("REVOKE EXECUTE ON FUNCTION list_nodes FROM ")
-	require.Contains(t, f.Reason, "lacks EXECUTE on functions list_nodes")
+	f := rights("REVOKE EXECUTE ON FUNCTION list_nodes, log_xact FROM ")
+	require.Contains(t, f.Reason, "lacks EXECUTE on functions list_nodes, log_xact")
 	require.Contains(t, f.Fix, "docs/security.md")
 	f = rights("GRANT EXECUTE ON FUNCTION fetch_work TO ") // whoever fetches is no reader
 	require.Contains(t, f.Reason, "DELETE on tables")
 	require.Contains(t, f.Fix, "GRANT SELECT, INSERT, UPDATE, DELETE")
+}
+
+// What doctor asks for is what the page grants.
+func TestReader_DoctorAndThePage_NameTheSameFunctions(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/security.md")
+	require.NoError(t, err)
+	named := regexp.MustCompile(`p\.provolatile <> 'v' OR p\.proname IN \([^)]+\)`)
+	require.NotEmpty(t, named.FindString(query("reader")))
+	require.Equal(t, named.FindString(string(page)), named.FindString(query("reader")))
 }

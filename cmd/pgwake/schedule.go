@@ -58,7 +58,11 @@ func runSchedule(ctx context.Context, b *eventbus.Bus, name string) (string, err
 		return "", err
 	}
 	if id == 0 {
-		return "", &hinted{errors.New("it is paused: nothing came"), "pgwake schedule resume"}
+		fix := "pgwake schedule resume " + shellWord(name)
+		if b.Namespace() != pgwake.DefaultNamespace {
+			fix += " --namespace " + b.Namespace()
+		}
+		return "", &hinted{errors.New("it is paused: nothing came"), fix}
 	}
 	return "came as " + text(id), nil
 }
@@ -90,7 +94,7 @@ func (a *app) scheduleListCommand() *cobra.Command {
 	}
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", `namespace (default "default")`)
 	c.Flags().StringVar(&after, "after", "", "after the schedule of this name, the last one of the page before")
-	limitFlag(c, &limit, 100)
+	limitFlag(c, &limit)
 	return c
 }
 

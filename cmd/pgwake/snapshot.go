@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
@@ -24,10 +25,29 @@ type snapshot struct {
 // takeSnapshot returns that of this moment.
 func takeSnapshot(ctx context.Context, p *pgwake.Provider) (s snapshot, err error) {
 	var text string
-	if err := p.Pool().QueryRow(ctx, query("now")).Scan(&text); err != nil {
+	if err := ask(ctx, p, "now", &text); err != nil {
 		return s, err
 	}
 	return parseSnapshot(text)
+}
+
+// takeLogSnapshot is takeSnapshot in the numbers of the event log, which go on from server to server.
+func takeLogSnapshot(ctx context.Context, p *pgwake.Provider) (snapshot, error) {
+	s, err := takeSnapshot(ctx, p)
+	if err != nil {
+		return s, err
+	}
+	var added uint64
+	if err := ask(ctx, p, "log_offset", &added); err != nil {
+		return s, err
+	}
+	return s.shifted(added), nil
+}
+
+// ask is for an embedded statement that returns one value.
+func ask(ctx context.Context, p *pgwake.Provider, name string, value any) error {
+	sql := strings.ReplaceAll(query(name), "{schema}", pgx.Identifier{p.Schema()}.Sanitize())
+	return p.Do(ctx, "follow", func(ctx context.Context, q pgwake.Querier) error { return q.QueryRow(ctx, sql).Scan(value) })
 }
 
 func parseSnapshot(text string) (s snapshot, err error) {
@@ -49,6 +69,15 @@ func parseSnapshot(text string) (s snapshot, err error) {
 		s.open[n] = true
 	}
 	return s, nil
+}
+
+// shifted is the same of transactions with numbers that are so much higher.
+func (s snapshot) shifted(by uint64) snapshot {
+	open := make(map[uint64]bool, len(s.open))
+	for n := range s.open {
+		open[n+by] = true
+	}
+	return snapshot{s.least + by, s.next + by, open}
 }
 
 // saw reports whether what a transaction did was there.

@@ -228,7 +228,7 @@ type eventSource struct {
 }
 
 func (s *eventSource) begin(ctx context.Context) (err error) {
-	s.seen, err = takeSnapshot(ctx, s.p)
+	s.seen, err = takeLogSnapshot(ctx, s.p)
 	s.after.Xact, s.after.ID = s.seen.before()
 	return err
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -86,7 +87,7 @@ func (a *app) taskListCommand() *cobra.Command {
 	s.StringVar(&f.Name, "name", "", "of this name alone")
 	s.StringVar(&state, "state", "", "in this state alone, such as blocked_by_failures")
 	s.StringVar(&before, "before", "", "before this task, the last one of the page before")
-	limitFlag(c, &f.Limit, 20)
+	limitFlag(c, &f.Limit)
 	return c
 }
 
@@ -171,7 +172,11 @@ func (a *app) taskShow(ctx context.Context, g *taskgraph.Graph, id, as string) e
 }
 
 func noTask(err error, id string) error {
-	return &hinted{fmt.Errorf("task %s: %w", id, err), "pgwake task list shows those that there are"}
+	failed := fmt.Errorf("task %s: %w", id, err)
+	if errors.Is(err, pgwake.ErrNotFound) || errors.Is(err, pgwake.ErrInvalid) {
+		return &hinted{failed, "pgwake task list shows those that there are"}
+	}
+	return failed // what else there is to do about it others know
 }
 
 func (a *app) taskCancelCommand() *cobra.Command {
@@ -254,7 +259,7 @@ func eachStep(ctx context.Context, g *taskgraph.Graph, task string, names []stri
 		changed = changed || did
 	}
 	for name := range wanted {
-		return changed, fmt.Errorf("it has no step %q", name)
+		return changed, &hinted{fmt.Errorf("it has no step %q", name), "pgwake task show " + task}
 	}
 	return changed, nil
 }

@@ -22,7 +22,12 @@ func (a *app) topCommand() *cobra.Command {
 		Long: `Watch what goes on: queues and how long the oldest item has waited, the nodes with their modes and lanes, what wakes them, rates and latencies.
 The nodes are asked each time, and say so themselves; those that do not listen cannot be asked. Keys are shown by ?.
 Where the output is no terminal, or a dumb one, and with --once or --json, it is one picture, of what happens in --every.`,
-		RunE: func(c *cobra.Command, _ []string) error { return endless(c.Context(), a.top(c.Context(), every, once)) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if once || a.asJSON || !a.isTerminal() || a.env("TERM") == "dumb" { // which cannot be drawn on
+				return a.top(c.Context(), every, a.topOnce)
+			}
+			return endless(c.Context(), a.top(c.Context(), every, a.topLive))
+		},
 	}
 	c.Flags().DurationVar(&every, "every", time.Second, "how often to look")
 	c.Flags().BoolVar(&once, "once", false, "print one picture, and end")
@@ -32,7 +37,8 @@ Where the output is no terminal, or a dumb one, and with --once or --json, it is
 // leastEvery keeps top from being a load of its own.
 const leastEvery = 100 * time.Millisecond
 
-func (a *app) top(ctx context.Context, every time.Duration, once bool) error {
+// top shows pictures for as long as a function looks at them.
+func (a *app) top(ctx context.Context, every time.Duration, show func(context.Context, <-chan picture) error) error {
 	if every < leastEvery {
 		return usagef("--every 1s", "every %s is too often", every)
 	}
@@ -48,9 +54,11 @@ func (a *app) top(ctx context.Context, every time.Duration, once bool) error {
 		for range come {
 		}
 	}()
-	if once || a.asJSON || !a.isTerminal() || a.env("TERM") == "dumb" { // which cannot be drawn on
-		return a.topOnce(come)
-	}
+	return show(ctx, come)
+}
+
+// topLive draws them until somebody has seen enough.
+func (a *app) topLive(ctx context.Context, come <-chan picture) error {
 	config, err := a.config()
 	if err != nil {
 		return err
@@ -64,19 +72,23 @@ func (a *app) top(ctx context.Context, every time.Duration, once bool) error {
 	return err
 }
 
-// topOnce prints what two looks tell.
-func (a *app) topOnce(come <-chan picture) error {
-	from, to := <-come, <-come
-	if from.err != nil {
-		return from.err
-	}
-	if to.err != nil {
-		return to.err
+// topOnce prints what two of them tell. Without both it prints nothing, which could be taken for a database that has nothing to do.
+func (a *app) topOnce(ctx context.Context, come <-chan picture) error {
+	var seen [2]picture
+	for i := range seen {
+		pic, more := <-come
+		if !more {
+			return ctx.Err()
+		}
+		if pic.err != nil {
+			return pic.err
+		}
+		seen[i] = pic
 	}
 	t := newTopModel(a, a.schema, nil)
 	t.width = math.MaxInt32 // whoever reads it has to have all of it
-	t.take(from)
-	t.take(to)
+	t.take(seen[0])
+	t.take(seen[1])
 	if a.asJSON {
 		return a.printJSON(t.asJSON())
 	}

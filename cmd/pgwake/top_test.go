@@ -44,9 +44,21 @@ func TestTop_NoTerminal_IsOnePicture(t *testing.T) {
 	require.Contains(t, out, "dead letters 1")
 	require.Contains(t, out, "hybrid")
 	require.Contains(t, c.refused(exitUsage, "top", "--every", "1ms"), "too often")
-	ended, end := context.WithCancel(t.Context())
-	end()
-	require.Zero(t, c.runIn(ended, "top").code, "an interrupt is how it ends")
+}
+
+// A picture of nothing says that nothing waits.
+func TestTop_InterruptedBeforeThePicture_IsAFailureAndPrintsNothing(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	c.ok("enqueue", "x")
+	for _, args := range [][]string{{"top", "--every", "100ms"}, {"top", "--every", "100ms", "--json"}} {
+		ctx, interrupt := context.WithCancel(t.Context())
+		c.now = func() time.Time { interrupt(); return time.Now() } // the first look
+		r := c.runIn(ctx, args...)
+		require.Equal(t, exitFailed, r.code)
+		require.Contains(t, r.err, "interrupted")
+		require.Empty(t, r.out)
+	}
 }
 
 // modelOf is a view that has seen two pictures, a second apart.

@@ -6,5 +6,7 @@ SELECT current_user::text,
            -- or it is a node's, and the rights on tables were forgotten
            AND NOT EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident($1)) AND p.proname = 'fetch_work' AND has_function_privilege(p.oid, 'EXECUTE')),
        ARRAY(SELECT p.proname::text FROM pg_proc p
-              WHERE p.pronamespace = to_regnamespace(quote_ident($1)) AND (p.provolatile <> 'v' OR p.proname IN ('list_nodes', 'ask_nodes')) AND NOT has_function_privilege(p.oid, 'EXECUTE')
+              WHERE p.pronamespace = to_regnamespace(quote_ident($1))
+                AND (p.provolatile <> 'v' OR p.proname IN ('read_history', 'resume_history', 'list_nodes', 'list_patterns', 'node_listens', 'log_xact', 'ask_nodes'))
+                AND NOT has_function_privilege(p.oid, 'EXECUTE')
               ORDER BY p.proname)

@@ -5,6 +5,9 @@ SELECT 'USAGE on the schema', array[quote_ident($1)], format('GRANT USAGE ON SCH
 UNION ALL
 SELECT r.right_name || ' on tables', array_agg(c.relname::text ORDER BY c.relname),
        format('GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA %I TO %I;', $1, current_user)
+           || coalesce((SELECT format(' REVOKE INSERT, UPDATE, DELETE ON %s FROM %I;', string_agg(format('%I.%I', $1, v.relname), ', ' ORDER BY v.relname), current_user)
+                          FROM pg_class v WHERE v.relnamespace = to_regnamespace(quote_ident($1)) AND v.relkind = 'r' AND v.relname LIKE '%\_migrations'
+                        HAVING count(*) > 0), '')
   FROM pg_class c CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS r (right_name)
  WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
    AND (r.right_name = 'SELECT' OR c.relname NOT LIKE '%\_migrations') AND NOT has_table_privilege(c.oid, r.right_name)
