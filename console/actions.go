@@ -345,7 +345,7 @@ func (c *console) confirm(w http.ResponseWriter, r *http.Request, of action, tar
 		}
 	}
 	v.Body = q
-	c.write(w, http.StatusOK, confirmPage, v)
+	c.write(w, http.StatusOK, v)
 }
 
 // Flash says what came of the action before; "" if there was none.

@@ -55,6 +55,13 @@ func TestKeys_LeadEverywhere(t *testing.T) {
 		key("l")
 		require.Equal(t, theme, eval[string](x, `document.documentElement.dataset.theme || ""`))
 	}
+	key("l")
+	x.visit(s.url + "letters")
+	require.Equal(t, "light", eval[string](x, `document.documentElement.dataset.theme`), "another page has it from the start")
+	key("l")
+	key("l")
+	x.visit(s.url)
+	require.False(t, eval[bool](x, `"theme" in document.documentElement.dataset`))
 	key("\t")
 	require.Equal(t, "#main", eval[string](x, `document.activeElement.getAttribute("href")`), "the first stop is the way past the navigation")
 }

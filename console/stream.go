@@ -99,7 +99,7 @@ func (c *console) refresh(s *streaming, r *http.Request, of *page) error {
 	v := c.view(r.WithContext(ctx), of)
 	v.Live = true
 	var err error
-	if v.Body, err = of.load(v); err != nil {
+	if v.Body, err = c.ask(v); err != nil {
 		if r.Context().Err() != nil || errors.Is(err, pgwake.ErrClosed) {
 			return err
 		}
