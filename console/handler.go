@@ -67,6 +67,7 @@ func secured(next http.Handler) http.Handler {
 		h.Set("X-Frame-Options", "DENY")
 		h.Set("Referrer-Policy", "same-origin")
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
 		if r.URL.Path == "" { // the path that it is mounted at, without the slash that links need
 			whole, _, _ := strings.Cut(r.RequestURI, "?")

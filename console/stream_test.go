@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -50,6 +51,23 @@ func (l *listening) next(kind string) string {
 	}
 	require.FailNow(l.t, "the stream has ended", "%v", l.lines.Err())
 	return ""
+}
+
+// A page of another site cannot have streams be open, and whoever asks for the head of one does not wait for its end.
+func TestStream_OfAnotherSiteOrItsHeadAlone_IsNotBegun(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, nil)
+	for method, site := range map[string]string{http.MethodGet: "cross-site", http.MethodHead: "same-origin"} {
+		r := must(http.NewRequestWithContext(t.Context(), method, s.url+"stream/overview", nil))
+		r.Header.Set("Sec-Fetch-Site", site)
+		answer, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		_, err = io.ReadAll(answer.Body) // it has an end
+		require.NoError(t, err)
+		answer.Body.Close()
+		want := map[string]int{http.MethodGet: http.StatusForbidden, http.MethodHead: http.StatusOK}[method]
+		require.Equal(t, want, answer.StatusCode, method)
+	}
 }
 
 func TestStream_MoreThanThereMayBe_AreRefused(t *testing.T) {
