@@ -60,6 +60,7 @@ type hub struct {
 	ended    chan struct{}          // they have
 	wake     chan struct{}          // has a token: something has happened
 	until    time.Time              // things happen
+	stirred  time.Time              // an action was done, which what was seen before does not show
 	deaf     bool                   // nobody says when they do
 	now      *moment                // nil: nobody has looked yet
 	nodes    []pgwake.NodeInfo
@@ -182,6 +183,9 @@ func (h *hub) happens() bool {
 func (h *hub) observeOn(ctx context.Context) {
 	for ctx.Err() == nil {
 		for o, err := range h.p.Observe(ctx) {
+			if ctx.Err() != nil {
+				return // others may have begun to watch, who hear it themselves
+			}
 			h.observed(o, err)
 		}
 		again := time.NewTimer(tryAgain)
@@ -217,6 +221,7 @@ func (h *hub) observed(o pgwake.Observation, err error) {
 func (h *hub) stir() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.stirred = time.Now()
 	h.goOn(acted)
 }
 
@@ -287,16 +292,18 @@ func pushed(all []float64, v float64) []float64 {
 	return append(append(make([]float64, 0, past), all[max(0, len(all)-past+1):]...), v)
 }
 
-// fresh is how old a moment may be that a page begins with, and brief how long it waits for a newer one before it begins without.
+// fresh is how old a moment may be that a page begins with, and brief how long it waits for a newer one before it begins with one that is older, unless
+// that is stale: from when others looked, who have gone.
 const (
 	fresh = 2 * time.Second
 	brief = 50 * time.Millisecond
+	stale = (share + 1) * patience
 )
 
-// moment returns the latest, which is of now if that can be had at once; nil if there is none yet, and looking takes long.
+// moment returns the latest, which is of now if that can be had at once; nil if there is none that is not stale, and looking takes long.
 func (h *hub) moment(ctx context.Context) *moment {
 	h.mu.Lock()
-	if h.now != nil && h.now.Err == nil && time.Since(h.now.At) < fresh {
+	if h.now != nil && h.now.Err == nil && time.Since(h.now.At) < fresh && h.now.At.After(h.stirred) {
 		defer h.mu.Unlock()
 		return h.now
 	}
@@ -321,6 +328,9 @@ func (h *hub) moment(ctx context.Context) *moment {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.now != nil && h.now.Err == nil && time.Since(h.now.At) > stale {
+		return nil
+	}
 	return h.now
 }
 
