@@ -17,7 +17,8 @@ type overview struct {
 	Change glance.Change
 
 	Letters int64
-	Paused  []string
+	Paused  []string            // at most shownQueues
+	Others  int                 // that are paused as well
 	Rows    []pgwake.QueueDepth // those that have waited longest, at most shownQueues
 	Hidden  int                 // so many others
 
@@ -73,6 +74,9 @@ func loadOverview(v *view) (any, error) {
 	}
 	for _, r := range m.Reports {
 		o.Unannounced += r.Stats.Worker.FallbackFinds + r.Stats.Orchestrator.FallbackFinds
+	}
+	if len(o.Paused) > shownQueues {
+		o.Paused, o.Others = o.Paused[:shownQueues], len(o.Paused)-shownQueues
 	}
 	o.Rows = longest(m.Depths)
 	if len(o.Rows) > shownQueues {
