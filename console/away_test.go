@@ -204,7 +204,7 @@ func TestPage_HookPanics_FailsAlone(t *testing.T) {
 func TestRedact_WhatItHidesIsNowhere(t *testing.T) {
 	t.Parallel()
 	w := makeWorld(t, console.Options{Authorize: anybody, Redact: func(console.Payload) []byte { return []byte(`"hidden"`) }}, false)
-	secrets := []string{"bob@example.com", "eve@example.com", "London", "550 no such mailbox", "421 try again", "card declined", "1Z-77", "ring twice", "order 7", "0123456789abcde", "stack trace"}
+	secrets := []string{"bob@example.com", "eve@example.com", "London", "550 no such mailbox", "Handler error", "421 try again", "card declined", "1Z-77", "ring twice", "order 7", "0123456789abcde", "stack trace"}
 	hidden := 0
 	for _, of := range w.paths() {
 		_, body, _ := w.get(t, of[0])
