@@ -51,6 +51,12 @@ func TestKeys_LeadEverywhere(t *testing.T) {
 	require.True(t, eval[bool](x, `document.getElementById("help").open`))
 	key("\x1b")
 	require.False(t, eval[bool](x, `document.getElementById("help").open`))
+	eval[chromedp.Void](x, `document.getElementById("keys-on").click()`)
+	key("?")
+	require.False(t, eval[bool](x, `document.getElementById("help").open`), "the keys are left to others")
+	x.visit(s.url + "letters")
+	require.False(t, eval[bool](x, `document.getElementById("keys-on").checked`), "on other pages as well")
+	eval[chromedp.Void](x, `document.getElementById("keys-on").click()`)
 	for _, theme := range []string{"light", "dark", ""} {
 		key("l")
 		require.Equal(t, theme, eval[string](x, `document.documentElement.dataset.theme || ""`))
@@ -90,21 +96,15 @@ func TestLive_HeldOrFocused_StaysAsItIs(t *testing.T) {
 func TestLive_LetterComesAboveOneThatIsChosen_TheChoiceStays(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil, &console.Options{Authorize: anybody})
-	bury := func(name string) {
-		s.enqueue(t, name, "mail", `{}`)
-		item, err := s.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true})
-		require.NoError(t, err)
-		require.NoError(t, s.DeadLetterWorkItem(t.Context(), item.LockToken, "poison", ""))
-	}
-	bury("first")
-	bury("second")
+	s.bury(t, "first", "mail")
+	s.bury(t, "second", "mail")
 	x := open(t, s.url+"letters", 1280, 900)
 	row := func(name string) string {
 		return `[...document.querySelectorAll("tbody tr")].find(r => r.innerText.includes("` + name + `")).querySelector("input")`
 	}
 	eval[chromedp.Void](x, row("first")+`.click()`)
 	eval[chromedp.Void](x, row("first")+`.focus()`)
-	bury("third")
+	s.bury(t, "third", "mail")
 	x.reads("third")
 	require.Equal(t, []bool{true, false, false}, eval[[]bool](x, `[`+row("first")+`, `+row("second")+`, `+row("third")+`].map(b => b.checked)`))
 	require.True(t, eval[bool](x, row("first")+` === document.activeElement`))

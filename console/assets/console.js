@@ -156,10 +156,17 @@ document.addEventListener("DOMContentLoaded", () => {
     if (e.target.matches("[data-all]")) for (const box of document.querySelectorAll("input[name=id]")) box.checked = e.target.checked;
   });
 
+  // Single keys are in the way of those who speak to the machine, or have it press keys: they can be left to them.
+  const on = by("keys-on");
+  try { on.checked = localStorage.getItem("pgwake-keys") !== "off"; } catch { /* no storage: they are there */ }
+  on.addEventListener("change", () => {
+    try { localStorage.setItem("pgwake-keys", on.checked ? "on" : "off"); } catch { /* it is for this page then */ }
+  });
+
   const places = { o: 0, q: 1, n: 2, i: 3, t: 4, e: 5, d: 6, s: 7 };
   let going = 0;
   document.addEventListener("keydown", (e) => {
-    if (e.ctrlKey || e.metaKey || e.altKey || help.open || e.target.closest("input, select, textarea, [contenteditable]")) return;
+    if (e.ctrlKey || e.metaKey || e.altKey || !on.checked || help.open || e.target.closest("input, select, textarea, [contenteditable]")) return;
     const went = Date.now() - going < 1500;
     going = 0;
     if (went && e.key in places) {
