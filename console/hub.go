@@ -43,7 +43,8 @@ type moment struct {
 	Change glance.Change // of the queues since the moment before, and of the nodes between the latest two answers
 	Err    error         // of the latest look; all else is of the one before
 
-	Unanswered error // why the nodes could not be asked
+	Asked      bool  // the nodes were, and not long ago
+	Unanswered error // why they could not be
 
 	Arrivals []float64 // items a second, at each moment until now
 	Leavings []float64
@@ -64,6 +65,7 @@ type hub struct {
 	deaf     bool                   // nobody says when they do
 	now      *moment                // nil: nobody has looked yet
 	nodes    []pgwake.NodeInfo
+	asked    time.Time      // when it was known of them
 	said     map[int32]said // by NodeInfo.Key
 
 	unanswered error         // why they could not be asked
@@ -203,7 +205,7 @@ func (h *hub) observed(o pgwake.Observation, err error) {
 	defer h.mu.Unlock()
 	h.deaf, h.unanswered = err != nil, err
 	if o.Asked {
-		h.nodes = o.Nodes
+		h.nodes, h.asked = o.Nodes, time.Now()
 		for key := range h.said {
 			if !slices.ContainsFunc(o.Nodes, func(n pgwake.NodeInfo) bool { return n.Key == key }) {
 				delete(h.said, key)
@@ -249,15 +251,20 @@ func (h *hub) look(ctx context.Context) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	var nodes []pgwake.NodeInfo
 	var latest, before []pgwake.NodeReport
-	for _, s := range h.said {
-		latest = append(latest, s.latest)
-		if s.twice && pic.At.Sub(s.at) < recent {
-			before = append(before, s.before)
+	asked := !h.asked.IsZero() && pic.At.Sub(h.asked) < stale
+	if asked {
+		nodes = h.nodes
+		for _, s := range h.said {
+			latest = append(latest, s.latest)
+			if s.twice && pic.At.Sub(s.at) < recent {
+				before = append(before, s.before)
+			}
 		}
 	}
-	h.now = next(h.now, pic.With(h.nodes, latest), glance.Picture{}.With(nil, before), err)
-	h.now.Unanswered = h.unanswered
+	h.now = next(h.now, pic.With(nodes, latest), glance.Picture{}.With(nil, before), err)
+	h.now.Asked, h.now.Unanswered = asked, h.unanswered
 	for ring, pictures := range h.watchers {
 		if pictures {
 			token(ring)

@@ -53,7 +53,7 @@ func loadOverview(v *view) (any, error) {
 		return &overview{}, nil
 	}
 	o := &overview{Ready: !m.At.IsZero(), Sums: glance.SumsOf(m.Depths), Oldest: m.Oldest, Change: m.Change, Letters: m.Letters,
-		Paused: m.Paused, Arrivals: sparkOf(m.Arrivals), Leavings: sparkOf(m.Leavings), Backlog: sparkOf(m.Backlog), Asked: m.Reports != nil && len(m.Nodes) > 0}
+		Paused: m.Paused, Arrivals: sparkOf(m.Arrivals), Leavings: sparkOf(m.Leavings), Backlog: sparkOf(m.Backlog), Asked: m.Asked}
 	if m.Err != nil {
 		o.Err = glance.Short(m.Err.Error(), 300)
 	}

@@ -9,7 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
+	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
 
@@ -51,6 +53,27 @@ func (l *listening) next(kind string) string {
 	}
 	require.FailNow(l.t, "the stream has ended", "%v", l.lines.Err())
 	return ""
+}
+
+// That nobody listens is said when that is known, and not before.
+func TestStream_NodesAreAsked_NobodyListensOnlyWhenThatIsSo(t *testing.T) {
+	t.Parallel()
+	until := func(l *listening, text string) (before []string) {
+		for {
+			live := l.next("live")
+			if strings.Contains(live, text) {
+				return before
+			}
+			before = append(before, live)
+		}
+	}
+	some := newSite(t, nil, nil)
+	for _, live := range until(some.listen(t, "stream/nodes"), "<code>") {
+		require.NotContains(t, live, "Nobody listens.")
+	}
+	none := newSite(t, pgwaketest.New(t, &pgwake.Config{Mode: pgwake.ModePolling}), nil)
+	until(none.listen(t, "stream/nodes"), "Nobody listens.")
+	until(none.listen(t, "stream/overview"), "nobody listens")
 }
 
 // A page of another site cannot have streams be open, and whoever asks for the head of one does not wait for its end.
