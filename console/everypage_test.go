@@ -115,6 +115,10 @@ func TestLive_LetterComesAboveOneThatIsChosen_TheChoiceStays(t *testing.T) {
 	x.run(chromedp.Poll[chromedp.Void](`document.querySelectorAll("tbody tr").length == 2`))
 	require.Equal(t, []bool{true, false}, eval[[]bool](x, `[`+row("first")+`, `+row("third")+`].map(b => b.checked)`))
 	require.True(t, eval[bool](x, row("first")+` === document.activeElement`))
+	_, err = s.PurgeDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	x.reads("There are no dead letters")
+	require.Equal(t, "main", eval[string](x, `document.activeElement.id`), "what had the focus is gone, and the next is near")
 }
 
 // takenBy is what a page has after so many more moments.

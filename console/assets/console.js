@@ -79,10 +79,10 @@ document.addEventListener("DOMContentLoaded", () => {
       return;
     }
     waiting = null;
-    const focused = document.activeElement;
+    const focused = document.activeElement, within = live.contains(focused);
     const parsed = new DOMParser().parseFromString("<div id=\"live\">" + html + "</div>", "text/html");
     children(live, document.adoptNode(parsed.getElementById("live")));
-    if (focused !== document.activeElement && live.contains(focused)) focused.focus({ preventScroll: true }); // it was moved
+    if (within && focused !== document.activeElement) (live.contains(focused) ? focused : by("main")).focus({ preventScroll: true }); // it was moved, or is gone
     say();
   }
 
