@@ -69,7 +69,8 @@ func secured(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
-		if r.URL.Path == "" { // the path that it is mounted at, without the slash that links need
+		h.Set("X-Accel-Buffering", "no") // nginx would collect what is sent bit by bit
+		if r.URL.Path == "" {            // the path that it is mounted at, without the slash that links need
 			whole, _, _ := strings.Cut(r.RequestURI, "?")
 			h.Set("Location", "./"+url.PathEscape(path.Base(whole))+"/")
 			w.WriteHeader(http.StatusTemporaryRedirect)

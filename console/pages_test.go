@@ -98,6 +98,7 @@ func TestHandler_EveryAnswer_HasAStrictPolicy(t *testing.T) {
 		require.Contains(t, h.Get("Content-Security-Policy"), "default-src 'none'")
 		require.NotContains(t, h.Get("Content-Security-Policy"), "unsafe")
 		require.Equal(t, "nosniff", h.Get("X-Content-Type-Options"))
+		require.Equal(t, "no", h.Get("X-Accel-Buffering"))
 		require.NotContains(t, body, "style=")
 		require.NotContains(t, body, "onclick")
 	}

@@ -68,6 +68,10 @@ func TestStream_NodesAreAsked_NobodyListensOnlyWhenThatIsSo(t *testing.T) {
 		}
 	}
 	some := newSite(t, nil, nil)
+	require.Eventually(t, func() bool {
+		nodes, err := some.ListNodes(t.Context())
+		return err == nil && len(nodes) == 1 && nodes[0].Listening
+	}, patience, pollEvery)
 	for _, live := range until(some.listen(t, "stream/nodes"), "<code>") {
 		require.NotContains(t, live, "Nobody listens.")
 	}
