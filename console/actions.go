@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,19 +33,19 @@ type action struct {
 	target string // the field that says what it is about
 	do     deed
 
-	// in returns the namespace that it is in, whatever the form says of that; nil: the form says it, and do goes by it.
-	in func(ctx context.Context, c *console, form url.Values) (string, error)
+	// in returns the namespaces that it is in, whatever the form says of that. Authorize is asked for each.
+	in func(ctx context.Context, c *console, form url.Values) ([]string, error)
 }
 
 var actions = map[string]action{
 	"redrive": {RedriveLetter, "", "%d put back into their queues", "id", onLetters(func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
 		return p.RedriveDeadLetters(ctx, f)
-	}), nil},
+	}), inLetters},
 	"purge": {PurgeLetter, "Remove these dead letters for good?", "%d removed", "id", onLetters(func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
 		return p.PurgeDeadLetters(ctx, f)
-	}), nil},
-	"pause-queue":     {PauseQueue, "", "Paused: nobody fetches from it", "namespace", onQueue((*pgwake.Provider).Pause), nil},
-	"resume-queue":    {ResumeQueue, "", "Resumed", "namespace", onQueue((*pgwake.Provider).Resume), nil},
+	}), inLetters},
+	"pause-queue":     {PauseQueue, "", "Paused: nobody fetches from it", "namespace", onQueue((*pgwake.Provider).Pause), inQueue},
+	"resume-queue":    {ResumeQueue, "", "Resumed", "namespace", onQueue((*pgwake.Provider).Resume), inQueue},
 	"cancel-task":     {CancelTask, "Cancel the task, and all of its steps that have not ended?", "Cancelled", "id", onTask((*taskgraph.Graph).Cancel), inTask},
 	"resolve-task":    {ResolveTask, "Take the task for done, and cancel its steps that have not ended?", "Resolved", "id", onTask((*taskgraph.Graph).ResolveTask), inTask},
 	"retry-task":      {RetryTask, "", "%d steps run again", "id", retryTask, inTask},
@@ -55,31 +56,65 @@ var actions = map[string]action{
 	"delete-instance": {DeleteInstance, "Delete the instance with all its descendants, their history and their messages, for good?", "%d instances deleted", "id", deleteInstance, inInstance},
 }
 
-func inTask(ctx context.Context, c *console, form url.Values) (string, error) {
+// inLetters are the namespaces of those that are chosen. What a form says is enough where nothing is done in others: "" is all.
+func inLetters(ctx context.Context, c *console, form url.Values) ([]string, error) {
+	f, _, err := letterFilter(form)
+	if err != nil {
+		return nil, err
+	}
+	if f.Namespace != "" || form.Get("all") != "" {
+		return []string{f.Namespace}, nil
+	}
+	if f.IDs, err = chosen(form); err != nil {
+		return nil, err
+	}
+	f.Limit = len(f.IDs)
+	found, err := c.p.ListDeadLetters(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	var in []string
+	for _, d := range found {
+		in = append(in, d.Namespace)
+	}
+	if slices.Sort(in); len(in) == 0 {
+		return nil, fmt.Errorf("%w: none of these dead letters is there any more", pgwake.ErrNotFound)
+	}
+	return slices.Compact(in), nil
+}
+
+func inQueue(_ context.Context, _ *console, form url.Values) ([]string, error) {
+	if n := form.Get("namespace"); n != pgwake.AllNamespaces {
+		return []string{n}, nil
+	}
+	return []string{""}, nil
+}
+
+func inTask(ctx context.Context, c *console, form url.Values) ([]string, error) {
 	if c.o.Tasks == nil {
-		return "", badRequest("there is no task graph")
+		return nil, badRequest("there is no task graph")
 	}
 	t, err := c.o.Tasks.Task(ctx, form.Get("id"))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return t.Namespace, nil
+	return []string{t.Namespace}, nil
 }
 
-func inBus(_ context.Context, c *console, form url.Values) (string, error) {
+func inBus(_ context.Context, c *console, form url.Values) ([]string, error) {
 	bus, err := c.busOf(form)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return bus.Namespace(), nil
+	return []string{bus.Namespace()}, nil
 }
 
-func inInstance(ctx context.Context, c *console, form url.Values) (string, error) {
+func inInstance(ctx context.Context, c *console, form url.Values) ([]string, error) {
 	info, err := c.p.GetInstanceInfo(ctx, form.Get("id"))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return info.Namespace, nil
+	return []string{info.Namespace}, nil
 }
 
 // by is who did it, for those who read transitions.
@@ -90,24 +125,16 @@ var errNothing = errors.New("nothing was changed: it is not in a state for that 
 
 // onLetters is an action on dead letters: those that are chosen, or all of a filter.
 func onLetters(do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilter) (int, error)) deed {
-	const step, most = 500, 100_000
+	const most = 100_000
 	return func(ctx context.Context, c *console, form url.Values) (sum int64, err error) {
 		f, _, err := letterFilter(form)
 		if err != nil {
 			return 0, err
 		}
-		f.Limit = step
+		f.Limit = mostChosen
 		if form.Get("all") == "" {
-			f.IDs = []int64{}
-			for _, text := range form["id"] {
-				id, err := strconv.ParseInt(text, 10, 64)
-				if err != nil {
-					return 0, badRequest("id is to be a number")
-				}
-				f.IDs = append(f.IDs, id)
-			}
-			if len(f.IDs) == 0 {
-				return 0, badRequest("no dead letter is chosen")
+			if f.IDs, err = chosen(form); err != nil {
+				return 0, err
 			}
 		} else if f.DiedBefore, err = c.afterLetters(ctx); err != nil {
 			return 0, err
@@ -115,12 +142,50 @@ func onLetters(do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilt
 		for sum < most {
 			n, err := do(ctx, c.p, f)
 			sum += int64(n)
+			if err != nil && sum > 0 {
+				err = fmt.Errorf("%d were done, and then: %w", sum, err)
+			}
 			if err != nil || n == 0 {
 				return sum, err
 			}
 		}
 		return sum, nil
 	}
+}
+
+// mostChosen is how many dead letters can be chosen, and are taken in one statement.
+const mostChosen = 500
+
+// chosen are the dead letters that a form names one by one.
+func chosen(form url.Values) (ids []int64, err error) {
+	for _, text := range form["id"] {
+		id, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, badRequest("id is to be a number")
+		}
+		ids = append(ids, id)
+	}
+	switch {
+	case len(ids) == 0:
+		return nil, badRequest("no dead letter is chosen")
+	case len(ids) > mostChosen:
+		return nil, badRequest("more than %d dead letters are chosen", mostChosen)
+	}
+	return ids, nil
+}
+
+// allOf says which dead letters are all of a form.
+func allOf(form url.Values) string {
+	var of []string
+	for _, name := range letterFields {
+		if value := form.Get(name); value != "" {
+			of = append(of, name+" "+value)
+		}
+	}
+	if len(of) == 0 {
+		return "all"
+	}
+	return "all of " + strings.Join(of, ", ")
 }
 
 // afterLetters is an instant after the latest dead letter: what dies anew, while an action on all is under way, is not one of all.
@@ -268,26 +333,25 @@ func (c *console) act(w http.ResponseWriter, r *http.Request) {
 	}
 	target := strings.Join(form[of.target], ", ")
 	if form.Get("all") != "" {
-		target = "all of the list"
+		target = allOf(form)
 	}
-	namespace := form.Get("namespace")
-	if of.in != nil {
-		var err error
-		if namespace, err = of.in(r.Context(), c, form); err != nil {
-			c.fail(w, r, statusOf(err), err)
+	ctx, cancel := context.WithTimeout(r.Context(), 3*patience)
+	defer cancel()
+	namespaces, err := of.in(ctx, c, form)
+	if err != nil {
+		c.fail(w, r, statusOf(err), err)
+		return
+	}
+	for _, n := range namespaces {
+		if err := c.o.Authorize(r, Action{Verb: of.verb, Namespace: n, Target: target}); err != nil {
+			c.fail(w, r, http.StatusForbidden, err)
 			return
 		}
-	}
-	if err := c.o.Authorize(r, Action{Verb: of.verb, Namespace: namespace, Target: target}); err != nil {
-		c.fail(w, r, http.StatusForbidden, err)
-		return
 	}
 	if of.asks != "" && form.Get("sure") == "" {
 		c.confirm(w, r, of, target, form)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), 3*patience)
-	defer cancel()
 	n, err := of.do(ctx, c, form)
 	c.hub.stir() // other pages that are open
 	if err != nil {
@@ -329,14 +393,13 @@ type confirmation struct {
 	Question, Target, Verb string
 	Fields                 []field
 	Back                   string
-	Count                  int
 }
 
 var confirmPage = newPage("confirm", "Are you sure?", nil)
 
 func (c *console) confirm(w http.ResponseWriter, r *http.Request, of action, target string, form url.Values) {
 	v := c.view(r, confirmPage)
-	q := &confirmation{Question: of.asks, Target: target, Verb: string(of.verb), Back: backOf(form.Get("back")).String(), Count: len(form[of.target])}
+	q := &confirmation{Question: of.asks, Target: target, Verb: string(of.verb), Back: backOf(form.Get("back")).String()}
 	for name, values := range form {
 		for _, value := range values {
 			if value != "" {
@@ -345,7 +408,7 @@ func (c *console) confirm(w http.ResponseWriter, r *http.Request, of action, tar
 		}
 	}
 	v.Body = q
-	c.write(w, http.StatusOK, confirmPage, v)
+	c.write(w, http.StatusOK, v)
 }
 
 // Flash says what came of the action before; "" if there was none.

@@ -65,6 +65,7 @@ func TestActions_OneOfEachKind_DoesWhatItSays(t *testing.T) {
 	x.visit(w.url + "letter?id=" + text(w.letters[1]))
 	x.presses(".acts", "Purge")
 	x.reads("Remove these dead letters for good?")
+	require.Equal(t, "No, go back", eval[string](x, `document.activeElement.textContent`), "a key that is pressed once more does no harm")
 	x.presses("main", "Yes: purge")
 	x.reads("1 removed.")
 	left, err := w.ListDeadLetters(ctx, nil)
@@ -142,7 +143,8 @@ func TestActions_OneOfEachKind_DoesWhatItSays(t *testing.T) {
 		verbs[a.Verb] = true
 	}
 	require.Len(t, verbs, 12, "each kind")
-	require.Contains(t, who.all, console.Action{Verb: console.RedriveLetter, Target: text(w.letters[0])})
+	require.Contains(t, who.all, console.Action{Verb: console.RedriveLetter, Namespace: "mail", Target: text(w.letters[0])})
+	require.Contains(t, who.all, console.Action{Verb: console.RedriveLetter, Target: "all of reason Handler error"})
 	require.Contains(t, who.all, console.Action{Verb: console.PauseQueue, Namespace: "billing", Target: "billing"})
 	require.Contains(t, who.all, console.Action{Verb: console.DeleteInstance, Namespace: "flow", Target: "order-7"})
 }
@@ -214,7 +216,11 @@ func TestActions_FormNamesAnotherNamespace_AuthorizeIsAskedOfTheRealOne(t *testi
 		form.Set("sure", "yes")
 		require.Equal(t, http.StatusForbidden, w.post(t, origin, form), form)
 	}
-	letter := url.Values{"verb": {"purge"}, "sure": {"yes"}, "namespace": {"mine"}, "id": {text(w.letters[0])}}
+	letter := url.Values{"verb": {"purge"}, "sure": {"yes"}, "id": {text(w.letters[0])}}
+	require.Equal(t, http.StatusForbidden, w.post(t, origin, letter), "it says of no namespace, and the letter is in another")
+	require.Equal(t, http.StatusForbidden, w.post(t, origin, url.Values{"verb": {"purge"}, "sure": {"yes"}, "all": {"yes"}}))
+	require.Equal(t, http.StatusForbidden, w.post(t, origin, url.Values{"verb": {"pause-queue"}, "queue": {"worker"}, "namespace": {pgwake.AllNamespaces}}))
+	letter.Set("namespace", "mine")
 	require.Equal(t, http.StatusSeeOther, w.post(t, origin, letter), "of those that are in mine: none")
 	left, err := w.ListDeadLetters(t.Context(), nil)
 	require.NoError(t, err)
@@ -224,6 +230,31 @@ func TestActions_FormNamesAnotherNamespace_AuthorizeIsAskedOfTheRealOne(t *testi
 	require.Equal(t, taskgraph.TaskBlockedByFailures, state)
 	_, err = w.GetInstanceInfo(t.Context(), "order-7")
 	require.NoError(t, err)
+}
+
+// Letters that are chosen may be in several namespaces.
+func TestActions_LettersOfSeveralNamespaces_AuthorizeIsAskedForEach(t *testing.T) {
+	t.Parallel()
+	var who asked
+	s := newSite(t, nil, &console.Options{Authorize: who.authorize})
+	ids := url.Values{"verb": {"redrive"}}
+	for _, namespace := range []string{"mine", "yours", "mine"} {
+		s.bury(t, "mail", namespace)
+	}
+	letters, err := s.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	for _, d := range letters {
+		ids.Add("id", text(d.ID))
+	}
+	origin := strings.TrimSuffix(s.url, "/ops/console/")
+	require.Equal(t, http.StatusSeeOther, s.post(t, origin, ids))
+	var in []string
+	for _, a := range who.all {
+		in = append(in, a.Namespace)
+	}
+	require.Equal(t, []string{"mine", "yours"}, in)
+	require.Equal(t, http.StatusNotFound, s.post(t, origin, ids), "they are gone, and nobody is asked")
+	require.Len(t, who.all, 2)
 }
 
 // What is put back and dies again at once is not put back for ever.

@@ -90,51 +90,103 @@ func TestPages_DatabaseIsAway_SaySoAndGoOnWhenItIsBack(t *testing.T) {
 	}
 }
 
-func TestPage_DatabaseSearchesForLong_SaysSoAtOnceAndHasItThen(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, nil, &console.Options{})
-	s.enqueue(t, "needle", "hay", `{}`)
-	item, err := s.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true})
+// bury makes a dead letter.
+func (s *site) bury(t *testing.T, name, namespace string) {
+	t.Helper()
+	s.enqueue(t, name, namespace, `{}`)
+	item, err := s.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{namespace}})
 	require.NoError(t, err)
 	require.NoError(t, s.DeadLetterWorkItem(t.Context(), item.LockToken, "poison", ""))
+}
+
+// locked has whoever reads dead letters wait until the transaction ends.
+func (s *site) locked(t *testing.T) pgx.Tx {
+	t.Helper()
 	tx, err := s.Pool().Begin(t.Context())
 	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }()
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	_, err = tx.Exec(t.Context(), `LOCK TABLE `+s.Schema()+`.dead_letters IN ACCESS EXCLUSIVE MODE`)
 	require.NoError(t, err)
+	return tx
+}
 
-	r := must(http.NewRequest(http.MethodGet, s.url+"letters?name=needle&done=purge&n=1", nil))
+// asBrowser asks for a page as one does that shows the beginning of it, and returns that. The rest is what can be read of the answer then.
+func (s *site) asBrowser(t *testing.T, path, until string) (beginning string, answer *http.Response) {
+	t.Helper()
+	r := must(http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path, nil))
 	r.Header.Set("Accept", "text/html")
 	answer, err := http.DefaultClient.Do(r)
 	require.NoError(t, err)
-	data, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
-	answer.Body.Close()
+	t.Cleanup(func() { answer.Body.Close() })
 	require.Equal(t, http.StatusOK, answer.StatusCode)
-	require.Contains(t, string(data), "Searching…")
-	require.NotContains(t, string(data), "data-stream")
-	require.Equal(t, "0; url=letters?done=purge&n=1&name=needle&wait=1", answer.Header.Get("Refresh"))
-	whole := make(chan string, 2)
-	for range cap(whole) {
-		go func() {
-			r, err := http.Get(s.url + "letters?name=needle&wait=1")
-			if err != nil {
-				whole <- err.Error()
-				return
-			}
-			defer r.Body.Close()
-			data, _ := io.ReadAll(r.Body)
-			whole <- string(data)
-		}()
+	for chunk := make([]byte, 4096); !strings.Contains(beginning, until); {
+		n, err := answer.Body.Read(chunk)
+		require.NoError(t, err, beginning)
+		beginning += string(chunk[:n])
 	}
+	return beginning, answer
+}
+
+func TestPage_DatabaseSearchesForLong_BeginsAtOnceAndHasItThen(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, &console.Options{})
+	s.bury(t, "needle", "hay")
+	tx := s.locked(t)
+	top, answer := s.asBrowser(t, "letters?name=needle&done=purge&n=1", "Searching…")
+	require.Contains(t, top, `rel="stylesheet"`, "style and script come meanwhile")
+	require.Contains(t, top, "Schedules", "so does the navigation")
+	require.NotContains(t, top, "<h1>")
 	require.NoError(t, tx.Rollback(t.Context()))
-	for range cap(whole) {
-		body := <-whole
-		require.Contains(t, body, "poison")
-		require.NotContains(t, body, "wait=1", "links and the stream are those of the page")
+	rest, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(rest), "poison")
+	require.Contains(t, string(rest), "1 removed.")
+	require.True(t, strings.HasSuffix(strings.TrimSpace(string(rest)), "</html>"))
+}
+
+// What goes wrong once a page has begun is said on it.
+func TestPage_SearchFailsAfterItHasBegun_SaysSo(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, &console.Options{})
+	tx := s.locked(t)
+	_, answer := s.asBrowser(t, "letters", "Searching…")
+	_, err := tx.Exec(t.Context(), `ALTER TABLE `+s.Schema()+`.dead_letters RENAME COLUMN reason TO gone`)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	rest, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(rest), "Bad Gateway")
+	require.NotContains(t, string(rest), `id="live"`)
+}
+
+// Searches take no more than half of the connections, however many there are, and end when nobody waits for them any more.
+func TestPages_ManySearchForLong_LeaveConnectionsAndEndWithTheirRequests(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, &console.Options{})
+	s.locked(t)
+	ctx, leave := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	conns := int(s.Pool().Config().MaxConns)
+	for i := range 2 * conns {
+		path := []string{"letters", "letters?name=x", "letter?id=7", "letters?namespace=x"}[i%4]
+		all.Go(func() {
+			r := must(http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil))
+			if answer, err := http.DefaultClient.Do(r); err == nil {
+				answer.Body.Close()
+			}
+		})
 	}
-	_, body, _ := s.get(t, "letters?name=needle")
-	require.Contains(t, body, "poison")
+	searching := func() (n int) {
+		require.NoError(t, s.Pool().QueryRow(t.Context(), `SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE NOT l.granted AND c.relname = 'dead_letters' AND n.nspname = $1`, s.Schema()).Scan(&n))
+		return n
+	}
+	require.Eventually(t, func() bool { return searching() == conns/2 }, patience, pollEvery)
+	s.enqueue(t, "mail", "shop", `{}`) // what the program itself does goes on
+	require.LessOrEqual(t, searching(), conns/2)
+	leave()
+	all.Wait()
+	require.Eventually(t, func() bool { return searching() == 0 }, patience, pollEvery)
 }
 
 // A hook that panics fails its request, and nothing else.
@@ -152,7 +204,7 @@ func TestPage_HookPanics_FailsAlone(t *testing.T) {
 func TestRedact_WhatItHidesIsNowhere(t *testing.T) {
 	t.Parallel()
 	w := makeWorld(t, console.Options{Authorize: anybody, Redact: func(console.Payload) []byte { return []byte(`"hidden"`) }}, false)
-	secrets := []string{"bob@example.com", "eve@example.com", "London", "550 no such mailbox", "421 try again", "card declined", "1Z-77", "ring twice", "order 7", "0123456789abcde", "stack trace"}
+	secrets := []string{"bob@example.com", "eve@example.com", "London", "550 no such mailbox", "Handler error", "421 try again", "card declined", "1Z-77", "ring twice", "order 7", "0123456789abcde", "stack trace"}
 	hidden := 0
 	for _, of := range w.paths() {
 		_, body, _ := w.get(t, of[0])
@@ -183,6 +235,7 @@ func TestAssets_AreKeptAndPagesAreNot(t *testing.T) {
 	require.Equal(t, "no-store", h.Get("Cache-Control"))
 	names := regexp.MustCompile(`(?:href|src)="\./(assets/[^"]*)"`).FindAllStringSubmatch(body, -1)
 	require.Len(t, names, 3)
+	require.Contains(t, body, ".js\" defer>", "nothing waits for the script before it is painted")
 	for _, name := range names {
 		status, _, h := s.get(t, name[1])
 		require.Equal(t, http.StatusOK, status)

@@ -187,11 +187,11 @@ func eval[T any](x *tab, script string) (v T) {
 	return v
 }
 
-// arrives waits until the page is there, and not the one that says that it is searched for.
+// arrives waits until all of the page is there.
 func (x *tab) arrives() {
 	x.t.Helper()
 	require.Eventually(x.t, func() bool {
-		there, err := chromedp.Run(x.ctx, chromedp.Evaluate[bool](`document.readyState == "complete" && !!document.querySelector("main") && !document.querySelector("[data-late]")`))
+		there, err := chromedp.Run(x.ctx, chromedp.Evaluate[bool](`document.readyState == "complete" && !!document.querySelector("main")`))
 		return err == nil && there // an error: it is between two pages
 	}, patience, pollEvery, "there is no page")
 }

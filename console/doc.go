@@ -21,7 +21,8 @@
 // Nothing while nobody looks. Pages that are open hear of changes by server-sent events, which the engine feeds (Provider.Observe): when something has
 // happened, and as long as it goes on, one place looks at the queues every 0.8 seconds, in one statement, for everybody who watches; a page of something
 // particular, such as a task, is read about once a second. While nothing happens each looks once in 15 seconds. Where looking takes long, since there
-// is much in the queues, it looks so seldom that it takes a fifth of a connection. Lists are read page by page, by keys.
+// is much in the queues, it looks so seldom that it takes a fifth of a connection. Lists are read page by page, by keys, by half of the connections of the
+// pool at most.
 //
 // A stream ends with its request. http.Server.Shutdown waits for streams, as for any request: have http.Server.BaseContext return a context
 // that you cancel before.

@@ -51,10 +51,23 @@ func TestKeys_LeadEverywhere(t *testing.T) {
 	require.True(t, eval[bool](x, `document.getElementById("help").open`))
 	key("\x1b")
 	require.False(t, eval[bool](x, `document.getElementById("help").open`))
+	eval[chromedp.Void](x, `document.getElementById("keys-on").click()`)
+	key("?")
+	require.False(t, eval[bool](x, `document.getElementById("help").open`), "the keys are left to others")
+	x.visit(s.url + "letters")
+	require.False(t, eval[bool](x, `document.getElementById("keys-on").checked`), "on other pages as well")
+	eval[chromedp.Void](x, `document.getElementById("keys-on").click()`)
 	for _, theme := range []string{"light", "dark", ""} {
 		key("l")
 		require.Equal(t, theme, eval[string](x, `document.documentElement.dataset.theme || ""`))
 	}
+	key("l")
+	x.visit(s.url + "letters")
+	require.Equal(t, "light", eval[string](x, `document.documentElement.dataset.theme`), "another page has it from the start")
+	key("l")
+	key("l")
+	x.visit(s.url)
+	require.False(t, eval[bool](x, `"theme" in document.documentElement.dataset`))
 	key("\t")
 	require.Equal(t, "#main", eval[string](x, `document.activeElement.getAttribute("href")`), "the first stop is the way past the navigation")
 }
@@ -83,21 +96,15 @@ func TestLive_HeldOrFocused_StaysAsItIs(t *testing.T) {
 func TestLive_LetterComesAboveOneThatIsChosen_TheChoiceStays(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil, &console.Options{Authorize: anybody})
-	bury := func(name string) {
-		s.enqueue(t, name, "mail", `{}`)
-		item, err := s.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true})
-		require.NoError(t, err)
-		require.NoError(t, s.DeadLetterWorkItem(t.Context(), item.LockToken, "poison", ""))
-	}
-	bury("first")
-	bury("second")
+	s.bury(t, "first", "mail")
+	s.bury(t, "second", "mail")
 	x := open(t, s.url+"letters", 1280, 900)
 	row := func(name string) string {
 		return `[...document.querySelectorAll("tbody tr")].find(r => r.innerText.includes("` + name + `")).querySelector("input")`
 	}
 	eval[chromedp.Void](x, row("first")+`.click()`)
 	eval[chromedp.Void](x, row("first")+`.focus()`)
-	bury("third")
+	s.bury(t, "third", "mail")
 	x.reads("third")
 	require.Equal(t, []bool{true, false, false}, eval[[]bool](x, `[`+row("first")+`, `+row("second")+`, `+row("third")+`].map(b => b.checked)`))
 	require.True(t, eval[bool](x, row("first")+` === document.activeElement`))
@@ -108,6 +115,10 @@ func TestLive_LetterComesAboveOneThatIsChosen_TheChoiceStays(t *testing.T) {
 	x.run(chromedp.Poll[chromedp.Void](`document.querySelectorAll("tbody tr").length == 2`))
 	require.Equal(t, []bool{true, false}, eval[[]bool](x, `[`+row("first")+`, `+row("third")+`].map(b => b.checked)`))
 	require.True(t, eval[bool](x, row("first")+` === document.activeElement`))
+	_, err = s.PurgeDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	x.reads("There are no dead letters")
+	require.Equal(t, "main", eval[string](x, `document.activeElement.id`), "what had the focus is gone, and the next is near")
 }
 
 // takenBy is what a page has after so many more moments.

@@ -15,7 +15,8 @@ import (
 // last one that it waits for.
 
 const (
-	maxDrawn  = 300 // steps; of a task that has more there is the table
+	maxDrawn  = 300  // steps; of a task that has more there is the table
+	maxPassed = 3000 // columns, by all lines together; likewise
 	boxWidth  = 176
 	boxHeight = 44
 	gapX      = 64
@@ -76,7 +77,7 @@ func (s *spot) right() int {
 	return s.x + boxWidth
 }
 
-// drawn lays steps out; nil if there are none, or too many.
+// drawn lays steps out; nil if there are none, or too many, or too many that wait for too many.
 func drawn(steps []step) *graph {
 	if len(steps) == 0 || len(steps) > maxDrawn {
 		return nil
@@ -85,7 +86,11 @@ func drawn(steps []step) *graph {
 	for i := range steps {
 		place[steps[i].Name] = i
 	}
-	columns, lines := arranged(steps, place)
+	depths := depthsOf(steps, place)
+	if passedBy(steps, place, depths) > maxPassed {
+		return nil
+	}
+	columns, lines := arranged(steps, place, depths)
 	g := &graph{Width: 2*margin + len(columns)*(boxWidth+gapX) - gapX}
 	tall := make([]int, len(columns))
 	for n, column := range columns {
@@ -125,8 +130,7 @@ type line struct {
 
 // arranged puts each step into the column after the last one that it waits for, and orders columns so that lines cross little, and none runs
 // through a step.
-func arranged(steps []step, place map[string]int) (columns [][]*spot, lines []line) {
-	depths := depthsOf(steps, place)
+func arranged(steps []step, place map[string]int, depths []int) (columns [][]*spot, lines []line) {
 	spots := make([]*spot, len(steps))
 	put := func(column int, s *spot) {
 		for len(columns) <= column {
@@ -174,6 +178,18 @@ func arranged(steps []step, place map[string]int) (columns [][]*spot, lines []li
 		}
 	}
 	return columns, lines
+}
+
+// passedBy is how many columns lines lead to or through, of all lines together.
+func passedBy(steps []step, place map[string]int, depths []int) (n int) {
+	for i := range steps {
+		for _, parent := range steps[i].Parents {
+			if p, known := place[parent]; known {
+				n += max(1, depths[i]-depths[p])
+			}
+		}
+	}
+	return n
 }
 
 // depthsOf are the columns of steps.

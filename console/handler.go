@@ -24,7 +24,8 @@ func Handler(p *pgwake.Provider, o *Options) http.Handler {
 	if o == nil {
 		o = &Options{}
 	}
-	c := &console{p: p, o: *o, hub: newHub(p), streams: make(chan struct{}, defaultStreams)}
+	c := &console{p: p, o: *o, hub: newHub(p), streams: make(chan struct{}, defaultStreams),
+		turns: make(chan struct{}, turnsOf(p.Pool().Config().MaxConns))}
 	if o.MaxStreams > 0 {
 		c.streams = make(chan struct{}, o.MaxStreams)
 	}
@@ -50,7 +51,7 @@ type console struct {
 	o       Options
 	hub     *hub
 	streams chan struct{} // as many as pages are live
-	loads   loads
+	turns   chan struct{} // as many as ask the database
 }
 
 // policy lets a page load nothing but what the console itself serves, and nobody frame it.
@@ -66,8 +67,10 @@ func secured(next http.Handler) http.Handler {
 		h.Set("X-Frame-Options", "DENY")
 		h.Set("Referrer-Policy", "same-origin")
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
-		if r.URL.Path == "" { // the path that it is mounted at, without the slash that links need
+		h.Set("X-Accel-Buffering", "no") // nginx would collect what is sent bit by bit
+		if r.URL.Path == "" {            // the path that it is mounted at, without the slash that links need
 			whole, _, _ := strings.Cut(r.RequestURI, "?")
 			h.Set("Location", "./"+url.PathEscape(path.Base(whole))+"/")
 			w.WriteHeader(http.StatusTemporaryRedirect)
@@ -79,27 +82,6 @@ func secured(next http.Handler) http.Handler {
 
 // patience is how long a page may take to be made.
 const patience = 10 * time.Second
-
-// page serves a page.
-func (c *console) page(of *page) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), patience)
-		defer cancel()
-		v := c.view(r.WithContext(ctx), of)
-		body, err := c.load(v, w.Header())
-		var d *download
-		if errors.As(err, &d) {
-			d.serve(w)
-			return
-		}
-		if err != nil {
-			c.fail(w, r, statusOf(err), err)
-			return
-		}
-		v.Body = body
-		c.write(w, http.StatusOK, v.page, v)
-	}
-}
 
 func statusOf(err error) int {
 	switch {
@@ -120,22 +102,47 @@ func badRequest(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", errBadRequest, fmt.Sprintf(format, args...))
 }
 
+// whole serves all of a page, or what went wrong with it.
+func (c *console) whole(w http.ResponseWriter, r *http.Request, v *view, body any, err error) {
+	var d *download
+	switch {
+	case errors.As(err, &d):
+		d.serve(w)
+	case err != nil:
+		c.fail(w, r, statusOf(err), err)
+	default:
+		v.Body = body
+		c.write(w, http.StatusOK, v)
+	}
+}
+
 // fail serves an error as a page.
 func (c *console) fail(w http.ResponseWriter, r *http.Request, status int, err error) {
+	c.write(w, status, c.failed(r, status, err))
+}
+
+// failed is an error as a page.
+func (c *console) failed(r *http.Request, status int, err error) *view {
 	v := c.view(r, failedPage)
-	v.Title = http.StatusText(status)
-	v.Body = glance.Short(err.Error(), 2000)
-	c.write(w, status, failedPage, v)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("there was no answer in time; where there is much to be looked through, ask for less: %w", err)
+	}
+	v.Title, v.Body = http.StatusText(status), glance.Short(err.Error(), 2000)
+	return v
 }
 
 // write renders a page and sends it, whole or not at all.
-func (c *console) write(w http.ResponseWriter, status int, of *page, v *view) {
+func (c *console) write(w http.ResponseWriter, status int, v *view) {
 	var b bytes.Buffer
-	if err := of.templates.ExecuteTemplate(&b, "layout", v); err != nil {
+	if err := v.page.templates.ExecuteTemplate(&b, "layout", v); err != nil {
 		http.Error(w, "the page could not be rendered: "+glance.Short(err.Error(), 500), http.StatusInternalServerError)
 		return
 	}
+	asPage(w, status)
+	_, _ = b.WriteTo(w) // whoever has gone needs it no more
+}
+
+func asPage(w http.ResponseWriter, status int) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = b.WriteTo(w) // whoever has gone needs it no more
 }

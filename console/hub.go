@@ -43,7 +43,8 @@ type moment struct {
 	Change glance.Change // of the queues since the moment before, and of the nodes between the latest two answers
 	Err    error         // of the latest look; all else is of the one before
 
-	Unanswered error // why the nodes could not be asked
+	Asked      bool  // the nodes were, and not long ago
+	Unanswered error // why they could not be
 
 	Arrivals []float64 // items a second, at each moment until now
 	Leavings []float64
@@ -60,9 +61,11 @@ type hub struct {
 	ended    chan struct{}          // they have
 	wake     chan struct{}          // has a token: something has happened
 	until    time.Time              // things happen
+	stirred  time.Time              // an action was done, which what was seen before does not show
 	deaf     bool                   // nobody says when they do
 	now      *moment                // nil: nobody has looked yet
 	nodes    []pgwake.NodeInfo
+	asked    time.Time      // when it was known of them
 	said     map[int32]said // by NodeInfo.Key
 
 	unanswered error         // why they could not be asked
@@ -182,6 +185,9 @@ func (h *hub) happens() bool {
 func (h *hub) observeOn(ctx context.Context) {
 	for ctx.Err() == nil {
 		for o, err := range h.p.Observe(ctx) {
+			if ctx.Err() != nil {
+				return // others may have begun to watch, who hear it themselves
+			}
 			h.observed(o, err)
 		}
 		again := time.NewTimer(tryAgain)
@@ -199,7 +205,7 @@ func (h *hub) observed(o pgwake.Observation, err error) {
 	defer h.mu.Unlock()
 	h.deaf, h.unanswered = err != nil, err
 	if o.Asked {
-		h.nodes = o.Nodes
+		h.nodes, h.asked = o.Nodes, time.Now()
 		for key := range h.said {
 			if !slices.ContainsFunc(o.Nodes, func(n pgwake.NodeInfo) bool { return n.Key == key }) {
 				delete(h.said, key)
@@ -217,6 +223,7 @@ func (h *hub) observed(o pgwake.Observation, err error) {
 func (h *hub) stir() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.stirred = time.Now()
 	h.goOn(acted)
 }
 
@@ -244,15 +251,20 @@ func (h *hub) look(ctx context.Context) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	var nodes []pgwake.NodeInfo
 	var latest, before []pgwake.NodeReport
-	for _, s := range h.said {
-		latest = append(latest, s.latest)
-		if s.twice && pic.At.Sub(s.at) < recent {
-			before = append(before, s.before)
+	asked := !h.asked.IsZero() && pic.At.Sub(h.asked) < stale
+	if asked {
+		nodes = h.nodes
+		for _, s := range h.said {
+			latest = append(latest, s.latest)
+			if s.twice && pic.At.Sub(s.at) < recent {
+				before = append(before, s.before)
+			}
 		}
 	}
-	h.now = next(h.now, pic.With(h.nodes, latest), glance.Picture{}.With(nil, before), err)
-	h.now.Unanswered = h.unanswered
+	h.now = next(h.now, pic.With(nodes, latest), glance.Picture{}.With(nil, before), err)
+	h.now.Asked, h.now.Unanswered = asked, h.unanswered
 	for ring, pictures := range h.watchers {
 		if pictures {
 			token(ring)
@@ -287,16 +299,18 @@ func pushed(all []float64, v float64) []float64 {
 	return append(append(make([]float64, 0, past), all[max(0, len(all)-past+1):]...), v)
 }
 
-// fresh is how old a moment may be that a page begins with, and brief how long it waits for a newer one before it begins without.
+// fresh is how old a moment may be that a page begins with, and brief how long it waits for a newer one before it begins with one that is older, unless
+// that is stale: from when others looked, who have gone.
 const (
 	fresh = 2 * time.Second
 	brief = 50 * time.Millisecond
+	stale = (share + 1) * patience
 )
 
-// moment returns the latest, which is of now if that can be had at once; nil if there is none yet, and looking takes long.
+// moment returns the latest, which is of now if that can be had at once; nil if there is none that is not stale, and looking takes long.
 func (h *hub) moment(ctx context.Context) *moment {
 	h.mu.Lock()
-	if h.now != nil && h.now.Err == nil && time.Since(h.now.At) < fresh {
+	if h.now != nil && h.now.Err == nil && time.Since(h.now.At) < fresh && h.now.At.After(h.stirred) {
 		defer h.mu.Unlock()
 		return h.now
 	}
@@ -321,6 +335,9 @@ func (h *hub) moment(ctx context.Context) *moment {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.now != nil && h.now.Err == nil && time.Since(h.now.At) > stale {
+		return nil
+	}
 	return h.now
 }
 

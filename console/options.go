@@ -35,8 +35,8 @@ type Options struct {
 // Action is what somebody is about to do.
 type Action struct {
 	Verb      Verb
-	Namespace string // that it is in, whatever the request says; "" if it is not of one, or of all
-	Target    string // what it is about: a letter, a task, a schedule, an instance, a group
+	Namespace string // that it is in, whatever the request says; "": all of them. What is in several is asked for once for each of these
+	Target    string // what it is about: letters, a task, a schedule, an instance, a group, the namespace of a queue
 }
 
 // Verb is a kind of Action.

@@ -8,7 +8,6 @@ import (
 
 var (
 	overviewPage = newPage("overview", "Overview", loadOverview).fromHub()
-	latePage     = newPage("late", "Searching", nil)
 	failedPage   = &page{name: "failed", title: "Failed", templates: template.Must(template.Must(shared.Clone()).ParseFS(templateFiles, "templates/failed.html"))}
 
 	pages = byName(

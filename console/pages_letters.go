@@ -20,8 +20,9 @@ type letters struct {
 
 type letterRow struct {
 	pgwake.DeadLetter
-	Title string
-	Error string
+	Title  string
+	Reason string
+	Error  string
 }
 
 // letterFilter is what a form, or a link, says of dead letters.
@@ -57,7 +58,7 @@ func loadLetters(v *view) (any, error) {
 	}
 	list := &letters{Narrowed: narrowed}
 	for _, d := range found {
-		list.Rows = append(list.Rows, letterRow{d, titleOf(d.Queue, d.Name, d.Instance, string(d.Kind)), v.brief(Payload{"error", d.Namespace, d.Name, []byte(d.Error)})})
+		list.Rows = append(list.Rows, letterRow{d, titleOf(d.Queue, d.Name, d.Instance, string(d.Kind)), v.reasonOf(&d), v.brief(Payload{"error", d.Namespace, d.Name, []byte(d.Error)})})
 	}
 	next := ""
 	if len(found) == perPage {
@@ -72,10 +73,16 @@ func loadLetters(v *view) (any, error) {
 	return list, nil
 }
 
+// reasonOf is a text of whoever gave it up.
+func (v *view) reasonOf(d *pgwake.DeadLetter) string {
+	return string(v.c.redacted(Payload{"reason", d.Namespace, d.Name, []byte(d.Reason)}))
+}
+
 type letter struct {
 	pgwake.DeadLetter
-	Title string
-	Parts []shown
+	Title  string
+	Reason string
+	Parts  []shown
 }
 
 func loadLetter(v *view) (any, error) {
@@ -90,7 +97,7 @@ func loadLetter(v *view) (any, error) {
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%w: there is no dead letter %d any more, or never was", pgwake.ErrNotFound, id)
 	}
-	d := &letter{DeadLetter: found[0], Title: titleOf(found[0].Queue, found[0].Name, found[0].Instance, string(found[0].Kind))}
+	d := &letter{DeadLetter: found[0], Reason: v.reasonOf(&found[0]), Title: titleOf(found[0].Queue, found[0].Name, found[0].Instance, string(found[0].Kind))}
 	v.Title = "Dead letter " + fmt.Sprint(id)
 	of := func(kind string, data []byte) Payload { return Payload{kind, d.Namespace, d.Name, data} }
 	d.Parts, err = v.parts("Data", of("dead letter", d.Data), "Error", of("error", []byte(d.Error)), "Headers", of("headers", headersOf(d.Headers)))

@@ -34,7 +34,7 @@ func loadNodes(v *view) (any, error) {
 	if m == nil {
 		return &nodes{}, nil
 	}
-	n := &nodes{Ready: m.Nodes != nil || m.Unanswered != nil || !m.At.IsZero() && v.Live, Rows: nodeRows(m), Present: len(m.Nodes)}
+	n := &nodes{Ready: m.Asked || m.Unanswered != nil, Rows: nodeRows(m), Present: len(m.Nodes)}
 	if m.Unanswered != nil {
 		n.Err = glance.Short(m.Unanswered.Error(), 300)
 	}

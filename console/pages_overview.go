@@ -17,7 +17,8 @@ type overview struct {
 	Change glance.Change
 
 	Letters int64
-	Paused  []string
+	Paused  []string            // at most shownQueues
+	Others  int                 // that are paused as well
 	Rows    []pgwake.QueueDepth // those that have waited longest, at most shownQueues
 	Hidden  int                 // so many others
 
@@ -52,7 +53,7 @@ func loadOverview(v *view) (any, error) {
 		return &overview{}, nil
 	}
 	o := &overview{Ready: !m.At.IsZero(), Sums: glance.SumsOf(m.Depths), Oldest: m.Oldest, Change: m.Change, Letters: m.Letters,
-		Paused: m.Paused, Arrivals: sparkOf(m.Arrivals), Leavings: sparkOf(m.Leavings), Backlog: sparkOf(m.Backlog), Asked: m.Reports != nil && len(m.Nodes) > 0}
+		Paused: m.Paused, Arrivals: sparkOf(m.Arrivals), Leavings: sparkOf(m.Leavings), Backlog: sparkOf(m.Backlog), Asked: m.Asked}
 	if m.Err != nil {
 		o.Err = glance.Short(m.Err.Error(), 300)
 	}
@@ -73,6 +74,9 @@ func loadOverview(v *view) (any, error) {
 	}
 	for _, r := range m.Reports {
 		o.Unannounced += r.Stats.Worker.FallbackFinds + r.Stats.Orchestrator.FallbackFinds
+	}
+	if len(o.Paused) > shownQueues {
+		o.Paused, o.Others = o.Paused[:shownQueues], len(o.Paused)-shownQueues
 	}
 	o.Rows = longest(m.Depths)
 	if len(o.Rows) > shownQueues {

@@ -23,8 +23,8 @@ type queues struct {
 
 type queueRow struct {
 	pgwake.QueueDepth
-	Paused bool
-	Total  int64
+	Paused bool // nobody fetches from it
+	Itself bool // and not because the whole queue is paused
 }
 
 // lane is one of all lanes.
@@ -60,7 +60,7 @@ func loadQueues(v *view) (any, error) {
 		if filter != "" && !strings.Contains(strings.ToLower(d.Namespace+" "+d.Tag), filter) {
 			continue
 		}
-		q.Rows = append(q.Rows, queueRow{d, paused[name] || paused[d.Queue.String()+" *"], d.Due + d.Delayed + d.Leased + d.KeptBack})
+		q.Rows = append(q.Rows, queueRow{d, paused[name] || paused[d.Queue.String()+" *"], paused[name]})
 	}
 	for _, name := range m.Paused { // and empty
 		queue, namespace, _ := strings.Cut(name, " ")
@@ -71,7 +71,7 @@ func loadQueues(v *view) (any, error) {
 		if queue == pgwake.Orchestrator.String() {
 			d.Queue = pgwake.Orchestrator
 		}
-		q.Rows = append(q.Rows, queueRow{d, true, 0})
+		q.Rows = append(q.Rows, queueRow{d, true, true})
 	}
 	if len(q.Rows) > maxRows {
 		q.Rows, q.Hidden = q.Rows[:maxRows], len(q.Rows)-maxRows

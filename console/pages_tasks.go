@@ -59,12 +59,12 @@ type task struct {
 	Missing bool
 	*taskgraph.Task
 	Steps      []step
-	Many       int // steps, if that is too many to be drawn
+	Many       int  // steps, if that is too many to be drawn
+	Dense      bool // they wait for too many others to be drawn
 	Graph      *graph
 	Why        string // Task.Reason
 	Summary    string // of the graph, for those who do not see it
 	Parts      []shown
-	StepPart   *step
 	Pager      pager
 	History    []taskgraph.Transition
 	Later      int // transitions that are not shown
@@ -104,7 +104,9 @@ func loadTask(v *view) (any, error) {
 	for _, state := range glance.ByCount(counts) {
 		t.Summary += fmt.Sprintf(", %d %s", counts[state], state)
 	}
-	if t.Graph = drawn(t.Steps); t.Graph == nil && len(t.Steps) > maxDrawn {
+	t.Graph = drawn(t.Steps)
+	t.Dense = t.Graph == nil && len(t.Steps) > 0 && len(t.Steps) <= maxDrawn
+	if len(t.Steps) > maxDrawn {
 		if err := t.turnPage(v); err != nil {
 			return nil, err
 		}

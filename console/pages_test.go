@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +51,45 @@ func TestOverview_SomethingIsEnqueued_IsSeenWithinASecond(t *testing.T) {
 	}
 }
 
+// A queue that is paused as a whole is resumed as a whole.
+func TestQueues_AllOfOneIsPaused_OneButtonResumesIt(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, &console.Options{Authorize: anybody})
+	s.enqueue(t, "mail", "shop", `{}`)
+	require.NoError(t, s.Pause(t.Context(), pgwake.Worker, pgwake.AllNamespaces))
+	body := ""
+	reads := func(text string) {
+		t.Helper()
+		require.Eventually(t, func() bool { // a page does not wait for long until all is counted
+			_, body, _ = s.get(t, "queues")
+			return strings.Contains(body, text)
+		}, patience, pollEvery)
+	}
+	reads("The whole worker queue is paused.")
+	require.Equal(t, 1, strings.Count(body, `value="resume-queue"`))
+	require.Contains(t, body, `name="namespace" value="*"`)
+	resume := url.Values{"verb": {"resume-queue"}, "queue": {"worker"}, "namespace": {"*"}}
+	require.Equal(t, http.StatusSeeOther, s.post(t, strings.TrimSuffix(s.url, "/ops/console/"), resume))
+	reads("served")
+	require.NotContains(t, body, "is paused.")
+}
+
+// However many tenants are paused, an overview is one.
+func TestOverview_ManyNamespacesArePaused_SomeAreNamed(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, nil)
+	for i := range 20 {
+		require.NoError(t, s.Pause(t.Context(), pgwake.Worker, fmt.Sprintf("tenant-%d", i)))
+	}
+	body := ""
+	require.Eventually(t, func() bool {
+		_, body, _ = s.get(t, "")
+		return strings.Contains(body, "Paused:")
+	}, patience, pollEvery)
+	require.Equal(t, 8, strings.Count(body, "Paused:"))
+	require.Contains(t, body, "12 more</a> are paused.")
+}
+
 func TestHandler_EveryAnswer_HasAStrictPolicy(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil, &console.Options{})
@@ -58,6 +98,7 @@ func TestHandler_EveryAnswer_HasAStrictPolicy(t *testing.T) {
 		require.Contains(t, h.Get("Content-Security-Policy"), "default-src 'none'")
 		require.NotContains(t, h.Get("Content-Security-Policy"), "unsafe")
 		require.Equal(t, "nosniff", h.Get("X-Content-Type-Options"))
+		require.Equal(t, "no", h.Get("X-Accel-Buffering"))
 		require.NotContains(t, body, "style=")
 		require.NotContains(t, body, "onclick")
 	}

@@ -2,6 +2,7 @@ package console
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"unicode"
@@ -85,4 +86,21 @@ func TestDrawn_AnyGraph_LeadsFromLeftToRight(t *testing.T) {
 		}
 	})
 	require.Nil(t, drawn(make([]step, maxDrawn+1)))
+}
+
+// Few steps can have more dependencies than can be drawn, each of which would pass by all that is between its ends.
+func TestDrawn_EachStepWaitsForAllBefore_IsNotDrawn(t *testing.T) {
+	t.Parallel()
+	steps := make([]step, maxDrawn)
+	var before []string
+	for i := range steps {
+		steps[i].StepInfo = taskgraph.StepInfo{Name: fmt.Sprint(i), Parents: before}
+		before = append(before[:i:i], fmt.Sprint(i))
+	}
+	require.Nil(t, drawn(steps))
+	require.NotNil(t, drawn(steps[:20]))
+	for i := range steps { // a chain
+		steps[i].Parents = steps[i].Parents[max(0, i-1):]
+	}
+	require.Len(t, drawn(steps).Edges, maxDrawn-1)
 }

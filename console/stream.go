@@ -30,6 +30,16 @@ func (c *console) stream(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, http.StatusNotFound, errors.New("there is nothing live of that name"))
 		return
 	}
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "", "none", "same-origin":
+	default: // a page of another site could not read it, and would cost as much
+		http.Error(w, "this is for pages of the console", http.StatusForbidden)
+		return
+	}
+	if r.Method == http.MethodHead {
+		w.Header().Set("Content-Type", "text/event-stream")
+		return
+	}
 	select {
 	case c.streams <- struct{}{}:
 		defer func() { <-c.streams }()
@@ -99,7 +109,7 @@ func (c *console) refresh(s *streaming, r *http.Request, of *page) error {
 	v := c.view(r.WithContext(ctx), of)
 	v.Live = true
 	var err error
-	if v.Body, err = of.load(v); err != nil {
+	if v.Body, err = c.ask(v); err != nil {
 		if r.Context().Err() != nil || errors.Is(err, pgwake.ErrClosed) {
 			return err
 		}
@@ -134,11 +144,13 @@ func (s *streaming) send(event, text string) error {
 }
 
 func (s *streaming) event(event, text string) error {
-	data, err := json.Marshal(text) // one line, whatever is in it
-	if err != nil {
+	b := bytes.NewBufferString("event: " + event + "\ndata: ")
+	data := json.NewEncoder(b) // one line, whatever is in it
+	data.SetEscapeHTML(false)  // it is no part of a page, and tags would be six times as long
+	if err := data.Encode(text); err != nil {
 		return err
 	}
-	return s.write("event: " + event + "\ndata: " + string(data) + "\n\n")
+	return s.write(b.String() + "\n")
 }
 
 func (s *streaming) comment() error { return s.write(": still here\n\n") }

@@ -4,11 +4,14 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
 
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
+	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
 
@@ -50,6 +53,48 @@ func (l *listening) next(kind string) string {
 	}
 	require.FailNow(l.t, "the stream has ended", "%v", l.lines.Err())
 	return ""
+}
+
+// That nobody listens is said when that is known, and not before.
+func TestStream_NodesAreAsked_NobodyListensOnlyWhenThatIsSo(t *testing.T) {
+	t.Parallel()
+	until := func(l *listening, text string) (before []string) {
+		for {
+			live := l.next("live")
+			if strings.Contains(live, text) {
+				return before
+			}
+			before = append(before, live)
+		}
+	}
+	some := newSite(t, nil, nil)
+	require.Eventually(t, func() bool {
+		nodes, err := some.ListNodes(t.Context())
+		return err == nil && len(nodes) == 1 && nodes[0].Listening
+	}, patience, pollEvery)
+	for _, live := range until(some.listen(t, "stream/nodes"), "<code>") {
+		require.NotContains(t, live, "Nobody listens.")
+	}
+	none := newSite(t, pgwaketest.New(t, &pgwake.Config{Mode: pgwake.ModePolling}), nil)
+	until(none.listen(t, "stream/nodes"), "Nobody listens.")
+	until(none.listen(t, "stream/overview"), "nobody listens")
+}
+
+// A page of another site cannot have streams be open, and whoever asks for the head of one does not wait for its end.
+func TestStream_OfAnotherSiteOrItsHeadAlone_IsNotBegun(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, nil)
+	for method, site := range map[string]string{http.MethodGet: "cross-site", http.MethodHead: "same-origin"} {
+		r := must(http.NewRequestWithContext(t.Context(), method, s.url+"stream/overview", nil))
+		r.Header.Set("Sec-Fetch-Site", site)
+		answer, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		_, err = io.ReadAll(answer.Body) // it has an end
+		require.NoError(t, err)
+		answer.Body.Close()
+		want := map[string]int{http.MethodGet: http.StatusForbidden, http.MethodHead: http.StatusOK}[method]
+		require.Equal(t, want, answer.StatusCode, method)
+	}
 }
 
 func TestStream_MoreThanThereMayBe_AreRefused(t *testing.T) {

@@ -44,6 +44,7 @@ type view struct {
 	Query url.Values
 	Body  any
 	Live  bool // it is a part of a page, for a stream
+	Early bool // it is the top of a page, and the rest is searched for
 }
 
 func (c *console) view(r *http.Request, of *page) *view {
@@ -105,13 +106,10 @@ func (v *view) Stream() string {
 	return "stream/" + v.page.name + "?" + q.Encode()
 }
 
-// waitParam has a page come when all of it is there, however long that takes.
-const waitParam = "wait"
-
 // lasting are the parameters of the request, without those that are for one answer.
 func (v *view) lasting() url.Values {
 	q := v.r.URL.Query()
-	for _, once := range []string{"done", "n", waitParam} {
+	for _, once := range []string{"done", "n"} {
 		q.Del(once)
 	}
 	return q
@@ -122,6 +120,16 @@ func (v *view) Schema() string { return v.c.p.Schema() }
 
 // CanAct reports whether there are to be buttons.
 func (v *view) CanAct() bool { return v.c.o.Authorize != nil }
+
+// Theme is what whoever looks has chosen; "": as the system has it. It is in a cookie, which the script writes: so a page has it before it is painted,
+// and the script is not waited for.
+func (v *view) Theme() string {
+	c, err := v.r.Cookie("pgwake-theme")
+	if err != nil || c.Value != "light" && c.Value != "dark" {
+		return ""
+	}
+	return c.Value
+}
 
 // Back is the page, for an action to return to.
 func (v *view) Back() string {

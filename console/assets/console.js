@@ -1,16 +1,6 @@
 // The console in the browser: keeps what is live up to date, and the keys. Pages work without it.
 "use strict";
 
-// The theme is set before anything is painted.
-const themes = ["system", "light", "dark"];
-let theme = "system";
-try { theme = localStorage.getItem("pgwake-theme") || "system"; } catch { /* no storage: as the system has it */ }
-function wear() {
-  if (theme === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-}
-wear();
-
 // morph makes one element like another, and leaves alone what is the same: so focus, selection and scrolling stay where they are.
 function morph(from, to) {
   if (from.nodeType !== to.nodeType || from.nodeName !== to.nodeName || (from.id || "") !== (to.id || "")) {
@@ -89,10 +79,10 @@ document.addEventListener("DOMContentLoaded", () => {
       return;
     }
     waiting = null;
-    const focused = document.activeElement;
+    const focused = document.activeElement, within = live.contains(focused);
     const parsed = new DOMParser().parseFromString("<div id=\"live\">" + html + "</div>", "text/html");
     children(live, document.adoptNode(parsed.getElementById("live")));
-    if (focused !== document.activeElement && live.contains(focused)) focused.focus({ preventScroll: true }); // it was moved
+    if (within && focused !== document.activeElement) (live.contains(focused) ? focused : by("main")).focus({ preventScroll: true }); // it was moved, or is gone
     say();
   }
 
@@ -100,7 +90,7 @@ document.addEventListener("DOMContentLoaded", () => {
     lastSaid = Date.now();
     let source = null;
     const connect = () => {
-      source = new EventSource(document.body.dataset.stream);
+      const own = source = new EventSource(document.body.dataset.stream);
       source.addEventListener("hello", () => { if (!held) show("live", "live"); });
       source.addEventListener("live", (e) => {
         if (!held) show("live", "live");
@@ -109,12 +99,13 @@ document.addEventListener("DOMContentLoaded", () => {
       });
       source.addEventListener("trouble", (e) => { show("lost", "trouble"); trouble("This is not up to date. " + JSON.parse(e.data)); });
       source.addEventListener("error", () => {
-        show("lost", "reconnecting");
-        if (source.readyState === EventSource.CLOSED) setTimeout(connect, 10000); // it was refused
+        const refused = own.readyState === EventSource.CLOSED;
+        show("lost", refused ? "not live" : "reconnecting");
+        if (refused) setTimeout(() => { if (source === own) connect(); }, 10000);
       });
     };
     const disconnect = () => { if (source) source.close(); source = null; };
-    connect();
+    if (!document.hidden) connect();
     // What nobody sees costs nothing.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) disconnect();
@@ -133,18 +124,27 @@ document.addEventListener("DOMContentLoaded", () => {
     document.addEventListener("selectionchange", () => { if (waiting !== null && !held) draw(waiting); });
   }
 
+  // What came of an action was there before a screen reader listened to changes.
+  const flash = document.querySelector(".flash");
+  if (flash) setTimeout(() => { said.textContent = flash.textContent; }, 200);
+
   // On a phone the navigation is wider than the window.
   const here = document.querySelector("nav.side [aria-current]");
   if (here) here.closest("nav").scrollLeft = here.offsetLeft - 40;
 
+  // The theme is in a cookie, so that a page has it from the start.
+  const themes = ["system", "light", "dark"];
+  let theme = document.documentElement.dataset.theme || "system";
   const button = by("theme");
   const label = () => { button.textContent = "Theme: " + theme; };
   label();
   button.hidden = false;
   button.addEventListener("click", () => {
     theme = themes[(themes.indexOf(theme) + 1) % themes.length];
-    try { localStorage.setItem("pgwake-theme", theme); } catch { /* it is for this page then */ }
-    wear();
+    if (theme === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    const below = new URL(document.querySelector(".brand").href).pathname, age = theme === "system" ? 0 : 31536000;
+    try { document.cookie = `pgwake-theme=${theme}; path=${below}; max-age=${age}; samesite=lax`; } catch { /* it is for this page then */ }
     label();
   });
 
@@ -156,10 +156,17 @@ document.addEventListener("DOMContentLoaded", () => {
     if (e.target.matches("[data-all]")) for (const box of document.querySelectorAll("input[name=id]")) box.checked = e.target.checked;
   });
 
+  // Single keys are in the way of those who speak to the machine, or have it press keys: they can be left to them.
+  const on = by("keys-on");
+  try { on.checked = localStorage.getItem("pgwake-keys") !== "off"; } catch { /* no storage: they are there */ }
+  on.addEventListener("change", () => {
+    try { localStorage.setItem("pgwake-keys", on.checked ? "on" : "off"); } catch { /* it is for this page then */ }
+  });
+
   const places = { o: 0, q: 1, n: 2, i: 3, t: 4, e: 5, d: 6, s: 7 };
   let going = 0;
   document.addEventListener("keydown", (e) => {
-    if (e.ctrlKey || e.metaKey || e.altKey || help.open || e.target.closest("input, select, textarea, [contenteditable]")) return;
+    if (e.ctrlKey || e.metaKey || e.altKey || !on.checked || help.open || e.target.closest("input, select, textarea, [contenteditable]")) return;
     const went = Date.now() - going < 1500;
     going = 0;
     if (went && e.key in places) {
