@@ -176,6 +176,7 @@ var plants = map[string]plant{
 		return nil
 	}},
 	"many rows are dead": {"dead tuples", warning, "worker_queue has", "VACUUM", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		c.exec(`ALTER TABLE worker_queue SET (autovacuum_vacuum_threshold = 1000000)`) // it would come first now and then
 		c.exec(`SET pgwake.notify = off; INSERT INTO worker_queue (name) SELECT 'x' FROM generate_series(1, 3000); DELETE FROM worker_queue`)
 		c.awaits(`SELECT coalesce((SELECT n_dead_tup > 2000 FROM pg_stat_all_tables WHERE schemaname = $1 AND relname = 'worker_queue'), false)`, c.schema)
 		return []string{"--max-dead-tuples", "2000"}
