@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -47,11 +47,10 @@ var (
 type node struct {
 	*pgwake.Provider
 	schema string
-	spoilt bool // the schema is not to be used again
+	lent   *testschema.Schema // nil if the schema is one that the test named
 }
 
-// newNode opens a Provider on an empty schema. The schemas of tests that ended are used again, emptied, if
-// they are as they were made: most of the time that a test takes would go into migrations.
+// newNode opens a Provider on an empty schema.
 func newNode(tb testing.TB, config *pgwake.Config) *node {
 	tb.Helper()
 	openBackstage(tb)
@@ -62,68 +61,9 @@ func newNode(tb testing.TB, config *pgwake.Config) *node {
 	if c.Schema != "" {
 		return &node{Provider: pgwaketest.New(tb, &c), schema: c.Schema}
 	}
-	n := &node{schema: takeSchema()}
-	c.Schema = n.schema
-	tb.Cleanup(func() { n.giveSchema(tb) }) // after the Provider was closed
-	n.Provider = pgwaketest.Open(tb, &c)
-	schemas.Lock()
-	defer schemas.Unlock()
-	if schemas.fresh == "" {
-		schemas.fresh = n.objects(tb)
-	}
-	return n
-}
-
-// schemas are those that are free to be used again.
-var schemas struct {
-	sync.Mutex
-	made  int
-	free  []string
-	fresh string // what objects returns for one that is as it was made
-}
-
-func takeSchema() string {
-	schemas.Lock()
-	defer schemas.Unlock()
-	if last := len(schemas.free) - 1; last >= 0 {
-		name := schemas.free[last]
-		schemas.free = schemas.free[:last]
-		return name
-	}
-	schemas.made++
-	return fmt.Sprintf("test_contract_%d_%d", os.Getpid(), schemas.made)
-}
-
-// giveSchema empties the schema and leaves it to other tests, or drops it if the test changed it.
-func (n *node) giveSchema(tb testing.TB) {
-	objects := n.objects(tb)
-	schemas.Lock()
-	defer schemas.Unlock()
-	if objects != schemas.fresh || n.spoilt || tb.Failed() {
-		n.exec(tb, `DROP SCHEMA IF EXISTS `+n.quoted()+` CASCADE`)
-		return
-	}
-	// To truncate a table and its indexes is to make new files for them, which takes as long as most tests.
-	n.exec(tb, `DO $$ DECLARE t regclass; BEGIN
-		FOREACH t IN ARRAY '{`+strings.Join(tables, ", ")+`}'::regclass[] LOOP
-			IF pg_relation_size(t) > 100000 THEN EXECUTE format('TRUNCATE %s CASCADE', t); ELSE EXECUTE format('DELETE FROM %s', t); END IF;
-		END LOOP;
-		PERFORM setval(c.oid, 1, false) FROM pg_class c WHERE c.relkind = 'S' AND c.relnamespace = current_schema()::regnamespace;
-		INSERT INTO namespaces (name) VALUES ('default');
-	END $$`)
-	schemas.free = append(schemas.free, n.schema)
-}
-
-// objects identifies everything in the schema that is no row; one function has the schema's name in it.
-func (n *node) objects(tb tester) string {
-	tb.Helper()
-	return query[string](tb, n, `
-		SELECT concat_ws('; ',
-			(SELECT string_agg(relname || relkind::text || relnatts, ',' ORDER BY relname) FROM pg_class WHERE relnamespace = to_regnamespace($1)),
-			(SELECT string_agg(proname || md5(replace(prosrc, current_schema(), '')) || coalesce(proacl::text, ''), ',' ORDER BY proname, replace(prosrc, current_schema(), '')) FROM pg_proc WHERE pronamespace = to_regnamespace($1)),
-			(SELECT string_agg(conname || pg_get_constraintdef(oid), ',' ORDER BY conname) FROM pg_constraint WHERE connamespace = to_regnamespace($1)),
-			(SELECT string_agg(tgname, ',' ORDER BY tgname) FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = to_regnamespace($1) AND NOT tgisinternal))`,
-		n.quoted())[0]
+	lent := testschema.Core.Borrow(tb)
+	c.Schema = lent.Name
+	return &node{Provider: pgwaketest.Open(tb, &c), schema: lent.Name, lent: lent}
 }
 
 // another opens one more Provider on the schema.
@@ -172,9 +112,6 @@ func openBackstage(tb testing.TB) {
 
 func closeBackstage() {
 	if backstage.users != nil {
-		for _, name := range schemas.free {
-			_, _ = backstage.users.Exec(context.Background(), `DROP SCHEMA `+pgx.Identifier{name}.Sanitize()+` CASCADE`)
-		}
 		backstage.users.Close()
 		backstage.peek.Close()
 	}

@@ -5,12 +5,14 @@ import (
 	"os"
 	"testing"
 
+	"github.com/pgwake/pgwake/internal/testschema"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) {
 	code := m.Run()
 	closeBackstage()
+	testschema.Drop()
 	if err := goleak.Find(); code == 0 && err != nil {
 		fmt.Fprintf(os.Stderr, "goroutines were left behind: %v\n", err)
 		code = 1

@@ -14,6 +14,7 @@ import (
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/devpg"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -23,8 +24,8 @@ import (
 // A thousand idle namespaces: one LISTEN connection, and one statement for all of them each fallback interval.
 func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
 	const namespaces = 1000
-	schema := testdb.Schema(t)
-	p := pgwaketest.New(t, &pgwake.Config{Schema: schema, FallbackInterval: 200 * time.Millisecond})
+	schema := testschema.Core.Borrow(t).Name
+	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema, FallbackInterval: 200 * time.Millisecond})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	running(t, c)
@@ -58,8 +59,8 @@ func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
 // Where nothing is pushed, idle namespaces are polled by one statement for all of them.
 func TestCoordinators_ManyIdleNamespaces_Polling_OneStatementForAll(t *testing.T) {
 	const namespaces = 200
-	schema := testdb.Schema(t)
-	p := pgwaketest.New(t, &pgwake.Config{Schema: schema, Mode: pgwake.ModePolling, PollInterval: 50 * time.Millisecond})
+	schema := testschema.Core.Borrow(t).Name
+	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema, Mode: pgwake.ModePolling, PollInterval: 50 * time.Millisecond})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	running(t, c)
@@ -76,8 +77,8 @@ func TestCoordinators_ManyIdleNamespaces_Polling_OneStatementForAll(t *testing.T
 // A namespace in another mode than the others comes: they go on waiting.
 func TestCoordinators_Rollout_NamespaceComes_TheOthersDoNotNotice(t *testing.T) {
 	const namespaces = 50
-	schema := testdb.Schema(t)
-	p := pgwaketest.New(t, &pgwake.Config{Schema: schema})
+	schema := testschema.Core.Borrow(t).Name
+	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: func(namespace string) pgwake.Mode {
 		if strings.HasPrefix(namespace, "shadow-") {
@@ -109,7 +110,7 @@ func TestCoordinators_Shards_TwoServers(t *testing.T) {
 	}
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, second.Stop(context.Background())) })
-	one := pgwaketest.New(t, nil)
+	one := testschema.Core.New(t, nil)
 	other, err := pgwake.Open(t.Context(), second.URL, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, other.Close(context.Background())) })
@@ -157,7 +158,7 @@ func (b *barred) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptio
 }
 
 func TestCoordinators_OneNamespaceCannotBeServed_TheOthersAre_AndItIsTriedAgain(t *testing.T) {
-	p := &barred{Provider: pgwaketest.New(t, nil), namespace: "bad"}
+	p := &barred{Provider: testschema.Core.New(t, nil), namespace: "bad"}
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	running(t, c)
@@ -171,7 +172,7 @@ func TestCoordinators_OneNamespaceCannotBeServed_TheOthersAre_AndItIsTriedAgain(
 
 // Handlers that take their time to register are there in advance.
 func TestCoordinators_Warm_AreMadeInAdvance(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	l := newLedger()
 	var made atomic.Int64
 	g := dispatch.Group{Namespaces: []string{"n*"}, Warm: 2, Handlers: func(d *dispatch.Dispatcher) { made.Add(1); l.register(d) }}
@@ -187,7 +188,7 @@ func TestCoordinators_Warm_AreMadeInAdvance(t *testing.T) {
 
 // What was claimed for a Dispatcher that is not there in time is as good as never claimed.
 func TestCoordinators_HandlersTakeLongerThanALease_NoAttemptIsLost(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	var calls atomic.Int64
 	registering, goOn, attempts := make(chan bool), make(chan bool), make(chan int, 1)
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{{
@@ -213,7 +214,7 @@ func TestCoordinators_HandlersTakeLongerThanALease_NoAttemptIsLost(t *testing.T)
 }
 
 func TestCoordinators_Eager_BeginsWithoutAnItem(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	l := newLedger()
 	g := l.all()
 	g.Eager, g.RetireAfter = true, dispatch.Never

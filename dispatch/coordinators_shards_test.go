@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
@@ -19,7 +19,7 @@ import (
 
 // sharded has two Sources, of which the second has the namespaces that begin with x.
 func sharded(t *testing.T, config dispatch.CoordinatorsConfig) (c *dispatch.Coordinators, one, other *pgwake.Provider, l *ledger) {
-	one, other, l = pgwaketest.New(t, nil), pgwaketest.New(t, nil), newLedger()
+	one, other, l = testschema.Core.New(t, nil), testschema.Core.New(t, nil), newLedger()
 	config.Groups = []dispatch.Group{l.all()}
 	config.Shards = []dispatch.Shard{{Namespaces: []string{"x*"}, Source: other}}
 	return dispatch.NewCoordinators(one, &config), one, other, l
@@ -159,7 +159,7 @@ func TestCoordinators_SpawnedByAllAtOnce_OneEach(t *testing.T) {
 }
 
 func TestCoordinators_ScaledToTheDefault_PlacesRemain(t *testing.T) {
-	p, l := pgwaketest.New(t, nil), newLedger()
+	p, l := testschema.Core.New(t, nil), newLedger()
 	g := l.all()
 	g.Config.Concurrency = 3
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{g}})
@@ -197,7 +197,7 @@ func (f *faulty) WaitForNamespaces(ctx context.Context, known []string) ([]strin
 }
 
 func TestHealth_WorkFails_TurnsDoNotHideIt(t *testing.T) {
-	f := &faulty{Provider: pgwaketest.New(t, &pgwake.Config{MaxWait: time.Millisecond})}
+	f := &faulty{Provider: testschema.Core.New(t, &pgwake.Config{MaxWait: time.Millisecond})}
 	g := newLedger().all()
 	g.Decider = func(context.Context, *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
 		return ack, nil
@@ -215,7 +215,7 @@ func TestHealth_WorkFails_TurnsDoNotHideIt(t *testing.T) {
 }
 
 func TestHealth_HandlersPanic_ThatThereIsWorkIsNoCure(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	var times atomic.Int64
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: func(*dispatch.Dispatcher) {
 		if times.Add(1) > 1 { // the first is when the Group is looked at
@@ -231,7 +231,7 @@ func TestHealth_HandlersPanic_ThatThereIsWorkIsNoCure(t *testing.T) {
 }
 
 func TestHealth_NoNamespaceCanBeLearnt_NotReady(t *testing.T) {
-	f := &faulty{Provider: pgwaketest.New(t, nil)}
+	f := &faulty{Provider: testschema.Core.New(t, nil)}
 	f.namespaces.Store(&pgwake.Error{Op: "wait", Err: errors.New("away"), Retryable: true})
 	c := dispatch.NewCoordinators(f, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{newLedger().all()}})
 	running(t, c)

@@ -11,7 +11,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/testmeter"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
@@ -35,7 +35,7 @@ func TestTelemetry_CoordinatorsOfOneProcess_AddUp(t *testing.T) {
 			return nil, nil
 		})
 	}}
-	one, two := pgwaketest.New(t, nil), pgwaketest.New(t, nil)
+	one, two := testschema.Core.New(t, nil), testschema.Core.New(t, nil)
 	all := []*dispatch.Coordinators{
 		coordinators(one, blocked, "a", "idle"),
 		coordinators(two, blocked, "a"),

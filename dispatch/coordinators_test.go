@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
-	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -81,8 +81,8 @@ func served(t *testing.T, c *dispatch.Coordinators, namespaces ...string) {
 
 // nodes opens several on one schema.
 func nodes(t *testing.T, n int, config pgwake.Config) []*pgwake.Provider {
-	config.Schema = testdb.Schema(t)
-	all := []*pgwake.Provider{pgwaketest.New(t, &config)}
+	config.Schema = testschema.Core.Borrow(t).Name
+	all := []*pgwake.Provider{pgwaketest.Open(t, &config)}
 	for len(all) < n {
 		all = append(all, pgwaketest.Open(t, &config))
 	}
@@ -154,8 +154,8 @@ func cutListener(schema string) string {
 
 // The transaction with a namespace's first item takes the listener's connection with it. Nobody polls, so it is for whoever listens again to look.
 func TestT37_NamespaceCreatedWhileTheListenerIsDown_IsServedAfterwards(t *testing.T) {
-	schema := testdb.Schema(t)
-	p := pgwaketest.New(t, &pgwake.Config{Schema: schema, AggressivePolicy: pgwake.Never})
+	schema := testschema.Core.Borrow(t).Name
+	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema, AggressivePolicy: pgwake.Never})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	running(t, c)
@@ -178,9 +178,9 @@ func TestT37_NamespaceCreatedWhileTheListenerIsDown_IsServedAfterwards(t *testin
 
 // It stays down, so namespaces are counted.
 func TestT37_NamespacesCreatedWhileTheListenerStaysDown_AreServedAtOnce(t *testing.T) {
-	schema := testdb.Schema(t)
+	schema := testschema.Core.Borrow(t).Name
 	listen, down := severable(t)
-	p := pgwaketest.New(t, &pgwake.Config{Schema: schema, ListenConfig: listen})
+	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema, ListenConfig: listen})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	running(t, c)
@@ -208,7 +208,7 @@ func TestT37_NamespacesCreatedWhileTheListenerStaysDown_AreServedAtOnce(t *testi
 }
 
 func TestCoordinators_Idle_TheDispatcherRetires_AndComesBack(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	l := newLedger()
 	g := l.all()
 	g.RetireAfter = 20 * time.Millisecond
@@ -223,7 +223,7 @@ func TestCoordinators_Idle_TheDispatcherRetires_AndComesBack(t *testing.T) {
 }
 
 func TestCoordinators_RetireAndSpawn_ItemsWaitMeanwhile(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	require.NoError(t, c.Spawn("early"), "before there is such a namespace, and before Run")
@@ -244,7 +244,7 @@ func TestCoordinators_RetireAndSpawn_ItemsWaitMeanwhile(t *testing.T) {
 }
 
 func TestCoordinators_Namespaces_OnlyThoseOfTheNodeAreServed(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{
 		Namespaces: []string{"tenant-*", "one"},
@@ -273,7 +273,7 @@ func TestCoordinators_Namespaces_OnlyThoseOfTheNodeAreServed(t *testing.T) {
 
 // A namespace that needs more has it at once, and so has its next Dispatcher.
 func TestCoordinators_Scale_WorkIsDoneSideBySide(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	began, release := make(chan bool, 8), make(chan bool)
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{{
 		Namespaces: []string{"*"}, RetireAfter: 20 * time.Millisecond, Config: dispatch.Config{Concurrency: 1},
@@ -308,7 +308,7 @@ func TestCoordinators_Scale_WorkIsDoneSideBySide(t *testing.T) {
 
 // What is on its way when all is to end is done, or given back, in each namespace.
 func TestCoordinators_Stop_WhatIsAtWorkEnds_NothingIsLeftClaimed(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	const namespaces, items = 5, 20
 	var began sync.WaitGroup
 	began.Add(namespaces)
@@ -341,7 +341,7 @@ func TestCoordinators_Stop_WhatIsAtWorkEnds_NothingIsLeftClaimed(t *testing.T) {
 
 // The Decider of a namespace has its turns, whose Orchestrator comes and goes as Dispatchers do.
 func TestCoordinators_Turns_AreTakenByNamespace(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{{
 		Namespaces: []string{"*"}, RetireAfter: 20 * time.Millisecond, Turns: dispatch.OrchestratorConfig{Concurrency: 3},
 		Decider: func(_ context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
@@ -367,7 +367,7 @@ func TestCoordinators_Turns_AreTakenByNamespace(t *testing.T) {
 }
 
 func TestCoordinators_BadConfig_IsAllSaidByRun(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	handlers := func(*dispatch.Dispatcher) {}
 	decider := func(context.Context, *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
 		return pgwake.OrchestrationAck{}, nil

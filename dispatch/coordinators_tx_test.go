@@ -14,7 +14,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/testdb"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
@@ -96,7 +96,7 @@ func insertsNothing(d *dispatch.Dispatcher) {
 }
 
 func TestCoordinators_HandleTxWithoutABeginForASource_RunFailsBeforeAnythingIsTaken(t *testing.T) {
-	one, other := pgwaketest.New(t, nil), pgwaketest.New(t, nil)
+	one, other := testschema.Core.New(t, nil), testschema.Core.New(t, nil)
 	config := dispatch.CoordinatorsConfig{
 		Groups: []dispatch.Group{{Name: "all", Namespaces: []string{"*"}, Config: dispatch.Config{Begin: one.Pool().Begin}, Handlers: insertsNothing}},
 		Shards: []dispatch.Shard{{Namespaces: []string{"x"}, Source: other}},
@@ -126,7 +126,7 @@ func disguised(p *pgwake.Provider) dispatch.Source {
 func TestCoordinators_HandleTxBesideAStream_ItsItemsAreRefused(t *testing.T) {
 	for name, streamIsFirst := range map[string]bool{"the stream is of a Shard": false, "the stream is the Source of NewCoordinators": true} {
 		t.Run(name, func(t *testing.T) {
-			one, p := pgwaketest.New(t, nil), pgwaketest.New(t, nil)
+			one, p := testschema.Core.New(t, nil), testschema.Core.New(t, nil)
 			group := dispatch.Group{Namespaces: []string{"*"}, Handlers: insertsNothing}
 			first, shard := disguised(p), dispatch.Shard{Namespaces: []string{"y"}, Source: one, Begin: one.Pool().Begin}
 			if !streamIsFirst {
@@ -152,7 +152,7 @@ func TestCoordinators_HandleTxBesideAStream_ItsItemsAreRefused(t *testing.T) {
 
 // Nothing could ever be done for it.
 func TestHandleTx_NoTransactionCanBeHad_RunFailsBeforeAnythingIsTaken(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	enqueueIn(t, p, "x", "tx")
 	for name, c := range map[string]struct {
 		source dispatch.Source
@@ -188,7 +188,7 @@ func TestHandleTx_NoTransactionCanBeHad_RunFailsBeforeAnythingIsTaken(t *testing
 
 // The Group need not say once more what each Shard says.
 func TestHandleTx_EachShardHasItsBegin_GroupNeedsNone(t *testing.T) {
-	one, other := pgwaketest.New(t, nil), pgwaketest.New(t, nil)
+	one, other := testschema.Core.New(t, nil), testschema.Core.New(t, nil)
 	c := dispatch.NewCoordinators(one, &dispatch.CoordinatorsConfig{
 		Groups: []dispatch.Group{{Namespaces: []string{"*"}, Handlers: insertsNothing}},
 		Shards: []dispatch.Shard{
@@ -208,7 +208,7 @@ func TestHandleTx_EachShardHasItsBegin_GroupNeedsNone(t *testing.T) {
 
 // Handlers of every kind learn where their items are, which they acknowledge themselves, say.
 func TestSourceFrom_HandlersOfEveryKind(t *testing.T) {
-	one, other := pgwaketest.New(t, nil), pgwaketest.New(t, nil)
+	one, other := testschema.Core.New(t, nil), testschema.Core.New(t, nil)
 	require.Nil(t, dispatch.SourceFrom(t.Context()))
 	type told struct {
 		by     string
@@ -238,7 +238,7 @@ func TestSourceFrom_HandlersOfEveryKind(t *testing.T) {
 	running(t, dispatch.NewCoordinators(one, &dispatch.CoordinatorsConfig{
 		Groups: []dispatch.Group{group}, Shards: []dispatch.Shard{{Namespaces: []string{"x"}, Source: other}},
 	}))
-	third := pgwaketest.New(t, nil) // without Coordinators
+	third := testschema.Core.New(t, nil) // without Coordinators
 	d := dispatch.New(third, nil)
 	group.Handlers(d)
 	running(t, d)

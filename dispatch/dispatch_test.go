@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
-	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -98,7 +98,7 @@ func raise(most *atomic.Int64, n int64) {
 }
 
 func TestT59_BurstAndSlowHandlers_ClaimsStopAtCapacity_NothingIsDropped(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	const places, items = 4, 10_000
 	enqueue(t, p, items, pgwake.WorkItem{Name: "slow"})
 	var done, most, now atomic.Int64
@@ -124,7 +124,7 @@ func TestT59_BurstAndSlowHandlers_ClaimsStopAtCapacity_NothingIsDropped(t *testi
 }
 
 func TestT60_StopWithItemsInFlight_NoNewClaims_WhatRunsEndsOrIsReturned(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	enqueue(t, p, 10, pgwake.WorkItem{Name: "work"})
 	begun := make(chan int, 10)
 	finish := make(chan struct{})
@@ -153,7 +153,7 @@ func TestT60_StopWithItemsInFlight_NoNewClaims_WhatRunsEndsOrIsReturned(t *testi
 }
 
 func TestT62_HandlerPanicsOrTimesOut_RetryRuleApplies_WorkerSurvives(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	var panics, timeouts, after atomic.Int64
 	d := dispatch.New(p, &dispatch.Config{Concurrency: 1, MaxAttempts: 2, Retry: func(int, error) time.Duration { return time.Millisecond }})
 	dispatch.Handle(d, "panics", func(context.Context, int) (struct{}, error) {
@@ -189,7 +189,7 @@ func TestT62_HandlerPanicsOrTimesOut_RetryRuleApplies_WorkerSurvives(t *testing.
 }
 
 func TestHandleTx_EffectsAndAckAreOneTransaction(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	defer pool.Close()
@@ -222,7 +222,7 @@ func TestHandleTx_EffectsAndAckAreOneTransaction(t *testing.T) {
 
 // Nobody can take back what a handler has committed itself: it is not called again.
 func TestHandleTx_HandlerCommits_IsNotTriedAgain(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	defer pool.Close()
@@ -243,7 +243,7 @@ func TestHandleTx_HandlerCommits_IsNotTriedAgain(t *testing.T) {
 
 // A result that no orchestration waits for is nobody's business.
 func TestHandle_ResultCannotBeEncoded_ItemIsDone(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	d := dispatch.New(p, nil)
 	dispatch.Handle(d, "w", func(context.Context, struct{}) (float64, error) { return math.NaN(), nil })
 	running(t, d)
@@ -255,7 +255,7 @@ func TestHandle_ResultCannotBeEncoded_ItemIsDone(t *testing.T) {
 }
 
 func TestHandleTx_LeaseIsLostMeanwhile_NothingHappens(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	defer pool.Close()
@@ -283,7 +283,7 @@ func TestHandleTx_LeaseIsLostMeanwhile_NothingHappens(t *testing.T) {
 
 // One statement has the effect and acknowledges the item. Handlers fail afterwards, or before, and answers are lost.
 func TestAckBy_EffectsAndAckAreOneStatement(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	effects, ack := pgx.Identifier{p.Schema(), "effects"}.Sanitize(), pgx.Identifier{p.Schema(), "ack_work"}.Sanitize()
 	_, err := p.Pool().Exec(t.Context(), `CREATE TABLE `+effects+` (n integer)`)
 	require.NoError(t, err)
@@ -338,7 +338,7 @@ func TestAckBy_EffectsAndAckAreOneStatement(t *testing.T) {
 }
 
 func TestAckBy_OfADecider_TurnsAreAcknowledgedBySQL(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	ack := pgx.Identifier{p.Schema(), "ack_orchestration"}.Sanitize()
 	var turns atomic.Int64
 	o := dispatch.NewOrchestrator(p, func(ctx context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
@@ -379,7 +379,7 @@ func TestAckBy_OfADecider_TurnsAreAcknowledgedBySQL(t *testing.T) {
 }
 
 func TestHandleBatch_TakesWhatIsThere_EachHasItsOwnFate(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	enqueue(t, p, 250, pgwake.WorkItem{Name: "many"})
 	var sizes []int
 	d := dispatch.New(p, &dispatch.Config{Concurrency: 1, MaxAttempts: 1})
@@ -404,7 +404,7 @@ func TestHandleBatch_TakesWhatIsThere_EachHasItsOwnFate(t *testing.T) {
 }
 
 func TestOrchestrator_RunsAnInstanceWithActivities(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	d := dispatch.New(p, nil)
 	dispatch.Handle(d, "double", func(_ context.Context, n int) (int, error) { return 2 * n, nil })
 	running(t, d)
@@ -438,7 +438,7 @@ func TestOrchestrator_RunsAnInstanceWithActivities(t *testing.T) {
 }
 
 func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	defer pool.Close()
@@ -481,7 +481,7 @@ func TestRun_DoneItemsAreLockedByATransaction_OthersAreAcknowledged(t *testing.T
 }
 
 func testDoneItemsAreLocked(t *testing.T, limits pgwake.Limits) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	require.NoError(t, p.SetLimits(t.Context(), "default", limits))
 	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
@@ -533,8 +533,8 @@ func awaitSettled(t *testing.T, p *pgwake.Provider, queue func(pgwake.Stats) pgw
 
 // beside opens another node on the schema of a new one.
 func beside(t *testing.T) (one, other *pgwake.Provider) {
-	schema := testdb.Schema(t)
-	return pgwaketest.New(t, &pgwake.Config{Schema: schema}), pgwaketest.Open(t, &pgwake.Config{Schema: schema})
+	schema := testschema.Core.Borrow(t).Name
+	return pgwaketest.Open(t, &pgwake.Config{Schema: schema}), pgwaketest.Open(t, &pgwake.Config{Schema: schema})
 }
 
 func TestStop_ItemsOfASession_AnotherNodeHasThemAtOnce(t *testing.T) {

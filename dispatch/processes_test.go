@@ -18,9 +18,9 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 )
 
 // This file answers: what becomes of items when processes end, or are ended?
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // what fails here is to fail
-	goleak.VerifyTestMain(m)
+	testschema.Main(m)
 }
 
 // run dispatches until SIGTERM.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
@@ -84,7 +84,7 @@ func constantly(mode pgwake.Mode) func(string) pgwake.Mode {
 
 // A node that polls goes over to events, namespace by namespace, and then back, while items come all the time.
 func TestT42_ModesChangeUnderLoad_NothingIsLostOrDoubled(t *testing.T) {
-	p := pgwaketest.New(t, &pgwake.Config{Mode: pgwake.ModePolling, PollInterval: 5 * time.Millisecond})
+	p := testschema.Core.New(t, &pgwake.Config{Mode: pgwake.ModePolling, PollInterval: 5 * time.Millisecond})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: constantly(pgwake.ModePolling)})
 	running(t, c)
@@ -112,7 +112,7 @@ func TestT42_ModesChangeUnderLoad_NothingIsLostOrDoubled(t *testing.T) {
 
 // The way from polling to events, and back, as docs/operations.md tells it, while items come all the time.
 func TestRollout_Rehearsal_ThereAndBackUnderTraffic(t *testing.T) {
-	p := pgwaketest.New(t, &pgwake.Config{PollInterval: 5 * time.Millisecond})
+	p := testschema.Core.New(t, &pgwake.Config{PollInterval: 5 * time.Millisecond})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: constantly(pgwake.ModeShadow)})
 	running(t, c)
@@ -172,8 +172,8 @@ func (s *stubborn) SetModes(pgwake.Mode, map[string]pgwake.Mode) error { return 
 
 // Whether or not there was a Rollout: without one, the modes are those that somebody else has set.
 func TestSetRollout_TheSecondSourceRefuses_TheFirstIsAsBefore(t *testing.T) {
-	one := pgwaketest.New(t, &pgwake.Config{Mode: pgwake.ModeEventDriven, Modes: map[string]pgwake.Mode{"a": pgwake.ModeHybrid}})
-	other := &stubborn{pgwaketest.New(t, nil)}
+	one := testschema.Core.New(t, &pgwake.Config{Mode: pgwake.ModeEventDriven, Modes: map[string]pgwake.Mode{"a": pgwake.ModeHybrid}})
+	other := &stubborn{testschema.Core.New(t, nil)}
 	c := dispatch.NewCoordinators(one, &dispatch.CoordinatorsConfig{
 		Groups: []dispatch.Group{newLedger().all()},
 		Shards: []dispatch.Shard{{Namespaces: []string{"x"}, Source: other}},
@@ -203,7 +203,7 @@ func TestSetRollout_TheSecondSourceRefuses_TheFirstIsAsBefore(t *testing.T) {
 
 // Without a Rollout the general mode is whoever's who sets it, and with the next Rollout it remains.
 func TestSetRollout_GeneralModeWasChangedSinceTheLast_Remains(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{newLedger().all()}})
 	require.NoError(t, c.Spawn("a"))
 	general := func() pgwake.Mode { mode, _ := p.GetModes(); return mode }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -63,7 +64,7 @@ func TestSecrets_NoPayloadAndNoPassword_IsLoggedOrTracedOrInAnError(t *testing.T
 	t.Parallel()
 	heard := &overheard{}
 	logger := slog.New(slog.NewTextHandler(heard, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	p := pgwaketest.New(t, &pgwake.Config{Logger: logger, MaxPayload: 1000})
+	p := testschema.Core.New(t, &pgwake.Config{Logger: logger, MaxPayload: 1000})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	payload := json.RawMessage(`{"card": "` + secretPayload + `"}`)

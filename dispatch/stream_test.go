@@ -17,6 +17,7 @@ import (
 	"github.com/pgwake/pgwake/dispatch/streamtest"
 	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/internal/testmeter"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -89,7 +90,7 @@ func TestProviderStream_Contract(t *testing.T) { streamtest.Run(t, providerFacto
 func TestStreamSource_Contract(t *testing.T) { streamtest.Run(t, providerFactory(true)) }
 
 func TestStreamSource_Provider_IsTheSourceAsItIs(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	require.Same(t, p, dispatch.StreamSource(dispatch.ProviderStream(p), nil))
 }
 

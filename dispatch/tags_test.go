@@ -7,13 +7,13 @@ import (
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
 func TestSetTags_WhileAFetchWaits_ItAsksAnewForThose(t *testing.T) {
 	t.Parallel()
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	handled := make(chan string, 2)
 	d := dispatch.New(p, &dispatch.Config{Tags: pgwake.Tags("none")})
 	d.HandleOthers(func(_ context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
@@ -47,7 +47,7 @@ func (p *telling) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOpti
 
 func TestSetTags_ToWhatTheyAre_TheFetchGoesOn(t *testing.T) {
 	t.Parallel()
-	p := &telling{pgwaketest.New(t, nil), make(chan context.Context, 10)}
+	p := &telling{testschema.Core.New(t, nil), make(chan context.Context, 10)}
 	d := dispatch.New(p, &dispatch.Config{Tags: pgwake.Tags("a", "b")})
 	d.HandleOthers(func(context.Context, *pgwake.ClaimedWorkItem) (dispatch.Result, error) { return nil, nil })
 	ctx, end := context.WithCancel(t.Context())

@@ -13,6 +13,8 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/eventbus/migrations"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -21,6 +23,9 @@ import (
 
 // patience is far more than anything here should take.
 const patience = 30 * time.Second
+
+// schemas are those of all tests that do not migrate themselves.
+var schemas = testschema.With(migrations.Layer())
 
 // lab is a bus on a schema of its own, and a session in which all names are those of the schema.
 type lab struct {
@@ -38,7 +43,7 @@ func newLab(t *testing.T, config *eventbus.Config) *lab {
 // newLabOn is newLab with a Provider of this kind.
 func newLabOn(t *testing.T, provider *pgwake.Config, config *eventbus.Config) *lab {
 	t.Helper()
-	p := pgwaketest.New(t, provider)
+	p := schemas.New(t, provider)
 	if config == nil {
 		config = &eventbus.Config{}
 	}

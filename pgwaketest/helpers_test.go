@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	taskgraph "github.com/pgwake/pgwake/taskgraph/migrations"
 	"github.com/stretchr/testify/require"
@@ -41,7 +42,7 @@ func send(t *testing.T, p *pgwake.Provider, m pgwake.Message, o *pgwake.EnqueueO
 }
 
 func TestRequireWork_FieldsThatAreNotZero_AreCompared(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	full := pgwake.WorkItem{Name: "ship", Input: []byte(`{"order": 7, "gift": true}`), Instance: "order-7", ExecutionID: 2,
 		ActivityID: 3, Tag: "gpu", Session: "s"}
 	added := enqueue(t, p, full, &pgwake.EnqueueOptions{Namespace: "express", Priority: 4, Delay: time.Hour, DedupKey: "k"})
@@ -68,7 +69,7 @@ func TestRequireWork_FieldsThatAreNotZero_AreCompared(t *testing.T) {
 }
 
 func TestRequireWork_ClaimedAndGivenBack_IsStillQueued(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	enqueue(t, p, pgwake.WorkItem{Name: "x"}, nil)
 	item, err := p.FetchWorkItem(t.Context(), nil)
 	require.NoError(t, err)
@@ -83,7 +84,7 @@ func TestRequireWork_ClaimedAndGivenBack_IsStillQueued(t *testing.T) {
 }
 
 func TestRequireWork_OtherNumber_FailsAndSaysWhatIsQueued(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	want := pgwake.WorkItem{Name: "ship", Input: []byte(`{"order":7}`)}
 	require.Equal(t, `0 work items like {name: "ship", input: {"order":7}} are queued, and not 1; the queue is empty`,
 		failureOf(t, func(tb testing.TB) { pgwaketest.RequireWork(tb, p, want, 1) }))
@@ -99,7 +100,7 @@ func TestRequireWork_OtherNumber_FailsAndSaysWhatIsQueued(t *testing.T) {
 }
 
 func TestRequireNoWork_AnythingQueued_Fails(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	pgwaketest.RequireNoWork(t, p)
 	send(t, p, pgwake.Message{Instance: "i", Kind: "ping"}, nil)
 	pgwaketest.RequireNoWork(t, p)
@@ -108,7 +109,7 @@ func TestRequireNoWork_AnythingQueued_Fails(t *testing.T) {
 }
 
 func TestRequireMessage_FieldsThatAreNotZero_AreCompared(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	pgwaketest.RequireNoMessage(t, p)
 	full := pgwake.Message{Instance: "order-7", Kind: pgwake.MessageStart, Data: []byte(`{"a": 1, "b": 2}`), Name: "order", Version: "1.0",
 		ExecutionID: 1, Queue: "q"}
@@ -129,7 +130,7 @@ func TestRequireMessage_FieldsThatAreNotZero_AreCompared(t *testing.T) {
 }
 
 func TestRequireMessage_InATurnOrHeldBehindIt_IsClaimed(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	send(t, p, pgwake.Message{Instance: "i", Kind: "first"}, nil)
 	_, err := p.FetchOrchestrationItem(t.Context(), nil)
 	require.NoError(t, err)
@@ -152,7 +153,7 @@ func TestHelpers_ProviderOfSomebodyElse_FailTheTest(t *testing.T) {
 }
 
 func TestAdvance_ParkedFetches_GetWhatBecameDue(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	enqueue(t, p, pgwake.WorkItem{Name: "reminder"}, &pgwake.EnqueueOptions{Delay: 24 * time.Hour})
 	enqueue(t, p, pgwake.WorkItem{Name: "much later"}, &pgwake.EnqueueOptions{Delay: 48 * time.Hour})
 	send(t, p, pgwake.Message{Instance: "i", Kind: "timer"}, &pgwake.EnqueueOptions{Delay: 24 * time.Hour})
@@ -183,7 +184,7 @@ func TestAdvance_ParkedFetches_GetWhatBecameDue(t *testing.T) {
 
 // Whoever waits for an instance does not mistake one that grew older for another.
 func TestAdvance_SomebodyWaitsForAnInstance_WaitsOn(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	send(t, p, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
 	turn := func(status pgwake.Status) {
 		require.Equal(t, 1, pgwaketest.DrainTurns(t, p, func(context.Context, *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
@@ -210,7 +211,7 @@ func TestAdvance_SomebodyWaitsForAnInstance_WaitsOn(t *testing.T) {
 }
 
 func TestDrainTurns_StickyInstances_AreDrainedAsTheirOwners(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	owners := map[string]string{"i": "A", "j": "B", "k": ""}
 	handler := func(_ context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
 		ack := pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}}
@@ -238,7 +239,7 @@ func TestDrainTurns_StickyInstances_AreDrainedAsTheirOwners(t *testing.T) {
 }
 
 func TestDrain_HandlerEnqueuesWithoutEnd_FailsTheTest(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	o := &pgwaketest.DrainOptions{MaxHandled: 5}
 	enqueue(t, p, pgwake.WorkItem{Name: "again"}, nil)
 	handled := 0
@@ -261,7 +262,7 @@ func TestDrain_HandlerEnqueuesWithoutEnd_FailsTheTest(t *testing.T) {
 }
 
 func TestAdvance_LeasesAndSessions_End(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	now := func(owner string) *pgwake.FetchOptions {
 		return &pgwake.FetchOptions{NoWait: true, LockTimeout: time.Hour, Session: &pgwake.SessionOptions{Owner: owner, LockTimeout: time.Hour}}
 	}
@@ -287,7 +288,7 @@ func TestAdvance_LeasesAndSessions_End(t *testing.T) {
 }
 
 func TestAdvance_WhatIsFinished_GrowsOld(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	send(t, p, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
 	require.Equal(t, 1, pgwaketest.DrainTurns(t, p, func(context.Context, *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
 		return pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow", Status: pgwake.StatusCompleted}}, nil
@@ -339,7 +340,7 @@ func TestAdvance_EveryInstantOnTheSchema_Moves(t *testing.T) {
 
 // An instant of a layer that Advance does not know fails here.
 func TestAdvance_TaskGraphIsThere_ItsInstantsMove(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	schema := pgx.Identifier{p.Schema()}.Sanitize()
 	conn, err := pgx.Connect(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
@@ -405,7 +406,7 @@ func requireMove(t *testing.T, p *pgwake.Provider, conn *pgx.Conn, columns []ins
 
 // Whoever works meanwhile loses nothing but leases, and no transaction is the victim of a deadlock.
 func TestAdvance_WhileOthersWork_GivesWay(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	stop := make(chan struct{})
 	failures := make(chan error, 2)
 	work := func(turn func() error) {
@@ -448,7 +449,7 @@ func TestAdvance_WhileOthersWork_GivesWay(t *testing.T) {
 }
 
 func TestAdvance_OpenTransaction_HoldsUpOnlyWhatItChanged(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	conn, err := pgx.Connect(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	defer conn.Close(context.Background())
@@ -482,13 +483,13 @@ func TestAdvance_OpenTransaction_HoldsUpOnlyWhatItChanged(t *testing.T) {
 }
 
 func TestAdvance_NotForward_Fails(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	require.Contains(t, failureOf(t, func(tb testing.TB) { pgwaketest.Advance(tb, p, -time.Second) }), "forward")
 	require.Contains(t, failureOf(t, func(tb testing.TB) { pgwaketest.Advance(tb, p, 0) }), "forward")
 }
 
 func TestDrain_HandlesWhatIsDue_AndWhatThatEnqueues(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	enqueue(t, p, pgwake.WorkItem{Name: "a"}, nil)
 	enqueue(t, p, pgwake.WorkItem{Name: "tagged", Tag: "gpu"}, nil)
 	enqueue(t, p, pgwake.WorkItem{Name: "elsewhere", Session: "s"}, &pgwake.EnqueueOptions{Namespace: "other"})
@@ -512,7 +513,7 @@ func TestDrain_HandlesWhatIsDue_AndWhatThatEnqueues(t *testing.T) {
 }
 
 func TestDrain_FetchOptions_LimitIt(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	enqueue(t, p, pgwake.WorkItem{Name: "a"}, nil)
 	enqueue(t, p, pgwake.WorkItem{Name: "b"}, &pgwake.EnqueueOptions{Namespace: "other"})
 	o := &pgwaketest.DrainOptions{Fetch: &pgwake.FetchOptions{Namespaces: []string{"other"}, PollTimeout: time.Hour}}
@@ -522,7 +523,7 @@ func TestDrain_FetchOptions_LimitIt(t *testing.T) {
 }
 
 func TestDrain_HandlerFails_ItemComesBackUntilTheBound(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	enqueue(t, p, pgwake.WorkItem{Name: "x"}, nil)
 	require.Equal(t, 1, pgwaketest.Drain(t, p, func(_ context.Context, item *pgwake.ClaimedWorkItem) error {
 		if item.Attempt < 3 {
@@ -546,7 +547,7 @@ func TestDrain_HandlerFails_ItemComesBackUntilTheBound(t *testing.T) {
 }
 
 func TestDrain_HandlerAcknowledgesByItself_IsFine(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	for range 5 {
 		enqueue(t, p, pgwake.WorkItem{Name: "x"}, nil)
 	}
@@ -564,7 +565,7 @@ func TestDrain_HandlerAcknowledgesByItself_IsFine(t *testing.T) {
 }
 
 func TestDrainTurns_HandlesEveryTurn_AndFailsAtTheBound(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	send(t, p, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
 	var kinds []string
 	failed := 0
@@ -595,7 +596,7 @@ func TestDrainTurns_HandlesEveryTurn_AndFailsAtTheBound(t *testing.T) {
 }
 
 func TestDrain_ProviderIsClosed_FailsTheTest(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	require.NoError(t, p.Close(t.Context()))
 	require.Contains(t, failureOf(t, func(tb testing.TB) { pgwaketest.Drain(tb, p, nil, nil) }), pgwake.ErrClosed.Error())
 	require.Contains(t, failureOf(t, func(tb testing.TB) { pgwaketest.DrainTurns(tb, p, nil, nil) }), pgwake.ErrClosed.Error())

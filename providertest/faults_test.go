@@ -132,11 +132,10 @@ func TestBroken(t *testing.T) {
 	if wish == "" {
 		t.Skip("it fails by design, and TestFaults runs it")
 	}
-	s := &schemas{all: t}
 	put := func(name string, f *fault, rows []string) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			providertest.Run(t, only(t, rows, factory(s, f)))
+			providertest.Run(t, only(t, rows, factory(f)))
 		})
 	}
 	var all []string

@@ -4,35 +4,25 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/providertest"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintf(os.Stderr, "goroutines were left behind: %v\n", err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { testschema.Main(m) }
 
 // damaged is the type of an event that config refuses.
 const damaged = "damaged"
@@ -59,65 +49,32 @@ func (n node) in() (schema string) { return n.schema }
 // schemaOf returns the schema of a node, in whatever it was dressed.
 func schemaOf(p providertest.Provider) string { return p.(interface{ in() string }).in() }
 
-// schemas are used by one row after another: most of the time that a row takes would go into migrations.
-type schemas struct {
-	all  testing.TB // until its end
-	mu   sync.Mutex
-	free []string
-}
-
 // take returns a schema without data. If f is not nil, its functions have that fault until tb ends.
-func (s *schemas) take(tb testing.TB, f *fault) string {
-	schema := s.unused()
-	if schema == "" {
-		schema = testdb.Schema(s.all)
-		migrate(tb, schema)
-	}
+func take(tb testing.TB, f *fault) string {
+	tb.Helper()
+	schema := testschema.Core.Borrow(tb).Name
 	mend := f.infect(tb, schema)
 	tb.Cleanup(func() { // after the Provider was closed
-		testdb.Exec(tb, pgwaketest.URL(tb), empty(schema))
 		for _, function := range mend {
 			testdb.Exec(tb, pgwaketest.URL(tb), function)
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.free = append(s.free, schema)
 	})
 	return schema
 }
 
-func (s *schemas) unused() (schema string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if last := len(s.free) - 1; last >= 0 {
-		schema, s.free = s.free[last], s.free[:last]
-	}
-	return schema
-}
-
-// empty is a statement that leaves a schema as the migrations do.
-func empty(schema string) string {
-	return `DO $$ BEGIN
-		SET search_path = ` + schema + `;
-		EXECUTE (SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ') || ' RESTART IDENTITY' FROM pg_tables
-		          WHERE schemaname = current_schema() AND tablename <> 'schema_migrations');
-		INSERT INTO namespaces (name) VALUES ('default');
-	END $$`
-}
-
 func TestProvider(t *testing.T) {
-	providertest.Run(t, factory(&schemas{all: t}, nil))
+	providertest.Run(t, factory(nil))
 }
 
 // factory makes Providers with a fault, or sound ones if that is nil.
-func factory(s *schemas, f *fault) providertest.Factory {
+func factory(f *fault) providertest.Factory {
 	return providertest.Factory{
-		New: func(tb testing.TB) providertest.Provider { return f.dress(open(tb, s.take(tb, f), pgwake.Config{})) },
+		New: func(tb testing.TB) providertest.Provider { return f.dress(open(tb, take(tb, f), pgwake.Config{})) },
 		Another: func(tb testing.TB, p providertest.Provider) providertest.Provider {
 			return f.dress(open(tb, schemaOf(p), pgwake.Config{}))
 		},
 		ShortPoll: func(tb testing.TB) providertest.Provider {
-			return f.dress(open(tb, s.take(tb, f), pgwake.Config{DisableLongPoll: true}))
+			return f.dress(open(tb, take(tb, f), pgwake.Config{DisableLongPoll: true}))
 		},
 		CorruptHistory: func(tb testing.TB, p providertest.Provider, instance string) {
 			schema := pgx.Identifier{schemaOf(p)}.Sanitize()

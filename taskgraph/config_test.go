@@ -12,7 +12,6 @@ import (
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
-	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/propagation"
@@ -24,7 +23,7 @@ import (
 
 func TestConfig_WhatCannotBe_IsToldByNew(t *testing.T) {
 	t.Parallel()
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	for says, spoil := range map[string]func(c *taskgraph.Config){
 		"Steps: Namespaces, Tags, MaxAttempts and Completion are the Engine's": func(c *taskgraph.Config) { c.Steps.Namespaces = []string{"a"} },
 		"Namespaces, Tags":                        func(c *taskgraph.Config) { c.Steps.Tags = pgwake.AnyTag() },
@@ -74,7 +73,7 @@ func TestConfig_WhatCannotBe_IsToldByNew(t *testing.T) {
 func TestHandle_TwiceOrNothing_IsToldByRun(t *testing.T) {
 	t.Parallel()
 	ok, _ := failing(0, nil)
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	for says, handle := range map[string]func(e *taskgraph.Engine){
 		`two handlers "h"`:               func(e *taskgraph.Engine) { e.Handle("h", ok); e.Handle("h", ok) },
 		`no handler, or no name for it`:  func(e *taskgraph.Engine) { e.Handle("h", nil) },
@@ -100,7 +99,7 @@ func TestRun_Twice_IsRefused(t *testing.T) {
 
 func TestTags_StepsWithATag_RunWhereItIsAskedFor(t *testing.T) {
 	t.Parallel()
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	plain, gpu := onProvider(t, p, nil), onProvider(t, p, &taskgraph.Config{Tags: []string{"gpu", "tpu"}})
 	var mu sync.Mutex
 	ran := make(map[string]string)

@@ -34,7 +34,7 @@ type graph struct {
 
 func newGraph(t *testing.T, config *taskgraph.Config) *graph {
 	t.Helper()
-	return onProvider(t, pgwaketest.New(t, nil), config)
+	return onProvider(t, schemas.New(t, nil), config)
 }
 
 func onProvider(t *testing.T, p *pgwake.Provider, config *taskgraph.Config) *graph {
@@ -273,7 +273,7 @@ func (b *barrier) wait(ctx context.Context) error {
 func TestT3_FanOut_EachRunsOnceAndTheyAreJoinedOnce(t *testing.T) {
 	t.Parallel()
 	const width, processors = 500, 8
-	first := pgwaketest.New(t, nil)
+	first := schemas.New(t, nil)
 	var mu sync.Mutex
 	ran := make(map[string]int)
 	var nodes []*graph

@@ -15,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testdb"
-	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/pgwake/pgwake/taskgraph/internal/model"
 	"github.com/stretchr/testify/require"
@@ -39,7 +38,7 @@ const (
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	e, err := taskgraph.New(t.Context(), p, nil)
 	require.NoError(t, err)
 	s := &stage{Graph: e.Graph, p: p, schema: p.Schema()}

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testroles"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/pgwake/pgwake/taskgraph/migrations"
 	"github.com/stretchr/testify/require"
@@ -20,6 +20,9 @@ import (
 
 // labPatience is far more than anything here should take.
 const labPatience = 30 * time.Second
+
+// schemas are those of all tests that do not migrate themselves.
+var schemas = testschema.With(migrations.Layer())
 
 // lab is the verbs on a schema of its own, without an Engine, and a session in which all names are those of the schema.
 type lab struct {
@@ -31,8 +34,7 @@ type lab struct {
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	p := pgwaketest.New(t, nil)
-	require.NoError(t, p.Migrate(t.Context(), migrations.Layer()))
+	p := schemas.New(t, nil)
 	return &lab{taskgraph.NewGraph(p), t, p, session(t, p)}
 }
 

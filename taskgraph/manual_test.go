@@ -417,7 +417,7 @@ func TestUpkeep_FailStale_EndsWhatTakesTooLong(t *testing.T) {
 
 func TestUpkeep_KeepFor_RemovesWhatEndedBefore(t *testing.T) {
 	t.Parallel()
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	g := onProvider(t, p, &taskgraph.Config{KeepFor: time.Hour})
 	without := onProvider(t, p, nil)
 	d := taskgraph.Define("shop", "kept", "1")

@@ -16,6 +16,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/goworkflows"
+	"github.com/pgwake/pgwake/adapter/goworkflows/migrations"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -34,10 +36,13 @@ type lab struct {
 	p *pgwake.Provider
 }
 
+// schemas are those of all tests.
+var schemas = testschema.With(migrations.Layer())
+
 // newLab makes one whose instances are sticky to nobody, unless an option says otherwise.
 func newLab(t *testing.T, config *pgwake.Config, options ...backend.BackendOption) *lab {
 	t.Helper()
-	return labOn(t, pgwaketest.New(t, config), options...)
+	return labOn(t, schemas.New(t, config), options...)
 }
 
 func labOn(t *testing.T, p *pgwake.Provider, options ...backend.BackendOption) *lab {

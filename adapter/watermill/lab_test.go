@@ -12,7 +12,8 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/watermill"
 	"github.com/pgwake/pgwake/eventbus"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/eventbus/migrations"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
@@ -30,9 +31,12 @@ type lab struct {
 	bus *eventbus.Bus
 }
 
+// schemas are those of all tests.
+var schemas = testschema.With(migrations.Layer())
+
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	return &lab{t, p, newBus(t, p)}
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/pgwake/pgwake/internal/testschema"
 	"go.uber.org/goleak"
 )
 
@@ -17,5 +18,5 @@ func TestMain(m *testing.M) {
 		return
 	}
 	// One of the suite's goroutines waits for ever for what nobody publishes any more.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/pubsub/tests.TestReconnect.func2"))
+	testschema.Main(m, goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/pubsub/tests.TestReconnect.func2"))
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/pgwake/pgwake/adapter/watermill"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/internal/devpg"
-	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
@@ -268,7 +267,7 @@ func TestSubscribe_FromBeginning_IsForAGroupThatIsNew(t *testing.T) {
 // What a message has to do with is in the trace of whoever published it.
 func TestSubscribe_MessagesContext_BelongsToTheTrace(t *testing.T) {
 	t.Parallel()
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent, Propagator: propagation.TraceContext{}})
 	require.NoError(t, err)
 	l := &lab{t, p, bus}

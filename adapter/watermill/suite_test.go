@@ -61,7 +61,7 @@ func newSuite(t *testing.T, set func(*suite)) *suite {
 	if s.features.ForceShort = !full(); !full() {
 		s.sub.Node.StopTimeout = time.Second // a test leaves a message without an ack
 	}
-	schema := pgwaketest.New(t, nil).Schema()
+	schema := schemas.New(t, nil).Schema()
 	s.buses = []*eventbus.Bus{process(t, pgwaketest.URL(t), schema), process(t, pgwaketest.URL(t), schema)}
 	return s
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/internal/glance"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 )
 
 // This file answers: how do the tests run commands, and what holds for all of them?
@@ -31,14 +31,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		main()
 	}
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			println("goroutines were left behind:", err.Error())
-			code = 1
-		}
-	}
-	os.Exit(code)
+	testschema.Main(m)
 }
 
 // result is what became of a command.
@@ -63,7 +56,7 @@ func newCLI(t *testing.T, config *pgwake.Config) (*cli, *pgwake.Provider) {
 	if config == nil {
 		config = &pgwake.Config{Mode: pgwake.ModeDisabled}
 	}
-	p := pgwaketest.New(t, config)
+	p := testschema.Core.New(t, config)
 	return &cli{t: t, url: pgwaketest.URL(t), schema: p.Schema(), now: time.Now}, p
 }
 

@@ -1,0 +1,284 @@
+// Package testschema lends schemas to tests: on each the migrations have run, and it is as they leave it. Most of the time that
+// a test takes would go into them otherwise.
+package testschema
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/migrations"
+	"github.com/pgwake/pgwake/pgwaketest"
+	"go.uber.org/goleak"
+)
+
+// patience bounds what happens between two tests: somebody may have left a transaction open.
+const patience = time.Minute
+
+// Kind is the schemas with the same migrations. A schema of a test that has ended is lent to another, emptied, if it is as it was
+// made but for its rows; else it is dropped. Safe for concurrent use.
+type Kind struct {
+	layers []migrations.Layer
+
+	mu      sync.Mutex
+	conn    *pgx.Conn
+	made    int
+	free    []string
+	objects string // of a schema as it was made
+	empty   string // the statement that makes it so again
+}
+
+// Core are the schemas of a Provider without layers.
+var Core = With()
+
+var (
+	kindsMu sync.Mutex
+	kinds   []*Kind
+)
+
+// With returns the schemas of a Provider with these layers. It is called once per kind, for a variable of the package.
+func With(layers ...migrations.Layer) *Kind {
+	k := &Kind{layers: layers}
+	kindsMu.Lock()
+	defer kindsMu.Unlock()
+	kinds = append(kinds, k)
+	return k
+}
+
+// Main is what TestMain does in a package whose tests borrow schemas: it drops them in the end, and fails if a goroutine is left behind.
+func Main(m *testing.M, ignored ...goleak.Option) {
+	code := m.Run()
+	Drop()
+	if err := goleak.Find(ignored...); code == 0 && err != nil {
+		fmt.Fprintf(os.Stderr, "goroutines were left behind: %v\n", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// Drop drops what was lent, when all tests of the process have ended.
+func Drop() {
+	kindsMu.Lock()
+	defer kindsMu.Unlock()
+	for _, k := range kinds {
+		k.close()
+	}
+}
+
+// Schema is lent to a test.
+type Schema struct {
+	Name string
+
+	mu     sync.Mutex
+	spoilt bool
+}
+
+// Spoil has the schema dropped when its test ends: there is more to restore than rows of tables, or rows of a table of migrations.
+func (s *Schema) Spoil() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.spoilt = true
+}
+
+// New is pgwaketest.New on a lent schema. config names none.
+func (k *Kind) New(tb testing.TB, config *pgwake.Config) *pgwake.Provider {
+	tb.Helper()
+	var c pgwake.Config
+	if config != nil {
+		c = *config
+	}
+	if c.Schema != "" {
+		tb.Fatalf("the schema is lent: it cannot be %s", c.Schema)
+	}
+	c.Schema = k.Borrow(tb).Name
+	return pgwaketest.Open(tb, &c)
+}
+
+// Borrow returns a schema that is the test's until its end, after the cleanups that it adds from now on.
+func (k *Kind) Borrow(tb testing.TB) *Schema {
+	tb.Helper()
+	name, err := k.take(testdb.URL(tb))
+	if err != nil {
+		tb.Fatalf("make a schema: %v", err)
+	}
+	s := &Schema{Name: name}
+	tb.Cleanup(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err := k.give(name, !s.spoilt); err != nil {
+			tb.Errorf("empty schema %s: %v", name, err)
+		}
+	})
+	return s
+}
+
+func (k *Kind) take(url string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if last := len(k.free) - 1; last >= 0 {
+		name := k.free[last]
+		k.free = k.free[:last]
+		return name, nil
+	}
+	if err := k.connect(ctx, url); err != nil {
+		return "", err
+	}
+	k.made++
+	name := fmt.Sprintf("test_lent_%d_%d_%d", os.Getpid(), time.Now().UnixNano()%1_000_000, k.made)
+	if err := k.migrate(ctx, url, name); err != nil {
+		return "", err
+	}
+	if k.empty != "" || k.conn.PgConn().ParameterStatus("is_superuser") != "on" { // who is none cannot empty a schema
+		return name, nil
+	}
+	return name, k.within(ctx, name, func(tx pgx.Tx) (err error) {
+		if err = tx.QueryRow(ctx, objects).Scan(&k.objects); err == nil {
+			k.empty, err = emptying(ctx, tx)
+		}
+		return err
+	})
+}
+
+// connect makes the connection that empties schemas, if there is none.
+func (k *Kind) connect(ctx context.Context, url string) (err error) {
+	if k.conn == nil || k.conn.IsClosed() {
+		var config *pgx.ConnConfig
+		if config, err = pgx.ParseConfig(url); err == nil {
+			config.DefaultQueryExecMode = pgx.QueryExecModeExec // names mean another schema each time
+			k.conn, err = pgx.ConnectConfig(ctx, config)
+		}
+	}
+	return err
+}
+
+func (k *Kind) migrate(ctx context.Context, url, name string) error {
+	p, err := pgwake.Open(ctx, url, &pgwake.Config{Schema: name, Mode: pgwake.ModeDisabled, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	for _, layer := range k.layers {
+		err = errors.Join(err, p.Migrate(ctx, layer))
+	}
+	return errors.Join(err, p.Close(ctx))
+}
+
+// give takes a schema back: emptied to be lent again, or dropped.
+func (k *Kind) give(name string, again bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if again = again && k.empty != ""; again {
+		err := k.within(ctx, name, func(tx pgx.Tx) error {
+			var now string
+			if err := tx.QueryRow(ctx, objects).Scan(&now); err != nil {
+				return err
+			}
+			if again = now == k.objects; !again {
+				return nil
+			}
+			_, err := tx.Exec(ctx, k.empty)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if again {
+		k.free = append(k.free, name)
+		return nil
+	}
+	_, err := k.conn.Exec(ctx, `DROP SCHEMA IF EXISTS `+pgx.Identifier{name}.Sanitize()+` CASCADE`)
+	return err
+}
+
+// within does something in a transaction in which names are those of the schema.
+func (k *Kind) within(ctx context.Context, name string, do func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, k.conn, func(tx pgx.Tx) error {
+		// Rows are removed without what hangs on it: all others go as well.
+		if _, err := tx.Exec(ctx, `SELECT set_config('search_path', $1, true), set_config('session_replication_role', 'replica', true)`,
+			pgx.Identifier{name}.Sanitize()); err != nil {
+			return err
+		}
+		return do(tx)
+	})
+}
+
+func (k *Kind) close() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, name := range k.free {
+		_, _ = k.conn.Exec(ctx, `DROP SCHEMA `+pgx.Identifier{name}.Sanitize()+` CASCADE`)
+	}
+	_ = k.conn.Close(ctx)
+}
+
+// objects identifies everything in the schema that is no row. Functions may have the schema's name in them.
+const objects = `
+	SELECT md5(concat_ws('; ',
+		(SELECT string_agg(concat(relname, relkind, relnatts, relpersistence, reloptions, relacl), ',' ORDER BY relname)
+		   FROM pg_class WHERE relnamespace = current_schema()::regnamespace),
+		(SELECT string_agg(concat(proname, md5(replace(prosrc, current_schema(), '')), proacl, replace(proconfig::text, current_schema(), '')), ','
+		                   ORDER BY proname, replace(prosrc, current_schema(), ''))
+		   FROM pg_proc WHERE pronamespace = current_schema()::regnamespace),
+		(SELECT string_agg(conname || pg_get_constraintdef(oid), ',' ORDER BY conname) FROM pg_constraint WHERE connamespace = current_schema()::regnamespace),
+		(SELECT string_agg(concat(tgname, tgenabled), ',' ORDER BY tgname)
+		   FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = current_schema()::regnamespace AND NOT tgisinternal),
+		(SELECT nspacl::text FROM pg_namespace WHERE nspname = current_schema())))`
+
+// emptying returns the statement that gives tables the rows that they have now, and sequences their values. Moments in those rows
+// become the one at which it is executed. To truncate a table and its indexes is to make new files for them, which takes as long
+// as most tests.
+func emptying(ctx context.Context, tx pgx.Tx) (string, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT format('%I', relname),
+		       string_agg(format('%I', attname), ', ' ORDER BY attnum),
+		       string_agg(format(CASE atttypid WHEN 'timestamptz'::regtype THEN 'CASE WHEN %I IS NOT NULL THEN now() END' ELSE '%I' END, attname), ', ' ORDER BY attnum)
+		  FROM pg_class c JOIN pg_attribute ON attrelid = c.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+		 WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relname NOT LIKE '%migrations'
+		 GROUP BY relname ORDER BY relname`)
+	if err != nil {
+		return "", err
+	}
+	type table struct{ Name, Columns, Values string }
+	tables, err := pgx.CollectRows(rows, pgx.RowToStructByPos[table])
+	if err != nil {
+		return "", err
+	}
+	var remove, insert strings.Builder
+	for _, t := range tables {
+		fmt.Fprintf(&remove, "IF pg_relation_size('%[1]s') > 100000 THEN TRUNCATE %[1]s CASCADE; ELSIF pg_relation_size('%[1]s') > 0 THEN DELETE FROM %[1]s; END IF;\n", t.Name)
+		var seed *string
+		if err := tx.QueryRow(ctx, `SELECT quote_literal(json_agg(t)) FROM `+t.Name+` t`).Scan(&seed); err != nil {
+			return "", err
+		}
+		if seed != nil {
+			fmt.Fprintf(&insert, "INSERT INTO %[1]s (%[2]s) OVERRIDING SYSTEM VALUE SELECT %[3]s FROM json_populate_recordset(NULL::%[1]s, %[4]s);\n",
+				t.Name, t.Columns, t.Values, *seed)
+		}
+	}
+	rows, err = tx.Query(ctx, `
+		SELECT format(E'PERFORM setval(%L, %s, %L);\n', quote_ident(sequencename), coalesce(last_value, start_value), last_value IS NOT NULL)
+		  FROM pg_sequences WHERE schemaname = current_schema() ORDER BY 1`)
+	if err != nil {
+		return "", err
+	}
+	sequences, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return "DO $empty$ BEGIN\n" + remove.String() + insert.String() + strings.Join(sequences, "") + "END $empty$", err
+}
