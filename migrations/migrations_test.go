@@ -45,13 +45,21 @@ func newSchema(t *testing.T, name string) *schema {
 	}
 	config, err := pgx.ParseConfig(testdb.URL(t))
 	require.NoError(t, err)
-	looking := config.Copy()
-	looking.RuntimeParams["search_path"] = pgx.Identifier{name}.Sanitize()
+	s := &schema{name: name, config: config}
+	s.conn = s.connect(t)
+	return s
+}
+
+// connect opens a connection to look at the schema. It ends with the test.
+func (s *schema) connect(t *testing.T) *pgx.Conn {
+	t.Helper()
+	looking := s.config.Copy()
+	looking.RuntimeParams["search_path"] = pgx.Identifier{s.name}.Sanitize()
 	looking.DefaultQueryExecMode = pgx.QueryExecModeExec
 	conn, err := pgx.ConnectConfig(t.Context(), looking)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	return &schema{name, config, conn}
+	return conn
 }
 
 func (s *schema) up(t *testing.T) {

@@ -2,9 +2,13 @@ package migrations_test
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -45,10 +49,13 @@ const fillEverything = `
 
 const emptied = `worker_queue, orchestrator_queue, instance_locks, instances, executions, history, kv_store, kv_delta, sessions, dedup_keys, rates, releases, dead_letters, archive`
 
+// What earlier statements left behind is walked over for as long as anybody has a snapshot from before. So that each run reads the same, somebody has
+// one here all the time, in a database where nobody else is: nothing is removed, which is the most that there can be to walk over.
 func TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t, "")
+	s := newSchemaAlone(t)
 	s.up(t)
+	s.holdSnapshot(t)
 	for table := range strings.SplitSeq(emptied, ", ") {
 		s.exec(t, `ALTER TABLE `+table+` SET (autovacuum_enabled = off)`)
 	}
@@ -69,45 +76,45 @@ func TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testi
 		call string
 		most int64
 	}{
-		{`SELECT earliest_work(NULL)`, 200},
-		{`SELECT earliest_work('{default}', NULL, 'o7')`, 120_000}, // for each session that has something queued
+		{`SELECT earliest_work(NULL)`, 650},
+		{`SELECT earliest_work('{default}', NULL, 'o7')`, 180_000}, // for each session that has something queued
 		{`SELECT earliest_message(NULL)`, 100},
 		{`SELECT earliest_message('{default}', '{}', 0, 9, 'o7')`, 100},
-		{`SELECT count(*) FROM enqueue_work_many('{x,y}', '{null,null}', p_dedup_keys => '{k7,dead 7}', p_dedup_scopes => '{queued,dead}')`, 100},
+		{`SELECT count(*) FROM enqueue_work_many('{x,y}', '{null,null}', p_dedup_keys => '{k7,dead 7}', p_dedup_scopes => '{queued,dead}')`, 120},
 		{`SELECT count(*) FROM enqueue_work_many('{x,y}', '{null,null}', p_dedup_keys => '{kept 7,k8}', p_dedup_fors => '{1 min,1 min}')`, 100},
-		{`SELECT count(*) FROM enqueue_work_many('{x,y}', '{null,null}', p_dedup_keys => '{k7,new}', p_dedup_scopes => '{waiting,waiting}')`, 100},
+		{`SELECT count(*) FROM enqueue_work_many('{x,y}', '{null,null}', p_dedup_keys => '{k7,new}', p_dedup_scopes => '{waiting,waiting}')`, 120},
 		{`SELECT enqueue_work('x', p_dedup_key => 'k7')`, 100},
-		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`, 400},
-		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20)`, 600},
-		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, '{default}', p_fair => true)`, 900},
-		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, p_max_attempts => 3)`, 800},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min')`, 1300},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20)`, 1300},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, '{default}', p_fair => true)`, 1400},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, p_max_attempts => 3)`, 1400},
 		{`SELECT claim_sessions(ARRAY[` + id + `, ` + due + `], 'o7', gen_random_uuid(), now(), now() + interval '1 min')`, 100},
-		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 2, p_ack_ids => ` + ids + `, p_ack_tokens => ` + tokens + `)`, 400},
-		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 2, p_ack_ids => ` + ids + `, p_ack_tokens => ` + tokens + `, p_archive_for => '1 day')`, 500},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 2, p_ack_ids => ` + ids + `, p_ack_tokens => ` + tokens + `)`, 1300},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 2, p_ack_ids => ` + ids + `, p_ack_tokens => ` + tokens + `, p_archive_for => '1 day')`, 1400},
 		{`SELECT count(*) FROM ack_work_many(` + ids + `, ` + tokens + `)`, 100},
 		{`SELECT count(*) FROM ack_work_many(` + ids + `, ` + tokens + `, '1 day')`, 100},
 		{`SELECT count(*) FROM ack_work_group(` + ids + `, ` + tokens + `, '{i700,i701}', '{k,k}', '{null,null}', '{null,null}', '{null,null}', '{2,2}', '{null,null}')`, 100},
 		{`SELECT ack_work(` + id + `, ` + token + `, 'i700', 'k')`, 100},
 		{`SELECT count(*) FROM abandon_work(` + id + `, ` + token + `)`, 100},
 		{`SELECT count(*) FROM renew_work(` + ids + `, ` + tokens + `, '1 min')`, 100},
-		{`SELECT undo_work_claim(` + token + `, '1 day')`, 2500}, // it is rare, and walks over what has such an end
+		{`SELECT undo_work_claim(` + token + `, '1 day')`, 4000}, // it is rare, and walks over what has such an end
 		{`SELECT dead_letter_work(` + id + `, ` + token + `, 'r')`, 100},
 		{`SELECT count(*) FROM renew_sessions('{o7,o8}', '1 min', '1 min')`, 100},
 		{`SELECT release_sessions('{o7,o8}')`, 100},
-		{`SELECT count(*) FROM enqueue_message_many('{i7,new,t1/0}', '{k,k,k}', '{null,null,null}', p_dedup_keys => '{m8,m0,m00}')`, 100},
+		{`SELECT count(*) FROM enqueue_message_many('{i7,new,t1/0}', '{k,k,k}', '{null,null,null}', p_dedup_keys => '{m8,m0,m00}')`, 120},
 		{`SELECT enqueue_message('i7', 'k')`, 100},
 		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min')`, 250},
-		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{default}')`, 250},
+		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{default}')`, 320},
 		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{default}', p_queues => '{}', p_min_pin => 0, p_max_pin => 5)`, 150},
-		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{default}', p_owner => 'o7')`, 250},
+		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{default}', p_owner => 'o7')`, 320},
 		{`SELECT append_history('i7', 2, '{3,4}', '{e,e}', '{null,null}')`, 100},
-		{ack + `2, p_status => 'Completed')`, 200},
+		{ack + `2, p_status => 'Completed')`, 220},
 		{ack + `3, p_name => 'flow')`, 200},
 		{ack + `2, p_parent => 't7/3', p_cancel_executions => '{2,2}', p_cancel_activities => '{700,701}', p_cancel_messages => '{m700,m7}')`, 200},
 		{`SELECT release_sticky('{o7,o8}')`, 100},
 		{`SELECT count(*) FROM abandon_orchestration('i700', ` + token + `)`, 100},
 		{`SELECT renew_orchestration('i700', ` + token + `, '1 min')`, 100},
-		{`SELECT undo_orchestration_claim(` + token + `)`, 1500}, // over the locks
+		{`SELECT undo_orchestration_claim(` + token + `)`, 450}, // over the locks
 		{`SELECT count(*) FROM dead_letter_orchestration('i700', ` + token + `, 'r')`, 100},
 		{`SELECT count(*) FROM read_history('i7')`, 100},
 		{`SELECT count(*) FROM resume_history('i7', 2, 2)`, 100},
@@ -115,31 +122,31 @@ func TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testi
 		{`SELECT count(*) FROM look_at_instances('{i7,i8,none}', '{null,0,null}', '{1,2,3}')`, 100},
 		{`SELECT get_kv('i7', 'k')`, 100},
 		{`SELECT count(*) FROM list_kv('i7')`, 100},
-		{`SELECT count(*) FROM list_instances()`, 500},
-		{`SELECT count(*) FROM list_instances('Completed', p_after => 'i7')`, 900},
+		{`SELECT count(*) FROM list_instances()`, 900},
+		{`SELECT count(*) FROM list_instances('Completed', p_after => 'i7')`, 1800},
 		{`SELECT count(*) FROM get_instance_info('i7')`, 100},
 		{`SELECT count(*) FROM list_executions('i7')`, 100},
 		{`SELECT list_children('t7/0')`, 100},
 		{`SELECT get_parent('t7/1')`, 100},
 		{`SELECT get_instance_tree('t7/0')`, 100},
-		{`SELECT count(*) FROM delete_instance('t7/0')`, 500},
-		{`SELECT count(*) FROM delete_instances('{i7,i8,i9}')`, 500},
-		{`SELECT count(*) FROM delete_instances_bulk(p_limit => 50)`, 10_000},
-		{`SELECT count(*) FROM delete_instances_bulk('{i7,i8,t1/0}')`, 1000},
+		{`SELECT count(*) FROM delete_instance('t7/0')`, 700},
+		{`SELECT count(*) FROM delete_instances('{i7,i8,i9}')`, 700},
+		{`SELECT count(*) FROM delete_instances_bulk(p_limit => 50)`, 17_000},
+		{`SELECT count(*) FROM delete_instances_bulk('{i7,i8,t1/0}')`, 1100},
 		{`SELECT count(*) FROM prune_executions('i7')`, 100},
-		{`SELECT count(*) FROM prune_executions_bulk(p_limit => 50)`, 5000},
-		{`SELECT count(*) FROM prune_executions_bulk('{i7,i8,t1/0}')`, 300},
-		{`SELECT count(*) FROM list_dead_letters()`, 500},
+		{`SELECT count(*) FROM prune_executions_bulk(p_limit => 50)`, 3500},
+		{`SELECT count(*) FROM prune_executions_bulk('{i7,i8,t1/0}')`, 220},
+		{`SELECT count(*) FROM list_dead_letters()`, 1100},
 		{`SELECT count(*) FROM list_dead_letters(p_instance => 'i7')`, 2500}, // along the ids, as with any filter; the same below
-		{`SELECT count(*) FROM list_dead_letters('worker', 'default', p_after => 7)`, 500},
-		{`SELECT count(*) FROM redrive_dead_letters('worker', 'default', p_limit => 50)`, 2000},
+		{`SELECT count(*) FROM list_dead_letters('worker', 'default', p_after => 7)`, 1100},
+		{`SELECT count(*) FROM redrive_dead_letters('worker', 'default', p_limit => 50)`, 4000},
 		{`SELECT count(*) FROM redrive_dead_letters(p_instance => 'i7')`, 2500},
-		{`SELECT purge_dead_letters('worker', 'default', p_limit => 50)`, 1000},
+		{`SELECT purge_dead_letters('worker', 'default', p_limit => 50)`, 1500},
 		{`SELECT purge_dead_letters(p_ids => '{7,8}')`, 100},
 		{`SELECT take_up_releases('{ns7,ns8}')`, 100},
 		{`SELECT count(*) FROM align_messages('i7')`, 100},
-		{`SELECT count(*) FROM peek('worker')`, 500},
-		{`SELECT count(*) FROM peek('orchestrator', p_after => 7)`, 500},
+		{`SELECT count(*) FROM peek('worker')`, 1400},
+		{`SELECT count(*) FROM peek('orchestrator', p_after => 7)`, 650},
 		{`SELECT count(*) FROM list_archive()`, 500},
 		{`SELECT count(*) FROM list_archive(p_instance => 'i7')`, 100},
 	} {
@@ -163,8 +170,28 @@ func TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testi
 	}
 }
 
-// requirePages asserts that a statement, which is undone, reads fewer pages: those of what is planned already. While other tests on
-// the server have old snapshots, what earlier statements left behind stays, and is walked over: that is allowed for.
+// newSchemaAlone is newSchema in a database of its own, where others' snapshots keep nothing.
+func newSchemaAlone(t *testing.T) *schema {
+	t.Helper()
+	database := fmt.Sprintf("stale_%d", os.Getpid())
+	testdb.Exec(t, testdb.URL(t), `CREATE DATABASE `+database)
+	t.Cleanup(func() { testdb.Exec(t, testdb.URL(t), `DROP DATABASE `+database+` WITH (FORCE)`) })
+	config, err := pgx.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	config.Database = database
+	s := &schema{name: "alone", config: config}
+	s.conn = s.connect(t)
+	return s
+}
+
+// holdSnapshot keeps what is there from being removed until the test ends.
+func (s *schema) holdSnapshot(t *testing.T) {
+	t.Helper()
+	_, err := s.connect(t).Exec(t.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class LIMIT 1`)
+	require.NoError(t, err)
+}
+
+// requirePages asserts that a statement, which is undone, reads fewer pages: those of what is planned already.
 func (s *schema) requirePages(t *testing.T, fewerThan int64, statement string) {
 	t.Helper()
 	var read int64
@@ -186,7 +213,7 @@ func (s *schema) requirePages(t *testing.T, fewerThan int64, statement string) {
 		read = plan[0].Plan.Hit + plan[0].Plan.Read
 	}
 	t.Logf("%6d pages, of less than %d: %s", read, fewerThan, statement)
-	if read >= 3*fewerThan {
+	if read >= fewerThan {
 		t.Errorf("%s read %d pages", statement, read)
 	}
 }
