@@ -20,6 +20,7 @@ type ArchivedItem struct {
 	DedupKey   string
 	EnqueuedAt time.Time
 	FinishedAt time.Time // when it was acknowledged, server time
+	InputCut   *Cut      // Input, if that is longer than ArchiveFilter.PayloadBytes
 }
 
 // ArchiveFilter says which entries of the archive, all of its conditions together. The zero value and nil mean all,
@@ -31,6 +32,9 @@ type ArchiveFilter struct {
 
 	After int64 // only entries with a higher id: to list on, pass the last one listed
 	Limit int   // how many entries at most; up to MaxFetch. Defaults to 100
+
+	// PayloadBytes is up to how many bytes a payload is read whole. Of a longer one there is the beginning, see Cut. Defaults to 0: all are.
+	PayloadBytes int
 }
 
 func (f *ArchiveFilter) args() ([]any, error) {
@@ -49,8 +53,15 @@ func (f *ArchiveFilter) args() ([]any, error) {
 		return nil, err
 	}
 	limit, err := pageLimit(f.After, f.Limit, 100)
-	return []any{text(f.Namespace), text(f.Name), text(f.Instance), f.After, limit}, err
+	if err != nil {
+		return nil, err
+	}
+	payload, err := payloadLimit(f.PayloadBytes)
+	return []any{text(f.Namespace), text(f.Name), text(f.Instance), f.After, limit, payload}, err
 }
+
+const archiveColumns = "id, item_id, namespace, priority, attempt_count, name, input, instance_id, execution_id, activity_id, dedup_key, tag, session_id, " +
+	"enqueued_at, finished_at, headers, key, input_cut"
 
 // ListArchive returns acknowledged work items in the order of the entries' ids, which is about the order of the
 // acks; empty if there are none. Whatever Config.ArchiveFor says: without it a Provider adds nothing, but it reads
@@ -70,7 +81,7 @@ func (p *Provider) ListArchive(ctx context.Context, f *ArchiveFilter) (items []A
 			var execution, activity *int64
 			var headers []byte
 			err = row.Scan(&a.ID, &a.ItemID, &a.Namespace, &a.Priority, &a.Attempts, &a.Name, (*[]byte)(&a.Input),
-				&instance, &execution, &activity, &dedupKey, &a.Tag, &session, &a.EnqueuedAt, &a.FinishedAt, &headers, &key)
+				&instance, &execution, &activity, &dedupKey, &a.Tag, &session, &a.EnqueuedAt, &a.FinishedAt, &headers, &key, &a.InputCut)
 			a.Instance, a.ExecutionID, a.ActivityID = value(instance), value(execution), value(activity)
 			a.DedupKey, a.Session, a.Headers = value(dedupKey), value(session), headersOf(headers)
 			a.Key = value(key)

@@ -39,6 +39,8 @@ type DeadLetter struct {
 	Session     string // of the work item
 	Headers     map[string]string
 	Key         string // of the work item
+
+	DataCut *Cut // Data, if that is longer than DeadLetterFilter.PayloadBytes
 }
 
 // DeadLetterFilter says which dead letters, all of its conditions together. The zero value and nil mean all, up to
@@ -63,6 +65,9 @@ type DeadLetterFilter struct {
 	// Limit is how many letters at most, those that come first; up to MaxFetch.
 	// Defaults to 100 for a list, and to 1000 for a redrive and a purge.
 	Limit int
+
+	// PayloadBytes is up to how many bytes a payload is read whole. Of a longer one there is the beginning, see Cut. Defaults to 0: all are.
+	PayloadBytes int
 }
 
 // args are the arguments that the SQL functions have in common.
@@ -204,7 +209,11 @@ func (p *Provider) ListDeadLetters(ctx context.Context, f *DeadLetterFilter) (le
 		if before < 0 {
 			return invalid("id %d to go back from is negative", before)
 		}
-		rows, err := q.Query(ctx, p.sql.listDeadLetters, append(args, optional(before, before == 0))...)
+		payload, err := payloadLimit(value(f).PayloadBytes)
+		if err != nil {
+			return err
+		}
+		rows, err := q.Query(ctx, p.sql.listDeadLetters, append(args, optional(before, before == 0), payload)...)
 		if err != nil {
 			return err
 		}
@@ -214,6 +223,9 @@ func (p *Provider) ListDeadLetters(ctx context.Context, f *DeadLetterFilter) (le
 	return letters, err
 }
 
+const letterColumns = "id, queue, item_id, namespace, priority, attempt_count, name, kind, version, data, instance_id, execution_id, activity_id, dedup_key, " +
+	"tag, session_id, enqueued_at, died_at, reason, error, headers, key, data_cut"
+
 func scanDeadLetter(row pgx.CollectableRow) (d DeadLetter, err error) {
 	var queue string
 	var name, kind, version, instance, dedupKey, session, cause, key *string
@@ -221,7 +233,7 @@ func scanDeadLetter(row pgx.CollectableRow) (d DeadLetter, err error) {
 	var headers []byte
 	err = row.Scan(&d.ID, &queue, &d.ItemID, &d.Namespace, &d.Priority, &d.Attempts, &name, &kind, &version,
 		(*[]byte)(&d.Data), &instance, &execution, &activity, &dedupKey, &d.Tag, &session,
-		&d.EnqueuedAt, &d.DiedAt, &d.Reason, &cause, &headers, &key)
+		&d.EnqueuedAt, &d.DiedAt, &d.Reason, &cause, &headers, &key, &d.DataCut)
 	if err != nil {
 		return d, err
 	}

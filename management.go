@@ -31,6 +31,9 @@ type InstanceInfo struct {
 	CustomStatusVersion int64 // 0: it was never set
 
 	CreatedAt, UpdatedAt time.Time // first and latest ack, server time
+
+	// Attributes, Output and CustomStatus, of those that are longer than ListOptions.PayloadBytes.
+	AttributesCut, OutputCut, CustomStatusCut *Cut
 }
 
 // ListOptions says which instances to list. Nil means the zero value.
@@ -46,6 +49,10 @@ type ListOptions struct {
 
 	// Limit is how many to list, up to 10,000. Defaults to 100.
 	Limit int
+
+	// PayloadBytes is up to how many bytes Attributes, Output and CustomStatus are read whole. Of a longer one there is the beginning, see
+	// Cut. Defaults to 0: all are.
+	PayloadBytes int
 }
 
 // ListInstances returns instances in the order of their ids, as the database sorts text. A page that is shorter than
@@ -61,18 +68,22 @@ func (p *Provider) ListInstances(ctx context.Context, o *ListOptions) (infos []I
 				return err
 			}
 		}
-		limit, err := pageLimit(0, o.Limit, 100)
-		err = cmp.Or(err, checkStatus(o.Status), checkText("orchestration name", o.Name, false),
+		limit, limitErr := pageLimit(0, o.Limit, 100)
+		payload, err := payloadLimit(o.PayloadBytes)
+		err = cmp.Or(limitErr, err, checkStatus(o.Status), checkText("orchestration name", o.Name, false),
 			checkText("queue name", o.Queue, false), checkText("instance id", o.After, false))
 		if err != nil {
 			return err
 		}
 		rows, err := q.Query(ctx, p.sql.listInstances, text(string(o.Status)), text(o.Namespace), text(o.Name), text(o.Queue),
-			text(o.After), limit)
+			text(o.After), limit, payload)
 		if err != nil {
 			return err
 		}
-		infos, err = pgx.CollectRows(rows, scanInstanceInfo)
+		infos, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (i InstanceInfo, err error) {
+			err = scanInstance(row, &i, &i.AttributesCut, &i.OutputCut, &i.CustomStatusCut)
+			return i, err
+		})
 		return err
 	})
 	return infos, err
@@ -90,14 +101,23 @@ func (p *Provider) GetInstanceInfo(ctx context.Context, instance string) (info *
 	return info, err
 }
 
+const instanceColumns = "instance_id, namespace, name, version, queue, parent_id, attributes, execution_id, status, output, custom_status, " +
+	"custom_status_version, pin, created_at, updated_at"
+
 func scanInstanceInfo(row pgx.CollectableRow) (i InstanceInfo, err error) {
+	err = scanInstance(row, &i)
+	return i, err
+}
+
+// scanInstance takes in instanceColumns, and what comes after them.
+func scanInstance(row pgx.CollectableRow, i *InstanceInfo, more ...any) error {
 	var version, parent, output, customStatus *string
 	var pin int64
-	err = row.Scan(&i.Instance, &i.Namespace, &i.Name, &version, &i.Queue, &parent, (*[]byte)(&i.Attributes), &i.ExecutionID,
-		&i.Status, &output, &customStatus, &i.CustomStatusVersion, &pin, &i.CreatedAt, &i.UpdatedAt)
+	err := row.Scan(append([]any{&i.Instance, &i.Namespace, &i.Name, &version, &i.Queue, &parent, (*[]byte)(&i.Attributes), &i.ExecutionID,
+		&i.Status, &output, &customStatus, &i.CustomStatusVersion, &pin, &i.CreatedAt, &i.UpdatedAt}, more...)...)
 	i.Version, i.Parent, i.Output, i.CustomStatus = value(version), value(parent), value(output), value(customStatus)
 	i.PinnedVersion = pinned(pin)
-	return i, err
+	return err
 }
 
 // ExecutionInfo describes an execution.

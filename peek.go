@@ -20,6 +20,12 @@ const (
 	ItemKeptBack ItemState = "kept back" // by a limit of its key
 )
 
+// Cut is what a list has of a payload that is longer than it was to read, in place of it.
+type Cut struct {
+	Bytes int64  `json:"bytes"` // length of all of it
+	Start string `json:"start"` // its first characters, as many as bytes were to be read
+}
+
 // QueuedItem is a work item, or a message, that is in its queue.
 type QueuedItem struct {
 	ID         int64
@@ -44,6 +50,8 @@ type QueuedItem struct {
 	Key         string // of the work item
 	Headers     map[string]string
 	LastError   string // AbandonOptions.Error of the latest attempt at the work item that gave one
+
+	DataCut *Cut // Data, if that is longer than PeekFilter.PayloadBytes
 }
 
 // PeekFilter says which items, all of its conditions together. The zero value and nil mean all, up to the limit.
@@ -54,6 +62,9 @@ type PeekFilter struct {
 
 	After int64 // only items with a higher id: to list on, pass the last one listed
 	Limit int   // how many items at most; up to MaxFetch. Defaults to 100
+
+	// PayloadBytes is up to how many bytes a payload is read whole. Of a longer one there is the beginning, see Cut. Defaults to 0: all are.
+	PayloadBytes int
 }
 
 // Peek returns what is in a queue, in the order of the ids, which is about that in which it was enqueued; empty if there is nothing.
@@ -94,15 +105,22 @@ func (f *PeekFilter) args(queue Queue) ([]any, error) {
 		return nil, err
 	}
 	limit, err := pageLimit(f.After, f.Limit, 100)
-	return []any{queue.String(), text(f.Namespace), text(f.Name), text(f.Instance), f.After, limit}, err
+	if err != nil {
+		return nil, err
+	}
+	payload, err := payloadLimit(f.PayloadBytes)
+	return []any{queue.String(), text(f.Namespace), text(f.Name), text(f.Instance), f.After, limit, payload}, err
 }
+
+const queuedColumns = "id, namespace, priority, state, due_at, attempt_count, created_at, name, kind, version, data, instance_id, execution_id, activity_id, " +
+	"dedup_key, tag, session_id, key, headers, last_error, data_cut"
 
 func scanQueued(row pgx.CollectableRow, queue Queue) (i QueuedItem, err error) {
 	var name, kind, version, instance, dedupKey, session, key, lastError *string
 	var execution, activity *int64
 	var headers []byte
 	err = row.Scan(&i.ID, &i.Namespace, &i.Priority, (*string)(&i.State), &i.DueAt, &i.Attempts, &i.EnqueuedAt, &name, &kind, &version,
-		(*[]byte)(&i.Data), &instance, &execution, &activity, &dedupKey, &i.Tag, &session, &key, &headers, &lastError)
+		(*[]byte)(&i.Data), &instance, &execution, &activity, &dedupKey, &i.Tag, &session, &key, &headers, &lastError, &i.DataCut)
 	i.Queue = queue
 	i.Name, i.Kind, i.Version = value(name), MessageKind(value(kind)), value(version)
 	i.Instance, i.ExecutionID, i.ActivityID = value(instance), value(execution), value(activity)

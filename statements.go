@@ -46,6 +46,9 @@ func newStatements(schema string) *statements {
 	}
 	scalar := func(function string, args int) string { return "SELECT " + call(function, args) }
 	rows := func(function string, args int) string { return "SELECT * FROM " + call(function, args) }
+	columns := func(names, function string, args int) string {
+		return "SELECT " + names + " FROM " + call(function, args)
+	}
 	return &statements{
 		channels: "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "node_channel('orchestrator', $1), " +
 			in + "node_channel('worker', $1), " + in + "channel('instance')",
@@ -90,14 +93,14 @@ func newStatements(schema string) *statements {
 		listKV:               rows("list_kv", 1),
 		deadLetterWork:       scalar("dead_letter_work", 4),
 		deadLetterTurn:       rows("dead_letter_orchestration", 5),
-		listDeadLetters:      rows("list_dead_letters", 10),
+		listDeadLetters:      columns(letterColumns, "list_dead_letters", 11),
 		countDeadLetters:     rows("count_dead_letters", 8),
 		redriveDeadLetters:   rows("redrive_dead_letters", 10),
 		purgeDeadLetters:     scalar("purge_dead_letters", 9),
-		listArchive:          rows("list_archive", 5),
+		listArchive:          columns(archiveColumns, "list_archive", 6),
 		purgeArchive:         scalar("purge_archive", 1),
-		listInstances:        rows("list_instances", 6),
-		getInstanceInfo:      rows("get_instance_info", 1),
+		listInstances:        columns(instanceColumns+", attributes_cut, output_cut, custom_status_cut", "list_instances", 7),
+		getInstanceInfo:      columns(instanceColumns, "get_instance_info", 1),
 		listExecutions:       rows("list_executions", 2),
 		listChildren:         scalar("list_children", 1),
 		getParent:            scalar("get_parent", 1),
@@ -116,7 +119,7 @@ func newStatements(schema string) *statements {
 		pruneExecutionsBulk:  rows("prune_executions_bulk", 5),
 		systemMetrics:        rows("system_metrics", 0),
 		queueDepths:          rows("queue_depths", 0),
-		peek:                 rows("peek", 6),
+		peek:                 columns(queuedColumns, "peek", 7),
 		listNodes:            rows("listening_nodes", 0),
 		askNodes:             scalar("ask_nodes", 2),
 	}

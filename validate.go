@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -213,6 +214,14 @@ func checkInstant(what string, at time.Time) error {
 		return invalid("%s %v is not between the years 1 and 9999", what, at)
 	}
 	return nil
+}
+
+// payloadLimit is up to how many bytes payloads are read whole; nil: all are.
+func payloadLimit(bytes int) (*int32, error) {
+	if bytes < 0 {
+		return nil, invalid("payloads of up to %d bytes are none", bytes)
+	}
+	return optional(int32(min(bytes, math.MaxInt32)), bytes == 0), nil
 }
 
 // pageLimit checks where a page begins and completes how long it is.

@@ -68,7 +68,7 @@ func inLetters(ctx context.Context, c *console, form url.Values) ([]string, erro
 	if f.IDs, err = chosen(form); err != nil {
 		return nil, err
 	}
-	f.Limit = len(f.IDs)
+	f.Limit, f.PayloadBytes = len(f.IDs), unlisted
 	found, err := c.p.ListDeadLetters(ctx, f)
 	if err != nil {
 		return nil, err
@@ -190,7 +190,7 @@ func allOf(form url.Values) string {
 
 // afterLetters is an instant after the latest dead letter: what dies anew, while an action on all is under way, is not one of all.
 func (c *console) afterLetters(ctx context.Context) (time.Time, error) {
-	latest, err := c.p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{Before: math.MaxInt64, Limit: 1})
+	latest, err := c.p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{Before: math.MaxInt64, Limit: 1, PayloadBytes: unlisted})
 	if err != nil || len(latest) == 0 {
 		return time.Now(), err
 	}

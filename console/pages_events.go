@@ -70,7 +70,7 @@ func loadEvents(v *view) (any, error) {
 		return &events{Missing: true}, nil
 	}
 	list := &events{Namespace: bus.Namespace()}
-	f := &eventbus.FindFilter{Key: v.text("key"), Limit: perPage}
+	f := &eventbus.FindFilter{Key: v.text("key"), Limit: perPage, PayloadBytes: v.c.listed()}
 	if t := v.text("type"); t != "" {
 		f.Types = []string{t}
 	}
@@ -94,7 +94,7 @@ func loadEvents(v *view) (any, error) {
 		return nil, err
 	}
 	for _, e := range found {
-		list.Rows = append(list.Rows, eventRow{e, v.brief(Payload{"event", e.Namespace, e.Type, e.Payload})})
+		list.Rows = append(list.Rows, eventRow{e, v.brief(Payload{"event", e.Namespace, e.Type, start(e.Payload, e.PayloadCut)})})
 	}
 	next := ""
 	if len(found) == perPage {

@@ -22,7 +22,7 @@ var statuses = []pgwake.Status{pgwake.StatusRunning, pgwake.StatusCompleted, pgw
 
 func loadInstances(v *view) (any, error) {
 	found, err := v.c.p.ListInstances(v.r.Context(), &pgwake.ListOptions{Status: pgwake.Status(v.text("status")), Namespace: v.text("namespace"), Name: v.text("name"),
-		Queue: v.text("queue"), After: v.Value("after"), Limit: perPage})
+		Queue: v.text("queue"), After: v.Value("after"), Limit: perPage, PayloadBytes: unlisted})
 	if err != nil {
 		return nil, err
 	}

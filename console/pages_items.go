@@ -49,7 +49,7 @@ func loadItems(v *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &pgwake.PeekFilter{Namespace: v.text("namespace"), Name: v.text("name"), Instance: v.text("instance"), Limit: perPage}
+	f := &pgwake.PeekFilter{Namespace: v.text("namespace"), Name: v.text("name"), Instance: v.text("instance"), Limit: perPage, PayloadBytes: v.c.listed()}
 	if f.After, err = v.number("after"); err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func payloadOf(i *pgwake.QueuedItem) Payload {
 	if i.Queue == pgwake.Orchestrator {
 		kind = "message"
 	}
-	return Payload{kind, i.Namespace, i.Name, i.Data}
+	return Payload{kind, i.Namespace, i.Name, start(i.Data, i.DataCut)}
 }
 
 type item struct {

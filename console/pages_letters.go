@@ -51,7 +51,7 @@ func loadLetters(v *view) (any, error) {
 	if f.Before, err = v.number("before"); err != nil {
 		return nil, err
 	}
-	f.Before, f.Limit = cmp.Or(f.Before, math.MaxInt64), perPage
+	f.Before, f.Limit, f.PayloadBytes = cmp.Or(f.Before, math.MaxInt64), perPage, unlisted
 	found, err := v.c.p.ListDeadLetters(v.r.Context(), f)
 	if err != nil {
 		return nil, err

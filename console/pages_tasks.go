@@ -24,7 +24,8 @@ func loadTasks(v *view) (any, error) {
 	if g == nil {
 		return &tasks{Missing: true}, nil
 	}
-	f := &taskgraph.TaskFilter{Namespace: v.text("namespace"), Name: v.text("name"), State: taskgraph.TaskState(v.text("state")), ParentTask: v.text("parent"), Limit: perPage}
+	f := &taskgraph.TaskFilter{Namespace: v.text("namespace"), Name: v.text("name"), State: taskgraph.TaskState(v.text("state")), ParentTask: v.text("parent"), Limit: perPage,
+		PayloadBytes: unlisted}
 	if before := v.text("before"); before != "" {
 		data, err := base64.RawURLEncoding.DecodeString(before)
 		if f.Before = new(taskgraph.Task); err != nil || json.Unmarshal(data, &taskPlace{&f.Before.ID, &f.Before.RequestedAt}) != nil {

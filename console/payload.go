@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/glance"
 )
 
@@ -41,6 +42,25 @@ func (c *console) redacted(p Payload) []byte {
 		return p.Data
 	}
 	return c.o.Redact(p)
+}
+
+// listed is how many bytes of a payload a list reads, of which most are not shown. What Redact is for is whole: it may have to understand it.
+func (c *console) listed() int {
+	if c.o.Redact != nil {
+		return 0
+	}
+	return 32 * briefly
+}
+
+// unlisted is that of a list that shows no payloads.
+const unlisted = 1
+
+// start is what a list has of a payload, whole or cut.
+func start(data []byte, cut *pgwake.Cut) []byte {
+	if cut != nil {
+		return []byte(cut.Start)
+	}
+	return data
 }
 
 // brief is a payload in one line.

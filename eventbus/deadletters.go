@@ -41,6 +41,10 @@ type LetterFilter struct {
 	// Limit is how many letters at most, those with the lowest ids; up to pgwake.MaxFetch. Defaults to 100 for a list, and to 1000 for a
 	// redrive and a purge.
 	Limit int
+
+	// PayloadBytes is up to how many bytes a payload is read whole. Of a longer one there is the beginning, see Event.PayloadCut. Defaults to
+	// 0: all are.
+	PayloadBytes int
 }
 
 func (f *LetterFilter) args(namespace string, limit int) ([]any, error) {
@@ -79,9 +83,17 @@ func (b *Bus) DeadLetters(ctx context.Context, f *LetterFilter) ([]Letter, error
 	if err != nil {
 		return nil, failed(op, err)
 	}
-	return query(ctx, b, verb{op: op, function: "list_event_dead_letters", args: args,
+	var bytes int
+	if f != nil {
+		bytes = f.PayloadBytes
+	}
+	payload, err := payloadLimit(bytes)
+	if err != nil {
+		return nil, failed(op, err)
+	}
+	return query(ctx, b, verb{op: op, function: "list_event_dead_letters", args: append(args, payload),
 		columns: "letter_id, item_id, coalesce(group_name, ''), reason, coalesce(error, ''), attempts, failed_at, coalesce(event_id, 0), event_type, payload::pg_catalog.text, emitted_at, " +
-			"producer_node_id, coalesce(scheduled_task_id::pg_catalog.text, ''), metadata::pg_catalog.text, headers::pg_catalog.text, coalesce(key, ''), coalesce(xact::pg_catalog.text, '0')",
+			"producer_node_id, coalesce(scheduled_task_id::pg_catalog.text, ''), metadata::pg_catalog.text, headers::pg_catalog.text, coalesce(key, ''), coalesce(xact::pg_catalog.text, '0'), payload_cut",
 	}, func(row pgx.CollectableRow) (l Letter, err error) {
 		e := &Event{Namespace: b.namespace}
 		l.Event = e
@@ -89,7 +101,7 @@ func (b *Bus) DeadLetters(ctx context.Context, f *LetterFilter) ([]Letter, error
 		var emitted *time.Time
 		var metadata, xact string
 		err = row.Scan(&l.ID, &e.MessageID, &l.Group, &l.Reason, &l.Error, &l.Attempts, &l.FailedAt, &e.ID, &e.Type, &payload, &emitted,
-			&e.Producer, &e.ScheduledTaskID, &metadata, &headers, &e.Key, &xact)
+			&e.Producer, &e.ScheduledTaskID, &metadata, &headers, &e.Key, &xact, &e.PayloadCut)
 		if err == nil && headers != nil {
 			err = json.Unmarshal([]byte(*headers), &e.Headers)
 		}

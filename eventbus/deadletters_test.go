@@ -52,6 +52,11 @@ func TestDeadLetters_EachFilter_ChoosesThose(t *testing.T) {
 	require.Equal(t, []any{id, "default", "a", `{"n": 1}`, `{"m": 2}`, "k", "v", 0},
 		[]any{e.ID, e.Namespace, e.Type, string(e.Payload), string(e.Metadata), e.Key, e.Headers["h"], e.Redelivery})
 	require.NotZero(t, e.MessageID)
+	cut := list(&eventbus.LetterFilter{PayloadBytes: 4})
+	require.Equal(t, []any{json.RawMessage(nil), &pgwake.Cut{Bytes: 8, Start: `{"n"`}}, []any{cut[0].Event.Payload, cut[0].Event.PayloadCut})
+	require.Equal(t, all[3], cut[3], "a short one")
+	_, err = l.DeadLetters(l.within(), &eventbus.LetterFilter{PayloadBytes: -1})
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
 	require.Equal(t, []any{"", "No handler for event nobody's", "n"}, []any{all[3].Group, all[3].Reason, all[3].Event.Key})
 	for name, c := range map[string]struct {
 		filter eventbus.LetterFilter

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
 )
 
 // This file answers: what is an event, as the log has it and handlers get it?
@@ -23,6 +24,9 @@ type Event struct {
 	Headers         map[string]string // such as the trace that it belongs to
 	Key             string            // "": none
 
+	// PayloadCut has its beginning in place of a Payload that is longer than FindFilter.PayloadBytes, or LetterFilter.PayloadBytes.
+	PayloadCut *pgwake.Cut
+
 	// Of a delivery; 0 for an event that is read from the log.
 	MessageID  int64 // of the delivery, which keeps it through retries, and as a dead letter
 	Redelivery int   // how often it was delivered before
@@ -40,13 +44,26 @@ const eventColumns = "event_id, namespace, event_type, payload::pg_catalog.text,
 
 func scanEvent(row pgx.CollectableRow) (*Event, error) {
 	e := &Event{}
-	var payload, metadata string
-	var headers *string
+	return e, scanEventAnd(row, e)
+}
+
+// scanCutEvent takes in eventColumns and payload_cut.
+func scanCutEvent(row pgx.CollectableRow) (*Event, error) {
+	e := &Event{}
+	return e, scanEventAnd(row, e, &e.PayloadCut)
+}
+
+func scanEventAnd(row pgx.CollectableRow, e *Event, more ...any) error {
+	var metadata string
+	var payload, headers *string
 	var xact int64
-	err := row.Scan(&e.ID, &e.Namespace, &e.Type, &payload, &e.EmittedAt, &e.Producer, &e.ScheduledTaskID, &metadata, &headers, &e.Key, &xact)
+	err := row.Scan(append([]any{&e.ID, &e.Namespace, &e.Type, &payload, &e.EmittedAt, &e.Producer, &e.ScheduledTaskID, &metadata, &headers, &e.Key, &xact}, more...)...)
 	if err == nil && headers != nil {
 		err = json.Unmarshal([]byte(*headers), &e.Headers)
 	}
-	e.Payload, e.Metadata, e.xact = json.RawMessage(payload), json.RawMessage(metadata), uint64(xact)
-	return e, err
+	if payload != nil {
+		e.Payload = json.RawMessage(*payload)
+	}
+	e.Metadata, e.xact = json.RawMessage(metadata), uint64(xact)
+	return err
 }

@@ -65,6 +65,10 @@ type FindFilter struct {
 
 	Before Cursor // only events before it: to go on, pass that of the last one found. The zero value is the end of the log
 	Limit  int    // up to 10,000. Defaults to 100
+
+	// PayloadBytes is up to how many bytes a payload is read whole. Of a longer one there is the beginning, see Event.PayloadCut. Defaults to
+	// 0: all are.
+	PayloadBytes int
 }
 
 // Find returns events of the namespace, the latest first: for people who look. Unlike Read it does not wait for transactions that are open, so an
@@ -87,10 +91,14 @@ func (b *Bus) Find(ctx context.Context, f *FindFilter) ([]*Event, error) {
 	if err := cmp.Or(checkInstant(f.From), checkInstant(f.To), checkText("a key", f.Key)); err != nil {
 		return nil, failed(op, err)
 	}
+	payload, err := payloadLimit(f.PayloadBytes)
+	if err != nil {
+		return nil, failed(op, err)
+	}
 	first := f.Before == Cursor{}
-	return query(ctx, b, verb{op: op, function: "find_events", columns: eventColumns,
+	return query(ctx, b, verb{op: op, function: "find_events", columns: eventColumns + ", payload_cut",
 		args: []any{b.namespace, f.Types, unless(f.Key == "", f.Key), unless(f.ID == 0, f.ID), unless(f.From.IsZero(), f.From), unless(f.To.IsZero(), f.To),
-			unless(first, strconv.FormatUint(f.Before.Xact, 10)), unless(first, f.Before.ID), limit}}, scanEvent)
+			unless(first, strconv.FormatUint(f.Before.Xact, 10)), unless(first, f.Before.ID), limit, payload}}, scanCutEvent)
 }
 
 // Range says which events, all of its conditions together. The zero value is all.

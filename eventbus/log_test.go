@@ -2,9 +2,11 @@ package eventbus_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -78,6 +80,26 @@ func (l *lab) ended(id int64) *eventbus.ReplayStatus {
 		return !status.EndedAt.IsZero()
 	}, "the replay ends")
 	return status
+}
+
+func TestFind_PayloadBytes_TheBeginningStandsForWhatIsLonger(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	long := strings.Repeat("x", 3000)
+	for _, payload := range []any{long, 1} {
+		_, err := l.Emit(l.within(), "a", payload, nil)
+		require.NoError(t, err)
+	}
+	events, err := l.Find(l.within(), &eventbus.FindFilter{PayloadBytes: 100})
+	require.NoError(t, err)
+	require.Len(t, events, 2)
+	require.Equal(t, []any{`1`, (*pgwake.Cut)(nil)}, []any{string(events[0].Payload), events[0].PayloadCut})
+	require.Equal(t, []any{json.RawMessage(nil), &pgwake.Cut{Bytes: 3002, Start: `"` + long[:99]}}, []any{events[1].Payload, events[1].PayloadCut})
+	whole, err := l.Find(l.within(), nil)
+	require.NoError(t, err)
+	require.Equal(t, []any{`"` + long + `"`, (*pgwake.Cut)(nil)}, []any{string(whole[1].Payload), whole[1].PayloadCut})
+	_, err = l.Find(l.within(), &eventbus.FindFilter{PayloadBytes: -1})
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
 }
 
 func TestFind_TheLatestFirst_PageByPage(t *testing.T) {

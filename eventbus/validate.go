@@ -3,6 +3,7 @@ package eventbus
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"strings"
 	"time"
 	"unicode"
@@ -73,6 +74,14 @@ func checkInstant(at time.Time) error {
 		return invalid("%v is not between the years 1 and 9999", at)
 	}
 	return nil
+}
+
+// payloadLimit is up to how many bytes payloads are read whole; nil: all are.
+func payloadLimit(bytes int) (*int32, error) {
+	if bytes < 0 {
+		return nil, invalid("payloads of up to %d bytes are none", bytes)
+	}
+	return unless(bytes == 0, int32(min(bytes, math.MaxInt32))), nil
 }
 
 // encode returns a value as JSON that the log can hold. Of nil it is null.

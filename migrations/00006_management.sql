@@ -40,9 +40,25 @@ SELECT i.instance_id, i.namespace, i.name, i.version, i.queue, i.parent_id, i.at
 COMMENT ON VIEW instance_info IS 'Instances with their current execution.';
 
 -- +goose StatementBegin
-CREATE FUNCTION list_instances(
-    p_status text DEFAULT NULL, p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_queue text DEFAULT NULL,
-    p_after text DEFAULT NULL, p_limit integer DEFAULT 100)
+CREATE FUNCTION cut_of(p_payload anyelement, p_bytes integer)
+RETURNS json
+LANGUAGE plpgsql STABLE STRICT -- so where whole payloads are asked for, it costs nothing
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_text text := p_payload::text;
+BEGIN
+    IF octet_length(v_text) > p_bytes THEN
+        RETURN json_build_object('bytes', octet_length(v_text), 'start', left(v_text, greatest(p_bytes, 0)));
+    END IF;
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION cut_of IS 'Internal: of a payload that as text is longer than p_bytes, an object of its length (bytes) and its first p_bytes characters (start); null otherwise. What lists have in place of it, if they are asked for payloads up to a length.';
+
+-- +goose StatementBegin
+CREATE FUNCTION pick_instances(p_status text, p_namespace text, p_name text, p_queue text, p_after text, p_limit integer)
 RETURNS SETOF instance_info
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
@@ -69,7 +85,32 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION list_instances IS 'Instances by id, from the one after p_after on; a null filter is none. It walks along the ids, or those of a status, so a filter that few match reads what lies between.';
+COMMENT ON FUNCTION pick_instances IS 'Internal: the instances of list_instances, whole.';
+
+-- +goose StatementBegin
+CREATE FUNCTION list_instances(
+    p_status text DEFAULT NULL, p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_queue text DEFAULT NULL,
+    p_after text DEFAULT NULL, p_limit integer DEFAULT 100, p_payload_bytes integer DEFAULT NULL)
+RETURNS TABLE (instance_id text, namespace text, name text, version text, queue text, parent_id text, attributes json, execution_id bigint, status text,
+    output text, custom_status text, custom_status_version bigint, pin bigint, created_at timestamptz, updated_at timestamptz,
+    attributes_cut json, output_cut json, custom_status_cut json)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT i.instance_id, i.namespace, i.name, i.version, i.queue, i.parent_id, CASE WHEN i.attributes_cut IS NULL THEN i.attributes END,
+           i.execution_id, i.status, CASE WHEN i.output_cut IS NULL THEN i.output END, CASE WHEN i.custom_status_cut IS NULL THEN i.custom_status END,
+           i.custom_status_version, i.pin, i.created_at, i.updated_at, i.attributes_cut, i.output_cut, i.custom_status_cut
+      FROM (SELECT of.*, cut_of(of.attributes, p_payload_bytes) AS attributes_cut, cut_of(of.output, p_payload_bytes) AS output_cut,
+                   cut_of(of.custom_status, p_payload_bytes) AS custom_status_cut
+              FROM pick_instances(p_status, p_namespace, p_name, p_queue, p_after, p_limit) AS of
+            OFFSET 0) AS i;
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION list_instances IS 'Instances by id, from the one after p_after on; a null filter is none. It walks along the ids, or those of a status, so a filter that few match reads what lies between. With p_payload_bytes attributes, output and custom status are null where they are longer, and in place of each there is an object of its length and its first characters (bytes, start).';
 
 -- +goose StatementBegin
 CREATE FUNCTION get_instance_info(p_instance text)
@@ -632,10 +673,10 @@ COMMENT ON FUNCTION queue_depths IS 'How many items are queued: messages by name
 
 -- +goose StatementBegin
 CREATE FUNCTION peek(p_queue text, p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_instance text DEFAULT NULL,
-    p_after bigint DEFAULT 0, p_limit integer DEFAULT 100)
+    p_after bigint DEFAULT 0, p_limit integer DEFAULT 100, p_payload_bytes integer DEFAULT NULL)
 RETURNS TABLE (id bigint, namespace text, priority smallint, state text, due_at timestamptz, attempt_count integer, created_at timestamptz,
     name text, kind text, version text, data json, instance_id text, execution_id bigint, activity_id bigint, dedup_key text, tag text,
-    session_id text, key text, headers jsonb, last_error text)
+    session_id text, key text, headers jsonb, last_error text, data_cut json)
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_custom_plan SET jit = off -- which index is the best depends on what is asked for
@@ -650,30 +691,34 @@ BEGIN
                CASE WHEN q.visible_at <= v_now THEN 'due' WHEN q.lock_token IS NOT NULL THEN 'leased'
                     WHEN q.held_due IS NOT NULL OR q.charged AND q.share_at IS NOT NULL THEN 'kept back' ELSE 'delayed' END,
                coalesce(q.held_due, q.visible_at), q.attempt_count, q.created_at,
-               q.name, NULL::text, NULL::text, q.input, q.instance_id, q.execution_id, q.activity_id, q.dedup_key, q.tag,
-               q.session_id, q.key, q.headers, q.last_error
-          FROM worker_queue q
-         WHERE q.id > p_after AND (p_namespace IS NULL OR q.namespace = p_namespace)
-           AND (p_name IS NULL OR q.name = p_name) AND (p_instance IS NULL OR q.instance_id = p_instance)
-         ORDER BY q.id LIMIT p_limit;
+               q.name, NULL::text, NULL::text, CASE WHEN q.data_cut IS NULL THEN q.input END, q.instance_id, q.execution_id, q.activity_id, q.dedup_key, q.tag,
+               q.session_id, q.key, q.headers, q.last_error, q.data_cut
+          FROM (SELECT of.*, cut_of(of.input, p_payload_bytes) AS data_cut
+                  FROM (SELECT q.* FROM worker_queue q
+                         WHERE q.id > p_after AND (p_namespace IS NULL OR q.namespace = p_namespace)
+                           AND (p_name IS NULL OR q.name = p_name) AND (p_instance IS NULL OR q.instance_id = p_instance)
+                         ORDER BY q.id LIMIT p_limit) AS of
+                OFFSET 0) AS q;
     ELSIF p_queue = 'orchestrator' THEN
         RETURN QUERY
         SELECT m.id, m.namespace, m.priority,
                CASE WHEN coalesce(m.sticky_due, m.visible_at) <= v_now THEN 'due' WHEN m.lock_token IS NOT NULL OR m.held THEN 'leased' ELSE 'delayed' END,
                coalesce(m.sticky_due, m.visible_at), m.attempt_count, m.created_at,
-               m.name, m.kind, m.version, m.data, m.instance_id, m.execution_id, NULL::bigint, m.dedup_key, m.queue,
-               NULL::text, NULL::text, m.headers, NULL::text
-          FROM orchestrator_queue m
-         WHERE m.id > p_after AND (p_namespace IS NULL OR m.namespace = p_namespace)
-           AND (p_name IS NULL OR m.name = p_name) AND (p_instance IS NULL OR m.instance_id = p_instance)
-         ORDER BY m.id LIMIT p_limit;
+               m.name, m.kind, m.version, CASE WHEN m.data_cut IS NULL THEN m.data END, m.instance_id, m.execution_id, NULL::bigint, m.dedup_key, m.queue,
+               NULL::text, NULL::text, m.headers, NULL::text, m.data_cut
+          FROM (SELECT of.*, cut_of(of.data, p_payload_bytes) AS data_cut
+                  FROM (SELECT m.* FROM orchestrator_queue m
+                         WHERE m.id > p_after AND (p_namespace IS NULL OR m.namespace = p_namespace)
+                           AND (p_name IS NULL OR m.name = p_name) AND (p_instance IS NULL OR m.instance_id = p_instance)
+                         ORDER BY m.id LIMIT p_limit) AS of
+                OFFSET 0) AS m;
     ELSE
         RAISE EXCEPTION 'there is no queue %', p_queue USING ERRCODE = 'PW003';
     END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION peek IS 'What is in a queue, worker or orchestrator, by id, p_limit items after p_after for which all conditions hold that are not null. It claims nothing. The state is as in queue_depths: due, delayed, leased or kept back; due_at is the end of the lease while there is one. kind and version are those of a message; tag is its queue name.';
+COMMENT ON FUNCTION peek IS 'What is in a queue, worker or orchestrator, by id, p_limit items after p_after for which all conditions hold that are not null. It claims nothing. The state is as in queue_depths: due, delayed, leased or kept back; due_at is the end of the lease while there is one. kind and version are those of a message; tag is its queue name. With p_payload_bytes data is null where it is longer, and data_cut an object of its length and its first characters (bytes, start).';
 
 -- +goose StatementBegin
 CREATE FUNCTION listening_nodes()
@@ -755,6 +800,6 @@ COMMENT ON FUNCTION register_namespace IS 'Adds a namespace before its first ite
 
 DROP FUNCTION register_namespace, new_namespaces, list_namespaces, ask_nodes, listening_nodes, peek, queue_depths, system_metrics, prune_executions_bulk, prune_executions, prune, prunable_executions,
     delete_instances_bulk, delete_instances, delete_instance, remove_instances, check_deletion, lock_instances, check_isolation,
-    get_instance_tree, instance_trees, get_parent, list_children, list_executions, get_instance_info, list_instances;
+    get_instance_tree, instance_trees, get_parent, list_children, list_executions, get_instance_info, list_instances, pick_instances, cut_of;
 DROP VIEW instance_info;
 DROP INDEX executions_completed_idx, executions_status_idx;

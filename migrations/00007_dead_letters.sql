@@ -120,25 +120,32 @@ COMMENT ON FUNCTION dead_letter_orchestration IS 'Makes the messages of a turn d
 CREATE FUNCTION list_dead_letters(
     p_queue text DEFAULT NULL, p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_instance text DEFAULT NULL,
     p_reason text DEFAULT NULL, p_died_before timestamptz DEFAULT NULL, p_ids bigint[] DEFAULT NULL,
-    p_after bigint DEFAULT 0, p_limit integer DEFAULT 100, p_before bigint DEFAULT NULL)
-RETURNS SETOF dead_letters
+    p_after bigint DEFAULT 0, p_limit integer DEFAULT 100, p_before bigint DEFAULT NULL, p_payload_bytes integer DEFAULT NULL)
+RETURNS TABLE (id bigint, queue text, item_id bigint, namespace text, priority smallint, attempt_count integer, name text, kind text, version text, data json,
+    instance_id text, execution_id bigint, activity_id bigint, dedup_key text, tag text, session_id text, enqueued_at timestamptz, died_at timestamptz,
+    reason text, error text, headers jsonb, key text, data_cut json)
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_custom_plan SET jit = off
 AS $$
+#variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT * FROM dead_letters d
-     WHERE d.id > p_after AND (p_before IS NULL OR d.id < p_before) AND (p_ids IS NULL OR d.id = ANY (p_ids))
-       AND (p_queue IS NULL OR d.queue = p_queue) AND (p_namespace IS NULL OR d.namespace = p_namespace)
-       AND (p_name IS NULL OR d.name = p_name) AND (p_instance IS NULL OR d.instance_id = p_instance)
-       AND (p_reason IS NULL OR d.reason = p_reason) AND (p_died_before IS NULL OR d.died_at < p_died_before)
-     ORDER BY CASE WHEN p_before IS NULL THEN d.id END, CASE WHEN p_before IS NOT NULL THEN d.id END DESC -- of which the plan has one
-     LIMIT p_limit;
+    SELECT d.id, d.queue, d.item_id, d.namespace, d.priority, d.attempt_count, d.name, d.kind, d.version, CASE WHEN d.data_cut IS NULL THEN d.data END,
+           d.instance_id, d.execution_id, d.activity_id, d.dedup_key, d.tag, d.session_id, d.enqueued_at, d.died_at, d.reason, d.error, d.headers, d.key, d.data_cut
+      FROM (SELECT of.*, cut_of(of.data, p_payload_bytes) AS data_cut
+              FROM (SELECT d.* FROM dead_letters d
+                     WHERE d.id > p_after AND (p_before IS NULL OR d.id < p_before) AND (p_ids IS NULL OR d.id = ANY (p_ids))
+                       AND (p_queue IS NULL OR d.queue = p_queue) AND (p_namespace IS NULL OR d.namespace = p_namespace)
+                       AND (p_name IS NULL OR d.name = p_name) AND (p_instance IS NULL OR d.instance_id = p_instance)
+                       AND (p_reason IS NULL OR d.reason = p_reason) AND (p_died_before IS NULL OR d.died_at < p_died_before)
+                     ORDER BY CASE WHEN p_before IS NULL THEN d.id END, CASE WHEN p_before IS NOT NULL THEN d.id END DESC -- of which the plan has one
+                     LIMIT p_limit) AS of
+            OFFSET 0) AS d;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION list_dead_letters IS 'Dead letters by id, p_limit of them after p_after, for which all conditions hold that are not null. With p_before those before it, the latest first.';
+COMMENT ON FUNCTION list_dead_letters IS 'Dead letters by id, p_limit of them after p_after, for which all conditions hold that are not null. With p_before those before it, the latest first. With p_payload_bytes data is null where it is longer, and data_cut an object of its length and its first characters (bytes, start).';
 
 -- +goose StatementBegin
 CREATE FUNCTION count_dead_letters(
@@ -366,24 +373,30 @@ COMMENT ON FUNCTION archive_work IS 'Internal: copies work items into the archiv
 -- +goose StatementBegin
 CREATE FUNCTION list_archive(
     p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_instance text DEFAULT NULL,
-    p_after bigint DEFAULT 0, p_limit integer DEFAULT 100)
-RETURNS SETOF archive
+    p_after bigint DEFAULT 0, p_limit integer DEFAULT 100, p_payload_bytes integer DEFAULT NULL)
+RETURNS TABLE (id bigint, item_id bigint, namespace text, priority smallint, attempt_count integer, name text, input json, instance_id text, execution_id bigint,
+    activity_id bigint, dedup_key text, tag text, session_id text, enqueued_at timestamptz, finished_at timestamptz, headers jsonb, key text, input_cut json)
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_custom_plan SET jit = off
 AS $$
+#variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT * FROM archive a
-     WHERE a.id > p_after
-       AND (p_namespace IS NULL OR a.namespace = p_namespace) AND (p_name IS NULL OR a.name = p_name)
-       AND (p_instance IS NULL OR a.instance_id = p_instance)
-     ORDER BY a.id
-     LIMIT p_limit;
+    SELECT a.id, a.item_id, a.namespace, a.priority, a.attempt_count, a.name, CASE WHEN a.input_cut IS NULL THEN a.input END, a.instance_id, a.execution_id,
+           a.activity_id, a.dedup_key, a.tag, a.session_id, a.enqueued_at, a.finished_at, a.headers, a.key, a.input_cut
+      FROM (SELECT of.*, cut_of(of.input, p_payload_bytes) AS input_cut
+              FROM (SELECT a.* FROM archive a
+                     WHERE a.id > p_after
+                       AND (p_namespace IS NULL OR a.namespace = p_namespace) AND (p_name IS NULL OR a.name = p_name)
+                       AND (p_instance IS NULL OR a.instance_id = p_instance)
+                     ORDER BY a.id
+                     LIMIT p_limit) AS of
+            OFFSET 0) AS a;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION list_archive IS 'Archived work items by id, p_limit of them after p_after, for which all conditions hold that are not null.';
+COMMENT ON FUNCTION list_archive IS 'Archived work items by id, p_limit of them after p_after, for which all conditions hold that are not null. With p_payload_bytes input is null where it is longer, and input_cut an object of its length and its first characters (bytes, start).';
 
 -- +goose StatementBegin
 CREATE FUNCTION purge_archive(p_before timestamptz)

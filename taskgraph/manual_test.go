@@ -359,6 +359,7 @@ func TestActions_BadArguments_AreInvalidBeforeAnythingIsSent(t *testing.T) {
 		"step transition": second(g.TransitionStep(t.Context(), "7", taskgraph.StepPending, taskgraph.StepEnqueued, "")),
 		"list":            second(g.ListTasks(t.Context(), &taskgraph.TaskFilter{Limit: -1})),
 		"list many":       second(g.ListTasks(t.Context(), &taskgraph.TaskFilter{Limit: 10_001})),
+		"list payloads":   second(g.ListTasks(t.Context(), &taskgraph.TaskFilter{PayloadBytes: -1})),
 	} {
 		require.ErrorIs(t, err, pgwake.ErrInvalid, name)
 	}

@@ -402,3 +402,19 @@ func TestSubmit_RoleMayOnlySubmit_SubmitsAndMayDoNothingElse(t *testing.T) {
 	l.turn()
 	require.Equal(t, "steps_in_process", one[string](l, `SELECT state FROM tasks`))
 }
+
+func TestListTasks_PayloadBytes_TheBeginningStandsForAContextThatIsLonger(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	long := strings.Repeat("x", 3000)
+	task := g.submit(single("h"), func(s *taskgraph.Submission) { s.Context = long })
+	short := g.submit(single("h"), func(s *taskgraph.Submission) { s.Context = 1 })
+	tasks, err := g.ListTasks(t.Context(), &taskgraph.TaskFilter{PayloadBytes: 100})
+	require.NoError(t, err)
+	require.Len(t, tasks, 2)
+	require.Equal(t, []any{short, `1`, (*pgwake.Cut)(nil)}, []any{tasks[0].ID, string(tasks[0].Context), tasks[0].ContextCut})
+	require.Equal(t, []any{task, json.RawMessage(nil), &pgwake.Cut{Bytes: 3002, Start: `"` + long[:99]}}, []any{tasks[1].ID, tasks[1].Context, tasks[1].ContextCut})
+	whole, err := g.Task(t.Context(), task)
+	require.NoError(t, err)
+	require.Equal(t, []any{`"` + long + `"`, (*pgwake.Cut)(nil)}, []any{string(whole.Context), whole.ContextCut})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -41,6 +42,8 @@ type Task struct {
 	ParentCorrelationID *string `db:"parent_correlation_id"`
 	ParentTask          *string `db:"parent_task_id"` // of which it is a step
 	ParentStep          *string `db:"parent_step_id"`
+
+	ContextCut *pgwake.Cut `db:"context_cut"` // Context, if that is longer than TaskFilter.PayloadBytes
 }
 
 // StepInfo is a step as it is.
@@ -106,6 +109,10 @@ type TaskFilter struct {
 	// Before begins the list before this task, the last one of the page before. Defaults to nil: the one created last.
 	Before *Task
 	Limit  int // up to 10,000. Defaults to 100
+
+	// PayloadBytes is up to how many bytes a Context is read whole. Of a longer one there is the beginning, see pgwake.Cut. Defaults to 0: all
+	// are.
+	PayloadBytes int
 }
 
 // ListTasks returns tasks, those first that were created last.
@@ -117,16 +124,23 @@ func (g *Graph) ListTasks(ctx context.Context, f *TaskFilter) ([]Task, error) {
 	if f.Limit < 0 || f.Limit > 10_000 {
 		return nil, invalid(op, "a limit of %d, and 10,000 is the most", f.Limit)
 	}
+	if f.PayloadBytes < 0 {
+		return nil, invalid(op, "payloads of up to %d bytes are none", f.PayloadBytes)
+	}
 	limit := f.Limit
 	if limit == 0 {
 		limit = 100
 	}
 	var before *time.Time
 	var last *string
+	var payload *int32
+	if f.PayloadBytes > 0 {
+		payload = new(int32(min(f.PayloadBytes, math.MaxInt32)))
+	}
 	if f.Before != nil {
 		before, last = &f.Before.RequestedAt, &f.Before.ID
 	}
-	return rows[Task](ctx, g, op, "list_tasks", nil, optional(f.Namespace), optional(f.Name), optional(string(f.State)), optional(f.ParentTask), before, last, limit)
+	return rows[Task](ctx, g, op, "list_tasks", nil, optional(f.Namespace), optional(f.Name), optional(string(f.State)), optional(f.ParentTask), before, last, limit, payload)
 }
 
 // Steps returns the steps of a task in the order in which they were created; none for a task that does not exist.

@@ -34,11 +34,11 @@ func (a *app) addCompletions(root *cobra.Command) {
 		if err != nil {
 			return nil, err
 		}
-		all, err := graph.ListTasks(c.Context(), nil)
+		all, err := graph.ListTasks(c.Context(), &taskgraph.TaskFilter{PayloadBytes: unlisted})
 		return namesOf(all, func(t taskgraph.Task) (string, string) { return t.ID, t.Name + " " + string(t.State) }), err
 	})
 	letters := a.completes(func(c *cobra.Command, p *pgwake.Provider) ([]cobra.Completion, error) {
-		all, err := p.ListDeadLetters(c.Context(), nil)
+		all, err := p.ListDeadLetters(c.Context(), &pgwake.DeadLetterFilter{PayloadBytes: unlisted})
 		return namesOf(all, func(d pgwake.DeadLetter) (string, string) { return text(d.ID), nameOf(d) }), err
 	})
 	namespaces := a.completes(func(c *cobra.Command, p *pgwake.Provider) ([]cobra.Completion, error) {

@@ -121,6 +121,9 @@ func (a *app) dlqList(ctx context.Context, l *letterFlags) error {
 		return err
 	}
 	defer end()
+	if !a.asJSON {
+		f.PayloadBytes = unlisted
+	}
 	letters, err := p.ListDeadLetters(ctx, f)
 	if err != nil {
 		return err

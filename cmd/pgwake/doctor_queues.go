@@ -140,7 +140,7 @@ func checkDeadLetters(ctx context.Context, at *patient) finding {
 	if n <= at.deadLetters {
 		return ok("%d", n)
 	}
-	newest, err := at.p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{IDs: []int64{last}})
+	newest, err := at.p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{IDs: []int64{last}, PayloadBytes: unlisted})
 	if err != nil {
 		return unknown(err)
 	}

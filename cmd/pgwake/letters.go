@@ -39,7 +39,7 @@ func (s *letterSource) filter() *pgwake.DeadLetterFilter {
 // begin takes the latest for seen.
 func (s *letterSource) begin(ctx context.Context) error {
 	f := s.filter()
-	f.Before = math.MaxInt64
+	f.Before, f.PayloadBytes = math.MaxInt64, unlisted
 	latest, err := s.p.ListDeadLetters(ctx, f)
 	if err != nil || len(latest) == 0 {
 		return err

@@ -38,6 +38,20 @@ type queuedItem struct {
 // nameWidth is how much of a name a table has room for.
 const nameWidth = 40
 
+// Of a payload a table shows nothing, or the beginning: that is up to how many bytes it is read whole.
+const (
+	unlisted = 1
+	listed   = 4 << 10
+)
+
+// dataStart is what there is of an item's data, or its beginning.
+func dataStart(i pgwake.QueuedItem) string {
+	if i.DataCut != nil {
+		return i.DataCut.Start
+	}
+	return string(i.Data)
+}
+
 // queueFlag adds --queue, of which the default is the worker queue.
 func queueFlag(c *cobra.Command, name *string, otherwise string) {
 	c.Flags().StringVarP(name, "queue", "q", otherwise, "worker or orchestrator")
@@ -82,6 +96,9 @@ func (a *app) peek(ctx context.Context, queue string, f *pgwake.PeekFilter) erro
 		return err
 	}
 	defer end()
+	if !a.asJSON {
+		f.PayloadBytes = listed
+	}
 	items, err := p.Peek(ctx, q, f)
 	if err != nil {
 		return err
@@ -117,7 +134,7 @@ func (a *app) printQueued(p *pgwake.Provider, queue pgwake.Queue, items []pgwake
 			name = i.Instance + ": " + string(i.Kind)
 		}
 		table.add(text(i.ID), i.Namespace, glance.Short(name, nameWidth), string(i.State), glance.DueIn(p.LocalTime(i.DueAt), a.now()), text(int64(i.Priority)), text(int64(i.Attempts)),
-			glance.Span(a.now().Sub(p.LocalTime(i.EnqueuedAt))), orDash(glance.Short(i.Tag, nameWidth)), glance.Short(string(i.Data), 40))
+			glance.Span(a.now().Sub(p.LocalTime(i.EnqueuedAt))), orDash(glance.Short(i.Tag, nameWidth)), glance.Short(dataStart(i), 40))
 	}
 	a.printRows(table)
 }

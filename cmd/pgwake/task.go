@@ -92,6 +92,9 @@ func (a *app) taskListCommand() *cobra.Command {
 }
 
 func (a *app) taskList(ctx context.Context, p *pgwake.Provider, g *taskgraph.Graph, f *taskgraph.TaskFilter) error {
+	if !a.asJSON {
+		f.PayloadBytes = unlisted
+	}
 	tasks, err := g.ListTasks(ctx, f)
 	if err != nil {
 		return err

@@ -78,25 +78,32 @@ COMMENT ON FUNCTION adopt_event_log IS 'Goes on with a log that came from a serv
 CREATE FUNCTION find_events(
     p_namespace text, p_event_types text[] DEFAULT NULL, p_key text DEFAULT NULL, p_event_id bigint DEFAULT NULL,
     p_from timestamptz DEFAULT NULL, p_to timestamptz DEFAULT NULL,
-    p_before_xact xid8 DEFAULT NULL, p_before_id bigint DEFAULT NULL, p_limit integer DEFAULT 100)
-RETURNS SETOF event_log
+    p_before_xact xid8 DEFAULT NULL, p_before_id bigint DEFAULT NULL, p_limit integer DEFAULT 100, p_payload_bytes integer DEFAULT NULL)
+RETURNS TABLE (event_id bigint, namespace text, event_type text, payload jsonb, emitted_at timestamptz, producer_node_id text, scheduled_task_id uuid,
+    metadata jsonb, headers jsonb, key text, routes bigint[], xact xid8, payload_cut json)
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_custom_plan SET jit = off -- which index is the best depends on what is asked for
 AS $$
+#variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT e.* FROM event_log e
-     WHERE e.namespace = coalesce(p_namespace, 'default')
-       AND (p_before_xact IS NULL OR (e.xact, e.event_id) < (p_before_xact, p_before_id))
-       AND (p_event_types IS NULL OR e.event_type = ANY (p_event_types)) AND (p_key IS NULL OR e.key = p_key) AND (p_event_id IS NULL OR e.event_id = p_event_id)
-       AND (p_from IS NULL OR e.emitted_at >= p_from) AND (p_to IS NULL OR e.emitted_at < p_to)
-     ORDER BY e.xact DESC, e.event_id DESC
-     LIMIT p_limit;
+    SELECT e.event_id, e.namespace, e.event_type, CASE WHEN e.payload_cut IS NULL THEN e.payload END, e.emitted_at, e.producer_node_id, e.scheduled_task_id,
+           e.metadata, e.headers, e.key, e.routes, e.xact, e.payload_cut
+      FROM (SELECT of.*, cut_of(of.payload, p_payload_bytes) AS payload_cut
+              FROM (SELECT e.* FROM event_log e
+                     WHERE e.namespace = coalesce(p_namespace, 'default')
+                       AND (p_before_xact IS NULL OR (e.xact, e.event_id) < (p_before_xact, p_before_id))
+                       AND (p_event_types IS NULL OR e.event_type = ANY (p_event_types)) AND (p_key IS NULL OR e.key = p_key)
+                       AND (p_event_id IS NULL OR e.event_id = p_event_id)
+                       AND (p_from IS NULL OR e.emitted_at >= p_from) AND (p_to IS NULL OR e.emitted_at < p_to)
+                     ORDER BY e.xact DESC, e.event_id DESC
+                     LIMIT p_limit) AS of
+            OFFSET 0) AS e;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION find_events IS 'Events of a namespace (null: default) for which all conditions hold that are not null, the latest first, p_limit of them before a cursor: xact and event_id of the last one of the page before. For people who look: an event that is committed late comes among those that were seen already; read_events passes over none. It walks along the log until it has found enough, or by an index if p_event_id or p_event_types leave little.';
+COMMENT ON FUNCTION find_events IS 'Events of a namespace (null: default) for which all conditions hold that are not null, the latest first, p_limit of them before a cursor: xact and event_id of the last one of the page before. For people who look: an event that is committed late comes among those that were seen already; read_events passes over none. It walks along the log until it has found enough, or by an index if p_event_id or p_event_types leave little. With p_payload_bytes payload is null where it is longer, and payload_cut an object of its length and its first characters (bytes, start).';
 
 -- +goose StatementBegin
 CREATE FUNCTION begin_replay(

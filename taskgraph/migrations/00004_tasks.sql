@@ -1330,12 +1330,13 @@ COMMENT ON FUNCTION purge_tasks IS 'Removes tasks that ended before an instant, 
 -- +goose StatementBegin
 CREATE FUNCTION list_tasks(
     p_tasks uuid[] DEFAULT NULL, p_namespace text DEFAULT NULL, p_name text DEFAULT NULL, p_state text DEFAULT NULL,
-    p_parent_task uuid DEFAULT NULL, p_before timestamptz DEFAULT NULL, p_before_task uuid DEFAULT NULL, p_limit integer DEFAULT 100)
+    p_parent_task uuid DEFAULT NULL, p_before timestamptz DEFAULT NULL, p_before_task uuid DEFAULT NULL, p_limit integer DEFAULT 100,
+    p_payload_bytes integer DEFAULT NULL)
 RETURNS TABLE (
     task_id uuid, namespace text, name text, version text, state text, state_entered_at timestamptz, processor_id uuid, priority integer, deadline timestamptz,
     total_steps integer, completed_steps integer, retries integer, start_at timestamptz, next_ready_at timestamptz, requested_at timestamptz,
     completed_at timestamptz, initiator text, source_system text, reason text, tags jsonb, context jsonb, idempotency_key text, correlation_id uuid,
-    parent_correlation_id uuid, parent_task_id uuid, parent_step_id uuid)
+    parent_correlation_id uuid, parent_task_id uuid, parent_step_id uuid, context_cut json)
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
 SET jit = off
@@ -1343,18 +1344,21 @@ AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT t.task_id, t.namespace, d.name, d.version, t.state, t.state_entered_at, t.processor_id, t.priority, t.deadline, t.total_steps, t.completed_steps, t.retries,
-           t.start_at, t.next_ready_at, t.requested_at, t.completed_at, t.initiator, t.source_system, t.reason, t.tags, t.context, t.idempotency_key,
-           t.correlation_id, t.parent_correlation_id, t.parent_task_id, t.parent_step_id
-      FROM tasks t JOIN task_definitions d ON d.task_definition_id = t.task_definition_id
-     WHERE (p_tasks IS NULL OR t.task_id = ANY (p_tasks)) AND (p_namespace IS NULL OR t.namespace = p_namespace) AND (p_name IS NULL OR d.name = p_name)
-       AND (p_state IS NULL OR t.state = p_state) AND (p_parent_task IS NULL OR t.parent_task_id = p_parent_task)
-       AND (p_before IS NULL OR (t.created_at, t.task_id) < (p_before, coalesce(p_before_task, '00000000-0000-0000-0000-000000000000')))
-     ORDER BY t.created_at DESC, t.task_id DESC LIMIT p_limit;
+    SELECT t.task_id, t.namespace, t.name, t.version, t.state, t.state_entered_at, t.processor_id, t.priority, t.deadline, t.total_steps, t.completed_steps, t.retries,
+           t.start_at, t.next_ready_at, t.requested_at, t.completed_at, t.initiator, t.source_system, t.reason, t.tags,
+           CASE WHEN t.context_cut IS NULL THEN t.context END, t.idempotency_key, t.correlation_id, t.parent_correlation_id, t.parent_task_id, t.parent_step_id,
+           t.context_cut
+      FROM (SELECT of.*, cut_of(of.context, p_payload_bytes) AS context_cut
+              FROM (SELECT t.*, d.name, d.version FROM tasks t JOIN task_definitions d ON d.task_definition_id = t.task_definition_id
+                     WHERE (p_tasks IS NULL OR t.task_id = ANY (p_tasks)) AND (p_namespace IS NULL OR t.namespace = p_namespace) AND (p_name IS NULL OR d.name = p_name)
+                       AND (p_state IS NULL OR t.state = p_state) AND (p_parent_task IS NULL OR t.parent_task_id = p_parent_task)
+                       AND (p_before IS NULL OR (t.created_at, t.task_id) < (p_before, coalesce(p_before_task, '00000000-0000-0000-0000-000000000000')))
+                     ORDER BY t.created_at DESC, t.task_id DESC LIMIT p_limit) AS of
+            OFFSET 0) AS t;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION list_tasks IS 'Tasks, those first that were created last: of p_tasks, and in a namespace, by the name of their definition, in a state, and those that are steps of a task. The next page begins before the last one of this (p_before, p_before_task).';
+COMMENT ON FUNCTION list_tasks IS 'Tasks, those first that were created last: of p_tasks, and in a namespace, by the name of their definition, in a state, and those that are steps of a task. The next page begins before the last one of this (p_before, p_before_task). With p_payload_bytes context is null where it is longer, and context_cut an object of its length and its first characters (bytes, start).';
 
 -- +goose StatementBegin
 CREATE FUNCTION list_steps(p_tasks uuid[])
