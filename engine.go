@@ -1,6 +1,7 @@
 package pgwake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -68,7 +69,7 @@ type engine struct {
 }
 
 func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, lost func()) *engine {
-	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), modes: newModes(cfg), lost: lost, tidy: func() {}, poolSilent: func() {}, node: int32(rand.Uint32())}
+	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), modes: newModes(cfg), lost: lost, tidy: func() {}, poolSilent: func() {}, node: cmp.Or(int32(rand.Uint32()), 1)}
 	e.trust = newTrust(e.clock.Now)
 	e.timer = newTimer(e)
 	e.coalescer = newCoalescer(e)

@@ -448,9 +448,11 @@ CREATE UNLOGGED TABLE waiters (
     namespace  text     NOT NULL,
     namespaces text[],
     labels     text[],
-    fanout     smallint NOT NULL,
+    fanout     smallint NOT NULL CONSTRAINT waiters_fanout_check CHECK (fanout >= 0),
     places     smallint NOT NULL,
-    PRIMARY KEY (node, lane)
+    PRIMARY KEY (node, lane),
+    -- Whoever inserts divides by the places (wake).
+    CONSTRAINT waiters_places_check CHECK (fanout = 0 OR lane > 0 AND places > 0 AND node <> 0)
 ) WITH (
     fillfactor = 20, -- flips of armed are written over and over, by few rows
     autovacuum_vacuum_threshold = 20,

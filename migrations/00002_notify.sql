@@ -987,7 +987,9 @@ LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF p_hears THEN
+    IF (p_listener BETWEEN 1 AND 1000000000) IS NOT TRUE THEN -- lanes are made of it
+        RAISE EXCEPTION 'the key of an observer is 1 to 1000000000: not %', quote_nullable(p_listener) USING ERRCODE = 'PW003';
+    ELSIF p_hears THEN
         IF NOT pg_try_advisory_lock(hashtext('pgwake nodes of ' || current_schema()), p_listener) THEN -- as often as it likes
             RAISE EXCEPTION 'the key % is another session''s', p_listener USING ERRCODE = 'PW003';
         END IF;
@@ -1007,7 +1009,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION observe IS 'Internal: whether producers are to notify of everything for the sake of somebody who takes nothing, for as long as the connection of this session lives. p_listener is its key, from 1 to 1000000000. With p_hears the session must not be one that a pooler shares. Returns the channels on which all is told.';
+COMMENT ON FUNCTION observe IS 'Internal: whether producers are to notify of everything for the sake of somebody who takes nothing, for as long as the connection of this session lives. p_listener is its key, from 1 to 1000000000; any other is PW003. With p_hears the session must not be one that a pooler shares. Returns the channels on which all is told.';
 
 -- +goose StatementBegin
 CREATE FUNCTION listen_session(p_node integer, p_listener integer, p_always boolean DEFAULT false)

@@ -398,6 +398,29 @@ func TestTrigger_PathHasOtherThingsOfItsNames_UsesItsOwn(t *testing.T) {
 	}
 }
 
+// What a producer divides by, and picks one of, is there.
+func TestWaiters_ALaneThatCannotBeTold_IsRefused(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	add := func(node, lane, fanout, places int) string {
+		_, err := s.conn.Exec(t.Context(), `INSERT INTO waiters (node, lane, listener, queue, armed, number, namespace, fanout, places)
+			VALUES ($1, $2, 1, 'worker', true, 1, '*', $3, $4)`, node, lane, fanout, places)
+		return stateOf(err)
+	}
+	for _, lane := range [][4]int{{1, 1, 2, 0}, {1, 0, 2, 1}, {1, -1, 2, 1}, {0, 1, 2, 1}, {1, 1, -1, 1}} {
+		require.Equal(t, "23514", add(lane[0], lane[1], lane[2], lane[3]), "%v", lane)
+	}
+	for _, lane := range [][4]int{{1, 1, 2, 1}, {1, 0, 0, 0}, {1, -1, 0, 0}, {0, -3, 0, 0}} {
+		require.Empty(t, add(lane[0], lane[1], lane[2], lane[3]), "%v", lane)
+	}
+	for _, key := range []string{"0", "-1", "1000000001", "NULL"} {
+		_, err := s.conn.Exec(t.Context(), `SELECT observe(`+key+`, true)`)
+		require.Equal(t, "PW003", stateOf(err), key)
+	}
+	s.exec(t, `SELECT observe(1000000000, true)`)
+}
+
 // Before the first release the files change; a schema of an earlier state is left alone, and somebody is told.
 func TestUp_SchemaWasMadeByOthers_IsRefusedUnchanged(t *testing.T) {
 	t.Parallel()

@@ -768,8 +768,6 @@ DECLARE
     v_items    bigint[];
     v_run      uuid[];
     v_sub      uuid[];
-    v_child    uuid;
-    v_step     record;
     v_metadata jsonb := '{"event": "Enqueue"}';
     v_of       record;
 BEGIN
