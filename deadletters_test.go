@@ -477,6 +477,29 @@ func TestRedriveDeadLetters_ItOpensAnInstance_GoesToWhereItWas(t *testing.T) {
 	require.Equal(t, []string{"mine served"}, query[string](t, n, `SELECT concat_ws(' ', namespace, queue) FROM instances`))
 }
 
+// The key of a letter is in the way where that goes, and nowhere else.
+func TestRedriveDeadLetters_ItOpensAnInstance_ItsKeyCountsWhereItGoes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	start := func(instance, key string) {
+		n.sendWith(t, pgwake.Message{Instance: instance, Kind: pgwake.MessageStart, Name: "flow"}, &pgwake.EnqueueOptions{Namespace: "mine", DedupKey: key})
+		n.buryTurn(t, "r")
+	}
+	start("i", "elsewhere")
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: "late"}, &pgwake.EnqueueOptions{Namespace: "guess", DedupKey: "elsewhere"})
+	require.Equal(t, 1, n.redrive(t, nil))
+	n.exec(t, `DELETE FROM orchestrator_queue`)
+
+	start("j", "taken")
+	n.enqueue(t, "later")
+	n.bury(t, "r")
+	n.sendWith(t, pgwake.Message{Instance: "other", Kind: "k"}, &pgwake.EnqueueOptions{Namespace: "mine", DedupKey: "taken"})
+	n.sendWith(t, pgwake.Message{Instance: "j", Kind: "late"}, &pgwake.EnqueueOptions{Namespace: "guess"})
+	require.Equal(t, 1, n.redrive(t, &pgwake.DeadLetterFilter{Limit: 1}), "what cannot go holds up no other")
+	require.Equal(t, []string{"later"}, n.takeAll(t))
+	require.Len(t, n.letters(t, nil), 1)
+}
+
 func TestRedriveDeadLetters_InstanceIsLocked_MessagesComeWithTheNextTurn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

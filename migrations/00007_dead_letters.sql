@@ -172,7 +172,7 @@ $$;
 COMMENT ON FUNCTION count_dead_letters IS 'How many letters list_dead_letters would return without a limit, by queue and namespace, with the last of their ids.';
 
 -- +goose StatementBegin
-CREATE FUNCTION is_queued(p_queue text, p_namespace text, p_instance text, p_dedup_key text)
+CREATE FUNCTION is_queued(p_queue text, p_namespace text, p_instance text, p_kind text, p_dedup_key text)
 RETURNS boolean
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT
@@ -187,13 +187,14 @@ BEGIN
     END IF;
     v_namespace := coalesce(
         (SELECT i.namespace FROM instances i WHERE i.instance_id = p_instance),
+        CASE WHEN p_kind IN ('start', 'continue_as_new') THEN p_namespace END,
         (SELECT q.namespace FROM orchestrator_queue q WHERE q.instance_id = p_instance ORDER BY q.id LIMIT 1),
         p_namespace);
     RETURN EXISTS (SELECT FROM orchestrator_queue q WHERE q.namespace = v_namespace AND q.dedup_key = p_dedup_key);
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION is_queued IS 'Internal: whether the dedup key of a dead letter is queued where the letter would go.';
+COMMENT ON FUNCTION is_queued IS 'Internal: whether the dedup key of a dead letter is queued where the letter would go, see redrive_dead_letters.';
 
 -- +goose StatementBegin
 CREATE FUNCTION pick_dead_letters(
@@ -213,7 +214,7 @@ BEGIN
        AND (p_name IS NULL OR d.name = p_name) AND (p_instance IS NULL OR d.instance_id = p_instance)
        AND (p_reason IS NULL OR d.reason = p_reason) AND (p_died_before IS NULL OR d.died_at < p_died_before)
        -- Those that cannot go must not fill the batch, or no later one ever would.
-       AND (NOT p_redrive OR d.dedup_key IS NULL OR NOT is_queued(d.queue, d.namespace, d.instance_id, d.dedup_key))
+       AND (NOT p_redrive OR d.dedup_key IS NULL OR NOT is_queued(d.queue, d.namespace, d.instance_id, d.kind, d.dedup_key))
      ORDER BY d.id
      LIMIT p_limit FOR UPDATE SKIP LOCKED;
 END
