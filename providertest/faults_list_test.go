@@ -983,12 +983,12 @@ var faults = []fault{
 	{
 		name: "list of instances ignores the status",
 		rows: []string{"management/list_instances_by_status"},
-		sql:  []edit{{"list_instances", "x.status = p_status AND", ""}},
+		sql:  []edit{{"pick_instances", "x.status = p_status AND", ""}},
 	},
 	{
 		name: "list of instances does not go on after one",
 		rows: []string{"management/list_instances"},
-		sql:  []edit{{"list_instances", "i.instance_id > coalesce(p_after, '')", "true"}},
+		sql:  []edit{{"pick_instances", "i.instance_id > coalesce(p_after, '')", "true"}},
 	},
 	{
 		name: "info of an unknown instance is no error",
