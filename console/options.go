@@ -36,6 +36,7 @@ type Options struct {
 type Action struct {
 	Verb      Verb
 	Namespace string // that it is in, whatever the request says; "": all of them. What is in several is asked for once for each of these
+	Queue     string // that is paused or resumed: "worker" or "orchestrator"; "" for other verbs
 	Target    string // what it is about: letters, a task, a schedule, an instance, a group, the namespace of a queue
 }
 
@@ -55,7 +56,7 @@ const (
 	ResumeSchedule Verb = "resume schedule" //
 	RunSchedule    Verb = "run schedule"    // now, beside its occurrences
 	ReplayEvents   Verb = "replay events"   // to a group, once more
-	DeleteInstance Verb = "delete instance" // with its descendants
+	DeleteInstance Verb = "delete instance" // with its descendants; it is in the namespaces of all of them
 )
 
 // Payload is what users have put into the database, on its way to somebody's eyes.
