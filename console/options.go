@@ -28,6 +28,11 @@ type Options struct {
 	// safe for concurrent use. Defaults to nil: all of it.
 	Redact func(p Payload) []byte
 
+	// Local has the console be for this machine alone, whose users need no password: requests that did not come to a loopback address, or that
+	// name another host than localhost or such an address, are refused. Without that check a page of any site that is open in a browser here could use the
+	// console, by a name that is made to lead here. Not behind a proxy that passes its own name on. Defaults to false: whoever gets through may look.
+	Local bool
+
 	// MaxStreams is how many pages can be live at the same time; the others are to be reloaded by hand. Defaults to 100.
 	MaxStreams int
 }
