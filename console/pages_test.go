@@ -79,6 +79,29 @@ func TestQueues_AllOfOneIsPaused_OneButtonResumesIt(t *testing.T) {
 	require.NotContains(t, body, "is paused.")
 }
 
+// However many tenants there are, queues are read page by page, and one that is not there any more is the last.
+func TestQueues_ManyNamespaces_ArePaged(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, nil)
+	for i := range 30 {
+		s.enqueue(t, "mail", fmt.Sprintf("tenant-%02d", i), `{}`)
+	}
+	shows := func(path string, rows int) (body string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			_, body, _ = s.get(t, path)
+			return strings.Count(body, `data-key="worker `) == rows
+		}, patience, pollEvery, path)
+		return body
+	}
+	require.Contains(t, shows("queues", 25), `href="queues?from=25" rel="next"`)
+	for _, last := range []string{"queues?from=25", "queues?from=1000"} {
+		body := shows(last, 5)
+		require.Contains(t, body, "tenant-29")
+		require.Contains(t, body, `href="queues?" rel="first"`)
+	}
+}
+
 // However many tenants are paused, an overview is one.
 func TestOverview_ManyNamespacesArePaused_SomeAreNamed(t *testing.T) {
 	t.Parallel()
