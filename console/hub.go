@@ -356,7 +356,7 @@ const (
 // moment returns the latest, which is of now if that can be had at once; nil if there is none that is not stale, and looking takes long.
 func (h *hub) moment(ctx context.Context) *moment {
 	h.mu.Lock()
-	acted := h.now != nil && !h.now.At.After(h.stirred)
+	acted := h.now != nil && !h.began.After(h.stirred) // the look may have begun before, and ended after that
 	if h.now != nil && !acted && (h.now.Err == nil && time.Since(h.now.At) < fresh || h.rested() > 0) {
 		defer h.mu.Unlock()
 		return h.current()

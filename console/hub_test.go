@@ -23,6 +23,7 @@ func TestHub_MomentThatAPageBeginsWith(t *testing.T) {
 		"nobody has looked":                              {never, time.Hour, 0, false, brief},
 		"just now":                                       {0, time.Hour, 0, true, 0},
 		"before what was just done":                      {time.Second, 0, 0, true, brief},
+		"while that was being done":                      {0, time.Second / 2, time.Second, true, brief},
 		"a little while ago":                             {stale / 2, time.Hour, 0, true, brief},
 		"a little while ago, and it takes long":          {stale / 2, time.Hour, time.Second, true, 0},
 		"so lately that it takes too much to look again": {3 * time.Second, time.Hour, time.Second, true, 0},
