@@ -22,8 +22,14 @@ import (
 // An action is a POST from a form of the console itself. It is carried out if Options.Authorize says so, and what cannot be taken back is asked
 // for once more by a page. The answer leads back to where the button was, so that reloading a page does nothing twice.
 
+// request is a form that somebody has sent.
+type request struct {
+	url.Values
+	tree []string // instances that it is about, of which Authorize was asked
+}
+
 // deed carries out what a form asks for. It returns how much was done, for the words of the action.
-type deed func(ctx context.Context, c *console, form url.Values) (n int64, err error)
+type deed func(ctx context.Context, c *console, form *request) (n int64, err error)
 
 // action is a kind of button.
 type action struct {
@@ -34,7 +40,7 @@ type action struct {
 	do     deed
 
 	// in returns the namespaces that it is in, whatever the form says of that. Authorize is asked for each.
-	in func(ctx context.Context, c *console, form url.Values) ([]string, error)
+	in func(ctx context.Context, c *console, form *request) ([]string, error)
 }
 
 var actions = map[string]action{
@@ -57,8 +63,8 @@ var actions = map[string]action{
 }
 
 // inLetters are the namespaces of those that are chosen. What a form says is enough where nothing is done in others: "" is all.
-func inLetters(ctx context.Context, c *console, form url.Values) ([]string, error) {
-	f, _, err := letterFilter(form)
+func inLetters(ctx context.Context, c *console, form *request) ([]string, error) {
+	f, _, err := letterFilter(form.Values)
 	if err != nil {
 		return nil, err
 	}
@@ -83,14 +89,20 @@ func inLetters(ctx context.Context, c *console, form url.Values) ([]string, erro
 	return slices.Compact(in), nil
 }
 
-func inQueue(_ context.Context, _ *console, form url.Values) ([]string, error) {
+// queueOf is the queue that a form is about.
+func queueOf(form *request) (pgwake.Queue, error) { return queueNamed(form.Get("queue")) }
+
+func inQueue(_ context.Context, _ *console, form *request) ([]string, error) {
+	if _, err := queueOf(form); err != nil {
+		return nil, err
+	}
 	if n := form.Get("namespace"); n != pgwake.AllNamespaces {
 		return []string{n}, nil
 	}
 	return []string{""}, nil
 }
 
-func inTask(ctx context.Context, c *console, form url.Values) ([]string, error) {
+func inTask(ctx context.Context, c *console, form *request) ([]string, error) {
 	if c.o.Tasks == nil {
 		return nil, badRequest("there is no task graph")
 	}
@@ -101,7 +113,7 @@ func inTask(ctx context.Context, c *console, form url.Values) ([]string, error) 
 	return []string{t.Namespace}, nil
 }
 
-func inBus(_ context.Context, c *console, form url.Values) ([]string, error) {
+func inBus(_ context.Context, c *console, form *request) ([]string, error) {
 	bus, err := c.busOf(form)
 	if err != nil {
 		return nil, err
@@ -109,12 +121,29 @@ func inBus(_ context.Context, c *console, form url.Values) ([]string, error) {
 	return []string{bus.Namespace()}, nil
 }
 
-func inInstance(ctx context.Context, c *console, form url.Values) ([]string, error) {
-	info, err := c.p.GetInstanceInfo(ctx, form.Get("id"))
+// mostLookedUp is how many instances are looked up, each by a statement. Of more than that it is as if they were in all namespaces.
+const mostLookedUp = 1000
+
+// inInstance are the namespaces of an instance and its descendants, which may be in others.
+func inInstance(ctx context.Context, c *console, form *request) ([]string, error) {
+	tree, err := c.p.GetInstanceTree(ctx, form.Get("id"))
 	if err != nil {
 		return nil, err
 	}
-	return []string{info.Namespace}, nil
+	if form.tree = tree; len(tree) > mostLookedUp {
+		return []string{""}, nil
+	}
+	var in []string
+	for _, id := range tree {
+		info, err := c.p.GetInstanceInfo(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(in, info.Namespace) {
+			in = append(in, info.Namespace)
+		}
+	}
+	return in, nil
 }
 
 // by is who did it, for those who read transitions.
@@ -126,8 +155,8 @@ var errNothing = errors.New("nothing was changed: it is not in a state for that 
 // onLetters is an action on dead letters: those that are chosen, or all of a filter.
 func onLetters(do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilter) (int, error)) deed {
 	const most = 100_000
-	return func(ctx context.Context, c *console, form url.Values) (sum int64, err error) {
-		f, _, err := letterFilter(form)
+	return func(ctx context.Context, c *console, form *request) (sum int64, err error) {
+		f, _, err := letterFilter(form.Values)
 		if err != nil {
 			return 0, err
 		}
@@ -157,8 +186,8 @@ func onLetters(do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilt
 const mostChosen = 500
 
 // chosen are the dead letters that a form names one by one.
-func chosen(form url.Values) (ids []int64, err error) {
-	for _, text := range form["id"] {
+func chosen(form *request) (ids []int64, err error) {
+	for _, text := range form.Values["id"] {
 		id, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
 			return nil, badRequest("id is to be a number")
@@ -175,7 +204,7 @@ func chosen(form url.Values) (ids []int64, err error) {
 }
 
 // allOf says which dead letters are all of a form.
-func allOf(form url.Values) string {
+func allOf(form *request) string {
 	var of []string
 	for _, name := range letterFields {
 		if value := form.Get(name); value != "" {
@@ -198,17 +227,17 @@ func (c *console) afterLetters(ctx context.Context) (time.Time, error) {
 }
 
 func onQueue(do func(*pgwake.Provider, context.Context, pgwake.Queue, ...string) error) deed {
-	return func(ctx context.Context, c *console, form url.Values) (int64, error) {
-		queue := pgwake.Worker
-		if form.Get("queue") == pgwake.Orchestrator.String() {
-			queue = pgwake.Orchestrator
+	return func(ctx context.Context, c *console, form *request) (int64, error) {
+		queue, err := queueOf(form)
+		if err != nil {
+			return 0, err
 		}
 		return 1, do(c.p, ctx, queue, form.Get("namespace"))
 	}
 }
 
 func onTask(do func(*taskgraph.Graph, context.Context, string, string) (bool, error)) deed {
-	return func(ctx context.Context, c *console, form url.Values) (int64, error) {
+	return func(ctx context.Context, c *console, form *request) (int64, error) {
 		if c.o.Tasks == nil {
 			return 0, badRequest("there is no task graph")
 		}
@@ -220,7 +249,7 @@ func onTask(do func(*taskgraph.Graph, context.Context, string, string) (bool, er
 	}
 }
 
-func retryTask(ctx context.Context, c *console, form url.Values) (n int64, err error) {
+func retryTask(ctx context.Context, c *console, form *request) (n int64, err error) {
 	if c.o.Tasks == nil {
 		return 0, badRequest("there is no task graph")
 	}
@@ -247,7 +276,7 @@ func retryTask(ctx context.Context, c *console, form url.Values) (n int64, err e
 }
 
 // busOf is the event bus that a form is about.
-func (c *console) busOf(form url.Values) (*eventbus.Bus, error) {
+func (c *console) busOf(form *request) (*eventbus.Bus, error) {
 	if c.o.Events == nil {
 		return nil, badRequest("there is no event bus")
 	}
@@ -258,7 +287,7 @@ func (c *console) busOf(form url.Values) (*eventbus.Bus, error) {
 }
 
 func onSchedule(do func(*eventbus.Bus, context.Context, string) (bool, error)) deed {
-	return func(ctx context.Context, c *console, form url.Values) (int64, error) {
+	return func(ctx context.Context, c *console, form *request) (int64, error) {
 		bus, err := c.busOf(form)
 		if err != nil {
 			return 0, err
@@ -271,7 +300,7 @@ func onSchedule(do func(*eventbus.Bus, context.Context, string) (bool, error)) d
 	}
 }
 
-func runSchedule(ctx context.Context, c *console, form url.Values) (int64, error) {
+func runSchedule(ctx context.Context, c *console, form *request) (int64, error) {
 	bus, err := c.busOf(form)
 	if err != nil {
 		return 0, err
@@ -283,7 +312,7 @@ func runSchedule(ctx context.Context, c *console, form url.Values) (int64, error
 	return id, err
 }
 
-func replay(ctx context.Context, c *console, form url.Values) (id int64, err error) {
+func replay(ctx context.Context, c *console, form *request) (id int64, err error) {
 	bus, err := c.busOf(form)
 	if err != nil {
 		return 0, err
@@ -305,12 +334,13 @@ func replay(ctx context.Context, c *console, form url.Values) (id int64, err err
 	return bus.Replay(ctx, form.Get("group"), r)
 }
 
-func deleteInstance(ctx context.Context, c *console, form url.Values) (int64, error) {
-	d, err := c.p.DeleteInstance(ctx, form.Get("id"), &pgwake.DeleteOptions{Force: form.Get("force") != ""})
+// deleteInstance deletes exactly those of which Authorize was asked: not what was started since then.
+func deleteInstance(ctx context.Context, c *console, form *request) (int64, error) {
+	d, err := c.p.DeleteInstances(ctx, form.tree, &pgwake.DeleteOptions{Force: form.Get("force") != ""})
 	return d.Instances, err
 }
 
-// maxForm is how large a form may be: there are fifty letters on a page.
+// maxForm is how large a form may be: there are 25 letters on a page.
 const maxForm = 64 << 10
 
 // act carries out what a form asks for.
@@ -324,14 +354,14 @@ func (c *console) act(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, http.StatusBadRequest, badRequest("the form cannot be read"))
 		return
 	}
-	form := r.PostForm
+	form := &request{Values: r.PostForm}
 	name := form.Get("verb")
 	of, known := actions[name]
 	if !known {
 		c.fail(w, r, http.StatusBadRequest, badRequest("there is no such action"))
 		return
 	}
-	target := strings.Join(form[of.target], ", ")
+	target := strings.Join(form.Values[of.target], ", ")
 	if form.Get("all") != "" {
 		target = allOf(form)
 	}
@@ -343,7 +373,11 @@ func (c *console) act(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	for _, n := range namespaces {
-		if err := c.o.Authorize(r, Action{Verb: of.verb, Namespace: n, Target: target}); err != nil {
+		asked := Action{Verb: of.verb, Namespace: n, Target: target}
+		if of.verb == PauseQueue || of.verb == ResumeQueue {
+			asked.Queue = form.Get("queue")
+		}
+		if err := c.o.Authorize(r, asked); err != nil {
 			c.fail(w, r, http.StatusForbidden, err)
 			return
 		}
@@ -397,10 +431,10 @@ type confirmation struct {
 
 var confirmPage = newPage("confirm", "Are you sure?", nil)
 
-func (c *console) confirm(w http.ResponseWriter, r *http.Request, of action, target string, form url.Values) {
+func (c *console) confirm(w http.ResponseWriter, r *http.Request, of action, target string, form *request) {
 	v := c.view(r, confirmPage)
 	q := &confirmation{Question: of.asks, Target: target, Verb: string(of.verb), Back: backOf(form.Get("back")).String()}
-	for name, values := range form {
+	for name, values := range form.Values {
 		for _, value := range values {
 			if value != "" {
 				q.Fields = append(q.Fields, field{name, value})

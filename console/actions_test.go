@@ -145,7 +145,7 @@ func TestActions_OneOfEachKind_DoesWhatItSays(t *testing.T) {
 	require.Len(t, verbs, 12, "each kind")
 	require.Contains(t, who.all, console.Action{Verb: console.RedriveLetter, Namespace: "mail", Target: text(w.letters[0])})
 	require.Contains(t, who.all, console.Action{Verb: console.RedriveLetter, Target: "all of reason Handler error"})
-	require.Contains(t, who.all, console.Action{Verb: console.PauseQueue, Namespace: "billing", Target: "billing"})
+	require.Contains(t, who.all, console.Action{Verb: console.PauseQueue, Queue: "worker", Namespace: "billing", Target: "billing"})
 	require.Contains(t, who.all, console.Action{Verb: console.DeleteInstance, Namespace: "flow", Target: "order-7"})
 }
 
@@ -188,7 +188,7 @@ func TestActions_WhoMayNot_ChangesNothing(t *testing.T) {
 	require.Empty(t, who.all, "nobody is asked for what another site wants")
 	purge := url.Values{"verb": {"purge"}, "all": {"yes"}}
 	require.Equal(t, http.StatusOK, allowed.post(t, own(allowed), purge), "it asks first")
-	for _, bad := range []url.Values{{}, {"verb": {"format c:"}}, {"verb": {"redrive"}}, {"verb": {"redrive"}, "id": {"x"}}, {"verb": {"cancel-task"}}, {"verb": {"replay"}, "sure": {"yes"}}} {
+	for _, bad := range []url.Values{{}, {"verb": {"format c:"}}, {"verb": {"redrive"}}, {"verb": {"pause-queue"}, "queue": {"other"}, "namespace": {"shop"}}, {"verb": {"redrive"}, "id": {"x"}}, {"verb": {"cancel-task"}}, {"verb": {"replay"}, "sure": {"yes"}}} {
 		require.Contains(t, []int{http.StatusBadRequest, http.StatusOK}, allowed.post(t, own(allowed), bad), "%v", bad)
 	}
 	paused, err := readOnly.GetPaused(t.Context(), pgwake.Worker)
@@ -255,6 +255,46 @@ func TestActions_LettersOfSeveralNamespaces_AuthorizeIsAskedForEach(t *testing.T
 	require.Equal(t, []string{"mine", "yours"}, in)
 	require.Equal(t, http.StatusNotFound, s.post(t, origin, ids), "they are gone, and nobody is asked")
 	require.Len(t, who.all, 2)
+}
+
+// acked begins an instance, as a child of another unless that is "", whose turn ends with a status.
+func (s *site) acked(t *testing.T, id, namespace, parent string, status pgwake.Status) {
+	t.Helper()
+	_, err := s.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: id, Kind: pgwake.MessageStart, Name: "order", ExecutionID: 1}, &pgwake.EnqueueOptions{Namespace: namespace})
+	require.NoError(t, err)
+	turn, err := s.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{namespace}})
+	require.NoError(t, err)
+	require.NoError(t, s.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{ExecutionID: 1, Metadata: pgwake.Metadata{Name: "order", Parent: parent, Status: status}}))
+}
+
+// Whoever may delete an instance in one namespace does not delete what it has started in another, where he may not.
+func TestActions_DescendantsInOtherNamespaces_AuthorizeIsAskedForEach(t *testing.T) {
+	t.Parallel()
+	var who asked
+	s := newSite(t, nil, &console.Options{Authorize: func(r *http.Request, a console.Action) error {
+		if a.Target == "order-7" && a.Namespace == "theirs" {
+			return errors.New("not in theirs")
+		}
+		return who.authorize(r, a)
+	}})
+	for _, root := range []string{"order-7", "order-8"} {
+		s.acked(t, root, "mine", "", pgwake.StatusRunning)
+		s.acked(t, root+"-parcel", "mine", root, pgwake.StatusRunning)
+		s.acked(t, root+"-label", "theirs", root+"-parcel", pgwake.StatusRunning)
+	}
+	remove := func(id string) int {
+		return s.post(t, strings.TrimSuffix(s.url, "/ops/console/"), url.Values{"verb": {"delete-instance"}, "id": {id}, "force": {"yes"}, "sure": {"yes"}})
+	}
+	require.Equal(t, http.StatusForbidden, remove("order-7"))
+	tree, err := s.GetInstanceTree(t.Context(), "order-7")
+	require.NoError(t, err)
+	require.Len(t, tree, 3)
+	who.all = nil
+	require.Equal(t, http.StatusSeeOther, remove("order-8"))
+	require.Equal(t, []console.Action{{Verb: console.DeleteInstance, Namespace: "mine", Target: "order-8"}, {Verb: console.DeleteInstance, Namespace: "theirs", Target: "order-8"}}, who.all)
+	_, err = s.GetInstanceTree(t.Context(), "order-8")
+	require.ErrorIs(t, err, pgwake.ErrNotFound)
+	require.Equal(t, http.StatusConflict, remove("order-7-parcel"), "it goes with its parent")
 }
 
 // What is put back and dies again at once is not put back for ever.

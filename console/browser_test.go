@@ -28,7 +28,7 @@ import (
 // This file answers: how do the tests look at pages, as people do? In one Chromium for all of them, without a window.
 
 const (
-	patience  = time.Minute
+	patience  = 2 * time.Minute // a machine may have much else to do
 	pollEvery = 20 * time.Millisecond
 )
 

@@ -42,6 +42,9 @@ func Handler(p *pgwake.Provider, o *Options) http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, http.StatusNotFound, errors.New("there is no such page"))
 	})
+	if o.Local {
+		return secured(onlyLocal(mux))
+	}
 	return secured(mux)
 }
 

@@ -16,7 +16,8 @@ import (
 // Invariants: while nobody watches no goroutine of the hub runs, and nothing is asked. While somebody does, the engine says when something has happened
 // (Provider.Observe), and only then, and for as long as it goes on, is a picture of the queues taken: one each pace (1.25 statements a second) for all who
 // watch. When nothing happens there is one each restPace, for what shows ages and for what nobody tells of. If a picture takes long, since there is much
-// in the queues, they come so seldom that looking takes a fifth of the time of one connection. If the engine cannot say when something has happened, it is
+// in the queues, they come so seldom that looking takes a fifth of the time of one connection, whether they are for pages that are open or for ones that
+// are being opened; only after an action of the console's own one comes at once. If the engine cannot say when something has happened, it is
 // as if something always did.
 
 const (
@@ -64,12 +65,14 @@ type hub struct {
 	stirred  time.Time              // an action was done, which what was seen before does not show
 	deaf     bool                   // nobody says when they do
 	now      *moment                // nil: nobody has looked yet
+	began    time.Time              // the latest look that has ended
+	took     time.Duration          // that look
 	nodes    []pgwake.NodeInfo
 	asked    time.Time      // when it was known of them
 	said     map[int32]said // by NodeInfo.Key
 
 	unanswered error         // why they could not be asked
-	looking    chan struct{} // closed when the look that is under way for a page has ended; nil: none is
+	looking    chan struct{} // closed when the look that is under way has ended; nil: none is
 }
 
 // said is what a node has said of itself last, and before that.
@@ -94,6 +97,9 @@ func (h *hub) watch(pictures bool) (bell <-chan struct{}, end func()) {
 		h.begin()
 	}
 	token(h.wake)
+	if pictures && h.current() != nil {
+		token(ring) // it may be newer than what the page began with
+	}
 	return ring, func() {
 		h.mu.Lock()
 		delete(h.watchers, ring)
@@ -143,12 +149,28 @@ func (h *hub) wanted() bool {
 
 // lookOn takes pictures of the queues until ctx ends.
 func (h *hub) lookOn(ctx context.Context) {
+	h.rest(ctx)
 	for ctx.Err() == nil {
 		began := time.Now()
-		if h.wanted() && errors.Is(h.look(ctx), pgwake.ErrClosed) {
+		if h.wanted() && errors.Is(h.lookOnce(ctx), pgwake.ErrClosed) {
 			return
 		}
 		h.wait(ctx, h.wake, began, pace)
+	}
+}
+
+// rested returns how long it is until another look may begin. The caller has the lock.
+func (h *hub) rested() time.Duration { return share*h.took - time.Since(h.began) }
+
+// rest waits until another look may begin, after one that those had who watched before.
+func (h *hub) rest(ctx context.Context) {
+	h.mu.Lock()
+	left := time.NewTimer(h.rested())
+	h.mu.Unlock()
+	defer left.Stop()
+	select {
+	case <-ctx.Done():
+	case <-left.C:
 	}
 }
 
@@ -240,10 +262,33 @@ func (h *hub) goOn(d time.Duration) {
 	}
 }
 
+// lookOnce looks, or waits for whoever does so.
+func (h *hub) lookOnce(ctx context.Context) error {
+	h.mu.Lock()
+	if others := h.looking; others != nil {
+		h.mu.Unlock()
+		select {
+		case <-others:
+		case <-ctx.Done():
+		}
+		return nil
+	}
+	h.looking = make(chan struct{})
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		close(h.looking)
+		h.looking = nil
+	}()
+	return h.look(ctx)
+}
+
 // look takes a picture of the queues, and tells those who watch.
 func (h *hub) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	began := time.Now()
 	pic, err := glance.Queues(ctx, h.p)
 	pic.At = time.Now()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
@@ -251,6 +296,7 @@ func (h *hub) look(ctx context.Context) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.began, h.took = began, pic.At.Sub(began)
 	var nodes []pgwake.NodeInfo
 	var latest, before []pgwake.NodeReport
 	asked := !h.asked.IsZero() && pic.At.Sub(h.asked) < stale
@@ -310,31 +356,35 @@ const (
 // moment returns the latest, which is of now if that can be had at once; nil if there is none that is not stale, and looking takes long.
 func (h *hub) moment(ctx context.Context) *moment {
 	h.mu.Lock()
-	if h.now != nil && h.now.Err == nil && time.Since(h.now.At) < fresh && h.now.At.After(h.stirred) {
+	acted := h.now != nil && !h.began.After(h.stirred) // the look may have begun before, and ended after that
+	if h.now != nil && !acted && (h.now.Err == nil && time.Since(h.now.At) < fresh || h.rested() > 0) {
 		defer h.mu.Unlock()
-		return h.now
+		return h.current()
 	}
-	if h.looking == nil {
-		h.looking = make(chan struct{})
-		go func(done chan struct{}) {
-			_ = h.look(context.WithoutCancel(ctx)) // for whoever comes next as well; the moment has the error
-			h.mu.Lock()
-			h.looking = nil
-			h.mu.Unlock()
-			close(done)
-		}(h.looking)
+	enough := brief
+	if h.took > brief && !acted {
+		enough = 0 // it would be in vain
 	}
-	done := h.looking
 	h.mu.Unlock()
-	enough := time.NewTimer(brief)
-	defer enough.Stop()
+	done := make(chan struct{})
+	go func() {
+		_ = h.lookOnce(context.WithoutCancel(ctx)) // for whoever comes next as well; the moment has the error
+		close(done)
+	}()
+	late := time.NewTimer(enough)
+	defer late.Stop()
 	select {
 	case <-done:
-	case <-enough.C:
+	case <-late.C:
 	case <-ctx.Done():
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.current()
+}
+
+// current is the latest moment, unless it is stale. The caller has the lock.
+func (h *hub) current() *moment {
 	if h.now != nil && h.now.Err == nil && time.Since(h.now.At) > stale {
 		return nil
 	}

@@ -1,13 +1,20 @@
 package console_test
 
 import (
+	"flag"
 	"os"
+	"runtime"
+	"strconv"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil { // half of them wait most of the time
+		panic(err)
+	}
 	code := m.Run()
 	closeBrowser()
 	if code == 0 {

@@ -28,6 +28,11 @@ type Options struct {
 	// safe for concurrent use. Defaults to nil: all of it.
 	Redact func(p Payload) []byte
 
+	// Local has the console be for this machine alone, whose users need no password: requests that did not come to a loopback address, or that
+	// name another host than localhost or such an address, are refused. Without that check a page of any site that is open in a browser here could use the
+	// console, by a name that is made to lead here. Not behind a proxy that passes its own name on. Defaults to false: whoever gets through may look.
+	Local bool
+
 	// MaxStreams is how many pages can be live at the same time; the others are to be reloaded by hand. Defaults to 100.
 	MaxStreams int
 }
@@ -36,6 +41,7 @@ type Options struct {
 type Action struct {
 	Verb      Verb
 	Namespace string // that it is in, whatever the request says; "": all of them. What is in several is asked for once for each of these
+	Queue     string // that is paused or resumed: "worker" or "orchestrator"; "" for other verbs
 	Target    string // what it is about: letters, a task, a schedule, an instance, a group, the namespace of a queue
 }
 
@@ -55,7 +61,7 @@ const (
 	ResumeSchedule Verb = "resume schedule" //
 	RunSchedule    Verb = "run schedule"    // now, beside its occurrences
 	ReplayEvents   Verb = "replay events"   // to a group, once more
-	DeleteInstance Verb = "delete instance" // with its descendants
+	DeleteInstance Verb = "delete instance" // with its descendants; it is in the namespaces of all of them
 )
 
 // Payload is what users have put into the database, on its way to somebody's eyes.

@@ -8,8 +8,8 @@ import (
 
 // This file answers: what is in a queue, item by item?
 
-// perPage is how many rows a page of a list has.
-const perPage = 50
+// perPage is how many rows a page of a list has: more than fit into a window, and few enough that a browser lays them out in no time.
+const perPage = 25
 
 // pager has links to other pages of a list.
 type pager struct{ First, Next string }
@@ -23,6 +23,20 @@ func (v *view) pagerOf(param, next string) (p pager) {
 		p.Next = v.With(param, next)
 	}
 	return p
+}
+
+// paged are the rows of a page of a list that is known as a whole: of its last one, if it has become shorter than where the page begins.
+func paged[T any](v *view, all []T, most int) (rows []T, p pager, err error) {
+	from, err := v.number("from")
+	if err != nil {
+		return nil, p, err
+	}
+	from = min(from, int64(max(0, len(all)-1)/most*most))
+	rows, next := all[from:], ""
+	if len(rows) > most {
+		rows, next = rows[:most], fmt.Sprint(from+int64(most))
+	}
+	return rows, v.pagerOf("from", next), nil
 }
 
 type items struct {

@@ -28,14 +28,12 @@ type letterRow struct {
 // letterFilter is what a form, or a link, says of dead letters.
 func letterFilter(q url.Values) (f *pgwake.DeadLetterFilter, narrowed bool, err error) {
 	f = &pgwake.DeadLetterFilter{Namespace: q.Get("namespace"), Name: q.Get("name"), Instance: q.Get("instance"), Reason: q.Get("reason")}
-	switch q.Get("queue") {
-	case "":
-	case pgwake.Worker.String():
-		f.Queue = new(pgwake.Worker)
-	case pgwake.Orchestrator.String():
-		f.Queue = new(pgwake.Orchestrator)
-	default:
-		return nil, false, badRequest("there is no queue of that name")
+	if name := q.Get("queue"); name != "" {
+		queue, err := queueNamed(name)
+		if err != nil {
+			return nil, false, err
+		}
+		f.Queue = &queue
 	}
 	return f, f.Queue != nil || f.Namespace+f.Name+f.Instance+f.Reason != "", nil
 }

@@ -12,13 +12,13 @@ import (
 // This file answers: what is queued where, and who fetches it?
 
 type queues struct {
-	Ready  bool
-	Err    string
-	Rows   []queueRow
-	Sums   glance.Sums
-	All    []string // whole queues that are paused
-	Lanes  []lane
-	Hidden int // rows that are not shown
+	Ready bool
+	Err   string
+	Rows  []queueRow
+	Pager pager
+	Sums  glance.Sums
+	All   []string // whole queues that are paused
+	Lanes []lane
 }
 
 type queueRow struct {
@@ -33,7 +33,7 @@ type lane struct {
 	pgwake.LaneInfo
 }
 
-// maxRows is how many rows of a table a page has that is not read page by page: there may be a namespace for each of thousands of tenants.
+// maxRows is how many rows of a table a page has that is not read page by page: there may be hundreds of nodes.
 const maxRows = 200
 
 func loadQueues(v *view) (any, error) {
@@ -73,8 +73,9 @@ func loadQueues(v *view) (any, error) {
 		}
 		q.Rows = append(q.Rows, queueRow{d, true, true})
 	}
-	if len(q.Rows) > maxRows {
-		q.Rows, q.Hidden = q.Rows[:maxRows], len(q.Rows)-maxRows
+	var err error
+	if q.Rows, q.Pager, err = paged(v, q.Rows, perPage); err != nil {
+		return nil, err
 	}
 	for _, n := range m.Nodes {
 		for _, l := range n.Lanes {

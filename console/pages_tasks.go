@@ -108,7 +108,8 @@ func loadTask(v *view) (any, error) {
 	t.Graph = drawn(t.Steps)
 	t.Dense = t.Graph == nil && len(t.Steps) > 0 && len(t.Steps) <= maxDrawn
 	if len(t.Steps) > maxDrawn {
-		if err := t.turnPage(v); err != nil {
+		t.Many = len(t.Steps)
+		if t.Steps, t.Pager, err = paged(v, t.Steps, maxRows); err != nil {
 			return nil, err
 		}
 	}
@@ -131,23 +132,6 @@ func loadTask(v *view) (any, error) {
 		}
 	}
 	return t, nil
-}
-
-// turnPage keeps those of many steps that the page shows.
-func (t *task) turnPage(v *view) error {
-	t.Many = len(t.Steps)
-	from, err := v.number("from")
-	if err != nil {
-		return err
-	}
-	from = min(from, int64(len(t.Steps)))
-	rest := t.Steps[from:]
-	next := ""
-	if len(rest) > maxRows {
-		rest, next = rest[:maxRows], fmt.Sprint(from+maxRows)
-	}
-	t.Steps, t.Pager = rest, v.pagerOf("from", next)
-	return nil
 }
 
 func (v *view) step(namespace string, s *taskgraph.StepInfo) step {

@@ -1,9 +1,13 @@
 package console_test
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
@@ -12,6 +16,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
+	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
 
@@ -74,6 +79,29 @@ func TestQueues_AllOfOneIsPaused_OneButtonResumesIt(t *testing.T) {
 	require.NotContains(t, body, "is paused.")
 }
 
+// However many tenants there are, queues are read page by page, and one that is not there any more is the last.
+func TestQueues_ManyNamespaces_ArePaged(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, nil)
+	for i := range 30 {
+		s.enqueue(t, "mail", fmt.Sprintf("tenant-%02d", i), `{}`)
+	}
+	shows := func(path string, rows int) (body string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			_, body, _ = s.get(t, path)
+			return strings.Count(body, `data-key="worker `) == rows
+		}, patience, pollEvery, path)
+		return body
+	}
+	require.Contains(t, shows("queues", 25), `href="queues?from=25" rel="next"`)
+	for _, last := range []string{"queues?from=25", "queues?from=1000"} {
+		body := shows(last, 5)
+		require.Contains(t, body, "tenant-29")
+		require.Contains(t, body, `href="queues?" rel="first"`)
+	}
+}
+
 // However many tenants are paused, an overview is one.
 func TestOverview_ManyNamespacesArePaused_SomeAreNamed(t *testing.T) {
 	t.Parallel()
@@ -106,6 +134,33 @@ func TestHandler_EveryAnswer_HasAStrictPolicy(t *testing.T) {
 	require.NoError(t, err)
 	r.Body.Close()
 	require.NotEmpty(t, r.Header.Get("Location"))
+}
+
+// A console for this machine answers nobody else, and no page of another site whose name has been made to lead here.
+func TestHandler_Local_AnswersThisMachineAlone(t *testing.T) {
+	t.Parallel()
+	p := pgwaketest.New(t, nil)
+	local, anywhere := console.Handler(p, &console.Options{Local: true}), console.Handler(p, nil)
+	status := func(h http.Handler, at, host string) int {
+		r := httptest.NewRequest(http.MethodGet, "/letters", nil)
+		r.Host = host
+		if at != "" {
+			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(at)))))
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		require.NotEmpty(t, w.Header().Get("Content-Security-Policy"))
+		return w.Code
+	}
+	for _, host := range []string{"localhost", "LOCALHOST:80", "127.0.0.1:7276", "[::1]", "[::1]:7276"} {
+		require.Equal(t, http.StatusOK, status(local, "127.0.0.1:7276", host), host)
+		require.Equal(t, http.StatusForbidden, status(local, "10.0.0.7:7276", host), host)
+		require.Equal(t, http.StatusOK, status(local, "", host), "by a socket")
+	}
+	for _, host := range []string{"evil.example", "evil.example:7276", "10.0.0.7", "localhost.evil.example", "127.0.0.1.evil.example", ""} {
+		require.Equal(t, http.StatusForbidden, status(local, "[::1]:7276", host), host)
+	}
+	require.Equal(t, http.StatusOK, status(anywhere, "10.0.0.7:7276", "console.example"))
 }
 
 func must[T any](v T, err error) T {

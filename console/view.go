@@ -188,9 +188,14 @@ func (v *view) number(name string) (int64, error) {
 
 // queue is a parameter of the request.
 func (v *view) queue(name string, otherwise pgwake.Queue) (pgwake.Queue, error) {
-	switch v.text(name) {
-	case "":
-		return otherwise, nil
+	if text := v.text(name); text != "" {
+		return queueNamed(text)
+	}
+	return otherwise, nil
+}
+
+func queueNamed(text string) (pgwake.Queue, error) {
+	switch text {
 	case pgwake.Worker.String():
 		return pgwake.Worker, nil
 	case pgwake.Orchestrator.String():

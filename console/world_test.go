@@ -212,7 +212,7 @@ func (w *world) paths() [][2]string {
 		{"nowhere", "no such page"},
 	}
 	if w.hostile {
-		paths = append(paths, [][2]string{{"items?namespace=hostile", "hostile"}, {"instance?id=" + url.QueryEscape(script+rtl), "OrchestrationStarted"}, {fmt.Sprintf("letter?id=%d", w.letters[2]), "poison"}}...)
+		paths = append([][2]string{{"items?namespace=hostile", "hostile"}, {"instance?id=" + url.QueryEscape(script+rtl), "OrchestrationStarted"}, {fmt.Sprintf("letter?id=%d", w.letters[2]), "poison"}}, paths...)
 	}
 	return paths
 }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -33,8 +31,8 @@ behind what that has for passwords.`,
 }
 
 func (a *app) serveConsole(ctx context.Context, addr string, actions bool) error {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil || !isLoopback(host) {
+	at, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil || !at.IP.IsLoopback() {
 		return usagef("--addr 127.0.0.1:7276, or [::1]:7276", "%q is no loopback address with a port", addr)
 	}
 	p, end, err := a.provider(ctx)
@@ -42,7 +40,7 @@ func (a *app) serveConsole(ctx context.Context, addr string, actions bool) error
 		return err
 	}
 	defer end()
-	o := &console.Options{}
+	o := &console.Options{Local: true}
 	if o.Tasks, err = a.graph(ctx, p); err != nil && !errors.Is(err, pgwake.ErrNotMigrated) { // a layer that the schema does not have
 		return err
 	}
@@ -67,7 +65,7 @@ func (a *app) serveConsole(ctx context.Context, addr string, actions bool) error
 	} else {
 		a.printf("%s %s\n", a.style.head.Render(url), a.style.faint.Render("Ctrl-C ends it"))
 	}
-	server := &http.Server{Handler: onlyLocal(console.Handler(p, o)), ReadHeaderTimeout: 10 * time.Second,
+	server := &http.Server{Handler: console.Handler(p, o), ReadHeaderTimeout: 10 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return ctx }} // so streams end with it
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
@@ -81,24 +79,4 @@ func (a *app) serveConsole(ctx context.Context, addr string, actions bool) error
 	err = server.Shutdown(ending)
 	<-ended
 	return err
-}
-
-func isLoopback(host string) bool {
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.IsLoopback()
-}
-
-// onlyLocal refuses requests that name another host: a page of somebody else whose name has been made to lead here.
-func onlyLocal(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil { // there is no port
-			host = strings.Trim(r.Host, "[]")
-		}
-		if !isLoopback(host) {
-			http.Error(w, "this is served to this machine only", http.StatusForbidden)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }

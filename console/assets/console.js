@@ -105,7 +105,8 @@ document.addEventListener("DOMContentLoaded", () => {
       });
     };
     const disconnect = () => { if (source) source.close(); source = null; };
-    if (!document.hidden) connect();
+    // Not before the page is painted: what comes first is about the same once more.
+    requestAnimationFrame(() => setTimeout(() => { if (!document.hidden && !source) connect(); }));
     // What nobody sees costs nothing.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) disconnect();

@@ -126,7 +126,7 @@ func (s *service) routes() http.Handler {
 			fmt.Fprintln(w, problem)
 		}
 	})
-	// For people; read-only, since nobody is asked for a password here.
-	mux.Handle("/console/", http.StripPrefix("/console", console.Handler(s.provider, nil)))
+	// For people who are at this machine, or have a port of it forwarded to theirs: nobody is asked for a password here.
+	mux.Handle("/console/", http.StripPrefix("/console", console.Handler(s.provider, &console.Options{Local: true})))
 	return mux
 }

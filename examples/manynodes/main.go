@@ -1,6 +1,7 @@
 // Manynodes is three processes on one database, and what happens when one of them is killed.
 //
 //	go run ./examples/manynodes
+//	go run ./examples/manynodes -console 127.0.0.1:7276 # and look at it in a browser, until Ctrl-C
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes
 // whatever it made there. The nodes are further processes of this program (node.go); this process enqueues,
@@ -11,6 +12,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -21,11 +23,14 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/devpg"
+	"github.com/pgwake/pgwake/examples/internal/show"
 )
 
 func main() {
 	nodeMain()
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 
@@ -96,6 +101,11 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (_ *ledger, er
 		}
 		nodes = append(nodes, n)
 	}
+	stay, err := show.Console(ctx, out, p, console.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = stay(err) }()
 	l := &ledger{items: make([]record, itemCount)}
 	fmt.Fprintf(out, "%d nodes of %d dispatchers; %d items of %d ms, every %dth of %d ms\n",
 		nodeCount, dispatcherCount, itemCount, quickMillis, slowEvery, slowMillis)

@@ -1,6 +1,7 @@
 // Quickstart is a first program with pgwake, followed by a measured tour of what it does.
 //
 //	go run ./examples/quickstart
+//	go run ./examples/quickstart -console 127.0.0.1:7276 # look at the first program in a browser, until Ctrl-C
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes
 // whatever it made there. The first program is this file; the tour is in tour.go.
@@ -10,6 +11,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -19,10 +21,13 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/devpg"
+	"github.com/pgwake/pgwake/examples/internal/show"
 )
 
 func main() {
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 
@@ -47,7 +52,7 @@ func run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
 	fmt.Printf("PostgreSQL %s: %s\n\n", server.Version, server.Source)
 
-	if err := firstProgram(ctx, server.URL); err != nil {
+	if err := firstProgram(ctx, server.URL); err != nil || ctx.Err() != nil {
 		return err
 	}
 	return tour(ctx, server.URL, newScreen(os.Stdout))
@@ -90,6 +95,11 @@ func firstProgram(ctx context.Context, databaseURL string) (err error) {
 	}
 	defer dispatchers.Wait()
 	defer stopFetching()
+	stay, err := show.Console(ctx, os.Stdout, p, console.Options{}) // nowhere without -console
+	if err != nil {
+		return err
+	}
+	defer func() { err = stay(err) }()
 
 	// Enqueue, and the item is durable.
 	ada := pgwake.WorkItem{Name: "greet", Input: json.RawMessage(`{"name": "Ada"}`)}

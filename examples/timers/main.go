@@ -1,6 +1,7 @@
 // Timers has items become due at random instants, set by whoever, and shows how late each was.
 //
 //	go run ./examples/timers
+//	go run ./examples/timers -console 127.0.0.1:7276 # and look at it in a browser, until Ctrl-C
 //
 // It takes the PostgreSQL at $PGWAKE_DATABASE_URL or $DATABASE_URL, or else starts one for itself, and removes
 // whatever it made there. A due time is an instant of the server's clock. Nobody polls for it: each Provider
@@ -11,6 +12,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -25,10 +27,13 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/devpg"
+	"github.com/pgwake/pgwake/examples/internal/show"
 )
 
 func main() {
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 
@@ -121,6 +126,11 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (came []timer,
 	for range dispatcherCount {
 		dispatchers.Go(func() { dispatch(waiting, p, items) })
 	}
+	stay, err := show.Console(ctx, out, p, console.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = stay(err) }()
 
 	// A later one first, and then one that is due before it: whoever waits for the first must not sleep
 	// through the second.

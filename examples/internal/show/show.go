@@ -15,11 +15,11 @@ import (
 	"github.com/pgwake/pgwake/console"
 )
 
-var address = flag.String("console", "", "`address` at which to serve the console, such as 127.0.0.1:7276, also after the end: until Ctrl-C; nowhere unless it is set")
+var address = flag.String("console", "", "`address` at which to serve the console to this machine, such as 127.0.0.1:7276, also after the end: until Ctrl-C; nowhere unless it is set")
 
-// Console serves the console, if flag -console says so. It has buttons: whoever can reach the address may do everything. stay is for the end of
-// the example, before it tidies up: unless something went wrong it waits until ctx ends, so that what there is can be looked at. It returns that error, with
-// its own.
+// Console serves the console, if flag -console says so. It has buttons: whoever is at this machine, and nobody else, may do everything. stay is for
+// the end of the example, before it tidies up: unless something went wrong it waits until ctx ends, so that what there is can be looked at. It returns
+// that error, with its own.
 func Console(ctx context.Context, out io.Writer, p *pgwake.Provider, o console.Options) (stay func(error) error, err error) {
 	if *address == "" {
 		return func(err error) error { return err }, nil
@@ -28,6 +28,7 @@ func Console(ctx context.Context, out io.Writer, p *pgwake.Provider, o console.O
 	if err != nil {
 		return nil, err
 	}
+	o.Local = true
 	o.Authorize = func(*http.Request, console.Action) error { return nil }
 	mux := http.NewServeMux()
 	mux.Handle("/console/", http.StripPrefix("/console", console.Handler(p, &o)))
