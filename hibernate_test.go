@@ -166,7 +166,7 @@ func TestHibernate_DueTimeIsKnown_IsMet(t *testing.T) {
 	p := testProvider(t, drowsy)
 	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('later', p_delay => '2 s')`)
 	wait := fetchWork(t, p, longPoll)
-	awaitPolled(t, p)
+	awaitHibernation(t, p)
 	require.Equal(t, "later", get(t, wait).item.Name)
 	require.EqualValues(t, 1, p.Stats().Worker.Finds["timer"])
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -55,7 +56,7 @@ func (l *line) cut(away bool) {
 func TestPages_DatabaseIsAway_SaySoAndGoOnWhenItIsBack(t *testing.T) {
 	t.Parallel()
 	var l line
-	first := pgwaketest.New(t, &pgwake.Config{Mode: pgwake.ModeDisabled})
+	first := testschema.Core.New(t, &pgwake.Config{Mode: pgwake.ModeDisabled})
 	pools, err := pgxpool.ParseConfig(pgwaketest.URL(t))
 	require.NoError(t, err)
 	pools.ConnConfig.DialFunc = l.dial

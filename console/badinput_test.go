@@ -8,7 +8,6 @@ import (
 
 	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/eventbus"
-	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -19,7 +18,7 @@ import (
 // Whatever an address says, the answer is a page that says what is wrong with it: it is never the database's fault, or the server's.
 func TestPages_AddressMakesNoSense_SaySo(t *testing.T) {
 	t.Parallel()
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
 	engine, err := taskgraph.New(t.Context(), p, &taskgraph.Config{Logger: silent})

@@ -21,7 +21,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
@@ -76,7 +76,7 @@ type site struct {
 func newSite(t *testing.T, p *pgwake.Provider, o *console.Options) *site {
 	t.Helper()
 	if p == nil {
-		p = pgwaketest.New(t, nil)
+		p = testschema.Core.New(t, nil)
 	}
 	s := &site{Provider: p, handler: console.Handler(p, o)}
 	mux := http.NewServeMux()

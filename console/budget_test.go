@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -41,7 +42,7 @@ func counted(t *testing.T) (*site, *statements, *pgwake.Provider) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), pools)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	first := pgwaketest.New(t, &pgwake.Config{Mode: pgwake.ModeDisabled}) // makes the schema, and drops it in the end
+	first := testschema.Core.New(t, &pgwake.Config{Mode: pgwake.ModeDisabled}) // has the schema
 	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: first.Schema(), ListenConfig: listen})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })

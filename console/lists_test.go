@@ -18,7 +18,7 @@ import (
 
 func TestLists_PayloadsAreLong_ReadTheirBeginnings_AndWhollyWhatIsRedacted(t *testing.T) {
 	t.Parallel()
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
 	engine, err := taskgraph.New(t.Context(), p, &taskgraph.Config{Logger: silent})

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/pgwake/pgwake/internal/testschema"
 	"go.uber.org/goleak"
 )
 
@@ -17,6 +18,7 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	closeBrowser()
+	testschema.Drop()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
 			println("goroutines were left behind:", err.Error())

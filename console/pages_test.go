@@ -16,7 +16,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
@@ -139,7 +139,7 @@ func TestHandler_EveryAnswer_HasAStrictPolicy(t *testing.T) {
 // A console for this machine answers nobody else, and no page of another site whose name has been made to lead here.
 func TestHandler_Local_AnswersThisMachineAlone(t *testing.T) {
 	t.Parallel()
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	local, anywhere := console.Handler(p, &console.Options{Local: true}), console.Handler(p, nil)
 	status := func(h http.Handler, at, host string) int {
 		r := httptest.NewRequest(http.MethodGet, "/letters", nil)

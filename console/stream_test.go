@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
@@ -75,7 +75,7 @@ func TestStream_NodesAreAsked_NobodyListensOnlyWhenThatIsSo(t *testing.T) {
 	for _, live := range until(some.listen(t, "stream/nodes"), "<code>") {
 		require.NotContains(t, live, "Nobody listens.")
 	}
-	none := newSite(t, pgwaketest.New(t, &pgwake.Config{Mode: pgwake.ModePolling}), nil)
+	none := newSite(t, testschema.Core.New(t, &pgwake.Config{Mode: pgwake.ModePolling}), nil)
 	until(none.listen(t, "stream/nodes"), "Nobody listens.")
 	until(none.listen(t, "stream/overview"), "nobody listens")
 }

@@ -15,8 +15,10 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/eventbus"
-	"github.com/pgwake/pgwake/pgwaketest"
+	eventmigrations "github.com/pgwake/pgwake/eventbus/migrations"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/taskgraph"
+	taskmigrations "github.com/pgwake/pgwake/taskgraph/migrations"
 	"github.com/stretchr/testify/require"
 )
 
@@ -51,13 +53,16 @@ type world struct {
 }
 
 // newWorld makes one. Actions are allowed if o says so.
+// schemas are those of the tests with task graphs and the event bus.
+var schemas = testschema.With(taskmigrations.Layer(), eventmigrations.Layer())
+
 func newWorld(t *testing.T, o console.Options) *world { return makeWorld(t, o, true) }
 
 // makeWorld leaves out what hostile people would put there, unless it is told to have it.
 func makeWorld(t *testing.T, o console.Options, hostile bool) *world {
 	t.Helper()
 	w := &world{declined: make(chan struct{}), hostile: hostile}
-	p := pgwaketest.New(t, &pgwake.Config{MaxPayload: 4 << 20})
+	p := schemas.New(t, &pgwake.Config{MaxPayload: 4 << 20})
 	var err error
 	w.bus, err = eventbus.New(t.Context(), p, &eventbus.Config{Namespace: "shop", MaxPayload: 4 << 20, Logger: silent})
 	require.NoError(t, err)
