@@ -349,7 +349,6 @@ func TestDocs_MovingFromPolling_EveryJobIsDoneOnceAndThereIsAWayBack(t *testing.
 	t.Parallel()
 	const page = "docs/moving-from-polling.md"
 	n := newNode(t, nil)
-	n.lent.Spoil()
 	pool, err := pgxpool.New(t.Context(), n.urlWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams["search_path"] = n.quoted() }))
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)

@@ -47,7 +47,6 @@ var (
 type node struct {
 	*pgwake.Provider
 	schema string
-	lent   *testschema.Schema // nil if the schema is one that the test named
 }
 
 // newNode opens a Provider on an empty schema.
@@ -61,9 +60,8 @@ func newNode(tb testing.TB, config *pgwake.Config) *node {
 	if c.Schema != "" {
 		return &node{Provider: pgwaketest.New(tb, &c), schema: c.Schema}
 	}
-	lent := testschema.Core.Borrow(tb)
-	c.Schema = lent.Name
-	return &node{Provider: pgwaketest.Open(tb, &c), schema: lent.Name, lent: lent}
+	c.Schema = testschema.Core.Borrow(tb)
+	return &node{Provider: pgwaketest.Open(tb, &c), schema: c.Schema}
 }
 
 // another opens one more Provider on the schema.

@@ -104,7 +104,6 @@ func TestOpen_SkipMigrate_UsesWhatIsThereAndCreatesNothing(t *testing.T) {
 	requireError(t, err, pgwake.ErrNotMigrated)
 	require.Empty(t, query[string](t, n, `SELECT nspname FROM pg_namespace WHERE nspname = $1`, missing))
 
-	n.lent.Spoil()
 	n.exec(t, `DELETE FROM schema_migrations WHERE version_id = (SELECT max(version_id) FROM schema_migrations)`)
 	_, err = pgwake.Open(t.Context(), n.urlWith(t, func(*pgx.ConnConfig) {}), &pgwake.Config{Schema: n.schema, SkipMigrate: true})
 	requireError(t, err, pgwake.ErrNotMigrated)

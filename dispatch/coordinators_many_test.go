@@ -24,7 +24,7 @@ import (
 // A thousand idle namespaces: one LISTEN connection, and one statement for all of them each fallback interval.
 func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
 	const namespaces = 1000
-	schema := testschema.Core.Borrow(t).Name
+	schema := testschema.Core.Borrow(t)
 	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema, FallbackInterval: 200 * time.Millisecond})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
@@ -59,7 +59,7 @@ func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
 // Where nothing is pushed, idle namespaces are polled by one statement for all of them.
 func TestCoordinators_ManyIdleNamespaces_Polling_OneStatementForAll(t *testing.T) {
 	const namespaces = 200
-	schema := testschema.Core.Borrow(t).Name
+	schema := testschema.Core.Borrow(t)
 	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema, Mode: pgwake.ModePolling, PollInterval: 50 * time.Millisecond})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
@@ -77,7 +77,7 @@ func TestCoordinators_ManyIdleNamespaces_Polling_OneStatementForAll(t *testing.T
 // A namespace in another mode than the others comes: they go on waiting.
 func TestCoordinators_Rollout_NamespaceComes_TheOthersDoNotNotice(t *testing.T) {
 	const namespaces = 50
-	schema := testschema.Core.Borrow(t).Name
+	schema := testschema.Core.Borrow(t)
 	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: func(namespace string) pgwake.Mode {

@@ -81,7 +81,7 @@ func served(t *testing.T, c *dispatch.Coordinators, namespaces ...string) {
 
 // nodes opens several on one schema.
 func nodes(t *testing.T, n int, config pgwake.Config) []*pgwake.Provider {
-	config.Schema = testschema.Core.Borrow(t).Name
+	config.Schema = testschema.Core.Borrow(t)
 	all := []*pgwake.Provider{pgwaketest.Open(t, &config)}
 	for len(all) < n {
 		all = append(all, pgwaketest.Open(t, &config))
@@ -154,7 +154,7 @@ func cutListener(schema string) string {
 
 // The transaction with a namespace's first item takes the listener's connection with it. Nobody polls, so it is for whoever listens again to look.
 func TestT37_NamespaceCreatedWhileTheListenerIsDown_IsServedAfterwards(t *testing.T) {
-	schema := testschema.Core.Borrow(t).Name
+	schema := testschema.Core.Borrow(t)
 	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema, AggressivePolicy: pgwake.Never})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
@@ -178,7 +178,7 @@ func TestT37_NamespaceCreatedWhileTheListenerIsDown_IsServedAfterwards(t *testin
 
 // It stays down, so namespaces are counted.
 func TestT37_NamespacesCreatedWhileTheListenerStaysDown_AreServedAtOnce(t *testing.T) {
-	schema := testschema.Core.Borrow(t).Name
+	schema := testschema.Core.Borrow(t)
 	listen, down := severable(t)
 	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema, ListenConfig: listen})
 	l := newLedger()

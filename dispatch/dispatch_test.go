@@ -533,7 +533,7 @@ func awaitSettled(t *testing.T, p *pgwake.Provider, queue func(pgwake.Stats) pgw
 
 // beside opens another node on the schema of a new one.
 func beside(t *testing.T) (one, other *pgwake.Provider) {
-	schema := testschema.Core.Borrow(t).Name
+	schema := testschema.Core.Borrow(t)
 	return pgwaketest.Open(t, &pgwake.Config{Schema: schema}), pgwaketest.Open(t, &pgwake.Config{Schema: schema})
 }
 

@@ -39,7 +39,7 @@ type modal struct {
 }
 
 func newModal(t *testing.T, config pgwake.Config) *modal {
-	config.Schema = testschema.Core.Borrow(t).Name
+	config.Schema = testschema.Core.Borrow(t)
 	m := &modal{Provider: pgwaketest.Open(t, &config), schema: config.Schema, paths: make(map[string][]pgwake.Path)}
 	m.c = dispatch.NewCoordinators(m, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{{
 		Namespaces: []string{"*"}, RetireAfter: time.Millisecond,
@@ -333,7 +333,7 @@ func urgent(t *testing.T, p *pgwake.Provider, name string, level int, step time.
 // priority and age. Two high ones come for each that can be done, so by their priority the low one would never be.
 func TestT48_AgedBehindAStreamOfHighOnes_ALowOneRunsAtTheCrossing(t *testing.T) {
 	const high, step = 8, time.Hour // what comes within the first eight hours is before the low one
-	p := pgwaketest.Open(t, &pgwake.Config{Schema: testschema.Core.Borrow(t).Name})
+	p := pgwaketest.Open(t, &pgwake.Config{Schema: testschema.Core.Borrow(t)})
 	urgent(t, p, "low", 0, step)
 	var done []string
 	for hour := 0; !slices.Contains(done, "low"); hour++ {
@@ -357,7 +357,7 @@ func TestT48_AgedBehindAStreamOfHighOnes_ALowOneRunsAtTheCrossing(t *testing.T) 
 // The crossing is at level*step, on either side of an hour and of a day as well, where document 000 has its thresholds.
 func TestT48_AgedForAnHourOrADay_NoCliff(t *testing.T) {
 	const high = 4
-	p := pgwaketest.Open(t, &pgwake.Config{Schema: testschema.Core.Borrow(t).Name})
+	p := pgwaketest.Open(t, &pgwake.Config{Schema: testschema.Core.Borrow(t)})
 	for _, crossing := range []time.Duration{time.Hour - time.Minute, time.Hour, time.Hour + time.Minute, 24*time.Hour - time.Minute, 24 * time.Hour, 24*time.Hour + time.Minute} {
 		urgent(t, p, "low", 0, crossing/high)
 		age := time.Duration(0)
@@ -374,7 +374,7 @@ func TestT48_AgedForAnHourOrADay_NoCliff(t *testing.T) {
 // same urgency.
 func TestT48_AnyAgesAndLevels_MonotoneInAge(t *testing.T) {
 	const step = 5 * time.Minute
-	p := pgwaketest.Open(t, &pgwake.Config{Schema: testschema.Core.Borrow(t).Name})
+	p := pgwaketest.Open(t, &pgwake.Config{Schema: testschema.Core.Borrow(t)})
 	for seed := range uint64(10) {
 		rng := rand.New(rand.NewPCG(seed, 48))
 		type aged struct {

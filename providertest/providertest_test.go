@@ -52,7 +52,7 @@ func schemaOf(p providertest.Provider) string { return p.(interface{ in() string
 // take returns a schema without data. If f is not nil, its functions have that fault until tb ends.
 func take(tb testing.TB, f *fault) string {
 	tb.Helper()
-	schema := testschema.Core.Borrow(tb).Name
+	schema := testschema.Core.Borrow(tb)
 	mend := f.infect(tb, schema)
 	tb.Cleanup(func() { // after the Provider was closed
 		for _, function := range mend {

@@ -150,7 +150,7 @@ func TestGet_FiftyOfThemWaiting_HoldNoConnectionAndEachTaskGoesToOne(t *testing.
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: schemas.Borrow(t).Name, Logger: silent})
+	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: schemas.Borrow(t), Logger: silent})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
 	l := labOn(t, p)

@@ -74,21 +74,6 @@ func Drop() {
 	}
 }
 
-// Schema is lent to a test.
-type Schema struct {
-	Name string
-
-	mu     sync.Mutex
-	spoilt bool
-}
-
-// Spoil has the schema dropped when its test ends: there is more to restore than rows of tables, or rows of a table of migrations.
-func (s *Schema) Spoil() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.spoilt = true
-}
-
 // New is pgwaketest.New on a lent schema. config names none.
 func (k *Kind) New(tb testing.TB, config *pgwake.Config) *pgwake.Provider {
 	tb.Helper()
@@ -99,26 +84,23 @@ func (k *Kind) New(tb testing.TB, config *pgwake.Config) *pgwake.Provider {
 	if c.Schema != "" {
 		tb.Fatalf("the schema is lent: it cannot be %s", c.Schema)
 	}
-	c.Schema = k.Borrow(tb).Name
+	c.Schema = k.Borrow(tb)
 	return pgwaketest.Open(tb, &c)
 }
 
 // Borrow returns a schema that is the test's until its end, after the cleanups that it adds from now on.
-func (k *Kind) Borrow(tb testing.TB) *Schema {
+func (k *Kind) Borrow(tb testing.TB) string {
 	tb.Helper()
 	name, err := k.take(testdb.URL(tb))
 	if err != nil {
 		tb.Fatalf("make a schema: %v", err)
 	}
-	s := &Schema{Name: name}
 	tb.Cleanup(func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if err := k.give(name, !s.spoilt); err != nil {
+		if err := k.give(name); err != nil {
 			tb.Errorf("empty schema %s: %v", name, err)
 		}
 	})
-	return s
+	return name
 }
 
 func (k *Kind) take(url string) (string, error) {
@@ -174,12 +156,13 @@ func (k *Kind) migrate(ctx context.Context, url, name string) error {
 }
 
 // give takes a schema back: emptied to be lent again, or dropped.
-func (k *Kind) give(name string, again bool) error {
+func (k *Kind) give(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if again = again && k.empty != ""; again {
+	if k.empty != "" {
+		again := false
 		err := k.within(ctx, name, func(tx pgx.Tx) error {
 			var now string
 			if err := tx.QueryRow(ctx, objects).Scan(&now); err != nil {
@@ -194,10 +177,10 @@ func (k *Kind) give(name string, again bool) error {
 		if err != nil {
 			return err
 		}
-	}
-	if again {
-		k.free = append(k.free, name)
-		return nil
+		if again {
+			k.free = append(k.free, name)
+			return nil
+		}
 	}
 	_, err := k.conn.Exec(ctx, `DROP SCHEMA IF EXISTS `+pgx.Identifier{name}.Sanitize()+` CASCADE`)
 	return err
@@ -232,7 +215,7 @@ func (k *Kind) close() {
 // objects identifies everything in the schema that is no row. Functions may have the schema's name in them.
 const objects = `
 	SELECT md5(concat_ws('; ',
-		(SELECT string_agg(concat(relname, relkind, relnatts, relpersistence, reloptions, relacl), ',' ORDER BY relname)
+		(SELECT string_agg(concat(relname, relkind, relnatts, relpersistence, reloptions, relacl, obj_description(oid, 'pg_class')), ',' ORDER BY relname)
 		   FROM pg_class WHERE relnamespace = current_schema()::regnamespace),
 		(SELECT string_agg(concat(proname, md5(replace(prosrc, current_schema(), '')), proacl, replace(proconfig::text, current_schema(), '')), ','
 		                   ORDER BY proname, replace(prosrc, current_schema(), ''))
@@ -251,7 +234,7 @@ func emptying(ctx context.Context, tx pgx.Tx) (string, error) {
 		       string_agg(format('%I', attname), ', ' ORDER BY attnum),
 		       string_agg(format(CASE atttypid WHEN 'timestamptz'::regtype THEN 'CASE WHEN %I IS NOT NULL THEN now() END' ELSE '%I' END, attname), ', ' ORDER BY attnum)
 		  FROM pg_class c JOIN pg_attribute ON attrelid = c.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
-		 WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relname NOT LIKE '%migrations'
+		 WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'
 		 GROUP BY relname ORDER BY relname`)
 	if err != nil {
 		return "", err
