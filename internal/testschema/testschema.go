@@ -214,16 +214,20 @@ func (k *Kind) close() {
 
 // objects identifies everything in the schema that is no row. Functions may have the schema's name in them.
 const objects = `
-	SELECT md5(concat_ws('; ',
-		(SELECT string_agg(concat(relname, relkind, relnatts, relpersistence, reloptions, relacl, obj_description(oid, 'pg_class')), ',' ORDER BY relname)
+	SELECT md5(replace(concat_ws('; ',
+		(SELECT string_agg(concat(relname, relkind, relpersistence, relrowsecurity, reloptions, relacl, obj_description(oid, 'pg_class'),
+		                          CASE relkind WHEN 'i' THEN pg_get_indexdef(oid) WHEN 'v' THEN pg_get_viewdef(oid) END), ',' ORDER BY relname)
 		   FROM pg_class WHERE relnamespace = current_schema()::regnamespace),
-		(SELECT string_agg(concat(proname, md5(replace(prosrc, current_schema(), '')), proacl, replace(proconfig::text, current_schema(), '')), ','
-		                   ORDER BY proname, replace(prosrc, current_schema(), ''))
+		(SELECT string_agg(concat(relname, attname, format_type(atttypid, atttypmod), attnotnull, attidentity, attstattarget, attstorage, attacl,
+		                          attoptions, col_description(attrelid, attnum), pg_get_expr(adbin, adrelid)), ',' ORDER BY relname, attnum)
+		   FROM pg_class c JOIN pg_attribute ON attrelid = c.oid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+		  WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p', 'v', 'm') AND attnum > 0),
+		(SELECT string_agg(concat(pg_get_functiondef(oid), proacl, obj_description(oid, 'pg_proc')), ',' ORDER BY proname, pg_get_function_arguments(oid))
 		   FROM pg_proc WHERE pronamespace = current_schema()::regnamespace),
 		(SELECT string_agg(conname || pg_get_constraintdef(oid), ',' ORDER BY conname) FROM pg_constraint WHERE connamespace = current_schema()::regnamespace),
-		(SELECT string_agg(concat(tgname, tgenabled), ',' ORDER BY tgname)
-		   FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = current_schema()::regnamespace AND NOT tgisinternal),
-		(SELECT nspacl::text FROM pg_namespace WHERE nspname = current_schema())))`
+		(SELECT string_agg(concat(pg_get_triggerdef(t.oid), tgenabled), ',' ORDER BY tgname)
+		   FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = current_schema()::regnamespace AND NOT tgisinternal),
+		(SELECT nspacl::text FROM pg_namespace WHERE nspname = current_schema())), current_schema(), ''))`
 
 // emptying returns the statement that gives tables the rows that they have now, and sequences their values. Moments in those rows
 // become the one at which it is executed. To truncate a table and its indexes is to make new files for them, which takes as long
