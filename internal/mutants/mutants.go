@@ -664,7 +664,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "breaker: a fallback that fails costs the connection",
-		file:    "listener.go",
+		file:    "fallback.go",
 		patches: []patch{{"	if err != nil && !conn.IsClosed() {", "	if false {"}},
 		pkg:     root, test: "TestBreaker_FallbackFails_TheListenConnectionIsKept",
 	},
