@@ -227,7 +227,7 @@ const objects = `
 		(SELECT string_agg(conname || pg_get_constraintdef(oid), ',' ORDER BY conname) FROM pg_constraint WHERE connamespace = current_schema()::regnamespace),
 		(SELECT string_agg(concat(pg_get_triggerdef(t.oid), tgenabled), ',' ORDER BY tgname)
 		   FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = current_schema()::regnamespace AND NOT tgisinternal),
-		(SELECT nspacl::text FROM pg_namespace WHERE nspname = current_schema())), current_schema(), ''))`
+		(SELECT nspacl::text FROM pg_namespace WHERE nspname = current_schema())), coalesce(current_schema(), 'none'), ''))`
 
 // emptying returns the statement that gives tables the rows that they have now, and sequences their values. Moments in those rows
 // become the one at which it is executed. To truncate a table and its indexes is to make new files for them, which takes as long

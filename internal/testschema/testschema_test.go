@@ -68,6 +68,7 @@ func TestKind_MoreThanRowsWasChanged_IsDropped(t *testing.T) {
 		"a constraint":   `ALTER TABLE worker_queue ADD CONSTRAINT mine CHECK (id > 0);`,
 		"a comment":      `COMMENT ON TABLE schema_migrations IS 'others';`,
 		"a right":        `GRANT SELECT ON worker_queue TO PUBLIC;`,
+		"all":            `EXECUTE format('DROP SCHEMA %I CASCADE', current_schema());`,
 		"a right to use": `EXECUTE format('GRANT USAGE ON SCHEMA %I TO PUBLIC', current_schema());`,
 	} {
 		t.Run(what, func(t *testing.T) {
