@@ -281,7 +281,7 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 		return fmt.Errorf("migrate schema %q: %w", schema, err)
 	}
 	defer func() { err = errors.Join(err, endTurn()) }()
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, l.Files,
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, bySection{l.Files},
 		goose.WithTableName(l.Table),
 		goose.WithDisableGlobalRegistry(true),
 	)

@@ -77,31 +77,9 @@ func (l Layer) writeFiles(b *strings.Builder, after int64) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(b, "\n-- %s\n%s\n\nINSERT INTO %s (version_id, is_applied) VALUES (%d, true);\n", name, upSection(string(text)), l.Table, number)
+		fmt.Fprintf(b, "\n-- %s\n%s\n\nINSERT INTO %s (version_id, is_applied) VALUES (%d, true);\n", name, sectionsOf(string(text)).up, l.Table, number)
 	}
 	return nil
-}
-
-// upSection is what of a migration is between its marks for up and for down, without those of statements: they are for goose alone,
-// which splits the text. A server does that by itself.
-func upSection(text string) string {
-	var kept []string
-	up := false
-	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\r\n")
-		mark, marked := strings.CutPrefix(strings.TrimSpace(line), "-- +goose ")
-		switch {
-		case !marked:
-			if up {
-				kept = append(kept, line)
-			}
-		case mark == "Up":
-			up = true
-		case mark == "Down":
-			up = false
-		}
-	}
-	return strings.TrimSpace(strings.Join(kept, "\n"))
 }
 
 // createSchemaScript looks before it creates; see createSchema.
