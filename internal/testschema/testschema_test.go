@@ -10,15 +10,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var both = testschema.With(taskgraph.Layer(), eventbus.Layer())
+var (
+	both  = testschema.With(taskgraph.Layer(), eventbus.Layer())
+	plain = testschema.With()
+)
 
 func TestMain(m *testing.M) { testschema.Main(m) }
 
-// borrowed has a test borrow a schema and do something to it, and returns its name.
-func borrowed(t *testing.T, do func(t *testing.T, schema string)) (name string) {
+// borrowed has a test borrow a schema of a kind and do something to it, and returns its name.
+func borrowed(t *testing.T, kind *testschema.Kind, do func(t *testing.T, schema string)) (name string) {
 	t.Helper()
 	require.True(t, t.Run("", func(t *testing.T) {
-		name = both.Borrow(t)
+		name = kind.Borrow(t)
 		do(t, name)
 	}))
 	return name
@@ -37,7 +40,7 @@ func TestKind_RowsCameAndWent_TheNextTestHasWhatMigrationsMade(t *testing.T) {
 		ASSERT (SELECT max(version_id) >= 8 FROM schema_migrations), 'versions';
 		ASSERT NOT EXISTS (SELECT FROM worker_queue), 'items';
 		ASSERT NOT EXISTS (SELECT FROM event_log), 'log';`
-	first := borrowed(t, func(t *testing.T, schema string) {
+	first := borrowed(t, both, func(t *testing.T, schema string) {
 		exec(t, schema, asMade+`
 			INSERT INTO worker_queue (name) SELECT 'x' FROM generate_series(1, 5000);
 			INSERT INTO event_log (namespace, event_type) VALUES ('default', 'e');
@@ -47,7 +50,7 @@ func TestKind_RowsCameAndWent_TheNextTestHasWhatMigrationsMade(t *testing.T) {
 			DELETE FROM namespaces;
 			DELETE FROM schema_migrations;`)
 	})
-	again := borrowed(t, func(t *testing.T, schema string) {
+	again := borrowed(t, both, func(t *testing.T, schema string) {
 		exec(t, schema, asMade+`ASSERT enqueue_work('x') = 1, 'identity'; PERFORM enqueue_work('x', p_namespace => 'other');`)
 	})
 	require.Equal(t, first, again)
@@ -72,8 +75,8 @@ func TestKind_MoreThanRowsWasChanged_IsDropped(t *testing.T) {
 		"a right to use": `EXECUTE format('GRANT USAGE ON SCHEMA %I TO PUBLIC', current_schema());`,
 	} {
 		t.Run(what, func(t *testing.T) {
-			changed := borrowed(t, func(t *testing.T, schema string) { exec(t, schema, change) })
-			borrowed(t, func(t *testing.T, schema string) {
+			changed := borrowed(t, plain, func(t *testing.T, schema string) { exec(t, schema, change) })
+			borrowed(t, plain, func(t *testing.T, schema string) {
 				require.NotEqual(t, changed, schema)
 				exec(t, schema, `ASSERT to_regnamespace('`+changed+`') IS NULL;`)
 			})
