@@ -39,8 +39,8 @@ func (s *schedule) onDay(local time.Time) bool {
 // occurrences are those between two instants, by going through all minutes.
 func (s *schedule) occurrences(zone *time.Location, from, to time.Time) (all []time.Time) {
 	wall := func(at time.Time) time.Time { // what the clock shows, as a time of UTC
-		l := at.In(zone)
-		return time.Date(l.Year(), l.Month(), l.Day(), l.Hour(), l.Minute(), 0, 0, time.UTC)
+		_, offset := at.In(zone).Zone()
+		return at.UTC().Add(time.Duration(offset) * time.Second).Truncate(time.Minute)
 	}
 	matches := func(w time.Time) bool { return s.minute(w.Minute()) && s.hour(w.Hour()) && s.onDay(w) }
 	shown := wall(from) // the latest so far
