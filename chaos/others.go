@@ -14,31 +14,34 @@ import (
 
 // This file answers: what do others do to a server that pgwake shares with them: limits of time, and of connections?
 
-// chaosRole is whom the processes connect as, so that what is set for it and taken from it leaves the parent alone.
+// chaosRole is whom the processes connect as, so that what is taken from it leaves the parent alone. So do the server's limits of time.
 const (
 	chaosRole     = "chaos"
-	makeChaosRole = `CREATE ROLE chaos SUPERUSER LOGIN`
+	makeChaosRole = `CREATE ROLE chaos SUPERUSER LOGIN; ALTER ROLE CURRENT_USER SET statement_timeout = 0; ALTER ROLE CURRENT_USER SET lock_timeout = 0`
 	endSessions   = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'chaos'`
 )
 
-// limit gives all sessions of the processes a timeout, for which they are ended. Rows are locked meanwhile, so that
-// somebody waits.
+// limit gives all sessions of the processes a timeout. Rows are locked meanwhile, so that somebody waits.
 func limit(setting string) func(*chaos, context.Context, fault, *node) (func() error, error) {
 	return func(c *chaos, ctx context.Context, f fault, n *node) (func() error, error) {
 		set := func(ctx context.Context, how string) error {
 			return c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-				_, err := conn.Exec(ctx, `ALTER ROLE chaos `+how+`; `+endSessions)
+				if _, err := conn.Exec(ctx, `ALTER SYSTEM `+how); err != nil {
+					return err
+				}
+				_, err := conn.Exec(ctx, `SELECT pg_reload_conf()`)
 				return err
 			})
 		}
 		unlock, err := c.lockRows(ctx, f, n)
-		if err == nil {
-			err = set(ctx, fmt.Sprintf("SET %s = %d", setting, f.Size))
-		}
 		if err != nil {
 			return nil, errMissed
 		}
-		return func() error { return errors.Join(unlock(), set(ctx, "RESET "+setting)) }, nil
+		heal := func() error { return errors.Join(unlock(), set(ctx, "RESET "+setting)) }
+		if err := set(ctx, fmt.Sprintf("SET %s = %d", setting, f.Size)); err != nil {
+			return nil, errors.Join(errMissed, heal())
+		}
+		return heal, nil
 	}
 }
 
