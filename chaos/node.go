@@ -71,9 +71,9 @@ func poolSize(role string) string {
 	case soaker:
 		return "&pool_max_conns=12&pool_min_conns=12"
 	case engine, busNode:
-		return "&pool_max_conns=6"
+		return "&pool_max_conns=4"
 	}
-	return "&pool_max_conns=4"
+	return "&pool_max_conns=3"
 }
 
 // start begins the node's next life.
