@@ -70,6 +70,8 @@ func poolSize(role string) string {
 	switch role {
 	case soaker:
 		return "&pool_max_conns=12&pool_min_conns=12"
+	case dispatcher: // handlers have transactions open for a while, as many as the limit lets them
+		return "&pool_max_conns=5"
 	case engine, busNode:
 		return "&pool_max_conns=4"
 	}
