@@ -79,7 +79,7 @@ const (
 const mostTries = 20
 
 // schedules are there from the beginning, by name, with what lies between two of their occurrences.
-var schedules = map[string]time.Duration{"every": time.Second, "cron": 2 * time.Second, "keyed": 3 * time.Second, probing: time.Second}
+var schedules = map[string]time.Duration{"every": 2 * time.Second, "cron": 4 * time.Second, "keyed": 6 * time.Second, probing: time.Second}
 
 const probing = "probing" // the schedule of probes
 
@@ -235,7 +235,7 @@ func (w *workload) emitProbes(rng *rand.Rand) {
 			id, err := w.bus.In(probeSpace).Emit(ctx, probed, news{Name: line.Key}, nil)
 			return []eventbus.Emitted{{ID: id}}, err
 		})
-		nap(w.loud, between(rng, 200*time.Millisecond, 1000*time.Millisecond))
+		w.restProbes(between(rng, 200*time.Millisecond, 1000*time.Millisecond))
 	}
 }
 

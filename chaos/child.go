@@ -38,6 +38,7 @@ type order struct {
 	ListenURL  string
 	Ledger     string
 	Plant      []string // defects to plant; see plants
+	Rest       float64  // by which pauses of producers are multiplied
 
 	Ahead time.Duration // by how much the server's clock is ahead of the machine's
 	Skew  time.Duration // and the node's

@@ -136,7 +136,7 @@ func (w *workload) submitProbes(rng *rand.Rand) {
 		if w.submit([]taskgraph.Submission{s}, false, false) {
 			w.loops.Go(func() { w.awaitTask(s.ID) })
 		}
-		nap(w.loud, between(rng, 200*time.Millisecond, 1500*time.Millisecond))
+		w.restProbes(between(rng, 200*time.Millisecond, 1500*time.Millisecond))
 	}
 }
 

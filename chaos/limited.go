@@ -27,10 +27,10 @@ const (
 	limitedSchema    = "limited"
 	limitedNamespace = "default"
 	dispatchers      = 2
-	placesOfEach     = 6 // of a dispatcher
+	placesOfEach     = 2 // of a dispatcher
 )
 
-var limits = pgwake.Limits{MaxRunning: 4, MaxRunningPerKey: 2}
+var limits = pgwake.Limits{MaxRunning: 3, MaxRunningPerKey: 2}
 
 // stretchesTable is when handlers are known to have had their items. until is the end of the lease.
 const stretchesTable = `CREATE TABLE stretches (item text, token text, key text NOT NULL, since timestamptz NOT NULL,

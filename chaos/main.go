@@ -26,6 +26,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -47,6 +48,7 @@ func main() {
 	only := flag.String("only", "", "these kinds of faults, such as \"black hole,reset\", one alone in each round")
 	flag.IntVar(&o.nodes, "nodes", 4, "workers and orchestrators, at least 2")
 	flag.DurationVar(&o.slack, "slack", 0, "how much later than by its bound everything may come, on a machine that has too little CPU for all of this")
+	flag.Float64Var(&o.rest, "rest", restHere(), "how many times as long as with 8 processors producers rest; the default is for those that there are")
 	flag.BoolVar(&o.soak, "soak", false, "no faults, but every kind of load: does anything grow, or come late?")
 	flag.StringVar(&o.samples, "samples", "soak.jsonl", "where a soak keeps its samples")
 	plant := flag.String("plant", "", "defects to be found: by a soak, such as goroutine,lost; amid faults, async (with -only failover) or late")
@@ -67,7 +69,7 @@ func main() {
 			os.Exit(2)
 		}
 	}
-	if flag.NArg() > 0 || o.nodes < 2 || o.length <= 0 {
+	if flag.NArg() > 0 || o.nodes < 2 || o.length <= 0 || o.rest < 1 {
 		flag.Usage()
 		os.Exit(2)
 	}
@@ -135,6 +137,7 @@ type options struct {
 	only   []string // kinds
 
 	slack time.Duration
+	rest  float64 // see restHere
 
 	soak    bool
 	samples string // path
@@ -142,7 +145,7 @@ type options struct {
 }
 
 func (o options) String() string {
-	text := fmt.Sprintf("go run ./chaos -seed %d -for %v -nodes %d", o.seed, o.length, o.nodes)
+	text := fmt.Sprintf("go run ./chaos -seed %d -for %v -nodes %d -rest %v", o.seed, o.length, o.nodes, o.rest)
 	if o.soak {
 		text = fmt.Sprintf("go run ./chaos -soak -seed %d -for %v", o.seed, o.length)
 	}
@@ -154,6 +157,9 @@ func (o options) String() string {
 	}
 	return text
 }
+
+// restHere is how many times as long as with 8 processors producers are to rest, so that faults break things, and not the load.
+func restHere() float64 { return max(1, 8/float64(runtime.NumCPU())) }
 
 // deployed is how many processes there are.
 func (o options) deployed() int { return separates + o.nodes + o.producers() + 1 }

@@ -32,7 +32,7 @@ func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
 	require.NoError(t, os.Chmod(temp, 0o777)) // the server may run as another user
 	t.Setenv("TMPDIR", temp)
 	var log strings.Builder
-	v, err := run(t.Context(), options{seed: 15, length: 11 * time.Second, nodes: 3}, &log)
+	v, err := run(t.Context(), options{seed: 15, length: 11 * time.Second, nodes: 3, rest: restHere()}, &log)
 	if errors.Is(err, devpg.ErrNoServer) {
 		t.Skip("there are no PostgreSQL server binaries on this machine")
 	}

@@ -29,6 +29,7 @@ type node struct {
 	pool, listen *way   // nil: straight to the server
 	address      string // of the server
 	plant        []string
+	rest         float64 // see order
 
 	mu         sync.Mutex // one fault at a time
 	generation int
@@ -70,8 +71,8 @@ func poolSize(role string) string {
 	switch role {
 	case soaker:
 		return "&pool_max_conns=12&pool_min_conns=12"
-	case dispatcher: // handlers have transactions open for a while, as many as the limit lets them
-		return "&pool_max_conns=5"
+	case dispatcher: // as dispatch.Config.Begin has it
+		return fmt.Sprintf("&pool_max_conns=%d", placesOfEach+4)
 	case engine, busNode:
 		return "&pool_max_conns=4"
 	}
@@ -85,7 +86,7 @@ func (n *node) start() error {
 		return err
 	}
 	o := order{
-		Node: n.index, Generation: n.generation, Nodes: n.nodes, Role: n.role, Seed: n.seed, Plant: n.plant,
+		Node: n.index, Generation: n.generation, Nodes: n.nodes, Role: n.role, Seed: n.seed, Plant: n.plant, Rest: n.rest,
 		PoolURL: n.url("pool", n.pool) + poolSize(n.role), ListenURL: n.url("listen", n.listen),
 	}
 	o.Ahead, o.Skew = n.conditions.ahead, n.conditions.skew(&o)

@@ -222,7 +222,7 @@ func (c *chaos) populate(ctx context.Context) error {
 	}
 	roles = append(roles, idler)
 	for i, role := range roles {
-		n := &node{index: i, role: role, user: chaosRole, seed: c.seed, nodes: len(roles), dir: c.dir, conditions: c.conditions}
+		n := &node{index: i, role: role, user: chaosRole, seed: c.seed, nodes: len(roles), dir: c.dir, conditions: c.conditions, rest: c.options.rest}
 		if err := c.connect(n); err != nil {
 			return err
 		}

@@ -140,7 +140,7 @@ func (s *soaking) run(ctx context.Context, progress func(string)) (v *soakVerdic
 	}
 	defer s.tearDown()
 	for i := range soakNodes {
-		n := &node{index: i, role: soaker, seed: s.seed, nodes: soakNodes, dir: s.dir, address: fmt.Sprintf("127.0.0.1:%d", s.server.Port())}
+		n := &node{index: i, role: soaker, seed: s.seed, rest: 1, nodes: soakNodes, dir: s.dir, address: fmt.Sprintf("127.0.0.1:%d", s.server.Port())}
 		if i == 0 {
 			n.plant = s.plant
 		}

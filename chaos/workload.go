@@ -263,11 +263,20 @@ func between(rng *rand.Rand, least, most time.Duration) time.Duration {
 	return least + time.Duration(rng.Int64N(int64(most-least)+1))
 }
 
-// rest is the pause of a producer after what it began then. What took long is done less often, so that the load is what the machine can
-// bear: things are to be broken by the faults, and not by the load.
+// rest is the pause of a producer after what it began then: the longer the fewer processors there are, and what took long is done less
+// often. So the load is what the machine can bear: things are to be broken by the faults, and not by the load.
 func (w *workload) rest(rng *rand.Rand, began time.Time, least, most time.Duration) {
-	pause := max(between(rng, least, most), min(10*time.Since(began), 2*time.Second))
+	pause := max(time.Duration(w.Rest*float64(between(rng, least, most))), min(10*time.Since(began), 2*time.Second))
 	for nap(w.loud, pause) && w.resting.Load() {
+	}
+}
+
+// restProbes is the pause of who sends probes through a layer: in a calm as long as it was told, and else longer, as for rest.
+func (w *workload) restProbes(pause time.Duration) {
+	for begun := time.Now(); nap(w.loud, 50*time.Millisecond); {
+		if waited := time.Since(begun); waited >= time.Duration(w.Rest*float64(pause)) || w.resting.Load() && waited >= pause {
+			return
+		}
 	}
 }
 
