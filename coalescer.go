@@ -82,6 +82,7 @@ type pending struct {
 	bounced map[*lane]int   // tokens to pass on: how often they were, the most of them
 	changed map[string]bool // payloads of the instance channel
 	joined  bool            // this node has begun to listen
+	readOn  bool            // the server's queue is full, as far as is known
 	answers bool            // some of it a notification has called for
 }
 
@@ -151,6 +152,14 @@ func (c *coalescer) answerLate(now time.Time) (next time.Time, waits bool) {
 		c.bell.ring()
 	}
 	return time.Time{}, false
+}
+
+// full has the server find out whether its queue of notifications is still full. It never blocks.
+func (c *coalescer) full() {
+	c.mu.Lock()
+	c.pending.readOn = true
+	c.mu.Unlock()
+	c.bell.ring()
 }
 
 // passOn has the token of a lane passed on. It never blocks.
@@ -278,7 +287,7 @@ func (c *coalescer) flush(ctx context.Context) error {
 		say.add(l.queue, note{due: 1}, "waiting", nil)
 		c.e.signal(l.queue, note{due: 1}, WakeNotify) // what this node says to all it does not hear
 	}
-	if len(say.queues) == 0 && len(taken.changed) == 0 {
+	if len(say.queues) == 0 && len(taken.changed) == 0 && !taken.readOn {
 		return nil
 	}
 	said := false
@@ -289,9 +298,17 @@ func (c *coalescer) flush(ctx context.Context) error {
 	}()
 	c.e.inject("flush")
 	var void any
+	if taken.readOn {
+		if err := c.e.exec(ctx, &void, "SELECT "+readOn); err != nil {
+			return err
+		}
+	}
 	err := c.e.exec(ctx, &void, c.e.sql.tell, c.e.node, say.queues, say.due, say.next, say.namespaces, say.labels, say.hows, say.lanes,
 		slices.Collect(maps.Keys(taken.changed)))
 	said = err == nil
+	if failed := serverError(err); failed != nil && notificationsFull(failed) {
+		taken.readOn = true
+	}
 	return err
 }
 
@@ -332,6 +349,7 @@ func (c *coalescer) putBack(taken pending) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pending.joined, c.pending.answers = c.pending.joined || taken.joined, c.pending.answers || taken.answers
+	c.pending.readOn = c.pending.readOn || taken.readOn
 	c.pending.change(taken.changed)
 	for l, hop := range taken.bounced {
 		c.pending.passOn(l, hop)

@@ -49,7 +49,12 @@ var breakable = sync.OnceValues(func() (*devpg.Server, error) {
 // bootOne boots a server for a test that takes it down.
 func bootOne(t *testing.T) *devpg.Server {
 	t.Helper()
-	s, err := devpg.Start(t.Context(), &devpg.Options{IgnoreURL: true})
+	return boot(t, &devpg.Options{IgnoreURL: true})
+}
+
+func boot(t *testing.T, o *devpg.Options) *devpg.Server {
+	t.Helper()
+	s, err := devpg.Start(t.Context(), o)
 	if errors.Is(err, devpg.ErrNoServer) {
 		t.Skipf("breaks a server, and none can be booted here: %v", err)
 	}
@@ -388,6 +393,79 @@ func TestDegradation_ListenRefusedAndPollingForbidden_FallbackFindsTheWork(t *te
 	n.flows(t, patience)
 	require.Positive(t, n.Stats().Worker.Finds["fallback"])
 	require.Zero(t, n.Stats().Worker.Finds["scout"])
+}
+
+// Somebody has listened, and not read since for an old transaction, so that the server keeps all notifications until it can keep no more.
+func TestDegradation_NotificationsFull_VerbsSucceedOnceTheyAreRead(t *testing.T) {
+	t.Parallel()
+	n := trouble(t, serverOfFewNotifications(t), pgwake.Config{}, nil)
+	n.pushed(t, patience)
+	readOn := n.fillNotifications(t)
+	enqueue := func() error {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "there"}, &pgwake.EnqueueOptions{Namespace: "new"}) // which nodes are told of
+		return err
+	}
+	var typed *pgwake.Error
+	require.ErrorAs(t, enqueue(), &typed)
+	require.Equal(t, "54000", typed.SQLState)
+	require.True(t, typed.Retryable)
+	require.NotErrorIs(t, typed, pgwake.ErrInvalid)
+	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "here"}, nil)
+	require.NoError(t, err)
+	n.await(t, "here", back)
+
+	readOn()
+	require.Eventually(t, func() bool { return enqueue() == nil }, back, 10*time.Millisecond)
+	n.pushed(t, back)
+}
+
+// Nobody uses a verb: it is the periodic statement that has the server go on.
+func TestDegradation_NotificationsFull_ProducersOfPlainSQLSucceedOnceTheyAreRead(t *testing.T) {
+	t.Parallel()
+	n := trouble(t, serverOfFewNotifications(t), pgwake.Config{FallbackInterval: quickFallback}, nil)
+	n.pushed(t, patience)
+	readOn := n.fillNotifications(t)
+	enqueue := func() error {
+		_, err := n.direct.Exec(t.Context(), `SELECT `+pgx.Identifier{n.schema}.Sanitize()+`.enqueue_work('there')`)
+		return err
+	}
+	require.ErrorContains(t, enqueue(), "54000")
+	readOn()
+	require.Eventually(t, func() bool { return enqueue() == nil }, back, 10*time.Millisecond)
+	n.await(t, "there", back)
+	n.pushed(t, back)
+}
+
+// serverOfFewNotifications boots a server that keeps half a megabyte of notifications.
+func serverOfFewNotifications(t *testing.T) (url string) {
+	t.Helper()
+	if version := breakableServer(t).Version; version < "17" {
+		t.Skipf("before version 17 a server keeps 8 GB of notifications, and this one is %s", version)
+	}
+	return boot(t, &devpg.Options{IgnoreURL: true, Settings: map[string]string{"max_notify_queue_pages": "64"}}).URL
+}
+
+// fillNotifications has the server keep notifications until it can keep no more, not even an empty one, for somebody who listens and does not
+// read, until readOn is called.
+func (n *patientNode) fillNotifications(t *testing.T) (readOn func()) {
+	t.Helper()
+	conn, err := n.direct.Acquire(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(conn.Release)
+	for _, sql := range []string{"LISTEN anything", "BEGIN", "SELECT"} {
+		_, err = conn.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	for size := 7900; size > 0; size /= 2 {
+		for err = nil; err == nil; {
+			_, err = n.direct.Exec(t.Context(), "SELECT pg_notify('anything', repeat('x', $1))", size)
+		}
+		require.ErrorContains(t, err, "54000")
+	}
+	return func() {
+		_, err := conn.Exec(t.Context(), "ROLLBACK")
+		require.NoError(t, err)
+	}
 }
 
 // Somebody else holds every connection of the pool.

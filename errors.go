@@ -178,6 +178,8 @@ func withoutData(err *pgconn.PgError) {
 	switch {
 	case err.Code == "23502", err.Code == "23514", strings.HasPrefix(err.Code, "22"): // not null, check: "Failing row contains (...)"; data exceptions: a line of the JSON
 		err.Detail, err.Where = "", ""
+	case strings.Contains(err.Where, "$1 = "): // with log_parameter_max_length_on_error the parameters are there, whatever the error and the language
+		err.Where = ""
 	}
 }
 
@@ -211,7 +213,7 @@ func conditionOf(err *pgconn.PgError) error {
 		return ErrNotMigrated
 	case err.Code == "23514" && strings.HasSuffix(err.ConstraintName, payloadCheck):
 		return ErrPayloadTooLarge
-	case err.Code == "54000", err.Code == "54001": // beyond what the server can hold, or nested deeper than its stack
+	case err.Code == "54000" && !notificationsFull(err), err.Code == "54001": // beyond what the server can hold, or nested deeper than its stack
 		return ErrInvalid
 	case err.Code == "22P02", err.Code == "22021", err.Code == "22P05", err.Code == "22008", err.Code == "23514": // bad text, bad encoding, year, check
 		return ErrInvalid
@@ -235,7 +237,8 @@ func retryable(err error) bool {
 			pgErr.Code == "0A000" && pgErr.Routine == "RevalidateCachedQuery", // a migration came; it is prepared anew
 			pgErr.Code == "55P03",                                             // lock timeout
 			pgErr.Code == "57014",                                             // statement timeout
-			pgErr.Code == "25P03", pgErr.Code == "25P04":                      // timeouts of idle transactions, and of any
+			pgErr.Code == "25P03", pgErr.Code == "25P04",                      // timeouts of idle transactions, and of any
+			notificationsFull(pgErr):
 			return true
 		}
 		return false
@@ -245,6 +248,13 @@ func retryable(err error) bool {
 	}
 	var connectErr *pgconn.ConnectError
 	return connectionLost(err) || errors.As(err, &connectErr) || errors.Is(err, driver.ErrBadConn) || pgconn.SafeToRetry(err)
+}
+
+// notificationsFull reports whether the server's queue of notifications is full, so that nothing that notifies can be committed until whoever listens
+// within an old transaction has read on. The state is the one of what is too large, so the function that raised it has to tell, or the text, which
+// is in the server's language, where the driver tells no function.
+func notificationsFull(err *pgconn.PgError) bool {
+	return err.Code == "54000" && (err.Routine == "PreCommit_Notify" || err.Routine == "" && strings.Contains(err.Message, "NOTIFY"))
 }
 
 // badCertificate reports whether the server was refused for what it showed. With sslmode=verify-ca pgx verifies by itself, and then it is not wrapped.

@@ -1,6 +1,7 @@
 package pgwake
 
 import (
+	"cmp"
 	"context"
 	crand "crypto/rand"
 	"encoding/json"
@@ -41,6 +42,9 @@ const (
 
 	// askAgain is how often nodes are asked how they are that have nothing to tell. It is shorter than followedFor.
 	askAgain = 30 * time.Second
+
+	// mostReplies is how many replies are kept until they are looked at: more than there are nodes.
+	mostReplies = 1000
 
 	// afterHearing is how long what was inserted just before the observer began to hear takes to be committed, as a rule.
 	afterHearing = 2 * time.Second
@@ -95,6 +99,10 @@ type observer struct {
 	askedAt time.Time
 	nextAsk time.Time
 
+	// What has come and was not looked at: not a list, since anybody can notify, at any rate.
+	stirred, joined bool     // by what is said to all: something has happened, a node has begun to listen
+	replies         []string // no more than mostReplies
+
 	// While answers come in:
 	answersBy time.Time // zero: none do
 	came      bool      // the question
@@ -116,7 +124,10 @@ func (o *observer) tell(what Observation) {
 }
 
 func (o *observer) run(ctx context.Context) (err error) {
-	if o.conn, err = o.p.direct.connect(ctx); err != nil {
+	o.conn, err = o.p.direct.connect(ctx, func(config *pgx.ConnConfig) {
+		config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { o.take(n) } // see listener.serve
+	})
+	if err != nil {
 		return err
 	}
 	defer hangUp(ctx, o.conn)
@@ -132,14 +143,10 @@ func (o *observer) run(ctx context.Context) (err error) {
 		if o.ended {
 			break
 		}
-		n, err := o.wait(ctx)
-		if err != nil {
+		if err := o.wait(ctx); err != nil {
 			return err
 		}
-		if n == nil {
-			continue
-		}
-		if err := o.heard(ctx, n); err != nil {
+		if err := o.heard(ctx); err != nil {
 			return err
 		}
 	}
@@ -181,10 +188,10 @@ func (o *observer) listen(ctx context.Context) error {
 	}
 	testing, cancel := context.WithTimeout(ctx, selfTestDeadline)
 	defer cancel()
-	if _, err := o.conn.WaitForNotification(testing); err != nil {
-		if testing.Err() == nil || ctx.Err() != nil {
-			return err
-		}
+	if err := o.waitUntil(testing); err != nil || ctx.Err() != nil {
+		return cmp.Or(err, ctx.Err())
+	}
+	if len(o.replies) == 0 {
 		_ = execAll(ctx, o.conn, "UNLISTEN "+quoted(o.reply)) // on a session that is shared: as good as one can
 		return errDeaf
 	}
@@ -234,12 +241,23 @@ func (o *observer) ask(ctx context.Context, now time.Time) (err error) {
 	return err
 }
 
-// wait returns the next notification, or nil when there is something to do.
-func (o *observer) wait(ctx context.Context) (*pgconn.Notification, error) {
+// take keeps what a notification says. It is called while the connection is read, also during a statement.
+func (o *observer) take(n *pgconn.Notification) {
+	switch {
+	case n.Channel == o.reply && len(o.replies) < mostReplies:
+		o.replies = append(o.replies, n.Payload)
+	case n.Channel != o.reply && (strings.HasPrefix(n.Payload, askPrefix) || strings.HasPrefix(n.Payload, followPrefix)): // somebody else looks
+	default:
+		o.stirred, o.joined = true, o.joined || strings.HasPrefix(n.Payload, "0 0 ")
+	}
+}
+
+// wait returns when something has come, or there is something to do.
+func (o *observer) wait(ctx context.Context) error {
 	until := o.nextAsk
 	switch asking := !o.answersBy.IsZero(); {
 	case asking && o.came && len(o.missing) == 0:
-		return nil, nil
+		return nil
 	case asking:
 		until = o.answersBy
 	case !o.hearing && o.quietAt.Before(until):
@@ -247,29 +265,49 @@ func (o *observer) wait(ctx context.Context) (*pgconn.Notification, error) {
 	}
 	waiting, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	n, err := o.conn.WaitForNotification(waiting)
-	if err != nil && waiting.Err() != nil && !o.conn.IsClosed() {
-		err = nil
-	}
-	return n, err
+	return o.waitUntil(waiting)
 }
 
-// heard takes in a notification.
-func (o *observer) heard(ctx context.Context, n *pgconn.Notification) error {
-	if n.Channel != o.reply {
-		switch {
-		case strings.HasPrefix(n.Payload, askPrefix), strings.HasPrefix(n.Payload, followPrefix): // somebody else looks
-			return nil
-		case strings.HasPrefix(n.Payload, "0 0 "): // a node has begun to listen
-			o.nextAsk = o.askedAt.Add(reportPatience) // or many would have all be asked all the time
+// waitUntil returns when something has come, or when ctx ends, which is an error only if it has closed the connection.
+func (o *observer) waitUntil(ctx context.Context) error {
+	for !o.stirred && len(o.replies) == 0 && ctx.Err() == nil {
+		if err := o.conn.PgConn().WaitForNotification(ctx); err != nil && (ctx.Err() == nil || o.conn.IsClosed()) {
+			return err
 		}
-		return o.news(ctx, Observation{For: observedFor})
 	}
-	if n.Payload == "asked" {
+	return nil
+}
+
+// heard takes in what has come.
+func (o *observer) heard(ctx context.Context) error {
+	stirred, replies := o.stirred, o.replies
+	if o.joined {
+		o.nextAsk = o.askedAt.Add(reportPatience) // or many would have all be asked all the time
+	}
+	o.stirred, o.joined, o.replies = false, false, nil
+	if stirred {
+		if err := o.news(ctx, Observation{For: observedFor}); err != nil {
+			return err
+		}
+	}
+	for _, payload := range replies {
+		if o.ended {
+			break
+		}
+		if err := o.answered(ctx, payload); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// answered takes in a reply: to a question, or from a node that is at work and says so unasked.
+func (o *observer) answered(ctx context.Context, payload string) error {
+	if payload == "asked" {
 		o.came = true
 		return nil
 	}
-	text, unasked := strings.CutPrefix(n.Payload, stirs)
+	text, unasked := strings.CutPrefix(payload, stirs)
 	var r NodeReport
 	if text != "" && (json.Unmarshal([]byte(text), &r) != nil || !o.knows(r.Key)) { // anybody can notify, of any number of nodes
 		return nil

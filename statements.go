@@ -35,6 +35,10 @@ type statements struct {
 	deleteInstance, deleteInstances, deleteInstancesBulk, pruneExecutions, pruneExecutionsBulk, systemMetrics, queueDepths, peek, listNodes, askNodes string
 }
 
+// readOn has the server forget the notifications that everybody has read. By itself it does so only while somebody notifies, and when its queue of
+// them is full nobody can: the queue would stay full when whoever had not read has read on, or is gone.
+const readOn = "pg_catalog.pg_notification_queue_usage()"
+
 func newStatements(schema string) *statements {
 	in := pgx.Identifier{schema}.Sanitize() + "."
 	call := func(function string, args int) string {
@@ -55,7 +59,7 @@ func newStatements(schema string) *statements {
 		session:              rows("listen_session", 3),
 		hearAll:              scalar("hear_all", 3),
 		observe:              scalar("observe", 2),
-		look:                 rows("look", 7),
+		look:                 "SELECT l.* FROM " + call("look", 7) + " AS l, " + readOn + " AS kept",
 		earliestOfLanes:      rows("earliest_of_lanes", 2),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",

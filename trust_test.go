@@ -430,12 +430,6 @@ func TestTrust_StrangerFloodsANode_StatementsAreBoundedAndWorkIsFound(t *testing
 func TestListener_FloodDuringAStatement_TakesNoMemory(t *testing.T) {
 	p := testProvider(t, Config{})
 	hostile, producer := stranger(t), plain(t, p.cfg.Schema)
-	heap := func() int64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
-	}
 	const notifications, size = 5_000, 7_900
 	before := heap()
 	asleep := make(chan error, 1)
@@ -452,6 +446,67 @@ func TestListener_FloodDuringAStatement_TakesNoMemory(t *testing.T) {
 	wait := fetchWork(t, p, longPoll)
 	mustExec(t, producer, `SELECT enqueue_work('work')`)
 	require.Equal(t, "work", get(t, wait).item.Name)
+}
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// The same holds for whoever observes: while a statement of his waits for a lock, he is told more than he can take in.
+func TestObserve_FloodDuringAStatement_TakesNoMemory(t *testing.T) {
+	p := testProvider(t, Config{})
+	hostile, blocker := stranger(t), plain(t, p.cfg.Schema)
+	const notifications, size = 5_000, 7_900
+	channel := channelOf(t, p, Worker)
+	ctx, end := context.WithCancel(t.Context())
+	hears, told, goOn, over := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		for what, err := range p.Observe(ctx) {
+			switch {
+			case err != nil:
+				t.Error(err)
+				return
+			case what.For == afterHearing:
+				hears <- struct{}{}
+			case what.For > 0 && ctx.Err() == nil:
+				select {
+				case told <- struct{}{}:
+					<-goOn
+				case <-ctx.Done():
+				}
+			}
+		}
+	}()
+	await := func(c <-chan struct{}) {
+		t.Helper()
+		select {
+		case <-c:
+		case <-time.After(patient):
+			require.Fail(t, "it says nothing")
+		}
+	}
+	defer func() { end(); await(over) }()
+	await(hears)
+	before := heap()
+	mustExec(t, blocker, `BEGIN; LOCK TABLE waiters`)
+	mustExec(t, hostile, `SELECT pg_notify($1, 'x')`, channel)
+	await(told)
+	goOn <- struct{}{} // and it says that it need not be told for a while
+	eventually(t, "its statement waits for the lock", func() bool {
+		waits := false
+		require.NoError(t, blocker.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'waiters'::regclass)`).Scan(&waits))
+		return waits
+	})
+	mustExec(t, hostile, `SELECT pg_notify($1, i || repeat('x', $3 - 20)) FROM generate_series(1, $2::bigint) AS i`, channel, notifications, size)
+	mustExec(t, blocker, `COMMIT`)
+	await(told)
+	require.Less(t, heap()-before, int64(notifications*size/4))
+	end()
+	goOn <- struct{}{}
 }
 
 // What producers do pays for itself: of many items, of all kinds, on several nodes, no wake-up is put off.
