@@ -51,6 +51,7 @@ type engine struct {
 	nextPoll [queueCount]time.Time // of the lanes that poll
 	doubts   [queueCount]doubt
 	breaker  breaker
+	shareAt  [queueCount]time.Time // server time: the instant that all were last told of by tellShare
 
 	group *supervise.Group
 	ctx   context.Context
@@ -274,6 +275,9 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	}
 	answered = true
 	l.endLook(k, r, by, l.known(e.session()).epoch)
+	if r.limited {
+		e.tellShare(l.queue, r)
+	}
 	e.keepInstants(l, r.now)
 	e.lookAnswered()
 	if r.found == 0 {
@@ -296,6 +300,26 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	c.finds[reasonOf(by)].Add(1)
 	c.itemsBy[slices.Index(paths[:], pathOf(by))].Add(int64(r.found))
 	return true, false, nil
+}
+
+// tellShare lets everybody know of the next instant. A claim puts off what comes too early for its key, to when that has a share for it, and
+// nobody else hears of that; its own lane may have all hands full then, or its node be gone.
+//
+// Invariant: whoever waits knows of an instant no later than that of any item that was put off, and learns by the answer then of the next. So
+// there is nothing to say of one that does not come before the last that was told.
+func (e *engine) tellShare(q Queue, r report) {
+	e.mu.Lock()
+	told := !r.earliest.After(r.now) || e.shareAt[q].After(r.now) && !r.earliest.Before(e.shareAt[q])
+	if !told {
+		e.shareAt[q] = r.earliest
+	}
+	e.mu.Unlock()
+	if told {
+		return
+	}
+	n := note{next: r.earliest}
+	e.signal(q, n, WakeLocal)
+	e.coalescer.tell(q, n)
 }
 
 // lookAnswered takes note of a query for work that the database answered.

@@ -442,6 +442,52 @@ func TestLimits_RatePerKey_TheNextIsDueWhenItMayBegin(t *testing.T) {
 	}
 }
 
+// Whoever claims an item too early for its key, so that it is put off, may have all hands full when it is due.
+func TestLimits_RatePerKey_WhoPutItOffIsBusy_AnotherNodeComesInTime(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 2 * time.Second}})
+	fetch := func(n *node) <-chan string {
+		got := make(chan string, 1)
+		go func() {
+			item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: 10 * time.Minute, PollTimeout: time.Minute})
+			if err != nil {
+				got <- err.Error()
+				return
+			}
+			got <- item.Name
+		}()
+		return got
+	}
+	come := func(got <-chan string) string {
+		t.Helper()
+		select {
+		case name := <-got:
+			return name
+		case <-time.After(patience):
+			require.Fail(t, "nothing came", "%+v", n.Stats().Worker)
+			return ""
+		}
+	}
+	first, second := fetch(n), fetch(n)
+	n.awaitParked(t, 2)
+	other := n.another(t)
+	third := fetch(other)
+	other.awaitParked(t, 1)
+
+	n.keyed(t, "a")
+	n.awaitParked(t, 1)
+	n.keyed(t, "a")
+	require.Eventually(t, func() bool {
+		return query[int](t, n, `SELECT count(*) FILTER (WHERE lock_token IS NULL AND visible_at > now()) FROM worker_queue`)[0] == 1
+	}, patience, time.Millisecond, "the second is put off")
+	n.awaitParked(t, 1)
+	n.keyed(t, "b")
+	require.ElementsMatch(t, []string{"a", "b"}, []string{come(first), come(second)})
+	require.Equal(t, "a", come(third))
+	require.Zero(t, other.Stats().Worker.FallbackFinds)
+}
+
 // onlyKey leaves out those whose lease has ended and who come again.
 func onlyKey(items []*pgwake.ClaimedWorkItem, names []string) (left []string) {
 	for i, item := range items {

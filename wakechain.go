@@ -456,6 +456,7 @@ type report struct {
 	earliest time.Time // earliest visible_at that is left, server time; zero: none
 	now      time.Time // server time
 	leaseEnd time.Time // of what was found, server time
+	limited  bool      // limits hold somewhere
 
 	// unfinished: it found nothing so far, got somewhere, and has to be asked again at once.
 	unfinished bool

@@ -442,7 +442,8 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 		if !r.id.Valid { // the last row: the outlook
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), r.now.Time)
 			c.found, c.earliest, c.now = len(c.item), r.earliest.Time, r.now.Time
-			p.limitsHold.Store(r.places.Int32 != 0)
+			c.limited = r.places.Int32 != 0
+			p.limitsHold.Store(c.limited)
 			return nil
 		}
 		c.item = append(c.item, r.item(token.of(r.id.Int64)))

@@ -386,6 +386,12 @@ var mutants = []mutant{
 		pkg:     root, test: "TestLimits_PlaceBecomesFree_WhoeverWaitsIsTold",
 	},
 	{
+		name:    "limits: nobody is told of what was put off",
+		file:    "engine.go",
+		patches: []patch{{"	if r.limited {\n		e.tellShare", "	if false {\n		e.tellShare"}},
+		pkg:     root, test: "TestLimits_RatePerKey_WhoPutItOffIsBusy_AnotherNodeComesInTime",
+	},
+	{
 		name:    "limits: claims of a namespace do not wait for each other",
 		file:    "migrations/00008_limits.sql",
 		patches: []patch{{"    IF pg_try_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext(p_namespace)) THEN\n", "    IF true THEN\n"}},
