@@ -1,7 +1,7 @@
 # Everything a contributor runs. `make help` lists it.
 
 GO      ?= go
-MODULES := . devpg bench examples chaos adapter/amqp adapter/cloudevents adapter/goworkflows adapter/watermill cmd/pgwake console
+MODULES := . bench adapter/goworkflows devpg console cmd/pgwake chaos adapter/watermill adapter/amqp examples adapter/cloudevents
 
 # The race detector needs cgo, and that a C compiler. Without them the tests run all the same.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC | cut -d' ' -f1) >/dev/null 2>&1 && echo -race)
@@ -45,7 +45,7 @@ ifeq ($(RACE),)
 	@echo "no cgo or no C compiler: testing without the race detector" >&2
 endif
 	@.ci/packages
-	@mkdir -p bin; { $(WITH_PG) -- sh -c 'failed=0; for m in $(MODULES); do (cd $$m && $(GO) test $(RACE) -vet=off -timeout 60m ./...) || failed=1; done; exit $$failed'; \
+	@mkdir -p bin; { $(WITH_PG) -- .ci/modules "$(GO) test $(RACE) -vet=off -timeout 60m" $(MODULES); \
 		echo $$? >bin/test.status; } 2>&1 | tee bin/test.log; \
 	status=$$(cat bin/test.status); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
 

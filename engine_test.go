@@ -22,10 +22,13 @@ var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 // testProvider opens a Provider on the schema of cfg, or on a fresh one. Unless cfg says how soon a notification must be
 // taken up, a machine that stands still is no trouble: it would make the queue poll, and counts of queries differ.
+// BorrowSchema is that of testschema.Core, which imports this package.
+var BorrowSchema func(testing.TB) string
+
 func testProvider(t *testing.T, cfg Config) *Provider {
 	t.Helper()
 	if cfg.Schema == "" {
-		cfg.Schema = testdb.Schema(t)
+		cfg.Schema = BorrowSchema(t)
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = silent

@@ -5,9 +5,12 @@ import (
 	"os"
 	"testing"
 
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testschema"
 	"go.uber.org/goleak"
 )
+
+func init() { pgwake.BorrowSchema = testschema.Core.Borrow }
 
 func TestMain(m *testing.M) {
 	code := m.Run()
