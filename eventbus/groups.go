@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
 )
 
 // This file answers: who gets which events?
@@ -46,7 +47,13 @@ func (b *Bus) Unsubscribe(ctx context.Context, group, pattern string) (bool, err
 	if err := cmp.Or(CheckGroup(group), CheckPattern(pattern)); err != nil {
 		return false, failed(op, err)
 	}
-	return value[bool](ctx, b, verb{op: op, function: "unsubscribe", enqueues: true, args: []any{b.namespace, group, pattern}})
+	var was bool
+	err := b.do(ctx, op, true, func(ctx context.Context, q pgwake.Querier) error {
+		// What goes by another pattern was there already, so no insert tells those who wait for that.
+		return q.QueryRow(ctx, "SELECT u.was, CASE WHEN u.was THEN "+b.in+"notify_queue('worker', 1, NULL, $1) END FROM "+b.call("unsubscribe", 3)+" AS u (was)",
+			b.namespace, group, pattern).Scan(&was, nil)
+	})
+	return was, err
 }
 
 // DeleteGroup removes a group, with its subscriptions and what it has not handled yet, and returns whether there was one. Its dead letters

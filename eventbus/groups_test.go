@@ -2,6 +2,7 @@ package eventbus_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
@@ -73,4 +74,80 @@ func TestDeleteGroup_TakesItsDeliveriesAndLinesWithIt(t *testing.T) {
 	}
 	_, err = l.conn.Exec(l.within(), `SELECT subscribe('default', 'g', '{a..b}')`)
 	require.Error(t, err)
+}
+
+// routedPast emits an event that a group gets by a pattern whose node is gone, and which that of the one that is there does not cover. What that one
+// handles is noted. No heartbeat of it comes but those that it is told to send.
+func (l *lab) routedPast(emit func()) *seen {
+	l.t.Helper()
+	config := quick("g")
+	config.Heartbeat = time.Hour
+	s := &seen{}
+	n := l.node(config)
+	require.NoError(l.t, n.On(l.within(), "#.b.c", s.types))
+	l.subscribe("g", "a.*.c")
+	l.eventually(func() bool {
+		return one[bool](l, `SELECT patterns = '{#.b.c,a.*.c}' FROM event_nodes WHERE node_id = $1`, n.ID())
+	}, "the node has heard of both")
+	emit()
+	return s
+}
+
+// waits waits until the one node here waits for deliveries, and looks for none before it is told.
+func (l *lab) waits() {
+	l.t.Helper()
+	l.eventually(func() bool { s := l.p.Stats().Worker; return s.Parked == 1 && s.Settled }, "it waits")
+}
+
+// What goes by another pattern from now on has not come by an insert, and is not late by a look of whoever handles it.
+func TestUnsubscribe_DeliveryGoesByAPatternOfANodeThatWaits_IsHandledAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, unsubscribe := range map[string]func(*lab){
+		"by Go": func(l *lab) {
+			l.exec(`ALTER FUNCTION beat RENAME TO beat_away`) // nothing but the verb tells
+			was, err := l.Unsubscribe(l.within(), "g", "a.*.c")
+			require.NoError(l.t, err)
+			require.True(l.t, was)
+		},
+		"in a transaction": func(l *lab) {
+			l.exec(`ALTER FUNCTION beat RENAME TO beat_away`)
+			tx := l.begin()
+			was, err := l.WithTx(tx).Unsubscribe(l.within(), "g", "a.*.c")
+			require.NoError(l.t, err)
+			require.True(l.t, was)
+			require.NoError(l.t, tx.Commit(l.within()))
+		},
+		"by SQL": func(l *lab) { l.exec(`SELECT unsubscribe(NULL, 'g', 'a.*.c')`) }, // a heartbeat of whoever hears of it tells
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLabOn(t, &seldom, nil)
+			s := l.routedPast(func() {
+				l.emit("a.b.c")
+				require.Equal(t, []string{"a.b.c " + eventTag("g", "a.*.c")}, l.queued())
+			})
+			l.waits()
+			unsubscribe(l)
+			l.eventually(func() bool { return len(s.list()) == 1 && len(l.queued()) == 0 }, "it is handled")
+		})
+	}
+}
+
+// A delivery by a subscription that has ended comes later than that, and goes by another pattern once a heartbeat, of any node, has found it.
+func TestUnsubscribe_StrayGoesByAPatternOfANodeThatWaits_IsHandledWithTheHeartbeatThatFindsIt(t *testing.T) {
+	t.Parallel()
+	l := newLabOn(t, &seldom, nil)
+	tx := l.begin()
+	s := l.routedPast(func() {
+		_, err := l.WithTx(tx).Emit(l.within(), "a.b.c", nil, nil)
+		require.NoError(t, err)
+	})
+	_, err := l.Unsubscribe(l.within(), "g", "a.*.c")
+	require.NoError(t, err)
+	l.eventually(func() bool { return one[bool](l, `SELECT horizon IS NOT NULL FROM event_retirements`) }, "it was looked at while the transaction is open")
+	require.NoError(t, tx.Commit(l.within()))
+	require.Equal(t, []string{"a.b.c " + eventTag("g", "a.*.c")}, l.queued())
+	l.waits()
+	l.nodeOn(l.another(), quick("other"))
+	l.eventually(func() bool { return len(s.list()) == 1 && len(l.queued()) == 0 }, "it is handled")
 }

@@ -111,6 +111,13 @@ func TestPath_HasOtherThingsOfOurNames_DivertsNothing(t *testing.T) {
 	require.NoError(t, err)
 	_, err = bus.Nodes(ctx)
 	require.NoError(t, err)
+	was, err := bus.Unsubscribe(ctx, "g", "#")
+	require.NoError(t, err)
+	require.True(t, was)
+	node, err := bus.Node(ctx, &eventbus.NodeConfig{Group: "g"})
+	require.NoError(t, err)
+	require.NoError(t, node.Start(ctx)) // with a heartbeat, which finds the end of the subscription
+	require.NoError(t, node.Stop(ctx))
 	require.Equal(t, []string{"0"}, s.list(`SELECT count(*)::text FROM `+quoted+`.worker_queue`))
 	require.Empty(t, p.Health().Problems)
 }
