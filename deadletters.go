@@ -290,7 +290,8 @@ func queueNamed(name string) (Queue, error) {
 // and returns how many. They are due at once, never attempted so far, and otherwise as they were, under their old
 // ids; messages go to the namespace and queue name that their instance has by now. A letter whose dedup key is
 // queued again stays where it is and does not count, and one that somebody else is redriving is left to him. To
-// redrive any number of letters, call it until it returns 0.
+// redrive any number of letters, call it until it returns 0. It knows nothing of layers: deliveries of package eventbus, among others or alone,
+// are for eventbus.RedriveDeadLetters, or eventbus.Bus.Redrive.
 //
 // A letter is no longer in the queue, so OrchestrationAck.CancelActivities does not reach it: an activity that died, and
 // was cancelled afterwards, comes back with a redrive, and its completion is one that the orchestration must bear.

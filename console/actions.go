@@ -44,9 +44,7 @@ type action struct {
 }
 
 var actions = map[string]action{
-	"redrive": {RedriveLetter, "", "%d put back into their queues", "id", onLetters(func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
-		return p.RedriveDeadLetters(ctx, f)
-	}), inLetters},
+	"redrive": {RedriveLetter, "", "%d put back into their queues", "id", onLetters(eventbus.RedriveDeadLetters), inLetters},
 	"purge": {PurgeLetter, "Remove these dead letters for good?", "%d removed", "id", onLetters(func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
 		return p.PurgeDeadLetters(ctx, f)
 	}), inLetters},

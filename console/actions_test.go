@@ -326,6 +326,25 @@ func TestActions_AllAreRedrivenAndDieAgain_EachIsRedrivenOnce(t *testing.T) {
 	require.Equal(t, strconv.Itoa(len(w.letters)), to.Query().Get("n"))
 }
 
+// Nobody would claim them, and the page of dead letters has them no more.
+func TestActions_LettersOfAGroupThatWasDeleted_Stay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Options{Authorize: anybody})
+	require.NoError(t, w.bus.Subscribe(t.Context(), "brief", []string{"parcel.lost"}, nil))
+	_, err := w.bus.Emit(t.Context(), "parcel.lost", nil, nil)
+	require.NoError(t, err)
+	item, err := w.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{"shop"}, Tags: pgwake.Tags("eventbus/brief|parcel.lost")})
+	require.NoError(t, err)
+	require.NoError(t, w.DeadLetterWorkItem(t.Context(), item.LockToken, "poison", ""))
+	_, err = w.bus.DeleteGroup(t.Context(), "brief")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusSeeOther, w.post(t, strings.TrimSuffix(w.url, "/ops/console/"), url.Values{"verb": {"redrive"}, "all": {"yes"}}))
+	left, err := w.ListDeadLetters(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	require.Equal(t, "parcel.lost", left[0].Name)
+}
+
 // What a form says of where it came from leads nowhere but into the console.
 func TestActions_BackToAnotherPlace_IsTheOverview(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,7 @@ import (
 // Letter is a dead letter: a delivery that was given up, with its event.
 type Letter struct {
 	ID       int64  // ids go up, though not without gaps
-	Group    string // that it goes to when it is redriven; "": no group was subscribed to the event (Config.StrictRouting)
+	Group    string // that it goes to when it is redriven, if that is there; "": no group was subscribed to the event (Config.StrictRouting)
 	Reason   string // such as ReasonHandler
 	Error    string // of the last attempt, with the stack of a panic
 	Attempts int
@@ -117,22 +117,10 @@ func (b *Bus) DeadLetters(ctx context.Context, f *LetterFilter) ([]Letter, error
 	})
 }
 
-// Redrive delivers dead letters once more, each to the group that it is from, at most LetterFilter.Limit of them, and returns how many. They are
-// due at once and never attempted so far; one of a key waits for what is there of that. One that no group was subscribed to goes to those
-// that are by now. To redrive any number of letters, call it until it returns 0.
-func (b *Bus) Redrive(ctx context.Context, f *LetterFilter) (int, error) {
-	return b.withLetters(ctx, "redrive dead letters", f, b.p.RedriveDeadLetters, b.p.RedriveDeadLettersTx)
-}
-
 // Purge removes dead letters for good, at most LetterFilter.Limit of them, and returns how many. Their events stay in the log. To purge any
 // number of letters, call it until it returns 0.
 func (b *Bus) Purge(ctx context.Context, f *LetterFilter) (int, error) {
-	return b.withLetters(ctx, "purge dead letters", f, b.p.PurgeDeadLetters, b.p.PurgeDeadLettersTx)
-}
-
-// withLetters has the Provider do something with the letters that a filter chooses.
-func (b *Bus) withLetters(ctx context.Context, op string, f *LetterFilter, verbOf func(context.Context, *pgwake.DeadLetterFilter) (int, error),
-	verbOfTx func(context.Context, pgx.Tx, *pgwake.DeadLetterFilter) (int, error)) (int, error) {
+	const op = "purge dead letters"
 	args, err := f.args(b.namespace, 1000)
 	if err != nil {
 		return 0, failed(op, err)
@@ -143,7 +131,7 @@ func (b *Bus) withLetters(ctx context.Context, op string, f *LetterFilter, verbO
 	}
 	letters := &pgwake.DeadLetterFilter{IDs: ids, Limit: len(ids)}
 	if b.tx != nil {
-		return verbOfTx(ctx, b.tx, letters)
+		return b.p.PurgeDeadLettersTx(ctx, b.tx, letters)
 	}
-	return verbOf(ctx, letters)
+	return b.p.PurgeDeadLetters(ctx, letters)
 }

@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
 )
 
@@ -163,3 +165,117 @@ func TestDeadLetters_BadFilters_AreRefused(t *testing.T) {
 }
 
 func eventTag(group, pattern string) string { return "eventbus/" + group + "|" + pattern }
+
+// deletedGroup deletes a group that has dead letters, and waits until nothing is left of it but those.
+func (l *lab) deletedGroup(group string) {
+	l.t.Helper()
+	was, err := l.DeleteGroup(l.within(), group)
+	require.NoError(l.t, err)
+	require.True(l.t, was)
+	l.eventually(func() bool {
+		l.exec(`SELECT remove_strays()`)
+		return one[int](l, `SELECT count(*) FROM event_retirements`) == 0
+	}, "its subscriptions are retired")
+}
+
+// In the queue nobody would claim them, and nobody would see them.
+func TestRedrive_GroupIsGone_ItsLettersStayAndAreInNobodysWay(t *testing.T) {
+	t.Parallel()
+	for name, redrive := range map[string]func(*lab, *eventbus.LetterFilter) (int, error){
+		"of a bus": func(l *lab, f *eventbus.LetterFilter) (int, error) { return l.Redrive(l.within(), f) },
+		"in a transaction": func(l *lab, f *eventbus.LetterFilter) (n int, err error) {
+			return n, pgx.BeginFunc(l.within(), l.p.Pool(), func(tx pgx.Tx) (err error) {
+				n, err = l.WithTx(tx).Redrive(l.within(), f)
+				return err
+			})
+		},
+		"of all kinds": func(l *lab, f *eventbus.LetterFilter) (int, error) {
+			if f == nil {
+				return eventbus.RedriveDeadLetters(l.within(), l.p, nil)
+			}
+			return eventbus.RedriveDeadLetters(l.within(), l.p, &pgwake.DeadLetterFilter{IDs: f.IDs, Limit: f.Limit})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, &eventbus.Config{StrictRouting: true})
+			l.subscribe("gone", "a")
+			l.subscribe("g", "b")
+			l.subscribe("gone.too", "c")
+			for range 3 {
+				l.emit("a")
+				l.bury(eventTag("gone", "a"), "no")
+			}
+			l.emitKey("c", "k")
+			l.bury(eventTag("gone.too", "c"), "no")
+			l.emit("b")
+			l.bury(eventTag("g", "b"), "no")
+			l.emit("nobody's")
+			l.emit("b")
+			l.bury(eventTag("g", "b"), "no")
+			l.deletedGroup("gone")
+			l.deletedGroup("gone.too")
+			letters, err := l.DeadLetters(l.within(), nil)
+			require.NoError(t, err)
+			require.Len(t, letters, 7)
+
+			n, err := redrive(l, &eventbus.LetterFilter{IDs: []int64{letters[0].ID, letters[3].ID}})
+			require.NoError(t, err)
+			require.Zero(t, n, "nor are they if they are asked for")
+			n, err = redrive(l, &eventbus.LetterFilter{Limit: 1})
+			require.NoError(t, err)
+			require.Equal(t, 1, n, "they do not fill the batch")
+			n, err = redrive(l, nil)
+			require.NoError(t, err)
+			require.Equal(t, 2, n)
+			require.Equal(t, []string{"b " + eventTag("g", "b"), "nobody's eventbus", "b " + eventTag("g", "b")}, l.queued())
+			stay, err := l.DeadLetters(l.within(), nil)
+			require.NoError(t, err)
+			require.Equal(t, letters[:4], stay)
+
+			l.subscribe("gone", "a")
+			n, err = redrive(l, nil)
+			require.NoError(t, err)
+			require.Equal(t, 3, n, "there is such a group again")
+			purged, err := l.Purge(l.within(), nil)
+			require.NoError(t, err)
+			require.Equal(t, 1, purged)
+		})
+	}
+}
+
+func TestRedriveDeadLetters_OfWhatIsNotTheBuss_IsThatOfTheProvider(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	bury := func(p *pgwake.Provider, item pgwake.WorkItem, o *pgwake.EnqueueOptions) {
+		t.Helper()
+		_, err := p.EnqueueForWorker(l.within(), item, o)
+		require.NoError(t, err)
+		claimed, err := p.FetchWorkItem(l.within(), &pgwake.FetchOptions{NoWait: true, Tags: pgwake.AnyTag()})
+		require.NoError(t, err)
+		require.NoError(t, p.DeadLetterWorkItem(l.within(), claimed.LockToken, "no", ""))
+	}
+	redrive := func(p *pgwake.Provider, f *pgwake.DeadLetterFilter, want int) {
+		t.Helper()
+		n, err := eventbus.RedriveDeadLetters(l.within(), p, f)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+	// Of a dedup key that is queued again the letter stays, and does not fill the batch.
+	for _, name := range []string{"x", "y"} {
+		bury(l.p, pgwake.WorkItem{Name: name, Tag: "mine"}, &pgwake.EnqueueOptions{DedupKey: name})
+	}
+	_, err := l.p.EnqueueForWorker(l.within(), pgwake.WorkItem{Name: "x", Tag: "mine"}, &pgwake.EnqueueOptions{DedupKey: "x"})
+	require.NoError(t, err)
+	redrive(l.p, &pgwake.DeadLetterFilter{Limit: 1}, 1)
+	require.Equal(t, []string{"y mine", "x mine"}, l.queued())
+	for _, bad := range []pgwake.DeadLetterFilter{{Before: 1}, {Limit: -1}, {Limit: pgwake.MaxFetch + 1}, {Namespace: "No!"}} {
+		_, err := eventbus.RedriveDeadLetters(l.within(), l.p, &bad)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, "%+v", bad)
+	}
+
+	// Without a bus such a tag is anybody's.
+	p := testschema.Core.New(t, nil)
+	bury(p, pgwake.WorkItem{Name: "x", Tag: eventTag("g", "a")}, nil)
+	redrive(p, nil, 1)
+}

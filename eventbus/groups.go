@@ -57,7 +57,7 @@ func (b *Bus) Unsubscribe(ctx context.Context, group, pattern string) (bool, err
 }
 
 // DeleteGroup removes a group, with its subscriptions and what it has not handled yet, and returns whether there was one. Its dead letters
-// stay.
+// stay, and are not redriven unless there is a group of that name again.
 func (b *Bus) DeleteGroup(ctx context.Context, group string) (bool, error) {
 	const op = "delete group"
 	group = cmp.Or(group, DefaultGroup)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/spf13/cobra"
 )
@@ -223,15 +224,18 @@ func headersText(headers map[string]string) string {
 
 func (a *app) dlqRedriveCommand() *cobra.Command {
 	return a.dlqBulkCommand("redrive", "Put dead letters back into their queues, due at once and as if never attempted",
-		(*pgwake.Provider).RedriveDeadLetters, "redriven", false)
+		eventbus.RedriveDeadLetters, "redriven", false)
 }
 
 func (a *app) dlqPurgeCommand() *cobra.Command {
-	return a.dlqBulkCommand("purge", "Remove dead letters for good", (*pgwake.Provider).PurgeDeadLetters, "purged", true)
+	return a.dlqBulkCommand("purge", "Remove dead letters for good",
+		func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
+			return p.PurgeDeadLetters(ctx, f)
+		}, "purged", true)
 }
 
 // bulkVerb deals with dead letters of a kind, and returns with how many.
-type bulkVerb func(*pgwake.Provider, context.Context, *pgwake.DeadLetterFilter) (int, error)
+type bulkVerb func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilter) (int, error)
 
 // bulkStep is how many letters one statement deals with.
 const bulkStep = 500
@@ -286,7 +290,7 @@ func (a *app) dlqBulk(ctx context.Context, f *pgwake.DeadLetterFilter, verb stri
 	var sum int64
 	for err == nil {
 		var n int
-		if n, err = do(p, ctx, f); n == 0 {
+		if n, err = do(ctx, p, f); n == 0 {
 			break
 		}
 		sum += int64(n)
@@ -301,7 +305,7 @@ func (a *app) dlqBulk(ctx context.Context, f *pgwake.DeadLetterFilter, verb stri
 		return err
 	}
 	if verb == "redrive" && sum < total {
-		a.printf("%s\n", a.style.faint.Render(count(total-sum, "letter")+" stayed: of their dedup keys something is queued again, or somebody else was faster"))
+		a.printf("%s\n", a.style.faint.Render(count(total-sum, "letter")+" stayed: of their dedup keys something is queued again, their consumer group was deleted, or somebody else was faster"))
 	}
 	return nil
 }

@@ -176,6 +176,31 @@ func TestSchedule_ListPauseResumeRun(t *testing.T) {
 	require.Contains(t, c.refused(exitFailed, "schedule", "run", "nothing"), "pgwake schedule list")
 }
 
+// Nobody would claim it, so it stays where it can be seen.
+func TestDLQ_DeliveryWhoseGroupWasDeleted_IsNotRedriven(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
+	require.NoError(t, err)
+	require.NoError(t, bus.Subscribe(t.Context(), "billing", []string{"order.created"}, nil))
+	_, err = bus.Emit(t.Context(), "order.created", nil, nil)
+	require.NoError(t, err)
+	item, err := p.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Tags: pgwake.Tags("eventbus/billing|order.created")})
+	require.NoError(t, err)
+	require.NoError(t, p.DeadLetterWorkItem(t.Context(), item.LockToken, "no such printer", ""))
+	_, err = bus.DeleteGroup(t.Context(), "billing")
+	require.NoError(t, err)
+	bury(t, p, pgwake.WorkItem{Name: "mail.send"}, "no such printer")
+
+	out := c.ok("dlq", "redrive", "--all")
+	require.Contains(t, out, "1 dead letter redriven")
+	require.Contains(t, out, "1 letter stayed")
+	left := into[[]deadLetter](c, "dlq", "list")
+	require.Len(t, left, 1)
+	require.Equal(t, "order.created", left[0].Name)
+	require.Equal(t, map[string]int{"redriven": 0}, into[map[string]int](c, "dlq", "redrive", "--id", text(left[0].ID)))
+}
+
 func TestTail_Events_WhatIsEmittedFromNowOn(t *testing.T) {
 	t.Parallel()
 	c, p := newCLI(t, &pgwake.Config{})
