@@ -184,7 +184,10 @@ type Config struct {
 	PollInterval time.Duration
 
 	// ArchiveFor is how long a copy of each work item that this Provider acknowledges is kept in the archive
-	// (Provider.ListArchive). At most 10 years. Defaults to 0: none is kept.
+	// (Provider.ListArchive), deliveries that package eventbus handles among them. Not kept is what the SQL functions of layers
+	// acknowledge by themselves: steps of package taskgraph, which its own tables have, and, of eventbus, occurrences of schedules
+	// and events that are routed once more. Nor is what ends otherwise: dead letters, and what is cancelled or removed. At most 10 years.
+	// Defaults to 0: none is kept.
 	ArchiveFor time.Duration
 
 	// HistoryCache is how many bytes of histories the Provider may keep, so that a turn reads of a long one only

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing/fstest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
@@ -50,6 +51,26 @@ func ExampleProvider_MaxPayload() {
 	err := pgwake.CheckJSON("the report", input, p.MaxPayload())
 	fmt.Println(errors.Is(err, pgwake.ErrInvalid))
 	// Output: true
+}
+
+// A statement of a layer's own that acknowledges keeps what the Provider would.
+func ExampleProvider_ArchiveFor() {
+	tb := &exampleTB{}
+	defer tb.end()
+	ctx, p := context.Background(), newNode(tb, &pgwake.Config{ArchiveFor: time.Hour}).Provider
+	_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "email.send"}, nil)
+	check(err)
+	item, err := p.FetchWorkItem(ctx, nil)
+	check(err)
+	id, token, err := item.LockToken.WorkItem()
+	check(err)
+	ack := pgx.Identifier{p.Schema(), "ack_work"}.Sanitize()
+	_, err = p.Pool().Exec(ctx, "SELECT "+ack+"($1, $2, p_archive_for => nullif($3, interval '0'))", id, token, p.ArchiveFor())
+	check(err)
+	archived, err := p.ListArchive(ctx, nil)
+	check(err)
+	fmt.Println(archived[0].Name)
+	// Output: email.send
 }
 
 // A statement of one's own, with all that a verb has.

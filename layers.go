@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -30,6 +31,10 @@ func (p *Provider) Schema() string { return p.cfg.Schema }
 
 // MaxPayload returns Config.MaxPayload, for CheckJSON: what a layer's own statements put into a queue or a history nobody else checks.
 func (p *Provider) MaxPayload() int { return p.cfg.MaxPayload }
+
+// ArchiveFor returns Config.ArchiveFor, for a layer's own statements that acknowledge work items: p_archive_for of ack_work and the like. 0: none
+// is kept, which is null there.
+func (p *Provider) ArchiveFor() time.Duration { return p.cfg.ArchiveFor }
 
 // Querier is what statements can be sent by: a connection of the pool, or a transaction.
 type Querier interface {

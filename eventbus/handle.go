@@ -107,8 +107,12 @@ func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers fu
 	if err != nil {
 		return err
 	}
+	archive := ""
+	if keep := n.p.ArchiveFor(); keep > 0 {
+		archive = fmt.Sprintf(", p_archive_for => '%d microseconds'", keep.Microseconds())
+	}
 	tx, err := n.p.Pool().BeginTx(ctx, pgx.TxOptions{
-		IsoLevel: pgx.ReadCommitted, CommitQuery: fmt.Sprintf("SELECT %sack_work(%d, '%s'); COMMIT", n.in, item, claim), // a number and a UUID
+		IsoLevel: pgx.ReadCommitted, CommitQuery: fmt.Sprintf("SELECT %sack_work(%d, '%s'%s); COMMIT", n.in, item, claim, archive), // numbers and a UUID
 	})
 	if err != nil {
 		if ctx.Err() != nil {

@@ -596,3 +596,30 @@ func TestNodeDone_StoppedOrProviderClosed_IsClosed(t *testing.T) {
 	l.eventually(func() bool { return ended(n.Done()) }, "it has seen that its Provider is closed")
 	require.NoError(t, n.Stop(l.within()))
 }
+
+// Whatever kind of handler a delivery has, the archive of the Provider has it once it is handled, for as long as that says.
+func TestNode_ProviderArchives_HasDeliveriesOfAllHandlers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		keep time.Duration
+		want []string
+	}{
+		"for a time":   {36 * time.Hour, []string{"35 h", "transactional", "plain"}},
+		"not asked to": {0, []string{"35 h", "37 h"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLabOn(t, &pgwake.Config{ArchiveFor: c.keep}, nil)
+			n := l.node(quick("g"))
+			require.NoError(t, n.OnPlain(l.within(), "plain", func(context.Context, *eventbus.Event) error { return nil }))
+			require.NoError(t, n.On(l.within(), "transactional", new(seen).ids))
+			l.exec(`INSERT INTO archive (item_id, namespace, priority, attempt_count, name, enqueued_at, finished_at)
+				SELECT 0, 'default', 0, 1, ago, now() - ago::interval, now() - ago::interval FROM unnest('{35 h,37 h}'::text[]) AS ago`)
+			for _, eventType := range []string{"transactional", "plain"} {
+				l.emit(eventType)
+				l.eventually(func() bool { return len(l.queued()) == 0 }, "it is handled")
+			}
+			require.Equal(t, c.want, all[string](l, `SELECT name FROM archive ORDER BY id`))
+		})
+	}
+}
