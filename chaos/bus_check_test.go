@@ -190,7 +190,7 @@ func TestJudgeBus_WhatMustNotHappen_IsAViolation(t *testing.T) {
 		"emitted nothing from":                new(story).ticking(0, 1, 10_500, 10_501, 9000, 10_000),
 		"and had been paused":                 new(story).ticking(0, 1, 10_500, 10_501).tick("every", 11_000),
 		"emitted 500ms after":                 new(story).ticking(0, 1, 10_500, 10_501).tick("every", 6500),
-		"is lost: group tx did not get it":    new(story).ticking(0, 1, 10_500, 10_501).drop(func(e entry) bool { return e.Key == tickName("every", at(3000)) && e.Bus.Group == txGroup }),
+		"is lost: group tx did not get it":    new(story).ticking(0, 1, 10_500, 10_501).drop(func(e entry) bool { return e.Key == tickName("every", at(4000)) && e.Bus.Group == txGroup }),
 		"came to group probes in p only 1.5s": (&story{rounds: []round{{bound: at(0), calm: span{at(0), at(9000)}}}}).emitted(0, "a", busLine{Type: probed}).handled(1505, probeGroup, "a", "r", done).probe(),
 		"came to group tx in p only 5.1s":     (&story{rounds: []round{{bound: at(0), calm: span{at(0), at(9000)}}}}).ticking(0, 1, 10_500, 10_501).handledLate(),
 	} {
@@ -211,9 +211,9 @@ func (s *story) probe() *story {
 
 // handledLate has an occurrence come late to a group.
 func (s *story) handledLate() *story {
-	name := tickName("every", at(1000))
+	name := tickName("every", at(2000))
 	s.drop(func(e entry) bool { return e.Key == name && e.Bus.Group == txGroup })
-	return s.handled(6100, txGroup, name, name+"/"+txGroup, done)
+	return s.handled(7100, txGroup, name, name+"/"+txGroup, done)
 }
 
 func TestJudgeBus_SlownessOfTheMachine_IsAdded(t *testing.T) {

@@ -32,7 +32,7 @@ func TestCheckLimits_Overlaps_AreCounted(t *testing.T) {
 	}{
 		"as many as may be":        {full(), ""},
 		"the next in the place":    {full().has("a", "t", "k9", 200, 300, 2200, acking), ""},
-		"too many":                 {full().has("a", "t", "k9", 199, 300, 2200, acking), "5 items in the namespace at once"},
+		"too many":                 {full().has("a", "t", "k9", 199, 300, 2200, acking), "4 items in the namespace at once"},
 		"too many with a key":      {new(story).has("a", "t", "k", 1, 9, 2000, acking).has("b", "t", "k", 2, 9, 2000, acking).has("c", "t", "k", 3, 9, 2000, acking), "3 items with key k at once"},
 		"an item had by two":       {new(story).has("a", "t", "k", 1, 9, 2000, returning).has("a", "u", "k", 8, 9, 2000, acking), "2 claims of a at once"},
 		"one after the other":      {new(story).has("a", "t", "k", 1, 9, 2000, returning).has("a", "u", "k", 9, 20, 2000, acking), ""},
