@@ -141,16 +141,19 @@ func (a *accounts) settle(f *fate) {
 	}
 }
 
-// due is since when a claim could have been made, by the server's clock; zero: unknown.
+// due is since when claim i could have been made at the latest, by the server's clock: as the server told whoever has it, or as what came of
+// the claim before says. Zero: unknown.
 func (f *fate) due(i int) time.Time {
 	due := f.claims[i].Due
 	switch {
 	case i == 0 && f.Due.After(due):
 		return f.Due
 	case i > 0 && due.IsZero():
-		if before := f.claims[i-1]; before.outcome == returned {
+		before := f.claims[i-1]
+		if before.outcome == returned {
 			return before.settled.Add(before.Delay)
 		}
+		return before.leaseEnd().Add(before.Delay) // nobody knows whether it was given back, but that was before its end
 	}
 	return due
 }

@@ -91,6 +91,14 @@ type claim struct {
 	triedAt, settled time.Time
 }
 
+// leaseEnd is when its lease ends, as it was given or renewed.
+func (c *claim) leaseEnd() time.Time {
+	if c.renewedTo.After(c.Until) {
+		return c.renewedTo
+	}
+	return c.Until
+}
+
 // existed reports whether the item is known to have been in the queue.
 func (f *fate) existed() bool {
 	return !f.confirmed.IsZero() && !f.Duplicate || len(f.claims) > 0

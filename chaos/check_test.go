@@ -131,6 +131,48 @@ func TestJudge_WhatMustNotHappen_IsAViolation(t *testing.T) {
 	}
 }
 
+// calmly is a story without faults.
+func calmly() *story { return &story{rounds: []round{{bound: at(0), calm: span{at(0), at(60_000)}}}} }
+
+// again is a second delivery, which ends it.
+func (s *story) again(ms int) *story {
+	return s.claimed(ms, "a", "t2").ends(ms+10, "a", "t2", acking, acked)
+}
+
+func TestJudge_DueAgain_IsInHandInTime(t *testing.T) {
+	given := func() *story {
+		return calmly().item("a", doAck).line(30, returning, entry{Key: "a", Token: "t1", Delay: 300 * time.Millisecond})
+	}
+	renewedOnce := func() *story {
+		return calmly().item("a", doAck).line(1000, renewed, entry{Key: "a", Token: "t1", Until: at(3000)})
+	}
+	probeHeld := func() *story {
+		return calmly().line(0, sending, entry{Key: "a", Do: doProbe}).line(10, sent, entry{Key: "a", ID: 1, Due: at(5)}).claimed(20, "a", "t1")
+	}
+	for name, c := range map[string]struct {
+		due, patience int // ms
+		held          func() *story
+	}{
+		"given back":                            {340, 5000, func() *story { return given().line(40, returned, entry{Key: "a", Token: "t1"}) }},
+		"given back, and nobody knows":          {2320, 5000, given},
+		"its process is gone":                   {2020, 5000, func() *story { return calmly().item("a", doAck) }},
+		"renewed":                               {3000, 5000, renewedOnce},
+		"its enqueue is of unknown outcome":     {2020, 5000, func() *story { return calmly().item("a", doAck).drop(func(e entry) bool { return e.What == sent }) }},
+		"a probe whose process is gone":         {2020, 1000, probeHeld},
+		"refused, since somebody took the item": {2020, 5000, func() *story { return calmly().item("a", doAck).ends(2030, "a", "t1", acking, refused) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			assert.Empty(t, c.held().again(c.due+c.patience).violations())
+			late := c.held().again(c.due + c.patience + 1)
+			found := late.violations()
+			require.Len(t, found, 1)
+			assert.Contains(t, found[0], "due at "+at(c.due).Format(time.StampMilli)+", was in hand in p (delivery 2) only")
+			late.rounds[0].calm.to = at(c.due + c.patience)
+			assert.Empty(t, late.violations(), "it was late, but not within a calm")
+		})
+	}
+}
+
 func TestJudge_SlownessOfTheMachine_IsAdded(t *testing.T) {
 	s := (&story{rounds: []round{{bound: at(0), calm: span{at(0), at(9000)}}}}).
 		line(0, sending, entry{Key: "a", Do: doProbe}).line(10, sent, entry{Key: "a", ID: 1, Due: at(5)}).

@@ -103,8 +103,9 @@ func (w *workload) handle(rng *rand.Rand, item *pgwake.ClaimedWorkItem) {
 	case j.Do == doAck:
 		nap(w.alive, between(rng, 0, 30*time.Millisecond))
 	case j.Do == doAbandon && first:
+		claim.Delay = between(rng, 0, 300*time.Millisecond)
 		w.finish(returning, []entry{claim}, nil, func(ctx context.Context) error {
-			return w.provider.AbandonWorkItem(ctx, item.LockToken, &pgwake.AbandonOptions{Delay: between(rng, 0, 300*time.Millisecond)})
+			return w.provider.AbandonWorkItem(ctx, item.LockToken, &pgwake.AbandonOptions{Delay: claim.Delay})
 		})
 		return
 	case (j.Do == doHang || j.Do == doSolo) && first:

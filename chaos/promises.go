@@ -59,11 +59,7 @@ func (j *judge) checkLeases(f *fate) {
 			}
 		}
 		if !last && !c.mayHaveReturned() && !dispatched(f.Do) {
-			next := f.claims[i+1]
-			until := c.Until
-			if c.renewedTo.After(until) {
-				until = c.renewedTo
-			}
+			next, until := f.claims[i+1], c.leaseEnd()
 			if next.madeAt.Before(until) && !j.crashed(c.madeAt, next.madeAt) {
 				j.complain("%v: claimed by %s %v before the lease of %s ended", f, next.process, until.Sub(next.madeAt), c.process)
 			}
@@ -120,26 +116,27 @@ func (j *judge) checkTraces(f *fate) {
 }
 
 // checkWait: once everything must have recovered, a probe is in hand within a second, and anything else within
-// the time that two leases may hold it up; a solo item, for as long as its one dispatcher hangs, and one under a limit, for as
-// long as others have its places. Slowness of the
+// the time that two leases may hold it up, at first and whenever it is due again; a solo item, for as long as its one dispatcher
+// hangs, and one under a limit, for as long as others have its places. Slowness of the
 // machine is added.
 func (j *judge) checkWait(f *fate) {
-	if !f.existed() || len(f.claims) == 0 || f.confirmed.IsZero() || f.Do == doSolo || dispatched(f.Do) {
+	if !f.existed() || f.Do == doSolo || dispatched(f.Do) {
 		return
 	}
-	inHand := f.claims[0].inHand
-	j.v.slowest = max(j.v.slowest, inHand.Sub(f.Due))
-	patience := probePatience
+	patience, into := probePatience, &j.v.probes
 	if f.Do != doProbe {
-		patience += 2 * lease
+		patience, into = probePatience+2*lease, nil
 	}
-	into := &j.v.probes
-	if f.Do != doProbe {
-		into = nil
-	}
-	if after, late := j.late(f.Due, inHand, patience, into); late {
-		j.complain("%v, sent by %s, due at %v, was in hand in %s only %v after that, and %v after all must have recovered",
-			f, f.process, f.Due.Format(time.StampMilli), f.claims[0].process, inHand.Sub(f.Due), after)
+	for i, c := range f.claims {
+		due := f.due(i)
+		if due.IsZero() {
+			continue
+		}
+		j.v.slowest = max(j.v.slowest, c.inHand.Sub(due))
+		if after, late := j.late(due, c.inHand, patience, into); late {
+			j.complain("%v, sent by %s, due at %v, was in hand in %s (delivery %d) only %v after that, and %v after all must have recovered",
+				f, f.process, due.Format(time.StampMilli), c.process, i+1, c.inHand.Sub(due), after)
+		}
 	}
 }
 
@@ -154,7 +151,7 @@ func (j *judge) late(due, came time.Time, patience time.Duration, probes *[]time
 		if from.Before(r.bound) {
 			from = r.bound
 		} else if probes != nil && came.Before(r.calm.to) {
-			*probes = append(*probes, came.Sub(from))
+			*probes = append(*probes, max(came.Sub(from), 0))
 		}
 		if end := from.Add(patience + j.excusedIn(from, came)); came.After(end) && end.Before(r.calm.to) {
 			after, late = came.Sub(r.bound), true

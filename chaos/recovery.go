@@ -41,23 +41,28 @@ func (j *judge) checkRecovery() {
 // recovery is how long after the faults of a round it took until work flowed, not counting what stalled the machine, and which probe says so.
 func (j *judge) recovery(r round) (took time.Duration, last *fate) {
 	for _, f := range j.fates {
-		if f.Do != doProbe || len(f.claims) == 0 || f.confirmed.IsZero() {
+		if f.Do != doProbe {
 			continue
 		}
-		from, inHand := f.Due, f.claims[0].inHand
-		if from.Before(r.calm.from) {
-			from = r.calm.from
-		}
-		if !from.Before(r.bound) || !inHand.After(from) {
-			continue
-		}
-		stalled := j.stalledIn(from, inHand)
-		waited := inHand.Sub(from) - stalled
-		if waited > flowing {
-			waited = inHand.Sub(r.calm.from) - j.stalledIn(r.calm.from, inHand)
-		}
-		if waited > took {
-			took, last = waited, f
+		for i, c := range f.claims {
+			from, inHand := f.due(i), c.inHand
+			if from.IsZero() {
+				continue
+			}
+			if from.Before(r.calm.from) {
+				from = r.calm.from
+			}
+			if !from.Before(r.bound) || !inHand.After(from) {
+				continue
+			}
+			stalled := j.stalledIn(from, inHand)
+			waited := inHand.Sub(from) - stalled
+			if waited > flowing {
+				waited = inHand.Sub(r.calm.from) - j.stalledIn(r.calm.from, inHand)
+			}
+			if waited > took {
+				took, last = waited, f
+			}
 		}
 	}
 	return took, last

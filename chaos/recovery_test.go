@@ -17,6 +17,9 @@ func (s *story) probed(key string, due, inHand int) *story {
 	return s.claimed(inHand, key, "t-"+key).ends(inHand+1, key, "t-"+key, acking, acked)
 }
 
+// tried are the lines of what a process tries with what it has.
+func tried(e entry) bool { return e.What == acking || e.What == acked }
+
 func TestRecovery_IsUntilProbesFlow(t *testing.T) {
 	for name, c := range map[string]struct {
 		story *story
@@ -24,6 +27,8 @@ func TestRecovery_IsUntilProbesFlow(t *testing.T) {
 	}{
 		"at once":                      {recovering(true, "reset").probed("a", 9000, 10_020).probed("b", 12_000, 12_030), 30 * time.Millisecond},
 		"what waited before the end":   {recovering(true, "reset").probed("a", 2000, 11_500).probed("b", 12_000, 12_030), 1500 * time.Millisecond},
+		"what is due again":            {recovering(true, "reset").probed("a", 8000, 8010).drop(tried).claimed(10_700, "a", "t2").ends(10_710, "a", "t2", acking, acked), 700 * time.Millisecond},
+		"and at once":                  {recovering(true, "reset").probed("a", 8500, 8510).drop(tried).claimed(10_550, "a", "t2").ends(10_560, "a", "t2", acking, acked), 40 * time.Millisecond},
 		"what is sent meanwhile":       {recovering(true, "reset").probed("a", 12_000, 13_000), 3 * time.Second},
 		"not what came before the end": {recovering(true, "reset").probed("a", 1000, 9000).probed("b", 12_000, 12_030), 30 * time.Millisecond},
 		"nor what is sent after":       {recovering(true, "reset").probed("a", 16_000, 16_900), 0},
