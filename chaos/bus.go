@@ -215,7 +215,7 @@ func (w *workload) stopNode(n *eventbus.Node) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeDeadline)
 	defer cancel()
 	if err := n.Stop(ctx); err != nil && !errors.Is(err, dispatch.ErrHandlersLeft) {
-		w.failed("stop node", err)
+		w.failed(fickle(ctx), "stop node", err)
 	}
 }
 
@@ -300,14 +300,14 @@ func (w *workload) emitBatch(rng *rand.Rand, batch string) {
 // emit makes the call between the lines that say so.
 func (w *workload) emit(lines []entry, call func(context.Context) ([]eventbus.Emitted, error)) {
 	w.ledger.write(sending, lines...)
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	ctx, cancel := verb(context.Background())
 	defer cancel()
 	came, err := call(ctx)
 	switch {
 	case errors.Is(err, errRevoked):
 		w.ledger.write(revoked, lines...)
 	case err != nil:
-		w.failed("emit", err)
+		w.failed(ctx, "emit", err)
 	default:
 		told := slices.Clone(lines)
 		for i, e := range came {
@@ -385,12 +385,12 @@ func (w *workload) redriveLetters(rng *rand.Rand) {
 	known := map[string]bool{}
 	for nap(w.alive, between(rng, 100*time.Millisecond, 400*time.Millisecond)) {
 		for after := int64(0); ; {
-			ctx, cancel := context.WithTimeout(w.alive, verbTimeout)
+			ctx, cancel := verb(w.alive)
 			letters, err := w.bus.DeadLetters(ctx, &eventbus.LetterFilter{After: after})
-			cancel()
 			if err != nil {
-				w.failed("list dead letters", err)
+				w.failed(ctx, "list dead letters", err)
 			}
+			cancel()
 			if len(letters) == 0 {
 				break
 			}
@@ -407,7 +407,7 @@ func (w *workload) redriveLetters(rng *rand.Rand) {
 
 // redrive redrives a dead letter, together with a row that says so, and reports whether that was done.
 func (w *workload) redrive(letter int64, name string) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	ctx, cancel := verb(context.Background())
 	defer cancel()
 	line := entry{Key: name, Bus: &busLine{Group: pickyGroup}}
 	was := false
@@ -431,7 +431,7 @@ func (w *workload) redrive(letter int64, name string) bool {
 	case err == nil:
 		w.ledger.write(redriven, line)
 	case !errors.Is(err, errRevoked):
-		w.failed("redrive", err)
+		w.failed(ctx, "redrive", err)
 	}
 	return err == nil || was
 }

@@ -146,7 +146,7 @@ func (v *verdict) failed() bool { return len(v.violations) > 0 }
 // judge compares what was seen with what there is.
 func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 	j := newJudge(lease)
-	j.crashes, j.stalls, j.rounds, j.slack = c.crashes, c.stalls, rounds, c.options.slack
+	j.crashes, j.stalls, j.silences, j.rounds, j.slack = c.crashes, c.stalls, c.silences, rounds, c.options.slack
 	j.v = &verdict{options: c.options, conditions: c.conditions, violations: c.violations, faults: c.counts, rounds: len(rounds)}
 	graphs, bus, lines := apart(lines)
 	j.gather(lines, t)
@@ -158,6 +158,7 @@ func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 		j.checkWait(f)
 	}
 	j.checkRecovery()
+	j.checkErrors()
 	j.checkDuplicates()
 	j.checkOrder(t.history)
 	j.checkLimits(t.stretches)
@@ -170,7 +171,9 @@ type judge struct {
 	lease           time.Duration
 	fates           map[string]*fate
 	claims          map[string]*claim // by key and token
+	errors          []entry           // of calls
 	crashes, stalls []span
+	silences        []silence
 	rounds          []round
 	slack           time.Duration // see options
 	v               *verdict
@@ -190,6 +193,10 @@ func (j *judge) read(lines []entry) {
 	for _, e := range lines {
 		if e.What == wrong {
 			j.complain("%s: %s", e.process, e.Err)
+			continue
+		}
+		if e.What == erred {
+			j.errors = append(j.errors, e)
 			continue
 		}
 		f := j.fates[e.Key]

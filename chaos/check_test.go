@@ -1,11 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -171,6 +175,77 @@ func TestJudge_DueAgain_IsInHandInTime(t *testing.T) {
 			assert.Empty(t, late.violations(), "it was late, but not within a calm")
 		})
 	}
+}
+
+func TestJudge_CallFails_IsAViolationInACalm(t *testing.T) {
+	failing := func(since, ms int) *story {
+		s := &story{rounds: []round{{bound: at(6000), calm: span{at(1000), at(10_000)}}}}
+		return s.line(ms, erred, entry{Since: at(since), Err: "enqueue: no connection"})
+	}
+	for name, c := range map[string]struct {
+		story   *story
+		chaos   chaos
+		violate bool
+	}{
+		"in a calm":                          {failing(6000, 9000), chaos{}, true},
+		"it began before":                    {failing(5999, 9000), chaos{}, false},
+		"others may have brought it about":   {failing(9000, 10_001), chaos{}, false},
+		"as slow as the machine":             {failing(6500, 9600), chaos{stalls: []span{{at(6600), at(7200)}}}, false},
+		"the machine was slow before":        {failing(6500, 9600), chaos{stalls: []span{{at(5000), at(5900)}}}, true},
+		"within the slack":                   {failing(6500, 9600), chaos{options: options{slack: time.Second}}, false},
+		"its connection had lost its peer":   {failing(6500, 9600), chaos{silences: []silence{{"p", at(500), 1}}}, false},
+		"it loses that after the error":      {failing(6500, 9600), chaos{silences: []silence{{"p", at(9700), 1}}}, true},
+		"that of another had lost its peer":  {failing(6500, 9600), chaos{silences: []silence{{"q", at(500), 1}}}, true},
+		"fewer had lost theirs than do fail": {failing(6500, 9600).line(9650, erred, entry{Since: at(6600)}), chaos{silences: []silence{{"p", at(500), 1}}}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := c.chaos.judge(c.story.lines, c.story.tables, c.story.rounds).violations
+			if !c.violate {
+				assert.Empty(t, found)
+				return
+			}
+			require.Len(t, found, 1)
+			assert.Contains(t, found[0], "p: round 1: a call failed that began")
+		})
+	}
+}
+
+func TestFailed_WhatTheCallerBroughtAbout_IsNoError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "p.ledger")
+	ledger, err := openLedger(path)
+	require.NoError(t, err)
+	defer ledger.file.Close()
+	w := &workload{ledger: ledger}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	<-late.Done()
+	call := func(ctx context.Context) calling { return calling{Context: ctx, since: at(0)} }
+	lost := &pgwake.Error{Err: errors.New("lost"), Retryable: true}
+
+	w.failed(call(ended), "ack", lost)
+	w.failed(fickle(late), "fetch", &pgwake.Error{Err: context.DeadlineExceeded, Retryable: true})
+	w.failed(call(t.Context()), "ack", &pgwake.Error{Err: pgwake.ErrLockLost})
+	w.failed(call(t.Context()), "ack", &pgwake.Error{Err: pgwake.ErrClosed})
+	lines, err := readLedger(nil, path, "p")
+	require.NoError(t, err)
+	require.Empty(t, lines)
+
+	w.failed(call(t.Context()), "ack", lost)
+	w.failed(call(late), "ack", &pgwake.Error{Err: context.DeadlineExceeded, Retryable: true})
+	w.failed(fickle(t.Context()), "fetch", &pgwake.Error{Err: context.DeadlineExceeded, Retryable: true})
+	w.failed(call(t.Context()), "ack", errors.New("of the pool"))
+	w.failed(call(t.Context()), "ack", &pgwake.Error{Err: pgwake.ErrInvalid})
+	lines, err = readLedger(nil, path, "p")
+	require.NoError(t, err)
+	var what []string
+	for _, l := range lines {
+		what = append(what, l.What)
+	}
+	assert.Equal(t, []string{erred, erred, erred, erred, wrong}, what)
+	assert.Equal(t, at(0), lines[0].Since)
+	assert.Contains(t, lines[0].Err, "ack: ")
 }
 
 func TestJudge_SlownessOfTheMachine_IsAdded(t *testing.T) {

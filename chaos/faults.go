@@ -243,6 +243,12 @@ func (c *chaos) backend(ctx context.Context, sql, name string) (pid int, err err
 }
 
 func (c *chaos) vanish(ctx context.Context, f fault, n *node) (func() error, error) {
+	if f.Way != "listen" {
+		n.silenced = true
+		c.mu.Lock()
+		c.silences = append(c.silences, silence{n.process.name, time.Now(), 2 * poolSize(n.role)}) // it may have two pools
+		c.mu.Unlock()
+	}
 	_, err := toxic(func(w *way) (func() error, error) {
 		until, err := w.vanish()
 		c.mu.Lock()
@@ -250,7 +256,6 @@ func (c *chaos) vanish(ctx context.Context, f fault, n *node) (func() error, err
 		c.silentSince = until
 		return nil, err
 	})(c, ctx, f, n)
-	n.silenced = n.silenced || f.Way != "listen"
 	return nil, err
 }
 

@@ -195,7 +195,7 @@ func (w *workload) submit(all []taskgraph.Submission, inTx, revoke bool) bool {
 		lines = append(lines, entry{Key: s.ID, Do: s.Name, Delay: s.Delay, Dedup: s.IdempotencyKey, Graph: &graphLine{Order: inTx}})
 	}
 	w.ledger.write(sending, lines...)
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	ctx, cancel := verb(context.Background())
 	defer cancel()
 	var came []taskgraph.Submitted
 	var err error
@@ -218,7 +218,7 @@ func (w *workload) submit(all []taskgraph.Submission, inTx, revoke bool) bool {
 	case errors.Is(err, errRevoked):
 		w.ledger.write(revoked, lines...)
 	case err != nil:
-		w.failed("submit", err)
+		w.failed(ctx, "submit", err)
 	default:
 		for i, s := range came {
 			lines[i] = entry{Key: lines[i].Key, Duplicate: s.Duplicate, Graph: &graphLine{Task: s.ID}}
@@ -232,11 +232,11 @@ func (w *workload) submit(all []taskgraph.Submission, inTx, revoke bool) bool {
 // act does something to a task between the lines that say so.
 func (w *workload) act(trying, did string, line entry, call func(context.Context) (bool, error)) {
 	w.ledger.write(trying, line)
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	ctx, cancel := verb(context.Background())
 	defer cancel()
 	switch ok, err := call(ctx); {
 	case err != nil:
-		w.failed(trying, err)
+		w.failed(ctx, trying, err)
 	case ok:
 		w.ledger.write(did, line)
 	default:
@@ -255,12 +255,13 @@ func (w *workload) cancelTask(id string, after time.Duration) {
 // awaitTask waits for the end of a task, or until the process is to end.
 func (w *workload) awaitTask(id string) {
 	for w.alive.Err() == nil {
-		task, err := w.engine.Wait(w.alive, id)
+		ctx := fickle(w.alive)
+		task, err := w.engine.Wait(ctx, id)
 		if err == nil {
 			w.ledger.write(ended, entry{Key: id, Graph: &graphLine{State: string(task.State)}})
 			return
 		}
-		w.failed("wait for task", err)
+		w.failed(ctx, "wait for task", err)
 		nap(w.alive, 50*time.Millisecond)
 	}
 }
@@ -269,13 +270,12 @@ func (w *workload) awaitTask(id string) {
 // end of the run.
 func (w *workload) decideTasks(rng *rand.Rand) {
 	for nap(w.alive, between(rng, 100*time.Millisecond, 300*time.Millisecond)) {
-		ctx, cancel := context.WithTimeout(w.alive, verbTimeout)
+		ctx, cancel := verb(w.alive)
 		blocked, err := w.engine.ListTasks(ctx, &taskgraph.TaskFilter{State: taskgraph.TaskBlockedByFailures})
-		cancel()
 		if err != nil {
-			w.failed("list tasks", err)
-			continue
+			w.failed(ctx, "list tasks", err)
 		}
+		cancel()
 		for _, t := range blocked {
 			w.decide(t)
 		}
@@ -291,11 +291,11 @@ func (w *workload) decide(t taskgraph.Task) {
 	case resolveTask:
 		w.act(deciding, decided, line, func(ctx context.Context) (bool, error) { return w.engine.ResolveTask(ctx, t.ID, "chaos") })
 	case resolveStep, resetStep:
-		ctx, cancel := context.WithTimeout(w.alive, verbTimeout)
+		ctx, cancel := verb(w.alive)
 		defer cancel()
 		steps, err := w.engine.Steps(ctx, t.ID)
 		if err != nil {
-			w.failed("list steps", err)
+			w.failed(ctx, "list steps", err)
 			return
 		}
 		for _, step := range steps {
@@ -360,12 +360,12 @@ func (w *workload) runStep(ctx context.Context, s *taskgraph.Step) (any, error) 
 		nap(ctx, between(rng, 0, 30*time.Millisecond))
 	case s.Handler != stepRelent:
 		nap(ctx, between(rng, 0, 10*time.Millisecond))
-		since := time.Now()
+		keeping := fickle(ctx)
 		if err := s.Checkpoint(ctx, result); err != nil {
-			w.failed("checkpoint", err)
+			w.failed(keeping, "checkpoint", err)
 			return fail(err)
 		}
-		write(kept, func(l *graphLine) { l.Since = since })
+		write(kept, func(l *graphLine) { l.Since = keeping.since })
 	}
 	switch {
 	case s.Handler == stepRefuse:
@@ -374,8 +374,9 @@ func (w *workload) runStep(ctx context.Context, s *taskgraph.Step) (any, error) 
 		return fail(errOnPurpose)
 	case s.Handler == stepRelent:
 		if reset, _ := s.LastCheckpoint(new(bool)); !reset {
+			keeping := fickle(ctx)
 			if err := s.Checkpoint(ctx, true); err != nil {
-				w.failed("checkpoint", err)
+				w.failed(keeping, "checkpoint", err)
 				return fail(err)
 			}
 			return fail(taskgraph.Permanent(errOnPurpose))
@@ -400,8 +401,8 @@ func (w *workload) runStep(ctx context.Context, s *taskgraph.Step) (any, error) 
 
 // completeWithEffect completes a step from within its handler, in a transaction with an effect: the one way to have one exactly
 // once in the database.
-func (w *workload) completeWithEffect(ctx context.Context, s *taskgraph.Step, run graphLine, result outcome) error {
-	ctx, cancel := context.WithTimeout(ctx, verbTimeout)
+func (w *workload) completeWithEffect(of context.Context, s *taskgraph.Step, run graphLine, result outcome) error {
+	ctx, cancel := verb(of)
 	defer cancel()
 	line := entry{Key: s.TaskID, Graph: &run}
 	w.ledger.write(acking, line)
@@ -421,7 +422,7 @@ func (w *workload) completeWithEffect(ctx context.Context, s *taskgraph.Step, ru
 	case errors.Is(err, errRevoked):
 		w.ledger.write(refused, line)
 	default:
-		w.failed("complete step", err)
+		w.failed(ctx, "complete step", err)
 	}
 	return err
 }

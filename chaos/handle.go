@@ -16,11 +16,10 @@ import (
 // fetchWork takes work items, n at a time, until the process is to end.
 func (w *workload) fetchWork(rng *rand.Rand, o *pgwake.FetchOptions, n int) {
 	for w.alive.Err() == nil {
-		ctx, cancel := w.patience(rng)
+		ctx, cancel := patience(w.alive, rng)
 		items, err := w.provider.FetchWorkItems(ctx, n, o)
-		cancel()
-		if err != nil {
-			w.noFetch(err)
+		none := w.noFetch(ctx, err)
+		if cancel(); none {
 			continue
 		}
 		if n > 1 {
@@ -33,21 +32,23 @@ func (w *workload) fetchWork(rng *rand.Rand, o *pgwake.FetchOptions, n int) {
 
 // patience is how long a dispatcher waits: most until the process ends; some give up at any moment, or in the
 // middle of the first query.
-func (w *workload) patience(rng *rand.Rand) (context.Context, context.CancelFunc) {
-	switch rng.IntN(20) {
-	case 0:
-		return context.WithTimeout(w.alive, between(rng, 0, 300*time.Millisecond))
-	case 1:
-		return context.WithTimeout(w.alive, between(rng, 0, 3*time.Millisecond))
+func patience(life context.Context, rng *rand.Rand) (calling, context.CancelFunc) {
+	most := []time.Duration{300 * time.Millisecond, 3 * time.Millisecond}
+	if i := rng.IntN(20); i < len(most) {
+		ctx, cancel := context.WithTimeout(life, between(rng, 0, most[i]))
+		return fickle(ctx), cancel
 	}
-	return context.WithCancel(w.alive)
+	ctx, cancel := context.WithCancel(life)
+	return fickle(ctx), cancel
 }
 
-func (w *workload) noFetch(err error) {
-	if !errors.Is(err, pgwake.ErrNoWork) {
-		w.failed("fetch", err)
+// noFetch reports whether a fetch has brought nothing, and takes note if that is for an error.
+func (w *workload) noFetch(ctx calling, err error) bool {
+	if err != nil && !errors.Is(err, pgwake.ErrNoWork) {
+		w.failed(ctx, "fetch", err)
 		nap(w.alive, 10*time.Millisecond)
 	}
+	return err != nil
 }
 
 // take writes down what is in hand.
@@ -73,7 +74,7 @@ func (w *workload) handleBatch(items []*pgwake.ClaimedWorkItem) {
 		return
 	}
 	w.ledger.write(acking, plain...)
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	ctx, cancel := verb(context.Background())
 	defer cancel()
 	err := w.provider.AckWorkItems(ctx, tokens)
 	lost := map[string]bool{}
@@ -83,7 +84,7 @@ func (w *workload) handleBatch(items []*pgwake.ClaimedWorkItem) {
 			lost[string(t)] = true
 		}
 	} else if err != nil {
-		w.failed("ack", err)
+		w.failed(ctx, "ack", err)
 		return
 	}
 	for _, claim := range plain {
@@ -151,11 +152,10 @@ func (w *workload) overstay(until time.Time) bool {
 // fetchTurns takes turns of instances until the process is to end.
 func (w *workload) fetchTurns(rng *rand.Rand) {
 	for w.alive.Err() == nil {
-		ctx, cancel := w.patience(rng)
+		ctx, cancel := patience(w.alive, rng)
 		turn, err := w.provider.FetchOrchestrationItem(ctx, &pgwake.FetchOptions{LockTimeout: lease})
-		cancel()
-		if err != nil {
-			w.noFetch(err)
+		none := w.noFetch(ctx, err)
+		if cancel(); none {
 			continue
 		}
 		w.handleTurn(rng, turn)

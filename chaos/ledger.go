@@ -33,6 +33,7 @@ const (
 	refused   = "refused"   // ack or abandon returned ErrLockLost
 	renewed   = "renewed"   // the lease was made longer
 	wrong     = "wrong"     // something that must not happen, in Err
+	erred     = "erred"     // a call that began at Since failed, which must not happen in a calm
 )
 
 // entry is a line. Key is the name of an item or message, chosen by whoever sends it and carried inside.
@@ -61,7 +62,8 @@ type entry struct {
 	Until time.Time `json:"until,omitzero"` // end of the lease when it was claimed, server time
 	Stale bool      `json:"stale,omitempty"`
 
-	Err string `json:"err,omitempty"`
+	Err   string    `json:"err,omitempty"`
+	Since time.Time `json:"since,omitzero"`
 
 	Graph *graphLine `json:"graph,omitempty"` // of a task (graphs.go)
 	Bus   *busLine   `json:"bus,omitempty"`   // of an event (bus.go)

@@ -67,16 +67,25 @@ type process struct {
 // poolSize is that of a node. One that soaks has all connections from the beginning, so that their number does not grow; those of the
 // layers have more handlers than others, each with statements of its own. Pools are small, because all of them connect again at once
 // after a restart: where a new backend costs a small machine 50 ms of processor time, a hundred take it more than the 5 s of the bound.
-func poolSize(role string) string {
+func poolSize(role string) int {
 	switch role {
 	case soaker:
-		return "&pool_max_conns=12&pool_min_conns=12"
+		return 12
 	case dispatcher: // as dispatch.Config.Begin has it
-		return fmt.Sprintf("&pool_max_conns=%d", placesOfEach+4)
+		return placesOfEach + 4
 	case engine, busNode:
-		return "&pool_max_conns=4"
+		return 4
 	}
-	return "&pool_max_conns=3"
+	return 3
+}
+
+// poolURL is that of the pools of the node.
+func (n *node) poolURL() string {
+	u := fmt.Sprintf("%s&pool_max_conns=%d", n.url("pool", n.pool), poolSize(n.role))
+	if n.role == soaker {
+		u += fmt.Sprintf("&pool_min_conns=%d", poolSize(n.role))
+	}
+	return u
 }
 
 // start begins the node's next life.
@@ -87,7 +96,7 @@ func (n *node) start() error {
 	}
 	o := order{
 		Node: n.index, Generation: n.generation, Nodes: n.nodes, Role: n.role, Seed: n.seed, Plant: n.plant, Rest: n.rest,
-		PoolURL: n.url("pool", n.pool) + poolSize(n.role), ListenURL: n.url("listen", n.listen),
+		PoolURL: n.poolURL(), ListenURL: n.url("listen", n.listen),
 	}
 	o.Ahead, o.Skew = n.conditions.ahead, n.conditions.skew(&o)
 	n.generation++

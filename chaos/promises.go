@@ -173,6 +173,30 @@ func (j *judge) stalledIn(from, to time.Time) (total time.Duration) {
 	return total
 }
 
+// checkErrors: once all must have recovered, no call fails that begins and ends within the calm, but for as long as the machine was
+// slow. Each connection of a pool that has lost its peer silently may fail one more, whenever it is used for the first time after that.
+func (j *judge) checkErrors() {
+	used := map[string]int{}
+	for _, e := range j.errors {
+		for i, r := range j.rounds {
+			from := r.bound.Add(j.excusedIn(r.bound, e.At))
+			if e.Since.Before(from) || e.At.After(r.calm.to) {
+				continue
+			}
+			lost := 0
+			for _, s := range j.silences {
+				if s.process == e.process && s.at.Before(e.At) {
+					lost += s.connections
+				}
+			}
+			if used[e.process]++; used[e.process] > lost {
+				j.complain("%s: round %d: a call failed that began %v after all must have recovered, and took %v: %s",
+					e.process, i+1, e.Since.Sub(r.bound).Round(time.Millisecond), e.At.Sub(e.Since).Round(time.Millisecond), e.Err)
+			}
+		}
+	}
+}
+
 // checkDuplicates: what a dedup key refused had an original at that time, and an original kept others out.
 func (j *judge) checkDuplicates() {
 	byKey := map[string][]*fate{}

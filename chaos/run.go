@@ -42,6 +42,13 @@ const (
 // span is a stretch of time.
 type span struct{ from, to time.Time }
 
+// silence is when the pools of a process lost their peers silently, and with how many connections at most.
+type silence struct {
+	process     string
+	at          time.Time
+	connections int
+}
+
 // round is what the checker needs to know of a round. By bound everything must have recovered, and until
 // calm.to nothing goes wrong, as from calm.from on.
 type round struct {
@@ -72,6 +79,7 @@ type chaos struct {
 	pace        string // at which is enqueued while it soaks
 	counts      map[string]int
 	silentSince time.Time // when a connection last lost its peer silently
+	silences    []silence
 	crashes     []span
 	happened    []string // kinds of faults of this round
 	stalls      []span   // when the machine or the server was slow by itself

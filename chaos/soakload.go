@@ -123,24 +123,12 @@ func (w *workload) fetchBriefly(rng *rand.Rand) {
 	}
 }
 
-// soakPatience is as patience, within a life.
-func soakPatience(life context.Context, rng *rand.Rand) (context.Context, context.CancelFunc) {
-	switch rng.IntN(20) {
-	case 0:
-		return context.WithTimeout(life, between(rng, 0, 300*time.Millisecond))
-	case 1:
-		return context.WithTimeout(life, between(rng, 0, 3*time.Millisecond))
-	}
-	return context.WithCancel(life)
-}
-
 func (w *workload) soakWork(life context.Context, rng *rand.Rand, p *pgwake.Provider, o *pgwake.FetchOptions) {
 	for life.Err() == nil {
-		ctx, cancel := soakPatience(life, rng)
+		ctx, cancel := patience(life, rng)
 		item, err := p.FetchWorkItem(ctx, o)
-		cancel()
-		if err != nil {
-			w.noFetch(err)
+		none := w.noFetch(ctx, err)
+		if cancel(); none {
 			continue
 		}
 		w.soakItem(rng, p, item)
@@ -192,9 +180,9 @@ func (w *workload) soakItem(rng *rand.Rand, p *pgwake.Provider, item *pgwake.Cla
 
 func (w *workload) soakBatches(life context.Context, p *pgwake.Provider) {
 	for life.Err() == nil {
-		items, err := p.FetchWorkItems(life, 5, &pgwake.FetchOptions{LockTimeout: soakLease, Namespaces: []string{"bulk"}})
-		if err != nil {
-			w.noFetch(err)
+		ctx := fickle(life)
+		items, err := p.FetchWorkItems(ctx, 5, &pgwake.FetchOptions{LockTimeout: soakLease, Namespaces: []string{"bulk"}})
+		if w.noFetch(ctx, err) {
 			continue
 		}
 		var tokens []pgwake.LockToken
@@ -224,6 +212,7 @@ func (w *workload) soakChain(life context.Context, rng *rand.Rand, p *pgwake.Pro
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), o.PollTimeout+verbTimeout)
 		item, err := p.FetchWorkItem(ctx, o)
+		none := w.noFetch(calling{Context: ctx}, err)
 		cancel()
 		var lost *pgwake.LostLocksError
 		switch {
@@ -242,8 +231,7 @@ func (w *workload) soakChain(life context.Context, rng *rand.Rand, p *pgwake.Pro
 			})
 		}
 		last = nil
-		if err != nil {
-			w.noFetch(err)
+		if none {
 			continue
 		}
 		var j job
@@ -258,11 +246,10 @@ func (w *workload) soakChain(life context.Context, rng *rand.Rand, p *pgwake.Pro
 
 func (w *workload) soakTurns(life context.Context, rng *rand.Rand, p *pgwake.Provider, o *pgwake.FetchOptions) {
 	for life.Err() == nil {
-		ctx, cancel := soakPatience(life, rng)
+		ctx, cancel := patience(life, rng)
 		turn, err := p.FetchOrchestrationItem(ctx, o)
-		cancel()
-		if err != nil {
-			w.noFetch(err)
+		none := w.noFetch(ctx, err)
+		if cancel(); none {
 			continue
 		}
 		w.soakTurn(rng, p, turn)
@@ -338,10 +325,10 @@ func (w *workload) deleted(p *pgwake.Provider, instance string) {
 
 // try makes a call that is not in the ledger.
 func (w *workload) try(what string, call func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	ctx, cancel := verb(context.Background())
 	defer cancel()
 	if err := call(ctx); err != nil {
-		w.failed(what, err)
+		w.failed(ctx, what, err)
 	}
 }
 

@@ -180,14 +180,14 @@ var errRevoked = errors.New("to be rolled back")
 // enqueue makes the call between the lines that say what it is to do and what it did.
 func (w *workload) enqueue(lines []entry, call func(context.Context) ([]pgwake.Enqueued, error)) {
 	w.ledger.write(sending, lines...)
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	ctx, cancel := verb(context.Background())
 	defer cancel()
 	added, err := call(ctx)
 	switch {
 	case errors.Is(err, errRevoked):
 		w.ledger.write(revoked, lines...)
 	case err != nil:
-		w.failed("enqueue", err)
+		w.failed(ctx, "enqueue", err)
 	default:
 		for i, a := range added {
 			lines[i] = entry{Key: lines[i].Key, ID: a.ID, Duplicate: a.Duplicate, Due: w.local(a.DueAt)}
@@ -196,26 +196,44 @@ func (w *workload) enqueue(lines []entry, call func(context.Context) ([]pgwake.E
 	}
 }
 
-// failed takes note of an error that no fault explains.
-func (w *workload) failed(what string, err error) {
-	var verb *pgwake.Error
-	if !errors.As(err, &verb) { // the pool's own
-		return
-	}
-	explained := verb.Retryable && w.Role != soaker || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
-		errors.Is(err, pgwake.ErrLockLost) || errors.Is(err, pgwake.ErrClosed)
-	if !explained {
-		w.ledger.write(wrong, entry{Err: fmt.Sprintf("%s: %v", what, err)})
+// calling is the context of a call, which knows since when.
+type calling struct {
+	context.Context
+	since  time.Time
+	fickle bool // it may end at any moment, since somebody loses patience or a process is to end, and then so does the call
+}
+
+// verb begins a call that has no reason to take longer than verbTimeout.
+func verb(of context.Context) (calling, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(of, verbTimeout)
+	return calling{Context: ctx, since: time.Now()}, cancel
+}
+
+// fickle begins a call that may take as long as its context.
+func fickle(ctx context.Context) calling { return calling{ctx, time.Now(), true} }
+
+// failed takes note of an error, but for those that whoever calls has brought about: it held a lease for too long, or gave up.
+// Amid faults many have a reason; see checkErrors for when they do not.
+func (w *workload) failed(ctx calling, what string, err error) {
+	var ofVerb *pgwake.Error // or it is the pool's own
+	e := entry{Since: ctx.since, Err: fmt.Sprintf("%s: %v", what, err)}
+	switch gaveUp := ctx.Err(); {
+	case errors.Is(err, pgwake.ErrLockLost), errors.Is(err, pgwake.ErrClosed):
+	case errors.Is(gaveUp, context.Canceled), ctx.fickle && gaveUp != nil:
+	case errors.As(err, &ofVerb) && !(ofVerb.Retryable && w.Role != soaker) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled):
+		w.ledger.write(wrong, e)
+	default:
+		w.ledger.write(erred, e)
 	}
 }
 
 // renew makes the lease of some claims longer.
 func (w *workload) renew(claims []entry, call func(context.Context) (time.Time, error)) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	ctx, cancel := verb(context.Background())
 	defer cancel()
 	until, err := call(ctx)
 	if err != nil {
-		w.failed("renew", err)
+		w.failed(ctx, "renew", err)
 		return false
 	}
 	for i := range claims {
@@ -231,14 +249,14 @@ func (w *workload) finish(how string, claims, sends []entry, call func(context.C
 		w.ledger.write(sending, sends...)
 	}
 	w.ledger.write(how, claims...)
-	ctx, cancel := context.WithTimeout(context.Background(), verbTimeout)
+	ctx, cancel := verb(context.Background())
 	defer cancel()
 	err := call(ctx)
 	switch {
 	case errors.Is(err, pgwake.ErrLockLost):
 		w.ledger.write(refused, claims...)
 	case err != nil:
-		w.failed(how, err)
+		w.failed(ctx, how, err)
 	default:
 		outcome := acked
 		if how == returning {
