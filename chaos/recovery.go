@@ -18,7 +18,7 @@ const flowing = 500 * time.Millisecond
 
 const mixed = "many at once" // instead of a kind
 
-// checkRecovery: by the bound of each round work flows again.
+// checkRecovery: by the bound of each round work flows again, and there are probes that say so.
 func (j *judge) checkRecovery() {
 	j.v.recovered = map[string]time.Duration{}
 	for i, r := range j.rounds {
@@ -30,12 +30,25 @@ func (j *judge) checkRecovery() {
 		case r.alone:
 			name = r.kinds[0]
 		}
+		if calm := r.calm.to.Sub(r.calm.from); !j.probed(r.calm) && calm > j.excusedIn(r.calm.from, r.calm.to) {
+			j.complain("round %d (%s): no probe was sent in the calm of %v, so nothing tells whether work flowed again", i+1, name, calm.Round(time.Millisecond))
+		}
 		j.v.recovered[name] = max(j.v.recovered[name], took)
 		if bound := r.bound.Sub(r.calm.from) - j.stalledIn(r.calm.from, r.bound); took > bound+j.slack {
 			j.complain("round %d (%s): work flowed again only %v after the faults, and %v is the bound; the last to wait was %v",
 				i+1, name, took.Round(time.Millisecond), bound.Round(time.Millisecond), last)
 		}
 	}
+}
+
+// probed reports whether the enqueue of a probe has returned in a calm.
+func (j *judge) probed(calm span) bool {
+	for _, f := range j.fates {
+		if f.Do == doProbe && f.confirmed.After(calm.from) && f.confirmed.Before(calm.to) {
+			return true
+		}
+	}
+	return false
 }
 
 // recovery is how long after the faults of a round it took until work flowed, not counting what stalled the machine, and which probe says so.

@@ -27,8 +27,8 @@ func TestRecovery_IsUntilProbesFlow(t *testing.T) {
 	}{
 		"at once":                      {recovering(true, "reset").probed("a", 9000, 10_020).probed("b", 12_000, 12_030), 30 * time.Millisecond},
 		"what waited before the end":   {recovering(true, "reset").probed("a", 2000, 11_500).probed("b", 12_000, 12_030), 1500 * time.Millisecond},
-		"what is due again":            {recovering(true, "reset").probed("a", 8000, 8010).drop(tried).claimed(10_700, "a", "t2").ends(10_710, "a", "t2", acking, acked), 700 * time.Millisecond},
-		"and at once":                  {recovering(true, "reset").probed("a", 8500, 8510).drop(tried).claimed(10_550, "a", "t2").ends(10_560, "a", "t2", acking, acked), 40 * time.Millisecond},
+		"what is due again":            {recovering(true, "reset").probed("a", 8000, 8010).drop(tried).claimed(10_700, "a", "t2").ends(10_710, "a", "t2", acking, acked).probed("b", 12_000, 12_030), 700 * time.Millisecond},
+		"and at once":                  {recovering(true, "reset").probed("a", 8500, 8510).drop(tried).claimed(10_550, "a", "t2").ends(10_560, "a", "t2", acking, acked).probed("b", 12_000, 12_030), 40 * time.Millisecond},
 		"what is sent meanwhile":       {recovering(true, "reset").probed("a", 12_000, 13_000), 3 * time.Second},
 		"not what came before the end": {recovering(true, "reset").probed("a", 1000, 9000).probed("b", 12_000, 12_030), 30 * time.Millisecond},
 		"nor what is sent after":       {recovering(true, "reset").probed("a", 16_000, 16_900), 0},
@@ -39,8 +39,31 @@ func TestRecovery_IsUntilProbesFlow(t *testing.T) {
 			assert.Equal(t, map[string]time.Duration{"reset": c.want}, v.recovered)
 		})
 	}
-	assert.Contains(t, new(chaos).judge(nil, tables{}, recovering(false, "reset", "refuse").rounds).recovered, mixed)
+	many := recovering(false, "reset", "refuse").probed("a", 12_000, 12_030)
+	assert.Contains(t, new(chaos).judge(many.lines, many.tables, many.rounds).recovered, mixed)
 	assert.Empty(t, new(chaos).judge(nil, tables{}, recovering(true).rounds).recovered, "it was missed")
+}
+
+func TestRecovery_NoProbe_IsAViolation(t *testing.T) {
+	const want = "round 1 (reset): no probe was sent in the calm of 9s"
+	silent := recovering(true, "reset")
+	for name, s := range map[string]*story{
+		"none":                   silent,
+		"before":                 recovering(true, "reset").probed("a", 9000, 9010),
+		"after":                  recovering(true, "reset").probed("a", 20_000, 20_010),
+		"of unknown outcome":     recovering(true, "reset").probed("a", 12_000, 12_010).drop(func(e entry) bool { return e.What == sent }),
+		"something that is none": recovering(true, "reset").line(12_000, sending, entry{Key: "a"}).line(12_001, revoked, entry{Key: "a"}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := s.violations()
+			if assert.Len(t, found, 1) {
+				assert.Contains(t, found[0], want)
+			}
+		})
+	}
+	assert.Empty(t, recovering(true).violations(), "nothing went wrong")
+	c := &chaos{options: options{slack: 10 * time.Second}}
+	assert.Empty(t, c.judge(nil, tables{}, silent.rounds).violations, "what is late by less does not count")
 }
 
 func TestRecovery_LaterThanTheBound_IsAViolation(t *testing.T) {
