@@ -124,7 +124,8 @@ type verdict struct {
 	violations    []string
 	faults        map[string]int
 	rounds        int
-	items         int // that existed
+	stalled       time.Duration // by how much the bounds of all rounds grew
+	items         int           // that existed
 	redelivers    int
 	unknown       int // enqueues of unknown outcome, that turned out to have happened and not to
 	unhappened    int
@@ -148,6 +149,9 @@ func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 	j := newJudge(lease)
 	j.crashes, j.stalls, j.silences, j.rounds, j.slack = c.crashes, c.stalls, c.silences, rounds, c.options.slack
 	j.v = &verdict{options: c.options, conditions: c.conditions, violations: c.violations, faults: c.counts, rounds: len(rounds)}
+	for _, r := range rounds {
+		j.v.stalled += r.grew
+	}
 	graphs, bus, lines := apart(lines)
 	j.gather(lines, t)
 	for _, key := range slices.Sorted(maps.Keys(j.fates)) {
@@ -309,6 +313,7 @@ func (v *verdict) String() string {
 	if len(v.recovered) > 0 {
 		fmt.Fprintln(&b, recoveries(v.recovered))
 	}
+	fmt.Fprintf(&b, "for what stalled the machine the bounds of the rounds grew by %v in all\n", v.stalled.Round(time.Millisecond))
 	fmt.Fprint(&b, v.graphs.String(), v.bus.String())
 	for _, s := range v.violations {
 		fmt.Fprintf(&b, "VIOLATION: %s\n", s)

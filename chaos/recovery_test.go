@@ -44,6 +44,11 @@ func TestRecovery_IsUntilProbesFlow(t *testing.T) {
 	assert.Empty(t, new(chaos).judge(nil, tables{}, recovering(true).rounds).recovered, "it was missed")
 }
 
+func TestJudge_BoundsThatGrew_AreAddedUp(t *testing.T) {
+	grown := []round{{bound: at(5000), grew: time.Second}, {bound: at(25_000), grew: 2 * time.Second}}
+	assert.Equal(t, 3*time.Second, new(chaos).judge(nil, tables{}, grown).stalled)
+}
+
 func TestRecovery_NoProbe_IsAViolation(t *testing.T) {
 	const want = "round 1 (reset): no probe was sent in the calm of 9s"
 	silent := recovering(true, "reset")

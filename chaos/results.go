@@ -30,6 +30,7 @@ type result struct {
 	Conditions string                   `json:"conditions"`
 	Faults     map[string]int           `json:"faults,omitempty"`    // by kind
 	Recovered  map[string]time.Duration `json:"recovered,omitempty"` // worst by kind, ns
+	Stalled    time.Duration            `json:"stalled,omitempty"`   // by how much the bounds of rounds grew because the machine stalled, ns
 	Items      int                      `json:"items,omitempty"`     // and messages, tasks and events
 	Violations []string                 `json:"violations,omitempty"`
 	Error      string                   `json:"error,omitempty"`
@@ -49,6 +50,7 @@ func resultOf(o options, v *verdict, err error) result {
 	r.Conditions = o.conditions().String()
 	if v != nil {
 		r.Faults, r.Recovered, r.Items = v.faults, v.recovered, v.items+v.graphs.tasks+v.bus.events
+		r.Stalled = v.stalled
 		r.Conditions = v.conditions.String()
 		r.Violations = v.violations[:min(len(v.violations), shownViolations)]
 	}
@@ -180,7 +182,7 @@ func replaced(page, name, text string) (string, error) {
 
 func seedsTable(all []result) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "| Seed | Commit | Verdict | Items, tasks, events | Faults | Worst recovery | Conditions |\n|---|---|---|---|---|---|---|\n")
+	fmt.Fprintf(&b, "| Seed | Commit | Verdict | Items, tasks, events | Faults | Worst recovery | Bounds grew by | Conditions |\n|---|---|---|---|---|---|---|---|\n")
 	for _, r := range all {
 		faults, worst, of := 0, time.Duration(0), ""
 		for _, n := range r.Faults {
@@ -191,8 +193,8 @@ func seedsTable(all []result) string {
 				worst, of = took, kind
 			}
 		}
-		fmt.Fprintf(&b, "| %d | %s | %s | %d | %d of %d kinds | %s, %s | %s |\n",
-			r.Seed, r.Commit, r.Verdict, r.Items, faults, len(r.Faults), inSeconds(worst), of, r.Conditions)
+		fmt.Fprintf(&b, "| %d | %s | %s | %d | %d of %d kinds | %s, %s | %s | %s |\n",
+			r.Seed, r.Commit, r.Verdict, r.Items, faults, len(r.Faults), inSeconds(worst), of, inSeconds(r.Stalled), r.Conditions)
 	}
 	return b.String()
 }

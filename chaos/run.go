@@ -53,6 +53,7 @@ type silence struct {
 // calm.to nothing goes wrong, as from calm.from on.
 type round struct {
 	bound time.Time
+	grew  time.Duration // by how much the bound is later for what stalled the machine
 	calm  span
 	kinds []string // of the faults that happened
 	alone bool     // there was one
@@ -333,7 +334,8 @@ func (c *chaos) round(ctx context.Context, number int, s stage) (r round, err er
 		if err := c.watch(ctx, r.bound); err != nil {
 			return r, err
 		}
-		r.bound = unstalled.Add(min(c.stalled(noted), mostStalled))
+		r.grew = min(c.stalled(noted), mostStalled)
+		r.bound = unstalled.Add(r.grew)
 	}
 	r.calm = span{healed, r.bound.Add(calmLength)}
 	if err := c.countListeners(ctx); err != nil {
