@@ -125,6 +125,7 @@ type verdict struct {
 	faults        map[string]int
 	rounds        int
 	stalled       time.Duration // by how much the bounds of all rounds grew
+	opening       time.Duration // how long a process took to open after the faults, at most
 	items         int           // that existed
 	redelivers    int
 	unknown       int // enqueues of unknown outcome, that turned out to have happened and not to
@@ -161,6 +162,7 @@ func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 		j.checkTraces(f)
 		j.checkWait(f)
 	}
+	j.checkOpenings()
 	j.checkRecovery()
 	j.checkErrors()
 	j.checkDuplicates()
@@ -312,6 +314,9 @@ func (v *verdict) String() string {
 	}
 	if len(v.recovered) > 0 {
 		fmt.Fprintln(&b, recoveries(v.recovered))
+	}
+	if v.opening > 0 {
+		fmt.Fprintf(&b, "processes that began anew worked %v after the faults, at most\n", v.opening.Round(time.Millisecond))
 	}
 	fmt.Fprintf(&b, "for what stalled the machine the bounds of the rounds grew by %v in all\n", v.stalled.Round(time.Millisecond))
 	fmt.Fprint(&b, v.graphs.String(), v.bus.String())

@@ -184,19 +184,19 @@ func TestJudge_CallFails_IsAViolationInACalm(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		story   *story
-		chaos   chaos
+		chaos   *chaos
 		violate bool
 	}{
-		"in a calm":                          {failing(6000, 9000), chaos{}, true},
-		"it began before":                    {failing(5999, 9000), chaos{}, false},
-		"others may have brought it about":   {failing(9000, 10_001), chaos{}, false},
-		"as slow as the machine":             {failing(6500, 9600), chaos{stalls: []span{{at(6600), at(7200)}}}, false},
-		"the machine was slow before":        {failing(6500, 9600), chaos{stalls: []span{{at(5000), at(5900)}}}, true},
-		"within the slack":                   {failing(6500, 9600), chaos{options: options{slack: time.Second}}, false},
-		"its connection had lost its peer":   {failing(6500, 9600), chaos{silences: []silence{{"p", at(500), 1}}}, false},
-		"it loses that after the error":      {failing(6500, 9600), chaos{silences: []silence{{"p", at(9700), 1}}}, true},
-		"that of another had lost its peer":  {failing(6500, 9600), chaos{silences: []silence{{"q", at(500), 1}}}, true},
-		"fewer had lost theirs than do fail": {failing(6500, 9600).line(9650, erred, entry{Since: at(6600)}), chaos{silences: []silence{{"p", at(500), 1}}}, true},
+		"in a calm":                          {failing(6000, 9000), &chaos{}, true},
+		"it began before":                    {failing(5999, 9000), &chaos{}, false},
+		"others may have brought it about":   {failing(9000, 10_001), &chaos{}, false},
+		"as slow as the machine":             {failing(6500, 9600), &chaos{stalls: []span{{at(6600), at(7200)}}}, false},
+		"the machine was slow before":        {failing(6500, 9600), &chaos{stalls: []span{{at(5000), at(5900)}}}, true},
+		"within the slack":                   {failing(6500, 9600), &chaos{options: options{slack: time.Second}}, false},
+		"its connection had lost its peer":   {failing(6500, 9600), &chaos{silences: []silence{{"p", at(500), 1}}}, false},
+		"it loses that after the error":      {failing(6500, 9600), &chaos{silences: []silence{{"p", at(9700), 1}}}, true},
+		"that of another had lost its peer":  {failing(6500, 9600), &chaos{silences: []silence{{"q", at(500), 1}}}, true},
+		"fewer had lost theirs than do fail": {failing(6500, 9600).line(9650, erred, entry{Since: at(6600)}), &chaos{silences: []silence{{"p", at(500), 1}}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := c.chaos.judge(c.story.lines, c.story.tables, c.story.rounds).violations

@@ -55,10 +55,12 @@ func (n *node) url(way string, through *way) string {
 // process is one life of a node.
 type process struct {
 	name     string
+	started  time.Time
 	cmd      *exec.Cmd
 	commands io.WriteCloser // its end ends the process
-	ready    chan struct{}  // closed when it has opened its Provider
-	gone     chan struct{}  // closed when it has ended; then the rest may be read
+	ready    chan struct{}  // closed when it has opened its Provider, and then this may be read:
+	readyAt  time.Time
+	gone     chan struct{} // closed when it has ended; then the rest may be read
 	err      error
 	bye      *farewell
 	vitals   chan vitals // answers to "sample"
@@ -100,7 +102,7 @@ func (n *node) start() error {
 	}
 	o.Ahead, o.Skew = n.conditions.ahead, n.conditions.skew(&o)
 	n.generation++
-	p := &process{name: o.process(), ready: make(chan struct{}), gone: make(chan struct{}), vitals: make(chan vitals, 1)}
+	p := &process{name: o.process(), started: time.Now(), ready: make(chan struct{}), gone: make(chan struct{}), vitals: make(chan vitals, 1)}
 	o.Ledger = filepath.Join(n.dir, p.name+".ledger")
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -135,6 +137,7 @@ func (p *process) attend(words io.Reader) {
 	defer close(p.gone)
 	for lines := bufio.NewScanner(words); lines.Scan(); {
 		if lines.Text() == "ready" {
+			p.readyAt = time.Now()
 			close(p.ready)
 			continue
 		}
@@ -194,6 +197,15 @@ func (p *process) alive() error {
 	default:
 		return nil
 	}
+}
+
+// openedAfter is how a process that is ready opened, from its start or from that moment on, and whether it did so after that.
+func (p *process) openedAfter(t time.Time) (o opening, was bool) {
+	o = opening{p.name, span{p.started, p.readyAt}}
+	if p.started.Before(t) {
+		o.took.from = t
+	}
+	return o, p.readyAt.After(t)
 }
 
 // awaitReady waits until the process works.

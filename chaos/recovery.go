@@ -41,6 +41,19 @@ func (j *judge) checkRecovery() {
 	}
 }
 
+// checkOpenings: a process that begins anew works in time.
+func (j *judge) checkOpenings() {
+	for i, r := range j.rounds {
+		for _, o := range r.opened {
+			took := o.took.to.Sub(o.took.from)
+			j.v.opening = max(j.v.opening, took)
+			if took > openingBound+j.excusedIn(o.took.from, o.took.to) {
+				j.complain("round %d: %s took %v to open when nothing was wrong any more, and %v is the bound", i+1, o.process, took.Round(time.Millisecond), openingBound)
+			}
+		}
+	}
+}
+
 // probed reports whether the enqueue of a probe has returned in a calm.
 func (j *judge) probed(calm span) bool {
 	for _, f := range j.fates {

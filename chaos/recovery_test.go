@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // A round whose faults end 10 s after the start, and by 15 s work flows.
@@ -47,6 +48,35 @@ func TestRecovery_IsUntilProbesFlow(t *testing.T) {
 func TestJudge_BoundsThatGrew_AreAddedUp(t *testing.T) {
 	grown := []round{{bound: at(5000), grew: time.Second}, {bound: at(25_000), grew: 2 * time.Second}}
 	assert.Equal(t, 3*time.Second, new(chaos).judge(nil, tables{}, grown).stalled)
+}
+
+func TestJudge_ProcessOpensLate_IsAViolation(t *testing.T) {
+	opens := func(ms int) *story {
+		return &story{rounds: []round{{bound: at(60_000), calm: span{at(50_000), at(64_000)}, opened: []opening{{"node-1-2", span{at(1000), at(ms)}}}}}}
+	}
+	assert.Empty(t, opens(21_000).violations())
+	late := opens(21_500)
+	found := late.violations()
+	require.Len(t, found, 1)
+	assert.Contains(t, found[0], "round 1: node-1-2 took 20.5s to open")
+
+	stalled := &chaos{stalls: []span{{at(20_000), at(20_600)}}}
+	v := stalled.judge(nil, tables{}, late.rounds)
+	assert.Empty(t, v.violations)
+	assert.Equal(t, 20_500*time.Millisecond, v.opening)
+	slow := &chaos{options: options{slack: time.Second}}
+	assert.Empty(t, slow.judge(nil, tables{}, late.rounds).violations)
+}
+
+func TestProcess_OpenedAfter_CountsFromTheEndOfTheFaults(t *testing.T) {
+	p := &process{name: "p", started: at(1000), readyAt: at(3000)}
+	_, was := p.openedAfter(at(3500))
+	assert.False(t, was)
+	o, was := p.openedAfter(at(2000))
+	assert.True(t, was)
+	assert.Equal(t, opening{"p", span{at(2000), at(3000)}}, o)
+	o, _ = p.openedAfter(at(500))
+	assert.Equal(t, span{at(1000), at(3000)}, o.took, "it was started later")
 }
 
 func TestRecovery_NoProbe_IsAViolation(t *testing.T) {

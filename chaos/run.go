@@ -34,7 +34,8 @@ const (
 	listenerBound = time.Second
 
 	askBound     = 20 * time.Second // a conversation of the run itself, on a machine that may have much else to do
-	readyBound   = 45 * time.Second // from the start of a process to its Provider
+	openingBound = 20 * time.Second // from the start of a process, or the end of the faults, to its Provider
+	readyBound   = 45 * time.Second // as long is waited for that
 	drainBound   = 30 * time.Second
 	closingBound = 30 * time.Second // a server that is gone or silent included: see Provider.Close for its connections
 )
@@ -57,6 +58,14 @@ type round struct {
 	calm  span
 	kinds []string // of the faults that happened
 	alone bool     // there was one
+
+	opened []opening
+}
+
+// opening is how a process that had still to open when nothing was wrong any more came to work.
+type opening struct {
+	process string
+	took    span
 }
 
 // chaos is a run.
@@ -303,11 +312,9 @@ func (c *chaos) round(ctx context.Context, number int, s stage) (r round, err er
 		return r, context.Cause(ctx)
 	default:
 	}
-	for _, n := range c.nodes {
-		if err := n.process.awaitReady(ctx, readyBound+c.options.slack); err != nil {
-			c.complain(err)
-			return r, err
-		}
+	if r.opened, err = c.awaitAll(ctx, time.Now()); err != nil {
+		c.complain(err)
+		return r, err
 	}
 	if err := c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error { return conn.Ping(ctx) }); err != nil {
 		return r, err
@@ -346,6 +353,24 @@ func (c *chaos) round(ctx context.Context, number int, s stage) (r round, err er
 		defer n.process.tell("work")
 	}
 	return r, c.watch(ctx, r.calm.to)
+}
+
+// awaitAll waits until all processes work, and notes what stalls the machine meanwhile. The faults ended at that moment.
+func (c *chaos) awaitAll(ctx context.Context, ended time.Time) (opened []opening, err error) {
+	watching, enough := context.WithCancel(ctx)
+	watched := make(chan error, 1)
+	go func() { watched <- c.watch(watching, ended.Add(time.Hour)) }()
+	for _, n := range c.nodes {
+		if err = n.process.awaitReady(ctx, readyBound+c.options.slack); err != nil {
+			break
+		}
+		if o, was := n.process.openedAfter(ended); was {
+			opened = append(opened, o)
+		}
+	}
+	enough()
+	<-watched // its error is that, or whoever asks the server next has it as well
+	return opened, err
 }
 
 // countListeners complains about nodes that do not have exactly one LISTEN connection, and do not come to have it.
