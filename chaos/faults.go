@@ -295,14 +295,17 @@ func halt(mode devpg.Mode) func(*chaos, context.Context, fault, *node) (func() e
 			_ = resume(pid)
 		}
 		c.stopped = nil
+		mark, err := c.mark(ctx)
+		if err != nil {
+			return nil, errors.Join(errMissed, err)
+		}
 		began := time.Now()
-		err := c.server.Halt(ctx, mode)
+		err = c.server.Halt(ctx, mode)
 		return func() error {
 			err := c.server.Resume(ctx)
 			if mode == devpg.Immediate { // what was committed without waiting for the disk may be gone: claims
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.crashes = append(c.crashes, span{began, time.Now()})
+				c.crashed(began)
+				err = errors.Join(err, c.checkUnlogged(ctx, mark)) // processes reach the server by now
 			}
 			return err
 		}, err

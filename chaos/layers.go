@@ -30,6 +30,9 @@ const handlerTimeout = lease + lease/2 + verbTimeout
 // schemas are those of the roles that have one of their own.
 var schemas = map[string]string{dispatcher: limitedSchema, engine: graphSchema, busNode: busSchema}
 
+// allSchemas are those, and that of everybody else.
+var allSchemas = []string{"pgwake", limitedSchema, graphSchema, busSchema}
+
 // separateRoles are the roles of those processes.
 func separateRoles() []string {
 	return slices.Concat(slices.Repeat([]string{dispatcher}, dispatchers), slices.Repeat([]string{engine}, engines),

@@ -118,6 +118,13 @@ func (c *chaos) note(kind string) {
 	c.happened = append(c.happened, kind)
 }
 
+// crashed keeps that the server was gone from that moment on, as in a crash, and is back.
+func (c *chaos) crashed(began time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.crashes = append(c.crashes, span{began, time.Now()})
+}
+
 // complain takes note of a violation, if there is one.
 func (c *chaos) complain(err error) {
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -190,9 +191,7 @@ func (c *chaos) fillDisk(ctx context.Context, _ fault, _ *node) (func() error, e
 			return err
 		}
 		err := c.revive(ctx)
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.crashes = append(c.crashes, span{began, time.Now()})
+		c.crashed(began)
 		return err
 	}, nil
 }
@@ -221,6 +220,10 @@ func (c *chaos) failOver(ctx context.Context, f fault, _ *node) (func() error, e
 	}
 	err = c.replicate(ctx, standby)
 	nap(ctx, time.Second) // under way while replication is synchronous
+	var mark int64
+	if err == nil {
+		mark, err = c.mark(ctx)
+	}
 	began := time.Now()
 	if err == nil {
 		err = c.server.Halt(ctx, devpg.Immediate)
@@ -240,14 +243,53 @@ func (c *chaos) failOver(ctx context.Context, f fault, _ *node) (func() error, e
 			_, err := conn.Exec(ctx, `SELECT pg_promote()`)
 			return err
 		})
-		if f.Size != 1 {
-			err = errors.Join(err, c.lead())
+		switch {
+		case f.Size != 1: // nobody has written anything yet
+			err = errors.Join(err, c.checkUnlogged(ctx, math.MaxInt64), c.lead())
+		case !c.planted(plantAsync): // which knows nothing of the mark
+			err = errors.Join(err, c.checkUnlogged(ctx, mark))
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.crashes = append(c.crashes, span{began, time.Now()})
+		c.crashed(began)
 		return err
 	}, err
+}
+
+// mark returns the id of a transaction that is on the disk, and with a synchronous standby: whatever the server writes when it is back, or
+// the standby when it is promoted, has a higher one.
+func (c *chaos) mark(ctx context.Context) (xid int64, err error) {
+	err = c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, `SELECT pg_current_xact_id()::text::bigint FROM pg_logical_emit_message(true, 'chaos', '')`).Scan(&xid)
+	})
+	return xid, err
+}
+
+// checkUnlogged complains about rows of unlogged tables that transactions up to that one have written. After a crash, and after a
+// failover, there are none.
+func (c *chaos) checkUnlogged(ctx context.Context, mark int64) error {
+	return c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		var schema, table string
+		tables := map[string][]string{}
+		err := each(ctx, conn, `SELECT n.nspname, c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE c.relkind = 'r' AND c.relpersistence = 'u'`, []any{&schema, &table}, func() { tables[schema] = append(tables[schema], table) })
+		if err != nil {
+			return err
+		}
+		for _, schema := range allSchemas {
+			if len(tables[schema]) == 0 {
+				c.complain(fmt.Errorf("schema %s has no unlogged tables, of which something could be left", schema))
+			}
+			for _, table := range tables[schema] {
+				var left int
+				if err := conn.QueryRow(ctx, `SELECT count(*) FROM `+table+` WHERE xmin::text::bigint <= $1`, mark).Scan(&left); err != nil {
+					return err
+				}
+				if left > 0 {
+					c.complain(fmt.Errorf("%d rows of %s, which is unlogged, are from before the server was gone", left, table))
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // replicate waits until commits wait for the standby.

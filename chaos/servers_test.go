@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgwake/pgwake/internal/devpg"
 )
 
 // The servers of a run, without processes: what each fault does to them is what it is to do.
@@ -46,6 +48,34 @@ func TestServers_FullDiskWrongClockFailover(t *testing.T) {
 		return err
 	}))
 
+	unlogged := func(inflict func()) {
+		for _, schema := range allSchemas {
+			require.NoError(t, exec(`WITH w AS (INSERT INTO `+schema+`.u VALUES (1) RETURNING 1) SELECT count(*) FROM w`, &n))
+		}
+		inflict()
+		require.Empty(t, c.violations)
+	}
+	inflict(halt(devpg.Immediate), func() {})
+	require.Len(t, c.violations, len(allSchemas), "there are no such tables")
+	assert.Contains(t, c.violations[0], "schema pgwake has no unlogged tables")
+	c.violations = nil
+	for _, schema := range allSchemas {
+		require.NoError(t, c.ask(t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, `CREATE SCHEMA `+schema+`; CREATE UNLOGGED TABLE `+schema+`.u (i int)`)
+			return err
+		}))
+	}
+	unlogged(func() { inflict(halt(devpg.Immediate), func() { assert.Error(t, exec(add, &n)) }) })
+	// A server that is shut down forgets nothing, which is what must not be found after a crash.
+	unlogged(func() { inflict(halt(devpg.Fast), func() {}) })
+	mark, err := c.mark(t.Context())
+	require.NoError(t, err)
+	unlogged(func() {})
+	require.NoError(t, c.checkUnlogged(t.Context(), mark))
+	require.Len(t, c.violations, len(allSchemas))
+	assert.Contains(t, c.violations[0], "1 rows of pgwake.u, which is unlogged, are from before")
+	c.violations = nil
+
 	require.NoError(t, exec(add, &n))
 	inflict((*chaos).fillDisk, func() { assert.Error(t, exec(add, &n)) })
 	require.NoError(t, exec(add, &n))
@@ -58,10 +88,10 @@ func TestServers_FullDiskWrongClockFailover(t *testing.T) {
 		}
 	}
 	before := c.server.Port()
-	inflict((*chaos).failOver, func() { assert.Error(t, exec(add, &n), "it only reads") })
+	unlogged(func() { inflict((*chaos).failOver, func() { assert.Error(t, exec(add, &n), "it only reads") }) })
 	assert.NotEqual(t, before, c.server.Port())
 	require.NoError(t, exec(add, &n))
 	require.NoError(t, exec(`SELECT count(*) FROM t`, &n))
 	assert.Equal(t, 150, n)
-	assert.Len(t, c.crashes, 2)
+	assert.Len(t, c.crashes, 4)
 }
