@@ -46,7 +46,7 @@ func patience(life context.Context, rng *rand.Rand) (calling, context.CancelFunc
 func (w *workload) noFetch(ctx calling, err error) bool {
 	if err != nil && !errors.Is(err, pgwake.ErrNoWork) {
 		w.failed(ctx, "fetch", err)
-		nap(w.alive, 10*time.Millisecond)
+		nap(w.alive, 50*time.Millisecond)
 	}
 	return err != nil
 }

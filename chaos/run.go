@@ -187,11 +187,17 @@ func run(ctx context.Context, o options, out io.Writer) (v *verdict, err error) 
 	if err := c.countListeners(ctx); err != nil {
 		return nil, err
 	}
+	if err := c.checkSwept(ctx); err != nil {
+		return nil, err
+	}
 	tables, err := c.readTables(ctx)
 	if err != nil {
 		return nil, err
 	}
 	c.closeAll()
+	if err := c.checkNothingRemains(ctx); err != nil {
+		return nil, err
+	}
 	lines, err := readLedgers(c.dir)
 	if err != nil {
 		return nil, err

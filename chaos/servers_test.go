@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"path/filepath"
 	"testing"
@@ -48,9 +49,12 @@ func TestServers_FullDiskWrongClockFailover(t *testing.T) {
 		return err
 	}))
 
+	lanes := 0
 	unlogged := func(inflict func()) {
+		lanes++
 		for _, schema := range allSchemas {
-			require.NoError(t, exec(`WITH w AS (INSERT INTO `+schema+`.u VALUES (1) RETURNING 1) SELECT count(*) FROM w`, &n))
+			require.NoError(t, exec(fmt.Sprintf(`WITH w AS (INSERT INTO %s.waiters (node, lane, listener, queue, armed, number, namespace, fanout, places)
+				VALUES (-1, %d, -1, 'worker', false, 0, '*', 1, 1) RETURNING 1) SELECT count(*) FROM w`, schema, lanes), &n))
 		}
 		inflict()
 		require.Empty(t, c.violations)
@@ -59,12 +63,8 @@ func TestServers_FullDiskWrongClockFailover(t *testing.T) {
 	require.Len(t, c.violations, len(allSchemas), "there are no such tables")
 	assert.Contains(t, c.violations[0], "schema pgwake has no unlogged tables")
 	c.violations = nil
-	for _, schema := range allSchemas {
-		require.NoError(t, c.ask(t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, `CREATE SCHEMA `+schema+`; CREATE UNLOGGED TABLE `+schema+`.u (i int)`)
-			return err
-		}))
-	}
+	require.NoError(t, c.prepare(t.Context()))
+	require.NoError(t, c.prepareLayers(t.Context()))
 	unlogged(func() { inflict(halt(devpg.Immediate), func() { assert.Error(t, exec(add, &n)) }) })
 	// A server that is shut down forgets nothing, which is what must not be found after a crash.
 	unlogged(func() { inflict(halt(devpg.Fast), func() {}) })
@@ -73,7 +73,7 @@ func TestServers_FullDiskWrongClockFailover(t *testing.T) {
 	unlogged(func() {})
 	require.NoError(t, c.checkUnlogged(t.Context(), mark))
 	require.Len(t, c.violations, len(allSchemas))
-	assert.Contains(t, c.violations[0], "1 rows of pgwake.u, which is unlogged, are from before")
+	assert.Contains(t, c.violations[0], "1 rows of pgwake.waiters, which is unlogged, are from before")
 	c.violations = nil
 
 	require.NoError(t, exec(add, &n))
@@ -94,4 +94,35 @@ func TestServers_FullDiskWrongClockFailover(t *testing.T) {
 	require.NoError(t, exec(`SELECT count(*) FROM t`, &n))
 	assert.Equal(t, 150, n)
 	assert.Len(t, c.crashes, 4)
+
+	require.NoError(t, c.checkSwept(t.Context()))
+	require.NoError(t, c.checkNothingRemains(t.Context()))
+	require.Empty(t, c.violations)
+	unlogged(func() {}) // of a node that is gone
+	require.NoError(t, c.checkSwept(t.Context()))
+	var left []string
+	for _, schema := range allSchemas {
+		left = append(left, "1 queues with rows of nodes that are gone, in schema "+schema+", are left with others there")
+	}
+	assert.Equal(t, left, c.violations)
+	c.violations = nil
+	require.NoError(t, c.checkNothingRemains(t.Context()))
+	require.Empty(t, c.violations, "another node removes them")
+
+	conn, err := pgx.Connect(t.Context(), c.server.URL+"&application_name=chaos-1-pool")
+	require.NoError(t, err)
+	left = []string{"1 connections are left after all have closed", "4 advisory locks are left after all have closed"}
+	for _, schema := range allSchemas {
+		_, err = conn.Exec(t.Context(), `SELECT `+schema+`.listen_session(-1, -1)`) // of one that is there
+		require.NoError(t, err)
+		require.NoError(t, exec(`WITH l AS (INSERT INTO `+schema+`.instance_locks (instance_id, lock_token, locked_until)
+			VALUES ('a', gen_random_uuid(), now() + interval '1 h'), ('b', gen_random_uuid(), now() - interval '1 h')) SELECT 1`, &n))
+		left = append(left, "1 rows of waiters in schema "+schema+" are left after all have closed",
+			"1 locked instances in schema "+schema+" are left after all have closed")
+	}
+	require.NoError(t, c.checkSwept(t.Context()))
+	require.Empty(t, c.violations)
+	require.NoError(t, c.checkNothingRemains(t.Context()))
+	assert.Equal(t, left, c.violations)
+	require.NoError(t, conn.Close(t.Context()))
 }

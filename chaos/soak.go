@@ -167,7 +167,11 @@ func (s *soaking) run(ctx context.Context, progress func(string)) (v *soakVerdic
 		return nil, err
 	}
 	s.closeAll()
-	if err := s.checkRemains(ctx); err != nil {
+	err = s.checkRemains(ctx, afterAll, goingPatience, slices.Concat(remainsOn(), remainsIn("pgwake"), []remain{
+		{"dead letters", `SELECT count(*) FROM pgwake.dead_letters`},
+		{"notes of messages to be brought up", `SELECT count(*) FROM pgwake.realignments`},
+	})...)
+	if err != nil {
 		return nil, err
 	}
 	if err := s.accounts.finish(s.stalls); err != nil {
@@ -331,9 +335,6 @@ func (v *vitals) wrong() (violations []string) {
 	return violations
 }
 
-// ofNodes are the connections of the processes.
-const ofNodes = `SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'chaos-%'`
-
 func (s *soaking) sampleAll(ctx context.Context, conn *pgx.Conn) error {
 	s.mu.Lock()
 	r := reading{At: time.Now(), Pace: s.pace, Values: map[string]float64{}}
@@ -369,36 +370,6 @@ func (s *soaking) sampleAll(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	return s.recorder.add(r)
-}
-
-// checkRemains complains about what is left after all have closed.
-func (s *soaking) checkRemains(ctx context.Context) error {
-	return s.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		for what, query := range map[string]string{
-			"connections":                        ofNodes,
-			"rows of waiters":                    `SELECT count(*) FROM pgwake.waiters`,
-			"dead letters":                       `SELECT count(*) FROM pgwake.dead_letters`,
-			"locked instances":                   `SELECT count(*) FROM pgwake.instance_locks WHERE locked_until > now()`,
-			"transactions that are prepared":     `SELECT count(*) FROM pg_prepared_xacts`,
-			"advisory locks":                     `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'`,
-			"notes of messages to be brought up": `SELECT count(*) FROM pgwake.realignments`,
-		} {
-			// A backend takes a moment to end after its client has.
-			var left int
-			for patience := time.Now().Add(2 * time.Second); ; nap(ctx, 20*time.Millisecond) {
-				if err := conn.QueryRow(ctx, query).Scan(&left); err != nil {
-					return fmt.Errorf("%s: %w", what, err)
-				}
-				if left == 0 || time.Now().After(patience) {
-					break
-				}
-			}
-			if left > 0 {
-				s.complain(fmt.Errorf("%d %s are left after all have closed", left, what))
-			}
-		}
-		return nil
-	})
 }
 
 func (s *soaking) verdict() *soakVerdict {

@@ -216,7 +216,7 @@ func fickle(ctx context.Context) calling { return calling{ctx, time.Now(), true}
 // Amid faults many have a reason; see checkErrors for when they do not.
 func (w *workload) failed(ctx calling, what string, err error) {
 	var ofVerb *pgwake.Error // or it is the pool's own
-	e := entry{Since: ctx.since, Err: fmt.Sprintf("%s: %v", what, err)}
+	e := entry{Since: ctx.since, Err: fmt.Sprintf("%s: %.300v", what, err)}
 	switch gaveUp := ctx.Err(); {
 	case errors.Is(err, pgwake.ErrLockLost), errors.Is(err, pgwake.ErrClosed):
 	case errors.Is(gaveUp, context.Canceled), ctx.fickle && gaveUp != nil:
