@@ -136,6 +136,8 @@ type verdict struct {
 	stretches     int // of handlers under a limit, and how many there were at once
 	running       int
 	runningPerKey int
+	sessions      int // claims of their items, and how often another owner came
+	takeovers     int
 	graphs        graphTotals
 	bus           busTotals
 	slowest       time.Duration // from due to in hand, of all
@@ -167,6 +169,7 @@ func (c *chaos) judge(lines []entry, t tables, rounds []round) *verdict {
 	j.checkErrors()
 	j.checkDuplicates()
 	j.checkOrder(t.history)
+	j.checkSessions()
 	j.checkLimits(t.stretches)
 	j.judgeGraphs(graphs, t.layers.graphs)
 	j.judgeBus(bus, t.layers.bus)
@@ -308,6 +311,9 @@ func (v *verdict) String() string {
 	if v.stretches > 0 {
 		fmt.Fprintf(&b, "under limits: %d claims; at most %d items at once, of %d, and %d with a key, of %d\n",
 			v.stretches, v.running, limits.MaxRunning, v.runningPerKey, limits.MaxRunningPerKey)
+	}
+	if v.sessions > 0 {
+		fmt.Fprintf(&b, "sessions: %d claims in order; %d times another owner took over\n", v.sessions, v.takeovers)
 	}
 	if len(v.probes) > 0 {
 		fmt.Fprintf(&b, "from due to in hand: at most %v amid the faults; %s\n", v.slowest.Round(time.Millisecond), quantiles(v.probes))

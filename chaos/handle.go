@@ -55,6 +55,9 @@ func (w *workload) noFetch(ctx calling, err error) bool {
 func (w *workload) take(item *pgwake.ClaimedWorkItem) (j job, claim entry) {
 	_ = json.Unmarshal(item.Input, &j)
 	claim = entry{Key: j.Key, ID: item.ID, Token: string(item.LockToken), Until: w.local(item.LockedUntil)}
+	if item.Session != "" {
+		claim.Session, claim.Due = item.Session, w.local(item.DueAt)
+	}
 	w.ledger.write(got, claim)
 	return j, claim
 }

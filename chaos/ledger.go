@@ -42,7 +42,7 @@ type entry struct {
 	What string    `json:"what"`
 	Key  string    `json:"key,omitempty"`
 
-	// An enqueue.
+	// An enqueue, and Session.
 	Instance string        `json:"instance,omitempty"` // of a message; "" for a work item
 	Do       string        `json:"do,omitempty"`       // what the handler is to do
 	Delay    time.Duration `json:"delay,omitempty"`

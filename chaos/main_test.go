@@ -43,6 +43,7 @@ func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
 	assert.Greater(t, v.effects, 10)
 	assert.NotEmpty(t, v.probes)
 	assert.Greater(t, v.stretches, 10)
+	assert.Greater(t, v.sessions, 5)
 	assert.Equal(t, limits.MaxRunning, v.running, "the limit is reached")
 	assert.Greater(t, v.graphs.tasks, 10)
 	assert.NotEmpty(t, v.graphs.probes)

@@ -52,8 +52,11 @@ func (w *workload) enqueueWork(rng *rand.Rand, key string, count int, inTx bool)
 			line.Dedup = o.Namespace + " " + o.DedupKey
 		}
 		line.Delay = o.Delay
-		items = append(items, pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: "chaos", Input: j.json()}, EnqueueOptions: o})
-		lines = append(lines, line)
+		item := pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: "chaos", Input: j.json()}, EnqueueOptions: o}
+		if inSession(rng, j.Do, &item) {
+			line.Session, line.Dedup = item.Session, ""
+		}
+		items, lines = append(items, item), append(lines, line)
 	}
 	commit := rng.IntN(4) > 0
 	w.enqueue(lines, func(ctx context.Context) (added []pgwake.Enqueued, err error) {

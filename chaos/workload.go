@@ -148,6 +148,7 @@ func (w *workload) begin() {
 			w.loop("produce "+name, func(rng *rand.Rand) { w.produce(rng, name) })
 		}
 	case worker:
+		w.loop("sessions", w.ownSessions)
 		for i := range 7 {
 			o := &pgwake.FetchOptions{LockTimeout: lease, Namespaces: namespaces, PollTimeout: time.Second}
 			w.loop(fmt.Sprint("work", i), func(rng *rand.Rand) { w.fetchWork(rng, o, 1) })
@@ -161,6 +162,7 @@ func (w *workload) begin() {
 			w.fetchWork(rng, &pgwake.FetchOptions{LockTimeout: lease, Namespaces: namespaces[1:]}, 5)
 		})
 	case orchestrator:
+		w.loop("sessions", w.ownSessions)
 		for i := range 4 {
 			w.loop(fmt.Sprint("turns", i), w.fetchTurns)
 		}
