@@ -33,8 +33,9 @@ func newAckGroups(p *Provider) ackGroups {
 
 // AckBatched is AckWorkItem in one transaction with the acks that other goroutines make on this Provider at the same
 // moment: they share one round trip and one commit. An ack alone goes at once; one that meets others waits for 5 ms at
-// most, unless four groups are on their way already. An item that another transaction has locked, or the session of which it
-// has, holds up none but its own ack, which is then made as AckWorkItem makes it. It returns after the commit, with the error of this item alone:
+// most, unless four groups are on their way already, of which one that hangs, since its connection gives no sign, counts
+// for 5 s. An item that another transaction has locked, or the session of which it has, holds up none but its own ack,
+// which is then made as AckWorkItem makes it. It returns after the commit, with the error of this item alone:
 // ErrLockLost if its lease has ended, or that of the group if it failed as a whole. If ctx ends before the group has
 // started nothing is acknowledged; afterwards the ack may still take effect. It has no Tx twin, since in a
 // transaction of the caller's all acks share the commit anyway.

@@ -157,6 +157,33 @@ func TestAckGroups_GroupTakesLong_TheNextGoesAfterThePause_ButNoMoreThanSo(t *te
 	})
 }
 
+// Their connections have lost the other end without a sign, and their callers wait for ever.
+func TestAckGroups_GroupsHang_HoldUpOthersForAWhile(t *testing.T) {
+	inGroups(t, func(t *testing.T, g *groupTest) {
+		g.took = 24 * time.Hour
+		for item := range int64(maxGroups) {
+			g.calls(item)
+			time.Sleep(groupPause)
+			synctest.Wait()
+		}
+		g.took = time.Millisecond
+		g.calls(10, 11)
+		time.Sleep(groupPatience - maxGroups*groupPause - 1)
+		synctest.Wait()
+		require.Len(t, g.sent(), maxGroups)
+		time.Sleep(groupPause + g.took + 1)
+		synctest.Wait()
+		require.Equal(t, map[int64]error{10: nil, 11: nil}, g.heard())
+		time.Sleep(maxGroups * groupPause) // all of them have hung for long
+		g.calls(12)
+		time.Sleep(g.took)
+		synctest.Wait()
+		require.Equal(t, map[int64]error{10: nil, 11: nil, 12: nil}, g.heard(), "it went at once: it is alone")
+		g.p.inFlight.Wait()
+		require.Len(t, g.heard(), maxGroups+3)
+	})
+}
+
 func TestAckGroups_LargeGroup_DoesNotWait(t *testing.T) {
 	inGroups(t, func(t *testing.T, g *groupTest) {
 		began := time.Now()

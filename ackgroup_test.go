@@ -79,6 +79,7 @@ func TestAckBatched_ManyAtOnce_EachDoesItsOwn(t *testing.T) {
 func (n *node) ackTogether(t *testing.T, tx pgx.Tx, acks map[*pgwake.ClaimedWorkItem]*pgwake.Message) map[string]chan error {
 	t.Helper()
 	const groups = 4
+	pgwake.HoldGroups(n.Provider)
 	var ahead []*pgwake.ClaimedWorkItem
 	for range groups {
 		n.enqueue(t, "ahead")

@@ -304,6 +304,53 @@ func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) 
 	}
 }
 
+// Connections lose their peer under enqueues, and some of their callers wait for as long as it takes. Connections that are made anew work.
+func TestDegradation_EnqueuesVanishAndTheirCallersWait_OthersAreMade(t *testing.T) {
+	t.Parallel()
+	for name, tries := range map[string]bool{"statement": false, "ping": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const singles, groups = 4, 4
+			server := breakableServer(t).URL
+			config, err := pgx.ParseConfig(server)
+			require.NoError(t, err)
+			link := newLink(t, config)
+			n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
+				link.use(pool.ConnConfig)
+				pool.MaxConns = singles + groups + 4
+				pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return tries }
+			})
+			t.Cleanup(link.cut) // before the pool ends
+			n.pushed(t, patience)
+			release := n.exhaust(t) // so that all are there
+			release()
+			require.Eventually(t, func() bool { return pgwake.WorkSettled(n.Provider, pgwake.DefaultNamespace) }, patience, time.Millisecond) // nobody else asks
+
+			link.forget()
+			ctx, cancel := context.WithCancel(t.Context())
+			var stuck sync.WaitGroup
+			defer stuck.Wait()
+			defer cancel()
+			for i := range singles + groups {
+				stuck.Go(func() {
+					_, err := n.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "stuck"}, nil)
+					assert.ErrorIs(t, err, context.Canceled)
+				})
+				require.Eventually(t, func() bool { // each of the last ones is a group
+					return n.pool.Stat().AcquiredConns() == int32(i+1)
+				}, patience, time.Millisecond)
+			}
+			n.pool.Reset() // as somebody does who has met the silence
+			for _, name := range []string{"one", "and another"} {
+				_, err := n.EnqueueForWorker(within(t, patience), pgwake.WorkItem{Name: name}, nil)
+				require.NoError(t, err)
+				n.await(t, name, patience)
+			}
+			require.Eventually(t, func() bool { return n.pool.Stat().AcquiredConns() == singles+groups }, patience, time.Millisecond, "those wait still")
+		})
+	}
+}
+
 // All connections of the pool lose their peer while statements are under way on them. Those made anew work, once the
 // pool has places for them.
 func TestDegradation_WholePoolVanishes_VerbsGoOnAfterTheirDeadlines(t *testing.T) {

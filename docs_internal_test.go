@@ -169,6 +169,7 @@ func TestDocs_Settings_PerCallAndFixedValues(t *testing.T) {
 		"first poll after trouble":                                         firstScoutInterval.String(),
 		"longest pause before another look at rows that others had locked": maxRetryInterval.String(),
 		"longest that an `AckBatched`, or one of many `EnqueueForWorker`, waits for a group that is slow, while fewer than four are on their way": groupPause.String(),
+		"after so long a group that hangs is none of those four":                                                                                  groupPatience.String(),
 		"most of them in one such group": strconv.Itoa(groupSize),
 		"EnqueueForWorker` that go by themselves at a time, before others share a commit": strconv.Itoa(directEnqueues),
 		"largest input that shares one": fmt.Sprintf("%d KiB", groupedInput>>10),

@@ -49,7 +49,8 @@ func newEnqueueGroups(p *Provider) *groups[*groupedEnqueue] {
 //
 // Calls that other goroutines make on this Provider at the same moment may share a round trip and a commit, unless they
 // have a dedup key or an input of more than 4 KiB: while four are on their way, what comes next goes together. Each has its
-// own outcome. The values of their contexts do not reach what the pool calls, such as a tracer, then.
+// own outcome; one that hangs, since its connection gives no sign, holds up others for 5 s at most. The values of their
+// contexts do not reach what the pool calls, such as a tracer, then.
 func (p *Provider) EnqueueForWorker(ctx context.Context, item WorkItem, o *EnqueueOptions) (Enqueued, error) {
 	batch := one(item, o)
 	if batch[0].DedupKey != "" || len(item.Input) > groupedInput {

@@ -3,6 +3,7 @@ package pgwake
 import (
 	"context"
 	"slices"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -148,10 +149,51 @@ func TestEnqueueGroups_ThoseAheadAreStuck_TheNextGoAfterThePause(t *testing.T) {
 			require.Len(t, e.sent(), i+1)
 		}
 		e.calls(t, "5")
-		e.pass(time.Minute)
+		e.pass(groupPatience - 4*groupPause)
 		require.Len(t, e.sent(), maxGroups)
 		e.pass(time.Hour)
 		require.Contains(t, e.sent(), []string{"5"})
+	})
+}
+
+// Their connections have lost the other end without a sign, and their callers wait for ever.
+func TestEnqueueGroups_ThoseAheadHang_TheOthersGoOn(t *testing.T) {
+	inEnqueueGroups(t, func(t *testing.T, e *enqueueTest) {
+		const forEver = 24 * time.Hour
+		for _, name := range []string{"a", "b", "c", "d", "1", "2", "3", "4"} {
+			e.took[name] = forEver
+		}
+		e.calls(t, "a", "b", "c", "d")
+		for _, name := range []string{"1", "2", "3", "4"} {
+			e.calls(t, name)
+			e.pass(groupPause)
+		}
+		began := time.Now()
+		e.calls(t, "5", "5 too")
+		e.pass(groupPatience) // since the last of them has begun
+		require.Contains(t, e.sent(), []string{"5", "5 too"})
+		for i := range 2 * maxGroups { // from here on nobody waits for those
+			name := strconv.Itoa(6 + i)
+			e.calls(t, name)
+			e.pass(groupPause)
+			require.Contains(t, e.sent(), []string{name})
+		}
+		require.Len(t, e.alones(), directEnqueues, "so many hang, and no more")
+
+		// Some that come later hang as well: again four of them hold up others, and for as long.
+		for _, name := range []string{"w", "x", "y", "z"} {
+			e.took[name] = forEver
+			e.calls(t, name)
+			e.pass(groupPause)
+		}
+		sent := len(e.sent())
+		e.calls(t, "last")
+		e.pass(groupPatience - 4*groupPause)
+		require.Len(t, e.sent(), sent)
+		e.pass(4 * groupPause)
+		require.Contains(t, e.sent(), []string{"last"})
+		require.Less(t, time.Since(began), time.Minute)
+		e.pass(forEver) // after which those hear of their own
 	})
 }
 

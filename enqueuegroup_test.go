@@ -30,6 +30,7 @@ type heardOf struct {
 func (n *node) enqueueTogether(t *testing.T, items []pgwake.WorkEnqueue, ctxs map[int]context.Context, meanwhile func()) []chan heardOf {
 	t.Helper()
 	const singles, groups = 4, 4
+	pgwake.HoldGroups(n.Provider)
 	hold := n.begin(t)
 	_, err := hold.Exec(tctx, `LOCK TABLE worker_queue IN EXCLUSIVE MODE`)
 	require.NoError(t, err)

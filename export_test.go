@@ -1,5 +1,17 @@
 package pgwake
 
+import "time"
+
+// HoldGroups has a group that hangs hold up others for as long as it takes: for tests that let calls gather behind it, on a
+// machine that may stand still.
+func HoldGroups(p *Provider) {
+	p.acks.mu.Lock()
+	defer p.acks.mu.Unlock()
+	p.enqueues.mu.Lock()
+	defer p.enqueues.mu.Unlock()
+	p.acks.patience, p.enqueues.patience = time.Hour, time.Hour
+}
+
 // AcksWaiting returns how many acks wait for a group that has not started.
 func AcksWaiting(p *Provider) int {
 	p.acks.mu.Lock()
@@ -7,8 +19,8 @@ func AcksWaiting(p *Provider) int {
 	return len(p.acks.waiting)
 }
 
-// EnqueuesUnderWay returns how many enqueues wait for a group that has not started, how many groups are on their way, and
-// how many enqueues that are made directly.
+// EnqueuesUnderWay returns how many enqueues wait for a group that has not started, how many groups are on their way, but
+// those that hang, and how many enqueues that are made directly.
 func EnqueuesUnderWay(p *Provider) (waiting, groups, singles int) {
 	p.enqueues.mu.Lock()
 	defer p.enqueues.mu.Unlock()

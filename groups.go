@@ -25,11 +25,20 @@ import (
 //	(2) A call is reported as done after the commit of its group, or of itself if it is made by itself, and not before.
 //	(3) Whoever leaves before the group of its call has started takes the call along. A group goes on as long as
 //	    anybody waits for it. A call by itself is made by its caller, who ends that and nothing else by leaving.
+//	(4) What hangs holds up nobody else for longer than groupPatience. A group may take for ever: its connection has lost its
+//	    peer without a sign, and one of its callers has no deadline. It stays with its callers, as (1) and (3) say, and with
+//	    its connection, but after so long it is none of the maxGroups any more, as if it had ended; and those that come later
+//	    may get a connection that works. Singles are counted for as long as they take: they keep others from going directly,
+//	    and not from going together.
 
 const (
 	groupPause = 5 * time.Millisecond // the longest that a call waits for what is slow, while fewer than maxGroups are on their way
 	groupSize  = 1000
 	maxGroups  = 4 // so that they leave the pool to others
+
+	// groupPatience is for how long a group is counted among maxGroups. While all of them take longer, maxGroups more
+	// connections are in use after each such time: slow ones would take no fewer if each call were made by itself.
+	groupPatience = answerDeadline
 )
 
 var (
@@ -50,9 +59,11 @@ type groups[T any] struct {
 	ample  int         // while so many are on their way, a group starts only after groupPause, or with groupSize
 	key    func(T) any // two calls with the same do not travel together; nil: any do
 
+	patience time.Duration // groupPatience. Tests replace it.
+
 	mu      sync.Mutex
 	waiting []*grouped[T]
-	flying  int         // groups on their way
+	flying  int         // groups on their way, but those that take longer than patience
 	singles int         // calls that are made directly, on their way
 	overdue *time.Timer // starts a group beside those
 }
@@ -73,6 +84,7 @@ type group[T any] struct {
 
 // init makes the zero value, with a Provider, ready for calls.
 func (g *groups[T]) init() {
+	g.patience = groupPatience
 	g.overdue = time.AfterFunc(groupPause, g.hurry)
 	g.overdue.Stop()
 }
@@ -119,7 +131,7 @@ func (g *groups[T]) enter(call T) *grouped[T] {
 // few reports whether those that wait are to be made directly. The caller holds mu.
 func (g *groups[T]) few() bool { return g.flying == 0 && g.singles+len(g.waiting) <= g.direct }
 
-// ended is called when what is counted there has, and lets those go that wait.
+// ended is called when what is counted there has, or is not to be counted any more, and lets those go that wait.
 func (g *groups[T]) ended(count *int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -154,7 +166,7 @@ func (g *groups[T]) hurry() {
 }
 
 // start lets those go that wait: directly if they are few, or else, as a group, the first groupSize of them. If it does
-// not, since there are maxGroups, the end of one does, or overdue. The caller holds mu.
+// not, since there are maxGroups, the end of one does, or overdue, which is tried again and again. The caller holds mu.
 func (g *groups[T]) start() {
 	if g.few() {
 		g.singles += len(g.waiting)
@@ -190,12 +202,15 @@ func (g *groups[T]) start() {
 		g.overdue.Reset(groupPause)
 	}
 	g.flying++
-	g.p.inFlight.Go(func() { // as are those who wait
+	gone := sync.OnceFunc(func() { g.ended(&g.flying) })
+	hangs := time.AfterFunc(g.patience, gone) // invariant (4)
+	g.p.inFlight.Go(func() {                  // as are those who wait
 		defer cancel()
 		for i, err := range g.send(ctx, sent.members) {
 			sent.members[i].outcome <- err
 		}
-		g.ended(&g.flying)
+		hangs.Stop()
+		gone()
 	})
 }
 

@@ -1023,6 +1023,7 @@ type link struct {
 	made      atomic.Int64 // connections so far
 	closed    sync.Map     // those of them that the client has closed, by number
 	forgotten atomic.Int64 // so many of them, the oldest, carry nothing any more
+	cut       func()       // ends all of them, for good: a pool need not wait for those that carry nothing
 }
 
 const (
@@ -1062,7 +1063,7 @@ func newLink(t *testing.T, server *pgx.ConnConfig) *link {
 			wg.Go(func() { l.pump(number, client, server, true) })
 		}
 	})
-	t.Cleanup(func() {
+	l.cut = func() {
 		listener.Close()
 		mu.Lock()
 		for _, c := range conns {
@@ -1070,7 +1071,8 @@ func newLink(t *testing.T, server *pgx.ConnConfig) *link {
 		}
 		mu.Unlock()
 		wg.Wait()
-	})
+	}
+	t.Cleanup(l.cut)
 	return l
 }
 
