@@ -178,11 +178,9 @@ func (s *sweeper) run(ctx context.Context) {
 // removeDead removes what rows it can in settlePatience. The protocol counts on a new snapshot for each statement, also
 // where the default is another; and the LISTEN connection is not to wait for others.
 func (s *sweeper) removeDead(ctx context.Context, queue string) error {
-	return s.e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
-		defer cancel()
-		return inTransaction(bounded, conn, func(tx pgx.Tx) error {
-			return tx.QueryRow(bounded, s.e.sql.removeWaiters, queue, s.e.node, false, settlePatience).Scan(new(bool))
+	return s.e.patiently(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return inTransaction(ctx, conn, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, s.e.sql.removeWaiters, queue, s.e.node, false, settlePatience).Scan(new(bool))
 		})
 	})
 }

@@ -304,6 +304,68 @@ func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) 
 	}
 }
 
+// What the engine itself asks draws a connection that has lost its peer, from a pool which tries its connections before use and gives that
+// no limit.
+func TestDegradation_PoolVanishesUnderTheEngine_ItAsksAgainOnAnotherConnection(t *testing.T) {
+	t.Parallel()
+	open := func(t *testing.T, c pgwake.Config) (*patientNode, *link) {
+		server := breakableServer(t).URL
+		config, err := pgx.ParseConfig(server)
+		require.NoError(t, err)
+		l := newLink(t, config)
+		n := trouble(t, server, c, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
+			l.use(pool.ConnConfig)
+			pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
+		})
+		t.Cleanup(l.cut) // before the pool ends
+		n.pushed(t, patience)
+		release := n.exhaust(t) // so that all are there
+		release()
+		require.Eventually(t, func() bool { return pgwake.WorkSettled(n.Provider, "new") }, patience, time.Millisecond)
+		return n, l
+	}
+
+	t.Run("a lane settles", func(t *testing.T) {
+		t.Parallel()
+		var vanish atomic.Pointer[func()]
+		c := pgwake.Config{}
+		pgwake.InjectFault(&c, func(point string) {
+			if do := vanish.Load(); do != nil && point == "settler" && vanish.CompareAndSwap(do, nil) {
+				(*do)()
+			}
+		})
+		n, l := open(t, c)
+		vanish.Store(new(l.forget))
+		ctx, cancel := context.WithCancel(t.Context())
+		var fetch sync.WaitGroup
+		fetch.Go(func() {
+			for ctx.Err() == nil { // it may draw one as well
+				_, err := n.FetchWorkItem(ctx, &pgwake.FetchOptions{Namespaces: []string{"new"}, PollTimeout: time.Minute})
+				assert.Error(t, err)
+			}
+		})
+		defer fetch.Wait()
+		defer cancel()
+		require.Eventually(t, func() bool { return l.swallowed.Load() > 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return pgwake.WorkSettled(n.Provider, "new") }, patience, time.Millisecond, "it is still looked for")
+	})
+	t.Run("rows of a node that has died go", func(t *testing.T) {
+		t.Parallel()
+		n, l := open(t, pgwake.Config{FallbackInterval: quickFallback})
+		l.forget()
+		waiters := pgx.Identifier{n.schema, "waiters"}.Sanitize()
+		_, err := n.direct.Exec(t.Context(), `INSERT INTO `+waiters+` (node, lane, listener, queue, armed, number, namespace, fanout, places)
+			VALUES (-1, 1, -1, 'worker', true, 1, '*', 1, 1)`)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return l.swallowed.Load() > 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool {
+			var left bool
+			err := n.direct.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM `+waiters+` WHERE node = -1)`).Scan(&left)
+			return assert.NoError(t, err) && !left
+		}, patience, 10*time.Millisecond, "producers choose it still")
+	})
+}
+
 // Connections lose their peer under enqueues, and some of their callers wait for as long as it takes. Connections that are made anew work.
 func TestDegradation_EnqueuesVanishAndTheirCallersWait_OthersAreMade(t *testing.T) {
 	t.Parallel()

@@ -165,6 +165,30 @@ func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) er
 	})
 }
 
+// patiently has do use a connection of the pool, on which it waits for others for settlePatience at most. What gives no sign fails
+// within answerDeadline, be it a connection that is tried or made, or the statement on it, and the pool is reset: so another attempt
+// is worth it. While all connections are in use it waits for one, as Provider.acquire does.
+func (e *engine) patiently(ctx context.Context, do func(context.Context, *pgxpool.Conn) error) error {
+	conn, over, err := acquireUntil(ctx, e.pool, time.Now().Add(answerDeadline))
+	for errors.Is(err, errPoolBusy) { // others use them all
+		conn, over, err = acquireUntil(ctx, e.pool, time.Now().Add(answerDeadline))
+	}
+	if over {
+		e.poolSilent()
+	}
+	if err != nil {
+		return err
+	}
+	defer release(conn) // also after a panic
+	bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
+	defer cancel()
+	err = do(bounded, conn)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+		e.poolSilent()
+	}
+	return err
+}
+
 // claim is one query for work that matches a filter. by is what demanded it; announce says whether to tell the other nodes when the
 // leases end, and row what to write to the lane's row of waiters.
 type claim func(ctx context.Context, f filter, by Path, announce bool, row rowWrite) (report, error)

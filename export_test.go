@@ -12,6 +12,9 @@ func HoldGroups(p *Provider) {
 	p.acks.patience, p.enqueues.patience = time.Hour, time.Hour
 }
 
+// InjectFault has the engine call fault where a test may make it fail.
+func InjectFault(c *Config, fault func(point string)) { c.fault = fault }
+
 // AcksWaiting returns how many acks wait for a group that has not started.
 func AcksWaiting(p *Provider) int {
 	p.acks.mu.Lock()

@@ -120,7 +120,8 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 
 // New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
 // connection settings. The Provider never holds one of the pool's connections while it waits. If one of them does
-// not answer a fetch for 5 s, the pool is reset: connections are then closed when nobody uses them, and made anew.
+// not answer a fetch, or what the Provider itself asks, for 5 s, the pool is reset: connections are then closed when
+// nobody uses them, and made anew.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, error) {
 	const op = "new"
 	cfg, err := config.resolve()

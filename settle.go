@@ -233,7 +233,8 @@ func (s *settler) run(ctx context.Context) {
 		s.since = time.Now()
 		s.mu.Unlock()
 		if err := s.wait(ctx); err != nil {
-			// The database is out of reach, and the lanes stay as they are: their scouts look.
+			// The database is out of reach, or a connection gave no sign, and the lanes stay as they are: their scouts look. Each
+			// attempt that fails does so soon, or no lane would settle for as long as TCP takes to give up.
 			if !sleep(ctx, maxRetryInterval) {
 				return
 			}
@@ -270,14 +271,12 @@ const settlePatience = time.Second
 func (s *settler) waitForProducers(ctx context.Context) error {
 	e := s.e
 	var over bool
-	err := e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	err := e.patiently(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		patience := settlePatience
 		if pool := e.pool.Stat(); pool.AcquiredConns() == pool.MaxConns() {
 			patience = producersPatience // whoever is woken meanwhile needs one
 		}
-		bounded, cancel := context.WithTimeout(ctx, patience+answerDeadline)
-		defer cancel()
-		return conn.QueryRow(bounded, e.sql.waitForProducers, s.queue.String(), patience).Scan(&over)
+		return conn.QueryRow(ctx, e.sql.waitForProducers, s.queue.String(), patience).Scan(&over)
 	})
 	if refused := serverError(err); refused != nil && refused.Code == "57014" {
 		err = nil // the role's statement_timeout has less patience
@@ -293,14 +292,16 @@ func (s *settler) waitForProducers(ctx context.Context) error {
 // statement but one a second while they are several.
 func (s *settler) waitLong(ctx context.Context) error {
 	e := s.e
-	conn, err := e.listener.dialer.connect(ctx)
+	preparing, cancel := context.WithTimeout(ctx, answerDeadline) // as that of the LISTEN connection
+	defer cancel()
+	conn, err := e.listener.dialer.connect(preparing)
 	if err != nil {
 		return err
 	}
 	defer hangUp(ctx, conn)
 	keepAlive(conn.PgConn().Conn())
 	// Those of them that this version of the server has.
-	if err := execAll(ctx, conn, `SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
+	if err := execAll(preparing, conn, `SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
 		WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')`); err != nil {
 		return err
 	}

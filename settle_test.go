@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/assert"
@@ -406,6 +407,33 @@ func TestSettle_LastConnectionOfThePool_IsNotKept(t *testing.T) {
 		require.Equal(t, patience, <-asked.got)
 		require.NoError(t, p.Close(t.Context()))
 	}
+}
+
+// The server lets it in and says nothing more.
+func TestSettle_ConnectionForALongWaitGetsNoAnswer_IsMadeAnew(t *testing.T) {
+	var deaf atomic.Bool
+	tried := make(chan struct{}, 1)
+	listen, err := pgx.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	listen.AfterConnect = func(ctx context.Context, _ *pgconn.PgConn) error {
+		if !deaf.CompareAndSwap(true, false) {
+			return nil
+		}
+		tried <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	p := testProvider(t, Config{AggressivePolicy: Never, FallbackInterval: time.Hour, ListenConfig: listen})
+	open := plain(t, p.cfg.Schema)
+	mustExec(t, open, `BEGIN`)
+	mustExec(t, open, `SELECT enqueue_work('silent')`)
+	deaf.Store(true)
+	wait := fetchWork(t, p, longPoll)
+	<-tried
+	require.True(t, p.Health().OK)
+	require.Eventually(t, func() bool { return !p.Health().OK }, 2*patient, time.Millisecond, "it waits for long")
+	mustExec(t, open, `COMMIT`)
+	require.Equal(t, "silent", get(t, wait).item.Name)
 }
 
 // A lane that is armed in the middle of a wait joins it: one producer that stays open costs it no polling, either.
