@@ -14,8 +14,8 @@
 // It starts a server of its own, which it stops and kills. Processes talk to it through toxiproxy, each through
 // two ways of its own, one for its pool and one for LISTEN. What they set out to do and what came of it is
 // written to ledgers outside the database (ledger.go); at the end those are held against each other and
-// against the tables: of items and messages (check.go, promises.go, limited.go), of task graphs (graphs_check.go)
-// and of events and schedules (bus_check.go). A failing run says why, prints its seed, keeps its ledgers, and exits with 1; a
+// against the tables: of items and messages (check.go, promises.go, recovery.go, sessions.go, limited.go), of task graphs (graphs_check.go)
+// and of events and schedules (bus_check.go); and nothing may remain (remains.go). A failing run says why, prints its seed, keeps its ledgers, and exits with 1; a
 // passing run leaves nothing behind.
 package main
 

@@ -21,8 +21,8 @@ const (
 	sessionLock  = lease
 )
 
-// inSession has some items be of a session. Those that hang or renew would keep it from others. They have no priority, and no dedup key, by which
-// an enqueue could lock one.
+// inSession has some items be of a session. Those that hang or renew would keep it from others. They have no priority, by which a claim
+// goes first, and no dedup key, by which an enqueue could lock one.
 func inSession(rng *rand.Rand, do string, e *pgwake.WorkEnqueue) bool {
 	if do != doAck && do != doEffect && do != doAbandon || rng.IntN(5) > 0 {
 		return false
