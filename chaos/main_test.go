@@ -29,7 +29,8 @@ func TestMain(m *testing.M) {
 // A short run, with the race detector in all processes if the test has it.
 func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
 	temp := t.TempDir()
-	require.NoError(t, os.Chmod(temp, 0o777)) // the server may run as another user
+	require.NoError(t, os.Chmod(temp, 0o777)) // the server may run as another user, for whom its programs are there
+	require.NoError(t, os.Chmod(filepath.Dir(temp), 0o755))
 	t.Setenv("TMPDIR", temp)
 	var log strings.Builder
 	v, err := run(t.Context(), options{seed: 15, length: 11 * time.Second, nodes: 3, rest: restHere()}, &log)
@@ -43,7 +44,7 @@ func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
 	assert.Greater(t, v.effects, 10)
 	assert.NotEmpty(t, v.probes)
 	assert.Greater(t, v.stretches, 10)
-	assert.Greater(t, v.sessions, 5)
+	assert.Positive(t, v.sessions)
 	assert.Equal(t, limits.MaxRunning, v.running, "the limit is reached")
 	assert.Greater(t, v.graphs.tasks, 10)
 	assert.NotEmpty(t, v.graphs.probes)
