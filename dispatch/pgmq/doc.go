@@ -37,6 +37,13 @@
 // before, is told of; and a claim is of what is due, of which all who wait have been told, so they ask as well, and learn when that lease
 // ends. When the connection is lost, all who wait ask as soon as there is another one.
 //
+// A connection counts only once a notification from the pool has come through it. Behind a transaction pooler none does: then the Stream
+// says so in its log, tries again every few seconds, and whoever waits asks once in FallbackInterval; Config.ListenConfig goes around it.
+//
+// Anybody who may connect to the database can notify. None of that is believed: it has those ask who wait, 500 times at once and 50 times a
+// second at most, or once a second each if there are more of them. What is more than that is put off for a second at most, not dropped, and
+// takes no memory. Each answer with a message allows for ten more.
+//
 // Leases are as long as pgmq has it, in whole seconds, rounded up. A receipt is for one read of a message: what was read again
 // meanwhile cannot be acknowledged with it. Dead letters are in pgmq's archive, with reason and cause in the header "pgwake". If the
 // connection breaks while a Receive is at it, what that may have claimed comes again when its lease ends.

@@ -110,11 +110,17 @@ func (s *stream) cut(tb testing.TB) {
 // listening waits until the Stream listens.
 func (s *stream) listening(t *testing.T) {
 	t.Helper()
-	admin := open(t, s.url)
+	awaitListening(t, s.url, s.application)
+}
+
+// awaitListening waits until the Stream of an application listens.
+func awaitListening(t *testing.T, url, application string) {
+	t.Helper()
+	admin := open(t, url)
 	require.Eventually(t, func() bool {
 		var n int
 		require.NoError(t, admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
-			WHERE application_name = $1 AND state = 'idle' AND query LIKE 'LISTEN%'`, s.application).Scan(&n))
+			WHERE application_name = $1 AND state = 'idle' AND query LIKE 'LISTEN pgmq_message_ready;%'`, application).Scan(&n))
 		return n == 1
 	}, patience, time.Millisecond)
 }

@@ -22,7 +22,8 @@ import (
 
 // Config is for New. The zero value means the defaults, and so does a nil one.
 type Config struct {
-	// ListenConfig is for the connection that listens, which cannot go through a transaction pooler. Defaults to the pool's settings.
+	// ListenConfig is for the connection that listens, which cannot go through a transaction pooler: the Stream finds out, and does not
+	// count on it. Defaults to the pool's settings.
 	ListenConfig *pgx.ConnConfig
 
 	// FallbackInterval is how often a Receive that waits asks without being told, in case that somebody has changed a message behind
@@ -42,9 +43,10 @@ const acquireGrace = 200 * time.Millisecond
 
 // Stream is a dispatch.EventStream of all queues of a database. All methods are safe for concurrent use.
 type Stream struct {
-	pool  *pgxpool.Pool
-	cfg   Config
-	clock *dbclock.Clock
+	pool   *pgxpool.Pool
+	cfg    Config
+	clock  *dbclock.Clock
+	credit credit // for what notifications call for
 
 	closed chan struct{}
 	close  func()

@@ -15,9 +15,12 @@ import (
 // parked is somebody who waits.
 type parked struct {
 	namespace string        // "": for namespaces
-	bell      chan struct{} // at has become earlier
+	bell      chan struct{} // what follows has changed
 
-	at time.Time // local: when to ask, for what was heard; zero: never. Under the Stream's mutex
+	// Under the Stream's mutex.
+	at     time.Time // local: when to ask, for what was heard; zero: never
+	putOff bool      // at is when there is to be credit for that (credit.go), and nothing that is heard makes it sooner
+	anyway bool      // ask now, whatever was heard: much may have been missed
 }
 
 // What is due and locked is somebody else's, or comes back when that transaction ends, which nobody tells: then these are the pauses.
@@ -46,8 +49,11 @@ func (s *Stream) await(ctx context.Context, namespace string, ask func() (next t
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		s.heard(p, true)
+		s.forget(p)
 		next, found, err := ask()
+		if found {
+			s.credit.earn()
+		}
 		if err != nil || found {
 			return err
 		}
@@ -68,35 +74,54 @@ func (s *Stream) await(ctx context.Context, namespace string, ask func() (next t
 	}
 }
 
-// sleep waits for an instant, or one that is heard of.
+// sleep waits for an instant, or for what is heard of meanwhile.
 func (s *Stream) sleep(ctx context.Context, p *parked, until time.Time) error {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	for {
 		select {
 		case <-timer.C:
-			return nil
 		case <-p.bell:
-			if at := s.heard(p, false); !at.IsZero() && at.Before(until) {
-				until = at
-				timer.Reset(time.Until(until))
-			}
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.closed:
 			return pgwake.ErrClosed
 		}
+		at, told := s.next(p, until)
+		if pause := time.Until(at); pause > 0 {
+			timer.Reset(pause)
+			continue
+		}
+		if told {
+			s.credit.spend()
+		}
+		return nil
 	}
 }
 
-// heard returns when to ask for what was heard, or forgets it: it is about to be answered.
-func (s *Stream) heard(p *parked, forget bool) time.Time {
+// next returns when somebody asks who does so at an instant, or sooner because of what he was told.
+func (s *Stream) next(p *parked, until time.Time) (at time.Time, told bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if forget {
-		p.at = time.Time{}
+	if p.anyway {
+		return time.Now(), false
 	}
-	return p.at
+	if !p.at.IsZero() && !p.putOff && !p.at.After(time.Now()) {
+		if again := s.credit.until(); !again.IsZero() {
+			p.at, p.putOff = again, true
+		}
+	}
+	if p.at.IsZero() || !p.at.Before(until) {
+		return until, false
+	}
+	return p.at, true
+}
+
+// forget is called when somebody is about to ask: what he has heard is about to be answered.
+func (s *Stream) forget(p *parked) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.at, p.putOff, p.anyway = time.Time{}, false, false
 }
 
 // tell has those ask at an instant who wait for a namespace.
@@ -110,21 +135,36 @@ func (s *Stream) tell(namespace string, at time.Time) {
 	}
 }
 
-// tellAll has all who wait ask now.
+// tellAll has all who wait ask.
 func (s *Stream) tellAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now()
 	for p := range s.parked {
-		p.hear(time.Now())
+		p.hear(now)
+	}
+}
+
+// lookAround has all who wait ask, and no credit is spent for it.
+func (s *Stream) lookAround() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for p := range s.parked {
+		p.anyway = true
+		p.ring()
 	}
 }
 
 // hear is called with the Stream's mutex held.
 func (p *parked) hear(at time.Time) {
-	if !p.at.IsZero() && !at.Before(p.at) {
+	if p.putOff || !p.at.IsZero() && !at.Before(p.at) {
 		return
 	}
 	p.at = at
+	p.ring()
+}
+
+func (p *parked) ring() {
 	select {
 	case p.bell <- struct{}{}:
 	default:

@@ -1,0 +1,21 @@
+package pgmq
+
+// SpendCredit leaves the Stream no credit for what notifications call for.
+func (s *Stream) SpendCredit() {
+	for s.credit.until().IsZero() {
+		s.credit.spend()
+	}
+}
+
+// What of it time, and a find, allow for.
+const (
+	SpendPause = spendPause
+	FoundWorth = foundWorth
+)
+
+// Parked is how many wait.
+func (s *Stream) Parked() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.parked)
+}
