@@ -11,7 +11,8 @@ import (
 
 // This file answers: which namespaces are there, and who learns of a new one?
 
-// Namespace is one that items were enqueued to, or that was registered. There is always DefaultNamespace, and none goes away.
+// Namespace is one that items were enqueued to, or that was registered. There is always DefaultNamespace. None goes away by itself, but the
+// owner of the schema may remove those that nothing is left of (docs/operations.md).
 type Namespace struct {
 	Name      string
 	CreatedAt time.Time
@@ -55,7 +56,7 @@ func (p *Provider) ListNamespaces(ctx context.Context) (all []Namespace, err err
 
 // WaitForNamespaces returns, in order, the namespaces that are not among known as soon as there are any. It is pushed when the
 // transaction with a namespace's first item commits, and while there is none it costs neither a query nor a connection. Where nothing
-// is pushed, they are counted, for all who wait together, and read only if there are more: twice in a Config.AggressiveInterval while the
+// is pushed, they are counted, for all who wait together, and read only if there are others: twice in a Config.AggressiveInterval while the
 // node is to listen and cannot, so that a namespace is served within that, and twice in a Config.PollInterval if no mode listens. But
 // with AggressivePolicy Never the fallback counts them, as it does those that were added in silence (pgwake.notify), and while
 // the node hibernates each of its polls does. Errors: ErrInvalid, and as for WaitForStatus.
@@ -74,8 +75,7 @@ func (p *Provider) WaitForNamespaces(ctx context.Context, known []string) ([]str
 	return strings.Split(*a.value, ","), nil
 }
 
-// newNamespaces answers the questions for namespaces, each by its number. If there are as many as all of those who ask know, it reads
-// none: they remain.
+// newNamespaces answers the questions for namespaces, each by its number. If there are those that all who ask know, it reads none.
 func (w *waits) newNamespaces(ctx context.Context, asked map[int]question, tell func(i int, a answer)) error {
 	known := int64(-1)
 	for _, q := range asked {
@@ -83,7 +83,7 @@ func (w *waits) newNamespaces(ctx context.Context, asked map[int]question, tell 
 			known = q.known
 		}
 		if q.known != known {
-			known = 0 // there is one at least
+			known = 0 // there is one at least, and ids are positive
 		}
 	}
 	rows, err := w.e.pool.Query(ctx, w.e.sql.newNamespaces, known)
@@ -92,8 +92,8 @@ func (w *waits) newNamespaces(ctx context.Context, asked map[int]question, tell 
 	}
 	var all []string
 	var name string
-	var count int64
-	_, err = pgx.ForEachRow(rows, []any{&name, &count}, func() error {
+	var ids int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &ids}, func() error {
 		all = append(all, name)
 		return nil
 	})
@@ -106,7 +106,7 @@ func (w *waits) newNamespaces(ctx context.Context, asked map[int]question, tell 
 			knows[name] = true
 		}
 		added := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return knows[name] })
-		tell(i, answer{known: count, complete: len(added) > 0, value: new(strings.Join(added, ","))})
+		tell(i, answer{known: ids, complete: len(added) > 0, value: new(strings.Join(added, ","))})
 	}
 	return nil
 }

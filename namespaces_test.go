@@ -12,8 +12,8 @@ import (
 
 // This file answers: does everybody learn of a new namespace, whoever adds it and whatever happens meanwhile?
 
-// awaitNamespaces waits for one besides default, and hands it out.
-func (n *node) awaitNamespaces(t *testing.T) <-chan []string {
+// awaitNamespaces waits for one besides default and these, and hands it out.
+func (n *node) awaitNamespaces(t *testing.T, known ...string) <-chan []string {
 	t.Helper()
 	got := make(chan []string, 1)
 	reads := n.Stats().WaitReads
@@ -21,7 +21,7 @@ func (n *node) awaitNamespaces(t *testing.T) <-chan []string {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if added, err := n.WaitForNamespaces(ctx, []string{pgwake.DefaultNamespace}); err == nil {
+		if added, err := n.WaitForNamespaces(ctx, append(known, pgwake.DefaultNamespace)); err == nil {
 			got <- added
 		}
 	}()
@@ -112,7 +112,36 @@ func TestWaitForNamespaces_AddedWhileNobodyListens_IsFoundAfterwards(t *testing.
 	require.Eventually(t, func() bool { return n.Stats().Reconnects == 1 }, patience, time.Millisecond)
 }
 
-// Whoever waits where nothing is pushed has the namespaces counted, and read only if there are more.
+// As many were removed as are added, so their number is the same.
+func TestWaitForNamespaces_OneIsRemovedAndOneAdded_IsFound(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		config pgwake.Config
+		notify string
+	}{
+		"pushed":   {pgwake.Config{}, "on"},
+		"polled":   {pgwake.Config{Mode: pgwake.ModePolling, PollInterval: 10 * time.Millisecond}, "on"},
+		"fallback": {pgwake.Config{FallbackInterval: time.Second, AggressivePolicy: pgwake.Never}, "off"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, &c.config)
+			require.NoError(t, n.RegisterNamespace(t.Context(), "old"))
+			got := n.awaitNamespaces(t, "old")
+			tx := n.begin(t)
+			_, err := tx.Exec(t.Context(), `DELETE FROM namespaces WHERE name = 'old'`)
+			require.NoError(t, err)
+			_, err = tx.Exec(t.Context(), `SELECT set_config('pgwake.notify', $1, true)`, c.notify)
+			require.NoError(t, err)
+			_, err = tx.Exec(t.Context(), `SELECT enqueue_work('x', p_namespace => 'new')`)
+			require.NoError(t, err)
+			require.NoError(t, tx.Commit(t.Context()))
+			n.requireAdded(t, got, "new")
+		})
+	}
+}
+
+// Whoever waits where nothing is pushed has the namespaces counted, and read only if there are others: nodes of before went by how many there are.
 func TestNewNamespaces_AsManyAsKnown_AreNotRead(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

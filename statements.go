@@ -9,7 +9,7 @@ import (
 
 // This file answers: what does the library say to the database? Every statement but asyncCommit calls the functions of
 // the wire contract (migrations); only the schema varies, and it is quoted here, once. What a Provider asks when it opens
-// is in provider.go, and LISTEN in listener.go.
+// is in provider.go, and LISTEN in listener.go. Whatever is not of the contract is named in full: nobody's search_path diverts it.
 
 type statements struct {
 	channels, session, hearAll, observe, look, earliestOfLanes, tell, asyncCommit, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
@@ -53,13 +53,16 @@ func newStatements(schema string) *statements {
 	columns := func(names, function string, args int) string {
 		return "SELECT " + names + " FROM " + call(function, args)
 	}
+	// Which namespaces there are is known by this. Their number does not tell: after some were removed, others may make it what it was.
+	// Ids are given once.
+	ids := "(SELECT coalesce(pg_catalog.sum(id), 0)::bigint AS ids FROM " + in + "namespaces)"
 	return &statements{
 		channels: "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "node_channel('orchestrator', $1), " +
 			in + "node_channel('worker', $1), " + in + "channel('instance')",
 		session:              rows("listen_session", 3),
 		hearAll:              scalar("hear_all", 3),
 		observe:              scalar("observe", 2),
-		look:                 "SELECT l.* FROM " + call("look", 7) + " AS l, " + readOn + " AS kept",
+		look:                 "SELECT l.lane, l.earliest_at, l.now_at, l.alone, l.dead, " + ids + ", l.news FROM " + call("look", 7) + " AS l, " + readOn + " AS kept",
 		earliestOfLanes:      rows("earliest_of_lanes", 2),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
@@ -111,7 +114,7 @@ func newStatements(schema string) *statements {
 		getInstanceTree:      scalar("get_instance_tree", 1),
 		registerNamespace:    scalar("register_namespace", 1),
 		listNamespaces:       rows("list_namespaces", 0),
-		newNamespaces:        rows("new_namespaces", 1),
+		newNamespaces:        "SELECT n.name, s.ids FROM " + ids + " AS s, " + in + "new_namespaces(-1) AS n WHERE s.ids OPERATOR(pg_catalog.<>) $1",
 		setLimits:            scalar("set_limits", 6),
 		listLimits:           rows("list_limits", 0),
 		pause:                scalar("pause", 3),

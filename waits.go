@@ -30,7 +30,7 @@ import (
 //	    undue, and one that fails makes those that it did not answer due again.
 //	(3) A waiter becomes due with every notification that it may concern; whenever the node begins to listen, since
 //	    what was notified before went unheard; with every fallback, but one that waits for a namespace only with a fallback that
-//	    counts others than it knows, since namespaces remain; and while the node does not listen, or
+//	    sees others than it knows; and while the node does not listen, or
 //	    hibernates, at every poll that is not skipped (breaker.go).
 //
 // So no change is lost: one that was committed before the first query is seen by it, and one after is notified after
@@ -66,8 +66,8 @@ type question struct {
 	lastSeen int64 // version of the custom status
 	known    int64 // the incarnation of the instance that was read last; 0: there was none
 
-	// Or, of no instance, which namespaces there are besides these, which are joined by commas; known is then how many were
-	// counted when they were read last.
+	// Or, of no instance, which namespaces there are besides these, which are joined by commas; known is then the sum of the ids of
+	// those that were read last.
 	namespaces bool
 	besides    string
 }
@@ -250,7 +250,7 @@ func (w *waits) lookAtAll() {
 	w.lookAtWatches()
 }
 
-// fallback makes those due that a fallback is for, which counted the namespaces.
+// fallback makes those due that a fallback is for, which added up the ids of the namespaces.
 func (w *waits) fallback(namespaces int64) {
 	w.lookAtThose(func(x *waiting) bool { return !x.namespaces || x.known != namespaces })
 }

@@ -359,7 +359,33 @@ func TestWaits_BreakerIsOpen_NobodyPolls(t *testing.T) {
 	})
 }
 
-// A fallback has those look that know of fewer namespaces than it has counted, or of more.
+// Nodes that wait for a namespace and are told of none have the registry added up again and again.
+func TestNewNamespaces_ThoseThatAreKnown_AreNotRead(t *testing.T) {
+	p := testProvider(t, Config{})
+	conn := plain(t, p.cfg.Schema)
+	mustExec(t, conn, `SELECT register_namespace('a'), register_namespace('b')`)
+	read := func(known int64) (names []string, ids int64) {
+		rows, err := p.pool.Query(t.Context(), p.sql.newNamespaces, known)
+		require.NoError(t, err)
+		var name string
+		_, err = pgx.ForEachRow(rows, []any{&name, &ids}, func() error { names = append(names, name); return nil })
+		require.NoError(t, err)
+		return names, ids
+	}
+	names, ids := read(0)
+	require.Equal(t, []string{"a", "b", "default"}, names)
+	names, _ = read(ids)
+	require.Empty(t, names)
+	mustExec(t, conn, `DELETE FROM namespaces WHERE name = 'a'`)
+	mustExec(t, conn, `SELECT register_namespace('c')`)
+	names, _ = read(ids)
+	require.Equal(t, []string{"b", "c", "default"}, names)
+	mustExec(t, conn, `DELETE FROM namespaces`)
+	names, _ = read(ids)
+	require.Empty(t, names)
+}
+
+// A fallback has those look that know of other namespaces than it has added up.
 func TestWaits_FallbackCountsNamespaces_OnlyThoseAreReadThatCountOthers(t *testing.T) {
 	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)

@@ -723,10 +723,34 @@ var mutants = []mutant{
 		pkg:     root, test: "TestNewNamespaces_AsManyAsKnown_AreNotRead",
 	},
 	{
+		name:    "namespaces: those that are known are read again",
+		file:    "statements.go",
+		patches: []patch{{" WHERE s.ids OPERATOR(pg_catalog.<>) $1", " WHERE $1::bigint IS NOT NULL"}},
+		pkg:     root, test: "TestNewNamespaces_ThoseThatAreKnown_AreNotRead",
+	},
+	{
+		name:    "namespaces: as many as before are the same",
+		file:    "statements.go",
+		patches: []patch{{"(SELECT coalesce(pg_catalog.sum(id), 0)::bigint AS ids", "(SELECT pg_catalog.count(*) AS ids"}},
+		pkg:     root, test: "TestWaitForNamespaces_OneIsRemovedAndOneAdded_IsFound",
+	},
+	{
 		name:    "namespaces: polled as seldom as items",
 		file:    "waits.go",
 		patches: []patch{{"time.Since(counted) >= interval/2\n", "time.Since(counted) >= interval\n"}, {"counted.Add(interval/2)", "counted.Add(interval)"}},
 		pkg:     root, test: "TestWaits_NobodyTellsOfNamespaces_TheyAreCountedTwiceAnInterval",
+	},
+	{
+		name:    "pgmq: a flood of notifications has all ask each time",
+		file:    "dispatch/pgmq/wait.go",
+		patches: []patch{{"		if again := s.credit.until(); !again.IsZero() {\n", "		if again := s.credit.until(); false {\n"}},
+		pkg:     "./dispatch/pgmq", test: "TestCredit_StrangerNotifiesAllTheTime_FewAskAndNobodyWaitsLong",
+	},
+	{
+		name:    "pgmq: what is put off waits for those who paid",
+		file:    "dispatch/pgmq/credit.go",
+		patches: []patch{{"	if most := now.Add(mostDebt); c.paid.After(most) {\n		c.paid = most\n	}\n", ""}},
+		pkg:     "./dispatch/pgmq", test: "TestCredit_StrangerNotifiesAllTheTime_FewAskAndNobodyWaitsLong",
 	},
 	{
 		name:    "breaker: who waits for an instance polls all the same",
