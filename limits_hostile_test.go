@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
@@ -144,6 +145,26 @@ func TestNamespaces_OneTooMany_IsRefusedAndTheOthersGoOn(t *testing.T) {
 	require.Equal(t, before, n.content(t))
 	require.NoError(t, n.RegisterNamespace(t.Context(), "b"))
 	require.ElementsMatch(t, []string{"a", "b", "a", "b", "default"}, n.takeAll(t))
+}
+
+// The limit as it is. To find that there are too many takes milliseconds, and who adds none does not come to it.
+func TestNamespaces_HundredThousand_OneMoreIsRefusedAtOnceAndTheOthersGoOn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `ALTER TABLE namespaces DISABLE TRIGGER USER`) // who would be told one by one
+	n.exec(t, `INSERT INTO namespaces (name) SELECT 'n' || i FROM generate_series(2, max_namespaces()) AS i`)
+	n.exec(t, `ALTER TABLE namespaces ENABLE TRIGGER USER`)
+	require.Equal(t, []int64{100_000}, query[int64](t, n, `SELECT count(*) FROM namespaces`))
+	began := time.Now()
+	for range 3 {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, &pgwake.EnqueueOptions{Namespace: "more"})
+		requireError(t, err, pgwake.ErrTooManyNamespaces)
+		n.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "n100000"})
+	}
+	require.Less(t, time.Since(began), 10*time.Second)
+	require.Equal(t, []string{"x", "x", "x"}, n.takeAll(t))
+	n.exec(t, `DELETE FROM namespaces WHERE name = 'n7'`)
+	n.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "more"})
 }
 
 // Ids that were given to what was rolled back are gone, and count for nothing.
