@@ -2,70 +2,33 @@ package eventbus_test
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
-	"github.com/pgwake/pgwake/internal/devpg"
+	"github.com/pgwake/pgwake/internal/testclock"
 	"github.com/stretchr/testify/require"
 )
 
 // This file answers: what do schedules make of a clock that jumps?
 
-// jumpy is a server whose clock can be set while it runs, and that of the nodes cannot: so the two disagree as well.
+// jumpy is a bus on a server whose clock can be set.
 type jumpy struct {
 	*lab
-	offset string // file
+	*testclock.Server
 }
 
-// newJumpy boots a server below libfaketime.
 func newJumpy(t *testing.T) *jumpy {
 	t.Helper()
-	library, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
-	programs, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
-	if dir := os.Getenv("PGWAKE_PG_BIN"); dir != "" {
-		programs = []string{filepath.Join(dir, "postgres")}
-	}
-	if len(library) == 0 || len(programs) == 0 {
-		t.Skip("needs libfaketime (Debian: faketime), and the programs of a server")
-	}
-	dir := t.TempDir()
-	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755)) // the server's user is another one
-	j := &jumpy{offset: filepath.Join(dir, "offset")}
-	j.jump(t, 0)
-	real := filepath.Dir(programs[len(programs)-1])
-	for program, setting := range map[string]string{
-		"initdb": "",
-		"postgres": fmt.Sprintf("LD_PRELOAD=%s FAKETIME_TIMESTAMP_FILE=%s FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DISABLE_SHM=1 ",
-			library[0], j.offset),
-	} {
-		script := fmt.Sprintf("#!/bin/sh\n%sexec %s/%s \"$@\"\n", setting, real, program)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, program), []byte(script), 0o755))
-	}
-	server, err := devpg.Start(t.Context(), &devpg.Options{IgnoreURL: true, BinDir: dir})
-	if err != nil {
-		t.Skipf("no server can be booted below libfaketime: %v", err)
-	}
-	t.Cleanup(func() { require.NoError(t, server.Stop(context.Background())) })
+	server := testclock.Start(t)
 	p, err := pgwake.Open(t.Context(), server.URL, &pgwake.Config{Schema: "clocks", FallbackInterval: 200 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
-	j.lab = &lab{bus, t, p, session(t, p)}
-	return j
-}
-
-// jump has the server's clock show that of the machine and so much more.
-func (j *jumpy) jump(t *testing.T, ahead time.Duration) {
-	t.Helper()
-	require.NoError(t, os.WriteFile(j.offset+".new", fmt.Appendf(nil, "%+d", int(ahead.Seconds())), 0o644))
-	require.NoError(t, os.Rename(j.offset+".new", j.offset))
+	return &jumpy{&lab{bus, t, p, session(t, p)}, server}
 }
 
 // counts are the events of each schedule. That none is of a tick of which there is another one is asserted.
@@ -98,7 +61,7 @@ func TestClock_OfTheServerJumps_CatchUpDecidesAndNoTickComesTwice(t *testing.T) 
 	}
 
 	// Three hours ahead, and some: 18 ticks of ten minutes.
-	j.jump(t, 3*time.Hour+time.Minute+30*time.Second)
+	j.Set(t, 3*time.Hour+time.Minute+30*time.Second)
 	j.eventually(ahead, "all have caught up")
 	came := j.counts()
 	require.Equal(t, []int{1, 18, 0}, []int{came["one"], came["all"], came["skip"]})
@@ -106,12 +69,12 @@ func TestClock_OfTheServerJumps_CatchUpDecidesAndNoTickComesTwice(t *testing.T) 
 	j.eventually(func() bool { return j.counts()["second"] > came["second"] }, "it ticks on")
 
 	// An hour back: what has come until then is not to come again, so nothing is due.
-	j.jump(t, 2*time.Hour+time.Minute+30*time.Second)
+	j.Set(t, 2*time.Hour+time.Minute+30*time.Second)
 	j.eventually(func() bool { return len(j.dueSoon()) == 0 }, "what was due has come")
 	came = j.counts()
 	require.True(t, ahead())
 	// Two of its minutes later that is so still. What is made or resumed reckons by the clock as it is.
-	j.jump(t, 2*time.Hour+3*time.Minute+30*time.Second)
+	j.Set(t, 2*time.Hour+3*time.Minute+30*time.Second)
 	j.schedule(eventbus.Schedule{Name: "new", Cron: "* * * * * *"})
 	j.eventually(func() bool { return j.counts()["new"] >= 2 }, "a new one ticks meanwhile")
 	now := j.counts()
@@ -123,9 +86,9 @@ func TestClock_OfTheServerJumps_CatchUpDecidesAndNoTickComesTwice(t *testing.T) 
 	require.True(t, one[bool](j.lab, `SELECT next_at < clock_timestamp() + interval '11 minutes' FROM scheduled_tasks WHERE name = 'skip'`))
 
 	// When the clock has come so far again they go on.
-	j.jump(t, 3*time.Hour+2*time.Minute)
+	j.Set(t, 3*time.Hour+2*time.Minute)
 	j.eventually(func() bool { return j.counts()["second"] >= came["second"]+2 }, "it ticks again")
-	j.jump(t, 3*time.Hour+12*time.Minute)
+	j.Set(t, 3*time.Hour+12*time.Minute)
 	j.eventually(func() bool { return j.counts()["all"] > came["all"] }, "the others too")
 	j.eventually(ahead, "none is stuck")
 	j.eventually(func() bool { return len(s.list()) >= one[int](j.lab, `SELECT count(*) FROM event_log`) }, "all are handled")
