@@ -108,7 +108,7 @@ func TestTransactional_HasEveryVerb(t *testing.T) {
 		switch m.Name {
 		case "Close", "Health", "Stats", "SetModes", "GetModes", "LocalTime", "Peek", "ReadHistoryPage", "ListNodes", "NodeReports", "Observe", "CountDeadLetters", "ListArchive", "PurgeArchive", "PurgeArchiveTx",
 			"RegisterNamespace", "RegisterNamespaceTx", "ListNamespaces", "WaitForNamespaces", "SetLimits", "SetLimitsTx", "GetLimits", "Pause", "PauseTx", "Resume", "ResumeTx", "GetPaused",
-			"Pool", "Schema", "MaxPayload", "Do", "DoTx", "DoAck", "DoEnqueue", "Migrate", "Watch":
+			"Pool", "Schema", "MaxPayload", "ArchiveFor", "Do", "DoTx", "DoAck", "DoEnqueue", "Migrate", "Watch":
 			continue
 		}
 		_, ok := contract.MethodByName(m.Name)
