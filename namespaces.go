@@ -83,7 +83,7 @@ func (w *waits) newNamespaces(ctx context.Context, asked map[int]question, tell 
 			known = q.known
 		}
 		if q.known != known {
-			known = 0 // there is one at least, and ids are positive
+			known = 0 // there is one at least
 		}
 	}
 	rows, err := w.e.pool.Query(ctx, w.e.sql.newNamespaces, known)

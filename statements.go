@@ -53,9 +53,9 @@ func newStatements(schema string) *statements {
 	columns := func(names, function string, args int) string {
 		return "SELECT " + names + " FROM " + call(function, args)
 	}
-	// Which namespaces there are is known by this. Their number does not tell: after some were removed, others may make it what it was.
-	// Ids are given once.
-	ids := "(SELECT coalesce(pg_catalog.sum(id), 0)::bigint AS ids FROM " + in + "namespaces)"
+	// Which namespaces there are is known by this. Their number does not tell, nor does the sum of their ids: after some were removed, others may
+	// make it what it was.
+	ids := "(SELECT coalesce(pg_catalog.bit_xor(pg_catalog.hashint8extended(id, 0)), 0) AS ids FROM " + in + "namespaces)"
 	return &statements{
 		channels: "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "node_channel('orchestrator', $1), " +
 			in + "node_channel('worker', $1), " + in + "channel('instance')",

@@ -66,7 +66,7 @@ type question struct {
 	lastSeen int64 // version of the custom status
 	known    int64 // the incarnation of the instance that was read last; 0: there was none
 
-	// Or, of no instance, which namespaces there are besides these, which are joined by commas; known is then the sum of the ids of
+	// Or, of no instance, which namespaces there are besides these, which are joined by commas; known is then a hash of the ids of
 	// those that were read last.
 	namespaces bool
 	besides    string
