@@ -241,7 +241,7 @@ func (o *observer) ask(ctx context.Context, now time.Time) (err error) {
 	return err
 }
 
-// take keeps what a notification says. It is called while the connection is read, also during a statement.
+// take keeps what a notification says; of many that are not looked at yet, that there was one. It is called while the connection is read, also during a statement.
 func (o *observer) take(n *pgconn.Notification) {
 	switch {
 	case n.Channel == o.reply && len(o.replies) < mostReplies:
