@@ -51,7 +51,7 @@ func (w *workload) produceLimited(rng *rand.Rand) {
 		began := time.Now()
 		var items []pgwake.WorkEnqueue
 		var lines []entry
-		for i := range 1 + rng.IntN(3) {
+		for i := range 1 + rng.IntN(6) { // more than may be in work at once
 			j := job{Key: fmt.Sprintf("%s-limited-%d-%d", w.process(), n, i), Do: []string{doLimited, doLimitedTx}[rng.IntN(2)]}
 			items = append(items, pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: j.Do, Key: fmt.Sprint("k", rng.IntN(3)), Input: j.json()}})
 			lines = append(lines, entry{Key: j.Key, Do: j.Do})

@@ -26,14 +26,14 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreAnyFunction(library+".(*ToxicLink).write"), goleak.IgnoreAnyFunction(library+"/toxics.(*ToxicStub).Run"))
 }
 
-// A short run, with the race detector in all processes if the test has it.
+// A short run, with the race detector in all processes if the test has it. What is late may be so for other tests at the same time.
 func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
 	temp := t.TempDir()
 	require.NoError(t, os.Chmod(temp, 0o777)) // the server may run as another user, for whom its programs are there
 	require.NoError(t, os.Chmod(filepath.Dir(temp), 0o755))
 	t.Setenv("TMPDIR", temp)
 	var log strings.Builder
-	v, err := run(t.Context(), options{seed: 15, length: 11 * time.Second, nodes: 3, rest: restHere()}, &log)
+	v, err := run(t.Context(), options{seed: 15, length: 11 * time.Second, nodes: 3, rest: restHere(), slack: time.Minute}, &log)
 	if errors.Is(err, devpg.ErrNoServer) {
 		t.Skip("there are no PostgreSQL server binaries on this machine")
 	}
