@@ -58,7 +58,11 @@ func (c *cluster) url() string {
 func boot(ctx context.Context, bin binaries, as *account, o *Options) (*cluster, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
-	w, dir, err := watch(ctx, bin, as, settings(ctx, o, &bin))
+	env := serverEnv()
+	if !o.Fsync {
+		env = append(env, shortSessions)
+	}
+	w, dir, err := watch(ctx, bin, as, settings(ctx, o, &bin), env)
 	if err != nil {
 		return nil, fmt.Errorf("boot a server%s: %w", as.suffix(), err)
 	}

@@ -48,6 +48,7 @@ func TestStart_FsyncOption_ChangesDurabilityButNotSemantics(t *testing.T) {
 		assert.Equal(t, want, mustQuery(t, srv, "SHOW full_page_writes"))
 		assert.Equal(t, "on", mustQuery(t, srv, "SHOW synchronous_commit"))
 		assert.Equal(t, "on", mustQuery(t, srv, "SHOW autovacuum"))
+		assert.Equal(t, !fsync, strings.Contains(mustQuery(t, srv, "SHOW shared_preload_libraries"), "plpgsql"))
 	}
 }
 

@@ -43,8 +43,8 @@ type watchdog struct {
 	pending  []byte   // read, and not yet a line
 }
 
-// watch starts a watchdog and returns the directory that it made.
-func watch(ctx context.Context, bin binaries, as *account, conf string) (*watchdog, string, error) {
+// watch starts a watchdog, whose server has conf and env, and returns the directory that it made.
+func watch(ctx context.Context, bin binaries, as *account, conf string, env []string) (*watchdog, string, error) {
 	name := "pgwake-devpg-" + strings.ToLower(rand.Text()[:16])
 	// The temporary directory of root need not be open to the server's user.
 	dirs := slices.Compact([]string{filepath.Join(os.TempDir(), name), filepath.Join("/tmp", name)})
@@ -65,7 +65,7 @@ func watch(ctx context.Context, bin binaries, as *account, conf string) (*watchd
 	args := append([]string{"-c", watchdogScript, "pgwake-devpg-watchdog", bin.dir, bin.lib, conf}, dirs...)
 	cmd := exec.Command("/bin/sh", args...)
 	cmd.Dir = "/"
-	cmd.Env = serverEnv()
+	cmd.Env = env
 	cmd.Stdin, cmd.Stdout = stdin, stdout
 	as.run(cmd)
 	err = cmd.Start()
