@@ -103,9 +103,10 @@ mutants:
 mutants-quick:
 	@$(WITH_PG) -- $(GO) run ./internal/mutants -first -run '^[01][0-9] '
 
-## model-quick: every order of steps of the wake-up protocol, in the sizes that take up to half a minute each; without the race detector, about a minute
+## model-quick: every order of steps of the wake-up protocol, in the sizes that take up to half a minute each, and simulations of it; without the race detector, about a minute
 model-quick:
 	$(GO) test -count=1 -timeout 20m ./docs/model
+	$(GO) test -count=1 -timeout 20m -run 'ForAParkedDispatcher|NoDueItemWaitsLong|IsToldOfItsLeases' .
 
 ## model: every order of steps of the wake-up protocol, at full size; takes hours
 model:

@@ -765,7 +765,7 @@ func TestDegradation_ListenerKilledAndServerRestartedUnderLoad_LosesNothing(t *t
 		return len(n.handled)
 	}
 	var slowest time.Duration
-	for round := range rounds(t, 8) {
+	for round := range rounds(t, 4) {
 		loaded := delivered() + 40
 		require.Eventually(t, func() bool { return delivered() >= loaded }, patience, time.Millisecond, "work does not flow")
 		sessions, quietSessions := n.Stats().Reconnects, quiet.Stats().Reconnects

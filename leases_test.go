@@ -727,7 +727,7 @@ func (d *deployment) idler(namespace string, since time.Time) int {
 
 // A node that does not listen does not hear who joins, so it counts on nobody. Whatever order the moments take.
 func TestDeployment_NodeJoinsWhileAnotherIsDeaf_IsToldOfItsLeases(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range virtualtime.Seeds(200) {
 		p := plan{seed: seed, policy: Never, leases: []time.Duration{10 * time.Second}, nodes: [][][]string{{nil}, {nil}}}
 		p.steps = []step{
 			{visits, 0, time.Second}, {goesDeaf, 0, 500 * time.Millisecond}, {dies, 1, time.Millisecond},

@@ -520,51 +520,50 @@ func TestLimits_RatePerKey_OneByOne_EachPays(t *testing.T) {
 
 func TestLimits_RatePerKey_NobodyClaimsForLong_NoMoreThanABurstBegins(t *testing.T) {
 	t.Parallel()
-	for burst := 1; burst <= 3; burst++ {
-		for _, batch := range []int{1, 4, 100} {
-			n := newNode(t, nil)
-			n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 10 * time.Minute, Burst: burst}})
-			var all, began []string
-			add := func(count int) {
-				for range count {
-					name := fmt.Sprint(len(all))
-					_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Key: "k"}, nil)
-					require.NoError(t, err)
-					all = append(all, name)
-				}
+	for _, one := range []struct{ burst, batch int }{{1, 1}, {1, 100}, {2, 4}, {3, 4}} {
+		burst, batch := one.burst, one.batch
+		n := newNode(t, nil)
+		n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 10 * time.Minute, Burst: burst}})
+		var all, began []string
+		add := func(count int) {
+			for range count {
+				name := fmt.Sprint(len(all))
+				_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Key: "k"}, nil)
+				require.NoError(t, err)
+				all = append(all, name)
 			}
-			begin := func(most int) {
-				t.Helper()
-				for count := 0; ; {
-					items, names := n.takeSome(t, batch)
-					if count += len(items); len(items) == 0 {
-						require.Equal(t, most, count, "burst %d, batches of %d", burst, batch)
-						return
-					}
-					began = append(began, names...)
-					for _, item := range items {
-						require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
-					}
-				}
-			}
-			add(12 + burst)
-			begin(burst)
-			for _, lull := range []time.Duration{10 * time.Hour, 65 * time.Minute} {
-				pgwaketest.Advance(t, n.Provider, lull)
-				add(1)
-				begin(burst)
-				pgwaketest.Advance(t, n.Provider, 5*time.Minute)
-				begin(0)
-				pgwaketest.Advance(t, n.Provider, 5*time.Minute)
-				begin(1)
-			}
-			pgwaketest.Advance(t, n.Provider, 24*time.Hour)
-			add(1)
-			for begin(burst); len(began) < len(all); begin(1) {
-				pgwaketest.Advance(t, n.Provider, 10*time.Minute)
-			}
-			require.Equal(t, all, began)
 		}
+		begin := func(most int) {
+			t.Helper()
+			for count := 0; ; {
+				items, names := n.takeSome(t, batch)
+				if count += len(items); len(items) == 0 {
+					require.Equal(t, most, count, "burst %d, batches of %d", burst, batch)
+					return
+				}
+				began = append(began, names...)
+				for _, item := range items {
+					require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+				}
+			}
+		}
+		add(12 + burst)
+		begin(burst)
+		for _, lull := range []time.Duration{10 * time.Hour, 65 * time.Minute} {
+			pgwaketest.Advance(t, n.Provider, lull)
+			add(1)
+			begin(burst)
+			pgwaketest.Advance(t, n.Provider, 5*time.Minute)
+			begin(0)
+			pgwaketest.Advance(t, n.Provider, 5*time.Minute)
+			begin(1)
+		}
+		pgwaketest.Advance(t, n.Provider, 24*time.Hour)
+		add(1)
+		for begin(burst); len(began) < len(all); begin(1) {
+			pgwaketest.Advance(t, n.Provider, 10*time.Minute)
+		}
+		require.Equal(t, all, began)
 	}
 }
 
@@ -1005,7 +1004,7 @@ func TestFair_Weights_AreChances(t *testing.T) {
 // is free; and nobody needs the fallback.
 func TestLimits_FiveNodes_NeverTooMany_AndNoPlaceIdle(t *testing.T) {
 	t.Parallel()
-	const most, items, took = 10, 300, 10 * time.Millisecond
+	const most, items, took = 10, 100, 10 * time.Millisecond
 	for _, l := range []pgwake.Limits{{MaxRunning: most}, {MaxRunningPerKey: most / 2}} {
 		n := newNode(t, nil)
 		n.limit(t, l)

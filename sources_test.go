@@ -1076,7 +1076,7 @@ func TestSource004_StressIdleQueryLoad(t *testing.T) {
 	awaitParked(t, p, Orchestrator, dispatchers)
 	awaitParked(t, p, Worker, dispatchers)
 
-	idle := stressTime(t, 5*time.Second)
+	idle := stressTime(t, 2*time.Second)
 	fetchesBefore, sentBefore := fetches.Load(), sent.Load()
 	var ranBefore int64
 	if ran != nil {

@@ -62,7 +62,7 @@ func TestTrust_Credit_IsSpentPaidBackAndEarned(t *testing.T) {
 // Invariant (3) for lanes, and the promise.
 func TestTrust_StrangerNotifiesAllTheTime_FewLookAndNoDueItemWaitsLong(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(4) {
+	for seed := range virtualtime.Seeds(4) {
 		virtualtime.Test(t, func(t *testing.T) {
 			s := newSimulation(t, seed, &Config{AggressivePolicy: Never})
 			s.stranger = true

@@ -395,7 +395,7 @@ func (w *world) end() {
 // Producers of every kind, and nodes that come and leave in good order.
 func TestWakeProperty_WithoutFaults_NoDueItemWaitsWhileADispatcherDoes(t *testing.T) {
 	testdbURL = testdb.URL(t)
-	propertyCases(t, 20)
+	propertyCases(t, 10)
 	p := newProperty(t)
 	rapid.Check(t, func(t *rapid.T) { p.run(t, drawScenario(t, false)) })
 }
@@ -403,7 +403,7 @@ func TestWakeProperty_WithoutFaults_NoDueItemWaitsWhileADispatcherDoes(t *testin
 // Nodes that die, pause, and lose their connections, in the middle of it.
 func TestWakeProperty_WithFaults_OneFallbackFindsWhatIsLost(t *testing.T) {
 	testdbURL = testdb.URL(t)
-	propertyCases(t, 8)
+	propertyCases(t, 4)
 	p := newProperty(t)
 	rapid.Check(t, func(t *rapid.T) { p.run(t, drawScenario(t, true)) })
 }

@@ -48,7 +48,7 @@ type crash struct {
 	ledger   string
 }
 
-// Of one group each node handles everything; of the other each has handlers of its own. Two processes emit and four handle, and whenever some more events are handled, something crashes: PGWAKE_ROUNDS times. PGWAKE_SEED draws the same
+// Of one group each node handles everything; of the other each has handlers of its own. Two processes emit and four handle, and whenever some more events are handled, something crashes: PGWAKE_ROUNDS times, or four. PGWAKE_SEED draws the same
 // faults and events once more; how they meet is the machine's.
 func TestCrash_AtRandomMoments_EachEventIsLoggedOnceAndHandledOnceByEachGroupInOrder(t *testing.T) {
 	if testing.Short() {
@@ -72,7 +72,7 @@ func TestCrash_AtRandomMoments_EachEventIsLoggedOnceAndHandledOnceByEachGroupInO
 		{"a backend is killed", c.killBackend}, {"the server is killed", c.killServer}, {"the server crashes", c.crashServer},
 	}
 	var order []int // so that each comes as often as the others
-	for range fromEnvironment(t, "PGWAKE_ROUNDS", uint64(len(faults))) {
+	for range fromEnvironment(t, "PGWAKE_ROUNDS", 4) {
 		if len(order) == 0 {
 			order = c.random.Perm(len(faults))
 		}

@@ -41,7 +41,7 @@ func TestCrash_SchedulesOverFiveNodesThatAreKilled_EachTickExactlyOnce(t *testin
 	seed := fromEnvironment(t, "PGWAKE_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("PGWAKE_SEED=%d", seed)
 	count := int(fromEnvironment(t, "PGWAKE_SCHEDULES", 40))
-	lasts := time.Duration(fromEnvironment(t, "PGWAKE_TICK_SECONDS", 12)) * time.Second
+	lasts := time.Duration(fromEnvironment(t, "PGWAKE_TICK_SECONDS", 8)) * time.Second
 	// A hundred ticks a second at most, so that two processors keep up with them under the race detector.
 	seconds := 2
 	for _, s := range []int{2, 5, 10} {

@@ -22,6 +22,15 @@ func Test(t *testing.T, f func(*testing.T)) {
 	synctest.Test(t, f)
 }
 
+// Seeds are those of a simulation that has n: with the race detector, which makes one fifteen times as slow, a quarter of them.
+// make model-quick has all.
+func Seeds(n uint64) uint64 {
+	if raceDetector {
+		return (n + 3) / 4
+	}
+	return n
+}
+
 // A processor is a matter of the whole process, and tests may be parallel.
 var (
 	mu       sync.Mutex
