@@ -38,14 +38,14 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 demo:
 	@$(GO) build -o bin/quickstart ./examples/quickstart && exec bin/quickstart
 
-# Vetting is for check.
+# Vetting is for check. To begin sessions would take PostgreSQL as long as all else that the tests want of it.
 ## test: all tests of all modules, with the race detector; installs what some of them need if it is root on Debian
 test:
 ifeq ($(RACE),)
 	@echo "no cgo or no C compiler: testing without the race detector" >&2
 endif
 	@.ci/packages
-	@mkdir -p bin; { $(WITH_PG) -- .ci/modules "$(GO) test $(RACE) -vet=off -timeout 60m" $(MODULES); \
+	@mkdir -p bin; { $(WITH_PG) -keep-sessions -- .ci/modules "$(GO) test $(RACE) -vet=off -timeout 60m" $(MODULES); \
 		echo $$? >bin/test.status; } 2>&1 | tee bin/test.log; \
 	status=$$(cat bin/test.status); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
 

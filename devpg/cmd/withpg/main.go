@@ -1,6 +1,6 @@
 // Command withpg runs a command with a PostgreSQL for it.
 //
-//	withpg [-fsync] [-pg 15] [-ignore-url] [-keep-url] -- command [arguments]
+//	withpg [-fsync] [-pg 15] [-ignore-url] [-keep-url] [-keep-sessions] -- command [arguments]
 //
 // It takes the server at $PGWAKE_DATABASE_URL or $DATABASE_URL if one answers, and
 // otherwise starts one, in the ways of package [github.com/pgwake/pgwake/devpg].
@@ -15,6 +15,10 @@
 //	-pg 15       the major version; defaults to $PGWAKE_PG, else any
 //	-ignore-url  start a server even if the environment has the URL of one
 //	-keep-url    if PGWAKE_DATABASE_URL is set, leave all as it is
+//	-keep-sessions
+//	             give sessions of clients that have ended to others, as new ones: what
+//	             thousands of short ones cost is for the most part that they begin. Only
+//	             for a server that it starts, and by a port of its own that is in the URL
 //
 // The exit status is the command's, or 128 and its signal if it was ended by one;
 // 127 if the command is not found, 126 if it cannot be run, 125 if there is no
@@ -62,13 +66,14 @@ func run(args []string, stderr io.Writer) int {
 	flags := flag.NewFlagSet("withpg", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() {
-		fmt.Fprintln(stderr, "usage: withpg [-fsync] [-pg 15] [-ignore-url] [-keep-url] -- command [arguments]")
+		fmt.Fprintln(stderr, "usage: withpg [-fsync] [-pg 15] [-ignore-url] [-keep-url] [-keep-sessions] -- command [arguments]")
 		flags.PrintDefaults()
 	}
 	flags.BoolVar(&opts.Fsync, "fsync", false, "start a server that writes as in production")
 	flags.StringVar(&opts.Version, "pg", "", "major version of PostgreSQL (default $"+versionVariable+", else any)")
 	flags.BoolVar(&opts.IgnoreURL, "ignore-url", false, "start a server even if the environment has the URL of one")
-	keep := flags.Bool("keep-url", false, "if "+urlVariable+" is set, leave all as it is")
+	keepURL := flags.Bool("keep-url", false, "if "+urlVariable+" is set, leave all as it is")
+	again := flags.Bool("keep-sessions", false, "give sessions of clients that have ended to others, as new ones")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {
@@ -85,7 +90,7 @@ func run(args []string, stderr io.Writer) int {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 
 	env := os.Environ()
-	if *keep && os.Getenv(urlVariable) != "" {
+	if *keepURL && os.Getenv(urlVariable) != "" {
 		fmt.Fprintln(stderr, "withpg: "+urlVariable+" is kept as it is")
 	} else {
 		var passedOver []string // part of the error if there is no server
@@ -102,7 +107,16 @@ func run(args []string, stderr io.Writer) int {
 		for _, line := range passedOver { // the last one says which was taken
 			fmt.Fprintln(stderr, "withpg: "+strings.TrimPrefix(line, "devpg: "))
 		}
-		env = append(env, urlVariable+"="+srv.URL, usualVariable+"="+srv.URL)
+		url := srv.URL
+		if *again && srv.Owned() {
+			if kept, ours, err := keepSessions(url); err != nil {
+				fmt.Fprintln(stderr, "withpg: sessions are not kept:", err) // it takes longer
+			} else {
+				defer kept.close()
+				url = ours
+			}
+		}
+		env = append(env, urlVariable+"="+url, usualVariable+"="+url)
 		if opts.Version != "" {
 			// Otherwise a command that reads the variable might pass this server over.
 			env = append(env, versionVariable+"="+opts.Version)
