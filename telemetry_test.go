@@ -177,7 +177,7 @@ func TestTelemetry_NodeHibernates_SaysSo_AndTheQueuesAreLeftAlone(t *testing.T) 
 	m := testmeter.New()
 	p := testProvider(t, Config{MeterProvider: m, MeasureDepths: time.Second, HibernateAfter: 100 * time.Millisecond, HibernatePoll: time.Hour})
 	p.cfg.MeasureDepths = time.Nanosecond
-	eventually(t, "it hibernates", func() bool { return p.Stats().Hibernating })
+	eventually(t, "it hibernates", func() bool { return p.Stats().Hibernations == 1 }) // a moment after it has ceased to listen
 	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('x', p_namespace => 'n')`)
 	seen, err := m.Collect(t.Context())
 	require.NoError(t, err)

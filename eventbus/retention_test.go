@@ -141,7 +141,7 @@ func TestKeepLog_NodesAndReplaysOfOldTimes_AreForgotten(t *testing.T) {
 		l.eventually(func() bool { return one[bool](l, `SELECT ended_at IS NOT NULL FROM get_replay($1)`, replay) }, "it ends")
 	}
 	l.exec(`UPDATE event_replays SET ended_at = now() - interval '3 months' WHERE replay_id = (SELECT min(replay_id) FROM event_replays)`)
-	require.Equal(t, "done", l.keep(0))
+	l.eventually(func() bool { return l.keep(0) == "done" }, "the node may be at it, as it is once a day")
 	require.Equal(t, []string{"late"}, all[string](l, `SELECT node_id FROM event_nodes WHERE node_id IN ('crashed', 'stopped', 'late')`))
 	require.Equal(t, 2, one[int](l, `SELECT count(*) FROM event_nodes`), "and the one that runs")
 	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_replays`))
