@@ -152,6 +152,9 @@ func TestPromise_AllInterleavings(t *testing.T) {
 	for _, size := range sizes {
 		t.Run(size.cfg.Name, func(t *testing.T) {
 			skip(t, size.length)
+			if size.states > 10_000 {
+				notWithDetector(t)
+			}
 			t.Parallel()
 			r := exploreAll(t, size.cfg)
 			require.Equal(t, Nothing, r.Fault, "\n"+strings.Join(r.Trace, "\n"))
@@ -166,8 +169,19 @@ func skip(t *testing.T, l length) {
 	if l == full && os.Getenv("PGWAKE_MODEL") != "full" {
 		t.Skip("takes minutes to hours; PGWAKE_MODEL=full runs it")
 	}
-	if l == long && (testing.Short() || raceEnabled) {
-		t.Skip("takes longer than a second, and ten times as long under the race detector, for nothing: it is one goroutine")
+	if l == long && testing.Short() {
+		t.Skip("takes longer than a second")
+	}
+	if l == long {
+		notWithDetector(t)
+	}
+}
+
+// notWithDetector leaves out what takes the race detector seconds, in which it has nothing to find: make model-quick has all.
+func notWithDetector(t *testing.T) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("takes ten times as long under the race detector, for nothing: it is one goroutine")
 	}
 }
 
@@ -213,6 +227,7 @@ func TestSketch_SmallSpace_MissesNothing(t *testing.T) {
 }
 
 func TestTransitions_Each_IsReached(t *testing.T) {
+	notWithDetector(t)
 	var taken [transitionCount]int
 	for _, cfg := range []Config{
 		{Nodes: alike(1, 2), Producers: one, TimeOuts: true},
@@ -243,6 +258,7 @@ func TestTransitions_Each_IsReached(t *testing.T) {
 
 // What is kept of a state is the whole of it, and the same for all that it stands for.
 func TestEncode_RandomWalks_RoundTrip(t *testing.T) {
+	notWithDetector(t)
 	for seed, cfg := range []Config{
 		{Nodes: alike(2, 2), Producers: three, Leaves: 1, Deaths: 1, Faults: 2, TimeOuts: true},
 		{Nodes: alike(3, 1), Producers: mixed, Leaves: 1, Deaths: 1, Faults: 1},
