@@ -101,7 +101,7 @@ mutants:
 
 ## mutants-quick: each of the twelve holes once
 mutants-quick:
-	@$(WITH_PG) -- $(GO) run ./internal/mutants -first -run '^[01][0-9] '
+	@$(WITH_PG) -keep-sessions -- $(GO) run ./internal/mutants -first -run '^[01][0-9] '
 
 ## model-quick: every order of steps of the wake-up protocol, in the sizes that take up to half a minute each, and simulations of it; without the race detector, about a minute
 model-quick:
