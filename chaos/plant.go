@@ -33,7 +33,7 @@ var plants = map[string]func(*workload){
 		}
 	},
 	"connection": func(w *workload) {
-		for n := 0; n < 150 && nap(w.alive, 200*time.Millisecond); n++ { // the server does not admit many more
+		for n := 0; n < 150 && nap(w.alive, 100*time.Millisecond); n++ { // the server does not admit many more
 			w.loops.Go(func() {
 				conn, err := pgx.Connect(w.alive, w.ListenURL)
 				if err != nil {
