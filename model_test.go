@@ -378,6 +378,8 @@ type modelRun struct {
 	serial int
 	work   []modelToken
 	turns  []modelToken
+
+	arrived time.Time // when it last travelled
 }
 
 var (
@@ -629,10 +631,12 @@ func (r *modelRun) renewTurn(t *rapid.T) {
 }
 
 // travel goes by a quarter of a minute more than whole ones: what waits for an instant of the model is never so close to
-// it that the time of the calls themselves would matter.
+// it that the time of the calls themselves would matter. What those have taken since the last one is part of the way, so that they may take long
+// altogether.
 func (r *modelRun) travel(t *rapid.T) {
 	d := time.Duration(rapid.IntRange(1, 3).Draw(t, "minutes"))*time.Minute + 15*time.Second
-	r.node.travel(t, d)
+	r.node.travel(t, d-time.Since(r.arrived))
+	r.arrived = time.Now()
 	r.model.clock += d
 }
 
@@ -644,7 +648,7 @@ func TestModel_AllVerbsInAnyOrder_AnswerAsTheModelDoes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n.exec(t, `WITH w AS (DELETE FROM worker_queue), o AS (DELETE FROM orchestrator_queue), l AS (DELETE FROM instance_locks),
 		                h AS (DELETE FROM history) DELETE FROM instances`)
-		r := &modelRun{node: n, model: newContractModel()}
+		r := &modelRun{node: n, model: newContractModel(), arrived: time.Now()}
 		m := r.model
 		verbs := map[string]func(*rapid.T){
 			"enqueue work": func(t *rapid.T) {
