@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -46,6 +47,7 @@ type crash struct {
 	emitters []*process
 	nodes    []*process
 	ledger   string
+	conn     *pgx.Conn // for the test's own questions; nil: there was none
 }
 
 // Of one group each node handles everything; of the other each has handlers of its own. Two processes emit and four handle, and whenever some more events are handled, something crashes: PGWAKE_ROUNDS times, or four. PGWAKE_SEED draws the same
@@ -87,9 +89,7 @@ func TestCrash_AtRandomMoments_EachEventIsLoggedOnceAndHandledOnceByEachGroupInO
 	for _, p := range c.emitters {
 		require.NoError(t, p.stop(), p.ID)
 	}
-	require.Eventually(t, func() bool {
-		return c.ask(`SELECT (SELECT count(*) FROM crash.worker_queue) + (SELECT count(*) FROM crash.event_lines)`) == 0
-	}, 10*patience, 50*time.Millisecond, "what is left is handled")
+	c.none("deliveries and lines are left", `SELECT (SELECT count(*) FROM crash.worker_queue) + (SELECT count(*) FROM crash.event_lines)`)
 	for _, p := range c.nodes {
 		require.NoError(t, p.stop(), p.ID)
 	}
@@ -127,6 +127,9 @@ func newCrash(t *testing.T, seed uint64, members ...member) *crash {
 		}
 	}
 	t.Cleanup(func() {
+		if c.conn != nil {
+			_ = c.conn.Close(context.Background())
+		}
 		for _, p := range slices.Concat(c.nodes, c.emitters) {
 			if p.Cmd != nil && p.ProcessState == nil {
 				p.kill()
@@ -143,19 +146,41 @@ func newCrash(t *testing.T, seed uint64, members ...member) *crash {
 func (c *crash) query(sql string, each func(pgx.CollectableRow) error, args ...any) {
 	c.t.Helper()
 	var err error
-	require.Eventually(c.t, func() bool {
-		var conn *pgx.Conn
-		if conn, err = pgx.Connect(c.t.Context(), c.server.URL); err != nil {
-			return false
+	c.eventually(patience, func() bool {
+		// One connection for all questions: to begin one takes the server as long as what the members have it do in that time.
+		if c.conn == nil || c.conn.IsClosed() {
+			if c.conn, err = pgx.Connect(c.t.Context(), c.server.URL); err != nil {
+				return false
+			}
 		}
-		defer func() { _ = conn.Close(context.Background()) }()
 		var rows pgx.Rows
-		if rows, err = conn.Query(c.t.Context(), sql, args...); err != nil {
+		if rows, err = c.conn.Query(c.t.Context(), sql, args...); err != nil {
 			return false
 		}
 		_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (none struct{}, err error) { return none, each(row) })
 		return err == nil
-	}, patience, 20*time.Millisecond, sql)
+	}, func() string { return fmt.Sprintf("%s: %v", sql, err) })
+}
+
+// eventually is for what may take so long. It asks in the goroutine of the test, which alone may end it, and so seldom that the members come to
+// their work.
+func (c *crash) eventually(within time.Duration, so func() bool, otherwise func() string) {
+	c.t.Helper()
+	for end := time.Now().Add(within); !so(); doze(c.t.Context(), 50*time.Millisecond) {
+		if time.Now().After(end) {
+			require.Fail(c.t, "not within "+within.String(), otherwise())
+		}
+	}
+}
+
+// none waits until a number is 0.
+func (c *crash) none(what, sql string) {
+	c.t.Helper()
+	var left int64
+	c.eventually(10*patience, func() bool {
+		left = c.ask(sql)
+		return left == 0
+	}, func() string { return fmt.Sprintf("%d %s", left, what) })
 }
 
 // ask reads a number.
@@ -169,9 +194,9 @@ func (c *crash) ask(sql string, args ...any) (n int64) {
 func (c *crash) handles(n int) {
 	c.t.Helper()
 	from := c.ask(`SELECT coalesce(max(place), 0) FROM crash.effects`)
-	require.Eventually(c.t, func() bool {
+	c.eventually(patience, func() bool {
 		return c.ask(`SELECT count(*) FROM crash.effects WHERE place > $1`, from) >= int64(n)
-	}, patience, 20*time.Millisecond, "nothing is handled any more")
+	}, func() string { return "nothing is handled any more" })
 }
 
 func (c *crash) one(of []*process) *process { return of[c.random.IntN(len(of))] }
@@ -205,9 +230,9 @@ func (c *crash) replaceNode() {
 
 // killBackend kills the process of a session, upon which the server ends all others and recovers.
 func (c *crash) killBackend() {
-	require.Eventually(c.t, func() bool { // the session may just have ended
+	c.eventually(patience, func() bool { // the session may just have ended
 		return kill(c.ask(`SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1`)) == nil
-	}, patience, 20*time.Millisecond, "no session is there")
+	}, func() string { return "no session is there" })
 }
 
 // killServer kills the postmaster. Its children notice, or are stopped.

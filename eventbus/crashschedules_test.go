@@ -40,7 +40,7 @@ func TestCrash_SchedulesOverFiveNodesThatAreKilled_EachTickExactlyOnce(t *testin
 	t.Parallel()
 	seed := fromEnvironment(t, "PGWAKE_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("PGWAKE_SEED=%d", seed)
-	count := int(fromEnvironment(t, "PGWAKE_SCHEDULES", 40))
+	count := int(fromEnvironment(t, "PGWAKE_SCHEDULES", 12)) // forty are more than two processors keep up with that have other tests to run
 	lasts := time.Duration(fromEnvironment(t, "PGWAKE_TICK_SECONDS", 8)) * time.Second
 	// A hundred ticks a second at most, so that two processors keep up with them under the race detector.
 	seconds := 2
@@ -85,15 +85,13 @@ func TestCrash_SchedulesOverFiveNodesThatAreKilled_EachTickExactlyOnce(t *testin
 	}
 
 	// Whatever a killed node had in hand comes to another one. Then none is late, and after the pauses nothing is left.
-	require.Eventually(t, func() bool {
-		return c.ask(`SELECT count(*) FROM crash.scheduled_tasks WHERE next_at < now() - interval '1 s'`) == 0
-	}, 10*patience, 50*time.Millisecond, "no schedule is stuck")
+	c.none("schedules are behind", `SELECT count(*) FROM crash.scheduled_tasks WHERE next_at < now() - interval '1 s'`)
 	paused := time.Now()
 	for _, k := range ticks {
 		_, err := bus.PauseSchedule(t.Context(), k.Name)
 		require.NoError(t, err)
 	}
-	require.Eventually(t, func() bool { return c.ask(`SELECT count(*) FROM crash.worker_queue`) == 0 }, 10*patience, 50*time.Millisecond, "what came of them is handled")
+	c.none("items are left of what came of them", `SELECT count(*) FROM crash.worker_queue`)
 	for _, n := range c.nodes {
 		require.NoError(t, n.stop(), n.ID)
 	}
