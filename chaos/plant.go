@@ -23,12 +23,12 @@ var plants = map[string]func(*workload){
 	"memory": func(w *workload) {
 		for nap(w.alive, 100*time.Millisecond) {
 			w.members.mu.Lock()
-			w.members.kept = append(w.members.kept, make([]byte, 500<<10))
+			w.members.kept = append(w.members.kept, make([]byte, 1500<<10))
 			w.members.mu.Unlock()
 		}
 	},
 	"goroutine": func(w *workload) {
-		for nap(w.alive, 50*time.Millisecond) {
+		for nap(w.alive, 10*time.Millisecond) {
 			w.loops.Go(func() { <-w.alive.Done() })
 		}
 	},

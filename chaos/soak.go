@@ -322,11 +322,13 @@ func (v *vitals) sum(of vitals) {
 
 // wrong is which counters should be 0 and are not. Scouts that look for what a producer adds in silence count nothing, and
 // nothing else is to make these nodes poll.
-func (v *vitals) wrong() (violations []string) {
-	if v.FallbackFinds > 0 {
+//
+// On a machine that is too slow, notifications come later than the moment that a find has before it counts as unannounced.
+func (v *vitals) wrong(slow bool) (violations []string) {
+	if v.FallbackFinds > 0 && !slow {
 		violations = append(violations, fmt.Sprintf("%d unannounced finds of fallbacks", v.FallbackFinds))
 	}
-	if v.ScoutFinds > 0 {
+	if v.ScoutFinds > 0 && !slow {
 		violations = append(violations, fmt.Sprintf("%d unannounced finds of scouts", v.ScoutFinds))
 	}
 	if v.Panics > 0 {
@@ -375,7 +377,7 @@ func (s *soaking) sampleAll(ctx context.Context, conn *pgx.Conn) error {
 func (s *soaking) verdict() *soakVerdict {
 	v := &soakVerdict{options: s.options, accounts: s.accounts, vitals: s.last, stalls: s.stalled(0), samples: len(s.recorder.readings)}
 	v.table, v.violations = growthTable(soakGauges(), s.recorder.readings)
-	v.violations = slices.Concat(v.violations, s.last.wrong(), s.violations, s.accounts.j.v.violations)
+	v.violations = slices.Concat(v.violations, s.last.wrong(s.slack > 0), s.violations, s.accounts.j.v.violations)
 	return v
 }
 

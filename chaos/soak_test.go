@@ -21,8 +21,9 @@ func briefSoak(t *testing.T, length time.Duration, plant ...string) (v *soakVerd
 	require.NoError(t, os.Chmod(temp, 0o777)) // the server may run as another user
 	t.Setenv("TMPDIR", temp)
 	var log strings.Builder
-	s := newSoak(options{soak: true, seed: 15, length: length, plant: plant, samples: filepath.Join(t.TempDir(), "samples")}, &log)
-	s.warmUp, s.late = 2*time.Second, time.Minute // nothing here is about the speed of the machine
+	s := newSoak(options{soak: true, seed: 15, length: length, plant: plant, samples: filepath.Join(t.TempDir(), "samples"),
+		slack: time.Minute}, &log) // nothing here is about the speed of the machine
+	s.warmUp = 2 * time.Second
 	v, err := s.run(t.Context(), func(string) {})
 	if errors.Is(err, devpg.ErrNoServer) {
 		t.Skip("there are no PostgreSQL server binaries on this machine")
@@ -64,11 +65,12 @@ func TestSoak_Planted_IsFound(t *testing.T) {
 
 func TestVitals_Wrong_SaysWhich(t *testing.T) {
 	sound := vitals{Items: 1, Looks: 1, Fallbacks: 1, Reconnects: 1, Opened: 1}
-	assert.Empty(t, sound.wrong())
+	assert.Empty(t, sound.wrong(false))
 	var all vitals
 	all.sum(vitals{FallbackFinds: 1})
 	all.sum(vitals{FallbackFinds: 1, ScoutFinds: 4, Panics: 3})
-	assert.Equal(t, []string{"2 unannounced finds of fallbacks", "4 unannounced finds of scouts", "3 panics of the engine"}, all.wrong())
+	assert.Equal(t, []string{"2 unannounced finds of fallbacks", "4 unannounced finds of scouts", "3 panics of the engine"}, all.wrong(false))
+	assert.Equal(t, []string{"3 panics of the engine"}, all.wrong(true))
 }
 
 func TestPlantsOf_Unknown_IsAnError(t *testing.T) {
