@@ -212,7 +212,8 @@ func (k *Kind) close() {
 	_ = k.conn.Close(ctx)
 }
 
-// objects identifies everything in the schema that is no row. Functions may have the schema's name in them.
+// objects identifies everything in the schema that is no row, in one order: a trigger has its name on each partition. Functions may
+// have the schema's name in them.
 const objects = `
 	SELECT md5(replace(concat_ws('; ',
 		(SELECT string_agg(concat(relname, relkind, relpersistence, relrowsecurity, reloptions, relacl, obj_description(oid, 'pg_class'),
@@ -224,8 +225,9 @@ const objects = `
 		  WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p', 'v', 'm') AND attnum > 0),
 		(SELECT string_agg(concat(pg_get_functiondef(oid), proacl, obj_description(oid, 'pg_proc')), ',' ORDER BY proname, pg_get_function_arguments(oid))
 		   FROM pg_proc WHERE pronamespace = current_schema()::regnamespace),
-		(SELECT string_agg(conname || pg_get_constraintdef(oid), ',' ORDER BY conname) FROM pg_constraint WHERE connamespace = current_schema()::regnamespace),
-		(SELECT string_agg(concat(pg_get_triggerdef(t.oid), tgenabled), ',' ORDER BY tgname)
+		(SELECT string_agg(concat(conrelid::regclass, conname, pg_get_constraintdef(oid)), ',' ORDER BY conrelid::regclass::text, conname)
+		   FROM pg_constraint WHERE connamespace = current_schema()::regnamespace),
+		(SELECT string_agg(concat(pg_get_triggerdef(t.oid), tgenabled), ',' ORDER BY tgname, relname)
 		   FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = current_schema()::regnamespace AND NOT tgisinternal),
 		(SELECT nspacl::text FROM pg_namespace WHERE nspname = current_schema())), coalesce(current_schema(), 'none'), ''))`
 
