@@ -109,7 +109,8 @@ func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers fu
 	}
 	archive := ""
 	if keep := n.p.ArchiveFor(); keep > 0 {
-		archive = fmt.Sprintf(", p_archive_for => '%d microseconds'", keep.Microseconds())
+		// Before PostgreSQL 15, no number in an interval may be above 2³¹.
+		archive = fmt.Sprintf(", p_archive_for => '%d seconds %d microseconds'", keep/time.Second, (keep % time.Second).Microseconds())
 	}
 	tx, err := n.p.Pool().BeginTx(ctx, pgx.TxOptions{
 		IsoLevel: pgx.ReadCommitted, CommitQuery: fmt.Sprintf("SELECT %sack_work(%d, '%s'%s); COMMIT", n.in, item, claim, archive), // numbers and a UUID
