@@ -278,6 +278,33 @@ func TestDegradation_ListenBytesVanish_WorkFlowsAndPushReturns(t *testing.T) {
 	n.pushed(t, 5*time.Second+back) // an attempt that began before may have to give up first
 }
 
+// All that the node has vanishes at once. When it has noticed that LISTEN is silent, nobody has to find out for himself, by another deadline,
+// that the connections of the pool are so too.
+func TestDegradation_AllConnectionsVanish_OneDeadlineFindsOut(t *testing.T) {
+	t.Parallel()
+	server := breakableServer(t).URL
+	config, err := pgx.ParseConfig(server)
+	require.NoError(t, err)
+	link := newLink(t, config)
+	n := trouble(t, server, pgwake.Config{FallbackInterval: quickFallback}, func(pool *pgxpool.Config, listen *pgx.ConnConfig) {
+		link.use(pool.ConnConfig)
+		link.use(listen)
+	})
+	t.Cleanup(link.cut) // before the pool ends
+	n.pushed(t, patience)
+	release := n.exhaust(t) // so that all are there
+	release()
+	require.Eventually(t, func() bool { // nobody else asks
+		return pgwake.WorkSettled(n.Provider, pgwake.DefaultNamespace) && pgwake.ExpectsNoWork(n.Provider, pgwake.DefaultNamespace)
+	}, patience, time.Millisecond)
+
+	link.forget()
+	n.produce(t, "unheard")
+	require.Eventually(t, func() bool { return !n.Stats().Listening }, unnoticed+back, time.Millisecond)
+	n.await(t, "unheard", back/2)
+	n.pushed(t, back)
+}
+
 // A request on a connection of the pool vanishes, while LISTEN is well: the fetch's own, or that of a pool which
 // tries its connections before use and gives that no limit.
 func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) {

@@ -57,8 +57,8 @@ type engine struct {
 	ctx   context.Context
 	stop  context.CancelFunc
 
-	// lost is told when the LISTEN connection is lost.
-	lost func()
+	// lost is told when the LISTEN connection is lost, and whether that was by its silence.
+	lost func(silent bool)
 
 	// tidy is called every now and then while the node hibernates: connections that nobody uses are to be closed.
 	tidy func()
@@ -69,7 +69,7 @@ type engine struct {
 	readCommitted bool // as the role's default isolation level
 }
 
-func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, lost func()) *engine {
+func newEngine(cfg *Config, sql *statements, pool *pgxpool.Pool, listen dialer, lost func(silent bool)) *engine {
 	e := &engine{cfg: cfg, sql: sql, pool: pool, clock: dbclock.New(cfg.clock), modes: newModes(cfg), lost: lost, tidy: func() {}, poolSilent: func() {}, node: cmp.Or(int32(rand.Uint32()), 1)}
 	e.trust = newTrust(e.clock.Now)
 	e.timer = newTimer(e)
@@ -691,7 +691,6 @@ func (e *engine) listenerLost(wasUp bool) {
 		return
 	}
 	if wasUp {
-		e.lost()
 		e.waits.lookAtWatches()
 	}
 	e.waits.bell.ring() // from here on it polls

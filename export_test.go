@@ -46,6 +46,17 @@ func WorkWaiting(p *Provider) (all, inVain int) {
 	return all, inVain
 }
 
+// ExpectsNoWork reports whether whoever waits for work items of the namespace looks at no instant that is known, such as the end of a lease.
+func ExpectsNoWork(p *Provider, namespace string) bool {
+	nothing := true
+	p.engine.waiters.each(Worker, namespace, func(l *lane) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		nothing = nothing && l.earliest.IsZero() && l.told.IsZero() && l.instantBy.IsZero()
+	})
+	return nothing
+}
+
 // WorkSettled reports whether whoever waits for work items of the namespace, and hears of them, looks only when told to.
 func WorkSettled(p *Provider, namespace string) bool {
 	settled := true

@@ -225,7 +225,7 @@ func (d *deployment) boot(namespaces [][]string) *simNode {
 	}
 	n := &simNode{d: d, namespaces: namespaces, said: make(chan struct{}, 1), ears: make(chan heardNote, 1<<16)}
 	n.ctx, n.kill = context.WithCancel(context.Background())
-	n.e = newEngine(&cfg, newStatements("s"), nil, dialer{}, func() {})
+	n.e = newEngine(&cfg, newStatements("s"), nil, dialer{}, func(bool) {})
 	n.e.listener = &listener{e: n.e}
 	n.voice = &engine{cfg: &cfg, sql: n.e.sql, waiters: n.e.waiters, trust: n.e.trust, timer: n.e.timer, listener: &listener{}}
 	n.voice.listener.current.Store(&session{epoch: 1})

@@ -249,7 +249,11 @@ func (l *listener) hearsAll() bool {
 
 // lost ends the epoch: what was known by listening is void, and the scout takes over.
 func (l *listener) lost(err error) {
-	was := l.current.Swap(nil)
+	wasUp := l.current.Load() != nil
+	if wasUp && l.e.ctx.Err() == nil {
+		l.e.lost(timedOut(err)) // before anybody is sent to the pool instead
+	}
+	l.current.Store(nil)
 	l.hibernation.on.Store(false)
 	l.mu.Lock()
 	l.interrupt = nil
@@ -261,8 +265,14 @@ func (l *listener) lost(err error) {
 		l.e.log().Warn("pgwake: not listening; "+l.instead()+" until it is", "error", err)
 	}
 	l.refuseJobs()
-	l.e.listenerLost(was != nil)
+	l.e.listenerLost(wasUp)
 	l.triedOnce.Do(func() { close(l.tried) })
+}
+
+// timedOut reports whether err is of a peer that gave no sign.
+func timedOut(err error) bool {
+	var silence net.Error
+	return errors.As(err, &silence) && silence.Timeout()
 }
 
 // refuseJobs sends those to the pool who wait for the LISTEN connection to run their statements. There is none any more.

@@ -120,8 +120,8 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 
 // New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
 // connection settings. The Provider never holds one of the pool's connections while it waits. If one of them does
-// not answer a fetch, or what the Provider itself asks, for 5 s, the pool is reset: connections are then closed when
-// nobody uses them, and made anew.
+// not answer a fetch, or what the Provider itself asks, for 5 s, or the LISTEN connection falls silent, the pool is
+// reset: connections are then closed when nobody uses them, and made anew.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, error) {
 	const op = "new"
 	cfg, err := config.resolve()
@@ -150,9 +150,12 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 		histories: newHistoryCache(cfg.HistoryCache), closing: make(chan struct{}), closed: make(chan struct{})}
 	p.abort, p.abortNow = context.WithCancel(context.Background())
 	p.acks, p.enqueues = newAckGroups(p), newEnqueueGroups(p)
-	p.engine = newEngine(&p.cfg, p.sql, pool, direct, func() {
-		if ownPool { // what took the LISTEN connection may have taken the pool's
+	p.engine = newEngine(&p.cfg, p.sql, pool, direct, func(silent bool) { // what took the LISTEN connection may have taken the pool's
+		switch {
+		case ownPool:
 			pool.Reset()
+		case silent:
+			p.unanswered()
 		}
 	})
 	p.engine.poolSilent, p.engine.readCommitted = p.unanswered, readCommitted

@@ -21,7 +21,7 @@ func testEngine(t *testing.T, cfg Config) *engine {
 	cfg.Logger = silent
 	resolved, err := cfg.resolve()
 	require.NoError(t, err)
-	e := newEngine(&resolved, newStatements("s"), nil, dialer{}, func() {})
+	e := newEngine(&resolved, newStatements("s"), nil, dialer{}, func(bool) {})
 	t.Cleanup(e.stop)
 	return e
 }

@@ -57,7 +57,7 @@ func newSimulation(t *testing.T, seed uint64, c *Config) *simulation {
 	c.Logger = silent
 	cfg, err := c.resolve()
 	require.NoError(t, err)
-	e := newEngine(&cfg, newStatements("s"), nil, dialer{}, func() {})
+	e := newEngine(&cfg, newStatements("s"), nil, dialer{}, func(bool) {})
 	// The simulation plays the listener: it sets the epoch and delivers what was notified.
 	e.listener = &listener{e: e}
 	e.listener.current.Store(&session{epoch: 1})

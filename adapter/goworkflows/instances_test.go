@@ -395,7 +395,7 @@ func TestRemoveWorkflowInstances_ManyThatHaveTimeLeft_AreNotRead(t *testing.T) {
 	require.NoError(t, l.WithTx(tx).RemoveWorkflowInstances(l.within(), backend.RemoveFinishedBefore(time.Now().Add(-time.Hour))))
 	var read int
 	require.NoError(t, tx.QueryRow(t.Context(), `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = to_regclass($1)`, table).Scan(&read))
-	require.Less(t, read, 10)
+	require.Less(t, read, 100) // the planner looks at the ends of indexes
 }
 
 // What is sent to an execution when it has ended is for nobody, and must not come for ever.
