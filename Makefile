@@ -6,9 +6,11 @@ MODULES := . bench adapter/goworkflows devpg console cmd/pgwake chaos adapter/wa
 # The race detector needs cgo, and that a C compiler. Without them the tests run all the same.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC | cut -d' ' -f1) >/dev/null 2>&1 && echo -race)
 
-# How many tests of a package run at a time. Several packages do already, and all share one server: what waits for it goes on polling and
-# beating meanwhile: one test of each of two packages leaves two processors with hardly anything idle, and two of each take a fifth longer.
-PARALLEL := $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(((n + 1) / 2)))
+# How many packages are tested at a time, and how many tests of each: much of what they do is to wait, but all share one server, and what waits
+# for it goes on polling and beating meanwhile. Two packages with two tests of each take two processors a fifth longer than with one of each.
+PROCESSORS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+PACKAGES   := $(shell echo $$((($(PROCESSORS) * 3 + 1) / 2)))
+PARALLEL   := $(shell echo $$((($(PROCESSORS) + 1) / 2)))
 
 # One PostgreSQL for all of a run: found, or booted and removed again. Built and not `go run`, so that a
 # signal to make reaches it.
@@ -49,7 +51,7 @@ ifeq ($(RACE),)
 	@echo "no cgo or no C compiler: testing without the race detector" >&2
 endif
 	@.ci/packages
-	@mkdir -p bin; { $(WITH_PG) -keep-sessions -- .ci/modules "$(GO) test $(RACE) -vet=off -parallel $(PARALLEL) -timeout 60m" $(MODULES); \
+	@mkdir -p bin; { $(WITH_PG) -keep-sessions -- .ci/modules $(PACKAGES) "$(GO) test $(RACE) -vet=off -parallel $(PARALLEL) -timeout 60m" $(MODULES); \
 		echo $$? >bin/test.status; } 2>&1 | tee bin/test.log; \
 	status=$$(cat bin/test.status); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
 

@@ -305,6 +305,45 @@ func TestDegradation_AllConnectionsVanish_OneDeadlineFindsOut(t *testing.T) {
 	n.pushed(t, back)
 }
 
+// The pool vanishes, and LISTEN ends in a way that everybody sees. What the engine then asks of the pool by itself finds out about it once, and
+// the new connection proves itself without it.
+func TestDegradation_PoolVanishesAndListenIsKilled_OneDeadlineFindsOut(t *testing.T) {
+	t.Parallel()
+	server := breakableServer(t).URL
+	config, err := pgx.ParseConfig(server)
+	require.NoError(t, err)
+	link := newLink(t, config)
+	var attempts atomic.Int64
+	c := pgwake.Config{}
+	pgwake.InjectFault(&c, func(point string) {
+		if point == "connect" {
+			attempts.Add(1)
+		}
+	})
+	n := trouble(t, server, c, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
+		link.use(pool.ConnConfig)
+		pool.MaxConns = 16
+	})
+	t.Cleanup(link.cut) // before the pool ends
+	n.pushed(t, patience)
+	release := n.exhaust(t) // so that all are there
+	release()
+	require.Eventually(t, func() bool { // nobody else asks
+		return pgwake.WorkSettled(n.Provider, pgwake.DefaultNamespace) && pgwake.ExpectsNoWork(n.Provider, pgwake.DefaultNamespace)
+	}, patience, time.Millisecond)
+
+	link.forget()
+	pid, before := n.listener(t), n.Stats().Reconnects
+	attempts.Store(0)
+	_, err = n.direct.Exec(t.Context(), `SELECT pg_terminate_backend($1)`, pid)
+	require.NoError(t, err)
+	n.produce(t, "unheard")
+	require.Eventually(t, func() bool { s := n.Stats(); return s.Listening && s.Reconnects > before }, patience, time.Millisecond)
+	require.EqualValues(t, 1, attempts.Load())
+	n.await(t, "unheard", 5*time.Second+back)
+	n.pushed(t, back)
+}
+
 // A request on a connection of the pool vanishes, while LISTEN is well: the fetch's own, or that of a pool which
 // tries its connections before use and gives that no limit.
 func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) {

@@ -158,31 +158,49 @@ func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) er
 			return err
 		}
 	}
-	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
-	defer cancel()
-	return e.pool.AcquireFunc(bounded, func(conn *pgxpool.Conn) error { // which releases it also after a panic
-		return conn.QueryRow(bounded, sql, args...).Scan(dest)
+	return e.onPool(ctx, time.Now().Add(answerDeadline), func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, sql, args...).Scan(dest)
 	})
 }
 
-// patiently has do use a connection of the pool, on which it waits for others for settlePatience at most. What gives no sign fails
-// within answerDeadline, be it a connection that is tried or made, or the statement on it, and the pool is reset: so another attempt
-// is worth it. While all connections are in use it waits for one, as Provider.acquire does.
-func (e *engine) patiently(ctx context.Context, do func(context.Context, *pgxpool.Conn) error) error {
-	conn, over, err := acquireUntil(ctx, e.pool, time.Now().Add(answerDeadline))
-	for errors.Is(err, errPoolBusy) { // others use them all
-		conn, over, err = acquireUntil(ctx, e.pool, time.Now().Add(answerDeadline))
+// onPool has do use a connection of the pool, until then at most. What gives no sign until then, be it a connection that is tried or made,
+// or what do sends, has the pool reset: so another attempt is worth it.
+func (e *engine) onPool(ctx context.Context, until time.Time, do func(context.Context, *pgxpool.Conn) error) error {
+	conn, err := e.acquire(ctx, until)
+	if err != nil {
+		return err
 	}
-	if over {
-		e.poolSilent()
+	return e.use(ctx, conn, until, do)
+}
+
+// patiently is onPool for what waits for others for settlePatience at most. While all connections are in use it waits for one, as
+// Provider.acquire does.
+func (e *engine) patiently(ctx context.Context, do func(context.Context, *pgxpool.Conn) error) error {
+	conn, err := e.acquire(ctx, time.Now().Add(answerDeadline))
+	for errors.Is(err, errPoolBusy) {
+		conn, err = e.acquire(ctx, time.Now().Add(answerDeadline))
 	}
 	if err != nil {
 		return err
 	}
+	return e.use(ctx, conn, time.Now().Add(settlePatience+answerDeadline), do)
+}
+
+// acquire waits for a connection until then. The error is errPoolBusy if all were in use.
+func (e *engine) acquire(ctx context.Context, until time.Time) (*pgxpool.Conn, error) {
+	conn, over, err := acquireUntil(ctx, e.pool, until)
+	if over && !errors.Is(err, errPoolBusy) {
+		e.poolSilent()
+	}
+	return conn, err
+}
+
+// use has do use the connection until then at most, and gives it back.
+func (e *engine) use(ctx context.Context, conn *pgxpool.Conn, until time.Time, do func(context.Context, *pgxpool.Conn) error) error {
 	defer release(conn) // also after a panic
-	bounded, cancel := context.WithTimeout(ctx, settlePatience+answerDeadline)
+	bounded, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	err = do(bounded, conn)
+	err := do(bounded, conn)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		e.poolSilent()
 	}

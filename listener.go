@@ -473,18 +473,17 @@ func (l *listener) selfTest(ctx context.Context, conn *pgx.Conn, channel string,
 const testLISTEN = "SELECT pg_catalog.pg_notify($1, '')"
 
 // notifySelf sends the notification from the pool, as producers do, which shows that both lead to the same database.
-// A pool of which others hold every connection must not keep the node from listening, so it is then sent from a
-// connection of its own.
+// A pool of which others hold every connection, or whose connections have lost their peer, must not keep the node from listening, so it is
+// then sent from a connection of its own.
 func (l *listener) notifySelf(ctx context.Context, channel string) error {
 	waiting, cancel := context.WithTimeout(ctx, selfTestDeadline)
 	defer cancel()
 	pooled, err := l.e.pool.Acquire(waiting)
 	if err == nil {
-		defer pooled.Release()
+		defer release(pooled)
 		_, err = pooled.Exec(waiting, testLISTEN, channel)
-		return err
 	}
-	if s := l.e.pool.Stat(); waiting.Err() == nil || s.AcquiredConns() < s.MaxConns() {
+	if err == nil || waiting.Err() == nil {
 		return err
 	}
 	other, err := l.dialer.connect(ctx)

@@ -76,7 +76,7 @@ func (p *Provider) WaitForNamespaces(ctx context.Context, known []string) ([]str
 }
 
 // newNamespaces answers the questions for namespaces, each by its number. If there are those that all who ask know, it reads none.
-func (w *waits) newNamespaces(ctx context.Context, asked map[int]question, tell func(i int, a answer)) error {
+func (w *waits) newNamespaces(ctx context.Context, on querier, asked map[int]question, tell func(i int, a answer)) error {
 	known := int64(-1)
 	for _, q := range asked {
 		if known < 0 {
@@ -86,7 +86,7 @@ func (w *waits) newNamespaces(ctx context.Context, asked map[int]question, tell 
 			known = 0 // there is one at least
 		}
 	}
-	rows, err := w.e.pool.Query(ctx, w.e.sql.newNamespaces, known)
+	rows, err := on.Query(ctx, w.e.sql.newNamespaces, known)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // This file answers: who looks when a queue is polled, and what does that cost a node that serves many namespaces?
@@ -247,18 +248,9 @@ func (s *scout) poll(ctx context.Context, p polls) {
 func (s *scout) ask(ctx context.Context, filters []string, tell func(at int, r report)) error {
 	e := s.e
 	until := time.Now().Add(answerDeadline + time.Duration(len(filters))*laneDeadline)
-	conn, _, err := acquireUntil(ctx, e.pool, until)
-	if err != nil {
-		return err
-	}
-	defer release(conn)
-	bounded, cancel := context.WithDeadline(ctx, until)
-	defer cancel()
-	err = atReadCommitted(bounded, conn, e.readCommitted, func(q sender) error { return s.read(bounded, q, filters, tell) })
-	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
-		e.poolSilent()
-	}
-	return err
+	return e.onPool(ctx, until, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return atReadCommitted(ctx, conn, e.readCommitted, func(q sender) error { return s.read(ctx, q, filters, tell) })
+	})
 }
 
 func (s *scout) read(ctx context.Context, q querier, filters []string, tell func(at int, r report)) error {

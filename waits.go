@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // This file answers: how do those who wait for an instance learn that it has changed? And those who wait for a new namespace.
@@ -441,8 +442,6 @@ func (w *waits) tell(askers []*waiting, a answer) {
 // ask sends the questions to the database. The answers come as they arrive: what was told stays true, even if the
 // query fails in the end.
 func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a answer)) error {
-	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
-	defer cancel()
 	var instances []string
 	var lastSeen, known []*int64
 	var numbers []int // of those questions among all
@@ -456,25 +455,27 @@ func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a an
 		instances = append(instances, q.instance)
 		lastSeen, known = append(lastSeen, optional(q.lastSeen, q.outcome)), append(known, optional(q.known, q.known == 0))
 	}
-	if len(ofNamespaces) > 0 {
-		if err := w.newNamespaces(bounded, ofNamespaces, tell); err != nil || len(instances) == 0 {
+	return w.e.onPool(ctx, time.Now().Add(answerDeadline), func(ctx context.Context, conn *pgxpool.Conn) error {
+		if len(ofNamespaces) > 0 {
+			if err := w.newNamespaces(ctx, conn, ofNamespaces, tell); err != nil || len(instances) == 0 {
+				return err
+			}
+		}
+		rows, err := conn.Query(ctx, w.e.sql.lookAtInstances, instances, lastSeen, known)
+		if err != nil {
 			return err
 		}
-	}
-	rows, err := w.e.pool.Query(bounded, w.e.sql.lookAtInstances, instances, lastSeen, known)
-	if err != nil {
+		var i int
+		var a answer
+		var incarnation, version, execution *int64 // null: the instance is unknown
+		var status *string                         // null: the execution has not ended
+		_, err = pgx.ForEachRow(rows, []any{&i, &incarnation, &a.complete, &a.value, &version, &execution, &status}, func() error {
+			a.known, a.version, a.execution, a.status = value(incarnation), value(version), value(execution), value(status)
+			tell(numbers[i-1], a)
+			return nil
+		})
 		return err
-	}
-	var i int
-	var a answer
-	var incarnation, version, execution *int64 // null: the instance is unknown
-	var status *string                         // null: the execution has not ended
-	_, err = pgx.ForEachRow(rows, []any{&i, &incarnation, &a.complete, &a.value, &version, &execution, &status}, func() error {
-		a.known, a.version, a.execution, a.status = value(incarnation), value(version), value(execution), value(status)
-		tell(numbers[i-1], a)
-		return nil
 	})
-	return err
 }
 
 // close ends every wait with ErrClosed, and lets none begin.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
@@ -63,7 +64,7 @@ func (n *Node) occurMany(ctx context.Context, items []int64, claims, schedules [
 // replay goes on with a replay, to its end.
 func (n *Node) replay(ctx context.Context, c chore) error {
 	for {
-		state, err := value[string](ctx, n.Bus, verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{c.ReplayID}})
+		state, err := n.step(ctx, verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{c.ReplayID}})
 		switch {
 		case err != nil:
 			n.cfg.Logger.Warn("eventbus: cannot replay", "replay", c.ReplayID, "error", err)
@@ -76,4 +77,15 @@ func (n *Node) replay(ctx context.Context, c chore) error {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// stepPatience is how long one step takes at most of what has no end of its own. Each is small: one that takes as long has lost its peer, of
+// which a network that loses what is sent gives no sign.
+const stepPatience = 10 * time.Minute
+
+// step makes one, and returns what it says of how to go on.
+func (n *Node) step(ctx context.Context, v verb) (state string, err error) {
+	bounded, cancel := context.WithTimeout(ctx, n.patience)
+	defer cancel()
+	return value[string](bounded, n.Bus, v)
 }

@@ -228,6 +228,32 @@ func TestReplay_TransactionCommitsLate_IsNotLeftOut(t *testing.T) {
 	}
 }
 
+// A step of a replay gets no answer, and no sign of why.
+func TestReplay_NoAnswer_TriesAgain(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	l.emit("a")
+	id, err := l.Replay(l.within(), "g", eventbus.Range{})
+	require.NoError(t, err)
+	tx := l.begin()
+	_, err = tx.Exec(l.within(), `LOCK TABLE `+pgx.Identifier{l.p.Schema(), "event_replays"}.Sanitize()+` IN ACCESS EXCLUSIVE MODE`)
+	require.NoError(t, err)
+	n, err := l.Bus.Node(l.within(), nil)
+	require.NoError(t, err)
+	eventbus.SetStepPatience(n, 50*time.Millisecond)
+	require.NoError(t, n.Start(l.within()))
+	defer func() { require.NoError(t, n.Stop(context.Background())) }()
+	l.eventually(func() bool {
+		return one[bool](l, `SELECT EXISTS (SELECT FROM worker_queue WHERE name = 'eventbus|replay' AND lock_token IS NULL AND visible_at > now())`)
+	}, "it gives up, for now")
+	require.NoError(t, tx.Rollback(l.within()))
+	l.eventually(func() bool {
+		r, err := l.GetReplay(l.within(), id)
+		return err == nil && !r.EndedAt.IsZero()
+	}, "it goes on")
+}
+
 // A new group that begins at the beginning gets each event once, whatever is emitted, and commits late, meanwhile.
 func TestSubscribe_FromTheBeginningWhileEventsAreEmitted_EachOnce(t *testing.T) {
 	t.Parallel()

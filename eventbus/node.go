@@ -80,6 +80,7 @@ type Node struct {
 	how         NodeConfig
 	handlers    handlers
 	occurrences occurrences
+	patience    time.Duration // stepPatience, but in tests
 
 	mu       sync.Mutex
 	patterns []string // of the group, as far as they were asked for
@@ -100,7 +101,7 @@ type shift struct {
 // NodeConfig, and those of a verb.
 func (b *Bus) Node(ctx context.Context, config *NodeConfig) (*Node, error) {
 	const op = "register node"
-	n := &Node{}
+	n := &Node{patience: stepPatience}
 	if config != nil {
 		n.how = *config
 	}

@@ -19,7 +19,7 @@ func (n *Node) keepLog(ctx context.Context) {
 		retention = &n.cfg.KeepFor
 	}
 	for {
-		state, err := value[string](ctx, n.Bus, verb{op: "keep log", function: "keep_event_log", args: []any{retention}})
+		state, err := n.step(ctx, verb{op: "keep log", function: "keep_event_log", args: []any{retention}})
 		pause := day
 		switch {
 		case ctx.Err() != nil || errors.Is(err, pgwake.ErrClosed):

@@ -38,7 +38,8 @@ type Engine struct {
 
 	coordinators *dispatch.Coordinators
 	once         sync.Once
-	turned       atomic.Bool // a turn was taken since rollups were refreshed
+	turned       atomic.Bool   // a turn was taken since rollups were refreshed
+	patience     time.Duration // upkeepPatience, but in tests
 }
 
 // New returns an Engine on the Provider's database, and creates or migrates its tables in the Provider's schema, unless the Provider was
@@ -49,7 +50,7 @@ func New(ctx context.Context, p *pgwake.Provider, config *Config) (*Engine, erro
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{pool: p.Pool(), cfg: cfg, processor: newProcessor(), handlers: make(map[string]Handler)}
+	e := &Engine{pool: p.Pool(), cfg: cfg, processor: newProcessor(), handlers: make(map[string]Handler), patience: upkeepPatience}
 	e.Graph = &Graph{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", headers: func(ctx context.Context) *string { return headers(ctx, cfg.Propagator) }}
 	return e, p.Migrate(ctx, migrations.Layer())
 }
@@ -161,6 +162,10 @@ func (e *Engine) evaluate(ctx context.Context, turn *pgwake.OrchestrationItem) (
 // rollupsPerUpkeep is how often rollups are refreshed from one upkeep to the next, as long as there are turns.
 const rollupsPerUpkeep = 5
 
+// upkeepPatience is how long that takes at most. What it does is small, or goes on the next time: what takes as long has lost its peer, of
+// which a network that loses what is sent gives no sign.
+const upkeepPatience = 10 * time.Minute
+
 // keepUp does now and then what some node has to.
 func (e *Engine) keepUp(ctx context.Context) {
 	for n := 1; ; n++ {
@@ -170,14 +175,16 @@ func (e *Engine) keepUp(ctx context.Context) {
 			return
 		case <-time.After(pause):
 		}
+		bounded, cancel := context.WithTimeout(ctx, e.patience)
 		var err error
 		if e.turned.Swap(false) {
-			_, err = e.RefreshRollups(ctx)
+			_, err = e.RefreshRollups(bounded)
 		}
 		if n%rollupsPerUpkeep == 0 {
-			_, failed := e.Upkeep(ctx)
+			_, failed := e.Upkeep(bounded)
 			err = errors.Join(err, failed)
 		}
+		cancel()
 		if err != nil && ctx.Err() == nil {
 			e.cfg.Logger.Warn("taskgraph: upkeep failed", "error", err)
 		}

@@ -2,6 +2,7 @@ package taskgraph
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
@@ -11,3 +12,6 @@ import (
 func NewGraph(p *pgwake.Provider) *Graph {
 	return &Graph{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", headers: func(context.Context) *string { return nil }}
 }
+
+// SetUpkeepPatience sets how long upkeep takes at most. Before Run.
+func SetUpkeepPatience(e *Engine, d time.Duration) { e.patience = d }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/pgwaketest"
@@ -414,6 +416,22 @@ func TestUpkeep_FailStale_EndsWhatTakesTooLong(t *testing.T) {
 	task, err := g.Task(t.Context(), stale)
 	require.NoError(t, err)
 	require.Equal(t, taskgraph.TaskError, task.State)
+}
+
+// A statement of upkeep gets no answer, and no sign of why.
+func TestUpkeep_NoAnswer_GivesUpAndGoesOn(t *testing.T) {
+	t.Parallel()
+	var log lockedBuffer
+	g := newGraph(t, &taskgraph.Config{UpkeepInterval: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	taskgraph.SetUpkeepPatience(g.Engine, 50*time.Millisecond)
+	tx, err := g.p.Pool().Begin(g.within())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(g.within(), `LOCK TABLE `+pgx.Identifier{g.p.Schema(), "tasks"}.Sanitize()+` IN ACCESS EXCLUSIVE MODE`)
+	require.NoError(t, err)
+	g.run()
+	failures := func() int { return log.count("upkeep failed") }
+	require.Eventually(t, func() bool { return failures() >= 2 }, patience, 10*time.Millisecond)
 }
 
 func TestUpkeep_KeepFor_RemovesWhatEndedBefore(t *testing.T) {

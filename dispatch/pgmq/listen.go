@@ -132,7 +132,8 @@ func (s *Stream) selfTest(ctx context.Context, conn *pgx.Conn, channel string, c
 }
 
 // notify sends a notification that says nothing, from the pool, which shows that both lead to the same database. A pool of which others
-// hold every connection must not keep the Stream from listening, so it is then sent from a connection of its own.
+// hold every connection, or whose connections have lost their peer, must not keep the Stream from listening, so it is then sent from a
+// connection of its own.
 func (s *Stream) notify(ctx context.Context, channel string) error {
 	const notify = `SELECT pg_catalog.pg_notify($1, '')`
 	bounded, cancel := context.WithTimeout(ctx, selfTestDeadline)
@@ -141,9 +142,8 @@ func (s *Stream) notify(ctx context.Context, channel string) error {
 	if err == nil {
 		defer pooled.Release()
 		_, err = pooled.Exec(bounded, notify, channel)
-		return err
 	}
-	if n := s.pool.Stat(); bounded.Err() == nil || n.AcquiredConns() < n.MaxConns() {
+	if err == nil || bounded.Err() == nil {
 		return err
 	}
 	other, err := s.connect(ctx)
