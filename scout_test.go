@@ -103,7 +103,8 @@ func TestScout_CannotListen_PollsOfManyLanesAreOneStatement(t *testing.T) {
 		if met = timer > 0; met {
 			break
 		}
-		wait = waitIn(t, p, "n50")["n50"]
+		wait = fetchWork(t, p, &FetchOptions{PollTimeout: time.Hour, Namespaces: []string{"n50"}})
+		awaitParked(t, p, Worker, lanes)
 	}
 	require.True(t, met, "all were polled for")
 	_, before := finds()
