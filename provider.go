@@ -120,8 +120,8 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 
 // New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
 // connection settings. The Provider never holds one of the pool's connections while it waits. If one of them does
-// not answer a fetch, or what the Provider itself asks, for 5 s, or the LISTEN connection falls silent, the pool is
-// reset: connections are then closed when nobody uses them, and made anew.
+// not answer for 5 s, or the LISTEN connection falls silent, the pool is reset: connections are then closed when nobody
+// uses them, and made anew.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, error) {
 	const op = "new"
 	cfg, err := config.resolve()
@@ -381,12 +381,19 @@ func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.C
 
 // run is what doAndTell does once the verb is admitted.
 func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) error, tell func(), queues ...Queue) error {
-	conn, err := p.pool.Acquire(ctx)
+	conn, err := p.acquire(ctx, time.Time{})
+	for errors.Is(err, errPoolSilent) { // the next is made anew
+		conn, err = p.acquire(ctx, time.Time{})
+	}
 	if err != nil {
 		return err // nothing was sent
 	}
 	defer release(conn)
+	sent := time.Now()
 	err = atReadCommitted(ctx, conn, p.readCommitted, func(q sender) error { return verb(ctx, q) })
+	if err != nil && ctx.Err() != nil && time.Since(sent) >= answerDeadline {
+		p.unanswered()
+	}
 	switch {
 	case err == nil:
 		tell()
