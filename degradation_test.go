@@ -488,6 +488,38 @@ func TestDegradation_EnqueuesVanishAndTheirCallersWait_OthersAreMade(t *testing.
 	}
 }
 
+// Nothing answers any more. A caller without a deadline is told so when the pool says that it cannot connect.
+func TestDegradation_NothingAnswers_VerbWithoutADeadlineFails(t *testing.T) {
+	t.Parallel()
+	server := breakableServer(t).URL
+	config, err := pgx.ParseConfig(server)
+	require.NoError(t, err)
+	link := newLink(t, config)
+	n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
+		link.use(pool.ConnConfig)
+		pool.ConnConfig.ConnectTimeout = 6 * time.Second // longer than what is tried may take
+		pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
+	})
+	t.Cleanup(link.cut) // before the pool ends
+	n.pushed(t, patience)
+	link.mode.Store(swallow)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.GetParent(context.Background(), "nobody")
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		var failed *pgwake.Error
+		require.ErrorAs(t, err, &failed)
+		require.True(t, failed.Retryable)
+	case <-time.After(patience):
+		require.Fail(t, "it waits still")
+	}
+	link.mode.Store(carry)
+	n.flows(t, patience)
+}
+
 // All connections of the pool lose their peer while statements are under way on them. Those made anew work, once the
 // pool has places for them.
 func TestDegradation_WholePoolVanishes_VerbsGoOnAfterTheirDeadlines(t *testing.T) {

@@ -382,8 +382,8 @@ func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.C
 // run is what doAndTell does once the verb is admitted.
 func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) error, tell func(), queues ...Queue) error {
 	conn, err := p.acquire(ctx, time.Time{})
-	for errors.Is(err, errPoolSilent) { // the next is made anew
-		conn, err = p.acquire(ctx, time.Time{})
+	if errors.Is(err, errPoolSilent) { // what there is now was made since, or is to be: for as long as the pool's settings let that take
+		conn, err = p.pool.Acquire(ctx)
 	}
 	if err != nil {
 		return err // nothing was sent
