@@ -583,3 +583,53 @@ func TestClose_WhoWaits_LearnsOfIt(t *testing.T) {
 	require.ErrorIs(t, <-ended, pgwake.ErrClosed)
 	require.ErrorIs(t, <-ended, pgwake.ErrClosed)
 }
+
+// All connections of the pool lose their peer: to try one gets no answer.
+func TestReceive_PoolVanishes_OthersAreMade(t *testing.T) {
+	t.Parallel()
+	url := database(t, pgmqtest.Install)
+	config, err := pgxpool.ParseConfig(url)
+	require.NoError(t, err)
+	config.MaxConns = 8
+	var lost atomic.Bool
+	var alive sync.Map // connections made since
+	config.AfterConnect = func(_ context.Context, c *pgx.Conn) error {
+		if lost.Load() {
+			alive.Store(c, true)
+		}
+		return nil
+	}
+	config.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) {
+		if _, is := alive.Load(c); lost.Load() && !is {
+			<-ctx.Done()
+			return false, ctx.Err()
+		}
+		return true, nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	var all []*pgxpool.Conn
+	for range config.MaxConns {
+		c, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		all = append(all, c)
+	}
+	for _, c := range all {
+		c.Release()
+	}
+	s, err := pgmq.New(t.Context(), pool, nil)
+	require.NoError(t, err)
+	t.Cleanup(s.Close)
+	_, err = pool.Exec(t.Context(), `SELECT pgmq.create('a_queue')`)
+	require.NoError(t, err)
+
+	lost.Store(true)
+	_, err = open(t, url).Exec(t.Context(), `SELECT pgmq.send('a_queue', '1')`)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	got, err := s.Receive(ctx, "a", 1, time.Minute)
+	require.NoError(t, err)
+	require.Len(t, got, 1)
+}

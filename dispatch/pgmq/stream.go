@@ -63,7 +63,8 @@ var (
 )
 
 // New returns a Stream on the database of a pool, which stays the caller's. It has one more connection, which listens; while that is to be
-// had the Stream pushes, and otherwise it polls once in FallbackInterval. Fails with pgwake.ErrConfig for a Config that is unusable and
+// had the Stream pushes, and otherwise it polls once in FallbackInterval. If a connection of the pool gives a Receive no answer for 5 s, the
+// pool is reset: connections are then closed when nobody uses them, and made anew. Fails with pgwake.ErrConfig for a Config that is unusable and
 // if Install has not been called.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Stream, error) {
 	const op = "new"
@@ -132,6 +133,11 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 	defer conn.Release()
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerDeadline)
 	defer cancel()
+	defer func() {
+		if err != nil && bounded.Err() != nil {
+			s.pool.Reset()
+		}
+	}()
 	sent := time.Now()
 	rows, err := conn.Query(bounded, `SELECT queue_name, msg_id, read_ct, enqueued_at, message, headers, next_vt, answered_at FROM pgwake_pgmq.receive($1, $2, $3)`,
 		namespace, int32(math.Ceil(lease.Seconds())), most)
@@ -170,18 +176,29 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 
 // acquire waits for a connection until ctx is cancelled, or its time has been over for a while.
 func (s *Stream) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	end, ok := ctx.Deadline()
-	if !ok {
-		return s.pool.Acquire(ctx)
+	longer := ctx
+	if end, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		longer, cancel = context.WithDeadline(context.WithoutCancel(ctx), end.Add(acquireGrace))
+		defer cancel()
+		defer context.AfterFunc(ctx, func() {
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				cancel()
+			}
+		})()
 	}
-	longer, cancel := context.WithDeadline(context.WithoutCancel(ctx), end.Add(acquireGrace))
-	defer cancel()
-	defer context.AfterFunc(ctx, func() {
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			cancel()
+	for {
+		bounded, cancel := context.WithTimeout(longer, answerDeadline)
+		conn, err := s.pool.Acquire(bounded)
+		over := bounded.Err() != nil && longer.Err() == nil
+		cancel()
+		if err == nil || !over {
+			return conn, err
 		}
-	})()
-	return s.pool.Acquire(longer)
+		if n := s.pool.Stat(); n.AcquiredConns() < n.MaxConns() {
+			s.pool.Reset() // a connection that was tried gave no sign, and so will the others that went the same way
+		}
+	}
 }
 
 // Ack deletes messages.
