@@ -149,11 +149,13 @@ func TestProviders_TwoSchemasInOneDatabase_DoNotSeeEachOther(t *testing.T) {
 
 // Roles
 
+var roles atomic.Int64
+
 // role creates a role and returns the test server's URL for it. It has no right but those granted to PUBLIC
 // and what the statements give it; %[1]s is the role, quoted.
 func (n *node) role(t *testing.T, grants ...string) (url, quoted string) {
 	t.Helper()
-	name := "Role of " + n.schema
+	name := fmt.Sprintf("Role %d of %s", roles.Add(1), n.schema) // a session that is kept belongs to a role of its name that is gone
 	quoted = pgx.Identifier{name}.Sanitize()
 	n.exec(t, `CREATE ROLE `+quoted)
 	t.Cleanup(func() {
