@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -333,10 +334,12 @@ func (c *cli) needs(sql string) {
 	}
 }
 
+var roles atomic.Int64
+
 // role makes one that may do all that a node does, and returns its quoted name.
 func (c *cli) role(options string) string {
 	c.t.Helper()
-	name := "role_of_" + c.schema
+	name := fmt.Sprintf("role_%d_of_%s", roles.Add(1), c.schema) // a session that is kept belongs to a role of its name that is gone
 	quoted, schema := pgx.Identifier{name}.Sanitize(), pgx.Identifier{c.schema}.Sanitize()
 	c.exec(`CREATE ROLE ` + quoted + ` LOGIN PASSWORD 'secret' ` + options)
 	c.exec(`GRANT pg_read_all_stats TO ` + quoted)
