@@ -535,6 +535,43 @@ func TestHandleTx_CommitHasNoAnswer_NobodyIsAlarmed(t *testing.T) {
 	})
 }
 
+// The function was not called: what passes costs no attempt.
+func TestHandleTx_CannotBegin_IsTriedAgainAtNobodysExpense(t *testing.T) {
+	silence := func(ctx context.Context) (pgx.Tx, error) { <-ctx.Done(); return nil, ctx.Err() }
+	for name, first := range map[string]func(context.Context) (pgx.Tx, error){
+		"refused":                       func(context.Context) (pgx.Tx, error) { return nil, &pgconn.PgError{Code: "53300"} },
+		"no answer":                     silence,
+		"no answer while there is time": silence,
+		"an answer that is late": func(ctx context.Context) (pgx.Tx, error) {
+			<-ctx.Done()
+			return unanswered{}, nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tries := 0
+			begin := func(ctx context.Context) (pgx.Tx, error) {
+				if tries++; tries == 1 {
+					return first(ctx)
+				}
+				return unanswered{}, nil
+			}
+			c := Config{Begin: begin, MaxAttempts: 1}
+			if name == "no answer while there is time" {
+				c.Timeout = time.Second
+			}
+			dispatching(t, c, func(d *Dispatcher) {
+				HandleTx(d, "a", func(context.Context, pgx.Tx, struct{}) (struct{}, error) { return struct{}{}, nil })
+			}, func(t *testing.T, f *fake, _ func() error) {
+				f.enqueue("a")
+				time.Sleep(verbTimeout + 2*lastPause)
+				synctest.Wait()
+				require.Equal(t, []string{"a"}, f.acked)
+				require.Equal(t, 2, tries)
+			})
+		})
+	}
+}
+
 // unanswered is a transaction that commits, and the answer is lost.
 type unanswered struct{ fakeTx }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
@@ -109,16 +110,25 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 		if d.cfg.Begin == nil { // of a stream, beside which Coordinators have other Sources
 			return nil, Permanent(fmt.Errorf("%w: the item is of a stream, which has no transactions", pgwake.ErrConfig))
 		}
-		tx, err := d.cfg.Begin(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("begin: %w", err)
+		// Only BEGIN is bounded: on database/sql the transaction would end with a context that has.
+		beginning, cancel := context.WithCancel(ctx)
+		defer cancel()
+		late := time.AfterFunc(verbTimeout, cancel)
+		tx, err := d.cfg.Begin(beginning)
+		if err == nil {
+			defer func() {
+				// After a commit it does nothing. The handler's context may have ended.
+				ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
+				defer cancel()
+				_ = tx.Rollback(ending)
+			}()
 		}
-		defer func() {
-			// After a commit it does nothing. The handler's context may have ended.
-			ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), verbTimeout)
-			defer cancel()
-			_ = tx.Rollback(ending)
-		}()
+		if !late.Stop() {
+			err = fmt.Errorf("no answer within %v: %w", verbTimeout, context.DeadlineExceeded)
+		}
+		if err != nil {
+			return nil, d.cannotBegin(ctx, err)
+		}
 		out, err := fn(ctx, tx, in)
 		if err != nil {
 			return nil, err
@@ -144,6 +154,18 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 			return pgwake.WrapError("commit", tx.Commit(ctx)) // if it has committed all the same, nobody can give the item back
 		})
 	}, options...)
+}
+
+// cannotBegin says what comes of it: the function was not called, so what passes costs no attempt.
+func (d *Dispatcher) cannotBegin(ctx context.Context, err error) error {
+	over := ctx.Err() != nil && !errors.Is(context.Cause(ctx), ErrTimeout)
+	var failure *pgwake.Error
+	passes := errors.Is(err, context.DeadlineExceeded) || errors.As(pgwake.WrapError("begin", err), &failure) && failure.Retryable
+	if passes && !over {
+		d.cfg.Logger.Warn("dispatch: cannot begin the transaction of a handler", "error", err, "again_in", lastPause)
+		return Snooze(lastPause)
+	}
+	return fmt.Errorf("begin: %w", err)
 }
 
 // The kinds of the messages that CompletionMessage makes.

@@ -89,16 +89,26 @@ func (n *Node) event(ctx context.Context, item *pgwake.ClaimedWorkItem, d delive
 	if d.Payload != nil {
 		return d.event(item), nil
 	}
-	events, err := n.events(ctx, []delivery{d})
+	bounded, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	events, err := n.events(bounded, []delivery{d})
 	return events[d.EventID], err
 }
 
 // bury makes a delivery a dead letter that no handler was called for.
 func (n *Node) bury(ctx context.Context, item *pgwake.ClaimedWorkItem, reason, cause string) error {
 	n.cfg.Logger.Error("eventbus: given up", "item", item.ID, "type", item.Name, "reason", reason, "error", cause)
-	return dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+	return noFault(dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
 		return n.p.DeadLetterWorkItem(ctx, token, reason, cause)
-	})
+	}))
+}
+
+// noFault has what the database could not do now tried again, at nobody's expense: no handler was called.
+func noFault(err error) error {
+	if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable {
+		return dispatch.Snooze(readPause)
+	}
+	return err
 }
 
 // transact has the effects of handlers, and the acknowledgement, in one transaction, and acknowledges with the commit: one round trip.
@@ -112,11 +122,13 @@ func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers fu
 		// Before PostgreSQL 15, no number in an interval may be above 2³¹.
 		archive = fmt.Sprintf(", p_archive_for => '%d seconds %d microseconds'", keep/time.Second, (keep % time.Second).Microseconds())
 	}
-	tx, err := n.p.Pool().BeginTx(ctx, pgx.TxOptions{
+	beginning, cancel := context.WithTimeout(ctx, endTimeout) // of BEGIN alone
+	defer cancel()
+	tx, err := n.p.Pool().BeginTx(beginning, pgx.TxOptions{
 		IsoLevel: pgx.ReadCommitted, CommitQuery: fmt.Sprintf("SELECT %sack_work(%d, '%s'%s); COMMIT", n.in, item, claim, archive), // numbers and a UUID
 	})
 	if err != nil {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil && !errors.Is(context.Cause(ctx), dispatch.ErrTimeout) {
 			return fmt.Errorf("begin: %w", err)
 		}
 		n.cfg.Logger.Warn("eventbus: cannot begin the transaction of a handler", "error", err, "again_in", readPause)
@@ -143,7 +155,7 @@ func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers fu
 	return err
 }
 
-// endTimeout bounds a rollback.
+// endTimeout bounds what the bus itself sends around a handler, on a connection that may have lost its peer and give no sign of it.
 const endTimeout = 10 * time.Second
 
 // handlerTx is a transaction that its user cannot end.
@@ -154,12 +166,12 @@ func (handlerTx) Rollback(context.Context) error { return errTxEnds }
 
 // routeAgain delivers an event that was a dead letter because it was for nobody.
 func (n *Node) routeAgain(ctx context.Context, d delivery) error {
-	return dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
+	return noFault(dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
 		item, claim, err := token.WorkItem()
 		if err != nil {
 			return err
 		}
 		_, err = value[int64](ctx, n.Bus, verb{op: "route event", function: "route_again", enqueues: true, args: []any{item, claim, d.EventID, d.EmittedAt}})
 		return err
-	})
+	}))
 }

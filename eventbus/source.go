@@ -65,9 +65,15 @@ func (s *source) FetchWorkItems(ctx context.Context, n int, o *pgwake.FetchOptio
 		}
 		return nil, err
 	}
-	s.attach(ctx, items)
+	attaching, cancel := context.WithTimeout(ctx, attachFor(o.LockTimeout))
+	defer cancel()
+	s.attach(attaching, items)
 	return items, nil
 }
+
+// attachFor bounds the wait for the events of a claim, of which nobody renews the leases yet: a connection may have lost its peer and give
+// no sign of it.
+func attachFor(lease time.Duration) time.Duration { return min(lease/3, 5*time.Second) }
 
 // DeadLetterWorkItem implements dispatch.Provider. What a dispatcher gives up, a handler has failed at.
 func (s *source) DeadLetterWorkItem(ctx context.Context, token pgwake.LockToken, _, cause string) error {

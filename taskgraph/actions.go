@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -214,19 +215,27 @@ const purgedAtOnce = 1000
 // Upkeep does what some node has to now and then, unless another is at it. An Engine does it by itself while it runs.
 func (e *Engine) Upkeep(ctx context.Context) (Upkept, error) {
 	const op = "upkeep"
-	first, err := row[struct {
-		Recovered int `db:"recovered"`
-		Failed    int `db:"failed"`
-	}](ctx, e.Graph, op, "upkeep_tasks", e.cfg.FailStale)
-	done := Upkept{Recovered: first.Recovered, Failed: first.Failed}
-	for err == nil && e.cfg.KeepFor > 0 {
-		var n []int
-		n, err = collect(ctx, e.Graph, op, "purge_tasks", "SELECT "+e.in+"purge_tasks(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) $1::interval, $2)", pgx.RowTo[int], []any{e.cfg.KeepFor, purgedAtOnce})
-		if err == nil {
-			if done.Purged += n[0]; n[0] < purgedAtOnce {
-				break
-			}
+	var done Upkept
+	first := func(failStale bool) error {
+		did, err := row[struct {
+			Recovered int `db:"recovered"`
+			Failed    int `db:"failed"`
+		}](ctx, e.Graph, op, "upkeep_tasks", failStale)
+		done.Recovered += did.Recovered
+		done.Failed += did.Failed
+		return err
+	}
+	// What cannot be done does not keep the rest from being done.
+	err := first(false)
+	if e.cfg.FailStale {
+		err = errors.Join(err, first(true))
+	}
+	for more := e.cfg.KeepFor > 0; more; {
+		n, failed := collect(ctx, e.Graph, op, "purge_tasks", "SELECT "+e.in+"purge_tasks(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) $1::interval, $2)", pgx.RowTo[int], []any{e.cfg.KeepFor, purgedAtOnce})
+		if more = failed == nil && n[0] == purgedAtOnce; failed == nil {
+			done.Purged += n[0]
 		}
+		err = errors.Join(err, failed)
 	}
 	return done, err
 }

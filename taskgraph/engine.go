@@ -178,7 +178,9 @@ func (e *Engine) keepUp(ctx context.Context) {
 		bounded, cancel := context.WithTimeout(ctx, e.patience)
 		var err error
 		if e.turned.Swap(false) {
-			_, err = e.RefreshRollups(bounded)
+			if _, err = e.RefreshRollups(bounded); err != nil {
+				e.turned.Store(true)
+			}
 		}
 		if n%rollupsPerUpkeep == 0 {
 			_, failed := e.Upkeep(bounded)
@@ -193,7 +195,7 @@ func (e *Engine) keepUp(ctx context.Context) {
 
 // Pause has nobody evaluate tasks of these namespaces, or run steps of them, until Resume. What is at work goes on.
 func (e *Engine) Pause(ctx context.Context, namespaces ...string) error {
-	return pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, e.pool, readCommitted, func(tx pgx.Tx) error {
 		if err := e.p.PauseTx(ctx, tx, pgwake.Worker, namespaces...); err != nil {
 			return err
 		}
@@ -203,7 +205,7 @@ func (e *Engine) Pause(ctx context.Context, namespaces ...string) error {
 
 // Resume ends a Pause.
 func (e *Engine) Resume(ctx context.Context, namespaces ...string) error {
-	return pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, e.pool, readCommitted, func(tx pgx.Tx) error {
 		if err := e.p.ResumeTx(ctx, tx, pgwake.Worker, namespaces...); err != nil {
 			return err
 		}

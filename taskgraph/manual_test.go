@@ -15,6 +15,7 @@ import (
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -432,6 +433,23 @@ func TestUpkeep_NoAnswer_GivesUpAndGoesOn(t *testing.T) {
 	g.run()
 	failures := func() int { return log.count("upkeep failed") }
 	require.Eventually(t, func() bool { return failures() >= 2 }, patience, 10*time.Millisecond)
+}
+
+// Somebody has registered, by SQL, a definition whose thresholds nobody can read.
+func TestUpkeep_StaleTasksCannotBeFound_TheRestIsDone(t *testing.T) {
+	t.Parallel()
+	p := schemas.New(t, nil)
+	g := onProvider(t, p, &taskgraph.Config{KeepFor: time.Hour, FailStale: true})
+	g.submit(taskgraph.Define("shop", "kept", "1"))
+	g.query(`UPDATE tasks SET state = 'complete', completed_at = clock_timestamp()`)
+	g.query(`DELETE FROM orchestrator_queue`)
+	pgwaketest.Advance(t, p, 2*time.Hour)
+	_, err := session(t, p).Exec(t.Context(), `SELECT register_task_definition('shop', 'bad', '1', NULL, '{"lifecycle": {"max_lifetime": "a week or so"}}', ARRAY['a'], ARRAY['h'])`)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // once transactions of others on the server have ended
+		done, err := g.Upkeep(t.Context())
+		return assert.ErrorContains(t, err, "22007") && done.Purged == 1
+	}, labPatience, labPatience/1000)
 }
 
 func TestUpkeep_KeepFor_RemovesWhatEndedBefore(t *testing.T) {

@@ -173,6 +173,9 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 	return err
 }
 
+// readCommitted is what the SQL functions count on, whatever the role's default is.
+var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+
 // decide ends an attempt with a result and with steps that are added to the task, both or none. unsure: it was called before, and
 // nobody knows whether that took effect.
 func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []AddedStep, unsure bool) error {
@@ -187,7 +190,7 @@ func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []Ad
 		}
 	}
 	commits := false
-	err := pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, e.pool, readCommitted, func(tx pgx.Tx) error {
 		in := e.WithTx(tx)
 		if _, err := in.AddSteps(ctx, s.TaskID, added...); err != nil {
 			return err

@@ -1,0 +1,103 @@
+package eventbus_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: what becomes of a delivery if a connection loses its peer around a handler, and gives no sign of it?
+
+// quietNetwork loses what one connection carries from the moment on at which it is to carry certain words, and tells nobody.
+type quietNetwork struct {
+	words atomic.Pointer[string]
+	lost  atomic.Pointer[quietConn]
+}
+
+type quietConn struct {
+	net.Conn
+	network *quietNetwork
+	lost    atomic.Bool
+}
+
+func (c *quietConn) Write(b []byte) (int, error) {
+	if words := c.network.words.Load(); words != nil && bytes.Contains(b, []byte(*words)) && c.network.words.CompareAndSwap(words, nil) {
+		c.lost.Store(true)
+		c.network.lost.Store(c)
+	}
+	if c.lost.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+// onQuietNetwork returns another Bus on the schema of l, on a pool that is the caller's.
+func (l *lab) onQuietNetwork(n *quietNetwork) *eventbus.Bus {
+	l.t.Helper()
+	config := l.p.Pool().Config()
+	config.MaxConns = 8
+	dialer := &net.Dialer{}
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dialer.DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &quietConn{Conn: c, network: n}, nil
+	}
+	pool, err := pgxpool.NewWithConfig(l.t.Context(), config)
+	require.NoError(l.t, err)
+	l.t.Cleanup(pool.Close)
+	l.t.Cleanup(func() {
+		if c := n.lost.Load(); c != nil {
+			_ = c.Conn.Close() // or the pool waits for it
+		}
+	})
+	p, err := pgwake.New(l.t.Context(), pool, &pgwake.Config{Schema: l.p.Schema(), Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(l.t, err)
+	l.t.Cleanup(func() { require.NoError(l.t, p.Close(context.Background())) })
+	bus, err := eventbus.New(l.t.Context(), p, &eventbus.Config{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(l.t, err)
+	return bus
+}
+
+func TestNode_ConnectionGivesNoSign_DeliveryIsHandledOnce(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		words   string
+		timeout time.Duration
+		payload int
+	}{
+		"as the events of a claim are read":            {"get_events", 0, 5000},
+		"as a transaction begins":                      {"begin isolation level", 0, 0},
+		"as one begins, until the handler has no time": {"begin isolation level", 500 * time.Millisecond, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			network := &quietNetwork{}
+			n := l.nodeOn(l.onQuietNetwork(network), &eventbus.NodeConfig{Visibility: 2 * time.Second, Concurrency: 1, MaxAttempts: 1, Timeout: c.timeout})
+			var handled atomic.Int64
+			require.NoError(t, n.On(l.within(), "a", func(context.Context, *eventbus.Event, pgx.Tx) error { handled.Add(1); return nil }))
+			network.words.Store(&c.words)
+			_, err := l.Emit(l.within(), "a", json.RawMessage(`"`+strings.Repeat("x", c.payload)+`"`), nil)
+			require.NoError(t, err)
+			l.eventually(func() bool { return handled.Load() == 1 }, "it is handled")
+			require.NotNil(t, network.lost.Load())
+			l.emit("a")
+			l.eventually(func() bool { return handled.Load() == 2 }, "the node goes on")
+			require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+		})
+	}
+}
