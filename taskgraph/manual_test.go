@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -435,7 +436,23 @@ func TestUpkeep_NoAnswer_GivesUpAndGoesOn(t *testing.T) {
 	require.Eventually(t, func() bool { return failures() >= 2 }, patience, 10*time.Millisecond)
 }
 
-// Somebody has registered, by SQL, a definition whose thresholds nobody can read.
+// Somebody has registered, by SQL, definitions whose thresholds nobody can read.
+func TestUpkeep_ThresholdsCannotBeRead_AreTheDefaults(t *testing.T) {
+	t.Parallel()
+	p := schemas.New(t, nil)
+	g := onProvider(t, p, &taskgraph.Config{FailStale: true})
+	for i, lifecycle := range []string{`{"max_lifetime": "a week or so"}`, `{"max_duration_minutes": 1e300}`, `{"max_steps_in_process": "1e9 years"}`, `7`} {
+		_, err := session(t, p).Exec(t.Context(), `SELECT register_task_definition('shop', 'bad', $1, NULL, jsonb_build_object('lifecycle', $2::jsonb), ARRAY['a'], ARRAY['h'])`, strconv.Itoa(i), lifecycle)
+		require.NoError(t, err)
+	}
+	_, err := g.Upkeep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"1440", "52596000", "60", "1440"}, g.query(`SELECT lifecycle_minutes(configuration,
+		CASE version WHEN '2' THEN 'max_steps_in_process_minutes' ELSE 'max_duration_minutes' END, CASE version WHEN '2' THEN 60 ELSE 1440 END)::text
+		FROM task_definitions ORDER BY version`))
+}
+
+// What stands in the way of one thing that upkeep does keeps it from nothing else.
 func TestUpkeep_StaleTasksCannotBeFound_TheRestIsDone(t *testing.T) {
 	t.Parallel()
 	p := schemas.New(t, nil)
@@ -444,11 +461,10 @@ func TestUpkeep_StaleTasksCannotBeFound_TheRestIsDone(t *testing.T) {
 	g.query(`UPDATE tasks SET state = 'complete', completed_at = clock_timestamp()`)
 	g.query(`DELETE FROM orchestrator_queue`)
 	pgwaketest.Advance(t, p, 2*time.Hour)
-	_, err := session(t, p).Exec(t.Context(), `SELECT register_task_definition('shop', 'bad', '1', NULL, '{"lifecycle": {"max_lifetime": "a week or so"}}', ARRAY['a'], ARRAY['h'])`)
-	require.NoError(t, err)
+	g.query(`ALTER FUNCTION stale_tasks RENAME TO renamed`)
 	require.Eventually(t, func() bool { // once transactions of others on the server have ended
 		done, err := g.Upkeep(t.Context())
-		return assert.ErrorContains(t, err, "22007") && done.Purged == 1
+		return assert.ErrorContains(t, err, "42883") && done.Purged == 1
 	}, labPatience, labPatience/1000)
 }
 
