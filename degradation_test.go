@@ -73,6 +73,15 @@ func breakableServer(t *testing.T) *devpg.Server {
 	return s
 }
 
+// breakableLink is a network to that server.
+func breakableLink(t *testing.T) (server string, l *link) {
+	t.Helper()
+	server = breakableServer(t).URL
+	config, err := pgx.ParseConfig(server)
+	require.NoError(t, err)
+	return server, newLink(t, config)
+}
+
 // patientNode is a node in trouble, with two dispatchers of work items that take no error for an answer, and
 // a producer who knows nothing of the library.
 type patientNode struct {
@@ -260,10 +269,7 @@ func TestDegradation_ListenBackendStops_WorkFlowsAndPushReturns(t *testing.T) {
 // The bytes of the LISTEN connection vanish, in both directions.
 func TestDegradation_ListenBytesVanish_WorkFlowsAndPushReturns(t *testing.T) {
 	t.Parallel()
-	server := breakableServer(t).URL
-	config, err := pgx.ParseConfig(server)
-	require.NoError(t, err)
-	link := newLink(t, config)
+	server, link := breakableLink(t)
 	n := trouble(t, server, pgwake.Config{FallbackInterval: quickFallback}, func(_ *pgxpool.Config, listen *pgx.ConnConfig) { link.use(listen) })
 	n.pushed(t, patience)
 	lost := link.made.Load()
@@ -282,21 +288,14 @@ func TestDegradation_ListenBytesVanish_WorkFlowsAndPushReturns(t *testing.T) {
 // that the connections of the pool are so too.
 func TestDegradation_AllConnectionsVanish_OneDeadlineFindsOut(t *testing.T) {
 	t.Parallel()
-	server := breakableServer(t).URL
-	config, err := pgx.ParseConfig(server)
-	require.NoError(t, err)
-	link := newLink(t, config)
+	server, link := breakableLink(t)
 	n := trouble(t, server, pgwake.Config{FallbackInterval: quickFallback}, func(pool *pgxpool.Config, listen *pgx.ConnConfig) {
 		link.use(pool.ConnConfig)
 		link.use(listen)
 	})
 	t.Cleanup(link.cut) // before the pool ends
 	n.pushed(t, patience)
-	release := n.exhaust(t) // so that all are there
-	release()
-	require.Eventually(t, func() bool { // nobody else asks
-		return pgwake.WorkSettled(n.Provider, pgwake.DefaultNamespace) && pgwake.ExpectsNoWork(n.Provider, pgwake.DefaultNamespace)
-	}, patience, time.Millisecond)
+	n.rest(t)
 
 	link.forget()
 	n.produce(t, "unheard")
@@ -309,10 +308,7 @@ func TestDegradation_AllConnectionsVanish_OneDeadlineFindsOut(t *testing.T) {
 // the new connection proves itself without it.
 func TestDegradation_PoolVanishesAndListenIsKilled_OneDeadlineFindsOut(t *testing.T) {
 	t.Parallel()
-	server := breakableServer(t).URL
-	config, err := pgx.ParseConfig(server)
-	require.NoError(t, err)
-	link := newLink(t, config)
+	server, link := breakableLink(t)
 	var attempts atomic.Int64
 	c := pgwake.Config{}
 	pgwake.InjectFault(&c, func(point string) {
@@ -326,16 +322,12 @@ func TestDegradation_PoolVanishesAndListenIsKilled_OneDeadlineFindsOut(t *testin
 	})
 	t.Cleanup(link.cut) // before the pool ends
 	n.pushed(t, patience)
-	release := n.exhaust(t) // so that all are there
-	release()
-	require.Eventually(t, func() bool { // nobody else asks
-		return pgwake.WorkSettled(n.Provider, pgwake.DefaultNamespace) && pgwake.ExpectsNoWork(n.Provider, pgwake.DefaultNamespace)
-	}, patience, time.Millisecond)
+	n.rest(t)
 
 	link.forget()
 	pid, before := n.listener(t), n.Stats().Reconnects
 	attempts.Store(0)
-	_, err = n.direct.Exec(t.Context(), `SELECT pg_terminate_backend($1)`, pid)
+	_, err := n.direct.Exec(t.Context(), `SELECT pg_terminate_backend($1)`, pid)
 	require.NoError(t, err)
 	n.produce(t, "unheard")
 	require.Eventually(t, func() bool { s := n.Stats(); return s.Listening && s.Reconnects > before }, patience, time.Millisecond)
@@ -351,10 +343,7 @@ func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) 
 	for name, tries := range map[string]bool{"fetch": false, "ping": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server := breakableServer(t).URL
-			config, err := pgx.ParseConfig(server)
-			require.NoError(t, err)
-			link := newLink(t, config)
+			server, link := breakableLink(t)
 			n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
 				link.use(pool.ConnConfig)
 				pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return tries }
@@ -375,10 +364,7 @@ func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) 
 func TestDegradation_PoolVanishesUnderTheEngine_ItAsksAgainOnAnotherConnection(t *testing.T) {
 	t.Parallel()
 	open := func(t *testing.T, c pgwake.Config) (*patientNode, *link) {
-		server := breakableServer(t).URL
-		config, err := pgx.ParseConfig(server)
-		require.NoError(t, err)
-		l := newLink(t, config)
+		server, l := breakableLink(t)
 		n := trouble(t, server, c, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
 			l.use(pool.ConnConfig)
 			pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
@@ -440,10 +426,7 @@ func TestDegradation_EnqueuesVanishAndTheirCallersWait_OthersAreMade(t *testing.
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const singles, groups = 4, 4
-			server := breakableServer(t).URL
-			config, err := pgx.ParseConfig(server)
-			require.NoError(t, err)
-			link := newLink(t, config)
+			server, link := breakableLink(t)
 			n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
 				link.use(pool.ConnConfig)
 				pool.MaxConns = singles + groups + 4
@@ -491,10 +474,7 @@ func TestDegradation_EnqueuesVanishAndTheirCallersWait_OthersAreMade(t *testing.
 // Nothing answers any more. A caller without a deadline is told so when the pool says that it cannot connect.
 func TestDegradation_NothingAnswers_VerbWithoutADeadlineFails(t *testing.T) {
 	t.Parallel()
-	server := breakableServer(t).URL
-	config, err := pgx.ParseConfig(server)
-	require.NoError(t, err)
-	link := newLink(t, config)
+	server, link := breakableLink(t)
 	n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
 		link.use(pool.ConnConfig)
 		pool.ConnConfig.ConnectTimeout = 6 * time.Second // longer than what is tried may take
@@ -524,10 +504,7 @@ func TestDegradation_NothingAnswers_VerbWithoutADeadlineFails(t *testing.T) {
 // pool has places for them.
 func TestDegradation_WholePoolVanishes_VerbsGoOnAfterTheirDeadlines(t *testing.T) {
 	t.Parallel()
-	server := breakableServer(t).URL
-	config, err := pgx.ParseConfig(server)
-	require.NoError(t, err)
-	link := newLink(t, config)
+	server, link := breakableLink(t)
 	n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
 		link.use(pool.ConnConfig)
 		pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
@@ -546,7 +523,7 @@ func TestDegradation_WholePoolVanishes_VerbsGoOnAfterTheirDeadlines(t *testing.T
 		})
 	}
 	verbs.Wait()
-	_, err = n.EnqueueForWorker(within(t, back), pgwake.WorkItem{Name: "after"}, nil)
+	_, err := n.EnqueueForWorker(within(t, back), pgwake.WorkItem{Name: "after"}, nil)
 	require.NoError(t, err)
 	n.await(t, "after", patience)
 }
@@ -725,6 +702,15 @@ func (n *patientNode) exhaust(t *testing.T) (release func()) {
 	return release
 }
 
+// rest has the pool make all of its connections, and waits until nobody has a reason to use any.
+func (n *patientNode) rest(t *testing.T) {
+	t.Helper()
+	n.exhaust(t)()
+	require.Eventually(t, func() bool {
+		return pgwake.WorkSettled(n.Provider, pgwake.DefaultNamespace) && pgwake.ExpectsNoWork(n.Provider, pgwake.DefaultNamespace)
+	}, patience, time.Millisecond)
+}
+
 // within returns a context that ends after d, or with the test.
 func within(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
@@ -749,10 +735,7 @@ func TestDegradation_CloseDuringAnyOfIt_ReturnsWithinItsContext(t *testing.T) {
 			return n
 		}},
 		"all bytes vanish": {func(t *testing.T) *patientNode {
-			server := breakableServer(t).URL
-			config, err := pgx.ParseConfig(server)
-			require.NoError(t, err)
-			link := newLink(t, config)
+			server, link := breakableLink(t)
 			n := trouble(t, server, quick, func(pool *pgxpool.Config, listen *pgx.ConnConfig) {
 				link.use(pool.ConnConfig)
 				link.use(listen)
@@ -765,10 +748,7 @@ func TestDegradation_CloseDuringAnyOfIt_ReturnsWithinItsContext(t *testing.T) {
 			return n
 		}},
 		"a connection attempt gets no answer": {func(t *testing.T) *patientNode {
-			server := breakableServer(t).URL
-			config, err := pgx.ParseConfig(server)
-			require.NoError(t, err)
-			link := newLink(t, config)
+			server, link := breakableLink(t)
 			n := trouble(t, server, quick, func(_ *pgxpool.Config, listen *pgx.ConnConfig) { link.use(listen) })
 			n.pushed(t, patience)
 			link.mode.Store(swallow)
