@@ -131,13 +131,13 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query cla
 			o.err = unsure(o.err)
 		}
 		if outcomeUnknown(o.err) || o.err != nil && o.found > 0 { // the latter: claimed, but not all of it was read
-			p.inFlight.Go(func() { p.giveBack(undo) })
+			p.inFlight.Go(func() { p.giveBack(undo, plan.lock) })
 		}
 		return o.claimed, o.err
 	case <-ctx.Done():
 		p.inFlight.Go(func() {
 			if o := <-outcomes; o.found > 0 || outcomeUnknown(o.err) {
-				p.giveBack(undo)
+				p.giveBack(undo, plan.lock)
 			}
 		})
 		return claimed[T]{}, unsure(ctx.Err())
@@ -166,16 +166,18 @@ func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 }
 
 // giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy
-// with it, and then finds nothing to undo; so there are several, the last one when the Provider closes.
-// What none of them reaches comes back when the lease ends.
-func (p *Provider) giveBack(undo func(context.Context) (bool, error)) {
+// with it, and then finds nothing to undo; so there are several, and more for as long as the database cannot be asked, until
+// the lease ends. The last one comes when the Provider closes.
+func (p *Provider) giveBack(undo func(context.Context) (bool, error), lease time.Duration) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
 			p.cfg.Logger.Error("pgwake: panic while a claim was undone", "panic", panicked, "stack", string(debug.Stack()))
 		}
 	}()
-	for _, pause := range []time.Duration{0, 100 * time.Millisecond, time.Second, 5 * time.Second} {
-		wait := time.NewTimer(pause)
+	end := time.Now().Add(lease)
+	pauses := []time.Duration{0, 100 * time.Millisecond, time.Second, 5 * time.Second}
+	for i := 0; ; i++ {
+		wait := time.NewTimer(pauses[min(i, len(pauses)-1)])
 		select {
 		case <-wait.C:
 		case <-p.closing:
@@ -183,7 +185,10 @@ func (p *Provider) giveBack(undo func(context.Context) (bool, error)) {
 			_, _ = undo(p.abort)
 			return
 		}
-		if undone, err := undo(p.abort); undone && err == nil {
+		undone, err := undo(p.abort)
+		switch tries := i + 1; {
+		case err != nil && time.Now().Before(end): // nobody knows yet
+		case undone || err == nil && tries >= len(pauses), err != nil:
 			return
 		}
 	}

@@ -471,6 +471,66 @@ func TestDegradation_EnqueuesVanishAndTheirCallersWait_OthersAreMade(t *testing.
 	}
 }
 
+// Nothing is carried while each connection of the pool is in use, and neither is what the driver sends to cancel that. Then all is well, and so
+// is the pool.
+func TestDegradation_WholePoolIsInUseInABlackHole_VerbsGoOnAfterIt(t *testing.T) {
+	t.Parallel()
+	server, link := breakableLink(t)
+	n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
+		link.use(pool.ConnConfig)
+		pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	})
+	t.Cleanup(link.cut) // before the pool ends
+	n.pushed(t, patience)
+	n.rest(t)
+	before := link.made.Load()
+	link.mode.Store(swallow)
+	lost := within(t, time.Second)
+	var verbs sync.WaitGroup
+	for range n.pool.Config().MaxConns {
+		verbs.Go(func() {
+			_, err := n.GetParent(lost, "nobody")
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+		})
+	}
+	verbs.Wait()
+	for i := range int64(n.pool.Config().MaxConns) {
+		require.Eventually(t, func() bool { _, is := link.silenced.Load(before + 1 + i); return is }, patience, time.Millisecond, "it is cancelled")
+	}
+	link.mode.Store(carry)
+	_, err := n.EnqueueForWorker(within(t, back), pgwake.WorkItem{Name: "after"}, nil)
+	require.NoError(t, err)
+	n.await(t, "after", patience)
+}
+
+// Nothing answers any more. Whoever begins to watch nodes then is told so.
+func TestDegradation_NothingAnswers_WatchingNodesFails(t *testing.T) {
+	t.Parallel()
+	server, link := breakableLink(t)
+	n := trouble(t, server, pgwake.Config{}, func(_ *pgxpool.Config, listen *pgx.ConnConfig) { link.use(listen) })
+	t.Cleanup(link.cut) // before the driver has waited for its peer
+	n.pushed(t, patience)
+	link.mode.Store(swallow)
+	var ended sync.WaitGroup
+	over := make(chan struct{})
+	ended.Go(func() {
+		for _, err := range n.Observe(t.Context()) {
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+	})
+	ended.Go(func() {
+		for _, err := range n.NodeReports(t.Context(), time.Second) {
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+	})
+	go func() { ended.Wait(); close(over) }()
+	select {
+	case <-over:
+	case <-time.After(patience):
+		require.Fail(t, "somebody waits still")
+	}
+}
+
 // Nothing answers any more. A caller without a deadline is told so when the pool says that it cannot connect.
 func TestDegradation_NothingAnswers_VerbWithoutADeadlineFails(t *testing.T) {
 	t.Parallel()

@@ -124,7 +124,9 @@ func (o *observer) tell(what Observation) {
 }
 
 func (o *observer) run(ctx context.Context) (err error) {
-	o.conn, err = o.p.direct.connect(ctx, func(config *pgx.ConnConfig) {
+	connecting, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	o.conn, err = o.p.direct.connect(connecting, func(config *pgx.ConnConfig) {
 		config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { o.take(n) } // see listener.serve
 	})
 	if err != nil {
@@ -176,7 +178,7 @@ func (o *observer) act(ctx context.Context, now time.Time) error {
 
 // listen begins to listen: to what all are told once a notification has come, and so it is certain that the session is the observer's own.
 func (o *observer) listen(ctx context.Context) error {
-	if err := execAll(ctx, o.conn, "LISTEN "+quoted(o.reply)); err != nil {
+	if err := o.exec(ctx, "LISTEN "+quoted(o.reply)); err != nil {
 		return err
 	}
 	err := o.p.do(ctx, "test LISTEN", func(ctx context.Context, q querier) error {
@@ -192,7 +194,7 @@ func (o *observer) listen(ctx context.Context) error {
 		return cmp.Or(err, ctx.Err())
 	}
 	if len(o.replies) == 0 {
-		_ = execAll(ctx, o.conn, "UNLISTEN "+quoted(o.reply)) // on a session that is shared: as good as one can
+		_ = o.exec(ctx, "UNLISTEN "+quoted(o.reply)) // on a session that is shared: as good as one can
 		return errDeaf
 	}
 	if err := o.hear(ctx, false); err != nil {
@@ -202,7 +204,14 @@ func (o *observer) listen(ctx context.Context) error {
 	for _, c := range o.channels {
 		listen = append(listen, "LISTEN "+quoted(c))
 	}
-	return execAll(ctx, o.conn, listen...)
+	return o.exec(ctx, listen...)
+}
+
+// exec runs statements that return nothing.
+func (o *observer) exec(ctx context.Context, statements ...string) error {
+	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	return execAll(bounded, o.conn, statements...)
 }
 
 // hear has producers tell of what they insert, or not.

@@ -1,6 +1,7 @@
 package pgwake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,6 +102,9 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 		return conn.IdleDuration > time.Second
 	}
 	poolConfig.PingTimeout = answerDeadline
+	if poolConfig.ConnConfig.ConnectTimeout == 0 { // what is not made yet takes up a place of the pool
+		poolConfig.ConnConfig.ConnectTimeout = answerDeadline
+	}
 	poolConfig.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
 		keepAlive(conn.PgConn().Conn())
 		return nil
@@ -121,7 +125,7 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 // New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
 // connection settings. The Provider never holds one of the pool's connections while it waits. If one of them does
 // not answer for 5 s, or the LISTEN connection falls silent, the pool is reset: connections are then closed when nobody
-// uses them, and made anew.
+// uses them, and made anew. The pool should bound how long that takes: its config's ConnConfig.ConnectTimeout and PingTimeout, 5 s each.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, error) {
 	const op = "new"
 	cfg, err := config.resolve()
@@ -379,11 +383,18 @@ func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.C
 	return p.ended(ctx, op, p.run(ctx, verb, tell, queues...))
 }
 
+// connectTimeout is how long the pool lets it take to make a connection.
+func (p *Provider) connectTimeout() time.Duration {
+	return cmp.Or(p.pool.Config().ConnConfig.ConnectTimeout, 2*time.Minute) // pgx's default
+}
+
 // run is what doAndTell does once the verb is admitted.
 func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) error, tell func(), queues ...Queue) error {
 	conn, err := p.acquire(ctx, time.Time{})
 	if errors.Is(err, errPoolSilent) { // what there is now was made since, or is to be: for as long as the pool's settings let that take
-		conn, err = p.pool.Acquire(ctx)
+		longer, cancel := context.WithTimeout(ctx, p.connectTimeout()+answerDeadline)
+		defer cancel()
+		conn, err = p.pool.Acquire(longer)
 	}
 	if err != nil {
 		return err // nothing was sent
@@ -412,12 +423,14 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 // than one of them took. The two clocks need not agree. The result has a monotonic reading, as time.Now has.
 func (p *Provider) LocalTime(server time.Time) time.Time { return p.engine.clock.LocalBefore(server) }
 
-// release gives a connection back. One that broke in the middle of a statement the driver keeps open, and the pool
-// counts, until the server has closed its end, or for 15 s: a network that loses what is sent, and gives no sign, would
-// fill the pool with the dead.
+// release gives a connection back. One that broke in the middle of a statement the driver keeps open until the server has
+// closed its end, and has answered a request to cancel, or for 15 s each: a network that loses what is sent, and gives no
+// sign, would fill the pool with the dead. So the pool counts it no longer.
 func release(conn *pgxpool.Conn) {
-	if c := conn.Conn(); c.IsClosed() {
-		time.AfterFunc(closingHandshake, func() { _ = c.PgConn().Conn().Close() })
+	if conn.Conn().IsClosed() {
+		broken := conn.Hijack()
+		time.AfterFunc(closingHandshake, func() { _ = broken.PgConn().Conn().Close() })
+		return
 	}
 	conn.Release()
 }

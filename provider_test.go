@@ -1022,6 +1022,7 @@ type link struct {
 	server    *pgx.ConnConfig
 	mode      atomic.Int32
 	swallowed atomic.Int64
+	silenced  sync.Map     // connections of which something was swallowed, by number
 	made      atomic.Int64 // connections so far
 	closed    sync.Map     // those of them that the client has closed, by number
 	forgotten atomic.Int64 // so many of them, the oldest, carry nothing any more
@@ -1108,6 +1109,7 @@ func (l *link) pump(number int64, to, from net.Conn, answers bool) {
 		switch mode := l.mode.Load(); {
 		case mode == swallow || number <= l.forgotten.Load():
 			l.swallowed.Add(int64(n))
+			l.silenced.Store(number, true)
 			continue
 		case mode == cutAnswer && answers && l.mode.CompareAndSwap(cutAnswer, carry):
 			return

@@ -141,14 +141,16 @@ func (p *Provider) NodeReports(ctx context.Context, every time.Duration) iter.Se
 			yield(nil, failed(op, invalid("%v between two questions is not possible", every)))
 			return
 		}
-		conn, err := p.direct.connect(ctx)
+		preparing, cancel := context.WithTimeout(ctx, answerDeadline)
+		defer cancel()
+		conn, err := p.direct.connect(preparing)
 		if err != nil {
 			yield(nil, failed(op, err))
 			return
 		}
 		defer hangUp(ctx, conn)
 		reply := replyPrefix + strings.ToLower(crand.Text())
-		if err := execAll(ctx, conn, "LISTEN "+quoted(reply)); err != nil {
+		if err := execAll(preparing, conn, "LISTEN "+quoted(reply)); err != nil {
 			yield(nil, failed(op, err))
 			return
 		}
