@@ -503,6 +503,36 @@ func TestDegradation_WholePoolIsInUseInABlackHole_VerbsGoOnAfterIt(t *testing.T)
 	n.await(t, "after", patience)
 }
 
+// The connection on which the node waits for the end of a transaction that may have added something in silence vanishes, and the transaction
+// ends. LISTEN goes the same way, and comes back.
+func TestDegradation_LongWaitForAProducerVanishes_SettlesAllTheSame(t *testing.T) {
+	t.Parallel()
+	server, link := breakableLink(t)
+	n := trouble(t, server, pgwake.Config{FallbackInterval: quickFallback}, func(_ *pgxpool.Config, listen *pgx.ConnConfig) { link.use(listen) })
+	t.Cleanup(link.cut) // before the driver has waited for its peer
+	n.pushed(t, patience)
+	n.quit()
+	tx, err := n.direct.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = n.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "open"}, &pgwake.EnqueueOptions{Namespace: "other"})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var fetching sync.WaitGroup
+	defer fetching.Wait()
+	defer cancel()
+	fetching.Go(func() {
+		for ctx.Err() == nil {
+			_, _ = n.FetchWorkItem(ctx, &pgwake.FetchOptions{Namespaces: []string{"new"}, PollTimeout: time.Minute})
+		}
+	})
+	require.Eventually(t, func() bool { return !n.Health().OK }, patience, time.Millisecond, "it waits for long")
+	require.False(t, n.Stats().Worker.Settled)
+	link.forget()
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Eventually(t, func() bool { s := n.Stats(); return s.Listening && s.Worker.Settled && s.Worker.Parked == 1 }, patience, time.Millisecond)
+}
+
 // Nothing answers any more. Whoever begins to watch nodes then is told so.
 func TestDegradation_NothingAnswers_WatchingNodesFails(t *testing.T) {
 	t.Parallel()

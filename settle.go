@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -289,7 +290,7 @@ func (s *settler) waitForProducers(ctx context.Context) error {
 
 // waitLong waits for producers that stay open, for as long as a lane is to be settled: while it waits no producer is
 // silent. The wait holds back the removal of dead rows no more than they do, since each of them has written. It costs no
-// statement but one a second while they are several.
+// statement but one a second while they are several, and one in FallbackInterval while there is one.
 func (s *settler) waitLong(ctx context.Context) error {
 	e := s.e
 	preparing, cancel := context.WithTimeout(ctx, answerDeadline) // as that of the LISTEN connection
@@ -309,8 +310,15 @@ func (s *settler) waitLong(ctx context.Context) error {
 	waiting, giveUp := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
+		var err error
+		defer func() {
+			if panicked := recover(); panicked != nil { // a tracer's
+				err = fmt.Errorf("panic: %v\n%s", panicked, debug.Stack())
+			}
+			ended <- err
+		}()
 		var over bool
-		ended <- conn.QueryRow(waiting, e.sql.waitForProducers, s.queue.String(), time.Duration(0)).Scan(&over)
+		err = conn.QueryRow(waiting, e.sql.waitForProducers, s.queue.String(), time.Duration(0)).Scan(&over)
 	}()
 	defer func() {
 		giveUp()
@@ -319,6 +327,8 @@ func (s *settler) waitLong(ctx context.Context) error {
 	again := time.NewTimer(0)
 	defer again.Stop()
 	var pids []int32
+	var asked time.Time
+	heard := time.Now() // that it waits
 	for {
 		select {
 		case err := <-ended:
@@ -332,7 +342,7 @@ func (s *settler) waitLong(ctx context.Context) error {
 		if covered && len(lanes) == 0 {
 			return nil
 		}
-		if covered && len(pids) == 1 {
+		if covered && len(pids) == 1 && time.Since(asked) < e.cfg.FallbackInterval {
 			continue
 		}
 		// Once the wait has begun they only become fewer. Of several, one may end unseen, and is looked for.
@@ -340,12 +350,20 @@ func (s *settler) waitLong(ctx context.Context) error {
 		if err := e.exec(ctx, &open, e.sql.producers, s.queue.String(), conn.PgConn().PID()); err != nil {
 			continue // what was known of them still is
 		}
-		if pids = open; pids != nil {
+		asked = time.Now()
+		switch pids = open; {
+		case pids != nil:
+			heard = asked
 			s.join(lanes)
+		case asked.Sub(heard) >= answerDeadline: // its answer is lost, or has been: nobody waits there any more
+			return errWaitLost
 		}
 		s.blocked(pids)
 	}
 }
+
+// errWaitLost ends a wait whose connection has lost its peer, and gave no sign.
+var errWaitLost = fmt.Errorf("the session that waits for producers does not, and has not said so for %v: %w", answerDeadline, context.DeadlineExceeded)
 
 // covers reports whether the wait is on behalf of all these lanes, as they are.
 func (s *settler) covers(lanes map[*lane]uint64) bool {
