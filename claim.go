@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: how does a fetch claim, and leave nothing stranded when its caller, its connection or the server
@@ -39,7 +41,9 @@ func (p *Provider) acquire(ctx context.Context, giveUp time.Time) (*pgxpool.Conn
 		case last || !over:
 			return conn, err
 		case !busy:
-			p.unanswered()
+			if !errors.Is(err, conns.ErrMaking) {
+				p.unanswered()
+			}
 			return nil, errPoolSilent
 		}
 	}
@@ -50,7 +54,7 @@ func (p *Provider) acquire(ctx context.Context, giveUp time.Time) (*pgxpool.Conn
 func acquireUntil(ctx context.Context, pool *pgxpool.Pool, until time.Time) (conn *pgxpool.Conn, over bool, err error) {
 	bounded, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	if conn, err = pool.Acquire(bounded); err == nil {
+	if conn, err = conns.Acquire(bounded, pool); err == nil {
 		return conn, false, nil
 	}
 	over = bounded.Err() != nil && ctx.Err() == nil
@@ -106,7 +110,7 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query cla
 			if panicked := recover(); panicked != nil { // a tracer's, or a codec's: the caller's dispatcher may survive it
 				o.err = fmt.Errorf("panic: %v\n%s", panicked, debug.Stack())
 			}
-			release(conn)
+			conns.Release(conn)
 			outcomes <- o
 		}()
 		bounded, cancel := context.WithCancel(p.abort)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/internal/devpg"
 	"github.com/pgwake/pgwake/migrations"
 	"github.com/stretchr/testify/assert"
@@ -471,36 +473,79 @@ func TestDegradation_EnqueuesVanishAndTheirCallersWait_OthersAreMade(t *testing.
 	}
 }
 
-// Nothing is carried while each connection of the pool is in use, and neither is what the driver sends to cancel that. Then all is well, and so
-// is the pool.
+// Nothing is carried while each connection of the pool is in use, or tried before use, and neither is what the driver sends to cancel that. Then
+// all is well, and so is the pool.
 func TestDegradation_WholePoolIsInUseInABlackHole_VerbsGoOnAfterIt(t *testing.T) {
 	t.Parallel()
-	server, link := breakableLink(t)
-	n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
-		link.use(pool.ConnConfig)
-		pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	})
-	t.Cleanup(link.cut) // before the pool ends
-	n.pushed(t, patience)
-	n.rest(t)
-	before := link.made.Load()
-	link.mode.Store(swallow)
-	lost := within(t, time.Second)
-	var verbs sync.WaitGroup
-	for range n.pool.Config().MaxConns {
-		verbs.Go(func() {
-			_, err := n.GetParent(lost, "nobody")
-			assert.ErrorIs(t, err, context.DeadlineExceeded)
+	verb := func(n *patientNode, ctx context.Context) error {
+		_, err := n.GetParent(ctx, "nobody")
+		return err
+	}
+	for name, c := range map[string]struct {
+		tries bool
+		use   func(*patientNode, context.Context) error
+	}{
+		"statement": {false, verb},
+		"ping":      {true, verb},
+		"transaction": {false, func(n *patientNode, ctx context.Context) error {
+			return pgx.BeginTxFunc(ctx, conns.Transactions{Pool: n.pool}, pgx.TxOptions{}, func(pgx.Tx) error { return nil })
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, link := breakableLink(t)
+			n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
+				link.use(pool.ConnConfig)
+				pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return c.tries }
+				pgwake.TunePool(pool)
+			})
+			t.Cleanup(link.cut) // before the pool ends
+			n.pushed(t, patience)
+			n.rest(t)
+			before := link.made.Load()
+			link.mode.Store(swallow)
+			lost := within(t, time.Second)
+			var uses sync.WaitGroup
+			for range n.pool.Config().MaxConns {
+				uses.Go(func() { assert.ErrorIs(t, c.use(n, lost), context.DeadlineExceeded) })
+			}
+			uses.Wait()
+			for i := range int64(n.pool.Config().MaxConns) {
+				require.Eventually(t, func() bool { _, is := link.silenced.Load(before + 1 + i); return is }, patience, time.Millisecond, "it is cancelled")
+			}
+			link.mode.Store(carry)
+			_, err := n.EnqueueForWorker(within(t, back), pgwake.WorkItem{Name: "after"}, nil)
+			require.NoError(t, err)
+			n.await(t, "after", patience)
 		})
 	}
-	verbs.Wait()
-	for i := range int64(n.pool.Config().MaxConns) {
-		require.Eventually(t, func() bool { _, is := link.silenced.Load(before + 1 + i); return is }, patience, time.Millisecond, "it is cancelled")
-	}
-	link.mode.Store(carry)
-	_, err := n.EnqueueForWorker(within(t, back), pgwake.WorkItem{Name: "after"}, nil)
-	require.NoError(t, err)
-	n.await(t, "after", patience)
+}
+
+// A connection takes longer to be made than a fetch waits for it. The fetch gives up, and the next has that connection.
+func TestDegradation_ConnectingTakesLong_WorkFlows(t *testing.T) {
+	t.Parallel()
+	server := breakableServer(t).URL
+	var slow atomic.Bool
+	n := trouble(t, server, pgwake.Config{}, func(pool *pgxpool.Config, _ *pgx.ConnConfig) {
+		dial := pool.ConnConfig.DialFunc
+		pool.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if slow.Load() {
+				select {
+				case <-ctx.Done():
+				case <-t.Context().Done():
+				case <-time.After(5500 * time.Millisecond): // a fetch waits for 5 s
+				}
+			}
+			return dial(ctx, network, address)
+		}
+		pool.ConnConfig.ConnectTimeout = patience
+		pgwake.TunePool(pool)
+	})
+	n.pushed(t, patience)
+	slow.Store(true)
+	n.pool.Reset()
+	n.produce(t, "patience")
+	n.await(t, "patience", patience)
 }
 
 // The connection on which the node waits for the end of a transaction that may have added something in silence vanishes, and the transaction

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/internal/dbclock"
 	"github.com/pgwake/pgwake/internal/supervise"
 )
@@ -189,7 +190,7 @@ func (e *engine) patiently(ctx context.Context, do func(context.Context, *pgxpoo
 // acquire waits for a connection until then. The error is errPoolBusy if all were in use.
 func (e *engine) acquire(ctx context.Context, until time.Time) (*pgxpool.Conn, error) {
 	conn, over, err := acquireUntil(ctx, e.pool, until)
-	if over && !errors.Is(err, errPoolBusy) {
+	if over && !errors.Is(err, errPoolBusy) && !errors.Is(err, conns.ErrMaking) {
 		e.poolSilent()
 	}
 	return conn, err
@@ -197,7 +198,7 @@ func (e *engine) acquire(ctx context.Context, until time.Time) (*pgxpool.Conn, e
 
 // use has do use the connection until then at most, and gives it back.
 func (e *engine) use(ctx context.Context, conn *pgxpool.Conn, until time.Time, do func(context.Context, *pgxpool.Conn) error) error {
-	defer release(conn) // also after a panic
+	defer conns.Release(conn) // also after a panic
 	bounded, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
 	err := do(bounded, conn)

@@ -145,7 +145,10 @@ func ExampleNew() {
 	defer end()
 	ctx := context.Background()
 
-	pool, err := pgxpool.New(ctx, databaseURL)
+	poolConfig, err := pgxpool.ParseConfig(databaseURL)
+	check(err)
+	pgwake.TunePool(poolConfig)
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	check(err)
 	defer pool.Close()
 	p, err := pgwake.New(ctx, pool, config)

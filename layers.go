@@ -136,7 +136,7 @@ func (p *Provider) Migrate(ctx context.Context, layer migrations.Layer) error {
 	}
 	defer done()
 	var current, latest int64
-	err = p.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+	err = p.onConnection(ctx, func(c *pgxpool.Conn) error {
 		current, latest, err = layer.Version(ctx, c.Conn(), p.cfg.Schema)
 		return err
 	})

@@ -17,6 +17,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: how do notifications reach this node, and how does it know that they do?
@@ -478,9 +480,9 @@ const testLISTEN = "SELECT pg_catalog.pg_notify($1, '')"
 func (l *listener) notifySelf(ctx context.Context, channel string) error {
 	waiting, cancel := context.WithTimeout(ctx, selfTestDeadline)
 	defer cancel()
-	pooled, err := l.e.pool.Acquire(waiting)
+	pooled, err := conns.Acquire(waiting, l.e.pool)
 	if err == nil {
-		defer release(pooled)
+		defer conns.Release(pooled)
 		_, err = pooled.Exec(waiting, testLISTEN, channel)
 	}
 	if err == nil || waiting.Err() == nil {

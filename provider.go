@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/migrations"
 )
 
@@ -101,14 +102,7 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 		}
 		return conn.IdleDuration > time.Second
 	}
-	poolConfig.PingTimeout = answerDeadline
-	if poolConfig.ConnConfig.ConnectTimeout == 0 { // what is not made yet takes up a place of the pool
-		poolConfig.ConnConfig.ConnectTimeout = answerDeadline
-	}
-	poolConfig.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
-		keepAlive(conn.PgConn().Conn())
-		return nil
-	}
+	TunePool(poolConfig)
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {
 		return nil, failed(op, err)
@@ -125,7 +119,7 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 // New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
 // connection settings. The Provider never holds one of the pool's connections while it waits. If one of them does
 // not answer for 5 s, or the LISTEN connection falls silent, the pool is reset: connections are then closed when nobody
-// uses them, and made anew. The pool should bound how long that takes: its config's ConnConfig.ConnectTimeout and PingTimeout, 5 s each.
+// uses them, and made anew. TunePool has that take no longer than it must.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, error) {
 	const op = "new"
 	cfg, err := config.resolve()
@@ -139,6 +133,24 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, er
 	return p, failed(op, err)
 }
 
+// TunePool prepares the configuration of a pool for New, as Open does with its own; call it last, before pgxpool.NewWithConfig. Where config says
+// nothing, it sets 5 s for making a connection (ConnConfig.ConnectTimeout) and for trying one before use (PingTimeout). It adds TCP keep-alive
+// probes to AfterConnect, by which a dead peer is noticed after some 25 s; and connections that the Provider finds broken give up their
+// places in the pool at once, which takes 15 s otherwise.
+func TunePool(config *pgxpool.Config) {
+	config.PingTimeout = cmp.Or(config.PingTimeout, answerDeadline)
+	config.ConnConfig.ConnectTimeout = cmp.Or(config.ConnConfig.ConnectTimeout, answerDeadline)
+	after := config.AfterConnect
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		keepAlive(conn.PgConn().Conn())
+		if after == nil {
+			return nil
+		}
+		return after(ctx, conn)
+	}
+	conns.Tune(config)
+}
+
 func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool bool) (*Provider, error) {
 	// Neither LISTEN nor a migration can go through a transaction pooler.
 	direct := dialer{config: cfg.ListenConfig}
@@ -146,12 +158,12 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 		like := pool.Config()
 		direct = dialer{config: like.ConnConfig, before: like.BeforeConnect, after: like.AfterConnect}
 	}
-	readCommitted, err := checkServer(ctx, pool, direct, cfg)
-	if err != nil {
+	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool, direct: direct,
+		histories: newHistoryCache(cfg.HistoryCache), closing: make(chan struct{}), closed: make(chan struct{})}
+	var err error
+	if p.readCommitted, err = p.checkServer(ctx); err != nil {
 		return nil, err
 	}
-	p := &Provider{cfg: *cfg, sql: newStatements(cfg.Schema), pool: pool, ownPool: ownPool, direct: direct, readCommitted: readCommitted,
-		histories: newHistoryCache(cfg.HistoryCache), closing: make(chan struct{}), closed: make(chan struct{})}
 	p.abort, p.abortNow = context.WithCancel(context.Background())
 	p.acks, p.enqueues = newAckGroups(p), newEnqueueGroups(p)
 	p.engine = newEngine(&p.cfg, p.sql, pool, direct, func(silent bool) { // what took the LISTEN connection may have taken the pool's
@@ -162,7 +174,7 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 			p.unanswered()
 		}
 	})
-	p.engine.poolSilent, p.engine.readCommitted = p.unanswered, readCommitted
+	p.engine.poolSilent, p.engine.readCommitted = p.unanswered, p.readCommitted
 	if ownPool {
 		p.engine.tidy = func() {
 			if pool.Stat().TotalConns() > 0 {
@@ -184,9 +196,9 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 
 // checkServer makes sure of the server's version and of the schema. It reports whether the role's default
 // isolation level is READ COMMITTED.
-func checkServer(ctx context.Context, pool *pgxpool.Pool, direct dialer, cfg *Config) (readCommitted bool, err error) {
+func (p *Provider) checkServer(ctx context.Context) (readCommitted bool, err error) {
 	var current, latest int64
-	err = pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+	err = p.onConnection(ctx, func(c *pgxpool.Conn) error {
 		var version int
 		if err := c.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_version_num')::int`).Scan(&version); err != nil {
 			return err
@@ -199,7 +211,7 @@ func checkServer(ctx context.Context, pool *pgxpool.Pool, direct dialer, cfg *Co
 			return err
 		}
 		readCommitted = isolation == string(pgx.ReadCommitted)
-		current, latest, err = migrations.Version(ctx, c.Conn(), cfg.Schema)
+		current, latest, err = migrations.Version(ctx, c.Conn(), p.cfg.Schema)
 		return err
 	})
 	switch {
@@ -208,7 +220,7 @@ func checkServer(ctx context.Context, pool *pgxpool.Pool, direct dialer, cfg *Co
 	case err != nil:
 		return false, err
 	}
-	return readCommitted, migrate(ctx, migrations.Up, current, latest, cfg, direct)
+	return readCommitted, migrate(ctx, migrations.Up, current, latest, &p.cfg, p.direct)
 }
 
 // dialer is how connections outside the pool are made, in the way of the pool: with a password that is made anew
@@ -388,18 +400,34 @@ func (p *Provider) connectTimeout() time.Duration {
 	return cmp.Or(p.pool.Config().ConnConfig.ConnectTimeout, 2*time.Minute) // pgx's default
 }
 
-// run is what doAndTell does once the verb is admitted.
-func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) error, tell func(), queues ...Queue) error {
+// connection waits for a connection, or until the pool has shown twice that none can be had.
+func (p *Provider) connection(ctx context.Context) (*pgxpool.Conn, error) {
 	conn, err := p.acquire(ctx, time.Time{})
 	if errors.Is(err, errPoolSilent) { // what there is now was made since, or is to be: for as long as the pool's settings let that take
 		longer, cancel := context.WithTimeout(ctx, p.connectTimeout()+answerDeadline)
 		defer cancel()
-		conn, err = p.pool.Acquire(longer)
+		conn, err = conns.Acquire(longer, p.pool)
 	}
+	return conn, err
+}
+
+// onConnection has do use a connection.
+func (p *Provider) onConnection(ctx context.Context, do func(*pgxpool.Conn) error) error {
+	conn, err := p.connection(ctx)
+	if err != nil {
+		return err
+	}
+	defer conns.Release(conn)
+	return do(conn)
+}
+
+// run is what doAndTell does once the verb is admitted.
+func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) error, tell func(), queues ...Queue) error {
+	conn, err := p.connection(ctx)
 	if err != nil {
 		return err // nothing was sent
 	}
-	defer release(conn)
+	defer conns.Release(conn)
 	sent := time.Now()
 	err = atReadCommitted(ctx, conn, p.readCommitted, func(q sender) error { return verb(ctx, q) })
 	if err != nil && ctx.Err() != nil && time.Since(sent) >= answerDeadline {
@@ -422,18 +450,6 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 // ClaimedWorkItem.LockedUntil or DueAt: never later than that, for what the round trips so far tell, and earlier by less
 // than one of them took. The two clocks need not agree. The result has a monotonic reading, as time.Now has.
 func (p *Provider) LocalTime(server time.Time) time.Time { return p.engine.clock.LocalBefore(server) }
-
-// release gives a connection back. One that broke in the middle of a statement the driver keeps open until the server has
-// closed its end, and has answered a request to cancel, or for 15 s each: a network that loses what is sent, and gives no
-// sign, would fill the pool with the dead. So the pool counts it no longer.
-func release(conn *pgxpool.Conn) {
-	if conn.Conn().IsClosed() {
-		broken := conn.Hijack()
-		time.AfterFunc(closingHandshake, func() { _ = broken.PgConn().Conn().Close() })
-		return
-	}
-	conn.Release()
-}
 
 // sender is a connection, or a transaction on it.
 type sender interface {

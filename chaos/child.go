@@ -161,12 +161,13 @@ func (w *workload) tryOpen(patience time.Duration) error {
 	if err != nil {
 		return err
 	}
-	// What the process itself asks for may hang as well. See release of the library.
+	// What the process itself asks for may hang as well. See internal/conns.
 	pool.BeforeClose = func(c *pgx.Conn) {
 		if c.IsClosed() {
 			time.AfterFunc(time.Second, func() { _ = c.PgConn().Conn().Close() })
 		}
 	}
+	pgwake.TunePool(pool)
 	if w.pool, err = pgxpool.NewWithConfig(ctx, pool); err != nil {
 		return err
 	}

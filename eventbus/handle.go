@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: what happens between a delivery and its end?
@@ -124,7 +125,7 @@ func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers fu
 	}
 	beginning, cancel := context.WithTimeout(ctx, endTimeout) // of BEGIN alone
 	defer cancel()
-	tx, err := n.p.Pool().BeginTx(beginning, pgx.TxOptions{
+	tx, err := conns.Transactions{Pool: n.p.Pool()}.BeginTx(beginning, pgx.TxOptions{
 		IsoLevel: pgx.ReadCommitted, CommitQuery: fmt.Sprintf("SELECT %sack_work(%d, '%s'%s); COMMIT", n.in, item, claim, archive), // numbers and a UUID
 	})
 	if err != nil {

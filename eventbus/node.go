@@ -81,6 +81,7 @@ type Node struct {
 	handlers    handlers
 	occurrences occurrences
 	patience    time.Duration // stepPatience, but in tests
+	register    func(context.Context) error
 
 	mu       sync.Mutex
 	patterns []string // of the group, as far as they were asked for
@@ -123,11 +124,14 @@ func (b *Bus) Node(ctx context.Context, config *NodeConfig) (*Node, error) {
 	own.producer, own.tx = n.id, nil
 	n.Bus = &own
 	n.occurrences.many = n.occurMany
-	return n, n.do(ctx, op, false, func(ctx context.Context, q pgwake.Querier) error {
-		args := []any{n.id, n.namespace, n.how.DisplayName, n.how.Description, metadata}
-		_, err := q.Exec(ctx, "SELECT "+n.call("register_node", len(args)), args...)
-		return err
-	})
+	n.register = func(ctx context.Context) error {
+		return n.do(ctx, op, false, func(ctx context.Context, q pgwake.Querier) error {
+			args := []any{n.id, n.namespace, n.how.DisplayName, n.how.Description, metadata}
+			_, err := q.Exec(ctx, "SELECT "+n.call("register_node", len(args)), args...)
+			return err
+		})
+	}
+	return n, n.register(ctx)
 }
 
 // quoted is a text as JSON.
@@ -361,10 +365,10 @@ func (n *Node) keepBeating(ctx context.Context, watch *pgwake.Watch) {
 
 // beatAndTell calls beat, and tells those who wait of what goes by another tag since a subscription was removed: it was there already, so no insert does. For
 // what unsubscribe has moved that is the first beat that finds the retirement, and for strays the one that deals with them (remove_strays): those
-// are the retirements that it has changed. The first statement reads them as they were before its beat. Both are one transaction: of a node that
-// dies all of it has happened, or is left to the next.
+// are the retirements that it has changed. The first statement reads them as they were before its beat, and whether there is the row of the node.
+// Both are one transaction: of a node that dies all of it has happened, or is left to the next.
 const beatAndTell = `
-SELECT %[1]sbeat($1, $2, $3, $4, $5), pg_catalog.set_config('pgwake.retirements',
+SELECT %[1]sbeat($1, $2, $3, $4, $5), EXISTS (SELECT FROM %[1]sevent_nodes AS n WHERE n.node_id = $1), pg_catalog.set_config('pgwake.retirements',
     (SELECT coalesce(pg_catalog.json_agg(r), '[]') FROM %[1]sevent_retirements AS r)::pg_catalog.text, true);
 SELECT %[1]snotify_queue('worker', 1, NULL, of.namespace)
   FROM (SELECT DISTINCT changed.namespace
@@ -375,12 +379,17 @@ SELECT %[1]snotify_queue('worker', 1, NULL, of.namespace)
 
 func (n *Node) beat(ctx context.Context, watch *pgwake.Watch) error {
 	var patterns []string
-	err := n.do(ctx, "heartbeat", false, func(ctx context.Context, q pgwake.Querier) error {
-		return q.QueryRow(ctx, fmt.Sprintf(beatAndTell, n.in), pgx.QueryExecModeSimpleProtocol, // which alone carries several statements
-			n.id, n.namespace, n.how.Group, watch.Node, cmp.Or(n.how.Heartbeat, watch.Interval)).Scan(&patterns, nil)
-	})
-	if err != nil {
-		return err
+	for known := false; !known; {
+		err := n.do(ctx, "heartbeat", false, func(ctx context.Context, q pgwake.Querier) error {
+			return q.QueryRow(ctx, fmt.Sprintf(beatAndTell, n.in), pgx.QueryExecModeSimpleProtocol, // which alone carries several statements
+				n.id, n.namespace, n.how.Group, watch.Node, cmp.Or(n.how.Heartbeat, watch.Interval)).Scan(&patterns, &known, nil)
+		})
+		if err == nil && !known { // it was gone for so long that others have forgotten it
+			err = n.register(ctx)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -160,6 +160,16 @@ func TestNodes_OneOfTwoWithTheSameIDStops_IsLiveAgainWithTheNextHeartbeat(t *tes
 	l.eventually(l.live, "the other one says so")
 }
 
+// It was suspended for longer than nodes are remembered.
+func TestNodes_OthersHaveForgottenIt_IsListedAgainWithTheNextHeartbeat(t *testing.T) {
+	t.Parallel()
+	l := newLabOn(t, &pgwake.Config{FallbackInterval: 100 * time.Millisecond}, nil)
+	l.node(&eventbus.NodeConfig{ID: "api", DisplayName: "API", Metadata: map[string]int{"port": 80}})
+	l.exec(`DELETE FROM event_nodes`)
+	l.eventually(func() bool { return one[int](l, `SELECT count(*) FROM list_nodes() WHERE live`) == 1 }, "it says so")
+	require.Equal(t, `API 80`, one[string](l, `SELECT display_name || ' ' || (metadata ->> 'port') FROM event_nodes`))
+}
+
 func TestNode_NoID_HasOneThatNobodyHas(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/taskgraph/migrations"
 	"go.opentelemetry.io/otel/propagation"
 )
@@ -195,7 +196,7 @@ func (e *Engine) keepUp(ctx context.Context) {
 
 // Pause has nobody evaluate tasks of these namespaces, or run steps of them, until Resume. What is at work goes on.
 func (e *Engine) Pause(ctx context.Context, namespaces ...string) error {
-	return pgx.BeginTxFunc(ctx, e.pool, readCommitted, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, conns.Transactions{Pool: e.pool}, readCommitted, func(tx pgx.Tx) error {
 		if err := e.p.PauseTx(ctx, tx, pgwake.Worker, namespaces...); err != nil {
 			return err
 		}
@@ -205,7 +206,7 @@ func (e *Engine) Pause(ctx context.Context, namespaces ...string) error {
 
 // Resume ends a Pause.
 func (e *Engine) Resume(ctx context.Context, namespaces ...string) error {
-	return pgx.BeginTxFunc(ctx, e.pool, readCommitted, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, conns.Transactions{Pool: e.pool}, readCommitted, func(tx pgx.Tx) error {
 		if err := e.p.ResumeTx(ctx, tx, pgwake.Worker, namespaces...); err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: what happens between a work item and the result of its step?
@@ -190,7 +191,7 @@ func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []Ad
 		}
 	}
 	commits := false
-	err := pgx.BeginTxFunc(ctx, e.pool, readCommitted, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, conns.Transactions{Pool: e.pool}, readCommitted, func(tx pgx.Tx) error {
 		in := e.WithTx(tx)
 		if _, err := in.AddSteps(ctx, s.TaskID, added...); err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 	"github.com/cschleiden/go-workflows/workflow"
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: what does a completed task change, and in which order?
@@ -155,7 +156,7 @@ func (b *Backend) ack(ctx context.Context, t *turn, d *decision) error {
 	if len(d.targets) == 0 {
 		return b.p.AckOrchestrationItem(ctx, t.token, d.ack)
 	}
-	err := pgx.BeginTxFunc(ctx, b.p.Pool(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, conns.Transactions{Pool: b.p.Pool()}, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		return b.ackTx(ctx, tx, t, d)
 	})
 	return pgwake.WrapError("complete workflow task", err)

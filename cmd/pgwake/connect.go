@@ -113,6 +113,7 @@ func (a *app) openProvider(ctx context.Context, c *pgwake.Config) (*pgwake.Provi
 	if err != nil {
 		return nil, nil, err
 	}
+	pgwake.TunePool(config)
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, nil, err

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: how does the Stream hear of messages and queues, and how does it know that it does?
@@ -138,9 +140,9 @@ func (s *Stream) notify(ctx context.Context, channel string) error {
 	const notify = `SELECT pg_catalog.pg_notify($1, '')`
 	bounded, cancel := context.WithTimeout(ctx, selfTestDeadline)
 	defer cancel()
-	pooled, err := s.pool.Acquire(bounded)
+	pooled, err := conns.Acquire(bounded, s.pool)
 	if err == nil {
-		defer pooled.Release()
+		defer conns.Release(pooled)
 		_, err = pooled.Exec(bounded, notify, channel)
 	}
 	if err == nil || bounded.Err() == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/internal/dbclock"
 )
 
@@ -130,7 +131,7 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 	if err != nil {
 		return nil, next, err
 	}
-	defer conn.Release()
+	defer conns.Release(conn)
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerDeadline)
 	defer cancel()
 	defer func() {
@@ -189,13 +190,13 @@ func (s *Stream) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	}
 	for {
 		bounded, cancel := context.WithTimeout(longer, answerDeadline)
-		conn, err := s.pool.Acquire(bounded)
+		conn, err := conns.Acquire(bounded, s.pool)
 		over := bounded.Err() != nil && longer.Err() == nil
 		cancel()
 		if err == nil || !over {
 			return conn, err
 		}
-		if n := s.pool.Stat(); n.AcquiredConns() < n.MaxConns() {
+		if n := s.pool.Stat(); n.AcquiredConns() < n.MaxConns() && !errors.Is(err, conns.ErrMaking) {
 			s.pool.Reset() // a connection that was tried gave no sign, and so will the others that went the same way
 		}
 	}
@@ -216,15 +217,15 @@ func (s *Stream) Extend(ctx context.Context, tokens []pgwake.LockToken, lease ti
 func (s *Stream) onLeases(ctx context.Context, tokens []pgwake.LockToken, sql string, args ...any) error {
 	done := make(map[receipt]bool, len(tokens))
 	for queue, r := range byQueue(tokens) {
-		rows, err := s.pool.Query(ctx, sql, append([]any{queue, r.ids, r.reads}, args...)...)
-		if err != nil {
+		err := conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error {
+			rows, _ := conn.Query(ctx, sql, append([]any{queue, r.ids, r.reads}, args...)...) // its error is that of the rows
+			_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (_ struct{}, err error) {
+				held := receipt{queue: queue}
+				err = row.Scan(&held.id, &held.reads)
+				done[held] = true
+				return struct{}{}, err
+			})
 			return err
-		}
-		_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (_ struct{}, err error) {
-			held := receipt{queue: queue}
-			err = row.Scan(&held.id, &held.reads)
-			done[held] = true
-			return struct{}{}, err
 		})
 		if err != nil {
 			return err
@@ -244,22 +245,22 @@ func (s *Stream) onLeases(ctx context.Context, tokens []pgwake.LockToken, sql st
 
 // Nack gives a message back. It keeps its place: pgmq has messages in the order of their ids.
 func (s *Stream) Nack(ctx context.Context, token pgwake.LockToken, o pgwake.AbandonOptions) error {
-	return failed("nack", s.onLease(token, func(r receipt) pgx.Row {
-		return s.pool.QueryRow(ctx, `SELECT pgwake_pgmq.nack($1, $2, $3, $4, $5, nullif($6, ''))`, r.queue, r.id, r.reads, o.Delay, o.IgnoreAttempt, o.Error)
+	return failed("nack", s.onLease(ctx, token, func(conn *pgxpool.Conn, r receipt) pgx.Row {
+		return conn.QueryRow(ctx, `SELECT pgwake_pgmq.nack($1, $2, $3, $4, $5, nullif($6, ''))`, r.queue, r.id, r.reads, o.Delay, o.IgnoreAttempt, o.Error)
 	}))
 }
 
 // DeadLetter archives a message.
 func (s *Stream) DeadLetter(ctx context.Context, token pgwake.LockToken, reason, cause string) error {
-	return failed("dead letter", s.onLease(token, func(r receipt) pgx.Row {
-		return s.pool.QueryRow(ctx, `SELECT pgwake_pgmq.dead_letter($1, $2, $3, $4, $5)`, r.queue, r.id, r.reads, reason, cause)
+	return failed("dead letter", s.onLease(ctx, token, func(conn *pgxpool.Conn, r receipt) pgx.Row {
+		return conn.QueryRow(ctx, `SELECT pgwake_pgmq.dead_letter($1, $2, $3, $4, $5)`, r.queue, r.id, r.reads, reason, cause)
 	}))
 }
 
-func (s *Stream) onLease(token pgwake.LockToken, call func(receipt) pgx.Row) error {
+func (s *Stream) onLease(ctx context.Context, token pgwake.LockToken, call func(*pgxpool.Conn, receipt) pgx.Row) error {
 	r, held := parse(token)
 	if held {
-		if err := call(r).Scan(&held); err != nil {
+		if err := conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error { return call(conn, r).Scan(&held) }); err != nil {
 			return err
 		}
 	}
@@ -286,8 +287,10 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 	if len(messages) == 0 {
 		return nil
 	}
-	_, err := s.pool.Exec(ctx, `SELECT pgwake_pgmq.send($1, $2::text[]::jsonb[], $3::text[]::jsonb[], $4)`, namespace, payloads, headers, delays)
-	return failed(op, err)
+	return failed(op, conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error {
+		_, err := conn.Exec(ctx, `SELECT pgwake_pgmq.send($1, $2::text[]::jsonb[], $3::text[]::jsonb[], $4)`, namespace, payloads, headers, delays)
+		return err
+	}))
 }
 
 // WaitForNamespaces tells of those that have a queue.
@@ -303,12 +306,13 @@ func (s *Stream) WaitForNamespaces(ctx context.Context, known []string) (added [
 	return added, nil
 }
 
-func (s *Stream) namespaces(ctx context.Context) ([]string, error) {
-	rows, err := s.pool.Query(ctx, `SELECT pgwake_pgmq.namespaces()`)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+func (s *Stream) namespaces(ctx context.Context) (all []string, err error) {
+	err = conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `SELECT pgwake_pgmq.namespaces()`) // its error is that of the rows
+		all, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	return all, err
 }
 
 // ownHeader is that of which the rest is this package's.

@@ -123,6 +123,7 @@ func demo(ctx context.Context, databaseURL, address string, stay bool, out io.Wr
 		return r, err
 	}
 	config.MaxConns = places + 4 // the transactions of handlers, and what dispatchers do beside; waiting needs none
+	pgwake.TunePool(config)
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return r, err

@@ -66,6 +66,7 @@ func (d *deployment) open(ctx context.Context, group string) (*service, error) {
 	config.ConnConfig.RuntimeParams["search_path"] = d.schema // for the tables of the services
 	config.MaxConns = 8
 	s := &service{d: d, group: group}
+	pgwake.TunePool(config)
 	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, err
 	}

@@ -41,6 +41,7 @@ func (at place) open(ctx context.Context) (*deployment, error) {
 		return nil, err
 	}
 	config.ConnConfig.RuntimeParams["search_path"] = at.schema
+	pgwake.TunePool(config)
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, err

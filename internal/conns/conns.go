@@ -1,0 +1,146 @@
+// Package conns answers: how is a connection of a pool had, and given back, so that one that broke takes up no place of it?
+//
+// A driver that gives up on a statement keeps the connection open until the server has closed its end, and has answered a request to
+// cancel, or for 15 s each. A network that loses what is sent, and gives no sign, would so fill the pool with the dead.
+package conns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// handshake is how long a connection that broke has, to say goodbye.
+const handshake = time.Second
+
+// ErrMaking is of an Acquire whose time was over while it had a connection made, of a pool that was tuned. Resetting the pool would have it
+// thrown away once it is there, and a server that takes its time would never be reached.
+var ErrMaking = errors.New("a connection is being made")
+
+// acquiring is the key of what the pool says to an Acquire.
+type acquiring struct{}
+
+type said struct {
+	untried bool        // the connection is to be tried
+	makes   atomic.Bool // a connection is being made
+}
+
+// Tune has Acquire try the connections of a pool that is made of this, where the pool would have tried them: what does not answer then is
+// released as Release does. It comes after all else that changes config.
+func Tune(config *pgxpool.Config) {
+	should, before := config.ShouldPing, config.BeforeConnect
+	if should == nil {
+		should = func(_ context.Context, conn pgxpool.ShouldPingParams) bool { return conn.IdleDuration > time.Second } // as pgxpool does
+	}
+	config.ShouldPing = func(ctx context.Context, conn pgxpool.ShouldPingParams) bool {
+		due := should(ctx, conn)
+		if to, ok := ctx.Value(acquiring{}).(*said); ok {
+			to.untried = due
+			return false
+		}
+		return due
+	}
+	config.BeforeConnect = func(ctx context.Context, config *pgx.ConnConfig) error {
+		if to, ok := ctx.Value(acquiring{}).(*said); ok {
+			to.makes.Store(true)
+		}
+		if before == nil {
+			return nil
+		}
+		return before(ctx, config)
+	}
+}
+
+// Acquire is that of the pool. One whose context ends while a connection is tried closes that.
+func Acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+	for {
+		var pooled said // nothing, by a pool that was not tuned
+		conn, err := pool.Acquire(context.WithValue(ctx, acquiring{}, &pooled))
+		switch {
+		case err != nil && ctx.Err() != nil && pooled.makes.Load():
+			return nil, fmt.Errorf("%w: %w", ErrMaking, err)
+		case err != nil || !pooled.untried:
+			return conn, err
+		}
+		if err := ping(ctx, conn, pool.Config().PingTimeout); err == nil {
+			return conn, nil
+		}
+		Release(conn)
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func ping(ctx context.Context, conn *pgxpool.Conn, timeout time.Duration) error {
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	return conn.Ping(ctx)
+}
+
+// Release gives a connection back. The pool counts one that broke no longer.
+func Release(conn *pgxpool.Conn) {
+	if conn.Conn().IsClosed() {
+		broken := conn.Hijack()
+		time.AfterFunc(handshake, func() { _ = broken.PgConn().Conn().Close() })
+		return
+	}
+	conn.Release()
+}
+
+// Do has do use a connection of the pool.
+func Do(ctx context.Context, pool *pgxpool.Pool, do func(*pgxpool.Conn) error) error {
+	conn, err := Acquire(ctx, pool)
+	if err != nil {
+		return err
+	}
+	defer Release(conn) // also after a panic
+	return do(conn)
+}
+
+// Transactions begins them on connections of a pool, which their ends release. It is for pgx.BeginTxFunc.
+type Transactions struct{ Pool *pgxpool.Pool }
+
+// BeginTx is that of the pool.
+func (t Transactions) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	conn, err := Acquire(ctx, t.Pool)
+	if err != nil {
+		return nil, err
+	}
+	tx, err := conn.BeginTx(ctx, options)
+	if err != nil {
+		Release(conn)
+		return nil, err
+	}
+	return &transaction{Tx: tx, conn: conn}, nil
+}
+
+type transaction struct {
+	pgx.Tx
+	conn *pgxpool.Conn // nil once it was released
+}
+
+func (t *transaction) Commit(ctx context.Context) error {
+	defer t.release()
+	return t.Tx.Commit(ctx)
+}
+
+func (t *transaction) Rollback(ctx context.Context) error {
+	defer t.release()
+	return t.Tx.Rollback(ctx)
+}
+
+func (t *transaction) release() {
+	if t.conn != nil {
+		Release(t.conn)
+		t.conn = nil
+	}
+}

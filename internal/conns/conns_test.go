@@ -1,0 +1,123 @@
+package conns_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/internal/conns"
+	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open opens a pool of one connection.
+func open(t *testing.T, change func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	config.MaxConns = 1
+	if change != nil {
+		change(config)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func TestTune_TheirHooks_AreCalledAsWell(t *testing.T) {
+	var tried, made int
+	refused := errors.New("no password to be had")
+	var refuse bool
+	pool := open(t, func(c *pgxpool.Config) {
+		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { tried++; return true }
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			if made++; refuse {
+				return refused
+			}
+			return nil
+		}
+		conns.Tune(c)
+	})
+	for range 2 {
+		require.NoError(t, conns.Do(t.Context(), pool, func(*pgxpool.Conn) error { return nil }))
+		require.NoError(t, pool.AcquireFunc(t.Context(), func(*pgxpool.Conn) error { return nil }))
+	}
+	require.Equal(t, 4, tried)
+	require.Equal(t, 1, made)
+	refuse = true
+	pool.Reset()
+	_, err := conns.Acquire(t.Context(), pool)
+	require.ErrorIs(t, err, refused)
+	require.NotErrorIs(t, err, conns.ErrMaking)
+}
+
+// Its connection was closed by the server meanwhile.
+func TestAcquire_TriedAndBroken_IsAnother(t *testing.T) {
+	pool := open(t, func(c *pgxpool.Config) {
+		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
+		conns.Tune(c)
+	})
+	var pid uint32
+	require.NoError(t, conns.Do(t.Context(), pool, func(c *pgxpool.Conn) error { pid = c.Conn().PgConn().PID(); return nil }))
+	testdb.Exec(t, testdb.URL(t), `SELECT pg_terminate_backend($1, 10000)`, pid)
+	require.NoError(t, conns.Do(t.Context(), pool, func(c *pgxpool.Conn) error {
+		require.NotEqual(t, pid, c.Conn().PgConn().PID())
+		return nil
+	}))
+}
+
+func TestAcquire_WhileAConnectionIsMade_ErrMaking(t *testing.T) {
+	for _, tuned := range []bool{true, false} {
+		ctx, cancel := context.WithCancel(t.Context())
+		made := make(chan struct{})
+		pool := open(t, func(c *pgxpool.Config) {
+			c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { cancel(); <-made; return nil }
+			if tuned {
+				conns.Tune(c)
+			}
+		})
+		_, err := conns.Acquire(ctx, pool)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, tuned, errors.Is(err, conns.ErrMaking))
+		close(made)
+	}
+}
+
+func TestDo_Panics_HasReleasedTheConnection(t *testing.T) {
+	pool := open(t, nil)
+	require.Panics(t, func() { _ = conns.Do(t.Context(), pool, func(*pgxpool.Conn) error { panic("bug") }) })
+	require.Zero(t, pool.Stat().AcquiredConns())
+}
+
+func TestTransactions_HoweverTheyEnd_ReleaseTheirConnection(t *testing.T) {
+	pool := open(t, nil)
+	begin := func() pgx.Tx {
+		tx, err := conns.Transactions{Pool: pool}.BeginTx(t.Context(), pgx.TxOptions{})
+		require.NoError(t, err)
+		return tx
+	}
+	for name, end := range map[string]func(pgx.Tx){
+		"commit":   func(tx pgx.Tx) { require.NoError(t, tx.Commit(t.Context())) },
+		"rollback": func(tx pgx.Tx) { require.NoError(t, tx.Rollback(t.Context())) },
+		"both": func(tx pgx.Tx) {
+			require.NoError(t, tx.Commit(t.Context()))
+			require.ErrorIs(t, tx.Rollback(t.Context()), pgx.ErrTxClosed)
+		},
+		"close": func(tx pgx.Tx) {
+			require.NoError(t, tx.Conn().Close(t.Context()))
+			require.Error(t, tx.Commit(t.Context()))
+		},
+	} {
+		end(begin())
+		require.Zero(t, pool.Stat().AcquiredConns(), name)
+	}
+	_, err := conns.Transactions{Pool: pool}.BeginTx(t.Context(), pgx.TxOptions{BeginQuery: "BEGIN BY MISTAKE"})
+	require.Error(t, err)
+	require.Zero(t, pool.Stat().AcquiredConns())
+}
