@@ -368,7 +368,7 @@ func (n *Node) keepBeating(ctx context.Context, watch *pgwake.Watch) {
 // are the retirements that it has changed. The first statement reads them as they were before its beat, and whether there is the row of the node.
 // Both are one transaction: of a node that dies all of it has happened, or is left to the next.
 const beatAndTell = `
-SELECT %[1]sbeat($1, $2, $3, $4, $5), EXISTS (SELECT FROM %[1]sevent_nodes AS n WHERE n.node_id = $1), pg_catalog.set_config('pgwake.retirements',
+SELECT %[1]sbeat($1, $2, $3, $4, $5), EXISTS (SELECT FROM %[1]sevent_nodes AS n WHERE n.node_id OPERATOR(pg_catalog.=) $1), pg_catalog.set_config('pgwake.retirements',
     (SELECT coalesce(pg_catalog.json_agg(r), '[]') FROM %[1]sevent_retirements AS r)::pg_catalog.text, true);
 SELECT %[1]snotify_queue('worker', 1, NULL, of.namespace)
   FROM (SELECT DISTINCT changed.namespace
