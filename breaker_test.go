@@ -115,14 +115,18 @@ func TestT58_QueriesForWorkFail_PollsAreSkipped_NothingElseIs(t *testing.T) {
 	}
 	awaitParked(t, p, Worker, waiting)
 	mend := breakFunction(t, p, "fetch_work")
-	for range breakerFailures {
-		select {
-		case d := <-fetches:
-			require.Error(t, d.err)
-		case <-time.After(patient):
-			require.Fail(t, "no poll was made")
+	awaitFailed := func(many int) {
+		t.Helper()
+		for range many {
+			select {
+			case d := <-fetches:
+				require.Error(t, d.err)
+			case <-time.After(patient):
+				require.Fail(t, "no poll was made")
+			}
 		}
 	}
+	awaitFailed(breakerFailures)
 	skipped := func(more int64) {
 		before := p.Stats().Breaker.Skipped
 		eventually(t, "polls are skipped", func() bool { return p.Stats().Breaker.Skipped >= before+more })
@@ -133,9 +137,7 @@ func TestT58_QueriesForWorkFail_PollsAreSkipped_NothingElseIs(t *testing.T) {
 	require.GreaterOrEqual(t, b.Failures, breakerFailures) // a poll may have been under way when it opened
 	left := waiting - b.Failures
 	require.Positive(t, left)
-	for range b.Failures - breakerFailures {
-		require.Error(t, get(t, fetches).err)
-	}
+	awaitFailed(b.Failures - breakerFailures)
 	require.ErrorContains(t, b.Err, "fetch_work")
 	require.Equal(t, []Part{PartDatabase, PartPolls}, []Part{p.Health().Problems[0].With, p.Health().Problems[1].With})
 	_, err = p.RenewWorkItemLock(t.Context(), held.LockToken, time.Minute)

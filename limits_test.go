@@ -446,7 +446,7 @@ func TestLimits_RatePerKey_TheNextIsDueWhenItMayBegin(t *testing.T) {
 func TestLimits_RatePerKey_WhoPutItOffIsBusy_AnotherNodeComesInTime(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 2 * time.Second}})
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 5 * time.Second}}) // more than all up to the end of it takes
 	fetch := func(n *node) <-chan string {
 		got := make(chan string, 1)
 		go func() {

@@ -123,7 +123,10 @@ var plants = map[string]plant{
 		return []string{"--database-url", c.as(role)}
 	}},
 	"a transaction takes long": {"long transactions", warning, "vacuum clears nothing away", "pg_cancel_backend", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
-		conn := c.connect(c.url)
+		role := c.role("")
+		c.exec(`REVOKE pg_read_all_stats FROM ` + role) // those of other tests are not to be seen, and cancelled
+		at := c.as(role)
+		conn := c.connect(at)
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan struct{})
 		go func() {
@@ -132,7 +135,7 @@ var plants = map[string]plant{
 		}()
 		t.Cleanup(func() { cancel(); <-ended })
 		c.awaits(`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active' AND xact_start < clock_timestamp() - interval '20 ms')`, conn.PgConn().PID())
-		return []string{"--max-transaction", "10ms"}
+		return []string{"--database-url", at, "--max-transaction", "10ms"}
 	}},
 	"a session is idle in a transaction": {"idle in transaction", warning, "does nothing in it", "pg_terminate_backend", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
 		conn := c.connect(c.url)
