@@ -3,6 +3,12 @@
 GO      ?= go
 MODULES := . bench adapter/goworkflows devpg console cmd/pgwake chaos adapter/watermill adapter/amqp examples adapter/cloudevents
 
+# Of all modules at once: what they share is looked at once.
+PACKAGES_OF_ALL := $(MODULES:%=./%/...)
+
+# What is built does not depend on where the checkout is, so that another one has it from the cache.
+export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) -trimpath)
+
 # The race detector needs cgo, and that a C compiler. Without them the tests run all the same.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC | cut -d' ' -f1) >/dev/null 2>&1 && echo -race)
 
@@ -62,7 +68,7 @@ test-matrix:
 ## stress: the suites that break and load things, at full length
 stress:
 	@export PGWAKE_ROUNDS=200 PGWAKE_STRESS=30s PGWAKE_CASES=300 PGWAKE_SCHEDULES=1000 PGWAKE_TICK_SECONDS=600; $(WITH_PG) -- $(GO) test $(RACE) -count=1 -v -timeout 40m \
-		-p 1 -run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)|TestCrash' . ./eventbus
+		-p 1 -run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)|TestCrash|NextOccurrence' . ./eventbus
 	@export PGWAKE_STRESS=30s; $(WITH_PG) -- $(GO) -C adapter/watermill test -count=1 -timeout 60m -tags stress -run PubSub .
 
 ## fuzz: each fuzz target of each module for FUZZTIME, 5s unless set; the inputs that they begin with run with the other tests
@@ -79,10 +85,9 @@ suites:
 check:
 	@files=$$(gofmt -l .) && test -z "$$files" || { echo "not gofmt-ed: $$files" >&2; exit 1; }
 	@$(GO) run ./internal/licences -check
-	@for m in $(MODULES); do \
-		echo "check $$m"; \
-		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) mod tidy -diff) || exit 1; \
-	done
+	@$(GO) vet $(PACKAGES_OF_ALL)
+	@$(GO) run $(STATICCHECK) $(PACKAGES_OF_ALL)
+	@for m in $(MODULES); do (cd $$m && $(GO) mod tidy -diff) || exit 1; done
 
 ## licences: writes docs/licences.md anew: each dependency with its version, licence and age; fails for a licence that none may have
 licences:

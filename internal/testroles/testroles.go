@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -43,15 +42,11 @@ var block = regexp.MustCompile("(?ms)^```sql\n(?:-- with package (\\w+)\n)?(.*?)
 // SQL is what the page has for a role, with another name for it, and for the schema.
 func SQL(tb testing.TB, role, name, schema string, layers ...string) string {
 	tb.Helper()
-	_, here, _, _ := runtime.Caller(0)
-	page, err := os.ReadFile(filepath.Join(filepath.Dir(here), "..", "..", "docs", "security.md"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	page := page(tb)
 	quoted := pgx.Identifier{schema}.Sanitize()
 	literal := "'" + strings.ReplaceAll(quoted, "'", "''") + "'"
 	var all strings.Builder
-	for _, found := range block.FindAllStringSubmatch(string(page), -1) {
+	for _, found := range block.FindAllStringSubmatch(page, -1) {
 		if layer, sql := found[1], found[2]; strings.Contains(sql, role) && (layer == "" || slices.Contains(layers, layer)) {
 			all.WriteString(sql)
 		}
@@ -60,6 +55,25 @@ func SQL(tb testing.TB, role, name, schema string, layers ...string) string {
 		tb.Fatalf("docs/security.md has nothing for %s", role)
 	}
 	return strings.NewReplacer(role, name, "SCHEMA pgwake ", "SCHEMA "+quoted+" ", "'pgwake'::", literal+"::", " pgwake.", " "+quoted+".").Replace(all.String())
+}
+
+// page is docs/security.md, above the directory of the package that is tested.
+func page(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.Getwd()
+	for err == nil && !exists(filepath.Join(dir, "go.work")) && dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "docs", "security.md"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(text)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // URL is that of the test server, as this role.
