@@ -43,12 +43,14 @@ import (
 	"strconv"
 )
 
-// The environment that Start reads. The two URLs are read in this order.
+// The environment that Start reads. The two URLs are read in this order. EnvPristine is a directory where servers share what
+// initdb makes, so that it runs once for all of them: withpg -keep-sessions sets it, and removes the directory.
 const (
 	EnvURL         = "PGWAKE_DATABASE_URL"
 	EnvFallbackURL = "DATABASE_URL"
 	EnvVersion     = "PGWAKE_PG"
 	EnvBinDir      = "PGWAKE_PG_BIN"
+	EnvPristine    = "PGWAKE_DEVPG_PRISTINE"
 )
 
 // OldestMajor is the oldest PostgreSQL that pgwake supports. An older one is

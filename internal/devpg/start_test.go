@@ -52,6 +52,23 @@ func TestStart_FsyncOption_ChangesDurabilityButNotSemantics(t *testing.T) {
 	}
 }
 
+// Servers of one command share what initdb makes, as long as it can be read.
+func TestStart_Pristine_IsMadeOnceAndNotNeeded(t *testing.T) {
+	base := newBase(t)
+	t.Setenv(devpg.EnvPristine, base)
+	identifier := func() string {
+		return mustQuery(t, start(t, &devpg.Options{IgnoreURL: true}), "SELECT system_identifier FROM pg_control_system()")
+	}
+	first := identifier()
+	require.Equal(t, first, identifier())
+	made, err := filepath.Glob(filepath.Join(base, "pristine-*", "PG_VERSION"))
+	require.NoError(t, err)
+	require.Len(t, made, 1)
+	require.NoFileExists(t, filepath.Join(filepath.Dir(made[0]), "postmaster.opts"), "no server ran there")
+	require.NoError(t, os.Chmod(made[0], 0))
+	require.NotEqual(t, first, identifier())
+}
+
 func TestStart_Settings_WinOverOursAndStayAlterable(t *testing.T) {
 	t.Parallel()
 	srv := start(t, &devpg.Options{Settings: map[string]string{

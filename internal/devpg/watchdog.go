@@ -10,6 +10,8 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,7 +64,7 @@ func watch(ctx context.Context, bin binaries, as *account, conf string, env []st
 		return nil, "", fmt.Errorf("start a watchdog: %w", err)
 	}
 	// Standard error is /dev/null, and never ours: `go test` would wait for its end.
-	args := append([]string{"-c", watchdogScript, "pgwake-devpg-watchdog", bin.dir, bin.lib, conf}, dirs...)
+	args := append([]string{"-c", watchdogScript, "pgwake-devpg-watchdog", bin.dir, bin.lib, conf, pristine(bin)}, dirs...)
 	cmd := exec.Command("/bin/sh", args...)
 	cmd.Dir = "/"
 	cmd.Env = env
@@ -91,6 +93,17 @@ func watch(ctx context.Context, bin binaries, as *account, conf string, env []st
 		return nil, "", errors.Join(err, w.wait())
 	}
 	return w, dir, nil
+}
+
+// pristine is where servers of these binaries share what initdb makes, or "".
+func pristine(bin binaries) string {
+	dir := os.Getenv(EnvPristine)
+	if dir == "" {
+		return ""
+	}
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, bin.dir+"\x00"+bin.lib)
+	return filepath.Join(dir, fmt.Sprintf("pristine-%x", h.Sum64()))
 }
 
 // release is the signal to end everything. Its end comes by itself.

@@ -7,21 +7,22 @@
 # is stopped and the directory removed. Nothing else has to go right for that.
 #
 # Arguments: the directory of initdb and postgres; a library directory for them
-# or ''; the lines for postgresql.conf; then the directories to try to create.
+# or ''; the lines for postgresql.conf; where a pristine data directory is, or is
+# to be put for others, or ''; then the directories to try to create.
 #
 # Commands, one a line on standard input, and what each is answered with on
 # standard output. One child runs at a time; when it ends, the line "exited
 # STATUS" says so, and an answer "stopped" comes after that line.
 #
 #   (at the start)   dir PATH        or "refused WHY", and the watchdog ends
-#   init             started PID     runs initdb
+#   init             started PID     runs initdb, or copies the pristine directory
 #   start PORT       started PID     runs postgres
 #   stop fast|immediate   stopped    done when the child is gone; also if none runs
 #
-# POSIX sh, and nothing beyond mkdir, mkfifo, rm and sleep.
+# POSIX sh, and nothing beyond mkdir, mkfifo, cp, mv, rm and sleep.
 
-bin=$1 lib=$2 conf=$3
-shift 3
+bin=$1 lib=$2 conf=$3 pristine=$4
+shift 4
 
 # Ignored here means ignored by the children that run before they set their own
 # handlers; postgres and initdb do. Once the Go process is gone, an answer has
@@ -163,16 +164,32 @@ finish() {
 } >/dev/null 2>&1
 trap finish HUP INT TERM
 
+# init: whoever owns the pristine directory may remove it at any moment.
+init() {
+	set -- "$bin/initdb" -D "$data" -U postgres -A trust --encoding=UTF8 --locale=C --no-sync
+	if [ -d "$pristine" ]; then
+		# shellcheck disable=SC2016 # for that shell
+		set -- sh -c 'cp -Rp "$1" "$2" 2>/dev/null && exit; rm -rf "$2"; shift 2; exec "$@"' sh "$pristine" "$data" "$@"
+	fi
+	spawn "$@"
+}
+
+# preserve: the first of several does it.
+preserve() {
+	[ -n "$pristine" ] && [ ! -e "$pristine" ] && mkdir "$pristine.making" &&
+		cp -Rp "$data" "$pristine.making/data" && mv "$pristine.making/data" "$pristine"
+} 2>/dev/null
+
 echo "dir $dir"
 configured=
 while read -r verb arg; do
 	case $verb in
 	init)
-		spawn "$bin/initdb" -D "$data" -U postgres -A trust \
-			--encoding=UTF8 --locale=C --no-sync
+		init
 		;;
 	start)
 		if [ -z "$configured" ]; then
+			preserve
 			printf '%s\n' "$conf" >>"$data/postgresql.conf"
 			configured=yes
 		fi

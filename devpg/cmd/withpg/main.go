@@ -18,7 +18,8 @@
 //	-keep-sessions
 //	             give sessions of clients that have ended to others, as new ones: what
 //	             thousands of short ones cost is for the most part that they begin. Only
-//	             for a server that it starts, and by a port of its own that is in the URL
+//	             for a server that it starts, and by a port of its own that is in the URL.
+//	             Further servers that the command boots share what initdb makes
 //
 // The exit status is the command's, or 128 and its signal if it was ended by one;
 // 127 if the command is not found, 126 if it cannot be run, 125 if there is no
@@ -34,11 +35,13 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake/devpg"
 )
 
@@ -46,7 +49,9 @@ const (
 	urlVariable     = "PGWAKE_DATABASE_URL"
 	usualVariable   = "DATABASE_URL"
 	versionVariable = "PGWAKE_PG"
-	stopTimeout     = 30 * time.Second
+	// Where servers that the command boots find what initdb made for the first of them.
+	pristineVariable = "PGWAKE_DEVPG_PRISTINE"
+	stopTimeout      = 30 * time.Second
 
 	statusUsage    = 2
 	statusNoServer = 125
@@ -115,6 +120,9 @@ func run(args []string, stderr io.Writer) int {
 				defer kept.close()
 				url = ours
 			}
+			if dir := directoryOf(srv.URL); dir != "" {
+				env = append(env, pristineVariable+"="+dir)
+			}
 		}
 		env = append(env, urlVariable+"="+url, usualVariable+"="+url)
 		if opts.Version != "" {
@@ -123,6 +131,25 @@ func run(args []string, stderr io.Writer) int {
 		}
 	}
 	return command(flags.Args(), env, signals, stderr)
+}
+
+// directoryOf is that of a server of this machine, which goes with it, or "".
+func directoryOf(url string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return ""
+	}
+	defer conn.Close(ctx)
+	var data string
+	if err := conn.QueryRow(ctx, "SHOW data_directory").Scan(&data); err != nil {
+		return ""
+	}
+	if _, err := os.Stat(data); err != nil { // it is in a container
+		return ""
+	}
+	return filepath.Dir(data)
 }
 
 // start starts a server unless a signal comes first; that is then returned.
