@@ -136,7 +136,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, er
 // TunePool prepares the configuration of a pool for New, as Open does with its own; call it last, before pgxpool.NewWithConfig. Where config says
 // nothing, it sets 5 s for making a connection (ConnConfig.ConnectTimeout) and for trying one before use (PingTimeout). It adds TCP keep-alive
 // probes to AfterConnect, by which a dead peer is noticed after some 25 s; and connections that the Provider finds broken give up their
-// places in the pool at once, which takes 15 s otherwise.
+// places in the pool at once, which takes 15 s otherwise; with PrepareConn or BeforeAcquire, not those that are tried before use.
 func TunePool(config *pgxpool.Config) {
 	config.PingTimeout = cmp.Or(config.PingTimeout, answerDeadline)
 	config.ConnConfig.ConnectTimeout = cmp.Or(config.ConnConfig.ConnectTimeout, answerDeadline)
@@ -395,25 +395,21 @@ func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.C
 	return p.ended(ctx, op, p.run(ctx, verb, tell, queues...))
 }
 
-// connectTimeout is how long the pool lets it take to make a connection.
+// connectTimeout is how long the pool lets it take to make a connection, to the last of several addresses.
 func (p *Provider) connectTimeout() time.Duration {
-	return cmp.Or(p.pool.Config().ConnConfig.ConnectTimeout, 2*time.Minute) // pgx's default
+	config := p.pool.Config().ConnConfig
+	return cmp.Or(config.ConnectTimeout, 2*time.Minute) * time.Duration(1+len(config.Fallbacks)) // 2 minutes: pgx's default
 }
 
-// connection waits for a connection, or until the pool has shown twice that none can be had.
-func (p *Provider) connection(ctx context.Context) (*pgxpool.Conn, error) {
-	conn, err := p.acquire(ctx, time.Time{})
-	if errors.Is(err, errPoolSilent) { // what there is now was made since, or is to be: for as long as the pool's settings let that take
-		longer, cancel := context.WithTimeout(ctx, p.connectTimeout()+answerDeadline)
-		defer cancel()
-		conn, err = conns.Acquire(longer, p.pool)
-	}
-	return conn, err
-}
-
-// onConnection has do use a connection.
+// onConnection has do use a connection. Where none can be had it has what connecting returns, however many addresses that tries.
 func (p *Provider) onConnection(ctx context.Context, do func(*pgxpool.Conn) error) error {
-	conn, err := p.connection(ctx)
+	conn, err := (*pgxpool.Conn)(nil), errPoolSilent
+	if p.pool.Stat().IdleConns() > 0 { // which may have lost their peer
+		conn, err = p.acquire(ctx, time.Time{})
+	}
+	if errors.Is(err, errPoolSilent) {
+		conn, err = conns.Acquire(ctx, p.pool)
+	}
 	if err != nil {
 		return err
 	}
@@ -423,7 +419,12 @@ func (p *Provider) onConnection(ctx context.Context, do func(*pgxpool.Conn) erro
 
 // run is what doAndTell does once the verb is admitted.
 func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) error, tell func(), queues ...Queue) error {
-	conn, err := p.connection(ctx)
+	conn, err := p.acquire(ctx, time.Time{})
+	if errors.Is(err, errPoolSilent) { // what there is now was made since, or is to be: for as long as the pool's settings let that take
+		longer, cancel := context.WithTimeout(ctx, p.connectTimeout()+answerDeadline)
+		defer cancel()
+		conn, err = conns.Acquire(longer, p.pool)
+	}
 	if err != nil {
 		return err // nothing was sent
 	}

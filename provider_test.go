@@ -92,6 +92,28 @@ func TestOpen_NoConfig_UsesTheDocumentedSchema(t *testing.T) {
 	require.Equal(t, []string{"x"}, query[string](t, n, `SELECT name FROM pgwake.worker_queue`))
 }
 
+// Of several addresses the first ones do not answer: trying them takes longer than anything waits that has another connection.
+func TestOpen_FirstAddressesAreSilent_ConnectsToTheNext(t *testing.T) {
+	t.Parallel()
+	config, err := pgx.ParseConfig(pgwaketest.URL(t))
+	require.NoError(t, err)
+	if strings.HasPrefix(config.Host, "/") || config.TLSConfig != nil {
+		t.Skip("the server is not at an address, or asks for TLS")
+	}
+	hosts, ports := "", ""
+	for range 2 {
+		silent, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		t.Cleanup(func() { silent.Close() })
+		host, port, _ := net.SplitHostPort(silent.Addr().String())
+		hosts, ports = hosts+host+",", ports+port+","
+	}
+	p, err := pgwake.Open(t.Context(), fmt.Sprintf("host=%s%s port=%s%d user=%s password='%s' dbname=%s sslmode=disable", hosts, config.Host, ports, config.Port,
+		config.User, config.Password, config.Database), &pgwake.Config{Schema: newNode(t, nil).schema, Mode: pgwake.ModeDisabled})
+	require.NoError(t, err)
+	require.NoError(t, p.Close(within(t, patience)))
+}
+
 func TestOpen_SkipMigrate_UsesWhatIsThereAndCreatesNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -18,8 +18,8 @@ import (
 // handshake is how long a connection that broke has, to say goodbye.
 const handshake = time.Second
 
-// ErrMaking is of an Acquire whose time was over while it had a connection made, of a pool that was tuned. Resetting the pool would have it
-// thrown away once it is there, and a server that takes its time would never be reached.
+// ErrMaking is of an Acquire whose time was over while a connection was being made: by itself, of a pool that was tuned, or by others who have
+// all places that are left. Resetting the pool would have it thrown away once it is there, and a server that takes its time would never be reached.
 var ErrMaking = errors.New("a connection is being made")
 
 // acquiring is the key of what the pool says to an Acquire.
@@ -31,19 +31,23 @@ type said struct {
 }
 
 // Tune has Acquire try the connections of a pool that is made of this, where the pool would have tried them: what does not answer then is
-// released as Release does. It comes after all else that changes config.
+// released as Release does. It comes after all else that changes config. A pool that prepares its connections goes on trying them itself, since
+// that is to come first.
 func Tune(config *pgxpool.Config) {
 	should, before := config.ShouldPing, config.BeforeConnect
 	if should == nil {
 		should = func(_ context.Context, conn pgxpool.ShouldPingParams) bool { return conn.IdleDuration > time.Second } // as pgxpool does
 	}
-	config.ShouldPing = func(ctx context.Context, conn pgxpool.ShouldPingParams) bool {
-		due := should(ctx, conn)
-		if to, ok := ctx.Value(acquiring{}).(*said); ok {
-			to.untried = due
-			return false
+	//lint:ignore SA1019 it is deprecated, and works
+	if config.PrepareConn == nil && config.BeforeAcquire == nil {
+		config.ShouldPing = func(ctx context.Context, conn pgxpool.ShouldPingParams) bool {
+			due := should(ctx, conn)
+			if to, ok := ctx.Value(acquiring{}).(*said); ok {
+				to.untried = to.untried || due // config may have been tuned before
+				return false
+			}
+			return due
 		}
-		return due
 	}
 	config.BeforeConnect = func(ctx context.Context, config *pgx.ConnConfig) error {
 		if to, ok := ctx.Value(acquiring{}).(*said); ok {
@@ -62,7 +66,7 @@ func Acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
 		var pooled said // nothing, by a pool that was not tuned
 		conn, err := pool.Acquire(context.WithValue(ctx, acquiring{}, &pooled))
 		switch {
-		case err != nil && ctx.Err() != nil && pooled.makes.Load():
+		case err != nil && ctx.Err() != nil && (pooled.makes.Load() || restIsBeingMade(pool)):
 			return nil, fmt.Errorf("%w: %w", ErrMaking, err)
 		case err != nil || !pooled.untried:
 			return conn, err
@@ -75,6 +79,11 @@ func Acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
 			return nil, err
 		}
 	}
+}
+
+func restIsBeingMade(pool *pgxpool.Pool) bool {
+	s := pool.Stat()
+	return s.ConstructingConns() > 0 && s.AcquiredConns()+s.ConstructingConns() == s.MaxConns()
 }
 
 func ping(ctx context.Context, conn *pgxpool.Conn, timeout time.Duration) error {
@@ -128,9 +137,11 @@ type transaction struct {
 	conn *pgxpool.Conn // nil once it was released
 }
 
+// Commit does not release after a panic, since Rollback follows.
 func (t *transaction) Commit(ctx context.Context) error {
-	defer t.release()
-	return t.Tx.Commit(ctx)
+	err := t.Tx.Commit(ctx)
+	t.release()
+	return err
 }
 
 func (t *transaction) Rollback(ctx context.Context) error {

@@ -3,12 +3,15 @@ package conns_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
@@ -57,12 +60,32 @@ func TestTune_TheirHooks_AreCalledAsWell(t *testing.T) {
 	require.NotErrorIs(t, err, conns.ErrMaking)
 }
 
+// A pool that prepares its connections tries them before that.
+func TestTune_PreparesItsConnections_TheyAreTriedBefore(t *testing.T) {
+	pool := open(t, func(c *pgxpool.Config) {
+		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
+		c.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+			_, err := conn.Exec(ctx, "SELECT 1")
+			return err == nil, err
+		}
+		conns.Tune(c)
+	})
+	breakIt(t, pool)
+}
+
 // Its connection was closed by the server meanwhile.
 func TestAcquire_TriedAndBroken_IsAnother(t *testing.T) {
 	pool := open(t, func(c *pgxpool.Config) {
 		c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
 		conns.Tune(c)
+		conns.Tune(c) // of a pool's own config, say
 	})
+	breakIt(t, pool)
+}
+
+// breakIt has the server close the connection of a pool, which has another to offer.
+func breakIt(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
 	var pid uint32
 	require.NoError(t, conns.Do(t.Context(), pool, func(c *pgxpool.Conn) error { pid = c.Conn().PgConn().PID(); return nil }))
 	testdb.Exec(t, testdb.URL(t), `SELECT pg_terminate_backend($1, 10000)`, pid)
@@ -73,20 +96,42 @@ func TestAcquire_TriedAndBroken_IsAnother(t *testing.T) {
 }
 
 func TestAcquire_WhileAConnectionIsMade_ErrMaking(t *testing.T) {
-	for _, tuned := range []bool{true, false} {
-		ctx, cancel := context.WithCancel(t.Context())
-		made := make(chan struct{})
-		pool := open(t, func(c *pgxpool.Config) {
-			c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { cancel(); <-made; return nil }
-			if tuned {
-				conns.Tune(c)
-			}
+	for name, tuned := range map[string]bool{"tuned": true, "not tuned": false} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			made := make(chan struct{})
+			pool := open(t, func(c *pgxpool.Config) {
+				c.MaxConns = 2
+				c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { cancel(); <-made; return nil }
+				if tuned {
+					conns.Tune(c)
+				}
+			})
+			defer close(made)
+			_, err := conns.Acquire(ctx, pool)
+			require.ErrorIs(t, err, context.Canceled)
+			require.Equal(t, tuned, errors.Is(err, conns.ErrMaking))
 		})
-		_, err := conns.Acquire(ctx, pool)
-		require.ErrorIs(t, err, context.Canceled)
-		require.Equal(t, tuned, errors.Is(err, conns.ErrMaking))
-		close(made)
 	}
+}
+
+// All places are taken by those who have connections made.
+func TestAcquire_WhileOthersHaveConnectionsMade_ErrMaking(t *testing.T) {
+	making, made := make(chan struct{}), make(chan struct{})
+	pool := open(t, func(c *pgxpool.Config) {
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { close(making); <-made; return nil }
+	})
+	var first sync.WaitGroup
+	defer first.Wait()
+	first.Go(func() {
+		assert.NoError(t, conns.Do(t.Context(), pool, func(*pgxpool.Conn) error { return nil }))
+	})
+	defer close(made)
+	<-making
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, err := conns.Acquire(ctx, pool)
+	require.ErrorIs(t, err, conns.ErrMaking)
 }
 
 func TestDo_Panics_HasReleasedTheConnection(t *testing.T) {
@@ -119,5 +164,33 @@ func TestTransactions_HoweverTheyEnd_ReleaseTheirConnection(t *testing.T) {
 	}
 	_, err := conns.Transactions{Pool: pool}.BeginTx(t.Context(), pgx.TxOptions{BeginQuery: "BEGIN BY MISTAKE"})
 	require.Error(t, err)
+	require.Zero(t, pool.Stat().AcquiredConns())
+}
+
+// panics is a tracer that does so when a commit has ended.
+type panics struct{}
+
+func (panics) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, panics{}, d.SQL)
+}
+
+func (panics) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	if ctx.Value(panics{}) == "commit" {
+		panic("bug")
+	}
+}
+
+// The rollback that follows is on a connection that nobody else has.
+func TestTransactions_CommitPanics_ReleasedByTheRollback(t *testing.T) {
+	pool := open(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = panics{} })
+	require.Panics(t, func() {
+		_ = pgx.BeginTxFunc(t.Context(), conns.Transactions{Pool: pool}, pgx.TxOptions{}, func(pgx.Tx) error { return nil })
+	})
+	require.Zero(t, pool.Stat().AcquiredConns())
+	tx, err := conns.Transactions{Pool: pool}.BeginTx(t.Context(), pgx.TxOptions{})
+	require.NoError(t, err)
+	require.Panics(t, func() { _ = tx.Commit(t.Context()) })
+	require.EqualValues(t, 1, pool.Stat().AcquiredConns())
+	_ = tx.Rollback(t.Context())
 	require.Zero(t, pool.Stat().AcquiredConns())
 }
