@@ -57,7 +57,7 @@ ifeq ($(RACE),)
 	@echo "no cgo or no C compiler: testing without the race detector" >&2
 endif
 	@.ci/packages
-	@mkdir -p bin; { $(WITH_PG) -keep-sessions -- .ci/modules $(PACKAGES) "$(GO) test $(RACE) -vet=off -parallel $(PARALLEL) -timeout 60m" $(MODULES); \
+	@mkdir -p bin; { $(WITH_PG) -keep-sessions -- .ci/modules $(PACKAGES) "$(GO) test $(RACE) -vet=off -parallel $(PARALLEL) -timeout 30m" $(MODULES); \
 		echo $$? >bin/test.status; } 2>&1 | tee bin/test.log; \
 	status=$$(cat bin/test.status); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
 

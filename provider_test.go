@@ -571,7 +571,7 @@ func TestClose_VerbIsStuck_ReturnsWhenItsContextEndsAndLeavesNothing(t *testing.
 	}, patience, 5*time.Millisecond, "a connection is left")
 	require.NoError(t, tx.Rollback(t.Context())) // after that: else one might get the lock before it hears that it is cancelled
 	require.NoError(t, p.Close(t.Context()), "later calls return nil")
-	goleak.VerifyNone(t, leak)
+	goleak.VerifyNone(t, leak, readAhead)
 	require.NotContains(t, n.rows(t), "worker_queue")
 }
 
@@ -658,14 +658,15 @@ func TestClose_OnACallersPool_LeavesItOpenAndNothingTaken(t *testing.T) {
 	require.NoError(t, again.Close(t.Context()))
 }
 
+// readAhead: on a connection whose write took long, pgx reads ahead until something comes; so may those of the test.
+var readAhead = goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead")
+
 func TestProvider_RepeatedConcurrentStartAndStop_LeavesNothing(t *testing.T) {
 	// Not parallel: it looks at all goroutines.
 	n := newNode(t, nil)
 	pool := n.userPool(t, 4)
 	require.NoError(t, pool.Ping(t.Context()))
 	before := goleak.IgnoreCurrent()
-	// On a connection whose write took long, pgx reads ahead until something comes; so may those of the test.
-	ahead := goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgconn/internal/bgreader.(*BGReader).bgRead")
 	url := n.urlWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams["application_name"] = "startstop" })
 	var wg sync.WaitGroup
 	for i := range 6 {
@@ -703,7 +704,7 @@ func TestProvider_RepeatedConcurrentStartAndStop_LeavesNothing(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	goleak.VerifyNone(t, before, ahead)
+	goleak.VerifyNone(t, before, readAhead)
 	require.Eventually(t, func() bool {
 		return len(query[int32](t, n, `SELECT pid FROM pg_stat_activity WHERE application_name = 'startstop'`)) == 0
 	}, patience, 5*time.Millisecond, "a connection is left")
@@ -725,7 +726,7 @@ func TestOpen_ContextEnds_ItsErrorAndNothingIsLeft(t *testing.T) {
 		require.Nil(t, p)
 		requireError(t, err, err)
 	}
-	goleak.VerifyNone(t, leak)
+	goleak.VerifyNone(t, leak, readAhead)
 	require.Eventually(t, func() bool {
 		return len(query[int32](t, n, `SELECT pid FROM pg_stat_activity WHERE application_name = 'given up'`)) == 0
 	}, patience, 5*time.Millisecond, "a connection is left")

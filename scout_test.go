@@ -185,6 +185,17 @@ func TestScout_ModesOfNamespaces_OnlyThoseArePolledThatAreTo(t *testing.T) {
 		poll[name] = fetchWork(t, p, &FetchOptions{PollTimeout: time.Hour, Namespaces: []string{name}})
 	}
 	eventually(t, "they wait", func() bool { return p.engine.waiters.parked(Worker) == 4 })
+	eventually(t, "nobody looks for what was silent", func() bool {
+		return !slices.ContainsFunc(p.engine.waiters.lanes(Worker), func(l *lane) bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.filter.manner.hears && !l.settled
+		})
+	})
+	awaitPolls(t, p, Worker, pollsAtOnce) // one may have been under way
+	mu.Lock()
+	clear(polled)
+	mu.Unlock()
 	requirePollsOnly(t, p)
 	mu.Lock()
 	require.Equal(t, map[string]bool{"p1": true, "p2": true}, polled)

@@ -173,14 +173,12 @@ func TestT50_TenThousandOldTasksThatAreNotReady_DoNotHideAFreshOne(t *testing.T)
 	s := newStage(t)
 	// The hint of each says that it is ready, and its one step waits for a step that is in progress. That is the worst case:
 	// a turn that finds nothing ready clears the hint.
-	s.exec(t, `
+	s.fill(t, `
 		INSERT INTO tasks (task_id, task_definition_id, namespace, state, priority_key, next_ready_at, correlation_id, created_at)
 		SELECT new_uuid(), '`+theDefinition+`', 'default', 'waiting_for_dependencies', task_priority_key('default', 0, 0, now() - interval '1 d'), now(), new_uuid(), now() - interval '1 d'
-		  FROM generate_series(1, 10000) AS n`)
-	s.exec(t, `
+		  FROM generate_series(1, 10000) AS n;
 		INSERT INTO steps (step_id, task_id, step_definition_id, position, name, state)
-		SELECT new_uuid(), t.task_id, '`+theStep+`', p, 's' || p, (ARRAY['in_progress', 'pending'])[p] FROM tasks t, generate_series(1, 2) AS p`)
-	s.exec(t, `
+		SELECT new_uuid(), t.task_id, '`+theStep+`', p, 's' || p, (ARRAY['in_progress', 'pending'])[p] FROM tasks t, generate_series(1, 2) AS p;
 		INSERT INTO step_dependencies (task_id, from_step_id, to_step_id)
 		SELECT p.task_id, p.step_id, c.step_id FROM steps p JOIN steps c ON c.task_id = p.task_id AND c.position = 2 WHERE p.position = 1`)
 	fresh := s.insert(t, model.Task{State: "waiting_for_dependencies", Steps: []model.Step{oneStep("complete"), oneStep("pending", 0)}})[0]

@@ -66,6 +66,15 @@ func (s *stage) exec(t tester, sql string, args ...any) {
 	require.NoError(t, err)
 }
 
+// fill executes statements that add, or remove, many rows at once, of which none is to refer to nothing. A session that has planned what
+// a foreign key looks up when there were few rows reads all of a table for each of them.
+func (s *stage) fill(t tester, sql string) {
+	t.Helper()
+	require.NoError(t, s.pool.AcquireFunc(context.Background(), func(c *pgxpool.Conn) error {
+		return c.Conn().PgConn().Exec(context.Background(), "SET session_replication_role = replica;"+sql+";RESET session_replication_role").Close()
+	}))
+}
+
 // value is the one value that a query returns.
 func value[T any](t tester, s *stage, sql string, args ...any) T {
 	t.Helper()

@@ -36,17 +36,12 @@ func TestReadiness_TablesAnalyzedWhenEmpty_ReadsHardlyMoreThanTheTasksAskedFor(t
 	for table := range strings.SplitSeq(emptiedTasks, ", ") {
 		s.exec(t, `ALTER TABLE `+table+` SET (autovacuum_enabled = off)`)
 	}
-	fill := func() {
-		for statement := range strings.SplitSeq(fillTasks, ";") {
-			s.exec(t, statement)
-		}
-	}
-	fill()
+	s.fill(t, fillTasks)
 	for table := range strings.SplitSeq(emptiedTasks, ", ") {
-		s.exec(t, `DELETE FROM `+table)
+		s.fill(t, `DELETE FROM `+table)
 	}
 	s.exec(t, `ANALYZE `+emptiedTasks)
-	fill()
+	s.fill(t, fillTasks)
 
 	const task, tasks = `'00000000-0000-0000-0000-000000000700'`, `'{00000000-0000-0000-0000-000000000700,00000000-0000-0000-0000-000000000701}'`
 	const first, last = `'00000000-0000-0000-0000-000000007001'`, `'00000000-0000-0000-0000-000000007004'`

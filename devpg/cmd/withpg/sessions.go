@@ -36,7 +36,8 @@ const afresh = `RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; U
 // To begin one takes the server longer than most tests do with it: to start a process, to read the catalogs, to plan the functions.
 //
 // A client sees a session that has just begun. Only one that says goodbye between two transactions leaves its session to another;
-// it ends with any other client. So does each of another database or user than the URL's.
+// it ends with any other client. So does each of another database or user than the URL's. The next one has the same application_name:
+// whoever terminates sessions of a name may still be at it when one of them says goodbye, and meets nobody else's then.
 type sessions struct {
 	listener       net.Listener
 	server         string // its address
@@ -53,7 +54,7 @@ type sessions struct {
 type session struct {
 	conn   net.Conn
 	in     *bufio.Reader
-	wanted string // by its startup message, but for the name of the application
+	wanted string // by its startup message
 	uses   int
 	key    []byte            // the message with which it can be cancelled
 	status map[string]string // parameters that the server reports
@@ -177,12 +178,9 @@ func (s *sessions) converse(client net.Conn, in *bufio.Reader, parameters map[st
 
 // begin returns a session, or what the server says instead.
 func (s *sessions) begin(parameters map[string]string) (*session, []byte) {
-	name := parameters["application_name"]
-	delete(parameters, "application_name")
 	wanted := fmt.Sprint(parameters) // in order
-	named := "SET application_name = '" + strings.ReplaceAll(name, "'", "''") + "'"
 	for one := s.take(wanted); one != nil; one = s.take(wanted) {
-		if one.uses++; one.exec(named) == nil {
+		if one.uses++; one.exec("RESET application_name") == nil {
 			return one, nil
 		}
 		one.conn.Close() // terminated, or the server was begun anew
@@ -203,10 +201,7 @@ func (s *sessions) begin(parameters map[string]string) (*session, []byte) {
 	if one == nil {
 		return nil, refusal
 	}
-	if one.wanted = wanted; one.exec(named) != nil {
-		one.conn.Close()
-		return nil, nil
-	}
+	one.wanted = wanted
 	return one, nil
 }
 
@@ -222,13 +217,16 @@ func (s *sessions) take(wanted string) *session {
 	return nil
 }
 
+// give makes it spare. If there are too many, the first to go are those that nobody has had again: many a client wants what no other does.
 func (s *sessions) give(one *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.spare = append(s.spare, one); len(s.spare) > mostSpare {
-		s.spare[0].conn.Close()
-		s.spare = slices.Delete(s.spare, 0, 1)
+	if len(s.spare) == mostSpare {
+		i := max(0, slices.IndexFunc(s.spare, func(other *session) bool { return other.uses == 0 }))
+		s.spare[i].conn.Close()
+		s.spare = slices.Delete(s.spare, i, i+1)
 	}
+	s.spare = append(s.spare, one)
 }
 
 func (s *sessions) connect(parameters map[string]string) (one *session, refusal []byte) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -76,13 +77,14 @@ func (k *keeper) spareNow() int {
 
 func TestSessions_ClientSaysGoodbye_TheNextHasItsSessionAsANewOne(t *testing.T) {
 	k := keeping(t, nil)
-	first := k.connect("&application_name=first")
+	const named = "&application_name=it%27s%20mine"
+	first := k.connect(named)
 	pid := first.PgConn().PID()
-	require.Equal(t, "first", one[string](k, first, `SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()`))
+	require.Equal(t, "it's mine", one[string](k, first, `SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()`))
 	for _, left := range []string{
 		`SET statement_timeout = 1`, `SET my.setting = 'x'`, `CREATE TEMP TABLE left_there (i int)`, `LISTEN here`, `SELECT pg_advisory_lock(7)`,
 		`PREPARE left_there AS SELECT 1`, `CREATE ROLE somebody`, `GRANT somebody TO postgres`, `SET ROLE somebody`, `DECLARE c CURSOR WITH HOLD FOR SELECT 1`,
-		`SET TimeZone = 'Asia/Tokyo'`,
+		`SET TimeZone = 'Asia/Tokyo'`, `SET application_name = 'another'`,
 	} {
 		k.exec(first, `SET statement_timeout = 0`)
 		k.exec(first, left)
@@ -90,18 +92,27 @@ func TestSessions_ClientSaysGoodbye_TheNextHasItsSessionAsANewOne(t *testing.T) 
 	k.exec(first, `SET statement_timeout = 1`)
 	k.goodbye(first, 1)
 
-	second := k.connect("&application_name=it%27s%20another")
+	second := k.connect(named)
 	k.spares(0)
 	require.Equal(t, pid, second.PgConn().PID())
-	require.Equal(t, "it's another", second.PgConn().ParameterStatus("application_name"))
+	require.Equal(t, "it's mine", second.PgConn().ParameterStatus("application_name"))
 	require.Equal(t, "UTC", second.PgConn().ParameterStatus("TimeZone"))
-	require.Equal(t, "it's another", one[string](k, second, `SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()`))
+	require.Equal(t, "it's mine", one[string](k, second, `SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()`))
 	require.Equal(t, "0 UTC postgres", one[string](k, second, `SELECT concat_ws(' ', current_setting('statement_timeout'), current_setting('TimeZone'), current_user)`))
 	require.Empty(t, one[string](k, second, `SELECT coalesce(current_setting('my.setting', true), '')`))
 	require.Zero(t, one[int](k, second, `SELECT (SELECT count(*) FROM pg_prepared_statements WHERE name = 'left_there') + (SELECT count(*) FROM pg_cursors WHERE name = 'c')
 		+ (SELECT count(*) FROM pg_listening_channels()) + (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory') + (SELECT count(*) FROM pg_class WHERE relname = 'left_there')`))
-	require.NotEqual(t, pid, k.connect("").PgConn().PID(), "it is taken")
-	require.NotEqual(t, pid, k.connect("&statement_timeout=77").PgConn().PID())
+	require.NotEqual(t, pid, k.connect(named).PgConn().PID(), "it is taken")
+}
+
+func TestSessions_ClientWouldHaveHadAnother_HasANewOne(t *testing.T) {
+	k := keeping(t, nil)
+	first := k.connect("&application_name=first")
+	k.goodbye(first, 1)
+	for _, with := range []string{"", "&application_name=second", "&application_name=first&statement_timeout=77"} {
+		require.NotEqual(t, first.PgConn().PID(), k.connect(with).PgConn().PID(), "%q", with)
+	}
+	require.Equal(t, first.PgConn().PID(), k.connect("&application_name=first").PgConn().PID())
 }
 
 func TestSessions_ClientLeavesSomethingOpen_ItsSessionEnds(t *testing.T) {
@@ -197,6 +208,25 @@ func TestSessions_TooMany_SpareOnesMakeRoom_AndThenItIsAnError(t *testing.T) {
 	var refused *pgconn.PgError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, "53300", refused.Code)
+}
+
+func TestSessions_ManyThatNobodyWantsAgain_OneThatWasIsKept(t *testing.T) {
+	k := keeping(t, map[string]string{"max_connections": "100"})
+	first := k.connect("")
+	pid := first.PgConn().PID()
+	k.goodbye(first, 1)
+	k.goodbye(k.connect(""), 1)
+	for i := range mostSpare + 1 {
+		name := fmt.Sprintf("client%02d", i)
+		require.NoError(t, k.connect("&application_name="+name).Close(t.Context()))
+		require.Eventually(t, func() bool {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			return strings.Contains(k.spare[len(k.spare)-1].wanted, name)
+		}, 10*time.Second, time.Millisecond)
+	}
+	k.spares(mostSpare)
+	require.Equal(t, pid, k.connect("").PgConn().PID())
 }
 
 func TestSessions_OtherDatabase_IsPassedThrough(t *testing.T) {
