@@ -1065,6 +1065,7 @@ func newLink(t *testing.T, server *pgx.ConnConfig) *link {
 	l := &link{address: listener.Addr().String(), server: server}
 	var mu sync.Mutex
 	var conns []net.Conn
+	var over bool
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -1079,6 +1080,10 @@ func newLink(t *testing.T, server *pgx.ConnConfig) *link {
 				continue
 			}
 			mu.Lock()
+			if over { // it was accepted before the listener was closed
+				client.Close()
+				server.Close()
+			}
 			conns = append(conns, client, server)
 			mu.Unlock()
 			number := l.made.Add(1)
@@ -1092,6 +1097,7 @@ func newLink(t *testing.T, server *pgx.ConnConfig) *link {
 	l.cut = func() {
 		listener.Close()
 		mu.Lock()
+		over = true
 		for _, c := range conns {
 			c.Close()
 		}
