@@ -40,7 +40,7 @@ func TestReadiness_TablesAnalyzedWhenEmpty_ReadsHardlyMoreThanTheTasksAskedFor(t
 	for table := range strings.SplitSeq(emptiedTasks, ", ") {
 		s.fill(t, `DELETE FROM `+table)
 	}
-	s.exec(t, `ANALYZE `+emptiedTasks)
+	s.exec(t, `ANALYZE `+emptiedTasks+`, task_definitions, step_definitions, taskgraph_settings`)
 	s.fill(t, fillTasks)
 
 	const task, tasks = `'00000000-0000-0000-0000-000000000700'`, `'{00000000-0000-0000-0000-000000000700,00000000-0000-0000-0000-000000000701}'`
@@ -63,6 +63,7 @@ func TestReadiness_TablesAnalyzedWhenEmpty_ReadsHardlyMoreThanTheTasksAskedFor(t
 	s.requirePages(t, 100, `SELECT * FROM get_next_ready_task()`)
 	s.requirePages(t, 300, `SELECT * FROM get_next_ready_tasks(5)`)
 	s.requirePages(t, 4000, `SELECT * FROM get_next_ready_tasks(100)`)
+	s.requirePages(t, 40_000, `SELECT advance_task(`+task+`, NULL)`) // of 20,000 steps: each at most, and not each for each
 	s.exec(t, `UPDATE taskgraph_settings SET deadline_weight = 1`)
 	s.requirePages(t, 500, `SELECT * FROM get_next_ready_tasks(5)`) // those past their deadline are fifty
 }
