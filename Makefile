@@ -101,7 +101,7 @@ docs:
 bench:
 	@$(GO) build -o bin/bench ./bench && exec bin/bench $(ARGS)
 
-## bench-quick: the figures that have a goal, in small, in under a minute
+## bench-quick: the figures that have a goal, in small; a minute, or three on two slow processors (ARGS="-run idle,single" to choose)
 bench-quick:
 	@$(GO) build -o bin/bench ./bench && exec bin/bench -quick $(ARGS)
 

@@ -4,7 +4,7 @@
 //	go run ./bench                              everything, 5 rounds: most of an hour
 //	go run ./bench -run single,pairs -rounds 3
 //	go run ./bench -short                       about two minutes, for CI
-//	go run ./bench -quick                       under a minute: what the specification has goals for, in small
+//	go run ./bench -quick                       a minute or three: what the specification has goals for, in small
 //	go run ./bench -docs docs/benchmarks.md     everything, and the page with it
 //	go run ./bench -run fetch -backlog 10000000 fetches from a backlog of ten million
 //

@@ -145,7 +145,7 @@ var small = sizes{
 	workflows: workflows.Options{Runs: 10, SlowRuns: 1, Backlog: 100, SlowBacklog: 50, Idle: 10 * time.Second, SlowIdle: 3 * time.Second},
 }
 
-// quick has the figures with a goal in the specification, and is done within a minute.
+// quick has the figures with a goal in the specification, and is done within a minute, or three on two slow processors.
 func quick() sizes {
 	s := small
 	s.noPeers = true
