@@ -100,7 +100,7 @@ func (n *node) ackTogether(t *testing.T, tx pgx.Tx, acks map[*pgwake.ClaimedWork
 		heard[item.Name] = c
 		go func() { c <- n.AckBatched(tctx, item.LockToken, message) }()
 	}
-	require.Eventually(t, func() bool { return pgwake.AcksWaiting(n.Provider) == len(acks) }, patience, time.Millisecond) // none of them can start
+	require.Eventually(t, func() bool { return pgwake.AcksWaiting(n.Provider) == len(acks) }, patience, 10*time.Millisecond) // none of them can start
 	require.NoError(t, hold.Rollback(tctx))
 	wg.Wait()
 	return heard
@@ -250,7 +250,7 @@ func TestAckBatched_Completion_WakesWhoeverWaits(t *testing.T) {
 			}
 			back <- err
 		}()
-		require.Eventually(t, func() bool { return waiter.Stats().Orchestrator.Parked == 1 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return waiter.Stats().Orchestrator.Parked == 1 }, patience, 10*time.Millisecond)
 		require.NoError(t, n.AckBatched(tctx, item.LockToken, &pgwake.Message{Instance: "i", Kind: "done"}))
 		require.NoError(t, <-back)
 	}
@@ -273,7 +273,7 @@ func TestAckBatched_Close_WaitsForWhatIsOnItsWay(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := closing.ReadHistory(tctx, "i")
 		return errors.Is(err, pgwake.ErrClosed)
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	requireError(t, closing.AckBatched(tctx, items[1].LockToken, nil), pgwake.ErrClosed)
 	require.Empty(t, closed)
 	require.NoError(t, tx.Rollback(tctx))

@@ -57,7 +57,7 @@ func (n *node) deliver(t *testing.T, namespace string) *delivered {
 	require.Eventually(t, func() bool {
 		s := n.Stats()
 		return s.Listening && s.Worker.Parked == 1 && s.Orchestrator.Parked == 1
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	return d
 }
 

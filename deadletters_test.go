@@ -248,7 +248,7 @@ func TestDeadLetterOrchestrationItem_AnotherNodeWaits_GetsTheHeldMessage(t *test
 				}
 				got <- err
 			}()
-			require.Eventually(t, func() bool { return b.Stats().Orchestrator.Parked == 1 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return b.Stats().Orchestrator.Parked == 1 }, patience, 10*time.Millisecond)
 			require.NoError(t, bury(turn.LockToken))
 			require.NoError(t, <-got)
 		})
@@ -279,7 +279,7 @@ func TestDeadLetterOrchestrationItemTx_MessageCommitsMeanwhile_IsDelivered(t *te
 			return s.Looks > looks && s.Parked == 1
 		}
 	}
-	require.Eventually(t, parked(0), patience, time.Millisecond)
+	require.Eventually(t, parked(0), patience, 10*time.Millisecond)
 	tx := a.begin(t)
 	require.NoError(t, a.DeadLetterOrchestrationItemTx(ctx, tx, turn.LockToken, "r", ""))
 	looks := b.Stats().Orchestrator.Looks
@@ -673,7 +673,7 @@ func TestRedriveDeadLetters_NodesWait_AreWoken(t *testing.T) {
 				require.Eventually(t, func() bool {
 					s := waiting.Stats()
 					return s.Worker.Parked == 1 && s.Orchestrator.Parked == 1
-				}, patience, time.Millisecond)
+				}, patience, 10*time.Millisecond)
 				redriven, err := redrive()
 				require.NoError(t, err)
 				require.Equal(t, 2, redriven)

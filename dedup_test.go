@@ -162,7 +162,7 @@ func TestDedupWaiting_InATransaction_ItemIsNotClaimedBeforeItsEnd(t *testing.T) 
 			item, _ := n.FetchWorkItem(context.Background(), soon)
 			got <- item
 		}()
-		require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 1 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 1 }, patience, 10*time.Millisecond)
 		require.NoError(t, end(tx, t.Context()))
 		item := <-got
 		require.Equal(t, first.ID, item.ID)

@@ -227,7 +227,7 @@ func (n *patientNode) pushed(t tester, within time.Duration) {
 	before := n.Stats().Worker.Finds["notify"]
 	for range 5 { // a fallback of 300 ms, or the end of a lease, may come at the same moment
 		// Whoever is on his way back from the item before would find the next by himself.
-		require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 && !n.Stats().Worker.Aggressive }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 && !n.Stats().Worker.Aggressive }, patience, 10*time.Millisecond)
 		if n.flows(t, patience); n.Stats().Worker.Finds["notify"] > before {
 			break
 		}
@@ -264,7 +264,7 @@ func TestDegradation_ListenBackendStops_WorkFlowsAndPushReturns(t *testing.T) {
 	n.await(t, "own", patience/4)
 
 	n.flows(t, unnoticed+patience/4) // the bound of a fault that gives no sign
-	require.Eventually(t, func() bool { return n.Stats().Reconnects > 0 }, unnoticed+back, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Reconnects > 0 }, unnoticed+back, 10*time.Millisecond)
 	n.pushed(t, back)
 }
 
@@ -276,10 +276,10 @@ func TestDegradation_ListenBytesVanish_WorkFlowsAndPushReturns(t *testing.T) {
 	n.pushed(t, patience)
 	lost := link.made.Load()
 	link.mode.Store(swallow)
-	require.Eventually(t, func() bool { return !n.Stats().Listening }, unnoticed+patience/4, time.Millisecond)
+	require.Eventually(t, func() bool { return !n.Stats().Listening }, unnoticed+patience/4, 10*time.Millisecond)
 	require.NotEmpty(t, n.Health().Problems)
 	// To the server it seems to live for as long as it keeps the connection that it has given up, as the driver does.
-	require.Eventually(t, func() bool { _, closed := link.closed.Load(lost); return closed }, back, time.Millisecond)
+	require.Eventually(t, func() bool { _, closed := link.closed.Load(lost); return closed }, back, 10*time.Millisecond)
 	n.flows(t, back)
 	n.flows(t, back)
 	link.mode.Store(carry)
@@ -301,7 +301,7 @@ func TestDegradation_AllConnectionsVanish_OneDeadlineFindsOut(t *testing.T) {
 
 	link.forget()
 	n.produce(t, "unheard")
-	require.Eventually(t, func() bool { return !n.Stats().Listening }, unnoticed+back, time.Millisecond)
+	require.Eventually(t, func() bool { return !n.Stats().Listening }, unnoticed+back, 10*time.Millisecond)
 	n.await(t, "unheard", back/2)
 	n.pushed(t, back)
 }
@@ -332,7 +332,7 @@ func TestDegradation_PoolVanishesAndListenIsKilled_OneDeadlineFindsOut(t *testin
 	_, err := n.direct.Exec(t.Context(), `SELECT pg_terminate_backend($1)`, pid)
 	require.NoError(t, err)
 	n.produce(t, "unheard")
-	require.Eventually(t, func() bool { s := n.Stats(); return s.Listening && s.Reconnects > before }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { s := n.Stats(); return s.Listening && s.Reconnects > before }, patience, 10*time.Millisecond)
 	require.EqualValues(t, 1, attempts.Load())
 	n.await(t, "unheard", 5*time.Second+back)
 	n.pushed(t, back)
@@ -353,7 +353,7 @@ func TestDegradation_PoolBytesVanish_WorkFlowsOnAnotherConnection(t *testing.T) 
 			n.pushed(t, patience)
 			link.mode.Store(swallow)
 			n.produce(t, "unanswered")
-			require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, 10*time.Millisecond)
 			link.mode.Store(carry)
 			n.await(t, "unanswered", 5*time.Second+back)
 			require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, 5*time.Second+back, time.Millisecond, "a fetch hangs")
@@ -375,7 +375,7 @@ func TestDegradation_PoolVanishesUnderTheEngine_ItAsksAgainOnAnotherConnection(t
 		n.pushed(t, patience)
 		release := n.exhaust(t) // so that all are there
 		release()
-		require.Eventually(t, func() bool { return pgwake.WorkSettled(n.Provider, "new") }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return pgwake.WorkSettled(n.Provider, "new") }, patience, 10*time.Millisecond)
 		return n, l
 	}
 
@@ -400,7 +400,7 @@ func TestDegradation_PoolVanishesUnderTheEngine_ItAsksAgainOnAnotherConnection(t
 		})
 		defer fetch.Wait()
 		defer cancel()
-		require.Eventually(t, func() bool { return l.swallowed.Load() > 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return l.swallowed.Load() > 0 }, patience, 10*time.Millisecond)
 		require.Eventually(t, func() bool { return pgwake.WorkSettled(n.Provider, "new") }, patience, time.Millisecond, "it is still looked for")
 	})
 	t.Run("rows of a node that has died go", func(t *testing.T) {
@@ -411,7 +411,7 @@ func TestDegradation_PoolVanishesUnderTheEngine_ItAsksAgainOnAnotherConnection(t
 		_, err := n.direct.Exec(t.Context(), `INSERT INTO `+waiters+` (node, lane, listener, queue, armed, number, namespace, fanout, places)
 			VALUES (-1, 1, -1, 'worker', true, 1, '*', 1, 1)`)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return l.swallowed.Load() > 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return l.swallowed.Load() > 0 }, patience, 10*time.Millisecond)
 		require.Eventually(t, func() bool {
 			var left bool
 			err := n.direct.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM `+waiters+` WHERE node = -1)`).Scan(&left)
@@ -438,7 +438,7 @@ func TestDegradation_EnqueuesVanishAndTheirCallersWait_OthersAreMade(t *testing.
 			n.pushed(t, patience)
 			release := n.exhaust(t) // so that all are there
 			release()
-			require.Eventually(t, func() bool { return pgwake.WorkSettled(n.Provider, pgwake.DefaultNamespace) }, patience, time.Millisecond) // nobody else asks
+			require.Eventually(t, func() bool { return pgwake.WorkSettled(n.Provider, pgwake.DefaultNamespace) }, patience, 10*time.Millisecond) // nobody else asks
 
 			link.forget()
 			ctx, cancel := context.WithCancel(t.Context())
@@ -454,7 +454,7 @@ func TestDegradation_EnqueuesVanishAndTheirCallersWait_OthersAreMade(t *testing.
 				})
 				require.Eventually(t, func() bool { // each of the last ones is a group
 					return n.pool.Stat().AcquiredConns() == int32(i+1)
-				}, patience, time.Millisecond)
+				}, patience, 10*time.Millisecond)
 			}
 			n.pool.Reset() // as somebody does who has met the silence
 			for _, name := range []string{"one", "and another"} {
@@ -575,7 +575,7 @@ func TestDegradation_LongWaitForAProducerVanishes_SettlesAllTheSame(t *testing.T
 	require.False(t, n.Stats().Worker.Settled)
 	link.forget()
 	require.NoError(t, tx.Commit(t.Context()))
-	require.Eventually(t, func() bool { s := n.Stats(); return s.Listening && s.Worker.Settled && s.Worker.Parked == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { s := n.Stats(); return s.Listening && s.Worker.Settled && s.Worker.Parked == 1 }, patience, 10*time.Millisecond)
 }
 
 // Nothing answers any more. Whoever begins to watch nodes then is told so.
@@ -670,7 +670,7 @@ func TestDegradation_ServerIsDownForHalfAMinute_NothingIsLostAndPushReturns(t *t
 	n.pushed(t, patience)
 	n.produce(t, "before")
 	require.NoError(t, server.Halt(t.Context(), devpg.Fast))
-	require.Eventually(t, func() bool { return !n.Stats().Listening }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return !n.Stats().Listening }, patience, 10*time.Millisecond)
 	require.False(t, n.Health().OK)
 	outage := time.NewTimer(30 * time.Second)
 	defer outage.Stop()
@@ -701,7 +701,7 @@ func TestDegradation_ListenRefused_PollsAndPushComes(t *testing.T) {
 	require.Contains(t, fmt.Sprint(n.Health().Problems), "polling every 100ms")
 	for range 3 {
 		// Whoever is on his way back from the item before would find the next by himself.
-		require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, patience, 10*time.Millisecond)
 		n.flows(t, back)
 	}
 	require.Positive(t, n.Stats().Worker.Finds["scout"])
@@ -717,7 +717,7 @@ func TestDegradation_ListenRefusedAndPollingForbidden_FallbackFindsTheWork(t *te
 	n := trouble(t, breakableServer(t).URL, pgwake.Config{AggressivePolicy: pgwake.Never, FallbackInterval: quickFallback},
 		func(_ *pgxpool.Config, listen *pgx.ConnConfig) { listen.Port, listen.Fallbacks = 1, nil })
 	require.Contains(t, fmt.Sprint(n.Health().Problems), "asking every 300ms")
-	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 }, patience, 10*time.Millisecond)
 	n.flows(t, patience)
 	require.Positive(t, n.Stats().Worker.Finds["fallback"])
 	require.Zero(t, n.Stats().Worker.Finds["scout"])
@@ -806,7 +806,7 @@ func TestDegradation_PoolIsExhausted_WorkFlowsOnceItIsNot(t *testing.T) {
 	require.True(t, requireError(t, err, context.DeadlineExceeded).Retryable)
 	told := n.Stats().Worker.Tokens["notify"]
 	n.produce(t, "while none is free")
-	require.Eventually(t, func() bool { return n.Stats().Worker.Tokens["notify"] > told }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Tokens["notify"] > told }, patience, 10*time.Millisecond)
 	_, err = n.FetchWorkItem(within(t, patience), &pgwake.FetchOptions{PollTimeout: 50 * time.Millisecond})
 	require.True(t, requireError(t, err, context.DeadlineExceeded).Retryable)
 	require.False(t, n.Stats().Worker.Aggressive, "the database is well")
@@ -843,7 +843,7 @@ func (n *patientNode) rest(t *testing.T) {
 	n.exhaust(t)()
 	require.Eventually(t, func() bool {
 		return pgwake.WorkSettled(n.Provider, pgwake.DefaultNamespace) && pgwake.ExpectsNoWork(n.Provider, pgwake.DefaultNamespace)
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 }
 
 // within returns a context that ends after d, or with the test.
@@ -879,7 +879,7 @@ func TestDegradation_CloseDuringAnyOfIt_ReturnsWithinItsContext(t *testing.T) {
 			link.mode.Store(swallow)
 			// One verb and one notification are under way, and no answer will come.
 			go func() { _, _ = n.EnqueueForWorker(context.Background(), pgwake.WorkItem{Name: "w"}, nil) }()
-			require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, 10*time.Millisecond)
 			return n
 		}},
 		"a connection attempt gets no answer": {func(t *testing.T) *patientNode {
@@ -888,7 +888,7 @@ func TestDegradation_CloseDuringAnyOfIt_ReturnsWithinItsContext(t *testing.T) {
 			n.pushed(t, patience)
 			link.mode.Store(swallow)
 			signal(t, n.listener(t), syscall.SIGTERM)
-			require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, 10*time.Millisecond)
 			return n
 		}},
 		"the server is down": {func(t *testing.T) *patientNode {

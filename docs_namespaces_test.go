@@ -148,7 +148,7 @@ func (n *node) wait(t *testing.T, namespace string) <-chan string {
 			got <- item.Name
 		}
 	}()
-	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 1 }, patience, 10*time.Millisecond)
 	return got
 }
 

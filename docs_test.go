@@ -408,13 +408,13 @@ func TestDocs_MovingFromPolling_EveryJobIsDoneOnceAndThereIsAWayBack(t *testing.
 	go func() { loops <- poll(ctx, pool, handle) }()
 	go func() { loops <- dispatch(ctx, n.Provider, pool, handle) }()
 	want := map[string]int{"early": 1, "waiting": 1, "email.send": 1}
-	require.Eventually(t, func() bool { return maps.Equal(want, done()) }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return maps.Equal(want, done()) }, patience, 10*time.Millisecond)
 
 	// After: the new producers.
 	inTx(func(tx pgx.Tx) error { return enqueueAfter(t.Context(), n.Provider, tx) })
 	run(n.docSQL(t, page, "p_delay"))
 	want["email.send"] = 3
-	require.Eventually(t, func() bool { return maps.Equal(want, done()) }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return maps.Equal(want, done()) }, patience, 10*time.Millisecond)
 	stop()
 	for range cap(loops) {
 		require.ErrorIs(t, <-loops, context.Canceled)

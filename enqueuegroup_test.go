@@ -39,7 +39,7 @@ func (n *node) enqueueTogether(t *testing.T, items []pgwake.WorkEnqueue, ctxs ma
 		require.Eventually(t, func() bool {
 			w, g, s := pgwake.EnqueuesUnderWay(n.Provider)
 			return w == waiting && g == groups && s == singles
-		}, patience, time.Millisecond)
+		}, patience, 10*time.Millisecond)
 	}
 	var ahead sync.WaitGroup
 	for i := range singles + groups {
@@ -211,7 +211,7 @@ func TestEnqueueForWorker_CallerLeavesItsGroup_TheOthersLand(t *testing.T) {
 		require.Eventually(t, func() bool {
 			waiting, _, _ := pgwake.EnqueuesUnderWay(n.Provider)
 			return waiting == 5
-		}, patience, time.Millisecond)
+		}, patience, 10*time.Millisecond)
 	})
 	for i, c := range outcomes {
 		if heard := <-c; i == 1 {
@@ -281,7 +281,7 @@ func TestEnqueueForWorker_CloseUnderLoad_KeepsWhatWasPromised(t *testing.T) {
 			}
 		})
 	}
-	require.Eventually(t, func() bool { return total.Load() > 20*callers }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return total.Load() > 20*callers }, patience, 10*time.Millisecond)
 	require.NoError(t, closing.Close(tctx))
 	wg.Wait()
 	require.Less(t, query[int64](t, n, `SELECT count(DISTINCT xmin::text) FROM worker_queue`)[0], total.Load(), "transactions")

@@ -84,7 +84,7 @@ func TestHomes_FetchMeetsAMessageThatIsOutOfDate_LeavesItToWhoServesTheInstance(
 		_, err := other.FetchOrchestrationItem(tctx, versions(2))
 		back <- err
 	}()
-	require.Eventually(t, func() bool { return other.Stats().Orchestrator.Parked == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return other.Stats().Orchestrator.Parked == 1 }, patience, 10*time.Millisecond)
 	o := versions(1)
 	o.PollTimeout, o.NoWait = 0, true
 	_, err := n.FetchOrchestrationItem(tctx, o)
@@ -345,7 +345,7 @@ func TestHomes_OldSnapshotNamesTheWrongNamespace_WakesTheRightOne(t *testing.T) 
 		_, err := n.FetchOrchestrationItem(tctx, inNamespace("space"))
 		back <- err
 	}()
-	require.Eventually(t, func() bool { return n.Stats().Orchestrator.Parked == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Orchestrator.Parked == 1 }, patience, 10*time.Millisecond)
 	require.NoError(t, tx.Commit(tctx))
 	require.NoError(t, <-back)
 }

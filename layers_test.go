@@ -333,7 +333,7 @@ func TestDoAck_OfAnItemAndOfATurn_TellsThisNodeWithoutANotification(t *testing.T
 			}
 			turns <- turn
 		}()
-		require.Eventually(t, func() bool { return n.Stats().Orchestrator.Settled && n.Stats().Orchestrator.Parked == 1 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return n.Stats().Orchestrator.Settled && n.Stats().Orchestrator.Parked == 1 }, patience, 10*time.Millisecond)
 	}
 	fetch()
 	before := n.Stats().Orchestrator
@@ -419,7 +419,7 @@ func TestDoEnqueue_ItemOfThisNode_IsToldWithoutTheFallback(t *testing.T) {
 			_, err := waits.FetchWorkItem(t.Context(), &pgwake.FetchOptions{Tags: pgwake.Tags("t"), PollTimeout: 20 * time.Second})
 			got <- err
 		}()
-		require.Eventually(t, func() bool { return waits.Stats().Worker.Parked == 1 }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return waits.Stats().Worker.Parked == 1 }, 20*time.Second, 10*time.Millisecond)
 		require.NoError(t, n.DoEnqueue(t.Context(), "add", func(ctx context.Context, q pgwake.Querier, quiet bool) ([]pgwake.Due, error) {
 			_, err := q.Exec(ctx, `SELECT * FROM `+n.quoted()+`.enqueue_work_many('{x}', '{1}', p_tags => '{t}', p_quiet => $1)`, quiet)
 			return []pgwake.Due{{Namespace: pgwake.DefaultNamespace, Tag: "t"}}, err

@@ -37,7 +37,7 @@ func (n *node) keyed(t *testing.T, keys ...string) {
 // awaitParked waits until so many dispatchers wait for work.
 func (n *node) awaitParked(t *testing.T, dispatchers int) {
 	t.Helper()
-	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == dispatchers }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == dispatchers }, patience, 10*time.Millisecond)
 }
 
 // takeSome fetches up to count items, and returns them with their names.
@@ -411,7 +411,7 @@ func TestLimits_PlaceBecomesFree_WhoeverWaitsIsTold(t *testing.T) {
 			_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience})
 			next <- err
 		}()
-		require.Eventually(t, func() bool { s := n.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { s := n.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, 10*time.Millisecond)
 		n.exec(t, `SELECT ack_work_many(ARRAY[$1::bigint], ARRAY[$2::uuid])`, item.ID, claimOf(item.LockToken))
 		require.NoError(t, <-next, "%+v", l)
 		require.Zero(t, n.Stats().Worker.FallbackFinds)
@@ -900,7 +900,7 @@ func TestLimits_RatePerKey_SlowestThatThereIs_OthersAreClaimed(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, names := n.takeSome(t, 1000)
 			return slices.Contains(names, "free")
-		}, patience, time.Millisecond)
+		}, patience, 10*time.Millisecond)
 	}
 }
 

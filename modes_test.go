@@ -64,7 +64,7 @@ func TestModes_ByNamespace_OneHearsAndTheOtherPolls(t *testing.T) {
 	n := newNode(t, &pgwake.Config{Modes: map[string]pgwake.Mode{"slow": pgwake.ModePolling}, PollInterval: 10 * time.Millisecond})
 	add := n.producer(t)
 	quick, slow := n.fetching(t, "quick"), n.fetching(t, "slow")
-	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 && pgwake.WorkSettled(n.Provider, "quick") }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 2 && pgwake.WorkSettled(n.Provider, "quick") }, patience, 10*time.Millisecond)
 	add.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "quick"})
 	awaitOne(t, quick)
 	finds := n.Stats().Worker.Finds
@@ -89,7 +89,7 @@ func TestSetModes_ListenConnection_ComesAndGoes(t *testing.T) {
 		awaitOne(t, got)
 
 		require.NoError(t, n.SetModes(pgwake.ModeEventDriven, nil))
-		require.Eventually(t, func() bool { s := n.Stats(); return s.Listening && s.Worker.Parked == 1 && s.Worker.Settled }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { s := n.Stats(); return s.Listening && s.Worker.Parked == 1 && s.Worker.Settled }, patience, 10*time.Millisecond)
 		before := n.Stats().Worker.Finds
 		add.enqueue(t, "heard")
 		awaitOne(t, got)
@@ -99,7 +99,7 @@ func TestSetModes_ListenConnection_ComesAndGoes(t *testing.T) {
 		require.Equal(t, 1, n.listeners(t))
 
 		require.NoError(t, n.SetModes(pgwake.ModePolling, nil))
-		require.Eventually(t, func() bool { return !n.Stats().Listening && n.listeners(t) == 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return !n.Stats().Listening && n.listeners(t) == 0 }, patience, 10*time.Millisecond)
 		require.True(t, n.Health().OK)
 	}
 	require.Zero(t, n.Stats().Panics)
@@ -111,7 +111,7 @@ func TestModes_Shadow_HearsAndDoesNothing(t *testing.T) {
 	add := n.producer(t)
 	got := n.fetching(t, "default")
 	add.enqueue(t, "x")
-	require.Eventually(t, func() bool { return n.Stats().Worker.Notifications > 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Notifications > 0 }, patience, 10*time.Millisecond)
 	_, err := n.FetchWorkItem(t.Context(), now)
 	require.ErrorIs(t, err, pgwake.ErrNoWork)
 	require.Zero(t, n.Stats().Worker.Items)
@@ -135,7 +135,7 @@ func TestSetModes_NodeIsDisabled_OthersTakeOver(t *testing.T) {
 	other := n.another(t)
 	theirs := other.fetching(t, "default")
 	settled := func(n *node) bool { s := n.Stats().Worker; return s.Parked == 1 && s.Settled }
-	require.Eventually(t, func() bool { return settled(n) && settled(other) }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return settled(n) && settled(other) }, patience, 10*time.Millisecond)
 	require.NoError(t, n.SetModes(pgwake.ModeDisabled, nil))
 	add := n.producer(t)
 	for range 20 {
@@ -185,7 +185,7 @@ func TestSetModes_UnderLoad_NothingIsLostOrDoneTwice(t *testing.T) {
 		add.enqueue(t, fmt.Sprint(i))
 	}
 	require.NoError(t, n.SetModes(pgwake.ModeEventDriven, nil))
-	require.Eventually(t, func() bool { mu.Lock(); defer mu.Unlock(); return len(done) == items }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { mu.Lock(); defer mu.Unlock(); return len(done) == items }, patience, 10*time.Millisecond)
 	mu.Lock()
 	defer mu.Unlock()
 	for name, times := range done {
@@ -228,7 +228,7 @@ func TestSetModes_OneMoreNamespace_ConcernsNoOther(t *testing.T) {
 	listen := n.userPool(t, 1).Config().ConnConfig.Copy()
 	listen.Tracer = &onListen
 	p := n.openAt(t, n.urlWith(t, func(*pgx.ConnConfig) {}), &pgwake.Config{ListenConfig: listen})
-	require.Eventually(t, func() bool { return p.Stats().Listening }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Listening }, patience, 10*time.Millisecond)
 	modes := map[string]pgwake.Mode{"off": pgwake.ModeDisabled, "shadow": pgwake.ModeShadow, "polled": pgwake.ModePolling}
 	require.NoError(t, p.SetModes(pgwake.ModeHybrid, modes))
 	for _, namespace := range []string{"hears", "off", "shadow"} {
@@ -238,14 +238,14 @@ func TestSetModes_OneMoreNamespace_ConcernsNoOther(t *testing.T) {
 		all, inVain := pgwake.WorkWaiting(p.Provider)
 		return all == 3 && inVain == 2 && p.Stats().Worker.Settled
 	}
-	require.Eventually(t, still, patience, time.Millisecond)
+	require.Eventually(t, still, patience, 10*time.Millisecond)
 	before, looks := onListen.made.Load(), p.Stats().Worker.Looks
 	for i := range 5 {
 		modes[fmt.Sprint("polled-", i)] = pgwake.ModePolling
 		modes[fmt.Sprint("off-", i)] = pgwake.ModeDisabled
 		require.NoError(t, p.SetModes(pgwake.ModeHybrid, modes))
 	}
-	require.Eventually(t, still, patience, time.Millisecond)
+	require.Eventually(t, still, patience, 10*time.Millisecond)
 	require.Equal(t, looks, p.Stats().Worker.Looks, "somebody began anew")
 	require.Zero(t, p.Stats().Fallbacks)
 	require.Equal(t, before, onListen.made.Load())
@@ -270,14 +270,14 @@ func TestSetModes_NamespaceIsFetchedAgain_WhoAskedForItGetsIt(t *testing.T) {
 		all, inVain := pgwake.WorkWaiting(n.Provider)
 		return all == 3 && inVain == 2 && n.Stats().Worker.Settled
 	}
-	require.Eventually(t, still, patience, time.Millisecond)
+	require.Eventually(t, still, patience, 10*time.Millisecond)
 	for range 2 {
 		add.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "a"})
 	}
 	add.enqueueWith(t, "x", &pgwake.EnqueueOptions{Namespace: "b"})
 	before := n.Stats().Worker.Looks
 	require.NoError(t, n.SetModes(pgwake.ModeHybrid, map[string]pgwake.Mode{"a": pgwake.ModeDisabled, "b": pgwake.ModeDisabled, "d": pgwake.ModeDisabled}))
-	require.Eventually(t, still, patience, time.Millisecond)
+	require.Eventually(t, still, patience, 10*time.Millisecond)
 	require.Equal(t, before, n.Stats().Worker.Looks)
 	require.NoError(t, n.SetModes(pgwake.ModeHybrid, map[string]pgwake.Mode{"b": pgwake.ModeDisabled}))
 	awaitOne(t, a)

@@ -26,7 +26,7 @@ func (n *node) awaitNamespaces(t *testing.T, known ...string) <-chan []string {
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
-	require.Eventually(t, func() bool { return n.Stats().Waits == 1 && n.Stats().WaitReads > reads }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Waits == 1 && n.Stats().WaitReads > reads }, patience, 10*time.Millisecond)
 	return got
 }
 
@@ -67,7 +67,7 @@ func TestWaitForNamespaces_WhoeverAddsOne_IsPushed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, nil)
-			require.Eventually(t, func() bool { return n.Stats().Listening }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return n.Stats().Listening }, patience, 10*time.Millisecond)
 			got := n.awaitNamespaces(t)
 			reads := n.Stats().WaitReads
 			add(t, n)
@@ -98,7 +98,7 @@ func TestWaitForNamespaces_TheFirstTransactionRollsBack_TheSecondIsHeardOf(t *te
 func TestWaitForNamespaces_AddedWhileNobodyListens_IsFoundAfterwards(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	require.Eventually(t, func() bool { return n.Stats().Listening }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Listening }, patience, 10*time.Millisecond)
 	got := n.awaitNamespaces(t)
 	tx := n.begin(t)
 	_, err := tx.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_locks
@@ -109,7 +109,7 @@ func TestWaitForNamespaces_AddedWhileNobodyListens_IsFoundAfterwards(t *testing.
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(t.Context()))
 	n.requireAdded(t, got, "new")
-	require.Eventually(t, func() bool { return n.Stats().Reconnects == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Reconnects == 1 }, patience, 10*time.Millisecond)
 }
 
 // As many were removed as are added, so their number is the same.

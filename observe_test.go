@@ -128,7 +128,7 @@ func TestObserve_ItHearsNothing_ItSaysNothingAndSoDoNodes(t *testing.T) {
 		o.forget()
 		time.Sleep(time.Second)
 		return len(o.said) == 0
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	depths, err := n.GetQueueDepths(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, depths)

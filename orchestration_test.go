@@ -473,7 +473,7 @@ func TestInstanceLock_Released_WaitingFetchGetsTheHeldMessage(t *testing.T) {
 				}
 				got <- err
 			}()
-			require.Eventually(t, func() bool { return b.Stats().Orchestrator.Parked == 1 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return b.Stats().Orchestrator.Parked == 1 }, patience, 10*time.Millisecond)
 			require.NoError(t, release(turn.LockToken))
 			require.NoError(t, <-got)
 		})

@@ -50,7 +50,7 @@ func TestOpen_SchemaNameThatNeedsQuoting_EverythingWorks(t *testing.T) {
 				}
 				got <- err
 			}()
-			require.Eventually(t, func() bool { s := b.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { s := b.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, 10*time.Millisecond)
 			a.enqueue(t, "x")
 			require.NoError(t, <-got)
 			a.ackTurn(t, a.takeTurn(t), pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}, History: []pgwake.Event{{ID: 1, Type: "e"}}})
@@ -149,7 +149,7 @@ func TestProviders_TwoSchemasInOneDatabase_DoNotSeeEachOther(t *testing.T) {
 	waiting := make(chan error, 2)
 	go func() { waiting <- dropped(b.FetchWorkItem(ctx, soon)) }()
 	go func() { waiting <- dropped(b.FetchOrchestrationItem(ctx, soon)) }()
-	require.Eventually(t, func() bool { return b.Stats().Worker.Parked+b.Stats().Orchestrator.Parked == 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return b.Stats().Worker.Parked+b.Stats().Orchestrator.Parked == 2 }, patience, 10*time.Millisecond)
 
 	// Through a third node, so that the notifications must travel, and then one by which b is known to
 	// have heard whatever came before.
@@ -491,7 +491,7 @@ func TestClose_FetchesAreWaiting_TheyReturnAtOnceWithErrClosed(t *testing.T) {
 		go func() { errs <- dropped(n.FetchWorkItems(t.Context(), 5, o)) }()
 		go func() { errs <- dropped(n.FetchOrchestrationItem(t.Context(), o)) }()
 	}
-	require.Eventually(t, func() bool { return n.Stats().Worker.Parked+n.Stats().Orchestrator.Parked == 30 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked+n.Stats().Orchestrator.Parked == 30 }, patience, 10*time.Millisecond)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	require.NoError(t, n.Close(ctx))
@@ -533,7 +533,7 @@ func (n *node) awaitClosing(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := n.ReadHistory(t.Context(), "i")
 		return errors.Is(err, pgwake.ErrClosed)
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 }
 
 func TestClose_VerbIsStuck_ReturnsWhenItsContextEndsAndLeavesNothing(t *testing.T) {
@@ -622,7 +622,7 @@ func TestClose_NetworkIsSilent_ReturnsWhenItsContextEnds(t *testing.T) {
 	link.mode.Store(swallow)
 	verb := make(chan error, 1)
 	go func() { verb <- dropped(p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, nil)) }()
-	require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return link.swallowed.Load() > 0 }, patience, 10*time.Millisecond)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	began := time.Now()
@@ -641,7 +641,7 @@ func TestClose_OnACallersPool_LeavesItOpenAndNothingTaken(t *testing.T) {
 	for range 8 { // more than the pool has connections
 		go func() { waiting <- dropped(p.FetchWorkItem(t.Context(), soon)) }()
 	}
-	require.Eventually(t, func() bool { return p.Stats().Worker.Parked == 8 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Worker.Parked == 8 }, patience, 10*time.Millisecond)
 	require.Eventually(t, func() bool { return pool.Stat().AcquiredConns() == 0 }, patience, time.Millisecond, "waiting holds a connection")
 	_, err = p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, nil)
 	require.NoError(t, err)
@@ -936,7 +936,7 @@ func TestClose_FetchesAreInFlight_EveryItemIsStillFetchableAtOnce(t *testing.T) 
 				}
 			})
 		}
-		assert.Eventually(t, func() bool { return p.Stats().Worker.Items > 3 && p.Stats().Orchestrator.Items > 3 }, patience, time.Millisecond)
+		assert.Eventually(t, func() bool { return p.Stats().Worker.Items > 3 && p.Stats().Orchestrator.Items > 3 }, patience, 10*time.Millisecond)
 		require.NoError(t, p.Close(t.Context()))
 		wg.Wait()
 	}

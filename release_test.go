@@ -73,7 +73,7 @@ func TestReleaseSessions_WhoeverWaits_IsTold(t *testing.T) {
 					}
 					got <- item.Name
 				}()
-				require.Eventually(t, func() bool { s := w.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, time.Millisecond)
+				require.Eventually(t, func() bool { s := w.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, 10*time.Millisecond)
 				release(t, n, func(ctx context.Context, tx pgx.Tx) error {
 					_, err := n.ReleaseSessionsTx(ctx, tx, []string{"a"})
 					return err
@@ -161,7 +161,7 @@ func TestReleaseSticky_WhoeverWaits_IsTold(t *testing.T) {
 						_, err := w.FetchOrchestrationItem(t.Context(), by)
 						got <- err
 					}()
-					require.Eventually(t, func() bool { s := w.Stats().Orchestrator; return s.Parked == 1 && s.Settled }, patience, time.Millisecond)
+					require.Eventually(t, func() bool { s := w.Stats().Orchestrator; return s.Parked == 1 && s.Settled }, patience, 10*time.Millisecond)
 					release(t, n, func(ctx context.Context, tx pgx.Tx) error {
 						_, err := n.ReleaseStickyTx(ctx, tx, []string{"a"})
 						return err
@@ -231,7 +231,7 @@ func TestReleaseSticky_AMessageIsOnItsWay_ItComesToWhoeverWaits(t *testing.T) {
 		_, err := w.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: patience, Owner: "b"})
 		got <- err
 	}()
-	require.Eventually(t, func() bool { return w.Stats().Orchestrator.Parked == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return w.Stats().Orchestrator.Parked == 1 }, patience, 10*time.Millisecond)
 	released, err := n.ReleaseSticky(t.Context(), []string{"a"})
 	require.NoError(t, err)
 	require.Equal(t, 1, released)

@@ -502,7 +502,7 @@ func TestWrapSQLTx_Commit_WakesAParkedFetch(t *testing.T) {
 			}
 			got <- item.Name
 		}()
-		require.Eventually(t, func() bool { s := n.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { s := n.Stats().Worker; return s.Parked == 1 && s.Settled }, patience, 10*time.Millisecond)
 		tx := beginSQL(t, db)
 		_, err := n.EnqueueForWorkerTx(tctx, pgwake.WrapSQLTx(tx), pgwake.WorkItem{Name: "joined"}, nil)
 		require.NoError(t, err)

@@ -62,7 +62,7 @@ func (n *node) await(t *testing.T, ctx context.Context, instance string) <-chan 
 		o, err := n.WaitForInstance(ctx, instance)
 		out <- ending{o, err}
 	}()
-	require.Eventually(t, func() bool { return n.Stats().Waits == before+1 || len(out) > 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Waits == before+1 || len(out) > 0 }, patience, 10*time.Millisecond)
 	return out
 }
 
@@ -161,7 +161,7 @@ func TestWait_InstanceIsDeleted_IsNotFound(t *testing.T) {
 		_, err := n.WaitForStatus(t.Context(), "i", 7)
 		status <- err
 	}()
-	require.Eventually(t, func() bool { return n.Stats().Waits == 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Waits == 2 }, patience, 10*time.Millisecond)
 	n.requireWaitsOn(t, out) // both have been read: it exists
 	n.exec(t, `WITH gone AS (DELETE FROM instances WHERE instance_id = 'i') SELECT notify_instance('i')`)
 	require.False(t, requireError(t, receive(t, out).err, pgwake.ErrNotFound).Retryable)
@@ -184,7 +184,7 @@ func TestWait_InstanceIsDeletedAndMadeAnew_IsNotFound(t *testing.T) {
 		_, err := n.WaitForStatus(t.Context(), "i", 1)
 		status <- err
 	}()
-	require.Eventually(t, func() bool { return n.Stats().Waits == 3 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Waits == 3 }, patience, 10*time.Millisecond)
 	n.requireWaitsOn(t, outs[0]) // all have been read: it exists
 
 	tx := n.begin(t)
@@ -219,7 +219,7 @@ func TestWaitForStatus_NewerThanLastSeen_ReturnsTheLatest(t *testing.T) {
 			}
 			statuses <- s
 		}()
-		require.Eventually(t, func() bool { return n.Stats().Waits == before+1 || len(statuses) > 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return n.Stats().Waits == before+1 || len(statuses) > 0 }, patience, 10*time.Millisecond)
 	}
 	wait(0) // does not exist yet
 	n.instance(t, "i")
@@ -293,7 +293,7 @@ func TestAckOrchestrationItem_StatusAndOutcome_ReachWhoeverWaits(t *testing.T) {
 						}
 						statuses <- *s
 					}()
-					require.Eventually(t, func() bool { return at.Stats().Waits == 2 }, patience, time.Millisecond)
+					require.Eventually(t, func() bool { return at.Stats().Waits == 2 }, patience, 10*time.Millisecond)
 				}
 				n.turn(t, "i", 1, pgwake.OrchestrationAck{CustomStatus: &update})
 				n.turn(t, "i", 1, pgwake.OrchestrationAck{}) // leaves it as it is
@@ -323,7 +323,7 @@ func TestAckOrchestrationItemTx_Status_TakesEffectWithTheCommit(t *testing.T) {
 		s, _ := n.WaitForStatus(t.Context(), "i", 0)
 		statuses <- s
 	}()
-	require.Eventually(t, func() bool { return n.Stats().Waits == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Waits == 1 }, patience, 10*time.Millisecond)
 	n.send(t, "i", "k")
 	turn := n.takeTurn(t)
 	for _, value := range []string{"rolled back", "committed"} {

@@ -853,7 +853,7 @@ func TestFetchWorkItem_AcknowledgesAndWaits_AcknowledgesOnce(t *testing.T) {
 		item, err := n.FetchWorkItem(tctx, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: patience, Ack: []pgwake.LockToken{done.LockToken}})
 		got <- outcome{item, err}
 	}()
-	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Stats().Worker.Parked == 1 }, patience, 10*time.Millisecond)
 	require.Empty(t, n.content(t)["worker_queue"])
 	n.enqueue(t, "b")
 	o := <-got

@@ -93,7 +93,7 @@ func TestBudget_StatementsWhilePagesAreOpen_AndWhileNoneIs(t *testing.T) {
 	for _, l := range streams {
 		l.end()
 	}
-	require.Eventually(t, func() bool { return sent.rate(500*time.Millisecond) == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return sent.rate(500*time.Millisecond) == 0 }, patience, 10*time.Millisecond)
 	require.Zero(t, sent.rate(2*time.Second), "nobody looks")
 }
 
@@ -106,7 +106,7 @@ func TestBudget_PageThatWasStill_ChangesAtOnce(t *testing.T) {
 		l.next("live")
 	}
 	still := func() {
-		require.Eventually(t, func() bool { return sent.rate(time.Second) == 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return sent.rate(time.Second) == 0 }, patience, 10*time.Millisecond)
 	}
 	soon := func(l *listening, text string) {
 		began := time.Now()

@@ -35,7 +35,7 @@ func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
 	awaitSettled(t, p, func(s pgwake.Stats) pgwake.QueueStats { return s.Worker })
 	fallbacks := func(more int64) pgwake.Stats {
 		before := p.Stats().Fallbacks
-		require.Eventually(t, func() bool { return p.Stats().Fallbacks >= before+more }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return p.Stats().Fallbacks >= before+more }, patience, 10*time.Millisecond)
 		return p.Stats()
 	}
 	before := fallbacks(2) // the one that counts the new namespaces, and one after which that was looked into
@@ -51,7 +51,7 @@ func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
 	require.Equal(t, 1, listeners)
 
 	enqueueIn(t, p, "n500", "x")
-	require.Eventually(t, func() bool { return l.count("n500/x") == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.count("n500/x") == 1 }, patience, 10*time.Millisecond)
 	require.Equal(t, 1, c.Stats().Working, "the others are idle")
 	require.Zero(t, p.Stats().Worker.FallbackFinds)
 }
@@ -65,13 +65,13 @@ func TestCoordinators_ManyIdleNamespaces_Polling_OneStatementForAll(t *testing.T
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	running(t, c)
 	testdb.Exec(t, pgwaketest.URL(t), `INSERT INTO `+schema+`.namespaces (name) SELECT 'n' || i FROM generate_series(1, $1) AS i`, namespaces)
-	require.Eventually(t, func() bool { return p.Stats().Worker.Parked == namespaces+1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Worker.Parked == namespaces+1 }, patience, 10*time.Millisecond)
 	before := p.Stats().Worker
-	require.Eventually(t, func() bool { return p.Stats().Worker.Polls >= before.Polls+5 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Worker.Polls >= before.Polls+5 }, patience, 10*time.Millisecond)
 	require.Equal(t, before.Looks, p.Stats().Worker.Looks)
 	enqueueIn(t, p, "n150", "x")
 	testdb.Exec(t, pgwaketest.URL(t), `SELECT `+schema+`.enqueue_work('x', p_namespace => 'n151')`)
-	require.Eventually(t, func() bool { return l.total() == 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == 2 }, patience, 10*time.Millisecond)
 }
 
 // A namespace in another mode than the others comes: they go on waiting.
@@ -92,12 +92,12 @@ func TestCoordinators_Rollout_NamespaceComes_TheOthersDoNotNotice(t *testing.T) 
 	require.Eventually(t, func() bool {
 		s := p.Stats().Worker
 		return c.Stats().Active == namespaces+2 && s.Parked == namespaces+1 && s.Settled
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	before := p.Stats()
 	for i := range 5 {
 		require.NoError(t, p.RegisterNamespace(t.Context(), fmt.Sprint("shadow-", i+1)))
 	}
-	require.Eventually(t, func() bool { return c.Stats().Active == namespaces+7 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Stats().Active == namespaces+7 }, patience, 10*time.Millisecond)
 	require.Equal(t, before.Worker.Looks, p.Stats().Worker.Looks)
 	require.Equal(t, before.Fallbacks, p.Stats().Fallbacks)
 }
@@ -127,7 +127,7 @@ func TestCoordinators_Shards_TwoServers(t *testing.T) {
 	for _, namespace := range []string{"large-a", "large-b", "small"} {
 		enqueueIn(t, c.SourceOf(namespace).(*pgwake.Provider), namespace, "x")
 	}
-	require.Eventually(t, func() bool { return l.total() == 4 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == 4 }, patience, 10*time.Millisecond)
 	sources := map[string][]dispatch.Source{}
 	for _, n := range c.Namespaces() {
 		sources[n.Namespace] = append(sources[n.Namespace], n.Source)
@@ -164,10 +164,10 @@ func TestCoordinators_OneNamespaceCannotBeServed_TheOthersAre_AndItIsTriedAgain(
 	running(t, c)
 	enqueueIn(t, p.Provider, "bad", "x")
 	enqueueIn(t, p.Provider, "good", "x")
-	require.Eventually(t, func() bool { return l.count("good/x") == 1 && p.refused.Load() >= 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.count("good/x") == 1 && p.refused.Load() >= 2 }, patience, 10*time.Millisecond)
 	require.Equal(t, 1, c.Stats().Failing)
 	p.open.Store(true)
-	require.Eventually(t, func() bool { return l.count("bad/x") == 1 && c.Stats().Failing == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.count("bad/x") == 1 && c.Stats().Failing == 0 }, patience, 10*time.Millisecond)
 }
 
 // Handlers that take their time to register are there in advance.
@@ -179,11 +179,11 @@ func TestCoordinators_Warm_AreMadeInAdvance(t *testing.T) {
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{g}})
 	running(t, c)
 	const inAdvance = 1 + 2 + 1 // for the settings, kept, and about to be
-	require.Eventually(t, func() bool { return made.Load() == inAdvance }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return made.Load() == inAdvance }, patience, 10*time.Millisecond)
 	for i := range 5 {
 		enqueueIn(t, p, fmt.Sprintf("n%d", i), "x")
 	}
-	require.Eventually(t, func() bool { return l.total() == 5 && made.Load() >= inAdvance+5 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == 5 && made.Load() >= inAdvance+5 }, patience, 10*time.Millisecond)
 }
 
 // What was claimed for a Dispatcher that is not there in time is as good as never claimed.
@@ -207,7 +207,7 @@ func TestCoordinators_HandlersTakeLongerThanALease_NoAttemptIsLost(t *testing.T)
 	running(t, c)
 	enqueueIn(t, p, "default", "x")
 	await(t, registering)
-	require.Eventually(t, func() bool { _, leased := depth(t, p); return leased == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { _, leased := depth(t, p); return leased == 0 }, patience, 10*time.Millisecond)
 	goOn <- true
 	require.Equal(t, 1, await(t, attempts))
 	awaitEmpty(t, p)
@@ -221,5 +221,5 @@ func TestCoordinators_Eager_BeginsWithoutAnItem(t *testing.T) {
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{g}})
 	running(t, c)
 	require.NoError(t, p.RegisterNamespace(t.Context(), "new"))
-	require.Eventually(t, func() bool { return c.Stats().Working == 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Stats().Working == 2 }, patience, 10*time.Millisecond)
 }

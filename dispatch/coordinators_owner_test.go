@@ -44,7 +44,7 @@ func bound(t *testing.T, p *pgwake.Provider, l *ledger, namespace string) {
 	bind(t, p, namespace)
 	require.Eventually(t, func() bool {
 		return l.count(namespace+"/x") > before && l.count(namespace+"/"+namespace) > turns
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	awaitEmpty(t, p)
 }
 
@@ -74,7 +74,7 @@ func TestCoordinators_EndWhileAllIsIdle_OthersHaveWhatWasKeptForTheOwner(t *test
 	c := dispatch.NewCoordinators(one, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{owned(l, 20*time.Millisecond)}})
 	stop := running(t, c)
 	bound(t, one, l, "a")
-	require.Eventually(t, func() bool { return c.Stats().Working == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Stats().Working == 0 }, patience, 10*time.Millisecond)
 	require.NoError(t, stop())
 	bind(t, other, "a")
 	work, turn := othersHave(t, other, "a")
@@ -97,7 +97,7 @@ func TestCoordinators_OneNamespaceEnds_TheOwnerKeepsWhatItHasInOthers(t *testing
 	c.Retire("a")
 	p.open.Store(false)
 	enqueueIn(t, one, "bad", "last") // after which the Dispatcher asks again, in vain
-	require.Eventually(t, func() bool { return p.refused.Load() >= 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.refused.Load() >= 2 }, patience, 10*time.Millisecond)
 
 	c.Retire("b") // so that what comes next is not taken here
 	for _, namespace := range []string{"a", "b"} {

@@ -30,13 +30,13 @@ func TestCoordinators_RetireThenSpawn_EverySourceIsServedAgain(t *testing.T) {
 	running(t, c)
 	enqueueIn(t, one, "x", "before it was moved")
 	enqueueIn(t, other, "x", "since")
-	require.Eventually(t, func() bool { return l.total() == 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == 2 }, patience, 10*time.Millisecond)
 	c.Retire("x")
 	require.EqualValues(t, 2, c.Stats().Retired)
 	require.NoError(t, c.Spawn("x"))
 	enqueueIn(t, one, "x", "too late")
 	enqueueIn(t, other, "x", "in time")
-	require.Eventually(t, func() bool { return l.total() == 4 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == 4 }, patience, 10*time.Millisecond)
 }
 
 func TestCoordinators_RetiredBeforeRun_IsNotServed(t *testing.T) {
@@ -46,7 +46,7 @@ func TestCoordinators_RetiredBeforeRun_IsNotServed(t *testing.T) {
 	running(t, c)
 	enqueueIn(t, one, "a", "x")
 	enqueueIn(t, one, "b", "x")
-	require.Eventually(t, func() bool { return l.count("b/x") == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.count("b/x") == 1 }, patience, 10*time.Millisecond)
 	require.Zero(t, l.count("a/x"))
 }
 
@@ -55,7 +55,7 @@ func TestCoordinators_OneSourceIsClosed_TheOtherIsServedAsBefore(t *testing.T) {
 	running(t, c)
 	served(t, c, "default")
 	require.NoError(t, one.Close(t.Context()))
-	require.Eventually(t, func() bool { return c.Stats().Active == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Stats().Active == 1 }, patience, 10*time.Millisecond)
 	h := c.Health()
 	require.Equal(t, dispatch.Degraded, h.Status)
 	require.Equal(t, []string{"source 0: closed"}, healthOf(h, "source").Reasons)
@@ -69,7 +69,7 @@ func TestCoordinators_OneSourceIsClosed_TheOtherIsServedAsBefore(t *testing.T) {
 	require.Equal(t, pgwake.ModeShadow, of["x"])
 	require.Zero(t, l.total())
 	require.NoError(t, c.SetRollout(constantly(pgwake.ModePolling)))
-	require.Eventually(t, func() bool { return l.total() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == 1 }, patience, 10*time.Millisecond)
 }
 
 func TestCoordinators_NamesThatThereCannotBe_AreRefused(t *testing.T) {
@@ -126,7 +126,7 @@ func TestCoordinators_RolloutFailsForSome_TheOthersAreServed(t *testing.T) {
 	mended.Store(true)
 	require.NoError(t, c.Spawn("a"), "without a wait for the next attempt")
 	require.NoError(t, c.Spawn("b"))
-	require.Eventually(t, func() bool { return l.total() == 4 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == 4 }, patience, 10*time.Millisecond)
 	require.Zero(t, c.Stats().Failing)
 	require.Equal(t, dispatch.Healthy, c.Health().Status)
 }
@@ -153,9 +153,9 @@ func TestCoordinators_SpawnedByAllAtOnce_OneEach(t *testing.T) {
 		close(begin)
 		all.Wait()
 	}
-	require.Eventually(t, func() bool { return l.total() == rounds }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == rounds }, patience, 10*time.Millisecond)
 	require.EqualValues(t, rounds+2, c.Stats().Spawned, "and default, of each Source")
-	require.Eventually(t, func() bool { s := one.Stats().Worker; return s.Parked == rounds+1 && s.Settled }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { s := one.Stats().Worker; return s.Parked == rounds+1 && s.Settled }, patience, 10*time.Millisecond)
 }
 
 func TestCoordinators_ScaledToTheDefault_PlacesRemain(t *testing.T) {
@@ -171,8 +171,8 @@ func TestCoordinators_ScaledToTheDefault_PlacesRemain(t *testing.T) {
 		names[i] = string(rune('a' + i%26))
 	}
 	enqueueIn(t, p, "default", names...)
-	require.Eventually(t, func() bool { return c.Stats().Places == 1 || l.total() == len(names) }, patience, time.Millisecond)
-	require.Eventually(t, func() bool { return l.total() == len(names) }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Stats().Places == 1 || l.total() == len(names) }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == len(names) }, patience, 10*time.Millisecond)
 	require.ErrorIs(t, c.Scale("default", -1, 1), pgwake.ErrConfig)
 }
 
@@ -206,11 +206,11 @@ func TestHealth_WorkFails_TurnsDoNotHideIt(t *testing.T) {
 	f.fetches.Store(&pgwake.Error{Op: "fetch", Err: errors.New("away"), Retryable: true})
 	running(t, c)
 	unhealthy := func() bool { return c.Health().Status == dispatch.Unhealthy }
-	require.Eventually(t, unhealthy, patience, time.Millisecond)
+	require.Eventually(t, unhealthy, patience, 10*time.Millisecond)
 	require.Never(t, func() bool { return !unhealthy() }, 200*time.Millisecond, time.Millisecond)
 	require.ErrorContains(t, c.Namespaces()[0].Err, "away")
 	f.fetches.Store(nil)
-	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Healthy }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Healthy }, patience, 10*time.Millisecond)
 	require.NoError(t, c.Namespaces()[0].Err)
 }
 
@@ -224,7 +224,7 @@ func TestHealth_HandlersPanic_ThatThereIsWorkIsNoCure(t *testing.T) {
 	}}}})
 	stop := running(t, c)
 	enqueueIn(t, p, "default", "x")
-	require.Eventually(t, func() bool { return times.Load() > 3 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return times.Load() > 3 }, patience, 10*time.Millisecond)
 	require.ErrorContains(t, c.Namespaces()[0].Err, "oh")
 	require.GreaterOrEqual(t, c.Namespaces()[0].Failures, 2)
 	_ = stop() // which says so too, if it was at it
@@ -235,9 +235,9 @@ func TestHealth_NoNamespaceCanBeLearnt_NotReady(t *testing.T) {
 	f.namespaces.Store(&pgwake.Error{Op: "wait", Err: errors.New("away"), Retryable: true})
 	c := dispatch.NewCoordinators(f, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{newLedger().all()}})
 	running(t, c)
-	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Unhealthy }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Unhealthy }, patience, 10*time.Millisecond)
 	f.namespaces.Store(nil)
-	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Healthy }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Healthy }, patience, 10*time.Millisecond)
 }
 
 func TestHealth_AStreamIsAway_NotReady(t *testing.T) {
@@ -245,7 +245,7 @@ func TestHealth_AStreamIsAway_NotReady(t *testing.T) {
 	c := dispatch.NewCoordinators(dispatch.StreamSource(s, nil), &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{newLedger().all()}})
 	require.NoError(t, c.Spawn("a"))
 	running(t, c)
-	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Unhealthy }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Unhealthy }, patience, 10*time.Millisecond)
 	require.Len(t, c.Health().Parts, 1, "it has neither a listener nor polls")
 	code, _ := probe(t, c, "/readyz")
 	require.Equal(t, http.StatusServiceUnavailable, code)

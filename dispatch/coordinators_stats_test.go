@@ -44,11 +44,11 @@ func TestTelemetry_CoordinatorsOfOneProcess_AddUp(t *testing.T) {
 	for i, namespaces := range [][]string{{"a", "idle"}, {"a"}, {"broken"}} {
 		running(t, all[i])
 		for _, namespace := range namespaces {
-			require.Eventually(t, func() bool { return all[i].Spawn(namespace) == nil }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return all[i].Spawn(namespace) == nil }, patience, 10*time.Millisecond)
 		}
 	}
 	defer close(gate)
-	require.Eventually(t, func() bool { return all[2].Stats().Failing == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return all[2].Stats().Failing == 1 }, patience, 10*time.Millisecond)
 	quick := slices.Repeat([]string{"quick"}, 500) // so many that the Dispatcher claims ahead, and more than it claims at once
 	for began := time.Now(); ; {
 		for _, p := range []*pgwake.Provider{one, two} {

@@ -76,7 +76,7 @@ func served(t *testing.T, c *dispatch.Coordinators, namespaces ...string) {
 			all = append(all, n.Namespace)
 		}
 		return !slices.ContainsFunc(namespaces, func(name string) bool { return !slices.Contains(all, name) })
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 }
 
 // nodes opens several on one schema.
@@ -104,7 +104,7 @@ func createNamespace(t *testing.T, pool *pgxpool.Pool, p *pgwake.Provider, l *le
 		return err
 	}))
 	committed := time.Now()
-	require.Eventually(t, func() bool { return l.count(namespace+"/first") == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.count(namespace+"/first") == 1 }, patience, 10*time.Millisecond)
 	return time.Since(committed)
 }
 
@@ -160,7 +160,7 @@ func TestT37_NamespaceCreatedWhileTheListenerIsDown_IsServedAfterwards(t *testin
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}})
 	running(t, c)
 	served(t, c, pgwake.DefaultNamespace)
-	require.Eventually(t, func() bool { return p.Stats().Listening }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Listening }, patience, 10*time.Millisecond)
 	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
@@ -172,8 +172,8 @@ func TestT37_NamespaceCreatedWhileTheListenerIsDown_IsServedAfterwards(t *testin
 		return err
 	}))
 	served(t, c, "new")
-	require.Eventually(t, func() bool { return l.count("new/first") == 1 }, patience, time.Millisecond)
-	require.Eventually(t, func() bool { return p.Stats().Reconnects == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.count("new/first") == 1 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Reconnects == 1 }, patience, 10*time.Millisecond)
 }
 
 // It stays down, so namespaces are counted.
@@ -191,7 +191,7 @@ func TestT37_NamespacesCreatedWhileTheListenerStaysDown_AreServedAtOnce(t *testi
 	down.Store(true)
 	_, err = pool.Exec(t.Context(), cutListener(schema))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return !p.Stats().Listening }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return !p.Stats().Listening }, patience, 10*time.Millisecond)
 	const rounds = 5
 	var took []time.Duration
 	for i := range rounds {
@@ -202,7 +202,7 @@ func TestT37_NamespacesCreatedWhileTheListenerStaysDown_AreServedAtOnce(t *testi
 	require.False(t, s.Listening, "it heard of none")
 	require.Zero(t, s.Fallbacks)
 	down.Store(false)
-	require.Eventually(t, func() bool { return p.Stats().Reconnects == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Reconnects == 1 }, patience, 10*time.Millisecond)
 	awaitEmpty(t, p)
 	require.Equal(t, rounds, l.total(), "each once")
 }
@@ -216,7 +216,7 @@ func TestCoordinators_Idle_TheDispatcherRetires_AndComesBack(t *testing.T) {
 	running(t, c)
 	for round := range 3 {
 		enqueueIn(t, p, "a", "x")
-		require.Eventually(t, func() bool { return l.count("a/x") == round+1 && c.Stats().Working == 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return l.count("a/x") == round+1 && c.Stats().Working == 0 }, patience, 10*time.Millisecond)
 		require.EqualValues(t, round+1, c.Stats().Shifts)
 	}
 	require.Eventually(t, func() bool { s := p.Stats().Worker; return s.Parked == 2 && s.Settled }, patience, time.Millisecond, "one for each namespace")
@@ -232,10 +232,10 @@ func TestCoordinators_RetireAndSpawn_ItemsWaitMeanwhile(t *testing.T) {
 	c.Retire("early")
 	enqueueIn(t, p, "early", "x")
 	enqueueIn(t, p, "other", "x")
-	require.Eventually(t, func() bool { return l.count("other/x") == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.count("other/x") == 1 }, patience, 10*time.Millisecond)
 	require.Zero(t, l.count("early/x"))
 	require.NoError(t, c.Spawn("early"))
-	require.Eventually(t, func() bool { return l.count("early/x") == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.count("early/x") == 1 }, patience, 10*time.Millisecond)
 	s := c.Stats()
 	require.EqualValues(t, 1, s.Retired)
 	require.EqualValues(t, 4, s.Spawned, "default, early twice, other")
@@ -258,7 +258,7 @@ func TestCoordinators_Namespaces_OnlyThoseOfTheNodeAreServed(t *testing.T) {
 	for _, namespace := range []string{"two", "one", "tenant-a", "tenant-large"} {
 		enqueueIn(t, p, namespace, "x")
 	}
-	require.Eventually(t, func() bool { return l.total() == 3 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() == 3 }, patience, 10*time.Millisecond)
 	require.Zero(t, l.count("two/x"))
 	groups := map[string]string{}
 	places := map[string]int{}
@@ -297,7 +297,7 @@ func TestCoordinators_Scale_WorkIsDoneSideBySide(t *testing.T) {
 		release <- true
 	}
 	awaitEmpty(t, p)
-	require.Eventually(t, func() bool { return c.Stats().Working == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Stats().Working == 0 }, patience, 10*time.Millisecond)
 	enqueueIn(t, p, "a", "x", "x", "x", "x")
 	for range 4 {
 		await(t, began)
@@ -334,7 +334,7 @@ func TestCoordinators_Stop_WhatIsAtWorkEnds_NothingIsLeftClaimed(t *testing.T) {
 	}
 	began.Wait()
 	require.NoError(t, stop())
-	require.Eventually(t, func() bool { _, leased := depth(t, p); return leased == 0 }, patience, time.Millisecond) // a claim that was cut short is undone
+	require.Eventually(t, func() bool { _, leased := depth(t, p); return leased == 0 }, patience, 10*time.Millisecond) // a claim that was cut short is undone
 	require.NoError(t, c.Spawn("n9"), "which does nothing any more")
 	require.Zero(t, c.Stats().Active)
 }
@@ -361,7 +361,7 @@ func TestCoordinators_Turns_AreTakenByNamespace(t *testing.T) {
 			require.Equal(t, "flows", outcome.Output)
 		}
 		require.GreaterOrEqual(t, c.Stats().Shifts, int64(round+1))
-		require.Eventually(t, func() bool { return c.Stats().Working == 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return c.Stats().Working == 0 }, patience, 10*time.Millisecond)
 	}
 	require.Eventually(t, func() bool { return p.Stats().Orchestrator.Parked == 2 }, patience, time.Millisecond, "one for each namespace")
 }

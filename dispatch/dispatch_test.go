@@ -88,7 +88,7 @@ func depth(t *testing.T, p *pgwake.Provider) (all, leased int64) {
 // awaitEmpty waits until the queues are empty.
 func awaitEmpty(t *testing.T, p *pgwake.Provider) {
 	t.Helper()
-	require.Eventually(t, func() bool { all, _ := depth(t, p); return all == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { all, _ := depth(t, p); return all == 0 }, patience, 10*time.Millisecond)
 }
 
 // raise has most be n at the least.
@@ -113,7 +113,7 @@ func TestT59_BurstAndSlowHandlers_ClaimsStopAtCapacity_NothingIsDropped(t *testi
 		return struct{}{}, nil
 	})
 	running(t, d)
-	require.Eventually(t, func() bool { return now.Load() == places }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return now.Load() == places }, patience, 10*time.Millisecond)
 	all, leased := depth(t, p)
 	require.EqualValues(t, items, all)
 	require.EqualValues(t, places, leased, "the others stay there for other processes")
@@ -460,7 +460,7 @@ func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
 	unique := &pgwake.EnqueueOptions{DedupKey: "k", DedupScope: pgwake.DedupWaiting}
 	_, err = p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "work", Input: json.RawMessage(`0`)}, unique)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return begun.Load() == places }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return begun.Load() == places }, patience, 10*time.Millisecond)
 
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -505,7 +505,7 @@ func testDoneItemsAreLocked(t *testing.T, limits pgwake.Limits) {
 		_, err := p.EnqueueForWorker(t.Context(), item, unique(i))
 		require.NoError(t, err)
 	}
-	require.Eventually(t, func() bool { return begun.Load() == locked }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return begun.Load() == locked }, patience, 10*time.Millisecond)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
@@ -518,7 +518,7 @@ func testDoneItemsAreLocked(t *testing.T, limits pgwake.Limits) {
 		time.Sleep(50 * time.Millisecond) // an ack of its own
 	}
 	enqueue(t, p, others, pgwake.WorkItem{Name: "other"})
-	require.Eventually(t, func() bool { all, _ := depth(t, p); return all == locked }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { all, _ := depth(t, p); return all == locked }, patience, 10*time.Millisecond)
 	require.NoError(t, tx.Rollback(t.Context()))
 	close(finish)
 	awaitEmpty(t, p)
@@ -528,7 +528,7 @@ func testDoneItemsAreLocked(t *testing.T, limits pgwake.Limits) {
 // awaitSettled waits until somebody waits who has to be told.
 func awaitSettled(t *testing.T, p *pgwake.Provider, queue func(pgwake.Stats) pgwake.QueueStats) {
 	t.Helper()
-	require.Eventually(t, func() bool { s := queue(p.Stats()); return s.Parked > 0 && s.Settled }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { s := queue(p.Stats()); return s.Parked > 0 && s.Settled }, patience, 10*time.Millisecond)
 }
 
 // beside opens another node on the schema of a new one.

@@ -85,12 +85,12 @@ func (m *modal) handled(namespace string) []pgwake.Path {
 // waits waits until nobody here looks for work unless told to.
 func (m *modal) waits(t *testing.T, namespaces int) {
 	t.Helper()
-	require.Eventually(t, func() bool { s := m.Stats().Worker; return s.Parked == namespaces && s.Settled }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { s := m.Stats().Worker; return s.Parked == namespaces && s.Settled }, patience, 10*time.Millisecond)
 }
 
 func (m *modal) awaits(t *testing.T, namespace string, paths ...pgwake.Path) {
 	t.Helper()
-	require.Eventually(t, func() bool { return len(m.handled(namespace)) >= len(paths) }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(m.handled(namespace)) >= len(paths) }, patience, 10*time.Millisecond)
 	require.Equal(t, paths, m.handled(namespace))
 }
 
@@ -129,7 +129,7 @@ func TestT38_ListenBackendIsTerminated_ItListensAgain_AndAllIsDone(t *testing.T)
 	require.Len(t, pids, 1)
 	down.Store(true)
 	m.exec(t, `SELECT pg_terminate_backend($1)`, pids[0])
-	require.Eventually(t, func() bool { return !m.Health().OK && m.c.Health().Status == dispatch.Degraded }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return !m.Health().OK && m.c.Health().Status == dispatch.Degraded }, patience, 10*time.Millisecond)
 	for range items / 2 {
 		m.enqueue(t, "default", true)
 	}
@@ -140,7 +140,7 @@ func TestT38_ListenBackendIsTerminated_ItListensAgain_AndAllIsDone(t *testing.T)
 	}
 	require.Eventually(t, func() bool {
 		return len(m.handled("default")) == items && m.Health().OK && m.c.Health().Status == dispatch.Healthy
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	require.EqualValues(t, 1, m.Stats().Reconnects)
 }
 
@@ -152,7 +152,7 @@ func TestT39_NotificationSuppressed_OnlyAFallbackOrAReconnectFindsIt(t *testing.
 		m.enqueue(t, "default", false)
 		if mode == pgwake.ModeEventDriven {
 			before := m.Stats().Fallbacks
-			require.Eventually(t, func() bool { return m.Stats().Fallbacks >= before+3 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return m.Stats().Fallbacks >= before+3 }, patience, 10*time.Millisecond)
 			require.Empty(t, m.handled("default"))
 			m.exec(t, `SELECT pg_terminate_backend($1)`, m.listeners(t)[0])
 		}
@@ -164,7 +164,7 @@ func TestT39_NotificationSuppressed_OnlyAFallbackOrAReconnectFindsIt(t *testing.
 func TestT40_Polling_NoListenConnection_PickedUpWithinTheInterval(t *testing.T) {
 	m := newModal(t, pgwake.Config{Mode: pgwake.ModePolling, PollInterval: 10 * time.Millisecond})
 	running(t, m.c)
-	require.Eventually(t, func() bool { return m.Stats().Worker.Parked == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Stats().Worker.Parked == 1 }, patience, 10*time.Millisecond)
 	require.Empty(t, m.listeners(t))
 	m.enqueue(t, "default", true)
 	m.awaits(t, "default", pgwake.PathPolling)
@@ -177,7 +177,7 @@ func TestT41_HybridByNamespace_EachByItsPath(t *testing.T) {
 	running(t, m.c)
 	require.NoError(t, m.c.Spawn("heard"))
 	require.NoError(t, m.c.Spawn("polled"))
-	require.Eventually(t, func() bool { return m.Stats().Worker.Parked == 3 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Stats().Worker.Parked == 3 }, patience, 10*time.Millisecond)
 	m.enqueue(t, "heard", true)
 	m.enqueue(t, "polled", true)
 	m.awaits(t, "heard", pgwake.PathEvent)
@@ -189,11 +189,11 @@ func TestT41_HybridByNamespace_EachByItsPath(t *testing.T) {
 func TestT43_Shadow_HearsAndClaimsNothing(t *testing.T) {
 	m := newModal(t, pgwake.Config{Mode: pgwake.ModeShadow})
 	running(t, m.c)
-	require.Eventually(t, func() bool { return m.Stats().Listening }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Stats().Listening }, patience, 10*time.Millisecond)
 	other := pgwaketest.Open(t, &pgwake.Config{Schema: m.schema})
 	for i := range int64(3) {
 		m.enqueue(t, "default", true)
-		require.Eventually(t, func() bool { return m.Stats().Worker.Notifications > i }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return m.Stats().Worker.Notifications > i }, patience, 10*time.Millisecond)
 		item, err := other.FetchWorkItem(t.Context(), nil)
 		require.NoError(t, err)
 		require.Equal(t, 1, item.Attempt)
@@ -203,7 +203,7 @@ func TestT43_Shadow_HearsAndClaimsNothing(t *testing.T) {
 	require.Zero(t, m.Stats().Worker.Items)
 	m.enqueue(t, "default", true)
 	require.NoError(t, m.SetModes(pgwake.ModeHybrid, nil))
-	require.Eventually(t, func() bool { return len(m.handled("default")) == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(m.handled("default")) == 1 }, patience, 10*time.Millisecond)
 }
 
 // notify has so many different notifications arrive at once, by both forms that there are.
@@ -211,7 +211,7 @@ func (m *modal) notify(t *testing.T, times int64) {
 	t.Helper()
 	before := m.Stats().Worker.Notifications
 	m.exec(t, `SELECT notify_queue('worker', i, NULL), notify_queue('worker', i, NULL, 'default') FROM generate_series(1, $1) AS i`, times/2)
-	require.Eventually(t, func() bool { return m.Stats().Worker.Notifications >= before+times }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Stats().Worker.Notifications >= before+times }, patience, 10*time.Millisecond)
 }
 
 // heap is what is in use.
@@ -241,7 +241,7 @@ func TestT44_NotifiedAgainAndAgain_HandledOnce_NothingPilesUp(t *testing.T) {
 	release := sync.OnceFunc(m.gate.Unlock)
 	t.Cleanup(release) // or the end waits for the handler
 	m.enqueue(t, "default", true)
-	require.Eventually(t, func() bool { return m.c.Namespaces()[0].Running == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.c.Namespaces()[0].Running == 1 }, patience, 10*time.Millisecond)
 	busy, inUse := m.Stats().Worker, heap()
 	m.notify(t, soMany)
 	require.Equal(t, busy.Looks, m.Stats().Worker.Looks, "there is nobody who could look")
@@ -253,7 +253,7 @@ func TestT44_NotifiedAgainAndAgain_HandledOnce_NothingPilesUp(t *testing.T) {
 		return heap() < inUse+3*soMany*20
 	}, patience, 100*time.Millisecond, "tens of bytes for each")
 	release()
-	require.Eventually(t, func() bool { return len(m.handled("default")) == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(m.handled("default")) == 1 }, patience, 10*time.Millisecond)
 	m.waits(t, 1)
 	after := m.Stats().Worker
 	require.LessOrEqual(t, after.Looks, busy.Looks+few)
@@ -271,7 +271,7 @@ func TestT45_RolledBack_NobodyIsWoken(t *testing.T) {
 	m.enqueue(t, "default", true)
 	m.exec(t, `ROLLBACK`)
 	m.exec(t, `SELECT notify_queue('worker', 0, NULL)`) // comes after whatever was said before
-	require.Eventually(t, func() bool { return m.Stats().Worker.Notifications > before.Notifications }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Stats().Worker.Notifications > before.Notifications }, patience, 10*time.Millisecond)
 	require.Equal(t, before.Notifications+1, m.Stats().Worker.Notifications)
 	require.Equal(t, before.Tokens["notify"], m.Stats().Worker.Tokens["notify"])
 	require.Zero(t, m.Stats().Worker.Items)
@@ -291,7 +291,7 @@ func TestT46_LongNamesAndData_TheCallersTransactionLives(t *testing.T) {
 		}, &pgwake.EnqueueOptions{Namespace: long[:40]})
 		return err
 	}))
-	require.Eventually(t, func() bool { return len(m.handled(long[:40])) == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(m.handled(long[:40])) == 1 }, patience, 10*time.Millisecond)
 }
 
 func TestT47_MalformedPayloads_AreCounted_AndTheListenerLives(t *testing.T) {
@@ -302,7 +302,7 @@ func TestT47_MalformedPayloads_AreCounted_AndTheListenerLives(t *testing.T) {
 		m.exec(t, `SELECT pg_notify(channel('worker'), $1)`, payload)
 	}
 	m.exec(t, `SELECT notify_queue('worker', 1, NULL, 'nobody-has-it')`)
-	require.Eventually(t, func() bool { return m.Stats().Worker.Unreadable == 5 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Stats().Worker.Unreadable == 5 }, patience, 10*time.Millisecond)
 	m.waits(t, 1)
 	m.enqueue(t, "default", true)
 	m.awaits(t, "default", pgwake.PathEvent)

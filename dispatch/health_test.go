@@ -58,7 +58,7 @@ func TestHealth_FromBeforeRunToItsEnd_TheWorstOfItsParts(t *testing.T) {
 	for range 8 { // as if each had been on its way for a minute
 		m.exec(t, `SELECT pg_notify(channel('worker'), '0 0 * ' || (extract(epoch FROM now() - interval '1 min') * 1000000)::bigint)`)
 	}
-	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Degraded }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Degraded }, patience, 10*time.Millisecond)
 	require.Contains(t, healthOf(m.c.Health(), "notifications").Reasons[0], "late")
 	code, h = probe(t, m.c, "/readyz")
 	require.Equal(t, http.StatusOK, code, "it works all the same")
@@ -66,20 +66,20 @@ func TestHealth_FromBeforeRunToItsEnd_TheWorstOfItsParts(t *testing.T) {
 	for range 8 {
 		m.enqueue(t, "default", true)
 	}
-	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Healthy }, patience, time.Millisecond)
-	require.Eventually(t, func() bool { return len(m.handled("default")) == 8 && m.c.Stats().Working == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Healthy }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(m.handled("default")) == 8 && m.c.Stats().Working == 0 }, patience, 10*time.Millisecond)
 
 	m.exec(t, `ALTER TABLE worker_queue RENAME TO away`) // and there is nothing to do when it is back
 	m.exec(t, `SELECT notify_queue('worker', 1, NULL)`)
-	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Unhealthy }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Unhealthy }, patience, 10*time.Millisecond)
 	require.NotEmpty(t, healthOf(m.c.Health(), "database").Reasons)
-	require.Eventually(t, func() bool { return len(healthOf(m.c.Health(), "coordinators").Reasons) > 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(healthOf(m.c.Health(), "coordinators").Reasons) > 0 }, patience, 10*time.Millisecond)
 	code, _ = probe(t, m.c, "/readyz")
 	require.Equal(t, http.StatusServiceUnavailable, code)
 	code, _ = probe(t, m.c, "/livez")
 	require.Equal(t, http.StatusOK, code, "another process could do no more")
 	m.exec(t, `ALTER TABLE away RENAME TO worker_queue`)
-	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Healthy }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.c.Health().Status == dispatch.Healthy }, patience, 10*time.Millisecond)
 
 	require.NoError(t, stop())
 	code, h = probe(t, m.c, "/readyz")

@@ -75,7 +75,7 @@ func (f *traffic) end() map[string]int {
 func (l *ledger) progress(t *testing.T, more int) {
 	t.Helper()
 	before := l.total()
-	require.Eventually(t, func() bool { return l.total() >= before+more }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.total() >= before+more }, patience, 10*time.Millisecond)
 }
 
 func constantly(mode pgwake.Mode) func(string) pgwake.Mode {
@@ -96,11 +96,11 @@ func TestT42_ModesChangeUnderLoad_NothingIsLostOrDoubled(t *testing.T) {
 			require.NoError(t, c.SetRollout(dispatch.Percent(percent, pgwake.ModeHybrid, pgwake.ModePolling)))
 			l.progress(t, 50)
 		}
-		require.Eventually(t, func() bool { return p.Stats().Listening }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return p.Stats().Listening }, patience, 10*time.Millisecond)
 		require.NoError(t, c.SetRollout(constantly(pgwake.ModeEventDriven)))
 		l.progress(t, 100)
 		require.NoError(t, c.SetRollout(constantly(pgwake.ModePolling)))
-		require.Eventually(t, func() bool { return !p.Stats().Listening }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return !p.Stats().Listening }, patience, 10*time.Millisecond)
 	}
 	sent := load.end()
 	awaitEmpty(t, p)

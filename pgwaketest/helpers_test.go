@@ -175,7 +175,7 @@ func TestAdvance_ParkedFetches_GetWhatBecameDue(t *testing.T) {
 		got <- string(turn.Messages[0].Kind)
 	}()
 	require.Eventually(t, func() bool { s := p.Stats(); return s.Worker.Parked == 1 && s.Orchestrator.Parked == 1 },
-		10*time.Second, time.Millisecond)
+		10*time.Second, 10*time.Millisecond)
 	pgwaketest.Advance(t, p, 24*time.Hour)
 	require.ElementsMatch(t, []string{"reminder", "timer"}, []string{<-got, <-got})
 	_, err := p.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true})
@@ -199,7 +199,7 @@ func TestAdvance_SomebodyWaitsForAnInstance_WaitsOn(t *testing.T) {
 		got <- err
 	}()
 	read := func(n int64) {
-		require.Eventually(t, func() bool { return p.Stats().WaitReads >= before+n }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return p.Stats().WaitReads >= before+n }, 10*time.Second, 10*time.Millisecond)
 	}
 	read(1)
 	go func() { _, _ = p.WaitForInstance(t.Context(), "other") }()
@@ -476,7 +476,7 @@ func TestAdvance_OpenTransaction_HoldsUpOnlyWhatItChanged(t *testing.T) {
 		var waiting bool
 		err := conn.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))`).Scan(&waiting)
 		return err == nil && waiting
-	}, 10*time.Second, time.Millisecond)
+	}, 10*time.Second, 10*time.Millisecond)
 	require.Empty(t, advanced)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Empty(t, <-advanced)

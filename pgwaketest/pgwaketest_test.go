@@ -60,7 +60,7 @@ func TestNew_TestEnds_ProviderIsClosedAndItsSchemaDropped(t *testing.T) {
 			_, err := p.FetchWorkItem(context.Background(), &pgwake.FetchOptions{PollTimeout: time.Hour})
 			waiting <- err
 		}()
-		require.Eventually(t, func() bool { return p.Stats().Worker.Parked == 1 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return p.Stats().Worker.Parked == 1 }, 10*time.Second, 10*time.Millisecond)
 	})
 	require.ErrorIs(t, <-waiting, pgwake.ErrClosed)
 	_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, nil)
@@ -119,7 +119,7 @@ func TestOpen_SameSchema_IsAnotherNodeOfTheDeployment(t *testing.T) {
 		_, err := b.FetchWorkItem(context.Background(), &pgwake.FetchOptions{PollTimeout: 10 * time.Second})
 		got <- err
 	}()
-	require.Eventually(t, func() bool { return b.Stats().Worker.Parked == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.Stats().Worker.Parked == 1 }, 10*time.Second, 10*time.Millisecond)
 	_, err := a.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, nil)
 	require.NoError(t, err)
 	require.NoError(t, <-got)

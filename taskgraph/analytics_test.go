@@ -304,7 +304,7 @@ func TestRefreshRollups_WhatIsOlderThan32Days_IsForgotten(t *testing.T) {
 	require.Eventually(t, func() bool { // once transactions of others on the server have ended
 		_, err := l.RefreshRollups(l.within())
 		return err == nil && one[int](l, `SELECT coalesce(sum(runs), 0)::int FROM run_rollups`) == 1
-	}, labPatience, time.Millisecond)
+	}, labPatience, 10*time.Millisecond)
 	l.requireCounts()
 }
 

@@ -336,7 +336,7 @@ func TestSendWithNotify_Delayed_ANodeThatWaitsGetsItWhenItIsDue(t *testing.T) {
 		}
 		got <- item
 	}()
-	require.Eventually(t, func() bool { s := l.p.Stats().Worker; return s.Parked == 1 && s.Settled }, labPatience, time.Millisecond)
+	require.Eventually(t, func() bool { s := l.p.Stats().Worker; return s.Parked == 1 && s.Settled }, labPatience, 10*time.Millisecond)
 	var id int64
 	require.NoError(t, l.apart(pool(t, l.p, 1), func(g *taskgraph.Graph) (err error) { // of another process
 		id, err = g.SendWithNotify(l.within(), "jobs_queue", 1, &taskgraph.MessageOptions{Delay: time.Second})

@@ -344,7 +344,7 @@ func TestEngine_TurnEnds_NobodyIsToldThroughTheDatabase(t *testing.T) {
 			told = told || strings.Contains(n.Payload, " * ") || strings.Contains(n.Payload, " default ")
 		}
 	}
-	require.Eventually(t, func() bool { return !turns() }, labPatience, time.Millisecond) // but if this node is too busy to look within 10 ms
+	require.Eventually(t, func() bool { return !turns() }, labPatience, 10*time.Millisecond) // but if this node is too busy to look within 10 ms
 }
 
 func TestT4_ChainOf300_RunsInOrderToItsEnd(t *testing.T) {
@@ -498,7 +498,7 @@ func TestT66_IdleSystem_EachChangeIsClaimedWithoutAPoll(t *testing.T) {
 		require.Eventually(t, func() bool {
 			s := g.p.Stats()
 			return s.Worker.Settled && s.Orchestrator.Settled && s.Worker.Parked > 0 && s.Orchestrator.Parked > 0
-		}, patience, time.Millisecond)
+		}, patience, 10*time.Millisecond)
 		return g.p.Stats()
 	}
 	for range 20 {

@@ -123,7 +123,7 @@ func TestReadSpecificMessage_ANodeWaitsAlready_IsToldWhenTheLeaseEnds(t *testing
 		}
 		got <- item.ID
 	}()
-	require.Eventually(t, func() bool { s := l.p.Stats().Worker; return s.Parked == 1 && s.Settled }, labPatience, time.Millisecond)
+	require.Eventually(t, func() bool { s := l.p.Stats().Worker; return s.Parked == 1 && s.Settled }, labPatience, 10*time.Millisecond)
 	// Sent and read in one transaction: nobody is told of a message that is due.
 	tx, err := l.conn.Begin(t.Context())
 	require.NoError(t, err)

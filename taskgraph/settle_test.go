@@ -242,7 +242,7 @@ func TestDecision_StepIsNotInProgressAnyMore_NothingIsAddedAndTheItemIsGone(t *t
 	task := g.submit(taskgraph.Define("shop", "dropped", "1").Step("a", "decide").Step("b", "keeps it open").Template("more", "decide"))
 	require.Eventually(t, func() bool {
 		return g.step(task, "a").State == taskgraph.StepResolvedManually && slices.Equal([]string{"keeps it open"}, g.query(`SELECT name FROM worker_queue`))
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	close(open)
 	done := g.complete(task)
 	require.Equal(t, 2, done.TotalSteps)

@@ -99,7 +99,7 @@ func (g *graph) retried(task, step string, backoff time.Duration) {
 	g.until(task, taskgraph.TaskWaitingForRetry)
 	attempts := g.step(task, step).Attempts
 	pgwaketest.Advance(g.t, g.p, backoff)
-	require.Eventually(g.t, func() bool { return g.step(task, step).Attempts > attempts }, patience, time.Millisecond)
+	require.Eventually(g.t, func() bool { return g.step(task, step).Attempts > attempts }, patience, 10*time.Millisecond)
 }
 
 func TestSubTask_ItEndsInError_TheStepIsTriedAgainWithANewTask(t *testing.T) {
@@ -115,7 +115,7 @@ func TestSubTask_ItEndsInError_TheStepIsTriedAgainWithANewTask(t *testing.T) {
 	g.run()
 	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h"))
 	task := g.submit(outer(2))
-	require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, 10*time.Millisecond)
 	first := g.children(task)[0].ID
 	g.until(first, taskgraph.TaskBlockedByFailures)
 	require.Equal(t, taskgraph.StepInProgress, g.step(task, "child").State, "somebody may put it right")
@@ -137,7 +137,7 @@ func TestSubTask_TheLastAttemptEndsInError_TheStepFails(t *testing.T) {
 	g.run()
 	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h"))
 	task := g.submit(outer(1))
-	require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, 10*time.Millisecond)
 	child := g.children(task)[0].ID
 	g.until(child, taskgraph.TaskBlockedByFailures)
 	did(t)(g.GiveUp(t.Context(), child, ""))
@@ -161,9 +161,9 @@ func TestSubTask_SomebodyCancelsOrResolvesIt_TheStepFailsForGoodOrIsDone(t *test
 		d := outer(3)
 		d.Version = string(want)
 		task := g.submit(d)
-		require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, 10*time.Millisecond)
 		child := g.children(task)[0].ID
-		require.Eventually(t, func() bool { return g.step(child, "x").State == taskgraph.StepInProgress }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return g.step(child, "x").State == taskgraph.StepInProgress }, patience, 10*time.Millisecond)
 		did(t)(end(t.Context(), child, ""))
 		g.until(task, want)
 		require.Len(t, g.children(task), 1, "it is not tried again")
@@ -194,11 +194,11 @@ func TestSubTask_AnotherHasTakenItsPlace_WhatItComesToIsIgnored(t *testing.T) {
 	g.run()
 	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h"))
 	task := g.submit(outer(2))
-	require.Eventually(t, func() bool { return calls.Load() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return calls.Load() == 1 }, patience, 10*time.Millisecond)
 	step := g.step(task, "child").ID
 	did(t)(g.TransitionStep(t.Context(), step, taskgraph.StepInProgress, taskgraph.StepWaitingForRetry, ""))
 	did(t)(g.SetStepBackoff(t.Context(), step, 0))
-	require.Eventually(t, func() bool { return calls.Load() == 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return calls.Load() == 2 }, patience, 10*time.Millisecond)
 	stale, current := g.children(task)[0].ID, g.children(task)[1].ID
 	close(release[0])
 	g.until(stale, taskgraph.TaskCancelled)

@@ -144,7 +144,7 @@ func (l *lab) readOn(after taskgraph.Cursor, page, n int) ([]taskgraph.Transitio
 		more, cursor := l.readAll(after, page)
 		read, after = append(read, more...), cursor
 		return len(read) >= n
-	}, labPatience, time.Millisecond)
+	}, labPatience, 10*time.Millisecond)
 	require.Len(l.t, read, n)
 	return read, after
 }

@@ -184,7 +184,7 @@ func TestStream_BrokerIsKilled_LosesNothing(t *testing.T) {
 		}
 		if i == count/2 {
 			// What is about to come out of a delay could be lost.
-			require.Eventually(t, func() bool { return len(missing(count/3)) == 0 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return len(missing(count/3)) == 0 }, patience, 10*time.Millisecond)
 			b.kill()
 			restarted := make(chan error, 1)
 			go func() { restarted <- b.start() }()

@@ -138,7 +138,7 @@ func TestReceive_BrokerFallsSilent_TheTimeOfTheReceiveIsOver_IsSaid(t *testing.T
 		_, err := s.Receive(ctx, "a", 1, time.Minute)
 		failure <- err
 	}()
-	require.Eventually(t, func() bool { return s.Lanes() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Lanes() == 1 }, patience, 10*time.Millisecond)
 	silent.Store(true)
 	close(ctx.over)
 	returns(t, func() {
@@ -167,7 +167,7 @@ func TestConnect_MuteBroker_HealthSaysSo(t *testing.T) {
 		healed = healed || failing && status == dispatch.Healthy
 		failing = failing || status == dispatch.Degraded
 		return status == dispatch.Unhealthy
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	require.False(t, healed, "the broker was away all the time")
 	stop()
 	returns(t, func() { require.NoError(t, <-ended) })

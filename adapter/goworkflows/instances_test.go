@@ -423,7 +423,7 @@ func TestWaitForWorkflowInstance_ItEnds_IsTold(t *testing.T) {
 	instance := l.create("w")
 	told := make(chan error, 1)
 	go func() { told <- l.WaitForWorkflowInstance(l.within(), instance) }()
-	require.Eventually(t, func() bool { return l.p.Stats().Waits == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.p.Stats().Waits == 1 }, patience, 10*time.Millisecond)
 	other := l.another()
 	require.NoError(t, other.complete(other.workflowTask(), core.WorkflowInstanceStateFinished))
 	require.NoError(t, <-told)
@@ -439,7 +439,7 @@ func TestWaitForWorkflowInstance_RemovedWithItsEnd_IsTold(t *testing.T) {
 	instance := l.create("w")
 	told := make(chan error, 1)
 	go func() { told <- l.WaitForWorkflowInstance(l.within(), instance) }()
-	require.Eventually(t, func() bool { return l.p.Stats().Waits == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.p.Stats().Waits == 1 }, patience, 10*time.Millisecond)
 	task := l.workflowTask()
 	require.NoError(t, l.CompleteWorkflowTask(l.within(), task, core.WorkflowInstanceStateContinuedAsNew, numbered(task, task.NewEvents...), nil, nil,
 		[]*history.WorkflowEvent{{WorkflowInstance: core.NewWorkflowInstance("w", uuid.NewString()), HistoryEvent: started("w")}}))
@@ -453,7 +453,7 @@ func TestWaitForWorkflowInstance_ContextEnds_Ends(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	told := make(chan error, 1)
 	go func() { told <- l.WaitForWorkflowInstance(ctx, instance) }()
-	require.Eventually(t, func() bool { return l.p.Stats().Waits == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return l.p.Stats().Waits == 1 }, patience, 10*time.Millisecond)
 	cancel()
 	require.ErrorIs(t, <-told, context.Canceled)
 }

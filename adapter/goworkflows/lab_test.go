@@ -174,7 +174,7 @@ func (l *lab) count(table, where string) (n int) {
 // parked waits until so many Gets wait and none of them looks.
 func (l *lab) parked(of func(pgwake.Stats) pgwake.QueueStats, n int) {
 	l.t.Helper()
-	require.Eventually(l.t, func() bool { s := of(l.p.Stats()); return s.Parked == n && s.Settled }, patience, time.Millisecond)
+	require.Eventually(l.t, func() bool { s := of(l.p.Stats()); return s.Parked == n && s.Settled }, patience, 10*time.Millisecond)
 }
 
 func turns(s pgwake.Stats) pgwake.QueueStats { return s.Orchestrator }

@@ -428,7 +428,7 @@ func (l *lab) broken(table string, after time.Duration, call func() error) error
 		tag, err := l.p.Pool().Exec(l.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 			WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid))`, tx.Conn().PgConn().PID())
 		return err == nil && tag.RowsAffected() > 0
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	require.NoError(l.t, tx.Rollback(l.t.Context()))
 	return <-returned
 }

@@ -459,7 +459,7 @@ func TestLockWaits_WaitForRow_IsSeenWithTheFunction(t *testing.T) {
 	require.Eventually(t, func() bool {
 		waits, err = lockWaits(t.Context(), eye, s.schema)
 		return err != nil || len(waits) > 0
-	}, 10*time.Second, time.Millisecond)
+	}, 10*time.Second, 10*time.Millisecond)
 	require.NoError(t, err)
 	assert.Equal(t, []LockWait{{Kind: "transactionid", Function: "ack_orchestration", Seen: 1}}, waits)
 	require.NoError(t, tx.Rollback(t.Context()))

@@ -27,7 +27,7 @@ func TestTop_NoTerminal_IsOnePicture(t *testing.T) {
 		_, _ = p.FetchWorkItem(ctx, &pgwake.FetchOptions{Namespaces: []string{"other"}})
 	}()
 	defer func() { cancel(); <-fetching }()
-	require.Eventually(t, func() bool { return p.Stats().Worker.Parked == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Worker.Parked == 1 }, 20*time.Second, 10*time.Millisecond)
 	c.ok("enqueue", "x", "--namespace", "mail")
 	bury(t, p, pgwake.WorkItem{Name: "x"}, "broken")
 	of := into[topJSON](c, "top", "--every", "100ms")

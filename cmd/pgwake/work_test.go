@@ -69,7 +69,7 @@ func TestEnqueue_SomebodyWaits_IsTold(t *testing.T) {
 		}
 		got <- item.Name
 	}()
-	require.Eventually(t, func() bool { s := p.Stats().Worker; return s.Parked == 1 && s.Settled }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { s := p.Stats().Worker; return s.Parked == 1 && s.Settled }, 20*time.Second, 10*time.Millisecond)
 	c.ok("enqueue", "mail.send")
 	require.Equal(t, "mail.send", <-got)
 	require.Zero(t, p.Stats().Worker.ScoutFinds)

@@ -87,7 +87,7 @@ func TestFlood_StrangerNotifies_StatementsAreBoundedAndMessagesAreFound(t *testi
 				})
 			}
 			all.Go(func() { _, _ = target.WaitForNamespaces(ctx, known(waiters)) })
-			require.Eventually(t, func() bool { return target.Parked() == waiters+1 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return target.Parked() == waiters+1 }, patience, 10*time.Millisecond)
 			awaitListening(t, s.url, "target")
 			target.SpendCredit()
 

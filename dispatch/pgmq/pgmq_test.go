@@ -122,7 +122,7 @@ func awaitListening(t *testing.T, url, application string) {
 		require.NoError(t, admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
 			WHERE application_name = $1 AND state = 'idle' AND query LIKE 'LISTEN pgmq_message_ready;%'`, application).Scan(&n))
 		return n == 1
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 }
 
 func (s *stream) exec(t *testing.T, sql string, args ...any) {
@@ -258,7 +258,7 @@ func (s *stream) waits(t *testing.T, since time.Time) {
 		require.NoError(t, admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1
 			AND state = 'idle' AND query LIKE '%pgwake_pgmq.receive%' AND query_start > $2`, s.application, since).Scan(&n))
 		return n > 0
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 }
 
 // now is the server's clock.
@@ -492,15 +492,15 @@ func TestReceive_ServerIsSilent_HealthSaysSo(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Healthy && len(c.Namespaces()) == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Health().Status == dispatch.Healthy && len(c.Namespaces()) == 1 }, patience, 10*time.Millisecond)
 	silence()
 	served := func() dispatch.NamespaceStats { return c.Namespaces()[0] }
-	require.Eventually(t, func() bool { return served().Failures > 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return served().Failures > 0 }, patience, 10*time.Millisecond)
 	healed := false
 	require.Eventually(t, func() bool {
 		healed = healed || served().Failures == 0
 		return c.Health().Status == dispatch.Unhealthy
-	}, patience, time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	require.False(t, healed, "the server was silent all the time")
 	stop()
 	require.NoError(t, <-ended)

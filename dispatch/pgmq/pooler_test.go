@@ -76,7 +76,7 @@ func received(t *testing.T, s *pgmq.Stream) <-chan error {
 		_, err := s.Receive(ctx, "a", 1, time.Minute)
 		got <- err
 	}()
-	require.Eventually(t, func() bool { return s.Parked() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Parked() == 1 }, patience, 10*time.Millisecond)
 	return got
 }
 
@@ -84,7 +84,7 @@ func TestPooler_ListenThroughATransactionPooler_SaysSoAndPolls(t *testing.T) {
 	s, url, pool, log := behind(t, false)
 	require.NoError(t, s.Publish(t.Context(), "a", dispatch.StreamMessage{Name: "x"}))
 	require.NoError(t, <-received(t, s), "what is there is found")
-	require.Eventually(t, func() bool { return bytes.Contains([]byte(log.String()), []byte("transaction pooler")) }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return bytes.Contains([]byte(log.String()), []byte("transaction pooler")) }, patience, 10*time.Millisecond)
 	got := received(t, s)
 	send(t, url)
 	require.NoError(t, <-got, "it is polled for")

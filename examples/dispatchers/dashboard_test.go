@@ -87,7 +87,7 @@ func everything(t *testing.T) series {
 	go func() { ended <- o.Run(ctx) }()
 
 	waiting := func() bool { s := p.Stats(); return s.Worker.Parked > 0 && s.Orchestrator.Parked > 0 }
-	require.Eventually(t, waiting, 10*time.Second, time.Millisecond)
+	require.Eventually(t, waiting, 10*time.Second, 10*time.Millisecond)
 	for _, namespace := range []string{"", "tenant-a"} {
 		_, err = other.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "x"}, &pgwake.EnqueueOptions{Namespace: namespace})
 		require.NoError(t, err)

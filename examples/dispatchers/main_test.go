@@ -109,7 +109,7 @@ func TestService_ProbesAndMetrics_SayHowItIs(t *testing.T) {
 	assert.Regexp(t, `pgwake_items_total\{.*pgwake_queue="worker".*\} 1\n`, text)
 
 	stop()
-	require.Eventually(t, s.stopping.Load, 10*time.Second, time.Millisecond)
+	require.Eventually(t, s.stopping.Load, 10*time.Second, 10*time.Millisecond)
 	status, text = get(t, s, "/readyz")
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.Equal(t, "stopping\n", text)

@@ -271,7 +271,7 @@ func TestWithpg_SignalWhileItBoots_EndsItCleanly(t *testing.T) {
 	require.Eventually(t, func() bool {
 		found, _ := filepath.Glob(filepath.Join(base, "*", "data"))
 		return len(found) > 0
-	}, 30*time.Second, time.Millisecond)
+	}, 30*time.Second, 10*time.Millisecond)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	_ = cmd.Wait()
 	assert.Equal(t, statusSignal+int(syscall.SIGTERM), cmd.ProcessState.ExitCode())

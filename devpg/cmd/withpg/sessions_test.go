@@ -66,7 +66,7 @@ func (k *keeper) goodbye(conn *pgx.Conn, spare int) {
 
 func (k *keeper) spares(count int) {
 	k.t.Helper()
-	require.Eventually(k.t, func() bool { return k.spareNow() == count }, 10*time.Second, time.Millisecond)
+	require.Eventually(k.t, func() bool { return k.spareNow() == count }, 10*time.Second, 10*time.Millisecond)
 }
 
 func (k *keeper) spareNow() int {
@@ -123,7 +123,7 @@ func TestSessions_ClientLeavesSomethingOpen_ItsSessionEnds(t *testing.T) {
 	}
 	ended := func(conn *pgx.Conn) {
 		t.Helper()
-		require.Eventually(t, func() bool { return gone(conn) }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return gone(conn) }, 10*time.Second, 10*time.Millisecond)
 		k.spares(0)
 	}
 	in := k.connect("")
@@ -141,7 +141,7 @@ func TestSessions_ClientLeavesSomethingOpen_ItsSessionEnds(t *testing.T) {
 	_, err := amid.Exec(ctx, `SELECT pg_sleep(60)`)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	// pgx cancels, and then says goodbye: the server may have answered by then.
-	require.Eventually(t, func() bool { return k.spareNow() == 1 || gone(amid) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return k.spareNow() == 1 || gone(amid) }, 10*time.Second, 10*time.Millisecond)
 	require.Equal(t, 1, one[int](k, k.connect(""), `SELECT 1`))
 }
 
@@ -223,7 +223,7 @@ func TestSessions_ManyThatNobodyWantsAgain_OneThatWasIsKept(t *testing.T) {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			return strings.Contains(k.spare[len(k.spare)-1].wanted, name)
-		}, 10*time.Second, time.Millisecond)
+		}, 10*time.Second, 10*time.Millisecond)
 	}
 	k.spares(mostSpare)
 	require.Equal(t, pid, k.connect("").PgConn().PID())
