@@ -44,7 +44,7 @@ FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-matrix stress fuzz suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak upgrade tags freeze licences scenarios screenshots release clean help
+.PHONY: demo test test-full test-matrix stress fuzz suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak upgrade tags freeze licences scenarios screenshots release clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -60,6 +60,10 @@ endif
 	@mkdir -p bin; { $(WITH_PG) -keep-sessions -- .ci/modules $(PACKAGES) "$(GO) test $(RACE) -vet=off -parallel $(PARALLEL) -timeout 30m" $(MODULES); \
 		echo $$? >bin/test.status; } 2>&1 | tee bin/test.log; \
 	status=$$(cat bin/test.status); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
+
+## test-full: the same, with as many rounds, steps and scenarios as the specification names
+test-full:
+	@PGWAKE_FULL=1 $(MAKE) test
 
 ## test-matrix: all tests on PostgreSQL 14 to 18, by turns (VERSIONS="14 18" to choose); needs bash 4 and, for versions that are not installed, npm and linux-x64
 test-matrix:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
@@ -228,7 +229,7 @@ func TestT2_Diamond_JoinsOnceThoughBothEndAtTheSameMoment(t *testing.T) {
 	d := taskgraph.Define("shop", "diamond", "1").Step("a", "h").Step("b", "both", taskgraph.After("a")).Step("c", "both", taskgraph.After("a")).Step("d", "join", taskgraph.After("b", "c"))
 	g.register(d)
 	g.run()
-	const rounds = 100
+	rounds := testsize.Of(25, 100)
 	all := make([]taskgraph.Submission, rounds)
 	for i := range all {
 		all[i] = taskgraph.Submission{Namespace: "shop", Name: "diamond", Version: "1"}
@@ -272,7 +273,7 @@ func (b *barrier) wait(ctx context.Context) error {
 
 func TestT3_FanOut_EachRunsOnceAndTheyAreJoinedOnce(t *testing.T) {
 	t.Parallel()
-	const width, processors = 500, 8
+	width, processors := testsize.Of(120, 500), testsize.Of(4, 8)
 	first := schemas.New(t, nil)
 	var mu sync.Mutex
 	ran := make(map[string]int)
@@ -347,9 +348,9 @@ func TestEngine_TurnEnds_NobodyIsToldThroughTheDatabase(t *testing.T) {
 	require.Eventually(t, func() bool { return !turns() }, labPatience, 10*time.Millisecond) // but if this node is too busy to look within 10 ms
 }
 
-func TestT4_ChainOf300_RunsInOrderToItsEnd(t *testing.T) {
+func TestT4_LongChain_RunsInOrderToItsEnd(t *testing.T) {
 	t.Parallel()
-	const length = 300
+	length := testsize.Of(110, 300)
 	g, r := newGraph(t, nil), recorder{}
 	g.Handle("h", r.handle)
 	var ancestors int

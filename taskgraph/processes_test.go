@@ -21,6 +21,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/internal/testschema"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
@@ -192,7 +193,7 @@ func TestProcesses_KilledAtRandom_EveryTaskCompletesAndNoStepIsEnqueuedTwice(t *
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 1))
-	for range kills(4) {
+	for range kills(testsize.Of(2, 4)) {
 		batch := make([]taskgraph.Submission, tasksPerRound)
 		for i := range batch {
 			batch[i] = aTask(d)

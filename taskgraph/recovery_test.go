@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
@@ -24,7 +25,8 @@ import (
 func TestT27_ManyCompareAndSwap_OneSucceedsAndSortKeysHaveNoGaps(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	const rounds, callers = 200, 8
+	const callers = 8
+	rounds := testsize.Of(40, 200)
 	p := pool(t, l.p, callers)
 	d := single("swap")
 	require.NoError(t, l.Register(t.Context(), d))

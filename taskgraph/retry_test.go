@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
@@ -249,7 +250,8 @@ func TestT19_OnlyWaitsForARetry_TheTaskSaysSoAndUntilWhen(t *testing.T) {
 func TestT67_BackoffSetByMany_NoPairIsTornOrLost(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	const callers, rounds = 8, 25
+	const callers = 8
+	rounds := testsize.Of(8, 25)
 	p := pool(t, l.p, callers)
 	task := l.task(single("backoff"))
 	step := l.step(task, "a")
