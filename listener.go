@@ -44,7 +44,7 @@ const (
 	// the server.
 	firstReconnect   = 50 * time.Millisecond
 	lastReconnect    = 4 * time.Second
-	healthySession   = 10 * time.Second
+	healthySession   = lastReconnect // to connect at once after one of this length is no more attempts than with the longest pause
 	fallbackJitter   = time.Second
 	closingHandshake = time.Second
 )
@@ -140,6 +140,7 @@ func (l *listener) run(ctx context.Context) {
 		}
 		began := time.Now()
 		err := l.serve(ctx)
+		wasUp := l.current.Load() != nil
 		switch {
 		case errors.Is(err, errUnwanted):
 			continue
@@ -153,9 +154,7 @@ func (l *listener) run(ctx context.Context) {
 			return
 		}
 		l.fallbackByDispatchers()
-		if time.Since(began) >= healthySession {
-			pause = firstReconnect
-		}
+		pause = pauseAfter(pause, wasUp, time.Since(began))
 		wait.Reset(pause/2 + rand.N(pause/2))
 		select {
 		case <-ctx.Done():
@@ -171,6 +170,15 @@ func (l *listener) run(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// pauseAfter is the pause before the next attempt, which has come to be that long: it begins anew after a session that was up for a while,
+// since what it had grown by was another outage. An attempt that took as long to fail is none.
+func pauseAfter(pause time.Duration, wasUp bool, lasted time.Duration) time.Duration {
+	if wasUp && lasted >= healthySession {
+		return firstReconnect
+	}
+	return pause
 }
 
 // rests reports whether there is to be no LISTEN connection.

@@ -268,3 +268,11 @@ func TestListener_CannotConnect_PollingDoesNotEnd(t *testing.T) {
 	})
 	require.False(t, ended)
 }
+
+// An outage made the pause long. Once the session that came after it has lived for a while, its end is another outage.
+func TestPauseAfter_SessionThatWasUpForAWhile_BeginsAnew(t *testing.T) {
+	require.Equal(t, firstReconnect, pauseAfter(lastReconnect, true, healthySession))
+	require.Equal(t, lastReconnect, pauseAfter(lastReconnect, true, healthySession-1))
+	require.Equal(t, lastReconnect, pauseAfter(lastReconnect, false, answerDeadline), "an attempt that took long to fail")
+	require.Less(t, healthySession, answerDeadline, "one that falls silent at once is noticed after that, and then connects at once")
+}
