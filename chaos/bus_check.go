@@ -427,7 +427,7 @@ func (b *busJudge) checkPace(f *eventFate) {
 	case from.IsZero():
 		return
 	case f.Type != probed:
-		patience, into = probePatience+2*lease, nil
+		patience, into = leasesPatience, nil
 	}
 	// A schedule that has fallen behind catches up with one occurrence after the other.
 	if before := b.fates[tickName(f.schedule, f.Due.Add(-schedules[f.schedule]))]; before != nil && before.first().After(from) {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -137,6 +138,22 @@ func TestJudge_WhatMustNotHappen_IsAViolation(t *testing.T) {
 
 // calmly is a story without faults.
 func calmly() *story { return &story{rounds: []round{{bound: at(0), calm: span{at(0), at(60_000)}}}} }
+
+// A calm of a run is long enough for whatever is late in it to be noticed.
+func TestJudge_LateInACalmOfARun_IsAViolation(t *testing.T) {
+	bound := at(20_000)
+	for do, patience := range map[string]time.Duration{doProbe: probePatience, doAck: leasesPatience, doEffect: leasesPatience} {
+		waited := func(inHand time.Time) []string {
+			s := &story{rounds: []round{{bound: bound, calm: span{at(10_000), bound.Add(calmLength)}}}}
+			ms := int(inHand.Sub(at(0)).Milliseconds())
+			s.line(0, sending, entry{Key: "a", Do: do}).line(10, sent, entry{Key: "a", ID: 1, Due: at(12_000)}).claimed(ms, "a", "t1")
+			s.tables.effects = []effect{{"a", "t1"}}
+			return s.ends(ms+10, "a", "t1", acking, acked).violations()
+		}
+		assert.NotContains(t, fmt.Sprint(waited(bound.Add(patience))), "after all must have recovered", do)
+		assert.Contains(t, fmt.Sprint(waited(bound.Add(patience+time.Millisecond))), "after all must have recovered", do)
+	}
+}
 
 // again is a second delivery, which ends it.
 func (s *story) again(ms int) *story {

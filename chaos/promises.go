@@ -125,7 +125,7 @@ func (j *judge) checkWait(f *fate) {
 	}
 	patience, into := probePatience, &j.v.probes
 	if f.Do != doProbe {
-		patience, into = probePatience+2*lease, nil
+		patience, into = leasesPatience, nil
 	}
 	for i, c := range f.claims {
 		due := f.due(i)
@@ -140,8 +140,11 @@ func (j *judge) checkWait(f *fate) {
 	}
 }
 
-// probePatience is how long a probe may take, once all must have recovered.
-const probePatience = time.Second
+// How long a probe, and anything else, may take once all must have recovered. A calm is longer, or nobody would be late in one.
+const (
+	probePatience  = time.Second
+	leasesPatience = probePatience + 2*lease
+)
 
 // late reports whether something that was due came too late in a calm, and how long after all must have recovered. How long it took if it was
 // due and came in one is added to probes, unless that is nil.

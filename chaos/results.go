@@ -30,6 +30,7 @@ type result struct {
 	Conditions string                   `json:"conditions"`
 	Faults     map[string]int           `json:"faults,omitempty"`    // by kind
 	Recovered  map[string]time.Duration `json:"recovered,omitempty"` // worst by kind, ns
+	Opening    time.Duration            `json:"opening,omitempty"`   // of processes that had to begin anew after the faults, at most, ns
 	Stalled    time.Duration            `json:"stalled,omitempty"`   // by how much the bounds of rounds grew because the machine stalled, ns
 	Items      int                      `json:"items,omitempty"`     // and messages, tasks and events
 	Violations []string                 `json:"violations,omitempty"`
@@ -50,7 +51,7 @@ func resultOf(o options, v *verdict, err error) result {
 	r.Conditions = o.conditions().String()
 	if v != nil {
 		r.Faults, r.Recovered, r.Items = v.faults, v.recovered, v.items+v.graphs.tasks+v.bus.events
-		r.Stalled = v.stalled
+		r.Opening, r.Stalled = v.opening, v.stalled
 		r.Conditions = v.conditions.String()
 		r.Violations = v.violations[:min(len(v.violations), shownViolations)]
 	}
@@ -128,20 +129,17 @@ func seedsOf(text string) (first, last uint64, err error) {
 	return first, last, nil
 }
 
-// readResults reads lines. Of runs with the same command and commit the last one counts.
+// readResults reads lines. All of them count: a seed that failed, and passed when it was run again, is there with both.
 func readResults(from io.Reader) (all []result, err error) {
-	last := map[string]result{}
 	lines := bufio.NewScanner(from)
 	for lines.Buffer(nil, 1<<20); lines.Scan(); {
 		var r result
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			return nil, fmt.Errorf("%.80q: %w", lines.Text(), err)
 		}
-		last[r.Command+r.Commit] = r
+		all = append(all, r)
 	}
-	all = slices.SortedFunc(maps.Values(last), func(a, b result) int {
-		return cmp.Or(cmp.Compare(a.Seed, b.Seed), a.At.Compare(b.At), cmp.Compare(a.Command, b.Command))
-	})
+	slices.SortStableFunc(all, func(a, b result) int { return cmp.Or(cmp.Compare(a.Seed, b.Seed), a.At.Compare(b.At)) })
 	return all, lines.Err()
 }
 
@@ -182,7 +180,7 @@ func replaced(page, name, text string) (string, error) {
 
 func seedsTable(all []result) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "| Seed | Commit | Verdict | Items, tasks, events | Faults | Worst recovery | Bounds grew by | Conditions |\n|---|---|---|---|---|---|---|---|\n")
+	fmt.Fprintf(&b, "| Seed | Commit | Verdict | Items, tasks, events | Faults | Worst recovery | Began anew in | Bounds grew by | Conditions |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range all {
 		faults, worst, of := 0, time.Duration(0), ""
 		for _, n := range r.Faults {
@@ -193,8 +191,8 @@ func seedsTable(all []result) string {
 				worst, of = took, kind
 			}
 		}
-		fmt.Fprintf(&b, "| %d | %s | %s | %d | %d of %d kinds | %s, %s | %s | %s |\n",
-			r.Seed, r.Commit, r.Verdict, r.Items, faults, len(r.Faults), inSeconds(worst), of, inSeconds(r.Stalled), r.Conditions)
+		fmt.Fprintf(&b, "| %d | %s | %s | %d | %d of %d kinds | %s, %s | %s | %s | %s |\n",
+			r.Seed, r.Commit, r.Verdict, r.Items, faults, len(r.Faults), inSeconds(worst), of, inSeconds(r.Opening), inSeconds(r.Stalled), r.Conditions)
 	}
 	return b.String()
 }

@@ -20,8 +20,8 @@ import (
 
 // How long what takes.
 const (
-	faultsPerRound = 12 * time.Second // and then comes a calm
-	calmLength     = 4 * time.Second  // after the bounds have passed, with probes alone
+	faultsPerRound = 12 * time.Second             // and then comes a calm
+	calmLength     = leasesPatience + time.Second // after the bounds have passed, with probes alone
 
 	// The bounds after the end of all faults: on recovery, and, from the moment on at which a connection
 	// silently lost its peer, on noticing that. The second is Config.FallbackInterval's, with its jitter.
