@@ -101,13 +101,20 @@ func (l *lane) callParked(d produced) bool {
 
 // others is what the database says of the other nodes.
 type others struct {
-	none bool
-	dead []string // queues for which there are rows of nodes whose connection has ended
+	none  bool
+	joins int64    // engine.joins before it was asked
+	dead  []string // queues for which there are rows of nodes whose connection has ended
 }
 
-// learnOf takes in what the database says of the other nodes. Whoever begins to listen later says so.
+// learnOf takes in what the database says of the other nodes. Whoever begins to listen later says so: a node that was heard while the
+// answer was on its way is not in it.
 func (e *engine) learnOf(o others) {
-	e.alone.Store(o.none)
+	switch {
+	case !o.none:
+		e.inCompany()
+	case o.joins == e.joins.Load():
+		e.alone.Store(true)
+	}
 	if len(o.dead) > 0 {
 		e.sweeper.sweep(o.dead)
 	}

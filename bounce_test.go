@@ -101,6 +101,17 @@ func TestBounce_LaneHasRetired_OthersAreTold(t *testing.T) {
 	get(t, wait)
 }
 
+// The answer that there is no other node was on its way while one said that it begins to listen.
+func TestBounce_AnotherNodeJoinsDuringTheStatement_IsNotForgotten(t *testing.T) {
+	p := testProvider(t, Config{})
+	e := p.engine
+	asked := others{none: true, joins: e.joins.Load()}
+	testProvider(t, Config{Schema: p.cfg.Schema})
+	eventually(t, "it is heard", func() bool { return e.joins.Load() > asked.joins })
+	e.learnOf(asked)
+	require.False(t, e.alone.Load())
+}
+
 // Whoever believed to be alone kept what he could not do himself.
 func TestBounce_AnotherNodeJoins_GetsWhatWasKept(t *testing.T) {
 	busy, _, wait, producer := busyAndIdle(t, Config{})

@@ -43,6 +43,7 @@ type engine struct {
 
 	node     int32        // key of this node
 	alone    atomic.Bool  // no other node listens
+	joins    atomic.Int64 // how often another node has said that it begins to
 	lanes    atomic.Int32 // so far
 	failing  atomic.Bool  // the last query for work got no answer
 	failures atomic.Int64 // such queries so far
@@ -423,6 +424,7 @@ func (e *engine) heard(q Queue, n note) {
 	}
 	switch {
 	case n == joined:
+		e.joins.Add(1)
 		e.inCompany()
 		// It looks at what was told before only if it is told again, and what is claimed from here on counts on
 		// what is told from here on.

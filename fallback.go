@@ -89,6 +89,7 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 	for i, w := range watches {
 		beats[i], abouts[i] = w.beat, w.about
 	}
+	nodes := others{joins: l.e.joins.Load()}
 	sent := l.e.clock.Now()
 	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.e.node, ids, newest, beats, abouts)
 	if err != nil {
@@ -97,7 +98,6 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 	var at int
 	var earliest *time.Time
 	var now time.Time
-	var nodes others
 	var alone *bool
 	var namespaces *int64
 	var news []bool

@@ -511,7 +511,7 @@ func (l *listener) prepare(ctx context.Context, conn *pgx.Conn, key int32) error
 	sent := l.e.clock.Now()
 	var pid uint32
 	var now time.Time
-	var nodes others
+	nodes := others{joins: l.e.joins.Load()}
 	l.hearing = l.hearsAll()
 	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.hearing).Scan(&pid, &now, &nodes.none, &nodes.dead)
 	if err != nil {
