@@ -114,6 +114,20 @@ func TestNextOccurrence_ClocksAreChangedInTwentyZonesForTenYears_EachIsWhatIsSho
 	}
 }
 
+// In a session's own time zone a day has 23 hours, or 25, when its clocks are changed.
+func TestNextOccurrence_SessionsTimeZone_DoesNotMatter(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`SET timezone = 'Europe/Berlin'`)
+	for after, want := range map[string]string{
+		"2026-03-28 12:00:00+00": "2026-03-29 00:00:00+00", "2026-03-29 00:00:00+00": "2026-03-30 00:00:00+00",
+		"2026-10-25 00:00:00+00": "2026-10-26 00:00:00+00", "2026-10-25 23:00:00+00": "2026-10-26 00:00:00+00",
+	} {
+		require.True(t, one[bool](l, `SELECT next_occurrence('0 */24 * * *', 'UTC', $1::text::timestamptz) = $2::text::timestamptz`, after, want), "after %s", after)
+	}
+	require.True(t, one[bool](l, `SELECT next_occurrence('0 */24 1 */2 *', 'UTC', '2026-03-01 00:00:00+00') = '2026-05-01 00:00:00+00'`))
+}
+
 func TestNextOccurrence_Years_MonthsAndLeapDaysAndWeekdays(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

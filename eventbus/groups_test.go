@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/stretchr/testify/require"
@@ -150,4 +151,52 @@ func TestUnsubscribe_StrayGoesByAPatternOfANodeThatWaits_IsHandledWithTheHeartbe
 	l.waits()
 	l.nodeOn(l.another(), quick("other"))
 	l.eventually(func() bool { return len(s.list()) == 1 && len(l.queued()) == 0 }, "it is handled")
+}
+
+// A delivery that comes back after its subscription was removed is the group's all the same.
+func TestDeleteGroup_LettersWereRedrivenUnderAFormerPattern_TakesThoseToo(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a", "b")
+	l.subscribe("gg", "a")
+	for range 2 {
+		l.emitKey("a", "k")
+		l.bury(eventTag("g", "a"), "broken")
+	}
+	l.emit("a")
+	l.bury(eventTag("g", "a"), "broken")
+	_, err := l.Unsubscribe(l.within(), "g", "a")
+	require.NoError(t, err)
+	l.eventually(func() bool {
+		l.exec(`SELECT remove_strays()`)
+		return one[int](l, `SELECT count(*) FROM event_retirements`) == 0
+	}, "its subscription is retired")
+	redriven, err := l.Redrive(l.within(), &eventbus.LetterFilter{Group: "g"})
+	require.NoError(t, err)
+	require.Equal(t, 3, redriven)
+	l.deletedGroup("g")
+	require.Zero(t, one[int](l, `SELECT count(*) FROM worker_queue WHERE starts_with(tag, 'eventbus/g|')`))
+	require.Equal(t, 2, one[int](l, `SELECT count(*) FROM worker_queue`), "those of the other group")
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_keys`))
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_lines`))
+}
+
+// The upper end of a snapshot says nothing about transactions that began since the last one that ended.
+func TestHorizon_TransactionIsOpenAboveAllThatHaveEnded_IsBelowIt(t *testing.T) {
+	t.Parallel()
+	for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead} {
+		l := newLab(t, nil)
+		asks, err := l.conn.BeginTx(l.within(), pgx.TxOptions{IsoLevel: isolation})
+		require.NoError(t, err)
+		if isolation == pgx.ReadCommitted {
+			_, err = asks.Exec(l.within(), `SELECT pg_current_xact_id()`)
+			require.NoError(t, err)
+		}
+		emits := l.begin()
+		var number int64
+		require.NoError(t, emits.QueryRow(l.within(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&number))
+		var below bool
+		require.NoError(t, asks.QueryRow(l.within(), `SELECT $1 < horizon()::text::bigint - log_xact('0')::text::bigint`, number).Scan(&below))
+		require.True(t, below, isolation)
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -450,4 +451,23 @@ func TestKeys_HandlersEmitForEachOthersKeys_AllAreHandled(t *testing.T) {
 	l.eventually(func() bool { return len(l.queued()) == 0 && len(s.list()) >= 4*each }, "all are handled")
 	require.Equal(t, 4*each, one[int](l, `SELECT count(*) FROM event_log`), "each has emitted once")
 	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+}
+
+// The trigger runs as the owner of the schema, and whoever may call functions can make a table of his own call it, whose columns
+// have types with casts that are his own.
+func TestEventOfKeyEmitted_TableOfSomebodyElse_IsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	role := testroles.New(t, testroles.Worker, l.p.Schema(), "eventbus")
+	conn, err := pgx.Connect(l.within(), testroles.URL(t, role))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	schema := pgx.Identifier{l.p.Schema()}.Sanitize()
+	for _, made := range []string{`AS SELECT * FROM ` + schema + `.event_log LIMIT 0`, `(event_id integer)`} { // none of its columns is read
+		_, err = conn.Exec(l.within(), fmt.Sprintf(`DROP TABLE IF EXISTS pg_temp.event_log; CREATE TEMP TABLE event_log %s;
+			CREATE TRIGGER mine AFTER INSERT ON pg_temp.event_log FOR EACH ROW EXECUTE FUNCTION %s.event_of_key_emitted()`, made, schema))
+		require.NoError(t, err)
+		_, err = conn.Exec(l.within(), `SET pgwake.emits_keys = 'one'; INSERT INTO pg_temp.event_log (event_id) VALUES (1)`)
+		require.ErrorContains(t, err, "event_of_key_emitted is for event_log alone")
+	}
 }

@@ -470,3 +470,19 @@ func TestSchedule_BadOnes_AreRefusedAndNothingIsWritten(t *testing.T) {
 	require.Len(t, page, 1)
 	require.Equal(t, "1", page[0].Name)
 }
+
+// An event and a work item may have the same id.
+func TestSchedule_OverlapSkipAndItEmitsNoMoreButEnqueues_WhatCameBeforeIsOver(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	s := eventbus.Schedule{Cron: "@every 1h", Type: "a", Overlap: eventbus.OverlapSkip}
+	l.schedule(s)
+	require.Equal(t, 1, l.occur(time.Now()))
+	s.Type, s.Work, s.WorkTag = "", "a", tagA
+	l.schedule(s)
+	// Whatever has that id by now is not of this schedule.
+	l.exec(`INSERT INTO worker_queue (id, name, input, namespace) SELECT e.event_id, 'other', '1', 'default' FROM event_log e
+	         WHERE NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = e.event_id)`)
+	require.Equal(t, 1, l.occur(time.Now()))
+	require.Equal(t, 0, l.occur(time.Now()), "it is under way")
+}
