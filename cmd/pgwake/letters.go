@@ -90,11 +90,11 @@ func (s *letterSource) passed(ctx context.Context, letters []pgwake.DeadLetter) 
 		after = d.ID
 	}
 	if len(missing) > 0 {
-		now, err := takeSnapshot(ctx, s.p) // after they were read, so that whoever has one of the ids has begun by then
-		if err != nil {
+		var until uint64
+		if err := ask(ctx, s.p, "number", &until); err != nil { // after they were read, so that whoever has one of the ids has begun by then
 			return err
 		}
-		s.gaps = append(s.gaps, gap{missing, now.next})
+		s.gaps = append(s.gaps, gap{missing, until})
 	}
 	s.last = last
 	return nil

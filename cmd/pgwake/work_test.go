@@ -212,6 +212,21 @@ func TestTail_LetterIsCommittedLate_IsShownAllTheSame(t *testing.T) {
 	}
 }
 
+// The upper end of a snapshot says nothing about transactions that began since the last one that ended.
+func TestTail_TransactionIsOpenAboveAllThatHaveEnded_ItsLetterIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	_, p := newCLI(t, &pgwake.Config{Mode: pgwake.ModePolling})
+	bury(t, p, pgwake.WorkItem{Name: "first"}, "broken")
+	tx, err := p.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	var number uint64
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&number))
+	s := &letterSource{p: p}
+	require.NoError(t, s.passed(t.Context(), []pgwake.DeadLetter{{ID: 5}}))
+	require.Greater(t, s.gaps[0].until, number)
+	require.NoError(t, tx.Rollback(t.Context()))
+}
+
 func TestTail_IdsThatNobodyHas_AreNotAllRemembered(t *testing.T) {
 	t.Parallel()
 	c, p := newCLI(t, nil)
