@@ -210,3 +210,43 @@ func TestSubTask_AnotherHasTakenItsPlace_WhatItComesToIsIgnored(t *testing.T) {
 	require.Equal(t, []string{"pending", "enqueued", "in_progress", "waiting_for_retry", "pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"},
 		g.stepStates(task, "child"))
 }
+
+// The server's clock has gone back, as it has on a standby that took over and is behind.
+func TestSubTask_TriedAgainByAClockThatHasGoneBack_TheNewTaskIsTheOneThatCounts(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	child := func() string {
+		l.turns()
+		return one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id IS NOT NULL AND NOT is_terminal(state)`)
+	}
+	task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h"), taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1", taskgraph.MaxAttempts(2)))
+	first := child()
+	l.exec(`UPDATE tasks SET created_at = created_at + interval '1 hour' WHERE task_id = $1`, first)
+	l.finish(l.begin(first, "x"), false, `{"error": "broken", "retryable": false}`)
+	l.turns()
+	did(t)(l.GiveUp(l.within(), first, ""))
+	l.turns()
+	require.Equal(t, taskgraph.TaskWaitingForRetry, l.stateOf(task))
+	did(t)(l.SetStepBackoff(l.within(), l.step(task, "child"), 0))
+	second := child()
+	require.NotEqual(t, first, second)
+	require.Equal(t, second, one[string](l, `SELECT sub_task_id::text FROM steps WHERE task_id = $1`, task))
+	l.exec(`SELECT end_sub_task(t) FROM tasks t WHERE t.task_id = $1`, first)
+	require.Equal(t, []string{"in_progress"}, l.stepStates(task), "what the first one comes to is for nobody")
+	l.ran(second, "x", `7`)
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+	require.JSONEq(t, `{"x": 7}`, one[string](l, `SELECT results::text FROM steps WHERE task_id = $1`, task))
+}
+
+// As one that was in progress when the schema was migrated.
+func TestSubTask_TheStepDoesNotKnowItsTask_TheOneThatWasCreatedLastCounts(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h"), taskgraph.Define("shop", "outer", "1").SubTask("child", "inner", "1"))
+	l.turns()
+	l.exec(`UPDATE steps SET sub_task_id = NULL WHERE task_id = $1`, task)
+	l.ran(one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id = $1`, task), "x", `7`)
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+}

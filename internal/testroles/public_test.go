@@ -51,6 +51,24 @@ func TestSchema_OfAllLayers(t *testing.T) {
 		}, s.list(`SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace(quote_ident($1)) AND prosecdef ORDER BY proname COLLATE "C"`, s.schema))
 	})
 
+	t.Run("a trigger with the rights of the owner fires for its own table alone", func(t *testing.T) {
+		in := pgx.Identifier{s.schema}.Sanitize() + "."
+		s.list(`SELECT ` + in + `set_taskgraph_settings(true)::text`)
+		worker := testroles.Connect(t, s.role(testroles.Worker))
+		_, err := worker.Exec(s.within(), `
+			CREATE TYPE pg_temp.bait AS (x int);
+			CREATE FUNCTION pg_temp.spring(pg_temp.bait) RETURNS text LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''sprung as %'', current_user; END';
+			CREATE CAST (pg_temp.bait AS text) WITH FUNCTION pg_temp.spring AS ASSIGNMENT;
+			CREATE TABLE pg_temp.namespaces (name pg_temp.bait, created_at timestamptz);
+			CREATE TRIGGER mine AFTER INSERT ON pg_temp.namespaces FOR EACH ROW EXECUTE FUNCTION `+in+`tell_namespace_created()`)
+		require.NoError(t, err)
+		_, err = worker.Exec(s.within(), `INSERT INTO pg_temp.namespaces VALUES (ROW(1), now())`)
+		require.ErrorContains(t, err, "tell_namespace_created is the trigger of the table namespaces")
+		require.NotContains(t, err.Error(), "sprung")
+		_, err = worker.Exec(s.within(), `SELECT `+in+`register_namespaces(ARRAY['told'])`)
+		require.NoError(t, err)
+	})
+
 	t.Run("what a worker needs no owner's right for, it has none for", func(t *testing.T) {
 		in := pgx.Identifier{s.schema}.Sanitize() + "."
 		s.refused(testroles.Connect(t, s.role(testroles.Worker)),
