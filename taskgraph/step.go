@@ -43,9 +43,10 @@ type Step struct {
 	results           map[string]json.RawMessage // of all ancestors, once they are asked for
 }
 
-// DecodeContext decodes what the task is about.
+// DecodeContext decodes what the task is about. Errors of it, and of what else decodes, say where something does not fit a Go type, and not
+// what is there.
 func (s *Step) DecodeContext(v any) error {
-	if err := json.Unmarshal(s.Context, v); err != nil {
+	if err := unmarshal(s.Context, v); err != nil {
 		return Permanent(fmt.Errorf("decode the context of task %s: %w", s.TaskID, err))
 	}
 	return nil
@@ -56,7 +57,7 @@ func (s *Step) DecodeInputs(v any) error {
 	if len(s.Inputs) == 0 {
 		return nil
 	}
-	if err := json.Unmarshal(s.Inputs, v); err != nil {
+	if err := unmarshal(s.Inputs, v); err != nil {
 		return Permanent(fmt.Errorf("decode the inputs of step %s: %w", s.Name, err))
 	}
 	return nil
@@ -89,7 +90,7 @@ func (s *Step) Result(ctx context.Context, name string, v any) error {
 			return err
 		}
 	}
-	if err := json.Unmarshal(result, v); err != nil {
+	if err := unmarshal(result, v); err != nil {
 		return Permanent(fmt.Errorf("decode the result of step %s: %w", name, err))
 	}
 	return nil
@@ -119,7 +120,7 @@ func (s *Step) LastCheckpoint(v any) (bool, error) {
 	if len(s.checkpoint) == 0 {
 		return false, nil
 	}
-	if err := json.Unmarshal(s.checkpoint, v); err != nil {
+	if err := unmarshal(s.checkpoint, v); err != nil {
 		return false, Permanent(fmt.Errorf("decode the checkpoint of step %s: %w", s.Name, err))
 	}
 	return true, nil

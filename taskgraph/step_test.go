@@ -2,6 +2,8 @@ package taskgraph_test
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"testing"
 	"time"
 
@@ -82,3 +84,69 @@ func TestDependencyResult_EachAncestor_IsThatOfTheMap(t *testing.T) {
 type jsonNull struct{}
 
 func (jsonNull) MarshalJSON() ([]byte, error) { return []byte("null"), nil }
+
+// What does not fit may be a secret, and errors go to logs and are kept.
+func TestStep_WhatDoesNotFit_IsNotInTheError(t *testing.T) {
+	t.Parallel()
+	type inner struct {
+		N    int8
+		When time.Time
+		Keys map[int8]string
+		Num  json.Number
+		Text int `json:",string"`
+	}
+	type outer struct{ In []inner }
+	for text, says := range map[string]string{
+		`{"In": [{"N": 73731}]}`:              ", does not fit int8",
+		`{"In": [{"N": "73731"}]}`:            "field In.N, at byte 21, does not fit int8",
+		`{"In": [{"Keys": {"73731": ""}}]}`:   "does not fit int8",
+		`{"In": [{"When": "s73731"}]}`:        "something in it does not fit taskgraph_test.outer (*time.ParseError)",
+		`{"In": [{"When": "s73731"}, {}, 3]}`: "does not fit taskgraph_test.outer",
+		`{"In": [{"Num": "73731x"}]}`:         "something in it does not fit taskgraph_test.outer",
+		`{"In": [{"Text": "73731x"}]}`:        "field In.Text, at byte",
+		`"73731"`:                             "what is at byte 7 does not fit taskgraph_test.outer",
+		`73731x`:                              "not JSON from byte 6 on",
+	} {
+		s := taskgraph.Step{Name: "a", TaskID: "t", Inputs: json.RawMessage(text), Context: json.RawMessage(text)}
+		for what, err := range map[string]error{"inputs of step a": s.DecodeInputs(new(outer)), "context of task t": s.DecodeContext(new(outer))} {
+			require.ErrorContains(t, err, what, text)
+			require.ErrorContains(t, err, says, text)
+			for ; err != nil; err = errors.Unwrap(err) {
+				require.NotContains(t, err.Error(), "73731", text)
+			}
+		}
+	}
+	s := taskgraph.Step{Inputs: json.RawMessage(`1`)}
+	require.ErrorContains(t, s.DecodeInputs(outer{}), "non-pointer taskgraph_test.outer")
+	require.ErrorContains(t, s.DecodeInputs(nil), "Unmarshal(nil)")
+}
+
+func TestStep_ResultAndCheckpointThatDoNotFit_AreNotInTheError(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, nil)
+	g.Handle("h", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		var when time.Time
+		switch s.Name {
+		case "result":
+			return nil, s.Result(ctx, "a", &when)
+		case "checkpoint":
+			if err := s.Checkpoint(ctx, "s3cr3t"); err != nil {
+				return nil, err
+			}
+			_, err := s.LastCheckpoint(&when)
+			return nil, err
+		}
+		return "s3cr3t", nil
+	})
+	g.run()
+	d := taskgraph.Define("shop", "secret", "1").Step("a", "h").Step("result", "h", taskgraph.After("a")).Step("checkpoint", "h")
+	d.OnFailure = taskgraph.Drain
+	task := g.submit(d)
+	for name, says := range map[string]string{
+		"result":     "decode the result of step a: something in it does not fit time.Time (*time.ParseError)",
+		"checkpoint": "decode the checkpoint of step checkpoint: something in it does not fit time.Time (*time.ParseError)",
+	} {
+		require.Eventually(t, func() bool { return g.step(task, name).State == taskgraph.StepError }, patience, 10*time.Millisecond)
+		require.Equal(t, says, g.step(task, name).Err())
+	}
+}
