@@ -45,12 +45,12 @@ func (g *Graph) ResolveStep(ctx context.Context, step, reason string) (bool, err
 }
 
 // CompleteStep completes a step that has not ended, or has failed, with a result, as if its handler had returned it: any value of
-// which package encoding/json makes JSON.
+// which package encoding/json makes JSON. pgwake.ErrPayloadTooLarge for one of more than Config.MaxResult.
 func (g *Graph) CompleteStep(ctx context.Context, step string, result any, reason string) (bool, error) {
 	const op = "complete step"
-	text, err := jsonText(result)
+	text, err := jsonText(result, g.maxResult)
 	if err != nil {
-		return false, invalid(op, "the result: %v", err)
+		return false, invalid(op, "the result: %w", err)
 	}
 	if err := checkID(op, "step", step); err != nil {
 		return false, err

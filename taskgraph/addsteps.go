@@ -14,7 +14,7 @@ type AddedStep struct {
 	Name     string // required; no other step of the task has it
 	Template string // the step of the definition that it is like; required
 
-	// Inputs and MaxAttempts are instead of those of the template. Default to those.
+	// Inputs, of at most pgwake.Config.MaxPayload, and MaxAttempts are instead of those of the template. Default to those.
 	Inputs      any
 	MaxAttempts int
 
@@ -36,15 +36,15 @@ func (g *Graph) AddSteps(ctx context.Context, task string, steps ...AddedStep) (
 	if err := checkID(op, "task", task); err != nil {
 		return nil, err
 	}
-	args, err := addedArguments(op, steps)
+	args, err := addedArguments(op, steps, g.p.MaxPayload())
 	if err != nil {
 		return nil, err
 	}
 	return values[string](ctx, g, op, "add_steps", append([]any{task}, args...)...)
 }
 
-// addedArguments are those of add_steps, but for the task.
-func addedArguments(op string, steps []AddedStep) ([]any, error) {
+// addedArguments are those of add_steps, but for the task. maxPayload is for the inputs of each.
+func addedArguments(op string, steps []AddedStep, maxPayload int) ([]any, error) {
 	edges := make([]addedEdge, 0, len(steps))
 	for i := range steps {
 		edges = steps[i].edges(edges)
@@ -74,7 +74,7 @@ func addedArguments(op string, steps []AddedStep) ([]any, error) {
 			n := int32(s.MaxAttempts)
 			attempts[i] = &n
 		}
-		text, err := jsonText(s.Inputs)
+		text, err := jsonText(s.Inputs, maxPayload)
 		if err != nil {
 			bad("inputs: %v", err)
 		}

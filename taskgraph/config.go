@@ -44,7 +44,8 @@ type Config struct {
 	// Backoff has them.
 	Backoff Backoff
 
-	// MaxResult is the largest result of a step, in bytes of JSON. Defaults to 1 MiB.
+	// MaxResult is the largest result of a step, in bytes of JSON, also by CompleteStep. Defaults to 1 MiB. For what tasks begin with, and
+	// what steps keep, there is pgwake.Config.MaxPayload.
 	MaxResult int
 
 	// UpkeepInterval is how often, on average and a fourth more, this node looks after tasks that nobody else would: see Upkeep. While it

@@ -55,7 +55,8 @@ type DLQEntry struct {
 
 // AddToDLQ notes that somebody has to look into a task, and goes on as before. metadata is any value of which package encoding/json makes
 // JSON; nil: none. It returns the id of the entry; a task has one that is pending at most, and if there is one already, that is returned,
-// and added is false. Errors: pgwake.ErrNotFound, and pgwake.ErrInvalid for an unknown reason.
+// and added is false. Errors: pgwake.ErrNotFound, pgwake.ErrInvalid for an unknown reason, pgwake.ErrPayloadTooLarge for metadata of more
+// than pgwake.Config.MaxPayload.
 func (g *Graph) AddToDLQ(ctx context.Context, task string, reason DLQReason, metadata any) (entry string, added bool, err error) {
 	const op = "add to DLQ"
 	if err := checkID(op, "task", task); err != nil {
@@ -64,9 +65,9 @@ func (g *Graph) AddToDLQ(ctx context.Context, task string, reason DLQReason, met
 	if reason == "" {
 		reason = DLQManual
 	}
-	text, err := jsonText(metadata)
+	text, err := jsonText(metadata, g.p.MaxPayload())
 	if err != nil {
-		return "", false, invalid(op, "the metadata: %v", err)
+		return "", false, invalid(op, "the metadata: %w", err)
 	}
 	done, err := row[struct {
 		Entry string `db:"dlq_entry_uuid"`

@@ -52,7 +52,8 @@ func New(ctx context.Context, p *pgwake.Provider, config *Config) (*Engine, erro
 		return nil, err
 	}
 	e := &Engine{pool: p.Pool(), cfg: cfg, processor: newProcessor(), handlers: make(map[string]Handler), patience: upkeepPatience}
-	e.Graph = &Graph{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", headers: func(ctx context.Context) *string { return headers(ctx, cfg.Propagator) }}
+	e.Graph = &Graph{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", headers: func(ctx context.Context) *string { return headers(ctx, cfg.Propagator) },
+		maxResult: cfg.MaxResult}
 	return e, p.Migrate(ctx, migrations.Layer())
 }
 

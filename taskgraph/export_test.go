@@ -10,7 +10,7 @@ import (
 
 // NewGraph returns the verbs on a schema that has the tables, without an Engine.
 func NewGraph(p *pgwake.Provider) *Graph {
-	return &Graph{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", headers: func(context.Context) *string { return nil }}
+	return &Graph{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", headers: func(context.Context) *string { return nil }, maxResult: 1 << 20}
 }
 
 // SetUpkeepPatience sets how long upkeep takes at most. Before Run.

@@ -27,10 +27,11 @@ const stateConflict = "PW007"
 // Errors are a *pgwake.Error around pgwake.ErrInvalid for arguments that break a rule, pgwake.ErrNotFound for what does not exist,
 // ErrConflict, and the conditions that package pgwake has.
 type Graph struct {
-	p       *pgwake.Provider
-	tx      pgx.Tx // nil: each verb by itself
-	in      string // the quoted schema, and a dot
-	headers func(context.Context) *string
+	p         *pgwake.Provider
+	tx        pgx.Tx // nil: each verb by itself
+	in        string // the quoted schema, and a dot
+	headers   func(context.Context) *string
+	maxResult int // Config.MaxResult
 }
 
 // WithTx returns the verbs as part of a transaction on the Provider's database, which is to be READ COMMITTED: what they do takes
@@ -143,5 +144,5 @@ func failed(op string, err error) error {
 
 // invalid is an error of an argument, before anything is sent.
 func invalid(op, format string, args ...any) error {
-	return failed(op, fmt.Errorf("%w: %s", pgwake.ErrInvalid, fmt.Sprintf(format, args...)))
+	return failed(op, fmt.Errorf("%w: %w", pgwake.ErrInvalid, fmt.Errorf(format, args...)))
 }

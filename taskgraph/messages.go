@@ -60,7 +60,8 @@ type MessageOptions struct {
 }
 
 // SendWithNotify enqueues a message, any value of which package encoding/json makes JSON, and returns its id. Listeners are told on the channels
-// MessageReadyChannel names, in the same transaction, and whoever fetches is, as for any work item. Errors: pgwake.ErrInvalid.
+// MessageReadyChannel names, in the same transaction, and whoever fetches is, as for any work item. Errors: pgwake.ErrInvalid,
+// pgwake.ErrPayloadTooLarge.
 func (g *Graph) SendWithNotify(ctx context.Context, queue string, message any, o *MessageOptions) (int64, error) {
 	const op = "send message"
 	if err := checkQueueName(op, queue); err != nil {
@@ -70,11 +71,14 @@ func (g *Graph) SendWithNotify(ctx context.Context, queue string, message any, o
 		o = &MessageOptions{}
 	}
 	data, err := marshal(message)
-	if err == nil {
+	switch most := g.p.MaxPayload(); {
+	case err == nil && len(data) > most:
+		err = tooLarge{len(data), most}
+	case err == nil:
 		err = checkJSON(data)
 	}
 	if err != nil {
-		return 0, invalid(op, "the message: %v", err)
+		return 0, invalid(op, "the message: %w", err)
 	}
 	delay, err := wholeUnits(op, o.Delay, time.Second)
 	if err != nil {

@@ -97,12 +97,13 @@ func (s *Step) Result(ctx context.Context, name string, v any) error {
 }
 
 // Checkpoint keeps how far the attempt has got, durably once it returns: any value of which package encoding/json makes JSON. If the
-// step is tried again, LastCheckpoint has it, also after ResetStep; nil removes it. pgwake.ErrLockLost if the step is somebody else's by now.
+// step is tried again, LastCheckpoint has it, also after ResetStep; nil removes it. pgwake.ErrLockLost if the step is somebody else's by now,
+// pgwake.ErrPayloadTooLarge for what is larger than pgwake.Config.MaxPayload.
 func (s *Step) Checkpoint(ctx context.Context, v any) error {
 	const op = "checkpoint step"
-	text, err := jsonText(v)
+	text, err := jsonText(v, s.g.p.MaxPayload())
 	if err != nil {
-		return invalid(op, "the checkpoint: %v", err)
+		return invalid(op, "the checkpoint: %w", err)
 	}
 	if err := exec(ctx, s.g, op, "checkpoint_step", s.ID, s.item, s.claim, text); err != nil {
 		return err

@@ -75,7 +75,8 @@ const longestDelay = 100 * 365 * 24 * time.Hour
 // MaxSubmissions is the most tasks that SubmitMany takes at a time.
 const MaxSubmissions = 10_000
 
-// Submit creates a task, durably once it returns. Errors: pgwake.ErrInvalid for a Submission that breaks a rule,
+// Submit creates a task, durably once it returns. Errors: pgwake.ErrInvalid for a Submission that breaks a rule, also as
+// pgwake.ErrPayloadTooLarge for a Context or Tags of more than pgwake.Config.MaxPayload each,
 // pgwake.ErrNotFound for a definition that is not registered, ErrConflict.
 func (g *Graph) Submit(ctx context.Context, s Submission) (Submitted, error) {
 	all, err := g.submit(ctx, "submit task", []Submission{s})
@@ -145,11 +146,11 @@ func (g *Graph) submit(ctx context.Context, op string, all []Submission) ([]Subm
 			wrong("the identity %d is neither IdentityKey nor IdentityStrict", s.Identity)
 		}
 		var err error
-		if tags[i], err = jsonText(s.Tags); err != nil {
+		if tags[i], err = jsonText(s.Tags, g.p.MaxPayload()); err != nil {
 			wrong("the tags: %v", err)
 		}
 		key := s.IdempotencyKey
-		if contexts[i], err = jsonText(s.Context); err != nil {
+		if contexts[i], err = jsonText(s.Context, g.p.MaxPayload()); err != nil {
 			wrong("the context: %v", err)
 		} else if s.Identity == IdentityStrict {
 			if key != "" {

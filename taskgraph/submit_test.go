@@ -230,6 +230,61 @@ func TestVerbs_JSONThatCannotBeKept_IsInvalidBeforeAnythingIsSent(t *testing.T) 
 
 func second[T any](_ T, err error) error { return err }
 
+// Nothing is sent: the provider is closed.
+func TestVerbs_PayloadOverTheLimit_TooLargeAndNothingIsSent(t *testing.T) {
+	t.Parallel()
+	g, most := closed(t), 1<<20-2 // 1 MiB in quotes
+	calls := func(v string) map[string]error {
+		_, _, inDLQ := g.AddToDLQ(t.Context(), noID, taskgraph.DLQManual, v)
+		return map[string]error{
+			"context":  second(g.Submit(t.Context(), taskgraph.Submission{Namespace: "shop", Name: "n", Version: "1", Context: v})),
+			"strict":   second(g.Submit(t.Context(), taskgraph.Submission{Namespace: "shop", Name: "n", Version: "1", Context: v, Identity: taskgraph.IdentityStrict})),
+			"tags":     second(g.Submit(t.Context(), taskgraph.Submission{Namespace: "shop", Name: "n", Version: "1", Tags: v})),
+			"inputs":   second(g.AddSteps(t.Context(), noID, taskgraph.AddedStep{Name: "n", Template: "t", Inputs: v})),
+			"result":   second(g.CompleteStep(t.Context(), noID, v, "")),
+			"metadata": inDLQ,
+			"message":  second(g.SendWithNotify(t.Context(), "jobs_queue", v, nil)),
+		}
+	}
+	for what, err := range calls(strings.Repeat("x", most+1)) {
+		require.ErrorIs(t, err, pgwake.ErrPayloadTooLarge, what)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, what)
+		require.ErrorContains(t, err, "has 1048577 bytes, and 1048576 is the most", what)
+		require.Less(t, len(err.Error()), 300, what)
+	}
+	for what, err := range calls(strings.Repeat("x", most)) {
+		require.ErrorIs(t, err, pgwake.ErrClosed, what)
+	}
+}
+
+// The settings of the Provider and of the Engine count, and what is kept already stays.
+func TestAttempt_PayloadOverWhatIsSet_IsRefused(t *testing.T) {
+	t.Parallel()
+	g := onProvider(t, schemas.New(t, &pgwake.Config{MaxPayload: 100}), &taskgraph.Config{MaxResult: 10})
+	g.Handle("h", func(ctx context.Context, s *taskgraph.Step) (any, error) {
+		var kept string
+		if err := s.Checkpoint(ctx, strings.Repeat("x", 98)); err != nil {
+			return nil, err
+		}
+		if err := s.Checkpoint(ctx, strings.Repeat("y", 99)); !errors.Is(err, pgwake.ErrPayloadTooLarge) {
+			return nil, fmt.Errorf("a checkpoint: %w", err)
+		}
+		if _, err := s.LastCheckpoint(&kept); err != nil || kept != strings.Repeat("x", 98) {
+			return nil, fmt.Errorf("kept: %s, %w", kept, err)
+		}
+		return taskgraph.Decision{Steps: []taskgraph.AddedStep{{Name: "b", Template: "a", Inputs: strings.Repeat("z", 99)}}}, nil
+	})
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "large", "1").Step("a", "h"))
+	g.until(task, taskgraph.TaskBlockedByFailures)
+	require.Contains(t, g.step(task, "a").Err(), "inputs: has 101 bytes, and 100 is the most")
+	require.Equal(t, 1, g.step(task, "a").Attempts)
+	for size, refused := range map[int]bool{9: true, 8: false} {
+		_, err := g.CompleteStep(g.within(), noID, strings.Repeat("x", size), "")
+		require.Equal(t, refused, errors.Is(err, pgwake.ErrPayloadTooLarge), "%v", err)
+	}
+}
+
 // What passes the check is kept as it is.
 func TestSubmit_JSONAtTheLimits_IsKept(t *testing.T) {
 	t.Parallel()

@@ -34,7 +34,7 @@ type DefinitionError struct {
 }
 
 func (e *DefinitionError) Error() string {
-	return fmt.Sprintf("%v: definition %s: %s", pgwake.ErrInvalid, e.Definition, &problems{e.Problems, e.More})
+	return fmt.Sprintf("%v: definition %s: %s", pgwake.ErrInvalid, e.Definition, &problems{texts: e.Problems, more: e.More})
 }
 
 // Unwrap makes errors.Is(err, pgwake.ErrInvalid) hold.

@@ -66,14 +66,26 @@ func checkJSON(data []byte) error {
 // surrogate pair.
 var jsonEscapes = regexp.MustCompile(`\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u0000|u[dD][89a-fA-F][0-9a-fA-F]{2})|.)`)
 
-// jsonText is a value as JSON that PostgreSQL can keep; nil for none.
-func jsonText(v any) (*string, error) {
+// tooLarge is a pgwake.ErrPayloadTooLarge: JSON of so many bytes, and how many are the most.
+type tooLarge struct{ bytes, most int }
+
+func (e tooLarge) Error() string {
+	return fmt.Sprintf("has %d bytes, and %d is the most", e.bytes, e.most)
+}
+
+func (tooLarge) Unwrap() error { return pgwake.ErrPayloadTooLarge }
+
+// jsonText is a value as JSON of at most so many bytes that PostgreSQL can keep; nil for none.
+func jsonText(v any, most int) (*string, error) {
 	if v == nil {
 		return nil, nil
 	}
 	data, err := marshal(v)
 	if err != nil {
 		return nil, err
+	}
+	if len(data) > most {
+		return nil, tooLarge{len(data), most}
 	}
 	text := string(data)
 	return &text, checkJSON(data)
@@ -120,9 +132,14 @@ func unmarshal(data []byte, v any) error {
 type problems struct {
 	texts []string
 	more  int
+	large bool // something is too large
 }
 
 func (p *problems) add(format string, args ...any) {
+	for _, arg := range args {
+		_, large := arg.(tooLarge)
+		p.large = p.large || large
+	}
 	if len(p.texts) == maxListed {
 		p.more++
 		return
@@ -134,10 +151,13 @@ func (p *problems) addStep(name, format string, args ...any) {
 	p.add("step %s: "+format, append([]any{quoteShort(name)}, args...)...)
 }
 
-// err is a pgwake.ErrInvalid, or nil if there are none.
+// err is a pgwake.ErrInvalid, which may be a pgwake.ErrPayloadTooLarge, or nil if there are none.
 func (p *problems) err(op string) error {
-	if len(p.texts) == 0 {
+	switch {
+	case len(p.texts) == 0:
 		return nil
+	case p.large:
+		return failed(op, fmt.Errorf("%w: %s", pgwake.ErrPayloadTooLarge, p))
 	}
 	return invalid(op, "%s", p)
 }

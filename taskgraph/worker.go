@@ -155,10 +155,7 @@ func (e *Engine) finish(ctx context.Context, s *Step, result any, err error) err
 			result, added = decision.Result, decision.Steps
 		}
 	}
-	text, err := jsonText(result)
-	if err == nil && text != nil && len(*text) > e.cfg.MaxResult {
-		err = fmt.Errorf("has %d bytes, and %d is the most", len(*text), e.cfg.MaxResult)
-	}
+	text, err := jsonText(result, e.maxResult)
 	if err != nil {
 		return e.fail(ctx, s, Permanent(fmt.Errorf("the result: %w", err)))
 	}
