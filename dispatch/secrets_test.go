@@ -24,6 +24,7 @@ import (
 const (
 	secretPayload  = "s3cr3t-payl0ad"
 	secretPassword = "s3cr3t-passw0rd"
+	secretNumber   = "4929123412341234"
 )
 
 // overheard is all that was logged, traced, or returned as an error.
@@ -114,7 +115,27 @@ func TestSecrets_NoPayloadAndNoPassword_IsLoggedOrTracedOrInAnError(t *testing.T
 	done := make(chan struct{}, 10)
 	Handle(d, "fails", func(context.Context, map[string]string) (map[string]string, error) { return nil, errors.New("no luck") })
 	Handle(d, "panics", func(context.Context, map[string]string) (map[string]string, error) { panic("at the disco") })
-	Handle(d, "unread", func(context.Context, int) (int, error) { return 0, nil })
+	unread := map[string]json.RawMessage{
+		"unread":        payload,
+		"unread time":   json.RawMessage(`{"At": "` + secretPayload + `"}`),
+		"unread number": json.RawMessage(`{"N": ` + secretNumber + `}`),
+		"unread alone":  json.RawMessage(secretNumber),
+		"unread string": json.RawMessage(`{"Quoted": "` + secretPayload + `"}`),
+	}
+	for name := range unread {
+		switch name {
+		case "unread", "unread alone":
+			Handle(d, name, func(context.Context, int8) (int, error) { return 0, nil })
+		default:
+			Handle(d, name, func(context.Context, struct {
+				At     time.Time
+				N      int8
+				Quoted int `json:",string"`
+			}) (int, error) {
+				return 0, nil
+			})
+		}
+	}
 	Handle(d, "dies", func(context.Context, map[string]string) (int, error) { return 0, Permanent(errors.New("never")) })
 	Handle(d, "works", func(context.Context, map[string]string) (map[string]string, error) {
 		done <- struct{}{}
@@ -123,14 +144,18 @@ func TestSecrets_NoPayloadAndNoPassword_IsLoggedOrTracedOrInAnError(t *testing.T
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(running) }()
-	for _, name := range []string{"fails", "panics", "unread", "dies", "works"} {
+	for name, input := range unread {
+		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: name, Input: input}, nil)
+		require.NoError(t, err)
+	}
+	for _, name := range []string{"fails", "panics", "dies", "works"} {
 		_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: name, Input: payload, Headers: map[string]string{"h": secretPayload}}, nil)
 		require.NoError(t, err)
 	}
 	<-done
 	require.Eventually(t, func() bool {
 		letters, err := p.ListDeadLetters(ctx, nil)
-		return err == nil && len(letters) == 4
+		return err == nil && len(letters) == 3+len(unread)
 	}, 15*time.Second, 20*time.Millisecond)
 	stop()
 	<-ended
@@ -146,8 +171,10 @@ func TestSecrets_NoPayloadAndNoPassword_IsLoggedOrTracedOrInAnError(t *testing.T
 	said := heard.text.String()
 	require.Contains(t, said, "no luck")
 	require.Contains(t, said, "at the disco")
+	require.Contains(t, said, "field N, which ends at byte 22, is no int8")
 	for line := range strings.Lines(said) {
 		require.NotContains(t, line, secretPayload)
 		require.NotContains(t, line, secretPassword)
+		require.NotContains(t, line, secretNumber)
 	}
 }

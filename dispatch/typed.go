@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,9 +43,26 @@ func decode[T any](item *pgwake.ClaimedWorkItem) (in T, err error) {
 		return in, nil
 	}
 	if err := json.Unmarshal(item.Input, &in); err != nil {
-		return in, Permanent(fmt.Errorf("decode the input of %q: %w", item.Name, err))
+		return in, Permanent(fmt.Errorf("decode the input of %q: %w", item.Name, misfit[T](err)))
 	}
 	return in, nil
+}
+
+// misfit says where an input does not fit, and nothing of what it is: the errors of package encoding/json, and of types that decode
+// themselves, quote it, so none of them is wrapped.
+func misfit[T any](err error) error {
+	var field *json.UnmarshalTypeError
+	var syntax *json.SyntaxError
+	into := reflect.TypeFor[T]()
+	switch {
+	case errors.As(err, &field) && field.Field != "":
+		return fmt.Errorf("it does not fit %v: field %s, which ends at byte %d, is no %v", into, field.Field, field.Offset, field.Type)
+	case errors.As(err, &field):
+		return fmt.Errorf("it does not fit %v: what ends at byte %d is no %v", into, field.Offset, field.Type)
+	case errors.As(err, &syntax):
+		return fmt.Errorf("it is no JSON from byte %d on", syntax.Offset)
+	}
+	return fmt.Errorf("it does not fit %v: %T", into, err)
 }
 
 func encode(item *pgwake.ClaimedWorkItem, out any) (Result, error) {

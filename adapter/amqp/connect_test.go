@@ -2,6 +2,7 @@ package amqp_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -266,4 +267,19 @@ func TestNamespace_WhoseQueueBelongsToAnother_IsRefused(t *testing.T) {
 	require.NoError(t, err)
 	defer s.Close()
 	require.ErrorIs(t, s.Publish(t.Context(), "a.dead", dispatch.StreamMessage{}), pgwake.ErrInvalid)
+}
+
+func TestNew_MalformedURL_ErrorDoesNotTellThePassword(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{
+		"amqp://u:s3cr3t%ss@h/", "amqp://u:s3cr3t@h:port/", "amqp://u:s3cr3t@h /", "amqp://u:s3cr3t#x@h:y/", "u:s3cr3t@h", "s3cr3t://u@h/",
+		"amqp://u:p@h/?channel_max=s3cr3t", "amqp://u:s3cr3t\x00@h/",
+	} {
+		_, err := amqp.New(url, nil)
+		require.ErrorIs(t, err, pgwake.ErrConfig, url)
+		require.ErrorContains(t, err, "the URL is malformed")
+		for ; err != nil; err = errors.Unwrap(err) {
+			require.NotContains(t, err.Error(), "s3cr3t")
+		}
+	}
 }

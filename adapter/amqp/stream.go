@@ -77,8 +77,8 @@ func New(url string, config *Config) (*Stream, error) {
 		s.cfg = *config
 	}
 	uri, err := amqp091.ParseURI(url)
-	if err != nil {
-		return nil, failed("new", fmt.Errorf("%w: %w", pgwake.ErrConfig, err))
+	if err != nil { // which may quote the URL, and so the password
+		return nil, failed("new", fmt.Errorf("%w: the URL is malformed", pgwake.ErrConfig))
 	}
 	if uri.ConnectionTimeout > 0 {
 		s.patience = time.Duration(uri.ConnectionTimeout) * time.Millisecond
