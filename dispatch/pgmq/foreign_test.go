@@ -176,3 +176,33 @@ func TestReceive_AlwaysDueAndLocked_ComesWhenItIsFree(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	s.ack(t, s.receive(t, "a"))
 }
+
+// They run as the owner: on a table of somebody else's they would read what is theirs, and call what it calls.
+func TestTriggers_OnTablesThatAreNotOfPgmq_AreRefused(t *testing.T) {
+	s := standIn(t)
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	exec := func(sql string) {
+		t.Helper()
+		_, err := tx.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	refused := func(sql, why string) {
+		t.Helper()
+		exec(`SAVEPOINT s`)
+		_, err := tx.Exec(t.Context(), sql)
+		require.ErrorContains(t, err, why)
+		exec(`ROLLBACK TO s`)
+	}
+	exec(`CREATE ROLE pgwake_pgmq_consumer; GRANT USAGE ON SCHEMA pgwake_pgmq TO pgwake_pgmq_consumer; SET ROLE pgwake_pgmq_consumer`)
+	exec(`CREATE TEMP TABLE mine (queue_name text, created_at timestamptz, msg_id bigint, vt timestamptz); CREATE TEMP TABLE added (msg_id bigint, vt timestamptz)`)
+	for _, function := range []string{"on_send", "on_release", "on_create"} {
+		trigger := `CREATE TRIGGER t AFTER INSERT ON mine FOR EACH ROW EXECUTE FUNCTION pgwake_pgmq.` + function + `('x')`
+		refused(trigger, "permission denied for function pgwake_pgmq."+function)
+		exec(`RESET ROLE; GRANT EXECUTE ON FUNCTION pgwake_pgmq.` + function + `() TO pgwake_pgmq_consumer; SET ROLE pgwake_pgmq_consumer`) // as before it was revoked
+		exec(trigger)
+		refused(`INSERT INTO mine VALUES ('q', now(), 1, now())`, function+" is for the tables of pgmq only")
+		exec(`DROP TRIGGER t ON mine`)
+	}
+}

@@ -45,13 +45,18 @@ $$;
 COMMENT ON FUNCTION pgwake_pgmq.tell(text, bigint, timestamptz) IS
 	'Notifies the channel of the queue''s namespace and pgmq_message_ready that a message is due, now or at an instant. It tells nothing of its content.';
 
--- The triggers' functions run as whoever installed them: a producer needs no rights here.
+-- The triggers' functions run as whoever installed them: a producer needs no rights here. So nobody else may put them on a table of
+-- their own, on which "added" would be theirs, too: EXECUTE is asked for when a trigger is made, and not when it fires. Those that
+-- were made before that was taken away are refused before anything of theirs is read.
 
 CREATE OR REPLACE FUNCTION pgwake_pgmq.on_send() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_first record;
 BEGIN
+	IF TG_TABLE_SCHEMA <> 'pgmq' THEN
+		RAISE insufficient_privilege USING MESSAGE = 'pgwake_pgmq.on_send is for the tables of pgmq only';
+	END IF;
 	-- One notification for a statement: whoever asks for its first message learns when the others are due.
 	SELECT msg_id, vt INTO v_first FROM added ORDER BY vt, msg_id LIMIT 1;
 	IF FOUND THEN
@@ -65,6 +70,9 @@ COMMENT ON FUNCTION pgwake_pgmq.on_send() IS 'Trigger of each queue: tells of wh
 CREATE OR REPLACE FUNCTION pgwake_pgmq.on_release() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+	IF TG_TABLE_SCHEMA <> 'pgmq' THEN
+		RAISE insufficient_privilege USING MESSAGE = 'pgwake_pgmq.on_release is for the tables of pgmq only';
+	END IF;
 	PERFORM pgwake_pgmq.tell(TG_ARGV[0], NEW.msg_id, NEW.vt);
 	RETURN NULL;
 END
@@ -88,6 +96,9 @@ COMMENT ON FUNCTION pgwake_pgmq.attach(text) IS 'Has a queue tell of its message
 CREATE OR REPLACE FUNCTION pgwake_pgmq.on_create() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+	IF TG_TABLE_SCHEMA <> 'pgmq' OR TG_TABLE_NAME <> 'meta' THEN
+		RAISE insufficient_privilege USING MESSAGE = 'pgwake_pgmq.on_create is for the tables of pgmq only';
+	END IF;
 	BEGIN
 		PERFORM pgwake_pgmq.attach(NEW.queue_name);
 	EXCEPTION WHEN OTHERS THEN -- the queue comes before its notifications
@@ -99,6 +110,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.on_create() IS 'Trigger of pgmq.meta: has a new queue tell of its messages, and announces it on pgmq_queue_created.';
+
+REVOKE EXECUTE ON FUNCTION pgwake_pgmq.on_send(), pgwake_pgmq.on_release(), pgwake_pgmq.on_create() FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION pgwake_pgmq.namespaces() RETURNS SETOF text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
