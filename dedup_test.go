@@ -170,6 +170,30 @@ func TestDedupWaiting_InATransaction_ItemIsNotClaimedBeforeItsEnd(t *testing.T) 
 	}
 }
 
+// An item that the enqueue could not see, and had to wait for, is not claimed either.
+func TestDedupWaiting_ItemCommittedMeanwhile_IsNotClaimedBeforeTheEnd(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	waiting := pgwake.EnqueueOptions{DedupKey: "key", DedupScope: pgwake.DedupWaiting}
+	before, tx := n.begin(t), n.begin(t)
+	first, err := n.EnqueueForWorkerTx(t.Context(), before, pgwake.WorkItem{Name: "first"}, &waiting)
+	require.NoError(t, err)
+	added := make(chan pgwake.Enqueued)
+	go func() {
+		e, err := n.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "again"}, &waiting)
+		if err != nil {
+			t.Error(err)
+		}
+		added <- e
+	}()
+	n.awaitBlocked(t, 1)
+	require.NoError(t, before.Commit(t.Context()))
+	require.Equal(t, first.ID, (<-added).ID)
+	n.requireNoWork(t)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, first.ID, n.take(t).ID)
+}
+
 func TestDedupWaiting_LeaseHasEnded_ItWaitsAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

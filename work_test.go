@@ -1480,6 +1480,26 @@ func TestEnqueueForWorkerMany_SameDedupKeysInOppositeOrder_NoDeadlock(t *testing
 	}
 }
 
+// A lease that is waited for has all of the time that was asked for, from when it is renewed.
+func TestRenewWorkItemLock_ItemIsLockedByATransaction_ExtendsFromTheEndOfTheWait(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a")
+	token := n.take(t).LockToken
+	tx := n.begin(t)
+	require.NoError(t, n.AckWorkItemTx(t.Context(), tx, token, nil))
+	renewed := make(chan error, 1)
+	go func() {
+		_, err := n.RenewWorkItemLock(context.Background(), token, time.Hour)
+		renewed <- err
+	}()
+	n.awaitBlocked(t, 1)
+	waited := query[time.Time](t, n, `SELECT clock_timestamp()`)[0]
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, <-renewed)
+	require.False(t, query[time.Time](t, n, `SELECT visible_at FROM worker_queue`)[0].Before(waited.Add(time.Hour)))
+}
+
 func TestRenewWorkItemLocks_OneIsLockedByATransaction_TheOthersAreRenewed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
