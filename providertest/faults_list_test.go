@@ -1428,8 +1428,8 @@ var faults = []fault{
 	{
 		name: "dedup key of work holds in all namespaces",
 		rows: []string{"pgwake/dedup_key_of_work_is_queued_once"},
-		sql: []edit{{"enqueue_work_many", "     WHERE i.id <> ALL (v_taken)\n",
-			"     WHERE i.id <> ALL (v_taken) AND NOT EXISTS (SELECT FROM worker_queue d WHERE d.dedup_key = i.dedup_key)\n"}},
+		sql: []edit{{"enqueue_work_many", "WHERE i.id <> ALL (v_taken) AND i.id <> ALL (v_settled)\n",
+			"WHERE i.id <> ALL (v_taken) AND i.id <> ALL (v_settled) AND NOT EXISTS (SELECT FROM worker_queue d WHERE d.dedup_key = i.dedup_key)\n"}},
 	},
 	{
 		name: "duplicate does not say what is queued",

@@ -17,6 +17,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -107,17 +108,32 @@ func run(ctx context.Context, only string, first bool) error {
 
 const furtherTries = 3
 
+// apply returns the file with the hole. Of a migration that is the way up.
+func (m *mutant) apply(source []byte) ([]byte, error) {
+	up, down, isMigration := bytes.Cut(source, []byte(downFrom))
+	for _, p := range m.patches {
+		if n := bytes.Count(up, []byte(p.old)); n != 1 {
+			return nil, fmt.Errorf("%s has %d places like %q, and the patch needs one", m.file, n, p.old)
+		}
+		up = bytes.Replace(up, []byte(p.old), []byte(p.new), 1)
+	}
+	if isMigration {
+		up = slices.Concat(up, []byte(downFrom), down)
+	}
+	return up, nil
+}
+
+// downFrom is where the way down begins in a migration.
+const downFrom = "-- +goose Down"
+
 // try returns nil if the mutant's test fails on it.
 func (m *mutant) try(ctx context.Context) error {
 	source, err := os.ReadFile(m.file)
 	if err != nil {
 		return err
 	}
-	for _, p := range m.patches {
-		if n := bytes.Count(source, []byte(p.old)); n != 1 {
-			return fmt.Errorf("%s has %d places like %q, and the patch needs one", m.file, n, p.old)
-		}
-		source = bytes.Replace(source, []byte(p.old), []byte(p.new), 1)
+	if source, err = m.apply(source); err != nil {
+		return err
 	}
 
 	dir, err := os.MkdirTemp("", "pgwake-mutant")

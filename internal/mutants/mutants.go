@@ -176,7 +176,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "12 the fallback takes a new lane for one that has retired",
-		file:    "migrations/00002_notify.sql",
+		file:    "migrations/00009_locked_first.sql",
 		patches: []patch{{"w.lane BETWEEN 1 AND p_newest AND", "w.lane > 0 AND"}},
 		pkg:     root, test: "TestSettle_LaneIsNewWhileTheFallbackLooks_KeepsItsRow",
 	},
@@ -519,9 +519,21 @@ var mutants = []mutant{
 	},
 	{
 		name:    "dedup: who waits is claimed before the change is there to be seen",
-		file:    "migrations/00003_worker.sql",
-		patches: []patch{{"ORDER BY w.dedup_key LIMIT 1 FOR KEY SHARE) holder", "ORDER BY w.dedup_key LIMIT 1) holder"}},
+		file:    "migrations/00009_locked_first.sql",
+		patches: []patch{{"                    FOR KEY SHARE;", "                    ;"}},
 		pkg:     root, test: "TestDedupWaiting_InATransaction_ItemIsNotClaimedBeforeItsEnd",
+	},
+	{
+		name:    "dedup: who came meanwhile is claimed before the change is there to be seen",
+		file:    "migrations/00009_locked_first.sql",
+		patches: []patch{{"        EXIT WHEN NOT v_waiting;", "        EXIT;"}},
+		pkg:     root, test: "TestDedupWaiting_ItemCommittedMeanwhile_IsNotClaimedBeforeTheEnd",
+	},
+	{
+		name:    "leases: the end is reckoned before the item is locked",
+		file:    "migrations/00009_locked_first.sql",
+		patches: []patch{{"AND q.lock_token = p_tokens[1] FOR NO KEY UPDATE;", "AND q.lock_token = p_tokens[1];"}},
+		pkg:     root, test: "TestRenewWorkItemLock_ItemIsLockedByATransaction_ExtendsFromTheEndOfTheWait",
 	},
 	{
 		name:    "limits: what is early is put off one by one",
@@ -550,7 +562,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "dedup: who waited for the key does not look again",
-		file:    "migrations/00003_worker.sql",
+		file:    "migrations/00009_locked_first.sql",
 		patches: []patch{{"    IF v_kept OR 'dead' = ANY (p_dedup_scopes) THEN\n", "    IF false THEN\n"}},
 		pkg:     root, test: "TestDedupQueuedOrDead_DiesMeanwhile_IsInTheWay",
 	},
@@ -712,7 +724,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "namespaces: the library is silent about them, too",
-		file:    "migrations/00003_worker.sql",
+		file:    "migrations/00009_locked_first.sql",
 		patches: []patch{{"        PERFORM register_namespaces(p_namespaces);\n", "        PERFORM quiet(p_quiet), register_namespaces(p_namespaces);\n"}},
 		pkg:     root, test: "TestWaitForNamespaces_WhoeverAddsOne_IsPushed",
 	},
@@ -947,31 +959,31 @@ var mutants = []mutant{
 	},
 	{
 		name:    "steps: one parent is enough",
-		file:    "taskgraph/migrations/00004_tasks.sql",
+		file:    "taskgraph/migrations/00008_stale_statistics.sql",
 		patches: []patch{{"            UPDATE steps c SET unmet = c.unmet - f.n, skip", "            UPDATE steps c SET unmet = 0 * f.n, skip"}},
 		pkg:     "./taskgraph", test: "TestTurn_AnythingHappened_EnqueuesWhatIsReadyAndCountsWhatThereIs",
 	},
 	{
 		name:    "steps: a condition that does not hold is forgotten",
-		file:    "taskgraph/migrations/00004_tasks.sql",
+		file:    "taskgraph/migrations/00008_stale_statistics.sql",
 		patches: []patch{{"c.unmet - f.n, skip = c.skip OR f.skip", "c.unmet - f.n, skip = c.skip"}},
 		pkg:     "./taskgraph", test: "TestConditions_OneDoesNotHold_TheStepIsSkippedAndWhatComesAfterGoesOn",
 	},
 	{
 		name:    "steps: one attempt more than there may be",
-		file:    "taskgraph/migrations/00004_tasks.sql",
+		file:    "taskgraph/migrations/00008_stale_statistics.sql",
 		patches: []patch{{"(SELECT s.retryable AND s.attempts < s.max_attempts AND s.results -> 'retryable'", "(SELECT s.retryable AND s.attempts <= s.max_attempts AND s.results -> 'retryable'"}},
 		pkg:     "./taskgraph", test: "TestT14_AlwaysFails_ThreeAttemptsAndTheTaskIsBlocked",
 	},
 	{
 		name:    "steps: a permanent error is tried again",
-		file:    "taskgraph/migrations/00004_tasks.sql",
+		file:    "taskgraph/migrations/00008_stale_statistics.sql",
 		patches: []patch{{"AND s.results -> 'retryable' IS DISTINCT FROM 'false' AS ok", "AND s.results -> 'retryable' IS DISTINCT FROM '7' AS ok"}},
 		pkg:     "./taskgraph", test: "TestT15_PermanentError_OneAttemptAndTheTaskIsBlocked",
 	},
 	{
 		name:    "steps: a failure stops nothing with fail_fast",
-		file:    "taskgraph/migrations/00004_tasks.sql",
+		file:    "taskgraph/migrations/00008_stale_statistics.sql",
 		patches: []patch{{"    IF NOT v_blocked OR v_drain THEN\n", "    IF true THEN\n"}},
 		pkg:     "./taskgraph", test: "TestT18_OneFailedForGood_FailFastRunsNothingMore",
 	},
