@@ -83,7 +83,10 @@ func received(t *testing.T, s *pgmq.Stream) <-chan error {
 func TestPooler_ListenThroughATransactionPooler_SaysSoAndPolls(t *testing.T) {
 	s, url, pool, log := behind(t, false)
 	require.NoError(t, s.Publish(t.Context(), "a", dispatch.StreamMessage{Name: "x"}))
-	require.NoError(t, <-received(t, s), "what is there is found")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := s.Receive(ctx, "a", 1, time.Minute)
+	require.NoError(t, err, "what is there is found")
 	require.Eventually(t, func() bool { return bytes.Contains([]byte(log.String()), []byte("transaction pooler")) }, patience, 10*time.Millisecond)
 	got := received(t, s)
 	send(t, url)
