@@ -549,8 +549,8 @@ func (e *engine) letGo(q Queue) {
 }
 
 // A request whose sender has given up may still be under way: it arrives, waits for a lock, and commits whenever
-// that is free. So after a doubt everybody looks not once but after each of these pauses. The server drops a sender
-// that vanished within 25 s; what commits later than all of them is the fallback's to find.
+// that is free. So after a doubt everybody looks not once but after each of these pauses; what commits later than all of
+// them is the fallback's to find.
 var doubtPauses = [...]time.Duration{100 * time.Millisecond, 400 * time.Millisecond, 1500 * time.Millisecond, 6 * time.Second, 20 * time.Second}
 
 // doubt is a queue to which a statement without an answer may add something.
