@@ -32,17 +32,25 @@ var plants = map[string]func(*workload){
 			w.loops.Go(func() { <-w.alive.Done() })
 		}
 	},
+	// One after another: on a machine that is slow, more attempts at once would only time out.
 	"connection": func(w *workload) {
-		for n := 0; n < 150 && nap(w.alive, 100*time.Millisecond); n++ { // the server does not admit many more
-			w.loops.Go(func() {
-				conn, err := pgx.Connect(w.alive, w.ListenURL)
-				if err != nil {
-					w.notPlanted(err)
-					return
-				}
-				<-w.alive.Done()
-				conn.Close(context.Background())
-			})
+		var all []*pgx.Conn
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for n := 0; n < 150 && w.alive.Err() == nil; n++ { // the server does not admit many more
+			select {
+			case <-tick.C:
+			case <-w.alive.Done():
+			}
+			conn, err := pgx.Connect(w.alive, w.ListenURL)
+			w.notPlanted(err)
+			if err == nil {
+				all = append(all, conn)
+			}
+		}
+		<-w.alive.Done()
+		for _, conn := range all {
+			conn.Close(context.Background())
 		}
 	},
 	// Rows of a node that lives: those of others are removed by whoever opens a Provider.

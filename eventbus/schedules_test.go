@@ -174,6 +174,21 @@ func TestSchedule_CatchUpSkipWithJitter_WhatIsNotLateStillComes(t *testing.T) {
 	require.InDelta(t, -55*60, time.Until(l.scheduled()[0].Next).Seconds(), 60, "it may come up to an hour later than that")
 }
 
+// A day may have 23 hours in the time zone of the session, as it has in this one, in which the clocks have just been put forward.
+func TestOccur_JitterOfADay_Is24Hours(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(one[string](l, `SELECT format('SET timezone = ''STD0DST,%s/%s,%s''', day, extract(hour FROM at), (day + 180) % 360)
+		FROM (VALUES (now() AT TIME ZONE 'UTC' - interval '1 hour')) AS v (at), LATERAL (SELECT extract(doy FROM at)::int - 1) AS d (day)`))
+	const halfPast23 = `SELECT clock_timestamp() - interval '23 hours 30 minutes'`
+	require.True(t, one[bool](l, `SELECT (`+halfPast23+`) + interval '1 day' < now()`))
+	for _, jitter := range []string{"24:00:00", "1 day", "1 mon -29 days"} {
+		l.exec(`SELECT schedule_task(NULL, 's', '@every 1h', 'a', p_jitter => $1::text::interval, p_catch_up => 'skip')`, jitter)
+		require.Equal(t, 1, l.occur(one[time.Time](l, halfPast23)), "with %s it is not late yet", jitter)
+		l.exec(`SELECT delete_schedule(NULL, 's')`)
+	}
+}
+
 // claimed are the occurrences that are in the queue, claimed, as occur_many takes them, by schedule.
 func (l *lab) claimed() (items []int64, tokens, schedules []string) {
 	l.t.Helper()

@@ -271,13 +271,22 @@ func TestNamespace_WhoseQueueBelongsToAnother_IsRefused(t *testing.T) {
 
 func TestNew_MalformedURL_ErrorDoesNotTellThePassword(t *testing.T) {
 	t.Parallel()
-	for _, url := range []string{
-		"amqp://u:s3cr3t%ss@h/", "amqp://u:s3cr3t@h:port/", "amqp://u:s3cr3t@h /", "amqp://u:s3cr3t#x@h:y/", "u:s3cr3t@h", "s3cr3t://u@h/",
-		"amqp://u:p@h/?channel_max=s3cr3t", "amqp://u:s3cr3t\x00@h/",
+	const malformed, scheme = "the URL is malformed", "the scheme of the URL must be amqp:// or amqps://"
+	for url, why := range map[string]string{
+		"amqp://u:s3cr3t%ss@h/":            malformed,
+		"amqps://u:s3cr3t@h:port/":         malformed,
+		"AMQP://u:s3cr3t@h /":              malformed,
+		"amqp://u:s3cr3t#x@h:y/":           malformed,
+		"amqp://u:p@h/?channel_max=s3cr3t": malformed,
+		"amqp://u:s3cr3t\x00@h/":           malformed,
+		"u:s3cr3t@h":                       scheme,
+		"s3cr3t://u@h/":                    scheme,
+		"s3cr3t":                           scheme,
+		"":                                 scheme,
 	} {
 		_, err := amqp.New(url, nil)
 		require.ErrorIs(t, err, pgwake.ErrConfig, url)
-		require.ErrorContains(t, err, "the URL is malformed")
+		require.ErrorContains(t, err, why, url)
 		for ; err != nil; err = errors.Unwrap(err) {
 			require.NotContains(t, err.Error(), "s3cr3t")
 		}

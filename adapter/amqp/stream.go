@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,7 +79,11 @@ func New(url string, config *Config) (*Stream, error) {
 	}
 	uri, err := amqp091.ParseURI(url)
 	if err != nil { // which may quote the URL, and so the password
-		return nil, failed("new", fmt.Errorf("%w: the URL is malformed", pgwake.ErrConfig))
+		why := "the URL is malformed; in its user and password, reserved characters must be percent-encoded"
+		if scheme, _, _ := strings.Cut(url, "://"); !strings.EqualFold(scheme, "amqp") && !strings.EqualFold(scheme, "amqps") {
+			why = "the scheme of the URL must be amqp:// or amqps://"
+		}
+		return nil, failed("new", fmt.Errorf("%w: %s", pgwake.ErrConfig, why))
 	}
 	if uri.ConnectionTimeout > 0 {
 		s.patience = time.Duration(uri.ConnectionTimeout) * time.Millisecond

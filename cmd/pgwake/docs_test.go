@@ -54,6 +54,16 @@ func TestDocs_EveryCommand_PrintsWhatIsShown(t *testing.T) {
 		return
 	}
 	require.Equal(t, shapeOf(after), shapeOf(string(before)), "PGWAKE_WRITE_DOCS=1 writes it anew")
+	require.Equal(t, versionsOf(after), versionsOf(string(before)), "the versions of the layers that `migrate status` and `doctor` print")
+}
+
+// versionsOf are the lines with versions of the layers in an output.
+func versionsOf(page string) (all []string) {
+	lines := regexp.MustCompile(`(?m)^(?:root|taskgraph|eventbus) +\d+ +\d+ .*$|^ok +(?:schema|layers) .*version \d+.*$`)
+	for _, line := range lines.FindAllString(page, -1) {
+		all = append(all, strings.Join(strings.Fields(line), " "))
+	}
+	return all
 }
 
 // Every flag that the page names is there.

@@ -410,6 +410,33 @@ func TestDoctor_HasOneConnection_SaysWhatItCannotExamine(t *testing.T) {
 	require.Contains(t, r.Findings[0].Reason, "too many connections")
 }
 
+// What the fix grants is enough, and triggers are nothing to call.
+func TestDoctor_RoleHasNoRights_TheFixMendsIt(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	c.ok("migrate", "up", "--layer", "taskgraph,eventbus")
+	role, schema := c.role(""), pgx.Identifier{c.schema}.Sanitize()
+	for _, things := range []string{"ALL TABLES IN SCHEMA ", "ALL SEQUENCES IN SCHEMA ", "ALL FUNCTIONS IN SCHEMA ", "SCHEMA "} {
+		c.exec(`REVOKE ALL ON ` + things + schema + ` FROM ` + role)
+	}
+	rights := func() finding {
+		t.Helper()
+		r, _ := c.examined("--database-url", c.as(role))
+		at := slices.IndexFunc(r.Findings, func(f finding) bool { return f.Check == "rights" })
+		return r.Findings[at]
+	}
+	lacks := rights()
+	require.Equal(t, failure, lacks.Verdict)
+	require.Contains(t, lacks.Reason, "EXECUTE on functions ")
+	c.exec(lacks.Fix)
+	require.Equal(t, fine, rights().Verdict, "%+v", rights())
+	var triggers, callable int
+	require.NoError(t, c.connect(c.url).QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE has_function_privilege($1::regrole, oid, 'EXECUTE'))
+		FROM pg_proc WHERE pronamespace = $2::regnamespace AND prorettype = 'trigger'::regtype`, role, schema).Scan(&triggers, &callable))
+	require.Positive(t, triggers)
+	require.Zero(t, callable)
+}
+
 // It can be asked for little of what a primary says, and one finding tells why.
 func TestDoctor_Standby_NothingElseIsExamined(t *testing.T) {
 	t.Parallel()

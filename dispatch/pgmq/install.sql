@@ -230,13 +230,20 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.noted(jsonb, bigint, timestamptz, jsonb) IS 'The headers of a message, with more in its note.';
 
+-- Those of several messages lock them in the order of their ids, whatever the caller's is, so that two callers do not wait for each
+-- other. Who has waited for a lock looks at the message as it is then: a lease that was lost meanwhile does not hold.
+
 CREATE OR REPLACE FUNCTION pgwake_pgmq.ack(p_queue text, p_ids bigint[], p_reads integer[]) RETURNS TABLE (id bigint, reads integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
-		RETURN QUERY EXECUTE format('DELETE FROM pgmq.%I q USING unnest($1, $2) AS r(id, reads)
-			WHERE q.msg_id = r.id AND q.read_ct = r.reads AND q.vt > clock_timestamp()
-			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
+		RETURN QUERY EXECUTE format('WITH held AS MATERIALIZED (
+				SELECT q.msg_id FROM pgmq.%1$I q JOIN unnest($1, $2) AS r(id, reads) ON q.msg_id = r.id
+				 WHERE q.read_ct = r.reads AND q.vt > clock_timestamp()
+				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
+				 ORDER BY q.msg_id FOR UPDATE OF q
+			)
+			DELETE FROM pgmq.%1$I q USING held WHERE q.msg_id = held.msg_id
 			RETURNING q.msg_id, q.read_ct', 'q_' || lower(p_queue)) USING p_ids, p_reads;
 	END IF;
 END
@@ -247,9 +254,13 @@ CREATE OR REPLACE FUNCTION pgwake_pgmq.extend(p_queue text, p_ids bigint[], p_re
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
-		RETURN QUERY EXECUTE format('UPDATE pgmq.%I q SET vt = clock_timestamp() + $3 FROM unnest($1, $2) AS r(id, reads)
-			WHERE q.msg_id = r.id AND q.read_ct = r.reads AND q.vt > clock_timestamp()
-			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
+		RETURN QUERY EXECUTE format('WITH held AS MATERIALIZED (
+				SELECT q.msg_id FROM pgmq.%1$I q JOIN unnest($1, $2) AS r(id, reads) ON q.msg_id = r.id
+				 WHERE q.read_ct = r.reads AND q.vt > clock_timestamp()
+				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
+				 ORDER BY q.msg_id FOR UPDATE OF q
+			)
+			UPDATE pgmq.%1$I q SET vt = clock_timestamp() + $3 FROM held WHERE q.msg_id = held.msg_id
 			RETURNING q.msg_id, q.read_ct', 'q_' || lower(p_queue)) USING p_ids, p_reads, p_lease;
 	END IF;
 END

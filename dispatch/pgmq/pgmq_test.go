@@ -565,6 +565,23 @@ func TestInstall_AgainAndAway(t *testing.T) {
 	require.ErrorIs(t, pgmq.Install(t.Context(), s.pool), pgwake.ErrConfig)
 }
 
+// Functions are those of the library, whatever version has installed them before.
+func TestInstall_OverAnOlderOne_ReplacesItsFunctions(t *testing.T) {
+	s := standIn(t)
+	state := func() (all string) {
+		t.Helper()
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT string_agg(oid || ' ' || proname || ' ' || md5(prosrc), E'\n' ORDER BY oid) FROM pg_proc
+			WHERE pronamespace = 'pgwake_pgmq'::regnamespace`).Scan(&all))
+		return all
+	}
+	fresh := state()
+	s.exec(t, `CREATE OR REPLACE FUNCTION pgwake_pgmq.ack(p_queue text, p_ids bigint[], p_reads integer[]) RETURNS TABLE (id bigint, reads integer)
+		LANGUAGE sql AS 'SELECT NULL::bigint, NULL::integer'`)
+	require.NotEqual(t, fresh, state())
+	require.NoError(t, pgmq.Install(t.Context(), s.pool))
+	require.Equal(t, fresh, state())
+}
+
 func TestClose_WhoWaits_LearnsOfIt(t *testing.T) {
 	s := standIn(t)
 	ended := make(chan error, 2)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -160,4 +162,31 @@ func TestMakeEventPartitions_EventsInTheDefaultPartition_AreMovedAndStayInTheLog
 	require.Equal(t, []string{"3"}, s.list(t, `SELECT count(*)::text FROM pg_class WHERE relname = ANY (ARRAY(
 		SELECT 'event_log_p' || to_char(date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => n), 'YYYY_MM') FROM generate_series(0, 2) n))
 		AND relnamespace = to_regnamespace(quote_ident(current_schema()))`), "this month and two more are there from the beginning")
+}
+
+// What a schedule was given before it was seen to is as it would be given now.
+func TestUp_SchedulesHaveJitterOfDays_ItIsHours(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	require.NoError(t, s.down(t))
+	older := migrations.Layer()
+	files := make(fstest.MapFS)
+	names, err := fs.Glob(older.Files, "*.sql")
+	require.NoError(t, err)
+	for _, name := range names {
+		if name < "00011" {
+			text, err := fs.ReadFile(older.Files, name)
+			require.NoError(t, err)
+			files[name] = &fstest.MapFile{Data: text}
+		}
+	}
+	older.Files = files
+	require.NoError(t, older.Up(t.Context(), s.config, s.name))
+	for name, jitter := range map[string]string{"a": "1 day", "b": "1 mon -29 days", "c": "01:02:03.000004", "d": "0"} {
+		s.list(t, `SELECT schedule_task('default', $1, '@daily', 'a', p_jitter => $2::text::interval)::text`, name, jitter)
+	}
+	jitters := func() []string { return s.list(t, `SELECT jitter::text FROM scheduled_tasks ORDER BY name`) }
+	require.Equal(t, []string{"1 day", "1 mon -29 days", "01:02:03.000004", "00:00:00"}, jitters())
+	require.NoError(t, migrations.Up(t.Context(), s.config, s.name))
+	require.Equal(t, []string{"24:00:00", "24:00:00", "01:02:03.000004", "00:00:00"}, jitters())
 }

@@ -47,7 +47,7 @@ func TestRun_UnusableConfig_IsSaidBeforeAnythingStarts(t *testing.T) {
 	}{
 		"no such stream": {config{stream: "nope"}, []string{`"nope"`, "pgwake, pgmq or amqp"}},
 		"no URL":         {config{stream: "amqp"}, []string{"-amqp", "PGWAKE_AMQP_URL", amqpExample}},
-		"no URL of AMQP": {config{stream: "amqp", amqpURL: "localhost"}, []string{"-amqp", "PGWAKE_AMQP_URL", "scheme"}},
+		"no URL of AMQP": {config{stream: "amqp", amqpURL: "localhost"}, []string{"-amqp", "PGWAKE_AMQP_URL", "amqp:// or amqps://"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer

@@ -54,19 +54,32 @@ func TestSchema_OfAllLayers(t *testing.T) {
 	t.Run("a trigger with the rights of the owner fires for its own table alone", func(t *testing.T) {
 		in := pgx.Identifier{s.schema}.Sanitize() + "."
 		s.list(`SELECT ` + in + `set_taskgraph_settings(true)::text`)
-		worker := testroles.Connect(t, s.role(testroles.Worker))
+		role := s.role(testroles.Worker)
+		worker := testroles.Connect(t, role)
 		_, err := worker.Exec(s.within(), `
 			CREATE TYPE pg_temp.bait AS (x int);
 			CREATE FUNCTION pg_temp.spring(pg_temp.bait) RETURNS text LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''sprung as %'', current_user; END';
 			CREATE CAST (pg_temp.bait AS text) WITH FUNCTION pg_temp.spring AS ASSIGNMENT;
-			CREATE TABLE pg_temp.namespaces (name pg_temp.bait, created_at timestamptz);
-			CREATE TRIGGER mine AFTER INSERT ON pg_temp.namespaces FOR EACH ROW EXECUTE FUNCTION `+in+`tell_namespace_created()`)
+			CREATE TABLE pg_temp.namespaces (name pg_temp.bait, created_at timestamptz)`)
+		require.NoError(t, err)
+		trigger := `CREATE TRIGGER mine AFTER INSERT ON pg_temp.namespaces FOR EACH ROW EXECUTE FUNCTION ` + in + `tell_namespace_created()`
+		s.refused(worker, trigger)
+		s.exec(`GRANT EXECUTE ON FUNCTION ` + in + `tell_namespace_created TO ` + role) // as those who were granted all functions have it
+		_, err = worker.Exec(s.within(), trigger)
 		require.NoError(t, err)
 		_, err = worker.Exec(s.within(), `INSERT INTO pg_temp.namespaces VALUES (ROW(1), now())`)
 		require.ErrorContains(t, err, "tell_namespace_created is the trigger of the table namespaces")
 		require.NotContains(t, err.Error(), "sprung")
 		_, err = worker.Exec(s.within(), `SELECT `+in+`register_namespaces(ARRAY['told'])`)
 		require.NoError(t, err)
+	})
+
+	t.Run("no role may make a trigger of a trigger's function", func(t *testing.T) {
+		const triggers = `SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident($1)) AND p.prorettype = 'trigger'::regtype`
+		require.Subset(t, s.list(triggers, s.schema), []string{"notify_inserted", "tell_namespace_created", "event_of_key_emitted"}, "of more than one layer")
+		for _, role := range []string{testroles.Worker, testroles.Producer, testroles.Reader} {
+			require.Empty(t, s.list(triggers+` AND has_function_privilege($2, p.oid, 'EXECUTE')`, s.schema, s.role(role)), role)
+		}
 	})
 
 	t.Run("what a worker needs no owner's right for, it has none for", func(t *testing.T) {

@@ -1,5 +1,5 @@
--- doctor, rights: what the role may not do that a Provider does, one row for each kind of thing. The tables of versions it only reads, and
--- partitions it reaches by their table.
+-- doctor, rights: what the role may not do that a Provider does, one row for each kind of thing. The tables of versions it only reads,
+-- partitions it reaches by their table, and triggers fire without a right to call their functions.
 SELECT 'USAGE on the schema', array[quote_ident($1)], format('GRANT USAGE ON SCHEMA %I TO %I;', $1, current_user)
  WHERE NOT has_schema_privilege(quote_ident($1), 'USAGE')
 UNION ALL
@@ -21,7 +21,10 @@ HAVING count(*) > 0
 UNION ALL
 SELECT 'EXECUTE on functions', array_agg(p.proname::text ORDER BY p.proname),
        format('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA %I TO %I;', $1, current_user)
+           || coalesce((SELECT format(' REVOKE EXECUTE ON FUNCTION %s FROM %I;', string_agg(format('%I.%I', $1, t.proname), ', ' ORDER BY t.proname), current_user)
+                          FROM pg_proc t WHERE t.pronamespace = to_regnamespace(quote_ident($1)) AND t.prorettype = 'trigger'::regtype
+                        HAVING count(*) > 0), '')
   FROM pg_proc p
- WHERE p.pronamespace = to_regnamespace(quote_ident($1)) AND NOT has_function_privilege(p.oid, 'EXECUTE')
+ WHERE p.pronamespace = to_regnamespace(quote_ident($1)) AND p.prorettype <> 'trigger'::regtype AND NOT has_function_privilege(p.oid, 'EXECUTE')
 HAVING count(*) > 0
 ORDER BY 1
