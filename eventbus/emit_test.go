@@ -237,6 +237,39 @@ func TestEmit_NumbersThatAreLongWhenWrittenOut_AreRefusedOrRead(t *testing.T) {
 	require.Greater(t, len(l.log(1)[0].Payload), 30000)
 }
 
+// Who calls the function may say any bound. What no node could read, or would have to read at its own cost, is refused all the same.
+func TestEmitMany_BySQL_WhatNobodyCouldReadIsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`CREATE OR REPLACE FUNCTION max_event_payload() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1000000'`)
+	for what, arguments := range map[string]string{
+		"larger than the bound of the bus": `ARRAY[to_json(repeat('x', 1000000))::text], p_max_payload => 2147483647`,
+		"metadata":                         `NULL, p_metadata => ARRAY[json_build_object('x', repeat('x', 1000000))::text], p_max_payload => 2147483647`,
+		"larger than the default bound":    `ARRAY[to_json(repeat('x', 1048576))::text], p_max_payload => NULL`,
+		"numbers of 1 GB":                  `ARRAY['[7' || repeat('e131071, 7', 10000) || ']']`,
+		"small numbers":                    `ARRAY['[-7.5' || repeat('E-16000, -7.5', 17000) || ']']`,
+		"metadata with such":               `NULL, p_metadata => ARRAY['{"a":[7' || repeat('e131071,7', 2100) || ']}']`,
+		"the second":                       `ARRAY['1', '[7' || repeat('E+131071,7', 2100) || ']']`,
+	} {
+		types := `ARRAY['a']`
+		if what == "the second" {
+			types = `ARRAY['a', 'a']`
+		}
+		_, err := l.conn.Exec(l.within(), `SELECT emit_many('default', `+types+`, `+arguments+`)`)
+		require.ErrorContains(t, err, "PW003", what)
+		require.Less(t, len(err.Error()), 200, what)
+	}
+	for _, arguments := range []string{`to_jsonb(repeat('x', 1000000)), NULL`, `'1', NULL, NULL, jsonb_build_object('x', repeat('x', 1000000))`} {
+		_, err := l.conn.Exec(l.within(), `SELECT append_event_log('default', 'a', `+arguments+`)`)
+		require.ErrorContains(t, err, "PW003")
+	}
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log`))
+	l.exec(`SELECT emit_many('default', ARRAY['a'], ARRAY['["1e131071 ' || repeat('7e131071,7', 10000) || '"]'])`)
+	l.exec(`SELECT emit_many('default', ARRAY['a'], ARRAY[to_json(repeat('x', 999998))::text], p_max_payload => NULL)`)
+	l.exec(`SELECT append_event_log('default', 'a', NULL, NULL, NULL, NULL)`)
+	l.log(3)
+}
+
 // A time zone of the session whose offset has seconds is none that JSON has.
 func TestEmit_BySQLInAnyTimeZone_IsHandled(t *testing.T) {
 	t.Parallel()
