@@ -1,9 +1,13 @@
 package eventbus_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"math"
 	"strings"
 	"sync"
@@ -13,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -268,6 +273,57 @@ func TestEmitMany_BySQL_WhatNobodyCouldReadIsRefused(t *testing.T) {
 	l.exec(`SELECT emit_many('default', ARRAY['a'], ARRAY[to_json(repeat('x', 999998))::text], p_max_payload => NULL)`)
 	l.exec(`SELECT append_event_log('default', 'a', NULL, NULL, NULL, NULL)`)
 	l.log(3)
+}
+
+// locked is a writer for several goroutines.
+type locked struct {
+	sync.Locker
+	to io.Writer
+}
+
+func (l locked) Write(p []byte) (int, error) {
+	l.Lock()
+	defer l.Unlock()
+	return l.to.Write(p)
+}
+
+// Within these bounds a Node takes what comes, whatever Config.MaxPayload is.
+func TestNode_PayloadBySQLFarOverMaxPayload_IsHandledAndNotLogged(t *testing.T) {
+	t.Parallel()
+	var logged bytes.Buffer
+	var mu sync.Mutex
+	size := testsize.Of(4<<20, 32<<20)
+	l := newLab(t, &eventbus.Config{MaxPayload: 1000, Logger: slog.New(slog.NewTextHandler(locked{&mu, &logged}, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	sizes, others := make(chan int, 10), make(chan int, 10)
+	next := func(from chan int) (n int) {
+		select {
+		case n = <-from:
+		case <-l.within().Done():
+			require.FailNow(t, "it does not come")
+		}
+		return n
+	}
+	how := quick("g")
+	how.MaxAttempts = 2
+	n := l.node(how)
+	require.NoError(t, n.OnPlain(l.within(), "large", func(_ context.Context, e *eventbus.Event) error {
+		sizes <- len(e.Payload)
+		return errors.New("no luck")
+	}))
+	require.NoError(t, n.OnPlain(l.within(), "small", func(context.Context, *eventbus.Event) error {
+		others <- 0
+		return nil
+	}))
+	_, err := l.conn.Exec(l.within(), `SELECT emit_many('default', '{large,small}', ARRAY[to_json(repeat('x', $1::integer - 2))::text, '1'], p_max_payload => 2147483647)`, size)
+	require.NoError(t, err)
+	require.Equal(t, size, next(sizes))
+	next(others)
+	require.Equal(t, size, next(sizes))
+	l.eventually(func() bool { return one[int](l, `SELECT count(*) FROM dead_letters WHERE error = 'no luck'`) == 1 }, "it is given up")
+	mu.Lock()
+	defer mu.Unlock()
+	require.Less(t, logged.Len(), 100_000)
+	require.NotContains(t, logged.String(), "xxxx")
 }
 
 // A time zone of the session whose offset has seconds is none that JSON has.
