@@ -58,16 +58,20 @@ var (
 // reference returns the written part of the page.
 func (p sqlPage) reference(t *testing.T) string {
 	t.Helper()
-	var page strings.Builder
-	for _, section := range p.sections {
-		source, err := os.ReadFile(filepath.Join(p.migrations, section[0]))
-		require.NoError(t, err)
-		comments := make(map[string]string)
-		for _, m := range sqlComment.FindAllStringSubmatch(string(source), -1) {
+	comments := make(map[string]string) // as the newest migration has them
+	files, err := filepath.Glob(filepath.Join(p.migrations, "*.sql"))
+	require.NoError(t, err)
+	for _, file := range files { // sorted
+		up, _, _ := strings.Cut(readFile(t, file), "\n-- +goose Down")
+		for _, m := range sqlComment.FindAllStringSubmatch(up, -1) {
 			comments[m[1]] = strings.ReplaceAll(m[2], "''", "'")
 		}
+	}
+	var page strings.Builder
+	for _, section := range p.sections {
+		source := readFile(t, filepath.Join(p.migrations, section[0]))
 		fmt.Fprintf(&page, "\n## %s\n", section[1])
-		for _, m := range sqlFunction.FindAllStringSubmatch(string(source), -1) {
+		for _, m := range sqlFunction.FindAllStringSubmatch(source, -1) {
 			if name, comment := m[1], comments[m[1]]; !strings.HasPrefix(comment, "Internal: ") {
 				fmt.Fprintf(&page, "\n### %s\n\n```sql\n%s%s\n```\n\n%s", name, name, m[2], wrapped(comment))
 			}

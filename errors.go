@@ -38,7 +38,8 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrPayloadTooLarge: a payload exceeds Config.MaxPayload. It is also an ErrInvalid.
 	ErrPayloadTooLarge = fmt.Errorf("%w: payload too large", ErrInvalid)
-	// ErrTooManyNamespaces: the namespace is new, and there are as many as there may be (SQL function max_namespaces, 100,000).
+	// ErrTooManyNamespaces: the namespace is new, and there are as many as there may be (SQL function max_namespaces, 100,000); or so many have
+	// been added before, and the transaction itself has added 1,000.
 	// Nothing was written. Those that there are go on.
 	ErrTooManyNamespaces = errors.New("too many namespaces")
 	// ErrClosed: the Provider is closed.

@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/stretchr/testify/require"
 )
 
@@ -180,4 +182,75 @@ func TestNamespaces_IdsBeyondTheMost_DoNotCount(t *testing.T) {
 	require.NoError(t, n.RegisterNamespace(t.Context(), "a"))
 	require.NoError(t, n.RegisterNamespace(t.Context(), "b"))
 	requireError(t, n.RegisterNamespace(t.Context(), "c"), pgwake.ErrTooManyNamespaces)
+}
+
+// However many one statement adds: it comes no further than what is one too many.
+func TestNamespaces_FarTooManyInOneStatement_AreRefusedAndNothingIsLeft(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	most := testsize.Of(1_000, 100_000)
+	n.atMost(t, most)
+	before := n.content(t)
+	added := `SELECT last_value FROM namespaces_id_seq`
+	for what, statement := range map[string]string{
+		"a batch":           `SELECT enqueue_work_many(array_agg('x'::text), NULL, array_agg('n' || i)) FROM generate_series(1, $1::integer) AS i`,
+		"item by item":      `SELECT enqueue_work('x', p_namespace => 'n' || i) FROM generate_series(1, $1::integer) AS i`,
+		"name by name":      `SELECT register_namespace('n' || i) FROM generate_series(1, $1::integer) AS i`,
+		"names, internally": `SELECT register_namespaces(array_agg('n' || i)) FROM generate_series(1, $1::integer) AS i`,
+	} {
+		first := query[int64](t, n, added)[0]
+		_, err := n.begin(t).Exec(t.Context(), statement, 10*most)
+		require.Equal(t, "PW008", requireError(t, pgwake.WrapError(what, err), pgwake.ErrTooManyNamespaces).SQLState, what)
+		require.LessOrEqual(t, query[int64](t, n, added)[0]-first, int64(most+1), "%s: so many rows were written", what)
+		require.Equal(t, before, n.content(t), what)
+	}
+}
+
+// Open transactions do not see what the others add. Together they add no more than the limit once again, and beyond that a thousand each.
+func TestNamespaces_TransactionsAtTheSameTime_AddThousandEachBeyondTheMost(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	const most = 2_500
+	n.atMost(t, most)
+	in := func(tx pgx.Tx, first, last int) error {
+		_, err := tx.Exec(t.Context(), `SELECT register_namespaces(array_agg('n' || i)) FROM generate_series($1::integer, $2::integer) AS i`, first, last)
+		return pgwake.WrapError("register", err)
+	}
+	requireFull := func(tx pgx.Tx, name int) {
+		t.Helper()
+		inner, err := tx.Begin(t.Context())
+		require.NoError(t, err)
+		require.ErrorContains(t, requireError(t, in(inner, name, name), pgwake.ErrTooManyNamespaces), "a transaction adds at most 1000")
+		require.NoError(t, inner.Rollback(t.Context()))
+	}
+
+	early := n.begin(t)
+	_, err := early.Exec(t.Context(), `SELECT pg_current_xact_id()`)
+	require.NoError(t, err)
+	first := n.begin(t)
+	require.NoError(t, in(first, 1, most-1), "as many as are left, while none has been added before")
+	require.NoError(t, first.Rollback(t.Context()))
+
+	open := []pgx.Tx{n.begin(t), n.begin(t)}
+	for i, tx := range open {
+		require.NoError(t, in(tx, 1000*i, 1000*i+499))
+		inner, err := tx.Begin(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, in(inner, 1000*i+500, 1000*i+999))
+		require.NoError(t, inner.Commit(t.Context()))
+		requireFull(tx, 5_000)
+	}
+	for _, tx := range open {
+		require.NoError(t, tx.Commit(t.Context()))
+	}
+	require.NoError(t, in(early, 3_000, 3_001), "what others have committed since is not of this one")
+	require.NoError(t, early.Commit(t.Context()))
+	require.Equal(t, []int64{2_003}, query[int64](t, n, `SELECT count(*) FROM namespaces`))
+
+	// What was seen of the others is no more than what was committed.
+	open = []pgx.Tx{n.begin(t), n.begin(t)}
+	for i, tx := range open {
+		require.NoError(t, in(tx, 4_000+1_000*i, 4_000+1_000*i+most-2_003-1))
+		require.NotContains(t, requireError(t, in(tx, 9_000, 9_000), pgwake.ErrTooManyNamespaces).Error(), "a transaction")
+	}
 }

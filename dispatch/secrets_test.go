@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testschema"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -177,4 +178,52 @@ func TestSecrets_NoPayloadAndNoPassword_IsLoggedOrTracedOrInAnError(t *testing.T
 		require.NotContains(t, line, secretPassword)
 		require.NotContains(t, line, secretNumber)
 	}
+}
+
+// What comes by SQL is bounded by the tables alone, and handlers get it whole, whatever Config.MaxPayload is. It is one item among others.
+func TestDispatcher_PayloadBySQLFarOverMaxPayload_IsHandledAndNotLoggedAndOthersGoOn(t *testing.T) {
+	t.Parallel()
+	heard := &overheard{}
+	logger := slog.New(slog.NewTextHandler(heard, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	p := testschema.Core.New(t, &pgwake.Config{Logger: logger, MaxPayload: 1000})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	size := testsize.Of(8<<20, 100<<20)
+	_, err := p.Pool().Exec(ctx, `SELECT "`+p.Schema()+`".enqueue_work('large', to_json(repeat('x', $1::integer - 2)))`, size)
+	require.NoError(t, err)
+	_, err = p.EnqueueForWorkerMany(ctx, []pgwake.WorkEnqueue{{WorkItem: pgwake.WorkItem{Name: "small"}}, {WorkItem: pgwake.WorkItem{Name: "small"}}})
+	require.NoError(t, err)
+
+	d := New(p, &Config{Logger: logger, Concurrency: 2, MaxAttempts: 2, Retry: func(int, error) time.Duration { return time.Nanosecond }})
+	sizes, small := make(chan int, 10), make(chan struct{}, 10)
+	d.Handle("large", does(func(_ context.Context, item *pgwake.ClaimedWorkItem) error {
+		sizes <- len(item.Input)
+		return errors.New("no luck")
+	}))
+	d.Handle("small", does(func(context.Context, *pgwake.ClaimedWorkItem) error {
+		small <- struct{}{}
+		return nil
+	}))
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(running) }()
+	for range 2 {
+		select {
+		case got := <-sizes:
+			require.Equal(t, size, got)
+		case <-ctx.Done():
+			require.FailNow(t, "it does not come")
+		}
+		<-small
+	}
+	require.Eventually(t, func() bool {
+		letters, err := p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{PayloadBytes: 100})
+		return err == nil && len(letters) == 1 && letters[0].Error == "no luck"
+	}, time.Minute, 20*time.Millisecond)
+	stop()
+	require.NoError(t, <-ended)
+	heard.mu.Lock()
+	defer heard.mu.Unlock()
+	require.Less(t, heard.text.Len(), 100_000)
+	require.NotContains(t, heard.text.String(), "xxxx")
 }

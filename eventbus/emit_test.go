@@ -1,9 +1,13 @@
 package eventbus_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"math"
 	"strings"
 	"sync"
@@ -13,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -235,6 +240,90 @@ func TestEmit_NumbersThatAreLongWhenWrittenOut_AreRefusedOrRead(t *testing.T) {
 	_, err := l.Emit(l.within(), "a", numbers(100, "e+300"), nil)
 	require.NoError(t, err)
 	require.Greater(t, len(l.log(1)[0].Payload), 30000)
+}
+
+// Who calls the function may say any bound. What no node could read, or would have to read at its own cost, is refused all the same.
+func TestEmitMany_BySQL_WhatNobodyCouldReadIsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`CREATE OR REPLACE FUNCTION max_event_payload() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1000000'`)
+	for what, arguments := range map[string]string{
+		"larger than the bound of the bus": `ARRAY[to_json(repeat('x', 1000000))::text], p_max_payload => 2147483647`,
+		"metadata":                         `NULL, p_metadata => ARRAY[json_build_object('x', repeat('x', 1000000))::text], p_max_payload => 2147483647`,
+		"larger than the default bound":    `ARRAY[to_json(repeat('x', 1048576))::text], p_max_payload => NULL`,
+		"numbers of 1 GB":                  `ARRAY['[7' || repeat('e131071, 7', 10000) || ']']`,
+		"small numbers":                    `ARRAY['[-7.5' || repeat('E-16000, -7.5', 17000) || ']']`,
+		"metadata with such":               `NULL, p_metadata => ARRAY['{"a":[7' || repeat('e131071,7', 2100) || ']}']`,
+		"the second":                       `ARRAY['1', '[7' || repeat('E+131071,7', 2100) || ']']`,
+	} {
+		types := `ARRAY['a']`
+		if what == "the second" {
+			types = `ARRAY['a', 'a']`
+		}
+		_, err := l.conn.Exec(l.within(), `SELECT emit_many('default', `+types+`, `+arguments+`)`)
+		require.ErrorContains(t, err, "PW003", what)
+		require.Less(t, len(err.Error()), 200, what)
+	}
+	for _, arguments := range []string{`to_jsonb(repeat('x', 1000000)), NULL`, `'1', NULL, NULL, jsonb_build_object('x', repeat('x', 1000000))`} {
+		_, err := l.conn.Exec(l.within(), `SELECT append_event_log('default', 'a', `+arguments+`)`)
+		require.ErrorContains(t, err, "PW003")
+	}
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log`))
+	l.exec(`SELECT emit_many('default', ARRAY['a'], ARRAY['["1e131071 ' || repeat('7e131071,7', 10000) || '"]'])`)
+	l.exec(`SELECT emit_many('default', ARRAY['a'], ARRAY[to_json(repeat('x', 999998))::text], p_max_payload => NULL)`)
+	l.exec(`SELECT append_event_log('default', 'a', NULL, NULL, NULL, NULL)`)
+	l.log(3)
+}
+
+// locked is a writer for several goroutines.
+type locked struct {
+	sync.Locker
+	to io.Writer
+}
+
+func (l locked) Write(p []byte) (int, error) {
+	l.Lock()
+	defer l.Unlock()
+	return l.to.Write(p)
+}
+
+// Within these bounds a Node takes what comes, whatever Config.MaxPayload is.
+func TestNode_PayloadBySQLFarOverMaxPayload_IsHandledAndNotLogged(t *testing.T) {
+	t.Parallel()
+	var logged bytes.Buffer
+	var mu sync.Mutex
+	size := testsize.Of(4<<20, 32<<20)
+	l := newLab(t, &eventbus.Config{MaxPayload: 1000, Logger: slog.New(slog.NewTextHandler(locked{&mu, &logged}, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	sizes, others := make(chan int, 10), make(chan int, 10)
+	next := func(from chan int) (n int) {
+		select {
+		case n = <-from:
+		case <-l.within().Done():
+			require.FailNow(t, "it does not come")
+		}
+		return n
+	}
+	how := quick("g")
+	how.MaxAttempts = 2
+	n := l.node(how)
+	require.NoError(t, n.OnPlain(l.within(), "large", func(_ context.Context, e *eventbus.Event) error {
+		sizes <- len(e.Payload)
+		return errors.New("no luck")
+	}))
+	require.NoError(t, n.OnPlain(l.within(), "small", func(context.Context, *eventbus.Event) error {
+		others <- 0
+		return nil
+	}))
+	_, err := l.conn.Exec(l.within(), `SELECT emit_many('default', '{large,small}', ARRAY[to_json(repeat('x', $1::integer - 2))::text, '1'], p_max_payload => 2147483647)`, size)
+	require.NoError(t, err)
+	require.Equal(t, size, next(sizes))
+	next(others)
+	require.Equal(t, size, next(sizes))
+	l.eventually(func() bool { return one[int](l, `SELECT count(*) FROM dead_letters WHERE error = 'no luck'`) == 1 }, "it is given up")
+	mu.Lock()
+	defer mu.Unlock()
+	require.Less(t, logged.Len(), 100_000)
+	require.NotContains(t, logged.String(), "xxxx")
 }
 
 // A time zone of the session whose offset has seconds is none that JSON has.

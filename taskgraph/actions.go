@@ -14,7 +14,12 @@ import (
 )
 
 // This file answers: what can be done to a task, and to a step of it, by hand? All of it says false, and changes nothing, if the
-// task or step is not in a state in which it can be done, or does not exist.
+// task or step is not in a state in which it can be done, or does not exist. A reason is for people, and may be "".
+
+// MaxReasonLength is how many bytes a reason has at most, as the cause of FailStep and the notes of ResolveDLQ; more is a
+// pgwake.ErrPayloadTooLarge. That of a task is written for each of its steps which has not ended. What handlers return as their errors is
+// cut there.
+const MaxReasonLength = 16 << 10
 
 // Cancel cancels a task that has not ended, and with it its steps that have not, in one transaction. What handlers at work return later
 // is dropped; they learn of it by the end of their context. Tasks that are steps of it are cancelled after it.
@@ -55,7 +60,20 @@ func (g *Graph) CompleteStep(ctx context.Context, step string, result any, reaso
 	if err := checkID(op, "step", step); err != nil {
 		return false, err
 	}
+	if err := checkReason(op, "reason", reason); err != nil {
+		return false, err
+	}
 	return value[bool](ctx, g, op, "complete_step_manually", step, text, reason)
+}
+
+func checkReason(op, what, text string) error {
+	if len(text) > MaxReasonLength {
+		return invalid(op, "the %s %w", what, tooLarge{len(text), MaxReasonLength})
+	}
+	if problem := textProblem(text, 0, MaxReasonLength); problem != "" {
+		return invalid(op, "the %s %s", what, problem)
+	}
+	return nil
 }
 
 // CancelStep cancels one step that has not ended, or has failed. Its task is then blocked, since what waits for the step never runs.
@@ -71,6 +89,9 @@ func (g *Graph) FailStep(ctx context.Context, step, cause string) (bool, error) 
 func (g *Graph) act(ctx context.Context, op, function, id, reason string) (bool, error) {
 	if !isUUID(id) {
 		return false, invalid(op, "%q is no id", id[:min(len(id), 64)])
+	}
+	if err := checkReason(op, "reason", reason); err != nil {
+		return false, err
 	}
 	return value[bool](ctx, g, op, function, id, reason)
 }

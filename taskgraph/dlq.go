@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"time"
+
+	"github.com/pgwake/pgwake"
 )
 
 // This file answers: which tasks does somebody have to look into? That has nothing to do with the dead letters of a queue: an entry is a note, and
@@ -111,10 +113,17 @@ func (g *Graph) ListDLQ(ctx context.Context, f *DLQFilter) ([]DLQEntry, error) {
 }
 
 // ResolveDLQ ends an entry that is pending: with which status, by whom, and with what notes. Nothing is done to the task. False if it was
-// resolved before. Errors: pgwake.ErrNotFound, and pgwake.ErrInvalid for another status.
+// resolved before. Errors: pgwake.ErrNotFound, pgwake.ErrInvalid for another status and for by of more than 255 bytes, and
+// pgwake.ErrPayloadTooLarge for notes of more than MaxReasonLength.
 func (g *Graph) ResolveDLQ(ctx context.Context, entry string, status DLQStatus, by, notes string) (bool, error) {
 	const op = "resolve DLQ entry"
 	if err := checkID(op, "DLQ entry", entry); err != nil {
+		return false, err
+	}
+	if problem := textProblem(by, 0, pgwake.MaxNameLength); problem != "" {
+		return false, invalid(op, "the name of who resolves it %s", problem)
+	}
+	if err := checkReason(op, "notes", notes); err != nil {
 		return false, err
 	}
 	return value[bool](ctx, g, op, "resolve_dlq", entry, string(status), optional(by), optional(notes))

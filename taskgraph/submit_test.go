@@ -257,6 +257,41 @@ func TestVerbs_PayloadOverTheLimit_TooLargeAndNothingIsSent(t *testing.T) {
 	}
 }
 
+// Nothing is sent: the provider is closed.
+func TestVerbs_ReasonOverTheLimit_TooLargeAndNothingIsSent(t *testing.T) {
+	t.Parallel()
+	g := closed(t)
+	calls := func(v string) map[string]error {
+		return map[string]error{
+			"cancel":       second(g.Cancel(t.Context(), noID, v)),
+			"resolve":      second(g.ResolveTask(t.Context(), noID, v)),
+			"give up":      second(g.GiveUp(t.Context(), noID, v)),
+			"reset":        second(g.ResetStep(t.Context(), noID, v)),
+			"resolve step": second(g.ResolveStep(t.Context(), noID, v)),
+			"complete":     second(g.CompleteStep(t.Context(), noID, nil, v)),
+			"cancel step":  second(g.CancelStep(t.Context(), noID, v)),
+			"fail":         second(g.FailStep(t.Context(), noID, v)),
+			"notes":        second(g.ResolveDLQ(t.Context(), noID, taskgraph.DLQCancelled, "", v)),
+		}
+	}
+	for what, err := range calls(strings.Repeat("x", taskgraph.MaxReasonLength+1)) {
+		require.ErrorIs(t, err, pgwake.ErrPayloadTooLarge, what)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, what)
+		require.ErrorContains(t, err, "has 16385 bytes, and 16384 is the most", what)
+	}
+	for _, bad := range []string{"a\x00", "\xff"} {
+		for what, err := range calls(bad) {
+			require.ErrorIs(t, err, pgwake.ErrInvalid, what)
+			require.NotErrorIs(t, err, pgwake.ErrPayloadTooLarge, what)
+		}
+	}
+	for what, err := range calls(strings.Repeat("x", taskgraph.MaxReasonLength)) {
+		require.ErrorIs(t, err, pgwake.ErrClosed, what)
+	}
+	_, err := g.ResolveDLQ(t.Context(), noID, taskgraph.DLQCancelled, strings.Repeat("x", pgwake.MaxNameLength+1), "")
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+}
+
 // The settings of the Provider and of the Engine count, and what is kept already stays.
 func TestAttempt_PayloadOverWhatIsSet_IsRefused(t *testing.T) {
 	t.Parallel()

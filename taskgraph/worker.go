@@ -249,10 +249,7 @@ func (e *Engine) finishArgs(ctx context.Context, s *Step, success bool, result *
 	return []any{s.ID, s.item, s.claim, e.processor, success, result, delay, asked, e.headers(ctx)}
 }
 
-// longestText is how much of an error is kept, in bytes.
-const longestText = 16 << 10
-
-// text is what an error says, as jsonb takes it.
+// text is what an error says, up to MaxReasonLength, as jsonb takes it.
 func text(err error) (said string) {
 	defer func() {
 		if panicked := recover(); panicked != nil { // a nil pointer in an error, say
@@ -260,6 +257,6 @@ func text(err error) (said string) {
 		}
 	}()
 	said = err.Error()
-	said = strings.ToValidUTF8(said[:min(len(said), longestText)], "\uFFFD")
+	said = strings.ToValidUTF8(said[:min(len(said), MaxReasonLength)], "\uFFFD")
 	return strings.ReplaceAll(said, "\x00", "\uFFFD")
 }

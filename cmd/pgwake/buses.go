@@ -20,7 +20,7 @@ func (a *app) bus(ctx context.Context, p *pgwake.Provider, namespace string) (*e
 
 // graph is the task graph. Nothing of it runs here.
 func (a *app) graph(ctx context.Context, p *pgwake.Provider) (*taskgraph.Graph, error) {
-	e, err := taskgraph.New(ctx, p, &taskgraph.Config{Logger: silent})
+	e, err := taskgraph.New(ctx, p, &taskgraph.Config{MaxResult: a.maxResult, Logger: silent})
 	if err != nil {
 		return nil, layerError(err, "taskgraph")
 	}

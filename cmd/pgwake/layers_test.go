@@ -88,6 +88,25 @@ func TestTask_ResolveAStep_TheTaskGoesOn(t *testing.T) {
 	awaitState(t, e, task, taskgraph.TaskComplete)
 }
 
+func TestTask_ResolveAStep_ItsResultIsAsLargeAsTheNodesAllow(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	e, task := blockedTask(t, p, func() error { return errors.New("card declined") })
+	resolve := func(result string, more ...string) []string {
+		c.in = result
+		return append([]string{"task", "resolve", task, "--step", "charge", "--result", "-"}, more...)
+	}
+	large := `"` + strings.Repeat("x", 2<<20) + `"`
+	said := c.refused(exitUsage, resolve(large)...)
+	require.Contains(t, said, "1048576 is the most")
+	require.Contains(t, said, "--max-result")
+	require.NotContains(t, said, "task list")
+	require.Contains(t, c.refused(exitUsage, resolve(`"xx"`, "--max-result", "3")...), "3 is the most")
+	require.Contains(t, c.refused(exitUsage, resolve(`"xx"`, "--max-result", "0")...), "--max-result")
+	c.ok(resolve(large, "--max-result", "4194304")...)
+	awaitState(t, e, task, taskgraph.TaskComplete)
+}
+
 func TestTask_CancelAndResolve_AreAsked(t *testing.T) {
 	t.Parallel()
 	c, p := newCLI(t, &pgwake.Config{})

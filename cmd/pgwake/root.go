@@ -31,6 +31,7 @@ type app struct {
 
 	databaseURL, listenURL, schema string
 	asJSON, yes, noColor           bool
+	maxResult                      int // of task resolve; 0: the default of taskgraph.Config
 
 	began       bool // the command line was understood
 	schemaNamed bool // by its flag

@@ -176,7 +176,7 @@ func (a *app) taskShow(ctx context.Context, g *taskgraph.Graph, id, as string) e
 
 func noTask(err error, id string) error {
 	failed := fmt.Errorf("task %s: %w", id, err)
-	if errors.Is(err, pgwake.ErrNotFound) || errors.Is(err, pgwake.ErrInvalid) {
+	if errors.Is(err, pgwake.ErrNotFound) || errors.Is(err, pgwake.ErrInvalid) && !errors.Is(err, pgwake.ErrPayloadTooLarge) {
 		return &hinted{failed, "pgwake task list shows those that there are"}
 	}
 	return failed // what else there is to do about it others know
@@ -280,11 +280,15 @@ With --result a step is complete with that result, as if its handler had returne
 	}
 	reasonFlag(c, &reason)
 	c.Flags().StringSliceVar(&steps, "step", nil, "this step, by its name; may be repeated (default the task itself)")
-	c.Flags().StringVar(&result, "result", "", "JSON that the steps return")
+	c.Flags().StringVar(&result, "result", "", "JSON that the steps return, or what standard input has, if it is -")
+	c.Flags().IntVar(&a.maxResult, "max-result", 1<<20, "how many bytes that may have: taskgraph.Config.MaxResult of the nodes")
 	return c
 }
 
 func (a *app) taskResolve(c *cobra.Command, task string, steps []string, reason, result string) error {
+	if a.maxResult < 1 {
+		return usagef("as for the nodes, such as 4194304 for 4 MiB", "--max-result is not positive")
+	}
 	if len(steps) == 0 {
 		if result != "" {
 			return usagef("--step with the name of one", "--result is that of a step")
@@ -304,7 +308,11 @@ func (a *app) taskResolve(c *cobra.Command, task string, steps []string, reason,
 	return a.decide(c.Context(), task, "resolved", func(ctx context.Context, g *taskgraph.Graph) (bool, error) {
 		return eachStep(ctx, g, task, steps, "", func(step string) (bool, error) {
 			if data != nil {
-				return g.CompleteStep(ctx, step, data, reason)
+				did, err := g.CompleteStep(ctx, step, data, reason)
+				if errors.Is(err, pgwake.ErrPayloadTooLarge) && len(data) > a.maxResult {
+					err = &hinted{err, "--max-result, if the nodes take more"}
+				}
+				return did, err
 			}
 			return g.ResolveStep(ctx, step, reason)
 		})
