@@ -2,10 +2,15 @@ package pgwake_test
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -67,6 +72,34 @@ func TestLocks_StrangerHoldsThem_NobodyWaitsForEverAndOtherWorkFlows(t *testing.
 	require.Equal(t, "known", n.takeTurn(t).Instance)
 	require.NoError(t, n.SetLimits(t.Context(), "default", pgwake.Limits{MaxRunning: 1}))
 	require.NoError(t, n.AppendHistory(t.Context(), "new", 1, []pgwake.Event{{ID: 1, Type: "e"}}))
+}
+
+// Another database may have a schema of that name, and sessions there the same keys: they hold nobody up here, and are not to be ended.
+func TestLocks_AnotherDatabaseHasTheSameKeys_WhoHoldsThemHereIsNamed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	database := fmt.Sprint("locks_", os.Getpid())
+	testdb.Exec(t, testdb.URL(t), `CREATE DATABASE `+database)
+	t.Cleanup(func() { testdb.Exec(t, testdb.URL(t), `DROP DATABASE `+database+` WITH (FORCE)`) })
+	elsewhere, err := pgx.Connect(t.Context(), inDatabase(t, database))
+	require.NoError(t, err)
+	defer func() { _ = elsewhere.Close(tctx) }()
+	n.exec(t, `CREATE OR REPLACE FUNCTION lock_patience() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '50ms' $$`)
+	here := n.begin(t)
+	const lock = `SELECT pg_advisory_xact_lock(hashtext('pgwake histories of ' || $1), hashtext($2))`
+	instances := []string{"a", "b", "c", "d", "e", "f"} // in no order that anybody knows
+	_, err = elsewhere.Exec(t.Context(), `BEGIN`)
+	require.NoError(t, err)
+	for _, instance := range instances {
+		for _, exec := range []func(context.Context, string, ...any) (pgconn.CommandTag, error){elsewhere.Exec, here.Exec} {
+			_, err := exec(t.Context(), lock, n.schema, instance)
+			require.NoError(t, err)
+		}
+	}
+	for _, instance := range instances {
+		err := n.AppendHistory(t.Context(), instance, 1, []pgwake.Event{{ID: 1, Type: "e"}})
+		require.ErrorContains(t, err, fmt.Sprintf("(pid %d)", here.Conn().PgConn().PID()))
+	}
 }
 
 // What is taken while the lock is held, and what only after it. Exclusive or shared: locks that the library shares keep others from having
