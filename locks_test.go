@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -153,9 +154,9 @@ func TestLocks_StrangerHoldsOne_NothingIsLostAndNodesComeAndGo(t *testing.T) {
 		return err
 	}
 	for name, c := range map[string]struct {
-		lock    string
-		shared  bool // it does the same
-		enabled func() steps
+		lock   string
+		shared bool // it does the same
+		steps  func() steps
 	}{
 		"producers": {`hashtext('pgwake producers'), 'worker_queue'::regclass::oid::integer`, true, func() steps {
 			return steps{during: waits}
@@ -248,6 +249,24 @@ func TestLocks_StrangerHoldsOne_NothingIsLostAndNodesComeAndGo(t *testing.T) {
 				after: func(t *testing.T, n *node) { n.done(t, n.take(t)) },
 			}
 		}},
+		"releases, of a long queue": {`hashtext('pgwake releases of ' || current_schema()), hashtext('default')`, true, func() steps {
+			return steps{
+				before: func(t *testing.T, n *node) {
+					n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+					n.keyed(t, append(slices.Repeat([]string{"k"}, 100), "other")...)
+				},
+				during: func(t *testing.T, n *node) {
+					for range 3 { // what cannot be put aside is in the way
+						item := n.take(t)
+						require.Equal(t, "k", item.Name)
+						n.requireNoWork(t)
+						n.done(t, item)
+					}
+					require.Equal(t, "k", n.take(t).Name)
+				},
+				after: func(t *testing.T, n *node) { require.Equal(t, "other", n.take(t).Name) },
+			}
+		}},
 		"a node that died": {`hashtext('pgwake nodes of ' || current_schema()), -7`, false, func() steps {
 			return steps{
 				before: func(t *testing.T, n *node) {
@@ -273,7 +292,7 @@ func TestLocks_StrangerHoldsOne_NothingIsLostAndNodesComeAndGo(t *testing.T) {
 			t.Run(name+" "+function, func(t *testing.T) {
 				t.Parallel()
 				n := newNode(t, &pgwake.Config{FallbackInterval: 100 * time.Millisecond})
-				s := c.enabled()
+				s := c.steps()
 				if s.before != nil {
 					s.before(t, n)
 				}
