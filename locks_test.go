@@ -267,6 +267,29 @@ func TestLocks_StrangerHoldsOne_NothingIsLostAndNodesComeAndGo(t *testing.T) {
 				after: func(t *testing.T, n *node) { require.Equal(t, "other", n.take(t).Name) },
 			}
 		}},
+		// What is kept back for somebody who was removed by hand the fallback brings back, once it has the lock. Until then it does the rest.
+		"limits, and items are left": {`hashtext('pgwake limits of ' || current_schema()), hashtext('default')`, true, func() steps {
+			return steps{
+				before: func(t *testing.T, n *node) {
+					n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+					n.keyed(t, "k", "k", "k")
+					n.take(t)
+					n.requireNoWork(t)
+					require.EqualValues(t, 2, n.exec(t, `SELECT FROM worker_queue WHERE held_due IS NOT NULL`))
+				},
+				during: func(t *testing.T, n *node) {
+					require.EqualValues(t, 1, n.exec(t, `DELETE FROM worker_queue WHERE lock_token IS NOT NULL`))
+					before := n.Stats().Fallbacks
+					require.Eventually(t, func() bool { return n.Stats().Fallbacks > before+2 }, patience, 10*time.Millisecond)
+					require.EqualValues(t, 2, n.exec(t, `SELECT FROM worker_queue WHERE held_due IS NOT NULL`))
+				},
+				after: func(t *testing.T, n *node) {
+					item, err := n.FetchWorkItem(t.Context(), soon)
+					require.NoError(t, err)
+					require.Equal(t, "k", item.Name)
+				},
+			}
+		}},
 		"a node that died": {`hashtext('pgwake nodes of ' || current_schema()), -7`, false, func() steps {
 			return steps{
 				before: func(t *testing.T, n *node) {
