@@ -2,7 +2,9 @@ package pgwake_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -117,23 +119,26 @@ func TestCollisions_TwoInstancesManyAtWork_EachMessageIsHandledOnceAndNothingDea
 func TestCollisions_InstancesAreDeletedManyAtATime_NoDeadlock(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	pairs := n.pairs(t, "", 2)
-	a, b, c, d := pairs[0][0], pairs[0][1], pairs[1][0], pairs[1][1]
-	for range 10 {
-		for _, instance := range []string{a, b, c, d} {
-			n.start(t, instance)
-		}
-		var all sync.WaitGroup
-		for _, instances := range [][]string{{a, d}, {c, b}} {
-			all.Go(func() {
-				if _, err := n.DeleteInstances(tctx, instances, &pgwake.DeleteOptions{Force: true}); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
-		require.Empty(t, query[string](t, n, `SELECT instance_id FROM instances UNION SELECT instance_id FROM instance_locks`))
+	pairs := n.pairs(t, "", 5)
+	a, b := pairs[0][0], pairs[0][1]
+	i := slices.IndexFunc(pairs, func(p []string) bool { return a < p[0] && p[0] < b })
+	require.Positive(t, i)
+	c, d := pairs[i][0], pairs[i][1]
+	for _, instance := range []string{a, b, c, d} {
+		n.start(t, instance)
 	}
+	release := n.hold(t, `hashtext(current_schema()::text), hashtext('`+a+`')`, `hashtext(current_schema()::text), hashtext('`+c+`')`)
+	ended := make(chan error, 2)
+	for _, instances := range [][]string{{a, d}, {c, b}} {
+		go func() {
+			_, err := n.DeleteInstances(tctx, instances, &pgwake.DeleteOptions{Force: true})
+			ended <- err
+		}()
+	}
+	n.awaitBlocked(t, 2) // for the first lock of each
+	release()
+	require.NoError(t, errors.Join(<-ended, <-ended))
+	require.Empty(t, query[string](t, n, `SELECT instance_id FROM instances UNION SELECT instance_id FROM instance_locks`))
 }
 
 func TestCollisions_TwoHistories_OneWaitsForTheOther(t *testing.T) {
