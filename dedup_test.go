@@ -2,6 +2,7 @@ package pgwake_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -192,6 +193,48 @@ func TestDedupWaiting_ItemCommittedMeanwhile_IsNotClaimedBeforeTheEnd(t *testing
 	n.requireNoWork(t)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Equal(t, first.ID, n.take(t).ID)
+}
+
+// Of two batches with the same keys that meet items at work one may be the victim of a deadlock: it has a key that the other still needs,
+// and an item in the way of which the other has taken the key. It says that it can be made again, and then each key has one item that waits.
+func TestDedupWaiting_TwoBatchesOfTheSameKeys_WhoFailsMayTryAgainAndNothingIsLost(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	batch := func(round int, keys ...string) (items []pgwake.WorkEnqueue) {
+		for _, key := range keys {
+			items = append(items, pgwake.WorkEnqueue{WorkItem: pgwake.WorkItem{Name: "new"}, EnqueueOptions: pgwake.EnqueueOptions{
+				DedupKey: fmt.Sprint(key, round), DedupScope: pgwake.DedupWaiting}})
+		}
+		return items
+	}
+	for round := range 6 {
+		before := n.begin(t)
+		_, err := n.EnqueueForWorkerTx(t.Context(), before, pgwake.WorkItem{Name: "never"}, &pgwake.EnqueueOptions{DedupKey: fmt.Sprint("a", round)})
+		require.NoError(t, err)
+		ended := make(chan error, 2)
+		add := func(keys ...string) {
+			for {
+				_, err := n.EnqueueForWorkerMany(tctx, batch(round, keys...))
+				var failed *pgwake.Error
+				if errors.As(err, &failed) && failed.Retryable && !failed.Unknown && failed.SQLState == "40P01" {
+					continue
+				}
+				ended <- err
+				return
+			}
+		}
+		go add("a", "b")
+		n.awaitBlocked(t, 1)
+		n.enqueueUnique(t, "old", pgwake.EnqueueOptions{DedupKey: fmt.Sprint("b", round)})
+		old := n.take(t)
+		go add("b", "a")
+		n.awaitBlocked(t, 2)
+		require.NoError(t, before.Rollback(t.Context()))
+		require.NoError(t, errors.Join(<-ended, <-ended))
+		require.Equal(t, []string{"new", "new"}, n.takeAll(t))
+		n.done(t, old)
+		require.Equal(t, 2*(round+1), n.rows(t)["worker_queue"])
+	}
 }
 
 func TestDedupWaiting_LeaseHasEnded_ItWaitsAgain(t *testing.T) {

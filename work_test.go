@@ -1480,6 +1480,37 @@ func TestEnqueueForWorkerMany_SameDedupKeysInOppositeOrder_NoDeadlock(t *testing
 	}
 }
 
+// Also where one says that a namespace is the default one and the other says nothing. Each of them has to wait before it comes to the keys of
+// the second namespace.
+func TestEnqueueForWorkerMany_DefaultNamespaceNamedOrNot_NoDeadlock(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	between := n.begin(t)
+	for _, namespace := range []string{pgwake.DefaultNamespace, "orders"} {
+		_, err := n.EnqueueForWorkerTx(t.Context(), between, pgwake.WorkItem{Name: "x"}, &pgwake.EnqueueOptions{Namespace: namespace, DedupKey: "z"})
+		require.NoError(t, err)
+	}
+	errs := make(chan error, 2)
+	go func() {
+		_, err := n.EnqueueForWorkerMany(tctx, []pgwake.WorkEnqueue{
+			{WorkItem: pgwake.WorkItem{Name: "x"}, EnqueueOptions: pgwake.EnqueueOptions{DedupKey: "a"}},
+			{WorkItem: pgwake.WorkItem{Name: "x"}, EnqueueOptions: pgwake.EnqueueOptions{DedupKey: "z"}},
+			{WorkItem: pgwake.WorkItem{Name: "x"}, EnqueueOptions: pgwake.EnqueueOptions{Namespace: "orders", DedupKey: "a"}},
+			{WorkItem: pgwake.WorkItem{Name: "x"}, EnqueueOptions: pgwake.EnqueueOptions{Namespace: "orders", DedupKey: "z"}},
+		})
+		errs <- err
+	}()
+	other := n.begin(t)
+	go func() {
+		_, err := other.Exec(tctx, `SELECT `+n.quoted()+`.enqueue_work_many(array_fill('x'::text, '{4}'), array_fill('1'::text, '{4}'), '{default,default,orders,orders}', p_dedup_keys => '{a,z,a,z}')`)
+		errs <- errors.Join(err, other.Commit(tctx))
+	}()
+	n.awaitBlocked(t, 2)
+	require.NoError(t, between.Rollback(t.Context()))
+	require.NoError(t, errors.Join(<-errs, <-errs))
+	require.Equal(t, 4, n.rows(t)["worker_queue"])
+}
+
 // A lease that is waited for has all of the time that was asked for, from when it is renewed.
 func TestRenewWorkItemLock_ItemIsLockedByATransaction_ExtendsFromTheEndOfTheWait(t *testing.T) {
 	t.Parallel()

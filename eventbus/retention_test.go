@@ -1,6 +1,7 @@
 package eventbus_test
 
 import (
+	"context"
 	"slices"
 	"testing"
 	"time"
@@ -217,6 +218,38 @@ func TestKeepLog_SomebodyElseIsAtIt_Waits(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "wait", l.keep(12))
 	require.Equal(t, l.month(0), l.partitions()[0])
+}
+
+// A stranger has the lock, for years: advisory locks are the database's, and have no owner. Events go where they have to all the same.
+func TestKeepLog_StrangerHoldsTheLock_EventsAreHandledAndNothingIsRemoved(t *testing.T) {
+	t.Parallel()
+	for _, function := range []string{"pg_advisory_lock", "pg_advisory_lock_shared"} {
+		t.Run(function, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.exec(`CREATE OR REPLACE FUNCTION lock_patience() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '50ms' $$`)
+			l.exec(`DO $$ BEGIN EXECUTE (SELECT string_agg(format('DROP TABLE %I', p.name), ';') FROM event_partitions() p); END $$`)
+			stranger := session(t, l.p)
+			_, err := stranger.Exec(l.within(), `SELECT `+function+`(hashtext('pgwake event partitions of ' || current_schema()), 0)`)
+			require.NoError(t, err)
+			n := l.node(quick("g"))
+			got := make(chan int64, 1)
+			require.NoError(t, n.On(l.within(), "a", func(_ context.Context, e *eventbus.Event, _ pgx.Tx) error { got <- e.ID; return nil }))
+			require.Equal(t, l.emit("a"), <-got)
+			require.Equal(t, "wait", l.keep(12))
+			require.Len(t, l.log(1), 1)
+			require.Empty(t, l.partitions(), "it is in the default one")
+			require.NoError(t, n.Stop(l.within()))
+			_, err = l.conn.Exec(l.within(), `SELECT make_event_partitions()`)
+			require.ErrorContains(t, err, "the partitions of the log")
+			require.True(t, pgwake.WrapError("make partitions", err).(*pgwake.Error).Retryable)
+			_, err = stranger.Exec(l.within(), `SELECT pg_advisory_unlock_all()`)
+			require.NoError(t, err)
+			require.Equal(t, "done", l.keep(0))
+			require.Len(t, l.partitions(), 3)
+			require.Len(t, l.log(1), 1)
+		})
+	}
 }
 
 // Nobody made partitions for a long time: what came to be in the default one grows old there.

@@ -195,7 +195,8 @@ func (s *schema) holdSnapshot(t *testing.T) {
 func (s *schema) requirePages(t *testing.T, fewerThan int64, statement string) {
 	t.Helper()
 	var read int64
-	for range 2 { // the first call also plans
+	// The first call also plans, and so does any other after sessions that migrate, in whatever database, have said more than this one has heard.
+	for call := range 5 {
 		tx, err := s.conn.Begin(t.Context())
 		require.NoError(t, err)
 		var plan []struct {
@@ -211,6 +212,9 @@ func (s *schema) requirePages(t *testing.T, fewerThan int64, statement string) {
 			return
 		}
 		read = plan[0].Plan.Hit + plan[0].Plan.Read
+		if call > 0 && read < fewerThan {
+			break
+		}
 	}
 	t.Logf("%6d pages, of less than %d: %s", read, fewerThan, statement)
 	if read >= fewerThan {

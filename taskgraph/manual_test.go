@@ -436,6 +436,32 @@ func TestUpkeep_NoAnswer_GivesUpAndGoesOn(t *testing.T) {
 	require.Eventually(t, func() bool { return failures() >= 2 }, patience, 10*time.Millisecond)
 }
 
+// A stranger has the lock of upkeep: advisory locks are the database's, and have no owner. What needs no upkeep goes on, what ended long ago
+// is removed, and what was lost waits until he lets go.
+func TestUpkeep_StrangerHoldsTheLock_TasksGoOnAndWhatWasLostIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	g := newGraph(t, &taskgraph.Config{FailStale: true, KeepFor: time.Hour})
+	ok, _ := failing(0, nil)
+	g.Handle("h", ok)
+	stranger := session(t, g.p)
+	_, err := stranger.Exec(t.Context(), `SELECT pg_advisory_lock(hashtext('pgwake upkeep of tasks'), hashtext(current_schema()))`)
+	require.NoError(t, err)
+	lost := g.submit(taskgraph.Define("shop", "lost", "1").Step("a", "h"))
+	require.Len(t, g.query(`DELETE FROM orchestrator_queue RETURNING kind`), 1)
+	pgwaketest.Advance(t, g.p, 10*time.Minute)
+	done, err := g.Upkeep(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, done)
+	g.run()
+	g.complete(g.submit(taskgraph.Define("shop", "works", "1").Step("a", "h")))
+	_, err = stranger.Exec(t.Context(), `SELECT pg_advisory_unlock_all()`)
+	require.NoError(t, err)
+	done, err = g.Upkeep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, taskgraph.Upkept{Recovered: 1}, done)
+	g.complete(lost)
+}
+
 // Somebody has registered, by SQL, definitions whose thresholds nobody can read.
 func TestUpkeep_ThresholdsCannotBeRead_AreTheDefaults(t *testing.T) {
 	t.Parallel()

@@ -519,15 +519,21 @@ var mutants = []mutant{
 	},
 	{
 		name:    "dedup: who waits is claimed before the change is there to be seen",
-		file:    "migrations/00009_locked_first.sql",
+		file:    "migrations/00011_one_order.sql",
 		patches: []patch{{"                    FOR KEY SHARE;", "                    ;"}},
 		pkg:     root, test: "TestDedupWaiting_InATransaction_ItemIsNotClaimedBeforeItsEnd",
 	},
 	{
 		name:    "dedup: who came meanwhile is claimed before the change is there to be seen",
-		file:    "migrations/00009_locked_first.sql",
+		file:    "migrations/00011_one_order.sql",
 		patches: []patch{{"        EXIT WHEN NOT v_waiting;", "        EXIT;"}},
 		pkg:     root, test: "TestDedupWaiting_ItemCommittedMeanwhile_IsNotClaimedBeforeTheEnd",
+	},
+	{
+		name:    "dedup: batches take the keys of the default namespace in two orders",
+		file:    "migrations/00011_one_order.sql",
+		patches: []patch{{"ORDER BY coalesce(i.namespace, 'default'), i.dedup_key, i.ord", "ORDER BY i.namespace, i.dedup_key, i.ord"}},
+		pkg:     root, test: "TestEnqueueForWorkerMany_DefaultNamespaceNamedOrNot_NoDeadlock",
 	},
 	{
 		name:    "leases: the end is reckoned before the item is locked",
@@ -562,7 +568,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "dedup: who waited for the key does not look again",
-		file:    "migrations/00009_locked_first.sql",
+		file:    "migrations/00011_one_order.sql",
 		patches: []patch{{"    IF v_kept OR 'dead' = ANY (p_dedup_scopes) THEN\n", "    IF false THEN\n"}},
 		pkg:     root, test: "TestDedupQueuedOrDead_DiesMeanwhile_IsInTheWay",
 	},
@@ -724,7 +730,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "namespaces: the library is silent about them, too",
-		file:    "migrations/00009_locked_first.sql",
+		file:    "migrations/00011_one_order.sql",
 		patches: []patch{{"        PERFORM register_namespaces(p_namespaces);\n", "        PERFORM quiet(p_quiet), register_namespaces(p_namespaces);\n"}},
 		pkg:     root, test: "TestWaitForNamespaces_WhoeverAddsOne_IsPushed",
 	},
