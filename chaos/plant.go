@@ -32,25 +32,24 @@ var plants = map[string]func(*workload){
 			w.loops.Go(func() { <-w.alive.Done() })
 		}
 	},
-	// One after another: on a machine that is slow, more attempts at once would only time out.
+	// A few at a time: on a machine that is slow, more attempts at once would only time out.
 	"connection": func(w *workload) {
-		var all []*pgx.Conn
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		for n := 0; n < 150 && w.alive.Err() == nil; n++ { // the server does not admit many more
-			select {
-			case <-tick.C:
-			case <-w.alive.Done():
-			}
-			conn, err := pgx.Connect(w.alive, w.ListenURL)
-			w.notPlanted(err)
-			if err == nil {
-				all = append(all, conn)
-			}
-		}
-		<-w.alive.Done()
-		for _, conn := range all {
-			conn.Close(context.Background())
+		const atATime, each = 4, 37 // the server does not admit many more
+		for range atATime {
+			w.loops.Go(func() {
+				var all []*pgx.Conn
+				for n := 0; n < each && nap(w.alive, atATime*100*time.Millisecond); n++ {
+					conn, err := pgx.Connect(w.alive, w.ListenURL)
+					w.notPlanted(err)
+					if err == nil {
+						all = append(all, conn)
+					}
+				}
+				<-w.alive.Done()
+				for _, conn := range all {
+					_ = conn.Close(context.Background())
+				}
+			})
 		}
 	},
 	// Rows of a node that lives: those of others are removed by whoever opens a Provider.

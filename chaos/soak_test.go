@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgwake/pgwake/internal/devpg"
+	"github.com/pgwake/pgwake/internal/testsize"
 )
 
 // briefSoak is a soak of a few seconds.
@@ -35,6 +36,9 @@ func briefSoak(t *testing.T, length time.Duration, plant ...string) (v *soakVerd
 }
 
 func TestSoak_Sound_HasNoViolations(t *testing.T) {
+	if !testsize.Full() {
+		t.Skip("make soak does the same")
+	}
 	v, temp := briefSoak(t, 6*time.Second)
 	assert.Empty(t, v.violations)
 	a := v.accounts
