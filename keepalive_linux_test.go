@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testpooler"
 	"github.com/stretchr/testify/require"
 )
 
@@ -28,56 +29,112 @@ func TestOpen_ConnectionsOfThePoolNoticeAPeerThatIsGone(t *testing.T) {
 	require.NoError(t, raw.Control(func(fd uintptr) { timeout, err = syscall.GetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout) }))
 	require.NoError(t, err)
 	require.Equal(t, 25_000, timeout, "TCP_USER_TIMEOUT in milliseconds")
-	require.Equal(t, [...]string{"10", "5", "3", "25000"}, serverKeepAliveOf(t, conn.Conn()), "and its server")
+	require.Equal(t, kept, keepAlivesOf(t, conn.Conn()), "and its server")
 }
 
-func serverKeepAliveOf(t *testing.T, conn *pgx.Conn) (shown [len(serverKeepAlive)]string) {
+var kept = [...]string{"10", "5", "3", "25000"}
+
+func keepAlivesOf(t *testing.T, conn *pgx.Conn) (shown [len(keepAlives)]string) {
 	t.Helper()
-	for i, set := range serverKeepAlive {
+	for i, set := range keepAlives {
 		require.NoError(t, conn.QueryRow(t.Context(), `SELECT setting FROM pg_settings WHERE name = $1`, set.name).Scan(&shown[i]))
 	}
 	return shown
 }
 
-func TestTunePool_ServerKeepAlive_IsLeftToParametersAndPoolers(t *testing.T) {
+func TestTunePool_ServersKeepAlive_IsWhatNobodyElseHasSet(t *testing.T) {
 	t.Parallel()
-	connect := func(parameters map[string]string, hooks ...func(*pgx.Conn) error) [len(serverKeepAlive)]string {
+	plain, err := pgx.Connect(t.Context(), testdb.URL(t))
+	require.NoError(t, err)
+	defer plain.Close(context.Background())
+	untouched := keepAlivesOf(t, plain)
+	theirs := untouched
+	theirs[3] = "7000"
+	later := kept
+	later[3] = "7000"
+	for name, c := range map[string]struct {
+		parameters map[string]string
+		after      string
+		want       [len(keepAlives)]string
+	}{
+		"nobody":                     {want: kept},
+		"parameters":                 {parameters: map[string]string{"tcp_user_timeout": "7000"}, want: theirs},
+		"options":                    {parameters: map[string]string{"options": "-c tcp_user_timeout=7000"}, want: theirs},
+		"their hook, which is later": {after: `SET tcp_user_timeout = 7000`, want: later},
+	} {
 		config, err := pgxpool.ParseConfig(testdb.URL(t))
 		require.NoError(t, err)
-		for name, value := range parameters {
+		for name, value := range c.parameters {
 			config.ConnConfig.RuntimeParams[name] = value
 		}
-		config.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
-			for _, hook := range hooks {
-				if err := hook(conn); err != nil {
-					return err
-				}
-			}
-			return nil
+		var made int
+		config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { made++; return nil }
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, c.after)
+			return err
 		}
 		TunePool(config)
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)
 		require.NoError(t, err)
 		defer pool.Close()
+		for range 2 { // the second begins with it
+			conn, err := pool.Acquire(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, c.want, keepAlivesOf(t, conn.Conn()), name)
+			pool.Reset()
+			conn.Release()
+		}
+		require.Equal(t, 2, made, name)
+	}
+}
+
+func TestTunePool_PoolerComesInBetween_IsAskedForNothingItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	through := testpooler.Start(t, testdb.URL(t), "transaction")
+	config, err := pgxpool.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	var between bool
+	config.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
+		if between {
+			through(config)
+		}
+		return nil
+	}
+	TunePool(config)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	shown := func() [len(keepAlives)]string {
 		conn, err := pool.Acquire(t.Context())
 		require.NoError(t, err)
 		defer conn.Release()
-		return serverKeepAliveOf(t, conn.Conn())
+		return keepAlivesOf(t, conn.Conn())
 	}
-	plain, err := pgx.Connect(t.Context(), testdb.URL(t))
-	require.NoError(t, err)
-	defer plain.Close(context.Background())
-	untouched := serverKeepAliveOf(t, plain)
-	theirs := untouched
-	theirs[3] = "7000"
-	require.Equal(t, theirs, connect(map[string]string{"tcp_user_timeout": "7000"}))
-	require.Equal(t, "25000", connect(nil)[3])
-	require.Equal(t, "8000", connect(nil, func(conn *pgx.Conn) error {
-		_, err := conn.Exec(context.Background(), `SET tcp_user_timeout = 8000`)
-		return err
-	})[3], "their hook comes after")
+	require.Equal(t, kept, shown())
+	between = true
+	pool.Reset()
+	_, err = pool.Acquire(t.Context())
+	require.ErrorContains(t, err, "unsupported startup parameter")
+	require.NotEqual(t, kept, shown())
+}
 
-	_, err = plain.PgConn().ExecParams(t.Context(), setServerKeepAlive, [][]byte{[]byte("4294967295")}, nil, nil, nil).Close()
+func TestTunePool_Pooler_ItsSessionsAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	through := testpooler.Start(t, testdb.URL(t), "transaction")
+	config, err := pgxpool.ParseConfig(testdb.URL(t))
 	require.NoError(t, err)
-	require.Equal(t, untouched, serverKeepAliveOf(t, plain), "whoever was told of another process has not got this session for itself")
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	through(config.ConnConfig)
+	TunePool(config)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	for range 2 {
+		conn, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		require.NotEqual(t, kept, keepAlivesOf(t, conn.Conn()))
+		pool.Reset()
+		conn.Release()
+	}
 }

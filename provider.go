@@ -135,18 +135,26 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, er
 
 // TunePool prepares the configuration of a pool for New, as Open does with its own; call it last, before pgxpool.NewWithConfig. Where config says
 // nothing, it sets 5 s for making a connection (ConnConfig.ConnectTimeout) and for trying one before use (PingTimeout). To AfterConnect it adds
-// TCP keep-alive probes and TCP_USER_TIMEOUT, by which a dead peer is noticed after some 25 s, and a statement that has the server do the same
-// (tcp_keepalives_idle, _interval, _count, tcp_user_timeout): what a machine that vanished has locked is free after that time, and a client that
-// reads none of a long result for that long is cut off. The statement sets nothing where ConnConfig.RuntimeParams has one of these, nor behind a
-// pooler. Connections that the Provider finds broken give up their places in the pool at once, which takes 15 s otherwise; with PrepareConn or
-// BeforeAcquire, not those that are tried before use.
+// TCP keep-alive probes and TCP_USER_TIMEOUT, by which a dead peer is noticed after some 25 s, and it has sessions begin with the same for the
+// server (tcp_keepalives_idle, _interval, _count, tcp_user_timeout): one whose machine is gone ends then, if it runs no statement, and so does one
+// whose client reads nothing of a long answer for that long. That is not done where anybody has set one of these already, in RuntimeParams for
+// example, nor behind a pooler; whether it is to be is asked on the first connection. Connections that the Provider finds broken give up their
+// places in the pool at once, which takes 15 s otherwise; with PrepareConn or BeforeAcquire, not those that are tried before use.
 func TunePool(config *pgxpool.Config) {
 	config.PingTimeout = cmp.Or(config.PingTimeout, answerDeadline)
 	config.ConnConfig.ConnectTimeout = cmp.Or(config.ConnConfig.ConnectTimeout, answerDeadline)
-	after := config.AfterConnect
+	var server serverKeepAlive
+	before, after := config.BeforeConnect, config.AfterConnect
+	config.BeforeConnect = func(ctx context.Context, config *pgx.ConnConfig) error {
+		server.before(config)
+		if before == nil {
+			return nil
+		}
+		return before(ctx, config)
+	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		if keepAlive(conn.PgConn().Conn()) {
-			if err := keepServerAlive(ctx, conn); err != nil {
+			if err := server.after(ctx, conn); err != nil {
 				return err
 			}
 		}

@@ -253,6 +253,7 @@ func TestEmitMany_BySQL_WhatNobodyCouldReadIsRefused(t *testing.T) {
 		"larger than the default bound":    `ARRAY[to_json(repeat('x', 1048576))::text], p_max_payload => NULL`,
 		"numbers of 1 GB":                  `ARRAY['[7' || repeat('e131071, 7', 10000) || ']']`,
 		"small numbers":                    `ARRAY['[-7.5' || repeat('E-16000, -7.5', 17000) || ']']`,
+		"a few kB of numbers":              `ARRAY['[7' || repeat('e131071,7', 500) || ']']`,
 		"metadata with such":               `NULL, p_metadata => ARRAY['{"a":[7' || repeat('e131071,7', 2100) || ']}']`,
 		"the second":                       `ARRAY['1', '[7' || repeat('E+131071,7', 2100) || ']']`,
 	} {
@@ -264,10 +265,8 @@ func TestEmitMany_BySQL_WhatNobodyCouldReadIsRefused(t *testing.T) {
 		require.ErrorContains(t, err, "PW003", what)
 		require.Less(t, len(err.Error()), 200, what)
 	}
-	for _, arguments := range []string{`to_jsonb(repeat('x', 1000000)), NULL`, `'1', NULL, NULL, jsonb_build_object('x', repeat('x', 1000000))`} {
-		_, err := l.conn.Exec(l.within(), `SELECT append_event_log('default', 'a', `+arguments+`)`)
-		require.ErrorContains(t, err, "PW003")
-	}
+	_, err := l.conn.Exec(l.within(), `SELECT append_event_log('default', 'a', to_jsonb(repeat('x', 104857600)), NULL)`)
+	require.ErrorContains(t, err, "PW003")
 	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log`))
 	l.exec(`SELECT emit_many('default', ARRAY['a'], ARRAY['["1e131071 ' || repeat('7e131071,7', 10000) || '"]'])`)
 	l.exec(`SELECT emit_many('default', ARRAY['a'], ARRAY[to_json(repeat('x', 999998))::text], p_max_payload => NULL)`)

@@ -463,6 +463,7 @@ func TestEventOfKeyEmitted_TableOfSomebodyElse_IsRefused(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	schema := pgx.Identifier{l.p.Schema()}.Sanitize()
+	l.exec(`GRANT EXECUTE ON FUNCTION event_of_key_emitted TO ` + role)                                        // as it had when it was given all functions
 	for _, made := range []string{`AS SELECT * FROM ` + schema + `.event_log LIMIT 0`, `(event_id integer)`} { // none of its columns is read
 		_, err = conn.Exec(l.within(), fmt.Sprintf(`DROP TABLE IF EXISTS pg_temp.event_log; CREATE TEMP TABLE event_log %s;
 			CREATE TRIGGER mine AFTER INSERT ON pg_temp.event_log FOR EACH ROW EXECUTE FUNCTION %s.event_of_key_emitted()`, made, schema))

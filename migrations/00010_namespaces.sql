@@ -26,7 +26,7 @@ BEGIN
                AND CASE WHEN n.created_at >= transaction_timestamp() THEN -- for of an older one nobody could tell the other 32 bits
                    pg_xact_status((v_top + (n.xmin::text::bigint - v_top % 4294967296 + 6442450944) % 4294967296 - 2147483648)::text::xid8) = 'in progress'
                    END) > 1000 THEN
-            RAISE EXCEPTION 'a transaction adds at most 1000 namespaces once % have been added, of which some are gone', max_namespaces()
+            RAISE EXCEPTION 'a transaction adds at most 1000 namespaces once % were to be added, by whomever, also if they are gone, or never came', max_namespaces()
                 USING ERRCODE = 'PW008', HINT = 'Add them in several transactions.';
         END IF;
     END IF;

@@ -258,5 +258,6 @@ func text(err error) (said string) {
 	}()
 	said = err.Error()
 	said = strings.ToValidUTF8(said[:min(len(said), MaxReasonLength)], "\uFFFD")
-	return strings.ReplaceAll(said, "\x00", "\uFFFD")
+	said = strings.ReplaceAll(said, "\x00", "\uFFFD") // three bytes where there was one
+	return strings.ToValidUTF8(said[:min(len(said), MaxReasonLength)], "")
 }

@@ -70,7 +70,10 @@ END
 $$;
 -- +goose StatementEnd
 
+LOCK TABLE scheduled_tasks IN ACCESS EXCLUSIVE MODE; -- which the constraint takes, too
 UPDATE scheduled_tasks SET jitter = make_interval(secs => extract(epoch FROM jitter)) WHERE extract(day FROM jitter) <> 0 OR extract(month FROM jitter) <> 0;
+ALTER TABLE scheduled_tasks ADD CONSTRAINT scheduled_tasks_jitter_of_hours
+    CHECK (extract(day FROM jitter) = 0 AND extract(month FROM jitter) = 0 AND extract(year FROM jitter) = 0);
 
 -- +goose Down
 
@@ -86,6 +89,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
+ALTER TABLE scheduled_tasks DROP CONSTRAINT scheduled_tasks_jitter_of_hours;
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION schedule_task(
     p_namespace text, p_name text, p_cron_expression text, p_event_type text DEFAULT NULL, p_payload jsonb DEFAULT NULL, p_timezone text DEFAULT NULL,

@@ -17,16 +17,19 @@ LANGUAGE plpgsql IMMUTABLE
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF octet_length(p_json::jsonb::text) <= 268435456 THEN
+    IF octet_length(p_json::jsonb::text) <= max_event_payload() THEN
         RETURN;
     END IF;
     RAISE program_limit_exceeded;
-EXCEPTION WHEN program_limit_exceeded OR out_of_memory OR internal_error THEN -- also by the server, of 1 GB
-    RAISE EXCEPTION 'a payload has numbers that are too long when they are written out' USING ERRCODE = 'PW003';
+EXCEPTION WHEN program_limit_exceeded OR internal_error THEN -- also by the server, of 1 GB
+    IF SQLSTATE = 'XX000' AND NOT starts_with(SQLERRM, 'invalid memory alloc request size') THEN
+        RAISE;
+    END IF;
+    RAISE EXCEPTION 'a payload has more than % bytes once its numbers are written out', max_event_payload() USING ERRCODE = 'PW003';
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION check_written_out IS 'Internal: PW003 for JSON of more than 256 MiB once jsonb has written out its numbers, of which some bytes may be 131,072 digits: nobody could read such an event.';
+COMMENT ON FUNCTION check_written_out IS 'Internal: PW003 for JSON of more than max_event_payload once jsonb has written out its numbers, of which some bytes may be 131,072 digits: nobody could read such an event.';
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION emit_many(
@@ -65,9 +68,9 @@ BEGIN
     ELSIF v_most < v_size THEN
         RAISE EXCEPTION 'a payload has more than % bytes', v_most USING ERRCODE = 'PW003';
     END IF;
-    IF v_size > 16384 THEN -- what is less is in bounds
+    IF v_size > 4096 THEN -- what is less has some 450 numbers, of 131,072 digits at most, and is in bounds
         PERFORM check_written_out(t.json) FROM unnest(p_payloads || p_metadata) AS t (json)
-          WHERE CASE WHEN octet_length(t.json) > 16384 THEN t.json ~ '(^|[[:space:],:[])-?[0-9.]+[eE][+-]?[0-9][0-9]' END;
+          WHERE CASE WHEN octet_length(t.json) > 4096 THEN t.json ~ '(^|[[:space:],:[])-?[0-9.]+[eE][+-]?[0-9][0-9]' END;
     END IF;
     IF array_remove(p_headers, NULL) <> '{}' THEN
         PERFORM check_headers(p_headers);
@@ -158,8 +161,8 @@ AS $$
 DECLARE
     v_id bigint;
 BEGIN
-    IF max_event_payload() < greatest(octet_length(p_payload::text), octet_length(p_metadata::text)) THEN
-        RAISE EXCEPTION 'a payload has more than % bytes', max_event_payload() USING ERRCODE = 'PW003';
+    IF greatest(octet_length(p_payload::text), octet_length(p_metadata::text)) > 104857600 THEN -- max_event_payload, which a caller may have no right to call yet
+        RAISE EXCEPTION 'a payload has more than 104857600 bytes' USING ERRCODE = 'PW003';
     END IF;
     INSERT INTO event_log (namespace, event_type, payload, producer_node_id, scheduled_task_id, metadata)
     VALUES (p_namespace, p_event_type, coalesce(p_payload, 'null'), coalesce(p_producer_node_id, ''), p_scheduled_task_id, coalesce(p_metadata, '{}'))
