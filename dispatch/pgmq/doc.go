@@ -27,7 +27,8 @@
 // The header "pgwake" is an object of this package's: "name" in it is for which handler the message is (Publish sets it; without it
 // that is the name of the queue). The rest of it is about one message, and ignored where that is another: a dead letter may be sent again
 // with the headers that it has in the archive, and begins anew. All other headers are those of the message. A payload is JSON, and comes
-// back as PostgreSQL's jsonb has it.
+// back as PostgreSQL's jsonb has it. Publish refuses what jsonb cannot hold, and what is larger than MaxPayload or nested deeper than
+// pgwake.MaxDepth, with a pgwake.ErrInvalid, before anything is sent.
 //
 // # When messages are due
 //
