@@ -13,7 +13,8 @@
 // on the channel pgmq_message_ready, and on pgmq_message_ready.<namespace>, which is for other listeners. A statement that sends costs
 // two notifications, however many messages it sends, and so takes the lock of PostgreSQL's notification queue at its commit; a claim costs
 // none. Queues that are created later tell of themselves, on pgmq_queue_created. What is told has ids and instants, and nothing of what a
-// message says. Uninstall removes it.
+// message says. Uninstall removes it. Roles that receive need USAGE on that schema, and those that send need nothing of it: docs/security.md
+// has the grants.
 //
 // # Namespaces
 //
