@@ -2,12 +2,12 @@ package eventbus
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: what do nodes do with work items that are no deliveries?
@@ -30,7 +30,7 @@ func (n *Node) handleChores(d *dispatch.Dispatcher) {
 	for name, do := range map[string]func(context.Context, chore) error{nameSchedule: n.occur, nameReplay: n.replay} {
 		d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 			var c chore
-			if err := json.Unmarshal(item.Input, &c); err != nil {
+			if err := jsonvalue.Unmarshal(item.Input, &c); err != nil {
 				return nil, n.bury(ctx, item, reasonNoEvent, err.Error())
 			}
 			return nil, do(ctx, c)

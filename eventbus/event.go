@@ -2,10 +2,12 @@ package eventbus
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: what is an event, as the log has it and handlers get it?
@@ -34,8 +36,14 @@ type Event struct {
 	xact uint64
 }
 
-// Decode puts the payload into what v points to, as json.Unmarshal does.
-func (e *Event) Decode(v any) error { return json.Unmarshal(e.Payload, v) }
+// Decode puts the payload into what v points to, as json.Unmarshal does. Its error says where something does not fit, and what it was to be,
+// but not what is there: a handler that returns it has it logged, and kept with a dead letter. It wraps none of package encoding/json.
+func (e *Event) Decode(v any) error {
+	if err := jsonvalue.Unmarshal(e.Payload, v); err != nil {
+		return fmt.Errorf("decode the payload of event %d: %w", e.ID, err)
+	}
+	return nil
+}
 
 // Cursor returns the place of an event of the log, from which to read on; see Bus.Read. Of a delivery it is the same place.
 func (e *Event) Cursor() Cursor { return Cursor{e.xact, e.ID} }

@@ -2,7 +2,6 @@ package eventbus
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/conns"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: what happens between a delivery and its end?
@@ -48,7 +48,7 @@ const noTrouble = 100 * time.Millisecond
 // handle is the dispatch.Handler of all deliveries.
 func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 	var d delivery
-	if err := json.Unmarshal(item.Input, &d); err != nil {
+	if err := jsonvalue.Unmarshal(item.Input, &d); err != nil {
 		return nil, n.bury(ctx, item, reasonNoEvent, err.Error())
 	}
 	if item.Tag == controlTag {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: what does the handler of a step get, and what may it say?
@@ -46,7 +47,7 @@ type Step struct {
 // DecodeContext decodes what the task is about. Errors of it, and of what else decodes, say where something does not fit a Go type, and not
 // what is there.
 func (s *Step) DecodeContext(v any) error {
-	if err := unmarshal(s.Context, v); err != nil {
+	if err := jsonvalue.Unmarshal(s.Context, v); err != nil {
 		return Permanent(fmt.Errorf("decode the context of task %s: %w", s.TaskID, err))
 	}
 	return nil
@@ -57,7 +58,7 @@ func (s *Step) DecodeInputs(v any) error {
 	if len(s.Inputs) == 0 {
 		return nil
 	}
-	if err := unmarshal(s.Inputs, v); err != nil {
+	if err := jsonvalue.Unmarshal(s.Inputs, v); err != nil {
 		return Permanent(fmt.Errorf("decode the inputs of step %s: %w", s.Name, err))
 	}
 	return nil
@@ -90,7 +91,7 @@ func (s *Step) Result(ctx context.Context, name string, v any) error {
 			return err
 		}
 	}
-	if err := unmarshal(result, v); err != nil {
+	if err := jsonvalue.Unmarshal(result, v); err != nil {
 		return Permanent(fmt.Errorf("decode the result of step %s: %w", name, err))
 	}
 	return nil
@@ -121,7 +122,7 @@ func (s *Step) LastCheckpoint(v any) (bool, error) {
 	if len(s.checkpoint) == 0 {
 		return false, nil
 	}
-	if err := unmarshal(s.checkpoint, v); err != nil {
+	if err := jsonvalue.Unmarshal(s.checkpoint, v); err != nil {
 		return false, Permanent(fmt.Errorf("decode the checkpoint of step %s: %w", s.Name, err))
 	}
 	return true, nil

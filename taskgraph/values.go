@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
 	"regexp"
 	"strings"
 	"unicode/utf8"
@@ -99,33 +98,6 @@ func marshal(v any) (data json.RawMessage, err error) {
 		}
 	}()
 	return json.Marshal(v)
-}
-
-// unmarshal is json.Unmarshal of what others have written. Its error goes to logs, and into the result of the step: it says where something
-// does not fit, and what it was to be, but not what is there. So it wraps none of those that do: package encoding/json quotes numbers, and
-// types quote what they cannot be made of.
-func unmarshal(data []byte, v any) error {
-	err := json.Unmarshal(data, v)
-	var (
-		unfit  *json.UnmarshalTypeError
-		syntax *json.SyntaxError
-		target *json.InvalidUnmarshalError
-	)
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &unfit):
-		where := fmt.Sprintf("what is at byte %d", unfit.Offset)
-		if unfit.Field != "" {
-			where = fmt.Sprintf("field %s, at byte %d,", unfit.Field, unfit.Offset)
-		}
-		return fmt.Errorf("%s does not fit %v", where, unfit.Type)
-	case errors.As(err, &syntax):
-		return fmt.Errorf("not JSON from byte %d on", syntax.Offset)
-	case errors.As(err, &target):
-		return target // which says what v is, and no more
-	}
-	return fmt.Errorf("something in it does not fit %v (%T)", reflect.TypeOf(v).Elem(), err)
 }
 
 // problems are what is wrong with what a caller says: all of it, of which maxListed are told.

@@ -13,6 +13,7 @@ import (
 	"github.com/cschleiden/go-workflows/core"
 	"github.com/cschleiden/go-workflows/workflow"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: how are instances, events and timers of the runtime named and written down in the Provider?
@@ -124,14 +125,14 @@ func decodeEvent(data json.RawMessage) (e *history.Event, err error) {
 	var head struct {
 		Type history.EventType `json:"t"`
 	}
-	if err := json.Unmarshal(data, &head); err != nil {
+	if err := jsonvalue.Unmarshal(data, &head); err != nil {
 		return nil, fmt.Errorf("read an event: %w", err)
 	}
 	if head.Type == 0 {
 		return nil, errors.New("read an event: it has no type")
 	}
 	e = &history.Event{}
-	if err := json.Unmarshal(data, e); err != nil {
+	if err := jsonvalue.Unmarshal(data, e); err != nil {
 		return nil, fmt.Errorf("read an event: %w", err)
 	}
 	if e.Attributes == nil { // for which a worker would panic

@@ -50,3 +50,19 @@ func FuzzInstance_AnyIDs_AreRefusedOrComeBack(f *testing.F) {
 		require.NotNil(t, executionOf(instance))
 	})
 }
+
+// What does not fit may be a secret, and errors of turns go to logs.
+func TestDecodeEvent_WhatDoesNotFit_IsNotInTheError(t *testing.T) {
+	for text, says := range map[string]string{
+		`{"t": 73731.5}`:                     "read an event: field t, at byte 13, does not fit",
+		`{"t": "73731"}`:                     "read an event: field t, at byte 13, does not fit",
+		`{"t": 1, "sid": 73731.5}`:           ".sid, at byte 23, does not fit int64",
+		`{"t": 1, "ts": "s73731"}`:           "read an event: something in it does not fit",
+		`{"t": 1, "attr": {"name": 73731}}`:  "read an event: ",
+		`{"t": 1, "attr": {"queue": 73731}}`: "read an event: ",
+	} {
+		_, err := decodeEvent(json.RawMessage(text))
+		require.ErrorContains(t, err, says, text)
+		require.NotContains(t, err.Error(), "73731", text)
+	}
+}

@@ -2,7 +2,6 @@ package goworkflows
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/cschleiden/go-workflows/core"
 	"github.com/cschleiden/go-workflows/workflow"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: how are workflow tasks handed out?
@@ -74,7 +74,7 @@ func taskOf(item *pgwake.OrchestrationItem) (*backend.WorkflowTask, error) {
 	t := &turn{token: item.LockToken}
 	known := item.Attributes != nil
 	if known {
-		if err := json.Unmarshal(item.Attributes, &t.about); err != nil {
+		if err := jsonvalue.Unmarshal(item.Attributes, &t.about); err != nil {
 			return nil, fmt.Errorf("read the attributes: %w", err)
 		}
 	}
@@ -90,7 +90,7 @@ func taskOf(item *pgwake.OrchestrationItem) (*backend.WorkflowTask, error) {
 			continue
 		}
 		var first opening
-		if err := json.Unmarshal(m.Data, &first); err != nil {
+		if err := jsonvalue.Unmarshal(m.Data, &first); err != nil {
 			return nil, fmt.Errorf("read the opening: %w", err)
 		}
 		if first.Event.Event == nil || first.Instance == nil {

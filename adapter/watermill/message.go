@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: what is a message as an event, and an event as a message?
@@ -66,7 +67,7 @@ func newMessage(e *eventbus.Event) (*message.Message, error) {
 	m := message.NewMessage(uuid, message.Payload(e.Payload))
 	if kind := e.Headers[HeaderPayload]; kind == PayloadText || kind == PayloadBase64 {
 		var text string
-		err := e.Decode(&text)
+		err := jsonvalue.Unmarshal(e.Payload, &text)
 		m.Payload = message.Payload(text)
 		if err == nil && kind == PayloadBase64 {
 			m.Payload, err = base64.StdEncoding.DecodeString(text)
@@ -76,7 +77,7 @@ func newMessage(e *eventbus.Event) (*message.Message, error) {
 		}
 	}
 	var metadata map[string]json.RawMessage
-	if err := json.Unmarshal(e.Metadata, &metadata); err != nil {
+	if err := jsonvalue.Unmarshal(e.Metadata, &metadata); err != nil {
 		return nil, fmt.Errorf("metadata of event %d: %w", e.ID, err)
 	}
 	for name, value := range metadata {

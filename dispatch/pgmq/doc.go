@@ -13,7 +13,8 @@
 // on the channel pgmq_message_ready, and on pgmq_message_ready.<namespace>, which is for other listeners. A statement that sends costs
 // two notifications, however many messages it sends, and so takes the lock of PostgreSQL's notification queue at its commit; a claim costs
 // none. Queues that are created later tell of themselves, on pgmq_queue_created. What is told has ids and instants, and nothing of what a
-// message says. Uninstall removes it.
+// message says. Uninstall removes it. Roles that receive need USAGE on that schema, and those that send need nothing of it: docs/security.md
+// has the grants.
 //
 // # Namespaces
 //
@@ -27,7 +28,8 @@
 // The header "pgwake" is an object of this package's: "name" in it is for which handler the message is (Publish sets it; without it
 // that is the name of the queue). The rest of it is about one message, and ignored where that is another: a dead letter may be sent again
 // with the headers that it has in the archive, and begins anew. All other headers are those of the message. A payload is JSON, and comes
-// back as PostgreSQL's jsonb has it.
+// back as PostgreSQL's jsonb has it. Publish refuses what jsonb cannot hold, and what is larger than MaxPayload or nested deeper than
+// pgwake.MaxDepth, with a pgwake.ErrInvalid, before anything is sent.
 //
 // # When messages are due
 //

@@ -24,10 +24,17 @@ func failed(op string, err error) error {
 		err = fmt.Errorf("%w: %w", pgwake.ErrPermission, err)
 	case server.Code == "3F000", server.Code == "42883": // schema, function
 		err = fmt.Errorf("%w: Install has not been called, or pgmq is gone: %w", pgwake.ErrConfig, err)
-	case strings.HasPrefix(server.Code, "22"): // data exceptions
+	case notificationsFull(server): // whoever reads on makes room
+	case strings.HasPrefix(server.Code, "22"), strings.HasPrefix(server.Code, "54"): // data exceptions; beyond what the server can hold, or nested deeper than its stack
 		err = fmt.Errorf("%w: %w", pgwake.ErrInvalid, err)
 	}
 	return fmt.Errorf("pgmq: %s: %w", op, err)
+}
+
+// notificationsFull reports whether the server's queue of notifications is full. The state is that of what is too large, so the function
+// that raised it has to tell, or the text, which is in the server's language, where something in between leaves the function out.
+func notificationsFull(err *pgconn.PgError) bool {
+	return err.Code == "54000" && (err.Routine == "PreCommit_Notify" || err.Routine == "" && strings.Contains(err.Message, "NOTIFY"))
 }
 
 // receipt is a read of a message.

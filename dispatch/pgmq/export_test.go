@@ -1,5 +1,8 @@
 package pgmq
 
+// Failed is what becomes of an error.
+var Failed = failed
+
 // SpendCredit leaves the Stream no credit for what notifications call for.
 func (s *Stream) SpendCredit() {
 	for s.credit.until().IsZero() {

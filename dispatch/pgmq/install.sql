@@ -1,15 +1,19 @@
 -- What this package adds to pgmq: notifications of what is sent, whoever sends it, and verbs that take one round trip. Everything is
 -- in a schema of its own, but for the triggers, which go with it.
+--
+-- Whoever has USAGE on the schema may call its functions: PUBLIC keeps EXECUTE, since roles that receive were told to need no more. None
+-- but the triggers' has other rights than its caller, so nobody can do with them what he could not do without.
 
 CREATE SCHEMA IF NOT EXISTS pgwake_pgmq;
 COMMENT ON SCHEMA pgwake_pgmq IS 'notifications for pgmq, and what consumers that wait for them need; version 1';
 
 CREATE OR REPLACE FUNCTION pgwake_pgmq.namespace_of(p_queue text) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+	-- Names are in full: with a path of its own it could not be put in line where a query calls it.
 	SELECT CASE
-		WHEN p_queue ~ '^orchestration' THEN 'orchestration'
-		WHEN p_queue ~ '^worker_.*_queue$' THEN coalesce(substring(p_queue FROM '^worker_(.+)_queue$'), 'worker')
-		WHEN p_queue ~ '^[a-zA-Z][a-zA-Z0-9_]*_queue$' THEN left(p_queue, -6)
+		WHEN p_queue OPERATOR(pg_catalog.~) '^orchestration' THEN 'orchestration'
+		WHEN p_queue OPERATOR(pg_catalog.~) '^worker_.*_queue$' THEN coalesce(pg_catalog.substring(p_queue, '^worker_(.+)_queue$'), 'worker')
+		WHEN p_queue OPERATOR(pg_catalog.~) '^[a-zA-Z][a-zA-Z0-9_]*_queue$' THEN pg_catalog.left(p_queue, -6)
 		ELSE 'default'
 	END
 $$;
@@ -19,7 +23,8 @@ COMMENT ON FUNCTION pgwake_pgmq.namespace_of(text) IS
 CREATE OR REPLACE FUNCTION pgwake_pgmq.channel(p_namespace text) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
 	-- The name of a channel has at most 63 bytes, 19 of which are these.
-	SELECT 'pgmq_message_ready.' || CASE WHEN octet_length(p_namespace) <= 44 THEN p_namespace ELSE md5(p_namespace) END
+	SELECT 'pgmq_message_ready.' OPERATOR(pg_catalog.||)
+		CASE WHEN pg_catalog.octet_length(p_namespace) OPERATOR(pg_catalog.<=) 44 THEN p_namespace ELSE pg_catalog.md5(p_namespace) END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.channel(text) IS
 	'On which channel the messages of a namespace are told of: pgmq_message_ready.<namespace>, or the md5 of one that is too long.';

@@ -3,6 +3,7 @@ package pgmq_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
@@ -526,6 +528,57 @@ func TestPublish_BadInput_IsInvalid(t *testing.T) {
 	some := (*pgwake.LostLocksError)(nil)
 	for _, token := range []pgwake.LockToken{"", "1/1/a_queue", "x/y/z", "1/2"} {
 		require.ErrorAs(t, s.Ack(t.Context(), []pgwake.LockToken{token}), &some)
+	}
+}
+
+// What the server could not take apart, or hold, is said before anything is there, be it one message of many.
+func TestPublish_DeepOrTooLarge_IsInvalidAndNothingIsSent(t *testing.T) {
+	s := standIn(t)
+	nested := func(depth int) []byte { return []byte(strings.Repeat("[", depth) + strings.Repeat("]", depth)) }
+	large := []byte(`"` + strings.Repeat("x", pgmq.MaxPayload) + `"`)
+	good := dispatch.StreamMessage{Name: "x", Payload: nested(pgwake.MaxDepth)}
+	for what, m := range map[string]dispatch.StreamMessage{
+		"deep":            {Name: "x", Payload: nested(pgwake.MaxDepth + 1)},
+		"very deep":       {Name: "x", Payload: nested(1_000_000)},
+		"half a pair":     {Name: "x", Payload: []byte(`"\ud800"`)},
+		"large":           {Name: "x", Payload: large},
+		"NUL in a header": {Name: "x", Headers: map[string]string{"h": "a\x00"}},
+		"NUL in the name": {Name: "a\x00"},
+	} {
+		err := s.Publish(t.Context(), "a", good, m)
+		require.ErrorIs(t, err, pgwake.ErrInvalid, what)
+		require.Equal(t, what == "large", errors.Is(err, pgwake.ErrPayloadTooLarge), what)
+	}
+	var queues int
+	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pgmq.meta`).Scan(&queues))
+	require.Zero(t, queues)
+	require.NoError(t, s.Publish(t.Context(), "a", good))
+	require.Equal(t, string(good.Payload), string(s.receive(t, "a").Payload))
+}
+
+// What is within those bounds may be more than the server is set for: it says so, and would say it again.
+func TestPublish_DeeperThanTheServersStack_IsInvalid(t *testing.T) {
+	u, err := url.Parse(database(t, pgmqtest.Install))
+	require.NoError(t, err)
+	q := u.Query()
+	q.Set("max_stack_depth", "100kB")
+	u.RawQuery = q.Encode()
+	s := newStream(t, u.String())
+	deep := strings.Repeat("[", pgwake.MaxDepth) + strings.Repeat("]", pgwake.MaxDepth)
+	err = s.Publish(t.Context(), "a", dispatch.StreamMessage{Name: "x", Payload: []byte(deep)})
+	require.ErrorContains(t, err, "SQLSTATE 54001")
+	require.ErrorIs(t, err, pgwake.ErrInvalid)
+}
+
+func TestErrors_OfTheServer_AreInvalidIfTheSameCallWouldFailAgain(t *testing.T) {
+	for code, invalid := range map[string]bool{
+		"22P02": true, "22003": true, "54000": true, "54001": true, "54023": true, "53100": false, "57P01": false, "40001": false,
+	} {
+		require.Equal(t, invalid, errors.Is(pgmq.Failed("x", &pgconn.PgError{Code: code, Routine: "somewhere"}), pgwake.ErrInvalid), code)
+	}
+	for _, full := range []pgconn.PgError{{Routine: "PreCommit_Notify"}, {Message: "too many notifications in the NOTIFY queue"}} {
+		full.Code = "54000"
+		require.NotErrorIs(t, pgmq.Failed("x", &full), pgwake.ErrInvalid, "there will be room again")
 	}
 }
 

@@ -1,6 +1,7 @@
 package pgmq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -270,7 +271,12 @@ func (s *Stream) onLease(ctx context.Context, token pgwake.LockToken, call func(
 	return nil
 }
 
-// Publish sends messages, all or none.
+// MaxPayload bounds the payload of a message, in bytes, and its headers together. The server works with several copies of a value, each of
+// which has to stay under 1 GB.
+const MaxPayload = 100 << 20
+
+// Publish sends messages, all or none. Payloads and headers are what pgwake.CheckJSON allows, of at most MaxPayload bytes each, or it is a
+// pgwake.ErrInvalid, and nothing was sent: the same call would never succeed.
 func (s *Stream) Publish(ctx context.Context, namespace string, messages ...dispatch.StreamMessage) error {
 	const op = "publish"
 	payloads, headers, delays := make([]string, len(messages)), make([]string, len(messages)), make([]time.Duration, len(messages))
@@ -278,11 +284,16 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 		if m.Headers[ownHeader] != "" || m.Delay < 0 {
 			return failed(op, fmt.Errorf("%w: message %d has a header %q, or a delay of %v", pgwake.ErrInvalid, i, ownHeader, m.Delay))
 		}
+		headers[i] = headersOf(&messages[i])
+		err := cmp.Or(pgwake.CheckJSON(fmt.Sprintf("the payload of message %d", i), m.Payload, MaxPayload),
+			pgwake.CheckJSON(fmt.Sprintf("what the headers of message %d come to", i), []byte(headers[i]), MaxPayload))
+		if err != nil {
+			return failed(op, err)
+		}
 		payloads[i], delays[i] = "null", m.Delay
 		if len(m.Payload) > 0 {
 			payloads[i] = string(m.Payload)
 		}
-		headers[i] = headersOf(&messages[i])
 	}
 	if len(messages) == 0 {
 		return nil
