@@ -1,7 +1,6 @@
 package eventbus
 
 import (
-	"bytes"
 	"encoding/json"
 	"math"
 	"strings"
@@ -10,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: what may callers pass in? The tables have checks of the same rules, for those who come by SQL.
@@ -99,37 +99,8 @@ func encode(what string, v any, most int) (string, error) {
 	if err := pgwake.CheckJSON(what, data, most); err != nil {
 		return "", err
 	}
-	if zerosOf(data) > mostPayload { // or else nobody could read it, and who waits for its key would do so for ever
+	if jsonvalue.Zeros(data) > mostPayload { // or else nobody could read it, and who waits for its key would do so for ever
 		return "", invalid("%s has numbers that are more than %d bytes when they are written out", what, mostPayload)
 	}
 	return string(data), nil
-}
-
-// zerosOf is how many zeros the exponents of the numbers of valid JSON stand for, which jsonb writes out: at least, since those that it
-// has no room for it refuses.
-func zerosOf(data []byte) (zeros int) {
-	quoted := false
-	for i := 0; i < len(data); i++ {
-		switch c := data[i]; {
-		case quoted && c == '\\':
-			i++
-		case c == '"':
-			quoted = !quoted
-		case quoted:
-		case (c == 'e' || c == 'E') && data[i-1] >= '0' && data[i-1] <= '9': // and not that of true
-			zeros += exponent(data[i+1:])
-		}
-	}
-	return zeros
-}
-
-// exponent is the size of the one that data begins with, up to a million.
-func exponent(data []byte) (size int) {
-	for _, c := range bytes.TrimLeft(data, "+-") {
-		if c < '0' || c > '9' {
-			break
-		}
-		size = min(10*size+int(c-'0'), 1_000_000)
-	}
-	return size
 }

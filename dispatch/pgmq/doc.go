@@ -29,7 +29,9 @@
 // that is the name of the queue). The rest of it is about one message, and ignored where that is another: a dead letter may be sent again
 // with the headers that it has in the archive, and begins anew. All other headers are those of the message. A payload is JSON, and comes
 // back as PostgreSQL's jsonb has it. Publish refuses what jsonb cannot hold, and what is larger than MaxPayload or nested deeper than
-// pgwake.MaxDepth, with a pgwake.ErrInvalid, before anything is sent.
+// pgwake.MaxDepth, with a pgwake.ErrInvalid, before anything is sent, and so numbers that jsonb writes out in more than MaxPayload. What
+// others send, and has numbers of more than 128 MiB when they are written out, nobody could read: it becomes a dead letter, with reason
+// "unreadable", when it would be received.
 //
 // # When messages are due
 //

@@ -3,9 +3,11 @@ package pgmq_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/stretchr/testify/require"
@@ -205,4 +207,44 @@ func TestTriggers_OnTablesThatAreNotOfPgmq_AreRefused(t *testing.T) {
 		refused(`INSERT INTO mine VALUES ('q', now(), 1, now())`, function+" is for the tables of pgmq only")
 		exec(`DROP TRIGGER t ON mine`)
 	}
+}
+
+// A few kB of numbers may be 1 GB once they are written out, which nobody could read: such a message would come back for ever. It is in
+// nobody's way, wherever the numbers are.
+func TestReceive_NumbersThatAreTooLongWhenWrittenOut_AreDeadLetters(t *testing.T) {
+	s := standIn(t)
+	s.exec(t, `SELECT pgmq.create('a_queue')`)
+	long := func(exponent string, n int) string { return "[7" + strings.Repeat(exponent+", 7", n) + "]" }
+	s.exec(t, `SELECT pgmq.send('a_queue', '"first"')`)
+	for _, numbers := range []string{long("e131071", 8300), long("E+131071", 1500), "[[{\"k\": [-" + long(".5e-16382", 17000)[1:] + "}]]", "[0" + strings.Repeat("e-16383, 0", 17000) + "]"} {
+		s.exec(t, `SELECT pgmq.send('a_queue', $1::jsonb)`, numbers)
+	}
+	s.exec(t, `SELECT pgmq.send('a_queue', '"second"')`)
+	for _, headers := range []string{`{"k": %s}`, `{"pgwake": {"name": %s}}`} {
+		s.exec(t, `SELECT pgmq.send('a_queue', '1', $1::jsonb, clock_timestamp())`, fmt.Sprintf(headers, long("e131071", 8300)))
+	}
+	s.exec(t, `SELECT pgmq.send('a_queue', '"third"', $1::jsonb, clock_timestamp())`, fmt.Sprintf(`{"pgwake": {"of": %s, "back": %[1]s, "free": %[1]s}}`, long("e131071", 8300)))
+	s.exec(t, `SELECT pgmq.send('a_queue', (repeat('[', 4500) || repeat(']', 4500))::jsonb)`) // as deep as the server's stack allows for, or so
+	s.exec(t, `SELECT pgmq.send('a_queue', $1::jsonb)`, long("e131071", 100))
+
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	all, err := s.Receive(ctx, "a", 100, time.Minute)
+	require.NoError(t, err)
+	var got []string
+	for _, d := range all[:len(all)-1] {
+		got = append(got, string(d.Payload))
+	}
+	require.Equal(t, []string{`"first"`, `"second"`, `"third"`, strings.Repeat("[", 4500) + strings.Repeat("]", 4500)}, got)
+	require.Greater(t, len(all[len(all)-1].Payload), 100*131072)
+	s.ack(t, all...)
+	var left int
+	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pgmq.q_a_queue`).Scan(&left))
+	require.Zero(t, left)
+	rows, err := s.pool.Query(t.Context(), `SELECT headers -> 'pgwake' -> 'dead' ->> 'reason' || ': ' || left(headers -> 'pgwake' -> 'dead' ->> 'cause', 11) FROM pgmq.a_a_queue ORDER BY msg_id`)
+	require.NoError(t, err)
+	dead, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	message, headers := "unreadable: the message", "unreadable: the headers"
+	require.Equal(t, []string{message, message, message, message, headers, headers}, dead)
 }

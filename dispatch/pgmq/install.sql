@@ -159,6 +159,42 @@ $$;
 COMMENT ON FUNCTION pgwake_pgmq.send(text, jsonb[], jsonb[], interval[]) IS
 	'Sends messages to the queue of a namespace, which it creates if there is none: <namespace>_queue, or worker_<namespace>_queue where that belongs to another.';
 
+-- What jsonb holds in some bytes may be 131,072 digits once it is written out, as 1e131071 is. What is at most 4 kB, and not compressed, has
+-- some 256 numbers, which are in bounds: receive writes that out without more ado.
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.written_out(p_value jsonb) RETURNS text
+LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_number numeric;
+	v_size bigint := 0; -- of what the exponents stand for: at least, and without writing it out, which would take seconds
+	v_text text;
+BEGIN
+	BEGIN
+		FOR v_number IN SELECT n::numeric FROM jsonb_path_query(p_value, 'strict $.** ? (@.type() == "number" && (@.abs() > 1e500 || @.abs() < 1e-300))') AS n LOOP
+			v_number := abs(v_number);
+			v_size := v_size + scale(v_number) + CASE
+				WHEN v_number < 1 THEN 0 WHEN v_number < 1e1000 THEN 500 WHEN v_number < 1e2000 THEN 1000
+				WHEN v_number < 1e4000 THEN 2000 WHEN v_number < 1e8000 THEN 4000
+				WHEN v_number < 1e16000 THEN 8000 WHEN v_number < 1e32000 THEN 16000 WHEN v_number < 1e64000 THEN 32000 WHEN v_number < 1e96000 THEN 64000
+				ELSE 96000 END;
+			IF v_size > 134217728 THEN
+				RETURN NULL;
+			END IF;
+		END LOOP;
+	EXCEPTION WHEN statement_too_complex THEN -- nested deeper than the path's stack, which writing out does without
+		NULL;
+	END;
+	v_text := p_value;
+	RETURN CASE WHEN octet_length(v_text) <= 268435456 THEN v_text END;
+EXCEPTION WHEN program_limit_exceeded OR internal_error THEN -- by the server, of 1 GB
+	IF SQLSTATE = 'XX000' AND NOT starts_with(SQLERRM, 'invalid memory alloc request size') THEN
+		RAISE;
+	END IF;
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.written_out(jsonb) IS 'A value as text. Null: its numbers have more than 128 MiB, or all of it more than 256 MiB, which is more than what Publish takes can come to.';
+
 CREATE OR REPLACE FUNCTION pgwake_pgmq.receive(p_namespace text, p_vt integer, p_most integer)
 RETURNS TABLE (queue_name text, msg_id bigint, read_ct integer, enqueued_at timestamptz, message text, headers jsonb, next_vt timestamptz, answered_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -178,12 +214,22 @@ BEGIN
 				msg_id := v_message.msg_id;
 				read_ct := v_message.read_ct;
 				enqueued_at := CASE WHEN isfinite(v_message.enqueued_at) THEN v_message.enqueued_at ELSE clock_timestamp() END;
-				message := v_message.message;
 				headers := v_message.headers;
 				IF jsonb_typeof(headers) = 'object' AND headers ? 'pgwake' THEN
 					headers := pgwake_pgmq.noted(headers, msg_id, v_message.enqueued_at, '{}');
 				END IF;
-				RETURN NEXT;
+				IF pg_column_size(v_message.message) <= 4096 AND pg_column_compression(v_message.message) IS NULL THEN
+					message := v_message.message;
+				ELSE
+					message := pgwake_pgmq.written_out(v_message.message);
+				END IF;
+				IF message IS NULL AND v_message.message IS NOT NULL THEN
+					PERFORM pgwake_pgmq.bury(v_queue, msg_id, 'unreadable', 'the message has more bytes than anybody could read once its numbers are written out');
+				ELSIF (pg_column_size(headers) > 4096 OR pg_column_compression(headers) IS NOT NULL) AND pgwake_pgmq.written_out(headers) IS NULL THEN
+					PERFORM pgwake_pgmq.bury(v_queue, msg_id, 'unreadable', 'the headers have more bytes than anybody could read once their numbers are written out');
+				ELSE
+					RETURN NEXT;
+				END IF;
 			END LOOP;
 		END IF;
 		EXECUTE format('SELECT min(vt) FROM pgmq.%I WHERE vt < ''infinity''', 'q_' || lower(v_queue)) INTO v_earliest; -- by pgmq's index on vt
@@ -201,7 +247,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.receive(text, integer, integer) IS
-	'Reads from the queues of a namespace, by pgmq.read. The last row is no message: it says when one is due next, or a lease ends, and what the clock shows.';
+	'Reads from the queues of a namespace, by pgmq.read. What nobody could read, since it is too large once it is written out, becomes a dead letter. The last row is no message: it says when one is due next, or a lease ends, and what the clock shows.';
 
 -- A receipt is a queue, a message and how often that was read: the next read makes another. A message that was given back has
 -- receipts no more, although its vt is later and it was not read since: "back" says so.
@@ -214,7 +260,7 @@ CREATE OR REPLACE FUNCTION pgwake_pgmq.note(p_headers jsonb, p_id bigint, p_enqu
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
 	SELECT CASE
 		WHEN jsonb_typeof(n) IS DISTINCT FROM 'object' THEN '{}'
-		WHEN n ->> 'of' = o THEN n
+		WHEN n -> 'of' = to_jsonb(o) THEN n -- not as text, which may be larger than any
 		ELSE n - '{back,free,error,dead}'::text[]
 	END || jsonb_build_object('of', o)
 	  FROM (SELECT p_headers -> 'pgwake', p_id || '/' || extract(epoch FROM p_enqueued_at)) AS x(n, o)
@@ -224,7 +270,7 @@ COMMENT ON FUNCTION pgwake_pgmq.note(jsonb, bigint, timestamptz) IS
 
 CREATE OR REPLACE FUNCTION pgwake_pgmq.free(p_note jsonb) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-	SELECT CASE WHEN (p_note -> 'free')::text ~ '^[0-9]{1,9}$' THEN (p_note ->> 'free')::integer ELSE 0 END
+	SELECT CASE WHEN jsonb_typeof(p_note -> 'free') = 'number' AND (p_note -> 'free')::text ~ '^[0-9]{1,9}$' THEN (p_note ->> 'free')::integer ELSE 0 END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.free(jsonb) IS 'How many attempts a note takes out of the count.';
 
@@ -245,7 +291,7 @@ BEGIN
 		RETURN QUERY EXECUTE format('WITH held AS MATERIALIZED (
 				SELECT q.msg_id FROM pgmq.%1$I q JOIN unnest($1, $2) AS r(id, reads) ON q.msg_id = r.id
 				 WHERE q.read_ct = r.reads AND q.vt > clock_timestamp()
-				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
+				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
 				 ORDER BY q.msg_id FOR UPDATE OF q
 			)
 			DELETE FROM pgmq.%1$I q USING held WHERE q.msg_id = held.msg_id
@@ -262,7 +308,7 @@ BEGIN
 		RETURN QUERY EXECUTE format('WITH held AS MATERIALIZED (
 				SELECT q.msg_id FROM pgmq.%1$I q JOIN unnest($1, $2) AS r(id, reads) ON q.msg_id = r.id
 				 WHERE q.read_ct = r.reads AND q.vt > clock_timestamp()
-				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
+				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
 				 ORDER BY q.msg_id FOR UPDATE OF q
 			)
 			UPDATE pgmq.%1$I q SET vt = clock_timestamp() + $3 FROM held WHERE q.msg_id = held.msg_id
@@ -282,7 +328,7 @@ BEGIN
 				jsonb_strip_nulls(jsonb_build_object(''back'', q.read_ct, ''error'', $5,
 					''free'', CASE WHEN $4 THEN pgwake_pgmq.free(pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at)) + 1 END)))
 			WHERE q.msg_id = $1 AND q.read_ct = $2 AND q.vt > clock_timestamp()
-			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
+			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
 			RETURNING q.msg_id', 'q_' || lower(p_queue)) INTO v_done USING p_id, p_reads, p_delay, p_free, p_error;
 	END IF;
 	RETURN v_done IS NOT NULL;
@@ -291,22 +337,32 @@ $$;
 COMMENT ON FUNCTION pgwake_pgmq.nack(text, bigint, integer, interval, boolean, text) IS
 	'Gives a message back whose lease holds, due after a delay; p_free takes the attempt out of the count. False: the lease is lost.';
 
+CREATE OR REPLACE FUNCTION pgwake_pgmq.bury(p_queue text, p_id bigint, p_reason text, p_cause text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	EXECUTE format('UPDATE pgmq.%I q SET headers = pgwake_pgmq.noted(q.headers, q.msg_id, q.enqueued_at,
+			jsonb_build_object(''dead'', jsonb_build_object(''reason'', $2, ''cause'', $3, ''at'', clock_timestamp())))
+		WHERE q.msg_id = $1', 'q_' || lower(p_queue)) USING p_id, p_reason, p_cause;
+	PERFORM pgmq.archive(p_queue, p_id);
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.bury(text, bigint, text, text) IS 'Archives a message, which the caller has locked, with a reason and a cause among its headers.';
+
 CREATE OR REPLACE FUNCTION pgwake_pgmq.dead_letter(p_queue text, p_id bigint, p_reads integer, p_reason text, p_cause text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-	v_done bigint;
+	v_held bigint;
 BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
-		EXECUTE format('UPDATE pgmq.%I q SET headers = pgwake_pgmq.noted(q.headers, q.msg_id, q.enqueued_at,
-				jsonb_build_object(''dead'', jsonb_build_object(''reason'', $3, ''cause'', $4, ''at'', clock_timestamp())))
+		EXECUTE format('SELECT q.msg_id FROM pgmq.%I q
 			WHERE q.msg_id = $1 AND q.read_ct = $2 AND q.vt > clock_timestamp()
-			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) ->> ''back'' IS DISTINCT FROM q.read_ct::text
-			RETURNING q.msg_id', 'q_' || lower(p_queue)) INTO v_done USING p_id, p_reads, p_reason, p_cause;
-		IF v_done IS NOT NULL THEN
-			PERFORM pgmq.archive(p_queue, p_id);
+			  AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
+			FOR UPDATE', 'q_' || lower(p_queue)) INTO v_held USING p_id, p_reads;
+		IF v_held IS NOT NULL THEN
+			PERFORM pgwake_pgmq.bury(p_queue, p_id, p_reason, p_cause);
 		END IF;
 	END IF;
-	RETURN v_done IS NOT NULL;
+	RETURN v_held IS NOT NULL;
 END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.dead_letter(text, bigint, integer, text, text) IS

@@ -540,6 +540,7 @@ func TestPublish_DeepOrTooLarge_IsInvalidAndNothingIsSent(t *testing.T) {
 	for what, m := range map[string]dispatch.StreamMessage{
 		"deep":            {Name: "x", Payload: nested(pgwake.MaxDepth + 1)},
 		"very deep":       {Name: "x", Payload: nested(1_000_000)},
+		"long numbers":    {Name: "x", Payload: []byte("[7" + strings.Repeat("e131071, 7", 8300) + "]")},
 		"half a pair":     {Name: "x", Payload: []byte(`"\ud800"`)},
 		"large":           {Name: "x", Payload: large},
 		"NUL in a header": {Name: "x", Headers: map[string]string{"h": "a\x00"}},

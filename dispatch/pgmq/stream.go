@@ -18,6 +18,7 @@ import (
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/internal/dbclock"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: how do pgmq's queues do what an EventStream does?
@@ -275,8 +276,8 @@ func (s *Stream) onLease(ctx context.Context, token pgwake.LockToken, call func(
 // which has to stay under 1 GB.
 const MaxPayload = 100 << 20
 
-// Publish sends messages, all or none. Payloads and headers are what pgwake.CheckJSON allows, of at most MaxPayload bytes each, or it is a
-// pgwake.ErrInvalid, and nothing was sent: the same call would never succeed.
+// Publish sends messages, all or none. Payloads and headers are what pgwake.CheckJSON allows, of at most MaxPayload bytes each, also once
+// their numbers are written out, or it is a pgwake.ErrInvalid, and nothing was sent: the same call would never succeed.
 func (s *Stream) Publish(ctx context.Context, namespace string, messages ...dispatch.StreamMessage) error {
 	const op = "publish"
 	payloads, headers, delays := make([]string, len(messages)), make([]string, len(messages)), make([]time.Duration, len(messages))
@@ -287,6 +288,9 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 		headers[i] = headersOf(&messages[i])
 		err := cmp.Or(pgwake.CheckJSON(fmt.Sprintf("the payload of message %d", i), m.Payload, MaxPayload),
 			pgwake.CheckJSON(fmt.Sprintf("what the headers of message %d come to", i), []byte(headers[i]), MaxPayload))
+		if err == nil && jsonvalue.Zeros(m.Payload) > MaxPayload { // headers are texts
+			err = fmt.Errorf("%w: the payload of message %d has numbers that are more than %d bytes when they are written out", pgwake.ErrInvalid, i, MaxPayload)
+		}
 		if err != nil {
 			return failed(op, err)
 		}

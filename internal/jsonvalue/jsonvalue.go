@@ -1,4 +1,4 @@
-// Package jsonvalue decodes JSON that others have written, so that nothing of it gets into errors.
+// Package jsonvalue decodes JSON that others have written, so that nothing of it gets into errors, and says how long its numbers are.
 package jsonvalue
 
 import (
