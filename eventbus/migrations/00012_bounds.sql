@@ -148,7 +148,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION emit_many IS 'Emits events in a namespace (null: default), one per array element, all or none, and returns a row for each in the same order: its id, whether its dedup key is taken by another, whose id that is then, to how many groups it goes, and in the first row the tags of what was added to the worker queue. An array that is null, or has a null, means the default; see emit. p_payloads are JSON, p_headers JSON objects of strings and p_metadata JSON objects. With p_strict an event that is for no group becomes a dead letter; otherwise it is in the log alone. p_quiet leaves the notification to the caller. PW003 for a payload, or metadata, of more than p_max_payload bytes or of more than 100 MiB, which are more than 100 MiB when their numbers are written out, and for other arguments that break a rule.';
+COMMENT ON FUNCTION emit_many IS 'Emits events in a namespace (null: default), one per array element, all or none, and returns a row for each in the same order: its id, whether its dedup key is taken by another, whose id that is then, to how many groups it goes, and in the first row the tags of what was added to the worker queue. An array that is null, or has a null, means the default; see emit. p_payloads are JSON, p_headers JSON objects of strings and p_metadata JSON objects. With p_strict an event that is for no group becomes a dead letter; otherwise it is in the log alone. p_quiet leaves the notification to the caller. PW003 for a payload, or metadata, of more than p_max_payload bytes or of more than 100 MiB, also once its numbers are written out, and for other arguments that break a rule.';
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION append_event_log(
