@@ -45,9 +45,17 @@ func (l *lab) beside(conn *pgx.Conn, sql string, args ...any) (end func() error,
 // turn takes a turn that is due, and returns the task; "" if there is none.
 func (l *lab) turn() string {
 	l.t.Helper()
+	task, evaluate := l.fetch()
+	evaluate()
+	return task
+}
+
+// fetch claims a turn that is due, and returns the task and what evaluates it; "" if there is none.
+func (l *lab) fetch() (task string, evaluate func()) {
+	l.t.Helper()
 	turn, err := l.p.FetchOrchestrationItem(l.within(), &pgwake.FetchOptions{Queues: []string{"taskgraph"}, WithoutHistory: true, NoWait: true})
 	if errors.Is(err, pgwake.ErrNoWork) {
-		return ""
+		return "", func() {}
 	}
 	require.NoError(l.t, err)
 	task, token, err := turn.LockToken.Turn()
@@ -56,8 +64,10 @@ func (l *lab) turn() string {
 	for _, m := range turn.Messages {
 		cancel = cancel || m.Kind == "cancel"
 	}
-	l.exec(`SELECT evaluate_task($1, $2, NULL, $3)`, task, token, cancel)
-	return task
+	return task, func() {
+		l.t.Helper()
+		l.exec(`SELECT evaluate_task($1, $2, NULL, $3)`, task, token, cancel)
+	}
 }
 
 // turns takes turns until none is due, and says how many that were.
@@ -412,6 +422,68 @@ func TestTurn_WhateverItDoes_WritesTheTaskOnce(t *testing.T) {
 	require.Equal(t, 1, one[int](l, `SELECT retries FROM tasks`))
 	_, err := l.Replay(context.Background(), task)
 	require.NoError(t, err)
+}
+
+// The instants are moved on instead, after the fetch: to a turn that is the same.
+func TestTurn_ClockGoesBackBetweenFetchAndEvaluation_TimerIsSentAgain(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	d := taskgraph.Define("shop", "timed", "1").Step("a", "h")
+	require.NoError(t, l.Register(l.within(), d))
+	submit := func(delay time.Duration) string {
+		t.Helper()
+		s := aTask(d)
+		s.Delay = delay
+		done, err := l.Submit(l.within(), s)
+		require.NoError(t, err)
+		return done.ID
+	}
+	move := func(task, by string) {
+		t.Helper()
+		l.exec(`UPDATE tasks SET start_at = start_at + $2::interval, next_ready_at = next_ready_at + $2::interval, timer_at = timer_at + $2::interval WHERE task_id = $1`, task, by)
+		l.exec(`UPDATE steps SET next_attempt_at = next_attempt_at + $2::interval WHERE task_id = $1`, task, by)
+	}
+	for name, waiting := range map[string]func() string{
+		"to begin": func() string { return submit(time.Hour) },
+		"to begin at once, and its clock goes back for the second time": func() string {
+			task := submit(0)
+			fetched, evaluate := l.fetch()
+			require.Equal(t, task, fetched)
+			move(task, "1 h")
+			evaluate()
+			return task
+		},
+		"for another attempt": func() string {
+			task := submit(0)
+			require.Equal(t, task, l.turn())
+			l.finish(l.begin(task, "a"), false, `{"error": "x"}`)
+			l.exec(`UPDATE steps SET next_attempt_at = clock_timestamp() + interval '1 h' WHERE task_id = $1`, task)
+			require.Equal(t, task, l.turn())
+			return task
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			task := waiting()
+			due := func() { // the hour has passed
+				t.Helper()
+				move(task, "-1 h")
+				l.exec(`UPDATE orchestrator_queue SET visible_at = visible_at - interval '1 h' WHERE instance_id = $1`, task)
+			}
+			due()
+			fetched, evaluate := l.fetch()
+			require.Equal(t, task, fetched)
+			move(task, "1 h")
+			evaluate()
+			require.Equal(t, []bool{true}, all[bool](l, `SELECT q.visible_at = t.next_ready_at FROM orchestrator_queue q JOIN tasks t ON t.task_id::text = q.instance_id WHERE t.task_id = $1`, task),
+				"it waits, and has a message for that")
+			l.exec(`SELECT enqueue_message($1, 'other', p_queue => 'taskgraph')`, task)
+			require.Equal(t, 1, l.turns())
+			require.Equal(t, 1, one[int](l, `SELECT count(*)::int FROM orchestrator_queue WHERE instance_id = $1`, task), "that message is there yet, and the only one")
+			due()
+			require.Equal(t, 1, l.turns())
+			require.Equal(t, []string{"enqueued"}, l.stepStates(task))
+		})
+	}
 }
 
 // Turns, and the steps that they enqueue, are claimed in the order of the computed priority at whatever time they were enqueued; levels

@@ -995,9 +995,15 @@ var mutants = []mutant{
 	},
 	{
 		name:    "steps: nobody looks when a backoff ends",
-		file:    "taskgraph/migrations/00004_tasks.sql",
+		file:    "taskgraph/migrations/00010_turns.sql",
 		patches: []patch{{"        p_message_visible_ats => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY[v_task.next_ready_at] END,\n", "        p_message_visible_ats => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY[v_task.next_ready_at + interval '1 hour'] END,\n"}},
 		pkg:     "./taskgraph", test: "TestT12_BackoffEnds_TheStepIsReadyAtThatInstantAndWokenWithoutAPoll",
+	},
+	{
+		name:    "steps: a timer goes with the turn that it woke too early",
+		file:    "taskgraph/migrations/00010_turns.sql",
+		patches: []patch{{"    IF NOT v_timed AND v_task.next_ready_at IS NOT NULL THEN\n", "    IF false THEN\n"}},
+		pkg:     "./taskgraph", test: "TestTurn_ClockGoesBackBetweenFetchAndEvaluation_TimerIsSentAgain",
 	},
 	{
 		name:    "transitions: one whose transaction commits late is passed over",
