@@ -183,8 +183,8 @@ func (g *Graph) Finalize(ctx context.Context, task string) (FinalizeAction, Task
 }
 
 // Purge removes tasks that ended before an instant of the server's clock, with all that belongs to them, those first that ended
-// first, at most limit of them (1000 for 0), and returns how many that were: call it until it returns 0. See Config.KeepFor for what
-// does so by itself.
+// first, at most limit of them (1000 for 0) and as many as have MaxSteps steps together, and returns how many that were: call it until it
+// returns 0. See Config.KeepFor for what does so by itself.
 func (g *Graph) Purge(ctx context.Context, before time.Time, limit int) (int, error) {
 	const op = "purge tasks"
 	if err := checkLimit(op, limit); err != nil {
@@ -230,7 +230,7 @@ type Upkept struct {
 	Purged    int // tasks that ended longer than Config.KeepFor ago
 }
 
-// purgedAtOnce is how many tasks one statement of Upkeep removes: it is to hold no locks for long.
+// purgedAtOnce is how many tasks one statement of Upkeep removes at most, and fewer if they are large: it is to hold no locks for long.
 const purgedAtOnce = 1000
 
 // Upkeep does what some node has to now and then, unless another is at it. An Engine does it by itself while it runs.
@@ -253,7 +253,7 @@ func (e *Engine) Upkeep(ctx context.Context) (Upkept, error) {
 	}
 	for more := e.cfg.KeepFor > 0; more; {
 		n, failed := collect(ctx, e.Graph, op, "purge_tasks", "SELECT "+e.in+"purge_tasks(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) $1::interval, $2)", pgx.RowTo[int], []any{e.cfg.KeepFor, purgedAtOnce})
-		if more = failed == nil && n[0] == purgedAtOnce; failed == nil {
+		if more = failed == nil && n[0] > 0; failed == nil {
 			done.Purged += n[0]
 		}
 		err = errors.Join(err, failed)

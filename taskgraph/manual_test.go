@@ -494,6 +494,52 @@ func TestUpkeep_StaleTasksCannotBeFound_TheRestIsDone(t *testing.T) {
 	}, labPatience, labPatience/1000)
 }
 
+// However large tasks are, one statement removes what it can in its time, and upkeep goes on until nothing is left. That of one
+// transaction can be removed at the same moment.
+func TestUpkeep_KeepForOfLargeTasks_RemovesAFewAtATimeAndAll(t *testing.T) {
+	t.Parallel()
+	p := schemas.New(t, nil)
+	g := onProvider(t, p, &taskgraph.Config{KeepFor: time.Hour})
+	d := taskgraph.Define("shop", "large", "1")
+	g.register(d)
+	submit := func(steps ...int) {
+		t.Helper()
+		all := make([]taskgraph.Submission, len(steps))
+		for i := range all {
+			all[i] = aTask(d)
+		}
+		tasks, err := g.SubmitMany(t.Context(), all)
+		require.NoError(t, err)
+		for i, task := range tasks {
+			g.query(`UPDATE tasks SET state = 'complete', completed_at = clock_timestamp() - interval '2 h' + $2 * interval '1 s', total_steps = $3 WHERE task_id = $1`, task.ID, i, steps[i])
+		}
+		g.query(`DELETE FROM orchestrator_queue`)
+	}
+	until := func(purge func() int) (n []int) { // once transactions of others on the server have ended
+		t.Helper()
+		require.Eventually(t, func() bool {
+			done := purge()
+			if done > 0 {
+				n = append(n, done)
+			}
+			return done == 0 && len(n) > 0
+		}, labPatience, labPatience/1000)
+		return n
+	}
+	submit(15_000, 5_000, 1, taskgraph.MaxSteps+1, 3, 4)
+	require.Equal(t, []int{2, 1, 1, 2}, until(func() int {
+		n, err := g.Purge(t.Context(), time.Now(), 0)
+		require.NoError(t, err)
+		return n
+	}))
+	submit(15_000, 15_000, 15_000)
+	require.Equal(t, []int{3}, until(func() int {
+		done, err := g.Upkeep(t.Context())
+		require.NoError(t, err)
+		return done.Purged
+	}))
+}
+
 func TestUpkeep_KeepFor_RemovesWhatEndedBefore(t *testing.T) {
 	t.Parallel()
 	p := schemas.New(t, nil)

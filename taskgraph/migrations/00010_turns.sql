@@ -1,4 +1,5 @@
--- A turn that was woken by a timer sends it again if the server's clock has gone back to before its instant since.
+-- A turn that was woken by a timer sends it again if the server's clock has gone back to before its instant since. And the bound of what
+-- one statement removes is one of steps as well: a thousand large tasks were more than it could remove in its time, each time anew.
 
 -- +goose Up
 
@@ -85,6 +86,50 @@ END
 $$;
 -- +goose StatementEnd
 
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION purge_tasks(p_completed_before timestamptz, p_limit integer DEFAULT 1000)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+AS $$
+DECLARE
+    v_most  constant integer := 20000; -- steps of all of them: a call that took longer than it may would be tried for ever
+    v_steps bigint := 0;
+    v_task  record;
+    v_tasks uuid[] := '{}';
+BEGIN
+    -- Before anything else, as refresh_rollups does, or two could wait for each other: what is deleted is taken out of the counts.
+    PERFORM FROM rollup_cursor FOR UPDATE;
+    PERFORM refresh_rollups();
+    -- As they come, which is some at a time: hardly more are looked at, and locked, than are taken.
+    FOR v_task IN
+        SELECT t.task_id, t.total_steps FROM tasks t
+         WHERE t.completed_at < p_completed_before AND is_terminal(t.state)
+           AND NOT EXISTS (SELECT FROM tasks p WHERE p.task_id = t.parent_task_id AND NOT is_terminal(p.state))
+           -- Whoever is at it yet, or is to be told.
+           AND NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id BETWEEN t.task_id::text AND t.task_id::text)
+           -- Its runs are added up, for nothing was written of it after it had ended.
+           AND NOT EXISTS (SELECT FROM task_transitions x CROSS JOIN rollup_cursor c WHERE x.task_id = t.task_id AND x.sort_key = t.sort_key AND x.xact >= c.xact)
+         ORDER BY t.completed_at LIMIT p_limit FOR UPDATE SKIP LOCKED
+    LOOP
+        v_steps := v_steps + v_task.total_steps;
+        EXIT WHEN v_steps > v_most AND v_tasks <> '{}'; -- one that is larger goes by itself
+        v_tasks := v_tasks || v_task.task_id;
+    END LOOP;
+    PERFORM delete_instances(ARRAY(SELECT i.instance_id FROM instances i WHERE i.instance_id = ANY (ARRAY(SELECT t.id::text FROM unnest(v_tasks) AS t (id)))), true);
+    DELETE FROM step_transitions x USING steps s WHERE s.task_id = ANY (v_tasks) AND x.step_id = s.step_id;
+    DELETE FROM task_transitions x WHERE x.task_id = ANY (v_tasks);
+    DELETE FROM task_dlq d WHERE d.task_id = ANY (v_tasks);
+    DELETE FROM step_dependencies d WHERE d.task_id = ANY (v_tasks);
+    DELETE FROM steps s WHERE s.task_id = ANY (v_tasks);
+    DELETE FROM tasks t WHERE t.task_id = ANY (v_tasks);
+    RETURN cardinality(v_tasks);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION purge_tasks IS 'Removes tasks that ended before an instant, with all that belongs to them, those first that ended first, p_limit at most and as many as have 20,000 steps together, or one that has more, and returns how many: call it until it returns 0. A task whose parent has not ended stays, and so does one that ended while a transaction was open that still is: what it took is not added up yet (refresh_rollups).';
+
 -- +goose Down
 
 -- In the newest migration, where nothing is gone yet; the lock waits for transactions that have created tasks and not committed.
@@ -166,3 +211,38 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION purge_tasks(p_completed_before timestamptz, p_limit integer DEFAULT 1000)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+AS $$
+DECLARE
+    v_tasks uuid[];
+BEGIN
+    -- Before anything else, as refresh_rollups does, or two could wait for each other: what is deleted is taken out of the counts.
+    PERFORM FROM rollup_cursor FOR UPDATE;
+    PERFORM refresh_rollups();
+    v_tasks := ARRAY(
+        SELECT t.task_id FROM tasks t
+         WHERE t.completed_at < p_completed_before AND is_terminal(t.state)
+           AND NOT EXISTS (SELECT FROM tasks p WHERE p.task_id = t.parent_task_id AND NOT is_terminal(p.state))
+           -- Whoever is at it yet, or is to be told.
+           AND NOT EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id BETWEEN t.task_id::text AND t.task_id::text)
+           -- Its runs are added up, for nothing was written of it after it had ended.
+           AND NOT EXISTS (SELECT FROM task_transitions x CROSS JOIN rollup_cursor c WHERE x.task_id = t.task_id AND x.sort_key = t.sort_key AND x.xact >= c.xact)
+         ORDER BY t.completed_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    PERFORM delete_instances(ARRAY(SELECT i.instance_id FROM instances i WHERE i.instance_id = ANY (ARRAY(SELECT t.id::text FROM unnest(v_tasks) AS t (id)))), true);
+    DELETE FROM step_transitions x USING steps s WHERE s.task_id = ANY (v_tasks) AND x.step_id = s.step_id;
+    DELETE FROM task_transitions x WHERE x.task_id = ANY (v_tasks);
+    DELETE FROM task_dlq d WHERE d.task_id = ANY (v_tasks);
+    DELETE FROM step_dependencies d WHERE d.task_id = ANY (v_tasks);
+    DELETE FROM steps s WHERE s.task_id = ANY (v_tasks);
+    DELETE FROM tasks t WHERE t.task_id = ANY (v_tasks);
+    RETURN cardinality(v_tasks);
+END
+$$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION purge_tasks IS 'Removes tasks that ended before an instant, with all that belongs to them, those first that ended first, and returns how many: call it until it returns 0. A task whose parent has not ended stays, and so does one that ended while a transaction was open that still is: what it took is not added up yet (refresh_rollups).';
