@@ -76,7 +76,8 @@ func (p *Provider) unanswered() {
 }
 
 // claimDeadline bounds the silence of the server during a claim of so many items. A longer one means that it is
-// gone, while a long history may take as long to arrive as it needs.
+// gone, unless it says on another connection that it is at work (see silence); a long history may take as long to
+// arrive as it needs.
 func claimDeadline(items int) time.Duration {
 	return answerDeadline + time.Duration(items)*time.Millisecond
 }
@@ -94,7 +95,7 @@ type claimQuery[T any] func(ctx context.Context, conn *pgxpool.Conn, rowCame fun
 // end, whatever happens to the caller's context; if the caller is gone by then, or if nobody knows whether
 // the server committed, undo gives back what was claimed and reports whether there was something. Only the
 // wait for a connection is the caller's to cancel, and ends when plan says.
-func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query claimQuery[T], undo func(context.Context) (bool, error)) (claimed[T], error) {
+func detached[T any](ctx context.Context, p *Provider, q Queue, plan fetchPlan, query claimQuery[T], undo func(context.Context) (bool, error)) (claimed[T], error) {
 	conn, err := p.acquire(ctx, plan.giveUp)
 	if err != nil {
 		return claimed[T]{}, err
@@ -113,14 +114,15 @@ func detached[T any](ctx context.Context, p *Provider, plan fetchPlan, query cla
 			conns.Release(conn)
 			outcomes <- o
 		}()
-		bounded, cancel := context.WithCancel(p.abort)
-		defer cancel()
-		silence := time.AfterFunc(claimDeadline(plan.items), cancel)
-		defer silence.Stop()
-		rowCame := func() { silence.Reset(claimDeadline(plan.items)) }
-		if o.claimed, o.err = query(bounded, conn, rowCame); errors.Is(o.err, context.Canceled) && bounded.Err() != nil && p.abort.Err() == nil {
-			o.err = fmt.Errorf("%w: %v", errPoolSilent, o.err) // nobody asked for this to end: it is not to say so
-			p.unanswered()
+		bounded, cancel := context.WithCancelCause(p.abort)
+		defer cancel(nil)
+		quiet := p.listen(bounded, cancel, q, plan)
+		defer quiet.stop()
+		if o.claimed, o.err = query(bounded, conn, quiet.rowCame); errors.Is(o.err, context.Canceled) && bounded.Err() != nil && p.abort.Err() == nil {
+			o.err = fmt.Errorf("%w: %v", context.Cause(bounded), o.err) // nobody asked for this to end: it is not to say so
+			if errors.Is(o.err, errPoolSilent) {
+				p.unanswered()
+			}
 		}
 	})
 	unsure := func(err error) error {

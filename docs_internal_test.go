@@ -160,19 +160,19 @@ func TestDocs_Settings_PerCallAndFixedValues(t *testing.T) {
 	fixed := docTable(t, "## Fixed")
 	delete(fixed, "What")
 	for what, value := range map[string]string{
-		"longest wait for the answer to a statement on the LISTEN connection": answerDeadline.String(),
-		"longest wait for the node's own test notification":                   selfTestDeadline.String(),
-		"longest wait for the answer to a fetch's query":                      claimDeadline(0).String() + ", and 1ms for each item",
+		"longest wait for the answer to a statement on the LISTEN connection":                                                                                 answerDeadline.String(),
+		"longest wait for the node's own test notification":                                                                                                   selfTestDeadline.String(),
+		"longest wait for the answer to a fetch's query, while the server does not say that it is at work (then the lock timeout)":                            claimDeadline(0).String() + ", and 1ms for each item",
 		"the same for a connection of the pool that is tried, or made, before that query; a wait for others to release theirs is bounded by the poll timeout": answerDeadline.String(),
-		"pause before the LISTEN connection is made again":                 firstReconnect.String() + " to " + lastReconnect.String(),
-		"a session of this length ends the doubling of that pause":         healthySession.String(),
-		"first poll after trouble":                                         firstScoutInterval.String(),
-		"longest pause before another look at rows that others had locked": maxRetryInterval.String(),
+		"pause before the LISTEN connection is made again":                                                                                                    firstReconnect.String() + " to " + lastReconnect.String(),
+		"a session of this length ends the doubling of that pause":                                                                                            healthySession.String(),
+		"first poll after trouble": firstScoutInterval.String(),
+		"longest pause before another look at rows that others had locked":                                                                        maxRetryInterval.String(),
 		"longest that an `AckBatched`, or one of many `EnqueueForWorker`, waits for a group that is slow, while fewer than four are on their way": groupPause.String(),
 		"after so long a group that hangs is none of those four":                                                                                  groupPatience.String(),
-		"most of them in one such group": strconv.Itoa(groupSize),
-		"EnqueueForWorker` that go by themselves at a time, before others share a commit": strconv.Itoa(directEnqueues),
-		"largest input that shares one": fmt.Sprintf("%d KiB", groupedInput>>10),
+		"most of them in one such group":                                                                                                          strconv.Itoa(groupSize),
+		"EnqueueForWorker` that go by themselves at a time, before others share a commit":                                                         strconv.Itoa(directEnqueues),
+		"largest input that shares one":                                                                                                           fmt.Sprintf("%d KiB", groupedInput>>10),
 	} {
 		require.NotNil(t, fixed[what], what)
 		require.Equal(t, value, strings.NewReplacer(" ms", "ms", " s", "s").Replace(fixed[what][0]), what)

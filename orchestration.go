@@ -313,7 +313,7 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 	err = p.engine.fetch(ctx, Orchestrator, plan, func(ctx context.Context, f filter, by Path, announce bool, row rowWrite) (report, error) {
 		plan.filter = f
 		claim := newClaim()
-		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[*OrchestrationItem], error) {
+		c, err := detached(ctx, p, Orchestrator, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[*OrchestrationItem], error) {
 			return p.claimOrchestration(ctx, conn, rowCame, claim, plan, announce, row)
 		}, func(ctx context.Context) (bool, error) {
 			var undone bool

@@ -1444,3 +1444,39 @@ func TestFetchOrchestrationItem_LockIsReleasedMeanwhile_WhatWasHeldComesFirst(t 
 	require.NoError(t, tx.Rollback(tctx))
 	require.Equal(t, []pgwake.MessageKind{"held", "not held"}, kindsOf(<-next))
 }
+
+// A turn of many messages takes the server long, and it sends nothing until it has all: it is at work, and says so when it is asked.
+func TestFetchOrchestrationItem_ServerIsLongAtWork_IsClaimed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.slowTurns(t, "pg_sleep(6.5)")
+	n.send(t, "i", "1")
+	turn, err := n.FetchOrchestrationItem(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, kinds{"1"}, kindsOf(turn))
+	require.Equal(t, 1, turn.Attempt, "it was not given back meanwhile")
+}
+
+// One that waits for another session is not at work: whatever that does, the next claim may do without.
+func TestFetchOrchestrationItem_ServerWaitsForAnother_IsGivenUp(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.slowTurns(t, "pg_advisory_xact_lock(7)")
+	n.send(t, "i", "1")
+	inTheWay := n.begin(t)
+	_, err := inTheWay.Exec(t.Context(), `SELECT pg_advisory_xact_lock(7)`)
+	require.NoError(t, err)
+	_, err = n.FetchOrchestrationItem(t.Context(), soon)
+	require.ErrorContains(t, err, "no connection of the pool answered within 5s")
+	require.NoError(t, inTheWay.Rollback(t.Context()))
+	turn, err := n.FetchOrchestrationItem(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, "i", turn.Instance)
+}
+
+// slowTurns has each claim of a turn do this as well.
+func (n *node) slowTurns(tb testing.TB, what string) {
+	tb.Helper()
+	n.exec(tb, `CREATE FUNCTION slow_by_test() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_catalog.`+what+`; RETURN NULL; END $$`)
+	n.exec(tb, `CREATE TRIGGER slow_by_test AFTER UPDATE ON orchestrator_queue EXECUTE FUNCTION slow_by_test()`)
+}

@@ -7,12 +7,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// This file answers: what does the library say to the database? Every statement but asyncCommit calls the functions of
+// This file answers: what does the library say to the database? Every statement but asyncCommit and atWork calls the functions of
 // the wire contract (migrations); only the schema varies, and it is quoted here, once. What a Provider asks when it opens
 // is in provider.go, and LISTEN in listener.go. Whatever is not of the contract is named in full: nobody's search_path diverts it.
 
 type statements struct {
-	channels, session, hearAll, observe, look, earliestOfLanes, tell, asyncCommit, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
+	channels, session, hearAll, observe, look, earliestOfLanes, tell, asyncCommit, atWork, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
 
 	enqueueWork, enqueueWorkItem, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
 
@@ -38,6 +38,13 @@ type statements struct {
 // readOn has the server forget the notifications that everybody has read. By itself it does so only while somebody notifies, and when its queue of
 // them is full nobody can: the queue would stay full when whoever had not read has read on, or is gone.
 const readOn = "pg_catalog.pg_notification_queue_usage()"
+
+// atWork says whether a statement that has this in its text has run for so long, and does not wait for its client or for another session.
+const atWork = `SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity AS a
+  WHERE a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database() AND a.state OPERATOR(pg_catalog.=) 'active'
+    AND pg_catalog.strpos(a.query, $1) OPERATOR(pg_catalog.>) 0
+    AND a.query_start OPERATOR(pg_catalog.<=) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) $2::pg_catalog.interval)
+    AND coalesce(a.wait_event_type, '') OPERATOR(pg_catalog.<>) ALL ('{Client,Lock,IPC}'::pg_catalog.text[]))`
 
 func newStatements(schema string) *statements {
 	in := pgx.Identifier{schema}.Sanitize() + "."
@@ -66,6 +73,7 @@ func newStatements(schema string) *statements {
 		earliestOfLanes:      rows("earliest_of_lanes", 2),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
+		atWork:               atWork,
 		flush:                scalar("flush", 0),
 		waitForProducers:     scalar("wait_for_producers", 2),
 		producers:            scalar("producers", 2),

@@ -395,7 +395,7 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 	err = p.engine.fetch(ctx, Worker, plan, func(ctx context.Context, f filter, by Path, announce bool, row rowWrite) (report, error) {
 		plan.filter = f
 		claim := newClaim()
-		c, err := detached(ctx, p, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[[]*ClaimedWorkItem], error) {
+		c, err := detached(ctx, p, Worker, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[[]*ClaimedWorkItem], error) {
 			return p.claimWork(ctx, conn, rowCame, claim, plan, announce, row)
 		}, func(ctx context.Context) (bool, error) {
 			var undone int64
