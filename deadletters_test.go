@@ -967,3 +967,20 @@ func TestArchiveWork_AnotherRemovesTheOldRows_DoesNotWaitForIt(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Equal(t, "young", n.archived(t, nil)[0].Name)
 }
+
+// What each look finds before what it is after, it walks over again: so one look buries a hundred, and the next goes on from there.
+func TestFetchWorkItem_ManyWereClaimedTooOften_AreBuriedAHundredAtATime(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `INSERT INTO worker_queue (name, visible_at, attempt_count) SELECT 'bad', now() - interval '1 h', 3 FROM generate_series(1, 250)`)
+	n.enqueue(t, "good")
+	letters := func() int { return query[int](t, n, `SELECT count(*) FROM dead_letters`)[0] }
+
+	require.Equal(t, []string{"0 100"}, query[string](t, n, `SELECT count(item_id) || ' ' || max(attempt_count) FROM fetch_work(gen_random_uuid(), '30 s', p_max_attempts => 3)`))
+	require.Equal(t, 100, letters())
+
+	item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: lease, NoWait: true, MaxAttempts: 3})
+	require.NoError(t, err, "a look that came no further is none")
+	require.Equal(t, "good", item.Name)
+	require.Equal(t, 250, letters())
+}

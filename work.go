@@ -443,7 +443,7 @@ func (p *Provider) claimWork(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 		if !r.id.Valid { // the last row: the outlook
 			p.engine.clock.Observe(sent, p.engine.clock.Now(), r.now.Time)
 			c.found, c.earliest, c.now = len(c.item), r.earliest.Time, r.now.Time
-			c.limited = r.places.Int32 != 0
+			c.limited, c.unfinished = r.places.Int32 != 0, r.attempt.Valid
 			p.limitsHold.Store(c.limited)
 			return nil
 		}

@@ -1555,3 +1555,27 @@ func TestRenewWorkItemLocks_OneIsLockedByATransaction_TheOthersAreRenewed(t *tes
 	require.NoError(t, err)
 	require.Len(t, until, 3)
 }
+
+// Items of a session come in order, also past one that somebody has locked for a moment.
+func TestFetchWorkItem_ItemOfASessionIsLocked_NothingBehindItIsClaimed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for _, name := range []string{"first", "second"} {
+		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name, Session: "s"}, nil)
+		require.NoError(t, err)
+	}
+	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "of another", Session: "u"}, nil)
+	require.NoError(t, err)
+	inTheWay := n.begin(t)
+	_, err = inTheWay.Exec(t.Context(), `SELECT FROM worker_queue WHERE name = 'first' FOR UPDATE`)
+	require.NoError(t, err)
+
+	o := &pgwake.FetchOptions{LockTimeout: lease, NoWait: true, Session: &pgwake.SessionOptions{Owner: "A"}}
+	items, err := n.FetchWorkItems(t.Context(), 3, o)
+	require.NoError(t, err)
+	require.Equal(t, []string{"of another"}, namesOf(items))
+	require.NoError(t, inTheWay.Rollback(t.Context()))
+	items, err = n.FetchWorkItems(t.Context(), 3, o)
+	require.NoError(t, err)
+	require.Equal(t, []string{"first", "second"}, namesOf(items))
+}
