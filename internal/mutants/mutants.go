@@ -46,7 +46,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "04 nobody is told when a lease ends (work)",
-		file:    "migrations/00003_worker.sql",
+		file:    "migrations/00012_looks.sql",
 		patches: []patch{{"    IF v_claims > 0 AND p_announce THEN\n", "    IF false THEN\n"}},
 		pkg:     root, test: "TestHole04_ProcessKilledWithItsLease_RedeliversWhenTheLeaseEnds",
 	},
@@ -369,13 +369,13 @@ var mutants = []mutant{
 	},
 	{
 		name:    "batch: one that is full says that nothing is left",
-		file:    "migrations/00003_worker.sql",
+		file:    "migrations/00012_looks.sql",
 		patches: []patch{{"        v_earliest := v_now;\n", "        v_earliest := NULL;\n"}},
 		pkg:     root, test: "TestFetchWorkItems_FullBatch_AnotherLooksWhatIsLeft",
 	},
 	{
 		name:    "batch: what somebody locked once is left aside",
-		file:    "migrations/00003_worker.sql",
+		file:    "migrations/00012_looks.sql",
 		patches: []patch{{"       AND (d.xmax = 0 OR d.xmax <> ALL (v_moving))", "       AND d.xmax = 0"}},
 		pkg:     root, test: "TestFetchWorkItems_OthersHadLockedIt_IsInItsPlace",
 	},
@@ -453,7 +453,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: the first items of a namespace are not counted",
-		file:    "migrations/00008_limits.sql",
+		file:    "migrations/00012_looks.sql",
 		patches: []patch{{" AND (w.namespace = ANY (v_locked) OR l.holds IS NOT TRUE)\n", "\n"}},
 		pkg:     root, test: "TestLimits_FirstItemsComeDuringAClaim_TheyCount",
 	},

@@ -1,5 +1,6 @@
 -- A look for work makes a hundred items dead letters at most, and says so if it has come no further. Of a session nothing is claimed past an item that
--- somebody has locked.
+-- somebody has locked. Where there are limits, or namespaces take turns, the cost of a look grows with the number of namespaces, and not with its
+-- square.
 
 -- +goose Up
 
@@ -287,6 +288,144 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION fetch_work IS 'Claims up to p_limit due items under p_token: by priority, then visible_at, then id; those of these namespaces and tags (null: all), and with p_owner also those of sessions that are its own or free. The last row has no item: it carries the earliest visible_at that is left (see earliest_work), or now if all of a p_limit of 10 or more was claimed and there may be more, the clock, in places whether any limits hold (1 or 0), and in attempt_count, if it is unfinished, how many items the look made dead letters before it ended among them: the next gets further. p_announce tells the other nodes when the lease ends. An item that was claimed p_max_attempts times becomes a dead letter instead; after a hundred of them a look ends. With p_fair the namespaces that have something due take turns by their weight, and the order is that within each. p_ack_ids are acknowledged first; if the lock of one was lost, there is a row with it for each such, and no claim. With p_number, it writes to the row of the lane, of the node, that it is armed if nothing was found; if something was, and p_disarm, that it is not.';
 
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION pick_limited(
+    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text, p_fair boolean)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_picked     bigint[] := '{}';
+    v_namespace  text;
+    v_locked     text[] := '{}'; -- namespaces with limits
+    v_full       text[] := '{}'; -- of those
+    v_holding    text[] := '{}'; -- those whose items may be held
+    v_unheld     text[]; -- and those where one would be, if it might
+    v_unmarked   bigint[]; -- items whose keys are left alone
+    v_begun      boolean;
+    v_keyed      boolean;
+    v_want       integer;
+    v_candidates bigint[];
+    v_sessions   text[]; -- of those
+    v_got        bigint[];
+    v_moved      bigint[];
+    v_cut        boolean;
+    v_spare      integer := 32;
+    v_moves      integer := 0;
+    v_max        integer;
+BEGIN
+    FOR v_namespace, v_max IN
+        SELECT l.namespace, l.max_running FROM limits l
+         WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces))
+           AND EXISTS (SELECT FROM work_lists(ARRAY[l.namespace], p_tags))
+         ORDER BY l.namespace -- so that two claims cannot deadlock
+    LOOP
+        CONTINUE WHEN NOT lock_namespace(v_namespace);
+        v_locked := v_locked || v_namespace;
+        IF EXISTS (SELECT FROM marking m WHERE m.namespace = v_namespace) THEN
+            PERFORM mark_running(v_namespace, p_now);
+        END IF;
+        IF v_max IS NOT NULL AND at_work(v_namespace, v_max, p_now) >= v_max THEN
+            v_full := v_full || v_namespace;
+        END IF;
+    END LOOP;
+    IF EXISTS (SELECT FROM releases r WHERE r.namespace = ANY (v_locked)) THEN
+        PERFORM take_up_releases(v_locked);
+    END IF;
+    v_holding := ARRAY(SELECT l.namespace FROM limits l
+                        WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked) AND l.holding_since IS NOT NULL AND keep_releasing(l.namespace));
+    v_keyed := EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked)
+                          AND (l.max_running_per_key IS NOT NULL OR l.rate_interval IS NOT NULL));
+    v_unmarked := ARRAY(SELECT unnest(m.items) FROM marking m JOIN limits l ON l.queue = 'worker' AND l.namespace = m.namespace
+                         WHERE m.namespace = ANY (v_locked) AND l.max_running_per_key IS NOT NULL);
+    v_want := CASE WHEN v_keyed THEN greatest(p_limit, 10) ELSE p_limit END;
+
+    LOOP
+        v_moved := '{}';
+        v_unheld := '{}';
+        -- Where limits hold nothing is claimed but under the lock. It may be with others, or the first items may have come just now.
+        WITH list AS MATERIALIZED (
+            SELECT w.namespace, w.tag, coalesce(l.weight, 1) AS weight
+              FROM work_lists(p_namespaces, p_tags) AS w
+              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[w.namespace])
+             WHERE w.namespace <> ALL (v_full) AND (w.namespace = ANY (v_locked) OR l.holds IS NOT TRUE)
+        ), head AS MATERIALIZED (
+            SELECT h.id, h.priority, h.visible_at, h.namespace, l.weight, h.place, NULL::text AS session_id
+              FROM list l
+             CROSS JOIN generate_series(0, 9) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT q.id, q.namespace, q.priority, q.visible_at, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                     FROM worker_queue q
+                    WHERE q.namespace = l.namespace AND q.tag = l.tag AND q.priority = level.priority
+                      AND q.session_id IS NULL AND q.visible_at <= p_now
+                    ORDER BY q.visible_at, q.id
+                    LIMIT v_want + v_spare) h
+            UNION ALL -- no limit holds for those, nor does it matter that others have locked their namespace
+            SELECT h.id, h.priority, h.visible_at, h.namespace, coalesce(l.weight, 1), h.place, h.session_id
+              FROM session_lists(p_owner, p_now) AS list
+             CROSS JOIN LATERAL (
+                   SELECT q.id, q.namespace, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                     FROM worker_queue q
+                    WHERE q.session_id = list.session_id AND q.visible_at <= p_now
+                      AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces)) AND (p_tags IS NULL OR q.tag = ANY (p_tags))
+                    ORDER BY q.visible_at, q.id
+                    LIMIT v_want + v_spare) h
+              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[h.namespace])
+             WHERE p_owner IS NOT NULL AND list.free_at IS NULL
+        ), draw AS MATERIALIZED ( -- of a lottery, in which each namespace has chances by its weight: the lot of its first item counts
+            SELECT h.*, CASE WHEN p_fair THEN -ln(1 - random()) / h.weight END AS lot FROM head h
+        ), line AS (
+            SELECT d.*, CASE WHEN p_fair THEN first_value(d.lot) OVER own + (row_number() OVER own - 1) / d.weight::float8 ELSE 0 END AS turn
+              FROM draw d
+            WINDOW own AS (PARTITION BY d.namespace ORDER BY d.priority DESC, d.visible_at, d.id)
+        )
+        SELECT array_agg(l.id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id),
+               array_agg(l.session_id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id), coalesce(bool_or(l.place = v_want + v_spare), false)
+          INTO v_candidates, v_sessions, v_cut FROM line l;
+        IF v_unmarked <> '{}' THEN
+            SELECT array_agg(c.id ORDER BY c.ord), array_agg(c.session_id ORDER BY c.ord) INTO v_candidates, v_sessions
+              FROM unnest(v_candidates, v_sessions) WITH ORDINALITY AS c (id, session_id, ord)
+              JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+             WHERE NOT EXISTS (SELECT FROM worker_queue w WHERE w.id = ANY (v_unmarked) AND w.namespace = q.namespace AND w.tag = q.tag AND w.key = q.key);
+        END IF;
+        IF array_remove(v_sessions, NULL) <> '{}' THEN
+            v_got := lock_items(v_candidates, v_sessions, v_want, p_owner, p_now);
+        ELSE
+            v_got := ARRAY(
+                SELECT q.id FROM unnest(v_candidates) WITH ORDINALITY AS c (id, ord)
+                  JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+                 WHERE q.visible_at <= p_now
+                 ORDER BY c.ord LIMIT v_want FOR UPDATE OF q SKIP LOCKED);
+        END IF;
+        IF cardinality(v_locked) = 0 THEN
+            v_picked := v_got;
+        ELSE
+            SELECT * INTO v_picked, v_moved, v_unheld FROM allot(v_got, p_limit, v_holding, p_now);
+            v_moves := v_moves + cardinality(v_moved);
+        END IF;
+        v_begun := false;
+        FOREACH v_namespace IN ARRAY v_unheld LOOP
+            IF begin_holding(v_namespace) THEN
+                v_holding := v_holding || v_namespace;
+                v_begun := true;
+            END IF;
+        END LOOP;
+        CONTINUE WHEN v_begun AND cardinality(v_picked) = 0;
+        EXIT WHEN cardinality(v_picked) > 0 OR cardinality(v_unheld) > 0 OR (NOT v_cut AND cardinality(v_moved) = 0) OR v_moves >= 1000;
+        IF cardinality(v_moved) > 0 THEN
+            v_want := greatest(v_want, 100);
+        ELSE
+            v_spare := v_spare * 8;
+        END IF;
+    END LOOP;
+    RETURN v_picked;
+END
+$$;
+-- +goose StatementEnd
+
 -- +goose Down
 
 -- Here, where nothing is gone yet; the lock waits for transactions that have enqueued and not committed.
@@ -569,6 +708,144 @@ BEGIN
         END IF;
     END LOOP;
     RETURN v_got;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION pick_limited(
+    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text, p_fair boolean)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_picked     bigint[] := '{}';
+    v_namespace  text;
+    v_locked     text[] := '{}'; -- namespaces with limits
+    v_full       text[] := '{}'; -- of those
+    v_holding    text[] := '{}'; -- those whose items may be held
+    v_unheld     text[]; -- and those where one would be, if it might
+    v_unmarked   bigint[]; -- items whose keys are left alone
+    v_begun      boolean;
+    v_keyed      boolean;
+    v_want       integer;
+    v_candidates bigint[];
+    v_sessions   text[]; -- of those
+    v_got        bigint[];
+    v_moved      bigint[];
+    v_cut        boolean;
+    v_spare      integer := 32;
+    v_moves      integer := 0;
+    v_max        integer;
+BEGIN
+    FOR v_namespace, v_max IN
+        SELECT l.namespace, l.max_running FROM limits l
+         WHERE l.queue = 'worker' AND l.holds AND NOT l.paused AND (p_namespaces IS NULL OR l.namespace = ANY (p_namespaces))
+           AND EXISTS (SELECT FROM work_lists(ARRAY[l.namespace], p_tags))
+         ORDER BY l.namespace -- so that two claims cannot deadlock
+    LOOP
+        CONTINUE WHEN NOT lock_namespace(v_namespace);
+        v_locked := v_locked || v_namespace;
+        IF EXISTS (SELECT FROM marking m WHERE m.namespace = v_namespace) THEN
+            PERFORM mark_running(v_namespace, p_now);
+        END IF;
+        IF v_max IS NOT NULL AND at_work(v_namespace, v_max, p_now) >= v_max THEN
+            v_full := v_full || v_namespace;
+        END IF;
+    END LOOP;
+    IF EXISTS (SELECT FROM releases r WHERE r.namespace = ANY (v_locked)) THEN
+        PERFORM take_up_releases(v_locked);
+    END IF;
+    v_holding := ARRAY(SELECT l.namespace FROM limits l
+                        WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked) AND l.holding_since IS NOT NULL AND keep_releasing(l.namespace));
+    v_keyed := EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.namespace = ANY (v_locked)
+                          AND (l.max_running_per_key IS NOT NULL OR l.rate_interval IS NOT NULL));
+    v_unmarked := ARRAY(SELECT unnest(m.items) FROM marking m JOIN limits l ON l.queue = 'worker' AND l.namespace = m.namespace
+                         WHERE m.namespace = ANY (v_locked) AND l.max_running_per_key IS NOT NULL);
+    v_want := CASE WHEN v_keyed THEN greatest(p_limit, 10) ELSE p_limit END;
+
+    LOOP
+        v_moved := '{}';
+        v_unheld := '{}';
+        -- Where limits hold nothing is claimed but under the lock. It may be with others, or the first items may have come just now.
+        WITH list AS MATERIALIZED (
+            SELECT w.namespace, w.tag, coalesce(l.weight, 1) AS weight
+              FROM work_lists(p_namespaces, p_tags) AS w
+              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[w.namespace])
+             WHERE w.namespace <> ALL (v_full) AND (w.namespace = ANY (v_locked) OR l.holds IS NOT TRUE)
+        ), head AS MATERIALIZED (
+            SELECT h.id, h.priority, h.visible_at, h.namespace, l.weight, h.place, NULL::text AS session_id
+              FROM list l
+             CROSS JOIN generate_series(0, 9) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT q.id, q.namespace, q.priority, q.visible_at, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                     FROM worker_queue q
+                    WHERE q.namespace = l.namespace AND q.tag = l.tag AND q.priority = level.priority
+                      AND q.session_id IS NULL AND q.visible_at <= p_now
+                    ORDER BY q.visible_at, q.id
+                    LIMIT v_want + v_spare) h
+            UNION ALL -- no limit holds for those, nor does it matter that others have locked their namespace
+            SELECT h.id, h.priority, h.visible_at, h.namespace, coalesce(l.weight, 1), h.place, h.session_id
+              FROM session_lists(p_owner, p_now) AS list
+             CROSS JOIN LATERAL (
+                   SELECT q.id, q.namespace, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                     FROM worker_queue q
+                    WHERE q.session_id = list.session_id AND q.visible_at <= p_now
+                      AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces)) AND (p_tags IS NULL OR q.tag = ANY (p_tags))
+                    ORDER BY q.visible_at, q.id
+                    LIMIT v_want + v_spare) h
+              LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[h.namespace])
+             WHERE p_owner IS NOT NULL AND list.free_at IS NULL
+        ), draw AS MATERIALIZED ( -- of a lottery, in which each has chances by its weight
+            SELECT d.namespace, CASE WHEN p_fair THEN -ln(1 - random()) / d.weight ELSE 0 END AS first FROM (SELECT DISTINCT h.namespace, h.weight FROM head h) AS d
+        ), line AS (
+            SELECT h.*, d.first + CASE WHEN p_fair THEN (row_number() OVER (PARTITION BY h.namespace ORDER BY h.priority DESC, h.visible_at, h.id) - 1)
+                                                        / h.weight::float8 ELSE 0 END AS turn
+              FROM head h JOIN draw d ON d.namespace = h.namespace
+        )
+        SELECT array_agg(l.id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id),
+               array_agg(l.session_id ORDER BY l.turn, l.priority DESC, l.visible_at, l.id), coalesce(bool_or(l.place = v_want + v_spare), false)
+          INTO v_candidates, v_sessions, v_cut FROM line l;
+        IF v_unmarked <> '{}' THEN
+            SELECT array_agg(c.id ORDER BY c.ord), array_agg(c.session_id ORDER BY c.ord) INTO v_candidates, v_sessions
+              FROM unnest(v_candidates, v_sessions) WITH ORDINALITY AS c (id, session_id, ord)
+              JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+             WHERE NOT EXISTS (SELECT FROM worker_queue w WHERE w.id = ANY (v_unmarked) AND w.namespace = q.namespace AND w.tag = q.tag AND w.key = q.key);
+        END IF;
+        IF array_remove(v_sessions, NULL) <> '{}' THEN
+            v_got := lock_items(v_candidates, v_sessions, v_want, p_owner, p_now);
+        ELSE
+            v_got := ARRAY(
+                SELECT q.id FROM unnest(v_candidates) WITH ORDINALITY AS c (id, ord)
+                  JOIN worker_queue q ON q.id = ANY (ARRAY[c.id])
+                 WHERE q.visible_at <= p_now
+                 ORDER BY c.ord LIMIT v_want FOR UPDATE OF q SKIP LOCKED);
+        END IF;
+        IF cardinality(v_locked) = 0 THEN
+            v_picked := v_got;
+        ELSE
+            SELECT * INTO v_picked, v_moved, v_unheld FROM allot(v_got, p_limit, v_holding, p_now);
+            v_moves := v_moves + cardinality(v_moved);
+        END IF;
+        v_begun := false;
+        FOREACH v_namespace IN ARRAY v_unheld LOOP
+            IF begin_holding(v_namespace) THEN
+                v_holding := v_holding || v_namespace;
+                v_begun := true;
+            END IF;
+        END LOOP;
+        CONTINUE WHEN v_begun AND cardinality(v_picked) = 0;
+        EXIT WHEN cardinality(v_picked) > 0 OR cardinality(v_unheld) > 0 OR (NOT v_cut AND cardinality(v_moved) = 0) OR v_moves >= 1000;
+        IF cardinality(v_moved) > 0 THEN
+            v_want := greatest(v_want, 100);
+        ELSE
+            v_spare := v_spare * 8;
+        END IF;
+    END LOOP;
+    RETURN v_picked;
 END
 $$;
 -- +goose StatementEnd
