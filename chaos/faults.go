@@ -312,8 +312,7 @@ func halt(mode devpg.Mode) func(*chaos, context.Context, fault, *node) (func() e
 	}
 }
 
-// lockRows is a transaction of somebody else that locks rows, stays open, and is rolled back. An item of a session that somebody else has locked is
-// passed over, so these are left alone.
+// lockRows is a transaction of somebody else that locks rows, stays open, and is rolled back.
 func (c *chaos) lockRows(ctx context.Context, _ fault, _ *node) (func() error, error) {
 	conn, err := pgx.Connect(ctx, c.server.URL)
 	if err != nil {
@@ -326,7 +325,7 @@ func (c *chaos) lockRows(ctx context.Context, _ fault, _ *node) (func() error, e
 		return nil
 	}
 	_, err = conn.Exec(ctx, `BEGIN; SET LOCAL search_path = pgwake;
-		SELECT FROM worker_queue WHERE session_id IS NULL ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED;
+		SELECT FROM worker_queue ORDER BY random() LIMIT 20 FOR UPDATE SKIP LOCKED;
 		SELECT FROM limited.worker_queue ORDER BY random() LIMIT 2 FOR UPDATE SKIP LOCKED;
 		SELECT FROM graphs.worker_queue ORDER BY random() LIMIT 2 FOR UPDATE SKIP LOCKED;
 		SELECT FROM graphs.tasks WHERE NOT graphs.is_terminal(state) ORDER BY random() LIMIT 2 FOR UPDATE SKIP LOCKED;
