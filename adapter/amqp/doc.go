@@ -15,8 +15,9 @@
 // # Messages
 //
 // The property "type" is for which handler a message is; without it that is the name of the queue. Headers are texts, of 64 KiB in all. Those
-// that begin with "pgwake-" are this package's, and those that RabbitMQ adds are left out. A dead letter may be sent again to the queue with the
-// headers that it has in the other, as a shovel does, and begins anew.
+// that begin with "pgwake-" are this package's, and those that RabbitMQ adds are left out. So are CC and BCC, by which it puts copies to more
+// queues: whoever sends a message with its own client may have that, Publish refuses them, and what is sent again here goes to one queue. A dead
+// letter may be sent again to the queue with the headers that it has in the other, as a shovel does, and begins anew.
 //
 // # Claims and leases
 //

@@ -31,8 +31,11 @@ const (
 // deliveryCount is how often a quorum queue has delivered a message before.
 const deliveryCount = "x-delivery-count"
 
-// brokers reports whether a header is one that RabbitMQ adds.
+// brokers reports whether a header is one that RabbitMQ adds, or takes for queues that are to have a copy of the message.
 func brokers(header string) bool {
+	if header == "CC" || header == "BCC" {
+		return true
+	}
 	for _, prefix := range []string{deliveryCount, "x-acquired-count", "x-death", "x-first-death-", "x-last-death-", "x-opt-rabbitmq-"} {
 		if strings.HasPrefix(header, prefix) {
 			return true
@@ -55,11 +58,14 @@ func checkMessage(m *dispatch.StreamMessage) error {
 	bad := len(m.Name) > longestShortText || m.Delay < 0 || m.Delay > longestDelay
 	all := 0
 	for name, value := range m.Headers {
-		bad = bad || name == "" || len(name) > longestShortText || strings.HasPrefix(name, headerPrefix) || brokers(name) || !utf8.ValidString(value)
+		if strings.HasPrefix(name, headerPrefix) || brokers(name) {
+			return fmt.Errorf("%w: message %.60q has a header %.60q, which is not for it to set", pgwake.ErrInvalid, m.Name, name)
+		}
+		bad = bad || name == "" || len(name) > longestShortText || !utf8.ValidString(value)
 		all += len(name) + len(value) + headerOverhead
 	}
 	if bad || all > longestHeaders {
-		return fmt.Errorf("%w: message %.60q has a name or a header that is too long, headers of %d bytes, a header that is not for it to set, or a delay of %v", pgwake.ErrInvalid, m.Name, all, m.Delay)
+		return fmt.Errorf("%w: message %.60q has a name or a header that is too long, headers of %d bytes, or a delay of %v", pgwake.ErrInvalid, m.Name, all, m.Delay)
 	}
 	return nil
 }

@@ -216,6 +216,56 @@ func TestPublish_HeadersThatNoFrameHolds_AreInvalid(t *testing.T) {
 	require.Zero(t, s.ready(t, "a"))
 }
 
+// RabbitMQ would put copies to other queues, or, since a text is no list of them, end the channel, and with it what others publish.
+func TestPublish_HeadersThatRouteCopies_AreInvalid(t *testing.T) {
+	s := newStream(t, theBroker(t), newPrefix(t), false)
+	require.NoError(t, s.Declare(t.Context(), "a"))
+	for _, header := range []string{"CC", "BCC"} {
+		m := message("second", 0)
+		m.Headers = map[string]string{header: s.prefix + "b"}
+		err := s.Publish(t.Context(), "a", message("first", 0), m)
+		require.ErrorIs(t, err, pgwake.ErrInvalid)
+		require.ErrorContains(t, err, fmt.Sprintf("%q", header))
+	}
+	require.Zero(t, s.ready(t, "a"))
+	m := message("first", 0)
+	m.Headers = map[string]string{"CCs": "x", "cc": "y"} // which are like any other
+	require.NoError(t, s.Publish(t.Context(), "a", m))
+	require.Equal(t, m.Headers, s.one(t, time.Hour).Headers)
+}
+
+// Whoever sent it has chosen who gets a copy of that, and not of what becomes of it.
+func TestNackAndDeadLetter_HeadersThatRouteCopies_AreDropped(t *testing.T) {
+	eachType(t, func(t *testing.T, s *stream) {
+		for _, namespace := range []string{"a", "other", "hidden"} {
+			require.NoError(t, s.Declare(t.Context(), namespace))
+		}
+		require.NoError(t, s.manage(t, func(ch *amqp091.Channel) error {
+			return ch.PublishWithContext(t.Context(), "", s.prefix+"a", true, false, amqp091.Publishing{Type: "first", Headers: amqp091.Table{
+				"CC": []any{s.prefix + "other"}, "BCC": []any{s.prefix + "hidden"}, "k": "v",
+			}})
+		}))
+		require.Eventually(t, func() bool { return s.ready(t, "other") == 1 && s.ready(t, "hidden") == 1 }, patience, 10*time.Millisecond)
+		again := func(d dispatch.StreamDelivery) {
+			t.Helper()
+			require.Equal(t, map[string]string{"k": "v"}, d.Headers, "what a handler may send on")
+		}
+		d := s.one(t, time.Hour)
+		again(d)
+		require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{}))
+		again(s.one(t, 10*time.Millisecond)) // nobody extends it
+		d = s.one(t, time.Hour)
+		again(d)
+		require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{Delay: time.Millisecond}))
+		d = s.one(t, time.Hour)
+		again(d)
+		require.NoError(t, s.DeadLetter(t.Context(), d.Receipt, "poison", "cause"))
+		require.Len(t, s.take(t, s.prefix+"a.dead", true), 1)
+		require.Equal(t, 1, s.ready(t, "other"))
+		require.Equal(t, 1, s.ready(t, "hidden"))
+	})
+}
+
 func TestLease_Ends_QueueDeleted_IsDeclaredAgain(t *testing.T) {
 	s := newStream(t, theBroker(t), newPrefix(t), false)
 	require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))
