@@ -10,7 +10,8 @@
 // A namespace is a durable queue, Config.Prefix and its name. Its dead letters are in one with ".dead" after that, to which
 // RabbitMQ also puts what it gives up by itself, by x-dead-letter-exchange. AMQP has no list of queues: a Stream knows the namespaces of its
 // Config, and those that were published to, or declared, through it. A process that is to serve a namespace of which it never publishes
-// has to be told of it. A name does not end in ".dead" or in ".delay." and digits, as the queues that belong to others do.
+// has to be told of it. A name is UTF-8 without line breaks, and does not end in ".dead" or in ".delay." and digits, as the queues that belong to
+// others do.
 //
 // # Messages
 //

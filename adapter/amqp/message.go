@@ -55,17 +55,17 @@ const (
 )
 
 func checkMessage(m *dispatch.StreamMessage) error {
-	bad := len(m.Name) > longestShortText || m.Delay < 0 || m.Delay > longestDelay
+	bad := len(m.Name) > longestShortText || !utf8.ValidString(m.Name) || m.Delay < 0 || m.Delay > longestDelay
 	all := 0
 	for name, value := range m.Headers {
 		if strings.HasPrefix(name, headerPrefix) || brokers(name) {
 			return fmt.Errorf("%w: message %.60q has a header %.60q, which is not for it to set", pgwake.ErrInvalid, m.Name, name)
 		}
-		bad = bad || name == "" || len(name) > longestShortText || !utf8.ValidString(value)
+		bad = bad || name == "" || len(name) > longestShortText || !utf8.ValidString(name) || !utf8.ValidString(value)
 		all += len(name) + len(value) + headerOverhead
 	}
 	if bad || all > longestHeaders {
-		return fmt.Errorf("%w: message %.60q has a name or a header that is too long, headers of %d bytes, or a delay of %v", pgwake.ErrInvalid, m.Name, all, m.Delay)
+		return fmt.Errorf("%w: message %.60q has a name or a header that is too long or no UTF-8, headers of %d bytes, or a delay of %v", pgwake.ErrInvalid, m.Name, all, m.Delay)
 	}
 	return nil
 }

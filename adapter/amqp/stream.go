@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
@@ -106,6 +107,9 @@ func New(url string, config *Config) (*Stream, error) {
 	if s.cfg.Prefetch < 1 || s.cfg.Prefetch > pgwake.MaxFetch {
 		return nil, failed("new", fmt.Errorf("%w: Prefetch %d is not between 1 and %d", pgwake.ErrConfig, s.cfg.Prefetch, pgwake.MaxFetch))
 	}
+	if !queueable(s.cfg.Prefix) {
+		return nil, failed("new", fmt.Errorf("%w: Prefix %.60q has line breaks or invalid UTF-8", pgwake.ErrConfig, s.cfg.Prefix))
+	}
 	for _, namespace := range s.cfg.Namespaces {
 		if err := s.check(namespace); err != nil {
 			return nil, failed("new", fmt.Errorf("%w: %w", pgwake.ErrConfig, err))
@@ -137,11 +141,15 @@ func (s *Stream) check(namespace string) error {
 	if ofAnother.MatchString(namespace) {
 		return fmt.Errorf("%w: namespace %.60q would have the queue of another's dead letters or delays", pgwake.ErrInvalid, namespace)
 	}
-	if namespace == "" || len(s.cfg.Prefix)+len(namespace) > longestName {
-		return fmt.Errorf("%w: namespace %.60q is empty, or longer than %d bytes with its prefix", pgwake.ErrInvalid, namespace, longestName)
+	if namespace == "" || len(s.cfg.Prefix)+len(namespace) > longestName || !queueable(namespace) {
+		return fmt.Errorf("%w: namespace %.60q is empty, longer than %d bytes with its prefix, or has line breaks or invalid UTF-8", pgwake.ErrInvalid, namespace, longestName)
 	}
 	return nil
 }
+
+// queueable reports whether RabbitMQ takes a name as it is. It leaves line breaks out, so that the queue would be another's, and ends the
+// connection, and all leases with it, if a name is no UTF-8.
+func queueable(name string) bool { return utf8.ValidString(name) && !strings.ContainsAny(name, "\r\n") }
 
 // ready reports why nothing can be done.
 func (s *Stream) ready(ctx context.Context) error {
