@@ -48,7 +48,7 @@ type stream struct {
 	conns []net.Conn
 }
 
-func newStream(tb testing.TB, b *broker, prefix string, quorum bool) *stream {
+func newStream(tb testing.TB, b *broker, prefix string, quorum bool, changes ...func(*amqp.Config)) *stream {
 	tb.Helper()
 	s := &stream{url: b.url, prefix: prefix}
 	config := amqp091.Config{Dial: func(network, address string) (net.Conn, error) {
@@ -60,8 +60,12 @@ func newStream(tb testing.TB, b *broker, prefix string, quorum bool) *stream {
 		}
 		return conn, err
 	}}
+	cfg := amqp.Config{Prefix: prefix, Quorum: quorum, Connection: config, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	for _, change := range changes {
+		change(&cfg)
+	}
 	var err error
-	s.Stream, err = amqp.New(b.url, &amqp.Config{Prefix: prefix, Quorum: quorum, Connection: config, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	s.Stream, err = amqp.New(b.url, &cfg)
 	require.NoError(tb, err)
 	tb.Cleanup(s.Close)
 	return s

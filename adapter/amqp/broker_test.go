@@ -127,18 +127,28 @@ func freePort() (int, error) {
 
 // start starts the node, and waits until it answers.
 func (b *broker) start() error {
+	cmd := b.command(b.script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the script has the node as its child
+	output, err := os.Create(filepath.Join(b.dir, "output"))
+	if err != nil {
+		return err
+	}
+	return b.await(cmd, output)
+}
+
+// command is one of RabbitMQ's, for this node.
+func (b *broker) command(name string, args ...string) *exec.Cmd {
 	path := func(name string) string { return filepath.Join(b.dir, name) }
-	cmd := exec.Command(b.script)
+	cmd := exec.Command(name, args...)
 	cmd.Env = append(os.Environ(), "HOME="+b.dir, "RABBITMQ_NODENAME=pgwake"+strconv.Itoa(b.node)+"@localhost",
 		"RABBITMQ_NODE_IP_ADDRESS=127.0.0.1", "RABBITMQ_NODE_PORT="+strconv.Itoa(b.node), "RABBITMQ_DIST_PORT="+strconv.Itoa(b.dist),
 		"ERL_EPMD_PORT="+strconv.Itoa(b.epmdPort), "ERL_EPMD_ADDRESS=127.0.0.1", "RABBITMQ_MNESIA_BASE="+path("mnesia"), "RABBITMQ_LOG_BASE="+path("log"),
 		"RABBITMQ_LOGS=-", "RABBITMQ_ENABLED_PLUGINS_FILE="+path("plugins"), "RABBITMQ_CONF_ENV_FILE=/dev/null", "RABBITMQ_CONFIG_FILE="+path("rabbitmq"),
 		"RABBITMQ_PID_FILE="+path("pid"), "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the script has the node as its child
-	output, err := os.Create(path("output"))
-	if err != nil {
-		return err
-	}
+	return cmd
+}
+
+func (b *broker) await(cmd *exec.Cmd, output *os.File) error {
 	defer output.Close()
 	cmd.Stdout, cmd.Stderr = output, output
 	if err := cmd.Start(); err != nil {
@@ -164,6 +174,31 @@ func (b *broker) start() error {
 			return fmt.Errorf("rabbitmq-server does not answer: %w", err)
 		}
 	}
+}
+
+// own skips a test that does something to the broker that others would notice.
+func (b *broker) own(tb testing.TB) *broker {
+	tb.Helper()
+	if b.dir == "" {
+		tb.Skip("the broker at PGWAKE_AMQP_URL is not one to be stopped")
+	}
+	return b
+}
+
+// control runs rabbitmqctl.
+func (b *broker) control(tb testing.TB, args ...string) {
+	tb.Helper()
+	said, err := b.command(filepath.Join(filepath.Dir(b.script), "rabbitmqctl"), args...).CombinedOutput()
+	require.NoError(tb, err, "%s", said)
+}
+
+// freeze has the node stand still, until it is told to go on.
+func (b *broker) freeze(tb testing.TB) (thaw func()) {
+	tb.Helper()
+	require.NoError(tb, syscall.Kill(-b.server.Process.Pid, syscall.SIGSTOP))
+	thaw = sync.OnceFunc(func() { _ = syscall.Kill(-b.server.Process.Pid, syscall.SIGCONT) })
+	tb.Cleanup(thaw)
+	return thaw
 }
 
 // kill ends the node without warning.

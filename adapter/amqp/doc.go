@@ -32,6 +32,10 @@
 // leases. RabbitMQ itself ends those of 30 minutes (consumer_timeout), and the channel with them: handlers that take longer need
 // it to be set higher.
 //
+// RabbitMQ sends as many messages as it was asked for, however large they are. A Receive returns 64 MiB of them, or one, and puts the rest back where
+// it was as it comes; the next one asks for fewer. Of all that it has not settled yet, a Stream holds Config.HeldBytes, and one message for
+// each Receive that waits, and asks for no more until there is room.
+//
 // A RabbitMQ that does not answer any more is found out by its heartbeats, within twice Config.Connection.Heartbeat: 20 s unless it is set.
 // Until then a Receive may outlive its context, and so may the end of Coordinators.Run.
 //
@@ -51,8 +55,11 @@
 // right then, the message comes again. Delivery is at least once, but for this: when a delay ends, RabbitMQ moves the message without
 // having that confirmed, so a broker that is killed within the same fraction of a second may lose it.
 //
-// The number of an attempt is exact while processes live. What came to nobody's hand again since a connection was lost is marked as
-// redelivered and no more, and so counts as one attempt, however often that happens; quorum queues (Config.Quorum) count each. A
+// What is on its way to RabbitMQ, and not confirmed, is 64 MiB and what was sent last. Publish, Nack and DeadLetter wait for that to become less, as
+// long as their context lets them, and while RabbitMQ takes nothing, since it has no memory or disk left.
+//
+// The number of an attempt is exact while processes live. What came to nobody's hand since a connection was lost, or since it was put back as too
+// much, is marked as redelivered and no more, and so counts as one attempt, however often that happens; quorum queues (Config.Quorum) count each. A
 // RabbitMQ 3.10.8 of one node that is killed may come back with quorum queues that have no leader, and neither take nor give
 // anything: use classic queues there, and quorum queues in a cluster.
 package amqp

@@ -21,6 +21,8 @@ import (
 //
 // Invariant: a delivery of a lane is in held until it is acknowledged, or was given back; whoever takes it out of held does that. Once the
 // channel is closed nothing is added to held, and nothing copied: RabbitMQ redelivers all of that, and a copy would be a second message.
+//
+// Invariant: what is in held counts in the Stream's budget (budget.go), and so does what was taken out of it until that is settled.
 
 type lane struct {
 	s     *Stream
@@ -34,12 +36,16 @@ type lane struct {
 
 	mu   sync.Mutex
 	last int // consumer
+	pace int // how many messages to ask for, since so many were not too large lately
 	held map[uint64]*held
 }
+
+const firstPace = 16
 
 // held is a delivery.
 type held struct {
 	amqp091.Delivery
+	weight  int64
 	attempt int
 	until   time.Time // end of the lease
 	lease   *time.Timer
@@ -64,7 +70,7 @@ func (s *Stream) lane(ctx context.Context, namespace string) (*lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &lane{s: s, id: s.lastLane.Add(1), queue: queue, name: namespace, link: l, ch: ch, held: make(map[uint64]*held)}
+	a := &lane{s: s, id: s.lastLane.Add(1), queue: queue, name: namespace, link: l, ch: ch, pace: firstPace, held: make(map[uint64]*held)}
 	l.lanes[queue] = a
 	s.mu.Lock()
 	s.lanes[a.id] = a
@@ -87,6 +93,7 @@ func (a *lane) over() {
 	defer a.mu.Unlock()
 	for _, h := range a.held {
 		h.lease.Stop()
+		a.settled(h)
 	}
 	clear(a.held)
 }
@@ -102,11 +109,28 @@ func (a *lane) receive(ctx context.Context, most int, lease time.Duration) ([]di
 	return a.hold(all, time.Now().Add(lease))
 }
 
+// claim takes one message, and what comes with it as far as there is room for that. The rest is put back as soon as all of it has come:
+// RabbitMQ may have sent as many as it was asked for before it hears that there is to be no more, and their size it does not ask about.
 func (a *lane) claim(ctx context.Context, most int) (all []amqp091.Delivery, err error) {
-	consumer, deliveries, err := a.consume(most)
+	a.mu.Lock()
+	asked := min(most, a.pace)
+	a.mu.Unlock()
+	consumer, deliveries, err := a.consume(asked)
 	if err != nil {
 		a.link.forget(a.queue) // that may be why
 		return nil, err
+	}
+	var weight int64
+	limit := min(receivedAtOnce, a.s.received.room())
+	var spare []uint64
+	keep := func(d amqp091.Delivery) {
+		w := weigh(d.Body, d.Headers)
+		if len(all) > 0 && weight+w > limit {
+			spare = append(spare, d.DeliveryTag)
+			return
+		}
+		all, weight = append(all, d), weight+w
+		a.s.received.add(w)
 	}
 	select {
 	case d, ok := <-deliveries:
@@ -114,19 +138,34 @@ func (a *lane) claim(ctx context.Context, most int) (all []amqp091.Delivery, err
 			a.link.forget(a.queue)
 			return nil, errLaneClosed
 		}
-		all = append(all, d)
+		keep(d)
 	case <-ctx.Done():
 	case <-a.s.closed:
 	}
+	cancelled := make(chan error, 1)
+	go func() { // what comes meanwhile is to be kept or dropped as it comes
+		a.rpc.Lock()
+		defer a.rpc.Unlock()
+		cancelled <- a.ch.Cancel(consumer, false)
+	}()
 	// What RabbitMQ sends before it knows of this has come when the call returns, and is claimed.
-	a.rpc.Lock()
-	err = a.ch.Cancel(consumer, false)
-	a.rpc.Unlock()
 	for d := range deliveries {
-		all = append(all, d)
+		keep(d)
 	}
-	if err != nil {
+	if err := <-cancelled; err != nil {
+		a.s.received.add(-weight)
 		return nil, err // and all of it is put back
+	}
+	for _, tag := range spare {
+		_ = a.ch.Nack(tag, false, true) // or the channel is gone, and it is put back
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case len(spare) > 0:
+		a.pace = len(all)
+	case len(all) == a.pace && weight <= receivedAtOnce/2:
+		a.pace = min(2*a.pace, a.s.cfg.Prefetch)
 	}
 	return all, nil
 }
@@ -149,11 +188,14 @@ func (a *lane) hold(all []amqp091.Delivery, until time.Time) ([]dispatch.StreamD
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ch.IsClosed() {
+		for _, d := range all {
+			a.s.received.add(-weigh(d.Body, d.Headers))
+		}
 		return nil, errLaneClosed
 	}
 	got := make([]dispatch.StreamDelivery, len(all))
 	for i, d := range all {
-		h := &held{Delivery: d, attempt: attemptOf(&d), until: until}
+		h := &held{Delivery: d, weight: weigh(d.Body, d.Headers), attempt: attemptOf(&d), until: until}
 		a.held[d.DeliveryTag] = h
 		h.lease = time.AfterFunc(time.Until(until), func() { a.expire(d.DeliveryTag, h) })
 		m := delivery(h)
@@ -175,6 +217,7 @@ func (a *lane) expire(tag uint64, h *held) {
 	if !mine {
 		return
 	}
+	defer a.settled(h)
 	if !a.s.cfg.Quorum { // which would not count this attempt
 		bounded, cancel := context.WithTimeout(context.Background(), putBackFor)
 		defer cancel()
@@ -194,7 +237,7 @@ func (a *lane) exchange(ctx context.Context, h *held, by sending) error {
 	return nil
 }
 
-// take ends a lease; nil: it is lost.
+// take ends a lease; nil: it is lost. Whoever takes it settles the message, and says so by settled, or puts it back.
 func (a *lane) take(tag uint64) *held {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -206,11 +249,14 @@ func (a *lane) take(tag uint64) *held {
 	return h
 }
 
+func (a *lane) settled(h *held) { a.s.received.add(-h.weight) }
+
 // putBack goes on with a lease that was taken, for a moment: whoever has it tries again, or the message is given back.
 func (a *lane) putBack(tag uint64, h *held) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ch.IsClosed() {
+		a.settled(h)
 		return
 	}
 	a.held[tag] = h

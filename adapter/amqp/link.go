@@ -208,7 +208,7 @@ func (s *Stream) handshake(config amqp091.Config) (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	p, err := newPublisher(conn)
+	p, err := newPublisher(conn, s.publishedAhead)
 	if err != nil {
 		_ = conn.CloseDeadline(time.Now().Add(time.Second))
 		return nil, fmt.Errorf("open a channel: %w", err)

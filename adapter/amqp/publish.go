@@ -15,11 +15,16 @@ import (
 // have been deleted, or have expired, so that is no rare thing to be told of.
 //
 // Invariant: a message is taken for published when it is confirmed and was not returned.
+//
+// What is under way is bounded (budget.go). It is so until it is confirmed, or the channel is closed, also if nobody waits for that any more. While
+// RabbitMQ says that it takes nothing, since it has no memory or disk left, nothing is sent: it does not read, so whoever wrote to it
+// would have to wait for it, and not only as long as his context.
 
 // publisher is the channel on which a link publishes. Safe for concurrent use.
 type publisher struct {
-	ch    *amqp091.Channel
-	noted chan struct{} // whoever receives from it knows by under of all that was returned before
+	ch     *amqp091.Channel
+	budget budget
+	noted  chan struct{} // whoever receives from it knows by under of all that was returned before
 
 	mu    sync.Mutex
 	last  int64
@@ -34,12 +39,18 @@ type underway struct {
 	returned bool   // by publisher.mu
 }
 
-func newPublisher(conn *amqp091.Connection) (*publisher, error) {
+func newPublisher(conn *amqp091.Connection, ahead int64) (*publisher, error) {
 	ch, err := conn.Channel()
 	if err != nil {
 		return nil, err
 	}
-	p := &publisher{ch: ch, noted: make(chan struct{}), under: make(map[int64]*underway)}
+	p := &publisher{ch: ch, budget: budget{most: ahead}, noted: make(chan struct{}), under: make(map[int64]*underway)}
+	go func(blocked <-chan amqp091.Blocking) {
+		for b := range blocked { // until the connection ends
+			p.budget.close(b.Active)
+		}
+		p.budget.close(false)
+	}(conn.NotifyBlocked(make(chan amqp091.Blocking, 1)))
 	// Without a buffer: amqp091 goes on to the confirmation when note has the return in its hand.
 	go p.note(ch.NotifyReturn(make(chan amqp091.Return)))
 	return p, ch.Confirm(false)
@@ -105,6 +116,14 @@ func (p *publisher) end(u *underway) {
 	delete(p.under, u.number)
 }
 
+// free gives back what messages took of the budget, when all are confirmed, or the channel is closed.
+func (p *publisher) free(under []*underway, weight int64) {
+	for _, u := range under {
+		<-u.Done()
+	}
+	p.budget.add(-weight)
+}
+
 // sending is a message on its way to a queue, or to what belongs to that.
 type sending struct {
 	delay   time.Duration
@@ -116,20 +135,42 @@ var errNoQueue = errors.New("the queue of a message was deleted while that was p
 
 // send publishes, and waits until all is confirmed.
 func (s *Stream) send(ctx context.Context, queue string, all []sending) error {
-	returned, err := s.sendOnce(ctx, queue, all)
-	if err == nil && len(returned) > 0 {
-		returned, err = s.sendOnce(ctx, queue, returned)
+	for len(all) > 0 {
+		n, weight := part(all, s.publishedAhead/publishedPart)
+		returned, err := s.sendOnce(ctx, queue, all[:n], weight)
+		if err == nil && len(returned) > 0 {
+			returned, err = s.sendOnce(ctx, queue, returned, weight)
+		}
+		if err == nil && len(returned) > 0 {
+			err = errNoQueue
+		}
+		if err != nil {
+			return err
+		}
+		all = all[n:]
 	}
-	if err == nil && len(returned) > 0 {
-		err = errNoQueue
+	return nil
+}
+
+// part is how many messages to send at once, and what they take.
+func part(all []sending, most int64) (n int, weight int64) {
+	for n < len(all) {
+		next := weigh(all[n].message.Body, all[n].message.Headers)
+		if n > 0 && weight+next > most {
+			break
+		}
+		n, weight = n+1, weight+next
 	}
-	return err
+	return n, weight
 }
 
 // sendOnce returns those that RabbitMQ had no queue for. It is declared when they are sent the next time.
-func (s *Stream) sendOnce(ctx context.Context, queue string, all []sending) (returned []sending, err error) {
+func (s *Stream) sendOnce(ctx context.Context, queue string, all []sending, weight int64) (returned []sending, err error) {
 	l, err := s.out.connect(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if err := l.publisher.budget.take(ctx, weight); err != nil {
 		return nil, err
 	}
 	under := make([]*underway, 0, len(all))
@@ -137,6 +178,11 @@ func (s *Stream) sendOnce(ctx context.Context, queue string, all []sending) (ret
 		for _, u := range under {
 			l.publisher.end(u)
 		}
+		if err != nil { // and so some may not be confirmed
+			go l.publisher.free(under, weight)
+			return
+		}
+		l.publisher.free(under, weight)
 	}()
 	for _, m := range all {
 		to, err := l.declareFor(ctx, queue, &m)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -22,7 +23,8 @@ import (
 
 // Config is for New. The zero value means the defaults, and so does a nil one.
 type Config struct {
-	// Namespaces are those to be served from the beginning. Their queues are declared when somebody first waits for them. Defaults to none.
+	// Namespaces are those to be served from the beginning. Their queues are declared when somebody first waits for them. At most 100,000, with those
+	// that are published to, or declared: beyond that it is a pgwake.ErrTooManyNamespaces, and nothing is declared. Defaults to none.
 	Namespaces []string
 
 	// Prefix begins the names of all queues. Defaults to "pgwake.".
@@ -34,6 +36,11 @@ type Config struct {
 
 	// Prefetch is how many messages a Receive claims at most. Defaults to 100.
 	Prefetch int
+
+	// HeldBytes bounds the messages in memory that were received and are not settled, each of which counts 1 KiB more than it has. With as many
+	// a Receive waits until some are settled, or their leases have ended, and has an error other than context.DeadlineExceeded if that is not in its time; one
+	// that waits for messages then already gets one nevertheless. A Receive returns no more than 64 MiB, or one message. Defaults to 256 MiB.
+	HeldBytes int64
 
 	// Connection is how to connect: TLS, credentials, heartbeat. Defaults to what the URL says, and a heartbeat of 10 s: a connection
 	// that does not answer for twice as long is gone. Of a Dial that takes longer than the Stream lives, or than connection_timeout in the
@@ -59,9 +66,12 @@ type Stream struct {
 
 	lastLane atomic.Uint64
 
+	received       budget
+	publishedAhead int64 // the budget of what is under way
+
 	mu         sync.Mutex
 	lanes      map[uint64]*lane
-	namespaces []string
+	namespaces map[string]bool
 	news       chan struct{} // closed when there is another namespace
 }
 
@@ -74,7 +84,7 @@ var (
 // New returns a Stream. It connects when there is something to do, and again when a connection was lost; while there is none, calls
 // fail, and may be made again. Fails with pgwake.ErrConfig for a URL or a Config that is unusable.
 func New(url string, config *Config) (*Stream, error) {
-	s := &Stream{url: url, patience: connectPatience, lanes: make(map[uint64]*lane), news: make(chan struct{})}
+	s := &Stream{url: url, patience: connectPatience, publishedAhead: publishedAhead, lanes: make(map[uint64]*lane), namespaces: make(map[string]bool), news: make(chan struct{})}
 	if config != nil {
 		s.cfg = *config
 	}
@@ -95,6 +105,10 @@ func New(url string, config *Config) (*Stream, error) {
 	if s.cfg.Prefetch == 0 {
 		s.cfg.Prefetch = 100
 	}
+	if s.cfg.HeldBytes == 0 {
+		s.cfg.HeldBytes = 256 << 20
+	}
+	s.received.most = s.cfg.HeldBytes
 	if s.cfg.Connection.Heartbeat == 0 {
 		s.cfg.Connection.Heartbeat = 10 * time.Second
 	}
@@ -107,11 +121,17 @@ func New(url string, config *Config) (*Stream, error) {
 	if s.cfg.Prefetch < 1 || s.cfg.Prefetch > pgwake.MaxFetch {
 		return nil, failed("new", fmt.Errorf("%w: Prefetch %d is not between 1 and %d", pgwake.ErrConfig, s.cfg.Prefetch, pgwake.MaxFetch))
 	}
+	if s.cfg.HeldBytes < 0 {
+		return nil, failed("new", fmt.Errorf("%w: HeldBytes %d is negative", pgwake.ErrConfig, s.cfg.HeldBytes))
+	}
 	if !queueable(s.cfg.Prefix) {
 		return nil, failed("new", fmt.Errorf("%w: Prefix %.60q has line breaks or invalid UTF-8", pgwake.ErrConfig, s.cfg.Prefix))
 	}
 	for _, namespace := range s.cfg.Namespaces {
 		if err := s.check(namespace); err != nil {
+			return nil, failed("new", fmt.Errorf("%w: %w", pgwake.ErrConfig, err))
+		}
+		if err := s.known(namespace); err != nil {
 			return nil, failed("new", fmt.Errorf("%w: %w", pgwake.ErrConfig, err))
 		}
 		s.learn(namespace)
@@ -161,23 +181,40 @@ func (s *Stream) ready(ctx context.Context) error {
 	}
 }
 
-// learn takes note of a namespace.
+// mostNamespaces is how many there are of a Provider.
+const mostNamespaces = 100_000
+
+// known reports why a namespace cannot be one of those that the Stream serves.
+func (s *Stream) known(namespace string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.namespaces[namespace] && len(s.namespaces) >= mostNamespaces {
+		return fmt.Errorf("%w: %d, and %.60q is not among them", pgwake.ErrTooManyNamespaces, len(s.namespaces), namespace)
+	}
+	return nil
+}
+
+// learn takes note of a namespace, unless there are as many as there may be.
 func (s *Stream) learn(namespace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if slices.Contains(s.namespaces, namespace) {
+	if s.namespaces[namespace] || len(s.namespaces) >= mostNamespaces {
 		return
 	}
-	s.namespaces = append(s.namespaces, namespace)
+	s.namespaces[namespace] = true
 	close(s.news)
 	s.news = make(chan struct{})
 }
 
 // WaitForNamespaces tells of those that this Stream knows.
 func (s *Stream) WaitForNamespaces(ctx context.Context, known []string) ([]string, error) {
+	theirs := make(map[string]bool, len(known))
+	for _, namespace := range known {
+		theirs[namespace] = true
+	}
 	for {
 		s.mu.Lock()
-		added := slices.DeleteFunc(slices.Sorted(slices.Values(s.namespaces)), func(name string) bool { return slices.Contains(known, name) })
+		added := slices.DeleteFunc(slices.Sorted(maps.Keys(s.namespaces)), func(name string) bool { return theirs[name] })
 		news := s.news
 		s.mu.Unlock()
 		if len(added) > 0 {
@@ -203,6 +240,9 @@ func (s *Stream) Declare(ctx context.Context, namespace string) error {
 }
 
 func (s *Stream) declare(ctx context.Context, namespace string) error {
+	if err := s.known(namespace); err != nil {
+		return err
+	}
 	l, err := s.out.connect(ctx)
 	if err != nil {
 		return err
@@ -253,6 +293,9 @@ func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease 
 		return nil, failed(op, err)
 	}
 	for failures := 0; ; failures++ {
+		if err := s.roomToReceive(ctx); err != nil {
+			return nil, failed(op, err)
+		}
 		l, err := s.lane(ctx, namespace)
 		if err != nil {
 			return nil, failed(op, notConnected(err))
@@ -272,6 +315,21 @@ func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease 
 	}
 }
 
+// roomToReceive waits until there is room for a message.
+func (s *Stream) roomToReceive(ctx context.Context) error {
+	bounded, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.life, cancel)()
+	err := s.received.take(bounded, 0)
+	if ended := s.ready(ctx); err != nil && ended != nil {
+		err = ended
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("messages of more than %d bytes are held (Config.HeldBytes), and were not settled in time", s.cfg.HeldBytes)
+	}
+	return err
+}
+
 // notConnected is an error from before there was a consumer.
 func notConnected(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -284,7 +342,11 @@ func notConnected(err error) error {
 func (s *Stream) Ack(_ context.Context, receipts []pgwake.LockToken) error {
 	return s.each("ack", receipts, func(l *lane, tag uint64) bool {
 		h := l.take(tag)
-		return h != nil && l.ch.Ack(tag, false) == nil
+		if h == nil {
+			return false
+		}
+		defer l.settled(h)
+		return l.ch.Ack(tag, false) == nil
 	})
 }
 
@@ -343,6 +405,8 @@ func (s *Stream) replace(ctx context.Context, r pgwake.LockToken, by func(*lane,
 	err := l.exchange(ctx, h, by(l, h))
 	if err != nil {
 		l.putBack(tag, h)
+		return err
 	}
-	return err
+	l.settled(h)
+	return nil
 }

@@ -1,0 +1,209 @@
+package amqp_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/adapter/amqp"
+	"github.com/pgwake/pgwake/dispatch"
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: is what a Stream has in memory bounded, and does whoever would have more of it wait?
+
+const mib = 1 << 20
+
+func (s *stream) publishLarge(t *testing.T, count, size int) {
+	t.Helper()
+	for i := range count {
+		require.NoError(t, s.Publish(t.Context(), "a", dispatch.StreamMessage{Name: fmt.Sprint(i), Payload: bytes.Repeat([]byte{'x'}, size)}))
+	}
+}
+
+func (s *stream) some(t *testing.T, most int, lease time.Duration) []dispatch.StreamDelivery {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	got, err := s.Receive(ctx, "a", most, lease)
+	require.NoError(t, err)
+	return got
+}
+
+func TestReceive_LargeMessages_HeldAreBoundedAndTheRestIsOthers(t *testing.T) {
+	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
+		t.Run(name, func(t *testing.T) {
+			const count, held = 12, 4 * mib
+			s := newStream(t, theBroker(t), newPrefix(t), quorum, func(c *amqp.Config) { c.HeldBytes = held })
+			other := newStream(t, theBroker(t), s.prefix, quorum)
+			s.publishLarge(t, count, mib)
+			mine := s.some(t, count, time.Hour)
+			require.Len(t, mine, 3, "with what they weigh themselves, there is no room for a fourth")
+
+			// Until some are settled there is no room, which is not to say that there are no messages.
+			mine = append(mine, s.some(t, 1, time.Hour)...)
+			require.Less(t, s.Held(), int64(held+mib))
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			_, err := s.Receive(ctx, "a", 1, time.Hour)
+			require.ErrorContains(t, err, "HeldBytes")
+			require.NotErrorIs(t, err, context.DeadlineExceeded)
+			gone, leave := context.WithCancel(t.Context())
+			leave()
+			_, err = s.Receive(gone, "a", 1, time.Hour)
+			require.ErrorIs(t, err, context.Canceled)
+
+			// What was too much is there for others, at once.
+			seen := make(map[string]bool)
+			for len(seen) < count-len(mine) {
+				for _, d := range other.some(t, count, time.Hour) {
+					seen[d.Name] = true
+					require.NoError(t, other.Ack(t.Context(), []pgwake.LockToken{d.Receipt}))
+				}
+			}
+			for _, d := range mine {
+				require.False(t, seen[d.Name])
+				seen[d.Name] = true
+				require.Len(t, d.Payload, mib)
+			}
+			require.Len(t, seen, count)
+
+			// Whatever settles it makes room.
+			require.NoError(t, s.Nack(t.Context(), mine[0].Receipt, pgwake.AbandonOptions{}))
+			require.NoError(t, s.DeadLetter(t.Context(), mine[1].Receipt, "poison", ""))
+			require.NoError(t, s.Extend(t.Context(), []pgwake.LockToken{mine[2].Receipt}, time.Millisecond))
+			require.Eventually(t, func() bool { return s.ready(t, "a") == 2 }, patience, 10*time.Millisecond)
+			require.Greater(t, s.Held(), int64(mib))
+			s.cut()
+			require.Eventually(t, func() bool { return s.Held() == 0 }, patience, 10*time.Millisecond)
+		})
+	}
+}
+
+func TestReceive_LargeMessages_OneAnswerIsBounded(t *testing.T) {
+	s := newStream(t, theBroker(t), newPrefix(t), false)
+	const count, size = 12, 8 * mib
+	s.publishLarge(t, count, size)
+	seen := make(map[string]bool)
+	for len(seen) < count {
+		got := s.some(t, count, time.Hour)
+		require.LessOrEqual(t, len(got)*size, 64*mib)
+		for _, d := range got {
+			require.False(t, seen[d.Name])
+			seen[d.Name] = true
+		}
+	}
+}
+
+func TestReceive_NoRoom_SomeIsSettled_GoesOn(t *testing.T) {
+	s := newStream(t, theBroker(t), newPrefix(t), false, func(c *amqp.Config) { c.HeldBytes = 1 })
+	s.publishLarge(t, 2, 1)
+	first := s.some(t, 2, time.Hour)
+	require.Len(t, first, 1)
+	received := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err := s.Receive(ctx, "a", 1, time.Hour)
+		received <- err
+	}()
+	require.NoError(t, s.Ack(t.Context(), []pgwake.LockToken{first[0].Receipt}))
+	require.NoError(t, <-received)
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := s.Receive(t.Context(), "a", 1, time.Hour)
+		waiting <- err
+	}()
+	s.Close()
+	require.ErrorIs(t, <-waiting, pgwake.ErrClosed)
+}
+
+// full waits until whoever publishes would wait.
+func (s *stream) full(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		_, full, err := s.Underway(t.Context())
+		return err == nil && full
+	}, patience, time.Millisecond)
+}
+
+// A broker that confirms nothing: what is under way is bounded, whoever it is of, and who waits for room leaves when he likes.
+func TestPublish_NothingIsConfirmed_UnderwayIsBounded(t *testing.T) {
+	b := theBroker(t).own(t)
+	s := newStream(t, b, newPrefix(t), false)
+	const room = 32
+	s.PublishAhead(room * 2 * amqp.OwnWeight) // a message has less than that, and more than the half
+	require.NoError(t, s.Declare(t.Context(), "a"))
+	thaw := b.freeze(t)
+	const calls, each = 40, 25
+	published := make(chan error, calls)
+	for range calls {
+		go func() {
+			all := make([]dispatch.StreamMessage, each)
+			published <- s.Publish(t.Context(), "a", all...)
+		}()
+	}
+	s.full(t)
+	underway := func() int {
+		n, _, err := s.Underway(t.Context())
+		require.NoError(t, err)
+		return n
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	returns(t, func() { require.ErrorIs(t, s.Publish(ctx, "a", message("late", 0)), context.DeadlineExceeded) })
+	require.LessOrEqual(t, underway(), 3*room)
+	thaw()
+	for range calls {
+		require.NoError(t, <-published)
+	}
+	require.Zero(t, underway())
+	require.Equal(t, calls*each, s.ready(t, "a"))
+}
+
+// A broker that has no memory left does not read from who publishes: whoever wrote to it would wait for it, whatever his context says.
+func TestPublish_BrokerTakesNothing_ContextEnds_Returns(t *testing.T) {
+	b := theBroker(t).own(t)
+	s := newStream(t, b, newPrefix(t), false)
+	require.NoError(t, s.Publish(t.Context(), "a", message("first", 0)))
+	b.control(t, "set_vm_memory_high_watermark", "absolute", "1")
+	relieve := func() { b.control(t, "set_vm_memory_high_watermark", "0.4") }
+	t.Cleanup(func() {
+		if relieve != nil {
+			relieve()
+		}
+	})
+	published := make(chan error, 1)
+	go func() { published <- s.Publish(t.Context(), "a", message("second", 0)) }()
+	s.full(t)
+	large := dispatch.StreamMessage{Name: "large", Payload: make([]byte, 16*mib)}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	returns(t, func() { require.ErrorIs(t, s.Publish(ctx, "a", large), context.DeadlineExceeded) })
+	relieve()
+	relieve = nil
+	require.NoError(t, <-published)
+	require.Equal(t, 2, s.ready(t, "a"))
+}
+
+func TestNamespaces_AsManyAsThereMayBe_NoMore(t *testing.T) {
+	all := make([]string, 100_000)
+	for i := range all {
+		all[i] = fmt.Sprint(i)
+	}
+	const nowhere = "amqp://localhost:1/"
+	_, err := amqp.New(nowhere, &amqp.Config{Namespaces: append(all, "one more")})
+	require.ErrorIs(t, err, pgwake.ErrConfig)
+	require.ErrorIs(t, err, pgwake.ErrTooManyNamespaces)
+	s, err := amqp.New(nowhere, &amqp.Config{Namespaces: all})
+	require.NoError(t, err)
+	defer s.Close()
+	require.ErrorIs(t, s.Publish(t.Context(), "one more", message("x", 0)), pgwake.ErrTooManyNamespaces)
+	require.ErrorIs(t, s.Declare(t.Context(), "one more"), pgwake.ErrTooManyNamespaces)
+	known, err := s.WaitForNamespaces(t.Context(), all[1:])
+	require.NoError(t, err)
+	require.Equal(t, all[:1], known)
+}
