@@ -1,5 +1,7 @@
 package pgmq
 
+import "time"
+
 // Failed is what becomes of an error.
 var Failed = failed
 
@@ -22,3 +24,6 @@ func (s *Stream) Parked() int {
 	defer s.mu.Unlock()
 	return len(s.parked)
 }
+
+// SetPatience is for how long the server may be silent.
+func (s *Stream) SetPatience(d time.Duration) { s.patience = d }

@@ -195,21 +195,33 @@ END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.written_out(jsonb) IS 'A value as text. Null: its numbers have more than 128 MiB, or all of it more than 256 MiB, which is more than what Publish takes can come to.';
 
+-- An answer has at most 64 MiB of messages and headers, or one message. What pgmq.read has read beyond that is put back in the same transaction,
+-- so nobody has seen it read. How many are too many is not known before they are written out: whoever asks learns it from the answer.
+
 CREATE OR REPLACE FUNCTION pgwake_pgmq.receive(p_namespace text, p_vt integer, p_most integer)
 RETURNS TABLE (queue_name text, msg_id bigint, read_ct integer, enqueued_at timestamptz, message text, headers jsonb, next_vt timestamptz, answered_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_queue text;
 	v_left integer := p_most;
+	v_room bigint := 67108864; -- of this answer
+	v_full boolean := false;
+	v_size bigint;
+	v_headers text;
+	v_spare bigint[];
 	v_next timestamptz;
 	v_earliest timestamptz;
 	v_message record;
 BEGIN
 	-- In any order, so that no queue of a namespace keeps the others waiting.
 	FOR v_queue IN SELECT m.queue_name FROM pgmq.meta m WHERE pgwake_pgmq.namespace_of(m.queue_name) = p_namespace ORDER BY random() LOOP
-		IF v_left > 0 THEN
+		IF v_left > 0 AND NOT v_full THEN
+			v_spare := '{}';
 			FOR v_message IN SELECT r.* FROM pgmq.read(v_queue, p_vt, v_left) r LOOP
-				v_left := v_left - 1;
+				IF v_full THEN
+					v_spare := v_spare || v_message.msg_id;
+					CONTINUE;
+				END IF;
 				queue_name := v_queue;
 				msg_id := v_message.msg_id;
 				read_ct := v_message.read_ct;
@@ -223,14 +235,30 @@ BEGIN
 				ELSE
 					message := pgwake_pgmq.written_out(v_message.message);
 				END IF;
+				IF pg_column_size(headers) <= 4096 AND pg_column_compression(headers) IS NULL THEN
+					v_headers := headers;
+				ELSE
+					v_headers := pgwake_pgmq.written_out(headers);
+				END IF;
+				v_size := coalesce(octet_length(message), 0) + coalesce(octet_length(v_headers), 0);
 				IF message IS NULL AND v_message.message IS NOT NULL THEN
 					PERFORM pgwake_pgmq.bury(v_queue, msg_id, 'unreadable', 'the message has more bytes than anybody could read once its numbers are written out');
-				ELSIF (pg_column_size(headers) > 4096 OR pg_column_compression(headers) IS NOT NULL) AND pgwake_pgmq.written_out(headers) IS NULL THEN
+				ELSIF v_headers IS NULL AND headers IS NOT NULL THEN
 					PERFORM pgwake_pgmq.bury(v_queue, msg_id, 'unreadable', 'the headers have more bytes than anybody could read once their numbers are written out');
+				ELSIF v_size > v_room AND v_room < 67108864 THEN
+					v_full := true;
+					v_spare := v_spare || msg_id;
+					CONTINUE;
 				ELSE
+					v_room := v_room - v_size;
+					v_full := v_room <= 0;
 					RETURN NEXT;
 				END IF;
+				v_left := v_left - 1;
 			END LOOP;
+			IF v_spare <> '{}' THEN
+				EXECUTE format('UPDATE pgmq.%I SET vt = clock_timestamp(), read_ct = read_ct - 1 WHERE msg_id = ANY ($1)', 'q_' || lower(v_queue)) USING v_spare;
+			END IF;
 		END IF;
 		EXECUTE format('SELECT min(vt) FROM pgmq.%I WHERE vt < ''infinity''', 'q_' || lower(v_queue)) INTO v_earliest; -- by pgmq's index on vt
 		v_next := least(v_next, v_earliest);
@@ -247,7 +275,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.receive(text, integer, integer) IS
-	'Reads from the queues of a namespace, by pgmq.read. What nobody could read, since it is too large once it is written out, becomes a dead letter. The last row is no message: it says when one is due next, or a lease ends, and what the clock shows.';
+	'Reads from the queues of a namespace, by pgmq.read. What nobody could read, since it is too large once it is written out, becomes a dead letter. One answer has at most 64 MiB, or one message; the rest is due as before. The last row is no message: it says when one is due next, or a lease ends, and what the clock shows.';
 
 -- A receipt is a queue, a message and how often that was read: the next read makes another. A message that was given back has
 -- receipts no more, although its vt is later and it was not read since: "back" says so.

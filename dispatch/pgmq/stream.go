@@ -37,8 +37,15 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// answerDeadline bounds a statement whose caller is gone: it is not cancelled, since nobody would know what it has claimed.
+// answerDeadline bounds the silence of the server: a statement that claims is not cancelled when its caller is gone, since nobody would know
+// what it has claimed.
 const answerDeadline = 5 * time.Second
+
+// mostAnswer is what an answer of the server has at most, unless it is one message (pgwake_pgmq.receive).
+const mostAnswer = 64 << 20
+
+// longestSilence bounds what answerDeadline becomes for the messages of a namespace, if those take longer.
+const longestSilence = 2 * time.Minute
 
 // acquireGrace is how much longer than its time a Receive waits for a connection: it may have been told of a message at the end of that,
 // and a pool of which all connections are in use, or are tried before they are handed out, is no database that does not answer.
@@ -51,12 +58,15 @@ type Stream struct {
 	clock  *dbclock.Clock
 	credit credit // for what notifications call for
 
+	patience time.Duration // with a statement that claims
+
 	closed chan struct{}
 	close  func()
 	ears   sync.WaitGroup // the goroutine that listens
 
 	mu     sync.Mutex
 	parked map[*parked]bool
+	habits map[string]habit // by namespace; others have the usual one
 }
 
 var (
@@ -71,7 +81,8 @@ var (
 // if Install has not been called.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Stream, error) {
 	const op = "new"
-	s := &Stream{pool: pool, clock: dbclock.New(nil), closed: make(chan struct{}), parked: make(map[*parked]bool)}
+	s := &Stream{pool: pool, clock: dbclock.New(nil), patience: answerDeadline, closed: make(chan struct{}), parked: make(map[*parked]bool),
+		habits: make(map[string]habit)}
 	if config != nil {
 		s.cfg = *config
 	}
@@ -116,7 +127,10 @@ func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease 
 		got, next, err = s.claim(ctx, namespace, most, lease)
 		return next, len(got) > 0, noAnswer(err)
 	})
-	return got, failed(op, err)
+	if err != nil { // also of half an answer, which comes again: the statement was rolled back, or its leases end
+		return nil, failed(op, err)
+	}
+	return got, nil
 }
 
 // noAnswer is an error of a statement, or of having a connection for it.
@@ -134,12 +148,23 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 		return nil, next, err
 	}
 	defer conns.Release(conn)
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerDeadline)
-	defer cancel()
+	habit := s.habitOf(namespace)
+	most = min(most, habit.most)
+	silence := habit.silence + time.Duration(most)*time.Millisecond
+	bounded, heard, end := conns.Silence(context.WithoutCancel(ctx), silence)
+	defer end()
+	bytes := 0
 	defer func() {
-		if err != nil && bounded.Err() != nil {
+		switch {
+		case err != nil && bounded.Err() != nil:
+			err = fmt.Errorf("no answer within %v: %v", silence, err) // nobody asked for this to end: it is not to say so
 			s.pool.Reset()
+			habit.silence = min(2*habit.silence, longestSilence)
+		case err == nil && (len(got) > 0 || !due(next)): // else what is due is locked, perhaps by what took too long, until the server has noticed
+			habit.silence = s.patience
+			habit.adjust(most, len(got), bytes)
 		}
+		s.keep(namespace, habit)
 	}()
 	sent := time.Now()
 	rows, err := conn.Query(bounded, `SELECT queue_name, msg_id, read_ct, enqueued_at, message, headers, next_vt, answered_at FROM pgwake_pgmq.receive($1, $2, $3)`,
@@ -149,11 +174,12 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var queue, message *string
+		heard()
+		var queue *string
 		var id *int64
 		var reads *int32
 		var enqueued, nextVT, answered *time.Time
-		var headers []byte
+		var message, headers []byte
 		if err := rows.Scan(&queue, &id, &reads, &enqueued, &message, &headers, &nextVT, &answered); err != nil {
 			return nil, next, err
 		}
@@ -167,14 +193,60 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 		d := dispatch.StreamDelivery{ID: *id, Namespace: namespace, EnqueuedAt: s.clock.Local(*enqueued), LeasedUntil: sent.Add(lease),
 			Receipt: receipt{*queue, *id, *reads}.token()}
 		d.Name = *queue
-		if message != nil && *message != "null" {
-			d.Payload = []byte(*message)
+		if string(message) != "null" {
+			d.Payload = message
 		}
 		d.Attempt = int(*reads)
 		addHeaders(&d, headers)
+		bytes += len(message) + len(headers)
 		got = append(got, d)
 	}
 	return got, next, rows.Err()
+}
+
+// due reports whether next, which is local, has come; zero: never.
+func due(next time.Time) bool { return !next.IsZero() && !next.After(time.Now()) }
+
+// keep takes note of a habit, unless it is that of all namespaces.
+func (s *Stream) keep(namespace string, h habit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h == s.usual() {
+		delete(s.habits, namespace)
+		return
+	}
+	s.habits[namespace] = h
+}
+
+func (s *Stream) habitOf(namespace string) habit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h, ok := s.habits[namespace]; ok {
+		return h
+	}
+	return s.usual()
+}
+
+func (s *Stream) usual() habit { return habit{silence: s.patience, most: pgwake.MaxFetch} }
+
+// habit is how to ask for the messages of a namespace.
+type habit struct {
+	// silence is for how long the server may be silent, from when it is asked to the first message, or from one to the next. It is so while it
+	// takes messages apart, or one is on its way; so if that was too short it is doubled the next time, or what is large would be asked for in
+	// vain for ever.
+	silence time.Duration
+
+	most int // messages, since the server puts back those that are too many for an answer
+}
+
+// adjust learns from an answer of so many messages, of those that were asked for.
+func (h *habit) adjust(asked, came, bytes int) {
+	switch {
+	case came < asked && bytes > mostAnswer/2: // it may have been cut; if not, there are no more for now
+		h.most = came
+	case came == asked && bytes <= mostAnswer/2:
+		h.most = min(max(h.most, 2*asked), pgwake.MaxFetch)
+	}
 }
 
 // acquire waits for a connection until ctx is cancelled, or its time has been over for a while.

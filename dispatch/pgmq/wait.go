@@ -59,7 +59,7 @@ func (s *Stream) await(ctx context.Context, namespace string, ask func() (next t
 		}
 		until := time.Now().Add(s.cfg.FallbackInterval)
 		switch {
-		case next.IsZero() || next.After(time.Now()):
+		case !due(next):
 			pause = firstLook
 		default:
 			next = time.Now().Add(pause)

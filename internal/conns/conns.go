@@ -115,6 +115,17 @@ func Do(ctx context.Context, pool *pgxpool.Pool, do func(*pgxpool.Conn) error) e
 	return do(conn)
 }
 
+// Silence returns a context for a statement that may take as long as it needs, as long as something of its answer comes: it ends when heard
+// was not called for so long, or with ctx. end is to be called.
+func Silence(ctx context.Context, most time.Duration) (bounded context.Context, heard, end func()) {
+	bounded, cancel := context.WithCancel(ctx)
+	timer := time.AfterFunc(most, cancel)
+	return bounded, func() { timer.Reset(most) }, func() {
+		timer.Stop()
+		cancel()
+	}
+}
+
 // Transactions begins them on connections of a pool, which their ends release. It is for pgx.BeginTxFunc.
 type Transactions struct{ Pool *pgxpool.Pool }
 
