@@ -20,8 +20,9 @@
 //
 // The namespace of a queue is in its name: worker_<x>_queue and <x>_queue belong to <x>, those that begin with orchestration to
 // orchestration, and all others to default. Several queues may have the same one. Publish takes the queue that is there. If there is none
-// it creates <namespace>_queue, or worker_<namespace>_queue where that would belong to another namespace, as that of tenant-a would. For this
-// a namespace is to have letters, digits, underscores and single hyphens, and at most 41 characters, or 34 in the second case.
+// it creates <namespace>_queue, or worker_<namespace>_queue where that would belong to another namespace, as that of tenant-a would, or differ
+// from another queue by upper and lower case alone, which to pgmq are one. For this a namespace is to have letters, digits, underscores and
+// single hyphens, and at most 41 characters, or 34 in the second case.
 //
 // # Messages
 //
@@ -32,6 +33,10 @@
 // pgwake.MaxDepth, with a pgwake.ErrInvalid, before anything is sent, and so numbers that jsonb writes out in more than MaxPayload. What
 // others send, and has numbers of more than 128 MiB when they are written out, nobody could read: it becomes a dead letter, with reason
 // "unreadable", when it would be received.
+//
+// An answer of the database has 64 MiB of messages and headers at most, or one message; a Receive that was to have more gets fewer messages, and the
+// others are due as before. The database may be silent for 5 s before the first of them comes, and between one and the next, or the Receive fails, and
+// they are due again; where that was too short for what is large, it is doubled the next time, up to 2 min.
 //
 // # When messages are due
 //

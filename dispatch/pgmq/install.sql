@@ -134,15 +134,18 @@ BEGIN
 		SELECT queue_name INTO v_queue FROM pgmq.meta WHERE pgwake_pgmq.namespace_of(queue_name) = p_namespace
 			ORDER BY queue_name <> p_namespace || '_queue', queue_name LIMIT 1;
 		EXIT WHEN FOUND;
-		-- The second is for namespaces such as tenant-a. A name that pgmq takes has at most 47 characters, and no -- among them.
+		-- The second is for namespaces such as tenant-a, and for ab where there is AB: queues whose names differ by case have the same
+		-- table. A name that pgmq takes has at most 47 characters, and no -- among them.
 		SELECT name INTO v_queue FROM unnest(ARRAY[p_namespace || '_queue', 'worker_' || p_namespace || '_queue']) WITH ORDINALITY AS q(name, n)
-			WHERE pgwake_pgmq.namespace_of(name) = p_namespace AND name ~ '^[a-zA-Z0-9_]+(-[a-zA-Z0-9_]+)*$' AND length(name) <= 47 ORDER BY n LIMIT 1;
+			WHERE pgwake_pgmq.namespace_of(name) = p_namespace AND name ~ '^[a-zA-Z0-9_]+(-[a-zA-Z0-9_]+)*$' AND length(name) <= 47
+			  AND NOT EXISTS (SELECT FROM pgmq.meta WHERE lower(queue_name) = lower(name)) ORDER BY n LIMIT 1;
 		IF NOT FOUND THEN
 			RAISE invalid_parameter_value USING MESSAGE = format('no queue of pgmq can be called after namespace "%s": ', p_namespace)
-				|| 'it is to have letters, digits, _ and single -, and at most 41 characters, or 34 where the queue is worker_<namespace>_queue';
+				|| 'it is to have letters, digits, _ and single -, and at most 41 characters, or 34 where the queue is worker_<namespace>_queue, '
+				|| 'and to differ from others not only by upper and lower case';
 		END IF;
-		IF i = 1 THEN -- somebody else may be creating it
-			PERFORM pg_advisory_xact_lock(hashtextextended('pgwake_pgmq.' || v_queue, 0));
+		IF i = 1 THEN -- somebody else may be creating it, or one that differs by case
+			PERFORM pg_advisory_xact_lock(hashtextextended('pgwake_pgmq.' || lower(p_namespace), 0));
 		ELSE
 			PERFORM pgmq.create(v_queue);
 		END IF;
