@@ -77,10 +77,15 @@ func (b *budget) changed() {
 	}
 }
 
-func (b *budget) room() int64 {
+// try takes something if there is room for all of it.
+func (b *budget) try(weight int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return max(b.most-b.used, 0)
+	if b.used+weight > b.most {
+		return false
+	}
+	b.used += weight
+	return true
 }
 
 // weigh is what a message takes.

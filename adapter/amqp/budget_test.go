@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -81,6 +82,28 @@ func TestReceive_LargeMessages_HeldAreBoundedAndTheRestIsOthers(t *testing.T) {
 			require.Eventually(t, func() bool { return s.Held() == 0 }, patience, 10*time.Millisecond)
 		})
 	}
+}
+
+// Each that waits gets one, and what is more is of the budget of all.
+func TestReceive_LargeMessages_ManyNamespacesHaveOneBudget(t *testing.T) {
+	const namespaces, each, held = 6, 4, 4 * mib
+	s := newStream(t, theBroker(t), newPrefix(t), false, func(c *amqp.Config) { c.HeldBytes = held })
+	large := make([]dispatch.StreamMessage, each)
+	for i := range large {
+		large[i].Payload = make([]byte, mib)
+	}
+	for i := range namespaces {
+		require.NoError(t, s.Publish(t.Context(), fmt.Sprint(i), large...))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for i := range namespaces {
+		all.Go(func() { _, _ = s.Receive(ctx, fmt.Sprint(i), each, time.Hour) }) // or others have had all
+	}
+	all.Wait()
+	require.GreaterOrEqual(t, s.Held(), int64(held-mib))
+	require.Less(t, s.Held(), int64(held+(namespaces+1)*mib))
 }
 
 func TestReceive_LargeMessages_OneAnswerIsBounded(t *testing.T) {

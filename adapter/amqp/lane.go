@@ -121,16 +121,17 @@ func (a *lane) claim(ctx context.Context, most int) (all []amqp091.Delivery, err
 		return nil, err
 	}
 	var weight int64
-	limit := min(receivedAtOnce, a.s.received.room())
 	var spare []uint64
 	keep := func(d amqp091.Delivery) {
 		w := weigh(d.Body, d.Headers)
-		if len(all) > 0 && weight+w > limit {
+		switch {
+		case len(all) == 0:
+			a.s.received.add(w)
+		case weight+w > receivedAtOnce || !a.s.received.try(w):
 			spare = append(spare, d.DeliveryTag)
 			return
 		}
 		all, weight = append(all, d), weight+w
-		a.s.received.add(w)
 	}
 	select {
 	case d, ok := <-deliveries:

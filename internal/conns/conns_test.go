@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -71,6 +72,24 @@ func TestTune_PreparesItsConnections_TheyAreTriedBefore(t *testing.T) {
 		conns.Tune(c)
 	})
 	breakIt(t, pool)
+}
+
+func TestSilence_EndsOnceNothingWasHeardForSoLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bounded, heard, end := conns.Silence(t.Context(), time.Second)
+		for range 5 {
+			time.Sleep(time.Second - 1)
+			heard()
+		}
+		require.NoError(t, bounded.Err())
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.ErrorIs(t, bounded.Err(), context.Canceled)
+		end()
+		bounded, _, end = conns.Silence(t.Context(), time.Second)
+		end()
+		require.Error(t, bounded.Err())
+	})
 }
 
 // Its connection was closed by the server meanwhile.
