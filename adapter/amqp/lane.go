@@ -40,6 +40,7 @@ type lane struct {
 	held map[uint64]*held
 }
 
+// firstPace is that of a lane of which nobody knows how large its messages are.
 const firstPace = 16
 
 // held is a delivery.

@@ -22,6 +22,7 @@ const mib = 1 << 20
 // All messages are received once, in some answers of which none has more than 64 MiB, unless it is one message; and what one leaves is there
 // for the next at once, as it was.
 func TestReceive_LargeMessages_OneAnswerIsBounded(t *testing.T) {
+	t.Parallel()
 	s := standIn(t)
 	same := func(size int) string { return fmt.Sprintf(`to_jsonb(repeat('x', %d))`, size) }
 	for i, c := range []struct {
