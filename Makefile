@@ -30,7 +30,7 @@ FAULTS ?= .
 # Lines of many seeds of chaos.
 RESULTS ?= chaos.jsonl
 
-# How long each fuzz target looks for what breaks it.
+# How long each fuzz target looks for what breaks it: a time such as 30s, or so many inputs, such as 1000x.
 FUZZTIME ?= 5s
 
 # How long a soak takes.
@@ -44,7 +44,7 @@ FAILURES := '^ *--- FAIL|^(panic|FAIL|fatal error|goroutines were left)|^WARNING
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-.PHONY: demo test test-full test-matrix stress fuzz suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak upgrade tags freeze licences scenarios screenshots release clean help
+.PHONY: demo test test-full test-matrix stress fuzz fuzz-quick suites check docs bench bench-quick mutants mutants-quick model model-quick chaos chaos-report soak upgrade tags freeze licences scenarios screenshots release clean help
 
 ## demo: the main job on a real PostgreSQL, measured live, in about a minute
 demo:
@@ -57,9 +57,9 @@ ifeq ($(RACE),)
 	@echo "no cgo or no C compiler: testing without the race detector" >&2
 endif
 	@.ci/packages
-	@mkdir -p bin; { $(WITH_PG) -keep-sessions -- .ci/modules $(PACKAGES) "$(GO) test $(RACE) -vet=off -parallel $(PARALLEL) -timeout 30m" $(MODULES); \
+	@mkdir -p bin; rm -f bin/test.status; { $(WITH_PG) -keep-sessions -- .ci/modules $(PACKAGES) "$(GO) test $(RACE) -vet=off -parallel $(PARALLEL) -timeout 30m" $(MODULES); \
 		echo $$? >bin/test.status; } 2>&1 | tee bin/test.log; \
-	status=$$(cat bin/test.status); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
+	status=$$(cat bin/test.status || echo 1); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
 
 ## test-full: the same, with as many rounds, steps and scenarios as the specification names
 test-full:
@@ -75,11 +75,13 @@ stress:
 		-p 1 -run 'UnderLoad|WakeProperty|TestSource.*(Throughput|Idle)|TestCrash|NextOccurrence' . ./eventbus
 	@export PGWAKE_STRESS=30s; $(WITH_PG) -- $(GO) -C adapter/watermill test -count=1 -timeout 60m -tags stress -run PubSub .
 
-## fuzz: each fuzz target of each module for FUZZTIME, 5s unless set; the inputs that they begin with run with the other tests
+## fuzz: each fuzz target of each module for FUZZTIME, 5s unless set, on a server for those that need one; what they begin with, testdata/fuzz included, runs with the other tests
 fuzz:
-	@$(WITH_PG) -- sh -c 'for d in $$(grep -rl "^func Fuzz" --include="*_test.go" . | xargs -n 1 dirname | sort -u); do \
-		for f in $$(cd $$d && $(GO) test -list "^Fuzz" . | grep "^Fuzz"); do \
-		echo "$$d $$f"; (cd $$d && $(GO) test -run "^$$" -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s .) || exit 1; done; done'
+	@$(WITH_PG) -- .ci/fuzz $(FUZZTIME)
+
+## fuzz-quick: those that need no server for a second each (FUZZTIME=10s), without the instrumentation that fuzz builds everything with
+fuzz-quick:
+	@.ci/fuzz -quick $(if $(filter file,$(origin FUZZTIME)),1s,$(FUZZTIME))
 
 ## suites: those of go-workflows for its backends, ten times in a row with the race detector; some ten minutes
 suites:

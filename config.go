@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/migrations"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
@@ -256,12 +256,7 @@ const (
 	DefaultLockTimeout = 30 * time.Second
 )
 
-const (
-	defaultSchema = "pgwake"
-
-	// maxIdentifier is the length at which PostgreSQL truncates names (NAMEDATALEN - 1).
-	maxIdentifier = 63
-)
+const defaultSchema = "pgwake"
 
 // listens reports whether there is to be a LISTEN connection.
 func (c *Config) listens() bool {
@@ -280,13 +275,8 @@ func (c *Config) resolve() (Config, error) {
 	if r.Schema == "" {
 		r.Schema = defaultSchema
 	}
-	switch {
-	case len(r.Schema) > maxIdentifier:
-		problem("Schema is %d bytes long, and PostgreSQL truncates names at %d", len(r.Schema), maxIdentifier)
-	case strings.ContainsRune(r.Schema, 0) || !utf8.ValidString(r.Schema):
-		problem("Schema %q contains NUL or invalid UTF-8", r.Schema)
-	case strings.HasPrefix(r.Schema, "pg_"), r.Schema == "$user", r.Schema == "information_schema":
-		problem("Schema %q: the name is the server's", r.Schema)
+	if err := migrations.CheckSchema(r.Schema); err != nil {
+		problem("Schema: %v", err)
 	}
 
 	if !r.Mode.known() {

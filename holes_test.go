@@ -317,7 +317,7 @@ func TestHole07_BatchOf1000Rows_SendsOneNotification(t *testing.T) {
 // Hole 8: a channel named after a long schema is truncated by LISTEN and refused by pg_notify.
 func TestHole08_SchemaNameAtTheLimit_IsNotified(t *testing.T) {
 	schema := fmt.Sprintf("Ü \"%s", strings.Repeat("x", 59))
-	require.Len(t, schema, maxIdentifier)
+	require.Len(t, schema, 63)
 	testdb.OwnSchema(t, schema)
 	p := testProvider(t, Config{Schema: schema})
 	wait := fetchWork(t, p, longPoll)

@@ -41,23 +41,26 @@ type action struct {
 
 	// in returns the namespaces that it is in, whatever the form says of that. Authorize is asked for each.
 	in func(ctx context.Context, c *console, form *request) ([]string, error)
+
+	// seen is how that looks by now of which the page has shown what the form says; see stale.go. Nil: what it is about says itself which one it is.
+	seen func(ctx context.Context, c *console, form *request) (string, error)
 }
 
 var actions = map[string]action{
-	"redrive": {RedriveLetter, "", "%d put back into their queues", "id", onLetters(eventbus.RedriveDeadLetters), inLetters},
+	"redrive": {RedriveLetter, "", "%d put back into their queues", "id", onLetters(eventbus.RedriveDeadLetters), inLetters, nil},
 	"purge": {PurgeLetter, "Remove these dead letters for good?", "%d removed", "id", onLetters(func(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
 		return p.PurgeDeadLetters(ctx, f)
-	}), inLetters},
-	"pause-queue":     {PauseQueue, "", "Paused: nobody fetches from it", "namespace", onQueue((*pgwake.Provider).Pause), inQueue},
-	"resume-queue":    {ResumeQueue, "", "Resumed", "namespace", onQueue((*pgwake.Provider).Resume), inQueue},
-	"cancel-task":     {CancelTask, "Cancel the task, and all of its steps that have not ended?", "Cancelled", "id", onTask((*taskgraph.Graph).Cancel), inTask},
-	"resolve-task":    {ResolveTask, "Take the task for done, and cancel its steps that have not ended?", "Resolved", "id", onTask((*taskgraph.Graph).ResolveTask), inTask},
-	"retry-task":      {RetryTask, "", "%d steps run again", "id", retryTask, inTask},
-	"pause-schedule":  {PauseSchedule, "", "Paused", "name", onSchedule((*eventbus.Bus).PauseSchedule), inBus},
-	"resume-schedule": {ResumeSchedule, "", "Resumed", "name", onSchedule((*eventbus.Bus).ResumeSchedule), inBus},
-	"run-schedule":    {RunSchedule, "", "It came, as %d", "name", runSchedule, inBus},
-	"replay":          {ReplayEvents, "Deliver these events to the group once more?", "Replay %d has begun", "group", replay, inBus},
-	"delete-instance": {DeleteInstance, "Delete the instance with all its descendants, their history and their messages, for good?", "%d instances deleted", "id", deleteInstance, inInstance},
+	}), inLetters, nil},
+	"pause-queue":     {PauseQueue, "", "Paused: nobody fetches from it", "namespace", onQueue((*pgwake.Provider).Pause), inQueue, nil},
+	"resume-queue":    {ResumeQueue, "", "Resumed", "namespace", onQueue((*pgwake.Provider).Resume), inQueue, nil},
+	"cancel-task":     {CancelTask, "Cancel the task, and all of its steps that have not ended?", "Cancelled", "id", onTask((*taskgraph.Graph).Cancel), inTask, seenTask},
+	"resolve-task":    {ResolveTask, "Take the task for done, and cancel its steps that have not ended?", "Resolved", "id", onTask((*taskgraph.Graph).ResolveTask), inTask, seenTask},
+	"retry-task":      {RetryTask, "", "%d steps run again", "id", retryTask, inTask, seenFailures},
+	"pause-schedule":  {PauseSchedule, "", "Paused", "name", onSchedule((*eventbus.Bus).PauseSchedule), inBus, seenSchedule},
+	"resume-schedule": {ResumeSchedule, "", "Resumed", "name", onSchedule((*eventbus.Bus).ResumeSchedule), inBus, seenSchedule},
+	"run-schedule":    {RunSchedule, "", "It came, as %d", "name", runSchedule, inBus, seenSchedule},
+	"replay":          {ReplayEvents, "Deliver these events to the group once more?", "Replay %d has begun", "group", replay, inBus, nil},
+	"delete-instance": {DeleteInstance, "Delete the instance with all its descendants, their history and their messages, for good?", "%d instances deleted", "id", deleteInstance, inInstance, seenInstance},
 }
 
 // inLetters are the namespaces of those that are chosen. What a form says is enough where nothing is done in others: "" is all.
@@ -163,7 +166,7 @@ func onLetters(do func(context.Context, *pgwake.Provider, *pgwake.DeadLetterFilt
 			if f.IDs, err = chosen(form); err != nil {
 				return 0, err
 			}
-		} else if f.DiedBefore, err = c.afterLetters(ctx); err != nil {
+		} else if f.DiedBefore, err = c.afterLetters(ctx, form); err != nil {
 			return 0, err
 		}
 		for sum < most {
@@ -215,8 +218,16 @@ func allOf(form *request) string {
 	return "all of " + strings.Join(of, ", ")
 }
 
-// afterLetters is an instant after the latest dead letter: what dies anew, while an action on all is under way, is not one of all.
-func (c *console) afterLetters(ctx context.Context) (time.Time, error) {
+// afterLetters is an instant after the latest dead letter of the page: what dies anew, before the button is pressed or while an action on all is under
+// way, is not one of all. If the form does not say, it is after the latest there is.
+func (c *console) afterLetters(ctx context.Context, form *request) (time.Time, error) {
+	if text := form.Get("until"); text != "" {
+		until, err := time.Parse(time.RFC3339Nano, text)
+		if err != nil {
+			return until, badRequest("until is to be an instant")
+		}
+		return until, nil
+	}
 	latest, err := c.p.ListDeadLetters(ctx, &pgwake.DeadLetterFilter{Before: math.MaxInt64, Limit: 1, PayloadBytes: unlisted})
 	if err != nil || len(latest) == 0 {
 		return time.Now(), err
@@ -379,6 +390,10 @@ func (c *console) act(w http.ResponseWriter, r *http.Request) {
 			c.fail(w, r, http.StatusForbidden, err)
 			return
 		}
+	}
+	if err := c.checkSeen(ctx, of, form); err != nil {
+		c.fail(w, r, statusOf(err), err)
+		return
 	}
 	if of.asks != "" && form.Get("sure") == "" {
 		c.confirm(w, r, of, target, form)

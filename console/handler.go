@@ -90,6 +90,8 @@ func statusOf(err error) int {
 	switch {
 	case errors.Is(err, pgwake.ErrNotFound):
 		return http.StatusNotFound
+	case errors.Is(err, errStale):
+		return http.StatusConflict
 	case errors.Is(err, pgwake.ErrInvalid), errors.Is(err, errBadRequest):
 		return http.StatusBadRequest
 	case errors.Is(err, pgwake.ErrClosed), errors.Is(err, context.DeadlineExceeded):

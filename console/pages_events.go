@@ -160,7 +160,7 @@ type schedules struct {
 	Missing    bool
 	Namespace  string
 	Namespaces []string
-	Rows       []scheduleRow
+	Rows       []*scheduleRow
 	Pager      pager
 }
 
@@ -168,6 +168,9 @@ type scheduleRow struct {
 	eventbus.ScheduleInfo
 	What string
 }
+
+// Seen is for the buttons of the row.
+func (s *scheduleRow) Seen() string { return scheduleSeen(&s.ScheduleInfo) }
 
 func loadSchedules(v *view) (any, error) {
 	bus := v.bus()
@@ -180,7 +183,7 @@ func loadSchedules(v *view) (any, error) {
 	}
 	list := &schedules{Namespace: bus.Namespace()}
 	for _, s := range found {
-		row := scheduleRow{s, "event " + s.Type}
+		row := &scheduleRow{s, "event " + s.Type}
 		if s.Work != "" {
 			row.What = "work " + s.Work
 		}

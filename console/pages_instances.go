@@ -49,6 +49,9 @@ type instance struct {
 	Pager      pager
 }
 
+// Seen is for the button that deletes it.
+func (i *instance) Seen() string { return instanceSeen(i.InstanceInfo) }
+
 // happened is an event of a history.
 type happened struct {
 	pgwake.Event

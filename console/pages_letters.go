@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"net/url"
+	"slices"
+	"time"
 
 	"github.com/pgwake/pgwake"
 )
@@ -16,6 +18,7 @@ type letters struct {
 	Pager    pager
 	Filter   []field // what is asked for, for actions on all of it
 	Narrowed bool    // not all are asked for
+	Until    string  // all of them are those that died before
 }
 
 type letterRow struct {
@@ -58,11 +61,17 @@ func loadLetters(v *view) (any, error) {
 	for _, d := range found {
 		list.Rows = append(list.Rows, letterRow{d, titleOf(d.Queue, d.Name, d.Instance, string(d.Kind)), v.reasonOf(&d), v.brief(Payload{"error", d.Namespace, d.Name, []byte(d.Error)})})
 	}
-	next := ""
-	if len(found) == perPage {
-		next = fmt.Sprint(found[perPage-1].ID)
+	list.Until = v.text("until") // of the first page
+	if v.text("before") == "" && len(found) > 0 {
+		latest := slices.MaxFunc(found, func(a, b pgwake.DeadLetter) int { return a.DiedAt.Compare(b.DiedAt) })
+		list.Until = instantSeen(latest.DiedAt.Add(time.Microsecond))
 	}
-	list.Pager = v.pagerOf("before", next)
+	if v.text("before") != "" {
+		list.Pager.First = v.With("before", "", "until", "")
+	}
+	if len(found) == perPage {
+		list.Pager.Next = v.With("before", fmt.Sprint(found[perPage-1].ID), "until", list.Until)
+	}
 	for _, name := range letterFields {
 		if value := v.Value(name); value != "" {
 			list.Filter = append(list.Filter, field{name, value})

@@ -72,7 +72,12 @@ type task struct {
 	AskHistory string
 	Ended      bool
 	Failed     int
+
+	SeenFailures string // for the button that has them run again
 }
+
+// Seen is for the buttons that are about the task.
+func (t *task) Seen() string { return taskSeen(t.Task) }
 
 func loadTask(v *view) (any, error) {
 	g := v.c.o.Tasks
@@ -89,6 +94,7 @@ func loadTask(v *view) (any, error) {
 		return nil, err
 	}
 	t := &task{Task: found, Ended: found.State.IsTerminal(), AskHistory: v.With("history", "1")}
+	t.SeenFailures = failuresSeen(infos)
 	v.Title = "Task " + found.Name
 	if found.Reason != nil {
 		t.Why = string(v.c.redacted(Payload{"reason", found.Namespace, found.Name, []byte(*found.Reason)}))

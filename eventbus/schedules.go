@@ -3,9 +3,11 @@ package eventbus
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake"
 )
 
 // This file answers: what is emitted again and again?
@@ -143,7 +145,28 @@ func (b *Bus) Schedules(ctx context.Context, after string, limit int) ([]Schedul
 	if err := checkText("name", after); err != nil {
 		return nil, failed(op, err)
 	}
-	return query(ctx, b, verb{op: op, function: "list_schedules", args: []any{b.namespace, nil, after, limit},
+	return b.schedules(ctx, op, nil, after, limit)
+}
+
+// GetSchedule returns the schedule of a name. pgwake.ErrNotFound if there is none.
+func (b *Bus) GetSchedule(ctx context.Context, name string) (ScheduleInfo, error) {
+	const op = "get schedule"
+	if err := checkText("name", name); err != nil {
+		return ScheduleInfo{}, failed(op, err)
+	}
+	found, err := b.schedules(ctx, op, &name, "", 1)
+	if err == nil && len(found) == 0 {
+		err = failed(op, fmt.Errorf("%w: schedule %q", pgwake.ErrNotFound, name))
+	}
+	if err != nil {
+		return ScheduleInfo{}, err
+	}
+	return found[0], nil
+}
+
+// schedules are those of the namespace: the one of a name, or those after one.
+func (b *Bus) schedules(ctx context.Context, op string, name *string, after string, limit int) ([]ScheduleInfo, error) {
+	return query(ctx, b, verb{op: op, function: "list_schedules", args: []any{b.namespace, name, after, limit},
 		columns: "task_id::pg_catalog.text, name, cron_expression, timezone, coalesce(event_type, ''), coalesce(work_name, ''), coalesce(work_tag, ''), payload::pg_catalog.text, coalesce(key, ''), " +
 			"jitter, catch_up, overlap, NOT active, by_pg_cron, coalesce(job_id, 0), next_at, last_at, coalesce(last_id, 0), skipped, created_at, updated_at",
 	}, func(row pgx.CollectableRow) (s ScheduleInfo, err error) {

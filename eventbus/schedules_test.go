@@ -333,6 +333,9 @@ func TestSchedule_PauseResumeRunAndDelete(t *testing.T) {
 	require.Equal(t, eventbus.Schedule{Name: "s", Cron: "0 3 * * *", TimeZone: "Europe/Berlin", Type: "a", Payload: s.Payload, Key: "k", Jitter: time.Minute, CatchUp: eventbus.CatchUpAll,
 		Overlap: eventbus.OverlapAllow, Paused: true}, s.Schedule)
 	require.True(t, s.Next.IsZero())
+	alone, err := l.GetSchedule(l.within(), "s")
+	require.NoError(t, err)
+	require.Equal(t, s, alone)
 	ran, err := l.RunSchedule(l.within(), "s")
 	require.NoError(t, err)
 	require.Zero(t, ran, "it is paused")
@@ -367,6 +370,7 @@ func TestSchedule_PauseResumeRunAndDelete(t *testing.T) {
 		func(ctx context.Context, name string) error { _, err := l.PauseSchedule(ctx, name); return err },
 		func(ctx context.Context, name string) error { _, err := l.ResumeSchedule(ctx, name); return err },
 		func(ctx context.Context, name string) error { _, err := l.RunSchedule(ctx, name); return err },
+		func(ctx context.Context, name string) error { _, err := l.GetSchedule(ctx, name); return err },
 	} {
 		require.ErrorIs(t, verb(l.within(), "s"), pgwake.ErrNotFound)
 	}

@@ -126,6 +126,9 @@ func (l Layer) Down(ctx context.Context, config *pgx.ConnConfig, schema string) 
 // Version returns the version that the schema is at, and the newest one that the Layer knows. A schema without it is at
 // version 0. ErrForeign if others made it.
 func (l Layer) Version(ctx context.Context, conn *pgx.Conn, schema string) (current, latest int64, err error) {
+	if err := CheckSchema(schema); err != nil {
+		return 0, 0, err
+	}
 	sums, err := l.checksums()
 	if err != nil {
 		return 0, 0, err
@@ -258,6 +261,9 @@ func requireNoLayer(ctx context.Context, db *sql.DB, schema string) error {
 }
 
 func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, apply func(context.Context, *sql.DB, *migrator) error) (err error) {
+	if err := CheckSchema(schema); err != nil {
+		return err
+	}
 	sums, err := l.checksums()
 	if err != nil {
 		return fmt.Errorf("load the migrations: %w", err)

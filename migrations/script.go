@@ -20,12 +20,15 @@ func Script(schema string, after int64) (string, error) { return root.Script(sch
 // Script is as the function Script, for the Layer: it fails on a schema where the Provider's migrations are not, all that this
 // version knows.
 func (l Layer) Script(schema string, after int64) (string, error) {
+	if err := CheckSchema(schema); err != nil {
+		return "", err
+	}
 	sums, err := l.checksums()
 	if err != nil {
 		return "", fmt.Errorf("load the migrations: %w", err)
 	}
-	if after < 0 || strings.ContainsRune(schema, 0) {
-		return "", fmt.Errorf("there is no schema %q at version %d", schema, after)
+	if after < 0 {
+		return "", fmt.Errorf("there is no version %d", after)
 	}
 	if after >= int64(len(sums)) {
 		return "", nil

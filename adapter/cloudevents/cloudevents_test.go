@@ -2,6 +2,7 @@ package cloudevents_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/url"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/cloudevents"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -315,6 +317,100 @@ func TestToEmission_WhatAnEventCannotHave_IsAnErrorThatNamesIt(t *testing.T) {
 			isError(t, err, c.attribute)
 			require.Equal(t, eventbus.Emission{}, emission)
 		})
+	}
+}
+
+// What cannot be may be a secret, and an error goes to logs: it says of which attribute, and what that was to be.
+func TestError_WhatCannotBe_IsNotInIt(t *testing.T) {
+	t.Parallel()
+	const secret = "s73731"
+	var all []error
+	events := map[string]*eventbus.Event{}
+	for record, payload := range map[string]string{
+		`"` + secret + `"`: `{}`,
+		`{"id": "1", "source": "/", "` + secret + `": 1}`:                      `{}`,
+		`{"id": {"` + secret + `": 1}, "source": "/"}`:                         `{}`,
+		`{"id": "1", "source": "%` + secret + `"}`:                             `{}`,
+		`{"id": "1", "source": "/", "dataschema": "%` + secret + `"}`:          `{}`,
+		`{"id": "1", "source": "/", "time": "` + secret + `"}`:                 `{}`,
+		`{"id": "\u007f` + secret + `", "source": "/"}`:                        `{}`,
+		`{"id": "1", "source": "/", "datacontenttype": "` + secret + `;x"}`:    `{}`,
+		`{"id": "1", "source": "/", "datacontenttype": "a/b; ` + secret + `"}`: `{}`,
+		`{"id": "1", "source": "/", "data": "` + secret + `"}`:                 `{}`,
+		`{"id": "1", "source": "/", "data": "text"}`:                           `{"a": "` + secret + `"}`,
+		`{"id": "1", "source": "/", "data": "base64"}`:                         `"` + secret + `?"`,
+		`{"id": "1", "source": "/", "types": {"n": "integer"}}`:                `{}`,
+		`{"id": "1", "source": "/", "types": {"n": "boolean"}}`:                `{}`,
+		`{"id": "1", "source": "/", "types": {"n": "` + secret + `"}}`:         `{}`,
+	} {
+		events[record] = &eventbus.Event{ID: 1, Namespace: "shop", Type: "a", Payload: json.RawMessage(payload), Metadata: json.RawMessage(`{"cloudevents": ` + record + `}`),
+			Headers: map[string]string{"n": secret}}
+	}
+	for name, change := range map[string]func(*eventbus.Event){
+		"header":   func(e *eventbus.Event) { e.Headers = map[string]string{"n": "\u0085" + secret} },
+		"key":      func(e *eventbus.Event) { e.Key = secret + "\x7f" },
+		"metadata": func(e *eventbus.Event) { e.Metadata = json.RawMessage(`["` + secret + `"]`) },
+	} {
+		events[name] = &eventbus.Event{ID: 1, Namespace: "shop", Type: "a", Payload: json.RawMessage(`{}`)}
+		change(events[name])
+	}
+	for name, e := range events {
+		_, err := cloudevents.FromEvent(e, "")
+		require.Error(t, err, name)
+		all = append(all, err)
+	}
+	for name, change := range map[string]func(*event.Event, *event.EventContextV1){
+		"id":           func(ce *event.Event, _ *event.EventContextV1) { ce.SetID(secret + "\nx") },
+		"source":       func(ce *event.Event, _ *event.EventContextV1) { ce.SetSource("%" + secret) },
+		"schema":       func(ce *event.Event, _ *event.EventContextV1) { ce.SetDataSchema("%" + secret) },
+		"subject":      func(ce *event.Event, _ *event.EventContextV1) { ce.SetSubject("\x00" + secret) },
+		"long subject": func(ce *event.Event, _ *event.EventContextV1) { ce.SetSubject(strings.Repeat(secret, 100)) },
+		"content type": func(ce *event.Event, _ *event.EventContextV1) { ce.SetDataContentType("a/b; " + secret) },
+		"no value":     func(_ *event.Event, c *event.EventContextV1) { c.Extensions = map[string]any{"a": []string{secret}} },
+		"line":         func(_ *event.Event, c *event.EventContextV1) { c.Extensions = map[string]any{"a": secret + "\n"} },
+		"long extension": func(_ *event.Event, c *event.EventContextV1) {
+			c.Extensions = map[string]any{"a": strings.Repeat(secret, pgwake.MaxHeaderBytes)}
+		},
+		"metadata": func(_ *event.Event, c *event.EventContextV1) { c.Extensions = map[string]any{"pgwakemetadata": secret} },
+		"metadata that is text": func(_ *event.Event, c *event.EventContextV1) {
+			c.Extensions = map[string]any{"pgwakemetadata": `"` + secret + `"`}
+		},
+		"metadata with NUL": func(_ *event.Event, c *event.EventContextV1) {
+			c.Extensions = map[string]any{"pgwakemetadata": `{"` + secret + `": "\u0000"}`}
+		},
+		"no JSON": func(ce *event.Event, _ *event.EventContextV1) {
+			ce.SetDataContentType("application/json")
+			ce.DataEncoded = []byte(secret)
+		},
+		"JSON with NUL": func(ce *event.Event, _ *event.EventContextV1) {
+			ce.SetDataContentType("application/json")
+			ce.DataEncoded = []byte(`"` + secret + `\u0000"`)
+		},
+	} {
+		ce := minimal()
+		change(&ce, ce.Context.(*event.EventContextV1))
+		_, err := cloudevents.ToEmission(ce)
+		require.Error(t, err, name)
+		all = append(all, err)
+	}
+	var chain func(error) []error
+	chain = func(err error) []error {
+		switch of := err.(type) {
+		case interface{ Unwrap() error }:
+			return append(chain(of.Unwrap()), err)
+		case interface{ Unwrap() []error }:
+			all := []error{err}
+			for _, one := range of.Unwrap() {
+				all = append(all, chain(one)...)
+			}
+			return all
+		}
+		return []error{err}
+	}
+	for _, err := range all {
+		for _, one := range chain(err) {
+			assert.NotContains(t, fmt.Sprintf("%v %+v %#v", one, one, one), secret)
+		}
 	}
 }
 

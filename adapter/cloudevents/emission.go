@@ -78,18 +78,18 @@ func (r *record) extensions(emission *eventbus.Emission, all map[string]any) (re
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		value, err := types.Validate(all[name])
 		if err != nil {
-			return nil, invalid(name, "%w", err)
+			return nil, invalid(name, "a %T is no value that there can be", all[name])
 		}
 		text, err := types.Format(value)
 		if err != nil {
-			return nil, invalid(name, "%w", err)
+			return nil, invalid(name, "a %T has no text", value)
 		}
 		if err := checkExtension(name, text); err != nil {
 			return nil, err
 		}
 		if name == metadata {
 			if rest, err = members([]byte(text)); err != nil || len(rest) == 0 || rest[MetadataKey] != nil {
-				return nil, invalid(name, "%.100q is no JSON object with members other than %q", text, MetadataKey)
+				return nil, invalid(name, "it is no JSON object with members other than %q", MetadataKey)
 			}
 			if err := pgwake.CheckJSON(name, []byte(text), len(text)); err != nil {
 				return nil, &Error{name, err}

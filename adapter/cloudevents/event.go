@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"maps"
 	"net/url"
 	"slices"
@@ -14,6 +14,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/cloudevents/sdk-go/v2/types"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: which CloudEvent is an event?
@@ -30,7 +31,7 @@ func FromEvent(e *eventbus.Event, base string) (event.Event, error) {
 	kept := record{ID: strconv.FormatInt(e.ID, 10), Source: source(e, base), Time: types.FormatTime(e.EmittedAt), DataContentType: event.StringOfApplicationJSON()}
 	if data, came := rest[MetadataKey]; came {
 		kept = record{}
-		if err := decode(data, &kept); err != nil {
+		if err := jsonvalue.UnmarshalStrict(data, &kept); err != nil {
 			return ce, invalid(metadata, "metadata %q is for this package: %w", MetadataKey, err)
 		}
 		delete(rest, MetadataKey)
@@ -68,12 +69,12 @@ func source(e *eventbus.Event, base string) string {
 func (r *record) locate(context *event.EventContextV1) error {
 	from := types.ParseURIRef(r.Source)
 	if from == nil {
-		return invalid("source", "%q is no URI reference", r.Source)
+		return invalid("source", "it is no URI reference")
 	}
 	context.Source = *from
 	if r.DataSchema != "" {
 		if context.DataSchema = types.ParseURI(r.DataSchema); context.DataSchema == nil {
-			return invalid("dataschema", "%q is no URI", r.DataSchema)
+			return invalid("dataschema", "it is no URI")
 		}
 	}
 	if r.Time == "" {
@@ -81,7 +82,7 @@ func (r *record) locate(context *event.EventContextV1) error {
 	}
 	at, err := types.ParseTimestamp(r.Time)
 	if err != nil {
-		return invalid("time", "%w", err)
+		return invalid("time", "it is no timestamp of RFC 3339")
 	}
 	context.Time = at
 	return nil
@@ -116,7 +117,7 @@ func extensions(e *eventbus.Event, as map[string]extensionType, rest map[string]
 		}
 		value, err := as[name].parse(texts[name])
 		if err != nil {
-			return nil, invalid(name, "%w", err)
+			return nil, invalid(name, "it is no extension of the type that the metadata says")
 		}
 		if all == nil {
 			all = map[string]any{}
@@ -136,7 +137,7 @@ func (t extensionType) parse(text string) (any, error) {
 	case typeInteger:
 		return types.ParseInteger(text)
 	}
-	return nil, fmt.Errorf("there is no type %q", t)
+	return nil, errors.New("there is no such type")
 }
 
 // read is the data that a payload is, and whether it is binary.
@@ -162,5 +163,5 @@ func (k dataKind) read(payload json.RawMessage) (data []byte, binary bool, err e
 		}
 		return data, true, nil
 	}
-	return nil, false, invalid("data", "there is no kind %q of data", k)
+	return nil, false, invalid("data", "there is no such kind of data")
 }

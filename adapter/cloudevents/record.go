@@ -1,7 +1,6 @@
 package cloudevents
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: what do both directions have in common?
@@ -66,17 +66,18 @@ func (e *Error) Error() string { return fmt.Sprintf("cloudevents: %q: %v", e.Att
 // Unwrap returns e.Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// invalid is an Error of what breaks a rule.
+// invalid is an Error of what breaks a rule. It goes to logs, and into failures that are kept: it says which rule, and nothing of what is there.
+// So it wraps no error of the SDK, nor of package encoding/json.
 func invalid(attribute, format string, args ...any) error {
 	return &Error{attribute, fmt.Errorf("%w: %w", pgwake.ErrInvalid, fmt.Errorf(format, args...))}
 }
 
 // validate returns an Error unless the attributes are such as CloudEvents have; for their texts that is more than the SDK asks.
 func validate(ce event.Event) error {
-	var wrong event.ValidationError
-	if errors.As(ce.Validate(), &wrong) { // it returns no other
-		first := slices.Sorted(maps.Keys(wrong))[0]
-		return invalid(first, "%w", wrong[first])
+	for _, wrong := range []event.ValidationError{ce.Context.Validate(), ce.FieldErrors} { // of the latter nothing is there but the error
+		if len(wrong) > 0 {
+			return invalid(slices.Sorted(maps.Keys(wrong))[0], "it is empty, or not what CloudEvents have there")
+		}
 	}
 	for _, text := range [][2]string{{"id", ce.ID()}, {"source", ce.Source()}, {"type", ce.Type()}, {"subject", ce.Subject()},
 		{"datacontenttype", ce.DataContentType()}, {"dataschema", ce.DataSchema()}} {
@@ -96,7 +97,7 @@ func checkString(attribute, text string) error {
 			bad = size == 1
 		}
 		if bad {
-			return invalid(attribute, "a CloudEvent cannot have %q in it", text[i:min(len(text), i+utf8.UTFMax)])
+			return invalid(attribute, "what is at byte %d cannot be in a CloudEvent: no control characters, only UTF-8", i)
 		}
 	}
 	return nil
@@ -122,16 +123,9 @@ func members(object []byte) (map[string]json.RawMessage, error) {
 	if len(object) == 0 {
 		return all, nil
 	}
-	err := json.Unmarshal(object, &all)
+	err := jsonvalue.Unmarshal(object, &all)
 	if err == nil && all == nil {
 		err = errors.New("it is null")
 	}
 	return all, err
-}
-
-// decode is json.Unmarshal for what has to have all of its members in v.
-func decode(data []byte, v any) error {
-	strict := json.NewDecoder(bytes.NewReader(data))
-	strict.DisallowUnknownFields()
-	return strict.Decode(v)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -143,9 +144,12 @@ func hintFor(err error) string {
 	var known *hinted
 	var refused *pgconn.ConnectError
 	var pg *pgconn.PgError
+	var certificate *tls.CertificateVerificationError
 	switch {
 	case errors.As(err, &known):
 		return known.hint
+	case errors.As(err, &certificate):
+		return "sslrootcert, of the URL or as PGSSLROOTCERT, is the certificate of who has signed the server's; and verify-full asks for the host of the URL in that"
 	case errors.Is(err, pgwake.ErrNotMigrated) && errors.Is(err, migrations.ErrForeign):
 		return "the schema was made by another program, or by an unreleased version of this one: name another with --schema"
 	case errors.Is(err, pgwake.ErrNotMigrated):

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"strings"
 	"time"
@@ -20,7 +22,7 @@ type enqueueFlags struct {
 	o                                  pgwake.EnqueueOptions
 	at                                 string
 	tag, session, key                  string
-	headers                            map[string]string
+	headers                            headersFlag
 	instance, name, version, queueName string
 }
 
@@ -54,7 +56,7 @@ With --instance it is a message to an instance of an orchestration instead, and 
 	s.StringVar(&f.tag, "tag", "", "what it needs")
 	s.StringVar(&f.session, "session", "", "items that one owner handles at a time")
 	s.StringVar(&f.key, "key", "", "with whom it shares the limits of the namespace")
-	s.StringToStringVar(&f.headers, "header", nil, "name=value, which travels with it; may be repeated")
+	s.Var(&f.headers, "header", "name=value, which travels with it; may be repeated")
 	s.StringVar(&f.instance, "instance", "", "a message to this instance")
 	s.StringVar(&f.name, "orchestration", "", "of a message of kind start: what begins")
 	s.StringVar(&f.version, "version-of", "", "of a message of kind start: the version of that")
@@ -62,7 +64,28 @@ With --instance it is a message to an instance of an orchestration instead, and 
 	return c
 }
 
+// headersFlag are headers as they are said, one at a time: what a value has of commas, quotes and = is part of it.
+type headersFlag map[string]string
+
+func (h *headersFlag) String() string { return "" }
+func (h *headersFlag) Type() string   { return "name=value" }
+
+func (h *headersFlag) Set(text string) error {
+	name, value, both := strings.Cut(text, "=")
+	if !both {
+		return errors.New("it is name=value")
+	}
+	if *h == nil {
+		*h = headersFlag{}
+	}
+	(*h)[name] = value
+	return nil
+}
+
 func (a *app) enqueue(c *cobra.Command, f *enqueueFlags, args []string) error {
+	if f.instance == "" && c.Flags().Changed("instance") { // it is no work item because a variable is not set
+		return usagef("the id of the instance; a work item has no --instance", "--instance is empty")
+	}
 	data, err := a.payload(c.Context(), args[1:])
 	if err != nil {
 		return err
@@ -108,19 +131,23 @@ func (a *app) printEnqueued(of enqueued) error {
 	return nil
 }
 
-// payload is the JSON of an argument, or of standard input.
+// payload is the JSON of an argument, or of standard input. If it was to be there, it is there: what came to nothing on its way is none.
 func (a *app) payload(ctx context.Context, args []string) (json.RawMessage, error) {
 	if len(args) == 0 {
 		return nil, nil
 	}
-	data := []byte(args[0])
+	data, from := []byte(args[0]), "the JSON"
 	if args[0] == "-" {
+		from = "standard input"
 		var err error
 		if data, err = heeding(ctx, func() ([]byte, error) { return io.ReadAll(a.in) }); err != nil {
 			return nil, err
 		}
 	}
-	if data = []byte(strings.TrimSpace(string(data))); len(data) > 0 && !json.Valid(data) {
+	if data = bytes.TrimSpace(data); len(data) == 0 {
+		return nil, usagef("null, if that is what is meant", "%s is empty", from)
+	}
+	if !json.Valid(data) {
 		return nil, usagef(`a text needs quotes of its own: '"`+glance.Short(string(data), 30)+`"'`, "this is no JSON: %s", glance.Short(string(data), 60))
 	}
 	return data, nil

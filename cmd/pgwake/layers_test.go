@@ -88,6 +88,28 @@ func TestTask_ResolveAStep_TheTaskGoesOn(t *testing.T) {
 	awaitState(t, e, task, taskgraph.TaskComplete)
 }
 
+// What is not there is said before anything is done to what is; and a name that is empty is not all steps, nor the task.
+func TestTask_StepsOrResultAreNotSaidWell_NothingIsWritten(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, &pgwake.Config{})
+	_, task := blockedTask(t, p, func() error { return errors.New("card declined") })
+	before := into[taskJSON](c, "task", "show", task)
+	for _, verb := range []string{"resolve", "retry"} {
+		said := c.refused(exitFailed, "task", verb, task, "--step", "charge", "--step", "carge")
+		require.Contains(t, said, `not found: it has no step "carge"`)
+		require.Contains(t, said, "pgwake task show "+task)
+		require.Contains(t, c.refused(exitUsage, "task", verb, task, "--step", "", "--yes"), "--step is empty")
+		require.Contains(t, c.refused(exitUsage, "task", verb, task, "--step", "charge", "--step", ""), "--step is empty")
+	}
+	require.Contains(t, c.refused(exitUsage, "task", "resolve", task, "--step", "charge", "--result", ""), "--result is empty")
+	require.Contains(t, c.refused(exitUsage, "task", "resolve", task, "--result", "", "--yes"), "--step with the name of one")
+	for _, in := range []string{"", " \n"} {
+		c.in = in
+		require.Contains(t, c.refused(exitUsage, "task", "resolve", task, "--step", "charge", "--result", "-"), "standard input is empty")
+	}
+	require.Equal(t, before, into[taskJSON](c, "task", "show", task))
+}
+
 func TestTask_ResolveAStep_ItsResultIsAsLargeAsTheNodesAllow(t *testing.T) {
 	t.Parallel()
 	c, p := newCLI(t, &pgwake.Config{})

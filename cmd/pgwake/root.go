@@ -10,6 +10,7 @@ import (
 
 	"charm.land/lipgloss/v2"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/migrations"
 	"github.com/spf13/cobra"
 )
 
@@ -131,7 +132,7 @@ The database is --database-url, or else $PGWAKE_DATABASE_URL, $DATABASE_URL, or 
 Exit codes: 0 done; 1 it failed, was interrupted, or doctor found something; 2 the command line is wrong, and nothing was tried.`),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
-		PersistentPreRunE: func(*cobra.Command, []string) error { a.begin(); return nil },
+		PersistentPreRunE: func(*cobra.Command, []string) error { return a.begin() },
 	}
 	c.SetIn(a.in)
 	c.SetOut(a.out)
@@ -151,7 +152,7 @@ Exit codes: 0 done; 1 it failed, was interrupted, or doctor found something; 2 t
 }
 
 // begin is called once the command line was understood.
-func (a *app) begin() {
+func (a *app) begin() error {
 	a.began, a.schemaNamed = true, a.schema != ""
 	if a.schema == "" {
 		a.schema = a.env("PGWAKE_SCHEMA")
@@ -162,6 +163,10 @@ func (a *app) begin() {
 	if a.noColor {
 		a.withoutColor()
 	}
+	if err := migrations.CheckSchema(a.schema); err != nil {
+		return &usageError{err, "--schema, or PGWAKE_SCHEMA, with another"}
+	}
+	return nil
 }
 
 // group is a command that only has others below it.

@@ -66,7 +66,7 @@ func (a *app) tailCommand() *cobra.Command {
 	}
 	s := c.Flags()
 	s.StringVarP(&f.namespace, "namespace", "n", "", "namespace: of events the default one, of letters all, unless it is given")
-	s.StringSliceVar(&f.types, "type", nil, "events of these types alone; may be repeated")
+	s.StringArrayVar(&f.types, "type", nil, "events of these types alone; may be repeated")
 	s.BoolVar(&f.all, "all", false, "what there is already, first")
 	s.DurationVar(&f.every, "every", 500*time.Millisecond, "how often to look")
 	s.IntVar(&f.limit, "limit", 0, "end after so many (0: never)")

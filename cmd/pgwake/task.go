@@ -176,6 +176,9 @@ func (a *app) taskShow(ctx context.Context, g *taskgraph.Graph, id, as string) e
 
 func noTask(err error, id string) error {
 	failed := fmt.Errorf("task %s: %w", id, err)
+	if known := (*hinted)(nil); errors.As(err, &known) {
+		return failed
+	}
 	if errors.Is(err, pgwake.ErrNotFound) || errors.Is(err, pgwake.ErrInvalid) && !errors.Is(err, pgwake.ErrPayloadTooLarge) {
 		return &hinted{failed, "pgwake task list shows those that there are"}
 	}
@@ -229,40 +232,49 @@ func (a *app) taskRetryCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "retry TASK", Short: "Have steps that failed for good run again, with all their attempts", Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := checkSteps(steps); err != nil {
+				return err
+			}
 			return a.decide(c.Context(), args[0], "reset", func(ctx context.Context, g *taskgraph.Graph) (bool, error) {
 				return eachStep(ctx, g, args[0], steps, taskgraph.StepError, func(step string) (bool, error) { return g.ResetStep(ctx, step, reason) })
 			})
 		},
 	}
 	reasonFlag(c, &reason)
-	c.Flags().StringSliceVar(&steps, "step", nil, "this step alone, by its name; may be repeated (default all that failed)")
+	c.Flags().StringArrayVar(&steps, "step", nil, "this step alone, by its name; may be repeated (default all that failed)")
 	return c
 }
 
-// eachStep does something to the steps of those names, or to all in a state. It says whether anything has changed.
+// checkSteps refuses the name that a variable has which is not set: it is not all steps, nor the task itself.
+func checkSteps(names []string) error {
+	if slices.Contains(names, "") {
+		return usagef("the name of one; or no --step", "--step is empty")
+	}
+	return nil
+}
+
+// eachStep does something to the steps of those names, or to all in a state. It says whether anything has changed. Nothing is done if one of the
+// names is none.
 func eachStep(ctx context.Context, g *taskgraph.Graph, task string, names []string, state taskgraph.StepState, do func(step string) (bool, error)) (bool, error) {
 	all, err := g.Steps(ctx, task)
 	if err != nil {
 		return false, err
 	}
-	wanted := make(map[string]bool)
 	for _, name := range names {
-		wanted[name] = true
+		if !slices.ContainsFunc(all, func(s taskgraph.StepInfo) bool { return s.Name == name }) {
+			return false, &hinted{fmt.Errorf("%w: it has no step %q", pgwake.ErrNotFound, name), "pgwake task show " + task}
+		}
 	}
 	changed := false
 	for _, s := range all {
-		if len(names) > 0 && !wanted[s.Name] || len(names) == 0 && s.State != state {
+		if len(names) > 0 && !slices.Contains(names, s.Name) || len(names) == 0 && s.State != state {
 			continue
 		}
-		delete(wanted, s.Name)
 		did, err := do(s.ID)
 		if err != nil {
 			return changed, fmt.Errorf("step %s: %w", s.Name, err)
 		}
 		changed = changed || did
-	}
-	for name := range wanted {
-		return changed, &hinted{fmt.Errorf("it has no step %q", name), "pgwake task show " + task}
 	}
 	return changed, nil
 }
@@ -279,7 +291,7 @@ With --result a step is complete with that result, as if its handler had returne
 		},
 	}
 	reasonFlag(c, &reason)
-	c.Flags().StringSliceVar(&steps, "step", nil, "this step, by its name; may be repeated (default the task itself)")
+	c.Flags().StringArrayVar(&steps, "step", nil, "this step, by its name; may be repeated (default the task itself)")
 	c.Flags().StringVar(&result, "result", "", "JSON that the steps return, or what standard input has, if it is -")
 	c.Flags().IntVar(&a.maxResult, "max-result", 1<<20, "how many bytes that may have: taskgraph.Config.MaxResult of the nodes")
 	return c
@@ -289,8 +301,12 @@ func (a *app) taskResolve(c *cobra.Command, task string, steps []string, reason,
 	if a.maxResult < 1 {
 		return usagef("as for the nodes, such as 4194304 for 4 MiB", "--max-result is not positive")
 	}
+	if err := checkSteps(steps); err != nil {
+		return err
+	}
+	withResult := c.Flags().Changed("result")
 	if len(steps) == 0 {
-		if result != "" {
+		if withResult {
 			return usagef("--step with the name of one", "--result is that of a step")
 		}
 		if err := a.confirm(c.Context(), "Take task %s for done, and cancel its steps that have not ended?", task); err != nil {
@@ -299,7 +315,10 @@ func (a *app) taskResolve(c *cobra.Command, task string, steps []string, reason,
 		return a.decide(c.Context(), task, "resolved", func(ctx context.Context, g *taskgraph.Graph) (bool, error) { return g.ResolveTask(ctx, task, reason) })
 	}
 	var data json.RawMessage
-	if result != "" {
+	if withResult {
+		if result == "" {
+			return usagef("null, if that is what is meant; or no --result", "--result is empty")
+		}
 		var err error
 		if data, err = a.payload(c.Context(), []string{result}); err != nil {
 			return err

@@ -56,6 +56,21 @@ func TestEnqueue_WhatCannotBe_SaysWhatToDo(t *testing.T) {
 	pgwaketest.RequireNoWork(t, p)
 }
 
+// What came to nothing before it, such as a jq that failed or a variable that is not set, is no item without input.
+func TestEnqueue_InputIsEmpty_NothingIsAdded(t *testing.T) {
+	t.Parallel()
+	c, p := newCLI(t, nil)
+	for _, in := range []string{"", " \n\t"} {
+		c.in = in
+		require.Contains(t, c.refused(exitUsage, "enqueue", "x", "-"), "standard input is empty")
+		require.Contains(t, c.refused(exitUsage, "enqueue", "x", in), "the JSON is empty")
+		require.Contains(t, c.refused(exitUsage, "enqueue", "x", "-", "--instance", "i"), "standard input is empty")
+	}
+	require.Contains(t, c.refused(exitUsage, "enqueue", "approved", "--instance", ""), "--instance is empty", "it would be a work item")
+	pgwaketest.RequireNoWork(t, p)
+	require.Empty(t, into[[]queuedItem](c, "peek", "--queue", "orchestrator"))
+}
+
 // A command neither listens nor waits, and still whoever waits is told at once.
 func TestEnqueue_SomebodyWaits_IsTold(t *testing.T) {
 	t.Parallel()

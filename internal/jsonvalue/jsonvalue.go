@@ -2,6 +2,7 @@
 package jsonvalue
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,8 +14,17 @@ import (
 // Unmarshal is json.Unmarshal of what others have written. Its error goes to logs, and into failures that are kept: it says where something
 // does not fit, and what it was to be, but not what is there. So it wraps none of those that do: package encoding/json quotes numbers, and
 // types quote what they cannot be made of.
-func Unmarshal(data []byte, v any) error {
-	err := json.Unmarshal(data, v)
+func Unmarshal(data []byte, v any) error { return without(json.Unmarshal(data, v), v) }
+
+// UnmarshalStrict is Unmarshal of an object that may have no members but those of v.
+func UnmarshalStrict(data []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	return without(d.Decode(v), v)
+}
+
+// without is an error of package encoding/json about v, without what was there.
+func without(err error, v any) error {
 	var (
 		unfit  *json.UnmarshalTypeError
 		syntax *json.SyntaxError

@@ -52,3 +52,15 @@ func TestUnmarshal_WhatFits_IsThere(t *testing.T) {
 	require.NoError(t, jsonvalue.Unmarshal([]byte(`{"A": [1, 2]}`), &n))
 	require.Equal(t, []int{1, 2}, n.A)
 }
+
+func TestUnmarshalStrict_WhatNobodyKnows_IsRefused_AndNotInTheError(t *testing.T) {
+	t.Parallel()
+	var n struct{ A []int }
+	require.NoError(t, jsonvalue.UnmarshalStrict([]byte(`{"A": [1, 2]}`), &n))
+	require.Equal(t, []int{1, 2}, n.A)
+	for text, says := range map[string]string{`{"A": [1], "s73731": 2}`: "something in it does not fit struct", `{"A": ["s73731"]}`: "field A", `s73731`: "not JSON from byte 1 on", ``: "does not fit struct"} {
+		err := jsonvalue.UnmarshalStrict([]byte(text), &n)
+		require.ErrorContains(t, err, says, text)
+		require.NotContains(t, err.Error(), "73731")
+	}
+}

@@ -1,8 +1,7 @@
-// Package testtls answers: where do tests have certificates from, right ones and wrong ones?
+// Package testtls is for tests of TLS: who signs certificates, servers that have them, and passwords that servers ask for.
 package testtls
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -31,7 +30,7 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// New returns another one.
+// New makes one, of which nobody else knows.
 func New(t testing.TB, name string) *Authority {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -47,7 +46,7 @@ func New(t testing.TB, name string) *Authority {
 	return a
 }
 
-// Sign returns the certificate of a server at an address, and its key.
+// Sign returns the certificate of a server at this address, and its key.
 func (a *Authority) Sign(t testing.TB, address string) (cert, key []byte) {
 	t.Helper()
 	secret, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -61,28 +60,40 @@ func (a *Authority) Sign(t testing.TB, address string) (cert, key []byte) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
 
-// Serve has a PostgreSQL accept TLS, as a server at that address.
-func (a *Authority) Serve(t testing.TB, server *devpg.Server, address string) {
-	t.Helper()
-	cert, key := a.Sign(t, address)
-	ctx := context.Background()
-	admin, err := pgx.Connect(ctx, server.URL)
-	require.NoError(t, err)
-	defer admin.Close(ctx)
-	// The server, whose account may be another, writes its own files.
-	for name, content := range map[string][]byte{"server.crt": cert, "server.key": key} {
-		file := filepath.Join(server.DataDir(), name)
-		_, err = admin.Exec(ctx, `COPY (SELECT line FROM unnest(string_to_array($$`+string(content)+`$$, E'\n')) WITH ORDINALITY AS l (line, n) WHERE line <> '' ORDER BY n) TO '`+file+`'`)
-		require.NoError(t, err)
-	}
-	_, err = admin.Exec(ctx, `COPY (SELECT 1) TO PROGRAM 'chmod 600 `+filepath.Join(server.DataDir(), "server.key")+`'`)
-	require.NoError(t, err)
-	_, err = admin.Exec(ctx, `ALTER SYSTEM SET ssl = on`)
-	require.NoError(t, err)
-	require.NoError(t, server.Restart(ctx, devpg.Fast))
+// URL is that of a superuser of the server, who asks for TLS in a mode such as verify-full, and knows the authority.
+func (a *Authority) URL(s *devpg.Server, mode string) string {
+	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=%s&sslrootcert=%s", s.Port(), mode, url.QueryEscape(a.File))
 }
 
-// URL is that of a PostgreSQL, for clients that trust this authority as far as a mode of libpq says, such as verify-full.
-func (a *Authority) URL(server *devpg.Server, mode string) string {
-	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=%s&sslrootcert=%s", server.Port(), mode, url.QueryEscape(a.File))
+// Serve has a server of one's own speak TLS, with a certificate for this address. It is restarted.
+func (a *Authority) Serve(t testing.TB, s *devpg.Server, address string) {
+	t.Helper()
+	cert, key := a.Sign(t, address)
+	write(t, s, "server.crt", string(cert))
+	write(t, s, "server.key", string(key))
+	exec(t, s, `COPY (SELECT 1) TO PROGRAM 'chmod 600 `+filepath.Join(s.DataDir(), "server.key")+`'`)
+	exec(t, s, `ALTER SYSTEM SET ssl = on`)
+	require.NoError(t, s.Restart(t.Context(), devpg.Fast))
+}
+
+// AskForPassword has a server of one's own ask a role for its password, as servers do that are not for tests.
+func AskForPassword(t testing.TB, s *devpg.Server, role string) {
+	t.Helper()
+	write(t, s, "pg_hba.conf", "host all "+role+" all scram-sha-256\nlocal all all trust\nhost all all all trust\n")
+	exec(t, s, `SELECT pg_reload_conf()`)
+}
+
+// write writes a file of the server, whose account may be another, by the server.
+func write(t testing.TB, s *devpg.Server, name, content string) {
+	t.Helper()
+	exec(t, s, `COPY (SELECT line FROM unnest(string_to_array($$`+content+`$$, E'\n')) WITH ORDINALITY AS l (line, n) WHERE line <> '' ORDER BY n) TO '`+filepath.Join(s.DataDir(), name)+`'`)
+}
+
+func exec(t testing.TB, s *devpg.Server, sql string) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.URL)
+	require.NoError(t, err)
+	defer conn.Close(t.Context())
+	_, err = conn.Exec(t.Context(), sql)
+	require.NoError(t, err)
 }
