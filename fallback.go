@@ -82,7 +82,7 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 		}
 	}
 
-	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	bounded, cancel := context.WithTimeout(ctx, lookDeadline(filters))
 	defer cancel()
 	watches := l.e.waits.all()
 	beats, abouts := make([]string, len(watches)), make([]string, len(watches))

@@ -33,8 +33,8 @@ import (
 // notifications do not report.
 
 const (
-	// answerDeadline bounds every statement on the LISTEN connection. One that takes longer has lost its
-	// peer: together with FallbackInterval this is the bound on an outage that gives no sign.
+	// answerDeadline bounds every statement on the LISTEN connection; the periodic one has longer if it looks at many lanes (lookDeadline). One
+	// that takes longer has lost its peer: together with FallbackInterval this is the bound on an outage that gives no sign.
 	answerDeadline = 5 * time.Second
 
 	// selfTestDeadline is how soon the node must hear its own notification.
