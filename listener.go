@@ -513,7 +513,7 @@ func (l *listener) prepare(ctx context.Context, conn *pgx.Conn, key int32) error
 	var now time.Time
 	nodes := others{joins: l.e.joins.Load()}
 	l.hearing = l.hearsAll()
-	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.hearing).Scan(&pid, &now, &nodes.none, &nodes.dead)
+	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.hearing).Scan(&pid, &now, &nodes.none, &nodes.dead, &nodes.count)
 	if err != nil {
 		return fmt.Errorf("prepare the LISTEN session: %w", err)
 	}
