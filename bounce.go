@@ -103,12 +103,14 @@ func (l *lane) callParked(d produced) bool {
 type others struct {
 	none  bool
 	joins int64    // engine.joins before it was asked
+	count int64    // of the nodes, about
 	dead  []string // queues for which there are rows of nodes whose connection has ended
 }
 
 // learnOf takes in what the database says of the other nodes. Whoever begins to listen later says so: a node that was heard while the
 // answer was on its way is not in it.
 func (e *engine) learnOf(o others) {
+	e.trust.among(o.count)
 	switch {
 	case !o.none:
 		e.inCompany()

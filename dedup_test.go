@@ -286,6 +286,105 @@ func TestDedupQueuedOrDead_DiesMeanwhile_IsInTheWay(t *testing.T) {
 	n.requireNoWork(t)
 }
 
+// An enqueue that has waited for another one of the same key goes by what became of that, and of its item, whatever each of them has asked for.
+func TestDedup_WaitsForAnother_GoesByWhatThatHasCommitted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	const (
+		rolledBack = "rolled back"
+		queued     = "queued"
+		atWork     = "at work"
+		leaseOver  = "its lease is over"
+		finished   = "finished"
+		dead       = "a dead letter"
+	)
+	claim := `UPDATE worker_queue SET lock_token = gen_random_uuid(), visible_at = clock_timestamp() + $2::interval WHERE id = $1`
+	become := map[string]func(tx pgx.Tx, id int64) error{
+		rolledBack: func(pgx.Tx, int64) error { return nil },
+		queued:     func(pgx.Tx, int64) error { return nil },
+		atWork:     func(tx pgx.Tx, id int64) error { return dropped(tx.Exec(tctx, claim, id, "1 hour")) },
+		leaseOver:  func(tx pgx.Tx, id int64) error { return dropped(tx.Exec(tctx, claim, id, "0")) }, // which was later when the other one began
+		finished: func(tx pgx.Tx, id int64) error {
+			return dropped(tx.Exec(tctx, `DELETE FROM worker_queue WHERE id = $1`, id))
+		},
+		dead: func(tx pgx.Tx, id int64) error {
+			return dropped(tx.Exec(tctx, `SELECT bury_work(ARRAY[$1::bigint], 'spoilt', NULL)`, id))
+		},
+	}
+	var modes []pgwake.EnqueueOptions
+	for _, scope := range []pgwake.DedupScope{pgwake.DedupQueued, pgwake.DedupWaiting, pgwake.DedupQueuedOrDead} {
+		modes = append(modes, pgwake.EnqueueOptions{DedupScope: scope}, pgwake.EnqueueOptions{DedupScope: scope, DedupFor: time.Hour})
+	}
+	for _, one := range modes {
+		for _, other := range modes {
+			for _, busy := range []bool{false, true}[:1+one.DedupScope%2] { // an item of the key is at work, which only a DedupWaiting one replaces
+				for fate, become := range become {
+					name := fmt.Sprintf("%d for %v, %s; then %d for %v; busy %t", one.DedupScope, one.DedupFor, fate, other.DedupScope, other.DedupFor, busy)
+					one.DedupKey, other.DedupKey = name, name
+					t.Run(name, func(t *testing.T) {
+						var holder int64 // of the key, while it is queued
+						if busy {
+							holder = n.enqueueUnique(t, "at work", pgwake.EnqueueOptions{DedupKey: name}).ID
+							n.exec(t, claim, holder, "1 hour")
+						}
+						tx := n.begin(t)
+						first, err := n.EnqueueForWorkerTx(t.Context(), tx, pgwake.WorkItem{Name: "first"}, &one)
+						require.NoError(t, err)
+						require.False(t, first.Duplicate)
+						got := make(chan pgwake.Enqueued, 1)
+						go func() {
+							e, err := n.EnqueueForWorker(tctx, pgwake.WorkItem{Name: "second"}, &other)
+							if err != nil {
+								t.Error(err)
+							}
+							got <- e
+						}()
+						n.awaitBlocked(t, 1)
+						require.NoError(t, become(tx, first.ID))
+						if fate == rolledBack {
+							require.NoError(t, tx.Rollback(t.Context()))
+						} else {
+							require.NoError(t, tx.Commit(t.Context()))
+						}
+						second := <-got
+
+						committed := fate != rolledBack
+						duplicate := committed && (one.DedupFor > 0 || fate == queued || fate == leaseOver ||
+							fate == atWork && other.DedupScope != pgwake.DedupWaiting || fate == dead && other.DedupScope == pgwake.DedupQueuedOrDead)
+						existing := first.ID
+						if busy && !committed {
+							duplicate, existing = other.DedupScope != pgwake.DedupWaiting, holder
+						}
+						require.Equal(t, duplicate, second.Duplicate)
+						switch {
+						case !duplicate:
+							holder = second.ID
+						case committed:
+							holder = 0
+							if fate == queued || fate == atWork || fate == leaseOver {
+								holder = first.ID
+							}
+						}
+						if duplicate {
+							require.Equal(t, existing, second.ID)
+						}
+						require.Equal(t, holder, append(query[int64](t, n, `SELECT id FROM worker_queue WHERE dedup_key = $1`, name), 0)[0], "who has the key in the queue")
+						var keeper int64
+						switch {
+						case one.DedupFor > 0 && committed:
+							keeper = first.ID
+						case other.DedupFor > 0 && !duplicate:
+							keeper = second.ID
+						}
+						require.Equal(t, keeper, append(query[int64](t, n, `SELECT item_id FROM dedup_keys WHERE dedup_key = $1`, name), 0)[0], "who keeps the key")
+						n.exec(t, `DELETE FROM worker_queue`)
+					})
+				}
+			}
+		}
+	}
+}
+
 // withoutNow leaves out what is not exported.
 func withoutNow(e pgwake.Enqueued) pgwake.Enqueued {
 	return pgwake.Enqueued{Duplicate: e.Duplicate, ID: e.ID, DueAt: e.DueAt}

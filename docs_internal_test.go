@@ -161,6 +161,7 @@ func TestDocs_Settings_PerCallAndFixedValues(t *testing.T) {
 	delete(fixed, "What")
 	for what, value := range map[string]string{
 		"longest wait for the answer to a statement on the LISTEN connection":                                                                                 answerDeadline.String(),
+		"the same for the one that is made once a `FallbackInterval`, and for a poll of several lanes":                                                        answerDeadline.String() + ", and " + laneDeadline.String() + " for each lane, or namespace of one",
 		"longest wait for the node's own test notification":                                                                                                   selfTestDeadline.String(),
 		"longest wait for the answer to a fetch's query, while the server does not say that it is at work (then the lock timeout)":                            claimDeadline(0).String() + ", and 1ms for each item",
 		"the same for a connection of the pool that is tried, or made, before that query; a wait for others to release theirs is bounded by the poll timeout": answerDeadline.String(),

@@ -3,6 +3,7 @@ package pgwake
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"testing"
@@ -376,6 +377,25 @@ func TestFallback_ItemThatNobodyAnnounced_IsFoundAndCounted(t *testing.T) {
 	require.Equal(t, "quiet", get(t, wait).item.Name)
 	require.EqualValues(t, 1, p.Stats().Worker.Finds["fallback"])
 	eventually(t, "the find is counted", func() bool { return p.Stats().Worker.FallbackFinds == 1 })
+}
+
+// What a node asks for many namespaces takes its time, and the connection has not lost its peer for that.
+func TestFallback_ManyNamespaces_MayTakeLonger(t *testing.T) {
+	t.Parallel()
+	p := testProvider(t, Config{FallbackInterval: 300 * time.Millisecond})
+	o := *longPoll
+	for i := range 4000 {
+		o.Namespaces = append(o.Namespaces, fmt.Sprint("n", i))
+	}
+	wait := fetchWork(t, p, &o)
+	awaitParked(t, p, Worker, 1)
+	conn := plain(t, p.cfg.Schema)
+	mustExec(t, conn, fmt.Sprintf(`DO $do$ BEGIN EXECUTE replace(pg_get_functiondef('look'::regproc), '-- First,', 'PERFORM pg_sleep(%v); -- First,'); END $do$`,
+		(answerDeadline+time.Second).Seconds()))
+	began := p.Stats()
+	mustExec(t, conn, `SELECT set_config('pgwake.notify', 'off', false), enqueue_work('quiet', p_namespace => 'n7')`)
+	require.Equal(t, "quiet", get(t, wait).item.Name)
+	require.Equal(t, began.Reconnects, p.Stats().Reconnects)
 }
 
 func TestFallback_SwitchedOff_WakesNobody(t *testing.T) {

@@ -82,7 +82,7 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 		}
 	}
 
-	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
+	bounded, cancel := context.WithTimeout(ctx, lookDeadline(filters))
 	defer cancel()
 	watches := l.e.waits.all()
 	beats, abouts := make([]string, len(watches)), make([]string, len(watches))
@@ -101,7 +101,7 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 	var alone *bool
 	var namespaces *int64
 	var news []bool
-	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now, &alone, &nodes.dead, &namespaces, &news}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now, &alone, &nodes.dead, &nodes.count, &namespaces, &news}, func() error {
 		if at == 0 {
 			nodes.none = *alone
 			for i, w := range watches {

@@ -33,8 +33,8 @@ import (
 // notifications do not report.
 
 const (
-	// answerDeadline bounds every statement on the LISTEN connection. One that takes longer has lost its
-	// peer: together with FallbackInterval this is the bound on an outage that gives no sign.
+	// answerDeadline bounds every statement on the LISTEN connection; the periodic one has longer if it looks at many lanes (lookDeadline). One
+	// that takes longer has lost its peer: together with FallbackInterval this is the bound on an outage that gives no sign.
 	answerDeadline = 5 * time.Second
 
 	// selfTestDeadline is how soon the node must hear its own notification.
@@ -513,7 +513,7 @@ func (l *listener) prepare(ctx context.Context, conn *pgx.Conn, key int32) error
 	var now time.Time
 	nodes := others{joins: l.e.joins.Load()}
 	l.hearing = l.hearsAll()
-	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.hearing).Scan(&pid, &now, &nodes.none, &nodes.dead)
+	err := conn.QueryRow(ctx, l.e.sql.session, l.e.node, key, l.hearing).Scan(&pid, &now, &nodes.none, &nodes.dead, &nodes.count)
 	if err != nil {
 		return fmt.Errorf("prepare the LISTEN session: %w", err)
 	}

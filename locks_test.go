@@ -2,6 +2,7 @@ package pgwake_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -15,7 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// This file answers: what if a stranger holds our advisory locks? They have no owner, and are the database's.
+// This file answers: what if a stranger holds our advisory locks? They have no owner, and are the database's. And: does everybody who locks
+// several items do so in one order?
 
 // hold has a transaction hold advisory locks: classes and keys, as SQL.
 func (n *node) hold(t *testing.T, locks ...string) (release func()) {
@@ -331,5 +333,63 @@ func TestLocks_StrangerHoldsOne_NothingIsLostAndNodesComeAndGo(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Whoever locks several items locks the one with the lower id first. These look for theirs along indexes of another order.
+func TestLocks_ItemsInAnotherOrder_AreLockedByID(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(t *testing.T, n *node) (sql string){
+		"undo_work_claim": func(t *testing.T, n *node) string {
+			_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "a", Session: "s"}, nil)
+			require.NoError(t, err)
+			n.enqueue(t, "b")
+			items, err := n.FetchWorkItems(t.Context(), 2, ownedBy("we"))
+			require.NoError(t, err)
+			require.Len(t, items, 2)
+			return `SELECT undo_work_claim('` + claimOf(items[0].LockToken) + `', '24 h')`
+		},
+		"set_limits, and items are held": func(t *testing.T, n *node) string {
+			n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+			n.keyed(t, "b", "a")
+			n.takeSome(t, 2)
+			n.keyed(t, "b", "a")
+			n.requireNoWork(t)
+			n.exec(t, `DELETE FROM worker_queue WHERE held_due IS NULL`)
+			return `SELECT set_limits('default', p_max_running_per_key => 2)`
+		},
+		"set_limits, and items have paid": func(t *testing.T, n *node) string {
+			n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Hour}})
+			n.keyed(t, "a", "b")
+			items, _ := n.takeSome(t, 2)
+			for _, i := range items {
+				require.NoError(t, n.AbandonWorkItem(t.Context(), i.LockToken, &pgwake.AbandonOptions{IgnoreAttempt: true}))
+			}
+			n.exec(t, `UPDATE worker_queue SET priority = 9 WHERE name = 'a'`)
+			return `SELECT set_limits('default', p_rate_interval => '1 min')`
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			sql := prepare(t, n)
+			ids := query[int64](t, n, `SELECT id FROM worker_queue ORDER BY id`)
+			require.Len(t, ids, 2)
+			tx, other := n.begin(t), n.begin(t)
+			lock := func(id int64) error {
+				return dropped(tx.Exec(t.Context(), `SELECT FROM worker_queue WHERE id = $1 FOR UPDATE`, id))
+			}
+			require.NoError(t, lock(ids[0]))
+			changed := make(chan error, 1)
+			go func() {
+				_, err := other.Exec(tctx, "/* "+n.quoted()+" */ "+sql)
+				changed <- err
+			}()
+			n.awaitBlocked(t, 1)
+			locked := lock(ids[1])
+			require.NoError(t, tx.Rollback(t.Context()))
+			require.NoError(t, errors.Join(locked, <-changed))
+			require.NoError(t, other.Commit(t.Context()))
+		})
 	}
 }

@@ -77,14 +77,13 @@ func (p *Provider) WaitForNamespaces(ctx context.Context, known []string) ([]str
 
 // newNamespaces answers the questions for namespaces, each by its number. If there are those that all who ask know, it reads none.
 func (w *waits) newNamespaces(ctx context.Context, on querier, asked map[int]question, tell func(i int, a answer)) error {
-	known := int64(-1)
+	known, first := int64(0), true // known is a hash: every number may be one
 	for _, q := range asked {
-		if known < 0 {
-			known = q.known
-		}
-		if q.known != known {
+		if !first && q.known != known {
 			known = 0 // there is one at least
+			break
 		}
+		known, first = q.known, false
 	}
 	rows, err := on.Query(ctx, w.e.sql.newNamespaces, known)
 	if err != nil {

@@ -3,6 +3,7 @@ package pgwake
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -122,7 +123,7 @@ const (
 	instantPatience = 50 * time.Millisecond
 	lanePatience    = 200 * time.Microsecond
 
-	laneDeadline = time.Millisecond // of the time that any poll may take
+	laneDeadline = time.Millisecond // of the time that any poll may take; of each of its namespaces as well
 )
 
 // scout polls the lanes of a queue together. It has pollsAtOnce goroutines. There are two of a queue, of which one is for instants.
@@ -244,11 +245,19 @@ func (s *scout) poll(ctx context.Context, p polls) {
 	}
 }
 
+// lookDeadline is how long a statement may take that looks at lanes with these filters.
+func lookDeadline(filters []string) time.Duration {
+	lists := len(filters)
+	for _, f := range filters {
+		lists += strings.Count(f, ",") // that many names more, or less
+	}
+	return answerDeadline + time.Duration(lists)*laneDeadline
+}
+
 // ask sends the statement, on the pool: on the LISTEN connection notifications would wait for it.
 func (s *scout) ask(ctx context.Context, filters []string, tell func(at int, r report)) error {
 	e := s.e
-	until := time.Now().Add(answerDeadline + time.Duration(len(filters))*laneDeadline)
-	return e.onPool(ctx, until, func(ctx context.Context, conn *pgxpool.Conn) error {
+	return e.onPool(ctx, time.Now().Add(lookDeadline(filters)), func(ctx context.Context, conn *pgxpool.Conn) error {
 		return atReadCommitted(ctx, conn, e.readCommitted, func(q sender) error { return s.read(ctx, q, filters, tell) })
 	})
 }

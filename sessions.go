@@ -15,7 +15,9 @@ import (
 
 // RenewSessionLock makes the sessions of these owners end extend from now (0: DefaultLockTimeout) and returns how many
 // that were. Sessions that have ended are not revived, and those without activity for idle (a fetch, an ack or a renewal
-// of one of their items) are left to end; idle 0 leaves all.
+// of one of their items) are left to end; idle 0 leaves all. One that another transaction has locked for longer than a moment, as an open one has
+// that acknowledged an item of it, is not waited for and not counted: it holds as it is, nobody else is given an item of it meanwhile, and the next
+// renewal makes it longer if it has not ended by then.
 func (p *Provider) RenewSessionLock(ctx context.Context, owners []string, extend, idle time.Duration) (renewed int, err error) {
 	var until time.Time
 	err = p.doAndTell(ctx, "renew session lock", func(ctx context.Context, q querier) error {

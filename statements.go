@@ -63,13 +63,14 @@ func newStatements(schema string) *statements {
 	// Which namespaces there are is known by this. Their number does not tell, nor does the sum of their ids: after some were removed, others may
 	// make it what it was.
 	ids := "(SELECT coalesce(pg_catalog.bit_xor(pg_catalog.hashint8extended(id, 0)), 0) AS ids FROM " + in + "namespaces)"
+	nodes := "(SELECT pg_catalog.count(*) FROM " + in + "waiters AS w WHERE w.lane OPERATOR(pg_catalog.=) 0 AND w.node OPERATOR(pg_catalog.<>) 0)"
 	return &statements{
 		channels: "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "node_channel('orchestrator', $1), " +
 			in + "node_channel('worker', $1), " + in + "channel('instance')",
-		session:              rows("listen_session", 3),
+		session:              "SELECT s.*, " + nodes + " FROM " + call("listen_session", 3) + " AS s",
 		hearAll:              scalar("hear_all", 3),
 		observe:              scalar("observe", 2),
-		look:                 "SELECT l.lane, l.earliest_at, l.now_at, l.alone, l.dead, " + ids + ", l.news FROM " + call("look", 7) + " AS l, " + readOn + " AS kept",
+		look:                 "SELECT l.lane, l.earliest_at, l.now_at, l.alone, l.dead, " + nodes + ", " + ids + ", l.news FROM " + call("look", 7) + " AS l, " + readOn + " AS kept",
 		earliestOfLanes:      rows("earliest_of_lanes", 2),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",

@@ -46,6 +46,16 @@ func TestTrust_Credit_IsSpentPaidBackAndEarned(t *testing.T) {
 			c.earn()
 		}
 		require.Zero(t, c.until())
+		c.among(20)
+		for range 2 * mostCredit {
+			c.spend()
+		}
+		c.earn()
+		require.Equal(t, mostDebt-40*spendPause, time.Until(c.until()), "each of twenty is told, and one finds it")
+		c.among(2)
+		for !c.until().IsZero() {
+			c.earn()
+		}
 		require.True(t, c.putOff(&at), "it is put off already")
 		require.Equal(t, first, at)
 		c.earn()
@@ -511,7 +521,7 @@ func TestObserve_FloodDuringAStatement_TakesNoMemory(t *testing.T) {
 
 // What producers do pays for itself: of many items, of all kinds, on several nodes, no wake-up is put off.
 func TestTrust_ManyProducersAndNodes_NothingIsPutOff(t *testing.T) {
-	const nodes, items = 4, 80
+	const nodes, items = 12, 80
 	for how, notify := range map[string]NotifyPolicy{"directed": NotifyDirected, "broadcast": NotifyBroadcast} {
 		t.Run(how, func(t *testing.T) {
 			var all []*Provider
@@ -522,7 +532,7 @@ func TestTrust_ManyProducersAndNodes_NothingIsPutOff(t *testing.T) {
 			var schema string
 			done := make(chan string, 3*items)
 			for range nodes {
-				p := testProvider(t, Config{Schema: schema, Notify: notify})
+				p := testProvider(t, Config{Schema: schema, Notify: notify, FallbackInterval: 500 * time.Millisecond})
 				schema = p.cfg.Schema
 				all = append(all, p)
 				for range 2 {
@@ -538,6 +548,13 @@ func TestTrust_ManyProducersAndNodes_NothingIsPutOff(t *testing.T) {
 			}
 			for _, p := range all {
 				awaitParked(t, p, Worker, 2)
+				eventually(t, "it knows how many there are", func() bool {
+					p.engine.trust.mu.Lock()
+					defer p.engine.trust.mu.Unlock()
+					return p.engine.trust.nodes == nodes
+				})
+			}
+			for _, p := range all {
 				for p.engine.trust.until().IsZero() {
 					p.engine.trust.spend()
 				}
@@ -566,6 +583,53 @@ func TestTrust_ManyProducersAndNodes_NothingIsPutOff(t *testing.T) {
 			}
 		})
 	}
+}
+
+// However many nodes wait, an item costs the query that finds it and the next one of that dispatcher, and hardly more.
+func TestDirected_ManyNodesWait_ItemCostsFewQueries(t *testing.T) {
+	const nodes, items = 12, 60
+	var all []*Provider
+	var working sync.WaitGroup
+	ctx, end := context.WithCancel(t.Context())
+	defer working.Wait()
+	defer end()
+	var schema string
+	done := make(chan struct{}, items)
+	for range nodes {
+		p := testProvider(t, Config{Schema: schema})
+		schema = p.cfg.Schema
+		all = append(all, p)
+		working.Go(func() {
+			for ctx.Err() == nil {
+				item, err := p.FetchWorkItem(ctx, longPoll)
+				if err == nil && p.AckWorkItem(ctx, item.LockToken, nil) == nil {
+					done <- struct{}{}
+				}
+			}
+		})
+	}
+	looks := func() (sum int64) {
+		for _, p := range all {
+			s := p.Stats().Worker
+			sum += s.Looks + s.Polls
+		}
+		return sum
+	}
+	for _, p := range all {
+		awaitParked(t, p, Worker, 1)
+		eventually(t, "it is settled", func() bool { return p.Stats().Worker.Settled })
+	}
+	producer, before := plain(t, schema), looks()
+	for range items {
+		mustExec(t, producer, `SELECT enqueue_work('work')`)
+		select {
+		case <-done:
+		case <-time.After(patient):
+			require.Fail(t, "an item is left")
+		}
+	}
+	t.Logf("%d nodes: %.2f queries per item", nodes, float64(looks()-before)/items)
+	require.Less(t, looks()-before, int64(4*items))
 }
 
 // What a node alone was told of is passed on, also if that was put off together with what all know of.

@@ -385,6 +385,28 @@ func TestNewNamespaces_ThoseThatAreKnown_AreNotRead(t *testing.T) {
 	require.Empty(t, names)
 }
 
+// What is known of the namespaces is a hash, which may be any number, and one of those who ask may know less than another.
+func TestNewNamespaces_OneKnowsLessThanAnother_IsTold(t *testing.T) {
+	p := testProvider(t, Config{})
+	var ids int64
+	conn := plain(t, p.cfg.Schema)
+	mustExec(t, conn, `SELECT register_namespace('new')`)
+	require.NoError(t, conn.QueryRow(t.Context(), `SELECT bit_xor(hashint8extended(id, 0)) FROM namespaces`).Scan(&ids))
+	for _, known := range []int64{-1, -7, 7, 0} {
+		for range 20 { // a map has no order
+			told := make(map[int]answer)
+			err := p.engine.waits.newNamespaces(t.Context(), p.pool, map[int]question{
+				1: {namespaces: true, besides: "default,new", known: ids},
+				2: {namespaces: true, besides: "default", known: known},
+			}, func(i int, a answer) { told[i] = a })
+			require.NoError(t, err)
+			require.True(t, told[2].complete, "known: %d", known)
+			require.Equal(t, "new", *told[2].value)
+			require.False(t, told[1].complete)
+		}
+	}
+}
+
 // A fallback has those look that know of other namespaces than it has added up.
 func TestWaits_FallbackCountsNamespaces_OnlyThoseAreReadThatCountOthers(t *testing.T) {
 	virtualtime.Test(t, func(t *testing.T) {

@@ -662,12 +662,12 @@ var faults = []fault{
 	{
 		name: "renewal revives a session that has ended",
 		rows: []string{"sessions/renew_session_lock_after_expiry_returns_zero"},
-		sql:  []edit{{"renew_sessions", "AND r.locked_until > v_now AND", "AND"}, {"renew_sessions", " AND s.locked_until > v_now);", ");"}},
+		sql:  []edit{{"renew_sessions", "AND r.locked_until > clock_timestamp() AND", "AND"}, {"renew_sessions", " AND s.locked_until > clock_timestamp());", ");"}},
 	},
 	{
 		name: "renewal keeps idle sessions",
 		rows: []string{"sessions/renew_session_lock_skips_idle", "sessions/ack_updates_session_last_activity", "sessions/renew_work_item_updates_session_last_activity"},
-		sql:  []edit{{"renew_sessions", "AND r.last_activity_at > v_now - p_idle", ""}},
+		sql:  []edit{{"renew_sessions", "AND r.last_activity_at > clock_timestamp() - p_idle", ""}},
 	},
 	{
 		name: "renewal of sessions extends nothing",
@@ -692,7 +692,8 @@ var faults = []fault{
 	{
 		name: "ack and renewal of work are no activity of its session",
 		rows: []string{"sessions/ack_updates_session_last_activity", "sessions/renew_work_item_updates_session_last_activity"},
-		sql:  []edit{{"touch_sessions", "WHERE s.session_id = ANY (ARRAY[touched.id])", "WHERE false"}},
+		sql: []edit{{"touch_sessions", "WHERE s.session_id = ANY (ARRAY[touched.id])", "WHERE false"},
+			{"renew_work", "WHERE s.session_id = ANY (ARRAY[touched.session_id])", "WHERE false"}},
 	},
 	{
 		name: "cleanup removes sessions with work",

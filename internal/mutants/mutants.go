@@ -519,27 +519,51 @@ var mutants = []mutant{
 	},
 	{
 		name:    "dedup: who waits is claimed before the change is there to be seen",
-		file:    "migrations/00011_one_order.sql",
+		file:    "migrations/00013_sessions.sql",
 		patches: []patch{{"                    FOR KEY SHARE;", "                    ;"}},
 		pkg:     root, test: "TestDedupWaiting_InATransaction_ItemIsNotClaimedBeforeItsEnd",
 	},
 	{
 		name:    "dedup: who came meanwhile is claimed before the change is there to be seen",
-		file:    "migrations/00011_one_order.sql",
+		file:    "migrations/00013_sessions.sql",
 		patches: []patch{{"        EXIT WHEN NOT v_waiting;", "        EXIT;"}},
 		pkg:     root, test: "TestDedupWaiting_ItemCommittedMeanwhile_IsNotClaimedBeforeTheEnd",
 	},
 	{
 		name:    "dedup: batches take the keys of the default namespace in two orders",
-		file:    "migrations/00011_one_order.sql",
+		file:    "migrations/00013_sessions.sql",
 		patches: []patch{{"ORDER BY coalesce(i.namespace, 'default'), i.dedup_key, i.ord", "ORDER BY i.namespace, i.dedup_key, i.ord"}},
 		pkg:     root, test: "TestEnqueueForWorkerMany_DefaultNamespaceNamedOrNot_NoDeadlock",
 	},
 	{
 		name:    "leases: the end is reckoned before the item is locked",
-		file:    "migrations/00009_locked_first.sql",
+		file:    "migrations/00013_sessions.sql",
 		patches: []patch{{"AND q.lock_token = p_tokens[1] FOR NO KEY UPDATE;", "AND q.lock_token = p_tokens[1];"}},
 		pkg:     root, test: "TestRenewWorkItemLock_ItemIsLockedByATransaction_ExtendsFromTheEndOfTheWait",
+	},
+	{
+		name:    "leases: a renewal waits for whoever has the session of an item locked",
+		file:    "migrations/00013_sessions.sql",
+		patches: []patch{{"ORDER BY free.session_id FOR UPDATE SKIP LOCKED) AS touched", "ORDER BY free.session_id FOR UPDATE) AS touched"}},
+		pkg:     root, test: "TestRenewWorkItemLocks_SessionOfOneIsLockedByATransaction_AllAreRenewed",
+	},
+	{
+		name:    "sessions: a renewal waits for whoever has one locked",
+		file:    "migrations/00013_sessions.sql",
+		patches: []patch{{"             ORDER BY r.session_id FOR UPDATE SKIP LOCKED);", "             ORDER BY r.session_id FOR UPDATE);"}},
+		pkg:     root, test: "TestRenewSessionLock_OneIsLockedByATransaction_TheOthersAreRenewed",
+	},
+	{
+		name:    "limits: set_limits locks items as it finds them",
+		file:    "migrations/00013_sessions.sql",
+		patches: []patch{{"WHERE q.id = ANY (v_ids) ORDER BY q.id FOR NO KEY UPDATE);", "WHERE q.id = ANY (v_ids) ORDER BY q.key, -q.priority FOR NO KEY UPDATE);"}},
+		pkg:     root, test: "TestLocks_ItemsInAnotherOrder_AreLockedByID",
+	},
+	{
+		name:    "dedup: who keeps the key is moved aside since he was not seen a moment ago",
+		file:    "migrations/00013_sessions.sql",
+		patches: []patch{{"AND (k.kept_until > v_now AND k.item_id <> i.id) IS NOT TRUE) AS in_the_way", ") AS in_the_way"}, {"        IF v_keyed THEN -- each time", "        IF v_keyed AND v_open IS NULL THEN -- each time"}},
+		pkg:     root, test: "TestDedup_WaitsForAnother_GoesByWhatThatHasCommitted",
 	},
 	{
 		name:    "limits: what is early is put off one by one",
@@ -568,8 +592,8 @@ var mutants = []mutant{
 	},
 	{
 		name:    "dedup: who waited for the key does not look again",
-		file:    "migrations/00011_one_order.sql",
-		patches: []patch{{"    IF v_kept OR 'dead' = ANY (p_dedup_scopes) THEN\n", "    IF false THEN\n"}},
+		file:    "migrations/00013_sessions.sql",
+		patches: []patch{{"    IF v_keyed THEN\n        -- The insert", "    IF false THEN\n        -- The insert"}},
 		pkg:     root, test: "TestDedupQueuedOrDead_DiesMeanwhile_IsInTheWay",
 	},
 	{
@@ -730,7 +754,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "namespaces: the library is silent about them, too",
-		file:    "migrations/00011_one_order.sql",
+		file:    "migrations/00013_sessions.sql",
 		patches: []patch{{"        PERFORM register_namespaces(p_namespaces);\n", "        PERFORM quiet(p_quiet), register_namespaces(p_namespaces);\n"}},
 		pkg:     root, test: "TestWaitForNamespaces_WhoeverAddsOne_IsPushed",
 	},
