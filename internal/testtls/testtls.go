@@ -71,7 +71,7 @@ func (a *Authority) Serve(t testing.TB, s *devpg.Server, address string) {
 	cert, key := a.Sign(t, address)
 	write(t, s, "server.crt", string(cert))
 	write(t, s, "server.key", string(key))
-	exec(t, s, `COPY (SELECT 1) TO PROGRAM 'chmod 600 `+filepath.Join(s.DataDir(), "server.key")+`'`)
+	exec(t, s, `COPY (SELECT 1) TO PROGRAM 'cat >/dev/null; chmod 600 `+filepath.Join(s.DataDir(), "server.key")+`'`)
 	exec(t, s, `ALTER SYSTEM SET ssl = on`)
 	require.NoError(t, s.Restart(t.Context(), devpg.Fast))
 }
