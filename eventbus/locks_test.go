@@ -109,6 +109,31 @@ func TestDeleteGroup_DeliveryIsBeingSettled_NoDeadlock(t *testing.T) {
 	}
 }
 
+// Whoever settles several locks their keys in the order of the items.
+func TestDeleteGroup_DeliveriesOfSeveralKeysAreBeingSettled_NoDeadlock(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	for _, key := range []string{"m", "z", "a"} {
+		l.emitKey("a", key)
+		l.emitKey("a", key)
+	}
+	held, settles := l.begin(), l.begin()
+	for range 3 {
+		require.NoError(t, l.p.AckWorkItemTx(l.within(), settles, l.claim(tagA).LockToken, nil))
+	}
+	_, err := held.Exec(l.within(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), "event_keys"}.Sanitize()+` WHERE key = 'z' FOR UPDATE`)
+	require.NoError(t, err)
+	pid, committed := settles.Conn().PgConn().PID(), make(chan error, 1)
+	go func() { committed <- settles.Commit(l.t.Context()) }()
+	l.eventually(func() bool { return one[bool](l, `SELECT pg_blocking_pids($1) <> '{}'`, pid) }, "it has m, waits for z, and wants a")
+	deletes := l.run(deleteGroup)
+	require.NoError(t, held.Rollback(l.within()))
+	require.NoError(t, <-committed)
+	deletes.end(t)
+	l.gone()
+}
+
 // What a subscription had routed goes elsewhere, or away, while it is settled.
 func TestUnsubscribe_DeliveryIsBeingSettledBeforeOneThatWasRedriven_NoDeadlock(t *testing.T) {
 	t.Parallel()
@@ -195,6 +220,26 @@ func TestDeleteGroup_AnotherReplayOfAGroupThatIsBehindIsUnderWay_NoDeadlock(t *t
 	deletes.end(t)
 	l.exec(`DELETE FROM worker_queue WHERE name = 'eventbus|replay'`)
 	l.gone()
+}
+
+// Strays of a subscription are removed that begins anew.
+func TestSubscribe_StraysOfAGroupThatIsBehindAreBeingRemoved_NoDeadlock(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	l.emitKey("a", "k")
+	l.exec(`UPDATE event_groups SET behind = true`)
+	l.exec(`DELETE FROM event_subscriptions`)
+	l.exec(`INSERT INTO event_retirements (namespace, tag, horizon) VALUES ('default', $1, '3')`, tagA)
+	emits := l.begin()
+	_, err := emits.Exec(l.within(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), "event_keys"}.Sanitize()+` FOR UPDATE`)
+	require.NoError(t, err)
+	removes := l.run(`SELECT remove_strays()`)
+	subscribes := l.run(`SELECT subscribe(NULL, 'g', '{a}')`)
+	require.NoError(t, emits.Rollback(l.within()))
+	removes.end(t)
+	subscribes.end(t)
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_retirements`))
 }
 
 // Groups come and go, and are replayed, while nodes handle what they get.

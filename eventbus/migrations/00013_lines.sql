@@ -1,10 +1,10 @@
 -- What leaves a line, and in which order whoever has to do with a group waits for others.
 --
 -- Invariant (order): of what a group has, whoever waits for locks takes them in this order: its replay from the beginning (event_replays.undelivered);
--- its row in event_groups; its other replays; its rows of event_keys, by the bytes of the keys (COLLATE "C"), and of several groups the lower id
--- first within each; their lines; items that wait in those. Whoever settles has the items before all of it, locked: so nobody who holds any of it
--- waits for an item that is in no line (retire_tag). One who settles several items, or emits, settles or redrives again after SET CONSTRAINTS, takes
--- their keys one by one, in an order of his own.
+-- its row in event_groups; its other replays, and its retirements; its rows of event_keys, by the bytes of the keys (COLLATE "C"); their lines; items
+-- that wait in those. Whoever settles an item has it locked before all of that, and one who settles several, redrives, or goes on after SET
+-- CONSTRAINTS ALL IMMEDIATE, locks keys in an order of his own. So whoever removes a group or a subscription waits for no key and no item: what
+-- others have locked is left to remove_strays, which comes back when they have ended.
 
 -- +goose Up
 
@@ -180,15 +180,18 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_ids  bigint[] := ARRAY(SELECT q.id FROM worker_queue q WHERE q.namespace = p_namespace AND q.tag = p_tag AND q.session_id IS NULL);
-    v_item record;
-    v_tag  text;
-    v_gone bigint[] := '{}';
+    v_ids   bigint[] := ARRAY(SELECT q.id FROM worker_queue q WHERE q.namespace = p_namespace AND q.tag = p_tag AND q.session_id IS NULL);
+    v_lined bigint[];
+    v_item  record;
+    v_tag   text;
+    v_gone  bigint[] := '{}';
 BEGIN
-    -- Whoever has one of these items locked may be about to settle it, and to wait for its key (invariant (order)): it is left to remove_strays.
-    PERFORM FROM (SELECT k.group_id, k.key FROM event_keys k WHERE k.item_id = ANY (v_ids)
-                   UNION SELECT l.group_id, l.key FROM event_lines l WHERE l.item_id = ANY (v_ids)) AS of
-      JOIN event_keys k ON k.group_id = of.group_id AND k.key = of.key ORDER BY k.key COLLATE "C", k.group_id FOR UPDATE OF k;
+    -- Whoever has an item locked, or its key, may be about to settle it, and wait for what is locked here already, see invariant (order).
+    v_lined := ARRAY(SELECT k.item_id FROM event_keys k WHERE k.item_id = ANY (v_ids) UNION ALL SELECT l.item_id FROM event_lines l WHERE l.item_id = ANY (v_ids));
+    v_ids := ARRAY(SELECT unnest(v_ids) EXCEPT SELECT unnest(v_lined)) || ARRAY(
+        SELECT of.item_id FROM (SELECT k.item_id, k.group_id, k.key FROM event_keys k WHERE k.item_id = ANY (v_lined)
+                                 UNION ALL SELECT l.item_id, l.group_id, l.key FROM event_lines l WHERE l.item_id = ANY (v_lined)) AS of
+          JOIN event_keys k ON k.group_id = of.group_id AND k.key = of.key FOR UPDATE OF k SKIP LOCKED);
     FOR v_item IN SELECT q.id, q.name FROM worker_queue q WHERE q.id = ANY (v_ids) AND q.tag = p_tag AND q.session_id IS NULL ORDER BY q.id FOR UPDATE SKIP LOCKED LOOP
         SELECT r.tag INTO v_tag FROM routes(p_namespace, v_item.name) AS r WHERE r.group_id = p_group_id;
         IF FOUND THEN
@@ -201,7 +204,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION retire_tag IS 'Internal: the deliveries of a subscription that is removed go by another of the group that is for them, or else away; but not those that somebody else has locked.';
+COMMENT ON FUNCTION retire_tag IS 'Internal: the deliveries of a subscription that is removed go by another of the group that is for them, or else away; but not those that somebody else has locked, or their keys.';
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION remove_strays()
@@ -214,17 +217,23 @@ AS $$
 DECLARE
     v_tag record;
 BEGIN
-    UPDATE event_retirements r SET horizon = horizon() WHERE r.horizon IS NULL;
-    FOR v_tag IN SELECT r.namespace, r.tag FROM event_retirements r WHERE r.horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot()))
-                  ORDER BY r.namespace COLLATE "C", r.tag COLLATE "C" FOR UPDATE LOOP
-        PERFORM retire_tag((SELECT g.group_id FROM event_groups g
-                             WHERE g.namespace = v_tag.namespace AND g.name = split_part(substr(v_tag.tag, 10), '|', 1)), v_tag.namespace, v_tag.tag);
+    FOR v_tag IN
+        SELECT r.namespace, r.tag, (SELECT g.group_id FROM event_groups g WHERE g.namespace = r.namespace AND g.name = split_part(substr(r.tag, 10), '|', 1)) AS group_id
+          FROM event_retirements r WHERE r.horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot())) ORDER BY r.namespace COLLATE "C", r.tag COLLATE "C"
+    LOOP
+        PERFORM is_behind(v_tag.group_id); -- see invariant (order)
+        PERFORM FROM event_retirements r WHERE r.namespace = v_tag.namespace AND r.tag = v_tag.tag
+            AND r.horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot())) FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND; -- somebody else is at it, or has changed it
+        PERFORM retire_tag(v_tag.group_id, v_tag.namespace, v_tag.tag);
         IF EXISTS (SELECT FROM worker_queue q WHERE q.namespace = v_tag.namespace AND q.tag = v_tag.tag AND q.session_id IS NULL) THEN
-            UPDATE event_retirements r SET horizon = NULL WHERE r.namespace = v_tag.namespace AND r.tag = v_tag.tag; -- once those have ended who have it locked
+            UPDATE event_retirements r SET horizon = NULL WHERE r.namespace = v_tag.namespace AND r.tag = v_tag.tag; -- for those who have some of it locked to end
         ELSE
             DELETE FROM event_retirements r WHERE r.namespace = v_tag.namespace AND r.tag = v_tag.tag;
         END IF;
     END LOOP;
+    UPDATE event_retirements r SET horizon = horizon()
+     WHERE (r.namespace, r.tag) IN (SELECT n.namespace, n.tag FROM event_retirements n WHERE n.horizon IS NULL FOR UPDATE SKIP LOCKED);
 END
 $$;
 -- +goose StatementEnd
@@ -240,6 +249,7 @@ DECLARE
     v_group     bigint;
     v_first     text := event_tag(coalesce(p_group, 'default'), '');
     v_tags      text[];
+    v_keys      text[];
 BEGIN
     SELECT g.group_id INTO v_group FROM event_groups g WHERE g.namespace = v_namespace AND g.name = coalesce(p_group, 'default');
     PERFORM FROM event_replays r WHERE r.group_id = v_group AND r.undelivered FOR UPDATE; -- see invariant (order)
@@ -254,16 +264,16 @@ BEGIN
     DELETE FROM event_groups g WHERE g.group_id = v_group; -- its subscriptions, and replays, go with it
     INSERT INTO event_retirements (namespace, tag) SELECT v_namespace, t.tag FROM unnest(v_tags) AS t (tag)
     ON CONFLICT (namespace, tag) DO UPDATE SET horizon = NULL;
-    PERFORM FROM event_keys k WHERE k.group_id = v_group ORDER BY k.key COLLATE "C" FOR UPDATE;
-    DELETE FROM event_lines l WHERE l.group_id = v_group;
-    DELETE FROM event_keys k WHERE k.group_id = v_group AND k.item_id IS NULL; -- the others go with their items
+    v_keys := ARRAY(SELECT k.key FROM event_keys k WHERE k.group_id = v_group FOR UPDATE SKIP LOCKED); -- what is in the others' lines goes with their items
+    DELETE FROM event_lines l WHERE l.group_id = v_group AND l.key = ANY (v_keys);
+    DELETE FROM event_keys k WHERE k.group_id = v_group AND k.key = ANY (v_keys) AND k.item_id IS NULL; -- the others go with their items
     PERFORM retire_tag(v_group, v_namespace, t.tag) FROM unnest(v_tags) AS t (tag);
     PERFORM notify_group(v_namespace, coalesce(p_group, 'default'));
     RETURN true;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION delete_group IS 'Removes a group (null: default) with its subscriptions and with what it has not handled yet, and returns whether there was one. What is being claimed or settled at that very moment goes with the next heartbeats of nodes, unless it is settled. Its dead letters stay.';
+COMMENT ON FUNCTION delete_group IS 'Removes a group (null: default) with its subscriptions and with what it has not handled yet, and returns whether there was one. It waits for nobody who settles: what is claimed or settled at that moment goes with the next heartbeats of nodes, if it is not settled. Its dead letters stay.';
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION deliver(p_events bigint[], p_emitted timestamptz[], p_group_id bigint DEFAULT NULL, p_log boolean DEFAULT false)
