@@ -72,14 +72,10 @@ func TestReplay_DatabaseOrdersKeysAsWords_NoDeadlockWithWhoeverEmits(t *testing.
 			l := newLabOfWords(t)
 			l.subscribe("g", "a")
 			sql := replay(l)
-			held := l.begin()
-			_, err := held.Exec(l.within(), `SELECT FROM pgwake.event_keys WHERE key = 'C' FOR UPDATE`)
-			require.NoError(t, err)
+			held := l.holding(`SELECT FROM event_keys WHERE key = 'C' FOR UPDATE`)
 			e := &emission{l, l.begin()}
 			e.emit(keys...)
-			pid, committed := e.tx.Conn().PgConn().PID(), make(chan error, 1)
-			go func() { committed <- e.tx.Commit(l.t.Context()) }()
-			l.eventually(func() bool { return one[bool](l, `SELECT pg_blocking_pids($1) <> '{}'`, pid) }, "it has B, and waits for C")
+			committed := l.committing(e.tx) // it has B, and waits for C
 			replays := l.run(sql)
 			require.NoError(t, held.Rollback(l.within()))
 			require.NoError(t, <-committed)

@@ -65,6 +65,26 @@ func (l *lab) settling(item *pgwake.ClaimedWorkItem) pgx.Tx {
 	return tx
 }
 
+// holding is a transaction that has run a statement, and holds what that has locked.
+func (l *lab) holding(sql string) pgx.Tx {
+	l.t.Helper()
+	tx := l.begin()
+	for _, sql := range []string{`SET LOCAL search_path = ` + pgx.Identifier{l.p.Schema()}.Sanitize(), sql} {
+		_, err := tx.Exec(l.within(), sql)
+		require.NoError(l.t, err, sql)
+	}
+	return tx
+}
+
+// committing commits a transaction, and returns once that waits for somebody. The outcome is sent.
+func (l *lab) committing(tx pgx.Tx) <-chan error {
+	l.t.Helper()
+	pid, committed := tx.Conn().PgConn().PID(), make(chan error, 1)
+	go func() { committed <- tx.Commit(l.t.Context()) }()
+	l.eventually(func() bool { return one[bool](l, `SELECT pg_blocking_pids($1) <> '{}'`, pid) }, "it waits")
+	return committed
+}
+
 const deleteGroup = `SELECT delete_group(NULL, 'g')`
 
 // gone asserts that nothing is left of the group, once what others had in hand has been looked at.
@@ -118,15 +138,12 @@ func TestDeleteGroup_DeliveriesOfSeveralKeysAreBeingSettled_NoDeadlock(t *testin
 		l.emitKey("a", key)
 		l.emitKey("a", key)
 	}
-	held, settles := l.begin(), l.begin()
+	settles := l.begin()
 	for range 3 {
 		require.NoError(t, l.p.AckWorkItemTx(l.within(), settles, l.claim(tagA).LockToken, nil))
 	}
-	_, err := held.Exec(l.within(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), "event_keys"}.Sanitize()+` WHERE key = 'z' FOR UPDATE`)
-	require.NoError(t, err)
-	pid, committed := settles.Conn().PgConn().PID(), make(chan error, 1)
-	go func() { committed <- settles.Commit(l.t.Context()) }()
-	l.eventually(func() bool { return one[bool](l, `SELECT pg_blocking_pids($1) <> '{}'`, pid) }, "it has m, waits for z, and wants a")
+	held := l.holding(`SELECT FROM event_keys WHERE key = 'z' FOR UPDATE`)
+	committed := l.committing(settles) // it has m, waits for z, and wants a
 	deletes := l.run(deleteGroup)
 	require.NoError(t, held.Rollback(l.within()))
 	require.NoError(t, <-committed)
@@ -166,15 +183,10 @@ func TestDeleteGroup_DeliveryOfAGroupThatIsBehindIsBeingSettled_NoDeadlock(t *te
 	}, "it has begun")
 	l.exec(`DELETE FROM worker_queue WHERE name = 'eventbus|replay'`)
 	settles := l.settling(l.claim(tagA))
-	other := l.begin() // whoever emits for this key
-	_, err := other.Exec(l.within(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), "event_keys"}.Sanitize()+` FOR UPDATE`)
-	require.NoError(t, err)
-	committed := make(chan error, 1)
-	settler := settles.Conn().PgConn().PID()
-	go func() { committed <- settles.Commit(l.t.Context()) }()
-	l.eventually(func() bool { return one[bool](l, `SELECT pg_blocking_pids($1) <> '{}'`, settler) }, "it waits for the key")
+	emits := l.holding(`SELECT FROM event_keys FOR UPDATE`) // of this key
+	committed := l.committing(settles)
 	deletes := l.run(deleteGroup)
-	require.NoError(t, other.Rollback(l.within()))
+	require.NoError(t, emits.Rollback(l.within()))
 	require.NoError(t, <-committed)
 	deletes.end(t)
 	l.gone()
@@ -185,10 +197,8 @@ func TestDeleteGroup_ReplayFromTheBeginningIsAboutToEnd_NoDeadlock(t *testing.T)
 	t.Parallel()
 	l := newLab(t, nil)
 	require.NoError(t, l.Subscribe(l.within(), "g", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
-	l.exec(`SELECT replay_some(replay_id) FROM event_replays`) // it waits for nobody who emits from now on
-	emits := l.begin()
-	_, err := emits.Exec(l.within(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), "event_groups"}.Sanitize()+` FOR KEY SHARE`) // as is_behind
-	require.NoError(t, err)
+	l.exec(`SELECT replay_some(replay_id) FROM event_replays`)   // it waits for nobody who emits from now on
+	emits := l.holding(`SELECT FROM event_groups FOR KEY SHARE`) // as is_behind
 	deletes := l.run(deleteGroup)
 	var replays *underWay
 	for waits := false; !waits; waits = replays.waits() { // until transactions of other tests have ended
@@ -210,12 +220,10 @@ func TestDeleteGroup_AnotherReplayOfAGroupThatIsBehindIsUnderWay_NoDeadlock(t *t
 	require.NoError(t, l.Subscribe(l.within(), "g", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
 	id, err := l.Replay(l.within(), "g", eventbus.Range{})
 	require.NoError(t, err)
-	holds := l.begin()
-	_, err = holds.Exec(l.within(), `LOCK TABLE `+pgx.Identifier{l.p.Schema(), "event_log"}.Sanitize()+` IN ACCESS EXCLUSIVE MODE`)
-	require.NoError(t, err)
+	held := l.holding(`LOCK TABLE event_log IN ACCESS EXCLUSIVE MODE`)
 	replays := l.run(`SELECT replay_some($1)`, id)
 	deletes := l.run(deleteGroup)
-	require.NoError(t, holds.Rollback(l.within()))
+	require.NoError(t, held.Rollback(l.within()))
 	replays.end(t)
 	deletes.end(t)
 	l.exec(`DELETE FROM worker_queue WHERE name = 'eventbus|replay'`)
@@ -231,9 +239,7 @@ func TestSubscribe_StraysOfAGroupThatIsBehindAreBeingRemoved_NoDeadlock(t *testi
 	l.exec(`UPDATE event_groups SET behind = true`)
 	l.exec(`DELETE FROM event_subscriptions`)
 	l.exec(`INSERT INTO event_retirements (namespace, tag, horizon) VALUES ('default', $1, '3')`, tagA)
-	emits := l.begin()
-	_, err := emits.Exec(l.within(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), "event_keys"}.Sanitize()+` FOR UPDATE`)
-	require.NoError(t, err)
+	emits := l.holding(`SELECT FROM event_keys FOR UPDATE`)
 	removes := l.run(`SELECT remove_strays()`)
 	subscribes := l.run(`SELECT subscribe(NULL, 'g', '{a}')`)
 	require.NoError(t, emits.Rollback(l.within()))
@@ -268,14 +274,14 @@ func TestDeleteGroup_WhileHandlersSettleAndReplaysRun_NoDeadlock(t *testing.T) {
 			}
 		})
 	}
-	for i := range 15 {
+	for range 6 {
 		for _, sql := range []string{
 			`SELECT subscribe(NULL, 'g', '{a}', true)`, `SELECT replay_events(NULL, 'g')`, `SELECT`,
 			deleteGroup, `SELECT remove_strays()`,
 		} {
 			if sql == `SELECT` {
 				was := handled.Load()
-				l.eventually(func() bool { return handled.Load() >= was+int64(10+i) }, "deliveries are handled")
+				l.eventually(func() bool { return handled.Load() >= was+10 }, "deliveries are handled")
 				continue
 			}
 			_, err := l.conn.Exec(l.within(), sql)

@@ -2,11 +2,9 @@ package eventbus_test
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 )
 
@@ -40,6 +38,9 @@ func (l *lab) line(eventType string, n int) {
 	l.exec(`INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type) SELECT group_id, 'k', 0, now(), $1 FROM event_groups, generate_series(1, $2)`, eventType, n)
 }
 
+// oldSnapshot has a transaction see from now on what is there, and nobody can remove that.
+const oldSnapshot = `SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT FROM event_lines LIMIT 1`
+
 const settle = `SELECT next_of_key(group_id, key) FROM event_keys`
 
 // Neither those that wait behind the next one nor what is left of those that were before it are read, also while nobody can remove that.
@@ -55,11 +56,7 @@ func TestNextOfKey_TwentyThousandInTheLine_ReadsTheNextAlone(t *testing.T) {
 	}
 	l.line("a", 1_000)
 	l.exec(`ANALYZE event_lines, event_keys`)
-	reader := l.begin()
-	_, err := reader.Exec(l.within(), `SET TRANSACTION ISOLATION LEVEL REPEATABLE READ`)
-	require.NoError(t, err)
-	_, err = reader.Exec(l.within(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), "event_lines"}.Sanitize()+` LIMIT 1`)
-	require.NoError(t, err)
+	l.holding(oldSnapshot)
 	l.exec(`DELETE FROM worker_queue`) // which drops those as well
 	require.Equal(t, 1_002, one[int](l, `SELECT count(*) FROM event_lines`))
 	require.Less(t, l.pages(settle), int64(150))
@@ -87,9 +84,7 @@ func TestNextOfKey_KeyHadALongLineBefore_ReadsTheNextAlone(t *testing.T) {
 	l := newLab(t, nil)
 	l.exec(`ALTER TABLE event_lines SET (autovacuum_enabled = off)`)
 	l.subscribe("g", "a")
-	reader := l.begin()
-	_, err := reader.Exec(l.within(), fmt.Sprintf(`SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT FROM %s LIMIT 1`, pgx.Identifier{l.p.Schema(), "event_lines"}.Sanitize()))
-	require.NoError(t, err)
+	l.holding(oldSnapshot)
 	l.emitKey("a", "k")
 	l.line("b", 19_000)
 	l.exec(`DELETE FROM worker_queue`)
