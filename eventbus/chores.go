@@ -64,14 +64,15 @@ func (n *Node) occurMany(ctx context.Context, items []int64, claims, schedules [
 
 // replayed is how far a step of a replay has got.
 type replayed struct {
-	State string
-	Age   *time.Duration // of the replay, by the server's clock; nil: it is gone
+	State  string
+	Waited *time.Duration // for how long it had found nothing and waited before, by the server's clock; nil: it had not
 }
 
 // replay goes on with a replay, to its end.
 func (n *Node) replay(ctx context.Context, c chore) error {
 	some := verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{c.ReplayID},
-		columns: "replay_some, (SELECT pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) r.created_at FROM " + n.call("get_replay", 1) + " AS r)"}
+		columns: "replay_some, (SELECT pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) r.waiting_since FROM " + n.in +
+			"event_replays AS r WHERE r.replay_id OPERATOR(pg_catalog.=) $1)"}
 	for {
 		step, err := oneStep(ctx, n, some, pgx.RowToStructByPos[replayed])
 		switch {
@@ -81,21 +82,21 @@ func (n *Node) replay(ctx context.Context, c chore) error {
 		case step.State == "done":
 			return nil
 		case step.State == "wait":
-			return dispatch.Snooze(replayPause(step.Age))
+			return dispatch.Snooze(replayPause(step.Waited))
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// replayPause is how long a replay waits for transactions that are open, of whatever program and database of the server. PostgreSQL tells nobody of
-// their end. Most end at once; for one that stays open for hours nobody is to ask ten times a second. A quarter of its age makes it a quarter later
-// than it could be, and no more than a minute.
-func replayPause(age *time.Duration) time.Duration {
-	if age == nil {
+// replayPause is how long a replay waits for transactions that are open, of whatever program and database of the server, if it has waited for so long.
+// PostgreSQL tells nobody of their end. Most end at once; while one stays open for hours nobody is to ask ten times a second. A quarter makes it a
+// quarter later than it could be, and a minute at most.
+func replayPause(waited *time.Duration) time.Duration {
+	if waited == nil {
 		return noTrouble
 	}
-	return min(max(*age/4, noTrouble), time.Minute)
+	return min(max(*waited/4, noTrouble), time.Minute)
 }
 
 // stepPatience is how long one step takes at most of what has no end of its own. Each is small: one that takes as long has lost its peer, of

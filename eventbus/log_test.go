@@ -265,7 +265,8 @@ func TestReplay_TransactionStaysOpen_AsksOnceAMinuteAtLast(t *testing.T) {
 	l.emit("a")
 	id, err := l.Replay(l.within(), "g", eventbus.Range{})
 	require.NoError(t, err)
-	l.exec(`UPDATE event_replays SET created_at = created_at - interval '5 minutes'`) // it has waited for that long
+	require.Equal(t, "wait", one[string](l, `SELECT replay_some($1)`, id))
+	l.exec(`UPDATE event_replays SET waiting_since = waiting_since - interval '5 minutes'`) // it has waited for that long
 	var sent statements
 	bus, p := l.onPool(func(config *pgxpool.Config) { config.ConnConfig.Tracer = &sent })
 	l.nodeOn(bus, &eventbus.NodeConfig{Group: "g"})

@@ -11,6 +11,9 @@
 ALTER TABLE event_keys ADD COLUMN passed bigint;
 COMMENT ON COLUMN event_keys.passed IS 'Place of the delivery that has left the line last: all that wait have a higher one. Null: none has, or nobody has noted it.';
 
+ALTER TABLE event_replays ADD COLUMN waiting_since timestamptz;
+COMMENT ON COLUMN event_replays.waiting_since IS 'Since when it has found nothing to deliver, and waits for transactions that are open; null: it does not.';
+
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION event_of_key_emitted()
 RETURNS trigger
@@ -376,7 +379,8 @@ BEGIN
         v_more := v_read = p_limit;
     END IF;
     UPDATE event_replays r
-       SET horizon = v_replay.horizon, after_xact = v_replay.after_xact, after_id = v_replay.after_id, delivered = v_replay.delivered, ended_at = v_replay.ended_at
+       SET horizon = v_replay.horizon, after_xact = v_replay.after_xact, after_id = v_replay.after_id, delivered = v_replay.delivered, ended_at = v_replay.ended_at,
+           waiting_since = CASE WHEN v_read = 0 AND NOT v_more AND v_replay.ended_at IS NULL THEN coalesce(r.waiting_since, clock_timestamp()) END
      WHERE r.replay_id = p_replay_id;
     RETURN CASE WHEN v_replay.ended_at IS NOT NULL THEN 'done' WHEN v_more THEN 'more' ELSE 'wait' END;
 END
@@ -727,4 +731,5 @@ END
 $$;
 -- +goose StatementEnd
 
+ALTER TABLE event_replays DROP COLUMN waiting_since;
 ALTER TABLE event_keys DROP COLUMN passed;
