@@ -8,11 +8,11 @@
 
 -- +goose Up
 
-ALTER TABLE event_keys ADD COLUMN passed bigint;
-COMMENT ON COLUMN event_keys.passed IS 'Place of the delivery that has left the line last: all that wait have a higher one. Null: none has, or nobody has noted it.';
-
+-- In the order in which a replay locks them.
 ALTER TABLE event_replays ADD COLUMN waiting_since timestamptz;
 COMMENT ON COLUMN event_replays.waiting_since IS 'Since when it has found nothing to deliver, and waits for transactions that are open; null: it does not.';
+ALTER TABLE event_keys ADD COLUMN passed bigint;
+COMMENT ON COLUMN event_keys.passed IS 'Place of the delivery that has left the line last: all that wait have a higher one. Null: none has, or nobody has noted it.';
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION event_of_key_emitted()
