@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/jsonvalue"
@@ -61,31 +62,54 @@ func (n *Node) occurMany(ctx context.Context, items []int64, claims, schedules [
 	return value[[]bool](ctx, n.Bus, verb{op: "carry out schedules", function: "occur_many", enqueues: true, args: []any{items, claims, schedules}})
 }
 
+// replayed is how far a step of a replay has got.
+type replayed struct {
+	State  string
+	Waited *time.Duration // for how long it had found nothing and waited before, by the server's clock; nil: it had not
+}
+
 // replay goes on with a replay, to its end.
 func (n *Node) replay(ctx context.Context, c chore) error {
+	some := verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{c.ReplayID},
+		columns: "replay_some, (SELECT pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) r.waiting_since FROM " + n.in +
+			"event_replays AS r WHERE r.replay_id OPERATOR(pg_catalog.=) $1)"}
 	for {
-		state, err := n.step(ctx, verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{c.ReplayID}})
+		step, err := oneStep(ctx, n, some, pgx.RowToStructByPos[replayed])
 		switch {
 		case err != nil:
 			n.cfg.Logger.Warn("eventbus: cannot replay", "replay", c.ReplayID, "error", err)
 			return dispatch.Snooze(readPause)
-		case state == "done":
+		case step.State == "done":
 			return nil
-		case state == "wait": // for transactions that are open
-			return dispatch.Snooze(noTrouble)
+		case step.State == "wait":
+			return dispatch.Snooze(replayPause(step.Waited))
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}
 	}
 }
 
+// replayPause is how long a replay waits for transactions that are open, of whatever program and database of the server, if it has waited for so long.
+// PostgreSQL tells nobody of their end. Most end at once; while one stays open for hours nobody is to ask ten times a second. A quarter makes it a
+// quarter later than it could be, and a minute at most.
+func replayPause(waited *time.Duration) time.Duration {
+	if waited == nil {
+		return noTrouble
+	}
+	return min(max(*waited/4, noTrouble), time.Minute)
+}
+
 // stepPatience is how long one step takes at most of what has no end of its own. Each is small: one that takes as long has lost its peer, of
 // which a network that loses what is sent gives no sign.
 const stepPatience = 10 * time.Minute
 
-// step makes one, and returns what it says of how to go on.
-func (n *Node) step(ctx context.Context, v verb) (state string, err error) {
+// oneStep makes one, and returns what it says of how to go on.
+func oneStep[T any](ctx context.Context, n *Node, v verb, row pgx.RowToFunc[T]) (said T, err error) {
 	bounded, cancel := context.WithTimeout(ctx, n.patience)
 	defer cancel()
-	return value[string](bounded, n.Bus, v)
+	all, err := query(bounded, n.Bus, v, row)
+	if err != nil {
+		return said, err
+	}
+	return all[0], nil
 }

@@ -39,3 +39,15 @@ func TestSource_HasPlacesForMany_ClaimsABatchAtATime(t *testing.T) {
 		require.Len(t, items, want)
 	}
 }
+
+// What is short is looked at again at once; what is long costs hardly anything, and is a minute late at most.
+func TestReplayPause_IsAQuarterOfTheWaitAndAMinuteAtMost(t *testing.T) {
+	t.Parallel()
+	for waited, want := range map[time.Duration]time.Duration{
+		-time.Hour: noTrouble, 0: noTrouble, 100 * time.Millisecond: noTrouble, 2 * time.Second: 500 * time.Millisecond, 4 * time.Minute: time.Minute,
+		24 * time.Hour: time.Minute,
+	} {
+		require.Equal(t, want, replayPause(&waited), waited)
+	}
+	require.Equal(t, noTrouble, replayPause(nil))
+}

@@ -40,7 +40,7 @@ func (b *Bus) Subscribe(ctx context.Context, group string, patterns []string, o 
 }
 
 // Unsubscribe ends a subscription of a group, and returns whether there was one. What it has routed to the group, and is not handled yet, is
-// routed by another pattern of the group that is for it, or else dropped.
+// routed by another pattern of the group that is for it, or else dropped; what somebody claims or settles at that moment, with the next heartbeats.
 func (b *Bus) Unsubscribe(ctx context.Context, group, pattern string) (bool, error) {
 	const op = "unsubscribe"
 	group = cmp.Or(group, DefaultGroup)
@@ -56,7 +56,8 @@ func (b *Bus) Unsubscribe(ctx context.Context, group, pattern string) (bool, err
 	return was, err
 }
 
-// DeleteGroup removes a group, with its subscriptions and what it has not handled yet, and returns whether there was one. Its dead letters
+// DeleteGroup removes a group, with its subscriptions and what it has not handled yet, and returns whether there was one. It waits for nobody who
+// settles a delivery: what somebody claims or settles at that moment is gone with the next heartbeats of nodes, if it is not settled. Its dead letters
 // stay, and are not redriven unless there is a group of that name again.
 func (b *Bus) DeleteGroup(ctx context.Context, group string) (bool, error) {
 	const op = "delete group"

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/eventbus"
@@ -183,6 +184,23 @@ func (l *lab) another() *eventbus.Bus {
 func (l *lab) mortal() (*eventbus.Bus, *pgwake.Provider) {
 	l.t.Helper()
 	p := pgwaketest.Open(l.t, &pgwake.Config{Schema: l.p.Schema(), SkipMigrate: true})
+	bus, err := eventbus.New(l.t.Context(), p, &eventbus.Config{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(l.t, err)
+	return bus, p
+}
+
+// onPool is another process on the same schema, with a pool that is the caller's.
+func (l *lab) onPool(configure func(*pgxpool.Config)) (*eventbus.Bus, *pgwake.Provider) {
+	l.t.Helper()
+	config := l.p.Pool().Config()
+	config.MaxConns = 8
+	configure(config)
+	pool, err := pgxpool.NewWithConfig(l.t.Context(), config)
+	require.NoError(l.t, err)
+	l.t.Cleanup(pool.Close)
+	p, err := pgwake.New(l.t.Context(), pool, &pgwake.Config{Schema: l.p.Schema(), Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(l.t, err)
+	l.t.Cleanup(func() { require.NoError(l.t, p.Close(context.Background())) })
 	bus, err := eventbus.New(l.t.Context(), p, &eventbus.Config{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(l.t, err)
 	return bus, p

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/stretchr/testify/require"
@@ -226,6 +227,67 @@ func TestReplay_TransactionCommitsLate_IsNotLeftOut(t *testing.T) {
 			require.Equal(t, []int{2, 2}, []int{times(late), times(second)}, "for g, and by the replay")
 		})
 	}
+}
+
+// statements counts what a pool sends, by what it has in it.
+type statements struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, data.SQL)
+	return ctx
+}
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (s *statements) with(words string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sql := range s.all {
+		if strings.Contains(sql, words) {
+			n++
+		}
+	}
+	return n
+}
+
+// A transaction that stays open keeps a replay from its end, and nobody asks all the time whether it has ended.
+func TestReplay_TransactionStaysOpen_AsksOnceAMinuteAtLast(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	tx := l.begin() // whatever it is about
+	_, err := tx.Exec(l.within(), `SELECT pg_current_xact_id()`)
+	require.NoError(t, err)
+	l.emit("a")
+	id, err := l.Replay(l.within(), "g", eventbus.Range{})
+	require.NoError(t, err)
+	require.Equal(t, "wait", one[string](l, `SELECT replay_some($1)`, id))
+	l.exec(`UPDATE event_replays SET waiting_since = waiting_since - interval '5 minutes'`) // it has waited for that long
+	var sent statements
+	bus, p := l.onPool(func(config *pgxpool.Config) { config.ConnConfig.Tracer = &sent })
+	l.nodeOn(bus, &eventbus.NodeConfig{Group: "g"})
+	l.eventually(func() bool { return sent.with("replay_some") > 0 }, "it asks")
+	l.eventually(func() bool {
+		s := p.Stats().Worker
+		return s.Parked == 1 && s.Settled && one[bool](l, `SELECT lock_token IS NULL FROM worker_queue WHERE name = 'eventbus|replay'`)
+	}, "the node waits")
+	asked, all := sent.with("replay_some"), sent.with("")
+	require.Never(t, func() bool { return sent.with("replay_some") > asked }, time.Second, 50*time.Millisecond)
+	require.Less(t, sent.with("")-all, 5, "statements in a second, of whatever kind")
+	require.Equal(t, 1, asked)
+	require.InDelta(t, 60, one[float64](l, `SELECT extract(epoch FROM visible_at - clock_timestamp())::float8 FROM worker_queue WHERE name = 'eventbus|replay'`), 30)
+
+	require.NoError(t, tx.Commit(l.within()))
+	l.exec(`UPDATE worker_queue SET visible_at = clock_timestamp() WHERE name = 'eventbus|replay'`)
+	l.exec(`SELECT notify_queue('worker', 1, NULL, 'default')`)
+	l.eventually(func() bool {
+		r, err := l.GetReplay(l.within(), id)
+		return err == nil && r.Delivered == 1
+	}, "it goes on")
 }
 
 // A step of a replay gets no answer, and no sign of why.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
@@ -19,7 +20,7 @@ func (n *Node) keepLog(ctx context.Context) {
 		retention = &n.cfg.KeepFor
 	}
 	for {
-		state, err := n.step(ctx, verb{op: "keep log", function: "keep_event_log", args: []any{retention}})
+		state, err := oneStep(ctx, n, verb{op: "keep log", function: "keep_event_log", columns: "*", args: []any{retention}}, pgx.RowTo[string])
 		pause := day
 		switch {
 		case ctx.Err() != nil || errors.Is(err, pgwake.ErrClosed):

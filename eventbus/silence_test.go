@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/stretchr/testify/require"
 )
@@ -46,29 +44,21 @@ func (c *quietConn) Write(b []byte) (int, error) {
 // onQuietNetwork returns another Bus on the schema of l, on a pool that is the caller's.
 func (l *lab) onQuietNetwork(n *quietNetwork) *eventbus.Bus {
 	l.t.Helper()
-	config := l.p.Pool().Config()
-	config.MaxConns = 8
 	dialer := &net.Dialer{}
-	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := dialer.DialContext(ctx, network, address)
-		if err != nil {
-			return nil, err
+	bus, _ := l.onPool(func(config *pgxpool.Config) {
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := dialer.DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return &quietConn{Conn: c, network: n}, nil
 		}
-		return &quietConn{Conn: c, network: n}, nil
-	}
-	pool, err := pgxpool.NewWithConfig(l.t.Context(), config)
-	require.NoError(l.t, err)
-	l.t.Cleanup(pool.Close)
+	})
 	l.t.Cleanup(func() {
 		if c := n.lost.Load(); c != nil {
 			_ = c.Conn.Close() // or the pool waits for it
 		}
 	})
-	p, err := pgwake.New(l.t.Context(), pool, &pgwake.Config{Schema: l.p.Schema(), Logger: slog.New(slog.DiscardHandler)})
-	require.NoError(l.t, err)
-	l.t.Cleanup(func() { require.NoError(l.t, p.Close(context.Background())) })
-	bus, err := eventbus.New(l.t.Context(), p, &eventbus.Config{Logger: slog.New(slog.DiscardHandler)})
-	require.NoError(l.t, err)
 	return bus
 }
 

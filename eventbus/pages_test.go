@@ -1,0 +1,95 @@
+package eventbus_test
+
+import (
+	"context"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// This file answers: what does the end of a delivery read of a long line?
+
+// pages are those that a statement, which is undone, reads once it is planned.
+func (l *lab) pages(statement string, args ...any) int64 {
+	l.t.Helper()
+	read := int64(math.MaxInt64)
+	for range 3 {
+		tx, err := l.conn.Begin(l.within())
+		require.NoError(l.t, err)
+		var plan []struct {
+			Plan struct {
+				Hit  int64 `json:"Shared Hit Blocks"`
+				Read int64 `json:"Shared Read Blocks"`
+			}
+		}
+		err = tx.QueryRow(l.within(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) `+statement, args...).Scan(&plan)
+		_ = tx.Rollback(context.Background())
+		require.NoError(l.t, err, statement)
+		read = min(read, plan[0].Plan.Hit+plan[0].Plan.Read)
+	}
+	l.t.Logf("%d pages: %s", read, statement)
+	return read
+}
+
+// line has so many deliveries of a type wait in the line of k, of which the events are not in the log.
+func (l *lab) line(eventType string, n int) {
+	l.t.Helper()
+	l.exec(`INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type) SELECT group_id, 'k', 0, now(), $1 FROM event_groups, generate_series(1, $2)`, eventType, n)
+}
+
+// oldSnapshot has a transaction see from now on what is there, and nobody can remove that.
+const oldSnapshot = `SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT FROM event_lines LIMIT 1`
+
+const settle = `SELECT next_of_key(group_id, key) FROM event_keys`
+
+// Neither those that wait behind the next one nor what is left of those that were before it are read, also while nobody can remove that.
+func TestNextOfKey_TwentyThousandInTheLine_ReadsTheNextAlone(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`ALTER TABLE event_lines SET (autovacuum_enabled = off)`)
+	l.subscribe("g", "a")
+	l.emitKey("a", "k")
+	l.line("b", 19_000) // for nobody any more
+	for range 3 {
+		l.emitKey("a", "k")
+	}
+	l.line("a", 1_000)
+	l.exec(`ANALYZE event_lines, event_keys`)
+	l.holding(oldSnapshot)
+	l.exec(`DELETE FROM worker_queue`) // which drops those as well
+	require.Equal(t, 1_002, one[int](l, `SELECT count(*) FROM event_lines`))
+	require.Less(t, l.pages(settle), int64(150))
+	l.exec(`VACUUM event_keys`)
+	l.exec(`DELETE FROM worker_queue`)
+	require.Less(t, l.pages(settle), int64(150))
+}
+
+// Of a group that is behind none is read that is not to come yet.
+func TestNextOfKey_GroupIsBehindAndTwentyThousandWait_ReadsNoneOfThem(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a")
+	l.emitKey("a", "k")
+	l.exec(`UPDATE event_groups SET behind = true`)
+	l.line("a", 20_000)
+	l.exec(`ANALYZE event_lines, event_keys`)
+	require.Less(t, l.pages(settle), int64(50))
+	require.Equal(t, 20_000, one[int](l, `SELECT count(*) FROM event_lines`))
+}
+
+// A key that had a long line, and has none any more, does not pay for it.
+func TestNextOfKey_KeyHadALongLineBefore_ReadsTheNextAlone(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`ALTER TABLE event_lines SET (autovacuum_enabled = off)`)
+	l.subscribe("g", "a")
+	l.holding(oldSnapshot)
+	l.emitKey("a", "k")
+	l.line("b", 19_000)
+	l.exec(`DELETE FROM worker_queue`)
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_keys`))
+	l.emitKey("a", "k")
+	l.emitKey("a", "k")
+	require.Less(t, l.pages(settle), int64(150))
+}
