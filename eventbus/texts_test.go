@@ -245,6 +245,7 @@ func TestTexts_ThatBreakARule_AreRefusedByTheBusAndNothingIsWritten(t *testing.T
 			refused(t, second(l.Schedule(l.within(), s)), text)
 		}
 		refused(t, second(l.PauseSchedule(l.within(), text)), text)
+		refused(t, second(l.GetSchedule(l.within(), text)), text)
 		refused(t, second(l.RunSchedule(l.within(), text)), text)
 		refused(t, second(l.DeleteSchedule(l.within(), text)), text)
 		refused(t, second(l.Schedules(l.within(), text, 1)), text)
@@ -285,7 +286,10 @@ func TestTexts_OfSchedules_ComeBackAndFindThemselvesAlone(t *testing.T) {
 	for _, text := range texts {
 		s := found[text]
 		require.Equal(t, []string{ids[text], text, text, text}, []string{s.ID, s.Work, s.WorkTag, s.Key})
-		_, err := l.RunSchedule(l.within(), text)
+		alone, err := l.GetSchedule(l.within(), text)
+		require.NoError(t, err)
+		require.Equal(t, s, alone)
+		_, err = l.RunSchedule(l.within(), text)
 		require.NoError(t, err, "%q", text)
 		item := l.claim(text)
 		require.Equal(t, []string{text, text}, []string{item.Name, item.Key})

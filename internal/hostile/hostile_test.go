@@ -6,7 +6,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A test that takes these for good, or for bad, must not be wrong about them.
 func TestTexts_AreWhatTheySay(t *testing.T) {
