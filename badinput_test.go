@@ -12,19 +12,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/hostile"
 	"github.com/stretchr/testify/require"
 )
 
 // This file answers: what happens to arguments that break a rule? A typed error, before anything is sent.
-
-// badTexts are texts that no name may be, and why.
-var badTexts = map[string]string{
-	"256 bytes":           strings.Repeat("x", 256),
-	"128 times 2 bytes":   strings.Repeat("é", 128),
-	"NUL":                 "a\x00b",
-	"invalid UTF-8":       "a\xffb",
-	"half of a surrogate": "a\xed\xa0\x80b",
-}
 
 // badPayloads are payloads that are no JSON or that PostgreSQL cannot take apart, and why.
 var badPayloads = map[string]string{
@@ -56,9 +48,6 @@ var badOptions = map[string]pgwake.EnqueueOptions{
 	"year 10000":            {At: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)},
 	"year 0":                {At: time.Date(0, 12, 31, 0, 0, 0, 0, time.UTC)},
 	"year -5000":            {At: time.Date(-5000, 1, 1, 0, 0, 0, 0, time.UTC)},
-	"dedup key of 256":      {DedupKey: strings.Repeat("x", 256)},
-	"dedup key with NUL":    {DedupKey: "\x00"},
-	"dedup key not UTF-8":   {DedupKey: "\xff"},
 	"kept, negative":        {DedupKey: "k", DedupFor: -1},
 	"kept for 300 years":    {DedupKey: "k", DedupFor: 1<<63 - 1},
 	"kept without a key":    {DedupFor: 1},
@@ -138,7 +127,7 @@ func badCalls(n *node, ctx context.Context, c claims) map[string]func() error {
 		work(fmt.Sprintf("headers %q", headers), pgwake.WorkItem{Name: "x", Headers: headers}, nil)
 		message(fmt.Sprintf("headers %q", headers), pgwake.Message{Instance: "i", Kind: "k", Headers: headers}, nil)
 	}
-	for why, text := range badTexts {
+	for why, text := range hostile.Refused(pgwake.MaxNameLength) {
 		work("name, "+why, pgwake.WorkItem{Name: text}, nil)
 		work("instance, "+why, pgwake.WorkItem{Name: "x", Instance: text}, nil)
 		work("header name, "+why, pgwake.WorkItem{Name: "x", Headers: map[string]string{text: ""}}, nil)
@@ -151,6 +140,57 @@ func badCalls(n *node, ctx context.Context, c claims) map[string]func() error {
 		metadata("name, "+why, pgwake.Metadata{Name: text})
 		metadata("version, "+why, pgwake.Metadata{Name: "flow", Version: text})
 		metadata("status, "+why, pgwake.Metadata{Name: "flow", Status: pgwake.Status(text)})
+		work("tag, "+why, pgwake.WorkItem{Name: "x", Tag: text}, nil)
+		work("session, "+why, pgwake.WorkItem{Name: "x", Session: text}, nil)
+		work("key, "+why, pgwake.WorkItem{Name: "x", Key: text}, nil)
+		work("dedup key, "+why, pgwake.WorkItem{Name: "x"}, &pgwake.EnqueueOptions{DedupKey: text})
+		message("dedup key, "+why, pgwake.Message{Instance: "i", Kind: "k"}, &pgwake.EnqueueOptions{DedupKey: text})
+		message("version, "+why, pgwake.Message{Instance: "i", Kind: "k", Version: text}, nil)
+		message("queue, "+why, pgwake.Message{Instance: "i", Kind: "k", Queue: text}, nil)
+		metadata("queue, "+why, pgwake.Metadata{Name: "flow", Queue: text})
+		metadata("parent, "+why, pgwake.Metadata{Name: "flow", Parent: text})
+		for what, ack := range map[string]pgwake.OrchestrationAck{
+			"sticky owner":   {Sticky: &pgwake.Sticky{Owner: text, For: time.Second}},
+			"cancelled key":  {CancelMessages: []string{"good", text}},
+			"key of a pair":  {KV: []pgwake.KVUpdate{{Key: "good"}, {Key: text}}},
+			"key to clear":   {KV: []pgwake.KVUpdate{{Op: pgwake.KVClear, Key: text}}},
+			"key of nothing": {KV: []pgwake.KVUpdate{{Op: pgwake.KVClearAll, Key: text}}},
+		} {
+			ack.Metadata.Name = "flow"
+			calls["ack of a turn: "+what+", "+why] = func() error { return n.AckOrchestrationItem(ctx, c.turn, ack) }
+		}
+		for what, o := range map[string]*pgwake.FetchOptions{
+			"tag":       {NoWait: true, Tags: pgwake.DefaultAnd(text)},
+			"session's": {NoWait: true, Session: &pgwake.SessionOptions{Owner: text}},
+		} {
+			calls["fetch work: "+what+", "+why] = func() error { return dropped(n.FetchWorkItem(ctx, o)) }
+		}
+		for what, o := range map[string]*pgwake.FetchOptions{"queue": {NoWait: true, Queues: []string{"", text}}, "owner": {NoWait: true, Owner: text}} {
+			calls["fetch a turn: "+what+", "+why] = func() error { return dropped(n.FetchOrchestrationItem(ctx, o)) }
+		}
+		calls["dead letter: reason, "+why] = func() error { return n.DeadLetterWorkItem(ctx, c.work, text, "") }
+		calls["dead letters of a turn: reason, "+why] = func() error { return n.DeadLetterOrchestrationItem(ctx, c.turn, text, "") }
+		for what, f := range map[string]pgwake.DeadLetterFilter{"name": {Name: text}, "instance": {Instance: text}, "reason": {Reason: text}} {
+			calls["list dead letters: "+what+", "+why] = func() error { return dropped(n.ListDeadLetters(ctx, &f)) }
+			calls["count dead letters: "+what+", "+why] = func() error { return dropped(n.CountDeadLetters(ctx, &f)) }
+			calls["redrive dead letters: "+what+", "+why] = func() error { return dropped(n.RedriveDeadLetters(ctx, &f)) }
+			calls["purge dead letters: "+what+", "+why] = func() error { return dropped(n.PurgeDeadLetters(ctx, &f)) }
+		}
+		calls["peek: name, "+why] = func() error { return dropped(n.Peek(ctx, pgwake.Worker, &pgwake.PeekFilter{Name: text})) }
+		calls["peek: instance, "+why] = func() error { return dropped(n.Peek(ctx, pgwake.Orchestrator, &pgwake.PeekFilter{Instance: text})) }
+		calls["list the archive: name, "+why] = func() error { return dropped(n.ListArchive(ctx, &pgwake.ArchiveFilter{Name: text})) }
+		calls["list the archive: instance, "+why] = func() error { return dropped(n.ListArchive(ctx, &pgwake.ArchiveFilter{Instance: text})) }
+		calls["list instances: name, "+why] = func() error { return dropped(n.ListInstances(ctx, &pgwake.ListOptions{Name: text})) }
+		calls["list instances: queue, "+why] = func() error { return dropped(n.ListInstances(ctx, &pgwake.ListOptions{Queue: text})) }
+		calls["list instances: after, "+why] = func() error { return dropped(n.ListInstances(ctx, &pgwake.ListOptions{After: text})) }
+		calls["instance info, "+why] = func() error { return dropped(n.GetInstanceInfo(ctx, text)) }
+		calls["custom status, "+why] = func() error { return dropped(n.GetCustomStatus(ctx, text, 0)) }
+		calls["wait for an instance, "+why] = func() error { return dropped(n.WaitForInstance(ctx, text)) }
+		calls["wait for a status, "+why] = func() error { return dropped(n.WaitForStatus(ctx, text, 0)) }
+		calls["pairs, "+why] = func() error { return dropped(n.ListKV(ctx, text)) }
+		calls["renew sessions, "+why] = func() error { return dropped(n.RenewSessionLock(ctx, []string{"good", text}, 0, time.Hour)) }
+		calls["release sessions, "+why] = func() error { return dropped(n.ReleaseSessions(ctx, []string{"good", text})) }
+		calls["release sticky, "+why] = func() error { return dropped(n.ReleaseSticky(ctx, []string{"good", text})) }
 		calls["append history: instance, "+why] = func() error { return n.AppendHistory(ctx, text, 1, []pgwake.Event{{ID: 1, Type: "e"}}) }
 		calls["read history: instance, "+why] = func() error { return dropped(n.ReadHistory(ctx, text)) }
 		calls["read an execution: instance, "+why] = func() error { return dropped(n.ReadHistoryExecution(ctx, text, 1, 0)) }
@@ -275,6 +315,7 @@ func TestVerbs_ArgumentBreaksARule_InvalidAndNothingIsSent(t *testing.T) {
 			err := requireError(t, call(), pgwake.ErrInvalid)
 			require.Empty(t, err.SQLState, "it was sent: %v", err)
 			require.False(t, err.Retryable)
+			require.True(t, hostile.IsLine(err.Error()) && len(err.Error()) < 1000, "%q is for a log line", err)
 		})
 	}
 	require.Equal(t, before, n.content(t))

@@ -114,7 +114,7 @@ func (b *Bus) Node(ctx context.Context, config *NodeConfig) (*Node, error) {
 	}
 	metadata, err := encode("metadata of the node", n.how.Metadata, b.cfg.MaxPayload)
 	if err == nil {
-		err = cmp.Or(checkText("display name", n.how.DisplayName), pgwake.CheckJSON("description", quoted(n.how.Description), b.cfg.MaxPayload))
+		err = cmp.Or(checkText("display name", n.how.DisplayName), checkDescription(n.how.Description, b.cfg.MaxPayload))
 	}
 	if err != nil {
 		return nil, failed(op, err)
@@ -132,12 +132,6 @@ func (b *Bus) Node(ctx context.Context, config *NodeConfig) (*Node, error) {
 		})
 	}
 	return n, n.register(ctx)
-}
-
-// quoted is a text as JSON.
-func quoted(text string) []byte {
-	data, _ := json.Marshal(text)
-	return data
 }
 
 func (c *NodeConfig) complete() error {

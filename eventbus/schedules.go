@@ -1,6 +1,7 @@
 package eventbus
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -109,7 +110,7 @@ func orDefault[T ~string](v, unless T) string {
 
 // check finds what cannot even be sent. What a schedule may be is up to schedule_task.
 func (s *Schedule) check() error {
-	for what, t := range map[string]string{"name": s.Name, "cron expression": s.Cron, "time zone": s.TimeZone, "event type": s.Type, "work": s.Work, "tag": s.WorkTag,
+	for what, t := range map[string]string{"name": s.Name, "time zone": s.TimeZone, "event type": s.Type, "work": s.Work, "tag": s.WorkTag,
 		"key": s.Key, "CatchUp": string(s.CatchUp), "Overlap": string(s.Overlap)} {
 		if err := checkText(what, t); err != nil {
 			return err
@@ -118,7 +119,7 @@ func (s *Schedule) check() error {
 	if s.Jitter < 0 {
 		return invalid("a jitter of %v is negative", s.Jitter)
 	}
-	return nil
+	return checkCron(s.Cron)
 }
 
 // ScheduleInfo is a schedule, and how far it has got.
@@ -226,12 +227,7 @@ func (b *Bus) RunSchedule(ctx context.Context, name string) (int64, error) {
 // none. @every counts from that other one. pgwake.ErrInvalid for what is no expression, or no zone.
 func (b *Bus) NextOccurrence(ctx context.Context, cron, timeZone string, after time.Time) (time.Time, error) {
 	const op = "next occurrence"
-	for what, t := range map[string]string{"cron expression": cron, "time zone": timeZone} {
-		if err := checkText(what, t); err != nil {
-			return time.Time{}, failed(op, err)
-		}
-	}
-	if err := checkInstant(after); err != nil {
+	if err := cmp.Or(checkCron(cron), checkText("time zone", timeZone), checkInstant(after)); err != nil {
 		return time.Time{}, failed(op, err)
 	}
 	at, err := value[*time.Time](ctx, b, verb{op: op, function: "next_occurrence", args: []any{cron, text(timeZone), after}})

@@ -460,7 +460,9 @@ func TestSchedule_BadOnes_AreRefusedAndNothingIsWritten(t *testing.T) {
 		"no name": func(s *eventbus.Schedule) { s.Name = "" }, "long name": func(s *eventbus.Schedule) { s.Name = strings.Repeat("x", 256) },
 		"NUL": func(s *eventbus.Schedule) { s.Name = "a\x00" }, "cron": func(s *eventbus.Schedule) { s.Cron = "61 * * * *" },
 		"never": func(s *eventbus.Schedule) { s.Cron = "0 0 31 2 *" }, "zone": func(s *eventbus.Schedule) { s.TimeZone = "Europe/Nowhere" },
-		"no type": func(s *eventbus.Schedule) { s.Type = "" }, "type": func(s *eventbus.Schedule) { s.Type = "a..b" },
+		"four fields": func(s *eventbus.Schedule) { s.Cron = "30 4 1 *" }, "four fields and a vertical tab": func(s *eventbus.Schedule) { s.Cron = "30 4 1 *\v" },
+		"a form feed and four fields": func(s *eventbus.Schedule) { s.Cron = "\f4 1 * *" },
+		"no type":                     func(s *eventbus.Schedule) { s.Type = "" }, "type": func(s *eventbus.Schedule) { s.Type = "a..b" },
 		"both": func(s *eventbus.Schedule) { s.Work = "w" }, "tag": func(s *eventbus.Schedule) { s.WorkTag = "t" },
 		"payload": func(s *eventbus.Schedule) { s.Payload = math.NaN() }, "large payload": func(s *eventbus.Schedule) { s.Payload = strings.Repeat("x", 1<<20) },
 		"key": func(s *eventbus.Schedule) { s.Key = strings.Repeat("k", 256) }, "jitter": func(s *eventbus.Schedule) { s.Jitter = -1 },
@@ -474,8 +476,10 @@ func TestSchedule_BadOnes_AreRefusedAndNothingIsWritten(t *testing.T) {
 	}
 	_, err := l.In("A").Schedule(l.within(), good)
 	require.ErrorIs(t, err, pgwake.ErrInvalid)
-	_, err = l.NextOccurrence(l.within(), "x", "", time.Now())
-	require.ErrorIs(t, err, pgwake.ErrInvalid)
+	for _, cron := range []string{"x", "0 0 * * \v", "\v0 0 * * *", " \f @daily", "@daily\u2028"} {
+		_, err = l.NextOccurrence(l.within(), cron, "", time.Now())
+		require.ErrorIs(t, err, pgwake.ErrInvalid, "%q", cron)
+	}
 	require.Empty(t, l.scheduled())
 	require.Empty(t, l.queued())
 	_, err = l.Schedules(l.within(), "", 0)

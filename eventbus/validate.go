@@ -2,6 +2,7 @@ package eventbus
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"strings"
 	"time"
@@ -67,6 +68,27 @@ func checkText(what, text string) error {
 		return invalid("%s %.100q is not UTF-8 without NUL of at most %d bytes", what, text, pgwake.MaxNameLength)
 	}
 	return nil
+}
+
+// checkDescription checks a text that may be as long as a payload.
+func checkDescription(text string, most int) error {
+	if len(text) > most {
+		return fmt.Errorf("%w: description is %d bytes, more than %d", pgwake.ErrPayloadTooLarge, len(text), most)
+	}
+	if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
+		return invalid("description contains NUL or invalid UTF-8")
+	}
+	return nil
+}
+
+// checkCron refuses what the server would take for a field with nothing in it: around an expression it removes fewer kinds of white space than it
+// has fields end with, and so four fields and a vertical tab would be five. What else an expression may be is up to the server.
+func checkCron(cron string) error {
+	const around = " \t\r\n"
+	if trimmed := strings.Trim(cron, around); trimmed != strings.TrimSpace(cron) {
+		return invalid("cron expression %.100q begins or ends with white space other than %q", cron, around)
+	}
+	return checkText("cron expression", cron)
 }
 
 func checkInstant(at time.Time) error {

@@ -56,7 +56,7 @@ func (g *Graph) ReadSpecificMessage(ctx context.Context, queue string, id int64,
 // MessageOptions says more about a message. Nil means the zero value.
 type MessageOptions struct {
 	Delay   time.Duration     // before it is due, in whole seconds, rounded up
-	Headers map[string]string // travel with it
+	Headers map[string]string // travel with it; see pgwake.WorkItem
 }
 
 // SendWithNotify enqueues a message, any value of which package encoding/json makes JSON, and returns its id. Listeners are told on the channels
@@ -86,13 +86,10 @@ func (g *Graph) SendWithNotify(ctx context.Context, queue string, message any, o
 	}
 	var headers *string
 	if len(o.Headers) > 0 {
-		text, err := json.Marshal(o.Headers)
-		if err == nil {
-			err = checkJSON(text)
+		if err := pgwake.CheckHeaders(o.Headers); err != nil {
+			return 0, failed(op, err)
 		}
-		if err != nil {
-			return 0, invalid(op, "the headers: %v", err)
-		}
+		text, _ := json.Marshal(o.Headers) // strings
 		headers = optional(string(text))
 	}
 	return value[int64](ctx, g, op, "pgmq_send_with_notify", queue, string(data), delay, headers)

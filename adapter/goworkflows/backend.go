@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cschleiden/go-workflows/backend"
 	"github.com/cschleiden/go-workflows/backend/metrics"
@@ -54,8 +56,8 @@ func New(ctx context.Context, p *pgwake.Provider, options ...backend.BackendOpti
 	if o.StickyTimeout != 0 && (o.StickyTimeout < pgwake.MinLockTimeout || o.StickyTimeout > pgwake.MaxLockTimeout) {
 		return nil, fmt.Errorf("%w: StickyTimeout %v is neither 0 nor between %v and %v", pgwake.ErrConfig, o.StickyTimeout, pgwake.MinLockTimeout, pgwake.MaxLockTimeout)
 	}
-	if len(o.WorkerName) > 255 {
-		return nil, fmt.Errorf("%w: the worker name has more than 255 bytes", pgwake.ErrConfig)
+	if len(o.WorkerName) > pgwake.MaxNameLength || !utf8.ValidString(o.WorkerName) || strings.ContainsRune(o.WorkerName, 0) {
+		return nil, fmt.Errorf("%w: the worker name %.100q is not UTF-8 without NUL of at most %d bytes", pgwake.ErrConfig, o.WorkerName, pgwake.MaxNameLength)
 	}
 	b := &Backend{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", options: o, owner: o.WorkerName, executors: &sync.Map{}}
 	if b.owner == "" {

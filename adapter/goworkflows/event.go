@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/cschleiden/go-workflows/backend/history"
 	"github.com/cschleiden/go-workflows/backend/metadata"
@@ -106,13 +107,51 @@ func encodeSent(what string, v any, maxPayload int) (json.RawMessage, error) {
 	return data, pgwake.CheckJSON(what, data, maxPayload-room)
 }
 
-// encode writes an event or an opening down.
+// encode writes an event or an opening down. Invariant: names come back as they are, where encoding/json writes U+FFFD for what is not UTF-8.
 func encode(v any) (json.RawMessage, error) {
+	e, _ := v.(*history.Event)
+	if o, opens := v.(opening); opens {
+		e = o.Event.Event
+	}
+	if name := noName(e); name != "" {
+		return nil, fmt.Errorf("%w: %q is not valid UTF-8", pgwake.ErrInvalid, name[:min(len(name), 100)])
+	}
 	data, err := json.Marshal(v)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", pgwake.ErrInvalid, err)
 	}
 	return data, nil
+}
+
+// noName returns a name in an event that is no UTF-8; "": there is none.
+func noName(e *history.Event) string {
+	var names []string
+	var about *metadata.WorkflowMetadata
+	if e != nil {
+		switch a := e.Attributes.(type) {
+		case *history.ExecutionStartedAttributes:
+			names, about = []string{a.Name, string(a.Queue)}, a.Metadata
+		case *history.SubWorkflowScheduledAttributes:
+			names, about = []string{a.Name, string(a.SubWorkflowQueue)}, a.Metadata
+		case *history.ActivityScheduledAttributes:
+			names, about = []string{a.Name, string(a.Queue)}, a.Metadata
+		case *history.SignalReceivedAttributes:
+			names = []string{a.Name}
+		case *history.TimerScheduledAttributes:
+			names = []string{a.Name}
+		}
+	}
+	if about != nil {
+		for key, value := range *about {
+			names = append(names, key, value)
+		}
+	}
+	for _, name := range names {
+		if !utf8.ValidString(name) {
+			return name
+		}
+	}
+	return ""
 }
 
 func decodeEvent(data json.RawMessage) (e *history.Event, err error) {

@@ -18,7 +18,7 @@ import (
 // This file answers: how do instances begin, hear of things from outside, and go?
 
 // CreateWorkflowInstance creates an execution, for which it needs one round trip. backend.ErrInstanceAlreadyExists if one of the same instance id is
-// active; pgwake.ErrInvalid for ids that are too long, together some 230 bytes, for an execution id with a slash, or for arguments that cannot be stored.
+// active; pgwake.ErrInvalid for ids that are too long, together some 230 bytes, for an execution id with a slash, or for names or arguments that cannot be stored.
 func (b *Backend) CreateWorkflowInstance(ctx context.Context, instance *workflow.Instance, event *history.Event) error {
 	a, ok := event.Attributes.(*history.ExecutionStartedAttributes)
 	if !ok {
@@ -83,8 +83,8 @@ func (b *Backend) CancelWorkflowInstance(ctx context.Context, instance *workflow
 	return b.send(ctx, "cancel workflow instance", instance.InstanceID, &instance.ExecutionID, cancelEvent)
 }
 
-// SignalWorkflow sends the active execution of the instance the event. backend.ErrInstanceNotFound if none is active; pgwake.ErrInvalid for an argument
-// that cannot be stored.
+// SignalWorkflow sends the active execution of the instance the event. backend.ErrInstanceNotFound if none is active; pgwake.ErrInvalid for a name
+// or an argument that cannot be stored.
 func (b *Backend) SignalWorkflow(ctx context.Context, instanceID string, event *history.Event) error {
 	return b.send(ctx, "signal workflow", instanceID, nil, event)
 }

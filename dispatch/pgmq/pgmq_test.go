@@ -538,13 +538,16 @@ func TestPublish_DeepOrTooLarge_IsInvalidAndNothingIsSent(t *testing.T) {
 	large := []byte(`"` + strings.Repeat("x", pgmq.MaxPayload) + `"`)
 	good := dispatch.StreamMessage{Name: "x", Payload: nested(pgwake.MaxDepth)}
 	for what, m := range map[string]dispatch.StreamMessage{
-		"deep":            {Name: "x", Payload: nested(pgwake.MaxDepth + 1)},
-		"very deep":       {Name: "x", Payload: nested(1_000_000)},
-		"long numbers":    {Name: "x", Payload: []byte("[7" + strings.Repeat("e131071, 7", 8300) + "]")},
-		"half a pair":     {Name: "x", Payload: []byte(`"\ud800"`)},
-		"large":           {Name: "x", Payload: large},
-		"NUL in a header": {Name: "x", Headers: map[string]string{"h": "a\x00"}},
-		"NUL in the name": {Name: "a\x00"},
+		"deep":                             {Name: "x", Payload: nested(pgwake.MaxDepth + 1)},
+		"very deep":                        {Name: "x", Payload: nested(1_000_000)},
+		"long numbers":                     {Name: "x", Payload: []byte("[7" + strings.Repeat("e131071, 7", 8300) + "]")},
+		"half a pair":                      {Name: "x", Payload: []byte(`"\ud800"`)},
+		"large":                            {Name: "x", Payload: large},
+		"NUL in a header":                  {Name: "x", Headers: map[string]string{"h": "a\x00"}},
+		"NUL in the name":                  {Name: "a\x00"},
+		"no UTF-8 in the name of a header": {Name: "x", Headers: map[string]string{"a\xff": "b"}},
+		"no UTF-8 in a header":             {Name: "x", Headers: map[string]string{"h": "a\xff"}},
+		"no UTF-8 in the name":             {Name: "a\xff"},
 	} {
 		err := s.Publish(t.Context(), "a", good, m)
 		require.ErrorIs(t, err, pgwake.ErrInvalid, what)

@@ -358,6 +358,9 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 		if m.Headers[ownHeader] != "" || m.Delay < 0 {
 			return failed(op, fmt.Errorf("%w: message %d has a header %q, or a delay of %v", pgwake.ErrInvalid, i, ownHeader, m.Delay))
 		}
+		if name := noText(&m); name != "" { // encoding/json would write something else
+			return failed(op, fmt.Errorf("%w: %.100q of message %d is not UTF-8", pgwake.ErrInvalid, name, i))
+		}
 		headers[i] = headersOf(&messages[i])
 		err := cmp.Or(checkTexts(i, &messages[i]), pgwake.CheckJSON(fmt.Sprintf("the payload of message %d", i), m.Payload, MaxPayload),
 			pgwake.CheckJSON(fmt.Sprintf("what the headers of message %d come to", i), []byte(headers[i]), MaxPayload))
@@ -423,6 +426,22 @@ type note struct {
 	Name  string `json:"name,omitempty"`
 	Free  int    `json:"free,omitempty"` // attempts that do not count
 	Error string `json:"error,omitempty"`
+}
+
+// noText returns what of a message's name and headers is no UTF-8; "": all is.
+func noText(m *dispatch.StreamMessage) string {
+	if !utf8.ValidString(m.Name) {
+		return m.Name
+	}
+	for name, value := range m.Headers {
+		if !utf8.ValidString(name) {
+			return name
+		}
+		if !utf8.ValidString(value) {
+			return value
+		}
+	}
+	return ""
 }
 
 func headersOf(m *dispatch.StreamMessage) string {
