@@ -79,10 +79,16 @@ func (k *serverKeepAlive) before(config *pgx.ConnConfig) {
 	}
 }
 
-// after finds out what is at the other end, unless that is known.
+// after finds out what is at the other end, unless that is known and the connection began with what it is to have.
 func (k *serverKeepAlive) after(ctx context.Context, conn *pgx.Conn) error {
-	if k.is.Load() != notAsked {
+	switch k.is.Load() {
+	case leftAlone:
 		return nil
+	case wanted:
+		// One that began before that was known says it by itself.
+		if conn.Config().RuntimeParams[keepAlives[0].name] != "" {
+			return nil
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, askPatience) // a pool gives no bound
 	defer cancel()

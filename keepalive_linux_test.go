@@ -138,3 +138,22 @@ func TestTunePool_Pooler_ItsSessionsAreLeftAlone(t *testing.T) {
 		conn.Release()
 	}
 }
+
+// What the second one's server is to have is known only after it has begun.
+func TestServerKeepAlive_TwoConnectionsBeginAtOnce_BothHaveIt(t *testing.T) {
+	t.Parallel()
+	var k serverKeepAlive
+	var begun [2]*pgx.Conn
+	for i := range begun {
+		config, err := pgx.ParseConfig(testdb.URL(t))
+		require.NoError(t, err)
+		k.before(config)
+		begun[i], err = pgx.ConnectConfig(t.Context(), config)
+		require.NoError(t, err)
+		defer begun[i].Close(context.Background())
+	}
+	for _, conn := range begun {
+		require.NoError(t, k.after(t.Context(), conn))
+		require.Equal(t, kept, keepAlivesOf(t, conn))
+	}
+}
