@@ -40,6 +40,11 @@ func (l *lab) as(role string, mode pgwake.Mode, options ...backend.BackendOption
 	return labOn(l.t, l.opened(role, mode), options...)
 }
 
+func TestRights_AreWhatThePageSays(t *testing.T) {
+	t.Parallel()
+	testroles.RequireRights(t, newLab(t, nil).p.Schema(), "goworkflows")
+}
+
 func TestWorker_RemovesWhatCannotBegin_AndReleasesWhatIsStickyToIt(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
