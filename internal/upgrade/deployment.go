@@ -33,8 +33,8 @@ type deployment struct {
 	nodes  map[string]*node
 }
 
-// Whoever migrates is the owner, and all others are workers, who get their rights anew when somebody has migrated and the first of them is of the new
-// state.
+// The nodes that migrate are the owner, and all others workers. Those of the earlier state go on before anybody has repeated the grants, which is done
+// before the first worker of this state starts.
 func (d *deployment) owner() string  { return d.schema + "_owner" }
 func (d *deployment) worker() string { return d.schema + "_worker" }
 
