@@ -9,7 +9,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/internal/testsize"
+	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
 
@@ -114,29 +116,70 @@ func (n *node) atMost(t *testing.T, most int) {
 	n.exec(t, fmt.Sprintf(`CREATE OR REPLACE FUNCTION max_namespaces() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT %d'`, most))
 }
 
+// Whoever names one that is new: each verb of the Provider and of its layers, and each SQL function.
 func TestNamespaces_OneTooMany_IsRefusedAndTheOthersGoOn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
+	ctx := t.Context()
+	bus, err := eventbus.New(ctx, n.Provider, &eventbus.Config{Logger: silent})
+	require.NoError(t, err)
+	graph, err := taskgraph.New(ctx, n.Provider, &taskgraph.Config{Logger: silent})
+	require.NoError(t, err)
+	layers := `SELECT count(*) FROM (SELECT FROM event_log UNION ALL SELECT FROM event_groups UNION ALL SELECT FROM event_nodes UNION ALL SELECT FROM scheduled_tasks
+		UNION ALL SELECT FROM task_definitions UNION ALL SELECT FROM step_definitions) AS rows`
 	n.atMost(t, 3) // with the default one
 	in := func(namespace string) *pgwake.EnqueueOptions { return &pgwake.EnqueueOptions{Namespace: namespace} }
 	for _, known := range []string{"a", "b", "a", "b", "default"} {
-		_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: known}, in(known))
+		_, err := n.EnqueueForWorker(ctx, pgwake.WorkItem{Name: known}, in(known))
 		require.NoError(t, err)
 	}
+	_, err = n.EnqueueForOrchestrator(ctx, pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
+	require.NoError(t, err)
+	turn, err := n.FetchOrchestrationItem(ctx, &pgwake.FetchOptions{NoWait: true, LockTimeout: time.Hour})
+	require.NoError(t, err)
+	item, message := pgwake.WorkItem{Name: "x"}, pgwake.Message{Instance: "j", Kind: "k"}
 	before := n.content(t)
-	for what, call := range map[string]func() error{
-		"work": func() error {
-			return dropped(n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, in("c")))
+	calls := map[string]func() error{
+		"work": func() error { return dropped(n.EnqueueForWorker(ctx, item, in("c"))) },
+		"works": func() error {
+			return dropped(n.EnqueueForWorkerMany(ctx, []pgwake.WorkEnqueue{{item, *in("a")}, {item, *in("c")}}))
 		},
-		"message": func() error {
-			return dropped(n.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "i", Kind: "k"}, in("c")))
+		"message": func() error { return dropped(n.EnqueueForOrchestrator(ctx, message, in("c"))) },
+		"messages": func() error {
+			return dropped(n.EnqueueForOrchestratorMany(ctx, []pgwake.MessageEnqueue{{message, *in("a")}, {message, *in("c")}}))
 		},
-		"many": func() error {
-			return dropped(n.EnqueueForWorkerMany(t.Context(), []pgwake.WorkEnqueue{{pgwake.WorkItem{Name: "x"}, *in("a")}, {pgwake.WorkItem{Name: "x"}, *in("c")}}))
+		"turn with work": func() error {
+			return n.AckOrchestrationItem(ctx, turn.LockToken, pgwake.OrchestrationAck{WorkItems: []pgwake.WorkEnqueue{{item, *in("c")}}})
 		},
-		"register": func() error { return n.RegisterNamespace(t.Context(), "c") },
-		"limits":   func() error { return n.SetLimits(t.Context(), "c", pgwake.Limits{MaxRunning: 1}) },
+		"turn with a message": func() error {
+			return n.AckOrchestrationItem(ctx, turn.LockToken, pgwake.OrchestrationAck{Messages: []pgwake.MessageEnqueue{{message, *in("c")}}})
+		},
+		"register":  func() error { return n.RegisterNamespace(ctx, "c") },
+		"limits":    func() error { return n.SetLimits(ctx, "c", pgwake.Limits{MaxRunning: 1}) },
+		"event":     func() error { return dropped(bus.In("c").Emit(ctx, "e", nil, nil)) },
+		"events":    func() error { return dropped(bus.In("c").EmitMany(ctx, []eventbus.Emission{{Type: "e"}, {Type: "e"}})) },
+		"subscribe": func() error { return bus.In("c").Subscribe(ctx, "g", []string{"#"}, nil) },
+		"schedule": func() error {
+			return dropped(bus.In("c").Schedule(ctx, eventbus.Schedule{Name: "s", Cron: "@daily", Type: "e"}))
+		},
+		"node":       func() error { return dropped(bus.In("c").Node(ctx, &eventbus.NodeConfig{ID: "n"})) },
+		"definition": func() error { return graph.Register(ctx, taskgraph.Define("c", "d", "1").Step("s", "h")) },
+		"of a queue": func() error { return dropped(graph.SendWithNotify(ctx, "c_queue", 1, nil)) },
+	}
+	for _, function := range []string{
+		`enqueue_work('x', p_namespace => 'c')`, `enqueue_work_many('{x,x}', NULL, p_namespaces => '{a,c}')`, `enqueue_message('j', 'k', p_namespace => 'c')`,
+		`enqueue_message_many('{j}', '{k}', '{1}', p_namespaces => '{c}')`, `register_namespace('c')`, `set_limits('c')`, `emit('c', 'e')`, `emit_many('c', '{e}', '{1}')`,
+		`append_event_log('c', 'e', '1', 'n')`, `subscribe('c', 'g', '{#}')`, `schedule_task('c', 's', '@daily', 'e')`, `register_node('n', 'c')`,
+		`register_task_definition('c', 'd', '1', '', '{}', '{s}', '{h}')`, `ensure_task_queue('c_queue')`, `pgmq_send_with_notify('c_queue', '1')`,
 	} {
+		calls[function] = func() error {
+			tx := n.begin(t)
+			defer func() { require.NoError(t, tx.Rollback(ctx)) }()
+			_, err := tx.Exec(ctx, `SELECT `+function)
+			return pgwake.WrapError("call", err)
+		}
+	}
+	for what, call := range calls {
 		t.Run(what, func(t *testing.T) {
 			err := requireError(t, call(), pgwake.ErrTooManyNamespaces)
 			require.Equal(t, "PW008", err.SQLState)
@@ -145,8 +188,10 @@ func TestNamespaces_OneTooMany_IsRefusedAndTheOthersGoOn(t *testing.T) {
 		})
 	}
 	require.Equal(t, before, n.content(t))
-	require.NoError(t, n.RegisterNamespace(t.Context(), "b"))
-	require.ElementsMatch(t, []string{"a", "b", "a", "b", "default"}, n.takeAll(t))
+	require.Equal(t, []int64{0}, query[int64](t, n, layers))
+	require.NoError(t, n.AckOrchestrationItem(ctx, turn.LockToken, pgwake.OrchestrationAck{WorkItems: []pgwake.WorkEnqueue{{item, *in("a")}}}), "the turn is still his whose it was")
+	require.NoError(t, n.RegisterNamespace(ctx, "b"))
+	require.ElementsMatch(t, []string{"a", "b", "a", "b", "default", "x"}, n.takeAll(t))
 }
 
 // The limit as it is. To find that there are too many takes milliseconds, and who adds none does not come to it.

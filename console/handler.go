@@ -94,6 +94,8 @@ func statusOf(err error) int {
 		return http.StatusConflict
 	case errors.Is(err, pgwake.ErrInvalid), errors.Is(err, errBadRequest):
 		return http.StatusBadRequest
+	case errors.Is(err, pgwake.ErrPermission): // of the role that the console works as
+		return http.StatusForbidden
 	case errors.Is(err, pgwake.ErrClosed), errors.Is(err, context.DeadlineExceeded):
 		return http.StatusServiceUnavailable
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/goworkflows"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/stretchr/testify/require"
 )
 
@@ -36,31 +36,32 @@ func (b *underTest) GetFutureEvents(ctx context.Context) ([]*history.Event, erro
 	})
 }
 
-// suite has the tests of a suite each find the same schema empty, which takes a tenth of the time that a schema for each does.
+// suite has the tests of a suite each find the same schema empty, which takes a tenth of the time that a schema for each does. All that
+// they do they do as the worker of docs/security.md.
 type suite struct {
 	t      *testing.T
-	keeper *pgwake.Provider
+	keeper *lab
+	role   string
 }
 
 func newSuite(t *testing.T) *suite {
 	t.Helper()
-	return &suite{t, newLab(t, nil).p}
+	l := newLab(t, nil)
+	return &suite{t, l, l.role(testroles.Worker)}
 }
 
 // setup makes a backend. As in the runtime's own runs, instances are sticky to nobody: what one worker has begun another one may go on with at once.
 func (s *suite) setup(options ...backend.BackendOption) test.TestBackend {
-	p := pgwaketest.Open(s.t, &pgwake.Config{Schema: s.keeper.Schema()})
-	b, err := goworkflows.New(s.t.Context(), p, append(options, backend.WithStickyTimeout(0), backend.WithLogger(silent))...)
-	require.NoError(s.t, err)
-	return &underTest{b, p}
+	l := s.keeper.as(s.role, pgwake.ModeHybrid, options...)
+	return &underTest{l.Backend, l.p}
 }
 
 func (s *suite) teardown(b test.TestBackend) {
 	ctx := context.WithoutCancel(s.t.Context())
 	require.NoError(s.t, b.Close())
 	require.NoError(s.t, b.(*underTest).p.Close(ctx))
-	_, err := s.keeper.Pool().Exec(ctx, strings.ReplaceAll(`DELETE FROM {}instances; DELETE FROM {}gowf_instances; DELETE FROM {}orchestrator_queue;
-		DELETE FROM {}worker_queue; DELETE FROM {}history; DELETE FROM {}instance_locks`, "{}", pgx.Identifier{s.keeper.Schema()}.Sanitize()+"."))
+	_, err := s.keeper.p.Pool().Exec(ctx, strings.ReplaceAll(`DELETE FROM {}instances; DELETE FROM {}gowf_instances; DELETE FROM {}orchestrator_queue;
+		DELETE FROM {}worker_queue; DELETE FROM {}history; DELETE FROM {}instance_locks`, "{}", pgx.Identifier{s.keeper.p.Schema()}.Sanitize()+"."))
 	require.NoError(s.t, err)
 }
 

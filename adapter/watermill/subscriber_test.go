@@ -304,7 +304,7 @@ func TestSubscriber_BadArguments_AreRefused(t *testing.T) {
 func TestSubscribe_ServerIsRestarted_NothingIsLost(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t)
-	bus := process(t, server.URL, "")
+	bus := process(t, server.URL, &pgwake.Config{})
 	s := newSubscriber(t, bus, &watermill.SubscriberConfig{Node: eventbus.NodeConfig{Visibility: 2 * time.Second}})
 	messages, err := s.Subscribe(context.Background(), "t")
 	require.NoError(t, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/pgwake/pgwake/adapter/watermill"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/internal/devpg"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/stretchr/testify/require"
 )
 
@@ -27,12 +27,13 @@ import (
 //
 // It does so with few messages, and, where PGWAKE_STRESS is set, with all that it has and restarts of the server (make stress).
 
-// suite is what the tests of Watermill are run on: two processes, as far as the database can tell.
+// suite is what the tests of Watermill are run on: processes, as far as the database can tell, two that publish and two that subscribe.
 type suite struct {
-	buses []*eventbus.Bus
-	pub   watermill.PublisherConfig
-	sub   watermill.SubscriberConfig
-	made  atomic.Int64
+	publishing  []*eventbus.Bus
+	subscribing []*eventbus.Bus
+	pub         watermill.PublisherConfig
+	sub         watermill.SubscriberConfig
+	made        atomic.Int64
 
 	features tests.Features
 }
@@ -54,6 +55,7 @@ func transactional(s *suite) {
 	s.sub.Transactional = true
 }
 
+// newSuite has who publishes be the producer of docs/security.md, and who subscribes the worker.
 func newSuite(t *testing.T, set func(*suite)) *suite {
 	t.Helper()
 	s := &suite{}
@@ -61,13 +63,17 @@ func newSuite(t *testing.T, set func(*suite)) *suite {
 	if s.features.ForceShort = !full(); !full() {
 		s.sub.Node.StopTimeout = time.Second // a test leaves a message without an ack
 	}
-	schema := schemas.New(t, nil).Schema()
-	s.buses = []*eventbus.Bus{process(t, pgwaketest.URL(t), schema), process(t, pgwaketest.URL(t), schema)}
+	c := &pgwake.Config{Schema: schemas.New(t, nil).Schema(), SkipMigrate: true}
+	worker := testroles.URL(t, testroles.New(t, testroles.Worker, c.Schema, "eventbus"))
+	producer := testroles.URL(t, testroles.New(t, testroles.Producer, c.Schema, "eventbus"))
+	s.subscribing = []*eventbus.Bus{process(t, worker, c), process(t, worker, c)}
+	c.Mode = pgwake.ModeDisabled
+	s.publishing = []*eventbus.Bus{process(t, producer, c), process(t, producer, c)}
 	return s
 }
 
 // process is a bus with a Provider of its own, which has room for the transactions of many messages.
-func process(t *testing.T, url, schema string) *eventbus.Bus {
+func process(t *testing.T, url string, c *pgwake.Config) *eventbus.Bus {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
 	require.NoError(t, err)
@@ -75,7 +81,9 @@ func process(t *testing.T, url, schema string) *eventbus.Bus {
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: schema, Logger: silent})
+	own := *c
+	own.Logger = silent
+	p, err := pgwake.New(t.Context(), pool, &own)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
 	return newBus(t, p)
@@ -88,11 +96,11 @@ func (s *suite) pubSub(t *testing.T) (message.Publisher, message.Subscriber) {
 
 func (s *suite) pubSubOf(t *testing.T, group string) (message.Publisher, message.Subscriber) {
 	n := s.made.Add(1)
-	pub, err := watermill.NewPublisher(s.buses[n%2], &s.pub)
+	pub, err := watermill.NewPublisher(s.publishing[n%2], &s.pub)
 	require.NoError(t, err)
 	config := s.sub
 	config.Node.Group = group
-	return pub, newSubscriber(t, s.buses[(n/2)%2], &config)
+	return pub, newSubscriber(t, s.subscribing[(n/2)%2], &config)
 }
 
 func (s *suite) run(t *testing.T) { tests.TestPubSub(t, s.features, s.pubSub, s.pubSubOf) }
@@ -125,7 +133,8 @@ func TestPubSub_ServerRestarts_SuitePasses(t *testing.T) {
 			set(s)
 			s.sub.Node.Visibility = 5 * time.Second // for what was claimed, and the answer was lost
 			s.features.RestartServiceCommand = restarting(t, server)
-			s.buses = []*eventbus.Bus{process(t, server.URL, ""), process(t, server.URL, "")}
+			s.subscribing = []*eventbus.Bus{process(t, server.URL, &pgwake.Config{}), process(t, server.URL, &pgwake.Config{})}
+			s.publishing = s.subscribing
 			tests.TestReconnect(t, tests.TestContext{TestID: tests.NewTestID(), Features: s.features}, s.pubSub)
 		})
 	}

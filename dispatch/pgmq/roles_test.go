@@ -2,7 +2,9 @@ package pgmq_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"os"
 	"testing"
@@ -75,6 +77,54 @@ func TestRoles_OfThePage_ReceiveAndSend(t *testing.T) {
 		`SELECT pgwake_pgmq.tell('mail_queue', 1, now())`, `SELECT pgwake_pgmq.on_send()`)
 	_, err = newStream(t, publishing).Receive(t.Context(), "mail", 1, time.Minute)
 	require.ErrorIs(t, err, pgwake.ErrPermission)
+}
+
+// Handlers succeed, fail once, and fail for good.
+func TestRoles_CoordinatorsOfAConsumer_HandleRetryAndPutAside(t *testing.T) {
+	owner := standIn(t)
+	owner.exec(t, `SELECT pgmq.create('mail_queue')`)
+	consuming, _ := owner.as(t, "pgmq_consumer")
+	sending, _ := owner.as(t, "pgmq_producer")
+	producer := &stream{pool: open(t, sending)}
+	quiet := slog.New(slog.DiscardHandler)
+	handled := make(chan string, 10)
+	c := dispatch.NewCoordinators(dispatch.StreamSource(newStream(t, consuming), nil), &dispatch.CoordinatorsConfig{
+		Logger: quiet, Groups: []dispatch.Group{{Namespaces: []string{"mail"}, Config: dispatch.Config{Logger: quiet, Retry: dispatch.Backoff(time.Millisecond, time.Millisecond)}, Handlers: func(d *dispatch.Dispatcher) {
+			d.HandleOthers(func(_ context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+				handled <- fmt.Sprintf("%s, attempt %d", item.Input, item.Attempt)
+				switch {
+				case string(item.Input) == `"never"`:
+					return nil, dispatch.Permanent(errors.New("never"))
+				case string(item.Input) == `"again"` && item.Attempt == 1:
+					return nil, errors.New("not yet")
+				}
+				return nil, nil
+			})
+		}}},
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	want := []string{`"good", attempt 1`, `"again", attempt 1`, `"again", attempt 2`, `"never", attempt 1`}
+	producer.exec(t, `SELECT pgmq.send('mail_queue', m) FROM unnest('{"\"good\"","\"again\"","\"never\""}'::jsonb[]) AS m`)
+	var got []string
+	for range want {
+		select {
+		case of := <-handled:
+			got = append(got, of)
+		case <-time.After(patience):
+			t.Fatalf("no more than %v came", got)
+		}
+	}
+	require.ElementsMatch(t, want, got)
+	require.Eventually(t, func() bool {
+		var left, dead int
+		require.NoError(t, owner.pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pgmq.q_mail_queue), (SELECT count(*) FROM pgmq.a_mail_queue)`).Scan(&left, &dead))
+		return left == 0 && dead == 1
+	}, patience, 10*time.Millisecond)
+	require.Equal(t, dispatch.Healthy, c.Health().Status)
+	stop()
+	require.NoError(t, <-ended)
 }
 
 // Who may call a function can do with it what he could do without: so USAGE of the schema is no more than that.

@@ -8,10 +8,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
-	"github.com/pgwake/pgwake/eventbus"
+	events "github.com/pgwake/pgwake/eventbus/migrations"
 	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/internal/testroles"
-	"github.com/pgwake/pgwake/taskgraph"
+	"github.com/pgwake/pgwake/migrations"
+	graph "github.com/pgwake/pgwake/taskgraph/migrations"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
@@ -23,7 +24,7 @@ const patience = 20 * time.Second
 
 var silent = slog.New(slog.DiscardHandler)
 
-// stage is a schema with all layers, as docs/security.md has it made: by a role that owns nothing else.
+// stage is a schema with layers, all of them unless it is said which, as docs/security.md has it made: by a role that owns nothing else.
 type stage struct {
 	t      *testing.T
 	schema string
@@ -33,15 +34,20 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
+	return stageOf(t, "taskgraph", "eventbus")
+}
+
+func stageOf(t *testing.T, layers ...string) *stage {
+	t.Helper()
 	s := &stage{t: t, schema: testdb.Schema(t)}
 	s.owner = testroles.New(t, testroles.Owner, s.schema)
 	p := s.open(s.owner, &pgwake.Config{Mode: pgwake.ModeDisabled})
-	_, err := taskgraph.New(t.Context(), p, nil)
+	for _, layer := range layers {
+		require.NoError(t, p.Migrate(t.Context(), map[string]migrations.Layer{"taskgraph": graph.Layer(), "eventbus": events.Layer()}[layer]))
+	}
+	conn, err := pgx.Connect(t.Context(), testdb.URL(t))
 	require.NoError(t, err)
-	_, err = eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
-	require.NoError(t, err)
-	s.super, err = pgx.Connect(t.Context(), testdb.URL(t))
-	require.NoError(t, err)
+	s.super = conn
 	t.Cleanup(func() { require.NoError(t, s.super.Close(context.Background())) })
 	return s
 }

@@ -1,6 +1,7 @@
 package testroles_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -74,14 +75,6 @@ func TestSchema_OfAllLayers(t *testing.T) {
 		require.NoError(t, err)
 	})
 
-	t.Run("no role may make a trigger of a trigger's function", func(t *testing.T) {
-		const triggers = `SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident($1)) AND p.prorettype = 'trigger'::regtype`
-		require.Subset(t, s.list(triggers, s.schema), []string{"notify_inserted", "tell_namespace_created", "event_of_key_emitted"}, "of more than one layer")
-		for _, role := range []string{testroles.Worker, testroles.Producer, testroles.Reader} {
-			require.Empty(t, s.list(triggers+` AND has_function_privilege($2, p.oid, 'EXECUTE')`, s.schema, s.role(role)), role)
-		}
-	})
-
 	t.Run("what a worker needs no owner's right for, it has none for", func(t *testing.T) {
 		in := pgx.Identifier{s.schema}.Sanitize() + "."
 		s.refused(testroles.Connect(t, s.role(testroles.Worker)),
@@ -89,6 +82,17 @@ func TestSchema_OfAllLayers(t *testing.T) {
 			`DROP TABLE `+in+`worker_queue`, `TRUNCATE `+in+`history`, `ALTER TABLE `+in+`worker_queue DISABLE TRIGGER ALL`, `CREATE TABLE `+in+`mine (n int)`,
 			`CREATE OR REPLACE FUNCTION `+in+`channel(p_queue text) RETURNS text LANGUAGE sql AS 'SELECT 1'`, `DROP SCHEMA `+pgx.Identifier{s.schema}.Sanitize()+` CASCADE`)
 	})
+}
+
+// See adapter/goworkflows for the layer that is another module's.
+func TestRights_WhateverLayersThereAre_AreWhatThePageSays(t *testing.T) {
+	t.Parallel()
+	for _, layers := range [][]string{{}, {"taskgraph"}, {"eventbus"}, {"taskgraph", "eventbus"}} {
+		t.Run(strings.Join(layers, " "), func(t *testing.T) {
+			t.Parallel()
+			testroles.RequireRights(t, stageOf(t, layers...).schema, layers...)
+		})
+	}
 }
 
 // An administrator's default privileges give away what is made later; and not all in the schema is the migrations'.

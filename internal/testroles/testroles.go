@@ -42,7 +42,15 @@ var block = regexp.MustCompile("(?ms)^```sql\n(?:-- with package (\\w+)\n)?(.*?)
 // SQL is what the page has for a role, with another name for it, and for the schema.
 func SQL(tb testing.TB, role, name, schema string, layers ...string) string {
 	tb.Helper()
-	page := page(tb)
+	sql, err := Statements(page(tb), role, name, schema, layers...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return sql
+}
+
+// Statements is SQL, of what the page is.
+func Statements(page, role, name, schema string, layers ...string) (string, error) {
 	quoted := pgx.Identifier{schema}.Sanitize()
 	literal := "'" + strings.ReplaceAll(quoted, "'", "''") + "'"
 	var all strings.Builder
@@ -52,9 +60,9 @@ func SQL(tb testing.TB, role, name, schema string, layers ...string) string {
 		}
 	}
 	if all.Len() == 0 {
-		tb.Fatalf("docs/security.md has nothing for %s", role)
+		return "", fmt.Errorf("docs/security.md has nothing for %s", role)
 	}
-	return strings.NewReplacer(role, name, "SCHEMA pgwake ", "SCHEMA "+quoted+" ", "'pgwake'::", literal+"::", " pgwake.", " "+quoted+".").Replace(all.String())
+	return strings.NewReplacer(role, name, "SCHEMA pgwake ", "SCHEMA "+quoted+" ", "'pgwake'::", literal+"::", " pgwake.", " "+quoted+".").Replace(all.String()), nil
 }
 
 // page is docs/security.md, above the directory of the package that is tested.
@@ -79,14 +87,18 @@ func exists(path string) bool {
 // URL is that of the test server, as this role.
 func URL(tb testing.TB, name string) string {
 	tb.Helper()
-	u := testdb.URL(tb)
+	return As(testdb.URL(tb), name)
+}
+
+// As is the URL of a database, as this role.
+func As(url, name string) string {
 	switch {
-	case !strings.Contains(u, "://"):
-		return u + " role=" + name
-	case strings.Contains(u, "?"):
-		return u + "&role=" + name
+	case !strings.Contains(url, "://"):
+		return url + " role=" + name
+	case strings.Contains(url, "?"):
+		return url + "&role=" + name
 	}
-	return u + "?role=" + name
+	return url + "?role=" + name
 }
 
 // Connect returns a connection as this role, which is closed when the test ends.

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	events "github.com/pgwake/pgwake/eventbus/migrations"
+	"github.com/pgwake/pgwake/internal/testroles"
 	root "github.com/pgwake/pgwake/migrations"
 	graph "github.com/pgwake/pgwake/taskgraph/migrations"
 )
@@ -28,8 +29,14 @@ type deployment struct {
 	url    string
 	schema string
 	ledger string // quoted
+	page   string // docs/security.md, by which the roles are made
 	nodes  map[string]*node
 }
+
+// The nodes that migrate are the owner, and all others workers. Those of the earlier state go on before anybody has repeated the grants, which is done
+// before the first worker of this state starts.
+func (d *deployment) owner() string  { return d.schema + "_owner" }
+func (d *deployment) worker() string { return d.schema + "_worker" }
 
 // node is a process.
 type node struct {
@@ -38,11 +45,25 @@ type node struct {
 	said  bytes.Buffer // what it warned of; to be read when it has ended
 }
 
-func newDeployment(ctx context.Context, conn *pgx.Conn, url, schema string) (*deployment, error) {
-	d := &deployment{conn, url, schema, pgx.Identifier{schema + "_ledger"}.Sanitize(), map[string]*node{}}
-	_, err := conn.Exec(ctx, `CREATE SCHEMA `+d.ledger+`; CREATE TABLE `+d.ledger+`.sent (kind text, id text, PRIMARY KEY (kind, id));
-		CREATE TABLE `+d.ledger+`.done (kind text, id text, node text)`)
+func newDeployment(ctx context.Context, conn *pgx.Conn, url, schema, page string) (*deployment, error) {
+	d := &deployment{conn, url, schema, pgx.Identifier{schema + "_ledger"}.Sanitize(), page, map[string]*node{}}
+	made, err := testroles.Statements(page, testroles.Owner, d.owner(), schema)
+	if err != nil {
+		return nil, err
+	}
+	_, err = conn.Exec(ctx, made+`CREATE ROLE `+d.worker()+` LOGIN; CREATE SCHEMA `+d.ledger+`; CREATE TABLE `+d.ledger+`.sent (kind text, id text, PRIMARY KEY (kind, id));
+		CREATE TABLE `+d.ledger+`.done (kind text, id text, node text);
+		GRANT USAGE ON SCHEMA `+d.ledger+` TO `+d.owner()+`, `+d.worker()+`; GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA `+d.ledger+` TO `+d.owner()+`, `+d.worker())
 	return d, err
+}
+
+// grant gives the worker the rights of the page, to what is there now.
+func (d *deployment) grant(ctx context.Context) error {
+	sql, err := testroles.Statements(d.page, testroles.Worker, d.worker(), d.schema, "taskgraph", "eventbus")
+	if err == nil {
+		_, err = d.conn.Exec(ctx, strings.Replace(sql, `CREATE ROLE `+d.worker()+` LOGIN;`, ``, 1))
+	}
+	return err
 }
 
 func (d *deployment) close(ctx context.Context) error {
@@ -50,7 +71,7 @@ func (d *deployment) close(ctx context.Context) error {
 		_ = n.cmd.Process.Kill()
 		_ = n.cmd.Wait()
 	}
-	_, err := d.conn.Exec(ctx, `DROP SCHEMA IF EXISTS `+d.ledger+` CASCADE; DROP SCHEMA IF EXISTS `+pgx.Identifier{d.schema}.Sanitize()+` CASCADE`)
+	_, err := d.conn.Exec(ctx, `DROP SCHEMA IF EXISTS `+d.ledger+` CASCADE; DROP OWNED BY `+d.owner()+`, `+d.worker()+` CASCADE; DROP ROLE `+d.owner()+`, `+d.worker())
 	return err
 }
 
@@ -70,14 +91,14 @@ func (d *deployment) roll(ctx context.Context, old, now string, length time.Dura
 		fmt.Printf("%-38s %6d sent, %6d done\n", what, sent, done)
 		return err
 	}
-	if err := phase("old nodes", d.start("old-1", old), d.start("old-2", old)); err != nil {
+	if err := phase("old nodes", d.start("old-1", old, d.owner()), d.grant(ctx), d.start("old-2", old, d.worker())); err != nil {
 		return err
 	}
 	before, err := d.versions(ctx)
 	if err != nil {
 		return err
 	}
-	if err := phase("a new one beside them, which migrates", d.start("new-1", now)); err != nil {
+	if err := phase("a new one beside them, which migrates", d.start("new-1", now, d.owner())); err != nil {
 		return err
 	}
 	after, err := d.versions(ctx)
@@ -89,13 +110,13 @@ func (d *deployment) roll(ctx context.Context, old, now string, length time.Dura
 			return fmt.Errorf("nothing was migrated: the versions were %v, and are %v", before, after)
 		}
 	}
-	if err := phase("new nodes", d.start("new-2", now), d.stop("old-1"), d.stop("old-2")); err != nil {
+	if err := phase("new nodes", d.grant(ctx), d.start("new-2", now, d.worker()), d.stop("old-1"), d.stop("old-2")); err != nil {
 		return err
 	}
 	if err := d.keepsRows(ctx); err != nil {
 		return err
 	}
-	if err := phase("back: old nodes on the newer schema", d.start("old-3", old), d.start("old-4", old), d.stop("new-1"), d.stop("new-2")); err != nil {
+	if err := phase("back: old nodes on the newer schema", d.start("old-3", old, d.worker()), d.start("old-4", old, d.worker()), d.stop("new-1"), d.stop("new-2")); err != nil {
 		return err
 	}
 	for _, n := range d.nodes {
@@ -126,8 +147,9 @@ func (d *deployment) keepsRows(ctx context.Context) error {
 	return nil
 }
 
-func (d *deployment) start(name, binary string) error {
-	cmd := exec.Command(binary, d.url, d.schema, name)
+// start starts a node as a role.
+func (d *deployment) start(name, binary, role string) error {
+	cmd := exec.Command(binary, testroles.As(d.url, role), d.schema, name)
 	n := &node{cmd: cmd}
 	cmd.Stderr = &n.said
 	input, err := cmd.StdinPipe()

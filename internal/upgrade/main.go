@@ -3,7 +3,7 @@
 //	go run ./internal/upgrade -from v1.2.0
 //
 // It builds internal/load from both, the earlier one in a git worktree of its own. A ledger tells whether everything that was sent was done, and exactly
-// once where the effect is in the transaction that acknowledges. It runs at the root of the repository.
+// once where the effect is in the transaction that acknowledges. The nodes are roles of docs/security.md. It runs at the root of the repository.
 package main
 
 import (
@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -67,7 +68,11 @@ func deploy(ctx context.Context, conn *pgx.Conn, url, repository string, from st
 	if err != nil {
 		return err
 	}
-	d, err := newDeployment(ctx, conn, url, fmt.Sprintf("upgrade_%d", os.Getpid()))
+	page, err := os.ReadFile(filepath.Join(repository, "docs", "security.md"))
+	if err != nil {
+		return err
+	}
+	d, err := newDeployment(ctx, conn, url, fmt.Sprintf("upgrade_%d", os.Getpid()), string(page))
 	if err != nil {
 		return err
 	}
