@@ -57,6 +57,8 @@ type Provider struct {
 	mu        sync.Mutex
 	lastReset time.Time // of the pool, because it did not answer
 
+	inquiries [queueCount]inquiry // of claims that are silent
+
 	// Verbs in flight. A verb ends with its caller's context or, if Close runs out of time, with abort.
 	inFlight sync.WaitGroup
 	closing  chan struct{} // closed when Close begins; no verb begins after

@@ -3,6 +3,7 @@ package pgwake
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,7 +36,7 @@ type silence struct {
 // listen begins to wait for the answer to a claim of this queue. The claim's ctx ends with errPoolSilent if the server is gone.
 func (p *Provider) listen(ctx context.Context, giveUp context.CancelCauseFunc, q Queue, plan fetchPlan) *silence {
 	s := &silence{ctx: ctx, giveUp: giveUp, longest: claimDeadline(plan.items), lease: plan.lock, sent: time.Now()}
-	s.begin(func(ctx context.Context) bool { return p.isClaiming(ctx, q, time.Since(s.sent)-askAhead) })
+	s.begin(func(ctx context.Context) bool { return p.oldestClaim(ctx, q) > time.Since(s.sent)-askAhead })
 	return s
 }
 
@@ -78,7 +79,7 @@ func (s *silence) watch() {
 	}
 }
 
-// stop ends the claim's ctx, and returns when nobody asks the server any more.
+// stop ends the claim's ctx, and returns when nobody watches any more.
 func (s *silence) stop() {
 	s.giveUp(nil)
 	s.watching.Lock()
@@ -86,12 +87,53 @@ func (s *silence) stop() {
 	s.timer.Stop()
 }
 
-// isClaiming asks the server, on a connection of its own, whether a claim of this queue has been at work for so long, in a session of this role, and
-// waits for nobody.
-func (p *Provider) isClaiming(ctx context.Context, q Queue, since time.Duration) bool {
+// inquiry asks the server about the claims of a queue: for all that have become silent, one connection at a time.
+type inquiry struct {
+	mu   sync.Mutex
+	last *oldest // until it is there
+}
+
+type oldest struct {
+	there chan struct{} // closed when it is
+	age   time.Duration
+}
+
+// oldestClaim is for how long a claim of this queue has been at work on the server at most, in a session of this role; 0 if there is none that does
+// not wait for somebody, if there was no answer within askAhead, or if ctx ends before. A claim is in flight, and stays so until this has returned.
+func (p *Provider) oldestClaim(ctx context.Context, q Queue) time.Duration {
+	i := &p.inquiries[q]
+	i.mu.Lock()
+	a := i.last
+	if a == nil {
+		a = &oldest{there: make(chan struct{})}
+		i.last = a
+		p.inFlight.Go(func() { p.inquire(q, i, a) })
+	}
+	i.mu.Unlock()
+	select {
+	case <-a.there:
+		return a.age
+	case <-ctx.Done():
+		return 0
+	}
+}
+
+// inquire gets the answer.
+func (p *Provider) inquire(q Queue, i *inquiry, a *oldest) {
+	defer func() {
+		if panicked := recover(); panicked != nil { // a hook's of the pool, or a tracer's
+			p.cfg.Logger.Error("pgwake: panic while the server was asked whether claims are at work", "panic", panicked, "stack", string(debug.Stack()))
+		}
+		i.mu.Lock()
+		i.last = nil
+		i.mu.Unlock()
+		close(a.there)
+	}()
+	ctx, cancel := context.WithTimeout(p.abort, askAhead)
+	defer cancel()
 	conn, err := p.direct.connect(ctx)
 	if err != nil {
-		return false
+		return
 	}
 	defer hangUp(ctx, conn)
 	claim := p.sql.fetchWork
@@ -99,7 +141,8 @@ func (p *Provider) isClaiming(ctx context.Context, q Queue, since time.Duration)
 		claim = p.sql.fetchOrchestration
 	}
 	name, _, _ := strings.Cut(claim, "(")
-	var atWork bool
-	err = conn.QueryRow(ctx, p.sql.atWork, name, since).Scan(&atWork)
-	return err == nil && atWork
+	var age time.Duration
+	if err := conn.QueryRow(ctx, p.sql.atWork, name).Scan(&age); err == nil {
+		a.age = age
+	}
 }

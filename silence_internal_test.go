@@ -2,9 +2,12 @@ package pgwake
 
 import (
 	"context"
+	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
@@ -77,4 +80,38 @@ func TestSilence_StoppedWhileTheServerIsAsked_EndsAtOnce(t *testing.T) {
 		require.Equal(t, 4*time.Second, time.Since(began))
 		require.ErrorIs(t, context.Cause(ctx), context.Canceled)
 	})
+}
+
+// Hooks of the pool are the caller's: they may panic, or not know when to end.
+func TestOldestClaim_HookPanicsOrTakesLong_NobodyIsHeldUp(t *testing.T) {
+	p := testProvider(t, Config{Logger: slog.New(slog.DiscardHandler)})
+	p.inFlight.Add(1) // the claim
+	defer p.inFlight.Done()
+	require.Zero(t, p.oldestClaim(t.Context(), Worker), "there is none")
+
+	before := p.direct.before
+	p.direct.before = func(context.Context, *pgx.ConnConfig) error { panic("of the caller's") }
+	require.Zero(t, p.oldestClaim(t.Context(), Worker))
+
+	var asked atomic.Int32
+	hook := make(chan struct{})
+	p.direct.before = func(context.Context, *pgx.ConnConfig) error { asked.Add(1); <-hook; return nil }
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan time.Duration)
+	for range 10 {
+		go func() { ended <- p.oldestClaim(ctx, Worker) }()
+	}
+	eventually(t, "it is asked", func() bool { return asked.Load() > 0 })
+	cancel()
+	for range 10 {
+		require.Zero(t, <-ended)
+	}
+	require.EqualValues(t, 1, asked.Load(), "one asks for all")
+	close(hook)
+	eventually(t, "the answer is there", func() bool {
+		p.inquiries[Worker].mu.Lock()
+		defer p.inquiries[Worker].mu.Unlock()
+		return p.inquiries[Worker].last == nil
+	})
+	p.direct.before = before
 }

@@ -1579,3 +1579,26 @@ func TestFetchWorkItem_ItemOfASessionIsLocked_NothingBehindItIsClaimed(t *testin
 	require.NoError(t, err)
 	require.Equal(t, []string{"first", "second"}, namesOf(items))
 }
+
+// However much is behind the item that is in the way, and whatever it is that is locked.
+func TestFetchWorkItem_SessionIsInUse_WhatIsBehindIsNotRead(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `INSERT INTO worker_queue (name, session_id) SELECT i::text, 's' FROM generate_series(1, 2000) AS i`)
+	n.exec(t, `INSERT INTO sessions (session_id, owner, locked_until) VALUES ('s', 'A', now() + interval '1 h')`)
+	for _, locked := range []string{`worker_queue WHERE name = '1'`, `sessions`} {
+		inTheWay := n.begin(t)
+		_, err := inTheWay.Exec(t.Context(), `SELECT FROM `+locked+` FOR UPDATE`)
+		require.NoError(t, err)
+		for _, fair := range []bool{false, true} {
+			tx := n.begin(t)
+			var items, read int
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT count(item_id) FROM fetch_work(gen_random_uuid(), '30 s', p_owner => 'A', p_fair => $1)`, fair).Scan(&items))
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE schemaname = $1 AND relname = 'worker_queue'`, n.schema).Scan(&read))
+			require.Zero(t, items, locked)
+			require.Less(t, read, 100, "%s, fair %v", locked, fair)
+			require.NoError(t, tx.Rollback(t.Context()))
+		}
+		require.NoError(t, inTheWay.Rollback(t.Context()))
+	}
+}

@@ -40,6 +40,88 @@ $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
+CREATE OR REPLACE FUNCTION pick_work(
+    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_picked     bigint[] := '{}';
+    v_candidates bigint[];
+    v_sessions   text[];
+    v_cut        boolean;
+    v_spare      integer := 32;
+BEGIN
+    IF p_namespaces IS NULL AND p_tags = ARRAY[''] AND p_owner IS NULL THEN
+        RETURN ARRAY(
+            SELECT head.id
+              FROM generate_series(9, 0, -1) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT q.id FROM worker_queue q
+                    WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
+                    ORDER BY q.visible_at, q.id
+                    LIMIT p_limit FOR UPDATE SKIP LOCKED) head
+             LIMIT p_limit);
+    END IF;
+
+    -- The order runs across several lists, but rows can be locked lazily only along one index. So candidates are
+    -- read without locks, some to spare, merged, and then locked in order; if others hold so many of them that too
+    -- few remain, there is another round with more to spare.
+    LOOP
+        SELECT array_agg(c.id ORDER BY c.priority DESC, c.visible_at, c.id),
+               array_agg(c.session_id ORDER BY c.priority DESC, c.visible_at, c.id),
+               coalesce(bool_or(c.place = p_limit + v_spare), false)
+          INTO v_candidates, v_sessions, v_cut
+          FROM (SELECT head.* FROM generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                         FROM worker_queue q
+                        WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
+                        ORDER BY q.visible_at, q.id
+                        LIMIT p_limit + v_spare) head
+                 WHERE p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags))
+                UNION ALL
+                SELECT head.* FROM asked_lists(p_namespaces, p_tags) AS list
+                 CROSS JOIN generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                         FROM worker_queue q
+                        WHERE q.namespace = list.namespace AND q.tag = list.tag AND q.priority = level.priority
+                          AND q.session_id IS NULL AND q.visible_at <= p_now
+                        ORDER BY q.visible_at, q.id
+                        LIMIT p_limit + v_spare) head
+                UNION ALL
+                SELECT head.* FROM session_lists(p_owner, p_now) AS list
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                         FROM worker_queue q
+                        WHERE q.session_id = list.session_id AND q.visible_at <= p_now
+                          AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces))
+                          AND (p_tags IS NULL OR q.tag = ANY (p_tags))
+                        ORDER BY q.visible_at, q.id
+                        LIMIT p_limit) head -- to spare is nothing: where one may not be claimed, none of its session that is behind it is
+                 WHERE p_owner IS NOT NULL AND list.free_at IS NULL) AS c;
+        IF p_owner IS NULL THEN
+            v_picked := ARRAY(
+                SELECT q.id FROM worker_queue q
+                 WHERE q.id = ANY (v_candidates) AND q.visible_at <= p_now
+                 ORDER BY q.priority DESC, q.visible_at, q.id
+                 LIMIT p_limit FOR UPDATE SKIP LOCKED);
+        ELSE
+            v_picked := lock_items(v_candidates, v_sessions, p_limit, p_owner, p_now);
+        END IF;
+        EXIT WHEN NOT v_cut OR cardinality(v_picked) = p_limit;
+        v_spare := v_spare * 8;
+    END LOOP;
+    RETURN v_picked;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
 CREATE OR REPLACE FUNCTION fetch_work(
     p_token uuid, p_lock_timeout interval, p_limit integer DEFAULT 1,
     p_namespaces text[] DEFAULT NULL, p_announce boolean DEFAULT false,
@@ -372,7 +454,7 @@ BEGIN
                     WHERE q.session_id = list.session_id AND q.visible_at <= p_now
                       AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces)) AND (p_tags IS NULL OR q.tag = ANY (p_tags))
                     ORDER BY q.visible_at, q.id
-                    LIMIT v_want + v_spare) h
+                    LIMIT v_want) h -- as in pick_work
               LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[h.namespace])
              WHERE p_owner IS NOT NULL AND list.free_at IS NULL
         ), draw AS MATERIALIZED ( -- of a lottery, in which each namespace has chances by its weight: the lot of its first item counts
@@ -844,6 +926,88 @@ BEGIN
         ELSE
             v_spare := v_spare * 8;
         END IF;
+    END LOOP;
+    RETURN v_picked;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION pick_work(
+    p_now timestamptz, p_limit integer, p_namespaces text[], p_tags text[], p_owner text)
+RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_picked     bigint[] := '{}';
+    v_candidates bigint[];
+    v_sessions   text[];
+    v_cut        boolean;
+    v_spare      integer := 32;
+BEGIN
+    IF p_namespaces IS NULL AND p_tags = ARRAY[''] AND p_owner IS NULL THEN
+        RETURN ARRAY(
+            SELECT head.id
+              FROM generate_series(9, 0, -1) AS level (priority)
+             CROSS JOIN LATERAL (
+                   SELECT q.id FROM worker_queue q
+                    WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
+                    ORDER BY q.visible_at, q.id
+                    LIMIT p_limit FOR UPDATE SKIP LOCKED) head
+             LIMIT p_limit);
+    END IF;
+
+    -- The order runs across several lists, but rows can be locked lazily only along one index. So candidates are
+    -- read without locks, some to spare, merged, and then locked in order; if others hold so many of them that too
+    -- few remain, there is another round with more to spare.
+    LOOP
+        SELECT array_agg(c.id ORDER BY c.priority DESC, c.visible_at, c.id),
+               array_agg(c.session_id ORDER BY c.priority DESC, c.visible_at, c.id),
+               coalesce(bool_or(c.place = p_limit + v_spare), false)
+          INTO v_candidates, v_sessions, v_cut
+          FROM (SELECT head.* FROM generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                         FROM worker_queue q
+                        WHERE -q.priority = -level.priority AND q.tag = '' AND q.session_id IS NULL AND q.visible_at <= p_now
+                        ORDER BY q.visible_at, q.id
+                        LIMIT p_limit + v_spare) head
+                 WHERE p_namespaces IS NULL AND (p_tags IS NULL OR '' = ANY (p_tags))
+                UNION ALL
+                SELECT head.* FROM asked_lists(p_namespaces, p_tags) AS list
+                 CROSS JOIN generate_series(0, 9) AS level (priority)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                         FROM worker_queue q
+                        WHERE q.namespace = list.namespace AND q.tag = list.tag AND q.priority = level.priority
+                          AND q.session_id IS NULL AND q.visible_at <= p_now
+                        ORDER BY q.visible_at, q.id
+                        LIMIT p_limit + v_spare) head
+                UNION ALL
+                SELECT head.* FROM session_lists(p_owner, p_now) AS list
+                 CROSS JOIN LATERAL (
+                       SELECT q.id, q.priority, q.visible_at, q.session_id, row_number() OVER (ORDER BY q.visible_at, q.id) AS place
+                         FROM worker_queue q
+                        WHERE q.session_id = list.session_id AND q.visible_at <= p_now
+                          AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces))
+                          AND (p_tags IS NULL OR q.tag = ANY (p_tags))
+                        ORDER BY q.visible_at, q.id
+                        LIMIT p_limit + v_spare) head
+                 WHERE p_owner IS NOT NULL AND list.free_at IS NULL) AS c;
+        IF p_owner IS NULL THEN
+            v_picked := ARRAY(
+                SELECT q.id FROM worker_queue q
+                 WHERE q.id = ANY (v_candidates) AND q.visible_at <= p_now
+                 ORDER BY q.priority DESC, q.visible_at, q.id
+                 LIMIT p_limit FOR UPDATE SKIP LOCKED);
+        ELSE
+            v_picked := lock_items(v_candidates, v_sessions, p_limit, p_owner, p_now);
+        END IF;
+        EXIT WHEN NOT v_cut OR cardinality(v_picked) = p_limit;
+        v_spare := v_spare * 8;
     END LOOP;
     RETURN v_picked;
 END
