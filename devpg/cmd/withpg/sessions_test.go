@@ -148,18 +148,16 @@ func TestSessions_ClientLeavesSomethingOpen_ItsSessionEnds(t *testing.T) {
 func TestSessions_Cancel_ReachesTheServer(t *testing.T) {
 	k := keeping(t, nil)
 	conn := k.connect("")
+	asking, end := context.WithCancel(t.Context())
 	var asked sync.WaitGroup
 	defer asked.Wait()
+	defer end()
 	asked.Go(func() {
-		for {
-			_ = conn.PgConn().CancelRequest(t.Context())
+		for asking.Err() == nil { // the first may come before the statement
+			_ = conn.PgConn().CancelRequest(asking)
 			select {
-			case <-t.Context().Done():
-				return
+			case <-asking.Done():
 			case <-time.After(10 * time.Millisecond):
-			}
-			if conn.PgConn().IsClosed() {
-				return
 			}
 		}
 	})
@@ -167,6 +165,8 @@ func TestSessions_Cancel_ReachesTheServer(t *testing.T) {
 	var refused *pgconn.PgError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, "57014", refused.Code)
+	end()
+	asked.Wait()
 	require.NoError(t, conn.Close(t.Context()))
 }
 
