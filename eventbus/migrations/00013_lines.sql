@@ -90,7 +90,7 @@ BEGIN
         PERFORM enqueue_delivery(v_item, p_event_id, p_emitted_at, p_tag);
     ELSE
         v_place := nextval('event_lines_place_seq') - CASE WHEN p_log THEN 4611686018427387904 ELSE 0 END;
-        IF v_place <= v_passed THEN -- the sequence is behind the rows, as where logical replication has brought those alone: what has such a place is looked for by nobody
+        IF v_place <= v_passed THEN -- the sequence is behind the rows, as where logical replication has brought those alone; nobody looks there
             v_place := 1 + greatest(v_passed, (SELECT max(l.place) FROM event_lines l WHERE l.group_id = p_group_id AND l.key = p_key AND (l.place < 0 OR NOT p_log)));
         END IF;
         INSERT INTO event_lines (group_id, key, place, event_id, emitted_at, event_type)
@@ -278,7 +278,7 @@ RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET jit = off
-SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     v_since timestamptz := (SELECT g.created_at FROM event_groups g WHERE g.group_id = p_group_id); -- null: it is gone
