@@ -309,6 +309,10 @@ BEGIN
         )
         SELECT array_agg(o.item_id) INTO v_gone FROM (SELECT l.item_id FROM lines l UNION ALL SELECT k.item_id FROM keys k) AS o WHERE o.item_id IS NOT NULL;
         PERFORM remove_work(v_gone);
+        -- What is not at work goes by the tag that nobody claims until its key can be had: for a new group of the name it is not.
+        UPDATE worker_queue q SET tag = p_tag WHERE q.id = ANY (ARRAY(
+            SELECT w.id FROM event_keys k JOIN worker_queue w ON w.id = k.item_id
+             WHERE k.group_id = p_group_id AND w.tag <> p_tag AND NOT (w.lock_token IS NOT NULL AND w.visible_at > clock_timestamp()) FOR UPDATE OF w SKIP LOCKED));
         RETURN;
     ELSIF EXISTS (SELECT FROM event_subscriptions s WHERE s.group_id = p_group_id AND s.tag = p_tag) THEN
         -- By the index, for all that is of the group itself has this tag as well.
