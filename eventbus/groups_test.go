@@ -138,6 +138,7 @@ func TestUnsubscribe_DeliveryGoesByAPatternOfANodeThatWaits_IsHandledAtOnce(t *t
 func TestUnsubscribe_StrayGoesByAPatternOfANodeThatWaits_IsHandledWithTheHeartbeatThatFindsIt(t *testing.T) {
 	t.Parallel()
 	l := newLabOn(t, &seldom, nil)
+	l.openTransaction() // of anybody, which nothing here waits for
 	tx := l.begin()
 	s := l.routedPast(func() {
 		_, err := l.WithTx(tx).Emit(l.within(), "a.b.c", nil, nil)

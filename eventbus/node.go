@@ -359,7 +359,7 @@ func (n *Node) keepBeating(ctx context.Context, watch *pgwake.Watch) {
 
 // beatAndTell calls beat, and tells those who wait of what goes by another tag since a subscription was removed: it was there already, so no insert does. For
 // what unsubscribe has moved that is the first beat that finds the retirement, and for strays the one that deals with them (remove_strays): those
-// are the retirements that it has changed. The first statement reads them as they were before its beat, and whether there is the row of the node.
+// are the retirements that it has changed. Where 00013_lines.sql is, retire_tag tells by itself as well. The first statement reads them as they were before its beat, and whether there is the row of the node.
 // Both are one transaction: of a node that dies all of it has happened, or is left to the next.
 const beatAndTell = `
 SELECT %[1]sbeat($1, $2, $3, $4, $5), EXISTS (SELECT FROM %[1]sevent_nodes AS n WHERE n.node_id OPERATOR(pg_catalog.=) $1), pg_catalog.set_config('pgwake.retirements',

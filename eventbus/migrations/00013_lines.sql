@@ -5,6 +5,10 @@
 -- that wait in those. Whoever settles an item has it locked before all of that, and one who settles several, redrives, or goes on after SET
 -- CONSTRAINTS ALL IMMEDIATE, locks keys in an order of his own. So whoever removes a group or a subscription waits for no key and no item: what
 -- others have locked is left to remove_strays, which comes back when they have ended.
+--
+-- Invariant (former): a group that is made anew gets nothing of a former one of its name, though the tags are the same. With a key that is what the id
+-- of the group in event_keys says, which a tag of its own stands for (eventbus/| and the id). Without one it is what nobody has touched since it was
+-- enqueued, which was before the group was there, of an event that was not routed to it. A dead letter that was redriven was touched, and stays.
 
 -- +goose Up
 
@@ -12,6 +16,7 @@
 ALTER TABLE event_replays ADD COLUMN waiting_since timestamptz;
 COMMENT ON COLUMN event_replays.waiting_since IS 'Since when it has found nothing to deliver, and waits for transactions that are open; null: it does not.';
 ALTER TABLE event_keys ADD COLUMN passed bigint;
+COMMENT ON TABLE event_retirements IS 'Tags of subscriptions that were removed, until nobody can deliver by them any more; and, of a group that was removed, eventbus/| with its id, until nothing is left of its keys. See remove_strays.';
 COMMENT ON COLUMN event_keys.passed IS 'Place of the delivery that has left the line last: all that wait have a higher one. Null: none has, or nobody has noted it.';
 
 -- +goose StatementBegin
@@ -71,20 +76,65 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_item bigint := CASE WHEN p_log OR NOT is_behind(p_group_id) THEN nextval('worker_queue_id_seq') END; -- null: not now
-    v_head bigint;
+    v_item   bigint := CASE WHEN p_log OR NOT is_behind(p_group_id) THEN nextval('worker_queue_id_seq') END; -- null: not now
+    v_head   bigint;
+    v_passed bigint;
+    v_place  bigint;
 BEGIN
     -- Where nothing of the log is to come first, all that will wait has a place above this one.
     INSERT INTO event_keys AS k (group_id, key, item_id, passed)
     VALUES (p_group_id, p_key, v_item, CASE WHEN v_item IS NOT NULL AND NOT p_log THEN nextval('event_lines_place_seq') END)
     ON CONFLICT (group_id, key) DO UPDATE SET item_id = CASE WHEN p_log THEN coalesce(k.item_id, v_item) ELSE k.item_id END -- which locks it
-    RETURNING k.item_id INTO v_head;
+    RETURNING k.item_id, k.passed INTO v_head, v_passed;
     IF v_head = v_item THEN
         PERFORM enqueue_delivery(v_item, p_event_id, p_emitted_at, p_tag);
     ELSE
+        v_place := nextval('event_lines_place_seq') - CASE WHEN p_log THEN 4611686018427387904 ELSE 0 END;
+        IF v_place <= v_passed THEN -- the sequence is behind the rows, as where logical replication has brought those alone; nobody looks there
+            v_place := 1 + greatest(v_passed, (SELECT max(l.place) FROM event_lines l WHERE l.group_id = p_group_id AND l.key = p_key AND (l.place < 0 OR NOT p_log)));
+        END IF;
         INSERT INTO event_lines (group_id, key, place, event_id, emitted_at, event_type)
-        VALUES (p_group_id, p_key, nextval('event_lines_place_seq') - CASE WHEN p_log THEN 4611686018427387904 ELSE 0 END, p_event_id, p_emitted_at, p_event_type);
+        VALUES (p_group_id, p_key, v_place, p_event_id, p_emitted_at, p_event_type);
     END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION item_of_key_comes_back()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_group  bigint;
+    v_head   bigint;
+    v_passed bigint;
+    v_place  bigint;
+BEGIN
+    IF EXISTS (SELECT FROM event_keys k WHERE k.item_id = NEW.id) THEN
+        RETURN NEW; -- it comes from the line
+    END IF;
+    SELECT g.group_id INTO v_group FROM event_groups g WHERE g.namespace = NEW.namespace AND g.name = split_part(substr(NEW.tag, 10), '|', 1);
+    IF NOT FOUND THEN
+        RETURN NEW;
+    END IF;
+    INSERT INTO event_keys AS k (group_id, key, item_id) VALUES (v_group, NEW.key, NEW.id)
+    ON CONFLICT (group_id, key) DO UPDATE SET item_id = coalesce(k.item_id, NEW.id)
+    RETURNING k.item_id, k.passed INTO v_head, v_passed;
+    IF v_head <> NEW.id THEN
+        v_place := nextval('event_lines_place_seq');
+        IF v_place <= v_passed THEN -- as in line_up
+            v_place := 1 + greatest(v_passed, (SELECT max(l.place) FROM event_lines l WHERE l.group_id = v_group AND l.key = NEW.key));
+        END IF;
+        INSERT INTO event_lines (group_id, key, place, event_id, emitted_at, event_type, item_id)
+        SELECT v_group, NEW.key, v_place, coalesce(e.event_id, 0), coalesce(e.emitted_at, NEW.created_at), NEW.name, NEW.id FROM delivered_event(NEW.input) AS e
+         WHERE NOT EXISTS (SELECT FROM event_lines l WHERE l.item_id = NEW.id); -- of this very transaction, see item_of_key_settled
+        NEW.visible_at := '9999-12-31 00:00:00+00';
+    END IF;
+    RETURN NEW;
 END
 $$;
 -- +goose StatementEnd
@@ -175,6 +225,54 @@ $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
+CREATE OR REPLACE FUNCTION subscribe(p_namespace text, p_group text, p_patterns text[], p_from_beginning boolean DEFAULT false)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_namespace text := coalesce(p_namespace, 'default');
+    v_group     text := coalesce(p_group, 'default');
+    v_id        bigint;
+    v_new       boolean;
+    v_bad       text;
+    v_tags      text[];
+BEGIN
+    SELECT p.pattern INTO v_bad FROM unnest(p_patterns) AS p (pattern)
+     WHERE (octet_length(p.pattern) <= 180 AND p.pattern ~ '^([^.*#|[:space:][:cntrl:]]+|[*#])(\.([^.*#|[:space:][:cntrl:]]+|[*#]))*$') IS NOT TRUE LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'a pattern must have up to 180 bytes, in segments with dots between them, each a name, * or #: not %', quote_nullable(v_bad) USING ERRCODE = 'PW003';
+    END IF;
+    -- Its row is locked: from here on nobody changes what the group is subscribed to.
+    INSERT INTO event_groups AS g (namespace, name, behind) VALUES (v_namespace, v_group, p_from_beginning)
+    ON CONFLICT (namespace, name) DO UPDATE SET name = excluded.name
+    RETURNING g.group_id, g.xmax = 0 INTO v_id, v_new;
+    PERFORM register_namespaces(ARRAY[v_namespace]);
+    WITH added AS (
+        INSERT INTO event_subscriptions AS s (group_id, namespace, pattern, regex, specificity, tag)
+        SELECT DISTINCT v_id, v_namespace, p.pattern, CASE WHEN p.pattern ~ '[*#]' THEN pattern_regex(p.pattern) END, pattern_specificity(p.pattern), event_tag(v_group, p.pattern)
+          FROM unnest(p_patterns) AS p (pattern)
+        ON CONFLICT (group_id, pattern) DO NOTHING
+        RETURNING s.tag)
+    SELECT array_agg(a.tag) INTO v_tags FROM added a;
+    IF v_tags IS NOT NULL THEN
+        PERFORM notify_group(v_namespace, v_group);
+    END IF;
+    IF v_new THEN -- what is left of another one of that name is not for this one, see invariant (former)
+        PERFORM retire_tag(CASE WHEN starts_with(r.tag, event_tag('', '')) THEN split_part(r.tag, '|', 2)::bigint ELSE v_id END, r.namespace, r.tag)
+           FROM event_retirements r WHERE r.namespace = v_namespace AND (starts_with(r.tag, event_tag('', '')) OR starts_with(r.tag, event_tag(v_group, '')));
+    ELSE
+        DELETE FROM event_retirements r WHERE r.namespace = v_namespace AND r.tag = ANY (v_tags);
+    END IF;
+    IF v_new AND p_from_beginning THEN
+        PERFORM begin_replay(v_id, p_undelivered => true);
+    END IF;
+    RETURN v_id;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
 CREATE OR REPLACE FUNCTION retire_tag(p_group_id bigint, p_namespace text, p_tag text)
 RETURNS void
 LANGUAGE plpgsql
@@ -183,31 +281,74 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_ids   bigint[] := ARRAY(SELECT q.id FROM worker_queue q WHERE q.namespace = p_namespace AND q.tag = p_tag AND q.session_id IS NULL);
+    v_since timestamptz := (SELECT g.created_at FROM event_groups g WHERE g.group_id = p_group_id); -- null: it is gone
+    v_ids   bigint[];
     v_lined bigint[];
+    v_keys  text[];
     v_item  record;
     v_tag   text;
     v_gone  bigint[] := '{}';
+    v_moved boolean := false;
 BEGIN
     -- Whoever has an item locked, or its key, may be about to settle it, and wait for what is locked here already, see invariant (order).
+    IF starts_with(p_tag, event_tag('', '')) THEN
+        -- A key goes with all that there is of it, or not yet.
+        v_keys := ARRAY(SELECT k.key FROM event_keys k WHERE k.group_id = p_group_id FOR UPDATE SKIP LOCKED);
+        v_lined := ARRAY(SELECT k.item_id FROM event_keys k WHERE k.group_id = p_group_id AND k.key = ANY (v_keys) AND k.item_id IS NOT NULL
+                         UNION ALL SELECT l.item_id FROM event_lines l WHERE l.group_id = p_group_id AND l.key = ANY (v_keys) AND l.item_id IS NOT NULL);
+        v_ids := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_lined) FOR UPDATE SKIP LOCKED);
+        v_ids := ARRAY(SELECT q.id FROM worker_queue q WHERE q.id = ANY (v_lined) EXCEPT SELECT unnest(v_ids)); -- which are not to be had
+        v_keys := ARRAY(
+            SELECT unnest(v_keys)
+            EXCEPT SELECT k.key FROM event_keys k WHERE k.item_id = ANY (v_ids)
+            EXCEPT SELECT l.key FROM event_lines l WHERE l.item_id = ANY (v_ids));
+        WITH lines AS (
+            DELETE FROM event_lines l WHERE l.group_id = p_group_id AND l.key = ANY (v_keys) RETURNING l.item_id
+        ), keys AS (
+            DELETE FROM event_keys k WHERE k.group_id = p_group_id AND k.key = ANY (v_keys) RETURNING k.item_id
+        )
+        SELECT array_agg(o.item_id) INTO v_gone FROM (SELECT l.item_id FROM lines l UNION ALL SELECT k.item_id FROM keys k) AS o WHERE o.item_id IS NOT NULL;
+        PERFORM remove_work(v_gone);
+        -- What is not at work goes by the tag that nobody claims until its key can be had: for a new group of the name it is not.
+        UPDATE worker_queue q SET tag = p_tag WHERE q.id = ANY (ARRAY(
+            SELECT w.id FROM event_keys k JOIN worker_queue w ON w.id = k.item_id
+             WHERE k.group_id = p_group_id AND w.tag <> p_tag AND NOT (w.lock_token IS NOT NULL AND w.visible_at > clock_timestamp()) FOR UPDATE OF w SKIP LOCKED));
+        RETURN;
+    ELSIF EXISTS (SELECT FROM event_subscriptions s WHERE s.group_id = p_group_id AND s.tag = p_tag) THEN
+        -- By the index, for all that is of the group itself has this tag as well.
+        v_ids := ARRAY(SELECT q.id FROM worker_queue q
+                        WHERE q.namespace = p_namespace AND q.tag = p_tag AND q.priority = 0 AND q.visible_at < v_since AND q.session_id IS NULL AND q.key IS NULL);
+    ELSE
+        v_ids := ARRAY(SELECT q.id FROM worker_queue q WHERE q.namespace = p_namespace AND q.tag = p_tag AND q.session_id IS NULL);
+    END IF;
     v_lined := ARRAY(SELECT k.item_id FROM event_keys k WHERE k.item_id = ANY (v_ids) UNION ALL SELECT l.item_id FROM event_lines l WHERE l.item_id = ANY (v_ids));
     v_ids := ARRAY(SELECT unnest(v_ids) EXCEPT SELECT unnest(v_lined)) || ARRAY(
         SELECT of.item_id FROM (SELECT k.item_id, k.group_id, k.key FROM event_keys k WHERE k.item_id = ANY (v_lined)
                                  UNION ALL SELECT l.item_id, l.group_id, l.key FROM event_lines l WHERE l.item_id = ANY (v_lined)) AS of
-          JOIN event_keys k ON k.group_id = of.group_id AND k.key = of.key FOR UPDATE OF k SKIP LOCKED);
-    FOR v_item IN SELECT q.id, q.name FROM worker_queue q WHERE q.id = ANY (v_ids) AND q.tag = p_tag AND q.session_id IS NULL ORDER BY q.id FOR UPDATE SKIP LOCKED LOOP
+          JOIN event_keys k ON k.group_id = of.group_id AND k.key = of.key
+         WHERE of.group_id = p_group_id AND v_since IS NOT NULL FOR UPDATE OF k SKIP LOCKED); -- those of groups that are gone go by key
+    FOR v_item IN
+        SELECT q.id, q.name, q.input, q.key IS NULL AND q.created_at < v_since AND q.visible_at = q.created_at AS older
+          FROM worker_queue q WHERE q.id = ANY (v_ids) AND q.tag = p_tag AND q.session_id IS NULL ORDER BY q.id FOR UPDATE SKIP LOCKED
+    LOOP
         SELECT r.tag INTO v_tag FROM routes(p_namespace, v_item.name) AS r WHERE r.group_id = p_group_id;
-        IF FOUND THEN
-            UPDATE worker_queue q SET tag = v_tag WHERE q.id = v_item.id;
-        ELSE
+        IF NOT FOUND OR v_item.older AND NOT EXISTS (
+            SELECT FROM delivered_event(v_item.input) AS d JOIN event_log e ON e.event_id = d.event_id AND e.emitted_at = d.emitted_at
+             WHERE e.routes @> ARRAY[p_group_id]) THEN -- see invariant (former)
             v_gone := v_gone || v_item.id;
+        ELSIF v_tag <> p_tag THEN
+            UPDATE worker_queue q SET tag = v_tag WHERE q.id = v_item.id;
+            v_moved := true;
         END IF;
     END LOOP;
     PERFORM remove_work(v_gone);
+    IF v_moved THEN
+        PERFORM notify_queue('worker', 1, NULL, p_namespace); -- no insert tells
+    END IF;
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION retire_tag IS 'Internal: the deliveries of a subscription that is removed go by another of the group that is for them, or else away; but not those that somebody else has locked, or their keys.';
+COMMENT ON FUNCTION retire_tag IS 'Internal: the deliveries of a subscription that is removed go by another of the group that is for them, or else away; by the tag of a group that is gone (eventbus/| with its id), all of its keys. But not those that somebody else has locked, or their keys.';
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION remove_strays()
@@ -218,22 +359,25 @@ SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_tag record;
+    v_tag  record;
+    v_over boolean;
 BEGIN
     FOR v_tag IN
-        SELECT r.namespace, r.tag, (SELECT g.group_id FROM event_groups g WHERE g.namespace = r.namespace AND g.name = split_part(substr(r.tag, 10), '|', 1)) AS group_id
-          FROM event_retirements r WHERE r.horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot())) ORDER BY r.namespace COLLATE "C", r.tag COLLATE "C"
+        SELECT r.namespace, r.tag, CASE WHEN starts_with(r.tag, event_tag('', '')) THEN split_part(r.tag, '|', 2)::bigint
+                 ELSE (SELECT g.group_id FROM event_groups g WHERE g.namespace = r.namespace AND g.name = split_part(substr(r.tag, 10), '|', 1)) END AS group_id
+          FROM event_retirements r ORDER BY r.namespace COLLATE "C", r.tag COLLATE "C"
     LOOP
         PERFORM is_behind(v_tag.group_id); -- see invariant (order)
-        PERFORM FROM event_retirements r WHERE r.namespace = v_tag.namespace AND r.tag = v_tag.tag
-            AND r.horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot())) FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND; -- somebody else is at it, or has changed it
+        SELECT r.horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot())) INTO v_over
+          FROM event_retirements r WHERE r.namespace = v_tag.namespace AND r.tag = v_tag.tag FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND; -- somebody else is at it, or has removed it
+        -- At each call, for those who had something of it locked may have ended. The horizon tells when nothing can come any more.
         PERFORM retire_tag(v_tag.group_id, v_tag.namespace, v_tag.tag);
-        IF EXISTS (SELECT FROM worker_queue q WHERE q.namespace = v_tag.namespace AND q.tag = v_tag.tag AND q.session_id IS NULL) THEN
-            UPDATE event_retirements r SET horizon = NULL WHERE r.namespace = v_tag.namespace AND r.tag = v_tag.tag; -- for those who have some of it locked to end
-        ELSE
-            DELETE FROM event_retirements r WHERE r.namespace = v_tag.namespace AND r.tag = v_tag.tag;
-        END IF;
+        CONTINUE WHEN v_over IS NOT TRUE
+            OR starts_with(v_tag.tag, event_tag('', '')) AND EXISTS (SELECT FROM event_keys k WHERE k.group_id = v_tag.group_id)
+            OR NOT EXISTS (SELECT FROM event_subscriptions s WHERE s.group_id = v_tag.group_id AND s.tag = v_tag.tag)
+               AND EXISTS (SELECT FROM worker_queue q WHERE q.namespace = v_tag.namespace AND q.tag = v_tag.tag AND q.session_id IS NULL);
+        DELETE FROM event_retirements r WHERE r.namespace = v_tag.namespace AND r.tag = v_tag.tag;
     END LOOP;
     UPDATE event_retirements r SET horizon = horizon()
      WHERE (r.namespace, r.tag) IN (SELECT n.namespace, n.tag FROM event_retirements n WHERE n.horizon IS NULL FOR UPDATE SKIP LOCKED);
@@ -252,7 +396,6 @@ DECLARE
     v_group     bigint;
     v_first     text := event_tag(coalesce(p_group, 'default'), '');
     v_tags      text[];
-    v_keys      text[];
 BEGIN
     SELECT g.group_id INTO v_group FROM event_groups g WHERE g.namespace = v_namespace AND g.name = coalesce(p_group, 'default');
     PERFORM FROM event_replays r WHERE r.group_id = v_group AND r.undelivered FOR UPDATE; -- see invariant (order)
@@ -261,15 +404,14 @@ BEGIN
         RETURN false;
     END IF;
     v_tags := ARRAY(
+        SELECT event_tag('', v_group::text) -- its keys
+        UNION
         SELECT s.tag FROM event_subscriptions s WHERE s.group_id = v_group
         UNION -- of a subscription that was removed there may be a dead letter that was redriven
         SELECT l.tag FROM work_lists(ARRAY[v_namespace], NULL) AS l WHERE starts_with(l.tag, v_first));
     DELETE FROM event_groups g WHERE g.group_id = v_group; -- its subscriptions, and replays, go with it
     INSERT INTO event_retirements (namespace, tag) SELECT v_namespace, t.tag FROM unnest(v_tags) AS t (tag)
     ON CONFLICT (namespace, tag) DO UPDATE SET horizon = NULL;
-    v_keys := ARRAY(SELECT k.key FROM event_keys k WHERE k.group_id = v_group FOR UPDATE SKIP LOCKED); -- what is in the others' lines goes with their items
-    DELETE FROM event_lines l WHERE l.group_id = v_group AND l.key = ANY (v_keys);
-    DELETE FROM event_keys k WHERE k.group_id = v_group AND k.key = ANY (v_keys) AND k.item_id IS NULL; -- the others go with their items
     PERFORM retire_tag(v_group, v_namespace, t.tag) FROM unnest(v_tags) AS t (tag);
     PERFORM notify_group(v_namespace, coalesce(p_group, 'default'));
     RETURN true;
@@ -386,6 +528,12 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
+
+-- What former versions have left of groups that are gone. Whoever has a key locked is not waited for.
+DELETE FROM event_lines l
+ WHERE NOT EXISTS (SELECT FROM event_groups g WHERE g.group_id = l.group_id) AND NOT EXISTS (SELECT FROM event_keys k WHERE k.group_id = l.group_id AND k.key = l.key);
+INSERT INTO event_retirements (namespace, tag)
+SELECT DISTINCT 'default', event_tag('', k.group_id::text) FROM event_keys k WHERE NOT EXISTS (SELECT FROM event_groups g WHERE g.group_id = k.group_id);
 
 -- +goose Down
 
@@ -504,6 +652,78 @@ BEGIN
         v_delivered := v_delivered + 1;
     END LOOP;
     RETURN v_delivered;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION item_of_key_comes_back()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_group bigint;
+    v_head  bigint;
+BEGIN
+    IF EXISTS (SELECT FROM event_keys k WHERE k.item_id = NEW.id) THEN
+        RETURN NEW; -- it comes from the line
+    END IF;
+    SELECT g.group_id INTO v_group FROM event_groups g WHERE g.namespace = NEW.namespace AND g.name = split_part(substr(NEW.tag, 10), '|', 1);
+    IF NOT FOUND THEN
+        RETURN NEW;
+    END IF;
+    INSERT INTO event_keys AS k (group_id, key, item_id) VALUES (v_group, NEW.key, NEW.id)
+    ON CONFLICT (group_id, key) DO UPDATE SET item_id = coalesce(k.item_id, NEW.id)
+    RETURNING k.item_id INTO v_head;
+    IF v_head <> NEW.id THEN
+        INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type, item_id)
+        SELECT v_group, NEW.key, coalesce(e.event_id, 0), coalesce(e.emitted_at, NEW.created_at), NEW.name, NEW.id FROM delivered_event(NEW.input) AS e
+         WHERE NOT EXISTS (SELECT FROM event_lines l WHERE l.item_id = NEW.id); -- of this very transaction, see item_of_key_settled
+        NEW.visible_at := '9999-12-31 00:00:00+00';
+    END IF;
+    RETURN NEW;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION subscribe(p_namespace text, p_group text, p_patterns text[], p_from_beginning boolean DEFAULT false)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_namespace text := coalesce(p_namespace, 'default');
+    v_group     text := coalesce(p_group, 'default');
+    v_id        bigint;
+    v_new       boolean;
+    v_bad       text;
+BEGIN
+    SELECT p.pattern INTO v_bad FROM unnest(p_patterns) AS p (pattern)
+     WHERE (octet_length(p.pattern) <= 180 AND p.pattern ~ '^([^.*#|[:space:][:cntrl:]]+|[*#])(\.([^.*#|[:space:][:cntrl:]]+|[*#]))*$') IS NOT TRUE LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'a pattern must have up to 180 bytes, in segments with dots between them, each a name, * or #: not %', quote_nullable(v_bad) USING ERRCODE = 'PW003';
+    END IF;
+    -- Its row is locked: from here on nobody changes what the group is subscribed to.
+    INSERT INTO event_groups AS g (namespace, name, behind) VALUES (v_namespace, v_group, p_from_beginning)
+    ON CONFLICT (namespace, name) DO UPDATE SET name = excluded.name
+    RETURNING g.group_id, g.xmax = 0 INTO v_id, v_new;
+    PERFORM register_namespaces(ARRAY[v_namespace]);
+    INSERT INTO event_subscriptions (group_id, namespace, pattern, regex, specificity, tag)
+    SELECT DISTINCT v_id, v_namespace, p.pattern, CASE WHEN p.pattern ~ '[*#]' THEN pattern_regex(p.pattern) END, pattern_specificity(p.pattern), event_tag(v_group, p.pattern)
+      FROM unnest(p_patterns) AS p (pattern)
+    ON CONFLICT (group_id, pattern) DO NOTHING;
+    IF FOUND THEN
+        PERFORM notify_group(v_namespace, v_group);
+    END IF;
+    DELETE FROM event_retirements r WHERE r.namespace = v_namespace AND r.tag IN (SELECT event_tag(v_group, p.pattern) FROM unnest(p_patterns) AS p (pattern));
+    IF v_new AND p_from_beginning THEN
+        PERFORM begin_replay(v_id, p_undelivered => true);
+    END IF;
+    RETURN v_id;
 END
 $$;
 -- +goose StatementEnd
@@ -731,5 +951,6 @@ END
 $$;
 -- +goose StatementEnd
 
+COMMENT ON TABLE event_retirements IS 'Tags of subscriptions that were removed, until nobody can deliver by them any more; see remove_strays.';
 ALTER TABLE event_replays DROP COLUMN waiting_since;
 ALTER TABLE event_keys DROP COLUMN passed;

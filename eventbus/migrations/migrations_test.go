@@ -164,9 +164,9 @@ func TestMakeEventPartitions_EventsInTheDefaultPartition_AreMovedAndStayInTheLog
 		AND relnamespace = to_regnamespace(quote_ident(current_schema()))`), "this month and two more are there from the beginning")
 }
 
-// What a schedule was given before it was seen to is as it would be given now.
-func TestUp_SchedulesHaveJitterOfDays_ItIsHours(t *testing.T) {
-	t.Parallel()
+// olderSchema is a newSchema as far as it was before a file was there.
+func olderSchema(t *testing.T, before string) *schema {
+	t.Helper()
 	s := newSchema(t, "")
 	require.NoError(t, s.down(t))
 	older := migrations.Layer()
@@ -174,7 +174,7 @@ func TestUp_SchedulesHaveJitterOfDays_ItIsHours(t *testing.T) {
 	names, err := fs.Glob(older.Files, "*.sql")
 	require.NoError(t, err)
 	for _, name := range names {
-		if name < "00011" {
+		if name < before {
 			text, err := fs.ReadFile(older.Files, name)
 			require.NoError(t, err)
 			files[name] = &fstest.MapFile{Data: text}
@@ -182,6 +182,13 @@ func TestUp_SchedulesHaveJitterOfDays_ItIsHours(t *testing.T) {
 	}
 	older.Files = files
 	require.NoError(t, older.Up(t.Context(), s.config, s.name))
+	return s
+}
+
+// What a schedule was given before it was seen to is as it would be given now.
+func TestUp_SchedulesHaveJitterOfDays_ItIsHours(t *testing.T) {
+	t.Parallel()
+	s := olderSchema(t, "00011")
 	for name, jitter := range map[string]string{"a": "1 day", "b": "1 mon -29 days", "c": "01:02:03.000004", "d": "0"} {
 		s.list(t, `SELECT schedule_task('default', $1, '@daily', 'a', p_jitter => $2::text::interval)::text`, name, jitter)
 	}
@@ -189,4 +196,29 @@ func TestUp_SchedulesHaveJitterOfDays_ItIsHours(t *testing.T) {
 	require.Equal(t, []string{"1 day", "1 mon -29 days", "01:02:03.000004", "00:00:00"}, jitters())
 	require.NoError(t, migrations.Up(t.Context(), s.config, s.name))
 	require.Equal(t, []string{"24:00:00", "24:00:00", "01:02:03.000004", "00:00:00"}, jitters())
+}
+
+// Groups that are gone have left keys and lines, which keep the log and schedules of their keys for ever.
+func TestUp_KeysAndLinesOfGroupsThatAreGone_GoWithTheNextHeartbeat(t *testing.T) {
+	t.Parallel()
+	s := olderSchema(t, "00013")
+	s.list(t, `SELECT subscribe('default', 'g', '{a}')::text`)
+	for _, key := range []string{"k", "k", "l"} {
+		s.list(t, `SELECT emit('default', 'a', p_key => $1)::text`, key)
+	}
+	keys := `SELECT concat_ws(' ', 'key', group_id, key, item_id) FROM event_keys UNION ALL SELECT concat_ws(' ', 'line', group_id, key, event_id) FROM event_lines ORDER BY 1`
+	stay := s.list(t, keys)
+	require.Len(t, stay, 3)
+	for _, sql := range []string{
+		`INSERT INTO event_keys (group_id, key, item_id) VALUES (7, 'k', NULL), (8, 'k', 1000) RETURNING key`,
+		`INSERT INTO event_lines (group_id, key, event_id, emitted_at, event_type) VALUES (7, 'k', 1, now(), 'a'), (8, 'k', 2, now(), 'a'), (9, 'k', 1, now(), 'a') RETURNING key`,
+		`INSERT INTO worker_queue (id, name, tag, key) VALUES (1000, 'a', 'eventbus/former|a', 'k') RETURNING key`,
+	} {
+		s.list(t, sql)
+	}
+	require.NoError(t, migrations.Up(t.Context(), s.config, s.name))
+	require.NoError(t, migrations.Up(t.Context(), s.config, s.name), "again")
+	s.list(t, `SELECT remove_strays()::text`)
+	require.Equal(t, stay, s.list(t, keys))
+	require.Equal(t, []string{"2"}, s.list(t, `SELECT count(*)::text FROM worker_queue`), "the heads of both lines")
 }
