@@ -192,6 +192,30 @@ func TestReceive_TooMuchForOne_NobodyTakesTheRest_IsOthers(t *testing.T) {
 	}
 }
 
+// While others publish, each of many Receives takes what has come so far: none of it has an attempt that nobody made.
+func TestReceive_WhileOthersPublish_CountsNoAttempt(t *testing.T) {
+	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
+		t.Run(name, func(t *testing.T) {
+			const count = 200
+			s := newStream(t, theBroker(t), newPrefix(t), quorum)
+			published := make(chan error, 1)
+			go func() {
+				for range count {
+					if err := s.Publish(t.Context(), "a", message("x", 0)); err != nil {
+						published <- err
+						return
+					}
+				}
+				published <- nil
+			}()
+			for seen := 0; seen < count; {
+				seen += len(s.settle(t))
+			}
+			require.NoError(t, <-published)
+		})
+	}
+}
+
 // The only attempt is one that a handler makes: what was too much for a Receive, or for the budget, was in nobody's hand.
 func TestReceive_TooMuch_MaxAttemptsOne_AllIsHandled(t *testing.T) {
 	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {

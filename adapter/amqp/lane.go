@@ -134,38 +134,96 @@ func (a *lane) receive(ctx context.Context, most int, lease time.Duration) ([]di
 	return a.hold(all, time.Now().Add(lease))
 }
 
-// claim takes one message, and what comes with it as far as there is room for that. What is too much for this Receive becomes spare, and what
-// there is no room for at all goes back.
-func (a *lane) claim(ctx context.Context, most int) (all []amqp091.Delivery, err error) {
-	consumer, deliveries, err := a.consume(a.ask(most))
+// claimed is what comes to one Receive. All of it but what is to go back counts in the budget.
+type claimed struct {
+	s                            *Stream
+	all, spare, back             []amqp091.Delivery
+	weight, spareWeight, largest int64
+}
+
+// add has a message be part of the answer as far as there is room for that, be spare if it is too much for that, or go back if there is no room at all.
+func (c *claimed) add(d amqp091.Delivery) {
+	w := weigh(d.Body, d.Headers)
+	c.largest = max(c.largest, w)
+	switch {
+	case len(c.all) == 0:
+		c.s.received.add(w)
+		c.all, c.weight = append(c.all, d), w
+	case len(c.back) > 0 || c.spareWeight+w > receivedAtOnce || !c.s.received.try(w):
+		c.back = append(c.back, d)
+	case len(c.spare) > 0 || c.weight+w > receivedAtOnce:
+		c.spare, c.spareWeight = append(c.spare, d), c.spareWeight+w
+	default:
+		c.all, c.weight = append(c.all, d), c.weight+w
+	}
+}
+
+// full reports whether another message like the largest would be too much.
+func (c *claimed) full(most int) bool {
+	return len(c.all) >= most || len(c.spare)+len(c.back) > 0 || c.largest > min(receivedAtOnce-c.weight, c.s.received.room())
+}
+
+// claim takes one message, and what comes with it.
+//
+// A quorum queue takes back what it has sent, and the consumer has not seen, when that is cancelled, and counts a delivery: with a busy queue each
+// third message had one more attempt than anybody had made. So its messages are got one by one, and its consumer is sent one message: when that is
+// there, nothing else is on its way.
+func (a *lane) claim(ctx context.Context, most int) ([]amqp091.Delivery, error) {
+	c := &claimed{s: a.s}
+	var err error
+	if a.s.cfg.Quorum {
+		if err = a.get(ctx, c, most); err == nil && len(c.all) == 0 {
+			err = a.await(ctx, c, 1)
+		}
+	} else {
+		err = a.await(ctx, c, a.ask(most))
+	}
 	if err != nil {
 		a.link.forget(a.queue) // that may be why
-		return nil, err
+		a.s.received.add(-c.weight - c.spareWeight)
+		return nil, err // and all of it is put back
 	}
-	var spare, back []amqp091.Delivery
-	var weight, spareWeight, largest int64
-	keep := func(d amqp091.Delivery) {
-		w := weigh(d.Body, d.Headers)
-		largest = max(largest, w)
-		switch {
-		case len(all) == 0:
-			a.s.received.add(w)
-			all, weight = append(all, d), w
-		case len(back) > 0 || spareWeight+w > receivedAtOnce || !a.s.received.try(w):
-			back = append(back, d)
-		case len(spare) > 0 || weight+w > receivedAtOnce:
-			spare, spareWeight = append(spare, d), spareWeight+w
-		default:
-			all, weight = append(all, d), weight+w
+	a.learn(c)
+	a.keepSpare(c.spare)
+	if len(c.back) > 0 {
+		bounded, cancel := context.WithTimeout(context.Background(), putBackFor)
+		defer cancel()
+		left := a.giveBack(bounded, c.back)
+		a.s.received.add(weightOfAll(left))
+		a.keepSpare(left)
+	}
+	return c.all, nil
+}
+
+// get takes what is in the queue, one by one.
+func (a *lane) get(ctx context.Context, c *claimed, most int) error {
+	for len(c.all) == 0 || !c.full(most) {
+		if a.s.ready(ctx) != nil {
+			return nil
 		}
+		a.rpc.Lock()
+		d, ok, err := a.ch.Get(a.queue, false)
+		a.rpc.Unlock()
+		if err != nil || !ok {
+			return err
+		}
+		c.add(d)
+	}
+	return nil
+}
+
+// await takes what a consumer is sent until it has a message, and has heard that it is sent no more.
+func (a *lane) await(ctx context.Context, c *claimed, ask int) error {
+	consumer, deliveries, err := a.consume(ask)
+	if err != nil {
+		return err
 	}
 	select {
 	case d, ok := <-deliveries:
 		if !ok {
-			a.link.forget(a.queue)
-			return nil, errLaneClosed
+			return errLaneClosed
 		}
-		keep(d)
+		c.add(d)
 	case <-ctx.Done():
 	case <-a.s.closed:
 	}
@@ -177,22 +235,9 @@ func (a *lane) claim(ctx context.Context, most int) (all []amqp091.Delivery, err
 	}()
 	// What RabbitMQ sends before it knows of this has come when the call returns, and is claimed.
 	for d := range deliveries {
-		keep(d)
+		c.add(d)
 	}
-	if err := <-cancelled; err != nil {
-		a.s.received.add(-weight - spareWeight)
-		return nil, err // and all of it is put back
-	}
-	a.learn(len(all), len(spare)+len(back), weight, largest)
-	a.keepSpare(spare)
-	if len(back) > 0 {
-		bounded, cancel := context.WithTimeout(context.Background(), putBackFor)
-		defer cancel()
-		left := a.giveBack(bounded, back)
-		a.s.received.add(weightOfAll(left))
-		a.keepSpare(left)
-	}
-	return all, nil
+	return <-cancelled
 }
 
 // ask is how many messages to ask for: so many as there is likely room for.
@@ -204,18 +249,19 @@ func (a *lane) ask(most int) int {
 }
 
 // learn has the next Receive ask for fewer, if some of what came was too much, or for more.
-func (a *lane) learn(taken, tooMuch int, weight, largest int64) {
+func (a *lane) learn(c *claimed) {
+	if len(c.all) == 0 {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case tooMuch > 0:
-		a.pace = taken
-	case taken == a.pace && weight <= receivedAtOnce/2:
+	case len(c.spare)+len(c.back) > 0:
+		a.pace = len(c.all)
+	case len(c.all) == a.pace && c.weight <= receivedAtOnce/2:
 		a.pace = min(2*a.pace, a.s.cfg.Prefetch)
 	}
-	if taken > 0 {
-		a.size = largest
-	}
+	a.size = c.largest
 }
 
 // keepSpare has something be spare, which counts in the budget already, unless the channel was closed since it came: it is put back then.
