@@ -28,7 +28,8 @@ import (
 // the next one of the lane. RabbitMQ would mark it as redelivered if it were given back as it is, and so it would have had an attempt that
 // nobody made, and with MaxAttempts 1 be a dead letter that nobody saw. It goes back, if at all, as a copy.
 //
-// Invariant: what is spare is no more than a Receive may return, in number and size, and no older than spareFor: others want it, too.
+// Invariant: what a Receive leaves as spare is no more than a Receive may return, in number and size, and goes back after spareFor: others want it,
+// too. Only what could not be given back, since nothing can be published, is beyond that.
 //
 // Invariant: what is in held or spare counts in the Stream's budget (budget.go), and so does what was taken out of it until that is settled.
 

@@ -39,7 +39,7 @@ type Config struct {
 
 	// HeldBytes bounds the messages in memory that were received and are not settled, each of which counts 1 KiB more than it has. With as many
 	// a Receive waits until some are settled, or their leases have ended, and has an error other than context.DeadlineExceeded if that is not in its time; one
-	// that waits for messages then already gets one nevertheless. A Receive returns no more than 64 MiB, or one message. Defaults to 256 MiB.
+	// that waits for messages then already gets one nevertheless. A Receive returns no more than 64 MiB, or one message; what is kept for the next one counts, too. Defaults to 256 MiB.
 	HeldBytes int64
 
 	// Connection is how to connect: TLS, credentials, heartbeat. Defaults to what the URL says, and a heartbeat of 10 s: a connection
@@ -309,7 +309,7 @@ func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease 
 	}
 	for failures := 0; ; failures++ {
 		if l := s.in.lane(s.cfg.Prefix + namespace); l != nil { // what is spare has its room, and may be why there is no more
-			if got, err := l.takeSpare(most, lease); err == nil && len(got) > 0 {
+			if got, err := l.takeSpare(min(most, s.cfg.Prefetch), lease); err == nil && len(got) > 0 {
 				return got, nil
 			}
 		}
