@@ -30,9 +30,15 @@ func (s *stream) publishLarge(t *testing.T, count, size int) {
 // warm has the lane have seen so many small messages that it asks for many.
 func (s *stream) warm(t *testing.T) {
 	t.Helper()
+	s.warmBy(t, s)
+}
+
+// warmBy is for a Stream that cannot publish.
+func (s *stream) warmBy(t *testing.T, publisher *stream) {
+	t.Helper()
 	const count = 1 + 2 + 4 + 8 + 16
 	small := make([]dispatch.StreamMessage, count)
-	require.NoError(t, s.Publish(t.Context(), "a", small...))
+	require.NoError(t, publisher.Publish(t.Context(), "a", small...))
 	for seen := 0; seen < count; {
 		seen += len(s.settle(t))
 	}
@@ -190,6 +196,27 @@ func TestReceive_TooMuchForOne_NobodyTakesTheRest_IsOthers(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What can neither be held nor go back, since nothing can be published, is for the next Receive, although there is no room.
+func TestReceive_TooMuch_NothingCanBePublished_IsForTheNext(t *testing.T) {
+	t.Parallel()
+	const count = 12
+	s := newStream(t, theBroker(t), newPrefix(t), false, func(c *amqp.Config) { c.HeldBytes = 4 * mib })
+	s.PublishAhead(0)
+	other := newStream(t, theBroker(t), s.prefix, false)
+	s.warmBy(t, other)
+	other.publishLarge(t, count, mib)
+	first := s.some(t, count, time.Hour)
+	require.Less(t, len(first), count)
+	require.Greater(t, s.Held(), int64(count*mib))
+	for seen := len(first); seen < count; {
+		for _, d := range s.settle(t) {
+			require.Equal(t, fmt.Sprint(seen), d.Name)
+			seen++
+		}
+	}
+	require.Zero(t, s.ready(t, "a"))
 }
 
 // While others publish, each of many Receives takes what has come so far: none of it has an attempt that nobody made.
