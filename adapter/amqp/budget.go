@@ -88,6 +88,13 @@ func (b *budget) try(weight int64) bool {
 	return true
 }
 
+// room is how much there is left, or less than nothing.
+func (b *budget) room() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.most - b.used
+}
+
 // weigh is what a message takes.
 func weigh(body []byte, headers amqp091.Table) int64 {
 	return ownWeight + int64(len(body)) + weightOf(headers)

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,6 +27,34 @@ func (s *stream) publishLarge(t *testing.T, count, size int) {
 	}
 }
 
+// warm has the lane have seen so many small messages that it asks for many.
+func (s *stream) warm(t *testing.T) {
+	t.Helper()
+	s.warmBy(t, s)
+}
+
+// warmBy is for a Stream that cannot publish.
+func (s *stream) warmBy(t *testing.T, publisher *stream) {
+	t.Helper()
+	const count = 1 + 2 + 4 + 8 + 16
+	small := make([]dispatch.StreamMessage, count)
+	require.NoError(t, publisher.Publish(t.Context(), "a", small...))
+	for seen := 0; seen < count; {
+		seen += len(s.settle(t))
+	}
+}
+
+// settle acknowledges some messages, which have one attempt each.
+func (s *stream) settle(t *testing.T) []dispatch.StreamDelivery {
+	t.Helper()
+	got := s.some(t, 100, time.Hour)
+	for _, d := range got {
+		require.Equal(t, 1, d.Attempt, d.Name)
+		require.NoError(t, s.Ack(t.Context(), []pgwake.LockToken{d.Receipt}))
+	}
+	return got
+}
+
 func (s *stream) some(t *testing.T, most int, lease time.Duration) []dispatch.StreamDelivery {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -40,6 +70,7 @@ func TestReceive_LargeMessages_HeldAreBoundedAndTheRestIsOthers(t *testing.T) {
 			const count, held = 12, 4 * mib
 			s := newStream(t, theBroker(t), newPrefix(t), quorum, func(c *amqp.Config) { c.HeldBytes = held })
 			other := newStream(t, theBroker(t), s.prefix, quorum)
+			s.warm(t)
 			s.publishLarge(t, count, mib)
 			mine := s.some(t, count, time.Hour)
 			require.Len(t, mine, 3, "with what they weigh themselves, there is no room for a fourth")
@@ -60,9 +91,8 @@ func TestReceive_LargeMessages_HeldAreBoundedAndTheRestIsOthers(t *testing.T) {
 			// What was too much is there for others, at once.
 			seen := make(map[string]bool)
 			for len(seen) < count-len(mine) {
-				for _, d := range other.some(t, count, time.Hour) {
+				for _, d := range other.settle(t) {
 					seen[d.Name] = true
-					require.NoError(t, other.Ack(t.Context(), []pgwake.LockToken{d.Receipt}))
 				}
 			}
 			for _, d := range mine {
@@ -117,6 +147,132 @@ func TestReceive_LargeMessages_OneAnswerIsBounded(t *testing.T) {
 		for _, d := range got {
 			require.False(t, seen[d.Name])
 			seen[d.Name] = true
+		}
+	}
+}
+
+func TestReceive_TooMuchForOne_IsForTheNext_InOrder(t *testing.T) {
+	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
+		t.Run(name, func(t *testing.T) {
+			const count, size = 12, 8 * mib
+			s := newStream(t, theBroker(t), newPrefix(t), quorum)
+			s.warm(t)
+			s.publishLarge(t, count, size)
+			for seen := 0; seen < count; {
+				got := s.settle(t)
+				require.LessOrEqual(t, len(got)*size, 64*mib)
+				for _, d := range got {
+					require.Equal(t, fmt.Sprint(seen), d.Name)
+					seen++
+				}
+			}
+			require.Zero(t, s.Held())
+		})
+	}
+}
+
+// Nobody receives any more, or the Stream is closed: what was kept for the next Receive is others', and has had no attempt.
+func TestReceive_TooMuchForOne_NobodyTakesTheRest_IsOthers(t *testing.T) {
+	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
+		for end, leave := range map[string]func(*stream){"idle": func(*stream) {}, "closed": func(s *stream) { s.Close() }} {
+			t.Run(name+" "+end, func(t *testing.T) {
+				const count = 12
+				s := newStream(t, theBroker(t), newPrefix(t), quorum)
+				if end == "idle" {
+					s.SpareFor(time.Millisecond)
+				} else {
+					s.SpareFor(time.Hour)
+				}
+				other := newStream(t, theBroker(t), s.prefix, quorum)
+				s.warm(t)
+				s.publishLarge(t, count, 8*mib)
+				seen := len(s.settle(t))
+				require.Less(t, seen, count)
+				leave(s)
+				for seen < count {
+					seen += len(other.settle(t))
+				}
+				require.Eventually(t, func() bool { return s.Held() == 0 }, patience, 10*time.Millisecond)
+			})
+		}
+	}
+}
+
+// What can neither be held nor go back, since nothing can be published, is for the next Receive, although there is no room.
+func TestReceive_TooMuch_NothingCanBePublished_IsForTheNext(t *testing.T) {
+	t.Parallel()
+	const count = 12
+	s := newStream(t, theBroker(t), newPrefix(t), false, func(c *amqp.Config) { c.HeldBytes = 4 * mib })
+	s.PublishAhead(0)
+	other := newStream(t, theBroker(t), s.prefix, false)
+	s.warmBy(t, other)
+	other.publishLarge(t, count, mib)
+	first := s.some(t, count, time.Hour)
+	require.Less(t, len(first), count)
+	require.Greater(t, s.Held(), int64(count*mib))
+	for seen := len(first); seen < count; {
+		for _, d := range s.settle(t) {
+			require.Equal(t, fmt.Sprint(seen), d.Name)
+			seen++
+		}
+	}
+	require.Zero(t, s.ready(t, "a"))
+}
+
+// While others publish, each of many Receives takes what has come so far: none of it has an attempt that nobody made.
+func TestReceive_WhileOthersPublish_CountsNoAttempt(t *testing.T) {
+	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
+		t.Run(name, func(t *testing.T) {
+			const count = 200
+			s := newStream(t, theBroker(t), newPrefix(t), quorum)
+			published := make(chan error, 1)
+			go func() {
+				for range count {
+					if err := s.Publish(t.Context(), "a", message("x", 0)); err != nil {
+						published <- err
+						return
+					}
+				}
+				published <- nil
+			}()
+			for seen := 0; seen < count; {
+				seen += len(s.settle(t))
+			}
+			require.NoError(t, <-published)
+		})
+	}
+}
+
+// The only attempt is one that a handler makes: what was too much for a Receive, or for the budget, was in nobody's hand.
+func TestReceive_TooMuch_MaxAttemptsOne_AllIsHandled(t *testing.T) {
+	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
+		for kind, c := range map[string]struct{ count, size, held int }{"large": {16, 10 * mib, 0}, "little room": {200, 4 << 10, 64 << 10}} {
+			t.Run(name+" "+kind, func(t *testing.T) {
+				s := newStream(t, theBroker(t), newPrefix(t), quorum, func(cfg *amqp.Config) { cfg.HeldBytes = int64(c.held) })
+				s.warm(t)
+				s.publishLarge(t, c.count, c.size)
+				var handled atomic.Int64
+				quiet := slog.New(slog.DiscardHandler)
+				coordinators := dispatch.NewCoordinators(dispatch.StreamSource(s.Stream, nil), &dispatch.CoordinatorsConfig{Logger: quiet, Groups: []dispatch.Group{{
+					Namespaces: []string{"*"},
+					Config:     dispatch.Config{Concurrency: 16, MaxAttempts: 1, Logger: quiet},
+					Handlers: func(d *dispatch.Dispatcher) {
+						d.HandleOthers(func(context.Context, *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
+							handled.Add(1)
+							return nil, nil
+						})
+					},
+				}}})
+				ctx, stop := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- coordinators.Run(ctx) }()
+				dead := func() int { return len(s.take(t, s.prefix+"a.dead", true)) }
+				require.Eventually(t, func() bool { return int(handled.Load()) == c.count || dead() > 0 }, patience, 100*time.Millisecond)
+				stop()
+				require.NoError(t, <-ended)
+				require.Zero(t, dead())
+				require.EqualValues(t, c.count, handled.Load())
+			})
 		}
 	}
 }

@@ -23,7 +23,8 @@
 // # Claims and leases
 //
 // A Receive is a consumer whose prefetch is what is asked for, and that is cancelled as soon as something came: so what a process has is
-// what it can begin, and the rest is for others. An idle namespace is a consumer that waits, and costs nothing but a channel: a connection
+// what it can begin, and the rest is for others. From a quorum queue it gets what is there one by one (basic.get), and is a consumer of one message
+// when there is none: such a queue counts a delivery of what is on its way to a consumer that is cancelled. An idle namespace is a consumer that waits, and costs nothing but a channel: a connection
 // has 2,047 of them unless RabbitMQ's channel_max and Config.Connection.ChannelMax say otherwise, and namespaces beyond that are not
 // served, as Coordinators.Health says.
 //
@@ -32,9 +33,11 @@
 // leases. RabbitMQ itself ends those of 30 minutes (consumer_timeout), and the channel with them: handlers that take longer need
 // it to be set higher.
 //
-// RabbitMQ sends as many messages as it was asked for, however large they are. A Receive returns 64 MiB of them, or one, and puts the rest back where
-// it was as it comes; the next one asks for fewer. Of all that it has not settled yet, a Stream holds Config.HeldBytes, and one message for
-// each Receive that waits, and asks for no more until there is room.
+// RabbitMQ sends as many messages as it was asked for, however large they are. The first Receive of a namespace asks for one, and the next ones for
+// more as far as those before were not large. A Receive returns 64 MiB of them, or one, and up to 64 MiB more are kept for the next one. What no
+// Receive has taken after 5 s, or until Close, goes back, to the end of the queue, without an attempt that counts. Of all that it has not
+// settled yet, a Stream holds Config.HeldBytes, and one message for each Receive that waits, and asks for no more until there is room; what comes
+// beyond that goes back in the same way, at once.
 //
 // A RabbitMQ that does not answer any more is found out by its heartbeats, within twice Config.Connection.Heartbeat: 20 s unless it is set.
 // Until then a Receive may outlive its context, and so may the end of Coordinators.Run.
@@ -58,8 +61,9 @@
 // What is on its way to RabbitMQ, and not confirmed, is 64 MiB and what was sent last. Publish, Nack and DeadLetter wait for that to become less, as
 // long as their context lets them, and while RabbitMQ takes nothing, since it has no memory or disk left.
 //
-// The number of an attempt is exact while processes live. What came to nobody's hand since a connection was lost, or since it was put back as too
-// much, is marked as redelivered and no more, and so counts as one attempt, however often that happens; quorum queues (Config.Quorum) count each. A
+// The number of an attempt is exact while processes live. What came to nobody's hand since a connection was lost
+// is marked as redelivered and no more, and so counts as one attempt, however often that happens; quorum queues (Config.Quorum) count each, and also
+// that of a message that comes at the moment at which a Receive that has waited in vain ends. A
 // RabbitMQ 3.10.8 of one node that is killed may come back with quorum queues that have no leader, and neither take nor give
 // anything: use classic queues there, and quorum queues in a cluster.
 package amqp

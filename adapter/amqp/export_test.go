@@ -54,6 +54,9 @@ func (s *Stream) Held() int64 {
 	return s.received.used
 }
 
+// SpareFor has what is too much for one Receive be kept so long for another one.
+func (s *Stream) SpareFor(d time.Duration) { s.spareFor = d }
+
 // PublishAhead has no more be under way on connections that are to be made.
 func (s *Stream) PublishAhead(most int64) { s.publishedAhead = most }
 

@@ -72,6 +72,19 @@ func (p *port) connect(ctx context.Context) (*link, error) {
 	}
 }
 
+// lane returns the one of a queue; nil: there is none.
+func (p *port) lane(queue string) *lane {
+	p.mu.Lock()
+	l := p.link
+	p.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lanes[queue]
+}
+
 // begin returns the attempt to wait for, or what is known without one.
 func (p *port) begin() (*attempt, *link, error) {
 	p.mu.Lock()

@@ -39,7 +39,7 @@ type Config struct {
 
 	// HeldBytes bounds the messages in memory that were received and are not settled, each of which counts 1 KiB more than it has. With as many
 	// a Receive waits until some are settled, or their leases have ended, and has an error other than context.DeadlineExceeded if that is not in its time; one
-	// that waits for messages then already gets one nevertheless. A Receive returns no more than 64 MiB, or one message. Defaults to 256 MiB.
+	// that waits for messages then already gets one nevertheless. A Receive returns no more than 64 MiB, or one message; what is kept for the next one counts, too. Defaults to 256 MiB.
 	HeldBytes int64
 
 	// Connection is how to connect: TLS, credentials, heartbeat. Defaults to what the URL says, and a heartbeat of 10 s: a connection
@@ -68,6 +68,7 @@ type Stream struct {
 
 	received       budget
 	publishedAhead int64 // the budget of what is under way
+	spareFor       time.Duration
 
 	mu         sync.Mutex
 	lanes      map[uint64]*lane
@@ -84,7 +85,7 @@ var (
 // New returns a Stream. It connects when there is something to do, and again when a connection was lost; while there is none, calls
 // fail, and may be made again. Fails with pgwake.ErrConfig for a URL or a Config that is unusable.
 func New(url string, config *Config) (*Stream, error) {
-	s := &Stream{url: url, patience: connectPatience, publishedAhead: publishedAhead, lanes: make(map[uint64]*lane), namespaces: make(map[string]bool), news: make(chan struct{})}
+	s := &Stream{url: url, patience: connectPatience, publishedAhead: publishedAhead, spareFor: spareFor, lanes: make(map[uint64]*lane), namespaces: make(map[string]bool), news: make(chan struct{})}
 	if config != nil {
 		s.cfg = *config
 	}
@@ -140,6 +141,7 @@ func New(url string, config *Config) (*Stream, error) {
 	life, end := context.WithCancel(context.Background())
 	s.life, s.closed = life, life.Done()
 	s.close = sync.OnceFunc(func() {
+		s.giveBackSpare()
 		end()
 		s.in.shut()
 		s.out.shut()
@@ -148,8 +150,21 @@ func New(url string, config *Config) (*Stream, error) {
 }
 
 // Close ends the connections, and returns every Receive that waits, with pgwake.ErrClosed. What was received and not settled is
-// redelivered at once: close a Stream after the Coordinators on it have ended. Safe to call twice.
+// redelivered at once: close a Stream after the Coordinators on it have ended. It takes up to 5 s for what is kept for a Receive that does
+// not come any more to be given back. Safe to call twice.
 func (s *Stream) Close() { s.close() }
+
+// giveBackSpare gives back what no Receive will take any more.
+func (s *Stream) giveBackSpare() {
+	bounded, cancel := context.WithTimeout(context.Background(), putBackFor)
+	defer cancel()
+	s.mu.Lock()
+	lanes := slices.Collect(maps.Values(s.lanes))
+	s.mu.Unlock()
+	for _, l := range lanes {
+		l.giveBackSpare(bounded)
+	}
+}
 
 // longestName leaves room for what is added to the name of a queue; AMQP has 255 bytes for it.
 const longestName = 200
@@ -293,6 +308,11 @@ func (s *Stream) Receive(ctx context.Context, namespace string, most int, lease 
 		return nil, failed(op, err)
 	}
 	for failures := 0; ; failures++ {
+		if l := s.in.lane(s.cfg.Prefix + namespace); l != nil { // what is spare has its room, and may be why there is no more
+			if got, err := l.takeSpare(min(most, s.cfg.Prefetch), lease); err == nil && len(got) > 0 {
+				return got, nil
+			}
+		}
 		if err := s.roomToReceive(ctx); err != nil {
 			return nil, failed(op, err)
 		}
