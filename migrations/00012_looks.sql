@@ -102,7 +102,7 @@ BEGIN
                           AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces))
                           AND (p_tags IS NULL OR q.tag = ANY (p_tags))
                         ORDER BY q.visible_at, q.id
-                        LIMIT p_limit) head -- to spare is nothing: where one may not be claimed, none of its session that is behind it is
+                        LIMIT p_limit + 32) head -- no more in later rounds: where one may not be claimed, none of its session that is behind it is
                  WHERE p_owner IS NOT NULL AND list.free_at IS NULL) AS c;
         IF p_owner IS NULL THEN
             v_picked := ARRAY(
@@ -454,7 +454,7 @@ BEGIN
                     WHERE q.session_id = list.session_id AND q.visible_at <= p_now
                       AND (p_namespaces IS NULL OR q.namespace = ANY (p_namespaces)) AND (p_tags IS NULL OR q.tag = ANY (p_tags))
                     ORDER BY q.visible_at, q.id
-                    LIMIT v_want) h -- as in pick_work
+                    LIMIT v_want + 32) h -- as in pick_work
               LEFT JOIN limits l ON l.queue = 'worker' AND l.namespace = ANY (ARRAY[h.namespace])
              WHERE p_owner IS NOT NULL AND list.free_at IS NULL
         ), draw AS MATERIALIZED ( -- of a lottery, in which each namespace has chances by its weight: the lot of its first item counts
