@@ -104,7 +104,12 @@ func TestError_ServerCannotBeReached_Retryable(t *testing.T) {
 func TestError_FunctionReturnsSomethingElse_RetryableAndThenFine(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	_, err := n.GetPaused(t.Context(), pgwake.Worker)
+	// Of one connection: another would know nothing of what was there before.
+	p, err := pgwake.New(t.Context(), n.userPool(t, 1), &pgwake.Config{Schema: n.schema, Logger: silent})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	n = &node{Provider: p, schema: n.schema}
+	_, err = n.GetPaused(t.Context(), pgwake.Worker)
 	require.NoError(t, err)
 	n.exec(t, `DROP FUNCTION list_paused`)
 	n.exec(t, `CREATE FUNCTION list_paused(p_queue text) RETURNS SETOF varchar LANGUAGE sql AS $$ SELECT 'a'::varchar $$`)
