@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"time"
 
@@ -113,7 +115,9 @@ func checkNotifyQueue(ctx context.Context, at *patient) finding {
 	return ok("%s full", percent(used))
 }
 
-func percent(share float64) string { return fmt.Sprintf("%.3g %%", 100*share) }
+func percent(share float64) string {
+	return strconv.FormatFloat(math.Round(share*10_000)/100, 'f', -1, 64) + " %"
+}
 
 func checkClock(ctx context.Context, at *patient) finding {
 	var offset, trip time.Duration

@@ -446,3 +446,9 @@ func TestDoctor_Standby_NothingElseIsExamined(t *testing.T) {
 		require.Equal(t, finding{Check: c.name, Verdict: skipped, Reason: "see server"}, c.examine(t.Context(), &patient{standby: true}))
 	}
 }
+
+func TestPercent_SmallAndLarge_AreWrittenPlainly(t *testing.T) {
+	for share, want := range map[float64]string{0: "0 %", 0.00000095: "0 %", 0.00012: "0.01 %", 0.0512345: "5.12 %", 0.5: "50 %", 1: "100 %"} {
+		require.Equal(t, want, percent(share))
+	}
+}
