@@ -73,3 +73,16 @@ func TestSeedsOf_WhatIsNoRange_IsAnError(t *testing.T) {
 		assert.Error(t, err, bad)
 	}
 }
+
+// The page shows what is published, and nothing else.
+func TestReport_PublishedTablesAreThoseOfTheLines(t *testing.T) {
+	const published = "../docs/reliability.md"
+	was, err := os.ReadFile(published)
+	require.NoError(t, err)
+	page := filepath.Join(t.TempDir(), "page.md")
+	require.NoError(t, os.WriteFile(page, was, 0o644))
+	require.NoError(t, report("../docs/reliability-seeds.jsonl", page))
+	is, err := os.ReadFile(page)
+	require.NoError(t, err)
+	assert.Equal(t, string(was), string(is), "make chaos-report was not run")
+}
