@@ -306,7 +306,7 @@ func (c *coalescer) flush(ctx context.Context) error {
 	err := c.e.exec(ctx, &void, c.e.sql.tell, c.e.node, say.queues, say.due, say.next, say.namespaces, say.labels, say.hows, say.lanes,
 		slices.Collect(maps.Keys(taken.changed)))
 	said = err == nil
-	if failed := serverError(err); failed != nil && notificationsFull(failed) {
+	if notificationsFull(err) {
 		taken.readOn = true
 	}
 	return err

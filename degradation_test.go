@@ -747,6 +747,33 @@ func TestDegradation_NotificationsFull_VerbsSucceedOnceTheyAreRead(t *testing.T)
 	n.pushed(t, back)
 }
 
+// A claim cannot tell the others when its lease ends. It does so later, or nobody would look for what its node leaves behind.
+func TestDegradation_NotificationsFull_ClaimsAndOthersHearOfTheLeaseOnceTheyAreRead(t *testing.T) {
+	t.Parallel()
+	n := trouble(t, serverOfFewNotifications(t), pgwake.Config{}, nil)
+	other, err := pgwake.New(t.Context(), n.direct, &pgwake.Config{Schema: n.schema, FallbackInterval: time.Minute, AggressivePolicy: pgwake.Never})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, other.Close(context.Background())) })
+	turns := make(chan *pgwake.OrchestrationItem, 1)
+	go func() {
+		turn, err := other.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{PollTimeout: time.Minute})
+		assert.NoError(t, err)
+		turns <- turn
+	}()
+	require.Eventually(t, func() bool { return other.Stats().Orchestrator.Parked == 1 && other.Stats().Orchestrator.Settled }, patience, 10*time.Millisecond)
+	readOn := n.fillNotifications(t)
+	schema := pgx.Identifier{n.schema}.Sanitize()
+	_, err = n.direct.Exec(t.Context(), `BEGIN; SET LOCAL pgwake.notify = off; SELECT `+schema+`.enqueue_message('left', 'start', p_name => 'n'); COMMIT`)
+	require.NoError(t, err)
+	turn, err := n.FetchOrchestrationItem(within(t, back), &pgwake.FetchOptions{LockTimeout: 5 * time.Second, PollTimeout: 50 * time.Millisecond})
+	require.NoError(t, err)
+	require.Equal(t, "left", turn.Instance)
+	readOn()
+	again := <-turns
+	require.Equal(t, "left", again.Instance)
+	require.Equal(t, int64(1), other.Stats().Orchestrator.Finds["timer"])
+}
+
 // Nobody uses a verb: it is the periodic statement that has the server go on.
 func TestDegradation_NotificationsFull_ProducersOfPlainSQLSucceedOnceTheyAreRead(t *testing.T) {
 	t.Parallel()

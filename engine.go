@@ -309,6 +309,11 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 		announce = true // who may have joined since, this node has not heard
 	}
 	r, err := ask(ctx, l.filter, pathOf(by), announce, k.row)
+	owed := announce && notificationsFull(err)
+	if owed { // work goes on: to hear of its leases is for the others, and later
+		e.coalescer.full()
+		r, err = ask(ctx, l.filter, pathOf(by), false, k.row)
+	}
 	if err != nil {
 		// A cancelled caller says nothing about the database, and neither do others who use the pool. Whoever was told
 		// that a lease has ended got an answer.
@@ -334,6 +339,9 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	e.observe(l.queue, outcomeFound)
 	e.trust.earn()
 	e.stir()
+	if owed {
+		e.coalescer.tell(l.queue, note{next: r.leaseEnd, all: true})
+	}
 	if announce {
 		e.leases.told(l.queue, r.leaseEnd, joined)
 	}

@@ -254,8 +254,9 @@ func retryable(err error) bool {
 // notificationsFull reports whether the server's queue of notifications is full, so that nothing that notifies can be committed until whoever listens
 // within an old transaction has read on. The state is the one of what is too large, so the function that raised it has to tell, or the text, which
 // is in the server's language, where the driver tells no function.
-func notificationsFull(err *pgconn.PgError) bool {
-	return err.Code == "54000" && (err.Routine == "PreCommit_Notify" || err.Routine == "" && strings.Contains(err.Message, "NOTIFY"))
+func notificationsFull(err error) bool {
+	said := serverError(err)
+	return said != nil && said.Code == "54000" && (said.Routine == "PreCommit_Notify" || said.Routine == "" && strings.Contains(said.Message, "NOTIFY"))
 }
 
 // badCertificate reports whether the server was refused for what it showed. With sslmode=verify-ca pgx verifies by itself, and then it is not wrapped.

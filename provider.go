@@ -458,7 +458,7 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 		p.engine.unsure(queues...)
 		return unknownOutcome{err}
 	}
-	if said := serverError(err); said != nil && notificationsFull(said) {
+	if notificationsFull(err) {
 		p.engine.coalescer.full()
 	}
 	return err
