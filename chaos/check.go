@@ -86,7 +86,6 @@ type claim struct {
 	inHand           time.Time
 	madeAt           time.Time // by the server
 	tried, outcome   string    // acking or returning; acked, returned, refused or unknown
-	stale            bool      // it was tried after the lease had ended
 	renewedTo        time.Time
 	triedAt, settled time.Time
 }
@@ -98,6 +97,12 @@ func (c *claim) leaseEnd() time.Time {
 	}
 	return c.Until
 }
+
+// surelyOver is how long after the end of a lease, which a process knows by the clock of the server as it has estimated that, it surely is over.
+const surelyOver = 50 * time.Millisecond
+
+// triedLate reports whether something was tried with the token of a lease that was over, by a process that was held up or that waited for that.
+func (c *claim) triedLate() bool { return c.triedAt.After(c.leaseEnd().Add(surelyOver)) }
 
 // existed reports whether the item is known to have been in the queue.
 func (f *fate) existed() bool {
@@ -119,30 +124,30 @@ func (f *fate) String() string {
 
 // verdict is what the run comes to.
 type verdict struct {
-	options       options
-	conditions    conditions
-	violations    []string
-	faults        map[string]int
-	rounds        int
-	stalled       time.Duration // by how much the bounds of all rounds grew
-	opening       time.Duration // how long a process took to open after the faults, at most
-	items         int           // that existed
-	redelivers    int
-	unknown       int // enqueues of unknown outcome, that turned out to have happened and not to
-	unhappened    int
-	unsure        int // acks of unknown outcome
-	effects       int
-	refusals      int
-	stretches     int // of handlers under a limit, and how many there were at once
-	running       int
-	runningPerKey int
-	sessions      int // claims of their items, and how often another owner came
-	takeovers     int
-	graphs        graphTotals
-	bus           busTotals
-	slowest       time.Duration // from due to in hand, of all
-	probes        []time.Duration
-	recovered     map[string]time.Duration // worst by kind of fault, and of many at once
+	options        options
+	conditions     conditions
+	violations     []string
+	faults         map[string]int
+	rounds         int
+	stalled        time.Duration // by how much the bounds of all rounds grew
+	opening        time.Duration // how long a process took to open after the faults, at most
+	items          int           // that existed
+	redelivers     int
+	unknown        int // enqueues of unknown outcome, that turned out to have happened and not to
+	unhappened     int
+	unsure         int // acks of unknown outcome
+	effects        int
+	refusals, late int // tokens that were refused, and those that were tried after their leases
+	stretches      int // of handlers under a limit, and how many there were at once
+	running        int
+	runningPerKey  int
+	sessions       int // claims of their items, and how often another owner came
+	takeovers      int
+	graphs         graphTotals
+	bus            busTotals
+	slowest        time.Duration // from due to in hand, of all
+	probes         []time.Duration
+	recovered      map[string]time.Duration // worst by kind of fault, and of many at once
 }
 
 func (v *verdict) failed() bool { return len(v.violations) > 0 }
@@ -240,7 +245,7 @@ func (j *judge) read(lines []entry) {
 		case held == nil:
 			j.complain("%s: %s of %v under token %s, which nobody got", e.process, e.What, f, e.Token)
 		case e.What == acking || e.What == returning:
-			held.tried, held.stale, held.triedAt, held.Delay = e.What, e.Stale, e.At, e.Delay
+			held.tried, held.triedAt, held.Delay = e.What, e.At, e.Delay
 		case e.What == renewed:
 			held.renewedTo = e.Until
 		default:
@@ -305,8 +310,8 @@ func (v *verdict) String() string {
 	for _, name := range slices.Sorted(maps.Keys(v.faults)) {
 		fmt.Fprintf(&b, " %d %s,", v.faults[name], name)
 	}
-	fmt.Fprintf(&b, "\n%d items and messages, %d delivered again, %d transactional effects, %d late tokens refused\n",
-		v.items, v.redelivers, v.effects, v.refusals)
+	fmt.Fprintf(&b, "\n%d items and messages, %d delivered again, %d transactional effects; %d tokens tried after their leases, %d refused\n",
+		v.items, v.redelivers, v.effects, v.late, v.refusals)
 	fmt.Fprintf(&b, "unknown outcomes: %d enqueues had happened, %d had not; %d acks\n", v.unknown, v.unhappened, v.unsure)
 	if v.stretches > 0 {
 		fmt.Fprintf(&b, "under limits: %d claims; at most %d items at once, of %d, and %d with a key, of %d\n",

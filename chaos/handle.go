@@ -113,7 +113,7 @@ func (w *workload) handle(rng *rand.Rand, item *pgwake.ClaimedWorkItem) {
 		})
 		return
 	case (j.Do == doHang || j.Do == doSolo) && first:
-		if claim.Stale = w.overstay(claim.Until); !claim.Stale {
+		if !w.overstay(claim.Until) {
 			return
 		}
 	case j.Do == doRenew:
@@ -149,7 +149,7 @@ func (w *workload) effect(ctx context.Context, claim entry) error {
 
 // overstay hangs until a lease has ended. It reports false if the process is to end before.
 func (w *workload) overstay(until time.Time) bool {
-	return nap(w.alive, time.Until(until)+50*time.Millisecond)
+	return nap(w.alive, time.Until(until)+2*surelyOver)
 }
 
 // fetchTurns takes turns of instances until the process is to end.
@@ -206,9 +206,6 @@ func (w *workload) handleTurn(rng *rand.Rand, turn *pgwake.OrchestrationItem) {
 		case p < 7:
 			if !w.overstay(w.local(turn.LockedUntil)) {
 				return
-			}
-			for i := range claims {
-				claims[i].Stale = true
 			}
 		case p < 10:
 			nap(w.alive, lease/4)

@@ -60,7 +60,6 @@ type entry struct {
 
 	Token string    `json:"token,omitempty"`
 	Until time.Time `json:"until,omitzero"` // end of the lease when it was claimed, server time
-	Stale bool      `json:"stale,omitempty"`
 
 	Err   string    `json:"err,omitempty"`
 	Since time.Time `json:"since,omitzero"`

@@ -46,8 +46,10 @@ func (j *judge) checkLeases(f *fate) {
 				j.complain("%v: token %s was refused %v before its lease ended", f, c.Token, c.Until.Sub(c.settled))
 			}
 		}
-		if c.stale && (c.outcome == acked || c.outcome == returned) {
-			j.complain("%v: token %s was accepted after its lease had ended", f, c.Token)
+		if c.triedLate() && !dispatched(f.Do) { // which renews its leases by itself
+			if j.v.late++; c.outcome == acked || c.outcome == returned {
+				j.complain("%v: token %s was accepted after its lease had ended", f, c.Token)
+			}
 		}
 		last := i == len(f.claims)-1
 		if c.outcome == acked {
@@ -98,6 +100,8 @@ func (j *judge) checkTraces(f *fate) {
 			j.complain("%v took effect by token %s, which nobody got", f, e.token)
 		case !f.claims[i].mayHaveEnded():
 			j.complain("%v took effect by token %s, whose outcome was %q", f, e.token, f.claims[i].outcome)
+		case f.claims[i].triedLate() && !dispatched(f.Do):
+			j.complain("%v took effect by token %s, which was tried %v after its lease had ended", f, e.token, f.claims[i].triedAt.Sub(f.claims[i].leaseEnd()))
 		}
 	}
 	if done := j.fates[f.Key+".done"]; f.Do == doReply && f.existed() && (done == nil || !done.existed()) {
