@@ -148,7 +148,7 @@ scenarios:
 scenario-%:
 	@$(MAKE) --no-print-directory scenarios SCENARIO=$*
 
-## upgrade: an earlier state and this one on one schema during traffic, there and back (FROM=commit or tag, or else each since the latest edit of a migration; ARGS="-for 30s")
+## upgrade: an earlier state and this one on one schema during traffic, there and back (FROM=commit or tag, or else each whose migrations are continued; ARGS="-for 30s")
 upgrade:
 	@$(GO) build -o bin/upgrade ./internal/upgrade && exec bin/upgrade -from "$(FROM)" $(ARGS)
 

@@ -27,8 +27,8 @@ func git(ctx context.Context, repository string, args ...string) (string, error)
 	return strings.TrimSpace(string(out)), nil
 }
 
-// choose returns the state that is named, or else the oldest whose migrations these continue, and each stage and release since. Until the first release
-// migrations are edited in place, so that oldest is the latest edit; from then on it is the release.
+// choose returns the state that is named, or else the latest edit of a migration, and each stage and release whose migrations these continue. One that is
+// older than that edit does if what was edited came after it: until a migration is released, it may be.
 func choose(ctx context.Context, repository, from string) ([]state, error) {
 	if from != "" {
 		s, err := stateOf(ctx, repository, from, from)
@@ -42,15 +42,15 @@ func choose(ctx context.Context, repository, from string) ([]state, error) {
 	if commit == "" { // of a history that is not all there
 		commit = "HEAD"
 	}
-	subject, err := git(ctx, repository, "log", "-1", "--format=%h, the oldest with these migrations: %s", commit)
+	subject, err := git(ctx, repository, "log", "-1", "--format=%h, the latest edit of a migration: %s", commit)
 	if err != nil {
 		return nil, err
 	}
-	oldest, err := stateOf(ctx, repository, subject, commit)
+	latest, err := stateOf(ctx, repository, subject, commit)
 	if err != nil {
 		return nil, err
 	}
-	states := []state{oldest}
+	states := []state{latest}
 	for line := range strings.Lines(stages) {
 		name, commit, _ := strings.Cut(strings.TrimSpace(line), " ")
 		states = append(states, state{name, commit})
@@ -62,19 +62,13 @@ func choose(ctx context.Context, repository, from string) ([]state, error) {
 	for _, name := range strings.Fields(releases) {
 		states = append(states, state{name, name})
 	}
-	later := states[:1]
+	chosen := states[:1]
 	for _, s := range states[1:] {
-		// A release is a commit of its own, beside the branch.
-		if _, err := git(ctx, repository, "merge-base", "--is-ancestor", oldest.commit, s.commit); err != nil {
-			continue
+		if s, err := stateOf(ctx, repository, s.name, s.commit); err == nil { // or they were edited since, or the history is not all there
+			chosen = append(chosen, s)
 		}
-		s, err := stateOf(ctx, repository, s.name, s.commit)
-		if err != nil {
-			return nil, err
-		}
-		later = append(later, s)
 	}
-	return later, nil
+	return chosen, nil
 }
 
 // stateOf returns a state, and fails if this one does not continue its migrations.

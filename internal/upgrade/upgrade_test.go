@@ -45,7 +45,7 @@ func repository(t *testing.T) (dir string, commit func(name, text string) string
 	return dir, commit
 }
 
-func TestChoose_NothingIsNamed_IsTheLatestEditOfAMigration_AndEachReleaseSince(t *testing.T) {
+func TestChoose_NothingIsNamed_IsTheLatestEditOfAMigration_AndEachReleaseThatItContinues(t *testing.T) {
 	t.Parallel()
 	dir, commit := repository(t)
 	tag := func(name string) {
@@ -53,23 +53,25 @@ func TestChoose_NothingIsNamed_IsTheLatestEditOfAMigration_AndEachReleaseSince(t
 		require.NoError(t, err)
 	}
 	tag("v0.0.1")
-	edited := commit("migrations/00001_tables.sql", "edited")
+	commit("migrations/00001_tables.sql", "edited")
 	commit("main.go", "package main")
-	commit("eventbus/migrations/00002_more.sql", "more")
 	tag("v0.1.0")
-	tag("other/v0.2.0")
+	commit("eventbus/migrations/00002_more.sql", "more")
+	edited := commit("eventbus/migrations/00002_more.sql", "more, edited")
+	tag("v0.2.0")
+	tag("other/v0.3.0")
 	states, err := choose(t.Context(), dir, "")
 	require.NoError(t, err)
 	var names []string
 	for _, s := range states {
 		names = append(names, s.name)
 	}
-	require.Len(t, names, 2)
+	require.Len(t, names, 3)
 	require.Equal(t, edited, states[0].commit)
-	require.Contains(t, names[0], "the oldest with these migrations: change migrations/00001_tables.sql")
-	require.Equal(t, "v0.1.0", names[1])
+	require.Contains(t, names[0], "the latest edit of a migration: change eventbus/migrations/00002_more.sql")
+	require.Equal(t, []string{"v0.1.0", "v0.2.0"}, names[1:])
 
-	states, err = choose(t.Context(), dir, "HEAD~1")
+	states, err = choose(t.Context(), dir, "HEAD~2")
 	require.NoError(t, err)
 	require.Len(t, states, 1)
 	_, err = choose(t.Context(), dir, "v0.0.1")
