@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgwake/pgwake/internal/devpg"
+	"github.com/pgwake/pgwake/internal/testsize"
 )
 
 func TestMain(m *testing.M) {
@@ -26,12 +28,19 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreAnyFunction(library+".(*ToxicLink).write"), goleak.IgnoreAnyFunction(library+"/toxics.(*ToxicStub).Run"))
 }
 
-// A short run, with the race detector in all processes if the test has it. What is late may be so for other tests at the same time.
-func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
+// tempDir is where a run of this test leaves what it leaves.
+func tempDir(t *testing.T) string {
+	t.Helper()
 	temp := t.TempDir()
 	require.NoError(t, os.Chmod(temp, 0o777)) // the server may run as another user, for whom its programs are there
 	require.NoError(t, os.Chmod(filepath.Dir(temp), 0o755))
 	t.Setenv("TMPDIR", temp)
+	return temp
+}
+
+// A short run, with the race detector in all processes if the test has it. What is late may be so for other tests at the same time.
+func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
+	temp := tempDir(t)
 	var log strings.Builder
 	v, err := run(t.Context(), options{seed: 15, length: 11 * time.Second, nodes: 3, rest: restHere(), slack: time.Minute}, &log)
 	if errors.Is(err, devpg.ErrNoServer) {
@@ -54,6 +63,36 @@ func TestRun_FewFaults_KeepsThePromises(t *testing.T) {
 	left, err := os.ReadDir(temp)
 	require.NoError(t, err)
 	assert.Empty(t, left)
+}
+
+// A standby that lags behind loses what was acknowledged, and a process that stays cut off does not recover in time.
+func TestRun_Planted_IsFound(t *testing.T) {
+	if !testsize.Full() {
+		t.Skip("in make test-full: each takes most of a minute")
+	}
+	for name, c := range map[string]struct {
+		plant, only, found string
+	}{
+		"a standby that lags":       {plantAsync, "failover", "is lost"},
+		"a process that is cut off": {plantLate, "reset", "work flowed again only"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			temp := tempDir(t)
+			var log strings.Builder
+			v, err := run(t.Context(), options{seed: 1, length: 40 * time.Second, nodes: 2, rest: restHere(), only: []string{c.only}, plant: []string{c.plant}}, &log)
+			if errors.Is(err, devpg.ErrNoServer) {
+				t.Skip("there are no PostgreSQL server binaries on this machine")
+			}
+			require.NoError(t, err, log.String())
+			if v.faults[c.only] == 0 {
+				t.Skipf("%s needs what this machine does not have:\n%s", c.only, log.String())
+			}
+			assert.True(t, slices.ContainsFunc(v.violations, func(v string) bool { return strings.Contains(v, c.found) }), "%q", v.violations)
+			left, err := filepath.Glob(filepath.Join(temp, "pgwake-chaos-*", "*.ledger"))
+			require.NoError(t, err)
+			assert.NotEmpty(t, left, "a run that fails keeps its ledgers")
+		})
+	}
 }
 
 func TestSchedule_SameSeed_SameFaults(t *testing.T) {

@@ -51,7 +51,7 @@ const head = `# Licences and ages of the dependencies
 
 What each module of the repository requires, by its go.mod. Only what the module in the root requires comes with the library, and of that
 the modules for its tests do not. A licence that is not in the table below is refused, and so is a dependency of which nothing was released for two years,
-unless there is a reason. ` + "`make licences`" + ` writes this page, and ` + "`make check`" + ` compares it with the go.mod files.
+unless there is a reason: by ` + "`make licences`" + `, which writes this page. ` + "`make check`" + ` compares it with the go.mod files.
 
 `
 
