@@ -116,13 +116,16 @@ func detached[T any](ctx context.Context, p *Provider, q Queue, plan fetchPlan, 
 		}()
 		bounded, cancel := context.WithCancelCause(p.abort)
 		defer cancel(nil)
-		quiet := p.listen(bounded, cancel, q, plan)
+		quiet := p.listen(bounded, cancel, conn.Conn(), q, plan)
 		defer quiet.stop()
 		if o.claimed, o.err = query(bounded, conn, quiet.rowCame); errors.Is(o.err, context.Canceled) && bounded.Err() != nil && p.abort.Err() == nil {
 			o.err = fmt.Errorf("%w: %v", context.Cause(bounded), o.err) // nobody asked for this to end: it is not to say so
 			if errors.Is(o.err, errPoolSilent) {
 				p.unanswered()
 			}
+		}
+		if notificationsFull(o.err) { // by the commit, when the rows were there: nothing was claimed
+			o.claimed = claimed[T]{}
 		}
 	})
 	unsure := func(err error) error {

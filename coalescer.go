@@ -162,6 +162,13 @@ func (c *coalescer) full() {
 	c.bell.ring()
 }
 
+// isFull reports whether it is, as far as is known.
+func (c *coalescer) isFull() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pending.readOn
+}
+
 // passOn has the token of a lane passed on. It never blocks.
 func (c *coalescer) passOn(l *lane, hop int) {
 	c.mu.Lock()

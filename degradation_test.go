@@ -4,6 +4,7 @@ package pgwake_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -774,6 +775,46 @@ func TestDegradation_NotificationsFull_ClaimsAndOthersHearOfTheLeaseOnceTheyAreR
 	require.Equal(t, int64(1), other.Stats().Orchestrator.Finds["timer"])
 }
 
+// What was to be told then, and was not, is nothing that a later claim may count on.
+func TestDegradation_NotificationsFull_NoClaimCountsOnWhatWasNotTold(t *testing.T) {
+	t.Parallel()
+	n := trouble(t, serverOfFewNotifications(t), pgwake.Config{}, nil)
+	other, err := pgwake.New(t.Context(), n.direct, &pgwake.Config{Schema: n.schema, FallbackInterval: time.Minute, AggressivePolicy: pgwake.Never})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, other.Close(context.Background())) })
+	waiting, leave := context.WithCancel(t.Context())
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		_, err := other.FetchOrchestrationItem(waiting, &pgwake.FetchOptions{PollTimeout: time.Minute})
+		assert.ErrorIs(t, err, context.Canceled)
+	}()
+	require.Eventually(t, func() bool { return other.Stats().Orchestrator.Parked == 1 && other.Stats().Orchestrator.Settled }, patience, 10*time.Millisecond)
+	claimed := func(instance string, lease time.Duration) *pgwake.OrchestrationItem {
+		_, err := n.direct.Exec(t.Context(), `BEGIN; SET LOCAL pgwake.notify = off; SELECT `+pgx.Identifier{n.schema}.Sanitize()+`.enqueue_message('`+instance+`', 'start', p_name => 'n'); COMMIT`)
+		require.NoError(t, err)
+		turn, err := n.FetchOrchestrationItem(within(t, back), &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: 50 * time.Millisecond})
+		require.NoError(t, err)
+		require.Equal(t, instance, turn.Instance)
+		return turn
+	}
+	readOn := n.fillNotifications(t)
+	began := time.Now()
+	for _, lease := range []time.Duration{2 * time.Second, 6 * time.Second} { // of which the nearer end is told
+		turn := claimed(lease.String(), lease)
+		require.NoError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{ExecutionID: turn.ExecutionID}))
+	}
+	readOn()
+	require.Eventually(t, func() bool {
+		return other.Stats().Orchestrator.Tokens["timer"] > 0 && other.Stats().Orchestrator.Parked == 1
+	}, back, 10*time.Millisecond)
+	told := other.Stats().Orchestrator.Notifications
+	claimed("third", 6*time.Second-time.Since(began)+time.Second) // the end of the second lease is in the half of this one in which others look
+	require.Eventually(t, func() bool { return other.Stats().Orchestrator.Notifications > told }, patience, 10*time.Millisecond)
+	leave()
+	<-left
+}
+
 // Nobody uses a verb: it is the periodic statement that has the server go on.
 func TestDegradation_NotificationsFull_ProducersOfPlainSQLSucceedOnceTheyAreRead(t *testing.T) {
 	t.Parallel()
@@ -821,6 +862,46 @@ func (n *patientNode) fillNotifications(t *testing.T) (readOn func()) {
 		_, err := conn.Exec(t.Context(), "ROLLBACK")
 		require.NoError(t, err)
 	}
+}
+
+// slowly hands out what comes bit by bit.
+type slowly struct{ net.Conn }
+
+func (s slowly) Read(b []byte) (int, error) {
+	time.Sleep(50 * time.Millisecond)
+	return s.Conn.Read(b[:min(len(b), 2<<10)])
+}
+
+// A row that takes longer to arrive than a server may be silent is no silence.
+func TestDegradation_NetworkIsSlow_WhatIsLargeIsClaimed(t *testing.T) {
+	t.Parallel()
+	n := trouble(t, breakableServer(t).URL, pgwake.Config{}, nil)
+	config := n.direct.Config()
+	var slow atomic.Bool
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		if err == nil && slow.Load() {
+			conn = slowly{conn}
+		}
+		return conn, err
+	}
+	pgwake.TunePool(config)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	far, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, ListenConfig: n.direct.Config().ConnConfig})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, far.Close(context.Background())) })
+	text, err := json.Marshal(strings.Repeat("0123456789abcdef", 16<<10)) // at 40 kB/s
+	require.NoError(t, err)
+	_, err = n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "large", Input: text, Tag: "far"}, nil)
+	require.NoError(t, err)
+	slow.Store(true)
+	pool.Reset()
+	item, err := far.FetchWorkItem(within(t, patience), &pgwake.FetchOptions{Tags: pgwake.Tags("far"), LockTimeout: time.Minute})
+	require.NoError(t, err)
+	require.Equal(t, 1, item.Attempt)
+	require.JSONEq(t, string(text), string(item.Input))
 }
 
 // Somebody else holds every connection of the pool.

@@ -308,10 +308,11 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	if session.epoch == 0 {
 		announce = true // who may have joined since, this node has not heard
 	}
-	r, err := ask(ctx, l.filter, pathOf(by), announce, k.row)
-	owed := announce && notificationsFull(err)
-	if owed { // work goes on: to hear of its leases is for the others, and later
+	owed := announce && e.coalescer.isFull() // work goes on: to hear of its leases is for the others, and later
+	r, err := ask(ctx, l.filter, pathOf(by), announce && !owed, k.row)
+	if announce && !owed && notificationsFull(err) {
 		e.coalescer.full()
+		owed = true
 		r, err = ask(ctx, l.filter, pathOf(by), false, k.row)
 	}
 	if err != nil {
@@ -339,10 +340,10 @@ func (e *engine) lookOnce(ctx context.Context, l *lane, lockTimeout time.Duratio
 	e.observe(l.queue, outcomeFound)
 	e.trust.earn()
 	e.stir()
-	if owed {
+	switch {
+	case owed: // later, and with others: no claim may count on it
 		e.coalescer.tell(l.queue, note{next: r.leaseEnd, all: true})
-	}
-	if announce {
+	case announce:
 		e.leases.told(l.queue, r.leaseEnd, joined)
 	}
 	// The end of the lease is an instant for every lane here, whatever becomes of this dispatcher.

@@ -241,7 +241,8 @@ func (l *lane) mayWrite() bool {
 	return l.writesLate()
 }
 
-// writesLate is mayWrite for whoever holds mu. A query that nobody waits for any more ends by its deadline.
+// writesLate is mayWrite for whoever holds mu. A query that nobody waits for any more ends by its deadline, or
+// goes on while the server says that it is at work (silence.go): the row that it may leave then is removed with those of dead nodes.
 func (l *lane) writesLate() bool {
 	return l.writing > 0 || !l.unheardOf.IsZero() && l.now().Sub(l.unheardOf) < claimDeadline(MaxFetch)
 }

@@ -19,7 +19,11 @@ import (
 // is in flight, and by TCP_USER_TIMEOUT, where the system has it, while something is. What cannot be set
 // (a Unix socket, a custom dialer) is left as it is; the fallback's deadline bounds those too. It returns whether conn is of TCP.
 func keepAlive(conn net.Conn) bool {
-	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
+	for {
+		wrapped, ok := conn.(interface{ NetConn() net.Conn }) // TLS, and what notices that something came
+		if !ok {
+			break
+		}
 		conn = wrapped.NetConn()
 	}
 	tcp, ok := conn.(*net.TCPConn)

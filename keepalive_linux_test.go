@@ -19,7 +19,8 @@ func TestOpen_ConnectionsOfThePoolNoticeAPeerThatIsGone(t *testing.T) {
 	conn, err := p.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	tcp, ok := conn.Conn().PgConn().Conn().(*net.TCPConn)
+	seen := conn.Conn().PgConn().Conn().(interface{ NetConn() net.Conn }) // by which the Provider notices that something came
+	tcp, ok := seen.NetConn().(*net.TCPConn)
 	if !ok {
 		t.Skip("the server is not reached by TCP")
 	}

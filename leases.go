@@ -18,8 +18,8 @@ import (
 //	(1) For every lease of this node that ends at e, the other nodes have been told of an instant in (commit of
 //	    the claim, e]. With equal timeouts that takes one notification per half lock timeout, and none while
 //	    idle; a node that begins to listen says so, and is told of the next one. If the server's queue of notifications
-//	    is full, they are told of the first such instant as soon as it is not, though that be past: whoever looks
-//	    then sees what was claimed meanwhile.
+//	    is full, each claim leaves word, and the first end of all is told as soon as it can be, though that be past:
+//	    whoever looks then sees what was claimed meanwhile, and nothing claimed later counts on an end that was not told.
 //	(2) Whoever was told of an instant looks at it, even if an answer since says that nothing becomes due then:
 //	    somebody may have claimed after that answer, and counted on it.
 

@@ -141,7 +141,8 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, er
 // server (tcp_keepalives_idle, _interval, _count, tcp_user_timeout): one whose machine is gone ends then, if it runs no statement, and so does one
 // whose client reads nothing of a long answer for that long. That is not done where anybody has set one of these already, in RuntimeParams for
 // example, nor behind a pooler; whether it is to be is asked on the first connection. Connections that the Provider finds broken give up their
-// places in the pool at once, which takes 15 s otherwise; with PrepareConn or BeforeAcquire, not those that are tried before use.
+// places in the pool at once, which takes 15 s otherwise; with PrepareConn or BeforeAcquire, not those that are tried before use. What DialFunc returns
+// is wrapped, so that an item that is large is not taken for the silence of the server while it arrives, which is claimed anew after 5 s otherwise.
 func TunePool(config *pgxpool.Config) {
 	config.PingTimeout = cmp.Or(config.PingTimeout, answerDeadline)
 	config.ConnConfig.ConnectTimeout = cmp.Or(config.ConnConfig.ConnectTimeout, answerDeadline)

@@ -8,6 +8,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: how does a claim tell a server that is gone from one that has much to do?
@@ -16,9 +20,15 @@ import (
 // turn, and while it reads a history. Were that taken for a lost connection, such a turn would never be claimed. So before
 // the silence is over another connection asks whether such a claim is at work. If the server says so, it has as long again;
 // not longer than the lease, which would be over before anybody heard of it.
+//
+// Nor is it silent while it sends a row: one that is large takes as long as the network needs.
 
-// askAhead is how long before the end of a silence the server is asked: its answer takes no time that a lost connection had not.
-const askAhead = time.Second
+// askAhead is how long before the end of a silence the server is asked: its answer takes no time that a lost connection had not. It is
+// enough for eight round trips, with which a connection begins, of a third of a second.
+const askAhead = 3 * time.Second
+
+// askSlack is by how much a claim may seem to be younger to the server than to its sender.
+const askSlack = time.Second
 
 // silence is what one claim waits for. Its claim calls rowCame and stop.
 type silence struct {
@@ -27,16 +37,20 @@ type silence struct {
 	longest  time.Duration
 	lease    time.Duration
 	sent     time.Time
-	heard    atomic.Int64               // how long after sent the server was last heard of
+	heard    atomic.Int64               // how long after sent a row came, or the server said that it was at work
+	came     func() time.Time           // when anything did; nil: nobody knows
 	atWork   func(context.Context) bool // whether the server says so
 	watching sync.Mutex                 // held while the server is asked
 	timer    *time.Timer
 }
 
 // listen begins to wait for the answer to a claim of this queue. The claim's ctx ends with errPoolSilent if the server is gone.
-func (p *Provider) listen(ctx context.Context, giveUp context.CancelCauseFunc, q Queue, plan fetchPlan) *silence {
-	s := &silence{ctx: ctx, giveUp: giveUp, longest: claimDeadline(plan.items), lease: plan.lock, sent: time.Now()}
-	s.begin(func(ctx context.Context) bool { return p.oldestClaim(ctx, q) > time.Since(s.sent)-askAhead })
+func (p *Provider) listen(ctx context.Context, giveUp context.CancelCauseFunc, conn *pgx.Conn, q Queue, plan fetchPlan) *silence {
+	s := &silence{ctx: ctx, giveUp: giveUp, longest: claimDeadline(plan.items), lease: plan.lock, sent: time.Now(), came: conns.LastHeard(conn)}
+	s.begin(func(ctx context.Context) bool {
+		age, asked := p.oldestClaim(ctx, q)
+		return age > max(asked.Sub(s.sent)-askSlack, 0)
+	})
 	return s
 }
 
@@ -50,12 +64,24 @@ func (s *silence) begin(atWork func(context.Context) bool) {
 // rowCame notes that the server was heard of.
 func (s *silence) rowCame() { s.heard.Store(int64(time.Since(s.sent))) }
 
+// lastHeard is how long after sent the server was last heard of.
+func (s *silence) lastHeard() time.Duration {
+	last := time.Duration(s.heard.Load())
+	if s.came != nil {
+		last = max(last, s.came().Sub(s.sent))
+	}
+	return last
+}
+
 // watch sees whether the silence has lasted, and asks the server about it.
 func (s *silence) watch() {
 	s.watching.Lock()
 	defer s.watching.Unlock()
-	heard := s.heard.Load()
-	end := s.sent.Add(time.Duration(heard) + s.longest)
+	if s.ctx.Err() != nil { // it has been answered
+		return
+	}
+	heard := s.lastHeard()
+	end := s.sent.Add(heard + s.longest)
 	if left := time.Until(end); left > askAhead {
 		s.timer.Reset(left - askAhead)
 		return
@@ -63,7 +89,7 @@ func (s *silence) watch() {
 	asking, cancel := context.WithDeadline(s.ctx, end)
 	defer cancel()
 	switch atWork := s.atWork(asking); {
-	case s.ctx.Err() != nil: // it has been answered
+	case s.ctx.Err() != nil:
 	case atWork && time.Since(s.sent) >= s.lease:
 		s.giveUp(fmt.Errorf("the claim takes longer than its lock timeout of %v: %w", s.lease, context.DeadlineExceeded))
 	case atWork:
@@ -71,11 +97,11 @@ func (s *silence) watch() {
 		s.timer.Reset(s.longest - askAhead)
 	default:
 		<-asking.Done()
-		if s.heard.Load() == heard {
+		if s.lastHeard() == heard {
 			s.giveUp(errPoolSilent)
 			return
 		}
-		s.timer.Reset(time.Until(s.sent.Add(time.Duration(s.heard.Load()) + s.longest - askAhead)))
+		s.timer.Reset(time.Until(s.sent.Add(s.lastHeard() + s.longest - askAhead)))
 	}
 }
 
@@ -94,27 +120,29 @@ type inquiry struct {
 }
 
 type oldest struct {
+	asked time.Time
 	there chan struct{} // closed when it is
 	age   time.Duration
 }
 
-// oldestClaim is for how long a claim of this queue has been at work on the server at most, in a session of this role; 0 if there is none that does
-// not wait for somebody, if there was no answer within askAhead, or if ctx ends before. A claim is in flight, and stays so until this has returned.
-func (p *Provider) oldestClaim(ctx context.Context, q Queue) time.Duration {
+// oldestClaim is for how long a claim of this queue had been at work on the server at most, in a session of this role, when that was asked or later;
+// 0 if there is none that does not wait for somebody, if there was no answer within askAhead, or if ctx ends before. A claim is in flight, and stays
+// so until this has returned.
+func (p *Provider) oldestClaim(ctx context.Context, q Queue) (age time.Duration, asked time.Time) {
 	i := &p.inquiries[q]
 	i.mu.Lock()
 	a := i.last
 	if a == nil {
-		a = &oldest{there: make(chan struct{})}
+		a = &oldest{asked: time.Now(), there: make(chan struct{})}
 		i.last = a
 		p.inFlight.Go(func() { p.inquire(q, i, a) })
 	}
 	i.mu.Unlock()
 	select {
 	case <-a.there:
-		return a.age
+		return a.age, a.asked
 	case <-ctx.Done():
-		return 0
+		return 0, a.asked
 	}
 }
 

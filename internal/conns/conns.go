@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -32,7 +33,7 @@ type said struct {
 
 // Tune has Acquire try the connections of a pool that is made of this, where the pool would have tried them: what does not answer then is
 // released as Release does. It comes after all else that changes config. A pool that prepares its connections goes on trying them itself, since
-// that is to come first.
+// that is to come first. Of each connection it is known when something came (LastHeard).
 func Tune(config *pgxpool.Config) {
 	should, before := config.ShouldPing, config.BeforeConnect
 	if should == nil {
@@ -48,6 +49,14 @@ func Tune(config *pgxpool.Config) {
 			}
 			return due
 		}
+	}
+	dial := config.ConnConfig.DialFunc // and not AfterNetConnect: what is above TLS is to be that, for channel binding
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &heard{Conn: conn}, nil
 	}
 	config.BeforeConnect = func(ctx context.Context, config *pgx.ConnConfig) error {
 		if to, ok := ctx.Value(acquiring{}).(*said); ok {
@@ -123,6 +132,40 @@ func Silence(ctx context.Context, most time.Duration) (bounded context.Context, 
 	return bounded, func() { timer.Reset(most) }, func() {
 		timer.Stop()
 		cancel()
+	}
+}
+
+// heard is a connection that knows when something came.
+type heard struct {
+	net.Conn
+	last atomic.Int64 // after began
+}
+
+var began = time.Now()
+
+func (h *heard) Read(b []byte) (int, error) {
+	n, err := h.Conn.Read(b)
+	if n > 0 {
+		h.last.Store(int64(time.Since(began)))
+	}
+	return n, err
+}
+
+// NetConn is what is underneath, as of tls.Conn.
+func (h *heard) NetConn() net.Conn { return h.Conn }
+
+// LastHeard returns what tells when something came on a connection last, or nil if that is not known, as of a pool that was not tuned. A row that is
+// large, or comes by a slow network, comes bit by bit, and is there for the driver when all of it is.
+func LastHeard(conn *pgx.Conn) func() time.Time {
+	for under := conn.PgConn().Conn(); ; {
+		switch c := under.(type) {
+		case *heard:
+			return func() time.Time { return began.Add(time.Duration(c.last.Load())) }
+		case interface{ NetConn() net.Conn }:
+			under = c.NetConn()
+		default:
+			return nil
+		}
 	}
 }
 
