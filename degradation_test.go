@@ -752,9 +752,7 @@ func TestDegradation_NotificationsFull_VerbsSucceedOnceTheyAreRead(t *testing.T)
 func TestDegradation_NotificationsFull_ClaimsAndOthersHearOfTheLeaseOnceTheyAreRead(t *testing.T) {
 	t.Parallel()
 	n := trouble(t, serverOfFewNotifications(t), pgwake.Config{}, nil)
-	other, err := pgwake.New(t.Context(), n.direct, &pgwake.Config{Schema: n.schema, FallbackInterval: time.Minute, AggressivePolicy: pgwake.Never})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, other.Close(context.Background())) })
+	other := n.another(t)
 	turns := make(chan *pgwake.OrchestrationItem, 1)
 	go func() {
 		turn, err := other.FetchOrchestrationItem(t.Context(), &pgwake.FetchOptions{PollTimeout: time.Minute})
@@ -763,9 +761,7 @@ func TestDegradation_NotificationsFull_ClaimsAndOthersHearOfTheLeaseOnceTheyAreR
 	}()
 	require.Eventually(t, func() bool { return other.Stats().Orchestrator.Parked == 1 && other.Stats().Orchestrator.Settled }, patience, 10*time.Millisecond)
 	readOn := n.fillNotifications(t)
-	schema := pgx.Identifier{n.schema}.Sanitize()
-	_, err = n.direct.Exec(t.Context(), `BEGIN; SET LOCAL pgwake.notify = off; SELECT `+schema+`.enqueue_message('left', 'start', p_name => 'n'); COMMIT`)
-	require.NoError(t, err)
+	n.slipIn(t, "left")
 	turn, err := n.FetchOrchestrationItem(within(t, back), &pgwake.FetchOptions{LockTimeout: 5 * time.Second, PollTimeout: 50 * time.Millisecond})
 	require.NoError(t, err)
 	require.Equal(t, "left", turn.Instance)
@@ -779,9 +775,7 @@ func TestDegradation_NotificationsFull_ClaimsAndOthersHearOfTheLeaseOnceTheyAreR
 func TestDegradation_NotificationsFull_NoClaimCountsOnWhatWasNotTold(t *testing.T) {
 	t.Parallel()
 	n := trouble(t, serverOfFewNotifications(t), pgwake.Config{}, nil)
-	other, err := pgwake.New(t.Context(), n.direct, &pgwake.Config{Schema: n.schema, FallbackInterval: time.Minute, AggressivePolicy: pgwake.Never})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, other.Close(context.Background())) })
+	other := n.another(t)
 	waiting, leave := context.WithCancel(t.Context())
 	left := make(chan struct{})
 	go func() {
@@ -791,8 +785,7 @@ func TestDegradation_NotificationsFull_NoClaimCountsOnWhatWasNotTold(t *testing.
 	}()
 	require.Eventually(t, func() bool { return other.Stats().Orchestrator.Parked == 1 && other.Stats().Orchestrator.Settled }, patience, 10*time.Millisecond)
 	claimed := func(instance string, lease time.Duration) *pgwake.OrchestrationItem {
-		_, err := n.direct.Exec(t.Context(), `BEGIN; SET LOCAL pgwake.notify = off; SELECT `+pgx.Identifier{n.schema}.Sanitize()+`.enqueue_message('`+instance+`', 'start', p_name => 'n'); COMMIT`)
-		require.NoError(t, err)
+		n.slipIn(t, instance)
 		turn, err := n.FetchOrchestrationItem(within(t, back), &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: 50 * time.Millisecond})
 		require.NoError(t, err)
 		require.Equal(t, instance, turn.Instance)
@@ -839,6 +832,23 @@ func serverOfFewNotifications(t *testing.T) (url string) {
 		t.Skipf("before version 17 a server keeps 8 GB of notifications, and this one is %s", version)
 	}
 	return boot(t, &devpg.Options{IgnoreURL: true, Settings: map[string]string{"max_notify_queue_pages": "64"}}).URL
+}
+
+// another is a node beside this one.
+func (n *patientNode) another(t *testing.T) *pgwake.Provider {
+	t.Helper()
+	other, err := pgwake.New(t.Context(), n.direct, &pgwake.Config{Schema: n.schema, FallbackInterval: time.Minute, AggressivePolicy: pgwake.Never})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, other.Close(context.Background())) })
+	return other
+}
+
+// slipIn enqueues a message of which nobody is told.
+func (n *patientNode) slipIn(t *testing.T, instance string) {
+	t.Helper()
+	_, err := n.direct.Exec(t.Context(), `BEGIN; SET LOCAL pgwake.notify = off;
+		SELECT `+pgx.Identifier{n.schema}.Sanitize()+`.enqueue_message('`+instance+`', 'start', p_name => 'n'); COMMIT`)
+	require.NoError(t, err)
 }
 
 // fillNotifications has the server keep notifications until it can keep no more, not even an empty one, for somebody who listens and does not
