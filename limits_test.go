@@ -650,6 +650,25 @@ func TestLimits_RatePerKey_ItemIsGivenBackUnbegun_HasPaid(t *testing.T) {
 	n.requireNoWork(t)
 }
 
+// What is given back while the rate is lifted has paid for a rate that is no more by the time it commits. Whoever takes it then has it.
+func TestLimits_GivenBackWhileTheRateIsLifted_TheNextRateEndsNoLease(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	rate := pgwake.Limits{RatePerKey: pgwake.Rate{Interval: time.Hour}}
+	n.limit(t, rate)
+	n.keyed(t, "a")
+	tx := n.begin(t)
+	require.NoError(t, n.AbandonWorkItemTx(t.Context(), tx, n.take(t).LockToken, &pgwake.AbandonOptions{IgnoreAttempt: true}))
+	n.limit(t, pgwake.Limits{})
+	require.NoError(t, tx.Commit(t.Context()))
+	item := n.take(t)
+	require.Equal(t, []bool{true}, query[bool](t, n, `SELECT charged FROM worker_queue`), "what this is about")
+	n.limit(t, rate)
+	n.requireNoWork(t)
+	require.Equal(t, []bool{false}, query[bool](t, n, `SELECT charged FROM worker_queue`))
+	require.NoError(t, n.AckWorkItem(t.Context(), item.LockToken, nil))
+}
+
 func TestLimits_AreLifted_WhatWaitedIsDue(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

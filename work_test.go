@@ -1531,6 +1531,106 @@ func TestRenewWorkItemLock_ItemIsLockedByATransaction_ExtendsFromTheEndOfTheWait
 	require.False(t, query[time.Time](t, n, `SELECT visible_at FROM worker_queue`)[0].Before(waited.Add(time.Hour)))
 }
 
+// waitPastTheLease does it while a transaction that changes nothing has the rows of the table locked, which are those of one lease, until that is over.
+func (n *node) waitPastTheLease(t *testing.T, table, end string, do func() error) error {
+	t.Helper()
+	tx := n.begin(t)
+	require.NoError(t, dropped(tx.Exec(t.Context(), `SELECT FROM `+n.quoted()+`.`+table+` FOR UPDATE`)))
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	n.awaitBlocked(t, 1)
+	require.Eventually(t, func() bool {
+		return n.exec(t, `SELECT FROM `+table+` WHERE `+end+` > clock_timestamp()`) == 0
+	}, patience, 10*time.Millisecond)
+	require.NoError(t, tx.Rollback(t.Context()))
+	return <-done
+}
+
+var briefly = &pgwake.FetchOptions{LockTimeout: 3 * time.Second, NoWait: true}
+
+// Where a statement has waited for somebody who changed nothing, its conditions are not asked again.
+func TestVerbs_LeaseEndsWhileTheyWaitForTheLock_LockLostAndNothingWritten(t *testing.T) {
+	t.Parallel()
+	type verb = func(*node, pgwake.LockToken) error
+	check := func(name, table, end string, claim func(*testing.T, *node) pgwake.LockToken, do verb) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			token := claim(t, n)
+			before := n.content(t)
+			requireError(t, n.waitPastTheLease(t, table, end, func() error { return do(n, token) }), pgwake.ErrLockLost)
+			require.Equal(t, before, n.content(t))
+		})
+	}
+	for name, do := range map[string]verb{
+		"abandon":     func(n *node, token pgwake.LockToken) error { return n.AbandonWorkItem(tctx, token, nil) },
+		"dead letter": func(n *node, token pgwake.LockToken) error { return n.DeadLetterWorkItem(tctx, token, "broken", "") },
+		"renew": func(n *node, token pgwake.LockToken) error {
+			return dropped(n.RenewWorkItemLock(tctx, token, time.Hour))
+		},
+	} {
+		check("work "+name, "worker_queue", "visible_at", func(t *testing.T, n *node) pgwake.LockToken {
+			n.enqueue(t, "a")
+			item, err := n.FetchWorkItem(t.Context(), briefly)
+			require.NoError(t, err)
+			return item.LockToken
+		}, do)
+	}
+	for name, do := range map[string]verb{
+		"ack": func(n *node, token pgwake.LockToken) error {
+			return n.AckOrchestrationItem(tctx, token, pgwake.OrchestrationAck{})
+		},
+		"abandon": func(n *node, token pgwake.LockToken) error { return n.AbandonOrchestrationItem(tctx, token, nil) },
+		"dead letter": func(n *node, token pgwake.LockToken) error {
+			return n.DeadLetterOrchestrationItem(tctx, token, "broken", "")
+		},
+		"renew": func(n *node, token pgwake.LockToken) error {
+			return dropped(n.RenewOrchestrationItemLock(tctx, token, time.Hour))
+		},
+	} {
+		check("turn "+name, "instance_locks", "locked_until", func(t *testing.T, n *node) pgwake.LockToken {
+			n.send(t, "i", "ping")
+			turn, err := n.FetchOrchestrationItem(t.Context(), briefly)
+			require.NoError(t, err)
+			return turn.LockToken
+		}, do)
+	}
+}
+
+// What is done, and was acknowledged in time, is not done again: whoever had it locked kept everybody else from it.
+func TestAckWorkItem_LeaseEndsWhileItWaitsForTheLock_IsDone(t *testing.T) {
+	t.Parallel()
+	for name, config := range map[string]*pgwake.Config{"": nil, "archived": {ArchiveFor: time.Hour}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, config)
+			n.enqueue(t, "a")
+			item, err := n.FetchWorkItem(t.Context(), briefly)
+			require.NoError(t, err)
+			require.NoError(t, n.waitPastTheLease(t, "worker_queue", "visible_at", func() error { return n.AckWorkItem(tctx, item.LockToken, nil) }))
+			require.Zero(t, n.rows(t)["worker_queue"])
+		})
+	}
+}
+
+func TestAbandonWorkItem_ItemIsLockedByATransaction_DelayCountsFromTheEndOfTheWait(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "a")
+	token := n.take(t).LockToken
+	tx := n.begin(t)
+	require.NoError(t, n.AckWorkItemTx(t.Context(), tx, token, nil))
+	abandoned := make(chan error, 1)
+	go func() {
+		abandoned <- n.AbandonWorkItem(tctx, token, &pgwake.AbandonOptions{Delay: time.Hour})
+	}()
+	n.awaitBlocked(t, 1)
+	waited := query[time.Time](t, n, `SELECT clock_timestamp()`)[0]
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, <-abandoned)
+	require.False(t, query[time.Time](t, n, `SELECT visible_at FROM worker_queue`)[0].Before(waited.Add(time.Hour)))
+}
+
 func TestRenewWorkItemLocks_OneIsLockedByATransaction_TheOthersAreRenewed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

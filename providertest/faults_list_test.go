@@ -15,12 +15,12 @@ var faults = []fault{
 	{
 		name: "ack of a turn does not look at the token",
 		rows: []string{"instance_locking/invalid_lock_token_rejection", "lock_expiration/lock_expires_after_timeout"},
-		sql:  []edit{{"hold_instance_lock", "l.lock_token = p_token AND ", ""}},
+		sql:  []edit{{"hold_instance_lock", " AND l.lock_token = p_token", ""}},
 	},
 	{
 		name: "ack of a turn does not look at the end of the lease",
 		rows: []string{"error_handling/lock_expiration_during_ack", "lock_expiration/orchestration_lock_renewal_after_expiration"},
-		sql:  []edit{{"hold_instance_lock", " AND l.locked_until > clock_timestamp()", ""}},
+		sql:  []edit{{"hold_instance_lock", "v_until <= clock_timestamp()", "false"}},
 	},
 	{
 		name: "two acks of a turn do not exclude each other",

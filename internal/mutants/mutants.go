@@ -64,7 +64,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "05 abandon notifies nobody (work)",
-		file:    "migrations/00003_worker.sql",
+		file:    "migrations/00014_abandon.sql",
 		patches: []patch{{"    PERFORM notify_queue('worker', (p_delay <= interval '0')::integer,\n", "    PERFORM concat('worker', (p_delay <= interval '0')::integer,\n"}},
 		pkg:     root, test: "TestHole05_AbandonedItem_WakesAnotherNode",
 	},
@@ -542,6 +542,25 @@ var mutants = []mutant{
 		pkg:     root, test: "TestRenewWorkItemLock_ItemIsLockedByATransaction_ExtendsFromTheEndOfTheWait",
 	},
 	{
+		name:    "leases: an abandon goes by the clock of before the item is locked",
+		file:    "migrations/00014_abandon.sql",
+		patches: []patch{{"AND q.lock_token = p_token FOR NO KEY UPDATE;", "AND q.lock_token = p_token;"}},
+		pkg:     root, test: "TestAbandonWorkItem_ItemIsLockedByATransaction_DelayCountsFromTheEndOfTheWait",
+	},
+	{
+		name: "leases: a turn's is not looked at again after a wait",
+		file: "migrations/00014_abandon.sql",
+		patches: []patch{{"      WHERE l.instance_id = p_instance AND l.lock_token = p_token\n", "      WHERE l.instance_id = p_instance AND l.lock_token = p_token AND l.locked_until > clock_timestamp()\n"},
+			{"IF coalesce(v_until <= clock_timestamp(), true) THEN\n        RAISE EXCEPTION 'no lock on instance", "IF NOT FOUND THEN\n        RAISE EXCEPTION 'no lock on instance"}},
+		pkg: root, test: "TestVerbs_LeaseEndsWhileTheyWaitForTheLock_LockLostAndNothingWritten",
+	},
+	{
+		name:    "limits: a rate ends the leases of what was charged",
+		file:    "migrations/00014_abandon.sql",
+		patches: []patch{{"q.held_due IS NULL AND q.lock_token IS NULL THEN v_now", "q.held_due IS NULL THEN v_now"}},
+		pkg:     root, test: "TestLimits_GivenBackWhileTheRateIsLifted_TheNextRateEndsNoLease",
+	},
+	{
 		name:    "leases: a renewal waits for whoever has the session of an item locked",
 		file:    "migrations/00013_sessions.sql",
 		patches: []patch{{"ORDER BY free.session_id FOR UPDATE SKIP LOCKED) AS touched", "ORDER BY free.session_id FOR UPDATE) AS touched"}},
@@ -555,7 +574,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: set_limits locks items as it finds them",
-		file:    "migrations/00013_sessions.sql",
+		file:    "migrations/00014_abandon.sql",
 		patches: []patch{{"WHERE q.id = ANY (v_ids) ORDER BY q.id FOR NO KEY UPDATE);", "WHERE q.id = ANY (v_ids) ORDER BY q.key, -q.priority FOR NO KEY UPDATE);"}},
 		pkg:     root, test: "TestLocks_ItemsInAnotherOrder_AreLockedByID",
 	},
