@@ -4,6 +4,7 @@ package testdb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake/internal/devpg"
 )
 
@@ -59,12 +61,26 @@ func drop(tb testing.TB, name string) {
 	tb.Helper()
 	url := URL(tb)
 	tb.Cleanup(func() {
-		Exec(tb, url, `DROP SCHEMA IF EXISTS `+pgx.Identifier{name}.Sanitize()+` CASCADE`)
+		sql := `DROP SCHEMA IF EXISTS ` + pgx.Identifier{name}.Sanitize() + ` CASCADE`
+		err, deadlock := exec(tb, url, sql), (*pgconn.PgError)(nil)
+		for errors.As(err, &deadlock) && deadlock.Code == "40P01" { // with what a process that was killed had begun, and the server goes on with
+			err = exec(tb, url, sql)
+		}
+		if err != nil {
+			tb.Fatalf("%s: %v", sql, err)
+		}
 	})
 }
 
 // Exec runs a statement on a connection of its own.
 func Exec(tb testing.TB, url, sql string, args ...any) {
+	tb.Helper()
+	if err := exec(tb, url, sql, args...); err != nil {
+		tb.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func exec(tb testing.TB, url, sql string, args ...any) error {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -73,7 +89,6 @@ func Exec(tb testing.TB, url, sql string, args ...any) {
 		tb.Fatalf("connect to the test server: %v", err)
 	}
 	defer conn.Close(ctx)
-	if _, err := conn.Exec(ctx, sql, args...); err != nil {
-		tb.Fatalf("%s: %v", sql, err)
-	}
+	_, err = conn.Exec(ctx, sql, args...)
+	return err
 }
