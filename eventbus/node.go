@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 )
@@ -357,26 +356,15 @@ func (n *Node) keepBeating(ctx context.Context, watch *pgwake.Watch) {
 	}
 }
 
-// beatAndTell calls beat, and tells those who wait of what goes by another tag since a subscription was removed: it was there already, so no insert does. For
-// what unsubscribe has moved that is the first beat that finds the retirement, and for strays the one that deals with them (remove_strays): those
-// are the retirements that it has changed. Where 00013_lines.sql is, retire_tag tells by itself as well. The first statement reads them as they were before its beat, and whether there is the row of the node.
-// Both are one transaction: of a node that dies all of it has happened, or is left to the next.
-const beatAndTell = `
-SELECT %[1]sbeat($1, $2, $3, $4, $5), EXISTS (SELECT FROM %[1]sevent_nodes AS n WHERE n.node_id OPERATOR(pg_catalog.=) $1), pg_catalog.set_config('pgwake.retirements',
-    (SELECT coalesce(pg_catalog.json_agg(r), '[]') FROM %[1]sevent_retirements AS r)::pg_catalog.text, true);
-SELECT %[1]snotify_queue('worker', 1, NULL, of.namespace)
-  FROM (SELECT DISTINCT changed.namespace
-          FROM (SELECT was.namespace, was.tag, was.horizon
-                  FROM pg_catalog.json_populate_recordset(NULL::%[1]sevent_retirements, pg_catalog.current_setting('pgwake.retirements')::pg_catalog.json) AS was
-                EXCEPT
-                SELECT r.namespace, r.tag, r.horizon FROM %[1]sevent_retirements AS r) AS changed) AS of`
+// beating calls beat, and reads whether there is the row of the node.
+const beating = `SELECT %[1]sbeat($1, $2, $3, $4, $5), EXISTS (SELECT FROM %[1]sevent_nodes AS n WHERE n.node_id OPERATOR(pg_catalog.=) $1)`
 
 func (n *Node) beat(ctx context.Context, watch *pgwake.Watch) error {
 	var patterns []string
 	for known := false; !known; {
 		err := n.do(ctx, "heartbeat", false, func(ctx context.Context, q pgwake.Querier) error {
-			return q.QueryRow(ctx, fmt.Sprintf(beatAndTell, n.in), pgx.QueryExecModeSimpleProtocol, // which alone carries several statements
-				n.id, n.namespace, n.how.Group, watch.Node, cmp.Or(n.how.Heartbeat, watch.Interval)).Scan(&patterns, &known, nil)
+			return q.QueryRow(ctx, fmt.Sprintf(beating, n.in), n.id, n.namespace, n.how.Group, watch.Node,
+				cmp.Or(n.how.Heartbeat, watch.Interval)).Scan(&patterns, &known)
 		})
 		if err == nil && !known { // it was gone for so long that others have forgotten it
 			err = n.register(ctx)

@@ -161,21 +161,28 @@ func TestSubscribe_GroupIsMadeAnewAndAnEmitWithoutAKeyIsUnderWay_EachEventOnceAn
 // Logical replication brings rows, and not sequences.
 func TestKeys_SequenceOfPlacesIsBehindTheRows_NoneIsLeftBehind(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, nil)
-	l.subscribe("g", "a")
-	l.emitKey("a", "k")
-	l.bury(tagA, "no")
-	l.exec(`SELECT setval('event_lines_place_seq', 1000)`)
-	want := []int64{l.emitKey("a", "k"), l.emitKey("a", "k")}
-	l.exec(`SELECT setval('event_lines_place_seq', 1, false)`)
-	want = append(want, l.emitKey("a", "k"))
-	_, err := l.Redrive(l.within(), nil)
-	require.NoError(t, err)
-	want = append(want, want[0]-1, l.emitKey("a", "k"))
-	for _, id := range want {
-		require.Equal(t, []int64{id}, l.heads("k"))
-		require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+	for name, next := range map[string]int{"also behind what has left": 1, "behind what waits alone": 500} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.subscribe("g", "a")
+			l.emitKey("a", "k")
+			l.bury(tagA, "no")
+			l.exec(`SELECT setval('event_lines_place_seq', 100)`)
+			want := []int64{l.emitKey("a", "k")}
+			l.exec(`SELECT setval('event_lines_place_seq', 1000)`)
+			want = append(want, l.emitKey("a", "k"))
+			l.exec(`SELECT setval('event_lines_place_seq', $1, false)`, next)
+			want = append(want, l.emitKey("a", "k"))
+			_, err := l.Redrive(l.within(), nil)
+			require.NoError(t, err)
+			want = append(want, want[0]-1, l.emitKey("a", "k"))
+			for _, id := range want {
+				require.Equal(t, []int64{id}, l.heads("k"))
+				require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+			}
+			require.Empty(t, l.queued())
+			require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
+		})
 	}
-	require.Empty(t, l.queued())
-	require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
 }

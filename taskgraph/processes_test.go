@@ -307,7 +307,9 @@ func TestProcesses_KilledInTheMiddleOfATurn_ItIsTakenOnceOrByAnother(t *testing.
 				}
 				require.NoError(t, tx.Rollback(t.Context()))
 				// What it adds while the other begins to wait would be found by the fallback alone: whoever was to tell of it is gone.
-				require.Eventually(t, func() bool { return len(g.query(`SELECT pid::text FROM pg_stat_activity WHERE pid = $1::integer`, waiting[0])) == 0 }, patience, 10*time.Millisecond)
+				require.Eventually(t, func() bool {
+					return len(g.query(`SELECT pid::text FROM pg_stat_activity WHERE pid = $1::integer`, waiting[0])) == 0
+				}, patience, 10*time.Millisecond)
 				c.start(t)
 				require.Eventually(t, func() bool { return g.step(task, "b").State == taskgraph.StepEnqueued }, patience, 10*time.Millisecond)
 				require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"}, g.stepStates(task, "a"))

@@ -362,7 +362,7 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 			return failed(op, fmt.Errorf("%w: %.100q of message %d is not UTF-8", pgwake.ErrInvalid, name, i))
 		}
 		headers[i] = headersOf(&messages[i])
-		err := cmp.Or(checkTexts(i, &messages[i]), pgwake.CheckJSON(fmt.Sprintf("the payload of message %d", i), m.Payload, MaxPayload),
+		err := cmp.Or(pgwake.CheckJSON(fmt.Sprintf("the payload of message %d", i), m.Payload, MaxPayload),
 			pgwake.CheckJSON(fmt.Sprintf("what the headers of message %d come to", i), []byte(headers[i]), MaxPayload))
 		if err == nil && jsonvalue.Zeros(m.Payload) > MaxPayload { // headers are texts
 			err = fmt.Errorf("%w: the payload of message %d has numbers that are more than %d bytes when they are written out", pgwake.ErrInvalid, i, MaxPayload)
@@ -382,18 +382,6 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 		_, err := conn.Exec(ctx, `SELECT pgwake_pgmq.send($1, $2::text[]::jsonb[], $3::text[]::jsonb[], $4)`, namespace, payloads, headers, delays)
 		return err
 	}))
-}
-
-// checkTexts refuses what JSON would have replaced by something else.
-func checkTexts(i int, m *dispatch.StreamMessage) error {
-	valid := utf8.ValidString(m.Name)
-	for name, value := range m.Headers {
-		valid = valid && utf8.ValidString(name) && utf8.ValidString(value)
-	}
-	if !valid {
-		return fmt.Errorf("%w: the name or a header of message %d is no valid UTF-8", pgwake.ErrInvalid, i)
-	}
-	return nil
 }
 
 // WaitForNamespaces tells of those that have a queue.
