@@ -1457,6 +1457,24 @@ func TestFetchOrchestrationItem_ServerIsLongAtWork_IsClaimed(t *testing.T) {
 	require.Equal(t, 1, turn.Attempt, "it was not given back meanwhile")
 }
 
+// The history is read by a statement of its own where some of it may be known.
+func TestFetchOrchestrationItem_ServerIsLongAtTheHistory_IsClaimed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	turn := n.turnOf(t, "i")
+	require.NoError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, flow(event(1, `1`))))
+	cold, _ := n.caching(t, pgwake.Config{})
+	n.exec(t, `ALTER FUNCTION resume_history RENAME TO fast_by_test`)
+	n.exec(t, `CREATE FUNCTION resume_history(text, bigint, bigint) RETURNS TABLE (event_id bigint, type text, data json, created_at timestamptz,
+			event_count bigint, started_at timestamptz, appended_at timestamptz)
+		LANGUAGE plpgsql SET search_path FROM CURRENT AS $$ BEGIN PERFORM pg_catalog.pg_sleep(6.5); RETURN QUERY SELECT * FROM fast_by_test($1, $2, $3); END $$`)
+	n.send(t, "i", "2")
+	turn, err := cold.FetchOrchestrationItem(t.Context(), soon)
+	require.NoError(t, err)
+	require.Len(t, turn.History, 1)
+	require.Equal(t, 1, turn.Attempt, "it was not given back meanwhile")
+}
+
 // One that waits for another session is not at work: whatever that does, the next claim may do without.
 func TestFetchOrchestrationItem_ServerWaitsForAnother_IsGivenUp(t *testing.T) {
 	t.Parallel()

@@ -49,7 +49,7 @@ func (p *Provider) listen(ctx context.Context, giveUp context.CancelCauseFunc, c
 	s := &silence{ctx: ctx, giveUp: giveUp, longest: claimDeadline(plan.items), lease: plan.lock, sent: time.Now(), came: conns.LastHeard(conn)}
 	s.begin(func(ctx context.Context) bool {
 		age, asked := p.oldestClaim(ctx, q)
-		return age > max(asked.Sub(s.sent)-askSlack, 0)
+		return age > max(asked.Sub(s.sent)-s.lastHeard()-askSlack, 0) // its next statement, if it was heard of, has been there for no longer
 	})
 	return s
 }
@@ -164,13 +164,13 @@ func (p *Provider) inquire(q Queue, i *inquiry, a *oldest) {
 		return
 	}
 	defer hangUp(ctx, conn)
-	claim := p.sql.fetchWork
-	if q == Orchestrator {
-		claim = p.sql.fetchOrchestration
+	var names []string
+	for _, statement := range [queueCount][]string{Worker: {p.sql.fetchWork}, Orchestrator: {p.sql.fetchOrchestration, p.sql.resumeHistory}}[q] {
+		name, _, _ := strings.Cut(statement, "(")
+		names = append(names, name)
 	}
-	name, _, _ := strings.Cut(claim, "(")
 	var age time.Duration
-	if err := conn.QueryRow(ctx, p.sql.atWork, name).Scan(&age); err == nil {
+	if err := conn.QueryRow(ctx, p.sql.atWork, names).Scan(&age); err == nil {
 		a.age = age
 	}
 }
