@@ -14,7 +14,8 @@ import (
 //
 // Items that are done are acknowledged together (acks.go). All else is carried out item by item: what is given back, buried or
 // completes a step of an orchestration, and acks that failed together. Each is tried for as long as the lease of its item holds:
-// one that never succeeds costs another attempt, and no more.
+// one that never succeeds costs another attempt, and no more. A large completion takes as long to send as the network needs: each attempt
+// that was ended by its time leaves the next twice as long.
 //
 // Such a call waits for an item that another transaction has locked, and has a connection meanwhile. A few of them would have all
 // of the pool, and the leases of everything else would end. So what is not alone, or failed before, is probed, all of it in one
@@ -44,8 +45,9 @@ type settlement struct {
 	underWay bool
 	tried    bool          // it failed
 	mayHave  bool          // it may have succeeded all the same, since no answer came: that the lease is lost is no news then
-	pause    time.Duration // before the next attempt
-	next     time.Time     // of that
+	allowed  time.Duration // what the next attempt has at the least, since the last was ended by its time
+	pause    time.Duration // before that
+	next     time.Time     // of it
 }
 
 func newApart(d *Dispatcher) *apart {
@@ -217,9 +219,15 @@ func (a *apart) carryOut(h *held, s *settlement, allowed time.Duration) {
 			return
 		}
 	}
-	bounded, cancel := context.WithDeadline(a.d.work.settling, minTime(time.Now().Add(allowed), a.d.leases.end(h)))
-	err := s.call(bounded)
-	cancel()
+	allowed = max(allowed, s.allowed)
+	timeUp, err := try(a.d.work.settling, allowed, func() time.Time { return a.d.leases.end(h) }, s.call)
+	if timeUp {
+		a.mu.Lock()
+		if s.allowed = 2 * allowed; !s.together { // it sends little, and is not to keep others from its place
+			s.allowed = min(s.allowed, verbTimeout)
+		}
+		a.mu.Unlock()
+	}
 	a.settled(h, s, err)
 }
 
@@ -234,7 +242,7 @@ func (a *apart) settled(h *held, s *settlement, err error) {
 	if refused || errors.As(err, &failure) && failure.Retryable && a.d.work.settling.Err() == nil && time.Now().Before(a.d.leases.end(h)) {
 		a.mu.Lock()
 		if s.underWay = false; refused {
-			s.call, s.ways, s.together = s.ways[0](err), s.ways[1:], false
+			s.call, s.ways, s.together, s.allowed = s.ways[0](err), s.ways[1:], false, 0
 		} else {
 			s.mayHave = s.mayHave || failure.Unknown
 			a.failed(h, s)

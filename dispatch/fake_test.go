@@ -56,6 +56,8 @@ type fake struct {
 	disk bool          // is gone: a flush hangs until its context ends
 	slow time.Duration // what every verb but the fetch takes
 
+	uploads map[string]time.Duration // by name: what an ack by itself takes to be sent, or the others of its statement as well
+
 	stuck bool // items cannot be given back: that hangs until its context ends
 }
 
@@ -270,6 +272,22 @@ func (f *fake) await(ctx context.Context, tokens ...pgwake.LockToken) error {
 	}
 }
 
+// upload takes as long as the item does that takes longest.
+func (f *fake) upload(ctx context.Context, tokens ...pgwake.LockToken) error {
+	var takes time.Duration
+	f.mu.Lock()
+	for _, t := range tokens {
+		if i := f.by(t); i != nil {
+			takes = max(takes, f.uploads[i.Name])
+		}
+	}
+	f.mu.Unlock()
+	if nap(ctx, takes); ctx.Err() != nil {
+		return &pgwake.Error{Op: "ack", Err: ctx.Err(), Retryable: errors.Is(ctx.Err(), context.DeadlineExceeded), Unknown: true}
+	}
+	return nil
+}
+
 // refuse refuses a statement that is about an item that none may be about.
 func (f *fake) refuse(verb string, tokens ...pgwake.LockToken) error {
 	f.mu.Lock()
@@ -283,6 +301,9 @@ func (f *fake) refuse(verb string, tokens ...pgwake.LockToken) error {
 }
 
 func (f *fake) AckWorkItems(ctx context.Context, tokens []pgwake.LockToken) error {
+	if err := f.upload(ctx, tokens...); err != nil {
+		return err
+	}
 	if err := f.await(ctx, tokens...); err != nil {
 		return err
 	}
@@ -314,6 +335,9 @@ func (f *fake) AckBatched(ctx context.Context, token pgwake.LockToken, m *pgwake
 		if err := refused("ack", 0, string(m.Data)); err != nil {
 			return err
 		}
+	}
+	if err := f.upload(ctx, token); err != nil {
+		return err
 	}
 	if err := f.await(ctx, token); err != nil {
 		return err

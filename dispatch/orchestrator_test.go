@@ -33,6 +33,7 @@ type turns struct {
 	unanswered map[string]int // how many calls of a verb succeed, and seem to have failed
 
 	delay              time.Duration // what a verb takes
+	upload             time.Duration // what an ack takes besides
 	slow               time.Duration // what a renewal takes
 	renewing, cutShort atomic.Int64  // renewals
 
@@ -132,6 +133,10 @@ func (f *turns) verb(ctx context.Context, name string, token pgwake.LockToken, c
 }
 
 func (f *turns) AckOrchestrationItem(ctx context.Context, token pgwake.LockToken, ack pgwake.OrchestrationAck) error {
+	f.mu.Lock()
+	upload := f.upload
+	f.mu.Unlock()
+	nap(ctx, upload)
 	return f.verb(ctx, "ack", token, func(t *fakeTurn) {
 		f.acks = append(f.acks, ack)
 		f.ackedFrom = append(f.ackedFrom, trace.SpanContextFromContext(ctx))

@@ -78,16 +78,20 @@ func nap(ctx context.Context, d time.Duration) {
 	}
 }
 
-// verbTimeout bounds one attempt of a verb.
+// verbTimeout bounds one attempt of a verb: the first, of one that is made again until it succeeds. Such a one may send much over a slow
+// network, and no number of attempts would ever do if each were ended before it can be over. So each that was ended by its time leaves
+// the next twice as long; one that is sent into the void, which is more likely at first, is made again soon all the same.
 const verbTimeout = 10 * time.Second
 
 // persist makes a call until it succeeds, fails for a reason that stays, or the lease is about to end. mayHave says that one before
 // the last may have succeeded, since no answer to it came: that the lease is lost is no news then.
 func persist(ctx context.Context, end func() time.Time, call func(context.Context) error) (mayHave bool, _ error) {
+	allowed := min(verbTimeout, max(time.Until(end()), firstPause))
 	for pause := firstPause; ; pause = longer(pause) {
-		bounded, cancel := context.WithDeadline(ctx, minTime(time.Now().Add(verbTimeout), end()))
-		err := call(bounded)
-		cancel()
+		timeUp, err := try(ctx, allowed, end, call)
+		if timeUp {
+			allowed *= 2
+		}
 		var failure *pgwake.Error
 		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Before(end().Add(-firstPause)) {
 			return mayHave, err
@@ -95,6 +99,34 @@ func persist(ctx context.Context, end func() time.Time, call func(context.Contex
 		mayHave = mayHave || failure.Unknown
 		nap(ctx, time.Until(nextAttempt(pause, end())))
 	}
+}
+
+// try makes a call, which has so much time, and none beyond the end of the lease: as that is then, since the lease may be renewed
+// meanwhile. timeUp says that it failed since what it was allowed was over; if the lease was, the error is Retryable as well.
+func try(ctx context.Context, allowed time.Duration, end func() time.Time, call func(context.Context) error) (timeUp bool, err error) {
+	bounded, cancel := context.WithTimeout(ctx, allowed)
+	defer cancel()
+	switch left := time.Until(end()); {
+	case left <= 0:
+		cancel()
+	case left < allowed:
+		go func() {
+			defer cancel()
+			for left > 0 && bounded.Err() == nil {
+				nap(bounded, left)
+				left = time.Until(end())
+			}
+		}()
+	}
+	err = call(bounded)
+	if err == nil || ctx.Err() != nil {
+		return false, err
+	}
+	// A context that ends at an instant yet to be known is cancelled, which whoever is called takes for the wish of its caller.
+	if failure := (*pgwake.Error)(nil); bounded.Err() == context.Canceled && errors.Is(err, context.Canceled) && errors.As(err, &failure) {
+		err = &pgwake.Error{Op: failure.Op, Err: errNoTime, Retryable: true, Unknown: failure.Unknown}
+	}
+	return bounded.Err() == context.DeadlineExceeded, err
 }
 
 // nextAttempt is after a pause, but for the last one: that is made just before the lease ends, and leaves time to give back.
