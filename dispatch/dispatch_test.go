@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"runtime"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -435,6 +438,67 @@ func TestOrchestrator_RunsAnInstanceWithActivities(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, pgwake.StatusCompleted, outcome.Status)
 	require.Equal(t, "42", outcome.Output)
+}
+
+// A turn and a completion take longer to send than a lease is long.
+func TestRun_LargeAcksOverASlowNetwork_AreMadeAtTheFirstAttempt(t *testing.T) {
+	const lease = time.Second
+	p := testschema.Core.New(t, nil)
+	config, err := pgxpool.ParseConfig(pgwaketest.URL(t))
+	require.NoError(t, err)
+	config.MaxConns = 10
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return slowly{conn}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	slow, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: p.Schema()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, slow.Close(context.Background())) })
+
+	large := strings.Repeat("x", 100<<10)
+	var handled, decided atomic.Int64
+	d := dispatch.New(slow, &dispatch.Config{LockTimeout: lease})
+	dispatch.Handle(d, "large", func(context.Context, struct{}) (string, error) { handled.Add(1); return large, nil })
+	running(t, d)
+	running(t, dispatch.NewOrchestrator(slow, func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+		decided.Add(1)
+		if turn.Messages[0].Kind == dispatch.KindCompleted {
+			ack.Metadata.Status = pgwake.StatusCompleted
+			return ack, nil
+		}
+		ack.History = []pgwake.Event{{ID: turn.LastEventID + 1, Type: "large", Data: json.RawMessage(`"` + large + `"`)}}
+		ack.WorkItems = []pgwake.WorkEnqueue{{WorkItem: pgwake.WorkItem{
+			Name: "large", Input: json.RawMessage(`{}`), Instance: turn.Instance, ExecutionID: turn.ExecutionID, ActivityID: 1}}}
+		return ack, nil
+	}, &dispatch.OrchestratorConfig{LockTimeout: lease}))
+	_, err = p.EnqueueForOrchestrator(t.Context(), pgwake.Message{Instance: "i", Kind: pgwake.MessageStart, Name: "flow"}, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	defer cancel()
+	outcome, err := p.WaitForInstance(ctx, "i")
+	require.NoError(t, err)
+	require.Equal(t, pgwake.StatusCompleted, outcome.Status)
+	require.EqualValues(t, 1, handled.Load())
+	require.EqualValues(t, 2, decided.Load())
+}
+
+// slowly sends 64 kB a second.
+type slowly struct{ net.Conn }
+
+func (c slowly) Write(data []byte) (sent int, err error) {
+	const bytes = 4 << 10
+	for part := range slices.Chunk(data, bytes) {
+		time.Sleep(time.Duration(len(part)) * time.Second / (16 * bytes))
+		n, err := c.Conn.Write(part)
+		if sent += n; err != nil {
+			return sent, err
+		}
+	}
+	return sent, nil
 }
 
 func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {

@@ -16,6 +16,10 @@
 // attempt and a delay each time, and is for the minutes of a rolling deployment: programs with different handlers are to have
 // Namespaces or Tags of their own.
 //
+// What becomes of an item is told to the database for as long as the lease can be renewed. An attempt to do so that is not over after
+// 10 s, or less where leases are short, is made anew, since the connection may have lost its peer; that of an ack has twice as long each
+// time, so that one which is large arrives over a slow network as well.
+//
 // Delivery is at least once: a process that dies leaves its items to others when their leases end, and some of them were
 // done. [HandleTx] is for handlers whose effects in the database are to happen exactly once, and [AckBy] for those of which one
 // statement, or a transaction of their own, has the effects and acknowledges the item.
@@ -39,8 +43,9 @@
 // When the context of Run ends, the Dispatcher claims no more, and gives back at once what it had claimed ahead. Handlers
 // go on for Config.StopTimeout. Then their contexts end, with [ErrStopping] as the cause, and what does not end with that
 // within Config.CancelTimeout is given back as well. Run waits until all of that is in the database, unless none of it can be
-// for 5 s. Last, the owner releases its sessions, and an Orchestrator the instances that are sticky to it; of Coordinators it does once
-// all namespaces have ended. So others have all of it at once, and not when leases and locks end. Close the Provider after Run has returned.
+// for 5 s, or for Config.CancelTimeout if that is longer: what takes longer to send comes again. Last, the
+// owner releases its sessions, and an Orchestrator the instances that are sticky to it; of Coordinators it does once all
+// namespaces have ended. So others have all of it at once, and not when leases and locks end. Close the Provider after Run has returned.
 //
 // # Namespaces
 //
