@@ -88,6 +88,9 @@ type claimed[T any] struct {
 	report
 }
 
+// undoing gives a claim back, if it can within that time, and reports whether there was one.
+type undoing func(ctx context.Context, patience time.Duration) (undone bool, err error)
+
 // claimQuery asks for work, and reports each row of the answer as it comes.
 type claimQuery[T any] func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[T], error)
 
@@ -95,7 +98,7 @@ type claimQuery[T any] func(ctx context.Context, conn *pgxpool.Conn, rowCame fun
 // end, whatever happens to the caller's context; if the caller is gone by then, or if nobody knows whether
 // the server committed, undo gives back what was claimed and reports whether there was something. Only the
 // wait for a connection is the caller's to cancel, and ends when plan says.
-func detached[T any](ctx context.Context, p *Provider, q Queue, plan fetchPlan, query claimQuery[T], undo func(context.Context) (bool, error)) (claimed[T], error) {
+func detached[T any](ctx context.Context, p *Provider, q Queue, plan fetchPlan, query claimQuery[T], undo undoing) (claimed[T], error) {
 	conn, err := p.acquire(ctx, plan.giveUp)
 	if err != nil {
 		return claimed[T]{}, err
@@ -176,8 +179,9 @@ func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 
 // giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy
 // with it, and then finds nothing to undo; so there are several, and more for as long as the database cannot be asked, until
-// the lease ends. The last one comes when the Provider closes.
-func (p *Provider) giveBack(undo func(context.Context) (bool, error), lease time.Duration) {
+// the lease ends, each of which may take twice as long as the one before: the server may have much to undo. The last one comes
+// when the Provider closes.
+func (p *Provider) giveBack(undo undoing, lease time.Duration) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
 			p.cfg.Logger.Error("pgwake: panic while a claim was undone", "panic", panicked, "stack", string(debug.Stack()))
@@ -186,15 +190,16 @@ func (p *Provider) giveBack(undo func(context.Context) (bool, error), lease time
 	end := time.Now().Add(lease)
 	pauses := []time.Duration{0, 100 * time.Millisecond, time.Second, 5 * time.Second}
 	for i := 0; ; i++ {
+		patience := answerDeadline << min(i, 4)
 		wait := time.NewTimer(pauses[min(i, len(pauses)-1)])
 		select {
 		case <-wait.C:
 		case <-p.closing:
 			wait.Stop()
-			_, _ = undo(p.abort)
+			_, _ = undo(p.abort, patience)
 			return
 		}
-		undone, err := undo(p.abort)
+		undone, err := undo(p.abort, patience)
 		switch tries := i + 1; {
 		case err != nil && time.Now().Before(end): // nobody knows yet
 		case undone || err == nil && tries >= len(pauses), err != nil:

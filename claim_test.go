@@ -32,7 +32,7 @@ func TestGiveBack_DatabaseIsAway_GoesOnUntilTheLeaseEnds(t *testing.T) {
 				p := &Provider{closing: make(chan struct{}), abort: t.Context()}
 				p.cfg.Logger = slog.New(slog.DiscardHandler)
 				began, last := time.Now(), time.Duration(-1)
-				p.giveBack(func(context.Context) (bool, error) {
+				p.giveBack(func(context.Context, time.Duration) (bool, error) {
 					if last = time.Since(began); last < c.away {
 						return false, unreachable
 					}

@@ -886,11 +886,50 @@ func (s slowly) Read(b []byte) (int, error) {
 func TestDegradation_NetworkIsSlow_WhatIsLargeIsClaimed(t *testing.T) {
 	t.Parallel()
 	n := trouble(t, breakableServer(t).URL, pgwake.Config{}, nil)
+	far, slow := n.far(t)
+	text := takesLong(t)
+	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "large", Input: text, Tag: "far"}, nil)
+	require.NoError(t, err)
+	slow()
+	item, err := far.FetchWorkItem(within(t, patience), &pgwake.FetchOptions{Tags: pgwake.Tags("far"), LockTimeout: time.Minute})
+	require.NoError(t, err)
+	require.Equal(t, 1, item.Attempt)
+	require.JSONEq(t, string(text), string(item.Input))
+}
+
+// Nor is an answer to those who wait for an instance.
+func TestDegradation_NetworkIsSlow_WhatIsLargeIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	n := trouble(t, breakableServer(t).URL, pgwake.Config{}, nil)
+	far, slow := n.far(t)
+	output := string(takesLong(t))
+	n.slipIn(t, "i")
+	turn, err := n.FetchOrchestrationItem(within(t, patience), nil)
+	require.NoError(t, err)
+	require.NoError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{ExecutionID: turn.ExecutionID,
+		Metadata: pgwake.Metadata{Name: "flow", Status: pgwake.StatusCompleted, Output: output}}))
+	slow()
+	outcome, err := far.WaitForInstance(within(t, patience), "i")
+	require.NoError(t, err)
+	require.Equal(t, output, outcome.Output)
+}
+
+// takesLong is a text that takes seven seconds to come slowly.
+func takesLong(t *testing.T) json.RawMessage {
+	t.Helper()
+	text, err := json.Marshal(strings.Repeat("0123456789abcdef", 16<<10)) // at 40 kB/s
+	require.NoError(t, err)
+	return text
+}
+
+// far opens a Provider to whose pool everything comes slowly, once slow was called.
+func (n *patientNode) far(t *testing.T) (far *pgwake.Provider, slow func()) {
+	t.Helper()
 	config := n.direct.Config()
-	var slow atomic.Bool
+	var isSlow atomic.Bool
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
-		if err == nil && slow.Load() {
+		if err == nil && isSlow.Load() {
 			conn = slowly{conn}
 		}
 		return conn, err
@@ -899,19 +938,13 @@ func TestDegradation_NetworkIsSlow_WhatIsLargeIsClaimed(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	far, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, ListenConfig: n.direct.Config().ConnConfig})
+	far, err = pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, ListenConfig: n.direct.Config().ConnConfig})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, far.Close(context.Background())) })
-	text, err := json.Marshal(strings.Repeat("0123456789abcdef", 16<<10)) // at 40 kB/s
-	require.NoError(t, err)
-	_, err = n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "large", Input: text, Tag: "far"}, nil)
-	require.NoError(t, err)
-	slow.Store(true)
-	pool.Reset()
-	item, err := far.FetchWorkItem(within(t, patience), &pgwake.FetchOptions{Tags: pgwake.Tags("far"), LockTimeout: time.Minute})
-	require.NoError(t, err)
-	require.Equal(t, 1, item.Attempt)
-	require.JSONEq(t, string(text), string(item.Input))
+	return far, func() {
+		isSlow.Store(true)
+		pool.Reset()
+	}
 }
 
 // Somebody else holds every connection of the pool.

@@ -160,13 +160,16 @@ func TestDocs_Settings_PerCallAndFixedValues(t *testing.T) {
 	fixed := docTable(t, "## Fixed")
 	delete(fixed, "What")
 	for what, value := range map[string]string{
-		"longest wait for the answer to a statement on the LISTEN connection":                                                                                 answerDeadline.String(),
-		"the same for the one that is made once a `FallbackInterval`, and for a poll of several lanes":                                                        answerDeadline.String() + ", and " + laneDeadline.String() + " for each lane, or namespace of one",
-		"longest wait for the node's own test notification":                                                                                                   selfTestDeadline.String(),
-		"longest wait for the answer to a fetch's query, while the server does not say that it is at work (then the lock timeout)":                            claimDeadline(0).String() + ", and 1ms for each item",
-		"the same for a connection of the pool that is tried, or made, before that query; a wait for others to release theirs is bounded by the poll timeout": answerDeadline.String(),
-		"pause before the LISTEN connection is made again":                                                                                                    firstReconnect.String() + " to " + lastReconnect.String(),
-		"a session of this length ends the doubling of that pause":                                                                                            healthySession.String(),
+		"longest wait for the answer to a statement on the LISTEN connection":                                                                                         answerDeadline.String(),
+		"the same for the one that is made once a `FallbackInterval`, and for a poll of several lanes":                                                                answerDeadline.String() + ", and " + laneDeadline.String() + " for each lane, or namespace of one",
+		"longest that giving back the claim of a fetch, which was cancelled or had no answer, may take the server on the LISTEN connection; then it goes on the pool": listenPatience.String(),
+		"longest silence of the server meanwhile, at the first attempt; twice as long at each of the next four":                                                       answerDeadline.String(),
+		"longest silence of the server while it looks on behalf of those who wait for an instance, or a namespace":                                                    answerDeadline.String() + ", and " + laneDeadline.String() + " for each question",
+		"longest wait for the node's own test notification":                                                                                                           selfTestDeadline.String(),
+		"longest wait for the answer to a fetch's query, while the server does not say that it is at work (then the lock timeout)":                                    claimDeadline(0).String() + ", and 1ms for each item",
+		"the same for a connection of the pool that is tried, or made, before that query; a wait for others to release theirs is bounded by the poll timeout":         answerDeadline.String(),
+		"pause before the LISTEN connection is made again":                                                                                                            firstReconnect.String() + " to " + lastReconnect.String(),
+		"a session of this length ends the doubling of that pause":                                                                                                    healthySession.String(),
 		"first poll after trouble": firstScoutInterval.String(),
 		"longest pause before another look at rows that others had locked":                                                                        maxRetryInterval.String(),
 		"longest that an `AckBatched`, or one of many `EnqueueForWorker`, waits for a group that is slow, while fewer than four are on their way": groupPause.String(),

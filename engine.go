@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -165,14 +166,32 @@ func (e *engine) exec(ctx context.Context, dest any, sql string, args ...any) er
 	})
 }
 
-// onPool has do use a connection of the pool, until then at most. What gives no sign until then, be it a connection that is tried or made,
-// or what do sends, has the pool reset: so another attempt is worth it.
+// onPool has do use a connection of the pool, until then, and longer while something comes. What gives no sign, be it a connection that is
+// tried or made, or what do sends, has the pool reset: so another attempt is worth it.
 func (e *engine) onPool(ctx context.Context, until time.Time, do func(context.Context, *pgxpool.Conn) error) error {
 	conn, err := e.acquire(ctx, until)
 	if err != nil {
 		return err
 	}
 	return e.use(ctx, conn, until, do)
+}
+
+// undo runs a statement that gives back a claim, which takes the server as long as that is large, or as its rows are locked. On the LISTEN
+// connection it has listenPatience, since notifications wait meanwhile; then it goes on the pool, with this patience.
+func (e *engine) undo(ctx context.Context, patience time.Duration, dest any, sql string, args ...any) error {
+	if e.listener != nil {
+		err := e.listener.execJob(ctx, &job{sql: sql, args: args, dest: dest, patience: listenPatience})
+		if ended := serverError(err); !errors.Is(err, errNotListening) && (ended == nil || ended.Code != "57014") {
+			return err
+		}
+	}
+	conn, err := e.acquire(ctx, time.Now().Add(answerDeadline))
+	if err != nil {
+		return err
+	}
+	return e.use(ctx, conn, time.Now().Add(patience), func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, sql, args...).Scan(dest)
+	})
 }
 
 // patiently is onPool for what waits for others for settlePatience at most. While all connections are in use it waits for one, as
@@ -197,14 +216,17 @@ func (e *engine) acquire(ctx context.Context, until time.Time) (*pgxpool.Conn, e
 	return conn, err
 }
 
-// use has do use the connection until then at most, and gives it back.
+// use has do use the connection until then, and longer while something comes on it, and gives it back.
 func (e *engine) use(ctx context.Context, conn *pgxpool.Conn, until time.Time, do func(context.Context, *pgxpool.Conn) error) error {
 	defer conns.Release(conn) // also after a panic
-	bounded, cancel := context.WithDeadline(ctx, until)
-	defer cancel()
+	bounded, end := conns.WhileHeard(ctx, conns.LastHeard(conn.Conn()), until, answerDeadline)
+	defer end()
 	err := do(bounded, conn)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		e.poolSilent()
+		if errors.Is(err, context.Canceled) {
+			err = fmt.Errorf("%w: %v", errPoolSilent, err) // nobody asked for this to end: it is not to say so
+		}
 	}
 	return err
 }
@@ -613,7 +635,7 @@ func (e *engine) resolveDoubt(q Queue) (next time.Time, doubtful bool) {
 }
 
 // undone makes this node look for what an undone claim gave back. The notification of that reached the other
-// nodes only: it came from the LISTEN connection, whose own voice is not heard.
+// nodes only if it came from the LISTEN connection, whose own voice is not heard.
 func (e *engine) undone(q Queue) { e.signal(q, note{due: 1}, WakeLocal) }
 
 // How soon after a release a dispatcher of this node must have looked by itself before one is called, and

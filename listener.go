@@ -37,6 +37,9 @@ const (
 	// that takes longer has lost its peer: together with FallbackInterval this is the bound on an outage that gives no sign.
 	answerDeadline = 5 * time.Second
 
+	// listenPatience is how long what may take long has on it, before it goes on the pool instead.
+	listenPatience = 250 * time.Millisecond
+
 	// selfTestDeadline is how soon the node must hear its own notification.
 	selfTestDeadline = time.Second
 
@@ -103,6 +106,8 @@ type job struct {
 	args []any
 	dest any // where the one value of the one row goes
 	done chan error
+
+	patience time.Duration // after which the server is to end the statement, with error 57014; 0: never
 }
 
 var (
@@ -646,7 +651,11 @@ func parseCall(payload string) (c call, ok bool) {
 // exec runs a statement on the LISTEN connection. It fails at once if there is none. dest is not to be
 // read unless exec returns nil.
 func (l *listener) exec(ctx context.Context, dest any, sql string, args ...any) error {
-	j := &job{sql: sql, args: args, dest: dest, done: make(chan error, 1)}
+	return l.execJob(ctx, &job{sql: sql, args: args, dest: dest})
+}
+
+func (l *listener) execJob(ctx context.Context, j *job) error {
+	j.done = make(chan error, 1)
 	if !l.submit(j) {
 		return errNotListening
 	}
@@ -700,11 +709,21 @@ func (j *job) run(ctx context.Context, conn *pgx.Conn) (broken error) {
 	defer func() { j.done <- answer }()
 	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
-	err := conn.QueryRow(bounded, j.sql, j.args...).Scan(j.dest)
+	err := j.send(bounded, conn)
 	if conn.IsClosed() {
 		answer = fmt.Errorf("%w: %w", errNotListening, err)
 		return fmt.Errorf("statement on the LISTEN connection: %w", err)
 	}
 	answer = err
 	return nil
+}
+
+func (j *job) send(ctx context.Context, conn *pgx.Conn) error {
+	if j.patience == 0 {
+		return conn.QueryRow(ctx, j.sql, j.args...).Scan(j.dest)
+	}
+	batch := &pgx.Batch{} // one transaction, with which the setting ends
+	batch.Queue("SELECT pg_catalog.set_config('statement_timeout', $1, true)", strconv.FormatInt(j.patience.Milliseconds(), 10))
+	batch.Queue(j.sql, j.args...).QueryRow(func(row pgx.Row) error { return row.Scan(j.dest) })
+	return conn.SendBatch(ctx, batch).Close()
 }

@@ -315,9 +315,9 @@ func (p *Provider) FetchOrchestrationItem(ctx context.Context, o *FetchOptions) 
 		claim := newClaim()
 		c, err := detached(ctx, p, Orchestrator, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[*OrchestrationItem], error) {
 			return p.claimOrchestration(ctx, conn, rowCame, claim, plan, announce, row)
-		}, func(ctx context.Context) (bool, error) {
+		}, func(ctx context.Context, patience time.Duration) (bool, error) {
 			var undone bool
-			err := p.engine.exec(ctx, &undone, p.sql.undoOrchestration, claim)
+			err := p.engine.undo(ctx, patience, &undone, p.sql.undoOrchestration, claim)
 			if err != nil || !undone {
 				return false, err
 			}

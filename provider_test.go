@@ -987,6 +987,37 @@ func TestFetch_AnswerIsLost_ItemIsFetchableAtOnce(t *testing.T) {
 	}
 }
 
+// What gives back the claim of a caller who has left takes the server longer than a lost connection would be waited for.
+func TestFetch_GivingBackTakesLong_IsDoneAndLISTENStays(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	require.Eventually(t, func() bool { return n.Stats().Listening }, patience, time.Millisecond)
+	sessions := n.Stats().Reconnects
+	n.exec(t, `ALTER FUNCTION undo_work_claim RENAME TO fast_by_test`)
+	n.exec(t, `CREATE FUNCTION undo_work_claim(uuid, interval) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+		BEGIN PERFORM pg_catalog.pg_sleep(6.5); RETURN fast_by_test($1, $2); END $$`)
+	n.exec(t, `CREATE FUNCTION held_by_test() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(8); RETURN NULL; END $$`)
+	n.exec(t, `CREATE TRIGGER held_by_test AFTER UPDATE ON worker_queue FOR EACH ROW WHEN (NEW.lock_token IS NOT NULL) EXECUTE FUNCTION held_by_test()`)
+	n.enqueue(t, "x")
+	inTheWay := n.begin(t)
+	_, err := inTheWay.Exec(t.Context(), `SELECT pg_advisory_xact_lock(8)`)
+	require.NoError(t, err)
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error)
+	go func() {
+		_, err := n.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: time.Hour})
+		left <- err
+	}()
+	n.awaitBlocked(t, 1)
+	leave()
+	require.ErrorIs(t, <-left, context.Canceled)
+	require.NoError(t, inTheWay.Rollback(t.Context()))
+	item, err := n.FetchWorkItem(within(t, time.Minute), &pgwake.FetchOptions{PollTimeout: time.Minute})
+	require.NoError(t, err)
+	require.Equal(t, 1, item.Attempt)
+	require.Equal(t, sessions, n.Stats().Reconnects)
+}
+
 func TestFetch_ConnectionsAreKilledAllTheTime_NothingIsStranded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

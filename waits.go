@@ -455,7 +455,7 @@ func (w *waits) ask(ctx context.Context, asked []question, tell func(i int, a an
 		instances = append(instances, q.instance)
 		lastSeen, known = append(lastSeen, optional(q.lastSeen, q.outcome)), append(known, optional(q.known, q.known == 0))
 	}
-	return w.e.onPool(ctx, time.Now().Add(answerDeadline), func(ctx context.Context, conn *pgxpool.Conn) error {
+	return w.e.onPool(ctx, time.Now().Add(answerDeadline+time.Duration(len(asked))*laneDeadline), func(ctx context.Context, conn *pgxpool.Conn) error {
 		if len(ofNamespaces) > 0 {
 			if err := w.newNamespaces(ctx, conn, ofNamespaces, tell); err != nil || len(instances) == 0 {
 				return err

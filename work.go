@@ -397,9 +397,9 @@ func (p *Provider) FetchWorkItems(ctx context.Context, n int, o *FetchOptions) (
 		claim := newClaim()
 		c, err := detached(ctx, p, Worker, plan, func(ctx context.Context, conn *pgxpool.Conn, rowCame func()) (claimed[[]*ClaimedWorkItem], error) {
 			return p.claimWork(ctx, conn, rowCame, claim, plan, announce, row)
-		}, func(ctx context.Context) (bool, error) {
+		}, func(ctx context.Context, patience time.Duration) (bool, error) {
 			var undone int64
-			err := p.engine.exec(ctx, &undone, p.sql.undoWork, claim, plan.lock)
+			err := p.engine.undo(ctx, patience, &undone, p.sql.undoWork, claim, plan.lock)
 			if err != nil || undone == 0 {
 				return false, err
 			}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -132,6 +133,34 @@ func Silence(ctx context.Context, most time.Duration) (bounded context.Context, 
 	return bounded, func() { timer.Reset(most) }, func() {
 		timer.Stop()
 		cancel()
+	}
+}
+
+// WhileHeard returns a context that lasts until then, and longer while something comes, of which last says when it did (LastHeard): it ends when
+// nothing has come for most, or with ctx. Without last it lasts until then. end is to be called.
+func WhileHeard(ctx context.Context, last func() time.Time, until time.Time, most time.Duration) (bounded context.Context, end context.CancelFunc) {
+	if last == nil {
+		return context.WithDeadline(ctx, until)
+	}
+	bounded, cancel := context.WithCancelCause(ctx)
+	var timer *time.Timer
+	var timing sync.Mutex
+	timing.Lock() // until there is a timer
+	defer timing.Unlock()
+	timer = time.AfterFunc(time.Until(until), func() {
+		timing.Lock()
+		defer timing.Unlock()
+		if left := time.Until(last().Add(most)); left <= 0 {
+			cancel(context.DeadlineExceeded)
+		} else if bounded.Err() == nil {
+			timer.Reset(left)
+		}
+	})
+	return bounded, func() {
+		cancel(nil)
+		timing.Lock()
+		defer timing.Unlock()
+		timer.Stop()
 	}
 }
 

@@ -92,6 +92,58 @@ func TestSilence_EndsOnceNothingWasHeardForSoLong(t *testing.T) {
 	})
 }
 
+func TestWhileHeard_EndsOnceNothingCame(t *testing.T) {
+	for name, c := range map[string]struct {
+		comes []time.Duration // when something does
+		deaf  bool            // nobody knows
+		ends  time.Duration
+	}{
+		"nothing":                   {ends: 3 * time.Second},
+		"something, soon":           {comes: []time.Duration{time.Second}, ends: 3 * time.Second},
+		"something, late":           {comes: []time.Duration{2500 * time.Millisecond}, ends: 4500 * time.Millisecond},
+		"something again and again": {comes: []time.Duration{2 * time.Second, 3500 * time.Millisecond, 5 * time.Second}, ends: 7 * time.Second},
+		"something, unnoticed":      {comes: []time.Duration{2500 * time.Millisecond}, deaf: true, ends: 3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				var mu sync.Mutex
+				came := began
+				last := func() time.Time { mu.Lock(); defer mu.Unlock(); return came }
+				if c.deaf {
+					last = nil
+				}
+				bounded, end := conns.WhileHeard(t.Context(), last, began.Add(3*time.Second), 2*time.Second)
+				defer end()
+				for _, at := range c.comes {
+					time.Sleep(time.Until(began.Add(at)))
+					mu.Lock()
+					came = time.Now()
+					mu.Unlock()
+				}
+				<-bounded.Done()
+				require.Equal(t, c.ends, time.Since(began))
+				require.ErrorIs(t, context.Cause(bounded), context.DeadlineExceeded)
+			})
+		})
+	}
+}
+
+func TestWhileHeard_Ended_LeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		bounded, end := conns.WhileHeard(ctx, time.Now, time.Now().Add(time.Second), time.Second)
+		time.Sleep(time.Minute)
+		require.NoError(t, bounded.Err())
+		cancel()
+		require.ErrorIs(t, bounded.Err(), context.Canceled)
+		end()
+		bounded, end = conns.WhileHeard(t.Context(), time.Now, time.Now().Add(time.Second), time.Second)
+		end()
+		require.ErrorIs(t, context.Cause(bounded), context.Canceled)
+	})
+}
+
 // Its connection was closed by the server meanwhile.
 func TestAcquire_TriedAndBroken_IsAnother(t *testing.T) {
 	pool := open(t, func(c *pgxpool.Config) {
