@@ -42,6 +42,56 @@ func TestNextOfKey_ManyThatNobodyGetsAreBeforeTheNext_ACommitRemovesSomeAndHeart
 	require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
 }
 
+// A key that is at rest has nothing in the queue that a letter could wait for: so it comes at once, one at a time as ever, and what has waited comes
+// after it.
+func TestKeys_DeadLetterIsRedrivenWhileItsKeyIsAtRest_GoesFirst(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a", "b")
+	letter := l.emitKey("a", "k")
+	l.bury(tagA, "no")
+	l.emitKey("a", "k")
+	l.line("b", 300)
+	waits := l.emitKey("a", "k")
+	_, err := l.Unsubscribe(l.within(), "g", "b")
+	require.NoError(t, err)
+	require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+	require.Empty(t, l.queued(), "it is at rest")
+
+	redriven, err := l.Redrive(l.within(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, redriven)
+	require.Equal(t, []int64{letter}, l.heads("k"))
+	l.walked()
+	require.Equal(t, []int64{letter}, l.heads("k"), "none comes beside it")
+	require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+	l.walked()
+	require.Equal(t, []int64{waits}, l.heads("k"))
+	require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(tagA).LockToken, nil))
+	require.Empty(t, l.queued())
+	require.Zero(t, one[int](l, `SELECT (SELECT count(*) FROM event_keys) + (SELECT count(*) FROM event_lines)`))
+}
+
+// A group that is behind gets of the log first, of which a letter of it is.
+func TestKeys_DeadLetterIsRedrivenWhileItsGroupIsBehind_GoesBeforeWhatIsEmittedMeanwhile(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	letter := l.emitKey("a", "k")
+	l.openTransaction() // which keeps the group behind
+	require.NoError(t, l.Subscribe(l.within(), "g", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
+	l.replayed("delivered = 1")
+	meanwhile := l.emitKey("a", "k")
+	l.bury(tagA, "no")
+	require.Empty(t, l.heads("k"), "it is at rest")
+
+	redriven, err := l.Redrive(l.within(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, redriven)
+	require.Equal(t, []int64{letter}, l.heads("k"))
+	require.Equal(t, []int64{letter, meanwhile}, l.lined("k"))
+	require.True(t, one[bool](l, `SELECT EXISTS (SELECT FROM event_keys k JOIN worker_queue q ON q.id = k.item_id)`), "and what comes of the log waits for it")
+}
+
 // A node whose heartbeats are far apart hears of a key that is at rest, and one that is deaf finds it.
 func TestNode_KeyIsAtRest_AllThatIsDueIsHandled(t *testing.T) {
 	t.Parallel()

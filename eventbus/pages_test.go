@@ -104,3 +104,35 @@ func TestNextOfKey_KeyHadALongLineBefore_ReadsTheNextAlone(t *testing.T) {
 	l.emitKey("a", "k")
 	require.Less(t, l.pages(settle), int64(150))
 }
+
+// A step that read all that is left of the log, and there is one for each 500 of it, would take hours to deliver a long one.
+func TestReplaySome_LogIsLong_AStepReadsWhatItDelivers(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]string{
+		"from the beginning": `SELECT subscribe(NULL, 'g', '{a}', true)`,
+		"of all":             `SELECT subscribe(NULL, 'g', '{a}'), replay_events(NULL, 'g')`,
+		"up to the end":      `SELECT subscribe(NULL, 'g', '{a}'), replay_events(NULL, 'g', 1, 1000000000, '2020-01-01', '2100-01-01')`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			read := func() int64 {
+				l.exec(begin)
+				l.eventually(func() bool {
+					return one[bool](l, `SELECT max(xact) < pg_snapshot_xmin(pg_current_snapshot()) FROM event_log`)
+				}, "all that has emitted is over")
+				pages := l.pages(`SELECT replay_some(max(replay_id), 10) FROM event_replays`)
+				l.exec(`SELECT delete_group(NULL, 'g')`)
+				return pages
+			}
+			grow := func(n int) {
+				l.exec(`SELECT emit_many(NULL, array_fill('a'::text, ARRAY[$1::integer]), array_fill('{}'::text, ARRAY[$1::integer]))`, n)
+				l.exec(`ANALYZE event_log`)
+			}
+			grow(1000)
+			few := read()
+			grow(29_000)
+			require.Less(t, read(), few+150, "of some 900 that there are")
+		})
+	}
+}
