@@ -34,7 +34,8 @@ import (
 // The same is for a Decider and its turn, with ack_orchestration or AckOrchestrationItemTx: after nil the Orchestrator does not
 // acknowledge, whatever ack the Decider returns; OrchestratorConfig.Sticky is not for such a turn.
 //
-// The context of ack goes on when the one of the handler ends, be it for its time or the end of the Dispatcher, for up to 10 s.
+// The context of ack goes on when the one of the handler ends, be it for its time or the end of the Dispatcher, but has 10 s in all. So
+// ack is not to send much by a slow network: that is for before it, in the transaction, or for the Dispatcher's own acknowledgement.
 // Fails with pgwake.ErrInvalid, and is not tried again, outside of a handler, in a BatchHandler, without ack, and when it was called
 // before or meanwhile, unless that failed and had no effect; with pgwake.ErrLockLost without a call of ack if the lease is lost by
 // then, or the handler was left behind.

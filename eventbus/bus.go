@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus/migrations"
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: how do the verbs reach the database?
@@ -111,11 +113,21 @@ type verb struct {
 	columns  string // of its rows
 	enqueues bool
 	args     []any
+	silence  time.Duration // how long nothing of the answer may come; 0: the caller's context alone bounds it
 }
 
 // query carries out a verb that returns rows.
 func query[T any](ctx context.Context, b *Bus, v verb, row pgx.RowToFunc[T]) (all []T, err error) {
 	err = b.do(ctx, v.op, v.enqueues, func(ctx context.Context, q pgwake.Querier) error {
+		if v.silence > 0 {
+			var heard func() time.Time
+			if on, ok := q.(interface{ Conn() *pgx.Conn }); ok {
+				heard = conns.LastHeard(on.Conn())
+			}
+			var end context.CancelFunc
+			ctx, end = conns.WhileHeard(ctx, heard, time.Now().Add(v.silence), v.silence)
+			defer end()
+		}
 		rows, err := q.Query(ctx, "SELECT "+v.columns+" FROM "+b.call(v.function, len(v.args)), v.args...)
 		if err != nil {
 			return err

@@ -90,9 +90,7 @@ func (n *Node) event(ctx context.Context, item *pgwake.ClaimedWorkItem, d delive
 	if d.Payload != nil {
 		return d.event(item), nil
 	}
-	bounded, cancel := context.WithTimeout(ctx, endTimeout)
-	defer cancel()
-	events, err := n.events(bounded, []delivery{d})
+	events, err := n.events(ctx, []delivery{d})
 	return events[d.EventID], err
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/stretchr/testify/require"
 )
@@ -90,4 +91,47 @@ func TestNode_ConnectionGivesNoSign_DeliveryIsHandledOnce(t *testing.T) {
 			require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
 		})
 	}
+}
+
+// slowNetwork hands out what comes bit by bit, at 40 kB/s, once it is slow.
+type slowNetwork struct{ slow atomic.Bool }
+
+type slowConn struct {
+	net.Conn
+	network *slowNetwork
+}
+
+func (c slowConn) Read(b []byte) (int, error) {
+	if c.network.slow.Load() {
+		time.Sleep(50 * time.Millisecond)
+		b = b[:min(len(b), 2<<10)]
+	}
+	return c.Conn.Read(b)
+}
+
+// An event takes longer to arrive than a server may be silent, and comes by and by all the same.
+func TestNode_EventTakesLongToArrive_IsHandled(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	network := &slowNetwork{}
+	dialer := &net.Dialer{}
+	bus, _ := l.onPool(func(config *pgxpool.Config) {
+		config.ConnConfig.DialFunc = func(ctx context.Context, host, address string) (net.Conn, error) {
+			c, err := dialer.DialContext(ctx, host, address)
+			return slowConn{c, network}, err
+		}
+		pgwake.TunePool(config) // of what is dialled now
+	})
+	n := l.nodeOn(bus, &eventbus.NodeConfig{Concurrency: 1, MaxAttempts: 1})
+	payload := json.RawMessage(`"` + strings.Repeat("x", 500_000) + `"`) // 12.5 s
+	var handled atomic.Int64
+	require.NoError(t, n.On(l.within(), "a", func(_ context.Context, e *eventbus.Event, _ pgx.Tx) error {
+		handled.Add(int64(len(e.Payload)))
+		return nil
+	}))
+	network.slow.Store(true)
+	_, err := l.Emit(l.within(), "a", payload, nil)
+	require.NoError(t, err)
+	l.eventually(func() bool { return handled.Load() == int64(len(payload)) }, "it is handled")
+	network.slow.Store(false) // the rest is not waited for
 }

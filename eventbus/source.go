@@ -113,7 +113,7 @@ func (b *Bus) events(ctx context.Context, refs []delivery) (map[int64]*Event, er
 		ids[i], emitted[i] = r.EventID, r.EmittedAt
 	}
 	byID := make(map[int64]*Event, len(refs))
-	_, err := query(ctx, b, verb{op: "get events", function: "get_events", columns: eventColumns, args: []any{ids, emitted}},
+	_, err := query(ctx, b, verb{op: "get events", function: "get_events", columns: eventColumns, args: []any{ids, emitted}, silence: endTimeout},
 		func(row pgx.CollectableRow) (none struct{}, err error) {
 			e, err := scanEvent(row)
 			byID[e.ID] = e
