@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -132,10 +134,16 @@ func (e *Engine) Run(ctx context.Context) error {
 }
 
 // evaluate takes a turn of a task. What the messages say is of no interest: the tables tell what is to be done.
+//
+// Invariant: whatever a message says, the database takes what is made of it. What it refused would come back for ever, and with it all
+// that comes for the task; and whoever may add to the queues sends what he likes.
 func (e *Engine) evaluate(ctx context.Context, turn *pgwake.OrchestrationItem) (pgwake.OrchestrationAck, error) {
+	if !isUUID(turn.Instance) || turn.Instance != strings.ToLower(turn.Instance) { // as in the database
+		return pgwake.OrchestrationAck{}, dispatch.Permanent(fmt.Errorf("the instance %s is no task", quoteShort(turn.Instance)))
+	}
 	e.turned.Store(true)
 	cancel := false
-	var positions []int64
+	var positions []int32
 	var errs []string
 	for _, m := range turn.Messages {
 		switch m.Kind {
@@ -143,8 +151,8 @@ func (e *Engine) evaluate(ctx context.Context, turn *pgwake.OrchestrationItem) (
 			cancel = true
 		case dispatch.KindFailed: // its work item was given up without a word from a handler
 			var c dispatch.Completion
-			if json.Unmarshal(m.Data, &c) == nil {
-				positions, errs = append(positions, c.ActivityID), append(errs, c.Error)
+			if json.Unmarshal(m.Data, &c) == nil && c.ActivityID > 0 && c.ActivityID <= math.MaxInt32 {
+				positions, errs = append(positions, int32(c.ActivityID)), append(errs, text(errors.New(c.Error)))
 			}
 		}
 	}

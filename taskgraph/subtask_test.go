@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
@@ -247,6 +248,47 @@ func TestSubTask_TheStepDoesNotKnowItsTask_TheOneThatWasCreatedLastCounts(t *tes
 	l.turns()
 	l.exec(`UPDATE steps SET sub_task_id = NULL WHERE task_id = $1`, task)
 	l.ran(one[string](l, `SELECT task_id::text FROM tasks WHERE parent_task_id = $1`, task), "x", `7`)
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+}
+
+// With the rights of a producer, and ids that can be computed.
+func TestSubTask_ProducerSaysThatItsTaskIsAStep_IsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	role := l.role(testroles.Producer)
+	task := l.submit(taskgraph.Define("shop", "forged", "1"), taskgraph.Define("shop", "inner", "1").Step("x", "h"),
+		taskgraph.Define("shop", "outer", "1").Step("a", "h").SubTask("child", "inner", "1").SubTask("later", "inner", "1", taskgraph.After("child")))
+	l.turns()
+	l.begin(task, "a")
+	require.Equal(t, []string{"in_progress", "in_progress", "pending"}, l.stepStates(task))
+	l.exec(`UPDATE steps SET sub_task_id = NULL WHERE task_id = $1`, task) // as one that was in progress when the schema was migrated to version 9
+	steps := map[string]string{"a": l.step(task, "a"), "child": l.step(task, "child"), "later": l.step(task, "later")}
+	l.exec(`SET ROLE ` + role)
+	for _, step := range steps {
+		l.fails("PW003", `SELECT create_task_many(NULL, ARRAY['shop'], ARRAY['forged'], ARRAY['1'], p_parent_tasks => ARRAY[$1::text::uuid], p_parent_steps => ARRAY[$2::text::uuid])`, task, step)
+		l.fails("PW003", `SELECT create_task_many(NULL, ARRAY['shop'], ARRAY['forged'], ARRAY['1'], p_parent_steps => ARRAY[$1::text::uuid])`, step)
+	}
+	l.fails("PW003", `SELECT create_task_many(NULL, ARRAY['shop'], ARRAY['forged'], ARRAY['1'], p_parent_tasks => ARRAY[$1::text::uuid])`, task)
+	l.exec(`RESET ROLE`)
+	l.turns()
+	require.Equal(t, []string{"in_progress", "in_progress", "pending"}, l.stepStates(task))
+}
+
+// One that says so since before version 11, when anybody could.
+func TestSubTask_TaskSaysThatItIsAStepOfAHandler_WhatItComesToIsIgnored(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.define("shop", "outer", "1", `{}`, "a")
+	task := l.create("shop", "outer")
+	l.turns()
+	handler := l.begin(task, "a")
+	forged := l.submit(taskgraph.Define("shop", "forged", "1"))
+	l.exec(`UPDATE tasks SET parent_task_id = $2, parent_step_id = $3 WHERE task_id = $1`, forged, task, handler.step)
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(forged))
+	require.Equal(t, []string{"in_progress"}, l.stepStates(task))
+	l.finish(handler, true, `7`)
 	l.turns()
 	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
 }

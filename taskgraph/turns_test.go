@@ -538,3 +538,25 @@ func TestT48_Claims_AreInTheOrderOfTheComputedPriority(t *testing.T) {
 	require.Equal(t, want, turns)
 	require.Equal(t, want, steps)
 }
+
+// A message came late, and its turn had the instance before the removal did: it goes on to its end, and the removal after it.
+func TestPurge_TurnOfALateMessage_NeitherIsInTheWayOfTheOther(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "empty", "1"))
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+	require.Eventually(t, func() bool { // once transactions of others on the server have ended that were open when it did
+		l.exec(`SELECT refresh_rollups()`)
+		return one[bool](l, `SELECT NOT EXISTS (SELECT FROM task_transitions x CROSS JOIN rollup_cursor c WHERE x.xact >= c.xact)`)
+	}, labPatience, labPatience/1000)
+	turn, err := l.conn.Begin(l.within())
+	require.NoError(t, err)
+	l.exec(`INSERT INTO instance_locks (instance_id, lock_token, locked_until) VALUES ($1, gen_random_uuid(), clock_timestamp()) ON CONFLICT (instance_id) DO UPDATE SET held = excluded.held`, task)
+	removal := l.meanwhile(`SELECT purge_tasks(clock_timestamp())`)
+	l.exec(`SELECT FROM tasks WHERE task_id = $1 FOR NO KEY UPDATE`, task)
+	l.exec(`UPDATE tasks SET updated_at = clock_timestamp() WHERE task_id = $1`, task)
+	require.NoError(t, turn.Commit(l.within()))
+	require.NoError(t, removal())
+	require.Zero(t, one[int](l, `SELECT count(*) FROM tasks`))
+}

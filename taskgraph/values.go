@@ -17,7 +17,7 @@ import (
 
 func isUUID(text string) bool {
 	var id pgtype.UUID
-	return len(text) == 36 && id.Scan(text) == nil
+	return len(text) == 36 && id.Scan(text) == nil && strings.EqualFold(id.String(), text) // Scan takes anything for a hyphen
 }
 
 // checkJSON says what is wrong with what should be JSON that a jsonb can hold. Nothing is as good as that.

@@ -1038,15 +1038,21 @@ var mutants = []mutant{
 	},
 	{
 		name:    "steps: nobody looks when a backoff ends",
-		file:    "taskgraph/migrations/00010_turns.sql",
+		file:    "taskgraph/migrations/00011_forged.sql",
 		patches: []patch{{"        p_message_visible_ats => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY[v_task.next_ready_at] END,\n", "        p_message_visible_ats => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY[v_task.next_ready_at + interval '1 hour'] END,\n"}},
 		pkg:     "./taskgraph", test: "TestT12_BackoffEnds_TheStepIsReadyAtThatInstantAndWokenWithoutAPoll",
 	},
 	{
 		name:    "steps: a timer goes with the turn that it woke too early",
-		file:    "taskgraph/migrations/00010_turns.sql",
+		file:    "taskgraph/migrations/00011_forged.sql",
 		patches: []patch{{"    IF NOT v_timed AND v_task.next_ready_at IS NOT NULL THEN\n", "    IF false THEN\n"}},
 		pkg:     "./taskgraph", test: "TestTurn_ClockGoesBackBetweenFetchAndEvaluation_TimerIsSentAgain",
+	},
+	{
+		name:    "steps: anybody says that a task is a step",
+		file:    "taskgraph/migrations/00011_forged.sql",
+		patches: []patch{{"                WHERE (i.parent_task IS NOT NULL OR i.parent_step IS NOT NULL)\n", "                WHERE false\n"}},
+		pkg:     "./taskgraph", test: "TestSubTask_ProducerSaysThatItsTaskIsAStep_IsRefused",
 	},
 	{
 		name:    "transitions: one whose transaction commits late is passed over",
