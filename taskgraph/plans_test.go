@@ -87,6 +87,7 @@ func TestSubTask_OneOfManyEnds_ReadsHardlyMoreThanItself(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	const parent, child = `'00000000-0000-0000-0000-000000000000'`, `'00000000-0000-0000-0000-000000000700'`
+	s.exec(t, `UPDATE step_definitions SET handler = NULL, sub_task_name = 'inner', sub_task_version = '1'`)
 	s.exec(t, `INSERT INTO tasks (task_id, task_definition_id, namespace, state, correlation_id, total_steps) VALUES (`+parent+`, '`+theDefinition+`', 'default', 'steps_in_process', new_uuid(), 20000)`)
 	s.exec(t, `INSERT INTO steps (step_id, task_id, step_definition_id, position, name, state)
 		SELECT lpad(n || '1', 32, '0')::uuid, `+parent+`, '`+theStep+`', n, 's' || n, 'in_progress' FROM generate_series(1, 20000) AS n`)
