@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -224,9 +223,6 @@ func (e *engine) use(ctx context.Context, conn *pgxpool.Conn, until time.Time, d
 	err := do(bounded, conn)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		e.poolSilent()
-		if errors.Is(err, context.Canceled) {
-			err = fmt.Errorf("%w: %v", errPoolSilent, err) // nobody asked for this to end: it is not to say so
-		}
 	}
 	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/migrations"
 	"github.com/stretchr/testify/require"
@@ -152,6 +153,30 @@ func TestDo_NoAnswerComes_OutcomeIsUnknown(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A statement of a layer has a bound of its own, and got no answer: other connections may have lost their peer as well.
+func TestDo_NoAnswerWithinABoundOfTheStatement_PoolIsReset(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	config := n.Pool().Config()
+	config.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, Mode: pgwake.ModeDisabled})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	pid := func(seconds float64, outcome error) (pid int32) {
+		require.ErrorIs(t, p.Do(t.Context(), "wait", func(ctx context.Context, q pgwake.Querier) error {
+			require.NoError(t, q.QueryRow(ctx, `SELECT pg_backend_pid() FROM pg_sleep($1)`, seconds).Scan(&pid))
+			return outcome
+		}), outcome)
+		return pid
+	}
+	first := pid(0, nil)
+	require.Equal(t, first, pid(5.1, context.DeadlineExceeded))
+	require.NotEqual(t, first, pid(0, nil))
 }
 
 func TestDo_ProviderCloses_IsWaitedFor_AndNoneBeginsAfter(t *testing.T) {

@@ -449,7 +449,7 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 	defer conns.Release(conn)
 	sent := time.Now()
 	err = atReadCommitted(ctx, conn, p.readCommitted, func(q sender) error { return verb(ctx, q) })
-	if err != nil && ctx.Err() != nil && time.Since(sent) >= answerDeadline {
+	if err != nil && (ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded)) && time.Since(sent) >= answerDeadline { // the verb may have a bound of its own
 		p.unanswered()
 	}
 	switch {

@@ -34,8 +34,8 @@ type WorkItem struct {
 	Tag string
 
 	// Session is for items that are to be handled in one place, one owner at a time; see SessionOptions. Within a
-	// session the order is that of due time and id, and of the first 32 that are due, with as many more as a fetch takes, that of
-	// priority before it: where order matters, all items of a session have the same priority. At most 255 bytes. Defaults to "": none.
+	// session items go by due time and id. Among the first 32+n that are due, for a fetch of n, a higher priority goes first; so where
+	// order matters, all items of a session have the same priority. At most 255 bytes. Defaults to "": none.
 	Session string
 
 	// Key is with whom the item shares the limits of its namespace, such as a customer; see Limits. Not together with

@@ -162,12 +162,7 @@ func (f *fate) due(i int) time.Time {
 func (a *accounts) wait(f *fate, c *claim, due time.Time) {
 	waited := max(c.inHand.Sub(due), 0)
 	a.waits = append(a.waits, waited)
-	most := a.late
-	for _, s := range a.j.stalls {
-		if s.to.After(due) && s.from.Before(c.inHand) {
-			most += s.to.Sub(s.from)
-		}
-	}
+	most := a.late + a.j.stalledIn(due, c.inHand)
 	if waited > most {
 		a.tooLate++
 		a.j.complain("%v, sent by %s, due at %v, was late: it came in hand in %s after %v (namespace %q, tag %q, session %q)",

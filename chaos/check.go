@@ -98,7 +98,7 @@ func (c *claim) leaseEnd() time.Time {
 	return c.Until
 }
 
-// surelyOver is how long after the end of a lease, which a process knows by the clock of the server as it has estimated that, it surely is over.
+// surelyOver is how long after the end of a lease, brought to the machine's clock, it surely is over.
 const surelyOver = 50 * time.Millisecond
 
 // triedLate reports whether something was tried with the token of a lease that was over, by a process that was held up or that waited for that.

@@ -59,7 +59,7 @@ type entry struct {
 	Session   string `json:"session,omitempty"`
 
 	Token string    `json:"token,omitempty"`
-	Until time.Time `json:"until,omitzero"` // end of the lease when it was claimed, server time
+	Until time.Time `json:"until,omitzero"` // end of the lease when it was claimed, by the machine's clock
 
 	Err   string    `json:"err,omitempty"`
 	Since time.Time `json:"since,omitzero"`

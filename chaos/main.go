@@ -54,7 +54,7 @@ func main() {
 	plant := flag.String("plant", "", "defects to be found: by a soak, such as goroutine,lost; amid faults, async (with -only failover) or late")
 	flag.Parse()
 	var err error
-	if o.plant, err = plantsOf(*plant); err != nil {
+	if o.plant, err = plantsOf(*plant, o.soak); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
@@ -154,6 +154,9 @@ func (o options) String() string {
 	}
 	if len(o.only) > 0 {
 		text += fmt.Sprintf(" -only %q", strings.Join(o.only, ","))
+	}
+	if len(o.plant) > 0 {
+		text += " -plant " + strings.Join(o.plant, ",")
 	}
 	return text
 }

@@ -143,14 +143,18 @@ const (
 
 func (o options) planted(name string) bool { return slices.Contains(o.plant, name) }
 
-// plantsOf reads a list of names.
-func plantsOf(list string) (names []string, err error) {
+// plantsOf reads a list of names, which are to be of defects that a soak has, or that a run with faults has.
+func plantsOf(list string, soak bool) (names []string, err error) {
 	for name := range strings.SplitSeq(list, ",") {
 		if name == "" {
 			continue
 		}
-		if plants[name] == nil && name != plantAsync && name != plantLate {
-			return nil, fmt.Errorf("there is no defect %q to plant, only %v", name, slices.Sorted(maps.Keys(plants)))
+		there := []string{plantAsync, plantLate}
+		if soak {
+			there = slices.Sorted(maps.Keys(plants))
+		}
+		if !slices.Contains(there, name) {
+			return nil, fmt.Errorf("there is no defect %q to plant here, only %v", name, there)
 		}
 		names = append(names, name)
 	}

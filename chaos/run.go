@@ -26,7 +26,7 @@ const (
 	// The bounds after the end of all faults: on recovery, and, from the moment on at which a connection
 	// silently lost its peer, on noticing that. The second is Config.FallbackInterval's, with its jitter.
 	recoveryBound = 5 * time.Second
-	silenceBound  = fallbackInterval + time.Second + 5*time.Second
+	silenceBound  = fallbackInterval + time.Second + recoveryBound
 
 	// What stalls the machine holds up recovery as well, so the first bound grows by it; by no more than this, or a
 	// disk that is always slow would make a round endless. The last is for connections that come and go.

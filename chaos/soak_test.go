@@ -78,14 +78,16 @@ func TestVitals_Wrong_SaysWhich(t *testing.T) {
 }
 
 func TestPlantsOf_Unknown_IsAnError(t *testing.T) {
-	names, err := plantsOf("memory,lost")
+	names, err := plantsOf("memory,lost", true)
 	require.NoError(t, err)
 	assert.Equal(t, []string{"memory", "lost"}, names)
-	none, err := plantsOf("")
+	none, err := plantsOf("", true)
 	require.NoError(t, err)
 	assert.Empty(t, none)
-	_, err = plantsOf("gremlin")
-	assert.ErrorContains(t, err, "gremlin")
+	for name, soak := range map[string]bool{"gremlin": true, "goroutine": false, plantAsync: true} {
+		_, err = plantsOf(name, soak)
+		assert.ErrorContains(t, err, name)
+	}
 }
 
 func TestNotPlanted_ErrorBeforeTheEnd_IsAViolation(t *testing.T) {

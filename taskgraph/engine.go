@@ -133,7 +133,8 @@ func (e *Engine) Run(ctx context.Context) error {
 	return e.Coordinators().Run(ctx)
 }
 
-// evaluate takes a turn of a task. What the messages say is of no interest: the tables tell what is to be done.
+// evaluate takes a turn of a task. Of what the messages say, only a cancel and a work item that
+// was given up matter: the tables tell the rest.
 //
 // Invariant: whatever a message says, the database takes what is made of it. What it refused would come back for ever, and with it all
 // that comes for the task; and whoever may add to the queues sends what he likes.

@@ -123,7 +123,7 @@ func TestWhileHeard_EndsOnceNothingCame(t *testing.T) {
 				}
 				<-bounded.Done()
 				require.Equal(t, c.ends, time.Since(began))
-				require.ErrorIs(t, context.Cause(bounded), context.DeadlineExceeded)
+				require.Equal(t, context.DeadlineExceeded, bounded.Err())
 			})
 		})
 	}

@@ -50,7 +50,7 @@ func find(in map[string]string, path string, asked map[string]bool) string {
 const head = `# Licences and ages of the dependencies
 
 What each module of the repository requires, by its go.mod. Only what the module in the root requires comes with the library, and of that
-the modules for its tests do not. A licence that is not in the table below is refused, and so is a dependency of which nothing was released for two years,
+the modules for its tests do not. A licence that ` + "`" + `internal/licences/detect.go` + "`" + ` does not allow is refused, and so is a dependency of which nothing was released for two years,
 unless there is a reason: by ` + "`make licences`" + `, which writes this page. ` + "`make check`" + ` compares it with the go.mod files.
 
 `

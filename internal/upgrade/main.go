@@ -2,7 +2,7 @@
 //
 //	go run ./internal/upgrade -from v1.2.0
 //
-// It builds internal/load from both, the earlier one in a git worktree of its own. A ledger tells whether everything that was sent was done, and exactly
+// It builds internal/upgrade/load from both, the earlier one in a git worktree of its own. A ledger tells whether everything that was sent was done, and exactly
 // once where the effect is in the transaction that acknowledges. The nodes are roles of docs/security.md. It runs at the root of the repository.
 package main
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 
@@ -64,9 +65,13 @@ func choose(ctx context.Context, repository, from string) ([]state, error) {
 	}
 	chosen := states[:1]
 	for _, s := range states[1:] {
-		if s, err := stateOf(ctx, repository, s.name, s.commit); err == nil { // or they were edited since, or the history is not all there
-			chosen = append(chosen, s)
+		s, err := stateOf(ctx, repository, s.name, s.commit)
+		if err != nil { // they were edited since, or the history is not all there
+			why, _, _ := strings.Cut(err.Error(), "\n")
+			fmt.Fprintf(os.Stderr, "not from %s: %s\n", s.name, why)
+			continue
 		}
+		chosen = append(chosen, s)
 	}
 	return chosen, nil
 }
