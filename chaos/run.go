@@ -410,16 +410,20 @@ func (c *chaos) countListeners(ctx context.Context) error {
 func (c *chaos) miscounted(ctx context.Context) (wrong []error, err error) {
 	err = c.ask(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		for _, n := range c.nodes {
-			var listening int
-			// Beside it, a node may wait for a producer that stays open, by a connection made in the same way: a transaction
-			// whose connection has vanished is open until the server notices.
-			err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND query !~ 'wait_for_producers'`,
-				n.name("listen")).Scan(&listening)
+			// A session that listens holds the lock that says that its node lives. Beside it, a node makes connections in the same way to
+			// wait for a producer that stays open, until the server notices that one has vanished; and, for a few seconds, to ask what the server is at.
+			rows, err := conn.Query(ctx, `SELECT a.pid || ': ' || a.query FROM pg_stat_activity a WHERE a.application_name = $1 AND a.query !~ 'wait_for_producers'
+				AND (a.backend_start < clock_timestamp() - interval '10 s'
+				     OR EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted))`, n.name("listen"))
 			if err != nil {
 				return err
 			}
-			if listening != 1 {
-				wrong = append(wrong, fmt.Errorf("%v has %d LISTEN connections after all must have recovered", n, listening))
+			listening, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				return err
+			}
+			if len(listening) != 1 {
+				wrong = append(wrong, fmt.Errorf("%v has %d LISTEN connections after all must have recovered: %q", n, len(listening), listening))
 			}
 		}
 		return nil
