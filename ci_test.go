@@ -173,6 +173,7 @@ func TestFuzz_EachTarget_HasInputsThatAreKept(t *testing.T) {
 
 func TestFuzz_TargetFindsSomethingOrIsNotThere_ItFails(t *testing.T) {
 	t.Parallel()
+	const ended = `printf '%s\n' '--- FAIL: FuzzB (1.04s)' '    context deadline exceeded' FAIL; exit 1`
 	const found, none = `echo 'Failing input written to testdata/fuzz/FuzzB/1'; exit 1`, `echo 'testing: warning: no fuzz tests to fuzz'`
 	for _, quick := range []bool{false, true} {
 		for name, c := range map[string]struct {
@@ -180,6 +181,7 @@ func TestFuzz_TargetFindsSomethingOrIsNotThere_ItFails(t *testing.T) {
 			want      int
 		}{
 			"all is well": {"echo PASS", "echo PASS", 0}, "one finds something": {found, "echo PASS", 1}, "one is not built": {none, "echo PASS", 1},
+			"the time of one ends": {ended, "echo PASS", 0}, "one finds something at the end": {"(" + ended + "); " + found, "echo PASS", 1},
 			"one that needs a server finds something": {"echo PASS", found, map[bool]int{true: 0, false: 1}[quick]},
 		} {
 			dir := ci(t, "b")
