@@ -251,11 +251,10 @@ func TestEmitMany_BySQL_WhatNobodyCouldReadIsRefused(t *testing.T) {
 		"larger than the bound of the bus": `ARRAY[to_json(repeat('x', 1000000))::text], p_max_payload => 2147483647`,
 		"metadata":                         `NULL, p_metadata => ARRAY[json_build_object('x', repeat('x', 1000000))::text], p_max_payload => 2147483647`,
 		"larger than the default bound":    `ARRAY[to_json(repeat('x', 1048576))::text], p_max_payload => NULL`,
-		"numbers of 1 GB":                  `ARRAY['[7' || repeat('e131071, 7', 10000) || ']']`,
-		"small numbers":                    `ARRAY['[-7.5' || repeat('E-16000, -7.5', 17000) || ']']`,
+		"small numbers":                    `ARRAY['[-7.5' || repeat('E-16000, -7.5', 400) || ']']`,
 		"a few kB of numbers":              `ARRAY['[7' || repeat('e131071,7', 500) || ']']`,
-		"metadata with such":               `NULL, p_metadata => ARRAY['{"a":[7' || repeat('e131071,7', 2100) || ']}']`,
-		"the second":                       `ARRAY['1', '[7' || repeat('E+131071,7', 2100) || ']']`,
+		"metadata with such":               `NULL, p_metadata => ARRAY['{"a":[7' || repeat('e131071,7', 500) || ']}']`,
+		"the second":                       `ARRAY['1', '[7' || repeat('E+131071,7', 500) || ']']`,
 	} {
 		types := `ARRAY['a']`
 		if what == "the second" {
@@ -264,6 +263,10 @@ func TestEmitMany_BySQL_WhatNobodyCouldReadIsRefused(t *testing.T) {
 		_, err := l.conn.Exec(l.within(), `SELECT emit_many('default', `+types+`, `+arguments+`)`)
 		require.ErrorContains(t, err, "PW003", what)
 		require.Less(t, len(err.Error()), 200, what)
+	}
+	if testsize.Full() { // PostgreSQL takes many seconds to find that this is too large for itself: not in a transaction that horizons wait for
+		_, err := l.conn.Exec(l.t.Context(), `SELECT check_written_out('[7' || repeat('e131071, 7', 10000) || ']')`)
+		require.ErrorContains(t, err, "PW003")
 	}
 	_, err := l.conn.Exec(l.within(), `SELECT append_event_log('default', 'a', to_jsonb(repeat('x', 104857600)), NULL)`)
 	require.ErrorContains(t, err, "PW003")
