@@ -65,7 +65,7 @@ func TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testi
 	}
 	s.exec(t, `ANALYZE `+emptied)
 	s.exec(t, fillEverything)
-	s.exec(t, `SET statement_timeout = '10 s'`) // what walks and walks is not waited for
+	s.exec(t, `SET statement_timeout = '60 s'`) // what walks and walks is not waited for
 
 	const token, tokens = `'00000000-0000-0000-0000-000000000700'`, `'{00000000-0000-0000-0000-000000000700,00000000-0000-0000-0000-000000000701}'`
 	id := s.list(t, `SELECT id::text FROM worker_queue WHERE name = 'w700'`)[0]
