@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/jsonvalue"
@@ -22,19 +23,29 @@ const (
 
 // chore is the input of one.
 type chore struct {
-	TaskID   string `json:"task_id"`
-	ReplayID int64  `json:"replay_id"`
+	TaskID   pgtype.UUID `json:"task_id"`
+	ReplayID int64       `json:"replay_id"`
 }
 
 // handleChores has a dispatcher handle them.
 func (n *Node) handleChores(d *dispatch.Dispatcher) {
-	for name, do := range map[string]func(context.Context, chore) error{nameSchedule: n.occur, nameReplay: n.replay} {
+	for name, kind := range map[string]struct {
+		is func(chore) bool // Invariant: what was enqueued by anybody, and names nothing, is not tried for ever, and no other with it
+		do func(context.Context, chore) error
+	}{
+		nameSchedule: {func(c chore) bool { return c.TaskID.Valid }, n.occur},
+		nameReplay:   {func(c chore) bool { return c.ReplayID > 0 }, n.replay},
+	} {
 		d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 			var c chore
-			if err := jsonvalue.Unmarshal(item.Input, &c); err != nil {
+			err := jsonvalue.Unmarshal(item.Input, &c)
+			if err == nil && !kind.is(c) {
+				err = errors.New("it does not say of what")
+			}
+			if err != nil {
 				return nil, n.bury(ctx, item, reasonNoEvent, err.Error())
 			}
-			return nil, do(ctx, c)
+			return nil, kind.do(ctx, c)
 		}, dispatch.WithMaxAttempts(dispatch.Unlimited), dispatch.WithTimeout(0))
 	}
 }
@@ -42,16 +53,17 @@ func (n *Node) handleChores(d *dispatch.Dispatcher) {
 // occur carries out an occurrence of a schedule.
 func (n *Node) occur(ctx context.Context, c chore) error {
 	defer n.occurrences.take()()
+	schedule := c.TaskID.String()
 	err := dispatch.AckBy(ctx, func(ctx context.Context, token pgwake.LockToken) error {
 		item, claim, err := token.WorkItem()
-		if err != nil || n.occurrences.withOthers(ctx, item, claim, c.TaskID) {
+		if err != nil || n.occurrences.withOthers(ctx, item, claim, schedule) {
 			return err
 		}
-		_, err = value[int](ctx, n.Bus, verb{op: "carry out schedule", function: "occur", enqueues: true, args: []any{item, claim, c.TaskID}})
+		_, err = value[int](ctx, n.Bus, verb{op: "carry out schedule", function: "occur", enqueues: true, args: []any{item, claim, schedule}})
 		return err
 	})
 	if err != nil && !errors.Is(err, pgwake.ErrLockLost) { // perhaps it was carried out: then the item is gone
-		n.cfg.Logger.Warn("eventbus: cannot carry out a schedule", "schedule", c.TaskID, "error", err, "again_in", readPause)
+		n.cfg.Logger.Warn("eventbus: cannot carry out a schedule", "schedule", schedule, "error", err, "again_in", readPause)
 		return dispatch.Snooze(readPause)
 	}
 	return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -64,8 +65,11 @@ func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispat
 	}
 	event.MessageID, event.Redelivery = item.ID, item.Attempt-1
 	plain, transactional := n.handlers.of(event.Type)
-	if len(plain)+len(transactional) == 0 { // it was claimed for one that is known by now, or is no more
-		return nil, dispatch.Snooze(noTrouble)
+	if len(plain)+len(transactional) == 0 {
+		if _, pattern, _ := strings.Cut(item.Tag, "|"); !Match(pattern, event.Type) { // no handler is going to be for it
+			return nil, n.bury(ctx, item, reasonNoEvent, fmt.Sprintf("events of type %q do not come by the tag %q", event.Type, item.Tag))
+		}
+		return nil, dispatch.Snooze(noTrouble) // it was claimed for one that is known by now, or is no more
 	}
 	for _, h := range plain {
 		if err := h(ctx, event); err != nil {
