@@ -78,7 +78,7 @@ func (s *schema) objects(t *testing.T) []string {
 	return s.list(t, `
 		SELECT 'relation ' || relname || ' ' || relkind::text FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident(current_schema()))
 		 UNION ALL SELECT 'function ' || oid::regprocedure || ' ' || md5(prosrc) FROM pg_proc WHERE pronamespace = to_regnamespace(quote_ident(current_schema()))
-		 UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = to_regnamespace(quote_ident(current_schema())) AND NOT tgisinternal
+		 UNION ALL SELECT 'trigger ' || pg_get_triggerdef(t.oid) FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = to_regnamespace(quote_ident(current_schema())) AND NOT tgisinternal
 		 UNION ALL SELECT 'constraint ' || conname || pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = to_regnamespace(quote_ident(current_schema()))
 		 ORDER BY 1`)
 }
@@ -221,4 +221,38 @@ func TestUp_KeysAndLinesOfGroupsThatAreGone_GoWithTheNextHeartbeat(t *testing.T)
 	s.list(t, `SELECT remove_strays()::text`)
 	require.Equal(t, stay, s.list(t, keys))
 	require.Equal(t, []string{"2"}, s.list(t, `SELECT count(*)::text FROM worker_queue`), "the heads of both lines")
+}
+
+// Work items that were enqueued twice have left the places of those that were not added, and nodes by SQL heartbeats that nobody can count with.
+func TestUp_ItemsThatWereNeverThereHaveKeysAndPlaces_LinesGoOnWithTheNextHeartbeat(t *testing.T) {
+	t.Parallel()
+	s := olderSchema(t, "00016")
+	s.list(t, `SELECT subscribe('default', 'g', '{a}')::text`)
+	forge := func(key string) {
+		s.list(t, `SELECT enqueue_work('x', p_tag => 'eventbus/g|a', p_key => $1, p_dedup_key => 'd')::text`, key)
+	}
+	emit := func(key string) { s.list(t, `SELECT emit('default', 'a', p_key => $1)::text`, key) }
+	s.list(t, `SELECT enqueue_work('x', p_dedup_key => 'd')::text`)
+	forge("alone")
+	forge("head")
+	emit("head")
+	emit("waits")
+	forge("waits")
+	emit("waits")
+	emit("good")
+	heads := func() []string { return s.list(t, `SELECT key FROM worker_queue WHERE key IS NOT NULL ORDER BY id`) }
+	require.Equal(t, []string{"waits", "good"}, heads())
+	for id, heartbeats := range map[string]string{"long": "100000 years", "mixed": "-100000 years 36000001 days", "good": "1 day"} {
+		s.list(t, `SELECT register_node($1, p_heartbeats => $2::text::interval)::text`, id, heartbeats)
+	}
+	require.NoError(t, migrations.Up(t.Context(), s.config, s.name))
+	s.list(t, `SELECT remove_strays()::text`)
+	require.Equal(t, []string{"waits", "good", "head"}, heads())
+	require.Equal(t, []string{"good", "head", "waits"}, s.list(t, `SELECT key FROM event_keys ORDER BY key`))
+	s.list(t, `DELETE FROM worker_queue WHERE key = 'waits' RETURNING key`)
+	require.Equal(t, []string{"good", "head", "waits"}, heads())
+	s.list(t, `DELETE FROM worker_queue RETURNING name`)
+	require.Empty(t, s.list(t, `SELECT key FROM event_keys UNION ALL SELECT key FROM event_lines`))
+	require.Equal(t, []string{"good 1 day", "long 00:00:30", "mixed 00:00:30"}, s.list(t, `SELECT node_id || ' ' || heartbeats FROM event_nodes ORDER BY node_id`))
+	require.Len(t, s.list(t, `SELECT node_id FROM list_nodes()`), 3)
 }
