@@ -244,6 +244,32 @@ func TestRedrive_GroupIsGone_ItsLettersStayAndAreInNobodysWay(t *testing.T) {
 	}
 }
 
+// It would have the key of what comes by another pattern, under a tag that nobody claims.
+func TestRedrive_GroupIsNotSubscribedToThePatternAnyMore_ItsLettersStayAndTheirKeysGoOn(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.subscribe("g", "a", "b")
+	l.emitKey("a", "k")
+	l.bury(eventTag("g", "a"), "broken")
+	_, err := l.Unsubscribe(l.within(), "g", "a")
+	require.NoError(t, err)
+	redrive := func(want int) {
+		t.Helper()
+		n, err := l.Redrive(l.within(), nil)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+	redrive(0)
+	n, err := eventbus.RedriveDeadLetters(l.within(), l.p, nil)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	l.emitKey("b", "k")
+	require.NoError(t, l.p.AckWorkItem(l.within(), l.claim(eventTag("g", "b")).LockToken, nil))
+	l.subscribe("g", "a")
+	redrive(1)
+	l.claim(eventTag("g", "a"))
+}
+
 func TestRedriveDeadLetters_OfWhatIsNotTheBuss_IsThatOfTheProvider(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

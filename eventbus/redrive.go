@@ -11,21 +11,23 @@ import (
 
 // This file answers: which dead letters go back, and which have nobody to go to?
 //
-// The tag of a delivery names its group. Of one that was deleted no node claims anything: in the queue it would be seen no more, and be kept for
-// ever, with its month of the log. The Provider, and the SQL function, know nothing of that.
+// The tag of a delivery names its group, and the pattern by which it came. Where the group was deleted, or is not subscribed to that any more, no node
+// claims it: in the queue it would be seen no more, and be kept for ever, with its month of the log; and what has its key would wait behind it. The
+// Provider, and the SQL function, know nothing of that.
 
 // Redrive delivers dead letters once more, each to the group that it is from, at most LetterFilter.Limit of them, and returns how many. They are
 // due at once and never attempted so far; one of a key waits for what is there of that. One that no group was subscribed to goes to those
-// that are by now. One whose group was deleted stays where it is and does not count, also if it is asked for by its id: nobody would handle it.
-// It can go once there is a group of that name again. To redrive any number of letters, call it until it returns 0.
+// that are by now. One whose group was deleted, or is not subscribed any more to the pattern by which it came, stays where it is and does not
+// count, also if it is asked for by its id: nobody would handle it. It can go once a group of that name is subscribed to that pattern again. To
+// redrive any number of letters, call it until it returns 0.
 func (b *Bus) Redrive(ctx context.Context, f *LetterFilter) (int, error) {
 	const op = "redrive dead letters"
 	args, err := f.args(b.namespace, 1000)
 	if err != nil {
 		return 0, failed(op, err)
 	}
-	stays := "group_name IS NOT NULL AND NOT EXISTS (SELECT FROM " + b.in +
-		"event_groups AS g WHERE g.namespace OPERATOR(pg_catalog.=) $1 AND g.name OPERATOR(pg_catalog.=) group_name)"
+	stays := "group_name IS NOT NULL AND NOT EXISTS (SELECT FROM " + b.in + "dead_letters AS d JOIN " + b.in + "event_subscriptions AS s " +
+		"ON s.namespace OPERATOR(pg_catalog.=) d.namespace AND s.tag OPERATOR(pg_catalog.=) d.tag WHERE d.id OPERATOR(pg_catalog.=) letter_id)"
 	after, limit := len(args)-2, len(args)-1
 	return redrive(args[after].(int64), args[limit].(int), func(from int64, most int) ([]candidate, error) {
 		args[after], args[limit] = from, most
@@ -42,14 +44,14 @@ func (b *Bus) Redrive(ctx context.Context, f *LetterFilter) (int, error) {
 // Bus.Redrive does. It is several statements, each of which takes effect by itself; how many letters went is returned with an error as well. In a
 // schema without a bus it is the same.
 func RedriveDeadLetters(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
-	groups, err := groupsOf(ctx, p)
+	subscriptions, err := subscriptionsOf(ctx, p)
 	if err != nil {
 		return 0, err
 	}
 	if f == nil {
 		f = &pgwake.DeadLetterFilter{}
 	}
-	if groups == nil || f.Before != 0 { // with which a list goes back, and a redrive is refused
+	if subscriptions == nil || f.Before != 0 { // with which a list goes back, and a redrive is refused
 		return p.RedriveDeadLetters(ctx, f)
 	}
 	page := *f
@@ -59,41 +61,40 @@ func RedriveDeadLetters(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadL
 		letters, err := p.ListDeadLetters(ctx, &page)
 		found := make([]candidate, len(letters))
 		for i, d := range letters {
-			rest, delivery := strings.CutPrefix(d.Tag, controlTag+"/")
-			name, _, _ := strings.Cut(rest, "|")
-			found[i] = candidate{d.ID, delivery && d.Queue == pgwake.Worker && !groups[group{d.Namespace, name}]}
+			delivery := d.Queue == pgwake.Worker && strings.HasPrefix(d.Tag, controlTag+"/")
+			found[i] = candidate{d.ID, delivery && !subscriptions[subscription{d.Namespace, d.Tag}]}
 		}
 		return found, err
 	}, func(f *pgwake.DeadLetterFilter) (int, error) { return p.RedriveDeadLetters(ctx, f) })
 }
 
-// group is a group of any namespace.
-type group struct{ namespace, name string }
+// subscription is one of any namespace.
+type subscription struct{ namespace, tag string }
 
-// groupsOf are all that there are; nil: there is no bus in the schema.
-func groupsOf(ctx context.Context, p *pgwake.Provider) (groups map[group]bool, err error) {
-	table := pgx.Identifier{p.Schema(), "event_groups"}.Sanitize()
-	err = p.Do(ctx, "list groups", func(ctx context.Context, q pgwake.Querier) error {
+// subscriptionsOf are all that there are; nil: there is no bus in the schema.
+func subscriptionsOf(ctx context.Context, p *pgwake.Provider) (subscriptions map[subscription]bool, err error) {
+	table := pgx.Identifier{p.Schema(), "event_subscriptions"}.Sanitize()
+	err = p.Do(ctx, "list subscriptions", func(ctx context.Context, q pgwake.Querier) error {
 		var there bool
 		if err := q.QueryRow(ctx, "SELECT pg_catalog.to_regclass($1) IS NOT NULL", table).Scan(&there); err != nil || !there {
 			return err
 		}
-		rows, err := q.Query(ctx, "SELECT namespace, name FROM "+table)
+		rows, err := q.Query(ctx, "SELECT namespace, tag FROM "+table)
 		if err != nil {
 			return err
 		}
-		groups = make(map[group]bool)
-		var g group
-		_, err = pgx.ForEachRow(rows, []any{&g.namespace, &g.name}, func() error { groups[g] = true; return nil })
+		subscriptions = make(map[subscription]bool)
+		var s subscription
+		_, err = pgx.ForEachRow(rows, []any{&s.namespace, &s.tag}, func() error { subscriptions[s] = true; return nil })
 		return err
 	})
-	return groups, err
+	return subscriptions, err
 }
 
 // candidate is a dead letter that a filter chooses for a redrive.
 type candidate struct {
 	ID    int64
-	Stays bool // its group was deleted
+	Stays bool // no node would claim it
 }
 
 // laterPage is how many candidates are looked at in one statement where those before did not go.

@@ -305,7 +305,7 @@ func (a *app) dlqBulk(ctx context.Context, f *pgwake.DeadLetterFilter, verb stri
 		return err
 	}
 	if verb == "redrive" && sum < total {
-		a.printf("%s\n", a.style.faint.Render(count(total-sum, "letter")+" stayed: of their dedup keys something is queued again, their consumer group was deleted, or somebody else was faster"))
+		a.printf("%s\n", a.style.faint.Render(count(total-sum, "letter")+" stayed: of their dedup keys something is queued again, their consumer group was deleted or is not subscribed any more, or somebody else was faster"))
 	}
 	return nil
 }
