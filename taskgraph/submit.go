@@ -139,7 +139,7 @@ func (g *Graph) submit(ctx context.Context, op string, all []Submission) ([]Subm
 		if s.Delay < 0 || s.Delay > longestDelay {
 			wrong("the delay %v is not between 0 and 100 years", s.Delay)
 		}
-		if year := s.Deadline.Year(); year < 1 || year > 9999 {
+		if year := s.Deadline.UTC().Year(); year < 1 || year > 9999 {
 			wrong("the deadline is in the year %d", year)
 		}
 		if s.Identity != IdentityKey && s.Identity != IdentityStrict {

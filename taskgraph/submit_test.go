@@ -207,6 +207,7 @@ var noJSON = map[string]any{
 	"NaN":       math.NaN(),
 	"function":  func() {},
 	"panics":    panics{},
+	"long":      writtenOut(8500, 131072),
 }
 
 func TestVerbs_JSONThatCannotBeKept_IsInvalidBeforeAnythingIsSent(t *testing.T) {

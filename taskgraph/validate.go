@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: what is wrong with a definition? All of it, at once.
@@ -55,6 +56,7 @@ func (d *Definition) Validate() error {
 type validation struct {
 	general, ofSteps []string
 	byName           map[string]int // the first step of that name
+	zeros            int            // of the numbers of all inputs
 }
 
 func (v *validation) err(d *Definition) error {
@@ -152,6 +154,9 @@ func (v *validation) steps(d *Definition) {
 		}
 		v.step(i, s)
 	}
+	if v.zeros > mostWrittenOut { // the configuration, which is the whole definition, has the inputs of all
+		v.bad("the inputs together: %v", errWrittenOut)
+	}
 	for name, n := range count {
 		if n > 1 && name != "" {
 			v.badStep(name, "defined %d times", n)
@@ -228,6 +233,8 @@ func (v *validation) step(i int, s *StepDefinition) {
 	}
 	if err := checkJSON(s.Inputs); err != nil {
 		bad("inputs: %v", err)
+	} else {
+		v.zeros += jsonvalue.Zeros(s.Inputs)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/jsonvalue"
 )
 
 // This file answers: what can PostgreSQL keep?
@@ -19,6 +20,12 @@ func isUUID(text string) bool {
 	var id pgtype.UUID
 	return len(text) == 36 && id.Scan(text) == nil && strings.EqualFold(id.String(), text) // Scan takes anything for a hyphen
 }
+
+// mostWrittenOut is how long the numbers of a value are at most: as long as all of it in the largest MaxPayload.
+const mostWrittenOut = 100 << 20
+
+// errWrittenOut is what nobody could read, so that what needs it would fail for ever, and what lists it for everybody.
+var errWrittenOut = fmt.Errorf("numbers that are more than %d bytes when they are written out", mostWrittenOut)
 
 // checkJSON says what is wrong with what should be JSON that a jsonb can hold. Nothing is as good as that.
 func checkJSON(data []byte) error {
@@ -40,8 +47,11 @@ func checkJSON(data []byte) error {
 	tokens.UseNumber()
 	for {
 		token, err := tokens.Token()
-		if err != nil {
-			return nil // the end
+		if err != nil { // the end
+			if jsonvalue.Zeros(data) > mostWrittenOut {
+				return errWrittenOut
+			}
+			return nil
 		}
 		switch t := token.(type) {
 		case json.Delim:
