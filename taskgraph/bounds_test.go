@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testroles"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
@@ -107,7 +108,7 @@ func TestSQL_WhatNobodyCouldRead_IsRefused(t *testing.T) {
 	l.exec(`SELECT count(*) FROM transition_steps(ARRAY(SELECT step_id FROM steps WHERE task_id = $1), '{in_progress,enqueued_for_orchestration}', NULL, '{}')`, task)
 }
 
-// Of an attempt, as its worker says it: by the functions, for there are workers that were built before.
+// Of an attempt, as its worker says it: one that was built before, and whose role may call what there was then.
 func TestFinishStep_BySQL_WhatNobodyCouldRead_IsRefused(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -119,6 +120,9 @@ func TestFinishStep_BySQL_WhatNobodyCouldRead_IsRefused(t *testing.T) {
 	token, _, _ := strings.Cut(string(item.LockToken), "/")
 	require.Equal(t, "run", one[string](l, `SELECT outcome FROM start_step($1, $2, $3, gen_random_uuid())`, step, item.ID, token))
 	l.smaller("refuse_unreadable", "268435456", "1000000")
+	worker := l.role(testroles.Worker)
+	l.exec(`REVOKE EXECUTE ON FUNCTION refuse_unreadable, refuse_instant FROM ` + worker)
+	l.exec(`SET ROLE ` + worker)
 	const long = `('[7' || repeat('e999,7', 1100) || ']')::jsonb`
 	l.fails("PW003", `SELECT checkpoint_step($1, $2, $3, `+long+`)`, step, item.ID, token)
 	l.fails("PW003", `SELECT finish_step($1, $2, $3, gen_random_uuid(), true, `+long+`)`, step, item.ID, token)

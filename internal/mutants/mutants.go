@@ -1055,6 +1055,36 @@ var mutants = []mutant{
 		pkg:     "./taskgraph", test: "TestSubTask_ProducerSaysThatItsTaskIsAStep_IsRefused",
 	},
 	{
+		name:    "bounds: numbers may be any length once they are written out",
+		file:    "taskgraph/values.go",
+		patches: []patch{{"			if jsonvalue.Zeros(data) > mostWrittenOut {\n", "			if jsonvalue.Zeros(data) < 0 {\n"}},
+		pkg:     "./taskgraph", test: "TestVerbs_JSONThatCannotBeKept_IsInvalidBeforeAnythingIsSent",
+	},
+	{
+		name:    "bounds: tags by SQL may be any length once they are written out",
+		file:    "taskgraph/migrations/00012_bounds.sql",
+		patches: []patch{{" OR pg_column_size(NEW.tags) > 16384)", ")"}},
+		pkg:     "./taskgraph", test: "TestSQL_WhatNobodyCouldRead_IsRefused",
+	},
+	{
+		name:    "bounds: a deadline by SQL may be infinite",
+		file:    "taskgraph/migrations/00012_bounds.sql",
+		patches: []patch{{"(NOT (NEW.deadline BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 23:59:59.999999+00' AND ", "(NOT ("}},
+		pkg:     "./taskgraph", test: "TestCreateTaskMany_BySQL_InstantsThatNobodyCanRead_AreRefused",
+	},
+	{
+		name:    "bounds: a threshold may be next to nothing",
+		file:    "taskgraph/migrations/00012_bounds.sql",
+		patches: []patch{{" WHEN l.minutes <= 0.000001 THEN 0 END", " ELSE l.minutes END"}},
+		pkg:     "./taskgraph", test: "TestStale_WhateverAThresholdIs_AllOthersAreFound",
+	},
+	{
+		name:    "bounds: all contexts of a turn go into one array",
+		file:    "taskgraph/migrations/00012_bounds.sql",
+		patches: []patch{{"v_some := greatest(1, (64 << 20) / greatest(1, v_size));", "v_some := cardinality(v_sub); -- (64 << 20)"}},
+		pkg:     "./taskgraph", test: "TestSubTask_ContextsAreTooLargeTogether_SomeAtATime",
+	},
+	{
 		name:    "transitions: one whose transaction commits late is passed over",
 		file:    "taskgraph/migrations/00005_analytics.sql",
 		patches: []patch{{"    v_end  xid8 := pg_snapshot_xmin(pg_current_snapshot());\n", "    v_end  xid8 := pg_snapshot_xmax(pg_current_snapshot());\n"}},

@@ -76,6 +76,8 @@ CREATE TRIGGER task_transitions_readable BEFORE INSERT ON task_transitions FOR E
 CREATE TRIGGER step_transitions_readable BEFORE INSERT ON step_transitions FOR EACH ROW
     WHEN (pg_column_size(NEW.metadata) > 16384) EXECUTE FUNCTION refuse_unreadable('metadata');
 
+COMMENT ON FUNCTION create_task_many IS 'Creates tasks of registered definitions with all their steps, one per array element, and has them evaluated: at once, or after their delays. Returns a row for each in the same order. A task whose idempotency key another has adds nothing and returns that other, as duplicate; PW007 if it is of another definition or has another context. Arrays that are null, or have a null, mean the defaults: priority 0, no delay. p_headers are JSON objects of strings that travel with the message, such as the trace. PW002 for an unknown definition, PW003 for a negative delay, for a deadline or a start that is not between the years 1 and 9999, for a context or tags of more than 256 MiB once their numbers are written out, and for parents, which are for turns of the parent alone; 40001 if the task with the idempotency key was removed at this moment: the same call can succeed.';
+
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION enqueue_steps(p_task tasks, p_ready uuid[], p_due uuid[], p_processor uuid, p_headers text, p_quiet boolean)
 RETURNS void
@@ -346,6 +348,8 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
+
+COMMENT ON FUNCTION create_task_many IS 'Creates tasks of registered definitions with all their steps, one per array element, and has them evaluated: at once, or after their delays. Returns a row for each in the same order. A task whose idempotency key another has adds nothing and returns that other, as duplicate; PW007 if it is of another definition or has another context. Arrays that are null, or have a null, mean the defaults: priority 0, no delay. p_headers are JSON objects of strings that travel with the message, such as the trace. PW002 for an unknown definition, PW003 for a negative delay, and for parents, which are for turns of the parent alone; 40001 if the task with the idempotency key was removed at this moment: the same call can succeed.';
 
 DROP TRIGGER step_transitions_readable ON step_transitions;
 DROP TRIGGER task_transitions_readable ON task_transitions;
