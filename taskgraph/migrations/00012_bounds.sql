@@ -3,9 +3,9 @@
 
 -- +goose Up
 
--- By triggers, which need no right of whoever writes: a function that roles were not granted when they were made they cannot call. WHEN is
--- what the size cannot be without: of numbers, jsonb has 16 bytes where 147,455 digits are written out, so what has less is in bounds. A
--- sub-task has what its parent has, and that is checked; of what was there before, turns would fail for ever.
+-- By triggers, which run without a right of whoever writes: new functions the roles that there are may not call yet. WHEN lets pass, at no
+-- cost, what is in bounds whatever it is: jsonb has 16 bytes for a number of at most 147,455 digits. What is copied from another row has the
+-- size that it is compressed to, and was looked at there. A sub-task has what its parent has: if that was there before, its turns go on.
 
 -- +goose StatementBegin
 CREATE FUNCTION refuse_unreadable()
