@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testroles"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
@@ -76,8 +78,10 @@ func TestSQL_WhatNobodyCouldRead_IsRefused(t *testing.T) {
 	l.define("shop", "x", "1", `{}`, "a")
 	task := l.create("shop", "x")
 	l.exec(`SELECT count(*) FROM transition_steps(ARRAY(SELECT step_id FROM steps), '{pending,enqueued,in_progress}', NULL, '{}')`)
-	const long = `('[7' || repeat('e131071,7', 8500) || ']')`
-	l.fails("PW003", `SELECT create_task_many(NULL, '{shop}', '{x}', '{1}', ARRAY[`+long+`])`)
+	if testsize.Full() { // PostgreSQL takes many seconds to find that this is too large for itself
+		_, err := l.conn.Exec(t.Context(), `SELECT create_task_many(NULL, '{shop}', '{x}', '{1}', ARRAY['[7' || repeat('e131071,7', 8500) || ']'])`)
+		require.ErrorContains(t, err, "(SQLSTATE PW003)")
+	}
 	l.smaller("refuse_unreadable", "268435456", "1000000")
 	for _, number := range []string{`'7' || repeat('e999,7', 1100)`, `'-7.5' || repeat('E-999, -7.5', 1100)`, `'"' || repeat('x', 1000000) || '"'`} {
 		json := `('[' || ` + number + ` || ']')`
@@ -121,7 +125,7 @@ func TestFinishStep_BySQL_WhatNobodyCouldRead_IsRefused(t *testing.T) {
 	require.Equal(t, "run", one[string](l, `SELECT outcome FROM start_step($1, $2, $3, gen_random_uuid())`, step, item.ID, token))
 	l.smaller("refuse_unreadable", "268435456", "1000000")
 	worker := l.role(testroles.Worker)
-	l.exec(`REVOKE EXECUTE ON FUNCTION refuse_unreadable, refuse_instant FROM ` + worker)
+	l.exec(`REVOKE EXECUTE ON FUNCTION refuse_unreadable, refuse_row FROM ` + worker)
 	l.exec(`SET ROLE ` + worker)
 	const long = `('[7' || repeat('e999,7', 1100) || ']')::jsonb`
 	l.fails("PW003", `SELECT checkpoint_step($1, $2, $3, `+long+`)`, step, item.ID, token)
@@ -155,6 +159,23 @@ func TestCreateTaskMany_BySQL_InstantsThatNobodyCanRead_AreRefused(t *testing.T)
 	_, err = l.Submit(l.within(), s)
 	require.ErrorIs(t, err, pgwake.ErrInvalid)
 	require.ErrorContains(t, err, "the year 10000", "the server has no zones")
+}
+
+// Nor do they have a time of more than 2^63 ns: an attempt with it would have ended before it began, or could not begin at all.
+func TestRegister_BySQL_TimeoutThatNobodyHas_IsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	const register = `SELECT register_task_definition('shop', 'x', '1', NULL, '{}', '{a}', '{h}', p_timeouts => ARRAY[$1::text::interval])`
+	timeouts := []string{"300 years", "170000000 years"}
+	if one[int](l, `SELECT current_setting('server_version_num')::integer`) >= 170000 {
+		timeouts = append(timeouts, "infinity")
+	}
+	for _, timeout := range timeouts {
+		l.fails("PW003", register, timeout)
+	}
+	longest := time.Duration(math.MaxInt64).Truncate(time.Second)
+	l.submit(taskgraph.Define("shop", "x", "1").Step("a", "h", taskgraph.Timeout(longest)))
+	require.Equal(t, longest, one[time.Duration](l, `SELECT timeout FROM step_definitions`))
 }
 
 // The contexts of all steps of a turn that are tasks may be more than an array holds; each is what a context may be.

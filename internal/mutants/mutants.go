@@ -1081,7 +1081,7 @@ var mutants = []mutant{
 	{
 		name:    "bounds: all contexts of a turn go into one array",
 		file:    "taskgraph/migrations/00012_bounds.sql",
-		patches: []patch{{"v_some := greatest(1, (64 << 20) / greatest(1, v_size));", "v_some := cardinality(v_sub); -- (64 << 20)"}},
+		patches: []patch{{"v_some := greatest((64 << 20) / v_size, 1);", "v_some := cardinality(v_sub); -- (64 << 20)"}},
 		pkg:     "./taskgraph", test: "TestSubTask_ContextsAreTooLargeTogether_SomeAtATime",
 	},
 	{

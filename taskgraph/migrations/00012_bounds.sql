@@ -36,17 +36,17 @@ $$;
 COMMENT ON FUNCTION refuse_unreadable IS 'Internal: PW003 for JSON of more than 256 MiB once jsonb has written out its numbers, of which some bytes may be 131,072 digits: nobody could read it. Its arguments are the columns.';
 
 -- +goose StatementBegin
-CREATE FUNCTION refuse_instant()
+CREATE FUNCTION refuse_row()
 RETURNS trigger
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 BEGIN
-    RAISE EXCEPTION 'the % is not between the years 1 and 9999', TG_ARGV[0] USING ERRCODE = 'PW003';
+    RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'PW003';
 END
 $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION refuse_instant IS 'Internal: PW003 for an instant that is infinite, or that neither clients nor JSON have: nobody could list what has it.';
+COMMENT ON FUNCTION refuse_row IS 'Internal: PW003 for an instant or a time that is infinite, or that clients, or JSON, do not have: nobody could read what has it. Its argument says so.';
 
 CREATE TRIGGER tasks_readable BEFORE INSERT ON tasks FOR EACH ROW
     WHEN ((pg_column_size(NEW.context) > 16384 OR pg_column_size(NEW.tags) > 16384) AND NEW.parent_task_id IS NULL)
@@ -54,11 +54,13 @@ CREATE TRIGGER tasks_readable BEFORE INSERT ON tasks FOR EACH ROW
 CREATE TRIGGER tasks_instants BEFORE INSERT ON tasks FOR EACH ROW
     WHEN (NOT (NEW.deadline BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 23:59:59.999999+00' AND NEW.start_at BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 23:59:59.999999+00')
           AND NEW.parent_task_id IS NULL)
-    EXECUTE FUNCTION refuse_instant('deadline of a task, or the instant when it is to start,');
+    EXECUTE FUNCTION refuse_row('the deadline of a task, or the instant when it is to start, is not between the years 1 and 9999');
 CREATE TRIGGER task_definitions_readable BEFORE INSERT ON task_definitions FOR EACH ROW
     WHEN (pg_column_size(NEW.configuration) > 16384) EXECUTE FUNCTION refuse_unreadable('configuration');
 CREATE TRIGGER step_definitions_readable BEFORE INSERT ON step_definitions FOR EACH ROW
     WHEN (pg_column_size(NEW.inputs) > 16384) EXECUTE FUNCTION refuse_unreadable('inputs');
+CREATE TRIGGER step_definitions_timeout BEFORE INSERT ON step_definitions FOR EACH ROW
+    WHEN (NEW.timeout > '106751 days 23:47:16') EXECUTE FUNCTION refuse_row('the timeout of a step is more than 2^63 ns, which is 292 years');
 CREATE TRIGGER steps_readable BEFORE INSERT ON steps FOR EACH ROW
     WHEN (pg_column_size(NEW.inputs) > 16384) EXECUTE FUNCTION refuse_unreadable('inputs');
 -- After an update, for before one a trigger locks the row by itself. What is there stays.
@@ -68,7 +70,7 @@ CREATE TRIGGER steps_readable_checkpoint AFTER UPDATE OF checkpoint ON steps FOR
     WHEN (pg_column_size(NEW.checkpoint) > 16384) EXECUTE FUNCTION refuse_unreadable('checkpoint');
 CREATE TRIGGER steps_instants AFTER UPDATE OF next_attempt_at ON steps FOR EACH ROW
     WHEN (NOT NEW.next_attempt_at BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 23:59:59.999999+00' AND NEW.next_attempt_at IS DISTINCT FROM OLD.next_attempt_at)
-    EXECUTE FUNCTION refuse_instant('instant of the next attempt at a step');
+    EXECUTE FUNCTION refuse_row('the instant of the next attempt at a step is not between the years 1 and 9999');
 CREATE TRIGGER task_dlq_readable BEFORE INSERT ON task_dlq FOR EACH ROW
     WHEN (pg_column_size(NEW.metadata) > 16384) EXECUTE FUNCTION refuse_unreadable('metadata');
 CREATE TRIGGER task_transitions_readable BEFORE INSERT ON task_transitions FOR EACH ROW
@@ -121,11 +123,9 @@ BEGIN
             -- Before there is that task, so that no clock is asked which one is the last: it may have gone back since.
             UPDATE steps s SET sub_task_id = new_uuid() WHERE s.step_id = ANY (v_sub);
             -- As many at a time as do not have more than 64 MiB of contexts: all of them may be more than an array holds.
-            SELECT max(octet_length(s.inputs::text)) INTO v_size FROM steps s WHERE s.step_id = ANY (v_sub);
-            IF EXISTS (SELECT FROM steps s WHERE s.step_id = ANY (v_sub) AND s.inputs IS NULL) THEN
-                v_size := greatest(v_size, octet_length(p_task.context::text));
-            END IF;
-            v_some := greatest(1, (64 << 20) / greatest(1, v_size));
+            SELECT greatest(max(octet_length(s.inputs::text)), CASE WHEN bool_or(s.inputs IS NULL) THEN octet_length(p_task.context::text) END, 1) INTO v_size
+              FROM steps s WHERE s.step_id = ANY (v_sub);
+            v_some := greatest((64 << 20) / v_size, 1);
             FOR v_first IN 1 .. cardinality(v_sub) BY v_some LOOP
                 PERFORM FROM (SELECT array_agg(p_task.namespace) AS namespaces, array_agg(d.sub_task_name) AS names, array_agg(d.sub_task_version) AS versions,
                                      array_agg(coalesce(s.inputs, p_task.context)::text) AS contexts, array_agg(p_task.priority) AS priorities,
@@ -358,8 +358,9 @@ DROP TRIGGER steps_instants ON steps;
 DROP TRIGGER steps_readable_checkpoint ON steps;
 DROP TRIGGER steps_readable_results ON steps;
 DROP TRIGGER steps_readable ON steps;
+DROP TRIGGER step_definitions_timeout ON step_definitions;
 DROP TRIGGER step_definitions_readable ON step_definitions;
 DROP TRIGGER task_definitions_readable ON task_definitions;
 DROP TRIGGER tasks_instants ON tasks;
 DROP TRIGGER tasks_readable ON tasks;
-DROP FUNCTION refuse_instant, refuse_unreadable;
+DROP FUNCTION refuse_row, refuse_unreadable;
