@@ -174,7 +174,11 @@ func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 		}
 		return rows.Err()
 	})
-	return atReadCommitted(ctx, conn, p.readCommitted, func(q sender) error { return q.SendBatch(ctx, batch).Close() })
+	err := atReadCommitted(ctx, conn, p.readCommitted, func(q sender) error { return q.SendBatch(ctx, batch).Close() })
+	if said := serverError(err); said != nil && said.Code == "54000" && !notificationsFull(err) { // a row is more than the server can send
+		return unreadable{err}
+	}
+	return err
 }
 
 // giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy

@@ -224,3 +224,75 @@ func TestClock_OfTheServerIsSetForward_LeasesEndAndStaleTokensAreRefused(t *test
 	n.both(t, "late", pgwake.EnqueueOptions{Namespace: "served", Delay: time.Second})
 	come.require(t, "now", "late")
 }
+
+// A claim of a turn takes the lock of the instance, which may take a moment, and then its messages.
+func TestClock_OfTheServerIsSetBackWhileATurnIsClaimed_TheTurnHasItsMessages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("boots a server")
+	}
+	t.Parallel()
+	s := testclock.Start(t)
+	s.Set(t, time.Hour)
+	n := clocked(t, s, time.Hour)
+	exec := func(sql string) {
+		t.Helper()
+		_, err := n.Pool().Exec(t.Context(), sql)
+		require.NoError(t, err, sql)
+	}
+	exec(`CREATE FUNCTION clocks.wait_by_test() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$`)
+	exec(`CREATE TRIGGER wait_by_test BEFORE INSERT ON clocks.instance_locks FOR EACH ROW EXECUTE FUNCTION clocks.wait_by_test()`)
+	n.sendWith(t, pgwake.Message{Instance: "i", Kind: "k"}, nil)
+	holder, err := n.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = holder.Rollback(context.Background()) }()
+	_, err = holder.Exec(t.Context(), `SELECT pg_advisory_xact_lock(7)`)
+	require.NoError(t, err)
+	type outcome struct {
+		turn *pgwake.OrchestrationItem
+		err  error
+	}
+	came := make(chan outcome, 1)
+	go func() {
+		turn, err := n.FetchOrchestrationItem(t.Context(), now)
+		came <- outcome{turn, err}
+	}()
+	require.Eventually(t, func() (waits bool) {
+		err := n.Pool().QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)`).Scan(&waits)
+		return err == nil && waits
+	}, patience, 10*time.Millisecond)
+	s.Set(t, 0)
+	require.NoError(t, holder.Rollback(t.Context()))
+	o := <-came
+	require.NoError(t, o.err)
+	require.Equal(t, []pgwake.MessageKind{"k"}, kindsOf(o.turn))
+	require.Equal(t, 1, o.turn.Attempt)
+	n.ackTurn(t, o.turn, pgwake.OrchestrationAck{})
+}
+
+// Whoever fetches is not to end for it, and the instance is not to stay locked.
+func TestFetchOrchestrationItem_TurnWithoutItsMessages_IsGivenBackAndMayBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.send(t, "i", "k")
+	redefine := func(from, to string) {
+		t.Helper()
+		n.exec(t, `DO $do$ DECLARE
+				v_before text := pg_get_functiondef('fetch_orchestration'::regproc);
+				v_after  text := replace(v_before, $$`+from+`$$, $$`+to+`$$);
+			BEGIN
+				ASSERT v_before <> v_after;
+				EXECUTE v_after;
+			END $do$`)
+	}
+	const good, bad = `greatest(v_now, clock_timestamp())`, `v_now - interval '1 hour'`
+	redefine(good, bad)
+	_, err := n.FetchOrchestrationItem(t.Context(), now)
+	var failure *pgwake.Error
+	require.ErrorAs(t, err, &failure)
+	require.True(t, failure.Retryable, "%v", err)
+	redefine(bad, good)
+	turn, err := n.FetchOrchestrationItem(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, []pgwake.MessageKind{"k"}, kindsOf(turn))
+	require.Equal(t, 1, turn.Attempt)
+}

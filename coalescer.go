@@ -16,7 +16,8 @@ import (
 // other. So the library's own producers commit without one and leave what there is to say here. The
 // coalescer says it right after, where somebody waits to hear it, in a small transaction of its own that waits for no
 // disk: the first few at once (leading edge), and on average at most one per CoalesceInterval; whatever cannot go at
-// once is merged into the next (trailing edge). Nothing is dropped: what cannot be sent now is sent later.
+// once is merged into the next (trailing edge). What cannot be sent now is sent later. Dropped is only what the server refuses for what it
+// says: it would for ever, and all that is merged into it.
 //
 // Changes of instances travel the same way, by the hash of their ids; of more than maxChanges it says: any.
 //
@@ -230,7 +231,7 @@ func (c *coalescer) run(ctx context.Context) {
 			return
 		}
 		if err := c.flush(ctx); err != nil {
-			// The database is out of reach; what is pending stays so.
+			// The database is out of reach, as a rule; what is pending stays so.
 			if !sleep(ctx, time.Second) {
 				return
 			}
@@ -313,8 +314,12 @@ func (c *coalescer) flush(ctx context.Context) error {
 	err := c.e.exec(ctx, &void, c.e.sql.tell, c.e.node, say.queues, say.due, say.next, say.namespaces, say.labels, say.hows, say.lanes,
 		slices.Collect(maps.Keys(taken.changed)))
 	said = err == nil
-	if notificationsFull(err) {
+	switch {
+	case notificationsFull(err):
 		taken.readOn = true
+	case refusedForGood(err):
+		c.e.log().Error("pgwake: the other nodes are not told, the server refuses it: they find it by polling", "error", err)
+		taken = pending{joined: taken.joined, readOn: taken.readOn}
 	}
 	return err
 }

@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -109,4 +110,26 @@ func TestCoalescer_PanicWhileItSpeaks_SaysItAfterwards(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "1 0 red", said(t, n))
 	require.EqualValues(t, 1, p.Stats().Panics)
+}
+
+// What the server refuses for what it says it would refuse for ever, and all that is merged into it.
+func TestCoalescer_ServerRefusesWhatItSays_IsDroppedAndTheRestIsHeard(t *testing.T) {
+	p := testProvider(t, Config{Mode: ModePolling})
+	ear := plain(t, p.cfg.Schema)
+	listenTo(t, ear, p, Worker)
+	somebodyWaits(t, ear)
+	c := p.engine.coalescer
+	c.turn <- struct{}{}                                                                // as if something were being sent
+	c.tell(Orchestrator, note{due: 1, namespace: strings.Repeat("x", 8000), all: true}) // longer than a notification may be
+	c.join()
+	<-c.turn
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	n, err := ear.WaitForNotification(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "0 0 *", said(t, n), "that it has joined is at no fault")
+	c.tell(Worker, note{due: 1, namespace: "red"})
+	n, err = ear.WaitForNotification(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "1 0 red", said(t, n))
 }

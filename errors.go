@@ -58,7 +58,7 @@ var (
 type Error struct {
 	Op        string // the verb, such as "ack work item"
 	Err       error  // the cause; errors.Is and errors.As see through
-	Retryable bool   // the same call may succeed later: deadlock, serialization failure, lost connection, shutdown, full pool
+	Retryable bool   // the same call may succeed later: deadlock, serialization failure, lost connection, shutdown, full pool, a fetch that met a row which cannot be read
 	SQLState  string // the server's SQLSTATE, if the server answered
 
 	// Unknown says that the verb was sent and no answer came back, since the connection was lost or the context of the
@@ -89,6 +89,11 @@ func (e *LostLocksError) Unwrap() error { return ErrLockLost }
 type unknownOutcome struct{ error }
 
 func (e unknownOutcome) Unwrap() error { return e.error }
+
+// unreadable marks the error of a claim that met what it cannot read. That is no fault of whoever fetches, and is over once the row is gone.
+type unreadable struct{ error }
+
+func (e unreadable) Unwrap() error { return e.error }
 
 // SQLSTATEs raised by the functions in migrations.
 const (
@@ -143,7 +148,7 @@ func failed(op string, err error) error {
 	}
 	e.SQLState = pgErr.Code
 	withoutData(pgErr)
-	if condition := conditionOf(pgErr); condition != nil {
+	if condition := conditionOf(pgErr); condition != nil && !errors.As(err, new(unreadable)) {
 		e.Err = fmt.Errorf("%w: %w", condition, err)
 	}
 	return e
@@ -228,6 +233,9 @@ func retryable(err error) bool {
 	if errors.Is(err, context.Canceled) {
 		return false
 	}
+	if errors.As(err, new(unreadable)) {
+		return true
+	}
 	if pgErr := serverError(err); pgErr != nil {
 		switch {
 		case strings.HasPrefix(pgErr.Code, "08"), // connection exceptions
@@ -249,6 +257,12 @@ func retryable(err error) bool {
 	}
 	var connectErr *pgconn.ConnectError
 	return connectionLost(err) || errors.As(err, &connectErr) || errors.Is(err, driver.ErrBadConn) || pgconn.SafeToRetry(err)
+}
+
+// refusedForGood reports whether the server refused a statement for what it was given, as it will again.
+func refusedForGood(err error) bool {
+	said := serverError(err)
+	return said != nil && !retryable(err) && (strings.HasPrefix(said.Code, "22") || errors.Is(conditionOf(said), ErrInvalid))
 }
 
 // notificationsFull reports whether the server's queue of notifications is full, so that nothing that notifies can be committed until whoever listens

@@ -67,7 +67,14 @@ func newNode(tb testing.TB, config *pgwake.Config) *node {
 // another opens one more Provider on the schema.
 func (n *node) another(tb testing.TB) *node {
 	tb.Helper()
-	return &node{Provider: pgwaketest.Open(tb, &pgwake.Config{Schema: n.schema}), schema: n.schema}
+	return n.anotherWith(tb, &pgwake.Config{})
+}
+
+// anotherWith is another, which is configured.
+func (n *node) anotherWith(tb testing.TB, c *pgwake.Config) *node {
+	tb.Helper()
+	c.Schema = n.schema
+	return &node{Provider: pgwaketest.Open(tb, c), schema: n.schema}
 }
 
 // tester is what a *testing.T and a *rapid.T have in common.

@@ -492,6 +492,28 @@ func TestLimits_RatePerKey_WhoPutItOffIsBusy_AnotherNodeComesInTime(t *testing.T
 	require.Zero(t, other.Stats().Worker.FallbackFinds)
 }
 
+// A claim that finds something paused or limited tells when the next item is due, and that may be an instant for which a notification has no number.
+func TestLimits_NextIsDueTooLateToTell_OtherNodesAreToldOfWhatComes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, &pgwake.Config{FallbackInterval: time.Hour, AggressivePolicy: pgwake.Never})
+	require.NoError(t, n.Pause(t.Context(), pgwake.Worker, "other"))
+	other := n.anotherWith(t, &pgwake.Config{FallbackInterval: time.Hour, AggressivePolicy: pgwake.Never})
+	got := make(chan *pgwake.ClaimedWorkItem, 1)
+	go func() {
+		item, _ := other.FetchWorkItem(t.Context(), soon)
+		got <- item
+	}()
+	other.awaitParked(t, 1)
+	require.Eventually(t, func() bool { return n.Stats().Listening && other.Stats().Listening }, patience, 10*time.Millisecond)
+	n.exec(t, `SELECT enqueue_work_many('{far}', NULL, p_visible_ats => '{294270-01-01}', p_quiet => true)`)
+	n.requireNoWork(t)
+	n.enqueue(t, "near")
+	item := <-got
+	require.NotNil(t, item, "nothing came")
+	require.Equal(t, "near", item.Name)
+	require.Equal(t, pgwake.PathEvent, item.Path)
+}
+
 // onlyKey leaves out those whose lease has ended and who come again.
 func onlyKey(items []*pgwake.ClaimedWorkItem, names []string) (left []string) {
 	for i, item := range items {

@@ -355,6 +355,9 @@ func (p *Provider) claimOrchestration(ctx context.Context, conn *pgxpool.Conn, r
 		}
 		switch part {
 		case "item":
+			if attempt == nil {
+				return unreadable{fmt.Errorf("the turn of instance %s came without its messages", quote(*instance))}
+			}
 			c.item = &OrchestrationItem{
 				Instance: *instance, Namespace: *namespace, Name: value(name), Version: value(version),
 				ExecutionID: *execution, Attempt: *attempt,

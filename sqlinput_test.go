@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
@@ -113,4 +114,131 @@ func TestSQLFunctions_LimitsExactlyReached_GoFetchesAndFinishesIt(t *testing.T) 
 	turn, err := n.FetchOrchestrationItem(t.Context(), now)
 	require.NoError(t, err)
 	require.NoError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{}))
+}
+
+// What one item may be is no other than what each of many may be: enqueue_work_item is as much a producer's as enqueue_work_many.
+func TestEnqueueWorkItem_Arguments_AreRefusedAndAcceptedAsThoseOfMany(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	before := n.content(t)
+	type arguments struct{ name, namespace, priority, delay, visibleAt, instance, tag, session, headers, key string }
+	usual := arguments{`'w'`, `NULL`, `NULL`, `NULL`, `NULL`, `NULL`, `NULL`, `NULL`, `NULL`, `NULL`}
+	enqueue := func(call string) (code, message string) {
+		tx := n.begin(t)
+		defer func() { require.NoError(t, tx.Rollback(t.Context())) }()
+		_, err := tx.Exec(t.Context(), `SELECT `+call)
+		if err == nil {
+			return "", ""
+		}
+		var refusal *pgconn.PgError
+		require.ErrorAs(t, err, &refusal, call)
+		return refusal.Code, refusal.Message
+	}
+	try := func(good bool, change func(*arguments, string), values ...string) {
+		t.Helper()
+		for _, v := range values {
+			a := usual
+			change(&a, v)
+			code, message := enqueue(fmt.Sprintf(`enqueue_work_item(%s, NULL, %s, %s::smallint, %s, %s, %s, NULL, NULL, %s, %s, %s, %s, false)`,
+				a.name, a.namespace, a.priority, a.delay, a.visibleAt, a.instance, a.tag, a.session, a.headers, a.key))
+			codeOfMany, messageOfMany := enqueue(fmt.Sprintf(`enqueue_work_many(ARRAY[%s], NULL, ARRAY[%s], ARRAY[%s]::smallint[], ARRAY[%s]::interval[], ARRAY[%s]::timestamptz[],
+				p_instances => ARRAY[%s], p_tags => ARRAY[%s], p_sessions => ARRAY[%s], p_headers => ARRAY[%s], p_keys => ARRAY[%s])`,
+				a.name, a.namespace, a.priority, a.delay, a.visibleAt, a.instance, a.tag, a.session, a.headers, a.key))
+			require.Equal(t, codeOfMany+": "+messageOfMany, code+": "+message, "%.500v", a)
+			if good {
+				require.Empty(t, code, "%.500v", a)
+			} else {
+				require.Equal(t, "PW003", code, "%.500v", a)
+			}
+		}
+	}
+	long, longest := "'"+strings.Repeat("x", 256)+"'", "'"+strings.Repeat("x", 255)+"'"
+	for _, text := range []func(*arguments, string){
+		func(a *arguments, v string) { a.name = v },
+		func(a *arguments, v string) { a.instance = v },
+		func(a *arguments, v string) { a.session = v },
+		func(a *arguments, v string) { a.key = v },
+	} {
+		try(false, text, `''`, long)
+		try(true, text, longest, `'""'`)
+	}
+	try(false, func(a *arguments, v string) { a.name = v }, `NULL`)
+	tag := func(a *arguments, v string) { a.tag = v }
+	try(false, tag, long)
+	try(true, tag, `''`, longest)
+	namespace := func(a *arguments, v string) { a.namespace = v }
+	try(false, namespace, `''`, `'No'`, `'1'`, `'`+strings.Repeat("n", 41)+`'`)
+	try(true, namespace, `'default'`, `'`+strings.Repeat("n", 40)+`'`)
+	priority := func(a *arguments, v string) { a.priority = v }
+	try(false, priority, `-1`, `10`)
+	try(true, priority, `0`, `9`)
+	delay := func(a *arguments, v string) { a.delay = v }
+	try(false, delay, `'-1 s'`)
+	try(true, delay, `'0'`, `'1 hour'`)
+	at := func(a *arguments, v string) { a.visibleAt = v }
+	try(false, at, `'infinity'`, `'-infinity'`)
+	try(true, at, `'4713-01-01 BC'`, `'294276-12-31'`)
+	headers := func(a *arguments, v string) { a.headers = v }
+	try(false, headers, `'[]'`, `'{"a": 1}'`, `'{"": "a"}'`, `'{"a": {}}'`, `'{"`+strings.Repeat("x", 256)+`": "a"}'`, `'{"a": "`+strings.Repeat("x", 8192)+`"}'`)
+	try(true, headers, `'{}'`, `'{"a": "`+strings.Repeat("x", 8191)+`"}'`)
+	try(false, func(a *arguments, v string) { a.session, a.key = v, v }, `'s'`)
+	try(false, func(a *arguments, v string) { a.delay, a.visibleAt = `'1 s'`, v }, `now()`)
+	require.Equal(t, before, n.content(t))
+}
+
+// What a queue may hold does not depend on who waits: an instant that a notification has no number for is no reason to refuse it.
+func TestEnqueue_LatestInstantOfTheServer_IsAcceptedWhoeverWaits(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for _, waits := range []bool{false, true} {
+		if waits {
+			for _, fetch := range []func() error{
+				func() error { return dropped(n.FetchWorkItem(t.Context(), soon)) },
+				func() error { return dropped(n.FetchOrchestrationItem(t.Context(), soon)) },
+			} {
+				done := make(chan error, 1)
+				go func() { done <- fetch() }()
+				defer func() { <-done }()
+			}
+			require.Eventually(t, func() bool {
+				return query[int](t, n, `SELECT count(*) FROM waiters WHERE armed`)[0] == 2
+			}, patience, 10*time.Millisecond)
+		}
+		for _, at := range []string{`294247-01-10 04:00:54+00`, `294247-01-10 04:00:55+00`, `294276-12-31 23:59:59.999999+00`} {
+			for _, call := range []string{
+				`enqueue_work('w', p_visible_at => $1)`,
+				`enqueue_work_many('{w}', NULL, p_visible_ats => ARRAY[$1::timestamptz])`,
+				`enqueue_work_item('w', NULL, NULL, NULL, NULL, $1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false)`,
+				`enqueue_message('i', 'k', p_visible_at => $1)`,
+			} {
+				n.exec(t, `SELECT `+strings.Replace(call, `$1`, `'`+at+`'`, 1))
+			}
+		}
+	}
+	n.enqueue(t, "w")
+	n.send(t, "j", "k")
+}
+
+// That a row cannot be read is no fault of whoever fetches. It stays at the head of its queue until somebody removes it, and until then the same call fails.
+func TestFetch_RowIsMoreThanTheServerCanSend_MayBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.enqueue(t, "w")
+	n.send(t, "i", "k")
+	n.exec(t, `CREATE FUNCTION refuse_by_test() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'out of memory' USING ERRCODE = '54000'; END $$`)
+	for _, queue := range []string{"worker_queue", "orchestrator_queue"} {
+		n.exec(t, `CREATE TRIGGER refuse_by_test BEFORE UPDATE ON `+queue+` FOR EACH ROW EXECUTE FUNCTION refuse_by_test()`)
+	}
+	for _, err := range []error{dropped(n.FetchWorkItem(t.Context(), now)), dropped(n.FetchOrchestrationItem(t.Context(), now))} {
+		var failure *pgwake.Error
+		require.ErrorAs(t, err, &failure)
+		require.True(t, failure.Retryable)
+		require.NotErrorIs(t, err, pgwake.ErrInvalid)
+		require.Equal(t, "54000", failure.SQLState)
+	}
+	for _, queue := range []string{"worker_queue", "orchestrator_queue"} {
+		n.exec(t, `DROP TRIGGER refuse_by_test ON `+queue)
+	}
+	n.take(t)
+	n.takeTurn(t)
 }

@@ -52,7 +52,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "04 nobody is told when a lease ends (turn)",
-		file:    "migrations/00004_orchestrator.sql",
+		file:    "migrations/00015_input.sql",
 		patches: []patch{{"        IF p_announce THEN\n", "        IF false THEN\n"}},
 		pkg:     root, test: "TestHole04_ProcessKilledWithItsLease_RedeliversWhenTheLeaseEnds",
 	},
@@ -1089,6 +1089,24 @@ var mutants = []mutant{
 		file:    "taskgraph/migrations/00005_analytics.sql",
 		patches: []patch{{"    v_end  xid8 := pg_snapshot_xmin(pg_current_snapshot());\n", "    v_end  xid8 := pg_snapshot_xmax(pg_current_snapshot());\n"}},
 		pkg:     "./taskgraph", test: "TestReadTransitions_TransactionCommitsLate_NothingIsPassedOver",
+	},
+	{
+		name:    "input: one item is not checked",
+		file:    "migrations/00015_input.sql",
+		patches: []patch{{"    IF p_headers IS NOT NULL THEN\n", "    IF false THEN\n"}},
+		pkg:     root, test: "TestEnqueueWorkItem_Arguments_AreRefusedAndAcceptedAsThoseOfMany",
+	},
+	{
+		name:    "input: an instant that cannot be told is no instant to enqueue",
+		file:    "migrations/00015_input.sql",
+		patches: []patch{{"least(coalesce(extract(epoch FROM p_next) * 1000000, 0), 9223372036854775807)::bigint", "coalesce((extract(epoch FROM p_next) * 1000000)::bigint, 0)"}},
+		pkg:     root, test: "TestEnqueue_LatestInstantOfTheServer_IsAcceptedWhoeverWaits",
+	},
+	{
+		name:    "input: what is refused is said again for ever",
+		file:    "coalescer.go",
+		patches: []patch{{"	case refusedForGood(err):\n", "	case false:\n"}},
+		pkg:     root, test: "TestCoalescer_ServerRefusesWhatItSays_IsDroppedAndTheRestIsHeard",
 	},
 	{
 		name:    "flood: what is passed on is free",

@@ -139,6 +139,31 @@ func TestProducer_ReadsFetchesAndRemovesNothing(t *testing.T) {
 	require.Equal(t, []string{"1"}, s.list(`SELECT count(*)::text FROM `+in+`worker_queue WHERE input::text = '"secret"'`))
 }
 
+// Numbers that are short to write and long to read: more of them than the server can send.
+func TestProducer_HeadersThatNobodyCouldRead_AreRefused(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	in := pgx.Identifier{s.schema}.Sanitize() + "."
+	producer := testroles.Connect(t, s.role(testroles.Producer))
+	headers := `(SELECT '{' || string_agg('"k' || i || '": 1e131071', ', ') || '}' FROM generate_series(1, 9000) AS i)`
+	for _, call := range []string{
+		`enqueue_work_item('w', NULL, NULL, 9::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ` + headers + `, NULL, true)`,
+		`enqueue_work_many(ARRAY['w'], NULL, p_headers => ARRAY[` + headers + `])`,
+		`enqueue_message_many(ARRAY['i'], ARRAY['k'], NULL, p_headers => ARRAY[` + headers + `])`,
+	} {
+		_, err := producer.Exec(s.within(), `SELECT `+in+call)
+		var of *pgconn.PgError
+		require.ErrorAs(t, err, &of, call)
+		require.Equal(t, "PW003", of.Code, call)
+	}
+	_, err := producer.Exec(s.within(), `SELECT `+in+`enqueue_work('good')`)
+	require.NoError(t, err)
+	worker := s.open(s.role(testroles.Worker), &pgwake.Config{SkipMigrate: true})
+	item, err := worker.FetchWorkItem(s.within(), &pgwake.FetchOptions{NoWait: true})
+	require.NoError(t, err)
+	require.Equal(t, "good", item.Name)
+}
+
 func TestReader_SeesEverythingAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
