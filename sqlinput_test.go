@@ -242,3 +242,23 @@ func TestFetch_RowIsMoreThanTheServerCanSend_MayBeTriedAgain(t *testing.T) {
 	n.take(t)
 	n.takeTurn(t)
 }
+
+// Whatever instant an item was due at, whoever claimed it can give it back as of that.
+func TestAbandonWorkItem_DueSinceLongBeforeOurTime_KeepsItsPlaceAndItsAttempts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	for _, at := range []string{`0044-03-15 BC`, `4714-11-24 00:00:00+00 BC`, `0001-01-01 00:00:00.000001+00`} {
+		n.exec(t, `SELECT enqueue_work('old', p_visible_at => '`+at+`')`)
+		item := n.take(t)
+		require.NoError(t, n.AbandonWorkItem(t.Context(), item.LockToken, &pgwake.AbandonOptions{IgnoreAttempt: true, DueAt: item.DueAt}), at)
+		again := n.take(t)
+		require.Equal(t, 1, again.Attempt)
+		require.True(t, item.DueAt.Equal(again.DueAt), "%v, not %v", again.DueAt, item.DueAt)
+		tx := n.begin(t)
+		require.NoError(t, n.AbandonWorkItemTx(t.Context(), tx, again.LockToken, &pgwake.AbandonOptions{IgnoreAttempt: true, DueAt: again.DueAt}), at)
+		require.NoError(t, tx.Commit(t.Context()))
+		again = n.take(t)
+		require.True(t, item.DueAt.Equal(again.DueAt), "%v, not %v", again.DueAt, item.DueAt)
+		require.NoError(t, n.AckWorkItem(t.Context(), again.LockToken, nil))
+	}
+}
