@@ -31,6 +31,7 @@ func TestDocs_Limits_NumbersAreThoseOfTheCode(t *testing.T) {
 		most int
 	}{
 		{"a payload: input", 1 << 20, "MiB", n.MaxPayload()},
+		{"key-value pairs of an instance", 1 << 20, "MiB", pgwake.MaxKVBytes},
 		{"arrays and objects", 1, "", pgwake.MaxDepth},
 		{"names, ids", 1, "bytes", pgwake.MaxNameLength},
 		{"headers of an item", 1 << 10, "KiB", pgwake.MaxHeaderBytes},

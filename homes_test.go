@@ -327,6 +327,38 @@ func TestHomes_NobodySelects_MessagesFollowAndNoNoteIsLeft(t *testing.T) {
 	require.Zero(t, n.rows(t)["realignments"])
 }
 
+// A fetch sees to so many notes. Those that it can do nothing about are not in the way of all others.
+func TestHomes_TransactionHoldsManyInstancesThatAreNoted_MessagesOfOthersFollow(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `INSERT INTO instance_locks (instance_id, lock_token, locked_until)
+		SELECT 'held' || i, gen_random_uuid(), clock_timestamp() FROM generate_series(1, 25) AS i`)
+	n.exec(t, `INSERT INTO realignments (instance_id) SELECT 'held' || i FROM generate_series(1, 50) AS i`) // of half of them there is no row to lock
+	holder := n.begin(t)
+	_, err := holder.Exec(tctx, `SELECT FROM instance_locks FOR UPDATE`)
+	require.NoError(t, err)
+	_, err = holder.Exec(tctx, `SELECT pg_advisory_xact_lock(hashtext(current_schema()::text), hashtext('held' || i)) FROM generate_series(26, 50) AS i`)
+	require.NoError(t, err)
+
+	tx := n.begin(t)
+	n.pinned(t, "i", func() {
+		_, err := n.EnqueueForOrchestratorTx(tctx, tx, pgwake.Message{Instance: "i", Kind: "late"}, nil)
+		require.NoError(t, err)
+	})
+	require.NoError(t, tx.Commit(tctx))
+	turn, err := n.FetchOrchestrationItem(tctx, versions(2))
+	require.NoError(t, err)
+	require.Equal(t, "i", turn.Instance)
+	require.Equal(t, []int64{50}, query[int64](t, n, `SELECT count(*) FROM realignments WHERE instance_id LIKE 'held%'`))
+
+	require.NoError(t, holder.Rollback(tctx))
+	require.Eventually(t, func() bool {
+		n.exec(t, `UPDATE realignments SET next_at = clock_timestamp()`)
+		n.exec(t, `SELECT realign_messages()`)
+		return n.rows(t)["realignments"] == 0
+	}, patience, time.Millisecond)
+}
+
 // Whoever waits where the message belongs is told, although the message names another namespace.
 func TestHomes_OldSnapshotNamesTheWrongNamespace_WakesTheRightOne(t *testing.T) {
 	t.Parallel()

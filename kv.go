@@ -37,7 +37,8 @@ func (o KVOp) String() string {
 	return fmt.Sprintf("KVOp(%d)", int(o))
 }
 
-// KVUpdate is a change that a turn makes to the key-value pairs of its instance.
+// KVUpdate is a change that a turn makes to the key-value pairs of its instance, which together are bounded by MaxKVBytes: an ack that sets some and
+// would leave more is refused with ErrInvalid.
 type KVUpdate struct {
 	Op    KVOp   // defaults to KVSet
 	Key   string // at most 255 bytes; required, but empty for KVClearAll
@@ -103,7 +104,29 @@ func (p *Provider) kvColumns(updates []KVUpdate) (*kvColumns, error) {
 		c.keys = append(c.keys, u.Key)
 		c.values = append(c.values, u.Value)
 	}
+	if bytes := kvBytes(updates); bytes > MaxKVBytes { // with what there is, apply_kv knows
+		return nil, invalid("the key-value pairs come to %d bytes, more than %d", bytes, MaxKVBytes)
+	}
 	return c, nil
+}
+
+// kvBytes is what MaxKVBytes bounds, of the pairs that these updates leave.
+func kvBytes(updates []KVUpdate) (sum int) {
+	left := make(map[string]int)
+	for _, u := range updates {
+		switch u.Op {
+		case KVSet:
+			left[u.Key] = len(u.Key) + len(u.Value) + 2
+		case KVClear:
+			delete(left, u.Key)
+		case KVClearAll:
+			clear(left)
+		}
+	}
+	for _, bytes := range left {
+		sum += bytes
+	}
+	return sum
 }
 
 func (p *Provider) checkKV(u *KVUpdate) error {

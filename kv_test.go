@@ -2,6 +2,7 @@ package pgwake_test
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -19,7 +20,11 @@ func (n *node) instance(tb tester, id string) {
 // applyKV calls apply_kv for an execution. An update is "key=value", "-key", or "-" for all.
 func (n *node) applyKV(tb tester, instance string, execution int, updates ...string) {
 	tb.Helper()
-	var ops, keys, values []string
+	ops, keys, values := columnsOf(updates)
+	n.exec(tb, `SELECT apply_kv($1, $2, $3, $4, $5)`, instance, execution, ops, keys, values)
+}
+
+func columnsOf(updates []string) (ops, keys, values []string) {
 	for _, u := range updates {
 		key, value, isSet := strings.Cut(u, "=")
 		op := "set"
@@ -31,7 +36,7 @@ func (n *node) applyKV(tb tester, instance string, execution int, updates ...str
 		}
 		ops, keys, values = append(ops, op), append(keys, key), append(values, value)
 	}
-	n.exec(tb, `SELECT apply_kv($1, $2, $3, $4, $5)`, instance, execution, ops, keys, values)
+	return ops, keys, values
 }
 
 // requireKV asserts what clients read, by both verbs, and what a turn would see.
@@ -248,4 +253,80 @@ func TestAckOrchestrationItem_KVOrStatusBreaksARule_IsRefusedAndTheTurnGoesOn(t 
 		require.Equal(t, before, n.content(t), name)
 	}
 	n.ackTurn(t, turn, pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}, KV: []pgwake.KVUpdate{{Key: "a"}}})
+}
+
+// atMostKV has the pairs of an instance come to so much, and two more for each.
+func (n *node) atMostKV(t *testing.T, most int) {
+	t.Helper()
+	const bound = "134217728"
+	require.Equal(t, bound, strconv.Itoa(pgwake.MaxKVBytes))
+	source := query[string](t, n, `SELECT pg_get_functiondef('apply_kv'::regproc)`)[0]
+	require.Equal(t, 1, strings.Count(source, bound))
+	n.exec(t, strings.Replace(source, bound, strconv.Itoa(most), 1))
+}
+
+// All that an instance has is one value in each claim of a turn, which the server has to be able to make.
+func TestApplyKV_TooMuchInAll_IsRefusedAndNothingIsWritten(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.atMostKV(t, 100)
+	n.instance(t, "i")
+	n.instance(t, "full")
+	value := func(bytes int) string { return "=" + strings.Repeat("x", bytes) }
+	refused := func(why string, updates ...string) {
+		t.Helper()
+		before := n.content(t)
+		ops, keys, values := columnsOf(updates)
+		_, err := n.begin(t).Exec(t.Context(), `SELECT apply_kv('i', 1, $1, $2, $3)`, ops, keys, values)
+		require.ErrorContains(t, err, "PW003", why)
+		requireError(t, pgwake.WrapError("ack", err), pgwake.ErrInvalid)
+		require.Equal(t, before, n.content(t), why)
+	}
+	n.applyKV(t, "full", 1, "a"+value(97))
+	refused("one alone", "a"+value(98))
+	refused("its characters have two bytes", "a="+strings.Repeat("é", 49))
+	n.applyKV(t, "i", 1, "a"+value(90), "a"+value(91), "b=")
+	refused("with what there is", "c"+value(1))
+	refused("and what is set again", "b"+value(4))
+	n.applyKV(t, "i", 1, "a"+value(90), "b"+value(4))
+	n.exec(t, `SELECT merge_kv('i')`)
+	refused("with what the executions before left", "c=")
+	n.applyKV(t, "i", 2, "a"+value(10), "c"+value(77)) // 13 + 7 + 80
+	refused("each key once, of both", "d=")
+	n.applyKV(t, "i", 2, "-c", "d"+value(77))
+	refused("what was cleared and is set again", "c=")
+	n.exec(t, `SELECT merge_kv('i')`)
+	n.applyKV(t, "i", 3, "d"+value(77), "-", "e"+value(97))
+	refused("after all were cleared", "f=")
+	n.applyKV(t, "i", 3, "-")
+	n.applyKV(t, "i", 3, "f"+value(97))
+
+	// What came there before there was a bound may become less.
+	n.exec(t, `INSERT INTO kv_store (instance_id, key, value, execution_id) VALUES ('i', 'old', repeat('x', 1000), 1)`)
+	refused("more than before", "g=")
+	n.applyKV(t, "i", 3, "-f")
+	n.applyKV(t, "i", 3, "-old", "g=")
+}
+
+func TestAckOrchestrationItem_KVTooMuchInAll_IsRefusedAndTheTurnGoesOn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, &pgwake.Config{MaxPayload: 100 << 20})
+	n.send(t, "i", "k")
+	turn := n.takeTurn(t)
+	large, small := strings.Repeat("x", 70<<20), strings.Repeat("x", 50)
+	ack := func(updates ...pgwake.KVUpdate) pgwake.OrchestrationAck {
+		return pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: "flow"}, KV: updates}
+	}
+	before := n.content(t)
+	refused := func(ack pgwake.OrchestrationAck) *pgwake.Error {
+		t.Helper()
+		err := requireError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, ack), pgwake.ErrInvalid)
+		require.False(t, err.Retryable)
+		require.Equal(t, before, n.content(t))
+		return err
+	}
+	require.Empty(t, refused(ack(pgwake.KVUpdate{Key: "a", Value: large}, pgwake.KVUpdate{Key: "b", Value: large})).SQLState, "the server is not asked")
+	n.atMostKV(t, 100)
+	require.Equal(t, "PW003", refused(ack(pgwake.KVUpdate{Key: "a", Value: small}, pgwake.KVUpdate{Key: "b", Value: small})).SQLState)
+	n.ackTurn(t, turn, ack(pgwake.KVUpdate{Key: "a", Value: small}, pgwake.KVUpdate{Key: "b", Value: small}, pgwake.KVUpdate{Key: "a"}))
 }

@@ -949,6 +949,30 @@ func TestLimits_RatePerKey_SlowestThatThereIs_OthersAreClaimed(t *testing.T) {
 	}
 }
 
+// And so for as many at a time as there may be, whichever way they are claimed: what the last of them would have to wait for is more than any
+// instant or interval can be.
+func TestLimits_RatePerKey_SlowestThatThereIs_ManyAtOnce_OthersAreClaimed(t *testing.T) {
+	t.Parallel()
+	const century = 100 * 365 * 24 * time.Hour
+	for name, r := range map[string]pgwake.Rate{"one": {Interval: century}, "burst": {Interval: century / 2, Burst: 2}} {
+		for _, lists := range []int{1, 2} {
+			t.Run(fmt.Sprint(name, " ", lists), func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t, nil)
+				n.limit(t, pgwake.Limits{RatePerKey: r})
+				n.exec(t, `INSERT INTO worker_queue (name, key) SELECT 'w', 'k' FROM generate_series(1, 9000)`)
+				n.exec(t, `INSERT INTO worker_queue (name, key, tag) SELECT 'w', 'k', CASE $1::int WHEN 1 THEN '' ELSE 'tag' END FROM generate_series(1, 500)`, lists)
+				n.exec(t, `INSERT INTO worker_queue (name) VALUES ('free')`)
+				_, names := n.takeSome(t, 10_000)
+				require.Contains(t, names, "free")
+				require.Equal(t, []int64{int64(max(r.Burst, 1))}, query[int64](t, n, `SELECT count(*) FROM worker_queue WHERE key = 'k' AND tag = '' AND lock_token IS NOT NULL`))
+				require.Zero(t, query[int64](t, n, `SELECT count(*) FROM worker_queue WHERE visible_at > '9999-12-30'`)[0])
+				require.Equal(t, []bool{true}, query[bool](t, n, `SELECT bool_and(visible_at = share_at) FROM worker_queue WHERE share_at > clock_timestamp()`))
+			})
+		}
+	}
+}
+
 func TestPause_NamespaceOrQueue_NothingIsClaimedUntilItIsResumed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

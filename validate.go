@@ -31,6 +31,10 @@ const (
 	// server's nor that of whoever reads it later.
 	MaxDepth = 1000
 
+	// MaxKVBytes bounds the key-value pairs of an instance: the bytes of all keys and values, and two more for each pair. Each claim of a turn brings
+	// all of them as one value, in which a byte may become six.
+	MaxKVBytes = 128 << 20
+
 	// mostPayload bounds Config.MaxPayload. The server works with several copies of a value, each of which has to stay under 1 GB.
 	mostPayload = 100 << 20
 )

@@ -411,7 +411,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: what may begin at once does not pay",
-		file:    "migrations/00008_limits.sql",
+		file:    "migrations/00016_bounds.sql",
 		patches: []patch{{"FROM clock c WHERE c.may ORDER BY c.key\n", "FROM clock c WHERE false ORDER BY c.key\n"}},
 		pkg:     root, test: "TestLimits_RatePerKey_OneByOne_EachPays",
 	},
@@ -459,13 +459,13 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: shares that nobody took in time are saved up",
-		file:    "migrations/00008_limits.sql",
+		file:    "migrations/00016_bounds.sql",
 		patches: []patch{{"CASE WHEN d.late > d.lag + d.step / 2 THEN make_interval(secs => extract(epoch FROM d.late)::float8) ELSE d.lag END AS lag", "d.lag AS lag"}},
 		pkg:     root, test: "TestLimits_RatePerKey_NobodyClaimsForLong_NoMoreThanABurstBegins",
 	},
 	{
 		name:    "limits: who waits for the clock of a key is early after that",
-		file:    "migrations/00008_limits.sql",
+		file:    "migrations/00016_bounds.sql",
 		patches: []patch{{"v_now := greatest(p_now, clock_timestamp());", "v_now := p_now;"}},
 		pkg:     root, test: "TestLimits_RatePerKey_OthersPayWhileItWaits_BeginsAllTheSame",
 	},
@@ -555,6 +555,36 @@ var mutants = []mutant{
 		pkg: root, test: "TestVerbs_LeaseEndsWhileTheyWaitForTheLock_LockLostAndNothingWritten",
 	},
 	{
+		name:    "kv: what an instance has in all is not bounded",
+		file:    "migrations/00016_bounds.sql",
+		patches: []patch{{"    IF 'set' = ANY (p_ops) AND (\n", "    IF false AND (\n"}},
+		pkg:     root, test: "TestApplyKV_TooMuchInAll_IsRefusedAndNothingIsWritten",
+	},
+	{
+		name:    "limits: a claim counts the shares of a slow rate past the end of time",
+		file:    "migrations/00016_bounds.sql",
+		patches: []patch{{"least(d.n, d.most) AS n", "d.n"}},
+		pkg:     root, test: "TestLimits_RatePerKey_SlowestThatThereIs_ManyAtOnce_OthersAreClaimed",
+	},
+	{
+		name:    "limits: a claim counts past the end of time what begins",
+		file:    "migrations/00016_bounds.sql",
+		patches: []patch{{"s.at <= p_now ORDER BY s.ord), s.most)", "s.at <= p_now ORDER BY s.ord))"}},
+		pkg:     root, test: "TestLimits_RatePerKey_SlowestThatThereIs_ManyAtOnce_OthersAreClaimed",
+	},
+	{
+		name:    "limits: a claim of one list counts the shares of a slow rate past the end of time",
+		file:    "migrations/00016_bounds.sql",
+		patches: []patch{{"greatest(r.tat, v_now) + least(k.n - l.rate_burst, 1) *", "greatest(r.tat, v_now) + (k.n - l.rate_burst) *"}},
+		pkg:     root, test: "TestLimits_RatePerKey_SlowestThatThereIs_ManyAtOnce_OthersAreClaimed",
+	},
+	{
+		name:    "homes: notes whose instances are locked keep the others waiting",
+		file:    "migrations/00016_bounds.sql",
+		patches: []patch{{"        IF v_done THEN\n            v_alone", "        CONTINUE WHEN NOT v_done;\n        IF v_done THEN\n            v_alone"}},
+		pkg:     root, test: "TestHomes_TransactionHoldsManyInstancesThatAreNoted_MessagesOfOthersFollow",
+	},
+	{
 		name:    "limits: a rate ends the leases of what was charged",
 		file:    "migrations/00014_abandon.sql",
 		patches: []patch{{"q.held_due IS NULL AND q.lock_token IS NULL THEN v_now", "q.held_due IS NULL THEN v_now"}},
@@ -586,13 +616,13 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: what is early is put off one by one",
-		file:    "migrations/00008_limits.sql",
+		file:    "migrations/00016_bounds.sql",
 		patches: []patch{{"FROM unnest(v_chosen[p_limit + 1:]) WITH", "FROM unnest(v_chosen[:0]) WITH"}},
 		pkg:     root, test: "TestLimits_RatePerKey_ManyAreEarly_ClaimOfOnePutsThemOffTogether",
 	},
 	{
 		name:    "limits: a rate goes past the end of time",
-		file:    "migrations/00008_limits.sql",
+		file:    "migrations/00016_bounds.sql",
 		patches: []patch{{"'9999-12-30 00:00:00+00'; -- or", "'250000-12-30 00:00:00+00'; -- or"}},
 		pkg:     root, test: "TestLimits_RatePerKey_SlowestThatThereIs_OthersAreClaimed",
 	},
