@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/console"
 	"github.com/pgwake/pgwake/internal/testschema"
@@ -54,6 +55,28 @@ func TestOverview_SomethingIsEnqueued_IsSeenWithinASecond(t *testing.T) {
 		t.Log("seen after", time.Since(began))
 		require.Less(t, time.Since(began), 5*time.Second) // 0.8 s at most on a machine that has time
 	}
+}
+
+// An item that SQL has added may be due at any instant that the server knows.
+func TestPages_DueAtAnyInstantOfTheServer_AreShown(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil, nil)
+	schema := pgx.Identifier{s.Schema()}.Sanitize()
+	for at, reads := range map[string]string{"20000-01-01": "20000-01-01 00:00:00", "294276-12-31": "294276-12-31 00:00:00", "4713-11-24 BC": "-4712-11-24 00:00:00"} {
+		var id int64
+		require.NoError(t, s.Do(t.Context(), "enqueue", func(ctx context.Context, q pgwake.Querier) error {
+			return q.QueryRow(ctx, `SELECT `+schema+`.enqueue_work('odd', p_visible_at => ($1::text || ' UTC')::timestamptz)`, at).Scan(&id)
+		}))
+		for _, path := range []string{fmt.Sprint("item?queue=worker&id=", id), "items?queue=worker"} {
+			status, body, _ := s.get(t, path)
+			require.Equal(t, http.StatusOK, status, path)
+			require.Contains(t, body, reads, path)
+		}
+	}
+	require.Eventually(t, func() bool { // a page does not wait for long until all is counted
+		_, body, _ := s.get(t, "queues")
+		return strings.Contains(body, "default")
+	}, patience, 10*time.Millisecond)
 }
 
 // A queue that is paused as a whole is resumed as a whole.

@@ -33,8 +33,8 @@ type deadLetter struct {
 	DedupKey   string            `json:"dedup_key,omitempty"`
 	Priority   int               `json:"priority"`
 	Attempts   int               `json:"attempts"`
-	EnqueuedAt time.Time         `json:"enqueued_at"`
-	DiedAt     time.Time         `json:"died_at"`
+	EnqueuedAt moment            `json:"enqueued_at"`
+	DiedAt     moment            `json:"died_at"`
 	Reason     string            `json:"reason"`
 	Error      string            `json:"error,omitempty"`
 	Headers    map[string]string `json:"headers,omitempty"`
@@ -43,7 +43,7 @@ type deadLetter struct {
 
 func letterJSON(d pgwake.DeadLetter) deadLetter {
 	return deadLetter{ID: d.ID, Queue: d.Queue.String(), ItemID: d.ItemID, Namespace: d.Namespace, Name: d.Name, Kind: string(d.Kind), Instance: d.Instance,
-		Tag: d.Tag, Session: d.Session, Key: d.Key, DedupKey: d.DedupKey, Priority: d.Priority, Attempts: d.Attempts, EnqueuedAt: d.EnqueuedAt, DiedAt: d.DiedAt,
+		Tag: d.Tag, Session: d.Session, Key: d.Key, DedupKey: d.DedupKey, Priority: d.Priority, Attempts: d.Attempts, EnqueuedAt: moment{d.EnqueuedAt}, DiedAt: moment{d.DiedAt},
 		Reason: d.Reason, Error: d.Error, Headers: d.Headers, Data: d.Data}
 }
 

@@ -28,11 +28,11 @@ type enqueueFlags struct {
 
 // enqueued is what enqueue prints as JSON.
 type enqueued struct {
-	ID        int64      `json:"id"`
-	Queue     string     `json:"queue"`
-	Namespace string     `json:"namespace"`
-	DueAt     *time.Time `json:"due_at,omitempty"`
-	Duplicate bool       `json:"duplicate"`
+	ID        int64  `json:"id"`
+	Queue     string `json:"queue"`
+	Namespace string `json:"namespace"`
+	DueAt     moment `json:"due_at,omitzero"`
+	Duplicate bool   `json:"duplicate"`
 }
 
 func (a *app) enqueueCommand() *cobra.Command {
@@ -112,10 +112,7 @@ func (a *app) enqueue(c *cobra.Command, f *enqueueFlags, args []string) error {
 	if err != nil {
 		return err
 	}
-	of := enqueued{ID: added.ID, Queue: queue.String(), Namespace: cmp.Or(f.o.Namespace, pgwake.DefaultNamespace), Duplicate: added.Duplicate}
-	if !added.DueAt.IsZero() {
-		of.DueAt = &added.DueAt
-	}
+	of := enqueued{ID: added.ID, Queue: queue.String(), Namespace: cmp.Or(f.o.Namespace, pgwake.DefaultNamespace), DueAt: moment{added.DueAt}, Duplicate: added.Duplicate}
 	return a.printEnqueued(of)
 }
 

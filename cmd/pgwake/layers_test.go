@@ -205,7 +205,7 @@ func TestSchedule_ListPauseResumeRun(t *testing.T) {
 	_, err = bus.Schedule(t.Context(), eventbus.Schedule{Name: "report", Cron: "30 4 * * *", TimeZone: "Europe/Berlin", Type: "report.due"})
 	require.NoError(t, err)
 	require.Contains(t, c.ok("schedule", "list"), "30 4 * * *")
-	require.NotNil(t, into[[]scheduleJSON](c, "schedule", "list")[0].Next)
+	require.NotZero(t, into[[]scheduleJSON](c, "schedule", "list")[0].Next)
 	require.Contains(t, c.ok("schedule", "list", "--limit", "1"), "… more: --after report")
 	require.Contains(t, c.ok("schedule", "pause", "report"), "paused")
 	require.True(t, into[[]scheduleJSON](c, "schedule", "list")[0].Paused)

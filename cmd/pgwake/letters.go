@@ -70,7 +70,7 @@ func (s *letterSource) next(ctx context.Context) (all []happened, more bool, err
 		if d.Error != "" {
 			detail += ": " + d.Error
 		}
-		all = append(all, happened{"letters", d.DiedAt, d.Namespace, nameOf(d), text(d.ID), detail, d.Data})
+		all = append(all, happened{"letters", moment{d.DiedAt}, d.Namespace, nameOf(d), text(d.ID), detail, d.Data})
 	}
 	return all, len(letters) == page || len(late) == page, nil
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -91,6 +92,16 @@ func encode(to io.Writer, indent string, v any) error {
 	}
 	_, err := to.Write(escaped)
 	return err
+}
+
+// moment is an instant in JSON, for which RFC 3339 has years of four digits, and PostgreSQL, and so whoever adds an item by SQL, has others.
+type moment struct{ time.Time }
+
+func (m moment) MarshalJSON() ([]byte, error) {
+	if data, err := m.Time.MarshalJSON(); err == nil {
+		return data, nil
+	}
+	return []byte(strconv.Quote(m.UTC().Format(time.RFC3339Nano))), nil
 }
 
 // rows are a table for people.

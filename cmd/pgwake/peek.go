@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/glance"
@@ -18,10 +17,10 @@ type queuedItem struct {
 	Queue      string            `json:"queue"`
 	Namespace  string            `json:"namespace"`
 	State      string            `json:"state"`
-	DueAt      time.Time         `json:"due_at"`
+	DueAt      moment            `json:"due_at"`
 	Priority   int               `json:"priority"`
 	Attempts   int               `json:"attempts"`
-	EnqueuedAt time.Time         `json:"enqueued_at"`
+	EnqueuedAt moment            `json:"enqueued_at"`
 	Name       string            `json:"name,omitempty"`
 	Kind       string            `json:"kind,omitempty"`
 	Version    string            `json:"version,omitempty"`
@@ -118,8 +117,8 @@ func (a *app) peek(ctx context.Context, queue string, f *pgwake.PeekFilter) erro
 }
 
 func queuedJSON(i pgwake.QueuedItem) queuedItem {
-	return queuedItem{ID: i.ID, Queue: i.Queue.String(), Namespace: i.Namespace, State: string(i.State), DueAt: i.DueAt, Priority: i.Priority, Attempts: i.Attempts,
-		EnqueuedAt: i.EnqueuedAt, Name: i.Name, Kind: string(i.Kind), Version: i.Version, Instance: i.Instance, Tag: i.Tag, Session: i.Session, Key: i.Key,
+	return queuedItem{ID: i.ID, Queue: i.Queue.String(), Namespace: i.Namespace, State: string(i.State), DueAt: moment{i.DueAt}, Priority: i.Priority, Attempts: i.Attempts,
+		EnqueuedAt: moment{i.EnqueuedAt}, Name: i.Name, Kind: string(i.Kind), Version: i.Version, Instance: i.Instance, Tag: i.Tag, Session: i.Session, Key: i.Key,
 		DedupKey: i.DedupKey, Headers: i.Headers, LastError: i.LastError, Data: i.Data}
 }
 

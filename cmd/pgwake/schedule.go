@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
@@ -16,16 +15,16 @@ import (
 
 // scheduleJSON is what schedule list prints as JSON.
 type scheduleJSON struct {
-	Name     string     `json:"name"`
-	Cron     string     `json:"cron"`
-	TimeZone string     `json:"time_zone"`
-	Event    string     `json:"event,omitempty"`
-	Work     string     `json:"work,omitempty"`
-	Paused   bool       `json:"paused"`
-	Next     *time.Time `json:"next,omitempty"`
-	Last     *time.Time `json:"last,omitempty"`
-	LastID   int64      `json:"last_id,omitempty"`
-	Skipped  int64      `json:"skipped"`
+	Name     string `json:"name"`
+	Cron     string `json:"cron"`
+	TimeZone string `json:"time_zone"`
+	Event    string `json:"event,omitempty"`
+	Work     string `json:"work,omitempty"`
+	Paused   bool   `json:"paused"`
+	Next     moment `json:"next,omitzero"`
+	Last     moment `json:"last,omitzero"`
+	LastID   int64  `json:"last_id,omitempty"`
+	Skipped  int64  `json:"skipped"`
 }
 
 func (a *app) scheduleCommand() *cobra.Command {
@@ -106,7 +105,7 @@ func (a *app) scheduleList(ctx context.Context, p *pgwake.Provider, bus *eventbu
 	list := make([]scheduleJSON, 0, len(all))
 	table := &rows{heads: []string{"NAME", "CRON", "ZONE", "WHAT", "NEXT", "LAST", "SKIPPED"}, none: "namespace " + bus.Namespace() + " has no schedules"}
 	for _, s := range all {
-		list = append(list, scheduleJSON{s.Name, s.Cron, s.TimeZone, s.Type, s.Work, s.Paused, instant(s.Next), instant(s.Last), s.LastID, s.Skipped})
+		list = append(list, scheduleJSON{s.Name, s.Cron, s.TimeZone, s.Type, s.Work, s.Paused, moment{s.Next}, moment{s.Last}, s.LastID, s.Skipped})
 		what := "event " + s.Type
 		if s.Work != "" {
 			what = "work " + s.Work
@@ -132,14 +131,6 @@ func (a *app) scheduleList(ctx context.Context, p *pgwake.Provider, bus *eventbu
 		a.more("--after", all[len(all)-1].Name)
 	}
 	return nil
-}
-
-// instant is one that may not be there.
-func instant(at time.Time) *time.Time {
-	if at.IsZero() {
-		return nil
-	}
-	return &at
 }
 
 func (a *app) scheduleChangeCommand(use, about string, do func(context.Context, *eventbus.Bus, string) (string, error)) *cobra.Command {

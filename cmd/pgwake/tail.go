@@ -23,7 +23,7 @@ import (
 // happened is what tail prints as JSON, one in a line.
 type happened struct {
 	Source    string          `json:"source"` // events, transitions or letters
-	At        time.Time       `json:"at"`
+	At        moment          `json:"at"`
 	Namespace string          `json:"namespace,omitempty"`
 	What      string          `json:"what"`
 	ID        string          `json:"id"`
@@ -240,7 +240,7 @@ func (s *eventSource) next(ctx context.Context) (all []happened, more bool, err 
 		if s.seen.saw(s.after.Xact) {
 			continue
 		}
-		all = append(all, happened{"events", e.EmittedAt, e.Namespace, e.Type, text(e.ID), e.Key, e.Payload})
+		all = append(all, happened{"events", moment{e.EmittedAt}, e.Namespace, e.Type, text(e.ID), e.Key, e.Payload})
 	}
 	return all, len(events) == page, err
 }
@@ -278,7 +278,7 @@ func (s *transitionSource) next(ctx context.Context) (all []happened, more bool,
 		if string(data) == "{}" {
 			data = nil
 		}
-		all = append(all, happened{"transitions", t.CreatedAt, "", fmt.Sprintf("%s: %s → %s", what, from, t.ToState), t.TaskID, "", data})
+		all = append(all, happened{"transitions", moment{t.CreatedAt}, "", fmt.Sprintf("%s: %s → %s", what, from, t.ToState), t.TaskID, "", data})
 	}
 	return all, len(transitions) == page, err
 }

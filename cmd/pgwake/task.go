@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/glance"
@@ -23,8 +22,8 @@ type taskJSON struct {
 	Name        string          `json:"name"`
 	Version     string          `json:"version"`
 	State       string          `json:"state"`
-	RequestedAt time.Time       `json:"requested_at"`
-	CompletedAt *time.Time      `json:"completed_at,omitempty"`
+	RequestedAt moment          `json:"requested_at"`
+	CompletedAt moment          `json:"completed_at,omitzero"`
 	Context     json.RawMessage `json:"context,omitempty"`
 	Steps       []stepJSON      `json:"steps,omitempty"`
 }
@@ -118,7 +117,10 @@ func (a *app) taskList(ctx context.Context, p *pgwake.Provider, g *taskgraph.Gra
 }
 
 func ofTask(t *taskgraph.Task, steps []taskgraph.StepInfo) taskJSON {
-	of := taskJSON{ID: t.ID, Namespace: t.Namespace, Name: t.Name, Version: t.Version, State: string(t.State), RequestedAt: t.RequestedAt, CompletedAt: t.CompletedAt, Context: t.Context}
+	of := taskJSON{ID: t.ID, Namespace: t.Namespace, Name: t.Name, Version: t.Version, State: string(t.State), RequestedAt: moment{t.RequestedAt}, Context: t.Context}
+	if t.CompletedAt != nil {
+		of.CompletedAt = moment{*t.CompletedAt}
+	}
 	for _, s := range steps {
 		of.Steps = append(of.Steps, stepJSON{ID: s.ID, Name: s.Name, State: string(s.State), Skipped: s.Skipped, Attempts: s.Attempts, MaxAttempts: s.MaxAttempts, After: s.Parents, Error: s.Err(), Results: s.Results})
 	}

@@ -366,3 +366,30 @@ func TestTail_ServerEndsItsConnections_ItGoesOn(t *testing.T) {
 	require.Zero(t, <-ended, said.String())
 	require.Contains(t, out.String(), "no such recipient")
 }
+
+// An item that SQL has added may be due at any instant that the server knows, and one that is odd hides no other.
+func TestJSON_DueAtAnyInstantOfTheServer_IsShownWithTheOthers(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	instants := map[string]string{"20000-01-01 00:00:00+00": "20000-01-01T00:00:00Z", "294276-12-31 23:59:59+00": "294276-12-31T23:59:59Z",
+		"4713-11-24 00:00:00+00 BC": "-4712-11-24T00:00:00Z", "9999-12-31 23:59:59.000001+00": "9999-12-31T23:59:59.000001Z"}
+	for at := range instants {
+		c.exec(`SELECT enqueue_work($1, p_visible_at => $1::text::timestamptz), enqueue_message($1, $1, p_visible_at => $1::text::timestamptz)`, at)
+	}
+	for _, queue := range []string{"worker", "orchestrator"} {
+		due := make(map[string]string)
+		for _, i := range into[[]struct {
+			Name, Instance string
+			Due            string `json:"due_at"`
+		}](c, "peek", "--queue", queue) {
+			at, err := time.Parse(time.RFC3339, i.Due)
+			if err == nil {
+				i.Due = at.UTC().Format(time.RFC3339Nano)
+			}
+			due[i.Name+i.Instance] = i.Due
+		}
+		require.Equal(t, instants, due)
+		require.Contains(t, c.ok("peek", "--queue", queue), "20000-01-01")
+	}
+	c.ok("top", "--once", "--json")
+}
