@@ -28,7 +28,8 @@ func (b *Backend) GetActivityTask(ctx context.Context, queues []workflow.Queue) 
 	if len(queues) == 0 {
 		return nil, errNoQueues
 	}
-	o := &pgwake.FetchOptions{LockTimeout: b.options.ActivityLockTimeout, Namespaces: []string{Namespace}, Tags: pgwake.Tags(names(queues)...)}
+	o := &pgwake.FetchOptions{LockTimeout: b.options.ActivityLockTimeout, Namespaces: []string{Namespace}, Tags: pgwake.Tags(names(queues)...),
+		MaxAttempts: b.maxAttempts.activities}
 	var task *backend.ActivityTask
 	err := b.fetch(ctx, func(ctx context.Context) error {
 		for {
@@ -66,8 +67,11 @@ func untilNextReading(attempt int) time.Duration {
 	return time.Second << min(max(attempt-1, 0), readings-2)
 }
 
-// unreadable is the reason of dead letters.
-const unreadable = "unreadable"
+// The reasons of dead letters. The second is the one that the Provider has for work items.
+const (
+	unreadable  = "unreadable"
+	maxAttempts = "max attempts"
+)
 
 var errNoQueues = errors.New("no queues to get tasks from")
 

@@ -1,10 +1,12 @@
 package goworkflows
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -31,6 +33,8 @@ type Backend struct {
 	in      string // the quoted schema, and a dot
 	options *backend.Options
 	owner   string // of instances that are sticky to the workers of this Backend
+
+	maxAttempts struct{ turns, activities int } // 0: no bound
 
 	executors *sync.Map // *executorCache: of the workers at work
 
@@ -67,7 +71,7 @@ func New(ctx context.Context, p *pgwake.Provider, options ...backend.BackendOpti
 		return nil, err
 	}
 	b.open, b.close = context.WithCancel(context.Background())
-	return b, nil
+	return b.WithMaxAttempts(0, 0), nil
 }
 
 // WithTx returns a Backend for a client.Client whose calls are part of a transaction on the Provider's database, which is to be READ
@@ -77,6 +81,20 @@ func (b *Backend) WithTx(tx pgx.Tx) *Backend {
 	in := *b
 	in.tx = tx
 	return &in
+}
+
+// How often a turn, and an activity, is claimed before it becomes a dead letter, unless WithMaxAttempts says otherwise: as in package dispatch.
+const maxTurnAttempts, maxActivityAttempts = 10, 25
+
+// WithMaxAttempts returns a Backend for a worker.Worker that is handed out a turn of a workflow, or an activity, so often at most without completing it.
+// Then it becomes a dead letter, with the reason "max attempts": one that ends its process, or that never completes, would come again for ever. An attempt
+// is a claim, however it ended, and also if the lease was over before. 0 is the default, 10 turns and 25 activities, and a negative number no bound. Close
+// closes the Backend that it is from.
+func (b *Backend) WithMaxAttempts(turns, activities int) *Backend {
+	bounded := *b
+	bounded.maxAttempts.turns = max(cmp.Or(turns, maxTurnAttempts), 0)
+	bounded.maxAttempts.activities = min(max(cmp.Or(activities, maxActivityAttempts), 0), math.MaxInt32)
+	return &bounded
 }
 
 // Close returns every waiting Get, and lets others have at once what is sticky to the workers of this Backend. Stop these before: end the context

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cschleiden/go-workflows/backend"
@@ -57,6 +58,8 @@ func (b *Backend) GetWorkflowTask(ctx context.Context, queues []workflow.Queue) 
 				err = b.p.DeadLetterOrchestrationItem(ctx, item.LockToken, unreadable, err.Error())
 			case t.WorkflowInstanceState != core.WorkflowInstanceStateActive: // what comes after the end is dropped
 				err = b.p.AckOrchestrationItem(ctx, item.LockToken, pgwake.OrchestrationAck{})
+			case b.maxAttempts.turns > 0 && item.Attempt > b.maxAttempts.turns:
+				err = b.p.DeadLetterOrchestrationItem(ctx, item.LockToken, maxAttempts, noAttemptEnded)
 			default:
 				task = t
 				return nil
@@ -69,7 +72,10 @@ func (b *Backend) GetWorkflowTask(ctx context.Context, queues []workflow.Queue) 
 	return task, err
 }
 
-// taskOf is the task of a turn.
+const noAttemptEnded = "no worker has completed the turn"
+
+// taskOf is the task of a turn. Invariant: it has what this backend or the runtime sends to a workflow, and in an order that the runtime knows, or else
+// the worker would panic: the opening is first, and there is none in any later turn.
 func taskOf(item *pgwake.OrchestrationItem) (*backend.WorkflowTask, error) {
 	t := &turn{token: item.LockToken}
 	known := item.Attributes != nil
@@ -78,13 +84,19 @@ func taskOf(item *pgwake.OrchestrationItem) (*backend.WorkflowTask, error) {
 			return nil, fmt.Errorf("read the attributes: %w", err)
 		}
 	}
-	events := make([]*history.Event, 0, len(item.Messages))
+	events, opened := make([]*history.Event, 0, len(item.Messages)), known
 	for i := range item.Messages {
 		m := &item.Messages[i]
+		if m.Kind == pgwake.MessageContinueAsNew {
+			return nil, errAnother
+		}
 		if m.Kind != pgwake.MessageStart {
 			event, err := decodeEvent(m.Data)
 			if err != nil {
 				return nil, err
+			}
+			if !sent(event.Type) {
+				return nil, fmt.Errorf("nobody sends %v to a workflow", event.Type)
 			}
 			events = append(events, event)
 			continue
@@ -100,12 +112,21 @@ func taskOf(item *pgwake.OrchestrationItem) (*backend.WorkflowTask, error) {
 		if !ok {
 			return nil, errNoOpening
 		}
-		if events = append(events, first.Event.Event); !known {
-			t.name, t.about = m.Name, description{Instance: first.Instance, Metadata: a.Metadata}
+		switch {
+		case opened:
+			return nil, errors.New("the instance is open already")
+		case instanceOf(first.Instance) != item.Instance:
+			return nil, errors.New("the message is to open another instance")
 		}
+		opened = true
+		events = slices.Insert(events, 0, first.Event.Event) // whoever sent both by SQL may have sent a signal before
+		t.name, t.about = m.Name, description{Instance: first.Instance, Metadata: a.Metadata}
 	}
-	if t.about.Instance == nil {
+	switch {
+	case t.about.Instance == nil:
 		return nil, errors.New("nothing has opened the instance")
+	case item.ExecutionID != execution:
+		return nil, errAnother
 	}
 	if t.about.Metadata == nil {
 		t.about.Metadata = &metadata.WorkflowMetadata{}
@@ -122,7 +143,21 @@ func taskOf(item *pgwake.OrchestrationItem) (*backend.WorkflowTask, error) {
 	}, nil
 }
 
+// sent reports whether events of a type come to a workflow from elsewhere, other than its opening: from clients, other workflows, activities and timers.
+// All others it writes into its history by itself, and would take for what it has done before.
+func sent(t history.EventType) bool {
+	switch t {
+	case history.EventType_SignalReceived, history.EventType_WorkflowExecutionCanceled, history.EventType_TimerFired,
+		history.EventType_ActivityCompleted, history.EventType_ActivityFailed,
+		history.EventType_SubWorkflowCompleted, history.EventType_SubWorkflowFailed:
+		return true
+	}
+	return false
+}
+
 var errNoOpening = errors.New("the message that opens the instance is not of this backend")
+
+var errAnother = errors.New("a message opens another execution of the instance, which has one")
 
 var errForeign = errors.New("the task is from another backend")
 
