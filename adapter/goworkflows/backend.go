@@ -88,8 +88,8 @@ const maxTurnAttempts, maxActivityAttempts = 10, 25
 
 // WithMaxAttempts returns a Backend for a worker.Worker that is handed out a turn of a workflow, or an activity, so often at most without completing it.
 // Then it becomes a dead letter, with the reason "max attempts": one that ends its process, or that never completes, would come again for ever. An attempt
-// is a claim, however it ended, and also if the lease was over before. 0 is the default, 10 turns and 25 activities, and a negative number no bound. Close
-// closes the Backend that it is from.
+// is a claim, however it ended, and also if the lease was over before. 0 is the default, 10 for turns and 25 for activities, and a negative number no bound.
+// Close closes the Backend that it is from.
 func (b *Backend) WithMaxAttempts(turns, activities int) *Backend {
 	bounded := *b
 	bounded.maxAttempts.turns = max(cmp.Or(turns, maxTurnAttempts), 0)

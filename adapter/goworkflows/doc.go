@@ -50,6 +50,21 @@
 // rarely, and all of its turn with it. Then it is a dead letter of the Provider: redrive it when there is code that understands it. An execution of which the
 // opening is one is active until it is redriven or removed; what is sent to it before may be dropped.
 //
+// So is what no client, workflow, activity or timer sends to a workflow, as a producer may by SQL: an event that a workflow writes into its own history,
+// the opening of one that is open, or of another, and another execution of the Provider. The runtime would panic for it.
+//
+// # What ends its worker
+//
+// The runtime panics for a signal whose argument is not of the type of the channel that the workflow waits on, for instance, and the process ends; so does
+// that of an activity that ends it. Leases end, and others take it up. A turn that was claimed 10 times without being completed, and an activity that was 25
+// times, is not handed out any more: it is a dead letter of the Provider, with the reason "max attempts" ([Backend.WithMaxAttempts]). Each claim counts,
+// also of a worker that was only too slow, and of one that could not read it.
+//
+// The workflow does not hear of it. Its state stays active, [Backend.WaitForWorkflowInstance] and client.GetWorkflowResult wait on, and what comes
+// afterwards, such as the right signal, is handed out. But all that was in the turn is put aside, so the result of an activity may be, too; and a workflow
+// waits for an activity that is. Purge the letter that does the harm, and redrive the others, each by itself (pgwake.DeadLetterFilter), or all of them
+// when there is code that survives it.
+//
 // What is sent to an execution that ends, or continues as new, before it has read it, ends with it, as on the runtime's other backends.
 //
 // Everything else on the Provider is to name its namespaces when it fetches turns: one that asks for all gets those of the workflows too.
