@@ -32,7 +32,8 @@
 // back as PostgreSQL's jsonb has it. Publish refuses what jsonb cannot hold, and what is larger than MaxPayload or nested deeper than
 // pgwake.MaxDepth, with a pgwake.ErrInvalid, before anything is sent, and so numbers that jsonb writes out in more than MaxPayload. What
 // others send, and has numbers of more than 128 MiB when they are written out, nobody could read: it becomes a dead letter, with reason
-// "unreadable", when it would be received.
+// "unreadable", when it would be received. So does what has headers that leave no room for a note, of 128 KiB within the 256 MiB of jsonb, which
+// the archive has as they were, and what was read 2,147,483,647 times.
 //
 // An answer of the database has 64 MiB of messages and headers at most, or one message; a Receive that was to have more gets fewer messages, and the
 // others are due as before. The database may be silent for 5 s before the first of them comes, and between one and the next, or the Receive fails, and
@@ -54,6 +55,7 @@
 // takes no memory. Each answer with a message allows for ten more.
 //
 // Leases are as long as pgmq has it, in whole seconds, rounded up. A receipt is for one read of a message: what was read again
-// meanwhile cannot be acknowledged with it. Dead letters are in pgmq's archive, with reason and cause in the header "pgwake". If the
+// meanwhile cannot be acknowledged with it. Dead letters are in pgmq's archive, with reason, cause and the msg_id that they had in the header
+// "pgwake". Where the archive has another message by that id, as it may where a sequence is behind after logical replication, they are there by a negative one. If the
 // connection breaks while a Receive is at it, what that may have claimed comes again when its lease ends.
 package pgmq

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/stretchr/testify/require"
 )
 
@@ -247,4 +248,148 @@ func TestReceive_NumbersThatAreTooLongWhenWrittenOut_AreDeadLetters(t *testing.T
 	require.NoError(t, err)
 	message, headers := "unreadable: the message", "unreadable: the headers"
 	require.Equal(t, []string{message, message, message, message, headers, headers}, dead)
+}
+
+// dead is what the archive of a_queue has: id, reason and, of what is not there by its own id, that.
+func (s *stream) dead(t *testing.T) (all []string) {
+	t.Helper()
+	rows, err := s.pool.Query(t.Context(), `SELECT concat_ws(' ', CASE WHEN msg_id < 0 THEN 'another' ELSE msg_id::text END, headers #>> '{pgwake,dead,reason}',
+		CASE WHEN msg_id < 0 THEN headers #>> '{pgwake,dead,msg_id}' END) FROM pgmq.a_a_queue`)
+	require.NoError(t, err)
+	all, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return all
+}
+
+// Whoever may insert may set all columns. None of it keeps the others from being received, and none of it is lost.
+func TestReceive_ForeignColumns_AreNoObstacle(t *testing.T) {
+	for _, c := range []struct {
+		columns, values string
+		dead            bool
+	}{
+		{"read_ct, vt, message", `2147483647, now(), '{}'`, true},
+		{"read_ct, vt, message", `2147483646, now(), '{}'`, false},
+		{"read_ct, vt, message", `-1, now(), '{}'`, false},
+		{"read_ct, vt, message", `-2147483648, now(), '{}'`, false},
+		{"msg_id, vt, message", `0, now(), '{}'`, false},
+		{"msg_id, vt, message", `-9223372036854775808, now(), '{}'`, false},
+		{"msg_id, vt, message", `9223372036854775807, now(), '{}'`, false},
+		{"vt, message", `now(), NULL`, false},
+		{"vt, message", `'4713-01-01 BC', '{}'`, false},
+		{"vt, message, enqueued_at", `now(), '{}', '4713-01-01 BC'`, false},
+		{"vt, message, enqueued_at", `now(), '{}', '294276-12-31'`, false},
+		{"vt, message, enqueued_at", `now(), '{}', '-infinity'`, false},
+	} {
+		t.Run(c.columns+"/"+c.values, func(t *testing.T) {
+			s := standIn(t)
+			s.exec(t, `SELECT pgmq.create('a_queue'), pgmq.create('worker_a_queue')`)
+			s.exec(t, `SELECT pgmq.send('a_queue', '1'), pgmq.send('worker_a_queue', '2')`)
+			s.exec(t, fmt.Sprintf(`INSERT INTO pgmq.q_a_queue (%s) OVERRIDING SYSTEM VALUE VALUES (%s)`, c.columns, c.values))
+			s.exec(t, `INSERT INTO pgmq.q_a_queue (vt, message) VALUES ('294276-12-31', '"never"')`)
+			want := 3
+			if c.dead {
+				want = 2
+			}
+			var all []dispatch.StreamDelivery
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			for len(all) < want {
+				got, err := s.Receive(ctx, "a", 10, time.Minute)
+				require.NoError(t, err)
+				all = append(all, got...)
+			}
+			for _, d := range all {
+				require.Positive(t, d.Attempt)
+				require.NoError(t, s.Extend(t.Context(), []pgwake.LockToken{d.Receipt}, time.Minute))
+				require.NoError(t, s.DeadLetter(t.Context(), d.Receipt, "poison", "cause"))
+			}
+			require.Len(t, s.dead(t), 2) // the other is of the other queue
+			var left int
+			require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pgmq.q_a_queue`).Scan(&left))
+			require.Equal(t, 1, left, "what is never due")
+		})
+	}
+}
+
+// What was read as often as can be counted is put aside, however many there are, and also if it was given back before that.
+func TestReceive_ReadsCanBeCountedNoFurther_AreDeadLetters(t *testing.T) {
+	s := standIn(t)
+	s.exec(t, `SELECT pgmq.create('a_queue')`)
+	s.exec(t, `INSERT INTO pgmq.q_a_queue (read_ct, vt, message) VALUES (2147483646, now(), '{}')`)
+	d := s.receive(t, "a")
+	require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{}))
+	s.exec(t, `INSERT INTO pgmq.q_a_queue (read_ct, vt, message) SELECT 2147483647, now(), '{}' FROM generate_series(1, 1500)`)
+	s.exec(t, `SELECT pgmq.send('a_queue', '"good"')`)
+	require.Equal(t, `"good"`, string(s.receive(t, "a").Payload))
+	require.Len(t, s.dead(t), 1501)
+}
+
+// An id may come again, as after logical replication, which leaves sequences where they were. The archive keeps what it has, and what comes.
+func TestDeadLetter_ArchiveHasTheID_KeepsBoth(t *testing.T) {
+	s := standIn(t)
+	s.exec(t, `SELECT pgmq.create('a_queue')`)
+	long := "[7" + strings.Repeat("e131071, 7", 8300) + "]"
+	for range 3 {
+		s.exec(t, `INSERT INTO pgmq.q_a_queue (msg_id, vt, message) OVERRIDING SYSTEM VALUE VALUES (7, now(), '"good"')`)
+		require.NoError(t, s.DeadLetter(t.Context(), s.receive(t, "a").Receipt, "poison", "cause"))
+		s.exec(t, `INSERT INTO pgmq.q_a_queue (msg_id, vt, message) OVERRIDING SYSTEM VALUE VALUES (7, now(), $1::jsonb)`, long)
+		s.exec(t, `SELECT pgmq.send('a_queue', '1')`)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		got, err := s.Receive(ctx, "a", 2, time.Minute)
+		require.NoError(t, err)
+		require.Len(t, got, 1)
+		s.ack(t, got...)
+	}
+	require.ElementsMatch(t, []string{"7 poison", "another poison 7", "another poison 7", "another unreadable 7", "another unreadable 7", "another unreadable 7"}, s.dead(t))
+	var left int
+	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pgmq.q_a_queue`).Scan(&left))
+	require.Zero(t, left)
+}
+
+// jsonb has at most 256 MiB. Headers that are as large as can be have no room for what is noted when a message is received, or settled.
+func TestReceive_HeadersWithoutRoomForANote_AreDeadLetters(t *testing.T) {
+	if !testsize.Full() {
+		t.Skip("it takes many seconds")
+	}
+	for name, headers := range map[string]string{
+		"when it is received":     `jsonb_build_object('pgwake', '{}'::jsonb, 'x', repeat('y', 268435455 - 40))`,
+		"when it is given back":   `jsonb_build_object('x', repeat('y', 268435455 - 40))`,
+		"when it is acknowledged": `jsonb_build_object('pgwake', jsonb_build_object('x', repeat('y', 268435455 - 40)))`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := standIn(t)
+			s.exec(t, `SELECT pgmq.create('a_queue')`)
+			s.exec(t, `SELECT pgmq.send('a_queue', '1', `+headers+`, clock_timestamp())`)
+			s.exec(t, `SELECT pgmq.send('a_queue', '2')`)
+			ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+			defer cancel()
+			s.SetPatience(patience)
+			got, err := s.Receive(ctx, "a", 2, time.Minute)
+			require.NoError(t, err)
+			require.Len(t, got, 1)
+			require.Equal(t, `2`, string(got[0].Payload))
+			s.ack(t, got...)
+			require.Equal(t, []string{"1"}, s.dead(t), "it is there as it was, without a note")
+		})
+	}
+}
+
+// What is nested as deep as one stack is for may be too deep for another.
+func TestHasRoom_DeeperThanTheStack_HasNone(t *testing.T) {
+	s := standIn(t)
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), `CREATE TEMP TABLE deep ON COMMIT DROP AS SELECT jsonb_build_object('x', (repeat('[', 4500) || repeat(']', 4500))::jsonb) AS headers`)
+	require.NoError(t, err)
+	room := func() (has bool) {
+		t.Helper()
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT pgwake_pgmq.has_room(headers, 1, now()) FROM deep`).Scan(&has))
+		return has
+	}
+	require.True(t, room())
+	_, err = tx.Exec(t.Context(), `SET LOCAL max_stack_depth = '200kB'`)
+	require.NoError(t, err)
+	require.False(t, room())
 }

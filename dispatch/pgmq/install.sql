@@ -198,6 +198,41 @@ END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.written_out(jsonb) IS 'A value as text. Null: its numbers have more than 128 MiB, or all of it more than 256 MiB, which is more than what Publish takes can come to.';
 
+-- A message that cannot be received would come back for ever, and keep all others of its namespace, since a call is for all: so each is looked
+-- at for what would fail, now or when it is given back, and becomes a dead letter instead.
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.has_room(p_headers jsonb, p_id bigint, p_enqueued_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	-- That of a dead letter is the longest note: 64 KiB, and some.
+	PERFORM pg_column_size(pgwake_pgmq.noted(p_headers, p_id, p_enqueued_at, jsonb_build_object('room', repeat('x', 131072))));
+	RETURN true;
+EXCEPTION WHEN program_limit_exceeded OR statement_too_complex OR internal_error THEN
+	IF SQLSTATE = 'XX000' AND NOT starts_with(SQLERRM, 'invalid memory alloc request size') THEN
+		RAISE;
+	END IF;
+	RETURN false;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.has_room(jsonb, bigint, timestamptz) IS
+	'Whether headers can have a note: jsonb has at most 256 MiB, and no more depth than the stack is for.';
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.bury_counted_out(p_queue text) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_id bigint;
+	v_buried integer := 0;
+BEGIN
+	FOR v_id IN EXECUTE format('SELECT msg_id FROM pgmq.%I WHERE read_ct = 2147483647 AND vt <= clock_timestamp() LIMIT 1000 FOR UPDATE SKIP LOCKED', 'q_' || lower(p_queue)) LOOP
+		PERFORM pgwake_pgmq.bury(p_queue, v_id, 'unreadable', 'the message was read as often as can be counted');
+		v_buried := v_buried + 1;
+	END LOOP;
+	RETURN v_buried;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.bury_counted_out(text) IS
+	'Archives messages of which no further read can be counted, at most 1000, and returns how many.';
+
 -- An answer has at most 64 MiB of messages and headers, or one message. What pgmq.read has read beyond that is put back in the same transaction,
 -- so nobody has seen it read. How many are too many is not known before they are written out: whoever asks learns it from the answer.
 
@@ -211,6 +246,11 @@ DECLARE
 	v_full boolean := false;
 	v_size bigint;
 	v_headers text;
+	v_small boolean; -- the headers
+	v_bad text; -- why nobody could read it
+	v_reading boolean; -- nothing has come yet
+	v_again boolean;
+	v_buried integer;
 	v_spare bigint[];
 	v_next timestamptz;
 	v_earliest timestamptz;
@@ -219,45 +259,66 @@ BEGIN
 	-- In any order, so that no queue of a namespace keeps the others waiting.
 	FOR v_queue IN SELECT m.queue_name FROM pgmq.meta m WHERE pgwake_pgmq.namespace_of(m.queue_name) = p_namespace ORDER BY random() LOOP
 		IF v_left > 0 AND NOT v_full THEN
-			v_spare := '{}';
-			FOR v_message IN SELECT r.* FROM pgmq.read(v_queue, p_vt, v_left) r LOOP
-				IF v_full THEN
-					v_spare := v_spare || v_message.msg_id;
-					CONTINUE;
-				END IF;
-				queue_name := v_queue;
-				msg_id := v_message.msg_id;
-				read_ct := v_message.read_ct;
-				enqueued_at := CASE WHEN isfinite(v_message.enqueued_at) THEN v_message.enqueued_at ELSE clock_timestamp() END;
-				headers := v_message.headers;
-				IF jsonb_typeof(headers) = 'object' AND headers ? 'pgwake' THEN
-					headers := pgwake_pgmq.noted(headers, msg_id, v_message.enqueued_at, '{}');
-				END IF;
-				IF pg_column_size(v_message.message) <= 4096 AND pg_column_compression(v_message.message) IS NULL THEN
-					message := v_message.message;
-				ELSE
-					message := pgwake_pgmq.written_out(v_message.message);
-				END IF;
-				IF pg_column_size(headers) <= 4096 AND pg_column_compression(headers) IS NULL THEN
-					v_headers := headers;
-				ELSE
-					v_headers := pgwake_pgmq.written_out(headers);
-				END IF;
-				v_size := coalesce(octet_length(message), 0) + coalesce(octet_length(v_headers), 0);
-				IF message IS NULL AND v_message.message IS NOT NULL THEN
-					PERFORM pgwake_pgmq.bury(v_queue, msg_id, 'unreadable', 'the message has more bytes than anybody could read once its numbers are written out');
-				ELSIF v_headers IS NULL AND headers IS NOT NULL THEN
-					PERFORM pgwake_pgmq.bury(v_queue, msg_id, 'unreadable', 'the headers have more bytes than anybody could read once their numbers are written out');
-				ELSIF v_size > v_room AND v_room < 67108864 THEN
-					v_full := true;
-					v_spare := v_spare || msg_id;
-					CONTINUE;
-				ELSE
-					v_room := v_room - v_size;
-					v_full := v_room <= 0;
-					RETURN NEXT;
-				END IF;
-				v_left := v_left - 1;
+			v_again := true;
+			WHILE v_again LOOP
+				v_again := false;
+				v_reading := true;
+				v_spare := '{}';
+				BEGIN
+					FOR v_message IN SELECT r.* FROM pgmq.read(v_queue, p_vt, v_left) r LOOP
+						v_reading := false;
+						IF v_full THEN
+							v_spare := v_spare || v_message.msg_id;
+							CONTINUE;
+						END IF;
+						queue_name := v_queue;
+						msg_id := v_message.msg_id;
+						read_ct := v_message.read_ct;
+						enqueued_at := CASE WHEN v_message.enqueued_at BETWEEN '0001-01-01 UTC' AND '9999-12-31 UTC' THEN v_message.enqueued_at ELSE clock_timestamp() END;
+						v_bad := NULL;
+						IF coalesce(pg_column_size(v_message.message) <= 4096 AND pg_column_compression(v_message.message) IS NULL, true) THEN
+							message := v_message.message;
+						ELSE
+							message := pgwake_pgmq.written_out(v_message.message);
+							v_bad := CASE WHEN message IS NULL THEN 'the message has more bytes than anybody could read once its numbers are written out' END;
+						END IF;
+						headers := v_message.headers;
+						v_small := coalesce(pg_column_size(headers) <= 4096 AND pg_column_compression(headers) IS NULL, true);
+						IF NOT v_small AND v_bad IS NULL THEN
+							v_bad := CASE WHEN NOT pgwake_pgmq.has_room(headers, msg_id, v_message.enqueued_at) THEN 'the headers leave no room for a note' END;
+						END IF;
+						IF v_bad IS NULL THEN
+							IF jsonb_typeof(headers) = 'object' AND headers ? 'pgwake' THEN
+								headers := pgwake_pgmq.noted(headers, msg_id, v_message.enqueued_at, '{}');
+							END IF;
+							IF v_small THEN
+								v_headers := headers;
+							ELSE
+								v_headers := pgwake_pgmq.written_out(headers);
+								v_bad := CASE WHEN v_headers IS NULL THEN 'the headers have more bytes than anybody could read once their numbers are written out' END;
+							END IF;
+						END IF;
+						v_size := coalesce(octet_length(message), 0) + coalesce(octet_length(v_headers), 0);
+						IF v_bad IS NOT NULL THEN
+							PERFORM pgwake_pgmq.bury(v_queue, msg_id, 'unreadable', v_bad);
+						ELSIF v_size > v_room AND v_room < 67108864 THEN
+							v_full := true;
+							v_spare := v_spare || msg_id;
+							CONTINUE;
+						ELSE
+							v_room := v_room - v_size;
+							v_full := v_room <= 0;
+							RETURN NEXT;
+						END IF;
+						v_left := v_left - 1;
+					END LOOP;
+				EXCEPTION WHEN numeric_value_out_of_range THEN -- by pgmq.read, which counts
+					v_buried := CASE WHEN v_reading THEN pgwake_pgmq.bury_counted_out(v_queue) ELSE 0 END;
+					IF v_buried = 0 THEN
+						RAISE;
+					END IF;
+					v_again := v_buried < 1000; -- or the rest is for the next call, so that this one has an end
+				END;
 			END LOOP;
 			IF v_spare <> '{}' THEN
 				EXECUTE format('UPDATE pgmq.%I SET vt = clock_timestamp(), read_ct = read_ct - 1 WHERE msg_id = ANY ($1)', 'q_' || lower(v_queue)) USING v_spare;
@@ -273,7 +334,8 @@ BEGIN
 	message := NULL;
 	headers := NULL;
 	answered_at := clock_timestamp();
-	next_vt := CASE WHEN v_next = '-infinity' THEN answered_at ELSE v_next END; -- no client has such an instant
+	-- Not each client has other instants: what is due after them never is.
+	next_vt := CASE WHEN v_next < '0001-01-01 UTC' THEN answered_at WHEN v_next <= '9999-12-31 UTC' THEN v_next END;
 	RETURN NEXT;
 END
 $$;
@@ -370,14 +432,37 @@ COMMENT ON FUNCTION pgwake_pgmq.nack(text, bigint, integer, interval, boolean, t
 
 CREATE OR REPLACE FUNCTION pgwake_pgmq.bury(p_queue text, p_id bigint, p_reason text, p_cause text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	v_queue text := 'q_' || lower(p_queue);
+	v_archived bigint;
 BEGIN
-	EXECUTE format('UPDATE pgmq.%I q SET headers = pgwake_pgmq.noted(q.headers, q.msg_id, q.enqueued_at,
-			jsonb_build_object(''dead'', jsonb_build_object(''reason'', $2, ''cause'', $3, ''at'', clock_timestamp())))
-		WHERE q.msg_id = $1', 'q_' || lower(p_queue)) USING p_id, p_reason, p_cause;
-	PERFORM pgmq.archive(p_queue, p_id);
+	BEGIN
+		EXECUTE format('UPDATE pgmq.%I q SET headers = pgwake_pgmq.noted(q.headers, q.msg_id, q.enqueued_at,
+				jsonb_build_object(''dead'', jsonb_build_object(''reason'', $2, ''cause'', $3, ''at'', clock_timestamp(), ''msg_id'', q.msg_id)))
+			WHERE q.msg_id = $1', v_queue) USING p_id, p_reason, p_cause;
+	EXCEPTION WHEN program_limit_exceeded OR statement_too_complex OR internal_error THEN -- no room for a note: it is archived as it is
+		IF SQLSTATE = 'XX000' AND NOT starts_with(SQLERRM, 'invalid memory alloc request size') THEN
+			RAISE;
+		END IF;
+	END;
+	BEGIN
+		PERFORM pgmq.archive(p_queue, p_id);
+	EXCEPTION WHEN unique_violation THEN
+		-- The archive has another message by that id. Invariant: both are kept. No sequence comes to an id below zero.
+		FOR i IN 1..8 LOOP
+			EXECUTE format('INSERT INTO pgmq.%I (msg_id, read_ct, enqueued_at, vt, message, headers)
+				SELECT -1 - floor(random() * 4611686018427387904)::bigint, read_ct, enqueued_at, vt, message, headers FROM pgmq.%I WHERE msg_id = $1
+				ON CONFLICT DO NOTHING RETURNING msg_id', 'a_' || lower(p_queue), v_queue) INTO v_archived USING p_id;
+			EXIT WHEN v_archived IS NOT NULL;
+		END LOOP;
+		IF v_archived IS NULL THEN
+			RAISE;
+		END IF;
+		EXECUTE format('DELETE FROM pgmq.%I WHERE msg_id = $1', v_queue) USING p_id;
+	END;
 END
 $$;
-COMMENT ON FUNCTION pgwake_pgmq.bury(text, bigint, text, text) IS 'Archives a message, which the caller has locked, with a reason and a cause among its headers.';
+COMMENT ON FUNCTION pgwake_pgmq.bury(text, bigint, text, text) IS 'Archives a message, which the caller has locked, with a reason and a cause among its headers. Where the archive has another by its id it is there by a negative one.';
 
 CREATE OR REPLACE FUNCTION pgwake_pgmq.dead_letter(p_queue text, p_id bigint, p_reads integer, p_reason text, p_cause text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -197,7 +197,7 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 		if string(message) != "null" {
 			d.Payload = message
 		}
-		d.Attempt = int(*reads)
+		d.Attempt = max(int(*reads), 1) // whoever inserts it may begin anywhere
 		addHeaders(&d, headers)
 		bytes += len(message) + len(headers)
 		got = append(got, d)
