@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/pgwake/pgwake"
@@ -41,9 +42,18 @@ type EventStream interface {
 // LeaseExtender is an EventStream whose leases can be extended. On one that is none, handlers have no longer than Config.LockTimeout, what is
 // claimed ahead included; all else is the same.
 type LeaseExtender interface {
-	// Extend has leases end so much later than now. Lost ones are told as by Ack. A stream around another one that is no LeaseExtender
+	// Extend has leases end so much later than now. Lost ones are told as by Ack. Those of several that somebody else has locked need not be
+	// waited for, and are told by a *NotExtendedError, which may come together with the other (errors.Join). A stream around another one that is no LeaseExtender
 	// fails with errors.ErrUnsupported, and is taken for none.
 	Extend(ctx context.Context, receipts []pgwake.LockToken, lease time.Duration) error
+}
+
+// NotExtendedError has the leases that an Extend of several has left as they are, since somebody else has locked the messages at this moment.
+// They hold; all others were extended, or are lost. Extend them again.
+type NotExtendedError struct{ Receipts []pgwake.LockToken }
+
+func (e *NotExtendedError) Error() string {
+	return fmt.Sprintf("%d leases were not extended, since the messages are locked", len(e.Receipts))
 }
 
 // DeadLetterer is an EventStream that keeps dead letters. On one that is none, what would be one is given back; see

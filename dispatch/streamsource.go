@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -157,13 +158,19 @@ func (s *streamSource) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.L
 	}
 	sent := time.Now()
 	err := e.Extend(ctx, tokens, extend)
+	var locked *NotExtendedError
 	lost, known := lostOf(err)
+	if errors.As(err, &locked) {
+		if known = true; lost == nil {
+			err = nil // as a Provider, which leaves them out
+		}
+	}
 	if !known {
 		return nil, streamError("extend", err)
 	}
 	until := make(map[pgwake.LockToken]time.Time, len(tokens))
 	for _, t := range tokens {
-		if !lost[t] {
+		if !lost[t] && (locked == nil || !slices.Contains(locked.Receipts, t)) {
 			until[t] = sent.Add(extend)
 		}
 	}

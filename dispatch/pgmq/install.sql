@@ -411,6 +411,34 @@ END
 $$;
 COMMENT ON FUNCTION pgwake_pgmq.extend(text, bigint[], integer[], interval) IS 'Has the leases of messages end so much later than now, and returns those that held.';
 
+-- A transaction may hold a message for long, such as that of a handler which deletes it to begin with: the leases of the others do not wait for it.
+
+CREATE OR REPLACE FUNCTION pgwake_pgmq.extend_free(p_queue text, p_ids bigint[], p_reads integer[], p_lease interval)
+RETURNS TABLE (id bigint, reads integer, extended boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
+		RETURN QUERY EXECUTE format('WITH held AS MATERIALIZED (
+				SELECT q.msg_id, q.read_ct FROM pgmq.%1$I q JOIN unnest($1, $2) AS r(id, reads) ON q.msg_id = r.id
+				 WHERE q.read_ct = r.reads AND q.vt > clock_timestamp()
+				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
+			), free AS MATERIALIZED (
+				SELECT q.msg_id FROM pgmq.%1$I q JOIN held ON q.msg_id = held.msg_id AND q.read_ct = held.read_ct
+				 WHERE q.vt > clock_timestamp()
+				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
+				 ORDER BY q.msg_id FOR UPDATE OF q SKIP LOCKED
+			), done AS (
+				UPDATE pgmq.%1$I q SET vt = clock_timestamp() + $3 FROM free WHERE q.msg_id = free.msg_id
+				RETURNING q.msg_id
+			)
+			SELECT held.msg_id, held.read_ct, done.msg_id IS NOT NULL FROM held LEFT JOIN done ON done.msg_id = held.msg_id', 'q_' || lower(p_queue))
+			USING p_ids, p_reads, p_lease;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION pgwake_pgmq.extend_free(text, bigint[], integer[], interval) IS
+	'Has the leases of messages end so much later than now, but for those that another transaction has locked, which hold as they are, and returns both.';
+
 CREATE OR REPLACE FUNCTION pgwake_pgmq.nack(p_queue text, p_id bigint, p_reads integer, p_delay interval, p_free boolean, p_error text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
@@ -279,25 +280,35 @@ func (s *Stream) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 
 // Ack deletes messages.
 func (s *Stream) Ack(ctx context.Context, tokens []pgwake.LockToken) error {
-	return failed("ack", s.onLeases(ctx, tokens, `SELECT * FROM pgwake_pgmq.ack($1, $2, $3)`))
+	return failed("ack", s.onLeases(ctx, tokens, `SELECT id, reads, true FROM pgwake_pgmq.ack($1, $2, $3)`))
 }
 
-// Extend makes their vt later, or sooner.
+// Extend makes their vt later, or sooner. Of several those that another transaction has locked are not waited for, and told by a
+// *dispatch.NotExtendedError.
 func (s *Stream) Extend(ctx context.Context, tokens []pgwake.LockToken, lease time.Duration) error {
-	return failed("extend", s.onLeases(ctx, tokens, `SELECT * FROM pgwake_pgmq.extend($1, $2, $3, $4)`, lease))
+	const waiting = `SELECT id, reads, true FROM pgwake_pgmq.extend($1, $2, $3, $4)`
+	if len(tokens) == 1 {
+		return failed("extend", s.onLeases(ctx, tokens, waiting, lease))
+	}
+	err := s.onLeases(ctx, tokens, `SELECT id, reads, extended FROM pgwake_pgmq.extend_free($1, $2, $3, $4)`, lease)
+	var server *pgconn.PgError
+	if errors.As(err, &server) && server.Code == "42883" { // Install was last called by a version that had none
+		err = s.onLeases(ctx, tokens, waiting, lease)
+	}
+	return failed("extend", err)
 }
 
-// onLeases runs a statement for each queue that returns those of which the lease holds. The queues are independent: the same
+// onLeases runs a statement for each queue that returns those of which the lease holds, and whether that was done. The queues are independent: the same
 // call may be made again after an error, but what had its end is lost then.
 func (s *Stream) onLeases(ctx context.Context, tokens []pgwake.LockToken, sql string, args ...any) error {
-	done := make(map[receipt]bool, len(tokens))
+	done := make(map[receipt]bool, len(tokens)) // of those that hold
 	for queue, r := range byQueue(tokens) {
 		err := conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error {
 			rows, _ := conn.Query(ctx, sql, append([]any{queue, r.ids, r.reads}, args...)...) // its error is that of the rows
 			_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (_ struct{}, err error) {
-				held := receipt{queue: queue}
-				err = row.Scan(&held.id, &held.reads)
-				done[held] = true
+				held, is := receipt{queue: queue}, false
+				err = row.Scan(&held.id, &held.reads, &is)
+				done[held] = is
 				return struct{}{}, err
 			})
 			return err
@@ -306,16 +317,24 @@ func (s *Stream) onLeases(ctx context.Context, tokens []pgwake.LockToken, sql st
 			return err
 		}
 	}
-	var lost []pgwake.LockToken
+	var lost, locked []pgwake.LockToken
 	for _, t := range tokens {
-		if r, ok := parse(t); !ok || !done[r] {
+		r, ok := parse(t)
+		switch is, holds := done[r]; {
+		case !ok || !holds:
 			lost = append(lost, t)
+		case !is:
+			locked = append(locked, t)
 		}
 	}
+	var errs []error
 	if lost != nil {
-		return &pgwake.LostLocksError{Tokens: lost}
+		errs = append(errs, &pgwake.LostLocksError{Tokens: lost})
 	}
-	return nil
+	if locked != nil {
+		errs = append(errs, &dispatch.NotExtendedError{Receipts: locked})
+	}
+	return errors.Join(errs...)
 }
 
 // Nack gives a message back. It keeps its place: pgmq has messages in the order of their ids.
