@@ -84,6 +84,13 @@ func (s *stream) cut() {
 	s.conns = nil
 }
 
+// dialled is how many connections it has made.
+func (s *stream) dialled() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
 // take gets all messages of a queue.
 func (s *stream) take(tb testing.TB, queue string, requeue bool) (all []amqp091.Delivery) {
 	tb.Helper()

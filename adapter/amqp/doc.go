@@ -51,6 +51,10 @@
 // nothing has used them for ten minutes. The longest delay is 40 days:
 // Nack takes any longer one for that, so that an attempt may come sooner than RetryAfter asked for, and Publish refuses it.
 //
+// A copy has to fit into a frame, of 128 KiB unless RabbitMQ says otherwise, with 4 KiB to spare for what RabbitMQ adds. Others may send
+// headers that fill one. Then the error, cause and reason of the copy are cut, down to 256 bytes, and if that is not enough headers of the message are left out, the
+// smallest that makes room, or else the largest ones: "pgwake-left-out" says how many. The body and all else are as they were.
+//
 // # What is certain
 //
 // Publish returns when RabbitMQ has confirmed that the messages are on disk, in a queue: one that was deleted in the meantime is declared

@@ -396,6 +396,7 @@ func (a *lane) expire(tag uint64, h *held) {
 
 // exchange sends a message in the place of one that was taken.
 func (a *lane) exchange(ctx context.Context, h *held, by sending) error {
+	by.copied = true
 	if err := a.s.send(ctx, a.queue, []sending{by}); err != nil {
 		return err
 	}

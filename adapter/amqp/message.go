@@ -1,6 +1,7 @@
 package amqp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -25,7 +26,8 @@ const (
 	headerError   = headerPrefix + "error"   // of the latest one that gave one
 	headerReason  = headerPrefix + "reason"  // of a dead letter
 	headerCause   = headerPrefix + "cause"
-	headerNumber  = headerPrefix + "number" // by which a message that is returned is known: RabbitMQ tells no delivery tag then
+	headerLeftOut = headerPrefix + "left-out" // how many headers a copy has no room for
+	headerNumber  = headerPrefix + "number"   // by which a message that is returned is known: RabbitMQ tells no delivery tag then
 )
 
 // deliveryCount is how often a quorum queue has delivered a message before.
@@ -102,6 +104,95 @@ func (h *held) copy(attempts int, cause string, more amqp091.Table) amqp091.Publ
 		ContentType: h.ContentType, ContentEncoding: h.ContentEncoding, CorrelationId: h.CorrelationId, ReplyTo: h.ReplyTo, AppId: h.AppId,
 		Priority: h.Priority,
 	}
+}
+
+const (
+	leastText = 256     // what remains of an error, cause or reason before a header of the message is left out
+	brokersOf = 4 << 10 // room for what RabbitMQ adds, such as x-death after a delay: amqp091 ends its connection for a frame that is larger than was agreed
+)
+
+// fit has a copy fit into a frame, or RabbitMQ would end the connection, and with it what everybody else is publishing, as often as it were sent again.
+// Others may send as much as a frame holds, and a copy has more. First the texts of this package are cut. Then headers of the message are left out, the
+// smallest one that makes room, or else the largest ones; how many is in headerLeftOut. Nothing else of the message changes. A frame of 0 is one of any size.
+func fit(m *amqp091.Publishing, frame int) {
+	over := frameOf(m) + brokersOf - frame
+	if frame == 0 || over <= 0 {
+		return
+	}
+	for _, name := range []string{headerError, headerCause, headerReason} {
+		text, _ := m.Headers[name].(string)
+		if over > 0 && len(text) > leastText {
+			short := strings.ToValidUTF8(text[:max(len(text)-over, leastText)], "")
+			m.Headers[name] = short
+			over -= len(text) - len(short)
+		}
+	}
+	left, counted := number(m.Headers[headerLeftOut]) // of what this is a copy of
+	for left = upTo(left); over > 0; counted = true {
+		least := over
+		if !counted {
+			least += fieldOf(headerLeftOut, left)
+		}
+		enough, largest := "", ""
+		size := func(name string) int { return fieldOf(name, m.Headers[name]) }
+		for name, value := range m.Headers {
+			if _, text := value.(string); name == headerAttempt || name == headerNumber || name == headerLeftOut || name == headerReason || text && (name == headerError || name == headerCause) {
+				continue
+			}
+			if size(name) >= least && (enough == "" || size(name) < size(enough)) {
+				enough = name
+			}
+			if largest == "" || size(name) > size(largest) {
+				largest = name
+			}
+		}
+		name := cmp.Or(enough, largest)
+		if name == "" {
+			return
+		}
+		delete(m.Headers, name)
+		left++
+		m.Headers[headerLeftOut] = left
+		over = frameOf(m) + brokersOf - frame
+	}
+}
+
+// frameOf is how many bytes the frame with the properties of a message has, at most.
+func frameOf(m *amqp091.Publishing) int {
+	const (
+		frame  = 8                 // beside what is in it
+		header = 2 + 2 + 8 + 2     // class, weight, size of the body, flags
+		fixed  = 1 + 1 + 8 + 8 + 4 // delivery mode, priority, timestamp, and those that are empty
+	)
+	all := frame + header + fixed
+	for _, text := range []string{m.ContentType, m.ContentEncoding, m.CorrelationId, m.ReplyTo, m.Expiration, m.MessageId, m.Type, m.UserId, m.AppId} {
+		all += 1 + len(text)
+	}
+	return all + valueOf(m.Headers)
+}
+
+func fieldOf(name string, value any) int { return 1 + len(name) + valueOf(value) }
+
+// valueOf is how many bytes a value has in a frame, at most, its type included.
+func valueOf(v any) int {
+	all := 1 + 4
+	switch v := v.(type) {
+	case amqp091.Table:
+		for name, value := range v {
+			all += fieldOf(name, value)
+		}
+	case []any:
+		for _, value := range v {
+			all += valueOf(value)
+		}
+	case string:
+		all += len(v)
+	case []byte:
+		all += len(v)
+	default:
+		return 1 + 8
+	}
+	return all
 }
 
 // wasDead reports whether a message was a dead letter: somebody has sent it again, with the headers that it had there.

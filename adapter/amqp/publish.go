@@ -128,6 +128,7 @@ func (p *publisher) free(under []*underway, weight int64) {
 type sending struct {
 	delay   time.Duration
 	dead    bool
+	copied  bool // it is to fit into a frame
 	message amqp091.Publishing
 }
 
@@ -188,6 +189,10 @@ func (s *Stream) sendOnce(ctx context.Context, queue string, all []sending, weig
 		to, err := l.declareFor(ctx, queue, &m)
 		if err != nil {
 			return nil, err
+		}
+		if m.copied {
+			m.message.Headers[headerNumber] = int64(0) // which has the size of any
+			fit(&m.message, l.conn.Config.FrameSize)
 		}
 		u, err := l.publisher.publish(ctx, to, m.message)
 		if err != nil {

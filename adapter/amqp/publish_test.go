@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
@@ -303,4 +304,57 @@ func TestPublish_QueueDeletedAgainAndAgain_EachCallReturns(t *testing.T) {
 	require.NoError(t, ctx.Err())
 	require.NoError(t, s.Publish(ctx, "a", message("last", 0)))
 	require.Equal(t, 1, s.ready(t, "a"))
+}
+
+// foreign sends a message to queue a as others may, with what headers they like.
+func (s *stream) foreign(tb testing.TB, headers amqp091.Table) error {
+	tb.Helper()
+	return s.manage(tb, func(ch *amqp091.Channel) error {
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		c, err := ch.PublishWithDeferredConfirm("", s.prefix+"a", true, false, amqp091.Publishing{Type: "first", Headers: headers, Body: []byte(`{"n": 1}`)})
+		if err == nil && !c.Wait() {
+			err = errors.New("not confirmed")
+		}
+		return err
+	})
+}
+
+// Others may send headers that fill a frame, so that a copy with more in it would be too large for one: RabbitMQ ends the connection for that.
+func TestCopies_HeadersFillAFrame_FitAndCostNobodyTheConnection(t *testing.T) {
+	const frame = 128 << 10
+	eachType(t, func(t *testing.T, s *stream) {
+		require.NoError(t, s.Declare(t.Context(), "a"))
+		again := func(d dispatch.StreamDelivery, attempt, headers int) {
+			t.Helper()
+			require.Equal(t, attempt, d.Attempt)
+			require.Equal(t, []string{"first", `{"n": 1}`}, []string{d.Name, string(d.Payload)})
+			require.Len(t, d.Headers, headers)
+			require.Equal(t, "v", d.Headers["k"])
+		}
+		for _, c := range []struct{ room, kept int }{{20 << 10, 3}, {5 << 10, 3}, {1 << 10, 2}, {60, 2}} {
+			dialled := s.dialled()
+			long := strings.Repeat("x", frame-c.room-6100)
+			require.NoError(t, s.foreign(t, amqp091.Table{"k": "v", "long": long, "short": strings.Repeat("y", 6000)}))
+			again(s.one(t, 10*time.Millisecond), 1, 3) // nobody extends it
+			d := s.one(t, time.Hour)
+			require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{Error: strings.Repeat("ä", 8<<10)}))
+			d = s.one(t, time.Hour)
+			again(d, 3, c.kept)
+			require.Equal(t, long, d.Headers["long"])
+			require.NotEmpty(t, d.LastError)
+			require.True(t, utf8.ValidString(d.LastError))
+			require.NoError(t, s.Nack(t.Context(), d.Receipt, pgwake.AbandonOptions{Delay: time.Millisecond}))
+			d = s.one(t, time.Hour)
+			again(d, 4, c.kept)
+			require.NoError(t, s.DeadLetter(t.Context(), d.Receipt, "poison", strings.Repeat("z", 64<<10)))
+			dead := s.take(t, s.prefix+"a.dead", false)
+			require.Len(t, dead, 1)
+			require.Equal(t, "poison", dead[0].Headers["pgwake-reason"])
+			require.NotEmpty(t, dead[0].Headers["pgwake-cause"])
+			require.Equal(t, `{"n": 1}`, string(dead[0].Body))
+			require.LessOrEqual(t, s.dialled()-dialled, 2, "both connections are made once")
+		}
+	})
 }
