@@ -55,6 +55,14 @@
 // headers that fill one. Then the error, cause and reason of the copy are cut, down to 256 bytes, and if that is not enough headers of the message are left out, the
 // smallest that makes room, or else the largest ones: "pgwake-left-out" says how many. The body and all else are as they were.
 //
+// # What others send
+//
+// The client library does not read tables that are nested more than 32 deep, or have more than 8,192 entries, nor a frame that is larger than was
+// agreed, as one that was full is once RabbitMQ has added to it. It ends the connection instead, and so all leases of the Stream, whenever it is sent such
+// a message. RabbitMQ takes it from whoever may publish, so let nobody do that whom you do not trust, or have queues with a limit: for quorum queues
+// (Config.Quorum) that is a policy of delivery-limit, after so many deliveries RabbitMQ puts the message to the dead letters by itself. Classic queues have
+// none: somebody has to get the message out by another client, or purge the queue.
+//
 // # What is certain
 //
 // Publish returns when RabbitMQ has confirmed that the messages are on disk, in a queue: one that was deleted in the meantime is declared
