@@ -2,6 +2,7 @@ package amqp
 
 import (
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -54,4 +55,40 @@ func FuzzMessage_AnyHeader_IsRefusedOrDelivered(f *testing.F) {
 		d := delivery(&held{Delivery: amqp091.Delivery{Type: p.Type, Headers: p.Headers, Body: p.Body, MessageId: p.MessageId, RoutingKey: name}})
 		require.Equal(t, []any{m.Name, m.Headers, m.Payload}, []any{d.Name, d.Headers, d.Payload})
 	})
+}
+
+// A copy fits, whatever others have put where.
+func TestFit_AnyHeaders_LeavesOutNoMoreThanItHasTo(t *testing.T) {
+	const frame = 128 << 10
+	long := strings.Repeat("ä", 62<<10)
+	many := amqp091.Table{}
+	for i := range 8000 {
+		many[strconv.Itoa(i)] = long[:4]
+	}
+	for name, c := range map[string]struct {
+		headers amqp091.Table
+		left    int
+	}{
+		"none":                  {amqp091.Table{}, 0},
+		"the name is empty":     {amqp091.Table{"": long, "k": "v"}, 1},
+		"in the place of ours":  {amqp091.Table{headerLeftOut: long, "k": "v"}, 0},
+		"as a table":            {amqp091.Table{headerPrefix + "x": amqp091.Table{"x": []any{long[:63<<10], []byte(long[:63<<10])}}, "k": "v"}, 1},
+		"one of two is enough":  {amqp091.Table{"a": long[:110<<10], "b": long[:14<<10]}, 1},
+		"both are to go":        {amqp091.Table{"a": long, "b": long}, 2},
+		"many":                  {many, 0},
+		"with an error of ours": {amqp091.Table{"a": long[:100<<10]}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := &held{Delivery: amqp091.Delivery{Headers: c.headers, Body: []byte("body")}}
+			m := h.copy(1, strings.Repeat("ä", 32<<10), nil)
+			m.Headers[headerNumber] = int64(1)
+			fit(&m, frame)
+			require.LessOrEqual(t, frameOf(&m), frame-brokersOf)
+			require.NotEmpty(t, m.Headers[headerError])
+			require.Equal(t, []byte("body"), m.Body)
+			if left, ok := number(m.Headers[headerLeftOut]); c.left > 0 || ok {
+				require.Equal(t, int64(c.left), left)
+			}
+		})
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -128,30 +130,28 @@ func fit(m *amqp091.Publishing, frame int) {
 		}
 	}
 	left, counted := number(m.Headers[headerLeftOut]) // of what this is a copy of
-	for left = upTo(left); over > 0; counted = true {
+	if left = upTo(left); !counted {
+		delete(m.Headers, headerLeftOut)
+		over = frameOf(m) + brokersOf - frame
+	}
+	size := func(name string) int { return fieldOf(name, m.Headers[name]) }
+	var theirs []string
+	for name, value := range m.Headers {
+		_, text := value.(string)
+		if own := name == headerAttempt || name == headerNumber || name == headerLeftOut || text && (name == headerError || name == headerCause || name == headerReason); !own {
+			theirs = append(theirs, name)
+		}
+	}
+	slices.SortFunc(theirs, func(x, y string) int { return cmp.Compare(size(x), size(y)) })
+	for over > 0 && len(theirs) > 0 {
 		least := over
 		if !counted {
 			least += fieldOf(headerLeftOut, left)
 		}
-		enough, largest := "", ""
-		size := func(name string) int { return fieldOf(name, m.Headers[name]) }
-		for name, value := range m.Headers {
-			if _, text := value.(string); name == headerAttempt || name == headerNumber || name == headerLeftOut || name == headerReason || text && (name == headerError || name == headerCause) {
-				continue
-			}
-			if size(name) >= least && (enough == "" || size(name) < size(enough)) {
-				enough = name
-			}
-			if largest == "" || size(name) > size(largest) {
-				largest = name
-			}
-		}
-		name := cmp.Or(enough, largest)
-		if name == "" {
-			return
-		}
-		delete(m.Headers, name)
-		left++
+		i := min(sort.Search(len(theirs), func(i int) bool { return size(theirs[i]) >= least }), len(theirs)-1)
+		delete(m.Headers, theirs[i])
+		theirs = slices.Delete(theirs, i, i+1)
+		left, counted = left+1, true
 		m.Headers[headerLeftOut] = left
 		over = frameOf(m) + brokersOf - frame
 	}
