@@ -3,7 +3,6 @@ package eventbus
 import (
 	"cmp"
 	"context"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
@@ -14,6 +13,17 @@ import (
 // The tag of a delivery names its group, and the pattern by which it came. Where the group was deleted, or is not subscribed to that any more, no node
 // claims it: in the queue it would be seen no more, and be kept for ever, with its month of the log; and what has its key would wait behind it. The
 // Provider, and the SQL function, know nothing of that.
+
+// stays is what holds for the dead letters d that nobody would claim. While a subscription is being retired, what comes back by it goes by another of
+// its group that is for it.
+func stays(in string) string {
+	return `(d.queue OPERATOR(pg_catalog.=) 'worker' AND pg_catalog.starts_with(d.tag, 'eventbus/')
+		AND NOT EXISTS (SELECT FROM ` + in + `event_subscriptions AS s WHERE s.namespace OPERATOR(pg_catalog.=) d.namespace AND s.tag OPERATOR(pg_catalog.=) d.tag)
+		AND NOT EXISTS (SELECT FROM ` + in + `event_retirements AS r JOIN ` + in + `event_groups AS g ON g.namespace OPERATOR(pg_catalog.=) r.namespace
+			AND g.name OPERATOR(pg_catalog.=) pg_catalog.split_part(pg_catalog.substr(r.tag, 10), '|', 1)
+			WHERE r.namespace OPERATOR(pg_catalog.=) d.namespace AND r.tag OPERATOR(pg_catalog.=) d.tag
+			AND EXISTS (SELECT FROM ` + in + `routes(d.namespace, d.name) AS t WHERE t.group_id OPERATOR(pg_catalog.=) g.group_id)))`
+}
 
 // Redrive delivers dead letters once more, each to the group that it is from, at most LetterFilter.Limit of them, and returns how many. They are
 // due at once and never attempted so far; one of a key waits for what is there of that. One that no group was subscribed to goes to those
@@ -26,12 +36,11 @@ func (b *Bus) Redrive(ctx context.Context, f *LetterFilter) (int, error) {
 	if err != nil {
 		return 0, failed(op, err)
 	}
-	stays := "group_name IS NOT NULL AND NOT EXISTS (SELECT FROM " + b.in + "dead_letters AS d JOIN " + b.in + "event_subscriptions AS s " +
-		"ON s.namespace OPERATOR(pg_catalog.=) d.namespace AND s.tag OPERATOR(pg_catalog.=) d.tag WHERE d.id OPERATOR(pg_catalog.=) letter_id)"
+	nobodys := "EXISTS (SELECT FROM " + b.in + "dead_letters AS d WHERE d.id OPERATOR(pg_catalog.=) letter_id AND " + stays(b.in) + ")"
 	after, limit := len(args)-2, len(args)-1
 	return redrive(args[after].(int64), args[limit].(int), func(from int64, most int) ([]candidate, error) {
 		args[after], args[limit] = from, most
-		return query(ctx, b, verb{op: op, function: "list_event_dead_letters", columns: "letter_id, " + stays, args: args}, pgx.RowToStructByPos[candidate])
+		return query(ctx, b, verb{op: op, function: "list_event_dead_letters", columns: "letter_id, " + nobodys, args: args}, pgx.RowToStructByPos[candidate])
 	}, func(f *pgwake.DeadLetterFilter) (int, error) {
 		if b.tx != nil {
 			return b.p.RedriveDeadLettersTx(ctx, b.tx, f)
@@ -44,14 +53,14 @@ func (b *Bus) Redrive(ctx context.Context, f *LetterFilter) (int, error) {
 // Bus.Redrive does. It is several statements, each of which takes effect by itself; how many letters went is returned with an error as well. In a
 // schema without a bus it is the same.
 func RedriveDeadLetters(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadLetterFilter) (int, error) {
-	subscriptions, err := subscriptionsOf(ctx, p)
+	there, err := busIn(ctx, p)
 	if err != nil {
 		return 0, err
 	}
 	if f == nil {
 		f = &pgwake.DeadLetterFilter{}
 	}
-	if subscriptions == nil || f.Before != 0 { // with which a list goes back, and a redrive is refused
+	if !there || f.Before != 0 { // with which a list goes back, and a redrive is refused
 		return p.RedriveDeadLetters(ctx, f)
 	}
 	page := *f
@@ -59,36 +68,43 @@ func RedriveDeadLetters(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadL
 	return redrive(f.After, cmp.Or(f.Limit, 1000), func(from int64, most int) ([]candidate, error) {
 		page.After, page.Limit = from, most
 		letters, err := p.ListDeadLetters(ctx, &page)
-		found := make([]candidate, len(letters))
+		if err != nil {
+			return nil, err
+		}
+		found, ids := make([]candidate, len(letters)), make([]int64, len(letters))
 		for i, d := range letters {
-			delivery := d.Queue == pgwake.Worker && strings.HasPrefix(d.Tag, controlTag+"/")
-			found[i] = candidate{d.ID, delivery && !subscriptions[subscription{d.Namespace, d.Tag}]}
+			ids[i] = d.ID
+		}
+		nobodys, err := thatStay(ctx, p, ids)
+		for i, id := range ids {
+			found[i] = candidate{id, nobodys[id]}
 		}
 		return found, err
 	}, func(f *pgwake.DeadLetterFilter) (int, error) { return p.RedriveDeadLetters(ctx, f) })
 }
 
-// subscription is one of any namespace.
-type subscription struct{ namespace, tag string }
+// busIn reports whether there is a bus in the schema.
+func busIn(ctx context.Context, p *pgwake.Provider) (there bool, err error) {
+	err = p.Do(ctx, "look for a bus", func(ctx context.Context, q pgwake.Querier) error {
+		return q.QueryRow(ctx, "SELECT pg_catalog.to_regclass($1) IS NOT NULL", pgx.Identifier{p.Schema(), "event_subscriptions"}.Sanitize()).Scan(&there)
+	})
+	return there, err
+}
 
-// subscriptionsOf are all that there are; nil: there is no bus in the schema.
-func subscriptionsOf(ctx context.Context, p *pgwake.Provider) (subscriptions map[subscription]bool, err error) {
-	table := pgx.Identifier{p.Schema(), "event_subscriptions"}.Sanitize()
-	err = p.Do(ctx, "list subscriptions", func(ctx context.Context, q pgwake.Querier) error {
-		var there bool
-		if err := q.QueryRow(ctx, "SELECT pg_catalog.to_regclass($1) IS NOT NULL", table).Scan(&there); err != nil || !there {
-			return err
-		}
-		rows, err := q.Query(ctx, "SELECT namespace, tag FROM "+table)
+// thatStay are those of the dead letters that nobody would claim.
+func thatStay(ctx context.Context, p *pgwake.Provider, ids []int64) (nobodys map[int64]bool, err error) {
+	in := pgx.Identifier{p.Schema()}.Sanitize() + "."
+	err = p.Do(ctx, "choose dead letters", func(ctx context.Context, q pgwake.Querier) error {
+		rows, err := q.Query(ctx, "SELECT d.id FROM "+in+"dead_letters AS d WHERE d.id OPERATOR(pg_catalog.=) ANY ($1) AND "+stays(in), ids)
 		if err != nil {
 			return err
 		}
-		subscriptions = make(map[subscription]bool)
-		var s subscription
-		_, err = pgx.ForEachRow(rows, []any{&s.namespace, &s.tag}, func() error { subscriptions[s] = true; return nil })
+		nobodys = make(map[int64]bool)
+		var id int64
+		_, err = pgx.ForEachRow(rows, []any{&id}, func() error { nobodys[id] = true; return nil })
 		return err
 	})
-	return subscriptions, err
+	return nobodys, err
 }
 
 // candidate is a dead letter that a filter chooses for a redrive.
