@@ -229,7 +229,7 @@ func TestT2_Diamond_JoinsOnceThoughBothEndAtTheSameMoment(t *testing.T) {
 	d := taskgraph.Define("shop", "diamond", "1").Step("a", "h").Step("b", "both", taskgraph.After("a")).Step("c", "both", taskgraph.After("a")).Step("d", "join", taskgraph.After("b", "c"))
 	g.register(d)
 	g.run()
-	rounds := testsize.Of(25, 100)
+	rounds := testsize.Of(15, 100)
 	all := make([]taskgraph.Submission, rounds)
 	for i := range all {
 		all[i] = taskgraph.Submission{Namespace: "shop", Name: "diamond", Version: "1"}

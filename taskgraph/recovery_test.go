@@ -26,7 +26,7 @@ func TestT27_ManyCompareAndSwap_OneSucceedsAndSortKeysHaveNoGaps(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	const callers = 8
-	rounds := testsize.Of(40, 200)
+	rounds := testsize.Of(24, 200)
 	p := pool(t, l.p, callers)
 	d := single("swap")
 	require.NoError(t, l.Register(t.Context(), d))

@@ -506,6 +506,9 @@ func TestBareDrain_EmptiesTheTable(t *testing.T) {
 func TestWriters_CountsWhatIsEnqueued_BesideDispatchersThatAreBusyAndIdle(t *testing.T) {
 	for _, way := range []WritersWay{BareTable, Library, Trigger} {
 		for _, busy := range []int{3, 1} {
+			if busy == 3 && way != Library && !testsize.Full() {
+				continue // nobody handles anything, whatever the way
+			}
 			t.Run(fmt.Sprintf("%s, %d busy", way, busy), func(t *testing.T) {
 				r, err := Writers(t.Context(), serverURL(t), WritersOptions{
 					Way: way, Writers: 4, Dispatchers: 3, Busy: busy, Duration: 200 * time.Millisecond})
