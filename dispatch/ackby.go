@@ -62,6 +62,7 @@ func AckBy(ctx context.Context, ack func(ctx context.Context, token pgwake.LockT
 	defer context.AfterFunc(h.settling(), cancel)()
 	err := ack(bounded, h.token())
 	if lost := pgwake.WrapError("ack", err); errors.Is(lost, pgwake.ErrLockLost) { // it may be an error of the server as it came
+		h.told()
 		err = lost
 	}
 	outcome = err
@@ -83,6 +84,7 @@ type inHand interface {
 	settling() context.Context // ends when nothing is to be called any more
 	holdOn() error             // keeps the loss of the lease from the handler's context, until goOn; ErrLockLost if it is lost
 	goOn(acked bool)
+	told() // the server has said that the lease is lost
 }
 
 // ownAck is what is known of the handler's own acknowledgement.

@@ -194,7 +194,7 @@ func (a *apart) free(batch []*held, allowed time.Duration) (free map[*held]bool,
 	free = make(map[*held]bool, len(batch))
 	for _, h := range batch {
 		_, is := renewed[h.item.LockToken]
-		free[h] = is || never || a.d.leases.isLost(h)
+		free[h] = is || never || a.d.leases.isGone(h)
 	}
 	return free, nil
 }

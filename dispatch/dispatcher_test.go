@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -752,6 +753,38 @@ func TestRun_RenewalsFailForMostOfALease_ItIsKept(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		synctest.Wait()
 		require.Equal(t, []string{"a"}, f.acked)
+	})
+}
+
+// The last of the renewals took effect a moment before the lease ended here: the server's would go on for an hour.
+func TestRun_RenewalsHaveNoAnswer_ItemIsGivenBackOnceThereIsOne(t *testing.T) {
+	var began []time.Time
+	var over time.Time
+	dispatching(t, Config{LockTimeout: time.Hour}, func(d *Dispatcher) {
+		began = nil
+		d.Handle("a", does(func(ctx context.Context, item *pgwake.ClaimedWorkItem) error {
+			if began = append(began, time.Now()); item.Attempt > 1 {
+				return nil
+			}
+			<-ctx.Done()
+			over = time.Now()
+			return ctx.Err()
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.unanswered = map[string]int{"renew": math.MaxInt}
+		f.mu.Unlock()
+		f.enqueue("a")
+		time.Sleep(time.Hour + time.Minute)
+		f.mu.Lock()
+		f.unanswered = nil
+		f.mu.Unlock()
+		time.Sleep(2 * lastPause)
+		synctest.Wait()
+		require.Equal(t, began[0].Add(time.Hour), over)
+		require.Len(t, began, 2)
+		require.Equal(t, []string{"a"}, f.acked)
+		require.Equal(t, 1, f.calls["abandon"])
 	})
 }
 

@@ -18,6 +18,10 @@ import (
 // renewed together, in one statement, once a third of them is over. Instants are local, and rather too early than too late:
 // the lease here never outlasts that of the server. If it ends all the same, because the database was away for too long or
 // somebody took the item, the handler's context ends with ErrLockLost as the cause.
+//
+// The server's may go on: a renewal that no answer came to may have taken effect. Invariant: what became of an item is told the
+// server for as long as its lease may last there, and of one that was lost here the server learns that, or else nobody would have it
+// until then.
 
 // held is an item in hand.
 type held struct {
@@ -32,8 +36,10 @@ type held struct {
 	span trace.SpanContext // of the attempt, once that has begun
 
 	// For leases, under its mutex.
-	until  time.Time // local: end of the lease, at the earliest
-	lost   bool
+	until  time.Time               // local: end of the lease, at the earliest
+	latest time.Time               // local: at the latest, for what was sent; never before until
+	lost   bool                    // here
+	gone   bool                    // there, which the server has said
 	lose   context.CancelCauseFunc // nil: not at work
 	acking bool                    // the handler acknowledges it, and is not to hear of that
 }
@@ -43,6 +49,7 @@ func (h *held) token() pgwake.LockToken   { return h.item.LockToken }
 func (h *held) settling() context.Context { return h.d.work.settling }
 func (h *held) holdOn() error             { return h.d.leases.holdOn(h) }
 func (h *held) goOn(acked bool)           { h.d.leases.goOn(h, acked) }
+func (h *held) told()                     { h.d.leases.told(h) }
 
 type leases struct {
 	d *Dispatcher
@@ -96,6 +103,13 @@ func (l *leases) goOn(h *held, acked bool) {
 	}
 }
 
+// told takes note that the server has said that the lease is lost.
+func (l *leases) told(h *held) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h.gone = true
+}
+
 // drop ends the renewals of an item.
 func (l *leases) drop(h *held) {
 	l.mu.Lock()
@@ -104,11 +118,18 @@ func (l *leases) drop(h *held) {
 	h.lose = nil
 }
 
-// end is when the lease of an item ends, for what is known.
+// end is when the lease of an item ends on the server, at the latest.
 func (l *leases) end(h *held) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return h.until
+	return h.latest
+}
+
+// lasts reports whether the lease may last on the server.
+func (l *leases) lasts(h *held) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !h.gone && time.Now().Before(h.latest)
 }
 
 // Each lease is renewed once a third of it is over, in statements of at most renewedAtOnce, and looked at so often that there
@@ -219,6 +240,9 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 		if ctx.Err() == nil && !errors.Is(err, errors.ErrUnsupported) {
 			l.d.cfg.Logger.Warn("dispatch: cannot renew leases", "error", err, "items", len(batch))
 		}
+		if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Unknown {
+			l.mayLast(batch, time.Now().Add(length))
+		}
 		return nil, err // it is tried again
 	}
 	l.mu.Lock()
@@ -227,21 +251,32 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 		switch {
 		case !l.held[h]: // meanwhile it has come to its end
 		case lost[h.item.LockToken]:
+			h.gone = true
 			l.loseIt(h)
 		default:
 			if _, ok := renewed[h.item.LockToken]; ok { // otherwise somebody has locked it, and it is tried again
 				h.until = sent.Add(length)
+				h.latest = h.until
 			}
 		}
 	}
 	return renewed, nil
 }
 
-// isLost reports whether it is known that the lease is lost.
-func (l *leases) isLost(h *held) bool {
+// mayLast takes note that the leases of a batch may have been renewed.
+func (l *leases) mayLast(batch []*held, latest time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return h.lost
+	for _, h := range batch {
+		h.latest = latest
+	}
+}
+
+// isGone reports whether the server has said that the lease is lost.
+func (l *leases) isGone(h *held) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return h.gone
 }
 
 // keepSessions renews the sessions of which something is in hand: their items come here for as long as that lasts. What has

@@ -281,8 +281,10 @@ type heldTurn struct {
 	byDecider ownAck
 
 	mu     sync.Mutex
-	until  time.Time // local: end of the lease, at the earliest
-	lost   bool
+	until  time.Time               // local: end of the lease, at the earliest
+	latest time.Time               // local: at the latest, for what was sent; never before until
+	lost   bool                    // here
+	gone   bool                    // there, which the server has said
 	lose   context.CancelCauseFunc // ends the context of the Decider
 	acking bool                    // the Decider acknowledges it, or has, and is not to hear of that
 	ended  context.CancelFunc      // ends the renewals
@@ -322,10 +324,47 @@ func (t *heldTurn) loseIt() {
 	}
 }
 
+// end is when the lease ends here.
 func (t *heldTurn) end() time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.until
+}
+
+// atTheLatest is when it ends on the server: until then that is told what became of the turn (see leases).
+func (t *heldTurn) atTheLatest() time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.latest
+}
+
+// lasts reports whether the lease may last on the server.
+func (t *heldTurn) lasts() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.gone && time.Now().Before(t.latest)
+}
+
+func (t *heldTurn) told() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.gone = true
+}
+
+// renewed takes note of a renewal.
+func (t *heldTurn) renewed(sent time.Time, length time.Duration, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var failure *pgwake.Error
+	switch {
+	case err == nil:
+		t.until = sent.Add(length)
+		t.latest = t.until
+	case errors.Is(err, pgwake.ErrLockLost):
+		t.gone = true
+	case errors.As(err, &failure) && failure.Unknown:
+		t.latest = time.Now().Add(length)
+	}
 }
 
 func (o *Orchestrator) log(t *heldTurn) *slog.Logger {
@@ -335,7 +374,8 @@ func (o *Orchestrator) log(t *heldTurn) *slog.Logger {
 // take has a turn decided and acknowledged, or given back.
 func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 	o.telemetry.claimed(claimedAs{turn.Namespace, turn.Path}, 1)
-	t := &heldTurn{o: o, OrchestrationItem: turn, until: o.p.LocalTime(turn.LockedUntil)}
+	until := o.p.LocalTime(turn.LockedUntil)
+	t := &heldTurn{o: o, OrchestrationItem: turn, until: until, latest: until}
 	if !o.admit(t) {
 		return
 	}
@@ -395,6 +435,7 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 			var verb *pgwake.Error
 			switch {
 			case errors.Is(failure, pgwake.ErrLockLost):
+				t.told()
 				cause = failure
 			case errors.As(failure, &verb):
 				retryable = verb.Retryable
@@ -453,7 +494,7 @@ func (o *Orchestrator) ack(traced context.Context, t *heldTurn, ack pgwake.Orche
 	if ack.Sticky == nil && o.cfg.Sticky > 0 && goesOn {
 		ack.Sticky = &pgwake.Sticky{Owner: o.cfg.Owner, For: o.cfg.Sticky}
 	}
-	mayHave, err := persist(o.settling, t.end, func(ctx context.Context) error {
+	mayHave, err := persist(o.settling, t.atTheLatest, func(ctx context.Context) error {
 		return o.p.AckOrchestrationItem(trace.ContextWithSpan(ctx, trace.SpanFromContext(traced)), t.LockToken, ack)
 	})
 	if mayHave && errors.Is(err, pgwake.ErrLockLost) {
@@ -467,6 +508,9 @@ func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) ve
 	switch v.fate {
 	case forsake:
 		o.log(t).Warn("dispatch: the lease was lost", "error", text(v.err))
+		if t.lasts() { // only here: until the server knows, nobody else gets the instance
+			o.giveBack(o.settling, t, v)
+		}
 		return v
 	case bury:
 		o.log(t).Error("dispatch: given up", "reason", v.reason, "error", text(v.err))
@@ -495,10 +539,10 @@ func (o *Orchestrator) bury(t *heldTurn, reason, cause string) error {
 	call := func(ctx context.Context) error {
 		return o.p.DeadLetterOrchestrationItem(ctx, t.LockToken, reason, cause)
 	}
-	mayHave, err := persist(o.settling, t.end, call)
+	mayHave, err := persist(o.settling, t.atTheLatest, call)
 	if errors.Is(err, pgwake.ErrInvalid) { // a smaller Config.MaxPayload than the text has
 		cause = ""
-		mayHave, err = persist(o.settling, t.end, call)
+		mayHave, err = persist(o.settling, t.atTheLatest, call)
 	}
 	if mayHave && errors.Is(err, pgwake.ErrLockLost) {
 		return nil
@@ -507,17 +551,17 @@ func (o *Orchestrator) bury(t *heldTurn, reason, cause string) error {
 }
 
 func (o *Orchestrator) giveBack(ctx context.Context, t *heldTurn, v verdict) {
-	if v.err != nil && !v.free { // the end of the Orchestrator is no failure
+	if v.err != nil && !v.free && v.fate != forsake { // the end of the Orchestrator is no failure
 		o.log(t).Warn("dispatch: failed", "again_in", v.delay, "error", text(v.err))
 	}
 	options := &pgwake.AbandonOptions{Delay: v.delay, IgnoreAttempt: v.free, Error: text(v.err)}
 	call := func(ctx context.Context) error { return o.p.AbandonOrchestrationItem(ctx, t.LockToken, options) }
-	mayHave, err := persist(ctx, t.end, call)
+	mayHave, err := persist(ctx, t.atTheLatest, call)
 	if errors.Is(err, pgwake.ErrInvalid) { // a smaller Config.MaxPayload than the text has
 		options.Error = ""
-		mayHave, err = persist(ctx, t.end, call)
+		mayHave, err = persist(ctx, t.atTheLatest, call)
 	}
-	mayHave = mayHave || t.byDecider.outcome().unsure
+	mayHave = mayHave || v.fate == forsake || t.byDecider.outcome().unsure
 	if err != nil && !(mayHave && errors.Is(err, pgwake.ErrLockLost)) {
 		o.log(t).Warn("dispatch: left to the end of its lease", "error", err)
 	}
@@ -534,13 +578,11 @@ func (o *Orchestrator) renew(ctx context.Context, t *heldTurn, pause time.Durati
 		_, err := o.p.RenewOrchestrationItemLock(bounded, t.LockToken, length)
 		cancel()
 		allowance.after(time.Since(sent), err == nil)
+		t.renewed(sent, length, err)
 		pause = length/looks - time.Since(sent)
 		switch {
 		case err == nil:
 			pause = length / renewals
-			t.mu.Lock()
-			t.until = sent.Add(length)
-			t.mu.Unlock()
 		case errors.Is(err, pgwake.ErrLockLost), !time.Now().Before(t.end()):
 			t.loseIt()
 			return

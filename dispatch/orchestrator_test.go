@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -618,6 +619,40 @@ func TestOrchestrator_RenewalsFailForMostOfALease_ItIsKept(t *testing.T) {
 		time.Sleep(61 * time.Second)
 		synctest.Wait()
 		require.Len(t, f.acks, 1)
+	})
+}
+
+func TestOrchestrator_RenewalsHaveNoAnswer_TurnIsGivenBackOnceThereIsOne(t *testing.T) {
+	var began []time.Time
+	deciding(t, OrchestratorConfig{LockTimeout: time.Hour}, func() Decider {
+		began = nil
+		return func(ctx context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+			if began = append(began, time.Now()); turn.Attempt > 1 {
+				return ack, nil
+			}
+			<-ctx.Done()
+			return ack, ctx.Err()
+		}
+	}, nil, func(t *testing.T, f *turns, _ func() error) {
+		f.mu.Lock()
+		f.unanswered = map[string]int{"renew": math.MaxInt}
+		f.fail = func(verb string) error {
+			if verb == "abandon" {
+				return retryable(verb)
+			}
+			return nil
+		}
+		f.mu.Unlock()
+		f.add("a")
+		time.Sleep(time.Hour + time.Minute)
+		f.mu.Lock()
+		f.fail = nil
+		f.mu.Unlock()
+		time.Sleep(2 * lastPause)
+		synctest.Wait()
+		require.Len(t, began, 2)
+		require.Len(t, f.acks, 1)
+		require.Len(t, f.given, 1)
 	})
 }
 

@@ -102,7 +102,7 @@ const (
 	acknowledge fate = iota
 	retry            // due again after a delay
 	bury             // a dead letter
-	forsake          // nothing can be done: the lease is lost
+	forsake          // the lease is lost
 	committed        // nothing is left to be done: the handler has acknowledged it itself
 )
 

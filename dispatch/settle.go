@@ -31,8 +31,11 @@ func (w *workshop) settle(h *held, v verdict, result Result) {
 	}
 	d.tell(h, v)
 	switch {
-	case v.fate == forsake, v.fate == committed:
+	case v.fate == committed, v.fate == forsake && !d.leases.lasts(h):
 		w.ended(h)
+		return
+	case v.fate == forsake: // only here: until the server knows, nobody else gets it
+		d.apart.add(h, &settlement{tried: true, mayHave: true, call: d.carryOut(h, verdict{fate: retry, free: v.free, err: v.err}, nil)})
 		return
 	case v.fate == acknowledge && completion == nil:
 		d.acks.add(h)

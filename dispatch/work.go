@@ -102,7 +102,8 @@ func (w *workshop) take(items []*pgwake.ClaimedWorkItem, asked int) {
 	w.d.telemetry.claimedItems(items)
 	taken := make([]*held, len(items))
 	for i, item := range items {
-		taken[i] = &held{d: w.d, item: item, since: time.Now(), until: w.d.p.LocalTime(item.LockedUntil)}
+		until := w.d.p.LocalTime(item.LockedUntil)
+		taken[i] = &held{d: w.d, item: item, since: time.Now(), until: until, latest: until}
 	}
 	w.d.leases.add(taken)
 	if !w.keep(taken, asked) {
@@ -251,7 +252,7 @@ func (w *workshop) handle(unit []*held) {
 			w.settle(h, r.judge(h, noAttemptEnded(h.item.LastError), nil), nil)
 		case !w.d.leases.guard(h, lose):
 			lose(pgwake.ErrLockLost)
-			w.settle(h, verdict{fate: forsake, err: pgwake.ErrLockLost}, nil)
+			w.settle(h, verdict{fate: forsake, free: true, err: pgwake.ErrLockLost}, nil)
 		default:
 			inHand = append(inHand, h)
 		}
