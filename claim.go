@@ -88,6 +88,9 @@ type claimed[T any] struct {
 	report
 }
 
+// closingPatience is for how long Close, which may have no end of its own, has a claim undone that cannot be.
+const closingPatience = 10 * time.Second
+
 // undoing gives a claim back, if it can within that time, and reports whether there was one.
 type undoing func(ctx context.Context, patience time.Duration) (undone bool, err error)
 
@@ -111,8 +114,8 @@ func detached[T any](ctx context.Context, p *Provider, q Queue, plan fetchPlan, 
 	p.inFlight.Go(func() {
 		var o outcome
 		defer func() {
-			if panicked := recover(); panicked != nil { // a tracer's, or a codec's: the caller's dispatcher may survive it
-				o.err = fmt.Errorf("panic: %v\n%s", panicked, debug.Stack())
+			if value := recover(); value != nil {
+				o.err = panicked{value, debug.Stack()}
 			}
 			conns.Release(conn)
 			outcomes <- o
@@ -144,6 +147,10 @@ func detached[T any](ctx context.Context, p *Provider, q Queue, plan fetchPlan, 
 		}
 		if outcomeUnknown(o.err) || o.err != nil && o.found > 0 { // the latter: claimed, but not all of it was read
 			p.inFlight.Go(func() { p.giveBack(undo, plan.lock) })
+		}
+		if o.err == nil && o.found > 0 && plan.ack == nil && p.isClosing() { // whoever has it could do nothing with it
+			p.inFlight.Go(func() { p.giveBack(undo, plan.lock) })
+			return claimed[T]{}, ErrClosed
 		}
 		return o.claimed, o.err
 	case <-ctx.Done():
@@ -183,8 +190,8 @@ func (p *Provider) claimRows(ctx context.Context, conn *pgxpool.Conn, rowCame fu
 
 // giveBack undoes a claim. The first attempt may come before the claim commits, if the server is still busy
 // with it, and then finds nothing to undo; so there are several, and more for as long as the database cannot be asked, until
-// the lease ends, each of which may take twice as long as the one before: the server may have much to undo. The last one comes
-// when the Provider closes.
+// the lease ends, each of which may take twice as long as the one before: the server may have much to undo. Close waits for them, so
+// they come quickly then, and are made for closingPatience if the database cannot be asked.
 func (p *Provider) giveBack(undo undoing, lease time.Duration) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
@@ -193,19 +200,22 @@ func (p *Provider) giveBack(undo undoing, lease time.Duration) {
 	}()
 	end := time.Now().Add(lease)
 	pauses := []time.Duration{0, 100 * time.Millisecond, time.Second, 5 * time.Second}
+	closing := p.closing
 	for i := 0; ; i++ {
 		patience := answerDeadline << min(i, 4)
 		wait := time.NewTimer(pauses[min(i, len(pauses)-1)])
 		select {
 		case <-wait.C:
-		case <-p.closing:
+		case <-closing:
 			wait.Stop()
-			_, _ = undo(p.abort, patience)
-			return
+			closing, pauses = nil, []time.Duration{0, 100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond}
+			if most := time.Now().Add(closingPatience); most.Before(end) {
+				end = most
+			}
 		}
 		undone, err := undo(p.abort, patience)
 		switch tries := i + 1; {
-		case err != nil && time.Now().Before(end): // nobody knows yet
+		case err != nil && time.Now().Before(end) && p.abort.Err() == nil: // nobody knows yet
 		case undone || err == nil && tries >= len(pauses), err != nil:
 			return
 		}

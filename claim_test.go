@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pgwake/pgwake/internal/virtualtime"
@@ -42,4 +43,22 @@ func TestGiveBack_DatabaseIsAway_GoesOnUntilTheLeaseEnds(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestGiveBack_DatabaseIsAwayForAMomentDuringClose_ClaimIsUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &Provider{closing: make(chan struct{}), abort: t.Context()}
+		close(p.closing)
+		began, tries := time.Now(), 0
+		away := errors.New("away")
+		p.giveBack(func(context.Context, time.Duration) (bool, error) {
+			if tries++; tries < 3 {
+				return false, away
+			}
+			return true, nil
+		}, time.Hour)
+		require.Equal(t, 3, tries)
+		p.giveBack(func(context.Context, time.Duration) (bool, error) { return false, away }, time.Hour)
+		require.Less(t, time.Since(began), 2*closingPatience, "Close may have no end of its own")
+	})
 }

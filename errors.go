@@ -95,6 +95,14 @@ type unreadable struct{ error }
 
 func (e unreadable) Unwrap() error { return e.error }
 
+// panicked is a panic, a tracer's or a codec's, in a goroutine of a claim. Retryable: one panic is not to end who fetches.
+type panicked struct {
+	value any
+	stack []byte
+}
+
+func (e panicked) Error() string { return fmt.Sprintf("panic: %v\n%s", e.value, e.stack) }
+
 // SQLSTATEs raised by the functions in migrations.
 const (
 	stateLockLost  = "PW001"
@@ -233,7 +241,7 @@ func retryable(err error) bool {
 	if errors.Is(err, context.Canceled) {
 		return false
 	}
-	if errors.As(err, new(unreadable)) {
+	if errors.As(err, new(unreadable)) || errors.As(err, new(panicked)) {
 		return true
 	}
 	if pgErr := serverError(err); pgErr != nil {

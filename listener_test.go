@@ -183,9 +183,59 @@ func TestFetch_PanicBelowTheClaim_IsAnErrorAndNothingIsLost(t *testing.T) {
 	tracer.armed.Store(true)
 	_, err = p.FetchWorkItem(t.Context(), longPoll)
 	require.ErrorContains(t, err, "panic: tracer")
+	var failure *Error
+	require.ErrorAs(t, err, &failure)
+	require.True(t, failure.Retryable, "or it would end a Dispatcher")
 	item, err := p.FetchWorkItem(t.Context(), longPoll)
 	require.NoError(t, err)
 	require.Equal(t, "w", item.Name)
+}
+
+// Whoever called the fetch could not give back what it brought, since the Provider takes no verbs any more.
+func TestClose_ClaimIsUnderWay_ItemIsFetchableAtOnce(t *testing.T) {
+	config, err := pgxpool.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	tracer := &holding{began: make(chan struct{}), goOn: make(chan struct{})}
+	config.ConnConfig.Tracer = tracer
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	p, err := New(t.Context(), pool, &Config{Schema: testdb.Schema(t), Logger: silent})
+	require.NoError(t, err)
+	_, err = p.EnqueueForWorker(t.Context(), WorkItem{Name: "w"}, nil)
+	require.NoError(t, err)
+	tracer.armed.Store(true)
+	fetched, closed := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := p.FetchWorkItem(t.Context(), longPoll)
+		fetched <- err
+	}()
+	<-tracer.began
+	go func() { closed <- p.Close(context.Background()) }()
+	<-p.closing
+	close(tracer.goOn)
+	require.ErrorIs(t, <-fetched, ErrClosed)
+	require.NoError(t, <-closed)
+	other := testProvider(t, Config{Schema: p.cfg.Schema})
+	item, err := other.FetchWorkItem(t.Context(), longPoll)
+	require.NoError(t, err)
+	require.Equal(t, 1, item.Attempt, "as if it had never been fetched")
+}
+
+// holding holds the end of one batch up.
+type holding struct {
+	panicking
+	began, goOn chan struct{}
+}
+
+func (h *holding) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (h *holding) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {
+	if h.armed.CompareAndSwap(true, false) {
+		close(h.began)
+		<-h.goOn
+	}
 }
 
 // panicking panics at the start of one batch.
