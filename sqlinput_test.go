@@ -51,6 +51,7 @@ func TestSQLFunctions_ArgumentThatGoRefuses_IsRefusedAndNothingIsWritten(t *test
 		`enqueue_message('i', 'continue_as_new')`:                                                      "a message that opens an execution needs the name of the orchestration",
 		`enqueue_message_many(ARRAY['i', 'j'], ARRAY['start', 'start'], NULL, ARRAY['n'])`:             "a message that opens an execution needs the name of the orchestration",
 		`enqueue_message_many(ARRAY['i', 'j'], ARRAY['k', 'continue_as_new'], NULL, ARRAY['n', NULL])`: "a message that opens an execution needs the name of the orchestration",
+		`enqueue_message_many(ARRAY['i', 'j'], ARRAY['k', 'k'], NULL, p_executions => '{NULL, -1}')`:   "an execution is not negative",
 		`ack_work(` + id + `, '` + claim + `', p_instance => 'i', p_kind => 'start')`:                  "a message that opens an execution needs the name of the orchestration",
 	}
 	for _, enqueue := range []string{"enqueue_work('w'", "enqueue_message('i', 'k'"} {

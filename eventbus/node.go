@@ -274,6 +274,9 @@ func (n *Node) Start(ctx context.Context) error {
 		end()
 		duties.Wait()
 		watch.Close()
+		marking, cancel := context.WithTimeout(context.Background(), endTimeout)
+		defer cancel()
+		s.err = errors.Join(s.err, n.markGone(marking))
 	}()
 	return nil
 }
@@ -282,19 +285,23 @@ func (n *Node) Start(ctx context.Context) error {
 // gone. If ctx ends before, Stop returns with its error, and all of that goes on. A node that is not started is marked alone.
 // dispatch.ErrHandlersLeft if a handler has not come to its end. Afterwards Start may be called again.
 func (n *Node) Stop(ctx context.Context) error {
-	var err error
-	if s := n.shift(); s != nil {
-		s.end()
-		if err := n.over(ctx, s); err != nil {
-			return err
-		}
-		err = s.err
+	s := n.shift()
+	if s == nil {
+		return n.markGone(ctx)
 	}
-	_, failed := value[bool](ctx, n.Bus, verb{op: "stop node", function: "stop_node", args: []any{n.id}})
-	if errors.Is(failed, pgwake.ErrClosed) { // then nobody can be told
-		failed = nil
+	s.end()
+	if err := n.over(ctx, s); err != nil {
+		return err
 	}
-	return errors.Join(err, failed)
+	return s.err
+}
+
+func (n *Node) markGone(ctx context.Context) error {
+	_, err := value[bool](ctx, n.Bus, verb{op: "stop node", function: "stop_node", args: []any{n.id}})
+	if errors.Is(err, pgwake.ErrClosed) { // then nobody can be told
+		return nil
+	}
+	return err
 }
 
 func (n *Node) shift() *shift {

@@ -352,6 +352,22 @@ func TestNode_StartsWhileItComesToItsEnd_BeginsAnew(t *testing.T) {
 	l.eventually(func() bool { return len(s.list()) == 1 && len(l.queued()) == 0 }, "it is handled")
 }
 
+func TestNode_StopDoesNotWaitForItsHandlers_IsMarkedAsGoneAllTheSame(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	n := l.node(quick("g"))
+	began, goOn := make(chan struct{}), make(chan struct{})
+	require.NoError(t, n.On(l.within(), "a", func(context.Context, *eventbus.Event, pgx.Tx) error { close(began); <-goOn; return nil }))
+	l.emit("a")
+	<-began
+	none, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, n.Stop(none), context.Canceled)
+	close(goOn)
+	<-n.Done()
+	require.True(t, one[bool](l, `SELECT stopped_at IS NOT NULL AND NOT live FROM list_nodes()`))
+}
+
 func TestNode_StartAndStopAtOnce_NothingIsLeftBehind(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

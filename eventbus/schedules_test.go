@@ -239,6 +239,31 @@ func TestOccurMany_CarriesOutWhatIsLikeOthers_AndLeavesTheRestAsItIs(t *testing.
 	require.Equal(t, 3, l.emitted())
 }
 
+// What is due, and what comes next, is what it was: whoever starts a new release after the nodes were away for a while may change how late it may come.
+func TestSchedule_JitterChangesWhileAnOccurrenceIsDue_ItComesOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	yearly := eventbus.Schedule{Name: "yearly", Cron: "0 0 1 1 *", Type: "a"}
+	change := func(jitter time.Duration) {
+		t.Helper()
+		yearly.Jitter = jitter
+		_, err := l.Schedule(l.within(), yearly)
+		require.NoError(t, err)
+	}
+	change(0)
+	next := func() time.Time { return one[time.Time](l, `SELECT next_at FROM scheduled_tasks`) }
+	newYear := next()
+	l.exec(`UPDATE scheduled_tasks SET next_at = next_at + interval '1 year'`) // the clock went back
+	change(time.Minute)
+	require.Equal(t, newYear.AddDate(1, 0, 0), next(), "this one was made")
+	l.exec(`UPDATE scheduled_tasks SET next_at = next_at - interval '2 years'`) // the nodes were away
+	change(time.Millisecond)
+	require.Equal(t, newYear.AddDate(-1, 0, 0), next())
+	l.node(nil)
+	l.eventually(func() bool { return l.emitted() == 1 && next().Equal(newYear) }, "the last one comes, and this one is next")
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM worker_queue WHERE name = 'eventbus|schedule'`))
+}
+
 // Many that are due at once are carried out by few transactions, each exactly once, and what is special among them by itself.
 func TestSchedule_ManyAreDueAtOnce_ShareTransactions(t *testing.T) {
 	t.Parallel()

@@ -628,7 +628,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "plans: a message joins what is believed to be empty",
-		file: "migrations/00004_orchestrator.sql",
+		file: "migrations/00017_executions.sql",
 		patches: []patch{{"known.instance_id = ANY (ARRAY[i.instance_id]) -- as in ack_work_many", "known.instance_id = i.instance_id"},
 			{"current.instance_id = ANY (ARRAY[known.instance_id]) AND", "current.instance_id = known.instance_id AND"}},
 		pkg: "./migrations", test: "TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor",
