@@ -11,6 +11,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/internal/testschema"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -268,6 +269,60 @@ func TestRedrive_GroupIsNotSubscribedToThePatternAnyMore_ItsLettersStayAndTheirK
 	l.subscribe("g", "a")
 	redrive(1)
 	l.claim(eventTag("g", "a"))
+}
+
+// Whoever comes later, the redrive or the end of the retirement, sees what the other has done.
+func TestRedrive_RetirementOfTheSubscriptionIsAboutToEnd_LetterGoesByAnotherOrStays(t *testing.T) {
+	t.Parallel()
+	retiring := func(t *testing.T) *lab {
+		l := newLab(t, nil)
+		l.subscribe("g", "a", "#")
+		l.emitKey("a", "k")
+		l.bury(eventTag("g", "a"), "broken")
+		_, err := l.Unsubscribe(l.within(), "g", "a")
+		require.NoError(t, err)
+		l.exec(`SELECT remove_strays()`)
+		l.eventually(func() bool {
+			return one[bool](l, `SELECT bool_and(horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot()))) FROM event_retirements`)
+		}, "nobody is left who has not seen its end")
+		return l
+	}
+	t.Run("it ends later", func(t *testing.T) {
+		t.Parallel()
+		l := retiring(t)
+		tx := l.begin()
+		n, err := l.WithTx(tx).Redrive(l.within(), nil)
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		l.exec(`SELECT remove_strays()`)
+		require.NoError(t, tx.Commit(l.within()))
+		l.exec(`SELECT remove_strays()`)
+		l.claim(eventTag("g", "#"))
+	})
+	for name, redrive := range map[string]func(l *lab) (int, error){
+		"it ends before, of a bus":       func(l *lab) (int, error) { return l.Redrive(l.t.Context(), nil) },
+		"it ends before, of all letters": func(l *lab) (int, error) { return eventbus.RedriveDeadLetters(l.t.Context(), l.p, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := retiring(t)
+			tx := l.begin()
+			_, err := tx.Exec(l.within(), `SELECT `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.remove_strays()`)
+			require.NoError(t, err)
+			redriven := make(chan int, 1)
+			go func() {
+				n, err := redrive(l)
+				assert.NoError(t, err)
+				redriven <- n
+			}()
+			l.eventually(func() bool {
+				return one[bool](l, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID())
+			}, "it waits")
+			require.NoError(t, tx.Commit(l.within()))
+			require.Zero(t, <-redriven)
+			require.Equal(t, 1, one[int](l, `SELECT count(*) FROM dead_letters`))
+		})
+	}
 }
 
 func TestRedriveDeadLetters_OfWhatIsNotTheBuss_IsThatOfTheProvider(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: which dead letters go back, and which have nobody to go to?
@@ -36,16 +37,16 @@ func (b *Bus) Redrive(ctx context.Context, f *LetterFilter) (int, error) {
 	if err != nil {
 		return 0, failed(op, err)
 	}
-	nobodys := "EXISTS (SELECT FROM " + b.in + "dead_letters AS d WHERE d.id OPERATOR(pg_catalog.=) letter_id AND " + stays(b.in) + ")"
 	after, limit := len(args)-2, len(args)-1
-	return redrive(args[after].(int64), args[limit].(int), func(from int64, most int) ([]candidate, error) {
+	return redrive(args[after].(int64), args[limit].(int), func(from int64, most int) ([]int64, error) {
 		args[after], args[limit] = from, most
-		return query(ctx, b, verb{op: op, function: "list_event_dead_letters", columns: "letter_id, " + nobodys, args: args}, pgx.RowToStructByPos[candidate])
-	}, func(f *pgwake.DeadLetterFilter) (int, error) {
+		return query(ctx, b, verb{op: op, function: "list_event_dead_letters", columns: "letter_id", args: args}, pgx.RowTo[int64])
+	}, func(ids []int64, most int) (int, error) {
 		if b.tx != nil {
-			return b.p.RedriveDeadLettersTx(ctx, b.tx, f)
+			n, err := redriveClaimable(ctx, b.p, b.tx, ids, most)
+			return n, failed(op, err)
 		}
-		return b.p.RedriveDeadLetters(ctx, f)
+		return redriveByItself(ctx, op, b.p, ids, most)
 	})
 }
 
@@ -65,22 +66,20 @@ func RedriveDeadLetters(ctx context.Context, p *pgwake.Provider, f *pgwake.DeadL
 	}
 	page := *f
 	page.PayloadBytes = 1 // nobody is to see them
-	return redrive(f.After, cmp.Or(f.Limit, 1000), func(from int64, most int) ([]candidate, error) {
+	return redrive(f.After, cmp.Or(f.Limit, 1000), func(from int64, most int) ([]int64, error) {
 		page.After, page.Limit = from, most
 		letters, err := p.ListDeadLetters(ctx, &page)
 		if err != nil {
 			return nil, err
 		}
-		found, ids := make([]candidate, len(letters)), make([]int64, len(letters))
+		ids := make([]int64, len(letters))
 		for i, d := range letters {
 			ids[i] = d.ID
 		}
-		nobodys, err := thatStay(ctx, p, ids)
-		for i, id := range ids {
-			found[i] = candidate{id, nobodys[id]}
-		}
-		return found, err
-	}, func(f *pgwake.DeadLetterFilter) (int, error) { return p.RedriveDeadLetters(ctx, f) })
+		return ids, nil
+	}, func(ids []int64, most int) (int, error) {
+		return redriveByItself(ctx, "redrive dead letters", p, ids, most)
+	})
 }
 
 // busIn reports whether there is a bus in the schema.
@@ -91,55 +90,59 @@ func busIn(ctx context.Context, p *pgwake.Provider) (there bool, err error) {
 	return there, err
 }
 
-// thatStay are those of the dead letters that nobody would claim.
-func thatStay(ctx context.Context, p *pgwake.Provider, ids []int64) (nobodys map[int64]bool, err error) {
-	in := pgx.Identifier{p.Schema()}.Sanitize() + "."
-	err = p.Do(ctx, "choose dead letters", func(ctx context.Context, q pgwake.Querier) error {
-		rows, err := q.Query(ctx, "SELECT d.id FROM "+in+"dead_letters AS d WHERE d.id OPERATOR(pg_catalog.=) ANY ($1) AND "+stays(in), ids)
-		if err != nil {
-			return err
-		}
-		nobodys = make(map[int64]bool)
-		var id int64
-		_, err = pgx.ForEachRow(rows, []any{&id}, func() error { nobodys[id] = true; return nil })
+func redriveByItself(ctx context.Context, op string, p *pgwake.Provider, ids []int64, most int) (redriven int, err error) {
+	err = pgx.BeginTxFunc(ctx, conns.Transactions{Pool: p.Pool()}, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		redriven, err = redriveClaimable(ctx, p, tx, ids, most)
 		return err
 	})
-	return nobodys, err
+	if err != nil {
+		return 0, failed(op, err)
+	}
+	return redriven, nil
 }
 
-// candidate is a dead letter that a filter chooses for a redrive.
-type candidate struct {
-	ID    int64
-	Stays bool // no node would claim it
+// redriveClaimable redrives the first letters that somebody would claim, most of them. Invariant: as long as one goes by a subscription that is
+// being retired, that does not end, for its row is locked, and remove_strays passes over it; afterwards that sees what has gone. One that is
+// removed from now on is not over before this transaction, which has its number by then (see horizon).
+func redriveClaimable(ctx context.Context, p *pgwake.Provider, tx pgx.Tx, ids []int64, most int) (int, error) {
+	in := pgx.Identifier{p.Schema()}.Sanitize() + "."
+	_, err := tx.Exec(ctx, "SELECT pg_catalog.pg_current_xact_id(), ARRAY(SELECT r.tag FROM "+in+"event_retirements AS r WHERE EXISTS (SELECT FROM "+in+`dead_letters AS d
+		WHERE d.id OPERATOR(pg_catalog.=) ANY ($1) AND d.namespace OPERATOR(pg_catalog.=) r.namespace AND d.tag OPERATOR(pg_catalog.=) r.tag) FOR KEY SHARE OF r)`, ids)
+	if err != nil {
+		return 0, err
+	}
+	rows, err := tx.Query(ctx, "SELECT d.id FROM "+in+"dead_letters AS d WHERE d.id OPERATOR(pg_catalog.=) ANY ($1) AND NOT "+stays(in), ids)
+	if err != nil {
+		return 0, err
+	}
+	ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil || len(ids) == 0 {
+		return 0, err
+	}
+	return p.RedriveDeadLettersTx(ctx, tx, &pgwake.DeadLetterFilter{IDs: ids, Limit: most})
 }
 
-// laterPage is how many candidates are looked at in one statement where those before did not go.
+// laterPage is how many letters are looked at in one statement where those before did not go.
 const laterPage = 1000
 
-// redrive redrives the first candidates that can go, limit of them, and returns how many. Those that stay must not fill the batch, or no
+// redrive redrives the first letters that can go, limit of them, and returns how many. Those that stay must not fill the batch, or no
 // later one ever would go: list returns the first so many after an id, in the order of their ids.
-func redrive(after int64, limit int, list func(after int64, most int) ([]candidate, error), verb func(*pgwake.DeadLetterFilter) (int, error)) (redriven int, err error) {
+func redrive(after int64, limit int, list func(after int64, most int) ([]int64, error), verb func(ids []int64, most int) (int, error)) (redriven int, err error) {
 	for most := limit; ; most = laterPage {
-		found, err := list(after, most)
+		ids, err := list(after, most)
 		if err != nil {
 			return redriven, err
 		}
-		var ids []int64
-		for _, c := range found {
-			if !c.Stays {
-				ids = append(ids, c.ID)
-			}
-		}
 		if len(ids) > 0 {
-			n, err := verb(&pgwake.DeadLetterFilter{IDs: ids, Limit: limit - redriven})
+			n, err := verb(ids, limit-redriven)
 			redriven += n
 			if err != nil {
 				return redriven, err
 			}
 		}
-		if redriven == limit || len(found) < most {
+		if redriven == limit || len(ids) < most {
 			return redriven, nil
 		}
-		after = found[len(found)-1].ID
+		after = ids[len(ids)-1]
 	}
 }
