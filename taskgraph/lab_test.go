@@ -173,6 +173,7 @@ func (l *lab) older(task string, d time.Duration) {
 	l.t.Helper()
 	l.exec(`UPDATE tasks SET state_entered_at = state_entered_at - $2::interval, created_at = created_at - $2::interval, start_at = start_at - $2::interval,
 		next_ready_at = next_ready_at - $2::interval WHERE task_id = $1`, task, d)
+	l.exec(`UPDATE orchestrator_queue SET visible_at = visible_at - $2::interval WHERE instance_id = $1`, task, d)
 }
 
 // attempt is one at a step: how long it took, and what came of it.

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 )
@@ -36,7 +38,7 @@ func (e *Engine) settle(ctx context.Context, call func(ctx context.Context, unsu
 			for n := 1; ; n++ {
 				var failure *pgwake.Error
 				err := call(ctx, unsure)
-				switch repeat = errors.As(err, &failure) && failure.Retryable; {
+				switch repeat = errors.As(err, &failure) && (failure.Retryable || ofTheServer(failure)); {
 				case unsure && errors.Is(err, pgwake.ErrLockLost):
 					return nil
 				case !repeat:
@@ -61,10 +63,29 @@ func (e *Engine) lease() time.Duration {
 	return cmp.Or(e.cfg.Steps.LockTimeout, pgwake.DefaultLockTimeout)
 }
 
+// ofTheServer reports whether an error says how the server is, or who may come to it, and not what it thinks of the call: while passwords
+// change, a standby is promoted that knows less, or tables are restored. Whoever was to answer has not looked at the result.
+func ofTheServer(err *pgwake.Error) bool {
+	if errors.As(err, new(*pgconn.ConnectError)) || errors.Is(err, pgwake.ErrPermission) || errors.Is(err, pgwake.ErrNotMigrated) {
+		return true
+	}
+	for _, of := range []string{
+		"26",       // a prepared statement is not known
+		"28", "3D", // who comes, and to which database
+		"58",             // the server's disk, say
+		"XX001", "XX002", // what is there cannot be read
+	} {
+		if strings.HasPrefix(err.SQLState, of) {
+			return true
+		}
+	}
+	return false
+}
+
 // refused reports whether the database has said no, and would do so again.
 func refused(err error) bool {
 	var failure *pgwake.Error
-	return errors.As(err, &failure) && !failure.Retryable && !failure.Unknown &&
+	return errors.As(err, &failure) && !failure.Retryable && !failure.Unknown && !ofTheServer(failure) &&
 		!errors.Is(err, pgwake.ErrLockLost) && !errors.Is(err, pgwake.ErrClosed) && !errors.Is(err, context.Canceled)
 }
 

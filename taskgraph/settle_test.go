@@ -34,7 +34,7 @@ func TestSettle_ErrorsThatPass_CostNoAttempt(t *testing.T) {
 		return taskgraph.Decision{Result: "one more", Steps: []taskgraph.AddedStep{{Name: "more", Template: "more"}}}, nil
 	})
 	g.run()
-	for i, state := range []string{"40P01", "57014", "53300", "55P03", "57P03"} {
+	for i, state := range []string{"40P01", "57014", "53300", "55P03", "57P03", "28P01", "58030", "42501"} {
 		for _, function := range []string{"start_step", "end_attempt"} {
 			g.breaks(function, state, 3, "true")
 		}

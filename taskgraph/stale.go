@@ -37,8 +37,8 @@ type StaleOptions struct {
 	Limit int
 
 	// The thresholds, in whole minutes, rounded up, for definitions without their own (Lifecycle). Negative: there is none. Default to 1 h
-	// in waiting_for_dependencies, 30 min in waiting_for_retry after the next attempt was due, 30 min in steps_in_process while nobody is
-	// at work on a step, and 24 h since the task was to begin, in whole hours.
+	// in waiting_for_dependencies, 30 min in waiting_for_retry after the next attempt was due, 30 min in steps_in_process since
+	// somebody was at work on a step, or a turn became due, and 24 h since the task was to begin, in whole hours.
 	WaitingForDependencies, WaitingForRetry, StepsInProcess, Lifetime time.Duration
 }
 

@@ -204,6 +204,32 @@ func TestDetectStaleTasks_SomethingIsToCome_IsNotStale(t *testing.T) {
 	}
 }
 
+// Nobody is at work at that instant, but somebody was, or something came, a moment ago: after an outage, or behind a backlog, nothing fails that would go on.
+func TestDetectStaleTasks_NobodyIsAtWorkSinceAMomentAgo_IsNotStale(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.define("default", "work", "1", `{}`, "a")
+	long := l.create("default", "work")
+	l.bring(long, taskgraph.TaskStepsInProcess)
+	l.older(long, 2*time.Hour)
+	l.enqueued(long, "a")
+	l.claim(time.Hour)
+	lost := func(ago time.Duration) {
+		l.exec(`UPDATE worker_queue SET visible_at = clock_timestamp() - $2::interval WHERE instance_id = $1`, long, ago)
+	}
+	lost(29 * time.Minute)
+	require.Equal(t, taskgraph.HealthWarning, l.stale(nil)[long].Health, "it was lost a while ago")
+	lost(time.Minute)
+	require.Empty(t, l.stale(nil), "it was lost a moment ago, as when the database was away, and others are to get it")
+	lost(time.Hour)
+	require.Equal(t, taskgraph.HealthStale, l.stale(nil)[long].Health)
+	_, err := l.p.EnqueueForOrchestrator(l.within(), pgwake.Message{Instance: long, Kind: "step"}, nil)
+	require.NoError(t, err)
+	require.Empty(t, l.stale(nil), "a step has ended, and the turn is to come")
+	l.exec(`UPDATE orchestrator_queue SET visible_at = clock_timestamp() - interval '1 hour' WHERE instance_id = $1`, long)
+	require.Equal(t, taskgraph.HealthStale, l.stale(nil)[long].Health, "nobody takes turns")
+}
+
 // hop takes a task from one state to another in one transition.
 func (l *lab) hop(task string, from, to taskgraph.TaskState) {
 	l.t.Helper()

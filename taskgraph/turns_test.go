@@ -560,3 +560,35 @@ func TestPurge_TurnOfALateMessage_NeitherIsInTheWayOfTheOther(t *testing.T) {
 	require.NoError(t, removal())
 	require.Zero(t, one[int](l, `SELECT count(*) FROM tasks`))
 }
+
+// A failover to a server that has the claim, and not the beginning that came after it. The worker has not noticed.
+func TestFinishStep_ServerHasLostTheBeginningOfTheAttempt_ItsEndCounts(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.define("default", "work", "1", `{}`, "a", "b", "c")
+	task := l.create("default", "work")
+	l.turns()
+	a, b, c := l.take(task, "a"), l.take(task, "b"), l.take(task, "c")
+	l.finish(a, true, `"done"`)
+	require.True(t, one[bool](l, `SELECT release_step($1, $2, $3, NULL)`, b.step, b.item, b.token))
+	stale := c
+	stale.token = "00000000-0000-0000-0000-000000000000"
+	l.fails("PW001", `SELECT finish_step($1, $2, $3, NULL, true, '1')`, stale.step, stale.item, stale.token)
+	require.Equal(t, []string{"a enqueued_for_orchestration 1", "b waiting_for_retry 0", "c enqueued 0"},
+		all[string](l, `SELECT concat_ws(' ', name, state, attempts) FROM steps WHERE task_id = $1 ORDER BY name`, task))
+	l.turns()
+	require.JSONEq(t, `"done"`, one[string](l, `SELECT results::text FROM steps WHERE step_id = $1 AND state = 'complete'`, a.step))
+	require.Equal(t, "run", l.start(c))
+}
+
+// Two calls that add to one task may be of one instant, and the clock may go back. More than 4096 steps carry into the milliseconds.
+func TestAddSteps_IDsThatItsInstantWouldHave_AreTaken_OthersAre(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.define("default", "work", "1", `{}`, "a")
+	task := l.create("default", "work")
+	l.exec(`INSERT INTO steps (step_id, task_id, step_definition_id, position, name, retryable, max_attempts, created_at)
+		SELECT numbered_uuid($1, clock_timestamp() + n * interval '1 ms', 2), task_id, step_definition_id, 1, 'n' || n, retryable, max_attempts, created_at
+		  FROM steps, generate_series(0, 10000) AS n WHERE task_id = $1 AND name = 'a' ON CONFLICT DO NOTHING`, task)
+	l.exec(`SELECT FROM add_steps($1, '{more}', '{a}')`, task)
+}
