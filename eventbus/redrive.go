@@ -106,8 +106,11 @@ func redriveByItself(ctx context.Context, op string, p *pgwake.Provider, ids []i
 // removed from now on is not over before this transaction, which has its number by then (see horizon).
 func redriveClaimable(ctx context.Context, p *pgwake.Provider, tx pgx.Tx, ids []int64, most int) (int, error) {
 	in := pgx.Identifier{p.Schema()}.Sanitize() + "."
-	_, err := tx.Exec(ctx, "SELECT pg_catalog.pg_current_xact_id(), ARRAY(SELECT r.tag FROM "+in+"event_retirements AS r WHERE EXISTS (SELECT FROM "+in+`dead_letters AS d
-		WHERE d.id OPERATOR(pg_catalog.=) ANY ($1) AND d.namespace OPERATOR(pg_catalog.=) r.namespace AND d.tag OPERATOR(pg_catalog.=) r.tag) FOR KEY SHARE OF r)`, ids)
+	_, err := tx.Exec(ctx, "SELECT pg_catalog.pg_current_xact_id()") // before the snapshot of what is next
+	if err == nil {
+		_, err = tx.Exec(ctx, "SELECT FROM "+in+"event_retirements AS r WHERE EXISTS (SELECT FROM "+in+`dead_letters AS d
+			WHERE d.id OPERATOR(pg_catalog.=) ANY ($1) AND d.namespace OPERATOR(pg_catalog.=) r.namespace AND d.tag OPERATOR(pg_catalog.=) r.tag) FOR KEY SHARE OF r`, ids)
+	}
 	if err != nil {
 		return 0, err
 	}
