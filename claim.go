@@ -115,7 +115,7 @@ func detached[T any](ctx context.Context, p *Provider, q Queue, plan fetchPlan, 
 		var o outcome
 		defer func() {
 			if value := recover(); value != nil {
-				o.err = panicked{value, debug.Stack()}
+				o.err = panicError{value, debug.Stack()}
 			}
 			conns.Release(conn)
 			outcomes <- o
@@ -203,6 +203,9 @@ func (p *Provider) giveBack(undo undoing, lease time.Duration) {
 	closing := p.closing
 	for i := 0; ; i++ {
 		patience := answerDeadline << min(i, 4)
+		if closing == nil {
+			patience = min(patience, max(time.Until(end), time.Second))
+		}
 		wait := time.NewTimer(pauses[min(i, len(pauses)-1)])
 		select {
 		case <-wait.C:

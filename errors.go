@@ -58,7 +58,7 @@ var (
 type Error struct {
 	Op        string // the verb, such as "ack work item"
 	Err       error  // the cause; errors.Is and errors.As see through
-	Retryable bool   // the same call may succeed later: deadlock, serialization failure, lost connection, shutdown, full pool, a fetch that met a row which cannot be read
+	Retryable bool   // the same call may succeed later: deadlock, serialization failure, lost connection, shutdown, full pool, a fetch that met a row which cannot be read, or a panic
 	SQLState  string // the server's SQLSTATE, if the server answered
 
 	// Unknown says that the verb was sent and no answer came back, since the connection was lost or the context of the
@@ -95,13 +95,13 @@ type unreadable struct{ error }
 
 func (e unreadable) Unwrap() error { return e.error }
 
-// panicked is a panic, a tracer's or a codec's, in a goroutine of a claim. Retryable: one panic is not to end who fetches.
-type panicked struct {
+// panicError is a panic, a tracer's or a codec's, in a goroutine of a claim. Retryable: one panic is not to end who fetches.
+type panicError struct {
 	value any
 	stack []byte
 }
 
-func (e panicked) Error() string { return fmt.Sprintf("panic: %v\n%s", e.value, e.stack) }
+func (e panicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.value, e.stack) }
 
 // SQLSTATEs raised by the functions in migrations.
 const (
@@ -241,7 +241,7 @@ func retryable(err error) bool {
 	if errors.Is(err, context.Canceled) {
 		return false
 	}
-	if errors.As(err, new(unreadable)) || errors.As(err, new(panicked)) {
+	if errors.As(err, new(unreadable)) || errors.As(err, new(panicError)) {
 		return true
 	}
 	if pgErr := serverError(err); pgErr != nil {

@@ -180,21 +180,31 @@ func (a *apart) begin(batch []*held, allowance *allowance) {
 }
 
 // free returns those of a batch that nobody has locked, or that are lost; where leases cannot be renewed, all of them. Invariant: what
-// nobody has locked is free unless the renewal fails for a reason that may go away, so it is carried out before its lease ends.
+// nobody has locked is free unless the renewal fails for a reason that may go away, so it is carried out before its lease ends. What is lost
+// here is free as it is: its lease is not to go on because somebody asks, so each attempt comes to an end.
 func (a *apart) free(batch []*held, allowed time.Duration) (free map[*held]bool, err error) {
-	var again []pgwake.LockToken
-	if len(batch) == 1 {
-		again = append(again, batch[0].item.LockToken) // one by itself would be waited for
+	free = make(map[*held]bool, len(batch))
+	var holds []*held
+	for _, h := range batch {
+		if free[h] = a.d.leases.isLost(h); !free[h] {
+			holds = append(holds, h)
+		}
 	}
-	renewed, err := a.d.leases.renew(a.d.work.settling, batch, allowed, again...)
+	if len(holds) == 0 {
+		return free, nil
+	}
+	var again []pgwake.LockToken
+	if len(holds) == 1 {
+		again = append(again, holds[0].item.LockToken) // one by itself would be waited for
+	}
+	renewed, err := a.d.leases.renew(a.d.work.settling, holds, allowed, again...)
 	never := errors.Is(err, errors.ErrUnsupported)
 	if err != nil && !never {
-		return nil, err
+		return free, err
 	}
-	free = make(map[*held]bool, len(batch))
-	for _, h := range batch {
+	for _, h := range holds {
 		_, is := renewed[h.item.LockToken]
-		free[h] = is || never || a.d.leases.isGone(h)
+		free[h] = is || never || a.d.leases.isLost(h)
 	}
 	return free, nil
 }

@@ -788,6 +788,37 @@ func TestRun_RenewalsHaveNoAnswer_ItemIsGivenBackOnceThereIsOne(t *testing.T) {
 	})
 }
 
+// The database is back a moment before the lease ends, and the answer to the renewal comes a moment after.
+func TestRun_RenewalIsUnderWayWhenTheLeaseEnds_ItemIsGivenBack(t *testing.T) {
+	var began []time.Duration
+	start := time.Time{}
+	dispatching(t, Config{LockTimeout: time.Minute}, func(d *Dispatcher) {
+		began, start = nil, time.Now()
+		d.Handle("a", does(func(ctx context.Context, item *pgwake.ClaimedWorkItem) error {
+			if began = append(began, time.Since(start)); item.Attempt == 1 {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}))
+	}, func(t *testing.T, f *fake, _ func() error) {
+		f.mu.Lock()
+		f.late = 6500 * time.Millisecond
+		f.fail = func(verb string) error {
+			if verb == "renew" && time.Since(start) < 54*time.Second {
+				return &pgwake.Error{Op: verb, Err: errors.New("away"), Retryable: true}
+			}
+			return nil
+		}
+		f.mu.Unlock()
+		f.enqueue("a")
+		time.Sleep(70 * time.Second)
+		synctest.Wait()
+		require.Len(t, began, 2)
+		require.InDelta(t, time.Minute, began[1], float64(2*time.Second))
+		require.Equal(t, []string{"a"}, f.acked)
+	})
+}
+
 // One of a batch is given up, and somebody takes it before that is stored. The other is at work.
 func TestRun_BatchWithAnItemThatWasTriedTooOften_ItIsLost_TheOtherGoesOn(t *testing.T) {
 	var handled []error

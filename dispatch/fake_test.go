@@ -52,6 +52,7 @@ type fake struct {
 	waiting, mostWaiting int // verbs that wait for what is locked
 
 	hang bool          // renewals hang until their context ends
+	late time.Duration // how long the answer to a renewal takes that has had its effect
 	last bool          // leases end when they end: there are no renewals
 	disk bool          // is gone: a flush hangs until its context ends
 	slow time.Duration // what every verb but the fetch takes
@@ -488,6 +489,7 @@ func (f *fake) RenewWorkItemLocks(ctx context.Context, tokens []pgwake.LockToken
 			return nil, err
 		}
 	}
+	nap(ctx, f.late)
 	if lost != nil {
 		return renewed, &pgwake.Error{Op: "renew", Err: &pgwake.LostLocksError{Tokens: lost}}
 	}

@@ -37,7 +37,7 @@ type held struct {
 
 	// For leases, under its mutex.
 	until  time.Time               // local: end of the lease, at the earliest
-	latest time.Time               // local: at the latest, for what was sent; never before until
+	latest time.Time               // local: about the latest that it can be on the server, for what was sent; never before until
 	lost   bool                    // here
 	gone   bool                    // there, which the server has said
 	lose   context.CancelCauseFunc // nil: not at work
@@ -232,6 +232,7 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 	}
 	tokens = append(tokens, again...)
 	sent := time.Now()
+	l.mayLast(batch, sent.Add(allowed+length)) // whatever is heard of it, and when
 	bounded, cancel := context.WithTimeout(ctx, allowed)
 	renewed, err = l.d.p.RenewWorkItemLocks(bounded, tokens, length)
 	cancel()
@@ -239,9 +240,6 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 	if !ok {
 		if ctx.Err() == nil && !errors.Is(err, errors.ErrUnsupported) {
 			l.d.cfg.Logger.Warn("dispatch: cannot renew leases", "error", err, "items", len(batch))
-		}
-		if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Unknown {
-			l.mayLast(batch, time.Now().Add(length))
 		}
 		return nil, err // it is tried again
 	}
@@ -263,7 +261,7 @@ func (l *leases) renew(ctx context.Context, batch []*held, allowed time.Duration
 	return renewed, nil
 }
 
-// mayLast takes note that the leases of a batch may have been renewed.
+// mayLast takes note that the leases of a batch are about to be renewed.
 func (l *leases) mayLast(batch []*held, latest time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -272,11 +270,11 @@ func (l *leases) mayLast(batch []*held, latest time.Time) {
 	}
 }
 
-// isGone reports whether the server has said that the lease is lost.
-func (l *leases) isGone(h *held) bool {
+// isLost reports whether the lease is lost, here or on the server.
+func (l *leases) isLost(h *held) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return h.gone
+	return h.lost
 }
 
 // keepSessions renews the sessions of which something is in hand: their items come here for as long as that lasts. What has

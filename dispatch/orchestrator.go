@@ -282,7 +282,7 @@ type heldTurn struct {
 
 	mu     sync.Mutex
 	until  time.Time               // local: end of the lease, at the earliest
-	latest time.Time               // local: at the latest, for what was sent; never before until
+	latest time.Time               // local: about the latest that it can be on the server, for what was sent; never before until
 	lost   bool                    // here
 	gone   bool                    // there, which the server has said
 	lose   context.CancelCauseFunc // ends the context of the Decider

@@ -95,6 +95,7 @@ type shift struct {
 	end        context.CancelFunc
 	ended      chan struct{}
 	err        error // once it has ended
+	marked     error // and why it could not be marked as gone then
 }
 
 // Node registers a node of the Bus's namespace, or what is new of it. It handles nothing before Start. Errors: pgwake.ErrConfig for the
@@ -276,7 +277,7 @@ func (n *Node) Start(ctx context.Context) error {
 		watch.Close()
 		marking, cancel := context.WithTimeout(context.Background(), endTimeout)
 		defer cancel()
-		s.err = errors.Join(s.err, n.markGone(marking))
+		s.marked = n.markGone(marking)
 	}()
 	return nil
 }
@@ -292,6 +293,9 @@ func (n *Node) Stop(ctx context.Context) error {
 	s.end()
 	if err := n.over(ctx, s); err != nil {
 		return err
+	}
+	if s.marked != nil { // the database was away
+		return errors.Join(s.err, n.markGone(ctx))
 	}
 	return s.err
 }

@@ -64,7 +64,7 @@ func (e *Engine) lease() time.Duration {
 }
 
 // ofTheServer reports whether an error says how the server is, or who may come to it, and not what it thinks of the call: while passwords
-// change, a standby is promoted that knows less, or tables are restored. Whoever was to answer has not looked at the result.
+// change, a standby is promoted that knows less, or tables are restored.
 func ofTheServer(err *pgwake.Error) bool {
 	if errors.As(err, new(*pgconn.ConnectError)) || errors.Is(err, pgwake.ErrPermission) || errors.Is(err, pgwake.ErrNotMigrated) {
 		return true

@@ -206,7 +206,7 @@ BEGIN
           JOIN task_definitions d ON d.task_definition_id = o.task_definition_id
           LEFT JOIN LATERAL ( -- others are to get what somebody has lost since, and a turn what has come
                SELECT greatest((SELECT max(q.visible_at) FROM worker_queue q WHERE q.instance_id = o.task_id::text AND q.lock_token IS NOT NULL),
-                               (SELECT max(q.visible_at) FROM orchestrator_queue q
+                               (SELECT min(q.visible_at) FROM orchestrator_queue q
                                  WHERE q.instance_id BETWEEN o.task_id::text AND o.task_id::text AND q.visible_at <= v_now)) AS at) latest
                ON o.state = 'steps_in_process' AND NOT o.whole
           JOIN LATERAL (VALUES
