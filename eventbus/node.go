@@ -79,7 +79,8 @@ type Node struct {
 	how         NodeConfig
 	handlers    handlers
 	occurrences occurrences
-	patience    time.Duration // stepPatience, but in tests
+	patience    time.Duration    // stepPatience, but in tests
+	wall        func() time.Time // time.Now, but in tests
 	register    func(context.Context) error
 
 	mu       sync.Mutex
@@ -102,7 +103,7 @@ type shift struct {
 // NodeConfig, and those of a verb.
 func (b *Bus) Node(ctx context.Context, config *NodeConfig) (*Node, error) {
 	const op = "register node"
-	n := &Node{patience: stepPatience}
+	n := &Node{patience: stepPatience, wall: time.Now}
 	if config != nil {
 		n.how = *config
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 )
 
 // This file answers: does the log last for years without anybody who looks after it, and is nothing lost by that?
@@ -366,6 +367,10 @@ func TestKeepLog_DefaultPartitionWasAboutToBecomeOne_TakesEventsAllTheSame(t *te
 		"the last step was left":       {2, func(l *lab) { require.Equal(l.t, "done", l.keepFor(nil)) }},
 		"long after, in another month": {2, func(l *lab) { require.Equal(l.t, "done", l.keep(4)) }},
 		"an operator makes partitions": {2, func(l *lab) { require.Equal(l.t, 3, one[int](l, `SELECT make_event_partitions()`)) }},
+		"a bus, in the last month": {2, func(l *lab) {
+			l.boundUntil(0)
+			l.another()
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -380,6 +385,112 @@ func TestKeepLog_DefaultPartitionWasAboutToBecomeOne_TakesEventsAllTheSame(t *te
 			l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) VALUES ('default', 'a', now() + interval '3 years')`)
 			require.Contains(t, []int{events + 1, 1}, one[int](l, `SELECT count(*) FROM event_log`), "as it was, or old and gone")
 		})
+	}
+}
+
+// boundUntil has the default partition refuse what comes after a month, as if it had been about to become one of them for long.
+func (l *lab) boundUntil(month int) {
+	l.t.Helper()
+	bound := one[string](l, `SELECT name::text FROM bounded_default()`)
+	l.exec(`ALTER TABLE event_log_default RENAME CONSTRAINT ` + bound + ` TO ` + bound[:len(bound)-len("2026_01")] + l.month(month))
+}
+
+// A transaction that has emitted stays open, up to the last days before the default partition would refuse events. That is no error of who begins
+// with a bus, and is given up as soon as it can be.
+func TestKeepLog_TransactionThatHasEmittedStaysOpen_DefaultPartitionTakesEventsAllTheSame(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.neglect(3)
+	for range 2 {
+		require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
+	}
+	open := l.begin()
+	_, err := l.WithTx(open).Emit(l.within(), "a", nil, nil)
+	require.NoError(t, err)
+	require.Equal(t, "wait", one[string](l, `SELECT keep_event_log(NULL)`))
+	require.NoError(t, open.Commit(l.within()))
+	l.boundUntil(0)
+	open = l.begin()
+	_, err = l.WithTx(open).Emit(l.within(), "a", nil, nil)
+	require.NoError(t, err)
+	l.another()
+	require.Equal(t, "wait", one[string](l, `SELECT keep_event_log(NULL)`))
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM bounded_default()`))
+	require.NoError(t, open.Commit(l.within()))
+	var begins errgroup.Group
+	for range 4 {
+		begins.Go(func() error {
+			_, err := l.p.Pool().Exec(l.within(), `SELECT `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.adopt_event_log()`)
+			return err
+		})
+	}
+	require.NoError(t, begins.Wait())
+	require.Zero(t, one[int](l, `SELECT count(*) FROM bounded_default()`))
+	require.Equal(t, "done", l.keepFor(nil))
+}
+
+// Of what is of a time that is still to come no partition is made that lasts until then, and none is refused.
+func TestKeepLog_DefaultPartitionIsLargeAndHasAnEventOfAFarFuture_IsLeftToTheOperator(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	events := l.neglect(3)
+	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) VALUES ('default', 'a', now() + interval '70 years')`)
+	require.Equal(t, "large", one[string](l, `SELECT keep_event_log(NULL)`))
+	require.Zero(t, one[int](l, `SELECT count(*) FROM bounded_default()`))
+	l.exec(`DELETE FROM event_log WHERE emitted_at > now() + interval '1 year'`)
+	require.Equal(t, "done", l.keepFor(nil))
+	require.Equal(t, events, one[int](l, `SELECT count(*) FROM event_log`))
+	require.Len(t, l.partitions(), 1, "of the year, and until two months from now")
+	l.emit("a")
+	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log_default`))
+}
+
+// Nothing else is done in the transaction that gives it up: others wait for the end of that.
+func TestKeepLog_DefaultPartitionIsAboutToRefuseEvents_GivesThatUpAndNothingElse(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.neglect(3)
+	require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
+	l.boundUntil(0)
+	require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
+	require.Zero(t, one[int](l, `SELECT count(*) FROM bounded_default()`))
+	require.Equal(t, "done", l.keepFor(nil))
+	require.Contains(t, l.partitions(), l.month(2))
+}
+
+// What was in it is gone, and nobody has vacuumed it.
+func TestKeepLog_DefaultPartitionIsLargeAndEmpty_PartitionsAreMade(t *testing.T) {
+	t.Parallel()
+	for name, there := range map[string]int{"none": -1, "that of the next month": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.neglect(3)
+			l.exec(`DELETE FROM event_log`)
+			if there >= 0 {
+				l.exec(`SELECT make_event_partitions(0, (date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => $1)) AT TIME ZONE 'UTC')`, there)
+			}
+			require.Equal(t, "done", l.keepFor(nil))
+			l.emit("a")
+			require.Zero(t, one[int](l, `SELECT count(*) FROM event_log_default`))
+			require.Contains(t, l.partitions(), l.month(2))
+		})
+	}
+}
+
+// By a clock that is far ahead all of the log is old, and all of it would go at once.
+func TestKeepLog_ClocksOfServerAndNodeDisagree_NothingIsRemoved(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`SELECT make_event_partitions(0, (now() AT TIME ZONE 'UTC' - interval '20 months') AT TIME ZONE 'UTC')`)
+	for _, off := range []time.Duration{-25 * time.Hour, 25 * time.Hour, 0} {
+		n, err := l.Node(l.within(), nil)
+		require.NoError(t, err)
+		eventbus.SetWall(n, func() time.Time { return time.Now().Add(off) })
+		l.exec(`DROP TABLE event_log_p` + l.month(2))
+		require.Equal(t, "done", eventbus.KeepLogOnce(l.within(), n))
+		require.Contains(t, l.partitions(), l.month(2), "it is made all the same")
+		require.Equal(t, off != 0, slices.Contains(l.partitions(), l.month(-20)), off)
 	}
 }
 

@@ -187,7 +187,6 @@ func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []Ad
 			return plainly()
 		}
 	}
-	commits := false
 	err := pgx.BeginTxFunc(ctx, conns.Transactions{Pool: e.pool}, readCommitted, func(tx pgx.Tx) error {
 		in := e.WithTx(tx)
 		if _, err := in.AddSteps(ctx, s.TaskID, added...); err != nil {
@@ -197,17 +196,12 @@ func (e *Engine) decide(ctx context.Context, s *Step, result *string, added []Ad
 		if err == nil && !done {
 			return errDropped
 		}
-		commits = err == nil
 		return err
 	})
 	if errors.Is(err, errDropped) { // the end of the item was rolled back as well; a step that has left in_progress does not come back to it with this item
 		return plainly()
 	}
-	err = failed(opFinish, err)
-	if failure := (*pgwake.Error)(nil); commits && errors.As(err, &failure) {
-		failure.Unknown = true // pgx has "conn closed" for a commit whose answer is lost, and takes that for one that was not sent
-	}
-	return err
+	return failed(opFinish, err)
 }
 
 // fail keeps what went wrong with an attempt, and when there may be another.

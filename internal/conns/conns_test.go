@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/assert"
@@ -227,7 +228,11 @@ func TestTransactions_HoweverTheyEnd_ReleaseTheirConnection(t *testing.T) {
 		},
 		"close": func(tx pgx.Tx) {
 			require.NoError(t, tx.Conn().Close(t.Context()))
-			require.Error(t, tx.Commit(t.Context()))
+			err := tx.Commit(t.Context())
+			require.Error(t, err)
+			var failure *pgwake.Error
+			require.ErrorAs(t, pgwake.WrapError("commit", err), &failure)
+			require.Equal(t, []bool{true, true}, []bool{failure.Unknown, failure.Retryable}, "as far as the error says the commit may have been sent")
 		},
 	} {
 		end(begin())
