@@ -326,6 +326,7 @@ func TestAckGroups_Panic_IsAnErrorOfTheGroup(t *testing.T) {
 		g.calls(1)
 		g.p.inFlight.Wait()
 		require.ErrorContains(t, g.heard()[1], "panic: item 1")
+		require.True(t, outcomeUnknown(g.heard()[1]) && retryable(g.heard()[1]), "it may have come after the commit")
 		g.fail = nil
 		g.calls(2)
 		g.p.inFlight.Wait()

@@ -64,8 +64,9 @@ func acquireUntil(ctx context.Context, pool *pgxpool.Pool, until time.Time) (con
 	return nil, over, err
 }
 
-// unanswered resets the pool, since what took one of its connections without a sign may have taken all. If it is
-// the server that is slow, connections made anew at each turn would not help it.
+// unanswered resets the pool, since what took one of its connections without a sign may have taken all; so may they lead to
+// a server that takes no writes any more, and would for as long as they last. If it is the server that is slow, connections made
+// anew at each turn would not help it.
 func (p *Provider) unanswered() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,6 +130,9 @@ func detached[T any](ctx context.Context, p *Provider, q Queue, plan fetchPlan, 
 			if errors.Is(o.err, errPoolSilent) {
 				p.unanswered()
 			}
+		}
+		if takesNoWrites(o.err) {
+			p.unanswered()
 		}
 		if notificationsFull(o.err) { // by the commit, when the rows were there: nothing was claimed
 			o.claimed = claimed[T]{}

@@ -65,7 +65,7 @@ type engine struct {
 	// tidy is called every now and then while the node hibernates: connections that nobody uses are to be closed.
 	tidy func()
 
-	// poolSilent is called when a connection of the pool did not answer.
+	// poolSilent is called when a connection of the pool did not answer, or leads to a server that takes no writes.
 	poolSilent func()
 
 	readCommitted bool // as the role's default isolation level
@@ -221,7 +221,7 @@ func (e *engine) use(ctx context.Context, conn *pgxpool.Conn, until time.Time, d
 	bounded, end := conns.WhileHeard(ctx, conns.LastHeard(conn.Conn()), until, answerDeadline)
 	defer end()
 	err := do(bounded, conn)
-	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil || takesNoWrites(err) {
 		e.poolSilent()
 	}
 	return err

@@ -379,6 +379,63 @@ func TestFallback_ItemThatNobodyAnnounced_IsFoundAndCounted(t *testing.T) {
 	eventually(t, "the find is counted", func() bool { return p.Stats().Worker.FallbackFinds == 1 })
 }
 
+// A schema that is restored, or a table that is emptied by hand, while a node listens: nobody would notify it any more, and so all of its items would
+// be found by the fallback alone.
+func TestFallback_RowsOfTheNodeAreGone_ListensAnew(t *testing.T) {
+	p := testProvider(t, Config{FallbackInterval: 300 * time.Millisecond})
+	wait := fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	conn := plain(t, p.cfg.Schema)
+	rows := func(lanes string) (n int) {
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT count(*) FROM waiters WHERE node = $1 AND lane `+lanes, p.engine.node).Scan(&n))
+		return n
+	}
+	eventually(t, "the lane is armed", func() bool { return rows("> 0 AND armed") == 1 })
+	mustExec(t, conn, `TRUNCATE waiters`)
+	eventually(t, "the node has its row again", func() bool { return rows("= 0") == 1 })
+	eventually(t, "and its lane", func() bool { return rows("> 0 AND armed") == 1 })
+	require.EqualValues(t, 1, p.Stats().Reconnects)
+	mustExec(t, conn, `SELECT enqueue_work('heard')`)
+	require.NoError(t, get(t, wait).err)
+}
+
+// The server has become a standby of another one, or is about to be stopped for that, and has kept its sessions.
+func TestReadOnlyServer_SessionsThatAreLeft_AreGivenUp(t *testing.T) {
+	const turnsReadOnly = `SELECT pg_catalog.set_config('default_transaction_read_only', 'on', false)`
+	p := testProvider(t, Config{FallbackInterval: 300 * time.Millisecond})
+	var said string
+	require.NoError(t, p.engine.exec(t.Context(), &said, turnsReadOnly))
+	eventually(t, "it listens anew", func() bool { return p.Stats().Reconnects == 1 && p.Stats().Listening })
+
+	readOnly := func() {
+		p.mu.Lock()
+		p.lastReset = time.Time{}
+		p.mu.Unlock()
+		conns := p.pool.AcquireAllIdle(t.Context())
+		require.NotEmpty(t, conns)
+		for _, conn := range conns {
+			require.NoError(t, conn.QueryRow(t.Context(), turnsReadOnly).Scan(&said))
+			conn.Release()
+		}
+	}
+	for name, verb := range map[string]func() error{
+		"enqueue": func() error { _, err := p.EnqueueForWorker(t.Context(), WorkItem{Name: "w"}, nil); return err },
+		"fetch":   func() error { _, err := p.FetchWorkItem(t.Context(), longPoll); return err },
+	} {
+		require.NoError(t, p.RegisterNamespace(t.Context(), "another"), "which makes a connection")
+		readOnly()
+		if name == "fetch" {
+			mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('w')`)
+		}
+		err := verb()
+		var failure *Error
+		require.ErrorAs(t, err, &failure, name)
+		require.Equal(t, "25006", failure.SQLState, name)
+		require.True(t, failure.Retryable, name)
+		require.NoError(t, verb(), name)
+	}
+}
+
 // What a node asks for many namespaces takes its time, and the connection has not lost its peer for that.
 func TestFallback_ManyNamespaces_MayTakeLonger(t *testing.T) {
 	t.Parallel()

@@ -95,7 +95,7 @@ type unreadable struct{ error }
 
 func (e unreadable) Unwrap() error { return e.error }
 
-// panicError is a panic, a tracer's or a codec's, in a goroutine of a claim. Retryable: one panic is not to end who fetches.
+// panicError is a panic, a tracer's or a codec's, where others wait for what comes of it. Retryable: one panic is not to end who fetches.
 type panicError struct {
 	value any
 	stack []byte
@@ -281,8 +281,18 @@ func notificationsFull(err error) bool {
 	return said != nil && said.Code == "54000" && (said.Routine == "PreCommit_Notify" || said.Routine == "" && strings.Contains(said.Message, "NOTIFY"))
 }
 
+// takesNoWrites reports whether a server was met that is read-only: a standby, or one that was the primary until a moment ago.
+func takesNoWrites(err error) bool {
+	said := serverError(err)
+	return said != nil && said.Code == "25006"
+}
+
 // badCertificate reports whether the server was refused for what it showed. With sslmode=verify-ca pgx verifies by itself, and then it is not wrapped.
+// One that has expired is of the right server, and is renewed sooner or later.
 func badCertificate(err error) bool {
+	if invalid := (x509.CertificateInvalidError{}); errors.As(err, &invalid) && invalid.Reason == x509.Expired {
+		return false
+	}
 	return errors.As(err, new(*tls.CertificateVerificationError)) || errors.As(err, new(x509.UnknownAuthorityError)) ||
 		errors.As(err, new(x509.HostnameError)) || errors.As(err, new(x509.CertificateInvalidError))
 }

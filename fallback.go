@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -44,8 +45,13 @@ func (l *listener) fallbackByDispatchers() {
 	}
 }
 
+// errForgotten ends a session of which the server knows nothing any more.
+var errForgotten = errors.New("the table of those who listen has no row of this node any more: it was emptied, or made anew")
+
 // fallback asks, for every lane of the node at once, whether something is due and what comes next. Whoever waits
 // for an instance has it looked at, on the pool.
+//
+// Invariant: what the lanes take for written is there, or the session ends by the next of these at the latest: a new one writes all of it.
 func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 	if !l.e.mayPoll() {
 		bounded, cancel := context.WithTimeout(ctx, answerDeadline)
@@ -53,8 +59,11 @@ func (l *listener) fallback(ctx context.Context, conn *pgx.Conn) error {
 		return conn.Ping(bounded)
 	}
 	err := l.lookAtLanes(ctx, conn)
+	if errors.Is(err, errForgotten) {
+		return err
+	}
 	l.e.guard(err)
-	if err != nil && !conn.IsClosed() { // nothing depends on it
+	if err != nil && !conn.IsClosed() && !takesNoWrites(err) { // nothing depends on it
 		l.e.log().Warn("pgwake: the fallback failed", "error", err)
 		return nil
 	}
@@ -91,7 +100,7 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 	}
 	nodes := others{joins: l.e.joins.Load()}
 	sent := l.e.clock.Now()
-	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.e.node, ids, newest, beats, abouts)
+	rows, err := conn.Query(bounded, l.e.sql.look, queues, filters, l.e.node, ids, newest, beats, abouts, l.e.sql.waiters)
 	if err != nil {
 		return fmt.Errorf("fallback: %w", err)
 	}
@@ -101,7 +110,8 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 	var alone *bool
 	var namespaces *int64
 	var news []bool
-	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now, &alone, &nodes.dead, &nodes.count, &namespaces, &news}, func() error {
+	var forgotten bool
+	_, err = pgx.ForEachRow(rows, []any{&at, &earliest, &now, &alone, &nodes.dead, &nodes.count, &namespaces, &news, &forgotten}, func() error {
 		if at == 0 {
 			nodes.none = *alone
 			for i, w := range watches {
@@ -124,6 +134,9 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 	})
 	if err != nil {
 		return fmt.Errorf("fallback: %w", err)
+	}
+	if forgotten {
+		return errForgotten
 	}
 	l.e.clock.Observe(sent, l.e.clock.Now(), now)
 	l.e.learnOf(nodes)

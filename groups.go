@@ -3,7 +3,6 @@ package pgwake
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -246,7 +245,7 @@ func refusedForOne(err error) bool {
 func (g *groups[T]) try(ctx context.Context, calls []T, outcomes []error) (err error) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
-			err = fmt.Errorf("panic: %v\n%s", panicked, debug.Stack())
+			err = unknownOutcome{panicError{panicked, debug.Stack()}}
 		}
 	}()
 	return g.transact(ctx, calls, outcomes)

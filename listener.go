@@ -498,6 +498,9 @@ func (l *listener) notifySelf(ctx context.Context, channel string) error {
 		defer conns.Release(pooled)
 		_, err = pooled.Exec(waiting, testLISTEN, channel)
 	}
+	if takesNoWrites(err) { // it is not where this session is
+		l.e.poolSilent()
+	}
 	if err == nil || waiting.Err() == nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package pgwake
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -191,6 +192,26 @@ func TestFetch_PanicBelowTheClaim_IsAnErrorAndNothingIsLost(t *testing.T) {
 	require.Equal(t, "w", item.Name)
 }
 
+// A panic may come after the commit: whoever waits here is to look, as if no answer had come.
+func TestEnqueue_PanicBelowTheStatement_WakesWhoeverWaits(t *testing.T) {
+	config, err := pgxpool.ParseConfig(testdb.URL(t))
+	require.NoError(t, err)
+	tracer := &panicking{}
+	config.ConnConfig.Tracer = tracer
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	p, err := New(t.Context(), pool, &Config{Schema: testdb.Schema(t), Logger: silent})
+	require.NoError(t, err)
+	defer p.Close(context.Background())
+	wait := fetchWork(t, p, longPoll)
+	awaitParked(t, p, Worker, 1)
+	tracer.enqueued.Store(true)
+	require.PanicsWithValue(t, "tracer", func() { _, _ = p.EnqueueForWorker(t.Context(), WorkItem{Name: "w"}, nil) })
+	require.NoError(t, get(t, wait).err)
+	require.Zero(t, p.Stats().Worker.Finds["fallback"])
+}
+
 // Whoever called the fetch could not give back what it brought, since the Provider takes no verbs any more.
 func TestClose_ClaimIsUnderWay_ItemIsFetchableAtOnce(t *testing.T) {
 	config, err := pgxpool.ParseConfig(testdb.URL(t))
@@ -239,12 +260,21 @@ func (h *holding) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndDat
 }
 
 // panicking panics at the start of one batch.
-type panicking struct{ armed atomic.Bool }
+type enqueuing struct{} // key of a context
 
-func (*panicking) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
+type panicking struct {
+	armed    atomic.Bool // before the next batch
+	enqueued atomic.Bool // after the next query that enqueues work
 }
-func (*panicking) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (*panicking) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, enqueuing{}, strings.Contains(d.SQL, "enqueue_work"))
+}
+func (p *panicking) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	if enqueues, _ := ctx.Value(enqueuing{}).(bool); enqueues && p.enqueued.CompareAndSwap(true, false) {
+		panic("tracer")
+	}
+}
 func (p *panicking) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
 	if p.armed.CompareAndSwap(true, false) {
 		panic("tracer")

@@ -447,8 +447,14 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 		return err // nothing was sent
 	}
 	defer conns.Release(conn)
-	sent := time.Now()
+	sent, ended := time.Now(), false
+	defer func() {
+		if !ended { // a panic, of a tracer or a codec, which may have come after the commit
+			p.engine.unsure(queues...)
+		}
+	}()
 	err = atReadCommitted(ctx, conn, p.readCommitted, func(q sender) error { return verb(ctx, q) })
+	ended = true
 	if err != nil && (ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded)) && time.Since(sent) >= answerDeadline { // the verb may have a bound of its own
 		p.unanswered()
 	}
@@ -461,6 +467,9 @@ func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) 
 	}
 	if notificationsFull(err) {
 		p.engine.coalescer.full()
+	}
+	if takesNoWrites(err) {
+		p.unanswered()
 	}
 	return err
 }

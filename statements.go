@@ -12,6 +12,8 @@ import (
 // is in provider.go, and LISTEN in listener.go. Whatever is not of the contract is named in full: nobody's search_path diverts it.
 
 type statements struct {
+	waiters string // the table
+
 	channels, session, hearAll, observe, look, earliestOfLanes, tell, asyncCommit, atWork, flush, waitForProducers, producers, arm, disarmNode, removeWaiters string
 
 	enqueueWork, enqueueWorkItem, fetchWork, ackWork, ackWorkGroup, ackWorkMany, abandonWork, renewWork, undoWork string
@@ -63,13 +65,20 @@ func newStatements(schema string) *statements {
 	// make it what it was.
 	ids := "(SELECT coalesce(pg_catalog.bit_xor(pg_catalog.hashint8extended(id, 0)), 0) AS ids FROM " + in + "namespaces)"
 	nodes := "(SELECT pg_catalog.count(*) FROM " + in + "waiters AS w WHERE w.lane OPERATOR(pg_catalog.=) 0 AND w.node OPERATOR(pg_catalog.<>) 0)"
+	may := func(right string) string {
+		return "pg_catalog.has_table_privilege($8::pg_catalog.text, '" + right + "')"
+	}
+	// Whoever may write it has a row there while it listens, see listen_session.
+	forgotten := "(" + may("INSERT") + " AND " + may("UPDATE") + " AND " + may("DELETE") +
+		" AND NOT EXISTS (SELECT FROM " + in + "waiters AS w WHERE w.node OPERATOR(pg_catalog.=) $3 AND w.lane OPERATOR(pg_catalog.=) 0))"
 	return &statements{
 		channels: "SELECT " + in + "channel('orchestrator'), " + in + "channel('worker'), " + in + "node_channel('orchestrator', $1), " +
 			in + "node_channel('worker', $1), " + in + "channel('instance')",
 		session:              "SELECT s.*, " + nodes + " FROM " + call("listen_session", 3) + " AS s",
 		hearAll:              scalar("hear_all", 3),
 		observe:              scalar("observe", 2),
-		look:                 "SELECT l.lane, l.earliest_at, l.now_at, l.alone, l.dead, " + nodes + ", " + ids + ", l.news FROM " + call("look", 7) + " AS l, " + readOn + " AS kept",
+		waiters:              in + "waiters",
+		look:                 "SELECT l.lane, l.earliest_at, l.now_at, l.alone, l.dead, " + nodes + ", " + ids + ", l.news, " + forgotten + " FROM " + call("look", 7) + " AS l, " + readOn + " AS kept",
 		earliestOfLanes:      rows("earliest_of_lanes", 2),
 		tell:                 scalar("notify_queues", 9),
 		asyncCommit:          "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
