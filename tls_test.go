@@ -2,12 +2,18 @@ package pgwake_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
+	"net"
+	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
@@ -117,5 +123,45 @@ func atFirst[T any](all iter.Seq2[T, error], do func(error)) {
 	for _, err := range all {
 		do(err)
 		return
+	}
+}
+
+// It is the right server, and is let do again once somebody has renewed its certificate.
+func TestError_CertificateHasExpired_Retryable(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		lasts     time.Duration
+		retryable bool
+	}{"expired": {-time.Minute, true}, "of another authority": {time.Hour, false}} {
+		ours := testtls.New(t, "ours")
+		signs := ours
+		if !c.retryable {
+			signs = testtls.New(t, "others")
+		}
+		signs.Until = time.Now().Add(c.lasts)
+		cert, err := tls.X509KeyPair(signs.Sign(t, "127.0.0.1"))
+		require.NoError(t, err)
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		var served sync.WaitGroup
+		served.Go(func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.ReadFull(conn, make([]byte, 8)) // what asks for TLS
+				_, _ = conn.Write([]byte("S"))
+				_ = tls.Server(conn, &tls.Config{Certificates: []tls.Certificate{cert}}).Handshake()
+				_ = conn.Close()
+			}
+		})
+		_, err = pgwake.Open(t.Context(), fmt.Sprintf("postgres://u@%s/db?sslmode=verify-full&sslrootcert=%s", listener.Addr(), url.QueryEscape(ours.File)), &pgwake.Config{Logger: silent})
+		var failure *pgwake.Error
+		require.ErrorAs(t, err, &failure, name)
+		require.ErrorAs(t, err, new(*tls.CertificateVerificationError), name)
+		require.Equal(t, c.retryable, failure.Retryable, "%s: %v", name, err)
+		require.NoError(t, listener.Close())
+		served.Wait()
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/outage"
 )
 
 // This file answers: how does a handler, or a Decider, acknowledge by itself what it is at work on?
@@ -137,7 +138,7 @@ func (o *ownAck) end(err error) {
 	var failure *pgwake.Error
 	known := err != errAckNotEnded && errors.As(pgwake.WrapError("ack", err), &failure)
 	outcome := ackOutcome{acked: err == nil, lost: errors.Is(err, pgwake.ErrLockLost), failure: err, unsure: err == errAckNotEnded || known && failure.Unknown,
-		retryable: known && failure.Retryable}
+		retryable: known && outage.Passes(failure)}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.ackOutcome = outcome

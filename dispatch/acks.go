@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/outage"
 )
 
 // This file answers: how does an item that is done leave the queue?
@@ -104,7 +105,6 @@ func (a *acker) ack(batch []*held, allowance *allowance) {
 	cancel()
 	lost, ok := lostOf(err)
 	allowance.after(time.Since(sent), ok)
-	var failure *pgwake.Error
 	switch {
 	case ok:
 		a.lost(slices.DeleteFunc(slices.Clone(batch), func(h *held) bool { return !lost[h.item.LockToken] }))
@@ -112,8 +112,8 @@ func (a *acker) ack(batch []*held, allowance *allowance) {
 			a.flush(batch)
 			return
 		}
-	case errors.As(err, &failure) && failure.Retryable:
-		a.d.apart.addAcks(batch, failure.Unknown)
+	case outage.Passes(err):
+		a.d.apart.addAcks(batch, unknown(err))
 		return
 	case len(batch) > 1 && !errors.Is(err, pgwake.ErrClosed) && a.d.work.settling.Err() == nil:
 		// The one that is refused is to take no other with it. Some may be acknowledged: a stream may have a statement for each queue.
@@ -206,7 +206,7 @@ func (a *acker) runFlush(ctx context.Context) {
 		bounded, cancel := context.WithTimeout(a.d.work.settling, verbTimeout)
 		err := a.d.p.Flush(bounded)
 		cancel()
-		if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable {
+		if outage.Passes(err) {
 			a.d.apart.addAcks(batch, true)
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/outage"
 )
 
 // This file answers: how does what became of one item get into the database, whatever is locked, or away?
@@ -162,8 +163,7 @@ func (a *apart) begin(batch []*held, allowance *allowance) {
 		var err error
 		free, err = a.free(batch, allowance.now)
 		allowance.after(time.Since(sent), err == nil)
-		var failure *pgwake.Error
-		direct = errors.As(err, &failure) && !failure.Retryable // the Provider is closed, say: each is to hear it
+		direct = errors.As(err, new(*pgwake.Error)) && !outage.Passes(err) // the Provider is closed, say: each is to hear it
 	}
 	for _, h := range batch {
 		a.mu.Lock()
@@ -243,18 +243,17 @@ func (a *apart) carryOut(h *held, s *settlement, allowed time.Duration) {
 
 // settled takes note of what became of an attempt.
 func (a *apart) settled(h *held, s *settlement, err error) {
-	var failure *pgwake.Error
 	refused := errors.Is(err, pgwake.ErrInvalid) && len(s.ways) > 0
 	if refused {
 		// What a handler said cannot be stored. It is left out.
 		a.d.log(h).Error("dispatch: refused", "error", err)
 	}
-	if refused || errors.As(err, &failure) && failure.Retryable && a.d.work.settling.Err() == nil && time.Now().Before(a.d.leases.end(h)) {
+	if refused || outage.Passes(err) && a.d.work.settling.Err() == nil && time.Now().Before(a.d.leases.end(h)) {
 		a.mu.Lock()
 		if s.underWay = false; refused {
 			s.call, s.ways, s.together, s.allowed = s.ways[0](err), s.ways[1:], false, 0
 		} else {
-			s.mayHave = s.mayHave || failure.Unknown
+			s.mayHave = s.mayHave || unknown(err)
 			a.failed(h, s)
 		}
 		a.mu.Unlock()

@@ -30,7 +30,7 @@ const (
 
 // claim claims until ctx ends, or there is nothing to do for a while (see run). Any other error is one that will not go away.
 func (d *Dispatcher) claim(ctx context.Context, idle time.Duration) error {
-	patience := patience{log: d.cfg.Logger, poll: idle}
+	patience := patience{log: d.cfg.Logger, poll: idle, served: &d.served}
 	for began := time.Now(); ; {
 		n := d.work.room(ctx)
 		if n == 0 {

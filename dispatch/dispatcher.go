@@ -85,6 +85,7 @@ type Dispatcher struct {
 	triedOnce bool
 	transacts string // what a HandleTx is for; "": there is none
 	ran       atomic.Bool
+	served    atomic.Bool // a fetch has been answered
 
 	tags      tags
 	telemetry telemetry
@@ -293,7 +294,8 @@ var errRanBefore = fmt.Errorf("%w: Run was called before", pgwake.ErrConfig)
 
 // Run dispatches until ctx ends or the Provider is closed, and then ends as the package says. It returns nil when
 // everything has ended, ErrHandlersLeft if a handler has not, ErrConfig for mistakes in the Config and in what was
-// registered, and what a fetch returned that will not go away, such as pgwake.ErrPermission. Run may be called once.
+// registered, and what a fetch returned that will not go away, such as pgwake.ErrPermission of the first. Later ones, and what the server is like
+// for a while, it waits out: see Config.Logger. Run may be called once.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	return d.run(ctx, claimed{}, 0)
 }

@@ -1316,6 +1316,73 @@ func TestStop_HandlerFailsForAReasonOfItsOwn_ItIsKept(t *testing.T) {
 	}
 }
 
+// whatPasses is what a server says for a while, and is no fault of whoever asks.
+var whatPasses = map[string]error{
+	"password": &pgwake.Error{Op: "verb", SQLState: "28P01", Err: errors.New("wrong")},
+	"disk":     &pgwake.Error{Op: "verb", SQLState: "58030", Err: errors.New("bad")},
+	"rights":   &pgwake.Error{Op: "verb", Err: pgwake.ErrPermission},
+	"tables":   &pgwake.Error{Op: "verb", Err: pgwake.ErrNotMigrated},
+}
+
+// What was done is acknowledged once that can be, and the Dispatcher goes on.
+func TestRun_WhatTheServerIsLikeForAWhile_EndsNothing(t *testing.T) {
+	for name, failure := range whatPasses {
+		for _, items := range []int{1, 3} {
+			t.Run(fmt.Sprint(name, items), func(t *testing.T) {
+				var handled atomic.Int64
+				var down atomic.Bool
+				dispatching(t, Config{MaxAttempts: 1, LockTimeout: time.Minute}, func(d *Dispatcher) {
+					d.HandleBatch("a", items, func(_ context.Context, batch []*pgwake.ClaimedWorkItem) error {
+						handled.Add(int64(len(batch)))
+						down.Store(true)
+						return nil
+					})
+				}, func(t *testing.T, f *fake, _ func() error) {
+					f.mu.Lock()
+					f.fail = func(string) error {
+						if down.Load() {
+							return failure
+						}
+						return nil
+					}
+					f.mu.Unlock()
+					f.addAll(slices.Repeat([]pgwake.WorkItem{{Name: "a"}}, items)...)
+					time.Sleep(20 * time.Second)
+					f.mu.Lock()
+					require.Empty(t, f.acked)
+					f.mu.Unlock()
+					down.Store(false)
+					time.Sleep(10 * time.Second)
+					f.mu.Lock()
+					require.Len(t, f.acked, items)
+					f.mu.Unlock()
+					f.enqueue("a")
+					time.Sleep(time.Second)
+					require.EqualValues(t, items+1, handled.Load(), "each once, and it goes on")
+				})
+			})
+		}
+	}
+}
+
+// It is a mistake if nothing has ever been answered, and not what somebody is about to mend.
+func TestRun_FirstFetchIsRefused_RunReturnsIt(t *testing.T) {
+	for name, ends := range map[string]bool{"rights": true, "tables": true, "password": false, "disk": false} {
+		t.Run(name, func(t *testing.T) {
+			virtualtime.Test(t, func(t *testing.T) {
+				f := newFake()
+				f.fail = func(string) error { return whatPasses[name] }
+				d := New(f, &Config{Logger: slog.New(slog.DiscardHandler)})
+				d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { return nil }))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				err := d.Run(ctx)
+				require.Equal(t, ends, err != nil, err)
+			})
+		})
+	}
+}
+
 // Processes that begin together, and lose the database together, do not come back to it together.
 func TestPauses_OfTwoThatBeginTogether_Differ(t *testing.T) {
 	lasts := map[string]func(ctx context.Context, length time.Duration) error{

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/outage"
 	"go.opentelemetry.io/otel/trace"
 )
 
@@ -72,6 +73,7 @@ type Orchestrator struct {
 	settling context.Context // of the calls that end them
 	giveUp   context.CancelFunc
 	ran      atomic.Bool
+	served   atomic.Bool // a fetch has been answered
 	renewing sync.WaitGroup
 
 	mu      sync.Mutex
@@ -249,13 +251,14 @@ func (o *Orchestrator) fetchOptions() *pgwake.FetchOptions {
 func (o *Orchestrator) loop(ctx context.Context, idle time.Duration) error {
 	options := o.fetchOptions()
 	options.PollTimeout = idle
-	patience := patience{log: o.cfg.Logger, poll: idle}
+	patience := patience{log: o.cfg.Logger, poll: idle, served: &o.served}
 	for began := time.Now(); ; {
 		turn, err := o.p.FetchOrchestrationItem(ctx, options)
 		if o.fetched != nil {
 			o.fetched(ctx, err)
 		}
 		if err == nil {
+			o.served.Store(true) // others fetch while it is decided
 			o.take(turn)
 			began = time.Now()
 		}
@@ -432,13 +435,9 @@ func (o *Orchestrator) take(turn *pgwake.OrchestrationItem) {
 			if failure = o.ack(deciding, t, ack); failure == nil {
 				return
 			}
-			var verb *pgwake.Error
-			switch {
-			case errors.Is(failure, pgwake.ErrLockLost):
+			if retryable = outage.Passes(failure); errors.Is(failure, pgwake.ErrLockLost) {
 				t.told()
 				cause = failure
-			case errors.As(failure, &verb):
-				retryable = verb.Retryable
 			}
 		}
 		if retryable { // it was decided: the database is away, and the instance is not to blame
@@ -518,11 +517,10 @@ func (o *Orchestrator) failed(traced context.Context, t *heldTurn, v verdict) ve
 		if err == nil {
 			err = o.ack(traced, t, ack)
 		}
-		var verb *pgwake.Error
 		switch {
 		case err == nil, errors.Is(err, pgwake.ErrLockLost):
 			return v
-		case !errors.As(err, &verb) || !verb.Retryable:
+		case !outage.Passes(err):
 			o.log(t).Error("dispatch: cannot give the instance up: its messages become dead letters", "error", text(err))
 			if err = o.bury(t, v.reason, fmt.Sprintf("%s; give the instance up: %s", text(v.err), text(err))); err == nil || errors.Is(err, pgwake.ErrLockLost) {
 				return v

@@ -389,12 +389,49 @@ func TestOrchestrator_FetchFailsForGood_RunReturnsIt(t *testing.T) {
 	}, []string{"a"}, func(t *testing.T, f *turns, stop func() error) {
 		synctest.Wait()
 		f.mu.Lock()
-		f.fail = func(string) error { return &pgwake.Error{Op: "fetch", Err: pgwake.ErrPermission} }
+		f.fail = func(string) error { return &pgwake.Error{Op: "fetch", Err: pgwake.ErrInvalid} }
 		f.mu.Unlock()
 		f.changed()
 		synctest.Wait()
-		require.ErrorIs(t, stop(), pgwake.ErrPermission)
+		require.ErrorIs(t, stop(), pgwake.ErrInvalid)
 	})
+}
+
+// What was decided is acknowledged once that can be, at no attempt of the instance's, and the Orchestrator goes on.
+func TestOrchestrator_WhatTheServerIsLikeForAWhile_EndsNothing(t *testing.T) {
+	for name, failure := range whatPasses {
+		t.Run(name, func(t *testing.T) {
+			var down atomic.Bool
+			decided := map[string]int{}
+			deciding(t, OrchestratorConfig{MaxAttempts: 1}, func() Decider {
+				return func(_ context.Context, turn *pgwake.OrchestrationItem) (ack pgwake.OrchestrationAck, err error) {
+					decided[turn.Instance]++
+					down.Store(true)
+					return ack, nil
+				}
+			}, []string{"a"}, func(t *testing.T, f *turns, _ func() error) {
+				f.mu.Lock()
+				f.fail = func(string) error {
+					if down.Load() {
+						return failure
+					}
+					return nil
+				}
+				f.mu.Unlock()
+				time.Sleep(20 * time.Second)
+				down.Store(false)
+				f.changed()
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				require.Equal(t, map[string]int{"a": 1}, decided)
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				require.Empty(t, f.items)
+				require.Empty(t, f.buried)
+				require.Empty(t, f.given)
+			})
+		})
+	}
 }
 
 func TestOrchestrator_RenewalsAreSlow_LeaseIsKept(t *testing.T) {

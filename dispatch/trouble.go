@@ -5,9 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/outage"
 )
 
 // This file answers: what is done while the database is away?
@@ -16,6 +18,8 @@ import (
 const (
 	firstPause = 50 * time.Millisecond
 	lastPause  = time.Second
+
+	untilMended = 5 * time.Second // for what somebody has to do something about
 )
 
 // emptyPause is from one fetch to the next of a Source that does not wait for work, such as a Provider with DisableLongPoll.
@@ -26,15 +30,17 @@ func longer(pause time.Duration) time.Duration { return min(max(2*pause, firstPa
 
 // patience is how a loop of fetches takes their errors.
 type patience struct {
-	log   *slog.Logger
-	muted func() bool   // nil: it logs each time
-	pause time.Duration // 0: the last one did not fail
-	poll  time.Duration // for how long the Source is to wait for work; 0: as it likes
-	asked time.Time     // about when the last one began; zero: there was none
+	log    *slog.Logger
+	muted  func() bool   // nil: it logs each time
+	pause  time.Duration // 0: the last one did not fail
+	served *atomic.Bool  // whether a fetch has been answered, of whoever shares this; nil: that is not to be known
+	poll   time.Duration // for how long the Source is to wait for work; 0: as it likes
+	asked  time.Time     // about when the last one began; zero: there was none
 }
 
 // after reports whether to fetch again after one that returned err, when it is time for that. The error is one that will
-// not go away.
+// not go away. Invariant: nothing that the server is like for a while ends who fetches. That a right or a table is missing is a mistake if it
+// is so from the beginning, and otherwise something that is being done there.
 func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 	asked := p.asked
 	defer func() { p.asked = time.Now() }()
@@ -42,6 +48,9 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 	switch {
 	case err == nil, errors.Is(err, pgwake.ErrNoWork):
 		p.pause = 0
+		if p.served != nil {
+			p.served.Store(true)
+		}
 		if least := emptyPause; err != nil && !asked.IsZero() {
 			if p.poll > 0 {
 				least = min(least, p.poll)
@@ -53,10 +62,15 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 		return ctx.Err() == nil, nil
 	case ctx.Err() != nil, errors.Is(err, pgwake.ErrClosed):
 		return false, nil
-	case !errors.As(err, &failure) || !failure.Retryable:
+	case !outage.Passes(err), !errors.As(err, &failure):
+		return false, err
+	case failure.Retryable:
+		p.pause = longer(p.pause)
+	case outage.OfTheServer(failure), p.served != nil && p.served.Load():
+		p.pause = untilMended
+	default:
 		return false, err
 	}
-	p.pause = longer(p.pause)
 	again := jittered(p.pause)
 	if p.muted == nil || !p.muted() {
 		p.log.Warn("dispatch: cannot fetch", "error", err, "again_in", again)
@@ -92,13 +106,18 @@ func persist(ctx context.Context, end func() time.Time, call func(context.Contex
 		if timeUp {
 			allowed *= 2
 		}
-		var failure *pgwake.Error
-		if err == nil || !errors.As(err, &failure) || !failure.Retryable || ctx.Err() != nil || !time.Now().Before(end().Add(-firstPause)) {
+		if !outage.Passes(err) || ctx.Err() != nil || !time.Now().Before(end().Add(-firstPause)) {
 			return mayHave, err
 		}
-		mayHave = mayHave || failure.Unknown
+		mayHave = mayHave || unknown(err)
 		nap(ctx, time.Until(nextAttempt(pause, end())))
 	}
+}
+
+// unknown reports whether what failed with err may have taken effect all the same.
+func unknown(err error) bool {
+	var failure *pgwake.Error
+	return errors.As(err, &failure) && failure.Unknown
 }
 
 // try makes a call, which has so much time, and none beyond the end of the lease: as that is then, since the lease may be renewed

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/outage"
 )
 
 // This file answers: how does a function with types of its own become a handler?
@@ -177,8 +178,7 @@ func HandleTx[T, R any](d *Dispatcher, name string, fn TxFunc[T, R], options ...
 // cannotBegin says what comes of it: the function was not called, so what passes costs no attempt.
 func (d *Dispatcher) cannotBegin(ctx context.Context, err error) error {
 	over := ctx.Err() != nil && !errors.Is(context.Cause(ctx), ErrTimeout)
-	var failure *pgwake.Error
-	passes := errors.Is(err, context.DeadlineExceeded) || errors.As(pgwake.WrapError("begin", err), &failure) && failure.Retryable
+	passes := errors.Is(err, context.DeadlineExceeded) || outage.Passes(pgwake.WrapError("begin", err))
 	if passes && !over {
 		d.cfg.Logger.Warn("dispatch: cannot begin the transaction of a handler", "error", err, "again_in", lastPause)
 		return Snooze(lastPause)

@@ -4,13 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/outage"
 )
 
 // This file answers: how do the beginning and the end of an attempt get into the database, whatever happens to be wrong with it?
@@ -36,15 +35,15 @@ func (e *Engine) settle(ctx context.Context, call func(ctx context.Context, unsu
 		repeat := false
 		err := dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
 			for n := 1; ; n++ {
-				var failure *pgwake.Error
 				err := call(ctx, unsure)
-				switch repeat = errors.As(err, &failure) && (failure.Retryable || ofTheServer(failure)); {
+				switch repeat = outage.Passes(err); {
 				case unsure && errors.Is(err, pgwake.ErrLockLost):
 					return nil
 				case !repeat:
 					return err
 				}
-				unsure = unsure || failure.Unknown
+				var failure *pgwake.Error
+				unsure = unsure || errors.As(err, &failure) && failure.Unknown
 				select {
 				case <-ctx.Done():
 					return unsettled{err}
@@ -63,29 +62,10 @@ func (e *Engine) lease() time.Duration {
 	return cmp.Or(e.cfg.Steps.LockTimeout, pgwake.DefaultLockTimeout)
 }
 
-// ofTheServer reports whether an error says how the server is, or who may come to it, and not what it thinks of the call: while passwords
-// change, a standby is promoted that knows less, or tables are restored.
-func ofTheServer(err *pgwake.Error) bool {
-	if errors.As(err, new(*pgconn.ConnectError)) || errors.Is(err, pgwake.ErrPermission) || errors.Is(err, pgwake.ErrNotMigrated) {
-		return true
-	}
-	for _, of := range []string{
-		"26",       // a prepared statement is not known
-		"28", "3D", // who comes, and to which database
-		"58",             // the server's disk, say
-		"XX001", "XX002", // what is there cannot be read
-	} {
-		if strings.HasPrefix(err.SQLState, of) {
-			return true
-		}
-	}
-	return false
-}
-
 // refused reports whether the database has said no, and would do so again.
 func refused(err error) bool {
 	var failure *pgwake.Error
-	return errors.As(err, &failure) && !failure.Retryable && !failure.Unknown && !ofTheServer(failure) &&
+	return errors.As(err, &failure) && !failure.Unknown && !outage.Passes(err) &&
 		!errors.Is(err, pgwake.ErrLockLost) && !errors.Is(err, pgwake.ErrClosed) && !errors.Is(err, context.Canceled)
 }
 

@@ -24,7 +24,8 @@ import (
 
 // Authority is who signs certificates, with its own in a file.
 type Authority struct {
-	File string
+	File  string
+	Until time.Time // how long certificates last that it signs from now on
 
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -41,7 +42,7 @@ func New(t testing.TB, name string) *Authority {
 	require.NoError(t, err)
 	cert, err := x509.ParseCertificate(der)
 	require.NoError(t, err)
-	a := &Authority{cert: cert, key: key, File: filepath.Join(t.TempDir(), name+".pem")}
+	a := &Authority{cert: cert, key: key, Until: time.Now().Add(time.Hour), File: filepath.Join(t.TempDir(), name+".pem")}
 	require.NoError(t, os.WriteFile(a.File, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
 	return a
 }
@@ -51,7 +52,7 @@ func (a *Authority) Sign(t testing.TB, address string) (cert, key []byte) {
 	t.Helper()
 	secret, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: address}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: address}, NotBefore: time.Now().Add(-time.Hour), NotAfter: a.Until,
 		IPAddresses: []net.IP{net.ParseIP(address)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &secret.PublicKey, a.key)
 	require.NoError(t, err)
