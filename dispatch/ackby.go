@@ -138,7 +138,7 @@ func (o *ownAck) end(err error) {
 	var failure *pgwake.Error
 	known := err != errAckNotEnded && errors.As(pgwake.WrapError("ack", err), &failure)
 	outcome := ackOutcome{acked: err == nil, lost: errors.Is(err, pgwake.ErrLockLost), failure: err, unsure: err == errAckNotEnded || known && failure.Unknown,
-		retryable: known && outage.Passes(failure)}
+		retryable: known && (failure.Retryable || outage.OfTheServer(failure))} // a table that is missing may be one of the handler's own
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.ackOutcome = outcome

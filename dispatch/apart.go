@@ -47,6 +47,7 @@ type settlement struct {
 	tried    bool          // it failed
 	mayHave  bool          // it may have succeeded all the same, since no answer came: that the lease is lost is no news then
 	allowed  time.Duration // what the next attempt has at the least, since the last was ended by its time
+	mending  mending
 	pause    time.Duration // before that
 	next     time.Time     // of it
 }
@@ -248,7 +249,7 @@ func (a *apart) settled(h *held, s *settlement, err error) {
 		// What a handler said cannot be stored. It is left out.
 		a.d.log(h).Error("dispatch: refused", "error", err)
 	}
-	if refused || outage.Passes(err) && a.d.work.settling.Err() == nil && time.Now().Before(a.d.leases.end(h)) {
+	if refused || outage.Passes(err) && !s.mending.over(err) && a.d.work.settling.Err() == nil && time.Now().Before(a.d.leases.end(h)) {
 		a.mu.Lock()
 		if s.underWay = false; refused {
 			s.call, s.ways, s.together, s.allowed = s.ways[0](err), s.ways[1:], false, 0

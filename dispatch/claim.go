@@ -40,6 +40,7 @@ func (d *Dispatcher) claim(ctx context.Context, idle time.Duration) error {
 		options := d.fetchOptions()
 		options.PollTimeout = idle
 		items, err := d.p.FetchWorkItems(fetching, n, options)
+		patience.heard(err)
 		changed := errors.Is(context.Cause(fetching), errTagsChanged)
 		end(nil)
 		if changed && err != nil && ctx.Err() == nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,6 +34,8 @@ type coordinator struct {
 	since  time.Time
 	end    context.CancelFunc
 	ended  chan struct{}
+
+	workServed, turnsServed atomic.Bool // a fetch of such has been answered
 
 	retired bool // by Retire; under the mutex of the Coordinators
 
@@ -213,11 +216,12 @@ func (s *workShift) wait(ctx context.Context) (claimed, error) {
 		s.options = s.group.proto.fetchOptions()
 		s.options.Namespaces = []string{s.at.namespace}
 	}
-	patience := s.c.patience()
+	patience := s.c.patience(&s.workServed)
 	for {
 		n := s.firstAsk()
 		s.options.PollTimeout = s.pollTimeout(&s.work)
 		items, err := s.source.FetchWorkItems(ctx, n, s.options)
+		patience.heard(err)
 		s.fetched(ctx, &s.work, err)
 		if len(items) > 0 {
 			return claimed{items, n}, nil
@@ -315,10 +319,11 @@ func (s *turnShift) wait(ctx context.Context, p TurnProvider) (*pgwake.Orchestra
 		s.options = s.group.protoTurns.fetchOptions()
 		s.options.Namespaces = []string{s.at.namespace}
 	}
-	patience := s.c.patience()
+	patience := s.c.patience(&s.turnsServed)
 	for {
 		s.options.PollTimeout = s.pollTimeout(&s.turns)
 		turn, err := p.FetchOrchestrationItem(ctx, s.options)
+		patience.heard(err)
 		s.fetched(ctx, &s.turns, err)
 		if err == nil {
 			return turn, nil

@@ -308,8 +308,8 @@ func (c *Coordinators) keepWarm(ctx context.Context, g *group) {
 }
 
 // patience is that of all who wait here: one of them says what is wrong.
-func (c *Coordinators) patience() patience {
-	return patience{log: c.log, muted: func() bool {
+func (c *Coordinators) patience(served *atomic.Bool) patience {
+	return patience{log: c.log, served: served, muted: func() bool {
 		now, last := time.Now().UnixMilli(), c.warned.Load()
 		return now-last < lastPause.Milliseconds() || !c.warned.CompareAndSwap(last, now)
 	}}

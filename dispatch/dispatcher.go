@@ -336,6 +336,9 @@ func (d *Dispatcher) run(ctx context.Context, first claimed, idle time.Duration)
 	}
 	engine.Go(func() { d.acks.runFlush(quit) })
 	engine.Go(func() { d.apart.run(quit) })
+	if len(first.items) > 0 {
+		d.served.Store(true)
+	}
 	d.work.begin(first.items, first.asked)
 	err := d.claim(ctx, idle)
 	left := d.work.stop()

@@ -1365,6 +1365,31 @@ func TestRun_WhatTheServerIsLikeForAWhile_EndsNothing(t *testing.T) {
 	}
 }
 
+// Whoever is to do something about it must not find that all stands still for what cannot be done.
+func TestRun_RightToAcknowledgeIsMissing_OthersGoOn(t *testing.T) {
+	var handled atomic.Int64
+	var log strings.Builder
+	dispatching(t, Config{Concurrency: 1, LockTimeout: 10 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}, func(d *Dispatcher) {
+		d.Handle("a", does(func(context.Context, *pgwake.ClaimedWorkItem) error { handled.Add(1); return nil }))
+	}, func(t *testing.T, f *fake, stop func() error) {
+		f.mu.Lock()
+		f.fail = func(verb string) error {
+			if verb == "ack" {
+				return whatPasses["rights"]
+			}
+			return nil
+		}
+		f.mu.Unlock()
+		f.enqueue("a")
+		time.Sleep(mendingPatience - 5*time.Second)
+		require.EqualValues(t, 1, handled.Load(), "its lease is renewed as long as there is hope")
+		time.Sleep(time.Minute)
+		require.Greater(t, handled.Load(), int64(1), "its lease has ended")
+		require.NoError(t, stop())
+		require.Contains(t, log.String(), "left to the end of its lease")
+	})
+}
+
 // It is a mistake if nothing has ever been answered, and not what somebody is about to mend.
 func TestRun_FirstFetchIsRefused_RunReturnsIt(t *testing.T) {
 	for name, ends := range map[string]bool{"rights": true, "tables": true, "password": false, "disk": false} {

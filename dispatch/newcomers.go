@@ -17,7 +17,7 @@ import (
 
 // watch spawns a coordinator for each namespace of a Source, as they come.
 func (c *Coordinators) watch(ctx context.Context, source int) {
-	patience := c.patience()
+	patience := c.patience(nil)
 	var known []string  // all that were admitted, or left
 	var again time.Time // when to try again those that are left; zero: there are none
 	for {

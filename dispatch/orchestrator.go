@@ -117,6 +117,9 @@ func (o *Orchestrator) run(ctx context.Context, first []*pgwake.OrchestrationIte
 		return errRanBefore
 	}
 	var err error
+	if len(first) > 0 {
+		o.served.Store(true)
+	}
 	if o.cfg.Owner != "" && !o.shared {
 		defer leave(o.cfg.Logger, []string{o.cfg.Owner}, o.p.ReleaseSticky)
 	}
@@ -254,11 +257,11 @@ func (o *Orchestrator) loop(ctx context.Context, idle time.Duration) error {
 	patience := patience{log: o.cfg.Logger, poll: idle, served: &o.served}
 	for began := time.Now(); ; {
 		turn, err := o.p.FetchOrchestrationItem(ctx, options)
+		patience.heard(err)
 		if o.fetched != nil {
 			o.fetched(ctx, err)
 		}
 		if err == nil {
-			o.served.Store(true) // others fetch while it is decided
 			o.take(turn)
 			began = time.Now()
 		}

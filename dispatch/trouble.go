@@ -33,7 +33,7 @@ type patience struct {
 	log    *slog.Logger
 	muted  func() bool   // nil: it logs each time
 	pause  time.Duration // 0: the last one did not fail
-	served *atomic.Bool  // whether a fetch has been answered, of whoever shares this; nil: that is not to be known
+	served *atomic.Bool  // whether a fetch has been answered, of whoever shares this; nil: only what is Retryable is waited out
 	poll   time.Duration // for how long the Source is to wait for work; 0: as it likes
 	asked  time.Time     // about when the last one began; zero: there was none
 }
@@ -48,9 +48,6 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 	switch {
 	case err == nil, errors.Is(err, pgwake.ErrNoWork):
 		p.pause = 0
-		if p.served != nil {
-			p.served.Store(true)
-		}
 		if least := emptyPause; err != nil && !asked.IsZero() {
 			if p.poll > 0 {
 				least = min(least, p.poll)
@@ -66,7 +63,7 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 		return false, err
 	case failure.Retryable:
 		p.pause = longer(p.pause)
-	case outage.OfTheServer(failure), p.served != nil && p.served.Load():
+	case p.served != nil && (p.served.Load() || outage.OfTheServer(failure)):
 		p.pause = untilMended
 	default:
 		return false, err
@@ -77,6 +74,13 @@ func (p *patience) after(ctx context.Context, err error) (goOn bool, _ error) {
 	}
 	nap(ctx, again)
 	return ctx.Err() == nil, nil
+}
+
+// heard takes note of what came of a fetch, before what it brought is dealt with: others may fetch meanwhile.
+func (p *patience) heard(err error) {
+	if p.served != nil && (err == nil || errors.Is(err, pgwake.ErrNoWork)) {
+		p.served.Store(true)
+	}
 }
 
 // jittered returns d or up to a tenth less, at random: what many processes do now and then they are not to do together.
@@ -97,16 +101,37 @@ func nap(ctx context.Context, d time.Duration) {
 // the next twice as long; one that is sent into the void, which is more likely at first, is made again soon all the same.
 const verbTimeout = 10 * time.Second
 
-// persist makes a call until it succeeds, fails for a reason that stays, or the lease is about to end. mayHave says that one before
+// mending is for how long a call is repeated that somebody has to do something about: he is not to find that all has come to stand for the sake of
+// what cannot be done, with leases that are kept for as long.
+type mending struct{ since time.Time }
+
+// mendingPatience is that long. It is the default of LockTimeout, after which others would have the item.
+const mendingPatience = 30 * time.Second
+
+// over reports whether that time is over, for an error that passes. What is Retryable needs nobody, and has all the time of the lease.
+func (m *mending) over(err error) bool {
+	var failure *pgwake.Error
+	switch {
+	case errors.As(err, &failure) && failure.Retryable:
+		m.since = time.Time{}
+		return false
+	case m.since.IsZero():
+		m.since = time.Now()
+	}
+	return time.Since(m.since) >= mendingPatience
+}
+
+// persist makes a call until it succeeds, fails for a reason that stays, or that nobody mends, or the lease is about to end. mayHave says that one before
 // the last may have succeeded, since no answer to it came: that the lease is lost is no news then.
 func persist(ctx context.Context, end func() time.Time, call func(context.Context) error) (mayHave bool, _ error) {
 	allowed := min(verbTimeout, max(time.Until(end()), firstPause))
+	var mending mending
 	for pause := firstPause; ; pause = longer(pause) {
 		timeUp, err := try(ctx, allowed, end, call)
 		if timeUp {
 			allowed *= 2
 		}
-		if !outage.Passes(err) || ctx.Err() != nil || !time.Now().Before(end().Add(-firstPause)) {
+		if !outage.Passes(err) || mending.over(err) || ctx.Err() != nil || !time.Now().Before(end().Add(-firstPause)) {
 			return mayHave, err
 		}
 		mayHave = mayHave || unknown(err)
