@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/goworkflows/migrations"
+	"github.com/pgwake/pgwake/internal/outage"
 	"go.opentelemetry.io/otel/trace"
 )
 
@@ -180,12 +181,12 @@ func retryable(err error) bool {
 	return errors.As(err, &failed) && failed.Retryable
 }
 
-// persist repeats an ack for as long as the database is away, until its lease must have ended. To acknowledge twice does no harm.
+// persist repeats an ack for as long as the database is away, or not what it is to be, until its lease must have ended. To acknowledge twice does no harm.
 func (b *Backend) persist(ctx context.Context, lease time.Duration, ack func() error) error {
 	end := time.Now().Add(lease)
 	for wait := firstPause; ; wait = min(2*wait, longestPause) {
 		err := ack()
-		if !retryable(err) || time.Now().Add(wait).After(end) || !pause(ctx, wait) {
+		if !outage.Passes(err) || time.Now().Add(wait).After(end) || !pause(ctx, wait) {
 			return err
 		}
 	}
