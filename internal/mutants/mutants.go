@@ -507,9 +507,27 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: a place is forgotten since the item that it is for is locked",
-		file:    "migrations/00008_limits.sql",
-		patches: []patch{{"CASE WHEN v_back < cardinality(v_free.ids) AND EXISTS (", "CASE WHEN false AND EXISTS ("}},
+		file:    "migrations/00018_places.sql",
+		patches: []patch{{"CASE WHEN v_back < v_most AND EXISTS (", "CASE WHEN false AND EXISTS ("}},
 		pkg:     root, test: "TestLimits_HeldItemIsLockedWhenItsPlaceIsTakenUp_ComesAfterThat",
+	},
+	{
+		name:    "limits: the place of a dead letter that nobody had claimed is forgotten",
+		file:    "migrations/00018_places.sql",
+		patches: []patch{{"        OR d.key IS NOT NULL AND d.held_due IS NULL", "        OR false AND d.held_due IS NULL"}},
+		pkg:     root, test: "TestLimits_LastAttemptWasGivenBack_ItsPlaceIsForTheNext",
+	},
+	{
+		name:    "limits: the place of an item that is removed, and that nobody had claimed, is forgotten",
+		file:    "migrations/00018_places.sql",
+		patches: []patch{{"                  OR q.key IS NOT NULL AND q.held_due IS NULL", "                  OR false AND q.held_due IS NULL"}},
+		pkg:     root, test: "TestLimits_DueItemsAreRemoved_TheirPlacesAreForOthers",
+	},
+	{
+		name:    "limits: more comes back than a key has places",
+		file:    "migrations/00018_places.sql",
+		patches: []patch{{"least(cardinality(v_free.ids), v_free.places);", "cardinality(v_free.ids);"}},
+		pkg:     root, test: "TestLimits_MoreItemsAreRemovedThanThereArePlaces_NoneIsTakenTwice",
 	},
 	{
 		name:    "limits: what nobody takes up is looked for",
