@@ -780,7 +780,7 @@ var mutants = []mutant{
 	{
 		name:    "breaker: a fallback that fails costs the connection",
 		file:    "fallback.go",
-		patches: []patch{{"	if err != nil && !conn.IsClosed() {", "	if false {"}},
+		patches: []patch{{"	if err != nil && !conn.IsClosed() && !takesNoWrites(err) {", "	if false {"}},
 		pkg:     root, test: "TestBreaker_FallbackFails_TheListenConnectionIsKept",
 	},
 	{
