@@ -50,6 +50,13 @@ func (g *graph) breaks(function, state string, times int, condition string) {
 		}[g.one(`SELECT proretset::text `+of, away) == "true"]))
 }
 
+// losesBeginning has the server lose what start_step has done to a step, and not the claim, as after a failover.
+func (g *graph) losesBeginning(step string) {
+	g.t.Helper()
+	g.query(`DELETE FROM step_transitions WHERE step_id = $1 AND to_state = 'in_progress'`, step)
+	g.query(`UPDATE steps SET state = 'enqueued', claim = NULL, attempts = attempts - 1, last_attempted_at = NULL, sort_key = sort_key - 1 WHERE step_id = $1`, step)
+}
+
 // loss is what is lost of a statement.
 type loss int32
 
@@ -62,7 +69,7 @@ const (
 // network is that between a Provider and the server. It loses a connection with a statement, or with what is said to it.
 type network struct {
 	what       loss
-	of         string // part of the statement
+	of         string // part of the statement, which does not begin a transaction: that may say "read committed"
 	statements atomic.Int32
 	lost       atomic.Int32
 }
@@ -74,7 +81,7 @@ func (n *network) loses(what loss, of string) {
 }
 
 func (n *network) TraceQueryStart(ctx context.Context, conn *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	if n.statements.Load() > 0 && strings.Contains(q.SQL, n.of) && n.statements.Add(-1) >= 0 {
+	if n.statements.Load() > 0 && strings.Contains(q.SQL, n.of) && !strings.HasPrefix(q.SQL, "begin ") && n.statements.Add(-1) >= 0 {
 		n.lost.Add(1)
 		conn.PgConn().Conn().(*line).loses.Store(int32(n.what))
 	}

@@ -69,10 +69,11 @@ func refused(err error) bool {
 		!errors.Is(err, pgwake.ErrLockLost) && !errors.Is(err, pgwake.ErrClosed) && !errors.Is(err, context.Canceled)
 }
 
-// isAt reports whether the attempt is in progress that the claim has begun. A call that is on its way in the database is waited for, by the
-// lock of the row.
+// isAt reports whether the attempt has not ended: it is in progress by the claim that has begun it, or the server has lost its beginning (see
+// 00013_survives.sql). A call that is on its way in the database is waited for, by the lock of the row.
 func (e *Engine) isAt(ctx context.Context, s *Step) (bool, error) {
-	all, err := collect(ctx, e.Graph, "look at step", "get", `SELECT true FROM `+e.in+`steps WHERE step_id = $1 AND state = 'in_progress' AND claim = $2 FOR SHARE`,
-		pgx.RowTo[bool], []any{s.ID, s.claim})
+	all, err := collect(ctx, e.Graph, "look at step", "get",
+		`SELECT true FROM `+e.in+`steps WHERE step_id = $1 AND (state = 'in_progress' AND claim = $2 OR state = 'enqueued' AND work_item_id = $3) FOR SHARE`,
+		pgx.RowTo[bool], []any{s.ID, s.claim, s.item})
 	return len(all) > 0, err
 }

@@ -251,6 +251,27 @@ func TestDecision_StepIsNotInProgressAnyMore_NothingIsAddedAndTheItemIsGone(t *t
 	require.Empty(t, log.String(), "nothing has failed")
 }
 
+// A failover loses what its commit has told nobody, and before that the beginning of the attempt, and not the claim. The worker has not noticed.
+func TestDecision_ServerHasLostTheBeginningOfTheAttemptAndTheCommit_StepsAreAdded(t *testing.T) {
+	t.Parallel()
+	g, net := onNetwork(t, nil)
+	g.Handle("decide", func(_ context.Context, s *taskgraph.Step) (any, error) {
+		g.losesBeginning(s.ID)
+		net.loses(question, "commit")
+		return taskgraph.Decision{Result: 1, Steps: []taskgraph.AddedStep{{Name: "more", Template: "more", After: []string{"a"}}}}, nil
+	})
+	more, calls := failing(0, nil)
+	g.Handle("more", more)
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "failover", "1").Step("a", "decide", taskgraph.MaxAttempts(1)).Template("more", "more"))
+	done := g.complete(task)
+	require.EqualValues(t, 1, net.lost.Load())
+	require.Equal(t, 2, done.TotalSteps)
+	require.EqualValues(t, 1, calls.Load())
+	require.Equal(t, 1, g.step(task, "a").Attempts)
+	require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"}, g.stepStates(task, "a"))
+}
+
 // lockedBuffer is a bytes.Buffer for several goroutines.
 type lockedBuffer struct {
 	mu sync.Mutex
