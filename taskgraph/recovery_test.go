@@ -570,6 +570,40 @@ func TestRecover_WorkItemIsGone_TheStepIsTriedAgainOrFails(t *testing.T) {
 	}
 }
 
+// The timer of a step that waits for hours is no sign that anything will be heard of another one.
+func TestRecover_WorkItemIsGoneAndAnotherStepWaits_TheStepIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	task := l.submit(taskgraph.Define("shop", "waits", "1").Step("gone", "h").Step("waits", "h"))
+	l.turns()
+	l.begin(task, "gone")
+	c := l.begin(task, "waits")
+	l.exec(`SELECT finish_step($1, $2, $3, NULL, false, '{"error": "not now", "retryable": true}', '2 hours')`, c.step, c.item, c.token)
+	l.turns()
+	require.Equal(t, []string{"in_progress", "waiting_for_retry"}, l.stepStates(task))
+	l.exec(`DELETE FROM worker_queue`)
+	pgwaketest.Advance(t, l.p, 10*time.Minute)
+	recovered := func() int {
+		t.Helper()
+		n, err := l.Recover(l.within(), 5*time.Minute, 100)
+		require.NoError(t, err)
+		return n
+	}
+	// A turn that has failed comes again with what its messages say, which may be what became of the item.
+	sent, err := l.p.EnqueueForOrchestrator(l.within(), pgwake.Message{Instance: task, Kind: "step"}, &pgwake.EnqueueOptions{Delay: time.Hour})
+	require.NoError(t, err)
+	require.Zero(t, recovered(), "there is a message")
+	l.exec(`DELETE FROM orchestrator_queue WHERE id = $1`, sent.ID)
+	l.exec(`UPDATE orchestrator_queue SET lock_token = gen_random_uuid(), visible_at = clock_timestamp() + interval '1 min'`)
+	l.exec(`INSERT INTO instance_locks (instance_id, lock_token, locked_until) VALUES ($1, gen_random_uuid(), clock_timestamp() + interval '1 min')`, task)
+	require.Zero(t, recovered(), "somebody is at the turn")
+	l.exec(`DELETE FROM instance_locks`)
+	require.Equal(t, 1, recovered())
+	require.Equal(t, []string{"waiting_for_retry", "waiting_for_retry"}, l.stepStates(task))
+	l.turns()
+	require.Equal(t, []string{"enqueued", "waiting_for_retry"}, l.stepStates(task))
+}
+
 // The task that has the key is removed between the insert that meets it and the answer: no id is returned of a task that does not exist.
 func TestSubmit_TaskOfTheKeyIsPurgedAtTheSameMoment_FailsAndMayBeRepeated(t *testing.T) {
 	l := newLab(t)

@@ -581,6 +581,30 @@ func TestFinishStep_ServerHasLostTheBeginningOfTheAttempt_ItsEndCounts(t *testin
 	require.Equal(t, "run", l.start(c))
 }
 
+// As after such a failover, while the handler is at work.
+func TestCheckpoint_ServerHasLostTheBeginningOfTheAttempt_IsKeptAndTheAttemptIsBegun(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.define("default", "work", "1", `{}`, "a")
+	task := l.create("default", "work")
+	l.turns()
+	a := l.take(task, "a")
+	const checkpoint, state = `SELECT checkpoint_step($1, $2, $3, $4::int::text::jsonb)`, `SELECT concat_ws(' ', state, attempts, claim, checkpoint) FROM steps WHERE step_id = $1`
+	l.fails("PW001", checkpoint, a.step, a.item, "00000000-0000-0000-0000-000000000000", 7)
+	l.fails("PW001", checkpoint, a.step, a.item+1, a.token, 7)
+	require.Equal(t, "enqueued 0", one[string](l, state, a.step))
+	for _, at := range []int{1, 2} {
+		l.exec(checkpoint, a.step, a.item, a.token, at)
+		require.Equal(t, fmt.Sprintf("in_progress 1 %s %d", a.token, at), one[string](l, state, a.step))
+	}
+	l.finish(a, true, `"done"`)
+	l.turns()
+	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
+	require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"},
+		all[string](l, `SELECT to_state FROM step_transitions WHERE step_id = $1 ORDER BY sort_key`, a.step))
+	l.fails("PW001", checkpoint, a.step, a.item, a.token, 3)
+}
+
 // Two calls that add to one task may be of one instant, and the clock may go back. More than 4096 steps carry into the milliseconds.
 func TestAddSteps_IDsThatItsInstantWouldHave_AreTaken_OthersAre(t *testing.T) {
 	t.Parallel()
