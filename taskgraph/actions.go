@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
@@ -221,42 +219,4 @@ func raw(text *string) json.RawMessage {
 		return nil
 	}
 	return json.RawMessage(*text)
-}
-
-// Upkept is what Upkeep did.
-type Upkept struct {
-	Recovered int // tasks, see Recover
-	Failed    int // tasks that were stale
-	Purged    int // tasks that ended longer than Config.KeepFor ago
-}
-
-// purgedAtOnce is how many tasks one statement of Upkeep removes at most, and fewer if they are large: it is to hold no locks for long.
-const purgedAtOnce = 1000
-
-// Upkeep does what some node has to now and then, unless another is at it. An Engine does it by itself while it runs.
-func (e *Engine) Upkeep(ctx context.Context) (Upkept, error) {
-	const op = "upkeep"
-	var done Upkept
-	first := func(failStale bool) error {
-		did, err := row[struct {
-			Recovered int `db:"recovered"`
-			Failed    int `db:"failed"`
-		}](ctx, e.Graph, op, "upkeep_tasks", failStale)
-		done.Recovered += did.Recovered
-		done.Failed += did.Failed
-		return err
-	}
-	// What cannot be done does not keep the rest from being done.
-	err := first(false)
-	if e.cfg.FailStale {
-		err = errors.Join(err, first(true))
-	}
-	for more := e.cfg.KeepFor > 0; more; {
-		n, failed := collect(ctx, e.Graph, op, "purge_tasks", "SELECT "+e.in+"purge_tasks(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) $1::interval, $2)", pgx.RowTo[int], []any{e.cfg.KeepFor, purgedAtOnce})
-		if more = failed == nil && n[0] > 0; failed == nil {
-			done.Purged += n[0]
-		}
-		err = errors.Join(err, failed)
-	}
-	return done, err
 }

@@ -57,7 +57,8 @@ type Config struct {
 	FailStale bool
 
 	// KeepFor has Upkeep remove tasks that ended so long ago, in whatever way, with all that belongs to them (Graph.Purge): also their
-	// idempotency keys, their transitions, and their entries in the DLQ. Up to 100 years. Defaults to 0: they are kept for ever.
+	// idempotency keys, their transitions, and their entries in the DLQ. Nothing is removed while the clocks of the server and of this node
+	// differ by more than a day. Up to 100 years. Defaults to 0: they are kept for ever.
 	KeepFor time.Duration
 
 	// Propagator puts into the headers of what is enqueued to which trace it belongs, and takes it out of them, unless Steps or Turns have

@@ -8,7 +8,6 @@ import (
 	"iter"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -41,8 +40,9 @@ type Engine struct {
 
 	coordinators *dispatch.Coordinators
 	once         sync.Once
-	turned       atomic.Bool   // a turn was taken since rollups were refreshed
-	patience     time.Duration // upkeepPatience, but in tests
+	turned       atomic.Bool      // a turn was taken since rollups were refreshed
+	patience     time.Duration    // upkeepPatience, but in tests
+	clock        func() time.Time // time.Now, but in tests
 }
 
 // New returns an Engine on the Provider's database, and creates or migrates its tables in the Provider's schema, unless the Provider was
@@ -53,7 +53,7 @@ func New(ctx context.Context, p *pgwake.Provider, config *Config) (*Engine, erro
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{pool: p.Pool(), cfg: cfg, processor: newProcessor(), handlers: make(map[string]Handler), patience: upkeepPatience}
+	e := &Engine{pool: p.Pool(), cfg: cfg, processor: newProcessor(), handlers: make(map[string]Handler), patience: upkeepPatience, clock: time.Now}
 	e.Graph = &Graph{p: p, in: pgx.Identifier{p.Schema()}.Sanitize() + ".", headers: func(ctx context.Context) *string { return headers(ctx, cfg.Propagator) },
 		maxResult: cfg.MaxResult}
 	return e, p.Migrate(ctx, migrations.Layer())
@@ -168,40 +168,6 @@ func (e *Engine) evaluate(ctx context.Context, turn *pgwake.OrchestrationItem) (
 			return q.Query(ctx, "SELECT * FROM "+e.call("evaluate_task", len(args)), args...)
 		}))
 	})
-}
-
-// rollupsPerUpkeep is how often rollups are refreshed from one upkeep to the next, as long as there are turns.
-const rollupsPerUpkeep = 5
-
-// upkeepPatience is how long that takes at most. What it does is small, or goes on the next time: what takes as long has lost its peer, of
-// which a network that loses what is sent gives no sign.
-const upkeepPatience = 10 * time.Minute
-
-// keepUp does now and then what some node has to.
-func (e *Engine) keepUp(ctx context.Context) {
-	for n := 1; ; n++ {
-		pause := (e.cfg.UpkeepInterval + rand.N(e.cfg.UpkeepInterval/4)) / rollupsPerUpkeep
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
-		bounded, cancel := context.WithTimeout(ctx, e.patience)
-		var err error
-		if e.turned.Swap(false) {
-			if _, err = e.RefreshRollups(bounded); err != nil {
-				e.turned.Store(true)
-			}
-		}
-		if n%rollupsPerUpkeep == 0 {
-			_, failed := e.Upkeep(bounded)
-			err = errors.Join(err, failed)
-		}
-		cancel()
-		if err != nil && ctx.Err() == nil {
-			e.cfg.Logger.Warn("taskgraph: upkeep failed", "error", err)
-		}
-	}
 }
 
 // Pause has nobody evaluate tasks of these namespaces, or run steps of them, until Resume. What is at work goes on.

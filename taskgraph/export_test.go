@@ -15,3 +15,6 @@ func NewGraph(p *pgwake.Provider) *Graph {
 
 // SetUpkeepPatience sets how long upkeep takes at most. Before Run.
 func SetUpkeepPatience(e *Engine, d time.Duration) { e.patience = d }
+
+// SetClock sets the clock of the node. Before Run.
+func SetClock(e *Engine, now func() time.Time) { e.clock = now }

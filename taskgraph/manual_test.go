@@ -578,6 +578,30 @@ func TestUpkeep_KeepFor_RemovesWhatEndedBefore(t *testing.T) {
 	require.Equal(t, []string{open}, g.query(`SELECT task_id::text FROM tasks`))
 }
 
+func TestUpkeep_ClocksOfServerAndNodeDisagree_NothingIsRemoved(t *testing.T) {
+	t.Parallel()
+	p := schemas.New(t, nil)
+	var log lockedBuffer
+	g := onProvider(t, p, &taskgraph.Config{KeepFor: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	g.submit(taskgraph.Define("shop", "kept", "1"))
+	g.query(`UPDATE tasks SET state = 'complete', completed_at = clock_timestamp() - interval '2 h'`)
+	g.query(`DELETE FROM orchestrator_queue`)
+	removes := func(off time.Duration) bool {
+		t.Helper()
+		taskgraph.SetClock(g.Engine, func() time.Time { return time.Now().Add(off) })
+		done, err := g.Upkeep(t.Context())
+		require.NoError(t, err)
+		return done.Purged > 0
+	}
+	require.Eventually(t, func() bool { // once transactions of others on the server have ended
+		for _, off := range []time.Duration{-25 * time.Hour, 25 * time.Hour} {
+			require.False(t, removes(off), off)
+		}
+		return removes(23 * time.Hour)
+	}, labPatience, labPatience/1000)
+	require.Contains(t, log.String(), "differ by more than a day")
+}
+
 func TestSubTask_ResolvedByHand_WhatFailedInItIsNoResult(t *testing.T) {
 	l := newLab(t)
 	task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h").Step("y", "h"), taskgraph.Define("shop", "outer", "1").SubTask("a", "inner", "1"))
