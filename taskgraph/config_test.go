@@ -247,3 +247,31 @@ func TestPropagator_TheTrace_GoesFromSubmitToTheTurnToTheStepAndBack(t *testing.
 	require.NoError(t, err)
 	require.Equal(t, "true", other.one(`SELECT (headers IS NULL)::text FROM orchestrator_queue`), "there is no propagator")
 }
+
+// flooding is a propagator that has more to say, once it floods, than there is room for.
+type flooding struct {
+	propagation.TraceContext
+	floods atomic.Bool
+}
+
+func (f *flooding) Inject(ctx context.Context, to propagation.TextMapCarrier) {
+	f.TraceContext.Inject(ctx, to)
+	if f.floods.Load() {
+		to.Set("baggage", strings.Repeat("x", pgwake.MaxHeaderBytes))
+	}
+}
+
+func TestPropagator_TooMuchToPropagate_TasksGoOnWithoutIt(t *testing.T) {
+	t.Parallel()
+	flood := &flooding{}
+	g := newGraph(t, &taskgraph.Config{Propagator: flood, Backoff: taskgraph.Backoff{Base: time.Millisecond}})
+	for name, fails := range map[string]int32{"ends": 0, "fails": 1} {
+		h, _ := failing(fails, errBroken)
+		g.Handle(name, func(ctx context.Context, s *taskgraph.Step) (any, error) { flood.floods.Store(true); return h(ctx, s) })
+	}
+	g.run()
+	d := taskgraph.Define("shop", "floods", "1").Step("a", "ends", taskgraph.MaxAttempts(1)).Step("b", "fails", taskgraph.After("a"))
+	g.complete(g.submit(d)) // the flood comes with the first result
+	require.Equal(t, "0", g.lostWorkers())
+	g.complete(g.submit(d))
+}

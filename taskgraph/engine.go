@@ -59,11 +59,12 @@ func New(ctx context.Context, p *pgwake.Provider, config *Config) (*Engine, erro
 	return e, p.Migrate(ctx, migrations.Layer())
 }
 
-// headers are what travels with what is enqueued: the trace that the context belongs to.
+// headers are what travels with what is enqueued: the trace that the context belongs to. What is too much, or what PostgreSQL cannot hold, is
+// left out: it is no reason to refuse a task, or what a step came to.
 func headers(ctx context.Context, p propagation.TextMapPropagator) *string {
 	carrier := propagation.MapCarrier{}
 	p.Inject(ctx, carrier)
-	if len(carrier) == 0 {
+	if len(carrier) == 0 || pgwake.CheckHeaders(carrier) != nil {
 		return nil
 	}
 	data, err := json.Marshal(carrier)
