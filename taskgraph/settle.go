@@ -16,10 +16,13 @@ import (
 //
 // A deadlock, a pool that is full or a server that restarts is not to cost an attempt: the call is repeated until it is answered. If it
 // was sent and no answer came, it may have had its effect, and to repeat it is not to have another one. What never succeeds has a
-// lease's time, as long as others would wait for a worker that died; then the item is given back, and the attempt is lost.
+// lease's time, as long as others would wait for a worker that died; then the item is given back, and the attempt, if it has begun, is lost.
 
 // beforeRepeat is how long to wait before a call is repeated.
 var beforeRepeat = Backoff{Base: 5 * time.Millisecond, Max: time.Second}
+
+// beforeItemAgain is how long an item is put off of whose step no attempt could begin.
+const beforeItemAgain = 15 * time.Second
 
 // unsettled is the error of a call that may be repeated. It is not unwrapped: nobody but settle is to conclude from it that the call
 // may have had its effect.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
@@ -98,6 +99,34 @@ func TestSettle_ErrorsThatShouldPassAndDoNot_CostTheAttemptInTheEnd(t *testing.T
 	g.until(task, taskgraph.TaskBlockedByFailures)
 	require.Equal(t, "the worker was lost", g.step(task, "a").Err())
 	require.EqualValues(t, 1, calls.Load())
+}
+
+// What refuses the beginning of an attempt for hours, as a server that is short of something may, costs neither attempts nor, in the end, the
+// step, which begins soon after it is over.
+func TestSettle_BeginningIsRefusedForLong_ItemIsPutOffForAWhileAndNoAttemptIsCounted(t *testing.T) {
+	t.Parallel()
+	var log lockedBuffer
+	config := quickLeases()
+	config.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	g := newGraph(t, config)
+	ok, calls := failing(0, nil)
+	g.Handle("ok", ok)
+	g.breaks("start_step", "57014", 1<<30, "true")
+	g.run()
+	task := g.submit(taskgraph.Define("shop", "refused", "1").Step("a", "ok", taskgraph.MaxAttempts(1)))
+	var item []string
+	require.Eventually(t, func() bool {
+		item = g.query(`SELECT concat_ws(' ', attempt_count, visible_at < clock_timestamp() + interval '1 min')
+			FROM worker_queue WHERE lock_token IS NULL AND visible_at > clock_timestamp()`)
+		return len(item) == 1
+	}, patience, 10*time.Millisecond)
+	require.Equal(t, []string{"0 t"}, item)
+	require.Contains(t, log.String(), "cannot begin")
+	g.breaks("start_step", "57014", 0, "true")
+	pgwaketest.Advance(t, g.p, time.Minute)
+	g.complete(task)
+	require.EqualValues(t, 1, calls.Load())
+	require.Equal(t, 1, g.step(task, "a").Attempts)
 }
 
 // A statement, or the answer to it, is lost with its connection. What it was to do is done once, and nobody is told of a failure.

@@ -81,6 +81,10 @@ func (e *Engine) runStep(handler Handler) dispatch.Handler {
 			if st.Outcome == "lost" {
 				e.cfg.Logger.Warn("taskgraph: the worker of a step was lost", "task", *st.TaskID, "step", *st.StepName, "attempt", *st.Attempts, "of", *st.MaxAttempts)
 			}
+			if errors.As(err, new(unsettled)) && ctx.Err() == nil { // no handler was called, so what passes costs no attempt, however long it takes
+				e.cfg.Logger.Warn("taskgraph: cannot begin a step", "step", s.ID, "error", err, "again_in", beforeItemAgain)
+				return nil, dispatch.Snooze(beforeItemAgain)
+			}
 			return nil, err
 		}
 		s.Name, s.Handler, s.TaskID, s.Namespace = *st.StepName, *st.Handler, *st.TaskID, *st.Namespace
