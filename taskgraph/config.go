@@ -52,8 +52,9 @@ type Config struct {
 	// evaluates tasks, it refreshes rollups (RefreshRollups) five times as often. At least 1 s. Defaults to 5 min.
 	UpkeepInterval time.Duration
 
-	// FailStale has Upkeep end tasks that have been in the same state for too long, or have taken too long in all (Lifecycle). Defaults to
-	// false: they are left as they are.
+	// FailStale has Upkeep end tasks that have been in the same state for too long, or have taken too long in all (Lifecycle). It ends none
+	// until it has found the server there, and its clock not set, for an UpkeepInterval: after an outage, or a start of all nodes, they may go
+	// on first. Defaults to false: they are left as they are.
 	FailStale bool
 
 	// KeepFor has Upkeep remove tasks that ended so long ago, in whatever way, with all that belongs to them (Graph.Purge): also their

@@ -43,6 +43,9 @@ type Engine struct {
 	turned       atomic.Bool      // a turn was taken since rollups were refreshed
 	patience     time.Duration    // upkeepPatience, but in tests
 	clock        func() time.Time // time.Now, but in tests
+
+	steadyMu    sync.Mutex
+	steadySince clocks // see steady
 }
 
 // New returns an Engine on the Provider's database, and creates or migrates its tables in the Provider's schema, unless the Provider was

@@ -399,25 +399,69 @@ func TestItem_GivenUpWithoutAHandler_TheStepFailsForGood(t *testing.T) {
 	g.complete(task)
 }
 
+// upkept has upkeep be done as of an interval before.
+func (g *graph) upkept() taskgraph.Upkept {
+	g.t.Helper()
+	taskgraph.SetClock(g.Engine, func() time.Time { return time.Now().Add(-upkeepInterval) })
+	done, err := g.Upkeep(g.within())
+	require.NoError(g.t, err)
+	taskgraph.SetClock(g.Engine, time.Now)
+	return done
+}
+
+// upkeepInterval is less than by how much the server's clock may be ahead.
+const upkeepInterval = 30 * time.Second
+
 func TestUpkeep_FailStale_EndsWhatTakesTooLong(t *testing.T) {
 	t.Parallel()
-	g := newGraph(t, &taskgraph.Config{FailStale: true})
+	g := newGraph(t, &taskgraph.Config{FailStale: true, UpkeepInterval: upkeepInterval})
 	d := single("stale")
 	d.Lifecycle.MaxLifetime = time.Minute
 	stale := g.submit(d)
 	g.submit(single("fresh"))
-	done, err := g.Upkeep(t.Context())
-	require.NoError(t, err)
-	require.Zero(t, done)
+	require.Zero(t, g.upkept())
 	pgwaketest.Advance(t, g.p, 2*time.Minute)
 	for _, want := range []taskgraph.Upkept{{Failed: 1}, {}} {
-		done, err = g.Upkeep(t.Context())
+		done, err := g.Upkeep(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, want, done)
 	}
 	task, err := g.Task(t.Context(), stale)
 	require.NoError(t, err)
 	require.Equal(t, taskgraph.TaskError, task.State)
+}
+
+// What has made a task stale may be a time in which nobody could do anything about it.
+func TestUpkeep_FailStaleAfterAnOutageOrAClockThatWasSet_EndsNothingForAnInterval(t *testing.T) {
+	t.Parallel()
+	var log lockedBuffer
+	g := newGraph(t, &taskgraph.Config{FailStale: true, UpkeepInterval: upkeepInterval, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	d := single("stale")
+	d.Lifecycle.MaxLifetime = time.Minute
+	g.submit(d)
+	pgwaketest.Advance(t, g.p, 2*time.Minute)
+	at := time.Duration(0)
+	taskgraph.SetClock(g.Engine, func() time.Time { return time.Now().Add(at) })
+	fails := func(passed time.Duration) int {
+		t.Helper()
+		at += passed
+		done, err := g.Upkeep(g.within())
+		require.NoError(t, err)
+		return done.Failed
+	}
+	require.Zero(t, fails(0), "it is the first: nobody knows what was before")
+	require.Zero(t, fails(upkeepInterval/2))
+	require.Empty(t, log.String())
+	require.Zero(t, fails(-2*time.Hour), "the server's clock is ahead of what it was")
+	require.Zero(t, fails(2*time.Hour), "it was set back")
+	require.Equal(t, 2, log.count("the server's clock was set"))
+	g.query(`ALTER FUNCTION upkeep_tasks RENAME TO away`)
+	at += upkeepInterval
+	_, err := g.Upkeep(g.within())
+	require.Error(t, err)
+	g.query(`ALTER FUNCTION away RENAME TO upkeep_tasks`)
+	require.Zero(t, fails(0), "it was away")
+	require.Equal(t, 1, fails(upkeepInterval))
 }
 
 // A statement of upkeep gets no answer, and no sign of why.
@@ -466,7 +510,8 @@ func TestUpkeep_StrangerHoldsTheLock_TasksGoOnAndWhatWasLostIsNotForgotten(t *te
 func TestUpkeep_ThresholdsCannotBeRead_AreTheDefaults(t *testing.T) {
 	t.Parallel()
 	p := schemas.New(t, nil)
-	g := onProvider(t, p, &taskgraph.Config{FailStale: true})
+	g := onProvider(t, p, &taskgraph.Config{FailStale: true, UpkeepInterval: upkeepInterval})
+	g.upkept()
 	for i, lifecycle := range []string{`{"max_lifetime": "a week or so"}`, `{"max_duration_minutes": 1e300}`, `{"max_steps_in_process": "1e9 years"}`, `7`} {
 		_, err := session(t, p).Exec(t.Context(), `SELECT register_task_definition('shop', 'bad', $1, NULL, jsonb_build_object('lifecycle', $2::jsonb), ARRAY['a'], ARRAY['h'])`, strconv.Itoa(i), lifecycle)
 		require.NoError(t, err)
@@ -482,8 +527,9 @@ func TestUpkeep_ThresholdsCannotBeRead_AreTheDefaults(t *testing.T) {
 func TestUpkeep_StaleTasksCannotBeFound_TheRestIsDone(t *testing.T) {
 	t.Parallel()
 	p := schemas.New(t, nil)
-	g := onProvider(t, p, &taskgraph.Config{KeepFor: time.Hour, FailStale: true})
+	g := onProvider(t, p, &taskgraph.Config{KeepFor: time.Hour, FailStale: true, UpkeepInterval: upkeepInterval})
 	g.submit(taskgraph.Define("shop", "kept", "1"))
+	g.upkept()
 	g.query(`UPDATE tasks SET state = 'complete', completed_at = clock_timestamp()`)
 	g.query(`DELETE FROM orchestrator_queue`)
 	pgwaketest.Advance(t, p, 2*time.Hour)

@@ -71,7 +71,11 @@ func (e *Engine) Upkeep(ctx context.Context) (Upkept, error) {
 	// What cannot be done does not keep the rest from being done.
 	err := first(false)
 	if e.cfg.FailStale {
-		err = errors.Join(err, first(true))
+		steady, failed := e.steady(ctx, err == nil)
+		if steady {
+			failed = first(true)
+		}
+		err = errors.Join(err, failed)
 	}
 	if e.cfg.KeepFor > 0 {
 		err = errors.Join(err, e.purgeOld(ctx, &done.Purged))
@@ -87,27 +91,60 @@ const farApart = 24 * time.Hour
 // Invariant: no clock that is wrong is enough for anything to be removed. What is old is so by the server's, as it was read here, and is all there
 // is if that is far ahead.
 func (e *Engine) purgeOld(ctx context.Context, purged *int) error {
-	now, err := e.serverClock(ctx)
+	now, err := e.readClocks(ctx)
 	if err != nil {
 		return err
 	}
-	if ahead := now.Sub(e.clock()); ahead.Abs() > farApart {
+	if ahead := now.server.Sub(now.here); ahead.Abs() > farApart {
 		e.cfg.Logger.Warn("taskgraph: removes no tasks: the clocks of the server and of this node differ by more than a day", "ahead", ahead)
 		return nil
 	}
 	for {
-		n, err := e.Purge(ctx, now.Add(-e.cfg.KeepFor), purgedAtOnce)
+		n, err := e.Purge(ctx, now.server.Add(-e.cfg.KeepFor), purgedAtOnce)
 		if *purged += n; err != nil || n == 0 {
 			return err
 		}
 	}
 }
 
-// serverClock returns what the server's clock shows, as it is now, whatever it was when the Provider began.
-func (e *Engine) serverClock(ctx context.Context) (time.Time, error) {
+// jolt is by how much more, or less, the server's clock is to have advanced than that of the node for it to have been set.
+const jolt = time.Minute
+
+// steady reports whether the server has been there, and its clock has not been set, for at least Config.UpkeepInterval, as far as upkeep
+// can tell. there: what was done before has succeeded.
+//
+// Invariant: no task is ended right after a time that nobody could use, be it that of an outage or of a clock: whoever can go on does so first.
+func (e *Engine) steady(ctx context.Context, there bool) (bool, error) {
+	now, err := e.readClocks(ctx)
+	e.steadyMu.Lock()
+	defer e.steadyMu.Unlock()
+	before := e.steadySince
+	if err != nil || !there {
+		e.steadySince = clocks{}
+		return false, err
+	}
+	passed := now.here.Sub(before.here) // without what was done to the node's clock
+	ahead := now.server.Sub(before.server) - passed
+	switch {
+	case before == clocks{}:
+		e.steadySince = now
+		return false, nil
+	case ahead.Abs() > jolt:
+		e.cfg.Logger.Warn("taskgraph: fails no stale tasks this time: the server's clock was set, or this node stood still", "ahead", ahead)
+		e.steadySince = now
+		return false, nil
+	}
+	return passed >= e.cfg.UpkeepInterval, nil
+}
+
+// clocks are what they show at one moment.
+type clocks struct{ here, server time.Time }
+
+// readClocks returns the clocks as they are now, whatever they were when the Provider began.
+func (e *Engine) readClocks(ctx context.Context) (clocks, error) {
 	all, err := collect(ctx, e.Graph, "read clock", "get", "SELECT pg_catalog.clock_timestamp()", pgx.RowTo[time.Time], nil)
 	if err != nil {
-		return time.Time{}, err
+		return clocks{}, err
 	}
-	return all[0], nil
+	return clocks{e.clock(), all[0]}, nil
 }
