@@ -1133,6 +1133,24 @@ var mutants = []mutant{
 		pkg:     "./taskgraph", test: "TestSubTask_ContextsAreTooLargeTogether_SomeAtATime",
 	},
 	{
+		name:    "recover: a timer of hours is a message",
+		file:    "taskgraph/migrations/00014_begun.sql",
+		patches: []patch{{"(q.visible_at <= v_now OR coalesce(q.dedup_key, '') <> 'retry/' || t.task_id)", "true"}},
+		pkg:     "./taskgraph", test: "TestRecover_WorkItemIsGoneAndAnotherStepWaits_TheStepIsTriedAgain",
+	},
+	{
+		name:    "begun: a checkpoint finds an attempt in progress or none",
+		file:    "taskgraph/migrations/00014_begun.sql",
+		patches: []patch{{"    IF FOUND THEN -- see invariant", "    IF false THEN -- see invariant"}},
+		pkg:     "./taskgraph", test: "TestCheckpoint_ServerHasLostTheBeginningOfTheAttempt_IsKeptAndTheAttemptIsBegun",
+	},
+	{
+		name:    "stale: no upkeep was before",
+		file:    "taskgraph/upkeep.go",
+		patches: []patch{{"	return passed >= e.cfg.UpkeepInterval, nil", "	return true, nil"}, {"		e.steadySince = now\n		return false, nil\n	case ahead", "		return true, nil\n	case ahead"}},
+		pkg:     "./taskgraph", test: "TestUpkeep_FailStaleAfterAnOutageOrAClockThatWasSet_EndsNothingForAnInterval",
+	},
+	{
 		name:    "transitions: one whose transaction commits late is passed over",
 		file:    "taskgraph/migrations/00005_analytics.sql",
 		patches: []patch{{"    v_end  xid8 := pg_snapshot_xmin(pg_current_snapshot());\n", "    v_end  xid8 := pg_snapshot_xmax(pg_current_snapshot());\n"}},
