@@ -13,7 +13,7 @@ import (
 
 // This file answers: what is emitted again and again?
 
-// CatchUp says what becomes of occurrences that nobody could carry out for a minute or more.
+// CatchUp says what becomes of occurrences that nobody could carry out for a minute or more after the latest instant that Jitter allows. The others come.
 type CatchUp string
 
 // The ways to catch up.

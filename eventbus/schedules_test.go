@@ -166,12 +166,30 @@ func TestSchedule_OverlapSkip_OfThoseThatAreCaughtUpWithOneComes(t *testing.T) {
 func TestSchedule_CatchUpSkipWithJitter_WhatIsNotLateStillComes(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
-	l.schedule(eventbus.Schedule{Cron: "@every 10m", CatchUp: eventbus.CatchUpSkip, Jitter: time.Hour})
-	l.exec(`UPDATE scheduled_tasks SET since = since - interval '1 day 5 minutes'`)
-	late := one[time.Time](l, `SELECT since + interval '20 hours' FROM scheduled_tasks`)
-	require.Equal(t, 0, l.occur(late))
+	require.Equal(t, 0, l.occur(l.lateWithJitter(eventbus.CatchUpSkip)))
 	require.EqualValues(t, 1, l.scheduled()[0].Skipped)
 	require.InDelta(t, -55*60, time.Until(l.scheduled()[0].Next).Seconds(), 60, "it may come up to an hour later than that")
+}
+
+func TestSchedule_CatchUpOneWithJitter_WhatIsNotLateStillComes(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	require.Equal(t, 1, l.occur(l.lateWithJitter(eventbus.CatchUpOne)))
+	require.InDelta(t, -55*60, time.Until(l.scheduled()[0].Next).Seconds(), 60, "it may come up to an hour later than that")
+	for range 6 {
+		require.Equal(t, 1, l.occur(l.scheduled()[0].Next))
+	}
+	require.InDelta(t, 5*60, time.Until(l.scheduled()[0].Next).Seconds(), 60)
+	require.Equal(t, 7, one[int](l, `SELECT count(DISTINCT metadata ->> 'scheduled_at') FROM event_log`), "one for all that are late, and each of the others")
+	require.Equal(t, 7, l.emitted())
+}
+
+// lateWithJitter makes a schedule, each of whose occurrences may come up to an hour after its time, and returns one of hours ago; the latest was 5 minutes ago.
+func (l *lab) lateWithJitter(catchUp eventbus.CatchUp) time.Time {
+	l.t.Helper()
+	l.schedule(eventbus.Schedule{Cron: "@every 10m", CatchUp: catchUp, Jitter: time.Hour})
+	l.exec(`UPDATE scheduled_tasks SET since = since - interval '1 day 5 minutes'`)
+	return one[time.Time](l, `SELECT since + interval '20 hours' FROM scheduled_tasks`)
 }
 
 // A day may have 23 hours in the time zone of the session, as it has in this one, in which the clocks have just been put forward.
