@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,7 +62,7 @@ func (n *Node) handle(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispat
 		n.cfg.Logger.Warn("eventbus: cannot read an event", "event", d.EventID, "error", err, "again_in", readPause)
 		return nil, dispatch.Snooze(readPause)
 	case event == nil:
-		return nil, n.bury(ctx, item, ReasonNotInLog, "")
+		return nil, n.buryAbsent(ctx, item, d)
 	}
 	event.MessageID, event.Redelivery = item.ID, item.Attempt-1
 	plain, transactional := n.handlers.of(event.Type)
@@ -96,6 +97,34 @@ func (n *Node) event(ctx context.Context, item *pgwake.ClaimedWorkItem, d delive
 	}
 	events, err := n.events(ctx, []delivery{d})
 	return events[d.EventID], err
+}
+
+// buryAbsent makes a delivery a dead letter whose event was not found.
+//
+// Invariant: that counts on the server alone that has the claim, and takes writes. After a switchover connections of the pool may lead to the former
+// primary for a while, which has neither what was emitted since nor who claimed it.
+func (n *Node) buryAbsent(ctx context.Context, item *pgwake.ClaimedWorkItem, d delivery) error {
+	id, claim, err := item.LockToken.WorkItem()
+	if err != nil {
+		return err
+	}
+	var absent []bool
+	err = n.do(ctx, "look for event", false, func(ctx context.Context, q pgwake.Querier) error {
+		ctx, cancel := context.WithTimeout(ctx, endTimeout)
+		defer cancel()
+		rows, err := q.Query(ctx, "SELECT NOT EXISTS (SELECT FROM "+n.call("get_events", 2)+") FROM "+n.in+"worker_queue AS q "+
+			"WHERE q.id OPERATOR(pg_catalog.=) $3 AND q.lock_token OPERATOR(pg_catalog.=) $4::pg_catalog.text::pg_catalog.uuid FOR KEY SHARE OF q",
+			[]int64{d.EventID}, []time.Time{d.EmittedAt}, id, claim)
+		if err == nil {
+			absent, err = pgx.CollectRows(rows, pgx.RowTo[bool])
+		}
+		return err
+	})
+	if err != nil || !slices.Equal(absent, []bool{true}) {
+		n.cfg.Logger.Warn("eventbus: cannot tell whether an event is in the log", "event", d.EventID, "error", err, "again_in", readPause)
+		return dispatch.Snooze(readPause)
+	}
+	return n.bury(ctx, item, ReasonNotInLog, "")
 }
 
 // bury makes a delivery a dead letter that no handler was called for.
@@ -144,6 +173,10 @@ func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers fu
 		_ = tx.Rollback(ending)
 	}()
 	if err := handlers(handlerTx{tx}); err != nil {
+		if leadsToReadOnly(ctx, tx, err) {
+			n.cfg.Logger.Warn("eventbus: a handler's connection leads to a server that takes no writes", "error", err, "again_in", readPause)
+			return dispatch.Snooze(readPause)
+		}
 		return err
 	}
 	err = dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
@@ -156,6 +189,26 @@ func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers fu
 		return dispatch.Snooze(noTrouble)
 	}
 	return err
+}
+
+// leadsToReadOnly reports whether a handler failed since the connection of its transaction leads to a server that takes no writes any more, and not since it
+// has its transaction take none, or for some other database. It ends the transaction, and closes that connection: nobody is to draw it again.
+func leadsToReadOnly(ctx context.Context, tx pgx.Tx, err error) bool {
+	if failure := (*pgwake.Error)(nil); !errors.As(pgwake.WrapError("handle event", err), &failure) || failure.SQLState != "25006" {
+		return false
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	var readOnly string
+	conn := tx.Conn()
+	if _, err := conn.Exec(ending, "ROLLBACK"); err != nil { // not by tx, which would release the connection
+		return false
+	}
+	if err := conn.QueryRow(ending, "SHOW transaction_read_only").Scan(&readOnly); err != nil || readOnly != "on" {
+		return false
+	}
+	_ = conn.Close(ending)
+	return true
 }
 
 // endTimeout bounds what the bus itself sends around a handler, on a connection that may have lost its peer and give no sign of it.
