@@ -179,12 +179,13 @@ func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers fu
 		}
 		return err
 	}
+	open := !tx.Conn().IsClosed()
 	err = dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
 		return pgwake.WrapError("handle event", tx.Commit(ctx)) // if it has committed all the same, nobody can give the item back
 	})
-	if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable && !failure.Unknown && failure.SQLState != "" {
-		// A deadlock, say, with others who lined up events of the same keys. Nothing has happened. A connection that is closed by now is
-		// the handler's doing, such as by a time limit of its own that it does not mention: it would be so again.
+	if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable && open {
+		// A deadlock, say, with others who lined up events of the same keys, or a longer wait for them than there is time for. A connection
+		// that was closed before is the handler's doing, such as by a time limit of its own that it does not mention: it would be so again.
 		n.cfg.Logger.Warn("eventbus: cannot commit", "error", err, "again_in", noTrouble)
 		return dispatch.Snooze(noTrouble)
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -410,6 +411,48 @@ func TestNode_ConnectionBreaksInAHandler_EffectsHappenOnce(t *testing.T) {
 	require.True(t, killed.Load())
 	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM effects`))
 	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+}
+
+// A handler emits an event of a key that somebody else has, who takes his time, or removes a backlog.
+func TestNode_CommitHasNoAnswer_CostsNoAttempt(t *testing.T) {
+	t.Parallel()
+	for name, ends := range map[string]bool{"since its connection ends": true, "in time": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if !ends && testing.Short() {
+				t.Skip("takes 10 s")
+			}
+			lines := &logged{}
+			l := newLab(t, &eventbus.Config{Logger: slog.New(lines)})
+			l.subscribe("other", "b")
+			other := l.begin()
+			_, err := l.WithTx(other).Emit(l.within(), "b", nil, &eventbus.EmitOptions{Key: "k"})
+			require.NoError(t, err)
+			_, err = other.Exec(l.within(), `SET CONSTRAINTS ALL IMMEDIATE`)
+			require.NoError(t, err)
+			config := quick("g")
+			config.MaxAttempts = 1
+			n := l.node(config)
+			require.NoError(t, n.On(l.within(), "a", func(ctx context.Context, _ *eventbus.Event, tx pgx.Tx) error {
+				_, err := l.WithTx(tx).Emit(ctx, "b", nil, &eventbus.EmitOptions{Key: "k"})
+				return err
+			}))
+			l.emit("a")
+			if ends {
+				l.eventually(func() bool {
+					return one[bool](l, `SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity
+						WHERE wait_event_type = 'Lock' AND strpos(query, '"' || current_schema() || '".ack_work(') > 0`)
+				}, "the commit waits")
+			}
+			l.eventually(func() bool {
+				return len(lines.of("eventbus: cannot commit")) > 0 || one[int](l, `SELECT count(*) FROM dead_letters`) > 0
+			}, "it has no answer")
+			require.NoError(t, other.Rollback(l.within()))
+			l.eventually(func() bool { return len(l.lined("k")) == 1 }, "it is handled, once")
+			l.eventually(func() bool { return slices.Equal(l.queued(), []string{"b eventbus/other|b"}) }, "it is done")
+			require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
+		})
+	}
 }
 
 // A handler does not say that its statement has failed, whose time limit has closed the connection.
