@@ -180,7 +180,7 @@ func TestRemoveStrays_ThereAreMany_SomeAtATimeAndNoneIsLeft(t *testing.T) {
 			`INSERT INTO worker_queue (name, tag, key) SELECT 'b', 'eventbus/g|b', 'k' || n FROM generate_series(1, 8) AS n`, `SELECT count(*) FROM worker_queue`, 1},
 		"of a group": {[]string{"b"}, deleteGroup, items, `SELECT count(*) FROM worker_queue`, 3},
 		"of a group that is made anew": {[]string{"b"}, deleteGroup + `; SELECT subscribe(NULL, 'g', '{b}')`,
-			`INSERT INTO worker_queue (name, tag, input, created_at, visible_at) SELECT 'b', 'eventbus/g|b', '{"event_id": 0, "emitted_at": "2020-01-01T00:00:00Z"}', '2020-01-01', '2020-01-01' FROM generate_series(1, 8)`,
+			`INSERT INTO worker_queue (id, name, tag, input, created_at, visible_at) SELECT -n, 'b', 'eventbus/g|b', '{"event_id": 0, "emitted_at": "2020-01-01T00:00:00Z"}', '2020-01-01', '2020-01-01' FROM generate_series(1, 8) AS n`,
 			`SELECT count(*) FROM worker_queue`, 3},
 		"of a group, with keys": {[]string{"b"}, deleteGroup, `
 			INSERT INTO worker_queue (id, name, tag, key) SELECT n + 1000, 'b', 'eventbus/g|b', 'k' || n FROM generate_series(1, 8) AS n;

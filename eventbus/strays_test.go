@@ -158,6 +158,28 @@ func TestSubscribe_GroupIsMadeAnewAndAnEmitWithoutAKeyIsUnderWay_EachEventOnceAn
 	}
 }
 
+func TestSubscribe_GroupIsMadeAnewAndTheClockGoesBack_HasWhatIsReplayed(t *testing.T) {
+	t.Parallel()
+	for _, pattern := range []string{"a", "#"} {
+		t.Run(pattern, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, nil)
+			l.subscribe("g", "a")
+			first, second := l.emit("a"), l.emit("a")
+			l.log(2)
+			l.openTransaction() // so the retirement lasts
+			l.exec(deleteGroup)
+			require.NoError(t, l.Subscribe(l.within(), "g", []string{pattern}, &eventbus.SubscribeOptions{FromBeginning: true}))
+			l.exec(`UPDATE event_groups SET created_at = created_at + interval '1 hour'`) // the clock has gone back since
+			l.exec(`UPDATE event_replays SET horizon = horizon()`)
+			l.exec(`SELECT replay_some(replay_id) FROM event_replays`)
+			require.Equal(t, []int64{first, second}, l.deliveries())
+			l.exec(`SELECT remove_strays()`)
+			require.Equal(t, []int64{first, second}, l.deliveries())
+		})
+	}
+}
+
 // Logical replication brings rows, and not sequences.
 func TestKeys_SequenceOfPlacesIsBehindTheRows_NoneIsLeftBehind(t *testing.T) {
 	t.Parallel()
