@@ -13,6 +13,7 @@ import (
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/internal/jsonvalue"
+	"github.com/pgwake/pgwake/internal/outage"
 )
 
 // This file answers: what happens between a delivery and its end?
@@ -137,7 +138,7 @@ func (n *Node) bury(ctx context.Context, item *pgwake.ClaimedWorkItem, reason, c
 
 // noFault has what the database could not do now tried again, at nobody's expense: no handler was called.
 func noFault(err error) error {
-	if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable {
+	if outage.Passes(err) {
 		return dispatch.Snooze(readPause)
 	}
 	return err
