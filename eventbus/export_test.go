@@ -19,3 +19,6 @@ func KeepLogOnce(ctx context.Context, n *Node) string {
 	}
 	return state
 }
+
+// MostSpared is how many commits of one delivery may fail in a row that cost no attempt.
+const MostSpared = mostSpared

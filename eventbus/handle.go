@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -184,13 +185,28 @@ func (n *Node) transact(ctx context.Context, token pgwake.LockToken, handlers fu
 	err = dispatch.AckBy(ctx, func(ctx context.Context, _ pgwake.LockToken) error {
 		return pgwake.WrapError("handle event", tx.Commit(ctx)) // if it has committed all the same, nobody can give the item back
 	})
-	if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable && open {
+	if failure := (*pgwake.Error)(nil); errors.As(err, &failure) && failure.Retryable && open && n.spares(item, failure) {
 		// A deadlock, say, with others who lined up events of the same keys, or a longer wait for them than there is time for. A connection
 		// that was closed before is the handler's doing, such as by a time limit of its own that it does not mention: it would be so again.
 		n.cfg.Logger.Warn("eventbus: cannot commit", "error", err, "again_in", noTrouble)
 		return dispatch.Snooze(noTrouble)
 	}
+	n.spared.Delete(item)
 	return err
+}
+
+// mostSpared is how many commits of one delivery may fail in a row that cost no attempt: of those that wait for others, a hundred seconds, or more.
+const mostSpared = 10
+
+// spares reports whether a commit that failed so is to cost no attempt. Invariant: what the server is like, and others, cost a handler none, and no
+// handler whose commits always fail, such as by a trigger that takes too long, or since a time limit of the server ends its session, has its key
+// stand still for ever. That it had a deadlock is nothing that would be so again.
+func (n *Node) spares(item int64, failure *pgwake.Error) bool {
+	if strings.HasPrefix(failure.SQLState, "40") {
+		return true
+	}
+	before, _ := n.spared.LoadOrStore(item, new(atomic.Int64))
+	return before.(*atomic.Int64).Add(1) <= mostSpared
 }
 
 // leadsToReadOnly reports whether a handler failed since the connection of its transaction leads to a server that takes no writes any more, and not since it

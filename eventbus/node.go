@@ -81,6 +81,7 @@ type Node struct {
 	occurrences occurrences
 	patience    time.Duration    // stepPatience, but in tests
 	wall        func() time.Time // time.Now, but in tests
+	spared      sync.Map         // int64 of an item, and an *atomic.Int64 of its commits that failed and cost no attempt
 	register    func(context.Context) error
 
 	mu       sync.Mutex

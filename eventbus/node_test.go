@@ -455,6 +455,28 @@ func TestNode_CommitHasNoAnswer_CostsNoAttempt(t *testing.T) {
 	}
 }
 
+// What costs a handler no attempt may be its own doing all the same: its key does not stand still for ever.
+func TestNode_CommitAlwaysFails_IsADeadLetterInTheEnd(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.exec(`CREATE TABLE slow (n integer)`)
+	l.exec(`CREATE FUNCTION too_slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'it takes too long' USING ERRCODE = '57014'; END $$`)
+	l.exec(`CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION too_slow()`)
+	config := quick("g")
+	config.MaxAttempts = 2
+	n := l.node(config)
+	var rounds atomic.Int64
+	require.NoError(t, n.On(l.within(), "a", func(ctx context.Context, _ *eventbus.Event, tx pgx.Tx) error {
+		rounds.Add(1)
+		_, err := tx.Exec(ctx, `INSERT INTO `+pgx.Identifier{l.p.Schema(), "slow"}.Sanitize()+` VALUES (1)`)
+		return err
+	}))
+	l.emit("a")
+	l.eventually(func() bool { return one[int](l, `SELECT count(*) FROM dead_letters`) == 1 }, "it is given up")
+	require.Empty(t, l.queued())
+	require.EqualValues(t, 2*(eventbus.MostSpared+1), rounds.Load())
+}
+
 // A handler does not say that its statement has failed, whose time limit has closed the connection.
 func TestNode_HandlerHidesThatItsConnectionIsClosed_IsADeadLetterInTheEnd(t *testing.T) {
 	t.Parallel()

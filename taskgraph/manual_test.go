@@ -461,6 +461,9 @@ func TestUpkeep_FailStaleAfterAnOutageOrAClockThatWasSet_EndsNothingForAnInterva
 	require.Error(t, err)
 	g.query(`ALTER FUNCTION away RENAME TO upkeep_tasks`)
 	require.Zero(t, fails(0), "it was away")
+	g.query(`SELECT pg_terminate_backend(pid)::text FROM pg_locks WHERE locktype = 'advisory' AND classid = (hashtext('pgwake nodes of ' || current_schema())::bigint & 4294967295)::oid`)
+	require.Eventually(t, func() bool { return g.p.Stats().Reconnects == 1 }, patience, time.Millisecond)
+	require.Zero(t, fails(upkeepInterval), "it was away, and nobody had asked")
 	require.Equal(t, 1, fails(upkeepInterval))
 }
 

@@ -129,6 +129,9 @@ func (e *Engine) steady(ctx context.Context, there bool) (bool, error) {
 	case before == clocks{}:
 		e.steadySince = now
 		return false, nil
+	case now.sessions != before.sessions: // it was away, for however short a time
+		e.steadySince = now
+		return false, nil
 	case ahead.Abs() > jolt:
 		e.cfg.Logger.Warn("taskgraph: fails no stale tasks this time: the server's clock was set, or this node stood still", "ahead", ahead)
 		e.steadySince = now
@@ -138,7 +141,10 @@ func (e *Engine) steady(ctx context.Context, there bool) (bool, error) {
 }
 
 // clocks are what they show at one moment.
-type clocks struct{ here, server time.Time }
+type clocks struct {
+	here, server time.Time
+	sessions     int64 // LISTEN connections so far that came after one that was lost: how an outage shows that was over before anybody asked
+}
 
 // readClocks returns the clocks as they are now, whatever they were when the Provider began.
 func (e *Engine) readClocks(ctx context.Context) (clocks, error) {
@@ -146,5 +152,5 @@ func (e *Engine) readClocks(ctx context.Context) (clocks, error) {
 	if err != nil {
 		return clocks{}, err
 	}
-	return clocks{e.clock(), all[0]}, nil
+	return clocks{e.clock(), all[0], e.p.Stats().Reconnects}, nil
 }

@@ -36,7 +36,7 @@ BEGIN
             v_done := v_done + 1;
         END IF;
         IF v_late AND v_task.catch_up <> 'all' THEN
-            v_at := v_now - c_late - v_task.jitter; -- all that is late, and nothing else: each of those that follow may still come in time
+            v_at := v_now - c_late - v_task.jitter - interval '1 us'; -- all that is late, and nothing else: each of those that follow may still come in time
         END IF;
         EXIT WHEN NOT v_late OR v_task.catch_up <> 'all' OR v_done + v_left >= p_most;
         v_next := next_occurrence(v_task.cron_expression, v_task.timezone, v_at, v_task.since);
