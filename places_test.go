@@ -150,6 +150,70 @@ func TestLimits_RowsAreDeletedByHand_EachLookFindsAPlace(t *testing.T) {
 	require.Equal(t, int64(3), query[int64](t, n, `SELECT count(*) FROM worker_queue WHERE lock_token IS NOT NULL`)[0])
 }
 
+// While a namespace is paused no claim takes up what is noted as free, and looks remove what of it is of no use; what is held there stays as
+// it is, and is found a place for when it is resumed.
+func TestLimits_PausedForLong_LooksRemoveWhatIsOfNoUseAndBringBackNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 2})
+	n.keyed(t, "k", "k", "k", "k", "k", "k")
+	items, _ := n.takeSome(t, 2)
+	n.requireNoWork(t)
+	n.requireNoWork(t)
+	look := func() { n.exec(t, `SELECT look('{}', '{}', 0, '{}', 0)`) }
+	requireHeld := func() {
+		t.Helper()
+		require.Len(t, query[int64](t, n, `SELECT id FROM worker_queue WHERE held_due IS NOT NULL`), 4)
+	}
+	requireHeld()
+
+	for _, of := range []string{pgwake.AllNamespaces, pgwake.DefaultNamespace} {
+		require.NoError(t, n.Pause(t.Context(), pgwake.Worker, of))
+		for range 2 {
+			n.exec(t, `INSERT INTO worker_queue (name, key) SELECT 'new', CASE i % 2 WHEN 0 THEN 'k' ELSE 'l' || i END FROM generate_series(1, 2200) AS i`)
+			n.exec(t, `SELECT remove_work(ARRAY(SELECT id FROM worker_queue WHERE name = 'new'))`)
+			look()
+			require.LessOrEqual(t, query[int64](t, n, `SELECT count(*) FROM releases`)[0], int64(3*2), "as many as there are places, of each 1000")
+			requireHeld()
+			n.exec(t, `TRUNCATE releases`)
+		}
+		n.exec(t, `DELETE FROM worker_queue WHERE id = $1`, items[0].ID)
+		look()
+		requireHeld()
+		require.NoError(t, n.Resume(t.Context(), pgwake.Worker, of))
+	}
+	n.requireNoWork(t)
+	look()
+	n.take(t)
+	n.requireNoWork(t)
+}
+
+// Items of keys are removed in a transaction that goes on, where others are held: no claim is kept from holding items meanwhile.
+func TestLimits_RemovalGoesOn_OthersAreHeldMeanwhile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
+	n.keyed(t, "k", "k", "l")
+	n.takeSome(t, 2)
+	n.requireNoWork(t)
+	n.requireNoWork(t)
+	require.Len(t, query[int64](t, n, `SELECT id FROM worker_queue WHERE held_due IS NOT NULL`), 1)
+	n.keyed(t, "m", "l", "l")
+	conn, err := n.userPool(t, 1).Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(t.Context(), `SET search_path TO `+n.quoted())
+	require.NoError(t, err)
+	// In one message, so that no time is between the beginning and the removal.
+	_, err = conn.Conn().PgConn().Exec(t.Context(), `BEGIN; SELECT remove_work(ARRAY(SELECT id FROM worker_queue WHERE key = 'm'))`).ReadAll()
+	require.NoError(t, err)
+	n.requireNoWork(t)
+	n.requireNoWork(t)
+	require.Len(t, query[int64](t, n, `SELECT id FROM worker_queue WHERE held_due IS NOT NULL`), 3)
+	_, err = conn.Exec(t.Context(), `ROLLBACK`)
+	require.NoError(t, err)
+}
+
 // What must hold of each key of which items are held whenever nobody is in the middle of anything: as many as may be at work are, or are
 // to be met by a claim, or are noted as free.
 const forgottenPlaces = `

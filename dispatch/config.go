@@ -45,7 +45,8 @@ type Config struct {
 	Timeout time.Duration
 
 	// MaxAttempts is how often an item is tried before it becomes a dead letter, or the orchestration that scheduled it is
-	// told; Unlimited for ever. An attempt is a claim, also by a process that died before it called the handler. Defaults to 25.
+	// told; Unlimited for ever. An attempt is a claim, also by a process that died before it called the handler, and of a HandleTx
+	// whose commit has no answer. Defaults to 25.
 	MaxAttempts int
 
 	// Retry says how long to wait after an attempt that failed. Defaults to Backoff(time.Second, time.Hour).

@@ -81,7 +81,9 @@ func (e *Engine) runStep(handler Handler) dispatch.Handler {
 			if st.Outcome == "lost" {
 				e.cfg.Logger.Warn("taskgraph: the worker of a step was lost", "task", *st.TaskID, "step", *st.StepName, "attempt", *st.Attempts, "of", *st.MaxAttempts)
 			}
-			if errors.As(err, new(unsettled)) && ctx.Err() == nil { // no handler was called, so what passes costs no attempt, however long it takes
+			// No handler was called, so what passes costs no attempt, however long it takes: but for a beginning that has come true with
+			// nobody here to know it, and whose lease has ended since, which counts as one whose worker was lost.
+			if errors.As(err, new(unsettled)) && ctx.Err() == nil {
 				e.cfg.Logger.Warn("taskgraph: cannot begin a step", "step", s.ID, "error", err, "again_in", beforeItemAgain)
 				return nil, dispatch.Snooze(beforeItemAgain)
 			}

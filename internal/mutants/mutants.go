@@ -530,6 +530,12 @@ var mutants = []mutant{
 		pkg:     root, test: "TestLimits_MoreItemsAreRemovedThanThereArePlaces_NoneIsTakenTwice",
 	},
 	{
+		name:    "limits: each look brings back one of each key that is paused",
+		file:    "migrations/00019_paused.sql",
+		patches: []patch{{"p.paused AND p.namespace IN (k.namespace, '*')", "false"}},
+		pkg:     root, test: "TestLimits_PausedForLong_LooksRemoveWhatIsOfNoUseAndBringBackNothing",
+	},
+	{
 		name:    "limits: what nobody takes up is looked for",
 		file:    "migrations/00008_limits.sql",
 		patches: []patch{{"l.max_running_per_key IS NOT NULL AND NOT l.paused AND (p_namespaces", "l.holds AND NOT l.paused AND (p_namespaces"}},
