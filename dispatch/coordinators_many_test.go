@@ -104,6 +104,7 @@ func TestCoordinators_Rollout_NamespaceComes_TheOthersDoNotNotice(t *testing.T) 
 
 // A namespace that outgrew its server has another: what is enqueued goes there, and what was left behind is served as well.
 func TestCoordinators_Shards_TwoServers(t *testing.T) {
+	t.Parallel()
 	second, err := devpg.Start(t.Context(), &devpg.Options{IgnoreURL: true})
 	if errors.Is(err, devpg.ErrNoServer) {
 		t.Skip("there is no second PostgreSQL to be had: ", err)

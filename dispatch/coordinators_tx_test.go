@@ -42,6 +42,7 @@ func alone(t *testing.T) *pgwake.Provider {
 
 // Of a namespace that was moved some items are still where it was. The two databases have the same names for everything, and share nothing.
 func TestHandleTx_NamespaceWasMovedToAnotherDatabase_EffectsAreWhereTheItemIs(t *testing.T) {
+	t.Parallel()
 	one, other := alone(t), alone(t)
 	const items = 20
 	var mu sync.Mutex

@@ -442,6 +442,7 @@ func TestOrchestrator_RunsAnInstanceWithActivities(t *testing.T) {
 
 // A turn and a completion take longer to send than a lease is long.
 func TestRun_LargeAcksOverASlowNetwork_AreMadeAtTheFirstAttempt(t *testing.T) {
+	t.Parallel()
 	const lease = time.Second
 	p := testschema.Core.New(t, nil)
 	config, err := pgxpool.ParseConfig(pgwaketest.URL(t))
@@ -502,6 +503,7 @@ func (c slowly) Write(data []byte) (sent int, err error) {
 }
 
 func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
+	t.Parallel()
 	p := testschema.Core.New(t, nil)
 	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
@@ -539,6 +541,7 @@ func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
 }
 
 func TestRun_DoneItemsAreLockedByATransaction_OthersAreAcknowledged(t *testing.T) {
+	t.Parallel()
 	for name, limits := range map[string]pgwake.Limits{"no limit": {}, "a limit": {MaxRunning: 40}} {
 		t.Run(name, func(t *testing.T) { testDoneItemsAreLocked(t, limits) })
 	}

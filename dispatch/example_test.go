@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 )
 
@@ -34,7 +35,7 @@ func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cle
 // openProvider opens a Provider for an example, as pgwake.Open(ctx, databaseURL, nil) does. end closes it.
 func openProvider() (ctx context.Context, p *pgwake.Provider, end func()) {
 	tb := &exampleTB{}
-	return context.Background(), pgwaketest.New(tb, nil), func() {
+	return context.Background(), testschema.Core.New(tb, nil), func() {
 		for _, f := range slices.Backward(tb.cleanups) {
 			f()
 		}

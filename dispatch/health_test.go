@@ -41,6 +41,7 @@ func healthOf(h dispatch.Health, part string) dispatch.HealthPart {
 }
 
 func TestHealth_FromBeforeRunToItsEnd_TheWorstOfItsParts(t *testing.T) {
+	t.Parallel()
 	m := newModal(t, pgwake.Config{})
 	code, h := probe(t, m.c, "/readyz")
 	require.Equal(t, http.StatusServiceUnavailable, code)

@@ -84,6 +84,7 @@ func constantly(mode pgwake.Mode) func(string) pgwake.Mode {
 
 // A node that polls goes over to events, namespace by namespace, and then back, while items come all the time.
 func TestT42_ModesChangeUnderLoad_NothingIsLostOrDoubled(t *testing.T) {
+	t.Parallel()
 	p := testschema.Core.New(t, &pgwake.Config{Mode: pgwake.ModePolling, PollInterval: 5 * time.Millisecond})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: constantly(pgwake.ModePolling)})
@@ -112,6 +113,7 @@ func TestT42_ModesChangeUnderLoad_NothingIsLostOrDoubled(t *testing.T) {
 
 // The way from polling to events, and back, as docs/operations.md tells it, while items come all the time.
 func TestRollout_Rehearsal_ThereAndBackUnderTraffic(t *testing.T) {
+	t.Parallel()
 	p := testschema.Core.New(t, &pgwake.Config{PollInterval: 5 * time.Millisecond})
 	l := newLedger()
 	c := dispatch.NewCoordinators(p, &dispatch.CoordinatorsConfig{Groups: []dispatch.Group{l.all()}, Rollout: constantly(pgwake.ModeShadow)})

@@ -68,7 +68,7 @@ func providerFactory(disguise bool) streamtest.Factory {
 		return p.(*streamedProvider)
 	}
 	return streamtest.Factory{
-		New:     func(tb testing.TB) dispatch.EventStream { return stream(tb, testdb.Schema(tb)) },
+		New:     func(tb testing.TB) dispatch.EventStream { return stream(tb, testschema.Core.Borrow(tb)) },
 		Another: func(tb testing.TB, s dispatch.EventStream) dispatch.EventStream { return stream(tb, of(s).schema) },
 		Break: func(tb testing.TB, s dispatch.EventStream) {
 			testdb.Exec(tb, pgwaketest.URL(tb), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, of(s).application)
@@ -85,9 +85,15 @@ func providerFactory(disguise bool) streamtest.Factory {
 	}
 }
 
-func TestProviderStream_Contract(t *testing.T) { streamtest.Run(t, providerFactory(false)) }
+func TestProviderStream_Contract(t *testing.T) {
+	t.Parallel()
+	streamtest.Run(t, providerFactory(false))
+}
 
-func TestStreamSource_Contract(t *testing.T) { streamtest.Run(t, providerFactory(true)) }
+func TestStreamSource_Contract(t *testing.T) {
+	t.Parallel()
+	streamtest.Run(t, providerFactory(true))
+}
 
 func TestStreamSource_Provider_IsTheSourceAsItIs(t *testing.T) {
 	p := testschema.Core.New(t, nil)
