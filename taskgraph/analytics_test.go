@@ -15,6 +15,7 @@ import (
 // This file answers: is what is reported of the past what happened, whether it was added up before or not?
 
 func TestT56_Analytics_TaskIsCompleteByItsState_RatesArePercent(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("other", "unused", "1", `{}`)
 	l.define("default", "work", "2", `{}`)
@@ -46,6 +47,7 @@ func TestT56_Analytics_TaskIsCompleteByItsState_RatesArePercent(t *testing.T) {
 }
 
 func TestAnalytics_NothingHappened_IsNotDividedByZero(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	m, err := l.AnalyticsMetrics(l.within(), time.Time{})
 	require.NoError(t, err)
@@ -61,6 +63,7 @@ func TestAnalytics_NothingHappened_IsNotDividedByZero(t *testing.T) {
 
 // It says so when more ends than begins.
 func TestAnalytics_BacklogIsWorkedOff_RateIsOver100(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	d := l.define("default", "work", "1", `{}`)
 	for range 3 {
@@ -74,6 +77,7 @@ func TestAnalytics_BacklogIsWorkedOff_RateIsOver100(t *testing.T) {
 }
 
 func TestT57_SlowestSteps_AreInOrderAndFiltered(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	d1 := l.define("billing", "invoice", "1", `{}`, "draw", "send", "never")
 	d2 := l.define("billing", "invoice", "2", `{}`, "draw")
@@ -128,6 +132,7 @@ func TestT57_SlowestSteps_AreInOrderAndFiltered(t *testing.T) {
 }
 
 func TestT57_SlowestTasks_AreInOrderAndFiltered(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	d1 := l.define("billing", "invoice", "1", `{}`, "a", "b", "c")
 	d2 := l.define("billing", "invoice", "2", `{}`)
@@ -166,6 +171,7 @@ func TestT57_SlowestTasks_AreInOrderAndFiltered(t *testing.T) {
 }
 
 func TestSlowest_BadArguments_AreRefused(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	_, err := l.SlowestSteps(l.within(), &taskgraph.SlowestFilter{Limit: -1})
 	require.ErrorIs(t, err, pgwake.ErrInvalid)
@@ -177,6 +183,7 @@ func TestSlowest_BadArguments_AreRefused(t *testing.T) {
 
 // What is counted of any window is what is in the tables, wherever the cursor is and the window begins within a bucket.
 func TestSlowestSteps_AnyWindowAndAnyCursor_IsWhatIsInTheLog(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	d := l.define("default", "work", "1", `{}`, "a")
 	rapid.Check(t, func(r *rapid.T) {
@@ -210,6 +217,7 @@ func TestSlowestSteps_AnyWindowAndAnyCursor_IsWhatIsInTheLog(t *testing.T) {
 
 // Each transition is counted once, by whom ever, although transactions commit late and tasks are purged meanwhile.
 func TestRefreshRollups_AmongWritersAndPurges_EachTransitionIsCountedOnce(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a", "b")
 	const writers, rounds = 4, 25
@@ -275,6 +283,7 @@ func TestRefreshRollups_AmongWritersAndPurges_EachTransitionIsCountedOnce(t *tes
 }
 
 func TestRefreshRollups_AnotherIsAtIt_ReturnsAtOnce(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	l.create("default", "work")
@@ -297,6 +306,7 @@ func TestRefreshRollups_AnotherIsAtIt_ReturnsAtOnce(t *testing.T) {
 }
 
 func TestRefreshRollups_WhatIsOlderThan32Days_IsForgotten(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	d := l.define("default", "work", "1", `{}`)
 	l.was(past{d, 33 * 24 * time.Hour, time.Second, taskgraph.TaskComplete, nil})
@@ -310,6 +320,7 @@ func TestRefreshRollups_WhatIsOlderThan32Days_IsForgotten(t *testing.T) {
 
 // What is removed is added up before, or nobody would know any more that it was there.
 func TestPurge_RunsThatWereNotAddedUp_AreStillKnown(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	task := l.create("default", "work")
@@ -351,6 +362,7 @@ func (l *lab) restored() {
 }
 
 func TestRefreshRollups_TablesWereRestoredFromAnotherServer_GoesOnFromThere(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	d := l.define("default", "work", "1", `{}`, "a", "b")
 	more := func() { // of everything
@@ -417,6 +429,7 @@ func TestRefreshRollups_TablesWereRestoredFromAnotherServer_GoesOnFromThere(t *t
 
 // A turn that commits while tables that were restored are adopted is one of this server, and not one of the other.
 func TestRefreshRollups_TurnsWhileRestoredTablesAreAdopted_KeepTheirNumbers(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	l.create("default", "work")

@@ -13,7 +13,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
-	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 )
 
@@ -36,7 +35,7 @@ func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cle
 func openProvider() (ctx context.Context, p *pgwake.Provider, end func()) {
 	tb := &exampleTB{}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	p = pgwaketest.New(tb, nil)
+	p = schemas.New(tb, nil)
 	return ctx, p, func() {
 		cancel()
 		for _, f := range slices.Backward(tb.cleanups) {

@@ -77,6 +77,7 @@ func (l *lab) requireCounts() {
 }
 
 func TestSystemHealthCounts_TasksAndStepsInEveryState_AreCounted(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a", "b")
 	l.requireCounts() // of nothing
@@ -107,6 +108,7 @@ func TestSystemHealthCounts_TasksAndStepsInEveryState_AreCounted(t *testing.T) {
 }
 
 func TestSystemHealthCounts_TasksArePurged_AreCountedNoMore(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a", "b")
 	for _, s := range []taskgraph.TaskState{taskgraph.TaskComplete, taskgraph.TaskCancelled, taskgraph.TaskPending, taskgraph.TaskComplete} {
@@ -126,6 +128,7 @@ func TestSystemHealthCounts_TasksArePurged_AreCountedNoMore(t *testing.T) {
 }
 
 func TestRecountStates_TablesWereChangedByHand_CountsAreRightAgain(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	for range 3 {
@@ -141,6 +144,7 @@ func TestRecountStates_TablesWereChangedByHand_CountsAreRightAgain(t *testing.T)
 }
 
 func TestSystemHealthCounts_RoleThatMayOnlyRead_IsAnswered(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	role := l.role(testroles.Reader)
 	l.exec(`SET ROLE ` + role)

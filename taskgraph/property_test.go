@@ -1,11 +1,13 @@
 package taskgraph_test
 
 import (
+	"flag"
 	"os"
 	"strconv"
 	"testing"
 	"time"
 
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/pgwake/pgwake/taskgraph/internal/model"
 	"github.com/stretchr/testify/require"
@@ -14,17 +16,19 @@ import (
 
 // This file answers: do the SQL functions say what the model says, of one task and of many?
 
-// checkRounds runs a property on random cases: a thousand, or as many as PGWAKE_ROUNDS says, rounded up to hundreds.
+// checkRounds runs a property on random cases: a thousand at full size, or as many as PGWAKE_ROUNDS says, rounded up to what rapid checks at a time.
 func checkRounds(t *testing.T, property func(*rapid.T)) {
 	t.Helper()
-	rounds := 1000
+	rounds := testsize.Of(200, 1000)
 	if text := os.Getenv("PGWAKE_ROUNDS"); text != "" {
 		n, err := strconv.Atoi(text)
 		require.NoError(t, err, "PGWAKE_ROUNDS")
 		require.Positive(t, n, "PGWAKE_ROUNDS")
 		rounds = n
 	}
-	for range (rounds + 99) / 100 { // of a hundred each, as -rapid.checks has it
+	each, err := strconv.Atoi(flag.Lookup("rapid.checks").Value.String())
+	require.NoError(t, err)
+	for range (rounds + each - 1) / each {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
 			rapid.Check(t, property)

@@ -20,6 +20,7 @@ import (
 // This file answers: is everything that happened told, in order, once, and as of any time?
 
 func TestTransitions_OfTaskAndStep_AreInOrder(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a", "b")
 	task := l.create("default", "work")
@@ -80,6 +81,7 @@ func hops(transitions []taskgraph.Transition) (all []string) {
 }
 
 func TestTaskAsOf_EachInstant_IsWhatWasThen(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "b", "a")
 	now := func() time.Time { return one[time.Time](l, `SELECT clock_timestamp()`) }
@@ -150,6 +152,7 @@ func (l *lab) readOn(after taskgraph.Cursor, page, n int) ([]taskgraph.Transitio
 }
 
 func TestReadTransitions_TransactionCommitsLate_NothingIsPassedOver(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	early := l.create("default", "work")
@@ -178,6 +181,7 @@ func TestReadTransitions_TransactionCommitsLate_NothingIsPassedOver(t *testing.T
 }
 
 func TestReadTransitions_TransactionIsRolledBack_OthersGoOn(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	task := l.create("default", "work")
@@ -195,6 +199,7 @@ func TestReadTransitions_TransactionIsRolledBack_OthersGoOn(t *testing.T) {
 
 // A subtransaction has a number of its own, which is not that of the transaction.
 func TestReadTransitions_WrittenInASubtransaction_CountAsItsTransaction(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`)
 	tx, err := session(t, l.p).Begin(t.Context())
@@ -215,6 +220,7 @@ func TestReadTransitions_WrittenInASubtransaction_CountAsItsTransaction(t *testi
 
 // A reader that follows sees each transition once, whatever writers do at the time.
 func TestReadTransitions_FollowedAmongWriters_EachComesOnce(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	const writers, rounds = 4, 30
@@ -356,6 +362,7 @@ func TestReplay_Transitions_FirstFaultIsReported(t *testing.T) {
 }
 
 func TestReplay_TaskWhoseRowsWereChanged_IsFoundOut(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a")
 	task := l.create("default", "work")
@@ -390,6 +397,7 @@ func TestReplay_TaskWhoseRowsWereChanged_IsFoundOut(t *testing.T) {
 
 // What a task was at any instant is what its transitions up to there lead to.
 func TestTaskAsOf_AgreesWithReplay(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("default", "work", "1", `{}`, "a", "b", "c")
 	task := l.create("default", "work")

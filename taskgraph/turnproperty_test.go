@@ -250,6 +250,7 @@ func (p *play) happen() {
 }
 
 func TestTurn_AnythingHappened_EnqueuesWhatIsReadyAndCountsWhatThereIs(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	n := 0
 	rapid.Check(t, func(r *rapid.T) {

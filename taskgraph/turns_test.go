@@ -149,7 +149,7 @@ var statementEnd = regexp.MustCompile(`;\s*(--.*)?$`)
 func (l *lab) stoppable() (statements int) {
 	l.t.Helper()
 	l.exec(`CREATE FUNCTION stop(n integer) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
-		IF n = current_setting('test.stop', true)::integer THEN PERFORM pg_advisory_xact_lock_shared(hashtext(current_schema()), 1); END IF;
+		IF n = nullif(current_setting('test.stop', true), '')::integer THEN PERFORM pg_advisory_xact_lock_shared(hashtext(current_schema()), 1); END IF;
 		RETURN true; END $$`)
 	declared, body, found := strings.Cut(one[string](l, `SELECT pg_get_functiondef('advance_task'::regproc)`), "\nBEGIN\n")
 	require.True(l.t, found)
@@ -167,27 +167,29 @@ func (l *lab) stoppable() (statements int) {
 // A worker may commit between any two statements of a turn. Whatever it does, the task is never complete with a step that is not, and
 // the turn of the message that comes with it puts everything in its place.
 func TestTurn_WorkerCommitsBetweenAnyTwoStatements_NothingIsPassedOver(t *testing.T) {
-	l := newLab(t)
-	l.exec(`SELECT register_task_definition('shop', 'work', '1', NULL, '{}', ARRAY['other', 'once', 'twice'], ARRAY['h', 'h', 'h'], p_max_attempts => ARRAY[1, 1, 2])`)
-	key := []any{one[int32](l, `SELECT hashtext(current_schema())`)}
-	statements := l.stoppable()
-	require.Greater(t, statements, 30)
-	turn := session(t, l.p)
+	t.Parallel()
 	for name, c := range map[string]struct {
 		step string
-		does func(c claimed)
+		does func(l *lab, c claimed)
 		want taskgraph.TaskState
 	}{
-		"its last attempt is lost":    {"once", func(c claimed) { require.Equal(t, "lost", l.start(c)) }, taskgraph.TaskBlockedByFailures},
-		"an attempt is lost":          {"twice", func(c claimed) { require.Equal(t, "lost", l.start(c, "1 h")) }, taskgraph.TaskWaitingForRetry},
-		"it is lost, and due at once": {"twice", func(c claimed) { require.Equal(t, "lost", l.start(c, "0")) }, taskgraph.TaskStepsInProcess},
-		"it is given back": {"once", func(c claimed) {
-			require.True(t, one[bool](l, `SELECT release_step($1, $2, $3, NULL)`, c.step, c.item, c.token))
+		"its last attempt is lost":    {"once", func(l *lab, c claimed) { require.Equal(l.t, "lost", l.start(c)) }, taskgraph.TaskBlockedByFailures},
+		"an attempt is lost":          {"twice", func(l *lab, c claimed) { require.Equal(l.t, "lost", l.start(c, "1 h")) }, taskgraph.TaskWaitingForRetry},
+		"it is lost, and due at once": {"twice", func(l *lab, c claimed) { require.Equal(l.t, "lost", l.start(c, "0")) }, taskgraph.TaskStepsInProcess},
+		"it is given back": {"once", func(l *lab, c claimed) {
+			require.True(l.t, one[bool](l, `SELECT release_step($1, $2, $3, NULL)`, c.step, c.item, c.token))
 		}, taskgraph.TaskStepsInProcess},
-		"it succeeds": {"once", func(c claimed) { l.finish(c, true, `{}`) }, taskgraph.TaskComplete},
-		"it fails":    {"once", func(c claimed) { l.finish(c, false, `{"error": "no"}`) }, taskgraph.TaskBlockedByFailures},
+		"it succeeds": {"once", func(l *lab, c claimed) { l.finish(c, true, `{}`) }, taskgraph.TaskComplete},
+		"it fails":    {"once", func(l *lab, c claimed) { l.finish(c, false, `{"error": "no"}`) }, taskgraph.TaskBlockedByFailures},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t)
+			l.exec(`SELECT register_task_definition('shop', 'work', '1', NULL, '{}', ARRAY['other', 'once', 'twice'], ARRAY['h', 'h', 'h'], p_max_attempts => ARRAY[1, 1, 2])`)
+			key := []any{one[int32](l, `SELECT hashtext(current_schema())`)}
+			statements := l.stoppable()
+			require.Greater(t, statements, 30)
+			turn := session(t, l.p)
 			stops := 0
 			for at := range statements {
 				task := l.create("shop", "work")
@@ -206,12 +208,12 @@ func TestTurn_WorkerCommitsBetweenAnyTwoStatements_NothingIsPassedOver(t *testin
 				end, stopped := l.beside(turn, `SELECT advance_task($1, NULL)`, task)
 				if stopped {
 					stops++
-					c.does(again)
+					c.does(l, again)
 				}
 				l.exec(`SELECT pg_advisory_unlock($1, 1)`, key...)
 				require.NoError(t, end())
 				if !stopped {
-					c.does(again)
+					c.does(l, again)
 				}
 				if l.stateOf(task) == taskgraph.TaskComplete {
 					require.Equal(t, []string{"complete", "complete", "complete"}, l.stepStates(task), "statement %d", at+1)
@@ -225,6 +227,7 @@ func TestTurn_WorkerCommitsBetweenAnyTwoStatements_NothingIsPassedOver(t *testin
 }
 
 func TestTurn_MoreIsReadyThanOneTurnEnqueues_AnotherTurnComesAtOnce(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	steps, handlers := make([]string, 2500), make([]string, 2500)
 	for i := range steps {
@@ -258,6 +261,7 @@ func TestTurn_MoreIsReadyThanOneTurnEnqueues_AnotherTurnComesAtOnce(t *testing.T
 
 // A chain of which each step is skipped because the one before is takes as many statements as it has steps: more than one turn may take.
 func TestTurn_LongChainIsSkipped_TurnsOfSoManyStepsFollowEachOther(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	const n = 2500
 	d := taskgraph.Define("shop", "chain", "1").Step("s0", "h").Step("other", "h")
@@ -296,6 +300,7 @@ func TestTurn_LongChainIsSkipped_TurnsOfSoManyStepsFollowEachOther(t *testing.T)
 
 // So it is if the task ends with the chain, and also if it is blocked meanwhile: what is skipped is complete all the same.
 func TestTurn_LongChainIsSkipped_CompleteOrBlockedInTheEnd(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	const n = 1002 // the last one is skipped in the last round of the first turn
 	d := taskgraph.Define("shop", "chain", "1").Step("other", "h").Step("s0", "h")
@@ -323,6 +328,7 @@ func TestTurn_LongChainIsSkipped_CompleteOrBlockedInTheEnd(t *testing.T) {
 
 // With a step that is a task all the steps of that are created, in the same turn.
 func TestTurn_StepsAreTasksOfManySteps_AnotherTurnComesForTheRest(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	inner := taskgraph.Define("shop", "inner", "1").Template("more", "h")
 	for i := range 400 {
@@ -359,6 +365,7 @@ func TestTurn_StepsAreTasksOfManySteps_AnotherTurnComesForTheRest(t *testing.T) 
 
 // What is skipped since somebody put it back, and what a result completes in the same turn, both count.
 func TestTurn_StepThatIsToBeSkippedIsPutBack_ResultsOfTheSameTurnCount(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	task := l.submit(taskgraph.Define("shop", "skip", "1").Step("a", "h").Step("b", "h", taskgraph.AfterIf("a", `$ == 1`)).Step("c", "h").Step("d", "h", taskgraph.After("b", "c")))
 	l.turns()
@@ -379,6 +386,7 @@ func TestTurn_StepThatIsToBeSkippedIsPutBack_ResultsOfTheSameTurnCount(t *testin
 
 // Callers in SQL may say what they like: only false is false.
 func TestTurn_ResultOfAFailureIsAnyJSON_IsTakenAsRetryable(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.define("shop", "work", "1", `{}`, "a")
 	for results, want := range map[string]string{
@@ -396,6 +404,7 @@ func TestTurn_ResultOfAFailureIsAnyJSON_IsTakenAsRetryable(t *testing.T) {
 
 // One turn writes the row of the task once, whatever it does.
 func TestTurn_WhateverItDoes_WritesTheTaskOnce(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	task := l.submit(taskgraph.Define("shop", "work", "1").Step("a", "h").Step("b", "h", taskgraph.After("a")))
 	l.exec(`CREATE TABLE writes (state text);
@@ -489,6 +498,7 @@ func TestTurn_ClockGoesBackBetweenFetchAndEvaluation_TimerIsSentAgain(t *testing
 // Turns, and the steps that they enqueue, are claimed in the order of the computed priority at whatever time they were enqueued; levels
 // below 0 count as 0. Without a weight of age, levels are the priorities of the Provider.
 func TestT48_Claims_AreInTheOrderOfTheComputedPriority(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for _, namespace := range []string{"shop", "vip", "dull"} {
 		require.NoError(t, l.Register(l.within(), taskgraph.Define(namespace, "work", "1").Step("a", "h")))

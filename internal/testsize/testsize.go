@@ -10,7 +10,7 @@ import "os"
 func Full() bool { return os.Getenv("PGWAKE_FULL") != "" }
 
 // Of is few, or full where Full says so.
-func Of(few, full int) int {
+func Of[T any](few, full T) T {
 	if Full() {
 		return full
 	}
