@@ -33,8 +33,9 @@ type Kind struct {
 	conn    *pgx.Conn
 	made    int
 	free    []string
-	objects string // of a schema as it was made
-	empty   string // the statement that makes it so again
+	objects string            // of a schema as it was made
+	marks   map[string]string // of those of which that is known, by name
+	empty   string            // the statement that makes it so again
 }
 
 // Core are the schemas of a Provider without layers.
@@ -47,7 +48,7 @@ var (
 
 // With returns the schemas of a Provider with these layers. It is called once per kind, for a variable of the package.
 func With(layers ...migrations.Layer) *Kind {
-	k := &Kind{layers: layers}
+	k := &Kind{layers: layers, marks: make(map[string]string)}
 	kindsMu.Lock()
 	defer kindsMu.Unlock()
 	kinds = append(kinds, k)
@@ -140,6 +141,9 @@ func (k *Kind) connect(ctx context.Context, url string) (err error) {
 			config.DefaultQueryExecMode = pgx.QueryExecModeExec // names mean another schema each time
 			k.conn, err = pgx.ConnectConfig(ctx, config)
 		}
+		if err == nil {
+			_, err = k.conn.Prepare(ctx, marksOf, marks)
+		}
 	}
 	return err
 }
@@ -162,18 +166,30 @@ func (k *Kind) give(name string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.empty != "" {
-		again := false
+		var found string
+		if err := k.conn.QueryRow(ctx, marksOf, name).Scan(&found); err != nil {
+			return err
+		}
+		known := found == k.marks[name]
+		again := known
 		err := k.within(ctx, name, func(tx pgx.Tx) error {
-			var now string
-			if err := tx.QueryRow(ctx, objects).Scan(&now); err != nil {
-				return err
+			if !known {
+				var now string
+				if err := tx.QueryRow(ctx, objects).Scan(&now); err != nil {
+					return err
+				}
+				again = now == k.objects
 			}
-			if again = now == k.objects; !again {
+			if !again {
 				return nil
 			}
 			_, err := tx.Exec(ctx, k.empty)
 			return err
 		})
+		if err == nil && again && !known { // also for what was emptied by truncating it
+			err = k.conn.QueryRow(ctx, marksOf, name).Scan(&found)
+			k.marks[name] = found
+		}
 		if err != nil {
 			return err
 		}
@@ -181,6 +197,7 @@ func (k *Kind) give(name string) error {
 			k.free = append(k.free, name)
 			return nil
 		}
+		delete(k.marks, name)
 	}
 	_, err := k.conn.Exec(ctx, `DROP SCHEMA IF EXISTS `+pgx.Identifier{name}.Sanitize()+` CASCADE`)
 	return err
@@ -211,6 +228,28 @@ func (k *Kind) close() {
 	}
 	_ = k.conn.Close(ctx)
 }
+
+// marksOf is the name of marks as a prepared statement.
+const marksOf = "marks"
+
+// marks says which versions of rows of the catalogs a schema is made of. While they are the same, so are its objects, which take some ten
+// times as long to write down.
+const marks = `
+	WITH s AS (SELECT oid, xmin FROM pg_namespace WHERE nspname = $1),
+	     c AS MATERIALIZED (SELECT oid, xmin FROM pg_class WHERE relnamespace = (SELECT oid FROM s)),
+	     p AS MATERIALIZED (SELECT oid, xmin FROM pg_proc WHERE pronamespace = (SELECT oid FROM s))
+	SELECT coalesce(md5(string_agg(concat_ws(' ', kind, oid, sub, version), ',' ORDER BY kind, oid, sub)), 'none') FROM (
+		SELECT 1 AS kind, oid, 0 AS sub, xmin::text AS version FROM s
+		UNION ALL SELECT 2, oid, 0, xmin::text FROM c
+		UNION ALL SELECT 3, oid, 0, xmin::text FROM p
+		UNION ALL SELECT 4, attrelid, attnum, a.xmin::text FROM pg_attribute a JOIN c ON attrelid = c.oid
+		UNION ALL SELECT 5, adrelid, adnum, d.xmin::text FROM pg_attrdef d JOIN c ON adrelid = c.oid
+		UNION ALL SELECT 6, indexrelid, 0, i.xmin::text FROM pg_index i JOIN c ON indexrelid = c.oid
+		UNION ALL SELECT 7, r.oid, 0, r.xmin::text FROM pg_rewrite r JOIN c ON ev_class = c.oid
+		UNION ALL SELECT 8, t.oid, 0, t.xmin::text FROM pg_trigger t JOIN c ON tgrelid = c.oid
+		UNION ALL SELECT 9, o.oid, 0, o.xmin::text FROM pg_constraint o WHERE connamespace = (SELECT oid FROM s)
+		UNION ALL SELECT 10, objoid, objsubid, d.xmin::text FROM pg_description d JOIN c ON objoid = c.oid AND classoid = 'pg_class'::regclass
+		UNION ALL SELECT 11, objoid, objsubid, d.xmin::text FROM pg_description d JOIN p ON objoid = p.oid AND classoid = 'pg_proc'::regclass) AS rows`
 
 // objects identifies everything in the schema that is no row, in one order: a trigger has its name on each partition. Functions may
 // have the schema's name in them.
