@@ -450,11 +450,11 @@ func TestLimits_RatePerKey_TheNextIsDueWhenItMayBegin(t *testing.T) {
 func TestLimits_RatePerKey_WhoPutItOffIsBusy_AnotherNodeComesInTime(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 5 * time.Second}}) // more than all up to the end of it takes
-	fetch := func(n *node) <-chan string {
+	n.limit(t, pgwake.Limits{RatePerKey: pgwake.Rate{Interval: 10 * time.Second}}) // more than all up to the end of it takes
+	fetch := func(n *node, tags pgwake.TagFilter) <-chan string {
 		got := make(chan string, 1)
 		go func() {
-			item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: 10 * time.Minute, PollTimeout: time.Minute})
+			item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: 10 * time.Minute, PollTimeout: time.Minute, Tags: tags})
 			if err != nil {
 				got <- err.Error()
 				return
@@ -473,10 +473,10 @@ func TestLimits_RatePerKey_WhoPutItOffIsBusy_AnotherNodeComesInTime(t *testing.T
 			return ""
 		}
 	}
-	first, second := fetch(n), fetch(n)
+	first, second := fetch(n, pgwake.DefaultAnd("busy")), fetch(n, pgwake.DefaultAnd("busy"))
 	n.awaitParked(t, 2)
 	other := n.another(t)
-	third := fetch(other)
+	third := fetch(other, pgwake.DefaultOnly())
 	other.awaitParked(t, 1)
 
 	n.keyed(t, "a")
@@ -486,7 +486,8 @@ func TestLimits_RatePerKey_WhoPutItOffIsBusy_AnotherNodeComesInTime(t *testing.T
 		return query[int](t, n, `SELECT count(*) FILTER (WHERE lock_token IS NULL AND visible_at > now()) FROM worker_queue`)[0] == 1
 	}, patience, time.Millisecond, "the second is put off")
 	n.awaitParked(t, 1)
-	n.keyed(t, "b")
+	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "b", Key: "b", Tag: "busy"}, nil) // which the other node does not take
+	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"a", "b"}, []string{come(first), come(second)})
 	require.Equal(t, "a", come(third))
 	require.Zero(t, other.Stats().Worker.FallbackFinds)
