@@ -252,23 +252,24 @@ const marks = `
 		UNION ALL SELECT 11, objoid, objsubid, d.xmin::text FROM pg_description d JOIN p ON objoid = p.oid AND classoid = 'pg_proc'::regclass) AS rows`
 
 // objects identifies everything in the schema that is no row, in one order: a trigger has its name on each partition. Functions may
-// have the schema's name in them.
+// have the schema's name in them. Rights that were granted and are gone leave those that there are by default written down.
 const objects = `
 	SELECT md5(replace(concat_ws('; ',
-		(SELECT string_agg(concat(relname, relkind, relpersistence, relrowsecurity, reloptions, relacl, obj_description(oid, 'pg_class'),
+		(SELECT string_agg(concat(relname, relkind, relpersistence, relrowsecurity, reloptions,
+		                          coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner)), obj_description(oid, 'pg_class'),
 		                          CASE relkind WHEN 'i' THEN pg_get_indexdef(oid) WHEN 'v' THEN pg_get_viewdef(oid) END), ',' ORDER BY relname)
 		   FROM pg_class WHERE relnamespace = current_schema()::regnamespace),
 		(SELECT string_agg(concat(relname, attname, format_type(atttypid, atttypmod), attnotnull, attidentity, attstattarget, attstorage, attacl,
 		                          attoptions, col_description(attrelid, attnum), pg_get_expr(adbin, adrelid)), ',' ORDER BY relname, attnum)
 		   FROM pg_class c JOIN pg_attribute ON attrelid = c.oid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
 		  WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p', 'v', 'm') AND attnum > 0),
-		(SELECT string_agg(concat(pg_get_functiondef(oid), proacl, obj_description(oid, 'pg_proc')), ',' ORDER BY proname, pg_get_function_arguments(oid))
+		(SELECT string_agg(concat(pg_get_functiondef(oid), coalesce(proacl, acldefault('f', proowner)), obj_description(oid, 'pg_proc')), ',' ORDER BY proname, pg_get_function_arguments(oid))
 		   FROM pg_proc WHERE pronamespace = current_schema()::regnamespace),
 		(SELECT string_agg(concat(conrelid::regclass, conname, pg_get_constraintdef(oid)), ',' ORDER BY conrelid::regclass::text, conname)
 		   FROM pg_constraint WHERE connamespace = current_schema()::regnamespace),
 		(SELECT string_agg(concat(pg_get_triggerdef(t.oid), tgenabled), ',' ORDER BY tgname, relname)
 		   FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = current_schema()::regnamespace AND NOT tgisinternal),
-		(SELECT nspacl::text FROM pg_namespace WHERE nspname = current_schema())), coalesce(current_schema(), 'none'), ''))`
+		(SELECT coalesce(nspacl, acldefault('n', nspowner))::text FROM pg_namespace WHERE nspname = current_schema())), coalesce(current_schema(), 'none'), ''))`
 
 // emptying returns the statement that gives tables the rows that they have now, and sequences their values. Moments in those rows
 // become the one at which it is executed. To truncate a table and its indexes is to make new files for them, which takes as long

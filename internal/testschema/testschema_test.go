@@ -56,6 +56,18 @@ func TestKind_RowsCameAndWent_TheNextTestHasWhatMigrationsMade(t *testing.T) {
 	require.Equal(t, first, again)
 }
 
+func TestKind_RightsCameAndWent_TheNextTestHasTheSchema(t *testing.T) {
+	first := borrowed(t, plain, func(t *testing.T, schema string) {
+		role := "reader_of_" + schema
+		exec(t, schema, `CREATE ROLE `+role+`; EXECUTE format('GRANT USAGE ON SCHEMA %I TO `+role+`', current_schema());
+			GRANT SELECT ON worker_queue TO `+role+`; GRANT UPDATE (name) ON worker_queue TO `+role+`; GRANT EXECUTE ON FUNCTION max_namespaces() TO `+role+`;
+			GRANT USAGE ON SEQUENCE worker_queue_id_seq TO `+role+`;`)
+		exec(t, schema, `DROP OWNED BY `+role+`; DROP ROLE `+role+`;`)
+	})
+	again := borrowed(t, plain, func(*testing.T, string) {})
+	require.Equal(t, first, again)
+}
+
 func TestKind_MoreThanRowsWasChanged_IsDropped(t *testing.T) {
 	for what, change := range map[string]string{
 		"a table":        `CREATE TABLE mine ();`,
