@@ -15,10 +15,12 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	eventmigrations "github.com/pgwake/pgwake/eventbus/migrations"
 	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
+	taskmigrations "github.com/pgwake/pgwake/taskgraph/migrations"
 	"github.com/stretchr/testify/require"
 )
 
@@ -50,13 +52,22 @@ type cli struct {
 	now     func() time.Time
 }
 
+// layered are schemas with the layers of task graphs and of the event bus.
+var layered = testschema.With(taskmigrations.Layer(), eventmigrations.Layer())
+
 // newCLI is on a fresh schema that is migrated, and has a Provider on it to look and to plant.
 func newCLI(t *testing.T, config *pgwake.Config) (*cli, *pgwake.Provider) {
+	t.Helper()
+	return newCLIOn(t, testschema.Core, config)
+}
+
+// newCLIOn is newCLI on a schema of that kind.
+func newCLIOn(t *testing.T, kind *testschema.Kind, config *pgwake.Config) (*cli, *pgwake.Provider) {
 	t.Helper()
 	if config == nil {
 		config = &pgwake.Config{Mode: pgwake.ModeDisabled}
 	}
-	p := testschema.Core.New(t, config)
+	p := kind.New(t, config)
 	return &cli{t: t, url: pgwaketest.URL(t), schema: p.Schema(), now: time.Now}, p
 }
 
@@ -207,7 +218,7 @@ func TestInterrupted_WhileItWaitsForInput_EndsAtOnce(t *testing.T) {
 
 func TestCompletion_OffersWhatThereIs(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
 	for _, name := range []string{"nightly", "of the month", "odd\nname"} {

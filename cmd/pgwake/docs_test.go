@@ -130,7 +130,7 @@ func TestDocs_CommandLines_CanBeTyped(t *testing.T) {
 // shop is a database with something of everything, and what the commands of the page refer to.
 func shop(t *testing.T) (*cli, map[string]string) {
 	t.Helper()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
 	_, err = bus.Emit(t.Context(), "order.created", map[string]int{"order": 7}, &eventbus.EmitOptions{Key: "customer-3"})

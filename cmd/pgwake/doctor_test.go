@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -46,8 +47,7 @@ func spoken(r report) (names []string) {
 }
 
 func TestDoctor_AllIsWell_SaysSoOfEachCheck(t *testing.T) {
-	c, _ := newCLI(t, &pgwake.Config{})
-	c.ok("migrate", "up", "--layer", "taskgraph,eventbus")
+	c, _ := newCLIOn(t, layered, &pgwake.Config{})
 	r, code := c.examined("--strict")
 	require.Empty(t, spoken(r), "%+v", r.Findings)
 	require.Zero(t, code)
@@ -86,7 +86,6 @@ var plants = map[string]plant{
 		return nil
 	}},
 	"a layer is behind": {"layers", failure, "eventbus is at version", "--layer eventbus", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
-		c.ok("migrate", "up", "--layer", "eventbus")
 		c.exec(`DELETE FROM eventbus_migrations WHERE version_id = (SELECT max(version_id) FROM eventbus_migrations)`)
 		return nil
 	}},
@@ -243,7 +242,11 @@ func TestDoctor_SomethingIsWrong_ThatCheckAloneSpeaks(t *testing.T) {
 			if !of.seen {
 				t.Parallel() // and so after those that are seen
 			}
-			c, p := newCLI(t, nil)
+			kind := testschema.Core
+			if of.check == "layers" {
+				kind = layered
+			}
+			c, p := newCLIOn(t, kind, nil)
 			args := of.plant(t, c, p)
 			r, code := c.examined(args...)
 			require.Equal(t, []string{of.check}, spoken(r), "%+v", r.Findings)
@@ -414,8 +417,7 @@ func TestDoctor_HasOneConnection_SaysWhatItCannotExamine(t *testing.T) {
 // What the fix grants is enough, and triggers are nothing to call.
 func TestDoctor_RoleHasNoRights_TheFixMendsIt(t *testing.T) {
 	t.Parallel()
-	c, _ := newCLI(t, nil)
-	c.ok("migrate", "up", "--layer", "taskgraph,eventbus")
+	c, _ := newCLIOn(t, layered, nil)
 	role, schema := c.role(""), pgx.Identifier{c.schema}.Sanitize()
 	for _, things := range []string{"ALL TABLES IN SCHEMA ", "ALL SEQUENCES IN SCHEMA ", "ALL FUNCTIONS IN SCHEMA ", "SCHEMA "} {
 		c.exec(`REVOKE ALL ON ` + things + schema + ` FROM ` + role)

@@ -146,7 +146,7 @@ func TestHostileNames_OfSchemas_AreNeverPartOfTheStatement(t *testing.T) {
 
 func TestHostileNames_OfDeadLettersAndSchedules_AreFoundByThem(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
 	for _, h := range hostile {
@@ -177,7 +177,7 @@ func TestHostileNames_OfDeadLettersAndSchedules_AreFoundByThem(t *testing.T) {
 
 func TestHostileNames_OfSteps_MeanThatStep(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	e, err := taskgraph.New(t.Context(), p, &taskgraph.Config{Logger: silent})
 	require.NoError(t, err)
 	e.Handle("ok", func(context.Context, *taskgraph.Step) (any, error) { return nil, nil })

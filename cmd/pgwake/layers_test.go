@@ -48,7 +48,7 @@ func awaitState(t *testing.T, e *taskgraph.Engine, task string, state taskgraph.
 
 func TestTask_ShowAndRetry(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	broken := make(chan error, 2)
 	broken <- errors.New("card declined")
 	e, task := blockedTask(t, p, func() error {
@@ -81,7 +81,7 @@ func TestTask_ShowAndRetry(t *testing.T) {
 
 func TestTask_ResolveAStep_TheTaskGoesOn(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	e, task := blockedTask(t, p, func() error { return errors.New("card declined") })
 	require.Contains(t, c.refused(exitUsage, "task", "resolve", task, "--result", "1", "--yes"), "--step")
 	c.ok("task", "resolve", task, "--step", "charge", "--result", `{"paid":true}`)
@@ -91,7 +91,7 @@ func TestTask_ResolveAStep_TheTaskGoesOn(t *testing.T) {
 // What is not there is said before anything is done to what is; and a name that is empty is not all steps, nor the task.
 func TestTask_StepsOrResultAreNotSaidWell_NothingIsWritten(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	_, task := blockedTask(t, p, func() error { return errors.New("card declined") })
 	before := into[taskJSON](c, "task", "show", task)
 	for _, verb := range []string{"resolve", "retry"} {
@@ -112,7 +112,7 @@ func TestTask_StepsOrResultAreNotSaidWell_NothingIsWritten(t *testing.T) {
 
 func TestTask_ResolveAStep_ItsResultIsAsLargeAsTheNodesAllow(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	e, task := blockedTask(t, p, func() error { return errors.New("card declined") })
 	resolve := func(result string, more ...string) []string {
 		c.in = result
@@ -131,7 +131,7 @@ func TestTask_ResolveAStep_ItsResultIsAsLargeAsTheNodesAllow(t *testing.T) {
 
 func TestTask_CancelAndResolve_AreAsked(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	e, task := blockedTask(t, p, func() error { return errors.New("card declined") })
 	c.in = "n\n"
 	require.Contains(t, c.refused(exitFailed, "task", "cancel", task), "nothing was done")
@@ -146,7 +146,7 @@ func TestTask_CancelAndResolve_AreAsked(t *testing.T) {
 // A graph is a line for each step and is drawn whole, however wide, deep or oddly named.
 func TestTask_LargeGraphsAndOddNames_AreDrawnWhole(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	e, err := taskgraph.New(t.Context(), p, &taskgraph.Config{Logger: silent})
 	require.NoError(t, err)
 	e.Handle("ok", func(context.Context, *taskgraph.Step) (any, error) { return nil, nil })
@@ -198,7 +198,7 @@ func TestTask_SchemaHasNoTaskGraph_SaysHowItGetsThere(t *testing.T) {
 
 func TestSchedule_ListPauseResumeRun(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
 	require.Contains(t, c.ok("schedule", "list"), "has no schedules")
@@ -220,7 +220,7 @@ func TestSchedule_ListPauseResumeRun(t *testing.T) {
 // Nobody would claim it, so it stays where it can be seen.
 func TestDLQ_DeliveryWhoseGroupWasDeleted_IsNotRedriven(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
 	require.NoError(t, bus.Subscribe(t.Context(), "billing", []string{"order.created"}, nil))
@@ -244,7 +244,7 @@ func TestDLQ_DeliveryWhoseGroupWasDeleted_IsNotRedriven(t *testing.T) {
 
 func TestTail_Events_WhatIsEmittedFromNowOn(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
 	c.exec(`SELECT setval('event_log_offset_seq', 1000000000000)`) // the log came from a server that had seen so much more

@@ -18,7 +18,7 @@ import (
 
 func TestReader_LooksAtEverything_AndDoctorSaysWhatItCannotSee(t *testing.T) {
 	t.Parallel()
-	c, p := newCLI(t, &pgwake.Config{})
+	c, p := newCLIOn(t, layered, &pgwake.Config{})
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
 	_, err = bus.Emit(t.Context(), "order.created", nil, nil)
