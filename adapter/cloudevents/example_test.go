@@ -3,53 +3,50 @@ package cloudevents_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log"
 	"log/slog"
+	"slices"
+	"testing"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/jackc/pgx/v5"
-	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/cloudevents"
 	"github.com/pgwake/pgwake/eventbus"
-	"github.com/pgwake/pgwake/internal/devpg"
 )
 
+// exampleTB is the *testing.T that an example does not have.
+type exampleTB struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleTB) Helper()                           {}
+func (*exampleTB) Errorf(format string, args ...any) { log.Fatalf(format, args...) }
+func (*exampleTB) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
+func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cleanups, f) }
+
+func (e *exampleTB) end() {
+	for _, f := range slices.Backward(e.cleanups) {
+		f()
+	}
+}
+
 // opened is a Bus on a schema of its own.
-func opened(schema string) (*eventbus.Bus, func()) {
-	ctx := context.Background()
-	server, err := devpg.Start(ctx, nil)
+func opened() (*eventbus.Bus, func()) {
+	tb := &exampleTB{}
+	bus, err := eventbus.New(context.Background(), schemas.New(tb, nil), &eventbus.Config{Namespace: "shop", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		log.Fatal(err)
 	}
-	drop := func() {
-		conn, err := pgx.Connect(ctx, server.URL)
-		if err == nil {
-			_, err = conn.Exec(ctx, `DROP SCHEMA IF EXISTS `+pgx.Identifier{schema}.Sanitize()+` CASCADE`)
-			err = errors.Join(err, conn.Close(ctx))
-		}
-		if err != nil {
-			log.Fatal(err)
-		}
-	}
-	drop()
-	p, err := pgwake.Open(ctx, server.URL, &pgwake.Config{Schema: schema})
-	if err != nil {
-		log.Fatal(err)
-	}
-	bus, err := eventbus.New(ctx, p, &eventbus.Config{Namespace: "shop", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		log.Fatal(err)
-	}
-	return bus, func() { _ = p.Close(ctx); drop(); _ = server.Stop(ctx) }
+	return bus, tb.end
 }
 
 // A CloudEvent comes in and is emitted. A handler sees an event like any other, and has it go on as the CloudEvent that it was.
 func Example() {
 	ctx := context.Background()
-	bus, end := opened("example_cloudevents")
+	bus, end := opened()
 	defer end()
 	node, err := bus.Node(ctx, nil)
 	if err != nil {

@@ -14,18 +14,21 @@ import (
 	"github.com/cloudevents/sdk-go/v2/types"
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake/eventbus"
-	"github.com/pgwake/pgwake/pgwaketest"
+	"github.com/pgwake/pgwake/eventbus/migrations"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 )
 
 // This file answers: what do the tests have in common?
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testschema.Main(m) }
 
 // patience is far more than anything here should take.
 const patience = 30 * time.Second
+
+// schemas are those of all tests.
+var schemas = testschema.With(migrations.Layer())
 
 // lab is a bus on a schema of its own, with a node that passes on what is emitted.
 type lab struct {
@@ -35,7 +38,7 @@ type lab struct {
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	bus, err := eventbus.New(t.Context(), pgwaketest.New(t, nil), &eventbus.Config{Namespace: "shop", Logger: slog.New(slog.DiscardHandler)})
+	bus, err := eventbus.New(t.Context(), schemas.New(t, nil), &eventbus.Config{Namespace: "shop", Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	l := &lab{bus, make(chan *eventbus.Event, 100)}
 	node, err := bus.Node(t.Context(), nil)

@@ -2,51 +2,47 @@ package watermill_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"log/slog"
+	"slices"
+	"testing"
 
 	wm "github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/jackc/pgx/v5"
-	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/watermill"
 	"github.com/pgwake/pgwake/eventbus"
-	"github.com/pgwake/pgwake/internal/devpg"
 )
 
+// exampleTB is the *testing.T that an example does not have.
+type exampleTB struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleTB) Helper()                           {}
+func (*exampleTB) Errorf(format string, args ...any) { log.Fatalf(format, args...) }
+func (*exampleTB) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
+func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cleanups, f) }
+
+func (e *exampleTB) end() {
+	for _, f := range slices.Backward(e.cleanups) {
+		f()
+	}
+}
+
 // opened is a Bus on a schema of its own, for the examples.
-func opened(schema string) (*eventbus.Bus, func()) {
-	ctx := context.Background()
-	server, err := devpg.Start(ctx, nil)
+func opened() (*eventbus.Bus, func()) {
+	tb := &exampleTB{}
+	bus, err := eventbus.New(context.Background(), schemas.New(tb, nil), &eventbus.Config{Namespace: "shop", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		log.Fatal(err)
 	}
-	drop := func() {
-		conn, err := pgx.Connect(ctx, server.URL)
-		if err == nil {
-			_, err = conn.Exec(ctx, `DROP SCHEMA IF EXISTS `+pgx.Identifier{schema}.Sanitize()+` CASCADE`)
-			err = errors.Join(err, conn.Close(ctx))
-		}
-		if err != nil {
-			log.Fatal(err)
-		}
-	}
-	drop()
-	p, err := pgwake.Open(ctx, server.URL, &pgwake.Config{Schema: schema})
-	if err != nil {
-		log.Fatal(err)
-	}
-	bus, err := eventbus.New(ctx, p, &eventbus.Config{Namespace: "shop", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		log.Fatal(err)
-	}
-	return bus, func() { _ = p.Close(ctx); drop(); _ = server.Stop(ctx) }
+	return bus, tb.end
 }
 
 func Example() {
-	bus, end := opened("example_watermill")
+	bus, end := opened()
 	defer end()
 	pub, err := watermill.NewPublisher(bus, &watermill.PublisherConfig{Key: watermill.KeyOfTopic})
 	if err != nil {
@@ -79,7 +75,7 @@ func Example() {
 // A router whose handler bills orders exactly once: what it writes, what it publishes, and the ack are one transaction.
 func ExamplePublisher_WithTx() {
 	ctx := context.Background()
-	bus, end := opened("example_watermill_tx")
+	bus, end := opened()
 	defer end()
 	pub, err := watermill.NewPublisher(bus, nil)
 	if err != nil {
