@@ -42,7 +42,16 @@ func TestMain(m *testing.M) {
 	default:
 		os.Unsetenv("PGWAKE_DATABASE_URL")
 		os.Unsetenv("DATABASE_URL")
-		goleak.VerifyTestMain(m)
+		code := m.Run()
+		var err error
+		if shared.Server != nil {
+			err = shared.Stop(context.Background())
+		}
+		if err = errors.Join(err, goleak.Find()); code == 0 && err != nil {
+			fmt.Fprintf(os.Stderr, "the server that tests share does not end, or goroutines were left behind: %v\n", err)
+			code = 1
+		}
+		os.Exit(code)
 	}
 }
 
@@ -87,20 +96,22 @@ func finish(t *testing.T, cmd *exec.Cmd) (status int, stdout, stderr string) {
 	return cmd.ProcessState.ExitCode(), out.String(), complaints.String()
 }
 
-// missing is why no server can be started on this machine, or nil.
-var missing = sync.OnceValue(func() error {
-	srv, err := devpg.Start(context.Background(), nil)
-	if err != nil {
-		return err
-	}
-	return srv.Stop(context.Background())
-})
+// shared is a server for the tests that leave it as it is, which runs from the first of them to the end of the process.
+var shared struct {
+	sync.Once
+	*devpg.Server
+	err error
+}
 
-func needServer(t *testing.T) {
+// needServer returns that server, and skips a test if none can be started on this machine.
+func needServer(t *testing.T) *devpg.Server {
 	t.Helper()
-	if err := missing(); errors.Is(err, devpg.ErrNoServer) {
-		t.Skip(err)
+	shared.Do(func() { shared.Server, shared.err = devpg.Start(context.Background(), nil) })
+	if errors.Is(shared.err, devpg.ErrNoServer) {
+		t.Skip(shared.err)
 	}
+	require.NoError(t, shared.err)
+	return shared.Server
 }
 
 func requireEmpty(t *testing.T, base string) {
@@ -135,7 +146,7 @@ func TestWithpg_CommandHasTheServer_NothingIsLeft(t *testing.T) {
 }
 
 func TestWithpg_ExitStatus_IsTheCommands(t *testing.T) {
-	needServer(t)
+	running := needServer(t)
 	notExecutable := filepath.Join(t.TempDir(), "data")
 	require.NoError(t, os.WriteFile(notExecutable, nil, 0o644))
 	for want, command := range map[int][]string{
@@ -146,6 +157,9 @@ func TestWithpg_ExitStatus_IsTheCommands(t *testing.T) {
 		statusCannot:                        {notExecutable},
 	} {
 		cmd, base := withpg(t, append([]string{"--"}, command...)...)
+		if want != 7 && want != statusNotFound { // one that ran and one that did not have a server of their own, which is stopped
+			cmd.Env = append(cmd.Env, "DATABASE_URL="+running.URL)
+		}
 		status, _, stderr := finish(t, cmd)
 		assert.Equal(t, want, status, "%v: %s", command, stderr)
 		requireEmpty(t, base)
@@ -170,10 +184,7 @@ func TestWithpg_WrongUse_SaysSo(t *testing.T) {
 }
 
 func TestWithpg_URLInTheEnvironment(t *testing.T) {
-	needServer(t)
-	running, err := devpg.Start(t.Context(), nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, running.Stop(context.Background())) })
+	running := needServer(t)
 	const print = `echo "$PGWAKE_DATABASE_URL"`
 
 	t.Run("is used", func(t *testing.T) {
@@ -205,11 +216,7 @@ func TestWithpg_URLInTheEnvironment(t *testing.T) {
 }
 
 func TestWithpg_VersionAsked_CommandIsAskedForItToo(t *testing.T) {
-	needServer(t)
-	running, err := devpg.Start(t.Context(), nil)
-	require.NoError(t, err)
-	require.NoError(t, running.Stop(t.Context()))
-	major, _, _ := strings.Cut(running.Version, ".")
+	major, _, _ := strings.Cut(needServer(t).Version, ".")
 	cmd, _ := withpg(t, "-pg", major, "--", "sh", "-c", "echo $PGWAKE_PG")
 	cmd.Env = append(cmd.Env, "PGWAKE_PG=7")
 	status, out, stderr := finish(t, cmd)

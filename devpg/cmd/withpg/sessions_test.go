@@ -24,16 +24,31 @@ type keeper struct {
 	srv *devpg.Server
 }
 
+// keeping keeps sessions of the server that tests share, or of one with these settings.
 func keeping(t *testing.T, settings map[string]string) *keeper {
 	t.Helper()
-	needServer(t)
-	srv, err := devpg.Start(t.Context(), &devpg.Options{IgnoreURL: true, Settings: settings})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, srv.Stop(context.Background())) })
+	srv := needServer(t)
+	if settings != nil {
+		var err error
+		srv, err = devpg.Start(t.Context(), &devpg.Options{IgnoreURL: true, Settings: settings})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, srv.Stop(context.Background())) })
+	}
 	s, ours, err := keepSessions(srv.URL)
 	require.NoError(t, err)
 	t.Cleanup(s.close)
 	return &keeper{s, t, ours, srv}
+}
+
+// removes has a statement end what the test is about to leave on the server, once its clients have ended.
+func (k *keeper) removes(sql string) {
+	k.t.Cleanup(func() {
+		conn, err := pgx.Connect(context.Background(), k.srv.URL)
+		require.NoError(k.t, err)
+		defer conn.Close(context.Background())
+		_, err = conn.Exec(context.Background(), sql)
+		require.NoError(k.t, err)
+	})
 }
 
 // connect is a client. with is more of the URL's query.
@@ -77,6 +92,7 @@ func (k *keeper) spareNow() int {
 
 func TestSessions_ClientSaysGoodbye_TheNextHasItsSessionAsANewOne(t *testing.T) {
 	k := keeping(t, nil)
+	k.removes(`DROP ROLE IF EXISTS somebody`)
 	const named = "&application_name=it%27s%20mine"
 	first := k.connect(named)
 	pid := first.PgConn().PID()
@@ -231,6 +247,7 @@ func TestSessions_ManyThatNobodyWantsAgain_OneThatWasIsKept(t *testing.T) {
 
 func TestSessions_OtherDatabase_IsPassedThrough(t *testing.T) {
 	k := keeping(t, nil)
+	k.removes(`DROP DATABASE IF EXISTS other WITH (FORCE)`)
 	k.exec(k.connect(""), `CREATE DATABASE other`)
 	u, err := url.Parse(k.url)
 	require.NoError(t, err)
@@ -246,6 +263,7 @@ func TestSessions_OtherDatabase_IsPassedThrough(t *testing.T) {
 
 func TestSessions_LargeMessages_ComeWhole(t *testing.T) {
 	k := keeping(t, nil)
+	k.removes(`DROP TABLE IF EXISTS many`)
 	conn := k.connect("")
 	for _, size := range []int{1, bufferSize - 1, bufferSize, 10 * bufferSize, 5_000_000} {
 		text := make([]byte, size)
