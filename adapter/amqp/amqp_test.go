@@ -44,8 +44,9 @@ type stream struct {
 	*amqp.Stream
 	url, prefix string
 
-	mu    sync.Mutex
-	conns []net.Conn
+	mu     sync.Mutex
+	conns  []net.Conn
+	beside *amqp091.Connection // see channel
 }
 
 func newStream(tb testing.TB, b *broker, prefix string, quorum bool, changes ...func(*amqp.Config)) *stream {
@@ -89,6 +90,23 @@ func (s *stream) dialled() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.conns)
+}
+
+// channel is one of a connection that a test has beside those of the Stream. To begin a connection costs the broker far more than most
+// of what is asked by it.
+func (s *stream) channel(tb testing.TB) *amqp091.Channel {
+	tb.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.beside == nil || s.beside.IsClosed() {
+		conn, err := amqp091.Dial(s.url)
+		require.NoError(tb, err)
+		tb.Cleanup(func() { _ = conn.Close() })
+		s.beside = conn
+	}
+	ch, err := s.beside.Channel()
+	require.NoError(tb, err)
+	return ch
 }
 
 // take gets all messages of a queue.

@@ -21,11 +21,8 @@ import (
 // manage has a channel for something that a Stream does not do.
 func (s *stream) manage(tb testing.TB, do func(*amqp091.Channel) error) error {
 	tb.Helper()
-	conn, err := amqp091.Dial(s.url)
-	require.NoError(tb, err)
-	defer conn.Close()
-	ch, err := conn.Channel()
-	require.NoError(tb, err)
+	ch := s.channel(tb)
+	defer ch.Close() // which is answered once all of it was done
 	return do(ch)
 }
 
