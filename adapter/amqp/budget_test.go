@@ -13,6 +13,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/adapter/amqp"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/stretchr/testify/require"
 )
 
@@ -136,9 +137,12 @@ func TestReceive_LargeMessages_ManyNamespacesHaveOneBudget(t *testing.T) {
 	require.Less(t, s.Held(), int64(held+(namespaces+1)*mib))
 }
 
+// tooMany is how many messages of 8 MiB are more than one Receive has.
+var tooMany = testsize.Of(10, 12)
+
 func TestReceive_LargeMessages_OneAnswerIsBounded(t *testing.T) {
 	s := newStream(t, theBroker(t), newPrefix(t), false)
-	const count, size = 12, 8 * mib
+	count, size := tooMany, 8*mib
 	s.publishLarge(t, count, size)
 	seen := make(map[string]bool)
 	for len(seen) < count {
@@ -154,7 +158,7 @@ func TestReceive_LargeMessages_OneAnswerIsBounded(t *testing.T) {
 func TestReceive_TooMuchForOne_IsForTheNext_InOrder(t *testing.T) {
 	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
 		t.Run(name, func(t *testing.T) {
-			const count, size = 12, 8 * mib
+			count, size := tooMany, 8*mib
 			s := newStream(t, theBroker(t), newPrefix(t), quorum)
 			s.warm(t)
 			s.publishLarge(t, count, size)
@@ -176,7 +180,7 @@ func TestReceive_TooMuchForOne_NobodyTakesTheRest_IsOthers(t *testing.T) {
 	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
 		for end, leave := range map[string]func(*stream){"idle": func(*stream) {}, "closed": func(s *stream) { s.Close() }} {
 			t.Run(name+" "+end, func(t *testing.T) {
-				const count = 12
+				count := tooMany
 				s := newStream(t, theBroker(t), newPrefix(t), quorum)
 				if end == "idle" {
 					s.SpareFor(time.Millisecond)
@@ -246,7 +250,7 @@ func TestReceive_WhileOthersPublish_CountsNoAttempt(t *testing.T) {
 // The only attempt is one that a handler makes: what was too much for a Receive, or for the budget, was in nobody's hand.
 func TestReceive_TooMuch_MaxAttemptsOne_AllIsHandled(t *testing.T) {
 	for name, quorum := range map[string]bool{"classic": false, "quorum": true} {
-		for kind, c := range map[string]struct{ count, size, held int }{"large": {16, 10 * mib, 0}, "little room": {200, 4 << 10, 64 << 10}} {
+		for kind, c := range map[string]struct{ count, size, held int }{"large": {testsize.Of(10, 16), 10 * mib, 0}, "little room": {200, 4 << 10, 64 << 10}} {
 			t.Run(name+" "+kind, func(t *testing.T) {
 				s := newStream(t, theBroker(t), newPrefix(t), quorum, func(cfg *amqp.Config) { cfg.HeldBytes = int64(c.held) })
 				s.warm(t)
