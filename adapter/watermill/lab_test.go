@@ -104,7 +104,7 @@ func (l *lab) count(table string) (n int) {
 // eventually asserts that something comes to be.
 func (l *lab) eventually(is func() bool, what string) {
 	l.t.Helper()
-	require.Eventually(l.t, is, patience, 2*time.Millisecond, what)
+	require.Eventually(l.t, is, patience, 10*time.Millisecond, what)
 }
 
 // ended asserts that a channel is closed, at last.

@@ -96,7 +96,7 @@ func TestSubscribe_EventWithWrongHeader_IsADeadLetter(t *testing.T) {
 		letters, err := l.p.ListDeadLetters(l.within(), nil)
 		require.NoError(t, err)
 		return len(letters) == 2
-	}, patience, 5*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	require.Empty(t, messages)
 }
 
