@@ -337,7 +337,7 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 			return err
 		},
 		"events, drain": func(ctx context.Context, url string, stop func(Progress)) error {
-			o := EventsOptions{Backlog: 20_000, Dispatchers: 1, Progress: stop}
+			o := EventsOptions{Backlog: 5000, Dispatchers: 1, Progress: stop}
 			_, err := o.drain(ctx, url, "events", eventBacklog)
 			return aboutIn(ctx, "events", err)
 		},
@@ -489,10 +489,10 @@ func TestDrain_DoesEveryItem(t *testing.T) {
 }
 
 func TestDrain_Limit_CountsWhatWasDoneUntilThen(t *testing.T) {
-	r, err := Drain(t.Context(), serverURL(t), DrainOptions{Items: 20_000, Dispatchers: 1, Way: OneByOne, Limit: 50 * time.Millisecond})
+	r, err := Drain(t.Context(), serverURL(t), DrainOptions{Items: 5000, Dispatchers: 1, Way: OneByOne, Limit: 50 * time.Millisecond})
 	require.NoError(t, err)
-	assert.Less(t, r.Done, 20_000)
-	assert.Equal(t, 20_000, r.Items)
+	assert.Less(t, r.Done, 5000)
+	assert.Equal(t, 5000, r.Items)
 	assertNothingLeft(t)
 }
 
