@@ -206,7 +206,7 @@ func TestActions_FormNamesAnotherNamespace_AuthorizeIsAskedOfTheRealOne(t *testi
 		}
 		return nil
 	}
-	w := newWorld(t, console.Options{Authorize: onlyMine})
+	w := makeWorld(t, console.Options{Authorize: onlyMine}, false)
 	origin := strings.TrimSuffix(w.url, "/ops/console/")
 	for _, form := range []url.Values{
 		{"verb": {"cancel-task"}, "id": {w.task}}, {"verb": {"resolve-task"}, "id": {w.task}}, {"verb": {"retry-task"}, "id": {w.task}},
@@ -300,7 +300,7 @@ func TestActions_DescendantsInOtherNamespaces_AuthorizeIsAskedForEach(t *testing
 // What is put back and dies again at once is not put back for ever.
 func TestActions_AllAreRedrivenAndDieAgain_EachIsRedrivenOnce(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, console.Options{Authorize: anybody})
+	w := makeWorld(t, console.Options{Authorize: anybody}, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { // a handler that fails whatever it gets
@@ -329,7 +329,7 @@ func TestActions_AllAreRedrivenAndDieAgain_EachIsRedrivenOnce(t *testing.T) {
 // Nobody would claim them, and the page of dead letters has them no more.
 func TestActions_LettersOfAGroupThatWasDeleted_Stay(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, console.Options{Authorize: anybody})
+	w := makeWorld(t, console.Options{Authorize: anybody}, false)
 	require.NoError(t, w.bus.Subscribe(t.Context(), "brief", []string{"parcel.lost"}, nil))
 	_, err := w.bus.Emit(t.Context(), "parcel.lost", nil, nil)
 	require.NoError(t, err)

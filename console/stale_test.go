@@ -72,7 +72,7 @@ func (s *site) stale(t *testing.T, form url.Values) {
 
 func TestActions_TaskIsNotWhatThePageShowed_IsRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, console.Options{Authorize: anybody})
+	w := makeWorld(t, console.Options{Authorize: anybody}, false)
 	page := "task?id=" + w.task
 	failures := func() (n int) {
 		all, err := w.engine.AllTransitions(t.Context(), w.task)
@@ -155,7 +155,7 @@ func TestActions_InstanceIsAnotherOfTheSameID_IsRefused(t *testing.T) {
 
 func TestActions_ScheduleIsAnotherOfTheSameName_IsRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, console.Options{Authorize: anybody})
+	w := makeWorld(t, console.Options{Authorize: anybody}, false)
 	run, pause := w.form(t, "schedules", "run-schedule", "nightly-report"), w.form(t, "schedules", "pause-schedule", "nightly-report")
 	_, err := w.bus.RunSchedule(t.Context(), "nightly-report")
 	require.NoError(t, err)
