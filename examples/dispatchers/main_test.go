@@ -13,13 +13,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testschema.Main(m) }
 
 const anyPort = "127.0.0.1:0"
 
@@ -77,7 +77,7 @@ func get(t *testing.T, s *service, path string) (status int, text string) {
 func TestService_ProbesAndMetrics_SayHowItIs(t *testing.T) {
 	meters, err := newMeters()
 	require.NoError(t, err)
-	p := pgwaketest.New(t, &pgwake.Config{MeterProvider: meters})
+	p := testschema.Core.New(t, &pgwake.Config{MeterProvider: meters})
 	s, err := newService(p, meters, anyPort, &spans{})
 	require.NoError(t, err)
 	d := dispatch.New(p, &dispatch.Config{MeterProvider: meters})
@@ -118,7 +118,7 @@ func TestService_ProbesAndMetrics_SayHowItIs(t *testing.T) {
 }
 
 func TestService_AddressIsTaken_IsAnError(t *testing.T) {
-	p := pgwaketest.New(t, nil)
+	p := testschema.Core.New(t, nil)
 	meters, err := newMeters()
 	require.NoError(t, err)
 	s, err := newService(p, meters, anyPort, &spans{})
