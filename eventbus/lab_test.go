@@ -140,10 +140,20 @@ func (l *lab) begin() pgx.Tx {
 	return tx
 }
 
-// eventually asserts that something comes to be.
+// eventually asserts that something comes to be. It asks less and less often: what takes long is mostly held up by other tests, which
+// have the processors for themselves the while.
 func (l *lab) eventually(is func() bool, what string) {
 	l.t.Helper()
-	require.Eventually(l.t, is, patience, 2*time.Millisecond, what)
+	pause := 2 * time.Millisecond
+	for end := time.Now().Add(patience); ; pause = min(pause*3/2, 25*time.Millisecond) {
+		doze(l.t.Context(), pause)
+		if is() {
+			return
+		}
+		if time.Now().After(end) {
+			require.Fail(l.t, "it does not come to be", what)
+		}
+	}
 }
 
 // quick is a NodeConfig with short pauses.
