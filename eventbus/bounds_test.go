@@ -111,6 +111,7 @@ func TestNode_KeyIsAtRest_AllThatIsDueIsHandled(t *testing.T) {
 				config.Heartbeat = time.Hour
 			} else {
 				l.exec(`ALTER FUNCTION notify_group RENAME TO notify_nobody; CREATE FUNCTION notify_group(text, text) RETURNS void LANGUAGE sql AS ''`)
+				l.undone(`DROP FUNCTION notify_group; ALTER FUNCTION notify_nobody RENAME TO notify_group`)
 			}
 			n := l.node(config)
 			quietly := func() bool {

@@ -246,7 +246,7 @@ func TestEmit_NumbersThatAreLongWhenWrittenOut_AreRefusedOrRead(t *testing.T) {
 func TestEmitMany_BySQL_WhatNobodyCouldReadIsRefused(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
-	l.exec(`CREATE OR REPLACE FUNCTION max_event_payload() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1000000'`)
+	l.redefines(`max_event_payload`, `CREATE OR REPLACE FUNCTION max_event_payload() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 1000000'`)
 	for what, arguments := range map[string]string{
 		"larger than the bound of the bus": `ARRAY[to_json(repeat('x', 1000000))::text], p_max_payload => 2147483647`,
 		"metadata":                         `NULL, p_metadata => ARRAY[json_build_object('x', repeat('x', 1000000))::text], p_max_payload => 2147483647`,

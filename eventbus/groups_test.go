@@ -106,12 +106,14 @@ func TestUnsubscribe_DeliveryGoesByAPatternOfANodeThatWaits_IsHandledAtOnce(t *t
 	for name, unsubscribe := range map[string]func(*lab){
 		"by Go": func(l *lab) {
 			l.exec(`ALTER FUNCTION beat RENAME TO beat_away`) // nothing but the verb tells
+			l.undone(`ALTER FUNCTION beat_away RENAME TO beat`)
 			was, err := l.Unsubscribe(l.within(), "g", "a.*.c")
 			require.NoError(l.t, err)
 			require.True(l.t, was)
 		},
 		"in a transaction": func(l *lab) {
 			l.exec(`ALTER FUNCTION beat RENAME TO beat_away`)
+			l.undone(`ALTER FUNCTION beat_away RENAME TO beat`)
 			tx := l.begin()
 			was, err := l.WithTx(tx).Unsubscribe(l.within(), "g", "a.*.c")
 			require.NoError(l.t, err)

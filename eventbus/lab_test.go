@@ -79,6 +79,24 @@ func (l *lab) exec(sql string, args ...any) {
 	require.NoError(l.t, err, sql)
 }
 
+// undone has statements executed when the test ends: a schema that is as it was made is lent to another test, and to make one takes longer
+// than most tests do.
+func (l *lab) undone(sql string) {
+	l.t.Helper()
+	l.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_, _ = l.conn.Exec(ctx, sql) // or else it is dropped
+	})
+}
+
+// redefines has a function of the schema be another one until the test ends.
+func (l *lab) redefines(function, sql string) {
+	l.t.Helper()
+	l.undone(one[string](l, `SELECT pg_get_functiondef($1::text::regproc)`, function))
+	l.exec(sql)
+}
+
 // all returns the only column of a query.
 func all[T any](l *lab, sql string, args ...any) []T {
 	l.t.Helper()

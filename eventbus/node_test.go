@@ -24,6 +24,7 @@ func TestNode_HandlersOfAnEvent_RunInOneTransactionThatEndsTheDelivery(t *testin
 	t.Parallel()
 	l := newLab(t, nil)
 	l.exec(`CREATE TABLE effects (id bigint, by text)`)
+	l.undone(`DROP TABLE effects`)
 	n := l.node(quick("g"))
 	table := pgx.Identifier{l.p.Schema(), "effects"}.Sanitize()
 	insert := func(by string) eventbus.Handler {
@@ -394,6 +395,7 @@ func TestNode_ConnectionBreaksInAHandler_EffectsHappenOnce(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
 	l.exec(`CREATE TABLE effects (id bigint)`)
+	l.undone(`DROP TABLE effects`)
 	table := pgx.Identifier{l.p.Schema(), "effects"}.Sanitize()
 	n := l.node(quick("g"))
 	var killed atomic.Bool
@@ -462,6 +464,7 @@ func TestNode_CommitAlwaysFails_IsADeadLetterInTheEnd(t *testing.T) {
 	l.exec(`CREATE TABLE slow (n integer)`)
 	l.exec(`CREATE FUNCTION too_slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'it takes too long' USING ERRCODE = '57014'; END $$`)
 	l.exec(`CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION too_slow()`)
+	l.undone(`DROP TABLE slow; DROP FUNCTION too_slow()`)
 	config := quick("g")
 	config.MaxAttempts = 2
 	n := l.node(config)
@@ -506,6 +509,7 @@ func TestNode_LeaseWasLost_NothingTakesEffect(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
 	l.exec(`CREATE TABLE effects (redelivery int)`)
+	l.undone(`DROP TABLE effects`)
 	table := pgx.Identifier{l.p.Schema(), "effects"}.Sanitize()
 	n := l.node(quick("g"))
 	require.NoError(t, n.On(l.within(), "a", func(ctx context.Context, e *eventbus.Event, tx pgx.Tx) error {

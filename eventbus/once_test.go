@@ -107,6 +107,7 @@ func TestKeys_FirstIsLinedUpBeforeTheNextIsEmitted_EachOnceAndInOrder(t *testing
 			l.exec(`CREATE TABLE orders (n integer)`)
 			l.exec(`CREATE FUNCTION order_placed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM emit(NULL, 'a', p_key => 'k'); RETURN NULL; END $$`)
 			l.exec(`CREATE CONSTRAINT TRIGGER placed AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION order_placed()`)
+			l.undone(`DROP TABLE orders; DROP FUNCTION order_placed()`)
 			e := &emission{l, l.begin()}
 			want := do(e)
 			require.NoError(t, e.tx.Commit(l.within()))

@@ -57,6 +57,7 @@ func TestNextOfKey_TwentyThousandInTheLine_ReadsTheNextAlone(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
 	l.exec(`ALTER TABLE event_lines SET (autovacuum_enabled = off)`)
+	l.undone(`ALTER TABLE event_lines RESET (autovacuum_enabled)`)
 	l.subscribe("g", "a")
 	l.emitKey("a", "k")
 	l.line("b", 19_000) // for nobody any more
@@ -93,6 +94,7 @@ func TestNextOfKey_KeyHadALongLineBefore_ReadsTheNextAlone(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
 	l.exec(`ALTER TABLE event_lines SET (autovacuum_enabled = off)`)
+	l.undone(`ALTER TABLE event_lines RESET (autovacuum_enabled)`)
 	l.subscribe("g", "a")
 	l.holding(oldSnapshot)
 	l.emitKey("a", "k")

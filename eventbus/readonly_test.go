@@ -57,6 +57,7 @@ func TestNode_EventIsReadOnTheFormerPrimary_IsNoDeadLetter(t *testing.T) {
 	l.exec(`ALTER FUNCTION get_events RENAME TO get_events_here`)
 	l.exec(`CREATE FUNCTION get_events(p_event_ids bigint[], p_emitted timestamptz[]) RETURNS SETOF event_log LANGUAGE sql STABLE SET search_path FROM CURRENT
 		AS $$ SELECT * FROM get_events_here(p_event_ids, p_emitted) WHERE current_setting('transaction_read_only') = 'off' $$`)
+	l.undone(`DROP FUNCTION get_events; ALTER FUNCTION get_events_here RENAME TO get_events`)
 	bus, former := l.onFormerPrimary()
 	former.has("get_events")
 	config := quick("g")
@@ -77,6 +78,7 @@ func TestNode_HandlerWritesOnTheFormerPrimary_CostsNoAttemptAndTheConnectionIsGo
 	t.Parallel()
 	l := newLab(t, nil)
 	l.exec(`CREATE TABLE effects (id bigint)`)
+	l.undone(`DROP TABLE effects`)
 	table := pgx.Identifier{l.p.Schema(), "effects"}.Sanitize()
 	bus, former := l.onFormerPrimary()
 	config := quick("g")

@@ -27,6 +27,16 @@ func (l *lab) month(n int) string {
 	return one[string](l, `SELECT to_char(date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => $1), 'YYYY_MM')`, n)
 }
 
+// monthsUndone has the partitions of the log be made anew when the test ends, as they are of a new schema.
+func (l *lab) monthsUndone() {
+	l.t.Helper()
+	l.undone(`DELETE FROM event_log_default;
+		DO $$ BEGIN
+			EXECUTE (SELECT coalesce(string_agg(format('DROP TABLE %I', p.name), ';'), 'SELECT') FROM event_partitions() p);
+			PERFORM make_event_partitions();
+		END $$`)
+}
+
 // keepFor keeps the log for so long, null for ever, until there is no more to do at once.
 func (l *lab) keepFor(retention *time.Duration) (state string) {
 	l.t.Helper()
@@ -48,6 +58,7 @@ func (l *lab) keep(months int) (state string) {
 func TestKeepLog_MonthsPass_PartitionsAreMadeAheadAndOldOnesRemoved(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	id := l.emit("a")
 	require.Equal(t, "done", l.keep(0))
 	require.Equal(t, []string{l.month(0), l.month(1), l.month(2)}, l.partitions())
@@ -81,6 +92,7 @@ func TestKeepLog_OldEventHasDeliveries_Stays(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, nil)
+			l.monthsUndone()
 			l.subscribe("g", "a")
 			c.owe(l)
 			require.Equal(t, "done", l.keep(12))
@@ -97,6 +109,7 @@ func TestKeepLog_OldEventHasDeliveries_Stays(t *testing.T) {
 func TestKeepLog_ItemsThatNothingOfTheBusHasMade_HoldNothingUp(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	for _, input := range []string{`"x"`, `{"emitted_at": "never"}`, `{"emitted_at": {}}`} {
 		l.exec(`SELECT enqueue_work('a', $1, p_tag => 'eventbus/g|a')`, input)
 	}
@@ -108,6 +121,7 @@ func TestKeepLog_ItemsThatNothingOfTheBusHasMade_HoldNothingUp(t *testing.T) {
 func TestKeepLog_ReplayIsOpen_Waits(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	l.subscribe("g", "a")
 	l.exec(`SELECT append_event_log('default', 'a', NULL, NULL)`)
 	replay := one[int64](l, `SELECT replay_events(NULL, 'g')`)
@@ -122,6 +136,7 @@ func TestKeepLog_ReplayIsOpen_Waits(t *testing.T) {
 func TestKeepLog_ReplayOfOtherMonthsIsOpen_GoesOn(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	l.subscribe("g", "a")
 	l.exec(`SELECT append_event_log('default', 'a', NULL, NULL)`)
 	l.exec(`SELECT replay_events(NULL, 'g', p_from => now() + interval '10 months')`)
@@ -153,6 +168,7 @@ func TestKeepLog_NodesAndReplaysOfOldTimes_AreForgotten(t *testing.T) {
 func TestKeepLog_TransactionIsOpen_GivesWay(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	tx := l.begin()
 	_, err := l.WithTx(tx).Emit(l.within(), "a", nil, nil)
 	require.NoError(t, err)
@@ -186,6 +202,7 @@ func TestKeepLog_SomeTransactionIsAlwaysOpen_MonthsAreEmptied(t *testing.T) {
 func TestKeepLog_MakesPartitionsAhead_KeepsNobodyFromEmitting(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	emitting, making := l.begin(), l.begin()
 	_, err := l.WithTx(emitting).Emit(l.within(), "a", nil, nil)
 	require.NoError(t, err)
@@ -228,7 +245,8 @@ func TestKeepLog_StrangerHoldsTheLock_EventsAreHandledAndNothingIsRemoved(t *tes
 		t.Run(function, func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, nil)
-			l.exec(`CREATE OR REPLACE FUNCTION lock_patience() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '50ms' $$`)
+			l.monthsUndone()
+			l.redefines(`lock_patience`, `CREATE OR REPLACE FUNCTION lock_patience() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '50ms' $$`)
 			l.exec(`DO $$ BEGIN EXECUTE (SELECT string_agg(format('DROP TABLE %I', p.name), ';') FROM event_partitions() p); END $$`)
 			stranger := session(t, l.p)
 			_, err := stranger.Exec(l.within(), `SELECT `+function+`(hashtext('pgwake event partitions of ' || current_schema()), 0)`)
@@ -274,6 +292,7 @@ func TestKeepLog_DefaultPartition_IsEmptiedOfWhatIsOld(t *testing.T) {
 func TestKeepLog_Nodes_DoIt(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	l.exec(`SELECT make_event_partitions(2, date_trunc('month', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' - interval '9 months' + interval '5 days')`)
 	l.exec(`DROP TABLE event_log_p` + l.month(2))
 	require.Equal(t, []string{l.month(-9), l.month(-8), l.month(-7), l.month(0), l.month(1)}, l.partitions())
@@ -482,6 +501,7 @@ func TestKeepLog_DefaultPartitionIsLargeAndEmpty_PartitionsAreMade(t *testing.T)
 func TestKeepLog_ClocksOfServerAndNodeDisagree_NothingIsRemoved(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	l.exec(`SELECT make_event_partitions(0, (now() AT TIME ZONE 'UTC' - interval '20 months') AT TIME ZONE 'UTC')`)
 	for _, off := range []time.Duration{-25 * time.Hour, 25 * time.Hour, 0} {
 		n, err := l.Node(l.within(), nil)
@@ -498,6 +518,7 @@ func TestKeepLog_ClocksOfServerAndNodeDisagree_NothingIsRemoved(t *testing.T) {
 func TestKeepLog_DefaultPartitionIsLargeAndHasAGap_IsLeftToTheOperator(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	l.exec(`SELECT make_event_partitions(0, (now() AT TIME ZONE 'UTC' - interval '5 months') AT TIME ZONE 'UTC')`)
 	l.neglect(3)
 	events := one[int](l, `SELECT count(*) FROM event_log`)
@@ -559,6 +580,7 @@ func TestUsePartman_MakesThePartitions_UntilItIsGivenBack(t *testing.T) {
 func TestKeepLog_WhileOthersEmit_KeepsThemForNoLongerThanItsLocks(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
+	l.monthsUndone()
 	l.exec(`SELECT make_event_partitions(2, (date_trunc('month', now() AT TIME ZONE 'UTC') - interval '20 months') AT TIME ZONE 'UTC')`)
 	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) SELECT 'default', 'old', date_trunc('month', now()) - interval '19 months' + n * interval '1 s' FROM generate_series(1, 50000) AS n`)
 	var most time.Duration

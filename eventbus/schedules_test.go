@@ -173,6 +173,7 @@ func TestSchedule_SeveralAreDueThatTakeLong_EndsItsTransactionAfterTwoSeconds(t 
 			l.schedule(eventbus.Schedule{Cron: "* * * * * *", CatchUp: how})
 			l.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(2.1); RETURN NEW; END'`)
 			l.exec(`CREATE TRIGGER slow BEFORE INSERT ON event_log FOR EACH ROW EXECUTE FUNCTION slow()`)
+			l.undone(`DROP TRIGGER slow ON event_log; DROP FUNCTION slow`)
 			require.Equal(t, 1, l.occur(one[time.Time](l, `SELECT date_trunc('second', now()) - interval '90 s'`)))
 		})
 	}
