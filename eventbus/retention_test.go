@@ -324,7 +324,7 @@ func (l *lab) neglect(hourly int) (events int) {
 func TestKeepLog_DefaultPartitionIsLarge_BecomesOneOfThem(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
-	events := l.neglect(3)
+	events := l.neglect(2)
 	keep := func(tx pgx.Tx) (state string) {
 		require.NoError(t, tx.QueryRow(l.within(), `SELECT `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.keep_event_log(NULL)`).Scan(&state))
 		return state
@@ -394,7 +394,7 @@ func TestKeepLog_DefaultPartitionWasAboutToBecomeOne_TakesEventsAllTheSame(t *te
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, nil)
-			events := l.neglect(3)
+			events := l.neglect(2)
 			for range c.calls {
 				require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
 			}
@@ -419,7 +419,7 @@ func (l *lab) boundUntil(month int) {
 func TestKeepLog_TransactionThatHasEmittedStaysOpen_DefaultPartitionTakesEventsAllTheSame(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
-	l.neglect(3)
+	l.neglect(2)
 	for range 2 {
 		require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
 	}
@@ -452,7 +452,7 @@ func TestKeepLog_TransactionThatHasEmittedStaysOpen_DefaultPartitionTakesEventsA
 func TestKeepLog_DefaultPartitionIsLargeAndHasAnEventOfAFarFuture_IsLeftToTheOperator(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
-	events := l.neglect(3)
+	events := l.neglect(2)
 	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) VALUES ('default', 'a', now() + interval '70 years')`)
 	require.Equal(t, "large", one[string](l, `SELECT keep_event_log(NULL)`))
 	require.Zero(t, one[int](l, `SELECT count(*) FROM bounded_default()`))
@@ -468,7 +468,7 @@ func TestKeepLog_DefaultPartitionIsLargeAndHasAnEventOfAFarFuture_IsLeftToTheOpe
 func TestKeepLog_DefaultPartitionIsAboutToRefuseEvents_GivesThatUpAndNothingElse(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)
-	l.neglect(3)
+	l.neglect(2)
 	require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
 	l.boundUntil(0)
 	require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
@@ -484,7 +484,7 @@ func TestKeepLog_DefaultPartitionIsLargeAndEmpty_PartitionsAreMade(t *testing.T)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, nil)
-			l.neglect(3)
+			l.neglect(2)
 			l.exec(`DELETE FROM event_log`)
 			if there >= 0 {
 				l.exec(`SELECT make_event_partitions(0, (date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => $1)) AT TIME ZONE 'UTC')`, there)
@@ -520,7 +520,7 @@ func TestKeepLog_DefaultPartitionIsLargeAndHasAGap_IsLeftToTheOperator(t *testin
 	l := newLab(t, nil)
 	l.monthsUndone()
 	l.exec(`SELECT make_event_partitions(0, (now() AT TIME ZONE 'UTC' - interval '5 months') AT TIME ZONE 'UTC')`)
-	l.neglect(3)
+	l.neglect(2)
 	events := one[int](l, `SELECT count(*) FROM event_log`)
 	require.Equal(t, "large", l.keepFor(nil))
 	require.Len(t, l.partitions(), 1)
