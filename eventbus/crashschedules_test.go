@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/stretchr/testify/require"
 )
 
@@ -41,7 +42,7 @@ func TestCrash_SchedulesOverFiveNodesThatAreKilled_EachTickExactlyOnce(t *testin
 	seed := fromEnvironment(t, "PGWAKE_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("PGWAKE_SEED=%d", seed)
 	count := int(fromEnvironment(t, "PGWAKE_SCHEDULES", 12)) // forty are more than two processors keep up with that have other tests to run
-	lasts := time.Duration(fromEnvironment(t, "PGWAKE_TICK_SECONDS", 8)) * time.Second
+	lasts := time.Duration(fromEnvironment(t, "PGWAKE_TICK_SECONDS", testsize.Of[uint64](5, 8))) * time.Second
 	// A hundred ticks a second at most, so that two processors keep up with them under the race detector.
 	seconds := 2
 	for _, s := range []int{2, 5, 10} {
