@@ -68,6 +68,7 @@ func TestValidate_InputsThatAreTooLongTogetherWhenWrittenOut_AreRefused(t *testi
 // smaller has a function count with a smaller number in the place of one of its own.
 func (l *lab) smaller(function, number, with string) {
 	l.t.Helper()
+	l.undone(one[string](l, `SELECT pg_get_functiondef($1::text::regproc)`, function))
 	l.exec(one[string](l, `SELECT replace(pg_get_functiondef($1::text::regproc), $2, $3)`, function, number, with))
 }
 

@@ -159,6 +159,19 @@ func (g *graph) one(sql string, args ...any) string {
 	return all[0]
 }
 
+// undone is that of a lab.
+func (g *graph) undone(sql string) {
+	g.t.Helper()
+	g.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_ = pgx.BeginFunc(ctx, g.p.Pool(), func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "SET LOCAL search_path = "+pgx.Identifier{g.p.Schema()}.Sanitize()+"; "+sql)
+			return err
+		})
+	})
+}
+
 // states are those that a task, or a step, has been in.
 func (g *graph) states(task string) []string {
 	g.t.Helper()

@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
-	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
@@ -27,6 +26,7 @@ func (g *graph) breaks(function, state string, times int, condition string) {
 	away := function + "_away"
 	if len(g.query(`SELECT proname::text FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname = $1`, away)) == 0 {
 		g.query(`ALTER FUNCTION ` + function + ` RENAME TO ` + away)
+		g.undone(`DROP FUNCTION ` + function + `; DROP SEQUENCE ` + function + `_calls; ALTER FUNCTION ` + away + ` RENAME TO ` + function)
 	} else {
 		g.query(`DROP SEQUENCE ` + function + `_calls`)
 		g.query(`DROP FUNCTION ` + function)
@@ -122,7 +122,7 @@ func (l *line) Read(p []byte) (int, error) {
 func onNetwork(t *testing.T, config *taskgraph.Config) (*graph, *network) {
 	t.Helper()
 	n := &network{}
-	schema := testdb.Schema(t)
+	schema := schemas.Borrow(t)
 	pools, err := pgxpool.ParseConfig(pgwaketest.URL(t))
 	require.NoError(t, err)
 	dial := pools.ConnConfig.DialFunc

@@ -78,6 +78,36 @@ func (l *lab) exec(sql string, args ...any) {
 	require.NoError(l.t, err, sql)
 }
 
+// undone has statements executed when the test ends: a schema that is as it was made is lent to another test, and to make one takes longer
+// than most tests do.
+func (l *lab) undone(sql string) {
+	l.t.Helper()
+	l.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), labPatience)
+		defer cancel()
+		_, _ = l.conn.Exec(ctx, sql) // or else it is dropped
+	})
+}
+
+// eventually asserts that something comes to be. It asks less and less often: what takes long is mostly held up by other tests, which
+// have the processors for themselves the while.
+func eventually(t *testing.T, is func() bool) {
+	t.Helper()
+	pause := 3 * time.Millisecond
+	for end := time.Now().Add(labPatience); ; pause = min(pause*3/2, 30*time.Millisecond) {
+		select {
+		case <-time.After(pause):
+		case <-t.Context().Done():
+		}
+		if is() {
+			return
+		}
+		if time.Now().After(end) {
+			require.Fail(t, "it does not come to be")
+		}
+	}
+}
+
 // fails asserts that a statement fails with this SQLSTATE.
 func (l *lab) fails(state, sql string, args ...any) {
 	l.t.Helper()

@@ -537,6 +537,7 @@ func TestUpkeep_StaleTasksCannotBeFound_TheRestIsDone(t *testing.T) {
 	g.query(`DELETE FROM orchestrator_queue`)
 	pgwaketest.Advance(t, p, 2*time.Hour)
 	g.query(`ALTER FUNCTION stale_tasks RENAME TO renamed`)
+	g.undone(`ALTER FUNCTION renamed RENAME TO stale_tasks`)
 	require.Eventually(t, func() bool { // once transactions of others on the server have ended
 		done, err := g.Upkeep(t.Context())
 		return assert.ErrorContains(t, err, "42883") && done.Purged == 1

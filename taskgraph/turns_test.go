@@ -151,7 +151,9 @@ func (l *lab) stoppable() (statements int) {
 	l.exec(`CREATE FUNCTION stop(n integer) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
 		IF n = nullif(current_setting('test.stop', true), '')::integer THEN PERFORM pg_advisory_xact_lock_shared(hashtext(current_schema()), 1); END IF;
 		RETURN true; END $$`)
-	declared, body, found := strings.Cut(one[string](l, `SELECT pg_get_functiondef('advance_task'::regproc)`), "\nBEGIN\n")
+	before := one[string](l, `SELECT pg_get_functiondef('advance_task'::regproc)`)
+	l.undone(before + `; DROP FUNCTION stop`)
+	declared, body, found := strings.Cut(before, "\nBEGIN\n")
 	require.True(l.t, found)
 	lines := strings.Split(body, "\n")
 	for i, line := range lines {
@@ -410,6 +412,7 @@ func TestTurn_WhateverItDoes_WritesTheTaskOnce(t *testing.T) {
 	l.exec(`CREATE TABLE writes (state text);
 		CREATE FUNCTION note_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO writes VALUES (NEW.state); RETURN NULL; END $$;
 		CREATE TRIGGER note_write AFTER UPDATE ON tasks FOR EACH ROW EXECUTE FUNCTION note_write()`)
+	l.undone(`DROP TABLE writes; DROP TRIGGER note_write ON tasks; DROP FUNCTION note_write`)
 	writes := func() []string {
 		t.Helper()
 		require.Equal(t, task, l.turn())
