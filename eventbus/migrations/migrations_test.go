@@ -3,9 +3,7 @@ package migrations_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
-	"os"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -14,19 +12,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake/eventbus/migrations"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testschema"
 	root "github.com/pgwake/pgwake/migrations"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintf(os.Stderr, "goroutines were left behind: %v\n", err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { testschema.Main(m) }
+
+// schemas are those of tests that change no more than rows.
+var schemas = testschema.With(migrations.Layer())
 
 // schema is one with the Provider's migrations and those of the bus, and a connection to look at it.
 type schema struct {
@@ -43,19 +37,25 @@ func newSchema(t *testing.T, name string) *schema {
 	} else {
 		testdb.OwnSchema(t, name)
 	}
+	s := look(t, name)
+	require.NoError(t, root.Up(t.Context(), s.config, name))
+	s.bare = s.objects(t)
+	require.NoError(t, migrations.Up(t.Context(), s.config, name))
+	return s
+}
+
+// look returns a schema that is there already, or is to be.
+func look(t *testing.T, name string) *schema {
+	t.Helper()
 	config, err := pgx.ParseConfig(testdb.URL(t))
 	require.NoError(t, err)
-	require.NoError(t, root.Up(t.Context(), config, name))
 	looking := config.Copy()
 	looking.RuntimeParams["search_path"] = pgx.Identifier{name}.Sanitize()
 	looking.DefaultQueryExecMode = pgx.QueryExecModeExec
 	conn, err := pgx.ConnectConfig(t.Context(), looking)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	s := &schema{name: name, config: config, conn: conn}
-	s.bare = s.objects(t)
-	require.NoError(t, migrations.Up(t.Context(), config, name))
-	return s
+	return &schema{name: name, config: config, conn: conn}
 }
 
 func (s *schema) down(t *testing.T) error {
@@ -124,8 +124,7 @@ func TestDown_AnyTableHoldsARow_IsRefusedAndLeavesEverythingAsItWas(t *testing.T
 		"event_dedup_keys": `INSERT INTO event_dedup_keys VALUES ('default', 'k', 1, now())`,
 	} {
 		t.Run(table, func(t *testing.T) {
-			t.Parallel()
-			s := newSchema(t, "")
+			s := look(t, schemas.Borrow(t))
 			s.list(t, strings.Replace(insert, "SELECT ", "SELECT 'x' || ", 1)+map[bool]string{true: " RETURNING dedup_key"}[strings.HasPrefix(insert, "INSERT")])
 			before, kept := s.objects(t), s.list(t, `SELECT to_json(q)::text FROM `+table+` q`)
 			require.Len(t, kept, 1)

@@ -3,8 +3,6 @@ package migrations_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -13,20 +11,16 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testschema"
 	root "github.com/pgwake/pgwake/migrations"
 	"github.com/pgwake/pgwake/taskgraph/migrations"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintf(os.Stderr, "goroutines were left behind: %v\n", err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { testschema.Main(m) }
+
+// schemas are those of tests that change no more than rows.
+var schemas = testschema.With(migrations.Layer())
 
 // schema is one with the Provider's migrations, and a connection to look at it.
 type schema struct {
@@ -42,9 +36,21 @@ func newSchema(t *testing.T, name string) *schema {
 	} else {
 		testdb.OwnSchema(t, name)
 	}
+	s := look(t, name)
+	require.NoError(t, root.Up(t.Context(), s.config, name))
+	return s
+}
+
+// migrated is a schema with the migrations of tasks as well.
+func migrated(t *testing.T) *schema {
+	t.Helper()
+	return look(t, schemas.Borrow(t))
+}
+
+func look(t *testing.T, name string) *schema {
+	t.Helper()
 	config, err := pgx.ParseConfig(testdb.URL(t))
 	require.NoError(t, err)
-	require.NoError(t, root.Up(t.Context(), config, name))
 	looking := config.Copy()
 	looking.RuntimeParams["search_path"] = pgx.Identifier{name}.Sanitize()
 	looking.DefaultQueryExecMode = pgx.QueryExecModeExec
@@ -205,9 +211,7 @@ func TestDown_AnyTableHoldsARow_IsRefusedAndLeavesEverythingAsItWas(t *testing.T
 	t.Parallel()
 	for table, insert := range rows {
 		t.Run(table, func(t *testing.T) {
-			t.Parallel()
-			s := newSchema(t, "")
-			s.up(t)
+			s := migrated(t)
 			s.exec(t, insert)
 			before := s.objects(t)
 			kept := s.list(t, `SELECT to_json(q)::text FROM `+table+` q`)
@@ -222,8 +226,7 @@ func TestDown_AnyTableHoldsARow_IsRefusedAndLeavesEverythingAsItWas(t *testing.T
 
 func TestDown_RowIsNotYetCommitted_IsRefusedAndLeavesEverythingAsItWas(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t, "")
-	s.up(t)
+	s := migrated(t)
 	before := s.objects(t)
 	producer, err := pgx.ConnectConfig(t.Context(), s.conn.Config())
 	require.NoError(t, err)
@@ -245,8 +248,7 @@ func TestDown_RowIsNotYetCommitted_IsRefusedAndLeavesEverythingAsItWas(t *testin
 
 func TestSchema_EveryTableAndFunction_HasAComment(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t, "")
-	s.up(t)
+	s := migrated(t)
 	require.Empty(t, s.list(t, `SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident(current_schema())) AND relkind IN ('r', 'p', 'v', 'm')
 		AND relname <> 'schema_migrations' AND coalesce(obj_description(oid, 'pg_class'), '') = ''`), "tables and views")
 	require.Empty(t, s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace(quote_ident(current_schema()))
