@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 )
@@ -145,11 +146,14 @@ func (l *lab) submit(definitions ...*taskgraph.Definition) string {
 var statementEnd = regexp.MustCompile(`;\s*(--.*)?$`)
 
 // stoppable has advance_task wait, after its nth statement, for as long as somebody has the advisory lock 1 of the schema, and returns how
-// many statements there are: SET test.stop = n.
+// many statements there are: SET test.stop = n. With 0 it waits nowhere, and test.passed has the numbers of those that it came to.
 func (l *lab) stoppable() (statements int) {
 	l.t.Helper()
 	l.exec(`CREATE FUNCTION stop(n integer) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
 		IF n = nullif(current_setting('test.stop', true), '')::integer THEN PERFORM pg_advisory_xact_lock_shared(hashtext(current_schema()), 1); END IF;
+		IF current_setting('test.stop', true) = '0' THEN
+			PERFORM set_config('test.passed', concat_ws(',', nullif(current_setting('test.passed', true), ''), n), false);
+		END IF;
 		RETURN true; END $$`)
 	before := one[string](l, `SELECT pg_get_functiondef('advance_task'::regproc)`)
 	l.undone(before + `; DROP FUNCTION stop`)
@@ -192,8 +196,9 @@ func TestTurn_WorkerCommitsBetweenAnyTwoStatements_NothingIsPassedOver(t *testin
 			statements := l.stoppable()
 			require.Greater(t, statements, 30)
 			turn := session(t, l.p)
-			stops := 0
-			for at := range statements {
+			stops := []int{0} // which it is not stopped at, and then those that it has come to by that
+			for i := 0; i < len(stops); i++ {
+				at := stops[i]
 				task := l.create("shop", "work")
 				l.exec(`SELECT advance_task($1, NULL)`, task)
 				for _, step := range []string{"other", "once", "twice"} {
@@ -205,25 +210,30 @@ func TestTurn_WorkerCommitsBetweenAnyTwoStatements_NothingIsPassedOver(t *testin
 				again := l.take(task, c.step) // the item comes again, to another worker
 
 				l.exec(`SELECT pg_advisory_lock($1, 1)`, key...)
-				_, err := turn.Exec(l.within(), fmt.Sprintf(`SET test.stop = %d`, at+1))
+				_, err := turn.Exec(l.within(), fmt.Sprintf(`SET test.stop = %d`, at))
 				require.NoError(t, err)
 				end, stopped := l.beside(turn, `SELECT advance_task($1, NULL)`, task)
 				if stopped {
-					stops++
 					c.does(l, again)
 				}
 				l.exec(`SELECT pg_advisory_unlock($1, 1)`, key...)
 				require.NoError(t, end())
 				if !stopped {
+					require.Zero(t, at, "it comes to this statement")
 					c.does(l, again)
 				}
+				if at == 0 {
+					var passed []int
+					require.NoError(t, turn.QueryRow(l.within(), `SELECT array_agg(DISTINCT n ORDER BY n) FROM unnest(string_to_array(current_setting('test.passed'), ',')::integer[]) AS n`).Scan(&passed))
+					stops = append(stops, passed...)
+				}
 				if l.stateOf(task) == taskgraph.TaskComplete {
-					require.Equal(t, []string{"complete", "complete", "complete"}, l.stepStates(task), "statement %d", at+1)
+					require.Equal(t, []string{"complete", "complete", "complete"}, l.stepStates(task), "statement %d", at)
 				}
 				l.exec(`SELECT advance_task($1, NULL)`, task) // as the message has it
-				require.Equal(t, c.want, l.stateOf(task), "statement %d: %v", at+1, l.stepStates(task))
+				require.Equal(t, c.want, l.stateOf(task), "statement %d: %v", at, l.stepStates(task))
 			}
-			require.Greater(t, stops, 15)
+			require.Greater(t, len(stops), 15)
 		})
 	}
 }
@@ -231,7 +241,8 @@ func TestTurn_WorkerCommitsBetweenAnyTwoStatements_NothingIsPassedOver(t *testin
 func TestTurn_MoreIsReadyThanOneTurnEnqueues_AnotherTurnComesAtOnce(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	steps, handlers := make([]string, 2500), make([]string, 2500)
+	most, retried := testsize.Of(1500, 2500), testsize.Of(1200, 1500)
+	steps, handlers := make([]string, most), make([]string, most)
 	for i := range steps {
 		steps[i], handlers[i] = fmt.Sprintf("s%04d", i), "h"
 	}
@@ -240,7 +251,8 @@ func TestTurn_MoreIsReadyThanOneTurnEnqueues_AnotherTurnComesAtOnce(t *testing.T
 	enqueued := func() int {
 		return one[int](l, `SELECT count(*) FROM steps WHERE state = 'enqueued' AND work_item_id IN (SELECT id FROM worker_queue)`)
 	}
-	for _, want := range []int{1000, 2000, 2500} {
+	for want := 0; want < most; {
+		want = min(want+1000, most)
 		require.Equal(t, task, l.turn())
 		require.Equal(t, want, enqueued())
 		require.Equal(t, taskgraph.TaskStepsInProcess, l.stateOf(task))
@@ -249,10 +261,10 @@ func TestTurn_MoreIsReadyThanOneTurnEnqueues_AnotherTurnComesAtOnce(t *testing.T
 	require.Nil(t, one[any](l, `SELECT next_ready_at FROM tasks`))
 
 	// The same with retries.
-	l.exec(`SELECT count(*) FROM transition_steps(ARRAY(SELECT step_id FROM steps ORDER BY step_id LIMIT 1500), ARRAY['enqueued', 'waiting_for_retry'], NULL, '{}',
-		p_next_attempts => array_fill(clock_timestamp(), ARRAY[1500]))`)
+	l.exec(fmt.Sprintf(`SELECT count(*) FROM transition_steps(ARRAY(SELECT step_id FROM steps ORDER BY step_id LIMIT %d), ARRAY['enqueued', 'waiting_for_retry'], NULL, '{}',
+		p_next_attempts => array_fill(clock_timestamp(), ARRAY[%[1]d]))`, retried))
 	l.exec(`SELECT wake_task($1, 'test')`, task)
-	for _, want := range []int{2000, 2500} {
+	for _, want := range []int{most - retried + 1000, most} {
 		require.Equal(t, task, l.turn())
 		require.Equal(t, want, enqueued())
 	}
@@ -265,7 +277,7 @@ func TestTurn_MoreIsReadyThanOneTurnEnqueues_AnotherTurnComesAtOnce(t *testing.T
 func TestTurn_LongChainIsSkipped_TurnsOfSoManyStepsFollowEachOther(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	const n = 2500
+	n := testsize.Of(1500, 2500)
 	d := taskgraph.Define("shop", "chain", "1").Step("s0", "h").Step("other", "h")
 	for i := 1; i < n; i++ {
 		d.Step(fmt.Sprint("s", i), "h", taskgraph.AfterIf(fmt.Sprint("s", i-1), `$ == 1`))
@@ -281,7 +293,7 @@ func TestTurn_LongChainIsSkipped_TurnsOfSoManyStepsFollowEachOther(t *testing.T)
 		require.Equal(t, passed, one[int](l, `SELECT count(*) FROM steps WHERE passed_on`))
 		return passed, one[int](l, `SELECT count(*) FROM steps WHERE state = 'complete'`)
 	}
-	for _, want := range []int{1001, 2001} {
+	for want := 1001; want <= n; want += 1000 {
 		require.Equal(t, task, l.turn())
 		passed, complete := completed()
 		require.Equal(t, want, passed)
@@ -559,10 +571,10 @@ func TestPurge_TurnOfALateMessage_NeitherIsInTheWayOfTheOther(t *testing.T) {
 	task := l.submit(taskgraph.Define("shop", "empty", "1"))
 	l.turns()
 	require.Equal(t, taskgraph.TaskComplete, l.stateOf(task))
-	require.Eventually(t, func() bool { // once transactions of others on the server have ended that were open when it did
+	eventually(t, func() bool { // once transactions of others on the server have ended that were open when it did
 		l.exec(`SELECT refresh_rollups()`)
 		return one[bool](l, `SELECT NOT EXISTS (SELECT FROM task_transitions x CROSS JOIN rollup_cursor c WHERE x.xact >= c.xact)`)
-	}, labPatience, labPatience/1000)
+	})
 	turn, err := l.conn.Begin(l.within())
 	require.NoError(t, err)
 	l.exec(`INSERT INTO instance_locks (instance_id, lock_token, locked_until) VALUES ($1, gen_random_uuid(), clock_timestamp()) ON CONFLICT (instance_id) DO UPDATE SET held = excluded.held`, task)
