@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -260,7 +261,8 @@ func TestCondition_AnyOfAnyResult_HoldsAsInPostgreSQL(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	agreed := map[bool]int{}
-	for range 25 { // rapid checks 100 cases at a time, unless it is told otherwise
+	times := testsize.Of(10, 25)
+	for range times { // rapid checks 100 cases at a time, unless it is told otherwise
 		rapid.Check(t, func(t *rapid.T) {
 			text := conditionDrawer{t}.predicate(3)
 			encoded, err := json.Marshal(drawValue(3).Draw(t, "result"))
@@ -279,8 +281,8 @@ func TestCondition_AnyOfAnyResult_HoldsAsInPostgreSQL(t *testing.T) {
 			require.Equal(t, holds, condition(t, printed).Holds(encoded), "%s printed as %s, of %s", text, printed, result)
 		})
 	}
-	require.Greater(t, agreed[true], 100, "of so many the answers were to be of interest")
-	require.Greater(t, agreed[false], 100)
+	require.Greater(t, agreed[true], 4*times, "of so many the answers were to be of interest")
+	require.Greater(t, agreed[false], 4*times)
 }
 
 func TestParseCondition_NotOne_FailsWithThePlace(t *testing.T) {

@@ -3,6 +3,7 @@ package taskgraph_test
 import (
 	"context"
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -14,8 +15,12 @@ import (
 // A table that is analyzed just after it was emptied has pages and, to the planner, no rows, until the next time. Then any
 // index is as good as another, and so is a walk over all of one.
 
-// fillTasks adds 5,000 tasks of 4 steps in a diamond, of which the first is complete, and has failed once. All are ready.
-const fillTasks = `
+// fillTasks adds so many tasks of 4 steps in a diamond, of which the first is complete, and has failed once. All are ready.
+func fillTasks(n int) string {
+	return strings.ReplaceAll(manyTasks, "5000", strconv.Itoa(n))
+}
+
+const manyTasks = `
 	INSERT INTO tasks (task_id, task_definition_id, namespace, state, priority_key, next_ready_at, correlation_id, created_at, deadline)
 		SELECT lpad(n::text, 32, '0')::uuid, '` + theDefinition + `', 'default', 'waiting_for_dependencies', -n, now() - interval '1 min', gen_random_uuid(), now(),
 		CASE WHEN n % 100 = 0 THEN now() END FROM generate_series(1, 5000) n;
@@ -36,12 +41,12 @@ func TestReadiness_TablesAnalyzedWhenEmpty_ReadsHardlyMoreThanTheTasksAskedFor(t
 	for table := range strings.SplitSeq(emptiedTasks, ", ") {
 		s.exec(t, `ALTER TABLE `+table+` SET (autovacuum_enabled = off)`)
 	}
-	s.fill(t, fillTasks)
+	s.fill(t, fillTasks(500))
 	for table := range strings.SplitSeq(emptiedTasks, ", ") {
 		s.fill(t, `DELETE FROM `+table)
 	}
 	s.exec(t, `ANALYZE `+emptiedTasks+`, task_definitions, step_definitions, taskgraph_settings`)
-	s.fill(t, fillTasks)
+	s.fill(t, fillTasks(5000))
 
 	const task, tasks = `'00000000-0000-0000-0000-000000000700'`, `'{00000000-0000-0000-0000-000000000700,00000000-0000-0000-0000-000000000701}'`
 	const first, last = `'00000000-0000-0000-0000-000000007001'`, `'00000000-0000-0000-0000-000000007004'`
@@ -89,9 +94,9 @@ func TestSubTask_OneOfManyEnds_ReadsHardlyMoreThanItself(t *testing.T) {
 	const parent, child = `'00000000-0000-0000-0000-000000000000'`, `'00000000-0000-0000-0000-000000000700'`
 	s.exec(t, `UPDATE step_definitions SET handler = NULL, sub_task_name = 'inner', sub_task_version = '1'`)
 	s.exec(t, `INSERT INTO tasks (task_id, task_definition_id, namespace, state, correlation_id, total_steps) VALUES (`+parent+`, '`+theDefinition+`', 'default', 'steps_in_process', new_uuid(), 20000)`)
-	s.exec(t, `INSERT INTO steps (step_id, task_id, step_definition_id, position, name, state)
+	s.fill(t, `INSERT INTO steps (step_id, task_id, step_definition_id, position, name, state)
 		SELECT lpad(n || '1', 32, '0')::uuid, `+parent+`, '`+theStep+`', n, 's' || n, 'in_progress' FROM generate_series(1, 20000) AS n`)
-	s.exec(t, `INSERT INTO tasks (task_id, task_definition_id, namespace, state, correlation_id, parent_task_id, parent_step_id, created_at)
+	s.fill(t, `INSERT INTO tasks (task_id, task_definition_id, namespace, state, correlation_id, parent_task_id, parent_step_id, created_at)
 		SELECT lpad(n::text, 32, '0')::uuid, '`+theDefinition+`', 'default', 'complete', new_uuid(), `+parent+`, lpad(n || '1', 32, '0')::uuid, now() FROM generate_series(1, 20000) AS n`)
 	s.exec(t, `ANALYZE tasks, steps`)
 	s.requirePages(t, 150, `SELECT end_sub_task(t) FROM tasks t WHERE t.task_id = `+child)

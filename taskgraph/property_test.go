@@ -19,7 +19,7 @@ import (
 // checkRounds runs a property on random cases: a thousand at full size, or as many as PGWAKE_ROUNDS says, rounded up to what rapid checks at a time.
 func checkRounds(t *testing.T, property func(*rapid.T)) {
 	t.Helper()
-	rounds := testsize.Of(200, 1000)
+	rounds := testsize.Of(120, 1000)
 	if text := os.Getenv("PGWAKE_ROUNDS"); text != "" {
 		n, err := strconv.Atoi(text)
 		require.NoError(t, err, "PGWAKE_ROUNDS")
