@@ -277,9 +277,9 @@ func TestRefreshRollups_AmongWritersAndPurges_EachTransitionIsCountedOnce(t *tes
 	close(stop)
 	upkeep.Wait()
 	l.refreshed(func(t *testing.T) { l.requireCounts() })
-	require.Eventually(t, func() bool { // once transactions of others on the server have ended
+	eventually(t, func() bool { // once transactions of others on the server have ended
 		return one[int64](l, `SELECT count(*) FROM task_transitions`) == one[int64](l, `SELECT count(*) FROM read_transitions(p_limit => 1000000) WHERE workflow_step_uuid IS NULL`)
-	}, labPatience, labPatience/10_000)
+	})
 }
 
 func TestRefreshRollups_AnotherIsAtIt_ReturnsAtOnce(t *testing.T) {
@@ -294,15 +294,15 @@ func TestRefreshRollups_AnotherIsAtIt_ReturnsAtOnce(t *testing.T) {
 		require.NoError(t, tx.QueryRow(t.Context(), `SELECT refresh_rollups()`).Scan(&n))
 		return n == 1
 	}
-	require.Eventually(t, refreshed, labPatience, labPatience/10_000)
+	eventually(t, refreshed)
 	other, err := l.RefreshRollups(l.within())
 	require.NoError(t, err)
 	require.Zero(t, other)
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		other, err = l.RefreshRollups(l.within())
 		return err == nil && other == 1
-	}, labPatience, labPatience/10_000)
+	})
 }
 
 func TestRefreshRollups_WhatIsOlderThan32Days_IsForgotten(t *testing.T) {
@@ -311,10 +311,10 @@ func TestRefreshRollups_WhatIsOlderThan32Days_IsForgotten(t *testing.T) {
 	d := l.define("default", "work", "1", `{}`)
 	l.was(past{d, 33 * 24 * time.Hour, time.Second, taskgraph.TaskComplete, nil})
 	l.was(past{d, 31 * 24 * time.Hour, time.Second, taskgraph.TaskComplete, nil})
-	require.Eventually(t, func() bool { // once transactions of others on the server have ended
+	eventually(t, func() bool { // once transactions of others on the server have ended
 		_, err := l.RefreshRollups(l.within())
 		return err == nil && one[int](l, `SELECT coalesce(sum(runs), 0)::int FROM run_rollups`) == 1
-	}, labPatience, 10*time.Millisecond)
+	})
 	l.requireCounts()
 }
 
@@ -394,7 +394,7 @@ func TestRefreshRollups_TablesWereRestoredFromAnotherServer_GoesOnFromThere(t *t
 	}
 	read := func(t *testing.T) {
 		t.Helper()
-		require.Eventually(t, func() bool { // once transactions of others on the server have ended
+		eventually(t, func() bool { // once transactions of others on the server have ended
 			read, _ := l.readAll(taskgraph.Cursor{}, 7)
 			last := make(map[string]int)
 			for _, x := range read {
@@ -407,7 +407,7 @@ func TestRefreshRollups_TablesWereRestoredFromAnotherServer_GoesOnFromThere(t *t
 				}
 			}
 			return len(read) == one[int](l, `SELECT (SELECT count(*) FROM task_transitions) + (SELECT count(*) FROM step_transitions)`)
-		}, labPatience, labPatience/1000)
+		})
 	}
 	more()
 	lived()

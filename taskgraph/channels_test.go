@@ -182,7 +182,7 @@ func TestChannel_TaskReady_TurnsOfAnEngine_TellOfTheStepThatMoved(t *testing.T) 
 	task = g.submit(taskgraph.Define("shop", "resolved", "1").Step("a", "bad").Step("b", "bad", taskgraph.After("a")).Step("c", "ok", taskgraph.After("b")))
 	g.until(task, taskgraph.TaskBlockedByFailures)
 	did(t)(g.ResolveStep(t.Context(), g.step(task, "a").ID, ""))
-	require.Eventually(t, func() bool { return g.step(task, "b").State == taskgraph.StepError }, patience, patience/10_000)
+	eventually(t, func() bool { return g.step(task, "b").State == taskgraph.StepError })
 	g.until(task, taskgraph.TaskBlockedByFailures)
 	did(t)(g.CompleteStep(t.Context(), g.step(task, "b").ID, 1, ""))
 	g.complete(task)
@@ -192,7 +192,7 @@ func TestChannel_TaskReady_TurnsOfAnEngine_TellOfTheStepThatMoved(t *testing.T) 
 	d := taskgraph.Define("shop", "drains", "1").Step("a", "bad").Step("b", "late").Step("c", "ok", taskgraph.After("b"))
 	d.OnFailure = taskgraph.Drain
 	task = g.submit(d)
-	require.Eventually(t, func() bool { return g.step(task, "a").State == taskgraph.StepError }, patience, patience/10_000)
+	eventually(t, func() bool { return g.step(task, "a").State == taskgraph.StepError })
 	close(blocked)
 	g.until(task, taskgraph.TaskBlockedByFailures)
 	require.Equal(t, taskgraph.StepComplete, g.step(task, "c").State)
@@ -336,7 +336,7 @@ func TestSendWithNotify_Delayed_ANodeThatWaitsGetsItWhenItIsDue(t *testing.T) {
 		}
 		got <- item
 	}()
-	require.Eventually(t, func() bool { s := l.p.Stats().Worker; return s.Parked == 1 && s.Settled }, labPatience, 10*time.Millisecond)
+	eventually(t, func() bool { s := l.p.Stats().Worker; return s.Parked == 1 && s.Settled })
 	var id int64
 	require.NoError(t, l.apart(pool(t, l.p, 1), func(g *taskgraph.Graph) (err error) { // of another process
 		id, err = g.SendWithNotify(l.within(), "jobs_queue", 1, &taskgraph.MessageOptions{Delay: time.Second})

@@ -114,7 +114,7 @@ func TestTags_StepsWithATag_RunWhereItIsAskedFor(t *testing.T) {
 	plain.run()
 	task := plain.submit(taskgraph.Define("shop", "tags", "1").Step("a", "h").Step("b", "h", taskgraph.After("a"), taskgraph.Tag("gpu")).Step("c", "h", taskgraph.After("a"), taskgraph.Tag("tpu")).
 		Step("d", "h", taskgraph.After("a"), taskgraph.Tag("other")))
-	require.Eventually(t, func() bool { return plain.step(task, "c").State == taskgraph.StepEnqueued }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return plain.step(task, "c").State == taskgraph.StepEnqueued })
 	require.Equal(t, []string{"taskgraph/gpu", "taskgraph/other", "taskgraph/tpu"}, plain.query(`SELECT tag FROM worker_queue ORDER BY tag`))
 	gpu.run()
 	for p, err := range gpu.Watch(gpu.within(), task) {

@@ -40,9 +40,9 @@ func TestEngine_MessagesThatAreMadeUp_TheTaskGoesOn(t *testing.T) {
 	task := l.submit(taskgraph.Define("shop", "inner", "1").Step("x", "h"),
 		taskgraph.Define("shop", "outer", "1").Step("a", "h").SubTask("child", "inner", "1").Step("b", "h", taskgraph.After("a", "child")))
 	g.run()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return g.step(task, "a").State == taskgraph.StepInProgress && g.step(task, "child").State == taskgraph.StepInProgress
-	}, patience, patience/1000)
+	})
 	for _, data := range []string{
 		"", `null`, `7`, `"x"`, `[]`, `{}`, `{"activity_id": "1"}`, `{"activity_id": 1.5}`, `{"activity_id": 1e400}`, `{"activity_id": 0}`, `{"activity_id": -1}`,
 		`{"activity_id": 5000000000}`, `{"activity_id": 2147483648}`, `{"activity_id": 2147483647}`, `{"activity_id": 3}`,
@@ -55,9 +55,9 @@ func TestEngine_MessagesThatAreMadeUp_TheTaskGoesOn(t *testing.T) {
 			send(task, kind, data)
 		}
 	}
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return one[int](l, `SELECT count(*) FROM orchestrator_queue WHERE instance_id = $1`, task) == 0
-	}, patience, patience/1000)
+	})
 	close(release)
 	g.complete(task)
 	require.JSONEq(t, `{"x": 7}`, string(g.step(task, "child").Results))
@@ -78,7 +78,7 @@ func TestEngine_MessagesForWhatIsNoTask_AreGoneOrDeadLetters(t *testing.T) {
 			send(instance+"/"+kind, kind, `{"activity_id": 1}`)
 		}
 	}
-	require.Eventually(t, func() bool { return one[int](l, `SELECT count(*) FROM orchestrator_queue`) == 0 }, patience, patience/1000)
+	eventually(t, func() bool { return one[int](l, `SELECT count(*) FROM orchestrator_queue`) == 0 })
 	require.Equal(t, []string{"Completed"}, all[string](l, `SELECT status FROM instance_info WHERE instance_id = $1`, task))
 	require.Equal(t, []string{"permanent error"}, all[string](l, `SELECT reason FROM dead_letters WHERE instance_id = 'not-a-uuid/activity_failed'`))
 	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters WHERE instance_id = $1`, unknown), "what is for a task that was removed is nothing to look at")

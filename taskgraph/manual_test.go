@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/pgwake/pgwake/taskgraph"
 	"github.com/stretchr/testify/assert"
@@ -295,11 +296,11 @@ func TestPurge_RemovesWhatHasEndedAndNothingElse(t *testing.T) {
 	g.complete(gone)
 	stays := g.submit(taskgraph.Define("shop", "stays", "1").Step("a", "nobody has this handler"))
 	g.until(stays, taskgraph.TaskStepsInProcess)
-	require.Eventually(t, func() bool { // once transactions of others on the server have ended that were open when it did
+	eventually(t, func() bool { // once transactions of others on the server have ended that were open when it did
 		n, err := g.Purge(t.Context(), time.Now().Add(time.Hour), 0)
 		require.NoError(t, err)
 		return n == 1
-	}, patience, patience/1000)
+	})
 	_, err := g.Task(t.Context(), gone)
 	require.ErrorIs(t, err, pgwake.ErrNotFound)
 	for _, table := range []string{"steps", "task_transitions", "step_transitions"} {
@@ -480,7 +481,7 @@ func TestUpkeep_NoAnswer_GivesUpAndGoesOn(t *testing.T) {
 	require.NoError(t, err)
 	g.run()
 	failures := func() int { return log.count("upkeep failed") }
-	require.Eventually(t, func() bool { return failures() >= 2 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return failures() >= 2 })
 }
 
 // A stranger has the lock of upkeep: advisory locks are the database's, and have no owner. What needs no upkeep goes on, what ended long ago
@@ -538,10 +539,10 @@ func TestUpkeep_StaleTasksCannotBeFound_TheRestIsDone(t *testing.T) {
 	pgwaketest.Advance(t, p, 2*time.Hour)
 	g.query(`ALTER FUNCTION stale_tasks RENAME TO renamed`)
 	g.undone(`ALTER FUNCTION renamed RENAME TO stale_tasks`)
-	require.Eventually(t, func() bool { // once transactions of others on the server have ended
+	eventually(t, func() bool { // once transactions of others on the server have ended
 		done, err := g.Upkeep(t.Context())
 		return assert.ErrorContains(t, err, "42883") && done.Purged == 1
-	}, labPatience, labPatience/1000)
+	})
 }
 
 // However large tasks are, one statement removes what it can in its time, and upkeep goes on until nothing is left. That of one
@@ -567,13 +568,13 @@ func TestUpkeep_KeepForOfLargeTasks_RemovesAFewAtATimeAndAll(t *testing.T) {
 	}
 	until := func(purge func() int) (n []int) { // once transactions of others on the server have ended
 		t.Helper()
-		require.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			done := purge()
 			if done > 0 {
 				n = append(n, done)
 			}
 			return done == 0 && len(n) > 0
-		}, labPatience, labPatience/1000)
+		})
 		return n
 	}
 	submit(15_000, 5_000, 1, taskgraph.MaxSteps+1, 3, 4)
@@ -619,11 +620,11 @@ func TestUpkeep_KeepFor_RemovesWhatEndedBefore(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, done)
 	purged := 0
-	require.Eventually(t, func() bool { // once transactions of others on the server have ended
+	eventually(t, func() bool { // once transactions of others on the server have ended
 		done, err := g.Upkeep(t.Context())
 		purged += done.Purged
 		return err == nil && purged >= 1001
-	}, labPatience, labPatience/1000)
+	})
 	require.Equal(t, 1001, purged)
 	require.Equal(t, []string{open}, g.query(`SELECT task_id::text FROM tasks`))
 }
@@ -643,12 +644,12 @@ func TestUpkeep_ClocksOfServerAndNodeDisagree_NothingIsRemoved(t *testing.T) {
 		require.NoError(t, err)
 		return done.Purged > 0
 	}
-	require.Eventually(t, func() bool { // once transactions of others on the server have ended
+	eventually(t, func() bool { // once transactions of others on the server have ended
 		for _, off := range []time.Duration{-25 * time.Hour, 25 * time.Hour} {
 			require.False(t, removes(off), off)
 		}
 		return removes(23 * time.Hour)
-	}, labPatience, labPatience/1000)
+	})
 	require.Contains(t, log.String(), "differ by more than a day")
 }
 
@@ -669,7 +670,7 @@ func TestSubTask_ResolvedByHand_WhatFailedInItIsNoResult(t *testing.T) {
 // What cannot be kept as one value is told to whoever waits for it, and not tried over and over.
 func TestSubTask_ResultsAreTooLargeTogether_TheStepFailsForGood(t *testing.T) {
 	l := newLab(t)
-	const width = 257 // times 1 MiB is more than jsonb takes
+	width := testsize.Of(66, 257) // times 1 MiB is more than results may be together, or more than jsonb takes
 	inner := taskgraph.Define("shop", "inner", "1")
 	for i := range width {
 		inner.Step(fmt.Sprintf("x%d", i), "h")
@@ -730,7 +731,7 @@ func TestCancel_TaskThatWasToBeginLater_NothingOfItIsLeftInTheQueue(t *testing.T
 		did(t)(act(task))
 		_, err = g.Wait(g.within(), task)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return len(g.query(`SELECT kind FROM orchestrator_queue`)) == 0 }, patience, patience/10_000)
+		eventually(t, func() bool { return len(g.query(`SELECT kind FROM orchestrator_queue`)) == 0 })
 	}
 }
 

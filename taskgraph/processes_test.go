@@ -253,11 +253,11 @@ func TestProcesses_KilledWhileAStepRuns_AnotherRunsItAgain(t *testing.T) {
 	require.NoError(t, err)
 	first := c.start(t)
 	task := g.submit(taskgraph.Define("shop", "killed", "1").Step("a", "hold", taskgraph.MaxAttempts(2)).Step("b", "hold", taskgraph.After("a")))
-	require.Eventually(t, func() bool { return len(g.query(`SELECT step::text FROM runs`)) == 1 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return len(g.query(`SELECT step::text FROM runs`)) == 1 })
 	require.Equal(t, "steps_in_process", g.one(`SELECT state FROM tasks WHERE task_id = $1`, task))
 	kill(t, first)
 	c.start(t)
-	require.Eventually(t, func() bool { return g.step(task, "a").State == taskgraph.StepComplete }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return g.step(task, "a").State == taskgraph.StepComplete })
 	_, err = hold.Exec(t.Context(), `SELECT pg_advisory_unlock_all()`)
 	require.NoError(t, err)
 	g.complete(task)
@@ -291,27 +291,27 @@ func TestProcesses_KilledInTheMiddleOfATurn_ItIsTakenOnceOrByAnother(t *testing.
 				}
 				first := c.start(t)
 				if turn == "next" {
-					require.Eventually(t, func() bool { return len(g.query(`SELECT step::text FROM runs`)) == 1 }, patience, 10*time.Millisecond)
+					eventually(t, func() bool { return len(g.query(`SELECT step::text FROM runs`)) == 1 })
 					tx = begin()
 				}
 				_, err = hold.Exec(t.Context(), `SELECT pg_advisory_unlock_all()`)
 				require.NoError(t, err)
 				var waiting []string
-				require.Eventually(t, func() bool {
+				eventually(t, func() bool {
 					waiting = g.query(`SELECT pid::text FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%' || current_schema() || '%evaluate_task%'`)
 					return len(waiting) == 1
-				}, patience, 10*time.Millisecond)
+				})
 				kill(t, first)
 				if rolledBack {
 					g.query(`SELECT pg_terminate_backend($1::integer)::text`, waiting[0])
 				}
 				require.NoError(t, tx.Rollback(t.Context()))
 				// What it adds while the other begins to wait would be found by the fallback alone: whoever was to tell of it is gone.
-				require.Eventually(t, func() bool {
+				eventually(t, func() bool {
 					return len(g.query(`SELECT pid::text FROM pg_stat_activity WHERE pid = $1::integer`, waiting[0])) == 0
-				}, patience, 10*time.Millisecond)
+				})
 				c.start(t)
-				require.Eventually(t, func() bool { return g.step(task, "b").State == taskgraph.StepEnqueued }, patience, 10*time.Millisecond)
+				eventually(t, func() bool { return g.step(task, "b").State == taskgraph.StepEnqueued })
 				require.Equal(t, []string{"pending", "enqueued", "in_progress", "enqueued_for_orchestration", "complete"}, g.stepStates(task, "a"))
 				require.Equal(t, []string{"pending", "enqueued"}, g.stepStates(task, "b"))
 				require.Equal(t, []string{"pending", "initializing", "enqueuing_steps", "steps_in_process", "evaluating_results", "enqueuing_steps", "steps_in_process"}, g.states(task))

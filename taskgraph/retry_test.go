@@ -198,14 +198,14 @@ func TestT18_OneFailedForGood_FailFastRunsNothingMore(t *testing.T) {
 	task := g.submit(taskgraph.Define("shop", "three", "1").Step("a", "ok").Step("b", "permanent").Step("c", "late").Step("d", "ok", taskgraph.After("a", "c")))
 	g.until(task, taskgraph.TaskBlockedByFailures) // although a step is at work
 	close(blocked)
-	require.Eventually(t, func() bool { return g.step(task, "c").State == taskgraph.StepWaitingForRetry }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return g.step(task, "c").State == taskgraph.StepWaitingForRetry })
 	require.Empty(t, g.query(`SELECT kind FROM orchestrator_queue WHERE kind = 'retry'`), "nothing wakes it for another attempt")
 	c, err := g.ExecutionContext(t.Context(), task)
 	require.NoError(t, err)
 	require.Equal(t, taskgraph.BlockedByFailures, c.ExecutionStatus)
 	require.Equal(t, taskgraph.StepPending, g.step(task, "d").State)
 	did(t)(g.ResolveStep(t.Context(), g.step(task, "b").ID, "")) // and then it is tried again at once
-	require.Eventually(t, func() bool { c := g.step(task, "c"); return c.State == taskgraph.StepError && c.Attempts == 3 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { c := g.step(task, "c"); return c.State == taskgraph.StepError && c.Attempts == 3 })
 }
 
 func TestT18_OneFailedForGood_DrainRunsWhatIsFree(t *testing.T) {

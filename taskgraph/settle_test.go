@@ -115,11 +115,11 @@ func TestSettle_BeginningIsRefusedForLong_ItemIsPutOffForAWhileAndNoAttemptIsCou
 	g.run()
 	task := g.submit(taskgraph.Define("shop", "refused", "1").Step("a", "ok", taskgraph.MaxAttempts(1)))
 	var item []string
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		item = g.query(`SELECT concat_ws(' ', attempt_count, visible_at < clock_timestamp() + interval '1 min')
 			FROM worker_queue WHERE lock_token IS NULL AND visible_at > clock_timestamp()`)
 		return len(item) == 1
-	}, patience, 10*time.Millisecond)
+	})
 	require.Equal(t, []string{"0 t"}, item)
 	require.Contains(t, log.String(), "cannot begin")
 	g.breaks("start_step", "57014", 0, "true")
@@ -269,9 +269,9 @@ func TestDecision_StepIsNotInProgressAnyMore_NothingIsAddedAndTheItemIsGone(t *t
 	})
 	g.run()
 	task := g.submit(taskgraph.Define("shop", "dropped", "1").Step("a", "decide").Step("b", "keeps it open").Template("more", "decide"))
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return g.step(task, "a").State == taskgraph.StepResolvedManually && slices.Equal([]string{"keeps it open"}, g.query(`SELECT name FROM worker_queue`))
-	}, patience, 10*time.Millisecond)
+	})
 	close(open)
 	done := g.complete(task)
 	require.Equal(t, 2, done.TotalSteps)

@@ -100,7 +100,7 @@ func (g *graph) retried(task, step string, backoff time.Duration) {
 	g.until(task, taskgraph.TaskWaitingForRetry)
 	attempts := g.step(task, step).Attempts
 	pgwaketest.Advance(g.t, g.p, backoff)
-	require.Eventually(g.t, func() bool { return g.step(task, step).Attempts > attempts }, patience, 10*time.Millisecond)
+	eventually(g.t, func() bool { return g.step(task, step).Attempts > attempts })
 }
 
 func TestSubTask_ItEndsInError_TheStepIsTriedAgainWithANewTask(t *testing.T) {
@@ -116,7 +116,7 @@ func TestSubTask_ItEndsInError_TheStepIsTriedAgainWithANewTask(t *testing.T) {
 	g.run()
 	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h"))
 	task := g.submit(outer(2))
-	require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return len(g.children(task)) == 1 })
 	first := g.children(task)[0].ID
 	g.until(first, taskgraph.TaskBlockedByFailures)
 	require.Equal(t, taskgraph.StepInProgress, g.step(task, "child").State, "somebody may put it right")
@@ -138,7 +138,7 @@ func TestSubTask_TheLastAttemptEndsInError_TheStepFails(t *testing.T) {
 	g.run()
 	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h"))
 	task := g.submit(outer(1))
-	require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return len(g.children(task)) == 1 })
 	child := g.children(task)[0].ID
 	g.until(child, taskgraph.TaskBlockedByFailures)
 	did(t)(g.GiveUp(t.Context(), child, ""))
@@ -162,9 +162,9 @@ func TestSubTask_SomebodyCancelsOrResolvesIt_TheStepFailsForGoodOrIsDone(t *test
 		d := outer(3)
 		d.Version = string(want)
 		task := g.submit(d)
-		require.Eventually(t, func() bool { return len(g.children(task)) == 1 }, patience, 10*time.Millisecond)
+		eventually(t, func() bool { return len(g.children(task)) == 1 })
 		child := g.children(task)[0].ID
-		require.Eventually(t, func() bool { return g.step(child, "x").State == taskgraph.StepInProgress }, patience, 10*time.Millisecond)
+		eventually(t, func() bool { return g.step(child, "x").State == taskgraph.StepInProgress })
 		did(t)(end(t.Context(), child, ""))
 		g.until(task, want)
 		require.Len(t, g.children(task), 1, "it is not tried again")
@@ -195,11 +195,11 @@ func TestSubTask_AnotherHasTakenItsPlace_WhatItComesToIsIgnored(t *testing.T) {
 	g.run()
 	g.register(taskgraph.Define("shop", "inner", "1").Step("x", "h"))
 	task := g.submit(outer(2))
-	require.Eventually(t, func() bool { return calls.Load() == 1 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return calls.Load() == 1 })
 	step := g.step(task, "child").ID
 	did(t)(g.TransitionStep(t.Context(), step, taskgraph.StepInProgress, taskgraph.StepWaitingForRetry, ""))
 	did(t)(g.SetStepBackoff(t.Context(), step, 0))
-	require.Eventually(t, func() bool { return calls.Load() == 2 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return calls.Load() == 2 })
 	stale, current := g.children(task)[0].ID, g.children(task)[1].ID
 	close(release[0])
 	g.until(stale, taskgraph.TaskCancelled)

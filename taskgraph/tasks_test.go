@@ -122,9 +122,9 @@ func TestView_ATaskAtWork_IsShownAsItIs(t *testing.T) {
 	d.OnFailure = taskgraph.Drain
 	task := g.submit(d)
 	<-began
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return g.step(task, "retried").State == taskgraph.StepWaitingForRetry && g.step(task, "failed").State == taskgraph.StepError
-	}, patience, 10*time.Millisecond)
+	})
 	pgwaketest.Advance(t, g.p, 10*time.Second)
 	before := time.Now()
 	v, err := g.View(t.Context(), task)
@@ -168,7 +168,7 @@ func TestView_ATaskAtWork_IsShownAsItIs(t *testing.T) {
 		require.Contains(t, text, "running")
 	}
 	did(t)(g.ResetStep(t.Context(), g.step(task, "failed").ID, ""))
-	require.Eventually(t, func() bool { return g.step(task, "failed").State == taskgraph.StepError }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return g.step(task, "failed").State == taskgraph.StepError })
 
 	_, err = g.View(t.Context(), noID)
 	require.ErrorIs(t, err, pgwake.ErrNotFound)

@@ -142,11 +142,11 @@ func (l *lab) readAll(after taskgraph.Cursor, page int) ([]taskgraph.Transition,
 func (l *lab) readOn(after taskgraph.Cursor, page, n int) ([]taskgraph.Transition, taskgraph.Cursor) {
 	l.t.Helper()
 	var read []taskgraph.Transition
-	require.Eventually(l.t, func() bool {
+	eventually(l.t, func() bool {
 		more, cursor := l.readAll(after, page)
 		read, after = append(read, more...), cursor
 		return len(read) >= n
-	}, labPatience, 10*time.Millisecond)
+	})
 	require.Len(l.t, read, n)
 	return read, after
 }
@@ -263,6 +263,9 @@ func TestReadTransitions_FollowedAmongWriters_EachComesOnce(t *testing.T) {
 		// Transactions of others on the server hold up what came after they began.
 		if ended && (len(seen) >= writers*rounds*4 || time.Since(began) > labPatience) {
 			break
+		}
+		if ended {
+			<-time.After(10 * time.Millisecond)
 		}
 		select {
 		case <-done:
