@@ -15,15 +15,16 @@ import (
 	"github.com/pgwake/pgwake/internal/devpg"
 	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/internal/testschema"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
 
 // This file answers: what do many namespaces cost, and what if one server is not enough for them?
 
-// A thousand idle namespaces: one LISTEN connection, and one statement for all of them each fallback interval.
+// A thousand idle namespaces, or some hundreds: one LISTEN connection, and one statement for all of them each fallback interval.
 func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
-	const namespaces = 1000
+	namespaces := testsize.Of(300, 1000)
 	schema := testschema.Core.Borrow(t)
 	p := pgwaketest.Open(t, &pgwake.Config{Schema: schema, FallbackInterval: 200 * time.Millisecond})
 	l := newLedger()
@@ -50,8 +51,8 @@ func TestCoordinators_ThousandIdleNamespaces_CostNoQueries(t *testing.T) {
 		AND objid IN (SELECT listener::oid FROM `+schema+`.waiters WHERE lane = 0)`).Scan(&listeners))
 	require.Equal(t, 1, listeners)
 
-	enqueueIn(t, p, "n500", "x")
-	require.Eventually(t, func() bool { return l.count("n500/x") == 1 }, patience, 10*time.Millisecond)
+	enqueueIn(t, p, "n150", "x")
+	require.Eventually(t, func() bool { return l.count("n150/x") == 1 }, patience, 10*time.Millisecond)
 	require.Equal(t, 1, c.Stats().Working, "the others are idle")
 	require.Zero(t, p.Stats().Worker.FallbackFinds)
 }

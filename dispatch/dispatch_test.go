@@ -20,6 +20,7 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
 	"github.com/pgwake/pgwake/internal/testschema"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -102,7 +103,8 @@ func raise(most *atomic.Int64, n int64) {
 
 func TestT59_BurstAndSlowHandlers_ClaimsStopAtCapacity_NothingIsDropped(t *testing.T) {
 	p := testschema.Core.New(t, nil)
-	const places, items = 4, 10_000
+	const places = 4
+	items := testsize.Of(2_000, 10_000)
 	enqueue(t, p, items, pgwake.WorkItem{Name: "slow"})
 	var done, most, now atomic.Int64
 	gate := make(chan struct{})

@@ -31,7 +31,7 @@ func TestPercent_TheSameOnEveryNode_SmallerPartsAreInLargerOnes(t *testing.T) {
 	}
 }
 
-// traffic enqueues to namespaces until it is stopped, and says how much that was.
+// traffic enqueues to namespaces, a hundred times a second to each, until it is stopped, and says how much that was.
 type traffic struct {
 	stop    chan struct{}
 	senders sync.WaitGroup
@@ -43,11 +43,13 @@ func newTraffic(t *testing.T, p *pgwake.Provider, namespaces ...string) *traffic
 	f := &traffic{stop: make(chan struct{}), sent: make(map[string]int)}
 	for _, namespace := range namespaces {
 		f.senders.Go(func() {
+			tick := time.NewTicker(10 * time.Millisecond)
+			defer tick.Stop()
 			for i := 0; ; i++ {
 				select {
 				case <-f.stop:
 					return
-				default:
+				case <-tick.C:
 				}
 				name := fmt.Sprint(i)
 				_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: name}, &pgwake.EnqueueOptions{Namespace: namespace})
