@@ -253,8 +253,14 @@ func TestReceive_NumbersThatAreTooLongWhenWrittenOut_AreDeadLetters(t *testing.T
 // dead is what the archive of a_queue has: id, reason and, of what is not there by its own id, that.
 func (s *stream) dead(t *testing.T) (all []string) {
 	t.Helper()
+	return s.deadOf(t, "a_queue")
+}
+
+// deadOf is dead of another queue.
+func (s *stream) deadOf(t *testing.T, queue string) (all []string) {
+	t.Helper()
 	rows, err := s.pool.Query(t.Context(), `SELECT concat_ws(' ', CASE WHEN msg_id < 0 THEN 'another' ELSE msg_id::text END, headers #>> '{pgwake,dead,reason}',
-		CASE WHEN msg_id < 0 THEN headers #>> '{pgwake,dead,msg_id}' END) FROM pgmq.a_a_queue`)
+		CASE WHEN msg_id < 0 THEN headers #>> '{pgwake,dead,msg_id}' END) FROM pgmq.a_`+queue)
 	require.NoError(t, err)
 	all, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
@@ -263,7 +269,8 @@ func (s *stream) dead(t *testing.T) (all []string) {
 
 // Whoever may insert may set all columns. None of it keeps the others from being received, and none of it is lost.
 func TestReceive_ForeignColumns_AreNoObstacle(t *testing.T) {
-	for _, c := range []struct {
+	s := standIn(t)
+	for i, c := range []struct {
 		columns, values string
 		dead            bool
 	}{
@@ -281,11 +288,12 @@ func TestReceive_ForeignColumns_AreNoObstacle(t *testing.T) {
 		{"vt, message, enqueued_at", `now(), '{}', '-infinity'`, false},
 	} {
 		t.Run(c.columns+"/"+c.values, func(t *testing.T) {
-			s := standIn(t)
-			s.exec(t, `SELECT pgmq.create('a_queue'), pgmq.create('worker_a_queue')`)
-			s.exec(t, `SELECT pgmq.send('a_queue', '1'), pgmq.send('worker_a_queue', '2')`)
-			s.exec(t, fmt.Sprintf(`INSERT INTO pgmq.q_a_queue (%s) OVERRIDING SYSTEM VALUE VALUES (%s)`, c.columns, c.values))
-			s.exec(t, `INSERT INTO pgmq.q_a_queue (vt, message) VALUES ('294276-12-31', '"never"')`)
+			namespace := fmt.Sprintf("n%d", i)
+			queue := namespace + "_queue"
+			s.exec(t, `SELECT pgmq.create($1), pgmq.create('worker_' || $1)`, queue)
+			s.exec(t, `SELECT pgmq.send($1, '1'), pgmq.send('worker_' || $1, '2')`, queue)
+			s.exec(t, fmt.Sprintf(`INSERT INTO pgmq.q_%s (%s) OVERRIDING SYSTEM VALUE VALUES (%s)`, queue, c.columns, c.values))
+			s.exec(t, `INSERT INTO pgmq.q_`+queue+` (vt, message) VALUES ('294276-12-31', '"never"')`)
 			want := 3
 			if c.dead {
 				want = 2
@@ -294,7 +302,7 @@ func TestReceive_ForeignColumns_AreNoObstacle(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			for len(all) < want {
-				got, err := s.Receive(ctx, "a", 10, time.Minute)
+				got, err := s.Receive(ctx, namespace, 10, time.Minute)
 				require.NoError(t, err)
 				all = append(all, got...)
 			}
@@ -303,9 +311,9 @@ func TestReceive_ForeignColumns_AreNoObstacle(t *testing.T) {
 				require.NoError(t, s.Extend(t.Context(), []pgwake.LockToken{d.Receipt}, time.Minute))
 				require.NoError(t, s.DeadLetter(t.Context(), d.Receipt, "poison", "cause"))
 			}
-			require.Len(t, s.dead(t), 2) // the other is of the other queue
+			require.Len(t, s.deadOf(t, queue), 2) // the other is of the other queue
 			var left int
-			require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pgmq.q_a_queue`).Scan(&left))
+			require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pgmq.q_`+queue).Scan(&left))
 			require.Equal(t, 1, left, "what is never due")
 		})
 	}
