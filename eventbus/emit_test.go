@@ -18,7 +18,6 @@ import (
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/pgwake/pgwake/internal/testsize"
-	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
 
@@ -401,7 +400,7 @@ func TestSubscribe_WhileEventsAreEmitted_GetsAllThatComeAfter(t *testing.T) {
 
 func TestNew_BadConfig_SaysSo(t *testing.T) {
 	t.Parallel()
-	p := pgwaketest.New(t, nil)
+	p := schemas.New(t, nil)
 	for _, c := range []eventbus.Config{{Namespace: "No"}, {MaxPayload: -1}, {MaxPayload: 1 << 40}} {
 		_, err := eventbus.New(t.Context(), p, &c)
 		require.ErrorIs(t, err, pgwake.ErrConfig)

@@ -11,8 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
-	"github.com/pgwake/pgwake/eventbus/migrations"
-	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
 
@@ -27,9 +25,7 @@ func FuzzCron_AnyText_IsRefusedOrHasANextInstant(f *testing.F) {
 	f.Add("* * * * *", "Etc/GMT-14", int64(-1))
 	f.Add("* * * * *", "Foo/Bar", int64(-1))
 	f.Add("\xe3", "\x8c\x8c", int64(0)) // a letter, together
-	p := pgwaketest.New(f, &pgwake.Config{Mode: pgwake.ModeDisabled})
-	require.NoError(f, p.Migrate(context.Background(), migrations.Layer()))
-	conn := session(f, p)
+	conn := session(f, schemas.New(f, &pgwake.Config{Mode: pgwake.ModeDisabled}))
 	f.Fuzz(func(t *testing.T, cron, zone string, second int64) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -265,7 +266,7 @@ func TestDeleteGroup_WhileHandlersSettleAndReplaysRun_NoDeadlock(t *testing.T) {
 				select {
 				case <-stop:
 					return
-				default:
+				case <-time.After(5 * time.Millisecond):
 				}
 				if _, err := l.Emit(t.Context(), "a", nil, &eventbus.EmitOptions{Key: fmt.Sprint((n + i) % 3)}); err != nil {
 					t.Error(err)

@@ -344,7 +344,7 @@ func TestSubscribe_FromTheBeginningWhileEventsAreEmitted_EachOnce(t *testing.T) 
 				select {
 				case <-stop:
 					return
-				default:
+				case <-time.After(5 * time.Millisecond):
 				}
 				id, err := l.Emit(t.Context(), "a", nil, &eventbus.EmitOptions{Key: map[bool]string{true: "k"}[i == 0]})
 				if err != nil {
@@ -415,7 +415,7 @@ func TestSubscribe_FromTheBeginning_EventsOfAKeyComeInOrder(t *testing.T) {
 				select {
 				case <-stop:
 					return
-				default:
+				case <-time.After(20 * time.Millisecond): // the replay may have to wait for other tests, and all of it is to be handled after that
 					if err := emit(t.Context(), i%keys); err != nil {
 						t.Error(err)
 						return

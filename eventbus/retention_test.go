@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 )
@@ -582,7 +583,8 @@ func TestKeepLog_WhileOthersEmit_KeepsThemForNoLongerThanItsLocks(t *testing.T) 
 	l := newLab(t, nil)
 	l.monthsUndone()
 	l.exec(`SELECT make_event_partitions(2, (date_trunc('month', now() AT TIME ZONE 'UTC') - interval '20 months') AT TIME ZONE 'UTC')`)
-	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) SELECT 'default', 'old', date_trunc('month', now()) - interval '19 months' + n * interval '1 s' FROM generate_series(1, 50000) AS n`)
+	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) SELECT 'default', 'old', date_trunc('month', now()) - interval '19 months' + n * interval '1 s' FROM generate_series(1, $1) AS n`,
+		testsize.Of(25_000, 50_000))
 	var most time.Duration
 	var emits int
 	stop, stopped := make(chan struct{}), make(chan error, 1)
