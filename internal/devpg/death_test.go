@@ -114,7 +114,7 @@ func TestDeath_OfTheProcess_EndsItsServer(t *testing.T) {
 // watchdog would keep itself alive.
 func TestStart_ServerHasNothingOfOursOpen(t *testing.T) {
 	t.Parallel()
-	srv := start(t, nil)
+	srv := shared(t)
 	watchdog, server := strconv.Itoa(devpg.WatchdogPID(srv)), strconv.Itoa(srv.PostmasterPID())
 	if len(openFiles(server)) == 0 {
 		t.Skip("there is no /proc to look at")

@@ -123,7 +123,10 @@ func tempBase(t *testing.T) string {
 // their home in the base dir: files, and processes that work there or have the
 // directory on their command line.
 func remains(dir string) []string {
-	var found []string
+	return append(remainingFiles(dir), remainingProcesses(dir)...)
+}
+
+func remainingFiles(dir string) (found []string) {
 	if strings.HasPrefix(filepath.Base(dir), "pgwake-devpg-") {
 		if _, err := os.Stat(dir); err == nil {
 			found = append(found, dir)
@@ -136,6 +139,10 @@ func remains(dir string) []string {
 	for _, e := range entries {
 		found = append(found, filepath.Join(dir, e.Name()))
 	}
+	return found
+}
+
+func remainingProcesses(dir string) (found []string) {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, proc := range procs {
 		cwd, _ := os.Readlink(proc + "/cwd")
@@ -155,10 +162,10 @@ func remains(dir string) []string {
 	return found
 }
 
-// requireNothingLeft waits until remains finds nothing.
+// requireNothingLeft waits until remains finds nothing. It looks at all processes of the machine only when no file is left, which is late.
 func requireNothingLeft(t *testing.T, dir string) {
 	t.Helper()
-	if !eventually(func() bool { return len(remains(dir)) == 0 }) {
+	if !eventually(func() bool { return len(remainingFiles(dir)) == 0 && len(remainingProcesses(dir)) == 0 }) {
 		require.Empty(t, remains(dir))
 	}
 }

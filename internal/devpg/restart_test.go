@@ -76,7 +76,7 @@ func TestHalt_RefusesConnectionsUntilResume(t *testing.T) {
 
 func TestRestart_UnknownMode_IsRefused(t *testing.T) {
 	t.Parallel()
-	srv := start(t, nil)
+	srv := shared(t)
 	require.ErrorContains(t, srv.Restart(t.Context(), "smart"), `mode "smart"`)
 	assert.Equal(t, "1", mustQuery(t, srv, "SELECT 1"))
 }

@@ -42,7 +42,10 @@ func TestStart_Binaries_BootsAndAnswers(t *testing.T) {
 func TestStart_FsyncOption_ChangesDurabilityButNotSemantics(t *testing.T) {
 	t.Parallel()
 	for _, fsync := range []bool{false, true} {
-		srv := start(t, &devpg.Options{Fsync: fsync})
+		srv := shared(t)
+		if fsync {
+			srv = start(t, &devpg.Options{Fsync: fsync})
+		}
 		want := map[bool]string{false: "off", true: "on"}[fsync]
 		assert.Equal(t, want, mustQuery(t, srv, "SHOW fsync"))
 		assert.Equal(t, want, mustQuery(t, srv, "SHOW full_page_writes"))
