@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
@@ -106,6 +107,9 @@ func (s *simulation) flood(ctx context.Context) {
 	}
 }
 
+// floodLasts is for how long strangers notify, in virtual time: they send ten times as much as there is credit for.
+const floodLasts = 10 * time.Second
+
 func TestTrust_StrangerSaysThatInstancesChanged_FewReadsAndNoChangeIsMissed(t *testing.T) {
 	for what, payload := range map[string]string{"instance": fmt.Sprintf("%016x", hashOf("i")), "any": "*"} {
 		t.Run(what, func(t *testing.T) {
@@ -115,12 +119,11 @@ func TestTrust_StrangerSaysThatInstancesChanged_FewReadsAndNoChangeIsMissed(t *t
 				out := waitFor(t.Context(), w, "i")
 				synctest.Wait()
 				before := f.count()
-				const lasts = 30 * time.Second
-				for began := time.Now(); time.Since(began) < lasts; time.Sleep(time.Millisecond) {
+				for began := time.Now(); time.Since(began) < floodLasts; time.Sleep(time.Millisecond) {
 					w.heard(payload)
 				}
 				synctest.Wait()
-				require.InDelta(t, mostCredit+int(lasts/spendPause), f.count()-before, 2)
+				require.InDelta(t, mostCredit+int(floodLasts/spendPause), f.count()-before, 2)
 
 				f.end("i")
 				began := time.Now()
@@ -146,14 +149,13 @@ func TestTrust_StrangerNotifiesATopic_FewTokensAndOneForTheLast(t *testing.T) {
 		require.NoError(t, w.watch(x))
 		defer x.Close()
 		tokens := 0
-		const lasts = 30 * time.Second
-		for began := time.Now(); time.Since(began) < lasts; time.Sleep(time.Millisecond) {
+		for began := time.Now(); time.Since(began) < floodLasts; time.Sleep(time.Millisecond) {
 			w.heard(fmt.Sprintf("%016x", x.hash))
 			if x.tokens.silence() {
 				tokens++
 			}
 		}
-		require.InDelta(t, mostCredit+int(lasts/spendPause), tokens, 2)
+		require.InDelta(t, mostCredit+int(floodLasts/spendPause), tokens, 2)
 		x.tokens.silence()
 		w.heard("*")
 		select {
@@ -189,12 +191,12 @@ func TestTrust_ManyNodesJoinAtOnce_IsOneAnswer(t *testing.T) {
 }
 
 // floodFor has a stranger notify each millisecond, and requires that this leads to no more statements than there is credit for.
-func floodFor(t *testing.T, lasts time.Duration, notify func(), statements func() int64) {
+func floodFor(t *testing.T, notify func(), statements func() int64) {
 	t.Helper()
-	for began := time.Now(); time.Since(began) < lasts; time.Sleep(time.Millisecond) {
+	for began := time.Now(); time.Since(began) < floodLasts; time.Sleep(time.Millisecond) {
 		notify()
 	}
-	require.InDelta(t, mostCredit+int64(lasts/spendPause), statements(), 2)
+	require.InDelta(t, mostCredit+int64(floodLasts/spendPause), statements(), 2)
 }
 
 // Each is a statement of the coalescer's.
@@ -204,7 +206,7 @@ func TestTrust_NodeIsCalledAndNobodyIsThere_FewArePassedOn(t *testing.T) {
 		l, err := e.waiters.enter(Worker, filter{})
 		require.NoError(t, err)
 		l.leave(true)
-		floodFor(t, 30*time.Second, func() {
+		floodFor(t, func() {
 			e.called(Worker, call{lane: l.id})
 			e.timer.fire()
 		}, l.stats.passedOn.Load)
@@ -215,7 +217,7 @@ func TestTrust_LaneIsCalledThatIsGone_FewAnswers(t *testing.T) {
 	virtualtime.Test(t, func(t *testing.T) {
 		e := testEngine(t, Config{})
 		said := int64(0)
-		floodFor(t, 30*time.Second, func() {
+		floodFor(t, func() {
 			e.called(Worker, call{lane: 1, namespace: "n"})
 			e.timer.fire()
 			if c := e.coalescer; c.bell.silence() {
@@ -368,7 +370,7 @@ func TestTrust_StrangerFloodsANode_StatementsAreBoundedAndWorkIsFound(t *testing
 		return name
 	}
 	queue, instances := channel(`channel('worker')`), channel(`channel('instance')`)
-	transactions, each := 400, 5
+	transactions, each := testsize.Of(200, 400), 5
 	if os.Getenv("PGWAKE_STRESS") != "" {
 		transactions, each = 2500, 20
 	}
