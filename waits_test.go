@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake/internal/dbclock"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/internal/virtualtime"
 	"github.com/stretchr/testify/require"
 )
@@ -152,7 +153,7 @@ func TestWaits_ManyWaitersOfOneInstance_AreOneQuestionOfOneQuery(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
 		f.known["i"] = 1
 		var outs []<-chan error
-		for range 5000 {
+		for range testsize.Of(1000, 5000) {
 			outs = append(outs, waitFor(t.Context(), w, "i"))
 		}
 		synctest.Wait()
@@ -171,15 +172,16 @@ func TestWaits_ManyWaitersOfOneInstance_AreOneQuestionOfOneQuery(t *testing.T) {
 func TestWaits_ChangesDuringAQuery_AreOneMoreQuery(t *testing.T) {
 	virtualtime.Test(t, func(t *testing.T) {
 		w, f := testWaits(t, Config{}, true)
+		instances := testsize.Of(1000, 5000)
 		var outs []<-chan error
-		for i := range 5000 {
+		for i := range instances {
 			outs = append(outs, waitFor(t.Context(), w, strconv.Itoa(i)))
 		}
 		synctest.Wait()
 		before := f.count()
 		f.mu.Lock()
 		f.during = func() {
-			for i := range 5000 {
+			for i := range instances {
 				f.end(strconv.Itoa(i))
 				w.heard(fmt.Sprintf("%016x", hashOf(strconv.Itoa(i))))
 			}
@@ -263,7 +265,7 @@ func TestWaits_NobodyTellsThisNode_OneQueryAnIntervalForAll(t *testing.T) {
 				time.Sleep(time.Hour)
 				require.Zero(t, f.count(), "asked for nobody")
 				var outs []<-chan error
-				for i := range 1000 {
+				for i := range testsize.Of(200, 1000) {
 					outs = append(outs, waitFor(t.Context(), w, strconv.Itoa(i)))
 				}
 				synctest.Wait()
@@ -639,7 +641,7 @@ func TestWaitForStatus_Changed_IsPushedByOneReadAndHoldsNoConnection(t *testing.
 }
 
 func TestWaitForStatus_ThousandsOfWaiters_ReadsAreShared(t *testing.T) {
-	const n = 3000
+	n, alone := testsize.Of(1200, 3000), testsize.Of(400, 1000) // changes, and how many of them in transactions of their own
 	p := testProvider(t, Config{})
 	conn := plain(t, p.cfg.Schema)
 	makeInstances(t, conn, n)
@@ -652,18 +654,18 @@ func TestWaitForStatus_ThousandsOfWaiters_ReadsAreShared(t *testing.T) {
 	require.Less(t, before, int64(n/10), "reads when they came")
 
 	// One transaction after the other, as fast as one connection can: the node reads what came meanwhile.
-	mustExec(t, conn, `DO $$ BEGIN FOR i IN 1..1000 LOOP
-		PERFORM apply_custom_status('i' || i, false, 'done'); COMMIT; END LOOP; END $$`)
+	mustExec(t, conn, fmt.Sprintf(`DO $$ BEGIN FOR i IN 1..%d LOOP
+		PERFORM apply_custom_status('i' || i, false, 'done'); COMMIT; END LOOP; END $$`, alone))
 	// And all at once.
-	mustExec(t, conn, `SELECT count(apply_custom_status('i' || i, false, 'done')) FROM generate_series(1001, $1::int) i`, n)
+	mustExec(t, conn, `SELECT count(apply_custom_status('i' || i, false, 'done')) FROM generate_series($1::int, $2::int) i`, alone+1, n)
 	seen := make(map[string]bool)
 	for range n {
 		seen[getStatus(t, got).instance] = true
 	}
 	require.Len(t, seen, n)
 	reads := p.Stats().WaitReads - before
-	t.Logf("%d changes in 1001 transactions: %d reads", n, reads)
-	require.LessOrEqual(t, reads, int64(1001+20))
+	t.Logf("%d changes in %d transactions: %d reads", n, alone+1, reads)
+	require.LessOrEqual(t, reads, int64(alone+1+20))
 	require.Zero(t, p.Stats().Waits)
 }
 
