@@ -25,7 +25,7 @@ func TestReadme_FirstProgram_BuildsAndRuns(t *testing.T) {
 	dir := t.TempDir()
 	source, binary := filepath.Join(dir, "main.go"), filepath.Join(dir, "first")
 	require.NoError(t, os.WriteFile(source, programs[0][1], 0o644))
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, source).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-w", "-o", binary, source).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 
 	// It uses the default schema, so it gets a database of its own.

@@ -174,6 +174,10 @@ func TestTutorial_WordForWord_Works(t *testing.T) {
 		require.NoError(t, err)
 		environment = append(environment, name+"="+strings.TrimSpace(string(value)))
 	}
+	// Nobody debugs what is built.
+	flags, err := exec.Command("go", "env", "GOFLAGS").Output()
+	require.NoError(t, err)
+	environment = append(environment, "GOFLAGS="+strings.TrimSpace(strings.TrimSpace(string(flags))+" -ldflags=-w"))
 	shell := newTerminal(t, clone, environment...) // where the page has whoever has no server begin
 
 	from := 0
