@@ -41,15 +41,21 @@ func stageOf(t *testing.T, layers ...string) *stage {
 	t.Helper()
 	s := &stage{t: t, schema: testdb.Schema(t)}
 	s.owner = testroles.New(t, testroles.Owner, s.schema)
-	p := s.open(s.owner, &pgwake.Config{Mode: pgwake.ModeDisabled})
-	for _, layer := range layers {
-		require.NoError(t, p.Migrate(t.Context(), map[string]migrations.Layer{"taskgraph": graph.Layer(), "eventbus": events.Layer()}[layer]))
-	}
+	s.migrate(layers...)
 	conn, err := pgx.Connect(t.Context(), testdb.URL(t))
 	require.NoError(t, err)
 	s.super = conn
 	t.Cleanup(func() { require.NoError(t, s.super.Close(context.Background())) })
 	return s
+}
+
+// migrate has the owner make what is missing of the schema with these layers.
+func (s *stage) migrate(layers ...string) {
+	s.t.Helper()
+	p := s.open(s.owner, &pgwake.Config{Mode: pgwake.ModeDisabled})
+	for _, layer := range layers {
+		require.NoError(s.t, p.Migrate(s.t.Context(), map[string]migrations.Layer{"taskgraph": graph.Layer(), "eventbus": events.Layer()}[layer]))
+	}
 }
 
 // role makes a role of the page, for all layers.
