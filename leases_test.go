@@ -670,7 +670,7 @@ const simAbsence = 30 * time.Second
 // watch checks the invariants every few milliseconds, up to the first that does not hold.
 func (d *deployment) watch(ctx context.Context) {
 	for ctx.Err() == nil && d.violation == "" {
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 		d.do(func() { d.violation = cmp.Or(d.late(), d.unseen()) })
 	}
 }
@@ -678,13 +678,14 @@ func (d *deployment) watch(ctx context.Context) {
 // late: no due item waits while a dispatcher that may take it is parked.
 func (d *deployment) late() string {
 	now := time.Now()
+	d.messages = slices.DeleteFunc(d.messages, func(m *simMessage) bool { return m.gone })
 	for _, m := range d.messages {
 		i := m.instance
 		since := m.visible
 		if i.changed.After(since) {
 			since = i.changed
 		}
-		if m.gone || m.silent || i.busy || i.claim != 0 && i.until.After(now) || now.Sub(since) <= simWakeBound {
+		if m.silent || i.busy || i.claim != 0 && i.until.After(now) || now.Sub(since) <= simWakeBound {
 			continue
 		}
 		if n := d.idler(i.namespace, now.Add(-simWakeBound)); n >= 0 {
