@@ -954,7 +954,7 @@ func (load *fanOut) run(t *testing.T, p *Provider, duration time.Duration) (comp
 
 // Document 004, 15: stress_test_long_poll_throughput.
 func TestSource004_StressLongPollThroughput(t *testing.T) {
-	const moment = 2 * time.Second
+	const moment = 500 * time.Millisecond
 	duration := stressTime(t, moment)
 	if duration == moment {
 		t.Parallel() // it runs alone only if somebody wants to know the figure
@@ -969,7 +969,7 @@ func TestSource004_StressLongPollThroughput(t *testing.T) {
 
 // Document 002, 9: Throughput.
 func TestSource002_ThroughputNoRegressionAgainstShortPolling(t *testing.T) {
-	duration := stressTime(t, time.Second)
+	duration := stressTime(t, 500*time.Millisecond)
 	long, short := documentLoad, documentLoad
 	short.idleSleep = 50 * time.Millisecond
 	var longPolling, shortPolling float64
