@@ -16,6 +16,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/stretchr/testify/require"
 )
 
@@ -31,7 +32,6 @@ const (
 	linearClients = 8 // goroutines of a history
 	linearEach    = 2 // operations of each
 	linearAtOnce  = 4 // histories at once, each on an item of its own
-	linearDefault = 120
 )
 
 // linearHistories is how many histories of each queue are checked: few, or by PGWAKE_HISTORIES=10000 as many as
@@ -40,7 +40,7 @@ func linearHistories(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("PGWAKE_HISTORIES")
 	if text == "" {
-		return linearDefault
+		return testsize.Of(60, 120)
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err, "PGWAKE_HISTORIES")
