@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -1177,7 +1178,8 @@ func TestInstance_RandomOperations_MatchTheModel(t *testing.T) {
 	n := newNode(t, nil)
 	ctx := t.Context()
 	rapid.Check(t, func(t *rapid.T) {
-		n.exec(t, `TRUNCATE worker_queue, orchestrator_queue, instance_locks, history, executions, instances`)
+		n.exec(t, `WITH w AS (DELETE FROM worker_queue), o AS (DELETE FROM orchestrator_queue), l AS (DELETE FROM instance_locks),
+		                h AS (DELETE FROM history) DELETE FROM instances`)
 		m := &turnModel{}
 		var tokens []pgwake.LockToken
 		serial := 0
@@ -1322,11 +1324,12 @@ func TestInstance_RandomOperations_MatchTheModel(t *testing.T) {
 				m.clock += d
 			},
 			"": func(t *rapid.T) {
-				rows := n.rows(t)
-				require.Equal(t, len(m.messages), rows["orchestrator_queue"], "messages")
-				require.Equal(t, len(m.history), rows["history"], "events")
-				require.Equal(t, m.work, rows["worker_queue"], "work items")
-				require.Equal(t, m.known, rows["instances"] == 1, "instance")
+				rows := query[[]int](t, n, `SELECT ARRAY[(SELECT count(*) FROM orchestrator_queue), (SELECT count(*) FROM history),
+					(SELECT count(*) FROM worker_queue), (SELECT count(*) FROM instances)]`)[0]
+				require.Equal(t, len(m.messages), rows[0], "messages")
+				require.Equal(t, len(m.history), rows[1], "events")
+				require.Equal(t, m.work, rows[2], "work items")
+				require.Equal(t, m.known, rows[3] == 1, "instance")
 			},
 		})
 	})
@@ -1355,7 +1358,7 @@ func TestFetchOrchestrationItem_RacesWithOthersThatGiveBack_TurnIsNeverEmpty(t *
 			if g%4 < 2 {
 				o.Namespaces = []string{"default"}
 			}
-			for range 150 {
+			for range testsize.Of(75, 150) {
 				turn, err := n.FetchOrchestrationItem(t.Context(), o)
 				if errors.Is(err, pgwake.ErrNoWork) {
 					continue

@@ -228,7 +228,8 @@ func TestLimits_WhateverBecomesOfTheItems_NoPlaceIsForgotten(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	rapid.Check(t, func(t *rapid.T) {
-		n.exec(t, `TRUNCATE worker_queue, dead_letters, releases, rates, marking, limits`)
+		n.exec(t, `WITH w AS (DELETE FROM worker_queue), d AS (DELETE FROM dead_letters), s AS (DELETE FROM releases), r AS (DELETE FROM rates),
+		                m AS (DELETE FROM marking) DELETE FROM limits`)
 		most := rapid.IntRange(1, 4).Draw(t, "places")
 		limits := pgwake.Limits{MaxRunningPerKey: most, MaxRunning: rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "of all")}
 		if rapid.IntRange(0, 3).Draw(t, "rate") == 0 {
