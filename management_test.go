@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 )
@@ -580,7 +581,7 @@ func TestDeleteInstance_SomebodyWaitsForIt_IsTold(t *testing.T) {
 func TestDeleteInstance_UnderLoad_NeitherDeadlocksNorResurrects(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	const rounds = 150
+	rounds := testsize.Of(75, 150)
 	name := func() string { return fmt.Sprint("i", rand.IntN(4)) }
 	fine := func(err error) error {
 		if errors.Is(err, pgwake.ErrLockLost) || errors.Is(err, pgwake.ErrNotFound) || errors.Is(err, pgwake.ErrNoWork) ||

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/testroles"
+	"github.com/pgwake/pgwake/internal/testsize"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -797,7 +798,7 @@ func TestVerbs_ContextEndsAtAnyInstant_ErrorIsTheContexts(t *testing.T) {
 	n := newNode(t, nil)
 	c := n.claimBoth(t)
 	strange := make(map[string]int)
-	for range 40 {
+	for range testsize.Of(20, 40) {
 		for name := range poolVerbs(n, t.Context(), c) {
 			ctx, cancel := context.WithCancel(t.Context())
 			if rand.IntN(2) == 0 {
@@ -1065,7 +1066,7 @@ func TestFetch_ConnectionsAreKilledAllTheTime_NothingIsStranded(t *testing.T) {
 	for range 12 {
 		n.exec(t, `SELECT pg_terminate_backend(pid), pg_sleep(0.01 * random()) FROM pg_stat_activity WHERE application_name = $1`, app)
 	}
-	require.Eventually(t, func() bool { return len(n.rows(t)) == 1 }, patience, 10*time.Millisecond, "something waits for the end of a lease")
+	require.Eventually(t, func() bool { return len(n.rows(t)) == 1 }, patience, 20*time.Millisecond, "something waits for the end of a lease")
 	close(stop)
 	wg.Wait()
 }

@@ -523,7 +523,8 @@ func TestObserve_FloodDuringAStatement_TakesNoMemory(t *testing.T) {
 
 // What producers do pays for itself: of many items, of all kinds, on several nodes, no wake-up is put off.
 func TestTrust_ManyProducersAndNodes_NothingIsPutOff(t *testing.T) {
-	const nodes, items = 12, 80
+	const nodes = 12
+	items := testsize.Of(40, 80)
 	for how, notify := range map[string]NotifyPolicy{"directed": NotifyDirected, "broadcast": NotifyBroadcast} {
 		t.Run(how, func(t *testing.T) {
 			var all []*Provider
