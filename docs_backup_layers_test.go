@@ -73,7 +73,7 @@ func TestDocs_Operations_DumpToAnotherServer_LayersGoOn(t *testing.T) {
 			cursor = events[1].Cursor()
 		}
 		return len(events) == 2
-	}, patience, 5*time.Millisecond)
+	}, patience, 20*time.Millisecond)
 	_, err = bus.Replay(t.Context(), "g", eventbus.Range{FirstID: emitted[2], LastID: emitted[2]}) // or it may replay the fourth too
 	require.NoError(t, err)
 	require.NoError(t, p.Close(t.Context()))

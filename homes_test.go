@@ -355,8 +355,8 @@ func TestHomes_TransactionHoldsManyInstancesThatAreNoted_MessagesOfOthersFollow(
 	require.Eventually(t, func() bool {
 		n.exec(t, `UPDATE realignments SET next_at = clock_timestamp()`)
 		n.exec(t, `SELECT realign_messages()`)
-		return n.rows(t)["realignments"] == 0
-	}, patience, time.Millisecond)
+		return query[int](t, n, `SELECT count(*) FROM realignments`)[0] == 0
+	}, patience, 5*time.Millisecond)
 }
 
 // Whoever waits where the message belongs is told, although the message names another namespace.

@@ -127,7 +127,7 @@ func TestLimits_LeaseEndsBeforeACommit_PlaceIsStillTaken(t *testing.T) {
 		require.NoError(t, err)
 		require.Eventually(t, func() bool {
 			return n.exec(t, `SELECT WHERE clock_timestamp() > $1`, item.LockedUntil) == 1
-		}, patience, 10*time.Millisecond)
+		}, patience, 50*time.Millisecond)
 		n.requireNoWork(t)
 		require.NoError(t, tx.Commit(t.Context()))
 		n.requireNoWork(t)
@@ -484,7 +484,7 @@ func TestLimits_RatePerKey_WhoPutItOffIsBusy_AnotherNodeComesInTime(t *testing.T
 	n.keyed(t, "a")
 	require.Eventually(t, func() bool {
 		return query[int](t, n, `SELECT count(*) FILTER (WHERE lock_token IS NULL AND visible_at > now()) FROM worker_queue`)[0] == 1
-	}, patience, time.Millisecond, "the second is put off")
+	}, patience, 10*time.Millisecond, "the second is put off")
 	n.awaitParked(t, 1)
 	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "b", Key: "b", Tag: "busy"}, nil) // which the other node does not take
 	require.NoError(t, err)

@@ -120,7 +120,7 @@ func TestModes_Shadow_HearsAndDoesNothing(t *testing.T) {
 	require.NoError(t, n.SetModes(pgwake.ModeHybrid, nil))
 	awaitOne(t, got)
 	require.NoError(t, n.SetModes(pgwake.ModeHybrid, map[string]pgwake.Mode{"default": pgwake.ModeDisabled}))
-	require.Eventually(t, func() bool { return len(query[int32](t, n, `SELECT lane FROM waiters WHERE armed`)) == 0 }, patience, time.Millisecond,
+	require.Eventually(t, func() bool { return len(query[int32](t, n, `SELECT lane FROM waiters WHERE armed`)) == 0 }, patience, 10*time.Millisecond,
 		"nobody tells it any more, once a fallback has removed what a query that was under way then may have written")
 	add.enqueue(t, "y")
 	_, err = n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{NoWait: true, Namespaces: []string{"default", "other"}})

@@ -144,7 +144,7 @@ func TestObserve_ManyInsert_TheySoonDoSoInSilence(t *testing.T) {
 	require.Equal(t, 2, armed(), "a row for each queue")
 	n.exec(t, `SELECT enqueue_work('plain', '{}')`)
 	o.next("an insert", happened)
-	require.Eventually(t, func() bool { return armed() == 0 }, patience, time.Millisecond, "who inserts more pays nothing for somebody who looks")
+	require.Eventually(t, func() bool { return armed() == 0 }, patience, 10*time.Millisecond, "who inserts more pays nothing for somebody who looks")
 	o.hears()
 	require.Equal(t, 2, armed())
 	require.Zero(t, n.Stats().Worker.Unreadable)

@@ -1541,7 +1541,7 @@ func (n *node) waitPastTheLease(t *testing.T, table, end string, do func() error
 	n.awaitBlocked(t, 1)
 	require.Eventually(t, func() bool {
 		return n.exec(t, `SELECT FROM `+table+` WHERE `+end+` > clock_timestamp()`) == 0
-	}, patience, 10*time.Millisecond)
+	}, patience, 50*time.Millisecond)
 	require.NoError(t, tx.Rollback(t.Context()))
 	return <-done
 }
