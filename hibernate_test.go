@@ -31,10 +31,12 @@ func awaitPolled(t *testing.T, p *Provider) {
 	t.Helper()
 	awaitHibernation(t, p)
 	eventually(t, "it has polled", func() bool {
-		l := theLane(p)
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.empty && len(l.waiting) > 0
+		for _, l := range p.engine.waiters.lanes(Worker) { // of whom there is none before the first fetch
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.empty && len(l.waiting) > 0
+		}
+		return false
 	})
 }
 
