@@ -208,8 +208,9 @@ func TestClose_GetsThatWait_ReturnAndLaterOnesDoNotSpin(t *testing.T) {
 	l.parked(work, 0)
 	require.Empty(t, returned, "a worker would call again at once")
 	cancel()
-	for range 2 {
-		require.ErrorIs(t, <-returned, pgwake.ErrClosed)
+	for range 2 { // each by what it sees first
+		err := <-returned
+		require.True(t, errors.Is(err, pgwake.ErrClosed) || errors.Is(err, context.Canceled), "%v", err)
 	}
 	require.NoError(t, l.Close(), "again")
 }
