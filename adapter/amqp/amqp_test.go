@@ -200,7 +200,7 @@ func TestStream_BrokerIsKilled_LosesNothing(t *testing.T) {
 		stop()
 		require.NoError(t, <-ended)
 	}()
-	bounded, cancel := context.WithTimeout(t.Context(), patience)
+	bounded, cancel := context.WithTimeout(t.Context(), patience+beginning)
 	defer cancel()
 	for i := range count {
 		message := dispatch.StreamMessage{Name: fmt.Sprint(i), Payload: []byte(`{}`)}

@@ -125,6 +125,9 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
+// beginning is how long a broker may take to begin.
+const beginning = time.Minute
+
 // start starts the node, and waits until it answers.
 func (b *broker) start() error {
 	cmd := b.command(b.script)
@@ -156,7 +159,7 @@ func (b *broker) await(cmd *exec.Cmd, output *os.File) error {
 	}
 	b.server, b.ended = cmd, make(chan error, 1)
 	go func(ended chan<- error) { ended <- cmd.Wait() }(b.ended)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), beginning)
 	defer cancel()
 	every := time.NewTicker(100 * time.Millisecond)
 	defer every.Stop()
