@@ -155,9 +155,9 @@ func TestNamespaces_MeasuresCoordinatorsAndLoops_AndNothingIsLost(t *testing.T) 
 	var last Progress
 	r, err := Namespaces(t.Context(), serverURL(t), NamespacesOptions{
 		Namespaces: 3, Items: 12, Created: 5, Gap: time.Millisecond, Stretch: 500 * time.Millisecond, Interval: 20 * time.Millisecond, Batch: 5,
-		Tasks: 4, Duration: 50 * time.Millisecond, Polls: 3, Flood: 60,
+		Tasks: 4, Duration: time.Second, Polls: 3, Flood: 60,
 		Restarts: NamespaceRestartsOptions{Namespaces: 2, Items: 200, Pause: 5 * time.Millisecond},
-		Scale:    NamespaceScaleOptions{Counts: []int{1, 3}, Duration: 100 * time.Millisecond},
+		Scale:    NamespaceScaleOptions{Counts: []int{1, 3}, Duration: 500 * time.Millisecond},
 		Many:     ManyNamespacesOptions{Namespaces: 20, Duration: 100 * time.Millisecond, Lease: time.Second},
 		Progress: keep(&last),
 	})
