@@ -294,11 +294,9 @@ func TestLocks_StrangerHoldsOne_NothingIsLostAndNodesComeAndGo(t *testing.T) {
 		}},
 		"a node that died": {`hashtext('pgwake nodes of ' || current_schema()), -7`, false, func() steps {
 			return steps{
-				before: func(t *testing.T, n *node) {
-					n.ghost(t, -7)
-					n.exec(t, `UPDATE waiters SET queue = 'worker', fanout = 1 WHERE node = -7 AND lane = 1`)
-				},
 				during: func(t *testing.T, n *node) {
+					n.ghost(t, -7) // without the lock it could be gone at once
+					n.exec(t, `UPDATE waiters SET queue = 'worker', fanout = 1 WHERE node = -7 AND lane = 1`)
 					for range 8 { // some of it is told to the dead one alone
 						waits(t, n)
 					}
