@@ -57,11 +57,11 @@ func TestNodes_NoHeartbeat_IsNotLive(t *testing.T) {
 	nodes, err := l.Nodes(l.within())
 	require.NoError(t, err)
 	require.True(t, nodes[0].Live)
-	pgwaketest.Advance(t, l.p, 89*time.Second)
+	pgwaketest.Advance(t, l.p, 70*time.Second) // and not 89: what is done here takes its time as well
 	nodes, err = l.Nodes(l.within())
 	require.NoError(t, err)
 	require.True(t, nodes[0].Live)
-	pgwaketest.Advance(t, l.p, 2*time.Second)
+	pgwaketest.Advance(t, l.p, 21*time.Second)
 	nodes, err = l.Nodes(l.within())
 	require.NoError(t, err)
 	require.False(t, nodes[0].Live)
@@ -85,9 +85,10 @@ func TestNodes_ProcessDies_IsNotLiveFromThenOn(t *testing.T) {
 	n, err := bus.Node(l.within(), nil)
 	require.NoError(t, err)
 	require.NoError(t, n.Start(l.within()))
+	l.eventually(func() bool { return one[bool](l, `SELECT waiter IS NOT NULL FROM event_nodes`) }, "it listens")
 	require.True(t, l.live())
 	require.NoError(t, p.Close(l.within())) // it stops nothing: all that is known of it is that its sessions are gone
-	require.False(t, l.live())
+	l.eventually(func() bool { return !l.live() }, "the server has ended them, long before three heartbeats are missed")
 	require.True(t, one[bool](l, `SELECT stopped_at IS NULL AND last_heartbeat > clock_timestamp() - interval '1 min' FROM list_nodes()`))
 }
 
@@ -107,19 +108,19 @@ func TestNodes_ConnectionIsMadeAnew_IsLiveByHeartbeatsMeanwhile(t *testing.T) {
 	l := newLabOn(t, &pgwake.Config{ListenConfig: config, FallbackInterval: time.Hour, Logger: slog.New(slog.DiscardHandler)}, nil)
 	l.node(nil)
 	hears := func() bool { return one[bool](l, `SELECT waiter IS NOT NULL FROM event_nodes`) }
-	require.True(t, hears())
+	l.eventually(hears, "its first attempt to listen may have failed")
 	away.Store(true)
 	l.exec(`SELECT pg_terminate_backend(a.pid) FROM pg_locks a, waiters w WHERE a.locktype = 'advisory' AND a.pid <> pg_backend_pid()
 		AND a.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND a.objid::bigint = (w.listener::bigint & 4294967295) AND w.lane = 0`)
 	l.eventually(func() bool { return !hears() }, "it says so by another connection")
 	require.True(t, l.live())
-	require.False(t, l.p.Stats().Listening)
+	l.eventually(func() bool { return !l.p.Stats().Listening }, "the Provider knows, who may be told after the server")
 	away.Store(false)
 	l.eventually(func() bool {
 		require.True(t, l.live())
 		return hears()
 	}, "it is back")
-	require.True(t, l.p.Stats().Listening)
+	l.eventually(func() bool { return l.p.Stats().Listening }, "the server knows of the session before it is up")
 }
 
 // What a heartbeat needs of its own is taken away, and they come all the same.
@@ -134,7 +135,7 @@ func TestNodes_HeartbeatsByDefault_GoWithThePeriodicStatement(t *testing.T) {
 		since := one[time.Time](l, `SELECT last_heartbeat FROM event_nodes`)
 		l.eventually(func() bool { return one[time.Time](l, `SELECT last_heartbeat FROM event_nodes`).After(since) }, "it beats")
 	}
-	require.True(t, l.live())
+	l.eventually(l.live, "which it is for 300 ms after each")
 	l.exec(`ALTER FUNCTION beat_away RENAME TO beat`)
 }
 
@@ -146,7 +147,7 @@ func TestNodes_NobodyListens_BeatByStatementsOfTheirOwn(t *testing.T) {
 		since := one[time.Time](l, `SELECT last_heartbeat FROM event_nodes`)
 		l.eventually(func() bool { return one[time.Time](l, `SELECT last_heartbeat FROM event_nodes`).After(since) }, "it beats")
 	}
-	require.True(t, l.live())
+	l.eventually(l.live, "which it is for 300 ms after each")
 	require.True(t, one[bool](l, `SELECT waiter IS NULL AND heartbeats = '100 ms' FROM event_nodes`))
 }
 
