@@ -62,6 +62,25 @@ func (l *lab) kept(months int) {
 	l.eventually(func() bool { return l.keep(months) == "done" }, "there is no more to do")
 }
 
+// keptWithout is kept until these months have no partition: of those that are empty some may be left for another day, for the same reason.
+func (l *lab) keptWithout(months int, gone ...string) {
+	l.t.Helper()
+	l.eventually(func() bool {
+		state, left := l.keep(months), l.partitions()
+		return state == "done" && !slices.ContainsFunc(gone, func(month string) bool { return slices.Contains(left, month) })
+	}, "they are gone")
+}
+
+// step is one step of those who keep the log for ever, again while that gives way.
+func (l *lab) step() (state string) {
+	l.t.Helper()
+	l.eventually(func() bool {
+		state = one[string](l, `SELECT keep_event_log(NULL)`)
+		return state != "wait"
+	}, "nobody is in the way")
+	return state
+}
+
 // keptAll is kept now, and nothing of it is old.
 func (l *lab) keptAll() {
 	l.t.Helper()
@@ -78,7 +97,7 @@ func TestKeepLog_MonthsPass_PartitionsAreMadeAheadAndOldOnesRemoved(t *testing.T
 	l.kept(1)
 	require.Equal(t, []string{l.month(0), l.month(1), l.month(2), l.month(3)}, l.partitions(), "a part of what was emitted may not be old yet")
 	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_log WHERE event_id = $1`, id))
-	l.kept(4)
+	l.keptWithout(4, l.month(0), l.month(1), l.month(2))
 	require.Equal(t, []string{l.month(3), l.month(4), l.month(5), l.month(6)}, l.partitions())
 	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log WHERE event_id = $1`, id))
 }
@@ -108,13 +127,11 @@ func TestKeepLog_OldEventHasDeliveries_Stays(t *testing.T) {
 			l.monthsUndone()
 			l.subscribe("g", "a")
 			c.owe(l)
-			l.kept(12)
+			l.keptWithout(12, l.month(1)) // others go
 			require.Equal(t, l.month(0), l.partitions()[0])
-			require.NotContains(t, l.partitions(), l.month(1), "others go")
 			require.NotZero(t, one[int](l, `SELECT count(*) FROM event_log`))
 			l.exec(c.done)
-			l.kept(12)
-			require.NotContains(t, l.partitions(), l.month(0))
+			l.keptWithout(12, l.month(0))
 		})
 	}
 }
@@ -127,8 +144,7 @@ func TestKeepLog_ItemsThatNothingOfTheBusHasMade_HoldNothingUp(t *testing.T) {
 		l.exec(`SELECT enqueue_work('a', $1, p_tag => 'eventbus/g|a')`, input)
 	}
 	l.emit("a")
-	l.kept(12)
-	require.NotContains(t, l.partitions(), l.month(0))
+	l.keptWithout(12, l.month(0))
 }
 
 func TestKeepLog_ReplayIsOpen_Waits(t *testing.T) {
@@ -153,8 +169,7 @@ func TestKeepLog_ReplayOfOtherMonthsIsOpen_GoesOn(t *testing.T) {
 	l.subscribe("g", "a")
 	l.exec(`SELECT append_event_log('default', 'a', NULL, NULL)`)
 	l.exec(`SELECT replay_events(NULL, 'g', p_from => now() + interval '10 months')`)
-	l.kept(4)
-	require.NotContains(t, l.partitions(), l.month(0))
+	l.keptWithout(4, l.month(0))
 }
 
 // What is known of nodes and replays that ended long ago goes with the events of that time.
@@ -189,8 +204,7 @@ func TestKeepLog_TransactionIsOpen_GivesWay(t *testing.T) {
 	require.Contains(t, l.partitions(), l.month(0))
 	l.emit("a")
 	require.NoError(t, tx.Commit(l.within()))
-	l.kept(12)
-	require.NotContains(t, l.partitions(), l.month(0))
+	l.keptWithout(12, l.month(0))
 }
 
 // Where there is always a transaction that has emitted, and is open, old months are emptied all the same.
@@ -206,8 +220,10 @@ func TestKeepLog_SomeTransactionIsAlwaysOpen_MonthsAreEmptied(t *testing.T) {
 	require.Zero(t, one[int](l, `SELECT count(*) FROM event_log`))
 	require.Len(t, l.partitions(), 5, "which are empty, and dropped another day")
 	require.NoError(t, tx.Commit(l.within()))
-	l.kept(0)
-	require.Len(t, l.partitions(), 3)
+	l.eventually(func() bool {
+		l.kept(0)
+		return len(l.partitions()) == 3
+	}, "they are dropped")
 	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_log`))
 }
 
@@ -347,7 +363,11 @@ func TestKeepLog_DefaultPartitionIsLarge_BecomesOneOfThem(t *testing.T) {
 	l.eventually(func() bool { before = cursor(); return len(before) == events }, "they can be read")
 	for range 2 { // a constraint, and its validation
 		tx := l.begin()
-		require.Equal(t, "more", keep(tx))
+		l.eventually(func() bool {
+			state := keep(tx)
+			require.Contains(t, []string{"more", "wait"}, state)
+			return state == "more"
+		}, "it has the lock, as a vacuum may")
 		require.NoError(t, tx.Commit(l.within()))
 		before = append(before, l.emit("a"))
 	}
@@ -356,9 +376,13 @@ func TestKeepLog_DefaultPartitionIsLarge_BecomesOneOfThem(t *testing.T) {
 		require.NoError(t, tx.QueryRow(l.within(), `SELECT sum(seq_tup_read) FROM pg_stat_xact_user_tables WHERE schemaname = $1`, l.p.Schema()).Scan(&rows))
 		return rows
 	}
-	already := read()
-	require.Equal(t, "more", keep(tx))
-	require.Less(t, read()-already, 1000, "it was not searched while it was locked")
+	l.eventually(func() bool {
+		already := read()
+		state := keep(tx)
+		require.Contains(t, []string{"more", "wait"}, state)
+		require.Less(t, read()-already, 1000, "it was not searched while it was locked")
+		return state == "more"
+	}, "it has the lock")
 	require.NoError(t, tx.Commit(l.within()))
 	l.keptAll()
 	made := l.partitions()
@@ -401,7 +425,10 @@ func TestKeepLog_DefaultPartitionWasAboutToBecomeOne_TakesEventsAllTheSame(t *te
 		"an operator makes partitions": {2, func(l *lab) { require.Equal(l.t, 3, one[int](l, `SELECT make_event_partitions()`)) }},
 		"a bus, in the last month": {2, func(l *lab) {
 			l.boundUntil(0)
-			l.another()
+			l.eventually(func() bool {
+				l.another()
+				return one[int](l, `SELECT count(*) FROM bounded_default()`) == 0
+			}, "it has the lock")
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -409,7 +436,7 @@ func TestKeepLog_DefaultPartitionWasAboutToBecomeOne_TakesEventsAllTheSame(t *te
 			l := newLab(t, nil)
 			events := l.neglect(2)
 			for range c.calls {
-				require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
+				require.Equal(t, "more", l.step())
 			}
 			require.Equal(t, 1, one[int](l, `SELECT count(*) FROM bounded_default()`))
 			c.then(l)
@@ -434,7 +461,7 @@ func TestKeepLog_TransactionThatHasEmittedStaysOpen_DefaultPartitionTakesEventsA
 	l := newLab(t, nil)
 	l.neglect(2)
 	for range 2 {
-		require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
+		require.Equal(t, "more", l.step())
 	}
 	open := l.begin()
 	_, err := l.WithTx(open).Emit(l.within(), "a", nil, nil)
@@ -449,15 +476,17 @@ func TestKeepLog_TransactionThatHasEmittedStaysOpen_DefaultPartitionTakesEventsA
 	require.Equal(t, "wait", one[string](l, `SELECT keep_event_log(NULL)`))
 	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM bounded_default()`))
 	require.NoError(t, open.Commit(l.within()))
-	var begins errgroup.Group
-	for range 4 {
-		begins.Go(func() error {
-			_, err := l.p.Pool().Exec(l.within(), `SELECT `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.adopt_event_log()`)
-			return err
-		})
-	}
-	require.NoError(t, begins.Wait())
-	require.Zero(t, one[int](l, `SELECT count(*) FROM bounded_default()`))
+	l.eventually(func() bool {
+		var begins errgroup.Group
+		for range 4 {
+			begins.Go(func() error {
+				_, err := l.p.Pool().Exec(l.within(), `SELECT `+pgx.Identifier{l.p.Schema()}.Sanitize()+`.adopt_event_log()`)
+				return err
+			})
+		}
+		require.NoError(t, begins.Wait())
+		return one[int](l, `SELECT count(*) FROM bounded_default()`) == 0
+	}, "one of them has the lock, as a vacuum may")
 	l.keptAll()
 }
 
@@ -482,9 +511,9 @@ func TestKeepLog_DefaultPartitionIsAboutToRefuseEvents_GivesThatUpAndNothingElse
 	t.Parallel()
 	l := newLab(t, nil)
 	l.neglect(2)
-	require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
+	require.Equal(t, "more", l.step())
 	l.boundUntil(0)
-	require.Equal(t, "more", one[string](l, `SELECT keep_event_log(NULL)`))
+	require.Equal(t, "more", l.step())
 	require.Zero(t, one[int](l, `SELECT count(*) FROM bounded_default()`))
 	l.keptAll()
 	require.Contains(t, l.partitions(), l.month(2))
@@ -521,7 +550,9 @@ func TestKeepLog_ClocksOfServerAndNodeDisagree_NothingIsRemoved(t *testing.T) {
 		require.NoError(t, err)
 		eventbus.SetWall(n, func() time.Time { return time.Now().Add(off) })
 		l.exec(`DROP TABLE event_log_p` + l.month(2))
-		require.Equal(t, "done", eventbus.KeepLogOnce(l.within(), n))
+		l.eventually(func() bool {
+			return eventbus.KeepLogOnce(l.within(), n) == "done" && (off != 0 || !slices.Contains(l.partitions(), l.month(-20)))
+		}, "it gives way to nobody any more, and what is old is gone by clocks that agree")
 		require.Contains(t, l.partitions(), l.month(2), "it is made all the same")
 		require.Equal(t, off != 0, slices.Contains(l.partitions(), l.month(-20)), off)
 	}
@@ -585,7 +616,7 @@ func TestUsePartman_MakesThePartitions_UntilItIsGivenBack(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, got)
 	l.exec(`DROP TABLE event_log_p` + l.month(5) + `, event_log_p` + l.month(4))
-	l.kept(3)
+	l.keptWithout(3, ahead[:2]...)
 	require.Equal(t, ahead[2:], l.partitions(), "two months ahead, and old ones are gone")
 }
 
@@ -595,8 +626,10 @@ func TestKeepLog_WhileOthersEmit_KeepsThemForNoLongerThanItsLocks(t *testing.T) 
 	l := newLab(t, nil)
 	l.monthsUndone()
 	l.exec(`SELECT make_event_partitions(2, (date_trunc('month', now() AT TIME ZONE 'UTC') - interval '20 months') AT TIME ZONE 'UTC')`)
+	began := time.Now()
 	l.exec(`INSERT INTO event_log (namespace, event_type, emitted_at) SELECT 'default', 'old', date_trunc('month', now()) - interval '19 months' + n * interval '1 s' FROM generate_series(1, $1) AS n`,
 		testsize.Of(25_000, 50_000))
+	took := time.Since(began)
 	var most time.Duration
 	var emits int
 	stop, stopped := make(chan struct{}), make(chan error, 1)
@@ -616,14 +649,13 @@ func TestKeepLog_WhileOthersEmit_KeepsThemForNoLongerThanItsLocks(t *testing.T) 
 			most, emits = max(most, time.Since(began)), emits+1
 		}
 	}()
-	l.kept(0)
+	l.keptWithout(0, l.month(-20))
 	for i := 3; i < 10; i++ {
 		require.Equal(t, 1, one[int](l, `SELECT make_event_partitions($1)`, i))
 	}
 	close(stop)
 	require.NoError(t, <-stopped)
-	require.NotContains(t, l.partitions(), l.month(-20))
 	require.Equal(t, emits, one[int](l, `SELECT count(*) FROM event_log`))
 	t.Logf("%d events were emitted meanwhile, none in more than %v", emits, most)
-	require.Less(t, most, 500*time.Millisecond)
+	require.Less(t, most, max(500*time.Millisecond, took), "also where all takes its time")
 }
