@@ -174,6 +174,14 @@ func (l *lab) eventually(is func() bool, what string) {
 	}
 }
 
+// eventuallyAll asserts that a number comes to be so large, and that it never stands still for long until then.
+func (l *lab) eventuallyAll(number func() int, want int, what string) {
+	l.t.Helper()
+	for was := number(); was < want; was = number() {
+		l.eventually(func() bool { return number() > was }, what)
+	}
+}
+
 // quick is a NodeConfig with short pauses.
 func quick(group string) *eventbus.NodeConfig {
 	return &eventbus.NodeConfig{Group: group, Heartbeat: 50 * time.Millisecond, Retry: dispatch.Backoff(time.Millisecond, 10*time.Millisecond),

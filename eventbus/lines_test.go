@@ -320,7 +320,8 @@ func TestKeys_ManyProducersAndNodes_InOrderAndNoneIsLeftBehind(t *testing.T) {
 		})
 	}
 	all.Wait()
-	l.eventually(func() bool { return len(s.list()) >= producers*each && len(l.queued()) == 0 }, "all are handled")
+	l.eventuallyAll(func() int { return len(s.list()) }, producers*each, "all are handled")
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "and are done")
 	require.Len(t, s.list(), producers*each)
 	last := map[string]int{}
 	for _, line := range s.list() {
@@ -448,7 +449,8 @@ func TestKeys_HandlersEmitForEachOthersKeys_AllAreHandled(t *testing.T) {
 		l.emitKey("a", "k")
 		l.emitKey("a", "l")
 	}
-	l.eventually(func() bool { return len(l.queued()) == 0 && len(s.list()) >= 4*each }, "all are handled")
+	l.eventuallyAll(func() int { return len(s.list()) }, 4*each, "they are handled, though each deadlock takes a second")
+	l.eventually(func() bool { return len(l.queued()) == 0 }, "all are handled")
 	require.Equal(t, 4*each, one[int](l, `SELECT count(*) FROM event_log`), "each has emitted once")
 	require.Zero(t, one[int](l, `SELECT count(*) FROM dead_letters`))
 }

@@ -273,8 +273,8 @@ func TestReplay_TransactionStaysOpen_AsksOnceAMinuteAtLast(t *testing.T) {
 	l.eventually(func() bool { return sent.with("replay_some") > 0 }, "it asks")
 	l.eventually(func() bool {
 		s := p.Stats().Worker
-		return s.Parked == 1 && s.Settled && one[bool](l, `SELECT lock_token IS NULL FROM worker_queue WHERE name = 'eventbus|replay'`)
-	}, "the node waits")
+		return s.Parked == 1 && s.Settled && sent.with("keep_event_log") > 0 && one[bool](l, `SELECT lock_token IS NULL FROM worker_queue WHERE name = 'eventbus|replay'`)
+	}, "the node waits, and has done what it does when it begins")
 	asked, all := sent.with("replay_some"), sent.with("")
 	require.Never(t, func() bool { return sent.with("replay_some") > asked }, time.Second, 50*time.Millisecond)
 	require.Less(t, sent.with("")-all, 5, "statements in a second, of whatever kind")
@@ -305,7 +305,7 @@ func TestReplay_NoAnswer_TriesAgain(t *testing.T) {
 	require.NoError(t, err)
 	n, err := l.Bus.Node(l.within(), nil)
 	require.NoError(t, err)
-	eventbus.SetStepPatience(n, 50*time.Millisecond)
+	eventbus.SetStepPatience(n, 2*time.Second) // which are enough for a step that has an answer
 	require.NoError(t, n.Start(l.within()))
 	defer func() { require.NoError(t, n.Stop(context.Background())) }()
 	l.eventually(func() bool {
@@ -371,6 +371,7 @@ func TestSubscribe_FromTheBeginningWhileEventsAreEmitted_EachOnce(t *testing.T) 
 	emitters.Wait()
 	want = append(want, fmt.Sprint(inTx))
 	l.ended(one[int64](l, `SELECT replay_id FROM event_replays`))
+	l.eventuallyAll(func() int { return len(s.list()) }, len(want), "they are handled")
 	l.eventually(func() bool { return len(l.queued()) == 0 }, "all are handled")
 	require.ElementsMatch(t, want, s.list())
 }
@@ -431,6 +432,12 @@ func TestSubscribe_FromTheBeginning_EventsOfAKeyComeInOrder(t *testing.T) {
 	l.ended(replay)
 	close(stop)
 	emitters.Wait()
+	emitted := 1 + len(slices.Concat(want[:]...)) // with that of late
+	l.eventuallyAll(func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return handled
+	}, emitted, "they are handled")
 	l.eventually(func() bool { return len(l.queued()) == 0 }, "all are handled")
 	mu.Lock()
 	defer mu.Unlock()
