@@ -190,13 +190,16 @@ func (c *crash) ask(sql string, args ...any) (n int64) {
 	return n
 }
 
-// handles waits until so many more effects are there.
+// handles waits until so many more effects are there, as long as there are ever more.
 func (c *crash) handles(n int) {
 	c.t.Helper()
 	from := c.ask(`SELECT coalesce(max(place), 0) FROM crash.effects`)
-	c.eventually(patience, func() bool {
-		return c.ask(`SELECT count(*) FROM crash.effects WHERE place > $1`, from) >= int64(n)
-	}, func() string { return "nothing is handled any more" })
+	for was, is := int64(0), int64(0); is < int64(n); was = is {
+		c.eventually(patience, func() bool {
+			is = c.ask(`SELECT count(*) FROM crash.effects WHERE place > $1`, from)
+			return is > was
+		}, func() string { return "nothing is handled any more" })
+	}
 }
 
 func (c *crash) one(of []*process) *process { return of[c.random.IntN(len(of))] }

@@ -198,13 +198,14 @@ func TestDeleteGroup_ReplayFromTheBeginningIsAboutToEnd_NoDeadlock(t *testing.T)
 	t.Parallel()
 	l := newLab(t, nil)
 	require.NoError(t, l.Subscribe(l.within(), "g", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
-	l.exec(`SELECT replay_some(replay_id) FROM event_replays`)   // it waits for nobody who emits from now on
+	l.exec(`SELECT replay_some(replay_id) FROM event_replays`) // it waits for nobody who emits from now on
+	l.eventually(func() bool {
+		return one[bool](l, `SELECT horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot())) FROM event_replays`)
+	}, "transactions of other tests have ended")
 	emits := l.holding(`SELECT FROM event_groups FOR KEY SHARE`) // as is_behind
 	deletes := l.run(deleteGroup)
-	var replays *underWay
-	for waits := false; !waits; waits = replays.waits() { // until transactions of other tests have ended
-		replays = l.run(`SELECT replay_some(replay_id) FROM event_replays`)
-	}
+	replays := l.run(`SELECT replay_some(replay_id) FROM event_replays`)
+	require.True(t, replays.waits())
 	require.NoError(t, emits.Rollback(l.within()))
 	deletes.end(t)
 	replays.end(t)

@@ -30,7 +30,7 @@ func TestNode_ReadFails_WaitsTwoSecondsAndGoesOn(t *testing.T) {
 	l.exec(`ALTER FUNCTION fetch_work RENAME TO fetch_work_gone`)
 	l.emit("a")
 	failed := func() []time.Time { return lines.of("eventbus: cannot read deliveries") }
-	l.eventually(func() bool { return len(failed()) == 2 }, "reads fail")
+	l.eventually(func() bool { return len(failed()) >= 2 }, "reads fail")
 	l.exec(`ALTER FUNCTION fetch_work_gone RENAME TO fetch_work`)
 	l.eventually(func() bool { return len(s.list()) == 2 }, "it goes on")
 	require.GreaterOrEqual(t, failed()[1].Sub(failed()[0]), 2*time.Second)

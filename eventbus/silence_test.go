@@ -78,7 +78,7 @@ func TestNode_ConnectionGivesNoSign_DeliveryIsHandledOnce(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, nil)
 			network := &quietNetwork{}
-			n := l.nodeOn(l.onQuietNetwork(network), &eventbus.NodeConfig{Visibility: 2 * time.Second, Concurrency: 1, MaxAttempts: 1, Timeout: c.timeout})
+			n := l.nodeOn(l.onQuietNetwork(network), &eventbus.NodeConfig{Visibility: 6 * time.Second, Concurrency: 1, MaxAttempts: 1, Timeout: c.timeout})
 			var handled atomic.Int64
 			require.NoError(t, n.On(l.within(), "a", func(context.Context, *eventbus.Event, pgx.Tx) error { handled.Add(1); return nil }))
 			network.words.Store(&c.words)
@@ -132,6 +132,6 @@ func TestNode_EventTakesLongToArrive_IsHandled(t *testing.T) {
 	network.slow.Store(true)
 	_, err := l.Emit(l.within(), "a", payload, nil)
 	require.NoError(t, err)
-	l.eventually(func() bool { return handled.Load() == int64(len(payload)) }, "it is handled")
+	require.Eventually(t, func() bool { return handled.Load() == int64(len(payload)) }, 4*patience, 50*time.Millisecond, "it is handled")
 	network.slow.Store(false) // the rest is not waited for
 }
