@@ -275,9 +275,9 @@ func TestReplay_TransactionStaysOpen_AsksOnceAMinuteAtLast(t *testing.T) {
 		s := p.Stats().Worker
 		return s.Parked == 1 && s.Settled && sent.with("keep_event_log") > 0 && one[bool](l, `SELECT lock_token IS NULL FROM worker_queue WHERE name = 'eventbus|replay'`)
 	}, "the node waits, and has done what it does when it begins")
-	asked, all := sent.with("replay_some"), sent.with("")
+	asked, all, since := sent.with("replay_some"), sent.with(""), time.Now()
 	require.Never(t, func() bool { return sent.with("replay_some") > asked }, time.Second, 50*time.Millisecond)
-	require.Less(t, sent.with("")-all, 5, "statements in a second, of whatever kind")
+	require.Less(t, float64(sent.with("")-all), 5*max(1, time.Since(since).Seconds()), "statements in a second, of whatever kind")
 	require.Equal(t, 1, asked)
 	require.InDelta(t, 60, one[float64](l, `SELECT extract(epoch FROM visible_at - clock_timestamp())::float8 FROM worker_queue WHERE name = 'eventbus|replay'`), 30)
 
