@@ -26,7 +26,7 @@ func (l *lab) moved(after eventbus.Cursor) eventbus.Cursor {
 // tail reads what is after a cursor until there are so many.
 func (l *lab) tail(after *eventbus.Cursor, n int) (ids []int64) {
 	l.t.Helper()
-	l.eventually(func() bool {
+	l.afterOthers(func() bool {
 		var more []int64
 		more, *after = l.read(*after)
 		ids = append(ids, more...)
@@ -48,7 +48,7 @@ func TestAdoptEventLog_LogCameFromAServerWithHigherNumbers_NothingIsLostOrOutOfO
 	// A replay is half way, and a subscription was just removed.
 	replay := one[int64](l, `SELECT replay_events(NULL, 'g')`)
 	l.exec(`SELECT remove_strays()`)
-	l.eventually(func() bool { return one[string](l, `SELECT replay_some($1, 1)`, replay) == "more" }, "transactions of others are over")
+	l.afterOthers(func() bool { return one[string](l, `SELECT replay_some($1, 1)`, replay) == "more" }, "transactions of others are over")
 	l.subscribe("g", "b")
 	l.exec(`SELECT unsubscribe(NULL, 'g', 'b')`)
 	l.exec(`UPDATE event_retirements SET horizon = horizon()`)
@@ -81,9 +81,9 @@ func TestAdoptEventLog_LogCameFromAServerWithHigherNumbers_NothingIsLostOrOutOfO
 	require.Equal(t, []int64{early, first, second, third, third + 1, third + 2}, l.tail(&all, 6), "what was emitted too early comes first")
 	require.EqualValues(t, 2, one[int64](l, `SELECT count(*) FROM event_lines`), "each is in line once")
 
-	l.eventually(func() bool { return one[string](l, `SELECT replay_some($1)`, replay) == "done" }, "the replay goes on")
+	l.afterOthers(func() bool { return one[string](l, `SELECT replay_some($1)`, replay) == "done" }, "the replay goes on")
 	require.EqualValues(t, 2, one[int64](l, `SELECT delivered FROM event_replays WHERE replay_id = $1`, replay), "early came after the call, and was delivered when it was emitted")
-	l.eventually(func() bool {
+	l.afterOthers(func() bool {
 		l.exec(`SELECT remove_strays()`)
 		return one[int64](l, `SELECT count(*) FROM event_retirements`) == 0
 	}, "what was removed is gone")

@@ -206,7 +206,7 @@ func TestRemoveStrays_ThereAreMany_SomeAtATimeAndNoneIsLeft(t *testing.T) {
 					require.Positive(t, one[int](l, `SELECT count(*) FROM event_retirements`), "the next heartbeat goes on")
 				}
 			}
-			l.eventually(func() bool {
+			l.afterOthers(func() bool {
 				l.exec(`SELECT remove_strays()`)
 				return one[int](l, `SELECT count(*) FROM event_retirements`) == 0
 			}, "its subscriptions are retired")

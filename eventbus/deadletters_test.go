@@ -173,7 +173,7 @@ func (l *lab) deletedGroup(group string) {
 	was, err := l.DeleteGroup(l.within(), group)
 	require.NoError(l.t, err)
 	require.True(l.t, was)
-	l.eventually(func() bool {
+	l.afterOthers(func() bool {
 		l.exec(`SELECT remove_strays()`)
 		return one[int](l, `SELECT count(*) FROM event_retirements`) == 0
 	}, "its subscriptions are retired")
@@ -282,7 +282,7 @@ func TestRedrive_RetirementOfTheSubscriptionIsAboutToEnd_LetterGoesByAnotherOrSt
 		_, err := l.Unsubscribe(l.within(), "g", "a")
 		require.NoError(t, err)
 		l.exec(`SELECT remove_strays()`)
-		l.eventually(func() bool {
+		l.afterOthers(func() bool {
 			return one[bool](l, `SELECT bool_and(horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot()))) FROM event_retirements`)
 		}, "nobody is left who has not seen its end")
 		return l

@@ -133,7 +133,7 @@ func (l *lab) subscribe(group string, patterns ...string) {
 // log waits until so many events can be read, which those of transactions of other tests may hold up, and returns them.
 func (l *lab) log(n int) (events []*eventbus.Event) {
 	l.t.Helper()
-	l.eventually(func() bool {
+	l.afterOthers(func() bool {
 		var err error
 		events, err = l.Read(l.within(), eventbus.Cursor{}, 1000)
 		require.NoError(l.t, err)
@@ -162,8 +162,20 @@ func (l *lab) begin() pgx.Tx {
 // have the processors for themselves the while.
 func (l *lab) eventually(is func() bool, what string) {
 	l.t.Helper()
+	l.eventuallyWithin(patience, is, what)
+}
+
+// afterOthers is eventually for what waits until transactions of others have ended that are on the server, and for nothing else: those of other
+// tests stay open for as long as these take.
+func (l *lab) afterOthers(is func() bool, what string) {
+	l.t.Helper()
+	l.eventuallyWithin(4*patience, is, what)
+}
+
+func (l *lab) eventuallyWithin(most time.Duration, is func() bool, what string) {
+	l.t.Helper()
 	pause := 2 * time.Millisecond
-	for end := time.Now().Add(patience); ; pause = min(pause*3/2, 25*time.Millisecond) {
+	for end := time.Now().Add(most); ; pause = min(pause*3/2, 25*time.Millisecond) {
 		doze(l.t.Context(), pause)
 		if is() {
 			return

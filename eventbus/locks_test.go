@@ -91,7 +91,7 @@ const deleteGroup = `SELECT delete_group(NULL, 'g')`
 // gone asserts that nothing is left of the group, once what others had in hand has been looked at.
 func (l *lab) gone() {
 	l.t.Helper()
-	l.eventually(func() bool {
+	l.afterOthers(func() bool {
 		l.exec(`SELECT remove_strays()`)
 		return one[int](l, `SELECT count(*) FROM event_retirements`) == 0
 	}, "its subscriptions are retired")
@@ -199,7 +199,7 @@ func TestDeleteGroup_ReplayFromTheBeginningIsAboutToEnd_NoDeadlock(t *testing.T)
 	l := newLab(t, nil)
 	require.NoError(t, l.Subscribe(l.within(), "g", []string{"a"}, &eventbus.SubscribeOptions{FromBeginning: true}))
 	l.exec(`SELECT replay_some(replay_id) FROM event_replays`) // it waits for nobody who emits from now on
-	l.eventually(func() bool {
+	l.afterOthers(func() bool {
 		return one[bool](l, `SELECT horizon <= log_xact(pg_snapshot_xmin(pg_current_snapshot())) FROM event_replays`)
 	}, "transactions of other tests have ended")
 	emits := l.holding(`SELECT FROM event_groups FOR KEY SHARE`) // as is_behind

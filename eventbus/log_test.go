@@ -45,7 +45,7 @@ func TestRead_TransactionCommitsLate_IsNotPassedOver(t *testing.T) {
 	_, cursor := l.read(eventbus.Cursor{})
 	require.NoError(t, tx.Commit(l.within()))
 	var rest []int64
-	l.eventually(func() bool { // transactions of other tests are older
+	l.afterOthers(func() bool { // transactions of other tests are older
 		var more []int64
 		more, cursor = l.read(cursor)
 		rest = append(rest, more...)
@@ -220,7 +220,7 @@ func TestReplay_TransactionCommitsLate_IsNotLeftOut(t *testing.T) {
 			l.emit("a")
 			require.Equal(t, "wait", goOn())
 			require.NoError(t, tx.Commit(l.within()))
-			l.eventually(func() bool { return goOn() == "done" }, "it waits no longer")
+			l.afterOthers(func() bool { return goOn() == "done" }, "it waits no longer")
 			times := func(event int64) int {
 				return one[int](l, `SELECT count(*) FROM worker_queue WHERE input ->> 'event_id' = $1::text`, fmt.Sprint(event))
 			}
@@ -282,7 +282,7 @@ func TestReplay_TransactionStaysOpen_AsksOnceAMinuteAtLast(t *testing.T) {
 	require.InDelta(t, 60, one[float64](l, `SELECT extract(epoch FROM visible_at - clock_timestamp())::float8 FROM worker_queue WHERE name = 'eventbus|replay'`), 30)
 
 	require.NoError(t, tx.Commit(l.within()))
-	l.eventually(func() bool {
+	l.afterOthers(func() bool {
 		// Each time: transactions of whoever else is on the server may be open, too, and then it waits for another minute.
 		l.exec(`WITH waits AS (UPDATE worker_queue SET visible_at = clock_timestamp()
 			WHERE name = 'eventbus|replay' AND lock_token IS NULL AND visible_at > clock_timestamp() RETURNING id)
@@ -458,7 +458,7 @@ func TestSubscribe_FromTheBeginning_LinesAreHeldUntilTheLogIsDelivered(t *testin
 	replay := one[int64](l, `SELECT replay_id FROM event_replays`)
 	some := func(want string) {
 		t.Helper()
-		l.eventually(func() bool { // transactions of other tests may hold it up
+		l.afterOthers(func() bool { // transactions of other tests may hold it up
 			is := one[string](l, `SELECT replay_some($1, 1)`, replay)
 			require.Contains(t, []string{"wait", want}, is)
 			return is == want

@@ -121,7 +121,7 @@ func TestReplaySome_LogIsLong_AStepReadsWhatItDelivers(t *testing.T) {
 			l := newLab(t, nil)
 			read := func() int64 {
 				l.exec(begin)
-				l.eventually(func() bool {
+				l.afterOthers(func() bool {
 					return one[bool](l, `SELECT bool_and(xact < pg_snapshot_xmin(pg_current_snapshot())) FROM event_log`)
 				}, "all that has emitted is over")
 				pages := l.pages(`SELECT replay_some(max(replay_id), 10) FROM event_replays`)

@@ -156,7 +156,7 @@ func TestKeepLog_ReplayIsOpen_Waits(t *testing.T) {
 	replay := one[int64](l, `SELECT replay_events(NULL, 'g')`)
 	require.Equal(t, "wait", l.keep(12))
 	require.Contains(t, l.partitions(), l.month(0))
-	l.eventually(func() bool { return one[string](l, `SELECT replay_some($1)`, replay) == "done" }, "it has delivered")
+	l.afterOthers(func() bool { return one[string](l, `SELECT replay_some($1)`, replay) == "done" }, "it has delivered")
 	l.keep(12)
 	require.Contains(t, l.partitions(), l.month(0), "which is to be handled")
 }
@@ -360,7 +360,7 @@ func TestKeepLog_DefaultPartitionIsLarge_BecomesOneOfThem(t *testing.T) {
 	}
 	cursor := func() []int64 { return all[int64](l, `SELECT event_id FROM read_events(NULL, p_limit => 1000000)`) }
 	var before []int64
-	l.eventually(func() bool { before = cursor(); return len(before) == events }, "they can be read")
+	l.afterOthers(func() bool { before = cursor(); return len(before) == events }, "they can be read")
 	for range 2 { // a constraint, and its validation
 		tx := l.begin()
 		l.eventually(func() bool {
@@ -393,7 +393,7 @@ func TestKeepLog_DefaultPartitionIsLarge_BecomesOneOfThem(t *testing.T) {
 	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_log_default`))
 	l.exec(`DELETE FROM event_log_default`)
 	before = append(before, l.emit("a"))
-	l.eventually(func() bool { return slices.Equal(before, cursor()) }, "whoever reads the log gets each once, in order")
+	l.afterOthers(func() bool { return slices.Equal(before, cursor()) }, "whoever reads the log gets each once, in order")
 	require.Equal(t, all[string](l, `SELECT indkey::text FROM pg_index WHERE indrelid = 'event_log_default'::regclass ORDER BY 1`),
 		all[string](l, `SELECT indkey::text FROM pg_index WHERE indrelid = (SELECT name FROM event_partitions() LIMIT 1)::text::regclass ORDER BY 1`))
 	l.kept(12)

@@ -132,6 +132,6 @@ func TestNode_EventTakesLongToArrive_IsHandled(t *testing.T) {
 	network.slow.Store(true)
 	_, err := l.Emit(l.within(), "a", payload, nil)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return handled.Load() == int64(len(payload)) }, 4*patience, 50*time.Millisecond, "it is handled")
+	l.eventuallyWithin(4*patience, func() bool { return handled.Load() == int64(len(payload)) }, "it is handled")
 	network.slow.Store(false) // the rest is not waited for
 }

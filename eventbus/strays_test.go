@@ -15,7 +15,7 @@ func (l *lab) openTransaction() { l.t.Helper(); l.holding(`SELECT pg_current_xac
 // replayed runs the replay of the only group to its end, or until it is not behind any more.
 func (l *lab) replayed(until string) {
 	l.t.Helper()
-	l.eventually(func() bool {
+	l.afterOthers(func() bool {
 		l.exec(`SELECT replay_some(replay_id) FROM event_replays`)
 		return one[bool](l, `SELECT `+until+` FROM event_groups JOIN event_replays USING (group_id)`)
 	}, "it is replayed")
@@ -149,7 +149,7 @@ func TestSubscribe_GroupIsMadeAnewAndAnEmitWithoutAKeyIsUnderWay_EachEventOnceAn
 			require.Equal(t, []int64{letter, stray, own}, l.deliveries())
 			l.exec(`SELECT remove_strays()`)
 			require.Equal(t, []int64{letter, own}, l.deliveries(), "the one that did not know of this group is not for it")
-			l.eventually(func() bool {
+			l.afterOthers(func() bool {
 				l.exec(`SELECT remove_strays()`)
 				return one[int](l, `SELECT count(*) FROM event_retirements`) == 0
 			}, "the subscription is retired")
