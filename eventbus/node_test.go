@@ -475,6 +475,7 @@ func TestNode_CommitAlwaysFails_IsADeadLetterInTheEnd(t *testing.T) {
 		return err
 	}))
 	l.emit("a")
+	l.eventuallyAll(func() int { return int(rounds.Load()) }, 2*(eventbus.MostSpared+1), "it is tried again and again")
 	l.eventually(func() bool { return one[int](l, `SELECT count(*) FROM dead_letters`) == 1 }, "it is given up")
 	require.Empty(t, l.queued())
 	require.EqualValues(t, 2*(eventbus.MostSpared+1), rounds.Load())
