@@ -123,7 +123,7 @@ func TestT23_StepThatHasEnded_IsLeftAsItIs(t *testing.T) {
 // quickLeases is a Config with which a handler soon learns that its step is nobody's any more.
 func quickLeases() *taskgraph.Config {
 	config := &taskgraph.Config{}
-	config.Steps.LockTimeout = time.Second
+	config.Steps.LockTimeout = 3 * time.Second
 	return config
 }
 
@@ -279,7 +279,7 @@ func TestSubmit_Delay_NothingBeginsBeforeWhateverHappensToItsSteps(t *testing.T)
 	ok, calls := failing(0, nil)
 	g.Handle("ok", ok)
 	g.run()
-	task := g.submit(taskgraph.Define("shop", "later", "1").Step("a", "ok").Step("b", "ok"), func(s *taskgraph.Submission) { s.Delay = 300 * time.Millisecond })
+	task := g.submit(taskgraph.Define("shop", "later", "1").Step("a", "ok").Step("b", "ok"), func(s *taskgraph.Submission) { s.Delay = 3 * time.Second })
 	did(t)(g.ResolveStep(t.Context(), g.step(task, "a").ID, ""))
 	done := g.complete(task)
 	require.EqualValues(t, 1, calls.Load())

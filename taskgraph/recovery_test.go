@@ -422,7 +422,11 @@ func TestT62_HandlerPanicsTimesOutOrEndsItsGoroutine_TheStepFailsAndTheWorkerGoe
 	g.Handle("ok", ok)
 	g.run()
 	for handler, says := range map[string]string{"panics": "oh no", "exits": "ended its goroutine", "slow": "timed out", "no json": "result", "nul": `\u0000`} {
-		task := g.submit(taskgraph.Define("shop", handler, "1").Step("a", handler, taskgraph.MaxAttempts(1), taskgraph.Timeout(50*time.Millisecond)))
+		timeout := time.Minute
+		if handler == "slow" {
+			timeout = 50 * time.Millisecond
+		}
+		task := g.submit(taskgraph.Define("shop", handler, "1").Step("a", handler, taskgraph.MaxAttempts(1), taskgraph.Timeout(timeout)))
 		g.until(task, taskgraph.TaskBlockedByFailures)
 		require.Contains(t, g.step(task, "a").Err(), says)
 		require.Equal(t, "0", g.one(`SELECT count(*)::text FROM step_transitions WHERE metadata ->> 'event' = 'WorkerLost'`))
@@ -446,7 +450,7 @@ func TestT62_HandlerPanicsTimesOutOrEndsItsGoroutine_ItIsTriedAgainIfThereIsAnot
 		})
 	}
 	g.run()
-	for handler, option := range map[string]taskgraph.StepOption{"panics": nil, "exits": nil, "slow": taskgraph.Timeout(20 * time.Millisecond)} {
+	for handler, option := range map[string]taskgraph.StepOption{"panics": nil, "exits": nil, "slow": taskgraph.Timeout(time.Second)} { // in which the last attempt is to end
 		task := g.submit(taskgraph.Define("shop", handler, "1").Step("a", handler, option))
 		g.complete(task)
 		a := g.step(task, "a")
