@@ -127,10 +127,11 @@ func TestDispatcher_HandlerHoldsItsMessage_CostsNoOtherLease(t *testing.T) {
 	s.exec(t, `SELECT pgmq.create('a_queue')`)
 	s.exec(t, `SELECT pgmq.send_batch('a_queue', ARRAY['1', '2']::jsonb[], ARRAY['{}', '{}']::jsonb[], clock_timestamp())`)
 	other := open(t, s.url)
+	require.NoError(t, other.Ping(t.Context()))
 	handled := make(chan string, 10)
 	twoIsDone := make(chan struct{})
 	done := sync.OnceFunc(func() { close(twoIsDone) })
-	d := dispatch.New(dispatch.StreamSource(s.Stream, nil), &dispatch.Config{Namespaces: []string{"a"}, Concurrency: 2, LockTimeout: time.Second, Logger: slog.New(slog.DiscardHandler)})
+	d := dispatch.New(dispatch.StreamSource(s.Stream, nil), &dispatch.Config{Namespaces: []string{"a"}, Concurrency: 2, LockTimeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 	d.HandleOthers(func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 		handled <- string(item.Input)
 		if string(item.Input) == "1" {
@@ -142,7 +143,7 @@ func TestDispatcher_HandlerHoldsItsMessage_CostsNoOtherLease(t *testing.T) {
 		}
 		defer done()
 		select {
-		case <-time.After(3 * time.Second): // that many leases
+		case <-time.After(6 * time.Second): // three leases
 			return nil, nil
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
