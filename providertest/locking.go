@@ -104,7 +104,7 @@ var instanceLocking = group{"instance_locking", []row{
 }}
 
 // aWhile is for fetches of which some are to find nothing.
-var aWhile = &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: time.Second}
+var aWhile = &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: 3 * time.Second}
 
 // startMessages sends start messages to so many instances.
 func (n *node) startMessages(t *testing.T, count int) {

@@ -273,9 +273,9 @@ var causes = []cause{
 	}},
 	{"renewed_lease_of_work_ends", pgwake.Worker, func(t *testing.T, n *node) func() time.Time {
 		n.enqueue(t, "work")
-		item := n.takeWith(t, &pgwake.FetchOptions{LockTimeout: 2 * n.LockTimeout, NoWait: true})
+		item := n.takeWith(t, &pgwake.FetchOptions{LockTimeout: 4 * n.LockTimeout, NoWait: true})
 		return func() time.Time {
-			until, err := n.RenewWorkItemLock(t.Context(), item.LockToken, 2*n.LockTimeout)
+			until, err := n.RenewWorkItemLock(t.Context(), item.LockToken, 4*n.LockTimeout)
 			require.NoError(t, err)
 			return until
 		}
@@ -341,9 +341,9 @@ var causes = []cause{
 	}},
 	{"renewed_lease_of_turn_ends", pgwake.Orchestrator, func(t *testing.T, n *node) func() time.Time {
 		n.sendWith(t, startMessage("i"), nil)
-		turn := n.takeTurnWith(t, &pgwake.FetchOptions{LockTimeout: 2 * n.LockTimeout, NoWait: true})
+		turn := n.takeTurnWith(t, &pgwake.FetchOptions{LockTimeout: 4 * n.LockTimeout, NoWait: true})
 		return func() time.Time {
-			until, err := n.RenewOrchestrationItemLock(t.Context(), turn.LockToken, 2*n.LockTimeout)
+			until, err := n.RenewOrchestrationItemLock(t.Context(), turn.LockToken, 4*n.LockTimeout)
 			require.NoError(t, err)
 			return until
 		}

@@ -467,7 +467,7 @@ func TestCompleteWorkflowTask_DatabaseIsAwayForAWhile_TimersAreNoLaterForIt(t *t
 // The worker's own state is ahead then, and it must not be what the next task is refused for.
 func TestWorkflow_TasksCannotBeCompletedInTime_GoOnAfterwards(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, nil, backend.WithWorkflowLockTimeout(300*time.Millisecond))
+	l := newLab(t, nil, backend.WithWorkflowLockTimeout(time.Second))
 	b := &unlucky{Backend: l.Backend}
 	l.workOn(b, func(w *worker.Worker) {
 		require.NoError(t, w.RegisterActivity(echo))

@@ -298,11 +298,20 @@ func TestDLQ_LetterThatDiesMeanwhile_Stays(t *testing.T) {
 
 func TestTail_Interrupted_EndsWell(t *testing.T) {
 	t.Parallel()
-	c, _ := newCLI(t, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	c, p := newCLI(t, nil)
+	bury(t, p, pgwake.WorkItem{Name: "mail.send"}, "the first")
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	r := c.runIn(ctx, "tail")
-	require.Zero(t, r.code, r.err)
+	var out, said spokenText
+	ended := make(chan int, 1)
+	go func() {
+		ended <- run(ctx, []string{"tail", "--all"}, world{in: strings.NewReader(""), out: &out, err: &said, now: time.Now,
+			environ: []string{"PGWAKE_DATABASE_URL=" + c.url, "PGWAKE_SCHEMA=" + c.schema}})
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "the first") || len(ended) > 0 }, 20*time.Second, 10*time.Millisecond)
+	cancel()
+	require.Zero(t, <-ended, said.String())
+	require.Contains(t, out.String(), "the first")
 	require.Contains(t, c.refused(exitFailed, "tail", "events"), "pgwake migrate up --layer eventbus")
 	require.Contains(t, c.refused(exitUsage, "tail", "nothing"), "invalid argument")
 }
