@@ -97,8 +97,8 @@ func (g *graph) children(task string) []taskgraph.Task {
 // retried waits until a task waits for the next attempt at a step, lets the time pass, and waits until that is under way.
 func (g *graph) retried(task, step string, backoff time.Duration) {
 	g.t.Helper()
+	attempts := g.step(task, step).Attempts // which may be one more when it has waited
 	g.until(task, taskgraph.TaskWaitingForRetry)
-	attempts := g.step(task, step).Attempts
 	pgwaketest.Advance(g.t, g.p, backoff)
 	eventually(g.t, func() bool { return g.step(task, step).Attempts > attempts })
 }
