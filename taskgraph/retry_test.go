@@ -70,7 +70,7 @@ func TestT11_RetryableStepFailsTwice_WaitsTwoAndFourSecondsAndCompletes(t *testi
 
 func TestT12_BackoffEnds_TheStepIsReadyAtThatInstantAndWokenWithoutAPoll(t *testing.T) {
 	t.Parallel()
-	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: 3 * time.Second}}) // in which it is looked at
+	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: 1500 * time.Millisecond}}) // the step is looked at before twice that has passed
 	h, _ := failing(1, errBroken)
 	g.Handle("h", h)
 	g.run()
