@@ -229,7 +229,7 @@ func TestT18_OneFailedForGood_DrainRunsWhatIsFree(t *testing.T) {
 
 func TestT19_OnlyWaitsForARetry_TheTaskSaysSoAndUntilWhen(t *testing.T) {
 	t.Parallel()
-	g := newGraph(t, nil)
+	g := newGraph(t, &taskgraph.Config{Backoff: taskgraph.Backoff{Base: 10 * time.Second}})
 	h, _ := failing(1, errBroken)
 	g.Handle("h", h)
 	g.run()
