@@ -445,7 +445,7 @@ func TestOrchestrator_RunsAnInstanceWithActivities(t *testing.T) {
 // A turn and a completion take longer to send than a lease is long.
 func TestRun_LargeAcksOverASlowNetwork_AreMadeAtTheFirstAttempt(t *testing.T) {
 	t.Parallel()
-	const lease = 2 * time.Second
+	const lease = 3 * time.Second
 	p := testschema.Core.New(t, nil)
 	config, err := pgxpool.ParseConfig(pgwaketest.URL(t))
 	require.NoError(t, err)
@@ -462,7 +462,7 @@ func TestRun_LargeAcksOverASlowNetwork_AreMadeAtTheFirstAttempt(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, slow.Close(context.Background())) })
 
-	large := strings.Repeat("x", 200<<10)
+	large := strings.Repeat("x", 300<<10)
 	var handled, decided atomic.Int64
 	d := dispatch.New(slow, &dispatch.Config{LockTimeout: lease})
 	dispatch.Handle(d, "large", func(context.Context, struct{}) (string, error) { handled.Add(1); return large, nil })
@@ -510,7 +510,7 @@ func TestRun_ItemIsLockedByATransaction_TheOthersKeepTheirLeases(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), pgwaketest.URL(t))
 	require.NoError(t, err)
 	defer pool.Close()
-	const places, lease = 5, 2 * time.Second
+	const places, lease = 5, 4 * time.Second
 	var begun, lost atomic.Int64
 	finish := make(chan struct{})
 	d := dispatch.New(p, &dispatch.Config{Concurrency: places, LockTimeout: lease})

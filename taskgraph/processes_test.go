@@ -157,7 +157,7 @@ func newProcesses(t *testing.T) (child, *graph) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	c := child{URL: pgwaketest.URL(t), Schema: testdb.Schema(t), Lease: 2 * time.Second}
+	c := child{URL: pgwaketest.URL(t), Schema: testdb.Schema(t), Lease: 5 * time.Second}
 	p, err := pgwake.Open(t.Context(), c.URL, &pgwake.Config{Schema: c.Schema})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })

@@ -131,7 +131,7 @@ func TestDispatcher_HandlerHoldsItsMessage_CostsNoOtherLease(t *testing.T) {
 	handled := make(chan string, 10)
 	twoIsDone := make(chan struct{})
 	done := sync.OnceFunc(func() { close(twoIsDone) })
-	d := dispatch.New(dispatch.StreamSource(s.Stream, nil), &dispatch.Config{Namespaces: []string{"a"}, Concurrency: 2, LockTimeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+	d := dispatch.New(dispatch.StreamSource(s.Stream, nil), &dispatch.Config{Namespaces: []string{"a"}, Concurrency: 2, LockTimeout: 3 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 	d.HandleOthers(func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 		handled <- string(item.Input)
 		if string(item.Input) == "1" {
@@ -143,7 +143,7 @@ func TestDispatcher_HandlerHoldsItsMessage_CostsNoOtherLease(t *testing.T) {
 		}
 		defer done()
 		select {
-		case <-time.After(6 * time.Second): // three leases
+		case <-time.After(7 * time.Second): // longer than two leases
 			return nil, nil
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
