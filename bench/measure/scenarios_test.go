@@ -130,7 +130,7 @@ func TestBareBurst_DrainsTheTable(t *testing.T) {
 func TestRedelivery_KilledProcess_ItsItemsComeAfterTheirLeases(t *testing.T) {
 	var last Progress
 	r, err := Redelivery(t.Context(), serverURL(t), RedeliveryOptions{
-		Kills: 2, Items: 2, LockTimeout: 700 * time.Millisecond, Dispatchers: 2, Progress: keep(&last)})
+		Kills: 2, Items: 2, LockTimeout: 1500 * time.Millisecond, Dispatchers: 2, Progress: keep(&last)})
 	require.NoError(t, err)
 	assert.Len(t, r.Lateness, 4)
 	assert.GreaterOrEqual(t, r.Lateness.Summary().Min, -r.ClockError, "no lease was cut short")
@@ -142,7 +142,7 @@ func TestRedelivery_KilledProcess_ItsItemsComeAfterTheirLeases(t *testing.T) {
 func TestRestarts_ProcessesEndAndAreKilled_NothingIsLost(t *testing.T) {
 	var last Progress
 	r, err := Restarts(t.Context(), serverURL(t), RestartsOptions{
-		Processes: 2, Handler: 20 * time.Millisecond, Calm: 600 * time.Millisecond, Kills: 1, LockTimeout: time.Second, Progress: keep(&last)})
+		Processes: 2, Handler: 20 * time.Millisecond, Calm: 600 * time.Millisecond, Kills: 1, LockTimeout: 2 * time.Second, Progress: keep(&last)})
 	require.NoError(t, err)
 	assert.NotEmpty(t, r.Calm)
 	assert.NotEmpty(t, r.Rolling)
