@@ -129,6 +129,7 @@ func trouble(t *testing.T, server string, c pgwake.Config, change func(pool *pgx
 	t.Cleanup(n.pool.Close)
 	c.Schema, c.ListenConfig = n.schema, listen
 	c.AggressiveDuration = 200 * time.Millisecond
+	c.NotifyDeliveryTimeout = patience // that this process stands still is no trouble here
 	if c.FallbackInterval == 0 {
 		c.FallbackInterval = time.Minute // so that nothing of this is found by it
 	}

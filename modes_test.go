@@ -79,7 +79,8 @@ func TestModes_ByNamespace_OneHearsAndTheOtherPolls(t *testing.T) {
 
 func TestSetModes_ListenConnection_ComesAndGoes(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, &pgwake.Config{Mode: pgwake.ModePolling, PollInterval: 10 * time.Millisecond})
+	// A notification that is taken up late would have it poll in every mode, and find what it was told of by that.
+	n := newNode(t, &pgwake.Config{Mode: pgwake.ModePolling, PollInterval: 10 * time.Millisecond, NotifyDeliveryTimeout: patience})
 	add := n.producer(t)
 	got := n.fetching(t, "default")
 	require.Zero(t, n.listeners(t))
@@ -132,7 +133,7 @@ func TestSetModes_NodeIsDisabled_OthersTakeOver(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	got := n.fetching(t, "default")
-	other := n.another(t)
+	other := n.anotherWith(t, &pgwake.Config{NotifyDeliveryTimeout: patience}) // or what it takes up late has it poll, and find by that
 	theirs := other.fetching(t, "default")
 	settled := func(n *node) bool { s := n.Stats().Worker; return s.Parked == 1 && s.Settled }
 	require.Eventually(t, func() bool { return settled(n) && settled(other) }, patience, 10*time.Millisecond)
