@@ -5,10 +5,12 @@ import (
 	"errors"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
 )
@@ -75,8 +77,8 @@ func TestAckBatched_ManyAtOnce_EachDoesItsOwn(t *testing.T) {
 }
 
 // ackTogether makes these acks in one group, which gathers while as many groups as there may be are held up. For that
-// tx locks the table; it keeps what it has locked before. The result is what each hears.
-func (n *node) ackTogether(t *testing.T, tx pgx.Tx, acks map[*pgwake.ClaimedWorkItem]*pgwake.Message) map[string]chan error {
+// tx locks the table; it keeps what it has locked before. gathered is called when it has. The result is what each hears.
+func (n *node) ackTogether(t *testing.T, tx pgx.Tx, acks map[*pgwake.ClaimedWorkItem]*pgwake.Message, gathered ...func()) map[string]chan error {
 	t.Helper()
 	const groups = 4
 	pgwake.HoldGroups(n.Provider)
@@ -101,6 +103,9 @@ func (n *node) ackTogether(t *testing.T, tx pgx.Tx, acks map[*pgwake.ClaimedWork
 		go func() { c <- n.AckBatched(tctx, item.LockToken, message) }()
 	}
 	require.Eventually(t, func() bool { return pgwake.AcksWaiting(n.Provider) == len(acks) }, patience, 10*time.Millisecond) // none of them can start
+	for _, do := range gathered {
+		do()
+	}
 	require.NoError(t, hold.Rollback(tctx))
 	wg.Wait()
 	return heard
@@ -205,6 +210,28 @@ func TestAckBatched_SessionIsLocked_TheOthersDoNotWait(t *testing.T) {
 	require.Empty(t, query[string](t, n, `SELECT name FROM worker_queue`))
 }
 
+// impatient opens one more Provider, whose sessions give up waiting once it has lost its patience: those ahead of a group wait for as long as
+// it takes to gather.
+func (n *node) impatient(t *testing.T, parameter string) (impatient *node, lose func()) {
+	t.Helper()
+	var lost atomic.Bool
+	config := backstage.users.Config()
+	config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+		if !lost.Load() {
+			return true, nil
+		}
+		_, err := conn.Exec(ctx, `SET `+parameter+` = 1500`)
+		return true, err
+	}
+	pool, err := pgxpool.NewWithConfig(tctx, config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	p, err := pgwake.New(tctx, pool, &pgwake.Config{Schema: n.schema, Logger: silent})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(tctx)) })
+	return &node{Provider: p, schema: n.schema}, func() { lost.Store(true) }
+}
+
 // On a server that gives up waiting, only what had to wait fails.
 func TestAckBatched_ServerGivesUpOnOne_TheOthersAreDone(t *testing.T) {
 	t.Parallel()
@@ -212,7 +239,7 @@ func TestAckBatched_ServerGivesUpOnOne_TheOthersAreDone(t *testing.T) {
 		t.Run(parameter, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, nil)
-			impatient := n.openAt(t, n.urlWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams[parameter] = "1500" }), nil)
+			impatient, lose := n.impatient(t, parameter)
 			n.enqueue(t, "locked", "stuck", "free")
 			locked, stuck, free := n.take(t), n.take(t), n.take(t)
 			n.exec(t, `CREATE FUNCTION wait_by_test() RETURNS trigger LANGUAGE plpgsql AS
@@ -223,7 +250,7 @@ func TestAckBatched_ServerGivesUpOnOne_TheOthersAreDone(t *testing.T) {
 			require.NoError(t, err)
 			_, err = tx.Exec(tctx, `SELECT FROM worker_queue WHERE id = $1 FOR UPDATE`, locked.ID)
 			require.NoError(t, err)
-			heard := impatient.ackTogether(t, tx, map[*pgwake.ClaimedWorkItem]*pgwake.Message{locked: nil, stuck: nil, free: nil})
+			heard := impatient.ackTogether(t, tx, map[*pgwake.ClaimedWorkItem]*pgwake.Message{locked: nil, stuck: nil, free: nil}, lose)
 			requireHeard(t, heard["free"])
 			require.ErrorContains(t, <-heard["locked"], state)
 			require.ErrorContains(t, <-heard["stuck"], state)
