@@ -102,12 +102,12 @@ func breakFunction(t *testing.T, p *Provider, name string) (mend func()) {
 // Every query for work fails. Polls stop after ten of that, and nothing else does: acks and renewals go on, and who waits does not
 // hear of it. The first fetch that gets an answer has polls made again, before the minute is over.
 func TestT58_QueriesForWorkFail_PollsAreSkipped_NothingElseIs(t *testing.T) {
-	p := testProvider(t, Config{Mode: ModePolling, PollInterval: 5 * time.Millisecond})
+	p := testProvider(t, Config{Mode: ModePolling, PollInterval: 50 * time.Millisecond}) // or many polls are under way when it opens
 	producer := plain(t, p.cfg.Schema)
 	mustExec(t, producer, `SELECT enqueue_work('held')`)
 	held, err := p.FetchWorkItem(t.Context(), nil)
 	require.NoError(t, err)
-	const waiting = breakerFailures + 4
+	const waiting = breakerFailures + 10
 	fetches := make(chan delivery, waiting)
 	for range waiting {
 		one := fetchWork(t, p, longPoll)
