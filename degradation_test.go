@@ -892,7 +892,7 @@ func TestDegradation_NetworkIsSlow_WhatIsLargeIsClaimed(t *testing.T) {
 	_, err := n.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "large", Input: text, Tag: "far"}, nil)
 	require.NoError(t, err)
 	slow()
-	item, err := far.FetchWorkItem(within(t, patience), &pgwake.FetchOptions{Tags: pgwake.Tags("far"), LockTimeout: time.Minute})
+	item, err := far.FetchWorkItem(within(t, 3*patience), &pgwake.FetchOptions{Tags: pgwake.Tags("far"), LockTimeout: time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, 1, item.Attempt)
 	require.JSONEq(t, string(text), string(item.Input))
@@ -910,12 +910,12 @@ func TestDegradation_NetworkIsSlow_WhatIsLargeIsWaitedFor(t *testing.T) {
 	require.NoError(t, n.AckOrchestrationItem(t.Context(), turn.LockToken, pgwake.OrchestrationAck{ExecutionID: turn.ExecutionID,
 		Metadata: pgwake.Metadata{Name: "flow", Status: pgwake.StatusCompleted, Output: output}}))
 	slow()
-	outcome, err := far.WaitForInstance(within(t, patience), "i")
+	outcome, err := far.WaitForInstance(within(t, 3*patience), "i")
 	require.NoError(t, err)
 	require.Equal(t, output, outcome.Output)
 }
 
-// takesLong is a text that takes seven seconds to come slowly.
+// takesLong is a text that takes seven seconds to come slowly, at least.
 func takesLong(t *testing.T) json.RawMessage {
 	t.Helper()
 	text, err := json.Marshal(strings.Repeat("0123456789abcdef", 16<<10)) // at 40 kB/s
