@@ -120,9 +120,9 @@ func TestLimits_LeaseEndsBeforeACommit_PlaceIsStillTaken(t *testing.T) {
 		n := newNode(t, nil)
 		n.limit(t, l)
 		n.keyed(t, "k", "k")
-		item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: time.Second})
-		require.NoError(t, err)
 		tx := n.begin(t)
+		item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: 2 * time.Second})
+		require.NoError(t, err)
 		_, err = n.RenewWorkItemLockTx(t.Context(), tx, item.LockToken, time.Hour)
 		require.NoError(t, err)
 		require.Eventually(t, func() bool {
@@ -1090,7 +1090,7 @@ func TestLimits_FiveNodes_NeverTooMany_AndNoPlaceIdle(t *testing.T) {
 		}
 		n.exec(t, `SELECT enqueue_work('w', p_key => 'k' || i % 2) FROM generate_series(1, $1::integer) AS i`, items)
 		var running, done, tooMany atomic.Int64
-		ctx, stop := context.WithTimeout(t.Context(), patience)
+		ctx, stop := context.WithTimeout(t.Context(), 2*patience) // before the fallback
 		var all sync.WaitGroup
 		for _, n := range nodes {
 			for range 4 {

@@ -152,7 +152,7 @@ func TestFetch_ConnectionTakesLongerThanThePollTimeout_ThereIsNoWork(t *testing.
 	var slow atomic.Bool
 	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
 		if slow.Load() {
-			time.Sleep(poolGrace + 300*time.Millisecond) // what a loaded server takes
+			time.Sleep(poolGrace + 50*time.Millisecond) // what a loaded server takes, and connecting comes on top
 		}
 		return nil
 	}
