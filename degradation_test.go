@@ -803,7 +803,7 @@ func TestDegradation_NotificationsFull_NoClaimCountsOnWhatWasNotTold(t *testing.
 		return other.Stats().Orchestrator.Tokens["timer"] > 0 && other.Stats().Orchestrator.Parked == 1
 	}, back, 10*time.Millisecond)
 	told := other.Stats().Orchestrator.Notifications
-	claimed("third", 6*time.Second-time.Since(began)+time.Second) // the end of the second lease is in the half of this one in which others look
+	claimed("third", max(6*time.Second-time.Since(began), 0)+time.Second) // the end of the second lease is in the half of this one in which others look
 	require.Eventually(t, func() bool { return other.Stats().Orchestrator.Notifications > told }, patience, 10*time.Millisecond)
 	leave()
 	<-left
@@ -1157,7 +1157,8 @@ func TestDegradation_ListenerKilledAndServerRestartedUnderLoad_LosesNothing(t *t
 			return n.Stats().Reconnects > sessions && n.Stats().Listening && quiet.Stats().Reconnects > quietSessions && quiet.Stats().Listening
 		}, back, time.Millisecond, "round %d: push is not back", round)
 		slowest = max(slowest, time.Since(answers))
-		quiet.direct.Reset() // the producer's connections are gone as well
+		n.direct.Reset() // the producers' connections are gone as well
+		quiet.direct.Reset()
 		quiet.flows(t, back)
 	}
 	stop()
