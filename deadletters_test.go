@@ -147,11 +147,11 @@ func TestDeadLetter_TokenHoldsNoMore_IsRefusedAndChangesNothing(t *testing.T) {
 	before := n.content(t)
 	for _, token := range []pgwake.LockToken{acked.LockToken, expired.LockToken, "", "garbage", expired.LockToken + "0"} {
 		requireError(t, n.DeadLetterWorkItem(ctx, token, "r", ""), pgwake.ErrLockLost)
-		requireError(t, n.DeadLetterWorkItemTx(ctx, n.begin(t), token, "r", ""), pgwake.ErrLockLost)
+		requireError(t, n.tried(t, func(tx pgx.Tx) error { return n.DeadLetterWorkItemTx(ctx, tx, token, "r", "") }), pgwake.ErrLockLost)
 	}
 	for _, token := range []pgwake.LockToken{turn.LockToken, expiredTurn.LockToken, "", "garbage", expiredTurn.LockToken + "0"} {
 		requireError(t, n.DeadLetterOrchestrationItem(ctx, token, "r", ""), pgwake.ErrLockLost)
-		requireError(t, n.DeadLetterOrchestrationItemTx(ctx, n.begin(t), token, "r", ""), pgwake.ErrLockLost)
+		requireError(t, n.tried(t, func(tx pgx.Tx) error { return n.DeadLetterOrchestrationItemTx(ctx, tx, token, "r", "") }), pgwake.ErrLockLost)
 	}
 	require.Equal(t, before, n.content(t))
 }

@@ -136,6 +136,15 @@ func (n *node) begin(tb tester) pgx.Tx {
 	return tx
 }
 
+// tried is what comes of a call in a transaction of a user that ends at once: of those that are open there are not many at a time.
+func (n *node) tried(tb tester, call func(pgx.Tx) error) error {
+	tb.Helper()
+	tx := n.begin(tb)
+	err := call(tx)
+	require.NoError(tb, tx.Rollback(context.Background()))
+	return err
+}
+
 func (n *node) quoted() string { return pgx.Identifier{n.schema}.Sanitize() }
 
 // exec runs a statement in the schema and returns how many rows it met.

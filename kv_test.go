@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
 )
@@ -166,7 +167,9 @@ func TestApplyKV_UpdateBreaksARule_NothingIsWritten(t *testing.T) {
 		"no value":          {"i", "{set}", "{a}", "{NULL}"},
 		"unknown instance":  {"nobody", "{set}", "{a}", "{1}"},
 	} {
-		_, err := n.begin(t).Exec(t.Context(), `SELECT apply_kv($1, 1, $2::text::text[], $3::text::text[], $4::text::text[])`, args...)
+		err := n.tried(t, func(tx pgx.Tx) error {
+			return dropped(tx.Exec(t.Context(), `SELECT apply_kv($1, 1, $2::text::text[], $3::text::text[], $4::text::text[])`, args...))
+		})
 		require.ErrorContains(t, err, "PW003", name)
 	}
 	require.Equal(t, before, n.content(t))
@@ -277,7 +280,9 @@ func TestApplyKV_TooMuchInAll_IsRefusedAndNothingIsWritten(t *testing.T) {
 		t.Helper()
 		before := n.content(t)
 		ops, keys, values := columnsOf(updates)
-		_, err := n.begin(t).Exec(t.Context(), `SELECT apply_kv('i', 1, $1, $2, $3)`, ops, keys, values)
+		err := n.tried(t, func(tx pgx.Tx) error {
+			return dropped(tx.Exec(t.Context(), `SELECT apply_kv('i', 1, $1, $2, $3)`, ops, keys, values))
+		})
 		require.ErrorContains(t, err, "PW003", why)
 		requireError(t, pgwake.WrapError("ack", err), pgwake.ErrInvalid)
 		require.Equal(t, before, n.content(t), why)

@@ -244,7 +244,7 @@ func TestNamespaces_FarTooManyInOneStatement_AreRefusedAndNothingIsLeft(t *testi
 		"names, internally": `SELECT register_namespaces(array_agg('n' || i)) FROM generate_series(1, $1::integer) AS i`,
 	} {
 		first := query[int64](t, n, added)[0]
-		_, err := n.begin(t).Exec(t.Context(), statement, 10*most)
+		err := n.tried(t, func(tx pgx.Tx) error { return dropped(tx.Exec(t.Context(), statement, 10*most)) })
 		require.Equal(t, "PW008", requireError(t, pgwake.WrapError(what, err), pgwake.ErrTooManyNamespaces).SQLState, what)
 		require.LessOrEqual(t, query[int64](t, n, added)[0]-first, int64(most+1), "%s: so many rows were written", what)
 		require.Equal(t, before, n.content(t), what)
