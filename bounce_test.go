@@ -115,6 +115,7 @@ func TestBounce_AnotherNodeJoinsDuringTheStatement_IsNotForgotten(t *testing.T) 
 // Whoever believed to be alone kept what he could not do himself.
 func TestBounce_AnotherNodeJoins_GetsWhatWasKept(t *testing.T) {
 	busy, _, wait, producer := busyAndIdle(t, Config{})
+	eventually(t, "all of its greeting is heard", func() bool { return busy.engine.joins.Load() >= int64(queueCount) })
 	busy.engine.alone.Store(true)
 	silently(t, producer, `SELECT enqueue_work('work')`)
 	callAlone(t, producer, busy, theLane(busy).id, 0)

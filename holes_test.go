@@ -139,7 +139,7 @@ func TestHole04_DispatcherGoneWithItsLease_RedeliversWhenTheLeaseEnds(t *testing
 // Whoever was told of an instant looks at it, even if an answer since says that nothing is due then: a claim made
 // after that answer counts on it, and says nothing.
 func TestHole04_InstantThatWasTold_IsLookedAtWhateverAnAnswerSays(t *testing.T) {
-	const lockTimeout = 2 * time.Second
+	const lockTimeout = 4 * time.Second // the second claim is in the first half of it
 	p := testProvider(t, Config{})
 	dies := testProvider(t, Config{Schema: p.cfg.Schema})
 	producer := plain(t, p.cfg.Schema)
