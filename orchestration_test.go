@@ -1186,7 +1186,7 @@ func TestInstance_RandomOperations_MatchTheModel(t *testing.T) {
 		drawMessage := func(t *rapid.T) (pgwake.MessageEnqueue, *modelMessage) {
 			serial++
 			e := pgwake.MessageEnqueue{Message: pgwake.Message{Instance: "i", Kind: pgwake.MessageKind(strconv.Itoa(serial))}}
-			e.Delay = time.Duration(rapid.IntRange(0, 2).Draw(t, "delay")) * time.Minute
+			e.Delay = time.Duration(rapid.IntRange(0, 2).Draw(t, "delay")) * time.Hour
 			e.Priority = rapid.IntRange(0, 9).Draw(t, "priority")
 			return e, &modelMessage{kind: e.Kind, visible: m.clock + e.Delay}
 		}
@@ -1207,7 +1207,7 @@ func TestInstance_RandomOperations_MatchTheModel(t *testing.T) {
 		}
 		fetch := func(t *rapid.T) {
 			m.clock++
-			const hold = 90 * time.Second
+			const hold = 90 * time.Minute
 			turn, err := n.FetchOrchestrationItem(ctx, &pgwake.FetchOptions{LockTimeout: hold, NoWait: true})
 			want := m.due()
 			if len(want) == 0 {
@@ -1287,7 +1287,7 @@ func TestInstance_RandomOperations_MatchTheModel(t *testing.T) {
 				m.clock++
 				token, holds := token(t)
 				o := &pgwake.AbandonOptions{
-					Delay:         time.Duration(rapid.IntRange(0, 2).Draw(t, "delay")) * time.Minute,
+					Delay:         time.Duration(rapid.IntRange(0, 2).Draw(t, "delay")) * time.Hour,
 					IgnoreAttempt: rapid.Bool().Draw(t, "ignore attempt"),
 				}
 				if !requireHeld(t, holds, n.AbandonOrchestrationItem(ctx, token, o)) {
@@ -1306,7 +1306,7 @@ func TestInstance_RandomOperations_MatchTheModel(t *testing.T) {
 			"renew": func(t *rapid.T) {
 				m.clock++
 				token, holds := token(t)
-				extend := time.Duration(rapid.IntRange(1, 3).Draw(t, "extend")) * time.Minute
+				extend := time.Duration(rapid.IntRange(1, 3).Draw(t, "extend")) * time.Hour
 				_, err := n.RenewOrchestrationItemLock(ctx, token, extend)
 				if !requireHeld(t, holds, err) {
 					return
@@ -1319,7 +1319,7 @@ func TestInstance_RandomOperations_MatchTheModel(t *testing.T) {
 				}
 			},
 			"travel": func(t *rapid.T) {
-				d := time.Duration(rapid.IntRange(1, 3).Draw(t, "minutes"))*time.Minute + 15*time.Second
+				d := time.Duration(rapid.IntRange(1, 3).Draw(t, "hours"))*time.Hour + 15*time.Minute
 				n.travel(t, d)
 				m.clock += d
 			},

@@ -203,14 +203,14 @@ func TestReleaseSticky_ManyInstancesWithTimers_EachIsDueWhenItsTimerIs(t *testin
 	const many = 50
 	for i := range many {
 		n.stick(t, fmt.Sprint(i), "a")
-		n.sendWith(t, pgwake.Message{Instance: fmt.Sprint(i), Kind: "timer"}, &pgwake.EnqueueOptions{Delay: time.Minute})
+		n.sendWith(t, pgwake.Message{Instance: fmt.Sprint(i), Kind: "timer"}, &pgwake.EnqueueOptions{Delay: 10 * time.Minute})
 	}
 	released, err := n.ReleaseSticky(t.Context(), []string{"a"})
 	require.NoError(t, err)
 	require.Equal(t, many, released)
 	n.requireNoTurn(t)
-	n.exec(t, `UPDATE orchestrator_queue SET visible_at = visible_at - interval '1 minute', sticky_due = sticky_due - interval '1 minute'`)
-	n.exec(t, `UPDATE realignments SET next_at = next_at - interval '1 minute'`)
+	n.exec(t, `UPDATE orchestrator_queue SET visible_at = visible_at - interval '10 minutes', sticky_due = sticky_due - interval '10 minutes'`)
+	n.exec(t, `UPDATE realignments SET next_at = next_at - interval '10 minutes'`)
 	for range many {
 		n.takeTurn(t)
 	}
