@@ -17,7 +17,7 @@ import (
 
 // patient bounds what must come by push or timer. It is far from both the fallback (60 s) and the
 // milliseconds that it takes: a test that waits so long has lost a wake-up.
-const patient = 10 * time.Second
+const patient = 20 * time.Second
 
 var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
 

@@ -28,7 +28,7 @@ func TestPooler_ListenThroughATransactionPooler_SaysSoAndPolls(t *testing.T) {
 	require.False(t, n.Stats().Listening)
 	require.Contains(t, fmt.Sprint(n.Health().Problems), "transaction pooler")
 	for range 3 {
-		n.flows(t, back)
+		n.flows(t, patience)
 	}
 	require.True(t, n.Stats().Worker.Aggressive, "it polls")
 

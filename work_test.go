@@ -228,12 +228,12 @@ func TestWorkQueue_RandomOperations_MatchTheModel(t *testing.T) {
 					e.Namespace = rapid.SampledFrom(namespaces).Draw(t, "namespace")
 					e.Priority = rapid.SampledFrom([]int{0, 0, 1, 9}).Draw(t, "priority")
 					i := &modelItem{name: e.Name, namespace: e.Namespace, priority: e.Priority, visible: m.clock}
-					switch minutes := rapid.IntRange(-3, 3).Draw(t, "minutes"); {
-					case minutes > 0:
-						e.Delay = time.Duration(minutes) * time.Minute
+					switch hours := rapid.IntRange(-3, 3).Draw(t, "hours"); {
+					case hours > 0:
+						e.Delay = time.Duration(hours) * time.Hour
 						i.visible += e.Delay
-					case minutes < 0: // the same few instants, so that ids decide
-						i.visible = time.Duration(minutes)*time.Minute - 24*time.Hour
+					case hours < 0: // the same few instants, so that ids decide
+						i.visible = time.Duration(hours)*time.Hour - 24*time.Hour
 						e.At = began.Add(i.visible).Add(-m.travelled())
 					}
 					if rapid.IntRange(0, 3).Draw(t, "keyed") == 0 {
@@ -264,7 +264,7 @@ func TestWorkQueue_RandomOperations_MatchTheModel(t *testing.T) {
 				most := rapid.IntRange(1, 10).Draw(t, "n")
 				due := m.due(filter)
 				want := due[:min(most, len(due))]
-				got, err := n.FetchWorkItems(ctx, most, &pgwake.FetchOptions{LockTimeout: 90 * time.Second, NoWait: true, Namespaces: filter})
+				got, err := n.FetchWorkItems(ctx, most, &pgwake.FetchOptions{LockTimeout: 90 * time.Minute, NoWait: true, Namespaces: filter})
 				if len(want) == 0 {
 					requireError(t, err, pgwake.ErrNoWork)
 					require.Nil(t, got)
@@ -275,7 +275,7 @@ func TestWorkQueue_RandomOperations_MatchTheModel(t *testing.T) {
 				for at, i := range want {
 					require.Equal(t, i.name, got[at].Name, "place %d", at)
 					i.attempt++
-					i.visible, i.leased, i.token = m.clock+90*time.Second, true, got[at].LockToken
+					i.visible, i.leased, i.token = m.clock+90*time.Minute, true, got[at].LockToken
 					require.Equal(t, i.attempt, got[at].Attempt)
 					require.NotContains(t, tokens, i.token)
 					tokens = append(tokens, i.token)
@@ -293,7 +293,7 @@ func TestWorkQueue_RandomOperations_MatchTheModel(t *testing.T) {
 				tick()
 				token := token(t)
 				o := &pgwake.AbandonOptions{
-					Delay:         time.Duration(rapid.IntRange(0, 2).Draw(t, "minutes")) * time.Minute,
+					Delay:         time.Duration(rapid.IntRange(0, 2).Draw(t, "hours")) * time.Hour,
 					IgnoreAttempt: rapid.Bool().Draw(t, "ignore attempt"),
 				}
 				i := m.holder(token)
@@ -307,7 +307,7 @@ func TestWorkQueue_RandomOperations_MatchTheModel(t *testing.T) {
 			"renew": func(t *rapid.T) {
 				tick()
 				token := token(t)
-				extend := time.Duration(rapid.IntRange(1, 3).Draw(t, "minutes")) * time.Minute
+				extend := time.Duration(rapid.IntRange(1, 3).Draw(t, "hours")) * time.Hour
 				i := m.holder(token)
 				_, err := n.RenewWorkItemLock(ctx, token, extend)
 				if requireHeld(t, i, err) {
@@ -315,7 +315,7 @@ func TestWorkQueue_RandomOperations_MatchTheModel(t *testing.T) {
 				}
 			},
 			"travel": func(t *rapid.T) {
-				d := time.Duration(rapid.IntRange(1, 4).Draw(t, "halves"))*time.Minute + 15*time.Second
+				d := time.Duration(rapid.IntRange(1, 4).Draw(t, "hours"))*time.Hour + 15*time.Minute
 				n.travel(t, d)
 				m.clock += d
 			},
@@ -349,12 +349,15 @@ func TestEnqueueForWorker_Delay_InvisibleUntilDue(t *testing.T) {
 func TestEnqueueForWorker_AbsoluteTime_DueAtThatInstant(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	at := query[time.Time](t, n, `SELECT clock_timestamp()`)[0].Add(250 * time.Millisecond)
+	clock := func() time.Time { return query[time.Time](t, n, `SELECT clock_timestamp()`)[0] }
+	n.enqueueWith(t, "in an hour", &pgwake.EnqueueOptions{At: clock().Add(time.Hour)})
+	n.requireNoWork(t)
+	at := clock().Add(250 * time.Millisecond)
 	added := n.enqueueWith(t, "at", &pgwake.EnqueueOptions{At: at})
 	require.True(t, added.DueAt.Equal(at))
-	n.requireNoWork(t)
 	item, err := n.FetchWorkItem(t.Context(), soon)
 	require.NoError(t, err)
+	require.Equal(t, "at", item.Name)
 	require.False(t, claimedAt(item.LockedUntil).Before(at))
 }
 
@@ -1546,7 +1549,7 @@ func (n *node) waitPastTheLease(t *testing.T, table, end string, do func() error
 	return <-done
 }
 
-var briefly = &pgwake.FetchOptions{LockTimeout: 3 * time.Second, NoWait: true}
+var briefly = &pgwake.FetchOptions{LockTimeout: 4 * time.Second, NoWait: true}
 
 // Where a statement has waited for somebody who changed nothing, its conditions are not asked again.
 func TestVerbs_LeaseEndsWhileTheyWaitForTheLock_LockLostAndNothingWritten(t *testing.T) {
