@@ -294,8 +294,8 @@ func TestVerbs_RoleDefaultsToAnotherIsolationLevel_EverythingWorks(t *testing.T)
 				})
 				wg.Go(func() {
 					for done.Load() < count && ctx.Err() == nil && !t.Failed() {
-						item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: time.Second}) // they share a small pool
-						if errors.Is(err, pgwake.ErrNoWork) || errors.Is(err, context.DeadlineExceeded) {                     // or no connection came free for so long
+						item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: lease, PollTimeout: time.Second})
+						if errors.Is(err, pgwake.ErrNoWork) || errors.Is(err, context.DeadlineExceeded) { // they share a small pool
 							continue
 						}
 						if err == nil {

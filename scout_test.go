@@ -69,14 +69,27 @@ func TestScout_ListenConnectionIsLost_PollsOfManyLanesAreOneStatement(t *testing
 	requirePollsOnly(t, p)
 	require.True(t, p.Stats().Worker.Aggressive)
 
-	mustExec(t, producer, `SELECT enqueue_work('told', p_namespace => 'n17')`)
-	get(t, waits["n17"])
+	told := waits["n17"]
+	for try := int64(1); ; try++ { // a poll may be quicker, and the notification so late that it does not count
+		mustExec(t, producer, `SELECT enqueue_work('told', p_namespace => 'n17')`)
+		get(t, told)
+		finds := p.Stats().Worker.Finds
+		require.Equal(t, try, finds["notify"]+finds["scout"])
+		if finds["notify"] > 0 {
+			break
+		}
+		require.Less(t, try, int64(20), "a push was never quicker than a poll")
+		told = fetchWork(t, p, &FetchOptions{PollTimeout: time.Hour, Namespaces: []string{"n17"}})
+		awaitParked(t, p, Worker, lanes)
+	}
+	late := p.Stats().Worker.Finds["scout"]
 	mustExec(t, producer, `SELECT set_config('pgwake.notify', 'off', false), enqueue_work('untold', p_namespace => 'n217')`)
 	get(t, waits["n217"])
 	finds := p.Stats().Worker.Finds
-	require.EqualValues(t, 1, finds["scout"])
+	require.Equal(t, late+1, finds["scout"])
 	require.EqualValues(t, 1, finds["notify"])
-	eventually(t, "what nobody told of is counted", func() bool { return p.Stats().Worker.ScoutFinds == 1 })
+	eventually(t, "what nobody told of is counted", func() bool { return p.Stats().Worker.ScoutFinds > 0 })
+	require.LessOrEqual(t, p.Stats().Worker.ScoutFinds, late+1)
 }
 
 // A node that cannot listen: no more is asked than that, and what a poll says of the future is met when it comes.
@@ -116,7 +129,7 @@ func TestScout_CannotListen_PollsOfManyLanesAreOneStatement(t *testing.T) {
 
 // The trouble is over when the rule says so: by polls that find nothing. Then nothing is asked any more.
 func TestScout_TroubleIsOver_NobodyPolls(t *testing.T) {
-	p := testProvider(t, Config{AggressiveDuration: 2 * time.Second})
+	p := testProvider(t, Config{AggressiveDuration: 4 * time.Second})
 	waitIn(t, p, namesOfLanes(20)...)
 	eventually(t, "it has started", func() bool { return !p.Stats().Worker.Aggressive })
 	mend := breakFunction(t, p, "fetch_work")
@@ -127,6 +140,12 @@ func TestScout_TroubleIsOver_NobodyPolls(t *testing.T) {
 	eventually(t, "one has tried", func() bool { return !p.engine.failing.Load() })
 	requirePollsOnly(t, p)
 	eventually(t, "the polling ends", func() bool { return !p.Stats().Worker.Aggressive })
+	eventually(t, "the last poll is over", func() bool { // another may have been wanted while the one was under way that was the last but one
+		s := p.engine.scouts[Worker]
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.underWay == 0 && s.wanted == (polls{})
+	})
 	before := p.Stats().Worker
 	require.GreaterOrEqual(t, before.Polls, int64(p.cfg.AggressiveExitThreshold))
 	require.Never(t, func() bool { return p.Stats().Worker.Polls > before.Polls }, 3*p.cfg.AggressiveInterval, p.cfg.AggressiveInterval)
@@ -151,7 +170,7 @@ func TestScout_ModePolling_CostsTheSameHoweverManyLanes(t *testing.T) {
 
 // Dispatchers that come and go in short turns park by what the last poll has said.
 func TestScout_ManyShortFetches_CostNoQueries(t *testing.T) {
-	const interval = 500 * time.Millisecond // if a poll is late by another, the dispatchers rightly ask themselves
+	const interval = time.Second // if a poll is late by another, the dispatchers rightly ask themselves
 	p := testProvider(t, Config{Mode: ModePolling, PollInterval: interval})
 	waitIn(t, p, "a", "b")
 	awaitPolls(t, p, Worker, 2)
@@ -322,19 +341,26 @@ func TestScout_LeaseEnds_ManyLanesLookByOneStatement(t *testing.T) {
 	get(t, waits["n17"]) // and is not acknowledged
 	mustExec(t, plain(t, p.cfg.Schema), `SELECT enqueue_work('held', p_namespace => 'n17')`)
 	for attempts := 1; ; attempts++ {
-		first := fetchWork(t, p, &FetchOptions{PollTimeout: time.Hour, Namespaces: []string{"n17"}, LockTimeout: time.Second})
-		require.Equal(t, "held", get(t, first).item.Name)
+		first := fetchWork(t, p, &FetchOptions{PollTimeout: time.Hour, Namespaces: []string{"n17"}, LockTimeout: time.Duration(min(attempts, 3)) * time.Second})
+		held := get(t, first).item
+		require.Equal(t, "held", held.Name)
 		again := fetchWork(t, p, &FetchOptions{PollTimeout: time.Hour, Namespaces: []string{"n17"}})
-		awaitParked(t, p, Worker, lanes)
+		eventually(t, "all wait, or the lease was over first", func() bool {
+			w := p.engine.waiters
+			return len(again) > 0 || w.parked(Worker) == lanes && w.settled(Worker)
+		})
 		before := p.Stats().Worker
+		left := held.LockedUntil.Sub(p.engine.clock.Server(p.engine.clock.Now()))
 		d := get(t, again)
 		require.Equal(t, "held", d.item.Name)
-		eventually(t, "the others look", func() bool { return p.Stats().Worker.Polls > before.Polls })
-		after := p.Stats().Worker
-		if after.Looks == before.Looks+1 { // that of whoever has it
-			require.Equal(t, before.Finds["timer"]+1, after.Finds["timer"])
-			require.Equal(t, before.ScoutFinds, after.ScoutFinds)
-			return
+		if left > 200*time.Millisecond {
+			eventually(t, "the others look", func() bool { return p.Stats().Worker.Polls > before.Polls })
+			after := p.Stats().Worker
+			if after.Looks == before.Looks+1 { // that of whoever has it
+				require.Equal(t, before.Finds["timer"]+1, after.Finds["timer"])
+				require.Equal(t, before.ScoutFinds, after.ScoutFinds)
+				return
+			}
 		}
 		require.Less(t, attempts, 20, "each looks by itself where the statement is late, which it is not always")
 		require.NoError(t, p.AbandonWorkItem(t.Context(), d.item.LockToken, nil))

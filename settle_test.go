@@ -304,7 +304,7 @@ func TestSettle_PreparedTransaction_IsWaitedForOrLeftToTheFallback(t *testing.T)
 	commit()
 	require.Equal(t, "silenced", get(t, wait).item.Name)
 	finds = p.Stats().Worker.Finds
-	require.EqualValues(t, 1, finds["fallback"]+finds["settle"], "a fallback that falls between the two waits for the transaction: %v", finds)
+	require.EqualValues(t, 1, finds["fallback"]+finds["settle"]+finds["scout"], "a fallback that falls between the two waits for the transaction: %v", finds)
 }
 
 // The first item of a namespace would notify as well.

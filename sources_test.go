@@ -620,12 +620,12 @@ func TestSource004_StaysAggressiveDuringIntermittentErrors(t *testing.T) {
 // Document 004, 10: test_exits_aggressive_after_consecutive_empty_successes.
 func TestSource004_ExitsAggressiveAfterConsecutiveEmptySuccesses(t *testing.T) {
 	t.Parallel()
-	cfg := Config{AggressiveDuration: time.Second, AggressiveInterval: 100 * time.Millisecond, AggressiveExitThreshold: 3}
+	cfg := Config{AggressiveDuration: time.Minute, AggressiveInterval: 100 * time.Millisecond, AggressiveExitThreshold: 3}
 	onMachineAndProvider(t, cfg, func(t *testing.T, s *pollState) {
 		require.False(t, s.aggressive())
 		s.enter()
 		require.True(t, s.aggressive())
-		s.sleep(2 * time.Second)
+		s.sleep(2 * time.Minute)
 		for range 3 {
 			require.True(t, s.aggressive())
 			s.record(outcomeEmpty)
@@ -638,7 +638,7 @@ func TestSource004_ExitsAggressiveAfterConsecutiveEmptySuccesses(t *testing.T) {
 			s.record(outcomeEmpty)
 		}
 		require.True(t, s.aggressive())
-		s.sleep(2 * time.Second)
+		s.sleep(2 * time.Minute)
 		s.record(outcomeEmpty)
 		require.False(t, s.aggressive())
 	})

@@ -470,7 +470,7 @@ func heap() int64 {
 // The same holds for whoever observes: while a statement of his waits for a lock, he is told more than he can take in.
 func TestObserve_FloodDuringAStatement_TakesNoMemory(t *testing.T) {
 	p := testProvider(t, Config{})
-	hostile, blocker := stranger(t), plain(t, p.cfg.Schema)
+	hostile, blocker, producer := stranger(t), plain(t, p.cfg.Schema), plain(t, p.cfg.Schema)
 	const notifications, size = 5_000, 7_900
 	channel := channelOf(t, p, Worker)
 	ctx, end := context.WithCancel(t.Context())
@@ -504,8 +504,10 @@ func TestObserve_FloodDuringAStatement_TakesNoMemory(t *testing.T) {
 	defer func() { end(); await(over) }()
 	await(hears)
 	before := heap()
+	mustExec(t, hostile, `BEGIN`) // nothing waits for it yet: the statement that is to has no longer than the LISTEN connection has
+	mustExec(t, hostile, `SELECT pg_notify($1, i || repeat('x', $3 - 20)) FROM generate_series(1, $2::bigint) AS i`, channel, notifications, size)
 	mustExec(t, blocker, `BEGIN; LOCK TABLE waiters`)
-	mustExec(t, hostile, `SELECT pg_notify($1, 'x')`, channel)
+	mustExec(t, producer, `SELECT pg_notify($1, 'x')`, channel)
 	await(told)
 	goOn <- struct{}{} // and it says that it need not be told for a while
 	eventually(t, "its statement waits for the lock", func() bool {
@@ -513,7 +515,7 @@ func TestObserve_FloodDuringAStatement_TakesNoMemory(t *testing.T) {
 		require.NoError(t, blocker.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'waiters'::regclass)`).Scan(&waits))
 		return waits
 	})
-	mustExec(t, hostile, `SELECT pg_notify($1, i || repeat('x', $3 - 20)) FROM generate_series(1, $2::bigint) AS i`, channel, notifications, size)
+	mustExec(t, hostile, `COMMIT`)
 	mustExec(t, blocker, `COMMIT`)
 	await(told)
 	require.Less(t, heap()-before, int64(notifications*size/4))
@@ -638,11 +640,15 @@ func TestDirected_ManyNodesWait_ItemCostsFewQueries(t *testing.T) {
 // What a node alone was told of is passed on, also if that was put off together with what all know of.
 func TestTrust_PutOffAndBusy_IsPassedOn(t *testing.T) {
 	busy, idle, wait, producer := busyAndIdle(t, Config{})
-	for range 2 * mostCredit {
-		busy.engine.trust.spend()
+	spend := func() {
+		for range 2 * mostCredit {
+			busy.engine.trust.spend()
+		}
 	}
+	spend()
 	busy.engine.heard(Worker, note{due: 1})
 	silently(t, producer, `SELECT enqueue_work('work')`)
+	spend() // some of it may have been paid back
 	callAlone(t, producer, busy, theLane(busy).id, 0)
 	require.Equal(t, "work", get(t, wait).item.Name)
 	require.EqualValues(t, 2, busy.Stats().Worker.PutOff)

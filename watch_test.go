@@ -1,6 +1,8 @@
 package pgwake
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,7 +61,7 @@ func TestWatch_TopicIsNotified_GivesATokenAtOnceAndNobodyElse(t *testing.T) {
 }
 
 func TestWatch_PeriodicStatement_CallsTheBeatAndGivesATokenIfThatSaysSo(t *testing.T) {
-	p := testProvider(t, Config{FallbackInterval: 100 * time.Millisecond})
+	p := testProvider(t, Config{FallbackInterval: 200 * time.Millisecond})
 	w, conn := testWatch(t, p)
 	beats := func(n int64) {
 		t.Helper()
@@ -69,7 +71,7 @@ func TestWatch_PeriodicStatement_CallsTheBeatAndGivesATokenIfThatSaysSo(t *testi
 	// Each beat puts off the token that comes without any, for half again as long. Where this process did not run for so long there was one.
 	eventually(t, "no news", func() bool {
 		w.tokens.silence()
-		beats(5)
+		beats(2) // the first may have been under way
 		return len(w.C) == 0
 	})
 	var node int32
@@ -105,15 +107,23 @@ func TestWatch_BeatHasToWait_GivesUpSoon(t *testing.T) {
 }
 
 func TestWatch_ConnectionBreaks_GivesATokenThenAndWhenItIsBack(t *testing.T) {
-	p := testProvider(t, Config{FallbackInterval: time.Hour})
+	var down atomic.Bool
+	gate := make(chan struct{})
+	p := testProvider(t, Config{FallbackInterval: time.Hour, fault: func(point string) {
+		if point == "connect" && down.Load() {
+			<-gate
+		}
+	}})
+	open := sync.OnceFunc(func() { close(gate) })
+	defer open()
 	w, conn := testWatch(t, p)
 	eventually(t, "it listens", func() bool { return listens(t, conn, w.Node) })
 	w.tokens.silence()
-	p.engine.listener.mu.Lock() // so that it cannot be back
+	down.Store(true) // so that it cannot be back
 	mustExec(t, conn, `SELECT pg_terminate_backend($1)`, p.engine.listener.pid.Load())
 	eventually(t, "it is gone", func() bool { return !listens(t, conn, w.Node) })
-	p.engine.listener.mu.Unlock()
 	requireToken(t, w, "it is gone")
+	open()
 	eventually(t, "it is back", func() bool { return listens(t, conn, w.Node) && p.Stats().Reconnects == 1 })
 	requireToken(t, w, "it is back")
 }
