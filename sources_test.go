@@ -689,7 +689,7 @@ func TestSource004_EntersAggressiveWhenNotifyDeliveryTimesOut(t *testing.T) {
 	// All dispatchers are busy, as the document has it: nothing is late, since the first query after the
 	// handler finds the item. Time passes meanwhile.
 	t.Run("busy", func(t *testing.T) {
-		const timeout = patient
+		const timeout = 10 * time.Second // twice that is less than a lease
 		var clock madeUpClock
 		p := testProvider(t, Config{NotifyDeliveryTimeout: timeout, clock: clock.now})
 		producer := plain(t, p.cfg.Schema)
