@@ -137,7 +137,13 @@ func TestScout_TroubleIsOver_NobodyPolls(t *testing.T) {
 	require.Error(t, err)
 	mend()
 	require.True(t, p.Stats().Worker.Aggressive)
-	eventually(t, "one has tried", func() bool { return !p.engine.failing.Load() })
+	eventually(t, "one has tried, and nobody tries any more", func() bool {
+		return !p.engine.failing.Load() && !slices.ContainsFunc(p.engine.waiters.lanes(Worker), func(l *lane) bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return len(l.waiting) < l.inside
+		})
+	})
 	requirePollsOnly(t, p)
 	eventually(t, "the polling ends", func() bool { return !p.Stats().Worker.Aggressive })
 	eventually(t, "the last poll is over", func() bool { // another may have been wanted while the one was under way that was the last but one
