@@ -62,7 +62,7 @@ func newNode(tb testing.TB, config *pgwake.Config) *node {
 		return &node{Provider: pgwaketest.New(tb, &c), schema: c.Schema}
 	}
 	c.Schema = testschema.Core.Borrow(tb)
-	return &node{Provider: pgwaketest.Open(tb, &c), schema: c.Schema}
+	return &node{Provider: opened(tb, &c), schema: c.Schema}
 }
 
 // another opens one more Provider on the schema.
@@ -75,7 +75,23 @@ func (n *node) another(tb testing.TB) *node {
 func (n *node) anotherWith(tb testing.TB, c *pgwake.Config) *node {
 	tb.Helper()
 	c.Schema = n.schema
-	return &node{Provider: pgwaketest.Open(tb, c), schema: n.schema}
+	return &node{Provider: opened(tb, c), schema: n.schema}
+}
+
+// opened opens a Provider, and does so again if it is to listen and could not at the first attempt, which is for a machine that stands
+// still: its queues would be polled for a minute.
+func opened(tb testing.TB, c *pgwake.Config) *pgwake.Provider {
+	tb.Helper()
+	listens := (c.Mode == pgwake.ModeHybrid || c.Mode == pgwake.ModeEventDriven) && c.Modes == nil && c.ListenConfig == nil && !c.DisableLongPoll && c.HibernateAfter == 0
+	p := pgwaketest.Open(tb, c)
+	for range 3 {
+		if s := p.Stats(); !listens || s.Listening && !s.Worker.Aggressive {
+			break
+		}
+		require.NoError(tb, p.Close(context.Background()))
+		p = pgwaketest.Open(tb, c)
+	}
+	return p
 }
 
 // tester is what a *testing.T and a *rapid.T have in common.
