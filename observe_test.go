@@ -29,14 +29,20 @@ func (n *node) observe(t *testing.T) *observing {
 	o := &observing{t: t, said: make(chan pgwake.Observation, 1000)}
 	ended := make(chan error, 1)
 	go func() {
-		for what, err := range n.Observe(ctx) {
-			if err != nil {
-				ended <- err
+		for try := 1; ; try++ { // a machine may stand still for as long as the notification that tests LISTEN is waited for
+			var failed error
+			begun := false
+			for what, err := range n.Observe(ctx) {
+				if failed = err; err == nil {
+					begun = true
+					o.said <- what
+				}
+			}
+			if failed == nil || begun || try == 3 {
+				ended <- failed
 				return
 			}
-			o.said <- what
 		}
-		ended <- nil
 	}()
 	o.end = func() {
 		cancel()
