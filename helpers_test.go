@@ -78,18 +78,22 @@ func (n *node) anotherWith(tb testing.TB, c *pgwake.Config) *node {
 	return &node{Provider: opened(tb, c), schema: n.schema}
 }
 
-// opened opens a Provider, and does so again if it is to listen and could not at the first attempt, which is for a machine that stands
-// still: its queues would be polled for a minute.
-func opened(tb testing.TB, c *pgwake.Config) *pgwake.Provider {
+// opened opens a Provider, and does so again if it is to listen and could not at the first attempt. That a machine stands still is no trouble
+// here, be it then or when a notification comes: the queues would be polled for a minute.
+func opened(tb testing.TB, config *pgwake.Config) *pgwake.Provider {
 	tb.Helper()
+	c := *config
+	if c.NotifyDeliveryTimeout == 0 {
+		c.NotifyDeliveryTimeout = patience
+	}
 	listens := (c.Mode == pgwake.ModeHybrid || c.Mode == pgwake.ModeEventDriven) && c.Modes == nil && c.ListenConfig == nil && !c.DisableLongPoll && c.HibernateAfter == 0
-	p := pgwaketest.Open(tb, c)
+	p := pgwaketest.Open(tb, &c)
 	for range 3 {
 		if s := p.Stats(); !listens || s.Listening && !s.Worker.Aggressive {
 			break
 		}
 		require.NoError(tb, p.Close(context.Background()))
-		p = pgwaketest.Open(tb, c)
+		p = pgwaketest.Open(tb, &c)
 	}
 	return p
 }
@@ -417,6 +421,9 @@ func (n *node) openAt(tb testing.TB, url string, config *pgwake.Config) *node {
 	if config != nil {
 		c = *config
 		c.Logger = silent
+	}
+	if c.NotifyDeliveryTimeout == 0 {
+		c.NotifyDeliveryTimeout = patience
 	}
 	c.Schema = n.schema
 	p, err := pgwake.Open(context.Background(), url, &c)
