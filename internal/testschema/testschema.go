@@ -85,6 +85,9 @@ func (k *Kind) New(tb testing.TB, config *pgwake.Config) *pgwake.Provider {
 	if c.Schema != "" {
 		tb.Fatalf("the schema is lent: it cannot be %s", c.Schema)
 	}
+	if c.NotifyDeliveryTimeout == 0 {
+		c.NotifyDeliveryTimeout = patience // a machine that stands still is no trouble: the queues would be polled for a minute
+	}
 	c.Schema = k.Borrow(tb)
 	return pgwaketest.Open(tb, &c)
 }
@@ -105,10 +108,10 @@ func (k *Kind) Borrow(tb testing.TB) string {
 }
 
 func (k *Kind) take(url string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), patience) // from when it is this one's turn
+	defer cancel()
 	if last := len(k.free) - 1; last >= 0 {
 		name := k.free[last]
 		k.free = k.free[:last]
@@ -167,10 +170,10 @@ func (k *Kind) migrate(ctx context.Context, url, name string) error {
 
 // give takes a schema back: emptied to be lent again, or dropped.
 func (k *Kind) give(name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), patience) // from when it is this one's turn
+	defer cancel()
 	if k.empty != "" {
 		var found string
 		if err := k.conn.QueryRow(ctx, marksOf, name).Scan(&found); err != nil {
