@@ -606,7 +606,7 @@ func TestDirected_ManyNodesWait_ItemCostsFewQueries(t *testing.T) {
 		all = append(all, p)
 		working.Go(func() {
 			for ctx.Err() == nil {
-				item, err := p.FetchWorkItem(ctx, longPoll)
+				item, err := p.FetchWorkItem(ctx, &FetchOptions{PollTimeout: time.Minute, LockTimeout: time.Hour}) // at the end of a lease all look
 				if err == nil && p.AckWorkItem(ctx, item.LockToken, nil) == nil {
 					done <- struct{}{}
 				}
@@ -616,7 +616,7 @@ func TestDirected_ManyNodesWait_ItemCostsFewQueries(t *testing.T) {
 	looks := func() (sum int64) {
 		for _, p := range all {
 			s := p.Stats().Worker
-			sum += s.Looks + s.Polls
+			sum += s.Looks + s.Polls - s.Tokens["scout"] // who looks before a claim has ended, which may take long, sees a row that is locked, and looks again
 		}
 		return sum
 	}
