@@ -355,10 +355,11 @@ func TestSettle_PreparedTransaction_AddsANamespace_WhichTheFallbackFinds(t *test
 func TestSettle_LaneIsBusyAgain_WaitsForNobody(t *testing.T) {
 	p := testProvider(t, Config{QuietAbove: 1, AggressivePolicy: Never, FallbackInterval: time.Hour})
 	open, producer := plain(t, p.cfg.Schema), plain(t, p.cfg.Schema)
+	forLong := &FetchOptions{PollTimeout: time.Minute, LockTimeout: time.Hour} // nothing is to come again
 	insert := func() { mustExec(t, producer, `SELECT enqueue_work('a')`) }
 	mustExec(t, open, `BEGIN`)
 	mustExec(t, open, `SELECT enqueue_work('open')`)
-	wait := fetchWork(t, p, longPoll)
+	wait := fetchWork(t, p, forLong)
 	eventually(t, "it waits for long", func() bool { return !p.Health().OK })
 	insert()
 	get(t, wait)
@@ -369,10 +370,10 @@ func TestSettle_LaneIsBusyAgain_WaitsForNobody(t *testing.T) {
 	eventually(t, "nobody is told of more", func() bool { return notifications(t, p, Worker, insert) == 0 }) // it was well before it had disarmed
 	// What was open is found all the same.
 	for more := true; more; {
-		d := <-fetchWork(t, p, &FetchOptions{NoWait: true})
+		d := <-fetchWork(t, p, &FetchOptions{NoWait: true, LockTimeout: time.Hour})
 		more = d.err == nil
 	}
-	wait = fetchWork(t, p, longPoll)
+	wait = fetchWork(t, p, forLong)
 	eventually(t, "it waits for it again", func() bool { return !p.Health().OK })
 	mustExec(t, open, `COMMIT`)
 	require.Equal(t, "open", get(t, wait).item.Name)
