@@ -1080,7 +1080,7 @@ func TestFetch_ConnectionsAreKilledAllTheTime_NothingIsStranded(t *testing.T) {
 	for range 12 {
 		n.exec(t, `SELECT pg_terminate_backend(pid), pg_sleep(0.01 * random()) FROM pg_stat_activity WHERE application_name = $1`, app)
 	}
-	require.Eventually(t, func() bool { return len(n.rows(t)) == 1 }, patience, 20*time.Millisecond, "something waits for the end of a lease")
+	require.Eventually(t, func() bool { return len(n.rows(t)) == 1 }, 2*patience, 20*time.Millisecond, "something waits for the end of a lease")
 	close(stop)
 	wg.Wait()
 }
