@@ -109,10 +109,10 @@ func (l *lab) start(c claimed, lostDelays ...string) string {
 	return one[string](l, `SELECT outcome FROM start_step($1, $2, $3, NULL, $4::text[]::interval[])`, c.step, c.item, c.token, lostDelays)
 }
 
-// finish ends an attempt.
+// finish ends an attempt. The next one is due long after a test has looked at what this one left, however slow the machine is.
 func (l *lab) finish(c claimed, success bool, results string) {
 	l.t.Helper()
-	require.True(l.t, one[bool](l, `SELECT finish_step($1, $2, $3, NULL, $4, $5::text::jsonb)`, c.step, c.item, c.token, success, results))
+	require.True(l.t, one[bool](l, `SELECT finish_step($1, $2, $3, NULL, $4, $5::text::jsonb, '20 s')`, c.step, c.item, c.token, success, results))
 }
 
 // ran has a step that is enqueued end well.
