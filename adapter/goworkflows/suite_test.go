@@ -53,6 +53,9 @@ func newSuite(t *testing.T) *suite {
 // setup makes a backend. As in the runtime's own runs, instances are sticky to nobody: what one worker has begun another one may go on with at once.
 func (s *suite) setup(options ...backend.BackendOption) test.TestBackend {
 	l := s.keeper.as(s.role, pgwake.ModeHybrid, options...)
+	// The suites give a fetch 100 ms, and the first one on a connection has the server plan its functions.
+	_, err := l.p.FetchWorkItem(s.t.Context(), &pgwake.FetchOptions{NoWait: true})
+	require.ErrorIs(s.t, err, pgwake.ErrNoWork)
 	return &underTest{l.Backend, l.p}
 }
 
