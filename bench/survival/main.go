@@ -71,6 +71,7 @@ type options struct {
 	chaos     string // the program that soaks
 	json      string
 	docs      string
+	busy      float64 // the load average before there is one of ours: that of a round counts the one before it
 }
 
 func parse(args []string) (*options, error) {
@@ -116,6 +117,7 @@ func survive(ctx context.Context, args []string) (kept bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	o.busy = loadAverage()
 	kept = true
 	for _, s := range o.scenarios {
 		var results []*result

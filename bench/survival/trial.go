@@ -44,7 +44,7 @@ type result struct {
 	Fsync    bool      `json:"fsync"`
 	Platform string    `json:"platform"`
 	CPUs     int       `json:"cpus"`
-	Busy     float64   `json:"busy,omitempty"` // load average of the minute before, where the system tells
+	Busy     float64   `json:"busy,omitempty"` // load average of the minute before the program began, where the system tells
 
 	Rate   int      `json:"rate"` // items/s that are enqueued
 	Phases []*phase `json:"phases"`
@@ -108,7 +108,7 @@ type deadTuples struct {
 // runTrial does a round.
 func runTrial(ctx context.Context, s scenario, o *options) (r *result, err error) {
 	r = &result{Scenario: s.name, Started: time.Now(), Rate: s.rate, Fsync: true, Counts: map[string]int{},
-		Platform: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(), Busy: loadAverage()}
+		Platform: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(), Busy: o.busy}
 	t := &trial{result: r, o: o}
 	if s.once { // it brings its own server and load
 		if err := s.run(ctx, t); err != nil {
