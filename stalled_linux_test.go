@@ -5,6 +5,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 // stalled is a connection to a machine that stands still in the middle of a long answer: it reads no more, and closes nothing.
 type stalled struct {
 	net.Conn
-	left int // to be read until then
+	left atomic.Int64 // to be read until then; pgx reads on in another goroutine when it gives up
 	*halt
 }
 
@@ -29,12 +30,12 @@ type halt struct {
 }
 
 func (s *stalled) Read(b []byte) (int, error) {
-	if s.left <= 0 {
+	if s.left.Load() <= 0 {
 		s.once.Do(func() { close(s.reached) })
 		<-s.over
 	}
 	n, err := s.Conn.Read(b)
-	s.left -= n
+	s.left.Add(int64(-n))
 	return n, err
 }
 
@@ -70,7 +71,9 @@ func TestClaim_ItsMachineStandsStillBeforeItIsCommitted_ServerGivesUp(t *testing
 		if err != nil {
 			return nil, err
 		}
-		return &stalled{conn, 1 << 20, machine}, nil
+		s := &stalled{Conn: conn, halt: machine}
+		s.left.Store(1 << 20)
+		return s, nil
 	}
 	pgwake.TunePool(config)
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)

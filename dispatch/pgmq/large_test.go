@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -77,6 +78,7 @@ func TestReceive_LargeMessages_OneAnswerIsBounded(t *testing.T) {
 type trickling struct {
 	net.Conn
 	slow *atomic.Bool
+	mu   sync.Mutex // pgx reads what is left of a connection that it gives up in another goroutine
 	left int
 }
 
@@ -89,6 +91,8 @@ func (c *trickling) Read(b []byte) (int, error) {
 	if !c.slow.Load() {
 		return c.Conn.Read(b)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.left == 0 {
 		time.Sleep(trickleEvery)
 		c.left = trickle
