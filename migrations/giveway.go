@@ -58,22 +58,28 @@ func (l Layer) giveWay(ctx context.Context, db *sql.DB, schema string, apply fun
 
 // waitForTurn takes the advisory lock of the migrations of a schema, for the session. Any session of the database can take it, and keep it:
 // advisory locks have no owner.
-func (l Layer) waitForTurn(ctx context.Context, conn *sql.Conn, schema string) error {
+func (l Layer) waitForTurn(ctx context.Context, db *sql.DB, schema string) error {
 	patience := l.patience
 	if patience == 0 {
 		patience = turnPatience
 	}
-	_, err := conn.ExecContext(ctx, `SELECT set_config('lock_timeout', $1, false)`, fmt.Sprintf("%dms", patience.Milliseconds()))
-	if err != nil {
+	wait := func(atMost string) error {
+		_, err := db.ExecContext(ctx, `SELECT set_config('lock_timeout', $1, false)`, atMost)
 		return err
 	}
-	_, err = conn.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
+	if err := wait(fmt.Sprintf("%dms", patience.Milliseconds())); err != nil {
+		return err
+	}
+	_, err := db.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
+	if err == nil {
+		return wait(lockTimeout)
+	}
 	var refused *pgconn.PgError
 	if !errors.As(err, &refused) || refused.Code != lockNotAvailable {
 		return err
 	}
 	var holder sql.NullInt64
-	lookErr := conn.QueryRowContext(ctx, `
+	lookErr := db.QueryRowContext(ctx, `
 		SELECT max(l.pid) FROM pg_locks l, hashtextextended('pgwake migrations of ' || $1, 0) AS key
 		 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 		   AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295`, schema).Scan(&holder)

@@ -110,3 +110,24 @@ func TestUp_AStrangerHoldsTheLockOfMigrations_IsBusyAndSaysWho(t *testing.T) {
 	require.ErrorContains(t, err, "pid "+pid+" migrates")
 	s.exec(t, `SELECT pg_advisory_unlock_all()`)
 }
+
+// What a session changes without the turn, somebody else may change as well.
+func TestUp_TheSessionThatHasTheTurnEnds_NothingMoreIsChanged(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	l := notes(notesTable, noteColumn)
+	tx := openTransaction(t, s)
+	done := make(chan error, 1)
+	go func() { done <- l.Up(t.Context(), s.config.Copy(), s.name) }()
+	produce(t, s)
+	require.Equal(t, []string{"true"}, s.list(t, `
+		SELECT pg_terminate_backend(pid, 10000)::text FROM pg_locks, hashtextextended('pgwake migrations of ' || current_schema(), 0) AS key
+		 WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		   AND classid::bigint = (key >> 32) & 4294967295 AND objid::bigint = key & 4294967295`))
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Error(t, <-done)
+	current, _ := layerVersion(t, s, l)
+	require.EqualValues(t, 1, current, "what came before is there")
+	require.NoError(t, l.Up(t.Context(), s.config, s.name))
+}

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,6 +38,9 @@ var (
 
 	// ErrLayer: the Layer itself is unusable. No schema can change that.
 	ErrLayer = errors.New("invalid layer")
+
+	// errTurnOver: what came to an end with the session has been said by the statement that noticed.
+	errTurnOver = errors.New("the session whose turn it was has ended")
 )
 
 // Layer is a set of migrations on top of those of the Provider, in the same schema. A value may be used by any number of
@@ -273,8 +277,17 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	// searched before it, and functions pin this very path (SET search_path FROM CURRENT).
 	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
 	config.RuntimeParams["lock_timeout"] = lockTimeout
-	db := stdlib.OpenDB(*config)
-	defer func() { err = errors.Join(err, db.Close()) }()
+	// It is one session, since the turn is a lock of that. With two, the one that changes something could still be at it when the other had ended, and
+	// somebody else had the turn. Nor does another take its place: what was looked at before may have changed.
+	var begun atomic.Bool
+	db := stdlib.OpenDB(*config, stdlib.OptionBeforeConnect(func(context.Context, *pgx.ConnConfig) error {
+		if begun.Swap(true) {
+			return errTurnOver
+		}
+		return nil
+	}))
+	db.SetMaxOpenConns(1)
+	defer func() { err = errors.Join(err, db.Close()) }() // the end of the turn
 	defer func() {
 		// The end of ctx breaks the connection, and then a statement may fail for no other reason than that.
 		if ended := ctx.Err(); err != nil && ended != nil && !errors.Is(err, ended) {
@@ -282,11 +295,9 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 		}
 	}()
 
-	endTurn, err := l.takeTurn(ctx, db, schema)
-	if err != nil {
+	if err := l.takeTurn(ctx, db, schema); err != nil {
 		return fmt.Errorf("migrate schema %q: %w", schema, err)
 	}
-	defer func() { err = errors.Join(err, endTurn()) }()
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, bySection{l.Files},
 		goose.WithTableName(l.Table),
 		goose.WithDisableGlobalRegistry(true),
@@ -303,31 +314,23 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 // takeTurn lets one process at a time migrate a schema, whatever the layer, and makes sure that the schema of the
 // Provider exists. It goes before goose's own session locker, which comes after goose has created its table: in
 // pg_temp, as long as there is no schema. It does not poll either: the server's lock queue wakes the next process at once.
-func (l Layer) takeTurn(ctx context.Context, db *sql.DB, schema string) (endTurn func() error, err error) {
-	conn, err := db.Conn(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (l Layer) takeTurn(ctx context.Context, db *sql.DB, schema string) error {
 	// The end of the session releases the lock: when db is closed, and also when this process dies. To ask the server
 	// for it could take for ever.
-	err = l.waitForTurn(ctx, conn, schema)
-	if err == nil && l.root {
-		err = createSchema(ctx, conn, schema)
+	if err := l.waitForTurn(ctx, db, schema); err != nil || !l.root {
+		return err
 	}
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	return conn.Close, nil
+	return createSchema(ctx, db, schema)
 }
 
 // createSchema looks before it creates, since CREATE SCHEMA IF NOT EXISTS demands the right to create
 // schemas even where there is nothing to create.
-func createSchema(ctx context.Context, conn *sql.Conn, schema string) error {
+func createSchema(ctx context.Context, db *sql.DB, schema string) error {
 	var exists bool
-	err := conn.QueryRowContext(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, schema).Scan(&exists)
+	err := db.QueryRowContext(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, schema).Scan(&exists)
 	if err != nil || exists {
 		return err
 	}
-	_, err = conn.ExecContext(ctx, `CREATE SCHEMA `+pgx.Identifier{schema}.Sanitize())
+	_, err = db.ExecContext(ctx, `CREATE SCHEMA `+pgx.Identifier{schema}.Sanitize())
 	return err
 }
