@@ -56,24 +56,17 @@ func (l Layer) giveWay(ctx context.Context, db *sql.DB, schema string, apply fun
 	}
 }
 
-// waitForTurn takes the advisory lock of the migrations of a schema, for the session. Any session of the database can take it, and keep it:
+// waitForTurn takes the advisory lock of the migrations of a schema, for the session, whose lock_timeout is then for how long it would have waited. Any session of the database can take it, and keep it:
 // advisory locks have no owner.
 func (l Layer) waitForTurn(ctx context.Context, db *sql.DB, schema string) error {
 	patience := l.patience
 	if patience == 0 {
 		patience = turnPatience
 	}
-	wait := func(atMost string) error {
-		_, err := db.ExecContext(ctx, `SELECT set_config('lock_timeout', $1, false)`, atMost)
-		return err
-	}
-	if err := wait(fmt.Sprintf("%dms", patience.Milliseconds())); err != nil {
+	if err := setLockTimeout(ctx, db, fmt.Sprintf("%dms", patience.Milliseconds())); err != nil {
 		return err
 	}
 	_, err := db.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
-	if err == nil {
-		return wait(lockTimeout)
-	}
 	var refused *pgconn.PgError
 	if !errors.As(err, &refused) || refused.Code != lockNotAvailable {
 		return err
@@ -84,6 +77,11 @@ func (l Layer) waitForTurn(ctx context.Context, db *sql.DB, schema string) error
 		 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 		   AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295`, schema).Scan(&holder)
 	return fmt.Errorf("%w, after %v: pid %d migrates the schema, or holds the advisory lock of that: %w", ErrBusy, patience, holder.Int64, errors.Join(err, lookErr))
+}
+
+func setLockTimeout(ctx context.Context, db *sql.DB, timeout string) error {
+	_, err := db.ExecContext(ctx, `SELECT set_config('lock_timeout', $1, false)`, timeout)
+	return err
 }
 
 // lockHolders says which transactions have locks on tables of the schema, the oldest first.

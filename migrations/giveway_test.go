@@ -2,10 +2,14 @@ package migrations_test
 
 import (
 	"context"
+	"errors"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pgwake/pgwake/migrations"
 	"github.com/stretchr/testify/require"
 )
@@ -121,13 +125,60 @@ func TestUp_TheSessionThatHasTheTurnEnds_NothingMoreIsChanged(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- l.Up(t.Context(), s.config.Copy(), s.name) }()
 	produce(t, s)
+	s.exec(t, `RESET statement_timeout`)
 	require.Equal(t, []string{"true"}, s.list(t, `
-		SELECT pg_terminate_backend(pid, 10000)::text FROM pg_locks, hashtextextended('pgwake migrations of ' || current_schema(), 0) AS key
-		 WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		SELECT pg_terminate_backend(pid, 60000)::text FROM pg_locks, hashtextextended('pgwake migrations of ' || current_schema(), 0) AS key
+		 WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 		   AND classid::bigint = (key >> 32) & 4294967295 AND objid::bigint = key & 4294967295`))
 	require.NoError(t, tx.Commit(t.Context()))
-	require.Error(t, <-done)
+	err := <-done
+	require.True(t, stateOf(err) == "57P01" || errors.Is(err, pgconn.ErrConnClosed), "%v", err)
 	current, _ := layerVersion(t, s, l)
 	require.EqualValues(t, 1, current, "what came before is there")
 	require.NoError(t, l.Up(t.Context(), s.config, s.name))
+}
+
+// The server goes on with a statement whose caller has gone, if no request to cancel it gets there.
+func TestUp_ContextEndsDuringAStatement_NobodyElseHasTheTurnUntilTheServerIsDone(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	l := notes(notesTable, `-- +goose Up
+SET LOCAL lock_timeout = 0;
+SELECT pg_advisory_xact_lock(hashtextextended(current_schema(), 0));
+CREATE TABLE more_notes ();
+-- +goose Down
+LOCK TABLE notes IN ACCESS EXCLUSIVE MODE;
+SELECT require_no_notes();
+DROP TABLE more_notes;
+`)
+	s.exec(t, `SELECT pg_advisory_lock(hashtextextended(current_schema(), 0))`)
+	config := s.config.Copy()
+	var gone atomic.Bool
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if gone.Load() {
+			return nil, errors.New("nothing gets there")
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- l.Up(ctx, config, s.name) }()
+	require.Eventually(t, func() bool {
+		return s.list(t, `SELECT count(*)::text FROM pg_locks, hashtextextended(current_schema(), 0) AS key
+			WHERE locktype = 'advisory' AND NOT granted AND classid::bigint = (key >> 32) & 4294967295 AND objid::bigint = key & 4294967295`)[0] == "1"
+	}, time.Minute, 10*time.Millisecond)
+	gone.Store(true)
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+
+	next, end := context.WithTimeout(t.Context(), 20*time.Second)
+	defer end()
+	err := migrations.WithPatience(l, 100*time.Millisecond).Up(next, s.config.Copy(), s.name)
+	require.ErrorIs(t, err, migrations.ErrBusy)
+	require.ErrorContains(t, err, "migrates")
+	s.exec(t, `SELECT pg_advisory_unlock_all()`)
+	require.NoError(t, l.Up(t.Context(), s.config.Copy(), s.name))
+	require.Equal(t, []string{"2"}, s.list(t, `SELECT count(*)::text FROM `+l.Table+` WHERE version_id > 0`))
 }

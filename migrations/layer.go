@@ -39,15 +39,16 @@ var (
 	// ErrLayer: the Layer itself is unusable. No schema can change that.
 	ErrLayer = errors.New("invalid layer")
 
-	// errTurnOver: what came to an end with the session has been said by the statement that noticed.
-	errTurnOver = errors.New("the session whose turn it was has ended")
+	// errTurnOver: the session that had the turn has ended between two statements. To call again goes on.
+	errTurnOver = fmt.Errorf("the session that had the turn has ended: %w", pgconn.ErrConnClosed)
 )
 
 // Layer is a set of migrations on top of those of the Provider, in the same schema. A value may be used by any number of
 // goroutines at a time.
 type Layer struct {
 	// Files has the migrations at its root: *.sql for goose, numbered from 1 without a gap. They run with search_path =
-	// <schema>, pg_temp, so what they name without a schema lands there. A file that is released never changes.
+	// <schema>, pg_temp, so what they name without a schema lands there. A file that is released never changes. All run in one
+	// session, whose advisory locks they leave alone.
 	//
 	// The Down section of the newest one begins with LOCK TABLE on what must not be lost, and a call of Empty: each file goes
 	// down in a transaction of its own, and there nothing is gone yet.
@@ -248,7 +249,7 @@ func requireNoLayer(ctx context.Context, db *sql.DB, schema string) error {
 		}
 		tables = append(tables, table)
 	}
-	if err := rows.Err(); err != nil {
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil { // there is one connection
 		return err
 	}
 	for _, table := range tables {
@@ -277,14 +278,17 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	// searched before it, and functions pin this very path (SET search_path FROM CURRENT).
 	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
 	config.RuntimeParams["lock_timeout"] = lockTimeout
-	// It is one session, since the turn is a lock of that. With two, the one that changes something could still be at it when the other had ended, and
-	// somebody else had the turn. Nor does another take its place: what was looked at before may have changed.
+	config.RuntimeParams["idle_session_timeout"] = "0" // giveWay pauses
+	// Whoever changes something has the turn: all of it is done in the one session that has it, and no other takes its place, since what was looked
+	// at before may have changed meanwhile.
 	var begun atomic.Bool
 	db := stdlib.OpenDB(*config, stdlib.OptionBeforeConnect(func(context.Context, *pgx.ConnConfig) error {
 		if begun.Swap(true) {
 			return errTurnOver
 		}
 		return nil
+	}), stdlib.OptionShouldPing(func(context.Context, stdlib.ShouldPingParams) bool {
+		return false // the statement says better why its session has ended
 	}))
 	db.SetMaxOpenConns(1)
 	defer func() { err = errors.Join(err, db.Close()) }() // the end of the turn
@@ -317,10 +321,15 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 func (l Layer) takeTurn(ctx context.Context, db *sql.DB, schema string) error {
 	// The end of the session releases the lock: when db is closed, and also when this process dies. To ask the server
 	// for it could take for ever.
-	if err := l.waitForTurn(ctx, db, schema); err != nil || !l.root {
+	if err := l.waitForTurn(ctx, db, schema); err != nil {
 		return err
 	}
-	return createSchema(ctx, db, schema)
+	if l.root {
+		if err := createSchema(ctx, db, schema); err != nil {
+			return err
+		}
+	}
+	return setLockTimeout(ctx, db, lockTimeout)
 }
 
 // createSchema looks before it creates, since CREATE SCHEMA IF NOT EXISTS demands the right to create
