@@ -93,7 +93,7 @@ func Baseline(ctx context.Context, url string, o BaselineOptions) (r *BaselineRe
 	orDefault(&o.Rounds, 200)
 	orDefault(&o.Gap, 20*time.Millisecond)
 	orDefault(&o.Gaps, Uniform)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "the baseline", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "the baseline", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)

@@ -45,7 +45,7 @@ func Bloat(ctx context.Context, url string, o BloatOptions) (r *BloatResult, err
 	orDefault(&o.Duration, 20*time.Second)
 	orDefault(&o.Chunk, 100)
 	orDefault(&o.Dispatchers, 4)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "bloat", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "bloat", err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	r = &BloatResult{Who: "pgwake"}

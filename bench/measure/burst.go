@@ -56,7 +56,7 @@ func (r *BurstResult) TokenCount() (n int64) {
 // Burst has another Provider enqueue items in chunks, and dispatchers claim and acknowledge them in batches.
 func Burst(ctx context.Context, url string, o BurstOptions) (r *BurstResult, err error) {
 	o.setDefaults()
-	defer func() { err = about("burst", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "burst", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)
@@ -194,7 +194,7 @@ func watch[T any](ctx context.Context, m *meter, progress func() Progress, done 
 // took.
 func BareBurst(ctx context.Context, url string, o BurstOptions) (drain time.Duration, err error) {
 	o.setDefaults()
-	defer func() { err = about("the burst's baseline", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "the burst's baseline", err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	if err := s.createBare(ctx, o.Items); err != nil {

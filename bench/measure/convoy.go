@@ -93,12 +93,7 @@ func LockConvoy(ctx context.Context, url string, o ConvoyOptions) (r *ConvoyResu
 	orDefault(&o.Dispatchers, 4)
 	orDefault(&o.Slices, 4)
 	orDefault(&o.Interval, 3*time.Millisecond)
-	defer func() {
-		if err != nil && ctx.Err() != nil {
-			err = errors.Join(context.Cause(ctx), err)
-		}
-		err = about("the lock convoy", err)
-	}()
+	defer func(ctx context.Context) { err = about(ctx, "the lock convoy", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)

@@ -142,7 +142,7 @@ func (s stage) fillWork(ctx context.Context, first, count int, dueIn time.Durati
 // committed, to disk.
 func Drain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err error) {
 	o.setDefaults()
-	defer func(ctx context.Context) { err = aboutIn(ctx, "drain", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "drain", err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	n, err := s.open(ctx, o.Dispatchers)
@@ -283,7 +283,7 @@ func drainTurn(n *node, o *DrainOptions, t *tally) func() error {
 // rows of its last batch and claims the next, by plain statements, in one round trip and one commit to disk.
 func BareDrain(ctx context.Context, url string, o DrainOptions) (r *DrainResult, err error) {
 	o.setDefaults()
-	defer func(ctx context.Context) { err = aboutIn(ctx, "the drain's limit", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "the drain's limit", err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	if err := s.createBare(ctx, o.Items); err != nil {
@@ -336,7 +336,7 @@ func BareDrain(ctx context.Context, url string, o DrainOptions) (r *DrainResult,
 // PeerDrain has a node of a peer do a backlog that was there before.
 func PeerDrain(ctx context.Context, url string, p Peer, o DrainOptions) (r *DrainResult, err error) {
 	o.setDefaults()
-	defer func(ctx context.Context) { err = aboutIn(ctx, "drain, "+p.Name(), err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "drain, "+p.Name(), err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	if err := s.preparePeer(ctx, p); err != nil {

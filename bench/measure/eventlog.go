@@ -48,7 +48,7 @@ func EventLog(ctx context.Context, url string, o EventLogOptions) (r *EventLogRe
 	orDefault(&o.Rows, 10_000_000)
 	orDefault(&o.Emits, 500)
 	orDefault(&o.Kept, 1_000_000)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "the log of events", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "the log of events", err) }(ctx)
 	r = &EventLogResult{Rows: o.Rows, Kept: o.Kept}
 	m := newMeter(o.Progress)
 	if err := r.keep(ctx, url, &o, m); err != nil {

@@ -52,7 +52,7 @@ func Events(ctx context.Context, url string, o EventsOptions) (r *EventsResult, 
 	orDefault(&o.Gap, 20*time.Millisecond)
 	orDefault(&o.Backlog, 20_000)
 	orDefault(&o.Dispatchers, 8)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "events", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "events", err) }(ctx)
 	r = &EventsResult{}
 	if err := r.singles(ctx, url, &o); err != nil {
 		return nil, err

@@ -66,7 +66,7 @@ func FanIn(ctx context.Context, url string, o FanInOptions) (r *FanInResult, err
 	orDefault(&o.Singles, 300)
 	orDefault(&o.Few, 1000)
 	orDefault(&o.Many, 100_000)
-	defer func() { err = aboutIn(ctx, "fan-in", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "fan-in", err) }(ctx)
 	if o.Few < fanInWarmUps+o.Singles {
 		return nil, fmt.Errorf("%d turns of one message each need more than %d instances", o.Singles, o.Few)
 	}

@@ -50,7 +50,7 @@ const fetchCostWarmUps = 20
 // FetchCosts takes the time of single fetches; acks, in between, do not count. The two that are compared take turns.
 func FetchCosts(ctx context.Context, url string, o FetchCostOptions) (costs []*FetchCost, err error) {
 	orDefault(&o.Fetches, 200)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "the cost of a fetch", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "the cost of a fetch", err) }(ctx)
 	m := newMeter(o.Progress)
 	for _, c := range []struct {
 		name string

@@ -3,7 +3,6 @@ package measure
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"strings"
 	"time"
 
@@ -37,12 +36,7 @@ func Histories(ctx context.Context, url string, o HistoriesOptions) (r *Historie
 	orDefault(&o.Short, 20)
 	orDefault(&o.Long, 20_000)
 	orDefault(&o.EventSize, 100)
-	defer func() {
-		if err != nil && ctx.Err() != nil {
-			err = errors.Join(context.Cause(ctx), err)
-		}
-		err = about("histories", err)
-	}()
+	defer func(ctx context.Context) { err = about(ctx, "histories", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)

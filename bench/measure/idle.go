@@ -53,7 +53,7 @@ func Idle(ctx context.Context, url string, o IdleOptions) (r *IdleResult, err er
 	orDefault(&o.Orchestrators, 16)
 	orDefault(&o.PollTimeout, time.Second)
 	o.Orchestrators = max(o.Orchestrators, 0)
-	defer func() { err = about("idle", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "idle", err) }(ctx)
 
 	s := newStage(url)
 	c, err := newCounter(ctx, url, pgx.Identifier{s.schema}.Sanitize())
@@ -140,7 +140,7 @@ func (r *ShortPollResult) PerSecond() float64 { return float64(r.Statements) / r
 // bare claim every 50 ms, which finds none.
 func ShortPoll(ctx context.Context, url string, d time.Duration) (r *ShortPollResult, err error) {
 	orDefault(&d, 3*time.Second)
-	defer func() { err = about("idle's baseline", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "idle's baseline", err) }(ctx)
 	r = &ShortPollResult{Dispatchers: 4, Interval: 50 * time.Millisecond}
 
 	s := newStage(url)

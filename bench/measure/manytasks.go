@@ -110,7 +110,7 @@ func ManyTasks(ctx context.Context, url string, o ManyTasksOptions) (r *ManyTask
 	orDefault(&o.Tasks, 1_000_000)
 	orDefault(&o.Large, 10_000)
 	orDefault(&o.Reads, 20)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "many tasks", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "many tasks", err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	many := taskgraph.Define("many", "many", "1").Step("1", "measure")

@@ -108,7 +108,7 @@ func Namespaces(ctx context.Context, url string, o NamespacesOptions) (r *Namesp
 	orDefault(&o.Duration, 3*time.Second)
 	orDefault(&o.Polls, 6)
 	orDefault(&o.Flood, 20_000)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "namespaces", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "namespaces", err) }(ctx)
 	r = &NamespacesResult{Namespaces: o.Namespaces, Interval: o.Interval, Batch: o.Batch, Tasks: o.Tasks, Steps: o.Steps}
 	for _, part := range []func(context.Context, string, *NamespacesResult) error{
 		o.coordinated, o.created, o.polled, o.restart, o.scale, o.many,

@@ -38,7 +38,7 @@ func Nodes(ctx context.Context, url string, o NodesOptions) (r *NodesResult, err
 	orDefault(&o.Dispatchers, 8)
 	orDefault(&o.Items, 100)
 	orDefault(&o.Gap, 20*time.Millisecond)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "nodes", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "nodes", err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	l := newLedger(warmUps + o.Items)

@@ -39,7 +39,7 @@ func Pairs(ctx context.Context, url string, o PairsOptions) (r *PairsResult, err
 	orDefault(&o.Rest, 20*time.Millisecond)
 	orDefault(&o.Producer, OtherProvider)
 	orDefault(&o.Dispatchers, 8)
-	defer func() { err = about("pairs", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "pairs", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)

@@ -164,7 +164,7 @@ func (r *PeerIdleResult) PerSecond() float64 { return float64(r.Statements) / r.
 
 // PeerIdle counts the statements of a peer's node that has nothing to do, as Idle does.
 func PeerIdle(ctx context.Context, url string, p Peer, workers int, d time.Duration) (r *PeerIdleResult, err error) {
-	defer func(ctx context.Context) { err = aboutIn(ctx, "idle, "+p.Name(), err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "idle, "+p.Name(), err) }(ctx)
 	s := newStage(url)
 	c, err := newCounter(ctx, url, pgx.Identifier{s.schema}.Sanitize())
 	if err != nil {
@@ -209,7 +209,7 @@ type PeerTimersResult struct {
 // those that another Provider schedules. What is later than the patience of a scenario is an error.
 func PeerTimers(ctx context.Context, url string, p Peer, o TimersOptions) (r *PeerTimersResult, err error) {
 	o.setDefaults()
-	defer func(ctx context.Context) { err = aboutIn(ctx, "timers, "+p.Name(), err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "timers, "+p.Name(), err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	clock, err := newServerClock(ctx, url)

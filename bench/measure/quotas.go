@@ -101,7 +101,7 @@ func Quotas(ctx context.Context, url string, o QuotasOptions) (r *QuotasResult, 
 	orDefault(&o.Items, 2000)
 	orDefault(&o.Flood, 1_000_000)
 	orDefault(&o.Singles, 100)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "limits", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "limits", err) }(ctx)
 	r = &QuotasResult{Flood: o.Flood}
 	if err := o.drains(ctx, url, r); err != nil {
 		return nil, err

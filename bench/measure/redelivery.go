@@ -48,7 +48,7 @@ func Redelivery(ctx context.Context, url string, o RedeliveryOptions) (r *Redeli
 	orDefault(&o.LockTimeout, 2*time.Second)
 	orDefault(&o.Dispatchers, 8)
 	o.Items = min(o.Items, 5)
-	defer func() { err = about("redelivery", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "redelivery", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)

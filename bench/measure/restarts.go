@@ -55,7 +55,7 @@ func Restarts(ctx context.Context, url string, o RestartsOptions) (r *RestartsRe
 	orDefault(&o.LockTimeout, 2*time.Second)
 	orDefault(&o.Calm, 3*time.Second)
 	orDefault(&o.Kills, 3)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "restarts", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "restarts", err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	n, err := s.open(ctx, 1)

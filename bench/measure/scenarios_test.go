@@ -308,15 +308,15 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 		},
 		"namespaces, restarts": func(ctx context.Context, url string, stop func(Progress)) error {
 			o := NamespacesOptions{Restarts: NamespaceRestartsOptions{Items: 100_000}, Progress: stop}
-			return aboutIn(ctx, "restarts", o.restart(ctx, url, &NamespacesResult{}))
+			return about(ctx, "restarts", o.restart(ctx, url, &NamespacesResult{}))
 		},
 		"namespaces, scale": func(ctx context.Context, url string, stop func(Progress)) error {
 			o := NamespacesOptions{Scale: NamespaceScaleOptions{Duration: 10 * time.Millisecond}, Progress: stop}
-			return aboutIn(ctx, "scale", o.scale(ctx, url, &NamespacesResult{}))
+			return about(ctx, "scale", o.scale(ctx, url, &NamespacesResult{}))
 		},
 		"namespaces, many": func(ctx context.Context, url string, stop func(Progress)) error {
 			o := NamespacesOptions{Many: ManyNamespacesOptions{Namespaces: 50}, Progress: stop}
-			return aboutIn(ctx, "many", o.many(ctx, url, &NamespacesResult{}))
+			return about(ctx, "many", o.many(ctx, url, &NamespacesResult{}))
 		},
 		"stress": func(ctx context.Context, url string, stop func(Progress)) error {
 			_, err := Stress(ctx, url, StressOptions{Progress: stop})
@@ -357,7 +357,7 @@ func TestScenarios_CancelledContext_LeavesNothing(t *testing.T) {
 		"events, drain": func(ctx context.Context, url string, stop func(Progress)) error {
 			o := EventsOptions{Backlog: 5000, Dispatchers: 1, Progress: stop}
 			_, err := o.drain(ctx, url, "events", eventBacklog)
-			return aboutIn(ctx, "events", err)
+			return about(ctx, "events", err)
 		},
 		"the log of events": func(ctx context.Context, url string, stop func(Progress)) error {
 			_, err := EventLog(ctx, url, EventLogOptions{Rows: 1000, Emits: 100_000, Kept: 1000, Progress: stop})

@@ -61,7 +61,7 @@ func Schedules(ctx context.Context, url string, o SchedulesOptions) (r *Schedule
 	orDefault(&o.Duration, time.Minute)
 	orDefault(&o.Idle, 10_000)
 	orDefault(&o.IdleFor, 3*time.Minute)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "schedules", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "schedules", err) }(ctx)
 	r = &SchedulesResult{Schedules: o.Schedules, Every: o.Every, Nodes: o.Nodes, Idle: o.Idle, IdleFor: o.IdleFor,
 		PolledCalls: int64(o.Nodes) * int64(o.IdleFor/pollEach)}
 	var again int

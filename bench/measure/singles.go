@@ -55,7 +55,7 @@ func Singles(ctx context.Context, url string, o SinglesOptions) (r *SinglesResul
 	orDefault(&o.Gaps, Uniform)
 	orDefault(&o.Producer, OtherProvider)
 	orDefault(&o.Dispatchers, 8)
-	defer func() { err = about("singles", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "singles", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)
@@ -98,18 +98,13 @@ func Singles(ctx context.Context, url string, o SinglesOptions) (r *SinglesResul
 	return r, err
 }
 
-// about says which scenario failed.
-func about(scenario string, err error) error {
+// about says which scenario failed, and why ctx has ended if others were told that it has.
+func about(ctx context.Context, scenario string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("measure %s: %w", scenario, err)
-}
-
-// aboutIn is about for scenarios that are told by others that ctx has ended: it adds why.
-func aboutIn(ctx context.Context, scenario string, err error) error {
-	if err != nil && ctx.Err() != nil {
-		err = errors.Join(context.Cause(ctx), err)
+	if why := context.Cause(ctx); why != nil && !errors.Is(err, why) {
+		err = errors.Join(why, err)
 	}
-	return about(scenario, err)
+	return fmt.Errorf("measure %s: %w", scenario, err)
 }

@@ -50,7 +50,7 @@ func Stress(ctx context.Context, url string, o StressOptions) (r *StressResult, 
 	orDefault(&o.TaskTime, 10*time.Millisecond)
 	orDefault(&o.Orchestrators, 4)
 	orDefault(&o.Workers, 4)
-	defer func() { err = about("stress", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "stress", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)

@@ -188,7 +188,7 @@ func (c *taskClaims) until(changes []change) (s Samples, err error) {
 // Tasks measures them one after the other.
 func Tasks(ctx context.Context, url string, o TasksOptions) (r *TasksResult, err error) {
 	o.setDefaults()
-	defer func(ctx context.Context) { err = aboutIn(ctx, "tasks", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "tasks", err) }(ctx)
 	r = &TasksResult{Namespaces: o.Namespaces, Interval: o.Interval, AtATime: o.AtATime, Steps: taskSteps}
 	if r.Singles, err = o.singles(ctx, url, pushedTasks); err != nil {
 		return nil, err

@@ -64,7 +64,7 @@ const leastDelay = 20 * time.Millisecond
 // are always several ahead, so nearly all of them are at some time the second in line.
 func Timers(ctx context.Context, url string, o TimersOptions) (r *TimersResult, err error) {
 	o.setDefaults()
-	defer func() { err = about("timers", err) }()
+	defer func(ctx context.Context) { err = about(ctx, "timers", err) }(ctx)
 
 	s := newStage(url)
 	defer s.drop(&err)

@@ -77,7 +77,7 @@ func Writers(ctx context.Context, url string, o WritersOptions) (r *WritersResul
 	orDefault(&o.Duration, 2*time.Second)
 	orDefault(&o.Dispatchers, 8)
 	orDefault(&o.Busy, o.Dispatchers)
-	defer func(ctx context.Context) { err = aboutIn(ctx, "writers", err) }(ctx)
+	defer func(ctx context.Context) { err = about(ctx, "writers", err) }(ctx)
 	s := newStage(url)
 	defer s.drop(&err)
 	r = &WritersResult{Way: string(o.Way), Writers: o.Writers}
