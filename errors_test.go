@@ -1,15 +1,20 @@
 package pgwake_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"io/fs"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
 )
@@ -203,6 +208,115 @@ func TestError_LockTimeoutOfTheServer_Retryable(t *testing.T) {
 	require.False(t, typed.Unknown)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.NoError(t, p.AckWorkItem(t.Context(), c.work, nil))
+}
+
+// unheard is a connection that ends before the first answer arrives after certain words were sent. The server has done by then what they say.
+type unheard struct {
+	net.Conn
+	words string
+	said  *atomic.Bool // of all connections
+	ends  *atomic.Bool
+}
+
+func (u unheard) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte(u.words)) && !u.said.Swap(true) {
+		u.ends.Store(true)
+	}
+	return u.Conn.Write(b)
+}
+
+func (u unheard) Read(b []byte) (int, error) {
+	n, err := u.Conn.Read(b)
+	if u.ends.Load() {
+		return 0, errors.Join(io.EOF, u.Close())
+	}
+	return n, err
+}
+
+// unheardNode is a Provider of a pool on which one answer to something with these words is lost.
+func (n *node) unheardNode(t *testing.T, words string, change func(*pgx.ConnConfig)) *pgwake.Provider {
+	t.Helper()
+	config := backstage.users.Config()
+	change(config.ConnConfig)
+	dial, said := config.ConnConfig.DialFunc, &atomic.Bool{}
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return unheard{conn, words, said, &atomic.Bool{}}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, Mode: pgwake.ModePolling, Logger: silent})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	t.Cleanup(func() { require.True(t, said.Load(), "it was sent") })
+	return p
+}
+
+func mode(m pgx.QueryExecMode) func(*pgx.ConnConfig) {
+	return func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = m }
+}
+
+func serializable(c *pgx.ConnConfig) {
+	c.RuntimeParams["default_transaction_isolation"] = "serializable"
+}
+
+// However pgx sends it: where an answer may have several results, a connection that ends before it looks to pgx as if nothing had been sent.
+func TestError_ConnectionEndsBeforeTheAnswer_OutcomeIsUnknown(t *testing.T) {
+	t.Parallel()
+	enqueue := func(ctx context.Context, p *pgwake.Provider) error {
+		return dropped(p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "x"}, nil))
+	}
+	inTx := func(ctx context.Context, p *pgwake.Provider) error {
+		return pgwake.WrapError("work", pgx.BeginFunc(ctx, p.Pool(), func(tx pgx.Tx) error {
+			return dropped(p.EnqueueForWorkerTx(ctx, tx, pgwake.WorkItem{Name: "x"}, nil))
+		}))
+	}
+	for name, c := range map[string]struct {
+		words  string
+		change func(*pgx.ConnConfig)
+		call   func(context.Context, *pgwake.Provider) error
+	}{
+		"a verb in mode exec":                     {"enqueue_work", mode(pgx.QueryExecModeExec), enqueue},
+		"a verb in mode simple_protocol":          {"enqueue_work", mode(pgx.QueryExecModeSimpleProtocol), enqueue},
+		"a verb of a role that is serializable":   {"commit\x00", serializable, enqueue},
+		"the commit of a transaction of somebody": {"commit\x00", mode(pgx.QueryExecModeCacheStatement), inTx},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			var failed *pgwake.Error
+			require.ErrorAs(t, c.call(t.Context(), n.unheardNode(t, c.words, c.change)), &failed)
+			require.Equal(t, []bool{true, true}, []bool{failed.Unknown, failed.Retryable}, "%v", failed)
+			require.Equal(t, "x", n.take(t).Name)
+		})
+	}
+}
+
+func TestFetch_ConnectionEndsBeforeTheAnswer_WhatItClaimedIsGivenBack(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*pgx.ConnConfig){
+		"in mode exec":                   mode(pgx.QueryExecModeExec),
+		"in mode simple_protocol":        mode(pgx.QueryExecModeSimpleProtocol),
+		"by a role that is serializable": serializable,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, nil)
+			n.enqueue(t, "x")
+			words := "fetch_work"
+			if name == "by a role that is serializable" {
+				words = "commit\x00"
+			}
+			_, err := n.unheardNode(t, words, change).FetchWorkItem(t.Context(), &pgwake.FetchOptions{LockTimeout: time.Hour, NoWait: true})
+			var failed *pgwake.Error
+			require.ErrorAs(t, err, &failed)
+			require.Equal(t, []bool{false, true}, []bool{failed.Unknown, failed.Retryable}, "%v", failed)
+			item, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: patience})
+			require.NoError(t, err)
+			require.Equal(t, 1, item.Attempt)
+		})
+	}
 }
 
 // The caller leaves while the server waits for a lock.

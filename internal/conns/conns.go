@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -151,18 +150,8 @@ type transaction struct {
 func (t *transaction) Commit(ctx context.Context) error {
 	err := t.Tx.Commit(ctx)
 	t.release()
-	if pgconn.SafeToRetry(err) {
-		err = sent{err}
-	}
 	return err
 }
-
-// sent is the error of a commit of which nobody knows whether it took effect: pgx has "conn closed" for one whose answer is lost, and takes that for
-// one that was not sent.
-type sent struct{ error }
-
-func (sent) SafeToRetry() bool { return false }
-func (s sent) Unwrap() error   { return s.error }
 
 func (t *transaction) Rollback(ctx context.Context) error {
 	defer t.release()
