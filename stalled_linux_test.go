@@ -71,6 +71,9 @@ func TestClaim_ItsMachineStandsStillBeforeItIsCommitted_ServerGivesUp(t *testing
 		if err != nil {
 			return nil, err
 		}
+		if err := conn.(*net.TCPConn).SetReadBuffer(1 << 20); err != nil { // a system may have room for more than 24 MiB, if it is to choose
+			return nil, err
+		}
 		s := &stalled{Conn: conn, halt: machine}
 		s.left.Store(1 << 20)
 		return s, nil
