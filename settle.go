@@ -301,9 +301,10 @@ func (s *settler) waitLong(ctx context.Context) error {
 	}
 	defer hangUp(ctx, conn)
 	keepAlive(conn.PgConn().Conn())
+	var pid uint32 // what the connection has is a pooler's number, if there is one in between
 	// Those of them that this version of the server has.
-	if err := execAll(preparing, conn, `SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
-		WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')`); err != nil {
+	if err := conn.QueryRow(preparing, `SELECT pg_catalog.pg_backend_pid(), pg_catalog.count(pg_catalog.set_config(name, '0', false))
+		FROM pg_catalog.pg_settings WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')`).Scan(&pid, nil); err != nil {
 		return err
 	}
 	defer s.blocked(nil)
@@ -347,7 +348,7 @@ func (s *settler) waitLong(ctx context.Context) error {
 		}
 		// Once the wait has begun they only become fewer. Of several, one may end unseen, and is looked for.
 		var open []int32
-		if err := e.exec(ctx, &open, e.sql.producers, s.queue.String(), conn.PgConn().PID()); err != nil {
+		if err := e.exec(ctx, &open, e.sql.producers, s.queue.String(), pid); err != nil {
 			continue // what was known of them still is
 		}
 		asked = time.Now()
