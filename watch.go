@@ -77,6 +77,10 @@ func (p *Provider) Watch(ctx context.Context, o WatchOptions) (*Watch, error) {
 	return w, nil
 }
 
+// Listens reports whether the node has a LISTEN connection. When one breaks that is known here at once, while to the server (SQL function node_listens) its
+// session may be there for a while.
+func (w *Watch) Listens() bool { return w.of.e.epoch() != 0 }
+
 // Close ends the Watch: there is no further token, and no beat but one that has begun. So does Provider.Close.
 func (w *Watch) Close() {
 	w.end()

@@ -374,9 +374,13 @@ const beating = `SELECT %[1]sbeat($1, $2, $3, $4, $5), EXISTS (SELECT FROM %[1]s
 
 func (n *Node) beat(ctx context.Context, watch *pgwake.Watch) error {
 	var patterns []string
+	var listening *int32
+	if watch.Listens() { // or else the server may not know yet that the session has ended, and nobody would say so later
+		listening = &watch.Node
+	}
 	for known := false; !known; {
 		err := n.do(ctx, "heartbeat", false, func(ctx context.Context, q pgwake.Querier) error {
-			return q.QueryRow(ctx, fmt.Sprintf(beating, n.in), n.id, n.namespace, n.how.Group, watch.Node,
+			return q.QueryRow(ctx, fmt.Sprintf(beating, n.in), n.id, n.namespace, n.how.Group, listening,
 				cmp.Or(n.how.Heartbeat, watch.Interval)).Scan(&patterns, &known)
 		})
 		if err == nil && !known { // it was gone for so long that others have forgotten it

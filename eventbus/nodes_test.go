@@ -3,9 +3,11 @@ package eventbus_test
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"regexp"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -121,6 +123,72 @@ func TestNodes_ConnectionIsMadeAnew_IsLiveByHeartbeatsMeanwhile(t *testing.T) {
 		return hears()
 	}, "it is back")
 	l.eventually(func() bool { return l.p.Stats().Listening }, "the server knows of the session before it is up")
+}
+
+// torn is a connection whose end the server does not hear of, once it is cut.
+type torn struct {
+	net.Conn
+	cut *atomic.Bool
+}
+
+func (c torn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.cut.Load() {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+func (c torn) Write(b []byte) (int, error) {
+	if c.cut.Load() {
+		return 0, io.ErrClosedPipe
+	}
+	return c.Conn.Write(b)
+}
+
+func (c torn) Close() error {
+	if c.cut.Load() {
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+// To the server the session goes on that was the LISTEN connection's.
+func TestNodes_ConnectionBreaks_ServerDoesNotKnow_IsLiveByHeartbeats(t *testing.T) {
+	t.Parallel()
+	var cut atomic.Bool
+	var dialed []net.Conn
+	var mu sync.Mutex
+	config, err := pgx.ParseConfig(pgwaketest.URL(t))
+	require.NoError(t, err)
+	dial := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if cut.Load() {
+			return nil, errors.New("no way")
+		}
+		conn, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		dialed = append(dialed, conn)
+		return torn{conn, &cut}, nil
+	}
+	l := newLabOn(t, &pgwake.Config{ListenConfig: config, FallbackInterval: time.Hour, Logger: slog.New(slog.DiscardHandler)}, nil)
+	l.node(nil)
+	listens := func() bool { return one[bool](l, `SELECT waiter IS NOT NULL FROM event_nodes`) }
+	l.eventually(listens, "its first attempt to listen may have failed")
+	cut.Store(true)
+	mu.Lock()
+	defer mu.Unlock()
+	for _, conn := range dialed {
+		_ = conn.SetDeadline(time.Unix(1, 0))
+		defer conn.Close()
+	}
+	l.eventually(func() bool { return !listens() }, "it goes by heartbeats")
+	require.True(t, one[bool](l, `SELECT node_listens(node) FROM waiters WHERE lane = 0`), "to the server it listens")
+	require.True(t, l.live())
 }
 
 // What a heartbeat needs of its own is taken away, and they come all the same.
