@@ -28,6 +28,9 @@ const (
 	// turnPatience is how long to wait for others that migrate the schema: a migration of a large table takes a while.
 	turnPatience = 10 * time.Minute
 
+	// endPatience is how long Up goes on for at most when its context has ended.
+	endPatience = time.Second
+
 	lockNotAvailable = "55P03"
 	deadlockDetected = "40P01"
 )

@@ -282,14 +282,19 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	// Whoever changes something has the turn: all of it is done in the one session that has it, and no other takes its place, since what was looked
 	// at before may have changed meanwhile.
 	var begun atomic.Bool
+	var session atomic.Pointer[pgconn.PgConn]
 	db := stdlib.OpenDB(*config, stdlib.OptionBeforeConnect(func(context.Context, *pgx.ConnConfig) error {
 		if begun.Swap(true) {
 			return errTurnOver
 		}
 		return nil
+	}), stdlib.OptionAfterConnect(func(_ context.Context, conn *pgx.Conn) error {
+		session.Store(conn.PgConn())
+		return nil
 	}), stdlib.OptionShouldPing(func(context.Context, stdlib.ShouldPingParams) bool {
 		return false // the statement says better why its session has ended
 	}))
+	defer func() { awaitEnd(session.Load()) }()
 	db.SetMaxOpenConns(1)
 	defer func() { err = errors.Join(err, db.Close()) }() // the end of the turn
 	defer func() {
@@ -313,6 +318,18 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 		return fmt.Errorf("migrate schema %q: %w", schema, err)
 	}
 	return nil
+}
+
+// awaitEnd waits until the server is done with a session that broke off, for a moment: a schema that the caller drops next would come back if the last
+// statement was the one that creates it.
+func awaitEnd(session *pgconn.PgConn) {
+	if session == nil {
+		return
+	}
+	select {
+	case <-session.CleanupDone():
+	case <-time.After(endPatience):
+	}
 }
 
 // takeTurn lets one process at a time migrate a schema, whatever the layer, and makes sure that the schema of the

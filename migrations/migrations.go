@@ -24,7 +24,7 @@ var root = Layer{Files: files, Table: "schema_migrations", Empty: "require_empty
 //
 // It gives way to who is at work: nobody waits for it for more than about half a second at a time, and it tries again for up to
 // two minutes, or until ctx ends, while others hold locks on what it changes; then it fails with ErrBusy. So it does when its turn has not come for
-// ten minutes.
+// ten minutes. When ctx ends it returns as soon as the server is done with what it was at, within a second.
 func Up(ctx context.Context, config *pgx.ConnConfig, schema string) error {
 	return root.Up(ctx, config, schema)
 }

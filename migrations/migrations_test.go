@@ -154,6 +154,30 @@ func TestUp_ContextEndsAtAnyMoment_SaysSoAndTheNextFinishes(t *testing.T) {
 	s.exec(t, `SELECT enqueue_work('x')`)
 }
 
+// Whoever gives up drops what there is by then, and that is all.
+func TestUp_ContextEndsAtAnyMoment_NothingComesAfterwards(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	for sent := int64(1); sent <= 24; sent++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		config := s.config.Copy()
+		config.RuntimeParams["application_name"] = s.name
+		left := &atomic.Int64{}
+		left.Store(sent)
+		config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			return endingConn{conn, left, cancel}, err
+		}
+		require.ErrorIs(t, migrations.Up(ctx, config, s.name), context.Canceled)
+		cancel()
+		s.exec(t, `DROP SCHEMA IF EXISTS `+pgx.Identifier{s.name}.Sanitize()+` CASCADE`)
+		require.Eventually(t, func() bool {
+			return s.list(t, `SELECT count(*)::text FROM pg_stat_activity WHERE application_name = $1`, s.name)[0] == "0"
+		}, time.Minute, time.Millisecond)
+		require.Empty(t, s.list(t, `SELECT nspname FROM pg_namespace WHERE nspname = $1`, s.name), "after %d messages", sent)
+	}
+}
+
 // endingConn ends a context when a number of messages were sent.
 type endingConn struct {
 	net.Conn
