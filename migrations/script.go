@@ -34,7 +34,7 @@ func (l Layer) Script(schema string, after int64) (string, error) {
 		return "", nil
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "-- Migrations %d to %d of %s.\nBEGIN;\nSET LOCAL standard_conforming_strings = on;\nSET LOCAL search_path = pg_catalog, pg_temp;\n", after+1, len(sums), l.Table)
+	fmt.Fprintf(&b, "-- Migrations %d to %d of %s.\nBEGIN ISOLATION LEVEL READ COMMITTED; -- what was migrated is to be seen once it is the turn of this\nSET LOCAL standard_conforming_strings = on;\nSET LOCAL search_path = pg_catalog, pg_temp;\n", after+1, len(sums), l.Table)
 	// Not in the text of a DO block, which a name could end.
 	fmt.Fprintf(&b, "SELECT set_config('pgwake.schema', %s, true);\n", literal(schema))
 	b.WriteString("SELECT pg_advisory_xact_lock(hashtextextended('pgwake migrations of ' || current_setting('pgwake.schema'), 0));\n")

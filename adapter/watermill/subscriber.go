@@ -33,7 +33,7 @@ type SubscriberConfig struct {
 
 	// FromBeginning has a group that is new get also what was published to the topic before; see eventbus.SubscribeOptions. So it is for one
 	// topic: for others there are Subscribers of other groups. A group that gets the topic already goes on as it does; one that does not is
-	// refused. Defaults to false: a group gets what is published from the first Subscribe or SubscribeInitialize on.
+	// refused, unless another Subscriber makes it at the same moment, for another topic. Defaults to false: a group gets what is published from the first Subscribe or SubscribeInitialize on.
 	FromBeginning bool
 
 	// Transactional has each message come with a transaction, TxFrom(m.Context()), that commits with the ack and is rolled back by a nack: what
