@@ -320,7 +320,9 @@ func outcomeUnknown(err error) bool {
 
 // neverSent reports whether a statement that failed with err did not leave this process. Of "conn closed" nobody knows: pgx takes it for that, and has it as well
 // where a connection ended before the answer came, if that may be of several results: of a commit, of a batch in mode exec, of anything in simple_protocol.
-func neverSent(err error) bool { return pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed) }
+func neverSent(err error) bool {
+	return pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
+}
 
 // invalid returns an ErrInvalid that says what is wrong with which argument.
 func invalid(format string, args ...any) error {
