@@ -734,11 +734,11 @@ func (e *engine) pollQueue(q Queue) (next time.Time, polling bool) {
 }
 
 // listenerLost voids what was known by listening.
-func (e *engine) listenerLost(wasUp bool) {
+func (e *engine) listenerLost(watched bool) {
 	if e.ctx.Err() != nil {
 		return
 	}
-	if wasUp {
+	if watched {
 		e.waits.lookAtWatches()
 	}
 	e.waits.bell.ring() // from here on it polls

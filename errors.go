@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/migrations"
 )
 
@@ -264,7 +265,7 @@ func retryable(err error) bool {
 		return false
 	}
 	var connectErr *pgconn.ConnectError
-	return connectionLost(err) || errors.As(err, &connectErr) || errors.Is(err, driver.ErrBadConn) || pgconn.SafeToRetry(err)
+	return connectionLost(err) || errors.As(err, &connectErr) || pgconn.SafeToRetry(err)
 }
 
 // refusedForGood reports whether the server refused a statement for what it was given, as it will again.
@@ -300,7 +301,7 @@ func badCertificate(err error) bool {
 // connectionLost reports whether err is of a connection that broke, or on which no answer came in time.
 func connectionLost(err error) bool {
 	var netErr net.Error
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &netErr) ||
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &netErr) || errors.Is(err, driver.ErrBadConn) ||
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, pgconn.ErrConnClosed)
 }
 
@@ -318,10 +319,11 @@ func outcomeUnknown(err error) bool {
 		!errors.As(err, &connectErr)
 }
 
-// neverSent reports whether a statement that failed with err did not leave this process. Of "conn closed" nobody knows: pgx takes it for that, and has it as well
-// where a connection ended before the answer came, if that may be of several results: of a commit, of a batch in mode exec, of anything in simple_protocol.
+// neverSent reports whether a statement that failed with err did not leave this process, or can have had no effect. Of "conn closed" nobody knows: pgx takes it for
+// that, and has it as well where a connection ended before the answer came, if that may be of several results: of whatever has no arguments, as a commit, of a batch
+// in mode exec, and of anything in simple_protocol.
 func neverSent(err error) bool {
-	return pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
+	return pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed) || errors.As(err, new(conns.NotBegun))
 }
 
 // invalid returns an ErrInvalid that says what is wrong with which argument.

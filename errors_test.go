@@ -239,6 +239,7 @@ func (n *node) unheardNode(t *testing.T, words string, change func(*pgx.ConnConf
 	config := backstage.users.Config()
 	change(config.ConnConfig)
 	dial, said := config.ConnConfig.DialFunc, &atomic.Bool{}
+	said.Store(true) // New has its own to say
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
 		return unheard{conn, words, said, &atomic.Bool{}}, err
@@ -249,6 +250,7 @@ func (n *node) unheardNode(t *testing.T, words string, change func(*pgx.ConnConf
 	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, Mode: pgwake.ModePolling, Logger: silent})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	said.Store(false)
 	t.Cleanup(func() { require.True(t, said.Load(), "it was sent") })
 	return p
 }
@@ -273,22 +275,27 @@ func TestError_ConnectionEndsBeforeTheAnswer_OutcomeIsUnknown(t *testing.T) {
 		}))
 	}
 	for name, c := range map[string]struct {
-		words  string
-		change func(*pgx.ConnConfig)
-		call   func(context.Context, *pgwake.Provider) error
+		words   string
+		change  func(*pgx.ConnConfig)
+		call    func(context.Context, *pgwake.Provider) error
+		unknown bool
 	}{
-		"a verb in mode exec":                     {"enqueue_work", mode(pgx.QueryExecModeExec), enqueue},
-		"a verb in mode simple_protocol":          {"enqueue_work", mode(pgx.QueryExecModeSimpleProtocol), enqueue},
-		"a verb of a role that is serializable":   {"commit\x00", serializable, enqueue},
-		"the commit of a transaction of somebody": {"commit\x00", mode(pgx.QueryExecModeCacheStatement), inTx},
+		"a verb in mode exec":                     {"enqueue_work", mode(pgx.QueryExecModeExec), enqueue, true},
+		"a verb in mode simple_protocol":          {"enqueue_work", mode(pgx.QueryExecModeSimpleProtocol), enqueue, true},
+		"a verb of a role that is serializable":   {"commit\x00", serializable, enqueue, true},
+		"of which the transaction cannot begin":   {"begin ", serializable, enqueue, false},
+		"the commit of a transaction of somebody": {"commit\x00", mode(pgx.QueryExecModeCacheStatement), inTx, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, nil)
 			var failed *pgwake.Error
 			require.ErrorAs(t, c.call(t.Context(), n.unheardNode(t, c.words, c.change)), &failed)
-			require.Equal(t, []bool{true, true}, []bool{failed.Unknown, failed.Retryable}, "%v", failed)
-			require.Equal(t, "x", n.take(t).Name)
+			require.Equal(t, []bool{c.unknown, true}, []bool{failed.Unknown, failed.Retryable}, "%v", failed)
+			if c.unknown {
+				require.Equal(t, "x", n.take(t).Name)
+			}
+			n.requireNoWork(t)
 		})
 	}
 }

@@ -2,6 +2,7 @@ package pgwake_test
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -296,6 +297,7 @@ func TestWrapError_WhateverItIs_IsClassified(t *testing.T) {
 		again := fmt.Errorf("deeper: %w", wrapped)
 		require.Equal(t, again, pgwake.WrapError("again", again))
 	}
+	require.True(t, requireError(t, pgwake.WrapError("commit", driver.ErrBadConn), driver.ErrBadConn).Unknown, "lib/pq has it for a commit whose answer is lost")
 	for name, err := range map[string]error{
 		"of no server": errors.New("of the layer"),
 		"an argument":  fmt.Errorf("%w: no such definition", pgwake.ErrInvalid),

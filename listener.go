@@ -69,6 +69,7 @@ type listener struct {
 	// For the goroutine of run alone.
 	nextFallback time.Time
 	hearing      bool // that producers are to notify of everything: what the session has said last
+	watched      bool // each Watch knows of the session, or is about to
 	questions         // that are to be answered
 
 	tried     chan struct{} // closed once the first attempt to listen has ended, either way
@@ -197,6 +198,7 @@ func (l *listener) rest(ctx context.Context) {
 	l.hibernation.on.Store(false)
 	l.triedOnce.Do(func() { close(l.tried) })
 	l.e.waits.lookAtWatches() // whoever goes by the session has to know that it is no more
+	l.watched = false
 	for l.rests() {
 		select {
 		case <-ctx.Done():
@@ -280,7 +282,8 @@ func (l *listener) lost(err error) {
 		l.e.log().Warn("pgwake: not listening; "+l.instead()+" until it is", "error", err)
 	}
 	l.refuseJobs()
-	l.e.listenerLost(wasUp)
+	l.e.listenerLost(l.watched) // which current does not tell, if the session was about to be given up
+	l.watched = false
 	l.triedOnce.Do(func() { close(l.tried) })
 }
 
@@ -317,6 +320,7 @@ func (l *listener) up(key int32) {
 		l.hibernation.returns.Add(1)
 	}
 	l.e.stir()
+	l.watched = true
 	// Whatever was notified, or became due, before this moment went unheard. One look per lane finds it,
 	// and brings the instants of everything that is not due yet.
 	l.e.listenerUp()

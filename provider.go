@@ -497,7 +497,7 @@ func atReadCommitted(ctx context.Context, conn *pgxpool.Conn, isDefault bool, ve
 // batch of which some leases were lost is committed: the others of it were dealt with.
 func inTransaction(ctx context.Context, conn *pgxpool.Conn, verb func(pgx.Tx) error) error {
 	var lost *LostLocksError
-	err := pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, conns.On{Conn: conn}, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		err := verb(tx)
 		if errors.As(err, &lost) {
 			return nil

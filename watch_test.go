@@ -1,6 +1,7 @@
 package pgwake
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -108,9 +109,10 @@ func TestWatch_BeatHasToWait_GivesUpSoon(t *testing.T) {
 
 func TestWatch_ConnectionBreaks_GivesATokenThenAndWhenItIsBack(t *testing.T) {
 	var down atomic.Bool
-	gate := make(chan struct{})
+	tries, gate := make(chan struct{}, 1), make(chan struct{})
 	p := testProvider(t, Config{FallbackInterval: time.Hour, fault: func(point string) {
 		if point == "connect" && down.Load() {
+			tries <- struct{}{}
 			<-gate
 		}
 	}})
@@ -118,11 +120,19 @@ func TestWatch_ConnectionBreaks_GivesATokenThenAndWhenItIsBack(t *testing.T) {
 	defer open()
 	w, conn := testWatch(t, p)
 	eventually(t, "it listens", func() bool { return listens(t, conn, w.Node) })
+	require.True(t, w.Listens())
 	w.tokens.silence()
 	down.Store(true) // so that it cannot be back
 	mustExec(t, conn, `SELECT pg_terminate_backend($1)`, p.engine.listener.pid.Load())
 	eventually(t, "it is gone", func() bool { return !listens(t, conn, w.Node) })
 	requireToken(t, w, "it is gone")
+	require.False(t, w.Listens())
+	<-tries
+	l := p.engine.listener // does nothing now
+	l.watched = true       // as where it broke while the node was about to hibernate, and so current was nothing already
+	l.lost(errors.New("it broke"))
+	requireToken(t, w, "nobody else would say that it is gone")
+	down.Store(false)
 	open()
 	eventually(t, "it is back", func() bool { return listens(t, conn, w.Node) && p.Stats().Reconnects == 1 })
 	requireToken(t, w, "it is back")

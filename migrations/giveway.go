@@ -28,7 +28,7 @@ const (
 	// turnPatience is how long to wait for others that migrate the schema: a migration of a large table takes a while.
 	turnPatience = 10 * time.Minute
 
-	// endPatience is how long Up goes on for at most when its context has ended.
+	// endPatience is how long Up goes on for at most when its session broke off, as when its context ends.
 	endPatience = time.Second
 
 	lockNotAvailable = "55P03"
@@ -59,8 +59,8 @@ func (l Layer) giveWay(ctx context.Context, db *sql.DB, schema string, apply fun
 	}
 }
 
-// waitForTurn takes the advisory lock of the migrations of a schema, for the session, whose lock_timeout is then for how long it would have waited. Any session of the database can take it, and keep it:
-// advisory locks have no owner.
+// waitForTurn takes the advisory lock of the migrations of a schema, for the session. Any session of the database can take it, and keep it:
+// advisory locks have no owner. It leaves lock_timeout at its own patience.
 func (l Layer) waitForTurn(ctx context.Context, db *sql.DB, schema string) error {
 	patience := l.patience
 	if patience == 0 {

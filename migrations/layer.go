@@ -39,7 +39,7 @@ var (
 	// ErrLayer: the Layer itself is unusable. No schema can change that.
 	ErrLayer = errors.New("invalid layer")
 
-	// errTurnOver: the session that had the turn has ended between two statements. To call again goes on.
+	// errTurnOver: the session that had the turn has ended, and it is not known during which statement, if any. To call again goes on.
 	errTurnOver = fmt.Errorf("the session that had the turn has ended: %w", pgconn.ErrConnClosed)
 )
 
@@ -48,7 +48,7 @@ var (
 type Layer struct {
 	// Files has the migrations at its root: *.sql for goose, numbered from 1 without a gap. They run with search_path =
 	// <schema>, pg_temp, so what they name without a schema lands there. A file that is released never changes. All run in one
-	// session, whose advisory locks they leave alone.
+	// session, of which they leave the advisory locks and settings as they are, and so have no DISCARD.
 	//
 	// The Down section of the newest one begins with LOCK TABLE on what must not be lost, and a call of Empty: each file goes
 	// down in a transaction of its own, and there nothing is gone yet.
@@ -278,7 +278,11 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	// searched before it, and functions pin this very path (SET search_path FROM CURRENT).
 	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
 	config.RuntimeParams["lock_timeout"] = lockTimeout
-	config.RuntimeParams["idle_session_timeout"] = "0" // giveWay pauses
+	// Of a process that is gone without a sign the server has to know, or the turn is its for hours. Nor does a session that is at work pause for long.
+	for name, value := range map[string]string{"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3", "tcp_user_timeout": "25000",
+		"idle_session_timeout": "1min", "idle_in_transaction_session_timeout": "1min"} {
+		config.RuntimeParams[name] = value
+	}
 	// Whoever changes something has the turn: all of it is done in the one session that has it, and no other takes its place, since what was looked
 	// at before may have changed meanwhile.
 	var begun atomic.Bool
@@ -320,8 +324,8 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	return nil
 }
 
-// awaitEnd waits until the server is done with a session that broke off, for a moment: a schema that the caller drops next would come back if the last
-// statement was the one that creates it.
+// awaitEnd waits until the server is done with a session that broke off, for endPatience at most: a schema that the caller drops next would come back if the
+// last statement was the one that creates it.
 func awaitEnd(session *pgconn.PgConn) {
 	if session == nil {
 		return

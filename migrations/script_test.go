@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pgwake/pgwake/migrations"
 	"github.com/stretchr/testify/require"
@@ -92,6 +93,32 @@ func TestScript_SchemaIsBehind_BringsWhatItLacks(t *testing.T) {
 	sql, err := both.Script(s.name, 2)
 	require.NoError(t, err)
 	require.Empty(t, sql, "there is nothing to do")
+}
+
+// A snapshot from before the turn would show the version of that time.
+func TestScript_AnotherOneIsAtWork_SeesItsVersion(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	l := notes(notesTable, noteFunction)
+	require.NoError(t, notes(notesTable).Up(t.Context(), s.config.Copy(), s.name))
+	sql, err := l.Script(s.name, 1)
+	require.NoError(t, err)
+	first := s.connect(t)
+	_, err = first.PgConn().Exec(t.Context(), strings.ReplaceAll(sql, "COMMIT;", "")).ReadAll()
+	require.NoError(t, err)
+	s.exec(t, `SET default_transaction_isolation = 'repeatable read'`)
+	done := make(chan error, 1)
+	go func() { done <- s.run(t, l.Script, 1) }()
+	looks := s.connect(t)
+	require.Eventually(t, func() bool {
+		var waits bool
+		require.NoError(t, looks.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)`, s.conn.PgConn().PID()).Scan(&waits))
+		return waits
+	}, time.Minute, 10*time.Millisecond)
+	_, err = first.Exec(t.Context(), `COMMIT`)
+	require.NoError(t, err)
+	require.ErrorContains(t, <-done, "version")
 }
 
 func TestScript_SchemaIsAtAnotherVersion_ChangesNothing(t *testing.T) {

@@ -45,8 +45,8 @@
 // # Giving back
 //
 // Nack sends a copy of the message, which has the number of its attempt and the error, and acknowledges the original once RabbitMQ
-// has confirmed the copy. So it goes to the end of the queue, and if the connection is lost in between there are two of it. So there are where the
-// context of a Nack ends before RabbitMQ has confirmed, and one more with each further attempt that does. A delay is
+// has confirmed the copy. So it goes to the end of the queue, and if the connection is lost in between there are two of it. A Nack whose context ends
+// before RabbitMQ has confirmed has sent its copy all the same, and to call it again sends another one. A delay is
 // a queue of its own with a time to live, ".delay.<milliseconds>" after the name, from which messages come back by dead-lettering; all in one have
 // the same delay, so none waits behind another. There are few of them, since delays are rounded up by an eighth at most, or 8 ms, and they are gone when
 // nothing has used them for ten minutes. The longest delay is 40 days:

@@ -133,13 +133,31 @@ func (t Transactions) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.T
 	if err != nil {
 		return nil, err
 	}
-	tx, err := conn.BeginTx(ctx, options)
+	tx, err := On{conn}.BeginTx(ctx, options)
 	if err != nil {
 		Release(conn)
 		return nil, err
 	}
 	return &transaction{Tx: tx, conn: conn}, nil
 }
+
+// On begins transactions on a connection. It is for pgx.BeginTxFunc.
+type On struct{ *pgxpool.Conn }
+
+// BeginTx is that of the connection. It fails with NotBegun.
+func (o On) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	tx, err := o.Conn.BeginTx(ctx, options)
+	if err != nil {
+		return nil, NotBegun{err}
+	}
+	return tx, nil
+}
+
+// NotBegun is the error of a transaction of which nothing can have taken effect, wherever the answer to its BEGIN is.
+type NotBegun struct{ error }
+
+// Unwrap returns what failed.
+func (e NotBegun) Unwrap() error { return e.error }
 
 type transaction struct {
 	pgx.Tx
