@@ -312,7 +312,8 @@ func outcomeUnknown(err error) bool {
 		return wrapped.Unknown
 	}
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
-		return pgErr.SeverityUnlocalized != "ERROR"
+		idle := pgErr.Code == "57P05" || pgErr.Code == "25P03" // the session ended since nothing came, before this did
+		return pgErr.SeverityUnlocalized != "ERROR" && !idle
 	}
 	connectErr := (*pgconn.ConnectError)(nil)
 	return err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrLockLost) && !neverSent(err) &&

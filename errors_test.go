@@ -300,6 +300,30 @@ func TestError_ConnectionEndsBeforeTheAnswer_OutcomeIsUnknown(t *testing.T) {
 	}
 }
 
+// idle_session_timeout ends sessions that wait for a statement, and so none of which one is at work.
+func TestError_SessionHadBeenIdleForTooLong_NothingWasDone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	config := backstage.users.Config()
+	config.MaxConns, config.MinConns = 1, 0
+	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	config.ConnConfig.RuntimeParams["idle_session_timeout"] = "50ms"
+	config.ConnConfig.RuntimeParams["application_name"] = n.schema
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, Mode: pgwake.ModePolling, Logger: silent})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	require.Eventually(t, func() bool {
+		return query[int64](t, n, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, n.schema)[0] == 0
+	}, patience, time.Millisecond)
+	var failed *pgwake.Error
+	require.ErrorAs(t, dropped(p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, nil)), &failed)
+	require.Equal(t, []any{"57P05", false, true}, []any{failed.SQLState, failed.Unknown, failed.Retryable}, "%v", failed)
+	n.requireNoWork(t)
+}
+
 func TestFetch_ConnectionEndsBeforeTheAnswer_WhatItClaimedIsGivenBack(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*pgx.ConnConfig){

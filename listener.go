@@ -340,7 +340,7 @@ func (l *listener) cut() {
 // serve connects, listens, and serves until something breaks.
 func (l *listener) serve(ctx context.Context) error {
 	l.e.inject("connect")
-	preparing, cancel := context.WithTimeout(ctx, answerDeadline)
+	preparing, cancel := context.WithTimeout(ctx, l.dialer.patience())
 	defer cancel()
 	hears := &ear{take: func(*pgconn.Notification) {}}
 	conn, err := l.dialer.connect(preparing, func(config *pgx.ConnConfig) {

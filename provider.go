@@ -259,6 +259,11 @@ func (d dialer) prepare(ctx context.Context) (*pgx.ConnConfig, error) {
 	return config, d.before(ctx, config)
 }
 
+// patience is for how long to wait for a connection, and that it is prepared: as long as a server may be silent, for each that may be it.
+func (d dialer) patience() time.Duration {
+	return time.Duration(conns.Addresses(d.config)) * answerDeadline
+}
+
 // connect makes one connection, with its settings adjusted by each of these. hangUp closes it.
 func (d dialer) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*pgx.Conn, error) {
 	config, err := d.prepare(ctx)
@@ -268,6 +273,7 @@ func (d dialer) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*
 	for _, set := range adjust {
 		set(config)
 	}
+	conns.Share(ctx, config)
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil || d.after == nil {
 		return conn, err

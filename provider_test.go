@@ -110,8 +110,9 @@ func TestOpen_FirstAddressesAreSilent_ConnectsToTheNext(t *testing.T) {
 		hosts, ports = hosts+host+",", ports+port+","
 	}
 	p, err := pgwake.Open(t.Context(), fmt.Sprintf("host=%s%s port=%s%d user=%s password='%s' dbname=%s sslmode=disable", hosts, config.Host, ports, config.Port,
-		config.User, config.Password, config.Database), &pgwake.Config{Schema: newNode(t, nil).schema, Mode: pgwake.ModeDisabled})
+		config.User, config.Password, config.Database), &pgwake.Config{Schema: newNode(t, nil).schema, Logger: silent})
 	require.NoError(t, err)
+	require.Eventually(t, func() bool { return p.Stats().Listening }, 3*patience, 10*time.Millisecond)
 	require.NoError(t, p.Close(within(t, patience)))
 }
 

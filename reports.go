@@ -141,7 +141,7 @@ func (p *Provider) NodeReports(ctx context.Context, every time.Duration) iter.Se
 			yield(nil, failed(op, invalid("%v between two questions is not possible", every)))
 			return
 		}
-		preparing, cancel := context.WithTimeout(ctx, answerDeadline)
+		preparing, cancel := context.WithTimeout(ctx, p.direct.patience())
 		defer cancel()
 		conn, err := p.direct.connect(preparing)
 		if err != nil {

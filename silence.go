@@ -164,13 +164,16 @@ func (p *Provider) inquire(q Queue, i *inquiry, a *oldest) {
 		return
 	}
 	defer hangUp(ctx, conn)
+	if err := execAll(ctx, conn, "SET ROLE NONE"); err != nil { // the server shows what a session does to the role that it began as
+		return
+	}
 	var names []string
 	for _, statement := range [queueCount][]string{Worker: {p.sql.fetchWork}, Orchestrator: {p.sql.fetchOrchestration, p.sql.resumeHistory}}[q] {
 		name, _, _ := strings.Cut(statement, "(")
 		names = append(names, name)
 	}
-	var age time.Duration
-	if err := conn.QueryRow(ctx, p.sql.atWork, names).Scan(&age); err == nil {
-		a.age = age
+	var seconds float64
+	if err := conn.QueryRow(ctx, p.sql.atWork, names).Scan(&seconds); err == nil {
+		a.age = time.Duration(seconds * float64(time.Second))
 	}
 }

@@ -66,10 +66,15 @@ func (l Layer) waitForTurn(ctx context.Context, db *sql.DB, schema string) error
 	if patience == 0 {
 		patience = turnPatience
 	}
+	// Those of them that this version of the server has: of a role's, for statements of an application.
+	_, err := db.ExecContext(ctx, `SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')`)
+	if err != nil {
+		return err
+	}
 	if err := setLockTimeout(ctx, db, fmt.Sprintf("%dms", patience.Milliseconds())); err != nil {
 		return err
 	}
-	_, err := db.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
+	_, err = db.ExecContext(ctx, `SELECT pg_advisory_lock(hashtextextended('pgwake migrations of ' || $1, 0))`, schema)
 	var refused *pgconn.PgError
 	if !errors.As(err, &refused) || refused.Code != lockNotAvailable {
 		return err

@@ -115,6 +115,20 @@ func TestUp_AStrangerHoldsTheLockOfMigrations_IsBusyAndSaysWho(t *testing.T) {
 	s.exec(t, `SELECT pg_advisory_unlock_all()`)
 }
 
+func TestUp_StatementTimeoutOfTheRole_IsForStatementsOfApplications(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	config := s.config.Copy()
+	config.RuntimeParams["statement_timeout"] = "2s"
+	require.NoError(t, notes(notesTable, `-- +goose Up
+SELECT pg_sleep(2.5);
+-- +goose Down
+LOCK TABLE notes IN ACCESS EXCLUSIVE MODE;
+SELECT require_no_notes();
+`).Up(t.Context(), config, s.name))
+}
+
 // What a session changes without the turn, somebody else may change as well.
 func TestUp_TheSessionThatHasTheTurnEnds_NothingMoreIsChanged(t *testing.T) {
 	t.Parallel()

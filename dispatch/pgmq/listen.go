@@ -171,14 +171,14 @@ func try(ctx context.Context, conn *pgx.Conn, sql string) error {
 
 // connect makes a connection in the way of the pool, with its settings adjusted by each of these. hangUp closes it.
 func (s *Stream) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*pgx.Conn, error) {
-	bounded, cancel := context.WithTimeout(ctx, answerDeadline)
-	defer cancel()
 	like := s.pool.Config()
 	config := like.ConnConfig
 	if s.cfg.ListenConfig != nil {
 		config = s.cfg.ListenConfig.Copy()
 		like.BeforeConnect, like.AfterConnect = nil, nil
 	}
+	bounded, cancel := context.WithTimeout(ctx, time.Duration(conns.Addresses(config))*answerDeadline)
+	defer cancel()
 	if like.BeforeConnect != nil {
 		if err := like.BeforeConnect(bounded, config); err != nil {
 			return nil, err
@@ -187,6 +187,7 @@ func (s *Stream) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (
 	for _, set := range adjust {
 		set(config)
 	}
+	conns.Share(bounded, config)
 	conn, err := pgx.ConnectConfig(bounded, config)
 	if err == nil && like.AfterConnect != nil {
 		if err = like.AfterConnect(bounded, conn); err != nil {

@@ -114,6 +114,29 @@ func Release(conn *pgxpool.Conn) {
 	conn.Release()
 }
 
+// Addresses is how many servers a configuration names, in a row: pgx may try one of them twice, with TLS and without.
+func Addresses(config *pgx.ConnConfig) int {
+	n, host, port := 1, config.Host, config.Port
+	for _, next := range config.Fallbacks {
+		if next.Host != host || next.Port != port {
+			n, host, port = n+1, next.Host, next.Port
+		}
+	}
+	return n
+}
+
+// Share leaves each address of a configuration its share of the time that there is until ctx ends: pgx lets one that is silent have all of it.
+func Share(ctx context.Context, config *pgx.ConnConfig) {
+	end, bounded := ctx.Deadline()
+	if !bounded {
+		return
+	}
+	share := time.Until(end) / time.Duration(Addresses(config))
+	if config.ConnectTimeout == 0 || config.ConnectTimeout > share {
+		config.ConnectTimeout = max(share, 1)
+	}
+}
+
 // Do has do use a connection of the pool.
 func Do(ctx context.Context, pool *pgxpool.Pool, do func(*pgxpool.Conn) error) error {
 	conn, err := Acquire(ctx, pool)
