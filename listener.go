@@ -16,7 +16,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 
 	"github.com/pgwake/pgwake/internal/conns"
 )
@@ -340,16 +339,12 @@ func (l *listener) cut() {
 // serve connects, listens, and serves until something breaks.
 func (l *listener) serve(ctx context.Context) error {
 	l.e.inject("connect")
-	preparing, cancel := context.WithTimeout(ctx, l.dialer.patience())
+	preparing, cancel := context.WithTimeout(ctx, l.dialer.patience(ctx))
 	defer cancel()
 	hears := &ear{take: func(*pgconn.Notification) {}}
 	conn, err := l.dialer.connect(preparing, func(config *pgx.ConnConfig) {
 		if _, named := config.RuntimeParams["application_name"]; !named {
 			config.RuntimeParams["application_name"] = "pgwake listen"
-		}
-		// A wait is interrupted by a deadline on the socket, which leaves the connection usable.
-		config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
-			return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 		}
 		// As it is read, also while a statement is under way: the driver would keep any number of them meanwhile.
 		config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { hears.take(n) }

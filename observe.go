@@ -124,7 +124,7 @@ func (o *observer) tell(what Observation) {
 }
 
 func (o *observer) run(ctx context.Context) (err error) {
-	connecting, cancel := context.WithTimeout(ctx, o.p.direct.patience())
+	connecting, cancel := context.WithTimeout(ctx, o.p.direct.patience(ctx))
 	defer cancel()
 	o.conn, err = o.p.direct.connect(connecting, func(config *pgx.ConnConfig) {
 		config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { o.take(n) } // see listener.serve

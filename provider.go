@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/migrations"
@@ -260,8 +262,10 @@ func (d dialer) prepare(ctx context.Context) (*pgx.ConnConfig, error) {
 }
 
 // patience is for how long to wait for a connection, and that it is prepared: as long as a server may be silent, for each that may be it.
-func (d dialer) patience() time.Duration {
-	return time.Duration(conns.Addresses(d.config)) * answerDeadline
+func (d dialer) patience(ctx context.Context) time.Duration {
+	looking, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	return time.Duration(conns.Addresses(looking, d.config)) * answerDeadline
 }
 
 // connect makes one connection, with its settings adjusted by each of these. hangUp closes it.
@@ -272,6 +276,10 @@ func (d dialer) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*
 	}
 	for _, set := range adjust {
 		set(config)
+	}
+	// A wait is interrupted by a deadline on the socket, which leaves the connection usable.
+	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 	}
 	conns.Share(ctx, config)
 	conn, err := pgx.ConnectConfig(ctx, config)
@@ -420,9 +428,10 @@ func (p *Provider) doAndTell(ctx context.Context, op string, verb func(context.C
 }
 
 // connectTimeout is how long the pool lets it take to make a connection, to the last of several addresses.
-func (p *Provider) connectTimeout() time.Duration {
+func (p *Provider) connectTimeout(ctx context.Context) time.Duration {
 	config := p.pool.Config().ConnConfig
-	return cmp.Or(config.ConnectTimeout, 2*time.Minute) * time.Duration(1+len(config.Fallbacks)) // 2 minutes: pgx's default
+	tries := max(1+len(config.Fallbacks), conns.Addresses(ctx, config))
+	return cmp.Or(config.ConnectTimeout, 2*time.Minute) * time.Duration(tries) // 2 minutes: pgx's default
 }
 
 // onConnection has do use a connection. Where none can be had it has what connecting returns, however many addresses that tries.
@@ -445,7 +454,7 @@ func (p *Provider) onConnection(ctx context.Context, do func(*pgxpool.Conn) erro
 func (p *Provider) run(ctx context.Context, verb func(context.Context, querier) error, tell func(), queues ...Queue) error {
 	conn, err := p.acquire(ctx, time.Time{})
 	if errors.Is(err, errPoolSilent) { // what there is now was made since, or is to be: for as long as the pool's settings let that take
-		longer, cancel := context.WithTimeout(ctx, p.connectTimeout()+answerDeadline)
+		longer, cancel := context.WithTimeout(ctx, p.connectTimeout(ctx)+answerDeadline)
 		defer cancel()
 		conn, err = conns.Acquire(longer, p.pool)
 	}

@@ -116,6 +116,29 @@ func TestOpen_FirstAddressesAreSilent_ConnectsToTheNext(t *testing.T) {
 	require.NoError(t, p.Close(within(t, patience)))
 }
 
+// pgx tries all that a name stands for, one after the other.
+func TestListen_FirstAddressOfANameIsSilent_ConnectsToTheNext(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	config, err := pgx.ParseConfig(pgwaketest.URL(t))
+	require.NoError(t, err)
+	if net.ParseIP(config.Host) == nil {
+		t.Skip("the server is at no address of its own")
+	}
+	quiet, err := net.Listen("tcp", fmt.Sprintf("127.0.0.2:%d", config.Port))
+	if err != nil {
+		t.Skip("there is no other address for this port: ", err)
+	}
+	defer quiet.Close()
+	addresses := []string{"127.0.0.2", config.Host}
+	config.Host, config.Fallbacks = "two.example", nil
+	config.LookupFunc = func(context.Context, string) ([]string, error) { return addresses, nil }
+	p, err := pgwake.New(t.Context(), n.userPool(t, 2), &pgwake.Config{Schema: n.schema, ListenConfig: config, Logger: silent})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return p.Stats().Listening }, 3*patience, 10*time.Millisecond)
+	require.NoError(t, p.Close(within(t, patience)))
+}
+
 func TestOpen_SkipMigrate_UsesWhatIsThereAndCreatesNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)

@@ -141,7 +141,7 @@ func (p *Provider) NodeReports(ctx context.Context, every time.Duration) iter.Se
 			yield(nil, failed(op, invalid("%v between two questions is not possible", every)))
 			return
 		}
-		preparing, cancel := context.WithTimeout(ctx, p.direct.patience())
+		preparing, cancel := context.WithTimeout(ctx, p.direct.patience(ctx))
 		defer cancel()
 		conn, err := p.direct.connect(preparing)
 		if err != nil {

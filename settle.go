@@ -293,7 +293,7 @@ func (s *settler) waitForProducers(ctx context.Context) error {
 // statement but one a second while they are several, and one in FallbackInterval while there is one.
 func (s *settler) waitLong(ctx context.Context) error {
 	e := s.e
-	preparing, cancel := context.WithTimeout(ctx, e.listener.dialer.patience()) // as that of the LISTEN connection
+	preparing, cancel := context.WithTimeout(ctx, e.listener.dialer.patience(ctx)) // as that of the LISTEN connection
 	defer cancel()
 	conn, err := e.listener.dialer.connect(preparing)
 	if err != nil {

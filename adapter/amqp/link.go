@@ -162,6 +162,7 @@ func (s *Stream) dial() (*link, error) {
 	var socket net.Conn
 	connected := func() bool { return true }
 	config := s.cfg.Connection
+	config.Recovery = nil                             // a channel that comes back would have other messages under the tags of those that were held
 	config.Properties = maps.Clone(config.Properties) // amqp091 writes to them, and two ports may dial at once
 	config.TLSClientConfig = config.TLSClientConfig.Clone()
 	config.Dial = func(network, address string) (conn net.Conn, err error) {

@@ -44,7 +44,7 @@ type Config struct {
 
 	// Connection is how to connect: TLS, credentials, heartbeat. Defaults to what the URL says, and a heartbeat of 10 s: a connection
 	// that does not answer for twice as long is gone. Of a Dial that takes longer than the Stream lives, or than connection_timeout in the
-	// URL (30 s), the result is closed.
+	// URL (30 s), the result is closed. Recovery is not used: a Stream connects again by itself.
 	Connection amqp091.Config
 
 	// Logger receives what operators should know. Defaults to slog.Default().

@@ -19,7 +19,8 @@ var installation string
 // waits for transactions that have sent to a queue, and keeps others from sending until it is done, for some milliseconds. Safe to call
 // again, and by several at a time. Fails with pgwake.ErrConfig if there is no such pgmq, and with pgwake.ErrPermission.
 func Install(ctx context.Context, pool *pgxpool.Pool) error {
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	// Whatever the role's isolation level: a queue that somebody else has made before it is the turn of this one is to be seen.
+	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var found bool
 		if err := tx.QueryRow(ctx, `SELECT to_regprocedure('pgmq.send_batch(text, jsonb[], jsonb[], timestamptz)') IS NOT NULL`).Scan(&found); err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 
 	"github.com/pgwake/pgwake/internal/conns"
 )
@@ -177,7 +178,10 @@ func (s *Stream) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (
 		config = s.cfg.ListenConfig.Copy()
 		like.BeforeConnect, like.AfterConnect = nil, nil
 	}
-	bounded, cancel := context.WithTimeout(ctx, time.Duration(conns.Addresses(config))*answerDeadline)
+	looking, found := context.WithTimeout(ctx, answerDeadline)
+	patience := time.Duration(conns.Addresses(looking, config)) * answerDeadline
+	found()
+	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if like.BeforeConnect != nil {
 		if err := like.BeforeConnect(bounded, config); err != nil {
@@ -186,6 +190,10 @@ func (s *Stream) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (
 	}
 	for _, set := range adjust {
 		set(config)
+	}
+	// A wait is interrupted by a deadline on the socket, which leaves the connection usable.
+	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 	}
 	conns.Share(bounded, config)
 	conn, err := pgx.ConnectConfig(bounded, config)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -114,15 +115,26 @@ func Release(conn *pgxpool.Conn) {
 	conn.Release()
 }
 
-// Addresses is how many servers a configuration names, in a row: pgx may try one of them twice, with TLS and without.
-func Addresses(config *pgx.ConnConfig) int {
-	n, host, port := 1, config.Host, config.Port
+// Addresses is how many a configuration leads to, which pgx tries in a row: those of each name that it has.
+func Addresses(ctx context.Context, config *pgx.ConnConfig) int {
+	n, host, port := count(ctx, config, config.Host), config.Host, config.Port
 	for _, next := range config.Fallbacks {
-		if next.Host != host || next.Port != port {
-			n, host, port = n+1, next.Host, next.Port
+		if next.Host != host || next.Port != port { // or else it is the same with TLS and without
+			n, host, port = n+count(ctx, config, next.Host), next.Host, next.Port
 		}
 	}
 	return n
+}
+
+func count(ctx context.Context, config *pgx.ConnConfig, host string) int {
+	if strings.HasPrefix(host, "/") || net.ParseIP(host) != nil {
+		return 1
+	}
+	found, err := config.LookupFunc(ctx, host)
+	if err != nil {
+		return 1
+	}
+	return max(len(found), 1)
 }
 
 // Share leaves each address of a configuration its share of the time that there is until ctx ends: pgx lets one that is silent have all of it.
@@ -131,7 +143,7 @@ func Share(ctx context.Context, config *pgx.ConnConfig) {
 	if !bounded {
 		return
 	}
-	share := time.Until(end) / time.Duration(Addresses(config))
+	share := time.Until(end) / time.Duration(Addresses(ctx, config))
 	if config.ConnectTimeout == 0 || config.ConnectTimeout > share {
 		config.ConnectTimeout = max(share, 1)
 	}
