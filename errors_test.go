@@ -233,6 +233,18 @@ func (u unheard) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// pollingBy is a Provider of a pool that sends nothing unasked.
+func (n *node) pollingBy(t *testing.T, config *pgxpool.Config) *pgwake.Provider {
+	t.Helper()
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, Mode: pgwake.ModePolling, Logger: silent})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	return p
+}
+
 // unheardNode is a Provider of a pool on which one answer to something with these words is lost.
 func (n *node) unheardNode(t *testing.T, words string, change func(*pgx.ConnConfig)) *pgwake.Provider {
 	t.Helper()
@@ -244,12 +256,7 @@ func (n *node) unheardNode(t *testing.T, words string, change func(*pgx.ConnConf
 		conn, err := dial(ctx, network, address)
 		return unheard{conn, words, said, &atomic.Bool{}}, err
 	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, Mode: pgwake.ModePolling, Logger: silent})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	p := n.pollingBy(t, config)
 	said.Store(false)
 	t.Cleanup(func() { require.True(t, said.Load(), "it was sent") })
 	return p
@@ -309,12 +316,7 @@ func TestError_SessionHadBeenIdleForTooLong_NothingWasDone(t *testing.T) {
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 	config.ConnConfig.RuntimeParams["idle_session_timeout"] = "50ms"
 	config.ConnConfig.RuntimeParams["application_name"] = n.schema
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	p, err := pgwake.New(t.Context(), pool, &pgwake.Config{Schema: n.schema, Mode: pgwake.ModePolling, Logger: silent})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
+	p := n.pollingBy(t, config)
 	require.Eventually(t, func() bool {
 		return query[int64](t, n, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, n.schema)[0] == 0
 	}, patience, time.Millisecond)
