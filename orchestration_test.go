@@ -1460,6 +1460,28 @@ func TestFetchOrchestrationItem_ServerIsLongAtWork_IsClaimed(t *testing.T) {
 	require.Equal(t, 1, turn.Attempt, "it was not given back meanwhile")
 }
 
+// The server does not show what a session does that is of another role, or has track_activities off. That it is in a transaction, and waits for
+// nobody, is known of all.
+func TestFetchOrchestrationItem_ServerHidesWhatItDoes_IsClaimedIfItIsLongAtWork(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	hidden := n.openAt(t, n.urlWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams["track_activities"] = "off" }), nil)
+	n.slowTurns(t, "pg_sleep(CASE WHEN NEW.kind = '1' THEN 6.5 ELSE 0 END), pg_catalog.pg_advisory_xact_lock(7)")
+	n.send(t, "i", "1")
+	turn, err := hidden.FetchOrchestrationItem(t.Context(), soon)
+	require.NoError(t, err)
+	require.Equal(t, kinds{"1"}, kindsOf(turn))
+	require.Equal(t, 1, turn.Attempt, "it was not given back meanwhile")
+
+	n.send(t, "j", "2")
+	inTheWay := n.begin(t)
+	_, err = inTheWay.Exec(t.Context(), `SELECT pg_advisory_xact_lock(7)`)
+	require.NoError(t, err)
+	_, err = hidden.FetchOrchestrationItem(t.Context(), soon)
+	require.ErrorContains(t, err, "no connection of the pool answered within 5s", "it waits for a session")
+	require.NoError(t, inTheWay.Rollback(t.Context()))
+}
+
 // The history is read by a statement of its own where some of it may be known.
 func TestFetchOrchestrationItem_ServerIsLongAtTheHistory_IsClaimed(t *testing.T) {
 	t.Parallel()
@@ -1499,5 +1521,5 @@ func TestFetchOrchestrationItem_ServerWaitsForAnother_IsGivenUp(t *testing.T) {
 func (n *node) slowTurns(tb testing.TB, what string) {
 	tb.Helper()
 	n.exec(tb, `CREATE FUNCTION slow_by_test() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_catalog.`+what+`; RETURN NULL; END $$`)
-	n.exec(tb, `CREATE TRIGGER slow_by_test AFTER UPDATE ON orchestrator_queue EXECUTE FUNCTION slow_by_test()`)
+	n.exec(tb, `CREATE TRIGGER slow_by_test AFTER UPDATE ON orchestrator_queue FOR EACH ROW EXECUTE FUNCTION slow_by_test()`)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -47,9 +48,13 @@ type silence struct {
 // listen begins to wait for the answer to a claim of this queue. The claim's ctx ends with errPoolSilent if the server is gone.
 func (p *Provider) listen(ctx context.Context, giveUp context.CancelCauseFunc, conn *pgx.Conn, q Queue, plan fetchPlan) *silence {
 	s := &silence{ctx: ctx, giveUp: giveUp, longest: claimDeadline(plan.items), lease: plan.lock, sent: time.Now(), came: conns.LastHeard(conn)}
+	pid := conn.PgConn().PID()
 	s.begin(func(ctx context.Context) bool {
-		age, asked := p.oldestClaim(ctx, q)
-		return age > max(asked.Sub(s.sent)-s.lastHeard()-askSlack, 0) // its next statement, if it was heard of, has been there for no longer
+		claims := p.claimsAtWork(ctx, q)
+		if slices.Contains(claims.hidden, pid) {
+			return true
+		}
+		return claims.age > max(claims.asked.Sub(s.sent)-s.lastHeard()-askSlack, 0) // its next statement, if it was heard of, has been there for no longer
 	})
 	return s
 }
@@ -116,38 +121,43 @@ func (s *silence) stop() {
 // inquiry asks the server about the claims of a queue: for all that have become silent, one connection at a time.
 type inquiry struct {
 	mu   sync.Mutex
-	last *oldest // until it is there
+	last *findings // until it is there
 }
 
-type oldest struct {
-	asked time.Time
-	there chan struct{} // closed when it is
-	age   time.Duration
+// findings is what the server says of the claims of a queue, when it was asked or later.
+type findings struct {
+	asked  time.Time
+	there  chan struct{} // closed when the rest is
+	age    time.Duration // for how long one of them had been at work at most, of those that do not wait for somebody; 0 if there is none
+	hidden []uint32      // processes of sessions of which the server does not say what they do, that are in a transaction and wait for no lock
 }
 
-// oldestClaim is for how long a claim of this queue had been at work on the server at most, in a session of this role, when that was asked or later;
-// 0 if there is none that does not wait for somebody, if there was no answer within askAhead, or if ctx ends before. A claim is in flight, and stays
-// so until this has returned.
-func (p *Provider) oldestClaim(ctx context.Context, q Queue) (age time.Duration, asked time.Time) {
+// claimsAtWork asks the server. If there was no answer within askAhead, or ctx ends before, none is known to be at work. A claim is in flight, and
+// stays so until this has returned.
+//
+// What a session does is hidden if it is one of another role, as where credentials change, or track_activities is off. Then the claim's own session
+// counts, by its process, and not any: a producer may be in a transaction at any time. So behind a pooler, which gives sessions numbers of its own,
+// a hidden claim is not known to be at work.
+func (p *Provider) claimsAtWork(ctx context.Context, q Queue) *findings {
 	i := &p.inquiries[q]
 	i.mu.Lock()
 	a := i.last
 	if a == nil {
-		a = &oldest{asked: time.Now(), there: make(chan struct{})}
+		a = &findings{asked: time.Now(), there: make(chan struct{})}
 		i.last = a
 		p.inFlight.Go(func() { p.inquire(q, i, a) })
 	}
 	i.mu.Unlock()
 	select {
 	case <-a.there:
-		return a.age, a.asked
+		return a
 	case <-ctx.Done():
-		return 0, a.asked
+		return &findings{asked: a.asked}
 	}
 }
 
 // inquire gets the answer.
-func (p *Provider) inquire(q Queue, i *inquiry, a *oldest) {
+func (p *Provider) inquire(q Queue, i *inquiry, a *findings) {
 	defer func() {
 		if panicked := recover(); panicked != nil { // a hook's of the pool, or a tracer's
 			p.cfg.Logger.Error("pgwake: panic while the server was asked whether claims are at work", "panic", panicked, "stack", string(debug.Stack()))
@@ -173,7 +183,8 @@ func (p *Provider) inquire(q Queue, i *inquiry, a *oldest) {
 		names = append(names, name)
 	}
 	var seconds float64
-	if err := conn.QueryRow(ctx, p.sql.atWork, names).Scan(&seconds); err == nil {
-		a.age = time.Duration(seconds * float64(time.Second))
+	var hidden []uint32
+	if err := conn.QueryRow(ctx, p.sql.atWork, names).Scan(&seconds, &hidden); err == nil {
+		a.age, a.hidden = time.Duration(seconds*float64(time.Second)), hidden
 	}
 }

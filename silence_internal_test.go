@@ -83,13 +83,12 @@ func TestSilence_StoppedWhileTheServerIsAsked_EndsAtOnce(t *testing.T) {
 }
 
 // Hooks of the pool are the caller's: they may panic, or not know when to end.
-func TestOldestClaim_HookPanicsOrTakesLong_NobodyIsHeldUp(t *testing.T) {
+func TestClaimsAtWork_HookPanicsOrTakesLong_NobodyIsHeldUp(t *testing.T) {
 	p := testProvider(t, Config{Logger: slog.New(slog.DiscardHandler)})
 	p.inFlight.Add(1) // the claim
 	defer p.inFlight.Done()
 	oldest := func(ctx context.Context) time.Duration {
-		age, _ := p.oldestClaim(ctx, Worker)
-		return age
+		return p.claimsAtWork(ctx, Worker).age
 	}
 	require.Zero(t, oldest(t.Context()), "there is none")
 
