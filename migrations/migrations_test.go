@@ -396,6 +396,15 @@ func TestSchema_EveryTableAndFunction_HasAComment(t *testing.T) {
 	require.Greater(t, len(s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace($1)`, s.name)), 20)
 }
 
+func TestSchema_EveryTable_CanBeReplicated(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	require.Empty(t, testdb.WithoutIdentity(t, s.name))
+	s.exec(t, `ALTER TABLE kv_store DROP CONSTRAINT kv_store_pkey; ALTER TABLE archive REPLICA IDENTITY NOTHING; ALTER TABLE limits REPLICA IDENTITY FULL`)
+	require.Equal(t, []string{"archive", "kv_store", "limits"}, testdb.WithoutIdentity(t, s.name), "this test can fail")
+}
+
 func TestSchema_EveryFunction_PinsItsSearchPath(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t, `Pinned "path"`)

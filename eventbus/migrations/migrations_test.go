@@ -147,6 +147,11 @@ func TestSchema_EveryTableAndFunction_HasACommentAndPinsItsSearchPath(t *testing
 		  AND proname <> 'notify_inserted' AND NOT coalesce($1 = ANY (proconfig), false)`, "search_path="+pgx.Identifier{s.name}.Sanitize()+", pg_temp"))
 }
 
+func TestSchema_EveryTable_CanBeReplicated(t *testing.T) {
+	t.Parallel()
+	require.Empty(t, testdb.WithoutIdentity(t, newSchema(t, "").name))
+}
+
 // Whoever emits in a month for which nobody has made a partition loses nothing, and making it brings the events there.
 func TestMakeEventPartitions_EventsInTheDefaultPartition_AreMovedAndStayInTheLog(t *testing.T) {
 	t.Parallel()

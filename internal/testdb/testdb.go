@@ -92,3 +92,33 @@ func exec(tb testing.TB, url, sql string, args ...any) error {
 	_, err = conn.Exec(ctx, sql, args...)
 	return err
 }
+
+// WithoutIdentity returns the tables of a schema of which a row that changes cannot be replicated: by a publication FOR ALL TABLES the server
+// refuses to change it, or the subscription stops there. Of a table that has an identity, that is one with a generated column, which is not published.
+func WithoutIdentity(tb testing.TB, schema string) []string {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, URL(tb))
+	if err != nil {
+		tb.Fatalf("connect to the test server: %v", err)
+	}
+	defer conn.Close(ctx)
+	rows, err := conn.Query(ctx, `
+		SELECT c.relname::text FROM pg_class c
+		 WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+		   AND NOT EXISTS (
+		       SELECT FROM pg_index i
+		        WHERE i.indrelid = c.oid AND i.indisvalid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary ELSE false END
+		          AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey) AND a.attgenerated <> ''))
+		   AND NOT (c.relreplident = 'f' AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped))
+		 ORDER BY 1`, schema)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return tables
+}

@@ -255,6 +255,11 @@ func TestSchema_EveryTableAndFunction_HasAComment(t *testing.T) {
 		AND coalesce(obj_description(oid, 'pg_proc'), '') = ''`), "functions")
 }
 
+func TestSchema_EveryTable_CanBeReplicated(t *testing.T) {
+	t.Parallel()
+	require.Empty(t, testdb.WithoutIdentity(t, migrated(t).name))
+}
+
 func TestSchema_EveryFunctionOfTables_PinsItsSearchPath(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t, `Graph "path"`)

@@ -109,6 +109,19 @@ func TestDown_AWorkflow_IsRefusedAndLeavesEverythingAsItWas(t *testing.T) {
 	require.Equal(t, []string{"w/1"}, s.list(t, `SELECT instance FROM gowf_instances`))
 }
 
+func TestSchema_EveryTable_CanBeReplicated(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	require.Empty(t, testdb.WithoutIdentity(t, s.name))
+	// The server makes these checks whatever wal_level is.
+	publication := pgx.Identifier{s.name}.Sanitize()
+	s.list(t, `CREATE PUBLICATION `+publication+` FOR TABLE gowf_instances`)
+	t.Cleanup(func() { testdb.Exec(t, testdb.URL(t), `DROP PUBLICATION IF EXISTS `+publication) })
+	s.list(t, `SELECT gowf_create('{w}', '{1}', '{null}', '{null}', '{null}', '{n}', '{q}', '{1}', 'goworkflows')::text`)
+	require.Equal(t, []string{"w/1"}, s.list(t, `UPDATE gowf_instances SET state = 1, completed_at = now() RETURNING instance`))
+	require.Equal(t, []string{"w/1"}, s.list(t, `DELETE FROM gowf_instances RETURNING instance`))
+}
+
 func TestSchema_EveryTableAndFunction_HasACommentAndPinsItsSearchPath(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t, `Gowf "path"`)
