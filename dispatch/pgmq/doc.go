@@ -49,6 +49,7 @@
 //
 // A connection counts only once a notification from the pool has come through it. Behind a transaction pooler none does: then the Stream
 // says so in its log, tries again every few seconds, and whoever waits asks once in FallbackInterval; Config.ListenConfig goes around it.
+// Its session has no idle_session_timeout, whatever the role's is.
 //
 // Anybody who may connect to the database can notify. None of that is believed: it has those ask who wait, 500 times at once and 50 times a
 // second at most, or once a second each if there are more of them. What is more than that is put off for a second at most, not dropped, and
@@ -58,4 +59,6 @@
 // meanwhile cannot be acknowledged with it. Dead letters are in pgmq's archive, with reason, cause and the msg_id that they had in the header
 // "pgwake". Where the archive has another message by that id, as it may where a sequence is behind after logical replication, they are there by a negative one. If the
 // connection breaks while a Receive is at it, what that may have claimed comes again when its lease ends.
+//
+// Verbs are READ COMMITTED, and take one round trip, or three where the default isolation level, which New asks for, is another.
 package pgmq

@@ -92,7 +92,8 @@ func (s *Stream) session(ctx context.Context, began func()) error {
 		return err
 	}
 	take = func(n *pgconn.Notification) { s.hear(n.Channel, n.Payload) }
-	if err := try(ctx, conn, "LISTEN "+readyChannel+"; LISTEN "+createdChannel+"; UNLISTEN "+quoted(test)); err != nil {
+	// The session is its own, then, and idle for FallbackInterval at a time.
+	if err := try(ctx, conn, "LISTEN "+readyChannel+"; LISTEN "+createdChannel+"; UNLISTEN "+quoted(test)+"; SET idle_session_timeout = 0"); err != nil {
 		return err
 	}
 	began()

@@ -4,8 +4,11 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/dispatch/pgmq"
 	"github.com/pgwake/pgwake/dispatch/pgmq/pgmqtest"
@@ -42,4 +45,42 @@ func TestListen_OthersHaveTheWholePool_ListensAllTheSame(t *testing.T) {
 	t.Cleanup(conn.Release)
 	close(held)
 	awaitListening(t, url, "listens")
+}
+
+// The session that listens is idle for a minute at a time.
+func TestListen_IdleSessionTimeoutOfTheRole_IsForOthers(t *testing.T) {
+	url := database(t, pgmqtest.Install)
+	config, err := pgxpool.ParseConfig(url)
+	require.NoError(t, err)
+	listen := config.ConnConfig.Copy()
+	listen.RuntimeParams["application_name"], listen.RuntimeParams["idle_session_timeout"] = "listens", "30s"
+	set := make(chan string, 1)
+	listen.Tracer = settings{set}
+	s, err := pgmq.New(t.Context(), open(t, url), &pgmq.Config{Logger: slog.New(slog.DiscardHandler), ListenConfig: listen})
+	require.NoError(t, err)
+	t.Cleanup(s.Close)
+	select {
+	case value := <-set:
+		require.Equal(t, "0", value)
+	case <-time.After(patience):
+		t.Fatal("it does not listen")
+	}
+}
+
+// settings tells what the session has, once it listens.
+type settings struct{ got chan<- string }
+
+func (s settings) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, settings{}, strings.HasPrefix(q.SQL, "LISTEN pgmq_message_ready;"))
+}
+
+func (s settings) TraceQueryEnd(ctx context.Context, conn *pgx.Conn, _ pgx.TraceQueryEndData) {
+	if listens, _ := ctx.Value(settings{}).(bool); listens {
+		results, err := conn.PgConn().Exec(context.WithoutCancel(ctx), `SHOW idle_session_timeout`).ReadAll()
+		if err != nil {
+			s.got <- err.Error()
+			return
+		}
+		s.got <- string(results[0].Rows[0][0])
+	}
 }

@@ -62,6 +62,8 @@ type Stream struct {
 
 	patience time.Duration // with a statement that claims
 
+	readCommitted bool // by default, where the pool leads to
+
 	closed chan struct{}
 	close  func()
 	ears   sync.WaitGroup // the goroutine that listens
@@ -96,6 +98,9 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Stream, erro
 	}
 	if pool == nil || s.cfg.FallbackInterval < time.Second {
 		return nil, failed(op, fmt.Errorf("%w: the pool is nil, or FallbackInterval %v is less than a second", pgwake.ErrConfig, s.cfg.FallbackInterval))
+	}
+	if err := s.askIsolation(ctx); err != nil {
+		return nil, failed(op, err)
 	}
 	if _, err := s.namespaces(ctx); err != nil {
 		return nil, failed(op, err)
@@ -168,11 +173,21 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 		}
 		s.keep(namespace, habit)
 	}()
+	err = s.atReadCommitted(bounded, conn, func(q querier) error {
+		heard()
+		got, next, bytes, err = s.read(bounded, q, namespace, most, lease, heard)
+		return err
+	})
+	return got, next, err
+}
+
+// read is the statement that claims. It says that something came.
+func (s *Stream) read(ctx context.Context, q querier, namespace string, most int, lease time.Duration, heard func()) (got []dispatch.StreamDelivery, next time.Time, bytes int, err error) {
 	sent := time.Now()
-	rows, err := conn.Query(bounded, `SELECT queue_name, msg_id, read_ct, enqueued_at, message, headers, next_vt, answered_at FROM pgwake_pgmq.receive($1, $2, $3)`,
+	rows, err := q.Query(ctx, `SELECT queue_name, msg_id, read_ct, enqueued_at, message, headers, next_vt, answered_at FROM pgwake_pgmq.receive($1, $2, $3)`,
 		namespace, int32(math.Ceil(lease.Seconds())), most)
 	if err != nil {
-		return nil, next, err
+		return nil, next, 0, err
 	}
 	defer rows.Close()
 	for rows.Next() {
@@ -183,7 +198,7 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 		var enqueued, nextVT, answered *time.Time
 		var message, headers []byte
 		if err := rows.Scan(&queue, &id, &reads, &enqueued, &message, &headers, &nextVT, &answered); err != nil {
-			return nil, next, err
+			return nil, next, bytes, err
 		}
 		if id == nil { // the last row
 			s.clock.Observe(sent, time.Now(), *answered)
@@ -203,7 +218,7 @@ func (s *Stream) claim(ctx context.Context, namespace string, most int, lease ti
 		bytes += len(message) + len(headers)
 		got = append(got, d)
 	}
-	return got, next, rows.Err()
+	return got, next, bytes, rows.Err()
 }
 
 // due reports whether next, which is local, has come; zero: never.
@@ -303,8 +318,8 @@ func (s *Stream) Extend(ctx context.Context, tokens []pgwake.LockToken, lease ti
 func (s *Stream) onLeases(ctx context.Context, tokens []pgwake.LockToken, sql string, args ...any) error {
 	done := make(map[receipt]bool, len(tokens)) // of those that hold
 	for queue, r := range byQueue(tokens) {
-		err := conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error {
-			rows, _ := conn.Query(ctx, sql, append([]any{queue, r.ids, r.reads}, args...)...) // its error is that of the rows
+		err := s.do(ctx, func(q querier) error {
+			rows, _ := q.Query(ctx, sql, append([]any{queue, r.ids, r.reads}, args...)...) // its error is that of the rows
 			_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (_ struct{}, err error) {
 				held, is := receipt{queue: queue}, false
 				err = row.Scan(&held.id, &held.reads, &is)
@@ -339,22 +354,22 @@ func (s *Stream) onLeases(ctx context.Context, tokens []pgwake.LockToken, sql st
 
 // Nack gives a message back. It keeps its place: pgmq has messages in the order of their ids.
 func (s *Stream) Nack(ctx context.Context, token pgwake.LockToken, o pgwake.AbandonOptions) error {
-	return failed("nack", s.onLease(ctx, token, func(conn *pgxpool.Conn, r receipt) pgx.Row {
-		return conn.QueryRow(ctx, `SELECT pgwake_pgmq.nack($1, $2, $3, $4, $5, nullif($6, ''))`, r.queue, r.id, r.reads, o.Delay, o.IgnoreAttempt, o.Error)
+	return failed("nack", s.onLease(ctx, token, func(q querier, r receipt) pgx.Row {
+		return q.QueryRow(ctx, `SELECT pgwake_pgmq.nack($1, $2, $3, $4, $5, nullif($6, ''))`, r.queue, r.id, r.reads, o.Delay, o.IgnoreAttempt, o.Error)
 	}))
 }
 
 // DeadLetter archives a message.
 func (s *Stream) DeadLetter(ctx context.Context, token pgwake.LockToken, reason, cause string) error {
-	return failed("dead letter", s.onLease(ctx, token, func(conn *pgxpool.Conn, r receipt) pgx.Row {
-		return conn.QueryRow(ctx, `SELECT pgwake_pgmq.dead_letter($1, $2, $3, $4, $5)`, r.queue, r.id, r.reads, reason, cause)
+	return failed("dead letter", s.onLease(ctx, token, func(q querier, r receipt) pgx.Row {
+		return q.QueryRow(ctx, `SELECT pgwake_pgmq.dead_letter($1, $2, $3, $4, $5)`, r.queue, r.id, r.reads, reason, cause)
 	}))
 }
 
-func (s *Stream) onLease(ctx context.Context, token pgwake.LockToken, call func(*pgxpool.Conn, receipt) pgx.Row) error {
+func (s *Stream) onLease(ctx context.Context, token pgwake.LockToken, call func(querier, receipt) pgx.Row) error {
 	r, held := parse(token)
 	if held {
-		if err := conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error { return call(conn, r).Scan(&held) }); err != nil {
+		if err := s.do(ctx, func(q querier) error { return call(q, r).Scan(&held) }); err != nil {
 			return err
 		}
 	}
@@ -397,8 +412,8 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 	if len(messages) == 0 {
 		return nil
 	}
-	return failed(op, conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error {
-		_, err := conn.Exec(ctx, `SELECT pgwake_pgmq.send($1, $2::text[]::jsonb[], $3::text[]::jsonb[], $4)`, namespace, payloads, headers, delays)
+	return failed(op, s.do(ctx, func(q querier) error {
+		_, err := q.Exec(ctx, `SELECT pgwake_pgmq.send($1, $2::text[]::jsonb[], $3::text[]::jsonb[], $4)`, namespace, payloads, headers, delays)
 		return err
 	}))
 }
@@ -417,8 +432,8 @@ func (s *Stream) WaitForNamespaces(ctx context.Context, known []string) (added [
 }
 
 func (s *Stream) namespaces(ctx context.Context) (all []string, err error) {
-	err = conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `SELECT pgwake_pgmq.namespaces()`) // its error is that of the rows
+	err = s.do(ctx, func(q querier) error {
+		rows, _ := q.Query(ctx, `SELECT pgwake_pgmq.namespaces()`) // its error is that of the rows
 		all, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})
