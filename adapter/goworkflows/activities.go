@@ -84,15 +84,15 @@ func (b *Backend) ExtendActivityTask(ctx context.Context, task *backend.Activity
 }
 
 // CompleteActivityTask ends an activity and sends its instance the result, both or neither. pgwake.ErrLockLost if the lease has ended,
-// whoever has the activity by now. A result that cannot be stored, as it is too large, fails the activity for good.
+// whoever has the activity by now; but a warning in the log, as for CompleteWorkflowTask, if no answer came to an ack. A result that cannot be stored, as it is too large, fails the activity for good.
 func (b *Backend) CompleteActivityTask(ctx context.Context, task *backend.ActivityTask, result *history.Event) error {
 	err := b.complete(ctx, task, result)
 	if !errors.Is(err, pgwake.ErrInvalid) {
-		return err
+		return b.settled(ctx, task.WorkflowInstance, err)
 	}
 	refused := workflow.NewPermanentError(fmt.Errorf("the result of the activity cannot be stored: %w", err))
-	return b.complete(ctx, task, history.NewPendingEvent(time.Now(), history.EventType_ActivityFailed,
-		&history.ActivityFailedAttributes{Error: asError(refused)}, history.ScheduleEventID(result.ScheduleEventID)))
+	return b.settled(ctx, task.WorkflowInstance, b.complete(ctx, task, history.NewPendingEvent(time.Now(), history.EventType_ActivityFailed,
+		&history.ActivityFailedAttributes{Error: asError(refused)}, history.ScheduleEventID(result.ScheduleEventID))))
 }
 
 func (b *Backend) complete(ctx context.Context, task *backend.ActivityTask, result *history.Event) error {
@@ -101,7 +101,7 @@ func (b *Backend) complete(ctx context.Context, task *backend.ActivityTask, resu
 		return err
 	}
 	m := &pgwake.Message{Instance: instanceOf(task.WorkflowInstance), Kind: pgwake.MessageQueued, Data: data}
-	return b.persist(ctx, b.options.ActivityLockTimeout, func() error {
+	return b.settle(ctx, b.options.ActivityLockTimeout, func() error {
 		return b.p.AckWorkItem(ctx, pgwake.LockToken(task.ID), m)
 	})
 }

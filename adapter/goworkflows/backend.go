@@ -14,6 +14,7 @@ import (
 
 	"github.com/cschleiden/go-workflows/backend"
 	"github.com/cschleiden/go-workflows/backend/metrics"
+	"github.com/cschleiden/go-workflows/core"
 	"github.com/cschleiden/go-workflows/diag"
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
@@ -190,6 +191,35 @@ func (b *Backend) persist(ctx context.Context, lease time.Duration, ack func() e
 			return err
 		}
 	}
+}
+
+// errUnanswered: the lease is gone, and no answer came to a try before that, which may have been what ended it.
+var errUnanswered = errors.New("no answer came to an earlier try, which may have completed the task")
+
+// settle is persist for an ack, and fails with errUnanswered.
+func (b *Backend) settle(ctx context.Context, lease time.Duration, ack func() error) error {
+	unanswered := false
+	err := b.persist(ctx, lease, func() error {
+		err := ack()
+		var failed *pgwake.Error
+		unanswered = unanswered || errors.As(err, &failed) && failed.Unknown
+		return err
+	})
+	if unanswered && errors.Is(err, pgwake.ErrLockLost) {
+		return fmt.Errorf("%w: %w", errUnanswered, err)
+	}
+	return err
+}
+
+// settled is what a worker is told of an ack. For any error its log would say that the task could not be completed, which nobody knows if no answer came,
+// and there is nothing that it could do: of one that is not completed somebody else has the lease by now, or will have it.
+func (b *Backend) settled(ctx context.Context, instance *core.WorkflowInstance, err error) error {
+	if !errors.Is(err, errUnanswered) {
+		return err
+	}
+	b.options.Logger.WarnContext(ctx, "pgwake: a task is completed, or else its lease was lost and it comes again: no answer came to the ack, and the next one found no lease",
+		"instance_id", instance.InstanceID, "execution_id", instance.ExecutionID, "error", err)
+	return nil
 }
 
 // renew repeats a renewal for as long as the database is away. For any error the worker would take the task to be somebody else's, and an activity of

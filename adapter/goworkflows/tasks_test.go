@@ -1,8 +1,10 @@
 package goworkflows_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
@@ -415,10 +417,16 @@ func (b *unlucky) CompleteWorkflowTask(ctx context.Context, task *backend.Workfl
 // broken has a call wait for the rows of a table, ends its connection after a while, and lets go of them.
 func (l *lab) broken(table string, after time.Duration, call func() error) error {
 	l.t.Helper()
+	return l.brokenBy(`SELECT FROM `+pgx.Identifier{l.p.Schema(), table}.Sanitize()+` FOR UPDATE`, after, call)
+}
+
+// brokenBy is broken by a statement that takes effect.
+func (l *lab) brokenBy(statement string, after time.Duration, call func() error) error {
+	l.t.Helper()
 	tx, err := l.p.Pool().Begin(l.t.Context())
 	require.NoError(l.t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(l.t.Context())) }()
-	_, err = tx.Exec(l.t.Context(), `SELECT FROM `+pgx.Identifier{l.p.Schema(), table}.Sanitize()+` FOR UPDATE`)
+	_, err = tx.Exec(l.t.Context(), statement)
 	require.NoError(l.t, err)
 	returned, began := make(chan error, 1), time.Now()
 	go func() { returned <- call() }()
@@ -430,7 +438,7 @@ func (l *lab) broken(table string, after time.Duration, call func() error) error
 			WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid))`, tx.Conn().PgConn().PID())
 		return err == nil && tag.RowsAffected() > 0
 	}, patience, 10*time.Millisecond)
-	require.NoError(l.t, tx.Rollback(l.t.Context()))
+	require.NoError(l.t, tx.Commit(l.t.Context()))
 	return <-returned
 }
 
@@ -445,6 +453,30 @@ func TestExtend_ConnectionBreaks_IsRepeated(t *testing.T) {
 	step := l.activityTask()
 	require.NoError(t, l.broken("worker_queue", 0, func() error { return l.ExtendActivityTask(l.within(), step) }))
 	require.NoError(t, l.CompleteActivityTask(l.within(), step, result(step)))
+}
+
+// The first try may have been what ended the lease, so an error would say too much.
+func TestComplete_NoAnswerCameAndTheLeaseIsGone_IsAWarning(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	l := newLab(t, nil, backend.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	taken := func(table string) string {
+		return `UPDATE ` + pgx.Identifier{l.p.Schema(), table}.Sanitize() + ` SET lock_token = gen_random_uuid()`
+	}
+	l.create("w")
+	task := l.workflowTask()
+	require.NoError(t, l.brokenBy(taken("instance_locks"), 0, func() error { return l.complete(task, core.WorkflowInstanceStateActive, activity(1)) }))
+	require.Regexp(t, `level=WARN msg="[^"]*a task is completed, or else its lease was lost.* instance_id=w `, log.String())
+	require.ErrorIs(t, l.complete(task, core.WorkflowInstanceStateActive, activity(1)), pgwake.ErrLockLost, "here an answer came")
+
+	l.create("x")
+	require.NoError(t, l.complete(l.workflowTask(), core.WorkflowInstanceStateActive, activity(1)))
+	step := l.activityTask()
+	log.Reset()
+	require.NoError(t, l.brokenBy(taken("worker_queue"), 0, func() error { return l.CompleteActivityTask(l.within(), step, result(step)) }))
+	require.Regexp(t, `level=WARN msg="[^"]*a task is completed, or else its lease was lost.* instance_id=x `, log.String())
+	require.ErrorIs(t, l.CompleteActivityTask(l.within(), step, result(step)), pgwake.ErrLockLost, "here an answer came")
+	require.NotContains(t, log.String(), "level=ERROR")
 }
 
 // The worker that stores them says when they are due, by its own clock.

@@ -174,7 +174,8 @@ func (b *Backend) ExtendWorkflowTask(ctx context.Context, task *backend.Workflow
 }
 
 // CompleteWorkflowTask stores what a task has come to, all or nothing: in one round trip, or in a transaction if it creates executions. pgwake.ErrLockLost
-// if the lease has ended, whoever has the execution by now. A workflow that decides what cannot be stored, such as an activity whose arguments are too
+// if the lease has ended, whoever has the execution by now; but if no answer came to an ack, and a repeated one finds no lease, nobody knows which of the
+// two has ended it: the log has a warning then, and there is no error. A workflow that decides what cannot be stored, such as an activity whose arguments are too
 // large, has failed: it would decide the same again for ever.
 func (b *Backend) CompleteWorkflowTask(ctx context.Context, task *backend.WorkflowTask, state core.WorkflowInstanceState,
 	executed, activityEvents, timerEvents []*history.Event, workflowEvents []*history.WorkflowEvent) error {
@@ -191,12 +192,12 @@ func (b *Backend) CompleteWorkflowTask(ctx context.Context, task *backend.Workfl
 	if err != nil {
 		b.forget(ctx, task.WorkflowInstance)
 	}
-	return err
+	return b.settled(ctx, task.WorkflowInstance, err)
 }
 
 func (b *Backend) completeTurn(ctx context.Context, task *backend.WorkflowTask, t *turn, state core.WorkflowInstanceState,
 	executed, activityEvents, timerEvents []*history.Event, workflowEvents []*history.WorkflowEvent) error {
-	return b.persist(ctx, b.options.WorkflowLockTimeout, func() error {
+	return b.settle(ctx, b.options.WorkflowLockTimeout, func() error {
 		d, err := b.decide(task, t, state, executed, activityEvents, timerEvents, workflowEvents) // anew, as timers have less time left
 		if err != nil {
 			return err
