@@ -453,7 +453,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: the first items of a namespace are not counted",
-		file:    "migrations/00012_looks.sql",
+		file:    "migrations/00020_locks.sql",
 		patches: []patch{{" AND (w.namespace = ANY (v_locked) OR l.holds IS NOT TRUE)\n", "\n"}},
 		pkg:     root, test: "TestLimits_FirstItemsComeDuringAClaim_TheyCount",
 	},
@@ -531,9 +531,21 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: each look brings back one of each key that is paused",
-		file:    "migrations/00019_paused.sql",
+		file:    "migrations/00020_locks.sql",
 		patches: []patch{{"p.paused AND p.namespace IN (k.namespace, '*')", "false"}},
 		pkg:     root, test: "TestLimits_PausedForLong_LooksRemoveWhatIsOfNoUseAndBringBackNothing",
+	},
+	{
+		name:    "limits: of very many namespaces a look sees the same ones each time",
+		file:    "migrations/00020_locks.sql",
+		patches: []patch{{"CASE WHEN v_many THEN v_count *", "CASE WHEN false THEN v_count *"}, {"OR v_taken >= 1000;", "OR true;"}},
+		pkg:     root, test: "TestLimits_InVeryManyNamespaces_OthersHaveAllItemsButOne_ItIsFound",
+	},
+	{
+		name:    "limits: in very many namespaces a place of a key that is free brings nothing back",
+		file:    "migrations/00020_locks.sql",
+		patches: []patch{{"CONTINUE WHEN NOT EXISTS (SELECT FROM releases r WHERE r.namespace = v_namespace)", "CONTINUE WHEN true"}},
+		pkg:     root, test: "TestLimits_OfKeysInVeryManyNamespaces_AllAreDone",
 	},
 	{
 		name:    "limits: what nobody takes up is looked for",
