@@ -71,7 +71,7 @@ type TaskStateChange struct {
 
 // NamespaceCreated says that there is a new namespace. Each transaction says so that was the first there.
 type NamespaceCreated struct {
-	NamespaceUUID string    `json:"namespace_uuid"` // always the same for a name
+	NamespaceUUID string    `json:"namespace_uuid"` // always the same for a name, as long as the server has MD5, or has not
 	NamespaceName string    `json:"namespace_name"`
 	Description   *string   `json:"description"` // nil: namespaces have none
 	CreatedAt     time.Time `json:"created_at"`

@@ -278,6 +278,20 @@ func TestChannel_NamespaceCreated_EveryField(t *testing.T) {
 	require.Equal(t, taskgraph.NamespaceCreated{NamespaceUUID: uuid, NamespaceName: name, TriggeredBy: "namespace_creation"}, event)
 }
 
+// A server whose OpenSSL is one for FIPS has no MD5.
+func TestChannel_NamespaceCreated_ServerHasNoMD5_IsTold(t *testing.T) {
+	l := newLab(t)
+	l.outside(true)
+	e := l.listen(taskgraph.NamespaceCreatedAll)
+	schema := pgx.Identifier{one[string](l, `SELECT current_schema()::text`)}.Sanitize()
+	l.exec(`CREATE FUNCTION md5(text) RETURNS text LANGUAGE plpgsql AS $$
+		BEGIN RAISE EXCEPTION 'could not compute MD5 hash: unsupported' USING ERRCODE = 'XX000'; END $$`)
+	l.exec(`ALTER FUNCTION namespace_uuid SET search_path = ` + schema + `, pg_catalog`)
+	l.exec(`SELECT enqueue_work('x', p_namespace => 'new')`)
+	uuid := one[string](l, `SELECT left(encode(sha256('namespace new'), 'hex'), 32)::uuid::text`)
+	require.Len(t, l.heard(e, func(f map[string]any) bool { return f["namespace_uuid"] == uuid }), 1)
+}
+
 // Whoever may only enqueue may also be the first in a namespace.
 func TestChannel_NamespaceCreated_ByARoleThatMayOnlyEnqueue_IsTold(t *testing.T) {
 	l := newLab(t)
