@@ -3,10 +3,14 @@ package eventbus
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/conns"
 )
 
 // This file answers: who gets which events?
@@ -18,6 +22,12 @@ type SubscribeOptions struct {
 	// transactions that are open when it begins. Without a key there is no order. A group that there is goes on as it does. Defaults
 	// to false.
 	FromBeginning bool
+
+	// MissNothing is FromBeginning that goes on only with a group that gets what the patterns are for already, each by one that covers it (see
+	// Covers). Where the group is there and would miss what was emitted before, Subscribe fails with pgwake.ErrInvalid, and changes nothing; as
+	// part of a transaction (WithTx) that has to be rolled back then. Of several who make a group at the same moment one comes first, and the
+	// others find it there. Defaults to false.
+	MissNothing bool
 }
 
 // Subscribe has a group get the events whose types match one of the patterns (see Match), from the commit on, for good, whether or not
@@ -35,8 +45,47 @@ func (b *Bus) Subscribe(ctx context.Context, group string, patterns []string, o 
 	if patterns == nil {
 		patterns = []string{}
 	}
-	_, err = value[int64](ctx, b, verb{op: op, function: "subscribe", enqueues: true, args: []any{b.namespace, group, patterns, o != nil && o.FromBeginning}})
-	return err
+	if o == nil {
+		o = &SubscribeOptions{}
+	}
+	return b.do(ctx, op, true, func(ctx context.Context, q pgwake.Querier) error {
+		subscribe := func(q pgwake.Querier) error {
+			var id int64
+			err := q.QueryRow(ctx, "SELECT * FROM "+b.call("subscribe", 4), b.namespace, group, patterns, o.FromBeginning || o.MissNothing).Scan(&id)
+			if err != nil || !o.MissNothing {
+				return err
+			}
+			return b.missesNothing(ctx, q, id, group, patterns)
+		}
+		if conn, alone := q.(*pgxpool.Conn); alone && o.MissNothing {
+			return pgx.BeginTxFunc(ctx, conns.On{Conn: conn}, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return subscribe(tx) })
+		}
+		return subscribe(q) // if that is part of a transaction, its error ends that
+	})
+}
+
+// What a group was before subscribe, which has just locked its row and written it anew: whatever else has come from the same transaction has
+// the number that the row has, and from others there is what was committed before they let go of the row. Who makes a group from the beginning
+// begins its replay as well.
+const whatGroupWas = `SELECT g.behind AND EXISTS (SELECT FROM %[1]sevent_replays AS r
+		WHERE r.group_id OPERATOR(pg_catalog.=) g.group_id AND r.undelivered AND r.xmin OPERATOR(pg_catalog.=) g.xmin),
+	ARRAY(SELECT s.pattern FROM %[1]sevent_subscriptions AS s WHERE s.group_id OPERATOR(pg_catalog.=) g.group_id AND s.xmin OPERATOR(pg_catalog.<>) g.xmin)
+	FROM %[1]sevent_groups AS g WHERE g.group_id OPERATOR(pg_catalog.=) $1`
+
+// missesNothing fails unless this transaction, which has subscribed the group, has made it, or what was there of it covers the patterns. The
+// statement is one of its own, and so sees what was committed while subscribe waited for the row.
+func (b *Bus) missesNothing(ctx context.Context, q pgwake.Querier, id int64, group string, patterns []string) error {
+	var made bool
+	var had []string
+	if err := q.QueryRow(ctx, fmt.Sprintf(whatGroupWas, b.in), id).Scan(&made, &had); err != nil || made {
+		return err
+	}
+	for _, pattern := range patterns {
+		if !slices.ContainsFunc(had, func(other string) bool { return Covers(other, pattern) }) {
+			return invalid("group %q is there, and does not get %q: it would miss what was emitted before", group, pattern)
+		}
+	}
+	return nil
 }
 
 // Unsubscribe ends a subscription of a group, and returns whether there was one. What it has routed to the group, and is not handled yet, is

@@ -1,10 +1,15 @@
 package eventbus_test
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
 	"github.com/stretchr/testify/require"
@@ -204,4 +209,128 @@ func TestHorizon_TransactionIsOpenAboveAllThatHaveEnded_IsBelowIt(t *testing.T) 
 		require.NoError(t, asks.QueryRow(l.within(), `SELECT $1 < horizon()::text::bigint - log_xact('0')::text::bigint`, number).Scan(&below))
 		require.True(t, below, isolation)
 	}
+}
+
+// Who means a group to have it all is told if it would not, and then nothing has changed.
+func TestSubscribe_MissNothing_GroupThatIsThereHasToGetItAlready(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	missNothing := &eventbus.SubscribeOptions{MissNothing: true}
+	l.emit("order.created")
+	l.subscribe("empty")
+	l.subscribe("late", "item.#")
+	require.NoError(t, l.Subscribe(l.within(), "g", []string{"order.*", "item.#"}, missNothing))
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_replays JOIN event_groups USING (group_id) WHERE name = 'g' AND undelivered`))
+	for _, again := range [][]string{{"order.*", "item.#"}, {"order.created"}, {"item.*.added", "order.*"}, {}, nil} {
+		require.NoError(t, l.Subscribe(l.within(), "g", again, missNothing), again)
+	}
+	for group, patterns := range map[string][]string{"g": {"order.*", "order.#"}, "late": {"item.added", "order.created"}, "empty": {"a"}} {
+		before := l.patterns(group)
+		require.ErrorIs(t, l.Subscribe(l.within(), group, patterns, missNothing), pgwake.ErrInvalid, group)
+		require.Equal(t, before, l.patterns(group))
+		tx := l.begin()
+		require.ErrorIs(t, l.WithTx(tx).Subscribe(l.within(), group, patterns, missNothing), pgwake.ErrInvalid, group)
+		require.NoError(t, tx.Rollback(l.within()))
+		require.Equal(t, before, l.patterns(group))
+	}
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_replays`))
+	tx := l.begin()
+	for _, pattern := range []string{"a", "b"} { // it is new as long as nobody else has seen it
+		require.NoError(t, l.WithTx(tx).Subscribe(l.within(), "new", []string{pattern}, missNothing))
+	}
+	require.NoError(t, tx.Commit(l.within()))
+	require.Equal(t, []string{"a", "b"}, l.patterns("new"))
+}
+
+// patterns are those of a group, which nil is for if it is not there.
+func (l *lab) patterns(group string) []string {
+	l.t.Helper()
+	groups, err := l.Groups(l.within())
+	require.NoError(l.t, err)
+	for _, g := range groups {
+		if g.Name == group {
+			return append([]string{}, g.Patterns...)
+		}
+	}
+	return nil
+}
+
+// Somebody else changes the group at that moment, and has come first if he commits.
+func TestSubscribe_MissNothingWhileAnotherChangesTheGroup_GoesByWhatTheGroupIsThen(t *testing.T) {
+	t.Parallel()
+	fromBeginning := &eventbus.SubscribeOptions{FromBeginning: true}
+	subscribes := func(patterns ...string) func(*lab, *eventbus.Bus) error {
+		return func(l *lab, b *eventbus.Bus) error { return b.Subscribe(l.within(), "g", patterns, fromBeginning) }
+	}
+	for name, c := range map[string]struct {
+		before  []string // patterns of the group; nil: it is not there
+		does    func(*lab, *eventbus.Bus) error
+		refused bool     // if the other one commits
+		after   []string // then
+	}{
+		"makes it for another type":  {does: subscribes("b"), refused: true, after: []string{"b"}},
+		"makes it for all types":     {does: subscribes("#"), after: []string{"#", "a"}},
+		"makes it for the same type": {does: subscribes("a"), after: []string{"a"}},
+		"makes it for none":          {does: subscribes(), refused: true, after: []string{}},
+		"subscribes it":              {before: []string{"b"}, does: subscribes("*"), after: []string{"*", "a", "b"}},
+		"unsubscribes it": {before: []string{"*", "b"}, does: func(l *lab, b *eventbus.Bus) error { return second(b.Unsubscribe(l.within(), "g", "*")) },
+			refused: true, after: []string{"b"}},
+		"deletes it": {before: []string{"b"}, does: func(l *lab, b *eventbus.Bus) error { return second(b.DeleteGroup(l.within(), "g")) }, after: []string{"a"}},
+	} {
+		for _, level := range []string{"read committed", "repeatable read"} {
+			for _, commits := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s, at %s, commits: %t", name, level, commits), func(t *testing.T) {
+					t.Parallel()
+					l := newLab(t, nil)
+					if c.before != nil {
+						l.subscribe("g", c.before...)
+					}
+					tx := l.begin()
+					require.NoError(t, c.does(l, l.WithTx(tx)))
+					subscribed := make(chan error, 1)
+					bus := l.at(level)
+					go func() {
+						subscribed <- bus.Subscribe(t.Context(), "g", []string{"a"}, &eventbus.SubscribeOptions{MissNothing: true})
+					}()
+					l.eventually(func() bool {
+						return one[bool](l, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID())
+					}, "it waits")
+					refused, after := c.refused, c.after
+					if commits {
+						require.NoError(t, tx.Commit(l.within()))
+					} else {
+						require.NoError(t, tx.Rollback(l.within()))
+						refused = c.before != nil && !slices.Contains(c.before, "*")
+						after = c.before
+						if !refused {
+							after = slices.Sorted(slices.Values(append([]string{"a"}, c.before...)))
+						}
+					}
+					err := <-subscribed
+					if refused {
+						require.ErrorIs(t, err, pgwake.ErrInvalid)
+					} else {
+						require.NoError(t, err)
+					}
+					require.Equal(t, after, l.patterns("g"))
+				})
+			}
+		}
+	}
+}
+
+// at is a Bus of a role whose default isolation level is another.
+func (l *lab) at(level string) *eventbus.Bus {
+	l.t.Helper()
+	config := l.p.Pool().Config()
+	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = level
+	pool, err := pgxpool.NewWithConfig(l.t.Context(), config)
+	require.NoError(l.t, err)
+	l.t.Cleanup(pool.Close)
+	p, err := pgwake.New(l.t.Context(), pool, &pgwake.Config{Schema: l.p.Schema(), SkipMigrate: true, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(l.t, err)
+	l.t.Cleanup(func() { require.NoError(l.t, p.Close(context.Background())) })
+	bus, err := eventbus.New(l.t.Context(), p, &eventbus.Config{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(l.t, err)
+	return bus
 }

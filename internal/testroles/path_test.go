@@ -104,7 +104,7 @@ func TestPath_HasOtherThingsOfOurNames_DivertsNothing(t *testing.T) {
 	require.NoError(t, err)
 	bus, err := eventbus.New(ctx, p, &eventbus.Config{Logger: silent})
 	require.NoError(t, err)
-	require.NoError(t, bus.Subscribe(ctx, "g", []string{"#"}, nil))
+	require.NoError(t, bus.Subscribe(ctx, "g", []string{"#"}, &eventbus.SubscribeOptions{MissNothing: true}))
 	_, err = bus.Emit(ctx, "x", nil, &eventbus.EmitOptions{Key: "k"})
 	require.NoError(t, err)
 	_, err = bus.Read(ctx, eventbus.Cursor{}, 10)
