@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -33,7 +32,7 @@ type SubscriberConfig struct {
 
 	// FromBeginning has a group that is new get also what was published to the topic before; see eventbus.SubscribeOptions. So it is for one
 	// topic: for others there are Subscribers of other groups. A group that gets the topic already goes on as it does; one that does not is
-	// refused, unless another Subscriber makes it at the same moment, for another topic. Defaults to false: a group gets what is published from the first Subscribe or SubscribeInitialize on.
+	// refused (pgwake.ErrInvalid). Defaults to false: a group gets what is published from the first Subscribe or SubscribeInitialize on.
 	FromBeginning bool
 
 	// Transactional has each message come with a transaction, TxFrom(m.Context()), that commits with the ack and is rolled back by a nack: what
@@ -47,8 +46,7 @@ type Subscriber struct {
 	bus *eventbus.Bus
 	cfg SubscriberConfig
 
-	closing   chan struct{}
-	declaring sync.Mutex
+	closing chan struct{}
 
 	mu     sync.Mutex
 	closed bool
@@ -108,29 +106,8 @@ func (s *Subscriber) declare(ctx context.Context, topic string) (eventType strin
 	if eventType, err = EventType(topic); err != nil {
 		return "", err
 	}
-	if s.cfg.FromBeginning {
-		s.declaring.Lock() // so that of two topics one finds the group of the other
-		defer s.declaring.Unlock()
-		if err := s.canBegin(ctx, eventType); err != nil {
-			return "", err
-		}
-	}
-	return eventType, s.bus.Subscribe(ctx, s.cfg.Node.Group, []string{eventType}, &eventbus.SubscribeOptions{FromBeginning: s.cfg.FromBeginning})
-}
-
-// canBegin fails unless the group is new, or gets the events of this type already: of a group that is there the bus would leave out
-// what was published before.
-func (s *Subscriber) canBegin(ctx context.Context, eventType string) error {
-	groups, err := s.bus.Groups(ctx)
-	if err != nil {
-		return err
-	}
-	for _, g := range groups {
-		if g.Name == s.cfg.Node.Group && !slices.ContainsFunc(g.Patterns, func(pattern string) bool { return eventbus.Match(pattern, eventType) }) {
-			return fmt.Errorf("%w: group %q is there, and gets nothing that was published to a topic before: a topic from the beginning is for a new group", pgwake.ErrInvalid, g.Name)
-		}
-	}
-	return nil
+	// Of a group that is there the bus would leave out what was published before.
+	return eventType, s.bus.Subscribe(ctx, s.cfg.Node.Group, []string{eventType}, &eventbus.SubscribeOptions{MissNothing: s.cfg.FromBeginning})
 }
 
 // Subscribe returns the messages of a topic that the group gets from now on, and those that it has not acknowledged yet. The group gets them

@@ -264,6 +264,33 @@ func TestSubscribe_FromBeginning_IsForAGroupThatIsNew(t *testing.T) {
 	require.ErrorIs(t, err, pgwake.ErrInvalid, "nobody would notice that it begins later")
 }
 
+// The Subscriber of another process makes the group, for another topic.
+func TestSubscribe_FromBeginningWhileAnotherMakesTheGroup_IsRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.numbered(nil, 1)
+	other, err := watermill.EventType("other")
+	require.NoError(t, err)
+	tx, err := l.p.Pool().Begin(l.within())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	require.NoError(t, l.bus.WithTx(tx).Subscribe(l.within(), "late", []string{other}, &eventbus.SubscribeOptions{FromBeginning: true}))
+	s := l.subscriber(&watermill.SubscriberConfig{FromBeginning: true, Node: eventbus.NodeConfig{Group: "late"}})
+	declared := make(chan error, 1)
+	go func() { declared <- s.SubscribeInitialize("t") }()
+	l.eventually(func() (waits bool) {
+		require.NoError(t, l.p.Pool().QueryRow(l.within(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
+			tx.Conn().PgConn().PID()).Scan(&waits))
+		return waits
+	}, "it waits for whoever makes the group")
+	require.NoError(t, tx.Commit(l.within()))
+	require.ErrorIs(t, <-declared, pgwake.ErrInvalid, "it would begin later")
+	groups, err := l.bus.Groups(l.within())
+	require.NoError(t, err)
+	require.Len(t, groups, 1)
+	require.Equal(t, []string{other}, groups[0].Patterns)
+}
+
 // What a message has to do with is in the trace of whoever published it.
 func TestSubscribe_MessagesContext_BelongsToTheTrace(t *testing.T) {
 	t.Parallel()
