@@ -258,3 +258,32 @@ func TestQueueNames_AreAsTheDocumentHasThem(t *testing.T) {
 	require.Equal(t, "core_events_my_app", one[string](l, `SELECT queue_name_for_namespace('my-app')`))
 	require.Equal(t, "core_events_demo_dlq", one[string](l, `SELECT dead_letter_queue_name_for_namespace('demo')`))
 }
+
+// A beat whose caller has given up may be carried out long after. What the node has said before it was stopped is no news then.
+func TestNodes_StopsWhileABeatIsUnderWay_StaysStopped(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	const beat = `SELECT beat('n', 'default', 'g', NULL, '1 hour')`
+	l.exec(`SELECT register_node('n')`)
+	for _, what := range []string{"it is stopped", "it was stopped, begins, and is stopped before it has"} {
+		stopping := l.holding(`SELECT stop_node('n')`)
+		beating := l.run(beat)
+		require.True(t, beating.waits(), what)
+		require.NoError(t, stopping.Commit(l.within()))
+		beating.end(t)
+		require.False(t, l.live(), what)
+	}
+	require.False(t, one[bool](l, `SELECT stop_node('n')`), "it is already")
+
+	beating := l.holding(beat)
+	stopping := l.run(`SELECT stop_node('n')`)
+	require.True(t, stopping.waits())
+	require.NoError(t, beating.Commit(l.within()))
+	stopping.end(t)
+	require.False(t, l.live(), "it was stopped after it had begun")
+
+	l.exec(beat)
+	require.True(t, l.live(), "a beat that begins later is one of a node that has begun anew")
+	require.True(t, one[bool](l, `SELECT stop_node('n')`))
+	require.False(t, one[bool](l, `SELECT stop_node('nobody')`))
+}
