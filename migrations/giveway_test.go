@@ -129,6 +129,21 @@ SELECT require_no_notes();
 `).Up(t.Context(), config, s.name))
 }
 
+func TestUp_RoleReadsBackslashesAsEscapes_FilesAreWhatTheySay(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	config := s.config.Copy()
+	config.RuntimeParams["standard_conforming_strings"] = "off"
+	require.NoError(t, notes(notesTable, `-- +goose Up
+ALTER TABLE notes ALTER note SET DEFAULT '\.';
+-- +goose Down
+LOCK TABLE notes IN ACCESS EXCLUSIVE MODE;
+SELECT require_no_notes();
+`).Up(t.Context(), config, s.name))
+	require.Equal(t, []string{`\.`}, s.list(t, `INSERT INTO notes VALUES (1) RETURNING note`))
+}
+
 // What a session changes without the turn, somebody else may change as well.
 func TestUp_TheSessionThatHasTheTurnEnds_NothingMoreIsChanged(t *testing.T) {
 	t.Parallel()

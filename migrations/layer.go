@@ -277,6 +277,7 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	// The files name nothing by schema: the first entry decides where objects land, pg_catalog is
 	// searched before it, and functions pin this very path (SET search_path FROM CURRENT).
 	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
+	config.RuntimeParams["standard_conforming_strings"] = "on" // in literals of the files a backslash is one
 	config.RuntimeParams["lock_timeout"] = lockTimeout
 	// Of a process that is gone without a sign the server has to know, or the turn is its for hours. Nor does a session that is at work pause for long.
 	for name, value := range map[string]string{"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3", "tcp_user_timeout": "25000",

@@ -1,4 +1,4 @@
--- A node that was stopped stays so, whatever it has said before and is heard of only now.
+-- A node that was stopped stays so, whatever it has said before and is heard of only now; and how a session reads literals does not matter.
 
 -- +goose Up
 
@@ -46,6 +46,36 @@ $$;
 -- +goose StatementEnd
 COMMENT ON FUNCTION stop_node IS 'Marks a node as gone, and returns whether it was not yet. A heartbeat that is under way does not change that.';
 
+-- With standard_conforming_strings off a backslash in a literal is something else. What is read by those that a role has set so stays what it is.
+ALTER FUNCTION pattern_regex SET standard_conforming_strings = on;
+ALTER FUNCTION subscribe SET standard_conforming_strings = on;
+ALTER FUNCTION partman_schema SET standard_conforming_strings = on;
+ALTER FUNCTION parse_cron SET standard_conforming_strings = on;
+ALTER FUNCTION next_occurrence SET standard_conforming_strings = on;
+ALTER FUNCTION pg_cron_schedule SET standard_conforming_strings = on;
+ALTER FUNCTION schedule_task SET standard_conforming_strings = on;
+UPDATE event_subscriptions s SET regex = pattern_regex(s.pattern) WHERE s.regex IS NOT NULL AND s.regex <> pattern_regex(s.pattern);
+
+-- Whoever migrated so has a log that takes more types than there are. If there are events of such, it goes on to do so.
+-- +goose StatementBegin
+DO $$
+DECLARE
+    v_partition regclass;
+BEGIN
+    IF EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'event_log'::regclass AND c.conname = 'event_log_event_type_check' AND strpos(pg_get_constraintdef(c.oid), chr(92)) = 0)
+       AND NOT EXISTS (SELECT FROM event_log e WHERE e.event_type !~ E'^[^.*#|[:space:][:cntrl:]]+(\\.[^.*#|[:space:][:cntrl:]]+)*$') THEN
+        ALTER TABLE event_log DROP CONSTRAINT event_log_event_type_check;
+        FOR v_partition IN SELECT c.conrelid::regclass FROM pg_constraint c JOIN pg_inherits i ON i.inhrelid = c.conrelid
+                            WHERE i.inhparent = 'event_log'::regclass AND c.conname = 'event_log_event_type_check' LOOP
+            EXECUTE format('ALTER TABLE %s DROP CONSTRAINT event_log_event_type_check', v_partition); -- those that were made by themselves, and then attached, have their own
+        END LOOP;
+        ALTER TABLE event_log ADD CONSTRAINT event_log_event_type_check
+            CHECK (octet_length(event_type) <= 180 AND event_type ~ E'^[^.*#|[:space:][:cntrl:]]+(\\.[^.*#|[:space:][:cntrl:]]+)*$');
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
 -- +goose Down
 
 -- In the newest migration, where nothing is gone yet.
@@ -60,6 +90,14 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
+
+ALTER FUNCTION schedule_task RESET standard_conforming_strings;
+ALTER FUNCTION pg_cron_schedule RESET standard_conforming_strings;
+ALTER FUNCTION next_occurrence RESET standard_conforming_strings;
+ALTER FUNCTION parse_cron RESET standard_conforming_strings;
+ALTER FUNCTION partman_schema RESET standard_conforming_strings;
+ALTER FUNCTION subscribe RESET standard_conforming_strings;
+ALTER FUNCTION pattern_regex RESET standard_conforming_strings;
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION stop_node(p_node_id text)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -152,6 +153,15 @@ func TestSchema_EveryTable_CanBeReplicated(t *testing.T) {
 	require.Empty(t, testdb.WithoutIdentity(t, newSchema(t, "").name))
 }
 
+// A function that has a backslash in a literal says how literals are read: it is parsed in the sessions that call it.
+func TestSchema_EveryFunctionWithABackslash_SaysHowLiteralsAreRead(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	require.Empty(t, s.list(t, `SELECT p.proname::text FROM pg_proc p
+		WHERE p.pronamespace = to_regnamespace(quote_ident(current_schema())) AND strpos(regexp_replace(p.prosrc, 'E''[^'']*''', '', 'g'), chr(92)) > 0
+		  AND 'function ' || p.oid::regprocedure || ' ' || md5(p.prosrc) <> ALL ($1) AND NOT coalesce('standard_conforming_strings=on' = ANY (p.proconfig), false)`, s.bare))
+}
+
 // Whoever emits in a month for which nobody has made a partition loses nothing, and making it brings the events there.
 func TestMakeEventPartitions_EventsInTheDefaultPartition_AreMovedAndStayInTheLog(t *testing.T) {
 	t.Parallel()
@@ -259,4 +269,44 @@ func TestUp_ItemsThatWereNeverThereHaveKeysAndPlaces_LinesGoOnWithTheNextHeartbe
 	require.Empty(t, s.list(t, `SELECT key FROM event_keys UNION ALL SELECT key FROM event_lines`))
 	require.Equal(t, []string{"good 1 day", "long 00:00:30", "mixed 00:00:30"}, s.list(t, `SELECT node_id || ' ' || heartbeats FROM event_nodes ORDER BY node_id`))
 	require.Len(t, s.list(t, `SELECT node_id FROM list_nodes()`), 3)
+}
+
+// Sessions that read backslashes as escapes have made another schema, and subscribed to other types than they were asked to.
+func TestUp_BackslashesWereReadAsEscapes_IsAsIfTheyHadNotBeen(t *testing.T) {
+	t.Parallel()
+	const check = `SELECT DISTINCT pg_get_constraintdef(oid) || convalidated FROM pg_constraint WHERE connamespace = current_schema()::regnamespace AND conname = 'event_log_event_type_check'`
+	fresh := newSchema(t, "").list(t, check)
+	for what, test := range map[string]struct {
+		types []string
+		mends bool
+	}{"a log that is as it should be": {[]string{"a.b"}, true}, "a type that there is not": {[]string{"a.b", "a|b"}, false}} {
+		s := olderSchema(t, "00021")
+		_, err := s.conn.PgConn().Exec(t.Context(), `SET standard_conforming_strings = off;
+			DO $$
+			DECLARE
+				v_table regclass;
+			BEGIN
+				ALTER TABLE event_log DROP CONSTRAINT event_log_event_type_check;
+				FOR v_table IN SELECT conrelid::regclass FROM pg_constraint WHERE conname = 'event_log_event_type_check' AND connamespace = current_schema()::regnamespace LOOP
+					EXECUTE format('ALTER TABLE %s DROP CONSTRAINT event_log_event_type_check', v_table);
+				END LOOP;
+				ALTER TABLE event_log ADD CONSTRAINT event_log_event_type_check
+					CHECK (octet_length(event_type) <= 180 AND event_type ~ '^[^.*#|[:space:][:cntrl:]]+(\.[^.*#|[:space:][:cntrl:]]+)*$');
+			END
+			$$;
+			SELECT subscribe('default', 'g', '{a.*}');
+			RESET standard_conforming_strings`).ReadAll()
+		require.NoError(t, err)
+		s.list(t, `SELECT make_event_partitions(3)::text`) // one more, with a constraint of its own
+		require.NotEqual(t, fresh, s.list(t, check))
+		const regex = `SELECT regex FROM event_subscriptions`
+		require.Equal(t, []string{`^.a.[^.]+$`}, s.list(t, regex))
+		for _, eventType := range test.types {
+			s.list(t, `SELECT emit('default', $1)::text`, eventType)
+		}
+		require.NoError(t, migrations.Up(t.Context(), s.config, s.name))
+		require.Equal(t, []string{`^\.a\.[^.]+$`}, s.list(t, regex), what)
+		require.Equal(t, test.mends, slices.Equal(fresh, s.list(t, check)), what)
+		require.Len(t, s.list(t, `SELECT event_type FROM event_log`), len(test.types), what)
+	}
 }
