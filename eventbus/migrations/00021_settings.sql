@@ -1,4 +1,5 @@
--- A node that was stopped stays so, whatever it has said before and is heard of only now; and how a session reads literals does not matter.
+-- A node that was stopped stays so, whatever it has said before and is heard of only now; and neither how a session reads literals matters, nor which
+-- letters are lower case to the database.
 
 -- +goose Up
 
@@ -76,6 +77,53 @@ END
 $$;
 -- +goose StatementEnd
 
+-- FRI is frı to who goes by the rules of Turkish.
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION cron_field(p_cron text, p_what text, p_field text, p_least integer, p_most integer, p_names text DEFAULT NULL)
+RETURNS integer[]
+LANGUAGE plpgsql IMMUTABLE
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_part   text;
+    v_parts  text[];
+    v_ends   integer[];
+    v_step   integer;
+    v_values integer[] := '{}';
+BEGIN
+    FOREACH v_part IN ARRAY string_to_array(p_field, ',') LOOP
+        v_parts := regexp_match(v_part COLLATE "C", '^(?:([*?])|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,4}))?$', 'i');
+        -- A name is a number: its place in the list, in which each has three letters and a space.
+        SELECT array_agg(CASE WHEN e.text ~ '^[0-9]' THEN e.text::integer ELSE (nullif(strpos(p_names, lower(e.text COLLATE "C") || ' '), 0) - 1) / 4 + p_least END ORDER BY e.ord)
+          INTO v_ends FROM unnest(v_parts[2:3]) WITH ORDINALITY AS e (text, ord) WHERE e.text IS NOT NULL;
+        v_step := v_parts[4]::integer;
+        IF v_parts[1] IS NOT NULL THEN
+            v_ends := ARRAY[p_least, p_most];
+        ELSIF cardinality(v_ends) = 1 THEN
+            v_ends := v_ends || CASE WHEN v_step IS NULL THEN v_ends[1] ELSE p_most END;
+        END IF;
+        IF (v_ends[1] >= p_least AND v_ends[2] <= p_most AND v_ends[1] <= v_ends[2] AND coalesce(v_step, 1) > 0) IS NOT TRUE THEN
+            RAISE EXCEPTION 'cron expression %: % cannot be a %', quote_literal(p_cron), quote_literal(v_part), p_what USING ERRCODE = 'PW003';
+        END IF;
+        v_values := v_values || ARRAY(SELECT generate_series(v_ends[1], v_ends[2], coalesce(v_step, 1)));
+    END LOOP;
+    RETURN ARRAY(SELECT DISTINCT v.value FROM unnest(v_values) AS v (value) ORDER BY v.value);
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION named_cron(p_cron text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT CASE c.cron WHEN '@yearly' THEN '0 0 1 1 *' WHEN '@annually' THEN '0 0 1 1 *' WHEN '@monthly' THEN '0 0 1 * *' WHEN '@weekly' THEN '0 0 * * 0'
+                                    WHEN '@daily' THEN '0 0 * * *' WHEN '@midnight' THEN '0 0 * * *' WHEN '@hourly' THEN '0 * * * *' ELSE c.cron END
+      FROM lower(btrim(p_cron, E' \t\r\n') COLLATE "C") AS c (cron)
+$$;
+-- +goose StatementEnd
+
 -- +goose Down
 
 -- In the newest migration, where nothing is gone yet.
@@ -87,6 +135,52 @@ BEGIN
     IF EXISTS (SELECT FROM scheduled_tasks) THEN
         RAISE EXCEPTION 'schema % still holds schedules; remove them before migrating down', current_schema() USING ERRCODE = 'PW006';
     END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION named_cron(p_cron text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path FROM CURRENT
+AS $$
+    SELECT CASE c.cron WHEN '@yearly' THEN '0 0 1 1 *' WHEN '@annually' THEN '0 0 1 1 *' WHEN '@monthly' THEN '0 0 1 * *' WHEN '@weekly' THEN '0 0 * * 0'
+                                    WHEN '@daily' THEN '0 0 * * *' WHEN '@midnight' THEN '0 0 * * *' WHEN '@hourly' THEN '0 * * * *' ELSE c.cron END
+      FROM lower(btrim(p_cron, E' \t\r\n')) AS c (cron)
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION cron_field(p_cron text, p_what text, p_field text, p_least integer, p_most integer, p_names text DEFAULT NULL)
+RETURNS integer[]
+LANGUAGE plpgsql IMMUTABLE
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    v_part   text;
+    v_parts  text[];
+    v_ends   integer[];
+    v_step   integer;
+    v_values integer[] := '{}';
+BEGIN
+    FOREACH v_part IN ARRAY string_to_array(p_field, ',') LOOP
+        v_parts := regexp_match(v_part, '^(?:([*?])|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,4}))?$', 'i');
+        -- A name is a number: its place in the list, in which each has three letters and a space.
+        SELECT array_agg(CASE WHEN e.text ~ '^[0-9]' THEN e.text::integer ELSE (nullif(strpos(p_names, lower(e.text) || ' '), 0) - 1) / 4 + p_least END ORDER BY e.ord)
+          INTO v_ends FROM unnest(v_parts[2:3]) WITH ORDINALITY AS e (text, ord) WHERE e.text IS NOT NULL;
+        v_step := v_parts[4]::integer;
+        IF v_parts[1] IS NOT NULL THEN
+            v_ends := ARRAY[p_least, p_most];
+        ELSIF cardinality(v_ends) = 1 THEN
+            v_ends := v_ends || CASE WHEN v_step IS NULL THEN v_ends[1] ELSE p_most END;
+        END IF;
+        IF (v_ends[1] >= p_least AND v_ends[2] <= p_most AND v_ends[1] <= v_ends[2] AND coalesce(v_step, 1) > 0) IS NOT TRUE THEN
+            RAISE EXCEPTION 'cron expression %: % cannot be a %', quote_literal(p_cron), quote_literal(v_part), p_what USING ERRCODE = 'PW003';
+        END IF;
+        v_values := v_values || ARRAY(SELECT generate_series(v_ends[1], v_ends[2], coalesce(v_step, 1)));
+    END LOOP;
+    RETURN ARRAY(SELECT DISTINCT v.value FROM unnest(v_values) AS v (value) ORDER BY v.value);
 END
 $$;
 -- +goose StatementEnd
