@@ -43,3 +43,38 @@ func TestNextOccurrence_CollationHasOtherLowerCase_NamesAreWhatTheyAre(t *testin
 	}
 	require.Equal(t, []int32{5}, one[[]int32](l, `SELECT cron_field('', 'day', 'FRI' COLLATE "tr-x-icu", 0, 7, 'sun mon tue wed thu fri sat ')`))
 }
+
+// Bounds of partitions are literals. A session may write times so that another zone is read: IST is India's to one that is there, and Israel's where it
+// is read.
+func TestPartitions_SessionWritesTimesItsOwnWay_BeginWithTheMonthsOfUTC(t *testing.T) {
+	t.Parallel()
+	for style, zone := range map[string]string{"German": "Asia/Kolkata", "SQL, DMY": "Asia/Kolkata", "Postgres, MDY": "America/New_York"} {
+		l := newLab(t, nil)
+		l.monthsUndone()
+		l.exec(`SELECT set_config('datestyle', $1, false), set_config('timezone', $2, false)`, style, zone)
+		bounds := func(want ...string) {
+			l.t.Helper()
+			l.exec(`SET datestyle = 'ISO'`)
+			l.exec(`SET timezone = 'UTC'`)
+			require.Equal(t, want, all[string](l, `SELECT c.relname || ' ' || pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+				WHERE i.inhparent = 'event_log'::regclass AND c.relname <> 'event_log_default' ORDER BY 1`), style)
+			l.exec(`SELECT set_config('datestyle', $1, false), set_config('timezone', $2, false)`, style, zone)
+		}
+		// An hour before midnight of UTC it is May already in India.
+		l.exec(`DO $$ BEGIN EXECUTE (SELECT string_agg(format('DROP TABLE %I', p.name), ';') FROM event_partitions() p); END $$`)
+		require.Equal(t, 2, one[int](l, `SELECT make_event_partitions(1, make_timestamptz(2026, 4, 30, 23, 0, 0, 'UTC'))`))
+		bounds(`event_log_p2026_04 FOR VALUES FROM ('2026-04-01 00:00:00+00') TO ('2026-05-01 00:00:00+00')`,
+			`event_log_p2026_05 FOR VALUES FROM ('2026-05-01 00:00:00+00') TO ('2026-06-01 00:00:00+00')`)
+
+		// The default partition becomes that of the months from its first event on.
+		l.exec(`DO $$ BEGIN EXECUTE (SELECT string_agg(format('DROP TABLE %I', p.name), ';') FROM event_partitions() p); END $$`)
+		id := l.emit("a")
+		l.exec(`UPDATE event_log SET emitted_at = date_trunc('month', now(), 'UTC')`)
+		for range 3 {
+			require.True(t, one[bool](l, `SELECT set_default_aside(now())`), style)
+		}
+		first, last := l.month(0), l.month(3)
+		bounds("event_log_p" + first + "_to_" + l.month(2) + " FOR VALUES FROM ('" + first[:4] + "-" + first[5:] + "-01 00:00:00+00') TO ('" + last[:4] + "-" + last[5:] + "-01 00:00:00+00')")
+		require.Equal(t, id, one[int64](l, `SELECT event_id FROM ONLY event_log_p`+first+`_to_`+l.month(2)))
+	}
+}

@@ -1,5 +1,5 @@
--- A node that was stopped stays so, whatever it has said before and is heard of only now; and neither how a session reads literals matters, nor which
--- letters are lower case to the database.
+-- A node that was stopped stays so, whatever it has said before and is heard of only now; and neither how a session reads literals and writes times
+-- matters, nor which letters are lower case to the database.
 
 -- +goose Up
 
@@ -124,6 +124,43 @@ AS $$
 $$;
 -- +goose StatementEnd
 
+-- Bounds are literals. Where these name the zone of the session by an abbreviation it may be that of another: IST is that of India, or of Israel.
+ALTER FUNCTION make_event_partitions SET datestyle = 'ISO' SET timezone = 'UTC';
+ALTER FUNCTION set_default_aside SET datestyle = 'ISO' SET timezone = 'UTC';
+
+-- Partitions that such a session has made are those of the months that they are called by from now on, or the next one would overlap with the last of
+-- them. Detached, as all of these are while events are moved, they have no trigger: nothing is lined up anew.
+-- +goose StatementBegin
+DO $$
+DECLARE
+    v_names name[];
+    v_from  timestamptz[];
+    v_to    timestamptz[];
+BEGIN
+    PERFORM set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true);
+    SELECT array_agg(p.name), array_agg(p.from_at), array_agg(p.to_at) INTO v_names, v_from, v_to
+      FROM event_partitions() p JOIN pg_class c ON c.oid = p.name::text::regclass
+     WHERE pg_get_expr(c.relpartbound, c.oid) <> format('FOR VALUES FROM (%L) TO (%L)', p.from_at, p.to_at);
+    IF v_names IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM unbound_default();
+    ALTER TABLE event_log DETACH PARTITION event_log_default;
+    FOR i IN 1 .. cardinality(v_names) LOOP
+        EXECUTE format('ALTER TABLE event_log DETACH PARTITION %I', v_names[i]);
+        EXECUTE format('WITH moved AS (DELETE FROM %I WHERE emitted_at < %L OR emitted_at >= %L RETURNING *) INSERT INTO event_log_default SELECT * FROM moved', v_names[i], v_from[i], v_to[i]);
+    END LOOP;
+    FOR i IN 1 .. cardinality(v_names) LOOP
+        EXECUTE format('WITH moved AS (DELETE FROM event_log_default WHERE emitted_at >= %L AND emitted_at < %L RETURNING *) INSERT INTO %I SELECT * FROM moved', v_from[i], v_to[i], v_names[i]);
+        EXECUTE format('ALTER TABLE event_log ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', v_names[i], v_from[i], v_to[i]);
+    END LOOP;
+    ALTER TABLE event_log ATTACH PARTITION event_log_default DEFAULT;
+EXCEPTION WHEN invalid_object_definition OR check_violation THEN
+    RAISE WARNING 'partitions of the log stay as they are, which do not begin and end with the months that they are called by: %', SQLERRM;
+END
+$$;
+-- +goose StatementEnd
+
 -- +goose Down
 
 -- In the newest migration, where nothing is gone yet.
@@ -138,6 +175,9 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
+
+ALTER FUNCTION set_default_aside RESET datestyle RESET timezone;
+ALTER FUNCTION make_event_partitions RESET datestyle RESET timezone;
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION named_cron(p_cron text)

@@ -310,3 +310,41 @@ func TestUp_BackslashesWereReadAsEscapes_IsAsIfTheyHadNotBeen(t *testing.T) {
 		require.Len(t, s.list(t, `SELECT event_type FROM event_log`), len(test.types), what)
 	}
 }
+
+// Sessions whose times were read as those of another zone have made partitions that begin hours after their months. All of an event's past stays as it was.
+func TestUp_PartitionsBeginAfterTheirMonths_AreThoseOfTheirMonths(t *testing.T) {
+	t.Parallel()
+	s := olderSchema(t, "00021")
+	s.list(t, `SELECT subscribe('default', 'g', '{a}')::text`)
+	const partitions = `SELECT p.name || ' ' || pg_get_expr(c.relpartbound, c.oid) FROM event_partitions() p JOIN pg_class c ON c.oid = p.name::text::regclass ORDER BY 1`
+	s.list(t, `SELECT set_config('timezone', 'UTC', false)`)
+	want := s.list(t, partitions)
+	require.Len(t, want, 3)
+	_, err := s.conn.Exec(t.Context(), `DO $$
+		DECLARE
+			p record;
+		BEGIN
+			FOR p IN SELECT * FROM event_partitions() ORDER BY 1 DESC LOOP
+				EXECUTE format('ALTER TABLE event_log DETACH PARTITION %I', p.name);
+				EXECUTE format('ALTER TABLE event_log ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', p.name, p.from_at + interval '3:30', p.to_at + interval '3:30');
+			END LOOP;
+		END
+		$$`)
+	require.NoError(t, err)
+	require.NotEqual(t, want, s.list(t, partitions))
+	begins := `date_trunc('month', now(), 'UTC') + `
+	for _, emitted := range []string{`interval '1 hour'`, `interval '1 day'`, `interval '1 month 1 hour'`, `interval '1 month 1 day'`, `interval '3 months 1 hour'`, `interval '4 months'`} {
+		require.NotEmpty(t, s.list(t, `WITH e AS (SELECT emit('default', 'a', p_key => 'k') AS id) SELECT id::text FROM e`))
+		s.list(t, `UPDATE event_log SET emitted_at = `+begins+emitted+` WHERE event_id = (SELECT max(event_id) FROM event_log) RETURNING 'done'`)
+	}
+	const all = `SELECT to_jsonb(e)::text FROM event_log e UNION ALL SELECT to_jsonb(q)::text FROM worker_queue q UNION ALL SELECT to_jsonb(f)::text FROM event_lines f ORDER BY 1`
+	before := s.list(t, all)
+	require.NoError(t, migrations.Up(t.Context(), s.config, s.name))
+	require.Equal(t, want, s.list(t, partitions))
+	require.Equal(t, before, s.list(t, all))
+	require.Equal(t, []string{"2"}, s.list(t, `SELECT count(*)::text FROM event_log_default`))
+	require.Equal(t, []string{"2"}, s.list(t, `SELECT make_event_partitions(4)::text`))
+	require.Equal(t, []string{"0"}, s.list(t, `SELECT count(*)::text FROM event_log_default`))
+	require.NotEmpty(t, s.list(t, `SELECT emit('default', 'a', p_key => 'l')::text`))
+	require.Equal(t, []string{"1"}, s.list(t, `SELECT count(*)::text FROM worker_queue WHERE key = 'l'`), "there are triggers again")
+}
