@@ -3,6 +3,8 @@
 --
 -- Where limits hold in more than a thousand namespaces, a look is at a hundred of them. Nothing is claimed there but under their locks, so
 -- the others are as if somebody else was claiming there: what is due stays due, and earliest_limited says so.
+--
+-- Literals are read alike in all sessions.
 
 -- +goose Up
 
@@ -350,12 +352,19 @@ END
 $$;
 -- +goose StatementEnd
 
+-- With standard_conforming_strings off a backslash in a literal is something else. What is read by those that a role has set so stays what it is.
+ALTER FUNCTION enqueue_work_many SET standard_conforming_strings = on;
+ALTER FUNCTION enqueue_message_many SET standard_conforming_strings = on;
+
 -- +goose Down
 
 -- Here, where nothing is gone yet; the lock waits for transactions that have enqueued and not committed.
 LOCK TABLE namespaces, worker_queue, orchestrator_queue, dedup_keys, limits, instances, executions, history, kv_store, kv_delta, dead_letters, archive
     IN ACCESS EXCLUSIVE MODE;
 SELECT require_empty();
+
+ALTER FUNCTION enqueue_message_many RESET standard_conforming_strings;
+ALTER FUNCTION enqueue_work_many RESET standard_conforming_strings;
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION bring_back_left()

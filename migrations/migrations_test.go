@@ -396,6 +396,16 @@ func TestSchema_EveryTableAndFunction_HasAComment(t *testing.T) {
 	require.Greater(t, len(s.list(t, `SELECT proname::text FROM pg_proc WHERE pronamespace = to_regnamespace($1)`, s.name)), 20)
 }
 
+// A function that has a backslash in a literal says how literals are read: it is parsed in the sessions that call it.
+func TestSchema_EveryFunctionWithABackslash_SaysHowLiteralsAreRead(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t, "")
+	s.up(t)
+	require.Empty(t, testdb.ReadByTheirCallers(t, s.name))
+	s.exec(t, `ALTER FUNCTION enqueue_work_many RESET standard_conforming_strings`)
+	require.Equal(t, []string{"enqueue_work_many"}, testdb.ReadByTheirCallers(t, s.name), "this test can fail")
+}
+
 func TestSchema_EveryTable_CanBeReplicated(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t, "")

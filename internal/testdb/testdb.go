@@ -97,14 +97,7 @@ func exec(tb testing.TB, url, sql string, args ...any) error {
 // refuses to change it, or the subscription stops there. Of a table that has an identity, that is one with a generated column, which is not published.
 func WithoutIdentity(tb testing.TB, schema string) []string {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	conn, err := pgx.Connect(ctx, URL(tb))
-	if err != nil {
-		tb.Fatalf("connect to the test server: %v", err)
-	}
-	defer conn.Close(ctx)
-	rows, err := conn.Query(ctx, `
+	return list(tb, `
 		SELECT c.relname::text FROM pg_class c
 		 WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
 		   AND NOT EXISTS (
@@ -113,12 +106,32 @@ func WithoutIdentity(tb testing.TB, schema string) []string {
 		          AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey) AND a.attgenerated <> ''))
 		   AND NOT (c.relreplident = 'f' AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped))
 		 ORDER BY 1`, schema)
+}
+
+// ReadByTheirCallers returns the functions of a schema in which a backslash in a literal is what the session that calls them takes it for: they do
+// not set standard_conforming_strings.
+func ReadByTheirCallers(tb testing.TB, schema string) []string {
+	tb.Helper()
+	return list(tb, `
+		SELECT p.proname::text FROM pg_proc p
+		 WHERE p.pronamespace = to_regnamespace(quote_ident($1)) AND strpos(regexp_replace(p.prosrc, 'E''[^'']*''', '', 'g'), chr(92)) > 0
+		   AND NOT coalesce('standard_conforming_strings=on' = ANY (p.proconfig), false)
+		 ORDER BY 1`, schema)
+}
+
+func list(tb testing.TB, sql string, args ...any) []string {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, URL(tb))
+	if err != nil {
+		tb.Fatalf("connect to the test server: %v", err)
+	}
+	defer conn.Close(ctx)
+	rows, _ := conn.Query(ctx, sql, args...) // its error is that of the rows
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return tables
+	return found
 }

@@ -1,4 +1,5 @@
--- Namespaces are told of on servers that have no MD5, since their OpenSSL is one for FIPS: there the first item of each failed.
+-- Namespaces are told of on servers that have no MD5, since their OpenSSL is one for FIPS: there the first item of each failed. Conditions are read alike
+-- in all sessions.
 
 -- +goose Up
 
@@ -40,6 +41,9 @@ END
 $$;
 -- +goose StatementEnd
 
+-- With standard_conforming_strings off a backslash in a literal is something else.
+ALTER FUNCTION check_conditions SET standard_conforming_strings = on;
+
 SELECT revoke_from_public();
 
 -- +goose Down
@@ -47,6 +51,8 @@ SELECT revoke_from_public();
 -- In the newest migration, where nothing is gone yet; the lock waits for transactions that have created tasks and not committed.
 LOCK TABLE task_definitions, tasks, task_transitions, step_transitions IN ACCESS EXCLUSIVE MODE;
 SELECT require_no_tasks();
+
+ALTER FUNCTION check_conditions RESET standard_conforming_strings;
 
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION tell_namespace_created()

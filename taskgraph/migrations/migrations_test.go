@@ -255,6 +255,12 @@ func TestSchema_EveryTableAndFunction_HasAComment(t *testing.T) {
 		AND coalesce(obj_description(oid, 'pg_proc'), '') = ''`), "functions")
 }
 
+// A function that has a backslash in a literal says how literals are read: it is parsed in the sessions that call it.
+func TestSchema_EveryFunctionWithABackslash_SaysHowLiteralsAreRead(t *testing.T) {
+	t.Parallel()
+	require.Empty(t, testdb.ReadByTheirCallers(t, migrated(t).name))
+}
+
 func TestSchema_EveryTable_CanBeReplicated(t *testing.T) {
 	t.Parallel()
 	require.Empty(t, testdb.WithoutIdentity(t, migrated(t).name))
