@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -245,6 +246,9 @@ func retryable(err error) bool {
 	if errors.As(err, new(unreadable)) || errors.As(err, new(panicError)) {
 		return true
 	}
+	if connectErr := (*pgconn.ConnectError)(nil); errors.As(err, &connectErr) {
+		return connectsLater(connectErr)
+	}
 	if pgErr := serverError(err); pgErr != nil {
 		switch {
 		case strings.HasPrefix(pgErr.Code, "08"), // connection exceptions
@@ -264,8 +268,47 @@ func retryable(err error) bool {
 	if badCertificate(err) { // the server is another, or the settings are wrong
 		return false
 	}
-	var connectErr *pgconn.ConnectError
-	return connectionLost(err) || errors.As(err, &connectErr) || pgconn.SafeToRetry(err)
+	return connectionLost(err) || pgconn.SafeToRetry(err)
+}
+
+// connectsLater reports whether one of the tries of which connecting consisted may succeed later: pgx goes through the hosts of a URL, all addresses
+// of each, with TLS and without, and says what became of every one. That one host does not let the role in is for good; that the next one starts up is not.
+//
+// If there is one host alone, with a server that refuses for good, an address at which nobody answers tells nothing: localhost has two of them, and
+// most servers are at one.
+func connectsLater(err *pgconn.ConnectError) bool {
+	tries := []error{err.Unwrap()}
+	if several, ok := tries[0].(interface{ Unwrap() []error }); ok {
+		tries = several.Unwrap()
+	}
+	oneHost := !slices.ContainsFunc(err.Config.Fallbacks, func(f *pgconn.FallbackConfig) bool {
+		return f.Host != err.Config.Host || f.Port != err.Config.Port
+	})
+	refused := false
+	for _, try := range tries {
+		switch said := serverError(try) != nil || badCertificate(try); {
+		case said && retryable(try):
+			return true
+		case said:
+			refused = true
+		}
+	}
+	if !refused {
+		return true
+	}
+	return !oneHost && slices.ContainsFunc(tries, func(try error) bool {
+		return serverError(try) == nil && !badCertificate(try) && !withoutTLS(try)
+	})
+}
+
+// withoutTLS reports whether a try ended since the server has no TLS. With sslmode=prefer the next one, at the same address, goes without.
+func withoutTLS(try error) bool {
+	for ; try != nil; try = errors.Unwrap(try) {
+		if try.Error() == "server refused TLS connection" { // pgx gives it no type
+			return true
+		}
+	}
+	return false
 }
 
 // refusedForGood reports whether the server refused a statement for what it was given, as it will again.

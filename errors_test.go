@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/stretchr/testify/require"
@@ -133,6 +134,91 @@ func TestError_NoSuchDatabase_NotRetryableAndWithSQLState(t *testing.T) {
 	require.ErrorAs(t, err, &typed)
 	require.Equal(t, "3D000", typed.SQLState)
 	require.False(t, typed.Retryable)
+}
+
+// A URL may name several hosts, and a host may have several addresses, of which each has an answer of its own.
+func TestError_SeveralServersAreTried_RetryableIfOneMayLetInLater(t *testing.T) {
+	t.Parallel()
+	const (
+		refused  = "connection refused"
+		noEntry  = "28000" // no pg_hba.conf entry
+		password = "28P01"
+		starting = "57P03"
+		full     = "53300"
+	)
+	for _, c := range []struct {
+		url     string
+		answers map[string]string // by address
+		want    bool
+	}{
+		{"host=a", map[string]string{"a1": refused}, true},
+		{"host=a", map[string]string{"a1": noEntry}, false},
+		{"host=a", map[string]string{"a1": password}, false},
+		{"host=a", map[string]string{"a1": starting}, true},
+		{"host=a,b", map[string]string{"a1": noEntry, "b1": starting}, true},
+		{"host=a,b", map[string]string{"a1": full, "b1": password}, true},
+		{"host=a,b", map[string]string{"a1": noEntry, "b1": refused}, true},
+		{"host=a,b", map[string]string{"a1": refused, "b1": password}, true},
+		{"host=a,b", map[string]string{"a1": noEntry, "b1": noEntry}, false},
+		{"host=a,b", map[string]string{"a1": refused, "b1": refused}, true},
+		{"host=a,nowhere", map[string]string{"a1": noEntry}, true}, // the name may be known again later
+		// A name for two addresses.
+		{"host=a", map[string]string{"a1": refused, "a2": password}, false},
+		{"host=a", map[string]string{"a1": noEntry, "a2": refused}, false},
+		{"host=a", map[string]string{"a1": noEntry, "a2": starting}, true},
+		{"host=a", map[string]string{"a1": refused, "a2": refused}, true},
+		// Each address is tried with TLS, which no server has, and then without.
+		{"host=a sslmode=prefer", map[string]string{"a1": password}, false},
+		{"host=a,b sslmode=prefer", map[string]string{"a1": noEntry, "b1": noEntry}, false},
+		{"host=a,b sslmode=prefer", map[string]string{"a1": noEntry, "b1": starting}, true},
+		{"host=a sslmode=require", map[string]string{"a1": starting}, true},
+	} {
+		if !strings.Contains(c.url, "sslmode") {
+			c.url += " sslmode=disable"
+		}
+		config, err := pgconn.ParseConfig(c.url + " user=u dbname=d")
+		require.NoError(t, err)
+		config.LookupFunc = func(_ context.Context, host string) (found []string, err error) {
+			for _, address := range []string{host + "1", host + "2"} {
+				if _, there := c.answers[address]; there {
+					found = append(found, address)
+				}
+			}
+			if found == nil {
+				return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+			}
+			return found, nil
+		}
+		config.DialFunc = func(_ context.Context, _, address string) (net.Conn, error) {
+			host, _, _ := net.SplitHostPort(address)
+			if c.answers[host] == refused {
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: errors.New(refused)}
+			}
+			client, server := net.Pipe()
+			go refuse(server, c.answers[host])
+			return client, nil
+		}
+		conn, err := pgconn.ConnectConfig(t.Context(), config)
+		require.Nil(t, conn)
+		var typed *pgwake.Error
+		require.ErrorAs(t, pgwake.WrapError("connect", err), &typed)
+		require.Equal(t, c.want, typed.Retryable, "%s: %v", c.url, err)
+	}
+}
+
+// refuse is a server without TLS that lets nobody in.
+func refuse(conn net.Conn, code string) {
+	defer conn.Close()
+	server := pgproto3.NewBackend(conn, conn)
+	message, err := server.ReceiveStartupMessage()
+	if _, ok := message.(*pgproto3.SSLRequest); ok {
+		_, _ = conn.Write([]byte("N"))
+		message, err = server.ReceiveStartupMessage()
+	}
+	if _, ok := message.(*pgproto3.StartupMessage); ok && err == nil {
+		server.Send(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: code, Message: "told to refuse"})
+		_ = server.Flush()
+	}
 }
 
 func TestError_PoolIsExhausted_DeadlineIsRetryable(t *testing.T) {
