@@ -88,3 +88,22 @@ func TestPooler_ModePolling_NeedsNothingElse(t *testing.T) {
 	n.flows(t, patience)
 	require.True(t, n.Health().OK)
 }
+
+// The pooler keeps for each client what it has set, and knows both settings.
+func TestPooler_RoleHasItsOwnStyleOfDatesAndEncoding_EverythingWorks(t *testing.T) {
+	t.Parallel()
+	config, schema := settled(t, "datestyle = 'German'", "client_encoding = 'LATIN1'")
+	direct := config.ConnConfig.Copy()
+	through := testpooler.Start(t, fmt.Sprintf("host=%s port=%d user=%s password=secret dbname=%s sslmode=disable", direct.Host, direct.Port, direct.User, direct.Database), "transaction")
+	through(config.ConnConfig)
+	pgwake.TunePool(config)
+	p, err := newOn(t, config, pgwake.Config{Schema: schema, ListenConfig: direct})
+	require.NoError(t, err)
+	n := &node{Provider: p, schema: schema}
+	for range 10 { // on whichever session
+		require.NoError(t, dropped(p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "größer ✉"}, nil)))
+		item := n.take(t)
+		require.Equal(t, "größer ✉", item.Name)
+		require.NoError(t, p.AckWorkItem(t.Context(), item.LockToken, nil))
+	}
+}

@@ -77,7 +77,7 @@ type Provider struct {
 // has added to it stays open for more than a second, and dispatchers begin to wait. If LISTEN cannot be had, the
 // Provider works all the same, by polling, and Health says so.
 //
-// Errors: ErrConfig for a URL or Config that is unusable, ErrServerTooOld, ErrPermission, ErrNotMigrated, which is
+// Errors: ErrConfig for a URL or Config that is unusable, also if it names a DateStyle or client_encoding that cannot be read, ErrServerTooOld, ErrPermission, ErrNotMigrated, which is
 // also a migrations.ErrForeign if the schema was made by other migrations, and whatever connecting may return. An empty
 // databaseURL is none: it means what the environment says (PGHOST and the like), as everywhere in pgx.
 func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, error) {
@@ -123,7 +123,8 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 // New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
 // connection settings. The Provider never holds one of the pool's connections while it waits. If one of them does
 // not answer for 5 s, or the LISTEN connection falls silent, the pool is reset: connections are then closed when nobody
-// uses them, and made anew. TunePool has that take no longer than it must.
+// uses them, and made anew. TunePool has that take no longer than it must, and has sessions read whatever DateStyle and client_encoding the role
+// has; without it another DateStyle than ISO, in a mode in which values come as text, and another encoding than UTF8 are an ErrConfig.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, error) {
 	const op = "new"
 	cfg, err := config.resolve()
@@ -145,6 +146,8 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, er
 // example, nor behind a pooler; whether it is to be is asked on the first connection. Connections that the Provider finds broken give up their
 // places in the pool at once, which takes 15 s otherwise; with PrepareConn or BeforeAcquire, not those that are tried before use. What DialFunc returns
 // is wrapped, so that an item that is large is not taken for the silence of the server while it arrives, which is claimed anew after 5 s otherwise.
+// Sessions whose DateStyle is not ISO, or whose client_encoding is not UTF8, are set to that, in the order of day and month that they have, unless
+// RuntimeParams have named the one or the other: pgx could not read them.
 func TunePool(config *pgxpool.Config) {
 	config.PingTimeout = cmp.Or(config.PingTimeout, answerDeadline)
 	config.ConnConfig.ConnectTimeout = cmp.Or(config.ConnConfig.ConnectTimeout, answerDeadline)
@@ -158,6 +161,10 @@ func TunePool(config *pgxpool.Config) {
 		return before(ctx, config)
 	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		like := conn.Config()
+		if err := conns.Legible(ctx, conn.PgConn(), like.DefaultQueryExecMode, conns.Named(&like.Config)...); err != nil {
+			return err
+		}
 		if keepAlive(conn.PgConn().Conn()) {
 			if err := server.after(ctx, conn); err != nil {
 				return err
@@ -219,6 +226,9 @@ func newProvider(ctx context.Context, pool *pgxpool.Pool, cfg *Config, ownPool b
 func (p *Provider) checkServer(ctx context.Context) (readCommitted bool, err error) {
 	var current, latest int64
 	err = p.onConnection(ctx, func(c *pgxpool.Conn) error {
+		if garbled := conns.Illegible(c.Conn().PgConn(), c.Conn().Config().DefaultQueryExecMode); garbled != "" {
+			return fmt.Errorf("%w: the pool's sessions cannot be read: %s. Leave that out of the settings of its connections, and prepare the pool with TunePool", ErrConfig, garbled)
+		}
 		var version int
 		if err := c.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_version_num')::int`).Scan(&version); err != nil {
 			return err
@@ -283,10 +293,16 @@ func (d dialer) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*
 	}
 	conns.Share(ctx, config)
 	conn, err := pgx.ConnectConfig(ctx, config)
-	if err != nil || d.after == nil {
-		return conn, err
+	if err != nil {
+		return nil, err
 	}
-	if err := d.after(ctx, conn); err != nil {
+	if d.after != nil {
+		err = d.after(ctx, conn)
+	}
+	if err == nil {
+		err = conns.Legible(ctx, conn.PgConn(), config.DefaultQueryExecMode)
+	}
+	if err != nil {
 		hangUp(ctx, conn)
 		return nil, err
 	}

@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -619,4 +621,34 @@ func TestSchedule_OverlapSkipAndItEmitsNoMoreButEnqueues_WhatCameBeforeIsOver(t 
 	         WHERE NOT EXISTS (SELECT FROM worker_queue q WHERE q.id = e.event_id)`)
 	require.Equal(t, 1, l.occur(time.Now()))
 	require.Equal(t, 0, l.occur(time.Now()), "it is under way")
+}
+
+// The functions that occurrences come from go by the role's style of dates, and what they are read as must not.
+func TestSchedule_RoleHasItsOwnStyleOfDates_OccursAndIsListed(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	bus, _ := l.onPool(func(config *pgxpool.Config) {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		role := strings.ToLower("german_of_" + l.p.Schema())
+		l.exec(fmt.Sprintf(`CREATE ROLE %[1]s LOGIN SUPERUSER PASSWORD 'secret'`, role))
+		l.exec(fmt.Sprintf(`ALTER ROLE %[1]s SET datestyle = 'German'`, role))
+		t.Cleanup(func() { testdb.Exec(t, testdb.URL(t), `REASSIGN OWNED BY `+role+` TO CURRENT_USER; DROP ROLE `+role) })
+		config.ConnConfig.User, config.ConnConfig.Password = role, "secret"
+		pgwake.TunePool(config)
+	})
+	n := l.nodeOn(bus, nil)
+	occurred := make(chan eventbus.Event, 100)
+	require.NoError(t, n.On(l.within(), "a", func(_ context.Context, e *eventbus.Event, _ pgx.Tx) error {
+		occurred <- *e
+		return nil
+	}))
+	_, err := bus.Schedule(l.within(), eventbus.Schedule{Name: "s", Cron: "* * * * * *", TimeZone: "Europe/Berlin", Type: "a"})
+	require.NoError(t, err)
+	e := <-occurred
+	require.Less(t, time.Since(e.EmittedAt).Abs(), time.Minute)
+	list, err := bus.Schedules(l.within(), "", 10)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.Less(t, time.Since(list[0].Last).Abs(), time.Minute)
+	require.Less(t, time.Until(list[0].Next).Abs(), time.Minute)
 }

@@ -144,6 +144,31 @@ SELECT require_no_notes();
 	require.Equal(t, []string{`\.`}, s.list(t, `INSERT INTO notes VALUES (1) RETURNING note`))
 }
 
+func TestUp_SessionsBeginWithAnotherStyleOfDatesAndEncoding_TextIsWhatTheFilesHave(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			s := newSchema(t, "")
+			config := s.config.Copy()
+			config.RuntimeParams["datestyle"], config.RuntimeParams["client_encoding"] = "German", "LATIN1" // as a role would have it
+			config.DefaultQueryExecMode = mode
+			require.NoError(t, migrations.Up(t.Context(), config, s.name))
+			l := notes(notesTable, `-- +goose Up
+COMMENT ON TABLE notes IS 'größer ✉';
+-- +goose Down
+LOCK TABLE notes IN ACCESS EXCLUSIVE MODE;
+SELECT require_no_notes();
+`)
+			require.NoError(t, l.Up(t.Context(), config, s.name))
+			require.NoError(t, l.Up(t.Context(), config, s.name), "again")
+			require.Equal(t, []string{"größer ✉"}, s.list(t, `SELECT obj_description('notes'::regclass, 'pg_class')`))
+			require.NoError(t, l.Down(t.Context(), config, s.name))
+			require.NoError(t, migrations.Down(t.Context(), config, s.name))
+		})
+	}
+}
+
 // What a session changes without the turn, somebody else may change as well.
 func TestUp_TheSessionThatHasTheTurnEnds_NothingMoreIsChanged(t *testing.T) {
 	t.Parallel()

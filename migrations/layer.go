@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pressly/goose/v3"
 )
 
@@ -293,9 +294,13 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 			return errTurnOver
 		}
 		return nil
-	}), stdlib.OptionAfterConnect(func(_ context.Context, conn *pgx.Conn) error {
+	}), stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
 		session.Store(conn.PgConn())
-		return nil
+		err := conns.Legible(ctx, conn.PgConn(), config.DefaultQueryExecMode)
+		if err != nil {
+			_ = conn.Close(ctx) // stdlib does not
+		}
+		return err
 	}), stdlib.OptionShouldPing(func(context.Context, stdlib.ShouldPingParams) bool {
 		return false // the statement says better why its session has ended
 	}))

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/internal/glance"
 	"github.com/pgwake/pgwake/migrations"
 )
@@ -85,6 +86,10 @@ func (a *app) parse(u string) (*pgxpool.Config, error) {
 	}
 	c := config.ConnConfig
 	c.DefaultQueryExecMode = pgx.QueryExecModeExec // a pooler may be in between: no statement is to stay prepared
+	c.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		// The role may have another style of dates, or encoding.
+		return conns.Legible(ctx, conn, c.DefaultQueryExecMode)
+	}
 	if c.ConnectTimeout == 0 {
 		c.ConnectTimeout = connectTimeout
 	}

@@ -18,11 +18,14 @@ import (
 
 const oldestServer = 14
 
+// inUTF8 is what there is to do about a database of another encoding.
+const inUTF8 = "pg_dump, CREATE DATABASE ... TEMPLATE template0 ENCODING 'UTF8', and restore it there"
+
 func checkServer(ctx context.Context, at *patient) finding {
 	var major int
-	var version, isolation string
+	var version, isolation, encoding string
 	var readOnly bool
-	err := at.conn.QueryRow(ctx, query("server")).Scan(&major, &version, &at.standby, &readOnly, &isolation, &at.allSeen)
+	err := at.conn.QueryRow(ctx, query("server")).Scan(&major, &version, &at.standby, &readOnly, &isolation, &encoding, &at.allSeen)
 	switch {
 	case err != nil:
 		return unknown(err)
@@ -35,6 +38,10 @@ func checkServer(ctx context.Context, at *patient) finding {
 	case isolation != "read committed":
 		return warn("ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'read committed'",
 			"transactions are %s by default, so each verb needs one of its own: two round trips more", isolation)
+	case encoding == "SQL_ASCII":
+		return warn(inUTF8, "the database is of encoding SQL_ASCII, and takes any bytes for text: what a client writes in another encoding than UTF-8 nobody can read")
+	case encoding != "UTF8":
+		return warn(inUTF8, "the database is of encoding %s: text with a character that this does not have is refused (22P05)", encoding)
 	}
 	return ok("PostgreSQL %s", version)
 }

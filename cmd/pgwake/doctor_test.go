@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
@@ -222,6 +223,37 @@ var plants = map[string]plant{
 		c.exec(`ALTER ROLE ` + role + ` SET default_transaction_isolation = 'serializable'`)
 		return []string{"--database-url", c.as(role)}
 	}},
+	"the database has few characters": {"server", warning, "LATIN1", "ENCODING 'UTF8'", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		return []string{"--database-url", c.encoded("LATIN1")}
+	}},
+	"the database takes anything for text": {"server", warning, "any bytes", "ENCODING 'UTF8'", false, func(t *testing.T, c *cli, _ *pgwake.Provider) []string {
+		return []string{"--database-url", c.encoded("SQL_ASCII")}
+	}},
+}
+
+// encoded is the URL of a database of that encoding, in which the schema is.
+func (c *cli) encoded(encoding string) string {
+	c.t.Helper()
+	name := pgx.Identifier{strings.ToLower(encoding) + " of " + c.schema}.Sanitize()
+	c.exec(`CREATE DATABASE ` + name + ` TEMPLATE template0 ENCODING '` + encoding + `' LC_COLLATE 'C' LC_CTYPE 'C'`)
+	c.t.Cleanup(func() { testdb.Exec(c.t, c.url, `DROP DATABASE `+name+` WITH (FORCE)`) })
+	url := with(c.t, c.url, func(config *pgx.ConnConfig) { config.Database = "'" + strings.Trim(name, `"`) + "'" })
+	c.ok("migrate", "up", "--database-url", url)
+	return url
+}
+
+func TestDoctor_RoleHasItsOwnStyleOfDatesAndEncoding_AllIsWell(t *testing.T) {
+	t.Parallel()
+	c, _ := newCLI(t, nil)
+	role := c.role("")
+	c.exec(`ALTER ROLE ` + role + ` SET datestyle = 'German'`)
+	c.exec(`ALTER ROLE ` + role + ` SET client_encoding = 'LATIN1'`)
+	r, code := c.examined("--database-url", c.as(role))
+	require.Empty(t, spoken(r), "%+v", r.Findings)
+	require.Zero(t, code)
+	c.ok("enqueue", "größer ✉", "--database-url", c.as(role))
+	require.Contains(t, c.ok("peek", "--database-url", c.as(role)), "größer ✉")
+	require.Contains(t, c.ok("peek"), "größer ✉")
 }
 
 // canBeRun are the fixes that are one statement for whoever owns the database, and mend it at once.
