@@ -135,7 +135,8 @@ type Config struct {
 	DisableLongPoll bool
 
 	// ListenConfig is the configuration of the LISTEN connection, and of those that migrate, for when
-	// the pool goes through a transaction pooler, which can carry neither. Defaults to the pool's.
+	// the pool goes through a transaction pooler, which can carry neither. Defaults to the pool's, with what its hooks
+	// do (New); they are not called on connections of a ListenConfig, to which RuntimeParams can give a role ("role").
 	ListenConfig *pgx.ConnConfig
 
 	// FallbackEnabled says whether what the periodic statement finds wakes a dispatcher. The statement

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgwake/pgwake/internal/conns"
 	"github.com/pgwake/pgwake/migrations"
 )
 
@@ -164,5 +165,5 @@ func migrate(ctx context.Context, up func(context.Context, *pgx.ConnConfig, stri
 	if err != nil {
 		return err
 	}
-	return up(ctx, config, cfg.Schema)
+	return up(conns.Preparing(ctx, direct.after), config, cfg.Schema)
 }

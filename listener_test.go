@@ -6,11 +6,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake/internal/testdb"
+	"github.com/pgwake/pgwake/migrations"
 	"github.com/stretchr/testify/require"
 )
 
@@ -142,8 +144,51 @@ func TestNew_PoolHasHooks_EveryConnectionGoesThroughThem(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, p.Stats().Listening, p.Health().Problems)
 	require.NoError(t, p.Close(t.Context()))
-	require.GreaterOrEqual(t, after.Load(), int64(2), "one of the pool and that of LISTEN")
-	require.Greater(t, before.Load(), after.Load(), "and that of the migrations")
+	require.GreaterOrEqual(t, after.Load(), int64(3), "one of the pool, that of the migrations, and that of LISTEN")
+	require.Equal(t, before.Load(), after.Load())
+}
+
+// Nothing that a hook sets takes away what migrations need of their session.
+func TestNew_PoolSetsARole_TablesBelongToThatRole(t *testing.T) {
+	for name, tune := range map[string]func(*pgxpool.Config){"as it is": func(*pgxpool.Config) {}, "tuned": TunePool} {
+		t.Run(name, func(t *testing.T) {
+			schema := testdb.Schema(t)
+			role := "owner of " + schema
+			owner, in := pgx.Identifier{role}.Sanitize(), pgx.Identifier{schema}.Sanitize()
+			testdb.Exec(t, testdb.URL(t), `CREATE ROLE `+owner+`; CREATE SCHEMA `+in+` AUTHORIZATION `+owner)
+			t.Cleanup(func() { testdb.Exec(t, testdb.URL(t), `DROP OWNED BY `+owner+` CASCADE; DROP ROLE `+owner) })
+			config, err := pgxpool.ParseConfig(testdb.URL(t))
+			require.NoError(t, err)
+			config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+				return execAll(ctx, conn, `SET ROLE `+owner, `SET search_path = pg_temp`, `SET lock_timeout = '1ms'`, `SET datestyle = 'German'`)
+			}
+			tune(config)
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			defer pool.Close()
+			p, err := New(t.Context(), pool, &Config{Schema: schema, Logger: silent})
+			require.NoError(t, err)
+			require.True(t, p.Stats().Listening, p.Health().Problems)
+			require.NoError(t, p.Migrate(t.Context(), migrations.Layer{Table: "layer_migrations", Empty: "require_nothing", Files: fstest.MapFS{"00001_a.sql": {Data: []byte(`-- +goose Up
+CREATE TABLE of_layer ();
+CREATE FUNCTION require_nothing() RETURNS void LANGUAGE sql AS 'SELECT';
+-- +goose Down
+DROP TABLE of_layer;
+`)}}}))
+			require.NoError(t, p.Close(t.Context()))
+			look := plain(t, schema)
+			var owners, paths []string
+			require.NoError(t, look.QueryRow(t.Context(), `SELECT array_agg(DISTINCT tableowner::text) FROM pg_tables WHERE schemaname = $1`, schema).Scan(&owners))
+			require.Equal(t, []string{role}, owners)
+			require.NoError(t, look.QueryRow(t.Context(), `SELECT array_agg(DISTINCT s) FROM pg_proc, unnest(proconfig) AS s
+				WHERE pronamespace = to_regnamespace($1) AND s LIKE 'search_path%'`, in).Scan(&paths))
+			require.Len(t, paths, 1)
+			require.Contains(t, paths[0], schema)
+			var there bool
+			require.NoError(t, look.QueryRow(t.Context(), `SELECT to_regclass('of_layer') IS NOT NULL`).Scan(&there))
+			require.True(t, there)
+		})
+	}
 }
 
 func TestFetch_ConnectionTakesLongerThanThePollTimeout_ThereIsNoWork(t *testing.T) {

@@ -121,7 +121,8 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 }
 
 // New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
-// connection settings. The Provider never holds one of the pool's connections while it waits. If one of them does
+// connection settings, with what its BeforeConnect and AfterConnect do, but not its PrepareConn and BeforeAcquire: a SET ROLE in AfterConnect is
+// in force for LISTEN and for migrations, which the tables then belong to. The Provider never holds one of the pool's connections while it waits. If one of them does
 // not answer for 5 s, or the LISTEN connection falls silent, the pool is reset: connections are then closed when nobody
 // uses them, and made anew. TunePool has that take no longer than it must, and has sessions read whatever DateStyle and client_encoding the role
 // has; without it another DateStyle than ISO, in a mode in which values come as text, and another encoding than UTF8 are an ErrConfig.
@@ -254,8 +255,7 @@ func (p *Provider) checkServer(ctx context.Context) (readCommitted bool, err err
 }
 
 // dialer is how connections outside the pool are made, in the way of the pool: with a password that is made anew
-// each time, for instance. Migrations, which bring their own connections, use what is done before a connection is
-// made; LISTEN also what is done after.
+// each time, for instance, and of a role that is set when they are there. That goes for those of migrations as well, which bring their own.
 type dialer struct {
 	config *pgx.ConnConfig
 	before func(context.Context, *pgx.ConnConfig) error

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -277,14 +278,13 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	config = config.Copy()
 	// The files name nothing by schema: the first entry decides where objects land, pg_catalog is
 	// searched before it, and functions pin this very path (SET search_path FROM CURRENT).
-	config.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
-	config.RuntimeParams["standard_conforming_strings"] = "on" // in literals of the files a backslash is one
-	config.RuntimeParams["lock_timeout"] = lockTimeout
+	// In literals of the files a backslash is one.
+	//
 	// Of a process that is gone without a sign the server has to know, or the turn is its for hours. Nor does a session that is at work pause for long.
-	for name, value := range map[string]string{"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3", "tcp_user_timeout": "25000",
-		"idle_session_timeout": "1min", "idle_in_transaction_session_timeout": "1min"} {
-		config.RuntimeParams[name] = value
-	}
+	settings := map[string]string{"search_path": pgx.Identifier{schema}.Sanitize() + ", pg_temp", "lock_timeout": lockTimeout, "standard_conforming_strings": "on",
+		"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3", "tcp_user_timeout": "25000",
+		"idle_session_timeout": "1min", "idle_in_transaction_session_timeout": "1min"}
+	maps.Copy(config.RuntimeParams, settings)
 	// Whoever changes something has the turn: all of it is done in the one session that has it, and no other takes its place, since what was looked
 	// at before may have changed meanwhile.
 	var begun atomic.Bool
@@ -296,7 +296,7 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 		return nil
 	}), stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
 		session.Store(conn.PgConn())
-		err := conns.Legible(ctx, conn.PgConn(), config.DefaultQueryExecMode)
+		err := prepare(ctx, conn, settings)
 		if err != nil {
 			_ = conn.Close(ctx) // stdlib does not
 		}
@@ -328,6 +328,26 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 		return fmt.Errorf("migrate schema %q: %w", schema, err)
 	}
 	return nil
+}
+
+// prepare has a session be as the caller's others are, of another role for instance, but for the settings that migrations need.
+func prepare(ctx context.Context, conn *pgx.Conn, settings map[string]string) error {
+	prepared, err := conns.Prepare(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if prepared { // and may have set anything
+		var names, values []string
+		for name, value := range settings {
+			names, values = append(names, name), append(values, value)
+		}
+		_, err := conn.Exec(ctx, `SELECT pg_catalog.set_config(s.name, s.value, false)
+			FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS s (name, value)`, names, values)
+		if err != nil {
+			return err
+		}
+	}
+	return conns.Legible(ctx, conn.PgConn(), conn.Config().DefaultQueryExecMode)
 }
 
 // awaitEnd waits until the server is done with a session that broke off, for endPatience at most: a schema that the caller drops next would come back if the

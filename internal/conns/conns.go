@@ -149,6 +149,23 @@ func Share(ctx context.Context, config *pgx.ConnConfig) {
 	}
 }
 
+// preparing is the key of what is done on a connection once it is there.
+type preparing struct{}
+
+// Preparing has those who make connections of their own, as migrations do, do on them what a pool does on its.
+func Preparing(ctx context.Context, after func(context.Context, *pgx.Conn) error) context.Context {
+	return context.WithValue(ctx, preparing{}, after)
+}
+
+// Prepare does on a connection what Preparing has said, and returns whether there is anything.
+func Prepare(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	after, _ := ctx.Value(preparing{}).(func(context.Context, *pgx.Conn) error)
+	if after == nil {
+		return false, nil
+	}
+	return true, after(ctx, conn)
+}
+
 // Do has do use a connection of the pool.
 func Do(ctx context.Context, pool *pgxpool.Pool, do func(*pgxpool.Conn) error) error {
 	conn, err := Acquire(ctx, pool)
