@@ -121,11 +121,16 @@ func Open(ctx context.Context, databaseURL string, config *Config) (*Provider, e
 }
 
 // New is Open on a pool of the caller, which Close leaves open. Config.ListenConfig defaults to the pool's
-// connection settings, with what its BeforeConnect and AfterConnect do, but not its PrepareConn and BeforeAcquire: a SET ROLE in AfterConnect is
-// in force for LISTEN and for migrations, which the tables then belong to. The Provider never holds one of the pool's connections while it waits. If one of them does
+// connection settings, with what its BeforeConnect and AfterConnect do, but not its PrepareConn and BeforeAcquire: a SET
+// ROLE in AfterConnect is in force for LISTEN and for migrations, whose tables then belong to that role.
+//
+// The Provider never holds one of the pool's connections while it waits. If one of them does
 // not answer for 5 s, or the LISTEN connection falls silent, the pool is reset: connections are then closed when nobody
-// uses them, and made anew. TunePool has that take no longer than it must, and has sessions read whatever DateStyle and client_encoding the role
-// has; without it another DateStyle than ISO, in a mode in which values come as text, and another encoding than UTF8 are an ErrConfig.
+// uses them, and made anew. TunePool has that take no longer than it must. One that broke is taken out of the pool
+// (pgxpool.Conn.Hijack) and closed, of which BeforeClose and a ReleaseTracer hear nothing.
+//
+// TunePool also has sessions read whatever DateStyle and client_encoding the role has. Without it a DateStyle other than
+// ISO, where values come as text (QueryExecModeExec, QueryExecModeSimpleProtocol), and an encoding other than UTF8 are an ErrConfig.
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, error) {
 	const op = "new"
 	cfg, err := config.resolve()
@@ -145,8 +150,9 @@ func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Provider, er
 // server (tcp_keepalives_idle, _interval, _count, tcp_user_timeout): one whose machine is gone ends then, if it runs no statement, and so does one
 // whose client reads nothing of a long answer for that long. That is not done where anybody has set one of these already, in RuntimeParams for
 // example, nor behind a pooler; whether it is to be is asked on the first connection. Connections that the Provider finds broken give up their
-// places in the pool at once, which takes 15 s otherwise; with PrepareConn or BeforeAcquire, not those that are tried before use. What DialFunc returns
-// is wrapped, so that an item that is large is not taken for the silence of the server while it arrives, which is claimed anew after 5 s otherwise.
+// places in the pool at once, which takes 15 s otherwise; with PrepareConn or BeforeAcquire, not those that are tried before use. BeforeClose and a
+// ReleaseTracer hear nothing of those. What DialFunc returns is wrapped, so that an item that is large is not taken for the silence of the server
+// while it arrives, which is claimed anew after 5 s otherwise.
 // Sessions whose DateStyle is not ISO, or whose client_encoding is not UTF8, are set to that, in the order of day and month that they have, unless
 // RuntimeParams have named the one or the other: pgx could not read them.
 func TunePool(config *pgxpool.Config) {
