@@ -275,7 +275,7 @@ func retryable(err error) bool {
 // of each, with TLS and without, and says what became of every one. That one host does not let the role in is for good; that the next one starts up is not.
 //
 // If there is one host alone, with a server that refuses for good, an address at which nobody answers tells nothing: localhost has two of them, and
-// most servers are at one.
+// most servers are at one. Where a connection was made and broke, such as with TLS, somebody has answered.
 func connectsLater(err *pgconn.ConnectError) bool {
 	tries := []error{err.Unwrap()}
 	if several, ok := tries[0].(interface{ Unwrap() []error }); ok {
@@ -296,9 +296,15 @@ func connectsLater(err *pgconn.ConnectError) bool {
 	if !refused {
 		return true
 	}
-	return !oneHost && slices.ContainsFunc(tries, func(try error) bool {
-		return serverError(try) == nil && !badCertificate(try) && !withoutTLS(try)
+	return slices.ContainsFunc(tries, func(try error) bool {
+		return serverError(try) == nil && !badCertificate(try) && !withoutTLS(try) && !(oneHost && neverDialed(try))
 	})
+}
+
+// neverDialed reports whether nobody took the connection at an address.
+func neverDialed(try error) bool {
+	var failed *net.OpError
+	return errors.As(try, &failed) && failed.Op == "dial"
 }
 
 // withoutTLS reports whether a try ended since the server has no TLS. With sslmode=prefer the next one, at the same address, goes without.
@@ -354,13 +360,14 @@ func outcomeUnknown(err error) bool {
 	if wrapped := (*Error)(nil); errors.As(err, &wrapped) {
 		return wrapped.Unknown
 	}
+	if err == nil || neverSent(err) || errors.As(err, new(*pgconn.ConnectError)) { // which may hold what the server said
+		return false
+	}
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) {
 		idle := pgErr.Code == "57P05" || pgErr.Code == "25P03" // the session ended since nothing came, before this did
 		return pgErr.SeverityUnlocalized != "ERROR" && !idle
 	}
-	connectErr := (*pgconn.ConnectError)(nil)
-	return err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrLockLost) && !neverSent(err) &&
-		!errors.As(err, &connectErr)
+	return !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrLockLost)
 }
 
 // neverSent reports whether a statement that failed with err did not leave this process, or can have had no effect. Of "conn closed" nobody knows: pgx takes it for

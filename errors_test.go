@@ -145,6 +145,8 @@ func TestError_SeveralServersAreTried_RetryableIfOneMayLetInLater(t *testing.T) 
 		password = "28P01"
 		starting = "57P03"
 		full     = "53300"
+
+		brokenTLS = "28000 without TLS, which broke"
 	)
 	for _, c := range []struct {
 		url     string
@@ -172,6 +174,7 @@ func TestError_SeveralServersAreTried_RetryableIfOneMayLetInLater(t *testing.T) 
 		{"host=a,b sslmode=prefer", map[string]string{"a1": noEntry, "b1": noEntry}, false},
 		{"host=a,b sslmode=prefer", map[string]string{"a1": noEntry, "b1": starting}, true},
 		{"host=a sslmode=require", map[string]string{"a1": starting}, true},
+		{"host=a sslmode=prefer", map[string]string{"a1": brokenTLS}, true}, // which is what it lets in with
 	} {
 		if !strings.Contains(c.url, "sslmode") {
 			c.url += " sslmode=disable"
@@ -203,15 +206,21 @@ func TestError_SeveralServersAreTried_RetryableIfOneMayLetInLater(t *testing.T) 
 		var typed *pgwake.Error
 		require.ErrorAs(t, pgwake.WrapError("connect", err), &typed)
 		require.Equal(t, c.want, typed.Retryable, "%s: %v", c.url, err)
+		require.False(t, typed.Unknown, "nothing was sent")
 	}
 }
 
-// refuse is a server without TLS that lets nobody in.
+// refuse is a server that lets nobody in, and has no TLS unless more is said than the code.
 func refuse(conn net.Conn, code string) {
 	defer conn.Close()
 	server := pgproto3.NewBackend(conn, conn)
 	message, err := server.ReceiveStartupMessage()
+	code, broken, _ := strings.Cut(code, " ")
 	if _, ok := message.(*pgproto3.SSLRequest); ok {
+		if broken != "" {
+			_, _ = conn.Write([]byte("S"))
+			return
+		}
 		_, _ = conn.Write([]byte("N"))
 		message, err = server.ReceiveStartupMessage()
 	}

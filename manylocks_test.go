@@ -179,3 +179,16 @@ func TestLimits_ItemsAreLeftInVeryManyNamespaces_ALookLocksAThousand_AndTheNextT
 		require.Equal(t, left, query[int](t, n, `SELECT count(*)::integer FROM worker_queue WHERE held_due IS NOT NULL`)[0])
 	}
 }
+
+// Where nobody claims what was brought back, the next look has the same namespaces before it.
+func TestLimits_ItemsAreLeftInVeryManyNamespaces_NobodyClaimsThere_AFewLooksReachAll(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	const looks = 12 // with one in eleven that does not reach a namespace
+	n.limitVeryMany(t, 1100, "max_running_per_key", looks+1)
+	n.exec(t, `UPDATE worker_queue SET held_due = visible_at, visible_at = '9999-12-31 00:00:00+00'`)
+	for range looks {
+		n.exec(t, `SELECT bring_back_left()`)
+	}
+	require.Equal(t, 1100, query[int](t, n, `SELECT count(DISTINCT namespace)::integer FROM worker_queue WHERE held_due IS NULL`)[0])
+}

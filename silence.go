@@ -129,7 +129,7 @@ type findings struct {
 	asked  time.Time
 	there  chan struct{} // closed when the rest is
 	age    time.Duration // for how long one of them had been at work at most, of those that do not wait for somebody; 0 if there is none
-	hidden []uint32      // processes of sessions of which the server does not say what they do, that are in a transaction and wait for no lock
+	hidden []uint32      // processes of sessions of which the server does not say what they do, that have a snapshot and wait for no lock
 }
 
 // claimsAtWork asks the server. If there was no answer within askAhead, or ctx ends before, none is known to be at work. A claim is in flight, and
@@ -137,7 +137,7 @@ type findings struct {
 //
 // What a session does is hidden if it is one of another role, as where credentials change, or track_activities is off. Then the claim's own session
 // counts, by its process, and not any: a producer may be in a transaction at any time. So behind a pooler, which gives sessions numbers of its own,
-// a hidden claim is not known to be at work.
+// a hidden claim is not known to be at work. One that waits for its client, since its answer is large, is taken to be at work, up to its lease.
 func (p *Provider) claimsAtWork(ctx context.Context, q Queue) *findings {
 	i := &p.inquiries[q]
 	i.mu.Lock()

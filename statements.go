@@ -42,12 +42,12 @@ type statements struct {
 const readOn = "pg_catalog.pg_notification_queue_usage()"
 
 // atWork says for how many seconds a statement that has one of these in its text has run at most, of those that do not wait for their clients or for
-// other sessions; and which processes are in a transaction and wait for no lock, of the sessions of which the server does not say what they do.
+// other sessions; and which processes have a snapshot and wait for no lock, of the sessions of which the server does not say what they do.
 const atWork = `SELECT coalesce(pg_catalog.date_part('epoch', pg_catalog.max(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) a.query_start) FILTER (
     WHERE a.state OPERATOR(pg_catalog.=) 'active' AND coalesce(a.wait_event_type, '') OPERATOR(pg_catalog.<>) ALL ('{Client,Lock,IPC}'::pg_catalog.text[])
       AND EXISTS (SELECT FROM pg_catalog.unnest($1::pg_catalog.text[]) AS n (name) WHERE pg_catalog.strpos(a.query, n.name) OPERATOR(pg_catalog.>) 0))), 0),
   coalesce(pg_catalog.array_agg(a.pid::pg_catalog.int8) FILTER (WHERE coalesce(a.state, 'disabled') OPERATOR(pg_catalog.=) 'disabled'
-    AND (SELECT pg_catalog.bool_and(l.granted) FROM pg_catalog.pg_locks AS l WHERE l.pid OPERATOR(pg_catalog.=) a.pid)), '{}')
+    AND a.backend_xmin IS NOT NULL AND coalesce(a.wait_event_type, '') OPERATOR(pg_catalog.<>) ALL ('{Client,Lock,IPC}'::pg_catalog.text[]) AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks AS l WHERE l.pid OPERATOR(pg_catalog.=) a.pid AND NOT l.granted)), '{}')
   FROM pg_catalog.pg_stat_activity AS a WHERE a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database() AND a.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()`
 
 func newStatements(schema string) *statements {

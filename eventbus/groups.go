@@ -25,8 +25,8 @@ type SubscribeOptions struct {
 
 	// MissNothing is FromBeginning that goes on only with a group that gets what the patterns are for already, each by one that covers it (see
 	// Covers). Where the group is there and would miss what was emitted before, Subscribe fails with pgwake.ErrInvalid, and changes nothing; as
-	// part of a transaction (WithTx) that has to be rolled back then. Of several who make a group at the same moment one comes first, and the
-	// others find it there. Defaults to false.
+	// part of a transaction (WithTx) that has to be rolled back then, and that is READ COMMITTED, and subscribes the group nowhere else: not in a savepoint either. Of
+	// several who make a group at the same moment one comes first, and the others find it there. Defaults to false.
 	MissNothing bool
 }
 
@@ -69,16 +69,22 @@ func (b *Bus) Subscribe(ctx context.Context, group string, patterns []string, o 
 // begins its replay as well.
 const whatGroupWas = `SELECT g.behind AND EXISTS (SELECT FROM %[1]sevent_replays AS r
 		WHERE r.group_id OPERATOR(pg_catalog.=) g.group_id AND r.undelivered AND r.xmin OPERATOR(pg_catalog.=) g.xmin),
-	ARRAY(SELECT s.pattern FROM %[1]sevent_subscriptions AS s WHERE s.group_id OPERATOR(pg_catalog.=) g.group_id AND s.xmin OPERATOR(pg_catalog.<>) g.xmin)
+	ARRAY(SELECT s.pattern FROM %[1]sevent_subscriptions AS s WHERE s.group_id OPERATOR(pg_catalog.=) g.group_id AND s.xmin OPERATOR(pg_catalog.<>) g.xmin),
+	pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.~~) 'read %%committed'
 	FROM %[1]sevent_groups AS g WHERE g.group_id OPERATOR(pg_catalog.=) $1`
 
 // missesNothing fails unless this transaction, which has subscribed the group, has made it, or what was there of it covers the patterns. The
 // statement is one of its own, and so sees what was committed while subscribe waited for the row.
 func (b *Bus) missesNothing(ctx context.Context, q pgwake.Querier, id int64, group string, patterns []string) error {
-	var made bool
+	var made, seesAll bool
 	var had []string
-	if err := q.QueryRow(ctx, fmt.Sprintf(whatGroupWas, b.in), id).Scan(&made, &had); err != nil || made {
+	switch err := q.QueryRow(ctx, fmt.Sprintf(whatGroupWas, b.in), id).Scan(&made, &had, &seesAll); {
+	case err != nil:
 		return err
+	case !seesAll:
+		return invalid("whether group %q misses something is not seen in a transaction that is not READ COMMITTED", group)
+	case made:
+		return nil
 	}
 	for _, pattern := range patterns {
 		if !slices.ContainsFunc(had, func(other string) bool { return Covers(other, pattern) }) {

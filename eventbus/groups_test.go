@@ -235,6 +235,10 @@ func TestSubscribe_MissNothing_GroupThatIsThereHasToGetItAlready(t *testing.T) {
 	}
 	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM event_replays`))
 	tx := l.begin()
+	require.NoError(t, second(tx.Exec(l.within(), `SET TRANSACTION ISOLATION LEVEL REPEATABLE READ`)))
+	require.ErrorIs(t, l.WithTx(tx).Subscribe(l.within(), "of what it sees", []string{"a"}, missNothing), pgwake.ErrInvalid)
+	require.NoError(t, tx.Rollback(l.within()))
+	tx = l.begin()
 	for _, pattern := range []string{"a", "b"} { // it is new as long as nobody else has seen it
 		require.NoError(t, l.WithTx(tx).Subscribe(l.within(), "new", []string{pattern}, missNothing))
 	}

@@ -75,7 +75,6 @@ DECLARE
     v_maxes      integer[]; -- of those
     v_count      integer;
     v_many       boolean;
-    v_first      bigint;
     v_seen       integer := 0;
     v_taken      integer := 0; -- locks
     v_locked     text[]; -- namespaces with limits
@@ -101,18 +100,22 @@ BEGIN
                AND EXISTS (SELECT FROM work_lists(ARRAY[l.namespace], p_tags))) AS c;
     v_count := cardinality(v_spaces);
     -- Locks are few on a server. Of very many a look takes a hundred that may have something for it, and that are free, and the next hundred only
-    -- if it got nothing. It begins with any of them, so that none is always the last: and with the same if it is the same look, of which
-    -- p_now is the instant, and which is here once more after it has made dead letters.
+    -- if it got nothing. It has them in any order, so that each has the same chance: and in the same if it is the same look, of which p_now is the
+    -- instant, and which is here once more after it has made dead letters.
     v_many := v_count > 1000;
-    v_first := CASE WHEN v_many THEN v_count * ((hashint8((extract(epoch FROM p_now) * 1000000)::bigint) & 65535) / 65536.0) ELSE 0 END;
+    IF v_many THEN
+        SELECT array_agg(s.namespace ORDER BY s.lot, s.namespace), array_agg(s.max_running ORDER BY s.lot, s.namespace) INTO v_spaces, v_maxes
+          FROM (SELECT c.*, hashtextextended(c.namespace, (extract(epoch FROM p_now) * 1000000)::bigint) AS lot
+                  FROM unnest(v_spaces, v_maxes) AS c (namespace, max_running)) AS s;
+    END IF;
 
     LOOP
         v_locked := '{}';
         v_full := '{}';
-        WHILE v_seen < v_count AND (NOT v_many OR cardinality(v_locked) < 100) LOOP -- in order, so that two claims cannot deadlock
-            v_namespace := v_spaces[(v_first + v_seen) % v_count + 1];
-            v_max := v_maxes[(v_first + v_seen) % v_count + 1];
+        WHILE v_seen < v_count AND (NOT v_many OR cardinality(v_locked) < 100) LOOP -- in order unless they are many, so that two claims cannot deadlock
             v_seen := v_seen + 1;
+            v_namespace := v_spaces[v_seen];
+            v_max := v_maxes[v_seen];
             IF v_many THEN
                 -- As earliest_limited sees it. Where items are marked, who has the lock finds out how many there are at work.
                 CONTINUE WHEN NOT EXISTS (SELECT FROM releases r WHERE r.namespace = v_namespace)
@@ -294,6 +297,8 @@ DECLARE
     v_after     bigint; -- is what is left of those up to here
     v_last      text;   -- a namespace whose lock this has
     v_locks     integer := 0;
+    v_first     text := ''; -- the namespace to begin with
+    v_from      text;
 BEGIN
     -- Where more are noted than one claim takes up, nobody claims: or they became ever more, with whatever is enqueued and removed there.
     FOR v_namespace IN
@@ -315,38 +320,46 @@ BEGIN
             SELECT max(b.id) INTO v_after FROM batch b;
         END LOOP;
     END LOOP;
-    FOR v_key IN
-        WITH RECURSIVE held AS (
-            (SELECT q.namespace, q.tag, q.key FROM worker_queue q WHERE q.held_due IS NOT NULL ORDER BY q.namespace, q.tag, q.key LIMIT 1)
-            UNION ALL
-            SELECT next.* FROM held h CROSS JOIN LATERAL (
-                SELECT q.namespace, q.tag, q.key FROM worker_queue q
-                 WHERE q.held_due IS NOT NULL AND (q.namespace, q.tag, q.key) > (h.namespace, h.tag, h.key)
-                 ORDER BY q.namespace, q.tag, q.key LIMIT 1) next
-        )
-        SELECT k.* FROM (
-            SELECT h.*, coalesce((SELECT l.max_running_per_key FROM limits l WHERE l.queue = 'worker' AND l.namespace = h.namespace), 1) AS places
-              FROM held h OFFSET 0) AS k
-         WHERE (SELECT count(*) FROM (SELECT FROM worker_queue q -- those whose leases have ended as well: they bring back others when they are done
-                                       WHERE q.key_slot AND q.lock_token IS NOT NULL AND q.namespace = k.namespace AND q.tag = k.tag AND q.key = k.key
-                                      UNION ALL
-                                      SELECT FROM releases r WHERE r.namespace = k.namespace AND r.tag = k.tag AND r.key = k.key
-                                       LIMIT k.places) AS taken) < k.places
-           -- What is paused stays as it is, or each look brought back another: whose places they are is seen when it is resumed.
-           AND NOT EXISTS (SELECT FROM limits p WHERE p.queue = 'worker' AND p.paused AND p.namespace IN (k.namespace, '*') OFFSET 0)
-    LOOP
-        CONTINUE WHEN v_key.namespace = v_refused;
-        IF v_key.namespace IS DISTINCT FROM v_last THEN
-            EXIT WHEN v_locks >= 1000; -- a look gets further when nothing is held any more in these
-            v_locks := v_locks + 1;
-            v_last := v_key.namespace;
-        END IF;
-        IF NOT lock_namespace(v_key.namespace) THEN
-            v_refused := v_key.namespace; -- or this waited for it once for each of its keys
-        ELSIF at_work_of_key(v_key.namespace, v_key.tag, v_key.key, v_key.places, clock_timestamp()) < v_key.places THEN
-            -- One each time: of those that are due, and that a place is for, nobody knows without a walk over all that waits.
-            PERFORM bring_back(v_key.namespace, v_key.tag, v_key.key, 1), notify_queue('worker', 1, NULL, v_key.namespace);
-        END IF;
+    -- Of very many a look is at a thousand, from any on: where nobody claims, what is left stays for long.
+    IF EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' OFFSET 1000) THEN
+        v_first := coalesce((SELECT l.namespace FROM limits l WHERE l.queue = 'worker' AND l.max_running_per_key IS NOT NULL ORDER BY random() LIMIT 1), '');
+    END IF;
+    FOREACH v_from IN ARRAY CASE v_first WHEN '' THEN ARRAY[''] ELSE ARRAY[v_first, ''] END LOOP
+        FOR v_key IN
+            WITH RECURSIVE held AS (
+                (SELECT q.namespace, q.tag, q.key FROM worker_queue q WHERE q.held_due IS NOT NULL AND q.namespace >= v_from
+                  ORDER BY q.namespace, q.tag, q.key LIMIT 1)
+                UNION ALL
+                SELECT next.* FROM held h CROSS JOIN LATERAL (
+                    SELECT q.namespace, q.tag, q.key FROM worker_queue q
+                     WHERE q.held_due IS NOT NULL AND (q.namespace, q.tag, q.key) > (h.namespace, h.tag, h.key)
+                     ORDER BY q.namespace, q.tag, q.key LIMIT 1) next
+            )
+            SELECT k.* FROM (
+                SELECT h.*, coalesce((SELECT l.max_running_per_key FROM limits l WHERE l.queue = 'worker' AND l.namespace = h.namespace), 1) AS places
+                  FROM held h OFFSET 0) AS k
+             WHERE (SELECT count(*) FROM (SELECT FROM worker_queue q -- those whose leases have ended as well: they bring back others when they are done
+                                           WHERE q.key_slot AND q.lock_token IS NOT NULL AND q.namespace = k.namespace AND q.tag = k.tag AND q.key = k.key
+                                          UNION ALL
+                                          SELECT FROM releases r WHERE r.namespace = k.namespace AND r.tag = k.tag AND r.key = k.key
+                                           LIMIT k.places) AS taken) < k.places
+               -- What is paused stays as it is, or each look brought back another: whose places they are is seen when it is resumed.
+               AND NOT EXISTS (SELECT FROM limits p WHERE p.queue = 'worker' AND p.paused AND p.namespace IN (k.namespace, '*') OFFSET 0)
+        LOOP
+            EXIT WHEN v_from < v_first AND v_key.namespace >= v_first;
+            CONTINUE WHEN v_key.namespace = v_refused;
+            IF v_key.namespace IS DISTINCT FROM v_last THEN
+                EXIT WHEN v_locks >= 1000;
+                v_locks := v_locks + 1;
+                v_last := v_key.namespace;
+            END IF;
+            IF NOT lock_namespace(v_key.namespace) THEN
+                v_refused := v_key.namespace; -- or this waited for it once for each of its keys
+            ELSIF at_work_of_key(v_key.namespace, v_key.tag, v_key.key, v_key.places, clock_timestamp()) < v_key.places THEN
+                -- One each time: of those that are due, and that a place is for, nobody knows without a walk over all that waits.
+                PERFORM bring_back(v_key.namespace, v_key.tag, v_key.key, 1), notify_queue('worker', 1, NULL, v_key.namespace);
+            END IF;
+        END LOOP;
     END LOOP;
 END
 $$;

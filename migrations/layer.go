@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -284,7 +283,6 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	settings := map[string]string{"search_path": pgx.Identifier{schema}.Sanitize() + ", pg_temp", "lock_timeout": lockTimeout, "standard_conforming_strings": "on",
 		"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3", "tcp_user_timeout": "25000",
 		"idle_session_timeout": "1min", "idle_in_transaction_session_timeout": "1min"}
-	maps.Copy(config.RuntimeParams, settings)
 	// Whoever changes something has the turn: all of it is done in the one session that has it, and no other takes its place, since what was looked
 	// at before may have changed meanwhile.
 	var begun atomic.Bool
@@ -330,28 +328,25 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	return nil
 }
 
-// prepare has a session be as the caller's others are, of another role for instance, but for the settings that migrations need.
+// prepare has a session be as the caller's others are, of another role for instance, but for the settings that migrations need. What the caller does
+// to his sessions sees them as it always does, and so comes first.
 func prepare(ctx context.Context, conn *pgx.Conn, settings map[string]string) error {
-	prepared, err := conns.Prepare(ctx, conn)
-	if err != nil {
+	if err := conns.Prepare(ctx, conn); err != nil {
 		return err
 	}
-	if prepared { // and may have set anything
-		var names, values []string
-		for name, value := range settings {
-			names, values = append(names, name), append(values, value)
-		}
-		_, err := conn.Exec(ctx, `SELECT pg_catalog.set_config(s.name, s.value, false)
-			FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS s (name, value)`, names, values)
-		if err != nil {
-			return err
-		}
+	if err := conns.Legible(ctx, conn.PgConn(), conn.Config().DefaultQueryExecMode); err != nil {
+		return err
 	}
-	return conns.Legible(ctx, conn.PgConn(), conn.Config().DefaultQueryExecMode)
+	var names, values []string
+	for name, value := range settings {
+		names, values = append(names, name), append(values, value)
+	}
+	_, err := conn.Exec(ctx, `SELECT pg_catalog.set_config(s.name, s.value, false)
+		FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS s (name, value)`, names, values)
+	return err
 }
 
-// awaitEnd waits until the server is done with a session that broke off, for endPatience at most: a schema that the caller drops next would come back if the
-// last statement was the one that creates it.
+// awaitEnd waits until the server was told to end what a session that broke off was at, for endPatience at most.
 func awaitEnd(session *pgconn.PgConn) {
 	if session == nil {
 		return
@@ -387,6 +382,11 @@ func createSchema(ctx context.Context, db *sql.DB, schema string) error {
 	if err != nil || exists {
 		return err
 	}
-	_, err = db.ExecContext(ctx, `CREATE SCHEMA `+pgx.Identifier{schema}.Sanitize())
+	// A caller who gives up, and drops the schema, is not to see it come back: a commit that is under way cannot be cancelled. Whatever is created in it
+	// afterwards has the drop wait.
+	creating, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(endPatience, cancel) })()
+	_, err = db.ExecContext(creating, `CREATE SCHEMA `+pgx.Identifier{schema}.Sanitize())
 	return err
 }

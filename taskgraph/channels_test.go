@@ -285,11 +285,13 @@ func TestChannel_NamespaceCreated_ServerHasNoMD5_IsTold(t *testing.T) {
 	e := l.listen(taskgraph.NamespaceCreatedAll)
 	schema := pgx.Identifier{one[string](l, `SELECT current_schema()::text`)}.Sanitize()
 	l.exec(`CREATE FUNCTION md5(text) RETURNS text LANGUAGE plpgsql AS $$
-		BEGIN RAISE EXCEPTION 'could not compute MD5 hash: unsupported' USING ERRCODE = 'XX000'; END $$`)
+		BEGIN RAISE EXCEPTION 'could not compute MD5 hash: unsupported' USING ERRCODE = CASE WHEN $1 LIKE '%new' THEN 'XX000' ELSE '53200' END; END $$`)
 	l.exec(`ALTER FUNCTION namespace_uuid SET search_path = ` + schema + `, pg_catalog`)
-	l.exec(`SELECT enqueue_work('x', p_namespace => 'new')`)
-	uuid := one[string](l, `SELECT left(encode(sha256('namespace new'), 'hex'), 32)::uuid::text`)
-	require.Len(t, l.heard(e, func(f map[string]any) bool { return f["namespace_uuid"] == uuid }), 1)
+	for _, namespace := range []string{"new", "of-14"} {
+		l.exec(`SELECT enqueue_work('x', p_namespace => $1)`, namespace)
+		uuid := one[string](l, `SELECT left(encode(sha256(convert_to('namespace ' || $1, 'UTF8')), 'hex'), 32)::uuid::text`, namespace)
+		require.Len(t, l.heard(e, func(f map[string]any) bool { return f["namespace_uuid"] == uuid }), 1)
+	}
 }
 
 // Whoever may only enqueue may also be the first in a namespace.

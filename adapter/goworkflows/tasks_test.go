@@ -435,7 +435,7 @@ func (l *lab) brokenBy(statement string, after time.Duration, call func() error)
 			return false
 		}
 		tag, err := l.p.Pool().Exec(l.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-			WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid))`, tx.Conn().PgConn().PID())
+			WHERE wait_event_type = 'Lock' AND query ~ 'ack_|renew_' AND $1 = ANY (pg_blocking_pids(pid))`, tx.Conn().PgConn().PID())
 		return err == nil && tag.RowsAffected() > 0
 	}, patience, 10*time.Millisecond)
 	require.NoError(l.t, tx.Commit(l.t.Context()))

@@ -2,11 +2,13 @@ package pgmq
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/internal/conns"
 )
 
@@ -22,10 +24,13 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// askIsolation learns what the default is.
+// askIsolation learns what the default is, and fails with pgwake.ErrConfig if the sessions of the pool cannot be read.
 func (s *Stream) askIsolation(ctx context.Context) error {
 	var isolation string
 	err := conns.Do(ctx, s.pool, func(conn *pgxpool.Conn) error {
+		if garbled := conns.Illegible(conn.Conn().PgConn(), conn.Conn().Config().DefaultQueryExecMode); garbled != "" {
+			return fmt.Errorf("%w: the pool's sessions cannot be read: %s. Leave that out of the settings of its connections, and prepare the pool with pgwake.TunePool", pgwake.ErrConfig, garbled)
+		}
 		return conn.QueryRow(ctx, `SELECT pg_catalog.current_setting('default_transaction_isolation')`).Scan(&isolation)
 	})
 	s.readCommitted = isolation == string(pgx.ReadCommitted)

@@ -5,8 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/dispatch/pgmq"
 	"github.com/pgwake/pgwake/dispatch/pgmq/pgmqtest"
 	"github.com/stretchr/testify/require"
 )
@@ -89,4 +92,17 @@ func TestIsolation_DefaultIsAnother_WhoWaitsGoesOn(t *testing.T) {
 	const touch = `UPDATE pgmq.q_a_queue SET headers = coalesce(headers, '{}') || '{"touched": "yes"}'`
 	behind(touch, func() error { return s.Extend(ctx, []pgwake.LockToken{d.Receipt}, time.Minute) })
 	behind(touch, func() error { return s.Ack(ctx, []pgwake.LockToken{d.Receipt}) })
+}
+
+func TestNew_SessionsCannotBeRead_SaysSo(t *testing.T) {
+	config, err := pgxpool.ParseConfig(database(t, pgmqtest.Install))
+	require.NoError(t, err)
+	config.ConnConfig.RuntimeParams["datestyle"] = "German"
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	_, err = pgmq.New(t.Context(), pool, nil)
+	require.ErrorIs(t, err, pgwake.ErrConfig)
+	require.ErrorContains(t, err, "German")
 }

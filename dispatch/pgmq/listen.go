@@ -198,12 +198,20 @@ func (s *Stream) connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (
 	}
 	conns.Share(bounded, config)
 	conn, err := pgx.ConnectConfig(bounded, config)
-	if err == nil && like.AfterConnect != nil {
-		if err = like.AfterConnect(bounded, conn); err != nil {
-			hangUp(conn)
-		}
+	if err != nil {
+		return nil, err
 	}
-	return conn, err
+	if like.AfterConnect != nil {
+		err = like.AfterConnect(bounded, conn)
+	}
+	if err == nil {
+		err = conns.Legible(bounded, conn.PgConn(), config.DefaultQueryExecMode)
+	}
+	if err != nil {
+		hangUp(conn)
+		return nil, err
+	}
+	return conn, nil
 }
 
 // hangUp closes a connection, also of a Stream that is closed.

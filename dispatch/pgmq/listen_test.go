@@ -74,13 +74,17 @@ func (s settings) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQ
 	return context.WithValue(ctx, settings{}, strings.HasPrefix(q.SQL, "LISTEN pgmq_message_ready;"))
 }
 
-func (s settings) TraceQueryEnd(ctx context.Context, conn *pgx.Conn, _ pgx.TraceQueryEndData) {
-	if listens, _ := ctx.Value(settings{}).(bool); listens {
-		results, err := conn.PgConn().Exec(context.WithoutCancel(ctx), `SHOW idle_session_timeout`).ReadAll()
-		if err != nil {
-			s.got <- err.Error()
-			return
-		}
-		s.got <- string(results[0].Rows[0][0])
+func (s settings) TraceQueryEnd(ctx context.Context, conn *pgx.Conn, ended pgx.TraceQueryEndData) {
+	listens, _ := ctx.Value(settings{}).(bool)
+	if !listens || ended.Err != nil {
+		return
+	}
+	results, err := conn.PgConn().Exec(context.WithoutCancel(ctx), `SHOW idle_session_timeout`).ReadAll()
+	if err != nil {
+		return // it is made anew
+	}
+	select {
+	case s.got <- string(results[0].Rows[0][0]):
+	default:
 	}
 }

@@ -81,8 +81,8 @@ var (
 
 // New returns a Stream on the database of a pool, which stays the caller's. It has one more connection, which listens; while that is to be
 // had the Stream pushes, and otherwise it polls once in FallbackInterval. If a connection of the pool gives a Receive no answer for 5 s, the
-// pool is reset: connections are then closed when nobody uses them, and made anew. Fails with pgwake.ErrConfig for a Config that is unusable and
-// if Install has not been called.
+// pool is reset: connections are then closed when nobody uses them, and made anew. Fails with pgwake.ErrConfig for a Config that is unusable,
+// if Install has not been called, and if the pool's sessions have a DateStyle or a client_encoding that cannot be read, as pgwake.New does (TunePool).
 func New(ctx context.Context, pool *pgxpool.Pool, config *Config) (*Stream, error) {
 	const op = "new"
 	s := &Stream{pool: pool, clock: dbclock.New(nil), patience: answerDeadline, closed: make(chan struct{}), parked: make(map[*parked]bool),

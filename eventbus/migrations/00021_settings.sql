@@ -139,8 +139,8 @@ DECLARE
 BEGIN
     PERFORM set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true);
     SELECT array_agg(p.name), array_agg(p.from_at), array_agg(p.to_at) INTO v_names, v_from, v_to
-      FROM event_partitions() p JOIN pg_class c ON c.oid = p.name::text::regclass
-     WHERE pg_get_expr(c.relpartbound, c.oid) <> format('FOR VALUES FROM (%L) TO (%L)', p.from_at, p.to_at);
+      FROM event_partitions() p JOIN pg_class c ON c.relname = p.name JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhparent = 'event_log'::regclass
+     WHERE c.relnamespace = to_regnamespace(quote_ident(current_schema())) AND pg_get_expr(c.relpartbound, c.oid) <> format('FOR VALUES FROM (%L) TO (%L)', p.from_at, p.to_at);
     IF v_names IS NULL THEN
         RETURN;
     END IF;

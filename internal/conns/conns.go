@@ -157,13 +157,13 @@ func Preparing(ctx context.Context, after func(context.Context, *pgx.Conn) error
 	return context.WithValue(ctx, preparing{}, after)
 }
 
-// Prepare does on a connection what Preparing has said, and returns whether there is anything.
-func Prepare(ctx context.Context, conn *pgx.Conn) (bool, error) {
+// Prepare does on a connection what Preparing has said.
+func Prepare(ctx context.Context, conn *pgx.Conn) error {
 	after, _ := ctx.Value(preparing{}).(func(context.Context, *pgx.Conn) error)
 	if after == nil {
-		return false, nil
+		return nil
 	}
-	return true, after(ctx, conn)
+	return after(ctx, conn)
 }
 
 // Do has do use a connection of the pool.
@@ -179,11 +179,11 @@ func Do(ctx context.Context, pool *pgxpool.Pool, do func(*pgxpool.Conn) error) e
 // Transactions begins them on connections of a pool, which their ends release. It is for pgx.BeginTxFunc.
 type Transactions struct{ Pool *pgxpool.Pool }
 
-// BeginTx is that of the pool.
+// BeginTx is that of the pool. It fails with NotBegun.
 func (t Transactions) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
 	conn, err := Acquire(ctx, t.Pool)
 	if err != nil {
-		return nil, err
+		return nil, NotBegun{err}
 	}
 	tx, err := On{conn}.BeginTx(ctx, options)
 	if err != nil {

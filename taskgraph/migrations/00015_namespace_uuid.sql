@@ -12,7 +12,7 @@ AS $$
 BEGIN
     -- Whoever was told may have kept it. So it stays what it was, where it could be.
     RETURN md5('namespace ' || p_name)::uuid;
-EXCEPTION WHEN internal_error THEN
+EXCEPTION WHEN internal_error OR out_of_memory THEN -- the latter is what PostgreSQL 14 calls it
     RETURN left(encode(sha256(convert_to('namespace ' || p_name, 'UTF8')), 'hex'), 32)::uuid;
 END
 $$;

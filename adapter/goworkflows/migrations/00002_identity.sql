@@ -5,6 +5,9 @@
 
 -- +goose Up
 
+-- Before the index is built, and not after: who is in the way is so then, and nothing is done in vain.
+LOCK TABLE gowf_instances IN ACCESS EXCLUSIVE MODE;
+
 -- The execution id first: nothing is looked up by it, so no plan takes this index for gowf_instances_active_idx. Both ids together are shorter than
 -- an instance id may be.
 CREATE UNIQUE INDEX gowf_instances_identity_idx ON gowf_instances (execution_id, instance_id);
