@@ -89,6 +89,24 @@ func TestPooler_ModePolling_NeedsNothingElse(t *testing.T) {
 	require.True(t, n.Health().OK)
 }
 
+// The turn, and what a session of migrations sets, would be those of a session that others have next.
+func TestPooler_Migrations_AreRefused(t *testing.T) {
+	t.Parallel()
+	server := breakableServer(t).URL
+	through := testpooler.Start(t, server, "transaction")
+	config, err := pgxpool.ParseConfig(server)
+	require.NoError(t, err)
+	through(config.ConnConfig)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	_, err = pgwake.New(t.Context(), pool, &pgwake.Config{Schema: "pooled", Mode: pgwake.ModePolling, Logger: silent})
+	require.ErrorContains(t, err, "unsupported startup parameter")
+	var there bool
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT to_regnamespace('pooled') IS NOT NULL`).Scan(&there))
+	require.False(t, there)
+}
+
 // The pooler keeps for each client what it has set, and knows both settings.
 func TestPooler_RoleHasItsOwnStyleOfDatesAndEncoding_EverythingWorks(t *testing.T) {
 	t.Parallel()

@@ -283,6 +283,11 @@ func (l Layer) run(ctx context.Context, config *pgx.ConnConfig, schema string, a
 	settings := map[string]string{"search_path": pgx.Identifier{schema}.Sanitize() + ", pg_temp", "lock_timeout": lockTimeout, "standard_conforming_strings": "on",
 		"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3", "tcp_user_timeout": "25000",
 		"idle_session_timeout": "1min", "idle_in_transaction_session_timeout": "1min"}
+	for name, value := range settings {
+		if name != "search_path" && name != "lock_timeout" { // what the caller does to his sessions goes by his own
+			config.RuntimeParams[name] = value // PgBouncer refuses these, and could not carry a migration
+		}
+	}
 	// Whoever changes something has the turn: all of it is done in the one session that has it, and no other takes its place, since what was looked
 	// at before may have changed meanwhile.
 	var begun atomic.Bool
@@ -387,6 +392,8 @@ func createSchema(ctx context.Context, db *sql.DB, schema string) error {
 	creating, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(endPatience, cancel) })()
-	_, err = db.ExecContext(creating, `CREATE SCHEMA `+pgx.Identifier{schema}.Sanitize())
+	if _, err = db.ExecContext(creating, `CREATE SCHEMA `+pgx.Identifier{schema}.Sanitize()); err != nil && creating.Err() != nil {
+		return fmt.Errorf("%w: %v", ctx.Err(), err)
+	}
 	return err
 }
