@@ -139,6 +139,7 @@ func (l *listener) lookAtLanes(ctx context.Context, conn *pgx.Conn) error {
 		return errForgotten
 	}
 	l.e.clock.Observe(sent, l.e.clock.Now(), now)
+	l.e.timer.moved() // by the clock as it was before, it may have slept again on what the lanes have learnt
 	l.e.learnOf(nodes)
 	l.e.stats.fallbacks.Add(1)
 	return nil

@@ -363,6 +363,10 @@ func (l *listener) serve(ctx context.Context) error {
 		return err
 	}
 	key := int32(rand.Uint32()) // anew each time: producers may still hold the old one
+	hears.take = func(*pgconn.Notification) {
+		l.e.joins.Add(1) // perhaps another node is there, of which the answer does not know
+		l.e.inCompany()
+	}
 	if err := l.prepare(preparing, conn, key); err != nil {
 		return err
 	}

@@ -142,6 +142,7 @@ func (e *engine) setModes(mode Mode, of map[string]Mode) {
 			if len(l.filter.Namespaces) == 1 {
 				n.namespace = l.filter.Namespaces[0]
 			}
+			e.signal(l.queue, n, WakeLocal) // or another lane of this node has it, which does not hear itself
 			e.coalescer.tell(l.queue, n)
 		}
 	}

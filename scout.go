@@ -283,6 +283,7 @@ func (s *scout) read(ctx context.Context, q querier, filters []string, tell func
 	})
 	if err == nil {
 		e.clock.Observe(sent, e.clock.Now(), r.now)
+		e.timer.moved() // by the clock as it was before, it may have slept again on what the lanes have learnt
 	}
 	return err
 }

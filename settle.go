@@ -75,6 +75,7 @@ type arming struct {
 
 	// A node that leaves has to know which rows it may still write.
 	overEpoch uint64    // the last epoch in which none is written any more
+	newest    uint64    // the latest epoch in which one was: who has read an older session since writes none, whose key would be that of a dead connection
 	writing   int       // queries under way that write it
 	unheardOf time.Time // when the latest query ended that may have done it, or still do, for all that is known
 
@@ -87,7 +88,7 @@ type arming struct {
 
 // beginWrite returns what a query that begins now has to write. The caller holds mu.
 func (l *lane) beginWrite(s session) rowWrite {
-	if s.epoch <= l.overEpoch || l.filter.nothing { // or there is no session
+	if l.isOver(s) || l.filter.nothing {
 		return rowWrite{}
 	}
 	a := &l.arming
@@ -104,9 +105,13 @@ func (l *lane) beginWrite(s session) rowWrite {
 	return l.nextWrite(s, disarm)
 }
 
-// nextWrite numbers a write that begins now. The caller holds mu.
+// isOver reports whether nothing is written any more as of this session, or there is none. The caller holds mu.
+func (l *lane) isOver(s session) bool { return s.epoch <= l.overEpoch || s.epoch < l.newest }
+
+// nextWrite numbers a write that begins now. The caller holds mu, under which the session is not over: what a later number says is of no older session.
 func (l *lane) nextWrite(s session, disarm bool) rowWrite {
 	l.number++
+	l.newest = s.epoch
 	return rowWrite{s.node, l.id, s.listener, l.number, disarm, l.fanout, min(max(l.seen, 1), math.MaxInt16)}
 }
 
@@ -456,7 +461,7 @@ func (l *lane) isUnused() bool {
 func (l *lane) disarmUnused(s session) rowWrite {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s.epoch <= l.overEpoch || !l.isUnused() {
+	if l.isOver(s) || !l.isUnused() {
 		return rowWrite{}
 	}
 	l.unsettle()

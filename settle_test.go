@@ -91,6 +91,18 @@ func TestSettle_LostConnection_MakesTheRowVoid(t *testing.T) {
 	require.NotZero(t, l.beginLook(session{epoch: 2}).row)
 }
 
+// Who has read the session, and then waited for a processor while the connection was made anew, has the key of the one that is gone.
+func TestSettle_SessionWasReadBeforeTheConnectionWasLost_WritesNothing(t *testing.T) {
+	l := unsettledLane()
+	require.NotZero(t, l.beginLook(session{epoch: 1}).row)
+	l.forget()
+	k := l.beginLook(session{epoch: 2})
+	require.NotZero(t, k.row)
+	require.Zero(t, l.beginLook(session{epoch: 1}).row)
+	l.endLook(k, report{now: time.Now()}, nil, 2)
+	require.True(t, l.settling, "what the other one was to write is not written")
+}
+
 // A write that began earlier and comes later changes nothing.
 func TestArm_LateWrite_ChangesNothing(t *testing.T) {
 	p := testProvider(t, Config{})

@@ -587,7 +587,7 @@ func (l *lane) lower(known *time.Time, at time.Time) {
 func (l *lane) retire() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.inside == 0 && l.putOffTo.IsZero() && l.now().Sub(l.idle) > time.Minute
+	return l.inside == 0 && l.putOffTo.IsZero() && l.call.IsZero() && l.relay.IsZero() && l.now().Sub(l.idle) > time.Minute
 }
 
 // announceGrace is how long after a find by the safety net the signal that should have led to it may come.

@@ -27,14 +27,14 @@ type chore struct {
 	ReplayID int64       `json:"replay_id"`
 }
 
-// handleChores has a dispatcher handle them.
-func (n *Node) handleChores(d *dispatch.Dispatcher) {
+// handleChores has a dispatcher handle them, which claims until working ends.
+func (n *Node) handleChores(working context.Context, d *dispatch.Dispatcher) {
 	for name, kind := range map[string]struct {
 		is func(chore) bool // Invariant: what was enqueued by anybody, and names nothing, is not tried for ever, and no other with it
 		do func(context.Context, chore) error
 	}{
 		nameSchedule: {func(c chore) bool { return c.TaskID.Valid }, n.occur},
-		nameReplay:   {func(c chore) bool { return c.ReplayID > 0 }, n.replay},
+		nameReplay:   {func(c chore) bool { return c.ReplayID > 0 }, func(ctx context.Context, c chore) error { return n.replay(ctx, working, c) }},
 	} {
 		d.Handle(name, func(ctx context.Context, item *pgwake.ClaimedWorkItem) (dispatch.Result, error) {
 			var c chore
@@ -80,8 +80,8 @@ type replayed struct {
 	Waited *time.Duration // for how long it had found nothing and waited before, by the server's clock; nil: it had not
 }
 
-// replay goes on with a replay, to its end.
-func (n *Node) replay(ctx context.Context, c chore) error {
+// replay goes on with a replay, to its end, or until the node stops: each step stands by itself, and another node takes the next.
+func (n *Node) replay(ctx, working context.Context, c chore) error {
 	some := verb{op: "replay events", function: "replay_some", enqueues: true, args: []any{c.ReplayID},
 		columns: "replay_some, (SELECT pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) r.waiting_since FROM " + n.in +
 			"event_replays AS r WHERE r.replay_id OPERATOR(pg_catalog.=) $1)"}
@@ -97,6 +97,8 @@ func (n *Node) replay(ctx context.Context, c chore) error {
 			return dispatch.Snooze(replayPause(step.Waited))
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case working.Err() != nil:
+			return dispatch.Snooze(0)
 		}
 	}
 }

@@ -264,8 +264,8 @@ func (n *Node) Start(ctx context.Context) error {
 		MeterProvider: n.cfg.MeterProvider, TracerProvider: n.cfg.TracerProvider, Propagator: n.cfg.Propagator, Logger: n.cfg.Logger,
 	})
 	d.HandleOthers(n.handle)
-	n.handleChores(d)
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
+	n.handleChores(working, d)
 	s := &shift{dispatcher: d, working: working, end: end, ended: make(chan struct{})}
 	n.working, n.done = s, s.ended
 	go func() {

@@ -291,6 +291,26 @@ func TestNode_SeveralOfAGroup_ShareItsEvents(t *testing.T) {
 	require.ElementsMatch(t, want, s.list(), "each once")
 }
 
+// A replay of a long log takes hours, of steps of which each stands by itself.
+func TestNode_StopsDuringAReplay_GivesItBackAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	config := quick("g")
+	config.StopTimeout = time.Hour
+	n := l.node(config)
+	l.subscribe("g", "a")
+	l.exec(`ALTER FUNCTION replay_some RENAME TO done_by_test`)
+	l.exec(`CREATE SEQUENCE steps`)
+	l.exec(`CREATE FUNCTION replay_some(bigint) RETURNS text LANGUAGE sql SET search_path FROM CURRENT AS $$ SELECT 'more' FROM nextval('steps') $$`)
+	_, err := l.Replay(l.within(), "g", eventbus.Range{})
+	require.NoError(t, err)
+	l.eventually(func() bool { return one[int](l, `SELECT last_value FROM steps`) > 2 }, "it is under way")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, n.Stop(ctx))
+	require.Equal(t, 1, one[int](l, `SELECT count(*) FROM worker_queue WHERE name = 'eventbus|replay' AND lock_token IS NULL AND visible_at <= now()`))
+}
+
 func TestNode_Stop_FinishesWhatRunsAndGivesTheRestBackAtOnce(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nil)

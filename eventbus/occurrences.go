@@ -2,6 +2,7 @@ package eventbus
 
 import (
 	"context"
+	"slices"
 	"sync"
 )
 
@@ -45,7 +46,8 @@ func (o *occurrences) take() (leave func()) {
 func (o *occurrences) withOthers(ctx context.Context, item int64, claim, schedule string) bool {
 	mine := &occurrence{item, claim, schedule, make(chan bool, 1)}
 	o.mu.Lock()
-	if o.inHand == 1 {
+	// One that waits already was claimed before, and its lease has ended.
+	if o.inHand == 1 || slices.ContainsFunc(o.waiting, func(other *occurrence) bool { return other.item == item }) {
 		o.mu.Unlock()
 		return false
 	}
@@ -59,6 +61,9 @@ func (o *occurrences) withOthers(ctx context.Context, item int64, claim, schedul
 	case carriedOut := <-mine.done:
 		return carriedOut
 	case <-ctx.Done():
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.waiting = slices.DeleteFunc(o.waiting, func(other *occurrence) bool { return other == mine })
 		return false
 	}
 }

@@ -28,7 +28,7 @@ func stays(in string) string {
 
 // Redrive delivers dead letters once more, each to the group that it is from, at most LetterFilter.Limit of them, and returns how many. They are
 // due at once and never attempted so far; one of a key waits for what is there of that. One that no group was subscribed to goes to those
-// that are by now. One whose group was deleted, or is not subscribed any more to the pattern by which it came, stays where it is and does not
+// that are by now, and once more to one that has had it from the log (SubscribeOptions.FromBeginning). One whose group was deleted, or is not subscribed any more to the pattern by which it came, stays where it is and does not
 // count, also if it is asked for by its id: nobody would handle it. It can go once a group of that name is subscribed to that pattern again. To
 // redrive any number of letters, call it until it returns 0.
 func (b *Bus) Redrive(ctx context.Context, f *LetterFilter) (int, error) {

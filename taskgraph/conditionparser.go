@@ -39,7 +39,8 @@ const longestCondition = 16 * MaxConditionLength
 // even null, and is not unequal either. null equals null, and is unequal to all else. What is of different types, or an object,
 // cannot be compared: that is unknown, and so is the negation; a condition that is unknown does not hold.
 //
-// Comparing two arrays takes time in proportion to the product of their lengths.
+// Comparing two arrays takes time in proportion to the product of their lengths. A turn of a task has 10 s, and what takes longer is tried
+// again and again: where results may be large, compare with constants.
 //
 // Fails with pgwake.ErrInvalid, and says at which character.
 func ParseCondition(text string) (Condition, error) {

@@ -54,11 +54,11 @@ type Config struct {
 
 	// FailStale has Upkeep end tasks that have been in the same state for too long, or have taken too long in all (Lifecycle). It ends none
 	// until it has found the server there, and its clock not set, for an UpkeepInterval: after an outage, or a start of all nodes, they may go
-	// on first. Defaults to false: they are left as they are.
+	// on first. It is for the tasks of all namespaces, whatever Namespaces says. Defaults to false: they are left as they are.
 	FailStale bool
 
 	// KeepFor has Upkeep remove tasks that ended so long ago, in whatever way, with all that belongs to them (Graph.Purge): also their
-	// idempotency keys, their transitions, and their entries in the DLQ. Nothing is removed while the clocks of the server and of this node
+	// idempotency keys, their transitions, and their entries in the DLQ; tasks of all namespaces, whatever Namespaces says. Nothing is removed while the clocks of the server and of this node
 	// differ by more than a day. Up to 100 years. Defaults to 0: they are kept for ever.
 	KeepFor time.Duration
 

@@ -641,3 +641,37 @@ func TestAddSteps_IDsThatItsInstantWouldHave_AreTaken_OthersAre(t *testing.T) {
 		  FROM steps, generate_series(0, 10000) AS n WHERE task_id = $1 AND name = 'a' ON CONFLICT DO NOTHING`, task)
 	l.exec(`SELECT FROM add_steps($1, '{more}', '{a}')`, task)
 }
+
+// Whoever follows a task is told by its turns, also of what was done to it between them.
+func TestTurn_TaskWasTakenFurtherMeanwhile_WhoFollowsItIsTold(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	told := func(task string) string {
+		return one[string](l, `SELECT custom_status FROM instances WHERE instance_id = $1`, task)
+	}
+	task := l.submit(taskgraph.Define("shop", "told", "1").Step("a", "h", taskgraph.MaxAttempts(1)).Step("b", "h", taskgraph.After("a")))
+	l.turns()
+	require.JSONEq(t, `{"state": "steps_in_process", "completed": 0, "total": 2}`, told(task))
+	l.finish(l.begin(task, "a"), false, `{"error": "x", "retryable": false}`)
+	l.finalizes(task, taskgraph.FinalizeFailed, taskgraph.TaskBlockedByFailures)
+	require.Equal(t, 1, l.turns())
+	require.JSONEq(t, `{"state": "blocked_by_failures", "completed": 0, "total": 2}`, told(task))
+	version := one[int](l, `SELECT custom_status_version FROM instances WHERE instance_id = $1`, task)
+	l.exec(`SELECT enqueue_message($1, 'step', NULL, p_queue => 'taskgraph')`, task)
+	require.Equal(t, 1, l.turns())
+	require.Equal(t, version, one[int](l, `SELECT custom_status_version FROM instances WHERE instance_id = $1`, task), "there is nothing new")
+}
+
+// What a turn has enqueued is told, whatever the clock says of when that was.
+func TestTurn_ServersClockGoesBack_StepsThatAreDueAreTold(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.submit(taskgraph.Define("shop", "back", "1").Step("a", "h").Step("b", "h"))
+	l.exec(`CREATE FUNCTION earlier_by_test() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.created_at := NEW.created_at - interval '1 h'; RETURN NEW; END $$`)
+	l.exec(`CREATE TRIGGER earlier_by_test BEFORE INSERT ON worker_queue FOR EACH ROW EXECUTE FUNCTION earlier_by_test()`)
+	turn, err := l.p.FetchOrchestrationItem(l.within(), &pgwake.FetchOptions{Queues: []string{"taskgraph"}, WithoutHistory: true, NoWait: true})
+	require.NoError(t, err)
+	task, token, err := turn.LockToken.Turn()
+	require.NoError(t, err)
+	require.Equal(t, 2, one[int](l, `SELECT count(*) FROM evaluate_task($1, $2, NULL, p_quiet => true) WHERE queue = 'worker'`, task, token))
+}

@@ -261,8 +261,14 @@ var mutants = []mutant{
 	{
 		name:    "a lane is armed after its node has left",
 		file:    "settle.go",
-		patches: []patch{{"	if s.epoch <= l.overEpoch || l.filter.nothing {", "	if s.epoch == 0 || l.filter.nothing {"}},
+		patches: []patch{{"return s.epoch <= l.overEpoch ||", "return s.epoch == 0 ||"}},
 		pkg:     root, test: "TestHibernate_EpochEnds_NoRowIsWrittenAnyMore",
+	},
+	{
+		name:    "a lane is armed by the key of a connection that is gone",
+		file:    "settle.go",
+		patches: []patch{{"|| s.epoch < l.newest }", "}"}},
+		pkg:     root, test: "TestSettle_SessionWasReadBeforeTheConnectionWasLost_WritesNothing",
 	},
 	{
 		name:    "11 nobody sweeps",
@@ -1104,13 +1110,13 @@ var mutants = []mutant{
 	},
 	{
 		name:    "steps: nobody looks when a backoff ends",
-		file:    "taskgraph/migrations/00011_forged.sql",
+		file:    "taskgraph/migrations/00016_told.sql",
 		patches: []patch{{"        p_message_visible_ats => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY[v_task.next_ready_at] END,\n", "        p_message_visible_ats => CASE WHEN v_children <> '{}' THEN NULL ELSE ARRAY[v_task.next_ready_at + interval '1 hour'] END,\n"}},
 		pkg:     "./taskgraph", test: "TestT12_BackoffEnds_TheStepIsReadyAtThatInstantAndWokenWithoutAPoll",
 	},
 	{
 		name:    "steps: a timer goes with the turn that it woke too early",
-		file:    "taskgraph/migrations/00011_forged.sql",
+		file:    "taskgraph/migrations/00016_told.sql",
 		patches: []patch{{"    IF NOT v_timed AND v_task.next_ready_at IS NOT NULL THEN\n", "    IF false THEN\n"}},
 		pkg:     "./taskgraph", test: "TestTurn_ClockGoesBackBetweenFetchAndEvaluation_TimerIsSentAgain",
 	},
