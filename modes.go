@@ -135,6 +135,7 @@ func (p *Provider) GetModes() (mode Mode, of map[string]Mode) {
 func (e *engine) setModes(mode Mode, of map[string]Mode) {
 	concerned := e.modes.set(mode, of)
 	left := false
+	var notes [queueCount]note
 	for _, l := range e.waiters.drop(concerned) {
 		if l.filter.manner.hears { // it may have been told alone, of what is fetched here no more
 			left = true
@@ -142,8 +143,17 @@ func (e *engine) setModes(mode Mode, of map[string]Mode) {
 			if len(l.filter.Namespaces) == 1 {
 				n.namespace = l.filter.Namespaces[0]
 			}
-			e.signal(l.queue, n, WakeLocal) // or another lane of this node has it, which does not hear itself
+			if of := &notes[l.queue]; of.due == 0 {
+				*of = n
+			} else {
+				*of = of.merge(n)
+			}
 			e.coalescer.tell(l.queue, n)
+		}
+	}
+	for q, n := range notes {
+		if n.due > 0 { // or another lane of this node has to look, which does not hear what the node says
+			e.signal(Queue(q), n, WakeLocal)
 		}
 	}
 	e.timer.moved()

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -87,7 +86,8 @@ type StreamDelivery struct {
 }
 
 // ProviderStream returns a Provider as an EventStream, for programs that choose a queue by their configuration. A Provider is a Source as
-// it is, so StreamSource gives it back: nothing comes between, and HandleTx and completions are to be had.
+// it is, so StreamSource gives it back: nothing comes between, and HandleTx and completions are to be had. Its Receive goes on by itself while the
+// database is away, and does not tell that from an empty queue when its context ends.
 func ProviderStream(p *pgwake.Provider) EventStream { return providerStream{p} }
 
 type providerStream struct{ p *pgwake.Provider }
@@ -95,38 +95,21 @@ type providerStream struct{ p *pgwake.Provider }
 func (s providerStream) Receive(ctx context.Context, namespace string, most int, lease time.Duration) ([]StreamDelivery, error) {
 	o := &pgwake.FetchOptions{Namespaces: []string{namespace}, LockTimeout: lease}
 	patience := patience{muted: func() bool { return true }}
-	var last error // that was not for the end of ctx
 	for {
 		items, err := s.p.FetchWorkItems(ctx, most, o)
 		if len(items) > 0 {
 			return s.deliveries(items), nil
-		}
-		if err != nil && ctx.Err() == nil {
-			last = err
 		}
 		if goOn, fatal := patience.after(ctx, err); goOn {
 			continue
 		} else if fatal != nil {
 			return nil, fatal
 		}
-		switch {
-		case last != nil && !errors.Is(last, pgwake.ErrNoWork): // whether there is a message nobody knows
-			return nil, noAnswer(last)
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		return nil, err
 	}
-}
-
-// noAnswer is an error of a fetch that does not read as the end of the time in which nothing came, also where its cause is that no answer came in time.
-func noAnswer(err error) error {
-	if failed := (*pgwake.Error)(nil); errors.As(err, &failed) && errors.Is(err, context.DeadlineExceeded) {
-		told := *failed
-		told.Err = errors.New(failed.Err.Error())
-		return &told
-	}
-	return err
 }
 
 func (s providerStream) deliveries(items []*pgwake.ClaimedWorkItem) []StreamDelivery {

@@ -95,22 +95,6 @@ func TestStreamSource_Contract(t *testing.T) {
 	streamtest.Run(t, providerFactory(true))
 }
 
-// While the database is away nobody knows whether there is a message.
-func TestProviderStream_NoFetchSucceeds_IsNoEmptyStream(t *testing.T) {
-	t.Parallel()
-	p := testschema.Core.New(t, nil)
-	_, err := p.EnqueueForWorker(t.Context(), pgwake.WorkItem{Name: "x"}, nil) // what is looked at
-	require.NoError(t, err)
-	in := pgx.Identifier{p.Schema()}.Sanitize()
-	testdb.Exec(t, testdb.URL(t), `ALTER TABLE `+in+`.worker_queue RENAME TO by_test; CREATE FUNCTION `+in+`.fails_by_test() RETURNS boolean LANGUAGE plpgsql AS $$
-		BEGIN RAISE EXCEPTION 'by test' USING ERRCODE = '57P03'; END $$; CREATE VIEW `+in+`.worker_queue AS SELECT * FROM `+in+`.by_test WHERE `+in+`.fails_by_test()`)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	_, err = dispatch.ProviderStream(p).Receive(ctx, "default", 1, time.Minute)
-	require.ErrorContains(t, err, "by test")
-	require.NotErrorIs(t, err, context.DeadlineExceeded)
-}
-
 func TestStreamSource_Provider_IsTheSourceAsItIs(t *testing.T) {
 	p := testschema.Core.New(t, nil)
 	require.Same(t, p, dispatch.StreamSource(dispatch.ProviderStream(p), nil))

@@ -221,8 +221,8 @@ func TestBeatQuietly_KeysOfAGroupThatIsBehind_AreNotRead(t *testing.T) {
 	l := newLab(t, nil)
 	l.subscribe("g", "a")
 	l.exec(`INSERT INTO event_groups (namespace, name, behind) VALUES ('default', 'behind', true)`)
-	l.exec(`INSERT INTO event_keys (group_id, key) SELECT group_id, 'k' || n FROM event_groups, generate_series(1, 20000) AS n WHERE behind`)
-	l.exec(`INSERT INTO event_keys (group_id, key, item_id) SELECT group_id, 'k' || n, n FROM event_groups, generate_series(1, 20000) AS n WHERE NOT behind`)
+	// At once, or the server's own ANALYZE may come in between, and statistics of half of them have the wrong index used until the next.
+	l.exec(`INSERT INTO event_keys (group_id, key, item_id) SELECT group_id, 'k' || n, CASE WHEN NOT behind THEN n END FROM event_groups, generate_series(1, 20000) AS n`)
 	for range 2 {
 		require.Less(t, l.pages(`SELECT remove_strays()`), int64(50))
 		require.Less(t, l.pages(`SELECT beat_quietly(NULL, '["n", "g"]')`), int64(50))
