@@ -13,6 +13,10 @@ import (
 // that ack alone, and a group waits for no item that another transaction has locked, nor for its session. That ack is made by itself, and
 // waits by itself; it is no longer on its way with a group, so that it holds up none.
 
+// groupedCompletion is for how many bytes a completion may have to share a commit: larger ones would hold up others, and a thousand of the largest do
+// not fit into a statement, which none of them is at fault for.
+const groupedCompletion = 64 << 10
+
 // groupedAck is the ack of one item.
 type groupedAck struct {
 	lease
@@ -35,12 +39,15 @@ func newAckGroups(p *Provider) ackGroups {
 // moment: they share one round trip and one commit. An ack alone goes at once; one that meets others waits for 5 ms at
 // most, unless four groups are on their way already, of which one that hangs, since its connection gives no sign, counts
 // for 5 s. An item that another transaction has locked, or the session of which it has, holds up none but its own ack,
-// which is then made as AckWorkItem makes it. It returns after the commit, with the error of this item alone:
+// which is then made as AckWorkItem makes it; and so is one with more than 64 KiB of data. It returns after the commit, with the error of this item alone:
 // ErrLockLost if its lease has ended, or that of the group if it failed as a whole. If ctx ends before the group has
 // started nothing is acknowledged; afterwards the ack may still take effect. It has no Tx twin, since in a
 // transaction of the caller's all acks share the commit anyway.
 func (p *Provider) AckBatched(ctx context.Context, token LockToken, completion *Message) error {
 	return p.ack(ctx, token, completion, func(ctx context.Context, l lease, m Message) error {
+		if len(m.Data) > groupedCompletion {
+			return p.ackAlone(ctx, l, m)
+		}
 		m.Data, m.Headers = slices.Clone(m.Data), maps.Clone(m.Headers) // the group may read them when the caller has left
 		return p.acks.do(ctx, &groupedAck{lease: l, message: m})
 	})

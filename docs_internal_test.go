@@ -176,6 +176,7 @@ func TestDocs_Settings_PerCallAndFixedValues(t *testing.T) {
 		"after so long a group that hangs is none of those four":                                                                                  groupPatience.String(),
 		"most of them in one such group":                                                                                                          strconv.Itoa(groupSize),
 		"EnqueueForWorker` that go by themselves at a time, before others share a commit":                                                         strconv.Itoa(directEnqueues),
+		"largest completion of an `AckBatched` that shares one":                                                                                   fmt.Sprintf("%d KiB", groupedCompletion>>10),
 		"largest input that shares one":                                                                                                           fmt.Sprintf("%d KiB", groupedInput>>10),
 	} {
 		require.NotNil(t, fixed[what], what)

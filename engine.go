@@ -675,14 +675,15 @@ func (e *engine) observe(q Queue, o outcome) {
 // guard has the breaker take note of a query for work, or of the periodic statement: nil, it was answered.
 func (e *engine) guard(err error) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	before := e.breaker.state
 	if err == nil {
 		e.breaker.succeeded()
 	} else {
 		e.breaker.failed(err, e.clock.Now())
 	}
-	switch now := e.breaker.state; {
+	now := e.breaker.state
+	e.mu.Unlock() // whoever takes the log may ask for Health
+	switch {
 	case now == before:
 	case now == breakerOpen:
 		e.log().Warn("pgwake: no polls for a while, or until a query for work succeeds: one after the other has failed", "error", err)

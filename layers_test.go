@@ -209,6 +209,31 @@ func TestDo_ProviderCloses_IsWaitedFor_AndNoneBeginsAfter(t *testing.T) {
 	requireError(t, p.Migrate(t.Context(), remarks), pgwake.ErrClosed)
 }
 
+// What does not heed its context goes on until it returns, and Close does not wait for that longer than its own.
+func TestDo_FunctionDoesNotHeedItsContext_CloseReturnsAllTheSame(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	p, err := pgwake.Open(t.Context(), n.urlWith(t, func(*pgx.ConnConfig) {}), &pgwake.Config{Schema: n.schema, Logger: silent})
+	require.NoError(t, err)
+	end, done, closed := make(chan struct{}), make(chan error, 1), make(chan error, 1)
+	go func() {
+		done <- p.Do(t.Context(), "hang", func(context.Context, pgwake.Querier) error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			closed <- p.Close(ctx)
+			<-end
+			return nil
+		})
+	}()
+	requireError(t, <-closed, context.DeadlineExceeded)
+	requireError(t, p.Do(t.Context(), "look", func(context.Context, pgwake.Querier) error { return nil }), pgwake.ErrClosed)
+	later := make(chan error, 1)
+	go func() { later <- p.Close(context.Background()) }()
+	close(end)
+	require.NoError(t, <-done)
+	require.NoError(t, <-later, "the rest ends when it has")
+}
+
 // remarks is a layer.
 var remarks = migrations.Layer{Table: "remarks_migrations", Empty: "require_no_remarks", Files: fstest.MapFS{"00001_remarks.sql": {Data: []byte(`
 -- +goose Up

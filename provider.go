@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -326,7 +327,8 @@ func hangUp(ctx context.Context, conn *pgx.Conn) {
 // flight, tells the other nodes what this one had left to say, and ends all goroutines and connections of its own.
 // When ctx does not leave it the time for that, it cuts the verbs in flight short and returns the context's error, by
 // its deadline or at most 1 s after it was cancelled; nothing is left behind then either, once the server has closed
-// its ends or, if it does not answer, after 15 s.
+// its ends or, if it does not answer, after 15 s. A function or a hook of the caller's that does not heed its context goes on until it
+// returns, and the rest ends then.
 // Later calls wait for the first and return nil, or the error of their own context if that ends before.
 func (p *Provider) Close(ctx context.Context) error {
 	if !p.beginClose() {
@@ -337,11 +339,18 @@ func (p *Provider) Close(ctx context.Context) error {
 			return failed("close", ctx.Err())
 		}
 	}
-	defer close(p.closed)
-
-	p.unmeasure()
+	late := ctx.Err() != nil
 	p.engine.endWaits()
-	idle := make(chan struct{})
+	unmeasured, idle := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(unmeasured)
+		defer func() {
+			if panicked := recover(); panicked != nil {
+				p.cfg.Logger.Error("pgwake: panic of the MeterProvider", "panic", panicked, "stack", string(debug.Stack()))
+			}
+		}()
+		p.unmeasure() // waits for a collection, which may be at a statement (MeasureDepths)
+	}()
 	go func() {
 		p.inFlight.Wait()
 		close(idle)
@@ -354,25 +363,25 @@ func (p *Provider) Close(ctx context.Context) error {
 	case <-patience.Done():
 		err = patience.Err()
 		p.abortNow()
-		<-idle
 	}
-	p.engine.close(ctx)
-	p.abortNow()
-	if p.ownPool {
-		emptied := make(chan struct{})
-		go func() {
+	go func() { // to its end, also if that is later: a function of the caller's, such as a hook, may not heed its context
+		defer close(p.closed)
+		<-idle
+		p.engine.close(ctx)
+		p.abortNow()
+		<-unmeasured
+		if p.ownPool {
 			p.pool.Close()
-			close(emptied)
-		}()
-		select {
-		case <-emptied:
-		case <-ctx.Done():
-			err = ctx.Err()
-			if !errors.Is(err, context.DeadlineExceeded) { // the end could not be foreseen
-				select {
-				case <-emptied:
-				case <-time.After(closingHandshake):
-				}
+		}
+	}()
+	select {
+	case <-p.closed:
+	case <-ctx.Done():
+		err = ctx.Err()
+		if late || !errors.Is(err, context.DeadlineExceeded) { // the end could not be foreseen
+			select {
+			case <-p.closed:
+			case <-time.After(closingHandshake):
 			}
 		}
 	}

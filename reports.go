@@ -141,6 +141,15 @@ func (p *Provider) NodeReports(ctx context.Context, every time.Duration) iter.Se
 			yield(nil, failed(op, invalid("%v between two questions is not possible", every)))
 			return
 		}
+		_, done, err := p.begin(ctx)
+		if err != nil {
+			yield(nil, failed(op, err))
+			return
+		}
+		done() // Close is not to wait for it
+		ctx, end := context.WithCancel(ctx)
+		defer end()
+		defer context.AfterFunc(p.engine.ctx, end)()
 		preparing, cancel := context.WithTimeout(ctx, p.direct.patience(ctx))
 		defer cancel()
 		conn, err := p.direct.connect(preparing)

@@ -210,3 +210,32 @@ func TestTelemetry_MetersRefuse_NewSaysSo(t *testing.T) {
 	require.ErrorIs(t, err, ErrConfig)
 	require.ErrorIs(t, err, refused)
 }
+
+// The lock of a MeterProvider is with a collection for as long as that takes, and it may be at a statement that does not end.
+func TestTelemetry_CloseDuringACollection_EndsThat(t *testing.T) {
+	m := testmeter.New()
+	p := testProvider(t, Config{MeterProvider: m, MeasureDepths: time.Second})
+	p.cfg.MeasureDepths = time.Nanosecond
+	producer := plain(t, p.cfg.Schema)
+	tx, err := producer.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `LOCK TABLE worker_queue, orchestrator_queue`)
+	require.NoError(t, err)
+	collected := make(chan error, 1)
+	go func() {
+		_, err := m.Collect(context.Background())
+		collected <- err
+	}()
+	blocked := plain(t, p.cfg.Schema)
+	eventually(t, "it waits", func() bool {
+		var waits bool
+		require.NoError(t, blocked.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`, producer.PgConn().PID()).Scan(&waits))
+		return waits
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.ErrorIs(t, p.Close(ctx), context.DeadlineExceeded)
+	require.Error(t, <-collected)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, p.Close(t.Context()), "the rest has ended as well")
+}
