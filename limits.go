@@ -81,7 +81,7 @@ func (p *Provider) SetLimits(ctx context.Context, namespace string, l Limits) er
 	}, p.engine.stir)
 }
 
-// SetLimitsTx is SetLimits as part of the transaction.
+// SetLimitsTx is SetLimits as part of the transaction, which has to be READ COMMITTED: ErrInvalid.
 func (p *Provider) SetLimitsTx(ctx context.Context, tx pgx.Tx, namespace string, l Limits) error {
 	return p.doTx(ctx, tx, "set limits", func(ctx context.Context, q querier) error {
 		return p.setLimits(ctx, q, namespace, l)

@@ -192,3 +192,77 @@ func TestLimits_ItemsAreLeftInVeryManyNamespaces_NobodyClaimsThere_AFewLooksReac
 	}
 	require.Equal(t, 1100, query[int](t, n, `SELECT count(DISTINCT namespace)::integer FROM worker_queue WHERE held_due IS NULL`)[0])
 }
+
+// Whoever has the limits of many namespaces locked, and does not come to his end, holds up none of the others.
+func TestLimits_SomebodyHasVeryManyLocked_OthersAreClaimedFrom(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limitVeryMany(t, 900, "max_running", 1)
+	inTheWay := n.begin(t)
+	_, err := inTheWay.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtext('pgwake limits of ' || current_schema()), hashtext('n' || n)) FROM generate_series(1, 900) AS n`)
+	require.NoError(t, err)
+	n.exec(t, `SELECT enqueue_work('free', p_namespace => 'z')`)
+	tx := n.begin(t)
+	_, err = tx.Exec(t.Context(), `SET LOCAL statement_timeout = '10 s'`) // a wait for each of them takes longer
+	require.NoError(t, err)
+	var name string
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT name FROM fetch_work(gen_random_uuid(), '1 h') WHERE item_id IS NOT NULL`).Scan(&name))
+	require.Equal(t, "free", name)
+}
+
+// An ack that may still be undone keeps claims from holding what is too much of a key. They look past it.
+func TestLimits_NothingMayBeHeldAtThisMoment_OtherKeysAreClaimed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limitVeryMany(t, 1, "max_running_per_key", 300)
+	n.take(t) // so the key is full
+	n.exec(t, `SELECT enqueue_work('other', p_namespace => 'n1', p_key => 'other')`)
+	acking := n.begin(t)
+	_, err := acking.Exec(t.Context(), `SELECT pg_advisory_xact_lock_shared(hashtext('pgwake releases of ' || current_schema()), hashtext('n1'))`)
+	require.NoError(t, err)
+	require.Equal(t, "other", n.take(t).Name)
+	require.Equal(t, 0, query[int](t, n, `SELECT count(*)::integer FROM worker_queue WHERE held_due IS NOT NULL`)[0])
+}
+
+// In a list of namespaces one may come twice: an item of it is there once.
+func TestLimits_NamespaceIsAskedForTwice_WhatIsClaimedIsNotHeldAsWell(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.limitVeryMany(t, 1, "max_running_per_key", 20)
+	n.exec(t, `SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 h', 1)`)
+	n.exec(t, `SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 h', 1)`) // from here on they are held
+	n.exec(t, `SELECT count(*) FROM worker_queue q CROSS JOIN LATERAL ack_work_many(ARRAY[q.id], ARRAY[q.lock_token]) WHERE q.lock_token IS NOT NULL`)
+	for range 3 {
+		n.exec(t, `SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 h', 10, ARRAY['n1', 'n1'])`)
+		require.Equal(t, []int{1, 0}, query[int](t, n, `SELECT count(*) FILTER (WHERE lock_token IS NOT NULL)::integer FROM worker_queue
+			UNION ALL SELECT count(*) FILTER (WHERE lock_token IS NOT NULL AND held_due IS NOT NULL)::integer FROM worker_queue`))
+		n.exec(t, `SELECT count(*) FROM worker_queue q CROSS JOIN LATERAL ack_work_many(ARRAY[q.id], ARRAY[q.lock_token]) WHERE q.lock_token IS NOT NULL`)
+	}
+}
+
+// Rows of keys at rest are those of any namespace. Whoever has removed some pays in none any more: somebody might, who waits for him and he for that one.
+func TestLimits_OfRates_WhatIsForgottenComesLast(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.exec(t, `INSERT INTO limits (queue, namespace, rate_interval, rate_burst) SELECT 'worker', 'n' || n, '1 h', 1 FROM generate_series(1, 2) AS n`)
+	n.exec(t, `INSERT INTO rates (namespace, tag, key, tat, begun, forget_at) SELECT 'n2', '', 'old' || n, now() - interval '1 day', now() - interval '1 day', now() - interval '1 day' FROM generate_series(1, 50) AS n`)
+	n.exec(t, `SELECT enqueue_work_many(array_fill('x'::text, ARRAY[12]), NULL, array_fill('n1'::text, ARRAY[12]), p_keys => ARRAY['a','a','b','b','c','d','e','f','g','h','i','j'])`)
+	n.exec(t, `CREATE TABLE seen_by_test (place serial, what text)`)
+	n.exec(t, `CREATE FUNCTION see_by_test() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$ BEGIN INSERT INTO seen_by_test (what) VALUES (TG_OP); RETURN NULL; END $$`)
+	n.exec(t, `CREATE TRIGGER see_by_test AFTER INSERT OR UPDATE OR DELETE ON rates FOR EACH ROW EXECUTE FUNCTION see_by_test()`)
+	for _, sql := range []string{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 h', 5)`, `SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 h', 10, ARRAY['n1', 'n2'], p_max_attempts => 1)`} {
+		n.exec(t, sql)
+		require.Equal(t, []bool{true}, query[bool](t, n, `SELECT max(place) FILTER (WHERE what <> 'DELETE') < min(place) FILTER (WHERE what = 'DELETE') FROM seen_by_test`))
+		n.exec(t, `TRUNCATE seen_by_test`)
+	}
+}
+
+// Above READ COMMITTED nobody sees what was held while he waited for the lock, and it would stay so.
+func TestSetLimits_TransactionIsNotReadCommitted_IsRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	tx, err := n.Pool().BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	defer tx.Rollback(t.Context())
+	requireError(t, n.SetLimitsTx(t.Context(), tx, "n", pgwake.Limits{MaxRunning: 1}), pgwake.ErrInvalid)
+}

@@ -76,6 +76,7 @@ DECLARE
     v_count      integer;
     v_many       boolean;
     v_seen       integer := 0;
+    v_refused    integer := 0;
     v_taken      integer := 0; -- locks
     v_locked     text[]; -- namespaces with limits
     v_full       text[]; -- of those
@@ -131,7 +132,11 @@ BEGIN
                                 WHERE q.slot AND q.lock_token IS NOT NULL AND q.namespace = v_namespace AND q.visible_at > p_now OFFSET v_max - 1));
                 CONTINUE WHEN NOT lock_namespace(v_namespace, '0'); -- nobody waits, or the order would matter
             ELSE
-                CONTINUE WHEN NOT lock_namespace(v_namespace);
+                -- Nor for many of them, each for a while: they may all be with one who does not come to his end.
+                IF NOT lock_namespace(v_namespace, CASE WHEN v_refused < 2 THEN '20ms' ELSE '0' END) THEN
+                    v_refused := v_refused + 1;
+                    CONTINUE;
+                END IF;
             END IF;
             v_locked := v_locked || v_namespace;
             IF EXISTS (SELECT FROM marking m WHERE m.namespace = v_namespace) THEN
@@ -225,6 +230,10 @@ BEGIN
                 END IF;
             END LOOP;
             CONTINUE WHEN v_begun AND cardinality(v_picked) = 0;
+            IF cardinality(v_picked) = 0 AND cardinality(v_unheld) > 0 AND cardinality(v_got) >= v_want AND v_want < 1000 THEN
+                v_want := least(10 * v_want, 1000); -- past those of full keys that nobody may hold at this moment
+                CONTINUE;
+            END IF;
             EXIT WHEN cardinality(v_picked) > 0 OR cardinality(v_unheld) > 0 OR (NOT v_cut AND cardinality(v_moved) = 0) OR v_moves >= 1000;
             IF cardinality(v_moved) > 0 THEN
                 v_want := greatest(v_want, 100);

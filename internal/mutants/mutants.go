@@ -46,7 +46,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "04 nobody is told when a lease ends (work)",
-		file:    "migrations/00012_looks.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"    IF v_claims > 0 AND p_announce THEN\n", "    IF false THEN\n"}},
 		pkg:     root, test: "TestHole04_ProcessKilledWithItsLease_RedeliversWhenTheLeaseEnds",
 	},
@@ -375,13 +375,13 @@ var mutants = []mutant{
 	},
 	{
 		name:    "batch: one that is full says that nothing is left",
-		file:    "migrations/00012_looks.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"        v_earliest := v_now;\n", "        v_earliest := NULL;\n"}},
 		pkg:     root, test: "TestFetchWorkItems_FullBatch_AnotherLooksWhatIsLeft",
 	},
 	{
 		name:    "batch: what somebody locked once is left aside",
-		file:    "migrations/00012_looks.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"       AND (d.xmax = 0 OR d.xmax <> ALL (v_moving))", "       AND d.xmax = 0"}},
 		pkg:     root, test: "TestFetchWorkItems_OthersHadLockedIt_IsInItsPlace",
 	},
@@ -417,7 +417,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: what may begin at once does not pay",
-		file:    "migrations/00016_bounds.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"FROM clock c WHERE c.may ORDER BY c.key\n", "FROM clock c WHERE false ORDER BY c.key\n"}},
 		pkg:     root, test: "TestLimits_RatePerKey_OneByOne_EachPays",
 	},
@@ -465,13 +465,13 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: shares that nobody took in time are saved up",
-		file:    "migrations/00016_bounds.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"CASE WHEN d.late > d.lag + d.step / 2 THEN make_interval(secs => extract(epoch FROM d.late)::float8) ELSE d.lag END AS lag", "d.lag AS lag"}},
 		pkg:     root, test: "TestLimits_RatePerKey_NobodyClaimsForLong_NoMoreThanABurstBegins",
 	},
 	{
 		name:    "limits: who waits for the clock of a key is early after that",
-		file:    "migrations/00016_bounds.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"v_now := greatest(p_now, clock_timestamp());", "v_now := p_now;"}},
 		pkg:     root, test: "TestLimits_RatePerKey_OthersPayWhileItWaits_BeginsAllTheSame",
 	},
@@ -604,19 +604,19 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: a claim counts the shares of a slow rate past the end of time",
-		file:    "migrations/00016_bounds.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"least(d.n, d.most) AS n", "d.n"}},
 		pkg:     root, test: "TestLimits_RatePerKey_SlowestThatThereIs_ManyAtOnce_OthersAreClaimed",
 	},
 	{
 		name:    "limits: a claim counts past the end of time what begins",
-		file:    "migrations/00016_bounds.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"s.at <= p_now ORDER BY s.ord), s.most)", "s.at <= p_now ORDER BY s.ord))"}},
 		pkg:     root, test: "TestLimits_RatePerKey_SlowestThatThereIs_ManyAtOnce_OthersAreClaimed",
 	},
 	{
 		name:    "limits: a claim of one list counts the shares of a slow rate past the end of time",
-		file:    "migrations/00016_bounds.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"greatest(r.tat, v_now) + least(k.n - l.rate_burst, 1) *", "greatest(r.tat, v_now) + (k.n - l.rate_burst) *"}},
 		pkg:     root, test: "TestLimits_RatePerKey_SlowestThatThereIs_ManyAtOnce_OthersAreClaimed",
 	},
@@ -628,7 +628,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: a rate ends the leases of what was charged",
-		file:    "migrations/00014_abandon.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"q.held_due IS NULL AND q.lock_token IS NULL THEN v_now", "q.held_due IS NULL THEN v_now"}},
 		pkg:     root, test: "TestLimits_GivenBackWhileTheRateIsLifted_TheNextRateEndsNoLease",
 	},
@@ -646,7 +646,7 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: set_limits locks items as it finds them",
-		file:    "migrations/00014_abandon.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"WHERE q.id = ANY (v_ids) ORDER BY q.id FOR NO KEY UPDATE);", "WHERE q.id = ANY (v_ids) ORDER BY q.key, -q.priority FOR NO KEY UPDATE);"}},
 		pkg:     root, test: "TestLocks_ItemsInAnotherOrder_AreLockedByID",
 	},
@@ -658,13 +658,13 @@ var mutants = []mutant{
 	},
 	{
 		name:    "limits: what is early is put off one by one",
-		file:    "migrations/00016_bounds.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"FROM unnest(v_chosen[p_limit + 1:]) WITH", "FROM unnest(v_chosen[:0]) WITH"}},
 		pkg:     root, test: "TestLimits_RatePerKey_ManyAreEarly_ClaimOfOnePutsThemOffTogether",
 	},
 	{
 		name:    "limits: a rate goes past the end of time",
-		file:    "migrations/00016_bounds.sql",
+		file:    "migrations/00021_claims.sql",
 		patches: []patch{{"'9999-12-30 00:00:00+00'; -- or", "'250000-12-30 00:00:00+00'; -- or"}},
 		pkg:     root, test: "TestLimits_RatePerKey_SlowestThatThereIs_OthersAreClaimed",
 	},
