@@ -214,7 +214,7 @@ func TestLimits_SomebodyHasVeryManyLocked_OthersAreClaimedFrom(t *testing.T) {
 func TestLimits_NothingMayBeHeldAtThisMoment_OtherKeysAreClaimed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
-	n.limitVeryMany(t, 1, "max_running_per_key", 300)
+	n.limitVeryMany(t, 1, "max_running_per_key", 80)
 	n.take(t) // so the key is full
 	n.exec(t, `SELECT enqueue_work('other', p_namespace => 'n1', p_key => 'other')`)
 	acking := n.begin(t)

@@ -154,7 +154,9 @@ func (p *Provider) NodeReports(ctx context.Context, every time.Duration) iter.Se
 		defer cancel()
 		conn, err := p.direct.connect(preparing)
 		if err != nil {
-			yield(nil, failed(op, err))
+			if p.engine.ctx.Err() == nil {
+				yield(nil, failed(op, err))
+			}
 			return
 		}
 		defer hangUp(ctx, conn)

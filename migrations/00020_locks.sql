@@ -230,8 +230,8 @@ BEGIN
                 END IF;
             END LOOP;
             CONTINUE WHEN v_begun AND cardinality(v_picked) = 0;
-            IF cardinality(v_picked) = 0 AND cardinality(v_unheld) > 0 AND cardinality(v_got) >= v_want AND v_want < 1000 THEN
-                v_want := least(10 * v_want, 1000); -- past those of full keys that nobody may hold at this moment
+            IF cardinality(v_picked) = 0 AND cardinality(v_unheld) > 0 AND cardinality(v_got) >= v_want AND v_want < 100 THEN
+                v_want := 100; -- past those of full keys that nobody may hold at this moment
                 CONTINUE;
             END IF;
             EXIT WHEN cardinality(v_picked) > 0 OR cardinality(v_unheld) > 0 OR (NOT v_cut AND cardinality(v_moved) = 0) OR v_moves >= 1000;
@@ -306,6 +306,7 @@ DECLARE
     v_after     bigint; -- is what is left of those up to here
     v_last      text;   -- a namespace whose lock this has
     v_locks     integer := 0;
+    v_vain      integer := 0; -- locks that somebody else has
     v_first     text := ''; -- the namespace to begin with
     v_from      text;
 BEGIN
@@ -362,8 +363,9 @@ BEGIN
                 v_locks := v_locks + 1;
                 v_last := v_key.namespace;
             END IF;
-            IF NOT lock_namespace(v_key.namespace) THEN
+            IF NOT lock_namespace(v_key.namespace, CASE WHEN v_vain < 2 THEN '20ms' ELSE '0' END) THEN -- as in pick_limited
                 v_refused := v_key.namespace; -- or this waited for it once for each of its keys
+                v_vain := v_vain + 1;
             ELSIF at_work_of_key(v_key.namespace, v_key.tag, v_key.key, v_key.places, clock_timestamp()) < v_key.places THEN
                 -- One each time: of those that are due, and that a place is for, nobody knows without a walk over all that waits.
                 PERFORM bring_back(v_key.namespace, v_key.tag, v_key.key, 1), notify_queue('worker', 1, NULL, v_key.namespace);

@@ -523,7 +523,9 @@ BEGIN
     END IF;
 
     -- Last of all: those of any namespace, which others may be about to pay in. Whoever pays after this might wait for them, and they for him.
-    IF v_holds AND v_claims > 0 THEN
+    IF v_holds AND v_claims > 0 AND (
+           v_sole IS NOT NULL AND v_rated OR v_sole IS NULL AND EXISTS (SELECT FROM limits l WHERE l.queue = 'worker' AND l.rate_interval IS NOT NULL
+                                                                      AND (v_served IS NULL OR l.namespace = ANY (v_served)))) THEN
         PERFORM forget_rates(2 * v_claims::integer, v_now);
     END IF;
 
