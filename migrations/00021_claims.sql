@@ -1,5 +1,5 @@
 -- Claims in several namespaces do not wait for one another's keys, nor does a namespace that is asked for twice count twice. Limits are set by
--- transactions that see what they waited for.
+-- transactions that see what they waited for. Namespaces are looked up one by one, also by a plan from when there were none.
 
 -- +goose Up
 
@@ -539,6 +539,27 @@ END
 $$;
 -- +goose StatementEnd
 
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION register_namespaces(p_namespaces text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    INSERT INTO namespaces (name)
+    SELECT DISTINCT n.name FROM unnest(p_namespaces) AS n (name)
+     -- Each is looked up (OFFSET): a planner that believes that there are none would walk over all of them.
+     WHERE n.name IS NOT NULL AND NOT EXISTS (SELECT FROM namespaces known WHERE known.name = n.name OFFSET 0)
+     LIMIT max_namespaces() + 1;
+    IF FOUND THEN -- which few enqueues come to
+        PERFORM check_namespaces();
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
 -- +goose Down
 
 -- Here, where nothing is gone yet; the lock waits for transactions that have enqueued and not committed.
@@ -1069,6 +1090,26 @@ BEGIN
         v_until, v_earliest, clock_timestamp(), NULL::uuid;
     IF p_number IS NOT NULL AND (p_disarm OR v_claims = 0) THEN
         PERFORM arm(p_node, p_lane, p_listener, 'worker', p_number, v_claims = 0, p_namespaces, p_tags, p_fanout, p_places);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION register_namespaces(p_namespaces text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    INSERT INTO namespaces (name)
+    SELECT DISTINCT n.name FROM unnest(p_namespaces) AS n (name)
+     WHERE n.name IS NOT NULL AND NOT EXISTS (SELECT FROM namespaces known WHERE known.name = n.name)
+     LIMIT max_namespaces() + 1;
+    IF FOUND THEN -- which few enqueues come to
+        PERFORM check_namespaces();
     END IF;
 END
 $$;
