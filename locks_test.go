@@ -255,10 +255,10 @@ func TestLocks_StrangerHoldsOne_NothingIsLostAndNodesComeAndGo(t *testing.T) {
 			return steps{
 				before: func(t *testing.T, n *node) {
 					n.limit(t, pgwake.Limits{MaxRunningPerKey: 1})
-					n.keyed(t, append(slices.Repeat([]string{"k"}, 100), "other")...)
+					n.keyed(t, append(slices.Repeat([]string{"k"}, 300), "other")...)
 				},
 				during: func(t *testing.T, n *node) {
-					for range 3 { // what cannot be put aside is in the way
+					for range 3 { // what cannot be put aside is in the way, if it is more than a look goes past
 						item := n.take(t)
 						require.Equal(t, "k", item.Name)
 						n.requireNoWork(t)
