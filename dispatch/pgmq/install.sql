@@ -324,7 +324,8 @@ BEGIN
 				EXECUTE format('UPDATE pgmq.%I SET vt = clock_timestamp(), read_ct = read_ct - 1 WHERE msg_id = ANY ($1)', 'q_' || lower(v_queue)) USING v_spare;
 			END IF;
 		END IF;
-		EXECUTE format('SELECT min(vt) FROM pgmq.%I WHERE vt < ''infinity''', 'q_' || lower(v_queue)) INTO v_earliest; -- by pgmq's index on vt
+		-- By pgmq's index on vt, of which min(vt) would read all while the planner believes that the queue is empty.
+		EXECUTE format('SELECT vt FROM pgmq.%I WHERE vt < ''infinity'' ORDER BY vt LIMIT 1', 'q_' || lower(v_queue)) INTO v_earliest;
 		v_next := least(v_next, v_earliest);
 	END LOOP;
 	queue_name := NULL;
@@ -376,18 +377,22 @@ COMMENT ON FUNCTION pgwake_pgmq.noted(jsonb, bigint, timestamptz, jsonb) IS 'The
 
 -- Those of several messages lock them in the order of their ids, whatever the caller's is, so that two callers do not wait for each
 -- other. Who has waited for a lock looks at the message as it is then: a lease that was lost meanwhile does not hold.
+--
+-- Most of the time a queue is empty when it is analyzed, and the planner goes by that once it is full: in a join, a walk over all of it for each
+-- message is as good as looking that up. So nothing is joined here with a queue, but for what LATERAL has looked up.
 
 CREATE OR REPLACE FUNCTION pgwake_pgmq.ack(p_queue text, p_ids bigint[], p_reads integer[]) RETURNS TABLE (id bigint, reads integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
 		RETURN QUERY EXECUTE format('WITH held AS MATERIALIZED (
-				SELECT q.msg_id FROM pgmq.%1$I q JOIN unnest($1, $2) AS r(id, reads) ON q.msg_id = r.id
-				 WHERE q.read_ct = r.reads AND q.vt > clock_timestamp()
+				SELECT q.msg_id FROM pgmq.%1$I q
+				 WHERE q.msg_id = ANY ($1) AND ((q.msg_id, q.read_ct) IN (SELECT * FROM unnest($1, $2))) IS TRUE -- which is no join
+				   AND q.vt > clock_timestamp()
 				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
-				 ORDER BY q.msg_id FOR UPDATE OF q
+				 ORDER BY q.msg_id FOR UPDATE
 			)
-			DELETE FROM pgmq.%1$I q USING held WHERE q.msg_id = held.msg_id
+			DELETE FROM pgmq.%1$I q WHERE q.msg_id = ANY (ARRAY(SELECT msg_id FROM held))
 			RETURNING q.msg_id, q.read_ct', 'q_' || lower(p_queue)) USING p_ids, p_reads;
 	END IF;
 END
@@ -399,12 +404,13 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
 		RETURN QUERY EXECUTE format('WITH held AS MATERIALIZED (
-				SELECT q.msg_id FROM pgmq.%1$I q JOIN unnest($1, $2) AS r(id, reads) ON q.msg_id = r.id
-				 WHERE q.read_ct = r.reads AND q.vt > clock_timestamp()
+				SELECT q.msg_id FROM pgmq.%1$I q
+				 WHERE q.msg_id = ANY ($1) AND ((q.msg_id, q.read_ct) IN (SELECT * FROM unnest($1, $2))) IS TRUE
+				   AND q.vt > clock_timestamp()
 				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
-				 ORDER BY q.msg_id FOR UPDATE OF q
+				 ORDER BY q.msg_id FOR UPDATE
 			)
-			UPDATE pgmq.%1$I q SET vt = clock_timestamp() + $3 FROM held WHERE q.msg_id = held.msg_id
+			UPDATE pgmq.%1$I q SET vt = clock_timestamp() + $3 WHERE q.msg_id = ANY (ARRAY(SELECT msg_id FROM held))
 			RETURNING q.msg_id, q.read_ct', 'q_' || lower(p_queue)) USING p_ids, p_reads, p_lease;
 	END IF;
 END
@@ -419,16 +425,21 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF EXISTS (SELECT FROM pgmq.meta WHERE queue_name = p_queue) THEN
 		RETURN QUERY EXECUTE format('WITH held AS MATERIALIZED (
-				SELECT q.msg_id, q.read_ct FROM pgmq.%1$I q JOIN unnest($1, $2) AS r(id, reads) ON q.msg_id = r.id
+				SELECT q.msg_id, q.read_ct
+				  FROM unnest($1, $2) AS r(id, reads), LATERAL (
+					SELECT msg_id, read_ct, headers, enqueued_at, vt FROM pgmq.%1$I WHERE msg_id = r.id OFFSET 0
+				) AS q
 				 WHERE q.read_ct = r.reads AND q.vt > clock_timestamp()
 				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
 			), free AS MATERIALIZED (
-				SELECT q.msg_id FROM pgmq.%1$I q JOIN held ON q.msg_id = held.msg_id AND q.read_ct = held.read_ct
-				 WHERE q.vt > clock_timestamp()
-				   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
-				 ORDER BY q.msg_id FOR UPDATE OF q SKIP LOCKED
+				SELECT q.msg_id FROM (SELECT * FROM held ORDER BY msg_id) AS held, LATERAL (
+					SELECT q.msg_id FROM pgmq.%1$I q
+					 WHERE q.msg_id = held.msg_id AND q.read_ct = held.read_ct AND q.vt > clock_timestamp()
+					   AND pgwake_pgmq.note(q.headers, q.msg_id, q.enqueued_at) -> ''back'' IS DISTINCT FROM to_jsonb(q.read_ct)
+					   FOR UPDATE SKIP LOCKED
+				) AS q
 			), done AS (
-				UPDATE pgmq.%1$I q SET vt = clock_timestamp() + $3 FROM free WHERE q.msg_id = free.msg_id
+				UPDATE pgmq.%1$I q SET vt = clock_timestamp() + $3 WHERE q.msg_id = ANY (ARRAY(SELECT msg_id FROM free))
 				RETURNING q.msg_id
 			)
 			SELECT held.msg_id, held.read_ct, done.msg_id IS NOT NULL FROM held LEFT JOIN done ON done.msg_id = held.msg_id', 'q_' || lower(p_queue))
