@@ -19,12 +19,20 @@ import (
 // newLabOfWords is newLab in a database that orders texts as people do: a is before B.
 func newLabOfWords(t *testing.T) *lab {
 	t.Helper()
+	l := newLabInDatabase(t, "words", `ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'en-US'`, `ENCODING 'UTF8' LOCALE 'en_US.utf8'`)
+	require.True(t, one[bool](l, `SELECT 'a' < 'B'`))
+	return l
+}
+
+// newLabInDatabase is newLab in a database of its own, with the first options that the server has.
+func newLabInDatabase(t *testing.T, word string, options ...string) *lab {
+	t.Helper()
 	admin, err := pgx.Connect(t.Context(), testdb.URL(t))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, admin.Close(context.Background())) }()
-	name := strings.Replace(testdb.Schema(t), "test_", "test_words_", 1)
-	for _, locale := range []string{`LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'en-US'`, `LOCALE 'en_US.utf8'`} {
-		if _, err = admin.Exec(t.Context(), `CREATE DATABASE `+name+` TEMPLATE template0 ENCODING 'UTF8' `+locale); err == nil {
+	name := strings.Replace(testdb.Schema(t), "test_", "test_"+word+"_", 1)
+	for _, option := range options {
+		if _, err = admin.Exec(t.Context(), `CREATE DATABASE `+name+` TEMPLATE template0 `+option); err == nil {
 			break
 		}
 	}
@@ -43,9 +51,7 @@ func newLabOfWords(t *testing.T) *lab {
 	t.Cleanup(func() { require.NoError(t, p.Close(context.Background())) })
 	bus, err := eventbus.New(t.Context(), p, &eventbus.Config{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
-	l := &lab{bus, t, p, session(t, p)}
-	require.True(t, one[bool](l, `SELECT 'a' < 'B'`))
-	return l
+	return &lab{bus, t, p, session(t, p)}
 }
 
 // Whoever emits locks the keys in the order of their bytes, and so does a replay. Were it not so, the first would have B, for which the second waits,
