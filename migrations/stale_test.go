@@ -53,19 +53,8 @@ const emptied = `worker_queue, orchestrator_queue, instance_locks, instances, ex
 // one here all the time, in a database where nobody else is: nothing is removed, which is the most that there can be to walk over.
 func TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testing.T) {
 	t.Parallel()
-	s := newSchemaAlone(t)
-	s.up(t)
-	s.holdSnapshot(t)
-	for table := range strings.SplitSeq(emptied, ", ") {
-		s.exec(t, `ALTER TABLE `+table+` SET (autovacuum_enabled = off)`)
-	}
-	s.exec(t, fillEverything)
-	for table := range strings.SplitSeq(emptied, ", ") {
-		s.exec(t, `DELETE FROM `+table)
-	}
-	s.exec(t, `ANALYZE `+emptied)
-	s.exec(t, fillEverything)
-	s.exec(t, `SET statement_timeout = '60 s'`) // what walks and walks is not waited for
+	s := newSchemaAlone(t, "verbs")
+	s.fillAnalyzedWhenEmpty(t, emptied, fillEverything)
 
 	const token, tokens = `'00000000-0000-0000-0000-000000000700'`, `'{00000000-0000-0000-0000-000000000700,00000000-0000-0000-0000-000000000701}'`
 	id := s.list(t, `SELECT id::text FROM worker_queue WHERE name = 'w700'`)[0]
@@ -170,10 +159,128 @@ func TestVerbs_TablesAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testi
 	}
 }
 
-// newSchemaAlone is newSchema in a database of its own, where others' snapshots keep nothing.
-func newSchemaAlone(t *testing.T) *schema {
+// fillLimits adds limits for 4,000 namespaces n<g>: by g % 5 there is max_running (0), max_running_per_key (1), a rate (2), nothing but a weight (3), or both of
+// the first two (4). Of every other one not all that is at work is marked yet. The worker queue has items in 2,000 of them: at work, due, held where
+// keys may be full, and charged where there is a rate, and places of keys that became free. A thousand more, p<g>, are paused.
+const fillLimits = `
+	SET pgwake.notify = off;
+	INSERT INTO namespaces (name) SELECT 'n' || g FROM generate_series(1, 20000) g;
+	INSERT INTO limits (queue, namespace, weight, max_running, max_running_per_key, rate_interval, over, holding_since)
+		SELECT 'worker', 'n' || g, 2, CASE WHEN g % 5 IN (0, 4) THEN 5000 END, CASE WHEN g % 5 IN (1, 4) THEN 50 END,
+		CASE g % 5 WHEN 2 THEN interval '1 ms' END, g % 5 = 0, CASE WHEN g % 5 IN (1, 4) THEN now() - interval '1 day' END FROM generate_series(1, 4000) g;
+	INSERT INTO limits (queue, namespace, paused) SELECT q, 'p' || g, true FROM generate_series(1, 1000) g, unnest('{worker,orchestrator}'::text[]) q;
+	INSERT INTO marking (namespace, transactions) SELECT 'n' || g, CASE WHEN g > 2001 THEN '{}'::text[] END FROM generate_series(2001, 4000) g;
+	INSERT INTO worker_queue (namespace, name, key, slot, key_slot, lock_token, visible_at)
+		SELECT 'n' || g % 2000 + 1, 'at work', 'k' || g % 3, true, true, ('00000000-0000-0000-0000-' || lpad(g::text, 12, '0'))::uuid, now() + interval '1 day'
+		FROM generate_series(1, 20000) g;
+	INSERT INTO worker_queue (namespace, name, key) SELECT 'n' || g % 2000 + 1, 'due', 'k' || g % 7 FROM generate_series(1, 20000) g;
+	INSERT INTO worker_queue (namespace, name, key, visible_at, held_due)
+		SELECT 'n' || g % 2000 + 1, 'held', 'h' || g % 7, '9999-12-31', now() FROM generate_series(1, 20000) g WHERE g % 5 IN (0, 3);
+	INSERT INTO worker_queue (namespace, name, key, charged, share_at)
+		SELECT 'n' || g % 2000 + 1, 'charged', 'k' || g % 7, true, now() - interval '1 min' FROM generate_series(1, 20000) g
+		WHERE g % 5 = 1 AND g % 2000 > 1000;
+	INSERT INTO worker_queue (namespace, name) SELECT 'p' || g % 1000 + 1, 'paused' FROM generate_series(1, 20000) g;
+	INSERT INTO releases (namespace, tag, key) SELECT 'n' || g % 2000 + 1, '', 'k' || g % 3 FROM generate_series(1, 20000) g WHERE g % 2000 > 1000;
+	INSERT INTO rates (namespace, tag, key, tat, forget_at)
+		SELECT 'n' || g, '', 'k' || k, now() - interval '1 day', now() - interval '1 day' FROM generate_series(1, 20000) g, generate_series(1, 2) k;
+	INSERT INTO orchestrator_queue (instance_id, namespace, kind) SELECT 'i' || g, 'n' || g % 2000 + 1, 'k' FROM generate_series(1, 20000) g;
+	INSERT INTO orchestrator_queue (instance_id, namespace, kind) SELECT 'i' || g, 'p' || g % 1000 + 1, 'k' FROM generate_series(1, 20000) g;
+	INSERT INTO realignments (instance_id, next_at) SELECT 'i' || g, now() + interval '1 h' FROM generate_series(1, 20000) g;`
+
+// Limits are there for long, but not from the beginning; releases and realignments are empty at nearly any time.
+func TestVerbs_LimitsAnalyzedWhenEmpty_ReadHardlyMoreThanTheirNamespaces(t *testing.T) {
+	t.Parallel()
+	s := newSchemaAlone(t, "limits")
+	s.fillAnalyzedWhenEmpty(t, `namespaces, limits, marking, worker_queue, orchestrator_queue, releases, rates, realignments`, fillLimits)
+
+	const (
+		ids    = `ARRAY(SELECT q.id FROM worker_queue q WHERE q.namespace = 'n6' AND q.name = 'due')`
+		few    = `'{n5,n6,n7,n8,n9}'`
+		tokens = `'{00000000-0000-0000-0000-000000000005,00000000-0000-0000-0000-000000000008}'`
+		filter = `'{"{\"namespaces\":[\"n7\"]}","{\"namespaces\":[\"n7\"]}"}'`
+	)
+	acks := `'{` + strings.Join(s.list(t, `SELECT q.id::text FROM worker_queue q WHERE q.lock_token = ANY (`+tokens+`) ORDER BY q.id`), ",") + `}'`
+	for _, verb := range []struct {
+		call string
+		most int64
+	}{
+		{`SELECT served('worker', '{n1}')`, 100},
+		{`SELECT served('orchestrator', '{n1}')`, 100},
+		{`SELECT served('orchestrator', NULL)`, 500_000},
+		{`SELECT set_limits('n7', 1, 5)`, 300},
+		{`SELECT set_limits('n7', 1, NULL, 5)`, 300},
+		{`SELECT set_limits('n1501', 1, 5)`, 900},
+		{`SELECT set_limits('n1502', 1, NULL, NULL, '1 s')`, 900},
+		{`SELECT set_limits('n1502')`, 900},
+		{`SELECT set_limits('new', 1, 2, 3)`, 300},
+		{`SELECT pause('worker', '{n7}')`, 100},
+		{`SELECT pause('worker', '{p7,p8}', false)`, 100},
+		{`SELECT pause('orchestrator', '{p7}', false)`, 100},
+		{`SELECT register_namespaces('{n8,new}')`, 100},
+		{`SELECT count(*) FROM new_namespaces(0)`, 200_000},
+		{`SELECT enqueue_work('x', p_namespace => 'n8')`, 100},
+		{`SELECT enqueue_work('x', p_namespace => 'new')`, 100},
+		{`SELECT enqueue_message('new', 'k', p_namespace => 'n9')`, 120},
+		{`SELECT earliest_work('{n7}')`, 200},
+		{`SELECT earliest_work('{n1500,n1501,n1502,n1503,n1504,n1505}')`, 1300},
+		{`SELECT earliest_work('{p7}')`, 200},
+		{`SELECT earliest_message('{n7}')`, 1200}, // past what was there before
+		{`SELECT earliest_message('{p7}')`, 1200},
+		{`SELECT earliest_of_lists('{n7,n8,n1002,n1005}', '{"","","",""}')`, 500},
+		{`SELECT count(*) FROM earliest_of_lanes('{worker,orchestrator}', ` + filter + `)`, 1500},
+		{`SELECT count(*) FROM due_lists('worker', '{n7,n8,n1002,p7}', NULL)`, 400},
+		{`SELECT count(*) FROM due_lists('orchestrator', '{n7,n8,n1002}', NULL)`, 300},
+		{`SELECT take_up_releases('{n1502,n1504,n1506}')`, 900},
+		{`SELECT take_up_releases(` + few + `)`, 300},
+		{`SELECT bring_back_left()`, 900_000}, // in all namespaces
+		{`SELECT note_releases('{n6,n7,n5}', '{"","",""}', '{k1,k2,k1}')`, 150},
+		{`SELECT tell_of_places('{n6,n7,n5}', '{"","",""}', '{k1,k2,k1}')`, 100},
+		{`SELECT remove_work(` + ids + `)`, 5000}, // those are searched for
+		{`SELECT bury_work(` + ids + `, 'r', NULL)`, 5000},
+		{`SELECT count(*) FROM ack_work_many(` + acks + `, ` + tokens + `)`, 200},
+		{`SELECT forget_rates(20, now())`, 2000}, // past what was there before
+		{`SELECT mark_running('n2001', now())`, 100},
+		{`SELECT mark_running('n3000', now())`, 100},
+		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{n7}')`, 3500},
+		{`SELECT count(*) FROM fetch_orchestration(gen_random_uuid(), '1 min', '{n7,n8,p7}')`, 3500},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, '{n5}')`, 700},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, '{n6}')`, 1200},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, '{n7}')`, 2000},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, '{n8}')`, 500},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, '{n9}')`, 1500},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 1, '{n1502}')`, 3000},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, ` + few + `)`, 6000},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, ` + few + `, p_fair => true)`, 6000},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, ` + few + `, p_max_attempts => 3)`, 6000},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, ` + few + `, p_owner => 'o')`, 6000},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 20, '{n1505,n1506,n1507,n1508,n1509}')`, 7000},
+		{`SELECT count(*) FROM fetch_work(gen_random_uuid(), '1 min', 2, '{n3}', p_ack_ids => ` + acks + `, p_ack_tokens => ` + tokens + `)`, 700},
+	} {
+		s.requirePages(t, verb.most, verb.call)
+	}
+}
+
+// fillAnalyzedWhenEmpty fills tables, empties them, has the server believe that they are empty, and fills them again.
+func (s *schema) fillAnalyzedWhenEmpty(t *testing.T, tables, fill string) {
 	t.Helper()
-	database := fmt.Sprintf("stale_%d", os.Getpid())
+	s.up(t)
+	s.holdSnapshot(t)
+	for table := range strings.SplitSeq(tables, ", ") {
+		s.exec(t, `ALTER TABLE `+table+` SET (autovacuum_enabled = off)`)
+	}
+	s.exec(t, fill)
+	for table := range strings.SplitSeq(tables, ", ") {
+		s.exec(t, `DELETE FROM `+table)
+	}
+	s.exec(t, `ANALYZE `+tables)
+	s.exec(t, fill)
+	s.exec(t, `SET statement_timeout = '60 s'`) // what walks and walks is not waited for
+}
+
+// newSchemaAlone is newSchema in a database of its own, where others' snapshots keep nothing.
+func newSchemaAlone(t *testing.T, name string) *schema {
+	t.Helper()
+	database := fmt.Sprintf("stale_%s_%d", name, os.Getpid())
 	testdb.Exec(t, testdb.URL(t), `CREATE DATABASE `+database)
 	t.Cleanup(func() { testdb.Exec(t, testdb.URL(t), `DROP DATABASE `+database+` WITH (FORCE)`) })
 	config, err := pgx.ParseConfig(testdb.URL(t))
