@@ -409,9 +409,10 @@ func TestError_SessionHadBeenIdleForTooLong_NothingWasDone(t *testing.T) {
 	config := backstage.users.Config()
 	config.MaxConns, config.MinConns = 1, 0
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	config.ConnConfig.RuntimeParams["idle_session_timeout"] = "50ms"
 	config.ConnConfig.RuntimeParams["application_name"] = n.schema
 	p := n.pollingBy(t, config)
+	_, err := p.Pool().Exec(t.Context(), `SET idle_session_timeout = '1ms'`) // of the one session that there is
+	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		return query[int64](t, n, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, n.schema)[0] == 0
 	}, patience, time.Millisecond)

@@ -1036,9 +1036,14 @@ func TestPause_DueItems_CostNoQueries(t *testing.T) {
 	n := newNode(t, nil)
 	n.enqueue(t, "a")
 	require.NoError(t, n.Pause(t.Context(), pgwake.Worker, pgwake.AllNamespaces))
-	_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: 300 * time.Millisecond})
-	require.ErrorIs(t, err, pgwake.ErrNoWork)
-	require.LessOrEqual(t, n.Stats().Worker.Looks, int64(3))
+	var looks int64
+	for range 2 { // the first may be told of what has happened before
+		before := n.Stats().Worker.Looks
+		_, err := n.FetchWorkItem(t.Context(), &pgwake.FetchOptions{PollTimeout: 300 * time.Millisecond})
+		require.ErrorIs(t, err, pgwake.ErrNoWork)
+		looks = n.Stats().Worker.Looks - before
+	}
+	require.LessOrEqual(t, looks, int64(3))
 }
 
 func TestFair_FloodInOneNamespace_OthersAreNotKeptWaiting(t *testing.T) {

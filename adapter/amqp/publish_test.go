@@ -139,7 +139,13 @@ func TestReceive_QueueDeletedWhileNobodyReceives_IsDeclaredAgain(t *testing.T) {
 		}()
 		require.Eventually(t, func() bool { return s.ready(t, "a") == 0 }, patience, 10*time.Millisecond)
 		// Who sends it knows nothing of Streams, and declares nothing.
-		require.NoError(t, s.confirmed(t, amqp091.Publishing{Type: "second"}))
+		require.Eventually(t, func() bool { // a queue of several brokers refuses messages until it has a leader
+			err := s.confirmed(t, amqp091.Publishing{Type: "second"})
+			if !errors.Is(err, errNotConfirmed) {
+				require.NoError(t, err)
+			}
+			return err == nil
+		}, patience, 10*time.Millisecond)
 		require.Equal(t, "second", <-received)
 	})
 }
@@ -312,6 +318,8 @@ func (s *stream) foreign(tb testing.TB, headers amqp091.Table) error {
 }
 
 // confirmed sends a message to queue a, and waits until it is there: a quorum queue that has no leader yet loses it when the channel ends.
+var errNotConfirmed = errors.New("not confirmed")
+
 func (s *stream) confirmed(tb testing.TB, m amqp091.Publishing) error {
 	tb.Helper()
 	return s.manage(tb, func(ch *amqp091.Channel) error {
@@ -320,7 +328,7 @@ func (s *stream) confirmed(tb testing.TB, m amqp091.Publishing) error {
 		}
 		c, err := ch.PublishWithDeferredConfirm("", s.prefix+"a", true, false, m)
 		if err == nil && !c.Wait() {
-			err = errors.New("not confirmed")
+			err = errNotConfirmed
 		}
 		return err
 	})

@@ -82,7 +82,7 @@ func (l *lab) process(attempts int) *process {
 	told, err := json.Marshal(child{URL: pgwaketest.URL(l.t), Schema: l.p.Schema(), Attempts: attempts})
 	require.NoError(l.t, err)
 	p := &process{Cmd: exec.Command(os.Args[0]), ended: make(chan struct{})}
-	p.Env = append(os.Environ(), childVariable+"="+string(told))
+	p.Env = append(os.Environ(), childVariable+"="+string(told), "PGAPPNAME="+l.p.Schema())
 	p.Stderr = &p.said
 	in, err := p.StdinPipe()
 	require.NoError(l.t, err)
@@ -109,6 +109,12 @@ func (l *lab) killed(first *process, attempts int) (letters []pgwake.DeadLetter)
 			require.Equal(l.t, died, p.ProcessState.ExitCode(), p.said.String())
 			deaths++
 			require.LessOrEqual(l.t, deaths, attempts, "one process after the other")
+			// Or a claim of its that is on its way takes what is due again, for nobody.
+			require.Eventually(l.t, func() bool {
+				var sessions int
+				require.NoError(l.t, l.p.Pool().QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, l.p.Schema()).Scan(&sessions))
+				return sessions == 0
+			}, patience, 10*time.Millisecond)
 			pgwaketest.Advance(l.t, l.p, max(l.Options().WorkflowLockTimeout, l.Options().ActivityLockTimeout))
 			p = l.process(attempts)
 		case <-time.After(10 * time.Millisecond):
