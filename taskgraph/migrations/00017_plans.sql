@@ -800,6 +800,7 @@ CREATE OR REPLACE FUNCTION end_sub_task(p_task tasks)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET jit = off SET max_parallel_workers_per_gather = 0 -- as in add_steps
 AS $$
 DECLARE
     v_most    constant bigint := 64 << 20; -- of what jsonb takes, which is 256 MiB in one value
@@ -1024,6 +1025,7 @@ CREATE OR REPLACE FUNCTION add_steps(
 RETURNS SETOF uuid
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET jit = off -- as a range of ids is taken for far more than the one that it is
 AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
@@ -1117,6 +1119,7 @@ RETURNS TABLE (
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET jit = off -- as in add_steps
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -1168,6 +1171,7 @@ RETURNS TABLE (queue text, namespace text, due_at timestamptz, now_at timestampt
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET jit = off -- as in add_steps
 AS $$
 DECLARE
     v_step steps;
@@ -1209,6 +1213,7 @@ RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET jit = off -- as in add_steps
 AS $$
 DECLARE
     v_step steps;
