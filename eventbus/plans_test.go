@@ -175,7 +175,35 @@ func (l *lab) fill(sql string) {
 }
 
 // requireFetches asserts that something, which is undone, fetches fewer pages of what is in the schema, together with what it has deferred to the commit.
+// A try that has to plan once more fetches more than others: that happens after sessions that migrate, in whatever database, have said more than this one has heard.
 func (l *lab) requireFetches(fewerThan int64, what string, do func(pgx.Tx) error) {
+	l.t.Helper()
+	var all int64
+	var most string
+	var fetches map[string]int64
+	for range 5 {
+		var err error
+		if fetches, err = l.fetches(do); err != nil {
+			l.t.Errorf("%s: %v", what, err)
+			return
+		}
+		all = 0
+		for _, n := range fetches {
+			all += n
+		}
+		most = slices.MaxFunc(slices.Collect(maps.Keys(fetches)), func(a, b string) int { return int(fetches[a] - fetches[b]) })
+		if all < fewerThan {
+			break
+		}
+	}
+	l.t.Logf("%6d pages, of less than %d (%d of %s): %s", all, fewerThan, fetches[most], most, what)
+	if all >= fewerThan {
+		l.t.Errorf("%s read %d pages, %d of %s", what, all, fetches[most], most)
+	}
+}
+
+// fetches returns how many pages of each table and index something fetches, which is undone.
+func (l *lab) fetches(do func(pgx.Tx) error) (map[string]int64, error) {
 	l.t.Helper()
 	tx, err := l.conn.Begin(l.within())
 	require.NoError(l.t, err)
@@ -185,22 +213,13 @@ func (l *lab) requireFetches(fewerThan int64, what string, do func(pgx.Tx) error
 		_, err = tx.Exec(l.within(), `SET CONSTRAINTS ALL IMMEDIATE`)
 	}
 	if err != nil {
-		l.t.Errorf("%s: %v", what, err)
-		return
+		return nil, err
 	}
-	var all int64
 	after := fetched(l, tx)
 	for relation, n := range before {
 		after[relation] -= n
 	}
-	for _, n := range after {
-		all += n
-	}
-	most := slices.MaxFunc(slices.Collect(maps.Keys(after)), func(a, b string) int { return int(after[a] - after[b]) })
-	l.t.Logf("%6d pages, of less than %d (%d of %s): %s", all, fewerThan, after[most], most, what)
-	if all >= fewerThan {
-		l.t.Errorf("%s read %d pages, %d of %s", what, all, after[most], most)
-	}
+	return after, nil
 }
 
 func fetched(l *lab, tx pgx.Tx) map[string]int64 {
