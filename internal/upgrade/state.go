@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,7 +30,7 @@ func git(ctx context.Context, repository string, args ...string) (string, error)
 }
 
 // choose returns the state that is named, or else the latest edit of a migration, and each stage and release whose migrations these continue. One that is
-// older than that edit does if what was edited came after it: until a migration is released, it may be.
+// older than that edit does if what was edited came after it: until a migration is released, it may be. With all of the history there has to be one.
 func choose(ctx context.Context, repository, from string) ([]state, error) {
 	if from != "" {
 		s, err := stateOf(ctx, repository, from, from)
@@ -73,7 +74,11 @@ func choose(ctx context.Context, repository, from string) ([]state, error) {
 		}
 		chosen = append(chosen, s)
 	}
-	return chosen, nil
+	shallow, err := git(ctx, repository, "rev-parse", "--is-shallow-repository")
+	if err == nil && len(chosen) == 1 && shallow == "false" {
+		err = errors.New("this state continues the migrations of no stage and of no release")
+	}
+	return chosen, err
 }
 
 // stateOf returns a state, and fails if this one does not continue its migrations.

@@ -54,6 +54,8 @@ func TestChoose_NothingIsNamed_IsTheLatestEditOfAMigration_AndEachReleaseThatItC
 	}
 	tag("v0.0.1")
 	commit("migrations/00001_tables.sql", "edited")
+	_, err := choose(t.Context(), dir, "")
+	require.ErrorContains(t, err, "no stage and of no release")
 	commit("main.go", "package main")
 	tag("v0.1.0")
 	commit("eventbus/migrations/00002_more.sql", "more")

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,10 +22,19 @@ import (
 
 // The kinds of the ledger. What is done in the transaction that acknowledges is done exactly once; a step at least once.
 const (
-	kindItem  = "item"
-	kindEvent = "event"
-	kindStep  = "step"
+	kindItem    = "item"
+	kindLimited = "limited"
+	kindSession = "session"
+	kindMessage = "message"
+	kindEvent   = "event"
+	kindStep    = "step"
 )
+
+// spaces are the namespaces of what is not in the default one.
+var spaces = map[string]string{kindLimited: "limited", kindSession: "sessions", kindMessage: "instances"}
+
+// each is how many there are of sessions, of keys and of a node's instances.
+const each = 3
 
 // thing is the input of whatever is sent.
 type thing struct {
@@ -82,18 +92,32 @@ func run(ctx context.Context, url, schema, name string) (err error) {
 		return err
 	}
 
+	if err := p.SetLimits(ctx, spaces[kindLimited], pgwake.Limits{MaxRunningPerKey: 1}); err != nil {
+		return err
+	}
+
 	working, stop := context.WithCancel(ctx)
 	producing, enough := context.WithCancel(working)
-	failures := make(chan error, 3)
+	loops := []func() error{
+		func() error { return engine.Run(working) },
+		func() error { return l.consume(working, kindItem, pgwake.FetchOptions{Tags: pgwake.Tags("upgrade")}) },
+		func() error { return l.consume(working, kindLimited, pgwake.FetchOptions{}) },
+		func() error {
+			return l.consume(working, kindSession, pgwake.FetchOptions{Session: &pgwake.SessionOptions{Owner: name, LockTimeout: time.Second}})
+		},
+		func() error { return l.turns(working) },
+		func() error { return l.produce(producing) },
+	}
+	failures := make(chan error, len(loops))
 	var all sync.WaitGroup
-	all.Go(func() { failures <- engine.Run(working) })
-	all.Go(func() { failures <- l.consume(working) })
-	all.Go(func() { failures <- l.produce(producing) })
+	for _, loop := range loops {
+		all.Go(func() { failures <- loop() })
+	}
 	defer func() {
 		stop()
 		enough()
 		all.Wait()
-		for range 3 {
+		for range loops {
 			err = errors.Join(err, <-failures)
 		}
 	}()
@@ -135,7 +159,19 @@ func (l *load) send(ctx context.Context, tx pgx.Tx, n int, of thing) error {
 	if err != nil {
 		return err
 	}
-	if _, err := l.p.EnqueueForWorkerTx(ctx, tx, pgwake.WorkItem{Name: "upgrade", Input: input, Tag: "upgrade"}, nil); err != nil {
+	items := []pgwake.WorkEnqueue{
+		{WorkItem: pgwake.WorkItem{Name: "upgrade", Input: input, Tag: "upgrade"}},
+		{WorkItem: pgwake.WorkItem{Name: "upgrade", Input: input, Key: fmt.Sprint("key ", n%each)}, EnqueueOptions: pgwake.EnqueueOptions{Namespace: spaces[kindLimited]}},
+		{WorkItem: pgwake.WorkItem{Name: "upgrade", Input: input, Session: fmt.Sprint("session ", n%each)}, EnqueueOptions: pgwake.EnqueueOptions{Namespace: spaces[kindSession]}},
+	}
+	if _, err := l.p.EnqueueForWorkerManyTx(ctx, tx, items); err != nil {
+		return err
+	}
+	m := pgwake.Message{Instance: fmt.Sprint(l.name, " ", n%each), Kind: pgwake.MessageQueued, Data: input}
+	if n < each {
+		m.Kind, m.Name = pgwake.MessageStart, "upgrade"
+	}
+	if _, err := l.p.EnqueueForOrchestratorTx(ctx, tx, m, &pgwake.EnqueueOptions{Namespace: spaces[kindMessage]}); err != nil {
 		return err
 	}
 	o := &eventbus.EmitOptions{}
@@ -145,8 +181,8 @@ func (l *load) send(ctx context.Context, tx pgx.Tx, n int, of thing) error {
 	if _, err := l.bus.WithTx(tx).Emit(ctx, "upgrade.sent", of, o); err != nil {
 		return err
 	}
-	kinds := []string{kindItem, kindEvent}
-	ids := []string{of.ID, of.ID}
+	kinds := []string{kindItem, kindLimited, kindSession, kindMessage, kindEvent}
+	ids := slices.Repeat([]string{of.ID}, len(kinds))
 	if n%5 == 0 {
 		if _, err := l.engine.WithTx(tx).Submit(ctx, taskgraph.Submission{Namespace: "default", Name: "upgrade", Version: "1", Context: of}); err != nil {
 			return err
@@ -157,22 +193,25 @@ func (l *load) send(ctx context.Context, tx pgx.Tx, n int, of thing) error {
 	return err
 }
 
-// consume handles work items, each in the transaction that acknowledges it.
-func (l *load) consume(ctx context.Context) error {
+// consume handles work items of a kind, each in the transaction that acknowledges it.
+func (l *load) consume(ctx context.Context, kind string, o pgwake.FetchOptions) error {
+	o.PollTimeout = time.Second
+	if space := spaces[kind]; space != "" {
+		o.Namespaces = []string{space}
+	}
 	for ctx.Err() == nil {
-		item, err := l.p.FetchWorkItem(ctx, &pgwake.FetchOptions{PollTimeout: time.Second, Tags: pgwake.Tags("upgrade")})
+		item, err := l.p.FetchWorkItem(ctx, &o)
 		if ctx.Err() != nil {
 			return nil
 		}
-		var e *pgwake.Error
-		if errors.Is(err, pgwake.ErrNoWork) || errors.As(err, &e) && e.Retryable { // as when the pool is exhausted
+		if nothing(err) {
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("fetch: %w", err)
 		}
 		err = pgx.BeginFunc(context.WithoutCancel(ctx), l.p.Pool(), func(tx pgx.Tx) error {
-			if err := l.done(context.WithoutCancel(ctx), tx, kindItem, item.Input); err != nil {
+			if err := l.done(context.WithoutCancel(ctx), tx, kind, item.Input); err != nil {
 				return err
 			}
 			return l.p.AckWorkItemTx(context.WithoutCancel(ctx), tx, item.LockToken, nil)
@@ -182,6 +221,45 @@ func (l *load) consume(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// turns takes those of instances, each of which has an event for each of its messages.
+func (l *load) turns(ctx context.Context) error {
+	for ctx.Err() == nil {
+		turn, err := l.p.FetchOrchestrationItem(ctx, &pgwake.FetchOptions{PollTimeout: time.Second, Namespaces: []string{spaces[kindMessage]}})
+		if ctx.Err() != nil {
+			return nil
+		}
+		if nothing(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("fetch a turn: %w", err)
+		}
+		if int64(len(turn.History)) != turn.LastEventID {
+			return fmt.Errorf("%s has %d events, and the last is %d", turn.Instance, len(turn.History), turn.LastEventID)
+		}
+		err = pgx.BeginFunc(context.WithoutCancel(ctx), l.p.Pool(), func(tx pgx.Tx) error {
+			ack := pgwake.OrchestrationAck{Metadata: pgwake.Metadata{Name: turn.Name}}
+			for i, m := range turn.Messages {
+				if err := l.done(context.WithoutCancel(ctx), tx, kindMessage, m.Data); err != nil {
+					return err
+				}
+				ack.History = append(ack.History, pgwake.Event{ID: turn.LastEventID + int64(i) + 1, Type: "upgraded", Data: m.Data})
+			}
+			return l.p.AckOrchestrationItemTx(context.WithoutCancel(ctx), tx, turn.LockToken, ack)
+		})
+		if err != nil {
+			return fmt.Errorf("handle a turn of %s: %w", turn.Instance, err)
+		}
+	}
+	return nil
+}
+
+// nothing reports whether there was none, or might be one the next time, as when the pool is exhausted.
+func nothing(err error) bool {
+	var e *pgwake.Error
+	return errors.Is(err, pgwake.ErrNoWork) || errors.As(err, &e) && e.Retryable
 }
 
 func (l *load) done(ctx context.Context, tx pgx.Tx, kind string, input json.RawMessage) error {
