@@ -4,9 +4,8 @@
 //	go run ./bench/survival                              all of them, three rounds: some ten minutes
 //	go run ./bench/survival -run restart,kill -rounds 1
 //	go run ./bench/survival -for 3m                      with three minutes of each trouble
-//	go run ./bench/survival -docs docs/reliability-scenarios.md
-//	                                                     and the page with it
-//	go run ./bench/survival -run "" -docs …              only the page, of what there is
+//	go run ./bench/survival -docs docs                   and the pages with it
+//	go run ./bench/survival -run "" -docs docs           only the pages, of what there is
 //
 // It starts a server of its own for each round of each scenario, with fsync on. The same load goes on before, during and after the
 // trouble: items at a fixed rate, each with a handler. bench/survival.json gets every figure and the raw samples, and keeps the
@@ -20,6 +19,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -87,7 +87,7 @@ func parse(args []string) (*options, error) {
 	flags.DurationVar(&o.soak, "soak", time.Minute, "how long to soak")
 	flags.StringVar(&o.chaos, "chaos", "", "`program` that soaks, built from ./chaos (default built and run by go run)")
 	flags.StringVar(&o.json, "json", keep.Beside("survival.json"), "`file` for the figures and the raw samples")
-	flags.StringVar(&o.docs, "docs", "", "Markdown `file` in which to replace the results")
+	flags.StringVar(&o.docs, "docs", "", "`directory` of "+tablePage+" and "+detailsPage+", in which to replace the results")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func survive(ctx context.Context, args []string) (kept bool, err error) {
 		}
 	}
 	if o.docs != "" {
-		return kept, keep.Results(o.docs, rec.page)
+		return kept, errors.Join(keep.Results(filepath.Join(o.docs, tablePage), rec.table), keep.Results(filepath.Join(o.docs, detailsPage), rec.details))
 	}
 	return kept, nil
 }

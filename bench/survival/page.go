@@ -12,48 +12,65 @@ import (
 
 // This file answers: how do the results look on the page?
 
+// The pages, of which one has what came of each scenario, and the other the details.
+const (
+	tablePage   = "reliability.md"
+	detailsPage = "reliability-scenarios.md"
+)
+
 // mostTold is how many broken promises of a scenario are told.
 const mostTold = 5
 
-// page is the results in Markdown.
-func (r *record) page() (string, error) {
-	var b strings.Builder
-	var all []*result
+// all are the results, in the order of the scenarios. The pages have those of each.
+func (r *record) all() (all []*result, err error) {
 	for _, s := range scenarios {
+		if len(r.Scenarios[s.name]) == 0 {
+			return nil, fmt.Errorf("there are no results of %s for the pages: run that as well", s.name)
+		}
 		all = append(all, r.Scenarios[s.name]...)
 	}
-	if len(all) == 0 {
-		return "Nothing has been run yet.\n", nil
+	return all, nil
+}
+
+// table is what came of each scenario, in Markdown, beside what is said of others.
+func (r *record) table() (string, error) {
+	all, err := r.all()
+	if err != nil {
+		return "", err
 	}
+	var b strings.Builder
 	fmt.Fprintf(&b, "%s.\n\n", setting(all))
 	fmt.Fprintln(&b, "| Scenario | items/s | p50 / p99 before | during | after | recovery | lost | twice | dead tuples, before / during | what is said of others |")
 	fmt.Fprintln(&b, "|---|---|---|---|---|---|---|---|---|---|")
 	for _, s := range scenarios {
 		results := r.Scenarios[s.name]
-		if len(results) == 0 {
-			continue
-		}
 		if s.once {
-			fmt.Fprintf(&b, "| [%s](#%s) | | | %s | | | %s | | | %s |\n", s.name, s.name, soakedCell(results[0]), lost(results), others[s.name])
+			fmt.Fprintf(&b, "| [%s](%s#%s) | | | %s | | | %s | | | %s |\n", s.name, detailsPage, s.name, soakedCell(results[0]), lost(results), others[s.name])
 			continue
 		}
-		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s | %s | %s | %s | %s | %d | %.0f / %.0f | %s |\n", s.name, s.name,
+		fmt.Fprintf(&b, "| [%s](%s#%s) | %s | %s | %s | %s | %s | %s | %d | %.0f / %.0f | %s |\n", s.name, detailsPage, s.name,
 			rates(results), pickup(results, before), pickup(results, during), pickup(results, after), recovery(results), lost(results),
 			median(results, func(r *result) int64 { return int64(r.Duplicates) }), median(results, func(r *result) float64 { return float64(r.of(before).Dead) }),
 			median(results, func(r *result) float64 { return float64(r.of(during).Dead) }), others[s.name])
 	}
+	return b.String(), nil
+}
+
+// details are the results in Markdown, a section of each scenario.
+func (r *record) details() (string, error) {
+	if _, err := r.all(); err != nil {
+		return "", err
+	}
+	var sections []string
 	for _, s := range scenarios {
 		results := r.Scenarios[s.name]
-		if len(results) == 0 {
-			continue
-		}
-		fmt.Fprintf(&b, "\n### %s\n\n%s. The promise, of every round: nothing lost, and %s.", s.name, upper(s.what), s.promise)
+		section := fmt.Sprintf("### %s\n\n%s. The promise, of every round: nothing lost, and %s.\n", s.name, upper(s.what), s.promise)
 		for _, line := range details(results) {
-			fmt.Fprintf(&b, "\n- %s", line)
+			section += fmt.Sprintf("- %s\n", line)
 		}
-		fmt.Fprintln(&b)
+		sections = append(sections, section)
 	}
-	return b.String(), nil
+	return strings.Join(sections, "\n"), nil
 }
 
 // setting is on what the results were taken.
@@ -81,8 +98,9 @@ func setting(all []*result) string {
 	if busiest > float64(all[0].CPUs) {
 		busy = fmt.Sprintf(". **Others were at work on the machine**, with load averages of up to %.0f, so that these figures say little of speed: take them again on a quiet one", busiest)
 	}
-	return fmt.Sprintf("PostgreSQL %s, fsync on (but for the soak), %s, %d CPUs that the server, the nodes and the load share, %s%s",
-		strings.Join(versions, ", "), all[0].Platform, all[0].CPUs, when, busy)
+	lasts := all[0].Trouble // or else it is the soak's
+	return fmt.Sprintf("Each trouble but the soak lasts %v. PostgreSQL %s, fsync on (but for the soak), %s, %d CPUs that the server, the nodes and the load share, %s%s",
+		lasts, strings.Join(versions, ", "), all[0].Platform, all[0].CPUs, when, busy)
 }
 
 func rates(results []*result) string {

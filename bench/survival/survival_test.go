@@ -132,26 +132,42 @@ echo "VIOLATION: heap grows"; echo "0:00  PostgreSQL 15.1 from somewhere" >&2; e
 	require.Equal(t, "15.1", s.Postgres)
 }
 
-func TestRecord_KeepsScenariosThatAreNotRunAgain_AndWritesThePage(t *testing.T) {
+func TestRecord_KeepsScenariosThatAreNotRunAgain_AndWritesThePages(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	file, page := filepath.Join(dir, "survival.json"), filepath.Join(dir, "page.md")
+	file := filepath.Join(dir, "survival.json")
 	rec, err := readRecord(file)
 	require.NoError(t, err)
 	r := good()
-	r.Postgres, r.Items, r.Downtime = "15.1", 7, time.Second
-	rec.Scenarios[restart.name] = []*result{r}
+	r.Postgres, r.Items, r.Downtime, r.Trouble = "15.1", 7, time.Second, time.Minute
+	for _, s := range scenarios {
+		rec.Scenarios[s.name] = []*result{r}
+	}
+	rec.Scenarios[soak.name] = []*result{{Items: 8, Soaked: &soaked{Length: time.Hour}}}
 	require.NoError(t, keep.JSON(file, rec))
-	require.NoError(t, os.WriteFile(page, []byte("above\n"+keep.Begin+"old\n"+keep.End+"below\n"), 0o644))
+	for _, page := range []string{tablePage, detailsPage} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, page), []byte("above\n"+keep.Begin+"stale\n"+keep.End+"below\n"), 0o644))
+	}
 
-	kept, err := survive(t.Context(), []string{"-run", "", "-json", file, "-docs", page})
+	kept, err := survive(t.Context(), []string{"-run", "", "-json", file, "-docs", dir})
 	require.NoError(t, err)
 	require.True(t, kept)
-	text, err := os.ReadFile(page)
-	require.NoError(t, err)
-	require.Regexp(t, `(?s)^above\n`+keep.Begin+`PostgreSQL 15\.1, .*\| \[restart\]\(#restart\) \| 100 / 100 / 100 \| 1\.0 ms / 2\.0 ms .*0 of 7.*`+keep.End+`below\n$`, string(text))
-	require.NotContains(t, string(text), "old")
-	require.Contains(t, string(text), sweep)
+	read := func(page string) string {
+		text, err := os.ReadFile(filepath.Join(dir, page))
+		require.NoError(t, err)
+		require.NotContains(t, string(text), "stale")
+		return string(text)
+	}
+	table, details := read(tablePage), read(detailsPage)
+	require.Regexp(t, `(?s)^above\n`+keep.Begin+`Each trouble but the soak lasts 1m0s\. PostgreSQL 15\.1, .*\| \[restart\]\(reliability-scenarios\.md#restart\) \| 100 / 100 / 100 \| 1\.0 ms / 2\.0 ms .*0 of 7.*`+keep.End+`below\n$`, table)
+	require.Contains(t, table, sweep)
+	require.Regexp(t, `(?s)^above\n`+keep.Begin+`### restart\n\nThe server .*### soak\n.*8 items and messages in 1h0m0s.*`+keep.End+`below\n$`, details)
+
+	// What was published stays where there is nothing to take its place.
+	_, err = survive(t.Context(), []string{"-run", "", "-json", filepath.Join(dir, "none.json"), "-docs", dir})
+	require.ErrorContains(t, err, "there are no results of restart")
+	require.Equal(t, table, read(tablePage))
+	require.Equal(t, details, read(detailsPage))
 }
 
 func TestParse_RefusesWhatItDoesNotKnow(t *testing.T) {

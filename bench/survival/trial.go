@@ -46,8 +46,9 @@ type result struct {
 	CPUs     int       `json:"cpus"`
 	Busy     float64   `json:"busy,omitempty"` // load average of the minute before the program began, where the system tells
 
-	Rate   int      `json:"rate"` // items/s that are enqueued
-	Phases []*phase `json:"phases"`
+	Rate    int           `json:"rate"`    // items/s that are enqueued
+	Trouble time.Duration `json:"trouble"` // how long it lasts
+	Phases  []*phase      `json:"phases"`
 
 	Downtime  time.Duration `json:"downtime,omitempty"`   // of the server
 	FirstItem time.Duration `json:"first_item,omitempty"` // from when the server answers again to the first handler of an item that is newer
@@ -107,7 +108,7 @@ type deadTuples struct {
 
 // runTrial does a round.
 func runTrial(ctx context.Context, s scenario, o *options) (r *result, err error) {
-	r = &result{Scenario: s.name, Started: time.Now(), Rate: s.rate, Fsync: true, Counts: map[string]int{},
+	r = &result{Scenario: s.name, Started: time.Now(), Rate: s.rate, Trouble: o.trouble, Fsync: true, Counts: map[string]int{},
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(), Busy: o.busy}
 	t := &trial{result: r, o: o}
 	if s.once { // it brings its own server and load
