@@ -84,14 +84,29 @@ func TestReport_PublishedSeedsPassedOnOneProduct(t *testing.T) {
 	all, err := readResults(f)
 	require.NoError(t, err)
 	require.NotEmpty(t, all)
+	faults, items := 0, 0
 	for i, r := range all {
 		assert.EqualValues(t, i+1, r.Seed)
 		assert.Equal(t, all[0].Commit, r.Commit, "seed %d", r.Seed)
 		assert.Equal(t, passed, r.Verdict, "seed %d", r.Seed)
 		assert.Equal(t, fmt.Sprintf("go run ./chaos -seed %d -for 3m0s -nodes 2 -rest 4", r.Seed), r.Command)
 		assert.NotContains(t, r.Commit, "changed")
+		items += r.Items
+		for _, n := range r.Faults {
+			faults += n
+		}
+	}
+	for _, page := range []string{"../docs/reliability.md", "../README.md"} {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, said := range []string{fmt.Sprintf("%d runs", len(all)), thousands(faults), thousands(items)} {
+			assert.Contains(t, string(text), said, page)
+		}
 	}
 }
+
+// thousands is a number below a million as pages have it.
+func thousands(n int) string { return fmt.Sprintf("%d,%03d", n/1000, n%1000) }
 
 // The page shows what is published, and nothing else.
 func TestReport_PublishedTablesAreThoseOfTheLines(t *testing.T) {
