@@ -386,7 +386,7 @@ var (
 	modelNamespaces = []string{"", "default", "a", "b-1"}
 	modelInstances  = []string{"i", "i", "i", "j", "k/1"} // mostly one, so that much happens to it
 	modelOwners     = []string{"A", "A", "B"}
-	modelLease      = 90 * time.Second
+	modelLease      = 100 * time.Second // see travel
 )
 
 // name is one that nothing else has.
@@ -586,7 +586,7 @@ func (r *modelRun) ackTurn(t *rapid.T) {
 	ack.Metadata.Status = rapid.SampledFrom([]pgwake.Status{"", "", pgwake.StatusCompleted, pgwake.StatusFailed}).Draw(t, "status")
 	if rapid.Bool().Draw(t, "sticky") {
 		ack.Sticky = &pgwake.Sticky{Owner: rapid.SampledFrom(modelOwners).Draw(t, "owner"),
-			For: rapid.SampledFrom([]time.Duration{65, 425}).Draw(t, "seconds") * time.Second}
+			For: rapid.SampledFrom([]time.Duration{65, 428}).Draw(t, "seconds") * time.Second}
 	}
 	next := int64(1)
 	if known != nil {
@@ -633,6 +633,9 @@ func (r *modelRun) renewTurn(t *rapid.T) {
 // travel goes by a quarter of a minute more than whole ones: what waits for an instant of the model is never so close to
 // it that the time of the calls themselves would matter. What those have taken since the last one is part of the way, so that they may take long
 // altogether.
+//
+// Nor do two instants coincide that were set before and after it, of which the model would not know the order: delays are whole minutes, what is
+// travelled are quarters, leases and stickiness neither, and each in its own way.
 func (r *modelRun) travel(t *rapid.T) {
 	d := time.Duration(rapid.IntRange(1, 3).Draw(t, "minutes"))*time.Minute + 15*time.Second
 	r.node.travel(t, d-time.Since(r.arrived))
