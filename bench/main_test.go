@@ -282,7 +282,7 @@ func TestRecord_WriteDocs_ReplacesWhatIsBetweenTheMarks(t *testing.T) {
 		require.NoError(t, r.writeDocs(file))
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
-		assert.True(t, strings.HasPrefix(string(text), "before\n"+keep.Begin+"PostgreSQL 15.1"), "%s", text)
+		assert.True(t, strings.HasPrefix(string(text), "before\n"+keep.Begin+"Commit "+r.Commit+"; PostgreSQL 15.1"), "%s", text)
 		assert.True(t, strings.HasSuffix(string(text), "![idle](images/benchmarks/idle.svg)\n"+keep.End+"after\n"), "%s", text)
 		assert.NotContains(t, string(text), "outdated")
 	}

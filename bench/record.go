@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/pgwake/pgwake/bench/keep"
 	"github.com/pgwake/pgwake/devpg"
 )
 
@@ -14,6 +15,7 @@ type record struct {
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
 
+	Commit   string `json:"commit"`
 	Postgres string `json:"postgres"`
 	Source   string `json:"source"`
 	Go       string `json:"go"`
@@ -30,6 +32,7 @@ type record struct {
 func newRecord(s *devpg.Server) *record {
 	return &record{
 		Started:  time.Now(),
+		Commit:   keep.Commit(),
 		Postgres: s.Version,
 		Source:   s.Source,
 		Go:       runtime.Version(),

@@ -14,8 +14,8 @@ import (
 
 // print writes what was run on what, how everybody was set, and the table.
 func (r *record) print(to io.Writer) {
-	fmt.Fprintf(to, "PostgreSQL %s, %s, %s, %d CPUs; %s; rounds: %d; took %v.\n\n",
-		r.Postgres, r.Platform, r.Go, r.CPUs, r.Started.UTC().Format("2006-01-02"), r.Rounds, r.Finished.Sub(r.Started).Round(time.Second))
+	fmt.Fprintf(to, "Commit %s; PostgreSQL %s, %s, %s, %d CPUs; %s; rounds: %d; took %v.\n\n",
+		r.Commit, r.Postgres, r.Platform, r.Go, r.CPUs, r.Started.UTC().Format("2006-01-02"), r.Rounds, r.Finished.Sub(r.Started).Round(time.Second))
 	for _, line := range r.Settings {
 		fmt.Fprintf(to, "- %s\n", line)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 )
 
@@ -58,4 +59,20 @@ func Beside(name string) string {
 		return filepath.Join("bench", name)
 	}
 	return name
+}
+
+// Commit is what this program was built from, or "unknown".
+func Commit() string {
+	commit, changed := "unknown", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				commit = s.Value[:min(len(s.Value), 10)]
+			case s.Key == "vcs.modified" && s.Value == "true":
+				changed = ", changed"
+			}
+		}
+	}
+	return commit + changed
 }

@@ -40,7 +40,7 @@ func (r *record) table() (string, error) {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s.\n\n", setting(all))
-	fmt.Fprintln(&b, "| Scenario | items/s | p50 / p99 before | during | after | recovery | lost | twice | dead tuples, before / during | what is said of others |")
+	fmt.Fprintln(&b, "| Scenario, and how long its trouble lasts | items/s | p50 / p99 before | during | after | recovery | lost | twice | dead tuples, before / during | what is said of others |")
 	fmt.Fprintln(&b, "|---|---|---|---|---|---|---|---|---|---|")
 	for _, s := range scenarios {
 		results := r.Scenarios[s.name]
@@ -48,7 +48,7 @@ func (r *record) table() (string, error) {
 			fmt.Fprintf(&b, "| [%s](%s#%s) | | | %s | | | %s | | | %s |\n", s.name, detailsPage, s.name, soakedCell(results[0]), lost(results), others[s.name])
 			continue
 		}
-		fmt.Fprintf(&b, "| [%s](%s#%s) | %s | %s | %s | %s | %s | %s | %d | %.0f / %.0f | %s |\n", s.name, detailsPage, s.name,
+		fmt.Fprintf(&b, "| [%s](%s#%s), %v | %s | %s | %s | %s | %s | %s | %d | %.0f / %.0f | %s |\n", s.name, detailsPage, s.name, results[0].Trouble,
 			rates(results), pickup(results, before), pickup(results, during), pickup(results, after), recovery(results), lost(results),
 			median(results, func(r *result) int64 { return int64(r.Duplicates) }), median(results, func(r *result) float64 { return float64(r.of(before).Dead) }),
 			median(results, func(r *result) float64 { return float64(r.of(during).Dead) }), others[s.name])
@@ -75,11 +75,14 @@ func (r *record) details() (string, error) {
 
 // setting is on what the results were taken.
 func setting(all []*result) string {
-	var versions []string
+	var versions, commits []string
 	var first, last time.Time
 	for _, r := range all {
 		if r.Postgres != "" && !slices.Contains(versions, r.Postgres) {
 			versions = append(versions, r.Postgres)
+		}
+		if !slices.Contains(commits, r.Commit) {
+			commits = append(commits, r.Commit)
 		}
 		if first.IsZero() || r.Started.Before(first) {
 			first = r.Started
@@ -98,9 +101,8 @@ func setting(all []*result) string {
 	if busiest > float64(all[0].CPUs) {
 		busy = fmt.Sprintf(". **Others were at work on the machine**, with load averages of up to %.0f, so that these figures say little of speed: take them again on a quiet one", busiest)
 	}
-	lasts := all[0].Trouble // or else it is the soak's
-	return fmt.Sprintf("Each trouble but the soak lasts %v. PostgreSQL %s, fsync on (but for the soak), %s, %d CPUs that the server, the nodes and the load share, %s%s",
-		lasts, strings.Join(versions, ", "), all[0].Platform, all[0].CPUs, when, busy)
+	return fmt.Sprintf("Commit %s. PostgreSQL %s, fsync on (but for the soak), %s, %d CPUs that the server, the nodes and the load share, %s%s",
+		strings.Join(commits, ", "), strings.Join(versions, ", "), all[0].Platform, all[0].CPUs, when, busy)
 }
 
 func rates(results []*result) string {

@@ -139,11 +139,11 @@ func TestRecord_KeepsScenariosThatAreNotRunAgain_AndWritesThePages(t *testing.T)
 	rec, err := readRecord(file)
 	require.NoError(t, err)
 	r := good()
-	r.Postgres, r.Items, r.Downtime, r.Trouble = "15.1", 7, time.Second, time.Minute
+	r.Commit, r.Postgres, r.Items, r.Downtime, r.Trouble = "f00d", "15.1", 7, time.Second, time.Minute
 	for _, s := range scenarios {
 		rec.Scenarios[s.name] = []*result{r}
 	}
-	rec.Scenarios[soak.name] = []*result{{Items: 8, Soaked: &soaked{Length: time.Hour}}}
+	rec.Scenarios[soak.name] = []*result{{Commit: "f00d", Items: 8, Soaked: &soaked{Length: time.Hour}}}
 	require.NoError(t, keep.JSON(file, rec))
 	for _, page := range []string{tablePage, detailsPage} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, page), []byte("above\n"+keep.Begin+"stale\n"+keep.End+"below\n"), 0o644))
@@ -159,7 +159,7 @@ func TestRecord_KeepsScenariosThatAreNotRunAgain_AndWritesThePages(t *testing.T)
 		return string(text)
 	}
 	table, details := read(tablePage), read(detailsPage)
-	require.Regexp(t, `(?s)^above\n`+keep.Begin+`Each trouble but the soak lasts 1m0s\. PostgreSQL 15\.1, .*\| \[restart\]\(reliability-scenarios\.md#restart\) \| 100 / 100 / 100 \| 1\.0 ms / 2\.0 ms .*0 of 7.*`+keep.End+`below\n$`, table)
+	require.Regexp(t, `(?s)^above\n`+keep.Begin+`Commit f00d\. PostgreSQL 15\.1, .*\| \[restart\]\(reliability-scenarios\.md#restart\), 1m0s \| 100 / 100 / 100 \| 1\.0 ms / 2\.0 ms .*0 of 7.*`+keep.End+`below\n$`, table)
 	require.Contains(t, table, sweep)
 	require.Regexp(t, `(?s)^above\n`+keep.Begin+`### restart\n\nThe server .*### soak\n.*8 items and messages in 1h0m0s.*`+keep.End+`below\n$`, details)
 

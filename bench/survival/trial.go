@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/bench/keep"
 	"github.com/pgwake/pgwake/bench/measure"
 	"github.com/pgwake/pgwake/internal/devpg"
 	"github.com/pgwake/pgwake/migrations"
@@ -40,6 +41,7 @@ const (
 type result struct {
 	Scenario string    `json:"scenario"`
 	Started  time.Time `json:"started"`
+	Commit   string    `json:"commit"` // of the program, and so of the library
 	Postgres string    `json:"postgres"`
 	Fsync    bool      `json:"fsync"`
 	Platform string    `json:"platform"`
@@ -108,7 +110,7 @@ type deadTuples struct {
 
 // runTrial does a round.
 func runTrial(ctx context.Context, s scenario, o *options) (r *result, err error) {
-	r = &result{Scenario: s.name, Started: time.Now(), Rate: s.rate, Trouble: o.trouble, Fsync: true, Counts: map[string]int{},
+	r = &result{Scenario: s.name, Started: time.Now(), Commit: keep.Commit(), Rate: s.rate, Trouble: o.trouble, Fsync: true, Counts: map[string]int{},
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(), Busy: o.busy}
 	t := &trial{result: r, o: o}
 	if s.once { // it brings its own server and load
