@@ -325,6 +325,15 @@ var rows = map[string]string{
 	"orchestrator_queue": `SELECT enqueue_message('i', 'k')`,
 	"instances":          `INSERT INTO instances (instance_id, namespace, name) VALUES ('i', 'default', 'flow')`,
 	"history":            `INSERT INTO history (instance_id, execution_id, event_id, type) VALUES ('i', 1, 1, 'e')`,
+	"kv_store":           `INSERT INTO kv_store (instance_id, key, value, execution_id) VALUES ('i', 'k', 'v', 1)`,
+	"kv_delta":           `INSERT INTO kv_delta (instance_id, key, value, execution_id) VALUES ('i', 'k', 'v', 1)`,
+	"dead_letters": `INSERT INTO dead_letters (queue, item_id, namespace, priority, attempt_count, enqueued_at, reason)
+		VALUES ('worker', 1, 'default', 0, 1, now(), 'failed')`,
+	"archive": `INSERT INTO archive (item_id, namespace, priority, attempt_count, name, enqueued_at)
+		VALUES (1, 'default', 0, 1, 'x', now())`,
+	"dedup_keys": `INSERT INTO dedup_keys VALUES ('default', 'k', 1, now())`,
+	"limits":     `INSERT INTO limits (queue, namespace) VALUES ('worker', '*')`,
+	"namespaces": `INSERT INTO namespaces (name) VALUES ('billing')`,
 }
 
 func TestDown_AnyTableHoldsARow_IsRefusedAndNoneIsLost(t *testing.T) {
@@ -336,7 +345,7 @@ func TestDown_AnyTableHoldsARow_IsRefusedAndNoneIsLost(t *testing.T) {
 			s.up(t)
 			s.exec(t, insert)
 			before := s.list(t, `SELECT to_json(q)::text FROM `+table+` q`)
-			require.Len(t, before, 1)
+			require.NotEmpty(t, before)
 			err := migrations.Down(t.Context(), s.config, s.name)
 			require.Equal(t, "PW006", stateOf(err), "%v", err)
 			require.Equal(t, before, s.list(t, `SELECT to_json(q)::text FROM `+table+` q`))
