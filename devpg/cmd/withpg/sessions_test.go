@@ -98,14 +98,12 @@ func TestSessions_ClientSaysGoodbye_TheNextHasItsSessionAsANewOne(t *testing.T) 
 	pid := first.PgConn().PID()
 	require.Equal(t, "it's mine", one[string](k, first, `SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()`))
 	for _, left := range []string{
-		`SET statement_timeout = 1`, `SET my.setting = 'x'`, `CREATE TEMP TABLE left_there (i int)`, `LISTEN here`, `SELECT pg_advisory_lock(7)`,
+		`SET statement_timeout = '1 h'`, `SET my.setting = 'x'`, `CREATE TEMP TABLE left_there (i int)`, `LISTEN here`, `SELECT pg_advisory_lock(7)`,
 		`PREPARE left_there AS SELECT 1`, `CREATE ROLE somebody`, `GRANT somebody TO postgres`, `SET ROLE somebody`, `DECLARE c CURSOR WITH HOLD FOR SELECT 1`,
 		`SET TimeZone = 'Asia/Tokyo'`, `SET application_name = 'another'`,
 	} {
-		k.exec(first, `SET statement_timeout = 0`)
 		k.exec(first, left)
 	}
-	k.exec(first, `SET statement_timeout = 1`)
 	k.goodbye(first, 1)
 
 	second := k.connect(named)
