@@ -19,9 +19,8 @@ import (
 
 // briefSoak is a soak of a few seconds.
 func briefSoak(t *testing.T, length time.Duration, plant ...string) (v *soakVerdict, temp string) {
-	temp = t.TempDir()
-	require.NoError(t, os.Chmod(temp, 0o777)) // the server may run as another user
-	t.Setenv("TMPDIR", temp)
+	t.Helper()
+	temp = tempDir(t)
 	var log strings.Builder
 	s := newSoak(options{soak: true, seed: 15, length: length, plant: plant, samples: filepath.Join(t.TempDir(), "samples"),
 		slack: time.Minute}, &log) // nothing here is about the speed of the machine

@@ -317,9 +317,9 @@ func (s *stream) foreign(tb testing.TB, headers amqp091.Table) error {
 	return s.confirmed(tb, amqp091.Publishing{Type: "first", Headers: headers, Body: []byte(`{"n": 1}`)})
 }
 
-// confirmed sends a message to queue a, and waits until it is there: a quorum queue that has no leader yet loses it when the channel ends.
 var errNotConfirmed = errors.New("not confirmed")
 
+// confirmed sends a message to queue a, and waits until it is there: a quorum queue that has no leader yet loses it when the channel ends.
 func (s *stream) confirmed(tb testing.TB, m amqp091.Publishing) error {
 	tb.Helper()
 	return s.manage(tb, func(ch *amqp091.Channel) error {
