@@ -192,7 +192,7 @@ func Example_schedules() {
 			return struct{}{}, nil
 		})
 	}()
-	if _, err := bus.RunSchedule(ctx, "report"); err != nil { // now, beside its times
+	if _, err := bus.RunSchedule(context.Background(), "report"); err != nil { // now, beside its times; ctx may be over before it returns
 		log.Fatal(err)
 	}
 	if err := <-ended; err != nil {
