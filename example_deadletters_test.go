@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/exampletb"
 	"github.com/pgwake/pgwake/pgwaketest"
 )
 
@@ -234,12 +235,12 @@ func ExampleProvider_PurgeDeadLettersTx() {
 // openArchive opens a Provider on a schema whose archive has one item, which one with Config.ArchiveFor
 // acknowledged.
 func openArchive() (ctx context.Context, p *pgwake.Provider, pool *pgxpool.Pool, end func()) {
-	tb := &exampleTB{}
+	tb := &exampletb.TB{}
 	n := newNode(tb, nil)
 	n.archive(tb, "email.send")
 	pool, err := pgxpool.New(tctx, pgwaketest.URL(tb))
 	check(err)
-	return tctx, n.Provider, pool, func() { pool.Close(); tb.end() }
+	return tctx, n.Provider, pool, func() { pool.Close(); tb.End() }
 }
 
 func ExampleProvider_ListArchive() {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/exampletb"
 	"github.com/pgwake/pgwake/migrations"
 )
 
@@ -55,8 +56,8 @@ func ExampleProvider_MaxPayload() {
 
 // A statement of a layer's own that acknowledges keeps what the Provider would.
 func ExampleProvider_ArchiveFor() {
-	tb := &exampleTB{}
-	defer tb.end()
+	tb := &exampletb.TB{}
+	defer tb.End()
 	ctx, p := context.Background(), newNode(tb, &pgwake.Config{ArchiveFor: time.Hour}).Provider
 	_, err := p.EnqueueForWorker(ctx, pgwake.WorkItem{Name: "email.send"}, nil)
 	check(err)

@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
+	"github.com/pgwake/pgwake/internal/exampletb"
 	"github.com/pgwake/pgwake/pgwaketest"
 	"github.com/stretchr/testify/require"
 )
@@ -30,42 +30,23 @@ import (
 // The examples run against the tests' server, each on an empty schema. In yours, databaseURL is
 // os.Getenv("DATABASE_URL"), config is nil or whatever you like, and where they call check you return the error.
 
-// exampleTB is the *testing.T that an example does not have.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Failed() bool                      { return false }
-func (*exampleTB) FailNow()                          { log.Fatal("the example cannot go on") }
-func (*exampleTB) Errorf(format string, args ...any) { log.Fatalf(format, args...) }
-func (*exampleTB) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
-func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cleanups, f) }
-
-func (e *exampleTB) end() {
-	for _, f := range slices.Backward(e.cleanups) {
-		f()
-	}
-}
-
 // forExample returns the URL of a server and a Config with an empty schema, and a function that removes it.
 func forExample() (databaseURL string, config *pgwake.Config, end func()) {
-	tb := &exampleTB{}
+	tb := &exampletb.TB{}
 	n := newNode(tb, nil) // migrates; a second Provider on the schema is the example's
-	return pgwaketest.URL(tb), &pgwake.Config{Schema: n.schema}, tb.end
+	return pgwaketest.URL(tb), &pgwake.Config{Schema: n.schema}, tb.End
 }
 
 // openProvider opens a Provider for an example, as pgwake.Open(ctx, databaseURL, nil) does. end closes it.
 func openProvider() (ctx context.Context, p *pgwake.Provider, end func()) {
-	tb := &exampleTB{}
-	return context.Background(), newNode(tb, nil).Provider, tb.end
+	tb := &exampletb.TB{}
+	return context.Background(), newNode(tb, nil).Provider, tb.End
 }
 
 // openProviderAndPool also opens a pool on the database, for transactions.
 func openProviderAndPool() (context.Context, *pgwake.Provider, *pgxpool.Pool, func()) {
 	ctx, p, end := openProvider()
-	pool, err := pgxpool.New(ctx, pgwaketest.URL(&exampleTB{}))
+	pool, err := pgxpool.New(ctx, pgwaketest.URL(&exampletb.TB{}))
 	check(err)
 	return ctx, p, pool, func() { pool.Close(); end() }
 }

@@ -7,39 +7,21 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
-	"slices"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgwake/pgwake"
 	"github.com/pgwake/pgwake/dispatch"
+	"github.com/pgwake/pgwake/internal/exampletb"
 	"github.com/pgwake/pgwake/internal/testschema"
 	"github.com/pgwake/pgwake/pgwaketest"
 )
 
-// exampleTB is the *testing.T that an example does not have.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Failed() bool                      { return false }
-func (*exampleTB) FailNow()                          { log.Fatal("the example cannot go on") }
-func (*exampleTB) Errorf(format string, args ...any) { log.Fatalf(format, args...) }
-func (*exampleTB) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
-func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cleanups, f) }
-
 // openProvider opens a Provider for an example, as pgwake.Open(ctx, databaseURL, nil) does. end closes it.
 func openProvider() (ctx context.Context, p *pgwake.Provider, end func()) {
-	tb := &exampleTB{}
-	return context.Background(), testschema.Core.New(tb, nil), func() {
-		for _, f := range slices.Backward(tb.cleanups) {
-			f()
-		}
-	}
+	tb := &exampletb.TB{}
+	return context.Background(), testschema.Core.New(tb, nil), tb.End
 }
 
 func check(err error) {
@@ -84,7 +66,7 @@ func Example() {
 func ExampleHandleTx() {
 	ctx, p, end := openProvider()
 	defer end()
-	pool, err := pgxpool.New(ctx, pgwaketest.URL(&exampleTB{}))
+	pool, err := pgxpool.New(ctx, pgwaketest.URL(&exampletb.TB{}))
 	check(err)
 	defer pool.Close()
 	_, err = pool.Exec(ctx, `CREATE TABLE example_receipts (recipient text)`)

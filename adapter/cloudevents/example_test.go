@@ -6,41 +6,23 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
-	"slices"
-	"testing"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake/adapter/cloudevents"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/exampletb"
 )
-
-// exampleTB is the *testing.T that an example does not have.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Errorf(format string, args ...any) { log.Fatalf(format, args...) }
-func (*exampleTB) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
-func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cleanups, f) }
-
-func (e *exampleTB) end() {
-	for _, f := range slices.Backward(e.cleanups) {
-		f()
-	}
-}
 
 // opened is a Bus on a schema of its own.
 func opened() (*eventbus.Bus, func()) {
-	tb := &exampleTB{}
+	tb := &exampletb.TB{}
 	bus, err := eventbus.New(context.Background(), schemas.New(tb, nil), &eventbus.Config{Namespace: "shop", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		log.Fatal(err)
 	}
-	return bus, tb.end
+	return bus, tb.End
 }
 
 // A CloudEvent comes in and is emitted. A handler sees an event like any other, and has it go on as the CloudEvent that it was.

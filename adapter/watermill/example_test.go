@@ -5,40 +5,22 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
-	"slices"
-	"testing"
 
 	wm "github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/pgwake/pgwake/adapter/watermill"
 	"github.com/pgwake/pgwake/eventbus"
+	"github.com/pgwake/pgwake/internal/exampletb"
 )
-
-// exampleTB is the *testing.T that an example does not have.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleTB) Helper()                           {}
-func (*exampleTB) Errorf(format string, args ...any) { log.Fatalf(format, args...) }
-func (*exampleTB) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
-func (e *exampleTB) Cleanup(f func())                { e.cleanups = append(e.cleanups, f) }
-
-func (e *exampleTB) end() {
-	for _, f := range slices.Backward(e.cleanups) {
-		f()
-	}
-}
 
 // opened is a Bus on a schema of its own, for the examples.
 func opened() (*eventbus.Bus, func()) {
-	tb := &exampleTB{}
+	tb := &exampletb.TB{}
 	bus, err := eventbus.New(context.Background(), schemas.New(tb, nil), &eventbus.Config{Namespace: "shop", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		log.Fatal(err)
 	}
-	return bus, tb.end
+	return bus, tb.End
 }
 
 func Example() {
