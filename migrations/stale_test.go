@@ -1,7 +1,6 @@
 package migrations_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -298,33 +297,8 @@ func (s *schema) holdSnapshot(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// requirePages asserts that a statement, which is undone, reads fewer pages: those of what is planned already.
+// requirePages asserts that a statement, which is undone, reads fewer pages.
 func (s *schema) requirePages(t *testing.T, fewerThan int64, statement string) {
 	t.Helper()
-	var read int64
-	// The first call also plans, and so does any other after sessions that migrate, in whatever database, have said more than this one has heard.
-	for call := range 5 {
-		tx, err := s.conn.Begin(t.Context())
-		require.NoError(t, err)
-		var plan []struct {
-			Plan struct {
-				Hit  int64 `json:"Shared Hit Blocks"`
-				Read int64 `json:"Shared Read Blocks"`
-			}
-		}
-		err = tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) `+statement).Scan(&plan)
-		_ = tx.Rollback(context.Background())
-		if err != nil {
-			t.Errorf("%s: %v", statement, err)
-			return
-		}
-		read = plan[0].Plan.Hit + plan[0].Plan.Read
-		if call > 0 && read < fewerThan {
-			break
-		}
-	}
-	t.Logf("%6d pages, of less than %d: %s", read, fewerThan, statement)
-	if read >= fewerThan {
-		t.Errorf("%s read %d pages", statement, read)
-	}
+	testdb.RequirePages(t, s.conn, fewerThan, statement)
 }

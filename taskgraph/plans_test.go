@@ -1,12 +1,11 @@
 package taskgraph_test
 
 import (
-	"context"
-	"math"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -212,30 +211,12 @@ func TestSubTask_OneOfManyEnds_ReadsHardlyMoreThanItself(t *testing.T) {
 	require.Equal(t, "enqueued_for_orchestration", value[string](t, s, `SELECT state FROM steps WHERE name = 's700'`))
 }
 
-// requirePages asserts that a statement, which is undone, reads fewer pages: those of what is planned already. While other
-// tests on the server have old snapshots, what earlier statements left behind stays, and is walked over: that is allowed for.
+// requirePages asserts that a statement, which is undone, reads fewer pages. While other tests on the server have old snapshots, what
+// earlier statements left behind stays, and is walked over: that is allowed for.
 func (s *stage) requirePages(t *testing.T, fewerThan int64, statement string) {
 	t.Helper()
 	conn, err := s.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	read := int64(math.MaxInt64)
-	for range 4 { // the first call also plans, and so may others, when somebody has changed tables
-		tx, err := conn.Begin(t.Context())
-		require.NoError(t, err)
-		var plan []struct {
-			Plan struct {
-				Hit  int64 `json:"Shared Hit Blocks"`
-				Read int64 `json:"Shared Read Blocks"`
-			}
-		}
-		err = tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) `+statement).Scan(&plan)
-		_ = tx.Rollback(context.Background())
-		require.NoError(t, err, statement)
-		read = min(read, plan[0].Plan.Hit+plan[0].Plan.Read)
-	}
-	t.Logf("%6d pages, of less than %d: %s", read, fewerThan, statement)
-	if read >= 3*fewerThan {
-		t.Errorf("%s read %d pages", statement, read)
-	}
+	testdb.RequirePages(t, conn, 3*fewerThan, statement)
 }

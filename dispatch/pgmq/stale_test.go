@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgwake/pgwake/internal/testdb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -58,36 +59,6 @@ func TestVerbs_QueueAnalyzedWhenEmpty_ReadHardlyMoreThanWhatTheyAreFor(t *testin
 		{`SELECT pgwake_pgmq.dead_letter(` + one + `'r', 'c')`, 100},
 		{`SELECT pgwake_pgmq.bury('a_queue', 30001, 'r', 'c')`, 100},
 	} {
-		requirePages(t, conn, verb.most, verb.call)
-	}
-}
-
-// requirePages asserts that a statement, which is undone, reads fewer pages: those of what is planned already.
-func requirePages(t *testing.T, conn *pgx.Conn, fewerThan int64, statement string) {
-	t.Helper()
-	var read int64
-	for call := range 5 { // the first also plans, and any other after sessions that change the catalog have said more than this one has heard
-		tx, err := conn.Begin(t.Context())
-		require.NoError(t, err)
-		var plan []struct {
-			Plan struct {
-				Hit  int64 `json:"Shared Hit Blocks"`
-				Read int64 `json:"Shared Read Blocks"`
-			}
-		}
-		err = tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) `+statement).Scan(&plan)
-		_ = tx.Rollback(context.Background())
-		if err != nil {
-			t.Errorf("%s: %v", statement, err)
-			return
-		}
-		read = plan[0].Plan.Hit + plan[0].Plan.Read
-		if call > 0 && read < fewerThan {
-			break
-		}
-	}
-	t.Logf("%6d pages, of less than %d: %s", read, fewerThan, statement)
-	if read >= fewerThan {
-		t.Errorf("%s read %d pages", statement, read)
+		testdb.RequirePages(t, conn, verb.most, verb.call)
 	}
 }
