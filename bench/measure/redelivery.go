@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/pgwake/pgwake"
 )
 
@@ -37,7 +36,7 @@ type RedeliveryResult struct {
 	Net         SafetyNet     `json:"safety_net"`
 }
 
-// Redelivery has child processes claim items and kills them (SIGKILL). A Provider whose dispatchers have
+// Redelivery has child processes enqueue and claim items and kills them (SIGKILL). A Provider whose dispatchers have
 // waited since before the items were claimed, and were told of nothing but the claims, must get them when
 // the leases end.
 //
@@ -86,10 +85,7 @@ func Redelivery(ctx context.Context, url string, o RedeliveryOptions) (r *Redeli
 		if err := consumer.parked(o.Dispatchers); err != nil {
 			return nil, err
 		}
-		if err := s.enqueueSilently(ctx, first, o.Items); err != nil {
-			return nil, err
-		}
-		claims, err := claimAndDie(ctx, order{URL: url, Schema: s.schema, Items: o.Items, LockTimeout: o.LockTimeout})
+		claims, err := claimAndDie(ctx, order{URL: url, Schema: s.schema, First: first, Items: o.Items, LockTimeout: o.LockTimeout})
 		if err != nil {
 			return nil, err
 		}
@@ -115,34 +111,14 @@ func Redelivery(ctx context.Context, url string, o RedeliveryOptions) (r *Redeli
 	return r, err
 }
 
-// enqueueSilently adds items of which nobody is told, so that only the child will look for them.
-func (s stage) enqueueSilently(ctx context.Context, first, count int) error {
-	conn, err := s.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer hangUp(conn)
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL pgwake.notify = off"); err != nil {
-			return err
-		}
-		for n := range count {
-			if _, err := tx.Exec(ctx, "SELECT enqueue_work('measure', $1)", number(first+n)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
 // envOrder holds the order of a child, as JSON. It is what makes a process a child.
 const envOrder = "PGWAKE_MEASURE_CLAIM"
 
-// order is what a child is to claim.
+// order is what a child is to enqueue and claim.
 type order struct {
-	URL, Schema string
-	Items       int
-	LockTimeout time.Duration
+	URL, Schema  string
+	First, Items int
+	LockTimeout  time.Duration
 }
 
 // claimed is what a child reports of an item, as a line of JSON.
@@ -221,7 +197,8 @@ func ChildMain() {
 
 var errHung = errors.New("nobody waits for it any more")
 
-// claimAndHang claims items, and never acknowledges them.
+// claimAndHang enqueues items of which nobody is told, claims them, and never acknowledges them. Each is claimed at once: whoever waits may look for
+// reasons of its own, such as a claim before that found nothing.
 func claimAndHang(orders string) error {
 	var o order
 	if err := json.Unmarshal([]byte(orders), &o); err != nil {
@@ -232,6 +209,14 @@ func claimAndHang(orders string) error {
 	if err != nil {
 		return err
 	}
+	conn, err := stage{url: o.URL, schema: o.Schema}.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer hangUp(conn)
+	if _, err := conn.Exec(ctx, "SET pgwake.notify = off"); err != nil {
+		return err
+	}
 	reports := json.NewEncoder(os.Stdout)
 	for i := range o.Items {
 		// Apart from each other, so that the leases end apart; but all claims come before the first end.
@@ -239,6 +224,9 @@ func claimAndHang(orders string) error {
 			if err := pause(ctx, o.LockTimeout/20); err != nil {
 				return err
 			}
+		}
+		if _, err := conn.Exec(ctx, "SELECT enqueue_work('measure', $1)", number(o.First+i)); err != nil {
+			return err
 		}
 		item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{NoWait: true, LockTimeout: o.LockTimeout})
 		if err != nil {
