@@ -520,6 +520,7 @@ func TestPublish_BadInput_IsInvalid(t *testing.T) {
 		"":                       {Name: "x"},
 		"g":                      {Name: "x", Headers: map[string]string{"pgwake": "x"}},
 		"h":                      {Name: "x", Delay: -1},
+		"i":                      {Name: "x", Headers: map[string]string{"pgwake": ""}},
 	} {
 		require.ErrorIs(t, s.Publish(t.Context(), namespace, m), pgwake.ErrInvalid, namespace)
 	}

@@ -389,7 +389,7 @@ func (s *Stream) Publish(ctx context.Context, namespace string, messages ...disp
 	const op = "publish"
 	payloads, headers, delays := make([]string, len(messages)), make([]string, len(messages)), make([]time.Duration, len(messages))
 	for i, m := range messages {
-		if m.Headers[ownHeader] != "" || m.Delay < 0 {
+		if _, own := m.Headers[ownHeader]; own || m.Delay < 0 {
 			return failed(op, fmt.Errorf("%w: message %d has a header %q, or a delay of %v", pgwake.ErrInvalid, i, ownHeader, m.Delay))
 		}
 		if name := noText(&m); name != "" { // encoding/json would write something else
