@@ -130,15 +130,15 @@ func slowStream(t *testing.T, patience time.Duration, count, size int) *pgmq.Str
 // What comes takes longer than the server may be silent, and each message less.
 func TestReceive_SlowNetwork_AllOfAnAnswerComes(t *testing.T) {
 	t.Parallel()
-	const count = 15
-	s := slowStream(t, 2*time.Second, count, trickle)
+	const count, silence = 30, 5 * time.Second
+	s := slowStream(t, silence, count, trickle)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	begun := time.Now()
 	got, err := s.Receive(ctx, "a", count, time.Minute)
 	require.NoError(t, err)
 	require.Len(t, got, count)
-	require.Greater(t, time.Since(begun), 2*time.Second)
+	require.Greater(t, time.Since(begun), silence)
 }
 
 // One message takes longer than the server may be silent. It is waited for longer each time, and so it comes.
