@@ -5,6 +5,7 @@ package hostile
 
 import (
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -61,6 +62,6 @@ func Refused(most int) map[string]string {
 // IsLine reports whether a text can be written to a log, or shown, without breaking its line or moving the cursor.
 func IsLine(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool {
-		return r < ' ' || r >= 0x80 && r < 0xa0 || r == '\u2028' || r == '\u2029' || r >= '\u202a' && r <= '\u202e'
+		return unicode.IsControl(r) && r != '\x7f' || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029' // those end a line
 	})
 }

@@ -32,7 +32,7 @@ func TestTexts_AreWhatTheySay(t *testing.T) {
 }
 
 func TestIsLine_WhatBreaksALine_IsNone(t *testing.T) {
-	for _, text := range []string{"a\nb", "\x1b[2J", "a\u202e", "\u0085", "\xff"} {
+	for _, text := range []string{"a\nb", "\x1b[2J", "a\u202e", "\u2066", "\u200f", "\u0085", "\xff"} {
 		require.False(t, IsLine(text), "%q", text)
 	}
 	require.True(t, IsLine(`a "b" é \n`))
