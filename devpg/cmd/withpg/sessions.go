@@ -195,6 +195,7 @@ func (s *sessions) begin(parameters map[string]string) (*session, []byte) {
 			other.conn.Close()
 		}
 		for deadline := time.Now().Add(time.Second); one == nil && time.Now().Before(deadline) && len(spare) > 0; {
+			time.Sleep(10 * time.Millisecond) // each try costs the server a fork
 			one, refusal = s.connect(parameters)
 		}
 	}
