@@ -68,14 +68,19 @@ func pollOnce(ctx context.Context, pool *pgxpool.Pool, handle handler) (worked b
 	return worked, err
 }
 
-func dispatch(ctx context.Context, p *pgwake.Provider, pool *pgxpool.Pool, handle handler) error {
+func work(ctx context.Context, p *pgwake.Provider, pool *pgxpool.Pool, handle handler) error {
 	for {
 		item, err := p.FetchWorkItem(ctx, &pgwake.FetchOptions{LockTimeout: time.Minute})
 		if errors.Is(err, pgwake.ErrNoWork) {
 			continue // nothing was due for 30 s
 		}
+		if err != nil && ctx.Err() != nil {
+			return err // nothing is left claimed
+		}
 		if err != nil {
-			return err // or pause and go on, if it is Retryable
+			log.Print(err) // the database is away
+			time.Sleep(time.Second)
+			continue
 		}
 		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			if err := handle(ctx, tx, item.Name, item.Input); err != nil {
@@ -88,9 +93,8 @@ func dispatch(ctx context.Context, p *pgwake.Provider, pool *pgxpool.Pool, handl
 		}
 		log.Printf("%s, attempt %d: %v", item.Name, item.Attempt, err)
 		again := &pgwake.AbandonOptions{Delay: time.Second << min(item.Attempt, 10)}
-		err = p.AbandonWorkItem(ctx, item.LockToken, again)
-		if err != nil && !errors.Is(err, pgwake.ErrLockLost) {
-			return err
+		if err := p.AbandonWorkItem(ctx, item.LockToken, again); err != nil {
+			log.Print(err) // it comes back when its lease ends
 		}
 	}
 }
@@ -406,7 +410,7 @@ func TestDocs_MovingFromPolling_EveryJobIsDoneOnceAndThereIsAWayBack(t *testing.
 	ctx, stop := context.WithCancel(t.Context())
 	loops := make(chan error, 2)
 	go func() { loops <- poll(ctx, pool, handle) }()
-	go func() { loops <- dispatch(ctx, n.Provider, pool, handle) }()
+	go func() { loops <- work(ctx, n.Provider, pool, handle) }()
 	want := map[string]int{"early": 1, "waiting": 1, "email.send": 1}
 	require.Eventually(t, func() bool { return maps.Equal(want, done()) }, patience, 10*time.Millisecond)
 
