@@ -268,6 +268,8 @@ func TestErrors_ServerIsNotThere_SayWhatToTryAndNoPassword(t *testing.T) {
 	}
 	said := (&cli{t: t, url: "postgres://ada@127.0.0.1:1/shop", schema: "x", now: time.Now}).refused(exitFailed, "migrate", "status")
 	require.Contains(t, said, "→")
+	r := (&cli{t: t, url: "postgres://ada@127.0.0.1:1/shop", schema: "x", now: time.Now}).run("doctor")
+	require.Regexp(t, `(?m)^fail +connection +failed to connect to [^\\]* connection refused$`, r.out, "one line, without what a line break is written as")
 }
 
 func TestErrors_ServerRefuses_SayWhy(t *testing.T) {

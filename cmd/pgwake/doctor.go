@@ -6,6 +6,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"charm.land/lipgloss/v2"
@@ -219,7 +220,8 @@ func worst(all []finding) verdict {
 
 func (a *app) printFinding(f finding) {
 	style := map[verdict]lipgloss.Style{fine: a.style.ok, warning: a.style.warn, failure: a.style.fail, skipped: a.style.faint}[f.Verdict]
-	a.printf("%s  %-21s  %s\n", style.Render(fmt.Sprintf("%-4s", f.Verdict)), f.Check, glance.OneLine(f.Reason))
+	reason := strings.NewReplacer("\n\t", " ", "\n", " ").Replace(f.Reason) // pgx has a line of each address
+	a.printf("%s  %-21s  %s\n", style.Render(fmt.Sprintf("%-4s", f.Verdict)), f.Check, glance.OneLine(reason))
 	if f.Fix != "" {
 		a.printf("      %s\n", a.style.mark.Render("→ "+glance.OneLine(f.Fix)))
 	}
