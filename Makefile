@@ -59,7 +59,7 @@ endif
 	@.ci/packages
 	@mkdir -p bin; rm -f bin/test.status; { $(WITH_PG) -keep-sessions -- .ci/modules $(PACKAGES) "$(GO) test $(RACE) -vet=off -parallel $(PARALLEL) -timeout 30m" $(MODULES); \
 		echo $$? >bin/test.status; } 2>&1 | tee bin/test.log; \
-	status=$$(cat bin/test.status || echo 1); test $$status = 0 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
+	status=$$(cat bin/test.status || echo 1); test $$status = 0 -o $$status = 130 || { echo 'What failed, from bin/test.log:'; grep -E $(FAILURES) bin/test.log; }; exit $$status
 
 ## test-full: the same, with as many rounds, steps and scenarios as the specification names
 test-full:

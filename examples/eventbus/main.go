@@ -117,7 +117,7 @@ func demo(ctx context.Context, databaseURL string, out io.Writer) (r *result, er
 		return nil, err
 	}
 
-	d.chapter("Statistics is new, and begins at the beginning")
+	d.chapter("Statistics is new, and begins at the beginning; events without a common key may come in any order")
 	statistics, err := d.statistics(ctx)
 	if err != nil {
 		return nil, err

@@ -77,7 +77,7 @@ func (l *ledger) print(out io.Writer) {
 	}
 	slices.Sort(l.late)
 	if len(l.late) > 0 {
-		fmt.Fprintf(out, "%d items of node %d came to others %v to %v after their leases had ended\n",
-			len(l.late), l.killed, l.late[0], l.late[len(l.late)-1])
+		fmt.Fprintf(out, "of node %d others got %d, %v to %v after their leases had ended\n",
+			l.killed, len(l.late), l.late[0], l.late[len(l.late)-1])
 	}
 }
