@@ -117,7 +117,9 @@ func survive(ctx context.Context, args []string) (kept bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	o.busy = loadAverage()
+	if len(o.scenarios) > 0 {
+		o.busy = settledLoad(ctx)
+	}
 	kept = true
 	for _, s := range o.scenarios {
 		var results []*result

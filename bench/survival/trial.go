@@ -157,6 +157,16 @@ func loadAverage() (average float64) {
 	return average
 }
 
+// settledLoad is the load average when that of what has just ended, such as another scenario, is forgotten: at the latest after two minutes.
+func settledLoad(ctx context.Context) (average float64) {
+	for end := time.Now().Add(2 * time.Minute); ; {
+		average = loadAverage()
+		if average <= float64(runtime.NumCPU()) || time.Now().After(end) || !pause(ctx, time.Second) {
+			return average
+		}
+	}
+}
+
 // watched samples the dead tuples while f runs.
 func (t *trial) watched(ctx context.Context, f func() error) error {
 	watching, stop := context.WithCancel(ctx)
